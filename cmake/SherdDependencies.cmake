@@ -1,0 +1,22 @@
+# Every third-party package Sherd links. All of them are Debian 12 packages; scripts/setup installs them.
+find_package(Threads REQUIRED)
+find_package(TBB REQUIRED)
+# Debian's own dnnl-config.cmake asks for OpenCL headers that the CPU library does not need.
+find_path(SHERD_DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp REQUIRED)
+find_library(SHERD_DNNL_LIBRARY dnnl REQUIRED)
+add_library(sherd_dnnl INTERFACE)
+target_include_directories(sherd_dnnl SYSTEM INTERFACE $<BUILD_INTERFACE:${SHERD_DNNL_INCLUDE_DIR}>)
+target_link_libraries(sherd_dnnl INTERFACE $<BUILD_INTERFACE:${SHERD_DNNL_LIBRARY}>)
+find_package(Eigen3 3.4 REQUIRED NO_MODULE)
+find_package(cxxopts REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
+
+set(SHERD_HAVE_MPI OFF)
+if(SHERD_WITH_MPI)
+  find_package(MPI COMPONENTS C)
+  if(MPI_C_FOUND)
+    set(SHERD_HAVE_MPI ON)
+  endif()
+endif()

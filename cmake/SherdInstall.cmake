@@ -1,0 +1,1 @@
+# install rules live here; filled by the packaging step

@@ -1,0 +1,47 @@
+set(SHERD_WARNINGS -Wall -Wextra -Wpedantic -Wshadow=local -Wno-psabi)
+
+# Flags shared by every target of the project: no implicit contraction, so that a sum means the same
+# in every translation unit and instruction set (docs/architecture.md, "Equal to the bit").
+add_library(sherd_build_flags INTERFACE)
+target_compile_features(sherd_build_flags INTERFACE cxx_std_20)
+target_compile_options(sherd_build_flags INTERFACE
+  $<BUILD_INTERFACE:${SHERD_WARNINGS}> $<BUILD_INTERFACE:-ffp-contract=off>)
+
+# sherd_room(NAME [DEPENDS rooms and libraries...] [PRIVATE libraries...])
+# One static library `sherd_NAME` (alias sherd::NAME) from all sources directly in the current folder;
+# a folder adds the sources of its sub-folders itself with target_sources().
+function(sherd_room name)
+  cmake_parse_arguments(ROOM "" "" "DEPENDS;PRIVATE" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  if(NOT sources)  # TEMPORARY, while rooms are being filled
+    file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp "")
+    set(sources ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp)
+  endif()
+  add_library(sherd_${name} STATIC ${sources})
+  set_target_properties(sherd_${name} PROPERTIES LINKER_LANGUAGE CXX)
+  add_library(sherd::${name} ALIAS sherd_${name})
+  set_target_properties(sherd_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
+  target_include_directories(sherd_${name} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/sherd>)
+  target_link_libraries(sherd_${name} PUBLIC sherd_build_flags ${ROOM_DEPENDS} PRIVATE ${ROOM_PRIVATE})
+  set_property(GLOBAL APPEND PROPERTY SHERD_ROOMS sherd_${name})
+endfunction()
+
+# sherd_isa_sources(TARGET files...)
+# Compiles each file once per instruction set, with SHERD_ISA naming the namespace it must define its
+# functions in (portable, avx2, avx512). The caller picks one at run time with base/cpu_isa.h.
+function(sherd_isa_sources target)
+  set(flags_portable "")
+  set(flags_avx2 -mavx2;-mfma;-mf16c;-mbmi2)
+  set(flags_avx512 -mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma;-mf16c;-mbmi2;-mprefer-vector-width=512)
+  foreach(isa portable avx2 avx512)
+    add_library(${target}_${isa} OBJECT ${ARGN})
+    target_compile_definitions(${target}_${isa} PRIVATE SHERD_ISA=${isa} SHERD_ISA_${isa}=1)
+    target_compile_options(${target}_${isa} PRIVATE ${flags_${isa}} -fno-math-errno -fno-trapping-math)
+    target_include_directories(${target}_${isa} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
+    target_link_libraries(${target}_${isa} PRIVATE sherd_build_flags)
+    set_target_properties(${target}_${isa} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_${isa}>)
+  endforeach()
+endfunction()

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tensor/tensor.h"
+
+namespace sherd::autograd {
+
+/// How a parameter's first value is drawn: a function of seed, name and global index alone.
+struct Init {
+  enum class Kind : std::uint8_t { constant, normal, uniform };
+  Kind kind = Kind::constant;
+  double a = 0;  ///< the constant, the mean, or the lower bound
+  double b = 0;  ///< –, the standard deviation, or the upper bound
+  static Init zeros() { return {}; }
+  static Init ones() { return {Kind::constant, 1, 0}; }
+  static Init constant(double value) { return {Kind::constant, value, 0}; }
+  static Init normal(double mean, double std) { return {Kind::normal, mean, std}; }
+  static Init uniform(double low, double high) { return {Kind::uniform, low, high}; }
+};
+
+/// One trainable or frozen tensor of a model, declared by a module and stored by whoever shards it.
+///
+/// Modules share one Parameter to tie weights. `value` is defined only while somebody holds a lease on the
+/// parameter's unit (sharding/unit.h); `grad` only while the unit collects gradients. Touched by the owning rank's
+/// thread alone.
+struct Parameter {
+  std::string name;  ///< full dotted path, given by Module::assign_names
+  tensor::Shape shape;
+  Init init;
+  bool trainable = true;
+  bool decay = true;  ///< weight decay applies (modules switch it off for biases and norms)
+
+  tensor::Tensor value;
+  tensor::Tensor grad;
+  bool grad_written = false;  ///< grad holds a sum already; further contributions accumulate
+
+  std::int64_t numel() const { return shape.numel(); }
+};
+using ParameterPtr = std::shared_ptr<Parameter>;
+
+}  // namespace sherd::autograd

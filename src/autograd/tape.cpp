@@ -1,0 +1,197 @@
+#include "autograd/tape.h"
+
+#include <algorithm>
+
+namespace sherd::autograd {
+
+struct Remake {
+  device::StorageWatch watch;
+  std::size_t byte_offset = 0;
+  Shape shape;
+  DType dtype = DType::f32;
+  RemakeFn make;
+  Tensor made;  // once made again, kept until the last Saved goes
+};
+
+const Tensor& Var::value() const {
+  require(defined(), "an undefined Var has no value");
+  if (!state_->parameter) return state_->value;
+  require(state_->parameter->value.defined(), "parameter '", state_->parameter->name,
+          "' is not gathered: read it inside the forward of the block that owns it, or take a lease");
+  return state_->parameter->value;
+}
+
+const Tensor& Var::grad() const {
+  static const Tensor none;
+  return state_ && state_->slot ? state_->slot->grad : none;
+}
+
+Saved::Saved(const Var& var) {
+  if (!var.defined()) return;
+  if (var.state_->parameter) parameter_ = var.state_->parameter;
+  else if (var.state_->remake) remake_ = var.state_->remake;
+  else tensor_ = var.state_->value;
+}
+
+Tensor Saved::get(Tape& tape) const {
+  if (parameter_) {
+    require(parameter_->value.defined(), "parameter '", parameter_->name, "' is not gathered during backward");
+    return parameter_->value;
+  }
+  if (!remake_) return tensor_;
+  if (remake_->made.defined()) return remake_->made;
+  if (device::Storage alive = remake_->watch.lock())
+    return Tensor::view_of(std::move(alive), remake_->byte_offset, remake_->shape, remake_->dtype);
+  return remake_->made = remake_->make(tape);
+}
+
+Var Tape::input(Tensor value) {
+  auto state = std::make_shared<Var::State>();
+  state->tape = this;
+  state->value = std::move(value);
+  return Var(std::move(state));
+}
+
+Var Tape::variable(Tensor value) {
+  Var var = input(std::move(value));
+  var.state_->slot = std::make_shared<GradSlot>();
+  return var;
+}
+
+Var Tape::leaf(Tensor value, GradRef slot) {
+  // Sharing the slot sends gradients straight to where the first run's would have gone, in the same order of sums.
+  Var var = input(std::move(value));
+  if (slot) var.state_->parameter = slot->parameter;
+  var.state_->slot = std::move(slot);
+  return var;
+}
+
+Var Tape::parameter(const ParameterPtr& parameter) {
+  require(parameter != nullptr, "a null parameter was used in a forward pass");
+  auto state = std::make_shared<Var::State>();
+  state->tape = this;
+  state->parameter = parameter;
+  if (parameter->trainable) {
+    state->slot = std::make_shared<GradSlot>();
+    state->slot->parameter = parameter;
+  }
+  return Var(std::move(state));
+}
+
+Var Tape::record(Tensor value, std::initializer_list<Var> inputs, BackwardFn backward, RemakeFn remake) {
+  const bool wanted = std::any_of(inputs.begin(), inputs.end(), [](const Var& v) { return v.requires_grad(); });
+  Var out = wanted ? variable(std::move(value)) : input(std::move(value));
+  if (!wanted || !recording_) return out;
+  if (remake && recompute == Recompute::selective) {
+    const Tensor& made = out.state_->value;
+    auto recipe = std::make_shared<Remake>();
+    recipe->watch = device::StorageWatch(made.storage());
+    recipe->byte_offset = made.byte_offset();
+    recipe->shape = made.shape();
+    recipe->dtype = made.dtype();
+    recipe->make = std::move(remake);
+    out.state_->remake = std::move(recipe);
+  }
+  nodes_.push_back({out.state_->slot, std::move(backward), nullptr, false});
+  return out;
+}
+
+void Tape::accumulate(const GradRef& ref, Tensor grad) {
+  if (!ref) return;
+  if (ref->parameter || ref->grad.defined()) {
+    const Shape shape = grad.shape();
+    const DType dtype = grad.dtype();
+    write_grad(ref, shape, dtype, [&](const Tensor& to, bool add) {
+      if (add) kernels_.add(to, grad.reshape(to.shape()), to);
+      else kernels_.copy(grad, to);
+    });
+  } else {
+    ref->grad = std::move(grad);
+  }
+}
+
+void Tape::write_grad(const GradRef& ref, const Shape& shape, DType dtype,
+                      const std::function<void(const Tensor&, bool)>& write) {
+  if (!ref) return;
+  if (ref->parameter) {
+    autograd::Parameter& parameter = *ref->parameter;
+    require(parameter.grad.defined(), "parameter '", parameter.name, "' takes no gradient outside its block's backward");
+    require(parameter.grad.numel() == shape.numel(), "gradient of shape ", shape.str(), " for parameter '",
+            parameter.name, "' of shape ", parameter.shape.str());
+    write(parameter.grad, parameter.grad_written);
+    parameter.grad_written = true;
+    return;
+  }
+  const bool add = ref->grad.defined();
+  if (!add) {
+    ref->grad = empty(shape, dtype);
+  } else if (!ref->grad.storage().unique()) {  // somebody else reads this gradient too
+    Tensor own = empty(ref->grad.shape(), ref->grad.dtype());
+    kernels_.copy(ref->grad, own);
+    ref->grad = std::move(own);
+  }
+  write(ref->grad, add);
+}
+
+void Tape::enter(const std::shared_ptr<Scope>& scope) {
+  if (!scope) return;
+  scope->pre_forward(recording_);
+  if (recording_) nodes_.push_back({nullptr, nullptr, scope, true});
+}
+
+void Tape::leave(const std::shared_ptr<Scope>& scope) {
+  if (!scope) return;
+  scope->post_forward(recording_);
+  if (recording_) nodes_.push_back({nullptr, nullptr, scope, false});
+}
+
+Var Tape::checkpoint(const std::vector<Var>& inputs,
+                     const std::function<Var(Tape&, const std::vector<Var>&)>& body) {
+  if (!recording_) return body(*this, inputs);
+  Var ran;
+  {
+    NoGrad pause(*this);
+    ran = body(*this, inputs);
+  }
+  if (!ran.requires_grad()) return ran;
+  std::vector<Saved> kept(inputs.begin(), inputs.end());
+  std::vector<GradRef> refs;
+  for (const Var& input : inputs) refs.push_back(input.grad_ref());
+  Var out = variable(ran.value());
+  nodes_.push_back({out.grad_ref(), [kept = std::move(kept), refs = std::move(refs), body](Tape& tape, Tensor dy) {
+    const std::size_t mark = tape.nodes_.size();
+    std::vector<Var> again;
+    for (std::size_t i = 0; i < kept.size(); ++i) again.push_back(tape.leaf(kept[i].get(tape), refs[i]));
+    {
+      Var output = body(tape, again);
+      tape.accumulate(output.grad_ref(), std::move(dy));
+    }
+    tape.run_back_to(mark);
+  }, nullptr, false});
+  return out;
+}
+
+void Tape::backward(const Var& loss, double seed) {
+  require(loss.defined() && loss.shape().numel() == 1, "backward needs a scalar loss");
+  require(loss.requires_grad(), "the loss depends on nothing that takes a gradient");
+  Tensor start = empty(loss.shape(), loss.dtype());
+  kernels_.fill(start, seed);
+  accumulate(loss.grad_ref(), std::move(start));
+  run_back_to(0);
+}
+
+void Tape::run_back_to(std::size_t mark) {
+  while (nodes_.size() > mark) {
+    Node node = std::move(nodes_.back());
+    nodes_.pop_back();
+    if (node.scope) {
+      if (node.entering) node.scope->post_backward();
+      else node.scope->pre_backward();
+      continue;
+    }
+    if (!node.output->grad.defined()) continue;  // nothing downstream depended on it
+    node.backward(*this, std::move(node.output->grad));
+  }
+}
+
+}  // namespace sherd::autograd

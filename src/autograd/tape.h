@@ -1,0 +1,175 @@
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "autograd/parameter.h"
+#include "base/random.h"
+#include "tensor/kernels.h"
+
+namespace sherd::autograd {
+
+using tensor::Shape;
+using tensor::Tensor;
+class Tape;
+class Var;
+
+/// What is kept between forward and backward: everything; all but what cheap operations and the attention core can
+/// make again (norms, activations, attention output); or only the inputs of blocks.
+enum class Recompute : std::uint8_t { none, selective, full };
+
+/// Where the gradient of one value gathers during backward. Held by the closures of its consumers, so that they
+/// need not keep the value itself alive.
+struct GradSlot {
+  Tensor grad;
+  ParameterPtr parameter;  ///< set for parameters: their gradient goes to parameter->grad instead
+};
+using GradRef = std::shared_ptr<GradSlot>;  ///< null: no gradient wanted
+
+/// A value made again on demand; see Saved.
+struct Remake;
+
+/// A value computed on a tape: copying shares it. Valid until the tape is cleared.
+class Var {
+ public:
+  Var() = default;
+  bool defined() const { return state_ != nullptr; }
+  const Tensor& value() const;
+  const Shape& shape() const { return value().shape(); }
+  DType dtype() const { return value().dtype(); }
+  Tape& tape() const { return *state_->tape; }
+  bool requires_grad() const { return state_ && state_->slot != nullptr; }
+  /// Where this value's gradient goes; null when none is wanted.
+  GradRef grad_ref() const { return state_ ? state_->slot : nullptr; }
+  /// The gradient after Tape::backward, for leaves made by Tape::variable; undefined when none arrived.
+  const Tensor& grad() const;
+
+ private:
+  struct State {
+    Tape* tape = nullptr;
+    Tensor value;             ///< undefined for parameters (read through slot->parameter or frozen)
+    ParameterPtr parameter;
+    GradRef slot;
+    std::shared_ptr<Remake> remake;
+  };
+  explicit Var(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
+  friend class Tape;
+  friend class Saved;
+};
+
+/// A value that backward will read. Keeps it alive, except that a parameter is read from its lease at that time, and
+/// that a value with a recipe (see Tape::record) is made again under selective recompute.
+class Saved {
+ public:
+  Saved() = default;
+  Saved(const Var& var);  // NOLINT(google-explicit-constructor): closures capture `Saved(x)` or just `x`
+  explicit Saved(Tensor tensor) : tensor_(std::move(tensor)) {}
+  /// The value. Throws Error{usage} for a parameter whose unit is not gathered.
+  Tensor get(Tape& tape) const;
+  bool defined() const { return tensor_.defined() || parameter_ || remake_; }
+
+ private:
+  Tensor tensor_;
+  ParameterPtr parameter_;
+  std::shared_ptr<Remake> remake_;
+};
+
+/// Told when a block of the model is about to run and has run, in both directions. The sharding room implements it
+/// to take and drop leases and to send gradients off; the tape calls it from the rank's thread. A block that is used
+/// several times in one forward is entered and left as often, and its backward calls mirror that.
+class Scope {
+ public:
+  virtual ~Scope() = default;
+  /// `recording`: backward calls will follow.
+  virtual void pre_forward(bool recording) = 0;
+  virtual void post_forward(bool recording) = 0;
+  virtual void pre_backward() = 0;
+  virtual void post_backward() = 0;
+};
+
+/// Gradient of one recorded operation: receives the gradient of its output and passes gradients on to its inputs.
+using BackwardFn = std::function<void(Tape&, Tensor dy)>;
+/// Makes an operation's output again from what it saved.
+using RemakeFn = std::function<Tensor(Tape&)>;
+
+/// Records what a forward pass does and runs it backwards. One tape per rank, used from its thread, for one
+/// micro-batch at a time.
+class Tape {
+ public:
+  explicit Tape(tensor::Kernels& kernels) : kernels_(kernels) {}
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  tensor::Kernels& kernels() const { return kernels_; }
+  device::Device& device() const { return kernels_.device(); }
+
+  // ---- settings for the coming micro-batch ----
+  bool training = true;                    ///< dropout is active
+  Recompute recompute = Recompute::none;
+  RandomKey random;                        ///< stream keyed by seed, step, micro-batch and rank role
+
+  // ---- leaves ----
+  Var input(Tensor value);                 ///< no gradient
+  Var variable(Tensor value);              ///< collects a gradient
+  Var parameter(const ParameterPtr& parameter);
+
+  // ---- for operations ----
+  bool recording() const { return recording_; }
+  /// The output of an operation on `inputs`. When recording and any input wants a gradient, `backward` will be called
+  /// with the output's gradient. `remake`, when given, lets selective recompute drop the output after forward.
+  Var record(Tensor value, std::initializer_list<Var> inputs, BackwardFn backward, RemakeFn remake = nullptr);
+  /// Adds `grad` to what `ref` has gathered. Takes the handle: a first gradient is not copied.
+  void accumulate(const GradRef& ref, Tensor grad);
+  /// Lets a kernel write a gradient where it belongs: write(destination, accumulate).
+  void write_grad(const GradRef& ref, const Shape& shape, DType dtype,
+                  const std::function<void(const Tensor&, bool)>& write);
+  /// Activation memory of this tape's device.
+  Tensor empty(const Shape& shape, DType dtype) const { return Tensor::empty(device(), shape, dtype); }
+
+  // ---- blocks ----
+  void enter(const std::shared_ptr<Scope>& scope);
+  void leave(const std::shared_ptr<Scope>& scope);
+  /// Runs `body` keeping only its inputs; backward runs it again (Chen et al. 2016, "Training deep nets with
+  /// sublinear memory cost"). Parameters used inside are read under whatever lease holds then. Without recording,
+  /// just runs it.
+  Var checkpoint(const std::vector<Var>& inputs, const std::function<Var(Tape&, const std::vector<Var>&)>& body);
+
+  /// Runs the tape backwards from the scalar `loss`, with d loss = `seed`, and leaves it empty.
+  void backward(const Var& loss, double seed = 1.0);
+  /// Drops everything recorded.
+  void clear() { nodes_.clear(); }
+  std::size_t size() const { return nodes_.size(); }
+
+  /// While it lives, nothing is recorded.
+  class NoGrad {
+   public:
+    explicit NoGrad(Tape& tape) : tape_(tape), previous_(tape.recording_) { tape.recording_ = false; }
+    ~NoGrad() { tape_.recording_ = previous_; }
+    NoGrad(const NoGrad&) = delete;
+    NoGrad& operator=(const NoGrad&) = delete;
+
+   private:
+    Tape& tape_;
+    bool previous_;
+  };
+
+ private:
+  struct Node {
+    GradRef output;  // null for block markers
+    BackwardFn backward;
+    std::shared_ptr<Scope> scope;
+    bool entering = false;  // the marker pushed by enter(): post_backward
+  };
+  Var leaf(Tensor value, GradRef slot);
+  void run_back_to(std::size_t mark);
+
+  tensor::Kernels& kernels_;
+  std::vector<Node> nodes_;
+  bool recording_ = true;
+};
+
+}  // namespace sherd::autograd

@@ -1,0 +1,192 @@
+#include "base/arena.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "base/error.h"
+
+#if !defined(SHERD_STD_THREAD_ARENA)
+#include <tbb/global_control.h>
+#include <tbb/parallel_for.h>
+#include <tbb/partitioner.h>
+#include <tbb/task_arena.h>
+#include <tbb/task_scheduler_observer.h>
+#else
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <vector>
+#endif
+
+namespace sherd {
+
+void set_flush_denormals() {
+#if defined(__SSE2__)
+  _mm_setcsr(_mm_getcsr() | 0x8040u);  // FTZ (bit 15), DAZ (bit 6)
+#endif
+}
+
+int available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+namespace {
+/// True while the thread runs a chunk, so that nested loops stay serial.
+thread_local bool inside_chunk = false;
+
+struct ChunkScope {
+  ChunkScope() { inside_chunk = true; }
+  ~ChunkScope() { inside_chunk = false; }
+};
+
+void run_chunks(std::int64_t begin, std::int64_t end, std::int64_t count, std::int64_t grain,
+                const std::function<void(std::int64_t, std::int64_t)>& body) {
+  for (std::int64_t chunk = begin; chunk < end; ++chunk)
+    body(chunk * grain, std::min(count, (chunk + 1) * grain));
+}
+}  // namespace
+
+#if !defined(SHERD_STD_THREAD_ARENA)
+
+namespace {
+class DenormalObserver : public tbb::task_scheduler_observer {
+ public:
+  explicit DenormalObserver(tbb::task_arena& arena) : tbb::task_scheduler_observer(arena) { observe(true); }
+  ~DenormalObserver() override { observe(false); }
+  void on_scheduler_entry(bool) override { set_flush_denormals(); }
+};
+}  // namespace
+
+struct Arena::Impl {
+  explicit Impl(int count)
+      : control(tbb::global_control::max_allowed_parallelism,
+                std::max<std::size_t>(tbb::global_control::active_value(
+                                          tbb::global_control::max_allowed_parallelism),
+                                      static_cast<std::size_t>(count))),
+        threads(count), arena(count), observer(arena) {}
+  // TBB starts no more workers than cores; a rank that asked for more threads gets them.
+  tbb::global_control control;
+  int threads;
+  tbb::task_arena arena;
+  DenormalObserver observer;
+};
+
+void Arena::parallel_for(std::int64_t count, std::int64_t grain,
+                         const std::function<void(std::int64_t, std::int64_t)>& body) {
+  if (count <= 0) return;
+  grain = std::max<std::int64_t>(1, grain);
+  const std::int64_t chunks = (count + grain - 1) / grain;
+  if (inside_chunk || chunks == 1 || impl_->threads == 1) return run_chunks(0, chunks, count, grain, body);
+  impl_->arena.execute([&] {
+    tbb::parallel_for(
+        tbb::blocked_range<std::int64_t>(0, chunks, 1),
+        [&](const tbb::blocked_range<std::int64_t>& range) {
+          ChunkScope scope;
+          run_chunks(range.begin(), range.end(), count, grain, body);
+        },
+        tbb::simple_partitioner());
+  });
+}
+
+#else
+
+struct Arena::Impl {
+  explicit Impl(int count) : threads(count) {
+    for (int i = 1; i < count; ++i) workers.emplace_back([this] { work(); });
+  }
+  ~Impl() {
+    {
+      std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    wake.notify_all();
+    for (auto& worker : workers) worker.join();
+  }
+
+  struct Loop {
+    const std::function<void(std::int64_t, std::int64_t)>* body;
+    std::int64_t count, grain, chunks;
+    std::atomic<std::int64_t> next{0};
+    std::exception_ptr error;  // guarded by mutex
+  };
+
+  void drain(Loop& loop) {
+    ChunkScope scope;
+    for (std::int64_t chunk; (chunk = loop.next.fetch_add(1)) < loop.chunks;) {
+      try {
+        run_chunks(chunk, chunk + 1, loop.count, loop.grain, *loop.body);
+      } catch (...) {
+        std::lock_guard lock(mutex);
+        if (!loop.error) loop.error = std::current_exception();
+      }
+    }
+  }
+
+  void work() {
+    set_flush_denormals();
+    std::unique_lock lock(mutex);
+    for (std::uint64_t seen = 0;;) {
+      wake.wait(lock, [&] { return stopping || generation != seen; });
+      if (stopping) return;
+      seen = generation;
+      if (!current) continue;
+      Loop& loop = *current;
+      ++active;
+      lock.unlock();
+      drain(loop);
+      lock.lock();
+      if (--active == 0) done.notify_all();
+    }
+  }
+
+  int threads;
+  std::vector<std::thread> workers;
+  std::mutex mutex;
+  std::condition_variable wake, done;
+  Loop* current = nullptr;       // guarded by mutex
+  std::uint64_t generation = 0;  // guarded by mutex
+  int active = 0;                // guarded by mutex
+  bool stopping = false;         // guarded by mutex
+};
+
+void Arena::parallel_for(std::int64_t count, std::int64_t grain,
+                         const std::function<void(std::int64_t, std::int64_t)>& body) {
+  if (count <= 0) return;
+  grain = std::max<std::int64_t>(1, grain);
+  const std::int64_t chunks = (count + grain - 1) / grain;
+  if (inside_chunk || chunks == 1 || impl_->threads == 1) return run_chunks(0, chunks, count, grain, body);
+  Impl::Loop loop{&body, count, grain, chunks, {}, {}};
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->current = &loop;
+    ++impl_->generation;
+  }
+  impl_->wake.notify_all();
+  impl_->drain(loop);
+  std::unique_lock lock(impl_->mutex);
+  impl_->current = nullptr;
+  impl_->done.wait(lock, [&] { return impl_->active == 0; });
+  if (loop.error) std::rethrow_exception(loop.error);
+}
+
+#endif
+
+Arena::Arena(int threads) {
+  require(threads >= 1, "an arena needs at least 1 thread, not ", threads);
+  impl_ = std::make_unique<Impl>(threads);
+  set_flush_denormals();
+}
+Arena::~Arena() = default;
+int Arena::threads() const { return impl_->threads; }
+
+}  // namespace sherd

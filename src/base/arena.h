@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace sherd {
+
+/// A fixed set of compute threads that one rank owns. Work is cut into chunks of `grain` items whatever the
+/// number of threads, so that a kernel's result does not depend on how many there are. Every thread runs with
+/// flush-to-zero and denormals-are-zero, and with one OpenMP thread.
+///
+/// On oneTBB (a task_arena), or on std::thread where built with SHERD_STD_THREAD_ARENA.
+class Arena {
+ public:
+  /// `threads` counts the calling thread. Throws Error{usage} for fewer than 1.
+  explicit Arena(int threads);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  int threads() const;
+
+  /// Calls body(begin, end) over chunks that cover [0, count), each of `grain` items but the last, and returns
+  /// when all are done. The first exception thrown by a chunk is rethrown here. Nested calls run serially.
+  void parallel_for(std::int64_t count, std::int64_t grain,
+                    const std::function<void(std::int64_t, std::int64_t)>& body);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Sets flush-to-zero and denormals-are-zero on the calling thread.
+void set_flush_denormals();
+
+/// Cores this process may run on.
+int available_cores();
+
+}  // namespace sherd

@@ -1,0 +1,49 @@
+#include "base/cpu_isa.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace sherd {
+namespace {
+
+bool capped_below(const char* const* allowed, int count) {
+  const char* cap = std::getenv("DNNL_MAX_CPU_ISA");
+  if (!cap || !*cap || !std::strcmp(cap, "ALL") || !std::strcmp(cap, "DEFAULT")) return false;
+  for (int i = 0; i < count; ++i)
+    if (!std::strcmp(cap, allowed[i])) return true;
+  return false;
+}
+
+}  // namespace
+
+CpuIsa cpu_isa() {
+  static const CpuIsa isa = [] {
+    constexpr const char* below_avx2[] = {"SSE41", "AVX"};
+    constexpr const char* below_avx512[] = {"SSE41", "AVX", "AVX2", "AVX2_VNNI"};
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (avx512 && !capped_below(below_avx512, 4)) return CpuIsa::avx512;
+    if (avx2 && !capped_below(below_avx2, 2)) return CpuIsa::avx2;
+    return CpuIsa::portable;
+  }();
+  return isa;
+}
+
+std::string_view name_of(CpuIsa isa) {
+  switch (isa) {
+    case CpuIsa::avx512: return "avx512";
+    case CpuIsa::avx2: return "avx2";
+    case CpuIsa::portable: break;
+  }
+  return "portable";
+}
+
+bool cpu_has_bf16_products() {
+  constexpr const char* below[] = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_MIC", "AVX512_MIC_4OPS",
+                                   "AVX512_CORE", "AVX512_CORE_VNNI"};
+  return cpu_isa() == CpuIsa::avx512 && __builtin_cpu_supports("avx512bf16") && !capped_below(below, 8);
+}
+
+}  // namespace sherd

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <chrono>
+
+namespace sherd {
+
+/// A point in time after which waiting must stop. Every wait in Sherd takes one.
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+  explicit Deadline(std::chrono::nanoseconds from_now) : at_(Clock::now() + from_now) {}
+  static Deadline after_seconds(double seconds) {
+    return Deadline(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds)));
+  }
+  bool passed() const { return Clock::now() >= at_; }
+  Clock::time_point at() const { return at_; }
+
+ private:
+  Clock::time_point at_;
+};
+
+}  // namespace sherd

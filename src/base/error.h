@@ -1,0 +1,71 @@
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace sherd {
+
+/// Streams every argument into one string.
+template <class... Args>
+std::string cat(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return std::move(out).str();
+}
+
+/// What went wrong, coarse enough to act on.
+enum class ErrorKind {
+  usage,      ///< a caller broke an interface's contract
+  config,     ///< a configuration value is wrong or does not fit
+  data,       ///< a file's content is not what it must be
+  io,         ///< the operating system refused a file operation
+  memory,     ///< a tier's limit would be exceeded
+  comm,       ///< a peer failed, disagreed, or missed the deadline
+  numerics,   ///< NaN or infinity where none may be
+  interrupted ///< a signal or cancellation asked to stop
+};
+
+/// The one exception type that Sherd throws. The message names the cause and the next step.
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  ErrorKind kind() const noexcept { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+/// Throws Error{kind} with the concatenated arguments.
+template <class... Args>
+[[noreturn]] void fail(ErrorKind kind, const Args&... args) {
+  throw Error(kind, cat(args...));
+}
+
+/// Throws Error{usage} with the concatenated arguments unless `condition` holds.
+template <class... Args>
+void require(bool condition, const Args&... args) {
+  if (!condition) [[unlikely]] fail(ErrorKind::usage, args...);
+}
+
+/// The candidate with the smallest edit distance to `word`; empty when `candidates` is empty.
+template <class Range>
+std::string nearest(std::string_view word, const Range& candidates);
+
+/// Levenshtein distance, ignoring case.
+std::size_t edit_distance(std::string_view a, std::string_view b);
+
+template <class Range>
+std::string nearest(std::string_view word, const Range& candidates) {
+  std::string best;
+  std::size_t best_distance = static_cast<std::size_t>(-1);
+  for (const auto& candidate : candidates) {
+    const std::size_t distance = edit_distance(word, candidate);
+    if (distance < best_distance) best_distance = distance, best = candidate;
+  }
+  return best;
+}
+
+}  // namespace sherd

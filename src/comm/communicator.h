@@ -1,0 +1,138 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tensor/kernels.h"
+#include "tensor/tensor.h"
+
+namespace sherd::comm {
+
+using tensor::Tensor;
+
+enum class ReduceOp : std::uint8_t { sum, max, min };
+
+/// Payload that left this rank for another, by collective. Scalars (loss, norms, flags, barriers) are counted apart.
+struct Traffic {
+  std::uint64_t all_reduce = 0, all_gather = 0, reduce_scatter = 0, all_to_all = 0, broadcast = 0, p2p = 0;
+  std::uint64_t scalars = 0;
+};
+
+/// A collective under way. Copies share it. Dropping a Work does not cancel it; buffers must live until wait()
+/// returned or threw.
+class Work {
+ public:
+  /// Backends derive from this. Thread-safe.
+  class State {
+   public:
+    virtual ~State() = default;
+    virtual bool done() = 0;
+    /// Returns when done; throws the collective's Error, also on every later call.
+    virtual void wait() = 0;
+  };
+  Work() = default;  ///< already done
+  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  bool done() const { return !state_ || state_->done(); }
+  /// Waits until the collective is done here (buffers may be reused), at most the communicator's deadline. Throws
+  /// Error{comm} naming the rank, the collective and its label.
+  void wait() { if (state_) state_->wait(); }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+/// Gathers every rank's `shard` into `full` at rank·shard.numel(). full.numel() == size·shard.numel(); the shard may
+/// already lie in its place in `full`.
+struct GatherPiece {
+  Tensor shard, full;
+};
+
+/// Elements [begin, end) of this rank's shard of a sum: shard[begin..end) (+)= factor·Σ_r full_r[rank·S + begin, rank·S + end),
+/// S = full.numel()/size, `shard` of S elements. [0, S) reduces the whole; parts let one large tensor travel in
+/// buckets. Sums run over ranks in rank order in fp32, are rounded once to `rounding`, then to shard's dtype.
+/// `shard` may be this rank's own part of `full` (in place).
+struct ReducePiece {
+  Tensor full, shard;
+  std::int64_t begin = 0, end = 0;
+  bool accumulate = false;
+};
+
+/// What a collective is for; appears in errors and traces, and decides how its bytes are counted.
+struct CallOptions {
+  std::string label;     ///< unit or quantity, e.g. "blocks.3 gradients"
+  bool scalar = false;   ///< count as scalars
+  bool async = false;    ///< run on the communicator's own thread and return at once
+};
+
+/// A group of ranks that exchange tensors. Every rank of the group must call the same collectives in the same order;
+/// different calls, a dead rank, or a rank that does not come before the deadline throw Error{comm} on all ranks.
+/// After an error the communicator stays broken and every further call throws the same error.
+///
+/// Results do not depend on the backend: reductions sum in rank order. One thread at a time calls in. Async calls run
+/// in order on one thread that the communicator owns; a synchronous call first waits for those before it.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string name() const = 0;  ///< backend and group, e.g. "local(4)"
+
+  /// Memory that peers of this group can reach without a copy. Collective: all ranks ask for the same sizes in the
+  /// same order. Charged to `device`'s ledger. Freeing is local.
+  virtual device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category) = 0;
+
+  virtual Work all_gather(std::vector<GatherPiece> pieces, const CallOptions& options = {}) = 0;
+  virtual Work reduce_scatter(std::vector<ReducePiece> pieces, double factor, DType rounding,
+                              const CallOptions& options = {}) = 0;
+  /// In place. Sums in rank order in fp32 (fp64, and integers, in their own type), factor applied, rounded once.
+  virtual Work all_reduce(const Tensor& x, ReduceOp op = ReduceOp::sum, double factor = 1,
+                          const CallOptions& options = {}) = 0;
+  virtual Work broadcast(const Tensor& x, int root, const CallOptions& options = {}) = 0;
+  /// Block r of `in` goes to rank r; block r of `out` comes from rank r. Counts in elements, by rank; empty means
+  /// equal blocks.
+  virtual Work all_to_all(const Tensor& in, const Tensor& out, std::span<const std::int64_t> in_counts = {},
+                          std::span<const std::int64_t> out_counts = {}, const CallOptions& options = {}) = 0;
+  /// Point to point: matched by order between a pair of ranks.
+  virtual Work send(const Tensor& x, int to, const CallOptions& options = {}) = 0;
+  virtual Work receive(const Tensor& x, int from, const CallOptions& options = {}) = 0;
+  virtual void barrier(const CallOptions& options = {}) = 0;
+
+  /// Collective: a communicator of the ranks that gave the same color, ordered by key then rank; null for a negative
+  /// color.
+  virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+
+  /// Tells peers that this rank has failed, so that their waits end now with `reason` rather than at the deadline.
+  virtual void abort(const std::string& reason) noexcept = 0;
+
+  virtual Traffic traffic() const = 0;
+  virtual void reset_traffic() = 0;
+};
+
+/// Settings of every backend.
+struct CommOptions {
+  double timeout_seconds = 1800;
+  /// mpi only: false exchanges through MPI messages even between ranks of one machine (for tests and odd clusters).
+  bool shared_memory = true;
+  /// Threads with which each rank copies and sums. The communicator owns them.
+  int threads = 1;
+};
+
+/// Runs body(communicator) on `ranks` threads of this process (rank 0 on the calling thread) and returns when all
+/// have ended. When a rank throws, the others are aborted, and the first error (by time) is rethrown.
+void run_local(int ranks, const CommOptions& options,
+               const std::function<void(Communicator&)>& body);
+
+/// True when this build has the mpi backend.
+bool mpi_available();
+/// True when the process was started by an MPI launcher (its environment says so); starts nothing.
+bool launched_by_mpi();
+/// The world communicator over MPI; initialises MPI with threads at the first call and finalises it at exit. Throws
+/// Error{usage} when the build has no MPI.
+std::unique_ptr<Communicator> make_mpi_world(const CommOptions& options);
+
+}  // namespace sherd::comm

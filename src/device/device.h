@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "base/arena.h"
+#include "device/ledger.h"
+
+namespace sherd::device {
+
+/// A block of memory with one owner; the last Storage handle returns it. Buffers start on 64-byte boundaries.
+struct Block {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;  ///< what was asked for, and what the ledger was charged
+};
+
+/// Shared handle to a Block. `release` runs when the last handle goes, on whichever thread that is.
+class Storage {
+ public:
+  Storage() = default;
+  Storage(Block block, std::function<void(Block)> release);
+
+  std::byte* data() const { return state_ ? state_->block.data : nullptr; }
+  std::size_t bytes() const { return state_ ? state_->block.bytes : 0; }
+  explicit operator bool() const { return state_ != nullptr; }
+  /// True when this is the only handle.
+  bool unique() const { return state_.use_count() == 1; }
+  bool same_as(const Storage& other) const { return state_ == other.state_; }
+
+ private:
+  struct State {
+    State(Block b, std::function<void(Block)> r) : block(b), release(std::move(r)) {}
+    ~State() { if (release) release(block); }
+    Block block;
+    std::function<void(Block)> release;
+  };
+  std::shared_ptr<State> state_;
+  friend class StorageWatch;
+};
+
+/// A handle that does not keep its storage alive.
+class StorageWatch {
+ public:
+  StorageWatch() = default;
+  explicit StorageWatch(const Storage& storage) : state_(storage.state_) {}
+  /// The storage, or an empty handle when it is gone.
+  Storage lock() const;
+
+ private:
+  std::weak_ptr<Storage::State> state_;
+};
+
+enum class Kind : std::uint8_t { cpu, cuda };
+
+/// One rank's compute device: its threads, its memory, its books. Owned by the engine (or a test); everything that
+/// allocates holds a reference, so it outlives them. Allocation is safe from any thread.
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual Kind kind() const = 0;
+
+  /// Uninitialised memory, charged to the device tier. Throws Error{memory} at the ledger's limit or when the
+  /// system has no more.
+  virtual Storage allocate(std::size_t bytes, Category category) = 0;
+
+  /// Waits until everything submitted to the device is done. Nothing to do on CPUs.
+  virtual void synchronize() {}
+
+  virtual Arena& arena() = 0;
+  virtual Ledger& ledger() = 0;
+};
+
+/// A CPU arena of `threads` threads posing as a device. Freed blocks are kept for reuse (page faults cost more than
+/// the copies they serve); kept blocks are not on the ledger and are returned to the system under pressure.
+std::shared_ptr<Device> make_cpu_device(int threads);
+
+}  // namespace sherd::device

@@ -1,0 +1,90 @@
+#include "device/ledger.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace sherd::device {
+
+std::string_view name_of(Tier tier) {
+  constexpr std::array<std::string_view, tier_count> names{"device", "host", "nvme"};
+  return names[static_cast<std::size_t>(tier)];
+}
+
+std::string_view name_of(Category category) {
+  constexpr std::array<std::string_view, category_count> names{
+      "parameters", "gradients", "optimizer", "activations", "communication", "workspace", "padding"};
+  return names[static_cast<std::size_t>(category)];
+}
+
+void Ledger::set_limit(Tier tier, std::uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  book(tier).limit = bytes;
+}
+
+std::uint64_t Ledger::limit(Tier tier) const {
+  std::lock_guard lock(mutex_);
+  return book(tier).limit;
+}
+
+void Ledger::charge(Tier tier, Category category, std::uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  TierBook& page = book(tier);
+  if (page.limit && page.total.current + bytes > page.limit) {
+    std::string holders;
+    for (int i = 0; i < category_count; ++i)
+      if (page.accounts[i].current)
+        holders += cat(holders.empty() ? "" : ", ", name_of(static_cast<Category>(i)), " ", page.accounts[i].current);
+    fail(ErrorKind::memory, "out of ", name_of(tier), " memory: ", bytes, " more bytes for ", name_of(category),
+         " would pass the limit of ", page.limit, "; held now: ", holders.empty() ? "nothing" : holders,
+         ". Shard further (zero_optimization.stage), shrink the micro-batch, turn on training.recompute, or raise ",
+         "device.device_memory_limit");
+  }
+  for (Account* account : {&page.accounts[static_cast<std::size_t>(category)], &page.total}) {
+    account->current += bytes;
+    account->peak = std::max(account->peak, account->current);
+  }
+}
+
+void Ledger::credit(Tier tier, Category category, std::uint64_t bytes) noexcept {
+  std::lock_guard lock(mutex_);
+  TierBook& page = book(tier);
+  page.accounts[static_cast<std::size_t>(category)].current -= bytes;
+  page.total.current -= bytes;
+}
+
+void Ledger::reclassify(Tier tier, Category from, Category to, std::uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  TierBook& page = book(tier);
+  page.accounts[static_cast<std::size_t>(from)].current -= bytes;
+  Account& account = page.accounts[static_cast<std::size_t>(to)];
+  account.current += bytes;
+  account.peak = std::max(account.peak, account.current);
+}
+
+std::uint64_t Ledger::current(Tier tier, Category category) const {
+  std::lock_guard lock(mutex_);
+  return book(tier).accounts[static_cast<std::size_t>(category)].current;
+}
+std::uint64_t Ledger::current(Tier tier) const {
+  std::lock_guard lock(mutex_);
+  return book(tier).total.current;
+}
+std::uint64_t Ledger::peak(Tier tier, Category category) const {
+  std::lock_guard lock(mutex_);
+  return book(tier).accounts[static_cast<std::size_t>(category)].peak;
+}
+std::uint64_t Ledger::peak(Tier tier) const {
+  std::lock_guard lock(mutex_);
+  return book(tier).total.peak;
+}
+
+void Ledger::reset_peaks() {
+  std::lock_guard lock(mutex_);
+  for (TierBook& page : books_) {
+    for (Account& account : page.accounts) account.peak = account.current;
+    page.total.peak = page.total.current;
+  }
+}
+
+}  // namespace sherd::device

@@ -1,0 +1,2 @@
+#pragma once
+// Umbrella header; completed with the engine.

@@ -1,0 +1,90 @@
+#include "tensor/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace sherd::tensor {
+
+Shape::Shape(std::span<const std::int64_t> dims) : rank_(static_cast<int>(dims.size())) {
+  require(dims.size() <= max_rank, "a shape has at most ", max_rank, " extents, not ", dims.size());
+  for (const std::int64_t dim : dims) require(dim >= 0, "negative extent ", dim, " in a shape");
+  std::copy(dims.begin(), dims.end(), dims_.begin());
+}
+
+std::int64_t Shape::numel() const {
+  std::int64_t product = 1;
+  for (const std::int64_t dim : dims()) product *= dim;
+  return product;
+}
+
+Shape Shape::with_back(std::int64_t extent) const {
+  Shape out = *this;
+  require(rank_ > 0, "a scalar shape has no last extent");
+  out.dims_[static_cast<std::size_t>(rank_ - 1)] = extent;
+  return out;
+}
+
+bool Shape::operator==(const Shape& other) const {
+  return std::equal(dims().begin(), dims().end(), other.dims().begin(), other.dims().end());
+}
+
+std::string Shape::str() const {
+  std::string out = "[";
+  for (int i = 0; i < rank_; ++i) out += (i ? ", " : "") + std::to_string(dims_[static_cast<std::size_t>(i)]);
+  return out + "]";
+}
+
+Tensor Tensor::empty(Device& device, const Shape& shape, DType dtype, Category category) {
+  const auto bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
+  return view_of(device.allocate(bytes, category), 0, shape, dtype);
+}
+
+Tensor Tensor::zeros(Device& device, const Shape& shape, DType dtype, Category category) {
+  Tensor out = empty(device, shape, dtype, category);
+  std::memset(out.raw(), 0, out.bytes());
+  return out;
+}
+
+Tensor Tensor::view_of(device::Storage storage, std::size_t byte_offset, const Shape& shape, DType dtype) {
+  Tensor out;
+  out.storage_ = std::move(storage);
+  out.offset_ = byte_offset;
+  out.shape_ = shape;
+  out.numel_ = shape.numel();
+  out.dtype_ = dtype;
+  require(byte_offset + out.bytes() <= out.storage_.bytes(), "a view of ", out.bytes(), " bytes at ", byte_offset,
+          " does not fit a storage of ", out.storage_.bytes());
+  return out;
+}
+
+Tensor Tensor::reshape(const Shape& shape) const {
+  require(shape.numel() == numel_, "cannot view ", shape_.str(), " as ", shape.str());
+  Tensor out = *this;
+  out.shape_ = shape;
+  return out;
+}
+
+Tensor Tensor::range(std::int64_t begin, std::int64_t end) const {
+  require(0 <= begin && begin <= end && end <= numel_, "range [", begin, ", ", end, ") of ", numel_, " elements");
+  Tensor out = *this;
+  out.offset_ += static_cast<std::size_t>(begin) * size_of(dtype_);
+  out.shape_ = Shape{end - begin};
+  out.numel_ = end - begin;
+  return out;
+}
+
+Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {
+  require(shape_.rank() >= 1 && 0 <= begin && begin <= end && end <= shape_[0], "rows [", begin, ", ", end, ") of ",
+          shape_.str());
+  const std::int64_t row = shape_[0] == 0 ? 0 : numel_ / shape_[0];
+  std::vector<std::int64_t> dims(shape_.dims().begin(), shape_.dims().end());
+  dims[0] = end - begin;
+  return range(begin * row, end * row).reshape(Shape(std::span<const std::int64_t>(dims)));
+}
+
+void copy_from_host(Tensor& to, const void* from, std::size_t bytes) {
+  require(bytes == to.bytes(), "copying ", bytes, " host bytes into a tensor of ", to.bytes());
+  if (bytes) std::memcpy(to.raw(), from, bytes);
+}
+
+}  // namespace sherd::tensor

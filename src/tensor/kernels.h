@@ -16,7 +16,8 @@ enum class Activation : std::uint8_t {
   gelu_erf    ///< x·Φ(x)
 };
 
-/// c[m,n] = act(op(a)·op(b) + bias), or c += op(a)·op(b) when `accumulate`.
+/// c[m,n] = act(op(a)·op(b) + bias), or c += op(a)·op(b) when `accumulate`. The activation applies to the sum after it was
+/// rounded to c's dtype, so that act(pre_activation) made again later has the same bits.
 ///
 /// a: [m,k] or, with trans_a, [k,m]; b: [k,n] or, with trans_b, [n,k]. Leading extents are folded into rows.
 /// a and b share one floating dtype; c may be that dtype or fp32. Sums run in fp32 (fp64 for fp64) and round once.
@@ -47,7 +48,7 @@ struct Attention {
 /// thread. All tensors are contiguous. Unless said otherwise floating dtypes fp32, bf16, fp16 and fp64 are taken,
 /// sums run in fp32 (fp64 for fp64), and a result rounds once to its tensor's dtype. Shapes are checked; a mismatch
 /// throws Error{usage} naming the kernel. `accumulate` adds to the destination instead of overwriting it: the sum
-/// is formed in the compute type and rounded once.
+/// is formed in the compute type and rounded once. An elementwise output may be one of its inputs.
 class Kernels {
  public:
   virtual ~Kernels() = default;

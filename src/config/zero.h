@@ -20,6 +20,13 @@ struct Offload {
   bool pipeline_read = false, pipeline_write = false;  ///< offload_optimizer only
   bool fast_init = false;                              ///< offload_optimizer only
   double ratio = 1.0;                                  ///< share of the state to offload, 0–1; offload_optimizer only
+
+  /// The defaults of `offload_optimizer`.
+  static Offload of_optimizer() {
+    Offload offload;
+    offload.buffer_count = 4;
+    return offload;
+  }
   bool operator==(const Offload&) const = default;
 };
 
@@ -42,7 +49,7 @@ struct Zero {
   bool gather_16bit_weights_on_model_save = false;    ///< `stage3_…`: permits save_16bit_model
 
   Offload offload_param;
-  Offload offload_optimizer = {.buffer_count = 4};
+  Offload offload_optimizer = Offload::of_optimizer();
   bool operator==(const Zero&) const = default;
 };
 

@@ -21,6 +21,11 @@ const Tensor& Var::value() const {
   return state_->parameter->value;
 }
 
+Tape& Var::tape() const {
+  require(defined(), "an undefined Var has no tape");
+  return *state_->tape;
+}
+
 const Tensor& Var::grad() const {
   static const Tensor none;
   return state_ && state_->slot ? state_->slot->grad : none;
@@ -102,8 +107,15 @@ void Tape::accumulate(const GradRef& ref, Tensor grad) {
     const Shape shape = grad.shape();
     const DType dtype = grad.dtype();
     write_grad(ref, shape, dtype, [&](const Tensor& to, bool add) {
-      if (add) kernels_.add(to, grad.reshape(to.shape()), to);
-      else kernels_.copy(grad, to);
+      if (!add) {
+        kernels_.copy(grad, to);
+      } else if (to.dtype() == dtype) {
+        kernels_.add(to, grad.reshape(to.shape()), to);
+      } else {  // a parameter whose gradient has another dtype
+        Tensor converted = empty(to.shape(), to.dtype());
+        kernels_.copy(grad, converted);
+        kernels_.add(to, converted, to);
+      }
     });
   } else {
     ref->grad = std::move(grad);

@@ -40,7 +40,7 @@ class Var {
   const Tensor& value() const;
   const Shape& shape() const { return value().shape(); }
   DType dtype() const { return value().dtype(); }
-  Tape& tape() const { return *state_->tape; }
+  Tape& tape() const;
   bool requires_grad() const { return state_ && state_->slot != nullptr; }
   /// Where this value's gradient goes; null when none is wanted.
   GradRef grad_ref() const { return state_ ? state_->slot : nullptr; }

@@ -22,12 +22,12 @@ enum class Activation : std::uint8_t {
 /// a: [m,k] or, with trans_a, [k,m]; b: [k,n] or, with trans_b, [n,k]. Leading extents are folded into rows.
 /// a and b share one floating dtype; c may be that dtype or fp32. Sums run in fp32 (fp64 for fp64) and round once.
 struct Matmul {
-  Tensor a, b, c;
+  Tensor a{}, b{}, c{};
   bool trans_a = false, trans_b = false;
   bool accumulate = false;
-  Tensor bias;                                ///< optional [n], dtype of a
+  Tensor bias{};                               ///< optional [n], dtype of a
   Activation activation = Activation::none;   ///< not with accumulate
-  Tensor pre_activation;                      ///< optional [m,n], dtype of c: receives the value before the activation
+  Tensor pre_activation{};                     ///< optional [m,n], dtype of c: receives the value before the activation
 };
 
 /// Geometry of causal self-attention over packed projections.

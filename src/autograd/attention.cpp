@@ -1,0 +1,64 @@
+#include "autograd/attention.h"
+
+#include "autograd/gradients.h"
+
+namespace sherd::autograd {
+namespace {
+
+void check(const char* name, const Shape& qkv, const tensor::Attention& geometry) {
+  require(geometry.heads > 0 && geometry.kv_heads > 0 && geometry.heads % geometry.kv_heads == 0, name, ": ",
+          geometry.heads, " heads cannot share ", geometry.kv_heads, " key-value heads evenly");
+  const std::int64_t parts = geometry.heads + 2 * geometry.kv_heads;
+  require(qkv.rank() == 3 && qkv[2] % parts == 0, name, ": packed qkv of shape ", qkv.str(),
+          " must be [batch, seq, width] with a width that ", parts, " heads share evenly");
+}
+
+struct Result {
+  Tensor out, lse;
+};
+
+Result run(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry) {
+  const Shape& shape = qkv.shape();
+  const DType compute = qkv.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  Result result{tape.empty(shape.with_back(geometry.heads * geometry.head_dim(shape[2])), qkv.dtype()),
+                tape.empty({shape[0], geometry.heads, shape[1]}, compute)};
+  tape.kernels().attention(qkv, geometry, result.out, result.lse);
+  return result;
+}
+
+}  // namespace
+
+Var rotary(const Var& qkv, const tensor::Attention& geometry, double base) {
+  check("rotary", qkv.shape(), geometry);
+  Tape& tape = qkv.tape();
+  Tensor out = tape.empty(qkv.shape(), qkv.dtype());
+  tape.kernels().rotary(qkv.value(), geometry, base, false, out);
+  return tape.record(std::move(out), {qkv}, [dx = qkv.grad_ref(), geometry, base](Tape& t, const Tensor& dy) {
+    Tensor grad = reuse_or_empty(t, dy);
+    t.kernels().rotary(dy, geometry, base, true, grad);
+    t.accumulate(dx, std::move(grad));
+  });
+}
+
+Var attention(const Var& qkv, tensor::Attention geometry) {
+  check("attention", qkv.shape(), geometry);
+  Tape& tape = qkv.tape();
+  if (!tape.training) geometry.dropout = 0.0f;
+  auto [out, lse] = run(tape, qkv.value(), geometry);
+  if (!tape.recording()) return tape.record(std::move(out), {qkv}, nullptr);
+  // Backward reads the result, which may be dropped and made again like anybody else's input.
+  auto own = std::make_shared<Saved>();
+  auto backward = [own, kept = Saved(qkv), lse = std::move(lse), dx = qkv.grad_ref(), geometry](Tape& t,
+                                                                                              const Tensor& dy) {
+    const Tensor input = kept.get(t);
+    Tensor grad = t.empty(input.shape(), input.dtype());
+    t.kernels().attention_backward(input, geometry, own->get(t), lse, dy, grad);
+    t.accumulate(dx, std::move(grad));
+  };
+  Var result = tape.record(std::move(out), {qkv}, std::move(backward),
+                           [kept = Saved(qkv), geometry](Tape& t) { return run(t, kept.get(t), geometry).out; });
+  *own = Saved(result);
+  return result;
+}
+
+}  // namespace sherd::autograd

@@ -1,0 +1,46 @@
+#include "autograd/embedding.h"
+
+#include "autograd/gradients.h"
+
+namespace sherd::autograd {
+
+Var embedding(const Tensor& ids, const Var& table) {
+  Tape& tape = table.tape();
+  const Shape table_shape = table.shape();
+  require(table_shape.rank() == 2, "embedding: the table must be [vocabulary, width], not ", table_shape.str());
+  require(ids.dtype() == DType::i32, "embedding: ids must be int32, not ", name_of(ids.dtype()));
+  require(ids.shape().rank() < Shape::max_rank, "embedding: ids have too many extents: ", ids.shape().str());
+  std::vector<std::int64_t> dims(ids.shape().dims().begin(), ids.shape().dims().end());
+  dims.push_back(table_shape[1]);
+  const Tensor flat = ids.reshape({ids.numel()});
+  Tensor out = tape.empty(Shape(std::span<const std::int64_t>(dims)), table.dtype());
+  const Shape rows{ids.numel(), table_shape[1]};
+  tape.kernels().embedding(flat, table.value(), out.reshape(rows));
+  auto backward = [flat, rows, dtable = table.grad_ref(), table_shape](Tape& t, const Tensor& dy) {
+    t.write_grad(dtable, table_shape, dy.dtype(), [&](const Tensor& to, bool add) {
+      // The table is large and dy is not: where dtypes differ (fp32 gradients of bf16 tables), dy is converted.
+      Tensor from = dy;
+      if (to.dtype() != dy.dtype()) t.kernels().copy(dy, from = t.empty(dy.shape(), to.dtype()));
+      t.kernels().embedding_backward(flat, from.reshape(rows), to.reshape(table_shape), add);
+    });
+  };
+  return tape.record(std::move(out), {table}, std::move(backward));
+}
+
+Var add_positions(const Var& x, const Var& table) {
+  Tape& tape = x.tape();
+  require(x.shape().rank() == 3 && table.shape().rank() == 2 && x.shape()[2] == table.shape()[1] &&
+              x.shape()[1] <= table.shape()[0],
+          "add_positions: ", x.shape().str(), " does not fit a table of positions of shape ", table.shape().str());
+  Tensor out = tape.empty(x.shape(), x.dtype());
+  tape.kernels().add_positions(x.value(), table.value(), out);
+  auto backward = [dx = x.grad_ref(), dtable = table.grad_ref(), shape = table.shape()](Tape& t, Tensor dy) {
+    if (dtable)
+      write_grad_as(t, dtable, shape, dy.dtype(),
+                    [&](const Tensor& to, bool add) { t.kernels().add_positions_backward(dy, to, add); });
+    t.accumulate(dx, std::move(dy));
+  };
+  return tape.record(std::move(out), {x, table}, std::move(backward));
+}
+
+}  // namespace sherd::autograd

@@ -1,0 +1,33 @@
+#include "autograd/gradients.h"
+
+namespace sherd::autograd {
+
+void write_grad_as(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype,
+                   const std::function<void(const Tensor&, bool)>& write) {
+  tape.write_grad(ref, shape, dtype, [&](const Tensor& to, bool add) {
+    if (to.dtype() == dtype) {
+      write(to.reshape(shape), add);
+      return;
+    }
+    Tensor narrow = tape.empty(shape, dtype);
+    write(narrow, false);
+    if (!add) {
+      tape.kernels().copy(narrow, to);
+      return;
+    }
+    Tensor wide = tape.empty(to.shape(), to.dtype());
+    tape.kernels().copy(narrow, wide);
+    tape.kernels().add(to, wide, to);
+  });
+}
+
+Tensor reuse_or_empty(Tape& tape, const Tensor& dy) {
+  return dy.storage().unique() ? dy : tape.empty(dy.shape(), dy.dtype());
+}
+
+double scalar_value(const Tensor& scalar) {
+  require(scalar.numel() == 1, "a scalar was expected, not ", scalar.shape().str());
+  return scalar.dtype() == DType::f64 ? *scalar.data<double>() : static_cast<double>(*scalar.data<float>());
+}
+
+}  // namespace sherd::autograd

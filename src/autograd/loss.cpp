@@ -1,0 +1,51 @@
+#include "autograd/loss.h"
+
+#include "autograd/gradients.h"
+
+namespace sherd::autograd {
+namespace {
+
+DType compute_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+}  // namespace
+
+Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid, std::int32_t ignore_index) {
+  Tape& tape = logits.tape();
+  const Shape shape = logits.shape();
+  require(shape.rank() >= 1 && targets.numel() == shape.rows(), "cross_entropy: ", targets.numel(),
+          " targets for logits of shape ", shape.str());
+  require(targets.dtype() == DType::i32, "cross_entropy: targets must be int32, not ", name_of(targets.dtype()));
+  Tensor scores = logits.value().reshape({shape.rows(), shape.back()});
+  const Tensor flat = targets.reshape({targets.numel()});
+  const DType compute = compute_dtype(scores.dtype());
+  Tensor loss = tape.empty({1}, compute), lse = tape.empty({shape.rows()}, compute);
+  tape.kernels().cross_entropy(scores, flat, valid, ignore_index, loss, lse);
+  auto backward = [scores, flat, lse, dlogits = logits.grad_ref(), shape, valid, ignore_index](
+                      Tape& t, const Tensor& dy) mutable {
+    Tensor own = std::move(scores);
+    if (!own.storage().unique()) {  // somebody else still reads the logits
+      Tensor copy = t.empty(own.shape(), own.dtype());
+      t.kernels().copy(own, copy);
+      own = std::move(copy);
+    }
+    t.kernels().cross_entropy_backward(own, flat, lse, valid, ignore_index, scalar_value(dy));
+    t.accumulate(dlogits, own.reshape(shape));
+  };
+  scores = {};
+  return tape.record(std::move(loss), {logits}, std::move(backward));
+}
+
+Var mean_squared_error(const Var& x, const Tensor& y) {
+  Tape& tape = x.tape();
+  require(x.shape() == y.shape(), "mean_squared_error: shapes ", x.shape().str(), " and ", y.shape().str(), " differ");
+  Tensor loss = tape.empty({1}, compute_dtype(x.dtype()));
+  tape.kernels().mean_squared_error(x.value(), y, loss);
+  return tape.record(std::move(loss), {x}, [kept = Saved(x), y, dx = x.grad_ref()](Tape& t, const Tensor& dy) {
+    const Tensor input = kept.get(t);
+    Tensor grad = t.empty(input.shape(), input.dtype());
+    t.kernels().mean_squared_error_backward(input, y, scalar_value(dy), grad);
+    t.accumulate(dx, std::move(grad));
+  });
+}
+
+}  // namespace sherd::autograd

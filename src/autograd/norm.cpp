@@ -1,0 +1,99 @@
+#include "autograd/norm.h"
+
+#include "autograd/gradients.h"
+
+namespace sherd::autograd {
+namespace {
+
+DType compute_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+Tensor row_statistic(Tape& tape, const Tensor& x) {
+  return tape.empty({x.shape().rows()}, compute_dtype(x.dtype()));
+}
+
+struct LayerNormBackward {
+  Saved x, weight;
+  Tensor mean, rstd;
+  GradRef dx, dweight, dbias;
+
+  void operator()(Tape& tape, const Tensor& dy) const {
+    const Tensor input = x.get(tape), scale = weight.get(tape);
+    Tensor grad = dx ? tape.empty(input.shape(), input.dtype()) : Tensor();
+    auto run = [&](const Tensor& to_x, const Tensor& to_weight, const Tensor& to_bias, bool add) {
+      tape.kernels().layer_norm_backward(input, scale, mean, rstd, dy, to_x, to_weight, to_bias, add);
+    };
+    write_grad_as(tape, dweight, scale.shape(), scale.dtype(), [&](const Tensor& dw, bool add_weight) {
+      if (!dbias) return run(grad, dw, Tensor(), add_weight);
+      write_grad_as(tape, dbias, scale.shape(), scale.dtype(), [&](const Tensor& db, bool add_bias) {
+        if (add_weight == add_bias) return run(grad, dw, db, add_weight);
+        run(grad, dw, Tensor(), add_weight);
+        run(Tensor(), Tensor(), db, add_bias);
+      });
+    });
+    if (!dweight && dbias)
+      write_grad_as(tape, dbias, scale.shape(), scale.dtype(),
+                    [&](const Tensor& db, bool add) { run(grad, Tensor(), db, add); });
+    if (!dweight && !dbias) run(grad, Tensor(), Tensor(), false);
+    tape.accumulate(dx, std::move(grad));
+  }
+};
+
+struct RmsNormBackward {
+  Saved x, weight;
+  Tensor rstd;
+  GradRef dx, dweight;
+
+  void operator()(Tape& tape, const Tensor& dy) const {
+    const Tensor input = x.get(tape), scale = weight.get(tape);
+    Tensor grad = dx ? tape.empty(input.shape(), input.dtype()) : Tensor();
+    if (dweight)
+      write_grad_as(tape, dweight, scale.shape(), scale.dtype(), [&](const Tensor& dw, bool add) {
+        tape.kernels().rms_norm_backward(input, scale, rstd, dy, grad, dw, add);
+      });
+    else
+      tape.kernels().rms_norm_backward(input, scale, rstd, dy, grad, Tensor(), false);
+    tape.accumulate(dx, std::move(grad));
+  }
+};
+
+void check(const char* name, const Var& x, const Var& weight) {
+  require(x.shape().rank() >= 1 && weight.shape() == Shape{x.shape().back()}, name, ": a weight of shape ",
+          weight.shape().str(), " for values of shape ", x.shape().str());
+}
+
+}  // namespace
+
+Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps) {
+  check("layer_norm", x, weight);
+  Tape& tape = x.tape();
+  Tensor out = tape.empty(x.shape(), x.dtype());
+  Tensor mean = row_statistic(tape, out), rstd = row_statistic(tape, out);
+  tape.kernels().layer_norm(x.value(), weight.value(), bias.value(), eps, out, mean, rstd);
+  LayerNormBackward backward{x, weight, mean, rstd, x.grad_ref(), weight.grad_ref(), bias.grad_ref()};
+  auto remake = [x = Saved(x), weight = Saved(weight), bias = Saved(bias), eps](Tape& t) {
+    const Tensor input = x.get(t);
+    Tensor again = t.empty(input.shape(), input.dtype());
+    t.kernels().layer_norm(input, weight.get(t), bias.get(t), eps, again, row_statistic(t, input),
+                           row_statistic(t, input));
+    return again;
+  };
+  return tape.record(std::move(out), {x, weight, bias}, std::move(backward), std::move(remake));
+}
+
+Var rms_norm(const Var& x, const Var& weight, double eps) {
+  check("rms_norm", x, weight);
+  Tape& tape = x.tape();
+  Tensor out = tape.empty(x.shape(), x.dtype());
+  Tensor rstd = row_statistic(tape, out);
+  tape.kernels().rms_norm(x.value(), weight.value(), eps, out, rstd);
+  RmsNormBackward backward{x, weight, rstd, x.grad_ref(), weight.grad_ref()};
+  auto remake = [x = Saved(x), weight = Saved(weight), eps](Tape& t) {
+    const Tensor input = x.get(t);
+    Tensor again = t.empty(input.shape(), input.dtype());
+    t.kernels().rms_norm(input, weight.get(t), eps, again, row_statistic(t, input));
+    return again;
+  };
+  return tape.record(std::move(out), {x, weight}, std::move(backward), std::move(remake));
+}
+
+}  // namespace sherd::autograd

@@ -1,0 +1,10 @@
+#pragma once
+
+// Every operation that a forward pass can use.
+#include "autograd/attention.h"
+#include "autograd/dropout.h"
+#include "autograd/elementwise.h"
+#include "autograd/embedding.h"
+#include "autograd/linear.h"
+#include "autograd/loss.h"
+#include "autograd/norm.h"

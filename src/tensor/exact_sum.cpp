@@ -44,6 +44,22 @@ void ExactSum::add(const ExactSum& other) {
   pending_ = 1 << 10;
 }
 
+std::vector<std::int64_t> ExactSum::to_words() const {
+  ExactSum copy = *this;
+  copy.normalize();
+  std::vector<std::int64_t> out(copy.digits.begin(), copy.digits.end());
+  out.push_back(copy.non_finite);
+  return out;
+}
+
+ExactSum ExactSum::from_words(std::span<const std::int64_t> summed) {
+  ExactSum sum;
+  for (std::size_t i = 0; i < sum.digits.size(); ++i) sum.digits[i] = summed[i];
+  sum.non_finite = summed[words];
+  sum.normalize();
+  return sum;
+}
+
 void ExactSum::normalize() {
   std::int64_t carry = 0;
   for (auto& digit : digits) {

@@ -2,6 +2,8 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 namespace sherd::tensor {
 
@@ -21,6 +23,10 @@ struct ExactSum {
   void add(const ExactSum& other);
   /// The sum rounded to double; NaN when non_finite.
   double value() const;
+
+  /// The sum as integers that may be added to another sum's across ranks, element by element.
+  std::vector<std::int64_t> to_words() const;
+  static ExactSum from_words(std::span<const std::int64_t> summed);
 
  private:
   int pending_ = 0;  ///< additions since carries were last propagated

@@ -1,0 +1,44 @@
+#include "sharding/layout.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace sherd::sharding {
+namespace {
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+}  // namespace
+
+SegmentLayout::SegmentLayout(std::vector<ParameterPtr> parameters, int ranks)
+    : parameters_(std::move(parameters)), ranks_(ranks) {
+  require(ranks >= 1, "a segment is laid out over at least one rank");
+  std::int64_t end = 0;
+  for (const ParameterPtr& parameter : parameters_) {
+    offsets_.push_back(end);
+    payload_ += parameter->numel();
+    end = round_up(end + parameter->numel(), layout_alignment);
+  }
+  shard_ = round_up(end, ranks * layout_alignment) / ranks;
+}
+
+std::vector<Piece> SegmentLayout::pieces(std::int64_t begin, std::int64_t end) const {
+  std::vector<Piece> out;
+  const auto first = std::upper_bound(offsets_.begin(), offsets_.end(), begin);
+  std::size_t slot = first == offsets_.begin() ? 0 : static_cast<std::size_t>(first - offsets_.begin()) - 1;
+  for (; slot < offsets_.size() && offsets_[slot] < end; ++slot) {
+    const std::int64_t from = std::max(begin, offsets_[slot]);
+    const std::int64_t to = std::min(end, offsets_[slot] + parameters_[slot]->numel());
+    if (from < to) out.push_back({slot, from - offsets_[slot], from, to - from});
+  }
+  return out;
+}
+
+std::int64_t SegmentLayout::payload_in(std::int64_t begin, std::int64_t end) const {
+  std::int64_t total = 0;
+  for (const Piece& piece : pieces(begin, end)) total += piece.count;
+  return total;
+}
+
+}  // namespace sherd::sharding

@@ -1,0 +1,68 @@
+#include "sharding/reducer.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace sherd::sharding {
+
+void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate) {
+  if (group_.size() == 1) return;  // the lasting gradients are the sum already
+  if (!full) full = std::make_shared<const Tensor>(segment.gradients());
+  queue_.push_back({&segment, std::move(full), accumulate});
+  queued_ += segment.layout().padded();
+  while (queued_ >= bucket_limit()) send_bucket();
+}
+
+void Reducer::finish() {
+  while (queued_ > 0) send_bucket();
+  land(0);
+}
+
+std::int64_t Reducer::bucket_limit() const {
+  const std::int64_t least = layout_alignment * group_.size();
+  if (bucket_elements_ == 0) return queue_.empty() ? least : std::max(least, queue_.front().segment->layout().padded());
+  return std::max(least, bucket_elements_);
+}
+
+void Reducer::send_bucket() {
+  const std::int64_t limit = bucket_limit();
+  const int ranks = group_.size();
+  std::vector<comm::ReducePiece> pieces;
+  std::vector<comm::GatherPiece> gathers;
+  Flight flight;
+  comm::CallOptions options;
+  options.async = overlap_;
+  std::int64_t elements = 0;
+  while (!queue_.empty() && elements + layout_alignment * ranks <= limit) {
+    Item& item = queue_.front();
+    const std::int64_t shard = item.segment->layout().shard();
+    const std::int64_t room = (limit - elements) / ranks / layout_alignment * layout_alignment;
+    const std::int64_t count = std::min(shard - item.sent, room);
+    pieces.push_back({*item.full, item.segment->own_gradients(), item.sent, item.sent + count, item.accumulate});
+    if (options.label.empty()) options.label = item.segment->name() + " gradients";
+    flight.held.push_back(item.full);
+    elements += count * ranks;
+    item.sent += count;
+    if (item.sent < shard) continue;
+    if (!item.segment->gradients_sharded())
+      gathers.push_back({item.segment->own_gradients(), item.segment->gradients()});
+    queue_.pop_front();
+  }
+  queued_ -= elements;
+  flight.work = group_.reduce_scatter(std::move(pieces), 1.0 / ranks, rounding_, options);
+  ++stats_.buckets;
+  stats_.overlapped += overlap_;
+  stats_.largest_bucket = std::max(stats_.largest_bucket, elements);
+  flights_.push_back(std::move(flight));
+  if (!gathers.empty()) flights_.push_back({group_.all_gather(std::move(gathers), options), {}});
+  land(2);
+}
+
+void Reducer::land(std::size_t most_under_way) {
+  while (flights_.size() > most_under_way) {
+    flights_.front().work.wait();
+    flights_.pop_front();
+  }
+}
+
+}  // namespace sherd::sharding

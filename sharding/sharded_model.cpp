@@ -1,0 +1,258 @@
+#include "sharding/sharded_model.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <unordered_map>
+
+#include "config/config.h"
+
+namespace sherd::sharding {
+
+ShardingOptions make_sharding_options(const config::Config& config, int moments) {
+  ShardingOptions options;
+  options.placements = make_placements(config);
+  options.moments = moments;
+  options.seed = config.training.seed;
+  options.residency = {config.zero.prefetch_bucket_size, config.zero.max_live_parameters, config.zero.max_reuse_distance};
+  options.persistence_threshold = config.zero.param_persistence_threshold;
+  options.model_persistence_threshold = config.zero.model_persistence_threshold;
+  options.reduce_bucket = config.zero.reduce_bucket_size;
+  options.gather_bucket = config.zero.allgather_bucket_size;
+  options.overlap = config.zero.overlap_comm;
+  return options;
+}
+
+/// Takes the leases of one block: its own unit, and units elsewhere whose parameters it shares.
+class ShardedModel::BlockScope final : public autograd::Scope {
+ public:
+  BlockScope(ShardedModel& owner, std::vector<Unit*> units) : owner_(owner), units_(std::move(units)) {}
+
+  void pre_forward(bool recording) override {
+    for (Unit* unit : units_) {
+      leases_.push_back(unit->gather());
+      if (recording && unit->trainable()) ++owner_.state(*unit).pending;
+    }
+  }
+  void post_forward(bool) override { let_go(); }
+  void pre_backward() override {
+    for (Unit* unit : units_) {
+      leases_.push_back(unit->gather());
+      if (unit->trainable()) owner_.open_gradients(*unit);
+    }
+  }
+  void post_backward() override {
+    let_go();
+    for (Unit* unit : units_)
+      if (unit->trainable() && --owner_.state(*unit).pending == 0) owner_.close_gradients(*unit);
+  }
+
+ private:
+  void let_go() { leases_.resize(leases_.size() - units_.size()); }
+
+  ShardedModel& owner_;
+  std::vector<Unit*> units_;
+  std::vector<Unit::Lease> leases_;  // a stack: a block may be entered again inside itself
+};
+
+ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options,
+                           comm::Communicator& group, tensor::Kernels& kernels)
+    : model_(std::move(model)), options_(options), group_(group), kernels_(kernels),
+      residency_(group, kernels.device(), options.residency),
+      reducer_(group, options.placements.communication, options.reduce_bucket, options.overlap) {
+  require(model_ != nullptr, "sharding needs a model");
+  model_->assign_names();
+  build_units();
+  states_.resize(units().size());
+}
+
+ShardedModel::~ShardedModel() {
+  model_->for_each([](nn::Module& module) { module.set_scope(nullptr); });
+  for (auto& [parameter, unit] : owners_) parameter->value = {}, parameter->grad = {};
+}
+
+namespace {
+
+/// A block (or the root) with the parameters it is the first to declare, and those it borrows.
+struct Territory {
+  nn::Module* block;
+  std::vector<ParameterPtr> owned;
+  std::vector<const autograd::Parameter*> borrowed;
+};
+
+void survey(nn::Module& module, std::size_t current, std::vector<Territory>& lands,
+            std::unordered_map<const autograd::Parameter*, std::size_t>& owner) {
+  if (module.is_block() && lands[current].block != &module) {
+    lands.push_back({&module, {}, {}});
+    current = lands.size() - 1;
+  }
+  for (const auto& [name, parameter] : module.own_parameters()) {
+    const auto [it, first] = owner.emplace(parameter.get(), current);
+    if (first) lands[current].owned.push_back(parameter);
+    else if (it->second != current) lands[current].borrowed.push_back(parameter.get());
+  }
+  for (const auto& [name, child] : module.children()) survey(*child, current, lands, owner);
+}
+
+}  // namespace
+
+void ShardedModel::build_units() {
+  std::vector<Territory> lands{{model_.get(), {}, {}}};
+  std::unordered_map<const autograd::Parameter*, std::size_t> owner;
+  survey(*model_, 0, lands, owner);
+
+  std::int64_t persistent_left = options_.model_persistence_threshold;
+  std::vector<Unit*> unit_of(lands.size(), nullptr);
+  for (std::size_t i = 0; i < lands.size(); ++i) {
+    if (lands[i].owned.empty()) continue;
+    Unit& unit = residency_.add_unit(lands[i].block->path().empty() ? "root" : lands[i].block->path());
+    make_segments(unit, lands[i].owned, persistent_left);
+    for (const ParameterPtr& parameter : lands[i].owned) {
+      owners_.emplace_back(parameter, &unit);
+      parameter_count_ += parameter->numel();
+    }
+    unit_of[i] = &unit;
+  }
+  for (std::size_t i = 0; i < lands.size(); ++i) {
+    std::vector<Unit*> units;
+    if (unit_of[i]) units.push_back(unit_of[i]);
+    for (const autograd::Parameter* parameter : lands[i].borrowed) {
+      Unit* lender = unit_of[owner.at(parameter)];
+      if (std::find(units.begin(), units.end(), lender) == units.end()) units.push_back(lender);
+    }
+    if (!units.empty()) lands[i].block->set_scope(std::make_shared<BlockScope>(*this, std::move(units)));
+  }
+}
+
+void ShardedModel::make_segments(Unit& unit, const std::vector<ParameterPtr>& parameters,
+                                 std::int64_t& persistent_left) {
+  std::vector<std::pair<SegmentKey, std::vector<ParameterPtr>>> groups;
+  for (const ParameterPtr& parameter : parameters) {
+    SegmentKey key;
+    key.trainable = parameter->trainable;
+    key.persistent = options_.placements.parameters.spread == Spread::sharded &&
+                     parameter->numel() <= options_.persistence_threshold && parameter->numel() <= persistent_left;
+    if (key.persistent) persistent_left -= parameter->numel(), persistent_elements_ += parameter->numel();
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == key; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {key, {}});
+    group->second.push_back(parameter);
+  }
+  for (auto& [key, members] : groups)
+    unit.segments().push_back(std::make_unique<Segment>(unit.name(), key, std::move(members), options_.placements,
+                                                        options_.moments, options_.seed, group_, kernels_));
+}
+
+std::vector<Segment*> ShardedModel::trainable_segments() const {
+  std::vector<Segment*> out;
+  for (const auto& unit : units())
+    for (const auto& segment : unit->segments())
+      if (segment->key().trainable) out.push_back(segment.get());
+  return out;
+}
+
+void ShardedModel::begin_training(bool boundary) {
+  boundary_ = boundary;
+  for (UnitState& s : states_) s = {};
+  residency_.begin(Residency::Pass::train);
+}
+
+void ShardedModel::end_training() {
+  for (const auto& unit : units())
+    require(state(*unit).pending == 0, "backward did not come back through block '", unit->name(),
+            "': run backward on the loss of the same forward");
+  reducer_.finish();
+  residency_.end();
+}
+
+void ShardedModel::begin_evaluation() { residency_.begin(Residency::Pass::evaluate); }
+void ShardedModel::end_evaluation() { residency_.end(); }
+
+void ShardedModel::open_gradients(Unit& unit) {
+  UnitState& s = state(unit);
+  if (s.open) return;
+  require(!s.sent, "block '", unit.name(), "' received gradients after they had been sent off: a block that is used "
+          "several times inside another block under full recompute cannot be a unit of its own; take mark_block() off it");
+  s.open = true;
+  for (const auto& segment : unit.segments()) {
+    if (!segment->key().trainable) continue;
+    std::shared_ptr<const Tensor> full;
+    if (segment->gradients_sharded()) {
+      full = residency_.pool().take(segment->layout().padded(), segment->gradients().dtype());
+      for (const ParameterPtr& parameter : segment->layout().parameters()) parameter->grad_written = false;
+    }
+    segment->attach_gradients(full ? *full : segment->gradients());
+    s.full.push_back(std::move(full));
+  }
+}
+
+void ShardedModel::close_gradients(Unit& unit) {
+  UnitState& s = state(unit);
+  if (!s.open) return;
+  std::size_t next = 0;
+  for (const auto& segment : unit.segments()) {
+    if (!segment->key().trainable) continue;
+    segment->close_gradients();
+    std::shared_ptr<const Tensor> full = std::move(s.full[next++]);
+    const bool filled = std::find(filled_.begin(), filled_.end(), segment.get()) != filled_.end();
+    if (!filled) filled_.push_back(segment.get());
+    if (segment->gradients_sharded() || boundary_) reducer_.submit(*segment, full, full != nullptr && filled);
+  }
+  s = {};
+  s.sent = true;
+}
+
+tensor::ExactSum ShardedModel::gradient_sum_of_squares() {
+  tensor::ExactSum sum;
+  for (Segment* segment : trainable_segments()) {
+    if (std::find(filled_.begin(), filled_.end(), segment) == filled_.end()) {
+      const Tensor& unused = segment->gradients();
+      std::memset(unused.raw(), 0, unused.bytes());
+    }
+    kernels_.sum_of_squares(segment->own_gradients(), sum);
+  }
+  if (group_.size() == 1) return sum;
+  std::vector<std::int64_t> words = sum.to_words();
+  Tensor travelling = Tensor::of<std::int64_t>(kernels_.device(), {static_cast<std::int64_t>(words.size())}, words);
+  comm::CallOptions options;
+  options.label = "gradient norm";
+  options.scalar = true;
+  group_.all_reduce(travelling, comm::ReduceOp::sum, 1, options).wait();
+  std::memcpy(words.data(), travelling.raw(), travelling.bytes());
+  return tensor::ExactSum::from_words(words);
+}
+
+void ShardedModel::publish(Segment& segment) {
+  if (!segment.gather_after_update()) return;
+  published_.push_back({segment.own_parameters(), segment.parameters()});
+  published_elements_ += segment.layout().padded();
+  if (published_elements_ >= options_.gather_bucket) flush_published();
+}
+
+void ShardedModel::flush_published() {
+  if (published_.empty()) return;
+  comm::CallOptions options;
+  options.label = "updated parameters";
+  options.async = options_.overlap;
+  publishing_.push_back(group_.all_gather(std::exchange(published_, {}), options));
+  published_elements_ = 0;
+}
+
+void ShardedModel::end_step() {
+  flush_published();
+  for (comm::Work& work : publishing_) work.wait();
+  publishing_.clear();
+  clear_gradients();
+}
+
+void ShardedModel::clear_gradients() {
+  filled_.clear();
+  for (auto& [parameter, unit] : owners_) parameter->grad_written = false;
+}
+
+Unit::Lease ShardedModel::gather(const autograd::Parameter& parameter) {
+  for (auto& [known, unit] : owners_)
+    if (known.get() == &parameter) return unit->gather();
+  fail(ErrorKind::usage, "parameter '", parameter.name, "' does not belong to this model");
+}
+
+}  // namespace sherd::sharding

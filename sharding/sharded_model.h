@@ -1,0 +1,111 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "nn/module.h"
+#include "sharding/placement.h"
+#include "sharding/reducer.h"
+#include "sharding/unit.h"
+
+namespace sherd::sharding {
+
+/// How a model is sharded. Sizes in elements.
+struct ShardingOptions {
+  PlacementTable placements;
+  int moments = 0;                 ///< fp32 tensors per element that the optimizer keeps
+  std::uint64_t seed = 0;          ///< of the initial values
+  ResidencyLimits residency;
+  std::int64_t persistence_threshold = 0;        ///< parameters of at most this many elements stay gathered
+  std::int64_t model_persistence_threshold = 0;  ///< … while their sum is at most this
+  std::int64_t reduce_bucket = 500'000'000;
+  std::int64_t gather_bucket = 500'000'000;      ///< per all-gather of updated parameters
+  bool overlap = false;
+};
+
+/// The options that a configuration asks for.
+ShardingOptions make_sharding_options(const config::Config& config, int moments);
+
+/// A model whose parameters, gradients and optimizer states are spread over a group of ranks.
+///
+/// Cuts the model into units (one per block, the rest forms the root unit), gives every parameter storage by the
+/// placement table, and hangs itself onto the modules' scopes, so that running the model takes leases and sends
+/// gradients off. One per rank, used from its thread; construction and everything marked so is collective.
+class ShardedModel {
+ public:
+  /// Collective. Names the model's parameters and draws their initial values: no rank holds more than its placements
+  /// say. `group` and `kernels` must outlive this object.
+  ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options, comm::Communicator& group,
+               tensor::Kernels& kernels);
+  /// Takes itself off the modules.
+  ~ShardedModel();
+  ShardedModel(const ShardedModel&) = delete;
+  ShardedModel& operator=(const ShardedModel&) = delete;
+
+  nn::Module& model() const { return *model_; }
+  const ShardingOptions& options() const { return options_; }
+  comm::Communicator& group() const { return group_; }
+  const std::vector<std::unique_ptr<Unit>>& units() const { return residency_.units(); }
+  /// Every segment that trains, in the order of units.
+  std::vector<Segment*> trainable_segments() const;
+  std::int64_t parameter_count() const { return parameter_count_; }
+  std::int64_t persistent_elements() const { return persistent_elements_; }
+
+  // ---- a micro-batch ----
+  /// Before forward. `boundary`: the last micro-batch before a step, when replicated gradients are reduced too.
+  void begin_training(bool boundary);
+  /// After backward; collective. Every gradient that this micro-batch had to send has arrived.
+  void end_training();
+  void begin_evaluation();
+  void end_evaluation();
+
+  // ---- the step ----
+  /// Collective: the sum of squares of all averaged gradients, exact, and so the same for any placement.
+  tensor::ExactSum gradient_sum_of_squares();
+  /// Collective: to be called for every trainable segment in order once its update range has new parameters; gathers
+  /// them where parameters are replicated, in buckets.
+  void publish(Segment& segment);
+  /// Collective: waits for everything published, and clears gradients for the next accumulation.
+  void end_step();
+  /// Drops gathered gradients without an update (a skipped step).
+  void clear_gradients();
+
+  /// Full parameters of the unit that stores `parameter`; collective where sharded.
+  Unit::Lease gather(const autograd::Parameter& parameter);
+
+  ResidencyStats& residency_stats() { return residency_.stats(); }
+  ReducerStats& reducer_stats() { return reducer_.stats(); }
+
+ private:
+  class BlockScope;
+  struct UnitState {
+    int pending = 0;      ///< uses in forward whose backward is still to come
+    bool open = false;    ///< parameters take gradients
+    bool sent = false;    ///< gradients of this micro-batch were submitted
+    std::vector<std::shared_ptr<const Tensor>> full;  ///< per trainable segment: gradients under way
+  };
+
+  void build_units();
+  void make_segments(Unit& unit, const std::vector<ParameterPtr>& parameters, std::int64_t& persistent_left);
+  void open_gradients(Unit& unit);
+  void close_gradients(Unit& unit);
+  UnitState& state(const Unit& unit) { return states_[static_cast<std::size_t>(unit.index())]; }
+  void flush_published();
+
+  std::shared_ptr<nn::Module> model_;
+  ShardingOptions options_;
+  comm::Communicator& group_;
+  tensor::Kernels& kernels_;
+  Residency residency_;
+  Reducer reducer_;
+  std::vector<UnitState> states_;
+  std::vector<std::pair<ParameterPtr, Unit*>> owners_;
+  std::vector<Segment*> filled_;  ///< segments whose lasting gradients hold a sum
+  bool boundary_ = true;
+  std::vector<comm::GatherPiece> published_;
+  std::int64_t published_elements_ = 0;
+  std::vector<comm::Work> publishing_;
+  std::int64_t parameter_count_ = 0, persistent_elements_ = 0;
+};
+
+}  // namespace sherd::sharding

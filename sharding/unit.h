@@ -1,0 +1,130 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <string>
+#include <vector>
+
+#include "sharding/residency.h"
+#include "sharding/segment.h"
+
+namespace sherd::sharding {
+
+class Residency;
+
+/// One block's parameters: the grain of gathering, of sending gradients off, and of recompute.
+///
+/// Whoever reads the full parameters holds a lease; the last lease to go lets them be released. Used from the rank's
+/// thread.
+class Unit {
+ public:
+  /// Keeps the unit's full parameters readable (Parameter::value) while it lives. Movable, not copyable. Taking the
+  /// first lease on a sharded unit is a collective.
+  class Lease {
+   public:
+    Lease() = default;
+    explicit Lease(Unit& unit) : unit_(&unit) { unit.hold(); }
+    Lease(Lease&& other) noexcept : unit_(std::exchange(other.unit_, nullptr)) {}
+    Lease& operator=(Lease&& other) noexcept {
+      std::swap(unit_, other.unit_);
+      return *this;
+    }
+    ~Lease() { if (unit_) unit_->let_go(); }
+
+   private:
+    Unit* unit_ = nullptr;
+  };
+
+  Unit(int index, std::string name, Residency& residency) : index_(index), name_(std::move(name)), residency_(residency) {}
+
+  int index() const { return index_; }
+  const std::string& name() const { return name_; }
+  std::vector<std::unique_ptr<Segment>>& segments() { return segments_; }
+  const std::vector<std::unique_ptr<Segment>>& segments() const { return segments_; }
+  bool trainable() const;
+  /// Elements that a gather brings in; 0 when everything is resident anyway.
+  std::int64_t gathered_elements() const;
+
+  /// The one door to the full parameters.
+  Lease gather() { return Lease(*this); }
+
+ private:
+  friend class Residency;
+  friend class Lease;
+  enum class State : std::uint8_t { absent, under_way, resident };
+
+  void hold();
+  void let_go();
+  void start_gather(ExchangePool& pool, comm::Communicator& group, bool async);
+  void finish_gather();
+  void drop();
+
+  int index_;
+  std::string name_;
+  Residency& residency_;
+  std::vector<std::unique_ptr<Segment>> segments_;
+  int leases_ = 0;
+  State state_ = State::absent;
+  std::vector<std::shared_ptr<const Tensor>> gathered_;
+  comm::Work gather_work_;
+};
+
+/// Counts of what residency did; for tests, reports and metrics. Reset by the reader.
+struct ResidencyStats {
+  std::int64_t gathers = 0;            ///< unit gathers, prefetched ones included
+  std::int64_t prefetched = 0;         ///< gathers started before they were needed
+  std::int64_t reused = 0;             ///< acquisitions served by a unit kept from before
+  std::int64_t evicted = 0;            ///< kept units dropped for the live cap
+  std::int64_t live = 0, peak_live = 0;  ///< gathered elements now and at most
+  std::int64_t trace_breaks = 0;       ///< passes that left the recorded order
+};
+
+/// Decides when units are gathered and dropped: records the order of use in the first pass of each kind, then follows
+/// the plan made from it (residency.h). A pass that leaves the recorded order goes on without a plan, and the next
+/// one records anew. Used from the rank's thread; all ranks run the same passes.
+class Residency {
+ public:
+  enum class Pass : std::uint8_t { none, train, evaluate };
+
+  Residency(comm::Communicator& group, device::Device& device, ResidencyLimits limits)
+      : group_(group), pool_(group, device), limits_(limits) {}
+
+  Unit& add_unit(std::string name);
+  const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+  ExchangePool& pool() { return pool_; }
+
+  /// Starts a pass over the model (one micro-batch, forward and, when training, backward).
+  void begin(Pass pass);
+  /// Ends it: makes the plan after a recording pass, and drops whatever is still gathered and not leased.
+  void end();
+
+  ResidencyStats& stats() { return stats_; }
+
+ private:
+  friend class Unit;
+  struct Trace {
+    std::vector<UseEvent> events;
+    std::vector<ResidencyStep> plan;  // empty until events are complete
+    bool complete = false;
+  };
+
+  void acquired(Unit& unit);
+  void released(Unit& unit);
+  const ResidencyStep* advance(const UseEvent& event);
+  void gather(Unit& unit, bool ahead);
+  void drop(Unit& unit);
+  Trace& trace() { return traces_[pass_ == Pass::train ? 0 : 1]; }
+
+  comm::Communicator& group_;
+  ExchangePool pool_;
+  ResidencyLimits limits_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  Pass pass_ = Pass::none;
+  Trace traces_[2];
+  std::size_t position_ = 0;
+  bool following_ = false;
+  std::vector<UseEvent> recorded_;
+  ResidencyStats stats_;
+};
+
+}  // namespace sherd::sharding

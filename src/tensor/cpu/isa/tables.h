@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+
+// Inner loops that are compiled once per instruction set. This header is included by the sources built with AVX flags
+// and so holds plain declarations only.
+
+namespace sherd::tensor::cpu {
+
+using Count = std::int64_t;
+
+/// Index of a storage type in the tables below. Arithmetic is fp32 for all three; fp64 has loops of its own.
+enum StorageIndex { storage_f32, storage_bf16, storage_f16, storage_count };
+
+/// Loops over n elements of one storage type. Unless typed, pointers are to elements of that type. An output may be
+/// one of the inputs.
+struct ElementwiseOps {
+  void (*add)(const void* a, const void* b, void* out, Count n);
+  void (*multiply)(const void* a, const void* b, void* out, Count n);
+  void (*scale)(const void* x, float factor, void* out, Count n);
+  void (*gelu_tanh)(const void* x, void* out, Count n);
+  void (*gelu_tanh_backward)(const void* x, const void* dy, void* dx, Count n);
+  void (*gelu_erf)(const void* x, void* out, Count n);
+  void (*gelu_erf_backward)(const void* x, const void* dy, void* dx, Count n);
+  void (*tanh)(const void* x, void* out, Count n);
+  void (*tanh_backward)(const void* y, const void* dy, void* dx, Count n);
+  void (*relu)(const void* x, void* out, Count n);
+  void (*relu_backward)(const void* y, const void* dy, void* dx, Count n);
+  void (*swiglu)(const void* gate, const void* up, void* out, Count n);
+  void (*swiglu_backward)(const void* gate, const void* up, const void* dy, void* dgate, void* dup, Count n);
+  /// dx = (x - y)·factor
+  void (*scaled_difference)(const void* x, const void* y, float factor, void* dx, Count n);
+  /// Rotates one head of 2·half elements, pairs (i, i + half), by the angles behind cosine[half] and sine[half].
+  void (*rotate)(const void* x, const float* cosine, const float* sine, void* out, Count half);
+};
+
+/// Conversions to and from fp32 and sums that follow from them.
+struct ConvertOps {
+  void (*load)(const void* x, float* out, Count n);
+  void (*store)(const float* x, void* out, Count n);
+  void (*add_to)(const void* x, float* sum, Count n);      ///< sum += x
+  void (*accumulate)(const float* x, void* out, Count n);  ///< out = out + x
+  bool (*all_finite)(const void* x, Count n);
+  /// sums[i] = the sum in double of the squares of elements [64·i, 64·i + 64)
+  void (*block_squares)(const void* x, double* sums, Count n);
+  /// The sum of (x - y)², over lanes of double in a fixed order
+  double (*squared_difference)(const void* x, const void* y, Count n);
+};
+
+/// One row of n elements. `weight` and `bias` may be null (1 and 0), so may the outputs of the gradients.
+struct NormOps {
+  void (*layer_norm)(const void* x, const void* weight, const void* bias, float eps, void* y, float* mean, float* rstd,
+                     Count n);
+  /// Adds dy·x̂ to dweight[n] and dy to dbias[n].
+  void (*layer_norm_backward)(const void* x, const void* weight, float mean, float rstd, const void* dy, void* dx,
+                              float* dweight, float* dbias, Count n);
+  void (*rms_norm)(const void* x, const void* weight, float eps, void* y, float* rstd, Count n);
+  void (*rms_norm_backward)(const void* x, const void* weight, float rstd, const void* dy, void* dx, float* dweight,
+                            Count n);
+};
+
+struct SoftmaxOps {
+  /// The row's maximum, and the sum of exp(x - maximum), in one pass through memory.
+  void (*max_and_sum)(const void* row, Count n, float* maximum, float* sum);
+  /// row = exp(row - lse)·factor
+  void (*gradient)(void* row, Count n, float lse, float factor);
+};
+
+struct DropoutOps {
+  /// out = residual + (kept ? x·factor : 0) for elements first + [0, n) of a Philox stream, `first` a multiple of 4. An
+  /// element is kept when the upper 24 bits of its word are at least `threshold`. `residual` may be null.
+  void (*dropout)(const void* x, const void* residual, void* out, Count n, std::uint64_t first, std::uint64_t seed,
+                  std::uint64_t stream, std::uint32_t threshold, float factor);
+};
+
+/// All tables of one instruction set, each an array over StorageIndex.
+struct IsaTable {
+  const ElementwiseOps* elementwise;
+  const ConvertOps* convert;
+  const NormOps* norm;
+  const SoftmaxOps* softmax;
+  const DropoutOps* dropout;
+};
+
+/// Declares the tables that the sources in this folder define for one instruction set.
+#define SHERD_DECLARE_ISA(isa)                            \
+  namespace isa {                                         \
+  extern const ElementwiseOps elementwise[storage_count]; \
+  extern const ConvertOps convert[storage_count];         \
+  extern const NormOps norm[storage_count];               \
+  extern const SoftmaxOps softmax[storage_count];         \
+  extern const DropoutOps dropout[storage_count];         \
+  }
+SHERD_DECLARE_ISA(portable)
+SHERD_DECLARE_ISA(avx2)
+SHERD_DECLARE_ISA(avx512)
+#undef SHERD_DECLARE_ISA
+
+}  // namespace sherd::tensor::cpu

@@ -1,0 +1,82 @@
+#pragma once
+
+#include "tensor/cpu/isa/vec.h"
+
+// Polynomials are minimax fits (Remez) of the functions named beside them, in fp32 without fma, so that every
+// instruction set gives the same bits. Errors given are measured over the range by tests/tensor/vector_math_test.cpp.
+
+namespace sherd::tensor::cpu::SHERD_ISA {
+namespace {
+
+/// e^x for x <= 88, 0 below -87.34 (where fp32 has no normal numbers); a NaN stays one. Within 1.5 ulp.
+SHERD_INLINE F exp(F x) {
+  x = -88.0f > x ? all(-88.0f) : x;
+  // Adding 1.5·2^23 rounds x/ln2 to an integer in the low bits; the further 127 makes them a float's exponent.
+  const F shifter = all(0x1.8p23f + 127.0f);
+  const F z = x * 0x1.715476p0f + shifter;
+  const F n = z - shifter;
+  F r = x - n * 0x1.62ep-1f;
+  r = r - n * 0x1.0bfbe8p-15f;
+  F p = all(0x1.6a2404p-10f);  // (e^r - 1 - r)/r²
+  p = p * r + 0x1.123a00p-7f;
+  p = p * r + 0x1.5558f2p-5f;
+  p = p * r + 0x1.555492p-3f;
+  p = p * r + 0x1.fffffcp-2f;
+  const F scale = (F)((U)z << 23);
+  return ((p * r) * r + r + 1.0f) * scale;
+}
+
+/// tanh x. Within 2 ulp.
+SHERD_INLINE F tanh(F x) {
+  const F a = abs(x);
+  const F e = exp(-2.0f * a);
+  const F large = (1.0f - e) / (1.0f + e);
+  const F z = x * x;
+  F p = all(-0x1.76adcep-8f);  // (tanh(√z)/√z - 1)/z for √z < 0.625
+  p = p * z + 0x1.525790p-6f;
+  p = p * z + -0x1.b84478p-5f;
+  p = p * z + 0x1.11076ap-3f;
+  p = p * z + -0x1.555534p-2f;
+  const F small = p * z * x + x;
+  const F signed_large = (F)((U)large | ((U)x & 0x80000000u));
+  return a < 0.625f ? small : signed_large;
+}
+
+/// The logistic function and its derivative, both accurate in either tail.
+struct Sigmoid {
+  F value, slope;
+};
+SHERD_INLINE Sigmoid sigmoid(F x) {
+  const F e = exp(-abs(x));
+  const F inverse = 1.0f / (1.0f + e);
+  const F small = e * inverse;
+  return {x < 0.0f ? small : inverse, small * inverse};
+}
+
+/// The normal distribution: Φ(x) within 3 ulp in either tail, and its density φ(x).
+struct Normal {
+  F cdf, density;
+};
+SHERD_INLINE Normal normal(F x) {
+  const F t = abs(x);
+  // x² in two parts: the exponential turns its rounding error into a relative error of x²/2 ulps.
+  const F high = (F)((U)x & 0xfffff000u);
+  const F low = (x - high) * (x + high);
+  const F e = exp(-0.5f * (high * high)) * (1.0f - 0.5f * low);
+  const F v = (t - 3.0f) / (t + 3.0f);
+  F p = all(5.367187e-05f);  // e^(t²/2)·Φ(-t) for t in [0, 14]
+  p = p * v + 0.00011554383f;
+  p = p * v + -0.0003394849f;
+  p = p * v + -0.0009837586f;
+  p = p * v + 0.0029045562f;
+  p = p * v + 0.006132071f;
+  p = p * v + -0.04621329f;
+  p = p * v + 0.12322503f;
+  p = p * v + -0.20640261f;
+  p = p * v + 0.12151395f;
+  const F tail = e * p;
+  return {x < 0.0f ? tail : 1.0f - tail, e * 0x1.988454p-2f};
+}
+
+}  // namespace
+}  // namespace sherd::tensor::cpu::SHERD_ISA

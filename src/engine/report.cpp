@@ -1,0 +1,167 @@
+#include "engine/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "base/error.h"
+
+namespace sherd::engine {
+namespace {
+
+using device::Category;
+using device::Tier;
+
+std::string printed(const char* format, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
+/// Three digits: 1.23, 12.3, 123.
+std::string three_digits(double value) {
+  return printed(value < 9.995 ? "%.2f" : value < 99.95 ? "%.1f" : "%.0f", value);
+}
+
+std::size_t width_of(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+}  // namespace
+
+std::string human_bytes(std::uint64_t bytes) {
+  if (bytes < 1024) return cat(bytes, " B");
+  constexpr const char* units[] = {" KiB", " MiB", " GiB", " TiB", " PiB", " EiB"};
+  double value = static_cast<double>(bytes) / 1024;
+  std::size_t unit = 0;
+  // 999.5 would print as "1000": the next unit reads better.
+  for (; value >= 999.5 && unit + 1 < std::size(units); ++unit) value /= 1024;
+  return three_digits(value) + units[unit];
+}
+
+std::string human_count(double count) {
+  if (!std::isfinite(count)) return "?";
+  if (std::abs(count) < 999.5) return printed(count == std::floor(count) ? "%.0f" : "%.3g", count);
+  constexpr const char* units[] = {"k", "M", "G", "T", "P"};
+  double value = count / 1000;
+  std::size_t unit = 0;
+  for (; std::abs(value) >= 999.5 && unit + 1 < std::size(units); ++unit) value /= 1000;
+  return three_digits(value) + units[unit];
+}
+
+std::string human_seconds(double seconds) {
+  if (!std::isfinite(seconds) || seconds < 0) return "?";
+  if (seconds < 59.95) return printed("%.1fs", seconds);
+  const auto whole = static_cast<long long>(std::llround(std::min(seconds, 1e15)));
+  char text[64];
+  if (whole < 3600)
+    std::snprintf(text, sizeof text, "%lld:%02lld", whole / 60, whole % 60);
+  else if (whole < 48 * 3600)
+    std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
+  else
+    std::snprintf(text, sizeof text, "%lldd %02lldh", whole / 86400, whole / 3600 % 24);
+  return text;
+}
+
+std::string format_table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows)
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      if (widths.size() <= i) widths.push_back(0);
+      widths[i] = std::max(widths[i], width_of(row[i]));
+    }
+  std::string out;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    std::string line;
+    for (std::size_t i = 0; i < rows[r].size(); ++i) {
+      const std::string space(widths[i] - width_of(rows[r][i]), ' ');
+      if (i > 0) line += "  ";
+      line += i == 0 ? rows[r][i] + space : space + rows[r][i];
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + '\n';
+    if (r > 0) continue;
+    std::size_t total = 0;
+    for (std::size_t i = 0; i < widths.size(); ++i) total += widths[i] + (i > 0 ? 2 : 0);
+    out += std::string(total, '-') + '\n';
+  }
+  return out;
+}
+
+MemoryReport MemoryReport::of(const device::Ledger& ledger) {
+  MemoryReport report;
+  for (int t = 0; t < device::tier_count; ++t) {
+    const auto tier = static_cast<Tier>(t);
+    Book& book = report.tiers[static_cast<std::size_t>(t)];
+    for (int c = 0; c < device::category_count; ++c) {
+      book.current[static_cast<std::size_t>(c)] = ledger.current(tier, static_cast<Category>(c));
+      book.peak[static_cast<std::size_t>(c)] = ledger.peak(tier, static_cast<Category>(c));
+    }
+    book.total_current = ledger.current(tier), book.total_peak = ledger.peak(tier), book.limit = ledger.limit(tier);
+  }
+  return report;
+}
+
+namespace {
+
+MemoryReport largest_of(std::span<const MemoryReport> ranks) {
+  MemoryReport most;
+  const auto raise = [](std::uint64_t& to, std::uint64_t value) { to = std::max(to, value); };
+  for (const MemoryReport& rank : ranks)
+    for (std::size_t t = 0; t < most.tiers.size(); ++t) {
+      auto& book = most.tiers[t];
+      for (std::size_t c = 0; c < book.peak.size(); ++c) {
+        raise(book.current[c], rank.tiers[t].current[c]);
+        raise(book.peak[c], rank.tiers[t].peak[c]);
+      }
+      raise(book.total_current, rank.tiers[t].total_current);
+      raise(book.total_peak, rank.tiers[t].total_peak);
+      raise(book.limit, rank.tiers[t].limit);
+    }
+  return most;
+}
+
+}  // namespace
+
+std::string memory_table(std::span<const MemoryReport> ranks) {
+  const MemoryReport report = largest_of(ranks);
+  std::vector<std::vector<std::string>> rows{
+      {ranks.size() > 1 ? cat("memory (largest of ", ranks.size(), " ranks)") : "memory", "now", "peak"}};
+  for (int t = 0; t < device::tier_count; ++t) {
+    const MemoryReport::Book& book = report.tiers[static_cast<std::size_t>(t)];
+    if (book.total_peak == 0) continue;
+    const std::string tier(device::name_of(static_cast<Tier>(t)));
+    for (int c = 0; c < device::category_count; ++c) {
+      const auto i = static_cast<std::size_t>(c);
+      if (book.peak[i] == 0) continue;
+      rows.push_back({cat(tier, " ", device::name_of(static_cast<Category>(c))), human_bytes(book.current[i]),
+                      human_bytes(book.peak[i])});
+    }
+    const std::string limit = book.limit ? cat(" (limit ", human_bytes(book.limit), ")") : "";
+    rows.push_back({tier + " total" + limit, human_bytes(book.total_current), human_bytes(book.total_peak)});
+  }
+  if (rows.size() == 1) rows.push_back({"nothing was allocated"});
+  return format_table(rows);
+}
+
+std::string traffic_table(const comm::Traffic& traffic, std::int64_t steps) {
+  const std::pair<const char*, std::uint64_t> lines[] = {
+      {"all-reduce", traffic.all_reduce}, {"all-gather", traffic.all_gather},
+      {"reduce-scatter", traffic.reduce_scatter}, {"all-to-all", traffic.all_to_all},
+      {"broadcast", traffic.broadcast}, {"point to point", traffic.p2p}, {"scalars", traffic.scalars}};
+  std::vector<std::vector<std::string>> rows{{"sent to other ranks", "in all", "per step"}};
+  const auto per_step = [&](std::uint64_t bytes) {
+    return steps > 0 ? human_bytes(bytes / static_cast<std::uint64_t>(steps)) : "-";
+  };
+  std::uint64_t total = 0;
+  for (const auto& [name, bytes] : lines) {
+    if (bytes == 0) continue;
+    rows.push_back({name, human_bytes(bytes), per_step(bytes)});
+    total += bytes;
+  }
+  rows.push_back({"total", human_bytes(total), per_step(total)});
+  return format_table(rows);
+}
+
+}  // namespace sherd::engine

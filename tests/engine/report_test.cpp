@@ -1,0 +1,84 @@
+#include "engine/report.h"
+
+#include <gtest/gtest.h>
+
+namespace sherd::engine {
+namespace {
+
+using device::Category;
+using device::Ledger;
+using device::Tier;
+
+TEST(Human, BytesHaveThreeDigits) {
+  EXPECT_EQ(human_bytes(0), "0 B");
+  EXPECT_EQ(human_bytes(1023), "1023 B");
+  EXPECT_EQ(human_bytes(1024), "1.00 KiB");
+  EXPECT_EQ(human_bytes(12'900'000), "12.3 MiB");
+  EXPECT_EQ(human_bytes(std::uint64_t{139} << 30), "139 GiB");
+  EXPECT_EQ(human_bytes((std::uint64_t{1} << 30) - 1), "1.00 GiB");
+  EXPECT_EQ(human_bytes(~std::uint64_t{0}), "16.0 EiB");
+}
+
+TEST(Human, CountsAndSeconds) {
+  EXPECT_EQ(human_count(7), "7");
+  EXPECT_EQ(human_count(0.25), "0.25");
+  EXPECT_EQ(human_count(12'345), "12.3k");
+  EXPECT_EQ(human_count(999'999), "1.00M");
+  EXPECT_EQ(human_count(1.39e11), "139G");
+  EXPECT_EQ(human_count(std::numeric_limits<double>::infinity()), "?");
+  EXPECT_EQ(human_seconds(8.24), "8.2s");
+  EXPECT_EQ(human_seconds(59.99), "1:00");
+  EXPECT_EQ(human_seconds(125), "2:05");
+  EXPECT_EQ(human_seconds(3725), "1:02:05");
+  EXPECT_EQ(human_seconds(3 * 86400 + 4 * 3600), "3d 04h");
+  EXPECT_EQ(human_seconds(std::numeric_limits<double>::quiet_NaN()), "?");
+}
+
+TEST(MemoryTable, ListsWhatWasHeld) {
+  Ledger ledger;
+  ledger.charge(Tier::device, Category::parameters, 2048);
+  ledger.charge(Tier::device, Category::activations, 4096);
+  ledger.credit(Tier::device, Category::activations, 4096);
+  ledger.charge(Tier::device, Category::gradients, 1024);
+  ledger.charge(Tier::host, Category::optimizer, 512);
+  ledger.set_limit(Tier::device, 1 << 20);
+  const MemoryReport report = MemoryReport::of(ledger);
+  EXPECT_EQ(memory_table({&report, 1}),
+            "memory                             now      peak\n"
+            "------------------------------------------------\n"
+            "device parameters             2.00 KiB  2.00 KiB\n"
+            "device gradients              1.00 KiB  1.00 KiB\n"
+            "device activations                 0 B  4.00 KiB\n"
+            "device total (limit 1.00 MiB) 3.00 KiB  6.00 KiB\n"
+            "host optimizer                   512 B     512 B\n"
+            "host total                       512 B     512 B\n");
+}
+
+TEST(MemoryTable, TakesTheLargestOfAllRanks) {
+  Ledger a, b;
+  a.charge(Tier::device, Category::parameters, 100);
+  b.charge(Tier::device, Category::parameters, 300);
+  a.charge(Tier::device, Category::gradients, 50);
+  const MemoryReport ranks[] = {MemoryReport::of(a), MemoryReport::of(b)};
+  const std::string table = memory_table(ranks);
+  EXPECT_NE(table.find("largest of 2 ranks"), std::string::npos);
+  EXPECT_NE(table.find("device parameters           300 B"), std::string::npos) << table;
+  EXPECT_NE(table.find("device gradients             50 B"), std::string::npos) << table;
+  const MemoryReport empty;
+  EXPECT_NE(memory_table({&empty, 1}).find("nothing was allocated"), std::string::npos);
+}
+
+TEST(TrafficTable, DividesBySteps) {
+  comm::Traffic traffic;
+  traffic.all_gather = 10 * 1024, traffic.scalars = 100;
+  EXPECT_EQ(traffic_table(traffic, 10),
+            "sent to other ranks    in all  per step\n"
+            "---------------------------------------\n"
+            "all-gather           10.0 KiB  1.00 KiB\n"
+            "scalars                 100 B      10 B\n"
+            "total                10.1 KiB  1.01 KiB\n");
+  EXPECT_NE(traffic_table(traffic, 0).find("-\n"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace sherd::engine

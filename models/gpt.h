@@ -1,0 +1,40 @@
+#pragma once
+
+#include "models/transformer_block.h"
+
+namespace sherd::models {
+
+/// A decoder-only language model, GPT-2's or Llama's style by its options. Parts: "tokens", "positions" (learned
+/// ones), "embedding_dropout", "blocks", "norm", "head" (whose weight is the token table when tied). Each block is a
+/// unit of sharding and recompute; the rest forms the model's own.
+class Gpt : public nn::Model {
+ public:
+  /// Throws Error{config} where the options do not fit each other.
+  explicit Gpt(const GptOptions& options);
+
+  /// The resolved options.
+  const GptOptions& options() const { return options_; }
+  /// Scores of the next token after every position. tokens: int32 [batch, seq]; the result: [batch, seq,
+  /// padded_vocab], of which columns from vocab_size on mean nothing.
+  Var logits(Tape& tape, const tensor::Tensor& tokens);
+  /// The same after position `position` of every sequence alone: [batch, padded_vocab]. Not recorded.
+  tensor::Tensor logits_at(Tape& tape, const tensor::Tensor& tokens, std::int64_t position);
+
+ protected:
+  /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s], or -100
+  /// where none is to be learned. Gives the mean loss. Throws Error{data} for what is missing or does not fit.
+  Var forward(Tape& tape, const tensor::Batch& batch) override;
+
+ private:
+  Var hidden(Tape& tape, const tensor::Tensor& tokens);
+
+  GptOptions options_;
+  std::shared_ptr<nn::Embedding> tokens_;
+  std::shared_ptr<nn::Positions> positions_;
+  std::shared_ptr<nn::Dropout> embedding_dropout_;
+  std::shared_ptr<nn::LayerList> blocks_;
+  std::shared_ptr<nn::Layer> norm_;
+  std::shared_ptr<nn::Linear> head_;
+};
+
+}  // namespace sherd::models

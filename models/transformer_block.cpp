@@ -1,0 +1,86 @@
+#include "models/transformer_block.h"
+
+#include <cmath>
+
+#include "autograd/attention.h"
+#include "autograd/elementwise.h"
+
+namespace sherd::models {
+namespace {
+
+using autograd::Init;
+
+tensor::Activation fused_activation(Mlp mlp) {
+  switch (mlp) {
+    case Mlp::gelu_tanh: return tensor::Activation::gelu_tanh;
+    case Mlp::gelu_erf: return tensor::Activation::gelu_erf;
+    case Mlp::swiglu: break;
+  }
+  return tensor::Activation::none;
+}
+
+/// What projects back onto the residual stream starts smaller, so that the stream's variance does not grow with depth
+/// (Radford et al. 2019).
+Init output_init(const GptOptions& o) {
+  return Init::normal(0, o.init_std / std::sqrt(2.0 * static_cast<double>(o.layers)));
+}
+
+}  // namespace
+
+std::shared_ptr<nn::Layer> make_norm(const GptOptions& options) {
+  if (options.norm == Norm::rms_norm) return std::make_shared<nn::RmsNorm>(options.hidden, options.norm_eps);
+  return std::make_shared<nn::LayerNorm>(options.hidden, options.norm_eps);
+}
+
+SelfAttention::SelfAttention(const GptOptions& o)
+    : geometry_(o.geometry()),
+      rotary_(o.positions == PositionKind::rotary),
+      rotary_base_(o.rotary_base),
+      qkv_(add("qkv", std::make_shared<nn::Linear>(
+                          o.hidden, o.qkv_width(),
+                          nn::LinearOptions{.bias = o.bias, .init = Init::normal(0, o.init_std)}))),
+      projection_(add("projection",
+                      std::make_shared<nn::Linear>(o.heads * o.head_dim, o.hidden,
+                                                   nn::LinearOptions{.bias = o.bias, .init = output_init(o)}))),
+      dropout_(add("dropout", std::make_shared<nn::Dropout>(o.attention_dropout))) {}
+
+Var SelfAttention::forward(Tape& tape, const Var& x) {
+  tensor::Attention geometry = geometry_;
+  if (tape.training && geometry.dropout > 0) geometry.key = dropout_->key(tape);
+  Var qkv = (*qkv_)(tape, x);
+  if (rotary_) qkv = autograd::rotary(qkv, geometry, rotary_base_);
+  return (*projection_)(tape, autograd::attention(qkv, geometry));
+}
+
+FeedForward::FeedForward(const GptOptions& o)
+    : gated_(o.mlp == Mlp::swiglu),
+      up_(add("up", std::make_shared<nn::Linear>(
+                        o.hidden, gated_ ? 2 * o.ffn_hidden : o.ffn_hidden,
+                        nn::LinearOptions{.bias = o.bias, .activation = fused_activation(o.mlp),
+                                          .init = Init::normal(0, o.init_std)}))),
+      down_(add("down", std::make_shared<nn::Linear>(
+                            o.ffn_hidden, o.hidden,
+                            nn::LinearOptions{.bias = o.bias, .init = output_init(o)}))) {}
+
+Var FeedForward::forward(Tape& tape, const Var& x) {
+  Var wide = (*up_)(tape, x);
+  if (gated_) wide = autograd::swiglu(wide);
+  return (*down_)(tape, wide);
+}
+
+TransformerBlock::TransformerBlock(const GptOptions& o)
+    : norm_1_(add("norm_1", make_norm(o))),
+      norm_2_(nullptr),
+      attention_(add("attention", std::make_shared<SelfAttention>(o))),
+      attention_dropout_(add("attention_dropout", std::make_shared<nn::Dropout>(o.hidden_dropout))) {
+  norm_2_ = add("norm_2", make_norm(o));
+  mlp_ = add("mlp", std::make_shared<FeedForward>(o));
+  mlp_dropout_ = add("mlp_dropout", std::make_shared<nn::Dropout>(o.hidden_dropout));
+}
+
+Var TransformerBlock::forward(Tape& tape, const Var& x) {
+  Var middle = attention_dropout_->add_to(tape, (*attention_)(tape, (*norm_1_)(tape, x)), x);
+  return mlp_dropout_->add_to(tape, (*mlp_)(tape, (*norm_2_)(tape, middle)), middle);
+}
+
+}  // namespace sherd::models

@@ -1,0 +1,27 @@
+#include "nn/embedding.h"
+
+#include "autograd/embedding.h"
+
+namespace sherd::nn {
+
+Embedding::Embedding(std::int64_t rows, std::int64_t width, Init init)
+    : weight_(declare("weight", {rows, width}, init)) {
+  require(rows > 0 && width > 0, "an embedding of ", rows, " rows of ", width);
+}
+
+Var Embedding::operator()(Tape& tape, const tensor::Tensor& ids) {
+  return run(tape, {}, [this, ids](Tape& t, const std::vector<Var>&) {
+    return autograd::embedding(ids, t.parameter(weight_));
+  });
+}
+
+Positions::Positions(std::int64_t max_positions, std::int64_t width, Init init)
+    : weight_(declare("weight", {max_positions, width}, init)) {
+  require(max_positions > 0 && width > 0, "a table of ", max_positions, " positions of ", width);
+}
+
+Var Positions::forward(Tape& tape, const Var& x) {
+  return autograd::add_positions(x, tape.parameter(weight_));
+}
+
+}  // namespace sherd::nn

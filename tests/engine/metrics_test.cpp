@@ -28,7 +28,7 @@ StepMetrics example(std::int64_t step) {
 
 TEST(Metrics, KeysAreFixedAndInOrder) {
   EXPECT_EQ(to_json(example(7)),
-            R"({"step":7,"loss":0.1,"lr":0.0003,"grad_norm":0.3333333333333333,"loss_scale":65536,"skipped":false,)"
+            R"({"step":7,"loss":0.1,"lr":3e-04,"grad_norm":0.3333333333333333,"loss_scale":65536,"skipped":false,)"
             R"("tokens":4096,"step_ms":12.5,"tokens_per_s":327680,"mfu":0.5,)"
             R"("mem":{"device_peak":1,"host_peak":2,"nvme_peak":3},)"
             R"("comm":{"all_reduce_bytes":4,"all_gather_bytes":5,"reduce_scatter_bytes":6,"all_to_all_bytes":7,)"

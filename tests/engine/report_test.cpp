@@ -44,14 +44,14 @@ TEST(MemoryTable, ListsWhatWasHeld) {
   ledger.set_limit(Tier::device, 1 << 20);
   const MemoryReport report = MemoryReport::of(ledger);
   EXPECT_EQ(memory_table({&report, 1}),
-            "memory                             now      peak\n"
-            "------------------------------------------------\n"
-            "device parameters             2.00 KiB  2.00 KiB\n"
-            "device gradients              1.00 KiB  1.00 KiB\n"
-            "device activations                 0 B  4.00 KiB\n"
-            "device total (limit 1.00 MiB) 3.00 KiB  6.00 KiB\n"
-            "host optimizer                   512 B     512 B\n"
-            "host total                       512 B     512 B\n");
+            "memory                              now      peak\n"
+            "-------------------------------------------------\n"
+            "device parameters              2.00 KiB  2.00 KiB\n"
+            "device gradients               1.00 KiB  1.00 KiB\n"
+            "device activations                  0 B  4.00 KiB\n"
+            "device total (limit 1.00 MiB)  3.00 KiB  6.00 KiB\n"
+            "host optimizer                    512 B     512 B\n"
+            "host total                        512 B     512 B\n");
 }
 
 TEST(MemoryTable, TakesTheLargestOfAllRanks) {
@@ -62,8 +62,8 @@ TEST(MemoryTable, TakesTheLargestOfAllRanks) {
   const MemoryReport ranks[] = {MemoryReport::of(a), MemoryReport::of(b)};
   const std::string table = memory_table(ranks);
   EXPECT_NE(table.find("largest of 2 ranks"), std::string::npos);
-  EXPECT_NE(table.find("device parameters           300 B"), std::string::npos) << table;
-  EXPECT_NE(table.find("device gradients             50 B"), std::string::npos) << table;
+  EXPECT_NE(table.find("device parameters            300 B"), std::string::npos) << table;
+  EXPECT_NE(table.find("device gradients              50 B"), std::string::npos) << table;
   const MemoryReport empty;
   EXPECT_NE(memory_table({&empty, 1}).find("nothing was allocated"), std::string::npos);
 }

@@ -1,0 +1,204 @@
+#include "engine/checkpoint.h"
+
+#include <fcntl.h>
+#include <stdio.h>  // renameat2
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/log.h"
+
+namespace sherd::engine {
+namespace {
+
+using sharding::Piece;
+using sharding::Segment;
+using tensor::Tensor;
+
+std::string rank_file(int rank) {
+  const std::string digits = std::to_string(rank);
+  return "rank_" + std::string(5 - std::min<std::size_t>(5, digits.size()), '0') + digits + ".safetensors";
+}
+
+/// One flat tensor of a segment that a checkpoint holds, with the flat index of its first element.
+struct Kept {
+  std::string kind;
+  Tensor flat;
+  std::int64_t begin;
+};
+
+std::vector<Kept> kept_tensors(const Segment& segment, const Optimizer& optimizer) {
+  if (!segment.key().trainable)
+    return {{"frozen", segment.parameters(), segment.parameters_sharded() ? segment.own_begin() : 0}};
+  std::vector<Kept> out{{"fp32", segment.masters(), segment.update_begin()}};
+  for (std::size_t i = 0; i < segment.moments().size(); ++i)
+    out.push_back({optimizer.moment_names()[i], segment.moments()[i].tensor(), segment.update_begin()});
+  return out;
+}
+
+/// Calls visit(kind, parameter, piece, elements) for all that this rank must write: its own part, so that the ranks
+/// together write everything once, replicated or not.
+template <class Visit>
+void for_each_owned(const sharding::ShardedModel& model, const Optimizer& optimizer, const Visit& visit) {
+  for (const auto& unit : model.units())
+    for (const auto& segment : unit->segments())
+      for (const Kept& kept : kept_tensors(*segment, optimizer))
+        for (const Piece& piece : segment->layout().pieces(segment->own_begin(), segment->own_end()))
+          visit(kept.kind, *segment->layout().parameters()[piece.slot], piece,
+                kept.flat.range(piece.flat_begin - kept.begin, piece.flat_begin - kept.begin + piece.count));
+}
+
+void write_rank_file(const std::filesystem::path& path, const sharding::ShardedModel& model, const Optimizer& optimizer) {
+  std::vector<SafetensorsSpec> specs;
+  std::map<std::string, std::string> offsets;
+  for_each_owned(model, optimizer, [&](const std::string& kind, const autograd::Parameter& parameter,
+                                       const Piece& piece, const Tensor& elements) {
+    specs.push_back({kind + "." + parameter.name, elements.dtype(), {piece.count}});
+    offsets[specs.back().name] = std::to_string(piece.parameter_begin);
+  });
+  SafetensorsWriter writer(path, std::move(specs), offsets);
+  for_each_owned(model, optimizer, [&](const std::string& kind, const autograd::Parameter& parameter, const Piece&,
+                                       const Tensor& elements) { writer.write(kind + "." + parameter.name, 0, elements); });
+  writer.finish();
+}
+
+/// Puts `partial` in the place of `final_name`; a checkpoint of that name is exchanged in one step and removed after.
+void publish(const std::filesystem::path& partial, const std::filesystem::path& final_name) {
+  if (!std::filesystem::exists(final_name)) return publish_folder(partial, final_name);
+  sync_folder(partial);
+  if (renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, final_name.c_str(), RENAME_EXCHANGE) != 0)
+    fail(ErrorKind::io, "the file system cannot replace ", final_name.string(), " in one step (", std::strerror(errno),
+         "): save under another tag or remove that folder first");
+  sync_folder(final_name.parent_path());
+  std::filesystem::remove_all(partial);
+}
+
+void barrier(Engine& engine, const char* label) {
+  comm::CallOptions options;
+  options.label = label;
+  options.scalar = true;
+  engine.dist().world().barrier(options);
+}
+
+std::vector<FileChecksum> gather_checksums(Engine& engine, const FileChecksum& own) {
+  const std::int64_t ranks = engine.dist().world_size();
+  const std::int64_t mine[2] = {static_cast<std::int64_t>(own.bytes), own.crc32c};
+  Tensor shard = Tensor::of<std::int64_t>(engine.device(), {2}, mine);
+  Tensor all = Tensor::empty(engine.device(), {2 * ranks}, DType::i64);
+  comm::CallOptions options;
+  options.label = "checkpoint checksums";
+  options.scalar = true;
+  engine.dist().world().all_gather({{shard, all}}, options).wait();
+  std::vector<FileChecksum> out;
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const std::int64_t* entry = all.data<std::int64_t>() + 2 * r;
+    out.push_back({static_cast<std::uint64_t>(entry[0]), static_cast<std::uint32_t>(entry[1])});
+  }
+  return out;
+}
+
+}  // namespace
+
+Manifest CheckpointAccess::describe(const Engine& engine, const ClientState& client) {
+  Manifest out;
+  out.world_size = engine.dist_->world_size();
+  out.micro_steps = engine.counters_.micro_steps;
+  out.global_steps = engine.counters_.global_steps;
+  out.global_samples = engine.counters_.global_samples;
+  out.skipped_steps = engine.counters_.skipped_steps;
+  out.optimizer_steps = engine.optimizer_->steps();
+  if (engine.scheduler_) out.scheduler = engine.scheduler_->save();
+  if (engine.scaler_) out.loss_scaler = engine.scaler_->save();
+  out.compute_dtype = name_of(engine.config_.precision.compute);
+  out.config = config::dump(engine.config_);
+  out.client = client;
+  for (const nn::ParameterPtr& parameter : engine.model_->parameters()) {
+    const auto dims = parameter->shape.dims();
+    out.shapes[parameter->name] = {dims.begin(), dims.end()};
+  }
+  return out;
+}
+
+void CheckpointAccess::save(Engine& engine, const std::string& directory, const std::string& tag,
+                            const ClientState& client) {
+  require(engine.accumulated_ == 0, "save at an accumulation boundary: ", engine.accumulated_,
+          " micro-batches have gradients that no update took up yet");
+  require(!directory.empty() && tag.find('/') == std::string::npos, "a checkpoint needs a folder and a tag without '/'");
+  const std::filesystem::path base(directory), final_name = base / tag, partial = base / (tag + ".partial");
+  const int rank = engine.dist_->rank();
+  if (rank == 0) {
+    std::error_code error;
+    std::filesystem::remove_all(partial, error);  // left by a run that died while saving
+    if (!std::filesystem::create_directories(partial, error) && error)
+      fail(ErrorKind::io, "cannot create ", partial.string(), ": ", error.message());
+  }
+  barrier(engine, "checkpoint folder made");
+  write_rank_file(partial / rank_file(rank), engine.sharded(), *engine.optimizer_);
+  const auto sums = gather_checksums(engine, checksum_file(partial / rank_file(rank)));
+  if (rank == 0) {
+    Manifest manifest = describe(engine, client);
+    for (int r = 0; r < engine.dist_->world_size(); ++r) manifest.files[rank_file(r)] = sums[static_cast<std::size_t>(r)];
+    write_file_atomically(partial / "manifest.json", manifest.to_json());
+    publish(partial, final_name);
+    write_file_atomically(base / "latest", tag + "\n");
+  }
+  barrier(engine, "checkpoint published");
+}
+
+namespace {
+
+void check_matches(const CheckpointReader& reader, const nn::Module& model, int world_size) {
+  const Manifest& manifest = reader.manifest();
+  if (manifest.world_size != world_size)
+    fail(ErrorKind::config, "checkpoint ", reader.folder().string(), " was written by ", manifest.world_size,
+         " ranks and cannot be resumed by ", world_size, ": start with --ranks ", manifest.world_size,
+         " (resuming at another world size is not in this build)");
+  for (const nn::ParameterPtr& parameter : model.parameters()) {
+    const auto found = manifest.shapes.find(parameter->name);
+    if (found == manifest.shapes.end())
+      fail(ErrorKind::data, "checkpoint ", reader.folder().string(), " has no parameter '", parameter->name,
+           "': the model section differs from the saved run's");
+    const tensor::Shape saved{std::span<const std::int64_t>(found->second)};
+    if (!(saved == parameter->shape))
+      fail(ErrorKind::data, "parameter '", parameter->name, "' has shape ", parameter->shape.str(), " here and ",
+           saved.str(), " in checkpoint ", reader.folder().string());
+  }
+  if (manifest.shapes.size() != model.parameters().size())
+    fail(ErrorKind::data, "checkpoint ", reader.folder().string(), " has ", manifest.shapes.size(),
+         " parameters, this model ", model.parameters().size());
+}
+
+void read_segment(const CheckpointReader& reader, Segment& segment, const Optimizer& optimizer, tensor::Kernels& kernels) {
+  for (const Kept& kept : kept_tensors(segment, optimizer))
+    for (const Piece& piece : segment.layout().pieces(kept.begin, kept.begin + kept.flat.numel()))
+      reader.read(kept.kind, segment.layout().parameters()[piece.slot]->name, piece.parameter_begin,
+                  kept.flat.range(piece.flat_begin - kept.begin, piece.flat_begin - kept.begin + piece.count));
+  segment.round_masters(kernels);
+}
+
+}  // namespace
+
+void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest) {
+  engine.counters_ = {manifest.micro_steps, manifest.global_steps, manifest.global_samples, manifest.skipped_steps};
+  engine.optimizer_->set_steps(manifest.optimizer_steps);
+  if (engine.scheduler_ && !manifest.scheduler.empty()) engine.scheduler_->restore(manifest.scheduler);
+  if (engine.scaler_ && !manifest.loss_scaler.empty()) engine.scaler_->restore(manifest.loss_scaler);
+}
+
+ClientState CheckpointAccess::load(Engine& engine, const std::string& directory, const std::string& tag) {
+  CheckpointReader reader(checkpoint_folder(directory, tag));
+  check_matches(reader, *engine.model_, engine.dist_->world_size());
+  reader.verify(rank_file(engine.dist_->rank()));
+  barrier(engine, "checkpoint verified");
+  for (const auto& unit : engine.sharded().units())
+    for (const auto& segment : unit->segments()) {
+      read_segment(reader, *segment, *engine.optimizer_, *engine.kernels_);
+      engine.sharded().publish(*segment);
+    }
+  engine.sharded().end_step();
+  restore_counters(engine, reader.manifest());
+  return reader.manifest().client;
+}
+
+}  // namespace sherd::engine

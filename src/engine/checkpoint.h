@@ -1,0 +1,82 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/safetensors.h"
+
+namespace sherd::engine {
+
+// A checkpoint is a folder:
+//
+//   DIR/latest                      the tag to resume from; moved last
+//   DIR/TAG/manifest.json           counters, schedule, caller's strings, configuration, and size and CRC-32C of each file
+//   DIR/TAG/rank_RRRRR.safetensors  what rank R owns of every tensor
+//
+// Tensors carry parameter names and offsets, never offsets within units: "fp32.NAME" holds elements [b, b + n) of the
+// master weights of parameter NAME, and the metadata entry of that tensor's name is b; likewise each of the optimizer's
+// moments ("exp_avg.NAME", …) and "frozen.NAME" for parameters that do not train. So a reader can put any range of any parameter together,
+// whatever the sharding was.
+
+/// Everything of a checkpoint but its tensors.
+struct Manifest {
+  int world_size = 0;
+  std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
+  std::int64_t optimizer_steps = 0;
+  std::string scheduler, loss_scaler;  ///< states as their owners wrote them; empty: none
+  std::string compute_dtype;
+  std::string config;                  ///< config::dump of the run
+  ClientState client;
+  std::map<std::string, std::vector<std::int64_t>> shapes;  ///< of every parameter, by name
+  std::map<std::string, FileChecksum> files;
+
+  std::string to_json() const;
+  /// Throws Error{data} naming `path`.
+  static Manifest from_json(const std::string& text, const std::filesystem::path& path);
+};
+
+/// The folder that DIR/latest, or `tag`, names. Throws Error{io} when there is none.
+std::filesystem::path checkpoint_folder(const std::filesystem::path& directory, const std::string& tag = "");
+
+/// Reads ranges of parameters out of a checkpoint's files, however they were cut. The files stay mapped while it lives.
+class CheckpointReader {
+ public:
+  /// Reads and checks the manifest and opens all files. Throws Error{data} or Error{io} naming the file.
+  explicit CheckpointReader(std::filesystem::path folder);
+
+  const Manifest& manifest() const { return manifest_; }
+  const std::filesystem::path& folder() const { return folder_; }
+  /// Compares one file's bytes with the manifest's checksum. Throws Error{data}.
+  void verify(const std::string& file) const;
+  bool has(const std::string& kind, const std::string& parameter) const;
+  /// Elements [begin, begin + to.numel()) of KIND.PARAMETER into `to`. Throws Error{data} when any of them is missing or
+  /// the dtype differs.
+  void read(const std::string& kind, const std::string& parameter, std::int64_t begin, const tensor::Tensor& to) const;
+
+ private:
+  struct Part {
+    std::size_t file;
+    std::int64_t begin, count;
+  };
+  Manifest manifest_;
+  std::filesystem::path folder_;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, std::vector<Part>> parts_;  ///< by "KIND.PARAMETER"
+};
+
+/// The engine's half of saving and loading.
+class CheckpointAccess {
+ public:
+  static void save(Engine& engine, const std::string& directory, const std::string& tag, const ClientState& client);
+  static ClientState load(Engine& engine, const std::string& directory, const std::string& tag);
+
+ private:
+  static Manifest describe(const Engine& engine, const ClientState& client);
+  static void restore_counters(Engine& engine, const Manifest& manifest);
+};
+
+}  // namespace sherd::engine

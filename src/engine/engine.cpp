@@ -1,0 +1,232 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "base/log.h"
+#include "engine/checkpoint.h"
+
+namespace sherd {
+namespace {
+
+using engine::StepReport;
+using tensor::Tensor;
+
+/// Adds the wall time of its life to `total`, in milliseconds.
+class PhaseTimer {
+ public:
+  explicit PhaseTimer(double& total) : total_(total), start_(std::chrono::steady_clock::now()) {}
+  ~PhaseTimer() {
+    total_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();
+  }
+  PhaseTimer(const PhaseTimer&) = delete;
+  PhaseTimer& operator=(const PhaseTimer&) = delete;
+
+ private:
+  double& total_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+int threads_for(const config::Config& config, const Distributed& dist) {
+  if (config.device.threads_per_rank > 0) return config.device.threads_per_rank;
+  return std::max(1, available_cores() / dist.local_size());
+}
+
+autograd::Recompute recompute_for(const config::Config& config) {
+  switch (config.training.recompute) {
+    case config::Recompute::full: return autograd::Recompute::full;
+    case config::Recompute::selective: return autograd::Recompute::selective;
+    case config::Recompute::none: break;
+  }
+  return autograd::Recompute::none;
+}
+
+}  // namespace
+
+Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config)
+    : dist_(std::move(dist)), config_(config), model_(std::move(model)) {
+  require(dist_ != nullptr && model_ != nullptr, "an engine needs ranks and a model");
+  if (config_.device.type == config::DeviceType::cuda)
+    fail(ErrorKind::config, "device.type is 'cuda', but this build has no CUDA: set it to 'cpu' or 'auto'");
+  config_.batch = config::resolve_batch(config_, dist_->world_size());
+  device_ = device::make_cpu_device(threads_for(config_, *dist_));
+  device_->ledger().set_limit(device::Tier::device, config_.device.device_memory_limit);
+  device_->ledger().set_limit(device::Tier::host, config_.device.host_memory_limit);
+  kernels_ = tensor::make_kernels(*device_);
+  optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer);
+  scheduler_ = engine::make_scheduler(config_, optimizer_);
+  sharded_ = std::make_unique<sharding::ShardedModel>(
+      model_, sharding::make_sharding_options(config_, optimizer_->moments()), dist_->world(), *kernels_);
+  tape_ = std::make_unique<autograd::Tape>(*kernels_);
+  tape_->recompute = recompute_for(config_);
+  if (config_.precision.compute == DType::f16) scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
+  if (dist_->rank() == 0)
+    for (const std::string& note : config_.notes) log_info(note);
+}
+
+Engine::~Engine() = default;
+
+bool Engine::is_gradient_accumulation_boundary() const {
+  return boundary_override_.value_or(accumulated_ + 1 >= gradient_accumulation_steps());
+}
+
+RandomKey Engine::micro_batch_key() const {
+  return RandomKey{config_.training.seed, 0}
+      .at(static_cast<std::uint64_t>(counters_.global_steps))
+      .at(static_cast<std::uint64_t>(accumulated_))
+      .at(static_cast<std::uint64_t>(dist_->rank()));
+}
+
+autograd::Var Engine::forward(const tensor::Batch& batch) {
+  PhaseTimer timer(times_.forward);
+  require(phase_ == Phase::idle || !training_, "forward() was called again before backward() and step(); in eval() mode "
+          "it may be called alone");
+  tape_->training = training_;
+  tape_->random = micro_batch_key();
+  if (!training_) {
+    autograd::Tape::NoGrad no_grad(*tape_);
+    sharded_->begin_evaluation();
+    autograd::Var loss = (*model_)(*tape_, batch);
+    sharded_->end_evaluation();
+    return loss;
+  }
+  tape_->clear();
+  sharded_->begin_training(is_gradient_accumulation_boundary());
+  autograd::Var loss = (*model_)(*tape_, batch);
+  loss_sum_ += item(loss);
+  phase_ = Phase::forwarded;
+  return loss;
+}
+
+void Engine::backward(const autograd::Var& loss) {
+  PhaseTimer timer(times_.backward);
+  require(phase_ == Phase::forwarded, "backward() needs the loss of a forward() in train() mode, once");
+  const double scale = scaler_ ? scaler_->scale() : 1.0;
+  tape_->backward(loss, scale / static_cast<double>(gradient_accumulation_steps()));
+  sharded_->end_training();
+  phase_ = Phase::backwarded;
+}
+
+void Engine::step() {
+  require(phase_ == Phase::backwarded, "step() follows backward(), once per micro-batch");
+  phase_ = Phase::idle;
+  const bool boundary = is_gradient_accumulation_boundary();
+  ++counters_.micro_steps;
+  ++accumulated_;
+  report_.applied = false;
+  if (!boundary) return;
+  {
+    PhaseTimer timer(times_.update);
+    update();
+  }
+  report_.times = std::exchange(times_, {});
+  accumulated_ = 0;
+  loss_sum_ = 0;
+  stepped_ = true;
+  if (config_.steps_per_print > 0 && counters_.global_steps % config_.steps_per_print == 0) print_step();
+}
+
+void Engine::update() {
+  report_.lr = optimizer_->lr();
+  report_.loss = mean_over_ranks(loss_sum_ / static_cast<double>(accumulated_), "loss");
+  report_.loss_scale = scaler_ ? scaler_->scale() : 1.0;
+  if (!std::isfinite(report_.loss) && !scaler_)
+    fail(ErrorKind::numerics, "the loss is ", report_.loss, " at step ", counters_.global_steps + 1,
+         ": nothing was updated; lower the learning rate, clip gradients (gradient_clipping), or resume from the last "
+         "checkpoint");
+  const tensor::ExactSum squares = sharded_->gradient_sum_of_squares();
+  const bool overflow = squares.non_finite > 0 || !std::isfinite(report_.loss);
+  report_.grad_norm = std::sqrt(squares.value()) / report_.loss_scale;
+  if (scaler_) scaler_->update(overflow);
+  if (overflow && !scaler_ && !(config_.precision.compute == DType::bf16 && config_.precision.check_grad_overflow))
+    fail(ErrorKind::numerics, "a gradient is NaN or infinite at step ", counters_.global_steps + 1,
+         " although the loss is finite: nothing was updated; lower the learning rate or clip gradients");
+  if (overflow) {
+    sharded_->clear_gradients();
+    return finish_step(false);
+  }
+  const double factor = optim::gradient_factor(report_.grad_norm, report_.loss_scale, config_.gradient_clipping);
+  optimizer_->begin_step();
+  for (sharding::Segment* segment : sharded_->trainable_segments()) {
+    if (!optimizer_->update(*segment, factor, *kernels_))
+      fail(ErrorKind::numerics, "the update of unit '", segment->name(), "' is NaN or infinite at step ",
+           counters_.global_steps + 1, ": lower the learning rate and resume from the last checkpoint");
+    sharded_->publish(*segment);
+  }
+  sharded_->end_step();
+  finish_step(true);
+}
+
+void Engine::finish_step(bool applied) {
+  report_.applied = applied;
+  if (!applied) ++counters_.skipped_steps;
+  else if (scheduler_) scheduler_->step();
+  ++counters_.global_steps;
+  counters_.global_samples += train_batch_size();
+}
+
+double Engine::mean_over_ranks(double value, const char* what) {
+  if (dist_->world_size() == 1) return value;
+  Tensor x = Tensor::of<double>(*device_, {1}, std::span<const double>(&value, 1));
+  comm::CallOptions options;
+  options.label = what;
+  options.scalar = true;
+  dist_->world().all_reduce(x, comm::ReduceOp::sum, 1.0 / dist_->world_size(), options).wait();
+  return x.data<double>()[0];
+}
+
+const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next) {
+  require(training_, "train_batch() needs train() mode");
+  bool boundary;
+  do {
+    boundary = is_gradient_accumulation_boundary();
+    backward(forward(next()));
+    step();
+  } while (!boundary);
+  return report_;
+}
+
+double Engine::eval_batch(const tensor::Batch& batch) {
+  const bool was_training = std::exchange(training_, false);
+  const double loss = item(forward(batch));
+  training_ = was_training;
+  return mean_over_ranks(loss, "evaluation loss");
+}
+
+double Engine::item(const autograd::Var& loss) {
+  const Tensor& value = loss.value();
+  require(value.numel() == 1, "item() takes a scalar, not ", value.shape().str());
+  switch (value.dtype()) {
+    case DType::f32: return value.data<float>()[0];
+    case DType::f64: return value.data<double>()[0];
+    case DType::bf16: return static_cast<float>(value.data<bf16>()[0]);
+    case DType::f16: return static_cast<float>(value.data<f16>()[0]);
+    default: fail(ErrorKind::usage, "a loss of ", name_of(value.dtype()), " has no number to read");
+  }
+}
+
+std::optional<double> Engine::get_global_grad_norm() const {
+  return stepped_ ? std::optional(report_.grad_norm) : std::nullopt;
+}
+
+void Engine::print_step() const {
+  if (dist_->rank() != 0) return;
+  log_info("step=", counters_.global_steps, " loss=", report_.loss, " grad_norm=", report_.grad_norm,
+           " lr=", report_.lr.empty() ? 0.0 : report_.lr.front(), " skipped=", counters_.skipped_steps,
+           scaler_ ? cat(" loss_scale=", report_.loss_scale) : std::string());
+  if (config_.wall_clock_breakdown)
+    log_info("time (ms) | forward ", report_.times.forward, " | backward ", report_.times.backward, " | step ",
+             report_.times.update);
+}
+
+void Engine::save_checkpoint(const std::string& directory, const std::string& tag, const engine::ClientState& client) {
+  engine::CheckpointAccess::save(*this, directory, tag.empty() ? cat("global_step", counters_.global_steps) : tag, client);
+}
+
+engine::ClientState Engine::load_checkpoint(const std::string& directory, const std::string& tag) {
+  return engine::CheckpointAccess::load(*this, directory, tag);
+}
+
+}  // namespace sherd

@@ -1,0 +1,148 @@
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "autograd/tape.h"
+#include "comm/communicator.h"
+#include "config/config.h"
+#include "device/device.h"
+#include "engine/distributed.h"
+#include "engine/optimizer.h"
+#include "nn/module.h"
+#include "sharding/sharded_model.h"
+
+namespace sherd {
+
+namespace engine {
+
+/// Wall time of the last optimizer step by phase, in milliseconds, summed over its micro-batches.
+struct StepTimes {
+  double forward = 0, backward = 0, update = 0;
+  double total() const { return forward + backward + update; }
+};
+
+/// What the last optimizer step did, the same on every rank.
+struct StepReport {
+  bool applied = false;     ///< false when gradients overflowed and the update was skipped
+  double loss = 0;          ///< mean over ranks and micro-batches, of the unscaled loss
+  double grad_norm = 0;     ///< global L2 norm of the averaged gradients, unscaled, before clipping; NaN on overflow
+  double loss_scale = 1;    ///< that the step's gradients were computed with
+  std::vector<double> lr;   ///< used by the step, one per parameter group
+  StepTimes times;
+};
+
+/// Strings that a caller wants to find again in a checkpoint (its position in the data, say).
+using ClientState = std::map<std::string, std::string>;
+
+}  // namespace engine
+
+/// Trains one sharded model: forward, backward, step, with DeepSpeed's counters and rules of accumulation.
+///
+/// Made by initialize(). One per rank; every method is called from that rank's thread, and by all ranks alike
+/// (forward, backward, step, train_batch, eval_batch, save_checkpoint and load_checkpoint are collective).
+class Engine {
+ public:
+  Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // ---- the three calls of a micro-batch ----
+  /// The loss of one micro-batch. In train() mode backward() must follow before the next forward().
+  autograd::Var forward(const tensor::Batch& batch);
+  /// Gradients of `loss`, divided by gradient_accumulation_steps (and multiplied by the loss scale; both are undone or
+  /// meant). Reduces over ranks as the placement says.
+  void backward(const autograd::Var& loss);
+  /// Counts a micro-batch; at an accumulation boundary clips, updates, moves the schedule on, and clears gradients.
+  /// Throws Error{numerics} when the loss is NaN or infinite (fp16: when the loss scale cannot shrink further).
+  void step();
+
+  /// forward, backward and step over gradient_accumulation_steps batches from `next`; the report of the step.
+  const engine::StepReport& train_batch(const std::function<tensor::Batch()>& next);
+  /// Mean loss over ranks, without gradients and dropout.
+  double eval_batch(const tensor::Batch& batch);
+  /// The number behind a loss, on this rank.
+  static double item(const autograd::Var& loss);
+
+  /// Dropout on, gradients recorded (the default) or off.
+  void train(bool on = true) { training_ = on; }
+  void eval() { train(false); }
+
+  // ---- accumulation ----
+  /// Overrules the count until it is called again: is the coming micro-batch the last before an update? Call before
+  /// forward.
+  void set_gradient_accumulation_boundary(bool boundary) { boundary_override_ = boundary; }
+  bool is_gradient_accumulation_boundary() const;
+
+  // ---- counters, as DeepSpeed's ----
+  std::int64_t micro_steps() const { return counters_.micro_steps; }
+  std::int64_t global_steps() const { return counters_.global_steps; }
+  std::int64_t global_samples() const { return counters_.global_samples; }
+  std::int64_t skipped_steps() const { return counters_.skipped_steps; }
+  bool was_step_applied() const { return report_.applied; }
+  /// Unscaled, before clipping; nothing before the first step.
+  std::optional<double> get_global_grad_norm() const;
+  std::vector<double> get_lr() const { return optimizer_->lr(); }
+  std::int64_t train_batch_size() const { return config_.batch.train_batch_size; }
+  std::int64_t train_micro_batch_size_per_gpu() const { return config_.batch.micro_batch_size; }
+  std::int64_t gradient_accumulation_steps() const { return config_.batch.gradient_accumulation_steps; }
+  const engine::StepReport& last_step() const { return report_; }
+
+  // ---- checkpoints (engine/checkpoint.h) ----
+  /// Writes DIR/TAG (default global_stepN) whole or not at all, then moves DIR/latest. Collective.
+  void save_checkpoint(const std::string& directory, const std::string& tag = "", const engine::ClientState& client = {});
+  /// Restores everything from DIR/TAG (default: what DIR/latest names) and returns what the caller had saved. Throws
+  /// Error{data} or Error{io} naming file and cause; a world of another size is Error{config}. Collective.
+  engine::ClientState load_checkpoint(const std::string& directory, const std::string& tag = "");
+
+  // ---- parts ----
+  const config::Config& config() const { return config_; }
+  Distributed& dist() { return *dist_; }
+  device::Device& device() { return *device_; }
+  tensor::Kernels& kernels() { return *kernels_; }
+  nn::Model& module() { return *model_; }
+  sharding::ShardedModel& sharded() { return *sharded_; }
+  autograd::Tape& tape() { return *tape_; }
+  const std::shared_ptr<engine::Optimizer>& optimizer() const { return optimizer_; }
+  const std::shared_ptr<engine::Scheduler>& scheduler() const { return scheduler_; }
+
+ private:
+  friend class engine::CheckpointAccess;
+  struct Counters {
+    std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
+  };
+
+  RandomKey micro_batch_key() const;
+  void update();
+  double mean_over_ranks(double value, const char* what);
+  void finish_step(bool applied);
+  void print_step() const;
+
+  DistributedPtr dist_;
+  config::Config config_;
+  std::shared_ptr<device::Device> device_;
+  std::unique_ptr<tensor::Kernels> kernels_;
+  std::shared_ptr<nn::Model> model_;
+  std::shared_ptr<engine::Optimizer> optimizer_;
+  std::shared_ptr<engine::Scheduler> scheduler_;
+  std::unique_ptr<sharding::ShardedModel> sharded_;
+  std::unique_ptr<autograd::Tape> tape_;
+  std::unique_ptr<optim::LossScaler> scaler_;  ///< fp16 only
+
+  Counters counters_;
+  engine::StepReport report_;
+  bool stepped_ = false;  ///< report_ holds a step
+  bool training_ = true;
+  std::optional<bool> boundary_override_;
+  enum class Phase : std::uint8_t { idle, forwarded, backwarded } phase_ = Phase::idle;
+  std::int64_t accumulated_ = 0;  ///< micro-batches since the last boundary
+  double loss_sum_ = 0;           ///< of this rank, since the last boundary
+  engine::StepTimes times_;
+};
+
+}  // namespace sherd

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "base/cpu_isa.h"
+#include "tensor/cpu/isa/tables.h"
 #include "tensor/kernels.h"
 
 namespace sherd::tensor::cpu {
@@ -8,7 +10,8 @@ namespace sherd::tensor::cpu {
 /// per instruction set from isa/. Thread-safe in so far as the arena is: the object holds no mutable state but caches.
 class CpuKernels final : public Kernels {
  public:
-  explicit CpuKernels(Device& device) : device_(device) {}
+  /// `isa` chooses the vector loops; it must be one that this processor has.
+  explicit CpuKernels(Device& device, CpuIsa isa = cpu_isa()) : device_(device), isa_(isa_table(isa)) {}
 
   Device& device() override { return device_; }
   void fill(const Tensor& x, double value) override;
@@ -61,7 +64,17 @@ class CpuKernels final : public Kernels {
   void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) override;
 
  private:
+  /// Cosines and sines of the last geometry asked for: [seq, half] in the compute type, seq grown as needed.
+  struct RotaryAngles {
+    std::int64_t seq = 0, half = 0;
+    double base = 0;
+    Tensor cosine, sine;
+  };
+  const RotaryAngles& rotary_angles(std::int64_t seq, std::int64_t half, double base, DType compute);
+
   Device& device_;
+  const IsaTable& isa_;
+  RotaryAngles angles_;
 };
 
 }  // namespace sherd::tensor::cpu

@@ -91,19 +91,19 @@ struct Loops {
     map(n, out(dx), [factor](F u, F v) { return (u - v) * factor; }, in(x), in(y));
   }
 
-  static void rotate(const void* x, const float* cosine, const float* sine, void* y, Count half) {
+  static void rotate(const void* x, const float* cosine, const float* sine, float direction, void* y, Count half) {
     const S* a = in(x);
     const S* b = a + half;
     Count i = 0;
     for (; i + lanes <= half; i += lanes) {
-      const F u = load(a + i), v = load(b + i), c = load(cosine + i), s = load(sine + i);
+      const F u = load(a + i), v = load(b + i), c = load(cosine + i), s = load(sine + i) * direction;
       store(out(y) + i, u * c - v * s);
       store(out(y) + half + i, v * c + u * s);
     }
     const Count left = half - i;
     if (left == 0) return;
     const F u = load_tail(a + i, left), v = load_tail(b + i, left);
-    const F c = load_tail(cosine + i, left), s = load_tail(sine + i, left);
+    const F c = load_tail(cosine + i, left), s = load_tail(sine + i, left) * direction;
     store_tail(out(y) + i, u * c - v * s, left);
     store_tail(out(y) + half + i, v * c + u * s, left);
   }

@@ -5,6 +5,10 @@
 // Inner loops that are compiled once per instruction set. This header is included by the sources built with AVX flags
 // and so holds plain declarations only.
 
+namespace sherd {
+enum class CpuIsa;
+}
+
 namespace sherd::tensor::cpu {
 
 using Count = std::int64_t;
@@ -30,8 +34,9 @@ struct ElementwiseOps {
   void (*swiglu_backward)(const void* gate, const void* up, const void* dy, void* dgate, void* dup, Count n);
   /// dx = (x - y)·factor
   void (*scaled_difference)(const void* x, const void* y, float factor, void* dx, Count n);
-  /// Rotates one head of 2·half elements, pairs (i, i + half), by the angles behind cosine[half] and sine[half].
-  void (*rotate)(const void* x, const float* cosine, const float* sine, void* out, Count half);
+  /// Rotates one head of 2·half elements, pairs (i, i + half), by direction (1 or -1) times the angles behind
+  /// cosine[half] and sine[half].
+  void (*rotate)(const void* x, const float* cosine, const float* sine, float direction, void* out, Count half);
 };
 
 /// Conversions to and from fp32 and sums that follow from them.
@@ -81,6 +86,9 @@ struct IsaTable {
   const SoftmaxOps* softmax;
   const DropoutOps* dropout;
 };
+
+/// The tables of `isa`, for the life of the program.
+const IsaTable& isa_table(CpuIsa isa);
 
 /// Declares the tables that the sources in this folder define for one instruction set.
 #define SHERD_DECLARE_ISA(isa)                            \

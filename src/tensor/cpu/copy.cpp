@@ -1,0 +1,131 @@
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "tensor/cpu/loops.h"
+
+namespace sherd::tensor::cpu {
+namespace {
+
+/// Calls f with a value of the C++ type that `dtype` stores.
+template <class Fn>
+void with_type(DType dtype, const Fn& f) {
+  switch (dtype) {
+    case DType::f32: return f(float{});
+    case DType::bf16: return f(bf16{});
+    case DType::f16: return f(f16{});
+    case DType::f64: return f(double{});
+    case DType::i32: return f(std::int32_t{});
+    case DType::i64: return f(std::int64_t{});
+    case DType::u16: return f(std::uint16_t{});
+    case DType::u8: return f(std::uint8_t{});
+  }
+}
+
+/// Rounds to an odd last bit whatever fp32 cannot hold, so that a second rounding to fewer bits is the only one
+/// that shows.
+float round_to_odd(double value) {
+  const float near = static_cast<float>(value);
+  if (static_cast<double>(near) == value || std::isnan(value)) return near;
+  auto bits = std::bit_cast<std::uint32_t>(near);
+  if (std::fabs(static_cast<double>(near)) > std::fabs(value)) --bits;
+  return std::bit_cast<float>(bits | 1u);
+}
+
+template <class T>
+constexpr bool is_small_float = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
+
+/// One element of a floating or integer type as `To`; integers are range-checked by the caller.
+template <class To, class From>
+To convert_one(From value) {
+  if constexpr (is_small_float<From>)
+    return convert_one<To>(static_cast<float>(value));
+  else if constexpr (is_small_float<To> && std::is_same_v<From, float>)
+    return To(value);
+  else if constexpr (is_small_float<To>)
+    return To(round_to_odd(static_cast<double>(value)));
+  else
+    return static_cast<To>(value);
+}
+
+template <class To, class From>
+void convert_integers(const From* from, To* to, Count first, Count n) {
+  for (Count i = first; i < first + n; ++i) {
+    if constexpr (sizeof(To) <= sizeof(From) || (std::is_signed_v<From> && !std::is_signed_v<To>))
+      if (!std::in_range<To>(from[i]))
+        fail(ErrorKind::data, "copy: value ", from[i], " at position ", i, " does not fit ", name_of(dtype_of<To>()),
+             "; keep it in ", name_of(dtype_of<From>()));
+    to[i] = static_cast<To>(from[i]);
+  }
+}
+
+/// Elements [first, first + n), one by one: pairs with fp64 or an integer.
+void convert_plain(const Tensor& from, const Tensor& to, Count first, Count n) {
+  with_type(from.dtype(), [&](auto source) {
+    with_type(to.dtype(), [&](auto target) {
+      using From = decltype(source);
+      using To = decltype(target);
+      if constexpr (std::is_integral_v<From> && std::is_integral_v<To>) {
+        convert_integers(from.data<From>(), to.data<To>(), first, n);
+      } else if constexpr (!std::is_integral_v<To>) {
+        for (Count i = first; i < first + n; ++i) to.data<To>()[i] = convert_one<To>(from.data<From>()[i]);
+      }
+    });
+  });
+}
+
+template <class T>
+T checked_fill_value(double value) {
+  if constexpr (std::is_integral_v<T>) {
+    require(value == std::trunc(value) && value >= static_cast<double>(std::numeric_limits<T>::min()) &&
+                value <= static_cast<double>(std::numeric_limits<T>::max()),
+            "fill: ", value, " is not a value of ", name_of(dtype_of<T>()));
+    return static_cast<T>(value);
+  } else {
+    return convert_one<T>(value);
+  }
+}
+
+}  // namespace
+
+void CpuKernels::fill(const Tensor& x, double value) {
+  require(x.defined(), "fill: x is not defined");
+  with_type(x.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    const T element = checked_fill_value<T>(value);
+    T* to = x.data<T>();
+    in_chunks(device_, x.numel(), element_grain,
+              [&](Count begin, Count count) { std::fill_n(to + begin, count, element); });
+  });
+}
+
+void CpuKernels::copy(const Tensor& from, const Tensor& to) {
+  require(from.defined() && to.defined(), "copy: an argument is not defined");
+  require(from.numel() == to.numel(), "copy: ", from.shape().str(), " and ", to.shape().str(),
+          " differ in their number of elements");
+  require(!is_floating(from.dtype()) || is_floating(to.dtype()), "copy: ", name_of(from.dtype()), " to ",
+          name_of(to.dtype()), " would lose fractions");
+  const bool vector = is_floating(from.dtype()) && from.dtype() != DType::f64 && is_floating(to.dtype()) &&
+                      to.dtype() != DType::f64;
+  in_chunks(device_, from.numel(), element_grain, [&](Count begin, Count count) {
+    if (from.dtype() == to.dtype()) {
+      std::memmove(at(to, begin), at(from, begin), static_cast<std::size_t>(count) * size_of(from.dtype()));
+    } else if (!vector) {
+      convert_plain(from, to, begin, count);
+    } else if (to.dtype() == DType::f32) {
+      isa_.convert[storage_index(from)].load(at(from, begin), to.data<float>() + begin, count);
+    } else if (from.dtype() == DType::f32) {
+      isa_.convert[storage_index(to)].store(from.data<float>() + begin, at(to, begin), count);
+    } else {
+      float block[stack_block];
+      for (Count i = begin; i < begin + count; i += stack_block) {
+        const Count n = std::min(stack_block, begin + count - i);
+        isa_.convert[storage_index(from)].load(at(from, i), block, n);
+        isa_.convert[storage_index(to)].store(block, at(to, i), n);
+      }
+    }
+  });
+}
+
+}  // namespace sherd::tensor::cpu

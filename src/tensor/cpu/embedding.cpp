@@ -1,0 +1,166 @@
+#include <cstring>
+#include <vector>
+
+#include "tensor/cpu/loops.h"
+
+namespace sherd::tensor::cpu {
+namespace {
+
+/// Checks ids: int32 [rows] against values: [rows, width] and table: [vocab, width]; returns the width.
+Count check_embedding(const char* kernel, const Tensor& ids, const Tensor& table, const Tensor& values) {
+  require_floating(kernel, "the table", table);
+  require_floating(kernel, "the values", values);
+  require(table.shape().rank() == 2, kernel, ": the table must be [vocab, width], not ", table.shape().str());
+  const Count width = table.shape()[1];
+  require(ids.defined() && ids.dtype() == DType::i32, kernel, ": ids must be int32");
+  require(values.shape().rank() >= 1 && values.shape().back() == width && values.numel() == ids.numel() * width,
+          kernel, ": ", ids.numel(), " ids and a table of ", table.shape().str(), " do not fit values of ",
+          values.shape().str());
+  return width;
+}
+
+void check_ids(const char* kernel, const Tensor& ids, Count vocab) {
+  const std::int32_t* id = ids.data<std::int32_t>();
+  for (Count i = 0; i < ids.numel(); ++i)
+    if (id[i] < 0 || id[i] >= vocab) [[unlikely]]
+      fail(ErrorKind::data, kernel, ": token id ", id[i], " at position ", i, " of ", ids.shape().str(),
+           " is outside the vocabulary of ", vocab,
+           ". Prepare the data with the model's tokenizer, or raise the model's vocabulary size");
+}
+
+/// Positions in `ids` in order of id, those of one id in index order, and where each id's run begins.
+struct Runs {
+  std::vector<std::uint64_t> keys;  ///< id in the upper 32 bits, position in the lower
+  std::vector<Count> begin;         ///< one more than there are runs
+};
+
+Runs runs_of(const Tensor& ids) {
+  Runs runs;
+  const std::int32_t* id = ids.data<std::int32_t>();
+  runs.keys.resize(static_cast<std::size_t>(ids.numel()));
+  require(ids.numel() <= std::numeric_limits<std::uint32_t>::max(), "embedding_backward: too many ids");
+  for (std::size_t i = 0; i < runs.keys.size(); ++i) runs.keys[i] = static_cast<std::uint64_t>(id[i]) << 32 | i;
+  std::sort(runs.keys.begin(), runs.keys.end());
+  for (std::size_t i = 0; i < runs.keys.size(); ++i)
+    if (i == 0 || runs.keys[i] >> 32 != runs.keys[i - 1] >> 32) runs.begin.push_back(static_cast<Count>(i));
+  runs.begin.push_back(ids.numel());
+  return runs;
+}
+
+/// dtable[id, from .. from + n) += the rows of dy that `keys` names, in order, rounded once.
+void add_run(const IsaTable& isa, std::span<const std::uint64_t> keys, const Tensor& dy, const Tensor& dtable,
+             Count from, Count n) {
+  const Count width = dtable.shape()[1], target = static_cast<Count>(keys[0] >> 32) * width + from;
+  if (dy.dtype() == DType::f64) {
+    for (const std::uint64_t key : keys) {
+      const double* row = dy.data<double>() + static_cast<Count>(key & 0xffffffffu) * width + from;
+      for (Count i = 0; i < n; ++i) dtable.data<double>()[target + i] += row[i];
+    }
+    return;
+  }
+  float sums[stack_block];
+  isa.convert[storage_index(dtable)].load(at(dtable, target), sums, n);
+  const auto add_to = isa.convert[storage_index(dy)].add_to;
+  for (const std::uint64_t key : keys) add_to(at(dy, static_cast<Count>(key & 0xffffffffu) * width + from), sums, n);
+  isa.convert[storage_index(dtable)].store(sums, at(dtable, target), n);
+}
+
+/// Checks values: [batch…, seq, width] against table: [positions, width] and returns seq.
+Count check_positions(const char* kernel, const Tensor& values, const Tensor& table) {
+  require_floating(kernel, "the table", table);
+  require_floating(kernel, "the values", values);
+  require(table.shape().rank() == 2 && values.shape().rank() >= 2 && values.shape().back() == table.shape()[1],
+          kernel, ": a table of ", table.shape().str(), " does not fit values of ", values.shape().str());
+  const Count seq = values.shape()[-2];
+  require(seq <= table.shape()[0], kernel, ": a sequence of ", seq, " is longer than the ", table.shape()[0],
+          " learned positions. Shorten it, or give the model more positions");
+  return seq;
+}
+
+}  // namespace
+
+void CpuKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor& out) {
+  const Count width = check_embedding("embedding", ids, table, out);
+  require(out.dtype() == table.dtype(), "embedding: the output must be ", name_of(table.dtype()), ", not ",
+          name_of(out.dtype()));
+  check_ids("embedding", ids, table.shape()[0]);
+  const std::int32_t* id = ids.data<std::int32_t>();
+  const std::size_t bytes = static_cast<std::size_t>(width) * size_of(table.dtype());
+  in_chunks(device_, ids.numel(), row_grain(width), [&](Count begin, Count count) {
+    for (Count i = begin; i < begin + count; ++i) std::memcpy(at(out, i * width), at(table, id[i] * width), bytes);
+  });
+}
+
+void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate) {
+  constexpr const char* name = "embedding_backward";
+  const Count width = check_embedding(name, ids, dtable, dy);
+  require(compute_type(dy.dtype()) == compute_type(dtable.dtype()), name, ": ", name_of(dy.dtype()),
+          " cannot be summed into ", name_of(dtable.dtype()));
+  check_ids(name, ids, dtable.shape()[0]);
+  if (!accumulate) fill(dtable, 0);
+  if (dy.numel() == 0) return;
+  const Runs runs = runs_of(ids);
+  const Count run_count = static_cast<Count>(runs.begin.size()) - 1;
+  // Columns are cut as well, for texts in which one id makes up most of the rows.
+  constexpr Count columns = 256;
+  const Count pieces = (width + columns - 1) / columns;
+  in_chunks(device_, run_count * pieces, 16, [&](Count begin, Count count) {
+    for (Count task = begin; task < begin + count; ++task) {
+      const auto run = static_cast<std::size_t>(task / pieces);
+      const Count from = task % pieces * columns;
+      const std::span keys(runs.keys);
+      add_run(isa_, keys.subspan(static_cast<std::size_t>(runs.begin[run]),
+                                 static_cast<std::size_t>(runs.begin[run + 1] - runs.begin[run])),
+              dy, dtable, from, std::min(columns, width - from));
+    }
+  });
+}
+
+void CpuKernels::add_positions(const Tensor& x, const Tensor& table, const Tensor& out) {
+  require_alike("add_positions", out, {&x});
+  const Count seq = check_positions("add_positions", x, table), width = table.shape()[1];
+  require(table.dtype() == x.dtype(), "add_positions: dtypes differ: ", name_of(table.dtype()), " and ",
+          name_of(x.dtype()));
+  if (x.numel() == 0) return;
+  in_chunks(device_, x.shape().rows(), row_grain(width), [&](Count begin, Count count) {
+    for (Count row = begin; row < begin + count; ++row) {
+      const Count position = row % seq;
+      if (x.dtype() != DType::f64) {
+        isa_.elementwise[storage_index(x)].add(at(x, row * width), at(table, position * width), at(out, row * width),
+                                               width);
+        continue;
+      }
+      for (Count i = 0; i < width; ++i)
+        out.data<double>()[row * width + i] =
+            x.data<double>()[row * width + i] + table.data<double>()[position * width + i];
+    }
+  });
+}
+
+void CpuKernels::add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate) {
+  constexpr const char* name = "add_positions_backward";
+  const Count seq = check_positions(name, dy, dtable), width = dtable.shape()[1];
+  require(compute_type(dy.dtype()) == compute_type(dtable.dtype()), name, ": ", name_of(dy.dtype()),
+          " cannot be summed into ", name_of(dtable.dtype()));
+  const Count used = seq * width, batch = used == 0 ? 0 : dy.numel() / used;
+  if (!accumulate) fill(dtable.range(used, dtable.numel()), 0);
+  in_chunks(device_, used, 16 * stack_block, [&](Count begin, Count count) {
+    for (Count i = begin; i < begin + count; i += stack_block) {
+      const Count n = std::min(stack_block, begin + count - i);
+      if (dy.dtype() == DType::f64) {
+        double* to = dtable.data<double>();
+        for (Count k = i; k < i + n; ++k) {
+          double sum = 0;
+          for (Count b = 0; b < batch; ++b) sum += dy.data<double>()[b * used + k];
+          to[k] = accumulate ? to[k] + sum : sum;
+        }
+        continue;
+      }
+      float sums[stack_block] = {};
+      for (Count b = 0; b < batch; ++b) isa_.convert[storage_index(dy)].add_to(at(dy, b * used + i), sums, n);
+      write_sums(isa_, sums, dtable, i, n, accumulate);
+    }
+  });
+}
+
+}  // namespace sherd::tensor::cpu

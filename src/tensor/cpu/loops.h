@@ -1,0 +1,71 @@
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "tensor/cpu/cpu_kernels.h"
+
+// What the kernel families share: argument checks and chunked loops. Chunks have fixed sizes, so no result depends
+// on the number of threads.
+
+namespace sherd::tensor::cpu {
+
+/// Elements per chunk of an element-wise loop: large next to the cost of handing out a chunk, small next to a cache. A multiple
+/// of 64, the block of sum_of_squares and of the random streams.
+inline constexpr Count element_grain = 32768;
+/// fp32 elements that a loop keeps on the stack between two conversions.
+inline constexpr Count stack_block = 1024;
+
+/// Rows per chunk for rows of `width` elements.
+inline Count row_grain(Count width) { return std::max<Count>(1, element_grain / std::max<Count>(1, width)); }
+
+inline std::byte* at(const Tensor& t, Count element) {
+  return t.raw() + static_cast<std::size_t>(element) * size_of(t.dtype());
+}
+
+/// fp32's, bf16's or fp16's place in the tables; not for fp64.
+inline StorageIndex storage_index(const Tensor& t) {
+  return t.dtype() == DType::f32 ? storage_f32 : t.dtype() == DType::bf16 ? storage_bf16 : storage_f16;
+}
+
+/// fp64 for fp64, else fp32.
+inline DType compute_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+void require_floating(const char* kernel, const char* name, const Tensor& t);
+/// Every tensor is floating and has `first`'s shape and dtype.
+void require_alike(const char* kernel, const Tensor& first, std::initializer_list<const Tensor*> others);
+/// `t` is a [n] (or any shape of n elements) of `dtype`.
+void require_vector(const char* kernel, const char* name, const Tensor& t, Count n, DType dtype);
+/// As above, for a gradient that may be kept in a wider type than the values: any floating dtype with the same
+/// compute type.
+void require_gradient(const char* kernel, const char* name, const Tensor& t, Count n, DType dtype);
+
+/// body(begin, count) over chunks of [0, n).
+template <class Body>
+void in_chunks(Device& device, Count n, Count grain, const Body& body) {
+  if (n <= grain) {
+    if (n > 0) body(Count{0}, n);
+    return;
+  }
+  device.arena().parallel_for(n, grain, [&](Count begin, Count end) { body(begin, end - begin); });
+}
+
+/// out[i] = f(xs[i]...) for fp64 tensors.
+template <class Fn, class... In>
+void map_f64(Device& device, const Tensor& out, const Fn& f, const In&... xs) {
+  const auto run = [&](double* to, const auto*... from) {
+    in_chunks(device, out.numel(), element_grain, [&](Count begin, Count count) {
+      for (Count i = begin; i < begin + count; ++i) to[i] = f(from[i]...);
+    });
+  };
+  run(out.data<double>(), xs.template data<double>()...);
+}
+
+/// Writes or adds fp32 sums to out[first, first + n), rounding once to its dtype (not fp64).
+inline void write_sums(const IsaTable& isa, const float* sums, const Tensor& out, Count first, Count n,
+                       bool accumulate) {
+  const ConvertOps& ops = isa.convert[storage_index(out)];
+  (accumulate ? ops.accumulate : ops.store)(sums, at(out, first), n);
+}
+
+}  // namespace sherd::tensor::cpu

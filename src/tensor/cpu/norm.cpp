@@ -1,0 +1,187 @@
+#include <cmath>
+#include <cstring>
+
+#include "tensor/cpu/loops.h"
+
+namespace sherd::tensor::cpu {
+namespace {
+
+/// Rows whose contributions to dweight and dbias are summed one after another; the sums of such groups are then
+/// added in order. Depends on the shape alone.
+Count rows_per_group(Count rows) { return std::max<Count>(64, (rows + 255) / 256); }
+
+void check_rows(const char* kernel, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& rstd) {
+  require_floating(kernel, "x", x);
+  require(x.shape().rank() >= 1, kernel, ": x needs at least one extent");
+  const Count width = x.shape().back();
+  require(width > 0 || x.numel() == 0, kernel, ": rows are empty");
+  if (weight) require_vector(kernel, "weight", weight, width, x.dtype());
+  if (bias) require_vector(kernel, "bias", bias, width, x.dtype());
+  require_vector(kernel, "rstd", rstd, x.shape().rows(), compute_type(x.dtype()));
+}
+
+const void* raw_or_null(const Tensor& t) { return t ? t.raw() : nullptr; }
+template <class T>
+T* data_or_null(const Tensor& t) {
+  return t ? t.data<T>() : nullptr;
+}
+
+/// LayerNorm of one fp64 row; with `centre` false, RMSNorm.
+void norm_row_f64(const double* x, const double* weight, const double* bias, double eps, bool centre, double* y,
+                  double& mean, double& rstd, Count n) {
+  double sum = 0, squares = 0;
+  for (Count i = 0; i < n; ++i) sum += x[i];
+  mean = centre ? sum / static_cast<double>(n) : 0;
+  for (Count i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  rstd = 1 / std::sqrt(squares / static_cast<double>(n) + eps);
+  for (Count i = 0; i < n; ++i) y[i] = (x[i] - mean) * rstd * (weight ? weight[i] : 1) + (bias ? bias[i] : 0);
+}
+
+void norm_backward_row_f64(const double* x, const double* weight, double mean, double rstd, bool centre,
+                           const double* dy, double* dx, double* dweight, double* dbias, Count n) {
+  double sum = 0, product = 0;
+  for (Count i = 0; i < n; ++i) {
+    const double normal = (x[i] - mean) * rstd, g = dy[i] * (weight ? weight[i] : 1);
+    if (dweight) dweight[i] += dy[i] * normal;
+    if (dbias) dbias[i] += dy[i];
+    sum += g, product += g * normal;
+  }
+  if (!dx) return;
+  const double average = centre ? sum / static_cast<double>(n) : 0, slope = product / static_cast<double>(n);
+  for (Count i = 0; i < n; ++i) {
+    const double g = dy[i] * (weight ? weight[i] : 1);
+    dx[i] = (g - average - (x[i] - mean) * rstd * slope) * rstd;
+  }
+}
+
+/// Sums groups[g·stride + i] over g in order, for each i in [0, n), into `out`.
+void combine(Device& device, const IsaTable& isa, const Tensor& groups, Count offset, const Tensor& out,
+             bool accumulate) {
+  const Count n = out.numel(), count = groups.shape()[0], stride = groups.shape()[1];
+  in_chunks(device, n, stack_block, [&](Count begin, Count length) {
+    if (groups.dtype() == DType::f64) {
+      double* to = out.data<double>();
+      for (Count i = begin; i < begin + length; ++i) {
+        double sum = 0;
+        for (Count g = 0; g < count; ++g) sum += groups.data<double>()[g * stride + offset + i];
+        to[i] = accumulate ? to[i] + sum : sum;
+      }
+      return;
+    }
+    float sums[stack_block] = {};
+    for (Count g = 0; g < count; ++g)
+      isa.convert[storage_f32].add_to(groups.data<float>() + g * stride + offset + begin, sums, length);
+    write_sums(isa, sums, out, begin, length, accumulate);
+  });
+}
+
+/// Runs row(r, dweight_sums, dbias_sums) for every row, and reduces the sums into dweight and dbias.
+template <class T, class Row>
+void backward_rows(Device& device, const IsaTable& isa, Count rows, Count width, const Tensor& dweight,
+                   const Tensor& dbias, bool accumulate, const Row& row) {
+  const Count group = rows_per_group(rows), groups = (rows + group - 1) / group;
+  const Count parts = (dweight ? 1 : 0) + (dbias ? 1 : 0);
+  Tensor sums;
+  if (parts > 0) sums = Tensor::empty(device, {groups, parts * width}, dtype_of<T>(), Category::workspace);
+  in_chunks(device, rows, group, [&](Count begin, Count count) {
+    T* mine = parts > 0 ? sums.data<T>() + begin / group * parts * width : nullptr;
+    if (mine) std::memset(mine, 0, static_cast<std::size_t>(parts * width) * sizeof(T));
+    T* weight_sums = dweight ? mine : nullptr;
+    T* bias_sums = dbias ? mine + (parts - 1) * width : nullptr;
+    for (Count r = begin; r < begin + count; ++r) row(r, weight_sums, bias_sums);
+  });
+  if (dweight) combine(device, isa, sums, 0, dweight, accumulate);
+  if (dbias) combine(device, isa, sums, (parts - 1) * width, dbias, accumulate);
+}
+
+}  // namespace
+
+void CpuKernels::layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& y,
+                            const Tensor& mean, const Tensor& rstd) {
+  check_rows("layer_norm", x, weight, bias, rstd);
+  require_alike("layer_norm", y, {&x});
+  const Count rows = x.shape().rows(), width = x.shape().back();
+  require_vector("layer_norm", "mean", mean, rows, compute_type(x.dtype()));
+  if (x.numel() == 0) return;
+  in_chunks(device_, rows, row_grain(width), [&](Count begin, Count count) {
+    for (Count r = begin; r < begin + count; ++r) {
+      if (x.dtype() == DType::f64)
+        norm_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), data_or_null<double>(bias), eps,
+                     true, y.data<double>() + r * width, mean.data<double>()[r], rstd.data<double>()[r], width);
+      else
+        isa_.norm[storage_index(x)].layer_norm(at(x, r * width), raw_or_null(weight), raw_or_null(bias),
+                                               static_cast<float>(eps), at(y, r * width), mean.data<float>() + r,
+                                               rstd.data<float>() + r, width);
+    }
+  });
+}
+
+void CpuKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
+                                     const Tensor& dy, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
+                                     bool accumulate) {
+  constexpr const char* name = "layer_norm_backward";
+  check_rows(name, x, weight, {}, rstd);
+  require_alike(name, x, {&dy});
+  if (dx) require_alike(name, x, {&dx});
+  const Count rows = x.shape().rows(), width = x.shape().back();
+  require_vector(name, "mean", mean, rows, compute_type(x.dtype()));
+  if (dweight) require_gradient(name, "dweight", dweight, width, x.dtype());
+  if (dbias) require_gradient(name, "dbias", dbias, width, x.dtype());
+  if (x.dtype() == DType::f64)
+    return backward_rows<double>(
+        device_, isa_, rows, width, dweight, dbias, accumulate, [&](Count r, double* weight_sums, double* bias_sums) {
+          norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), mean.data<double>()[r],
+                                rstd.data<double>()[r], true, dy.data<double>() + r * width,
+                                dx ? dx.data<double>() + r * width : nullptr, weight_sums, bias_sums, width);
+        });
+  const auto op = isa_.norm[storage_index(x)].layer_norm_backward;
+  backward_rows<float>(
+      device_, isa_, rows, width, dweight, dbias, accumulate, [&](Count r, float* weight_sums, float* bias_sums) {
+        op(at(x, r * width), raw_or_null(weight), mean.data<float>()[r], rstd.data<float>()[r], at(dy, r * width),
+           dx ? at(dx, r * width) : nullptr, weight_sums, bias_sums, width);
+      });
+}
+
+void CpuKernels::rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y, const Tensor& rstd) {
+  check_rows("rms_norm", x, weight, {}, rstd);
+  require_alike("rms_norm", y, {&x});
+  const Count rows = x.shape().rows(), width = x.shape().back();
+  if (x.numel() == 0) return;
+  in_chunks(device_, rows, row_grain(width), [&](Count begin, Count count) {
+    for (Count r = begin; r < begin + count; ++r) {
+      if (x.dtype() == DType::f64) {
+        double mean;
+        norm_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), nullptr, eps, false,
+                     y.data<double>() + r * width, mean, rstd.data<double>()[r], width);
+      } else {
+        isa_.norm[storage_index(x)].rms_norm(at(x, r * width), raw_or_null(weight), static_cast<float>(eps),
+                                             at(y, r * width), rstd.data<float>() + r, width);
+      }
+    }
+  });
+}
+
+void CpuKernels::rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
+                                   const Tensor& dx, const Tensor& dweight, bool accumulate) {
+  constexpr const char* name = "rms_norm_backward";
+  check_rows(name, x, weight, {}, rstd);
+  require_alike(name, x, {&dy});
+  if (dx) require_alike(name, x, {&dx});
+  const Count rows = x.shape().rows(), width = x.shape().back();
+  if (dweight) require_gradient(name, "dweight", dweight, width, x.dtype());
+  if (x.dtype() == DType::f64)
+    return backward_rows<double>(
+        device_, isa_, rows, width, dweight, {}, accumulate, [&](Count r, double* weight_sums, double*) {
+          norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), 0, rstd.data<double>()[r],
+                                false, dy.data<double>() + r * width, dx ? dx.data<double>() + r * width : nullptr,
+                                weight_sums, nullptr, width);
+        });
+  const auto op = isa_.norm[storage_index(x)].rms_norm_backward;
+  backward_rows<float>(device_, isa_, rows, width, dweight, {}, accumulate,
+                       [&](Count r, float* weight_sums, float*) {
+                         op(at(x, r * width), raw_or_null(weight), rstd.data<float>()[r], at(dy, r * width),
+                            dx ? at(dx, r * width) : nullptr, weight_sums, width);
+                       });
+}
+
+}  // namespace sherd::tensor::cpu

@@ -1,0 +1,80 @@
+#include <cmath>
+#include <cstring>
+
+#include "tensor/cpu/loops.h"
+
+namespace sherd::tensor::cpu {
+namespace {
+
+void rotate_f64(const double* x, const double* cosine, const double* sine, double direction, double* out,
+                Count half) {
+  for (Count i = 0; i < half; ++i) {
+    const double u = x[i], v = x[half + i], s = sine[i] * direction;
+    out[i] = u * cosine[i] - v * s;
+    out[half + i] = v * cosine[i] + u * s;
+  }
+}
+
+template <class T>
+void write_angles(Device& device, const Tensor& cosine, const Tensor& sine, double base) {
+  const Count seq = cosine.shape()[0], half = cosine.shape()[1];
+  in_chunks(device, seq, row_grain(16 * half), [&](Count begin, Count count) {
+    for (Count i = begin * half; i < (begin + count) * half; ++i) {
+      const double frequency = std::pow(base, -static_cast<double>(i % half) / static_cast<double>(half));
+      const double angle = static_cast<double>(i / half) * frequency;
+      cosine.data<T>()[i] = static_cast<T>(std::cos(angle));
+      sine.data<T>()[i] = static_cast<T>(std::sin(angle));
+    }
+  });
+}
+
+}  // namespace
+
+const CpuKernels::RotaryAngles& CpuKernels::rotary_angles(std::int64_t seq, std::int64_t half, double base,
+                                                          DType compute) {
+  if (angles_.cosine && angles_.seq >= seq && angles_.half == half && angles_.base == base &&
+      angles_.cosine.dtype() == compute)
+    return angles_;
+  angles_ = {};
+  RotaryAngles made{seq, half, base, Tensor::empty(device_, {seq, half}, compute, Category::workspace),
+                    Tensor::empty(device_, {seq, half}, compute, Category::workspace)};
+  if (compute == DType::f64)
+    write_angles<double>(device_, made.cosine, made.sine, base);
+  else
+    write_angles<float>(device_, made.cosine, made.sine, base);
+  return angles_ = std::move(made);
+}
+
+void CpuKernels::rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse, const Tensor& out) {
+  require_alike("rotary", out, {&qkv});
+  const int heads = geometry.heads, groups = geometry.kv_heads;
+  require(heads >= 1 && groups >= 1 && heads % groups == 0, "rotary: ", heads, " heads cannot share ", groups,
+          " key-value heads evenly");
+  require(qkv.shape().rank() >= 2, "rotary: qkv must be [batch, seq, width], not ", qkv.shape().str());
+  require(base > 0, "rotary: the base must be positive, not ", base);
+  const Count width = qkv.shape().back(), seq = qkv.shape()[-2], head = geometry.head_dim(width);
+  require(head * (heads + 2 * groups) == width && head % 2 == 0, "rotary: a width of ", width, " does not hold ", heads,
+          " query and ", groups, " key and value heads of an even size");
+  if (qkv.numel() == 0) return;
+  const Count half = head / 2, per_group = heads / groups + 2;
+  const double direction = inverse ? -1 : 1;
+  const RotaryAngles& angles = rotary_angles(seq, half, base, compute_type(qkv.dtype()));
+  in_chunks(device_, qkv.shape().rows(), row_grain(width), [&](Count begin, Count count) {
+    for (Count h = begin * (heads + 2 * groups); h < (begin + count) * (heads + 2 * groups); ++h) {
+      const Count row = h / (heads + 2 * groups), angle = row % seq * half, from = h * head;
+      if (h % (heads + 2 * groups) % per_group == per_group - 1) {  // the value head
+        if (out.raw() != qkv.raw())
+          std::memcpy(at(out, from), at(qkv, from), static_cast<std::size_t>(head) * size_of(qkv.dtype()));
+      } else if (qkv.dtype() == DType::f64) {
+        rotate_f64(qkv.data<double>() + from, angles.cosine.data<double>() + angle, angles.sine.data<double>() + angle,
+                   direction, out.data<double>() + from, half);
+      } else {
+        isa_.elementwise[storage_index(qkv)].rotate(at(qkv, from), angles.cosine.data<float>() + angle,
+                                                    angles.sine.data<float>() + angle, static_cast<float>(direction),
+                                                    at(out, from), half);
+      }
+    }
+  });
+}
+
+}  // namespace sherd::tensor::cpu

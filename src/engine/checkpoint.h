@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/atomic_file.h"
+#include "engine/checksum.h"
 #include "engine/engine.h"
 #include "engine/safetensors.h"
 

@@ -9,11 +9,11 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/atomic_file.h"
 #include "base/cpu_isa.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/random.h"
-#include "engine/atomic_file.h"
 #include "tensor/library_version.h"
 
 namespace sherd::engine {

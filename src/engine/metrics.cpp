@@ -13,8 +13,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/atomic_file.h"
 #include "base/error.h"
-#include "engine/atomic_file.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "engine/atomic_file.h"
 #include "tensor/tensor.h"
 
 namespace sherd::engine {

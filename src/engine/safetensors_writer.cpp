@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/atomic_file.h"
 #include "base/error.h"
 #include "engine/safetensors.h"
 #include "engine/safetensors_types.h"

@@ -8,8 +8,8 @@ namespace sherd::config {
 
 enum class OffloadDevice : std::uint8_t { none, cpu, nvme };
 
-/// Sections `zero_optimization.offload_param` and `.offload_optimizer`. This build accepts only device none; the other
-/// fields are checked and kept for the day it does more.
+/// Sections `zero_optimization.offload_param` and `.offload_optimizer`. This build accepts only device none; the
+/// other keys are checked and their fields keep the defaults.
 struct Offload {
   OffloadDevice device = OffloadDevice::none;
   std::string nvme_path;                    ///< directory; required for nvme

@@ -1,0 +1,173 @@
+#include <nlohmann/json.hpp>
+
+#include "config/config.h"
+
+namespace sherd::config {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+void put_batch(Json& out, const Batch& batch) {
+  if (batch.train_batch_size) out["train_batch_size"] = batch.train_batch_size;
+  if (batch.micro_batch_size) out["train_micro_batch_size_per_gpu"] = batch.micro_batch_size;
+  if (batch.gradient_accumulation_steps) out["gradient_accumulation_steps"] = batch.gradient_accumulation_steps;
+}
+
+Json optimizer_of(const Optimizer& optimizer) {
+  Json params{{"lr", optimizer.lr}, {"weight_decay", optimizer.weight_decay}};
+  if (optimizer.type == OptimizerType::sgd) {
+    params["momentum"] = optimizer.momentum;
+    params["nesterov"] = optimizer.nesterov;
+    return {{"type", "SGD"}, {"params", params}};
+  }
+  params["betas"] = {optimizer.beta1, optimizer.beta2};
+  params["eps"] = optimizer.eps;
+  params["bias_correction"] = optimizer.bias_correction;
+  const bool adam = optimizer.type == OptimizerType::adam;
+  if (adam) params["adam_w_mode"] = optimizer.adam_w_mode;
+  return {{"type", adam ? "Adam" : "AdamW"}, {"params", params}};
+}
+
+const char* name_of(WarmupType type) { return type == WarmupType::linear ? "linear" : "log"; }
+
+struct SchedulerDump {
+  Json operator()(std::monostate) const { return nullptr; }
+  Json operator()(const LrRangeTest& s) const {
+    return {{"type", "LRRangeTest"},
+            {"params", {{"lr_range_test_min_lr", s.min_lr}, {"lr_range_test_step_size", s.step_size},
+                        {"lr_range_test_step_rate", s.step_rate}, {"lr_range_test_staircase", s.staircase}}}};
+  }
+  Json operator()(const OneCycle& s) const {
+    return {{"type", "OneCycle"},
+            {"params", {{"cycle_min_lr", s.cycle_min_lr}, {"cycle_max_lr", s.cycle_max_lr},
+                        {"decay_lr_rate", s.decay_lr_rate}, {"cycle_first_step_size", s.cycle_first_step_size},
+                        {"cycle_second_step_size", s.cycle_second_step_size},
+                        {"cycle_first_stair_count", s.cycle_first_stair_count},
+                        {"cycle_second_stair_count", s.cycle_second_stair_count},
+                        {"decay_step_size", s.decay_step_size}, {"cycle_momentum", s.cycle_momentum},
+                        {"cycle_min_mom", s.cycle_min_mom}, {"cycle_max_mom", s.cycle_max_mom},
+                        {"decay_mom_rate", s.decay_mom_rate}}}};
+  }
+  Json operator()(const Warmup& s) const {
+    Json params;
+    if (s.total_num_steps) params["total_num_steps"] = s.total_num_steps;
+    params["warmup_min_lr"] = s.warmup_min_lr;
+    params["warmup_max_lr"] = s.warmup_max_lr ? Json(*s.warmup_max_lr) : Json(nullptr);
+    params["warmup_num_steps"] = s.warmup_num_steps;
+    params["warmup_type"] = name_of(s.warmup_type);
+    return {{"type", s.total_num_steps ? "WarmupDecayLR" : "WarmupLR"}, {"params", params}};
+  }
+  Json operator()(const WarmupCosine& s) const {
+    return {{"type", "WarmupCosineLR"},
+            {"params", {{"total_num_steps", s.total_num_steps}, {"warmup_min_ratio", s.warmup_min_ratio},
+                        {"warmup_num_steps", s.warmup_num_steps}, {"cos_min_ratio", s.cos_min_ratio},
+                        {"warmup_type", name_of(s.warmup_type)}}}};
+  }
+};
+
+void put_precision(Json& out, const Precision& precision) {
+  const LossScaling& s = precision.fp16;
+  out["fp16"] = {{"enabled", precision.compute == DType::f16}, {"loss_scale", s.loss_scale},
+                 {"initial_scale_power", s.initial_scale_power}, {"loss_scale_window", s.loss_scale_window},
+                 {"hysteresis", s.hysteresis}, {"consecutive_hysteresis", s.consecutive_hysteresis},
+                 {"min_loss_scale", s.min_loss_scale}};
+  out["bf16"] = {{"enabled", precision.compute == DType::bf16},
+                 {"check_grad_overflow", precision.check_grad_overflow}};
+  if (precision.grad_accum_dtype) out["data_types"] = {{"grad_accum_dtype", sherd::name_of(*precision.grad_accum_dtype)}};
+  if (precision.communication_data_type)
+    out["communication_data_type"] = sherd::name_of(*precision.communication_data_type);
+}
+
+Json zero_of(const Zero& zero) {
+  return {{"stage", zero.stage},
+          {"reduce_bucket_size", zero.reduce_bucket_size},
+          {"allgather_bucket_size", zero.allgather_bucket_size},
+          {"overlap_comm", zero.overlap_comm},
+          {"sub_group_size", zero.sub_group_size},
+          {"stage3_prefetch_bucket_size", zero.prefetch_bucket_size},
+          {"stage3_param_persistence_threshold", zero.param_persistence_threshold},
+          {"stage3_model_persistence_threshold", zero.model_persistence_threshold},
+          {"stage3_max_live_parameters", zero.max_live_parameters},
+          {"stage3_max_reuse_distance", zero.max_reuse_distance},
+          {"stage3_gather_16bit_weights_on_model_save", zero.gather_16bit_weights_on_model_save}};
+}
+
+Json model_of(const Model& m) {
+  return {{"type", name_of(m.type)},
+          {"vocab_size", m.vocab_size},
+          {"pad_vocab_to_multiple_of", m.pad_vocab_to_multiple_of},
+          {"seq_length", m.seq_length},
+          {"hidden_size", m.hidden_size},
+          {"num_layers", m.num_layers},
+          {"num_heads", m.num_heads},
+          {"num_kv_heads", m.num_kv_heads},
+          {"ffn_hidden_size", m.ffn_hidden_size},
+          {"position", name_of(m.position)},
+          {"rotary_base", m.rotary_base},
+          {"norm", name_of(m.norm)},
+          {"norm_epsilon", m.norm_epsilon},
+          {"activation", name_of(m.activation)},
+          {"dropout", m.dropout},
+          {"attention_dropout", m.attention_dropout},
+          {"embedding_dropout", m.embedding_dropout},
+          {"tie_embeddings", m.tie_embeddings},
+          {"bias", m.bias},
+          {"init_std", m.init_std},
+          {"scale_residual_init", m.scale_residual_init}};
+}
+
+Json training_of(const Training& t) {
+  constexpr const char* recompute[] = {"none", "selective", "full"};
+  return {{"steps", t.steps},
+          {"seed", t.seed},
+          {"eval_interval", t.eval_interval},
+          {"eval_steps", t.eval_steps},
+          {"save_dir", t.save_dir},
+          {"save_interval", t.save_interval},
+          {"keep_last", t.keep_last},
+          {"recompute", recompute[static_cast<std::size_t>(t.recompute)]},
+          {"log_interval", t.log_interval}};
+}
+
+void put_run(Json& out, const Config& config) {
+  constexpr const char* validation[] = {"Ignore", "Warn", "Fail"};
+  constexpr const char* levels[] = {"debug", "info", "warning", "error"};
+  out["gradient_clipping"] = config.gradient_clipping;
+  out["checkpoint"] = {{"tag_validation", validation[static_cast<std::size_t>(config.checkpoint.tag_validation)]}};
+  out["steps_per_print"] = config.steps_per_print;
+  out["wall_clock_breakdown"] = config.wall_clock_breakdown;
+  out["memory_breakdown"] = config.memory_breakdown;
+  out["dump_state"] = config.dump_state;
+  if (config.log_level) out["log_level"] = levels[static_cast<std::size_t>(*config.log_level)];
+}
+
+void put_sherd(Json& out, const Config& config) {
+  constexpr const char* devices[] = {"auto", "cpu", "cuda"};
+  if (config.model) out["model"] = model_of(*config.model);
+  if (const auto& data = config.data)
+    out["data"] = {{"path", data->path}, {"split", data->split}, {"tokenizer", data->tokenizer},
+                   {"seed", data->seed}, {"shuffle", data->shuffle}};
+  out["training"] = training_of(config.training);
+  out["parallel"] = {{"timeout_seconds", config.parallel.timeout_seconds}};
+  out["device"] = {{"type", devices[static_cast<std::size_t>(config.device.type)]},
+                   {"threads_per_rank", config.device.threads_per_rank},
+                   {"device_memory_limit", config.device.device_memory_limit},
+                   {"host_memory_limit", config.device.host_memory_limit}};
+}
+
+}  // namespace
+
+std::string dump(const Config& config) {
+  Json out = Json::object();
+  put_batch(out, config.batch);
+  if (config.optimizer.given) out["optimizer"] = optimizer_of(config.optimizer);
+  if (Json scheduler = std::visit(SchedulerDump{}, config.scheduler); !scheduler.is_null())
+    out["scheduler"] = std::move(scheduler);
+  put_precision(out, config.precision);
+  out["zero_optimization"] = zero_of(config.zero);
+  put_run(out, config);
+  put_sherd(out, config);
+  return out.dump(2);
+}
+
+}  // namespace sherd::config

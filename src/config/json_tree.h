@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace sherd::config {
+
+/// Where a value was written: file and line, or an override.
+struct Place {
+  std::string file;
+  int line = 0;            ///< 0: not in a file
+  std::string str() const;  ///< "run.json:12", or the file alone
+};
+
+/// One JSON value that remembers where it stands. Internal to this room.
+struct Node {
+  enum class Kind : std::uint8_t { null, boolean, integer, number, string, array, object };
+  Kind kind = Kind::null;
+  bool boolean = false;
+  std::int64_t integer = 0;
+  double number = 0;  ///< also set for integers
+  std::string text;
+  std::vector<Node> items;
+  std::vector<std::pair<std::string, Node>> members;  ///< in file order, names unique
+  Place place;                                        ///< of the key, or of the value where there is none
+
+  bool is(Kind other) const { return kind == other; }
+  bool is_text(std::string_view value) const { return kind == Kind::string && text == value; }
+  const Node* find(std::string_view name) const;
+  Node* find(std::string_view name);
+  /// The value as one line of JSON, shortened, for messages.
+  std::string brief() const;
+};
+
+/// "null", "a boolean", "an integer", …
+std::string_view name_of(Node::Kind kind);
+
+/// Parses one JSON text; comments and trailing commas are allowed, a key given twice in an object is not. Throws
+/// Error{config} with file and line.
+Node parse_tree(std::string_view text, const std::string& file);
+
+/// Parses one JSON value without an enclosing file; false when `text` is not JSON.
+bool parse_value(std::string_view text, Node& out);
+
+/// Lays `over` on `base`: objects merge key by key, anything else is replaced. Where `over` brings another "type" and
+/// "params" of its own, those replace the old ones whole, since parameters belong to their type.
+void merge(Node& base, Node over);
+
+/// Applies "a.b.c=VALUE"; VALUE is JSON, or else a string.
+void apply_override(Node& root, const std::string& assignment);
+
+}  // namespace sherd::config

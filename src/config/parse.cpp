@@ -1,0 +1,71 @@
+#include <fstream>
+#include <sstream>
+#include <tuple>
+
+#include "config/tables.h"
+
+namespace sherd::config {
+namespace {
+
+Node read_tree(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in)
+    fail(ErrorKind::io, "cannot read the configuration ", path, "; check the path and its permissions");
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (in.bad()) fail(ErrorKind::io, "cannot read the configuration ", path, " to its end");
+  Node tree = parse_tree(text.str(), path);
+  if (!tree.is(Node::Kind::object))
+    fail(ErrorKind::config, path, ": must hold a JSON object with sections, not ", tree.brief());
+  return tree;
+}
+
+void note_default_optimizer(Config& config, Context& context) {
+  if (!config.optimizer.given)
+    context.note("optimizer", cat("not given; AdamW with lr ", config.optimizer.lr,
+                                  " unless the caller brings an optimizer"));
+}
+
+void note_precision(const Config& config, const Given& given, Context& context) {
+  if (std::holds_alternative<OneCycle>(config.scheduler) && config.optimizer.type == OptimizerType::sgd)
+    context.note("scheduler.params.cycle_momentum", "no effect with SGD, which has no betas");
+  if (config.gradient_clipping <= 0 && given.contains("gradient_clipping"))
+    context.note("gradient_clipping", "off");
+}
+
+Config read_config(Node tree, const std::vector<std::string>& overrides) {
+  for (const std::string& assignment : overrides) apply_override(tree, assignment);
+  Config config;
+  Context context;
+  const Value root{tree, "", context};
+  const Given given = read_section(top_table(), config, root);
+  check_precision(config, given);
+  note_precision(config, given, context);
+  note_default_optimizer(config, context);
+  config.notes = std::move(context.notes);
+  return config;
+}
+
+}  // namespace
+
+Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides) {
+  if (paths.empty()) fail(ErrorKind::usage, "no configuration file given");
+  Node tree = read_tree(paths.front());
+  for (std::size_t i = 1; i < paths.size(); ++i) merge(tree, read_tree(paths[i]));
+  return read_config(std::move(tree), overrides);
+}
+
+Config parse_text(std::string_view text, const std::string& name, const std::vector<std::string>& overrides) {
+  return read_config(parse_tree(text, name), overrides);
+}
+
+bool Config::operator==(const Config& other) const {
+  const auto tie = [](const Config& c) {
+    return std::tie(c.batch, c.optimizer, c.scheduler, c.precision, c.gradient_clipping, c.zero, c.checkpoint,
+                    c.steps_per_print, c.wall_clock_breakdown, c.memory_breakdown, c.dump_state, c.log_level, c.model,
+                    c.data, c.training, c.parallel, c.device);
+  };
+  return tie(*this) == tie(other);
+}
+
+}  // namespace sherd::config

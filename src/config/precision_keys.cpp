@@ -1,0 +1,128 @@
+#include "config/tables.h"
+
+namespace sherd::config {
+namespace {
+
+struct Fp16Section {
+  bool enabled = false;
+  LossScaling scaling;
+};
+
+struct Bf16Section {
+  bool enabled = false;
+  bool check_grad_overflow = true;
+};
+
+constexpr const char* fp32_masters = "masters and moments are fp32 in this build";
+
+Table<Fp16Section> fp16_table() {
+  const auto scaling = &Fp16Section::scaling;
+  Table<Fp16Section> table;
+  table.auto_rule = Auto::to_default;
+  table.keys.push_back(boolean("enabled", &Fp16Section::enabled));
+  table.keys.push_back(inside(scaling, real("loss_scale", &LossScaling::loss_scale, "128", 0)));
+  table.keys.push_back(inside(scaling, integer("initial_scale_power", &LossScaling::initial_scale_power, "8", 0, 100)));
+  table.keys.push_back(inside(scaling, integer("loss_scale_window", &LossScaling::loss_scale_window, "50", 1)));
+  table.keys.push_back(inside(scaling, integer("hysteresis", &LossScaling::hysteresis, "3", 1)));
+  table.keys.push_back(inside(scaling, boolean("consecutive_hysteresis", &LossScaling::consecutive_hysteresis)));
+  table.keys.push_back(inside(scaling, real("min_loss_scale", &LossScaling::min_loss_scale, "4", 0, infinity, true)));
+  table.keys.push_back(noted<Fp16Section>("auto_cast", Holds::boolean, "modules take inputs of any dtype"));
+  table.keys.push_back(refused<Fp16Section>("fp16_master_weights_and_grads", "true", fp32_masters, is_false));
+  return table;
+}
+
+Table<Bf16Section> bf16_table() {
+  Table<Bf16Section> table;
+  table.auto_rule = Auto::to_default;
+  table.keys.push_back(boolean("enabled", &Bf16Section::enabled));
+  table.keys.push_back(boolean("check_grad_overflow", &Bf16Section::check_grad_overflow));
+  table.keys.push_back(noted<Bf16Section>("immediate_grad_update", Holds::boolean,
+                                          "gradients are always reduced as soon as they are there"));
+  table.keys.push_back(refused<Bf16Section>("bf16_master_weights_and_grads", "true", fp32_masters, is_false));
+  table.keys.push_back(refused<Bf16Section>("bf16_optimizer_states", "true", fp32_masters, is_false));
+  return table;
+}
+
+// One precision for the run: enabling both sections is an error at the second.
+void set_compute(Config& config, DType dtype, const Value& section) {
+  if (config.precision.compute != DType::f32)
+    section.error("fp16 and bf16 are both enabled; enable one of them");
+  config.precision.compute = dtype;
+}
+
+void read_fp16(Config& config, const Value& section) {
+  Fp16Section fp16;
+  read_section(fp16_table(), fp16, section);
+  const LossScaling& scaling = fp16.scaling;
+  if (fp16.enabled && scaling.dynamic() && scaling.initial_scale() < scaling.min_loss_scale)
+    section.error("the initial loss scale 2^", scaling.initial_scale_power, " is below min_loss_scale ",
+                  scaling.min_loss_scale);
+  config.precision.fp16 = scaling;
+  if (fp16.enabled)
+    set_compute(config, DType::f16, section);
+  else
+    section.note("not enabled, no effect");
+}
+
+void read_bf16(Config& config, const Value& section) {
+  Bf16Section bf16;
+  read_section(bf16_table(), bf16, section);
+  config.precision.check_grad_overflow = bf16.check_grad_overflow;
+  if (bf16.enabled)
+    set_compute(config, DType::bf16, section);
+  else
+    section.note("not enabled, no effect");
+}
+
+DType read_dtype(const Value& value) {
+  static const DType dtypes[] = {DType::f32, DType::f16, DType::bf16};
+  if (const auto dtype = parse_dtype(value.text()); dtype && size_of(*dtype) <= 4 && is_floating(*dtype)) return *dtype;
+  return dtypes[value.choice({"fp32", "fp16", "bf16"})];
+}
+
+Table<Precision> data_types_table() {
+  Table<Precision> table;
+  table.keys.push_back(custom<Precision>("grad_accum_dtype", "\"fp32\"", [](Precision& precision, const Value& value) {
+    precision.grad_accum_dtype = read_dtype(value);
+  }));
+  table.keys.push_back(noted<Precision>("param_dtype", Holds::text, "follows from the sections fp16 and bf16"));
+  table.keys.back().example = "\"fp32\"";
+  table.keys.push_back(noted<Precision>("buffer_dtype", Holds::text, "Sherd's models hold no floating-point buffers"));
+  return table;
+}
+
+}  // namespace
+
+std::vector<Key<Config>> precision_keys() {
+  std::vector<Key<Config>> keys;
+  Key<Config> fp16 = custom<Config>("fp16", "", read_fp16);
+  fp16.list = [](const std::string& prefix, std::vector<KeyInfo>& out) { list_keys(fp16_table(), prefix, out); };
+  keys.push_back(std::move(fp16));
+  Key<Config> bf16 = custom<Config>("bf16", "", read_bf16).alias("bfloat16");
+  bf16.list = [](const std::string& prefix, std::vector<KeyInfo>& out) { list_keys(bf16_table(), prefix, out); };
+  keys.push_back(std::move(bf16));
+  keys.push_back(section("data_types", &Config::precision, data_types_table()));
+  keys.push_back(custom<Config>("communication_data_type", "\"bf16\"", [](Config& config, const Value& value) {
+    config.precision.communication_data_type = read_dtype(value);
+  }));
+  keys.push_back(noted<Config>("seq_parallel_communication_data_type", Holds::text,
+                               "there is no sequence parallelism in this build")
+                     .alias("seq_parallel_comm_data_type"));
+  return keys;
+}
+
+void check_precision(const Config& config, const Given& given) {
+  const Precision& precision = config.precision;
+  if (!given.contains("data_types")) return;
+  const Node& section = *given.at("data_types");
+  const DType accumulate = precision.gradient_dtype();
+  if (const Node* node = section.find("grad_accum_dtype"); node && accumulate != DType::f32 && accumulate != precision.compute)
+    fail(ErrorKind::config, node->place.str(), ": data_types.grad_accum_dtype: ", node->brief(),
+         " does not go with a model in ", name_of(precision.compute), "; use \"fp32\" or \"", name_of(precision.compute), "\"");
+  if (const Node* node = section.find("param_dtype"); node && node->is(Node::Kind::string))
+    if (parse_dtype(node->text) != precision.compute)
+      fail(ErrorKind::config, node->place.str(), ": data_types.param_dtype: ", node->brief(), " contradicts the model's ",
+           name_of(precision.compute), "; choose the precision with the sections fp16 and bf16");
+}
+
+}  // namespace sherd::config

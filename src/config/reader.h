@@ -1,0 +1,247 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "config/json_tree.h"
+#include "config/keys.h"
+
+// The machinery behind the tables of keys: a Table<T> says which keys an object may have and how each is read into a T.
+// Internal to this room.
+namespace sherd::config {
+
+inline constexpr std::int64_t int64_max = std::numeric_limits<std::int64_t>::max();
+inline constexpr double infinity = std::numeric_limits<double>::infinity();
+
+/// What the parser gathers on its way.
+struct Context {
+  std::vector<std::string> notes;
+  void note(const std::string& path, const std::string& reason) { notes.push_back(path + ": " + reason); }
+};
+
+/// A value with its dotted path; converts with checks. Every conversion throws Error{config} with place and path.
+struct Value {
+  const Node& node;
+  std::string path;
+  Context& context;
+
+  template <class... Args>
+  [[noreturn]] void error(const Args&... args) const {
+    fail(ErrorKind::config, node.place.str(), ": ", path, ": ", args...);
+  }
+  void note(const std::string& reason) const { context.note(path, reason); }
+  void expect(Node::Kind kind) const;
+  bool boolean() const;
+  /// Integral floats (1e9) count as integers.
+  std::int64_t integer(std::int64_t min = std::numeric_limits<std::int64_t>::min(), std::int64_t max = int64_max) const;
+  /// Finite, in [min, max]; with `open_min`, above min.
+  double real(double min = -infinity, double max = infinity, bool open_min = false) const;
+  const std::string& text() const;
+  /// The index of the string in `names`, case ignored; else an error with the nearest one.
+  std::size_t choice(const std::vector<std::string>& names) const;
+};
+
+/// How a section treats the string "auto" (DeepSpeed leaves that to its callers).
+enum class Auto : std::uint8_t {
+  to_default,    ///< as if the key were absent
+  needs_caller,  ///< an error: only the caller can know the value
+  is_a_value     ///< an ordinary string
+};
+
+template <class T>
+struct Key {
+  std::string name;
+  std::vector<std::string> aliases;
+  Effect effect = Effect::effective;
+  std::string example, reason;
+  std::function<void(T&, const Value&)> read;
+  /// Lists the keys below, for known_keys().
+  std::function<void(const std::string& prefix, std::vector<KeyInfo>&)> list;
+  bool reads_null = false;         ///< else null means absent
+  std::optional<Auto> auto_rule;   ///< where it differs from the table's
+
+  Key with_auto(Auto rule) && {
+    auto_rule = rule;
+    return std::move(*this);
+  }
+  Key alias(std::string other) && {
+    aliases.push_back(std::move(other));
+    return std::move(*this);
+  }
+};
+
+template <class T>
+struct Table {
+  Auto auto_rule = Auto::is_a_value;
+  std::vector<Key<T>> keys;
+};
+
+/// The keys that an object gave, by their first name.
+using Given = std::map<std::string, const Node*>;
+
+/// Throws the error for a key that `known` does not have.
+[[noreturn]] void unknown_key(const Value& section, const std::string& name, const Node& value,
+                              const std::vector<std::string>& known);
+[[noreturn]] void given_twice(const Value& value, const std::string& other);
+
+/// True when "auto" was dealt with and the key counts as absent.
+bool handle_auto(Auto rule, const Value& value);
+
+inline std::string join(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+/// Reads `section` by `table` into `target`, in file order.
+template <class T>
+Given read_section(const Table<T>& table, T& target, const Value& section) {
+  section.expect(Node::Kind::object);
+  Given given;
+  std::map<std::string, std::string> spelled;
+  for (const auto& [name, node] : section.node.members) {
+    const Value value{node, join(section.path, name), section.context};
+    const Key<T>* key = nullptr;
+    for (const Key<T>& candidate : table.keys)
+      if (candidate.name == name || std::find(candidate.aliases.begin(), candidate.aliases.end(), name) !=
+                                        candidate.aliases.end())
+        key = &candidate;
+    if (!key) {
+      std::vector<std::string> known;
+      for (const Key<T>& candidate : table.keys) known.push_back(candidate.name);
+      unknown_key(section, name, node, known);
+    }
+    if (!spelled.emplace(key->name, name).second) given_twice(value, spelled[key->name]);
+    if ((node.is(Node::Kind::null) && !key->reads_null) || handle_auto(key->auto_rule.value_or(table.auto_rule), value))
+      continue;
+    given[key->name] = &node;
+    key->read(target, value);
+  }
+  return given;
+}
+
+template <class T>
+void list_keys(const Table<T>& table, const std::string& prefix, std::vector<KeyInfo>& out) {
+  for (const Key<T>& key : table.keys) {
+    const std::string path = join(prefix, key.name);
+    if (key.list)
+      key.list(path, out);
+    else
+      out.push_back({path, key.effect, key.example, key.reason});
+  }
+}
+
+// ---- makers of keys ----
+
+/// A key that `read` handles.
+template <class T>
+Key<T> custom(std::string name, std::string example, std::function<void(T&, const Value&)> read) {
+  Key<T> key;
+  key.name = std::move(name), key.example = std::move(example), key.read = std::move(read);
+  return key;
+}
+
+template <class T>
+Key<T> boolean(std::string name, bool T::*field) {
+  static const T defaults{};
+  return custom<T>(std::move(name), defaults.*field ? "false" : "true",
+                   [field](T& target, const Value& value) { target.*field = value.boolean(); });
+}
+
+template <class T, std::integral I>
+Key<T> integer(std::string name, I T::*field, std::string example, std::int64_t min, std::int64_t max = int64_max) {
+  max = std::cmp_less(std::numeric_limits<I>::max(), max) ? static_cast<std::int64_t>(std::numeric_limits<I>::max()) : max;
+  return custom<T>(std::move(name), std::move(example), [=](T& target, const Value& value) {
+    target.*field = static_cast<I>(value.integer(min, max));
+  });
+}
+
+template <class T>
+Key<T> real(std::string name, double T::*field, std::string example, double min = -infinity, double max = infinity,
+            bool open_min = false) {
+  return custom<T>(std::move(name), std::move(example),
+                   [=](T& target, const Value& value) { target.*field = value.real(min, max, open_min); });
+}
+
+template <class T>
+Key<T> text(std::string name, std::string T::*field, std::string example) {
+  return custom<T>(std::move(name), std::move(example),
+                   [field](T& target, const Value& value) { target.*field = value.text(); });
+}
+
+/// An enum whose values are 0, 1, 2, … in the order of `names`.
+template <class T, class E>
+Key<T> choice(std::string name, E T::*field, std::vector<std::string> names, std::string example) {
+  return custom<T>(std::move(name), std::move(example), [=](T& target, const Value& value) {
+    target.*field = static_cast<E>(value.choice(names));
+  });
+}
+
+/// A section read by `table` into a field.
+template <class T, class U>
+Key<T> section(std::string name, U T::*field, Table<U> table) {
+  Key<T> key = custom<T>(std::move(name), "{}", [field, table](T& target, const Value& value) {
+    read_section(table, target.*field, value);
+  });
+  key.list = [table](const std::string& prefix, std::vector<KeyInfo>& out) { list_keys(table, prefix, out); };
+  return key;
+}
+
+/// A key of T's member `field`, as a key of T.
+template <class T, class U>
+Key<T> inside(U T::*field, Key<U> key) {
+  Key<T> out = custom<T>(key.name, key.example, [field, read = key.read](T& target, const Value& value) {
+    read(target.*field, value);
+  });
+  out.aliases = key.aliases, out.effect = key.effect, out.reason = key.reason, out.list = key.list;
+  return out;
+}
+
+/// What a key without effect must hold, so that a wrong type is still an error.
+enum class Holds : std::uint8_t { boolean, count, real, text, anything };
+
+/// A key that is accepted without effect, for `reason`.
+template <class T>
+Key<T> noted(std::string name, Holds holds, std::string reason);
+
+/// A key that is refused for `reason` unless `off` accepts its value.
+template <class T>
+Key<T> refused(std::string name, std::string example, std::string reason, std::function<bool(const Value&)> off);
+
+/// Values that switch a feature off, for refused().
+bool is_false(const Value& value);
+bool is_empty(const Value& value);
+std::function<bool(const Value&)> equals_number(double number);
+bool never(const Value& value);
+
+void check_holds(Holds holds, const Value& value);
+
+template <class T>
+Key<T> noted(std::string name, Holds holds, std::string reason) {
+  static const char* const examples[] = {"true", "3", "0.5", "\"x\"", "{}"};
+  Key<T> key = custom<T>(std::move(name), examples[static_cast<int>(holds)], [=](T&, const Value& value) {
+    check_holds(holds, value);
+    value.note(reason);
+  });
+  key.effect = Effect::noted, key.reason = std::move(reason);
+  return key;
+}
+
+template <class T>
+Key<T> refused(std::string name, std::string example, std::string reason, std::function<bool(const Value&)> off) {
+  Key<T> key = custom<T>(std::move(name), std::move(example), [=](T&, const Value& value) {
+    if (!off(value)) value.error("Sherd does not support ", value.node.brief(), " here: ", reason);
+    value.note("off, as always here");
+  });
+  key.effect = Effect::refused, key.reason = std::move(reason);
+  return key;
+}
+
+}  // namespace sherd::config

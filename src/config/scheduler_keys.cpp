@@ -1,0 +1,171 @@
+#include "config/tables.h"
+
+namespace sherd::config {
+namespace {
+
+const std::vector<std::string> type_names = {"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"};
+enum class Type { range_test, one_cycle, warmup, warmup_decay, warmup_cosine };
+
+const std::vector<std::string> foreign_types = {
+    "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR", "LambdaLR", "MultiplicativeLR", "ReduceLROnPlateau",
+    "SequentialLR", "ChainedScheduler"};
+
+template <class T>
+Table<T> finish(std::vector<Key<T>> keys) {
+  keys.push_back(refused<T>("last_batch_iteration", "5", "the position comes from the checkpoint on resume",
+                            equals_number(-1)));
+  return {Auto::needs_caller, std::move(keys)};
+}
+
+Table<LrRangeTest> table_of(const LrRangeTest&, bool) {
+  std::vector<Key<LrRangeTest>> keys;
+  keys.push_back(real("lr_range_test_min_lr", &LrRangeTest::min_lr, "0.01", 0));
+  keys.push_back(integer("lr_range_test_step_size", &LrRangeTest::step_size, "7", 1));
+  keys.push_back(real("lr_range_test_step_rate", &LrRangeTest::step_rate, "2.0"));
+  keys.push_back(boolean("lr_range_test_staircase", &LrRangeTest::staircase));
+  return finish(std::move(keys));
+}
+
+Table<OneCycle> table_of(const OneCycle&, bool) {
+  using T = OneCycle;
+  std::vector<Key<T>> keys;
+  keys.push_back(real("cycle_min_lr", &T::cycle_min_lr, "1e-5", 0));
+  keys.push_back(real("cycle_max_lr", &T::cycle_max_lr, "1e-2", 0));
+  keys.push_back(real("decay_lr_rate", &T::decay_lr_rate, "0.1", 0));
+  keys.push_back(integer("cycle_first_step_size", &T::cycle_first_step_size, "10", 1));
+  keys.push_back(integer("cycle_second_step_size", &T::cycle_second_step_size, "20", 0));
+  keys.push_back(integer("cycle_first_stair_count", &T::cycle_first_stair_count, "3", 0));
+  keys.push_back(integer("cycle_second_stair_count", &T::cycle_second_stair_count, "4", 0));
+  keys.push_back(integer("decay_step_size", &T::decay_step_size, "5", 0));
+  keys.push_back(boolean("cycle_momentum", &T::cycle_momentum));
+  keys.push_back(real("cycle_min_mom", &T::cycle_min_mom, "0.7", 0, 1));
+  keys.push_back(real("cycle_max_mom", &T::cycle_max_mom, "0.95", 0, 1));
+  keys.push_back(real("decay_mom_rate", &T::decay_mom_rate, "0.1", 0));
+  return finish(std::move(keys));
+}
+
+// null is a value of its own here: the optimizer's lr.
+Key<Warmup> warmup_max_key() {
+  Key<Warmup> key = custom<Warmup>("warmup_max_lr", "0.01", [](Warmup& target, const Value& value) {
+    target.warmup_max_lr = value.node.is(Node::Kind::null) ? std::nullopt : std::optional(value.real(0));
+  });
+  key.reads_null = true;
+  return key;
+}
+
+Table<Warmup> table_of(const Warmup&, bool decays) {
+  std::vector<Key<Warmup>> keys;
+  if (decays) keys.push_back(integer("total_num_steps", &Warmup::total_num_steps, "5000", 1));
+  keys.push_back(real("warmup_min_lr", &Warmup::warmup_min_lr, "1e-6", 0));
+  keys.push_back(warmup_max_key());
+  keys.push_back(integer("warmup_num_steps", &Warmup::warmup_num_steps, "10", 1));
+  keys.push_back(choice("warmup_type", &Warmup::warmup_type, {"log", "linear"}, "\"linear\""));
+  return finish(std::move(keys));
+}
+
+Table<WarmupCosine> table_of(const WarmupCosine&, bool) {
+  using T = WarmupCosine;
+  std::vector<Key<T>> keys;
+  keys.push_back(integer("total_num_steps", &T::total_num_steps, "5000", 1));
+  keys.push_back(real("warmup_min_ratio", &T::warmup_min_ratio, "0.1", 0));
+  keys.push_back(integer("warmup_num_steps", &T::warmup_num_steps, "10", 1));
+  keys.push_back(real("cos_min_ratio", &T::cos_min_ratio, "0.1", 0));
+  keys.push_back(choice("warmup_type", &T::warmup_type, {"log", "linear"}, "\"linear\""));
+  return finish(std::move(keys));
+}
+
+void need(const Value& section, const Given& given, std::initializer_list<const char*> names) {
+  for (const char* name : names)
+    if (!given.contains(name)) section.error("needs \"params.", name, "\"");
+}
+
+void note_short_total(const Value& section, std::int64_t total, std::int64_t warmup) {
+  if (total < warmup)
+    section.note(cat("total_num_steps ", total, " is less than warmup_num_steps ", warmup, ": the rate never decays"));
+}
+
+template <class T>
+Given read_params(T& target, const Value& section, bool decays = false) {
+  Table<T> table;
+  table.keys.push_back(custom<T>("type", "", [](T&, const Value&) {}));
+  Given given;
+  table.keys.push_back(custom<T>("params", "", [&](T& into, const Value& params) {
+    given = read_section(table_of(into, decays), into, params);
+  }));
+  read_section(table, target, section);
+  return given;
+}
+
+OneCycle read_one_cycle(const Value& section) {
+  OneCycle cycle;
+  const Given given = read_params(cycle, section);
+  need(section, given, {"cycle_min_lr", "cycle_max_lr"});
+  if (!given.contains("cycle_second_step_size")) cycle.cycle_second_step_size = cycle.cycle_first_step_size;
+  if (!given.contains("cycle_second_stair_count")) cycle.cycle_second_stair_count = cycle.cycle_first_stair_count;
+  return cycle;
+}
+
+Warmup read_warmup(const Value& section, bool decays) {
+  Warmup warmup;
+  if (decays) warmup.warmup_max_lr = 0.001;  // WarmupDecayLR keeps this default; WarmupLR takes the optimizer's lr
+  const Given given = read_params(warmup, section, decays);
+  if (decays) {
+    need(section, given, {"total_num_steps"});
+    note_short_total(section, warmup.total_num_steps, warmup.warmup_num_steps);
+  }
+  return warmup;
+}
+
+WarmupCosine read_cosine(const Value& section) {
+  WarmupCosine cosine;
+  need(section, read_params(cosine, section), {"total_num_steps"});
+  note_short_total(section, cosine.total_num_steps, cosine.warmup_num_steps);
+  return cosine;
+}
+
+Type read_type(const Value& section) {
+  const Node* type = section.node.find("type");
+  if (!type) section.error("needs a \"type\": one of LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR, WarmupCosineLR");
+  const Value value{*type, join(section.path, "type"), section.context};
+  for (const std::string& name : foreign_types)
+    if (value.text() == name)
+      value.error(type->brief(), " is PyTorch's and not in this build; the nearest is \"", nearest(name, type_names), "\"");
+  return static_cast<Type>(value.choice(type_names));
+}
+
+void read_scheduler(Config& config, const Value& section) {
+  section.expect(Node::Kind::object);
+  const Node* type = section.node.find("type");
+  if (section.node.members.empty() || (type && type->is(Node::Kind::null))) return;
+  switch (read_type(section)) {
+    case Type::range_test: {
+      LrRangeTest range;
+      read_params(range, section);
+      config.scheduler = range;
+      break;
+    }
+    case Type::one_cycle: config.scheduler = read_one_cycle(section); break;
+    case Type::warmup: config.scheduler = read_warmup(section, false); break;
+    case Type::warmup_decay: config.scheduler = read_warmup(section, true); break;
+    case Type::warmup_cosine: config.scheduler = read_cosine(section); break;
+  }
+}
+
+}  // namespace
+
+Key<Config> scheduler_key() {
+  Key<Config> key = custom<Config>("scheduler", "", read_scheduler);
+  key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
+    out.push_back({prefix + ".type", Effect::effective, "\"WarmupLR\"", ""});
+    const auto path = [&](Type type) { return cat(prefix, "[", type_names[static_cast<std::size_t>(type)], "].params"); };
+    list_keys(table_of(LrRangeTest{}, false), path(Type::range_test), out);
+    list_keys(table_of(OneCycle{}, false), path(Type::one_cycle), out);
+    list_keys(table_of(Warmup{}, false), path(Type::warmup), out);
+    list_keys(table_of(Warmup{}, true), path(Type::warmup_decay), out);
+    list_keys(table_of(WarmupCosine{}, false), path(Type::warmup_cosine), out);
+  };
+  return key;
+}
+
+}  // namespace sherd::config

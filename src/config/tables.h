@@ -1,0 +1,27 @@
+#pragma once
+
+#include "config/config.h"
+#include "config/reader.h"
+
+// The tables of keys, one source file per group. Internal to this room.
+namespace sherd::config {
+
+Key<Config> optimizer_key();            // optimizer_keys.cpp
+Key<Config> scheduler_key();            // scheduler_keys.cpp
+std::vector<Key<Config>> precision_keys();  // precision_keys.cpp: fp16, bf16, data_types, communication_data_type, …
+Key<Config> zero_key();                 // zero_keys.cpp
+std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: model, data, training, parallel, device
+/// Sections and switches that DeepSpeed knows and Sherd does not have. foreign_keys.cpp
+std::vector<Key<Config>> foreign_keys();
+/// The whole file. top_keys.cpp
+const Table<Config>& top_table();
+
+/// Adds what a table cannot: checks across precision keys once the whole file is read.
+void check_precision(const Config& config, const Given& given);
+
+template <class T>
+void append(std::vector<Key<T>>& keys, std::vector<Key<T>> more) {
+  for (Key<T>& key : more) keys.push_back(std::move(key));
+}
+
+}  // namespace sherd::config

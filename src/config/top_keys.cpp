@@ -1,0 +1,71 @@
+#include "config/tables.h"
+
+namespace sherd::config {
+namespace {
+
+std::vector<Key<Config>> batch_keys() {
+  std::vector<Key<Config>> keys;
+  keys.push_back(inside(&Config::batch, integer("train_batch_size", &Batch::train_batch_size, "64", 1)));
+  keys.push_back(inside(&Config::batch, integer("train_micro_batch_size_per_gpu", &Batch::micro_batch_size, "4", 1)));
+  keys.push_back(
+      inside(&Config::batch, integer("gradient_accumulation_steps", &Batch::gradient_accumulation_steps, "8", 1)));
+  for (Key<Config>& key : keys) key.auto_rule = Auto::to_default;
+  return keys;
+}
+
+Key<Config> log_level_key() {
+  return custom<Config>("log_level", "\"debug\"", [](Config& config, const Value& value) {
+    config.log_level = static_cast<LogLevel>(value.choice({"debug", "info", "warning", "error"}));
+  });
+}
+
+Table<Checkpoint> checkpoint_table() {
+  using T = Checkpoint;
+  Table<T> table;
+  table.keys.push_back(choice("tag_validation", &T::tag_validation, {"Ignore", "Warn", "Fail"}, "\"Fail\""));
+  table.keys.push_back(refused<T>("load_universal", "true", "Sherd reads its own checkpoints", is_false));
+  table.keys.push_back(refused<T>("use_node_local_storage", "true", "ranks write to one shared directory", is_false));
+  table.keys.push_back(noted<T>("parallel_write", Holds::anything, "ranks always write in parallel"));
+  table.keys.push_back(noted<T>("checkpoint_serialization", Holds::boolean, "checkpoints are safetensors"));
+  table.keys.push_back(refused<T>("writer", "{\"type\": \"FAST\"}", "checkpoints have one writer", is_empty));
+  return table;
+}
+
+std::vector<Key<Config>> run_keys() {
+  std::vector<Key<Config>> keys;
+  keys.push_back(real("gradient_clipping", &Config::gradient_clipping, "0.5").with_auto(Auto::to_default));
+  keys.push_back(section("checkpoint", &Config::checkpoint, checkpoint_table()));
+  keys.push_back(integer("steps_per_print", &Config::steps_per_print, "10", 0));
+  keys.push_back(boolean("wall_clock_breakdown", &Config::wall_clock_breakdown));
+  keys.push_back(boolean("memory_breakdown", &Config::memory_breakdown));
+  keys.push_back(boolean("dump_state", &Config::dump_state));
+  keys.push_back(log_level_key());
+  return keys;
+}
+
+Table<Config> make_top_table() {
+  Table<Config> table{Auto::is_a_value, batch_keys()};
+  table.keys.push_back(optimizer_key());
+  table.keys.push_back(scheduler_key());
+  append(table.keys, precision_keys());
+  table.keys.push_back(zero_key());
+  append(table.keys, run_keys());
+  append(table.keys, sherd_keys());
+  append(table.keys, foreign_keys());
+  return table;
+}
+
+}  // namespace
+
+const Table<Config>& top_table() {
+  static const Table<Config> table = make_top_table();
+  return table;
+}
+
+std::vector<KeyInfo> known_keys() {
+  std::vector<KeyInfo> keys;
+  list_keys(top_table(), "", keys);
+  return keys;
+}
+
+}  // namespace sherd::config

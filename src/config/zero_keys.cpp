@@ -1,0 +1,175 @@
+#include "config/tables.h"
+
+namespace sherd::config {
+namespace {
+
+constexpr const char* zeropp = "ZeRO++ and MiCS are not in this build";
+
+// Accepts only what means "off", and says where offload stands.
+void read_offload_device(Offload& offload, const Value& value) {
+  offload.device = static_cast<OffloadDevice>(value.choice({"none", "cpu", "nvme"}));
+  if (offload.device != OffloadDevice::none)
+    value.error("offload to ", value.node.brief(),
+                " is not in this build yet (see the roadmap in docs/architecture.md); use \"none\"");
+}
+
+std::vector<Key<Offload>> common_offload_keys() {
+  std::vector<Key<Offload>> keys;
+  Key<Offload> device = custom<Offload>("device", "\"cpu\"", read_offload_device);
+  device.effect = Effect::refused, device.reason = "offload is not in this build yet";
+  keys.push_back(std::move(device));
+  return keys;
+}
+
+// A key that only offload would use: checked, named in a note, and dropped.
+void add_idle(std::vector<Key<Offload>>& keys, Key<Offload> key) {
+  const auto read = key.read;
+  key.effect = Effect::noted, key.reason = "nothing is offloaded";
+  key.read = [read](Offload& offload, const Value& value) {
+    Offload dropped = offload;
+    read(dropped, value);
+    value.note("nothing is offloaded");
+  };
+  keys.push_back(std::move(key));
+}
+
+Table<Offload> offload_table(bool of_optimizer) {
+  std::vector<Key<Offload>> keys = common_offload_keys();
+  add_idle(keys, text("nvme_path", &Offload::nvme_path, "\"/mnt/nvme\""));
+  add_idle(keys, integer("buffer_count", &Offload::buffer_count, "7", 0));
+  add_idle(keys, boolean("pin_memory", &Offload::pin_memory));
+  if (of_optimizer) {
+    add_idle(keys, boolean("pipeline_read", &Offload::pipeline_read));
+    add_idle(keys, boolean("pipeline_write", &Offload::pipeline_write));
+    add_idle(keys, boolean("fast_init", &Offload::fast_init));
+    add_idle(keys, real("ratio", &Offload::ratio, "0.5", 0, 1));
+    keys.push_back(refused<Offload>("super_offload", "true", "SuperOffload is not in this build", is_false));
+    keys.push_back(noted<Offload>("cpuadam_cores_perc", Holds::real, "nothing is offloaded"));
+  } else {
+    add_idle(keys, integer("buffer_size", &Offload::buffer_size, "1000", 0));
+    add_idle(keys, integer("max_in_cpu", &Offload::max_in_cpu, "1000", 0));
+  }
+  return {Auto::to_default, std::move(keys)};
+}
+
+std::vector<Key<Zero>> general_keys() {
+  std::vector<Key<Zero>> keys;
+  keys.push_back(integer("stage", &Zero::stage, "2", 0, 3));
+  keys.push_back(integer("reduce_bucket_size", &Zero::reduce_bucket_size, "1000", 0));
+  keys.push_back(custom<Zero>("allgather_bucket_size", "1000", [](Zero& zero, const Value& value) {
+    zero.allgather_bucket_size = value.integer(0);
+    if (zero.allgather_bucket_size % 2 != 0) value.error("must be even, not ", value.node.brief());
+  }));
+  keys.push_back(boolean("overlap_comm", &Zero::overlap_comm));
+  keys.push_back(integer("sub_group_size", &Zero::sub_group_size, "1000", 1));
+  keys.push_back(section("offload_param", &Zero::offload_param, offload_table(false)));
+  keys.push_back(section("offload_optimizer", &Zero::offload_optimizer, offload_table(true)));
+  return keys;
+}
+
+std::vector<Key<Zero>> stage3_keys() {
+  std::vector<Key<Zero>> keys;
+  keys.push_back(integer("stage3_prefetch_bucket_size", &Zero::prefetch_bucket_size, "1000", 0)
+                     .alias("prefetch_bucket_size"));
+  keys.push_back(integer("stage3_param_persistence_threshold", &Zero::param_persistence_threshold, "10", 0)
+                     .alias("param_persistence_threshold"));
+  keys.push_back(integer("stage3_model_persistence_threshold", &Zero::model_persistence_threshold, "10", 0)
+                     .alias("model_persistence_threshold"));
+  keys.push_back(integer("stage3_max_live_parameters", &Zero::max_live_parameters, "1000", 0)
+                     .alias("max_live_parameters"));
+  keys.push_back(integer("stage3_max_reuse_distance", &Zero::max_reuse_distance, "1000", 0)
+                     .alias("max_reuse_distance"));
+  keys.push_back(boolean("stage3_gather_16bit_weights_on_model_save", &Zero::gather_16bit_weights_on_model_save)
+                     .alias("gather_16bit_weights_on_model_save")
+                     .alias("stage3_gather_fp16_weights_on_model_save"));
+  return keys;
+}
+
+std::vector<Key<Zero>> noted_keys() {
+  std::vector<Key<Zero>> keys;
+  const auto add = [&](const char* name, Holds holds, const char* reason) {
+    keys.push_back(noted<Zero>(name, holds, reason));
+  };
+  add("contiguous_gradients", Holds::boolean, "always on in Sherd");
+  add("reduce_scatter", Holds::boolean, "every reduction is a reduce-scatter in Sherd");
+  add("use_multi_rank_bucket_allreduce", Holds::boolean, "every reduction is a reduce-scatter in Sherd");
+  add("allgather_partitions", Holds::boolean, "partitions are always all-gathered in Sherd");
+  add("round_robin_gradients", Holds::boolean, "gradients are not copied to the host here");
+  add("memory_efficient_linear", Holds::boolean, "Sherd's linear layers keep no gathered weight");
+  add("pipeline_loading_checkpoint", Holds::boolean, "checkpoints load shard by shard in Sherd");
+  add("override_module_apply", Holds::boolean, "concerns PyTorch modules");
+  add("log_trace_cache_warnings", Holds::boolean, "Sherd keeps no trace cache");
+  add("enable_sanity_checks", Holds::boolean, "Sherd's checks are always on");
+  add("cpu_offload_use_pin_memory", Holds::boolean, "nothing is offloaded");
+  add("mics_hierarchical_params_gather", Holds::boolean, "MiCS is off");
+  keys.push_back(noted<Zero>("stage3_use_all_reduce_for_fetch_params", Holds::boolean,
+                             "parameters are always fetched by all-gather")
+                     .alias("use_all_reduce_for_fetch_params"));
+  return keys;
+}
+
+std::vector<Key<Zero>> refused_keys() {
+  std::vector<Key<Zero>> keys;
+  const auto add = [&](const char* name, const char* example, const char* reason, auto off) -> Key<Zero>& {
+    keys.push_back(refused<Zero>(name, example, reason, off));
+    return keys.back();
+  };
+  const auto is_true = [](const Value& value) { return value.boolean(); };
+  const auto at_most = [](double limit) { return [limit](const Value& value) { return value.real() <= limit; }; };
+  add("load_from_fp32_weights", "false", "checkpoints always restore the fp32 masters", is_true);
+  add("ignore_unused_parameters", "false", "parameters without a gradient are always allowed", is_true);
+  add("elastic_checkpoint", "true", "checkpoints name parameters, not partitions", is_false);
+  add("legacy_stage1", "true", "DeepSpeed removed it too", is_false);
+  add("cpu_offload", "true", "offload is not in this build yet (roadmap: docs/architecture.md)", is_false);
+  add("cpu_offload_param", "true", "offload is not in this build yet (roadmap: docs/architecture.md)", is_false);
+  add("save_muon_momentum_buffer_in_memory", "true", "Muon is not in this build", is_false);
+  add("stage3_module_granularity_threshold", "5", "mark blocks in the model instead", equals_number(0))
+      .aliases.push_back("module_granularity_threshold");
+  add("stage3_allgather_sequential", "true", "set stage3_prefetch_bucket_size to 1 instead", is_false)
+      .aliases.push_back("allgather_sequential");
+  add("leaf_module", "{\"classes\": [\"Expert\"]}", "mark blocks in the model instead", is_empty);
+  add("zero_hpz_partition_size", "4", zeropp, at_most(1));
+  add("zero_quantized_weights", "true", zeropp, is_false);
+  add("zero_quantized_nontrainable_weights", "true", zeropp, is_false);
+  add("zero_quantized_gradients", "true", zeropp, is_false);
+  add("zeropp_loco_param", "{\"err_beta\": 0.8}", zeropp, is_empty);
+  add("mics_shard_size", "4", zeropp, at_most(0));
+  add("zenflow", "{\"topk_ratio\": 0.1}", "ZenFlow is not in this build", is_empty);
+  return keys;
+}
+
+Table<Zero> zero_table() {
+  Table<Zero> table{Auto::to_default, general_keys()};
+  append(table.keys, stage3_keys());
+  append(table.keys, noted_keys());
+  append(table.keys, refused_keys());
+  return table;
+}
+
+void note_idle_stage3_keys(const Zero& zero, const Given& given, const Value& section) {
+  for (const Key<Zero>& key : stage3_keys())
+    if (given.contains(key.name))
+      section.context.note(join(section.path, key.name), cat("no effect at stage ", zero.stage, ", only at 3"));
+}
+
+void read_zero(Config& config, const Value& section) {
+  Zero& zero = config.zero;
+  if (section.node.is(Node::Kind::boolean)) {
+    zero.stage = section.node.boolean ? 1 : 0;
+    section.note(cat("the boolean form means stage ", zero.stage, "; write {\"stage\": ", zero.stage, "}"));
+    return;
+  }
+  const Given given = read_section(zero_table(), zero, section);
+  if (!given.contains("overlap_comm")) zero.overlap_comm = zero.stage == 3;
+  if (zero.stage < 3) note_idle_stage3_keys(zero, given, section);
+}
+
+}  // namespace
+
+Key<Config> zero_key() {
+  Key<Config> key = custom<Config>("zero_optimization", "", read_zero);
+  key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) { list_keys(zero_table(), prefix, out); };
+  return key;
+}
+
+}  // namespace sherd::config

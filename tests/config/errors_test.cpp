@@ -1,0 +1,161 @@
+#include <gmock/gmock.h>
+
+#include "config/support.h"
+
+namespace sherd::config {
+namespace {
+
+struct Mistake {
+  const char* text;
+  const char* message;
+};
+
+class Mistakes : public testing::TestWithParam<Mistake> {};
+
+TEST_P(Mistakes, NamesPlaceKeyAndNextStep) { EXPECT_EQ(error_of(GetParam().text), GetParam().message); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Keys, Mistakes,
+    testing::Values(
+        Mistake{"{\n  \"gradient_cliping\": 1.0\n}",
+                "run.json:2: unknown key \"gradient_cliping\"; did you mean \"gradient_clipping\"?"},
+        Mistake{"{\"zero_optimization\": {\n\"stage\": 3,\n\"overlap_com\": true}}",
+                "run.json:3: unknown key \"zero_optimization.overlap_com\"; did you mean \"overlap_comm\"?"},
+        Mistake{"{\"lr\": 0.1}", "run.json:1: unknown key \"lr\"; did you mean \"optimizer[Adam].params.lr\"?"},
+        Mistake{"{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"learning_rate\": 1}}}",
+                "run.json:1: unknown key \"optimizer.params.learning_rate\"; the nearest is \"amsgrad\"; this "
+                "section knows lr, weight_decay, max_grad_norm, maximize, foreach, fused, capturable, differentiable, "
+                "betas, eps, bias_correction, adam_w_mode, torch_adam, amsgrad, fp32_optimizer_states"},
+        Mistake{"{\"tensorboard\": {\"enabld\": true}}",
+                "run.json:1: unknown key \"tensorboard.enabld\"; did you mean \"enabled\"?"},
+        Mistake{"{\"zero_optimization\": {\"offload_optimizer\": {\"buffer_size\": 5}}}",
+                "run.json:1: unknown key \"zero_optimization.offload_optimizer.buffer_size\"; did you mean "
+                "\"zero_optimization.offload_param.buffer_size\"?"},
+        Mistake{"{\n\"steps_per_print\": 1,\n\n\"steps_per_print\": 2}",
+                "run.json:4: key \"steps_per_print\" is already given on line 2; remove one of the two"},
+        Mistake{"{\"zero_optimization\": {\"max_live_parameters\": 1, \"stage3_max_live_parameters\": 2}}",
+                "run.json:1: zero_optimization.stage3_max_live_parameters: means the same as "
+                "\"max_live_parameters\", which is given too; remove one of the two"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Values, Mistakes,
+    testing::Values(
+        Mistake{"{\"zero_optimization\": {\"stage\": 4}}",
+                "run.json:1: zero_optimization.stage: must be an integer from 0 to 3, not 4"},
+        Mistake{"{\"zero_optimization\": {\"reduce_bucket_size\": 1.5}}",
+                "run.json:1: zero_optimization.reduce_bucket_size: must be an integer >= 0, not 1.5"},
+        Mistake{"{\"zero_optimization\": {\"reduce_bucket_size\": -1}}",
+                "run.json:1: zero_optimization.reduce_bucket_size: must be an integer >= 0, not -1"},
+        Mistake{"{\"zero_optimization\": {\"allgather_bucket_size\": 3}}",
+                "run.json:1: zero_optimization.allgather_bucket_size: must be even, not 3"},
+        Mistake{"{\"train_batch_size\": \"64\"}",
+                "run.json:1: train_batch_size: must be an integer >= 1, not \"64\""},
+        Mistake{"{\"fp16\": {\"enabled\": \"yes\"}}", "run.json:1: fp16.enabled: must be true or false, not \"yes\""},
+        Mistake{"{\"fp16\": {\"loss_scale\": -2}}",
+                "run.json:1: fp16.loss_scale: must be a number >= 0, not -2"},
+        Mistake{"{\"fp16\": {\"enabled\": true},\n\"bf16\": {\"enabled\": true}}",
+                "run.json:2: bf16: fp16 and bf16 are both enabled; enable one of them"},
+        Mistake{"{\"fp16\": true}", "run.json:1: fp16: must be a section, not true"},
+        Mistake{"[1]", "run.json:1: the file must hold a section, not […]"},
+        Mistake{"{\"communication_data_type\": \"fp8\"}",
+                "run.json:1: communication_data_type: \"fp8\" is none of fp32, fp16, bf16; did you mean \"fp32\"?"},
+        Mistake{"{\"bf16\": {\"enabled\": true}, \"data_types\": {\"grad_accum_dtype\": \"fp16\"}}",
+                "run.json:1: data_types.grad_accum_dtype: \"fp16\" does not go with a model in bf16; use \"fp32\" or "
+                "\"bf16\""},
+        Mistake{"{\"bf16\": {\"enabled\": true}, \"data_types\": {\"param_dtype\": \"fp16\"}}",
+                "run.json:1: data_types.param_dtype: \"fp16\" contradicts the model's bf16; choose the precision with "
+                "the sections fp16 and bf16"},
+        Mistake{"{\"fp16\": {\"enabled\": true, \"initial_scale_power\": 2, \"min_loss_scale\": 8}}",
+                "run.json:1: fp16: the initial loss scale 2^2 is below min_loss_scale 8"},
+        Mistake{"{\"checkpoint\": {\"tag_validation\": \"Fial\"}}",
+                "run.json:1: checkpoint.tag_validation: \"Fial\" is none of Ignore, Warn, Fail; did you mean "
+                "\"Fail\"?"},
+        Mistake{"{\n\"a\": }", "run.json:2: not valid JSON: syntax error while parsing value - unexpected '}'; expected "
+                               "'[', '{', or a literal"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    OptimizerAndScheduler, Mistakes,
+    testing::Values(
+        Mistake{"{\"optimizer\": {\"params\": {}}}",
+                "run.json:1: optimizer: needs a \"type\"; this build has Adam, AdamW and SGD"},
+        Mistake{"{\"optimizer\": {\"type\": \"Lion\"}}",
+                "run.json:1: optimizer.type: \"Lion\" is not in this build; use one of Adam, AdamW and SGD"},
+        Mistake{"{\"optimizer\": {\"type\": \"Adamm\"}}",
+                "run.json:1: optimizer.type: \"Adamm\" is none of Adam, AdamW, SGD; did you mean \"Adam\"?"},
+        Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"max_grad_norm\": 1.0}}}",
+                "run.json:1: optimizer.params.max_grad_norm: Sherd does not support 1.0 here: clip with the top-level "
+                "key \"gradient_clipping\""},
+        Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"betas\": [0.9]}}}",
+                "run.json:1: optimizer.params.betas: must be a list of two numbers such as [0.9, 0.999], not […]"},
+        Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"betas\": [0.9, 1]}}}",
+                "run.json:1: optimizer.params.betas[1]: must be below 1"},
+        Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": \"auto\"}}}",
+                "run.json:1: optimizer.params.lr: \"auto\" must be filled in by the caller; give a value here or with "
+                "--set optimizer.params.lr=VALUE"},
+        Mistake{"{\"optimizer\": {\"type\": \"SGD\", \"params\": {\"nesterov\": true}}}",
+                "run.json:1: optimizer: nesterov needs a momentum above 0; set params.momentum or drop nesterov"},
+        Mistake{"{\"scheduler\": {\"type\": \"StepLR\"}}",
+                "run.json:1: scheduler.type: \"StepLR\" is PyTorch's and not in this build; the nearest is "
+                "\"WarmupLR\""},
+        Mistake{"{\"scheduler\": {\"type\": \"WarmupDecayLR\", \"params\": {}}}",
+                "run.json:1: scheduler: needs \"params.total_num_steps\""},
+        Mistake{"{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_num_steps\": 0}}}",
+                "run.json:1: scheduler.params.warmup_num_steps: must be an integer >= 1, not 0"},
+        Mistake{"{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_max_lr\": [0.1, 0.2]}}}",
+                "run.json:1: scheduler.params.warmup_max_lr: must be a number >= 0, not […]; one value serves all "
+                "parameters here"},
+        Mistake{"{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_type\": \"linaer\"}}}",
+                "run.json:1: scheduler.params.warmup_type: \"linaer\" is none of log, linear; did you mean "
+                "\"linear\"?"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    NotInThisBuild, Mistakes,
+    testing::Values(
+        Mistake{"{\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"cpu\"}}}",
+                "run.json:1: zero_optimization.offload_optimizer.device: offload to \"cpu\" is not in this build yet "
+                "(see the roadmap in docs/architecture.md); use \"none\""},
+        Mistake{"{\"amp\": {\"enabled\": true}}",
+                "run.json:1: amp: Sherd does not support this section: use bf16 or fp16; remove or disable it"},
+        Mistake{"{\"tensor_parallel\": {\"tp\": {\"tp_size\": 2}}}",
+                "run.json:1: tensor_parallel: Sherd does not support this section: tensor parallelism is not in this "
+                "build yet; remove or disable it"},
+        Mistake{"{\"parallel\": {\"pipeline\": 2}}",
+                "run.json:1: parallel.pipeline: Sherd does not support 2 here: only 1 is in this build yet (roadmap: "
+                "docs/architecture.md)"},
+        Mistake{"{\"zero_optimization\": {\"zero_quantized_weights\": true}}",
+                "run.json:1: zero_optimization.zero_quantized_weights: Sherd does not support true here: ZeRO++ and "
+                "MiCS are not in this build"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    SherdSections, Mistakes,
+    testing::Values(
+        Mistake{"{\"model\": {\"hidden_size\": 64, \"num_layers\": 2, \"num_heads\": 2}}",
+                "run.json:1: model: needs \"seq_length\""},
+        Mistake{"{\"model\": {\"seq_length\": 8, \"hidden_size\": 65, \"num_layers\": 2, \"num_heads\": 2}}",
+                "run.json:1: model: hidden_size 65 is not a multiple of num_heads 2"},
+        Mistake{"{\"model\": {\"seq_length\": 8, \"hidden_size\": 64, \"num_layers\": 2, \"num_heads\": 4, "
+                "\"num_kv_heads\": 3}}",
+                "run.json:1: model: num_heads 4 is not a multiple of num_kv_heads 3"},
+        Mistake{"{\"model\": {\"type\": \"lama\"}}",
+                "run.json:1: model.type: \"lama\" is none of gpt2, llama; did you mean \"llama\"?"},
+        Mistake{"{\"data\": {}}",
+                "run.json:1: data: needs \"path\", the dataset prefix that `sherd prepare` wrote"},
+        Mistake{"{\"data\": {\"path\": \"x\", \"split\": [0.9, 0.2]}}",
+                "run.json:1: data.split: the fractions sum to 1.1, more than 1"},
+        Mistake{"{\"data\": {\"path\": \"x\", \"tokenizer\": \"bpe\"}}",
+                "run.json:1: data.tokenizer: \"bpe\" is no tokenizer; use \"byte\" or \"spm:MODEL_FILE\""},
+        Mistake{"{\"device\": {\"device_memory_limit\": \"5 parsecs\"}}",
+                "run.json:1: device.device_memory_limit: must be bytes, or a string with a unit such as \"512MiB\" or "
+                "\"8GB\", not \"5 parsecs\""},
+        Mistake{"{\"training\": {\"recompute\": \"ful\"}}",
+                "run.json:1: training.recompute: \"ful\" is none of none, selective, full; did you mean \"full\"?"}));
+
+TEST(Overrides, ErrorsNameTheOverride) {
+  EXPECT_EQ(error_of("{}", {"zero_optimization.stage=5"}),
+            "--set zero_optimization.stage=5: zero_optimization.stage: must be an integer from 0 to 3, not 5");
+  EXPECT_EQ(error_of("{}", {"novalue"}), "--set novalue: an override has the form section.key=VALUE");
+  EXPECT_EQ(error_of("{}", {"a..b=1"}), "--set a..b=1: the key path has an empty part");
+}
+
+}  // namespace
+}  // namespace sherd::config

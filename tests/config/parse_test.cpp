@@ -1,0 +1,227 @@
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "config/support.h"
+#include "support/temp_folder.h"
+
+namespace sherd::config {
+namespace {
+
+const std::string configs = std::string(SHERD_SOURCE_DIR) + "/configs/";
+
+TEST(Parse, AcceptsCommentsTrailingCommasAndIntegralFloats) {
+  const Config config = parse_text(R"(// first line
+{
+  "train_batch_size": 64, /* a block,
+  comment */ "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8,},
+  "data": {"path": "a//b /* no comment */ \"x\"",},  // last
+})");
+  EXPECT_EQ(config.batch.train_batch_size, 64);
+  EXPECT_EQ(config.zero.reduce_bucket_size, 500'000'000);
+  EXPECT_EQ(config.data->path, "a//b /* no comment */ \"x\"");
+}
+
+TEST(Parse, DefaultsFollowDeepSpeed19) {
+  const Config config = parse_text("{}");
+  EXPECT_EQ(config.gradient_clipping, 1.0);
+  EXPECT_EQ(config.zero.stage, 0);
+  EXPECT_FALSE(config.zero.overlap_comm);
+  EXPECT_EQ(config.zero.prefetch_bucket_size, 50'000'000);
+  EXPECT_EQ(config.zero.param_persistence_threshold, 100'000);
+  EXPECT_EQ(config.zero.offload_optimizer.buffer_count, 4);
+  EXPECT_EQ(config.precision.compute, DType::f32);
+  EXPECT_EQ(config.precision.communication_dtype(), DType::f32);
+  EXPECT_FALSE(config.optimizer.given);
+  EXPECT_TRUE(has_note(config, "optimizer: not given; AdamW with lr 0.001"));
+}
+
+TEST(Parse, OverlapCommDefaultsToTrueOnlyAtStage3) {
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const char* overlap : {"", ", \"overlap_comm\": null", ", \"overlap_comm\": \"auto\""})
+      EXPECT_EQ(parse_text(cat("{\"zero_optimization\": {\"stage\": ", stage, overlap, "}}")).zero.overlap_comm, stage == 3);
+  EXPECT_FALSE(parse_text(R"({"zero_optimization": {"stage": 3, "overlap_comm": false}})").zero.overlap_comm);
+  EXPECT_TRUE(parse_text(R"({"zero_optimization": {"stage": 1, "overlap_comm": true}})").zero.overlap_comm);
+}
+
+TEST(Parse, AutoFollowsItsSection) {
+  const Config config = parse_text(R"({
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4, "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}})");
+  EXPECT_EQ(config.batch.train_batch_size, 0);
+  EXPECT_EQ(config.gradient_clipping, 1.0);
+  EXPECT_EQ(config.precision.compute, DType::f32);
+  EXPECT_EQ(config.zero.reduce_bucket_size, 500'000'000);
+  EXPECT_TRUE(has_note(config, "zero_optimization.reduce_bucket_size: \"auto\" takes the default"));
+  EXPECT_EQ(error_of(R"({"steps_per_print": "auto"})"),
+            "run.json:1: steps_per_print: must be an integer >= 0, not \"auto\"");
+}
+
+TEST(Parse, AdamIsAdamWUnlessToldOtherwise) {
+  const auto decoupled = [](const std::string& body) {
+    return parse_text("{\"optimizer\": " + body + "}").optimizer.decoupled_decay();
+  };
+  EXPECT_TRUE(decoupled(R"({"type": "Adam"})"));
+  EXPECT_FALSE(decoupled(R"({"type": "adam", "params": {"adam_w_mode": false}})"));
+  EXPECT_TRUE(decoupled(R"({"type": "AdamW", "params": {"adam_w_mode": false}})"));
+  EXPECT_FALSE(decoupled(R"({"type": "SGD"})"));
+  const auto decay = [](const std::string& params) {
+    return parse_text(R"({"optimizer": {"type": "Adam", "params": )" + params + "}}").optimizer.weight_decay;
+  };
+  EXPECT_EQ(decay("{}"), 0);
+  EXPECT_EQ(decay(R"({"torch_adam": true})"), 0.01);
+  EXPECT_EQ(decay(R"({"torch_adam": true, "weight_decay": 0.2})"), 0.2);
+  EXPECT_EQ(decay(R"({"torch_adam": true, "adam_w_mode": false})"), 0);
+}
+
+TEST(Parse, SchedulerDefaults) {
+  const auto warmup = [](const std::string& body) {
+    return std::get<Warmup>(parse_text("{\"scheduler\": " + body + "}").scheduler);
+  };
+  EXPECT_EQ(warmup(R"({"type": "WarmupLR"})").warmup_max_lr, std::nullopt);
+  EXPECT_EQ(warmup(R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 9000}})").warmup_max_lr, 0.001);
+  EXPECT_EQ(warmup(R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 9000, "warmup_max_lr": null}})").warmup_max_lr,
+            std::nullopt);
+  const auto cycle = std::get<OneCycle>(parse_text(R"({"scheduler": {"type": "OneCycle", "params": {
+      "cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_first_step_size": 7, "cycle_first_stair_count": 3}}})").scheduler);
+  EXPECT_EQ(cycle.cycle_second_step_size, 7);
+  EXPECT_EQ(cycle.cycle_second_stair_count, 3);
+  EXPECT_TRUE(has_note(parse_text(R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 10}}})"),
+                       "scheduler: total_num_steps 10 is less than warmup_num_steps 1000"));
+}
+
+TEST(Parse, DisabledSectionsPassWithANote) {
+  const Config config = parse_text(R"({"amp": {"enabled": false, "opt_level": "O1"}, "tensorboard": {"enabled": false},
+      "elasticity": {}, "compile": {"deepcompile": false}, "tensor_parallel": {"autotp_size": 1},
+      "sparse_attention": null, "compression_training": {}, "prescale_gradients": false,
+      "pipeline": {"stages": "auto"}, "zero_optimization": {"stage": 1, "mics_shard_size": -1,
+      "zero_hpz_partition_size": 1, "offload_param": {"device": "none", "pin_memory": true}}})");
+  for (const char* start : {"amp: disabled", "tensorboard: disabled", "elasticity: disabled", "compile: disabled",
+                            "tensor_parallel: disabled", "compression_training: disabled", "prescale_gradients: ",
+                            "pipeline.stages: off", "zero_optimization.mics_shard_size: off",
+                            "zero_optimization.zero_hpz_partition_size: off",
+                            "zero_optimization.offload_param.pin_memory: nothing is offloaded"})
+    EXPECT_TRUE(has_note(config, start)) << start;
+}
+
+TEST(Parse, Stage3KeysBelowStage3AreNoted) {
+  const Config config = parse_text(R"({"zero_optimization": {"stage": 2, "stage3_max_reuse_distance": 5}})");
+  EXPECT_TRUE(has_note(config, "zero_optimization.stage3_max_reuse_distance: no effect at stage 2"));
+}
+
+TEST(Parse, AliasesReachTheSameFields) {
+  EXPECT_EQ(parse_text(R"({"zero_optimization": {"stage": 3, "max_live_parameters": 7}})").zero.max_live_parameters, 7);
+  EXPECT_EQ(parse_text(R"({"bfloat16": {"enabled": true}})").precision.compute, DType::bf16);
+  EXPECT_TRUE(parse_text(R"({"zero_optimization": {"stage": 3, "stage3_gather_fp16_weights_on_model_save": true}})")
+                  .zero.gather_16bit_weights_on_model_save);
+  EXPECT_TRUE(has_note(parse_text(R"({"aio": {"thread_count": 2}})"), "aio.thread_count: "));
+  EXPECT_TRUE(has_note(parse_text(R"({"seq_parallel_comm_data_type": "fp32"})"), "seq_parallel_comm_data_type: "));
+  EXPECT_EQ(parse_text(R"({"zero_optimization": true})").zero.stage, 1);
+}
+
+TEST(Parse, ModelTypeChoosesDefaults) {
+  const auto model = [](const std::string& type) {
+    return *parse_text(R"({"model": {"type": ")" + type +
+                       R"(", "seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4}})").model;
+  };
+  const Model gpt = model("gpt2"), llama = model("llama");
+  EXPECT_EQ(gpt.ffn_hidden_size, 384);
+  EXPECT_EQ(gpt.attention_dropout, 0.1);
+  EXPECT_TRUE(gpt.bias && gpt.tie_embeddings);
+  EXPECT_EQ(llama.ffn_hidden_size, 256);
+  EXPECT_EQ(llama.num_kv_heads, 4);
+  EXPECT_EQ(llama.activation, FfnActivation::swiglu);
+  EXPECT_EQ(llama.norm, Norm::rmsnorm);
+  EXPECT_EQ(llama.position, Positions::rotary);
+  EXPECT_FALSE(llama.bias || llama.tie_embeddings);
+  EXPECT_EQ(llama.padded_vocab(50257), 50304);
+}
+
+TEST(Parse, MemorySizesTakeUnits) {
+  const auto limit = [](const std::string& value) {
+    return parse_text("{\"device\": {\"device_memory_limit\": " + value + "}}").device.device_memory_limit;
+  };
+  EXPECT_EQ(limit("4096"), 4096u);
+  EXPECT_EQ(limit("\"512MiB\""), 512u << 20);
+  EXPECT_EQ(limit("\"1.5 GB\""), 1'500'000'000u);
+}
+
+TEST(ParseFiles, LaterFilesAddAndOverride) {
+  testing::TempFolder folder;
+  const auto write = [&](const char* name, const char* text) {
+    const std::string path = (folder.path() / name).string();
+    std::ofstream(path) << text;
+    return path;
+  };
+  const std::string first = write("a.json", "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"AdamW\", \"params\": "
+                                            "{\"lr\": 0.1, \"eps\": 1e-6}}}");
+  const std::string second = write("b.json", "{\"optimizer\": {\"params\": {\"lr\": 0.2}}, \"steps_per_print\": 3}");
+  const Config config = parse_files({first, second}, {"steps_per_print=4", "training.save_dir=runs/x"});
+  EXPECT_EQ(config.optimizer.lr, 0.2);
+  EXPECT_EQ(config.optimizer.eps, 1e-6);
+  EXPECT_EQ(config.steps_per_print, 4);
+  EXPECT_EQ(config.training.save_dir, "runs/x");
+
+  // Parameters of another type do not leak into the later file's optimizer.
+  const std::string third = write("c.json", "{\"optimizer\": {\"type\": \"SGD\", \"params\": {\"momentum\": 0.9}}}");
+  EXPECT_EQ(parse_files({first, third}).optimizer.momentum, 0.9);
+  EXPECT_EQ(parse_files({first}, {"optimizer.type=Adam"}).optimizer.lr, 0.1);
+
+  const std::string bad = write("d.json", "{\n\n\"steps_per_print\": -1}");
+  try {
+    parse_files({first, bad});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()), bad + ":3: steps_per_print: must be an integer >= 0, not -1");
+  }
+}
+
+TEST(ParseFiles, MissingFileIsNamed) {
+  try {
+    parse_files({"/nowhere/x.json"});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::io);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("/nowhere/x.json"));
+  }
+}
+
+TEST(ConfigFiles, PublishedExampleRunsAsItStands) {
+  const Config config = parse_files({configs + "zero3_fp16_reference.json", configs + "gpt2_tiny_model.json"});
+  EXPECT_EQ(config.zero.stage, 3);
+  EXPECT_EQ(config.zero.prefetch_bucket_size, 10'000'000);
+  EXPECT_EQ(config.zero.max_live_parameters, 1'000'000'000);
+  EXPECT_EQ(config.precision.compute, DType::f16);
+  EXPECT_TRUE(config.precision.fp16.dynamic());
+  EXPECT_EQ(config.precision.fp16.initial_scale(), 65536);
+  EXPECT_EQ(resolve_batch(config, 2), (Batch{64, 32, 1}));
+  EXPECT_TRUE(config.wall_clock_breakdown);
+  EXPECT_EQ(config.model->hidden_size, 128);
+  EXPECT_THAT(config.notes, ::testing::UnorderedElementsAre(
+                                "zero_optimization.contiguous_gradients: always on in Sherd",
+                                "zero_allow_untested_optimizer: every optimizer of this build is tested with ZeRO",
+                                "optimizer: not given; AdamW with lr 0.001 unless the caller brings an optimizer"));
+}
+
+TEST(ConfigFiles, EveryFileLoads) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(configs)) {
+    if (entry.path().extension() != ".json") continue;
+    SCOPED_TRACE(entry.path());
+    Config config;
+    ASSERT_NO_THROW(config = parse_files({entry.path().string()}));
+    EXPECT_TRUE(parse_text(dump(config)) == config);
+    for (int ranks : {1, 2, 4}) {
+      if (config.batch == Batch{}) continue;
+      EXPECT_NO_THROW(resolve_batch(config, ranks));
+    }
+    ++count;
+  }
+  EXPECT_GE(count, 8);
+  for (int stage = 0; stage <= 3; ++stage)
+    EXPECT_EQ(parse_files({cat(configs, "gpt2_small_zero", stage, ".json")}).zero.stage, stage);
+}
+
+}  // namespace
+}  // namespace sherd::config

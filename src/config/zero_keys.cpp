@@ -16,7 +16,7 @@ void read_offload_device(Offload& offload, const Value& value) {
 std::vector<Key<Offload>> common_offload_keys() {
   std::vector<Key<Offload>> keys;
   Key<Offload> device = custom<Offload>("device", "\"cpu\"", read_offload_device);
-  device.effect = Effect::refused, device.reason = "offload is not in this build yet";
+  device.effect = Effect::refused, device.reason = "is not in this build yet";
   keys.push_back(std::move(device));
   return keys;
 }
@@ -61,6 +61,7 @@ std::vector<Key<Zero>> general_keys() {
     if (zero.allgather_bucket_size % 2 != 0) value.error("must be even, not ", value.node.brief());
   }));
   keys.push_back(boolean("overlap_comm", &Zero::overlap_comm));
+  keys.back().example = "false";  // at stage 3 the default is true
   keys.push_back(integer("sub_group_size", &Zero::sub_group_size, "1000", 1));
   keys.push_back(section("offload_param", &Zero::offload_param, offload_table(false)));
   keys.push_back(section("offload_optimizer", &Zero::offload_optimizer, offload_table(true)));

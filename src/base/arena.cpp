@@ -68,18 +68,19 @@ class DenormalObserver : public tbb::task_scheduler_observer {
 }  // namespace
 
 struct Arena::Impl {
-  explicit Impl(int count)
-      : control(tbb::global_control::max_allowed_parallelism,
-                std::max<std::size_t>(tbb::global_control::active_value(
-                                          tbb::global_control::max_allowed_parallelism),
-                                      static_cast<std::size_t>(count))),
-        threads(count), arena(count), observer(arena) {}
-  // TBB starts no more workers than cores; a rank that asked for more threads gets them.
-  tbb::global_control control;
+  explicit Impl(int count) : threads(count), arena(count), observer(arena) {}
   int threads;
   tbb::task_arena arena;
   DenormalObserver observer;
 };
+
+namespace {
+/// TBB by itself starts no more workers than there are cores, for all arenas together, and of several limits the
+/// lowest counts; so one high limit is set before the first arena and stays. Each rank then gets its own threads.
+void allow_a_thread_per_request() {
+  static const tbb::global_control control(tbb::global_control::max_allowed_parallelism, 1024);
+}
+}  // namespace
 
 void Arena::parallel_for(std::int64_t count, std::int64_t grain,
                          const std::function<void(std::int64_t, std::int64_t)>& body) {
@@ -183,6 +184,9 @@ void Arena::parallel_for(std::int64_t count, std::int64_t grain,
 
 Arena::Arena(int threads) {
   require(threads >= 1, "an arena needs at least 1 thread, not ", threads);
+#if !defined(SHERD_STD_THREAD_ARENA)
+  allow_a_thread_per_request();
+#endif
   impl_ = std::make_unique<Impl>(threads);
   set_flush_denormals();
 }

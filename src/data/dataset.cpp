@@ -1,0 +1,137 @@
+#include "data/dataset.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace sherd::data {
+namespace {
+
+class TensorDataset final : public Dataset {
+ public:
+  explicit TensorDataset(tensor::Batch rows) : rows_(std::move(rows)) {
+    require(!rows_.empty(), "a tensor dataset needs at least one tensor");
+    for (const auto& [name, tensor] : rows_) {
+      require(tensor.defined() && tensor.shape().rank() >= 1, "tensor '", name, "' of the dataset has no rows");
+      if (size_ < 0) size_ = tensor.shape()[0];
+      require(tensor.shape()[0] == size_, "tensor '", name, "' of the dataset has ", tensor.shape()[0], " rows, '",
+              rows_.begin()->first, "' has ", size_);
+    }
+    require(size_ > 0, "the dataset's tensors have no rows");
+  }
+
+  std::int64_t size() const override { return size_; }
+
+  tensor::Batch get(std::int64_t index) const override {
+    require(index >= 0 && index < size_, "sample ", index, " of ", size_);
+    tensor::Batch sample;
+    for (const auto& [name, tensor] : rows_)
+      sample[name] = tensor.rows(index, index + 1).reshape(tensor::Shape(tensor.shape().dims().subspan(1)));
+    return sample;
+  }
+
+ private:
+  tensor::Batch rows_;
+  std::int64_t size_ = -1;
+};
+
+class FunctionDataset final : public Dataset {
+ public:
+  FunctionDataset(std::int64_t size, std::function<tensor::Batch(std::int64_t)> get)
+      : size_(size), get_(std::move(get)) {
+    require(size > 0, "a dataset of ", size, " samples");
+    require(get_ != nullptr, "a dataset needs a function that gives its samples");
+  }
+  std::int64_t size() const override { return size_; }
+  tensor::Batch get(std::int64_t index) const override {
+    require(index >= 0 && index < size_, "sample ", index, " of ", size_);
+    return get_(index);
+  }
+
+ private:
+  std::int64_t size_;
+  std::function<tensor::Batch(std::int64_t)> get_;
+};
+
+tensor::Tensor stack(const std::string& name, std::span<const tensor::Batch> samples, tensor::Device& device) {
+  const tensor::Tensor& first = samples.front().at(name);
+  std::vector<std::byte> bytes;
+  bytes.reserve(first.bytes() * samples.size());
+  for (const tensor::Batch& sample : samples) {
+    const auto it = sample.find(name);
+    require(it != sample.end() && it->second.defined(), "cannot stack samples: one has no tensor '", name, "'");
+    const tensor::Tensor& item = it->second;
+    require(item.shape() == first.shape() && item.dtype() == first.dtype(), "cannot stack samples: tensor '", name,
+            "' is ", name_of(first.dtype()), " ", first.shape().str(), " in one and ", name_of(item.dtype()), " ",
+            item.shape().str(), " in another");
+    bytes.insert(bytes.end(), item.raw(), item.raw() + item.bytes());
+  }
+  std::vector<std::int64_t> dims{static_cast<std::int64_t>(samples.size())};
+  dims.insert(dims.end(), first.shape().dims().begin(), first.shape().dims().end());
+  tensor::Tensor out = tensor::Tensor::empty(device, tensor::Shape(dims), first.dtype());
+  tensor::copy_from_host(out, bytes.data(), bytes.size());
+  return out;
+}
+
+}  // namespace
+
+std::shared_ptr<const Dataset> make_tensor_dataset(tensor::Batch rows) {
+  return std::make_shared<TensorDataset>(std::move(rows));
+}
+
+std::shared_ptr<const Dataset> make_dataset(std::int64_t size, std::function<tensor::Batch(std::int64_t)> get) {
+  return std::make_shared<FunctionDataset>(size, std::move(get));
+}
+
+tensor::Batch collate(std::span<const tensor::Batch> samples, tensor::Device& device) {
+  require(!samples.empty(), "no samples to stack");
+  for (const tensor::Batch& sample : samples)
+    for (const auto& [name, tensor] : sample)
+      require(samples.front().contains(name), "cannot stack samples: the first has no tensor '", name, "'");
+  tensor::Batch batch;
+  for (const auto& [name, tensor] : samples.front()) {
+    require(tensor.defined(), "cannot stack samples: tensor '", name, "' is undefined");
+    batch[name] = stack(name, samples, device);
+  }
+  return batch;
+}
+
+SampleLoader::SampleLoader(std::shared_ptr<const Dataset> dataset, LoaderRank rank, SampleLoaderOptions options,
+                           tensor::Device& device)
+    : Loader(rank), dataset_(std::move(dataset)), options_(options), device_(device) {
+  require(dataset_ && dataset_->size() > 0, "a loader needs a dataset with at least one sample");
+  const std::int64_t size = dataset_->size(), world = rank.world;
+  epoch_samples_ = options.drop_last ? size / global_batch() * global_batch() : (size + world - 1) / world * world;
+  require(epoch_samples_ > 0, "drop_last leaves nothing: the dataset has ", size, " samples, a batch over ", world,
+          " ranks takes ", global_batch());
+}
+
+std::int64_t SampleLoader::index_at(std::int64_t epoch, std::int64_t place) {
+  place %= dataset_->size();  // what fills up the last batch comes from the epoch's beginning
+  if (!options_.shuffle) return place;
+  if (shuffled_epoch_ != epoch) {
+    LegacyRandom random(static_cast<std::uint32_t>(options_.seed + static_cast<std::uint64_t>(epoch)));
+    order_ = IndexList(0, dataset_->size());
+    order_.shuffle(random, 0, order_.size());
+    shuffled_epoch_ = epoch;
+  }
+  return order_[place];
+}
+
+tensor::Batch SampleLoader::next() {
+  const std::int64_t epoch = position() / epoch_samples_, begin = position() % epoch_samples_;
+  const std::int64_t total = std::min(global_batch(), epoch_samples_ - begin);
+  // Whole batches divide by the ranks, and so does an epoch: what is left divides too, unless a seek came between.
+  require(total % rank().world == 0, "position ", position(), " splits a sample row of the ", rank().world,
+          " ranks; resume with the same number of ranks");
+  const std::int64_t count = total / rank().world, first = begin + rank().rank * count;
+  std::vector<tensor::Batch> samples;
+  for (std::int64_t i = 0; i < count; ++i) samples.push_back(dataset_->get(index_at(epoch, first + i)));
+  tensor::Batch batch = collate(samples, device_);
+  advance(total);
+  return batch;
+}
+
+}  // namespace sherd::data

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "data/legacy_random.h"
+#include "data/loader.h"
+#include "tensor/tensor.h"
+
+namespace sherd::data {
+
+/// Samples of any kind, for models that are not language models. Must be safe to read from several threads when
+/// ranks share it.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual std::int64_t size() const = 0;
+  /// Sample `index` in [0, size()): named tensors without a batch axis, of the same names, shapes and dtypes for
+  /// every index, on a CPU device.
+  virtual tensor::Batch get(std::int64_t index) const = 0;
+};
+
+/// Rows of tensors that are in memory: sample i is row i of each. Throws Error{usage} unless all have the same
+/// number of rows, at least one.
+std::shared_ptr<const Dataset> make_tensor_dataset(tensor::Batch rows);
+
+/// `size` samples, made by `get` when they are asked for.
+std::shared_ptr<const Dataset> make_dataset(std::int64_t size, std::function<tensor::Batch(std::int64_t)> get);
+
+/// Stacks samples along a new axis 0 in memory of `device`. Throws Error{usage} naming the tensor when names, shapes
+/// or dtypes differ, or for no samples.
+tensor::Batch collate(std::span<const tensor::Batch> samples, tensor::Device& device);
+
+struct SampleLoaderOptions {
+  bool shuffle = true;     ///< anew every epoch
+  std::uint64_t seed = 1234;  ///< epoch e is shuffled with the low 32 bits of seed + e
+  /// Leave out the samples behind the last whole batch of an epoch. Else the last batch is smaller, and filled up
+  /// with samples from the epoch's beginning so that all ranks get the same number.
+  bool drop_last = false;
+};
+
+/// Batches of a Dataset, collated. Every epoch begins with a fresh batch.
+class SampleLoader final : public Loader {
+ public:
+  /// Throws Error{usage} for an empty dataset, or with drop_last one that is smaller than a batch of all ranks. The
+  /// device must outlive the loader.
+  SampleLoader(std::shared_ptr<const Dataset> dataset, LoaderRank rank, SampleLoaderOptions options,
+               tensor::Device& device);
+
+  tensor::Batch next() override;
+  std::int64_t samples_per_epoch() const override { return epoch_samples_; }
+
+ private:
+  std::int64_t index_at(std::int64_t epoch, std::int64_t place);
+
+  std::shared_ptr<const Dataset> dataset_;
+  SampleLoaderOptions options_;
+  tensor::Device& device_;
+  std::int64_t epoch_samples_ = 0;
+  std::int64_t shuffled_epoch_ = -1;  // whose order order_ holds
+  IndexList order_;
+};
+
+}  // namespace sherd::data

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/atomic_file.h"
+#include "data/indexed_dataset.h"
+
+namespace sherd::data {
+
+/// What a finished dataset holds.
+struct DatasetCounts {
+  std::int64_t tokens = 0, sequences = 0, documents = 0;
+};
+
+/// Writes PREFIX.bin and PREFIX.idx as a stream: memory does not grow with the dataset (the lengths wait in an
+/// unnamed file). Nothing appears under the final names before finish(); dropped before that, it leaves no trace.
+class DatasetBuilder {
+ public:
+  /// Chooses u16 or i32 tokens by the vocabulary. Throws Error{io} when the folder is missing or not writable.
+  DatasetBuilder(const std::string& prefix, std::int64_t vocab_size);
+  ~DatasetBuilder();
+  DatasetBuilder(const DatasetBuilder&) = delete;
+  DatasetBuilder& operator=(const DatasetBuilder&) = delete;
+
+  /// Appends one sequence to the current document; `last` ends the document with it. Throws Error{data} for an id
+  /// outside the vocabulary.
+  void add(std::span<const std::int32_t> tokens, bool last = true);
+
+  const DatasetCounts& counts() const { return counts_; }
+
+  /// Completes .bin, then `before_index()` (where the sidecar is written), then .idx, whose appearance makes the
+  /// dataset valid; an older .idx is removed first. Throws Error{usage} when a document is still open.
+  template <class Between>
+  DatasetCounts finish(Between&& before_index) {
+    finish_tokens();
+    before_index();
+    finish_index();
+    return counts_;
+  }
+  DatasetCounts finish() {
+    return finish([] {});
+  }
+
+ private:
+  void finish_tokens();
+  void finish_index();
+  void flush_tokens();
+  void flush_lengths();
+  template <class Visit>
+  void for_each_length(Visit&& visit);
+
+  std::string prefix_;
+  std::int64_t vocab_size_;
+  TokenType type_;
+  AtomicFile tokens_file_, index_file_;
+  std::vector<std::byte> token_buffer_;
+  std::vector<std::int32_t> length_buffer_;  // a length n that ends its document is kept as ~n
+  int lengths_descriptor_ = -1;              // unnamed file beside the dataset, owned
+  bool document_open_ = false;
+  DatasetCounts counts_;
+};
+
+}  // namespace sherd::data

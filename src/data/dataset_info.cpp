@@ -1,0 +1,88 @@
+#include "data/dataset_info.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "data/indexed_dataset.h"
+
+namespace sherd::data {
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+namespace {
+
+constexpr const char* format_name = "sherd dataset";
+constexpr std::string_view spm = "spm:";
+
+fs::path folder_of(const std::string& prefix) { return fs::path(prefix).parent_path(); }
+
+std::string to_relative(const std::string& spec, const std::string& prefix) {
+  if (!spec.starts_with(spm)) return spec;
+  const fs::path model = spec.substr(spm.size());
+  return model.parent_path() == folder_of(prefix) ? cat(spm, model.filename().string()) : spec;
+}
+
+std::string to_full(const std::string& spec, const std::string& prefix) {
+  if (!spec.starts_with(spm)) return spec;
+  const fs::path model = spec.substr(spm.size());
+  return model.is_absolute() || model.has_parent_path() ? spec : cat(spm, (folder_of(prefix) / model).string());
+}
+
+}  // namespace
+
+double unigram_entropy(std::span<const std::int64_t> counts) {
+  std::int64_t total = 0;
+  double weighted = 0;
+  for (const std::int64_t count : counts) {
+    total += count;
+    if (count > 0) weighted += static_cast<double>(count) * std::log(static_cast<double>(count));
+  }
+  if (total == 0) return 0;
+  const auto n = static_cast<double>(total);
+  return std::log(n) - weighted / n;
+}
+
+void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
+  const ordered_json json = {{"format", format_name},
+                             {"version", 1},
+                             {"tokenizer", to_relative(info.tokenizer, prefix)},
+                             {"vocab_size", info.vocab_size},
+                             {"end_of_document", info.end_of_document},
+                             {"token_type", info.token_type},
+                             {"tokens", info.tokens},
+                             {"sequences", info.sequences},
+                             {"documents", info.documents},
+                             {"text_bytes", info.text_bytes},
+                             {"unigram_entropy_nats", info.unigram_entropy}};
+  write_file_atomically(info_path(prefix), json.dump(2) + "\n");
+}
+
+std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
+  const fs::path path = info_path(prefix);
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return std::nullopt;
+  try {
+    const auto json = ordered_json::parse(in);
+    DatasetInfo info;
+    if (json.at("format") != format_name || json.at("version") != 1)
+      fail(ErrorKind::data, "'", path.string(), "' describes no dataset of this version; run 'sherd prepare' again");
+    info.tokenizer = to_full(json.at("tokenizer").get<std::string>(), prefix);
+    info.vocab_size = json.at("vocab_size").get<std::int64_t>();
+    info.end_of_document = json.at("end_of_document").get<std::int32_t>();
+    info.token_type = json.at("token_type").get<std::string>();
+    info.tokens = json.at("tokens").get<std::int64_t>();
+    info.sequences = json.at("sequences").get<std::int64_t>();
+    info.documents = json.at("documents").get<std::int64_t>();
+    info.text_bytes = json.at("text_bytes").get<std::int64_t>();
+    info.unigram_entropy = json.at("unigram_entropy_nats").get<double>();
+    if (info.vocab_size <= 0) fail(ErrorKind::data, "'", path.string(), "' names the vocabulary ", info.vocab_size);
+    return info;
+  } catch (const nlohmann::json::exception& error) {
+    fail(ErrorKind::data, "'", path.string(), "' is damaged (", error.what(), "); run 'sherd prepare' again");
+  }
+}
+
+}  // namespace sherd::data

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "data/mapped_file.h"
+
+namespace sherd::data {
+
+/// Element types of a Megatron indexed dataset, with the codes that its index stores.
+enum class TokenType : std::uint8_t { u8 = 1, i8 = 2, i16 = 3, i32 = 4, i64 = 5, u16 = 8 };
+
+std::size_t size_of(TokenType type);
+std::string_view name_of(TokenType type);  ///< "uint8", "int32", …
+
+/// The type that holds every id below `vocab_size`: u16 when it is below 65,500, else i32.
+TokenType token_type_for(std::int64_t vocab_size);
+
+/// PREFIX.bin, PREFIX.idx, PREFIX.json and PREFIX.model.
+std::filesystem::path bin_path(const std::string& prefix);
+std::filesystem::path index_path(const std::string& prefix);
+std::filesystem::path info_path(const std::string& prefix);
+std::filesystem::path model_path(const std::string& prefix);
+
+/// The fixed part of PREFIX.idx, little-endian: 9 bytes of magic, u64 version, u8 type code, u64 sequences,
+/// u64 documents + 1. Then int32 lengths, int64 byte pointers, int64 document bounds, optional int8 modes.
+inline constexpr std::string_view index_magic{"MMIDIDX\0\0", 9};
+inline constexpr std::uint64_t index_version = 1;
+inline constexpr std::size_t index_header_bytes = 34;
+
+/// A dataset of token sequences in Megatron's indexed format, memory-mapped. A document is one or more consecutive
+/// sequences. Immutable and safe to share between ranks and threads.
+class IndexedDataset {
+ public:
+  /// Maps PREFIX.bin and PREFIX.idx and checks everything but the token ids: magic, version, type, sizes, lengths,
+  /// pointers and document bounds. Throws Error{io} when a file is missing, Error{data} when it is damaged; both
+  /// name the file, the cause and the next step.
+  static std::shared_ptr<const IndexedDataset> open(const std::string& prefix);
+
+  const std::string& prefix() const { return prefix_; }
+  const std::filesystem::path& bin() const { return tokens_file_.path(); }
+  TokenType type() const { return type_; }
+  std::int64_t sequences() const { return sequences_; }
+  std::int64_t documents() const { return documents_; }
+  /// Over all sequences.
+  std::int64_t tokens() const { return tokens_; }
+
+  /// Tokens in a sequence.
+  std::int32_t length(std::int64_t sequence) const;
+  /// First sequence of a document; document_begin(documents()) is sequences().
+  std::int64_t document_begin(std::int64_t document) const;
+
+  /// Copies tokens [offset, offset + out.size()) of a sequence. Throws Error{usage} when they are not all in it;
+  /// Error{data} for an int64 id that no int32 holds.
+  void read(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out) const;
+
+  /// Asks the kernel to read these tokens ahead.
+  void will_need(std::int64_t sequence, std::int64_t offset, std::int64_t count) const;
+
+  /// Throws Error{data} naming file, position and id unless every id in `tokens`, which were read from `offset` of
+  /// `sequence`, is in [0, vocab_size).
+  void check_ids(std::span<const std::int32_t> tokens, std::int64_t sequence, std::int64_t offset,
+                 std::int64_t vocab_size) const;
+
+  /// Reads the whole dataset and checks every id against the vocabulary.
+  void check_all_ids(std::int64_t vocab_size) const;
+
+ private:
+  explicit IndexedDataset(const std::string& prefix);
+  void read_header();
+  void check_sequences();
+  void check_documents() const;
+  std::uint64_t pointer(std::int64_t sequence) const;
+
+  std::string prefix_;
+  MappedFile index_file_, tokens_file_;
+  TokenType type_ = TokenType::i32;
+  std::int64_t sequences_ = 0, documents_ = 0, tokens_ = 0;
+  const std::byte* lengths_ = nullptr;    // int32, perhaps unaligned, as are the next two
+  const std::byte* pointers_ = nullptr;   // int64, byte offsets into the .bin
+  const std::byte* documents_at_ = nullptr;  // int64
+};
+
+}  // namespace sherd::data

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <memory>
+
+#include "data/packing.h"
+#include "tensor/tensor.h"
+
+namespace sherd::data {
+
+/// The data-parallel rank that loads, and how much at a time.
+struct LoaderRank {
+  std::int64_t micro_batch = 1;  ///< samples per batch of one rank
+  int rank = 0, world = 1;
+};
+
+/// Gives one rank its micro-batches. All ranks walk one global order of samples: batch k of a run is the next
+/// micro_batch·world samples of it, and rank r takes the r-th contiguous slice. So the samples of an optimizer step
+/// depend on their position in the order only, not on how many ranks share the work. One thread per loader.
+///
+///   for (auto& batch : loader) …   runs to the end of the epoch; the next loop goes on with the next epoch.
+class Loader {
+ public:
+  virtual ~Loader() = default;
+
+  /// This rank's next micro-batch; never ends.
+  virtual tensor::Batch next() = 0;
+
+  /// Samples that all ranks together have consumed. seek(position()) in another run resumes at the same sample.
+  std::int64_t position() const { return position_; }
+  /// Throws Error{usage} for a negative position.
+  void seek(std::int64_t position);
+
+  /// Samples of one pass, over all ranks.
+  virtual std::int64_t samples_per_epoch() const = 0;
+
+  class Iterator {
+   public:
+    using iterator_category = std::input_iterator_tag;
+    using value_type = tensor::Batch;
+    using difference_type = std::ptrdiff_t;
+    using pointer = tensor::Batch*;
+    using reference = tensor::Batch&;
+    Iterator(Loader& loader, std::int64_t end);
+    tensor::Batch& operator*() { return batch_; }
+    tensor::Batch* operator->() { return &batch_; }
+    Iterator& operator++();
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return done_; }
+
+   private:
+    Loader* loader_;
+    std::int64_t end_;  // position of the epoch's end
+    bool done_ = false;
+    tensor::Batch batch_;
+  };
+  Iterator begin() { return {*this, (position_ / samples_per_epoch() + 1) * samples_per_epoch()}; }
+  std::default_sentinel_t end() const { return {}; }
+
+ protected:
+  explicit Loader(LoaderRank rank);
+  const LoaderRank& rank() const { return rank_; }
+  /// Samples of one batch over all ranks.
+  std::int64_t global_batch() const { return rank_.micro_batch * rank_.world; }
+  void advance(std::int64_t samples) { position_ += samples; }
+
+ private:
+  LoaderRank rank_;
+  std::int64_t position_ = 0;
+};
+
+/// Batches of packed tokens: {"tokens": int32 [b, s], "labels": int32 [b, s]}, labels[i] being the token after
+/// tokens[i]. While a batch is in use the kernel reads the next one ahead.
+class TokenLoader final : public Loader {
+ public:
+  /// `window` > 0 walks only the first `window` positions of the samples and begins again: a fixed held-out set for
+  /// validation, together with PackingOptions::shuffle = false. The device must outlive the loader.
+  TokenLoader(std::shared_ptr<const PackedSamples> samples, LoaderRank rank, tensor::Device& device,
+              std::int64_t window = 0);
+
+  /// Throws Error{data} naming file, position and id for a token outside the vocabulary.
+  tensor::Batch next() override;
+
+  /// The window, or else one round of the samples.
+  std::int64_t samples_per_epoch() const override { return window_ > 0 ? window_ : samples_->samples_per_round(); }
+
+ private:
+  std::int64_t wrapped(std::int64_t position) const { return window_ > 0 ? position % window_ : position; }
+
+  std::shared_ptr<const PackedSamples> samples_;
+  tensor::Device& device_;
+  std::int64_t window_;
+  std::vector<std::int32_t> sample_, tokens_, labels_;
+};
+
+}  // namespace sherd::data

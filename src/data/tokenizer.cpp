@@ -1,0 +1,80 @@
+#include "data/tokenizer.h"
+
+#include <array>
+#include <charconv>
+
+#include "base/error.h"
+
+namespace sherd::data {
+namespace {
+
+constexpr std::string_view spm_prefix = "spm:", train_prefix = "spm-train:";
+
+class ByteTokenizer final : public Tokenizer {
+ public:
+  void encode(std::string_view text, std::vector<std::int32_t>& ids) const override {
+    ids.reserve(ids.size() + text.size());
+    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+  }
+
+  std::string decode(std::span<const std::int32_t> ids) const override {
+    std::string text;
+    text.reserve(ids.size());
+    for (const std::int32_t id : ids) {
+      require(id >= 0 && id < vocab_size(), "token ", id, " is outside the byte tokenizer's vocabulary of ",
+              vocab_size());
+      if (id < 256) text.push_back(static_cast<char>(id));
+    }
+    return text;
+  }
+
+  std::int64_t vocab_size() const override { return 257; }
+  std::int32_t end_of_document() const override { return 256; }
+  bool lossless() const override { return true; }
+  const std::string& spec() const override { return spec_; }
+
+ private:
+  std::string spec_ = "byte";
+};
+
+}  // namespace
+
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text) const {
+  std::vector<std::int32_t> ids;
+  encode(text, ids);
+  return ids;
+}
+
+std::shared_ptr<const Tokenizer> make_byte_tokenizer() { return std::make_shared<ByteTokenizer>(); }
+
+std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec) {
+  if (spec == "byte") return make_byte_tokenizer();
+  if (spec.starts_with(spm_prefix)) return load_sentencepiece(spec.substr(spm_prefix.size()));
+  if (spec.starts_with(train_prefix))
+    fail(ErrorKind::config, "tokenizer '", spec, "' must be trained first; 'sherd prepare' does so and stores it as ",
+         "PREFIX.model, to be named here as spm:PREFIX.model");
+  const std::string close = nearest(spec.substr(0, spec.find(':')), std::array<std::string, 2>{"byte", "spm"});
+  fail(ErrorKind::config, "there is no tokenizer '", spec, "'; give byte or spm:MODEL (did you mean '", close,
+       close == "spm" ? ":MODEL" : "", "'?)");
+}
+
+bool parse_train_spec(const std::string& spec, TrainTokenizer& request) {
+  if (!spec.starts_with(train_prefix)) return false;
+  const std::string rest = spec.substr(train_prefix.size());
+  const std::string number = rest.substr(0, rest.find(':'));
+  const std::string algorithm = number.size() < rest.size() ? rest.substr(number.size() + 1) : "unigram";
+  std::int64_t vocab = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), vocab);
+  if (error != std::errc() || end != number.data() + number.size())
+    fail(ErrorKind::config, "tokenizer '", spec, "': '", number, "' is no vocabulary size; give spm-train:8000, say");
+  if (vocab < 300 || vocab > 1'000'000)
+    fail(ErrorKind::config, "tokenizer '", spec, "': the vocabulary must have 300 to 1000000 ids (256 of them are ",
+         "bytes)");
+  if (algorithm != "unigram" && algorithm != "bpe")
+    fail(ErrorKind::config, "tokenizer '", spec, "': there is no algorithm '", algorithm, "'; give unigram or bpe");
+  request.vocab_size = vocab;
+  request.bpe = algorithm == "bpe";
+  return true;
+}
+
+}  // namespace sherd::data

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sherd::data {
+
+/// Text to token ids and back. Immutable; every member may be called from any thread.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  /// Appends the ids of `text` to `ids`, without an end-of-document id. Any bytes may come, valid UTF-8 or not.
+  virtual void encode(std::string_view text, std::vector<std::int32_t>& ids) const = 0;
+  std::vector<std::int32_t> encode(std::string_view text) const;
+
+  /// The text of `ids`; control ids such as end-of-document stand for nothing. Where lossless(),
+  /// decode(encode(x)) == x for any bytes x. Throws Error{usage} for an id outside the vocabulary.
+  virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
+
+  /// Ids are in [0, vocab_size()).
+  virtual std::int64_t vocab_size() const = 0;
+  virtual std::int32_t end_of_document() const = 0;
+
+  /// True when every byte of a text survives encoding. SentencePiece models that normalise text or lack byte
+  /// pieces are not lossless.
+  virtual bool lossless() const = 0;
+
+  /// What make_tokenizer() takes to make this one again: "byte" or "spm:MODEL".
+  virtual const std::string& spec() const = 0;
+};
+
+/// One id per byte, and 256 for the end of a document.
+std::shared_ptr<const Tokenizer> make_byte_tokenizer();
+
+/// A SentencePiece model file. The end of a document is the model's </s>; a model without one gets an id of its own
+/// behind the last piece. Bytes that are no UTF-8 become byte pieces where the model has them, else U+FFFD. Throws
+/// Error{io} for a missing file, Error{data} for one that is no SentencePiece model.
+std::shared_ptr<const Tokenizer> load_sentencepiece(const std::string& model_path);
+
+/// The tokenizer that a spec names: "byte" or "spm:MODEL". Throws Error{config} for any other text.
+std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec);
+
+/// A request to train a SentencePiece model: "spm-train:VOCAB", "spm-train:VOCAB:unigram" or "spm-train:VOCAB:bpe".
+struct TrainTokenizer {
+  std::int64_t vocab_size = 8000;
+  bool bpe = false;  ///< else unigram
+  /// Lines are sampled evenly over the text when there is more than this; bounds time and memory.
+  std::int64_t sample_bytes = std::int64_t{8} << 20;
+};
+
+/// Parses "spm-train:…"; false when `spec` is of another kind. Throws Error{config} for a bad number or algorithm.
+bool parse_train_spec(const std::string& spec, TrainTokenizer& request);
+
+/// Gives the next line of training text, false at the end.
+using LineSource = std::function<bool(std::string&)>;
+
+/// Trains a lossless model (no normalisation, byte pieces for what the vocabulary lacks) and returns its file's
+/// bytes. The same lines give the same bytes, on any machine: the algorithm's number of threads is fixed. Throws
+/// Error{data} when the text is too small for the vocabulary, naming the largest that would do.
+std::string train_sentencepiece(const TrainTokenizer& request, const LineSource& lines);
+
+}  // namespace sherd::data

@@ -12,7 +12,7 @@ namespace sherd::models {
 struct Sampling {
   double temperature = 1.0;  ///< divides the logits; 0: always the likeliest token
   int top_k = 0;             ///< only among this many likeliest tokens; 0: among all
-  RandomKey key;             ///< token i draws element i of this stream
+  RandomKey key{};           ///< token i draws element i of this stream
 };
 
 /// The token drawn from softmax(logits / temperature); of equal logits the lower id counts as likelier. Throws

@@ -1,0 +1,216 @@
+// What the tape promises beside derivatives: where gradients go, what is kept, what is made again.
+#include <gtest/gtest.h>
+
+#include "autograd/ops.h"
+#include "support/cpu_fixture.h"
+#include "support/expect_error.h"
+#include "support/numeric_gradient.h"
+
+namespace sherd::autograd {
+namespace {
+
+using sherd::testing::expect_error;
+using test::bytes_of;
+using Vars = std::vector<Var>;
+
+class TapeTest : public ::testing::Test {
+ protected:
+  ParameterPtr parameter(const Shape& shape, std::uint64_t seed, DType dtype, DType grad_dtype) {
+    auto p = std::make_shared<Parameter>();
+    p->name = "p" + std::to_string(seed);
+    p->shape = shape;
+    p->value = cpu_.normal(shape, seed, dtype);
+    p->grad = Tensor::empty(*cpu_.device, shape, grad_dtype);
+    cpu_.kernels->fill(p->grad, 1e30);  // whoever adds to what was never written will show
+    return p;
+  }
+  std::uint64_t activation_bytes() {
+    return cpu_.device->ledger().current(device::Tier::device, device::Category::activations);
+  }
+  Var loss_of(const Var& y) { return mean_squared_error(y, cpu_.normal(y.shape(), 99, y.dtype())); }
+
+  test::Cpu cpu_;
+};
+
+/// One layer of every kind that has parameters.
+struct Net {
+  ParameterPtr table, positions, gain, offset, w1, b1, rms, w2;
+
+  Var operator()(Tape& tape, const Tensor& ids) const {
+    Var x = add_positions(embedding(ids, tape.parameter(table)), tape.parameter(positions));
+    x = layer_norm(x, tape.parameter(gain), tape.parameter(offset));
+    x = linear(x, tape.parameter(w1), tape.parameter(b1), Activation::gelu_tanh);
+    return linear(rms_norm(x, tape.parameter(rms)), tape.parameter(w2));
+  }
+  std::vector<ParameterPtr> all() const { return {table, positions, gain, offset, w1, b1, rms, w2}; }
+};
+
+class NetTest : public TapeTest {
+ protected:
+  Net net(DType dtype, DType grad_dtype) {
+    return {parameter({11, 6}, 1, dtype, grad_dtype), parameter({5, 6}, 2, dtype, grad_dtype),
+            parameter({6}, 3, dtype, grad_dtype),     parameter({6}, 4, dtype, grad_dtype),
+            parameter({8, 6}, 5, dtype, grad_dtype),  parameter({8}, 6, dtype, grad_dtype),
+            parameter({8}, 7, dtype, grad_dtype),     parameter({3, 8}, 8, dtype, grad_dtype)};
+  }
+  void run(const Net& net, int times = 1) {
+    for (int i = 0; i < times; ++i) {
+      Tape tape(*cpu_.kernels);
+      tape.backward(loss_of(net(tape, ids_)));
+    }
+  }
+  Tensor ids_ = cpu_.ids({2, 4}, 1, 11);
+};
+
+TEST_F(NetTest, GradientsGoIntoParametersWhateverTheirDtype) {
+  const Net exact = net(DType::f64, DType::f64);
+  run(exact);
+  for (const auto& [value, grad, tolerance] :
+       {std::tuple{DType::f32, DType::f32, 1e-5}, {DType::bf16, DType::bf16, 6e-2}, {DType::bf16, DType::f32, 6e-2},
+        {DType::f16, DType::f32, 1e-2}}) {
+    SCOPED_TRACE(cat(name_of(value), " with gradients in ", name_of(grad)));
+    const Net rounded = net(value, grad);
+    run(rounded);
+    for (std::size_t i = 0; i < exact.all().size(); ++i) {
+      EXPECT_TRUE(rounded.all()[i]->grad_written);
+      test::expect_close_gradients(cpu_.values(rounded.all()[i]->grad), cpu_.values(exact.all()[i]->grad),
+                                   rounded.all()[i]->name, tolerance);
+    }
+  }
+}
+
+TEST_F(NetTest, FurtherMicroBatchesAccumulate) {
+  for (const auto& [value, grad] : {std::pair{DType::f32, DType::f32}, {DType::bf16, DType::f32}}) {
+    const Net once = net(value, grad), thrice = net(value, grad);
+    run(once);
+    run(thrice, 3);
+    for (std::size_t i = 0; i < once.all().size(); ++i) {
+      std::vector<double> want = cpu_.values(once.all()[i]->grad);
+      for (double& w : want) w *= 3;
+      test::expect_close_gradients(cpu_.values(thrice.all()[i]->grad), want, once.all()[i]->name, 1e-5);
+    }
+  }
+}
+
+TEST_F(NetTest, FrozenParametersCostNothing) {
+  const Net all = net(DType::f32, DType::f32), some = net(DType::f32, DType::f32);
+  run(all);
+  // Freezing one of a pair that a kernel writes together must leave the other's gradient as it was.
+  for (const ParameterPtr& p : {some.table, some.gain, some.b1, some.w2}) p->trainable = false, p->grad = {};
+  run(some);
+  for (const auto& [want, got] : {std::pair{all.positions, some.positions}, {all.offset, some.offset},
+                                  {all.w1, some.w1}, {all.rms, some.rms}})
+    EXPECT_EQ(bytes_of(want->grad), bytes_of(got->grad)) << got->name;
+  EXPECT_FALSE(some.gain->grad_written);
+}
+
+TEST_F(NetTest, NothingIsRecordedWhereNoGradientIsWanted) {
+  const Net frozen = net(DType::f32, DType::f32);
+  for (const ParameterPtr& p : frozen.all()) p->trainable = false;
+  Tape tape(*cpu_.kernels);
+  const Var loss = loss_of(frozen(tape, ids_));
+  EXPECT_EQ(tape.size(), 0u);
+  expect_error(ErrorKind::usage, "depends on nothing", [&] { tape.backward(loss); });
+}
+
+TEST_F(NetTest, ReleasedParametersAreNamed) {
+  const Net released = net(DType::f32, DType::f32);
+  Tape tape(*cpu_.kernels);
+  const Var loss = loss_of(released(tape, ids_));
+  released.w2->value = {};
+  expect_error(ErrorKind::usage, "'p8' is not gathered", [&] { tape.backward(loss); });
+}
+
+TEST_F(TapeTest, LogitsBecomeTheirGradientInPlace) {
+  const Tensor targets = cpu_.ids({64}, 3, 1000);
+  const Tensor x = cpu_.normal({64, 8}, 1, DType::f32);
+  const ParameterPtr w = parameter({1000, 8}, 2, DType::f32, DType::f32);
+  const std::uint64_t logits_bytes = 64 * 1000 * 4;
+  const auto peak_of_backward = [&](bool keep_logits) {
+    Tape tape(*cpu_.kernels);
+    Var logits = linear(tape.input(x), tape.parameter(w));
+    Var kept = keep_logits ? logits : Var();
+    const std::vector<std::byte> before = bytes_of(logits.value());
+    Var loss = cross_entropy(std::move(logits), targets);
+    logits = {};
+    cpu_.device->ledger().reset_peaks();
+    tape.backward(loss);
+    if (keep_logits) {
+      EXPECT_EQ(bytes_of(kept.value()), before);
+    }
+    return cpu_.device->ledger().peak(device::Tier::device, device::Category::activations);
+  };
+  EXPECT_LT(peak_of_backward(false), logits_bytes * 3 / 2);
+  const std::vector<std::byte> consumed = bytes_of(w->grad);
+  w->grad_written = false;
+  EXPECT_GE(peak_of_backward(true), logits_bytes * 2);
+  EXPECT_EQ(bytes_of(w->grad), consumed);
+}
+
+TEST_F(TapeTest, SelectiveRecomputeKeepsLessAndChangesNoBit) {
+  const ParameterPtr w1 = parameter({96, 96}, 1, DType::bf16, DType::bf16), gain = parameter({96}, 2, DType::bf16, DType::bf16),
+                     offset = parameter({96}, 3, DType::bf16, DType::bf16), w2 = parameter({3, 32}, 4, DType::bf16, DType::bf16);
+  const Tensor input = cpu_.normal({2, 64, 96}, 5, DType::bf16);
+  const auto run = [&](Recompute recompute) {
+    Tape tape(*cpu_.kernels);
+    tape.recompute = recompute;
+    for (const auto& p : {w1, gain, offset, w2}) p->grad_written = false;
+    Var x = tape.variable(input);
+    const std::uint64_t before = activation_bytes();
+    Var y = layer_norm(x, tape.parameter(gain), tape.parameter(offset));
+    y = linear(y, tape.parameter(w1), {}, Activation::gelu_tanh);
+    tensor::Attention geometry;
+    geometry.heads = 2, geometry.kv_heads = 2;
+    y = attention(y, geometry);
+    y = loss_of(linear(reshape(y, {128, 32}), tape.parameter(w2)));
+    const std::uint64_t kept = activation_bytes() - before;
+    tape.backward(y);
+    std::vector<std::vector<std::byte>> out{bytes_of(y.value()), bytes_of(x.grad())};
+    for (const auto& p : {w1, gain, offset, w2}) out.push_back(bytes_of(p->grad));
+    return std::pair(kept, out);
+  };
+  const auto [kept_all, want] = run(Recompute::none);
+  const auto [kept_some, got] = run(Recompute::selective);
+  EXPECT_EQ(want, got);
+  // The norm's, the activation's and the attention's results are gone.
+  EXPECT_LE(kept_some + 2 * 64 * (96 + 96 + 32) * 2, kept_all);
+}
+
+TEST_F(TapeTest, DropoutIsIdentityOutsideTraining) {
+  Tape tape(*cpu_.kernels);
+  const Var x = tape.variable(cpu_.normal({5, 7}, 1, DType::f32)), r = tape.variable(cpu_.normal({5, 7}, 2, DType::f32));
+  const Var dropped = dropout(x, 0.5f, {1, 2});
+  EXPECT_NE(bytes_of(dropped.value()), bytes_of(x.value()));
+  tape.training = false;
+  EXPECT_EQ(bytes_of(dropout(x, 0.5f, {1, 2}).value()), bytes_of(x.value()));
+  EXPECT_EQ(bytes_of(dropout_add(x, r, 0.5f, {1, 2}).value()), bytes_of(add(x, r).value()));
+  expect_error(ErrorKind::usage, "in [0, 1)", [&] { dropout(x, 1.0f, {1, 2}); });
+}
+
+TEST_F(TapeTest, ShapesThatDoNotFitAreNamed) {
+  Tape tape(*cpu_.kernels);
+  const Var x = tape.input(cpu_.normal({2, 3, 5}, 1, DType::f32)), w = tape.input(cpu_.normal({4, 6}, 1, DType::f32));
+  expect_error(ErrorKind::usage, "[4, 6]", [&] { linear(x, w); });
+  expect_error(ErrorKind::usage, "[2, 3, 5]", [&] { add(x, w); });
+  expect_error(ErrorKind::usage, "matmul", [&] { matmul(w, w); });
+  expect_error(ErrorKind::usage, "even", [&] { swiglu(x); });
+  expect_error(ErrorKind::usage, "layer_norm", [&] { layer_norm(x, w, w); });
+  expect_error(ErrorKind::usage, "int32", [&] { embedding(w.value(), w); });
+  expect_error(ErrorKind::usage, "positions", [&] { add_positions(x, w); });
+  tensor::Attention geometry;
+  geometry.heads = 3, geometry.kv_heads = 2;
+  expect_error(ErrorKind::usage, "evenly", [&] { attention(x, geometry); });
+  expect_error(ErrorKind::usage, "5 targets", [&] { cross_entropy(x, cpu_.ids({5}, 1, 3)); });
+  expect_error(ErrorKind::usage, "undefined", [&] { linear(Var(), w); });
+}
+
+TEST_F(TapeTest, IdsAndTargetsBeyondTheVocabularyAreDataErrors) {
+  Tape tape(*cpu_.kernels);
+  const auto ids = Tensor::of<std::int32_t>(*cpu_.device, {2}, std::vector<std::int32_t>{1, 7});
+  const Var table = tape.input(cpu_.normal({7, 4}, 1, DType::f32));
+  expect_error(ErrorKind::data, "7", [&] { embedding(ids, table); });
+  expect_error(ErrorKind::data, "7", [&] { cross_entropy(tape.input(cpu_.normal({2, 9}, 1, DType::f32)), ids, 7); });
+}
+
+}  // namespace
+}  // namespace sherd::autograd

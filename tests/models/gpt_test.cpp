@@ -1,0 +1,171 @@
+#include "models/gpt.h"
+
+#include <gtest/gtest.h>
+
+#include "support/expect_error.h"
+#include "support/tiny_gpt.h"
+
+namespace sherd::models {
+namespace {
+
+using autograd::Recompute;
+using sherd::testing::expect_error;
+using test::bytes_of;
+
+class GptTest : public ::testing::Test {
+ protected:
+  test::Cpu cpu_;
+};
+
+TEST_F(GptTest, Gpt2SmallHasItsParameters) {
+  GptOptions o;
+  EXPECT_EQ(o.num_parameters(false), 124'439'808);  // as published
+  EXPECT_EQ(o.num_parameters(true), 124'439'808 + (50304 - 50257) * 768);
+  GptOptions seven = GptOptions::llama();
+  seven.vocab_size = 32000, seven.max_seq = 4096, seven.hidden = 4096, seven.layers = 32, seven.heads = 32;
+  seven.ffn_hidden = 11008;
+  EXPECT_EQ(seven.num_parameters(false), 6'738'415'616);  // Llama 2 7B
+}
+
+TEST_F(GptTest, CountsMatchWhatIsDeclared) {
+  for (const GptOptions& o : {test::tiny_gpt2(), test::tiny_llama(), GptOptions()}) {
+    Gpt model(o);
+    std::int64_t declared = 0;
+    for (const auto& p : model.parameters()) declared += p->numel();
+    EXPECT_EQ(declared, o.num_parameters());
+  }
+}
+
+TEST_F(GptTest, NamesTiesAndDecay) {
+  Gpt model(test::tiny_gpt2());
+  model.assign_names();
+  std::vector<std::string> names, kept;
+  for (const auto& p : model.parameters()) {
+    names.push_back(p->name);
+    if (!p->decay) kept.push_back(p->name);
+  }
+  EXPECT_EQ(names.size(), 2u + 2 * 12 + 2);
+  EXPECT_EQ(names[0], "tokens.weight");
+  EXPECT_EQ(names[1], "positions.weight");
+  EXPECT_EQ(std::vector(names.begin() + 2, names.begin() + 14),
+            (std::vector<std::string>{
+                "blocks.0.norm_1.weight", "blocks.0.norm_1.bias", "blocks.0.attention.qkv.weight",
+                "blocks.0.attention.qkv.bias", "blocks.0.attention.projection.weight",
+                "blocks.0.attention.projection.bias", "blocks.0.norm_2.weight", "blocks.0.norm_2.bias",
+                "blocks.0.mlp.up.weight", "blocks.0.mlp.up.bias", "blocks.0.mlp.down.weight",
+                "blocks.0.mlp.down.bias"}));
+  EXPECT_EQ(kept.size(), 2u * 8 + 2);
+  EXPECT_EQ(model.named_parameters().back().first, "head.weight");
+  EXPECT_EQ(model.named_parameters().back().second->name, "tokens.weight");
+  Gpt untied(test::tiny_llama());
+  untied.assign_names();
+  EXPECT_EQ(untied.named_parameters().back().second->name, "head.weight");
+}
+
+TEST_F(GptTest, OutputProjectionsStartSmaller) {
+  GptOptions o;
+  o.vocab_size = 64, o.hidden = 128, o.layers = 8, o.heads = 4, o.init_std = 0.02;
+  Gpt model(o);
+  test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  const auto deviation = [&](const std::string& name) {
+    double squares = 0;
+    const std::vector<double> values = cpu_.values(parameters.find(name)->value);
+    for (const double v : values) squares += v * v;
+    return std::sqrt(squares / static_cast<double>(values.size()));
+  };
+  EXPECT_NEAR(deviation("tokens.weight"), 0.02, 0.001);
+  EXPECT_NEAR(deviation("blocks.3.attention.qkv.weight"), 0.02, 0.001);
+  EXPECT_NEAR(deviation("blocks.3.attention.projection.weight"), 0.005, 0.0002);
+  EXPECT_NEAR(deviation("blocks.7.mlp.down.weight"), 0.005, 0.0002);
+  EXPECT_EQ(deviation("blocks.7.mlp.down.bias"), 0.0);
+}
+
+TEST_F(GptTest, FlopsFollowThePublishedFormulas) {
+  GptOptions o;
+  const double B = 4, s = 512, h = 768, L = 12, V = 50257;
+  const double tokens = B * s, base = 72 * B * L * s * h * h;
+  const auto near = [](double got, double want) { EXPECT_NEAR(got / want, 1.0, 1e-12); };
+  near(flops_per_token(o, 512, AttentionFlops::full) * tokens, base * (1 + s / (6 * h) + V / (12 * h * L)));
+  near(flops_per_token(o, 512, AttentionFlops::causal_half) * tokens, base * (1 + s / (12 * h) + V / (12 * h * L)));
+  near(flops_per_token(o, 512, AttentionFlops::full, Recompute::full) * tokens,
+       base * 4 / 3 * (1 + s / (6 * h) + V / (16 * h * L)));
+  // SwiGLU's third matrix makes the feed-forward part, 48 of the 72, half as large again.
+  o.mlp = Mlp::swiglu, o.ffn_hidden = 4 * 768;
+  near(flops_per_token(o, 512, AttentionFlops::full) * tokens, base * (1 + 24.0 / 72 + s / (6 * h) + V / (12 * h * L)));
+}
+
+TEST_F(GptTest, OptionsThatDoNotFitAreConfigErrors) {
+  const auto refuses = [](const std::string& part, const std::function<void(GptOptions&)>& change) {
+    GptOptions o;
+    change(o);
+    expect_error(ErrorKind::config, part, [&] { Gpt model(o); });
+  };
+  refuses("multiple of heads", [](GptOptions& o) { o.heads = 7; });
+  refuses("share 5 key-value heads", [](GptOptions& o) { o.kv_heads = 5; });
+  refuses("even head_dim", [](GptOptions& o) { o.positions = PositionKind::rotary, o.head_dim = 3; });
+  refuses("dropout", [](GptOptions& o) { o.attention_dropout = 1.0f; });
+  refuses("layers 0", [](GptOptions& o) { o.layers = 0; });
+  refuses("vocabulary", [](GptOptions& o) { o.vocab_size = 0; });
+}
+
+TEST_F(GptTest, BatchesThatDoNotFitAreDataErrors) {
+  Gpt model(test::tiny_gpt2());
+  test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  autograd::Tape tape(*cpu_.kernels);
+  tensor::Batch batch = test::tiny_batch(cpu_, model.options(), 2, 5);
+  batch.erase("labels");
+  expect_error(ErrorKind::data, "holds 'tokens'", [&] { model(tape, batch); });
+  batch["labels"] = cpu_.ids({2, 4}, 1, 5);
+  expect_error(ErrorKind::data, "do not match", [&] { model(tape, batch); });
+  expect_error(ErrorKind::data, "max_seq 7", [&] { model(tape, test::tiny_batch(cpu_, model.options(), 1, 8)); });
+  batch = test::tiny_batch(cpu_, model.options(), 2, 5);
+  batch["tokens"].data<std::int32_t>()[3] = 13;  // a row of the padded table, yet no token
+  expect_error(ErrorKind::data, "token id 13", [&] { model(tape, batch); });
+  batch = test::tiny_batch(cpu_, model.options(), 2, 5);
+  batch["labels"].data<std::int32_t>()[3] = 13;
+  expect_error(ErrorKind::data, "13", [&] { model(tape, batch); });
+  batch["tokens"] = cpu_.normal({2, 5}, 1, DType::f32);
+  expect_error(ErrorKind::data, "int32", [&] { model(tape, batch); });
+}
+
+TEST_F(GptTest, PaddingOfTheVocabularyTakesNoPart) {
+  for (const GptOptions& o : {test::tiny_gpt2(), test::tiny_llama()}) {
+    Gpt model(o);
+    test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+    const tensor::Batch batch = test::tiny_batch(cpu_, o, 2, 7);
+    const auto run = [&] {
+      autograd::Tape tape(*cpu_.kernels);
+      parameters.zero_grad();
+      const Var loss = model(tape, batch);
+      tape.backward(loss);
+      std::vector<std::vector<std::byte>> out{bytes_of(loss.value())};
+      for (const auto& p : parameters.all()) out.push_back(bytes_of(p->grad));
+      return out;
+    };
+    const auto before = run();
+    for (const char* name : {"tokens.weight", "head.weight"})
+      for (const auto& [path, p] : model.named_parameters())
+        if (path == name) cpu_.kernels->fill(p->value.rows(o.vocab_size, o.padded_vocab()), 7.5);
+    EXPECT_EQ(run(), before);
+    const auto& table = parameters.find("tokens.weight")->grad;
+    for (const double g : cpu_.values(table.rows(o.vocab_size, o.padded_vocab()))) EXPECT_EQ(g, 0.0);
+  }
+}
+
+TEST_F(GptTest, TheFutureDoesNotReachThePast) {
+  for (const GptOptions& o : {test::tiny_gpt2(), test::tiny_llama()}) {
+    Gpt model(o);
+    test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+    autograd::Tape tape(*cpu_.kernels);
+    tensor::Tensor tokens = cpu_.ids({1, 7}, 3, 11);
+    const auto before = cpu_.values(model.logits(tape, tokens).value());
+    tokens.data<std::int32_t>()[4] = (tokens.data<std::int32_t>()[4] + 1) % 11;
+    const auto after = cpu_.values(model.logits(tape, tokens).value());
+    const auto split = static_cast<std::ptrdiff_t>(4 * model.options().padded_vocab());
+    EXPECT_EQ(std::vector(before.begin(), before.begin() + split), std::vector(after.begin(), after.begin() + split));
+    EXPECT_NE(std::vector(before.begin() + split, before.end()), std::vector(after.begin() + split, after.end()));
+  }
+}
+
+}  // namespace
+}  // namespace sherd::models

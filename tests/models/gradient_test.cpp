@@ -1,0 +1,120 @@
+// Whole tiny models: gradients against central differences in fp64, and to the bit under every choice of recompute.
+#include <gtest/gtest.h>
+
+#include "support/numeric_gradient.h"
+#include "support/tiny_gpt.h"
+
+namespace sherd::models {
+namespace {
+
+using autograd::Recompute;
+using test::bytes_of;
+
+struct Style {
+  const char* name;
+  GptOptions options;
+};
+
+class WholeModel : public ::testing::TestWithParam<Style> {
+ protected:
+  struct Outcome {
+    std::vector<std::vector<std::byte>> bytes;  ///< loss, then every gradient
+    std::uint64_t kept = 0;                     ///< activation bytes alive between forward and backward
+    bool operator==(const Outcome& other) const { return bytes == other.bytes; }
+  };
+
+  static Outcome run(test::Cpu& cpu, DType dtype, Recompute recompute, const GptOptions& options,
+                     const std::function<void(Gpt&)>& change = nullptr) {
+    Gpt model(options);
+    if (change) change(model);
+    test::PlainParameters parameters(*cpu.kernels, model, dtype);
+    const tensor::Batch batch = test::tiny_batch(cpu, options, 3, options.max_seq);
+    const auto before = cpu.device->ledger().current(device::Tier::device, device::Category::activations);
+    autograd::Tape tape(*cpu.kernels);
+    tape.random = {11, 12};
+    tape.recompute = recompute;
+    const Var loss = model(tape, batch);
+    Outcome out;
+    out.kept = cpu.device->ledger().current(device::Tier::device, device::Category::activations) - before;
+    tape.backward(loss);
+    out.bytes.push_back(bytes_of(loss.value()));
+    for (const auto& p : parameters.all())
+      if (p->trainable) out.bytes.push_back(bytes_of(p->grad));
+    return out;
+  }
+
+  /// Large enough for every kernel to cut its work in several pieces.
+  static GptOptions larger(GptOptions o) {
+    o.vocab_size = 301, o.hidden = 96, o.max_seq = 70, o.head_dim = 24, o.heads = 4, o.ffn_hidden = 150;
+    if (o.positions == PositionKind::learned) o.kv_heads = 4;
+    o.init_std = 0.05;
+    return o;
+  }
+
+  test::Cpu cpu_;
+};
+
+TEST_P(WholeModel, GradientsMatchDifferences) {
+  Gpt model(GetParam().options);
+  test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
+  const tensor::Batch batch = test::tiny_batch(cpu_, model.options(), 2, 5);
+  autograd::Tape tape(*cpu_.kernels);
+  tape.random = {1, 2};
+  tape.backward(model(tape, batch));
+  for (const auto& p : parameters.all()) {
+    const auto numeric = test::numeric_gradient({p->value.data<double>(), static_cast<std::size_t>(p->numel())}, [&] {
+      autograd::Tape::NoGrad pause(tape);
+      return *model(tape, batch).value().data<double>();
+    });
+    test::expect_close_gradients(cpu_.values(p->grad), numeric, p->name);
+  }
+}
+
+TEST_P(WholeModel, RecomputeChangesNoBit) {
+  const GptOptions options = larger(GetParam().options);
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+    SCOPED_TRACE(name_of(dtype));
+    const Outcome none = run(cpu_, dtype, Recompute::none, options);
+    const Outcome selective = run(cpu_, dtype, Recompute::selective, options);
+    const Outcome full = run(cpu_, dtype, Recompute::full, options);
+    EXPECT_EQ(none, selective);
+    EXPECT_EQ(none, full);
+    EXPECT_LT(selective.kept, none.kept * 4 / 5);
+    EXPECT_LT(full.kept, selective.kept);
+  }
+}
+
+TEST_P(WholeModel, NeitherDoesTheNumberOfThreads) {
+  const GptOptions options = larger(GetParam().options);
+  test::Cpu one(1), three(3);
+  for (const DType dtype : {DType::f32, DType::bf16})
+    EXPECT_EQ(run(one, dtype, Recompute::none, options), run(three, dtype, Recompute::none, options)) << name_of(dtype);
+}
+
+TEST_P(WholeModel, FrozenPartsLeaveTheOthersGradientsAlone) {
+  const GptOptions options = larger(GetParam().options);
+  const Outcome all = run(cpu_, DType::f32, Recompute::none, options);
+  for (const auto recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+    std::vector<bool> trains{true};  // the loss
+    const Outcome some = run(cpu_, DType::f32, recompute, options, [&](Gpt& model) {
+      model.children()[0].second->freeze();  // tokens
+      for (const auto& [name, child] : model.children())
+        if (name == "blocks") child->children()[0].second->freeze();
+      for (const auto& p : model.parameters()) trains.push_back(p->trainable);
+    });
+    Outcome want;
+    for (std::size_t i = 0; i < trains.size(); ++i)
+      if (trains[i]) want.bytes.push_back(all.bytes[i]);
+    EXPECT_LT(want.bytes.size(), all.bytes.size());
+    EXPECT_EQ(some, want);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Styles, WholeModel,
+                         ::testing::Values(Style{"gpt2", test::tiny_gpt2()}, Style{"llama", test::tiny_llama()},
+                                           Style{"gpt2_dropout", test::with_dropout(test::tiny_gpt2())},
+                                           Style{"llama_dropout", test::with_dropout(test::tiny_llama())}),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace sherd::models

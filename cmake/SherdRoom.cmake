@@ -3,6 +3,7 @@ set(SHERD_WARNINGS -Wall -Wextra -Wpedantic -Wshadow=local -Wno-psabi)
 # Flags shared by every target of the project: no implicit contraction, so that a sum means the same
 # in every translation unit and instruction set (docs/architecture.md, "Equal to the bit").
 add_library(sherd_build_flags INTERFACE)
+set_target_properties(sherd_build_flags PROPERTIES EXPORT_NAME build_flags)
 target_compile_features(sherd_build_flags INTERFACE cxx_std_20)
 target_compile_options(sherd_build_flags INTERFACE
   $<BUILD_INTERFACE:${SHERD_WARNINGS}> $<BUILD_INTERFACE:-ffp-contract=off>)
@@ -13,6 +14,7 @@ target_compile_options(sherd_build_flags INTERFACE
 function(sherd_room name)
   cmake_parse_arguments(ROOM "" "" "DEPENDS;PRIVATE" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")  # a program's, not the library's
   if(NOT sources)  # TEMPORARY, while rooms are being filled
     file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp "")
     set(sources ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp)
@@ -24,8 +26,15 @@ function(sherd_room name)
   target_include_directories(sherd_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/sherd>)
-  target_link_libraries(sherd_${name} PUBLIC sherd_build_flags ${ROOM_DEPENDS} PRIVATE ${ROOM_PRIVATE})
-  set_property(GLOBAL APPEND PROPERTY SHERD_ROOMS sherd_${name})
+  target_link_libraries(sherd_${name} PUBLIC sherd_build_flags ${ROOM_DEPENDS})
+  foreach(library IN LISTS ROOM_PRIVATE)
+    if(library IN_LIST SHERD_HEADER_ONLY)
+      set(library $<BUILD_INTERFACE:${library}>)
+    endif()
+    target_link_libraries(sherd_${name} PRIVATE ${library})
+  endforeach()
+  set_property(GLOBAL APPEND PROPERTY SHERD_ROOMS ${name})
+  set_property(GLOBAL PROPERTY SHERD_ROOM_FOLDER_${name} ${CMAKE_CURRENT_SOURCE_DIR})
 endfunction()
 
 # sherd_isa_sources(TARGET files...)

@@ -81,14 +81,16 @@ std::vector<Point> thinned(const std::vector<Point>& points, const Frame& frame)
   return out;
 }
 
-/// The mean over a window of a fiftieth of the curve around each point.
+/// The mean over a window of a fiftieth of the curve around each point; narrower near the ends, where it stays symmetric
+/// so as not to lag, and none for the last points, whose windows would hold next to nothing.
 std::vector<Point> smoothed(const std::vector<Point>& points) {
   const std::size_t reach = std::max<std::size_t>(1, points.size() / 100);
   std::vector<double> sums{0};
   for (const Point& point : points) sums.push_back(sums.back() + point.loss);
   std::vector<Point> out;
   for (std::size_t i = 0; i < points.size(); ++i) {
-    const std::size_t half = std::min({reach, i, points.size() - 1 - i});  // symmetric, so that the ends do not lag
+    const std::size_t half = std::min({reach, i, points.size() - 1 - i});
+    if (i >= reach && half < (reach + 1) / 2) break;
     out.push_back({points[i].step, (sums[i + half + 1] - sums[i - half]) / static_cast<double>(2 * half + 1)});
   }
   return out;

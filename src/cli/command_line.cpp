@@ -1,0 +1,127 @@
+#include "cli/command_line.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <utility>
+
+// The default, a comma, would cut file names and values of --set apart.
+#define CXXOPTS_VECTOR_DELIMITER '\x1f'
+#include <cxxopts.hpp>
+
+#include "base/error.h"
+
+namespace sherd::cli {
+
+struct CommandLine::State {
+  State(std::string name, std::string about) : command(std::move(name)), options("sherd " + command, about) {}
+
+  template <class... Args>
+  [[noreturn]] void wrong(const Args&... args) const {
+    throw UsageError(cat(args..., ". See 'sherd ", command, " --help'"));
+  }
+  void add(const std::string& name, const std::string& help, std::shared_ptr<cxxopts::Value> value,
+           const std::string& shown) {
+    options.add_options("")(name, help, std::move(value), shown);
+    names.push_back(name);
+  }
+
+  std::string command;
+  cxxopts::Options options;
+  std::vector<std::string> names;
+  cxxopts::ParseResult result;
+};
+
+CommandLine::CommandLine(std::string command, std::string summary, std::string synopsis)
+    : state_(std::make_unique<State>(std::move(command), std::move(summary))) {
+  state_->options.custom_help(std::move(synopsis)).positional_help("").set_width(110);
+}
+CommandLine::~CommandLine() = default;
+
+CommandLine& CommandLine::flag(const std::string& name, const std::string& help) {
+  state_->add(name, help, cxxopts::value<bool>(), "");
+  return *this;
+}
+
+CommandLine& CommandLine::value(const std::string& name, const std::string& shown, const std::string& help,
+                                const std::string& fallback) {
+  auto value = cxxopts::value<std::string>();
+  state_->add(name, help, fallback.empty() ? value : value->default_value(fallback), shown);
+  return *this;
+}
+
+CommandLine& CommandLine::list(const std::string& name, const std::string& shown, const std::string& help) {
+  state_->add(name, help, cxxopts::value<std::vector<std::string>>(), shown);
+  return *this;
+}
+
+CommandLine& CommandLine::rest_to(const std::string& name) {
+  state_->options.parse_positional(name);
+  return *this;
+}
+
+bool CommandLine::parse(const std::vector<std::string>& arguments) {
+  flag("help", "print this");
+  for (const std::string& argument : arguments) {  // cxxopts would not say which name was meant
+    if (argument == "--") break;
+    if (!argument.starts_with("--")) continue;
+    const std::string name = argument.substr(2, argument.find('=') - 2);
+    if (std::find(state_->names.begin(), state_->names.end(), name) == state_->names.end())
+      state_->wrong("unknown option '--", name, "'; did you mean '--", nearest(name, state_->names), "'?");
+  }
+  std::vector<const char*> pointers{"sherd"};
+  for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
+  try {
+    state_->result = state_->options.parse(static_cast<int>(pointers.size()), pointers.data());
+  } catch (const cxxopts::exceptions::exception& error) {
+    state_->wrong(error.what());
+  }
+  if (has("help")) {
+    std::fputs(state_->options.help().c_str(), stdout);
+    return false;
+  }
+  if (!state_->result.unmatched().empty()) state_->wrong("unexpected argument '", state_->result.unmatched()[0], "'");
+  return true;
+}
+
+bool CommandLine::has(const std::string& name) const { return state_->result.count(name) > 0; }
+
+std::string CommandLine::text(const std::string& name) const {
+  try {
+    return state_->result[name].as<std::string>();
+  } catch (const cxxopts::exceptions::exception&) {
+    return "";  // not given, and without a default
+  }
+}
+
+std::string CommandLine::required(const std::string& name) const {
+  const std::string value = text(name);
+  if (value.empty()) state_->wrong("--", name, " is missing");
+  return value;
+}
+
+std::vector<std::string> CommandLine::all(const std::string& name) const {
+  return has(name) ? state_->result[name].as<std::vector<std::string>>() : std::vector<std::string>();
+}
+
+std::int64_t CommandLine::integer(const std::string& name, std::int64_t least) const {
+  const std::string value = required(name);
+  std::int64_t out = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), out);
+  if (error != std::errc() || end != value.data() + value.size())
+    state_->wrong("--", name, " takes a whole number, not '", value, "'");
+  if (out < least) state_->wrong("--", name, " must be at least ", least, ", not ", value);
+  return out;
+}
+
+double CommandLine::number(const std::string& name) const {
+  const std::string value = required(name);
+  double out = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), out);
+  if (error != std::errc() || end != value.data() + value.size() || !std::isfinite(out))
+    state_->wrong("--", name, " takes a number, not '", value, "'");
+  return out;
+}
+
+}  // namespace sherd::cli

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace sherd::cli {
+
+/// The command line is wrong; the program prints one line and exits with 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// The options of one command: declared, parsed, read. Values may follow as `--name value` or `--name=value`. Every
+/// mistake throws UsageError naming the option, its value and where help is.
+class CommandLine {
+ public:
+  /// `synopsis` is what follows the command's name in its usage line.
+  CommandLine(std::string command, std::string summary, std::string synopsis);
+  ~CommandLine();
+
+  /// Present or not.
+  CommandLine& flag(const std::string& name, const std::string& help);
+  /// One value. `shown` names it in the help; an empty `fallback` means none.
+  CommandLine& value(const std::string& name, const std::string& shown, const std::string& help,
+                     const std::string& fallback = "");
+  /// Any number of values: the option may be repeated.
+  CommandLine& list(const std::string& name, const std::string& shown, const std::string& help);
+  /// Values that no option takes belong to the list `name`, so that `--name a b` and a shell's `--name *.txt` work.
+  CommandLine& rest_to(const std::string& name);
+
+  /// Parses what follows the command's name. False when help was asked for (and printed to stdout).
+  bool parse(const std::vector<std::string>& arguments);
+
+  bool has(const std::string& name) const;  ///< given on the command line
+  std::string text(const std::string& name) const;
+  /// The value of an option that must be given.
+  std::string required(const std::string& name) const;
+  std::vector<std::string> all(const std::string& name) const;
+  /// A whole number of at least `least`.
+  std::int64_t integer(const std::string& name, std::int64_t least) const;
+  double number(const std::string& name) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sherd::cli

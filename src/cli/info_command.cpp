@@ -1,0 +1,73 @@
+#include <sys/utsname.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "base/arena.h"
+#include "base/cpu_isa.h"
+#include "base/error.h"
+#include "base/version.h"
+#include "cli/build_info.h"
+#include "cli/command_line.h"
+#include "cli/machine.h"
+#include "cli/program.h"
+#include "comm/communicator.h"
+#include "engine/gemm_probe.h"
+#include "engine/report.h"
+#include "tensor/library_version.h"
+
+namespace sherd::cli {
+namespace {
+
+std::string memory_text() {
+  const MemorySizes sizes = memory_sizes();
+  std::string text = cat(engine::human_bytes(sizes.total), ", ", engine::human_bytes(sizes.available), " available");
+  if (sizes.limit) text += cat(", limited to ", engine::human_bytes(sizes.limit), " for this process");
+  return text;
+}
+
+std::string bf16_text() {
+  if (cpu_has_bf16_products()) return "in hardware";
+  return "converted to fp32 (the processor has no AVX512-BF16, or DNNL_MAX_CPU_ISA hides it)";
+}
+
+std::string kernel_text() {
+  utsname name{};
+  return ::uname(&name) == 0 ? cat(name.sysname, ' ', name.release, ' ', name.machine) : "unknown";
+}
+
+std::string rate_text(DType dtype) {
+  const engine::GemmRate rate = engine::gemm_rate(available_cores(), dtype);
+  return cat(engine::human_count(rate.flops_per_second), "FLOP/s on ", available_cores(), " threads",
+             rate.cached ? " (measured earlier)" : "");
+}
+
+}  // namespace
+
+void info_command(const Arguments& arguments) {
+  CommandLine line("info", "Prints versions, processor, memory and the features of this build.", "[--gemm]");
+  line.flag("gemm", "also measure the rate of matrix products");
+  if (!line.parse(arguments)) return;
+  std::vector<std::pair<const char*, std::string>> facts{
+      {"Sherd", cat(version(), ", ", SHERD_BUILD_TYPE, " build, GCC-compatible ", __VERSION__)},
+      {"system", kernel_text()},
+      {"processor", cat(engine::cpu_model(), ", ", available_cores(), " usable cores")},
+      {"instruction set", std::string(name_of(cpu_isa()))},
+      {"bf16 products", bf16_text()},
+      {"memory", memory_text()},
+      {"io_uring", io_uring_state()},
+      {"matrix products", tensor::matmul_library()},
+      {"threads", "oneTBB " SHERD_TBB_VERSION},
+      {"other libraries", "Eigen " SHERD_EIGEN_VERSION ", SentencePiece " SHERD_SENTENCEPIECE_VERSION
+                          ", nlohmann-json " SHERD_JSON_VERSION ", cxxopts " SHERD_CXXOPTS_VERSION},
+      {"communicators", comm::mpi_available() ? "local, mpi" : "local (built without MPI)"},
+      {"devices", "cpu (built without CUDA)"}};
+  if (line.has("gemm")) {
+    facts.emplace_back("fp32 GEMM", rate_text(DType::f32));
+    facts.emplace_back("bf16 GEMM", rate_text(DType::bf16));
+  }
+  for (const auto& [name, value] : facts) std::printf("%-17s%s\n", name, value.c_str());
+}
+
+}  // namespace sherd::cli

@@ -1,0 +1,49 @@
+#include "cli/machine.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "base/error.h"
+
+namespace sherd::cli {
+
+std::string io_uring_state() {
+#if defined(SYS_io_uring_setup)
+  std::array<std::uint32_t, 30> parameters{};  // struct io_uring_params, all zero: 120 bytes
+  const long ring = ::syscall(SYS_io_uring_setup, 1, parameters.data());
+  if (ring >= 0) {
+    ::close(static_cast<int>(ring));
+    return "available";
+  }
+  switch (errno) {
+    case ENOSYS: return "not in this kernel";
+    case EPERM: return "forbidden here (kernel.io_uring_disabled, or a container's seccomp profile)";
+    case ENOMEM: return "refused: locked-memory limit (ulimit -l)";
+    default: return cat("refused: ", std::strerror(errno));
+  }
+#else
+  return "unknown to the headers Sherd was built with";
+#endif
+}
+
+MemorySizes memory_sizes() {
+  MemorySizes sizes;
+  std::ifstream in("/proc/meminfo");
+  std::string key, unit;
+  for (std::uint64_t kib = 0; in >> key >> kib; std::getline(in, unit)) {
+    if (key == "MemTotal:") sizes.total = kib * 1024;
+    if (key == "MemAvailable:") sizes.available = kib * 1024;
+  }
+  for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::uint64_t limit = 0;
+    if (std::ifstream(file) >> limit && limit < sizes.total) sizes.limit = limit;  // "max" is not a number
+  }
+  return sizes;
+}
+
+}  // namespace sherd::cli

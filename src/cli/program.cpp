@@ -1,0 +1,81 @@
+#include "cli/program.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <new>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/version.h"
+#include "cli/command_line.h"
+
+namespace sherd::cli {
+namespace {
+
+struct Command {
+  const char* name;
+  const char* summary;
+  void (*run)(const Arguments&);
+};
+
+constexpr Command commands[] = {
+    {"plot", "draw the losses of a --metrics file as SVG", plot_command},
+    {"info", "versions, processor, memory and features", info_command},
+};
+
+void print_help() {
+  std::string text = cat("Sherd ", version(), ": trains transformers sharded over ranks.\n\nusage: sherd COMMAND ...\n\n");
+  for (const Command& command : commands) {
+    std::string name = command.name;
+    name.resize(12, ' ');
+    text += cat("  ", name, command.summary, "\n");
+  }
+  text += "\n'sherd COMMAND --help' lists a command's options.\n";
+  std::fputs(text.c_str(), stdout);
+}
+
+void dispatch(const Arguments& arguments) {
+  if (arguments.empty()) throw UsageError("no command given. See 'sherd --help'");
+  const std::string& name = arguments[0];
+  if (name == "--help" || name == "-h" || name == "help") return print_help();
+  if (name == "--version") {
+    std::fputs(cat("sherd ", version(), "\n").c_str(), stdout);
+    return;
+  }
+  for (const Command& command : commands)
+    if (name == command.name) return command.run({arguments.begin() + 1, arguments.end()});
+  std::vector<std::string> names;
+  for (const Command& command : commands) names.emplace_back(command.name);
+  throw UsageError(cat("unknown command '", name, "'; did you mean '", nearest(name, names), "'? See 'sherd --help'"));
+}
+
+/// Prints `message` as one line, whatever it holds, and returns `code`.
+int failed(std::string message, int code) {
+  while (!message.empty() && (message.back() == '\n' || message.back() == ' ')) message.pop_back();
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  log_line(LogLevel::error, message);
+  return code;
+}
+
+}  // namespace
+
+int run_program(const Arguments& arguments) {
+  try {
+    dispatch(arguments);
+    // Output that nobody could read, on a full disk or a closed pipe, is a failure too.
+    if (std::fflush(stdout) != 0) return failed("cannot write to standard output", 1);
+    return 0;
+  } catch (const UsageError& error) {
+    return failed(error.what(), 2);
+  } catch (const Error& error) {
+    return failed(error.what(), error.kind() == ErrorKind::usage ? 2 : 1);
+  } catch (const std::bad_alloc&) {
+    return failed("out of memory. Use a smaller model or micro-batch, or more ranks on other machines", 1);
+  } catch (const std::exception& error) {
+    return failed(error.what(), 1);
+  } catch (...) {
+    return failed("an unknown exception ended the program; this is a bug in Sherd or in a library it uses", 1);
+  }
+}
+
+}  // namespace sherd::cli

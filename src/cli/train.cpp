@@ -1,0 +1,59 @@
+#include "cli/train.h"
+
+#include <algorithm>
+
+#include "base/arena.h"
+#include "base/log.h"
+#include "cli/plot.h"
+#include "cli/trainer.h"
+#include "engine/gemm_probe.h"
+
+namespace sherd::cli {
+namespace {
+
+/// What this machine's ranks reach together, times the machines; 0 when it cannot be told.
+double machine_rate(const config::Config& config, const Distributed& dist) {
+  const int threads = config.device.threads_per_rank > 0 ? config.device.threads_per_rank
+                                                         : std::max(1, available_cores() / dist.local_size());
+  const int machines = (dist.world_size() + dist.local_size() - 1) / dist.local_size();
+  const int total = std::min(available_cores(), threads * dist.local_size());
+  return engine::gemm_rate(total, config.precision.compute).flops_per_second * machines;
+}
+
+void check(const TrainRequest& request) {
+  const config::Training& training = request.config.training;
+  if (training.steps < 1)
+    fail(ErrorKind::config, "how long to train is not given: set training.steps or --steps N");
+  if (request.resume && training.save_dir.empty())
+    fail(ErrorKind::config, "--resume reads training.save_dir, which is not set");
+}
+
+}  // namespace
+
+int train(int argc, char** argv, const TrainRequest& request) {
+  check(request);
+  const auto data = engine::open_token_data(request.config);
+  comm::CommOptions options;
+  options.timeout_seconds = request.config.parallel.timeout_seconds;
+  const auto body = [&](DistributedPtr dist) {
+    // Rank 0 measures while the others wait at their first collective.
+    const double rate = dist->rank() == 0 ? machine_rate(request.config, *dist) : 0;
+    Trainer(dist, request, data, rate).run();
+  };
+  if (comm::launched_by_mpi()) {
+    const int code = launch(argc, argv, body, options);
+    if (code != 0) return code;
+  } else {
+    launch_ranks(request.ranks, body, options);
+  }
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (!request.plot.empty() && (!rank || std::string(rank) == "0")) {
+    PlotOptions plot;
+    if (data->info) plot.unigram_entropy = data->info->unigram_entropy;
+    plot_metrics(request.metrics, request.plot, plot);
+    log_info("drew the losses: ", request.plot);
+  }
+  return 0;
+}
+
+}  // namespace sherd::cli

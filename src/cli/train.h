@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "config/config.h"
+#include "engine/distributed.h"
+#include "engine/token_data.h"
+
+namespace sherd::cli {
+
+/// What `sherd train` was asked for.
+struct TrainRequest {
+  config::Config config;
+  int ranks = 1;            ///< local ranks; a launcher's ranks overrule it
+  std::string metrics;      ///< JSONL file; empty: none
+  std::string plot;         ///< SVG of the losses, drawn at the end; empty: none
+  bool resume = false;      ///< from training.save_dir's latest checkpoint
+  std::string resume_tag;   ///< another tag
+};
+
+/// Trains to config.training.steps and returns the exit code. One line on stderr per error.
+int train(int argc, char** argv, const TrainRequest& request);
+
+}  // namespace sherd::cli

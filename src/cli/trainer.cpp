@@ -1,0 +1,233 @@
+#include "cli/trainer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+
+#include "base/log.h"
+#include "engine/checkpoint.h"
+#include "engine/report.h"
+#include "models/from_config.h"
+
+namespace sherd::cli {
+namespace {
+
+/// Set by SIGTERM and SIGINT; a second signal ends the program as usual.
+volatile std::sig_atomic_t stop_signal = 0;
+
+void on_stop_signal(int signal) {
+  stop_signal = signal;
+  std::signal(signal, SIG_DFL);
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+comm::Traffic add(comm::Traffic a, const comm::Traffic& b) {
+  a.all_reduce += b.all_reduce, a.all_gather += b.all_gather, a.reduce_scatter += b.reduce_scatter;
+  a.all_to_all += b.all_to_all, a.broadcast += b.broadcast, a.p2p += b.p2p, a.scalars += b.scalars;
+  return a;
+}
+
+}  // namespace
+
+Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_ptr<const engine::TokenData> data,
+                 double gemm_rate)
+    : dist_(std::move(dist)), request_(request), data_(std::move(data)),
+      shape_(models::gpt_options(request.config, data_->vocab_size)), gemm_rate_(gemm_rate) {
+  engine_ = std::make_unique<Engine>(dist_, std::make_shared<models::Gpt>(shape_), request_.config);
+  const config::Batch& batch = engine_->config().batch;
+  train_loader_ = data_->training_loader(batch, dist_->rank(), dist_->world_size(), engine_->device());
+  if (data_->validation)
+    validation_loader_ = data_->validation_loader(batch, request_.config.training.eval_steps, dist_->rank(),
+                                                  dist_->world_size(), engine_->device());
+  if (request_.resume) resume();
+  first_step_ = engine_->global_steps();
+  if (!speaks()) return;
+  if (!request_.metrics.empty())
+    metrics_ = std::make_unique<engine::MetricsWriter>(request_.metrics, first_step_ + 1);
+  announce();
+  std::signal(SIGTERM, on_stop_signal);
+  std::signal(SIGINT, on_stop_signal);
+  progress_ = std::make_unique<Progress>(STDERR_FILENO, request_.config.training.steps,
+                                         request_.config.training.log_interval);
+}
+
+void Trainer::announce() const {
+  const config::Config& config = engine_->config();
+  log_info(config::name_of(config.model->type), " with ", engine::human_count(static_cast<double>(shape_.num_parameters())),
+           " parameters (", shape_.layers, " layers, ", shape_.hidden, " hidden, ", shape_.vocab_size, " vocabulary) in ",
+           name_of(config.precision.compute), ", ZeRO stage ", config.zero.stage, " over ", dist_->world().name(), ", ",
+           engine_->device().arena().threads(), " threads per rank");
+  log_info("batch ", config.batch.train_batch_size, " = ", config.batch.micro_batch_size, " per rank x ",
+           config.batch.gradient_accumulation_steps, " accumulated x ", dist_->world_size(), " ranks, ", shape_.max_seq,
+           " tokens each; data ", config.data->path, ": ", engine::human_count(static_cast<double>(data_->train->tokens())),
+           " training tokens");
+}
+
+void Trainer::resume() {
+  const std::string& folder = request_.config.training.save_dir;
+  const engine::ClientState client = engine_->load_checkpoint(folder, request_.resume_tag);
+  const auto position = client.find("data_position");
+  if (position == client.end())
+    fail(ErrorKind::data, "the checkpoint in ", folder, " does not say where in the data it stopped: it was not written by "
+         "`sherd train`");
+  train_loader_->seek(std::stoll(position->second));
+  saved_step_ = engine_->global_steps();
+  if (speaks()) log_info("resumed from ", folder, " at step ", engine_->global_steps());
+}
+
+bool Trainer::stop_requested() {
+  const std::int32_t mine = speaks() ? static_cast<std::int32_t>(stop_signal) : 0;
+  if (dist_->world_size() == 1) return mine != 0;
+  tensor::Tensor flag = tensor::Tensor::of<std::int32_t>(engine_->device(), {1}, std::span(&mine, 1));
+  comm::CallOptions options;
+  options.label = "stop flag";
+  options.scalar = true;
+  dist_->world().all_reduce(flag, comm::ReduceOp::max, 1, options).wait();
+  return *flag.data<std::int32_t>() != 0;
+}
+
+void Trainer::run() {
+  const config::Training& training = request_.config.training;
+  bool stopped = false;
+  while (engine_->global_steps() < training.steps && !(stopped = stop_requested())) {
+    train_step();
+    const std::int64_t step = engine_->global_steps();
+    if (!training.save_dir.empty() && training.save_interval > 0 && step % training.save_interval == 0) save();
+  }
+  if (!training.save_dir.empty() && saved_step_ != engine_->global_steps()) save();
+  if (progress_) progress_->finish();
+  if (stopped)
+    fail(ErrorKind::interrupted, "stopped by a signal after step ", engine_->global_steps(),
+         training.save_dir.empty() ? std::string("; nothing was saved because training.save_dir is not set")
+                                   : cat("; go on with --resume (checkpoint in ", training.save_dir, ")"));
+  report();
+}
+
+void Trainer::train_step() {
+  const auto start = std::chrono::steady_clock::now();
+  engine_->train_batch([&] { return train_loader_->next(); });
+  step_seconds_.push_back(seconds_since(start));
+  step_traffic_ = dist_->world().traffic();
+  dist_->world().reset_traffic();
+  total_traffic_ = add(total_traffic_, step_traffic_);
+  const config::Training& training = request_.config.training;
+  const std::int64_t step = engine_->global_steps();
+  evaluated_ = validation_loader_ && (step == training.steps ||
+                                      (training.eval_interval > 0 && step % training.eval_interval == 0));
+  if (evaluated_) evaluate();
+  write_metrics(step_seconds_.back() * 1e3);
+  show(evaluated_);
+}
+
+void Trainer::evaluate() {
+  validation_loader_->seek(0);
+  const std::int64_t batches = validation_loader_->samples_per_epoch() /
+                               (engine_->train_micro_batch_size_per_gpu() * dist_->world_size());
+  double sum = 0;
+  for (std::int64_t i = 0; i < batches; ++i) sum += engine_->eval_batch(validation_loader_->next());
+  val_loss_ = sum / static_cast<double>(batches);
+  dist_->world().reset_traffic();
+}
+
+void Trainer::save() {
+  const config::Training& training = request_.config.training;
+  engine_->save_checkpoint(training.save_dir, "", {{"data_position", std::to_string(train_loader_->position())},
+                                                   {"tokenizer", data_->tokenizer},
+                                                   {"vocab_size", std::to_string(data_->vocab_size)}});
+  saved_step_ = engine_->global_steps();
+  dist_->world().reset_traffic();
+  if (speaks() && training.keep_last > 0) remove_old_checkpoints();
+}
+
+void Trainer::remove_old_checkpoints() const {
+  const std::string prefix = "global_step";
+  std::vector<std::pair<std::int64_t, std::filesystem::path>> found;
+  for (const auto& entry : std::filesystem::directory_iterator(request_.config.training.save_dir)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with(prefix) || name.find_first_not_of("0123456789", prefix.size()) != std::string::npos) continue;
+    found.emplace_back(std::stoll(name.substr(prefix.size())), entry.path());
+  }
+  std::sort(found.rbegin(), found.rend());
+  for (std::size_t i = static_cast<std::size_t>(request_.config.training.keep_last); i < found.size(); ++i)
+    std::filesystem::remove_all(found[i].second);
+}
+
+void Trainer::write_metrics(double step_ms) {
+  if (!metrics_) return;
+  const engine::StepReport& step = engine_->last_step();
+  engine::StepMetrics line;
+  line.step = engine_->global_steps();
+  line.loss = step.loss;
+  if (evaluated_) line.val_loss = val_loss_;
+  line.lr = step.lr.empty() ? 0 : step.lr.front();
+  line.grad_norm = step.grad_norm;
+  line.loss_scale = step.loss_scale;
+  line.skipped = !step.applied;
+  line.tokens = engine_->global_samples() * shape_.max_seq;
+  line.step_ms = step_ms;
+  line.tokens_per_s = static_cast<double>(engine_->train_batch_size() * shape_.max_seq) / (step_ms * 1e-3);
+  if (gemm_rate_ > 0)
+    line.mfu = line.tokens_per_s * models::flops_per_token(shape_, shape_.max_seq, models::AttentionFlops::causal_half) / gemm_rate_;
+  const device::Ledger& ledger = engine_->device().ledger();
+  line.mem = {ledger.peak(device::Tier::device), ledger.peak(device::Tier::host), ledger.peak(device::Tier::nvme)};
+  line.comm = step_traffic_;
+  metrics_->write(line);
+}
+
+void Trainer::show(bool evaluated) {
+  if (!progress_) return;
+  const engine::StepReport& step = engine_->last_step();
+  ProgressState state;
+  state.step = engine_->global_steps();
+  state.total_steps = request_.config.training.steps;
+  state.loss = step.loss;
+  state.val_loss = val_loss_;
+  state.lr = step.lr.empty() ? 0 : step.lr.front();
+  state.grad_norm = step.grad_norm;
+  state.tokens_per_s = static_cast<double>(engine_->train_batch_size() * shape_.max_seq) / step_seconds_.back();
+  if (gemm_rate_ > 0)
+    state.mfu = state.tokens_per_s *
+                models::flops_per_token(shape_, shape_.max_seq, models::AttentionFlops::causal_half) / gemm_rate_;
+  progress_->update(state, evaluated);
+}
+
+void Trainer::report() {
+  const engine::MemoryReport mine = engine::MemoryReport::of(engine_->device().ledger());
+  const auto ranks = static_cast<std::size_t>(dist_->world_size());
+  std::vector<engine::MemoryReport> all(ranks);
+  const auto bytes = static_cast<std::int64_t>(sizeof mine);
+  tensor::Tensor shard = tensor::Tensor::empty(engine_->device(), {bytes}, DType::u8);
+  tensor::Tensor full = tensor::Tensor::empty(engine_->device(), {bytes * dist_->world_size()}, DType::u8);
+  std::memcpy(shard.raw(), &mine, sizeof mine);
+  comm::CallOptions options;
+  options.label = "memory report";
+  options.scalar = true;
+  dist_->world().all_gather({{shard, full}}, options).wait();
+  std::memcpy(all.data(), full.raw(), full.bytes());
+  if (!speaks()) return;
+  const auto steps = static_cast<std::int64_t>(step_seconds_.size());
+  std::printf("\nmemory, the largest of %zu rank%s\n%s", ranks, ranks == 1 ? "" : "s", engine::memory_table(all).c_str());
+  if (steps > 0 && ranks > 1)
+    std::printf("\npayload sent by rank 0 over %lld steps\n%s", static_cast<long long>(steps),
+                engine::traffic_table(total_traffic_, steps).c_str());
+  if (steps > 0) {
+    std::sort(step_seconds_.begin(), step_seconds_.end());
+    const double median = step_seconds_[step_seconds_.size() / 2];
+    std::printf("\nstep %lld: loss %.4f%s; median step %.1f ms, %.0f tokens/s\n",
+                static_cast<long long>(engine_->global_steps()), engine_->last_step().loss,
+                val_loss_ ? cat(", validation loss ", *val_loss_).c_str() : "", median * 1e3,
+                static_cast<double>(engine_->train_batch_size() * shape_.max_seq) / median);
+  }
+  if (data_->info)
+    std::printf("unigram entropy of the corpus: %.4f nats per token\n", data_->info->unigram_entropy);
+  std::fflush(stdout);
+}
+
+}  // namespace sherd::cli

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/progress.h"
+#include "cli/train.h"
+#include "engine/engine.h"
+#include "engine/metrics.h"
+#include "models/gpt.h"
+
+namespace sherd::cli {
+
+/// One rank's training run: data, engine, loop, evaluation, checkpoints, metrics. Rank 0 speaks.
+class Trainer {
+ public:
+  /// Collective. `gemm_rate`: FLOP/s that all ranks together can reach, for MFU; 0: unknown.
+  Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_ptr<const engine::TokenData> data,
+          double gemm_rate);
+
+  /// Collective. Trains until the last step, or until a signal asked to stop: then the step is finished, a checkpoint is
+  /// written where save_dir is set, and Error{interrupted} is thrown.
+  void run();
+
+ private:
+  bool speaks() const { return dist_->rank() == 0; }
+  void announce() const;
+  void resume();
+  void train_step();
+  void evaluate();
+  void save();
+  void remove_old_checkpoints() const;
+  void write_metrics(double step_ms);
+  void show(bool evaluated);
+  void report();
+  bool stop_requested();
+
+  DistributedPtr dist_;
+  const TrainRequest& request_;
+  std::shared_ptr<const engine::TokenData> data_;
+  models::GptOptions shape_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<data::Loader> train_loader_, validation_loader_;
+  std::unique_ptr<engine::MetricsWriter> metrics_;
+  std::unique_ptr<Progress> progress_;
+  double gemm_rate_ = 0;
+  std::optional<double> val_loss_;    ///< of the newest evaluation
+  bool evaluated_ = false;            ///< after the newest step
+  std::int64_t saved_step_ = -1;
+  std::vector<double> step_seconds_;  ///< of this run's steps
+  comm::Traffic step_traffic_;
+  comm::Traffic total_traffic_;
+  std::int64_t first_step_ = 0;
+};
+
+}  // namespace sherd::cli

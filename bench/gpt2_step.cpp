@@ -1,0 +1,127 @@
+// One rank's GPT-2 step, forward and backward, and where its time goes; the peer of bench/gpt2_pytorch.py. Prints one
+// JSON object.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cxxopts.hpp>
+#include <iostream>
+
+#include "models/gpt.h"
+#include "support/plain_parameters.h"
+#include "timed_kernels.h"
+
+namespace {
+
+using namespace sherd;
+
+struct Settings {
+  std::string mode, recompute;
+  int threads, steps, warmup;
+  std::int64_t batch, seq;
+  float dropout;
+  models::GptOptions options;
+};
+
+Settings parse(int argc, char** argv) {
+  cxxopts::Options cli("gpt2_step", "Times a GPT-2 training step, forward and backward");
+  cli.add_options()("mode", "fp32 or bf16", cxxopts::value<std::string>()->default_value("bf16"))(
+      "style", "gpt2 or llama", cxxopts::value<std::string>()->default_value("gpt2"))(
+      "recompute", "none, selective or full", cxxopts::value<std::string>()->default_value("none"))(
+      "threads", "", cxxopts::value<int>()->default_value("2"))("steps", "", cxxopts::value<int>()->default_value("3"))(
+      "warmup", "", cxxopts::value<int>()->default_value("1"))(
+      "batch", "", cxxopts::value<std::int64_t>()->default_value("4"))(
+      "seq", "", cxxopts::value<std::int64_t>()->default_value("512"))(
+      "layers", "", cxxopts::value<std::int64_t>()->default_value("12"))(
+      "hidden", "", cxxopts::value<std::int64_t>()->default_value("768"))(
+      "heads", "", cxxopts::value<int>()->default_value("12"))(
+      "vocab", "", cxxopts::value<std::int64_t>()->default_value("50257"))(
+      "vocab-multiple", "", cxxopts::value<std::int64_t>()->default_value("128"))(
+      "dropout", "", cxxopts::value<float>()->default_value("0"))("help", "");
+  const auto args = cli.parse(argc, argv);
+  if (args.count("help")) {
+    std::cout << cli.help();
+    std::exit(0);
+  }
+  Settings s{args["mode"].as<std::string>(), args["recompute"].as<std::string>(), args["threads"].as<int>(),
+             args["steps"].as<int>(), args["warmup"].as<int>(), args["batch"].as<std::int64_t>(),
+             args["seq"].as<std::int64_t>(), args["dropout"].as<float>(), {}};
+  require(parse_dtype(s.mode).has_value() && s.steps > 0, "--mode must be fp32 or bf16, and --steps positive");
+  if (args["style"].as<std::string>() == "llama") s.options = models::GptOptions::llama();
+  s.options.vocab_size = args["vocab"].as<std::int64_t>(), s.options.max_seq = s.seq;
+  s.options.vocab_multiple = args["vocab-multiple"].as<std::int64_t>();
+  s.options.hidden = args["hidden"].as<std::int64_t>(), s.options.layers = args["layers"].as<std::int64_t>();
+  s.options.heads = args["heads"].as<int>();
+  s.options.embedding_dropout = s.options.attention_dropout = s.options.hidden_dropout = s.dropout;
+  return s;
+}
+
+autograd::Recompute recompute_of(const std::string& name) {
+  if (name == "selective") return autograd::Recompute::selective;
+  require(name == "none" || name == "full", "--recompute takes none, selective or full");
+  return name == "full" ? autograd::Recompute::full : autograd::Recompute::none;
+}
+
+double since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void run(const Settings& s) {
+  test::Cpu cpu(s.threads);
+  bench::TimedKernels kernels(*cpu.kernels);
+  models::Gpt model(s.options);
+  test::PlainParameters parameters(kernels, model, *parse_dtype(s.mode));
+  const auto vocab = static_cast<std::int32_t>(s.options.vocab_size);
+  const tensor::Batch batch{{"tokens", cpu.ids({s.batch, s.seq}, 1, vocab)},
+                            {"labels", cpu.ids({s.batch, s.seq}, 2, vocab)}};
+  std::vector<double> times, forward;
+  double loss = 0;
+  for (int step = 0; step < s.warmup + s.steps; ++step) {
+    if (step == s.warmup) kernels.reset();
+    const auto start = std::chrono::steady_clock::now();
+    autograd::Tape tape(kernels);
+    tape.recompute = recompute_of(s.recompute);
+    tape.random = {1, static_cast<std::uint64_t>(step)};
+    const autograd::Var out = model(tape, batch);
+    loss = *out.value().data<float>();
+    const double half = since(start);
+    tape.backward(out);
+    parameters.zero_grad();
+    if (step >= s.warmup) times.push_back(since(start)), forward.push_back(half);
+  }
+  std::sort(times.begin(), times.end());
+  std::sort(forward.begin(), forward.end());
+  const double median = times[times.size() / 2], tokens = static_cast<double>(s.batch * s.seq), steps = s.steps;
+  const double total = [&] {
+    double sum = 0;
+    for (const double t : times) sum += t;
+    return sum;
+  }();
+  const double gemm = kernels.seconds(bench::Family::gemm);
+  std::printf("{\"peer\": \"sherd\", \"mode\": \"%s\", \"recompute\": \"%s\", \"step_s\": %.4f, \"best_s\": %.4f, "
+              "\"forward_s\": %.4f, \"tokens_per_s\": %.1f, \"loss\": %.5f, \"gemm_share\": %.3f, "
+              "\"gemm_gflops\": %.0f, \"model_gflops\": %.0f, \"activation_peak_mib\": %.0f, \"seconds_per_step\": {",
+              s.mode.c_str(), s.recompute.c_str(), median, times.front(), forward[forward.size() / 2], tokens / median,
+              loss, gemm / total, kernels.gemm_flops() / gemm / 1e9,
+              models::flops_per_token(s.options, s.seq, models::AttentionFlops::causal_half) * tokens / median / 1e9,
+              static_cast<double>(cpu.device->ledger().peak(device::Tier::device, device::Category::activations)) /
+                  (1 << 20));
+  double known = 0;
+  for (std::size_t i = 0; i < bench::family_names.size(); ++i) {
+    const double seconds = kernels.seconds(static_cast<bench::Family>(i));
+    known += seconds;
+    std::printf("\"%s\": %.4f, ", bench::family_names[i].data(), seconds / steps);
+  }
+  std::printf("\"other\": %.4f}}\n", (total - known) / steps);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    run(parse(argc, argv));
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gpt2_step: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,174 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <string_view>
+
+#include "tensor/kernels.h"
+
+namespace sherd::bench {
+
+/// What kernels are grouped into in a table of times.
+enum class Family { gemm, attention, norm, activation, dropout, elementwise, embedding, loss, reduction, movement };
+inline constexpr std::array<std::string_view, 10> family_names{
+    "gemm", "attention", "norm", "activation", "dropout", "elementwise", "embedding", "loss", "reduction", "movement"};
+
+/// Kernels that add up the seconds spent in each family and pass every call on. The clock is read twice per call,
+/// which is nothing next to what kernels take.
+class TimedKernels final : public tensor::Kernels {
+ public:
+  using Tensor = tensor::Tensor;
+  explicit TimedKernels(tensor::Kernels& inner) : inner_(inner) {}
+
+  double seconds(Family family) const { return seconds_[static_cast<std::size_t>(family)]; }
+  std::int64_t calls(Family family) const { return calls_[static_cast<std::size_t>(family)]; }
+  /// Multiply-adds of all products, times two.
+  double gemm_flops() const { return gemm_flops_; }
+  void reset() { seconds_ = {}, calls_ = {}, gemm_flops_ = 0; }
+
+  tensor::Device& device() override { return inner_.device(); }
+  void fill(const Tensor& x, double value) override {
+    time(Family::movement, [&] { inner_.fill(x, value); });
+  }
+  void copy(const Tensor& from, const Tensor& to) override {
+    time(Family::movement, [&] { inner_.copy(from, to); });
+  }
+  void matmul(const tensor::Matmul& m) override {
+    const std::int64_t depth = m.trans_a ? m.a.shape().rows() : m.a.shape().back();
+    gemm_flops_ += 2.0 * static_cast<double>(m.c.numel()) * static_cast<double>(depth);
+    time(Family::gemm, [&] { inner_.matmul(m); });
+  }
+  void sum_rows(const Tensor& x, const Tensor& out, bool accumulate) override {
+    time(Family::reduction, [&] { inner_.sum_rows(x, out, accumulate); });
+  }
+  void add(const Tensor& a, const Tensor& b, const Tensor& out) override {
+    time(Family::elementwise, [&] { inner_.add(a, b, out); });
+  }
+  void multiply(const Tensor& a, const Tensor& b, const Tensor& out) override {
+    time(Family::elementwise, [&] { inner_.multiply(a, b, out); });
+  }
+  void scale(const Tensor& x, double factor, const Tensor& out) override {
+    time(Family::elementwise, [&] { inner_.scale(x, factor, out); });
+  }
+  void activation(tensor::Activation kind, const Tensor& x, const Tensor& out) override {
+    time(Family::activation, [&] { inner_.activation(kind, x, out); });
+  }
+  void activation_backward(tensor::Activation kind, const Tensor& x, const Tensor& dy, const Tensor& dx) override {
+    time(Family::activation, [&] { inner_.activation_backward(kind, x, dy, dx); });
+  }
+  void tanh(const Tensor& x, const Tensor& out) override {
+    time(Family::activation, [&] { inner_.tanh(x, out); });
+  }
+  void tanh_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override {
+    time(Family::activation, [&] { inner_.tanh_backward(y, dy, dx); });
+  }
+  void relu(const Tensor& x, const Tensor& out) override {
+    time(Family::activation, [&] { inner_.relu(x, out); });
+  }
+  void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override {
+    time(Family::activation, [&] { inner_.relu_backward(y, dy, dx); });
+  }
+  void swiglu(const Tensor& x, const Tensor& out) override {
+    time(Family::activation, [&] { inner_.swiglu(x, out); });
+  }
+  void swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx) override {
+    time(Family::activation, [&] { inner_.swiglu_backward(x, dy, dx); });
+  }
+  void dropout(const Tensor& x, const Tensor& residual, float p, RandomKey key, const Tensor& out) override {
+    time(Family::dropout, [&] { inner_.dropout(x, residual, p, key, out); });
+  }
+  void dropout_backward(const Tensor& dy, float p, RandomKey key, const Tensor& dx) override {
+    time(Family::dropout, [&] { inner_.dropout_backward(dy, p, key, dx); });
+  }
+  void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& y,
+                  const Tensor& mean, const Tensor& rstd) override {
+    time(Family::norm, [&] { inner_.layer_norm(x, weight, bias, eps, y, mean, rstd); });
+  }
+  void layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
+                           const Tensor& dy, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
+                           bool accumulate) override {
+    time(Family::norm,
+         [&] { inner_.layer_norm_backward(x, weight, mean, rstd, dy, dx, dweight, dbias, accumulate); });
+  }
+  void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y, const Tensor& rstd) override {
+    time(Family::norm, [&] { inner_.rms_norm(x, weight, eps, y, rstd); });
+  }
+  void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
+                         const Tensor& dx, const Tensor& dweight, bool accumulate) override {
+    time(Family::norm, [&] { inner_.rms_norm_backward(x, weight, rstd, dy, dx, dweight, accumulate); });
+  }
+  void embedding(const Tensor& ids, const Tensor& table, const Tensor& out) override {
+    time(Family::embedding, [&] { inner_.embedding(ids, table, out); });
+  }
+  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate) override {
+    time(Family::embedding, [&] { inner_.embedding_backward(ids, dy, dtable, accumulate); });
+  }
+  void add_positions(const Tensor& x, const Tensor& table, const Tensor& out) override {
+    time(Family::embedding, [&] { inner_.add_positions(x, table, out); });
+  }
+  void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate) override {
+    time(Family::embedding, [&] { inner_.add_positions_backward(dy, dtable, accumulate); });
+  }
+  void rotary(const Tensor& qkv, const tensor::Attention& geometry, double base, bool inverse,
+              const Tensor& out) override {
+    time(Family::embedding, [&] { inner_.rotary(qkv, geometry, base, inverse, out); });
+  }
+  void attention(const Tensor& qkv, const tensor::Attention& geometry, const Tensor& out,
+                 const Tensor& lse) override {
+    time(Family::attention, [&] { inner_.attention(qkv, geometry, out, lse); });
+  }
+  void attention_backward(const Tensor& qkv, const tensor::Attention& geometry, const Tensor& out, const Tensor& lse,
+                          const Tensor& dout, const Tensor& dqkv) override {
+    time(Family::attention, [&] { inner_.attention_backward(qkv, geometry, out, lse, dout, dqkv); });
+  }
+  void cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid, std::int32_t ignore_index,
+                     const Tensor& loss, const Tensor& lse) override {
+    time(Family::loss, [&] { inner_.cross_entropy(logits, targets, valid, ignore_index, loss, lse); });
+  }
+  void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse, std::int64_t valid,
+                              std::int32_t ignore_index, double factor) override {
+    time(Family::loss,
+         [&] { inner_.cross_entropy_backward(logits, targets, lse, valid, ignore_index, factor); });
+  }
+  void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override {
+    time(Family::loss, [&] { inner_.mean_squared_error(x, y, loss); });
+  }
+  void mean_squared_error_backward(const Tensor& x, const Tensor& y, double factor, const Tensor& dx) override {
+    time(Family::loss, [&] { inner_.mean_squared_error_backward(x, y, factor, dx); });
+  }
+  void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
+                 bool accumulate) override {
+    time(Family::reduction, [&] { inner_.sum_ranks(sources, factor, rounding, out, accumulate); });
+  }
+  void sum_of_squares(const Tensor& x, tensor::ExactSum& sum) override {
+    time(Family::reduction, [&] { inner_.sum_of_squares(x, sum); });
+  }
+  bool all_finite(const Tensor& x) override {
+    bool finite = false;
+    time(Family::reduction, [&] { finite = inner_.all_finite(x); });
+    return finite;
+  }
+  void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override {
+    time(Family::movement, [&] { inner_.fill_normal(x, key, first, mean, std); });
+  }
+  void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) override {
+    time(Family::movement, [&] { inner_.fill_uniform(x, key, first, low, high); });
+  }
+
+ private:
+  template <class Call>
+  void time(Family family, Call&& call) {
+    const auto start = std::chrono::steady_clock::now();
+    call();
+    seconds_[static_cast<std::size_t>(family)] +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    ++calls_[static_cast<std::size_t>(family)];
+  }
+
+  tensor::Kernels& inner_;
+  std::array<double, family_names.size()> seconds_{};
+  std::array<std::int64_t, family_names.size()> calls_{};
+  double gemm_flops_ = 0;
+};
+
+}  // namespace sherd::bench

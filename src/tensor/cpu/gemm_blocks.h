@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/dtype.h"
+
+namespace sherd::tensor::cpu {
+
+/// One block of a blocked product: c[rows, cols] = a[rows, depth]·b[depth, cols], a and c contiguous.
+struct GemmBlock {
+  std::int64_t rows = 0, cols = 0, depth = 0;
+  std::int64_t full_rows = 0;  ///< rows of the blocks that are not at the edge
+};
+
+/// The single-threaded product of blocks that a machine runs fastest. Stateless but for caches; any thread may call.
+class BlockProduct {
+ public:
+  virtual ~BlockProduct() = default;
+
+  /// Of a and b: fp32, or bf16 where the processor multiplies it.
+  virtual DType dtype() const = 0;
+  /// Bytes that pack() writes for blocks of these cols, depth and full_rows.
+  virtual std::int64_t packed_bytes(const GemmBlock& block) const = 0;
+  /// Brings b, whose element (p, j) lies at b[p·depth_stride + j·col_stride] (one of the strides is 1), into the layout
+  /// that multiply() reads.
+  virtual void pack(const GemmBlock& block, const void* b, std::int64_t depth_stride, std::int64_t col_stride,
+                    void* packed) const = 0;
+  /// c is fp32.
+  virtual void multiply(const GemmBlock& block, const void* a, const void* packed, float* c) const = 0;
+};
+
+/// The products for operands stored as fp32, bf16 or fp16 on this processor; dtype() says what they must be converted to.
+const BlockProduct& block_product(DType stored);
+
+/// oneDNN, with its OpenMP runtime held to one thread for each call so that it never competes with the arena for
+/// cores. Primitives are made once per thread and shape.
+std::unique_ptr<BlockProduct> make_dnnl_blocks(DType dtype);
+
+}  // namespace sherd::tensor::cpu

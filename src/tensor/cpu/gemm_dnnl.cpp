@@ -1,0 +1,176 @@
+#include <dlfcn.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include "base/error.h"
+#include "tensor/cpu/gemm_blocks.h"
+
+namespace sherd::tensor::cpu {
+namespace {
+
+/// oneDNN's OpenMP runtime, found at run time because a build of oneDNN on TBB or on threads brings none.
+struct OpenMp {
+  int (*threads)() = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
+  void (*set_threads)(int) = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+};
+
+/// Holds the calling thread's OpenMP loops to one thread and gives the application its own setting back.
+class OneOpenMpThread {
+ public:
+  OneOpenMpThread() {
+    if (runtime().threads && runtime().set_threads) before_ = runtime().threads();
+    if (before_ > 1) runtime().set_threads(1);
+  }
+  ~OneOpenMpThread() {
+    if (before_ > 1) runtime().set_threads(before_);
+  }
+  OneOpenMpThread(const OneOpenMpThread&) = delete;
+  OneOpenMpThread& operator=(const OneOpenMpThread&) = delete;
+
+ private:
+  static const OpenMp& runtime() {
+    static const OpenMp found;
+    return found;
+  }
+  int before_ = 0;
+};
+
+using dnnl::memory;
+using Key = std::array<std::int64_t, 5>;
+constexpr std::size_t max_cached = 256;
+
+struct Product {
+  memory::desc a, b, c;
+  dnnl::matmul primitive;
+};
+
+struct Packing {
+  memory::desc from, to;
+  dnnl::reorder primitive;
+};
+
+/// Descriptors are the plainest there are (contiguous, no post-operation): for others oneDNN 2.6 falls back without a word to
+/// reference loops, a hundred times slower.
+///
+/// One thread's engine, stream and primitives. oneDNN's own cache spares the code generation when another thread has
+/// made the same primitive, not the lookup by descriptor, which costs more than a small product.
+class Primitives {
+ public:
+  explicit Primitives(DType dtype)
+      : type_(dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32) {}
+
+  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+  dnnl::stream stream{engine};
+
+  const memory::desc& packed_layout(const GemmBlock& block) {
+    const Key key{block.full_rows, block.cols, block.depth};
+    return find(layouts_, key, [&] {
+      const memory::desc a({block.full_rows, block.depth}, type_, {block.depth, 1});
+      const memory::desc b({block.depth, block.cols}, type_, memory::format_tag::any);
+      const memory::desc c({block.full_rows, block.cols}, memory::data_type::f32, {block.cols, 1});
+      return dnnl::matmul::primitive_desc({a, b, c}, engine).weights_desc();
+    });
+  }
+
+  const Product& product(const GemmBlock& block) {
+    const Key key{block.rows, block.cols, block.depth, block.full_rows};
+    return find(products_, key, [&] {
+      Product out;
+      out.a = memory::desc({block.rows, block.depth}, type_, {block.depth, 1});
+      out.b = packed_layout(block);
+      out.c = memory::desc({block.rows, block.cols}, memory::data_type::f32, {block.cols, 1});
+      out.primitive = dnnl::matmul(dnnl::matmul::primitive_desc({out.a, out.b, out.c}, engine));
+      return out;
+    });
+  }
+
+  const Packing& packing(const GemmBlock& block, std::int64_t depth_stride, std::int64_t col_stride) {
+    const Key key{block.full_rows, block.cols, block.depth, depth_stride, col_stride};
+    return find(packings_, key, [&] {
+      Packing out;
+      out.from = memory::desc({block.depth, block.cols}, type_, {depth_stride, col_stride});
+      out.to = packed_layout(block);
+      out.primitive = dnnl::reorder(dnnl::reorder::primitive_desc(engine, out.from, engine, out.to));
+      return out;
+    });
+  }
+
+ private:
+  template <class Value, class Make>
+  static const Value& find(std::map<Key, Value>& cache, const Key& key, Make make) {
+    const auto found = cache.find(key);
+    if (found != cache.end()) return found->second;
+    Value made = make();
+    if (cache.size() >= max_cached) cache.clear();
+    return cache.emplace(key, std::move(made)).first->second;
+  }
+
+  memory::data_type type_;
+  std::map<Key, memory::desc> layouts_;
+  std::map<Key, Product> products_;
+  std::map<Key, Packing> packings_;
+};
+
+class DnnlBlocks final : public BlockProduct {
+  // First, because the functions below need its deduced result.
+  /// body(this thread's primitives), with oneDNN's failures turned into Sherd's.
+  template <class Body>
+  auto run(const GemmBlock& block, Body body) const {
+    const OneOpenMpThread one_thread;
+    thread_local std::array<std::unique_ptr<Primitives>, 2> of_dtype;
+    auto& primitives = of_dtype[dtype_ == DType::bf16];
+    try {
+      if (!primitives) primitives = std::make_unique<Primitives>(dtype_);
+      return body(*primitives);
+    } catch (const dnnl::error& error) {
+      fail(ErrorKind::usage, "matmul: oneDNN refused a ", name_of(dtype_), " product of ", block.rows, "x",
+           block.depth, " by ", block.depth, "x", block.cols, ": ", error.what(),
+           "; unset DNNL_* variables or use another oneDNN build");
+    }
+  }
+
+ public:
+  explicit DnnlBlocks(DType dtype) : dtype_(dtype) {}
+  DType dtype() const override { return dtype_; }
+
+  std::int64_t packed_bytes(const GemmBlock& block) const override {
+    return run(block, [&](Primitives& primitives) {
+      return static_cast<std::int64_t>(primitives.packed_layout(block).get_size());
+    });
+  }
+
+  void pack(const GemmBlock& block, const void* b, std::int64_t depth_stride, std::int64_t col_stride,
+            void* packed) const override {
+    run(block, [&](Primitives& primitives) {
+      const Packing& packing = primitives.packing(block, depth_stride, col_stride);
+      memory from(packing.from, primitives.engine, const_cast<void*>(b));
+      memory to(packing.to, primitives.engine, packed);
+      packing.primitive.execute(primitives.stream, from, to);
+      primitives.stream.wait();
+    });
+  }
+
+  void multiply(const GemmBlock& block, const void* a, const void* packed, float* c) const override {
+    run(block, [&](Primitives& primitives) {
+      const Product& product = primitives.product(block);
+      product.primitive.execute(
+          primitives.stream,
+          {{DNNL_ARG_SRC, memory(product.a, primitives.engine, const_cast<void*>(a))},
+           {DNNL_ARG_WEIGHTS, memory(product.b, primitives.engine, const_cast<void*>(packed))},
+           {DNNL_ARG_DST, memory(product.c, primitives.engine, c)}});
+      primitives.stream.wait();
+    });
+  }
+
+ private:
+  DType dtype_;
+};
+
+}  // namespace
+
+std::unique_ptr<BlockProduct> make_dnnl_blocks(DType dtype) { return std::make_unique<DnnlBlocks>(dtype); }
+
+}  // namespace sherd::tensor::cpu

@@ -1,0 +1,228 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "support/expect_error.h"
+#include "tensor/kernels.h"
+
+namespace sherd::tensor {
+namespace {
+
+using Count = std::int64_t;
+
+/// A device with its kernels.
+struct Machine {
+  explicit Machine(int threads) : device(device::make_cpu_device(threads)), kernels(make_kernels(*device)) {}
+  std::shared_ptr<Device> device;
+  std::unique_ptr<Kernels> kernels;
+
+  Tensor random(const Shape& shape, DType dtype, std::uint64_t stream) {
+    Tensor x = Tensor::empty(*device, shape, dtype);
+    kernels->fill_normal(x, {7, stream}, 0, 0.0, 1.0);
+    return x;
+  }
+  std::vector<double> values(const Tensor& x) {
+    Tensor wide = Tensor::empty(*device, x.shape(), DType::f64);
+    kernels->copy(x, wide);
+    return {wide.data<double>(), wide.data<double>() + x.numel()};
+  }
+};
+
+std::vector<std::byte> bytes(const Tensor& x) { return {x.raw(), x.raw() + x.bytes()}; }
+
+/// Half the distance between neighbouring values of magnitude 1.
+double unit_roundoff(DType dtype) {
+  switch (dtype) {
+    case DType::bf16: return 0x1p-8;
+    case DType::f16: return 0x1p-11;
+    case DType::f64: return 0x1p-53;
+    default: return 0x1p-24;
+  }
+}
+
+struct Reference {
+  std::vector<double> sum, magnitude;  ///< Σ a·b and Σ |a·b|
+};
+
+Reference multiply(const std::vector<double>& a, const std::vector<double>& b, Count m, Count n, Count k, bool ta,
+                   bool tb) {
+  Reference out{std::vector<double>(static_cast<std::size_t>(m * n)),
+                std::vector<double>(static_cast<std::size_t>(m * n))};
+  for (Count i = 0; i < m; ++i)
+    for (Count p = 0; p < k; ++p) {
+      const double x = a[static_cast<std::size_t>(ta ? p * m + i : i * k + p)];
+      for (Count j = 0; j < n; ++j) {
+        const double y = b[static_cast<std::size_t>(tb ? j * k + p : p * n + j)];
+        out.sum[static_cast<std::size_t>(i * n + j)] += x * y;
+        out.magnitude[static_cast<std::size_t>(i * n + j)] += std::abs(x * y);
+      }
+    }
+  return out;
+}
+
+/// Every element within one rounding of c's dtype and the error of k sums in the compute type.
+void expect_close(const std::vector<double>& got, const Reference& want, Count k, DType dtype, const std::string& what) {
+  const double sums = unit_roundoff(dtype == DType::f64 ? DType::f64 : DType::f32) * (4 + std::sqrt(double(k)));
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double bound = unit_roundoff(dtype) * std::abs(want.sum[i]) * 1.01 + sums * want.magnitude[i];
+    ASSERT_LE(std::abs(got[i] - want.sum[i]), bound) << what << " element " << i << ": " << got[i] << " for " << want.sum[i];
+  }
+}
+
+struct Case {
+  Count m, n, k;
+};
+
+class MatmulOfDType : public ::testing::TestWithParam<DType> {};
+
+TEST_P(MatmulOfDType, EqualsTheDoubleReferenceInEveryLayout) {
+  Machine machine(2);
+  for (const auto [m, n, k] : {Case{1, 1, 1}, Case{3, 5, 7}, Case{16, 64, 32}, Case{129, 65, 33}, Case{1, 77, 130},
+                               Case{150, 1, 9}, Case{40, 1600, 20}, Case{300, 70, 64}, Case{9, 33, 9000}})
+    for (const bool ta : {false, true})
+      for (const bool tb : {false, true}) {
+        const Tensor a = machine.random(ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
+        const Tensor b = machine.random(tb ? Shape{n, k} : Shape{k, n}, GetParam(), 2);
+        const Reference want = multiply(machine.values(a), machine.values(b), m, n, k, ta, tb);
+        for (const DType out : {GetParam(), GetParam() == DType::f64 ? DType::f64 : DType::f32}) {
+          const Tensor c = Tensor::zeros(*machine.device, Shape{m, n}, out);
+          machine.kernels->matmul({.a = a, .b = b, .c = c, .trans_a = ta, .trans_b = tb});
+          expect_close(machine.values(c), want, k, out,
+                       cat(m, "x", n, "x", k, ta ? " T" : " N", tb ? "T" : "N", " into ", name_of(out)));
+          if (HasFatalFailure()) return;
+        }
+      }
+}
+
+TEST_P(MatmulOfDType, AccumulatesInTheComputeTypeAndRoundsOnce) {
+  Machine machine(2);
+  const Count m = 130, n = 90, k = 48;
+  const Tensor a = machine.random({m, k}, GetParam(), 1), b = machine.random({n, k}, GetParam(), 2);
+  const Tensor c = machine.random({m, n}, GetParam(), 3);
+  Reference want = multiply(machine.values(a), machine.values(b), m, n, k, false, true);
+  const std::vector<double> before = machine.values(c);
+  for (std::size_t i = 0; i < before.size(); ++i) want.sum[i] += before[i], want.magnitude[i] += std::abs(before[i]);
+  machine.kernels->matmul({.a = a, .b = b, .c = c, .trans_b = true, .accumulate = true});
+  expect_close(machine.values(c), want, k, GetParam(), "accumulated");
+}
+
+TEST_P(MatmulOfDType, AddsTheBiasBeforeRounding) {
+  Machine machine(2);
+  const Count m = 31, n = 1000, k = 24;
+  const Tensor a = machine.random({m, k}, GetParam(), 1), b = machine.random({k, n}, GetParam(), 2);
+  const Tensor bias = machine.random({n}, GetParam(), 3), c = Tensor::empty(*machine.device, {m, n}, GetParam());
+  Reference want = multiply(machine.values(a), machine.values(b), m, n, k, false, false);
+  const std::vector<double> added = machine.values(bias);
+  for (std::size_t i = 0; i < want.sum.size(); ++i)
+    want.sum[i] += added[i % added.size()], want.magnitude[i] += std::abs(added[i % added.size()]);
+  machine.kernels->matmul({.a = a, .b = b, .c = c, .bias = bias});
+  expect_close(machine.values(c), want, k, GetParam(), "with bias");
+}
+
+TEST_P(MatmulOfDType, ActivationIsThatOfTheRoundedSum) {
+  Machine machine(2);
+  const Count m = 70, n = 840, k = 40;
+  const Tensor a = machine.random({m, k}, GetParam(), 1), b = machine.random({n, k}, GetParam(), 2);
+  const Tensor bias = machine.random({n}, GetParam(), 3);
+  const Tensor plain = Tensor::empty(*machine.device, {m, n}, GetParam());
+  machine.kernels->matmul({.a = a, .b = b, .c = plain, .trans_b = true, .bias = bias});
+  for (const Activation kind : {Activation::gelu_tanh, Activation::gelu_erf}) {
+    const Tensor pre = Tensor::empty(*machine.device, {m, n}, GetParam());
+    const Tensor c = Tensor::empty(*machine.device, {m, n}, GetParam());
+    const Tensor alone = Tensor::empty(*machine.device, {m, n}, GetParam());
+    const Tensor again = Tensor::empty(*machine.device, {m, n}, GetParam());
+    machine.kernels->matmul(
+        {.a = a, .b = b, .c = c, .trans_b = true, .bias = bias, .activation = kind, .pre_activation = pre});
+    machine.kernels->matmul({.a = a, .b = b, .c = alone, .trans_b = true, .bias = bias, .activation = kind});
+    machine.kernels->activation(kind, pre, again);
+    EXPECT_EQ(bytes(pre), bytes(plain));
+    EXPECT_EQ(bytes(c), bytes(again));
+    EXPECT_EQ(bytes(alone), bytes(again));
+  }
+}
+
+TEST_P(MatmulOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
+  for (const auto [m, n, k] : {Case{257, 1700, 96}, Case{515, 130, 4500}})
+    for (const bool ta : {false, true}) {
+      std::vector<std::byte> first;
+      for (const int threads : {1, 2, 3}) {
+        Machine machine(threads);
+        const Tensor a = machine.random(ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
+        const Tensor b = machine.random({n, k}, GetParam(), 2);
+        const Tensor c = Tensor::empty(*machine.device, {m, n}, GetParam());
+        for (int repeat = 0; repeat < 2; ++repeat) {
+          machine.kernels->fill(c, 1e9);
+          machine.kernels->matmul({.a = a, .b = b, .c = c, .trans_a = ta, .trans_b = true});
+          if (first.empty()) first = bytes(c);
+          EXPECT_EQ(bytes(c), first) << threads << " threads, call " << repeat;
+        }
+      }
+    }
+}
+
+TEST_P(MatmulOfDType, EmptyInnerExtentGivesTheBias) {
+  Machine machine(1);
+  const Tensor a = Tensor::empty(*machine.device, {3, 0}, GetParam()), b = Tensor::empty(*machine.device, {0, 4}, GetParam());
+  const Tensor bias = machine.random({4}, GetParam(), 3), c = machine.random({3, 4}, GetParam(), 4);
+  machine.kernels->matmul({.a = a, .b = b, .c = c, .bias = bias});
+  const std::vector<double> want = machine.values(bias), got = machine.values(c);
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], want[i % 4]);
+}
+
+TEST_P(MatmulOfDType, FoldsLeadingExtentsIntoRows) {
+  Machine machine(1);
+  const Tensor a = machine.random({2, 3, 8}, GetParam(), 1), b = machine.random({8, 5}, GetParam(), 2);
+  const Tensor c = Tensor::empty(*machine.device, {2, 3, 5}, GetParam());
+  machine.kernels->matmul({.a = a, .b = b, .c = c});
+  expect_close(machine.values(c), multiply(machine.values(a), machine.values(b), 6, 5, 8, false, false), 8, GetParam(),
+               "folded");
+}
+
+TEST_P(MatmulOfDType, SumRowsEqualsTheReferenceAndAccumulates) {
+  for (const int threads : {1, 2, 3}) {
+    Machine machine(threads);
+    for (const auto [m, n, unused] : {Case{1, 1, 0}, Case{7, 1100, 0}, Case{1000, 33, 0}, Case{0, 4, 0}})
+      for (const bool accumulate : {false, true}) {
+        const Tensor x = machine.random({m, n}, GetParam(), 1), out = machine.random({n}, GetParam(), 2);
+        const std::vector<double> from = machine.values(x), before = machine.values(out);
+        Reference want{std::vector<double>(static_cast<std::size_t>(n)), std::vector<double>(static_cast<std::size_t>(n))};
+        for (std::size_t j = 0; j < want.sum.size(); ++j) {
+          if (accumulate) want.sum[j] = before[j], want.magnitude[j] = std::abs(before[j]);
+          for (std::size_t i = 0; i < static_cast<std::size_t>(m); ++i) {
+            want.sum[j] += from[i * want.sum.size() + j];
+            want.magnitude[j] += std::abs(from[i * want.sum.size() + j]);
+          }
+        }
+        machine.kernels->sum_rows(x, out, accumulate);
+        expect_close(machine.values(out), want, m, GetParam(), cat("sum of ", m, " rows of ", n));
+      }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MatmulOfDType, ::testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST(Matmul, NamesWhatDoesNotFit) {
+  Machine machine(1);
+  const auto tensor = [&](const Shape& shape, DType dtype = DType::f32) {
+    return Tensor::zeros(*machine.device, shape, dtype);
+  };
+  const auto call = [&](const Matmul& args) { return [&machine, args] { machine.kernels->matmul(args); }; };
+  const Tensor a = tensor({2, 3}), b = tensor({3, 4}), c = tensor({2, 4});
+  using sherd::testing::expect_error;
+  expect_error(ErrorKind::usage, "inner extents 3 and 4 differ", call({.a = a, .b = tensor({4, 3}), .c = c}));
+  expect_error(ErrorKind::usage, "c is [2, 5]", call({.a = a, .b = b, .c = tensor({2, 5})}));
+  expect_error(ErrorKind::usage, "a is fp32 and b is bf16", call({.a = a, .b = tensor({3, 4}, DType::bf16), .c = c}));
+  expect_error(ErrorKind::usage, "c is bf16", call({.a = a, .b = b, .c = tensor({2, 4}, DType::bf16)}));
+  expect_error(ErrorKind::usage, "bias is fp32 [3]", call({.a = a, .b = b, .c = c, .bias = tensor({3})}));
+  expect_error(ErrorKind::usage, "accumulate",
+               call({.a = a, .b = b, .c = c, .accumulate = true, .activation = Activation::gelu_tanh}));
+}
+
+}  // namespace
+}  // namespace sherd::tensor

@@ -50,6 +50,17 @@ void gradient_row_f64(double* row, Count n, Count target, double lse, double fac
   row[target] = at_target;
 }
 
+/// In blocks, whose short sums keep the rounding errors of a long one away.
+double squared_difference_f64(const double* x, const double* y, Count n) {
+  double total = 0;
+  for (Count begin = 0; begin < n; begin += 128) {
+    double sum = 0;
+    for (Count i = begin; i < std::min(n, begin + 128); ++i) sum += (x[i] - y[i]) * (x[i] - y[i]);
+    total += sum;
+  }
+  return total;
+}
+
 /// One element of any of the three storage types, through the conversions that the loops use.
 float load_one(const IsaTable& isa, const Tensor& x, Count element) {
   float value;
@@ -128,16 +139,10 @@ void CpuKernels::mean_squared_error(const Tensor& x, const Tensor& y, const Tens
   const Count n = x.numel();
   std::vector<double> sums(static_cast<std::size_t>((n + element_grain - 1) / element_grain));
   in_chunks(device_, n, element_grain, [&](Count begin, Count count) {
-    double sum = 0;
-    if (x.dtype() == DType::f64) {
-      for (Count i = begin; i < begin + count; ++i) {
-        const double d = x.data<double>()[i] - y.data<double>()[i];
-        sum += d * d;
-      }
-    } else {
-      sum = isa_.convert[storage_index(x)].squared_difference(at(x, begin), at(y, begin), count);
-    }
-    sums[static_cast<std::size_t>(begin / element_grain)] = sum;
+    sums[static_cast<std::size_t>(begin / element_grain)] =
+        x.dtype() == DType::f64
+            ? squared_difference_f64(x.data<double>() + begin, y.data<double>() + begin, count)
+            : isa_.convert[storage_index(x)].squared_difference(at(x, begin), at(y, begin), count);
   });
   double total = 0;
   for (const double sum : sums) total += sum;

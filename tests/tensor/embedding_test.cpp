@@ -1,0 +1,130 @@
+#include <gtest/gtest.h>
+
+#include "support/expect_error.h"
+#include "support/kernel_machines.h"
+
+namespace sherd::test {
+namespace {
+
+/// Ids with long runs of repeats, as texts have, and one id that makes up most of the rows.
+std::vector<std::int32_t> some_ids(std::int64_t n, std::int32_t vocab) {
+  std::vector<std::int32_t> out(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const auto word = philox({5, 6}, i);
+    out[i] = word[1] % 3 == 0 ? vocab - 1 : static_cast<std::int32_t>(word[0] % static_cast<std::uint32_t>(vocab));
+  }
+  return out;
+}
+
+class Embedding : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(All, Embedding, ::testing::ValuesIn(floating_dtypes),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
+TEST_P(Embedding, gathers_rows_and_sums_their_gradients_in_index_order) {
+  const DType dtype = GetParam();
+  const bool f64 = dtype == DType::f64;
+  for (const auto& [rows, vocab, width] : {std::tuple{0, 5, 4}, {1, 1, 1}, {37, 11, 3}, {600, 50, 301}}) {
+    const std::vector<std::int32_t> ids = some_ids(rows, vocab);
+    const std::vector<double> table = normals_in(dtype, vocab * width, 1), dy = normals_in(dtype, rows * width, 2);
+    on_every_machine(
+        [&, rows = rows, vocab = vocab, width = width](Machine& m) {
+          const Tensor t = m.of({vocab, width}, dtype, table), g = m.of({rows, width}, dtype, dy);
+          const Tensor tids = m.ids({rows}, ids);
+          Tensor out = m.empty({rows, width}, dtype), fresh = m.empty({vocab, width}, dtype),
+                 added = m.of({vocab, width}, dtype, table), wide = m.empty({vocab, width}, f64 ? dtype : DType::f32);
+          m.kernels.fill(fresh, 7);
+          m.kernels.embedding(tids, t, out);
+          m.kernels.embedding_backward(tids, g, fresh, false);
+          m.kernels.embedding_backward(tids, g, added, true);
+          m.kernels.embedding_backward(tids, g, wide, false);
+          return std::vector<Tensor>{out, fresh, added, wide};
+        },
+        [&, vocab = vocab, width = width](const std::vector<Tensor>& got) {
+          std::vector<double> out, fresh(table.size()), added(table), wide;
+          for (std::size_t i = 0; i < ids.size(); ++i)
+            for (int c = 0; c < width; ++c) {
+              const auto cell = static_cast<std::size_t>(ids[i] * width + c);
+              out.push_back(table[cell]);
+              // The contract's order, in the compute type.
+              const auto step = [&](double sum) {
+                sum += dy[i * static_cast<std::size_t>(width) + static_cast<std::size_t>(c)];
+                return f64 ? sum : static_cast<double>(static_cast<float>(sum));
+              };
+              fresh[cell] = step(fresh[cell]);
+              added[cell] = step(added[cell]);
+            }
+          wide = fresh;
+          for (double& value : fresh) value = rounded(value, dtype);
+          for (double& value : added) value = rounded(value, dtype);
+          EXPECT_EQ(values_of(got[0]), out);
+          EXPECT_EQ(values_of(got[1]), fresh);
+          EXPECT_EQ(values_of(got[2]), added);
+          EXPECT_EQ(values_of(got[3]), wide);
+          EXPECT_EQ(got[1].shape(), (Shape{vocab, width}));
+        });
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(Embedding, positions_repeat_for_each_sequence_and_sum_over_the_batch) {
+  const DType dtype = GetParam();
+  for (const auto& [batch, seq, most, width] :
+       {std::tuple{1, 1, 1, 1}, {2, 3, 5, 7}, {5, 40, 40, 301}, {0, 2, 3, 4}}) {
+    const std::vector<double> x = normals_in(dtype, batch * seq * width, 1), table = normals_in(dtype, most * width, 2);
+    on_every_machine(
+        [&, batch = batch, seq = seq, most = most, width = width](Machine& m) {
+          const Tensor tx = m.of({batch, seq, width}, dtype, x), t = m.of({most, width}, dtype, table);
+          Tensor out = m.empty({batch, seq, width}, dtype), fresh = m.empty({most, width}, dtype),
+                 added = m.of({most, width}, dtype, table);
+          m.kernels.fill(fresh, 9);
+          m.kernels.add_positions(tx, t, out);
+          m.kernels.add_positions_backward(tx, fresh, false);
+          m.kernels.add_positions_backward(tx, added, true);
+          return std::vector<Tensor>{out, fresh, added};
+        },
+        [&, batch = batch, seq = seq, most = most, width = width](const std::vector<Tensor>& got) {
+          std::vector<double> out(x), fresh(table.size());
+          for (int b = 0; b < batch; ++b)
+            for (int i = 0; i < seq * width; ++i) {
+              const auto at = static_cast<std::size_t>(b * seq * width + i);
+              out[at] += table[static_cast<std::size_t>(i)];
+              fresh[static_cast<std::size_t>(i)] += x[at];
+            }
+          std::vector<double> added(fresh);
+          for (std::size_t i = 0; i < added.size(); ++i) added[i] += table[i];
+          expect_close(values_of(got[0]), out, dtype, 1, 0, "add_positions");
+          expect_close(values_of(got[1]), fresh, dtype, 4, 8, "add_positions_backward");
+          expect_close(values_of(got[2]), added, dtype, 4, 8, "add_positions_backward, accumulating");
+          for (int i = seq * width; i < most * width; ++i) {
+            EXPECT_EQ(values_of(got[1])[static_cast<std::size_t>(i)], 0) << "a row past the sequence";
+            EXPECT_EQ(values_of(got[2])[static_cast<std::size_t>(i)], table[static_cast<std::size_t>(i)]);
+          }
+        });
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(EmbeddingErrors, name_the_id_its_position_and_the_vocabulary) {
+  Machine m(CpuIsa::portable, 1);
+  const Tensor table = m.empty({10, 4}, DType::f32), out = m.empty({3, 4}, DType::f32);
+  using testing::expect_error;
+  for (const std::int32_t bad : {10, -1}) {
+    const Tensor ids = m.ids({3}, {0, bad, 9});
+    const std::string message = cat("token id ", bad, " at position 1 of [3] is outside the vocabulary of 10");
+    expect_error(ErrorKind::data, "embedding: " + message, [&] { m.kernels.embedding(ids, table, out); });
+    expect_error(ErrorKind::data, "embedding_backward: " + message,
+                 [&] { m.kernels.embedding_backward(ids, out, table, true); });
+  }
+  const Tensor fine = m.ids({3}, {0, 1, 9});
+  expect_error(ErrorKind::usage, "do not fit values of [2, 4]",
+               [&] { m.kernels.embedding(fine, table, m.empty({2, 4}, DType::f32)); });
+  expect_error(ErrorKind::usage, "ids must be int32",
+               [&] { m.kernels.embedding(m.empty({3}, DType::i64), table, out); });
+  expect_error(ErrorKind::usage, "a sequence of 11 is longer than the 10 learned positions", [&] {
+    const Tensor x = m.empty({1, 11, 4}, DType::f32);
+    m.kernels.add_positions(x, table, x);
+  });
+}
+
+}  // namespace
+}  // namespace sherd::test

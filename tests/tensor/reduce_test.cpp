@@ -1,0 +1,166 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+
+#include "support/expect_error.h"
+#include "support/kernel_machines.h"
+
+namespace sherd::test {
+namespace {
+
+using tensor::ExactSum;
+
+TEST(SumRanks, adds_in_order_in_fp32_and_rounds_once) {
+  for (const DType source : {DType::f32, DType::bf16, DType::f16})
+    for (const DType rounding : {DType::f32, DType::bf16, DType::f16})
+      for (const DType out_type : {DType::f32, DType::bf16, DType::f16})
+        for (const std::int64_t n : {0, 1, 33, 40007}) {
+          std::vector<std::vector<double>> parts;
+          for (std::uint64_t r = 0; r < 3; ++r) parts.push_back(normals_in(source, n, r, r == 1 ? 100 : 1));
+          const std::vector<double> old = normals_in(out_type, n, 9);
+          on_every_machine(
+              [&](Machine& m) {
+                std::vector<Tensor> sources;
+                for (const auto& part : parts) sources.push_back(m.of({n}, source, part));
+                Tensor fresh = m.empty({n}, out_type), added = m.of({n}, out_type, old);
+                m.kernels.sum_ranks(sources, 1.0 / 3, rounding, fresh, false);
+                m.kernels.sum_ranks(sources, 1.0 / 3, rounding, added, true);
+                return std::vector<Tensor>{fresh, added};
+              },
+              [&](const std::vector<Tensor>& got) {
+                std::vector<double> fresh, added;
+                for (std::size_t i = 0; i < old.size(); ++i) {
+                  float sum = static_cast<float>(parts[0][i]) + static_cast<float>(parts[1][i]);
+                  sum = (sum + static_cast<float>(parts[2][i])) * static_cast<float>(1.0 / 3);
+                  const double value = rounded(static_cast<double>(sum), rounding);
+                  fresh.push_back(rounded(value, out_type));
+                  added.push_back(rounded(static_cast<double>(static_cast<float>(old[i]) + static_cast<float>(value)),
+                                          out_type));
+                }
+                EXPECT_EQ(values_of(got[0]), fresh);
+                EXPECT_EQ(values_of(got[1]), added);
+              });
+          if (HasFatalFailure()) return;
+        }
+}
+
+TEST(SumRanks, takes_fp64_and_an_output_among_its_sources) {
+  Machine m(CpuIsa::portable, 3);
+  const std::vector<Tensor> wide{m.of({2}, DType::f64, {1, 1e-12}), m.of({2}, DType::f64, {0.25, 1})};
+  Tensor out = m.empty({2}, DType::f64);
+  m.kernels.sum_ranks(wide, 2, DType::f64, out, false);
+  EXPECT_EQ(values_of(out), (std::vector<double>{2.5, 2 * (1e-12 + 1)}));
+  m.kernels.sum_ranks(wide, 2, DType::bf16, wide[0], true);
+  EXPECT_EQ(values_of(wide[0]), (std::vector<double>{3.5, 1e-12 + 2}));
+  testing::expect_error(ErrorKind::usage, "there are no sources",
+                        [&] { m.kernels.sum_ranks({}, 1, DType::f32, out, false); });
+  const std::vector<Tensor> narrow{m.empty({3}, DType::f64)};
+  testing::expect_error(ErrorKind::usage, "a source must have 2 elements",
+                        [&] { m.kernels.sum_ranks(narrow, 1, DType::f64, out, false); });
+}
+
+TEST(SumOfSquares, does_not_depend_on_threads_cuts_or_instruction_set) {
+  for (const DType dtype : floating_dtypes) {
+    const std::int64_t n = 100003;
+    const std::vector<double> x = normals_in(dtype, n, 1, 3);
+    long double want = 0;
+    for (const double value : x) want += static_cast<long double>(value) * static_cast<long double>(value);
+    double first = -1;
+    for (const auto& machine : all_machines()) {
+      Machine& m = *machine;
+      const Tensor t = m.of({n}, dtype, x);
+      ExactSum whole, forth, back;
+      m.kernels.sum_of_squares(t, whole);
+      const std::int64_t cuts[] = {0, 64, 6400, 32768, 70016, n};
+      for (std::size_t i = 0; i + 1 < std::size(cuts); ++i) {
+        m.kernels.sum_of_squares(t.range(cuts[i], cuts[i + 1]), forth);
+        const std::size_t k = std::size(cuts) - 2 - i;
+        m.kernels.sum_of_squares(t.range(cuts[k], cuts[k + 1]), back);
+      }
+      if (first < 0) first = whole.value();
+      EXPECT_EQ(whole.value(), first) << m.name();
+      EXPECT_EQ(forth.value(), first) << m.name();
+      EXPECT_EQ(back.value(), first) << m.name();
+      EXPECT_EQ(whole.digits.size(), forth.digits.size());
+      EXPECT_NEAR(whole.value(), static_cast<double>(want), static_cast<double>(want) * 1e-14);
+    }
+  }
+}
+
+TEST(SumOfSquares, counts_what_is_not_finite) {
+  for (const DType dtype : floating_dtypes)
+    for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
+      for (const auto& machine : all_machines()) {
+        std::vector<double> x(40000, 1);
+        x[39999] = bad;
+        ExactSum sum;
+        machine->kernels.sum_of_squares(machine->of({40000}, dtype, x), sum);
+        EXPECT_GT(sum.non_finite, 0);
+        EXPECT_TRUE(std::isnan(sum.value()));
+      }
+}
+
+TEST(AllFinite, finds_one_bad_element_anywhere) {
+  for (const DType dtype : floating_dtypes)
+    for (const auto& machine : all_machines()) {
+      Machine& m = *machine;
+      EXPECT_TRUE(m.kernels.all_finite(m.empty({0}, dtype)));
+      std::vector<double> x(70001, dtype == DType::f16 ? 65504 : 3e38);
+      ASSERT_TRUE(m.kernels.all_finite(m.of({70001}, dtype, x))) << m.name();
+      for (const std::size_t place : {0u, 15u, 32768u, 69999u, 70000u})
+        for (const double bad : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
+                                 std::numeric_limits<double>::quiet_NaN()}) {
+          const double good = std::exchange(x[place], bad);
+          EXPECT_FALSE(m.kernels.all_finite(m.of({70001}, dtype, x))) << m.name() << " at " << place;
+          x[place] = good;
+        }
+    }
+}
+
+TEST(ExactSumProperties, order_and_grouping_do_not_change_the_digits) {
+  std::mt19937_64 generator(3);
+  std::vector<double> terms;
+  for (int i = 0; i < 4000; ++i)
+    terms.push_back(std::ldexp(1.0 + static_cast<double>(generator() >> 12) * 0x1p-52,
+                               static_cast<int>(generator() % 500) - 250));
+  ExactSum forward;
+  for (const double term : terms) forward.add(term);
+  for (int trial = 0; trial < 5; ++trial) {
+    std::shuffle(terms.begin(), terms.end(), generator);
+    ExactSum total;
+    for (std::size_t begin = 0; begin < terms.size();) {
+      ExactSum group;
+      const std::size_t end = std::min(terms.size(), begin + 1 + generator() % 700);
+      for (; begin < end; ++begin) group.add(terms[begin]);
+      total.add(group);
+    }
+    EXPECT_EQ(total.value(), forward.value());
+  }
+}
+
+TEST(ExactSumProperties, keeps_what_doubles_lose) {
+  ExactSum sum;
+  sum.add(0x1p60);
+  for (int i = 0; i < 1 << 12; ++i) sum.add(0x1p-4);
+  EXPECT_EQ(sum.value(), 0x1p60 + 256);
+  ExactSum tiny;
+  for (int i = 0; i < 1024; ++i) tiny.add(0x1p-290);
+  EXPECT_EQ(tiny.value(), 0x1p-280);
+  EXPECT_EQ(ExactSum{}.value(), 0);
+}
+
+TEST(ExactSumProperties, refuses_to_hide_a_bad_term) {
+  for (const double bad : {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), 1e200}) {
+    ExactSum sum, other;
+    sum.add(1);
+    sum.add(bad);
+    EXPECT_EQ(sum.non_finite, 1);
+    other.add(sum);
+    EXPECT_TRUE(std::isnan(other.value()));
+  }
+}
+
+}  // namespace
+}  // namespace sherd::test

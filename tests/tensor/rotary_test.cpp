@@ -1,0 +1,82 @@
+#include <gtest/gtest.h>
+
+#include "support/expect_error.h"
+#include "support/kernel_machines.h"
+
+namespace sherd::test {
+namespace {
+
+using tensor::Attention;
+
+class Rotary : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(All, Rotary, ::testing::ValuesIn(floating_dtypes),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
+TEST_P(Rotary, turns_query_and_key_heads_by_their_position_and_leaves_values) {
+  const DType dtype = GetParam();
+  for (const auto& [batch, seq, heads, kv_heads, d] :
+       {std::tuple{1, 1, 1, 1, 2}, {2, 5, 4, 2, 6}, {3, 20, 6, 1, 64}, {1, 33, 2, 2, 40}}) {
+    const std::int64_t width = (heads + 2 * kv_heads) * d;
+    const std::vector<double> x = normals_in(dtype, batch * seq * width, 1);
+    Attention geometry;
+    geometry.heads = heads, geometry.kv_heads = kv_heads;
+    on_every_machine(
+        [&, batch = batch, seq = seq](Machine& m) {
+          const Shape shape{batch, seq, width};
+          Tensor out = m.empty(shape, dtype), in_place = m.of(shape, dtype, x), back = m.empty(shape, dtype);
+          m.kernels.rotary(in_place, geometry, 10000, false, out);
+          m.kernels.rotary(in_place, geometry, 10000, false, in_place);
+          m.kernels.rotary(out, geometry, 10000, true, back);
+          return std::vector<Tensor>{out, in_place, back};
+        },
+        [&, seq = seq, d = d, per_group = heads / kv_heads + 2](const std::vector<Tensor>& got) {
+          std::vector<double> want(x);
+          const std::int64_t half = d / 2;
+          for (std::int64_t h = 0; h < static_cast<std::int64_t>(x.size()) / d; ++h) {
+            if (h % per_group == per_group - 1) continue;  // every group's last head is its values
+            const auto position = static_cast<double>(h / (width / d) % seq);
+            for (std::int64_t i = 0; i < half; ++i) {
+              const double angle = position * std::pow(10000.0, -2.0 * static_cast<double>(i) / d);
+              const auto a = static_cast<std::size_t>(h * d + i), b = a + static_cast<std::size_t>(half);
+              want[a] = x[a] * std::cos(angle) - x[b] * std::sin(angle);
+              want[b] = x[b] * std::cos(angle) + x[a] * std::sin(angle);
+            }
+          }
+          expect_close(values_of(got[0]), want, dtype, 2, 16, "rotary");
+          EXPECT_EQ(values_of(got[0]), values_of(got[1])) << "in place";
+          expect_close(values_of(got[2]), x, dtype, 2, 16 * roundoff(dtype) / (dtype == DType::f64 ? 0x1p-53 : 0x1p-24),
+                       "rotated back");
+        });
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(RotaryAngles, follow_a_change_of_geometry) {
+  Machine m(CpuIsa::portable, 1);
+  const auto rotate = [](Machine& machine, std::int64_t seq, double base, DType dtype) {
+    Tensor x = machine.empty({1, seq, 12}, dtype);
+    machine.kernels.fill(x, 1);
+    machine.kernels.rotary(x, {}, base, false, x);
+    return values_of(x);
+  };
+  for (const auto& [seq, base, dtype] : {std::tuple{4, 1e4, DType::f32}, {9, 1e4, DType::f32}, {3, 1e4, DType::bf16},
+                                         {9, 5e5, DType::f32}, {9, 5e5, DType::f64}}) {
+    Machine fresh(CpuIsa::portable, 1);
+    EXPECT_EQ(rotate(m, seq, base, dtype), rotate(fresh, seq, base, dtype));
+  }
+}
+
+TEST(RotaryErrors, name_the_geometry) {
+  Machine m(CpuIsa::portable, 1);
+  Attention geometry;
+  geometry.heads = 3, geometry.kv_heads = 2;
+  const Tensor x = m.empty({1, 2, 12}, DType::f32);
+  using testing::expect_error;
+  expect_error(ErrorKind::usage, "3 heads cannot share 2", [&] { m.kernels.rotary(x, geometry, 1e4, false, x); });
+  geometry.heads = 2, geometry.kv_heads = 1;
+  expect_error(ErrorKind::usage, "a width of 12 does not hold 2 query and 1",
+               [&] { m.kernels.rotary(x, geometry, 1e4, false, x); });
+}
+
+}  // namespace
+}  // namespace sherd::test

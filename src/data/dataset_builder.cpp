@@ -23,13 +23,8 @@ fs::path folder_of(const std::string& prefix) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-const std::string& checked_prefix(const std::string& prefix) {
-  const fs::path folder = folder_of(prefix);
-  if (prefix.empty() || fs::path(prefix).filename().empty())
-    fail(ErrorKind::usage, "the output prefix '", prefix, "' names no file; give one such as data/corpus");
-  if (!fs::is_directory(folder))
-    fail(ErrorKind::io, "cannot write the dataset '", prefix, "': the folder '", folder.string(),
-         "' does not exist; create it first");
+const std::string& checked(const std::string& prefix) {
+  check_output_prefix(prefix);
   return prefix;
 }
 
@@ -65,8 +60,17 @@ class Buffered {
 
 }  // namespace
 
+void check_output_prefix(const std::string& prefix) {
+  const fs::path folder = folder_of(prefix);
+  if (prefix.empty() || fs::path(prefix).filename().empty())
+    fail(ErrorKind::usage, "the output prefix '", prefix, "' names no file; give one such as data/corpus");
+  if (!fs::is_directory(folder))
+    fail(ErrorKind::io, "cannot write the dataset '", prefix, "': the folder '", folder.string(),
+         "' does not exist; create it first");
+}
+
 DatasetBuilder::DatasetBuilder(const std::string& prefix, std::int64_t vocab_size)
-    : prefix_(checked_prefix(prefix)), vocab_size_(vocab_size), type_(token_type_for(vocab_size)),
+    : prefix_(checked(prefix)), vocab_size_(vocab_size), type_(token_type_for(vocab_size)),
       tokens_file_(bin_path(prefix)), index_file_(index_path(prefix)) {
   require(vocab_size > 0 && vocab_size <= std::numeric_limits<std::int32_t>::max(), "a vocabulary of ", vocab_size);
   token_buffer_.reserve(buffer_bytes);

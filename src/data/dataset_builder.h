@@ -16,6 +16,9 @@ struct DatasetCounts {
   std::int64_t tokens = 0, sequences = 0, documents = 0;
 };
 
+/// Throws Error{usage} unless `prefix` names a file, Error{io} unless its folder exists.
+void check_output_prefix(const std::string& prefix);
+
 /// Writes PREFIX.bin and PREFIX.idx as a stream: memory does not grow with the dataset (the lengths wait in an
 /// unnamed file). Nothing appears under the final names before finish(); dropped before that, it leaves no trace.
 class DatasetBuilder {

@@ -205,13 +205,20 @@ class SentencePieceTokenizer final : public Tokenizer {
 
 }  // namespace
 
-std::shared_ptr<const Tokenizer> load_sentencepiece(const std::string& model_path) {
+std::string read_model_file(const std::string& model_path) {
   if (model_path.empty()) fail(ErrorKind::config, "tokenizer 'spm:' names no model file; give spm:MODEL");
   std::ifstream in(model_path, std::ios::binary);
   if (!in || std::filesystem::is_directory(model_path))
     fail(ErrorKind::io, "cannot read the tokenizer model '", model_path, "'; check the path behind 'spm:'");
-  return std::make_shared<SentencePieceTokenizer>(model_path,
-                                                  std::string(std::istreambuf_iterator<char>(in), {}));
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::shared_ptr<const Tokenizer> make_sentencepiece(const std::string& bytes, const std::string& model_path) {
+  return std::make_shared<SentencePieceTokenizer>(model_path, bytes);
+}
+
+std::shared_ptr<const Tokenizer> load_sentencepiece(const std::string& model_path) {
+  return make_sentencepiece(read_model_file(model_path), model_path);
 }
 
 }  // namespace sherd::data

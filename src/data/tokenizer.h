@@ -43,6 +43,12 @@ std::shared_ptr<const Tokenizer> make_byte_tokenizer();
 /// Error{io} for a missing file, Error{data} for one that is no SentencePiece model.
 std::shared_ptr<const Tokenizer> load_sentencepiece(const std::string& model_path);
 
+/// The same from the model file's bytes; `model_path` is what spec() will name.
+std::shared_ptr<const Tokenizer> make_sentencepiece(const std::string& bytes, const std::string& model_path);
+
+/// The bytes of a model file. Throws Error{io}.
+std::string read_model_file(const std::string& model_path);
+
 /// The tokenizer that a spec names: "byte" or "spm:MODEL". Throws Error{config} for any other text.
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec);
 

@@ -1,0 +1,262 @@
+#include "data/prepare.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "base/arena.h"
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "data/dataset_builder.h"
+#include "data/tokenizer.h"
+#include "data/utf8.h"
+
+namespace sherd::data {
+namespace {
+
+constexpr std::size_t round_bytes = std::size_t{16} << 20;  // text that is in memory at a time
+constexpr std::size_t job_bytes = std::size_t{64} << 10;    // text that one chunk of work encodes
+constexpr std::size_t training_line_bytes = 4096;
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::uint64_t total_bytes(const std::vector<InputFile>& files) {
+  std::uint64_t total = 0;
+  for (const InputFile& file : files) {
+    if (!file.regular) return 0;
+    total += file.bytes;
+  }
+  return total;
+}
+
+/// True for the files that an earlier run wrote, when the output lies in a folder that is an input.
+bool is_output(const std::filesystem::path& path, const std::string& prefix) {
+  for (const auto& output : {bin_path(prefix), index_path(prefix), info_path(prefix), model_path(prefix)}) {
+    std::error_code ignored;
+    if (std::filesystem::equivalent(path, output, ignored)) return true;
+  }
+  return false;
+}
+
+/// Gives a deterministic, even sample of the lines of the inputs, as a SentencePiece trainer wants them: no tabs (it
+/// reserves them), valid UTF-8, not too long.
+class TrainingLines {
+ public:
+  TrainingLines(const PrepareOptions& options, const std::vector<InputFile>& files)
+      : options_(options), source_(files, DocumentRule::line), total_(total_bytes(files)),
+        budget_(std::max<std::int64_t>(1, options.tokenizer_sample_bytes)) {
+    const double share = static_cast<double>(budget_) / static_cast<double>(std::max<std::uint64_t>(1, total_));
+    threshold_ = share >= 1 ? ~std::uint64_t{0} : static_cast<std::uint64_t>(share * 18446744073709551615.0);
+  }
+
+  bool next(std::string& line) {
+    while (at_ >= text_.size())
+      if (!next_text()) return false;
+    std::size_t end = std::min(text_.find_first_of("\n\t", at_), text_.size());
+    if (end - at_ > training_line_bytes) {
+      const std::size_t space = text_.rfind(' ', at_ + training_line_bytes);
+      end = space != std::string::npos && space > at_ ? space : at_ + training_line_bytes;
+    }
+    line.assign(text_, at_, end - at_);
+    at_ = end + (end < text_.size() && (text_[end] == '\n' || text_[end] == '\t'));
+    if (invalid_utf8_bytes(line) > 0) line.clear();
+    return true;  // the trainer skips empty lines
+  }
+
+ private:
+  bool next_text() {
+    TextPiece piece;
+    do {
+      if (taken_ >= 2 * budget_ || !source_.next(piece)) return false;  // the sizes of JSON files only hint at text
+    } while (mix_seed(0, index_++) > threshold_);
+    if (index_ % 4096 == 1) report();
+    text_ = piece.json ? text_of_json(piece.text, options_.json_field, source_.files()[piece.file].path, piece.line)
+                       : std::move(piece.text);
+    at_ = 0;
+    taken_ += static_cast<std::int64_t>(text_.size());
+    return true;
+  }
+
+  void report() {
+    if (!options_.progress) return;
+    PrepareProgress progress;
+    progress.stage = PrepareProgress::Stage::training_tokenizer;
+    progress.bytes_done = source_.bytes_read(), progress.bytes_total = total_;
+    options_.progress(progress);
+  }
+
+  const PrepareOptions& options_;
+  TextSource source_;
+  std::uint64_t total_, threshold_ = 0, index_ = 0;
+  std::int64_t budget_, taken_ = 0;
+  std::string text_;
+  std::size_t at_ = 0;
+};
+
+/// A tokenizer and, for SentencePiece, the bytes of the model to store beside the dataset.
+struct Chosen {
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::string model;
+};
+
+Chosen choose_tokenizer(const PrepareOptions& options, const std::vector<InputFile>& files) {
+  const std::string stored = model_path(options.output).string();
+  TrainTokenizer request;
+  if (parse_train_spec(options.tokenizer, request)) {
+    for (const InputFile& file : files)
+      require(file.regular, "'", file.path.string(), "' can be read only once, but spm-train reads the text twice; ",
+              "give a file, or a trained model as spm:MODEL");
+    TrainingLines lines(options, files);
+    std::string model = train_sentencepiece(request, [&](std::string& line) { return lines.next(line); });
+    auto tokenizer = make_sentencepiece(model, stored);
+    return {std::move(tokenizer), std::move(model)};
+  }
+  constexpr std::string_view spm = "spm:";
+  if (!options.tokenizer.starts_with(spm)) return {make_tokenizer(options.tokenizer), {}};
+  std::string model = read_model_file(options.tokenizer.substr(spm.size()));
+  make_sentencepiece(model, options.tokenizer.substr(spm.size()));  // errors name the user's file
+  auto tokenizer = make_sentencepiece(model, stored);
+  return {std::move(tokenizer), std::move(model)};
+}
+
+/// Some pieces of text, and what became of them. Encoded by one thread.
+struct Job {
+  std::vector<TextPiece> pieces;
+  std::vector<std::int32_t> tokens;
+  std::vector<std::pair<std::size_t, bool>> sequences;  // length, ends its document
+  std::int64_t text_bytes = 0, invalid_bytes = 0;
+};
+
+class Preparation {
+ public:
+  Preparation(const PrepareOptions& options, const Tokenizer& tokenizer, std::vector<InputFile> files)
+      : options_(options), tokenizer_(tokenizer), source_(std::move(files), options.document),
+        total_(total_bytes(source_.files())), arena_(options.threads > 0 ? options.threads : available_cores()),
+        builder_(options.output, tokenizer.vocab_size()),
+        token_counts_(static_cast<std::size_t>(tokenizer.vocab_size())) {}
+
+  void run() {
+    while (read_round()) {
+      arena_.parallel_for(static_cast<std::int64_t>(used_), 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) encode(jobs_[static_cast<std::size_t>(i)]);
+      });
+      for (std::size_t i = 0; i < used_; ++i) store(jobs_[i]);
+      report();
+    }
+    if (builder_.counts().documents == 0)
+      fail(ErrorKind::data, "the ", source_.files().size() == 1 ? "input holds" : "inputs hold",
+           " no text (first: '", source_.files().front().path.string(), "'); nothing was written");
+  }
+
+  DatasetInfo finish(const std::string& model) {
+    DatasetInfo info;
+    builder_.finish([&] {
+      const DatasetCounts& so_far = builder_.counts();
+      info = {tokenizer_.spec(), tokenizer_.vocab_size(), tokenizer_.end_of_document(),
+              std::string(name_of(token_type_for(tokenizer_.vocab_size()))), so_far.tokens, so_far.sequences,
+              so_far.documents, text_bytes_, unigram_entropy(token_counts_)};
+      if (!model.empty()) write_file_atomically(model_path(options_.output), model);
+      write_dataset_info(options_.output, info);
+    });
+    return info;
+  }
+
+  std::int64_t invalid_bytes() const { return invalid_bytes_; }
+
+ private:
+  /// Fills jobs_ with the next text. False at the end.
+  bool read_round() {
+    used_ = 0;
+    std::size_t bytes = 0, job = job_bytes;
+    TextPiece piece;
+    while (bytes < round_bytes && source_.next(piece)) {
+      if (job >= job_bytes) {
+        if (used_ == jobs_.size()) jobs_.emplace_back();
+        ++used_, job = 0;
+      }
+      job += piece.text.size(), bytes += piece.text.size();
+      jobs_[used_ - 1].pieces.push_back(std::move(piece));
+    }
+    return used_ > 0;
+  }
+
+  void encode(Job& job) const {
+    job.tokens.clear(), job.sequences.clear();
+    job.text_bytes = job.invalid_bytes = 0;
+    for (TextPiece& piece : job.pieces) {
+      if (piece.json) {
+        piece.text = text_of_json(piece.text, options_.json_field, source_.files()[piece.file].path, piece.line);
+        if (piece.text.empty()) continue;
+      }
+      const std::size_t before = job.tokens.size();
+      tokenizer_.encode(piece.text, job.tokens);
+      if (piece.last) job.tokens.push_back(tokenizer_.end_of_document());
+      job.sequences.emplace_back(job.tokens.size() - before, piece.last);
+      job.text_bytes += static_cast<std::int64_t>(piece.text.size());
+      job.invalid_bytes += static_cast<std::int64_t>(invalid_utf8_bytes(piece.text));
+    }
+    job.pieces.clear();
+  }
+
+  void store(const Job& job) {
+    std::span<const std::int32_t> rest = job.tokens;
+    for (const auto& [length, last] : job.sequences) {
+      builder_.add(rest.first(length), last);
+      rest = rest.subspan(length);
+    }
+    for (const std::int32_t id : job.tokens) ++token_counts_[static_cast<std::size_t>(id)];
+    text_bytes_ += job.text_bytes, invalid_bytes_ += job.invalid_bytes;
+  }
+
+  void report() const {
+    if (!options_.progress) return;
+    const DatasetCounts& counts = builder_.counts();
+    options_.progress({PrepareProgress::Stage::encoding, source_.bytes_read(), total_, counts.documents,
+                       counts.tokens});
+  }
+
+  const PrepareOptions& options_;
+  const Tokenizer& tokenizer_;
+  TextSource source_;
+  std::uint64_t total_;
+  Arena arena_;
+  DatasetBuilder builder_;
+  std::vector<std::int64_t> token_counts_;
+  std::vector<Job> jobs_;
+  std::size_t used_ = 0;  // of jobs_, this round
+  std::int64_t text_bytes_ = 0, invalid_bytes_ = 0;
+};
+
+}  // namespace
+
+PrepareReport prepare(const PrepareOptions& options) {
+  require(!options.output.empty(), "no output prefix; give one such as data/corpus");
+  check_output_prefix(options.output);
+  PrepareReport report;
+  std::vector<InputFile> files = find_inputs(options.inputs);
+  std::erase_if(files, [&](const InputFile& file) { return is_output(file.path, options.output); });
+  if (files.empty()) fail(ErrorKind::io, "the only inputs are the files of the dataset '", options.output, "' itself");
+  report.files = static_cast<std::int64_t>(files.size());
+  const auto start = Clock::now();
+  const Chosen chosen = choose_tokenizer(options, files);
+  report.training_seconds = seconds_since(start);
+
+  const auto encoding = Clock::now();
+  Preparation preparation(options, *chosen.tokenizer, files);
+  preparation.run();
+  report.info = preparation.finish(chosen.model);
+  report.encoding_seconds = seconds_since(encoding);
+  report.invalid_bytes = preparation.invalid_bytes();
+  report.lossless = chosen.tokenizer->lossless();
+  if (report.invalid_bytes > 0)
+    log_warning(report.invalid_bytes, " bytes of the text are no UTF-8; they were ",
+                report.lossless ? "kept as single bytes" : "replaced by U+FFFD or byte pieces",
+                "; convert the text with 'iconv' if it has another encoding");
+  return report;
+}
+
+}  // namespace sherd::data

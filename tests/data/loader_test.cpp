@@ -1,0 +1,237 @@
+#include "data/loader.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "data/dataset.h"
+#include "data_test_support.h"
+#include "support/expect_error.h"
+
+namespace sherd::data {
+namespace {
+
+using testing::expect_error;
+using testing::TempFolder;
+
+std::vector<std::int32_t> values(const tensor::Tensor& tensor) {
+  return {tensor.data<std::int32_t>(), tensor.data<std::int32_t>() + tensor.numel()};
+}
+
+class TokenLoading : public ::testing::Test {
+ protected:
+  std::shared_ptr<const PackedSamples> samples(std::int64_t seq_length = 8, bool shuffle = true) const {
+    return std::make_shared<PackedSamples>(
+        dataset_, SequenceRange{0, dataset_->sequences()},
+        PackingOptions{.seq_length = seq_length, .seed = 3, .shuffle = shuffle, .vocab_size = 60000});
+  }
+
+  TempFolder folder_;
+  std::shared_ptr<const IndexedDataset> dataset_ = counting_dataset(folder_, std::vector<std::int32_t>(40, 17));
+  std::shared_ptr<device::Device> device_ = device::make_cpu_device(1);
+};
+
+TEST_F(TokenLoading, LabelsAreTheNextTokens) {
+  TokenLoader loader(samples(), {.micro_batch = 3}, *device_);
+  const tensor::Batch batch = loader.next();
+  EXPECT_EQ(batch.at("tokens").shape(), (tensor::Shape{3, 8}));
+  EXPECT_EQ(batch.at("labels").shape(), (tensor::Shape{3, 8}));
+  const auto tokens = values(batch.at("tokens")), labels = values(batch.at("labels"));
+  for (std::size_t row = 0; row < 3; ++row) {
+    std::vector<std::int32_t> sample(9);
+    samples()->read(static_cast<std::int64_t>(row), sample);
+    EXPECT_TRUE(std::equal(sample.begin(), sample.end() - 1, tokens.begin() + static_cast<long>(row) * 8));
+    EXPECT_TRUE(std::equal(sample.begin() + 1, sample.end(), labels.begin() + static_cast<long>(row) * 8));
+  }
+}
+
+/// The tokens of the first `count` samples of the global order, as `world` ranks with `micro` samples each load them.
+std::vector<std::int32_t> global_order(std::shared_ptr<const PackedSamples> samples, device::Device& device, int world,
+                                       std::int64_t micro, std::int64_t count) {
+  std::vector<std::unique_ptr<TokenLoader>> loaders;
+  for (int rank = 0; rank < world; ++rank)
+    loaders.push_back(std::make_unique<TokenLoader>(samples, LoaderRank{micro, rank, world}, device));
+  std::vector<std::int32_t> tokens;
+  while (loaders.front()->position() < count)
+    for (auto& loader : loaders) {
+      const auto part = values(loader->next().at("tokens"));
+      tokens.insert(tokens.end(), part.begin(), part.end());
+    }
+  return tokens;
+}
+
+TEST_F(TokenLoading, TheGlobalOrderDoesNotDependOnTheRanks) {
+  const auto packed = samples();
+  const std::int64_t count = 12 * ((packed->samples_per_round() * 5 / 2) / 12);  // over two and a half rounds
+  const auto alone = global_order(packed, *device_, 1, 12, count);
+  EXPECT_EQ(alone, global_order(packed, *device_, 1, 1, count));
+  EXPECT_EQ(alone, global_order(packed, *device_, 2, 3, count));
+  EXPECT_EQ(alone, global_order(packed, *device_, 3, 4, count));
+  EXPECT_EQ(alone, global_order(packed, *device_, 4, 1, count));
+}
+
+TEST_F(TokenLoading, ARoundTakesEverySampleOnce) {
+  const auto packed = samples(8);
+  const std::int64_t round = packed->samples_per_round();
+  ASSERT_EQ(round, 84);
+  for (const int world : {1, 2, 3, 4}) {
+    const auto tokens = global_order(packed, *device_, world, 12 / world, round);
+    std::map<std::int32_t, int> seen;
+    for (const std::int32_t token : tokens) ++seen[token];
+    EXPECT_EQ(seen.size(), 84u * 8u);
+    for (const auto& [token, times] : seen) ASSERT_EQ(times, 1) << token;
+  }
+}
+
+TEST_F(TokenLoading, ResumesAtTheSample) {
+  const auto packed = samples();
+  TokenLoader through(packed, {2, 1, 3}, *device_);
+  for (int i = 0; i < 25; ++i) through.next();  // beyond the first round
+  const std::int64_t position = through.position();
+  EXPECT_EQ(position, 150);
+  TokenLoader resumed(samples(), {2, 1, 3}, *device_);
+  resumed.seek(position);
+  for (int i = 0; i < 20; ++i) {
+    const auto a = through.next(), b = resumed.next();
+    ASSERT_EQ(values(a.at("tokens")), values(b.at("tokens")));
+    ASSERT_EQ(values(a.at("labels")), values(b.at("labels")));
+  }
+  EXPECT_EQ(through.position(), resumed.position());
+  expect_error(ErrorKind::usage, "position -1", [&] { resumed.seek(-1); });
+}
+
+TEST_F(TokenLoading, AWindowRepeats) {
+  TokenLoader loader(samples(8, false), {.micro_batch = 2}, *device_, 6);
+  EXPECT_EQ(loader.samples_per_epoch(), 6);
+  std::vector<std::vector<std::int32_t>> batches;
+  for (int i = 0; i < 6; ++i) batches.push_back(values(loader.next().at("tokens")));
+  EXPECT_EQ(batches[0].front(), 0);
+  EXPECT_EQ(batches[1].front(), 16);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(batches[i], batches[i + 3]);
+  EXPECT_EQ(TokenLoader(samples(), {}, *device_, 1000).samples_per_epoch(), 84);
+}
+
+TEST_F(TokenLoading, AForLoopRunsToTheEndOfTheEpoch) {
+  TokenLoader loader(samples(), {.micro_batch = 4}, *device_);
+  for (const std::int64_t epoch : {1, 2}) {
+    int batches = 0;
+    for (auto& batch : loader) batches += batch.contains("tokens");
+    EXPECT_EQ(batches, 21);
+    EXPECT_EQ(loader.position(), 84 * epoch);
+  }
+}
+
+TEST_F(TokenLoading, NamesTheTokenBeyondTheVocabulary) {
+  const auto packed = std::make_shared<PackedSamples>(dataset_, SequenceRange{0, 40},
+                                                      PackingOptions{.seq_length = 8, .vocab_size = 679});
+  TokenLoader loader(packed, {.micro_batch = 1}, *device_);
+  expect_error(ErrorKind::data, "counting.bin': token 16 of sequence 39 is 679, beyond the vocabulary of 679", [&] {
+    for (auto& batch : loader) EXPECT_EQ(batch.size(), 2u);
+  });
+}
+
+TEST_F(TokenLoading, RefusesImpossibleRanks) {
+  expect_error(ErrorKind::usage, "rank 2 of 2", [&] { TokenLoader(samples(), {1, 2, 2}, *device_); });
+  expect_error(ErrorKind::usage, "micro-batch of 0", [&] { TokenLoader(samples(), {0, 0, 1}, *device_); });
+}
+
+class SampleLoading : public ::testing::Test {
+ protected:
+  /// `size` samples: {"x": [i, 10 i], "y": i}.
+  std::shared_ptr<const Dataset> numbers(std::int64_t size) const {
+    std::vector<std::int32_t> x, y;
+    for (std::int64_t i = 0; i < size; ++i) {
+      const auto n = static_cast<std::int32_t>(i);
+      x.push_back(n), x.push_back(10 * n), y.push_back(n);
+    }
+    tensor::Batch rows;
+    rows["x"] = tensor::Tensor::of<std::int32_t>(*device_, {size, 2}, x);
+    rows["y"] = tensor::Tensor::of<std::int32_t>(*device_, {size}, y);
+    return make_tensor_dataset(rows);
+  }
+
+  /// What each rank gets in one epoch, batch by batch.
+  std::vector<std::vector<std::vector<std::int32_t>>> epoch(std::int64_t size, std::int64_t micro, int world,
+                                                            SampleLoaderOptions options) const {
+    std::vector<std::vector<std::vector<std::int32_t>>> ranks;
+    for (int rank = 0; rank < world; ++rank) {
+      SampleLoader loader(numbers(size), {micro, rank, world}, options, *device_);
+      auto& batches = ranks.emplace_back();
+      for (auto& batch : loader) batches.push_back(values(batch.at("y")));
+    }
+    return ranks;
+  }
+
+  std::shared_ptr<device::Device> device_ = device::make_cpu_device(1);
+};
+
+TEST_F(SampleLoading, StacksSamples) {
+  SampleLoader loader(numbers(5), {.micro_batch = 2}, {.shuffle = false}, *device_);
+  tensor::Batch batch = loader.next();
+  EXPECT_EQ(batch.at("x").shape(), (tensor::Shape{2, 2}));
+  EXPECT_EQ(values(batch.at("x")), (std::vector<std::int32_t>{0, 0, 1, 10}));
+  EXPECT_EQ(batch.at("y").shape(), (tensor::Shape{2}));
+  loader.next();
+  batch = loader.next();
+  EXPECT_EQ(values(batch.at("y")), (std::vector<std::int32_t>{4})) << "the last batch is smaller";
+  EXPECT_EQ(values(loader.next().at("y")), (std::vector<std::int32_t>{0, 1}));
+}
+
+using Batches = std::vector<std::vector<std::vector<std::int32_t>>>;
+
+TEST_F(SampleLoading, RanksTakeSlices) {
+  EXPECT_EQ(epoch(11, 2, 2, {.shuffle = false}), (Batches{{{0, 1}, {4, 5}, {8, 9}}, {{2, 3}, {6, 7}, {10, 0}}}));
+  EXPECT_EQ(epoch(13, 2, 2, {.shuffle = false}),
+            (Batches{{{0, 1}, {4, 5}, {8, 9}, {12}}, {{2, 3}, {6, 7}, {10, 11}, {0}}}));
+  EXPECT_EQ(epoch(13, 2, 2, {.shuffle = false, .drop_last = true}),
+            (Batches{{{0, 1}, {4, 5}, {8, 9}}, {{2, 3}, {6, 7}, {10, 11}}}));
+  EXPECT_EQ(epoch(1, 2, 3, {.shuffle = false}), (Batches{{{0}}, {{0}}, {{0}}}));
+}
+
+TEST_F(SampleLoading, ShufflesEveryEpochAnew) {
+  SampleLoader loader(numbers(12), {.micro_batch = 12}, {.seed = 4}, *device_);
+  const auto first = values(loader.next().at("y")), second = values(loader.next().at("y"));
+  EXPECT_NE(first, second);
+  for (auto order : {first, second}) {
+    std::sort(order.begin(), order.end());
+    for (std::size_t i = 0; i < 12; ++i) EXPECT_EQ(order[i], static_cast<std::int32_t>(i));
+  }
+  loader.seek(0);
+  EXPECT_EQ(values(loader.next().at("y")), first);
+  SampleLoader resumed(numbers(12), {.micro_batch = 12}, {.seed = 4}, *device_);
+  resumed.seek(12);
+  EXPECT_EQ(values(resumed.next().at("y")), second);
+}
+
+TEST_F(SampleLoading, TakesAFunction) {
+  const auto squares = make_dataset(6, [&](std::int64_t i) {
+    const std::vector<float> value{static_cast<float>(i * i)};
+    return tensor::Batch{{"square", tensor::Tensor::of<float>(*device_, {1}, value)}};
+  });
+  SampleLoader loader(squares, {.micro_batch = 3}, {.shuffle = false}, *device_);
+  loader.next();
+  const tensor::Batch batch = loader.next();
+  EXPECT_EQ(batch.at("square").shape(), (tensor::Shape{3, 1}));
+  EXPECT_EQ(batch.at("square").data<float>()[2], 25.f);
+}
+
+TEST_F(SampleLoading, RefusesWhatDoesNotFit) {
+  const std::vector<std::int32_t> two{1, 2}, three{1, 2, 3};
+  const auto of = [&](const std::vector<std::int32_t>& v) {
+    return tensor::Tensor::of<std::int32_t>(*device_, {static_cast<std::int64_t>(v.size())}, v);
+  };
+  expect_error(ErrorKind::usage, "'y' of the dataset has 3 rows", [&] {
+    make_tensor_dataset({{"x", of(two)}, {"y", of(three)}});
+  });
+  const std::vector<tensor::Batch> shapes{{{"x", of(two)}}, {{"x", of(three)}}};
+  expect_error(ErrorKind::usage, "tensor 'x' is int32 [2] in one and int32 [3]", [&] { collate(shapes, *device_); });
+  const std::vector<tensor::Batch> names{{{"x", of(two)}}, {{"x", of(two)}, {"z", of(two)}}};
+  expect_error(ErrorKind::usage, "no tensor 'z'", [&] { collate(names, *device_); });
+  expect_error(ErrorKind::usage, "drop_last leaves nothing", [&] {
+    SampleLoader(numbers(3), {2, 0, 2}, {.drop_last = true}, *device_);
+  });
+}
+
+}  // namespace
+}  // namespace sherd::data

@@ -1,0 +1,291 @@
+#include "data/prepare.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <thread>
+
+#include "data/tokenizer.h"
+#include "data_test_support.h"
+#include "sample_text.h"
+#include "support/expect_error.h"
+
+namespace sherd::data {
+namespace {
+
+using testing::expect_error;
+using testing::read_text;
+using testing::TempFolder;
+using testing::write_text;
+
+class Preparing : public ::testing::Test {
+ protected:
+  std::string input(const std::string& name, const std::string& content) const {
+    write_text(folder_ / name, content);
+    return (folder_ / name).string();
+  }
+  PrepareOptions options(std::vector<std::string> inputs, DocumentRule rule = DocumentRule::blank) const {
+    PrepareOptions result;
+    result.inputs = std::move(inputs);
+    result.output = prefix_;
+    result.document = rule;
+    result.threads = 2;
+    return result;
+  }
+  /// The documents of the dataset, decoded; an end-of-document id must end each and stand nowhere else.
+  std::vector<std::string> documents() const {
+    const auto dataset = IndexedDataset::open(prefix_);
+    const auto tokenizer = make_tokenizer(read_dataset_info(prefix_)->tokenizer);
+    std::vector<std::string> texts;
+    for (std::int64_t d = 0; d < dataset->documents(); ++d) {
+      std::vector<std::int32_t> ids;
+      for (std::int64_t s = dataset->document_begin(d); s < dataset->document_begin(d + 1); ++s) {
+        const std::size_t at = ids.size();
+        ids.resize(at + static_cast<std::size_t>(dataset->length(s)));
+        dataset->read(s, 0, std::span(ids).subspan(at));
+      }
+      EXPECT_EQ(std::count(ids.begin(), ids.end(), tokenizer->end_of_document()), 1);
+      EXPECT_EQ(ids.back(), tokenizer->end_of_document());
+      texts.push_back(tokenizer->decode(ids));
+    }
+    return texts;
+  }
+  std::vector<std::string> prepared(const std::string& content, DocumentRule rule, const std::string& name = "in.txt") {
+    prepare(options({input(name, content)}, rule));
+    return documents();
+  }
+
+  TempFolder folder_;
+  std::string prefix_ = (folder_ / "out").string();
+};
+
+using Texts = std::vector<std::string>;
+
+TEST_F(Preparing, SplitsAtBlankLines) {
+  EXPECT_EQ(prepared("one\ntwo\n\nthree\n \t\n\nfour", DocumentRule::blank), (Texts{"one\ntwo", "three", "four"}));
+  EXPECT_EQ(prepared("\n\n one\r\ntwo\r\n\r\nthree\r\n", DocumentRule::blank), (Texts{" one\ntwo", "three"}));
+}
+
+TEST_F(Preparing, SplitsAtLines) {
+  EXPECT_EQ(prepared("one\r\n\ntwo\n \nthree", DocumentRule::line), (Texts{"one", "two", "three"}));
+}
+
+TEST_F(Preparing, TakesWholeFiles) {
+  prepare(options({input("a", "one\n\ntwo\n"), input("b", " \n\n"), input("c", ""), input("d", "three")},
+                  DocumentRule::file));
+  EXPECT_EQ(documents(), (Texts{"one\n\ntwo\n", "three"}));
+}
+
+TEST_F(Preparing, EndsADocumentWithItsFile) {
+  prepare(options({input("a", "one"), input("b", "two")}));
+  EXPECT_EQ(documents(), (Texts{"one", "two"}));
+}
+
+TEST_F(Preparing, ReadsJsonLines) {
+  EXPECT_EQ(prepared("{\"text\": \"one\\n\\u00e9\", \"n\": 1}\n\n{\"text\": \"two\"}\r\n{\"text\": \"\"}",
+                     DocumentRule::blank, "in.jsonl"),
+            (Texts{"one\n\xc3\xa9", "two"}));
+  PrepareOptions named = options({input("other.jsonl", "{\"body\": \"x\"}\n")});
+  named.json_field = "body";
+  prepare(named);
+  EXPECT_EQ(documents(), (Texts{"x"}));
+}
+
+TEST_F(Preparing, NamesTheBadJsonLine) {
+  const auto expect = [&](const std::string& content, const std::string& part) {
+    expect_error(ErrorKind::data, part, [&] { prepare(options({input("bad.jsonl", content)})); });
+    EXPECT_FALSE(std::filesystem::exists(index_path(prefix_)));
+    EXPECT_FALSE(std::filesystem::exists(bin_path(prefix_)));
+  };
+  expect("{\"text\": \"a\"}\n\n{\"text\": ", "bad.jsonl', line 3, is no JSON");
+  expect("{\"text\": \"a\"}\n{\"text\": 5}", "line 2, has no string 'text'");
+  expect("[1]", "line 1, has no string 'text'");
+  expect("{\"body\": \"a\"}", "line 1, has no string 'text'");
+  expect("{\"text\": \"a\xff\"}", "line 1, is no JSON");
+}
+
+TEST_F(Preparing, DropsAByteOrderMarkAndRefusesUtf16) {
+  EXPECT_EQ(prepared("\xef\xbb\xbfone", DocumentRule::blank), (Texts{"one"}));
+  expect_error(ErrorKind::data, "is UTF-16", [&] { prepared(std::string("\xff\xfeo\0", 4), DocumentRule::blank); });
+}
+
+TEST_F(Preparing, KeepsBytesThatAreNoUtf8) {
+  const auto report = prepare(options({input("in", "caf\xe9 \xff\n\nna\xc3\xafve")}));
+  EXPECT_EQ(report.invalid_bytes, 2);
+  EXPECT_TRUE(report.lossless);
+  EXPECT_EQ(documents(), (Texts{"caf\xe9 \xff", "na\xc3\xafve"}));
+}
+
+TEST_F(Preparing, RefusesNothingAndMissingThings) {
+  expect_error(ErrorKind::io, "no-such.txt", [&] { prepare(options({(folder_ / "no-such.txt").string()})); });
+  expect_error(ErrorKind::usage, "no input files", [&] { prepare(options({})); });
+  expect_error(ErrorKind::data, "holds no text", [&] { prepare(options({input("empty", "")})); });
+  expect_error(ErrorKind::data, "hold no text", [&] { prepare(options({input("a", "\n \n"), input("b", "")})); });
+  std::filesystem::create_directory(folder_ / "hollow");
+  expect_error(ErrorKind::io, "holds no files", [&] { prepare(options({(folder_ / "hollow").string()})); });
+  PrepareOptions nowhere = options({input("in", "text")});
+  nowhere.output = (folder_ / "no/out").string();
+  expect_error(ErrorKind::io, "does not exist; create it", [&] { prepare(nowhere); });
+  PrepareOptions unknown = options({input("in", "text")});
+  unknown.tokenizer = "word";
+  expect_error(ErrorKind::config, "there is no tokenizer 'word'", [&] { prepare(unknown); });
+  expect_error(ErrorKind::config, "did you mean 'blank'?", [] { parse_document_rule("blanks"); });
+  EXPECT_EQ(parse_document_rule("file"), DocumentRule::file);
+  EXPECT_FALSE(std::filesystem::exists(index_path(prefix_)));
+}
+
+TEST_F(Preparing, WalksAFolderInOrderAndLeavesItsOwnOutputOut) {
+  std::filesystem::create_directories(folder_ / "texts/sub");
+  input("texts/b", "b");
+  input("texts/a", "a");
+  input("texts/sub/c", "c");
+  input("texts/.hidden", "h");
+  prefix_ = (folder_ / "texts/out").string();
+  for (int run = 0; run < 2; ++run) {
+    EXPECT_EQ(prepare(options({(folder_ / "texts").string()})).files, 3);
+    EXPECT_EQ(documents(), (Texts{"a", "b", "c"}));
+  }
+}
+
+TEST_F(Preparing, CutsLongDocumentsWithoutLosingAByte) {
+  const std::size_t piece = TextSource::piece_bytes;
+  const std::string lines = sample_text(3 * piece);
+  std::string no_blank;
+  for (std::size_t i = 0; i < lines.size(); ++i)
+    if (i == 0 || lines[i] != '\n' || lines[i - 1] != '\n') no_blank += lines[i];
+  std::string no_newline = no_blank;
+  std::replace(no_newline.begin(), no_newline.end(), '\n', ' ');
+  std::string no_space(2 * piece + 1, 'x');
+  std::string accents;
+  while (accents.size() < 2 * piece) accents += "\xf0\x9f\x99\x82\xc3\xa9";
+  for (const std::string& text : {no_blank, no_newline, no_space, accents, "a" + accents, "ab" + accents})
+    for (const DocumentRule rule : {DocumentRule::blank, DocumentRule::line, DocumentRule::file}) {
+      if (rule == DocumentRule::line && text == no_blank) continue;
+      const auto texts = prepared(text, rule);
+      ASSERT_EQ(texts.size(), 1u);
+      std::string expected = text;
+      if (rule == DocumentRule::blank && expected.ends_with('\n')) expected.pop_back();
+      ASSERT_TRUE(texts.front() == expected);
+      const auto dataset = IndexedDataset::open(prefix_);
+      EXPECT_GE(dataset->sequences(), 2);
+      for (std::int64_t i = 0; i < dataset->sequences(); ++i)
+        EXPECT_LE(dataset->length(i), 2 * static_cast<std::int32_t>(piece));
+      EXPECT_EQ(prepare(options({input("in.txt", text)}, rule)).invalid_bytes, 0) << "cut inside a character";
+    }
+}
+
+TEST_F(Preparing, GivesTheSameFilesForAnyNumberOfThreads) {
+  // More than one round of jobs, small and long documents.
+  const std::string text = sample_text(18 << 20) + std::string(700000, 'y') + "\n\n" + sample_text(300000, 2);
+  PrepareOptions job = options({input("big.txt", text), input("more.jsonl", "{\"text\": \"last one\"}")});
+  job.tokenizer = "spm-train:600";
+  job.tokenizer_sample_bytes = 200000;
+  std::map<std::string, std::string> first;
+  for (const int threads : {1, 2, 5}) {
+    job.threads = threads;
+    const PrepareReport report = prepare(job);
+    EXPECT_EQ(report.info.vocab_size, 600);
+    for (const char* suffix : {".bin", ".idx", ".json", ".model"}) {
+      const std::string content = read_text(prefix_ + suffix);
+      EXPECT_FALSE(content.empty());
+      if (threads == 1)
+        first[suffix] = content;
+      else
+        EXPECT_TRUE(first[suffix] == content) << suffix << " with " << threads << " threads";
+    }
+  }
+  std::string joined;
+  for (const std::string& document : documents()) joined += document + "\n\n";
+  std::string expected = text;
+  for (std::size_t at; (at = expected.find("\n\n\n")) != std::string::npos;) expected.erase(at, 1);
+  EXPECT_TRUE(joined.starts_with(expected.substr(0, 1 << 20)));
+  EXPECT_TRUE(joined.ends_with("\n\nlast one\n\n"));
+}
+
+TEST_F(Preparing, StoresTheModelBesideTheDataset) {
+  PrepareOptions job = options({input("in", sample_text(100000))});
+  job.tokenizer = "spm-train:400:bpe";
+  const auto trained = prepare(job);
+  EXPECT_EQ(trained.info.tokenizer, "spm:" + prefix_ + ".model");
+  const std::string model = read_text(model_path(prefix_));
+  const auto texts = documents();
+
+  job.tokenizer = "spm:" + prefix_ + ".model";
+  job.output = (folder_ / "second").string();
+  prepare(job);
+  EXPECT_EQ(read_text(model_path(job.output)), model);
+  EXPECT_EQ(read_text(bin_path(job.output)), read_text(bin_path(prefix_)));
+
+  std::filesystem::create_directory(folder_ / "elsewhere");
+  for (const char* suffix : {".bin", ".idx", ".json", ".model"})
+    std::filesystem::rename(prefix_ + suffix, folder_ / "elsewhere" / (std::string("moved") + suffix));
+  prefix_ = (folder_ / "elsewhere/moved").string();
+  std::filesystem::rename(prefix_ + ".model", folder_ / "elsewhere/out.model");
+  EXPECT_EQ(documents(), texts);
+}
+
+TEST_F(Preparing, DescribesTheDataset) {
+  const auto report = prepare(options({input("in", "aab\n\nab")}));
+  const auto info = read_dataset_info(prefix_);
+  ASSERT_TRUE(info);
+  EXPECT_EQ(info->tokenizer, "byte");
+  EXPECT_EQ(info->vocab_size, 257);
+  EXPECT_EQ(info->end_of_document, 256);
+  EXPECT_EQ(info->token_type, "uint16");
+  EXPECT_EQ(info->tokens, 7);
+  EXPECT_EQ(info->documents, 2);
+  EXPECT_EQ(info->sequences, 2);
+  EXPECT_EQ(info->text_bytes, 5);
+  const double expected = -(3. / 7 * std::log(3. / 7) + 2 * (2. / 7 * std::log(2. / 7)));
+  EXPECT_NEAR(info->unigram_entropy, expected, 1e-14);
+  EXPECT_EQ(info->unigram_entropy, report.info.unigram_entropy);
+  EXPECT_FALSE(read_dataset_info((folder_ / "none").string()));
+  for (const char* bad : {"", "{", "{}", "{\"format\": \"sherd dataset\", \"version\": 2}", "[]"}) {
+    write_text(info_path(prefix_), bad);
+    expect_error(ErrorKind::data, "run 'sherd prepare' again", [&] { read_dataset_info(prefix_); });
+  }
+}
+
+TEST(UnigramEntropy, OfKnownDistributions) {
+  const std::vector<std::int64_t> uniform(1000, 7), one{0, 5, 0}, none(3, 0);
+  EXPECT_NEAR(unigram_entropy(uniform), std::log(1000.), 1e-12);
+  EXPECT_EQ(unigram_entropy(one), 0);
+  EXPECT_EQ(unigram_entropy(none), 0);
+}
+
+TEST_F(Preparing, ReportsProgress) {
+  const std::string text = sample_text(20 << 20);
+  PrepareOptions job = options({input("in", text)});
+  std::vector<PrepareProgress> seen;
+  job.progress = [&](const PrepareProgress& progress) { seen.push_back(progress); };
+  const auto report = prepare(job);
+  ASSERT_GE(seen.size(), 2u);
+  for (std::size_t i = 1; i < seen.size(); ++i) EXPECT_GE(seen[i].bytes_done, seen[i - 1].bytes_done);
+  EXPECT_EQ(seen.back().bytes_done, text.size());
+  EXPECT_EQ(seen.back().bytes_total, text.size());
+  EXPECT_EQ(seen.back().tokens, report.info.tokens);
+
+  job.output = (folder_ / "stopped").string();
+  job.progress = [](const PrepareProgress&) { fail(ErrorKind::interrupted, "stop"); };
+  expect_error(ErrorKind::interrupted, "stop", [&] { prepare(job); });
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path()))
+    EXPECT_FALSE(entry.path().filename().string().starts_with("stopped")) << entry.path();
+}
+
+TEST_F(Preparing, ReadsAPipe) {
+  const std::string pipe = (folder_ / "pipe").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  PrepareOptions training = options({pipe});
+  training.tokenizer = "spm-train:400";
+  expect_error(ErrorKind::usage, "can be read only once", [&] { prepare(training); });
+  std::thread writer([&] { write_text(pipe, "one\n\ntwo"); });
+  prepare(options({pipe}));
+  writer.join();
+  EXPECT_EQ(documents(), (Texts{"one", "two"}));
+}
+
+}  // namespace
+}  // namespace sherd::data

@@ -1,0 +1,337 @@
+#include "optim/update_rule.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/random.h"
+#include "optim/torch_traces.h"
+#include "support/expect_error.h"
+
+namespace sherd::optim {
+namespace {
+
+using config::OptimizerType;
+
+// All memory of one span.
+struct Span {
+  std::vector<float> master, first, second;
+  std::vector<std::byte> grad, param;
+  DType grad_dtype, param_dtype;
+
+  Span(std::size_t n, DType grads, DType params)
+      : master(n), first(n), second(n), grad(n * size_of(grads)), param(n * 2), grad_dtype(grads), param_dtype(params) {}
+
+  void set_grad(std::size_t i, float value) {
+    std::byte* to = grad.data() + i * size_of(grad_dtype);
+    if (grad_dtype == DType::f32) std::memcpy(to, &value, 4);
+    if (grad_dtype == DType::bf16) *reinterpret_cast<bf16*>(to) = bf16(value);
+    if (grad_dtype == DType::f16) *reinterpret_cast<f16*>(to) = f16(value);
+  }
+  SpanUpdate update(std::int64_t begin, std::int64_t end) {
+    SpanUpdate u;
+    u.master = master.data() + begin;
+    u.grad = grad.data() + static_cast<std::size_t>(begin) * size_of(grad_dtype);
+    u.grad_dtype = grad_dtype;
+    u.moments[0] = first.data() + begin, u.moments[1] = second.data() + begin;
+    u.param = param_dtype == DType::f32 ? nullptr : param.data() + begin * 2;
+    u.param_dtype = param_dtype;
+    u.n = end - begin;
+    return u;
+  }
+  SpanUpdate all() { return update(0, static_cast<std::int64_t>(master.size())); }
+  bool operator==(const Span& other) const {
+    const auto same = [](const auto& a, const auto& b) { return !std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])); };
+    return same(master, other.master) && same(first, other.first) && same(second, other.second) && same(param, other.param);
+  }
+};
+
+Span random_span(std::size_t n, DType grads, DType params, std::uint64_t seed = 3) {
+  Span span(n, grads, params);
+  for (std::size_t i = 0; i < n; ++i) {
+    span.master[i] = normal_at({seed, 1}, i) * 0.5f;
+    span.set_grad(i, normal_at({seed, 2}, i) * 0.1f);
+    span.first[i] = normal_at({seed, 3}, i) * 0.01f;
+    span.second[i] = std::abs(normal_at({seed, 4}, i)) * 1e-4f;
+  }
+  return span;
+}
+
+std::vector<Hyper> every_rule() {
+  Hyper adamw, adam_l2, plain, momentum, nesterov;
+  adamw.weight_decay = 0.1;
+  adam_l2 = adamw, adam_l2.type = OptimizerType::adam, adam_l2.decoupled_decay = false;
+  plain.type = OptimizerType::sgd, plain.decoupled_decay = false, plain.weight_decay = 0.05, plain.lr = 0.1;
+  momentum = plain, momentum.momentum = 0.9;
+  nesterov = momentum, nesterov.nesterov = true;
+  return {adamw, adam_l2, plain, momentum, nesterov};
+}
+
+// ---- against PyTorch ----
+
+template <std::size_t Steps, std::size_t Size>
+void expect_trace(const double (&want)[Steps][Size], const Hyper& hyper) {
+  Arena arena(1);
+  Span span(Size, DType::f32, DType::f32);
+  for (std::size_t i = 0; i < Size; ++i) span.master[i] = (3.0f * static_cast<float>(i) - 7.0f) / 8.0f;
+  for (std::size_t step = 0; step < Steps; ++step) {
+    // Gradients come with a loss scale of 64, which the factor takes away again.
+    for (std::size_t i = 0; i < Size; ++i) span.set_grad(i, static_cast<float>(64 * torch_traces::gradients[step][i]));
+    SpanUpdate update_all = span.all();
+    update_all.grad_factor = 1.0 / 64;
+    ASSERT_TRUE(update(update_all, hyper, static_cast<std::int64_t>(step) + 1, arena));
+    for (std::size_t i = 0; i < Size; ++i)
+      EXPECT_NEAR(span.master[i], want[step][i], 1e-6) << "step " << step << ", element " << i;
+  }
+}
+
+Hyper adam(OptimizerType type, double lr, double b1, double b2, double eps, double wd) {
+  Hyper h;
+  h.type = type, h.lr = lr, h.beta1 = b1, h.beta2 = b2, h.eps = eps, h.weight_decay = wd;
+  h.decoupled_decay = type == OptimizerType::adamw;
+  return h;
+}
+
+Hyper sgd(double wd, double momentum, bool nesterov) {
+  Hyper h;
+  h.type = OptimizerType::sgd, h.lr = 0.1, h.weight_decay = wd, h.momentum = momentum, h.nesterov = nesterov;
+  h.decoupled_decay = false;
+  return h;
+}
+
+TEST(UpdateRule, FollowsPyTorch) {
+  expect_trace(torch_traces::adam, adam(OptimizerType::adam, 0.01, 0.9, 0.999, 1e-8, 0));
+  expect_trace(torch_traces::adam_l2, adam(OptimizerType::adam, 0.02, 0.8, 0.95, 1e-6, 0.1));
+  expect_trace(torch_traces::adamw, adam(OptimizerType::adamw, 0.02, 0.9, 0.95, 1e-8, 0.1));
+  expect_trace(torch_traces::sgd, sgd(0, 0, false));
+  expect_trace(torch_traces::sgd_decay, sgd(0.05, 0, false));
+  expect_trace(torch_traces::sgd_momentum, sgd(0.05, 0.9, false));
+  expect_trace(torch_traces::sgd_nesterov, sgd(0.05, 0.9, true));
+}
+
+// ---- against the formulas in double ----
+
+struct Exact {
+  double p, m, v;
+};
+
+Exact adam_in_double(Exact x, double g, const Hyper& h, int step) {
+  if (!h.decoupled_decay) g += h.weight_decay * x.p;
+  x.m = h.beta1 * x.m + (1 - h.beta1) * g;
+  x.v = h.beta2 * x.v + (1 - h.beta2) * g * g;
+  const double c1 = h.bias_correction ? 1 - std::pow(h.beta1, step) : 1;
+  const double c2 = h.bias_correction ? 1 - std::pow(h.beta2, step) : 1;
+  if (h.decoupled_decay) x.p -= h.lr * h.weight_decay * x.p;
+  x.p -= h.lr * (x.m / c1) / (std::sqrt(x.v / c2) + h.eps);
+  return x;
+}
+
+TEST(UpdateRule, AdamFollowsTheFormulasInDouble) {
+  Arena arena(2);
+  for (const bool decoupled : {false, true})
+    for (const bool correct : {false, true}) {
+      Hyper h;
+      h.weight_decay = 0.1, h.decoupled_decay = decoupled, h.bias_correction = correct;
+      Span span = random_span(3001, DType::f32, DType::f32);
+      std::vector<Exact> exact;
+      for (std::size_t i = 0; i < span.master.size(); ++i)
+        exact.push_back({span.master[i], span.first[i], span.second[i]});
+      for (int step = 1; step <= 4; ++step) {
+        ASSERT_TRUE(update(span.all(), h, step, arena));
+        for (std::size_t i = 0; i < exact.size(); ++i) {
+          float g;
+          std::memcpy(&g, span.grad.data() + 4 * i, 4);
+          exact[i] = adam_in_double(exact[i], g, h, step);
+        }
+      }
+      for (std::size_t i = 0; i < exact.size(); ++i) {
+        ASSERT_NEAR(span.master[i], exact[i].p, 4e-7 * std::abs(exact[i].p) + 4e-8) << i;
+        ASSERT_NEAR(span.first[i], exact[i].m, 1e-6 * std::abs(exact[i].m) + 1e-8) << i;
+        ASSERT_NEAR(span.second[i], exact[i].v, 1e-6 * exact[i].v) << i;
+      }
+    }
+}
+
+// ---- equal to the bit ----
+
+TEST(UpdateRule, InstructionSetsAgreeToTheBit) {
+  Arena arena(1);
+  for (const Hyper& h : every_rule())
+    for (const DType grads : {DType::f32, DType::bf16, DType::f16})
+      for (const DType params : {DType::f32, DType::bf16, DType::f16}) {
+        const Span start = random_span(1037, grads, params);
+        Span want = start;
+        for (int step = 1; step <= 3; ++step) ASSERT_TRUE(update_with(CpuIsa::portable, want.all(), h, step, arena));
+        ASSERT_FALSE(want == start);
+        for (const CpuIsa isa : {CpuIsa::avx2, CpuIsa::avx512}) {
+          if (isa > cpu_isa()) continue;  // not on this processor
+          Span got = start;
+          for (int step = 1; step <= 3; ++step) ASSERT_TRUE(update_with(isa, got.all(), h, step, arena));
+          EXPECT_TRUE(got == want) << name_of(isa) << ", gradients " << name_of(grads) << ", copy " << name_of(params);
+        }
+      }
+}
+
+TEST(UpdateRule, CutsAndThreadsDoNotShow) {
+  Arena one(1), four(4);
+  const std::size_t n = 200'003;
+  for (const Hyper& h : every_rule()) {
+    const Span start = random_span(n, DType::bf16, DType::bf16);
+    Span whole = start, threaded = start, cut = start;
+    ASSERT_TRUE(update(whole.all(), h, 7, one));
+    ASSERT_TRUE(update(threaded.all(), h, 7, four));
+    std::int64_t begin = 0;
+    for (std::int64_t size = 1; begin < static_cast<std::int64_t>(n); size = size * 3 + 1) {
+      const std::int64_t end = std::min<std::int64_t>(begin + size, static_cast<std::int64_t>(n));
+      ASSERT_TRUE(update(cut.update(begin, end), h, 7, one));
+      begin = end;
+    }
+    EXPECT_TRUE(threaded == whole);
+    EXPECT_TRUE(cut == whole);
+  }
+}
+
+TEST(UpdateRule, StreamedCopiesAreTheSame) {
+  Arena arena(2);
+  Hyper h;
+  const std::size_t n = (std::size_t{1} << 22) + 77;  // long enough to be written past the caches
+  Span whole(n, DType::bf16, DType::bf16);
+  for (std::size_t i = 0; i < n; ++i) {
+    whole.master[i] = static_cast<float>(i % 8191) * 1.1e-4f;
+    whole.set_grad(i, static_cast<float>(i % 251) * 1e-3f);
+  }
+  Span cut = whole;
+  ASSERT_TRUE(update(whole.all(), h, 1, arena));
+  const std::int64_t half = 1 << 21;
+  ASSERT_TRUE(update(cut.update(0, half), h, 1, arena));
+  ASSERT_TRUE(update(cut.update(half, static_cast<std::int64_t>(n)), h, 1, arena));
+  EXPECT_TRUE(cut == whole);
+}
+
+TEST(UpdateRule, CopiesRoundAsMastersDo) {
+  Arena arena(1);
+  Hyper h;
+  h.type = OptimizerType::sgd, h.lr = 0, h.decoupled_decay = false;
+  // The second is a tie for bf16 (away from zero), the third one for fp16 (to even).
+  const std::vector<float> values = {1.0f, 0x1.01p0f, 0x1.002p0f, -0x1.01p0f, 3.14159f, -65503.0f, 6e-8f, 0.0f};
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    Span span(values.size(), DType::f32, dtype);
+    span.master = values;
+    ASSERT_TRUE(update(span.all(), h, 1, arena));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      std::uint16_t bits;
+      std::memcpy(&bits, span.param.data() + 2 * i, 2);
+      EXPECT_EQ(bits, dtype == DType::bf16 ? round_master_to_bf16(values[i]).bits : f16(values[i]).bits) << values[i];
+      EXPECT_EQ(span.master[i], values[i]);
+    }
+  }
+  EXPECT_NE(round_master_to_bf16(0x1.01p0f).bits, bf16(0x1.01p0f).bits);  // or the case above would say nothing
+}
+
+// ---- what it must notice ----
+
+struct Poison {
+  const char* what;
+  DType param_dtype;
+  float master, grad, second;
+};
+
+TEST(UpdateRule, ReportsNonFiniteUpdates) {
+  Arena arena(2);
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<Poison> poisons = {{"NaN gradient", DType::f32, 1, nan, 0},
+                                       {"infinite gradient", DType::bf16, 1, inf, 0},
+                                       {"NaN weight", DType::f32, nan, 0, 0},
+                                       {"second moment overflows", DType::f32, 1, 1e30f, 0},
+                                       {"bf16 copy overflows", DType::bf16, 3.4e38f, 0, 0},
+                                       {"fp16 copy overflows", DType::f16, 65520.0f, 0, 0}};
+  for (const std::size_t n : {std::size_t{5}, std::size_t{100'001}})
+    for (const Poison& poison : poisons)
+      for (const std::size_t at : {std::size_t{0}, n / 2, n - 1}) {
+        SCOPED_TRACE(cat(poison.what, " at ", at, " of ", n));
+        Hyper h;
+        h.lr = 1e-4;
+        Span span(n, DType::f32, poison.param_dtype);
+        ASSERT_TRUE(update(span.all(), h, 1, arena));
+        span.master[at] = poison.master;
+        span.second[at] = poison.second;
+        span.set_grad(at, poison.grad);
+        EXPECT_FALSE(update(span.all(), h, 2, arena));
+      }
+  Hyper momentum = sgd(0, 0.9, false);
+  momentum.lr = 0;
+  Span span(9, DType::f32, DType::f32);
+  span.first[3] = 3.4e38f;
+  span.set_grad(3, 3e38f);
+  EXPECT_FALSE(update(span.all(), momentum, 1, arena));
+  Span largest(9, DType::f32, DType::bf16);
+  largest.master[0] = std::bit_cast<float>(0x7f7f7fffu);  // the last that rounds down to a finite bf16
+  EXPECT_TRUE(update(largest.all(), sgd(0, 0, false), 1, arena));
+}
+
+TEST(UpdateRule, PaddingLanesDoNotCount) {
+  Arena arena(1);
+  Hyper h;
+  h.eps = 0;  // 0/0 in lanes past the end
+  for (std::size_t n = 1; n < 40; ++n) {
+    Span span = random_span(n, DType::f32, DType::bf16);
+    EXPECT_TRUE(update(span.all(), h, 1, arena)) << n;
+  }
+}
+
+TEST(UpdateRule, DecayIsPerSpan) {
+  Arena arena(1);
+  for (const Hyper& h : every_rule()) {
+    Hyper without = h;
+    without.weight_decay = 0;
+    Span flagged = random_span(100, DType::f32, DType::f32), plain = flagged, decayed = flagged;
+    SpanUpdate u = flagged.all();
+    u.decay = false;
+    update(u, h, 1, arena);
+    update(plain.all(), without, 1, arena);
+    update(decayed.all(), h, 1, arena);
+    EXPECT_TRUE(flagged == plain);
+    EXPECT_FALSE(flagged == decayed);
+  }
+}
+
+TEST(UpdateRule, NamesItsMoments) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(every_rule()[0].moment_names(), (Names{"exp_avg", "exp_avg_sq"}));
+  EXPECT_EQ(sgd(0, 0.9, false).moment_names(), Names{"momentum_buffer"});
+  EXPECT_EQ(sgd(0, 0, false).moment_names(), Names{});
+}
+
+TEST(UpdateRule, RefusesIncompleteSpans) {
+  Arena arena(1);
+  Span span(8, DType::f32, DType::bf16);
+  const auto refused = [&](const std::string& part, auto change, std::int64_t step = 1) {
+    SpanUpdate u = span.all();
+    change(u);
+    testing::expect_error(ErrorKind::usage, part, [&] { update(u, Hyper(), step, arena); });
+  };
+  refused("no exp_avg_sq", [](SpanUpdate& u) { u.moments[1] = nullptr; });
+  refused("no master", [](SpanUpdate& u) { u.grad = nullptr; });
+  refused("a bf16 copy", [](SpanUpdate& u) { u.param = nullptr; });
+  refused("must be fp32, bf16 or fp16, not int32", [](SpanUpdate& u) { u.grad_dtype = DType::i32; });
+  refused("count from 1", [](SpanUpdate&) {}, 0);
+  EXPECT_TRUE(update(SpanUpdate{}, Hyper(), 1, arena));  // nothing to do
+}
+
+TEST(Clipping, OneFactorUnscalesAndClips) {
+  EXPECT_EQ(gradient_factor(0.5, 1, 1), 1);
+  EXPECT_EQ(gradient_factor(0.5, 1024, 1), 1.0 / 1024);
+  EXPECT_DOUBLE_EQ(gradient_factor(4, 1, 1), 1 / (4 + 1e-6));
+  EXPECT_DOUBLE_EQ(gradient_factor(4, 256, 2), 2 / (4 + 1e-6) / 256);
+  EXPECT_EQ(gradient_factor(1e9, 8, 0), 1.0 / 8);
+  EXPECT_EQ(gradient_factor(1e9, 8, -1), 1.0 / 8);
+  EXPECT_EQ(clip_factor(0, 1), 1);
+  testing::expect_error(ErrorKind::usage, "norm inf", [] {
+    gradient_factor(std::numeric_limits<double>::infinity(), 1, 1);
+  });
+}
+
+}  // namespace
+}  // namespace sherd::optim

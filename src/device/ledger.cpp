@@ -30,7 +30,7 @@ std::uint64_t Ledger::limit(Tier tier) const {
 void Ledger::charge(Tier tier, Category category, std::uint64_t bytes) {
   std::lock_guard lock(mutex_);
   TierBook& page = book(tier);
-  if (page.limit && page.total.current + bytes > page.limit) {
+  if (page.limit && (bytes > page.limit || page.total.current > page.limit - bytes)) {
     std::string holders;
     for (int i = 0; i < category_count; ++i)
       if (page.accounts[i].current)

@@ -19,6 +19,9 @@ struct Command {
 };
 
 constexpr Command commands[] = {
+    {"train", "train the model that a configuration describes", train_command},
+    {"generate", "continue a text with a trained model", generate_command},
+    {"prepare", "turn text into a dataset of token ids", prepare_command},
     {"plot", "draw the losses of a --metrics file as SVG", plot_command},
     {"info", "versions, processor, memory and features", info_command},
 };

@@ -12,7 +12,10 @@ using Arguments = std::vector<std::string>;
 int run_program(const Arguments& arguments);
 
 // The commands. Each takes what follows its name, and throws UsageError or Error. One file each; listed in program.cpp.
+void train_command(const Arguments& arguments);
+void generate_command(const Arguments& arguments);
 void info_command(const Arguments& arguments);
 void plot_command(const Arguments& arguments);
+void prepare_command(const Arguments& arguments);
 
 }  // namespace sherd::cli

@@ -1,6 +1,5 @@
 #include "cli/progress.h"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "cli/status_line.h"
 #include "engine/report.h"
 
 namespace sherd::cli {
@@ -111,12 +111,6 @@ void cursor_restored() {
   }
 }
 
-int terminal_width(int descriptor) {
-  struct winsize size {};
-  if (::ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-  return 80;
-}
-
 }  // namespace
 
 std::string format_bar(const ProgressState& state, int width, bool unicode) {
@@ -159,11 +153,8 @@ std::string format_plain(const ProgressState& state) {
 }
 
 Progress::Progress(int descriptor, std::int64_t total_steps, std::int64_t every)
-    : descriptor_(descriptor), total_steps_(total_steps), every_(std::max<std::int64_t>(1, every)) {
-  const char* kind = std::getenv("TERM");
-  terminal_ = ::isatty(descriptor) == 1 && kind && std::strcmp(kind, "dumb") != 0;
-  unicode_ = locale_is_utf8();
-}
+    : descriptor_(descriptor), total_steps_(total_steps), every_(std::max<std::int64_t>(1, every)),
+      terminal_(is_terminal(descriptor)), unicode_(locale_is_utf8()) {}
 
 Progress::~Progress() {
   try {
@@ -222,14 +213,7 @@ void Progress::finish() {
   drawn_ = false;
 }
 
-void Progress::put(const std::string& text) {
-  // A terminal that is gone must not end hours of training.
-  for (std::size_t done = 0; done < text.size();) {
-    const ssize_t wrote = ::write(descriptor_, text.data() + done, text.size() - done);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) return;
-    done += static_cast<std::size_t>(wrote);
-  }
-}
+// A terminal that is gone must not end hours of training.
+void Progress::put(const std::string& text) { write_terminal(descriptor_, text); }
 
 }  // namespace sherd::cli

@@ -30,30 +30,23 @@ void check(const TrainRequest& request) {
 
 }  // namespace
 
-int train(int argc, char** argv, const TrainRequest& request) {
+void train(const TrainRequest& request) {
   check(request);
   const auto data = engine::open_token_data(request.config);
   comm::CommOptions options;
   options.timeout_seconds = request.config.parallel.timeout_seconds;
-  const auto body = [&](DistributedPtr dist) {
+  bool speaks = true;
+  launch_ranks(request.ranks, [&](DistributedPtr dist) {
     // Rank 0 measures while the others wait at their first collective.
     const double rate = dist->rank() == 0 ? machine_rate(request.config, *dist) : 0;
+    if (dist->world().rank() != 0 && comm::launched_by_mpi()) speaks = false;
     Trainer(dist, request, data, rate).run();
-  };
-  if (comm::launched_by_mpi()) {
-    const int code = launch(argc, argv, body, options);
-    if (code != 0) return code;
-  } else {
-    launch_ranks(request.ranks, body, options);
-  }
-  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  if (!request.plot.empty() && (!rank || std::string(rank) == "0")) {
-    PlotOptions plot;
-    if (data->info) plot.unigram_entropy = data->info->unigram_entropy;
-    plot_metrics(request.metrics, request.plot, plot);
-    log_info("drew the losses: ", request.plot);
-  }
-  return 0;
+  }, options);
+  if (request.plot.empty() || !speaks) return;
+  PlotOptions plot;
+  if (data->info) plot.unigram_entropy = data->info->unigram_entropy;
+  plot_metrics(request.metrics, request.plot, plot);
+  log_info("drew the losses: ", request.plot);
 }
 
 }  // namespace sherd::cli

@@ -21,7 +21,7 @@ struct TrainRequest {
   std::string resume_tag;   ///< another tag
 };
 
-/// Trains to config.training.steps and returns the exit code. One line on stderr per error.
-int train(int argc, char** argv, const TrainRequest& request);
+/// Trains to config.training.steps, on local ranks or the launcher's. Throws the first Error of any rank.
+void train(const TrainRequest& request);
 
 }  // namespace sherd::cli

@@ -1,0 +1,99 @@
+#include <cstdio>
+
+#include "base/arena.h"
+#include "cli/command_line.h"
+#include "cli/program.h"
+#include "data/tokenizer.h"
+#include "engine/checkpoint.h"
+#include "models/from_config.h"
+#include "models/generate.h"
+
+namespace sherd::cli {
+namespace {
+
+const std::string& client_entry(const engine::CheckpointReader& reader, const std::string& key) {
+  const auto& client = reader.manifest().client;
+  const auto found = client.find(key);
+  if (found == client.end() || found->second.empty())
+    fail(ErrorKind::data, "checkpoint ", reader.folder().string(), " does not name its ", key,
+         ": it was not written by `sherd train` on a prepared dataset");
+  return found->second;
+}
+
+/// Prints text as tokens complete it: bytes of a character that is still incomplete wait for the next token.
+class Printer {
+ public:
+  Printer(const data::Tokenizer& tokenizer, std::vector<std::int32_t> prompt)
+      : tokenizer_(tokenizer), ids_(std::move(prompt)) {
+    put();
+  }
+  void add(std::int32_t id) {
+    ids_.push_back(id);
+    put();
+  }
+
+ private:
+  void put() {
+    const std::string text = tokenizer_.decode(ids_);
+    std::size_t end = text.size();
+    // Back to the start of a UTF-8 sequence that is cut off at the end.
+    std::size_t start = end;
+    while (start > printed_ && end - start < 3 && (static_cast<unsigned char>(text[start - 1]) & 0xc0) == 0x80) --start;
+    if (start > printed_) {
+      const auto lead = static_cast<unsigned char>(text[start - 1]);
+      const std::size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1;
+      if (start - 1 + length > end) end = start - 1;
+    }
+    if (end > printed_) std::fwrite(text.data() + printed_, 1, end - printed_, stdout);
+    printed_ = std::max(printed_, end);
+    std::fflush(stdout);
+  }
+
+  const data::Tokenizer& tokenizer_;
+  std::vector<std::int32_t> ids_;
+  std::size_t printed_ = 0;
+};
+
+}  // namespace
+
+void generate_command(const Arguments& arguments) {
+  CommandLine line("generate", "Continues a text with a trained model.",
+                   "--checkpoint D --prompt T [--max-tokens N] [--temperature X] [--top-k K] [--seed S]");
+  line.value("checkpoint", "D", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
+      .value("prompt", "T", "the text to continue; empty: from the beginning of a document")
+      .value("max-tokens", "N", "at most this many tokens", "100")
+      .value("temperature", "X", "0 takes the likeliest token, 1 samples the model's distribution", "0.8")
+      .value("top-k", "K", "sample among the K likeliest tokens; 0: all", "40")
+      .value("seed", "S", "of the sampling", "0");
+  if (!line.parse(arguments)) return;
+  const engine::CheckpointReader reader(engine::checkpoint_folder(line.required("checkpoint")));
+  for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
+  const auto tokenizer = data::make_tokenizer(client_entry(reader, "tokenizer"));
+  const config::Config config = config::parse_text(reader.manifest().config, "the checkpoint's configuration");
+
+  const auto dist = init_distributed(0, nullptr);
+  const auto device = device::make_cpu_device(available_cores());
+  const auto kernels = tensor::make_kernels(*device);
+  auto model = std::make_shared<models::Gpt>(models::gpt_options(config, std::stoll(client_entry(reader, "vocab_size"))));
+  sharding::ShardingOptions options;
+  options.placements = sharding::make_placements(0, config.precision.compute, config.precision.compute, config.precision.compute);
+  sharding::ShardedModel sharded(model, options, dist->world(), *kernels);
+  engine::load_weights(reader, sharded, *kernels);
+
+  std::vector<std::int32_t> prompt = tokenizer->encode(line.text("prompt"));
+  if (prompt.empty()) prompt.push_back(tokenizer->end_of_document());
+  models::Sampling sampling;
+  sampling.temperature = line.number("temperature");
+  sampling.top_k = static_cast<int>(line.integer("top-k", 0));
+  sampling.key = RandomKey{static_cast<std::uint64_t>(line.integer("seed", 0)), stable_hash("generate")};
+  autograd::Tape tape(*kernels);
+  Printer printer(*tokenizer, prompt);
+  models::generate(*model, tape, prompt, line.integer("max-tokens", 1), sampling, [&](std::int32_t id) {
+    if (id == tokenizer->end_of_document()) return false;
+    printer.add(id);
+    return true;
+  });
+  std::fputc('\n', stdout);
+}
+
+}  // namespace sherd::cli

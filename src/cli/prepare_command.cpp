@@ -1,0 +1,74 @@
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "base/error.h"
+#include "cli/command_line.h"
+#include "cli/program.h"
+#include "cli/status_line.h"
+#include "data/indexed_dataset.h"
+#include "data/prepare.h"
+#include "engine/report.h"
+
+namespace sherd::cli {
+namespace {
+
+using data::PrepareProgress;
+using engine::human_bytes;
+using engine::human_count;
+
+std::string progress_text(const PrepareProgress& progress) {
+  std::string text = progress.stage == PrepareProgress::Stage::training_tokenizer ? "reading text for the tokenizer: "
+                                                                                  : "encoding: ";
+  text += human_bytes(progress.bytes_done);
+  if (progress.bytes_total > 0)
+    text += cat(" of ", human_bytes(progress.bytes_total), " (", 100 * progress.bytes_done / progress.bytes_total, "%)");
+  if (progress.tokens > 0) text += cat(", ", human_count(static_cast<double>(progress.tokens)), " tokens");
+  return text;
+}
+
+void print_report(const data::PrepareReport& report, const std::string& prefix) {
+  const data::DatasetInfo& info = report.info;
+  const double seconds = report.training_seconds + report.encoding_seconds;
+  const auto per_token = static_cast<double>(info.text_bytes) / static_cast<double>(info.tokens);
+  std::printf("%s: %lld tokens in %lld documents from %s of text in %s\n", prefix.c_str(),
+              static_cast<long long>(info.tokens), static_cast<long long>(info.documents),
+              human_bytes(static_cast<std::uint64_t>(info.text_bytes)).c_str(), engine::human_seconds(seconds).c_str());
+  std::printf("tokenizer %s: vocabulary %lld, %.2f bytes per token, stored as %s\n", info.tokenizer.c_str(),
+              static_cast<long long>(info.vocab_size), per_token, info.token_type.c_str());
+  std::printf("unigram entropy %.4f nats per token\n", info.unigram_entropy);
+  if (report.invalid_bytes > 0)
+    std::fprintf(stderr, "sherd: warning: %lld bytes of the text are no UTF-8; they were %s\n",
+                 static_cast<long long>(report.invalid_bytes), report.lossless ? "kept" : "replaced by U+FFFD");
+}
+
+}  // namespace
+
+void prepare_command(const Arguments& arguments) {
+  CommandLine line("prepare", "Turns text into a dataset of token ids (Megatron's indexed format).",
+                   "--input F... --tokenizer byte|spm:MODEL|spm-train:VOCAB --output PREFIX");
+  line.list("input", "F", "text file, .jsonl file, or folder of them; may be repeated")
+      .value("tokenizer", "SPEC", "byte, spm:MODEL (a SentencePiece model), or spm-train:VOCAB[:unigram|:bpe]", "byte")
+      .value("output", "PREFIX", "writes PREFIX.bin, .idx, .json and, with SentencePiece, .model")
+      .value("document", "RULE", "where a text file's documents end: blank (lines), line, or file", "blank")
+      .value("json-field", "NAME", "the text's key in .jsonl files", "text")
+      .value("threads", "N", "0: all cores", "0")
+      .rest_to("input");
+  if (!line.parse(arguments)) return;
+  data::PrepareOptions options;
+  options.inputs = line.all("input");
+  if (options.inputs.empty()) throw UsageError("--input is missing. See 'sherd prepare --help'");
+  options.tokenizer = line.text("tokenizer");
+  options.output = line.required("output");
+  options.document = data::parse_document_rule(line.text("document"));
+  options.json_field = line.text("json-field");
+  options.threads = static_cast<int>(line.integer("threads", 0));
+  StatusLine status(STDERR_FILENO);
+  options.progress = [&](const PrepareProgress& progress) { status.show(progress_text(progress)); };
+  const data::PrepareReport report = data::prepare(options);
+  status.clear();
+  print_report(report, options.output);
+}
+
+}  // namespace sherd::cli

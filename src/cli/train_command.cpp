@@ -1,0 +1,35 @@
+#include "cli/command_line.h"
+#include "cli/program.h"
+#include "cli/train.h"
+
+namespace sherd::cli {
+
+void train_command(const Arguments& arguments) {
+  CommandLine line("train", "Trains the model that a configuration describes.",
+                   "--config F... [--ranks N] [--set a.b.c=V]... [--steps N] [--metrics F.jsonl] [--plot F.svg] [--resume]");
+  line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
+      .value("ranks", "N", "local ranks in this process; under mpirun or srun the launcher's ranks are taken", "1")
+      .list("set", "a.b.c=V", "override one key, as zero_optimization.stage=3")
+      .value("steps", "N", "optimizer steps of the whole run; the same as --set training.steps=N")
+      .value("metrics", "F.jsonl", "write one JSON object per optimizer step")
+      .value("plot", "F.svg", "draw the losses when done; needs --metrics")
+      .flag("resume", "go on from the latest checkpoint in training.save_dir")
+      .value("tag", "TAG", "with --resume: from this checkpoint instead of the latest")
+      .rest_to("config");
+  if (!line.parse(arguments)) return;
+  if (line.all("config").empty()) throw UsageError("no --config given. See 'sherd train --help'");
+  if (line.has("plot") && !line.has("metrics")) throw UsageError("--plot draws what --metrics wrote: give both");
+  if (line.has("tag") && !line.has("resume")) throw UsageError("--tag names a checkpoint to --resume from: give both");
+  std::vector<std::string> overrides = line.all("set");
+  if (line.has("steps")) overrides.push_back("training.steps=" + std::to_string(line.integer("steps", 1)));
+  TrainRequest request;
+  request.config = config::parse_files(line.all("config"), overrides);
+  request.ranks = static_cast<int>(line.integer("ranks", 1));
+  request.metrics = line.text("metrics");
+  request.plot = line.text("plot");
+  request.resume = line.has("resume");
+  request.resume_tag = line.text("tag");
+  train(request);
+}
+
+}  // namespace sherd::cli

@@ -64,7 +64,7 @@ struct ReducePiece {
 
 /// What a collective is for; appears in errors and traces, and decides how its bytes are counted.
 struct CallOptions {
-  std::string label;     ///< unit or quantity, e.g. "blocks.3 gradients"
+  std::string label{};   ///< unit or quantity, e.g. "blocks.3 gradients"
   bool scalar = false;   ///< count as scalars
   bool async = false;    ///< run on the communicator's own thread and return at once
 };
@@ -126,6 +126,9 @@ struct CommOptions {
 /// have ended. When a rank throws, the others are aborted, and the first error (by time) is rethrown.
 void run_local(int ranks, const CommOptions& options,
                const std::function<void(Communicator&)>& body);
+
+/// A world of one rank.
+std::unique_ptr<Communicator> make_self(const CommOptions& options);
 
 /// True when this build has the mpi backend.
 bool mpi_available();

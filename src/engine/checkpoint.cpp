@@ -28,12 +28,13 @@ struct Kept {
   std::int64_t begin;
 };
 
-std::vector<Kept> kept_tensors(const Segment& segment, const Optimizer& optimizer) {
+/// The weights first, then the optimizer's moments, of which `moment_names` may name fewer than there are.
+std::vector<Kept> kept_tensors(const Segment& segment, const std::vector<std::string>& moment_names) {
   if (!segment.key().trainable)
     return {{"frozen", segment.parameters(), segment.parameters_sharded() ? segment.own_begin() : 0}};
   std::vector<Kept> out{{"fp32", segment.masters(), segment.update_begin()}};
-  for (std::size_t i = 0; i < segment.moments().size(); ++i)
-    out.push_back({optimizer.moment_names()[i], segment.moments()[i].tensor(), segment.update_begin()});
+  for (std::size_t i = 0; i < moment_names.size(); ++i)
+    out.push_back({moment_names[i], segment.moments()[i].tensor(), segment.update_begin()});
   return out;
 }
 
@@ -43,7 +44,7 @@ template <class Visit>
 void for_each_owned(const sharding::ShardedModel& model, const Optimizer& optimizer, const Visit& visit) {
   for (const auto& unit : model.units())
     for (const auto& segment : unit->segments())
-      for (const Kept& kept : kept_tensors(*segment, optimizer))
+      for (const Kept& kept : kept_tensors(*segment, optimizer.moment_names()))
         for (const Piece& piece : segment->layout().pieces(segment->own_begin(), segment->own_end()))
           visit(kept.kind, *segment->layout().parameters()[piece.slot], piece,
                 kept.flat.range(piece.flat_begin - kept.begin, piece.flat_begin - kept.begin + piece.count));
@@ -148,12 +149,16 @@ void CheckpointAccess::save(Engine& engine, const std::string& directory, const 
 
 namespace {
 
-void check_matches(const CheckpointReader& reader, const nn::Module& model, int world_size) {
-  const Manifest& manifest = reader.manifest();
-  if (manifest.world_size != world_size)
-    fail(ErrorKind::config, "checkpoint ", reader.folder().string(), " was written by ", manifest.world_size,
-         " ranks and cannot be resumed by ", world_size, ": start with --ranks ", manifest.world_size,
+void check_world(const CheckpointReader& reader, int world_size) {
+  const int saved = reader.manifest().world_size;
+  if (saved != world_size)
+    fail(ErrorKind::config, "checkpoint ", reader.folder().string(), " was written by ", saved,
+         " ranks and cannot be resumed by ", world_size, ": start with --ranks ", saved,
          " (resuming at another world size is not in this build)");
+}
+
+void check_shapes(const CheckpointReader& reader, const nn::Module& model) {
+  const Manifest& manifest = reader.manifest();
   for (const nn::ParameterPtr& parameter : model.parameters()) {
     const auto found = manifest.shapes.find(parameter->name);
     if (found == manifest.shapes.end())
@@ -169,8 +174,10 @@ void check_matches(const CheckpointReader& reader, const nn::Module& model, int 
          " parameters, this model ", model.parameters().size());
 }
 
-void read_segment(const CheckpointReader& reader, Segment& segment, const Optimizer& optimizer, tensor::Kernels& kernels) {
-  for (const Kept& kept : kept_tensors(segment, optimizer))
+/// Reads each of `kinds` and rounds the masters into the compute parameters.
+void read_segment(const CheckpointReader& reader, Segment& segment, const std::vector<Kept>& kinds,
+                  tensor::Kernels& kernels) {
+  for (const Kept& kept : kinds)
     for (const Piece& piece : segment.layout().pieces(kept.begin, kept.begin + kept.flat.numel()))
       reader.read(kept.kind, segment.layout().parameters()[piece.slot]->name, piece.parameter_begin,
                   kept.flat.range(piece.flat_begin - kept.begin, piece.flat_begin - kept.begin + piece.count));
@@ -178,6 +185,16 @@ void read_segment(const CheckpointReader& reader, Segment& segment, const Optimi
 }
 
 }  // namespace
+
+void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model, tensor::Kernels& kernels) {
+  check_shapes(reader, model.model());
+  for (const auto& unit : model.units())
+    for (const auto& segment : unit->segments()) {
+      read_segment(reader, *segment, {kept_tensors(*segment, {}).front()}, kernels);
+      model.publish(*segment);
+    }
+  model.end_step();
+}
 
 void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest) {
   engine.counters_ = {manifest.micro_steps, manifest.global_steps, manifest.global_samples, manifest.skipped_steps};
@@ -188,12 +205,13 @@ void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest
 
 ClientState CheckpointAccess::load(Engine& engine, const std::string& directory, const std::string& tag) {
   CheckpointReader reader(checkpoint_folder(directory, tag));
-  check_matches(reader, *engine.model_, engine.dist_->world_size());
+  check_world(reader, engine.dist_->world_size());
+  check_shapes(reader, *engine.model_);
   reader.verify(rank_file(engine.dist_->rank()));
   barrier(engine, "checkpoint verified");
   for (const auto& unit : engine.sharded().units())
     for (const auto& segment : unit->segments()) {
-      read_segment(reader, *segment, *engine.optimizer_, *engine.kernels_);
+      read_segment(reader, *segment, kept_tensors(*segment, engine.optimizer_->moment_names()), *engine.kernels_);
       engine.sharded().publish(*segment);
     }
   engine.sharded().end_step();

@@ -70,6 +70,10 @@ class CheckpointReader {
   std::map<std::string, std::vector<Part>> parts_;  ///< by "KIND.PARAMETER"
 };
 
+/// Reads the weights alone into a model sharded in any way, over any number of ranks. Throws Error{data} where names or
+/// shapes differ. Collective over the model's group.
+void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model, tensor::Kernels& kernels);
+
 /// The engine's half of saving and loading.
 class CheckpointAccess {
  public:

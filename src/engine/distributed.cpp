@@ -58,26 +58,24 @@ DistributedPtr init_distributed(int, char**, const comm::CommOptions& options) {
 }
 
 void launch_ranks(int ranks, const std::function<void(DistributedPtr)>& body, const comm::CommOptions& options) {
-  comm::run_local(ranks, options, [&](comm::Communicator& communicator) {
-    set_flush_denormals();
-    body(std::make_shared<Distributed>(borrow(communicator), ranks));
-  });
+  if (!comm::launched_by_mpi())
+    return comm::run_local(ranks, options, [&](comm::Communicator& communicator) {
+      set_flush_denormals();
+      body(std::make_shared<Distributed>(borrow(communicator), ranks));
+    });
+  const DistributedPtr dist = join_mpi(options);
+  ThreadRank named(dist->rank());
+  try {
+    body(dist);
+  } catch (const std::exception& error) {
+    dist->world().abort(error.what());
+    throw;
+  }
 }
 
 int launch(int argc, char** argv, const std::function<void(DistributedPtr)>& body, const comm::CommOptions& options) {
   try {
-    if (comm::launched_by_mpi()) {
-      DistributedPtr dist = join_mpi(options);
-      ThreadRank named(dist->rank());
-      try {
-        body(dist);
-      } catch (const std::exception& error) {
-        dist->world().abort(error.what());
-        throw;
-      }
-    } else {
-      launch_ranks(ranks_asked_for(argc, argv), body, options);
-    }
+    launch_ranks(comm::launched_by_mpi() ? 1 : ranks_asked_for(argc, argv), body, options);
     return 0;
   } catch (const std::exception& error) {
     log_line(LogLevel::error, error.what());

@@ -33,7 +33,8 @@ DistributedPtr init_distributed(int argc, char** argv, const comm::CommOptions& 
 int launch(int argc, char** argv, const std::function<void(DistributedPtr)>& body,
            const comm::CommOptions& options = {});
 
-/// The same with the number of local ranks given; errors are thrown.
+/// The same with the number of local ranks given, which a launcher's ranks overrule; errors are thrown, after peers were
+/// told.
 void launch_ranks(int ranks, const std::function<void(DistributedPtr)>& body, const comm::CommOptions& options = {});
 
 }  // namespace sherd

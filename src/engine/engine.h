@@ -1,6 +1,6 @@
 #pragma once
 
-#include <array>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,6 +19,8 @@
 namespace sherd {
 
 namespace engine {
+
+class CheckpointAccess;
 
 /// Wall time of the last optimizer step by phase, in milliseconds, summed over its micro-batches.
 struct StepTimes {

@@ -1,0 +1,23 @@
+#include "engine/initialize.h"
+
+#include "engine/token_data.h"
+
+namespace sherd {
+
+Initialized initialize(const InitializeOptions& options) {
+  Initialized out;
+  out.engine = std::make_unique<Engine>(options.dist, options.model.value(), options.config.value());
+  out.optimizer = out.engine->optimizer();
+  out.scheduler = out.engine->scheduler();
+  const config::Config& config = out.engine->config();
+  const int rank = options.dist->rank(), world = options.dist->world_size();
+  if (options.training_data)
+    out.loader = std::make_unique<data::SampleLoader>(options.training_data,
+                                                      data::LoaderRank{config.batch.micro_batch_size, rank, world},
+                                                      options.loader_options, out.engine->device());
+  else if (config.data)
+    out.loader = engine::open_token_data(config)->training_loader(config.batch, rank, world, out.engine->device());
+  return out;
+}
+
+}  // namespace sherd

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/dataset.h"
+#include "engine/engine.h"
+
+namespace sherd {
+
+/// Where a configuration comes from: a file, several files of which later ones add sections, or one made in code.
+class ConfigSource {
+ public:
+  ConfigSource(const char* path) : ConfigSource(std::vector<std::string>{path}) {}          // NOLINT
+  ConfigSource(const std::string& path) : ConfigSource(std::vector<std::string>{path}) {}   // NOLINT
+  ConfigSource(const std::vector<std::string>& paths) : value_(config::parse_files(paths)) {}  // NOLINT
+  ConfigSource(config::Config config) : value_(std::move(config)) {}                        // NOLINT
+  const config::Config& value() const { return value_; }
+
+ private:
+  config::Config value_;
+};
+
+/// A model, or how to build one. Modules only declare parameters, so building costs no memory either way.
+class ModelSource {
+ public:
+  template <class M>
+    requires std::derived_from<M, nn::Model>
+  ModelSource(std::shared_ptr<M> model) : model_(std::move(model)) {}  // NOLINT
+  template <class F>
+    requires std::is_invocable_v<F>
+  ModelSource(const F& build) : model_(build()) {}  // NOLINT
+  const std::shared_ptr<nn::Model>& value() const { return model_; }
+
+ private:
+  std::shared_ptr<nn::Model> model_;
+};
+
+struct InitializeOptions {
+  DistributedPtr dist;
+  ModelSource model;
+  ConfigSource config;
+  /// Samples for the loader; without it, the config's `data` section is read as packed tokens where there is one.
+  std::shared_ptr<const data::Dataset> training_data = nullptr;
+  data::SampleLoaderOptions loader_options = {};
+};
+
+/// What initialize() gives, in DeepSpeed's order. The loader is null without training data, the scheduler without a
+/// `scheduler` section. The engine owns everything that runs; the others must not outlive it.
+struct Initialized {
+  std::unique_ptr<Engine> engine;
+  std::shared_ptr<engine::Optimizer> optimizer;
+  std::unique_ptr<data::Loader> loader;
+  std::shared_ptr<engine::Scheduler> scheduler;
+};
+
+/// Shards the model over the ranks of `dist` as the config says, and makes the engine that trains it. Collective.
+///
+///   auto [engine, optimizer, loader, scheduler] = sherd::initialize({.dist = dist, .model = model, .config = "c.json"});
+Initialized initialize(const InitializeOptions& options);
+
+}  // namespace sherd

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "optim/loss_scaler.h"
+#include "optim/lr_schedule.h"
+#include "optim/update_rule.h"
+#include "sharding/segment.h"
+
+namespace sherd::engine {
+
+/// Applies an update rule (optim/) to the flat segments that this rank updates. Holds the hyper-parameters and the
+/// count of steps; the moments live with the segments. Used from the rank's thread.
+class Optimizer {
+ public:
+  explicit Optimizer(const config::Optimizer& config) : hyper_(config), names_(hyper_.moment_names()) {}
+
+  /// fp32 tensors per element that the rule keeps, and their names in checkpoints ("exp_avg", …).
+  int moments() const { return static_cast<int>(moment_names().size()); }
+  const std::vector<std::string>& moment_names() const { return names_; }
+
+  /// Learning rates, one per parameter group (Sherd has one).
+  std::vector<double> lr() const { return {hyper_.lr}; }
+  void set_lr(double lr) { hyper_.lr = lr; }
+  optim::Hyper& hyper() { return hyper_; }
+
+  /// Updates applied so far; the rule's bias correction counts from it.
+  std::int64_t steps() const { return steps_; }
+  void set_steps(std::int64_t steps) { steps_ = steps; }
+
+  /// Opens the next update; update() is then called once per segment.
+  void begin_step() { ++steps_; }
+  /// Gradients times `factor` → moments → masters → compute parameters, in one pass over the segment's update range.
+  /// False when an updated weight is NaN or infinite.
+  bool update(sharding::Segment& segment, double factor, tensor::Kernels& kernels);
+
+ private:
+  optim::Hyper hyper_;
+  std::vector<std::string> names_;
+  std::int64_t steps_ = 0;
+};
+
+/// Moves an optimizer's learning rate (and betas, for OneCycle) along a schedule (optim/lr_schedule.h).
+class Scheduler {
+ public:
+  /// Sets the rate of the first step.
+  Scheduler(optim::LrSchedule schedule, std::shared_ptr<Optimizer> optimizer);
+
+  /// After every applied optimizer step.
+  void step();
+  std::vector<double> get_lr() const { return {schedule_.get_lr()}; }
+  std::int64_t last_batch_iteration() const { return schedule_.last_batch_iteration(); }
+  std::string save() const { return schedule_.save(); }
+  void restore(const std::string& saved);
+
+ private:
+  void apply();
+
+  optim::LrSchedule schedule_;
+  std::shared_ptr<Optimizer> optimizer_;
+};
+
+/// The schedule of the config's `scheduler` section; null without one.
+std::shared_ptr<Scheduler> make_scheduler(const config::Config& config, const std::shared_ptr<Optimizer>& optimizer);
+
+}  // namespace sherd::engine

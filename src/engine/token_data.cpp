@@ -1,0 +1,65 @@
+#include "engine/token_data.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "data/tokenizer.h"
+
+namespace sherd::engine {
+namespace {
+
+std::int64_t vocabulary(const config::Config& config, const TokenData& data) {
+  const std::int64_t asked = config.model->vocab_size;
+  std::int64_t known = data.info ? data.info->vocab_size : 0;
+  if (known == 0 && !data.tokenizer.empty()) known = data::make_tokenizer(data.tokenizer)->vocab_size();
+  if (asked == 0 && known == 0)
+    fail(ErrorKind::config, "model.vocab_size is not given and ", data::info_path(config.data->path).string(),
+         " does not exist to tell it: set model.vocab_size or data.tokenizer");
+  if (asked > 0 && known > asked)
+    fail(ErrorKind::config, "model.vocab_size is ", asked, ", but the tokenizer of ", config.data->path, " has ", known,
+         " ids: raise it or leave it out");
+  return asked > 0 ? asked : known;
+}
+
+}  // namespace
+
+std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
+  if (!config.data)
+    fail(ErrorKind::config, "there is no `data` section: add {\"data\": {\"path\": PREFIX}} with the PREFIX that "
+         "`sherd prepare` wrote, in this file or a further --config");
+  if (!config.model)
+    fail(ErrorKind::config, "there is no `model` section: add one to the configuration or give a further --config");
+  auto out = std::make_shared<TokenData>();
+  out->dataset = data::IndexedDataset::open(config.data->path);
+  out->info = data::read_dataset_info(config.data->path);
+  out->tokenizer = !config.data->tokenizer.empty() ? config.data->tokenizer : out->info ? out->info->tokenizer : "";
+  out->vocab_size = vocabulary(config, *out);
+  const auto ranges = data::split_sequences(out->dataset->sequences(), config.data->split);
+  data::PackingOptions packing;
+  packing.seq_length = config.model->seq_length;
+  packing.seed = config.data->seed;
+  packing.shuffle = config.data->shuffle;
+  packing.vocab_size = out->vocab_size;
+  out->train = std::make_shared<data::PackedSamples>(out->dataset, ranges[0], packing, "training split");
+  packing.shuffle = false;
+  if (ranges[1].size() > 0)
+    out->validation = std::make_shared<data::PackedSamples>(out->dataset, ranges[1], packing, "validation split");
+  return out;
+}
+
+std::unique_ptr<data::Loader> TokenData::training_loader(const config::Batch& batch, int rank, int world,
+                                                         device::Device& device) const {
+  return std::make_unique<data::TokenLoader>(train, data::LoaderRank{batch.micro_batch_size, rank, world}, device);
+}
+
+std::unique_ptr<data::Loader> TokenData::validation_loader(const config::Batch& batch, std::int64_t steps, int rank,
+                                                           int world, device::Device& device) const {
+  require(validation != nullptr, "this dataset has no validation split");
+  const std::int64_t round = batch.micro_batch_size * world;
+  const std::int64_t wanted = steps * batch.train_batch_size;
+  const std::int64_t there = std::max(round, validation->samples_per_round() / round * round);
+  return std::make_unique<data::TokenLoader>(validation, data::LoaderRank{batch.micro_batch_size, rank, world}, device,
+                                             std::min(wanted, there));
+}
+
+}  // namespace sherd::engine

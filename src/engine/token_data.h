@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "config/config.h"
+#include "data/dataset_info.h"
+#include "data/indexed_dataset.h"
+#include "data/loader.h"
+
+namespace sherd::engine {
+
+/// The dataset of a config's `data` section, opened and split. Safe to share between local ranks.
+struct TokenData {
+  std::shared_ptr<const data::IndexedDataset> dataset;
+  std::optional<data::DatasetInfo> info;  ///< absent for datasets that other programs wrote
+  std::string tokenizer;                  ///< spec for data::make_tokenizer; empty: unknown
+  std::int64_t vocab_size = 0;            ///< ids in the data are below this
+  std::shared_ptr<const data::PackedSamples> train;
+  std::shared_ptr<const data::PackedSamples> validation;  ///< null where the split has too few tokens for a sample
+
+  /// Batches of this rank from the training split, endless.
+  std::unique_ptr<data::Loader> training_loader(const config::Batch& batch, int rank, int world,
+                                                device::Device& device) const;
+  /// Batches of this rank from the beginning of the validation split, over and over: `steps` of train_batch_size samples,
+  /// or as many as there are.
+  std::unique_ptr<data::Loader> validation_loader(const config::Batch& batch, std::int64_t steps, int rank, int world,
+                                                  device::Device& device) const;
+};
+
+/// Opens what `data.path` names. Throws Error{config} without a `data` or `model` section, or when model.vocab_size
+/// and the data disagree; Error{io} or Error{data} naming the file for a missing or damaged dataset.
+std::shared_ptr<const TokenData> open_token_data(const config::Config& config);
+
+}  // namespace sherd::engine

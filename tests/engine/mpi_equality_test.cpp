@@ -1,0 +1,59 @@
+// The same training on threads of one process and as MPI jobs gives the same bytes.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
+#include "support/equality.h"
+#include "support/temp_folder.h"
+
+namespace sherd::test {
+namespace {
+
+using sherd::testing::TempFolder;
+
+std::vector<std::byte> run_under_mpi(const RunSpec& spec, const TempFolder& folder) {
+  const std::string output = (folder / "bits").string();
+  std::string command = cat("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 200 mpirun --oversubscribe "
+                            "--bind-to none -n ", spec.ranks, " " SHERD_EQUALITY_RUNNER " ", output, " ranks=", spec.ranks,
+                            " stage=", spec.stage, " dtype=", spec.dtype, " steps=", spec.steps, " accumulation=",
+                            spec.accumulation, " bucket=", spec.bucket, " prefetch=", spec.prefetch, " persistence=",
+                            spec.persistence, " overlap=", spec.overlap ? 1 : 0, " recompute=", spec.recompute);
+  if (spec.resume_at) command += cat(" resume_at=", spec.resume_at, " directory=", (folder / "mpi_checkpoint").string());
+  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  std::ifstream in(output, std::ios::binary);
+  std::vector<char> bytes{std::istreambuf_iterator<char>(in), {}};
+  const auto* begin = reinterpret_cast<const std::byte*>(bytes.data());
+  return {begin, begin + bytes.size()};
+}
+
+class MpiEquality : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
+
+TEST_P(MpiEquality, LocalAndMpiAgreeAtEveryStage) {
+  if (!comm::mpi_available()) GTEST_SKIP() << "this build has no MPI";
+  for (const int stage : {0, 1, 2, 3}) {
+    RunSpec spec;
+    std::tie(spec.dtype, spec.ranks) = GetParam();
+    spec.stage = stage;
+    if (stage == 3) {
+      spec.prefetch = 20'000;
+      spec.overlap = true;
+      spec.recompute = "full";
+      spec.bucket = 3000;
+    }
+    TempFolder folder;
+    const auto local = train_local(spec).bits();
+    if (stage == 3) spec.resume_at = 13;
+    EXPECT_TRUE(run_under_mpi(spec, folder) == local) << "stage " << stage;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MpiEquality,
+                         ::testing::Combine(::testing::Values("bf16", "fp32"), ::testing::Values(2, 4)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + "_" + std::to_string(std::get<1>(info.param));
+                         });
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,183 @@
+#pragma once
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "engine/engine.h"
+#include "models/from_config.h"
+#include "models/gpt.h"
+
+/// Trains a tiny GPT for a few steps under one setting and hands back every bit of the outcome, so that settings can be
+/// compared. Runs on local ranks here, or inside an MPI job (tests/engine/equality_runner.cpp).
+namespace sherd::test {
+
+/// One setting. Everything that may not change a bit is a field here.
+struct RunSpec {
+  int stage = 0;
+  int ranks = 2;
+  std::string dtype = "bf16";  ///< fp32, bf16 or fp16
+  int steps = 30;
+  int accumulation = 1;
+  long bucket = 500'000'000;
+  long prefetch = 0;
+  long persistence = 0;
+  long max_live = 1'000'000'000;
+  long max_reuse = 0;
+  bool overlap = false;
+  std::string recompute = "none";
+  double dropout = 0.1;
+  double clipping = 0.5;
+  bool tied = true;
+  bool llama = false;
+  int resume_at = 0;             ///< save after this step, build everything anew, resume; 0: never
+  std::string directory;         ///< for checkpoints when resuming
+  int nudge_step = -1;           ///< change one master weight by one ulp before this step
+  int threads = 1;
+
+  std::string config() const {
+    auto str = [](auto v) { return std::to_string(v); };
+    auto flag = [](bool b) { return b ? std::string("true") : std::string("false"); };
+    std::string precision = dtype == "bf16" ? R"("bf16": {"enabled": true},)"
+                            : dtype == "fp16" ? R"("fp16": {"enabled": true, "initial_scale_power": 8},)" : "";
+    return "{" + precision + R"("train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" + str(accumulation) +
+           R"(, "gradient_clipping": )" + str(clipping) +
+           R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0.1, "betas": [0.9, 0.95]}},)" +
+           R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_type": "linear"}},)" +
+           R"("zero_optimization": {"stage": )" + str(stage) + R"(, "reduce_bucket_size": )" + str(bucket) +
+           R"(, "allgather_bucket_size": )" + str(bucket / 2 * 2) + R"(, "overlap_comm": )" + flag(overlap) +
+           R"(, "stage3_prefetch_bucket_size": )" + str(prefetch) + R"(, "stage3_param_persistence_threshold": )" +
+           str(persistence) + R"(, "stage3_max_live_parameters": )" + str(max_live) +
+           R"(, "stage3_max_reuse_distance": )" + str(max_reuse) + "}," +
+           R"("model": {"type": ")" + (llama ? "llama" : "gpt2") + R"(", "vocab_size": 101, "seq_length": 24, "hidden_size": 32,)" +
+           R"("num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "dropout": )" + str(dropout) + R"(, "tie_embeddings": )" +
+           flag(tied) + "}," + R"("training": {"steps": )" + str(steps) + R"(, "seed": 7, "recompute": ")" + recompute +
+           R"("}, "parallel": {"timeout_seconds": 60}, "device": {"type": "cpu", "threads_per_rank": )" + str(threads) + "}}";
+  }
+};
+
+/// Every bit of the outcome, plus the counters by which a test sees that a setting took effect.
+struct RunResult {
+  std::vector<double> losses, norms;
+  std::map<std::string, std::vector<std::byte>> masters;     ///< fp32 weights by parameter
+  std::map<std::string, std::vector<std::byte>> parameters;  ///< compute parameters
+  sharding::ResidencyStats residency;
+  sharding::ReducerStats reducer;
+  std::int64_t persistent = 0;
+  std::uint64_t activation_peak = 0;
+  std::int64_t skipped = 0;
+
+  /// Losses, norms and weights as raw bytes: what must be the same.
+  std::vector<std::byte> bits() const {
+    std::vector<std::byte> out;
+    const auto put = [&](const void* data, std::size_t bytes) {
+      const auto* from = static_cast<const std::byte*>(data);
+      out.insert(out.end(), from, from + bytes);
+    };
+    put(losses.data(), losses.size() * sizeof(double));
+    put(norms.data(), norms.size() * sizeof(double));
+    for (const auto* weights : {&masters, &parameters})
+      for (const auto& [name, bytes] : *weights) put(name.data(), name.size()), put(bytes.data(), bytes.size());
+    return out;
+  }
+};
+
+/// Tokens as a function of step, micro-batch and rank alone.
+inline tensor::Batch synthetic_batch(device::Device& device, std::int64_t rows, std::int64_t seq, int vocab,
+                                     std::int64_t step, int micro, int rank) {
+  const RandomKey key = RandomKey{99, 0}.at(static_cast<std::uint64_t>(step)).at(static_cast<std::uint64_t>(micro))
+                            .at(static_cast<std::uint64_t>(rank));
+  std::vector<std::int32_t> tokens, labels;
+  for (std::int64_t row = 0; row < rows; ++row)
+    for (std::int64_t i = 0; i <= seq; ++i) {
+      const auto id = static_cast<std::int32_t>(philox(key, static_cast<std::uint64_t>(row * (seq + 1) + i))[0] %
+                                                static_cast<std::uint32_t>(vocab));
+      if (i < seq) tokens.push_back(id);
+      if (i > 0) labels.push_back(id);
+    }
+  return {{"tokens", tensor::Tensor::of<std::int32_t>(device, {rows, seq}, tokens)},
+          {"labels", tensor::Tensor::of<std::int32_t>(device, {rows, seq}, labels)}};
+}
+
+/// Whole fp32 weights and compute parameters of every parameter, on every rank. Collective.
+inline void collect_weights(Engine& engine, RunResult& out) {
+  using tensor::Tensor;
+  auto& world = engine.dist().world();
+  for (const auto& unit : engine.sharded().units()) {
+    for (const auto& segment : unit->segments()) {
+      const auto& layout = segment->layout();
+      const std::int64_t own = segment->own_begin() - segment->update_begin();
+      const std::pair<Tensor, std::map<std::string, std::vector<std::byte>>*> kinds[] = {
+          {segment->masters().range(own, own + layout.shard()), &out.masters}, {segment->own_parameters(), &out.parameters}};
+      for (const auto& [shard, to] : kinds) {
+        Tensor full = Tensor::empty(engine.device(), {layout.padded()}, shard.dtype());
+        world.all_gather({{shard, full}}).wait();
+        for (std::size_t i = 0; i < layout.parameters().size(); ++i) {
+          const Tensor part = full.range(layout.offset(i), layout.offset(i) + layout.parameters()[i]->numel());
+          (*to)[layout.parameters()[i]->name].assign(part.raw(), part.raw() + part.bytes());
+        }
+      }
+    }
+  }
+}
+
+/// Flips the lowest bit of the first master weight that this rank updates.
+inline void nudge(Engine& engine) {
+  const tensor::Tensor masters = engine.sharded().trainable_segments().front()->masters();
+  std::uint32_t bits;
+  std::memcpy(&bits, masters.raw(), sizeof bits);
+  bits ^= 1u;
+  std::memcpy(masters.raw(), &bits, sizeof bits);
+}
+
+inline std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& spec) {
+  const config::Config config = config::parse_text(spec.config());
+  return std::make_unique<Engine>(std::move(dist), std::make_shared<models::Gpt>(models::gpt_options(config, 101)), config);
+}
+
+/// The run of one rank; every rank returns the same result but for its own counters.
+inline RunResult train(const DistributedPtr& dist, const RunSpec& spec) {
+  RunResult out;
+  auto engine = make_engine(dist, spec);
+  for (int step = 0; step < spec.steps; ++step) {
+    if (step == spec.nudge_step) nudge(*engine);
+    int micro = 0;
+    const auto& report = engine->train_batch([&] {
+      return synthetic_batch(engine->device(), 2, 24, 101, step, micro++, dist->rank());
+    });
+    out.losses.push_back(report.loss);
+    out.norms.push_back(report.grad_norm);
+    if (step + 1 == spec.resume_at) {
+      engine->save_checkpoint(spec.directory, "middle");
+      engine.reset();
+      engine = make_engine(dist, spec);
+      engine->load_checkpoint(spec.directory);
+    }
+  }
+  collect_weights(*engine, out);
+  out.residency = engine->sharded().residency_stats();
+  out.reducer = engine->sharded().reducer_stats();
+  out.persistent = engine->sharded().persistent_elements();
+  out.activation_peak = engine->device().ledger().peak(device::Tier::device, device::Category::activations);
+  out.skipped = engine->skipped_steps();
+  return out;
+}
+
+/// The run on local ranks: rank 0's result, after checking that all ranks agree.
+inline RunResult train_local(const RunSpec& spec) {
+  std::vector<RunResult> results(static_cast<std::size_t>(spec.ranks));
+  comm::CommOptions options;
+  options.timeout_seconds = 60;
+  launch_ranks(spec.ranks, [&](DistributedPtr dist) { results[static_cast<std::size_t>(dist->rank())] = train(dist, spec); },
+               options);
+  for (const RunResult& result : results)
+    require(result.bits() == results[0].bits(), "ranks of one run disagree");
+  return std::move(results[0]);
+}
+
+}  // namespace sherd::test

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/exchange/call.h"
+#include "comm/exchange/health.h"
+
+namespace sherd::comm {
+
+/// How one group moves bytes. One thread at a time calls in, but for fail() and nudge(). Everything that waits ends at
+/// the deadline, or when a peer has died, left or failed, with Error{comm}.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const std::string& name() const = 0;
+  virtual double timeout_seconds() const = 0;
+
+  /// Runs a checked collective to its end. For Collective::agree, call.words holds this rank's words before and
+  /// everybody's, in rank order, after.
+  virtual void run(Call& call) = 0;
+
+  /// Begins a transfer (send or receive). Transfers of one pair and direction match in the order of start().
+  virtual void start(Call& transfer) = 0;
+  /// Moves it on without waiting; true when it is finished.
+  virtual bool advance(Call& transfer) = 0;
+  /// Sleeps until ready() is true. `active` are the transfers under way, the oldest first; not empty.
+  virtual void await(const std::function<bool()>& ready, const std::vector<Call*>& active) = 0;
+  /// Makes await() look at ready() again.
+  virtual void nudge() noexcept = 0;
+
+  virtual device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category) = 0;
+  virtual std::unique_ptr<Backend> split(int color, int key) = 0;
+
+  virtual void fail(const std::string& reason) noexcept = 0;
+  virtual std::string failure() const = 0;
+};
+
+/// The group that a split makes: the members' ranks in the parent, in their new order.
+struct SplitPlan {
+  std::vector<int> members;
+  int rank = -1;  ///< of this rank among them; -1 for a negative color
+};
+/// From the (color, key) words of all ranks, in rank order.
+SplitPlan plan_split(const std::vector<std::int64_t>& words, int rank);
+
+/// "local(4)", or "local(2 of 4: 1, 3)" for a part of the world.
+std::string group_name(const std::string& backend, const std::vector<int>& world_ranks, int world_size);
+
+/// The Communicator over a backend: checks, traffic, the asynchronous thread and the broken state.
+std::unique_ptr<Communicator> make_group(std::unique_ptr<Backend> backend);
+
+}  // namespace sherd::comm

@@ -1,0 +1,183 @@
+#include "comm/exchange/board.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <new>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace sherd::comm {
+namespace {
+
+constexpr std::size_t page = 4096;
+std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds longest) {
+  const timespec time{static_cast<time_t>(longest.count() / 1'000'000'000), static_cast<long>(longest.count() % 1'000'000'000)};
+  syscall(SYS_futex, &word, FUTEX_WAIT, expected, &time, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+void spin_pause() noexcept {
+#if defined(__SSE2__)
+  _mm_pause();
+#endif
+}
+void yield_thread() noexcept { sched_yield(); }
+
+/// Offsets inside a segment: header (used in rank 0's only), slot, outgoing channels, their rings, stage.
+struct Board::Places {
+  explicit Places(const BoardLayout& layout) {
+    const auto n = static_cast<std::size_t>(layout.ranks);
+    slot = round_up(sizeof(BoardHeader), 64);
+    channels = slot + round_up(sizeof(Slot), 64);
+    rings = round_up(channels + n * sizeof(Channel), page);
+    stage = round_up(rings + n * layout.ring_bytes, page);
+    end = round_up(stage + 2 * layout.stage_bytes, page);
+  }
+  std::size_t slot, channels, rings, stage, end;
+};
+
+std::size_t BoardLayout::segment_bytes() const { return Board::Places(*this).end; }
+
+void Board::prepare(std::byte* segment, const BoardLayout& layout) {
+  const Places places(layout);
+  new (segment) BoardHeader;
+  new (segment + places.slot) Slot;
+  for (int r = 0; r < layout.ranks; ++r)
+    new (segment + places.channels + static_cast<std::size_t>(r) * sizeof(Channel)) Channel;
+}
+
+Board::Board(int rank, const BoardLayout& layout, std::vector<std::byte*> segments, BoardSettings settings)
+    : rank_(rank), layout_(layout), segments_(std::move(segments)), settings_(std::move(settings)),
+      spins_(settings_.crowded ? 0 : 2000), yields_(settings_.crowded ? 32 : 0) {
+  require(layout.ranks <= Notice::max_ranks, settings_.name, ": at most ", Notice::max_ranks,
+          " ranks exchange through shared memory on one machine");
+}
+
+BoardHeader& Board::header() const { return *std::launder(reinterpret_cast<BoardHeader*>(segments_[0])); }
+
+Slot& Board::slot(int rank) const {
+  static const std::size_t offset = round_up(sizeof(BoardHeader), 64);
+  return *std::launder(reinterpret_cast<Slot*>(place(rank, offset)));
+}
+
+Channel& Board::channel(int from, int to) {
+  return *std::launder(reinterpret_cast<Channel*>(
+      place(from, Places(layout_).channels + static_cast<std::size_t>(to) * sizeof(Channel))));
+}
+
+std::byte* Board::ring(int from, int to) {
+  return place(from, Places(layout_).rings + static_cast<std::size_t>(to) * layout_.ring_bytes);
+}
+
+std::byte* Board::stage(int rank, std::uint64_t chunk) {
+  return place(rank, Places(layout_).stage + static_cast<std::size_t>(chunk % 2) * layout_.stage_bytes);
+}
+
+void Board::barrier(const Call& call) {
+  const std::uint64_t number = ++barriers_;
+  const auto n = static_cast<std::uint64_t>(size());
+  BoardHeader& shared = header();
+  slot(rank_).arrived.store(number, std::memory_order_release);
+  // The chain of read-modify-writes carries every rank's earlier writes to the last one, whose store to
+  // `completed` carries them on.
+  if (shared.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1 == number * n) {
+    shared.completed.store(number, std::memory_order_release);
+    ring_bell(shared.bell);
+    return;
+  }
+  const auto missing = [&] {
+    std::vector<int> out;
+    for (int r = 0; r < size(); ++r)
+      if (slot(r).arrived.load(std::memory_order_acquire) < number) out.push_back(r);
+    return out;
+  };
+  wait(shared.bell, [&] { return shared.completed.load(std::memory_order_acquire) >= number; }, missing, call,
+       Deadline::after_seconds(settings_.timeout_seconds));
+}
+
+void Board::ring_bell(Bell& bell) noexcept {
+  bell.count.fetch_add(1);
+  if (bell.sleepers.load() > 0) futex_wake_all(bell.count);
+}
+
+void Board::nap(Bell& bell, std::uint32_t ticket, const Deadline& deadline) const {
+  // Short enough to notice a dead process, or a failed parent group, within a fraction of a second.
+  constexpr std::chrono::nanoseconds slice = std::chrono::milliseconds(100);
+  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - Deadline::Clock::now());
+  bell.sleepers.fetch_add(1);
+  futex_wait(bell.count, ticket, std::clamp(left, std::chrono::nanoseconds(1000), slice));
+  bell.sleepers.fetch_sub(1);
+}
+
+std::string Board::diagnose(const std::vector<int>& missing, const Call& call, const Deadline& deadline,
+                            bool slow_checks) {
+  for (const int r : missing) {
+    if (r == rank_) continue;
+    if (slot(r).departed.load(std::memory_order_acquire))
+      return cat(name(), ": rank ", r, " has left the group while rank ", rank_, " waited for it in ", describe(call),
+                 "; see that rank's own output");
+    if (slow_checks && settings_.gone && settings_.gone(r))
+      return cat(name(), ": rank ", r, " is dead: its process ended while rank ", rank_, " waited for it in ",
+                 describe(call), "; see that rank's own output");
+  }
+  if (!deadline.passed()) return "";
+  return cat(name(), ": ", describe(call), ": ", name_ranks(missing), " did not come within ",
+             settings_.timeout_seconds, " s, while rank ", rank_,
+             " waited; raise parallel.timeout_seconds if the work in between takes that long");
+}
+
+void Board::fail(const std::string& reason) noexcept {
+  BoardHeader& shared = header();
+  std::uint32_t none = 0;
+  if (!shared.failure.compare_exchange_strong(none, 1)) return;
+  const std::size_t length = std::min(reason.size(), BoardHeader::text_bytes - 1);
+  std::memcpy(shared.text.data(), reason.data(), length);
+  shared.text[length] = 0;
+  shared.failure.store(2, std::memory_order_release);
+  ring_bell(shared.bell);
+  for (int r = 0; r < size(); ++r) ring_bell(slot(r).bell);
+}
+
+void Board::fail_and_throw(const std::string& reason) {
+  fail(reason);
+  throw_failure();
+}
+
+void Board::throw_failure() const { throw Error(ErrorKind::comm, failure()); }
+
+bool Board::failed() const noexcept {
+  return header().failure.load(std::memory_order_acquire) != 0 || (settings_.parent && settings_.parent->failed());
+}
+
+std::string Board::failure() const {
+  const auto state = [&] { return header().failure.load(std::memory_order_acquire); };
+  if (state() == 0) return settings_.parent ? settings_.parent->failure() : "";
+  // The writer needs a moment, unless it died while writing.
+  for (int i = 0; i < 1000 && state() == 1; ++i) usleep(1000);
+  if (state() == 1) return cat(name(), ": a rank died while it reported a failure");
+  return header().text.data();
+}
+
+void Board::depart() noexcept {
+  slot(rank_).departed.store(1, std::memory_order_release);
+  ring_bell(header().bell);
+  for (int r = 0; r < size(); ++r) ring_bell(slot(r).bell);
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,200 @@
+#include "comm/exchange/call.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <numeric>
+
+namespace sherd::comm {
+namespace {
+
+std::uint64_t mix(std::uint64_t hash, std::int64_t value) {
+  return mix_seed(hash, static_cast<std::uint64_t>(value));
+}
+
+bool overlap(const Tensor& a, const Tensor& b) {
+  if (a.bytes() == 0 || b.bytes() == 0) return false;
+  return a.raw() < b.raw() + b.bytes() && b.raw() < a.raw() + a.bytes();
+}
+
+void check_gathers(const Call& call, int rank, int size) {
+  for (const auto& [shard, full] : call.gathers) {
+    require(shard.dtype() == full.dtype(), "all_gather \"", call.label, "\": shard is ", name_of(shard.dtype()),
+            " and full is ", name_of(full.dtype()));
+    require(full.numel() == size * shard.numel(), "all_gather \"", call.label, "\": full has ", full.numel(),
+            " elements, not ", size, " × ", shard.numel());
+    const Tensor own = full.range(rank * shard.numel(), (rank + 1) * shard.numel());
+    require(own.raw() == shard.raw() || !overlap(shard, full), "all_gather \"", call.label,
+            "\": the shard overlaps full outside its own place");
+  }
+}
+
+void check_reduces(const Call& call, int rank, int size) {
+  for (const auto& piece : call.reduces) {
+    const auto& [full, shard, begin, end, accumulate] = piece;
+    require(full.numel() % size == 0 && shard.numel() == full.numel() / size, "reduce_scatter \"", call.label,
+            "\": full has ", full.numel(), " elements, shard ", shard.numel(), ", on ", size, " ranks");
+    require(0 <= begin && begin <= end && end <= shard.numel(), "reduce_scatter \"", call.label, "\": range [", begin,
+            ", ", end, ") of a shard of ", shard.numel());
+    const bool floats = is_floating(full.dtype());
+    require(floats ? is_floating(shard.dtype()) && is_floating(call.rounding)
+                   : shard.dtype() == full.dtype() && call.rounding == full.dtype(),
+            "reduce_scatter \"", call.label, "\": cannot sum ", name_of(full.dtype()), " rounded to ",
+            name_of(call.rounding), " into ", name_of(shard.dtype()));
+    const Tensor own = full.range(rank * shard.numel(), (rank + 1) * shard.numel());
+    require((own.raw() == shard.raw() && shard.dtype() == full.dtype()) || !overlap(shard, full), "reduce_scatter \"",
+            call.label, "\": the shard overlaps full outside its own place");
+  }
+}
+
+void check_counts(Call& call, int size) {
+  const auto fill = [&](std::vector<std::int64_t>& counts, const Tensor& x, const char* which) {
+    if (counts.empty()) {
+      require(x.numel() % size == 0, "all_to_all \"", call.label, "\": ", which, " of ", x.numel(),
+              " elements has no equal blocks on ", size, " ranks; give counts");
+      counts.assign(static_cast<std::size_t>(size), x.numel() / size);
+    }
+    require(counts.size() == static_cast<std::size_t>(size), "all_to_all \"", call.label, "\": ", counts.size(), " ",
+            which, " counts for ", size, " ranks");
+    require(std::all_of(counts.begin(), counts.end(), [](auto c) { return c >= 0; }) &&
+                std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) == x.numel(),
+            "all_to_all \"", call.label, "\": ", which, " counts do not add up to ", x.numel());
+  };
+  require(call.x.dtype() == call.out.dtype(), "all_to_all \"", call.label, "\": ", name_of(call.x.dtype()), " into ",
+          name_of(call.out.dtype()));
+  require(!overlap(call.x, call.out), "all_to_all \"", call.label, "\": in and out overlap");
+  fill(call.in_counts, call.x, "in");
+  fill(call.out_counts, call.out, "out");
+}
+
+}  // namespace
+
+std::string_view name_of(Collective kind) {
+  constexpr std::string_view names[] = {"nothing", "barrier", "all_gather", "reduce_scatter", "all_reduce",
+                                        "broadcast", "all_to_all", "agreement", "send", "receive"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+std::string_view name_of(ReduceOp op) {
+  return op == ReduceOp::sum ? "sum" : op == ReduceOp::max ? "max" : "min";
+}
+
+Signature sign(const Call& call) {
+  Signature out;
+  out.kind = call.kind, out.op = call.op, out.rounding = call.rounding, out.peer = call.peer;
+  out.layout = std::bit_cast<std::uint64_t>(call.factor);
+  std::memcpy(out.label.data(), call.label.data(), std::min(call.label.size(), out.label.size() - 1));
+  if (call.x.defined()) {
+    out.dtype = call.x.dtype();
+    out.pieces = 1;
+    if (call.kind != Collective::all_to_all) out.elements = call.x.numel();  // its counts may differ by rank
+  }
+  for (const auto& [shard, full] : call.gathers) {
+    out.dtype = shard.dtype();
+    out.elements += full.numel();
+    out.layout = mix(mix(out.layout, full.numel()), static_cast<int>(full.dtype()));
+    ++out.pieces;
+  }
+  for (const auto& piece : call.reduces) {
+    out.dtype = piece.full.dtype();
+    out.elements += piece.end - piece.begin;
+    out.layout = mix(mix(out.layout, piece.full.numel()), static_cast<int>(piece.full.dtype()));
+    out.layout = mix(mix(out.layout, piece.begin), piece.end);
+    ++out.pieces;
+  }
+  if (call.kind == Collective::agree) out.elements = static_cast<std::int64_t>(call.words.size());
+  return out;
+}
+
+std::string describe(const Signature& s) {
+  std::string out(name_of(s.kind));
+  if (s.kind == Collective::all_reduce) out += cat(" (", name_of(s.op), ")");
+  if (s.kind == Collective::broadcast) out += cat(" from rank ", s.peer);
+  if (s.kind == Collective::all_to_all) out += cat(" of ", name_of(s.dtype));
+  if (s.kind != Collective::barrier && s.kind != Collective::all_to_all && s.kind != Collective::agree)
+    out += cat(" of ", s.elements, " ", name_of(s.dtype));
+  if (s.kind == Collective::send) out += cat(" to rank ", s.peer);
+  if (s.kind == Collective::receive) out += cat(" from rank ", s.peer);
+  if (s.pieces > 1) out += cat(" in ", s.pieces, " pieces");
+  if (s.label[0] != 0) out += cat(" \"", s.label.data(), "\"");
+  return out;
+}
+
+void check_call(Call& call, int rank, int size) {
+  const auto in_group = [&](int r) {
+    require(0 <= r && r < size, name_of(call.kind), " \"", call.label, "\": rank ", r, " is not one of ", size);
+  };
+  if (call.kind == Collective::all_gather) check_gathers(call, rank, size);
+  if (call.kind == Collective::reduce_scatter) check_reduces(call, rank, size);
+  if (call.kind == Collective::all_to_all) check_counts(call, size);
+  if (call.kind == Collective::broadcast) in_group(call.peer);
+  if (call.kind == Collective::send || call.kind == Collective::receive) {
+    in_group(call.peer);
+    require(call.peer != rank, name_of(call.kind), " \"", call.label, "\": rank ", rank, " cannot message itself");
+  }
+}
+
+std::uint64_t bytes_sent(const Call& call, int rank, int size) {
+  const auto others = static_cast<std::uint64_t>(size - 1);
+  std::uint64_t bytes = 0;
+  switch (call.kind) {
+    case Collective::all_gather:
+      for (const auto& piece : call.gathers) bytes += piece.shard.bytes() * others;
+      return bytes;
+    case Collective::reduce_scatter:
+      for (const auto& piece : call.reduces)
+        bytes += static_cast<std::uint64_t>(piece.end - piece.begin) * size_of(piece.full.dtype()) * others;
+      return bytes;
+    case Collective::all_reduce: {
+      const std::int64_t n = call.x.numel();
+      const std::int64_t own = part_begin(n, size, rank + 1) - part_begin(n, size, rank);
+      return (static_cast<std::uint64_t>(n - own) + static_cast<std::uint64_t>(own) * others) * size_of(call.x.dtype());
+    }
+    case Collective::broadcast: return rank == call.peer ? call.x.bytes() * others : 0;
+    case Collective::all_to_all:
+      for (int r = 0; r < size; ++r)
+        if (r != rank) bytes += static_cast<std::uint64_t>(call.in_counts[static_cast<std::size_t>(r)]) * size_of(call.x.dtype());
+      return bytes;
+    case Collective::send: return call.x.bytes();
+    default: return 0;
+  }
+}
+
+std::string mismatch(const std::vector<Signature>& by_rank) {
+  const auto same = [](const Signature& a, const Signature& b) { return std::memcmp(&a, &b, sizeof a) == 0; };
+  std::vector<std::pair<Signature, std::vector<int>>> groups;
+  for (std::size_t r = 0; r < by_rank.size(); ++r) {
+    const auto it = std::find_if(groups.begin(), groups.end(), [&](auto& g) { return same(g.first, by_rank[r]); });
+    if (it != groups.end()) it->second.push_back(static_cast<int>(r));
+    else groups.push_back({by_rank[r], {static_cast<int>(r)}});
+  }
+  if (groups.size() <= 1) return "";
+  std::string out = "mismatched calls: ";
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    out += cat(g ? "; " : "", name_ranks(groups[g].second), " called ", describe(groups[g].first));
+  // Equal words for different calls: they differ in how the pieces are laid out, or in the factor.
+  if (describe(groups[0].first) == describe(groups[1].first)) out += "; the pieces' extents or the factors differ";
+  return out;
+}
+
+std::string count_mismatch(const std::vector<std::int64_t>& in, const std::vector<std::int64_t>& out, int size) {
+  for (int p = 0; p < size; ++p)
+    for (int q = 0; q < size; ++q) {
+      const auto sent = in[static_cast<std::size_t>(p * size + q)], taken = out[static_cast<std::size_t>(q * size + p)];
+      if (sent != taken)
+        return cat("mismatched counts: rank ", p, " has ", sent, " elements for rank ", q, ", which expects ", taken);
+    }
+  return "";
+}
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  std::string out;
+  for (const int r : ranks) out += cat(out.empty() ? "" : ", ", r);
+  return out;
+}
+
+std::string name_ranks(const std::vector<int>& ranks) {
+  return cat(ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks));
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,318 @@
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "base/log.h"
+#include "comm/exchange/backend.h"
+
+namespace sherd::comm {
+namespace {
+
+bool is_transfer(const Call& call) { return call.kind == Collective::send || call.kind == Collective::receive; }
+
+/// One asynchronous call: queued by the caller's thread, run by the group's, waited for by anyone.
+class Task final : public Work::State {
+ public:
+  Task(Call queued, double timeout_seconds) : call(std::move(queued)), timeout_(timeout_seconds) {}
+
+  bool done() override {
+    std::lock_guard lock(mutex_);
+    return done_;
+  }
+
+  void wait() override {
+    std::unique_lock lock(mutex_);
+    // The running call keeps the deadline itself and says more; this one is for calls stuck behind it.
+    const auto patience = std::chrono::duration<double>(timeout_ + 2);
+    if (!finished_.wait_for(lock, patience, [&] { return done_; }))
+      fail(ErrorKind::comm, describe(call), " is not done after ", timeout_, " s: the calls queued before it take too long");
+    if (error_) std::rethrow_exception(error_);
+  }
+
+  void finish(std::exception_ptr error) {
+    {
+      std::lock_guard lock(mutex_);
+      done_ = true;
+      error_ = std::move(error);
+    }
+    finished_.notify_all();
+  }
+
+  Call call;  ///< touched by the group's thread only, once queued
+
+ private:
+  double timeout_;
+  std::mutex mutex_;
+  std::condition_variable finished_;
+  bool done_ = false;         // guarded by mutex_
+  std::exception_ptr error_;  // guarded by mutex_
+};
+
+class Group final : public Communicator {
+  /// Runs `work`; whatever it throws breaks the group, for a peer cannot know how far this rank came.
+  template <class Body>
+  auto guarded(const Body& work) {
+    try {
+      return work();
+    } catch (const std::exception& error) {
+      backend_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
+      throw;
+    }
+  }
+
+ public:
+  explicit Group(std::unique_ptr<Backend> backend)
+      : backend_(std::move(backend)), exceptions_(std::uncaught_exceptions()) {}
+
+  ~Group() override {
+    // Leaving because of an exception: peers shall not wait for what this rank had queued.
+    if (std::uncaught_exceptions() > exceptions_)
+      backend_->fail(cat(name(), ": rank ", rank(), " left the group because of an error; see its own output"));
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    backend_->nudge();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  int rank() const override { return backend_->rank(); }
+  int size() const override { return backend_->size(); }
+  std::string name() const override { return backend_->name(); }
+
+  device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category) override {
+    throw_if_failed();
+    drain();
+    return guarded([&] { return backend_->allocate(device, bytes, category); });
+  }
+
+  Work all_gather(std::vector<GatherPiece> pieces, const CallOptions& options) override {
+    Call call = make(Collective::all_gather, options);
+    call.gathers = std::move(pieces);
+    return submit(std::move(call), options, &Traffic::all_gather);
+  }
+
+  Work reduce_scatter(std::vector<ReducePiece> pieces, double factor, DType rounding,
+                      const CallOptions& options) override {
+    Call call = make(Collective::reduce_scatter, options);
+    call.reduces = std::move(pieces), call.factor = factor, call.rounding = rounding;
+    return submit(std::move(call), options, &Traffic::reduce_scatter);
+  }
+
+  Work all_reduce(const Tensor& x, ReduceOp op, double factor, const CallOptions& options) override {
+    Call call = make(Collective::all_reduce, options);
+    call.x = x, call.op = op, call.factor = factor;
+    return submit(std::move(call), options, &Traffic::all_reduce);
+  }
+
+  Work broadcast(const Tensor& x, int root, const CallOptions& options) override {
+    Call call = make(Collective::broadcast, options);
+    call.x = x, call.peer = root;
+    return submit(std::move(call), options, &Traffic::broadcast);
+  }
+
+  Work all_to_all(const Tensor& in, const Tensor& out, std::span<const std::int64_t> in_counts,
+                  std::span<const std::int64_t> out_counts, const CallOptions& options) override {
+    Call call = make(Collective::all_to_all, options);
+    call.x = in, call.out = out;
+    call.in_counts.assign(in_counts.begin(), in_counts.end());
+    call.out_counts.assign(out_counts.begin(), out_counts.end());
+    return submit(std::move(call), options, &Traffic::all_to_all);
+  }
+
+  Work send(const Tensor& x, int to, const CallOptions& options) override {
+    Call call = make(Collective::send, options);
+    call.x = x, call.peer = to;
+    return submit(std::move(call), options, &Traffic::p2p);
+  }
+
+  Work receive(const Tensor& x, int from, const CallOptions& options) override {
+    Call call = make(Collective::receive, options);
+    call.x = x, call.peer = from;
+    return submit(std::move(call), options, &Traffic::p2p);
+  }
+
+  void barrier(const CallOptions& options) override {
+    CallOptions now = options;
+    now.async = false;
+    submit(make(Collective::barrier, now), now, &Traffic::scalars);
+  }
+
+  std::unique_ptr<Communicator> split(int color, int key) override {
+    throw_if_failed();
+    drain();
+    std::unique_ptr<Backend> part = guarded([&] { return backend_->split(color, key); });
+    return part ? std::make_unique<Group>(std::move(part)) : nullptr;
+  }
+
+  void abort(const std::string& reason) noexcept override {
+    backend_->fail(cat(name(), ": rank ", rank(), " failed: ", reason));
+  }
+
+  Traffic traffic() const override { return traffic_; }
+  void reset_traffic() override { traffic_ = {}; }
+
+ private:
+  static Call make(Collective kind, const CallOptions& options) {
+    Call call;
+    call.kind = kind;
+    call.label = options.label;
+    return call;
+  }
+
+  void throw_if_failed() const {
+    if (const std::string text = backend_->failure(); !text.empty()) throw Error(ErrorKind::comm, text);
+  }
+
+  Work submit(Call call, const CallOptions& options, std::uint64_t Traffic::*book) {
+    check_call(call, rank(), size());
+    throw_if_failed();
+    traffic_.*(options.scalar ? &Traffic::scalars : book) += bytes_sent(call, rank(), size());
+    if (options.async) return enqueue(std::move(call));
+    if (is_transfer(call) && busy()) {
+      // Beside the queued transfers rather than after them, so that a rank may send asynchronously, then receive.
+      Work work = enqueue(std::move(call));
+      work.wait();
+      return work;
+    }
+    drain();
+    if (is_transfer(call)) run_transfer(call);
+    else guarded([&] { backend_->run(call); });
+    return {};
+  }
+
+  void run_transfer(Call& call) {
+    guarded([&] {
+      backend_->start(call);
+      backend_->await([&] { return backend_->advance(call); }, {&call});
+    });
+  }
+
+  Work enqueue(Call call) {
+    auto task = std::make_shared<Task>(std::move(call), backend_->timeout_seconds());
+    {
+      std::lock_guard lock(mutex_);
+      queue_.push_back(task);
+      queued_.store(true);
+      if (!thread_.joinable()) thread_ = std::thread([this, rank = ThreadRank::current()] { serve(rank); });
+    }
+    wake_.notify_all();
+    backend_->nudge();
+    return Work(std::move(task));
+  }
+
+  bool busy() {
+    std::lock_guard lock(mutex_);
+    return busy_ || !queue_.empty();
+  }
+
+  /// Waits until the group's thread has nothing left to do. Each call that it runs ends at its own deadline.
+  void drain() {
+    if (!thread_.joinable()) return;
+    {
+      std::unique_lock lock(mutex_);
+      idle_.wait(lock, [&] { return queue_.empty() && !busy_; });
+    }
+    throw_if_failed();
+  }
+
+  // ---- the group's own thread ----
+
+  void serve(int rank) {
+    ThreadRank scope(rank);
+    set_flush_denormals();
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      busy_ = true;
+      const bool transfer = is_transfer(queue_.front()->call);
+      std::shared_ptr<Task> task = queue_.front();
+      if (!transfer) queue_.pop_front();
+      lock.unlock();
+      if (transfer) serve_transfers();
+      else finish(*task, [&] { backend_->run(task->call); });
+      task.reset();
+      lock.lock();
+      busy_ = false;
+      if (queue_.empty()) idle_.notify_all();
+    }
+  }
+
+  template <class Body>
+  void finish(Task& task, const Body& body) {
+    try {
+      throw_if_failed();
+      guarded(body);
+      task.finish(nullptr);
+    } catch (...) {
+      task.finish(std::current_exception());
+    }
+  }
+
+  /// Sends and receives that follow each other in the queue are under way together, so that two ranks may each send
+  /// before they receive. Returns when none is left and the head of the queue is something else.
+  void serve_transfers() {
+    std::vector<std::shared_ptr<Task>> active;
+    try {
+      for (;;) {
+        take_transfers(active);
+        if (active.empty()) return;
+        std::vector<Call*> calls;
+        for (const auto& task : active) calls.push_back(&task->call);
+        std::vector<bool> over(active.size());
+        backend_->await([&] { return advance_all(calls, over) || queued_.load(); }, calls);
+        for (std::size_t i = active.size(); i-- > 0;)
+          if (over[i]) {
+            active[i]->finish(nullptr);
+            active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
+          }
+      }
+    } catch (const std::exception& error) {
+      backend_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
+      for (const auto& task : active) task->finish(std::current_exception());
+    }
+  }
+
+  void take_transfers(std::vector<std::shared_ptr<Task>>& active) {
+    std::lock_guard lock(mutex_);
+    while (!queue_.empty() && is_transfer(queue_.front()->call)) {
+      active.push_back(queue_.front());
+      queue_.pop_front();
+      backend_->start(active.back()->call);
+    }
+    queued_.store(false);
+  }
+
+  bool advance_all(const std::vector<Call*>& calls, std::vector<bool>& over) {
+    bool any = false;
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      over[i] = over[i] || backend_->advance(*calls[i]);
+      any = any || over[i];
+    }
+    return any;
+  }
+
+  std::unique_ptr<Backend> backend_;
+  int exceptions_;                 ///< in flight when the group was made
+  Traffic traffic_;                ///< of the caller's thread
+  std::thread thread_;             ///< started by the first asynchronous call
+  std::mutex mutex_;
+  std::condition_variable wake_, idle_;
+  std::deque<std::shared_ptr<Task>> queue_;  // guarded by mutex_
+  std::atomic<bool> queued_{false};          ///< something was added since take_transfers()
+  bool busy_ = false;                        // guarded by mutex_
+  bool stopping_ = false;                    // guarded by mutex_
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_group(std::unique_ptr<Backend> backend) {
+  return std::make_unique<Group>(std::move(backend));
+}
+
+}  // namespace sherd::comm

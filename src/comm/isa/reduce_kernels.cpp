@@ -1,0 +1,275 @@
+#include "comm/isa/reduce_kernels.h"
+
+
+#if defined(SHERD_ISA_avx2) || defined(SHERD_ISA_avx512)
+#include <immintrin.h>
+#else
+#include "base/dtype.h"
+#endif
+
+namespace sherd::comm::SHERD_ISA {
+namespace {
+
+#if defined(SHERD_ISA_avx512)
+constexpr int lanes = 16;
+#elif defined(SHERD_ISA_avx2)
+constexpr int lanes = 8;
+#else
+constexpr int lanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(lanes * 4)));
+typedef std::uint32_t Bits __attribute__((vector_size(lanes * 4)));
+typedef std::uint16_t Half __attribute__((vector_size(lanes * 2)));
+
+/// Storage of one element; the tag keeps bf16 and fp16, which are both 16 bits, apart.
+struct F32 { using Stored = float; };
+struct BF16 { using Stored = std::uint16_t; };
+struct F16 { using Stored = std::uint16_t; };
+
+template <class V, class T>
+inline V read(const T* from) {
+  V value;
+  __builtin_memcpy(&value, from, sizeof value);
+  return value;
+}
+
+inline Vec half_to_vec(Half h) {
+#if defined(SHERD_ISA_avx512)
+  return (Vec)_mm512_maskz_cvtph_ps(0xffff, (__m256i)h);
+#elif defined(SHERD_ISA_avx2)
+  return (Vec)_mm256_cvtph_ps((__m128i)h);
+#else
+  Vec v;
+  for (int i = 0; i < lanes; ++i) {
+    f16 x;
+    x.bits = h[i];
+    v[i] = static_cast<float>(x);
+  }
+  return v;
+#endif
+}
+
+inline Half vec_to_half(Vec v) {
+#if defined(SHERD_ISA_avx512)
+  return (Half)_mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(SHERD_ISA_avx2)
+  return (Half)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  Half h;
+  for (int i = 0; i < lanes; ++i) h[i] = f16(v[i]).bits;
+  return h;
+#endif
+}
+
+/// Nearest, ties to even; a NaN stays one. The result is in the low 16 bits of each lane.
+inline Bits to_bf16_bits(Vec v) {
+  const Bits u = (Bits)v;
+  const Bits rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const Bits quiet = (u >> 16) | 0x40u;
+  return ((u & 0x7fffffffu) > 0x7f800000u) ? quiet : rounded;
+}
+
+inline Vec load(F32, const float* p) { return read<Vec>(p); }
+inline Vec load(BF16, const std::uint16_t* p) {
+  return (Vec)(__builtin_convertvector(read<Half>(p), Bits) << 16);
+}
+inline Vec load(F16, const std::uint16_t* p) { return half_to_vec(read<Half>(p)); }
+
+inline void store(F32, float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
+inline void store(BF16, std::uint16_t* p, Vec v) {
+  const Half h = __builtin_convertvector(to_bf16_bits(v), Half);
+  __builtin_memcpy(p, &h, sizeof h);
+}
+inline void store(F16, std::uint16_t* p, Vec v) {
+  const Half h = vec_to_half(v);
+  __builtin_memcpy(p, &h, sizeof h);
+}
+
+inline Vec round_to(Element rounding, Vec v) {
+  if (rounding == Element::bf16) return (Vec)(to_bf16_bits(v) << 16);
+  if (rounding == Element::f16) return half_to_vec(vec_to_half(v));
+  return v;
+}
+
+/// The sum over ranks of `unroll` vectors from element i on, finished but for accumulation.
+template <class In, int unroll, int fixed_ranks>
+inline void sum_at(const ReduceArgs& args, std::int64_t i, Vec factor, Vec (&sum)[unroll]) {
+  using T = typename In::Stored;
+  const int ranks = fixed_ranks ? fixed_ranks : args.ranks;
+  const T* first = static_cast<const T*>(args.sources[0]) + i;
+  for (int u = 0; u < unroll; ++u) sum[u] = load(In{}, first + u * lanes);
+  for (int r = 1; r < ranks; ++r) {
+    const T* next = static_cast<const T*>(args.sources[r]) + i;
+    for (int u = 0; u < unroll; ++u) sum[u] = sum[u] + load(In{}, next + u * lanes);
+  }
+  for (int u = 0; u < unroll; ++u) sum[u] = round_to(args.rounding, sum[u] * factor);
+}
+
+template <class In, class Out, int unroll, int fixed_ranks>
+inline void step(const ReduceArgs& args, std::int64_t i, Vec factor) {
+  using T = typename Out::Stored;
+  Vec sum[unroll];
+  sum_at<In, unroll, fixed_ranks>(args, i, factor, sum);
+  if (args.accumulate) {
+    const T* old = static_cast<const T*>(args.outs[0]) + i;
+    for (int u = 0; u < unroll; ++u) sum[u] = load(Out{}, old + u * lanes) + sum[u];
+  }
+  for (int k = 0; k < args.outputs; ++k) {
+    T* to = static_cast<T*>(args.outs[k]) + i;
+    for (int u = 0; u < unroll; ++u) store(Out{}, to + u * lanes, sum[u]);
+  }
+}
+
+/// The last few elements take the same instructions as the rest, through padded copies, so that where a tensor is
+/// cut cannot change a result.
+template <class In, class Out>
+void tail(const ReduceArgs& args, std::int64_t i, Vec factor) {
+  const auto left = static_cast<std::size_t>(args.end - i);
+  using I = typename In::Stored;
+  using O = typename Out::Stored;
+  I in[lanes] = {};
+  O out[lanes] = {};
+  __builtin_memcpy(in, static_cast<const I*>(args.sources[0]) + i, left * sizeof(I));
+  Vec sum = load(In{}, in);
+  for (int r = 1; r < args.ranks; ++r) {
+    __builtin_memcpy(in, static_cast<const I*>(args.sources[r]) + i, left * sizeof(I));
+    sum = sum + load(In{}, in);
+  }
+  sum = round_to(args.rounding, sum * factor);
+  if (args.accumulate) {
+    __builtin_memcpy(out, static_cast<const O*>(args.outs[0]) + i, left * sizeof(O));
+    sum = load(Out{}, out) + sum;
+  }
+  store(Out{}, out, sum);
+  for (int k = 0; k < args.outputs; ++k)
+    __builtin_memcpy(static_cast<O*>(args.outs[k]) + i, out, left * sizeof(O));
+}
+
+template <class In, class Out, int fixed_ranks>
+void sum_with(const ReduceArgs& args) {
+  constexpr int unroll = 4;
+  const Vec factor = Vec{} + static_cast<float>(args.factor);
+  std::int64_t i = args.begin;
+  for (; i + unroll * lanes <= args.end; i += unroll * lanes) step<In, Out, unroll, fixed_ranks>(args, i, factor);
+  for (; i + lanes <= args.end; i += lanes) step<In, Out, 1, fixed_ranks>(args, i, factor);
+  if (i < args.end) tail<In, Out>(args, i, factor);
+}
+
+template <class In, class Out>
+void sum_floats(const ReduceArgs& args) {
+  if (args.ranks == 2) return sum_with<In, Out, 2>(args);
+  if (args.ranks == 4) return sum_with<In, Out, 4>(args);
+  sum_with<In, Out, 0>(args);
+}
+
+template <class In>
+bool sum_from(const ReduceArgs& args) {
+  switch (args.out) {
+    case Element::f32: sum_floats<In, F32>(args); return true;
+    case Element::bf16: sum_floats<In, BF16>(args); return true;
+    case Element::f16: sum_floats<In, F16>(args); return true;
+    default: return false;
+  }
+}
+
+// ---- everything else, element by element in its own type ----
+
+inline float bf16_to_float(std::uint16_t bits) {
+  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+  float value;
+  __builtin_memcpy(&value, &wide, sizeof value);
+  return value;
+}
+inline float f16_to_float(std::uint16_t bits) { return half_to_vec(Half{} + bits)[0]; }
+
+/// Reads element i of a floating type, exactly.
+inline double read_double(Element type, const void* from, std::int64_t i) {
+  switch (type) {
+    case Element::f64: return static_cast<const double*>(from)[i];
+    case Element::f32: return static_cast<const float*>(from)[i];
+    case Element::bf16: return bf16_to_float(static_cast<const std::uint16_t*>(from)[i]);
+    default: return f16_to_float(static_cast<const std::uint16_t*>(from)[i]);
+  }
+}
+
+inline void write_double(Element type, void* to, std::int64_t i, double value) {
+  const Vec single = Vec{} + static_cast<float>(value);
+  switch (type) {
+    case Element::f64: static_cast<double*>(to)[i] = value; return;
+    case Element::f32: static_cast<float*>(to)[i] = single[0]; return;
+    case Element::bf16: static_cast<std::uint16_t*>(to)[i] = static_cast<std::uint16_t>(to_bf16_bits(single)[0]); return;
+    default: static_cast<std::uint16_t*>(to)[i] = vec_to_half(single)[0]; return;
+  }
+}
+
+inline double round_double(Element rounding, double value) {
+  if (rounding == Element::f64) return value;
+  const Vec single = round_to(rounding, Vec{} + static_cast<float>(value));
+  return single[0];
+}
+
+/// A NaN wins, and of equals the first, so that the result is one of the inputs and the same on all ranks.
+template <class T>
+inline T better(Combine combine, T held, T next) {
+  const bool take = combine == Combine::max ? next > held : next < held;
+  return (take || next != next) ? next : held;
+}
+
+/// Floating sources where fp64 takes part, and extremes of floats. Sums run in fp64 only when the sources are fp64.
+void reduce_doubles(const ReduceArgs& args) {
+  const bool wide = args.in == Element::f64;
+  for (std::int64_t i = args.begin; i < args.end; ++i) {
+    double value = read_double(args.in, args.sources[0], i);
+    for (int r = 1; r < args.ranks; ++r) {
+      const double next = read_double(args.in, args.sources[r], i);
+      if (args.combine != Combine::sum) value = better(args.combine, value, next);
+      else if (wide) value = value + next;
+      else value = static_cast<float>(value) + static_cast<float>(next);
+    }
+    value = wide ? value * args.factor : static_cast<float>(value) * static_cast<float>(args.factor);
+    value = round_double(args.rounding, value);
+    if (args.accumulate) {
+      const double old = read_double(args.out, args.outs[0], i);
+      value = args.out == Element::f64 ? old + value : static_cast<float>(old) + static_cast<float>(value);
+    }
+    for (int k = 0; k < args.outputs; ++k) write_double(args.out, args.outs[k], i, value);
+  }
+}
+
+/// Integers wrap around; a factor is applied in fp64 and rounded to the nearest, ties to even.
+template <class T, class Unsigned>
+void reduce_integers(const ReduceArgs& args) {
+  for (std::int64_t i = args.begin; i < args.end; ++i) {
+    T value = static_cast<const T*>(args.sources[0])[i];
+    for (int r = 1; r < args.ranks; ++r) {
+      const T next = static_cast<const T*>(args.sources[r])[i];
+      value = args.combine == Combine::sum
+                  ? static_cast<T>(static_cast<Unsigned>(value) + static_cast<Unsigned>(next))
+                  : better(args.combine, value, next);
+    }
+    if (args.factor != 1) value = static_cast<T>(__builtin_llrint(static_cast<double>(value) * args.factor));
+    if (args.accumulate)
+      value = static_cast<T>(static_cast<Unsigned>(static_cast<const T*>(args.outs[0])[i]) + static_cast<Unsigned>(value));
+    for (int k = 0; k < args.outputs; ++k) static_cast<T*>(args.outs[k])[i] = value;
+  }
+}
+
+}  // namespace
+
+void reduce(const ReduceArgs& args) {
+  if (args.combine == Combine::sum) {
+    if (args.in == Element::f32 && sum_from<F32>(args)) return;
+    if (args.in == Element::bf16 && sum_from<BF16>(args)) return;
+    if (args.in == Element::f16 && sum_from<F16>(args)) return;
+  }
+  switch (args.in) {
+    case Element::i32: return reduce_integers<std::int32_t, std::uint32_t>(args);
+    case Element::i64: return reduce_integers<std::int64_t, std::uint64_t>(args);
+    case Element::u16: return reduce_integers<std::uint16_t, std::uint32_t>(args);
+    case Element::u8: return reduce_integers<std::uint8_t, std::uint32_t>(args);
+    default: return reduce_doubles(args);
+  }
+}
+
+}  // namespace sherd::comm::SHERD_ISA

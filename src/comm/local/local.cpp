@@ -1,0 +1,177 @@
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <tuple>
+
+#include "base/log.h"
+#include "comm/exchange/shared_exchange.h"
+
+namespace sherd::comm {
+namespace {
+
+/// What the threads of one group share: the board's memory, and the groups being split off.
+class LocalGroup {
+ public:
+  explicit LocalGroup(std::vector<int> world_ranks) : world_ranks_(std::move(world_ranks)) {
+    layout_.ranks = static_cast<int>(world_ranks_.size());
+    memory_.reset(static_cast<std::byte*>(
+        std::aligned_alloc(4096, layout_.segment_bytes() * static_cast<std::size_t>(layout_.ranks))));
+    if (!memory_) throw std::bad_alloc();
+    for (int r = 0; r < layout_.ranks; ++r) {
+      segments_.push_back(memory_.get() + static_cast<std::size_t>(r) * layout_.segment_bytes());
+      Board::prepare(segments_.back(), layout_);
+    }
+  }
+
+  const BoardLayout& layout() const { return layout_; }
+  const std::vector<std::byte*>& segments() const { return segments_; }
+  const std::vector<int>& world_ranks() const { return world_ranks_; }
+
+  /// The group that `members` (ranks here) form in the split numbered `serial`; the same object for each of them.
+  std::shared_ptr<LocalGroup> part(std::uint64_t serial, const std::vector<int>& members) {
+    std::lock_guard lock(mutex_);
+    auto& [group, takers] = parts_[{serial, members.front()}];
+    if (!group) {
+      std::vector<int> world;
+      for (const int r : members) world.push_back(world_ranks_[static_cast<std::size_t>(r)]);
+      group = std::make_shared<LocalGroup>(std::move(world));
+    }
+    std::shared_ptr<LocalGroup> out = group;
+    if (++takers == members.size()) parts_.erase({serial, members.front()});
+    return out;
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  std::vector<int> world_ranks_;
+  BoardLayout layout_;
+  std::unique_ptr<std::byte, Free> memory_;
+  std::vector<std::byte*> segments_;
+  std::mutex mutex_;
+  std::map<std::pair<std::uint64_t, int>, std::pair<std::shared_ptr<LocalGroup>, std::size_t>> parts_;  // guarded by mutex_
+};
+
+/// Keeps the memory that a Board points into.
+struct LocalBoard {
+  LocalBoard(std::shared_ptr<LocalGroup> g, int rank, BoardSettings settings)
+      : group(std::move(g)), board(rank, group->layout(), group->segments(), std::move(settings)) {}
+  std::shared_ptr<LocalGroup> group;
+  Board board;
+};
+
+/// One address space: peers see everything.
+class OneProcess final : public Memory {
+ public:
+  Address locate(const std::byte* data, std::size_t) const override {
+    return {0, reinterpret_cast<std::uintptr_t>(data)};
+  }
+  std::byte* resolve(int, const Address& address) const override {
+    return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address.offset));
+  }
+};
+
+class LocalExchange final : public SharedExchange {
+ public:
+  LocalExchange(std::shared_ptr<LocalBoard> local, int world_size, bool crowded, const CommOptions& options)
+      : SharedExchange({local, &local->board}, std::make_shared<OneProcess>(), options.threads),
+        group_(local->group), world_size_(world_size), crowded_(crowded), options_(options) {}
+
+  device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category) override {
+    return device.allocate(bytes, category);
+  }
+
+  std::unique_ptr<Backend> split(int color, int key) override {
+    const SplitPlan plan = plan_split(agree({color, key}, "split"), rank());
+    const std::uint64_t serial = splits_++;
+    if (plan.rank < 0) return nullptr;
+    return make(group_->part(serial, plan.members), plan.rank, world_size_, crowded_, options_, shared_board());
+  }
+
+  static std::unique_ptr<Backend> make(std::shared_ptr<LocalGroup> group, int rank, int world_size, bool crowded,
+                                       const CommOptions& options, std::shared_ptr<Health> parent) {
+    BoardSettings settings;
+    settings.name = group_name("local", group->world_ranks(), world_size);
+    settings.timeout_seconds = options.timeout_seconds;
+    settings.crowded = crowded;
+    settings.parent = std::move(parent);
+    auto local = std::make_shared<LocalBoard>(std::move(group), rank, std::move(settings));
+    return std::make_unique<LocalExchange>(std::move(local), world_size, crowded, options);
+  }
+
+ private:
+  std::shared_ptr<LocalGroup> group_;
+  int world_size_;
+  bool crowded_;
+  CommOptions options_;
+  std::uint64_t splits_ = 0;
+};
+
+/// The errors of a run, of which one is reported: an error of another kind than comm is a cause, a comm error may be
+/// the echo of one. Within that, the first by time.
+class FirstError {
+ public:
+  void add(std::exception_ptr error, bool may_be_echo) {
+    std::lock_guard lock(mutex_);
+    auto& place = may_be_echo ? echo_ : cause_;
+    if (!place) place = std::move(error);
+  }
+  void rethrow() {
+    if (cause_) std::rethrow_exception(cause_);
+    if (echo_) std::rethrow_exception(echo_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr cause_, echo_;  // guarded by mutex_ while ranks run
+};
+
+void run_rank(Communicator& comm, const std::function<void(Communicator&)>& body, FirstError& errors) {
+  ThreadRank scope(comm.rank());
+  try {
+    body(comm);
+  } catch (const Error& error) {
+    errors.add(std::current_exception(), error.kind() == ErrorKind::comm);
+    comm.abort(error.what());
+  } catch (const std::exception& error) {
+    errors.add(std::current_exception(), false);
+    comm.abort(error.what());
+  } catch (...) {
+    errors.add(std::current_exception(), false);
+    comm.abort("an exception of unknown type");
+  }
+}
+
+}  // namespace
+
+void run_local(int ranks, const CommOptions& options, const std::function<void(Communicator&)>& body) {
+  require(ranks >= 1, "run_local needs at least 1 rank, not ", ranks);
+  std::vector<int> world;
+  for (int r = 0; r < ranks; ++r) world.push_back(r);
+  auto group = std::make_shared<LocalGroup>(world);
+  const bool crowded = ranks > available_cores();
+  std::vector<std::unique_ptr<Communicator>> comms;
+  for (int r = 0; r < ranks; ++r)
+    comms.push_back(make_group(LocalExchange::make(group, r, ranks, crowded, options, nullptr)));
+
+  FirstError errors;
+  std::vector<std::thread> threads;
+  for (int r = 1; r < ranks; ++r)
+    threads.emplace_back([&, r] {
+      const std::unique_ptr<Communicator> comm = std::move(comms[static_cast<std::size_t>(r)]);
+      run_rank(*comm, body, errors);
+    });
+  {
+    const std::unique_ptr<Communicator> comm = std::move(comms[0]);
+    run_rank(*comm, body, errors);
+  }
+  for (std::thread& thread : threads) thread.join();
+  errors.rethrow();
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,212 @@
+#include <chrono>
+#include <thread>
+
+#include "tests/comm/conformance.h"
+
+namespace sherd::comm::conformance {
+namespace {
+
+using std::chrono::steady_clock;
+using testing::HasSubstr;
+
+double seconds_since(steady_clock::time_point start) {
+  return std::chrono::duration<double>(steady_clock::now() - start).count();
+}
+
+/// Every rank calls `mine`; all must get one comm error that has every one of `words`, at this and at the next call.
+void expect_mismatch(Communicator& comm, const std::function<void()>& mine, const std::vector<std::string>& words) {
+  const auto start = steady_clock::now();
+  const std::string text = error_of(ErrorKind::comm, mine);
+  EXPECT_LT(seconds_since(start), 20.0);
+  for (const std::string& word : words) EXPECT_THAT(text, HasSubstr(word));
+  EXPECT_EQ(error_of(ErrorKind::comm, [&] { comm.barrier(); }), text) << "a broken group stays broken";
+}
+
+TEST_P(Conformance, DifferentCollectivesAreNamed) {
+  if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
+  run([&](Communicator& comm) {
+    Tensors tensors(comm);
+    const Tensor x = tensors.make(100, DType::f32, false);
+    const auto call = [&] {
+      if (comm.rank() == comm.size() - 1) comm.broadcast(x, 0, {.label = "weights"});
+      else comm.all_reduce(x, ReduceOp::sum, 1, {.label = "loss"});
+    };
+    expect_mismatch(comm, call, {"mismatched calls", cat("rank ", comm.size() - 1, " called broadcast"), "all_reduce (sum)",
+                                 "\"weights\"", "\"loss\"", comm.name()});
+  });
+}
+
+TEST_P(Conformance, DifferentCountsTypesAndOpsAreNamed) {
+  if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
+  struct Variant {
+    std::int64_t n;
+    DType dtype;
+    ReduceOp op;
+    double factor;
+    std::vector<std::string> words;
+  };
+  const std::vector<Variant> variants{{99, DType::f32, ReduceOp::sum, 1, {"of 99 fp32", "of 100 fp32"}},
+                                      {100, DType::bf16, ReduceOp::sum, 1, {"bf16", "fp32"}},
+                                      {100, DType::f32, ReduceOp::max, 1, {"(max)", "(sum)"}},
+                                      {100, DType::f32, ReduceOp::sum, 0.5, {"factors differ"}}};
+  for (const Variant& v : variants)
+    run([&](Communicator& comm) {
+      Tensors tensors(comm);
+      const bool odd = comm.rank() == 1;
+      const Tensor x = tensors.make(odd ? v.n : 100, odd ? v.dtype : DType::f32, false);
+      std::memset(x.raw(), 0, x.bytes());
+      expect_mismatch(comm, [&] { comm.all_reduce(x, odd ? v.op : ReduceOp::sum, odd ? v.factor : 1.0); }, v.words);
+    });
+}
+
+TEST_P(Conformance, DifferentPiecesAreNamed) {
+  if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
+  run([&](Communicator& comm) {
+    Tensors tensors(comm);
+    const Tensor a = tensors.make(10, DType::f32, false), b = tensors.make(20, DType::f32, false);
+    const Tensor fa = tensors.make(10 * comm.size(), DType::f32, false), fb = tensors.make(20 * comm.size(), DType::f32, false);
+    std::vector<GatherPiece> pieces{{a, fa}, {b, fb}};
+    if (comm.rank() == 0) std::swap(pieces[0], pieces[1]);
+    expect_mismatch(comm, [&] { comm.all_gather(pieces); }, {"rank 0 called all_gather", "in 2 pieces", "extents"});
+  });
+}
+
+TEST_P(Conformance, DifferentBlocksOfAllToAllAreNamed) {
+  if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
+  run([&](Communicator& comm) {
+    Tensors tensors(comm);
+    const Tensor in = tensors.make(4 * comm.size(), DType::f32, false);
+    const Tensor out = tensors.make(4 * comm.size() + (comm.rank() == 1), DType::f32, false);
+    std::memset(in.raw(), 0, in.bytes());
+    std::vector<std::int64_t> counts(static_cast<std::size_t>(comm.size()), 4), mine = counts;
+    if (comm.rank() == 1) mine[0] = 5;
+    expect_mismatch(comm, [&] { comm.all_to_all(in, out, counts, mine); },
+                    {"rank 0 has 4 elements for rank 1, which expects 5"});
+  });
+}
+
+TEST_P(Conformance, DifferentTransfersAreNamed) {
+  if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
+  run([&](Communicator& comm) {
+    Tensors tensors(comm);
+    const Tensor x = tensors.make(comm.rank() == 0 ? 8 : 9, DType::f32, false);
+    std::memset(x.raw(), 0, x.bytes());
+    const auto call = [&] {
+      if (comm.rank() == 0) {
+        comm.send(x, 1, {.label = "up"});
+        comm.barrier();  // where a message is on its way at once, the sender hears of it at its next call
+      } else if (comm.rank() == 1) {
+        comm.receive(x, 0, {.label = "down"});
+      } else {
+        comm.barrier();
+      }
+    };
+    expect_mismatch(comm, call, {"mismatched transfer", "send of 8 fp32", "receive of 9 fp32", "\"up\"", "\"down\""});
+  });
+}
+
+TEST_P(Conformance, AsynchronousErrorsComeAtWait) {
+  if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
+  run([&](Communicator& comm) {
+    Tensors tensors(comm);
+    const Tensor x = tensors.make(comm.rank() == 0 ? 10 : 11, DType::f32, false);
+    std::memset(x.raw(), 0, x.bytes());
+    std::vector<Work> works;
+    std::string first;
+    // The error may already be there when a later one is queued.
+    const auto queue = [&] {
+      for (int k = 0; k < 3; ++k) works.push_back(comm.all_reduce(x, ReduceOp::sum, 1, {.label = "bucket", .async = true}));
+      works.back().wait();
+    };
+    first = error_of(ErrorKind::comm, queue);
+    for (Work& work : works) EXPECT_EQ(error_of(ErrorKind::comm, [&] { work.wait(); }), first);
+    EXPECT_THAT(first, HasSubstr("\"bucket\""));
+  });
+}
+
+TEST_P(Conformance, ALateRankIsNamedAtTheDeadline) {
+  if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
+  CommOptions options = GetParam().options;
+  options.timeout_seconds = 0.7;
+  run(options, [&](Communicator& comm) {
+    Tensors tensors(comm);
+    const Tensor x = tensors.make(2000, DType::f32, false);
+    const auto start = steady_clock::now();
+    if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2000));
+    const std::string text = error_of(ErrorKind::comm, [&] { comm.all_reduce(x, ReduceOp::sum, 1, {.label = "grads"}); });
+    EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 1 did not come within 0.7 s"), HasSubstr("all_reduce"), HasSubstr("\"grads\"")));
+    EXPECT_LT(seconds_since(start), 10.0);
+  });
+}
+
+TEST_P(Conformance, AReceiveWithoutASendEndsAtTheDeadline) {
+  if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
+  CommOptions options = GetParam().options;
+  options.timeout_seconds = 0.5;
+  run(options, [&](Communicator& comm) {
+    Tensors tensors(comm);
+    const Tensor x = tensors.make(20, DType::f32, false);
+    if (comm.rank() == 0) {
+      const std::string text = error_of(ErrorKind::comm, [&] { comm.receive(x, 1, {.label = "never"}); });
+      EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 1"), HasSubstr("receive of 20 fp32 from rank 1"), HasSubstr("\"never\"")));
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    }
+  });
+}
+
+TEST_P(Conformance, AbortEndsWaitsWithItsReason) {
+  if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
+  run([&](Communicator& comm) {
+    const auto part = comm.split(0, 0);
+    const auto start = steady_clock::now();
+    if (comm.rank() == comm.size() - 1) {
+      comm.abort("the dataset ends at byte 17");
+      EXPECT_THAT(error_of(ErrorKind::comm, [&] { comm.barrier(); }), HasSubstr("byte 17"));
+      return;
+    }
+    // Waits in the group itself and in a part of it.
+    Communicator& where = comm.rank() == 0 ? comm : *part;
+    const std::string text = error_of(ErrorKind::comm, [&] { where.barrier({.label = "epoch"}); });
+    EXPECT_THAT(text, testing::AllOf(HasSubstr("the dataset ends at byte 17"), HasSubstr(cat("rank ", comm.size() - 1))));
+    EXPECT_LT(seconds_since(start), 5.0);
+  });
+}
+
+TEST_P(Conformance, ARankThatLeavesIsNamed) {
+  if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
+  run([&](Communicator& comm) {
+    const auto start = steady_clock::now();
+    auto part = comm.split(0, comm.rank());
+    if (comm.rank() == 1) part.reset();
+    else EXPECT_THAT(error_of(ErrorKind::comm, [&] { part->barrier({.label = "epoch"}); }), HasSubstr("rank 1 has left"));
+    EXPECT_LT(seconds_since(start), 10.0);
+    comm.barrier();  // what broke the part has not broken the whole
+  });
+}
+
+TEST_P(Conformance, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
+  run([&](Communicator& comm) {
+    Tensors tensors(comm);
+    const Tensor a = tensors.make(10, DType::f32, false), b = tensors.make(10 * comm.size() + 1, DType::f32, false);
+    const Tensor c = tensors.make(10 * comm.size(), DType::bf16, false), d = tensors.make(10 * comm.size(), DType::f32, false);
+    const auto usage = [&](const std::function<void()>& body) { return error_of(ErrorKind::usage, body); };
+    EXPECT_THAT(usage([&] { comm.all_gather({{a, b}}, {.label = "w"}); }), testing::AllOf(HasSubstr("all_gather \"w\""), HasSubstr("10")));
+    EXPECT_THAT(usage([&] { comm.all_gather({{a, c}}); }), HasSubstr("bf16"));
+    EXPECT_THAT(usage([&] { comm.reduce_scatter({{b, a, 0, 10}}, 1, DType::f32); }), HasSubstr("reduce_scatter"));
+    EXPECT_THAT(usage([&] { comm.reduce_scatter({{d, a, 5, 11}}, 1, DType::f32); }), HasSubstr("[5, 11)"));
+    EXPECT_THAT(usage([&] { comm.reduce_scatter({{d, a, 0, 10}}, 1, DType::i32); }), HasSubstr("int32"));
+    EXPECT_THAT(usage([&] { comm.broadcast(a, comm.size()); }), HasSubstr("is not one of"));
+    EXPECT_THAT(usage([&] { comm.send(a, comm.rank()); }), HasSubstr("itself"));
+    const std::vector<std::int64_t> wrong(static_cast<std::size_t>(comm.size()), 3);
+    EXPECT_THAT(usage([&] { comm.all_to_all(d, b, wrong, wrong); }), HasSubstr("counts"));
+    if (comm.size() > 1) {
+      EXPECT_THAT(usage([&] { comm.reduce_scatter({{d, d.range((comm.rank() + 1) % comm.size() * 10, (comm.rank() + 1) % comm.size() * 10 + 10), 0, 10}}, 1, DType::f32); }),
+                  HasSubstr("overlaps"));
+    }
+    comm.barrier();  // the group still works
+  });
+}
+
+}  // namespace
+}  // namespace sherd::comm::conformance

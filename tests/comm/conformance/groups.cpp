@@ -1,0 +1,196 @@
+#include <atomic>
+#include <thread>
+
+#include "tests/comm/conformance.h"
+
+namespace sherd::comm::conformance {
+namespace {
+
+TEST_P(Conformance, SendAndReceiveInARing) {
+  run([&](Communicator& comm) {
+    if (comm.size() == 1) return;
+    Tensors tensors(comm);
+    const int next = (comm.rank() + 1) % comm.size(), previous = (comm.rank() + comm.size() - 1) % comm.size();
+    for (const std::int64_t n : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1023}, std::int64_t{500009}})
+      for (const bool shared : {false, true}) {
+        const Tensor out = tensors.make(n, DType::f32, shared), in = tensors.make(n, DType::f32, false);
+        fill<float>(out, comm.rank());
+        // Everybody sends first: only asynchronous transfers may.
+        Work sent = comm.send(out, next, {.label = "activations", .async = true});
+        comm.receive(in, previous, {.label = "activations"}).wait();
+        sent.wait();
+        expect_bits<float>(in, [&](std::int64_t i) { return element<float>(previous, i); }, "ring");
+      }
+  });
+}
+
+TEST_P(Conformance, TransfersMatchInOrder) {
+  run([&](Communicator& comm) {
+    if (comm.size() == 1) return;
+    Tensors tensors(comm);
+    const int peer = comm.rank() ^ 1;
+    if (peer >= comm.size()) return;
+    // More than fit a channel at a time, of mixed sizes and places; both directions at once.
+    std::vector<Tensor> in, out;
+    std::vector<Work> works;
+    for (int k = 0; k < 40; ++k) {
+      const std::int64_t n = k % 5 == 0 ? 150001 : k * 3;
+      out.push_back(Tensor::empty(tensors.device(), {n}, DType::bf16)), in.push_back(Tensor::empty(tensors.device(), {n}, DType::bf16));
+      fill<bf16>(out.back(), comm.rank(), k);
+    }
+    for (int k = 0; k < 40; ++k) works.push_back(comm.send(out[static_cast<std::size_t>(k)], peer, {.async = true}));
+    for (int k = 0; k < 40; ++k) works.push_back(comm.receive(in[static_cast<std::size_t>(k)], peer, {.async = true}));
+    for (Work& work : works) work.wait();
+    for (int k = 0; k < 40; ++k) {
+      EXPECT_TRUE(works[static_cast<std::size_t>(k)].done());
+      expect_bits<bf16>(in[static_cast<std::size_t>(k)], [&](std::int64_t i) { return element<bf16>(peer, i, k); }, cat("transfer ", k));
+    }
+  });
+}
+
+TEST_P(Conformance, AsynchronousCallsRunInOrder) {
+  run([&](Communicator& comm) {
+    Tensors tensors(comm);
+    const Tensor x = tensors.make(3000, DType::i64, true), y = tensors.make(3000 * comm.size(), DType::i64, false);
+    for (std::int64_t i = 0; i < x.numel(); ++i) x.data<std::int64_t>()[i] = i;
+    std::vector<Work> works;
+    for (int k = 0; k < 6; ++k) works.push_back(comm.all_reduce(x, ReduceOp::sum, 1, {.label = cat("turn ", k), .async = true}));
+    // Synchronous: waits for those before it.
+    comm.all_gather({{x, y}}, {.label = "after"});
+    std::int64_t power = 1;
+    for (int k = 0; k < 6; ++k) power *= comm.size();
+    expect_bits<std::int64_t>(y, [&](std::int64_t i) { return i % 3000 * power; }, "order");
+    for (Work& work : works) {
+      EXPECT_TRUE(work.done());
+      work.wait();
+      work.wait();
+    }
+    Work nothing;
+    nothing.wait();
+    EXPECT_TRUE(nothing.done());
+  });
+}
+
+TEST_P(Conformance, BarriersHoldEverybody) {
+  run([&](Communicator& comm) {
+    Tensors tensors(comm);
+    const Tensor x = tensors.make(1, DType::i32, false);
+    for (int k = 0; k < 200; ++k) {
+      comm.barrier({.label = "again"});
+      x.data<std::int32_t>()[0] = k * comm.rank();
+      comm.all_reduce(x, ReduceOp::max).wait();
+      ASSERT_EQ(x.data<std::int32_t>()[0], k * (comm.size() - 1));
+    }
+  });
+}
+
+TEST_P(Conformance, SplitMakesGroupsInKeyOrder) {
+  run([&](Communicator& comm) {
+    Tensors tensors(comm);
+    const int color = comm.rank() % 2;
+    const auto part = comm.split(color, -comm.rank());
+    ASSERT_NE(part, nullptr);
+    const int size = (comm.size() + 1 - color) / 2;
+    ASSERT_EQ(part->size(), size);
+    EXPECT_EQ(part->rank(), size - 1 - comm.rank() / 2);
+    // World rank of rank r of the part.
+    const auto world = [&](int r) { return 2 * (size - 1 - r) + color; };
+    for (const bool shared : {false, true})
+      for (const std::int64_t n : {std::int64_t{5}, std::int64_t{40001}}) {
+        const Tensor x = tensors.make(n, DType::f32, shared);  // the world's memory serves its parts too
+        fill<float>(x, comm.rank());
+        part->all_reduce(x, ReduceOp::sum, 1, {.label = "part"}).wait();
+        expect_bits<float>(x, [&](std::int64_t i) {
+          float sum = element<float>(world(0), i);
+          for (int r = 1; r < size; ++r) sum += element<float>(world(r), i);
+          return sum;
+        }, "split");
+      }
+    // Nested, and a rank that stays out.
+    const auto lonely = part->split(part->rank() == 0 ? -1 : 3, 0);
+    EXPECT_EQ(lonely == nullptr, part->rank() == 0);
+    if (lonely) {
+      EXPECT_EQ(lonely->size(), size - 1);
+      EXPECT_EQ(lonely->rank(), part->rank() - 1);
+      lonely->barrier();
+      Tensors inner(*lonely);
+      const Tensor y = inner.make(10000, DType::i32, true);
+      fill<std::int32_t>(y, lonely->rank());
+      lonely->broadcast(y, 0).wait();
+      expect_bits<std::int32_t>(y, [](std::int64_t i) { return element<std::int32_t>(0, i); }, "nested");
+    }
+    comm.barrier();
+  });
+}
+
+/// Collectives of a group and of its part at the same time, from the groups' own threads.
+TEST_P(Conformance, GroupsWorkSideBySide) {
+  run([&](Communicator& comm) {
+    Tensors tensors(comm);
+    const auto part = comm.split(comm.rank() / 2, comm.rank());
+    const Tensor x = tensors.make(60000, DType::f32, true), y = tensors.make(60000, DType::f32, true);
+    for (int k = 0; k < 3; ++k) {
+      fill<float>(x, comm.rank()), fill<float>(y, part->rank(), 1);
+      Work a = comm.all_reduce(x, ReduceOp::sum, 1, {.async = true});
+      Work b = part->all_reduce(y, ReduceOp::sum, 1, {.async = true});
+      b.wait(), a.wait();
+      expect_bits<float>(x, [&](std::int64_t i) { return reference_sum<float>(comm.size(), i); }, "group");
+      expect_bits<float>(y, [&](std::int64_t i) { return reference_sum<float>(part->size(), i, 1, 1); }, "part");
+    }
+  });
+}
+
+TEST_P(Conformance, MemoryIsChargedAndReused) {
+  run([&](Communicator& comm) {
+    auto device = device::make_cpu_device(1);
+    const auto held = [&] { return device->ledger().current(device::Tier::device, device::Category::communication); };
+    for (int k = 0; k < 20; ++k) {
+      const device::Storage small = comm.allocate(*device, 1000, device::Category::communication);
+      const device::Storage large = comm.allocate(*device, 3 << 20, device::Category::communication);
+      EXPECT_EQ(held(), 1000u + (3u << 20));
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(small.data()) % 64, 0u);
+      std::memset(small.data(), k, small.bytes());
+      std::memset(large.data(), k, large.bytes());
+    }
+    EXPECT_EQ(held(), 0u);
+    // Freed in another order than given, and outliving the rest.
+    device::Storage kept = comm.allocate(*device, 100, device::Category::communication);
+    device.reset();
+    std::memset(kept.data(), 1, kept.bytes());
+  });
+}
+
+TEST_P(Conformance, TrafficIsThePayloadSent) {
+  run([&](Communicator& comm) {
+    Tensors tensors(comm);
+    const auto n = static_cast<std::uint64_t>(comm.size());
+    const Tensor x = tensors.make(840 * comm.size(), DType::f32, true), shard = tensors.make(840, DType::f32, false);
+    std::memset(x.raw(), 0, x.bytes());
+    std::memset(shard.raw(), 0, shard.bytes());
+    const std::uint64_t bytes = x.bytes();
+    comm.all_reduce(x);
+    comm.all_gather({{shard, x}});
+    comm.reduce_scatter({{x, shard, 0, 840}}, 1, DType::f32, {.async = true}).wait();
+    comm.reduce_scatter({{x, shard, 10, 20}}, 1, DType::f32);
+    comm.broadcast(x, 0);
+    const Tensor y = tensors.make(840 * comm.size(), DType::f32, false);
+    comm.all_to_all(x, y);
+    comm.barrier();
+    if (comm.size() > 1 && comm.rank() == 0) comm.send(shard, 1);
+    if (comm.rank() == 1) comm.receive(shard, 0);
+    comm.all_reduce(x.range(0, 1), ReduceOp::sum, 1, {.scalar = true});
+    Traffic t = comm.traffic();
+    EXPECT_EQ(t.all_reduce, 2 * bytes * (n - 1) / n);
+    EXPECT_EQ(t.all_gather, bytes * (n - 1) / n);
+    EXPECT_EQ(t.reduce_scatter, (bytes + 40 * n) * (n - 1) / n);
+    EXPECT_EQ(t.broadcast, comm.rank() == 0 ? bytes * (n - 1) : 0);
+    EXPECT_EQ(t.all_to_all, bytes * (n - 1) / n);
+    EXPECT_EQ(t.p2p, n > 1 && comm.rank() == 0 ? shard.bytes() : 0);
+    EXPECT_EQ(t.scalars, comm.rank() == 0 ? 4 * (n - 1) : n > 1 ? 4u : 0u);
+    comm.reset_traffic();
+    EXPECT_EQ(comm.traffic().all_reduce, 0u);
+  });
+}
+
+}  // namespace
+}  // namespace sherd::comm::conformance

@@ -1,0 +1,134 @@
+#include <chrono>
+#include <cstdlib>
+#include <stdexcept>
+#include <thread>
+
+#include "base/log.h"
+#include "tests/comm/conformance.h"
+
+namespace sherd::comm {
+namespace conformance {
+namespace {
+
+Case local_case(int ranks) {
+  Case out;
+  out.name = cat("local", ranks);
+  out.ranks = ranks;
+  out.options.timeout_seconds = 60;
+  out.run = [ranks](const CommOptions& options, const std::function<void(Communicator&)>& body) {
+    run_local(ranks, options, body);
+  };
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(Local, Conformance,
+                         testing::Values(local_case(1), local_case(2), local_case(3), local_case(4), local_case(8)),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace conformance
+
+namespace {
+
+using testing::HasSubstr;
+
+TEST(Local, NamesGroupsAndRanks) {
+  run_local(4, {}, [](Communicator& comm) {
+    EXPECT_EQ(comm.name(), "local(4)");
+    EXPECT_EQ(ThreadRank::current(), comm.rank());
+    const auto part = comm.split(comm.rank() % 2, 0);
+    EXPECT_EQ(part->name(), comm.rank() % 2 ? "local(2 of 4: 1, 3)" : "local(2 of 4: 0, 2)");
+  });
+  EXPECT_EQ(ThreadRank::current(), -1);
+}
+
+/// A rank that throws ends everybody's waits, in the world and in its parts, and its error is the one reported.
+TEST(Local, AThrowingRankEndsTheRun) {
+  for (const int thrower : {0, 1, 3}) {
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      run_local(4, {}, [&](Communicator& comm) {
+        const auto part = comm.split(0, comm.rank());
+        comm.barrier();
+        if (comm.rank() == thrower) throw std::runtime_error("no more disk");
+        (comm.rank() == 2 ? comm : *part).barrier({.label = "step"});
+        ADD_FAILURE() << "the barrier let rank " << comm.rank() << " through";
+      });
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "no more disk");
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  }
+}
+
+TEST(Local, PeersHearWhyARankFailed) {
+  std::string heard;
+  EXPECT_THROW(run_local(2, {}, [&](Communicator& comm) {
+    if (comm.rank() == 1) fail(ErrorKind::data, "token 70000 is beyond the vocabulary");
+    try {
+      comm.barrier();
+    } catch (const Error& error) {
+      heard = error.what();
+      throw;
+    }
+  }), Error);
+  EXPECT_THAT(heard, testing::AllOf(HasSubstr("rank 1"), HasSubstr("token 70000")));
+}
+
+TEST(Local, ARankThatReturnsEarlyIsNamed) {
+  try {
+    run_local(3, {}, [](Communicator& comm) {
+      if (comm.rank() != 2) comm.barrier({.label = "last"});
+    });
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::comm);
+    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("rank 2 has left"), HasSubstr("\"last\"")));
+  }
+}
+
+/// Queued calls whose peers never come must not hold the destructor of a rank that is leaving with an error.
+TEST(Local, LeavingWithAnErrorDropsWhatIsQueued) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THROW(run_local(2, {.timeout_seconds = 60}, [](Communicator& comm) {
+    const auto part = comm.split(0, comm.rank());
+    auto device = device::make_cpu_device(1);
+    const Tensor x = Tensor::zeros(*device, {4}, DType::f32);
+    if (comm.rank() == 0) {
+      part->all_reduce(x, ReduceOp::sum, 1, {.async = true});
+      throw std::runtime_error("gone");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  }), std::runtime_error);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+TEST(Local, RefusesNoRanks) { EXPECT_THROW(run_local(0, {}, [](Communicator&) {}), Error); }
+
+TEST(Launcher, IsToldByTheEnvironment) {
+  const char* names[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"};
+  for (const char* name : names) unsetenv(name);
+  EXPECT_FALSE(launched_by_mpi());
+  for (const char* name : names) {
+    setenv(name, "1", 1);
+    EXPECT_TRUE(launched_by_mpi()) << name;
+    unsetenv(name);
+  }
+}
+
+#ifdef SHERD_TEST_WITHOUT_MPI
+TEST(Mpi, AnAbsentBackendSaysSo) {
+  EXPECT_FALSE(mpi_available());
+  try {
+    make_mpi_world({});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::usage);
+    EXPECT_THAT(error.what(), HasSubstr("libopenmpi-dev"));
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace sherd::comm

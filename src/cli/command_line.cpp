@@ -19,7 +19,8 @@ struct CommandLine::State {
 
   template <class... Args>
   [[noreturn]] void wrong(const Args&... args) const {
-    throw UsageError(cat(args..., ". See 'sherd ", command, " --help'"));
+    const std::string message = cat(args...);
+    throw UsageError(cat(message, message.ends_with('?') ? "" : ".", " See 'sherd ", command, " --help'"));
   }
   void add(const std::string& name, const std::string& help, std::shared_ptr<cxxopts::Value> value,
            const std::string& shown) {
@@ -35,9 +36,10 @@ struct CommandLine::State {
 
 CommandLine::CommandLine(std::string command, std::string summary, std::string synopsis)
     : state_(std::make_unique<State>(std::move(command), std::move(summary))) {
-  state_->options.custom_help(std::move(synopsis)).positional_help("").set_width(110);
+  state_->options.custom_help(std::move(synopsis)).positional_help("").show_positional_help().set_width(110);
 }
 CommandLine::~CommandLine() = default;
+CommandLine::CommandLine(CommandLine&&) noexcept = default;
 
 CommandLine& CommandLine::flag(const std::string& name, const std::string& help) {
   state_->add(name, help, cxxopts::value<bool>(), "");

@@ -21,6 +21,7 @@ class CommandLine {
   /// `synopsis` is what follows the command's name in its usage line.
   CommandLine(std::string command, std::string summary, std::string synopsis);
   ~CommandLine();
+  CommandLine(CommandLine&&) noexcept;
 
   /// Present or not.
   CommandLine& flag(const std::string& name, const std::string& help);

@@ -20,6 +20,12 @@
 namespace sherd::cli {
 namespace {
 
+#if defined(__clang__)
+constexpr const char* compiler = "Clang";
+#else
+constexpr const char* compiler = "GCC";
+#endif
+
 std::string memory_text() {
   const MemorySizes sizes = memory_sizes();
   std::string text = cat(engine::human_bytes(sizes.total), ", ", engine::human_bytes(sizes.available), " available");
@@ -50,7 +56,7 @@ void info_command(const Arguments& arguments) {
   line.flag("gemm", "also measure the rate of matrix products");
   if (!line.parse(arguments)) return;
   std::vector<std::pair<const char*, std::string>> facts{
-      {"Sherd", cat(version(), ", ", SHERD_BUILD_TYPE, " build, GCC-compatible ", __VERSION__)},
+      {"Sherd", cat(version(), ", ", SHERD_BUILD_TYPE, " build by ", compiler, " ", __VERSION__)},
       {"system", kernel_text()},
       {"processor", cat(engine::cpu_model(), ", ", available_cores(), " usable cores")},
       {"instruction set", std::string(name_of(cpu_isa()))},

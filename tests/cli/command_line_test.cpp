@@ -1,0 +1,76 @@
+#include "cli/command_line.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace sherd::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::internal::CaptureStdout;
+using ::testing::internal::GetCapturedStdout;
+
+CommandLine example() {
+  CommandLine line("train", "Trains.", "--config F...");
+  line.list("config", "F", "files").value("steps", "N", "how many", "7").value("lr", "X", "rate").flag("resume", "go on");
+  line.list("set", "A=B", "overrides").rest_to("config");
+  return line;
+}
+
+void expect_usage_error(const std::vector<std::string>& arguments, const std::string& part,
+                        void (*use)(const CommandLine&) = [](const CommandLine&) {}) {
+  CommandLine line = example();
+  try {
+    line.parse(arguments);
+    use(line);
+    ADD_FAILURE() << "no error";
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), HasSubstr(part));
+    EXPECT_THAT(error.what(), HasSubstr("See 'sherd train --help'"));
+  }
+}
+
+TEST(CommandLine, ReadsEveryKind) {
+  CommandLine line = example();
+  ASSERT_TRUE(line.parse({"--config", "a,b.json", "c.json", "--resume", "--set", "x.y=[1,2]", "--set=z=3", "d.json", "--lr=-1e-3"}));
+  EXPECT_THAT(line.all("config"), ElementsAre("a,b.json", "c.json", "d.json"));
+  EXPECT_THAT(line.all("set"), ElementsAre("x.y=[1,2]", "z=3"));
+  EXPECT_TRUE(line.has("resume"));
+  EXPECT_EQ(line.integer("steps", 1), 7);
+  EXPECT_FALSE(line.has("steps"));
+  EXPECT_EQ(line.number("lr"), -1e-3);
+}
+
+TEST(CommandLine, DefaultsAndAbsence) {
+  CommandLine line = example();
+  ASSERT_TRUE(line.parse({}));
+  EXPECT_FALSE(line.has("resume"));
+  EXPECT_EQ(line.text("lr"), "");
+  EXPECT_TRUE(line.all("config").empty());
+}
+
+TEST(CommandLine, MistakesAreNamed) {
+  expect_usage_error({"--stesp", "3"}, "unknown option '--stesp'; did you mean '--steps'? See");
+  expect_usage_error({"--steps"}, "steps");
+  expect_usage_error({"--steps", "3x"}, "--steps takes a whole number, not '3x'",
+                     [](const CommandLine& line) { line.integer("steps", 0); });
+  expect_usage_error({"--steps", "0"}, "at least 1", [](const CommandLine& line) { line.integer("steps", 1); });
+  expect_usage_error({"--steps", "99999999999999999999"}, "whole number",
+                     [](const CommandLine& line) { line.integer("steps", 1); });
+  expect_usage_error({"--lr", "nan"}, "takes a number", [](const CommandLine& line) { line.number("lr"); });
+  expect_usage_error({}, "--lr is missing", [](const CommandLine& line) { line.required("lr"); });
+}
+
+TEST(CommandLine, HelpListsEveryOption) {
+  CommandLine line = example();
+  CaptureStdout();
+  const bool run = line.parse({"--help"});
+  const std::string help = GetCapturedStdout();
+  EXPECT_FALSE(run);
+  for (const char* option : {"--config F", "--steps N", "--lr X", "--resume", "--set A=B", "default: 7"})
+    EXPECT_THAT(help, HasSubstr(option));
+}
+
+}  // namespace
+}  // namespace sherd::cli

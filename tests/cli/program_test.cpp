@@ -1,0 +1,102 @@
+#include "cli/program.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "cli/machine.h"
+#include "support/temp_folder.h"
+
+namespace sherd::cli {
+namespace {
+
+using sherd::testing::read_text;
+using sherd::testing::TempFolder;
+using sherd::testing::write_text;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using ::testing::internal::CaptureStderr;
+using ::testing::internal::CaptureStdout;
+using ::testing::internal::GetCapturedStderr;
+using ::testing::internal::GetCapturedStdout;
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+Outcome run(const Arguments& arguments) {
+  CaptureStdout();
+  CaptureStderr();
+  const int code = run_program(arguments);
+  std::string out = GetCapturedStdout();
+  return {code, std::move(out), GetCapturedStderr()};
+}
+
+/// One line on stderr with `part`, and this exit code.
+void expect_failure(const Arguments& arguments, int code, const std::string& part) {
+  const Outcome outcome = run(arguments);
+  EXPECT_EQ(outcome.code, code);
+  EXPECT_THAT(outcome.err, StartsWith("sherd: error: "));
+  EXPECT_THAT(outcome.err, HasSubstr(part));
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+}
+
+TEST(Program, EveryCommandHasHelp) {
+  const Outcome all = run({"--help"});
+  EXPECT_EQ(all.code, 0);
+  for (const char* command : {"train", "generate", "prepare", "plot", "info"}) {
+    EXPECT_THAT(all.out, HasSubstr(std::string("\n  ") + command + " "));
+    const Outcome help = run({command, "--help"});
+    EXPECT_EQ(help.code, 0) << help.err;
+    EXPECT_THAT(help.out, HasSubstr(std::string("sherd ") + command));
+  }
+}
+
+TEST(Program, WrongCommandLinesEndWithTwo) {
+  expect_failure({}, 2, "no command given");
+  expect_failure({"tain"}, 2, "did you mean 'train'?");
+  expect_failure({"info", "--gem"}, 2, "did you mean '--gemm'?");
+  expect_failure({"prepare"}, 2, "--input is missing");
+  expect_failure({"plot", "--metrics", "m"}, 2, "--output is missing");
+}
+
+TEST(Program, OtherErrorsEndWithOne) {
+  TempFolder folder;
+  expect_failure({"plot", "--metrics", folder / "none", "--output", folder / "x.svg"}, 1, "No such file");
+  expect_failure({"prepare", "--input", folder / "none", "--output", folder / "x"}, 1, "none");
+  write_text(folder / "two\nlines", "no metrics");
+  write_text(folder / "bad.jsonl", "no metrics\n");
+  expect_failure({"plot", "--metrics", folder / "bad.jsonl", "--output", folder / "x.svg"}, 1, "line 1");
+  expect_failure({"plot", "--metrics", folder / "two\nlinez", "--output", folder / "x.svg"}, 1, "two linez");
+}
+
+TEST(Program, InfoKnowsThisMachine) {
+  const Outcome info = run({"info"});
+  EXPECT_EQ(info.code, 0) << info.err;
+  for (const char* part : {"oneDNN 2", "oneTBB", "SentencePiece", "usable cores", "GiB available", "io_uring", "local"})
+    EXPECT_THAT(info.out, HasSubstr(part));
+  EXPECT_GT(memory_sizes().total, 0u);
+  EXPECT_GE(memory_sizes().total, memory_sizes().available);
+}
+
+TEST(Program, PreparesAndPlots) {
+  TempFolder folder;
+  write_text(folder / "text.txt", "one two three\n\nfour five six\n");
+  const Outcome prepared = run({"prepare", "--input", folder / "text.txt", "--tokenizer", "byte", "--output", folder / "d"});
+  EXPECT_EQ(prepared.code, 0) << prepared.err;
+  EXPECT_THAT(prepared.out, HasSubstr("tokens in 2 documents"));
+  EXPECT_THAT(prepared.out, HasSubstr("unigram entropy"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "d.bin"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "d.idx"));
+
+  write_text(folder / "m.jsonl", "{\"step\":1,\"loss\":9.5}\n{\"step\":2,\"loss\":9.0,\"val_loss\":9.25}\n");
+  const Outcome plotted = run({"plot", "--metrics", folder / "m.jsonl", "--output", folder / "loss.svg",
+                               "--unigram-entropy", "6.5", "--title", "T"});
+  EXPECT_EQ(plotted.code, 0) << plotted.err;
+  EXPECT_THAT(read_text(folder / "loss.svg"), HasSubstr("unigram entropy 6.50"));
+}
+
+}  // namespace
+}  // namespace sherd::cli

@@ -1,2 +1,24 @@
 #pragma once
-// Umbrella header; completed with the engine.
+
+// Everything that a program with a model of its own needs: modules and operations to write it with, initialize() and the
+// Engine to train it, Gpt to train a transformer. Names that belong to the contract live in sherd:: itself.
+
+#include "autograd/ops.h"
+#include "base/log.h"
+#include "data/dataset.h"
+#include "data/tokenizer.h"
+#include "engine/initialize.h"
+#include "models/from_config.h"
+#include "models/generate.h"
+#include "models/gpt.h"
+#include "nn/layers.h"
+#include "nn/module.h"
+
+namespace sherd {
+
+using autograd::Tape;
+using autograd::Var;
+using tensor::Batch;
+using tensor::Tensor;
+
+}  // namespace sherd

@@ -1,25 +1,48 @@
-// Multiplies two matrices on an installed Sherd's CPU device.
-#include <sherd/base/version.h>
-#include <sherd/tensor/kernels.h>
-#include <sherd/tensor/tensor.h>
+// A program outside Sherd's tree: fits y = 2x - 1 on two ranks under ZeRO stage 3, with an installed Sherd.
+#include <sherd/sherd.h>
 
-#include <iostream>
-#include <vector>
+#include <cmath>
+#include <cstdio>
+
+using namespace sherd;
+
+class Line : public nn::Model {
+ public:
+  Line() : linear_(add("linear", std::make_shared<nn::Linear>(1, 1))) {}
+
+ protected:
+  Var forward(Tape& tape, const Batch& batch) override {
+    return autograd::mean_squared_error((*linear_)(tape, tape.input(batch.at("x"))), batch.at("y"));
+  }
+
+ private:
+  std::shared_ptr<nn::Linear> linear_;
+};
+
+constexpr const char* settings = R"({
+  "train_batch_size": 16,
+  "optimizer": {"type": "AdamW", "params": {"lr": 0.05, "weight_decay": 0}},
+  "zero_optimization": {"stage": 3}
+})";
 
 int main() {
-  using sherd::tensor::Shape;
-  using sherd::tensor::Tensor;
-  const auto device = sherd::device::make_cpu_device(2);
-  const auto kernels = sherd::tensor::make_kernels(*device);
-
-  const std::vector<float> a{1, 2, 3, 4}, b{5, 6, 7, 8};
-  sherd::tensor::Matmul product;
-  product.a = Tensor::of<float>(*device, Shape{2, 2}, a);
-  product.b = Tensor::of<float>(*device, Shape{2, 2}, b);
-  product.c = Tensor::empty(*device, Shape{2, 2}, sherd::DType::f32);
-  kernels->matmul(product);
-
-  const float* c = product.c.data<float>();
-  std::cout << "Sherd " << sherd::version() << ": [[" << c[0] << ", " << c[1] << "], [" << c[2] << ", " << c[3] << "]]\n";
-  return c[0] == 19 && c[3] == 50 ? 0 : 1;
+  double last_loss = 1;
+  try {
+    launch_ranks(2, [&](DistributedPtr dist) {
+      const auto host = device::make_cpu_device(1);
+      std::vector<float> x, y;
+      for (int i = 0; i < 64; ++i) x.push_back(i / 32.0f - 1), y.push_back(2 * x.back() - 1);
+      const auto data = data::make_tensor_dataset(
+          {{"x", Tensor::of<float>(*host, {64, 1}, x)}, {"y", Tensor::of<float>(*host, {64, 1}, y)}});
+      auto [engine, optimizer, loader, scheduler] =
+          initialize({.dist = dist, .model = std::make_shared<Line>(), .config = config::parse_text(settings),
+                      .training_data = data});
+      for (int step = 0; step < 200; ++step) engine->train_batch([&loader = loader] { return loader->next(); });
+      if (dist->rank() == 0) last_loss = engine->last_step().loss;
+    });
+  } catch (const Error& error) {
+    return std::fprintf(stderr, "hello: %s\n", error.what()), 1;
+  }
+  std::printf("loss after 200 steps: %.6f\n", last_loss);
+  return last_loss < 1e-2 ? 0 : 1;
 }

@@ -44,7 +44,7 @@ void Reducer::send_bucket() {
     elements += count * ranks;
     item.sent += count;
     if (item.sent < shard) continue;
-    if (!item.segment->gradients_sharded())
+    if (item.segment->optimizer_replicated())
       gathers.push_back({item.segment->own_gradients(), item.segment->gradients()});
     queue_.pop_front();
   }

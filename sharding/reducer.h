@@ -16,7 +16,7 @@ struct ReducerStats {
 };
 
 /// Sends finished gradients off in buckets while backward goes on: reduce-scatters each segment onto its shard layout, and
-/// gathers the sum again where gradients are replicated. Sums are elementwise in rank order, so no bucket size changes a
+/// gathers the sum again where every rank updates everything. Sums are elementwise in rank order, so no bucket size changes a
 /// bit. Used from the rank's thread; all ranks submit the same segments in the same order.
 class Reducer {
  public:

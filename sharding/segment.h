@@ -69,6 +69,8 @@ class Segment {
   const SegmentLayout& layout() const { return layout_; }
   bool parameters_sharded() const { return parameters_sharded_; }
   bool gradients_sharded() const { return gradients_sharded_; }
+  /// Every rank updates the whole segment, and so needs the whole sum of gradients.
+  bool optimizer_replicated() const { return !optimizer_sharded_; }
   /// Updated shards have to be gathered into the full parameters.
   bool gather_after_update() const { return gather_after_update_; }
 

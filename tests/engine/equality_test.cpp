@@ -129,8 +129,12 @@ std::vector<Schedule> schedules() {
 
 void expect_effect(const Schedule& schedule, const RunSpec& spec, const RunResult& got, const RunResult& plain) {
   const long least = 64L * spec.ranks;
-  if (schedule.bucket > 0) EXPECT_LE(got.reducer.largest_bucket, std::max(least, schedule.bucket));
-  if (schedule.bucket > 0 && schedule.bucket < 10'000) EXPECT_GT(got.reducer.buckets, plain.reducer.buckets);
+  if (schedule.bucket > 0) {
+    EXPECT_LE(got.reducer.largest_bucket, std::max(least, schedule.bucket));
+  }
+  if (schedule.bucket > 0 && schedule.bucket < 10'000) {
+    EXPECT_GT(got.reducer.buckets, plain.reducer.buckets);
+  }
   EXPECT_EQ(got.reducer.overlapped > 0, schedule.overlap);
   if (schedule.stage == 3) {
     EXPECT_EQ(got.persistent > 0, schedule.persistence > 0);
@@ -139,7 +143,9 @@ void expect_effect(const Schedule& schedule, const RunSpec& spec, const RunResul
     EXPECT_EQ(got.residency.prefetched > 0, gathers && schedule.prefetch > 0);
     EXPECT_EQ(got.residency.reused > 0, gathers && schedule.max_reuse > 0);
   }
-  if (schedule.recompute != "none") EXPECT_LT(got.activation_peak, plain.activation_peak);
+  if (schedule.recompute != "none") {
+    EXPECT_LT(got.activation_peak, plain.activation_peak);
+  }
 }
 
 class ScheduleEquality : public ::testing::TestWithParam<Setting> {};

@@ -1,0 +1,209 @@
+#pragma once
+
+#include "tensor/cpu/isa/vec.h"
+
+// Products of small matrices held in registers. Operands are read in units of 32 bits along the inner extent: one fp32, or two
+// neighbouring bf16. The left operand is row-major, so that a unit broadcasts straight from memory; the right one is
+// packed into slivers of `sliver` columns, [units][sliver].
+
+namespace sherd::tensor::cpu::SHERD_ISA {
+namespace {
+
+using Count = std::int64_t;
+
+constexpr int sliver = 2 * lanes;
+/// Rows of a register tile: enough sums in flight to hide the latency of a multiply-add.
+#if defined(SHERD_ISA_avx512)
+constexpr int tile_rows = 8;
+#elif defined(SHERD_ISA_avx2)
+constexpr int tile_rows = 6;
+#else
+constexpr int tile_rows = 4;
+#endif
+
+SHERD_INLINE F multiply_add(F a, F b, F sum) {
+#if defined(SHERD_ISA_avx512)
+  return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(SHERD_ISA_avx2)
+  return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+  return a * b + sum;
+#endif
+}
+
+SHERD_INLINE Count ceil_to(Count n, Count step) { return (n + step - 1) / step * step; }
+
+/// Operands in fp32.
+struct DotF32 {
+  using Element = float;
+  static constexpr int per_unit = 1;
+  SHERD_INLINE static F dot(F sum, U a, U b) { return multiply_add((F)a, (F)b, sum); }
+  /// Units of row `row` of a row-major matrix whose columns are the lanes.
+  SHERD_INLINE static U unit(F first, F) { return (U)first; }
+  SHERD_INLINE static void store(float* to, F f) { store_as(to, f); }
+};
+
+#if defined(SHERD_BF16_PRODUCTS)
+/// Operands in bf16, two to a unit, multiplied in pairs by AVX512-BF16.
+struct DotBf16 {
+  using Element = std::uint16_t;
+  static constexpr int per_unit = 2;
+  SHERD_INLINE static F dot(F sum, U a, U b) {
+    return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+  }
+  SHERD_INLINE static H round(F f) { return (H)_mm512_cvtneps_pbh((__m512)f); }
+  SHERD_INLINE static U unit(F first, F second) { return widen(round(first)) | (widen(round(second)) << 16); }
+  SHERD_INLINE static void store(std::uint16_t* to, F f) { store_as(to, round(f)); }
+};
+#endif
+
+/// c[rows, sliver] (+)= a[rows, units]·b[units, sliver]. Strides in units and floats.
+template <class Dot, int rows>
+SHERD_INLINE void multiply_tile(const std::uint32_t* a, Count a_stride, const std::uint32_t* b, Count units, float* c,
+                                Count c_stride, bool add) {
+  F sum[rows][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+    sum[r][0] = add ? load(c + r * c_stride) : F{};
+    sum[r][1] = add ? load(c + r * c_stride + lanes) : F{};
+  }
+  for (Count u = 0; u < units; ++u) {
+    const U b0 = load_as<U>(b + u * sliver), b1 = load_as<U>(b + u * sliver + lanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+      const U x = all(a[r * a_stride + u]);
+      sum[r][0] = Dot::dot(sum[r][0], x, b0);
+      sum[r][1] = Dot::dot(sum[r][1], x, b1);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+    store(c + r * c_stride, sum[r][0]);
+    store(c + r * c_stride + lanes, sum[r][1]);
+  }
+}
+
+template <class Dot, int rows>
+SHERD_INLINE void multiply_last_rows(Count left, const std::uint32_t* a, Count a_stride, const std::uint32_t* b,
+                                     Count units, float* c, Count c_stride, bool add) {
+  if (left == rows) return multiply_tile<Dot, rows>(a, a_stride, b, units, c, c_stride, add);
+  if constexpr (rows > 1) multiply_last_rows<Dot, rows - 1>(left, a, a_stride, b, units, c, c_stride, add);
+}
+
+/// The same for any number of rows and one sliver of columns.
+template <class Dot, int main_rows = tile_rows>
+[[gnu::noinline]] void multiply_sliver(const void* a, Count a_stride, Count rows, const std::uint32_t* b, Count units,
+                                       float* c, Count c_stride, bool add) {
+  const auto* from = static_cast<const std::uint32_t*>(a);
+  Count r = 0;
+  for (; r + main_rows <= rows; r += main_rows)
+    multiply_tile<Dot, main_rows>(from + r * a_stride, a_stride, b, units, c + r * c_stride, c_stride, add);
+  if constexpr (main_rows > 1)
+    if (r < rows)
+      multiply_last_rows<Dot, main_rows - 1>(rows - r, from + r * a_stride, a_stride, b, units, c + r * c_stride,
+                                             c_stride, add);
+}
+
+template <int distance>
+SHERD_INLINE void swap_blocks(U (&rows)[lanes]) {
+  I low, high;
+#pragma GCC unroll 16
+  for (int l = 0; l < lanes; ++l) {
+    low[l] = (l & distance) ? lanes + l - distance : l;
+    high[l] = (l & distance) ? lanes + l : l + distance;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; ++i) {
+    if (i & distance) continue;
+    const U a = rows[i], b = rows[i + distance];
+    rows[i] = __builtin_shuffle(a, b, low);
+    rows[i + distance] = __builtin_shuffle(a, b, high);
+  }
+}
+
+/// Transposes lanes × lanes units in registers.
+SHERD_INLINE void transpose_square(U (&rows)[lanes]) {
+  swap_blocks<1>(rows);
+  swap_blocks<2>(rows);
+#if defined(SHERD_ISA_avx2) || defined(SHERD_ISA_avx512)
+  swap_blocks<4>(rows);
+#endif
+#if defined(SHERD_ISA_avx512)
+  swap_blocks<8>(rows);
+#endif
+}
+
+/// The first `count` of the units at `from`, zeros behind.
+SHERD_INLINE U load_units(const std::uint32_t* from, Count count) {
+  if (count >= lanes) return load_as<U>(from);
+  std::uint32_t buffer[lanes] = {};
+  __builtin_memcpy(buffer, from, static_cast<std::size_t>(count) * 4);
+  return load_as<U>(buffer);
+}
+SHERD_INLINE void store_units(std::uint32_t* to, U u, Count count) {
+  if (count >= lanes) return store_as(to, u);
+  std::uint32_t buffer[lanes];
+  store_as(buffer, u);
+  __builtin_memcpy(to, buffer, static_cast<std::size_t>(count) * 4);
+}
+
+/// to[c·to_stride + r] = line(r, c) for r < rows, c < cols, where line(r, c, count) gives units c … of row r. Rows up to
+/// `padded_rows` (≥ rows) are written as zeros.
+template <class Line>
+SHERD_INLINE void transpose_lines(Count rows, Count cols, Line line, std::uint32_t* to, Count to_stride,
+                                  Count padded_rows) {
+  for (Count c = 0; c < cols; c += lanes)
+    for (Count r = 0; r < padded_rows; r += lanes) {
+      U block[lanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < lanes; ++i) block[i] = r + i < rows ? line(r + i, c, cols - c) : U{};
+      transpose_square(block);
+#pragma GCC unroll 16
+      for (int i = 0; i < lanes; ++i)
+        if (c + i < cols) store_units(to + (c + i) * to_stride + r, block[i], padded_rows - r);
+    }
+}
+
+/// Row-major units [rows, cols] to [cols, padded_rows].
+[[maybe_unused]] void transpose_units(const std::uint32_t* from, Count stride, Count rows, Count cols, std::uint32_t* to,
+                                      Count to_stride, Count padded_rows) {
+  transpose_lines(
+      rows, cols, [=](Count r, Count c, Count left) { return load_units(from + r * stride + c, left); }, to, to_stride,
+      padded_rows);
+}
+
+/// Units [c, c + lanes) of line `u` of a matrix [inner, cols] whose units go down its columns: element (u·per_unit, c), and for
+/// bf16 its neighbour below. Zeros past `inner` and past `left` columns.
+template <class Dot>
+SHERD_INLINE U column_units(const typename Dot::Element* from, Count stride, Count inner, Count u, Count c, Count left) {
+  if constexpr (Dot::per_unit == 1) {
+    return load_units(reinterpret_cast<const std::uint32_t*>(from) + u * stride + c, left);
+  } else {
+    const auto row = [&](Count p) {
+      if (p >= inner) return H{};
+      if (left >= lanes) return load_as<H>(from + p * stride + c);
+      std::uint16_t buffer[lanes] = {};
+      __builtin_memcpy(buffer, from + p * stride + c, static_cast<std::size_t>(left) * 2);
+      return load_as<H>(buffer);
+    };
+    return widen(row(2 * u)) | (widen(row(2 * u + 1)) << 16);
+  }
+}
+
+/// Slivers [cols/sliver][units][sliver] of a row-major matrix [inner, cols], for the right of a product over `inner`. Lanes
+/// past cols and rows past inner, up to a multiple of per_unit, are zeros.
+template <class Dot>
+void pack_columns(const typename Dot::Element* from, Count stride, Count inner, Count cols, std::uint32_t* to) {
+  const Count units = (inner + Dot::per_unit - 1) / Dot::per_unit;
+  for (Count first = 0; first < cols; first += sliver, to += units * sliver)
+    for (Count u = 0; u < units; ++u)
+#pragma GCC unroll 2
+      for (int part = 0; part < 2; ++part) {
+        const Count c = first + part * lanes;
+        store_as(to + u * sliver + part * lanes,
+                 c < cols ? column_units<Dot>(from, stride, inner, u, c, cols - c) : U{});
+      }
+}
+
+}  // namespace
+}  // namespace sherd::tensor::cpu::SHERD_ISA

@@ -1,0 +1,238 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "support/expect_error.h"
+#include "tensor/kernels.h"
+
+namespace sherd::tensor {
+namespace {
+
+using Count = std::int64_t;
+using Values = std::vector<double>;
+
+struct Case {
+  Count batch, seq;
+  int heads, kv_heads;
+  Count dim;
+  bool causal = true;
+  float dropout = 0;
+  float scale = 0;
+
+  Count width() const { return (heads + 2 * kv_heads) * dim; }
+  Attention geometry() const {
+    return {.heads = heads, .kv_heads = kv_heads, .causal = causal, .scale = scale, .dropout = dropout, .key = {11, 12}};
+  }
+  std::string str() const {
+    return cat(batch, " x ", seq, ", heads ", heads, "/", kv_heads, " of ", dim, causal ? ", causal" : ", full",
+               ", dropout ", dropout, ", scale ", scale);
+  }
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = {
+      {1, 1, 1, 1, 1},         {2, 3, 2, 1, 5},           {1, 7, 2, 2, 4, false},   {2, 64, 2, 2, 64},
+      {1, 131, 3, 1, 80},      {1, 300, 2, 2, 32},        {1, 160, 1, 1, 128, false}, {2, 33, 4, 2, 7, true, 0.2f},
+      {1, 132, 2, 2, 16, true, 0.5f}, {1, 140, 2, 1, 8, false, 0.1f}, {1, 70, 1, 1, 16, true, 0, 0.7f},
+      {1, 257, 1, 1, 66, true, 0.3f}};
+  return all;
+}
+
+struct Result {
+  Values out, lse, dqkv;
+};
+
+/// Attention by its definition, whole matrices in double.
+Result reference(const Case& c, const Values& qkv, const Values& dout) {
+  const auto size = [](Count n) { return static_cast<std::size_t>(n); };
+  Result r{Values(size(c.batch * c.seq * c.heads * c.dim)), Values(size(c.batch * c.heads * c.seq)), Values(qkv.size())};
+  const double scale = c.scale != 0 ? double(c.scale) : 1 / std::sqrt(double(c.dim));
+  const Count group = c.heads / c.kv_heads;
+  for (Count b = 0; b < c.batch; ++b)
+    for (Count h = 0; h < c.heads; ++h) {
+      const Count g = h / group;
+      const auto at = [&](Count i, Count col) { return size((b * c.seq + i) * c.width() + col); };
+      const Count q = (g * (group + 2) + h % group) * c.dim, k = (g * (group + 2) + group) * c.dim, v = k + c.dim;
+      for (Count i = 0; i < c.seq; ++i) {
+        Values p(size(c.seq)), kept(size(c.seq), 1.0);
+        double total = 0, delta = 0;
+        const Count keys = c.causal ? i + 1 : c.seq;
+        for (Count j = 0; j < keys; ++j) {
+          double s = 0;
+          for (Count d = 0; d < c.dim; ++d) s += qkv[at(i, q + d)] * qkv[at(j, k + d)];
+          total += p[size(j)] = std::exp(s * scale);
+          if (c.dropout > 0)
+            kept[size(j)] = uniform_at({11, 12}, std::uint64_t(((b * c.heads + h) * c.seq + i) * c.seq + j)) >= c.dropout
+                                ? 1 / (1 - double(c.dropout))
+                                : 0;
+        }
+        r.lse[size((b * c.heads + h) * c.seq + i)] = std::log(total);
+        const std::size_t row = size(((b * c.seq + i) * c.heads + h) * c.dim);
+        for (Count j = 0; j < keys; ++j) {
+          p[size(j)] /= total;
+          for (Count d = 0; d < c.dim; ++d) r.out[row + size(d)] += p[size(j)] * kept[size(j)] * qkv[at(j, v + d)];
+        }
+        for (Count d = 0; d < c.dim; ++d) delta += dout[row + size(d)] * r.out[row + size(d)];
+        for (Count j = 0; j < keys; ++j) {
+          double dp = 0;
+          for (Count d = 0; d < c.dim; ++d) dp += dout[row + size(d)] * qkv[at(j, v + d)];
+          const double ds = p[size(j)] * (dp * kept[size(j)] - delta) * scale;
+          for (Count d = 0; d < c.dim; ++d) {
+            r.dqkv[at(i, q + d)] += ds * qkv[at(j, k + d)];
+            r.dqkv[at(j, k + d)] += ds * qkv[at(i, q + d)];
+            r.dqkv[at(j, v + d)] += p[size(j)] * kept[size(j)] * dout[row + size(d)];
+          }
+        }
+      }
+    }
+  return r;
+}
+
+struct Machine {
+  explicit Machine(int threads) : device(device::make_cpu_device(threads)), kernels(make_kernels(*device)) {}
+  std::shared_ptr<Device> device;
+  std::unique_ptr<Kernels> kernels;
+
+  Tensor random(const Shape& shape, DType dtype, std::uint64_t stream) {
+    Tensor x = Tensor::empty(*device, shape, dtype);
+    kernels->fill_normal(x, {7, stream}, 0, 0.0, 1.0);
+    return x;
+  }
+  Values values(const Tensor& x) {
+    Tensor wide = Tensor::empty(*device, x.shape(), DType::f64);
+    kernels->copy(x, wide);
+    return {wide.data<double>(), wide.data<double>() + x.numel()};
+  }
+};
+
+/// The tensors of one call of each direction.
+struct Pass {
+  Tensor qkv, dout, out, lse, dqkv;
+  Pass(Machine& m, const Case& c, DType dtype)
+      : qkv(m.random({c.batch, c.seq, c.width()}, dtype, 1)),
+        dout(m.random({c.batch, c.seq, c.heads * c.dim}, dtype, 2)),
+        out(m.random({c.batch, c.seq, c.heads * c.dim}, dtype, 3)),
+        lse(m.random({c.batch, c.heads, c.seq}, dtype == DType::f64 ? DType::f64 : DType::f32, 4)),
+        dqkv(m.random({c.batch, c.seq, c.width()}, dtype, 5)) {
+    m.kernels->attention(qkv, c.geometry(), out, lse);
+    m.kernels->attention_backward(qkv, c.geometry(), out, lse, dout, dqkv);
+  }
+};
+
+/// Largest difference relative to the largest wanted value's magnitude.
+double worst(const Values& got, const Values& want) {
+  double difference = 0, magnitude = 1e-300;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (!std::isfinite(got[i])) return INFINITY;
+    difference = std::max(difference, std::abs(got[i] - want[i]));
+    magnitude = std::max(magnitude, std::abs(want[i]));
+  }
+  return difference / magnitude;
+}
+
+class AttentionOfDType : public ::testing::TestWithParam<DType> {
+ protected:
+  double tolerance() const {
+    switch (GetParam()) {
+      case DType::f64: return 1e-13;
+      case DType::f32: return 4e-6;
+      case DType::f16: return 3e-3;
+      default: return 2e-2;
+    }
+  }
+};
+
+TEST_P(AttentionOfDType, EqualsTheDefinitionForwardAndBackward) {
+  Machine machine(2);
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.str());
+    const Pass run(machine, c, GetParam());
+    const Result want = reference(c, machine.values(run.qkv), machine.values(run.dout));
+    EXPECT_LE(worst(machine.values(run.out), want.out), tolerance());
+    EXPECT_LE(worst(machine.values(run.lse), want.lse), tolerance());
+    EXPECT_LE(worst(machine.values(run.dqkv), want.dqkv), tolerance());
+  }
+}
+
+TEST_P(AttentionOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
+  const Case c{3, 200, 4, 2, 24, true, 0.1f};
+  std::vector<std::byte> first;
+  for (const int threads : {1, 2, 3}) {
+    Machine machine(threads);
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      const Pass run(machine, c, GetParam());
+      std::vector<std::byte> all;
+      for (const Tensor* t : {&run.out, &run.lse, &run.dqkv}) all.insert(all.end(), t->raw(), t->raw() + t->bytes());
+      if (first.empty()) first = all;
+      EXPECT_TRUE(all == first) << threads << " threads, run " << repeat;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AttentionOfDType, ::testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST(Attention, GradientEqualsNumericDifferencesInDouble) {
+  Machine machine(1);
+  for (const Case& c : {Case{1, 5, 2, 1, 3, true, 0.2f}, Case{2, 4, 2, 2, 2, false}}) {
+    const Pass run(machine, c, DType::f64);
+    const Values dout = machine.values(run.dout), dqkv = machine.values(run.dqkv);
+    double* x = run.qkv.data<double>();
+    const auto loss = [&] {
+      machine.kernels->attention(run.qkv, c.geometry(), run.out, run.lse);
+      double sum = 0;
+      for (std::size_t i = 0; i < dout.size(); ++i) sum += dout[i] * run.out.data<double>()[i];
+      return sum;
+    };
+    for (std::size_t i = 0; i < dqkv.size(); ++i) {
+      const double before = x[i], step = 1e-5;
+      x[i] = before + step;
+      const double above = loss();
+      x[i] = before - step;
+      const double below = loss();
+      x[i] = before;
+      EXPECT_NEAR(dqkv[i], (above - below) / (2 * step), 1e-8) << c.str() << " element " << i;
+    }
+  }
+}
+
+TEST(Attention, MaskedKeysHaveNoInfluence) {
+  Machine machine(1);
+  const Case c{1, 150, 1, 1, 16};
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Pass clean(machine, c, dtype);
+    Pass changed(machine, c, dtype);
+    machine.kernels->fill(changed.qkv.reshape({c.seq, c.width()}).rows(c.seq - 1, c.seq), 50);
+    machine.kernels->attention(changed.qkv, c.geometry(), changed.out, changed.lse);
+    const Count before = (c.seq - 1) * c.dim;
+    EXPECT_EQ(machine.values(clean.out.range(0, before)), machine.values(changed.out.range(0, before)));
+  }
+}
+
+TEST(Attention, LargeScoresDoNotOverflow) {
+  Machine machine(1);
+  const Case c{1, 140, 1, 1, 64, true, 0, 30.0f};
+  const Pass run(machine, c, DType::f32);
+  for (const Tensor* t : {&run.out, &run.lse, &run.dqkv}) EXPECT_TRUE(machine.kernels->all_finite(*t));
+}
+
+TEST(Attention, NamesWhatDoesNotFit) {
+  using sherd::testing::expect_error;
+  Machine machine(1);
+  const Tensor qkv = machine.random({1, 4, 24}, DType::f32, 1), out = machine.random({1, 4, 8}, DType::f32, 2);
+  const Tensor lse = machine.random({1, 2, 4}, DType::f32, 3);
+  const auto call = [&](const Attention& geometry, const Tensor& to) {
+    return [&machine, qkv, geometry, to, lse] { machine.kernels->attention(qkv, geometry, to, lse); };
+  };
+  expect_error(ErrorKind::usage, "3 query heads cannot share 2", call({.heads = 3, .kv_heads = 2}, out));
+  expect_error(ErrorKind::usage, "[1, 4, 24]", call({.heads = 5, .kv_heads = 5}, out));
+  expect_error(ErrorKind::usage, "dropout 1", call({.heads = 2, .kv_heads = 2, .dropout = 1.0f}, out));
+  expect_error(ErrorKind::usage, "out", call({.heads = 2, .kv_heads = 2}, machine.random({1, 4, 7}, DType::f32, 4)));
+}
+
+}  // namespace
+}  // namespace sherd::tensor

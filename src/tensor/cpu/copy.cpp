@@ -93,10 +93,16 @@ void CpuKernels::fill(const Tensor& x, double value) {
   require(x.defined(), "fill: x is not defined");
   with_type(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
+    // As unsigned integers, which the compiler turns into wide stores.
+    using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                                    std::conditional_t<sizeof(T) == 4, std::uint32_t,
+                                                       std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
     const T element = checked_fill_value<T>(value);
-    T* to = x.data<T>();
-    in_chunks(device_, x.numel(), element_grain,
-              [&](Count begin, Count count) { std::fill_n(to + begin, count, element); });
+    Bits bits;
+    std::memcpy(&bits, &element, sizeof bits);
+    in_chunks(device_, x.numel(), element_grain, [&](Count begin, Count count) {
+      std::fill_n(reinterpret_cast<Bits*>(at(x, begin)), count, bits);
+    });
   });
 }
 

@@ -24,14 +24,14 @@ struct Loops {
 
   // ½(1 + tanh u) is the logistic function of 2u, which keeps the small tail's relative accuracy.
   static void gelu_tanh(const void* x, void* y, Count n) {
-    map(n, out(y), [](F u) { return u * sigmoid(2.0f * gelu_a * (u + gelu_b * (u * u * u))).value; }, in(x));
+    map(n, out(y), [](F u) { return u * sigmoid<S>(2.0f * gelu_a * (u + gelu_b * (u * u * u))).value; }, in(x));
   }
   static void gelu_tanh_backward(const void* x, const void* dy, void* dx, Count n) {
     map(
         n, out(dx),
         [](F u, F g) {
           const F square = u * u;
-          const Sigmoid s = sigmoid(2.0f * gelu_a * (u + gelu_b * (square * u)));
+          const Sigmoid s = sigmoid<S>(2.0f * gelu_a * (u + gelu_b * (square * u)));
           const F inner = 2.0f * gelu_a + (6.0f * gelu_a * gelu_b) * square;
           // For large |u| the slope is 0 while inner may overflow to infinity.
           const F bend = s.slope == 0.0f ? F{} : u * s.slope * inner;
@@ -65,17 +65,25 @@ struct Loops {
     map(n, out(dx), [](F v, F g) { return v > 0.0f ? g : F{}; }, in(y), in(dy));
   }
   static void swiglu(const void* gate, const void* up, void* y, Count n) {
-    map(n, out(y), [](F g, F u) { return g * sigmoid(g).value * u; }, in(gate), in(up));
+    map(n, out(y), [](F g, F u) { return g * sigmoid<S>(g).value * u; }, in(gate), in(up));
   }
 
   static void swiglu_backward(const void* gate, const void* up, const void* dy, void* dgate, void* dup, Count n) {
     const auto step = [](F g, F u, F d, F& d_gate, F& d_up) {
-      const Sigmoid s = sigmoid(g);
+      const Sigmoid s = sigmoid<S>(g);
       d_up = d * (g * s.value);
       d_gate = d * u * (s.value + g * s.slope);
     };
     F d_gate, d_up;
     Count i = 0;
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      const Pair g = load_pair<true>(in(gate) + i), u = load_pair<true>(in(up) + i), d = load_pair<true>(in(dy) + i);
+      Pair to_gate, to_up;
+      step(g.a, u.a, d.a, to_gate.a, to_up.a);
+      step(g.b, u.b, d.b, to_gate.b, to_up.b);
+      store_pair<true>(out(dgate) + i, to_gate);
+      store_pair<true>(out(dup) + i, to_up);
+    }
     for (; i + lanes <= n; i += lanes) {
       step(load(in(gate) + i), load(in(up) + i), load(in(dy) + i), d_gate, d_up);
       store(out(dgate) + i, d_gate);

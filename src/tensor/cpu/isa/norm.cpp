@@ -4,15 +4,6 @@
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
 
-/// Zeroes the lanes from `count` on.
-SHERD_INLINE F keep_first(F f, int count) {
-  if (count == lanes) return f;
-  float lane[lanes];
-  store(lane, f);
-  for (int i = count; i < lanes; ++i) lane[i] = 0;
-  return load(lane);
-}
-
 SHERD_INLINE float inverse_root(float x) { return 1.0f / __builtin_sqrtf(x); }
 
 template <class S>
@@ -23,13 +14,13 @@ struct Loops {
   static void layer_norm(const void* x, const void* weight, const void* bias, float eps, void* y, float* mean_out,
                          float* rstd_out, Count n) {
     const S* row = in(x);
-    Sum32 sum, squares;
-    for_each_32(n, [&](int p, Count, int, F u) { sum.part[p] += u; }, row);
+    Sum32<S> sum, squares;
+    for_each_32(n, [&](int p, I, F u) { sum.part[p] += u; }, row);
     const float mean = sum.total() / static_cast<float>(n);
     for_each_32(
         n,
-        [&](int p, Count, int count, F u) {
-          const F d = keep_first(u - mean, count);
+        [&](int p, I real, F u) {
+          const F d = real ? u - mean : F{};
           squares.part[p] += d * d;
         },
         row);
@@ -53,7 +44,7 @@ struct Loops {
           static_cast<const float*>(dweight), in(x), in(dy));
     if (dbias) map(n, dbias, [](F s, F g) { return s + g; }, static_cast<const float*>(dbias), in(dy));
     if (!dx) return;
-    Sum32 sum, product;
+    Sum32<S> sum, product;
     const auto collect = [&](int p, F u, F g) {
       sum.part[p] += g;
       product.part[p] += g * ((u - mean) * rstd);
@@ -63,19 +54,19 @@ struct Loops {
       return (g - average - (u - mean) * rstd * slope) * rstd;
     };
     if (weight) {
-      for_each_32(n, [&](int p, Count, int, F u, F g, F w) { collect(p, u, g * w); }, in(x), in(dy), in(weight));
+      for_each_32(n, [&](int p, I, F u, F g, F w) { collect(p, u, g * w); }, in(x), in(dy), in(weight));
       const float average = sum.total() * scale, slope = product.total() * scale;
       map(n, out(dx), [=](F u, F g, F w) { return finish(u, g * w, average, slope); }, in(x), in(dy), in(weight));
     } else {
-      for_each_32(n, [&](int p, Count, int, F u, F g) { collect(p, u, g); }, in(x), in(dy));
+      for_each_32(n, [&](int p, I, F u, F g) { collect(p, u, g); }, in(x), in(dy));
       const float average = sum.total() * scale, slope = product.total() * scale;
       map(n, out(dx), [=](F u, F g) { return finish(u, g, average, slope); }, in(x), in(dy));
     }
   }
 
   static void rms_norm(const void* x, const void* weight, float eps, void* y, float* rstd_out, Count n) {
-    Sum32 squares;
-    for_each_32(n, [&](int p, Count, int, F u) { squares.part[p] += u * u; }, in(x));
+    Sum32<S> squares;
+    for_each_32(n, [&](int p, I, F u) { squares.part[p] += u * u; }, in(x));
     const float rstd = inverse_root(squares.total() / static_cast<float>(n) + eps);
     if (weight)
       map(n, out(y), [=](F u, F w) { return u * rstd * w; }, in(x), in(weight));
@@ -90,15 +81,15 @@ struct Loops {
       map(n, dweight, [=](F s, F u, F g) { return s + g * (u * rstd); }, static_cast<const float*>(dweight), in(x),
           in(dy));
     if (!dx) return;
-    Sum32 product;
+    Sum32<S> product;
     const float scale = 1.0f / static_cast<float>(n);
     if (weight) {
-      for_each_32(n, [&](int p, Count, int, F u, F g, F w) { product.part[p] += g * w * (u * rstd); }, in(x), in(dy),
+      for_each_32(n, [&](int p, I, F u, F g, F w) { product.part[p] += g * w * (u * rstd); }, in(x), in(dy),
                   in(weight));
       const float slope = product.total() * scale;
       map(n, out(dx), [=](F u, F g, F w) { return (g * w - u * rstd * slope) * rstd; }, in(x), in(dy), in(weight));
     } else {
-      for_each_32(n, [&](int p, Count, int, F u, F g) { product.part[p] += g * (u * rstd); }, in(x), in(dy));
+      for_each_32(n, [&](int p, I, F u, F g) { product.part[p] += g * (u * rstd); }, in(x), in(dy));
       const float slope = product.total() * scale;
       map(n, out(dx), [=](F u, F g) { return (g - u * rstd * slope) * rstd; }, in(x), in(dy));
     }

@@ -18,8 +18,9 @@ struct Loops {
     F best[2] = {all(first), all(first)};
     Count i = 0;
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
-      best[0] = max(load(x + i), best[0]);
-      best[1] = max(load(x + i + lanes), best[1]);
+      const Pair pair = load_pair<true>(x + i);
+      best[0] = max(pair.a, best[0]);
+      best[1] = max(pair.b, best[1]);
     }
     for (; i + lanes <= n; i += lanes) best[0] = max(load(x + i), best[0]);
     if (i < n) best[0] = max(load_tail(x + i, n - i, x[0]), best[0]);
@@ -31,26 +32,14 @@ struct Loops {
   }
 
   static float block_sum(const S* x, Count n, float maximum) {
-    Sum32 sum;
-    for_each_32(
-        n,
-        [&](int p, Count, int count, F u) {
-          F e = exp(u - maximum);
-          if (count != lanes) {
-            float lane[lanes];
-            store(lane, e);
-            for (int k = count; k < lanes; ++k) lane[k] = 0;
-            e = load(lane);
-          }
-          sum.part[p] += e;
-        },
-        x);
+    Sum32<S> sum;
+    for_each_32(n, [&](int p, I real, F u) { sum.part[p] += real ? exp_for<S>(u - maximum) : F{}; }, x);
     return sum.total();
   }
 
   static float exp_of(float x) {
     float lane[lanes];
-    store(lane, exp(all(x)));
+    store(lane, exp_for<S>(all(x)));
     return lane[0];
   }
 
@@ -75,7 +64,7 @@ struct Loops {
 
   static void gradient(void* row, Count n, float lse, float factor) {
     S* x = static_cast<S*>(row);
-    map(n, x, [=](F u) { return exp(u - lse) * factor; }, static_cast<const S*>(x));
+    map(n, x, [=](F u) { return exp_for<S>(u - lse) * factor; }, static_cast<const S*>(x));
   }
 };
 

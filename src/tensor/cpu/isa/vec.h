@@ -53,17 +53,36 @@ SHERD_INLINE void store_as(T* to, V v) {
 }
 
 SHERD_INLINE U widen(H h) { return __builtin_convertvector(h, U); }
+/// The lower halves of u; and the upper halves of a, then of b.
+#if defined(SHERD_ISA_avx512)
+SHERD_INLINE H narrow(U u) { return (H)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)u); }
+SHERD_INLINE U upper_halves(U a, U b) {
+  using W = std::uint16_t __attribute__((vector_size(64)));
+  const W odd = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  return (U)_mm512_permutex2var_epi16((__m512i)a, (__m512i)odd, (__m512i)b);
+}
+#elif defined(SHERD_ISA_avx2)
 SHERD_INLINE H narrow(U u) { return __builtin_convertvector(u, H); }
+SHERD_INLINE U upper_halves(U a, U b) {
+  const __m256i packed = _mm256_packus_epi32((__m256i)(a >> 16), (__m256i)(b >> 16));
+  return (U)_mm256_permute4x64_epi64(packed, 0xd8);
+}
+#else
+SHERD_INLINE H narrow(U u) { return __builtin_convertvector(u, H); }
+SHERD_INLINE U upper_halves(U a, U b) { return (U)_mm_packs_epi32((__m128i)((I)a >> 16), (__m128i)((I)b >> 16)); }
+#endif
 
 SHERD_INLINE F from_bf16(H h) { return (F)(widen(h) << 16); }
 
-/// To nearest, ties to even; a NaN stays one (base/dtype.h, bf16(float)).
-SHERD_INLINE H to_bf16(F f) {
+/// The bf16 in the upper halves: to nearest, ties to even; a NaN stays one (base/dtype.h, bf16(float)).
+SHERD_INLINE U round_to_bf16(F f) {
   const U u = (U)f;
   const U rounded = u + 0x7fffu + ((u >> 16) & 1u);
   const I is_nan = f != f;
-  return narrow((is_nan ? (u | 0x400000u) : rounded) >> 16);
+  return is_nan ? (u | 0x400000u) : rounded;
 }
+SHERD_INLINE H to_bf16(F f) { return narrow(round_to_bf16(f) >> 16); }
 
 SHERD_INLINE F from_f16(H h) {
   const U u = widen(h);
@@ -111,54 +130,113 @@ SHERD_INLINE void store_tail(S* to, F f, std::int64_t n) {
   __builtin_memcpy(to, buffer, static_cast<std::size_t>(n) * sizeof(S));
 }
 
-SHERD_INLINE F max(F a, F b) { return a > b ? a : b; }
+/// b where a is a NaN or not the larger.
+#if defined(SHERD_ISA_avx512)
+SHERD_INLINE F max(F a, F b) { return (F)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b); }
+#elif defined(SHERD_ISA_avx2)
+SHERD_INLINE F max(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
+#else
+SHERD_INLINE F max(F a, F b) { return (F)_mm_max_ps((__m128)a, (__m128)b); }
+#endif
 SHERD_INLINE F abs(F a) { return (F)((U)a & 0x7fffffffu); }
+
+template <class A, class B>
+constexpr bool same_type = false;
+template <class A>
+constexpr bool same_type<A, A> = true;
+
+/// Two registers of consecutive elements. `split` ones hold the even and the odd elements: for bf16 that costs one
+/// operation each way where the plain order costs several, and element-wise work does not see it.
+struct Pair {
+  F a, b;
+};
+template <bool split, class S>
+SHERD_INLINE Pair load_pair(const S* from) {
+  if constexpr (split && same_type<S, Bf16>) {
+    const U both = load_as<U>(from);
+    return {(F)(both << 16), (F)(both & 0xffff0000u)};
+  } else {
+    return {load(from), load(from + lanes)};
+  }
+}
+template <bool split, class S>
+SHERD_INLINE void store_pair(S* to, Pair pair) {
+  if constexpr (split && same_type<S, Bf16>) {
+    store_as(to, (round_to_bf16(pair.a) >> 16) | (round_to_bf16(pair.b) & 0xffff0000u));
+  } else if constexpr (same_type<S, Bf16>) {
+    store_as(to, upper_halves(round_to_bf16(pair.a), round_to_bf16(pair.b)));
+  } else {
+    store(to, pair.a);
+    store(to + lanes, pair.b);
+  }
+}
 
 /// out[i] = f(xs[i]...) for i in [0, n).
 template <class Out, class Fn, class... In>
 SHERD_INLINE void map(std::int64_t n, Out* out, Fn f, const In*... xs) {
+  constexpr bool split = (same_type<Out, In> && ...);
+  const auto both = [&](auto... x) { return Pair{f(x.a...), f(x.b...)}; };
   std::int64_t i = 0;
-  for (; i + 2 * lanes <= n; i += 2 * lanes) {
-    const F first = f(load(xs + i)...);
-    const F second = f(load(xs + i + lanes)...);
-    store(out + i, first);
-    store(out + i + lanes, second);
-  }
+  for (; i + 2 * lanes <= n; i += 2 * lanes) store_pair<split>(out + i, both(load_pair<split>(xs + i)...));
   for (; i + lanes <= n; i += lanes) store(out + i, f(load(xs + i)...));
   if (i < n) store_tail(out + i, f(load_tail(xs + i, n - i)...), n - i);
 }
 
-/// Thirty-two running sums, folded in one fixed order: lane l takes elements l, l + 32, … on every instruction set.
+/// Thirty-two running sums over elements stored as S, folded in one fixed order: sum k takes elements k, k + 32, … on
+/// every instruction set, wherever load_pair() put them.
+template <class S>
 struct Sum32 {
   static constexpr int parts = 32 / lanes;
   F part[parts]{};
 
   SHERD_INLINE float total() const {
-    float lane[32];
-    __builtin_memcpy(lane, part, sizeof lane);
+    float held[32], lane[32];
+    __builtin_memcpy(held, part, sizeof held);
+    for (int i = 0; i < 32; ++i) {
+      const int within = i % (2 * lanes);
+      lane[i] = same_type<S, Bf16> ? held[i - within + within % 2 * lanes + within / 2] : held[i];
+    }
     for (int width = 16; width >= 1; width /= 2)
       for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
     return lane[0];
   }
 };
 
-/// Calls f(part, offset, xs...) for each register of [0, n) in order; the last registers are padded with zeros and
-/// `count` says how many lanes are real.
-template <class Fn, class... In>
-SHERD_INLINE void for_each_32(std::int64_t n, Fn f, const In*... xs) {
+/// Calls f(part, real, x...) for each register of the n elements behind each of xs, in order; `part` counts within
+/// groups of 32. The last group is filled up with zeros, and `real` is the mask of the lanes that are not filling.
+template <class Fn, class S, class... In>
+SHERD_INLINE void for_each_32(std::int64_t n, Fn f, const S* first, const In*... others) {
+  static_assert((same_type<S, In> && ...));
+  const I everywhere = I{} == I{};
+  const auto both = [&](int p, I real_a, I real_b, auto... x) {
+    f(p, real_a, x.a...);
+    f(p + 1, real_b, x.b...);
+  };
   std::int64_t i = 0;
   for (; i + 32 <= n; i += 32) {
-#pragma GCC unroll 8
-    for (int p = 0; p < Sum32::parts; ++p) f(p, i + p * lanes, lanes, load(xs + i + p * lanes)...);
+#pragma GCC unroll 4
+    for (int p = 0; p < 32 / lanes; p += 2) both(p, everywhere, everywhere, load_pair<true>(first + i + p * lanes),
+                                                   load_pair<true>(others + i + p * lanes)...);
   }
-#pragma GCC unroll 8
-  for (int p = 0; p < Sum32::parts; ++p) {
-    const std::int64_t left = n - i - p * lanes;
-    if (left >= lanes)
-      f(p, i + p * lanes, lanes, load(xs + i + p * lanes)...);
-    else if (left > 0)
-      f(p, i + p * lanes, static_cast<int>(left), load_tail(xs + i + p * lanes, left)...);
-  }
+  if (i == n) return;
+  struct Padded {
+    S element[32];
+  };
+  const auto pad = [&](const S* from) {
+    Padded out{};
+    __builtin_memcpy(out.element, from, static_cast<std::size_t>(n - i) * sizeof(S));
+    return out;
+  };
+  Padded marks{};  // any bits that are not zero mark a real element
+  for (std::int64_t k = 0; k < n - i; ++k) __builtin_memset(&marks.element[k], 0x3f, sizeof(S));
+  const auto tail = [&](const auto&... padded) {
+#pragma GCC unroll 4
+    for (int p = 0; p < 32 / lanes; p += 2) {
+      const Pair mark = load_pair<true>(marks.element + p * lanes);
+      both(p, mark.a != 0.0f, mark.b != 0.0f, load_pair<true>(padded.element + p * lanes)...);
+    }
+  };
+  tail(pad(first + i), pad(others + i)...);
 }
 
 }  // namespace

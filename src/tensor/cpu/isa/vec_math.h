@@ -10,7 +10,7 @@ namespace {
 
 /// e^x for x <= 88, 0 below -87.34 (where fp32 has no normal numbers); a NaN stays one. Within 1.5 ulp.
 SHERD_INLINE F exp(F x) {
-  x = -88.0f > x ? all(-88.0f) : x;
+  x = max(all(-88.0f), x);
   // Adding 1.5·2^23 rounds x/ln2 to an integer in the low bits; the further 127 makes them a float's exponent.
   const F shifter = all(0x1.8p23f + 127.0f);
   const F z = x * 0x1.715476p0f + shifter;
@@ -24,6 +24,29 @@ SHERD_INLINE F exp(F x) {
   p = p * r + 0x1.fffffcp-2f;
   const F scale = (F)((U)z << 23);
   return ((p * r) * r + r + 1.0f) * scale;
+}
+
+/// As above within 3e-6 of the value for x > -20, which is plenty for what 16 bits will hold.
+SHERD_INLINE F short_exp(F x) {
+  const F shifter = all(0x1.8p23f + 127.0f);
+  const F y = max(all(-88.0f), x) * 0x1.715476p0f;
+  const F z = y + shifter;
+  const F f = y - (z - shifter);
+  F p = all(0x1.39970cp-7f);  // 2^f for |f| <= 1/2
+  p = p * f + 0x1.ca15fap-5f;
+  p = p * f + 0x1.ec06e6p-3f;
+  p = p * f + 0x1.62e0dap-1f;
+  p = p * f + 0x1.ffffe8p-1f;
+  return p * (F)((U)z << 23);
+}
+
+/// The exponential that suits results stored as S.
+template <class S>
+SHERD_INLINE F exp_for(F x) {
+  if constexpr (sizeof(S) == 4)
+    return exp(x);
+  else
+    return short_exp(x);
 }
 
 /// tanh x. Within 2 ulp.
@@ -42,12 +65,13 @@ SHERD_INLINE F tanh(F x) {
   return a < 0.625f ? small : signed_large;
 }
 
-/// The logistic function and its derivative, both accurate in either tail.
+/// The logistic function and its derivative, both accurate in either tail, for results stored as S.
 struct Sigmoid {
   F value, slope;
 };
+template <class S>
 SHERD_INLINE Sigmoid sigmoid(F x) {
-  const F e = exp(-abs(x));
+  const F e = exp_for<S>(-abs(x));
   const F inverse = 1.0f / (1.0f + e);
   const F small = e * inverse;
   return {x < 0.0f ? small : inverse, small * inverse};

@@ -17,7 +17,7 @@
 namespace sherd::data {
 namespace {
 
-constexpr std::size_t round_bytes = std::size_t{16} << 20;  // text that is in memory at a time
+constexpr std::size_t round_bytes = std::size_t{8} << 20;  // text that is in memory at a time
 constexpr std::size_t job_bytes = std::size_t{64} << 10;    // text that one chunk of work encodes
 constexpr std::size_t training_line_bytes = 4096;
 

@@ -25,7 +25,7 @@ struct PrepareOptions {
   std::string output;               ///< PREFIX of the files to write; its folder must exist
   DocumentRule document = DocumentRule::blank;  ///< of text files
   std::string json_field = "text";  ///< of .jsonl files
-  std::int64_t tokenizer_sample_bytes = std::int64_t{8} << 20;  ///< about how much text spm-train learns from
+  std::int64_t tokenizer_sample_bytes = std::int64_t{4} << 20;  ///< about how much text spm-train learns from
   int threads = 0;                  ///< 0: all cores
   std::function<void(const PrepareProgress&)> progress;  ///< called on the calling thread; may throw to stop
 };

@@ -17,11 +17,8 @@ Var embedding(const Tensor& ids, const Var& table) {
   const Shape rows{ids.numel(), table_shape[1]};
   tape.kernels().embedding(flat, table.value(), out.reshape(rows));
   auto backward = [flat, rows, dtable = table.grad_ref(), table_shape](Tape& t, const Tensor& dy) {
-    t.write_grad(dtable, table_shape, dy.dtype(), [&](const Tensor& to, bool add) {
-      // The table is large and dy is not: where dtypes differ (fp32 gradients of bf16 tables), dy is converted.
-      Tensor from = dy;
-      if (to.dtype() != dy.dtype()) t.kernels().copy(dy, from = t.empty(dy.shape(), to.dtype()));
-      t.kernels().embedding_backward(flat, from.reshape(rows), to.reshape(table_shape), add);
+    write_kernel_grad(t, dtable, table_shape, dy.dtype(), [&](const Tensor& to, bool add) {
+      t.kernels().embedding_backward(flat, dy.reshape(rows), to, add);
     });
   };
   return tape.record(std::move(out), {table}, std::move(backward));
@@ -36,8 +33,8 @@ Var add_positions(const Var& x, const Var& table) {
   tape.kernels().add_positions(x.value(), table.value(), out);
   auto backward = [dx = x.grad_ref(), dtable = table.grad_ref(), shape = table.shape()](Tape& t, Tensor dy) {
     if (dtable)
-      write_grad_as(t, dtable, shape, dy.dtype(),
-                    [&](const Tensor& to, bool add) { t.kernels().add_positions_backward(dy, to, add); });
+      write_kernel_grad(t, dtable, shape, dy.dtype(),
+                        [&](const Tensor& to, bool add) { t.kernels().add_positions_backward(dy, to, add); });
     t.accumulate(dx, std::move(dy));
   };
   return tape.record(std::move(out), {x, table}, std::move(backward));

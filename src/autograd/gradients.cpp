@@ -2,22 +2,22 @@
 
 namespace sherd::autograd {
 
-void write_grad_as(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype,
-                   const std::function<void(const Tensor&, bool)>& write) {
+void write_kernel_grad(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype,
+                       const std::function<void(const Tensor&, bool)>& write) {
   tape.write_grad(ref, shape, dtype, [&](const Tensor& to, bool add) {
-    if (to.dtype() == dtype) {
+    if (to.dtype() == dtype || (to.dtype() == DType::f32 && dtype != DType::f64)) {
       write(to.reshape(shape), add);
       return;
     }
-    Tensor narrow = tape.empty(shape, dtype);
-    write(narrow, false);
+    Tensor made = tape.empty(shape, dtype);
+    write(made, false);
     if (!add) {
-      tape.kernels().copy(narrow, to);
+      tape.kernels().copy(made, to);
       return;
     }
-    Tensor wide = tape.empty(to.shape(), to.dtype());
-    tape.kernels().copy(narrow, wide);
-    tape.kernels().add(to, wide, to);
+    Tensor converted = tape.empty(to.shape(), to.dtype());
+    tape.kernels().copy(made, converted);
+    tape.kernels().add(to, converted, to);
   });
 }
 

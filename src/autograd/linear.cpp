@@ -6,8 +6,8 @@ namespace sherd::autograd {
 namespace {
 
 void write_product(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype, tensor::Matmul product) {
-  tape.write_grad(ref, shape, dtype, [&](const Tensor& to, bool add) {
-    product.c = to.reshape(shape);
+  write_kernel_grad(tape, ref, shape, dtype, [&](const Tensor& to, bool add) {
+    product.c = to;
     product.accumulate = add;
     tape.kernels().matmul(product);
   });
@@ -29,8 +29,8 @@ struct LinearBackward {
       pre = {};
     }
     if (db)
-      write_grad_as(tape, db, Shape{w_shape[0]}, dy.dtype(),
-                    [&](const Tensor& to, bool add) { tape.kernels().sum_rows(dy, to, add); });
+      write_kernel_grad(tape, db, Shape{w_shape[0]}, dy.dtype(),
+                        [&](const Tensor& to, bool add) { tape.kernels().sum_rows(dy, to, add); });
     if (dw) {
       write_product(tape, dw, w_shape, dy.dtype(), {.a = dy, .b = x.get(tape), .trans_a = true});
       x = {};  // the input goes before its gradient comes

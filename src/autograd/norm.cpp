@@ -22,17 +22,17 @@ struct LayerNormBackward {
     auto run = [&](const Tensor& to_x, const Tensor& to_weight, const Tensor& to_bias, bool add) {
       tape.kernels().layer_norm_backward(input, scale, mean, rstd, dy, to_x, to_weight, to_bias, add);
     };
-    write_grad_as(tape, dweight, scale.shape(), scale.dtype(), [&](const Tensor& dw, bool add_weight) {
+    write_kernel_grad(tape, dweight, scale.shape(), scale.dtype(), [&](const Tensor& dw, bool add_weight) {
       if (!dbias) return run(grad, dw, Tensor(), add_weight);
-      write_grad_as(tape, dbias, scale.shape(), scale.dtype(), [&](const Tensor& db, bool add_bias) {
+      write_kernel_grad(tape, dbias, scale.shape(), scale.dtype(), [&](const Tensor& db, bool add_bias) {
         if (add_weight == add_bias) return run(grad, dw, db, add_weight);
         run(grad, dw, Tensor(), add_weight);
         run(Tensor(), Tensor(), db, add_bias);
       });
     });
     if (!dweight && dbias)
-      write_grad_as(tape, dbias, scale.shape(), scale.dtype(),
-                    [&](const Tensor& db, bool add) { run(grad, Tensor(), db, add); });
+      write_kernel_grad(tape, dbias, scale.shape(), scale.dtype(),
+                        [&](const Tensor& db, bool add) { run(grad, Tensor(), db, add); });
     if (!dweight && !dbias) run(grad, Tensor(), Tensor(), false);
     tape.accumulate(dx, std::move(grad));
   }
@@ -47,7 +47,7 @@ struct RmsNormBackward {
     const Tensor input = x.get(tape), scale = weight.get(tape);
     Tensor grad = dx ? tape.empty(input.shape(), input.dtype()) : Tensor();
     if (dweight)
-      write_grad_as(tape, dweight, scale.shape(), scale.dtype(), [&](const Tensor& dw, bool add) {
+      write_kernel_grad(tape, dweight, scale.shape(), scale.dtype(), [&](const Tensor& dw, bool add) {
         tape.kernels().rms_norm_backward(input, scale, rstd, dy, grad, dw, add);
       });
     else

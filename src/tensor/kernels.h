@@ -48,7 +48,8 @@ struct Attention {
 /// thread. All tensors are contiguous. Unless said otherwise floating dtypes fp32, bf16, fp16 and fp64 are taken,
 /// sums run in fp32 (fp64 for fp64), and a result rounds once to its tensor's dtype. Shapes are checked; a mismatch
 /// throws Error{usage} naming the kernel. `accumulate` adds to the destination instead of overwriting it: the sum
-/// is formed in the compute type and rounded once. An elementwise output may be one of its inputs.
+/// is formed in the compute type and rounded once. An elementwise output may be one of its inputs. Gradients of
+/// parameters (sum_rows' out, dweight, dbias, dtable) may be fp32 where the inputs are narrower.
 class Kernels {
  public:
   virtual ~Kernels() = default;

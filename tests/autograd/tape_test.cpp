@@ -67,7 +67,7 @@ TEST_F(NetTest, GradientsGoIntoParametersWhateverTheirDtype) {
   run(exact);
   for (const auto& [value, grad, tolerance] :
        {std::tuple{DType::f32, DType::f32, 1e-5}, {DType::bf16, DType::bf16, 6e-2}, {DType::bf16, DType::f32, 6e-2},
-        {DType::f16, DType::f32, 1e-2}}) {
+        {DType::f16, DType::f32, 1e-2}, {DType::f16, DType::bf16, 6e-2}, {DType::f32, DType::bf16, 1e-2}}) {
     SCOPED_TRACE(cat(name_of(value), " with gradients in ", name_of(grad)));
     const Net rounded = net(value, grad);
     run(rounded);

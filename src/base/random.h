@@ -47,4 +47,7 @@ float uniform_at(RandomKey key, std::uint64_t index);
 /// Standard normal by Box–Muller in double, rounded once to float. Element i of the stream.
 float normal_at(RandomKey key, std::uint64_t index);
 
+/// Elements 4·block … 4·block + 3 of the normal stream, cheaper than one by one.
+std::array<float, 4> normal_block(RandomKey key, std::uint64_t block);
+
 }  // namespace sherd

@@ -1,3 +1,4 @@
+#include <array>
 #include <cmath>
 
 #include "tensor/cpu/loops.h"
@@ -24,24 +25,30 @@ void dropout_f64(Device& device, const Tensor& x, const Tensor& residual, float 
   });
 }
 
-/// Writes value(i) for stream elements first + i, `make` filling a block of floats at a time.
-template <class Make>
+/// x[i] = offset + factor·(element first + i of a stream), in double, then rounded to fp32 and to x's dtype.
+/// `block` gives elements 4·index … 4·index + 3.
+template <class Block>
 void fill_stream(Device& device, const IsaTable& isa, const char* kernel, const Tensor& x, Count first,
-                 double offset, double factor, const Make& make) {
+                 double offset, double factor, const Block& block) {
   require_floating(kernel, "x", x);
   require(first >= 0, kernel, ": the first index must not be negative");
   in_chunks(device, x.numel(), element_grain / 8, [&](Count begin, Count count) {
-    float block[stack_block];
+    double values[stack_block];
+    float rounded[stack_block];
     for (Count i = begin; i < begin + count; i += stack_block) {
       const Count n = std::min(stack_block, begin + count - i);
-      make(static_cast<std::uint64_t>(first + i), block, n);
+      for (Count k = 0; k < n;) {
+        const auto index = static_cast<std::uint64_t>(first + i + k);
+        const std::array<float, 4> four = block(index / 4);
+        for (std::size_t within = index % 4; within < 4 && k < n; ++within, ++k)
+          values[k] = offset + factor * static_cast<double>(four[within]);
+      }
       if (x.dtype() == DType::f64) {
-        for (Count k = 0; k < n; ++k) x.data<double>()[i + k] = offset + factor * static_cast<double>(block[k]);
+        std::copy_n(values, n, x.data<double>() + i);
         continue;
       }
-      for (Count k = 0; k < n; ++k)
-        block[k] = static_cast<float>(offset + factor * static_cast<double>(block[k]));
-      isa.convert[storage_index(x)].store(block, at(x, i), n);
+      std::transform(values, values + n, rounded, [](double value) { return static_cast<float>(value); });
+      isa.convert[storage_index(x)].store(rounded, at(x, i), n);
     }
   });
 }
@@ -66,16 +73,17 @@ void CpuKernels::dropout_backward(const Tensor& dy, float p, RandomKey key, cons
 }
 
 void CpuKernels::fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) {
-  fill_stream(device_, isa_, "fill_normal", x, first, mean, std, [&](std::uint64_t index, float* block, Count n) {
-    for (Count k = 0; k < n; ++k) block[k] = normal_at(key, index + static_cast<std::uint64_t>(k));
-  });
+  fill_stream(device_, isa_, "fill_normal", x, first, mean, std,
+              [key](std::uint64_t block) { return normal_block(key, block); });
 }
 
 void CpuKernels::fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) {
-  fill_stream(device_, isa_, "fill_uniform", x, first, low, high - low,
-              [&](std::uint64_t index, float* block, Count n) {
-                for (Count k = 0; k < n; ++k) block[k] = uniform_at(key, index + static_cast<std::uint64_t>(k));
-              });
+  fill_stream(device_, isa_, "fill_uniform", x, first, low, high - low, [key](std::uint64_t block) {
+    std::array<float, 4> out;
+    const auto words = philox(key, block);
+    for (std::size_t i = 0; i < 4; ++i) out[i] = static_cast<float>(words[i] >> 8) * 0x1p-24f;  // uniform_at()
+    return out;
+  });
 }
 
 }  // namespace sherd::tensor::cpu

@@ -23,21 +23,34 @@ struct SumD8 {
   static constexpr int parts = 16 / lanes;  // a D holds lanes/2 doubles
   D part[parts]{};
 
+  /// Lane i + lane i + 4, then i + 2, then i + 1.
   SHERD_INLINE double total() const {
-    double lane[8];
-    __builtin_memcpy(lane, part, sizeof lane);
-    for (int width = 4; width >= 1; width /= 2)
-      for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
-    return lane[0];
+    using D2 = double __attribute__((vector_size(16)));
+#if defined(SHERD_ISA_portable)
+    const D2 two = (part[0] + part[2]) + (part[1] + part[3]);
+#else
+    using D4 = double __attribute__((vector_size(32)));
+#if defined(SHERD_ISA_avx512)
+    const D4 four = __builtin_shufflevector(part[0], part[0], 0, 1, 2, 3) +
+                    __builtin_shufflevector(part[0], part[0], 4, 5, 6, 7);
+#else
+    const D4 four = part[0] + part[1];
+#endif
+    const D2 two = __builtin_shufflevector(four, four, 0, 1) + __builtin_shufflevector(four, four, 2, 3);
+#endif
+    return two[0] + two[1];
   }
 };
 
-/// Adds the squares of 8 floats to `sum`.
-SHERD_INLINE void add_squares(const float* x, SumD8& sum) {
-#pragma GCC unroll 4
-  for (int p = 0; p < SumD8::parts; ++p) {
-    const D d = __builtin_convertvector(load_as<HalfF>(x + p * (lanes / 2)), D);
-    sum.part[p] = sum.part[p] + d * d;
+/// Adds the squares of the `lanes` elements that lie `offset`, a multiple of lanes, past a multiple of 8.
+SHERD_INLINE void add_squares(F f, int offset, SumD8& sum) {
+  HalfF half[2];
+  __builtin_memcpy(half, &f, sizeof f);
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; ++h) {
+    const D d = __builtin_convertvector(half[h], D);
+    D& part = sum.part[(offset + h * (lanes / 2)) % 8 / (lanes / 2)];
+    part = part + d * d;
   }
 }
 
@@ -74,40 +87,31 @@ struct Loops {
   }
 
   static void block_squares(const void* x, double* sums, Count n) {
-    float buffer[64];
-    for (Count i = 0; i < n; i += 64, ++sums) {
-      const float* block = buffer;
-      if (n - i < 64) {
-        for (float& value : buffer) value = 0;
-        load_(in(x) + i, buffer, n - i);
-      } else if constexpr (sizeof(S) == 4) {
-        block = in(x) + i;
-      } else {
-#pragma GCC unroll 16
-        for (int k = 0; k < 64; k += lanes) store(buffer + k, load(in(x) + i + k));
-      }
+    Count i = 0;
+    for (; i + 64 <= n; i += 64) {
       SumD8 sum;
-#pragma GCC unroll 8
-      for (int k = 0; k < 64; k += 8) add_squares(block + k, sum);
-      *sums = sum.total();
+#pragma GCC unroll 16
+      for (int k = 0; k < 64; k += lanes) add_squares(load(in(x) + i + k), k, sum);
+      *sums++ = sum.total();
     }
+    if (i == n) return;
+    float rest[64] = {};
+    load_(in(x) + i, rest, n - i);
+    SumD8 sum;
+    for (int k = 0; k < 64; k += lanes) add_squares(load(rest + k), k, sum);
+    *sums = sum.total();
   }
 
   static double squared_difference(const void* x, const void* y, Count n) {
     SumD8 sum;
-    float buffer[32];
     Count i = 0;
     for (; i + 32 <= n; i += 32) {
 #pragma GCC unroll 8
-      for (int k = 0; k < 32; k += lanes) store(buffer + k, load(in(x) + i + k) - load(in(y) + i + k));
-#pragma GCC unroll 4
-      for (int k = 0; k < 32; k += 8) add_squares(buffer + k, sum);
+      for (int k = 0; k < 32; k += lanes) add_squares(load(in(x) + i + k) - load(in(y) + i + k), k, sum);
     }
-    if (i < n) {
-      for (float& value : buffer) value = 0;
-      map(n - i, buffer, [](F u, F v) { return u - v; }, in(x) + i, in(y) + i);
-      for (int k = 0; k < 32; k += 8) add_squares(buffer + k, sum);
-    }
+    float rest[32] = {};
+    map(n - i, rest, [](F u, F v) { return u - v; }, in(x) + i, in(y) + i);
+    for (int k = 0; k < 32; k += lanes) add_squares(load(rest + k), k, sum);
     return sum.total();
   }
 };

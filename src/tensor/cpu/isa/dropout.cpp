@@ -35,27 +35,42 @@ struct RoundKeys {
   }
 };
 
-/// base/random.h's philox() for the lanes/2 blocks from `index` on: words[k] holds stream elements
+/// Two independent chains of rounds side by side, to fill the time that each multiplication takes.
+constexpr int chains = 2;
+
+/// base/random.h's philox() for the chains·lanes/2 blocks from `index` on: words[k] holds stream elements
 /// 4·index + k·lanes and following, one per lane.
-SHERD_INLINE void philox(const RoundKeys& keys, std::uint64_t stream, std::uint64_t index, U (&words)[2]) {
+SHERD_INLINE void philox(const RoundKeys& keys, std::uint64_t stream, std::uint64_t index, U (&words)[2 * chains]) {
   // One block per 64-bit lane; only the lower half of each lane means anything, as the multiplications read no more.
   // Lane 2q + k computes the block that the interleaving at the end moves to 128-bit part q of words[k].
   Q block;
 #pragma GCC unroll 8
   for (int lane = 0; lane < lanes / 2; ++lane)
     block[lane] = static_cast<std::uint64_t>(lane % 2 * (lanes / 4) + lane / 2);
-  Q c0 = block + index, c1 = c0 >> 32, c2 = all64(stream), c3 = all64(stream >> 32);
+  Q c0[chains], c1[chains], c2[chains], c3[chains];
+#pragma GCC unroll 2
+  for (int chain = 0; chain < chains; ++chain) {
+    c0[chain] = block + (index + static_cast<std::uint64_t>(chain * lanes / 2));
+    c1[chain] = c0[chain] >> 32;
+    c2[chain] = all64(stream), c3[chain] = all64(stream >> 32);
+  }
 #pragma GCC unroll 10
   for (int round = 0; round < 10; ++round) {
-    const Q p0 = multiply(c0, all64(0xD2511F53u)), p1 = multiply(c2, all64(0xCD9E8D57u));
-    c0 = (p1 >> 32) ^ c1 ^ all64(keys.even[round]);
-    c1 = p1;
-    c2 = (p0 >> 32) ^ c3 ^ all64(keys.odd[round]);
-    c3 = p0;
+#pragma GCC unroll 2
+    for (int chain = 0; chain < chains; ++chain) {
+      const Q p0 = multiply(c0[chain], all64(0xD2511F53u)), p1 = multiply(c2[chain], all64(0xCD9E8D57u));
+      c0[chain] = (p1 >> 32) ^ c1[chain] ^ all64(keys.even[round]);
+      c1[chain] = p1;
+      c2[chain] = (p0 >> 32) ^ c3[chain] ^ all64(keys.odd[round]);
+      c3[chain] = p0;
+    }
   }
-  const Q first = join(c0, c1), second = join(c2, c3);
-  words[0] = low_halves(first, second);
-  words[1] = high_halves(first, second);
+#pragma GCC unroll 2
+  for (int chain = 0; chain < chains; ++chain) {
+    const Q first = join(c0[chain], c1[chain]), second = join(c2[chain], c3[chain]);
+    words[2 * chain] = low_halves(first, second);
+    words[2 * chain + 1] = high_halves(first, second);
+  }
 }
 
 template <class S>
@@ -68,16 +83,21 @@ struct Loops {
       return with_residual ? r + kept : kept;
     };
     const RoundKeys keys(seed);
-    U words[2];
+    constexpr Count step_size = 2 * chains * lanes;
+    U words[2 * chains];
     Count i = 0;
-    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    for (; i + step_size <= n; i += step_size) {
       philox(keys, stream, (first + static_cast<std::uint64_t>(i)) / 4, words);
-      const Pair u = load_pair<false>(x + i), r = with_residual ? load_pair<false>(residual + i) : Pair{};
-      store_pair<false>(out + i, Pair{step(words[0], u.a, r.a), step(words[1], u.b, r.b)});
+#pragma GCC unroll 2
+      for (int chain = 0; chain < chains; ++chain) {
+        const Count at = i + chain * 2 * lanes;
+        const Pair u = load_pair<false>(x + at), r = with_residual ? load_pair<false>(residual + at) : Pair{};
+        store_pair<false>(out + at, Pair{step(words[2 * chain], u.a, r.a), step(words[2 * chain + 1], u.b, r.b)});
+      }
     }
     if (i == n) return;
     philox(keys, stream, (first + static_cast<std::uint64_t>(i)) / 4, words);
-    for (int k = 0; k < 2 && i < n; ++k, i += lanes) {
+    for (int k = 0; k < 2 * chains && i < n; ++k, i += lanes) {
       const Count count = n - i < lanes ? n - i : lanes;
       const F r = with_residual ? load_tail(residual + i, count) : F{};
       store_tail(out + i, step(words[k], load_tail(x + i, count), r), count);

@@ -14,10 +14,11 @@ class TensorDataset final : public Dataset {
   explicit TensorDataset(tensor::Batch rows) : rows_(std::move(rows)) {
     require(!rows_.empty(), "a tensor dataset needs at least one tensor");
     for (const auto& [name, tensor] : rows_) {
-      require(tensor.defined() && tensor.shape().rank() >= 1, "tensor '", name, "' of the dataset has no rows");
+      require(tensor.defined() && tensor.shape().rank() >= 1, "tensor '", name,
+              "' of the dataset has no rows");
       if (size_ < 0) size_ = tensor.shape()[0];
-      require(tensor.shape()[0] == size_, "tensor '", name, "' of the dataset has ", tensor.shape()[0], " rows, '",
-              rows_.begin()->first, "' has ", size_);
+      require(tensor.shape()[0] == size_, "tensor '", name, "' of the dataset has ", tensor.shape()[0],
+              " rows, '", rows_.begin()->first, "' has ", size_);
     }
     require(size_ > 0, "the dataset's tensors have no rows");
   }
@@ -55,17 +56,19 @@ class FunctionDataset final : public Dataset {
   std::function<tensor::Batch(std::int64_t)> get_;
 };
 
-tensor::Tensor stack(const std::string& name, std::span<const tensor::Batch> samples, tensor::Device& device) {
+tensor::Tensor stack(const std::string& name, std::span<const tensor::Batch> samples,
+                     tensor::Device& device) {
   const tensor::Tensor& first = samples.front().at(name);
   std::vector<std::byte> bytes;
   bytes.reserve(first.bytes() * samples.size());
   for (const tensor::Batch& sample : samples) {
     const auto it = sample.find(name);
-    require(it != sample.end() && it->second.defined(), "cannot stack samples: one has no tensor '", name, "'");
+    require(it != sample.end() && it->second.defined(), "cannot stack samples: one has no tensor '", name,
+            "'");
     const tensor::Tensor& item = it->second;
-    require(item.shape() == first.shape() && item.dtype() == first.dtype(), "cannot stack samples: tensor '", name,
-            "' is ", name_of(first.dtype()), " ", first.shape().str(), " in one and ", name_of(item.dtype()), " ",
-            item.shape().str(), " in another");
+    require(item.shape() == first.shape() && item.dtype() == first.dtype(), "cannot stack samples: tensor '",
+            name, "' is ", name_of(first.dtype()), " ", first.shape().str(), " in one and ",
+            name_of(item.dtype()), " ", item.shape().str(), " in another");
     bytes.insert(bytes.end(), item.raw(), item.raw() + item.bytes());
   }
   std::vector<std::int64_t> dims{static_cast<std::int64_t>(samples.size())};
@@ -81,7 +84,8 @@ std::shared_ptr<const Dataset> make_tensor_dataset(tensor::Batch rows) {
   return std::make_shared<TensorDataset>(std::move(rows));
 }
 
-std::shared_ptr<const Dataset> make_dataset(std::int64_t size, std::function<tensor::Batch(std::int64_t)> get) {
+std::shared_ptr<const Dataset> make_dataset(std::int64_t size,
+                                            std::function<tensor::Batch(std::int64_t)> get) {
   return std::make_shared<FunctionDataset>(size, std::move(get));
 }
 
@@ -98,14 +102,15 @@ tensor::Batch collate(std::span<const tensor::Batch> samples, tensor::Device& de
   return batch;
 }
 
-SampleLoader::SampleLoader(std::shared_ptr<const Dataset> dataset, LoaderRank rank, SampleLoaderOptions options,
-                           tensor::Device& device)
+SampleLoader::SampleLoader(std::shared_ptr<const Dataset> dataset, LoaderRank rank,
+                           SampleLoaderOptions options, tensor::Device& device)
     : Loader(rank), dataset_(std::move(dataset)), options_(options), device_(device) {
   require(dataset_ && dataset_->size() > 0, "a loader needs a dataset with at least one sample");
   const std::int64_t size = dataset_->size(), world = rank.world;
-  epoch_samples_ = options.drop_last ? size / global_batch() * global_batch() : (size + world - 1) / world * world;
-  require(epoch_samples_ > 0, "drop_last leaves nothing: the dataset has ", size, " samples, a batch over ", world,
-          " ranks takes ", global_batch());
+  epoch_samples_ =
+      options.drop_last ? size / global_batch() * global_batch() : (size + world - 1) / world * world;
+  require(epoch_samples_ > 0, "drop_last leaves nothing: the dataset has ", size, " samples, a batch over ",
+          world, " ranks takes ", global_batch());
 }
 
 std::int64_t SampleLoader::index_at(std::int64_t epoch, std::int64_t place) {
@@ -123,7 +128,8 @@ std::int64_t SampleLoader::index_at(std::int64_t epoch, std::int64_t place) {
 tensor::Batch SampleLoader::next() {
   const std::int64_t epoch = position() / epoch_samples_, begin = position() % epoch_samples_;
   const std::int64_t total = std::min(global_batch(), epoch_samples_ - begin);
-  // Whole batches divide by the ranks, and so does an epoch: what is left divides too, unless a seek came between.
+  // Whole batches divide by the ranks, and so does an epoch: what is left divides too, unless a seek came
+  // between.
   require(total % rank().world == 0, "position ", position(), " splits a sample row of the ", rank().world,
           " ranks; resume with the same number of ranks");
   const std::int64_t count = total / rank().world, first = begin + rank().rank * count;

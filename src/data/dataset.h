@@ -11,41 +11,42 @@
 
 namespace sherd::data {
 
-/// Samples of any kind, for models that are not language models. Must be safe to read from several threads when
-/// ranks share it.
+/// Samples of any kind, for models that are not language models. Must be safe to read from several threads
+/// when ranks share it.
 class Dataset {
  public:
   virtual ~Dataset() = default;
   virtual std::int64_t size() const = 0;
-  /// Sample `index` in [0, size()): named tensors without a batch axis, of the same names, shapes and dtypes for
-  /// every index, on a CPU device.
+  /// Sample `index` in [0, size()): named tensors without a batch axis, of the same names, shapes and dtypes
+  /// for every index, on a CPU device.
   virtual tensor::Batch get(std::int64_t index) const = 0;
 };
 
-/// Rows of tensors that are in memory: sample i is row i of each. Throws Error{usage} unless all have the same
-/// number of rows, at least one.
+/// Rows of tensors that are in memory: sample i is row i of each. Throws Error{usage} unless all have the
+/// same number of rows, at least one.
 std::shared_ptr<const Dataset> make_tensor_dataset(tensor::Batch rows);
 
 /// `size` samples, made by `get` when they are asked for.
-std::shared_ptr<const Dataset> make_dataset(std::int64_t size, std::function<tensor::Batch(std::int64_t)> get);
+std::shared_ptr<const Dataset> make_dataset(std::int64_t size,
+                                            std::function<tensor::Batch(std::int64_t)> get);
 
-/// Stacks samples along a new axis 0 in memory of `device`. Throws Error{usage} naming the tensor when names, shapes
-/// or dtypes differ, or for no samples.
+/// Stacks samples along a new axis 0 in memory of `device`. Throws Error{usage} naming the tensor when names,
+/// shapes or dtypes differ, or for no samples.
 tensor::Batch collate(std::span<const tensor::Batch> samples, tensor::Device& device);
 
 struct SampleLoaderOptions {
-  bool shuffle = true;     ///< anew every epoch
+  bool shuffle = true;        ///< anew every epoch
   std::uint64_t seed = 1234;  ///< epoch e is shuffled with the low 32 bits of seed + e
-  /// Leave out the samples behind the last whole batch of an epoch. Else the last batch is smaller, and filled up
-  /// with samples from the epoch's beginning so that all ranks get the same number.
+  /// Leave out the samples behind the last whole batch of an epoch. Else the last batch is smaller, and
+  /// filled up with samples from the epoch's beginning so that all ranks get the same number.
   bool drop_last = false;
 };
 
 /// Batches of a Dataset, collated. Every epoch begins with a fresh batch.
 class SampleLoader final : public Loader {
  public:
-  /// Throws Error{usage} for an empty dataset, or with drop_last one that is smaller than a batch of all ranks. The
-  /// device must outlive the loader.
+  /// Throws Error{usage} for an empty dataset, or with drop_last one that is smaller than a batch of all
+  /// ranks. The device must outlive the loader.
   SampleLoader(std::shared_ptr<const Dataset> dataset, LoaderRank rank, SampleLoaderOptions options,
                tensor::Device& device);
 

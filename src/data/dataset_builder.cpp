@@ -70,9 +70,13 @@ void check_output_prefix(const std::string& prefix) {
 }
 
 DatasetBuilder::DatasetBuilder(const std::string& prefix, std::int64_t vocab_size)
-    : prefix_(checked(prefix)), vocab_size_(vocab_size), type_(token_type_for(vocab_size)),
-      tokens_file_(bin_path(prefix)), index_file_(index_path(prefix)) {
-  require(vocab_size > 0 && vocab_size <= std::numeric_limits<std::int32_t>::max(), "a vocabulary of ", vocab_size);
+    : prefix_(checked(prefix)),
+      vocab_size_(vocab_size),
+      type_(token_type_for(vocab_size)),
+      tokens_file_(bin_path(prefix)),
+      index_file_(index_path(prefix)) {
+  require(vocab_size > 0 && vocab_size <= std::numeric_limits<std::int32_t>::max(), "a vocabulary of ",
+          vocab_size);
   token_buffer_.reserve(buffer_bytes);
   length_buffer_.reserve(buffer_lengths);
   lengths_descriptor_ = open_unnamed(prefix);
@@ -83,8 +87,8 @@ DatasetBuilder::~DatasetBuilder() {
 }
 
 void DatasetBuilder::add(std::span<const std::int32_t> tokens, bool last) {
-  require(tokens.size() <= static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()), "a sequence of ",
-          tokens.size(), " tokens; the format holds fewer than 2^31 in one: split it");
+  require(tokens.size() <= static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()),
+          "a sequence of ", tokens.size(), " tokens; the format holds fewer than 2^31 in one: split it");
   const std::size_t width = size_of(type_);
   for (std::size_t done = 0; done < tokens.size();) {
     const std::size_t count = std::min(tokens.size() - done, (buffer_bytes - token_buffer_.size()) / width);
@@ -93,8 +97,8 @@ void DatasetBuilder::add(std::span<const std::int32_t> tokens, bool last) {
     for (std::size_t i = 0; i < count; ++i) {
       const std::int32_t id = tokens[done + i];
       if (id < 0 || id >= vocab_size_)
-        fail(ErrorKind::data, "cannot add token ", id, " to '", prefix_, "': its vocabulary has ", vocab_size_,
-             " ids");
+        fail(ErrorKind::data, "cannot add token ", id, " to '", prefix_, "': its vocabulary has ",
+             vocab_size_, " ids");
       if (width == 2) {
         const auto narrow = static_cast<std::uint16_t>(id);
         std::memcpy(token_buffer_.data() + at + i * 2, &narrow, 2);

@@ -19,24 +19,26 @@ struct DatasetCounts {
 /// Throws Error{usage} unless `prefix` names a file, Error{io} unless its folder exists.
 void check_output_prefix(const std::string& prefix);
 
-/// Writes PREFIX.bin and PREFIX.idx as a stream: memory does not grow with the dataset (the lengths wait in an
-/// unnamed file). Nothing appears under the final names before finish(); dropped before that, it leaves no trace.
+/// Writes PREFIX.bin and PREFIX.idx as a stream: memory does not grow with the dataset (the lengths wait in
+/// an unnamed file). Nothing appears under the final names before finish(); dropped before that, it leaves no
+/// trace.
 class DatasetBuilder {
  public:
-  /// Chooses u16 or i32 tokens by the vocabulary. Throws Error{io} when the folder is missing or not writable.
+  /// Chooses u16 or i32 tokens by the vocabulary. Throws Error{io} when the folder is missing or not
+  /// writable.
   DatasetBuilder(const std::string& prefix, std::int64_t vocab_size);
   ~DatasetBuilder();
   DatasetBuilder(const DatasetBuilder&) = delete;
   DatasetBuilder& operator=(const DatasetBuilder&) = delete;
 
-  /// Appends one sequence to the current document; `last` ends the document with it. Throws Error{data} for an id
-  /// outside the vocabulary.
+  /// Appends one sequence to the current document; `last` ends the document with it. Throws Error{data} for
+  /// an id outside the vocabulary.
   void add(std::span<const std::int32_t> tokens, bool last = true);
 
   const DatasetCounts& counts() const { return counts_; }
 
-  /// Completes .bin, then `before_index()` (where the sidecar is written), then .idx, whose appearance makes the
-  /// dataset valid; an older .idx is removed first. Throws Error{usage} when a document is still open.
+  /// Completes .bin, then `before_index()` (where the sidecar is written), then .idx, whose appearance makes
+  /// the dataset valid; an older .idx is removed first. Throws Error{usage} when a document is still open.
   template <class Between>
   DatasetCounts finish(Between&& before_index) {
     finish_tokens();

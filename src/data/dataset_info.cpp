@@ -17,7 +17,9 @@ namespace {
 constexpr const char* format_name = "sherd dataset";
 constexpr std::string_view spm = "spm:";
 
-fs::path folder_of(const std::string& prefix) { return fs::path(prefix).parent_path(); }
+fs::path folder_of(const std::string& prefix) {
+  return fs::path(prefix).parent_path();
+}
 
 std::string to_relative(const std::string& spec, const std::string& prefix) {
   if (!spec.starts_with(spm)) return spec;
@@ -28,7 +30,8 @@ std::string to_relative(const std::string& spec, const std::string& prefix) {
 std::string to_full(const std::string& spec, const std::string& prefix) {
   if (!spec.starts_with(spm)) return spec;
   const fs::path model = spec.substr(spm.size());
-  return model.is_absolute() || model.has_parent_path() ? spec : cat(spm, (folder_of(prefix) / model).string());
+  return model.is_absolute() || model.has_parent_path() ? spec
+                                                        : cat(spm, (folder_of(prefix) / model).string());
 }
 
 }  // namespace
@@ -68,7 +71,8 @@ std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
     const auto json = ordered_json::parse(in);
     DatasetInfo info;
     if (json.at("format") != format_name || json.at("version") != 1)
-      fail(ErrorKind::data, "'", path.string(), "' describes no dataset of this version; run 'sherd prepare' again");
+      fail(ErrorKind::data, "'", path.string(),
+           "' describes no dataset of this version; run 'sherd prepare' again");
     info.tokenizer = to_full(json.at("tokenizer").get<std::string>(), prefix);
     info.vocab_size = json.at("vocab_size").get<std::int64_t>();
     info.end_of_document = json.at("end_of_document").get<std::int32_t>();
@@ -78,7 +82,8 @@ std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
     info.documents = json.at("documents").get<std::int64_t>();
     info.text_bytes = json.at("text_bytes").get<std::int64_t>();
     info.unigram_entropy = json.at("unigram_entropy_nats").get<double>();
-    if (info.vocab_size <= 0) fail(ErrorKind::data, "'", path.string(), "' names the vocabulary ", info.vocab_size);
+    if (info.vocab_size <= 0)
+      fail(ErrorKind::data, "'", path.string(), "' names the vocabulary ", info.vocab_size);
     return info;
   } catch (const nlohmann::json::exception& error) {
     fail(ErrorKind::data, "'", path.string(), "' is damaged (", error.what(), "); run 'sherd prepare' again");

@@ -9,25 +9,27 @@ namespace sherd::data {
 
 /// What PREFIX.json tells about the dataset PREFIX: how its text was tokenized, and how much there is.
 struct DatasetInfo {
-  std::string tokenizer;  ///< spec for make_tokenizer(); a model beside the dataset is named with its full path
+  std::string
+      tokenizer;  ///< spec for make_tokenizer(); a model beside the dataset is named with its full path
   std::int64_t vocab_size = 0;
   std::int32_t end_of_document = 0;
   std::string token_type;  ///< "uint16" or "int32"
   std::int64_t tokens = 0, sequences = 0, documents = 0;
   std::int64_t text_bytes = 0;  ///< of the documents, as encoded
-  /// Entropy of the token frequencies over the whole dataset, in nats per token: the loss of a model that knows
-  /// nothing but these.
+  /// Entropy of the token frequencies over the whole dataset, in nats per token: the loss of a model that
+  /// knows nothing but these.
   double unigram_entropy = 0;
 };
 
 /// Entropy in nats of the distribution that `counts` describes; 0 for no counts.
 double unigram_entropy(std::span<const std::int64_t> counts);
 
-/// Writes PREFIX.json whole or not at all. A tokenizer model beside the dataset is named relative to it, so that the
-/// files can move together.
+/// Writes PREFIX.json whole or not at all. A tokenizer model beside the dataset is named relative to it, so
+/// that the files can move together.
 void write_dataset_info(const std::string& prefix, const DatasetInfo& info);
 
-/// Reads PREFIX.json; nullopt when there is none (datasets that Megatron wrote). Throws Error{data} for a damaged one.
+/// Reads PREFIX.json; nullopt when there is none (datasets that Megatron wrote). Throws Error{data} for a
+/// damaged one.
 std::optional<DatasetInfo> read_dataset_info(const std::string& prefix);
 
 }  // namespace sherd::data

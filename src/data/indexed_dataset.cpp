@@ -25,7 +25,8 @@ T load(const std::byte* from) {
 
 template <class T>
 void widen(const std::byte* from, std::span<std::int32_t> out) {
-  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<std::int32_t>(load<T>(from + i * sizeof(T)));
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = static_cast<std::int32_t>(load<T>(from + i * sizeof(T)));
 }
 
 constexpr const char* rebuild = "; copy the pair again, or rebuild it with 'sherd prepare'";
@@ -35,7 +36,8 @@ constexpr const char* rebuild = "; copy the pair again, or rebuild it with 'sher
   if (!fs::is_directory(folder))
     fail(ErrorKind::io, "dataset file '", path.string(), "' is missing: the folder '", folder.string(),
          "' does not exist; check data.path");
-  fail(ErrorKind::io, "dataset file '", path.string(), "' does not exist; data.path is the prefix that 'sherd ",
+  fail(ErrorKind::io, "dataset file '", path.string(),
+       "' does not exist; data.path is the prefix that 'sherd ",
        "prepare --output PREFIX' wrote, without .bin or .idx");
 }
 
@@ -50,33 +52,53 @@ const fs::path& existing(const fs::path& path) {
 std::size_t size_of(TokenType type) {
   switch (type) {
     case TokenType::u8:
-    case TokenType::i8: return 1;
+    case TokenType::i8:
+      return 1;
     case TokenType::i16:
-    case TokenType::u16: return 2;
-    case TokenType::i32: return 4;
-    case TokenType::i64: return 8;
+    case TokenType::u16:
+      return 2;
+    case TokenType::i32:
+      return 4;
+    case TokenType::i64:
+      return 8;
   }
   fail(ErrorKind::usage, "no token type has the code ", static_cast<int>(type));
 }
 
 std::string_view name_of(TokenType type) {
   switch (type) {
-    case TokenType::u8: return "uint8";
-    case TokenType::i8: return "int8";
-    case TokenType::i16: return "int16";
-    case TokenType::u16: return "uint16";
-    case TokenType::i32: return "int32";
-    case TokenType::i64: return "int64";
+    case TokenType::u8:
+      return "uint8";
+    case TokenType::i8:
+      return "int8";
+    case TokenType::i16:
+      return "int16";
+    case TokenType::u16:
+      return "uint16";
+    case TokenType::i32:
+      return "int32";
+    case TokenType::i64:
+      return "int64";
   }
   fail(ErrorKind::usage, "no token type has the code ", static_cast<int>(type));
 }
 
-TokenType token_type_for(std::int64_t vocab_size) { return vocab_size < 65500 ? TokenType::u16 : TokenType::i32; }
+TokenType token_type_for(std::int64_t vocab_size) {
+  return vocab_size < 65500 ? TokenType::u16 : TokenType::i32;
+}
 
-fs::path bin_path(const std::string& prefix) { return prefix + ".bin"; }
-fs::path index_path(const std::string& prefix) { return prefix + ".idx"; }
-fs::path info_path(const std::string& prefix) { return prefix + ".json"; }
-fs::path model_path(const std::string& prefix) { return prefix + ".model"; }
+fs::path bin_path(const std::string& prefix) {
+  return prefix + ".bin";
+}
+fs::path index_path(const std::string& prefix) {
+  return prefix + ".idx";
+}
+fs::path info_path(const std::string& prefix) {
+  return prefix + ".json";
+}
+fs::path model_path(const std::string& prefix) {
+  return prefix + ".model";
+}
 
 IndexedDataset::IndexedDataset(const std::string& prefix)
     : prefix_(prefix),
@@ -99,23 +121,26 @@ void IndexedDataset::read_header() {
     fail(ErrorKind::data, "'", name, "' has ", size, " bytes, fewer than the ", index_header_bytes,
          " of a dataset index's header", rebuild);
   if (std::memcmp(at, index_magic.data(), index_magic.size()) != 0)
-    fail(ErrorKind::data, "'", name, "' is no indexed dataset: it does not begin with MMIDIDX; give the prefix of a "
+    fail(ErrorKind::data, "'", name,
+         "' is no indexed dataset: it does not begin with MMIDIDX; give the prefix of a "
          "dataset that 'sherd prepare' or Megatron wrote");
   if (const auto version = load<std::uint64_t>(at + 9); version != index_version)
-    fail(ErrorKind::data, "'", name, "' has format version ", version, "; this program reads version ", index_version,
-         ": rebuild it with 'sherd prepare'");
+    fail(ErrorKind::data, "'", name, "' has format version ", version, "; this program reads version ",
+         index_version, ": rebuild it with 'sherd prepare'");
   const int code = load<std::uint8_t>(at + 17);
   if (code < 1 || code > 8 || code == 6 || code == 7)
     fail(ErrorKind::data, "'", name, "' has the dtype code ", code,
-         code == 6 || code == 7 ? " (floating point)" : "", "; token ids are integers: codes 1 to 5 and 8", rebuild);
+         code == 6 || code == 7 ? " (floating point)" : "", "; token ids are integers: codes 1 to 5 and 8",
+         rebuild);
   type_ = static_cast<TokenType>(code);
   const auto sequences = load<std::uint64_t>(at + 18), bounds = load<std::uint64_t>(at + 26);
   const std::uint64_t room = size - index_header_bytes;
   const bool sane = bounds >= 1 && sequences <= room / 12 && bounds <= room / 8;
   const std::uint64_t expected = sane ? sequences * 12 + bounds * 8 : 0;
   if (!sane || (room != expected && room != expected + sequences))
-    fail(ErrorKind::data, "'", name, "' has ", size, " bytes, which does not fit the ", sequences, " sequences and ",
-         bounds, " document bounds that its header announces: it is truncated or damaged", rebuild);
+    fail(ErrorKind::data, "'", name, "' has ", size, " bytes, which does not fit the ", sequences,
+         " sequences and ", bounds, " document bounds that its header announces: it is truncated or damaged",
+         rebuild);
   sequences_ = static_cast<std::int64_t>(sequences);
   documents_ = static_cast<std::int64_t>(bounds) - 1;
   lengths_ = at + index_header_bytes;
@@ -130,11 +155,12 @@ void IndexedDataset::check_sequences() {
     const std::int32_t count = length(i);
     const std::uint64_t at = pointer(i);
     if (count < 0)
-      fail(ErrorKind::data, "'", index_file_.path().string(), "': sequence ", i, " has the length ", count, rebuild);
+      fail(ErrorKind::data, "'", index_file_.path().string(), "': sequence ", i, " has the length ", count,
+           rebuild);
     const std::uint64_t bytes = static_cast<std::uint64_t>(count) * width;
     if (at > size || bytes > size - at)
-      fail(ErrorKind::data, "'", bin().string(), "' has ", size, " bytes, but sequence ", i, " of ", sequences_,
-           " lies at byte ", static_cast<std::int64_t>(at), " and has ", bytes,
+      fail(ErrorKind::data, "'", bin().string(), "' has ", size, " bytes, but sequence ", i, " of ",
+           sequences_, " lies at byte ", static_cast<std::int64_t>(at), " and has ", bytes,
            ": the file is truncated, or it belongs to another index", rebuild);
     if (at % width != 0)
       fail(ErrorKind::data, "'", index_file_.path().string(), "': sequence ", i, " begins at byte ", at,
@@ -152,13 +178,13 @@ void IndexedDataset::check_documents() const {
   for (std::int64_t d = 0; d <= documents_; ++d) {
     const std::int64_t begin = document_begin(d);
     if (d == 0 ? begin != 0 : begin < previous)
-      fail(ErrorKind::data, "'", index_file_.path().string(), "': document ", d, " begins at sequence ", begin,
-           d == 0 ? ", not at 0" : cat(", before the one in front of it (", previous, ")"), rebuild);
+      fail(ErrorKind::data, "'", index_file_.path().string(), "': document ", d, " begins at sequence ",
+           begin, d == 0 ? ", not at 0" : cat(", before the one in front of it (", previous, ")"), rebuild);
     previous = begin;
   }
   if (previous != sequences_)
-    fail(ErrorKind::data, "'", index_file_.path().string(), "': the documents end at sequence ", previous, " of ",
-         sequences_, rebuild);
+    fail(ErrorKind::data, "'", index_file_.path().string(), "': the documents end at sequence ", previous,
+         " of ", sequences_, rebuild);
 }
 
 std::int32_t IndexedDataset::length(std::int64_t sequence) const {
@@ -181,18 +207,24 @@ void IndexedDataset::read(std::int64_t sequence, std::int64_t offset, std::span<
   const std::byte* from =
       tokens_file_.bytes().data() + pointer(sequence) + static_cast<std::uint64_t>(offset) * size_of(type_);
   switch (type_) {
-    case TokenType::u8: return widen<std::uint8_t>(from, out);
-    case TokenType::i8: return widen<std::int8_t>(from, out);
-    case TokenType::i16: return widen<std::int16_t>(from, out);
-    case TokenType::u16: return widen<std::uint16_t>(from, out);
-    case TokenType::i32: return widen<std::int32_t>(from, out);
-    case TokenType::i64: break;
+    case TokenType::u8:
+      return widen<std::uint8_t>(from, out);
+    case TokenType::i8:
+      return widen<std::int8_t>(from, out);
+    case TokenType::i16:
+      return widen<std::int16_t>(from, out);
+    case TokenType::u16:
+      return widen<std::uint16_t>(from, out);
+    case TokenType::i32:
+      return widen<std::int32_t>(from, out);
+    case TokenType::i64:
+      break;
   }
   for (std::size_t i = 0; i < out.size(); ++i) {
     const auto id = load<std::int64_t>(from + i * 8);
     if (id < 0 || id > std::numeric_limits<std::int32_t>::max())
-      fail(ErrorKind::data, "'", bin().string(), "': token ", offset + static_cast<std::int64_t>(i), " of sequence ",
-           sequence, " is ", id, ", which is no token id", rebuild);
+      fail(ErrorKind::data, "'", bin().string(), "': token ", offset + static_cast<std::int64_t>(i),
+           " of sequence ", sequence, " is ", id, ", which is no token id", rebuild);
     out[i] = static_cast<std::int32_t>(id);
   }
 }
@@ -203,8 +235,8 @@ void IndexedDataset::will_need(std::int64_t sequence, std::int64_t offset, std::
                          static_cast<std::uint64_t>(count) * width);
 }
 
-void IndexedDataset::check_ids(std::span<const std::int32_t> tokens, std::int64_t sequence, std::int64_t offset,
-                               std::int64_t vocab_size) const {
+void IndexedDataset::check_ids(std::span<const std::int32_t> tokens, std::int64_t sequence,
+                               std::int64_t offset, std::int64_t vocab_size) const {
   // As unsigned, a negative id is a large one; the maximum vectorises, the search runs only on failure.
   std::uint32_t largest = 0;
   for (const std::int32_t id : tokens) largest = std::max(largest, static_cast<std::uint32_t>(id));
@@ -213,8 +245,8 @@ void IndexedDataset::check_ids(std::span<const std::int32_t> tokens, std::int64_
     return static_cast<std::uint32_t>(id) >= vocab_size;
   });
   if (bad == tokens.end()) return;
-  fail(ErrorKind::data, "'", bin().string(), "': token ", offset + (bad - tokens.begin()), " of sequence ", sequence,
-       " is ", *bad, ", beyond the vocabulary of ", vocab_size,
+  fail(ErrorKind::data, "'", bin().string(), "': token ", offset + (bad - tokens.begin()), " of sequence ",
+       sequence, " is ", *bad, ", beyond the vocabulary of ", vocab_size,
        "; set model.vocab_size to the tokenizer's size, or prepare the text again with the right tokenizer");
 }
 

@@ -33,13 +33,13 @@ inline constexpr std::string_view index_magic{"MMIDIDX\0\0", 9};
 inline constexpr std::uint64_t index_version = 1;
 inline constexpr std::size_t index_header_bytes = 34;
 
-/// A dataset of token sequences in Megatron's indexed format, memory-mapped. A document is one or more consecutive
-/// sequences. Immutable and safe to share between ranks and threads.
+/// A dataset of token sequences in Megatron's indexed format, memory-mapped. A document is one or more
+/// consecutive sequences. Immutable and safe to share between ranks and threads.
 class IndexedDataset {
  public:
-  /// Maps PREFIX.bin and PREFIX.idx and checks everything but the token ids: magic, version, type, sizes, lengths,
-  /// pointers and document bounds. Throws Error{io} when a file is missing, Error{data} when it is damaged; both
-  /// name the file, the cause and the next step.
+  /// Maps PREFIX.bin and PREFIX.idx and checks everything but the token ids: magic, version, type, sizes,
+  /// lengths, pointers and document bounds. Throws Error{io} when a file is missing, Error{data} when it is
+  /// damaged; both name the file, the cause and the next step.
   static std::shared_ptr<const IndexedDataset> open(const std::string& prefix);
 
   const std::string& prefix() const { return prefix_; }
@@ -55,15 +55,15 @@ class IndexedDataset {
   /// First sequence of a document; document_begin(documents()) is sequences().
   std::int64_t document_begin(std::int64_t document) const;
 
-  /// Copies tokens [offset, offset + out.size()) of a sequence. Throws Error{usage} when they are not all in it;
-  /// Error{data} for an int64 id that no int32 holds.
+  /// Copies tokens [offset, offset + out.size()) of a sequence. Throws Error{usage} when they are not all in
+  /// it; Error{data} for an int64 id that no int32 holds.
   void read(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out) const;
 
   /// Asks the kernel to read these tokens ahead.
   void will_need(std::int64_t sequence, std::int64_t offset, std::int64_t count) const;
 
-  /// Throws Error{data} naming file, position and id unless every id in `tokens`, which were read from `offset` of
-  /// `sequence`, is in [0, vocab_size).
+  /// Throws Error{data} naming file, position and id unless every id in `tokens`, which were read from
+  /// `offset` of `sequence`, is in [0, vocab_size).
   void check_ids(std::span<const std::int32_t> tokens, std::int64_t sequence, std::int64_t offset,
                  std::int64_t vocab_size) const;
 
@@ -81,8 +81,8 @@ class IndexedDataset {
   MappedFile index_file_, tokens_file_;
   TokenType type_ = TokenType::i32;
   std::int64_t sequences_ = 0, documents_ = 0, tokens_ = 0;
-  const std::byte* lengths_ = nullptr;    // int32, perhaps unaligned, as are the next two
-  const std::byte* pointers_ = nullptr;   // int64, byte offsets into the .bin
+  const std::byte* lengths_ = nullptr;       // int32, perhaps unaligned, as are the next two
+  const std::byte* pointers_ = nullptr;      // int64, byte offsets into the .bin
   const std::byte* documents_at_ = nullptr;  // int64
 };
 

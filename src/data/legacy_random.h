@@ -9,8 +9,8 @@
 namespace sherd::data {
 
 /// NumPy's RandomState (the generator that Megatron's datasets shuffle with), as far as shuffling needs it: a
-/// Mersenne Twister (Matsumoto and Nishimura, "Mersenne Twister", 1998) and draws by masked rejection, so that an
-/// order is the one that Megatron makes from the same seed. One thread.
+/// Mersenne Twister (Matsumoto and Nishimura, "Mersenne Twister", 1998) and draws by masked rejection, so
+/// that an order is the one that Megatron makes from the same seed. One thread.
 class LegacyRandom {
  public:
   explicit LegacyRandom(std::uint32_t seed) : generator_(seed) {}
@@ -21,7 +21,8 @@ class LegacyRandom {
   /// numpy.random.RandomState.shuffle: for i = n-1 … 1 swaps items i and interval(i).
   template <class T>
   void shuffle(std::span<T> items) {
-    for (std::size_t i = items.size(); i-- > 1;) std::swap(items[i], items[static_cast<std::size_t>(interval(i))]);
+    for (std::size_t i = items.size(); i-- > 1;)
+      std::swap(items[i], items[static_cast<std::size_t>(interval(i))]);
   }
 
  private:
@@ -37,7 +38,9 @@ class IndexList {
   /// 0 … count-1, repeated `times` times, plus `base`.
   IndexList(std::int64_t base, std::int64_t count, std::int64_t times = 1);
 
-  std::int64_t size() const { return static_cast<std::int64_t>(narrow_.empty() ? wide_.size() : narrow_.size()); }
+  std::int64_t size() const {
+    return static_cast<std::int64_t>(narrow_.empty() ? wide_.size() : narrow_.size());
+  }
   std::int64_t operator[](std::int64_t i) const {
     const auto at = static_cast<std::size_t>(i);
     return narrow_.empty() ? wide_[at] : static_cast<std::int64_t>(narrow_[at]);

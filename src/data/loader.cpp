@@ -17,7 +17,9 @@ void Loader::seek(std::int64_t position) {
   position_ = position;
 }
 
-Loader::Iterator::Iterator(Loader& loader, std::int64_t end) : loader_(&loader), end_(end) { ++*this; }
+Loader::Iterator::Iterator(Loader& loader, std::int64_t end) : loader_(&loader), end_(end) {
+  ++*this;
+}
 
 Loader::Iterator& Loader::Iterator::operator++() {
   batch_.clear();  // the old batch's memory goes back before the next one's is taken
@@ -26,9 +28,11 @@ Loader::Iterator& Loader::Iterator::operator++() {
   return *this;
 }
 
-TokenLoader::TokenLoader(std::shared_ptr<const PackedSamples> samples, LoaderRank rank, tensor::Device& device,
-                         std::int64_t window)
-    : Loader(rank), samples_(std::move(samples)), device_(device),
+TokenLoader::TokenLoader(std::shared_ptr<const PackedSamples> samples, LoaderRank rank,
+                         tensor::Device& device, std::int64_t window)
+    : Loader(rank),
+      samples_(std::move(samples)),
+      device_(device),
       window_(std::min(window, samples_->samples_per_round())) {
   require(window >= 0, "a window of ", window, " samples");
   const auto length = static_cast<std::size_t>(samples_->seq_length());
@@ -50,7 +54,8 @@ tensor::Batch TokenLoader::next() {
   batch["tokens"] = tensor::Tensor::of<std::int32_t>(device_, shape, tokens_);
   batch["labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, labels_);
   advance(global_batch());
-  for (std::int64_t i = 0; i < rank().micro_batch; ++i) samples_->will_need(wrapped(first + global_batch() + i));
+  for (std::int64_t i = 0; i < rank().micro_batch; ++i)
+    samples_->will_need(wrapped(first + global_batch() + i));
   return batch;
 }
 

@@ -16,8 +16,9 @@ struct LoaderRank {
 };
 
 /// Gives one rank its micro-batches. All ranks walk one global order of samples: batch k of a run is the next
-/// micro_batch·world samples of it, and rank r takes the r-th contiguous slice. So the samples of an optimizer step
-/// depend on their position in the order only, not on how many ranks share the work. One thread per loader.
+/// micro_batch·world samples of it, and rank r takes the r-th contiguous slice. So the samples of an
+/// optimizer step depend on their position in the order only, not on how many ranks share the work. One
+/// thread per loader.
 ///
 ///   for (auto& batch : loader) …   runs to the end of the epoch; the next loop goes on with the next epoch.
 class Loader {
@@ -27,7 +28,8 @@ class Loader {
   /// This rank's next micro-batch; never ends.
   virtual tensor::Batch next() = 0;
 
-  /// Samples that all ranks together have consumed. seek(position()) in another run resumes at the same sample.
+  /// Samples that all ranks together have consumed. seek(position()) in another run resumes at the same
+  /// sample.
   std::int64_t position() const { return position_; }
   /// Throws Error{usage} for a negative position.
   void seek(std::int64_t position);
@@ -70,12 +72,12 @@ class Loader {
   std::int64_t position_ = 0;
 };
 
-/// Batches of packed tokens: {"tokens": int32 [b, s], "labels": int32 [b, s]}, labels[i] being the token after
-/// tokens[i]. While a batch is in use the kernel reads the next one ahead.
+/// Batches of packed tokens: {"tokens": int32 [b, s], "labels": int32 [b, s]}, labels[i] being the token
+/// after tokens[i]. While a batch is in use the kernel reads the next one ahead.
 class TokenLoader final : public Loader {
  public:
-  /// `window` > 0 walks only the first `window` positions of the samples and begins again: a fixed held-out set for
-  /// validation, together with PackingOptions::shuffle = false. The device must outlive the loader.
+  /// `window` > 0 walks only the first `window` positions of the samples and begins again: a fixed held-out
+  /// set for validation, together with PackingOptions::shuffle = false. The device must outlive the loader.
   TokenLoader(std::shared_ptr<const PackedSamples> samples, LoaderRank rank, tensor::Device& device,
               std::int64_t window = 0);
 
@@ -83,7 +85,9 @@ class TokenLoader final : public Loader {
   tensor::Batch next() override;
 
   /// The window, or else one round of the samples.
-  std::int64_t samples_per_epoch() const override { return window_ > 0 ? window_ : samples_->samples_per_round(); }
+  std::int64_t samples_per_epoch() const override {
+    return window_ > 0 ? window_ : samples_->samples_per_round();
+  }
 
  private:
   std::int64_t wrapped(std::int64_t position) const { return window_ > 0 ? position % window_ : position; }

@@ -39,7 +39,8 @@ void MappedFile::will_need(std::uint64_t offset, std::uint64_t bytes) const {
   if (offset >= size_ || bytes == 0) return;
   const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const std::uint64_t begin = offset / page * page, end = std::min<std::uint64_t>(size_, offset + bytes);
-  ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_WILLNEED);  // advice: failure changes nothing
+  ::madvise(const_cast<std::byte*>(data_) + begin, end - begin,
+            MADV_WILLNEED);  // advice: failure changes nothing
 }
 
 }  // namespace sherd::data

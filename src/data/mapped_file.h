@@ -7,8 +7,8 @@
 
 namespace sherd::data {
 
-/// A file mapped read-only for as long as the object lives. Safe to read from any thread. The file must not be
-/// truncated meanwhile (datasets are replaced by renaming, never in place).
+/// A file mapped read-only for as long as the object lives. Safe to read from any thread. The file must not
+/// be truncated meanwhile (datasets are replaced by renaming, never in place).
 class MappedFile {
  public:
   /// What the kernel should expect: one pass, or jumps.

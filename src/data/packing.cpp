@@ -47,10 +47,12 @@ PackedSamples::PackedSamples(std::shared_ptr<const IndexedDataset> dataset, Sequ
   if (s < 1) fail(ErrorKind::config, "the sequence length must be at least 1, not ", s);
   for (std::int64_t i = range.begin; i < range.end; ++i) tokens_ += dataset_->length(i);
   if (tokens_ < s + 1)
-    fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(), "' has ", tokens_, " tokens in ", range.size(),
-         " sequences, fewer than the ", s + 1, " of one sample; give it a larger part in data.split, prepare more ",
+    fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(), "' has ", tokens_, " tokens in ",
+         range.size(), " sequences, fewer than the ", s + 1,
+         " of one sample; give it a larger part in data.split, prepare more ",
          "text, or shorten the model's sequence length");
-  if (options.total_samples > 0) epochs_ = std::max<std::int64_t>(1, (options.total_samples * s + tokens_) / tokens_);
+  if (options.total_samples > 0)
+    epochs_ = std::max<std::int64_t>(1, (options.total_samples * s + tokens_) / tokens_);
   samples_ = (epochs_ * tokens_ - 1) / s;
   if (epochs_ > 1) {
     const std::int64_t before_last = ((epochs_ - 1) * tokens_ - 1) / s, per_epoch = (tokens_ - 1) / s;
@@ -67,7 +69,8 @@ void PackedSamples::shuffle_round(Round& round, std::uint32_t seed) const {
   round.sequences = IndexList(range_.begin, count, epochs_);
   round.sequences.shuffle(random, 0, first * count);
   if (last_epoch_apart_) round.sequences.shuffle(random, first * count, epochs_ * count);
-  const std::int64_t first_samples = last_epoch_apart_ ? (first * tokens_ - 1) / options_.seq_length : samples_;
+  const std::int64_t first_samples =
+      last_epoch_apart_ ? (first * tokens_ - 1) / options_.seq_length : samples_;
   round.samples = IndexList(0, samples_);
   round.samples.shuffle(random, 0, first_samples);
   if (last_epoch_apart_) round.samples.shuffle(random, first_samples, samples_);
@@ -76,7 +79,8 @@ void PackedSamples::shuffle_round(Round& round, std::uint32_t seed) const {
 std::shared_ptr<const PackedSamples::Round> PackedSamples::make_round(std::int64_t index) const {
   auto round = std::make_shared<Round>();
   round->index = index;
-  if (options_.shuffle) shuffle_round(*round, static_cast<std::uint32_t>(options_.seed + static_cast<std::uint64_t>(index)));
+  if (options_.shuffle)
+    shuffle_round(*round, static_cast<std::uint32_t>(options_.seed + static_cast<std::uint64_t>(index)));
   const std::int64_t count = range_.size() * epochs_;
   std::int64_t sum = 0;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -122,8 +126,8 @@ void PackedSamples::for_each_part(std::int64_t position, Visit&& visit) const {
 }
 
 void PackedSamples::read(std::int64_t position, std::span<std::int32_t> out) const {
-  require(static_cast<std::int64_t>(out.size()) == options_.seq_length + 1, "a sample has ", options_.seq_length + 1,
-          " tokens, not ", out.size());
+  require(static_cast<std::int64_t>(out.size()) == options_.seq_length + 1, "a sample has ",
+          options_.seq_length + 1, " tokens, not ", out.size());
   for_each_part(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t count) {
     const auto part = out.first(static_cast<std::size_t>(count));
     dataset_->read(sequence, offset, part);

@@ -18,26 +18,29 @@ struct SequenceRange {
   bool operator==(const SequenceRange&) const = default;
 };
 
-/// Cuts `sequences` into consecutive ranges, one per fraction: bounds are the running sums of the fractions times
-/// `sequences`, rounded half to even. Throws Error{config} unless each fraction is ≥ 0 and they sum to (0, 1].
+/// Cuts `sequences` into consecutive ranges, one per fraction: bounds are the running sums of the fractions
+/// times `sequences`, rounded half to even. Throws Error{config} unless each fraction is ≥ 0 and they sum to
+/// (0, 1].
 std::vector<SequenceRange> split_sequences(std::int64_t sequences, std::span<const double> fractions);
 
 struct PackingOptions {
   std::int64_t seq_length = 0;
   std::uint64_t seed = 1234;  ///< its low 32 bits seed the shuffles
   bool shuffle = true;        ///< else documents and samples keep the dataset's order
-  /// How many samples a run will take, if known: as many epochs as that needs are then shuffled together, as Megatron
-  /// does, and the last of them apart when less than 80 % of it is needed. 0: every epoch is shuffled by itself.
+  /// How many samples a run will take, if known: as many epochs as that needs are then shuffled together, as
+  /// Megatron does, and the last of them apart when less than 80 % of it is needed. 0: every epoch is
+  /// shuffled by itself.
   std::int64_t total_samples = 0;
   std::int64_t vocab_size = 0;  ///< ids are checked against it when a sample is read; 0: they are not
 };
 
-/// An endless sequence of samples of seq_length + 1 tokens, packed from the sequences of a range, which follow each
-/// other in a shuffled order without regard to document bounds. Sample i of a round reads tokens [i·s, i·s + s] of
-/// that stream, so a sample begins with the token that its predecessor ended with, and a round of T tokens has
-/// (T-1)/s samples. They are taken in a second shuffled order. Position p is a pure function of dataset, options and
-/// p: round p / n, place p mod n; round r is seeded with seed + r. Follows Megatron Core's GPTDataset; no sample index
-/// is stored, only the two orders (4 bytes per sequence and per sample) and a running sum per 64 sequences.
+/// An endless sequence of samples of seq_length + 1 tokens, packed from the sequences of a range, which
+/// follow each other in a shuffled order without regard to document bounds. Sample i of a round reads tokens
+/// [i·s, i·s + s] of that stream, so a sample begins with the token that its predecessor ended with, and a
+/// round of T tokens has (T-1)/s samples. They are taken in a second shuffled order. Position p is a pure
+/// function of dataset, options and p: round p / n, place p mod n; round r is seeded with seed + r. Follows
+/// Megatron Core's GPTDataset; no sample index is stored, only the two orders (4 bytes per sequence and per
+/// sample) and a running sum per 64 sequences.
 ///
 /// Safe to share between ranks and threads.
 class PackedSamples {
@@ -55,8 +58,8 @@ class PackedSamples {
   std::int64_t epochs_per_round() const { return epochs_; }
   std::int64_t samples_per_round() const { return samples_; }
 
-  /// Writes the seq_length + 1 tokens of the sample at `position` ≥ 0. Throws Error{data} naming file, token, id for
-  /// an id outside the vocabulary.
+  /// Writes the seq_length + 1 tokens of the sample at `position` ≥ 0. Throws Error{data} naming file, token,
+  /// id for an id outside the vocabulary.
   void read(std::int64_t position, std::span<std::int32_t> out) const;
 
   /// Asks the kernel to read that sample ahead.

@@ -18,11 +18,13 @@ namespace sherd::data {
 namespace {
 
 constexpr std::size_t round_bytes = std::size_t{8} << 20;  // text that is in memory at a time
-constexpr std::size_t job_bytes = std::size_t{64} << 10;    // text that one chunk of work encodes
+constexpr std::size_t job_bytes = std::size_t{64} << 10;   // text that one chunk of work encodes
 constexpr std::size_t training_line_bytes = 4096;
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 std::uint64_t total_bytes(const std::vector<InputFile>& files) {
   std::uint64_t total = 0;
@@ -42,14 +44,17 @@ bool is_output(const std::filesystem::path& path, const std::string& prefix) {
   return false;
 }
 
-/// Gives a deterministic, even sample of the lines of the inputs, as a SentencePiece trainer wants them: no tabs (it
-/// reserves them), valid UTF-8, not too long.
+/// Gives a deterministic, even sample of the lines of the inputs, as a SentencePiece trainer wants them: no
+/// tabs (it reserves them), valid UTF-8, not too long.
 class TrainingLines {
  public:
   TrainingLines(const PrepareOptions& options, const std::vector<InputFile>& files)
-      : options_(options), source_(files, DocumentRule::line), total_(total_bytes(files)),
+      : options_(options),
+        source_(files, DocumentRule::line),
+        total_(total_bytes(files)),
         budget_(std::max<std::int64_t>(1, options.tokenizer_sample_bytes)) {
-    const double share = static_cast<double>(budget_) / static_cast<double>(std::max<std::uint64_t>(1, total_));
+    const double share =
+        static_cast<double>(budget_) / static_cast<double>(std::max<std::uint64_t>(1, total_));
     threshold_ = share >= 1 ? ~std::uint64_t{0} : static_cast<std::uint64_t>(share * 18446744073709551615.0);
   }
 
@@ -71,17 +76,20 @@ class TrainingLines {
   bool next_text() {
     TextPiece piece;
     do {
-      if (taken_ >= 2 * budget_ || !source_.next(piece)) return false;  // the sizes of JSON files only hint at text
+      // The sizes of JSON files only hint at how much text they hold, hence the second bound.
+      if (taken_ >= 2 * budget_ || !source_.next(piece)) return false;
+      if (source_.bytes_read() >= next_report_) report();
     } while (mix_seed(0, index_++) > threshold_);
-    if (index_ % 4096 == 1) report();
-    text_ = piece.json ? text_of_json(piece.text, options_.json_field, source_.files()[piece.file].path, piece.line)
-                       : std::move(piece.text);
+    text_ = piece.json
+                ? text_of_json(piece.text, options_.json_field, source_.files()[piece.file].path, piece.line)
+                : std::move(piece.text);
     at_ = 0;
     taken_ += static_cast<std::int64_t>(text_.size());
     return true;
   }
 
   void report() {
+    next_report_ = source_.bytes_read() + round_bytes;
     if (!options_.progress) return;
     PrepareProgress progress;
     progress.stage = PrepareProgress::Stage::training_tokenizer;
@@ -91,7 +99,7 @@ class TrainingLines {
 
   const PrepareOptions& options_;
   TextSource source_;
-  std::uint64_t total_, threshold_ = 0, index_ = 0;
+  std::uint64_t total_, threshold_ = 0, index_ = 0, next_report_ = 0;
   std::int64_t budget_, taken_ = 0;
   std::string text_;
   std::size_t at_ = 0;
@@ -108,7 +116,8 @@ Chosen choose_tokenizer(const PrepareOptions& options, const std::vector<InputFi
   TrainTokenizer request;
   if (parse_train_spec(options.tokenizer, request)) {
     for (const InputFile& file : files)
-      require(file.regular, "'", file.path.string(), "' can be read only once, but spm-train reads the text twice; ",
+      require(file.regular, "'", file.path.string(),
+              "' can be read only once, but spm-train reads the text twice; ",
               "give a file, or a trained model as spm:MODEL");
     TrainingLines lines(options, files);
     std::string model = train_sentencepiece(request, [&](std::string& line) { return lines.next(line); });
@@ -134,8 +143,11 @@ struct Job {
 class Preparation {
  public:
   Preparation(const PrepareOptions& options, const Tokenizer& tokenizer, std::vector<InputFile> files)
-      : options_(options), tokenizer_(tokenizer), source_(std::move(files), options.document),
-        total_(total_bytes(source_.files())), arena_(options.threads > 0 ? options.threads : available_cores()),
+      : options_(options),
+        tokenizer_(tokenizer),
+        source_(std::move(files), options.document),
+        total_(total_bytes(source_.files())),
+        arena_(options.threads > 0 ? options.threads : available_cores()),
         builder_(options.output, tokenizer.vocab_size()),
         token_counts_(static_cast<std::size_t>(tokenizer.vocab_size())) {}
 
@@ -156,9 +168,15 @@ class Preparation {
     DatasetInfo info;
     builder_.finish([&] {
       const DatasetCounts& so_far = builder_.counts();
-      info = {tokenizer_.spec(), tokenizer_.vocab_size(), tokenizer_.end_of_document(),
-              std::string(name_of(token_type_for(tokenizer_.vocab_size()))), so_far.tokens, so_far.sequences,
-              so_far.documents, text_bytes_, unigram_entropy(token_counts_)};
+      info = {tokenizer_.spec(),
+              tokenizer_.vocab_size(),
+              tokenizer_.end_of_document(),
+              std::string(name_of(token_type_for(tokenizer_.vocab_size()))),
+              so_far.tokens,
+              so_far.sequences,
+              so_far.documents,
+              text_bytes_,
+              unigram_entropy(token_counts_)};
       if (!model.empty()) write_file_atomically(model_path(options_.output), model);
       write_dataset_info(options_.output, info);
     });
@@ -189,7 +207,8 @@ class Preparation {
     job.text_bytes = job.invalid_bytes = 0;
     for (TextPiece& piece : job.pieces) {
       if (piece.json) {
-        piece.text = text_of_json(piece.text, options_.json_field, source_.files()[piece.file].path, piece.line);
+        piece.text =
+            text_of_json(piece.text, options_.json_field, source_.files()[piece.file].path, piece.line);
         if (piece.text.empty()) continue;
       }
       const std::size_t before = job.tokens.size();
@@ -215,8 +234,8 @@ class Preparation {
   void report() const {
     if (!options_.progress) return;
     const DatasetCounts& counts = builder_.counts();
-    options_.progress({PrepareProgress::Stage::encoding, source_.bytes_read(), total_, counts.documents,
-                       counts.tokens});
+    options_.progress(
+        {PrepareProgress::Stage::encoding, source_.bytes_read(), total_, counts.documents, counts.tokens});
   }
 
   const PrepareOptions& options_;
@@ -239,7 +258,8 @@ PrepareReport prepare(const PrepareOptions& options) {
   PrepareReport report;
   std::vector<InputFile> files = find_inputs(options.inputs);
   std::erase_if(files, [&](const InputFile& file) { return is_output(file.path, options.output); });
-  if (files.empty()) fail(ErrorKind::io, "the only inputs are the files of the dataset '", options.output, "' itself");
+  if (files.empty())
+    fail(ErrorKind::io, "the only inputs are the files of the dataset '", options.output, "' itself");
   report.files = static_cast<std::int64_t>(files.size());
   const auto start = Clock::now();
   const Chosen chosen = choose_tokenizer(options, files);

@@ -20,13 +20,14 @@ struct PrepareProgress {
 };
 
 struct PrepareOptions {
-  std::vector<std::string> inputs;  ///< text files, .jsonl files, folders of them; pipes, unless a tokenizer is trained
-  std::string tokenizer = "byte";   ///< byte | spm:MODEL | spm-train:VOCAB[:unigram|:bpe]
-  std::string output;               ///< PREFIX of the files to write; its folder must exist
+  std::vector<std::string>
+      inputs;  ///< text files, .jsonl files, folders of them; pipes, unless a tokenizer is trained
+  std::string tokenizer = "byte";               ///< byte | spm:MODEL | spm-train:VOCAB[:unigram|:bpe]
+  std::string output;                           ///< PREFIX of the files to write; its folder must exist
   DocumentRule document = DocumentRule::blank;  ///< of text files
-  std::string json_field = "text";  ///< of .jsonl files
+  std::string json_field = "text";              ///< of .jsonl files
   std::int64_t tokenizer_sample_bytes = std::int64_t{4} << 20;  ///< about how much text spm-train learns from
-  int threads = 0;                  ///< 0: all cores
+  int threads = 0;                                              ///< 0: all cores
   std::function<void(const PrepareProgress&)> progress;  ///< called on the calling thread; may throw to stop
 };
 
@@ -38,14 +39,15 @@ struct PrepareReport {
   double training_seconds = 0, encoding_seconds = 0;
 };
 
-/// Turns text into an indexed dataset: PREFIX.bin and .idx (Megatron's format), PREFIX.json (DatasetInfo), and
-/// PREFIX.model where the tokenizer is a SentencePiece model, so that the four files are all that training needs.
-/// Every document ends with the tokenizer's end-of-document id; one longer than TextSource::piece_bytes becomes several
-/// sequences. Documents keep their order and the files are the same bytes for any number of threads. Memory is
-/// bounded whatever the size of the text. Nothing appears under the final names unless all went well.
+/// Turns text into an indexed dataset: PREFIX.bin and .idx (Megatron's format), PREFIX.json (DatasetInfo),
+/// and PREFIX.model where the tokenizer is a SentencePiece model, so that the four files are all that
+/// training needs. Every document ends with the tokenizer's end-of-document id; one longer than
+/// TextSource::piece_bytes becomes several sequences. Documents keep their order and the files are the same
+/// bytes for any number of threads. Memory is bounded whatever the size of the text. Nothing appears under
+/// the final names unless all went well.
 ///
-/// Throws Error{io} for what cannot be read or written, Error{data} for bad content or no text at all, Error{config}
-/// for a bad tokenizer spec, Error{usage} for missing options.
+/// Throws Error{io} for what cannot be read or written, Error{data} for bad content or no text at all,
+/// Error{config} for a bad tokenizer spec, Error{usage} for missing options.
 PrepareReport prepare(const PrepareOptions& options);
 
 }  // namespace sherd::data

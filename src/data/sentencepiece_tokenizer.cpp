@@ -34,7 +34,8 @@ class WordCache {
   void insert(std::string_view word, std::span<const int> ids) {
     Shard& shard = shard_of(word);
     std::unique_lock lock(shard.mutex);
-    if (shard.words.size() < words_per_shard) shard.words.try_emplace(std::string(word), ids.begin(), ids.end());
+    if (shard.words.size() < words_per_shard)
+      shard.words.try_emplace(std::string(word), ids.begin(), ids.end());
   }
 
  private:
@@ -45,7 +46,8 @@ class WordCache {
   };
   struct Shard {
     mutable std::shared_mutex mutex;
-    std::unordered_map<std::string, std::vector<std::int32_t>, Hash, std::equal_to<>> words;  // guarded by mutex
+    std::unordered_map<std::string, std::vector<std::int32_t>, Hash, std::equal_to<>>
+        words;  // guarded by mutex
   };
   Shard& shard_of(std::string_view word) { return shards_[Hash()(word) % shards_.size()]; }
   const Shard& shard_of(std::string_view word) const { return shards_[Hash()(word) % shards_.size()]; }
@@ -58,7 +60,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   SentencePieceTokenizer(const std::string& path, const std::string& bytes) : spec_("spm:" + path) {
     const auto status = model_.LoadFromSerializedProto(bytes);
     if (!status.ok() || model_.GetPieceSize() <= 0)
-      fail(ErrorKind::data, "'", path, "' is no SentencePiece model; give a .model file as spm:MODEL, or train one ",
+      fail(ErrorKind::data, "'", path,
+           "' is no SentencePiece model; give a .model file as spm:MODEL, or train one ",
            "with 'sherd prepare --tokenizer spm-train:VOCAB'");
     pieces_ = model_.GetPieceSize();
     end_of_document_ = model_.eos_id() >= 0 ? model_.eos_id() : static_cast<std::int32_t>(pieces_);
@@ -68,8 +71,8 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   using Tokenizer::encode;
   void encode(std::string_view text, std::vector<std::int32_t>& ids) const override {
-    // SentencePiece would turn bytes that are no UTF-8 into U+FFFD, and a written U+2581 into a space: these go
-    // into byte pieces one by one, what lies between goes to the model.
+    // SentencePiece would turn bytes that are no UTF-8 into U+FFFD, and a written U+2581 into a space: these
+    // go into byte pieces one by one, what lies between goes to the model.
     std::size_t begin = 0;
     const auto pass = [&](std::size_t end) {
       if (end > begin) encode_clean(text.substr(begin, end - begin), ids);
@@ -89,7 +92,8 @@ class SentencePieceTokenizer final : public Tokenizer {
       pass(at);
       const std::size_t count = mark ? 3 : 1;
       if (has_bytes_)
-        for (std::size_t i = 0; i < count; ++i) ids.push_back(byte_ids_[static_cast<unsigned char>(text[at + i])]);
+        for (std::size_t i = 0; i < count; ++i)
+          ids.push_back(byte_ids_[static_cast<unsigned char>(text[at + i])]);
       else
         encode_clean(replacement, ids);
       begin = at += count;
@@ -100,8 +104,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::string decode(std::span<const std::int32_t> ids) const override {
     std::string text;
     for (const std::int32_t id : ids) {
-      require(id >= 0 && id < vocab_size(), "token ", id, " is outside the vocabulary of ", vocab_size(), " of ",
-              spec_);
+      require(id >= 0 && id < vocab_size(), "token ", id, " is outside the vocabulary of ", vocab_size(),
+              " of ", spec_);
       if (id == end_of_document_ || model_.IsControl(id)) continue;
       if (model_.IsUnknown(id))
         text += replacement;
@@ -139,15 +143,17 @@ class SentencePieceTokenizer final : public Tokenizer {
     std::vector<std::string> pieces;
     check(model_.Encode("a", &pieces));
     dummy_prefix_ = !pieces.empty() && pieces.front().starts_with(space_mark);
-    // Where a space can only begin a piece, and a newline stands alone, the best segmentation of a text is that of
-    // its words.
+    // Where a space can only begin a piece, and a newline stands alone, the best segmentation of a text is
+    // that of its words.
     bool words = true;
     for (int id = 0; id < pieces_ && words; ++id) {
       const std::string& piece = model_.IdToPiece(id);
       const std::size_t mark = piece.rfind(space_mark);
-      words = (mark == std::string::npos || mark == 0) && (piece.find('\n') == std::string::npos || piece == "\n");
+      words = (mark == std::string::npos || mark == 0) &&
+              (piece.find('\n') == std::string::npos || piece == "\n");
     }
-    const std::string sample = "  a \t b\r\n\n\xef\xac\x81 \xe2\x84\xab e\xcc\x81 \xf0\x9f\x99\x82\xe3\x80\x80\xc2\xa0.  ";
+    const std::string sample =
+        "  a \t b\r\n\n\xef\xac\x81 \xe2\x84\xab e\xcc\x81 \xf0\x9f\x99\x82\xe3\x80\x80\xc2\xa0.  ";
     std::vector<std::int32_t> ids;
     encode(sample, ids);
     lossless_ = has_bytes_ && !dummy_prefix_ && decode(ids) == sample;
@@ -155,7 +161,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   void check(const sentencepiece::util::Status& status) const {
-    if (!status.ok()) fail(ErrorKind::data, "the SentencePiece model of '", spec_, "' fails: ", status.ToString());
+    if (!status.ok())
+      fail(ErrorKind::data, "the SentencePiece model of '", spec_, "' fails: ", status.ToString());
   }
 
   void encode_clean(std::string_view text, std::vector<std::int32_t>& ids) const {

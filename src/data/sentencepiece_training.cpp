@@ -8,7 +8,8 @@
 namespace sherd::data {
 namespace {
 
-/// More threads than this would sum expectations in another order and so give another model; fewer would be slow.
+/// More threads than this would sum expectations in another order and so give another model; fewer would be
+/// slow.
 constexpr const char* fixed_threads = "8";
 
 class Lines final : public sentencepiece::SentenceIterator {
@@ -25,7 +26,8 @@ class Lines final : public sentencepiece::SentenceIterator {
   bool done_ = false;
 };
 
-/// The library's message is "INTERNAL: file.cc(12) [condition] text"; only the text means something to a user.
+/// The library's message is "INTERNAL: file.cc(12) [condition] text"; only the text means something to a
+/// user.
 std::string reason(const std::string& message) {
   const std::size_t bracket = message.rfind("] ");
   const std::string text = bracket == std::string::npos ? message : message.substr(bracket + 2);
@@ -52,8 +54,9 @@ std::string train_sentencepiece(const TrainTokenizer& request, const LineSource&
   std::string model;
   const auto status = sentencepiece::SentencePieceTrainer::Train(options, &iterator, &model);
   if (!status.ok())
-    fail(ErrorKind::data, "cannot train a tokenizer with a vocabulary of ", request.vocab_size, " on this text: ",
-         reason(status.ToString()), " Choose another VOCAB in spm-train:VOCAB, or give more text.");
+    fail(ErrorKind::data, "cannot train a tokenizer with a vocabulary of ", request.vocab_size,
+         " on this text: ", reason(status.ToString()),
+         " Choose another VOCAB in spm-train:VOCAB, or give more text.");
   return model;
 }
 

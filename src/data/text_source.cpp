@@ -18,9 +18,12 @@ namespace {
 
 constexpr std::size_t block_bytes = std::size_t{1} << 20;
 
-bool only_space(std::string_view text) { return text.find_first_not_of(" \t\r\n\v\f") == std::string_view::npos; }
+bool only_space(std::string_view text) {
+  return text.find_first_not_of(" \t\r\n\v\f") == std::string_view::npos;
+}
 
-/// Where to cut a line that is longer than a piece: in front of a space of its second half, else between characters.
+/// Where to cut a line that is longer than a piece: in front of a space of its second half, else between
+/// characters.
 std::size_t cut_position(const std::string& line) {
   const std::size_t space = line.rfind(' ', TextSource::piece_bytes);
   if (space != std::string::npos && space > TextSource::piece_bytes / 2) return space;
@@ -36,7 +39,8 @@ InputFile describe(const fs::path& path) {
   if (::access(path.c_str(), R_OK) != 0)
     fail(ErrorKind::io, "input '", path.string(), "': ", std::strerror(errno), "; make it readable");
   const bool regular = S_ISREG(status.st_mode);
-  return {path, regular ? static_cast<std::uint64_t>(status.st_size) : 0, regular, path.extension() == ".jsonl"};
+  return {path, regular ? static_cast<std::uint64_t>(status.st_size) : 0, regular,
+          path.extension() == ".jsonl"};
 }
 
 void find_in_folder(const fs::path& folder, std::vector<InputFile>& files) {
@@ -52,7 +56,8 @@ void find_in_folder(const fs::path& folder, std::vector<InputFile>& files) {
   }
   if (error) fail(ErrorKind::io, "cannot list the folder '", folder.string(), "': ", error.message());
   if (found.empty())
-    fail(ErrorKind::io, "the folder '", folder.string(), "' holds no files; give text files or a folder of them");
+    fail(ErrorKind::io, "the folder '", folder.string(),
+         "' holds no files; give text files or a folder of them");
   std::sort(found.begin(), found.end());
   for (const fs::path& path : found) files.push_back(describe(path));
 }
@@ -83,7 +88,9 @@ std::vector<InputFile> find_inputs(const std::vector<std::string>& inputs) {
 TextSource::TextSource(std::vector<InputFile> files, DocumentRule rule)
     : files_(std::move(files)), rule_(rule), block_(block_bytes) {}
 
-TextSource::~TextSource() { close_file(); }
+TextSource::~TextSource() {
+  close_file();
+}
 
 void TextSource::close_file() {
   if (descriptor_ >= 0) ::close(descriptor_);
@@ -94,14 +101,16 @@ bool TextSource::open_next() {
   if (next_file_ == files_.size()) return false;
   const std::string name = files_[next_file_++].path.string();
   descriptor_ = ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor_ < 0) fail(ErrorKind::io, "cannot open '", name, "': ", std::strerror(errno), "; check the path");
+  if (descriptor_ < 0)
+    fail(ErrorKind::io, "cannot open '", name, "': ", std::strerror(errno), "; check the path");
   ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_SEQUENTIAL);
   at_ = end_ = 0;
   line_number_ = 0;
   fill();
   const std::string_view head(block_.data(), std::min<std::size_t>(end_, 3));
   if (head.starts_with("\xff\xfe") || head.starts_with("\xfe\xff"))
-    fail(ErrorKind::data, "'", name, "' is UTF-16; convert it with 'iconv -f UTF-16 -t UTF-8' and prepare that");
+    fail(ErrorKind::data, "'", name,
+         "' is UTF-16; convert it with 'iconv -f UTF-16 -t UTF-8' and prepare that");
   if (head == "\xef\xbb\xbf") at_ = 3;
   return true;
 }

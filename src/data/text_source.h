@@ -18,7 +18,8 @@ enum class DocumentRule {
 /// "blank", "line" or "file". Throws Error{config} for anything else.
 DocumentRule parse_document_rule(const std::string& name);
 
-/// A file to read documents from. A name that ends in .jsonl holds one JSON object per line and one document in each.
+/// A file to read documents from. A name that ends in .jsonl holds one JSON object per line and one document
+/// in each.
 struct InputFile {
   std::filesystem::path path;
   std::uint64_t bytes = 0;  ///< 0 for a pipe
@@ -26,22 +27,24 @@ struct InputFile {
   bool json_lines = false;
 };
 
-/// The files that `inputs` name, in that order; a folder stands for all files below it whose names do not begin with
-/// a dot, sorted by path. Throws Error{io} for one that is missing or cannot be read, Error{usage} for none.
+/// The files that `inputs` name, in that order; a folder stands for all files below it whose names do not
+/// begin with a dot, sorted by path. Throws Error{io} for one that is missing or cannot be read, Error{usage}
+/// for none.
 std::vector<InputFile> find_inputs(const std::vector<std::string>& inputs);
 
 /// A document or, where it is long, a part of one.
 struct TextPiece {
-  std::string text;     ///< of a JSON lines file: the whole line, to be decoded with text_of_json()
-  bool last = true;     ///< ends its document
+  std::string text;  ///< of a JSON lines file: the whole line, to be decoded with text_of_json()
+  bool last = true;  ///< ends its document
   bool json = false;
-  std::size_t file = 0; ///< index into the inputs
+  std::size_t file = 0;   ///< index into the inputs
   std::int64_t line = 0;  ///< 1-based line on which it begins
 };
 
-/// Streams the documents of some files in order. Holds one piece and one block in memory, whatever the file's size: a
-/// document longer than `piece_bytes` comes in several pieces, cut after a line end, else after a space, else between
-/// characters. Line ends become "\n", a UTF-8 byte order mark is dropped, nothing else is changed. One thread.
+/// Streams the documents of some files in order. Holds one piece and one block in memory, whatever the file's
+/// size: a document longer than `piece_bytes` comes in several pieces, cut after a line end, else after a
+/// space, else between characters. Line ends become "\n", a UTF-8 byte order mark is dropped, nothing else is
+/// changed. One thread.
 class TextSource {
  public:
   static constexpr std::size_t piece_bytes = std::size_t{256} << 10;
@@ -83,7 +86,7 @@ class TextSource {
   bool line_complete_ = false;   // nothing of the line follows
   bool line_newline_ = false;    // it ended in "\n", not with the file
 
-  std::string document_;         // what was not handed out yet of the open document
+  std::string document_;  // what was not handed out yet of the open document
   bool document_open_ = false;
   bool document_continues_ = false;  // a piece of it was handed out
   std::int64_t document_line_ = 0;

@@ -45,15 +45,19 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text) const {
   return ids;
 }
 
-std::shared_ptr<const Tokenizer> make_byte_tokenizer() { return std::make_shared<ByteTokenizer>(); }
+std::shared_ptr<const Tokenizer> make_byte_tokenizer() {
+  return std::make_shared<ByteTokenizer>();
+}
 
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec) {
   if (spec == "byte") return make_byte_tokenizer();
   if (spec.starts_with(spm_prefix)) return load_sentencepiece(spec.substr(spm_prefix.size()));
   if (spec.starts_with(train_prefix))
-    fail(ErrorKind::config, "tokenizer '", spec, "' must be trained first; 'sherd prepare' does so and stores it as ",
+    fail(ErrorKind::config, "tokenizer '", spec,
+         "' must be trained first; 'sherd prepare' does so and stores it as ",
          "PREFIX.model, to be named here as spm:PREFIX.model");
-  const std::string close = nearest(spec.substr(0, spec.find(':')), std::array<std::string, 2>{"byte", "spm"});
+  const std::string close =
+      nearest(spec.substr(0, spec.find(':')), std::array<std::string, 2>{"byte", "spm"});
   fail(ErrorKind::config, "there is no tokenizer '", spec, "'; give byte or spm:MODEL (did you mean '", close,
        close == "spm" ? ":MODEL" : "", "'?)");
 }
@@ -66,12 +70,14 @@ bool parse_train_spec(const std::string& spec, TrainTokenizer& request) {
   std::int64_t vocab = 0;
   const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), vocab);
   if (error != std::errc() || end != number.data() + number.size())
-    fail(ErrorKind::config, "tokenizer '", spec, "': '", number, "' is no vocabulary size; give spm-train:8000, say");
+    fail(ErrorKind::config, "tokenizer '", spec, "': '", number,
+         "' is no vocabulary size; give spm-train:8000, say");
   if (vocab < 300 || vocab > 1'000'000)
-    fail(ErrorKind::config, "tokenizer '", spec, "': the vocabulary must have 300 to 1000000 ids (256 of them are ",
-         "bytes)");
+    fail(ErrorKind::config, "tokenizer '", spec,
+         "': the vocabulary must have 300 to 1000000 ids (256 of them are ", "bytes)");
   if (algorithm != "unigram" && algorithm != "bpe")
-    fail(ErrorKind::config, "tokenizer '", spec, "': there is no algorithm '", algorithm, "'; give unigram or bpe");
+    fail(ErrorKind::config, "tokenizer '", spec, "': there is no algorithm '", algorithm,
+         "'; give unigram or bpe");
   request.vocab_size = vocab;
   request.bpe = algorithm == "bpe";
   return true;

@@ -15,7 +15,8 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  /// Appends the ids of `text` to `ids`, without an end-of-document id. Any bytes may come, valid UTF-8 or not.
+  /// Appends the ids of `text` to `ids`, without an end-of-document id. Any bytes may come, valid UTF-8 or
+  /// not.
   virtual void encode(std::string_view text, std::vector<std::int32_t>& ids) const = 0;
   std::vector<std::int32_t> encode(std::string_view text) const;
 
@@ -38,9 +39,9 @@ class Tokenizer {
 /// One id per byte, and 256 for the end of a document.
 std::shared_ptr<const Tokenizer> make_byte_tokenizer();
 
-/// A SentencePiece model file. The end of a document is the model's </s>; a model without one gets an id of its own
-/// behind the last piece. Bytes that are no UTF-8 become byte pieces where the model has them, else U+FFFD. Throws
-/// Error{io} for a missing file, Error{data} for one that is no SentencePiece model.
+/// A SentencePiece model file. The end of a document is the model's </s>; a model without one gets an id of
+/// its own behind the last piece. Bytes that are no UTF-8 become byte pieces where the model has them, else
+/// U+FFFD. Throws Error{io} for a missing file, Error{data} for one that is no SentencePiece model.
 std::shared_ptr<const Tokenizer> load_sentencepiece(const std::string& model_path);
 
 /// The same from the model file's bytes; `model_path` is what spec() will name.
@@ -52,7 +53,8 @@ std::string read_model_file(const std::string& model_path);
 /// The tokenizer that a spec names: "byte" or "spm:MODEL". Throws Error{config} for any other text.
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec);
 
-/// A request to train a SentencePiece model: "spm-train:VOCAB", "spm-train:VOCAB:unigram" or "spm-train:VOCAB:bpe".
+/// A request to train a SentencePiece model: "spm-train:VOCAB", "spm-train:VOCAB:unigram" or
+/// "spm-train:VOCAB:bpe".
 struct TrainTokenizer {
   std::int64_t vocab_size = 8000;
   bool bpe = false;  ///< else unigram
@@ -60,15 +62,16 @@ struct TrainTokenizer {
   std::int64_t sample_bytes = std::int64_t{4} << 20;
 };
 
-/// Parses "spm-train:…"; false when `spec` is of another kind. Throws Error{config} for a bad number or algorithm.
+/// Parses "spm-train:…"; false when `spec` is of another kind. Throws Error{config} for a bad number or
+/// algorithm.
 bool parse_train_spec(const std::string& spec, TrainTokenizer& request);
 
 /// Gives the next line of training text, false at the end.
 using LineSource = std::function<bool(std::string&)>;
 
-/// Trains a lossless model (no normalisation, byte pieces for what the vocabulary lacks) and returns its file's
-/// bytes. The same lines give the same bytes, on any machine: the algorithm's number of threads is fixed. Throws
-/// Error{data} when the text is too small for the vocabulary, naming the largest that would do.
+/// Trains a lossless model (no normalisation, byte pieces for what the vocabulary lacks) and returns its
+/// file's bytes. The same lines give the same bytes, on any machine: the algorithm's number of threads is
+/// fixed. Throws Error{data} when the text is too small for the vocabulary, naming the largest that would do.
 std::string train_sentencepiece(const TrainTokenizer& request, const LineSource& lines);
 
 }  // namespace sherd::data

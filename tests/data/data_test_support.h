@@ -12,7 +12,8 @@
 
 namespace sherd::data {
 
-/// Writes sequences of the given lengths, whose tokens count up from 0 over the whole dataset, and opens them.
+/// Writes sequences of the given lengths, whose tokens count up from 0 over the whole dataset, and opens
+/// them.
 inline std::shared_ptr<const IndexedDataset> counting_dataset(const testing::TempFolder& folder,
                                                               const std::vector<std::int32_t>& lengths,
                                                               std::int64_t vocab_size = 60000) {

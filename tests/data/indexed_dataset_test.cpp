@@ -73,7 +73,8 @@ TEST(DatasetBuilder, WritesTheBytesOfTheFormat) {
     EXPECT_EQ(counts.tokens, 6);
     EXPECT_EQ(counts.sequences, 3);
     EXPECT_EQ(counts.documents, 2);
-    EXPECT_EQ(read_text(index_path(expected.prefix)), hand_made_index(static_cast<std::uint8_t>(code), width));
+    EXPECT_EQ(read_text(index_path(expected.prefix)),
+              hand_made_index(static_cast<std::uint8_t>(code), width));
     EXPECT_EQ(read_text(bin_path(expected.prefix)),
               width == 2 ? hand_made_bin<std::uint16_t>() : hand_made_bin<std::int32_t>());
   }
@@ -84,7 +85,9 @@ TEST(DatasetBuilder, LeavesNothingBehindWhenItIsNotFinished) {
   {
     DatasetBuilder builder((folder / "d").string(), 100);
     builder.add(std::vector<std::int32_t>(100000, 7));
-    expect_error(ErrorKind::data, "cannot add token 100", [&] { builder.add(std::vector<std::int32_t>{1, 100}); });
+    expect_error(ErrorKind::data, "cannot add token 100", [&] {
+      builder.add(std::vector<std::int32_t>{1, 100});
+    });
     expect_error(ErrorKind::data, "cannot add token -1", [&] { builder.add(std::vector<std::int32_t>{-1}); });
   }
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
@@ -93,7 +96,10 @@ TEST(DatasetBuilder, LeavesNothingBehindWhenItIsNotFinished) {
 TEST(DatasetBuilder, KeepsTheOldDatasetUntilTheNewOneIsWhole) {
   HandMade old;
   old.open();
-  { DatasetBuilder abandoned(old.prefix, 100); abandoned.add(std::vector<std::int32_t>{1}); }
+  {
+    DatasetBuilder abandoned(old.prefix, 100);
+    abandoned.add(std::vector<std::int32_t>{1});
+  }
   EXPECT_EQ(read_all(*IndexedDataset::open(old.prefix)), hand_made_tokens);
   DatasetBuilder builder(old.prefix, 100);
   builder.add(std::vector<std::int32_t>{1, 2});
@@ -106,8 +112,10 @@ TEST(DatasetBuilder, RefusesOpenDocumentsAndMissingFolders) {
   DatasetBuilder builder((folder / "d").string(), 100);
   builder.add(std::vector<std::int32_t>{1}, false);
   expect_error(ErrorKind::usage, "inside a document", [&] { builder.finish(); });
-  expect_error(ErrorKind::io, "does not exist; create it", [&] { DatasetBuilder((folder / "no/d").string(), 100); });
-  expect_error(ErrorKind::usage, "names no file", [&] { DatasetBuilder((folder.path().string() + "/"), 100); });
+  expect_error(ErrorKind::io, "does not exist; create it",
+               [&] { DatasetBuilder((folder / "no/d").string(), 100); });
+  expect_error(ErrorKind::usage, "names no file",
+               [&] { DatasetBuilder((folder.path().string() + "/"), 100); });
 }
 
 TEST(DatasetBuilder, ReportsAFullDisk) {
@@ -136,7 +144,8 @@ TEST(DatasetBuilder, StreamsMoreThanItsBuffersHold) {
   DatasetBuilder builder(prefix, 256);
   std::vector<std::int32_t> expected;
   for (const std::int32_t length : lengths) {
-    const std::vector<std::int32_t> tokens(static_cast<std::size_t>(length), static_cast<std::int32_t>(expected.size() % 251));
+    const std::vector<std::int32_t> tokens(static_cast<std::size_t>(length),
+                                           static_cast<std::int32_t>(expected.size() % 251));
     expected.insert(expected.end(), tokens.begin(), tokens.end());
     builder.add(tokens);
   }
@@ -176,7 +185,8 @@ TEST(IndexedDataset, AcceptsModes) {
 
 TEST(IndexedDataset, NamesMissingFiles) {
   TempFolder folder;
-  expect_error(ErrorKind::io, "d.idx' does not exist", [&] { IndexedDataset::open((folder / "d").string()); });
+  expect_error(ErrorKind::io, "d.idx' does not exist",
+               [&] { IndexedDataset::open((folder / "d").string()); });
   expect_error(ErrorKind::io, "folder", [&] { IndexedDataset::open((folder / "no/d").string()); });
   HandMade files;
   files.open();

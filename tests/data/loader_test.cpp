@@ -28,7 +28,8 @@ class TokenLoading : public ::testing::Test {
   }
 
   TempFolder folder_;
-  std::shared_ptr<const IndexedDataset> dataset_ = counting_dataset(folder_, std::vector<std::int32_t>(40, 17));
+  std::shared_ptr<const IndexedDataset> dataset_ =
+      counting_dataset(folder_, std::vector<std::int32_t>(40, 17));
   std::shared_ptr<device::Device> device_ = device::make_cpu_device(1);
 };
 
@@ -46,9 +47,10 @@ TEST_F(TokenLoading, LabelsAreTheNextTokens) {
   }
 }
 
-/// The tokens of the first `count` samples of the global order, as `world` ranks with `micro` samples each load them.
-std::vector<std::int32_t> global_order(std::shared_ptr<const PackedSamples> samples, device::Device& device, int world,
-                                       std::int64_t micro, std::int64_t count) {
+/// The tokens of the first `count` samples of the global order, as `world` ranks with `micro` samples each
+/// load them.
+std::vector<std::int32_t> global_order(std::shared_ptr<const PackedSamples> samples, device::Device& device,
+                                       int world, std::int64_t micro, std::int64_t count) {
   std::vector<std::unique_ptr<TokenLoader>> loaders;
   for (int rank = 0; rank < world; ++rank)
     loaders.push_back(std::make_unique<TokenLoader>(samples, LoaderRank{micro, rank, world}, device));
@@ -126,9 +128,10 @@ TEST_F(TokenLoading, NamesTheTokenBeyondTheVocabulary) {
   const auto packed = std::make_shared<PackedSamples>(dataset_, SequenceRange{0, 40},
                                                       PackingOptions{.seq_length = 8, .vocab_size = 679});
   TokenLoader loader(packed, {.micro_batch = 1}, *device_);
-  expect_error(ErrorKind::data, "counting.bin': token 16 of sequence 39 is 679, beyond the vocabulary of 679", [&] {
-    for (auto& batch : loader) EXPECT_EQ(batch.size(), 2u);
-  });
+  expect_error(ErrorKind::data, "counting.bin': token 16 of sequence 39 is 679, beyond the vocabulary of 679",
+               [&] {
+                 for (auto& batch : loader) EXPECT_EQ(batch.size(), 2u);
+               });
 }
 
 TEST_F(TokenLoading, RefusesImpossibleRanks) {
@@ -181,7 +184,8 @@ TEST_F(SampleLoading, StacksSamples) {
 using Batches = std::vector<std::vector<std::vector<std::int32_t>>>;
 
 TEST_F(SampleLoading, RanksTakeSlices) {
-  EXPECT_EQ(epoch(11, 2, 2, {.shuffle = false}), (Batches{{{0, 1}, {4, 5}, {8, 9}}, {{2, 3}, {6, 7}, {10, 0}}}));
+  EXPECT_EQ(epoch(11, 2, 2, {.shuffle = false}),
+            (Batches{{{0, 1}, {4, 5}, {8, 9}}, {{2, 3}, {6, 7}, {10, 0}}}));
   EXPECT_EQ(epoch(13, 2, 2, {.shuffle = false}),
             (Batches{{{0, 1}, {4, 5}, {8, 9}, {12}}, {{2, 3}, {6, 7}, {10, 11}, {0}}}));
   EXPECT_EQ(epoch(13, 2, 2, {.shuffle = false, .drop_last = true}),
@@ -225,7 +229,8 @@ TEST_F(SampleLoading, RefusesWhatDoesNotFit) {
     make_tensor_dataset({{"x", of(two)}, {"y", of(three)}});
   });
   const std::vector<tensor::Batch> shapes{{{"x", of(two)}}, {{"x", of(three)}}};
-  expect_error(ErrorKind::usage, "tensor 'x' is int32 [2] in one and int32 [3]", [&] { collate(shapes, *device_); });
+  expect_error(ErrorKind::usage, "tensor 'x' is int32 [2] in one and int32 [3]",
+               [&] { collate(shapes, *device_); });
   const std::vector<tensor::Batch> names{{{"x", of(two)}}, {{"x", of(two)}, {"z", of(two)}}};
   expect_error(ErrorKind::usage, "no tensor 'z'", [&] { collate(names, *device_); });
   expect_error(ErrorKind::usage, "drop_last leaves nothing", [&] {

@@ -24,7 +24,8 @@ Indices shuffled(LegacyRandom& random, std::int64_t count) {
   return items;
 }
 
-// numpy 2: r = numpy.random.RandomState(seed); a = numpy.arange(16); r.shuffle(a); b = numpy.arange(5); r.shuffle(b)
+// numpy 2: r = numpy.random.RandomState(seed); a = numpy.arange(16); r.shuffle(a); b = numpy.arange(5);
+// r.shuffle(b)
 TEST(LegacyRandom, ShufflesAsNumPyDoes) {
   LegacyRandom zero(0);
   EXPECT_EQ(shuffled(zero, 16), (Indices{1, 6, 8, 9, 13, 4, 2, 14, 10, 7, 15, 11, 3, 0, 5, 12}));
@@ -54,15 +55,18 @@ TEST(LegacyRandom, ShufflesALongListAsNumPyDoes) {
 // numpy 2: numpy.random.RandomState(5).randint(0, 3 * 2**38 + 1, size=4, dtype=numpy.int64)
 TEST(LegacyRandom, DrawsTwoWordsBeyond32Bits) {
   LegacyRandom random(5);
-  for (const std::uint64_t expected : {425438759118ull, 622681974857ull, 34745516772ull, 667240942192ull}) EXPECT_EQ(random.interval(3ull << 38), expected);
+  for (const std::uint64_t expected : {425438759118ull, 622681974857ull, 34745516772ull, 667240942192ull})
+    EXPECT_EQ(random.interval(3ull << 38), expected);
 }
 
 const std::vector<std::int32_t> lengths{7, 3, 11, 1, 6, 9, 2, 13};  // 52 tokens
 
-void expect_orders(std::int64_t total_samples, std::int64_t epochs, const Indices& sequences, const Indices& samples) {
+void expect_orders(std::int64_t total_samples, std::int64_t epochs, const Indices& sequences,
+                   const Indices& samples) {
   TempFolder folder;
   const auto dataset = counting_dataset(folder, lengths);
-  const PackedSamples packed(dataset, {0, 8}, {.seq_length = 5, .seed = 1234, .total_samples = total_samples});
+  const PackedSamples packed(dataset, {0, 8},
+                             {.seq_length = 5, .seed = 1234, .total_samples = total_samples});
   EXPECT_EQ(packed.epochs_per_round(), epochs);
   EXPECT_EQ(packed.sequence_order(0), sequences);
   ASSERT_EQ(packed.samples_per_round(), static_cast<std::int64_t>(samples.size()));
@@ -70,7 +74,8 @@ void expect_orders(std::int64_t total_samples, std::int64_t epochs, const Indice
     EXPECT_EQ(packed.sample_at(static_cast<std::int64_t>(i)), samples[i]) << i;
 }
 
-// From a transcription of Megatron Core's GPTDataset into a few lines of numpy: these lengths, seed 1234, 5 tokens.
+// From a transcription of Megatron Core's GPTDataset into a few lines of numpy: these lengths, seed 1234, 5
+// tokens.
 TEST(PackedSamples, HasMegatronsOrders) {
   expect_orders(0, 1, {2, 1, 6, 0, 4, 5, 3, 7}, {8, 5, 6, 0, 4, 3, 2, 9, 7, 1});
   expect_orders(20, 2, {5, 3, 0, 4, 6, 2, 2, 7, 1, 1, 0, 4, 5, 6, 3, 7},
@@ -116,7 +121,8 @@ TEST(PackedSamples, ReadsAcrossDocuments) {
           packed.read(round * samples + place, sample);
           const std::int64_t index = packed.sample_at(round * samples + place);
           EXPECT_TRUE(seen.insert(index).second);
-          ASSERT_TRUE(std::equal(sample.begin(), sample.end(), tokens.begin() + index * s)) << s << " " << place;
+          ASSERT_TRUE(std::equal(sample.begin(), sample.end(), tokens.begin() + index * s))
+              << s << " " << place;
         }
       }
     }
@@ -129,7 +135,8 @@ TEST(PackedSamples, RoundsDiffer) {
   const PackedSamples next(dataset, {0, 8}, {.seq_length = 5, .seed = 1235});
   EXPECT_NE(packed.sequence_order(0), packed.sequence_order(1));
   EXPECT_EQ(packed.sequence_order(1), next.sequence_order(0));
-  EXPECT_EQ(packed.sequence_order(0), (Indices{2, 1, 6, 0, 4, 5, 3, 7})) << "after other rounds were asked for";
+  EXPECT_EQ(packed.sequence_order(0), (Indices{2, 1, 6, 0, 4, 5, 3, 7}))
+      << "after other rounds were asked for";
 }
 
 TEST(PackedSamples, ChecksTheVocabulary) {
@@ -137,8 +144,9 @@ TEST(PackedSamples, ChecksTheVocabulary) {
   const auto dataset = counting_dataset(folder, lengths);
   std::vector<std::int32_t> sample(52);
   PackedSamples(dataset, {0, 8}, {.seq_length = 51, .vocab_size = 52}).read(0, sample);
-  expect_error(ErrorKind::data, "is 51, beyond the vocabulary of 51",
-               [&] { PackedSamples(dataset, {0, 8}, {.seq_length = 51, .vocab_size = 51}).read(0, sample); });
+  expect_error(ErrorKind::data, "is 51, beyond the vocabulary of 51", [&] {
+    PackedSamples(dataset, {0, 8}, {.seq_length = 51, .vocab_size = 51}).read(0, sample);
+  });
 }
 
 TEST(PackedSamples, RefusesARangeThatIsTooShort) {
@@ -149,7 +157,9 @@ TEST(PackedSamples, RefusesARangeThatIsTooShort) {
     PackedSamples(dataset, {0, 8}, {.seq_length = 52}, "validation split");
   });
   expect_error(ErrorKind::data, "0 tokens", [&] { PackedSamples(dataset, {8, 8}, {.seq_length = 1}); });
-  expect_error(ErrorKind::config, "sequence length", [&] { PackedSamples(dataset, {0, 8}, {.seq_length = 0}); });
+  expect_error(ErrorKind::config, "sequence length", [&] {
+    PackedSamples(dataset, {0, 8}, {.seq_length = 0});
+  });
 }
 
 TEST(SplitSequences, RoundsHalfToEven) {
@@ -165,7 +175,8 @@ TEST(SplitSequences, RoundsHalfToEven) {
 }
 
 TEST(SplitSequences, RefusesWhatIsNoSplit) {
-  for (const std::vector<double>& bad : {std::vector<double>{0.9, 0.2}, {-0.1, 0.5}, {0, 0}, {}, {std::nan("")}})
+  for (const std::vector<double>& bad :
+       {std::vector<double>{0.9, 0.2}, {-0.1, 0.5}, {0, 0}, {}, {std::nan("")}})
     expect_error(ErrorKind::config, "data.split", [&] { split_sequences(10, bad); });
 }
 

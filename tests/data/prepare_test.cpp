@@ -53,7 +53,8 @@ class Preparing : public ::testing::Test {
     }
     return texts;
   }
-  std::vector<std::string> prepared(const std::string& content, DocumentRule rule, const std::string& name = "in.txt") {
+  std::vector<std::string> prepared(const std::string& content, DocumentRule rule,
+                                    const std::string& name = "in.txt") {
     prepare(options({input(name, content)}, rule));
     return documents();
   }
@@ -65,7 +66,8 @@ class Preparing : public ::testing::Test {
 using Texts = std::vector<std::string>;
 
 TEST_F(Preparing, SplitsAtBlankLines) {
-  EXPECT_EQ(prepared("one\ntwo\n\nthree\n \t\n\nfour", DocumentRule::blank), (Texts{"one\ntwo", "three", "four"}));
+  EXPECT_EQ(prepared("one\ntwo\n\nthree\n \t\n\nfour", DocumentRule::blank),
+            (Texts{"one\ntwo", "three", "four"}));
   EXPECT_EQ(prepared("\n\n one\r\ntwo\r\n\r\nthree\r\n", DocumentRule::blank), (Texts{" one\ntwo", "three"}));
 }
 
@@ -109,7 +111,8 @@ TEST_F(Preparing, NamesTheBadJsonLine) {
 
 TEST_F(Preparing, DropsAByteOrderMarkAndRefusesUtf16) {
   EXPECT_EQ(prepared("\xef\xbb\xbfone", DocumentRule::blank), (Texts{"one"}));
-  expect_error(ErrorKind::data, "is UTF-16", [&] { prepared(std::string("\xff\xfeo\0", 4), DocumentRule::blank); });
+  expect_error(ErrorKind::data, "is UTF-16",
+               [&] { prepared(std::string("\xff\xfeo\0", 4), DocumentRule::blank); });
 }
 
 TEST_F(Preparing, KeepsBytesThatAreNoUtf8) {
@@ -123,7 +126,9 @@ TEST_F(Preparing, RefusesNothingAndMissingThings) {
   expect_error(ErrorKind::io, "no-such.txt", [&] { prepare(options({(folder_ / "no-such.txt").string()})); });
   expect_error(ErrorKind::usage, "no input files", [&] { prepare(options({})); });
   expect_error(ErrorKind::data, "holds no text", [&] { prepare(options({input("empty", "")})); });
-  expect_error(ErrorKind::data, "hold no text", [&] { prepare(options({input("a", "\n \n"), input("b", "")})); });
+  expect_error(ErrorKind::data, "hold no text", [&] {
+    prepare(options({input("a", "\n \n"), input("b", "")}));
+  });
   std::filesystem::create_directory(folder_ / "hollow");
   expect_error(ErrorKind::io, "holds no files", [&] { prepare(options({(folder_ / "hollow").string()})); });
   PrepareOptions nowhere = options({input("in", "text")});

@@ -6,10 +6,11 @@
 
 namespace sherd::data {
 
-/// At least `bytes` bytes of made-up prose: sentences of words made of syllables, common words more often, paragraphs
-/// with blank lines between. The same for the same arguments.
+/// At least `bytes` bytes of made-up prose: sentences of words made of syllables, common words more often,
+/// paragraphs with blank lines between. The same for the same arguments.
 inline std::string sample_text(std::size_t bytes, unsigned seed = 1) {
-  const std::string syllables[] = {"ka", "ro", "mi", "ten", "sal", "vor", "e", "ul", "dra", "po", "shi", "gan"};
+  const std::string syllables[] = {"ka", "ro", "mi",  "ten", "sal", "vor",
+                                   "e",  "ul", "dra", "po",  "shi", "gan"};
   std::mt19937 random(seed);
   std::string words[400];
   for (std::string& word : words)

@@ -23,11 +23,21 @@ using testing::write_text;
 /// Texts that a lossless tokenizer must carry unchanged.
 std::vector<std::string> hard_texts() {
   std::vector<std::string> texts{
-      "", " ", "  two  spaces  ", "\n", "\n\nline\r\nline\t tab \n", "<s></s><unk><0x41>",
+      "",
+      " ",
+      "  two  spaces  ",
+      "\n",
+      "\n\nline\r\nline\t tab \n",
+      "<s></s><unk><0x41>",
       "emoji \xf0\x9f\x99\x82 and \xe6\xbc\xa2\xe5\xad\x97, \xef\xac\x81gure, e\xcc\x81t\xc3\xa9",
-      "a written space mark \xe2\x96\x81 is no space", "no-break\xc2\xa0space, wide\xe3\x80\x80space",
-      "invalid \xff\xfe bytes \xc3", "\xed\xa0\x80 surrogate", "overlong \xc0\xaf", "cut \xf0\x9f\x99",
-      std::string("zero \0 byte", 11), std::string(300, 'x') + " " + std::string(300, ' '),
+      "a written space mark \xe2\x96\x81 is no space",
+      "no-break\xc2\xa0space, wide\xe3\x80\x80space",
+      "invalid \xff\xfe bytes \xc3",
+      "\xed\xa0\x80 surrogate",
+      "overlong \xc0\xaf",
+      "cut \xf0\x9f\x99",
+      std::string("zero \0 byte", 11),
+      std::string(300, 'x') + " " + std::string(300, ' '),
       "\xef\xbf\xbd replacement \xef\xbb\xbf mark"};
   std::string every;
   for (int byte = 0; byte < 256; ++byte) every.push_back(static_cast<char>(byte));
@@ -74,8 +84,8 @@ TEST(Utf8, KnowsEveryForm) {
   EXPECT_EQ(length("\xe0\xa0\x80"), 3u);
   EXPECT_EQ(length("\xed\x9f\xbf"), 3u);
   EXPECT_EQ(length("\xf4\x8f\xbf\xbf"), 4u);
-  for (const char* bad : {"\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80",
-                          "\xf5\x80\x80\x80", "\xc3", "\xe2\x82", "\xc3(", "\xff"})
+  for (const char* bad : {"\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf",
+                          "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xc3", "\xe2\x82", "\xc3(", "\xff"})
     EXPECT_EQ(length(bad), 0u) << bad;
   EXPECT_EQ(invalid_utf8_bytes("a\xff\xc3\xa9\xc3"), 2u);
 }
@@ -107,7 +117,9 @@ TEST_P(SentencePiece, IsLossless) {
   EXPECT_LT(ids.size(), text_.size() / 2);  // it learnt pieces, not only bytes
 }
 
-TEST_P(SentencePiece, TrainsTheSameModelAgain) { EXPECT_EQ(train(cat("spm-train:500:", GetParam()), text_), model_); }
+TEST_P(SentencePiece, TrainsTheSameModelAgain) {
+  EXPECT_EQ(train(cat("spm-train:500:", GetParam()), text_), model_);
+}
 
 TEST_P(SentencePiece, EncodesTheSameFromManyThreads) {
   std::vector<std::vector<std::int32_t>> results(4);
@@ -160,8 +172,8 @@ TEST(MakeTokenizer, ParsesTrainingRequests) {
   EXPECT_FALSE(request.bpe);
   EXPECT_TRUE(parse_train_spec("spm-train:4096:bpe", request));
   EXPECT_TRUE(request.bpe);
-  for (const char* bad : {"spm-train:", "spm-train:8k", "spm-train:-5", "spm-train:8000:", "spm-train:8000:wordpiece",
-                          "spm-train:299", "spm-train:99999999999999999999"})
+  for (const char* bad : {"spm-train:", "spm-train:8k", "spm-train:-5", "spm-train:8000:",
+                          "spm-train:8000:wordpiece", "spm-train:299", "spm-train:99999999999999999999"})
     expect_error(ErrorKind::config, "spm-train", [&] { parse_train_spec(bad, request); });
 }
 

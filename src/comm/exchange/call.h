@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +19,8 @@ namespace sherd::comm {
 enum class Collective : std::uint8_t {
   none, barrier, all_gather, reduce_scatter, all_reduce, broadcast, all_to_all, agree, send, receive
 };
+
+struct Signature;
 
 /// One call of one rank, checked and ready to run. Tensor handles keep the buffers alive.
 struct Call {
@@ -39,6 +42,7 @@ struct Call {
   std::size_t moved = 0;       ///< bytes through the staging ring
   int phase = 0;
   std::vector<int> requests;   ///< message path: open messages
+  std::shared_ptr<Signature> envelope;  ///< message path: the sender's call
   std::optional<Deadline> deadline;
 };
 

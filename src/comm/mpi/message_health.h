@@ -1,0 +1,40 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/exchange/health.h"
+#include "comm/mpi/mpi_port.h"
+
+namespace sherd::comm {
+
+/// The failure of a group that has no shared memory: told to the others by message. Thread-safe.
+class MessageHealth final : public Health {
+ public:
+  MessageHealth(std::shared_ptr<MpiPort> port, std::string name, std::shared_ptr<Health> parent);
+  /// Listens, too.
+  bool failed() const noexcept override;
+  std::string failure() const override;
+  /// Records the first reason and tells the others.
+  void fail(const std::string& reason) noexcept;
+  /// Tells the others that this rank will make no more calls.
+  void depart() noexcept;
+  /// True when that rank has left or its process has ended; `why` says which.
+  bool lost(int rank, std::string& why) const;
+
+ private:
+  void listen() const;
+
+  std::shared_ptr<MpiPort> port_;
+  std::string name_;
+  std::shared_ptr<Health> parent_;
+  mutable std::atomic<bool> failed_{false};
+  mutable std::mutex mutex_;
+  mutable std::string text_;            // guarded by mutex_
+  mutable std::vector<bool> departed_;  // guarded by mutex_
+};
+
+}  // namespace sherd::comm

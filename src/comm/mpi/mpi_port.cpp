@@ -1,0 +1,232 @@
+#include "comm/mpi/mpi_port.h"
+
+#include <mpi.h>
+
+#include <bit>
+#include <iterator>
+#include <mutex>
+#include <new>
+#include <numeric>
+
+#include "base/error.h"
+#include "comm/mpi/runtime.h"
+
+namespace sherd::comm {
+namespace {
+
+using mpi::check;
+
+constexpr int shout_tag = 1;
+constexpr int shout_bytes = 4000;
+constexpr std::size_t page = 4096;
+
+class Port final : public MpiPort {
+ public:
+  /// `talk` carries messages, `side` shouts; both are this group's own.
+  Port(MPI_Comm talk, MPI_Comm side, std::vector<int> world_ranks)
+      : talk_(talk), side_(side), world_ranks_(std::move(world_ranks)) {
+    MPI_Comm_set_errhandler(talk_, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(side_, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(talk_, &rank_);
+    const auto& all = mpi::identities();
+    const mpi::Identity& mine = all[static_cast<std::size_t>(world_ranks_[static_cast<std::size_t>(rank_)])];
+    for (const int r : world_ranks_) {
+      const mpi::Identity& peer = all[static_cast<std::size_t>(r)];
+      one_machine_ = one_machine_ && peer.host == mine.host;
+      peers_.push_back(peer);
+      if (peer.host != mine.host) peers_.back().pid = 0;
+    }
+    crowded_ = is_crowded(mine.host);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(world_ranks_.size()); }
+  const std::vector<int>& world_ranks() const override { return world_ranks_; }
+  int world_size() const override { return static_cast<int>(mpi::identities().size()); }
+  bool one_machine() const override { return one_machine_; }
+  bool crowded() const override { return crowded_; }
+  bool gone(int rank) const override {
+    const mpi::Identity& peer = peers_[static_cast<std::size_t>(rank)];
+    return peer.pid != 0 && !mpi::running(peer);
+  }
+
+  std::shared_ptr<MpiPort> split(int color, int key, const Patience& patience) override {
+    struct Result {
+      MPI_Comm talk = MPI_COMM_NULL, side = MPI_COMM_NULL;
+      std::vector<int> members;
+    };
+    const auto result = std::make_shared<Result>();  // the helper may outlive this call
+    const int mine = world_ranks_[static_cast<std::size_t>(rank_)];
+    block(patience, [result, talk = talk_, color, key, mine] {
+      check(MPI_Comm_split(talk, color < 0 ? MPI_UNDEFINED : color, key, &result->talk), "MPI_Comm_split");
+      if (result->talk == MPI_COMM_NULL) return;
+      check(MPI_Comm_dup(result->talk, &result->side), "MPI_Comm_dup");
+      int size = 0;
+      MPI_Comm_size(result->talk, &size);
+      result->members.resize(static_cast<std::size_t>(size));
+      check(MPI_Allgather(&mine, 1, MPI_INT, result->members.data(), 1, MPI_INT, result->talk), "MPI_Allgather");
+    });
+    if (result->talk == MPI_COMM_NULL) return nullptr;
+    return std::make_shared<Port>(result->talk, result->side, std::move(result->members));
+  }
+
+  std::vector<std::byte*> shared_window(std::size_t bytes, const Patience& patience) override {
+    const auto parts = std::make_shared<std::vector<std::byte*>>(static_cast<std::size_t>(size()));
+    const auto code = std::make_shared<int>(MPI_SUCCESS);
+    block(patience, [parts, code, bytes, talk = talk_] { *code = make_window(talk, bytes, *parts); });
+    if (*code != MPI_SUCCESS)
+      fail(ErrorKind::memory, patience.what, ": MPI found no room for ", bytes, " bytes of shared memory on each of ",
+           size(), " ranks; make /dev/shm larger (containers: --shm-size) or exchange messages instead");
+    return *parts;
+  }
+
+  std::uint64_t from_first(std::uint64_t value, const Patience& patience) override {
+    const auto word = std::make_shared<std::uint64_t>(value);
+    block(patience, [word, talk = talk_] { check(MPI_Bcast(word.get(), sizeof *word, MPI_BYTE, 0, talk), "MPI_Bcast"); });
+    return *word;
+  }
+
+  void meet(const Patience& patience) override {
+    block(patience, [talk = talk_] { check(MPI_Barrier(talk), "MPI_Barrier"); });
+  }
+
+  int send(const void* data, std::size_t bytes, int to, int tag) override {
+    MPI_Request request;
+    check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, tag, talk_, &request), "MPI_Isend");
+    return keep(request);
+  }
+
+  int receive(void* data, std::size_t bytes, int from, int tag) override {
+    MPI_Request request;
+    check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, tag, talk_, &request), "MPI_Irecv");
+    return keep(request);
+  }
+
+  bool test(int request) override {
+    int done = 0;
+    std::lock_guard lock(mutex_);
+    check(MPI_Test(&requests_[static_cast<std::size_t>(request)], &done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (done) free_.push_back(request);
+    return done != 0;
+  }
+
+  void cancel(int request) noexcept override {
+    std::lock_guard lock(mutex_);
+    MPI_Request& open = requests_[static_cast<std::size_t>(request)];
+    if (open == MPI_REQUEST_NULL || mpi::over()) return;
+    MPI_Cancel(&open);
+    MPI_Request_free(&open);
+  }
+
+  void shout(const std::string& text) noexcept override {
+    if (mpi::over()) return;
+    // Lives as long as the process, as the sends are never waited for.
+    auto* copy = new (std::nothrow) std::string(text.substr(0, shout_bytes));
+    if (!copy) return;
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank_) continue;
+      MPI_Request request;
+      if (MPI_Isend(copy->data(), static_cast<int>(copy->size()), MPI_BYTE, r, shout_tag, side_, &request) == MPI_SUCCESS)
+        MPI_Request_free(&request);
+    }
+  }
+
+  std::string overheard() override {
+    int here = 0, length = 0;
+    MPI_Status status;
+    std::lock_guard lock(mutex_);
+    check(MPI_Iprobe(MPI_ANY_SOURCE, shout_tag, side_, &here, &status), "MPI_Iprobe");
+    if (!here) return "";
+    MPI_Get_count(&status, MPI_BYTE, &length);
+    std::string text(static_cast<std::size_t>(length), ' ');
+    check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, shout_tag, side_, MPI_STATUS_IGNORE), "MPI_Recv");
+    return text;
+  }
+
+ private:
+  /// The window is never freed: MPI_Win_free is collective, and must not hang a rank whose peers have gone.
+  static int make_window(MPI_Comm talk, std::size_t bytes, std::vector<std::byte*>& parts) {
+    MPI_Info info;
+    check(MPI_Info_create(&info), "MPI_Info_create");
+    MPI_Info_set(info, "alloc_shared_noncontig", "true");  // each part near its rank's memory
+    void* base = nullptr;
+    MPI_Win window;
+    const int code = MPI_Win_allocate_shared(static_cast<MPI_Aint>(bytes + page), 1, info, talk, &base, &window);
+    MPI_Info_free(&info);
+    if (code != MPI_SUCCESS) return code;
+    for (std::size_t r = 0; r < parts.size(); ++r) {
+      MPI_Aint length = 0;
+      int unit = 0;
+      void* part = nullptr;
+      check(MPI_Win_shared_query(window, static_cast<int>(r), &length, &unit, &part), "MPI_Win_shared_query");
+      // OpenMPI begins parts anywhere; the offset in a page is the same for all who map it.
+      parts[r] = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(part) + page - 1) / page * page);
+    }
+    return MPI_SUCCESS;
+  }
+
+  void block(const Patience& patience, const std::function<void()>& call) const {
+    mpi::blocking(call, patience, [this] {
+      for (int r = 0; r < size(); ++r)
+        if (gone(r)) return r;
+      return -1;
+    });
+  }
+
+  int keep(MPI_Request request) {
+    std::lock_guard lock(mutex_);
+    if (free_.empty()) {
+      requests_.push_back(request);
+      return static_cast<int>(requests_.size()) - 1;
+    }
+    const int place = free_.back();
+    free_.pop_back();
+    requests_[static_cast<std::size_t>(place)] = request;
+    return place;
+  }
+
+  static bool is_crowded(unsigned long long host) {
+    unsigned long cpus[std::size(mpi::Identity{}.cpus)] = {};
+    int ranks = 0, cores = 0;
+    for (const mpi::Identity& identity : mpi::identities()) {
+      if (identity.host != host) continue;
+      ++ranks;
+      for (std::size_t i = 0; i < std::size(cpus); ++i) cpus[i] |= identity.cpus[i];
+    }
+    for (const unsigned long word : cpus) cores += std::popcount(word);
+    return ranks > cores;
+  }
+
+  MPI_Comm talk_, side_;
+  std::vector<int> world_ranks_;
+  int rank_ = 0;
+  bool one_machine_ = true, crowded_ = false;
+  std::vector<mpi::Identity> peers_;   ///< pid 0: cannot be watched
+  std::mutex mutex_;
+  std::vector<MPI_Request> requests_;  // guarded by mutex_
+  std::vector<int> free_;              // guarded by mutex_
+};
+
+}  // namespace
+
+std::shared_ptr<MpiPort> MpiPort::world(const Patience& patience) {
+  mpi::start(patience.seconds);
+  struct Result {
+    MPI_Comm talk = MPI_COMM_NULL, side = MPI_COMM_NULL;
+  };
+  const auto result = std::make_shared<Result>();
+  mpi::blocking([result] {
+    check(MPI_Comm_dup(MPI_COMM_WORLD, &result->talk), "MPI_Comm_dup");
+    check(MPI_Comm_dup(MPI_COMM_WORLD, &result->side), "MPI_Comm_dup");
+  }, patience, [] {
+    const auto& all = mpi::identities();
+    for (std::size_t r = 0; r < all.size(); ++r)
+      if (all[r].pid != 0 && all[r].host == mpi::own_identity().host && !mpi::running(all[r])) return static_cast<int>(r);
+    return -1;
+  });
+  std::vector<int> members(mpi::identities().size());
+  std::iota(members.begin(), members.end(), 0);
+  return std::make_shared<Port>(result->talk, result->side, std::move(members));
+}
+
+}  // namespace sherd::comm

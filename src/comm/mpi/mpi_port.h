@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace sherd::comm {
+
+/// How long blocking MPI calls may take.
+struct Patience {
+  double seconds = 1800;
+  std::string what;  ///< for the error: "splitting mpi(4)"
+  std::function<std::string()> trouble = nullptr;  ///< a reason to give up, or empty
+};
+
+/// A group of MPI processes, without MPI's types: everything that Sherd asks of MPI is in mpi_port.cpp and runtime.cpp.
+/// Calls that block inside MPI run on a helper thread, which is abandoned (and MPI_Finalize skipped at exit) when
+/// a peer dies or the deadline passes. Thread-safe, as MPI_THREAD_MULTIPLE is.
+class MpiPort {
+ public:
+  virtual ~MpiPort() = default;
+  /// A private copy of MPI_COMM_WORLD; starts MPI at the first call. Throws Error{comm}.
+  static std::shared_ptr<MpiPort> world(const Patience& patience);
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const std::vector<int>& world_ranks() const = 0;
+  virtual int world_size() const = 0;
+  /// All ranks share memory.
+  virtual bool one_machine() const = 0;
+  /// More ranks on this machine than cores that they may use.
+  virtual bool crowded() const = 0;
+  /// True when the process of `rank` has ended. Known on this machine only; elsewhere false.
+  virtual bool gone(int rank) const = 0;
+
+  /// Collective. Null for a negative color.
+  virtual std::shared_ptr<MpiPort> split(int color, int key, const Patience& patience) = 0;
+  /// Collective: a shared window with `bytes` of each rank, page-aligned; where each rank's part is seen here. It
+  /// stays until the process ends. Throws Error{memory} when the machine has not that much shared memory.
+  virtual std::vector<std::byte*> shared_window(std::size_t bytes, const Patience& patience) = 0;
+  /// Collective: rank 0's `value`.
+  virtual std::uint64_t from_first(std::uint64_t value, const Patience& patience) = 0;
+
+  /// Collective: returns when all ranks have called it; what they wrote to shared windows before is visible.
+  virtual void meet(const Patience& patience) = 0;
+
+  /// Messages of up to 2^30 bytes; matched by peer, tag and order. The result is a handle for test().
+  virtual int send(const void* data, std::size_t bytes, int to, int tag) = 0;
+  virtual int receive(void* data, std::size_t bytes, int from, int tag) = 0;
+  /// True once the message is done; its handle is then free.
+  virtual bool test(int request) = 0;
+  /// Gives a receive up; its buffer is not written any more unless the message was already arriving.
+  virtual void cancel(int request) noexcept = 0;
+
+  /// Sends `text` to every other rank, without waiting.
+  virtual void shout(const std::string& text) noexcept = 0;
+  /// A text that a peer shouted, or empty.
+  virtual std::string overheard() = 0;
+};
+
+}  // namespace sherd::comm

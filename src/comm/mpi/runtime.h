@@ -1,0 +1,38 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/mpi/mpi_port.h"
+
+namespace sherd::comm::mpi {
+
+/// Starts MPI with full thread support, and arranges that it ends with the process: MPI_Finalize when all ranks
+/// come to their exit within `seconds` (3 after a failure) and nothing was abandoned; otherwise not, for it could
+/// hang. Safe to call again.
+void start(double seconds);
+
+/// Runs a call that blocks inside MPI. Throws Error{comm} when it has not returned by the deadline, or when `dead`
+/// names a rank (it returns -1 while all live); MPI is then not finalised at exit.
+void blocking(const std::function<void()>& call, const Patience& patience, const std::function<int()>& dead);
+
+/// MPI has been finalised, or was given up.
+bool over();
+
+/// Throws Error{comm} unless `code` is success.
+void check(int code, const char* call);
+
+/// Where a process runs, so that others on the machine can see whether it still does.
+struct Identity {
+  unsigned long long host = 0;     ///< hash of the boot and the name
+  long long pid = 0, started = 0;  ///< of /proc/PID/stat
+  unsigned long cpus[16] = {};     ///< it may run on
+};
+Identity own_identity();
+/// Of every rank of MPI_COMM_WORLD; pid 0 where a process cannot be watched from here.
+const std::vector<Identity>& identities();
+/// True when that process, on this machine, is running (not a zombie).
+bool running(const Identity& identity);
+
+}  // namespace sherd::comm::mpi

@@ -1,0 +1,143 @@
+// The conformance suite over processes, and what must happen when one of them dies. Every process of an mpirun runs
+// this program; their tests go in step. See CMakeLists.txt for how it is started.
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "tests/comm/conformance.h"
+
+namespace sherd::comm {
+namespace conformance {
+namespace {
+
+int launched_ranks() {
+  const char* size = std::getenv("OMPI_COMM_WORLD_SIZE");
+  return size ? std::atoi(size) : 1;
+}
+
+Case mpi_case(const char* name, bool shared_memory) {
+  Case out;
+  out.name = name;
+  out.ranks = launched_ranks();
+  out.options.timeout_seconds = 60;
+  out.options.shared_memory = shared_memory;
+  out.run = [](const CommOptions& options, const std::function<void(Communicator&)>& body) {
+    const auto world = make_mpi_world(options);
+    body(*world);
+  };
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(Mpi, Conformance, testing::Values(mpi_case("windows", true), mpi_case("messages", false)),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace conformance
+
+namespace {
+
+using conformance::error_of;
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+
+/// Rank 1 dies by `die`; what the others do meanwhile must end within seconds with an error that names it.
+void expect_named(bool shared_memory, const std::function<void()>& die,
+                  const std::function<void(Communicator&)>& meanwhile) {
+  const auto world = make_mpi_world({.timeout_seconds = 60, .shared_memory = shared_memory});
+  world->barrier();
+  if (world->rank() == 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    die();
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const std::string text = error_of(ErrorKind::comm, [&] { meanwhile(*world); });
+  EXPECT_THAT(text, AllOf(HasSubstr("rank 1"), HasSubstr("is dead")));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  EXPECT_EQ(error_of(ErrorKind::comm, [&] { world->barrier(); }), text);
+}
+
+void leave() { _exit(0); }
+void get_killed() { raise(SIGKILL); }
+void reduce(Communicator& comm, bool async) {
+  auto device = device::make_cpu_device(1);
+  const Tensor x = Tensor::zeros(*device, {1 << 20}, DType::f32);
+  CallOptions options;
+  options.label = "gradients", options.async = async;
+  comm.all_reduce(x, ReduceOp::sum, 1, options).wait();
+}
+
+TEST(MpiDeath, Exit) { expect_named(true, leave, [](Communicator& comm) { comm.barrier({.label = "epoch"}); }); }
+TEST(MpiDeath, Kill) { expect_named(true, get_killed, [](Communicator& comm) { reduce(comm, false); }); }
+TEST(MpiDeath, KillAsync) { expect_named(true, get_killed, [](Communicator& comm) { reduce(comm, true); }); }
+TEST(MpiDeath, KillInSplit) { expect_named(true, get_killed, [](Communicator& comm) { comm.split(0, 0); }); }
+TEST(MpiDeath, KillInPart) {
+  std::unique_ptr<Communicator> part;
+  const auto world = make_mpi_world({.timeout_seconds = 60});
+  part = world->split(0, world->rank());
+  if (world->rank() == 1) get_killed();
+  EXPECT_THAT(error_of(ErrorKind::comm, [&] { part->barrier(); }), HasSubstr("rank 1 is dead"));
+}
+TEST(MpiDeath, KillAllocate) {
+  expect_named(true, get_killed, [](Communicator& comm) {
+    auto device = device::make_cpu_device(1);
+    comm.allocate(*device, 100000, device::Category::communication);
+  });
+}
+TEST(MpiDeath, KillMessages) { expect_named(false, get_killed, [](Communicator& comm) { reduce(comm, false); }); }
+TEST(MpiDeath, KillReceive) {
+  expect_named(false, get_killed, [](Communicator& comm) {
+    auto device = device::make_cpu_device(1);
+    const Tensor x = Tensor::zeros(*device, {16}, DType::f32);
+    comm.receive(x, 1);
+  });
+}
+
+/// A rank whose program ends by an error tells the others why, and they it is who report it.
+TEST(MpiDeath, Throw) {
+  const auto world = make_mpi_world({.timeout_seconds = 60});
+  if (world->rank() == 1) {
+    world->abort("token 70000 is beyond the vocabulary");
+    std::exit(7);
+  }
+  EXPECT_THAT(error_of(ErrorKind::comm, [&] { world->barrier(); }), AllOf(HasSubstr("rank 1 failed"), HasSubstr("70000")));
+}
+
+/// A rank that never comes, though alive: nobody hangs, not even in MPI_Finalize.
+TEST(MpiDeath, Stuck) {
+  const auto world = make_mpi_world({.timeout_seconds = 1});
+  if (world->rank() == 1) {
+    std::this_thread::sleep_for(std::chrono::seconds(8));
+    _exit(0);
+  }
+  EXPECT_THAT(error_of(ErrorKind::comm, [&] { world->barrier(); }), HasSubstr("rank 1 did not come within 1 s"));
+}
+
+}  // namespace
+}  // namespace sherd::comm
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (rank && std::string(rank) != "0") {
+    // One rank tells what passes; the others speak of failures only.
+    class Failures : public testing::EmptyTestEventListener {
+      void OnTestPartResult(const testing::TestPartResult& result) override {
+        if (result.failed())
+          std::printf("rank %s: %s:%d\n%s\n", std::getenv("OMPI_COMM_WORLD_RANK"), result.file_name() ? result.file_name() : "?",
+                      result.line_number(), result.message());
+      }
+    };
+    auto& listeners = testing::UnitTest::GetInstance()->listeners();
+    delete listeners.Release(listeners.default_result_printer());
+    listeners.Append(new Failures);
+  }
+  const int status = RUN_ALL_TESTS();
+  if (status == 0) std::printf("rank %s is well\n", rank ? rank : "0");
+  std::fflush(stdout);
+  return status;
+}

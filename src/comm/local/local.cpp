@@ -174,4 +174,8 @@ void run_local(int ranks, const CommOptions& options, const std::function<void(C
   errors.rethrow();
 }
 
+std::unique_ptr<Communicator> make_self(const CommOptions& options) {
+  return make_group(LocalExchange::make(std::make_shared<LocalGroup>(std::vector<int>{0}), 0, 1, false, options, nullptr));
+}
+
 }  // namespace sherd::comm

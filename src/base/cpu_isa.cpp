@@ -21,7 +21,9 @@ CpuIsa cpu_isa() {
     constexpr const char* below_avx2[] = {"SSE41", "AVX"};
     constexpr const char* below_avx512[] = {"SSE41", "AVX", "AVX2", "AVX2_VNNI"};
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    // Everything that cmake/SherdRoom.cmake lets the compiler use for each set.
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx512 && !capped_below(below_avx512, 4)) return CpuIsa::avx512;

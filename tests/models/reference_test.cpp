@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "models/hugging_face.h"
+#include "optim/update_rule.h"
 #include "support/reference_file.h"
 #include "support/tiny_gpt.h"
 
@@ -118,6 +119,37 @@ TEST_P(Reference, EveryGradient) {
     for (const auto& p : parameters.all()) {
       const std::vector<double> want = cpu_.values(translated(p->name, source("grad.")));
       EXPECT_LE(norm(minus(cpu_.values(p->grad), want)), 1e-5 * std::max(norm(want), 1e-3 * everything)) << p->name;
+    }
+  }
+}
+
+TEST_P(Reference, TenAdamWSteps) {
+  const std::vector<double> want = cpu_.values(load("adamw_losses"));
+  ASSERT_EQ(want.size(), 11u);
+  Gpt model(options_);
+  test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  load_weights(parameters);
+  optim::Hyper hyper;  // as in scripts/make_reference.py
+  hyper.lr = 1e-3, hyper.beta1 = 0.9, hyper.beta2 = 0.95, hyper.eps = 1e-8, hyper.weight_decay = 0.1;
+  std::vector<std::array<Tensor, 2>> moments;
+  for (const auto& p : parameters.all()) {
+    moments.push_back({});
+    for (Tensor& moment : moments.back()) moment = Tensor::zeros(*cpu_.device, p->shape, DType::f32);
+  }
+  const tensor::Batch inputs = batch();
+  for (std::int64_t step = 1; step <= 11; ++step) {
+    autograd::Tape tape(*cpu_.kernels);
+    const Var loss = model(tape, inputs);
+    const double got = cpu_.values(loss.value())[0], wanted = want[static_cast<std::size_t>(step - 1)];
+    EXPECT_LE(std::abs(got - wanted), 1e-5 * wanted) << "before step " << step << ": " << got << " " << wanted;
+    parameters.zero_grad();
+    tape.backward(loss);
+    for (std::size_t i = 0; i < parameters.all().size(); ++i) {
+      const auto& p = parameters.all()[i];
+      EXPECT_TRUE(optim::update({.master = p->value.data<float>(), .grad = p->grad.raw(),
+                                 .moments = {moments[i][0].data<float>(), moments[i][1].data<float>()},
+                                 .n = p->numel(), .decay = p->decay},
+                                hyper, step, cpu_.device->arena()));
     }
   }
 }

@@ -8,7 +8,6 @@
 #include "base/arena.h"
 #include "base/atomic_file.h"
 #include "base/error.h"
-#include "base/log.h"
 #include "base/random.h"
 #include "data/dataset_builder.h"
 #include "data/tokenizer.h"
@@ -272,10 +271,6 @@ PrepareReport prepare(const PrepareOptions& options) {
   report.encoding_seconds = seconds_since(encoding);
   report.invalid_bytes = preparation.invalid_bytes();
   report.lossless = chosen.tokenizer->lossless();
-  if (report.invalid_bytes > 0)
-    log_warning(report.invalid_bytes, " bytes of the text are no UTF-8; they were ",
-                report.lossless ? "kept as single bytes" : "replaced by U+FFFD or byte pieces",
-                "; convert the text with 'iconv' if it has another encoding");
   return report;
 }
 

@@ -66,7 +66,7 @@ enum class DeviceType : std::uint8_t { automatic, cpu, cuda };
 
 /// Section `device`.
 struct Device {
-  DeviceType type = DeviceType::automatic;   ///< auto | cpu | cuda; auto takes CUDA where built in and present
+  DeviceType type = DeviceType::automatic;   ///< auto | cpu | cuda; this build has CPUs only and refuses cuda
   int threads_per_rank = 0;                  ///< compute threads; 0 ("auto"): cores divided by the ranks on this machine
   std::uint64_t device_memory_limit = 0;     ///< bytes, or a string such as "512MiB"; 0: none
   std::uint64_t host_memory_limit = 0;       ///< bytes, or a string such as "8GB"; 0: none
@@ -83,7 +83,6 @@ struct Config {
   Precision precision;
   double gradient_clipping = 1.0;  ///< largest global L2 norm of the gradients; ≤ 0: off (V19 default)
   Zero zero;
-  Checkpoint checkpoint;
   std::int64_t steps_per_print = 0;   ///< optimizer steps between the engine's log lines; 0 (default): none
   bool wall_clock_breakdown = false;  ///< time forward, backward, reduction and step apart, and log them
   bool memory_breakdown = false;      ///< log the ledger at steps_per_print

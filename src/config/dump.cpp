@@ -83,13 +83,11 @@ Json zero_of(const Zero& zero) {
           {"reduce_bucket_size", zero.reduce_bucket_size},
           {"allgather_bucket_size", zero.allgather_bucket_size},
           {"overlap_comm", zero.overlap_comm},
-          {"sub_group_size", zero.sub_group_size},
           {"stage3_prefetch_bucket_size", zero.prefetch_bucket_size},
           {"stage3_param_persistence_threshold", zero.param_persistence_threshold},
           {"stage3_model_persistence_threshold", zero.model_persistence_threshold},
           {"stage3_max_live_parameters", zero.max_live_parameters},
-          {"stage3_max_reuse_distance", zero.max_reuse_distance},
-          {"stage3_gather_16bit_weights_on_model_save", zero.gather_16bit_weights_on_model_save}};
+          {"stage3_max_reuse_distance", zero.max_reuse_distance}};
 }
 
 Json model_of(const Model& m) {
@@ -112,8 +110,7 @@ Json model_of(const Model& m) {
           {"embedding_dropout", m.embedding_dropout},
           {"tie_embeddings", m.tie_embeddings},
           {"bias", m.bias},
-          {"init_std", m.init_std},
-          {"scale_residual_init", m.scale_residual_init}};
+          {"init_std", m.init_std}};
 }
 
 Json training_of(const Training& t) {
@@ -130,10 +127,8 @@ Json training_of(const Training& t) {
 }
 
 void put_run(Json& out, const Config& config) {
-  constexpr const char* validation[] = {"Ignore", "Warn", "Fail"};
   constexpr const char* levels[] = {"debug", "info", "warning", "error"};
   out["gradient_clipping"] = config.gradient_clipping;
-  out["checkpoint"] = {{"tag_validation", validation[static_cast<std::size_t>(config.checkpoint.tag_validation)]}};
   out["steps_per_print"] = config.steps_per_print;
   out["wall_clock_breakdown"] = config.wall_clock_breakdown;
   out["memory_breakdown"] = config.memory_breakdown;

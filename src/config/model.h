@@ -33,8 +33,7 @@ struct Model {
   double embedding_dropout = 0;                  ///< of the embeddings' sum; default `dropout`
   bool tie_embeddings = true;                    ///< the output projection is the embedding; by type: gpt2 yes, llama no
   bool bias = true;                              ///< of linear layers; by type: gpt2 yes, llama no
-  double init_std = 0.02;                        ///< of the normal initial weights, > 0
-  bool scale_residual_init = true;  ///< weights that feed the residual stream start at init_std/√(2·num_layers)
+  double init_std = 0.02;                        ///< of normal initial weights, > 0; over √(2·num_layers) where they feed the residual stream
 
   std::int64_t head_dim() const { return hidden_size / num_heads; }
   /// `vocabulary` rounded up to a multiple of pad_vocab_to_multiple_of.

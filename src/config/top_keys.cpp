@@ -13,16 +13,25 @@ std::vector<Key<Config>> batch_keys() {
   return keys;
 }
 
+constexpr const char* one_tag = "all ranks write into the one folder that the tag names, so they must agree";
+
 Key<Config> log_level_key() {
   return custom<Config>("log_level", "\"debug\"", [](Config& config, const Value& value) {
     config.log_level = static_cast<LogLevel>(value.choice({"debug", "info", "warning", "error"}));
   });
 }
 
-Table<Checkpoint> checkpoint_table() {
-  using T = Checkpoint;
+struct Nothing {};
+
+Table<Nothing> checkpoint_table() {
+  using T = Nothing;
   Table<T> table;
-  table.keys.push_back(choice("tag_validation", &T::tag_validation, {"Ignore", "Warn", "Fail"}, "\"Fail\""));
+  Key<T> validation = custom<T>("tag_validation", "\"Fail\"", [](T&, const Value& value) {
+    value.choice({"Ignore", "Warn", "Fail"});
+    value.note(one_tag);
+  });
+  validation.effect = Effect::noted, validation.reason = one_tag;
+  table.keys.push_back(std::move(validation));
   table.keys.push_back(refused<T>("load_universal", "true", "Sherd reads its own checkpoints", is_false));
   table.keys.push_back(refused<T>("use_node_local_storage", "true", "ranks write to one shared directory", is_false));
   table.keys.push_back(noted<T>("parallel_write", Holds::anything, "ranks always write in parallel"));
@@ -34,7 +43,14 @@ Table<Checkpoint> checkpoint_table() {
 std::vector<Key<Config>> run_keys() {
   std::vector<Key<Config>> keys;
   keys.push_back(real("gradient_clipping", &Config::gradient_clipping, "0.5").with_auto(Auto::to_default));
-  keys.push_back(section("checkpoint", &Config::checkpoint, checkpoint_table()));
+  Key<Config> checkpoint = custom<Config>("checkpoint", "", [](Config&, const Value& value) {
+    Nothing nothing;
+    read_section(checkpoint_table(), nothing, value);
+  });
+  checkpoint.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
+    list_keys(checkpoint_table(), prefix, out);
+  };
+  keys.push_back(std::move(checkpoint));
   keys.push_back(integer("steps_per_print", &Config::steps_per_print, "10", 0));
   keys.push_back(boolean("wall_clock_breakdown", &Config::wall_clock_breakdown));
   keys.push_back(boolean("memory_breakdown", &Config::memory_breakdown));

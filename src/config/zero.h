@@ -39,25 +39,16 @@ struct Zero {
   std::int64_t reduce_bucket_size = 500'000'000;     ///< elements per gradient reduction, ≥ 0
   std::int64_t allgather_bucket_size = 500'000'000;  ///< elements per all-gather of updated parameters, ≥ 0, even
   bool overlap_comm = false;  ///< communicate beside computation; null or absent: true at stage 3 only
-  std::int64_t sub_group_size = 1'000'000'000;       ///< elements that one optimizer tile processes, > 0
 
   std::int64_t prefetch_bucket_size = 50'000'000;     ///< `stage3_prefetch_bucket_size`, elements; 0: no prefetch
   std::int64_t param_persistence_threshold = 100'000;  ///< `stage3_…`: parameters of at most this many stay gathered
   std::int64_t model_persistence_threshold = unlimited;  ///< `stage3_…`: most elements that may stay so in total
   std::int64_t max_live_parameters = 1'000'000'000;   ///< `stage3_…`: gathered elements that prefetch respects
   std::int64_t max_reuse_distance = 1'000'000'000;    ///< `stage3_…`: keep what is used again within this many
-  bool gather_16bit_weights_on_model_save = false;    ///< `stage3_…`: permits save_16bit_model
 
   Offload offload_param;
   Offload offload_optimizer = Offload::of_optimizer();
   bool operator==(const Zero&) const = default;
-};
-
-/// Section `checkpoint`.
-struct Checkpoint {
-  enum class TagValidation : std::uint8_t { ignore, warn, fail };
-  TagValidation tag_validation = TagValidation::warn;  ///< what to do when ranks name different tags
-  bool operator==(const Checkpoint&) const = default;
 };
 
 }  // namespace sherd::config

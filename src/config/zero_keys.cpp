@@ -62,7 +62,6 @@ std::vector<Key<Zero>> general_keys() {
   }));
   keys.push_back(boolean("overlap_comm", &Zero::overlap_comm));
   keys.back().example = "false";  // at stage 3 the default is true
-  keys.push_back(integer("sub_group_size", &Zero::sub_group_size, "1000", 1));
   keys.push_back(section("offload_param", &Zero::offload_param, offload_table(false)));
   keys.push_back(section("offload_optimizer", &Zero::offload_optimizer, offload_table(true)));
   return keys;
@@ -80,9 +79,6 @@ std::vector<Key<Zero>> stage3_keys() {
                      .alias("max_live_parameters"));
   keys.push_back(integer("stage3_max_reuse_distance", &Zero::max_reuse_distance, "1000", 0)
                      .alias("max_reuse_distance"));
-  keys.push_back(boolean("stage3_gather_16bit_weights_on_model_save", &Zero::gather_16bit_weights_on_model_save)
-                     .alias("gather_16bit_weights_on_model_save")
-                     .alias("stage3_gather_fp16_weights_on_model_save"));
   return keys;
 }
 
@@ -91,6 +87,7 @@ std::vector<Key<Zero>> noted_keys() {
   const auto add = [&](const char* name, Holds holds, const char* reason) {
     keys.push_back(noted<Zero>(name, holds, reason));
   };
+  add("sub_group_size", Holds::count, "the optimizer works in place, in small chunks");
   add("contiguous_gradients", Holds::boolean, "always on in Sherd");
   add("reduce_scatter", Holds::boolean, "every reduction is a reduce-scatter in Sherd");
   add("use_multi_rank_bucket_allreduce", Holds::boolean, "every reduction is a reduce-scatter in Sherd");
@@ -106,6 +103,10 @@ std::vector<Key<Zero>> noted_keys() {
   keys.push_back(noted<Zero>("stage3_use_all_reduce_for_fetch_params", Holds::boolean,
                              "parameters are always fetched by all-gather")
                      .alias("use_all_reduce_for_fetch_params"));
+  keys.push_back(noted<Zero>("stage3_gather_16bit_weights_on_model_save", Holds::boolean,
+                             "checkpoints hold the fp32 weights by name; no 16-bit copy is gathered")
+                     .alias("gather_16bit_weights_on_model_save")
+                     .alias("stage3_gather_fp16_weights_on_model_save"));
   return keys;
 }
 

@@ -62,8 +62,10 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   tape_ = std::make_unique<autograd::Tape>(*kernels_);
   tape_->recompute = recompute_for(config_);
   if (config_.precision.compute == DType::f16) scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
-  if (dist_->rank() == 0)
-    for (const std::string& note : config_.notes) log_info(note);
+  if (config_.log_level) set_log_level(*config_.log_level);
+  if (dist_->rank() != 0) return;
+  for (const std::string& note : config_.notes) log_info(note);
+  if (config_.dump_state) log_info("configuration: ", config::dump(config_));
 }
 
 Engine::~Engine() = default;
@@ -219,6 +221,18 @@ void Engine::print_step() const {
   if (config_.wall_clock_breakdown)
     log_info("time (ms) | forward ", report_.times.forward, " | backward ", report_.times.backward, " | step ",
              report_.times.update);
+  if (config_.memory_breakdown) print_memory();
+}
+
+void Engine::print_memory() const {
+  const device::Ledger& ledger = device_->ledger();
+  std::string line;
+  for (int c = 0; c < device::category_count; ++c) {
+    const auto category = static_cast<device::Category>(c);
+    line += cat(" | ", device::name_of(category), ' ', ledger.current(device::Tier::device, category), " (peak ",
+                ledger.peak(device::Tier::device, category), ')');
+  }
+  log_info("memory of rank 0's device (bytes)", line);
 }
 
 void Engine::save_checkpoint(const std::string& directory, const std::string& tag, const engine::ClientState& client) {

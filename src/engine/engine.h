@@ -124,6 +124,7 @@ class Engine {
   double mean_over_ranks(double value, const char* what);
   void finish_step(bool applied);
   void print_step() const;
+  void print_memory() const;
 
   DistributedPtr dist_;
   config::Config config_;

@@ -119,6 +119,8 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"{\"tensor_parallel\": {\"tp\": {\"tp_size\": 2}}}",
                 "run.json:1: tensor_parallel: Sherd does not support this section: tensor parallelism is not in this "
                 "build yet; remove or disable it"},
+        Mistake{"{\"device\": {\"type\": \"cuda\"}}",
+                "run.json:1: device.type: CUDA is not in this build yet; use \"auto\" or \"cpu\""},
         Mistake{"{\"parallel\": {\"pipeline\": 2}}",
                 "run.json:1: parallel.pipeline: Sherd does not support 2 here: only 1 is in this build yet (roadmap: "
                 "docs/architecture.md)"},

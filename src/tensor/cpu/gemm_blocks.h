@@ -4,13 +4,15 @@
 #include <memory>
 
 #include "base/dtype.h"
+#include "tensor/cpu/isa/gemm.h"
 
 namespace sherd::tensor::cpu {
 
-/// One block of a blocked product: c[rows, cols] = a[rows, depth]·b[depth, cols], a and c contiguous.
+/// One block of a blocked product: c[rows, cols] = a[rows, depth]·b[depth, cols].
 struct GemmBlock {
   std::int64_t rows = 0, cols = 0, depth = 0;
   std::int64_t full_rows = 0;  ///< rows of the blocks that are not at the edge
+  std::int64_t a_stride = 0;   ///< elements from row to row of a: BlockProduct::a_stride()
 };
 
 /// The single-threaded product of blocks that a machine runs fastest. Stateless but for caches; any thread may call.
@@ -20,13 +22,20 @@ class BlockProduct {
 
   /// Of a and b: fp32, or bf16 where the processor multiplies it.
   virtual DType dtype() const = 0;
+  /// The stride that rows of a must have when they lie `stride` elements apart: another than `stride` asks for a copy, zeros
+  /// between depth and its stride. A `stride` of 0 asks for the best one of a copy.
+  virtual std::int64_t a_stride(std::int64_t depth, std::int64_t stride) const = 0;
+  /// The same for the columns of b where these are contiguous along the depth.
+  virtual std::int64_t b_stride(std::int64_t depth, std::int64_t stride) const = 0;
+  /// Floats from row to row of c; columns from cols on receive anything.
+  virtual std::int64_t c_stride(std::int64_t cols) const = 0;
+
   /// Bytes that pack() writes for blocks of these cols, depth and full_rows.
   virtual std::int64_t packed_bytes(const GemmBlock& block) const = 0;
   /// Brings b, whose element (p, j) lies at b[p·depth_stride + j·col_stride] (one of the strides is 1), into the layout
   /// that multiply() reads.
   virtual void pack(const GemmBlock& block, const void* b, std::int64_t depth_stride, std::int64_t col_stride,
                     void* packed) const = 0;
-  /// c is fp32.
   virtual void multiply(const GemmBlock& block, const void* a, const void* packed, float* c) const = 0;
 };
 
@@ -36,5 +45,12 @@ const BlockProduct& block_product(DType stored);
 /// oneDNN, with its OpenMP runtime held to one thread for each call so that it never competes with the arena for
 /// cores. Primitives are made once per thread and shape.
 std::unique_ptr<BlockProduct> make_dnnl_blocks(DType dtype);
+/// True when oneDNN multiplies bf16 on AMX, far beyond what vector registers can.
+bool dnnl_has_amx();
+
+/// Register tiles of AVX512-BF16: 5 to 15 % faster there than oneDNN 2.6 (bench/gemm.cpp).
+std::unique_ptr<BlockProduct> make_bf16_tiles();
+
+const TransposeOps& transpose_ops();
 
 }  // namespace sherd::tensor::cpu

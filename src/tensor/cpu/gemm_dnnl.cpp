@@ -135,6 +135,9 @@ class DnnlBlocks final : public BlockProduct {
  public:
   explicit DnnlBlocks(DType dtype) : dtype_(dtype) {}
   DType dtype() const override { return dtype_; }
+  std::int64_t a_stride(std::int64_t depth, std::int64_t) const override { return depth; }
+  std::int64_t b_stride(std::int64_t depth, std::int64_t stride) const override { return stride ? stride : depth; }
+  std::int64_t c_stride(std::int64_t cols) const override { return cols; }
 
   std::int64_t packed_bytes(const GemmBlock& block) const override {
     return run(block, [&](Primitives& primitives) {
@@ -170,6 +173,8 @@ class DnnlBlocks final : public BlockProduct {
 };
 
 }  // namespace
+
+bool dnnl_has_amx() { return dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_amx; }
 
 std::unique_ptr<BlockProduct> make_dnnl_blocks(DType dtype) { return std::make_unique<DnnlBlocks>(dtype); }
 

@@ -62,16 +62,6 @@ Extents check(const Matmul& args) {
   return e;
 }
 
-/// to[i·to_stride + p] = from[p·from_stride + i] for i < rows, p < depth.
-template <class T>
-void transpose(const T* from, Count from_stride, Count rows, Count depth, T* to, Count to_stride) {
-  constexpr Count tile = 32;
-  for (Count p0 = 0; p0 < depth; p0 += tile)
-    for (Count i0 = 0; i0 < rows; i0 += tile)
-      for (Count i = i0; i < std::min(rows, i0 + tile); ++i)
-        for (Count p = p0; p < std::min(depth, p0 + tile); ++p) to[i * to_stride + p] = from[p * from_stride + i];
-}
-
 /// Finishes rows of fp32 sums: bias, accumulation, rounding, activation.
 class Epilogue {
  public:
@@ -116,6 +106,7 @@ class BlockedProduct {
     depth_ = depths_ == 1 ? e.k : ceil_div(ceil_div(e.k, depths_), 64) * 64;
     depths_ = ceil_div(e.k, depth_);
     rows_ = std::min(e.m, block_rows);
+    partial_row_ = product_.c_stride(panel_);
     converts_ = product_.dtype() != args.a.dtype();
     element_ = size_of(args.a.dtype());
   }
@@ -128,7 +119,7 @@ class BlockedProduct {
     packed_bytes_ = ceil_div(packed_bytes_, 4096) * 4096;
     const Count group = std::min(panels_, std::max<Count>(1, packed_group / packed_bytes_));
     packed_ = scratch(group * packed_bytes_);
-    if (depths_ > 1) partial_ = scratch(e_.m * group * panel_ * 4);
+    if (depths_ > 1) partial_ = scratch(e_.m * group * partial_row_ * 4);
     for (Count first = 0; first < panels_; first += group) {
       group_ = std::min(group, panels_ - first);
       for (Count d = 0; d < depths_; ++d) {
@@ -158,56 +149,77 @@ class BlockedProduct {
                                                 static_cast<Count>(element_);
     std::byte* to = packed_.data() + p * packed_bytes_;
     const GemmBlock shape = block(rows_, cols, depth);
-    if (!converts_) return product_.pack(shape, from, args_.trans_b ? 1 : stride, args_.trans_b ? stride : 1, to);
     const Count lines = args_.trans_b ? cols : depth, length = args_.trans_b ? depth : cols;
-    const device::Storage wide = scratch(lines * length * 4);
-    auto* values = reinterpret_cast<float*>(wide.data());
-    for (Count i = 0; i < lines; ++i)
-      load_(from + i * stride * static_cast<Count>(element_),
-                                                      values + i * length, length);
-    product_.pack(shape, values, args_.trans_b ? 1 : length, args_.trans_b ? length : 1, to);
+    const Count wanted = args_.trans_b ? product_.b_stride(depth, converts_ ? 0 : stride) : converts_ ? cols : stride;
+    device::Storage copy;
+    if (converts_ || wanted != stride) from = copy_lines(from, stride, lines, length, wanted, copy);
+    product_.pack(shape, from, args_.trans_b ? 1 : wanted, args_.trans_b ? wanted : 1, to);
   }
 
-  /// The block's rows of a, contiguous and of the product's dtype; `copy` keeps what had to be made.
-  const void* rows_of_a(const GemmBlock& shape, Count row, Count at, device::Storage& copy) {
-    const auto element = static_cast<Count>(element_);
-    const Count stride = args_.trans_a ? e_.m : e_.k, elements = shape.rows * shape.depth;
-    const std::byte* from = args_.a.raw() + (args_.trans_a ? at * stride + row : row * stride + at) * element;
-    if (!args_.trans_a && !converts_ && stride == shape.depth) return from;
-    copy = scratch(elements * (converts_ ? 4 + element : element));
-    std::byte* narrow = copy.data() + (converts_ ? elements * 4 : 0);
-    if (!args_.trans_a)
-      for (Count i = 0; i < shape.rows; ++i)
-        std::memcpy(narrow + i * shape.depth * element, from + i * stride * element,
-                    static_cast<std::size_t>(shape.depth * element));
-    else if (element == 2)
-      transpose(reinterpret_cast<const std::uint16_t*>(from), stride, shape.rows, shape.depth,
-                reinterpret_cast<std::uint16_t*>(narrow), shape.depth);
-    else
-      transpose(reinterpret_cast<const std::uint32_t*>(from), stride, shape.rows, shape.depth,
-                reinterpret_cast<std::uint32_t*>(narrow), shape.depth);
-    if (!converts_) return narrow;
-    load_(narrow, reinterpret_cast<float*>(copy.data()), elements);
+  /// Lines of the operands' dtype brought to the product's, `to_stride` elements apart with zeros between.
+  const std::byte* copy_lines(const std::byte* from, Count stride, Count lines, Count length, Count to_stride,
+                              device::Storage& copy) {
+    const auto element = static_cast<Count>(element_), to_element = static_cast<Count>(size_of(product_.dtype()));
+    copy = scratch(lines * to_stride * to_element);
+    for (Count i = 0; i < lines; ++i) {
+      std::byte* to = copy.data() + i * to_stride * to_element;
+      const std::byte* line = from + i * stride * element;
+      if (converts_) load_(line, reinterpret_cast<float*>(to), length);
+      else std::memcpy(to, line, static_cast<std::size_t>(length * element));
+      std::memset(to + length * to_element, 0, static_cast<std::size_t>((to_stride - length) * to_element));
+    }
+    return copy.data();
+  }
+
+  /// The block's rows of a as the product takes them, setting shape.a_stride; `copy` keeps what had to be made.
+  const std::byte* rows_of_a(GemmBlock& shape, Count row, Count at, device::Storage& copy) {
+    const Count stride = args_.trans_a ? e_.m : e_.k;
+    const std::byte* from = args_.a.raw() + (args_.trans_a ? at * stride + row : row * stride + at) *
+                                                static_cast<Count>(element_);
+    shape.a_stride = product_.a_stride(shape.depth, args_.trans_a || converts_ ? 0 : stride);
+    if (args_.trans_a) return transposed_rows(shape, from, stride, copy);
+    if (!converts_ && shape.a_stride == stride) return from;
+    return copy_lines(from, stride, shape.rows, shape.depth, shape.a_stride, copy);
+  }
+
+  const std::byte* transposed_rows(const GemmBlock& shape, const std::byte* from, Count stride, device::Storage& copy) {
+    const TransposeOps& transpose = transpose_ops();
+    if (product_.dtype() == DType::f32) {
+      device::Storage wide;
+      if (converts_) from = copy_lines(from, stride, shape.depth, shape.rows, shape.rows, wide);
+      copy = scratch(shape.rows * shape.a_stride * 4);
+      transpose.units(from, converts_ ? shape.rows : stride, shape.depth, shape.rows, copy.data(), shape.a_stride);
+      return copy.data();
+    }
+    const Count even = std::max(shape.a_stride, ceil_div(shape.depth, 2) * 2);
+    copy = scratch(shape.rows * even * 2);
+    transpose.pairs(from, stride, shape.depth, shape.rows, copy.data(), even / 2);
+    if (even != shape.a_stride)
+      for (Count i = 1; i < shape.rows; ++i)
+        std::memmove(copy.data() + i * shape.a_stride * 2, copy.data() + i * even * 2,
+                     static_cast<std::size_t>(shape.depth) * 2);
     return copy.data();
   }
 
   void multiply(Count first, Count p, Count b, Count d) {
     const Count row = b * rows_, col = (first + p) * panel_, cols = cols_of(first + p);
-    const GemmBlock shape = block(std::min(rows_, e_.m - row), cols, depth_of(d));
-    const device::Storage tile = scratch(shape.rows * cols * 4);
+    const Count stride = product_.c_stride(cols);
+    GemmBlock shape = block(std::min(rows_, e_.m - row), cols, depth_of(d));
+    const device::Storage tile = scratch(shape.rows * stride * 4);
     auto* sums = reinterpret_cast<float*>(tile.data());
     device::Storage copy;
-    product_.multiply(shape, rows_of_a(shape, row, d * depth_, copy), packed_.data() + p * packed_bytes_, sums);
+    const std::byte* a = rows_of_a(shape, row, d * depth_, copy);
+    product_.multiply(shape, a, packed_.data() + p * packed_bytes_, sums);
     if (depths_ > 1) {
       // Partial sums of earlier depths come first, so the order is that of k.
-      float* before = reinterpret_cast<float*>(partial_.data()) + (row * group_ * panel_ + p * panel_ * shape.rows);
-      if (d > 0) epilogue_.add(before, sums, sums, shape.rows * cols);
+      float* before = reinterpret_cast<float*>(partial_.data()) + (row * group_ + p * shape.rows) * partial_row_;
+      if (d > 0) epilogue_.add(before, sums, sums, shape.rows * stride);
       if (d + 1 < depths_) return std::memcpy(before, sums, tile.bytes()), void();
     }
     std::array<float, panel_cols> bias;
     if (args_.bias) load_(args_.bias.raw() + col * static_cast<Count>(element_), bias.data(), cols);
     for (Count i = 0; i < shape.rows; ++i)
-      epilogue_.row(sums + i * cols, args_.bias ? bias.data() : nullptr, row + i, col, cols);
+      epilogue_.row(sums + i * stride, args_.bias ? bias.data() : nullptr, row + i, col, cols);
   }
 
   Device& device_;
@@ -216,7 +228,7 @@ class BlockedProduct {
   const BlockProduct& product_;
   const Epilogue epilogue_;
   void (*load_)(const void*, float*, Count);
-  Count panels_, panel_, depths_, depth_, rows_, packed_bytes_ = 0, group_ = 0;
+  Count panels_, panel_, depths_, depth_, rows_, packed_bytes_ = 0, group_ = 0, partial_row_;
   bool converts_;
   std::size_t element_;
   device::Storage packed_, partial_;

@@ -71,7 +71,7 @@ SHERD_INLINE void multiply_tile(const std::uint32_t* a, Count a_stride, const st
     const U b0 = load_as<U>(b + u * sliver), b1 = load_as<U>(b + u * sliver + lanes);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
-      const U x = all(a[r * a_stride + u]);
+      const U x = all(load_as<std::uint32_t>(a + r * a_stride + u));
       sum[r][0] = Dot::dot(sum[r][0], x, b0);
       sum[r][1] = Dot::dot(sum[r][1], x, b1);
     }

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+
+// Packed products, compiled once per instruction set. Plain declarations only; see tables.h. A "unit" is 32 bits along the inner
+// extent: one fp32 or two bf16; strides are in units but where they say elements.
+
+namespace sherd::tensor::cpu {
+
+struct TransposeOps {
+  /// to[c·to_stride + r] = from[r·stride + c] for rows × cols units of 32 bits.
+  void (*units)(const void* from, std::int64_t stride, std::int64_t rows, std::int64_t cols, void* to,
+                std::int64_t to_stride);
+  /// to[c·to_stride + u] = elements (2u, c) and (2u+1, c) of 16 bits, `stride` elements from row to row; a missing last row
+  /// counts as zeros.
+  void (*pairs)(const void* from, std::int64_t stride, std::int64_t rows, std::int64_t cols, void* to,
+                std::int64_t to_stride);
+};
+
+struct GemmOps {
+  std::int64_t sliver;  ///< columns that are packed together
+  /// b's columns as rows of units, `stride` apart: [cols, units] to slivers [units, sliver], zeros in missing columns.
+  void (*pack_rows)(const void* b, std::int64_t stride, std::int64_t units, std::int64_t cols, void* packed);
+  /// b as [inner, cols], `stride` elements from row to row.
+  void (*pack_columns)(const void* b, std::int64_t stride, std::int64_t inner, std::int64_t cols, void* packed);
+  /// c[rows, cols rounded up to slivers] = a[rows, units]·packed
+  void (*multiply)(const void* a, std::int64_t a_stride, std::int64_t rows, const void* packed, std::int64_t units,
+                   std::int64_t cols, float* c, std::int64_t c_stride);
+};
+
+namespace portable {
+extern const TransposeOps transpose;
+}
+namespace avx2 {
+extern const TransposeOps transpose;
+}
+namespace avx512 {
+extern const TransposeOps transpose;
+extern const GemmOps gemm_bf16;  ///< needs AVX512-BF16
+}  // namespace avx512
+
+}  // namespace sherd::tensor::cpu

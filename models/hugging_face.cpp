@@ -134,43 +134,46 @@ std::vector<std::pair<std::string, HostTensor>> HuggingFaceLayout::to(const std:
   return out;
 }
 
+HostTensor HuggingFaceLayout::piece(const Entry& e, const Part& part, const HostTensorSource& source) const {
+  constexpr std::string_view prefix = "transformer.";
+  std::optional<HostTensor> found = source(part.name);
+  if (!found && part.name.starts_with(prefix)) found = source(part.name.substr(prefix.size()));
+  if (!found) fail(ErrorKind::data, "the state dict has no tensor '", part.name, "'");
+  const Shape want = !e.matrix      ? Shape{part.rows}
+                     : e.transposed ? Shape{e.columns, part.rows}
+                                    : Shape{part.rows, e.columns};
+  const std::size_t size = size_of(found->dtype);
+  if (found->shape != want || found->bytes.size() != static_cast<std::size_t>(want.numel()) * size)
+    fail(ErrorKind::data, "tensor '", part.name, "' has shape ", found->shape.str(), " where the model needs ",
+         want.str());
+  if (!e.transposed) return *std::move(found);
+  HostTensor turned{{part.rows, e.columns}, found->dtype, std::vector<std::byte>(found->bytes.size())};
+  transpose(found->bytes.data(), e.columns, part.rows, size, turned.bytes.data());
+  return turned;
+}
+
 HostTensor HuggingFaceLayout::from(const std::string& parameter, const HostTensorSource& source) const {
   const Entry e = entry(parameter);
-  const std::int64_t rows = total_rows(e.parts);
-  HostTensor plain;
-  std::size_t filled = 0, row_bytes = 0;
+  const std::int64_t rows = total_rows(e.parts) + e.padding_rows;
+  HostTensor out{e.matrix ? Shape{rows, e.columns} : Shape{rows}, DType::f32, {}};
   for (const Part& part : e.parts) {
-    std::optional<HostTensor> found = source(part.name);
-    if (!found && part.name.starts_with("transformer.")) found = source(part.name.substr(std::strlen("transformer.")));
-    if (!found) fail(ErrorKind::data, "the state dict has no tensor '", part.name, "'");
-    const Shape want = !e.matrix      ? Shape{part.rows}
-                       : e.transposed ? Shape{e.columns, part.rows}
-                                      : Shape{part.rows, e.columns};
-    if (found->shape != want || found->bytes.size() != static_cast<std::size_t>(want.numel()) * size_of(found->dtype))
-      fail(ErrorKind::data, "tensor '", part.name, "' has shape ", found->shape.str(), " where the model needs ",
-           want.str());
-    if (filled == 0) {
-      plain = {e.matrix ? Shape{rows + e.padding_rows, e.columns} : Shape{rows}, found->dtype, {}};
-      row_bytes = static_cast<std::size_t>(e.columns) * size_of(plain.dtype);
-      plain.bytes.resize(static_cast<std::size_t>(rows + e.padding_rows) * row_bytes);
-    }
-    if (found->dtype != plain.dtype)
-      fail(ErrorKind::data, "tensor '", part.name, "' holds ", name_of(found->dtype), " where its siblings hold ",
-           name_of(plain.dtype));
-    if (e.transposed)
-      transpose(found->bytes.data(), e.columns, part.rows, size_of(plain.dtype), plain.bytes.data() + filled);
-    else
-      std::memcpy(plain.bytes.data() + filled, found->bytes.data(), found->bytes.size());
-    filled += found->bytes.size();
+    const HostTensor found = piece(e, part, source);
+    if (out.bytes.empty()) out.dtype = found.dtype;
+    if (found.dtype != out.dtype)
+      fail(ErrorKind::data, "tensor '", part.name, "' holds ", name_of(found.dtype), " where its siblings hold ",
+           name_of(out.dtype));
+    out.bytes.insert(out.bytes.end(), found.bytes.begin(), found.bytes.end());
   }
+  const std::size_t row_bytes = static_cast<std::size_t>(e.columns) * size_of(out.dtype);
+  out.bytes.resize(static_cast<std::size_t>(rows) * row_bytes);  // rows that pad are zero
   if (e.grouped_qkv) {
-    const std::vector<std::byte> ungrouped = plain.bytes;
+    const std::vector<std::byte> ungrouped = out.bytes;
     const std::vector<std::int64_t> order = qkv_rows();
     for (std::size_t i = 0; i < order.size(); ++i)
-      std::memcpy(plain.bytes.data() + i * row_bytes,
+      std::memcpy(out.bytes.data() + i * row_bytes,
                   ungrouped.data() + static_cast<std::size_t>(order[i]) * row_bytes, row_bytes);
   }
-  return plain;
+  return out;
 }
 
 }  // namespace sherd::models

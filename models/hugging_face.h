@@ -53,6 +53,8 @@ class HuggingFaceLayout {
   Entry entry(const std::string& parameter) const;
   Entry block_entry(const std::string& parameter, const std::string& layer, const std::string& part,
                     const std::string& kind) const;
+  /// One tensor of the source, as rows of our matrix.
+  HostTensor piece(const Entry& entry, const Part& part, const HostTensorSource& source) const;
   /// Row of [Q; K; V] that each row of the packed projection is.
   std::vector<std::int64_t> qkv_rows() const;
 

@@ -44,6 +44,11 @@ class Var {
   bool requires_grad() const { return state_ && state_->slot != nullptr; }
   /// Where this value's gradient goes; null when none is wanted.
   GradRef grad_ref() const { return state_ ? state_->slot : nullptr; }
+  /// Makes whoever saves this value from here on keep it, even where selective recompute could make it again. Blocks do
+  /// this to their outputs: a recipe may read parameters that only their own backward has at hand.
+  void pin() const {
+    if (state_) state_->remake = nullptr;
+  }
   /// The gradient after Tape::backward, for leaves made by Tape::variable; undefined when none arrived.
   const Tensor& grad() const;
 

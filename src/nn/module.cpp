@@ -78,6 +78,7 @@ Var Module::run(Tape& tape, const std::vector<Var>& inputs,
                 const std::function<Var(Tape&, const std::vector<Var>&)>& body) {
   tape.enter(scope_);
   Var out = block_ && tape.recompute == autograd::Recompute::full ? tape.checkpoint(inputs, body) : body(tape, inputs);
+  if (block_ || scope_) out.pin();
   tape.leave(scope_);
   return out;
 }

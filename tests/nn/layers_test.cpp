@@ -126,6 +126,48 @@ TEST_F(Layers, InitialValuesAreDrawnAsDeclared) {
   for (const double b : cpu_.values(own.bias()->value)) EXPECT_EQ(b, 0.0);
 }
 
+/// Has its module's parameters at hand only while the module runs, as sharding does.
+class OnlyInside : public autograd::Scope {
+ public:
+  explicit OnlyInside(const Module& module) : parameters_(module.parameters()) { hide(); }
+  void pre_forward(bool) override { show(); }
+  void post_forward(bool) override { hide(); }
+  void pre_backward() override { show(); }
+  void post_backward() override { hide(); }
+  void show() {
+    for (std::size_t i = 0; i < hidden_.size(); ++i) parameters_[i]->value = hidden_[i];
+    hidden_.clear();
+  }
+
+ private:
+  void hide() {
+    for (const auto& p : parameters_) hidden_.push_back(p->value), p->value = {};
+  }
+  std::vector<ParameterPtr> parameters_;
+  std::vector<Tensor> hidden_;
+};
+
+TEST_F(Layers, BlocksNeedOnlyTheirOwnParametersUnderEveryRecompute) {
+  std::vector<std::vector<std::vector<std::byte>>> outcomes;
+  for (const bool sharded : {false, true})
+    for (const auto recompute :
+         {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
+      Stack model(6);
+      test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+      if (sharded)
+        for (const auto& [name, layer] : model.layers_->children())
+          layer->set_scope(std::make_shared<OnlyInside>(*layer));
+      Tape tape(*cpu_.kernels);
+      tape.random = {1, 2};
+      tape.recompute = recompute;
+      const Var loss = model(tape, batch(DType::f32));
+      tape.backward(loss);
+      outcomes.push_back({bytes_of(loss.value())});
+      for (const auto& p : parameters.all()) outcomes.back().push_back(bytes_of(p->grad));
+    }
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome, outcomes.front());
+}
+
 TEST_F(Layers, WrongShapesAreRefused) {
   Embedding table(5, 4);
   expect_error(ErrorKind::usage, "[5, 4]",

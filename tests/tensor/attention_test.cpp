@@ -173,8 +173,10 @@ TEST_P(AttentionOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
   }
 }
 
+std::string dtype_name(const ::testing::TestParamInfo<DType>& tested) { return std::string(name_of(tested.param)); }
+
 INSTANTIATE_TEST_SUITE_P(All, AttentionOfDType, ::testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+                         dtype_name);
 
 TEST(Attention, GradientEqualsNumericDifferencesInDouble) {
   Machine machine(1);
@@ -228,10 +230,10 @@ TEST(Attention, NamesWhatDoesNotFit) {
   const auto call = [&](const Attention& geometry, const Tensor& to) {
     return [&machine, qkv, geometry, to, lse] { machine.kernels->attention(qkv, geometry, to, lse); };
   };
-  expect_error(ErrorKind::usage, "3 query heads cannot share 2", call({.heads = 3, .kv_heads = 2}, out));
-  expect_error(ErrorKind::usage, "[1, 4, 24]", call({.heads = 5, .kv_heads = 5}, out));
-  expect_error(ErrorKind::usage, "dropout 1", call({.heads = 2, .kv_heads = 2, .dropout = 1.0f}, out));
-  expect_error(ErrorKind::usage, "out", call({.heads = 2, .kv_heads = 2}, machine.random({1, 4, 7}, DType::f32, 4)));
+  expect_error(ErrorKind::usage, "3 query heads cannot share 2", call({.heads = 3, .kv_heads = 2, .key = {}}, out));
+  expect_error(ErrorKind::usage, "[1, 4, 24]", call({.heads = 5, .kv_heads = 5, .key = {}}, out));
+  expect_error(ErrorKind::usage, "dropout 1", call({.heads = 2, .kv_heads = 2, .dropout = 1.0f, .key = {}}, out));
+  expect_error(ErrorKind::usage, "out", call({.heads = 2, .kv_heads = 2, .key = {}}, machine.random({1, 4, 7}, DType::f32, 4)));
 }
 
 }  // namespace

@@ -206,8 +206,10 @@ TEST_P(MatmulOfDType, SumRowsEqualsTheReferenceAndAccumulates) {
   }
 }
 
+std::string dtype_name(const ::testing::TestParamInfo<DType>& tested) { return std::string(name_of(tested.param)); }
+
 INSTANTIATE_TEST_SUITE_P(All, MatmulOfDType, ::testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+                         dtype_name);
 
 /// Each product of blocks that this processor can run, whichever the kernels would choose.
 std::vector<std::unique_ptr<cpu::BlockProduct>> block_products() {

@@ -1,5 +1,6 @@
-// Fused AdamW (fp32 masters, moments and gradients, bf16 copy: 30 bytes per parameter) beside a loop that only moves the
-// same bytes with the same prefetch and stores. Rounds alternate in one process; prints one JSON object.
+// Fused AdamW (fp32 masters, moments and gradients, bf16 copy: 30 bytes per parameter) beside a loop that
+// only moves the same bytes with the same prefetch and stores. Rounds alternate in one process; prints one
+// JSON object.
 //   bench_adam [millions of parameters] [threads] [rounds]
 
 #include <immintrin.h>
@@ -24,7 +25,8 @@ constexpr double bytes_per_parameter = 30;
 template <class T>
 struct Buffer {
   explicit Buffer(std::int64_t n, Arena& arena, T value)
-      : data(static_cast<T*>(std::aligned_alloc(64, (static_cast<std::size_t>(n) * sizeof(T) + 63) / 64 * 64))) {
+      : data(static_cast<T*>(
+            std::aligned_alloc(64, (static_cast<std::size_t>(n) * sizeof(T) + 63) / 64 * 64))) {
     if (!data) std::abort();
     arena.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
       std::fill(data.get() + begin, data.get() + end, value);
@@ -46,8 +48,9 @@ struct Streams {
 __attribute__((target("avx2"))) void move_bytes(const Streams& s, std::int64_t begin, std::int64_t end) {
   const __m256 tiny = _mm256_set1_ps(1e-6f);
   for (std::int64_t i = begin; i + 16 <= end; i += 16) {
-    for (const void* ahead : {static_cast<const void*>(s.p + i + 128), static_cast<const void*>(s.m + i + 128),
-                              static_cast<const void*>(s.v + i + 128), static_cast<const void*>(s.g + i + 128)})
+    for (const void* ahead :
+         {static_cast<const void*>(s.p + i + 128), static_cast<const void*>(s.m + i + 128),
+          static_cast<const void*>(s.v + i + 128), static_cast<const void*>(s.g + i + 128)})
       _mm_prefetch(static_cast<const char*>(ahead), _MM_HINT_T0);
     __m256i half[2];
     for (int k = 0; k < 2; ++k) {
@@ -73,7 +76,8 @@ double seconds(const Body& body) {
 }
 
 double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
   return values[values.size() / 2];
 }
 
@@ -88,7 +92,8 @@ int main(int argc, char** argv) {
   const auto n = static_cast<std::int64_t>(number(argc, argv, 1, 50) * 1e6) / grain * grain;
   const int threads = static_cast<int>(number(argc, argv, 2, available_cores()));
   const int rounds = static_cast<int>(number(argc, argv, 3, 9));
-  if (n <= 0 || threads < 1 || rounds < 1) return std::fputs("bench_adam: arguments must be positive\n", stderr), 1;
+  if (n <= 0 || threads < 1 || rounds < 1)
+    return std::fputs("bench_adam: arguments must be positive\n", stderr), 1;
   Arena arena(threads);
   Buffer<float> p(n, arena, 0.5f), m(n, arena, 0.01f), v(n, arena, 1e-4f), g(n, arena, 0.02f);
   Buffer<std::uint16_t> out(n, arena, 0);
@@ -103,16 +108,18 @@ int main(int argc, char** argv) {
   std::vector<double> limit, adam, ratio;
   for (int round = 0; round <= rounds; ++round) {
     const double moved = seconds([&] {
-      arena.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) { move_bytes(streams, begin, end); });
+      arena.parallel_for(n, grain,
+                         [&](std::int64_t begin, std::int64_t end) { move_bytes(streams, begin, end); });
     });
     const double stepped = seconds([&] { optim::update(span, hyper, round + 1, arena); });
     if (round == 0) continue;  // warm-up
     limit.push_back(moved), adam.push_back(stepped), ratio.push_back(moved / stepped);
   }
   const double bytes = bytes_per_parameter * static_cast<double>(n);
-  std::printf("{\"bench\": \"adam\", \"parameters\": %lld, \"threads\": %d, \"isa\": \"%s\", \"adam_ms\": %.2f, "
-              "\"limit_ms\": %.2f, \"adam_gb_per_s\": %.1f, \"limit_gb_per_s\": %.1f, \"of_the_limit\": %.3f}\n",
-              static_cast<long long>(n), threads, std::string(name_of(cpu_isa())).c_str(), median(adam) * 1e3,
-              median(limit) * 1e3, bytes / median(adam) / 1e9, bytes / median(limit) / 1e9, median(ratio));
+  std::printf(
+      "{\"bench\": \"adam\", \"parameters\": %lld, \"threads\": %d, \"isa\": \"%s\", \"adam_ms\": %.2f, "
+      "\"limit_ms\": %.2f, \"adam_gb_per_s\": %.1f, \"limit_gb_per_s\": %.1f, \"of_the_limit\": %.3f}\n",
+      static_cast<long long>(n), threads, std::string(name_of(cpu_isa())).c_str(), median(adam) * 1e3,
+      median(limit) * 1e3, bytes / median(adam) / 1e9, bytes / median(limit) / 1e9, median(ratio));
   return 0;
 }

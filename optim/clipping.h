@@ -7,16 +7,18 @@
 
 namespace sherd::optim {
 
-/// What clipping to `max_norm` multiplies gradients of the given global L2 norm by: min(1, max_norm/(norm + 1e-6));
-/// 1 when max_norm ≤ 0 (off). `norm` is that of the true gradients, without loss scale (Pascanu et al., "On the
-/// difficulty of training recurrent neural networks", 2013; the 1e-6 as in Megatron and DeepSpeed).
+/// What clipping to `max_norm` multiplies gradients of the given global L2 norm by: min(1, max_norm/(norm +
+/// 1e-6)); 1 when max_norm ≤ 0 (off). `norm` is that of the true gradients, without loss scale (Pascanu et
+/// al., "On the difficulty of training recurrent neural networks", 2013; the 1e-6 as in Megatron and
+/// DeepSpeed).
 inline double clip_factor(double norm, double max_norm) {
   if (max_norm <= 0) return 1.0;
   return 1.0 / std::max(1.0, (norm + 1e-6) / max_norm);
 }
 
-/// The one factor that undoes the loss scale and clips: 1/(loss_scale·max(1, (norm + 1e-6)/max_norm)). `loss_scale` is the
-/// one that the gradients were made with. Throws Error{usage} for a norm that is not finite: such a step is skipped.
+/// The one factor that undoes the loss scale and clips: 1/(loss_scale·max(1, (norm + 1e-6)/max_norm)).
+/// `loss_scale` is the one that the gradients were made with. Throws Error{usage} for a norm that is not
+/// finite: such a step is skipped.
 inline double gradient_factor(double norm, double loss_scale, double max_norm) {
   require(std::isfinite(norm) && loss_scale > 0, "gradient_factor: norm ", norm, ", loss scale ", loss_scale);
   return clip_factor(norm, max_norm) / loss_scale;

@@ -25,7 +25,8 @@ void LossScaler::on_overflow() {
     return;
   }
   if (state_.scale <= settings_.min_loss_scale)
-    fail(ErrorKind::numerics, "fp16 gradients overflow although the loss scale is at its minimum ", state_.scale,
+    fail(ErrorKind::numerics, "fp16 gradients overflow although the loss scale is at its minimum ",
+         state_.scale,
          ": training has diverged; lower the learning rate, use bf16, or resume from an earlier checkpoint");
   state_.scale = std::max(state_.scale / 2, settings_.min_loss_scale);
 }
@@ -48,12 +49,15 @@ std::string LossScaler::save() const {
 void LossScaler::restore(const std::string& saved) {
   State state;
   int end = 0;
-  const int read = std::sscanf(saved.c_str(), "scale=%la iteration=%" SCNd64 " last_overflow=%" SCNd64 " hysteresis=%d%n",
-                               &state.scale, &state.iteration, &state.last_overflow, &state.hysteresis, &end);
+  const int read =
+      std::sscanf(saved.c_str(), "scale=%la iteration=%" SCNd64 " last_overflow=%" SCNd64 " hysteresis=%d%n",
+                  &state.scale, &state.iteration, &state.last_overflow, &state.hysteresis, &end);
   const bool good = read == 4 && static_cast<std::size_t>(end) == saved.size() && state.scale > 0 &&
-                    std::isfinite(state.scale) && state.iteration >= 0 && state.last_overflow < state.iteration &&
-                    state.hysteresis >= 1;
-  if (!good) fail(ErrorKind::data, "\"", saved, "\" is no saved loss scaler; the checkpoint is damaged or of another program");
+                    std::isfinite(state.scale) && state.iteration >= 0 &&
+                    state.last_overflow < state.iteration && state.hysteresis >= 1;
+  if (!good)
+    fail(ErrorKind::data, "\"", saved,
+         "\" is no saved loss scaler; the checkpoint is damaged or of another program");
   state_ = state;
 }
 

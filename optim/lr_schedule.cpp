@@ -41,7 +41,8 @@ struct Evaluate {
     if (t < 0) return 0;
     if (t < steps) return warmup_gamma(s.warmup_type, t, steps);
     if (total == 0) return 1;
-    return std::max(0.0, static_cast<double>(total - t) / static_cast<double>(std::max<std::int64_t>(1, total - steps)));
+    return std::max(
+        0.0, static_cast<double>(total - t) / static_cast<double>(std::max<std::int64_t>(1, total - steps)));
   }
 
   SchedulePoint operator()(const config::WarmupCosine& s) const { return {base_lr * ratio(s), {}}; }
@@ -49,10 +50,12 @@ struct Evaluate {
   double ratio(const config::WarmupCosine& s) const {
     const std::int64_t steps = std::max<std::int64_t>(2, s.warmup_num_steps);
     if (t < 0) return 0;
-    if (t < steps) return s.warmup_min_ratio + (1 - s.warmup_min_ratio) * warmup_gamma(s.warmup_type, t, steps);
+    if (t < steps)
+      return s.warmup_min_ratio + (1 - s.warmup_min_ratio) * warmup_gamma(s.warmup_type, t, steps);
     const std::int64_t span = std::max<std::int64_t>(1, s.total_num_steps - steps);
     const double progress = std::min(1.0, static_cast<double>(t - steps + 1) / static_cast<double>(span));
-    return std::max(0.0, s.cos_min_ratio + (1 - s.cos_min_ratio) * (1 + std::cos(std::numbers::pi * progress)) / 2);
+    return std::max(
+        0.0, s.cos_min_ratio + (1 - s.cos_min_ratio) * (1 + std::cos(std::numbers::pi * progress)) / 2);
   }
 
   SchedulePoint operator()(const config::OneCycle& s) const {
@@ -72,11 +75,12 @@ struct Evaluate {
     const double decays = s.decay_step_size == 0
                               ? 0.0
                               : static_cast<double>(t - total + 1) / static_cast<double>(s.decay_step_size);
-    return point(s.cycle_min_lr / (1 + s.decay_lr_rate * decays), s.cycle_max_mom * (1 + s.decay_mom_rate * decays));
+    return point(s.cycle_min_lr / (1 + s.decay_lr_rate * decays),
+                 s.cycle_max_mom * (1 + s.decay_mom_rate * decays));
   }
 
-  // The height in the cycle, 0 to 1. Counted in steps rather than fractions of the cycle, so that peaks and stairs are hit
-  // exactly.
+  // The height in the cycle, 0 to 1. Counted in steps rather than fractions of the cycle, so that peaks and
+  // stairs are hit exactly.
   double cycle_scale(const config::OneCycle& s, std::int64_t total) const {
     const std::int64_t at = (t + 1) % total;
     const bool rising = at <= s.cycle_first_step_size;
@@ -103,7 +107,9 @@ void LrSchedule::set_last_batch_iteration(std::int64_t t) {
   last_batch_iteration_ = t;
 }
 
-std::string LrSchedule::save() const { return std::to_string(last_batch_iteration_); }
+std::string LrSchedule::save() const {
+  return std::to_string(last_batch_iteration_);
+}
 
 void LrSchedule::restore(const std::string& saved) {
   std::size_t end = 0;
@@ -114,7 +120,8 @@ void LrSchedule::restore(const std::string& saved) {
     end = 0;
   }
   if (end == 0 || end != saved.size() || t < -1)
-    fail(ErrorKind::data, "\"", saved, "\" is no saved schedule; the checkpoint is damaged or of another program");
+    fail(ErrorKind::data, "\"", saved,
+         "\" is no saved schedule; the checkpoint is damaged or of another program");
   last_batch_iteration_ = t;
 }
 

@@ -18,19 +18,27 @@ constexpr std::int64_t stream_from = 1 << 22;
 
 const UpdateTable& table_of(CpuIsa isa) {
   switch (isa) {
-    case CpuIsa::avx512: return avx512::update_table;
-    case CpuIsa::avx2: return avx2::update_table;
-    case CpuIsa::portable: break;
+    case CpuIsa::avx512:
+      return avx512::update_table;
+    case CpuIsa::avx2:
+      return avx2::update_table;
+    case CpuIsa::portable:
+      break;
   }
   return portable::update_table;
 }
 
 StorageIndex storage_of(DType dtype, const char* what) {
   switch (dtype) {
-    case DType::f32: return storage_f32;
-    case DType::bf16: return storage_bf16;
-    case DType::f16: return storage_f16;
-    default: fail(ErrorKind::usage, "optim::update: the ", what, " must be fp32, bf16 or fp16, not ", name_of(dtype));
+    case DType::f32:
+      return storage_f32;
+    case DType::bf16:
+      return storage_bf16;
+    case DType::f16:
+      return storage_f16;
+    default:
+      fail(ErrorKind::usage, "optim::update: the ", what, " must be fp32, bf16 or fp16, not ",
+           name_of(dtype));
   }
 }
 
@@ -47,8 +55,8 @@ AdamScalars adam_scalars(const SpanUpdate& span, const Hyper& hyper, std::int64_
   const double c2 = hyper.bias_correction ? 1 / std::sqrt(1 - std::pow(hyper.beta2, t)) : 1.0;
   const double decay = span.decay ? hyper.weight_decay * (hyper.decoupled_decay ? hyper.lr : 1.0) : 0.0;
   const auto f = [](double x) { return static_cast<float>(x); };
-  return {f(span.grad_factor), f(hyper.beta1), f(1 - hyper.beta1), f(hyper.beta2), f(1 - hyper.beta2),
-          f(c2),               f(hyper.eps),   f(decay),           f(hyper.lr / c1)};
+  return {f(span.grad_factor), f(hyper.beta1), f(1 - hyper.beta1), f(hyper.beta2), f(1 - hyper.beta2), f(c2),
+          f(hyper.eps),        f(decay),       f(hyper.lr / c1)};
 }
 
 SgdScalars sgd_scalars(const SpanUpdate& span, const Hyper& hyper) {
@@ -76,8 +84,8 @@ void check(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
   const std::vector<std::string> names = hyper.moment_names();
   for (std::size_t i = 0; i < names.size(); ++i)
     require(span.n == 0 || span.moments[i], "optim::update: the span has no ", names[i]);
-  require(span.n == 0 || span.param_dtype == DType::f32 || span.param,
-          "optim::update: a ", name_of(span.param_dtype), " copy is asked for, and there is no memory for it");
+  require(span.n == 0 || span.param_dtype == DType::f32 || span.param, "optim::update: a ",
+          name_of(span.param_dtype), " copy is asked for, and there is no memory for it");
 }
 
 // Calls body(chunk) over the span and says whether everything written is finite.
@@ -96,8 +104,15 @@ bool run(const SpanUpdate& span, Arena& arena, const Body& body) {
 }  // namespace
 
 Hyper::Hyper(const config::Optimizer& c)
-    : type(c.type), lr(c.lr), beta1(c.beta1), beta2(c.beta2), eps(c.eps), weight_decay(c.weight_decay),
-      decoupled_decay(c.decoupled_decay()), bias_correction(c.bias_correction), momentum(c.momentum),
+    : type(c.type),
+      lr(c.lr),
+      beta1(c.beta1),
+      beta2(c.beta2),
+      eps(c.eps),
+      weight_decay(c.weight_decay),
+      decoupled_decay(c.decoupled_decay()),
+      bias_correction(c.bias_correction),
+      momentum(c.momentum),
       nesterov(c.nesterov) {}
 
 std::vector<std::string> Hyper::moment_names() const {
@@ -117,14 +132,16 @@ bool update_with(CpuIsa isa, const SpanUpdate& span, const Hyper& hyper, std::in
   const StorageIndex param = storage_of(span.param_dtype, "parameter");
   if (hyper.type == OptimizerType::sgd) {
     const SgdMode mode = hyper.momentum == 0 ? sgd_plain : hyper.nesterov ? sgd_nesterov : sgd_momentum;
-    return run(span, arena, [rule = table.sgd[grad][param][mode], scalars = sgd_scalars(span, hyper)](const Chunk& chunk) {
-      return rule(chunk, scalars);
-    });
+    return run(span, arena,
+               [rule = table.sgd[grad][param][mode], scalars = sgd_scalars(span, hyper)](const Chunk& chunk) {
+                 return rule(chunk, scalars);
+               });
   }
   const AdamScalars scalars = adam_scalars(span, hyper, step);
-  return run(span, arena, [rule = table.adam[grad][param][hyper.decoupled_decay ? 0 : 1], scalars](const Chunk& chunk) {
-    return rule(chunk, scalars);
-  });
+  return run(span, arena,
+             [rule = table.adam[grad][param][hyper.decoupled_decay ? 0 : 1], scalars](const Chunk& chunk) {
+               return rule(chunk, scalars);
+             });
 }
 
 }  // namespace sherd::optim

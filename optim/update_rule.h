@@ -18,45 +18,48 @@ struct Hyper {
   double lr = 1e-3;
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  ///< Adam, AdamW
   double weight_decay = 0;
-  bool decoupled_decay = true;   ///< decay acts on the weight, not on the gradient
-  bool bias_correction = true;   ///< Adam, AdamW
-  double momentum = 0;           ///< SGD
-  bool nesterov = false;         ///< SGD
+  bool decoupled_decay = true;  ///< decay acts on the weight, not on the gradient
+  bool bias_correction = true;  ///< Adam, AdamW
+  double momentum = 0;          ///< SGD
+  bool nesterov = false;        ///< SGD
 
   Hyper() = default;
   explicit Hyper(const config::Optimizer& config);
 
-  /// The names in checkpoints of the fp32 tensors that the rule keeps per element: {"exp_avg", "exp_avg_sq"} for Adam,
+  /// The names in checkpoints of the fp32 tensors that the rule keeps per element: {"exp_avg", "exp_avg_sq"}
+  /// for Adam,
   /// {"momentum_buffer"} for SGD with momentum, none for plain SGD. All start at zero.
   std::vector<std::string> moment_names() const;
 };
 
-/// A flat run of elements and everything the rule reads and writes for them. The caller owns all memory; nothing may
-/// overlap, but param may be null where the master itself is the parameter.
+/// A flat run of elements and everything the rule reads and writes for them. The caller owns all memory;
+/// nothing may overlap, but param may be null where the master itself is the parameter.
 struct SpanUpdate {
   float* master = nullptr;
   const void* grad = nullptr;
-  DType grad_dtype = DType::f32;      ///< f32, bf16 or f16
+  DType grad_dtype = DType::f32;           ///< f32, bf16 or f16
   float* moments[2] = {nullptr, nullptr};  ///< as many as the rule keeps
-  void* param = nullptr;              ///< 16-bit copy to refresh: bf16 to nearest with ties away from zero, fp16 to even
-  DType param_dtype = DType::f32;     ///< f32 (no copy), bf16 or f16
-  std::int64_t n = 0;                 ///< elements
-  double grad_factor = 1;             ///< gradients are multiplied by this, rounded to fp32 (gradient_factor())
-  bool decay = true;                  ///< false: weight decay leaves this span alone
+  void* param = nullptr;  ///< 16-bit copy to refresh: bf16 to nearest with ties away from zero, fp16 to even
+  DType param_dtype = DType::f32;  ///< f32 (no copy), bf16 or f16
+  std::int64_t n = 0;              ///< elements
+  double grad_factor = 1;          ///< gradients are multiplied by this, rounded to fp32 (gradient_factor())
+  bool decay = true;               ///< false: weight decay leaves this span alone
 };
 
-/// One fused pass: gradient·factor → moments → master → 16-bit copy. `step` counts from 1. All arithmetic is fp32, one
-/// rounding per operation, in this order (g: gradient·factor, p: master):
+/// One fused pass: gradient·factor → moments → master → 16-bit copy. `step` counts from 1. All arithmetic is
+/// fp32, one rounding per operation, in this order (g: gradient·factor, p: master):
 ///
 /// - Adam, AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019): L2: g ← g + wd·p. m ← β1·m + (1−β1)·g;
 ///   v ← β2·v + (1−β2)·(g·g); decoupled: p ← p − (lr·wd)·p; p ← p − (lr/c1)·(m/(√v·c2 + eps)), c1 = 1−β1ᵗ,
 ///   c2 = 1/√(1−β2ᵗ), both 1 without bias correction. The scalars are formed in double and rounded once.
-/// - SGD: g ← g + wd·p; with momentum b ← µ·b + g and g ← b, or g + µ·b with Nesterov's; p ← p − lr·g. (PyTorch's,
+/// - SGD: g ← g + wd·p; with momentum b ← µ·b + g and g ← b, or g + µ·b with Nesterov's; p ← p − lr·g.
+/// (PyTorch's,
 ///   dampening 0.)
 ///
-/// Elementwise: cutting spans anywhere, any number of threads and any instruction set give the same bits. Threads must run
-/// with flush-to-zero (Arena's do). Returns false when an updated weight, its 16-bit copy or a moment is NaN or infinite;
-/// the span is written all the same. Throws Error{usage} for missing pointers or dtypes.
+/// Elementwise: cutting spans anywhere, any number of threads and any instruction set give the same bits.
+/// Threads must run with flush-to-zero (Arena's do). Returns false when an updated weight, its 16-bit copy or
+/// a moment is NaN or infinite; the span is written all the same. Throws Error{usage} for missing pointers or
+/// dtypes.
 bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena);
 
 /// The same with the loops of one instruction set, which this processor must have; for tests and benchmarks.

@@ -2,7 +2,8 @@
 
 #include <cstdint>
 
-// Inner loops that are compiled once per instruction set: plain declarations only, see tensor/cpu/isa/tables.h.
+// Inner loops that are compiled once per instruction set: plain declarations only, see
+// tensor/cpu/isa/tables.h.
 
 namespace sherd {
 enum class CpuIsa;
@@ -40,12 +41,19 @@ struct Extremes {
 };
 
 struct UpdateTable {
-  Extremes (*adam[storage_count][storage_count][2])(const Chunk&, const AdamScalars&);  ///< [gradient][parameter][L2]
+  Extremes (*adam[storage_count][storage_count][2])(const Chunk&,
+                                                    const AdamScalars&);  ///< [gradient][parameter][L2]
   Extremes (*sgd[storage_count][storage_count][sgd_mode_count])(const Chunk&, const SgdScalars&);
 };
 
-namespace portable { extern const UpdateTable update_table; }
-namespace avx2 { extern const UpdateTable update_table; }
-namespace avx512 { extern const UpdateTable update_table; }
+namespace portable {
+extern const UpdateTable update_table;
+}
+namespace avx2 {
+extern const UpdateTable update_table;
+}
+namespace avx512 {
+extern const UpdateTable update_table;
+}
 
 }  // namespace sherd::optim

@@ -22,8 +22,12 @@ SHERD_INLINE F square_root(F x) {
 #endif
 }
 
-SHERD_INLINE U magnitude(F x) { return (U)x & 0x7fffffffu; }
-SHERD_INLINE U larger(U a, U b) { return (I)a > (I)b ? a : b; }  // magnitudes fit the signed range
+SHERD_INLINE U magnitude(F x) {
+  return (U)x & 0x7fffffffu;
+}
+SHERD_INLINE U larger(U a, U b) {
+  return (I)a > (I)b ? a : b;
+}  // magnitudes fit the signed range
 
 SHERD_INLINE std::uint32_t largest(U v) {
   std::uint32_t out = 0;
@@ -32,8 +36,12 @@ SHERD_INLINE std::uint32_t largest(U v) {
 }
 
 // Masters round to bf16 to nearest, ties away from zero (base/dtype.h, round_master_to_bf16).
-SHERD_INLINE H round_master(Bf16, F p) { return narrow(((U)p + 0x8000u) >> 16); }
-SHERD_INLINE H round_master(F16, F p) { return to_f16(p); }
+SHERD_INLINE H round_master(Bf16, F p) {
+  return narrow(((U)p + 0x8000u) >> 16);
+}
+SHERD_INLINE H round_master(F16, F p) {
+  return to_f16(p);
+}
 
 SHERD_INLINE void stream_store(std::uint16_t* to, H value) {
 #if defined(SHERD_ISA_avx512)
@@ -78,7 +86,9 @@ struct At {
   }
 };
 
-SHERD_INLINE void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+SHERD_INLINE void fetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
 
 template <class G>
 SHERD_INLINE void fetch_ahead(const Chunk& c, std::int64_t i, bool first, bool second) {
@@ -135,20 +145,21 @@ SHERD_INLINE Extremes adam_loop(const Chunk& c, const AdamScalars& s) {
 
 template <class G, class P, int mode, bool stream>
 SHERD_INLINE Extremes sgd_loop(const Chunk& c, const SgdScalars& s) {
-  return run<G, P, stream>(c, mode != sgd_plain, false, [&](const At<G, P>& at, U& weight, U& moment) SHERD_ALWAYS {
-    F p = at.in(c.master), g = at.grad() * s.factor;
-    g = g + s.decay * p;
-    if constexpr (mode != sgd_plain) {
-      const F b = s.momentum * at.in(c.first) + g;
-      at.out(c.first, b);
-      moment = larger(moment, magnitude(b));
-      g = mode == sgd_nesterov ? g + s.momentum * b : b;
-    }
-    p = p - s.lr * g;
-    at.out(c.master, p);
-    at.template param<stream>(p);
-    weight = larger(weight, magnitude(p));
-  });
+  return run<G, P, stream>(c, mode != sgd_plain, false,
+                           [&](const At<G, P>& at, U& weight, U& moment) SHERD_ALWAYS {
+                             F p = at.in(c.master), g = at.grad() * s.factor;
+                             g = g + s.decay * p;
+                             if constexpr (mode != sgd_plain) {
+                               const F b = s.momentum * at.in(c.first) + g;
+                               at.out(c.first, b);
+                               moment = larger(moment, magnitude(b));
+                               g = mode == sgd_nesterov ? g + s.momentum * b : b;
+                             }
+                             p = p - s.lr * g;
+                             at.out(c.master, p);
+                             at.template param<stream>(p);
+                             weight = larger(weight, magnitude(p));
+                           });
 }
 
 template <class G, class P, bool l2>
@@ -163,9 +174,12 @@ Extremes sgd(const Chunk& c, const SgdScalars& s) {
 
 }  // namespace
 
-#define SHERD_ADAM(G, P) {adam<G, P, false>, adam<G, P, true>}
-#define SHERD_SGD(G, P) {sgd<G, P, sgd_plain>, sgd<G, P, sgd_momentum>, sgd<G, P, sgd_nesterov>}
-#define SHERD_ROW(RULE, G) {RULE(G, float), RULE(G, Bf16), RULE(G, F16)}
+#define SHERD_ADAM(G, P) \
+  { adam<G, P, false>, adam<G, P, true> }
+#define SHERD_SGD(G, P) \
+  { sgd<G, P, sgd_plain>, sgd<G, P, sgd_momentum>, sgd<G, P, sgd_nesterov> }
+#define SHERD_ROW(RULE, G) \
+  { RULE(G, float), RULE(G, Bf16), RULE(G, F16) }
 
 const UpdateTable update_table = {
     {SHERD_ROW(SHERD_ADAM, float), SHERD_ROW(SHERD_ADAM, Bf16), SHERD_ROW(SHERD_ADAM, F16)},

@@ -7,12 +7,14 @@ constexpr const char* tb_key = "train_batch_size";
 constexpr const char* mb_key = "train_micro_batch_size_per_gpu";
 constexpr const char* gas_key = "gradient_accumulation_steps";
 
-std::string shown(std::int64_t number) { return number > 0 ? std::to_string(number) : "not given"; }
+std::string shown(std::int64_t number) {
+  return number > 0 ? std::to_string(number) : "not given";
+}
 
 // The nearest combination that multiplies: keeps the batch near what was asked and the micro-batch as it is.
 std::string suggestion(const Batch& given, const Batch& filled, std::int64_t ranks) {
-  const std::int64_t micro = std::max<std::int64_t>(1, given.micro_batch_size ? given.micro_batch_size
-                                                                              : filled.micro_batch_size);
+  const std::int64_t micro =
+      std::max<std::int64_t>(1, given.micro_batch_size ? given.micro_batch_size : filled.micro_batch_size);
   const std::int64_t accumulate =
       given.gradient_accumulation_steps
           ? given.gradient_accumulation_steps
@@ -22,9 +24,9 @@ std::string suggestion(const Batch& given, const Batch& filled, std::int64_t ran
 }
 
 [[noreturn]] void mismatch(const Batch& given, const Batch& filled, std::int64_t ranks) {
-  fail(ErrorKind::config, tb_key, " ", shown(given.train_batch_size), ", ", mb_key, " ", shown(given.micro_batch_size),
-       ", ", gas_key, " ", shown(given.gradient_accumulation_steps), " and ", ranks,
-       " data-parallel rank", ranks == 1 ? "" : "s", " do not fit: ", filled.micro_batch_size, " x ",
+  fail(ErrorKind::config, tb_key, " ", shown(given.train_batch_size), ", ", mb_key, " ",
+       shown(given.micro_batch_size), ", ", gas_key, " ", shown(given.gradient_accumulation_steps), " and ",
+       ranks, " data-parallel rank", ranks == 1 ? "" : "s", " do not fit: ", filled.micro_batch_size, " x ",
        filled.gradient_accumulation_steps, " x ", ranks, " = ",
        filled.micro_batch_size * filled.gradient_accumulation_steps * ranks, " samples per step; ",
        suggestion(given, filled, ranks));
@@ -51,9 +53,11 @@ Batch resolve_batch(const Config& config, int dp_world) {
   require(dp_world >= 1, "resolve_batch: ", dp_world, " data-parallel ranks");
   const Batch& given = config.batch;
   if (given.train_batch_size <= 0 && given.micro_batch_size <= 0)
-    fail(ErrorKind::config, "the configuration gives neither ", tb_key, " nor ", mb_key, "; give one of them");
+    fail(ErrorKind::config, "the configuration gives neither ", tb_key, " nor ", mb_key,
+         "; give one of them");
   const std::int64_t limit = std::int64_t{1} << 31;
-  for (const std::int64_t number : {given.train_batch_size, given.micro_batch_size, given.gradient_accumulation_steps})
+  for (const std::int64_t number :
+       {given.train_batch_size, given.micro_batch_size, given.gradient_accumulation_steps})
     if (number >= limit) fail(ErrorKind::config, "a batch size of ", number, " is beyond 2^31");
   const Batch out = infer(given, dp_world);
   if (out.micro_batch_size <= 0 || out.gradient_accumulation_steps <= 0 ||

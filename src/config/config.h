@@ -17,17 +17,19 @@ namespace sherd::config {
 
 /// Top-level batch keys. Each is 0 while neither given nor resolved; resolve_batch() fills all three.
 struct Batch {
-  std::int64_t train_batch_size = 0;             ///< samples per optimizer step over all data-parallel ranks
-  std::int64_t micro_batch_size = 0;             ///< `train_micro_batch_size_per_gpu`: samples per forward per rank
+  std::int64_t train_batch_size = 0;  ///< samples per optimizer step over all data-parallel ranks
+  std::int64_t micro_batch_size = 0;  ///< `train_micro_batch_size_per_gpu`: samples per forward per rank
   std::int64_t gradient_accumulation_steps = 0;  ///< forwards per optimizer step
   bool operator==(const Batch&) const = default;
 };
 
 /// Section `data`: what `sherd train` reads.
 struct Data {
-  std::string path;       ///< required: prefix of the indexed dataset (PREFIX.bin, PREFIX.idx), as `sherd prepare` wrote it
-  std::array<double, 2> split = {0.98, 0.02};  ///< fractions for training and validation, each ≥ 0, sum in (0, 1]
-  std::string tokenizer;  ///< byte | spm:MODEL; empty (default): the one recorded beside the dataset
+  std::string path;  ///< required: prefix of the indexed dataset (PREFIX.bin, PREFIX.idx), as `sherd prepare`
+                     ///< wrote it
+  std::array<double, 2> split = {0.98,
+                                 0.02};  ///< fractions for training and validation, each ≥ 0, sum in (0, 1]
+  std::string tokenizer;      ///< byte | spm:MODEL; empty (default): the one recorded beside the dataset
   std::uint64_t seed = 1234;  ///< of the shuffle
   bool shuffle = true;        ///< of documents and samples, anew every epoch
   bool operator==(const Data&) const = default;
@@ -42,20 +44,20 @@ enum class Recompute : std::uint8_t {
 
 /// Section `training`.
 struct Training {
-  std::int64_t steps = 0;           ///< optimizer steps of the whole run; `sherd train` needs it here or as --steps
-  std::uint64_t seed = 1234;        ///< of initial weights and dropout
-  std::int64_t eval_interval = 0;   ///< steps between evaluations on the validation split; 0: only at the end
-  std::int64_t eval_steps = 10;     ///< batches (of train_batch_size samples) per evaluation, > 0
-  std::string save_dir;             ///< checkpoints go here; empty: none are written
-  std::int64_t save_interval = 0;   ///< steps between checkpoints; 0: only at the end
-  std::int64_t keep_last = 0;       ///< checkpoints to keep, oldest deleted first; 0: all
+  std::int64_t steps = 0;     ///< optimizer steps of the whole run; `sherd train` needs it here or as --steps
+  std::uint64_t seed = 1234;  ///< of initial weights and dropout
+  std::int64_t eval_interval = 0;  ///< steps between evaluations on the validation split; 0: only at the end
+  std::int64_t eval_steps = 10;    ///< batches (of train_batch_size samples) per evaluation, > 0
+  std::string save_dir;            ///< checkpoints go here; empty: none are written
+  std::int64_t save_interval = 0;  ///< steps between checkpoints; 0: only at the end
+  std::int64_t keep_last = 0;      ///< checkpoints to keep, oldest deleted first; 0: all
   Recompute recompute = Recompute::none;
-  std::int64_t log_interval = 10;   ///< steps between the plain progress lines of `sherd train`; 0: none
+  std::int64_t log_interval = 10;  ///< steps between the plain progress lines of `sherd train`; 0: none
   bool operator==(const Training&) const = default;
 };
 
-/// Section `parallel`. Ranks that none of these dimensions takes form the data-parallel dimension. This build accepts
-/// only 1 for each of the five sizes.
+/// Section `parallel`. Ranks that none of these dimensions takes form the data-parallel dimension. This build
+/// accepts only 1 for each of the five sizes.
 struct Parallel {
   int tensor = 1, sequence = 1, pipeline = 1, expert = 1, context = 1;
   double timeout_seconds = 1800;  ///< deadline of every wait for another rank, > 0
@@ -66,22 +68,23 @@ enum class DeviceType : std::uint8_t { automatic, cpu, cuda };
 
 /// Section `device`.
 struct Device {
-  DeviceType type = DeviceType::automatic;   ///< auto | cpu | cuda; this build has CPUs only and refuses cuda
-  int threads_per_rank = 0;                  ///< compute threads; 0 ("auto"): cores divided by the ranks on this machine
-  std::uint64_t device_memory_limit = 0;     ///< bytes, or a string such as "512MiB"; 0: none
-  std::uint64_t host_memory_limit = 0;       ///< bytes, or a string such as "8GB"; 0: none
+  DeviceType type = DeviceType::automatic;  ///< auto | cpu | cuda; this build has CPUs only and refuses cuda
+  int threads_per_rank = 0;  ///< compute threads; 0 ("auto"): cores divided by the ranks on this machine
+  std::uint64_t device_memory_limit = 0;  ///< bytes, or a string such as "512MiB"; 0: none
+  std::uint64_t host_memory_limit = 0;    ///< bytes, or a string such as "8GB"; 0: none
   bool operator==(const Device&) const = default;
 };
 
-/// One validated configuration: DeepSpeed's keys with the meaning that DeepSpeed 0.19 gives them, and Sherd's sections
-/// `model`, `data`, `training`, `parallel` and `device`. A plain value; every field has its effective value, except the
-/// batch, which needs the number of ranks (resolve_batch).
+/// One validated configuration: DeepSpeed's keys with the meaning that DeepSpeed 0.19 gives them, and Sherd's
+/// sections `model`, `data`, `training`, `parallel` and `device`. A plain value; every field has its
+/// effective value, except the batch, which needs the number of ranks (resolve_batch).
 struct Config {
   Batch batch;
   Optimizer optimizer;
   Scheduler scheduler;
   Precision precision;
-  double gradient_clipping = 1.0;  ///< largest global L2 norm of the gradients; ≤ 0: off (V19 default)
+  double gradient_clipping =
+      1.0;  ///< largest global L2 norm of the gradients; ≤ 0: off (default as DeepSpeed 0.19)
   Zero zero;
   std::int64_t steps_per_print = 0;   ///< optimizer steps between the engine's log lines; 0 (default): none
   bool wall_clock_breakdown = false;  ///< time forward, backward, reduction and step apart, and log them
@@ -95,17 +98,19 @@ struct Config {
   Parallel parallel;
   Device device;
 
-  /// One line per accepted key that has no effect here, with the reason, in file order, for the engine to log once:
-  /// "zero_optimization.contiguous_gradients: always on in Sherd". Not part of the configuration's value.
+  /// One line per accepted key that has no effect here, with the reason, in file order, for the engine to log
+  /// once: "zero_optimization.contiguous_gradients: always on in Sherd". Not part of the configuration's
+  /// value.
   std::vector<std::string> notes;
 
   /// Compares everything but the notes.
   bool operator==(const Config& other) const;
 };
 
-/// Reads JSON files (`//` and `/* */` comments and trailing commas allowed) and merges them in order: later files add
-/// sections and override keys. Each override is "a.b.c=VALUE", VALUE in JSON or else taken as a string. Throws
-/// Error{io} for an unreadable file and Error{config} for everything else, naming file, line, key and the next step.
+/// Reads JSON files (`//` and `/* */` comments and trailing commas allowed) and merges them in order: later
+/// files add sections and override keys. Each override is "a.b.c=VALUE", VALUE in JSON or else taken as a
+/// string. Throws Error{io} for an unreadable file and Error{config} for everything else, naming file, line,
+/// key and the next step.
 Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides = {});
 
 /// The same from memory; `name` stands for the file in errors.
@@ -115,8 +120,8 @@ Config parse_text(std::string_view text, const std::string& name = "config",
 /// The resolved configuration as JSON that parse_text() reads back to an equal Config. Stable key order.
 std::string dump(const Config& config);
 
-/// The three batch numbers for `dp_world` data-parallel ranks, by DeepSpeed's inference (reference A.1). Throws
-/// Error{config} with the four numbers and a combination that would do when they do not multiply.
+/// The three batch numbers for `dp_world` data-parallel ranks, by DeepSpeed's inference (reference A.1).
+/// Throws Error{config} with the four numbers and a combination that would do when they do not multiply.
 Batch resolve_batch(const Config& config, int dp_world);
 
 }  // namespace sherd::config

@@ -10,7 +10,8 @@ using Json = nlohmann::ordered_json;
 void put_batch(Json& out, const Batch& batch) {
   if (batch.train_batch_size) out["train_batch_size"] = batch.train_batch_size;
   if (batch.micro_batch_size) out["train_micro_batch_size_per_gpu"] = batch.micro_batch_size;
-  if (batch.gradient_accumulation_steps) out["gradient_accumulation_steps"] = batch.gradient_accumulation_steps;
+  if (batch.gradient_accumulation_steps)
+    out["gradient_accumulation_steps"] = batch.gradient_accumulation_steps;
 }
 
 Json optimizer_of(const Optimizer& optimizer) {
@@ -28,25 +29,35 @@ Json optimizer_of(const Optimizer& optimizer) {
   return {{"type", adam ? "Adam" : "AdamW"}, {"params", params}};
 }
 
-const char* name_of(WarmupType type) { return type == WarmupType::linear ? "linear" : "log"; }
+const char* name_of(WarmupType type) {
+  return type == WarmupType::linear ? "linear" : "log";
+}
 
 struct SchedulerDump {
   Json operator()(std::monostate) const { return nullptr; }
   Json operator()(const LrRangeTest& s) const {
     return {{"type", "LRRangeTest"},
-            {"params", {{"lr_range_test_min_lr", s.min_lr}, {"lr_range_test_step_size", s.step_size},
-                        {"lr_range_test_step_rate", s.step_rate}, {"lr_range_test_staircase", s.staircase}}}};
+            {"params",
+             {{"lr_range_test_min_lr", s.min_lr},
+              {"lr_range_test_step_size", s.step_size},
+              {"lr_range_test_step_rate", s.step_rate},
+              {"lr_range_test_staircase", s.staircase}}}};
   }
   Json operator()(const OneCycle& s) const {
     return {{"type", "OneCycle"},
-            {"params", {{"cycle_min_lr", s.cycle_min_lr}, {"cycle_max_lr", s.cycle_max_lr},
-                        {"decay_lr_rate", s.decay_lr_rate}, {"cycle_first_step_size", s.cycle_first_step_size},
-                        {"cycle_second_step_size", s.cycle_second_step_size},
-                        {"cycle_first_stair_count", s.cycle_first_stair_count},
-                        {"cycle_second_stair_count", s.cycle_second_stair_count},
-                        {"decay_step_size", s.decay_step_size}, {"cycle_momentum", s.cycle_momentum},
-                        {"cycle_min_mom", s.cycle_min_mom}, {"cycle_max_mom", s.cycle_max_mom},
-                        {"decay_mom_rate", s.decay_mom_rate}}}};
+            {"params",
+             {{"cycle_min_lr", s.cycle_min_lr},
+              {"cycle_max_lr", s.cycle_max_lr},
+              {"decay_lr_rate", s.decay_lr_rate},
+              {"cycle_first_step_size", s.cycle_first_step_size},
+              {"cycle_second_step_size", s.cycle_second_step_size},
+              {"cycle_first_stair_count", s.cycle_first_stair_count},
+              {"cycle_second_stair_count", s.cycle_second_stair_count},
+              {"decay_step_size", s.decay_step_size},
+              {"cycle_momentum", s.cycle_momentum},
+              {"cycle_min_mom", s.cycle_min_mom},
+              {"cycle_max_mom", s.cycle_max_mom},
+              {"decay_mom_rate", s.decay_mom_rate}}}};
   }
   Json operator()(const Warmup& s) const {
     Json params;
@@ -59,21 +70,28 @@ struct SchedulerDump {
   }
   Json operator()(const WarmupCosine& s) const {
     return {{"type", "WarmupCosineLR"},
-            {"params", {{"total_num_steps", s.total_num_steps}, {"warmup_min_ratio", s.warmup_min_ratio},
-                        {"warmup_num_steps", s.warmup_num_steps}, {"cos_min_ratio", s.cos_min_ratio},
-                        {"warmup_type", name_of(s.warmup_type)}}}};
+            {"params",
+             {{"total_num_steps", s.total_num_steps},
+              {"warmup_min_ratio", s.warmup_min_ratio},
+              {"warmup_num_steps", s.warmup_num_steps},
+              {"cos_min_ratio", s.cos_min_ratio},
+              {"warmup_type", name_of(s.warmup_type)}}}};
   }
 };
 
 void put_precision(Json& out, const Precision& precision) {
   const LossScaling& s = precision.fp16;
-  out["fp16"] = {{"enabled", precision.compute == DType::f16}, {"loss_scale", s.loss_scale},
-                 {"initial_scale_power", s.initial_scale_power}, {"loss_scale_window", s.loss_scale_window},
-                 {"hysteresis", s.hysteresis}, {"consecutive_hysteresis", s.consecutive_hysteresis},
+  out["fp16"] = {{"enabled", precision.compute == DType::f16},
+                 {"loss_scale", s.loss_scale},
+                 {"initial_scale_power", s.initial_scale_power},
+                 {"loss_scale_window", s.loss_scale_window},
+                 {"hysteresis", s.hysteresis},
+                 {"consecutive_hysteresis", s.consecutive_hysteresis},
                  {"min_loss_scale", s.min_loss_scale}};
   out["bf16"] = {{"enabled", precision.compute == DType::bf16},
                  {"check_grad_overflow", precision.check_grad_overflow}};
-  if (precision.grad_accum_dtype) out["data_types"] = {{"grad_accum_dtype", sherd::name_of(*precision.grad_accum_dtype)}};
+  if (precision.grad_accum_dtype)
+    out["data_types"] = {{"grad_accum_dtype", sherd::name_of(*precision.grad_accum_dtype)}};
   if (precision.communication_data_type)
     out["communication_data_type"] = sherd::name_of(*precision.communication_data_type);
 }
@@ -140,8 +158,11 @@ void put_sherd(Json& out, const Config& config) {
   constexpr const char* devices[] = {"auto", "cpu", "cuda"};
   if (config.model) out["model"] = model_of(*config.model);
   if (const auto& data = config.data)
-    out["data"] = {{"path", data->path}, {"split", data->split}, {"tokenizer", data->tokenizer},
-                   {"seed", data->seed}, {"shuffle", data->shuffle}};
+    out["data"] = {{"path", data->path},
+                   {"split", data->split},
+                   {"tokenizer", data->tokenizer},
+                   {"seed", data->seed},
+                   {"shuffle", data->shuffle}};
   out["training"] = training_of(config.training);
   out["parallel"] = {{"timeout_seconds", config.parallel.timeout_seconds}};
   out["device"] = {{"type", devices[static_cast<std::size_t>(config.device.type)]},

@@ -5,12 +5,14 @@ namespace {
 
 struct Nothing {};
 
-// A section of DeepSpeed's that Sherd does not have. Its keys are checked by name, so that a misspelt "enabled" does not
-// pass for "off"; then `off` decides.
-Key<Config> foreign(const std::string& name, const std::vector<std::string>& names, const std::string& example,
-                    const std::string& reason, const std::function<bool(const Value&)>& off, bool noted_only = false) {
+// A section of DeepSpeed's that Sherd does not have. Its keys are checked by name, so that a misspelt
+// "enabled" does not pass for "off"; then `off` decides.
+Key<Config> foreign(const std::string& name, const std::vector<std::string>& names,
+                    const std::string& example, const std::string& reason,
+                    const std::function<bool(const Value&)>& off, bool noted_only = false) {
   Table<Nothing> table;
-  for (const std::string& key : names) table.keys.push_back(custom<Nothing>(key, "", [](Nothing&, const Value&) {}));
+  for (const std::string& key : names)
+    table.keys.push_back(custom<Nothing>(key, "", [](Nothing&, const Value&) {}));
   Key<Config> key = custom<Config>(name, example, [=](Config&, const Value& value) {
     if (value.node.is(Node::Kind::object)) {
       Nothing nothing;
@@ -56,54 +58,84 @@ std::vector<Key<Config>> monitor_sections() {
       foreign("tensorboard", {"enabled", "output_path", "job_name"}, enabled, reason, not_enabled),
       foreign("wandb", {"enabled", "group", "team", "project"}, enabled, reason, not_enabled),
       foreign("csv_monitor", {"enabled", "output_path", "job_name"}, enabled, reason, not_enabled),
-      foreign("comet", {"enabled", "samples_log_interval", "project", "workspace", "api_key", "experiment_name",
-                        "experiment_key", "online", "mode"}, enabled, reason, not_enabled),
-      foreign("flops_profiler", {"enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules",
-                                 "detailed", "output_file"}, enabled, "--metrics reports the share of peak FLOPs",
-              not_enabled),
+      foreign("comet",
+              {"enabled", "samples_log_interval", "project", "workspace", "api_key", "experiment_name",
+               "experiment_key", "online", "mode"},
+              enabled, reason, not_enabled),
+      foreign("flops_profiler",
+              {"enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed",
+               "output_file"},
+              enabled, "--metrics reports the share of peak FLOPs", not_enabled),
       foreign("comms_logger", {"enabled", "prof_all", "prof_ops", "verbose", "debug"}, enabled,
               "every byte sent is always counted and reported at the end of a run", not_enabled, true),
-      foreign("timers", {"throughput"}, "{\"throughput\": {\"enabled\": true}}", "throughput is always measured",
-              not_enabled, true),
+      foreign("timers", {"throughput"}, "{\"throughput\": {\"enabled\": true}}",
+              "throughput is always measured", not_enabled, true),
   };
 }
 
 std::vector<Key<Config>> feature_sections() {
   const std::string enabled = "{\"enabled\": true}";
   return {
-      foreign("amp", {"enabled", "opt_level", "loss_scale", "cast_model_type", "patch_torch_functions",
-                      "keep_batchnorm_fp32", "master_weights", "cast_model_outputs", "num_losses", "verbosity",
-                      "min_loss_scale", "max_loss_scale"}, enabled, "use bf16 or fp16", not_enabled),
-      foreign("torch_autocast", {"enabled", "dtype", "lower_precision_safe_modules"}, enabled, "use bf16 or fp16",
-              not_enabled),
-      foreign("elasticity", {"enabled", "max_train_batch_size", "micro_batch_sizes", "min_gpus", "max_gpus", "min_time",
-                             "version", "prefer_larger_batch", "ignore_non_elastic_batch_info", "model_parallel_size",
-                             "num_gpus_per_node"}, enabled, "set the batch sizes instead", not_enabled),
-      foreign("autotuning", {"enabled", "fast", "results_dir", "exps_dir", "overwrite", "start_profile_step",
-                             "end_profile_step", "metric", "metric_path", "tuner_type", "tuner_early_stopping",
-                             "tuner_num_trials", "arg_mappings", "max_train_batch_size", "min_train_batch_size",
-                             "max_train_micro_batch_size_per_gpu", "min_train_micro_batch_size_per_gpu",
-                             "num_tuning_micro_batch_sizes", "mp_size", "model_info", "model_info_path"}, enabled,
-              "there is no autotuner in this build", not_enabled),
-      foreign("nebula", {"enabled", "persistent_storage_path", "persistent_time_interval",
-                         "num_of_version_in_retention", "enable_nebula_load", "load_path"}, enabled,
-              "checkpoints go to training.save_dir", not_enabled),
-      foreign("hybrid_engine", {"enabled", "max_out_tokens", "inference_tp_size", "release_inference_cache",
-                                "pin_parameters", "tp_gather_partition_size"}, enabled,
-              "there is no inference engine in this build", not_enabled),
-      foreign("tensor_parallel", {"autotp_size", "dtype", "tp", "injection_policy_tuple", "keep_module_on_host",
-                                  "replace_with_kernel_inject", "tp_overlap_comm", "preset_model", "partition_config",
-                                  "tp_size"}, "{\"autotp_size\": 2}", "tensor parallelism is not in this build yet",
-              numbers_at_most(1, {"autotp_size", "tp_size", "tp"})),
-      foreign("expert_parallel", {"enabled", "autoep_size", "expert_tensor_parallel_size", "preset_model",
-                                  "use_grouped_mm"}, enabled, "expert parallelism is not in this build yet",
-              not_enabled),
-      foreign("compile", {"deepcompile", "enabled", "free_activation", "free_activation_threshold",
-                          "offload_activation", "offload_activation_pin_memory", "offload_opt_states",
-                          "offload_parameters", "double_buffer", "symmetric_memory", "debug_log", "sync_before_reduce",
-                          "sync_after_reduce", "sync_before_allgather", "sync_after_allgather",
-                          "keep_int_input_tensors", "keep_all_input_tensors", "passes"}, "{\"deepcompile\": true}",
-              "there is no graph compiler in this build", numbers_at_most(0, {"deepcompile", "enabled"})),
+      foreign("amp",
+              {"enabled", "opt_level", "loss_scale", "cast_model_type", "patch_torch_functions",
+               "keep_batchnorm_fp32", "master_weights", "cast_model_outputs", "num_losses", "verbosity",
+               "min_loss_scale", "max_loss_scale"},
+              enabled, "use bf16 or fp16", not_enabled),
+      foreign("torch_autocast", {"enabled", "dtype", "lower_precision_safe_modules"}, enabled,
+              "use bf16 or fp16", not_enabled),
+      foreign("elasticity",
+              {"enabled", "max_train_batch_size", "micro_batch_sizes", "min_gpus", "max_gpus", "min_time",
+               "version", "prefer_larger_batch", "ignore_non_elastic_batch_info", "model_parallel_size",
+               "num_gpus_per_node"},
+              enabled, "set the batch sizes instead", not_enabled),
+      foreign("autotuning",
+              {"enabled",
+               "fast",
+               "results_dir",
+               "exps_dir",
+               "overwrite",
+               "start_profile_step",
+               "end_profile_step",
+               "metric",
+               "metric_path",
+               "tuner_type",
+               "tuner_early_stopping",
+               "tuner_num_trials",
+               "arg_mappings",
+               "max_train_batch_size",
+               "min_train_batch_size",
+               "max_train_micro_batch_size_per_gpu",
+               "min_train_micro_batch_size_per_gpu",
+               "num_tuning_micro_batch_sizes",
+               "mp_size",
+               "model_info",
+               "model_info_path"},
+              enabled, "there is no autotuner in this build", not_enabled),
+      foreign("nebula",
+              {"enabled", "persistent_storage_path", "persistent_time_interval",
+               "num_of_version_in_retention", "enable_nebula_load", "load_path"},
+              enabled, "checkpoints go to training.save_dir", not_enabled),
+      foreign("hybrid_engine",
+              {"enabled", "max_out_tokens", "inference_tp_size", "release_inference_cache", "pin_parameters",
+               "tp_gather_partition_size"},
+              enabled, "there is no inference engine in this build", not_enabled),
+      foreign(
+          "tensor_parallel",
+          {"autotp_size", "dtype", "tp", "injection_policy_tuple", "keep_module_on_host",
+           "replace_with_kernel_inject", "tp_overlap_comm", "preset_model", "partition_config", "tp_size"},
+          "{\"autotp_size\": 2}", "tensor parallelism is not in this build yet",
+          numbers_at_most(1, {"autotp_size", "tp_size", "tp"})),
+      foreign("expert_parallel",
+              {"enabled", "autoep_size", "expert_tensor_parallel_size", "preset_model", "use_grouped_mm"},
+              enabled, "expert parallelism is not in this build yet", not_enabled),
+      foreign("compile",
+              {"deepcompile", "enabled", "free_activation", "free_activation_threshold", "offload_activation",
+               "offload_activation_pin_memory", "offload_opt_states", "offload_parameters", "double_buffer",
+               "symmetric_memory", "debug_log", "sync_before_reduce", "sync_after_reduce",
+               "sync_before_allgather", "sync_after_allgather", "keep_int_input_tensors",
+               "keep_all_input_tensors", "passes"},
+              "{\"deepcompile\": true}", "there is no graph compiler in this build",
+              numbers_at_most(0, {"deepcompile", "enabled"})),
   };
 }
 
@@ -112,26 +144,34 @@ std::vector<Key<Config>> training_method_sections() {
   return {
       foreign("data_efficiency", {"enabled", "seed", "data_sampling", "data_routing"}, enabled,
               "data is sampled as the section `data` says", not_enabled),
-      foreign("curriculum_learning", {"enabled", "curriculum_type", "min_difficulty", "max_difficulty",
-                                      "schedule_type", "schedule_config"}, enabled,
-              "the sequence length is fixed in this build", not_enabled),
-      foreign("progressive_layer_drop", {"enabled", "theta", "gamma"}, enabled, "all layers run", not_enabled),
-      foreign("eigenvalue", {"enabled", "verbose", "max_iter", "tol", "stability", "gas_boundary_resolution",
-                             "layer_name", "layer_num"}, enabled, "it serves quantised training", not_enabled),
-      foreign("compression_training", {"weight_quantization", "activation_quantization", "sparse_pruning",
-                                       "row_pruning", "head_pruning", "channel_pruning", "layer_reduction"},
-              "{\"layer_reduction\": {\"enabled\": true}}", "there is no compression in this build", is_empty),
-      foreign("quantize_training", {"enabled", "quantize_weight_in_forward", "quantize_verbose", "quantize_groups",
-                                    "quantize_bits", "quantize_schedule", "quantize_algo", "fp16_mixed_quantize",
-                                    "quantizer_kernel", "eigenvalue", "quantize_type", "quantize_rounding",
-                                    "quantize_change_ratio"}, enabled, "there is no quantisation in this build",
+      foreign("curriculum_learning",
+              {"enabled", "curriculum_type", "min_difficulty", "max_difficulty", "schedule_type",
+               "schedule_config"},
+              enabled, "the sequence length is fixed in this build", not_enabled),
+      foreign("progressive_layer_drop", {"enabled", "theta", "gamma"}, enabled, "all layers run",
               not_enabled),
+      foreign("eigenvalue",
+              {"enabled", "verbose", "max_iter", "tol", "stability", "gas_boundary_resolution", "layer_name",
+               "layer_num"},
+              enabled, "it serves quantised training", not_enabled),
+      foreign("compression_training",
+              {"weight_quantization", "activation_quantization", "sparse_pruning", "row_pruning",
+               "head_pruning", "channel_pruning", "layer_reduction"},
+              "{\"layer_reduction\": {\"enabled\": true}}", "there is no compression in this build",
+              is_empty),
+      foreign(
+          "quantize_training",
+          {"enabled", "quantize_weight_in_forward", "quantize_verbose", "quantize_groups", "quantize_bits",
+           "quantize_schedule", "quantize_algo", "fp16_mixed_quantize", "quantizer_kernel", "eigenvalue",
+           "quantize_type", "quantize_rounding", "quantize_change_ratio"},
+          enabled, "there is no quantisation in this build", not_enabled),
       foreign("weight_quantization", {"enabled", "post_init_quant", "quantized_initialization"},
               "{\"post_init_quant\": {\"fc\": {}}}", "there is no quantisation in this build", is_empty),
-      foreign("sparse_attention", {"mode", "block", "different_layout_per_head", "num_local_blocks",
-                                   "num_global_blocks", "attention", "horizontal_global_attention",
-                                   "num_different_global_patterns", "num_random_blocks", "local_window_blocks",
-                                   "global_block_indices", "global_block_end_indices", "num_sliding_window_blocks"},
+      foreign("sparse_attention",
+              {"mode", "block", "different_layout_per_head", "num_local_blocks", "num_global_blocks",
+               "attention", "horizontal_global_attention", "num_different_global_patterns",
+               "num_random_blocks", "local_window_blocks", "global_block_indices", "global_block_end_indices",
+               "num_sliding_window_blocks"},
               "{\"mode\": \"fixed\"}", "attention is dense and causal in this build", is_empty),
   };
 }
@@ -147,14 +187,18 @@ std::vector<Key<Config>> switches() {
   };
   refuse("sparse_gradients", "true", "embedding gradients are dense in this build", is_false);
   refuse("disable_allgather", "true", "updated parameters are always gathered", is_false);
-  refuse("gradient_allreduce_op", "\"sum\"", "gradients are averaged over ranks",
-         [](const Value& value) { return value.choice({"mean", "sum"}) == 0; });
-  refuse("managed_gradient_accumulation", "false", "call set_gradient_accumulation_boundary() instead", is_true);
+  refuse("gradient_allreduce_op", "\"sum\"", "gradients are averaged over ranks", [](const Value& value) {
+    return value.choice({"mean", "sum"}) == 0;
+  });
+  refuse("managed_gradient_accumulation", "false", "call set_gradient_accumulation_boundary() instead",
+         is_true);
   refuse("sequence_parallel_size", "2", "sequence parallelism is not in this build yet", equals_number(1));
   refuse("data_parallel_size", "2", "it follows from the number of ranks", equals_number(1));
-  refuse("use_data_before_expert_parallelism", "true", "expert parallelism is not in this build yet", is_false);
+  refuse("use_data_before_expert_parallelism", "true", "expert parallelism is not in this build yet",
+         is_false);
   note("prescale_gradients", Holds::boolean, "rank sums run in fp32, which leaves nothing to scale against");
-  note("gradient_predivide_factor", Holds::real, "rank sums run in fp32, which leaves nothing to scale against");
+  note("gradient_predivide_factor", Holds::real,
+       "rank sums run in fp32, which leaves nothing to scale against");
   note("zero_allow_untested_optimizer", Holds::boolean, "every optimizer of this build is tested with ZeRO");
   note("zero_force_ds_cpu_optimizer", Holds::boolean, "Sherd's own optimizer runs on every device");
   note("graph_harvesting", Holds::boolean, "concerns CUDA graphs");
@@ -167,7 +211,8 @@ std::vector<Key<Config>> switches() {
 std::vector<Key<Nothing>> aio_keys() {
   const char* reason = "NVMe offload is not in this build yet";
   std::vector<Key<Nothing>> keys;
-  for (const char* name : {"block_size", "queue_depth"}) keys.push_back(noted<Nothing>(name, Holds::count, reason));
+  for (const char* name : {"block_size", "queue_depth"})
+    keys.push_back(noted<Nothing>(name, Holds::count, reason));
   keys.push_back(noted<Nothing>("intra_op_parallelism", Holds::count, reason).alias("thread_count"));
   for (const char* name : {"single_submit", "overlap_events", "use_gds"})
     keys.push_back(noted<Nothing>(name, Holds::boolean, reason));
@@ -177,8 +222,8 @@ std::vector<Key<Nothing>> aio_keys() {
 std::vector<Key<Nothing>> activation_checkpointing_keys() {
   const char* reason = "training.recompute chooses what is recomputed, and Sherd how";
   std::vector<Key<Nothing>> keys;
-  for (const char* name : {"partition_activations", "contiguous_memory_optimization", "synchronize_checkpoint_boundary",
-                           "profile"})
+  for (const char* name : {"partition_activations", "contiguous_memory_optimization",
+                           "synchronize_checkpoint_boundary", "profile"})
     keys.push_back(noted<Nothing>(name, Holds::boolean, reason));
   keys.push_back(noted<Nothing>("number_checkpoints", Holds::count, reason));
   keys.push_back(refused<Nothing>("cpu_checkpointing", "true", "offload is not in this build yet", is_false));

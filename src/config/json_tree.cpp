@@ -136,8 +136,9 @@ std::string strip_extras(std::string_view source) {
       i = end_of_string(text, i);
     } else if (c == '/' && i + 1 < text.size() && (text[i + 1] == '/' || text[i + 1] == '*')) {
       const std::size_t end = end_of_comment(text, i);
-      std::replace_if(text.begin() + static_cast<std::ptrdiff_t>(i), text.begin() + static_cast<std::ptrdiff_t>(end),
-                      [](char x) { return x != '\n'; }, ' ');
+      std::replace_if(
+          text.begin() + static_cast<std::ptrdiff_t>(i), text.begin() + static_cast<std::ptrdiff_t>(end),
+          [](char x) { return x != '\n'; }, ' ');
       i = end - 1;
       continue;
     } else if ((c == '}' || c == ']') && comma != std::string::npos) {
@@ -157,7 +158,9 @@ void set_place(Node& node, const Place& place) {
 
 }  // namespace
 
-std::string Place::str() const { return line > 0 ? cat(file, ":", line) : file; }
+std::string Place::str() const {
+  return line > 0 ? cat(file, ":", line) : file;
+}
 
 const Node* Node::find(std::string_view name) const {
   for (const auto& [key, value] : members)
@@ -171,26 +174,40 @@ Node* Node::find(std::string_view name) {
 
 std::string Node::brief() const {
   switch (kind) {
-    case Kind::null: return "null";
-    case Kind::boolean: return boolean ? "true" : "false";
-    case Kind::integer: return std::to_string(integer);
-    case Kind::number: return nlohmann::json(number).dump();
-    case Kind::string: return text.size() > 60 ? cat('"', text.substr(0, 57), "…\"") : cat('"', text, '"');
-    case Kind::array: return items.empty() ? "[]" : "[…]";
-    case Kind::object: return members.empty() ? "{}" : "{…}";
+    case Kind::null:
+      return "null";
+    case Kind::boolean:
+      return boolean ? "true" : "false";
+    case Kind::integer:
+      return std::to_string(integer);
+    case Kind::number:
+      return nlohmann::json(number).dump();
+    case Kind::string:
+      return text.size() > 60 ? cat('"', text.substr(0, 57), "…\"") : cat('"', text, '"');
+    case Kind::array:
+      return items.empty() ? "[]" : "[…]";
+    case Kind::object:
+      return members.empty() ? "{}" : "{…}";
   }
   return "?";
 }
 
 std::string_view name_of(Node::Kind kind) {
   switch (kind) {
-    case Node::Kind::null: return "null";
-    case Node::Kind::boolean: return "a boolean";
-    case Node::Kind::integer: return "an integer";
-    case Node::Kind::number: return "a number";
-    case Node::Kind::string: return "a string";
-    case Node::Kind::array: return "a list";
-    case Node::Kind::object: return "a section";
+    case Node::Kind::null:
+      return "null";
+    case Node::Kind::boolean:
+      return "a boolean";
+    case Node::Kind::integer:
+      return "an integer";
+    case Node::Kind::number:
+      return "a number";
+    case Node::Kind::string:
+      return "a string";
+    case Node::Kind::array:
+      return "a list";
+    case Node::Kind::object:
+      return "a section";
   }
   return "?";
 }

@@ -13,7 +13,7 @@ namespace sherd::config {
 /// Where a value was written: file and line, or an override.
 struct Place {
   std::string file;
-  int line = 0;            ///< 0: not in a file
+  int line = 0;             ///< 0: not in a file
   std::string str() const;  ///< "run.json:12", or the file alone
 };
 
@@ -40,15 +40,15 @@ struct Node {
 /// "null", "a boolean", "an integer", …
 std::string_view name_of(Node::Kind kind);
 
-/// Parses one JSON text; comments and trailing commas are allowed, a key given twice in an object is not. Throws
-/// Error{config} with file and line.
+/// Parses one JSON text; comments and trailing commas are allowed, a key given twice in an object is not.
+/// Throws Error{config} with file and line.
 Node parse_tree(std::string_view text, const std::string& file);
 
 /// Parses one JSON value without an enclosing file; false when `text` is not JSON.
 bool parse_value(std::string_view text, Node& out);
 
-/// Lays `over` on `base`: objects merge key by key, anything else is replaced. Where `over` brings another "type" and
-/// "params" of its own, those replace the old ones whole, since parameters belong to their type.
+/// Lays `over` on `base`: objects merge key by key, anything else is replaced. Where `over` brings another
+/// "type" and "params" of its own, those replace the old ones whole, since parameters belong to their type.
 void merge(Node& base, Node over);
 
 /// Applies "a.b.c=VALUE"; VALUE is JSON, or else a string.

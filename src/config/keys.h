@@ -15,7 +15,8 @@ enum class Effect : std::uint8_t {
 
 /// One row of the table of known keys.
 struct KeyInfo {
-  std::string path;     ///< "zero_optimization.stage"; parameters of one type read "scheduler[OneCycle].params.cycle_min_lr"
+  std::string path;  ///< "zero_optimization.stage"; parameters of one type read
+                     ///< "scheduler[OneCycle].params.cycle_min_lr"
   Effect effect = Effect::effective;
   std::string example;  ///< a JSON value other than the default; for refused keys one that is refused
   std::string reason;   ///< why noted or refused

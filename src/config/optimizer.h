@@ -13,19 +13,19 @@ enum class OptimizerType : std::uint8_t { adam, adamw, sgd };
 
 /// Section `optimizer`. Learning rates are per step; a scheduler, when there is one, overrides `lr`.
 struct Optimizer {
-  bool given = false;                         ///< false: no section in the files; the defaults below are Sherd's choice
+  bool given = false;  ///< false: no section in the files; the defaults below are Sherd's choice
   OptimizerType type = OptimizerType::adamw;  ///< `type`, case ignored
   double lr = 1e-3;                           ///< `params.lr`, ≥ 0
   double beta1 = 0.9, beta2 = 0.999;          ///< `params.betas`, each in [0, 1); Adam and AdamW
   double eps = 1e-8;                          ///< `params.eps`, ≥ 0; Adam and AdamW
   double weight_decay = 0;                    ///< `params.weight_decay`, ≥ 0
-  bool adam_w_mode = true;                    ///< `params.adam_w_mode`; false gives type Adam L2 decay; AdamW ignores it
-  bool bias_correction = true;                ///< `params.bias_correction`; Adam and AdamW
-  double momentum = 0;                        ///< `params.momentum`, ≥ 0; SGD
-  bool nesterov = false;                      ///< `params.nesterov`; SGD, needs momentum > 0
+  bool adam_w_mode = true;      ///< `params.adam_w_mode`; false gives type Adam L2 decay; AdamW ignores it
+  bool bias_correction = true;  ///< `params.bias_correction`; Adam and AdamW
+  double momentum = 0;          ///< `params.momentum`, ≥ 0; SGD
+  bool nesterov = false;        ///< `params.nesterov`; SGD, needs momentum > 0
 
-  /// Decay acts on the weight (p ← p − lr·wd·p) rather than on the gradient. DeepSpeed's rule: type AdamW, or type Adam
-  /// unless adam_w_mode is false.
+  /// Decay acts on the weight (p ← p − lr·wd·p) rather than on the gradient. DeepSpeed's rule: type AdamW, or
+  /// type Adam unless adam_w_mode is false.
   bool decoupled_decay() const {
     return type == OptimizerType::adamw || (type == OptimizerType::adam && adam_w_mode);
   }
@@ -34,23 +34,23 @@ struct Optimizer {
 
 /// Scheduler type `LRRangeTest` (Smith, "Cyclical learning rates for training neural networks", 2017).
 struct LrRangeTest {
-  double min_lr = 1e-3;         ///< `lr_range_test_min_lr`
+  double min_lr = 1e-3;           ///< `lr_range_test_min_lr`
   std::int64_t step_size = 2000;  ///< `lr_range_test_step_size`, steps, > 0
-  double step_rate = 1.0;       ///< `lr_range_test_step_rate`
-  bool staircase = false;       ///< `lr_range_test_staircase`
+  double step_rate = 1.0;         ///< `lr_range_test_step_rate`
+  bool staircase = false;         ///< `lr_range_test_staircase`
   bool operator==(const LrRangeTest&) const = default;
 };
 
 /// Scheduler type `OneCycle`.
 struct OneCycle {
-  double cycle_min_lr = 0, cycle_max_lr = 0;         ///< required keys
+  double cycle_min_lr = 0, cycle_max_lr = 0;  ///< required keys
   double decay_lr_rate = 0;
-  std::int64_t cycle_first_step_size = 2000;         ///< steps, > 0
-  std::int64_t cycle_second_step_size = 2000;        ///< steps, ≥ 0; default the first
-  std::int64_t cycle_first_stair_count = 0;          ///< 0: no stairs
-  std::int64_t cycle_second_stair_count = 0;         ///< default the first
-  std::int64_t decay_step_size = 0;                  ///< steps; 0: no decay after the cycle
-  bool cycle_momentum = true;                        ///< cycles β1 (β2 becomes 0.99) where the optimizer has betas
+  std::int64_t cycle_first_step_size = 2000;   ///< steps, > 0
+  std::int64_t cycle_second_step_size = 2000;  ///< steps, ≥ 0; default the first
+  std::int64_t cycle_first_stair_count = 0;    ///< 0: no stairs
+  std::int64_t cycle_second_stair_count = 0;   ///< default the first
+  std::int64_t decay_step_size = 0;            ///< steps; 0: no decay after the cycle
+  bool cycle_momentum = true;  ///< cycles β1 (β2 becomes 0.99) where the optimizer has betas
   double cycle_min_mom = 0.8, cycle_max_mom = 0.9;
   double decay_mom_rate = 0;
   bool operator==(const OneCycle&) const = default;
@@ -60,9 +60,10 @@ enum class WarmupType : std::uint8_t { log, linear };
 
 /// Scheduler types `WarmupLR` and, with total_num_steps > 0, `WarmupDecayLR`.
 struct Warmup {
-  std::int64_t total_num_steps = 0;     ///< 0: WarmupLR; > 0: WarmupDecayLR, linear to warmup_min_lr at this step
+  std::int64_t total_num_steps =
+      0;  ///< 0: WarmupLR; > 0: WarmupDecayLR, linear to warmup_min_lr at this step
   double warmup_min_lr = 0;
-  std::optional<double> warmup_max_lr;  ///< nullopt: the optimizer's lr
+  std::optional<double> warmup_max_lr;   ///< nullopt: the optimizer's lr
   std::int64_t warmup_num_steps = 1000;  ///< steps, > 0; the formulas use at least 2
   WarmupType warmup_type = WarmupType::log;
   bool operator==(const Warmup&) const = default;
@@ -83,12 +84,12 @@ using Scheduler = std::variant<std::monostate, LrRangeTest, OneCycle, Warmup, Wa
 
 /// Keys of section `fp16` that steer the loss scale. State machine: optim/loss_scaler.h.
 struct LossScaling {
-  double loss_scale = 0;               ///< 0: dynamic; > 0: static. Finite
-  int initial_scale_power = 16;        ///< the dynamic scale starts at 2^this
+  double loss_scale = 0;                  ///< 0: dynamic; > 0: static. Finite
+  int initial_scale_power = 16;           ///< the dynamic scale starts at 2^this
   std::int64_t loss_scale_window = 1000;  ///< clean steps before the scale doubles, > 0
-  int hysteresis = 2;                  ///< overflows before the scale halves, ≥ 1
-  bool consecutive_hysteresis = false;  ///< refill the hysteresis on every clean step
-  double min_loss_scale = 1;           ///< floor of the dynamic scale; an overflow there ends the run
+  int hysteresis = 2;                     ///< overflows before the scale halves, ≥ 1
+  bool consecutive_hysteresis = false;    ///< refill the hysteresis on every clean step
+  double min_loss_scale = 1;              ///< floor of the dynamic scale; an overflow there ends the run
   bool dynamic() const { return loss_scale == 0; }
   double initial_scale() const { return dynamic() ? std::ldexp(1.0, initial_scale_power) : loss_scale; }
   bool operator==(const LossScaling&) const = default;
@@ -96,9 +97,10 @@ struct LossScaling {
 
 /// Sections `fp16`, `bf16` and `data_types`. Masters and moments are fp32 always.
 struct Precision {
-  DType compute = DType::f32;       ///< of parameters and activations: f32, bf16 or f16
-  LossScaling fp16;                 ///< in use when compute is f16
-  bool check_grad_overflow = true;  ///< `bf16.check_grad_overflow`: skip a bf16 step whose gradients hold inf or NaN
+  DType compute = DType::f32;  ///< of parameters and activations: f32, bf16 or f16
+  LossScaling fp16;            ///< in use when compute is f16
+  bool check_grad_overflow =
+      true;  ///< `bf16.check_grad_overflow`: skip a bf16 step whose gradients hold inf or NaN
   std::optional<DType> grad_accum_dtype;         ///< `data_types.grad_accum_dtype`; nullopt: compute
   std::optional<DType> communication_data_type;  ///< top-level key, f32, bf16 or f16; nullopt: compute
 

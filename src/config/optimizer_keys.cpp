@@ -7,18 +7,20 @@ constexpr const char* supported = "Adam, AdamW and SGD";
 
 // Optimizers that DeepSpeed or PyTorch would accept by name.
 const std::vector<std::string> foreign_types = {
-    "Adagrad", "Lamb", "Lion", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam", "MuAdamW", "MuSGD", "Muon",
-    "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "Rprop", "LBFGS", "SparseAdam", "Adafactor"};
+    "Adagrad",  "Lamb",  "Lion",  "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam",
+    "MuAdamW",  "MuSGD", "Muon",  "RMSprop",    "NAdam",      "RAdam",       "Adamax",
+    "Adadelta", "ASGD",  "Rprop", "LBFGS",      "SparseAdam", "Adafactor"};
 
 std::vector<Key<Optimizer>> common_params() {
   std::vector<Key<Optimizer>> keys;
   keys.push_back(real("lr", &Optimizer::lr, "0.0003", 0));
   keys.push_back(real("weight_decay", &Optimizer::weight_decay, "0.1", 0));
-  keys.push_back(refused<Optimizer>("max_grad_norm", "1.0",
-                                    "clip with the top-level key \"gradient_clipping\"", never));
+  keys.push_back(
+      refused<Optimizer>("max_grad_norm", "1.0", "clip with the top-level key \"gradient_clipping\"", never));
   keys.push_back(refused<Optimizer>("maximize", "true", "training minimises the loss", is_false));
   for (const char* name : {"foreach", "fused", "capturable", "differentiable"})
-    keys.push_back(noted<Optimizer>(name, Holds::boolean, "chooses among PyTorch's kernels; Sherd has one, fused"));
+    keys.push_back(
+        noted<Optimizer>(name, Holds::boolean, "chooses among PyTorch's kernels; Sherd has one, fused"));
   return keys;
 }
 
@@ -45,7 +47,8 @@ Table<Optimizer> adam_params(OptimizerType type) {
   if (type == OptimizerType::adam)
     keys.push_back(boolean("adam_w_mode", &Optimizer::adam_w_mode));
   else
-    keys.push_back(noted<Optimizer>("adam_w_mode", Holds::boolean, "type AdamW decouples the decay whatever it says"));
+    keys.push_back(
+        noted<Optimizer>("adam_w_mode", Holds::boolean, "type AdamW decouples the decay whatever it says"));
   keys.push_back(custom<Optimizer>("torch_adam", "true", [](Optimizer&, const Value& value) {
     value.boolean();
     value.note("Sherd has one Adam; only PyTorch's default weight decay of 0.01 is taken over");
@@ -70,8 +73,7 @@ Table<Optimizer> params_of(OptimizerType type) {
 
 OptimizerType read_type(const Value& section) {
   const Node* type = section.node.find("type");
-  if (!type || type->is(Node::Kind::null))
-    section.error("needs a \"type\"; this build has ", supported);
+  if (!type || type->is(Node::Kind::null)) section.error("needs a \"type\"; this build has ", supported);
   const Value value{*type, join(section.path, "type"), section.context};
   const std::vector<std::string> names = {"Adam", "AdamW", "SGD"};
   for (const std::string& name : foreign_types)
@@ -94,7 +96,8 @@ void read_optimizer(Config& config, const Value& section) {
   optimizer.type = read_type(section);
   Table<Optimizer> table;
   table.keys.push_back(custom<Optimizer>("type", "", [](Optimizer&, const Value&) {}));
-  table.keys.push_back(noted<Optimizer>("legacy_fusion", Holds::boolean, "concerns DeepSpeed's fp16 wrappers"));
+  table.keys.push_back(
+      noted<Optimizer>("legacy_fusion", Holds::boolean, "concerns DeepSpeed's fp16 wrappers"));
   table.keys.push_back(custom<Optimizer>("params", "", [](Optimizer& target, const Value& params) {
     const Given given = read_section(params_of(target.type), target, params);
     follow_torch_default(target, params, given);

@@ -21,11 +21,15 @@ Table<Fp16Section> fp16_table() {
   table.auto_rule = Auto::to_default;
   table.keys.push_back(boolean("enabled", &Fp16Section::enabled));
   table.keys.push_back(inside(scaling, real("loss_scale", &LossScaling::loss_scale, "128", 0)));
-  table.keys.push_back(inside(scaling, integer("initial_scale_power", &LossScaling::initial_scale_power, "8", 0, 100)));
-  table.keys.push_back(inside(scaling, integer("loss_scale_window", &LossScaling::loss_scale_window, "50", 1)));
+  table.keys.push_back(
+      inside(scaling, integer("initial_scale_power", &LossScaling::initial_scale_power, "8", 0, 100)));
+  table.keys.push_back(
+      inside(scaling, integer("loss_scale_window", &LossScaling::loss_scale_window, "50", 1)));
   table.keys.push_back(inside(scaling, integer("hysteresis", &LossScaling::hysteresis, "3", 1)));
-  table.keys.push_back(inside(scaling, boolean("consecutive_hysteresis", &LossScaling::consecutive_hysteresis)));
-  table.keys.push_back(inside(scaling, real("min_loss_scale", &LossScaling::min_loss_scale, "4", 0, infinity, true)));
+  table.keys.push_back(
+      inside(scaling, boolean("consecutive_hysteresis", &LossScaling::consecutive_hysteresis)));
+  table.keys.push_back(
+      inside(scaling, real("min_loss_scale", &LossScaling::min_loss_scale, "4", 0, infinity, true)));
   table.keys.push_back(noted<Fp16Section>("auto_cast", Holds::boolean, "modules take inputs of any dtype"));
   table.keys.push_back(refused<Fp16Section>("fp16_master_weights_and_grads", "true", fp32_masters, is_false));
   return table;
@@ -76,18 +80,21 @@ void read_bf16(Config& config, const Value& section) {
 
 DType read_dtype(const Value& value) {
   static const DType dtypes[] = {DType::f32, DType::f16, DType::bf16};
-  if (const auto dtype = parse_dtype(value.text()); dtype && size_of(*dtype) <= 4 && is_floating(*dtype)) return *dtype;
+  if (const auto dtype = parse_dtype(value.text()); dtype && size_of(*dtype) <= 4 && is_floating(*dtype))
+    return *dtype;
   return dtypes[value.choice({"fp32", "fp16", "bf16"})];
 }
 
 Table<Precision> data_types_table() {
   Table<Precision> table;
-  table.keys.push_back(custom<Precision>("grad_accum_dtype", "\"fp32\"", [](Precision& precision, const Value& value) {
-    precision.grad_accum_dtype = read_dtype(value);
-  }));
-  table.keys.push_back(noted<Precision>("param_dtype", Holds::text, "follows from the sections fp16 and bf16"));
+  table.keys.push_back(custom<Precision>(
+      "grad_accum_dtype", "\"fp32\"",
+      [](Precision& precision, const Value& value) { precision.grad_accum_dtype = read_dtype(value); }));
+  table.keys.push_back(
+      noted<Precision>("param_dtype", Holds::text, "follows from the sections fp16 and bf16"));
   table.keys.back().example = "\"fp32\"";
-  table.keys.push_back(noted<Precision>("buffer_dtype", Holds::text, "Sherd's models hold no floating-point buffers"));
+  table.keys.push_back(
+      noted<Precision>("buffer_dtype", Holds::text, "Sherd's models hold no floating-point buffers"));
   return table;
 }
 
@@ -96,15 +103,20 @@ Table<Precision> data_types_table() {
 std::vector<Key<Config>> precision_keys() {
   std::vector<Key<Config>> keys;
   Key<Config> fp16 = custom<Config>("fp16", "", read_fp16);
-  fp16.list = [](const std::string& prefix, std::vector<KeyInfo>& out) { list_keys(fp16_table(), prefix, out); };
+  fp16.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
+    list_keys(fp16_table(), prefix, out);
+  };
   keys.push_back(std::move(fp16));
   Key<Config> bf16 = custom<Config>("bf16", "", read_bf16).alias("bfloat16");
-  bf16.list = [](const std::string& prefix, std::vector<KeyInfo>& out) { list_keys(bf16_table(), prefix, out); };
+  bf16.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
+    list_keys(bf16_table(), prefix, out);
+  };
   keys.push_back(std::move(bf16));
   keys.push_back(section("data_types", &Config::precision, data_types_table()));
-  keys.push_back(custom<Config>("communication_data_type", "\"bf16\"", [](Config& config, const Value& value) {
-    config.precision.communication_data_type = read_dtype(value);
-  }));
+  keys.push_back(
+      custom<Config>("communication_data_type", "\"bf16\"", [](Config& config, const Value& value) {
+        config.precision.communication_data_type = read_dtype(value);
+      }));
   keys.push_back(noted<Config>("seq_parallel_communication_data_type", Holds::text,
                                "there is no sequence parallelism in this build")
                      .alias("seq_parallel_comm_data_type"));
@@ -116,13 +128,16 @@ void check_precision(const Config& config, const Given& given) {
   if (!given.contains("data_types")) return;
   const Node& section = *given.at("data_types");
   const DType accumulate = precision.gradient_dtype();
-  if (const Node* node = section.find("grad_accum_dtype"); node && accumulate != DType::f32 && accumulate != precision.compute)
+  if (const Node* node = section.find("grad_accum_dtype");
+      node && accumulate != DType::f32 && accumulate != precision.compute)
     fail(ErrorKind::config, node->place.str(), ": data_types.grad_accum_dtype: ", node->brief(),
-         " does not go with a model in ", name_of(precision.compute), "; use \"fp32\" or \"", name_of(precision.compute), "\"");
+         " does not go with a model in ", name_of(precision.compute), "; use \"fp32\" or \"",
+         name_of(precision.compute), "\"");
   if (const Node* node = section.find("param_dtype"); node && node->is(Node::Kind::string))
     if (parse_dtype(node->text) != precision.compute)
-      fail(ErrorKind::config, node->place.str(), ": data_types.param_dtype: ", node->brief(), " contradicts the model's ",
-           name_of(precision.compute), "; choose the precision with the sections fp16 and bf16");
+      fail(ErrorKind::config, node->place.str(), ": data_types.param_dtype: ", node->brief(),
+           " contradicts the model's ", name_of(precision.compute),
+           "; choose the precision with the sections fp16 and bf16");
 }
 
 }  // namespace sherd::config

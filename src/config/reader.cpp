@@ -6,7 +6,9 @@
 namespace sherd::config {
 namespace {
 
-bool same_word(std::string_view a, std::string_view b) { return a.size() == b.size() && edit_distance(a, b) == 0; }
+bool same_word(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && edit_distance(a, b) == 0;
+}
 
 std::string list_of(const std::vector<std::string>& names) {
   std::string out;
@@ -79,7 +81,8 @@ void unknown_key(const Value& section, const std::string& name, const Node& valu
                  const std::vector<std::string>& known) {
   const std::string path = join(section.path, name), close = nearest(name, known);
   const std::size_t distance = edit_distance(name, close);
-  std::string hint = known.empty() ? std::string("this section takes no keys") : cat("did you mean \"", close, "\"?");
+  std::string hint =
+      known.empty() ? std::string("this section takes no keys") : cat("did you mean \"", close, "\"?");
   if (distance > std::max<std::size_t>(2, name.size() / 3)) {
     const std::string home = homes_of(name);
     if (!home.empty())
@@ -97,12 +100,15 @@ void given_twice(const Value& value, const std::string& other) {
 bool handle_auto(Auto rule, const Value& value) {
   if (rule == Auto::is_a_value || !value.node.is_text("auto")) return false;
   if (rule == Auto::needs_caller)
-    value.error("\"auto\" must be filled in by the caller; give a value here or with --set ", value.path, "=VALUE");
+    value.error("\"auto\" must be filled in by the caller; give a value here or with --set ", value.path,
+                "=VALUE");
   value.note("\"auto\" takes the default");
   return true;
 }
 
-bool is_false(const Value& value) { return !value.boolean(); }
+bool is_false(const Value& value) {
+  return !value.boolean();
+}
 
 bool is_empty(const Value& value) {
   const Node& node = value.node;
@@ -114,15 +120,26 @@ std::function<bool(const Value&)> equals_number(double number) {
   return [number](const Value& value) { return value.real() == number; };
 }
 
-bool never(const Value&) { return false; }
+bool never(const Value&) {
+  return false;
+}
 
 void check_holds(Holds holds, const Value& value) {
   switch (holds) {
-    case Holds::boolean: value.boolean(); break;
-    case Holds::count: value.integer(0); break;
-    case Holds::real: value.real(); break;
-    case Holds::text: value.text(); break;
-    case Holds::anything: break;
+    case Holds::boolean:
+      value.boolean();
+      break;
+    case Holds::count:
+      value.integer(0);
+      break;
+    case Holds::real:
+      value.real();
+      break;
+    case Holds::text:
+      value.text();
+      break;
+    case Holds::anything:
+      break;
   }
 }
 

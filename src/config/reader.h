@@ -15,8 +15,8 @@
 #include "config/json_tree.h"
 #include "config/keys.h"
 
-// The machinery behind the tables of keys: a Table<T> says which keys an object may have and how each is read into a T.
-// Internal to this room.
+// The machinery behind the tables of keys: a Table<T> says which keys an object may have and how each is read
+// into a T. Internal to this room.
 namespace sherd::config {
 
 inline constexpr std::int64_t int64_max = std::numeric_limits<std::int64_t>::max();
@@ -28,7 +28,8 @@ struct Context {
   void note(const std::string& path, const std::string& reason) { notes.push_back(path + ": " + reason); }
 };
 
-/// A value with its dotted path; converts with checks. Every conversion throws Error{config} with place and path.
+/// A value with its dotted path; converts with checks. Every conversion throws Error{config} with place and
+/// path.
 struct Value {
   const Node& node;
   std::string path;
@@ -42,7 +43,8 @@ struct Value {
   void expect(Node::Kind kind) const;
   bool boolean() const;
   /// Integral floats (1e9) count as integers.
-  std::int64_t integer(std::int64_t min = std::numeric_limits<std::int64_t>::min(), std::int64_t max = int64_max) const;
+  std::int64_t integer(std::int64_t min = std::numeric_limits<std::int64_t>::min(),
+                       std::int64_t max = int64_max) const;
   /// Finite, in [min, max]; with `open_min`, above min.
   double real(double min = -infinity, double max = infinity, bool open_min = false) const;
   const std::string& text() const;
@@ -66,8 +68,8 @@ struct Key {
   std::function<void(T&, const Value&)> read;
   /// Lists the keys below, for known_keys().
   std::function<void(const std::string& prefix, std::vector<KeyInfo>&)> list;
-  bool reads_null = false;         ///< else null means absent
-  std::optional<Auto> auto_rule;   ///< where it differs from the table's
+  bool reads_null = false;        ///< else null means absent
+  std::optional<Auto> auto_rule;  ///< where it differs from the table's
 
   Key with_auto(Auto rule) && {
     auto_rule = rule;
@@ -110,8 +112,8 @@ Given read_section(const Table<T>& table, T& target, const Value& section) {
     const Value value{node, join(section.path, name), section.context};
     const Key<T>* key = nullptr;
     for (const Key<T>& candidate : table.keys)
-      if (candidate.name == name || std::find(candidate.aliases.begin(), candidate.aliases.end(), name) !=
-                                        candidate.aliases.end())
+      if (candidate.name == name ||
+          std::find(candidate.aliases.begin(), candidate.aliases.end(), name) != candidate.aliases.end())
         key = &candidate;
     if (!key) {
       std::vector<std::string> known;
@@ -119,7 +121,8 @@ Given read_section(const Table<T>& table, T& target, const Value& section) {
       unknown_key(section, name, node, known);
     }
     if (!spelled.emplace(key->name, name).second) given_twice(value, spelled[key->name]);
-    if ((node.is(Node::Kind::null) && !key->reads_null) || handle_auto(key->auto_rule.value_or(table.auto_rule), value))
+    if ((node.is(Node::Kind::null) && !key->reads_null) ||
+        handle_auto(key->auto_rule.value_or(table.auto_rule), value))
       continue;
     given[key->name] = &node;
     key->read(target, value);
@@ -156,16 +159,19 @@ Key<T> boolean(std::string name, bool T::*field) {
 }
 
 template <class T, std::integral I>
-Key<T> integer(std::string name, I T::*field, std::string example, std::int64_t min, std::int64_t max = int64_max) {
-  max = std::cmp_less(std::numeric_limits<I>::max(), max) ? static_cast<std::int64_t>(std::numeric_limits<I>::max()) : max;
+Key<T> integer(std::string name, I T::*field, std::string example, std::int64_t min,
+               std::int64_t max = int64_max) {
+  max = std::cmp_less(std::numeric_limits<I>::max(), max)
+            ? static_cast<std::int64_t>(std::numeric_limits<I>::max())
+            : max;
   return custom<T>(std::move(name), std::move(example), [=](T& target, const Value& value) {
     target.*field = static_cast<I>(value.integer(min, max));
   });
 }
 
 template <class T>
-Key<T> real(std::string name, double T::*field, std::string example, double min = -infinity, double max = infinity,
-            bool open_min = false) {
+Key<T> real(std::string name, double T::*field, std::string example, double min = -infinity,
+            double max = infinity, bool open_min = false) {
   return custom<T>(std::move(name), std::move(example),
                    [=](T& target, const Value& value) { target.*field = value.real(min, max, open_min); });
 }
@@ -213,7 +219,8 @@ Key<T> noted(std::string name, Holds holds, std::string reason);
 
 /// A key that is refused for `reason` unless `off` accepts its value.
 template <class T>
-Key<T> refused(std::string name, std::string example, std::string reason, std::function<bool(const Value&)> off);
+Key<T> refused(std::string name, std::string example, std::string reason,
+               std::function<bool(const Value&)> off);
 
 /// Values that switch a feature off, for refused().
 bool is_false(const Value& value);
@@ -235,7 +242,8 @@ Key<T> noted(std::string name, Holds holds, std::string reason) {
 }
 
 template <class T>
-Key<T> refused(std::string name, std::string example, std::string reason, std::function<bool(const Value&)> off) {
+Key<T> refused(std::string name, std::string example, std::string reason,
+               std::function<bool(const Value&)> off) {
   Key<T> key = custom<T>(std::move(name), std::move(example), [=](T&, const Value& value) {
     if (!off(value)) value.error("Sherd does not support ", value.node.brief(), " here: ", reason);
     value.note("off, as always here");

@@ -3,13 +3,25 @@
 namespace sherd::config {
 namespace {
 
-const std::vector<std::string> type_names = {"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"};
+const std::vector<std::string> type_names = {"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR",
+                                             "WarmupCosineLR"};
 enum class Type { range_test, one_cycle, warmup, warmup_decay, warmup_cosine };
 
-const std::vector<std::string> foreign_types = {
-    "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR",
-    "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR", "LambdaLR", "MultiplicativeLR", "ReduceLROnPlateau",
-    "SequentialLR", "ChainedScheduler"};
+const std::vector<std::string> foreign_types = {"StepLR",
+                                                "MultiStepLR",
+                                                "ConstantLR",
+                                                "LinearLR",
+                                                "ExponentialLR",
+                                                "PolynomialLR",
+                                                "CosineAnnealingLR",
+                                                "CosineAnnealingWarmRestarts",
+                                                "CyclicLR",
+                                                "OneCycleLR",
+                                                "LambdaLR",
+                                                "MultiplicativeLR",
+                                                "ReduceLROnPlateau",
+                                                "SequentialLR",
+                                                "ChainedScheduler"};
 
 template <class T>
 Table<T> finish(std::vector<Key<T>> keys) {
@@ -82,7 +94,8 @@ void need(const Value& section, const Given& given, std::initializer_list<const 
 
 void note_short_total(const Value& section, std::int64_t total, std::int64_t warmup) {
   if (total < warmup)
-    section.note(cat("total_num_steps ", total, " is less than warmup_num_steps ", warmup, ": the rate never decays"));
+    section.note(
+        cat("total_num_steps ", total, " is less than warmup_num_steps ", warmup, ": the rate never decays"));
 }
 
 template <class T>
@@ -102,13 +115,15 @@ OneCycle read_one_cycle(const Value& section) {
   const Given given = read_params(cycle, section);
   need(section, given, {"cycle_min_lr", "cycle_max_lr"});
   if (!given.contains("cycle_second_step_size")) cycle.cycle_second_step_size = cycle.cycle_first_step_size;
-  if (!given.contains("cycle_second_stair_count")) cycle.cycle_second_stair_count = cycle.cycle_first_stair_count;
+  if (!given.contains("cycle_second_stair_count"))
+    cycle.cycle_second_stair_count = cycle.cycle_first_stair_count;
   return cycle;
 }
 
 Warmup read_warmup(const Value& section, bool decays) {
   Warmup warmup;
-  if (decays) warmup.warmup_max_lr = 0.001;  // WarmupDecayLR keeps this default; WarmupLR takes the optimizer's lr
+  if (decays)
+    warmup.warmup_max_lr = 0.001;  // WarmupDecayLR keeps this default; WarmupLR takes the optimizer's lr
   const Given given = read_params(warmup, section, decays);
   if (decays) {
     need(section, given, {"total_num_steps"});
@@ -126,11 +141,13 @@ WarmupCosine read_cosine(const Value& section) {
 
 Type read_type(const Value& section) {
   const Node* type = section.node.find("type");
-  if (!type) section.error("needs a \"type\": one of LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR, WarmupCosineLR");
+  if (!type)
+    section.error("needs a \"type\": one of LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR, WarmupCosineLR");
   const Value value{*type, join(section.path, "type"), section.context};
   for (const std::string& name : foreign_types)
     if (value.text() == name)
-      value.error(type->brief(), " is PyTorch's and not in this build; the nearest is \"", nearest(name, type_names), "\"");
+      value.error(type->brief(), " is PyTorch's and not in this build; the nearest is \"",
+                  nearest(name, type_names), "\"");
   return static_cast<Type>(value.choice(type_names));
 }
 
@@ -145,10 +162,18 @@ void read_scheduler(Config& config, const Value& section) {
       config.scheduler = range;
       break;
     }
-    case Type::one_cycle: config.scheduler = read_one_cycle(section); break;
-    case Type::warmup: config.scheduler = read_warmup(section, false); break;
-    case Type::warmup_decay: config.scheduler = read_warmup(section, true); break;
-    case Type::warmup_cosine: config.scheduler = read_cosine(section); break;
+    case Type::one_cycle:
+      config.scheduler = read_one_cycle(section);
+      break;
+    case Type::warmup:
+      config.scheduler = read_warmup(section, false);
+      break;
+    case Type::warmup_decay:
+      config.scheduler = read_warmup(section, true);
+      break;
+    case Type::warmup_cosine:
+      config.scheduler = read_cosine(section);
+      break;
   }
 }
 
@@ -158,7 +183,9 @@ Key<Config> scheduler_key() {
   Key<Config> key = custom<Config>("scheduler", "", read_scheduler);
   key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
     out.push_back({prefix + ".type", Effect::effective, "\"WarmupLR\"", ""});
-    const auto path = [&](Type type) { return cat(prefix, "[", type_names[static_cast<std::size_t>(type)], "].params"); };
+    const auto path = [&](Type type) {
+      return cat(prefix, "[", type_names[static_cast<std::size_t>(type)], "].params");
+    };
     list_keys(table_of(LrRangeTest{}, false), path(Type::range_test), out);
     list_keys(table_of(OneCycle{}, false), path(Type::one_cycle), out);
     list_keys(table_of(Warmup{}, false), path(Type::warmup), out);

@@ -72,7 +72,8 @@ void read_model(Config& config, const Value& section) {
   section.expect(Node::Kind::object);
   Model model;
   if (const Node* type = section.node.find("type"); type && !type->is(Node::Kind::null))
-    model.type = static_cast<ModelType>(Value{*type, join(section.path, "type"), section.context}.choice(model_types));
+    model.type =
+        static_cast<ModelType>(Value{*type, join(section.path, "type"), section.context}.choice(model_types));
   set_type_defaults(model);
   const Given given = read_section(model_table(), model, section);
   fill_and_check(model, given, section);
@@ -140,7 +141,8 @@ void read_training(Config& config, const Value& section) {
   const Given given = read_section(training_table(), config.training, section);
   if (config.training.save_dir.empty())
     for (const char* name : {"save_interval", "keep_last"})
-      if (given.contains(name)) section.context.note(join(section.path, name), "no effect without training.save_dir");
+      if (given.contains(name))
+        section.context.note(join(section.path, name), "no effect without training.save_dir");
 }
 
 // ---- parallel ----
@@ -149,9 +151,8 @@ Table<Parallel> parallel_table() {
   Table<Parallel> table;
   for (const char* name : {"tensor", "sequence", "pipeline", "expert", "context"})
     table.keys.push_back(refused<Parallel>(
-        name, "2", "only 1 is in this build yet (roadmap: docs/architecture.md)", [](const Value& value) {
-          return value.integer(1, std::numeric_limits<int>::max()) == 1;
-        }));
+        name, "2", "only 1 is in this build yet (roadmap: docs/architecture.md)",
+        [](const Value& value) { return value.integer(1, std::numeric_limits<int>::max()) == 1; }));
   table.keys.push_back(real("timeout_seconds", &Parallel::timeout_seconds, "30", 0, infinity, true));
   return table;
 }
@@ -161,7 +162,7 @@ Table<Parallel> parallel_table() {
 std::uint64_t read_bytes(const Value& value) {
   if (!value.node.is(Node::Kind::string)) return static_cast<std::uint64_t>(value.integer(0));
   static const std::vector<std::pair<std::string, double>> units = {
-      {"B", 1}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12},
+      {"B", 1},        {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},    {"TB", 1e12},
       {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
   const std::string& text = value.node.text;
   char* end = nullptr;
@@ -171,7 +172,8 @@ std::uint64_t read_bytes(const Value& value) {
   if (end != text.c_str() && amount >= 0)
     for (const auto& [name, factor] : units)
       if (unit == name && amount * factor < 0x1p63) return static_cast<std::uint64_t>(amount * factor);
-  value.error("must be bytes, or a string with a unit such as \"512MiB\" or \"8GB\", not ", value.node.brief());
+  value.error("must be bytes, or a string with a unit such as \"512MiB\" or \"8GB\", not ",
+              value.node.brief());
 }
 
 Table<Device> device_table() {
@@ -179,7 +181,8 @@ Table<Device> device_table() {
   Table<T> table;
   table.keys.push_back(custom<T>("type", "\"cpu\"", [](T& device, const Value& value) {
     device.type = static_cast<DeviceType>(value.choice({"auto", "cpu", "cuda"}));
-    if (device.type == DeviceType::cuda) value.error("CUDA is not in this build yet; use \"auto\" or \"cpu\"");
+    if (device.type == DeviceType::cuda)
+      value.error("CUDA is not in this build yet; use \"auto\" or \"cpu\"");
   }));
   table.keys.push_back(custom<T>("threads_per_rank", "3", [](T& device, const Value& value) {
     device.threads_per_rank = value.node.is_text("auto") ? 0 : static_cast<int>(value.integer(0, 4096));
@@ -195,7 +198,9 @@ Table<Device> device_table() {
 
 template <class T>
 Key<Config> with_list(Key<Config> key, Table<T> (*table)()) {
-  key.list = [table](const std::string& prefix, std::vector<KeyInfo>& out) { list_keys(table(), prefix, out); };
+  key.list = [table](const std::string& prefix, std::vector<KeyInfo>& out) {
+    list_keys(table(), prefix, out);
+  };
   return key;
 }
 
@@ -211,15 +216,24 @@ std::vector<Key<Config>> sherd_keys() {
   return keys;
 }
 
-std::string_view name_of(ModelType type) { return type == ModelType::llama ? "llama" : "gpt2"; }
-std::string_view name_of(Positions positions) { return positions == Positions::rotary ? "rotary" : "learned"; }
-std::string_view name_of(Norm norm) { return norm == Norm::rmsnorm ? "rmsnorm" : "layernorm"; }
+std::string_view name_of(ModelType type) {
+  return type == ModelType::llama ? "llama" : "gpt2";
+}
+std::string_view name_of(Positions positions) {
+  return positions == Positions::rotary ? "rotary" : "learned";
+}
+std::string_view name_of(Norm norm) {
+  return norm == Norm::rmsnorm ? "rmsnorm" : "layernorm";
+}
 
 std::string_view name_of(FfnActivation activation) {
   switch (activation) {
-    case FfnActivation::gelu_tanh: return "gelu_tanh";
-    case FfnActivation::gelu: return "gelu";
-    case FfnActivation::swiglu: break;
+    case FfnActivation::gelu_tanh:
+      return "gelu_tanh";
+    case FfnActivation::gelu:
+      return "gelu";
+    case FfnActivation::swiglu:
+      break;
   }
   return "swiglu";
 }

@@ -6,10 +6,11 @@
 // The tables of keys, one source file per group. Internal to this room.
 namespace sherd::config {
 
-Key<Config> optimizer_key();            // optimizer_keys.cpp
-Key<Config> scheduler_key();            // scheduler_keys.cpp
-std::vector<Key<Config>> precision_keys();  // precision_keys.cpp: fp16, bf16, data_types, communication_data_type, …
-Key<Config> zero_key();                 // zero_keys.cpp
+Key<Config> optimizer_key();  // optimizer_keys.cpp
+Key<Config> scheduler_key();  // scheduler_keys.cpp
+std::vector<Key<Config>>
+precision_keys();        // precision_keys.cpp: fp16, bf16, data_types, communication_data_type, …
+Key<Config> zero_key();  // zero_keys.cpp
 std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: model, data, training, parallel, device
 /// Sections and switches that DeepSpeed knows and Sherd does not have. foreign_keys.cpp
 std::vector<Key<Config>> foreign_keys();

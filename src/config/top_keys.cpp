@@ -6,9 +6,10 @@ namespace {
 std::vector<Key<Config>> batch_keys() {
   std::vector<Key<Config>> keys;
   keys.push_back(inside(&Config::batch, integer("train_batch_size", &Batch::train_batch_size, "64", 1)));
-  keys.push_back(inside(&Config::batch, integer("train_micro_batch_size_per_gpu", &Batch::micro_batch_size, "4", 1)));
   keys.push_back(
-      inside(&Config::batch, integer("gradient_accumulation_steps", &Batch::gradient_accumulation_steps, "8", 1)));
+      inside(&Config::batch, integer("train_micro_batch_size_per_gpu", &Batch::micro_batch_size, "4", 1)));
+  keys.push_back(inside(&Config::batch,
+                        integer("gradient_accumulation_steps", &Batch::gradient_accumulation_steps, "8", 1)));
   for (Key<Config>& key : keys) key.auto_rule = Auto::to_default;
   return keys;
 }
@@ -33,7 +34,8 @@ Table<Nothing> checkpoint_table() {
   validation.effect = Effect::noted, validation.reason = one_tag;
   table.keys.push_back(std::move(validation));
   table.keys.push_back(refused<T>("load_universal", "true", "Sherd reads its own checkpoints", is_false));
-  table.keys.push_back(refused<T>("use_node_local_storage", "true", "ranks write to one shared directory", is_false));
+  table.keys.push_back(
+      refused<T>("use_node_local_storage", "true", "ranks write to one shared directory", is_false));
   table.keys.push_back(noted<T>("parallel_write", Holds::anything, "ranks always write in parallel"));
   table.keys.push_back(noted<T>("checkpoint_serialization", Holds::boolean, "checkpoints are safetensors"));
   table.keys.push_back(refused<T>("writer", "{\"type\": \"FAST\"}", "checkpoints have one writer", is_empty));

@@ -77,8 +77,8 @@ std::vector<Key<Zero>> stage3_keys() {
                      .alias("model_persistence_threshold"));
   keys.push_back(integer("stage3_max_live_parameters", &Zero::max_live_parameters, "1000", 0)
                      .alias("max_live_parameters"));
-  keys.push_back(integer("stage3_max_reuse_distance", &Zero::max_reuse_distance, "1000", 0)
-                     .alias("max_reuse_distance"));
+  keys.push_back(
+      integer("stage3_max_reuse_distance", &Zero::max_reuse_distance, "1000", 0).alias("max_reuse_distance"));
   return keys;
 }
 
@@ -117,13 +117,16 @@ std::vector<Key<Zero>> refused_keys() {
     return keys.back();
   };
   const auto is_true = [](const Value& value) { return value.boolean(); };
-  const auto at_most = [](double limit) { return [limit](const Value& value) { return value.real() <= limit; }; };
+  const auto at_most = [](double limit) {
+    return [limit](const Value& value) { return value.real() <= limit; };
+  };
   add("load_from_fp32_weights", "false", "checkpoints always restore the fp32 masters", is_true);
   add("ignore_unused_parameters", "false", "parameters without a gradient are always allowed", is_true);
   add("elastic_checkpoint", "true", "checkpoints name parameters, not partitions", is_false);
   add("legacy_stage1", "true", "DeepSpeed removed it too", is_false);
   add("cpu_offload", "true", "offload is not in this build yet (roadmap: docs/architecture.md)", is_false);
-  add("cpu_offload_param", "true", "offload is not in this build yet (roadmap: docs/architecture.md)", is_false);
+  add("cpu_offload_param", "true", "offload is not in this build yet (roadmap: docs/architecture.md)",
+      is_false);
   add("save_muon_momentum_buffer_in_memory", "true", "Muon is not in this build", is_false);
   add("stage3_module_granularity_threshold", "5", "mark blocks in the model instead", equals_number(0))
       .aliases.push_back("module_granularity_threshold");
@@ -151,7 +154,8 @@ Table<Zero> zero_table() {
 void note_idle_stage3_keys(const Zero& zero, const Given& given, const Value& section) {
   for (const Key<Zero>& key : stage3_keys())
     if (given.contains(key.name))
-      section.context.note(join(section.path, key.name), cat("no effect at stage ", zero.stage, ", only at 3"));
+      section.context.note(join(section.path, key.name),
+                           cat("no effect at stage ", zero.stage, ", only at 3"));
 }
 
 void read_zero(Config& config, const Value& section) {
@@ -170,7 +174,9 @@ void read_zero(Config& config, const Value& section) {
 
 Key<Config> zero_key() {
   Key<Config> key = custom<Config>("zero_optimization", "", read_zero);
-  key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) { list_keys(zero_table(), prefix, out); };
+  key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
+    list_keys(zero_table(), prefix, out);
+  };
   return key;
 }
 

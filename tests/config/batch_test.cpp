@@ -30,16 +30,18 @@ TEST(ResolveBatch, InfersWhatIsMissing) {
 }
 
 TEST(ResolveBatch, ShowsTheFourNumbersAndAFix) {
-  EXPECT_EQ(mistake(batch(10, 4, 0), 1),
-            "train_batch_size 10, train_micro_batch_size_per_gpu 4, gradient_accumulation_steps not given and 1 "
-            "data-parallel rank do not fit: 4 x 2 x 1 = 8 samples per step; set train_batch_size to 12 "
-            "(train_micro_batch_size_per_gpu 4, gradient_accumulation_steps 3), or change one of the others");
+  EXPECT_EQ(
+      mistake(batch(10, 4, 0), 1),
+      "train_batch_size 10, train_micro_batch_size_per_gpu 4, gradient_accumulation_steps not given and 1 "
+      "data-parallel rank do not fit: 4 x 2 x 1 = 8 samples per step; set train_batch_size to 12 "
+      "(train_micro_batch_size_per_gpu 4, gradient_accumulation_steps 3), or change one of the others");
   EXPECT_EQ(mistake(batch(64, 4, 4), 2),
             "train_batch_size 64, train_micro_batch_size_per_gpu 4, gradient_accumulation_steps 4 and 2 "
             "data-parallel ranks do not fit: 4 x 4 x 2 = 32 samples per step; set train_batch_size to 32 "
             "(train_micro_batch_size_per_gpu 4, gradient_accumulation_steps 4), or change one of the others");
   EXPECT_EQ(mistake(batch(2, 0, 0), 4),
-            "train_batch_size 2, train_micro_batch_size_per_gpu not given, gradient_accumulation_steps not given and "
+            "train_batch_size 2, train_micro_batch_size_per_gpu not given, gradient_accumulation_steps not "
+            "given and "
             "4 data-parallel ranks do not fit: 0 x 1 x 4 = 0 samples per step; set train_batch_size to 4 "
             "(train_micro_batch_size_per_gpu 1, gradient_accumulation_steps 1), or change one of the others");
 }
@@ -65,8 +67,10 @@ TEST(ResolveBatch, SuggestionsDoMultiply) {
 
 TEST(ResolveBatch, NeedsASize) {
   const std::string message = mistake(batch(0, 0, 4), 1);
-  EXPECT_EQ(message, "the configuration gives neither train_batch_size nor train_micro_batch_size_per_gpu; give one of "
-                     "them");
+  EXPECT_EQ(
+      message,
+      "the configuration gives neither train_batch_size nor train_micro_batch_size_per_gpu; give one of "
+      "them");
   EXPECT_THROW(resolve_batch(batch(std::int64_t{1} << 40, 0, 0), 1), Error);
 }
 

@@ -12,7 +12,9 @@ struct Mistake {
 
 class Mistakes : public testing::TestWithParam<Mistake> {};
 
-TEST_P(Mistakes, NamesPlaceKeyAndNextStep) { EXPECT_EQ(error_of(GetParam().text), GetParam().message); }
+TEST_P(Mistakes, NamesPlaceKeyAndNextStep) {
+  EXPECT_EQ(error_of(GetParam().text), GetParam().message);
+}
 
 INSTANTIATE_TEST_SUITE_P(
     Keys, Mistakes,
@@ -21,11 +23,14 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:2: unknown key \"gradient_cliping\"; did you mean \"gradient_clipping\"?"},
         Mistake{"{\"zero_optimization\": {\n\"stage\": 3,\n\"overlap_com\": true}}",
                 "run.json:3: unknown key \"zero_optimization.overlap_com\"; did you mean \"overlap_comm\"?"},
-        Mistake{"{\"lr\": 0.1}", "run.json:1: unknown key \"lr\"; did you mean \"optimizer[Adam].params.lr\"?"},
-        Mistake{"{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"learning_rate\": 1}}}",
-                "run.json:1: unknown key \"optimizer.params.learning_rate\"; the nearest is \"amsgrad\"; this "
-                "section knows lr, weight_decay, max_grad_norm, maximize, foreach, fused, capturable, differentiable, "
-                "betas, eps, bias_correction, adam_w_mode, torch_adam, amsgrad, fp32_optimizer_states"},
+        Mistake{"{\"lr\": 0.1}",
+                "run.json:1: unknown key \"lr\"; did you mean \"optimizer[Adam].params.lr\"?"},
+        Mistake{
+            "{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"learning_rate\": 1}}}",
+            "run.json:1: unknown key \"optimizer.params.learning_rate\"; the nearest is \"amsgrad\"; this "
+            "section knows lr, weight_decay, max_grad_norm, maximize, foreach, fused, capturable, "
+            "differentiable, "
+            "betas, eps, bias_correction, adam_w_mode, torch_adam, amsgrad, fp32_optimizer_states"},
         Mistake{"{\"tensorboard\": {\"enabld\": true}}",
                 "run.json:1: unknown key \"tensorboard.enabld\"; did you mean \"enabled\"?"},
         Mistake{"{\"zero_optimization\": {\"offload_optimizer\": {\"buffer_size\": 5}}}",
@@ -50,7 +55,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: zero_optimization.allgather_bucket_size: must be even, not 3"},
         Mistake{"{\"train_batch_size\": \"64\"}",
                 "run.json:1: train_batch_size: must be an integer >= 1, not \"64\""},
-        Mistake{"{\"fp16\": {\"enabled\": \"yes\"}}", "run.json:1: fp16.enabled: must be true or false, not \"yes\""},
+        Mistake{"{\"fp16\": {\"enabled\": \"yes\"}}",
+                "run.json:1: fp16.enabled: must be true or false, not \"yes\""},
         Mistake{"{\"fp16\": {\"loss_scale\": -2}}",
                 "run.json:1: fp16.loss_scale: must be a number >= 0, not -2"},
         Mistake{"{\"fp16\": {\"enabled\": true},\n\"bf16\": {\"enabled\": true}}",
@@ -58,20 +64,24 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"{\"fp16\": true}", "run.json:1: fp16: must be a section, not true"},
         Mistake{"[1]", "run.json:1: the file must hold a section, not […]"},
         Mistake{"{\"communication_data_type\": \"fp8\"}",
-                "run.json:1: communication_data_type: \"fp8\" is none of fp32, fp16, bf16; did you mean \"fp32\"?"},
+                "run.json:1: communication_data_type: \"fp8\" is none of fp32, fp16, bf16; did you mean "
+                "\"fp32\"?"},
         Mistake{"{\"bf16\": {\"enabled\": true}, \"data_types\": {\"grad_accum_dtype\": \"fp16\"}}",
-                "run.json:1: data_types.grad_accum_dtype: \"fp16\" does not go with a model in bf16; use \"fp32\" or "
+                "run.json:1: data_types.grad_accum_dtype: \"fp16\" does not go with a model in bf16; use "
+                "\"fp32\" or "
                 "\"bf16\""},
         Mistake{"{\"bf16\": {\"enabled\": true}, \"data_types\": {\"param_dtype\": \"fp16\"}}",
-                "run.json:1: data_types.param_dtype: \"fp16\" contradicts the model's bf16; choose the precision with "
+                "run.json:1: data_types.param_dtype: \"fp16\" contradicts the model's bf16; choose the "
+                "precision with "
                 "the sections fp16 and bf16"},
         Mistake{"{\"fp16\": {\"enabled\": true, \"initial_scale_power\": 2, \"min_loss_scale\": 8}}",
                 "run.json:1: fp16: the initial loss scale 2^2 is below min_loss_scale 8"},
         Mistake{"{\"checkpoint\": {\"tag_validation\": \"Fial\"}}",
                 "run.json:1: checkpoint.tag_validation: \"Fial\" is none of Ignore, Warn, Fail; did you mean "
                 "\"Fail\"?"},
-        Mistake{"{\n\"a\": }", "run.json:2: not valid JSON: syntax error while parsing value - unexpected '}'; expected "
-                               "'[', '{', or a literal"}));
+        Mistake{"{\n\"a\": }",
+                "run.json:2: not valid JSON: syntax error while parsing value - unexpected '}'; expected "
+                "'[', '{', or a literal"}));
 
 INSTANTIATE_TEST_SUITE_P(
     OptimizerAndScheduler, Mistakes,
@@ -83,17 +93,21 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"{\"optimizer\": {\"type\": \"Adamm\"}}",
                 "run.json:1: optimizer.type: \"Adamm\" is none of Adam, AdamW, SGD; did you mean \"Adam\"?"},
         Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"max_grad_norm\": 1.0}}}",
-                "run.json:1: optimizer.params.max_grad_norm: Sherd does not support 1.0 here: clip with the top-level "
+                "run.json:1: optimizer.params.max_grad_norm: Sherd does not support 1.0 here: clip with the "
+                "top-level "
                 "key \"gradient_clipping\""},
         Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"betas\": [0.9]}}}",
-                "run.json:1: optimizer.params.betas: must be a list of two numbers such as [0.9, 0.999], not […]"},
+                "run.json:1: optimizer.params.betas: must be a list of two numbers such as [0.9, 0.999], not "
+                "[…]"},
         Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"betas\": [0.9, 1]}}}",
                 "run.json:1: optimizer.params.betas[1]: must be below 1"},
         Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": \"auto\"}}}",
-                "run.json:1: optimizer.params.lr: \"auto\" must be filled in by the caller; give a value here or with "
+                "run.json:1: optimizer.params.lr: \"auto\" must be filled in by the caller; give a value "
+                "here or with "
                 "--set optimizer.params.lr=VALUE"},
-        Mistake{"{\"optimizer\": {\"type\": \"SGD\", \"params\": {\"nesterov\": true}}}",
-                "run.json:1: optimizer: nesterov needs a momentum above 0; set params.momentum or drop nesterov"},
+        Mistake{
+            "{\"optimizer\": {\"type\": \"SGD\", \"params\": {\"nesterov\": true}}}",
+            "run.json:1: optimizer: nesterov needs a momentum above 0; set params.momentum or drop nesterov"},
         Mistake{"{\"scheduler\": {\"type\": \"StepLR\"}}",
                 "run.json:1: scheduler.type: \"StepLR\" is PyTorch's and not in this build; the nearest is "
                 "\"WarmupLR\""},
@@ -102,7 +116,8 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_num_steps\": 0}}}",
                 "run.json:1: scheduler.params.warmup_num_steps: must be an integer >= 1, not 0"},
         Mistake{"{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_max_lr\": [0.1, 0.2]}}}",
-                "run.json:1: scheduler.params.warmup_max_lr: must be a number >= 0, not […]; one value serves all "
+                "run.json:1: scheduler.params.warmup_max_lr: must be a number >= 0, not […]; one value "
+                "serves all "
                 "parameters here"},
         Mistake{"{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_type\": \"linaer\"}}}",
                 "run.json:1: scheduler.params.warmup_type: \"linaer\" is none of log, linear; did you mean "
@@ -112,20 +127,25 @@ INSTANTIATE_TEST_SUITE_P(
     NotInThisBuild, Mistakes,
     testing::Values(
         Mistake{"{\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"cpu\"}}}",
-                "run.json:1: zero_optimization.offload_optimizer.device: offload to \"cpu\" is not in this build yet "
+                "run.json:1: zero_optimization.offload_optimizer.device: offload to \"cpu\" is not in this "
+                "build yet "
                 "(see the roadmap in docs/architecture.md); use \"none\""},
-        Mistake{"{\"amp\": {\"enabled\": true}}",
-                "run.json:1: amp: Sherd does not support this section: use bf16 or fp16; remove or disable it"},
+        Mistake{
+            "{\"amp\": {\"enabled\": true}}",
+            "run.json:1: amp: Sherd does not support this section: use bf16 or fp16; remove or disable it"},
         Mistake{"{\"tensor_parallel\": {\"tp\": {\"tp_size\": 2}}}",
-                "run.json:1: tensor_parallel: Sherd does not support this section: tensor parallelism is not in this "
+                "run.json:1: tensor_parallel: Sherd does not support this section: tensor parallelism is not "
+                "in this "
                 "build yet; remove or disable it"},
         Mistake{"{\"device\": {\"type\": \"cuda\"}}",
                 "run.json:1: device.type: CUDA is not in this build yet; use \"auto\" or \"cpu\""},
         Mistake{"{\"parallel\": {\"pipeline\": 2}}",
-                "run.json:1: parallel.pipeline: Sherd does not support 2 here: only 1 is in this build yet (roadmap: "
+                "run.json:1: parallel.pipeline: Sherd does not support 2 here: only 1 is in this build yet "
+                "(roadmap: "
                 "docs/architecture.md)"},
         Mistake{"{\"zero_optimization\": {\"zero_quantized_weights\": true}}",
-                "run.json:1: zero_optimization.zero_quantized_weights: Sherd does not support true here: ZeRO++ and "
+                "run.json:1: zero_optimization.zero_quantized_weights: Sherd does not support true here: "
+                "ZeRO++ and "
                 "MiCS are not in this build"}));
 
 INSTANTIATE_TEST_SUITE_P(
@@ -147,14 +167,17 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"{\"data\": {\"path\": \"x\", \"tokenizer\": \"bpe\"}}",
                 "run.json:1: data.tokenizer: \"bpe\" is no tokenizer; use \"byte\" or \"spm:MODEL_FILE\""},
         Mistake{"{\"device\": {\"device_memory_limit\": \"5 parsecs\"}}",
-                "run.json:1: device.device_memory_limit: must be bytes, or a string with a unit such as \"512MiB\" or "
+                "run.json:1: device.device_memory_limit: must be bytes, or a string with a unit such as "
+                "\"512MiB\" or "
                 "\"8GB\", not \"5 parsecs\""},
         Mistake{"{\"training\": {\"recompute\": \"ful\"}}",
-                "run.json:1: training.recompute: \"ful\" is none of none, selective, full; did you mean \"full\"?"}));
+                "run.json:1: training.recompute: \"ful\" is none of none, selective, full; did you mean "
+                "\"full\"?"}));
 
 TEST(Overrides, ErrorsNameTheOverride) {
-  EXPECT_EQ(error_of("{}", {"zero_optimization.stage=5"}),
-            "--set zero_optimization.stage=5: zero_optimization.stage: must be an integer from 0 to 3, not 5");
+  EXPECT_EQ(
+      error_of("{}", {"zero_optimization.stage=5"}),
+      "--set zero_optimization.stage=5: zero_optimization.stage: must be an integer from 0 to 3, not 5");
   EXPECT_EQ(error_of("{}", {"novalue"}), "--set novalue: an override has the form section.key=VALUE");
   EXPECT_EQ(error_of("{}", {"a..b=1"}), "--set a..b=1: the key path has an empty part");
 }

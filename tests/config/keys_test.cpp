@@ -22,13 +22,17 @@ std::string base_for(const std::string& path) {
       {"scheduler[OneCycle]",
        R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3}}})"},
       {"scheduler[WarmupLR]", R"({"scheduler": {"type": "WarmupLR"}})"},
-      {"scheduler[WarmupDecayLR]", R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 3000}}})"},
-      {"scheduler[WarmupCosineLR]", R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 3000}}})"},
+      {"scheduler[WarmupDecayLR]",
+       R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 3000}}})"},
+      {"scheduler[WarmupCosineLR]",
+       R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 3000}}})"},
       {"fp16", R"({"fp16": {"enabled": false}})"},
       {"bf16", R"({"bf16": {"enabled": false}})"},
       {"zero_optimization", R"({"zero_optimization": {"stage": 3}})"},
-      {"model.position", R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4}})"},
-      {"model", R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4, "position": "rotary"}})"},
+      {"model.position",
+       R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4}})"},
+      {"model",
+       R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4, "position": "rotary"}})"},
       {"data", R"({"data": {"path": "corpus/a"}})"}};
   for (const auto& [prefix, text] : bases)
     if (path.starts_with(prefix)) return text;
@@ -82,9 +86,10 @@ TEST(KnownKeys, NullMeansAbsent) {
     SCOPED_TRACE(key.path);
     if (key.effect != Effect::refused || !key.path.ends_with("max_grad_norm")) {
       Config config;
-      if (key.path.ends_with(".type") || key.path == "data.path" || key.path.find(".cycle_m") != std::string::npos ||
-          key.path.ends_with("total_num_steps") || (key.path.starts_with("model.") && key.path.ends_with("s")) ||
-          key.path == "model.seq_length" || key.path == "model.hidden_size" || key.path.ends_with("warmup_max_lr"))
+      if (key.path.ends_with(".type") || key.path == "data.path" ||
+          key.path.find(".cycle_m") != std::string::npos || key.path.ends_with("total_num_steps") ||
+          (key.path.starts_with("model.") && key.path.ends_with("s")) || key.path == "model.seq_length" ||
+          key.path == "model.hidden_size" || key.path.ends_with("warmup_max_lr"))
         continue;  // required keys, and the one for which null is a value
       ASSERT_NO_THROW(config = with(key, "null"));
     }

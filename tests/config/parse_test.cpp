@@ -40,7 +40,9 @@ TEST(Parse, DefaultsFollowDeepSpeed19) {
 TEST(Parse, OverlapCommDefaultsToTrueOnlyAtStage3) {
   for (int stage = 0; stage <= 3; ++stage)
     for (const char* overlap : {"", ", \"overlap_comm\": null", ", \"overlap_comm\": \"auto\""})
-      EXPECT_EQ(parse_text(cat("{\"zero_optimization\": {\"stage\": ", stage, overlap, "}}")).zero.overlap_comm, stage == 3);
+      EXPECT_EQ(
+          parse_text(cat("{\"zero_optimization\": {\"stage\": ", stage, overlap, "}}")).zero.overlap_comm,
+          stage == 3);
   EXPECT_FALSE(parse_text(R"({"zero_optimization": {"stage": 3, "overlap_comm": false}})").zero.overlap_comm);
   EXPECT_TRUE(parse_text(R"({"zero_optimization": {"stage": 1, "overlap_comm": true}})").zero.overlap_comm);
 }
@@ -81,27 +83,32 @@ TEST(Parse, SchedulerDefaults) {
   };
   EXPECT_EQ(warmup(R"({"type": "WarmupLR"})").warmup_max_lr, std::nullopt);
   EXPECT_EQ(warmup(R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 9000}})").warmup_max_lr, 0.001);
-  EXPECT_EQ(warmup(R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 9000, "warmup_max_lr": null}})").warmup_max_lr,
+  EXPECT_EQ(warmup(R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 9000, "warmup_max_lr": null}})")
+                .warmup_max_lr,
             std::nullopt);
   const auto cycle = std::get<OneCycle>(parse_text(R"({"scheduler": {"type": "OneCycle", "params": {
-      "cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_first_step_size": 7, "cycle_first_stair_count": 3}}})").scheduler);
+      "cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_first_step_size": 7, "cycle_first_stair_count": 3}}})")
+                                            .scheduler);
   EXPECT_EQ(cycle.cycle_second_step_size, 7);
   EXPECT_EQ(cycle.cycle_second_stair_count, 3);
-  EXPECT_TRUE(has_note(parse_text(R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 10}}})"),
-                       "scheduler: total_num_steps 10 is less than warmup_num_steps 1000"));
+  EXPECT_TRUE(
+      has_note(parse_text(R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 10}}})"),
+               "scheduler: total_num_steps 10 is less than warmup_num_steps 1000"));
 }
 
 TEST(Parse, DisabledSectionsPassWithANote) {
-  const Config config = parse_text(R"({"amp": {"enabled": false, "opt_level": "O1"}, "tensorboard": {"enabled": false},
+  const Config config =
+      parse_text(R"({"amp": {"enabled": false, "opt_level": "O1"}, "tensorboard": {"enabled": false},
       "elasticity": {}, "compile": {"deepcompile": false}, "tensor_parallel": {"autotp_size": 1},
       "sparse_attention": null, "compression_training": {}, "prescale_gradients": false,
       "pipeline": {"stages": "auto"}, "zero_optimization": {"stage": 1, "mics_shard_size": -1,
       "zero_hpz_partition_size": 1, "offload_param": {"device": "none", "pin_memory": true}}})");
-  for (const char* start : {"amp: disabled", "tensorboard: disabled", "elasticity: disabled", "compile: disabled",
-                            "tensor_parallel: disabled", "compression_training: disabled", "prescale_gradients: ",
-                            "pipeline.stages: off", "zero_optimization.mics_shard_size: off",
-                            "zero_optimization.zero_hpz_partition_size: off",
-                            "zero_optimization.offload_param.pin_memory: nothing is offloaded"})
+  for (const char* start :
+       {"amp: disabled", "tensorboard: disabled", "elasticity: disabled", "compile: disabled",
+        "tensor_parallel: disabled", "compression_training: disabled",
+        "prescale_gradients: ", "pipeline.stages: off", "zero_optimization.mics_shard_size: off",
+        "zero_optimization.zero_hpz_partition_size: off",
+        "zero_optimization.offload_param.pin_memory: nothing is offloaded"})
     EXPECT_TRUE(has_note(config, start)) << start;
 }
 
@@ -111,19 +118,24 @@ TEST(Parse, Stage3KeysBelowStage3AreNoted) {
 }
 
 TEST(Parse, AliasesReachTheSameFields) {
-  EXPECT_EQ(parse_text(R"({"zero_optimization": {"stage": 3, "max_live_parameters": 7}})").zero.max_live_parameters, 7);
+  EXPECT_EQ(
+      parse_text(R"({"zero_optimization": {"stage": 3, "max_live_parameters": 7}})").zero.max_live_parameters,
+      7);
   EXPECT_EQ(parse_text(R"({"bfloat16": {"enabled": true}})").precision.compute, DType::bf16);
-  EXPECT_TRUE(has_note(parse_text(R"({"zero_optimization": {"stage3_gather_fp16_weights_on_model_save": true}})"),
-                       "zero_optimization.stage3_gather_fp16_weights_on_model_save: checkpoints hold"));
+  EXPECT_TRUE(
+      has_note(parse_text(R"({"zero_optimization": {"stage3_gather_fp16_weights_on_model_save": true}})"),
+               "zero_optimization.stage3_gather_fp16_weights_on_model_save: checkpoints hold"));
   EXPECT_TRUE(has_note(parse_text(R"({"aio": {"thread_count": 2}})"), "aio.thread_count: "));
-  EXPECT_TRUE(has_note(parse_text(R"({"seq_parallel_comm_data_type": "fp32"})"), "seq_parallel_comm_data_type: "));
+  EXPECT_TRUE(
+      has_note(parse_text(R"({"seq_parallel_comm_data_type": "fp32"})"), "seq_parallel_comm_data_type: "));
   EXPECT_EQ(parse_text(R"({"zero_optimization": true})").zero.stage, 1);
 }
 
 TEST(Parse, ModelTypeChoosesDefaults) {
   const auto model = [](const std::string& type) {
     return *parse_text(R"({"model": {"type": ")" + type +
-                       R"(", "seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4}})").model;
+                       R"(", "seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4}})")
+                .model;
   };
   const Model gpt = model("gpt2"), llama = model("llama");
   EXPECT_EQ(gpt.ffn_hidden_size, 384);
@@ -154,9 +166,12 @@ TEST(ParseFiles, LaterFilesAddAndOverride) {
     std::ofstream(path) << text;
     return path;
   };
-  const std::string first = write("a.json", "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"AdamW\", \"params\": "
-                                            "{\"lr\": 0.1, \"eps\": 1e-6}}}");
-  const std::string second = write("b.json", "{\"optimizer\": {\"params\": {\"lr\": 0.2}}, \"steps_per_print\": 3}");
+  const std::string first =
+      write("a.json",
+            "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"AdamW\", \"params\": "
+            "{\"lr\": 0.1, \"eps\": 1e-6}}}");
+  const std::string second =
+      write("b.json", "{\"optimizer\": {\"params\": {\"lr\": 0.2}}, \"steps_per_print\": 3}");
   const Config config = parse_files({first, second}, {"steps_per_print=4", "training.save_dir=runs/x"});
   EXPECT_EQ(config.optimizer.lr, 0.2);
   EXPECT_EQ(config.optimizer.eps, 1e-6);
@@ -164,7 +179,8 @@ TEST(ParseFiles, LaterFilesAddAndOverride) {
   EXPECT_EQ(config.training.save_dir, "runs/x");
 
   // Parameters of another type do not leak into the later file's optimizer.
-  const std::string third = write("c.json", "{\"optimizer\": {\"type\": \"SGD\", \"params\": {\"momentum\": 0.9}}}");
+  const std::string third =
+      write("c.json", "{\"optimizer\": {\"type\": \"SGD\", \"params\": {\"momentum\": 0.9}}}");
   EXPECT_EQ(parse_files({first, third}).optimizer.momentum, 0.9);
   EXPECT_EQ(parse_files({first}, {"optimizer.type=Adam"}).optimizer.lr, 0.1);
 
@@ -188,7 +204,8 @@ TEST(ParseFiles, MissingFileIsNamed) {
 }
 
 TEST(ConfigFiles, PublishedExampleRunsAsItStands) {
-  const Config config = parse_files({configs + "zero3_fp16_reference.json", configs + "gpt2_tiny_model.json"});
+  const Config config =
+      parse_files({configs + "zero3_fp16_reference.json", configs + "gpt2_tiny_model.json"});
   EXPECT_EQ(config.zero.stage, 3);
   EXPECT_EQ(config.zero.prefetch_bucket_size, 10'000'000);
   EXPECT_EQ(config.zero.max_live_parameters, 1'000'000'000);
@@ -198,10 +215,11 @@ TEST(ConfigFiles, PublishedExampleRunsAsItStands) {
   EXPECT_EQ(resolve_batch(config, 2), (Batch{64, 32, 1}));
   EXPECT_TRUE(config.wall_clock_breakdown);
   EXPECT_EQ(config.model->hidden_size, 128);
-  EXPECT_THAT(config.notes, ::testing::UnorderedElementsAre(
-                                "zero_optimization.contiguous_gradients: always on in Sherd",
-                                "zero_allow_untested_optimizer: every optimizer of this build is tested with ZeRO",
-                                "optimizer: not given; AdamW with lr 0.001 unless the caller brings an optimizer"));
+  EXPECT_THAT(config.notes,
+              ::testing::UnorderedElementsAre(
+                  "zero_optimization.contiguous_gradients: always on in Sherd",
+                  "zero_allow_untested_optimizer: every optimizer of this build is tested with ZeRO",
+                  "optimizer: not given; AdamW with lr 0.001 unless the caller brings an optimizer"));
 }
 
 TEST(ConfigFiles, EveryFileLoads) {

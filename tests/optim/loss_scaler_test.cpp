@@ -10,7 +10,8 @@
 namespace sherd::optim {
 namespace {
 
-config::LossScaling settings(int power, std::int64_t window, int hysteresis, bool consecutive = false, double min = 1) {
+config::LossScaling settings(int power, std::int64_t window, int hysteresis, bool consecutive = false,
+                             double min = 1) {
   config::LossScaling s;
   s.initial_scale_power = power, s.loss_scale_window = window, s.hysteresis = hysteresis;
   s.consecutive_hysteresis = consecutive, s.min_loss_scale = min;
@@ -45,7 +46,7 @@ TEST(LossScaler, GrowthCountsFromTheLastOverflow) {
 
 TEST(LossScaler, HysteresisToleratesOverflowsOnce) {
   EXPECT_EQ(run(settings(8, 100, 3), "xxxxx"), (Powers{8, 8, 7, 6, 5}));
-  EXPECT_EQ(run(settings(8, 100, 2), "x.x.x"), (Powers{8, 8, 7, 7, 6}));  // not refilled by clean steps
+  EXPECT_EQ(run(settings(8, 100, 2), "x.x.x"), (Powers{8, 8, 7, 7, 6}));        // not refilled by clean steps
   EXPECT_EQ(run(settings(8, 2, 2), "x...x.x"), (Powers{8, 8, 8, 9, 9, 9, 8}));  // growth refills it
 }
 
@@ -89,7 +90,8 @@ TEST(LossScaler, RestoredContinuesTheSame) {
 TEST(LossScaler, RefusesOtherText) {
   LossScaler scaler(settings(8, 3, 1));
   const std::string good = scaler.save();
-  for (const std::string& bad : {std::string(), std::string("scale=1"), good + " ", std::string("scale=-0x1p+8 iteration=0 last_overflow=-1 hysteresis=1"),
+  for (const std::string& bad : {std::string(), std::string("scale=1"), good + " ",
+                                 std::string("scale=-0x1p+8 iteration=0 last_overflow=-1 hysteresis=1"),
                                  std::string("scale=0x1p+8 iteration=3 last_overflow=5 hysteresis=1")})
     testing::expect_error(ErrorKind::data, "no saved loss scaler", [&] { scaler.restore(bad); });
   EXPECT_EQ(scaler.save(), good);

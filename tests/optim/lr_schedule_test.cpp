@@ -10,7 +10,8 @@ namespace sherd::optim {
 namespace {
 
 config::Scheduler parse(const std::string& type, const std::string& params) {
-  return config::parse_text(R"({"scheduler": {"type": ")" + type + R"(", "params": )" + params + "}}").scheduler;
+  return config::parse_text(R"({"scheduler": {"type": ")" + type + R"(", "params": )" + params + "}}")
+      .scheduler;
 }
 
 // Same bits are not asked for: DeepSpeed forms some fractions in another order.
@@ -21,32 +22,40 @@ void expect_trace(const double (&want)[25][2], const std::string& type, const st
     const SchedulePoint point = schedule.current();
     EXPECT_NEAR(point.lr, want[i][0], 1e-15) << "t = " << schedule.last_batch_iteration();
     EXPECT_EQ(point.betas.has_value(), type == "OneCycle");
-    EXPECT_NEAR(point.betas ? point.betas->first : 0.9, want[i][1], 1e-15) << "t = " << schedule.last_batch_iteration();
+    EXPECT_NEAR(point.betas ? point.betas->first : 0.9, want[i][1], 1e-15)
+        << "t = " << schedule.last_batch_iteration();
     schedule.step();
   }
 }
 
 TEST(LrSchedule, FollowsDeepSpeed) {
   using namespace schedule_traces;
-  expect_trace(range_test, "LRRangeTest",
-               R"({"lr_range_test_min_lr": 0.01, "lr_range_test_step_size": 3, "lr_range_test_step_rate": 2.0})");
+  expect_trace(
+      range_test, "LRRangeTest",
+      R"({"lr_range_test_min_lr": 0.01, "lr_range_test_step_size": 3, "lr_range_test_step_rate": 2.0})");
   expect_trace(range_stairs, "LRRangeTest", R"({"lr_range_test_min_lr": 0.01, "lr_range_test_step_size": 3,
       "lr_range_test_step_rate": 2.0, "lr_range_test_staircase": true})");
-  expect_trace(warmup_log, "WarmupLR", R"({"warmup_min_lr": 0.001, "warmup_max_lr": 0.1, "warmup_num_steps": 6})");
+  expect_trace(warmup_log, "WarmupLR",
+               R"({"warmup_min_lr": 0.001, "warmup_max_lr": 0.1, "warmup_num_steps": 6})");
   expect_trace(warmup_linear, "WarmupLR", R"({"warmup_num_steps": 6, "warmup_type": "linear"})");
   expect_trace(warmup_one, "WarmupLR", R"({"warmup_num_steps": 1})");
-  expect_trace(decay, "WarmupDecayLR", R"({"total_num_steps": 15, "warmup_min_lr": 0.001, "warmup_num_steps": 5})");
+  expect_trace(decay, "WarmupDecayLR",
+               R"({"total_num_steps": 15, "warmup_min_lr": 0.001, "warmup_num_steps": 5})");
   expect_trace(decay_short, "WarmupDecayLR",
                R"({"total_num_steps": 4, "warmup_num_steps": 6, "warmup_type": "linear"})");
-  expect_trace(cosine, "WarmupCosineLR",
-               R"({"total_num_steps": 16, "warmup_num_steps": 4, "warmup_min_ratio": 0.05, "cos_min_ratio": 0.1})");
+  expect_trace(
+      cosine, "WarmupCosineLR",
+      R"({"total_num_steps": 16, "warmup_num_steps": 4, "warmup_min_ratio": 0.05, "cos_min_ratio": 0.1})");
   expect_trace(cosine_short, "WarmupCosineLR",
                R"({"total_num_steps": 3, "warmup_num_steps": 4, "warmup_type": "linear"})");
-  expect_trace(cycle, "OneCycle", R"({"cycle_min_lr": 0.01, "cycle_max_lr": 0.1, "cycle_first_step_size": 5})");
-  expect_trace(cycle_decay, "OneCycle", R"({"cycle_min_lr": 0.01, "cycle_max_lr": 0.1, "cycle_first_step_size": 4,
+  expect_trace(cycle, "OneCycle",
+               R"({"cycle_min_lr": 0.01, "cycle_max_lr": 0.1, "cycle_first_step_size": 5})");
+  expect_trace(cycle_decay, "OneCycle",
+               R"({"cycle_min_lr": 0.01, "cycle_max_lr": 0.1, "cycle_first_step_size": 4,
       "cycle_second_step_size": 7, "decay_lr_rate": 0.5, "decay_step_size": 3, "cycle_min_mom": 0.6,
       "cycle_max_mom": 0.8, "decay_mom_rate": 0.02})");
-  expect_trace(cycle_stairs, "OneCycle", R"({"cycle_min_lr": 0.01, "cycle_max_lr": 0.1, "cycle_first_step_size": 6,
+  expect_trace(cycle_stairs, "OneCycle",
+               R"({"cycle_min_lr": 0.01, "cycle_max_lr": 0.1, "cycle_first_step_size": 6,
       "cycle_second_step_size": 9, "cycle_first_stair_count": 3, "cycle_second_stair_count": 4})");
 }
 
@@ -54,15 +63,18 @@ TEST(LrSchedule, FollowsDeepSpeed) {
 TEST(LrSchedule, FollowsTheFormulas) {
   const LrSchedule warmup(parse("WarmupLR", R"({"warmup_num_steps": 4, "warmup_max_lr": 0.8})"), 1, true);
   EXPECT_EQ(warmup.at(-1).lr, 0);
-  EXPECT_EQ(warmup.at(0).lr, 0);                   // ln 1: the first two steps run at the minimum
-  EXPECT_DOUBLE_EQ(warmup.at(1).lr, 0.4);          // ln 2 / ln 4
+  EXPECT_EQ(warmup.at(0).lr, 0);           // ln 1: the first two steps run at the minimum
+  EXPECT_DOUBLE_EQ(warmup.at(1).lr, 0.4);  // ln 2 / ln 4
   EXPECT_EQ(warmup.at(4).lr, 0.8);
-  const LrSchedule cosine(parse("WarmupCosineLR", R"({"total_num_steps": 12, "warmup_num_steps": 4, "cos_min_ratio": 0.2})"), 2, true);
+  const LrSchedule cosine(
+      parse("WarmupCosineLR", R"({"total_num_steps": 12, "warmup_num_steps": 4, "cos_min_ratio": 0.2})"), 2,
+      true);
   EXPECT_EQ(cosine.at(-1).lr, 0);
-  EXPECT_DOUBLE_EQ(cosine.at(7).lr, 2 * 0.6);      // half way: 0.2 + 0.8/2
+  EXPECT_DOUBLE_EQ(cosine.at(7).lr, 2 * 0.6);  // half way: 0.2 + 0.8/2
   EXPECT_DOUBLE_EQ(cosine.at(11).lr, 2 * 0.2);
-  EXPECT_DOUBLE_EQ(cosine.at(1000).lr, 2 * 0.2);   // stays there
-  const LrSchedule cycle(parse("OneCycle", R"({"cycle_min_lr": 1, "cycle_max_lr": 3, "cycle_first_step_size": 2})"), 9, true);
+  EXPECT_DOUBLE_EQ(cosine.at(1000).lr, 2 * 0.2);  // stays there
+  const LrSchedule cycle(
+      parse("OneCycle", R"({"cycle_min_lr": 1, "cycle_max_lr": 3, "cycle_first_step_size": 2})"), 9, true);
   EXPECT_EQ(cycle.at(0).lr, 2);
   EXPECT_EQ(cycle.at(1).lr, 3);
   EXPECT_DOUBLE_EQ(cycle.at(1).betas->first, 0.8);
@@ -79,13 +91,16 @@ TEST(LrSchedule, CyclesMomentumOnlyWhereThereAreBetas) {
   const config::Scheduler cycle = parse("OneCycle", R"({"cycle_min_lr": 0, "cycle_max_lr": 1})");
   EXPECT_TRUE(LrSchedule(cycle, 1, true).current().betas.has_value());
   EXPECT_FALSE(LrSchedule(cycle, 1, false).current().betas.has_value());
-  const config::Scheduler still = parse("OneCycle", R"({"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_momentum": false})");
+  const config::Scheduler still =
+      parse("OneCycle", R"({"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_momentum": false})");
   EXPECT_FALSE(LrSchedule(still, 1, true).current().betas.has_value());
 }
 
 TEST(LrSchedule, MomentumStaysBelowOne) {
-  const LrSchedule cycle(parse("OneCycle", R"({"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_first_step_size": 1,
-      "decay_step_size": 1, "decay_mom_rate": 1})"), 1, true);
+  const LrSchedule cycle(
+      parse("OneCycle", R"({"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_first_step_size": 1,
+      "decay_step_size": 1, "decay_mom_rate": 1})"),
+      1, true);
   EXPECT_LT(cycle.at(1000).betas->first, 1);
 }
 

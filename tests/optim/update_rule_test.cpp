@@ -22,7 +22,13 @@ struct Span {
   DType grad_dtype, param_dtype;
 
   Span(std::size_t n, DType grads, DType params)
-      : master(n), first(n), second(n), grad(n * size_of(grads)), param(n * 2), grad_dtype(grads), param_dtype(params) {}
+      : master(n),
+        first(n),
+        second(n),
+        grad(n * size_of(grads)),
+        param(n * 2),
+        grad_dtype(grads),
+        param_dtype(params) {}
 
   void set_grad(std::size_t i, float value) {
     std::byte* to = grad.data() + i * size_of(grad_dtype);
@@ -43,8 +49,11 @@ struct Span {
   }
   SpanUpdate all() { return update(0, static_cast<std::int64_t>(master.size())); }
   bool operator==(const Span& other) const {
-    const auto same = [](const auto& a, const auto& b) { return !std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])); };
-    return same(master, other.master) && same(first, other.first) && same(second, other.second) && same(param, other.param);
+    const auto same = [](const auto& a, const auto& b) {
+      return !std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0]));
+    };
+    return same(master, other.master) && same(first, other.first) && same(second, other.second) &&
+           same(param, other.param);
   }
 };
 
@@ -78,7 +87,8 @@ void expect_trace(const double (&want)[Steps][Size], const Hyper& hyper) {
   for (std::size_t i = 0; i < Size; ++i) span.master[i] = (3.0f * static_cast<float>(i) - 7.0f) / 8.0f;
   for (std::size_t step = 0; step < Steps; ++step) {
     // Gradients come with a loss scale of 64, which the factor takes away again.
-    for (std::size_t i = 0; i < Size; ++i) span.set_grad(i, static_cast<float>(64 * torch_traces::gradients[step][i]));
+    for (std::size_t i = 0; i < Size; ++i)
+      span.set_grad(i, static_cast<float>(64 * torch_traces::gradients[step][i]));
     SpanUpdate update_all = span.all();
     update_all.grad_factor = 1.0 / 64;
     ASSERT_TRUE(update(update_all, hyper, static_cast<std::int64_t>(step) + 1, arena));
@@ -163,13 +173,15 @@ TEST(UpdateRule, InstructionSetsAgreeToTheBit) {
       for (const DType params : {DType::f32, DType::bf16, DType::f16}) {
         const Span start = random_span(1037, grads, params);
         Span want = start;
-        for (int step = 1; step <= 3; ++step) ASSERT_TRUE(update_with(CpuIsa::portable, want.all(), h, step, arena));
+        for (int step = 1; step <= 3; ++step)
+          ASSERT_TRUE(update_with(CpuIsa::portable, want.all(), h, step, arena));
         ASSERT_FALSE(want == start);
         for (const CpuIsa isa : {CpuIsa::avx2, CpuIsa::avx512}) {
           if (isa > cpu_isa()) continue;  // not on this processor
           Span got = start;
           for (int step = 1; step <= 3; ++step) ASSERT_TRUE(update_with(isa, got.all(), h, step, arena));
-          EXPECT_TRUE(got == want) << name_of(isa) << ", gradients " << name_of(grads) << ", copy " << name_of(params);
+          EXPECT_TRUE(got == want) << name_of(isa) << ", gradients " << name_of(grads) << ", copy "
+                                   << name_of(params);
         }
       }
 }
@@ -215,7 +227,8 @@ TEST(UpdateRule, CopiesRoundAsMastersDo) {
   Hyper h;
   h.type = OptimizerType::sgd, h.lr = 0, h.decoupled_decay = false;
   // The second is a tie for bf16 (away from zero), the third one for fp16 (to even).
-  const std::vector<float> values = {1.0f, 0x1.01p0f, 0x1.002p0f, -0x1.01p0f, 3.14159f, -65503.0f, 6e-8f, 0.0f};
+  const std::vector<float> values = {1.0f,     0x1.01p0f, 0x1.002p0f, -0x1.01p0f,
+                                     3.14159f, -65503.0f, 6e-8f,      0.0f};
   for (const DType dtype : {DType::bf16, DType::f16}) {
     Span span(values.size(), DType::f32, dtype);
     span.master = values;
@@ -223,11 +236,13 @@ TEST(UpdateRule, CopiesRoundAsMastersDo) {
     for (std::size_t i = 0; i < values.size(); ++i) {
       std::uint16_t bits;
       std::memcpy(&bits, span.param.data() + 2 * i, 2);
-      EXPECT_EQ(bits, dtype == DType::bf16 ? round_master_to_bf16(values[i]).bits : f16(values[i]).bits) << values[i];
+      EXPECT_EQ(bits, dtype == DType::bf16 ? round_master_to_bf16(values[i]).bits : f16(values[i]).bits)
+          << values[i];
       EXPECT_EQ(span.master[i], values[i]);
     }
   }
-  EXPECT_NE(round_master_to_bf16(0x1.01p0f).bits, bf16(0x1.01p0f).bits);  // or the case above would say nothing
+  EXPECT_NE(round_master_to_bf16(0x1.01p0f).bits,
+            bf16(0x1.01p0f).bits);  // or the case above would say nothing
 }
 
 // ---- what it must notice ----
@@ -316,7 +331,8 @@ TEST(UpdateRule, RefusesIncompleteSpans) {
   refused("no master", [](SpanUpdate& u) { u.grad = nullptr; });
   refused("a bf16 copy", [](SpanUpdate& u) { u.param = nullptr; });
   refused("must be fp32, bf16 or fp16, not int32", [](SpanUpdate& u) { u.grad_dtype = DType::i32; });
-  refused("count from 1", [](SpanUpdate&) {}, 0);
+  refused(
+      "count from 1", [](SpanUpdate&) {}, 0);
   EXPECT_TRUE(update(SpanUpdate{}, Hyper(), 1, arena));  // nothing to do
 }
 
@@ -328,9 +344,8 @@ TEST(Clipping, OneFactorUnscalesAndClips) {
   EXPECT_EQ(gradient_factor(1e9, 8, 0), 1.0 / 8);
   EXPECT_EQ(gradient_factor(1e9, 8, -1), 1.0 / 8);
   EXPECT_EQ(clip_factor(0, 1), 1);
-  testing::expect_error(ErrorKind::usage, "norm inf", [] {
-    gradient_factor(std::numeric_limits<double>::infinity(), 1, 1);
-  });
+  testing::expect_error(ErrorKind::usage, "norm inf",
+                        [] { gradient_factor(std::numeric_limits<double>::infinity(), 1, 1); });
 }
 
 }  // namespace

@@ -21,7 +21,8 @@ INSTANTIATE_TEST_SUITE_P(Threads, ArenaThreads, ::testing::Values(1, 2, 3, 7));
 TEST_P(ArenaThreads, covers_every_item_once_in_chunks_of_the_grain) {
   Arena arena(GetParam());
   EXPECT_EQ(arena.threads(), GetParam());
-  for (const auto& [count, grain] : {std::pair{0, 5}, {1, 5}, {5, 5}, {6, 5}, {1000, 7}, {10, 1000}, {9, 0}, {-3, 2}}) {
+  for (const auto& [count, grain] :
+       {std::pair{0, 5}, {1, 5}, {5, 5}, {6, 5}, {1000, 7}, {10, 1000}, {9, 0}, {-3, 2}}) {
     std::mutex mutex;
     std::set<std::pair<std::int64_t, std::int64_t>> chunks;
     arena.parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {

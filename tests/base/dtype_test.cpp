@@ -19,8 +19,8 @@ class SmallFloats : public ::testing::Test {
   unsigned control_;
 };
 
-/// `value` rounded to `digits` binary digits with exponents in [lowest, highest], to nearest, ties to even, by
-/// arithmetic alone.
+/// `value` rounded to `digits` binary digits with exponents in [lowest, highest], to nearest, ties to even,
+/// by arithmetic alone.
 double round_by_arithmetic(double value, int digits, int lowest, int highest) {
   if (value == 0 || !std::isfinite(value)) return value;
   const int exponent = std::max(std::ilogb(value), lowest);
@@ -58,15 +58,23 @@ void check_every_pattern(int fraction_bits, int exponent_bits) {
   }
 }
 
-TEST_F(SmallFloats, every_bf16_pattern_has_the_value_the_format_defines) { check_every_pattern<bf16>(7, 8); }
-TEST_F(SmallFloats, every_fp16_pattern_has_the_value_the_format_defines) { check_every_pattern<f16>(10, 5); }
+TEST_F(SmallFloats, every_bf16_pattern_has_the_value_the_format_defines) {
+  check_every_pattern<bf16>(7, 8);
+}
+TEST_F(SmallFloats, every_fp16_pattern_has_the_value_the_format_defines) {
+  check_every_pattern<f16>(10, 5);
+}
 
 TEST_F(SmallFloats, round_to_nearest_even_between_all_neighbours) {
   for (std::uint32_t high = 0; high < 0x7f80; ++high)
-    for (const std::uint32_t low : {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x3000u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+    for (const std::uint32_t low :
+         {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x3000u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
       const float value = std::bit_cast<float>(high << 16 | low);
-      ASSERT_EQ(static_cast<double>(static_cast<float>(bf16(value))), round_by_arithmetic(value, 8, -126, 127)) << value;
-      ASSERT_EQ(static_cast<double>(static_cast<float>(f16(value))), round_by_arithmetic(value, 11, -14, 15)) << value;
+      ASSERT_EQ(static_cast<double>(static_cast<float>(bf16(value))),
+                round_by_arithmetic(value, 8, -126, 127))
+          << value;
+      ASSERT_EQ(static_cast<double>(static_cast<float>(f16(value))), round_by_arithmetic(value, 11, -14, 15))
+          << value;
       ASSERT_EQ(bf16(-value).bits, bf16(value).bits | 0x8000);
       ASSERT_EQ(f16(-value).bits, f16(value).bits | 0x8000);
     }
@@ -83,7 +91,8 @@ TEST(Masters, round_ties_away_so_that_the_high_half_can_be_rebuilt) {
 }
 
 TEST(DTypes, have_names_that_parse_back_and_sizes) {
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::i64, DType::u16, DType::u8})
+  for (const DType dtype :
+       {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::i64, DType::u16, DType::u8})
     EXPECT_EQ(parse_dtype(name_of(dtype)), dtype);
   EXPECT_EQ(parse_dtype("BFloat16"), DType::bf16);
   EXPECT_EQ(parse_dtype("half"), DType::f16);

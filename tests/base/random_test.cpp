@@ -12,7 +12,9 @@ using Words = std::array<std::uint32_t, 4>;
 
 /// A counter and key in Random123's order of words.
 Words philox_words(Words counter, std::uint32_t k0, std::uint32_t k1) {
-  const auto join = [](std::uint32_t low, std::uint32_t high) { return static_cast<std::uint64_t>(high) << 32 | low; };
+  const auto join = [](std::uint32_t low, std::uint32_t high) {
+    return static_cast<std::uint64_t>(high) << 32 | low;
+  };
   return philox({join(k0, k1), join(counter[2], counter[3])}, join(counter[0], counter[1]));
 }
 

@@ -33,7 +33,8 @@ TEST(CpuDevice, charges_what_was_asked_for_until_the_last_handle_goes) {
 TEST(CpuDevice, blocks_are_aligned_whole_and_apart) {
   const auto device = make_cpu_device(1);
   std::vector<Storage> blocks;
-  for (const std::size_t bytes : {0ul, 1ul, 63ul, 64ul, 65ul, 4096ul, 4097ul, 100000ul, (2ul << 20) - 1, (2ul << 20) + 1, 5ul << 20}) {
+  for (const std::size_t bytes :
+       {0ul, 1ul, 63ul, 64ul, 65ul, 4096ul, 4097ul, 100000ul, (2ul << 20) - 1, (2ul << 20) + 1, 5ul << 20}) {
     Storage block = device->allocate(bytes, Category::workspace);
     ASSERT_NE(block.data(), nullptr);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block.data()) % 64, 0u) << bytes;
@@ -42,7 +43,8 @@ TEST(CpuDevice, blocks_are_aligned_whole_and_apart) {
   }
   for (std::size_t i = 0; i < blocks.size(); ++i)
     for (std::size_t k = 0; k < blocks[i].bytes(); ++k)
-      ASSERT_EQ(blocks[i].data()[k], static_cast<std::byte>(i + 1)) << "block " << i << " was written by another";
+      ASSERT_EQ(blocks[i].data()[k], static_cast<std::byte>(i + 1))
+          << "block " << i << " was written by another";
 }
 
 TEST(CpuDevice, reuses_a_freed_block_for_a_request_of_its_size) {

@@ -35,10 +35,17 @@ struct Machine {
     EXPECT_EQ(static_cast<std::size_t>(shape.numel()), values.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
       switch (dtype) {
-        case DType::f32: out.data<float>()[i] = static_cast<float>(values[i]); break;
-        case DType::bf16: out.data<bf16>()[i] = bf16(static_cast<float>(values[i])); break;
-        case DType::f16: out.data<f16>()[i] = f16(static_cast<float>(values[i])); break;
-        default: out.data<double>()[i] = values[i];
+        case DType::f32:
+          out.data<float>()[i] = static_cast<float>(values[i]);
+          break;
+        case DType::bf16:
+          out.data<bf16>()[i] = bf16(static_cast<float>(values[i]));
+          break;
+        case DType::f16:
+          out.data<f16>()[i] = f16(static_cast<float>(values[i]));
+          break;
+        default:
+          out.data<double>()[i] = values[i];
       }
     }
     return out;
@@ -52,11 +59,13 @@ struct Machine {
   tensor::cpu::CpuKernels kernels;
 };
 
-/// A machine for every instruction set this processor and DNNL_MAX_CPU_ISA allow, with one thread and with three.
+/// A machine for every instruction set this processor and DNNL_MAX_CPU_ISA allow, with one thread and with
+/// three.
 inline std::vector<std::unique_ptr<Machine>> all_machines() {
   std::vector<std::unique_ptr<Machine>> out;
   for (int isa = 0; isa <= static_cast<int>(cpu_isa()); ++isa)
-    for (const int threads : {1, 3}) out.push_back(std::make_unique<Machine>(static_cast<CpuIsa>(isa), threads));
+    for (const int threads : {1, 3})
+      out.push_back(std::make_unique<Machine>(static_cast<CpuIsa>(isa), threads));
   return out;
 }
 
@@ -64,10 +73,17 @@ inline std::vector<double> values_of(const Tensor& x) {
   std::vector<double> out(static_cast<std::size_t>(x.numel()));
   for (std::size_t i = 0; i < out.size(); ++i) {
     switch (x.dtype()) {
-      case DType::f32: out[i] = static_cast<double>(x.data<float>()[i]); break;
-      case DType::bf16: out[i] = static_cast<double>(static_cast<float>(x.data<bf16>()[i])); break;
-      case DType::f16: out[i] = static_cast<double>(static_cast<float>(x.data<f16>()[i])); break;
-      default: out[i] = x.data<double>()[i];
+      case DType::f32:
+        out[i] = static_cast<double>(x.data<float>()[i]);
+        break;
+      case DType::bf16:
+        out[i] = static_cast<double>(static_cast<float>(x.data<bf16>()[i]));
+        break;
+      case DType::f16:
+        out[i] = static_cast<double>(static_cast<float>(x.data<f16>()[i]));
+        break;
+      default:
+        out[i] = x.data<double>()[i];
     }
   }
   return out;
@@ -76,16 +92,21 @@ inline std::vector<double> values_of(const Tensor& x) {
 /// The double rounded to what `dtype` holds.
 inline double rounded(double value, DType dtype) {
   switch (dtype) {
-    case DType::f32: return static_cast<double>(static_cast<float>(value));
-    case DType::bf16: return static_cast<double>(static_cast<float>(bf16(static_cast<float>(value))));
-    case DType::f16: return static_cast<double>(static_cast<float>(f16(static_cast<float>(value))));
-    default: return value;
+    case DType::f32:
+      return static_cast<double>(static_cast<float>(value));
+    case DType::bf16:
+      return static_cast<double>(static_cast<float>(bf16(static_cast<float>(value))));
+    case DType::f16:
+      return static_cast<double>(static_cast<float>(f16(static_cast<float>(value))));
+    default:
+      return value;
   }
 }
 
 inline std::vector<double> normals(std::int64_t n, std::uint64_t stream, double scale = 1) {
   std::vector<double> out(static_cast<std::size_t>(n));
-  for (std::size_t i = 0; i < out.size(); ++i) out[i] = scale * static_cast<double>(normal_at({11, stream}, i));
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = scale * static_cast<double>(normal_at({11, stream}, i));
   return out;
 }
 
@@ -99,17 +120,21 @@ inline std::vector<double> normals_in(DType dtype, std::int64_t n, std::uint64_t
 /// The largest relative error of rounding once.
 inline double roundoff(DType dtype) {
   switch (dtype) {
-    case DType::bf16: return 0x1p-8;
-    case DType::f16: return 0x1p-11;
-    case DType::f64: return 0x1p-53;
-    default: return 0x1p-24;
+    case DType::bf16:
+      return 0x1p-8;
+    case DType::f16:
+      return 0x1p-11;
+    case DType::f64:
+      return 0x1p-53;
+    default:
+      return 0x1p-24;
   }
 }
 
-/// |got - want| <= |want|·(rounding of dtype + steps roundings of the compute type) + magnitude·steps of them.
-/// `magnitude` is the size of the terms that cancel in `want`.
-inline void expect_close(const std::vector<double>& got, const std::vector<double>& want, DType dtype, double steps,
-                         double magnitude, const std::string& what) {
+/// |got - want| <= |want|·(rounding of dtype + steps roundings of the compute type) + magnitude·steps of
+/// them. `magnitude` is the size of the terms that cancel in `want`.
+inline void expect_close(const std::vector<double>& got, const std::vector<double>& want, DType dtype,
+                         double steps, double magnitude, const std::string& what) {
   ASSERT_EQ(got.size(), want.size()) << what;
   const double unit = dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -117,7 +142,8 @@ inline void expect_close(const std::vector<double>& got, const std::vector<doubl
     if (std::isinf(want[i]) && got[i] == want[i]) continue;
     // fp16 loses relative accuracy below 2^-14, and everything below 2^-25; fp32 and bf16 flush below 2^-126.
     const double least = dtype == DType::f16 ? 0x1p-25 : dtype == DType::f64 ? 0x1p-1022 : 0x1p-126;
-    const double bound = std::fabs(want[i]) * (1.01 * roundoff(dtype) + steps * unit) + magnitude * steps * unit + least;
+    const double bound =
+        std::fabs(want[i]) * (1.01 * roundoff(dtype) + steps * unit) + magnitude * steps * unit + least;
     ASSERT_LE(std::fabs(got[i] - want[i]), bound)
         << what << ": element " << i << " is " << got[i] << ", should be " << want[i];
   }
@@ -134,8 +160,9 @@ inline void on_every_machine(const std::function<std::vector<Tensor>(Machine&)>&
       if (i == first.size())
         first.push_back(bytes);
       else
-        ASSERT_TRUE(first[i] == bytes) << "result " << i << " on " << machine->name() << " has other bits than on "
-                                       << "the first machine";
+        ASSERT_TRUE(first[i] == bytes)
+            << "result " << i << " on " << machine->name() << " has other bits than on "
+            << "the first machine";
     }
     if (machine->isa == CpuIsa::portable && machine->device->arena().threads() == 1) check(results);
     if (::testing::Test::HasFatalFailure()) return;

@@ -8,7 +8,9 @@
 namespace sherd::test {
 namespace {
 
-std::vector<std::byte> bits_of(const Tensor& x) { return {x.raw(), x.raw() + x.bytes()}; }
+std::vector<std::byte> bits_of(const Tensor& x) {
+  return {x.raw(), x.raw() + x.bytes()};
+}
 
 template <class Small>
 void widen_every_pattern(Machine& m) {
@@ -53,7 +55,8 @@ TEST(Copy, narrows_fp32_as_base_does_around_every_tie) {
     for (const std::uint32_t low : {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
       const float value = std::bit_cast<float>(high << 16 | low);
       const float magnitude = std::fabs(value);
-      // Numbers below fp32's normal range are flushed by some conversions and kept by others; all are far below fp16's.
+      // Numbers below fp32's normal range are flushed by some conversions and kept by others; all are far
+      // below fp16's.
       if (magnitude == 0 || !(magnitude < 0x1p-126f)) values.push_back(value);
     }
   for (const auto& machine : all_machines()) {
@@ -66,7 +69,8 @@ TEST(Copy, narrows_fp32_as_base_does_around_every_tie) {
 TEST(Copy, from_fp64_rounds_once) {
   Machine m(CpuIsa::portable, 1);
   // Just above a tie of bf16 and of fp16, but on it after rounding to fp32 first.
-  const Tensor x = m.of({4}, DType::f64, {1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-11 + 0x1p-40, -1 - 0x1p-8 - 0x1p-40, 1e300});
+  const Tensor x =
+      m.of({4}, DType::f64, {1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-11 + 0x1p-40, -1 - 0x1p-8 - 0x1p-40, 1e300});
   Tensor b = m.empty({4}, DType::bf16), h = m.empty({4}, DType::f16), f = m.empty({4}, DType::f32);
   m.kernels.copy(x, b);
   m.kernels.copy(x, h);
@@ -109,14 +113,16 @@ TEST(Copy, integers_widen_and_narrow_within_range) {
 
   using testing::expect_error;
   wide.data<std::int64_t>()[1] = -1;
-  expect_error(ErrorKind::data, "value -1 at position 1 does not fit uint16", [&] { m.kernels.copy(wide, back); });
+  expect_error(ErrorKind::data, "value -1 at position 1 does not fit uint16",
+               [&] { m.kernels.copy(wide, back); });
   wide.data<std::int64_t>()[1] = std::int64_t{1} << 40;
   expect_error(ErrorKind::data, "does not fit int32", [&] { m.kernels.copy(wide, narrow); });
   narrow.data<std::int32_t>()[0] = -5;
   m.kernels.copy(narrow, wide);
   EXPECT_EQ(wide.data<std::int64_t>()[0], -5);
   expect_error(ErrorKind::usage, "fp32 to int32 would lose fractions", [&] { m.kernels.copy(real, narrow); });
-  expect_error(ErrorKind::usage, "differ in their number", [&] { m.kernels.copy(real, m.empty({5}, DType::f32)); });
+  expect_error(ErrorKind::usage, "differ in their number",
+               [&] { m.kernels.copy(real, m.empty({5}, DType::f32)); });
 }
 
 TEST(Fill, writes_one_value_of_any_dtype) {

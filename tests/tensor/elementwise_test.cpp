@@ -11,13 +11,23 @@ namespace {
 using tensor::Activation;
 using tensor::Kernels;
 
-double cdf(double x) { return 0.5 * std::erfc(-x / std::numbers::sqrt2); }
-double density(double x) { return std::exp(-0.5 * x * x) / std::sqrt(2 * std::numbers::pi); }
-double gelu_inner(double x) { return std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x); }
-double logistic(double x) { return 1 / (1 + std::exp(-x)); }
+double cdf(double x) {
+  return 0.5 * std::erfc(-x / std::numbers::sqrt2);
+}
+double density(double x) {
+  return std::exp(-0.5 * x * x) / std::sqrt(2 * std::numbers::pi);
+}
+double gelu_inner(double x) {
+  return std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+}
+double logistic(double x) {
+  return 1 / (1 + std::exp(-x));
+}
 
 /// The logistic form of ½(1 + tanh u): unlike it, exact in the lower tail.
-double gelu_tanh(double x) { return x * logistic(2 * gelu_inner(x)); }
+double gelu_tanh(double x) {
+  return x * logistic(2 * gelu_inner(x));
+}
 double gelu_tanh_slope(double x) {
   const double s = logistic(2 * gelu_inner(x));
   return s + x * s * (1 - s) * 2 * std::sqrt(2 / std::numbers::pi) * (1 + 3 * 0.044715 * x * x);
@@ -40,7 +50,9 @@ std::vector<Case> cases() {
       {"scale", [](Kernels& k, const Tensor& a, const Tensor&, const Tensor& o) { k.scale(a, -0.375, o); },
        [](double a, double) { return a * -0.375; }, 1, 0},
       {"gelu_tanh",
-       [](Kernels& k, const Tensor& a, const Tensor&, const Tensor& o) { k.activation(Activation::gelu_tanh, a, o); },
+       [](Kernels& k, const Tensor& a, const Tensor&, const Tensor& o) {
+         k.activation(Activation::gelu_tanh, a, o);
+       },
        [](double a, double) { return gelu_tanh(a); }, 8, 6},
       {"gelu_tanh_backward",
        [](Kernels& k, const Tensor& a, const Tensor& b, const Tensor& o) {
@@ -48,7 +60,9 @@ std::vector<Case> cases() {
        },
        [](double a, double b) { return b * gelu_tanh_slope(a); }, 8, 120},
       {"gelu_erf",
-       [](Kernels& k, const Tensor& a, const Tensor&, const Tensor& o) { k.activation(Activation::gelu_erf, a, o); },
+       [](Kernels& k, const Tensor& a, const Tensor&, const Tensor& o) {
+         k.activation(Activation::gelu_erf, a, o);
+       },
        [](double a, double) { return a * cdf(a); }, 8, 0},
       {"gelu_erf_backward",
        [](Kernels& k, const Tensor& a, const Tensor& b, const Tensor& o) {
@@ -57,11 +71,13 @@ std::vector<Case> cases() {
        [](double a, double b) { return b * (cdf(a) + a * density(a)); }, 8, 8},
       {"tanh", [](Kernels& k, const Tensor& a, const Tensor&, const Tensor& o) { k.tanh(a, o); },
        [](double a, double) { return std::tanh(a); }, 4, 0},
-      {"tanh_backward", [](Kernels& k, const Tensor& a, const Tensor& b, const Tensor& o) { k.tanh_backward(a, b, o); },
+      {"tanh_backward",
+       [](Kernels& k, const Tensor& a, const Tensor& b, const Tensor& o) { k.tanh_backward(a, b, o); },
        [](double a, double b) { return b * (1 - a * a); }, 4, 40},
       {"relu", [](Kernels& k, const Tensor& a, const Tensor&, const Tensor& o) { k.relu(a, o); },
        [](double a, double) { return a > 0 ? a : 0; }, 0, 0},
-      {"relu_backward", [](Kernels& k, const Tensor& a, const Tensor& b, const Tensor& o) { k.relu_backward(a, b, o); },
+      {"relu_backward",
+       [](Kernels& k, const Tensor& a, const Tensor& b, const Tensor& o) { k.relu_backward(a, b, o); },
        [](double a, double b) { return a > 0 ? b : 0; }, 0, 0},
   };
 }
@@ -119,7 +135,8 @@ TEST_P(Elementwise, swiglu_forward_and_backward) {
           std::vector<double> y(dy.size()), dx(x.size());
           for (std::int64_t r = 0; r < rows; ++r)
             for (std::int64_t i = 0; i < f; ++i) {
-              const auto gate_at = static_cast<std::size_t>(2 * r * f + i), up_at = gate_at + static_cast<std::size_t>(f);
+              const auto gate_at = static_cast<std::size_t>(2 * r * f + i),
+                         up_at = gate_at + static_cast<std::size_t>(f);
               const auto out_at = static_cast<std::size_t>(r * f + i);
               const double gate = x[gate_at], up = x[up_at], s = logistic(gate);
               y[out_at] = gate * s * up;
@@ -157,10 +174,12 @@ TEST(ElementwiseSpecials, not_a_number_passes_through_and_infinities_saturate) {
 
 TEST(ElementwiseErrors, name_the_kernel_and_what_differs) {
   Machine m(CpuIsa::portable, 1);
-  const Tensor a = m.empty({2, 3}, DType::f32), b = m.empty({3, 2}, DType::f32), c = m.empty({2, 3}, DType::bf16);
+  const Tensor a = m.empty({2, 3}, DType::f32), b = m.empty({3, 2}, DType::f32),
+               c = m.empty({2, 3}, DType::bf16);
   using testing::expect_error;
   expect_error(ErrorKind::usage, "add: shapes differ: [3, 2] and [2, 3]", [&] { m.kernels.add(a, b, a); });
-  expect_error(ErrorKind::usage, "multiply: dtypes differ: bf16 and fp32", [&] { m.kernels.multiply(a, c, a); });
+  expect_error(ErrorKind::usage, "multiply: dtypes differ: bf16 and fp32",
+               [&] { m.kernels.multiply(a, c, a); });
   expect_error(ErrorKind::usage, "tanh: an argument is not defined", [&] { m.kernels.tanh({}, a); });
   expect_error(ErrorKind::usage, "swiglu: [2, 3] does not hold", [&] { m.kernels.swiglu(a, a); });
   expect_error(ErrorKind::usage, "must be floating, not int32", [&] {
@@ -178,7 +197,8 @@ double ulps(float got, double want) {
 TEST(VectorMath, stays_within_the_stated_units_in_the_last_place) {
   // Every 1021st float of the range, both signs.
   std::vector<float> x;
-  for (std::uint32_t bits = std::bit_cast<std::uint32_t>(1e-6f); bits < std::bit_cast<std::uint32_t>(12.5f); bits += 1021)
+  for (std::uint32_t bits = std::bit_cast<std::uint32_t>(1e-6f); bits < std::bit_cast<std::uint32_t>(12.5f);
+       bits += 1021)
     for (const float sign : {1.0f, -1.0f}) x.push_back(sign * std::bit_cast<float>(bits));
   for (float v = -87.3f; v < 0.3f; v += 0.00037f) x.push_back(v);
   const auto n = static_cast<std::int64_t>(x.size());

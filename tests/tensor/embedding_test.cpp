@@ -11,7 +11,8 @@ std::vector<std::int32_t> some_ids(std::int64_t n, std::int32_t vocab) {
   std::vector<std::int32_t> out(static_cast<std::size_t>(n));
   for (std::size_t i = 0; i < out.size(); ++i) {
     const auto word = philox({5, 6}, i);
-    out[i] = word[1] % 3 == 0 ? vocab - 1 : static_cast<std::int32_t>(word[0] % static_cast<std::uint32_t>(vocab));
+    out[i] =
+        word[1] % 3 == 0 ? vocab - 1 : static_cast<std::int32_t>(word[0] % static_cast<std::uint32_t>(vocab));
   }
   return out;
 }
@@ -25,13 +26,15 @@ TEST_P(Embedding, gathers_rows_and_sums_their_gradients_in_index_order) {
   const bool f64 = dtype == DType::f64;
   for (const auto& [rows, vocab, width] : {std::tuple{0, 5, 4}, {1, 1, 1}, {37, 11, 3}, {600, 50, 301}}) {
     const std::vector<std::int32_t> ids = some_ids(rows, vocab);
-    const std::vector<double> table = normals_in(dtype, vocab * width, 1), dy = normals_in(dtype, rows * width, 2);
+    const std::vector<double> table = normals_in(dtype, vocab * width, 1),
+                              dy = normals_in(dtype, rows * width, 2);
     on_every_machine(
         [&, rows = rows, vocab = vocab, width = width](Machine& m) {
           const Tensor t = m.of({vocab, width}, dtype, table), g = m.of({rows, width}, dtype, dy);
           const Tensor tids = m.ids({rows}, ids);
           Tensor out = m.empty({rows, width}, dtype), fresh = m.empty({vocab, width}, dtype),
-                 added = m.of({vocab, width}, dtype, table), wide = m.empty({vocab, width}, f64 ? dtype : DType::f32);
+                 added = m.of({vocab, width}, dtype, table),
+                 wide = m.empty({vocab, width}, f64 ? dtype : DType::f32);
           m.kernels.fill(fresh, 7);
           m.kernels.embedding(tids, t, out);
           m.kernels.embedding_backward(tids, g, fresh, false);
@@ -70,7 +73,8 @@ TEST_P(Embedding, positions_repeat_for_each_sequence_and_sum_over_the_batch) {
   const DType dtype = GetParam();
   for (const auto& [batch, seq, most, width] :
        {std::tuple{1, 1, 1, 1}, {2, 3, 5, 7}, {5, 40, 40, 301}, {0, 2, 3, 4}}) {
-    const std::vector<double> x = normals_in(dtype, batch * seq * width, 1), table = normals_in(dtype, most * width, 2);
+    const std::vector<double> x = normals_in(dtype, batch * seq * width, 1),
+                              table = normals_in(dtype, most * width, 2);
     on_every_machine(
         [&, batch = batch, seq = seq, most = most, width = width](Machine& m) {
           const Tensor tx = m.of({batch, seq, width}, dtype, x), t = m.of({most, width}, dtype, table);
@@ -110,14 +114,16 @@ TEST(EmbeddingErrors, name_the_id_its_position_and_the_vocabulary) {
   using testing::expect_error;
   for (const std::int32_t bad : {10, -1}) {
     const Tensor ids = m.ids({3}, {0, bad, 9});
-    const std::string message = cat("token id ", bad, " at position 1 of [3] is outside the vocabulary of 10");
+    const std::string message =
+        cat("token id ", bad, " at position 1 of [3] is outside the vocabulary of 10");
     expect_error(ErrorKind::data, "embedding: " + message, [&] { m.kernels.embedding(ids, table, out); });
     expect_error(ErrorKind::data, "embedding_backward: " + message,
                  [&] { m.kernels.embedding_backward(ids, out, table, true); });
   }
   const Tensor fine = m.ids({3}, {0, 1, 9});
-  expect_error(ErrorKind::usage, "do not fit values of [2, 4]",
-               [&] { m.kernels.embedding(fine, table, m.empty({2, 4}, DType::f32)); });
+  expect_error(ErrorKind::usage, "do not fit values of [2, 4]", [&] {
+    m.kernels.embedding(fine, table, m.empty({2, 4}, DType::f32));
+  });
   expect_error(ErrorKind::usage, "ids must be int32",
                [&] { m.kernels.embedding(m.empty({3}, DType::i64), table, out); });
   expect_error(ErrorKind::usage, "a sequence of 11 is longer than the 10 learned positions", [&] {

@@ -16,8 +16,8 @@ struct Reference {
   std::vector<double> lse, gradient;
 };
 
-Reference cross_entropy(const std::vector<double>& logits, const std::vector<std::int32_t>& targets, std::int64_t vocab,
-                        std::int64_t valid, double factor) {
+Reference cross_entropy(const std::vector<double>& logits, const std::vector<std::int32_t>& targets,
+                        std::int64_t vocab, std::int64_t valid, double factor) {
   Reference out;
   out.gradient.resize(logits.size());
   double counted = 0;
@@ -57,7 +57,8 @@ TEST_P(CrossEntropy, loss_and_gradient_agree_with_double_arithmetic_and_across_m
     const double factor = 1024;
     on_every_machine(
         [&, rows = rows, vocab = vocab, valid = valid](Machine& m) {
-          Tensor x = m.of({rows, vocab}, dtype, logits), loss = m.empty({1}, compute), lse = m.empty({rows}, compute);
+          Tensor x = m.of({rows, vocab}, dtype, logits), loss = m.empty({1}, compute),
+                 lse = m.empty({rows}, compute);
           const Tensor t = m.ids({rows}, targets);
           m.kernels.cross_entropy(x, t, valid, ignored, loss, lse);
           m.kernels.cross_entropy_backward(x, t, lse, valid, ignored, factor);
@@ -113,15 +114,19 @@ TEST(CrossEntropyCases, survive_masked_and_extreme_logits) {
 
 TEST(CrossEntropyErrors, name_the_target_its_position_and_the_vocabulary) {
   Machine m(CpuIsa::portable, 1);
-  const Tensor x = m.empty({2, 10}, DType::f32), lse = m.empty({2}, DType::f32), loss = m.empty({1}, DType::f32);
+  const Tensor x = m.empty({2, 10}, DType::f32), lse = m.empty({2}, DType::f32),
+               loss = m.empty({1}, DType::f32);
   using testing::expect_error;
   for (const std::int32_t bad : {8, 10, -1})
-    expect_error(ErrorKind::data, cat("target id ", bad, " at position 1 of [2] is outside the vocabulary of 8"),
-                 [&] { m.kernels.cross_entropy(x, m.ids({2}, {0, bad}), 8, ignored, loss, lse); });
+    expect_error(ErrorKind::data,
+                 cat("target id ", bad, " at position 1 of [2] is outside the vocabulary of 8"), [&] {
+                   m.kernels.cross_entropy(x, m.ids({2}, {0, bad}), 8, ignored, loss, lse);
+                 });
   expect_error(ErrorKind::usage, "targets must be int32 with 2 elements",
                [&] { m.kernels.cross_entropy(x, m.ids({1}, {0}), 8, ignored, loss, lse); });
-  expect_error(ErrorKind::usage, "11 valid columns of 10",
-               [&] { m.kernels.cross_entropy(x, m.ids({2}, {0, 1}), 11, ignored, loss, lse); });
+  expect_error(ErrorKind::usage, "11 valid columns of 10", [&] {
+    m.kernels.cross_entropy(x, m.ids({2}, {0, 1}), 11, ignored, loss, lse);
+  });
 }
 
 TEST(MeanSquaredError, agrees_with_double_arithmetic_and_across_machines) {

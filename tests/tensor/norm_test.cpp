@@ -23,9 +23,10 @@ struct Gradients {
   std::vector<double> dx, dweight, dbias;
 };
 
-/// Through the Jacobian of the normalisation, ∂x̂_i/∂x_j = rstd·(δ_ij - c/n - x̂_i·x̂_j/n), c 1 for LayerNorm and 0 for RMS.
-Gradients jacobian_gradients(const std::vector<double>& x, const std::vector<double>& w, const std::vector<double>& dy,
-                             std::int64_t width, double eps, bool centre) {
+/// Through the Jacobian of the normalisation, ∂x̂_i/∂x_j = rstd·(δ_ij - c/n - x̂_i·x̂_j/n), c 1 for LayerNorm
+/// and 0 for RMS.
+Gradients jacobian_gradients(const std::vector<double>& x, const std::vector<double>& w,
+                             const std::vector<double>& dy, std::int64_t width, double eps, bool centre) {
   const auto n = static_cast<std::size_t>(width);
   Gradients out{std::vector<double>(x.size()), std::vector<double>(n), std::vector<double>(n)};
   for (std::size_t begin = 0; begin < x.size(); begin += n) {
@@ -107,7 +108,8 @@ TEST_P(Norm, forward_and_backward_agree_with_double_arithmetic_and_across_machin
           expect_close(values_of(got[6]), want.dweight, compute, 8, spread * (4 + terms), "dweight in fp32");
           std::vector<double> sum(old);
           for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += want.dweight[i];
-          expect_close(values_of(got[7]), sum, type, 8, 400 + spread * (4 + terms), "dweight added to what was there");
+          expect_close(values_of(got[7]), sum, type, 8, 400 + spread * (4 + terms),
+                       "dweight added to what was there");
         });
     if (HasFatalFailure()) return;
   }
@@ -132,17 +134,18 @@ TEST(NormVariants, weights_are_optional_and_rows_may_be_normalised_in_place) {
 
 TEST(NormErrors, name_the_argument) {
   Machine m(CpuIsa::portable, 1);
-  const Tensor x = m.empty({4, 8}, DType::bf16), w = m.empty({8}, DType::bf16), wide = m.empty({8}, DType::f32),
-               rows = m.empty({4}, DType::f32), half = m.empty({4}, DType::bf16);
+  const Tensor x = m.empty({4, 8}, DType::bf16), w = m.empty({8}, DType::bf16),
+               wide = m.empty({8}, DType::f32), rows = m.empty({4}, DType::f32),
+               half = m.empty({4}, DType::bf16);
   using testing::expect_error;
   expect_error(ErrorKind::usage, "layer_norm: weight must be bf16, not fp32",
                [&] { m.kernels.layer_norm(x, wide, w, 1e-5, x, rows, rows); });
   expect_error(ErrorKind::usage, "layer_norm: mean must be fp32, not bf16",
                [&] { m.kernels.layer_norm(x, w, w, 1e-5, x, half, rows); });
-  expect_error(ErrorKind::usage, "rms_norm: rstd must have 4 elements", [&] { m.kernels.rms_norm(x, w, 1e-5, x, wide); });
-  expect_error(ErrorKind::usage, "dweight must have 8 elements", [&] {
-    m.kernels.rms_norm_backward(x, w, rows, x, x, rows, false);
-  });
+  expect_error(ErrorKind::usage, "rms_norm: rstd must have 4 elements",
+               [&] { m.kernels.rms_norm(x, w, 1e-5, x, wide); });
+  expect_error(ErrorKind::usage, "dweight must have 8 elements",
+               [&] { m.kernels.rms_norm_backward(x, w, rows, x, x, rows, false); });
 }
 
 }  // namespace

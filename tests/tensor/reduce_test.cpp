@@ -36,8 +36,8 @@ TEST(SumRanks, adds_in_order_in_fp32_and_rounds_once) {
                   sum = (sum + static_cast<float>(parts[2][i])) * static_cast<float>(1.0 / 3);
                   const double value = rounded(static_cast<double>(sum), rounding);
                   fresh.push_back(rounded(value, out_type));
-                  added.push_back(rounded(static_cast<double>(static_cast<float>(old[i]) + static_cast<float>(value)),
-                                          out_type));
+                  added.push_back(rounded(
+                      static_cast<double>(static_cast<float>(old[i]) + static_cast<float>(value)), out_type));
                 }
                 EXPECT_EQ(values_of(got[0]), fresh);
                 EXPECT_EQ(values_of(got[1]), added);
@@ -91,7 +91,8 @@ TEST(SumOfSquares, does_not_depend_on_threads_cuts_or_instruction_set) {
 
 TEST(SumOfSquares, counts_what_is_not_finite) {
   for (const DType dtype : floating_dtypes)
-    for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
+    for (const double bad :
+         {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
       for (const auto& machine : all_machines()) {
         std::vector<double> x(40000, 1);
         x[39999] = bad;
@@ -110,8 +111,9 @@ TEST(AllFinite, finds_one_bad_element_anywhere) {
       std::vector<double> x(70001, dtype == DType::f16 ? 65504 : 3e38);
       ASSERT_TRUE(m.kernels.all_finite(m.of({70001}, dtype, x))) << m.name();
       for (const std::size_t place : {0u, 15u, 32768u, 69999u, 70000u})
-        for (const double bad : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
-                                 std::numeric_limits<double>::quiet_NaN()}) {
+        for (const double bad :
+             {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
+              std::numeric_limits<double>::quiet_NaN()}) {
           const double good = std::exchange(x[place], bad);
           EXPECT_FALSE(m.kernels.all_finite(m.of({70001}, dtype, x))) << m.name() << " at " << place;
           x[place] = good;
@@ -152,7 +154,8 @@ TEST(ExactSumProperties, keeps_what_doubles_lose) {
 }
 
 TEST(ExactSumProperties, refuses_to_hide_a_bad_term) {
-  for (const double bad : {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), 1e200}) {
+  for (const double bad :
+       {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), 1e200}) {
     ExactSum sum, other;
     sum.add(1);
     sum.add(bad);

@@ -44,8 +44,8 @@ TEST_P(Rotary, turns_query_and_key_heads_by_their_position_and_leaves_values) {
           }
           expect_close(values_of(got[0]), want, dtype, 2, 16, "rotary");
           EXPECT_EQ(values_of(got[0]), values_of(got[1])) << "in place";
-          expect_close(values_of(got[2]), x, dtype, 2, 16 * roundoff(dtype) / (dtype == DType::f64 ? 0x1p-53 : 0x1p-24),
-                       "rotated back");
+          expect_close(values_of(got[2]), x, dtype, 2,
+                       16 * roundoff(dtype) / (dtype == DType::f64 ? 0x1p-53 : 0x1p-24), "rotated back");
         });
     if (HasFatalFailure()) return;
   }
@@ -59,8 +59,11 @@ TEST(RotaryAngles, follow_a_change_of_geometry) {
     machine.kernels.rotary(x, {}, base, false, x);
     return values_of(x);
   };
-  for (const auto& [seq, base, dtype] : {std::tuple{4, 1e4, DType::f32}, {9, 1e4, DType::f32}, {3, 1e4, DType::bf16},
-                                         {9, 5e5, DType::f32}, {9, 5e5, DType::f64}}) {
+  for (const auto& [seq, base, dtype] : {std::tuple{4, 1e4, DType::f32},
+                                         {9, 1e4, DType::f32},
+                                         {3, 1e4, DType::bf16},
+                                         {9, 5e5, DType::f32},
+                                         {9, 5e5, DType::f64}}) {
     Machine fresh(CpuIsa::portable, 1);
     EXPECT_EQ(rotate(m, seq, base, dtype), rotate(fresh, seq, base, dtype));
   }
@@ -72,7 +75,8 @@ TEST(RotaryErrors, name_the_geometry) {
   geometry.heads = 3, geometry.kv_heads = 2;
   const Tensor x = m.empty({1, 2, 12}, DType::f32);
   using testing::expect_error;
-  expect_error(ErrorKind::usage, "3 heads cannot share 2", [&] { m.kernels.rotary(x, geometry, 1e4, false, x); });
+  expect_error(ErrorKind::usage, "3 heads cannot share 2",
+               [&] { m.kernels.rotary(x, geometry, 1e4, false, x); });
   geometry.heads = 2, geometry.kv_heads = 1;
   expect_error(ErrorKind::usage, "a width of 12 does not hold 2 query and 1",
                [&] { m.kernels.rotary(x, geometry, 1e4, false, x); });

@@ -12,19 +12,27 @@ namespace {
 template <class Fn>
 void with_type(DType dtype, const Fn& f) {
   switch (dtype) {
-    case DType::f32: return f(float{});
-    case DType::bf16: return f(bf16{});
-    case DType::f16: return f(f16{});
-    case DType::f64: return f(double{});
-    case DType::i32: return f(std::int32_t{});
-    case DType::i64: return f(std::int64_t{});
-    case DType::u16: return f(std::uint16_t{});
-    case DType::u8: return f(std::uint8_t{});
+    case DType::f32:
+      return f(float{});
+    case DType::bf16:
+      return f(bf16{});
+    case DType::f16:
+      return f(f16{});
+    case DType::f64:
+      return f(double{});
+    case DType::i32:
+      return f(std::int32_t{});
+    case DType::i64:
+      return f(std::int64_t{});
+    case DType::u16:
+      return f(std::uint16_t{});
+    case DType::u8:
+      return f(std::uint8_t{});
   }
 }
 
-/// Rounds to an odd last bit whatever fp32 cannot hold, so that a second rounding to fewer bits is the only one
-/// that shows.
+/// Rounds to an odd last bit whatever fp32 cannot hold, so that a second rounding to fewer bits is the only
+/// one that shows.
 float round_to_odd(double value) {
   const float near = static_cast<float>(value);
   if (static_cast<double>(near) == value || std::isnan(value)) return near;
@@ -54,8 +62,8 @@ void convert_integers(const From* from, To* to, Count first, Count n) {
   for (Count i = first; i < first + n; ++i) {
     if constexpr (sizeof(To) <= sizeof(From) || (std::is_signed_v<From> && !std::is_signed_v<To>))
       if (!std::in_range<To>(from[i]))
-        fail(ErrorKind::data, "copy: value ", from[i], " at position ", i, " does not fit ", name_of(dtype_of<To>()),
-             "; keep it in ", name_of(dtype_of<From>()));
+        fail(ErrorKind::data, "copy: value ", from[i], " at position ", i, " does not fit ",
+             name_of(dtype_of<To>()), "; keep it in ", name_of(dtype_of<From>()));
     to[i] = static_cast<To>(from[i]);
   }
 }
@@ -94,9 +102,10 @@ void CpuKernels::fill(const Tensor& x, double value) {
   with_type(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     // As unsigned integers, which the compiler turns into wide stores.
-    using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t,
-                                    std::conditional_t<sizeof(T) == 4, std::uint32_t,
-                                                       std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
+    using Bits = std::conditional_t<
+        sizeof(T) == 8, std::uint64_t,
+        std::conditional_t<sizeof(T) == 4, std::uint32_t,
+                           std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
     const T element = checked_fill_value<T>(value);
     Bits bits;
     std::memcpy(&bits, &element, sizeof bits);

@@ -6,8 +6,9 @@
 
 namespace sherd::tensor::cpu {
 
-/// Kernels for a CPU arena. Each family lives in a file of its own in this folder; vectorised inner loops are compiled once
-/// per instruction set from isa/. Thread-safe in so far as the arena is: the object holds no mutable state but caches.
+/// Kernels for a CPU arena. Each family lives in a file of its own in this folder; vectorised inner loops are
+/// compiled once per instruction set from isa/. Thread-safe in so far as the arena is: the object holds no
+/// mutable state but caches.
 class CpuKernels final : public Kernels {
  public:
   /// `isa` chooses the vector loops; it must be one that this processor has.
@@ -32,32 +33,33 @@ class CpuKernels final : public Kernels {
   void dropout(const Tensor& x, const Tensor& residual, float p, RandomKey key, const Tensor& out) override;
   void dropout_backward(const Tensor& dy, float p, RandomKey key, const Tensor& dx) override;
   void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& y,
-      const Tensor& mean, const Tensor& rstd) override;
+                  const Tensor& mean, const Tensor& rstd) override;
   void layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
-      const Tensor& dy, const Tensor& dx, const Tensor& dweight, const Tensor& dbias, bool accumulate) override;
+                           const Tensor& dy, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
+                           bool accumulate) override;
   void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
-      const Tensor& rstd) override;
+                const Tensor& rstd) override;
   void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
-      const Tensor& dx, const Tensor& dweight, bool accumulate) override;
+                         const Tensor& dx, const Tensor& dweight, bool accumulate) override;
   void embedding(const Tensor& ids, const Tensor& table, const Tensor& out) override;
   void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,
-      bool accumulate) override;
+                          bool accumulate) override;
   void add_positions(const Tensor& x, const Tensor& table, const Tensor& out) override;
   void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate) override;
   void rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
-      const Tensor& out) override;
+              const Tensor& out) override;
   void attention(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse) override;
-  void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out,
-      const Tensor& lse, const Tensor& dout, const Tensor& dqkv) override;
+  void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse,
+                          const Tensor& dout, const Tensor& dqkv) override;
   void cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid,
-      std::int32_t ignore_index, const Tensor& loss, const Tensor& lse) override;
+                     std::int32_t ignore_index, const Tensor& loss, const Tensor& lse) override;
   void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
-      std::int64_t valid, std::int32_t ignore_index, double factor) override;
+                              std::int64_t valid, std::int32_t ignore_index, double factor) override;
   void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override;
   void mean_squared_error_backward(const Tensor& x, const Tensor& y, double factor,
-      const Tensor& dx) override;
+                                   const Tensor& dx) override;
   void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
-      bool accumulate) override;
+                 bool accumulate) override;
   void sum_of_squares(const Tensor& x, ExactSum& sum) override;
   bool all_finite(const Tensor& x) override;
   void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override;

@@ -10,23 +10,29 @@ namespace {
 constexpr double gelu_a = 0.79788456080286535588;  // √(2/π)
 constexpr double gelu_b = 0.044715;
 
-double gelu_tanh_f64(double x) { return 0.5 * x * (1 + std::tanh(gelu_a * (x + gelu_b * x * x * x))); }
+double gelu_tanh_f64(double x) {
+  return 0.5 * x * (1 + std::tanh(gelu_a * (x + gelu_b * x * x * x)));
+}
 double gelu_tanh_slope(double x) {
   const double t = std::tanh(gelu_a * (x + gelu_b * x * x * x));
   return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * gelu_a * (1 + 3 * gelu_b * x * x);
 }
-double normal_cdf(double x) { return 0.5 * std::erfc(-x / std::numbers::sqrt2); }
+double normal_cdf(double x) {
+  return 0.5 * std::erfc(-x / std::numbers::sqrt2);
+}
 double normal_density(double x) {
   return std::exp(-0.5 * x * x) * (0.5 * std::numbers::inv_sqrtpi * std::numbers::sqrt2);
 }
-double logistic(double x) { return 1 / (1 + std::exp(-x)); }
+double logistic(double x) {
+  return 1 / (1 + std::exp(-x));
+}
 
 using Unary = void (*ElementwiseOps::*)(const void*, void*, Count);
 using Binary = void (*ElementwiseOps::*)(const void*, const void*, void*, Count);
 
 template <class Fn>
-void unary(const char* name, Device& device, const IsaTable& isa, Unary member, const Fn& f64, const Tensor& x,
-           const Tensor& out) {
+void unary(const char* name, Device& device, const IsaTable& isa, Unary member, const Fn& f64,
+           const Tensor& x, const Tensor& out) {
   require_alike(name, out, {&x});
   if (out.dtype() == DType::f64) return map_f64(device, out, f64, x);
   const auto op = isa.elementwise[storage_index(out)].*member;
@@ -35,8 +41,8 @@ void unary(const char* name, Device& device, const IsaTable& isa, Unary member, 
 }
 
 template <class Fn>
-void binary(const char* name, Device& device, const IsaTable& isa, Binary member, const Fn& f64, const Tensor& a,
-            const Tensor& b, const Tensor& out) {
+void binary(const char* name, Device& device, const IsaTable& isa, Binary member, const Fn& f64,
+            const Tensor& a, const Tensor& b, const Tensor& out) {
   require_alike(name, out, {&a, &b});
   if (out.dtype() == DType::f64) return map_f64(device, out, f64, a, b);
   const auto op = isa.elementwise[storage_index(out)].*member;
@@ -56,16 +62,21 @@ Count swiglu_width(const char* name, const Tensor& x, const Tensor& y) {
 }  // namespace
 
 void CpuKernels::add(const Tensor& a, const Tensor& b, const Tensor& out) {
-  binary("add", device_, isa_, &ElementwiseOps::add, [](double u, double v) { return u + v; }, a, b, out);
+  binary(
+      "add", device_, isa_, &ElementwiseOps::add, [](double u, double v) { return u + v; }, a, b, out);
 }
 
 void CpuKernels::multiply(const Tensor& a, const Tensor& b, const Tensor& out) {
-  binary("multiply", device_, isa_, &ElementwiseOps::multiply, [](double u, double v) { return u * v; }, a, b, out);
+  binary(
+      "multiply", device_, isa_, &ElementwiseOps::multiply, [](double u, double v) { return u * v; }, a, b,
+      out);
 }
 
 void CpuKernels::scale(const Tensor& x, double factor, const Tensor& out) {
   require_alike("scale", out, {&x});
-  if (out.dtype() == DType::f64) return map_f64(device_, out, [=](double u) { return u * factor; }, x);
+  if (out.dtype() == DType::f64)
+    return map_f64(
+        device_, out, [=](double u) { return u * factor; }, x);
   const auto op = isa_.elementwise[storage_index(out)].scale;
   in_chunks(device_, out.numel(), element_grain, [&](Count begin, Count count) {
     op(at(x, begin), static_cast<float>(factor), at(out, begin), count);
@@ -74,43 +85,52 @@ void CpuKernels::scale(const Tensor& x, double factor, const Tensor& out) {
 
 void CpuKernels::activation(Activation kind, const Tensor& x, const Tensor& out) {
   switch (kind) {
-    case Activation::none: return copy(x, out);
+    case Activation::none:
+      return copy(x, out);
     case Activation::gelu_tanh:
       return unary("gelu_tanh", device_, isa_, &ElementwiseOps::gelu_tanh, gelu_tanh_f64, x, out);
     case Activation::gelu_erf:
-      return unary("gelu_erf", device_, isa_, &ElementwiseOps::gelu_erf,
-                   [](double u) { return u * normal_cdf(u); }, x, out);
+      return unary(
+          "gelu_erf", device_, isa_, &ElementwiseOps::gelu_erf, [](double u) { return u * normal_cdf(u); }, x,
+          out);
   }
 }
 
 void CpuKernels::activation_backward(Activation kind, const Tensor& x, const Tensor& dy, const Tensor& dx) {
   switch (kind) {
-    case Activation::none: return copy(dy, dx);
+    case Activation::none:
+      return copy(dy, dx);
     case Activation::gelu_tanh:
-      return binary("gelu_tanh_backward", device_, isa_, &ElementwiseOps::gelu_tanh_backward,
-                    [](double u, double g) { return g * gelu_tanh_slope(u); }, x, dy, dx);
+      return binary(
+          "gelu_tanh_backward", device_, isa_, &ElementwiseOps::gelu_tanh_backward,
+          [](double u, double g) { return g * gelu_tanh_slope(u); }, x, dy, dx);
     case Activation::gelu_erf:
-      return binary("gelu_erf_backward", device_, isa_, &ElementwiseOps::gelu_erf_backward,
-                    [](double u, double g) { return g * (normal_cdf(u) + u * normal_density(u)); }, x, dy, dx);
+      return binary(
+          "gelu_erf_backward", device_, isa_, &ElementwiseOps::gelu_erf_backward,
+          [](double u, double g) { return g * (normal_cdf(u) + u * normal_density(u)); }, x, dy, dx);
   }
 }
 
 void CpuKernels::tanh(const Tensor& x, const Tensor& out) {
-  unary("tanh", device_, isa_, &ElementwiseOps::tanh, [](double u) { return std::tanh(u); }, x, out);
+  unary(
+      "tanh", device_, isa_, &ElementwiseOps::tanh, [](double u) { return std::tanh(u); }, x, out);
 }
 
 void CpuKernels::tanh_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
-  binary("tanh_backward", device_, isa_, &ElementwiseOps::tanh_backward,
-         [](double v, double g) { return g * (1 - v * v); }, y, dy, dx);
+  binary(
+      "tanh_backward", device_, isa_, &ElementwiseOps::tanh_backward,
+      [](double v, double g) { return g * (1 - v * v); }, y, dy, dx);
 }
 
 void CpuKernels::relu(const Tensor& x, const Tensor& out) {
-  unary("relu", device_, isa_, &ElementwiseOps::relu, [](double u) { return u < 0 ? 0 : u; }, x, out);
+  unary(
+      "relu", device_, isa_, &ElementwiseOps::relu, [](double u) { return u < 0 ? 0 : u; }, x, out);
 }
 
 void CpuKernels::relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
-  binary("relu_backward", device_, isa_, &ElementwiseOps::relu_backward,
-         [](double v, double g) { return v > 0 ? g : 0; }, y, dy, dx);
+  binary(
+      "relu_backward", device_, isa_, &ElementwiseOps::relu_backward,
+      [](double v, double g) { return v > 0 ? g : 0; }, y, dy, dx);
 }
 
 void CpuKernels::swiglu(const Tensor& x, const Tensor& out) {

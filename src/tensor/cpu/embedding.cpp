@@ -13,9 +13,10 @@ Count check_embedding(const char* kernel, const Tensor& ids, const Tensor& table
   require(table.shape().rank() == 2, kernel, ": the table must be [vocab, width], not ", table.shape().str());
   const Count width = table.shape()[1];
   require(ids.defined() && ids.dtype() == DType::i32, kernel, ": ids must be int32");
-  require(values.shape().rank() >= 1 && values.shape().back() == width && values.numel() == ids.numel() * width,
-          kernel, ": ", ids.numel(), " ids and a table of ", table.shape().str(), " do not fit values of ",
-          values.shape().str());
+  require(
+      values.shape().rank() >= 1 && values.shape().back() == width && values.numel() == ids.numel() * width,
+      kernel, ": ", ids.numel(), " ids and a table of ", table.shape().str(), " do not fit values of ",
+      values.shape().str());
   return width;
 }
 
@@ -39,7 +40,8 @@ Runs runs_of(const Tensor& ids) {
   const std::int32_t* id = ids.data<std::int32_t>();
   runs.keys.resize(static_cast<std::size_t>(ids.numel()));
   require(ids.numel() <= std::numeric_limits<std::uint32_t>::max(), "embedding_backward: too many ids");
-  for (std::size_t i = 0; i < runs.keys.size(); ++i) runs.keys[i] = static_cast<std::uint64_t>(id[i]) << 32 | i;
+  for (std::size_t i = 0; i < runs.keys.size(); ++i)
+    runs.keys[i] = static_cast<std::uint64_t>(id[i]) << 32 | i;
   std::sort(runs.keys.begin(), runs.keys.end());
   for (std::size_t i = 0; i < runs.keys.size(); ++i)
     if (i == 0 || runs.keys[i] >> 32 != runs.keys[i - 1] >> 32) runs.begin.push_back(static_cast<Count>(i));
@@ -61,7 +63,8 @@ void add_run(const IsaTable& isa, std::span<const std::uint64_t> keys, const Ten
   float sums[stack_block];
   isa.convert[storage_index(dtable)].load(at(dtable, target), sums, n);
   const auto add_to = isa.convert[storage_index(dy)].add_to;
-  for (const std::uint64_t key : keys) add_to(at(dy, static_cast<Count>(key & 0xffffffffu) * width + from), sums, n);
+  for (const std::uint64_t key : keys)
+    add_to(at(dy, static_cast<Count>(key & 0xffffffffu) * width + from), sums, n);
   isa.convert[storage_index(dtable)].store(sums, at(dtable, target), n);
 }
 
@@ -69,8 +72,9 @@ void add_run(const IsaTable& isa, std::span<const std::uint64_t> keys, const Ten
 Count check_positions(const char* kernel, const Tensor& values, const Tensor& table) {
   require_floating(kernel, "the table", table);
   require_floating(kernel, "the values", values);
-  require(table.shape().rank() == 2 && values.shape().rank() >= 2 && values.shape().back() == table.shape()[1],
-          kernel, ": a table of ", table.shape().str(), " does not fit values of ", values.shape().str());
+  require(
+      table.shape().rank() == 2 && values.shape().rank() >= 2 && values.shape().back() == table.shape()[1],
+      kernel, ": a table of ", table.shape().str(), " does not fit values of ", values.shape().str());
   const Count seq = values.shape()[-2];
   require(seq <= table.shape()[0], kernel, ": a sequence of ", seq, " is longer than the ", table.shape()[0],
           " learned positions. Shorten it, or give the model more positions");
@@ -87,11 +91,13 @@ void CpuKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor&
   const std::int32_t* id = ids.data<std::int32_t>();
   const std::size_t bytes = static_cast<std::size_t>(width) * size_of(table.dtype());
   in_chunks(device_, ids.numel(), row_grain(width), [&](Count begin, Count count) {
-    for (Count i = begin; i < begin + count; ++i) std::memcpy(at(out, i * width), at(table, id[i] * width), bytes);
+    for (Count i = begin; i < begin + count; ++i)
+      std::memcpy(at(out, i * width), at(table, id[i] * width), bytes);
   });
 }
 
-void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate) {
+void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,
+                                    bool accumulate) {
   constexpr const char* name = "embedding_backward";
   const Count width = check_embedding(name, ids, dtable, dy);
   require(compute_type(dy.dtype()) == compute_type(dtable.dtype()), name, ": ", name_of(dy.dtype()),
@@ -109,8 +115,9 @@ void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const T
       const auto run = static_cast<std::size_t>(task / pieces);
       const Count from = task % pieces * columns;
       const std::span keys(runs.keys);
-      add_run(isa_, keys.subspan(static_cast<std::size_t>(runs.begin[run]),
-                                 static_cast<std::size_t>(runs.begin[run + 1] - runs.begin[run])),
+      add_run(isa_,
+              keys.subspan(static_cast<std::size_t>(runs.begin[run]),
+                           static_cast<std::size_t>(runs.begin[run + 1] - runs.begin[run])),
               dy, dtable, from, std::min(columns, width - from));
     }
   });
@@ -126,8 +133,8 @@ void CpuKernels::add_positions(const Tensor& x, const Tensor& table, const Tenso
     for (Count row = begin; row < begin + count; ++row) {
       const Count position = row % seq;
       if (x.dtype() != DType::f64) {
-        isa_.elementwise[storage_index(x)].add(at(x, row * width), at(table, position * width), at(out, row * width),
-                                               width);
+        isa_.elementwise[storage_index(x)].add(at(x, row * width), at(table, position * width),
+                                               at(out, row * width), width);
         continue;
       }
       for (Count i = 0; i < width; ++i)

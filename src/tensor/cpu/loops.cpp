@@ -27,8 +27,8 @@ void require_vector(const char* kernel, const char* name, const Tensor& t, Count
 void require_gradient(const char* kernel, const char* name, const Tensor& t, Count n, DType dtype) {
   require_floating(kernel, name, t);
   require(t.numel() == n, kernel, ": ", name, " must have ", n, " elements, not ", t.shape().str());
-  require(compute_type(t.dtype()) == compute_type(dtype), kernel, ": ", name, " cannot be ", name_of(t.dtype()),
-          " for values in ", name_of(dtype));
+  require(compute_type(t.dtype()) == compute_type(dtype), kernel, ": ", name, " cannot be ",
+          name_of(t.dtype()), " for values in ", name_of(dtype));
 }
 
 }  // namespace sherd::tensor::cpu

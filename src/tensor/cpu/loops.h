@@ -5,19 +5,21 @@
 
 #include "tensor/cpu/cpu_kernels.h"
 
-// What the kernel families share: argument checks and chunked loops. Chunks have fixed sizes, so no result depends
-// on the number of threads.
+// What the kernel families share: argument checks and chunked loops. Chunks have fixed sizes, so no result
+// depends on the number of threads.
 
 namespace sherd::tensor::cpu {
 
-/// Elements per chunk of an element-wise loop: large next to the cost of handing out a chunk, small next to a cache. A multiple
-/// of 64, the block of sum_of_squares and of the random streams.
+/// Elements per chunk of an element-wise loop: large next to the cost of handing out a chunk, small next to a
+/// cache. A multiple of 64, the block of sum_of_squares and of the random streams.
 inline constexpr Count element_grain = 32768;
 /// fp32 elements that a loop keeps on the stack between two conversions.
 inline constexpr Count stack_block = 1024;
 
 /// Rows per chunk for rows of `width` elements.
-inline Count row_grain(Count width) { return std::max<Count>(1, element_grain / std::max<Count>(1, width)); }
+inline Count row_grain(Count width) {
+  return std::max<Count>(1, element_grain / std::max<Count>(1, width));
+}
 
 inline std::byte* at(const Tensor& t, Count element) {
   return t.raw() + static_cast<std::size_t>(element) * size_of(t.dtype());
@@ -29,15 +31,17 @@ inline StorageIndex storage_index(const Tensor& t) {
 }
 
 /// fp64 for fp64, else fp32.
-inline DType compute_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+inline DType compute_type(DType dtype) {
+  return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
 
 void require_floating(const char* kernel, const char* name, const Tensor& t);
 /// Every tensor is floating and has `first`'s shape and dtype.
 void require_alike(const char* kernel, const Tensor& first, std::initializer_list<const Tensor*> others);
 /// `t` is a [n] (or any shape of n elements) of `dtype`.
 void require_vector(const char* kernel, const char* name, const Tensor& t, Count n, DType dtype);
-/// As above, for a gradient that may be kept in a wider type than the values: any floating dtype with the same
-/// compute type.
+/// As above, for a gradient that may be kept in a wider type than the values: any floating dtype with the
+/// same compute type.
 void require_gradient(const char* kernel, const char* name, const Tensor& t, Count n, DType dtype);
 
 /// body(begin, count) over chunks of [0, n).

@@ -14,8 +14,9 @@ Count count_targets(const char* kernel, const Tensor& targets, Count valid, std:
   for (Count i = 0; i < targets.numel(); ++i) {
     if (target[i] == ignore_index) continue;
     if (target[i] < 0 || target[i] >= valid) [[unlikely]]
-      fail(ErrorKind::data, kernel, ": target id ", target[i], " at position ", i, " of ", targets.shape().str(),
-           " is outside the vocabulary of ", valid, ". Prepare the data with the model's tokenizer, raise the model's ",
+      fail(ErrorKind::data, kernel, ": target id ", target[i], " at position ", i, " of ",
+           targets.shape().str(), " is outside the vocabulary of ", valid,
+           ". Prepare the data with the model's tokenizer, raise the model's ",
            "vocabulary size, or mark positions that do not count with ", ignore_index);
     ++counted;
   }
@@ -97,7 +98,8 @@ void CpuKernels::cross_entropy(const Tensor& logits, const Tensor& targets, std:
     if (target[r] == ignore_index) continue;
     const Count element = r * vocab + target[r];
     total += f64 ? lse.data<double>()[r] - logits.data<double>()[element]
-                 : static_cast<double>(lse.data<float>()[r]) - static_cast<double>(load_one(isa_, logits, element));
+                 : static_cast<double>(lse.data<float>()[r]) -
+                       static_cast<double>(load_one(isa_, logits, element));
   }
   const double mean = counted == 0 ? 0 : total / static_cast<double>(counted);
   f64 ? void(loss.data<double>()[0] = mean) : void(loss.data<float>()[0] = static_cast<float>(mean));
@@ -124,7 +126,8 @@ void CpuKernels::cross_entropy_backward(const Tensor& logits, const Tensor& targ
       }
       const float row_lse = lse.data<float>()[r];
       // expm1 keeps the digits of a target whose probability is near 1.
-      const double distance = static_cast<double>(load_one(isa_, logits, element)) - static_cast<double>(row_lse);
+      const double distance =
+          static_cast<double>(load_one(isa_, logits, element)) - static_cast<double>(row_lse);
       const float at_target = static_cast<float>(std::expm1(distance) * scale);
       isa_.softmax[storage_index(logits)].gradient(at(logits, r * vocab), columns, row_lse,
                                                    static_cast<float>(scale));
@@ -151,12 +154,14 @@ void CpuKernels::mean_squared_error(const Tensor& x, const Tensor& y, const Tens
                           : void(loss.data<float>()[0] = static_cast<float>(mean));
 }
 
-void CpuKernels::mean_squared_error_backward(const Tensor& x, const Tensor& y, double factor, const Tensor& dx) {
+void CpuKernels::mean_squared_error_backward(const Tensor& x, const Tensor& y, double factor,
+                                             const Tensor& dx) {
   require_alike("mean_squared_error_backward", dx, {&x, &y});
   if (dx.numel() == 0) return;
   const double scale = 2 * factor / static_cast<double>(dx.numel());
   if (dx.dtype() == DType::f64)
-    return map_f64(device_, dx, [=](double u, double v) { return (u - v) * scale; }, x, y);
+    return map_f64(
+        device_, dx, [=](double u, double v) { return (u - v) * scale; }, x, y);
   const auto op = isa_.elementwise[storage_index(dx)].scaled_difference;
   in_chunks(device_, dx.numel(), element_grain, [&](Count begin, Count count) {
     op(at(x, begin), at(y, begin), static_cast<float>(scale), at(dx, begin), count);

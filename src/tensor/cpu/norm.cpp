@@ -6,11 +6,14 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-/// Rows whose contributions to dweight and dbias are summed one after another; the sums of such groups are then
-/// added in order. Depends on the shape alone.
-Count rows_per_group(Count rows) { return std::max<Count>(64, (rows + 255) / 256); }
+/// Rows whose contributions to dweight and dbias are summed one after another; the sums of such groups are
+/// then added in order. Depends on the shape alone.
+Count rows_per_group(Count rows) {
+  return std::max<Count>(64, (rows + 255) / 256);
+}
 
-void check_rows(const char* kernel, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& rstd) {
+void check_rows(const char* kernel, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                const Tensor& rstd) {
   require_floating(kernel, "x", x);
   require(x.shape().rank() >= 1, kernel, ": x needs at least one extent");
   const Count width = x.shape().back();
@@ -20,15 +23,17 @@ void check_rows(const char* kernel, const Tensor& x, const Tensor& weight, const
   require_vector(kernel, "rstd", rstd, x.shape().rows(), compute_type(x.dtype()));
 }
 
-const void* raw_or_null(const Tensor& t) { return t ? t.raw() : nullptr; }
+const void* raw_or_null(const Tensor& t) {
+  return t ? t.raw() : nullptr;
+}
 template <class T>
 T* data_or_null(const Tensor& t) {
   return t ? t.data<T>() : nullptr;
 }
 
 /// LayerNorm of one fp64 row; with `centre` false, RMSNorm.
-void norm_row_f64(const double* x, const double* weight, const double* bias, double eps, bool centre, double* y,
-                  double& mean, double& rstd, Count n) {
+void norm_row_f64(const double* x, const double* weight, const double* bias, double eps, bool centre,
+                  double* y, double& mean, double& rstd, Count n) {
   double sum = 0, squares = 0;
   for (Count i = 0; i < n; ++i) sum += x[i];
   mean = centre ? sum / static_cast<double>(n) : 0;
@@ -96,8 +101,8 @@ void backward_rows(Device& device, const IsaTable& isa, Count rows, Count width,
 
 }  // namespace
 
-void CpuKernels::layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& y,
-                            const Tensor& mean, const Tensor& rstd) {
+void CpuKernels::layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
+                            const Tensor& y, const Tensor& mean, const Tensor& rstd) {
   check_rows("layer_norm", x, weight, bias, rstd);
   require_alike("layer_norm", y, {&x});
   const Count rows = x.shape().rows(), width = x.shape().back();
@@ -106,19 +111,20 @@ void CpuKernels::layer_norm(const Tensor& x, const Tensor& weight, const Tensor&
   in_chunks(device_, rows, row_grain(width), [&](Count begin, Count count) {
     for (Count r = begin; r < begin + count; ++r) {
       if (x.dtype() == DType::f64)
-        norm_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), data_or_null<double>(bias), eps,
-                     true, y.data<double>() + r * width, mean.data<double>()[r], rstd.data<double>()[r], width);
+        norm_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), data_or_null<double>(bias),
+                     eps, true, y.data<double>() + r * width, mean.data<double>()[r], rstd.data<double>()[r],
+                     width);
       else
         isa_.norm[storage_index(x)].layer_norm(at(x, r * width), raw_or_null(weight), raw_or_null(bias),
-                                               static_cast<float>(eps), at(y, r * width), mean.data<float>() + r,
-                                               rstd.data<float>() + r, width);
+                                               static_cast<float>(eps), at(y, r * width),
+                                               mean.data<float>() + r, rstd.data<float>() + r, width);
     }
   });
 }
 
-void CpuKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
-                                     const Tensor& dy, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
-                                     bool accumulate) {
+void CpuKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean,
+                                     const Tensor& rstd, const Tensor& dy, const Tensor& dx,
+                                     const Tensor& dweight, const Tensor& dbias, bool accumulate) {
   constexpr const char* name = "layer_norm_backward";
   check_rows(name, x, weight, {}, rstd);
   require_alike(name, x, {&dy});
@@ -129,20 +135,24 @@ void CpuKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, cons
   if (dbias) require_gradient(name, "dbias", dbias, width, x.dtype());
   if (x.dtype() == DType::f64)
     return backward_rows<double>(
-        device_, isa_, rows, width, dweight, dbias, accumulate, [&](Count r, double* weight_sums, double* bias_sums) {
-          norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), mean.data<double>()[r],
-                                rstd.data<double>()[r], true, dy.data<double>() + r * width,
-                                dx ? dx.data<double>() + r * width : nullptr, weight_sums, bias_sums, width);
+        device_, isa_, rows, width, dweight, dbias, accumulate,
+        [&](Count r, double* weight_sums, double* bias_sums) {
+          norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight),
+                                mean.data<double>()[r], rstd.data<double>()[r], true,
+                                dy.data<double>() + r * width, dx ? dx.data<double>() + r * width : nullptr,
+                                weight_sums, bias_sums, width);
         });
   const auto op = isa_.norm[storage_index(x)].layer_norm_backward;
-  backward_rows<float>(
-      device_, isa_, rows, width, dweight, dbias, accumulate, [&](Count r, float* weight_sums, float* bias_sums) {
-        op(at(x, r * width), raw_or_null(weight), mean.data<float>()[r], rstd.data<float>()[r], at(dy, r * width),
-           dx ? at(dx, r * width) : nullptr, weight_sums, bias_sums, width);
-      });
+  backward_rows<float>(device_, isa_, rows, width, dweight, dbias, accumulate,
+                       [&](Count r, float* weight_sums, float* bias_sums) {
+                         op(at(x, r * width), raw_or_null(weight), mean.data<float>()[r],
+                            rstd.data<float>()[r], at(dy, r * width), dx ? at(dx, r * width) : nullptr,
+                            weight_sums, bias_sums, width);
+                       });
 }
 
-void CpuKernels::rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y, const Tensor& rstd) {
+void CpuKernels::rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
+                          const Tensor& rstd) {
   check_rows("rms_norm", x, weight, {}, rstd);
   require_alike("rms_norm", y, {&x});
   const Count rows = x.shape().rows(), width = x.shape().back();
@@ -161,8 +171,9 @@ void CpuKernels::rms_norm(const Tensor& x, const Tensor& weight, double eps, con
   });
 }
 
-void CpuKernels::rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
-                                   const Tensor& dx, const Tensor& dweight, bool accumulate) {
+void CpuKernels::rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd,
+                                   const Tensor& dy, const Tensor& dx, const Tensor& dweight,
+                                   bool accumulate) {
   constexpr const char* name = "rms_norm_backward";
   check_rows(name, x, weight, {}, rstd);
   require_alike(name, x, {&dy});
@@ -172,9 +183,9 @@ void CpuKernels::rms_norm_backward(const Tensor& x, const Tensor& weight, const 
   if (x.dtype() == DType::f64)
     return backward_rows<double>(
         device_, isa_, rows, width, dweight, {}, accumulate, [&](Count r, double* weight_sums, double*) {
-          norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), 0, rstd.data<double>()[r],
-                                false, dy.data<double>() + r * width, dx ? dx.data<double>() + r * width : nullptr,
-                                weight_sums, nullptr, width);
+          norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), 0,
+                                rstd.data<double>()[r], false, dy.data<double>() + r * width,
+                                dx ? dx.data<double>() + r * width : nullptr, weight_sums, nullptr, width);
         });
   const auto op = isa_.norm[storage_index(x)].rms_norm_backward;
   backward_rows<float>(device_, isa_, rows, width, dweight, {}, accumulate,

@@ -12,7 +12,8 @@ std::uint32_t keep_threshold(const char* kernel, float p) {
   return static_cast<std::uint32_t>(std::ceil(static_cast<double>(p) * 0x1p24));
 }
 
-void dropout_f64(Device& device, const Tensor& x, const Tensor& residual, float p, RandomKey key, const Tensor& out) {
+void dropout_f64(Device& device, const Tensor& x, const Tensor& residual, float p, RandomKey key,
+                 const Tensor& out) {
   const double factor = 1 / (1 - static_cast<double>(p));
   const double* from = x.data<double>();
   const double* base = residual ? residual.data<double>() : nullptr;
@@ -81,7 +82,8 @@ void CpuKernels::fill_uniform(const Tensor& x, RandomKey key, std::int64_t first
   fill_stream(device_, isa_, "fill_uniform", x, first, low, high - low, [key](std::uint64_t block) {
     std::array<float, 4> out;
     const auto words = philox(key, block);
-    for (std::size_t i = 0; i < 4; ++i) out[i] = static_cast<float>(words[i] >> 8) * 0x1p-24f;  // uniform_at()
+    for (std::size_t i = 0; i < 4; ++i)
+      out[i] = static_cast<float>(words[i] >> 8) * 0x1p-24f;  // uniform_at()
     return out;
   });
 }

@@ -10,15 +10,19 @@ namespace {
 
 double round_to(DType dtype, double value) {
   switch (dtype) {
-    case DType::f32: return static_cast<float>(value);
-    case DType::bf16: return static_cast<float>(bf16(static_cast<float>(value)));
-    case DType::f16: return static_cast<float>(f16(static_cast<float>(value)));
-    default: return value;
+    case DType::f32:
+      return static_cast<float>(value);
+    case DType::bf16:
+      return static_cast<float>(bf16(static_cast<float>(value)));
+    case DType::f16:
+      return static_cast<float>(f16(static_cast<float>(value)));
+    default:
+      return value;
   }
 }
 
-void sum_ranks_f64(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out, bool accumulate,
-                   Count begin, Count count) {
+void sum_ranks_f64(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
+                   bool accumulate, Count begin, Count count) {
   double* to = out.data<double>();
   for (Count i = begin; i < begin + count; ++i) {
     double sum = sources[0].data<double>()[i];
@@ -65,9 +69,11 @@ void CpuKernels::sum_ranks(std::span<const Tensor> sources, double factor, DType
   require_floating("sum_ranks", "out", out);
   require(!sources.empty(), "sum_ranks: there are no sources");
   require(is_floating(rounding), "sum_ranks: cannot round to ", name_of(rounding));
-  for (const Tensor& source : sources) require_gradient("sum_ranks", "a source", source, out.numel(), out.dtype());
+  for (const Tensor& source : sources)
+    require_gradient("sum_ranks", "a source", source, out.numel(), out.dtype());
   in_chunks(device_, out.numel(), element_grain, [&](Count begin, Count count) {
-    if (out.dtype() == DType::f64) return sum_ranks_f64(sources, factor, rounding, out, accumulate, begin, count);
+    if (out.dtype() == DType::f64)
+      return sum_ranks_f64(sources, factor, rounding, out, accumulate, begin, count);
     for (Count i = begin; i < begin + count; i += stack_block)
       sum_ranks_block(isa_, sources, static_cast<float>(factor), rounding, out, accumulate, i,
                       std::min(stack_block, begin + count - i));

@@ -45,7 +45,8 @@ const CpuKernels::RotaryAngles& CpuKernels::rotary_angles(std::int64_t seq, std:
   return angles_ = std::move(made);
 }
 
-void CpuKernels::rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse, const Tensor& out) {
+void CpuKernels::rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
+                        const Tensor& out) {
   require_alike("rotary", out, {&qkv});
   const int heads = geometry.heads, groups = geometry.kv_heads;
   require(heads >= 1 && groups >= 1 && heads % groups == 0, "rotary: ", heads, " heads cannot share ", groups,
@@ -53,8 +54,8 @@ void CpuKernels::rotary(const Tensor& qkv, const Attention& geometry, double bas
   require(qkv.shape().rank() >= 2, "rotary: qkv must be [batch, seq, width], not ", qkv.shape().str());
   require(base > 0, "rotary: the base must be positive, not ", base);
   const Count width = qkv.shape().back(), seq = qkv.shape()[-2], head = geometry.head_dim(width);
-  require(head * (heads + 2 * groups) == width && head % 2 == 0, "rotary: a width of ", width, " does not hold ", heads,
-          " query and ", groups, " key and value heads of an even size");
+  require(head * (heads + 2 * groups) == width && head % 2 == 0, "rotary: a width of ", width,
+          " does not hold ", heads, " query and ", groups, " key and value heads of an even size");
   if (qkv.numel() == 0) return;
   const Count half = head / 2, per_group = heads / groups + 2;
   const double direction = inverse ? -1 : 1;
@@ -66,12 +67,12 @@ void CpuKernels::rotary(const Tensor& qkv, const Attention& geometry, double bas
         if (out.raw() != qkv.raw())
           std::memcpy(at(out, from), at(qkv, from), static_cast<std::size_t>(head) * size_of(qkv.dtype()));
       } else if (qkv.dtype() == DType::f64) {
-        rotate_f64(qkv.data<double>() + from, angles.cosine.data<double>() + angle, angles.sine.data<double>() + angle,
-                   direction, out.data<double>() + from, half);
+        rotate_f64(qkv.data<double>() + from, angles.cosine.data<double>() + angle,
+                   angles.sine.data<double>() + angle, direction, out.data<double>() + from, half);
       } else {
         isa_.elementwise[storage_index(qkv)].rotate(at(qkv, from), angles.cosine.data<float>() + angle,
-                                                    angles.sine.data<float>() + angle, static_cast<float>(direction),
-                                                    at(out, from), half);
+                                                    angles.sine.data<float>() + angle,
+                                                    static_cast<float>(direction), at(out, from), half);
       }
     }
   });

@@ -60,16 +60,20 @@ struct Loops {
   static S* out(void* x) { return static_cast<S*>(x); }
 
   static void load_(const void* x, float* y, Count n) {
-    map(n, y, [](F u) { return u; }, in(x));
+    map(
+        n, y, [](F u) { return u; }, in(x));
   }
   static void store_(const float* x, void* y, Count n) {
-    map(n, out(y), [](F u) { return u; }, x);
+    map(
+        n, out(y), [](F u) { return u; }, x);
   }
   static void add_to(const void* x, float* sum, Count n) {
-    map(n, sum, [](F s, F u) { return s + u; }, static_cast<const float*>(sum), in(x));
+    map(
+        n, sum, [](F s, F u) { return s + u; }, static_cast<const float*>(sum), in(x));
   }
   static void accumulate(const float* x, void* y, Count n) {
-    map(n, out(y), [](F o, F u) { return o + u; }, in(y), x);
+    map(
+        n, out(y), [](F o, F u) { return o + u; }, in(y), x);
   }
 
   static bool all_finite(const void* x, Count n) {
@@ -110,7 +114,8 @@ struct Loops {
       for (int k = 0; k < 32; k += lanes) add_squares(load(in(x) + i + k) - load(in(y) + i + k), k, sum);
     }
     float rest[32] = {};
-    map(n - i, rest, [](F u, F v) { return u - v; }, in(x) + i, in(y) + i);
+    map(
+        n - i, rest, [](F u, F v) { return u - v; }, in(x) + i, in(y) + i);
     for (int k = 0; k < 32; k += lanes) add_squares(load(rest + k), k, sum);
     return sum.total();
   }
@@ -119,8 +124,8 @@ struct Loops {
 template <class S>
 constexpr ConvertOps table() {
   using L = Loops<S>;
-  return {L::load_,      L::store_,        L::add_to,            L::accumulate,
-          L::all_finite, L::block_squares, L::squared_difference};
+  return {
+      L::load_, L::store_, L::add_to, L::accumulate, L::all_finite, L::block_squares, L::squared_difference};
 }
 
 }  // namespace

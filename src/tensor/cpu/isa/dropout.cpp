@@ -9,29 +9,52 @@ using Q = std::uint64_t __attribute__((vector_size(4 * lanes)));
 // Products of the lower halves of 64-bit lanes, and the interleavings of such lanes within each 128 bits.
 #if defined(SHERD_ISA_avx512)
 // Written with full masks because GCC 12 warns about the uninitialised operand inside the plain intrinsics.
-SHERD_INLINE Q multiply(Q a, Q b) { return (Q)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)b); }
-SHERD_INLINE U low_halves(Q a, Q b) { return (U)_mm512_maskz_unpacklo_epi64(0xff, (__m512i)a, (__m512i)b); }
-SHERD_INLINE U high_halves(Q a, Q b) { return (U)_mm512_maskz_unpackhi_epi64(0xff, (__m512i)a, (__m512i)b); }
+SHERD_INLINE Q multiply(Q a, Q b) {
+  return (Q)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)b);
+}
+SHERD_INLINE U low_halves(Q a, Q b) {
+  return (U)_mm512_maskz_unpacklo_epi64(0xff, (__m512i)a, (__m512i)b);
+}
+SHERD_INLINE U high_halves(Q a, Q b) {
+  return (U)_mm512_maskz_unpackhi_epi64(0xff, (__m512i)a, (__m512i)b);
+}
 #elif defined(SHERD_ISA_avx2)
-SHERD_INLINE Q multiply(Q a, Q b) { return (Q)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
-SHERD_INLINE U low_halves(Q a, Q b) { return (U)_mm256_unpacklo_epi64((__m256i)a, (__m256i)b); }
-SHERD_INLINE U high_halves(Q a, Q b) { return (U)_mm256_unpackhi_epi64((__m256i)a, (__m256i)b); }
+SHERD_INLINE Q multiply(Q a, Q b) {
+  return (Q)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+}
+SHERD_INLINE U low_halves(Q a, Q b) {
+  return (U)_mm256_unpacklo_epi64((__m256i)a, (__m256i)b);
+}
+SHERD_INLINE U high_halves(Q a, Q b) {
+  return (U)_mm256_unpackhi_epi64((__m256i)a, (__m256i)b);
+}
 #else
-SHERD_INLINE Q multiply(Q a, Q b) { return (Q)_mm_mul_epu32((__m128i)a, (__m128i)b); }
-SHERD_INLINE U low_halves(Q a, Q b) { return (U)_mm_unpacklo_epi64((__m128i)a, (__m128i)b); }
-SHERD_INLINE U high_halves(Q a, Q b) { return (U)_mm_unpackhi_epi64((__m128i)a, (__m128i)b); }
+SHERD_INLINE Q multiply(Q a, Q b) {
+  return (Q)_mm_mul_epu32((__m128i)a, (__m128i)b);
+}
+SHERD_INLINE U low_halves(Q a, Q b) {
+  return (U)_mm_unpacklo_epi64((__m128i)a, (__m128i)b);
+}
+SHERD_INLINE U high_halves(Q a, Q b) {
+  return (U)_mm_unpackhi_epi64((__m128i)a, (__m128i)b);
+}
 #endif
 
-SHERD_INLINE Q all64(std::uint64_t value) { return value - Q{}; }
+SHERD_INLINE Q all64(std::uint64_t value) {
+  return value - Q{};
+}
 /// [low half of a | low half of b] in each 64-bit lane.
-SHERD_INLINE Q join(Q a, Q b) { return (a & 0xffffffffull) | (b << 32); }
+SHERD_INLINE Q join(Q a, Q b) {
+  return (a & 0xffffffffull) | (b << 32);
+}
 
 /// The round keys, kept in memory where each multiplication's sum can pick its own up.
 struct RoundKeys {
   std::uint64_t even[10], odd[10];
   explicit RoundKeys(std::uint64_t seed) {
     std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
-    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) even[round] = k0, odd[round] = k1;
+    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
+      even[round] = k0, odd[round] = k1;
   }
 };
 
@@ -40,9 +63,11 @@ constexpr int chains = 2;
 
 /// base/random.h's philox() for the chains·lanes/2 blocks from `index` on: words[k] holds stream elements
 /// 4·index + k·lanes and following, one per lane.
-SHERD_INLINE void philox(const RoundKeys& keys, std::uint64_t stream, std::uint64_t index, U (&words)[2 * chains]) {
-  // One block per 64-bit lane; only the lower half of each lane means anything, as the multiplications read no more.
-  // Lane 2q + k computes the block that the interleaving at the end moves to 128-bit part q of words[k].
+SHERD_INLINE void philox(const RoundKeys& keys, std::uint64_t stream, std::uint64_t index,
+                         U (&words)[2 * chains]) {
+  // One block per 64-bit lane; only the lower half of each lane means anything, as the multiplications read
+  // no more. Lane 2q + k computes the block that the interleaving at the end moves to 128-bit part q of
+  // words[k].
   Q block;
 #pragma GCC unroll 8
   for (int lane = 0; lane < lanes / 2; ++lane)
@@ -92,7 +117,8 @@ struct Loops {
       for (int chain = 0; chain < chains; ++chain) {
         const Count at = i + chain * 2 * lanes;
         const Pair u = load_pair<false>(x + at), r = with_residual ? load_pair<false>(residual + at) : Pair{};
-        store_pair<false>(out + at, Pair{step(words[2 * chain], u.a, r.a), step(words[2 * chain + 1], u.b, r.b)});
+        store_pair<false>(out + at,
+                          Pair{step(words[2 * chain], u.a, r.a), step(words[2 * chain + 1], u.b, r.b)});
       }
     }
     if (i == n) return;

@@ -13,18 +13,23 @@ struct Loops {
   static S* out(void* x) { return static_cast<S*>(x); }
 
   static void add(const void* a, const void* b, void* y, Count n) {
-    map(n, out(y), [](F u, F v) { return u + v; }, in(a), in(b));
+    map(
+        n, out(y), [](F u, F v) { return u + v; }, in(a), in(b));
   }
   static void multiply(const void* a, const void* b, void* y, Count n) {
-    map(n, out(y), [](F u, F v) { return u * v; }, in(a), in(b));
+    map(
+        n, out(y), [](F u, F v) { return u * v; }, in(a), in(b));
   }
   static void scale(const void* x, float factor, void* y, Count n) {
-    map(n, out(y), [factor](F u) { return u * factor; }, in(x));
+    map(
+        n, out(y), [factor](F u) { return u * factor; }, in(x));
   }
 
   // ½(1 + tanh u) is the logistic function of 2u, which keeps the small tail's relative accuracy.
   static void gelu_tanh(const void* x, void* y, Count n) {
-    map(n, out(y), [](F u) { return u * sigmoid<S>(2.0f * gelu_a * (u + gelu_b * (u * u * u))).value; }, in(x));
+    map(
+        n, out(y), [](F u) { return u * sigmoid<S>(2.0f * gelu_a * (u + gelu_b * (u * u * u))).value; },
+        in(x));
   }
   static void gelu_tanh_backward(const void* x, const void* dy, void* dx, Count n) {
     map(
@@ -40,7 +45,8 @@ struct Loops {
         in(x), in(dy));
   }
   static void gelu_erf(const void* x, void* y, Count n) {
-    map(n, out(y), [](F u) { return u * normal(u).cdf; }, in(x));
+    map(
+        n, out(y), [](F u) { return u * normal(u).cdf; }, in(x));
   }
   static void gelu_erf_backward(const void* x, const void* dy, void* dx, Count n) {
     map(
@@ -52,23 +58,29 @@ struct Loops {
         in(x), in(dy));
   }
   static void tanh_(const void* x, void* y, Count n) {
-    map(n, out(y), [](F u) { return tanh(u); }, in(x));
+    map(
+        n, out(y), [](F u) { return tanh(u); }, in(x));
   }
   static void tanh_backward(const void* y, const void* dy, void* dx, Count n) {
-    map(n, out(dx), [](F v, F g) { return g * (1.0f - v * v); }, in(y), in(dy));
+    map(
+        n, out(dx), [](F v, F g) { return g * (1.0f - v * v); }, in(y), in(dy));
   }
   // A NaN passes through: only numbers below zero are cut.
   static void relu(const void* x, void* y, Count n) {
-    map(n, out(y), [](F u) { return u < 0.0f ? F{} : u; }, in(x));
+    map(
+        n, out(y), [](F u) { return u < 0.0f ? F{} : u; }, in(x));
   }
   static void relu_backward(const void* y, const void* dy, void* dx, Count n) {
-    map(n, out(dx), [](F v, F g) { return v > 0.0f ? g : F{}; }, in(y), in(dy));
+    map(
+        n, out(dx), [](F v, F g) { return v > 0.0f ? g : F{}; }, in(y), in(dy));
   }
   static void swiglu(const void* gate, const void* up, void* y, Count n) {
-    map(n, out(y), [](F g, F u) { return g * sigmoid<S>(g).value * u; }, in(gate), in(up));
+    map(
+        n, out(y), [](F g, F u) { return g * sigmoid<S>(g).value * u; }, in(gate), in(up));
   }
 
-  static void swiglu_backward(const void* gate, const void* up, const void* dy, void* dgate, void* dup, Count n) {
+  static void swiglu_backward(const void* gate, const void* up, const void* dy, void* dgate, void* dup,
+                              Count n) {
     const auto step = [](F g, F u, F d, F& d_gate, F& d_up) {
       const Sigmoid s = sigmoid<S>(g);
       d_up = d * (g * s.value);
@@ -77,7 +89,8 @@ struct Loops {
     F d_gate, d_up;
     Count i = 0;
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
-      const Pair g = load_pair<true>(in(gate) + i), u = load_pair<true>(in(up) + i), d = load_pair<true>(in(dy) + i);
+      const Pair g = load_pair<true>(in(gate) + i), u = load_pair<true>(in(up) + i),
+                 d = load_pair<true>(in(dy) + i);
       Pair to_gate, to_up;
       step(g.a, u.a, d.a, to_gate.a, to_up.a);
       step(g.b, u.b, d.b, to_gate.b, to_up.b);
@@ -90,16 +103,19 @@ struct Loops {
       store(out(dup) + i, d_up);
     }
     if (i == n) return;
-    step(load_tail(in(gate) + i, n - i), load_tail(in(up) + i, n - i), load_tail(in(dy) + i, n - i), d_gate, d_up);
+    step(load_tail(in(gate) + i, n - i), load_tail(in(up) + i, n - i), load_tail(in(dy) + i, n - i), d_gate,
+         d_up);
     store_tail(out(dgate) + i, d_gate, n - i);
     store_tail(out(dup) + i, d_up, n - i);
   }
 
   static void scaled_difference(const void* x, const void* y, float factor, void* dx, Count n) {
-    map(n, out(dx), [factor](F u, F v) { return (u - v) * factor; }, in(x), in(y));
+    map(
+        n, out(dx), [factor](F u, F v) { return (u - v) * factor; }, in(x), in(y));
   }
 
-  static void rotate(const void* x, const float* cosine, const float* sine, float direction, void* y, Count half) {
+  static void rotate(const void* x, const float* cosine, const float* sine, float direction, void* y,
+                     Count half) {
     const S* a = in(x);
     const S* b = a + half;
     Count i = 0;
@@ -120,9 +136,21 @@ struct Loops {
 template <class S>
 constexpr ElementwiseOps table() {
   using L = Loops<S>;
-  return {L::add,      L::multiply, L::scale,          L::gelu_tanh, L::gelu_tanh_backward, L::gelu_erf,
-          L::gelu_erf_backward, L::tanh_, L::tanh_backward, L::relu, L::relu_backward, L::swiglu,
-          L::swiglu_backward, L::scaled_difference, L::rotate};
+  return {L::add,
+          L::multiply,
+          L::scale,
+          L::gelu_tanh,
+          L::gelu_tanh_backward,
+          L::gelu_erf,
+          L::gelu_erf_backward,
+          L::tanh_,
+          L::tanh_backward,
+          L::relu,
+          L::relu_backward,
+          L::swiglu,
+          L::swiglu_backward,
+          L::scaled_difference,
+          L::rotate};
 }
 
 }  // namespace

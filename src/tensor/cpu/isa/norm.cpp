@@ -4,18 +4,21 @@
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
 
-SHERD_INLINE float inverse_root(float x) { return 1.0f / __builtin_sqrtf(x); }
+SHERD_INLINE float inverse_root(float x) {
+  return 1.0f / __builtin_sqrtf(x);
+}
 
 template <class S>
 struct Loops {
   static const S* in(const void* x) { return static_cast<const S*>(x); }
   static S* out(void* x) { return static_cast<S*>(x); }
 
-  static void layer_norm(const void* x, const void* weight, const void* bias, float eps, void* y, float* mean_out,
-                         float* rstd_out, Count n) {
+  static void layer_norm(const void* x, const void* weight, const void* bias, float eps, void* y,
+                         float* mean_out, float* rstd_out, Count n) {
     const S* row = in(x);
     Sum32<S> sum, squares;
-    for_each_32(n, [&](int p, I, F u) { sum.part[p] += u; }, row);
+    for_each_32(
+        n, [&](int p, I, F u) { sum.part[p] += u; }, row);
     const float mean = sum.total() / static_cast<float>(n);
     for_each_32(
         n,
@@ -26,23 +29,30 @@ struct Loops {
         row);
     const float rstd = inverse_root(squares.total() / static_cast<float>(n) + eps);
     if (weight && bias)
-      map(n, out(y), [=](F u, F w, F b) { return (u - mean) * rstd * w + b; }, row, in(weight), in(bias));
+      map(
+          n, out(y), [=](F u, F w, F b) { return (u - mean) * rstd * w + b; }, row, in(weight), in(bias));
     else if (weight)
-      map(n, out(y), [=](F u, F w) { return (u - mean) * rstd * w; }, row, in(weight));
+      map(
+          n, out(y), [=](F u, F w) { return (u - mean) * rstd * w; }, row, in(weight));
     else if (bias)
-      map(n, out(y), [=](F u, F b) { return (u - mean) * rstd + b; }, row, in(bias));
+      map(
+          n, out(y), [=](F u, F b) { return (u - mean) * rstd + b; }, row, in(bias));
     else
-      map(n, out(y), [=](F u) { return (u - mean) * rstd; }, row);
+      map(
+          n, out(y), [=](F u) { return (u - mean) * rstd; }, row);
     *mean_out = mean;
     *rstd_out = rstd;
   }
 
-  static void layer_norm_backward(const void* x, const void* weight, float mean, float rstd, const void* dy, void* dx,
-                                  float* dweight, float* dbias, Count n) {
+  static void layer_norm_backward(const void* x, const void* weight, float mean, float rstd, const void* dy,
+                                  void* dx, float* dweight, float* dbias, Count n) {
     if (dweight)
-      map(n, dweight, [=](F s, F u, F g) { return s + g * ((u - mean) * rstd); },
+      map(
+          n, dweight, [=](F s, F u, F g) { return s + g * ((u - mean) * rstd); },
           static_cast<const float*>(dweight), in(x), in(dy));
-    if (dbias) map(n, dbias, [](F s, F g) { return s + g; }, static_cast<const float*>(dbias), in(dy));
+    if (dbias)
+      map(
+          n, dbias, [](F s, F g) { return s + g; }, static_cast<const float*>(dbias), in(dy));
     if (!dx) return;
     Sum32<S> sum, product;
     const auto collect = [&](int p, F u, F g) {
@@ -54,44 +64,58 @@ struct Loops {
       return (g - average - (u - mean) * rstd * slope) * rstd;
     };
     if (weight) {
-      for_each_32(n, [&](int p, I, F u, F g, F w) { collect(p, u, g * w); }, in(x), in(dy), in(weight));
+      for_each_32(
+          n, [&](int p, I, F u, F g, F w) { collect(p, u, g * w); }, in(x), in(dy), in(weight));
       const float average = sum.total() * scale, slope = product.total() * scale;
-      map(n, out(dx), [=](F u, F g, F w) { return finish(u, g * w, average, slope); }, in(x), in(dy), in(weight));
+      map(
+          n, out(dx), [=](F u, F g, F w) { return finish(u, g * w, average, slope); }, in(x), in(dy),
+          in(weight));
     } else {
-      for_each_32(n, [&](int p, I, F u, F g) { collect(p, u, g); }, in(x), in(dy));
+      for_each_32(
+          n, [&](int p, I, F u, F g) { collect(p, u, g); }, in(x), in(dy));
       const float average = sum.total() * scale, slope = product.total() * scale;
-      map(n, out(dx), [=](F u, F g) { return finish(u, g, average, slope); }, in(x), in(dy));
+      map(
+          n, out(dx), [=](F u, F g) { return finish(u, g, average, slope); }, in(x), in(dy));
     }
   }
 
   static void rms_norm(const void* x, const void* weight, float eps, void* y, float* rstd_out, Count n) {
     Sum32<S> squares;
-    for_each_32(n, [&](int p, I, F u) { squares.part[p] += u * u; }, in(x));
+    for_each_32(
+        n, [&](int p, I, F u) { squares.part[p] += u * u; }, in(x));
     const float rstd = inverse_root(squares.total() / static_cast<float>(n) + eps);
     if (weight)
-      map(n, out(y), [=](F u, F w) { return u * rstd * w; }, in(x), in(weight));
+      map(
+          n, out(y), [=](F u, F w) { return u * rstd * w; }, in(x), in(weight));
     else
-      map(n, out(y), [=](F u) { return u * rstd; }, in(x));
+      map(
+          n, out(y), [=](F u) { return u * rstd; }, in(x));
     *rstd_out = rstd;
   }
 
   static void rms_norm_backward(const void* x, const void* weight, float rstd, const void* dy, void* dx,
                                 float* dweight, Count n) {
     if (dweight)
-      map(n, dweight, [=](F s, F u, F g) { return s + g * (u * rstd); }, static_cast<const float*>(dweight), in(x),
-          in(dy));
+      map(
+          n, dweight, [=](F s, F u, F g) { return s + g * (u * rstd); }, static_cast<const float*>(dweight),
+          in(x), in(dy));
     if (!dx) return;
     Sum32<S> product;
     const float scale = 1.0f / static_cast<float>(n);
     if (weight) {
-      for_each_32(n, [&](int p, I, F u, F g, F w) { product.part[p] += g * w * (u * rstd); }, in(x), in(dy),
-                  in(weight));
+      for_each_32(
+          n, [&](int p, I, F u, F g, F w) { product.part[p] += g * w * (u * rstd); }, in(x), in(dy),
+          in(weight));
       const float slope = product.total() * scale;
-      map(n, out(dx), [=](F u, F g, F w) { return (g * w - u * rstd * slope) * rstd; }, in(x), in(dy), in(weight));
+      map(
+          n, out(dx), [=](F u, F g, F w) { return (g * w - u * rstd * slope) * rstd; }, in(x), in(dy),
+          in(weight));
     } else {
-      for_each_32(n, [&](int p, I, F u, F g) { product.part[p] += g * (u * rstd); }, in(x), in(dy));
+      for_each_32(
+          n, [&](int p, I, F u, F g) { product.part[p] += g * (u * rstd); }, in(x), in(dy));
       const float slope = product.total() * scale;
-      map(n, out(dx), [=](F u, F g) { return (g - u * rstd * slope) * rstd; }, in(x), in(dy));
+      map(
+          n, out(dx), [=](F u, F g) { return (g - u * rstd * slope) * rstd; }, in(x), in(dy));
     }
   }
 };

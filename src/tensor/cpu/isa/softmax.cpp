@@ -33,7 +33,8 @@ struct Loops {
 
   static float block_sum(const S* x, Count n, float maximum) {
     Sum32<S> sum;
-    for_each_32(n, [&](int p, I real, F u) { sum.part[p] += real ? exp_for<S>(u - maximum) : F{}; }, x);
+    for_each_32(
+        n, [&](int p, I real, F u) { sum.part[p] += real ? exp_for<S>(u - maximum) : F{}; }, x);
     return sum.total();
   }
 
@@ -64,7 +65,8 @@ struct Loops {
 
   static void gradient(void* row, Count n, float lse, float factor) {
     S* x = static_cast<S*>(row);
-    map(n, x, [=](F u) { return exp_for<S>(u - lse) * factor; }, static_cast<const S*>(x));
+    map(
+        n, x, [=](F u) { return exp_for<S>(u - lse) * factor; }, static_cast<const S*>(x));
   }
 };
 

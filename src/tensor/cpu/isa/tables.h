@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-// Inner loops that are compiled once per instruction set. This header is included by the sources built with AVX flags
-// and so holds plain declarations only.
+// Inner loops that are compiled once per instruction set. This header is included by the sources built with
+// AVX flags and so holds plain declarations only.
 
 namespace sherd {
 enum class CpuIsa;
@@ -16,8 +16,8 @@ using Count = std::int64_t;
 /// Index of a storage type in the tables below. Arithmetic is fp32 for all three; fp64 has loops of its own.
 enum StorageIndex { storage_f32, storage_bf16, storage_f16, storage_count };
 
-/// Loops over n elements of one storage type. Unless typed, pointers are to elements of that type. An output may be
-/// one of the inputs.
+/// Loops over n elements of one storage type. Unless typed, pointers are to elements of that type. An output
+/// may be one of the inputs.
 struct ElementwiseOps {
   void (*add)(const void* a, const void* b, void* out, Count n);
   void (*multiply)(const void* a, const void* b, void* out, Count n);
@@ -36,7 +36,8 @@ struct ElementwiseOps {
   void (*scaled_difference)(const void* x, const void* y, float factor, void* dx, Count n);
   /// Rotates one head of 2·half elements, pairs (i, i + half), by direction (1 or -1) times the angles behind
   /// cosine[half] and sine[half].
-  void (*rotate)(const void* x, const float* cosine, const float* sine, float direction, void* out, Count half);
+  void (*rotate)(const void* x, const float* cosine, const float* sine, float direction, void* out,
+                 Count half);
 };
 
 /// Conversions to and from fp32 and sums that follow from them.
@@ -54,14 +55,14 @@ struct ConvertOps {
 
 /// One row of n elements. `weight` and `bias` may be null (1 and 0), so may the outputs of the gradients.
 struct NormOps {
-  void (*layer_norm)(const void* x, const void* weight, const void* bias, float eps, void* y, float* mean, float* rstd,
-                     Count n);
+  void (*layer_norm)(const void* x, const void* weight, const void* bias, float eps, void* y, float* mean,
+                     float* rstd, Count n);
   /// Adds dy·x̂ to dweight[n] and dy to dbias[n].
-  void (*layer_norm_backward)(const void* x, const void* weight, float mean, float rstd, const void* dy, void* dx,
-                              float* dweight, float* dbias, Count n);
+  void (*layer_norm_backward)(const void* x, const void* weight, float mean, float rstd, const void* dy,
+                              void* dx, float* dweight, float* dbias, Count n);
   void (*rms_norm)(const void* x, const void* weight, float eps, void* y, float* rstd, Count n);
-  void (*rms_norm_backward)(const void* x, const void* weight, float rstd, const void* dy, void* dx, float* dweight,
-                            Count n);
+  void (*rms_norm_backward)(const void* x, const void* weight, float rstd, const void* dy, void* dx,
+                            float* dweight, Count n);
 };
 
 struct SoftmaxOps {
@@ -72,10 +73,11 @@ struct SoftmaxOps {
 };
 
 struct DropoutOps {
-  /// out = residual + (kept ? x·factor : 0) for elements first + [0, n) of a Philox stream, `first` a multiple of 4. An
-  /// element is kept when the upper 24 bits of its word are at least `threshold`. `residual` may be null.
-  void (*dropout)(const void* x, const void* residual, void* out, Count n, std::uint64_t first, std::uint64_t seed,
-                  std::uint64_t stream, std::uint32_t threshold, float factor);
+  /// out = residual + (kept ? x·factor : 0) for elements first + [0, n) of a Philox stream, `first` a
+  /// multiple of 4. An element is kept when the upper 24 bits of its word are at least `threshold`.
+  /// `residual` may be null.
+  void (*dropout)(const void* x, const void* residual, void* out, Count n, std::uint64_t first,
+                  std::uint64_t seed, std::uint64_t stream, std::uint32_t threshold, float factor);
 };
 
 /// All tables of one instruction set, each an array over StorageIndex.

@@ -1,8 +1,8 @@
 #pragma once
 
-// Vectors for the sources that sherd_isa_sources() compiles once per instruction set. Everything here has internal
-// linkage, and the sources include no header with inline functions of external linkage, so that no AVX code can
-// be merged into functions that portable code calls.
+// Vectors for the sources that sherd_isa_sources() compiles once per instruction set. Everything here has
+// internal linkage, and the sources include no header with inline functions of external linkage, so that no
+// AVX code can be merged into functions that portable code calls.
 
 #include <immintrin.h>
 
@@ -13,8 +13,8 @@
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
 
-/// Lanes of one register. Arithmetic is element by element and contraction is off, so the number of lanes does not
-/// show in any result; sums across elements use Sum32, whose lanes are the same everywhere.
+/// Lanes of one register. Arithmetic is element by element and contraction is off, so the number of lanes
+/// does not show in any result; sums across elements use Sum32, whose lanes are the same everywhere.
 #if defined(SHERD_ISA_avx512)
 constexpr int lanes = 16;
 #elif defined(SHERD_ISA_avx2)
@@ -38,8 +38,12 @@ struct F16 {
   std::uint16_t bits;
 };
 
-SHERD_INLINE F all(float value) { return value - F{}; }
-SHERD_INLINE U all(std::uint32_t value) { return value - U{}; }
+SHERD_INLINE F all(float value) {
+  return value - F{};
+}
+SHERD_INLINE U all(std::uint32_t value) {
+  return value - U{};
+}
 
 template <class V, class T>
 SHERD_INLINE V load_as(const T* from) {
@@ -52,10 +56,14 @@ SHERD_INLINE void store_as(T* to, V v) {
   __builtin_memcpy(to, &v, sizeof v);
 }
 
-SHERD_INLINE U widen(H h) { return __builtin_convertvector(h, U); }
+SHERD_INLINE U widen(H h) {
+  return __builtin_convertvector(h, U);
+}
 /// The lower halves of u; and the upper halves of a, then of b.
 #if defined(SHERD_ISA_avx512)
-SHERD_INLINE H narrow(U u) { return (H)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)u); }
+SHERD_INLINE H narrow(U u) {
+  return (H)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)u);
+}
 SHERD_INLINE U upper_halves(U a, U b) {
   using W = std::uint16_t __attribute__((vector_size(64)));
   const W odd = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
@@ -63,17 +71,25 @@ SHERD_INLINE U upper_halves(U a, U b) {
   return (U)_mm512_permutex2var_epi16((__m512i)a, (__m512i)odd, (__m512i)b);
 }
 #elif defined(SHERD_ISA_avx2)
-SHERD_INLINE H narrow(U u) { return __builtin_convertvector(u, H); }
+SHERD_INLINE H narrow(U u) {
+  return __builtin_convertvector(u, H);
+}
 SHERD_INLINE U upper_halves(U a, U b) {
   const __m256i packed = _mm256_packus_epi32((__m256i)(a >> 16), (__m256i)(b >> 16));
   return (U)_mm256_permute4x64_epi64(packed, 0xd8);
 }
 #else
-SHERD_INLINE H narrow(U u) { return __builtin_convertvector(u, H); }
-SHERD_INLINE U upper_halves(U a, U b) { return (U)_mm_packs_epi32((__m128i)((I)a >> 16), (__m128i)((I)b >> 16)); }
+SHERD_INLINE H narrow(U u) {
+  return __builtin_convertvector(u, H);
+}
+SHERD_INLINE U upper_halves(U a, U b) {
+  return (U)_mm_packs_epi32((__m128i)((I)a >> 16), (__m128i)((I)b >> 16));
+}
 #endif
 
-SHERD_INLINE F from_bf16(H h) { return (F)(widen(h) << 16); }
+SHERD_INLINE F from_bf16(H h) {
+  return (F)(widen(h) << 16);
+}
 
 /// The bf16 in the upper halves: to nearest, ties to even; a NaN stays one (base/dtype.h, bf16(float)).
 SHERD_INLINE U round_to_bf16(F f) {
@@ -82,14 +98,17 @@ SHERD_INLINE U round_to_bf16(F f) {
   const I is_nan = f != f;
   return is_nan ? (u | 0x400000u) : rounded;
 }
-SHERD_INLINE H to_bf16(F f) { return narrow(round_to_bf16(f) >> 16); }
+SHERD_INLINE H to_bf16(F f) {
+  return narrow(round_to_bf16(f) >> 16);
+}
 
 SHERD_INLINE F from_f16(H h) {
   const U u = widen(h);
   const U shifted = (u & 0x7fffu) << 13;
   const U exponent = u & 0x7c00u;
   const U normal = shifted + 0x38000000u;
-  // A subnormal m is read as 2^-14·(1 + m/1024); no subnormal fp32 is formed, which the processor would flush.
+  // A subnormal m is read as 2^-14·(1 + m/1024); no subnormal fp32 is formed, which the processor would
+  // flush.
   const U subnormal = (U)((F)(shifted + 0x38800000u) - 0x1p-14f);
   U magnitude = exponent == 0u ? subnormal : normal;
   magnitude = exponent == 0x7c00u ? normal + 0x38000000u : magnitude;
@@ -108,12 +127,24 @@ SHERD_INLINE H to_f16(F f) {
   return narrow(half | ((u >> 16) & 0x8000u));
 }
 
-SHERD_INLINE F load(const float* from) { return load_as<F>(from); }
-SHERD_INLINE F load(const Bf16* from) { return from_bf16(load_as<H>(from)); }
-SHERD_INLINE F load(const F16* from) { return from_f16(load_as<H>(from)); }
-SHERD_INLINE void store(float* to, F f) { store_as(to, f); }
-SHERD_INLINE void store(Bf16* to, F f) { store_as(to, to_bf16(f)); }
-SHERD_INLINE void store(F16* to, F f) { store_as(to, to_f16(f)); }
+SHERD_INLINE F load(const float* from) {
+  return load_as<F>(from);
+}
+SHERD_INLINE F load(const Bf16* from) {
+  return from_bf16(load_as<H>(from));
+}
+SHERD_INLINE F load(const F16* from) {
+  return from_f16(load_as<H>(from));
+}
+SHERD_INLINE void store(float* to, F f) {
+  store_as(to, f);
+}
+SHERD_INLINE void store(Bf16* to, F f) {
+  store_as(to, to_bf16(f));
+}
+SHERD_INLINE void store(F16* to, F f) {
+  store_as(to, to_f16(f));
+}
 
 /// The last n < lanes elements; the lanes past them hold `padding`'s bits.
 template <class S>
@@ -132,21 +163,29 @@ SHERD_INLINE void store_tail(S* to, F f, std::int64_t n) {
 
 /// b where a is a NaN or not the larger.
 #if defined(SHERD_ISA_avx512)
-SHERD_INLINE F max(F a, F b) { return (F)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b); }
+SHERD_INLINE F max(F a, F b) {
+  return (F)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
+}
 #elif defined(SHERD_ISA_avx2)
-SHERD_INLINE F max(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
+SHERD_INLINE F max(F a, F b) {
+  return (F)_mm256_max_ps((__m256)a, (__m256)b);
+}
 #else
-SHERD_INLINE F max(F a, F b) { return (F)_mm_max_ps((__m128)a, (__m128)b); }
+SHERD_INLINE F max(F a, F b) {
+  return (F)_mm_max_ps((__m128)a, (__m128)b);
+}
 #endif
-SHERD_INLINE F abs(F a) { return (F)((U)a & 0x7fffffffu); }
+SHERD_INLINE F abs(F a) {
+  return (F)((U)a & 0x7fffffffu);
+}
 
 template <class A, class B>
 constexpr bool same_type = false;
 template <class A>
 constexpr bool same_type<A, A> = true;
 
-/// Two registers of consecutive elements. `split` ones hold the even and the odd elements: for bf16 that costs one
-/// operation each way where the plain order costs several, and element-wise work does not see it.
+/// Two registers of consecutive elements. `split` ones hold the even and the odd elements: for bf16 that
+/// costs one operation each way where the plain order costs several, and element-wise work does not see it.
 struct Pair {
   F a, b;
 };
@@ -182,8 +221,8 @@ SHERD_INLINE void map(std::int64_t n, Out* out, Fn f, const In*... xs) {
   if (i < n) store_tail(out + i, f(load_tail(xs + i, n - i)...), n - i);
 }
 
-/// Thirty-two running sums over elements stored as S, folded in one fixed order: sum k takes elements k, k + 32, … on
-/// every instruction set, wherever load_pair() put them.
+/// Thirty-two running sums over elements stored as S, folded in one fixed order: sum k takes elements k, k +
+/// 32, … on every instruction set, wherever load_pair() put them.
 template <class S>
 struct Sum32 {
   static constexpr int parts = 32 / lanes;
@@ -202,8 +241,9 @@ struct Sum32 {
   }
 };
 
-/// Calls f(part, real, x...) for each register of the n elements behind each of xs, in order; `part` counts within
-/// groups of 32. The last group is filled up with zeros, and `real` is the mask of the lanes that are not filling.
+/// Calls f(part, real, x...) for each register of the n elements behind each of xs, in order; `part` counts
+/// within groups of 32. The last group is filled up with zeros, and `real` is the mask of the lanes that are
+/// not filling.
 template <class Fn, class S, class... In>
 SHERD_INLINE void for_each_32(std::int64_t n, Fn f, const S* first, const In*... others) {
   static_assert((same_type<S, In> && ...));
@@ -215,8 +255,9 @@ SHERD_INLINE void for_each_32(std::int64_t n, Fn f, const S* first, const In*...
   std::int64_t i = 0;
   for (; i + 32 <= n; i += 32) {
 #pragma GCC unroll 4
-    for (int p = 0; p < 32 / lanes; p += 2) both(p, everywhere, everywhere, load_pair<true>(first + i + p * lanes),
-                                                   load_pair<true>(others + i + p * lanes)...);
+    for (int p = 0; p < 32 / lanes; p += 2)
+      both(p, everywhere, everywhere, load_pair<true>(first + i + p * lanes),
+           load_pair<true>(others + i + p * lanes)...);
   }
   if (i == n) return;
   struct Padded {

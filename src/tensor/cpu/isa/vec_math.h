@@ -3,7 +3,8 @@
 #include "tensor/cpu/isa/vec.h"
 
 // Polynomials are minimax fits (Remez) of the functions named beside them, in fp32 without fma, so that every
-// instruction set gives the same bits. Errors given are measured over the range by tests/tensor/vector_math_test.cpp.
+// instruction set gives the same bits. Errors given are measured over the range by
+// tests/tensor/elementwise_test.cpp.
 
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
@@ -11,7 +12,8 @@ namespace {
 /// e^x for x <= 88, 0 below -87.34 (where fp32 has no normal numbers); a NaN stays one. Within 1.5 ulp.
 SHERD_INLINE F exp(F x) {
   x = max(all(-88.0f), x);
-  // Adding 1.5·2^23 rounds x/ln2 to an integer in the low bits; the further 127 makes them a float's exponent.
+  // Adding 1.5·2^23 rounds x/ln2 to an integer in the low bits; the further 127 makes them a float's
+  // exponent.
   const F shifter = all(0x1.8p23f + 127.0f);
   const F z = x * 0x1.715476p0f + shifter;
   const F n = z - shifter;
@@ -77,7 +79,8 @@ SHERD_INLINE Sigmoid sigmoid(F x) {
   return {x < 0.0f ? small : inverse, small * inverse};
 }
 
-/// The normal distribution: Φ(x), with relative accuracy in the lower tail too (5 ulp to -5, 8 to -12), and its density φ(x).
+/// The normal distribution: Φ(x), with relative accuracy in the lower tail too (5 ulp to -5, 8 to -12), and
+/// its density φ(x).
 struct Normal {
   F cdf, density;
 };
@@ -85,8 +88,8 @@ SHERD_INLINE Normal normal(F x) {
   x = x > 14.0f ? all(14.0f) : x;  // Φ is 1 or 0 there, and infinities would meet in the differences below
   x = x < -14.0f ? all(-14.0f) : x;
   const F t = abs(x);
-  // The exponential would turn the rounding error of x² into a relative error of x²/2 units; it is found exactly by
-  // splitting x in halves (Dekker's product) and put back afterwards.
+  // The exponential would turn the rounding error of x² into a relative error of x²/2 units; it is found
+  // exactly by splitting x in halves (Dekker's product) and put back afterwards.
   const F square = x * x;
   const F high = (F)((U)x & 0xfffff000u), low = x - high;
   const F error = ((high * high - square) + 2.0f * (high * low)) + low * low;

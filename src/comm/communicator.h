@@ -63,6 +63,9 @@ struct ReducePiece {
 };
 
 /// What a collective is for; appears in errors and traces, and decides how its bytes are counted.
+///
+/// `label` takes part in the check that all ranks make the same call: give the same one on all ranks (but for send and
+/// receive), cut at 79 characters.
 struct CallOptions {
   std::string label{};   ///< unit or quantity, e.g. "blocks.3 gradients"
   bool scalar = false;   ///< count as scalars
@@ -71,7 +74,9 @@ struct CallOptions {
 
 /// A group of ranks that exchange tensors. Every rank of the group must call the same collectives in the same order;
 /// different calls, a dead rank, or a rank that does not come before the deadline throw Error{comm} on all ranks.
-/// After an error the communicator stays broken and every further call throws the same error.
+/// After an error the communicator stays broken and every further call throws the same error; so do groups split from
+/// it, while the group it was split from works on. Wrong arguments (Error{usage}) are found before anything is sent and
+/// break nothing. Dropping a communicator tells the others that this rank has left.
 ///
 /// Results do not depend on the backend: reductions sum in rank order. One thread at a time calls in. Async calls run
 /// in order on one thread that the communicator owns; a synchronous call first waits for those before it.
@@ -90,6 +95,7 @@ class Communicator {
   virtual Work reduce_scatter(std::vector<ReducePiece> pieces, double factor, DType rounding,
                               const CallOptions& options = {}) = 0;
   /// In place. Sums in rank order in fp32 (fp64, and integers, in their own type), factor applied, rounded once.
+  /// Integers wrap around; a factor is applied to them in fp64 and rounded to the nearest. max and min keep a NaN.
   virtual Work all_reduce(const Tensor& x, ReduceOp op = ReduceOp::sum, double factor = 1,
                           const CallOptions& options = {}) = 0;
   virtual Work broadcast(const Tensor& x, int root, const CallOptions& options = {}) = 0;
@@ -97,7 +103,9 @@ class Communicator {
   /// equal blocks.
   virtual Work all_to_all(const Tensor& in, const Tensor& out, std::span<const std::int64_t> in_counts = {},
                           std::span<const std::int64_t> out_counts = {}, const CallOptions& options = {}) = 0;
-  /// Point to point: matched by order between a pair of ranks.
+  /// Point to point: matched by order between a pair of ranks. A send is done when its buffer may be reused, which
+  /// may be only when the receiver has come: ranks that both send first must send with `async`. Transfers that follow each
+  /// other are under way together. Sizes or dtypes that differ break the group.
   virtual Work send(const Tensor& x, int to, const CallOptions& options = {}) = 0;
   virtual Work receive(const Tensor& x, int from, const CallOptions& options = {}) = 0;
   virtual void barrier(const CallOptions& options = {}) = 0;
@@ -106,7 +114,8 @@ class Communicator {
   /// color.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
-  /// Tells peers that this rank has failed, so that their waits end now with `reason` rather than at the deadline.
+  /// Tells peers that this rank has failed, so that their waits end now with `reason` rather than at the deadline, in
+  /// this group and in those split from it. From any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
 
   virtual Traffic traffic() const = 0;
@@ -123,7 +132,8 @@ struct CommOptions {
 };
 
 /// Runs body(communicator) on `ranks` threads of this process (rank 0 on the calling thread) and returns when all
-/// have ended. When a rank throws, the others are aborted, and the first error (by time) is rethrown.
+/// have ended. When a rank throws, the others are aborted, and the first error (by time) is rethrown; errors of other
+/// kinds than comm come first, as a comm error may be the echo of one.
 void run_local(int ranks, const CommOptions& options,
                const std::function<void(Communicator&)>& body);
 
@@ -134,8 +144,9 @@ std::unique_ptr<Communicator> make_self(const CommOptions& options);
 bool mpi_available();
 /// True when the process was started by an MPI launcher (its environment says so); starts nothing.
 bool launched_by_mpi();
-/// The world communicator over MPI; initialises MPI with threads at the first call and finalises it at exit. Throws
-/// Error{usage} when the build has no MPI.
+/// The world communicator over MPI; initialises MPI with threads at the first call and finalises it at exit, unless a
+/// rank has died or does not come to its exit, when finalising would hang. Collective. Ranks of one machine exchange through
+/// shared windows. Throws Error{usage} when the build has no MPI.
 std::unique_ptr<Communicator> make_mpi_world(const CommOptions& options);
 
 }  // namespace sherd::comm

@@ -12,9 +12,9 @@
 #include "base/random.h"
 #include "comm/communicator.h"
 
-/// One suite for every backend. A case says how to run a body on every rank: threads here (local_test.cpp), or this
-/// very process as one of mpirun's (mpi_main.cpp). Expected values are computed serially, in rank order, so backends
-/// that pass are equal to each other to the bit.
+/// One suite for every backend. A case says how to run a body on every rank: threads here (local_test.cpp),
+/// or this very process as one of mpirun's (mpi_main.cpp). Expected values are computed serially, in rank
+/// order, so backends that pass are equal to each other to the bit.
 namespace sherd::comm::conformance {
 
 using tensor::Shape;
@@ -25,7 +25,9 @@ struct Case {
   CommOptions options;
   std::function<void(const CommOptions&, const std::function<void(Communicator&)>&)> run;
 };
-inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+inline void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 
 class Conformance : public testing::TestWithParam<Case> {
  protected:
@@ -36,8 +38,8 @@ class Conformance : public testing::TestWithParam<Case> {
   }
 };
 
-/// Tensors of one rank: those whose number is odd come from the communicator's own memory, the others from the
-/// device, so that both ways of reaching a peer are taken.
+/// Tensors of one rank: those whose number is odd come from the communicator's own memory, the others from
+/// the device, so that both ways of reaching a peer are taken.
 class Tensors {
  public:
   explicit Tensors(Communicator& comm) : comm_(comm), device_(device::make_cpu_device(1)) {}
@@ -56,16 +58,20 @@ class Tensors {
 
 /// Element i of rank r's test data: a few hundred distinct values with rounding errors in their sums.
 inline double value_at(int rank, std::int64_t i, int salt = 0) {
-  const std::uint64_t bits = mix_seed(mix_seed(static_cast<std::uint64_t>(salt), static_cast<std::uint64_t>(rank)),
-                                      static_cast<std::uint64_t>(i));
+  const std::uint64_t bits =
+      mix_seed(mix_seed(static_cast<std::uint64_t>(salt), static_cast<std::uint64_t>(rank)),
+               static_cast<std::uint64_t>(i));
   return (static_cast<double>(bits % 20011) - 10000.0) / 777.0;
 }
 
 template <class T>
 T element(int rank, std::int64_t i, int salt = 0) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(value_at(rank, i, salt) * 1000);
-  else if constexpr (std::is_same_v<T, double>) return value_at(rank, i, salt);
-  else return T(static_cast<float>(value_at(rank, i, salt)));
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(value_at(rank, i, salt) * 1000);
+  else if constexpr (std::is_same_v<T, double>)
+    return value_at(rank, i, salt);
+  else
+    return T(static_cast<float>(value_at(rank, i, salt)));
 }
 
 template <class T>
@@ -78,14 +84,22 @@ void fill(const Tensor& x, int rank, int salt = 0) {
 template <class Body>
 void with_type(DType dtype, const Body& body) {
   switch (dtype) {
-    case DType::f32: return body.template operator()<float>();
-    case DType::bf16: return body.template operator()<bf16>();
-    case DType::f16: return body.template operator()<f16>();
-    case DType::f64: return body.template operator()<double>();
-    case DType::i32: return body.template operator()<std::int32_t>();
-    case DType::i64: return body.template operator()<std::int64_t>();
-    case DType::u16: return body.template operator()<std::uint16_t>();
-    case DType::u8: return body.template operator()<std::uint8_t>();
+    case DType::f32:
+      return body.template operator()<float>();
+    case DType::bf16:
+      return body.template operator()<bf16>();
+    case DType::f16:
+      return body.template operator()<f16>();
+    case DType::f64:
+      return body.template operator()<double>();
+    case DType::i32:
+      return body.template operator()<std::int32_t>();
+    case DType::i64:
+      return body.template operator()<std::int64_t>();
+    case DType::u16:
+      return body.template operator()<std::uint16_t>();
+    case DType::u8:
+      return body.template operator()<std::uint8_t>();
   }
 }
 inline const std::vector<DType>& dtypes() {
@@ -102,7 +116,8 @@ using Wide = std::conditional_t<std::is_integral_v<T> || std::is_same_v<T, doubl
 template <class T>
 Wide<T> reference_sum(int ranks, std::int64_t i, double factor = 1, int salt = 0) {
   Wide<T> sum = static_cast<Wide<T>>(element<T>(0, i, salt));
-  for (int r = 1; r < ranks; ++r) sum = static_cast<Wide<T>>(sum + static_cast<Wide<T>>(element<T>(r, i, salt)));
+  for (int r = 1; r < ranks; ++r)
+    sum = static_cast<Wide<T>>(sum + static_cast<Wide<T>>(element<T>(r, i, salt)));
   return factor == 1 ? sum : static_cast<Wide<T>>(sum * static_cast<Wide<T>>(factor));
 }
 
@@ -113,8 +128,8 @@ void expect_bits(const Tensor& x, const Expected& expected, const std::string& w
   for (std::int64_t i = 0; i < x.numel(); ++i) {
     const T want = expected(i);
     if (std::memcmp(&data[i], &want, sizeof want) == 0) continue;
-    ADD_FAILURE() << what << ": element " << i << " of " << x.numel() << " is " << static_cast<double>(Wide<T>(data[i]))
-                  << ", not " << static_cast<double>(Wide<T>(want));
+    ADD_FAILURE() << what << ": element " << i << " of " << x.numel() << " is "
+                  << static_cast<double>(Wide<T>(data[i])) << ", not " << static_cast<double>(Wide<T>(want));
     return;
   }
 }

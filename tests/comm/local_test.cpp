@@ -22,7 +22,8 @@ Case local_case(int ranks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Local, Conformance,
-                         testing::Values(local_case(1), local_case(2), local_case(3), local_case(4), local_case(8)),
+                         testing::Values(local_case(1), local_case(2), local_case(3), local_case(4),
+                                         local_case(8)),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
@@ -42,7 +43,8 @@ TEST(Local, NamesGroupsAndRanks) {
   EXPECT_EQ(ThreadRank::current(), -1);
 }
 
-/// A rank that throws ends everybody's waits, in the world and in its parts, and its error is the one reported.
+/// A rank that throws ends everybody's waits, in the world and in its parts, and its error is the one
+/// reported.
 TEST(Local, AThrowingRankEndsTheRun) {
   for (const int thrower : {0, 1, 3}) {
     const auto start = std::chrono::steady_clock::now();
@@ -64,15 +66,18 @@ TEST(Local, AThrowingRankEndsTheRun) {
 
 TEST(Local, PeersHearWhyARankFailed) {
   std::string heard;
-  EXPECT_THROW(run_local(2, {}, [&](Communicator& comm) {
-    if (comm.rank() == 1) fail(ErrorKind::data, "token 70000 is beyond the vocabulary");
-    try {
-      comm.barrier();
-    } catch (const Error& error) {
-      heard = error.what();
-      throw;
-    }
-  }), Error);
+  EXPECT_THROW(run_local(2, {},
+                         [&](Communicator& comm) {
+                           if (comm.rank() == 1)
+                             fail(ErrorKind::data, "token 70000 is beyond the vocabulary");
+                           try {
+                             comm.barrier();
+                           } catch (const Error& error) {
+                             heard = error.what();
+                             throw;
+                           }
+                         }),
+               Error);
   EXPECT_THAT(heard, testing::AllOf(HasSubstr("rank 1"), HasSubstr("token 70000")));
 }
 
@@ -91,20 +96,24 @@ TEST(Local, ARankThatReturnsEarlyIsNamed) {
 /// Queued calls whose peers never come must not hold the destructor of a rank that is leaving with an error.
 TEST(Local, LeavingWithAnErrorDropsWhatIsQueued) {
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_THROW(run_local(2, {.timeout_seconds = 60}, [](Communicator& comm) {
-    const auto part = comm.split(0, comm.rank());
-    auto device = device::make_cpu_device(1);
-    const Tensor x = Tensor::zeros(*device, {4}, DType::f32);
-    if (comm.rank() == 0) {
-      part->all_reduce(x, ReduceOp::sum, 1, {.async = true});
-      throw std::runtime_error("gone");
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  }), std::runtime_error);
+  EXPECT_THROW(run_local(2, {.timeout_seconds = 60},
+                         [](Communicator& comm) {
+                           const auto part = comm.split(0, comm.rank());
+                           auto device = device::make_cpu_device(1);
+                           const Tensor x = Tensor::zeros(*device, {4}, DType::f32);
+                           if (comm.rank() == 0) {
+                             part->all_reduce(x, ReduceOp::sum, 1, {.async = true});
+                             throw std::runtime_error("gone");
+                           }
+                           std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                         }),
+               std::runtime_error);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
-TEST(Local, RefusesNoRanks) { EXPECT_THROW(run_local(0, {}, [](Communicator&) {}), Error); }
+TEST(Local, RefusesNoRanks) {
+  EXPECT_THROW(run_local(0, {}, [](Communicator&) {}), Error);
+}
 
 TEST(Launcher, IsToldByTheEnvironment) {
   const char* names[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"};

@@ -12,7 +12,8 @@ SplitPlan plan_split(const std::vector<std::int64_t>& words, int rank) {
   for (int r = 0; r < static_cast<int>(words.size() / 2); ++r)
     if (color(r) == color(rank)) plan.members.push_back(r);
   std::stable_sort(plan.members.begin(), plan.members.end(), [&](int a, int b) { return key(a) < key(b); });
-  plan.rank = static_cast<int>(std::find(plan.members.begin(), plan.members.end(), rank) - plan.members.begin());
+  plan.rank =
+      static_cast<int>(std::find(plan.members.begin(), plan.members.end(), rank) - plan.members.begin());
   return plan;
 }
 

@@ -10,8 +10,8 @@
 
 namespace sherd::comm {
 
-/// How one group moves bytes. One thread at a time calls in, but for fail() and nudge(). Everything that waits ends at
-/// the deadline, or when a peer has died, left or failed, with Error{comm}.
+/// How one group moves bytes. One thread at a time calls in, but for fail() and nudge(). Everything that
+/// waits ends at the deadline, or when a peer has died, left or failed, with Error{comm}.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -20,8 +20,8 @@ class Backend {
   virtual const std::string& name() const = 0;
   virtual double timeout_seconds() const = 0;
 
-  /// Runs a checked collective to its end. For Collective::agree, call.words holds this rank's words before and
-  /// everybody's, in rank order, after.
+  /// Runs a checked collective to its end. For Collective::agree, call.words holds this rank's words before
+  /// and everybody's, in rank order, after.
   virtual void run(Call& call) = 0;
 
   /// Begins a transfer (send or receive). Transfers of one pair and direction match in the order of start().

@@ -19,10 +19,13 @@ namespace sherd::comm {
 namespace {
 
 constexpr std::size_t page = 4096;
-std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+std::size_t round_up(std::size_t bytes, std::size_t to) {
+  return (bytes + to - 1) / to * to;
+}
 
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds longest) {
-  const timespec time{static_cast<time_t>(longest.count() / 1'000'000'000), static_cast<long>(longest.count() % 1'000'000'000)};
+  const timespec time{static_cast<time_t>(longest.count() / 1'000'000'000),
+                      static_cast<long>(longest.count() % 1'000'000'000)};
   syscall(SYS_futex, &word, FUTEX_WAIT, expected, &time, nullptr, 0);
 }
 
@@ -37,7 +40,9 @@ void spin_pause() noexcept {
   _mm_pause();
 #endif
 }
-void yield_thread() noexcept { sched_yield(); }
+void yield_thread() noexcept {
+  sched_yield();
+}
 
 /// Offsets inside a segment: header (used in rank 0's only), slot, outgoing channels, their rings, stage.
 struct Board::Places {
@@ -52,7 +57,9 @@ struct Board::Places {
   std::size_t slot, channels, rings, stage, end;
 };
 
-std::size_t BoardLayout::segment_bytes() const { return Board::Places(*this).end; }
+std::size_t BoardLayout::segment_bytes() const {
+  return Board::Places(*this).end;
+}
 
 void Board::prepare(std::byte* segment, const BoardLayout& layout) {
   const Places places(layout);
@@ -63,13 +70,19 @@ void Board::prepare(std::byte* segment, const BoardLayout& layout) {
 }
 
 Board::Board(int rank, const BoardLayout& layout, std::vector<std::byte*> segments, BoardSettings settings)
-    : rank_(rank), layout_(layout), segments_(std::move(segments)), settings_(std::move(settings)),
-      spins_(settings_.crowded ? 0 : 2000), yields_(settings_.crowded ? 32 : 0) {
+    : rank_(rank),
+      layout_(layout),
+      segments_(std::move(segments)),
+      settings_(std::move(settings)),
+      spins_(settings_.crowded ? 0 : 2000),
+      yields_(settings_.crowded ? 32 : 0) {
   require(layout.ranks <= Notice::max_ranks, settings_.name, ": at most ", Notice::max_ranks,
           " ranks exchange through shared memory on one machine");
 }
 
-BoardHeader& Board::header() const { return *std::launder(reinterpret_cast<BoardHeader*>(segments_[0])); }
+BoardHeader& Board::header() const {
+  return *std::launder(reinterpret_cast<BoardHeader*>(segments_[0]));
+}
 
 Slot& Board::slot(int rank) const {
   static const std::size_t offset = round_up(sizeof(BoardHeader), 64);
@@ -107,8 +120,9 @@ void Board::barrier(const Call& call) {
       if (slot(r).arrived.load(std::memory_order_acquire) < number) out.push_back(r);
     return out;
   };
-  wait(shared.bell, [&] { return shared.completed.load(std::memory_order_acquire) >= number; }, missing, call,
-       Deadline::after_seconds(settings_.timeout_seconds));
+  wait(
+      shared.bell, [&] { return shared.completed.load(std::memory_order_acquire) >= number; }, missing, call,
+      Deadline::after_seconds(settings_.timeout_seconds));
 }
 
 void Board::ring_bell(Bell& bell) noexcept {
@@ -119,7 +133,8 @@ void Board::ring_bell(Bell& bell) noexcept {
 void Board::nap(Bell& bell, std::uint32_t ticket, const Deadline& deadline) const {
   // Short enough to notice a dead process, or a failed parent group, within a fraction of a second.
   constexpr std::chrono::nanoseconds slice = std::chrono::milliseconds(100);
-  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - Deadline::Clock::now());
+  const auto left =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - Deadline::Clock::now());
   bell.sleepers.fetch_add(1);
   futex_wait(bell.count, ticket, std::clamp(left, std::chrono::nanoseconds(1000), slice));
   bell.sleepers.fetch_sub(1);
@@ -130,8 +145,8 @@ std::string Board::diagnose(const std::vector<int>& missing, const Call& call, c
   for (const int r : missing) {
     if (r == rank_) continue;
     if (slot(r).departed.load(std::memory_order_acquire))
-      return cat(name(), ": rank ", r, " has left the group while rank ", rank_, " waited for it in ", describe(call),
-                 "; see that rank's own output");
+      return cat(name(), ": rank ", r, " has left the group while rank ", rank_, " waited for it in ",
+                 describe(call), "; see that rank's own output");
     if (slow_checks && settings_.gone && settings_.gone(r))
       return cat(name(), ": rank ", r, " is dead: its process ended while rank ", rank_, " waited for it in ",
                  describe(call), "; see that rank's own output");
@@ -159,10 +174,13 @@ void Board::fail_and_throw(const std::string& reason) {
   throw_failure();
 }
 
-void Board::throw_failure() const { throw Error(ErrorKind::comm, failure()); }
+void Board::throw_failure() const {
+  throw Error(ErrorKind::comm, failure());
+}
 
 bool Board::failed() const noexcept {
-  return header().failure.load(std::memory_order_acquire) != 0 || (settings_.parent && settings_.parent->failed());
+  return header().failure.load(std::memory_order_acquire) != 0 ||
+         (settings_.parent && settings_.parent->failed());
 }
 
 std::string Board::failure() const {

@@ -17,8 +17,8 @@ namespace sherd::comm {
 
 /// Where a peer finds bytes: a region (a shared window, or the notice's own payload) and an offset in it.
 struct Address {
-  static constexpr std::uint64_t hidden = ~std::uint64_t{0};        ///< peers cannot reach it: stage
-  static constexpr std::uint64_t in_notice = ~std::uint64_t{0} - 1; ///< in the notice's payload
+  static constexpr std::uint64_t hidden = ~std::uint64_t{0};         ///< peers cannot reach it: stage
+  static constexpr std::uint64_t in_notice = ~std::uint64_t{0} - 1;  ///< in the notice's payload
   std::uint64_t region = hidden, offset = 0;
 };
 
@@ -44,7 +44,8 @@ struct Letter {
   Address address;
 };
 
-/// The transfers of one ordered pair of ranks. The sender writes `posted` and `filled`, the receiver the others.
+/// The transfers of one ordered pair of ranks. The sender writes `posted` and `filled`, the receiver the
+/// others.
 struct Channel {
   static constexpr std::uint64_t capacity = 8;
   alignas(64) std::atomic<std::uint64_t> posted{0};  ///< letters written
@@ -58,7 +59,7 @@ struct Channel {
 struct Slot {
   alignas(64) std::atomic<std::uint64_t> arrived{0};  ///< barriers come to
   std::atomic<std::uint32_t> departed{0};
-  alignas(64) Bell bell;                              ///< rung when one of this rank's transfers moved
+  alignas(64) Bell bell;  ///< rung when one of this rank's transfers moved
   std::array<Notice, 2> notices;
 };
 
@@ -72,7 +73,8 @@ struct BoardHeader {
   std::array<char, text_bytes> text;
 };
 
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free,
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
+                  std::atomic<std::uint32_t>::is_always_lock_free,
               "the board lives in memory shared by processes");
 
 /// Sizes of the shared memory; the same on all ranks.
@@ -85,21 +87,21 @@ struct BoardLayout {
 
 /// How a rank waits, and for whom.
 struct BoardSettings {
-  std::string name;               ///< for messages: "mpi(4)"
+  std::string name;  ///< for messages: "mpi(4)"
   double timeout_seconds = 1800;
-  bool crowded = false;           ///< more ranks than cores: yield rather than spin
-  std::function<bool(int)> gone;  ///< true when a rank's process has ended; null where that cannot be known
-  std::shared_ptr<Health> parent; ///< its failure is ours too
+  bool crowded = false;            ///< more ranks than cores: yield rather than spin
+  std::function<bool(int)> gone;   ///< true when a rank's process has ended; null where that cannot be known
+  std::shared_ptr<Health> parent;  ///< its failure is ours too
 };
 
-/// Shared memory on which the ranks of a group meet: barriers, notices, letters, and the group's failure. Every
-/// wait spins briefly, then sleeps on a futex; it ends with Error{comm} at the deadline, when a missing rank has
-/// left or died, and when the group has failed. Each rank (thread or process) has its own Board over the same memory;
-/// one thread at a time waits in it, while fail() may come from any thread.
+/// Shared memory on which the ranks of a group meet: barriers, notices, letters, and the group's failure.
+/// Every wait spins briefly, then sleeps on a futex; it ends with Error{comm} at the deadline, when a missing
+/// rank has left or died, and when the group has failed. Each rank (thread or process) has its own Board over
+/// the same memory; one thread at a time waits in it, while fail() may come from any thread.
 class Board final : public Health {
  public:
-  /// segments[r] is rank r's part, segment_bytes() each, of which this rank's has been set up by prepare(). The
-  /// memory must outlive the board.
+  /// segments[r] is rank r's part, segment_bytes() each, of which this rank's has been set up by prepare().
+  /// The memory must outlive the board.
   Board(int rank, const BoardLayout& layout, std::vector<std::byte*> segments, BoardSettings settings);
   /// Constructs the objects in a rank's own segment; before any rank makes its Board.
   static void prepare(std::byte* segment, const BoardLayout& layout);
@@ -139,10 +141,13 @@ class Board final : public Health {
   struct Places;
   BoardHeader& header() const;
   Slot& slot(int rank) const;
-  std::byte* place(int rank, std::size_t offset) const { return segments_[static_cast<std::size_t>(rank)] + offset; }
+  std::byte* place(int rank, std::size_t offset) const {
+    return segments_[static_cast<std::size_t>(rank)] + offset;
+  }
   void nap(Bell& bell, std::uint32_t ticket, const Deadline& deadline) const;
   /// The text of the failure that `missing` and the clock amount to, or empty.
-  std::string diagnose(const std::vector<int>& missing, const Call& call, const Deadline& deadline, bool slow_checks);
+  std::string diagnose(const std::vector<int>& missing, const Call& call, const Deadline& deadline,
+                       bool slow_checks);
 
   int rank_;
   BoardLayout layout_;
@@ -157,7 +162,8 @@ void spin_pause() noexcept;
 void yield_thread() noexcept;
 
 template <class Done, class Missing>
-void Board::wait(Bell& bell, const Done& done, const Missing& missing, const Call& call, const Deadline& deadline) {
+void Board::wait(Bell& bell, const Done& done, const Missing& missing, const Call& call,
+                 const Deadline& deadline) {
   for (int i = 0; i < spins_; ++i) {
     if (done()) return;
     spin_pause();
@@ -169,7 +175,8 @@ void Board::wait(Bell& bell, const Done& done, const Missing& missing, const Cal
   for (bool slow_checks = false;; slow_checks = true) {
     const std::uint32_t ticket = bell.count.load();
     if (done()) return;
-    // What is being waited for may come at the last moment before its rank leaves or the group fails: look again.
+    // What is being waited for may come at the last moment before its rank leaves or the group fails: look
+    // again.
     if (failed()) {
       if (done()) return;
       throw_failure();

@@ -19,8 +19,8 @@ bool overlap(const Tensor& a, const Tensor& b) {
 
 void check_gathers(const Call& call, int rank, int size) {
   for (const auto& [shard, full] : call.gathers) {
-    require(shard.dtype() == full.dtype(), "all_gather \"", call.label, "\": shard is ", name_of(shard.dtype()),
-            " and full is ", name_of(full.dtype()));
+    require(shard.dtype() == full.dtype(), "all_gather \"", call.label, "\": shard is ",
+            name_of(shard.dtype()), " and full is ", name_of(full.dtype()));
     require(full.numel() == size * shard.numel(), "all_gather \"", call.label, "\": full has ", full.numel(),
             " elements, not ", size, " × ", shard.numel());
     const Tensor own = full.range(rank * shard.numel(), (rank + 1) * shard.numel());
@@ -34,16 +34,16 @@ void check_reduces(const Call& call, int rank, int size) {
     const auto& [full, shard, begin, end, accumulate] = piece;
     require(full.numel() % size == 0 && shard.numel() == full.numel() / size, "reduce_scatter \"", call.label,
             "\": full has ", full.numel(), " elements, shard ", shard.numel(), ", on ", size, " ranks");
-    require(0 <= begin && begin <= end && end <= shard.numel(), "reduce_scatter \"", call.label, "\": range [", begin,
-            ", ", end, ") of a shard of ", shard.numel());
+    require(0 <= begin && begin <= end && end <= shard.numel(), "reduce_scatter \"", call.label,
+            "\": range [", begin, ", ", end, ") of a shard of ", shard.numel());
     const bool floats = is_floating(full.dtype());
     require(floats ? is_floating(shard.dtype()) && is_floating(call.rounding)
                    : shard.dtype() == full.dtype() && call.rounding == full.dtype(),
             "reduce_scatter \"", call.label, "\": cannot sum ", name_of(full.dtype()), " rounded to ",
             name_of(call.rounding), " into ", name_of(shard.dtype()));
     const Tensor own = full.range(rank * shard.numel(), (rank + 1) * shard.numel());
-    require((own.raw() == shard.raw() && shard.dtype() == full.dtype()) || !overlap(shard, full), "reduce_scatter \"",
-            call.label, "\": the shard overlaps full outside its own place");
+    require((own.raw() == shard.raw() && shard.dtype() == full.dtype()) || !overlap(shard, full),
+            "reduce_scatter \"", call.label, "\": the shard overlaps full outside its own place");
   }
 }
 
@@ -54,14 +54,14 @@ void check_counts(Call& call, int size) {
               " elements has no equal blocks on ", size, " ranks; give counts");
       counts.assign(static_cast<std::size_t>(size), x.numel() / size);
     }
-    require(counts.size() == static_cast<std::size_t>(size), "all_to_all \"", call.label, "\": ", counts.size(), " ",
-            which, " counts for ", size, " ranks");
+    require(counts.size() == static_cast<std::size_t>(size), "all_to_all \"", call.label,
+            "\": ", counts.size(), " ", which, " counts for ", size, " ranks");
     require(std::all_of(counts.begin(), counts.end(), [](auto c) { return c >= 0; }) &&
                 std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) == x.numel(),
             "all_to_all \"", call.label, "\": ", which, " counts do not add up to ", x.numel());
   };
-  require(call.x.dtype() == call.out.dtype(), "all_to_all \"", call.label, "\": ", name_of(call.x.dtype()), " into ",
-          name_of(call.out.dtype()));
+  require(call.x.dtype() == call.out.dtype(), "all_to_all \"", call.label, "\": ", name_of(call.x.dtype()),
+          " into ", name_of(call.out.dtype()));
   require(!overlap(call.x, call.out), "all_to_all \"", call.label, "\": in and out overlap");
   fill(call.in_counts, call.x, "in");
   fill(call.out_counts, call.out, "out");
@@ -70,8 +70,9 @@ void check_counts(Call& call, int size) {
 }  // namespace
 
 std::string_view name_of(Collective kind) {
-  constexpr std::string_view names[] = {"nothing", "barrier", "all_gather", "reduce_scatter", "all_reduce",
-                                        "broadcast", "all_to_all", "agreement", "send", "receive"};
+  constexpr std::string_view names[] = {"nothing",    "barrier",   "all_gather", "reduce_scatter",
+                                        "all_reduce", "broadcast", "all_to_all", "agreement",
+                                        "send",       "receive"};
   return names[static_cast<std::size_t>(kind)];
 }
 
@@ -122,7 +123,8 @@ std::string describe(const Signature& s) {
 
 void check_call(Call& call, int rank, int size) {
   const auto in_group = [&](int r) {
-    require(0 <= r && r < size, name_of(call.kind), " \"", call.label, "\": rank ", r, " is not one of ", size);
+    require(0 <= r && r < size, name_of(call.kind), " \"", call.label, "\": rank ", r, " is not one of ",
+            size);
   };
   if (call.kind == Collective::all_gather) check_gathers(call, rank, size);
   if (call.kind == Collective::reduce_scatter) check_reduces(call, rank, size);
@@ -130,7 +132,8 @@ void check_call(Call& call, int rank, int size) {
   if (call.kind == Collective::broadcast) in_group(call.peer);
   if (call.kind == Collective::send || call.kind == Collective::receive) {
     in_group(call.peer);
-    require(call.peer != rank, name_of(call.kind), " \"", call.label, "\": rank ", rank, " cannot message itself");
+    require(call.peer != rank, name_of(call.kind), " \"", call.label, "\": rank ", rank,
+            " cannot message itself");
   }
 }
 
@@ -148,15 +151,21 @@ std::uint64_t bytes_sent(const Call& call, int rank, int size) {
     case Collective::all_reduce: {
       const std::int64_t n = call.x.numel();
       const std::int64_t own = part_begin(n, size, rank + 1) - part_begin(n, size, rank);
-      return (static_cast<std::uint64_t>(n - own) + static_cast<std::uint64_t>(own) * others) * size_of(call.x.dtype());
+      return (static_cast<std::uint64_t>(n - own) + static_cast<std::uint64_t>(own) * others) *
+             size_of(call.x.dtype());
     }
-    case Collective::broadcast: return rank == call.peer ? call.x.bytes() * others : 0;
+    case Collective::broadcast:
+      return rank == call.peer ? call.x.bytes() * others : 0;
     case Collective::all_to_all:
       for (int r = 0; r < size; ++r)
-        if (r != rank) bytes += static_cast<std::uint64_t>(call.in_counts[static_cast<std::size_t>(r)]) * size_of(call.x.dtype());
+        if (r != rank)
+          bytes += static_cast<std::uint64_t>(call.in_counts[static_cast<std::size_t>(r)]) *
+                   size_of(call.x.dtype());
       return bytes;
-    case Collective::send: return call.x.bytes();
-    default: return 0;
+    case Collective::send:
+      return call.x.bytes();
+    default:
+      return 0;
   }
 }
 
@@ -164,25 +173,32 @@ std::string mismatch(const std::vector<Signature>& by_rank) {
   const auto same = [](const Signature& a, const Signature& b) { return std::memcmp(&a, &b, sizeof a) == 0; };
   std::vector<std::pair<Signature, std::vector<int>>> groups;
   for (std::size_t r = 0; r < by_rank.size(); ++r) {
-    const auto it = std::find_if(groups.begin(), groups.end(), [&](auto& g) { return same(g.first, by_rank[r]); });
-    if (it != groups.end()) it->second.push_back(static_cast<int>(r));
-    else groups.push_back({by_rank[r], {static_cast<int>(r)}});
+    const auto it =
+        std::find_if(groups.begin(), groups.end(), [&](auto& g) { return same(g.first, by_rank[r]); });
+    if (it != groups.end())
+      it->second.push_back(static_cast<int>(r));
+    else
+      groups.push_back({by_rank[r], {static_cast<int>(r)}});
   }
   if (groups.size() <= 1) return "";
   std::string out = "mismatched calls: ";
   for (std::size_t g = 0; g < groups.size(); ++g)
     out += cat(g ? "; " : "", name_ranks(groups[g].second), " called ", describe(groups[g].first));
   // Equal words for different calls: they differ in how the pieces are laid out, or in the factor.
-  if (describe(groups[0].first) == describe(groups[1].first)) out += "; the pieces' extents or the factors differ";
+  if (describe(groups[0].first) == describe(groups[1].first))
+    out += "; the pieces' extents or the factors differ";
   return out;
 }
 
-std::string count_mismatch(const std::vector<std::int64_t>& in, const std::vector<std::int64_t>& out, int size) {
+std::string count_mismatch(const std::vector<std::int64_t>& in, const std::vector<std::int64_t>& out,
+                           int size) {
   for (int p = 0; p < size; ++p)
     for (int q = 0; q < size; ++q) {
-      const auto sent = in[static_cast<std::size_t>(p * size + q)], taken = out[static_cast<std::size_t>(q * size + p)];
+      const auto sent = in[static_cast<std::size_t>(p * size + q)],
+                 taken = out[static_cast<std::size_t>(q * size + p)];
       if (sent != taken)
-        return cat("mismatched counts: rank ", p, " has ", sent, " elements for rank ", q, ", which expects ", taken);
+        return cat("mismatched counts: rank ", p, " has ", sent, " elements for rank ", q, ", which expects ",
+                   taken);
     }
   return "";
 }

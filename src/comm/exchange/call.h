@@ -17,7 +17,16 @@ namespace sherd::comm {
 
 /// `agree` exchanges a few words inside split() and allocate().
 enum class Collective : std::uint8_t {
-  none, barrier, all_gather, reduce_scatter, all_reduce, broadcast, all_to_all, agree, send, receive
+  none,
+  barrier,
+  all_gather,
+  reduce_scatter,
+  all_reduce,
+  broadcast,
+  all_to_all,
+  agree,
+  send,
+  receive
 };
 
 struct Signature;
@@ -34,20 +43,20 @@ struct Call {
   Tensor x;    ///< all_reduce, broadcast, send, receive; all_to_all: the input
   Tensor out;  ///< all_to_all
   std::vector<std::int64_t> in_counts, out_counts;  ///< all_to_all, one per rank
-  std::vector<std::int64_t> words;                  ///< agree: in, this rank's; out, everybody's in rank order
+  std::vector<std::int64_t> words;  ///< agree: in, this rank's; out, everybody's in rank order
   std::string label;
 
   // Progress of a transfer (send, receive); owned by the backend between start() and the end.
-  std::uint64_t index = 0;     ///< position among the transfers of this pair and direction
-  std::size_t moved = 0;       ///< bytes through the staging ring
+  std::uint64_t index = 0;  ///< position among the transfers of this pair and direction
+  std::size_t moved = 0;    ///< bytes through the staging ring
   int phase = 0;
-  std::vector<int> requests;   ///< message path: open messages
+  std::vector<int> requests;            ///< message path: open messages
   std::shared_ptr<Signature> envelope;  ///< message path: the sender's call
   std::optional<Deadline> deadline;
 };
 
-/// What a rank publishes of its call, for the others to compare. Plain bytes: it lives in shared memory and travels
-/// in messages.
+/// What a rank publishes of its call, for the others to compare. Plain bytes: it lives in shared memory and
+/// travels in messages.
 struct Signature {
   Collective kind = Collective::none;
   ReduceOp op = ReduceOp::sum;
@@ -67,9 +76,12 @@ std::string_view name_of(ReduceOp op);
 Signature sign(const Call& call);
 /// `all_reduce (sum) of 1024 fp32 "loss"`.
 std::string describe(const Signature& signature);
-inline std::string describe(const Call& call) { return describe(sign(call)); }
+inline std::string describe(const Call& call) {
+  return describe(sign(call));
+}
 
-/// Throws Error{usage} when the call's own arguments do not fit together. Fills in default counts of all_to_all.
+/// Throws Error{usage} when the call's own arguments do not fit together. Fills in default counts of
+/// all_to_all.
 void check_call(Call& call, int rank, int size);
 
 /// The payload that this call sends from `rank` to others, in bytes.
@@ -78,8 +90,10 @@ std::uint64_t bytes_sent(const Call& call, int rank, int size);
 /// What is wrong when the ranks' calls differ, or empty: `mismatched calls: rank 0: …; ranks 1, 2: …`.
 std::string mismatch(const std::vector<Signature>& by_rank);
 
-/// What is wrong with an all_to_all whose counts are in[p·size + q] (from p to q) and out[q·size + p], or empty.
-std::string count_mismatch(const std::vector<std::int64_t>& in, const std::vector<std::int64_t>& out, int size);
+/// What is wrong with an all_to_all whose counts are in[p·size + q] (from p to q) and out[q·size + p], or
+/// empty.
+std::string count_mismatch(const std::vector<std::int64_t>& in, const std::vector<std::int64_t>& out,
+                           int size);
 
 /// "0, 2, 3"
 std::string list_ranks(const std::vector<int>& ranks);
@@ -87,6 +101,8 @@ std::string list_ranks(const std::vector<int>& ranks);
 std::string name_ranks(const std::vector<int>& ranks);
 
 /// First element of part r when n elements are cut into `size` parts.
-inline std::int64_t part_begin(std::int64_t n, int size, int r) { return n / size * r + std::min<std::int64_t>(n % size, r); }
+inline std::int64_t part_begin(std::int64_t n, int size, int r) {
+  return n / size * r + std::min<std::int64_t>(n % size, r);
+}
 
 }  // namespace sherd::comm

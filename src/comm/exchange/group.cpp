@@ -11,7 +11,9 @@
 namespace sherd::comm {
 namespace {
 
-bool is_transfer(const Call& call) { return call.kind == Collective::send || call.kind == Collective::receive; }
+bool is_transfer(const Call& call) {
+  return call.kind == Collective::send || call.kind == Collective::receive;
+}
 
 /// One asynchronous call: queued by the caller's thread, run by the group's, waited for by anyone.
 class Task final : public Work::State {
@@ -28,7 +30,8 @@ class Task final : public Work::State {
     // The running call keeps the deadline itself and says more; this one is for calls stuck behind it.
     const auto patience = std::chrono::duration<double>(timeout_ + 2);
     if (!finished_.wait_for(lock, patience, [&] { return done_; }))
-      fail(ErrorKind::comm, describe(call), " is not done after ", timeout_, " s: the calls queued before it take too long");
+      fail(ErrorKind::comm, describe(call), " is not done after ", timeout_,
+           " s: the calls queued before it take too long");
     if (error_) std::rethrow_exception(error_);
   }
 
@@ -70,7 +73,8 @@ class Group final : public Communicator {
   ~Group() override {
     // Leaving because of an exception: peers shall not wait for what this rank had queued.
     if (std::uncaught_exceptions() > exceptions_)
-      backend_->fail(cat(name(), ": rank ", rank(), " left the group because of an error; see its own output"));
+      backend_->fail(
+          cat(name(), ": rank ", rank(), " left the group because of an error; see its own output"));
     {
       std::lock_guard lock(mutex_);
       stopping_ = true;
@@ -174,14 +178,17 @@ class Group final : public Communicator {
     traffic_.*(options.scalar ? &Traffic::scalars : book) += bytes_sent(call, rank(), size());
     if (options.async) return enqueue(std::move(call));
     if (is_transfer(call) && busy()) {
-      // Beside the queued transfers rather than after them, so that a rank may send asynchronously, then receive.
+      // Beside the queued transfers rather than after them, so that a rank may send asynchronously, then
+      // receive.
       Work work = enqueue(std::move(call));
       work.wait();
       return work;
     }
     drain();
-    if (is_transfer(call)) run_transfer(call);
-    else guarded([&] { backend_->run(call); });
+    if (is_transfer(call))
+      run_transfer(call);
+    else
+      guarded([&] { backend_->run(call); });
     return {};
   }
 
@@ -234,8 +241,10 @@ class Group final : public Communicator {
       std::shared_ptr<Task> task = queue_.front();
       if (!transfer) queue_.pop_front();
       lock.unlock();
-      if (transfer) serve_transfers();
-      else finish(*task, [&] { backend_->run(task->call); });
+      if (transfer)
+        serve_transfers();
+      else
+        finish(*task, [&] { backend_->run(task->call); });
       task.reset();
       lock.lock();
       busy_ = false;
@@ -254,8 +263,8 @@ class Group final : public Communicator {
     }
   }
 
-  /// Sends and receives that follow each other in the queue are under way together, so that two ranks may each send
-  /// before they receive. Returns when none is left and the head of the queue is something else.
+  /// Sends and receives that follow each other in the queue are under way together, so that two ranks may
+  /// each send before they receive. Returns when none is left and the head of the queue is something else.
   void serve_transfers() {
     std::vector<std::shared_ptr<Task>> active;
     try {
@@ -298,9 +307,9 @@ class Group final : public Communicator {
   }
 
   std::unique_ptr<Backend> backend_;
-  int exceptions_;                 ///< in flight when the group was made
-  Traffic traffic_;                ///< of the caller's thread
-  std::thread thread_;             ///< started by the first asynchronous call
+  int exceptions_;      ///< in flight when the group was made
+  Traffic traffic_;     ///< of the caller's thread
+  std::thread thread_;  ///< started by the first asynchronous call
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
   std::deque<std::shared_ptr<Task>> queue_;  // guarded by mutex_

@@ -6,21 +6,35 @@
 namespace sherd::comm {
 
 SharedExchange::SharedExchange(std::shared_ptr<Board> board, std::shared_ptr<Memory> memory, int threads)
-    : board_(std::move(board)), memory_(std::move(memory)), worker_(threads),
-      sends_(static_cast<std::size_t>(size())), receives_(sends_.size()), filled_letters_(sends_.size()) {}
+    : board_(std::move(board)),
+      memory_(std::move(memory)),
+      worker_(threads),
+      sends_(static_cast<std::size_t>(size())),
+      receives_(sends_.size()),
+      filled_letters_(sends_.size()) {}
 
-SharedExchange::~SharedExchange() { board_->depart(); }
+SharedExchange::~SharedExchange() {
+  board_->depart();
+}
 
 void SharedExchange::run(Call& call) {
   switch (call.kind) {
-    case Collective::barrier: return open_round(call, {});
-    case Collective::all_gather: return all_gather(call);
-    case Collective::reduce_scatter: return reduce_scatter(call);
-    case Collective::all_reduce: return all_reduce(call);
-    case Collective::broadcast: return broadcast(call);
-    case Collective::all_to_all: return all_to_all(call);
-    case Collective::agree: return agree(call);
-    default: sherd::fail(ErrorKind::usage, name_of(call.kind), " is not a collective");
+    case Collective::barrier:
+      return open_round(call, {});
+    case Collective::all_gather:
+      return all_gather(call);
+    case Collective::reduce_scatter:
+      return reduce_scatter(call);
+    case Collective::all_reduce:
+      return all_reduce(call);
+    case Collective::broadcast:
+      return broadcast(call);
+    case Collective::all_to_all:
+      return all_to_all(call);
+    case Collective::agree:
+      return agree(call);
+    default:
+      sherd::fail(ErrorKind::usage, name_of(call.kind), " is not a collective");
   }
 }
 
@@ -92,7 +106,8 @@ void SharedExchange::all_gather(Call& call) {
   do {
     const std::size_t last = std::min(count, first + Notice::max_addresses);
     std::vector<Source> sources;
-    for (std::size_t i = first; i < last; ++i) sources.push_back({call.gathers[i].shard.raw(), call.gathers[i].shard.bytes()});
+    for (std::size_t i = first; i < last; ++i)
+      sources.push_back({call.gathers[i].shard.raw(), call.gathers[i].shard.bytes()});
     open_round(call, sources);
     std::vector<std::size_t> staged;
     bool read_peers = false;
@@ -107,7 +122,8 @@ void SharedExchange::all_gather(Call& call) {
       // Begin with the next rank, so that not all read from the same one at a time.
       for (int k = 1; k < size(); ++k) {
         const int peer = (rank() + k) % size();
-        worker_.copy(full.raw() + static_cast<std::size_t>(peer) * shard.bytes(), source(peer, i - first), shard.bytes());
+        worker_.copy(full.raw() + static_cast<std::size_t>(peer) * shard.bytes(), source(peer, i - first),
+                     shard.bytes());
       }
     }
     const bool close = read_peers && !all_in_notice();
@@ -117,11 +133,13 @@ void SharedExchange::all_gather(Call& call) {
   } while (first < count);
 }
 
-void SharedExchange::reduce_piece(const Call& call, const ReducePiece& piece, std::span<const std::byte* const> sources,
-                                  std::int64_t begin, std::int64_t end) {
+void SharedExchange::reduce_piece(const Call& call, const ReducePiece& piece,
+                                  std::span<const std::byte* const> sources, std::int64_t begin,
+                                  std::int64_t end) {
   std::byte* out = piece.shard.raw() + static_cast<std::size_t>(begin) * size_of(piece.shard.dtype());
-  worker_.reduce({ReduceOp::sum, call.factor, piece.full.dtype(), call.rounding, piece.shard.dtype(), piece.accumulate},
-                 sources, {&out, 1}, end - begin);
+  worker_.reduce(
+      {ReduceOp::sum, call.factor, piece.full.dtype(), call.rounding, piece.shard.dtype(), piece.accumulate},
+      sources, {&out, 1}, end - begin);
 }
 
 void SharedExchange::reduce_scatter(Call& call) {
@@ -132,7 +150,8 @@ void SharedExchange::reduce_scatter(Call& call) {
   do {
     const std::size_t last = std::min(count, first + Notice::max_addresses);
     std::vector<Source> sources;
-    for (std::size_t i = first; i < last; ++i) sources.push_back({call.reduces[i].full.raw(), call.reduces[i].full.bytes()});
+    for (std::size_t i = first; i < last; ++i)
+      sources.push_back({call.reduces[i].full.raw(), call.reduces[i].full.bytes()});
     open_round(call, sources);
     std::vector<std::size_t> staged;
     bool read_peers = false;
@@ -143,7 +162,8 @@ void SharedExchange::reduce_scatter(Call& call) {
         continue;
       }
       read_peers = true;
-      const std::size_t offset = static_cast<std::size_t>(rank() * piece.shard.numel() + piece.begin) * size_of(piece.full.dtype());
+      const std::size_t offset =
+          static_cast<std::size_t>(rank() * piece.shard.numel() + piece.begin) * size_of(piece.full.dtype());
       for (int r = 0; r < size(); ++r) from[static_cast<std::size_t>(r)] = source(r, i - first) + offset;
       reduce_piece(call, piece, from, piece.begin, piece.end);
     }
@@ -227,7 +247,8 @@ void SharedExchange::agree(Call& call) {
   open_round(call, {{reinterpret_cast<const std::byte*>(call.words.data()), bytes}});
   std::vector<std::int64_t> all(call.words.size() * static_cast<std::size_t>(size()));
   for (int r = 0; r < size(); ++r)
-    std::memcpy(reinterpret_cast<std::byte*>(all.data()) + static_cast<std::size_t>(r) * bytes, source(r, 0), bytes);
+    std::memcpy(reinterpret_cast<std::byte*>(all.data()) + static_cast<std::size_t>(r) * bytes, source(r, 0),
+                bytes);
   call.words = std::move(all);
 }
 

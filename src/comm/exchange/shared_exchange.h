@@ -22,8 +22,9 @@ class Memory {
 /// Collectives and transfers over a Board: every rank reads what it needs straight from its peers' memory.
 ///
 /// - A round is: publish addresses, barrier, compare signatures, read peers, barrier. Payloads of up to
-///   Notice::payload_bytes travel in the notice itself and need the first barrier only: a notice is overwritten two
-///   rounds later, and whoever does that has passed the barrier to which all came after they had read it.
+///   Notice::payload_bytes travel in the notice itself and need the first barrier only: a notice is
+///   overwritten two rounds later, and whoever does that has passed the barrier to which all came after they
+///   had read it.
 /// - Memory that peers cannot see goes through the stage in chunks, halves in turn, with the same argument.
 /// - Every rank sums its own part, reading sources in rank order, so results do not depend on any of this.
 class SharedExchange : public Backend {
@@ -63,7 +64,8 @@ class SharedExchange : public Backend {
   };
   using Chunk = std::vector<Segment>;
 
-  /// Publishes, meets the others and compares. Afterwards source() and hidden() tell where everybody's pieces are.
+  /// Publishes, meets the others and compares. Afterwards source() and hidden() tell where everybody's pieces
+  /// are.
   void open_round(const Call& call, const std::vector<Source>& sources);
   void compare();
   /// Ends a round in which peers read this rank's tensors themselves.
@@ -100,10 +102,10 @@ class SharedExchange : public Backend {
   std::shared_ptr<Board> board_;
   std::shared_ptr<Memory> memory_;
   Worker worker_;
-  std::vector<Source> own_;                             ///< of the current round
-  std::uint64_t rounds_ = 0, chunks_ = 0;               ///< notices and stage halves used so far
-  std::vector<std::uint64_t> sends_, receives_;         ///< transfers started, by peer
-  std::vector<std::uint64_t> filled_letters_;           ///< sends whose bytes are all on their way, by peer
+  std::vector<Source> own_;                      ///< of the current round
+  std::uint64_t rounds_ = 0, chunks_ = 0;        ///< notices and stage halves used so far
+  std::vector<std::uint64_t> sends_, receives_;  ///< transfers started, by peer
+  std::vector<std::uint64_t> filled_letters_;    ///< sends whose bytes are all on their way, by peer
 };
 
 }  // namespace sherd::comm

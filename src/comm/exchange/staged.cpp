@@ -1,5 +1,5 @@
-// Collectives on memory that peers cannot see: copied through the stage in chunks. The halves of the stage take
-// turns, so one barrier per chunk is enough (see SharedExchange).
+// Collectives on memory that peers cannot see: copied through the stage in chunks. The halves of the stage
+// take turns, so one barrier per chunk is enough (see SharedExchange).
 #include <algorithm>
 #include <cstring>
 
@@ -25,7 +25,8 @@ std::vector<SharedExchange::Chunk> SharedExchange::cut(const std::vector<std::si
       const auto fits = static_cast<std::int64_t>((room - used) / (copies * element_bytes[k]));
       const std::int64_t end = std::min(elements[k], begin + fits);
       chunks.back().push_back({pieces[k], begin, end, used});
-      used = (used + static_cast<std::size_t>(end - begin) * copies * element_bytes[k] + line - 1) / line * line;
+      used =
+          (used + static_cast<std::size_t>(end - begin) * copies * element_bytes[k] + line - 1) / line * line;
       begin = end;
     }
   }

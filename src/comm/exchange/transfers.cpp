@@ -1,5 +1,5 @@
-// Point to point over the board: one channel of letters per ordered pair of ranks. The receiver copies straight from
-// the sender's memory, or, where that is hidden, from the pair's ring.
+// Point to point over the board: one channel of letters per ordered pair of ranks. The receiver copies
+// straight from the sender's memory, or, where that is hidden, from the pair's ring.
 #include <algorithm>
 #include <cstring>
 
@@ -11,7 +11,8 @@ enum Phase : int { to_post, filling, posted };
 }
 
 void SharedExchange::start(Call& transfer) {
-  auto& counter = (transfer.kind == Collective::send ? sends_ : receives_)[static_cast<std::size_t>(transfer.peer)];
+  auto& counter =
+      (transfer.kind == Collective::send ? sends_ : receives_)[static_cast<std::size_t>(transfer.peer)];
   transfer.index = counter++;
   transfer.deadline = Deadline::after_seconds(board_->timeout());
 }
@@ -25,7 +26,8 @@ bool SharedExchange::advance_send(Call& transfer) {
   const auto peer = static_cast<std::size_t>(transfer.peer);
   const std::uint64_t taken = channel.taken.load(std::memory_order_acquire);
   if (transfer.phase == to_post) {
-    if (channel.posted.load(std::memory_order_relaxed) != transfer.index || transfer.index - taken >= Channel::capacity)
+    if (channel.posted.load(std::memory_order_relaxed) != transfer.index ||
+        transfer.index - taken >= Channel::capacity)
       return false;
     Letter& letter = channel.letters[transfer.index % Channel::capacity];
     letter.signature = sign(transfer);
@@ -52,7 +54,8 @@ bool SharedExchange::fill_ring(Call& transfer) {
     const std::uint64_t room = size - (filled - channel.drained.load(std::memory_order_acquire));
     if (room == 0) return false;
     const std::size_t at = filled % size;
-    const std::size_t bytes = std::min({static_cast<std::size_t>(room), size - at, transfer.x.bytes() - transfer.moved});
+    const std::size_t bytes =
+        std::min({static_cast<std::size_t>(room), size - at, transfer.x.bytes() - transfer.moved});
     std::memcpy(ring + at, transfer.x.raw() + transfer.moved, bytes);
     transfer.moved += bytes;
     channel.filled.store(filled + bytes, std::memory_order_release);
@@ -89,7 +92,8 @@ bool SharedExchange::drain_ring(Call& transfer) {
     const std::uint64_t ready = channel.filled.load(std::memory_order_acquire) - drained;
     if (ready == 0) return false;
     const std::size_t at = drained % size;
-    const std::size_t bytes = std::min({static_cast<std::size_t>(ready), size - at, transfer.x.bytes() - transfer.moved});
+    const std::size_t bytes =
+        std::min({static_cast<std::size_t>(ready), size - at, transfer.x.bytes() - transfer.moved});
     std::memcpy(transfer.x.raw() + transfer.moved, ring + at, bytes);
     transfer.moved += bytes;
     channel.drained.store(drained + bytes, std::memory_order_release);

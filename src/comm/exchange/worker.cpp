@@ -21,8 +21,12 @@ static_assert(static_cast<int>(Combine::min) == static_cast<int>(ReduceOp::min))
 class FlushScope {
  public:
 #if defined(__SSE2__)
-  FlushScope() : saved_(_mm_getcsr()) { set_flush_denormals(); }
-  ~FlushScope() { _mm_setcsr(saved_); }
+  FlushScope() : saved_(_mm_getcsr()) {
+    set_flush_denormals();
+  }
+  ~FlushScope() {
+    _mm_setcsr(saved_);
+  }
 
  private:
   unsigned saved_;
@@ -32,9 +36,12 @@ class FlushScope {
 void run(const ReduceArgs& args) {
   FlushScope flush;
   switch (cpu_isa()) {
-    case CpuIsa::avx512: return avx512::reduce(args);
-    case CpuIsa::avx2: return avx2::reduce(args);
-    case CpuIsa::portable: return portable::reduce(args);
+    case CpuIsa::avx512:
+      return avx512::reduce(args);
+    case CpuIsa::avx2:
+      return avx2::reduce(args);
+    case CpuIsa::portable:
+      return portable::reduce(args);
   }
 }
 

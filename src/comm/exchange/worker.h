@@ -28,8 +28,8 @@ class Worker {
   void copy(std::byte* to, const std::byte* from, std::size_t bytes);
 
   /// Combines `count` elements of every source, in order, into every out (which may be among the sources).
-  void reduce(const Reduction& how, std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
-              std::int64_t count);
+  void reduce(const Reduction& how, std::span<const std::byte* const> sources,
+              std::span<std::byte* const> outs, std::int64_t count);
 
  private:
   std::unique_ptr<Arena> arena_;  ///< null with one thread

@@ -1,6 +1,5 @@
 #include "comm/isa/reduce_kernels.h"
 
-
 #if defined(SHERD_ISA_avx2) || defined(SHERD_ISA_avx512)
 #include <immintrin.h>
 #else
@@ -23,9 +22,15 @@ typedef std::uint32_t Bits __attribute__((vector_size(lanes * 4)));
 typedef std::uint16_t Half __attribute__((vector_size(lanes * 2)));
 
 /// Storage of one element; the tag keeps bf16 and fp16, which are both 16 bits, apart.
-struct F32 { using Stored = float; };
-struct BF16 { using Stored = std::uint16_t; };
-struct F16 { using Stored = std::uint16_t; };
+struct F32 {
+  using Stored = float;
+};
+struct BF16 {
+  using Stored = std::uint16_t;
+};
+struct F16 {
+  using Stored = std::uint16_t;
+};
 
 template <class V, class T>
 inline V read(const T* from) {
@@ -70,13 +75,19 @@ inline Bits to_bf16_bits(Vec v) {
   return ((u & 0x7fffffffu) > 0x7f800000u) ? quiet : rounded;
 }
 
-inline Vec load(F32, const float* p) { return read<Vec>(p); }
+inline Vec load(F32, const float* p) {
+  return read<Vec>(p);
+}
 inline Vec load(BF16, const std::uint16_t* p) {
   return (Vec)(__builtin_convertvector(read<Half>(p), Bits) << 16);
 }
-inline Vec load(F16, const std::uint16_t* p) { return half_to_vec(read<Half>(p)); }
+inline Vec load(F16, const std::uint16_t* p) {
+  return half_to_vec(read<Half>(p));
+}
 
-inline void store(F32, float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
+inline void store(F32, float* p, Vec v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
 inline void store(BF16, std::uint16_t* p, Vec v) {
   const Half h = __builtin_convertvector(to_bf16_bits(v), Half);
   __builtin_memcpy(p, &h, sizeof h);
@@ -121,8 +132,8 @@ inline void step(const ReduceArgs& args, std::int64_t i, Vec factor) {
   }
 }
 
-/// The last few elements take the same instructions as the rest, through padded copies, so that where a tensor is
-/// cut cannot change a result.
+/// The last few elements take the same instructions as the rest, through padded copies, so that where a
+/// tensor is cut cannot change a result.
 template <class In, class Out>
 void tail(const ReduceArgs& args, std::int64_t i, Vec factor) {
   const auto left = static_cast<std::size_t>(args.end - i);
@@ -151,7 +162,8 @@ void sum_with(const ReduceArgs& args) {
   constexpr int unroll = 4;
   const Vec factor = Vec{} + static_cast<float>(args.factor);
   std::int64_t i = args.begin;
-  for (; i + unroll * lanes <= args.end; i += unroll * lanes) step<In, Out, unroll, fixed_ranks>(args, i, factor);
+  for (; i + unroll * lanes <= args.end; i += unroll * lanes)
+    step<In, Out, unroll, fixed_ranks>(args, i, factor);
   for (; i + lanes <= args.end; i += lanes) step<In, Out, 1, fixed_ranks>(args, i, factor);
   if (i < args.end) tail<In, Out>(args, i, factor);
 }
@@ -166,10 +178,17 @@ void sum_floats(const ReduceArgs& args) {
 template <class In>
 bool sum_from(const ReduceArgs& args) {
   switch (args.out) {
-    case Element::f32: sum_floats<In, F32>(args); return true;
-    case Element::bf16: sum_floats<In, BF16>(args); return true;
-    case Element::f16: sum_floats<In, F16>(args); return true;
-    default: return false;
+    case Element::f32:
+      sum_floats<In, F32>(args);
+      return true;
+    case Element::bf16:
+      sum_floats<In, BF16>(args);
+      return true;
+    case Element::f16:
+      sum_floats<In, F16>(args);
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -181,25 +200,39 @@ inline float bf16_to_float(std::uint16_t bits) {
   __builtin_memcpy(&value, &wide, sizeof value);
   return value;
 }
-inline float f16_to_float(std::uint16_t bits) { return half_to_vec(Half{} + bits)[0]; }
+inline float f16_to_float(std::uint16_t bits) {
+  return half_to_vec(Half{} + bits)[0];
+}
 
 /// Reads element i of a floating type, exactly.
 inline double read_double(Element type, const void* from, std::int64_t i) {
   switch (type) {
-    case Element::f64: return static_cast<const double*>(from)[i];
-    case Element::f32: return static_cast<const float*>(from)[i];
-    case Element::bf16: return bf16_to_float(static_cast<const std::uint16_t*>(from)[i]);
-    default: return f16_to_float(static_cast<const std::uint16_t*>(from)[i]);
+    case Element::f64:
+      return static_cast<const double*>(from)[i];
+    case Element::f32:
+      return static_cast<const float*>(from)[i];
+    case Element::bf16:
+      return bf16_to_float(static_cast<const std::uint16_t*>(from)[i]);
+    default:
+      return f16_to_float(static_cast<const std::uint16_t*>(from)[i]);
   }
 }
 
 inline void write_double(Element type, void* to, std::int64_t i, double value) {
   const Vec single = Vec{} + static_cast<float>(value);
   switch (type) {
-    case Element::f64: static_cast<double*>(to)[i] = value; return;
-    case Element::f32: static_cast<float*>(to)[i] = single[0]; return;
-    case Element::bf16: static_cast<std::uint16_t*>(to)[i] = static_cast<std::uint16_t>(to_bf16_bits(single)[0]); return;
-    default: static_cast<std::uint16_t*>(to)[i] = vec_to_half(single)[0]; return;
+    case Element::f64:
+      static_cast<double*>(to)[i] = value;
+      return;
+    case Element::f32:
+      static_cast<float*>(to)[i] = single[0];
+      return;
+    case Element::bf16:
+      static_cast<std::uint16_t*>(to)[i] = static_cast<std::uint16_t>(to_bf16_bits(single)[0]);
+      return;
+    default:
+      static_cast<std::uint16_t*>(to)[i] = vec_to_half(single)[0];
+      return;
   }
 }
 
@@ -216,16 +249,20 @@ inline T better(Combine combine, T held, T next) {
   return (take || next != next) ? next : held;
 }
 
-/// Floating sources where fp64 takes part, and extremes of floats. Sums run in fp64 only when the sources are fp64.
+/// Floating sources where fp64 takes part, and extremes of floats. Sums run in fp64 only when the sources are
+/// fp64.
 void reduce_doubles(const ReduceArgs& args) {
   const bool wide = args.in == Element::f64;
   for (std::int64_t i = args.begin; i < args.end; ++i) {
     double value = read_double(args.in, args.sources[0], i);
     for (int r = 1; r < args.ranks; ++r) {
       const double next = read_double(args.in, args.sources[r], i);
-      if (args.combine != Combine::sum) value = better(args.combine, value, next);
-      else if (wide) value = value + next;
-      else value = static_cast<float>(value) + static_cast<float>(next);
+      if (args.combine != Combine::sum)
+        value = better(args.combine, value, next);
+      else if (wide)
+        value = value + next;
+      else
+        value = static_cast<float>(value) + static_cast<float>(next);
     }
     value = wide ? value * args.factor : static_cast<float>(value) * static_cast<float>(args.factor);
     value = round_double(args.rounding, value);
@@ -250,7 +287,8 @@ void reduce_integers(const ReduceArgs& args) {
     }
     if (args.factor != 1) value = static_cast<T>(__builtin_llrint(static_cast<double>(value) * args.factor));
     if (args.accumulate)
-      value = static_cast<T>(static_cast<Unsigned>(static_cast<const T*>(args.outs[0])[i]) + static_cast<Unsigned>(value));
+      value = static_cast<T>(static_cast<Unsigned>(static_cast<const T*>(args.outs[0])[i]) +
+                             static_cast<Unsigned>(value));
     for (int k = 0; k < args.outputs; ++k) static_cast<T*>(args.outs[k])[i] = value;
   }
 }
@@ -264,11 +302,16 @@ void reduce(const ReduceArgs& args) {
     if (args.in == Element::f16 && sum_from<F16>(args)) return;
   }
   switch (args.in) {
-    case Element::i32: return reduce_integers<std::int32_t, std::uint32_t>(args);
-    case Element::i64: return reduce_integers<std::int64_t, std::uint64_t>(args);
-    case Element::u16: return reduce_integers<std::uint16_t, std::uint32_t>(args);
-    case Element::u8: return reduce_integers<std::uint8_t, std::uint32_t>(args);
-    default: return reduce_doubles(args);
+    case Element::i32:
+      return reduce_integers<std::int32_t, std::uint32_t>(args);
+    case Element::i64:
+      return reduce_integers<std::int64_t, std::uint64_t>(args);
+    case Element::u16:
+      return reduce_integers<std::uint16_t, std::uint32_t>(args);
+    case Element::u8:
+      return reduce_integers<std::uint8_t, std::uint32_t>(args);
+    default:
+      return reduce_doubles(args);
   }
 }
 

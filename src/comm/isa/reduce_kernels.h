@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-/// The arithmetic of reductions, compiled once per instruction set (cmake/SherdRoom.cmake). Plain types only, so that
-/// no inline function of a shared header is compiled with instructions that the machine may lack.
+/// The arithmetic of reductions, compiled once per instruction set (cmake/SherdRoom.cmake). Plain types only,
+/// so that no inline function of a shared header is compiled with instructions that the machine may lack.
 namespace sherd::comm {
 
 /// Element types in the order of sherd::DType.
@@ -23,8 +23,14 @@ struct ReduceArgs {
   bool accumulate = false;  ///< outs[0] is read and added; only with one output
 };
 
-namespace portable { void reduce(const ReduceArgs& args); }
-namespace avx2 { void reduce(const ReduceArgs& args); }
-namespace avx512 { void reduce(const ReduceArgs& args); }
+namespace portable {
+void reduce(const ReduceArgs& args);
+}
+namespace avx2 {
+void reduce(const ReduceArgs& args);
+}
+namespace avx512 {
+void reduce(const ReduceArgs& args);
+}
 
 }  // namespace sherd::comm

@@ -31,7 +31,8 @@ class LocalGroup {
   const std::vector<std::byte*>& segments() const { return segments_; }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
 
-  /// The group that `members` (ranks here) form in the split numbered `serial`; the same object for each of them.
+  /// The group that `members` (ranks here) form in the split numbered `serial`; the same object for each of
+  /// them.
   std::shared_ptr<LocalGroup> part(std::uint64_t serial, const std::vector<int>& members) {
     std::lock_guard lock(mutex_);
     auto& [group, takers] = parts_[{serial, members.front()}];
@@ -54,7 +55,8 @@ class LocalGroup {
   std::unique_ptr<std::byte, Free> memory_;
   std::vector<std::byte*> segments_;
   std::mutex mutex_;
-  std::map<std::pair<std::uint64_t, int>, std::pair<std::shared_ptr<LocalGroup>, std::size_t>> parts_;  // guarded by mutex_
+  std::map<std::pair<std::uint64_t, int>, std::pair<std::shared_ptr<LocalGroup>, std::size_t>>
+      parts_;  // guarded by mutex_
 };
 
 /// Keeps the memory that a Board points into.
@@ -80,7 +82,10 @@ class LocalExchange final : public SharedExchange {
  public:
   LocalExchange(std::shared_ptr<LocalBoard> local, int world_size, bool crowded, const CommOptions& options)
       : SharedExchange({local, &local->board}, std::make_shared<OneProcess>(), options.threads),
-        group_(local->group), world_size_(world_size), crowded_(crowded), options_(options) {}
+        group_(local->group),
+        world_size_(world_size),
+        crowded_(crowded),
+        options_(options) {}
 
   device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category) override {
     return device.allocate(bytes, category);
@@ -90,11 +95,13 @@ class LocalExchange final : public SharedExchange {
     const SplitPlan plan = plan_split(agree({color, key}, "split"), rank());
     const std::uint64_t serial = splits_++;
     if (plan.rank < 0) return nullptr;
-    return make(group_->part(serial, plan.members), plan.rank, world_size_, crowded_, options_, shared_board());
+    return make(group_->part(serial, plan.members), plan.rank, world_size_, crowded_, options_,
+                shared_board());
   }
 
-  static std::unique_ptr<Backend> make(std::shared_ptr<LocalGroup> group, int rank, int world_size, bool crowded,
-                                       const CommOptions& options, std::shared_ptr<Health> parent) {
+  static std::unique_ptr<Backend> make(std::shared_ptr<LocalGroup> group, int rank, int world_size,
+                                       bool crowded, const CommOptions& options,
+                                       std::shared_ptr<Health> parent) {
     BoardSettings settings;
     settings.name = group_name("local", group->world_ranks(), world_size);
     settings.timeout_seconds = options.timeout_seconds;
@@ -112,8 +119,8 @@ class LocalExchange final : public SharedExchange {
   std::uint64_t splits_ = 0;
 };
 
-/// The errors of a run, of which one is reported: an error of another kind than comm is a cause, a comm error may be
-/// the echo of one. Within that, the first by time.
+/// The errors of a run, of which one is reported: an error of another kind than comm is a cause, a comm error
+/// may be the echo of one. Within that, the first by time.
 class FirstError {
  public:
   void add(std::exception_ptr error, bool may_be_echo) {
@@ -175,7 +182,8 @@ void run_local(int ranks, const CommOptions& options, const std::function<void(C
 }
 
 std::unique_ptr<Communicator> make_self(const CommOptions& options) {
-  return make_group(LocalExchange::make(std::make_shared<LocalGroup>(std::vector<int>{0}), 0, 1, false, options, nullptr));
+  return make_group(
+      LocalExchange::make(std::make_shared<LocalGroup>(std::vector<int>{0}), 0, 1, false, options, nullptr));
 }
 
 }  // namespace sherd::comm

@@ -27,8 +27,10 @@ struct Open {
 class Backoff {
  public:
   void pause() {
-    if (turns_ < 200) yield_thread();
-    else usleep(turns_ < 2000 ? 20 : 500);
+    if (turns_ < 200)
+      yield_thread();
+    else
+      usleep(turns_ < 2000 ? 20 : 500);
     ++turns_;
   }
   bool every(int n) const { return turns_ % n == n - 1; }
@@ -42,9 +44,13 @@ class MessageExchange final : public Backend {
  public:
   MessageExchange(std::shared_ptr<MpiPort> port, std::string name, const CommOptions& options,
                   std::shared_ptr<Health> parent)
-      : port_(std::move(port)), name_(std::move(name)), options_(options), worker_(options.threads),
+      : port_(std::move(port)),
+        name_(std::move(name)),
+        options_(options),
+        worker_(options.threads),
         health_(std::make_shared<MessageHealth>(port_, name_, std::move(parent))),
-        sends_(static_cast<std::size_t>(size())), receives_(sends_.size()) {}
+        sends_(static_cast<std::size_t>(size())),
+        receives_(sends_.size()) {}
   ~MessageExchange() override { health_->depart(); }
 
   int rank() const override { return port_->rank(); }
@@ -68,7 +74,8 @@ class MessageExchange final : public Backend {
     Call call;
     call.kind = Collective::agree, call.words = {color, key}, call.label = "split";
     run(call);
-    auto part = port_->split(color, key, {timeout_seconds(), cat("splitting ", name_), [this] { return failure(); }});
+    auto part =
+        port_->split(color, key, {timeout_seconds(), cat("splitting ", name_), [this] { return failure(); }});
     if (!part) return nullptr;
     std::string part_name = group_name("mpi", part->world_ranks(), part->world_size());
     return make_message_exchange(std::move(part), std::move(part_name), options_, health_);
@@ -89,8 +96,8 @@ class MessageExchange final : public Backend {
   void receive_from(int peer, std::byte* data, std::size_t bytes, int tag = data_tag);
   /// Waits for all of open_.
   void finish(const Call& call);
-  /// Sums what each rank holds of part `rank` of its tensor, in pieces; full_at(r, begin) is where this rank's own
-  /// elements for rank r begin, and count(r) how many there are.
+  /// Sums what each rank holds of part `rank` of its tensor, in pieces; full_at(r, begin) is where this
+  /// rank's own elements for rank r begin, and count(r) how many there are.
   template <class At, class Count, class Sum>
   void reduce_parts(const Call& call, DType dtype, const At& full_at, const Count& count, const Sum& sum);
   [[noreturn]] void fail_and_throw(const std::string& reason);
@@ -114,15 +121,18 @@ void MessageExchange::fail_and_throw(const std::string& reason) {
 
 void MessageExchange::send_to(int peer, const std::byte* data, std::size_t bytes, int tag) {
   for (std::size_t done = 0; done < bytes; done += longest_message)
-    open_.push_back({port_->send(data + done, std::min(longest_message, bytes - done), peer, tag), peer, false});
+    open_.push_back(
+        {port_->send(data + done, std::min(longest_message, bytes - done), peer, tag), peer, false});
 }
 
 void MessageExchange::receive_from(int peer, std::byte* data, std::size_t bytes, int tag) {
   for (std::size_t done = 0; done < bytes; done += longest_message)
-    open_.push_back({port_->receive(data + done, std::min(longest_message, bytes - done), peer, tag), peer, true});
+    open_.push_back(
+        {port_->receive(data + done, std::min(longest_message, bytes - done), peer, tag), peer, true});
 }
 
-/// A lost peer's last messages may still be on their way when the news of its end is here: `grace` runs first.
+/// A lost peer's last messages may still be on their way when the news of its end is here: `grace` runs
+/// first.
 void MessageExchange::check_peers(const std::vector<int>& peers, const Call& call, const Deadline& deadline,
                                   std::optional<Deadline>& grace) {
   if (health_->failed()) throw Error(ErrorKind::comm, health_->failure());
@@ -131,8 +141,8 @@ void MessageExchange::check_peers(const std::vector<int>& peers, const Call& cal
     if (!health_->lost(peer, why)) continue;
     if (!grace) grace = Deadline::after_seconds(0.5);
     if (!grace->passed()) return;
-    fail_and_throw(cat(name_, ": rank ", peer, " ", why, " while rank ", rank(), " waited for it in ", describe(call),
-                       "; see that rank's own output"));
+    fail_and_throw(cat(name_, ": rank ", peer, " ", why, " while rank ", rank(), " waited for it in ",
+                       describe(call), "; see that rank's own output"));
   }
   if (deadline.passed())
     fail_and_throw(cat(name_, ": ", describe(call), ": ", name_ranks(peers), " did not come within ",
@@ -164,7 +174,8 @@ void MessageExchange::finish(const Call& call) {
   }
 }
 
-std::vector<std::byte> MessageExchange::exchange(const Call& call, const void* mine, std::size_t bytes, int tag) {
+std::vector<std::byte> MessageExchange::exchange(const Call& call, const void* mine, std::size_t bytes,
+                                                 int tag) {
   std::vector<std::byte> all(bytes * static_cast<std::size_t>(size()));
   std::memcpy(all.data() + static_cast<std::size_t>(rank()) * bytes, mine, bytes);
   for (int r = 0; r < size(); ++r)
@@ -175,8 +186,10 @@ std::vector<std::byte> MessageExchange::exchange(const Call& call, const void* m
   return all;
 }
 
-std::vector<std::int64_t> MessageExchange::exchange_words(const Call& call, const std::vector<std::int64_t>& mine) {
-  const std::vector<std::byte> bytes = exchange(call, mine.data(), mine.size() * sizeof(std::int64_t), data_tag);
+std::vector<std::int64_t> MessageExchange::exchange_words(const Call& call,
+                                                          const std::vector<std::int64_t>& mine) {
+  const std::vector<std::byte> bytes =
+      exchange(call, mine.data(), mine.size() * sizeof(std::int64_t), data_tag);
   std::vector<std::int64_t> all(bytes.size() / sizeof(std::int64_t));
   if (!all.empty()) std::memcpy(all.data(), bytes.data(), bytes.size());
   return all;
@@ -193,14 +206,23 @@ void MessageExchange::open_round(const Call& call) {
 void MessageExchange::run(Call& call) {
   open_round(call);
   switch (call.kind) {
-    case Collective::barrier: return;
-    case Collective::all_gather: return all_gather(call);
-    case Collective::reduce_scatter: return reduce_scatter(call);
-    case Collective::all_reduce: return all_reduce(call);
-    case Collective::broadcast: return broadcast(call);
-    case Collective::all_to_all: return all_to_all(call);
-    case Collective::agree: call.words = exchange_words(call, call.words); return;
-    default: sherd::fail(ErrorKind::usage, name_of(call.kind), " is not a collective");
+    case Collective::barrier:
+      return;
+    case Collective::all_gather:
+      return all_gather(call);
+    case Collective::reduce_scatter:
+      return reduce_scatter(call);
+    case Collective::all_reduce:
+      return all_reduce(call);
+    case Collective::broadcast:
+      return broadcast(call);
+    case Collective::all_to_all:
+      return all_to_all(call);
+    case Collective::agree:
+      call.words = exchange_words(call, call.words);
+      return;
+    default:
+      sherd::fail(ErrorKind::usage, name_of(call.kind), " is not a collective");
   }
 }
 
@@ -247,13 +269,16 @@ void MessageExchange::reduce_scatter(Call& call) {
   for (const ReducePiece& piece : call.reduces) {
     const DType in = piece.full.dtype(), out = piece.shard.dtype();
     const auto at = [&](int r, std::int64_t begin) -> const std::byte* {
-      return piece.full.raw() + static_cast<std::size_t>(r * piece.shard.numel() + piece.begin + begin) * size_of(in);
+      return piece.full.raw() +
+             static_cast<std::size_t>(r * piece.shard.numel() + piece.begin + begin) * size_of(in);
     };
-    reduce_parts(call, in, at, [&](int) { return piece.end - piece.begin; },
-                 [&](std::span<const std::byte* const> from, std::int64_t begin, std::int64_t n) {
-                   std::byte* to = piece.shard.raw() + static_cast<std::size_t>(piece.begin + begin) * size_of(out);
-                   worker_.reduce({ReduceOp::sum, call.factor, in, call.rounding, out, piece.accumulate}, from, {&to, 1}, n);
-                 });
+    reduce_parts(
+        call, in, at, [&](int) { return piece.end - piece.begin; },
+        [&](std::span<const std::byte* const> from, std::int64_t begin, std::int64_t n) {
+          std::byte* to = piece.shard.raw() + static_cast<std::size_t>(piece.begin + begin) * size_of(out);
+          worker_.reduce({ReduceOp::sum, call.factor, in, call.rounding, out, piece.accumulate}, from,
+                         {&to, 1}, n);
+        });
   }
 }
 
@@ -264,12 +289,15 @@ void MessageExchange::all_reduce(Call& call) {
   const auto at = [&](int r, std::int64_t begin) {
     return call.x.raw() + static_cast<std::size_t>(begin_of(r) + begin) * size_of(dtype);
   };
-  reduce_parts(call, dtype, at, [&](int r) { return begin_of(r + 1) - begin_of(r); },
-               [&](std::span<const std::byte* const> from, std::int64_t begin, std::int64_t count) {
-                 std::byte* to = at(rank(), begin);
-                 worker_.reduce({call.op, call.factor, dtype, dtype, dtype, false}, from, {&to, 1}, count);
-               });
-  const auto bytes = [&](int r) { return static_cast<std::size_t>(begin_of(r + 1) - begin_of(r)) * size_of(dtype); };
+  reduce_parts(
+      call, dtype, at, [&](int r) { return begin_of(r + 1) - begin_of(r); },
+      [&](std::span<const std::byte* const> from, std::int64_t begin, std::int64_t count) {
+        std::byte* to = at(rank(), begin);
+        worker_.reduce({call.op, call.factor, dtype, dtype, dtype, false}, from, {&to, 1}, count);
+      });
+  const auto bytes = [&](int r) {
+    return static_cast<std::size_t>(begin_of(r + 1) - begin_of(r)) * size_of(dtype);
+  };
   for (int k = 1; k < size(); ++k) {
     const int from = (rank() + k) % size(), to = (rank() + size() - k) % size();
     receive_from(from, at(from, 0), bytes(from));
@@ -279,7 +307,8 @@ void MessageExchange::all_reduce(Call& call) {
 }
 
 void MessageExchange::broadcast(Call& call) {
-  if (rank() != call.peer) receive_from(call.peer, call.x.raw(), call.x.bytes());
+  if (rank() != call.peer)
+    receive_from(call.peer, call.x.raw(), call.x.bytes());
   else
     for (int r = 0; r < size(); ++r)
       if (r != rank()) send_to(r, call.x.raw(), call.x.bytes());
@@ -307,11 +336,14 @@ void MessageExchange::all_to_all(Call& call) {
   for (int r = 0; r < size(); ++r) {
     const std::size_t sent = static_cast<std::size_t>(call.in_counts[static_cast<std::size_t>(r)]) * width;
     const std::size_t taken = static_cast<std::size_t>(call.out_counts[static_cast<std::size_t>(r)]) * width;
-    if (r == rank()) own_from = from, own_to = to;
-    else receive_from(r, to, taken), send_to(r, from, sent);
+    if (r == rank())
+      own_from = from, own_to = to;
+    else
+      receive_from(r, to, taken), send_to(r, from, sent);
     from += sent, to += taken;
   }
-  worker_.copy(own_to, own_from, static_cast<std::size_t>(call.in_counts[static_cast<std::size_t>(rank())]) * width);
+  worker_.copy(own_to, own_from,
+               static_cast<std::size_t>(call.in_counts[static_cast<std::size_t>(rank())]) * width);
   finish(call);
 }
 
@@ -320,7 +352,8 @@ void MessageExchange::all_to_all(Call& call) {
 enum Phase : int { fresh, signature_open, payload_open };
 
 void MessageExchange::start(Call& transfer) {
-  auto& counter = (transfer.kind == Collective::send ? sends_ : receives_)[static_cast<std::size_t>(transfer.peer)];
+  auto& counter =
+      (transfer.kind == Collective::send ? sends_ : receives_)[static_cast<std::size_t>(transfer.peer)];
   transfer.index = counter++;
   transfer.deadline = Deadline::after_seconds(options_.timeout_seconds);
   const int tag = transfer_tag + 2 * static_cast<int>(transfer.index % transfer_tags);
@@ -329,7 +362,8 @@ void MessageExchange::start(Call& transfer) {
   if (transfer.kind == Collective::send) {
     transfer.requests.push_back(port_->send(envelope, sizeof *envelope, transfer.peer, tag));
     for (std::size_t done = 0; done < transfer.x.bytes(); done += longest_message)
-      transfer.requests.push_back(port_->send(transfer.x.raw() + done, std::min(longest_message, transfer.x.bytes() - done),
+      transfer.requests.push_back(port_->send(transfer.x.raw() + done,
+                                              std::min(longest_message, transfer.x.bytes() - done),
                                               transfer.peer, tag + 1));
     transfer.phase = payload_open;
     return;
@@ -344,11 +378,12 @@ bool MessageExchange::advance(Call& transfer) {
   if (transfer.phase == payload_open) return true;
   const Signature mine = sign(transfer), theirs = *transfer.envelope;
   if (theirs.elements != mine.elements || theirs.dtype != mine.dtype)
-    fail_and_throw(cat(name_, ": mismatched transfer: rank ", transfer.peer, " called ", describe(theirs), "; rank ",
-                       rank(), " called ", describe(mine)));
+    fail_and_throw(cat(name_, ": mismatched transfer: rank ", transfer.peer, " called ", describe(theirs),
+                       "; rank ", rank(), " called ", describe(mine)));
   const int tag = transfer_tag + 2 * static_cast<int>(transfer.index % transfer_tags);
   for (std::size_t done = 0; done < transfer.x.bytes(); done += longest_message)
-    transfer.requests.push_back(port_->receive(transfer.x.raw() + done, std::min(longest_message, transfer.x.bytes() - done),
+    transfer.requests.push_back(port_->receive(transfer.x.raw() + done,
+                                               std::min(longest_message, transfer.x.bytes() - done),
                                                transfer.peer, tag + 1));
   transfer.phase = payload_open;
   return transfer.requests.empty();

@@ -5,15 +5,19 @@
 namespace sherd::comm {
 
 MessageHealth::MessageHealth(std::shared_ptr<MpiPort> port, std::string name, std::shared_ptr<Health> parent)
-    : port_(std::move(port)), name_(std::move(name)), parent_(std::move(parent)),
+    : port_(std::move(port)),
+      name_(std::move(name)),
+      parent_(std::move(parent)),
       departed_(static_cast<std::size_t>(port_->size())) {}
 
 /// A shout begins with F (failure: its text follows) or D (departure: the rank follows).
 void MessageHealth::listen() const {
   for (std::string heard; !(heard = port_->overheard()).empty();) {
     std::lock_guard lock(mutex_);
-    if (heard[0] == 'D') departed_[static_cast<std::size_t>(std::stoi(heard.substr(1)))] = true;
-    else if (!failed_) text_ = heard.substr(1), failed_ = true;
+    if (heard[0] == 'D')
+      departed_[static_cast<std::size_t>(std::stoi(heard.substr(1)))] = true;
+    else if (!failed_)
+      text_ = heard.substr(1), failed_ = true;
   }
 }
 
@@ -46,13 +50,18 @@ void MessageHealth::fail(const std::string& reason) noexcept {
   port_->shout("F" + reason);
 }
 
-void MessageHealth::depart() noexcept { port_->shout(cat("D", port_->rank())); }
+void MessageHealth::depart() noexcept {
+  port_->shout(cat("D", port_->rank()));
+}
 
 bool MessageHealth::lost(int rank, std::string& why) const {
   std::lock_guard lock(mutex_);
-  if (departed_[static_cast<std::size_t>(rank)]) why = "has left the group";
-  else if (port_->gone(rank)) why = "is dead: its process ended";
-  else return false;
+  if (departed_[static_cast<std::size_t>(rank)])
+    why = "has left the group";
+  else if (port_->gone(rank))
+    why = "is dead: its process ended";
+  else
+    return false;
   return true;
 }
 

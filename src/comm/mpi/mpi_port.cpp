@@ -64,7 +64,8 @@ class Port final : public MpiPort {
       int size = 0;
       MPI_Comm_size(result->talk, &size);
       result->members.resize(static_cast<std::size_t>(size));
-      check(MPI_Allgather(&mine, 1, MPI_INT, result->members.data(), 1, MPI_INT, result->talk), "MPI_Allgather");
+      check(MPI_Allgather(&mine, 1, MPI_INT, result->members.data(), 1, MPI_INT, result->talk),
+            "MPI_Allgather");
     });
     if (result->talk == MPI_COMM_NULL) return nullptr;
     return std::make_shared<Port>(result->talk, result->side, std::move(result->members));
@@ -75,14 +76,17 @@ class Port final : public MpiPort {
     const auto code = std::make_shared<int>(MPI_SUCCESS);
     block(patience, [parts, code, bytes, talk = talk_] { *code = make_window(talk, bytes, *parts); });
     if (*code != MPI_SUCCESS)
-      fail(ErrorKind::memory, patience.what, ": MPI found no room for ", bytes, " bytes of shared memory on each of ",
-           size(), " ranks; make /dev/shm larger (containers: --shm-size) or exchange messages instead");
+      fail(ErrorKind::memory, patience.what, ": MPI found no room for ", bytes,
+           " bytes of shared memory on each of ", size(),
+           " ranks; make /dev/shm larger (containers: --shm-size) or exchange messages instead");
     return *parts;
   }
 
   std::uint64_t from_first(std::uint64_t value, const Patience& patience) override {
     const auto word = std::make_shared<std::uint64_t>(value);
-    block(patience, [word, talk = talk_] { check(MPI_Bcast(word.get(), sizeof *word, MPI_BYTE, 0, talk), "MPI_Bcast"); });
+    block(patience, [word, talk = talk_] {
+      check(MPI_Bcast(word.get(), sizeof *word, MPI_BYTE, 0, talk), "MPI_Bcast");
+    });
     return *word;
   }
 
@@ -126,7 +130,8 @@ class Port final : public MpiPort {
     for (int r = 0; r < size(); ++r) {
       if (r == rank_) continue;
       MPI_Request request;
-      if (MPI_Isend(copy->data(), static_cast<int>(copy->size()), MPI_BYTE, r, shout_tag, side_, &request) == MPI_SUCCESS)
+      if (MPI_Isend(copy->data(), static_cast<int>(copy->size()), MPI_BYTE, r, shout_tag, side_, &request) ==
+          MPI_SUCCESS)
         MPI_Request_free(&request);
     }
   }
@@ -139,7 +144,8 @@ class Port final : public MpiPort {
     if (!here) return "";
     MPI_Get_count(&status, MPI_BYTE, &length);
     std::string text(static_cast<std::size_t>(length), ' ');
-    check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, shout_tag, side_, MPI_STATUS_IGNORE), "MPI_Recv");
+    check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, shout_tag, side_, MPI_STATUS_IGNORE),
+          "MPI_Recv");
     return text;
   }
 
@@ -151,7 +157,8 @@ class Port final : public MpiPort {
     MPI_Info_set(info, "alloc_shared_noncontig", "true");  // each part near its rank's memory
     void* base = nullptr;
     MPI_Win window;
-    const int code = MPI_Win_allocate_shared(static_cast<MPI_Aint>(bytes + page), 1, info, talk, &base, &window);
+    const int code =
+        MPI_Win_allocate_shared(static_cast<MPI_Aint>(bytes + page), 1, info, talk, &base, &window);
     MPI_Info_free(&info);
     if (code != MPI_SUCCESS) return code;
     for (std::size_t r = 0; r < parts.size(); ++r) {
@@ -160,7 +167,8 @@ class Port final : public MpiPort {
       void* part = nullptr;
       check(MPI_Win_shared_query(window, static_cast<int>(r), &length, &unit, &part), "MPI_Win_shared_query");
       // OpenMPI begins parts anywhere; the offset in a page is the same for all who map it.
-      parts[r] = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(part) + page - 1) / page * page);
+      parts[r] =
+          reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(part) + page - 1) / page * page);
     }
     return MPI_SUCCESS;
   }
@@ -201,7 +209,7 @@ class Port final : public MpiPort {
   std::vector<int> world_ranks_;
   int rank_ = 0;
   bool one_machine_ = true, crowded_ = false;
-  std::vector<mpi::Identity> peers_;   ///< pid 0: cannot be watched
+  std::vector<mpi::Identity> peers_;  ///< pid 0: cannot be watched
   std::mutex mutex_;
   std::vector<MPI_Request> requests_;  // guarded by mutex_
   std::vector<int> free_;              // guarded by mutex_
@@ -215,15 +223,19 @@ std::shared_ptr<MpiPort> MpiPort::world(const Patience& patience) {
     MPI_Comm talk = MPI_COMM_NULL, side = MPI_COMM_NULL;
   };
   const auto result = std::make_shared<Result>();
-  mpi::blocking([result] {
-    check(MPI_Comm_dup(MPI_COMM_WORLD, &result->talk), "MPI_Comm_dup");
-    check(MPI_Comm_dup(MPI_COMM_WORLD, &result->side), "MPI_Comm_dup");
-  }, patience, [] {
-    const auto& all = mpi::identities();
-    for (std::size_t r = 0; r < all.size(); ++r)
-      if (all[r].pid != 0 && all[r].host == mpi::own_identity().host && !mpi::running(all[r])) return static_cast<int>(r);
-    return -1;
-  });
+  mpi::blocking(
+      [result] {
+        check(MPI_Comm_dup(MPI_COMM_WORLD, &result->talk), "MPI_Comm_dup");
+        check(MPI_Comm_dup(MPI_COMM_WORLD, &result->side), "MPI_Comm_dup");
+      },
+      patience,
+      [] {
+        const auto& all = mpi::identities();
+        for (std::size_t r = 0; r < all.size(); ++r)
+          if (all[r].pid != 0 && all[r].host == mpi::own_identity().host && !mpi::running(all[r]))
+            return static_cast<int>(r);
+        return -1;
+      });
   std::vector<int> members(mpi::identities().size());
   std::iota(members.begin(), members.end(), 0);
   return std::make_shared<Port>(result->talk, result->side, std::move(members));

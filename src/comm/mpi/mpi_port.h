@@ -13,13 +13,13 @@ namespace sherd::comm {
 /// How long blocking MPI calls may take.
 struct Patience {
   double seconds = 1800;
-  std::string what;  ///< for the error: "splitting mpi(4)"
+  std::string what;                                ///< for the error: "splitting mpi(4)"
   std::function<std::string()> trouble = nullptr;  ///< a reason to give up, or empty
 };
 
-/// A group of MPI processes, without MPI's types: everything that Sherd asks of MPI is in mpi_port.cpp and runtime.cpp.
-/// Calls that block inside MPI run on a helper thread, which is abandoned (and MPI_Finalize skipped at exit) when
-/// a peer dies or the deadline passes. Thread-safe, as MPI_THREAD_MULTIPLE is.
+/// A group of MPI processes, without MPI's types: everything that Sherd asks of MPI is in mpi_port.cpp and
+/// runtime.cpp. Calls that block inside MPI run on a helper thread, which is abandoned (and MPI_Finalize
+/// skipped at exit) when a peer dies or the deadline passes. Thread-safe, as MPI_THREAD_MULTIPLE is.
 class MpiPort {
  public:
   virtual ~MpiPort() = default;
@@ -39,8 +39,9 @@ class MpiPort {
 
   /// Collective. Null for a negative color.
   virtual std::shared_ptr<MpiPort> split(int color, int key, const Patience& patience) = 0;
-  /// Collective: a shared window with `bytes` of each rank, page-aligned; where each rank's part is seen here. It
-  /// stays until the process ends. Throws Error{memory} when the machine has not that much shared memory.
+  /// Collective: a shared window with `bytes` of each rank, page-aligned; where each rank's part is seen
+  /// here. It stays until the process ends. Throws Error{memory} when the machine has not that much shared
+  /// memory.
   virtual std::vector<std::byte*> shared_window(std::size_t bytes, const Patience& patience) = 0;
   /// Collective: rank 0's `value`.
   virtual std::uint64_t from_first(std::uint64_t value, const Patience& patience) = 0;

@@ -14,7 +14,9 @@ namespace sherd::comm {
 namespace {
 
 /// Processes start at different speeds: a short deadline for collectives is not meant for that.
-double setup_seconds(const CommOptions& options) { return std::max(60.0, options.timeout_seconds); }
+double setup_seconds(const CommOptions& options) {
+  return std::max(60.0, options.timeout_seconds);
+}
 
 /// What a group of processes is made from.
 struct Origin {
@@ -46,7 +48,8 @@ class WindowMemory final : public Memory {
 class WindowExchange final : public SharedExchange {
  public:
   WindowExchange(Origin origin, std::shared_ptr<Board> board)
-      : SharedExchange(std::move(board), std::make_shared<WindowMemory>(origin.windows, origin.port->world_ranks()),
+      : SharedExchange(std::move(board),
+                       std::make_shared<WindowMemory>(origin.windows, origin.port->world_ranks()),
                        origin.options.threads),
         origin_(std::move(origin)) {}
 
@@ -84,11 +87,13 @@ class WindowExchange final : public SharedExchange {
 
   using Taken = std::pair<std::shared_ptr<WindowPart>, std::byte*>;
 
-  /// Blocks are taken where this rank has room; peers learn where when they need it. Only when someone has no room
-  /// do all make another window.
+  /// Blocks are taken where this rank has room; peers learn where when they need it. Only when someone has no
+  /// room do all make another window.
   Taken take(std::size_t bytes) {
-    const auto room = std::find_if(parts_.begin(), parts_.end(), [&](auto& part) { return part->fits(bytes); });
-    const std::vector<std::int64_t> short_of = agree({room == parts_.end() ? 1 : 0}, cat("allocation of ", bytes, " bytes"));
+    const auto room =
+        std::find_if(parts_.begin(), parts_.end(), [&](auto& part) { return part->fits(bytes); });
+    const std::vector<std::int64_t> short_of =
+        agree({room == parts_.end() ? 1 : 0}, cat("allocation of ", bytes, " bytes"));
     if (std::find(short_of.begin(), short_of.end(), 1) != short_of.end()) grow(bytes);
     for (const auto& part : parts_)
       if (std::byte* data = part->take(bytes)) return {part, data};
@@ -109,8 +114,9 @@ class WindowExchange final : public SharedExchange {
 #ifdef MADV_POPULATE_WRITE
     // Now rather than by a bus error later, should /dev/shm have filled up meanwhile.
     if (madvise(own, size, MADV_POPULATE_WRITE) != 0 && errno != EINVAL)
-      sherd::fail(ErrorKind::memory, wait.what, ": the system has no ", size, " bytes of shared memory left (",
-                  std::strerror(errno), "); make /dev/shm larger (containers: --shm-size)");
+      sherd::fail(ErrorKind::memory, wait.what, ": the system has no ", size,
+                  " bytes of shared memory left (", std::strerror(errno),
+                  "); make /dev/shm larger (containers: --shm-size)");
 #endif
     origin_.windows->add(id, origin_.port->world_ranks(), parts, rank(), size);
     parts_.push_back(std::make_shared<WindowPart>(own, size));
@@ -129,8 +135,8 @@ std::unique_ptr<Backend> make_backend(Origin origin) {
   BoardLayout layout;
   layout.ranks = port.size();
   layout.stage_bytes = std::size_t{512} << 10;
-  layout.ring_bytes = std::clamp((std::size_t{1} << 20) / static_cast<std::size_t>(port.size()), std::size_t{16} << 10,
-                                 std::size_t{256} << 10);
+  layout.ring_bytes = std::clamp((std::size_t{1} << 20) / static_cast<std::size_t>(port.size()),
+                                 std::size_t{16} << 10, std::size_t{256} << 10);
   const Patience patience{setup_seconds(origin.options), cat("setting up ", name)};
   std::vector<std::byte*> segments = port.shared_window(layout.segment_bytes(), patience);
   Board::prepare(segments[static_cast<std::size_t>(port.rank())], layout);
@@ -147,7 +153,9 @@ std::unique_ptr<Backend> make_backend(Origin origin) {
 
 }  // namespace
 
-bool mpi_available() { return true; }
+bool mpi_available() {
+  return true;
+}
 
 std::unique_ptr<Communicator> make_mpi_world(const CommOptions& options) {
   Origin origin;

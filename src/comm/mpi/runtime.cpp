@@ -47,12 +47,13 @@ bool all_leave(double seconds) {
   }
 }
 
-/// Runs at exit(status). A rank that failed waits a moment, so that the launcher, which ends a job at its first
-/// failure, lets the others report theirs.
+/// Runs at exit(status). A rank that failed waits a moment, so that the launcher, which ends a job at its
+/// first failure, lets the others report theirs.
 void end(int status, void*) {
   int finalised = 0;
   MPI_Finalized(&finalised);
-  const bool orderly = !finalised && !abandoned && all_leave(status == 0 ? exit_seconds : std::min(exit_seconds, 3.0));
+  const bool orderly =
+      !finalised && !abandoned && all_leave(status == 0 ? exit_seconds : std::min(exit_seconds, 3.0));
   ended = true;
   if (!orderly) {
     // MPI's own threads and destructors may wait for the dead.
@@ -71,7 +72,8 @@ void exchange_identities() {
   check(MPI_Comm_size(exit_comm, &size), "MPI_Comm_size");
   world.resize(static_cast<std::size_t>(size));
   Identity mine = own_identity();
-  check(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, world.data(), sizeof mine, MPI_BYTE, exit_comm), "MPI_Allgather");
+  check(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, world.data(), sizeof mine, MPI_BYTE, exit_comm),
+        "MPI_Allgather");
   // A peer in another process namespace cannot be watched.
   for (Identity& peer : world)
     if (peer.host == mine.host && !running(peer)) peer.pid = 0;
@@ -85,8 +87,10 @@ void start(double seconds) {
   if (started) return;
   int initialised = 0, level = MPI_THREAD_SINGLE;
   MPI_Initialized(&initialised);
-  if (initialised) check(MPI_Query_thread(&level), "MPI_Query_thread");
-  else check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+  if (initialised)
+    check(MPI_Query_thread(&level), "MPI_Query_thread");
+  else
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
   if (level < MPI_THREAD_MULTIPLE)
     fail(ErrorKind::comm, "this MPI library offers thread level ", level, ", not MPI_THREAD_MULTIPLE (",
          MPI_THREAD_MULTIPLE, "): install one built with threads, such as Debian's OpenMPI");
@@ -97,7 +101,9 @@ void start(double seconds) {
   started = true;
 }
 
-const std::vector<Identity>& identities() { return world; }
+const std::vector<Identity>& identities() {
+  return world;
+}
 
 void blocking(const std::function<void()>& call, const Patience& patience, const std::function<int()>& dead) {
   struct Shared {
@@ -136,7 +142,9 @@ void blocking(const std::function<void()>& call, const Patience& patience, const
   if (shared->error) std::rethrow_exception(shared->error);
 }
 
-bool over() { return ended; }
+bool over() {
+  return ended;
+}
 
 void check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;

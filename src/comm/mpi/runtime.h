@@ -8,13 +8,13 @@
 
 namespace sherd::comm::mpi {
 
-/// Starts MPI with full thread support, and arranges that it ends with the process: MPI_Finalize when all ranks
-/// come to their exit within `seconds` (3 after a failure) and nothing was abandoned; otherwise not, for it could
-/// hang. Safe to call again.
+/// Starts MPI with full thread support, and arranges that it ends with the process: MPI_Finalize when all
+/// ranks come to their exit within `seconds` (3 after a failure) and nothing was abandoned; otherwise not,
+/// for it could hang. Safe to call again.
 void start(double seconds);
 
-/// Runs a call that blocks inside MPI. Throws Error{comm} when it has not returned by the deadline, or when `dead`
-/// names a rank (it returns -1 while all live); MPI is then not finalised at exit.
+/// Runs a call that blocks inside MPI. Throws Error{comm} when it has not returned by the deadline, or when
+/// `dead` names a rank (it returns -1 while all live); MPI is then not finalised at exit.
 void blocking(const std::function<void()>& call, const Patience& patience, const std::function<int()>& dead);
 
 /// MPI has been finalised, or was given up.

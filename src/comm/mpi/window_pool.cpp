@@ -8,21 +8,26 @@ namespace sherd::comm {
 namespace {
 
 constexpr std::size_t page = 4096;
-std::size_t align_of(std::size_t bytes) { return bytes >= page ? page : 64; }
+std::size_t align_of(std::size_t bytes) {
+  return bytes >= page ? page : 64;
+}
 /// Blocks take whole lines, so that neighbours share none.
-std::size_t extent_of(std::size_t bytes) { return std::max<std::size_t>(64, (bytes + 63) / 64 * 64); }
+std::size_t extent_of(std::size_t bytes) {
+  return std::max<std::size_t>(64, (bytes + 63) / 64 * 64);
+}
 
 }  // namespace
 
-void WindowRegistry::add(std::uint64_t region, std::vector<int> world_ranks, std::vector<std::byte*> parts, int own,
-                         std::size_t bytes) {
+void WindowRegistry::add(std::uint64_t region, std::vector<int> world_ranks, std::vector<std::byte*> parts,
+                         int own, std::size_t bytes) {
   auto entry = std::make_shared<Region>(Region{region, std::move(world_ranks), std::move(parts), bytes});
   std::lock_guard lock(mutex_);
   by_id_[region] = entry;
   by_own_part_[entry->parts[static_cast<std::size_t>(own)]] = entry;
 }
 
-Address WindowRegistry::locate(const std::byte* data, std::size_t bytes, const std::vector<int>& world_ranks) const {
+Address WindowRegistry::locate(const std::byte* data, std::size_t bytes,
+                               const std::vector<int>& world_ranks) const {
   std::lock_guard lock(mutex_);
   auto it = by_own_part_.upper_bound(data);
   if (it == by_own_part_.begin()) return {};
@@ -31,7 +36,8 @@ Address WindowRegistry::locate(const std::byte* data, std::size_t bytes, const s
   const auto offset = static_cast<std::size_t>(data - it->first);
   if (offset + bytes > region.bytes) return {};
   for (const int r : world_ranks)
-    if (std::find(region.world_ranks.begin(), region.world_ranks.end(), r) == region.world_ranks.end()) return {};
+    if (std::find(region.world_ranks.begin(), region.world_ranks.end(), r) == region.world_ranks.end())
+      return {};
   return {region.id, offset};
 }
 
@@ -54,7 +60,8 @@ WindowPart::~WindowPart() {
   madvise(data_, bytes_, MADV_REMOVE);
 }
 
-std::map<std::size_t, std::size_t>::const_iterator WindowPart::find(std::size_t bytes, std::size_t& begin) const {
+std::map<std::size_t, std::size_t>::const_iterator WindowPart::find(std::size_t bytes,
+                                                                    std::size_t& begin) const {
   const std::size_t align = align_of(bytes), extent = extent_of(bytes);
   for (auto it = gaps_.begin(); it != gaps_.end(); ++it) {
     begin = (it->first + align - 1) / align * align;
@@ -90,7 +97,8 @@ void WindowPart::give(std::byte* block, std::size_t bytes) noexcept {
     const auto before = std::prev(next);
     if (before->first + before->second == begin) begin = before->first, length += before->second;
   }
-  if (next != gaps_.end() && block - data_ + static_cast<std::ptrdiff_t>(extent_of(bytes)) == static_cast<std::ptrdiff_t>(next->first)) {
+  if (next != gaps_.end() && block - data_ + static_cast<std::ptrdiff_t>(extent_of(bytes)) ==
+                                 static_cast<std::ptrdiff_t>(next->first)) {
     length += next->second;
     gaps_.erase(next);
   }

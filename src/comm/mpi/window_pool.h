@@ -11,13 +11,15 @@
 
 namespace sherd::comm {
 
-/// The shared windows of this process, whichever group made them: memory of a group serves its parts too. Thread-safe
-/// (a lock guards all members). Windows stay mapped until the process ends, for peers may still need their
-/// parts; a part whose blocks are all free and whose group is gone returns its pages to the system.
+/// The shared windows of this process, whichever group made them: memory of a group serves its parts too.
+/// Thread-safe (a lock guards all members). Windows stay mapped until the process ends, for peers may still
+/// need their parts; a part whose blocks are all free and whose group is gone returns its pages to the
+/// system.
 class WindowRegistry {
  public:
   /// `parts[i]` is where the part of world rank `world_ranks[i]` is seen here.
-  void add(std::uint64_t region, std::vector<int> world_ranks, std::vector<std::byte*> parts, int own, std::size_t bytes);
+  void add(std::uint64_t region, std::vector<int> world_ranks, std::vector<std::byte*> parts, int own,
+           std::size_t bytes);
 
   /// Where peers find these bytes; hidden unless they lie in a window that all of `world_ranks` have.
   Address locate(const std::byte* data, std::size_t bytes, const std::vector<int>& world_ranks) const;

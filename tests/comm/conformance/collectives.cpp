@@ -12,7 +12,8 @@ namespace {
 constexpr std::int64_t longest = 270007;
 const std::vector<std::int64_t> counts{0, 1, 2, 7, 17, 1000, 4099, longest};
 
-/// Long tensors of a few types only, and with few ranks: making and checking the data takes longer than the calls.
+/// Long tensors of a few types only, and with few ranks: making and checking the data takes longer than the
+/// calls.
 bool skip(std::int64_t n, DType dtype, int ranks) {
   return n == longest && (ranks > 4 || (dtype != DType::f32 && dtype != DType::bf16));
 }
@@ -28,8 +29,9 @@ TEST_P(Conformance, AllReduceSumsInRankOrder) {
             const Tensor x = tensors.make(n, dtype, shared);
             fill<T>(x, comm.rank());
             comm.all_reduce(x, ReduceOp::sum, 1, {.label = "sum"}).wait();
-            expect_bits<T>(x, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), i)); },
-                           cat("all_reduce ", name_of(dtype), " ", n, shared ? " shared" : ""));
+            expect_bits<T>(
+                x, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), i)); },
+                cat("all_reduce ", name_of(dtype), " ", n, shared ? " shared" : ""));
           });
         }
   });
@@ -43,7 +45,8 @@ TEST_P(Conformance, AllReduceAppliesTheFactorBeforeTheOneRounding) {
         const Tensor x = tensors.make(5003, dtype, true);
         fill<T>(x, comm.rank());
         comm.all_reduce(x, ReduceOp::sum, 1.0 / 3).wait();
-        expect_bits<T>(x, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), i, 1.0 / 3)); }, "factor");
+        expect_bits<T>(
+            x, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), i, 1.0 / 3)); }, "factor");
       });
   });
 }
@@ -58,15 +61,19 @@ TEST_P(Conformance, AllReduceTakesExtremes) {
             const Tensor x = tensors.make(n, dtype, false);
             fill<T>(x, comm.rank());
             comm.all_reduce(x, op).wait();
-            expect_bits<T>(x, [&](std::int64_t i) {
-              T best = element<T>(0, i);
-              for (int r = 1; r < comm.size(); ++r) {
-                const T next = element<T>(r, i);
-                const bool take = op == ReduceOp::max ? Wide<T>(next) > Wide<T>(best) : Wide<T>(next) < Wide<T>(best);
-                if (take) best = next;
-              }
-              return best;
-            }, "extreme");
+            expect_bits<T>(
+                x,
+                [&](std::int64_t i) {
+                  T best = element<T>(0, i);
+                  for (int r = 1; r < comm.size(); ++r) {
+                    const T next = element<T>(r, i);
+                    const bool take =
+                        op == ReduceOp::max ? Wide<T>(next) > Wide<T>(best) : Wide<T>(next) < Wide<T>(best);
+                    if (take) best = next;
+                  }
+                  return best;
+                },
+                "extreme");
           });
   });
 }
@@ -82,15 +89,18 @@ TEST_P(Conformance, AllGatherOfManyPieces) {
       const std::int64_t n = sizes[static_cast<std::size_t>(k)];
       const Tensor full = tensors.make(n * comm.size(), DType::f32, k % 3 == 0);
       std::memset(full.raw(), 0xee, full.bytes());
-      const Tensor shard = k % 2 ? full.range(comm.rank() * n, (comm.rank() + 1) * n) : tensors.make(n, DType::f32, k % 3 == 0);
+      const Tensor shard = k % 2 ? full.range(comm.rank() * n, (comm.rank() + 1) * n)
+                                 : tensors.make(n, DType::f32, k % 3 == 0);
       fill<float>(shard, comm.rank(), k);
       pieces.push_back({shard, full});
     }
     comm.all_gather(pieces, {.label = "many"}).wait();
     for (int k = 0; k < 300; ++k) {
       const std::int64_t n = std::max<std::int64_t>(1, sizes[static_cast<std::size_t>(k)]);
-      expect_bits<float>(pieces[static_cast<std::size_t>(k)].full,
-                         [&](std::int64_t i) { return element<float>(static_cast<int>(i / n), i % n, k); }, cat("piece ", k));
+      expect_bits<float>(
+          pieces[static_cast<std::size_t>(k)].full,
+          [&](std::int64_t i) { return element<float>(static_cast<int>(i / n), i % n, k); },
+          cat("piece ", k));
     }
     comm.all_gather({}, {.label = "nothing"}).wait();
   });
@@ -104,10 +114,13 @@ TEST_P(Conformance, AllGatherOfEveryType) {
         for (const bool shared : {false, true}) {
           if (skip(n, dtype, comm.size())) continue;
           with_type(dtype, [&]<class T>() {
-            const Tensor shard = tensors.make(n, dtype, shared), full = tensors.make(n * comm.size(), dtype, false);
+            const Tensor shard = tensors.make(n, dtype, shared),
+                         full = tensors.make(n * comm.size(), dtype, false);
             fill<T>(shard, comm.rank());
             comm.all_gather({{shard, full}}).wait();
-            expect_bits<T>(full, [&](std::int64_t i) { return element<T>(static_cast<int>(i / n), i % n); }, "all_gather");
+            expect_bits<T>(
+                full, [&](std::int64_t i) { return element<T>(static_cast<int>(i / n), i % n); },
+                "all_gather");
           });
         }
   });
@@ -121,17 +134,21 @@ TEST_P(Conformance, ReduceScatterOfEveryType) {
         for (const bool shared : {false, true}) {
           if (skip(n, dtype, comm.size())) continue;
           with_type(dtype, [&]<class T>() {
-            const Tensor full = tensors.make(n * comm.size(), dtype, shared), shard = tensors.make(n, dtype, false);
+            const Tensor full = tensors.make(n * comm.size(), dtype, shared),
+                         shard = tensors.make(n, dtype, false);
             fill<T>(full, comm.rank());
             comm.reduce_scatter({{full, shard, 0, n}}, 1, dtype).wait();
             const std::int64_t base = comm.rank() * n;
-            expect_bits<T>(shard, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), base + i)); }, "reduce_scatter");
+            expect_bits<T>(
+                shard, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), base + i)); },
+                "reduce_scatter");
           });
         }
   });
 }
 
-/// Ranges that travel apart, in place, give what the whole gives at once; everything outside the range is left alone.
+/// Ranges that travel apart, in place, give what the whole gives at once; everything outside the range is
+/// left alone.
 TEST_P(Conformance, ReduceScatterOfRangesInPlace) {
   run([&](Communicator& comm) {
     Tensors tensors(comm);
@@ -142,12 +159,17 @@ TEST_P(Conformance, ReduceScatterOfRangesInPlace) {
       const std::int64_t base = comm.rank() * n;
       const Tensor shard = full.range(base, base + n);
       comm.reduce_scatter({{full, shard, cut, n}}, 0.5, DType::bf16).wait();
-      expect_bits<bf16>(full, [&](std::int64_t i) {
-        const bool reduced = i >= base + cut && i < base + n;
-        return reduced ? bf16(reference_sum<bf16>(comm.size(), i, 0.5)) : element<bf16>(comm.rank(), i);
-      }, "second part");
+      expect_bits<bf16>(
+          full,
+          [&](std::int64_t i) {
+            const bool reduced = i >= base + cut && i < base + n;
+            return reduced ? bf16(reference_sum<bf16>(comm.size(), i, 0.5)) : element<bf16>(comm.rank(), i);
+          },
+          "second part");
       comm.reduce_scatter({{full, shard, 0, cut}}, 0.5, DType::bf16).wait();
-      expect_bits<bf16>(shard, [&](std::int64_t i) { return bf16(reference_sum<bf16>(comm.size(), base + i, 0.5)); }, "both");
+      expect_bits<bf16>(
+          shard, [&](std::int64_t i) { return bf16(reference_sum<bf16>(comm.size(), base + i, 0.5)); },
+          "both");
     }
   });
 }
@@ -158,20 +180,31 @@ TEST_P(Conformance, ReduceScatterRoundsThenAccumulates) {
     const std::int64_t n = 3001;
     for (const DType rounding : {DType::f32, DType::bf16, DType::f16})
       for (const bool shared : {false, true}) {
-        const Tensor full = tensors.make(n * comm.size(), DType::bf16, shared), shard = tensors.make(n, DType::f32, shared);
-        const Tensor other = tensors.make(7 * comm.size(), DType::f32, shared), small = tensors.make(7, DType::bf16, false);
+        const Tensor full = tensors.make(n * comm.size(), DType::bf16, shared),
+                     shard = tensors.make(n, DType::f32, shared);
+        const Tensor other = tensors.make(7 * comm.size(), DType::f32, shared),
+                     small = tensors.make(7, DType::bf16, false);
         fill<bf16>(full, comm.rank()), fill<float>(other, comm.rank(), 1);
         for (std::int64_t i = 0; i < n; ++i) shard.data<float>()[i] = static_cast<float>(i) * 0.37f;
         comm.reduce_scatter({{full, shard, 0, n, true}, {other, small, 0, 7}}, 0.25, rounding).wait();
         const auto rounded = [&](float v) {
-          return rounding == DType::bf16 ? static_cast<float>(bf16(v)) : rounding == DType::f16 ? static_cast<float>(f16(v)) : v;
+          return rounding == DType::bf16  ? static_cast<float>(bf16(v))
+                 : rounding == DType::f16 ? static_cast<float>(f16(v))
+                                          : v;
         };
-        expect_bits<float>(shard, [&](std::int64_t i) {
-          return static_cast<float>(i) * 0.37f + rounded(reference_sum<bf16>(comm.size(), comm.rank() * n + i, 0.25));
-        }, "accumulate");
-        expect_bits<bf16>(small, [&](std::int64_t i) {
-          return bf16(rounded(reference_sum<float>(comm.size(), comm.rank() * 7 + i, 0.25, 1)));
-        }, "other dtype");
+        expect_bits<float>(
+            shard,
+            [&](std::int64_t i) {
+              return static_cast<float>(i) * 0.37f +
+                     rounded(reference_sum<bf16>(comm.size(), comm.rank() * n + i, 0.25));
+            },
+            "accumulate");
+        expect_bits<bf16>(
+            small,
+            [&](std::int64_t i) {
+              return bf16(rounded(reference_sum<float>(comm.size(), comm.rank() * 7 + i, 0.25, 1)));
+            },
+            "other dtype");
       }
   });
 }
@@ -185,7 +218,8 @@ TEST_P(Conformance, BroadcastFromEveryRoot) {
           const Tensor x = tensors.make(n, DType::i32, shared);
           fill<std::int32_t>(x, comm.rank());
           comm.broadcast(x, root, {.label = "weights"}).wait();
-          expect_bits<std::int32_t>(x, [&](std::int64_t i) { return element<std::int32_t>(root, i); }, "broadcast");
+          expect_bits<std::int32_t>(
+              x, [&](std::int64_t i) { return element<std::int32_t>(root, i); }, "broadcast");
         }
   });
 }
@@ -195,16 +229,22 @@ TEST_P(Conformance, AllToAllWithEqualBlocks) {
     Tensors tensors(comm);
     for (const std::int64_t n : counts)
       for (const bool shared : {false, true}) {
-        const Tensor in = tensors.make(n * comm.size(), DType::f16, shared), out = tensors.make(n * comm.size(), DType::f16, false);
+        const Tensor in = tensors.make(n * comm.size(), DType::f16, shared),
+                     out = tensors.make(n * comm.size(), DType::f16, false);
         fill<f16>(in, comm.rank());
         comm.all_to_all(in, out).wait();
-        expect_bits<f16>(out, [&](std::int64_t i) { return element<f16>(static_cast<int>(i / n), comm.rank() * n + i % n); }, "all_to_all");
+        expect_bits<f16>(
+            out,
+            [&](std::int64_t i) { return element<f16>(static_cast<int>(i / n), comm.rank() * n + i % n); },
+            "all_to_all");
       }
   });
 }
 
 /// Elements that rank p has for rank q: none for some, many for others.
-std::int64_t block(int p, int q, int scale) { return (p + 2 * q) % 3 == 0 ? 0 : scale * (1 + 5 * p + 3 * q) + p; }
+std::int64_t block(int p, int q, int scale) {
+  return (p + 2 * q) % 3 == 0 ? 0 : scale * (1 + 5 * p + 3 * q) + p;
+}
 
 TEST_P(Conformance, AllToAllWithCounts) {
   run([&](Communicator& comm) {
@@ -213,7 +253,8 @@ TEST_P(Conformance, AllToAllWithCounts) {
     for (const int scale : {1, 977})
       for (const bool shared : {false, true}) {
         std::vector<std::int64_t> in_counts, out_counts;
-        for (int q = 0; q < size; ++q) in_counts.push_back(block(me, q, scale)), out_counts.push_back(block(q, me, scale));
+        for (int q = 0; q < size; ++q)
+          in_counts.push_back(block(me, q, scale)), out_counts.push_back(block(q, me, scale));
         const auto total = [](auto& v) { return std::accumulate(v.begin(), v.end(), std::int64_t{0}); };
         // Sizes differ by rank, so memory of the communicator has the largest.
         const std::int64_t most = size * scale * 8 * (size + 1) + size * size;
@@ -225,9 +266,11 @@ TEST_P(Conformance, AllToAllWithCounts) {
         for (int p = 0; p < size; ++p) {
           std::int64_t begin = 0;
           for (int q = 0; q < me; ++q) begin += block(p, q, scale);
-          for (std::int64_t i = 0; i < block(p, me, scale); ++i) expected.push_back(element<std::int64_t>(p, begin + i));
+          for (std::int64_t i = 0; i < block(p, me, scale); ++i)
+            expected.push_back(element<std::int64_t>(p, begin + i));
         }
-        expect_bits<std::int64_t>(out, [&](std::int64_t i) { return expected[static_cast<std::size_t>(i)]; }, "counts");
+        expect_bits<std::int64_t>(
+            out, [&](std::int64_t i) { return expected[static_cast<std::size_t>(i)]; }, "counts");
       }
   });
 }
@@ -240,7 +283,8 @@ TEST_P(Conformance, ThreadsDoNotChangeBits) {
     const Tensor x = tensors.make(400001, DType::bf16, true);
     fill<bf16>(x, comm.rank());
     comm.all_reduce(x, ReduceOp::sum, 0.75).wait();
-    expect_bits<bf16>(x, [&](std::int64_t i) { return bf16(reference_sum<bf16>(comm.size(), i, 0.75)); }, "threads");
+    expect_bits<bf16>(
+        x, [&](std::int64_t i) { return bf16(reference_sum<bf16>(comm.size(), i, 0.75)); }, "threads");
   });
 }
 

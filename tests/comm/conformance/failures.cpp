@@ -13,8 +13,10 @@ double seconds_since(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
 }
 
-/// Every rank calls `mine`; all must get one comm error that has every one of `words`, at this and at the next call.
-void expect_mismatch(Communicator& comm, const std::function<void()>& mine, const std::vector<std::string>& words) {
+/// Every rank calls `mine`; all must get one comm error that has every one of `words`, at this and at the
+/// next call.
+void expect_mismatch(Communicator& comm, const std::function<void()>& mine,
+                     const std::vector<std::string>& words) {
   const auto start = steady_clock::now();
   const std::string text = error_of(ErrorKind::comm, mine);
   EXPECT_LT(seconds_since(start), 20.0);
@@ -28,11 +30,14 @@ TEST_P(Conformance, DifferentCollectivesAreNamed) {
     Tensors tensors(comm);
     const Tensor x = tensors.make(100, DType::f32, false);
     const auto call = [&] {
-      if (comm.rank() == comm.size() - 1) comm.broadcast(x, 0, {.label = "weights"});
-      else comm.all_reduce(x, ReduceOp::sum, 1, {.label = "loss"});
+      if (comm.rank() == comm.size() - 1)
+        comm.broadcast(x, 0, {.label = "weights"});
+      else
+        comm.all_reduce(x, ReduceOp::sum, 1, {.label = "loss"});
     };
-    expect_mismatch(comm, call, {"mismatched calls", cat("rank ", comm.size() - 1, " called broadcast"), "all_reduce (sum)",
-                                 "\"weights\"", "\"loss\"", comm.name()});
+    expect_mismatch(comm, call,
+                    {"mismatched calls", cat("rank ", comm.size() - 1, " called broadcast"),
+                     "all_reduce (sum)", "\"weights\"", "\"loss\"", comm.name()});
   });
 }
 
@@ -55,7 +60,8 @@ TEST_P(Conformance, DifferentCountsTypesAndOpsAreNamed) {
       const bool odd = comm.rank() == 1;
       const Tensor x = tensors.make(odd ? v.n : 100, odd ? v.dtype : DType::f32, false);
       std::memset(x.raw(), 0, x.bytes());
-      expect_mismatch(comm, [&] { comm.all_reduce(x, odd ? v.op : ReduceOp::sum, odd ? v.factor : 1.0); }, v.words);
+      expect_mismatch(
+          comm, [&] { comm.all_reduce(x, odd ? v.op : ReduceOp::sum, odd ? v.factor : 1.0); }, v.words);
     });
 }
 
@@ -64,10 +70,12 @@ TEST_P(Conformance, DifferentPiecesAreNamed) {
   run([&](Communicator& comm) {
     Tensors tensors(comm);
     const Tensor a = tensors.make(10, DType::f32, false), b = tensors.make(20, DType::f32, false);
-    const Tensor fa = tensors.make(10 * comm.size(), DType::f32, false), fb = tensors.make(20 * comm.size(), DType::f32, false);
+    const Tensor fa = tensors.make(10 * comm.size(), DType::f32, false),
+                 fb = tensors.make(20 * comm.size(), DType::f32, false);
     std::vector<GatherPiece> pieces{{a, fa}, {b, fb}};
     if (comm.rank() == 0) std::swap(pieces[0], pieces[1]);
-    expect_mismatch(comm, [&] { comm.all_gather(pieces); }, {"rank 0 called all_gather", "in 2 pieces", "extents"});
+    expect_mismatch(comm, [&] { comm.all_gather(pieces); },
+                    {"rank 0 called all_gather", "in 2 pieces", "extents"});
   });
 }
 
@@ -101,7 +109,8 @@ TEST_P(Conformance, DifferentTransfersAreNamed) {
         comm.barrier();
       }
     };
-    expect_mismatch(comm, call, {"mismatched transfer", "send of 8 fp32", "receive of 9 fp32", "\"up\"", "\"down\""});
+    expect_mismatch(comm, call,
+                    {"mismatched transfer", "send of 8 fp32", "receive of 9 fp32", "\"up\"", "\"down\""});
   });
 }
 
@@ -115,7 +124,8 @@ TEST_P(Conformance, AsynchronousErrorsComeAtWait) {
     std::string first;
     // The error may already be there when a later one is queued.
     const auto queue = [&] {
-      for (int k = 0; k < 3; ++k) works.push_back(comm.all_reduce(x, ReduceOp::sum, 1, {.label = "bucket", .async = true}));
+      for (int k = 0; k < 3; ++k)
+        works.push_back(comm.all_reduce(x, ReduceOp::sum, 1, {.label = "bucket", .async = true}));
       works.back().wait();
     };
     first = error_of(ErrorKind::comm, queue);
@@ -134,8 +144,10 @@ TEST_P(Conformance, ALateRankIsNamedAtTheDeadline) {
     comm.barrier();
     const auto start = steady_clock::now();
     if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1800));
-    const std::string text = error_of(ErrorKind::comm, [&] { comm.all_reduce(x, ReduceOp::sum, 1, {.label = "grads"}); });
-    EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 1 did not come within 0.8 s"), HasSubstr("all_reduce"), HasSubstr("\"grads\"")));
+    const std::string text =
+        error_of(ErrorKind::comm, [&] { comm.all_reduce(x, ReduceOp::sum, 1, {.label = "grads"}); });
+    EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 1 did not come within 0.8 s"), HasSubstr("all_reduce"),
+                                     HasSubstr("\"grads\"")));
     EXPECT_LT(seconds_since(start), 10.0);
   });
 }
@@ -150,7 +162,8 @@ TEST_P(Conformance, AReceiveWithoutASendEndsAtTheDeadline) {
     comm.barrier();
     if (comm.rank() == 0) {
       const std::string text = error_of(ErrorKind::comm, [&] { comm.receive(x, 1, {.label = "never"}); });
-      EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 1"), HasSubstr("receive of 20 fp32 from rank 1"), HasSubstr("\"never\"")));
+      EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 1"), HasSubstr("receive of 20 fp32 from rank 1"),
+                                       HasSubstr("\"never\"")));
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(1600));
     }
@@ -170,7 +183,8 @@ TEST_P(Conformance, AbortEndsWaitsWithItsReason) {
     // Waits in the group itself and in a part of it.
     Communicator& where = comm.rank() == 0 ? comm : *part;
     const std::string text = error_of(ErrorKind::comm, [&] { where.barrier({.label = "epoch"}); });
-    EXPECT_THAT(text, testing::AllOf(HasSubstr("the dataset ends at byte 17"), HasSubstr(cat("rank ", comm.size() - 1))));
+    EXPECT_THAT(text, testing::AllOf(HasSubstr("the dataset ends at byte 17"),
+                                     HasSubstr(cat("rank ", comm.size() - 1))));
     EXPECT_LT(seconds_since(start), 5.0);
   });
 }
@@ -180,8 +194,11 @@ TEST_P(Conformance, ARankThatLeavesIsNamed) {
   run([&](Communicator& comm) {
     const auto start = steady_clock::now();
     auto part = comm.split(0, comm.rank());
-    if (comm.rank() == 1) part.reset();
-    else EXPECT_THAT(error_of(ErrorKind::comm, [&] { part->barrier({.label = "epoch"}); }), HasSubstr("rank 1 has left"));
+    if (comm.rank() == 1)
+      part.reset();
+    else
+      EXPECT_THAT(error_of(ErrorKind::comm, [&] { part->barrier({.label = "epoch"}); }),
+                  HasSubstr("rank 1 has left"));
     EXPECT_LT(seconds_since(start), 10.0);
     comm.barrier();  // what broke the part has not broken the whole
   });
@@ -190,12 +207,20 @@ TEST_P(Conformance, ARankThatLeavesIsNamed) {
 TEST_P(Conformance, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
   run([&](Communicator& comm) {
     Tensors tensors(comm);
-    const Tensor a = tensors.make(10, DType::f32, false), b = tensors.make(10 * comm.size() + 1, DType::f32, false);
-    const Tensor c = tensors.make(10 * comm.size(), DType::bf16, false), d = tensors.make(10 * comm.size(), DType::f32, false);
+    const Tensor a = tensors.make(10, DType::f32, false),
+                 b = tensors.make(10 * comm.size() + 1, DType::f32, false);
+    const Tensor c = tensors.make(10 * comm.size(), DType::bf16, false),
+                 d = tensors.make(10 * comm.size(), DType::f32, false);
     const auto usage = [&](const std::function<void()>& body) { return error_of(ErrorKind::usage, body); };
-    EXPECT_THAT(usage([&] { comm.all_gather({{a, b}}, {.label = "w"}); }), testing::AllOf(HasSubstr("all_gather \"w\""), HasSubstr("10")));
+    EXPECT_THAT(usage([&] {
+                  comm.all_gather({{a, b}}, {.label = "w"});
+                }),
+                testing::AllOf(HasSubstr("all_gather \"w\""), HasSubstr("10")));
     EXPECT_THAT(usage([&] { comm.all_gather({{a, c}}); }), HasSubstr("bf16"));
-    EXPECT_THAT(usage([&] { comm.reduce_scatter({{b, a, 0, 10}}, 1, DType::f32); }), HasSubstr("reduce_scatter"));
+    EXPECT_THAT(usage([&] {
+                  comm.reduce_scatter({{b, a, 0, 10}}, 1, DType::f32);
+                }),
+                HasSubstr("reduce_scatter"));
     EXPECT_THAT(usage([&] { comm.reduce_scatter({{d, a, 5, 11}}, 1, DType::f32); }), HasSubstr("[5, 11)"));
     EXPECT_THAT(usage([&] { comm.reduce_scatter({{d, a, 0, 10}}, 1, DType::i32); }), HasSubstr("int32"));
     EXPECT_THAT(usage([&] { comm.broadcast(a, comm.size()); }), HasSubstr("is not one of"));
@@ -203,8 +228,14 @@ TEST_P(Conformance, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
     const std::vector<std::int64_t> wrong(static_cast<std::size_t>(comm.size()), 3);
     EXPECT_THAT(usage([&] { comm.all_to_all(d, b, wrong, wrong); }), HasSubstr("counts"));
     if (comm.size() > 1) {
-      EXPECT_THAT(usage([&] { comm.reduce_scatter({{d, d.range((comm.rank() + 1) % comm.size() * 10, (comm.rank() + 1) % comm.size() * 10 + 10), 0, 10}}, 1, DType::f32); }),
-                  HasSubstr("overlaps"));
+      EXPECT_THAT(
+          usage([&] {
+            comm.reduce_scatter(
+                {{d, d.range((comm.rank() + 1) % comm.size() * 10, (comm.rank() + 1) % comm.size() * 10 + 10),
+                  0, 10}},
+                1, DType::f32);
+          }),
+          HasSubstr("overlaps"));
     }
     comm.barrier();  // the group still works
   });

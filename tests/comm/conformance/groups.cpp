@@ -10,7 +10,8 @@ TEST_P(Conformance, SendAndReceiveInARing) {
   run([&](Communicator& comm) {
     if (comm.size() == 1) return;
     Tensors tensors(comm);
-    const int next = (comm.rank() + 1) % comm.size(), previous = (comm.rank() + comm.size() - 1) % comm.size();
+    const int next = (comm.rank() + 1) % comm.size(),
+              previous = (comm.rank() + comm.size() - 1) % comm.size();
     for (const std::int64_t n : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1023}, std::int64_t{500009}})
       for (const bool shared : {false, true}) {
         const Tensor out = tensors.make(n, DType::f32, shared), in = tensors.make(n, DType::f32, false);
@@ -19,7 +20,8 @@ TEST_P(Conformance, SendAndReceiveInARing) {
         Work sent = comm.send(out, next, {.label = "activations", .async = true});
         comm.receive(in, previous, {.label = "activations"}).wait();
         sent.wait();
-        expect_bits<float>(in, [&](std::int64_t i) { return element<float>(previous, i); }, "ring");
+        expect_bits<float>(
+            in, [&](std::int64_t i) { return element<float>(previous, i); }, "ring");
       }
   });
 }
@@ -35,15 +37,20 @@ TEST_P(Conformance, TransfersMatchInOrder) {
     std::vector<Work> works;
     for (int k = 0; k < 40; ++k) {
       const std::int64_t n = k % 5 == 0 ? 150001 : k * 3;
-      out.push_back(Tensor::empty(tensors.device(), {n}, DType::bf16)), in.push_back(Tensor::empty(tensors.device(), {n}, DType::bf16));
+      out.push_back(Tensor::empty(tensors.device(), {n}, DType::bf16)),
+          in.push_back(Tensor::empty(tensors.device(), {n}, DType::bf16));
       fill<bf16>(out.back(), comm.rank(), k);
     }
-    for (int k = 0; k < 40; ++k) works.push_back(comm.send(out[static_cast<std::size_t>(k)], peer, {.async = true}));
-    for (int k = 0; k < 40; ++k) works.push_back(comm.receive(in[static_cast<std::size_t>(k)], peer, {.async = true}));
+    for (int k = 0; k < 40; ++k)
+      works.push_back(comm.send(out[static_cast<std::size_t>(k)], peer, {.async = true}));
+    for (int k = 0; k < 40; ++k)
+      works.push_back(comm.receive(in[static_cast<std::size_t>(k)], peer, {.async = true}));
     for (Work& work : works) work.wait();
     for (int k = 0; k < 40; ++k) {
       EXPECT_TRUE(works[static_cast<std::size_t>(k)].done());
-      expect_bits<bf16>(in[static_cast<std::size_t>(k)], [&](std::int64_t i) { return element<bf16>(peer, i, k); }, cat("transfer ", k));
+      expect_bits<bf16>(
+          in[static_cast<std::size_t>(k)], [&](std::int64_t i) { return element<bf16>(peer, i, k); },
+          cat("transfer ", k));
     }
   });
 }
@@ -51,15 +58,18 @@ TEST_P(Conformance, TransfersMatchInOrder) {
 TEST_P(Conformance, AsynchronousCallsRunInOrder) {
   run([&](Communicator& comm) {
     Tensors tensors(comm);
-    const Tensor x = tensors.make(3000, DType::i64, true), y = tensors.make(3000 * comm.size(), DType::i64, false);
+    const Tensor x = tensors.make(3000, DType::i64, true),
+                 y = tensors.make(3000 * comm.size(), DType::i64, false);
     for (std::int64_t i = 0; i < x.numel(); ++i) x.data<std::int64_t>()[i] = i;
     std::vector<Work> works;
-    for (int k = 0; k < 6; ++k) works.push_back(comm.all_reduce(x, ReduceOp::sum, 1, {.label = cat("turn ", k), .async = true}));
+    for (int k = 0; k < 6; ++k)
+      works.push_back(comm.all_reduce(x, ReduceOp::sum, 1, {.label = cat("turn ", k), .async = true}));
     // Synchronous: waits for those before it.
     comm.all_gather({{x, y}}, {.label = "after"});
     std::int64_t power = 1;
     for (int k = 0; k < 6; ++k) power *= comm.size();
-    expect_bits<std::int64_t>(y, [&](std::int64_t i) { return i % 3000 * power; }, "order");
+    expect_bits<std::int64_t>(
+        y, [&](std::int64_t i) { return i % 3000 * power; }, "order");
     for (Work& work : works) {
       EXPECT_TRUE(work.done());
       work.wait();
@@ -100,11 +110,14 @@ TEST_P(Conformance, SplitMakesGroupsInKeyOrder) {
         const Tensor x = tensors.make(n, DType::f32, shared);  // the world's memory serves its parts too
         fill<float>(x, comm.rank());
         part->all_reduce(x, ReduceOp::sum, 1, {.label = "part"}).wait();
-        expect_bits<float>(x, [&](std::int64_t i) {
-          float sum = element<float>(world(0), i);
-          for (int r = 1; r < size; ++r) sum += element<float>(world(r), i);
-          return sum;
-        }, "split");
+        expect_bits<float>(
+            x,
+            [&](std::int64_t i) {
+              float sum = element<float>(world(0), i);
+              for (int r = 1; r < size; ++r) sum += element<float>(world(r), i);
+              return sum;
+            },
+            "split");
       }
     // Nested, and a rank that stays out.
     const auto lonely = part->split(part->rank() == 0 ? -1 : 3, 0);
@@ -117,7 +130,8 @@ TEST_P(Conformance, SplitMakesGroupsInKeyOrder) {
       const Tensor y = inner.make(10000, DType::i32, true);
       fill<std::int32_t>(y, lonely->rank());
       lonely->broadcast(y, 0).wait();
-      expect_bits<std::int32_t>(y, [](std::int64_t i) { return element<std::int32_t>(0, i); }, "nested");
+      expect_bits<std::int32_t>(
+          y, [](std::int64_t i) { return element<std::int32_t>(0, i); }, "nested");
     }
     comm.barrier();
   });
@@ -134,8 +148,10 @@ TEST_P(Conformance, GroupsWorkSideBySide) {
       Work a = comm.all_reduce(x, ReduceOp::sum, 1, {.async = true});
       Work b = part->all_reduce(y, ReduceOp::sum, 1, {.async = true});
       b.wait(), a.wait();
-      expect_bits<float>(x, [&](std::int64_t i) { return reference_sum<float>(comm.size(), i); }, "group");
-      expect_bits<float>(y, [&](std::int64_t i) { return reference_sum<float>(part->size(), i, 1, 1); }, "part");
+      expect_bits<float>(
+          x, [&](std::int64_t i) { return reference_sum<float>(comm.size(), i); }, "group");
+      expect_bits<float>(
+          y, [&](std::int64_t i) { return reference_sum<float>(part->size(), i, 1, 1); }, "part");
     }
   });
 }
@@ -143,7 +159,9 @@ TEST_P(Conformance, GroupsWorkSideBySide) {
 TEST_P(Conformance, MemoryIsChargedAndReused) {
   run([&](Communicator& comm) {
     auto device = device::make_cpu_device(1);
-    const auto held = [&] { return device->ledger().current(device::Tier::device, device::Category::communication); };
+    const auto held = [&] {
+      return device->ledger().current(device::Tier::device, device::Category::communication);
+    };
     for (int k = 0; k < 20; ++k) {
       const device::Storage small = comm.allocate(*device, 1000, device::Category::communication);
       const device::Storage large = comm.allocate(*device, 3 << 20, device::Category::communication);
@@ -164,7 +182,8 @@ TEST_P(Conformance, TrafficIsThePayloadSent) {
   run([&](Communicator& comm) {
     Tensors tensors(comm);
     const auto n = static_cast<std::uint64_t>(comm.size());
-    const Tensor x = tensors.make(840 * comm.size(), DType::f32, true), shard = tensors.make(840, DType::f32, false);
+    const Tensor x = tensors.make(840 * comm.size(), DType::f32, true),
+                 shard = tensors.make(840, DType::f32, false);
     std::memset(x.raw(), 0, x.bytes());
     std::memset(shard.raw(), 0, shard.bytes());
     const std::uint64_t bytes = x.bytes();

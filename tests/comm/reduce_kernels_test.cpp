@@ -1,0 +1,160 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/cpu_isa.h"
+#include "base/dtype.h"
+#include "base/error.h"
+#include "base/random.h"
+#include "comm/isa/reduce_kernels.h"
+
+namespace sherd::comm {
+namespace {
+
+using Kernel = void (*)(const ReduceArgs&);
+
+std::vector<std::pair<std::string, Kernel>> kernels() {
+  std::vector<std::pair<std::string, Kernel>> out{{"portable", portable::reduce}};
+  if (cpu_isa() >= CpuIsa::avx2) out.push_back({"avx2", avx2::reduce});
+  if (cpu_isa() >= CpuIsa::avx512) out.push_back({"avx512", avx512::reduce});
+  return out;
+}
+
+std::size_t width(Element e) {
+  return size_of(static_cast<DType>(e));
+}
+
+float as_float(Element e, const std::byte* p) {
+  if (e == Element::f32) {
+    float v;
+    std::memcpy(&v, p, 4);
+    return v;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, p, 2);
+  if (e == Element::bf16) {
+    bf16 v;
+    v.bits = bits;
+    return static_cast<float>(v);
+  }
+  f16 v;
+  v.bits = bits;
+  return static_cast<float>(v);
+}
+
+float rounded(Element e, float v) {
+  return e == Element::bf16  ? static_cast<float>(bf16(v))
+         : e == Element::f16 ? static_cast<float>(f16(v))
+                             : v;
+}
+
+void put(Element e, std::byte* p, float v) {
+  const std::uint16_t half = e == Element::bf16 ? bf16(v).bits : f16(v).bits;
+  e == Element::f32 ? std::memcpy(p, &v, 4) : std::memcpy(p, &half, 2);
+}
+
+/// Every instruction set, type, rounding and length around the vectors' own gives the bits of the plain
+/// definition.
+TEST(ReduceKernels, AgreeWithTheDefinitionToTheBit) {
+  const Element floats[] = {Element::f32, Element::bf16, Element::f16};
+  constexpr std::int64_t most = 150;
+  int cases = 0;
+  for (const int ranks : {1, 2, 3, 4, 5, 8})
+    for (const Element in : floats)
+      for (const Element out : floats)
+        for (const Element rounding : floats)
+          for (const bool accumulate : {false, true})
+            for (const std::int64_t n : {std::int64_t{1}, std::int64_t{15}, std::int64_t{64}, most}) {
+              std::vector<std::vector<std::byte>> data(static_cast<std::size_t>(ranks),
+                                                       std::vector<std::byte>(most * width(in)));
+              std::vector<std::byte> old(most * width(out)), expected;
+              for (std::int64_t i = 0; i < most; ++i) {
+                for (int r = 0; r < ranks; ++r)
+                  put(in, &data[static_cast<std::size_t>(r)][static_cast<std::size_t>(i) * width(in)],
+                      normal_at({static_cast<std::uint64_t>(r), 7}, static_cast<std::uint64_t>(i)) * 3);
+                put(out, &old[static_cast<std::size_t>(i) * width(out)],
+                    normal_at({99, 7}, static_cast<std::uint64_t>(i)));
+              }
+              expected = old;
+              for (std::int64_t i = 0; i < n; ++i) {
+                float sum = as_float(in, &data[0][static_cast<std::size_t>(i) * width(in)]);
+                for (int r = 1; r < ranks; ++r)
+                  sum += as_float(
+                      in, &data[static_cast<std::size_t>(r)][static_cast<std::size_t>(i) * width(in)]);
+                sum = rounded(rounding, sum * 0.3f);
+                std::byte* to = &expected[static_cast<std::size_t>(i) * width(out)];
+                put(out, to, accumulate ? as_float(out, to) + sum : sum);
+              }
+              for (const auto& [name, kernel] : kernels()) {
+                std::vector<std::byte> got = old;
+                std::vector<const void*> sources;
+                for (const auto& d : data) sources.push_back(d.data());
+                void* target = got.data();
+                ReduceArgs args;
+                args.sources = sources.data(), args.ranks = ranks, args.outs = &target, args.outputs = 1;
+                args.end = n, args.in = in, args.out = out, args.rounding = rounding,
+                args.accumulate = accumulate;
+                args.factor = 0.3;
+                kernel(args);
+                ASSERT_EQ(got, expected) << name << ", " << ranks << " ranks, " << n << " of "
+                                         << static_cast<int>(in) << " to " << static_cast<int>(out) << " by "
+                                         << static_cast<int>(rounding) << (accumulate ? " +" : "");
+                ++cases;
+              }
+            }
+  EXPECT_GE(cases, 6 * 27 * 2 * 4);
+}
+
+/// Where a range is cut, and at what alignment it begins, does not matter; all outputs get the same.
+TEST(ReduceKernels, CutsAndSeveralOutputsDoNotMatter) {
+  constexpr std::int64_t n = 333;
+  std::vector<float> a(n + 1), b(n + 1);
+  for (std::size_t i = 0; i <= n; ++i) a[i] = normal_at({1, 1}, i), b[i] = normal_at({2, 1}, i);
+  for (const auto& [name, kernel] : kernels()) {
+    const void* sources[] = {a.data() + 1, b.data() + 1};
+    std::vector<float> whole(n), first(n, -1), second(n, -1);
+    void* one[] = {whole.data()};
+    void* two[] = {first.data(), second.data()};
+    ReduceArgs args;
+    args.sources = sources, args.ranks = 2, args.outs = one, args.outputs = 1, args.end = n;
+    kernel(args);
+    args.outs = two, args.outputs = 2;
+    for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{200, n}, {0, 7}, {7, 200}}) {
+      args.begin = begin, args.end = end;
+      kernel(args);
+    }
+    EXPECT_EQ(std::memcmp(whole.data(), first.data(), n * 4), 0) << name;
+    EXPECT_EQ(std::memcmp(whole.data(), second.data(), n * 4), 0) << name;
+    EXPECT_EQ(whole[100], a[101] + b[101]);
+  }
+}
+
+TEST(ReduceKernels, IntegersWrapAndScale) {
+  const std::uint8_t a[] = {250, 3}, b[] = {10, 4};
+  const std::int32_t c[] = {2147483647, 5}, d[] = {1, 6};
+  for (const auto& [name, kernel] : kernels()) {
+    std::uint8_t small[2];
+    std::int32_t large[2];
+    const void* bytes[] = {a, b};
+    const void* words[] = {c, d};
+    void* to_small[] = {small};
+    void* to_large[] = {large};
+    ReduceArgs args;
+    args.sources = bytes, args.ranks = 2, args.outs = to_small, args.outputs = 1, args.end = 2;
+    args.in = args.out = args.rounding = Element::u8;
+    kernel(args);
+    EXPECT_EQ(small[0], 4);
+    EXPECT_EQ(small[1], 7);
+    args.sources = words, args.outs = to_large, args.in = args.out = args.rounding = Element::i32;
+    kernel(args);
+    EXPECT_EQ(large[0], -2147483647 - 1);
+    args.factor = 0.5;
+    kernel(args);
+    EXPECT_EQ(large[1], 6) << "11/2 rounds to even";
+  }
+}
+
+}  // namespace
+}  // namespace sherd::comm

@@ -99,9 +99,9 @@ TEST_P(Accounting, TrafficIsTwoPsiOrThreePsi) {
 INSTANTIATE_TEST_SUITE_P(All, Accounting,
                          ::testing::Combine(::testing::Values(0, 1, 2, 3), ::testing::Values(1, 2, 4),
                                             ::testing::Values("bf16", "fp32")),
-                         [](const auto& info) {
-                           return "stage" + std::to_string(std::get<0>(info.param)) + "_ranks" +
-                                  std::to_string(std::get<1>(info.param)) + "_" + std::get<2>(info.param);
+                         [](const auto& test) {
+                           return "stage" + std::to_string(std::get<0>(test.param)) + "_ranks" +
+                                  std::to_string(std::get<1>(test.param)) + "_" + std::get<2>(test.param);
                          });
 
 /// A model whose parameters need no padding for four ranks: then a rank's share is the textbook's to the byte.

@@ -88,7 +88,7 @@ TEST_P(Equality, AnUlpIsSeen) {
 
 INSTANTIATE_TEST_SUITE_P(Local, Equality,
                          ::testing::Values(Setting{"bf16", 2}, Setting{"fp32", 2}, Setting{"bf16", 4}, Setting{"fp32", 4}),
-                         [](const auto& info) { return info.param.dtype + "_" + std::to_string(info.param.ranks); });
+                         [](const auto& test) { return test.param.dtype + "_" + std::to_string(test.param.ranks); });
 
 // ---- schedule settings at stage 3 and below ----
 
@@ -169,7 +169,7 @@ TEST_P(ScheduleEquality, NoSettingChangesABit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Local, ScheduleEquality, ::testing::Values(Setting{"bf16", 2}, Setting{"fp32", 4}),
-                         [](const auto& info) { return info.param.dtype + "_" + std::to_string(info.param.ranks); });
+                         [](const auto& test) { return test.param.dtype + "_" + std::to_string(test.param.ranks); });
 
 TEST(EqualityVariants, LlamaUntiedAndHalfPrecisionToo) {
   for (const bool llama : {false, true})

@@ -51,6 +51,26 @@ TEST(GemmProbe, MeasuresAgainWhenTheCacheIsDamaged) {
   }
 }
 
+TEST(GemmProbe, RefreshingKeepsTheFasterRate) {
+  TempFolder folder;
+  const GemmProbe probe{.seconds = 0.001, .cache_folder = folder.path()};
+  const GemmProbe refresh{.seconds = 0.001, .cache_folder = folder.path(), .refresh = true};
+  gemm_rate(1, DType::f32, probe);
+  const fs::path file = files_in(folder.path()).at(0);
+  const auto keep = [&](const std::string& rate) {
+    std::string content = read_text(file);
+    const std::size_t begin = content.find(':') + 1;
+    content.replace(begin, content.find(',') - begin, rate);
+    write_text(file, content);
+  };
+  keep("1e30");
+  EXPECT_EQ(gemm_rate(1, DType::f32, refresh).flops_per_second, 1e30);
+  keep("1.0");
+  EXPECT_EQ(gemm_rate(1, DType::f32, probe).flops_per_second, 1.0);
+  EXPECT_GT(gemm_rate(1, DType::f32, refresh).flops_per_second, 1e6);
+  EXPECT_GT(gemm_rate(1, DType::f32, probe).flops_per_second, 1e6);
+}
+
 TEST(GemmProbe, DoesWithoutACacheItCannotUse) {
   TempFolder folder;
   write_text(folder / "file", "");

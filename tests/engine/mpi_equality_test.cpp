@@ -51,8 +51,8 @@ TEST_P(MpiEquality, LocalAndMpiAgreeAtEveryStage) {
 
 INSTANTIATE_TEST_SUITE_P(All, MpiEquality,
                          ::testing::Combine(::testing::Values("bf16", "fp32"), ::testing::Values(2, 4)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param) + "_" + std::to_string(std::get<1>(info.param));
+                         [](const auto& test) {
+                           return std::get<0>(test.param) + "_" + std::to_string(std::get<1>(test.param));
                          });
 
 }  // namespace

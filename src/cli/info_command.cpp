@@ -44,16 +44,16 @@ std::string kernel_text() {
 }
 
 std::string rate_text(DType dtype) {
-  const engine::GemmRate rate = engine::gemm_rate(available_cores(), dtype);
+  const engine::GemmRate rate = engine::gemm_rate(available_cores(), dtype, {.refresh = true});
   return cat(engine::human_count(rate.flops_per_second), "FLOP/s on ", available_cores(), " threads",
-             rate.cached ? " (measured earlier)" : "");
+             rate.cached ? " (the best so far)" : "");
 }
 
 }  // namespace
 
 void info_command(const Arguments& arguments) {
   CommandLine line("info", "Prints versions, processor, memory and the features of this build.", "[--gemm]");
-  line.flag("gemm", "also measure the rate of matrix products");
+  line.flag("gemm", "also measure the rate of matrix products, and keep it for MFU");
   if (!line.parse(arguments)) return;
   std::vector<std::pair<const char*, std::string>> facts{
       {"Sherd", cat(version(), ", ", SHERD_BUILD_TYPE, " build by ", compiler, " ", __VERSION__)},

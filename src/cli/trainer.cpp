@@ -214,10 +214,8 @@ void Trainer::report() {
   std::memcpy(all.data(), full.raw(), full.bytes());
   if (!speaks()) return;
   const auto steps = static_cast<std::int64_t>(step_seconds_.size());
-  std::printf("\nmemory, the largest of %zu rank%s\n%s", ranks, ranks == 1 ? "" : "s", engine::memory_table(all).c_str());
-  if (steps > 0 && ranks > 1)
-    std::printf("\npayload sent by rank 0 over %lld steps\n%s", static_cast<long long>(steps),
-                engine::traffic_table(total_traffic_, steps).c_str());
+  std::printf("\n%s", engine::memory_table(all).c_str());
+  if (steps > 0 && ranks > 1) std::printf("\n%s", engine::traffic_table(total_traffic_, steps).c_str());
   if (steps > 0) {
     std::sort(step_seconds_.begin(), step_seconds_.end());
     const double median = step_seconds_[step_seconds_.size() / 2];

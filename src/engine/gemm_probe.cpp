@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "base/version.h"
 #include "tensor/library_version.h"
 
 namespace sherd::engine {
@@ -64,7 +65,7 @@ namespace {
 
 std::string key_of(int threads, DType dtype) {
   return cat(cpu_model(), " | ", threads, " threads | ", name_of(dtype), " | ", name_of(cpu_isa()),
-             cpu_has_bf16_products() ? "+bf16" : "", " | ", tensor::matmul_library());
+             cpu_has_bf16_products() ? "+bf16" : "", " | ", tensor::matmul_library(), " | Sherd ", version());
 }
 
 fs::path file_of(const fs::path& folder, const std::string& key) {
@@ -96,11 +97,12 @@ void keep_rate(const fs::path& path, const std::string& key, double rate) {
 
 GemmRate gemm_rate(int threads, DType dtype, const GemmProbe& probe) {
   const std::string key = key_of(threads, dtype);
-  if (probe.cache_folder)
-    if (const auto rate = read_rate(file_of(*probe.cache_folder, key), key)) return {*rate, true};
+  const auto kept = probe.cache_folder ? read_rate(file_of(*probe.cache_folder, key), key) : std::nullopt;
+  if (kept && !probe.refresh) return {*kept, true};
   const auto device = device::make_cpu_device(threads);
   const auto kernels = tensor::make_kernels(*device);
   const double rate = measure_gemm_rate(*kernels, dtype, probe.seconds);
+  if (kept && *kept >= rate) return {*kept, true};
   if (probe.cache_folder) keep_rate(file_of(*probe.cache_folder, key), key, rate);
   return {rate, false};
 }

@@ -23,6 +23,8 @@ struct GemmProbe {
   double seconds = 0.3;  ///< how long to measure
   /// Where rates are kept; nothing: measure every time.
   std::optional<std::filesystem::path> cache_folder = default_cache_folder();
+  /// Measure though a rate is kept, and keep the faster one: the first was perhaps taken on a busy machine.
+  bool refresh = false;
 };
 
 struct GemmRate {
@@ -31,7 +33,7 @@ struct GemmRate {
 };
 
 /// What `threads` threads of this machine reach: the denominator of MFU. Kept on disk by processor, threads, dtype,
-/// instruction set and library version. A cache that is damaged is measured anew, one that cannot be written is
+/// instruction set and the versions of Sherd and its library. A cache that is damaged is measured anew, one that cannot be written is
 /// done without.
 GemmRate gemm_rate(int threads, DType dtype, const GemmProbe& probe = {});
 

@@ -10,7 +10,7 @@
 namespace sherd::engine {
 
 /// The fastest rate, in FLOP/s, at which `kernels` multiplied matrices of `dtype` during about `seconds`: 1024 rows
-/// through a 768 × 3072 weight, as in a transformer's MLP; the best of at least three products after a warm-up.
+/// through a 768 × 3072 weight, as in a transformer's MLP; the best product after a warm-up.
 double measure_gemm_rate(tensor::Kernels& kernels, DType dtype, double seconds);
 
 /// ${XDG_CACHE_HOME:-~/.cache}/sherd; nothing when neither variable names an absolute path.

@@ -38,7 +38,7 @@ struct Data {
 /// What the forward pass drops and the backward pass computes again.
 enum class Recompute : std::uint8_t {
   none,
-  selective,  ///< core attention only (Korthikanti et al., "Reducing activation recomputation", 2022)
+  selective,  ///< all but attention's output, norms and activations (after Korthikanti et al. 2022)
   full        ///< every transformer block from its input (Chen et al., "Sublinear memory cost", 2016)
 };
 

@@ -126,7 +126,6 @@ class Bench {
 
   void measure(DType dtype, const std::string& name, const std::string& what, double flops,
                const std::function<void()>& body) {
-    if ((cat(name_of(dtype), " ", name)).find(options_.filter) == std::string::npos) return;
     body();
     double rate = 0, limit = 0;
     for (int round = 0; round < options_.rounds; ++round) {
@@ -140,7 +139,12 @@ class Bench {
     std::fflush(stdout);
   }
 
+  bool wanted(DType dtype, const std::string& name) const {
+    return cat(name_of(dtype), " ", name).find(options_.filter) != std::string::npos;
+  }
+
   void product(DType dtype, const std::string& name, Count m, Count n, Count k, bool ta, bool tb) {
+    if (!wanted(dtype, name)) return;
     const Matmul args{.a = make(ta ? Shape{k, m} : Shape{m, k}, dtype), .b = make(tb ? Shape{n, k} : Shape{k, n}, dtype),
                       .c = make({m, n}, dtype), .trans_a = ta, .trans_b = tb, .bias = {}, .pre_activation = {}};
     measure(dtype, name,
@@ -150,6 +154,7 @@ class Bench {
   }
 
   void attention(DType dtype) {
+    if (!wanted(dtype, "attention")) return;
     const Count seq = 512, heads = 12, dim = 64, batch = std::max<Count>(1, options_.tokens / seq);
     for (const float dropout : {0.0f, 0.1f}) {
       const Attention geometry{.heads = heads, .kv_heads = heads, .dropout = dropout, .key = {1, 2}};

@@ -36,6 +36,7 @@ Extents check(const char* kernel, const Tensor& qkv, const Attention& geometry, 
   e.dim = geometry.head_dim(qkv.shape()[2]);
   require(e.dim >= 1, kernel, ": heads are empty");
   e.scale = geometry.scale != 0 ? static_cast<double>(geometry.scale) : 1 / std::sqrt(static_cast<double>(e.dim));
+  require(e.scale > 0, kernel, ": scale ", geometry.scale, " is not positive");
   require(geometry.dropout >= 0 && geometry.dropout < 1, kernel, ": dropout ", geometry.dropout, " is outside [0, 1)");
   require_vector(kernel, "out", out, e.batch * e.seq * e.heads * e.dim, qkv.dtype());
   require_vector(kernel, "lse", lse, e.batch * e.heads * e.seq, compute_type(qkv.dtype()));
@@ -119,7 +120,7 @@ const AttentionOps& ops_for(bool bf16_products) {
   return portable::attention_f32;
 }
 
-/// What the loops need of one call, and the conversion of rows to what they take.
+/// What the loops need of one call, and the conversion of rows between the tensors' dtype and the loops' elements.
 class Heads {
  public:
   Heads(Device& device, const IsaTable& isa, const Extents& e, const Attention& geometry, DType dtype)
@@ -129,8 +130,8 @@ class Heads {
         converts_(dtype != (bf16_ ? DType::bf16 : DType::f32) || dim_ != e.dim) {}
 
   const AttentionOps& ops() const { return ops_for(bf16_); }
-  const ConvertOps& convert() const { return convert_; }
   Count element() const { return element_; }
+  Count dim() const { return dim_; }
   Count row() const { return attention_row(dim_); }
 
   AttentionHead head(Count b, Count h) const {
@@ -151,42 +152,35 @@ class Heads {
     return device_.allocate(static_cast<std::size_t>(bytes), device::Category::workspace);
   }
 
-  /// Points the head's operands at the tensors' rows, or, where the loops cannot read these, at copies in `kept`.
-  void point(AttentionHead& head, const std::byte* q, const std::byte* k, const std::byte* v, Count stride,
-             const std::byte* dout, Count dout_stride, device::Storage& kept) const {
-    const std::byte* from[4] = {q, k, v, dout};
-    const void** to[4] = {&head.q, &head.k, &head.v, &head.dout};
-    bool direct = !converts_;
-    for (const std::byte* rows : from) direct = direct && reinterpret_cast<std::uintptr_t>(rows) % 4 == 0;
-    if (direct && stride * element_ % 4 == 0 && dout_stride * element_ % 4 == 0) {
-      for (int i = 0; i < 4; ++i) *to[i] = from[i];
-      head.stride = stride, head.dout_stride = dout_stride;
-      return;
+  /// Whether the loops can read and write these rows where they are. Units of bf16 are 4 bytes.
+  bool direct(std::initializer_list<const std::byte*> rows) const {
+    bool aligned = e_.dim * element_ % 4 == 0;
+    for (const std::byte* at : rows) aligned = aligned && reinterpret_cast<std::uintptr_t>(at) % 4 == 0;
+    return aligned && !converts_;
+  }
+  Count row_bytes() const { return dim_ * (bf16_ ? 2 : 4); }
+
+  /// The tensor's rows as elements, dim() apart.
+  const void* copy_in(const std::byte* from, Count stride, std::byte* to) const {
+    const std::byte* begin = to;
+    for (Count i = 0; i < e_.seq; ++i, from += stride * element_, to += row_bytes()) {
+      if (!bf16_) {
+        convert_.load(from, reinterpret_cast<float*>(to), e_.dim);
+        continue;
+      }
+      std::memset(to, 0, static_cast<std::size_t>(row_bytes()));
+      std::memcpy(to, from, static_cast<std::size_t>(e_.dim * element_));
     }
-    const Count bytes = e_.seq * dim_ * (bf16_ ? 2 : 4);
-    kept = scratch(4 * bytes);
-    for (int i = 0; i < 4; ++i) {
-      if (!from[i]) continue;
-      copy_rows(from[i], i == 3 ? dout_stride : stride, kept.data() + i * bytes);
-      *to[i] = kept.data() + i * bytes;
+    return begin;
+  }
+  void copy_out(const std::byte* from, std::byte* to, Count stride) const {
+    for (Count i = 0; i < e_.seq; ++i, from += row_bytes(), to += stride * element_) {
+      if (bf16_) std::memcpy(to, from, static_cast<std::size_t>(e_.dim * element_));
+      else convert_.store(reinterpret_cast<const float*>(from), to, e_.dim);
     }
-    head.stride = head.dout_stride = dim_;
   }
 
  private:
-  void copy_rows(const std::byte* from, Count stride, std::byte* to) const {
-    for (Count i = 0; i < e_.seq; ++i, from += stride * element_) {
-      if (bf16_) {
-        std::memset(to, 0, static_cast<std::size_t>(dim_) * 2);
-        std::memcpy(to, from, static_cast<std::size_t>(e_.dim) * 2);
-        to += dim_ * 2;
-      } else {
-        convert_.load(from, reinterpret_cast<float*>(to), e_.dim);
-        to += dim_ * 4;
-      }
-    }
-  }
-
   const Extents& e_;
   const Attention& geometry_;
   Device& device_;
@@ -196,56 +190,72 @@ class Heads {
   bool converts_;
 };
 
-/// Rounds fp32 rows into `dim` columns of a tensor's rows.
-void store_rows(const Heads& heads, const float* from, Count rows, Count dim, std::byte* to, Count stride) {
-  for (Count i = 0; i < rows; ++i)
-    heads.convert().store(from + i * heads.row(), to + i * stride * heads.element(), dim);
-}
-
 void forward_head(const Heads& heads, const Extents& e, const Tensor& qkv, const Tensor& out, const Tensor& lse, Count b,
                   Count h) {
-  const Count g = h / e.group(), r = h % e.group();
+  const Count g = h / e.group(), r = h % e.group(), element = heads.element(), out_stride = e.heads * e.dim;
   const std::byte* rows = at(qkv, b * e.seq * e.width());
+  const std::byte* from[3] = {rows + e.query_col(g, r) * element, rows + e.key_col(g) * element,
+                              rows + e.value_col(g) * element};
+  std::byte* to = at(out, (b * e.seq * e.heads + h) * e.dim);
+  float* to_lse = lse.data<float>() + (b * e.heads + h) * e.seq;
   AttentionHead head = heads.head(b, h);
-  device::Storage copies;
-  heads.point(head, rows + e.query_col(g, r) * heads.element(), rows + e.key_col(g) * heads.element(),
-              rows + e.value_col(g) * heads.element(), e.width(), nullptr, 0, copies);
   const AttentionOps& ops = heads.ops();
   const device::Storage scratch = heads.scratch(ops.forward_scratch(head));
-  const device::Storage result = heads.scratch(e.seq * heads.row() * 4);
-  auto* values = reinterpret_cast<float*>(result.data());
-  ops.forward(head, values, lse.data<float>() + (b * e.heads + h) * e.seq, scratch.data());
-  store_rows(heads, values, e.seq, e.dim, at(out, (b * e.seq * e.heads + h) * e.dim), e.heads * e.dim);
+  if (heads.direct({rows, to})) {
+    head.q = from[0], head.k = from[1], head.v = from[2];
+    head.stride = e.width(), head.out_stride = out_stride;
+    return ops.forward(head, to, to_lse, scratch.data());
+  }
+  const Count matrix = e.seq * heads.row_bytes();
+  const device::Storage copies = heads.scratch(4 * matrix);
+  head.q = heads.copy_in(from[0], e.width(), copies.data());
+  head.k = heads.copy_in(from[1], e.width(), copies.data() + matrix);
+  head.v = heads.copy_in(from[2], e.width(), copies.data() + 2 * matrix);
+  head.stride = head.out_stride = heads.dim();
+  ops.forward(head, copies.data() + 3 * matrix, to_lse, scratch.data());
+  heads.copy_out(copies.data() + 3 * matrix, to, out_stride);
 }
 
+/// The tensors of one call of attention_backward.
+struct BackwardTensors {
+  const Tensor &qkv, &out, &lse, &dout, &dqkv;
+};
+
 /// The query heads of one key-value head in turn, so that its gradient has one order of sums.
-void backward_group(const Heads& heads, const Extents& e, const Tensor& qkv, const Tensor& out, const Tensor& lse,
-                    const Tensor& dout, const Tensor& dqkv, Count b, Count g) {
+void backward_group(const Heads& heads, const Extents& e, const BackwardTensors& t, Count b, Count g) {
   const AttentionOps& ops = heads.ops();
-  const Count element = heads.element(), matrix = e.seq * heads.row(), out_stride = e.heads * e.dim;
-  const device::Storage results = heads.scratch((3 * matrix + e.seq + 2 * e.dim) * 4);
-  auto* dq = reinterpret_cast<float*>(results.data());
-  float *dk = dq + matrix, *dv = dk + matrix, *delta = dv + matrix, *row_a = delta + e.seq, *row_b = row_a + e.dim;
-  std::fill_n(dk, 2 * matrix, 0.0f);
-  const std::byte* rows = at(qkv, b * e.seq * e.width());
-  std::byte* drows = at(dqkv, b * e.seq * e.width());
+  const Count element = heads.element(), sums = e.seq * heads.row(), matrix = e.seq * heads.row_bytes();
+  const Count out_stride = e.heads * e.dim;
+  const device::Storage gradients = heads.scratch(2 * sums * 4), copies = heads.scratch(6 * matrix);
+  auto* dk = reinterpret_cast<float*>(gradients.data());
+  float* dv = dk + sums;
+  std::fill_n(dk, 2 * sums, 0.0f);
+  const std::byte* rows = at(t.qkv, b * e.seq * e.width());
+  std::byte* drows = at(t.dqkv, b * e.seq * e.width());
+  std::byte* copy = copies.data();
+  const bool direct = heads.direct({rows, drows, t.out.raw(), t.dout.raw()});
+  AttentionHead head;
   for (Count r = 0; r < e.group(); ++r) {
     const Count h = g * e.group() + r, first = (b * e.seq * e.heads + h) * e.dim;
-    AttentionHead head = heads.head(b, h);
-    device::Storage copies;
-    heads.point(head, rows + e.query_col(g, r) * element, rows + e.key_col(g) * element,
-                rows + e.value_col(g) * element, e.width(), at(dout, first), out_stride, copies);
-    for (Count i = 0; i < e.seq; ++i) {
-      heads.convert().load(at(out, first + i * out_stride), row_a, e.dim);
-      heads.convert().load(at(dout, first + i * out_stride), row_b, e.dim);
-      delta[i] = ops.dot(row_a, row_b, e.dim);
-    }
+    const std::byte* from[5] = {rows + e.query_col(g, r) * element, rows + e.key_col(g) * element,
+                                rows + e.value_col(g) * element, at(t.out, first), at(t.dout, first)};
+    head = heads.head(b, h);
+    head.stride = direct ? e.width() : heads.dim(), head.out_stride = direct ? out_stride : heads.dim();
+    const void** to[5] = {&head.q, &head.k, &head.v, &head.out, &head.dout};
+    for (int i = 0; i < 5; ++i)
+      *to[i] = direct ? from[i] : heads.copy_in(from[i], i < 3 ? e.width() : out_stride, copy + i * matrix);
+    std::byte* dq = drows + e.query_col(g, r) * element;
     const device::Storage scratch = heads.scratch(ops.backward_scratch(head));
-    ops.backward(head, lse.data<float>() + (b * e.heads + h) * e.seq, delta, dq, dk, dv, scratch.data());
-    store_rows(heads, dq, e.seq, e.dim, drows + e.query_col(g, r) * element, e.width());
+    ops.backward(head, t.lse.data<float>() + (b * e.heads + h) * e.seq, direct ? dq : copy + 5 * matrix, head.stride, dk,
+                 dv, scratch.data());
+    if (!direct) heads.copy_out(copy + 5 * matrix, dq, e.width());
   }
-  store_rows(heads, dk, e.seq, e.dim, drows + e.key_col(g) * element, e.width());
-  store_rows(heads, dv, e.seq, e.dim, drows + e.value_col(g) * element, e.width());
+  const auto store = [&](const float* from, float factor, std::byte* to) {
+    ops.store_rows(from, e.seq, heads.dim(), factor, direct ? to : copy, head.stride);
+    if (!direct) heads.copy_out(copy, to, e.width());
+  };
+  store(dk, head.scale, drows + e.key_col(g) * element);
+  store(dv, 1, drows + e.value_col(g) * element);
 }
 
 }  // namespace
@@ -285,7 +295,7 @@ void CpuKernels::attention_backward(const Tensor& qkv, const Attention& geometry
   }
   const Heads heads(device_, isa_, e, geometry, qkv.dtype());
   device_.arena().parallel_for(e.batch * e.kv_heads, 1, [&](Count item, Count) {
-    backward_group(heads, e, qkv, out, lse, dout, dqkv, item / e.kv_heads, item % e.kv_heads);
+    backward_group(heads, e, {qkv, out, lse, dout, dqkv}, item / e.kv_heads, item % e.kv_heads);
   });
 }
 

@@ -38,9 +38,14 @@ struct DotF32 {
   using Element = float;
   static constexpr int per_unit = 1;
   SHERD_INLINE static F dot(F sum, U a, U b) { return multiply_add((F)a, (F)b, sum); }
-  /// Units of row `row` of a row-major matrix whose columns are the lanes.
-  SHERD_INLINE static U unit(F first, F) { return (U)first; }
-  SHERD_INLINE static void store(float* to, F f) { store_as(to, f); }
+
+  /// Registers of the per_unit neighbouring rows of a matrix whose columns are the lanes, rounded to elements; `second` counts for
+  /// bf16 only.
+  using Rounded = F;
+  SHERD_INLINE static Rounded round(F first, F) { return first; }
+  /// The rows as units, one per column.
+  SHERD_INLINE static U unit(Rounded r) { return (U)r; }
+  SHERD_INLINE static void store_row(float* to, Rounded r, int) { store_as(to, r); }
 };
 
 #if defined(SHERD_BF16_PRODUCTS)
@@ -51,9 +56,21 @@ struct DotBf16 {
   SHERD_INLINE static F dot(F sum, U a, U b) {
     return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
   }
-  SHERD_INLINE static H round(F f) { return (H)_mm512_cvtneps_pbh((__m512)f); }
-  SHERD_INLINE static U unit(F first, F second) { return widen(round(first)) | (widen(round(second)) << 16); }
-  SHERD_INLINE static void store(std::uint16_t* to, F f) { store_as(to, round(f)); }
+
+  using Rounded = U;  ///< sixteen elements of the first row, then sixteen of the second
+  SHERD_INLINE static Rounded round(F first, F second) {
+    return (U)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  }
+  SHERD_INLINE static U unit(Rounded r) {
+    U order;
+#pragma GCC unroll 16
+    for (int l = 0; l < lanes; ++l) order[l] = static_cast<std::uint32_t>(l | (lanes + l) << 16);
+    return (U)_mm512_permutexvar_epi16((__m512i)order, (__m512i)r);
+  }
+  SHERD_INLINE static void store_row(std::uint16_t* to, Rounded r, int row) {
+    if (row == 0) store_as(to, __builtin_shufflevector(r, r, 0, 1, 2, 3, 4, 5, 6, 7));
+    else store_as(to, __builtin_shufflevector(r, r, 8, 9, 10, 11, 12, 13, 14, 15));
+  }
 };
 #endif
 
@@ -147,20 +164,34 @@ SHERD_INLINE void store_units(std::uint32_t* to, U u, Count count) {
   __builtin_memcpy(to, buffer, static_cast<std::size_t>(count) * 4);
 }
 
-/// to[c·to_stride + r] = line(r, c) for r < rows, c < cols, where line(r, c, count) gives units c … of row r. Rows up to
-/// `padded_rows` (≥ rows) are written as zeros.
+/// Whether a line is asked for a whole register, of which nothing lies outside the matrix.
+template <bool value>
+struct Whole {};
+
+/// to[c·to_stride + r] = line(r, c) for r < rows, c < cols, where line(r, c, left, Whole) gives units c, c + 1, … of row r, of
+/// which `left` exist. Rows up to `padded_rows` (≥ rows) are written as zeros. Goes down the rows once, so that what lies far
+/// apart is read once.
 template <class Line>
 SHERD_INLINE void transpose_lines(Count rows, Count cols, Line line, std::uint32_t* to, Count to_stride,
                                   Count padded_rows) {
-  for (Count c = 0; c < cols; c += lanes)
-    for (Count r = 0; r < padded_rows; r += lanes) {
+  for (Count r = 0; r < padded_rows; r += lanes)
+    for (Count c = 0; c < cols; c += lanes) {
       U block[lanes];
+      std::uint32_t* corner = to + c * to_stride + r;
+      if (r + lanes < rows && c + lanes <= cols) {
 #pragma GCC unroll 16
-      for (int i = 0; i < lanes; ++i) block[i] = r + i < rows ? line(r + i, c, cols - c) : U{};
+        for (int i = 0; i < lanes; ++i) block[i] = line(r + i, c, lanes, Whole<true>{});
+        transpose_square(block);
+#pragma GCC unroll 16
+        for (int i = 0; i < lanes; ++i) store_as(corner + i * to_stride, block[i]);
+        continue;
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < lanes; ++i) block[i] = r + i < rows ? line(r + i, c, cols - c, Whole<false>{}) : U{};
       transpose_square(block);
 #pragma GCC unroll 16
       for (int i = 0; i < lanes; ++i)
-        if (c + i < cols) store_units(to + (c + i) * to_stride + r, block[i], padded_rows - r);
+        if (c + i < cols) store_units(corner + i * to_stride, block[i], padded_rows - r);
     }
 }
 
@@ -168,22 +199,29 @@ SHERD_INLINE void transpose_lines(Count rows, Count cols, Line line, std::uint32
 [[maybe_unused]] void transpose_units(const std::uint32_t* from, Count stride, Count rows, Count cols, std::uint32_t* to,
                                       Count to_stride, Count padded_rows) {
   transpose_lines(
-      rows, cols, [=](Count r, Count c, Count left) { return load_units(from + r * stride + c, left); }, to, to_stride,
-      padded_rows);
+      rows, cols,
+      [=]<bool whole>(Count r, Count c, Count left, Whole<whole>) {
+        return whole ? load_as<U>(from + r * stride + c) : load_units(from + r * stride + c, left);
+      },
+      to, to_stride, padded_rows);
 }
 
 /// Units [c, c + lanes) of line `u` of a matrix [inner, cols] whose units go down its columns: element (u·per_unit, c), and for
 /// bf16 its neighbour below. Zeros past `inner` and past `left` columns.
-template <class Dot>
-SHERD_INLINE U column_units(const typename Dot::Element* from, Count stride, Count inner, Count u, Count c, Count left) {
+template <class Dot, bool whole>
+SHERD_INLINE U column_units(const typename Dot::Element* from, Count stride, Count inner, Count u, Count c, Count left,
+                            Whole<whole>) {
   if constexpr (Dot::per_unit == 1) {
-    return load_units(reinterpret_cast<const std::uint32_t*>(from) + u * stride + c, left);
+    const auto* line = reinterpret_cast<const std::uint32_t*>(from) + u * stride + c;
+    return whole ? load_as<U>(line) : load_units(line, left);
   } else {
     const auto row = [&](Count p) {
+      const auto* line = from + p * stride + c;
+      if constexpr (whole) return load_as<H>(line);
       if (p >= inner) return H{};
-      if (left >= lanes) return load_as<H>(from + p * stride + c);
+      if (left >= lanes) return load_as<H>(line);
       std::uint16_t buffer[lanes] = {};
-      __builtin_memcpy(buffer, from + p * stride + c, static_cast<std::size_t>(left) * 2);
+      __builtin_memcpy(buffer, line, static_cast<std::size_t>(left) * 2);
       return load_as<H>(buffer);
     };
     return widen(row(2 * u)) | (widen(row(2 * u + 1)) << 16);
@@ -194,14 +232,18 @@ SHERD_INLINE U column_units(const typename Dot::Element* from, Count stride, Cou
 /// past cols and rows past inner, up to a multiple of per_unit, are zeros.
 template <class Dot>
 void pack_columns(const typename Dot::Element* from, Count stride, Count inner, Count cols, std::uint32_t* to) {
-  const Count units = (inner + Dot::per_unit - 1) / Dot::per_unit;
+  const Count units = (inner + Dot::per_unit - 1) / Dot::per_unit, whole_units = inner / Dot::per_unit;
   for (Count first = 0; first < cols; first += sliver, to += units * sliver)
     for (Count u = 0; u < units; ++u)
 #pragma GCC unroll 2
       for (int part = 0; part < 2; ++part) {
         const Count c = first + part * lanes;
-        store_as(to + u * sliver + part * lanes,
-                 c < cols ? column_units<Dot>(from, stride, inner, u, c, cols - c) : U{});
+        U unit{};
+        if (u < whole_units && c + lanes <= cols)
+          unit = column_units<Dot>(from, stride, inner, u, c, lanes, Whole<true>{});
+        else if (c < cols)
+          unit = column_units<Dot>(from, stride, inner, u, c, cols - c, Whole<false>{});
+        store_as(to + u * sliver + part * lanes, unit);
       }
 }
 

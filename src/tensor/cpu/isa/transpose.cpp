@@ -14,12 +14,22 @@ struct Halves {
   static constexpr int per_unit = 2;
 };
 
+/// The next block's place in this line and the one below.
+SHERD_INLINE void prefetch(const std::uint16_t* line, Count stride) {
+  __builtin_prefetch(line);
+  __builtin_prefetch(line + stride);
+}
+
 void pairs(const void* from, Count stride, Count rows, Count cols, void* to, Count to_stride) {
   const auto* elements = static_cast<const std::uint16_t*>(from);
   const Count lines = (rows + 1) / 2;
   transpose_lines(
       lines, cols,
-      [=](Count u, Count c, Count left) { return column_units<Halves>(elements, stride, rows, u, c, left); },
+      [=]<bool whole>(Count u, Count c, Count left, Whole<whole> is_whole) {
+        // The rows may lie on pages of their own, where the processor does not read ahead.
+        if constexpr (whole) prefetch(elements + (2 * u + 2 * lanes) * stride + c, stride);
+        return column_units<Halves>(elements, stride, rows, u, c, left, is_whole);
+      },
       static_cast<std::uint32_t*>(to), to_stride, lines);
 }
 

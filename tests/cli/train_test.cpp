@@ -1,0 +1,251 @@
+// `sherd train` and `sherd generate` as a person runs them: the real program, on local ranks and under mpirun.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <thread>
+
+#include "base/error.h"
+#include "support/temp_folder.h"
+
+namespace sherd::cli {
+namespace {
+
+using sherd::testing::read_text;
+using sherd::testing::TempFolder;
+using sherd::testing::write_text;
+using ::testing::HasSubstr;
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+class Train : public ::testing::Test {
+ protected:
+  Train() {
+    std::string text;
+    for (int i = 0; i < 400; ++i) text += cat("The ", i % 7, " shards of jar ", i % 13, " lie in row ", i % 5, ".\n\n");
+    write_text(folder_ / "text.txt", text);
+    write_text(folder_ / "c.json", cat(R"({
+  "train_batch_size": 4,
+  "optimizer": {"type": "AdamW", "params": {"lr": 0.003}},
+  "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+  "model": {"type": "gpt2", "seq_length": 16, "hidden_size": 32, "num_layers": 2, "num_heads": 2},
+  "data": {"path": ")", prefix(), R"(", "split": [0.9, 0.1]},
+  "training": {"steps": 6, "save_dir": ")", (folder_ / "run").string(), R"(", "log_interval": 0},
+  "parallel": {"timeout_seconds": 60}
+})"));
+    const Outcome prepared = sherd({"prepare", "--input", (folder_ / "text.txt").string(), "--tokenizer", "byte",
+                                    "--output", prefix()});
+    require(prepared.code == 0, prepared.err);
+  }
+
+  std::string prefix() const { return (folder_ / "data").string(); }
+  std::string config() const { return (folder_ / "c.json").string(); }
+
+  /// Runs a shell command line with a limit of two minutes; 124 when it took longer.
+  Outcome shell(const std::string& command) const {
+    const std::string out = (folder_ / "out").string(), err = (folder_ / "err").string();
+    const int status = std::system(cat("XDG_CACHE_HOME=", folder_.path().string(), " timeout 120 ", command, " >", out,
+                                       " 2>", err, " </dev/null").c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_text(out), read_text(err)};
+  }
+  static std::string joined(const std::vector<std::string>& arguments) {
+    std::string line = SHERD_PROGRAM;
+    for (const std::string& argument : arguments) line += " '" + argument + "'";
+    return line;
+  }
+  Outcome sherd(const std::vector<std::string>& arguments) const { return shell(joined(arguments)); }
+  /// Under mpirun; each rank's exit code ends up on stderr as "exit code N" (with --enable-recovery, without which the
+  /// first rank to fail has the others killed before they can speak, mpirun itself always returns 0).
+  Outcome sherd_mpi(int ranks, const std::vector<std::string>& arguments) const {
+    return shell(cat("env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to none "
+                     "--enable-recovery -n ", ranks, R"( sh -c '"$@"; echo "exit code $?" >&2' sh )", joined(arguments)));
+  }
+  std::vector<std::string> train(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> out{"train", "--config", config()};
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+  /// The values of a key in a metrics file, as text.
+  std::vector<std::string> metric(const std::string& file, const std::string& key) const {
+    std::vector<std::string> out;
+    std::ifstream in(folder_ / file);
+    for (std::string line; std::getline(in, line);) {
+      const auto at = line.find("\"" + key + "\":");
+      if (at == std::string::npos) continue;
+      const auto begin = at + key.size() + 3;
+      out.push_back(line.substr(begin, line.find_first_of(",}", begin) - begin));
+    }
+    return out;
+  }
+
+  TempFolder folder_;
+};
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+TEST_F(Train, TrainsSavesAndReports) {
+  const Outcome got = sherd(train({"--ranks", "2", "--metrics", (folder_ / "m.jsonl").string(), "--plot",
+                                   (folder_ / "loss.svg").string()}));
+  EXPECT_EQ(got.code, 0) << got.err;
+  EXPECT_THAT(got.out, HasSubstr("parameters"));
+  EXPECT_THAT(got.out, HasSubstr("all-gather"));
+  EXPECT_THAT(got.out, HasSubstr("unigram entropy"));
+  const auto losses = metric("m.jsonl", "loss");
+  ASSERT_EQ(losses.size(), 6u);
+  EXPECT_LT(std::stod(losses.back()), std::stod(losses.front()));
+  EXPECT_EQ(metric("m.jsonl", "val_loss").size(), 1u);
+  EXPECT_GT(std::stoll(metric("m.jsonl", "reduce_scatter_bytes").front()), 0);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / "global_step6" / "rank_00001.safetensors"));
+  EXPECT_THAT(read_text(folder_ / "loss.svg"), HasSubstr("<svg"));
+
+  const Outcome text = sherd({"generate", "--checkpoint", (folder_ / "run").string(), "--prompt", "The 3", "--max-tokens",
+                              "8", "--seed", "1"});
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_EQ(text.out.rfind("The 3", 0), 0u) << text.out;
+}
+
+TEST_F(Train, LocalAndMpiPrintTheSameLosses) {
+  if (!SHERD_TEST_MPI) GTEST_SKIP() << "this build has no MPI";
+  ASSERT_EQ(sherd(train({"--ranks", "2", "--metrics", (folder_ / "local.jsonl").string()})).code, 0);
+  const Outcome mpi = sherd_mpi(2, train({"--metrics", (folder_ / "mpi.jsonl").string()}));
+  ASSERT_EQ(count(mpi.err, "exit code 0\n"), 2u) << mpi.err;
+  EXPECT_EQ(metric("mpi.jsonl", "loss"), metric("local.jsonl", "loss"));
+  EXPECT_EQ(metric("mpi.jsonl", "grad_norm"), metric("local.jsonl", "grad_norm"));
+  EXPECT_EQ(metric("mpi.jsonl", "loss").size(), 6u);
+}
+
+TEST_F(Train, ResumesToTheSameLosses) {
+  ASSERT_EQ(sherd(train({"--ranks", "2", "--metrics", (folder_ / "whole.jsonl").string()})).code, 0);
+  std::filesystem::remove_all(folder_ / "run");
+  ASSERT_EQ(sherd(train({"--ranks", "2", "--steps", "3", "--metrics", (folder_ / "parts.jsonl").string()})).code, 0);
+  const Outcome rest = sherd(train({"--ranks", "2", "--resume", "--metrics", (folder_ / "parts.jsonl").string()}));
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  EXPECT_THAT(rest.err, HasSubstr("resumed from"));
+  EXPECT_EQ(metric("parts.jsonl", "loss"), metric("whole.jsonl", "loss"));
+}
+
+TEST_F(Train, ATerminatedRunSavesAndGoesOn) {
+  write_text(folder_ / "term.err", "");
+  const pid_t child = fork();
+  if (child == 0) {
+    execl("/bin/sh", "sh", "-c", cat("exec ", joined(train({"--ranks", "2", "--steps", "100000"})), " 2>",
+                                     (folder_ / "term.err").string()).c_str(), nullptr);
+    _exit(127);
+  }
+  // Wait until it trains; then ask it to stop.
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (read_text(folder_ / "term.err").find("training tokens") == std::string::npos &&
+         std::chrono::steady_clock::now() < limit)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  kill(child, SIGTERM);
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_NE(WEXITSTATUS(status), 0);
+  EXPECT_THAT(read_text(folder_ / "term.err"), HasSubstr("go on with --resume"));
+  const std::string tag = read_text(folder_ / "run" / "latest");
+  const std::string step = tag.substr(tag.find_first_of("0123456789"));
+  const Outcome more = sherd(train({"--ranks", "2", "--resume", "--steps", std::to_string(std::stoll(step) + 1)}));
+  EXPECT_EQ(more.code, 0) << more.err;
+}
+
+// ---- errors: one line that names cause and next step, non-zero on every rank, and no hang ----
+
+struct Mistake {
+  std::string what;
+  std::function<std::vector<std::string>(const TempFolder&)> arguments;  ///< beyond --config; may damage files first
+  std::string says;
+};
+
+class TrainErrors : public Train, public ::testing::WithParamInterface<int> {};
+
+const std::vector<Mistake>& mistakes() {
+  using List = std::vector<std::string>;
+  static const std::vector<Mistake> all{
+      {"wrong key", [](const TempFolder&) { return List{"--set", "gradient_cliping=1"}; }, "gradient_clipping"},
+      {"wrong type", [](const TempFolder&) { return List{"--set", "train_batch_size=many"}; }, "train_batch_size"},
+      {"batch triple",
+       [](const TempFolder&) { return List{"--set", "train_micro_batch_size_per_gpu=3", "--set", "gradient_accumulation_steps=1"}; },
+       "train_batch_size"},
+      {"missing dataset", [](const TempFolder&) { return List{"--set", "data.path=/nonexistent/data"}; }, "/nonexistent/data"},
+      {"id beyond the vocabulary",
+       [](const TempFolder& f) {
+         std::filesystem::remove(f / "data.json");  // as a dataset of another program
+         return List{"--set", "model.vocab_size=64"};
+       },
+       "64"},
+      {"truncated dataset",
+       [](const TempFolder& f) {
+         std::filesystem::resize_file(f / "data.bin", std::filesystem::file_size(f / "data.bin") / 2);
+         return List{};
+       },
+       "data.bin"},
+      {"nothing to resume", [](const TempFolder&) { return List{"--resume"}; }, "latest"},
+      {"a loss that is NaN",
+       [](const TempFolder&) { return List{"--set", "model.init_std=1e38", "--set", "bf16.enabled=false"}; },
+       "lower the learning rate"},
+  };
+  return all;
+}
+
+TEST_P(TrainErrors, AreOneClearLine) {
+  const Mistake& mistake = mistakes()[static_cast<std::size_t>(GetParam())];
+  auto arguments = train(mistake.arguments(folder_));
+  if (SHERD_TEST_MPI) {
+    const Outcome mpi = sherd_mpi(2, arguments);
+    EXPECT_NE(mpi.code, 124) << "hung";
+    EXPECT_EQ(count(mpi.err, "exit code 1\n"), 2u) << mpi.err;
+    EXPECT_THAT(mpi.err, HasSubstr(mistake.says)) << mistake.what;
+    EXPECT_EQ(count(mpi.err, "error: "), 2u) << "one line from each rank\n" << mpi.err;
+  }
+  arguments.insert(arguments.end(), {"--ranks", "2"});
+  const Outcome local = sherd(arguments);
+  EXPECT_EQ(local.code, 1) << mistake.what << ": " << local.err;
+  EXPECT_EQ(count(local.err, "error: "), 1u) << local.err;
+  EXPECT_THAT(local.err, HasSubstr(mistake.says)) << mistake.what;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TrainErrors, ::testing::Range(0, static_cast<int>(mistakes().size())), [](const auto& test) {
+  std::string name = mistakes()[static_cast<std::size_t>(test.param)].what;
+  for (char& c : name)
+    if (c == ' ') c = '_';
+  return name;
+});
+
+TEST_F(Train, AnotherWorldSizeOnResumeIsRefused) {
+  ASSERT_EQ(sherd(train({"--ranks", "2", "--steps", "1"})).code, 0);
+  const Outcome got = sherd(train({"--ranks", "4", "--resume"}));
+  EXPECT_EQ(got.code, 1);
+  EXPECT_EQ(count(got.err, "error: "), 1u) << got.err;
+  EXPECT_THAT(got.err, HasSubstr("start with --ranks 2"));
+}
+
+TEST_F(Train, ThePublishedExampleRunsAsItStands) {
+  write_text(folder_ / "model.json",
+             cat(R"({"model": {"type": "gpt2", "seq_length": 16, "hidden_size": 32, "num_layers": 2, "num_heads": 2},)",
+                 R"("data": {"path": ")", prefix(), R"("}, "training": {"steps": 3}})"));
+  const Outcome got = sherd({"train", "--config", SHERD_SOURCE_DIR "/configs/zero3_fp16_reference.json",
+                             (folder_ / "model.json").string(), "--ranks", "2", "--metrics", (folder_ / "m.jsonl").string()});
+  EXPECT_EQ(got.code, 0) << got.err;
+  EXPECT_EQ(metric("m.jsonl", "loss").size(), 3u);
+  EXPECT_EQ(metric("m.jsonl", "loss_scale").front(), "65536");
+  EXPECT_THAT(got.err, HasSubstr("contiguous_gradients"));
+  EXPECT_THAT(got.err, HasSubstr("time (ms) | forward")) << "wall_clock_breakdown";
+}
+
+}  // namespace
+}  // namespace sherd::cli

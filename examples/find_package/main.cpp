@@ -34,10 +34,12 @@ int main() {
       for (int i = 0; i < 64; ++i) x.push_back(i / 32.0f - 1), y.push_back(2 * x.back() - 1);
       const auto data = data::make_tensor_dataset(
           {{"x", Tensor::of<float>(*host, {64, 1}, x)}, {"y", Tensor::of<float>(*host, {64, 1}, y)}});
-      auto [engine, optimizer, loader, scheduler] =
-          initialize({.dist = dist, .model = std::make_shared<Line>(), .config = config::parse_text(settings),
-                      .training_data = data});
-      for (int step = 0; step < 200; ++step) engine->train_batch([&loader = loader] { return loader->next(); });
+      auto [engine, optimizer, loader, scheduler] = initialize({.dist = dist,
+                                                                .model = std::make_shared<Line>(),
+                                                                .config = config::parse_text(settings),
+                                                                .training_data = data});
+      for (int step = 0; step < 200; ++step)
+        engine->train_batch([&loader = loader] { return loader->next(); });
       if (dist->rank() == 0) last_loss = engine->last_step().loss;
     });
   } catch (const Error& error) {

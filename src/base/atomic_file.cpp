@@ -32,7 +32,9 @@ void write_fully(int descriptor, const fs::path& path, std::uint64_t offset, con
   }
 }
 
-fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+fs::path parent_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
 
 }  // namespace
 
@@ -43,7 +45,9 @@ AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)), partial_(path_) 
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
-    : path_(other.path_), partial_(other.partial_), descriptor_(std::exchange(other.descriptor_, -1)),
+    : path_(other.path_),
+      partial_(other.partial_),
+      descriptor_(std::exchange(other.descriptor_, -1)),
       end_(other.end_) {}
 
 AtomicFile::~AtomicFile() {
@@ -106,7 +110,8 @@ void publish_folder(const fs::path& partial, const fs::path& final_name) {
   sync_folder(partial);
   // rename(2) would silently replace an empty folder.
   if (fs::exists(fs::symlink_status(final_name))) fail_errno("publish the folder as", final_name, EEXIST);
-  if (::rename(partial.c_str(), final_name.c_str()) != 0) fail_errno("publish the folder as", final_name, errno);
+  if (::rename(partial.c_str(), final_name.c_str()) != 0)
+    fail_errno("publish the folder as", final_name, errno);
   sync_folder(parent_of(final_name));
 }
 

@@ -7,11 +7,12 @@
 
 namespace sherd {
 
-/// A file that appears under its name whole or not at all: bytes go to `path` + ".partial" beside it, commit()
-/// syncs them, renames and syncs the folder. Dropped without commit(), it leaves what was at `path` as it was.
+/// A file that appears under its name whole or not at all: bytes go to `path` + ".partial" beside it,
+/// commit() syncs them, renames and syncs the folder. Dropped without commit(), it leaves what was at `path`
+/// as it was.
 ///
-/// write_at() may be called from several threads; everything else from one. Every failure throws Error{io} naming
-/// the file and the system's reason; a full disk says how many bytes were wanted.
+/// write_at() may be called from several threads; everything else from one. Every failure throws Error{io}
+/// naming the file and the system's reason; a full disk says how many bytes were wanted.
 class AtomicFile {
  public:
   /// Creates the partial file, replacing one that an earlier crash left. The folder must exist.
@@ -20,7 +21,8 @@ class AtomicFile {
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
 
-  /// Sets the size and asks the file system for the space, so that a full disk is found before the work is done.
+  /// Sets the size and asks the file system for the space, so that a full disk is found before the work is
+  /// done.
   void reserve(std::uint64_t bytes);
   /// Writes at the end of what write() wrote so far.
   void write(const void* data, std::size_t bytes);
@@ -42,8 +44,8 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 /// Syncs a folder's entries, so that names created or renamed in it survive a power cut.
 void sync_folder(const std::filesystem::path& folder);
 
-/// Renames the folder `partial` to `final_name`, which must not exist, after syncing `partial`, and syncs the folder
-/// that holds both: the last act of a checkpoint. Both must lie in one file system.
+/// Renames the folder `partial` to `final_name`, which must not exist, after syncing `partial`, and syncs the
+/// folder that holds both: the last act of a checkpoint. Both must lie in one file system.
 void publish_folder(const std::filesystem::path& partial, const std::filesystem::path& final_name);
 
 }  // namespace sherd

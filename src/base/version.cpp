@@ -2,6 +2,8 @@
 
 namespace sherd {
 
-std::string_view version() { return SHERD_VERSION; }
+std::string_view version() {
+  return SHERD_VERSION;
+}
 
 }  // namespace sherd

@@ -83,11 +83,14 @@ bool CommandLine::parse(const std::vector<std::string>& arguments) {
     std::fputs(state_->options.help().c_str(), stdout);
     return false;
   }
-  if (!state_->result.unmatched().empty()) state_->wrong("unexpected argument '", state_->result.unmatched()[0], "'");
+  if (!state_->result.unmatched().empty())
+    state_->wrong("unexpected argument '", state_->result.unmatched()[0], "'");
   return true;
 }
 
-bool CommandLine::has(const std::string& name) const { return state_->result.count(name) > 0; }
+bool CommandLine::has(const std::string& name) const {
+  return state_->result.count(name) > 0;
+}
 
 std::string CommandLine::text(const std::string& name) const {
   try {

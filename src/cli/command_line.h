@@ -14,8 +14,8 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The options of one command: declared, parsed, read. Values may follow as `--name value` or `--name=value`. Every
-/// mistake throws UsageError naming the option, its value and where help is.
+/// The options of one command: declared, parsed, read. Values may follow as `--name value` or `--name=value`.
+/// Every mistake throws UsageError naming the option, its value and where help is.
 class CommandLine {
  public:
   /// `synopsis` is what follows the command's name in its usage line.
@@ -30,7 +30,8 @@ class CommandLine {
                      const std::string& fallback = "");
   /// Any number of values: the option may be repeated.
   CommandLine& list(const std::string& name, const std::string& shown, const std::string& help);
-  /// Values that no option takes belong to the list `name`, so that `--name a b` and a shell's `--name *.txt` work.
+  /// Values that no option takes belong to the list `name`, so that `--name a b` and a shell's `--name *.txt`
+  /// work.
   CommandLine& rest_to(const std::string& name);
 
   /// Parses what follows the command's name. False when help was asked for (and printed to stdout).

@@ -28,7 +28,8 @@ constexpr const char* compiler = "GCC";
 
 std::string memory_text() {
   const MemorySizes sizes = memory_sizes();
-  std::string text = cat(engine::human_bytes(sizes.total), ", ", engine::human_bytes(sizes.available), " available");
+  std::string text =
+      cat(engine::human_bytes(sizes.total), ", ", engine::human_bytes(sizes.available), " available");
   if (sizes.limit) text += cat(", limited to ", engine::human_bytes(sizes.limit), " for this process");
   return text;
 }

@@ -21,10 +21,14 @@ std::string io_uring_state() {
     return "available";
   }
   switch (errno) {
-    case ENOSYS: return "not in this kernel";
-    case EPERM: return "forbidden here (kernel.io_uring_disabled, or a container's seccomp profile)";
-    case ENOMEM: return "refused: locked-memory limit (ulimit -l)";
-    default: return cat("refused: ", std::strerror(errno));
+    case ENOSYS:
+      return "not in this kernel";
+    case EPERM:
+      return "forbidden here (kernel.io_uring_disabled, or a container's seccomp profile)";
+    case ENOMEM:
+      return "refused: locked-memory limit (ulimit -l)";
+    default:
+      return cat("refused: ", std::strerror(errno));
   }
 #else
   return "unknown to the headers Sherd was built with";

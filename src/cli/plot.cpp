@@ -31,10 +31,14 @@ std::string number(double value, const char* format = "%.2f") {
 std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
-    if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else out += c;
+    if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else
+      out += c;
   }
   return out;
 }
@@ -43,7 +47,9 @@ std::string escaped(const std::string& text) {
 struct Frame {
   double x_low = 0, x_high = 1, y_low = 0, y_high = 1;
   double x(double step) const { return left + (step - x_low) / (x_high - x_low) * (width - left - right); }
-  double y(double loss) const { return height - bottom - (loss - y_low) / (y_high - y_low) * (height - top - bottom); }
+  double y(double loss) const {
+    return height - bottom - (loss - y_low) / (y_high - y_low) * (height - top - bottom);
+  }
 };
 
 Frame frame_of(const LossCurve& curve, const PlotOptions& options) {
@@ -60,7 +66,8 @@ Frame frame_of(const LossCurve& curve, const PlotOptions& options) {
     }
   if (options.unigram_entropy) include(*options.unigram_entropy);
   if (frame.x_high <= frame.x_low) frame.x_low -= 1, frame.x_high += 1;
-  const double margin = std::max(0.05 * (frame.y_high - frame.y_low), 1e-6 * std::max(1.0, std::abs(frame.y_high)));
+  const double margin =
+      std::max(0.05 * (frame.y_high - frame.y_low), 1e-6 * std::max(1.0, std::abs(frame.y_high)));
   frame.y_low -= margin, frame.y_high += margin;
   return frame;
 }
@@ -81,8 +88,8 @@ std::vector<Point> thinned(const std::vector<Point>& points, const Frame& frame)
   return out;
 }
 
-/// The mean over a window of a fiftieth of the curve around each point; narrower near the ends, where it stays symmetric
-/// so as not to lag, and none for the last points, whose windows would hold next to nothing.
+/// The mean over a window of a fiftieth of the curve around each point; narrower near the ends, where it
+/// stays symmetric so as not to lag, and none for the last points, whose windows would hold next to nothing.
 std::vector<Point> smoothed(const std::vector<Point>& points) {
   const std::size_t reach = std::max<std::size_t>(1, points.size() / 100);
   std::vector<double> sums{0};
@@ -91,21 +98,23 @@ std::vector<Point> smoothed(const std::vector<Point>& points) {
   for (std::size_t i = 0; i < points.size(); ++i) {
     const std::size_t half = std::min({reach, i, points.size() - 1 - i});
     if (i >= reach && half < (reach + 1) / 2) break;
-    out.push_back({points[i].step, (sums[i + half + 1] - sums[i - half]) / static_cast<double>(2 * half + 1)});
+    out.push_back(
+        {points[i].step, (sums[i + half + 1] - sums[i - half]) / static_cast<double>(2 * half + 1)});
   }
   return out;
 }
 
 std::string line(const std::vector<Point>& points, const Frame& frame, const std::string& style) {
   std::string out = "<polyline fill=\"none\" stroke-linejoin=\"round\" " + style + " points=\"";
-  for (const Point& point : points) out += number(frame.x(point.step)) + ',' + number(frame.y(point.loss)) + ' ';
+  for (const Point& point : points)
+    out += number(frame.x(point.step)) + ',' + number(frame.y(point.loss)) + ' ';
   return out + "\"/>\n";
 }
 
 std::string text_at(double x, double y, const std::string& anchor, const std::string& text,
                     const std::string& more = "") {
-  return cat("<text x=\"", number(x), "\" y=\"", number(y), "\" text-anchor=\"", anchor, "\"", more, ">", escaped(text),
-             "</text>\n");
+  return cat("<text x=\"", number(x), "\" y=\"", number(y), "\" text-anchor=\"", anchor, "\"", more, ">",
+             escaped(text), "</text>\n");
 }
 
 /// As many decimals as the tick's step needs.
@@ -118,11 +127,15 @@ std::string tick_label(double value, double step) {
 
 std::string axes(const Frame& frame) {
   std::string out;
-  const auto step_of = [](const std::vector<double>& ticks) { return ticks.size() > 1 ? ticks[1] - ticks[0] : 1.0; };
-  const auto rule = [](double x1, double y1, double x2, double y2, const char* color) {
-    return cat("<path d=\"M", number(x1), ' ', number(y1), 'L', number(x2), ' ', number(y2), "\" stroke=\"", color, "\"/>\n");
+  const auto step_of = [](const std::vector<double>& ticks) {
+    return ticks.size() > 1 ? ticks[1] - ticks[0] : 1.0;
   };
-  const std::vector<double> ys = nice_ticks(frame.y_low, frame.y_high, 7), xs = nice_ticks(frame.x_low, frame.x_high, 9);
+  const auto rule = [](double x1, double y1, double x2, double y2, const char* color) {
+    return cat("<path d=\"M", number(x1), ' ', number(y1), 'L', number(x2), ' ', number(y2), "\" stroke=\"",
+               color, "\"/>\n");
+  };
+  const std::vector<double> ys = nice_ticks(frame.y_low, frame.y_high, 7),
+                            xs = nice_ticks(frame.x_low, frame.x_high, 9);
   for (const double y : ys) {
     out += rule(left, frame.y(y), width - right, frame.y(y), "#e6e6e6");
     out += text_at(left - 8, frame.y(y) + 4, "end", tick_label(y, step_of(ys)));
@@ -136,7 +149,8 @@ std::string axes(const Frame& frame) {
   out += rule(left, top, left, height - bottom, "#333333");
   out += text_at((left + width - right) / 2, height - 14, "middle", "optimizer step");
   const double middle = (top + height - bottom) / 2;
-  out += text_at(20, middle, "middle", "nats per token", cat(" transform=\"rotate(-90 20 ", number(middle), ")\""));
+  out += text_at(20, middle, "middle", "nats per token",
+                 cat(" transform=\"rotate(-90 20 ", number(middle), ")\""));
   return out;
 }
 
@@ -149,8 +163,8 @@ std::string legend(const std::vector<LegendEntry>& entries) {
   for (const LegendEntry& entry : entries) longest = std::max(longest, entry.text.size());
   const double box_width = 56 + 7.2 * static_cast<double>(longest), row = 22;
   const double x = width - right - box_width - 8, y = top + 6;
-  std::string out = cat("<rect x=\"", number(x), "\" y=\"", number(y), "\" width=\"", number(box_width), "\" height=\"",
-                        number(row * static_cast<double>(entries.size()) + 10),
+  std::string out = cat("<rect x=\"", number(x), "\" y=\"", number(y), "\" width=\"", number(box_width),
+                        "\" height=\"", number(row * static_cast<double>(entries.size()) + 10),
                         "\" rx=\"4\" fill=\"#ffffff\" fill-opacity=\"0.9\" stroke=\"#cccccc\"/>\n");
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const double middle = y + 16 + row * static_cast<double>(i);
@@ -161,7 +175,8 @@ std::string legend(const std::vector<LegendEntry>& entries) {
 }
 
 std::string stroke(const char* color, double thickness, const char* more = "") {
-  return cat("stroke=\"", color, "\" stroke-width=\"", number(thickness, "%.1f"), "\"", *more ? " " : "", more);
+  return cat("stroke=\"", color, "\" stroke-width=\"", number(thickness, "%.1f"), "\"", *more ? " " : "",
+             more);
 }
 
 }  // namespace
@@ -179,9 +194,10 @@ std::vector<double> nice_ticks(double low, double high, int count) {
 
 std::string loss_plot(const LossCurve& curve, const PlotOptions& options) {
   const Frame frame = frame_of(curve, options);
-  std::string out = cat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", width, ' ', height, "\" width=\"",
-                        width, "\" height=\"", height, "\" font-family=\"system-ui, 'DejaVu Sans', Helvetica, sans-serif\" ",
-                        "font-size=\"13\" fill=\"#333333\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n");
+  std::string out = cat(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", width, ' ', height, "\" width=\"", width,
+      "\" height=\"", height, "\" font-family=\"system-ui, 'DejaVu Sans', Helvetica, sans-serif\" ",
+      "font-size=\"13\" fill=\"#333333\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n");
   out += text_at(left, 28, "start", options.title, " font-size=\"17\" font-weight=\"600\"");
   out += axes(frame);
   std::vector<LegendEntry> entries;
@@ -194,7 +210,8 @@ std::string loss_plot(const LossCurve& curve, const PlotOptions& options) {
   constexpr std::size_t enough_to_smooth = 50;
   if (!curve.train.empty()) {
     const bool smooth = curve.train.size() >= enough_to_smooth;
-    const std::string raw = smooth ? stroke(train_color, 1, "stroke-opacity=\"0.35\"") : stroke(train_color, 2);
+    const std::string raw =
+        smooth ? stroke(train_color, 1, "stroke-opacity=\"0.35\"") : stroke(train_color, 2);
     const std::string mean = stroke(train_color, 2.2);
     out += line(thinned(curve.train, frame), frame, raw);
     if (smooth) out += line(thinned(smoothed(curve.train), frame), frame, mean);
@@ -213,7 +230,8 @@ std::string loss_plot(const LossCurve& curve, const PlotOptions& options) {
 
 LossCurve read_loss_curve(const std::filesystem::path& metrics) {
   std::ifstream in(metrics, std::ios::binary);
-  if (!in) fail(ErrorKind::io, "cannot open the metrics file '", metrics.string(), "': ", std::strerror(errno));
+  if (!in)
+    fail(ErrorKind::io, "cannot open the metrics file '", metrics.string(), "': ", std::strerror(errno));
   LossCurve curve;
   std::string text;
   for (std::int64_t row = 1; std::getline(in, text); ++row) {
@@ -238,7 +256,8 @@ LossCurve read_loss_curve(const std::filesystem::path& metrics) {
   return curve;
 }
 
-void plot_metrics(const std::filesystem::path& metrics, const std::filesystem::path& svg, const PlotOptions& options) {
+void plot_metrics(const std::filesystem::path& metrics, const std::filesystem::path& svg,
+                  const PlotOptions& options) {
   write_file_atomically(svg, loss_plot(read_loss_curve(metrics), options));
 }
 

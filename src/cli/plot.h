@@ -16,17 +16,19 @@ struct LossCurve {
   std::vector<Point> train, validation;  ///< by step; steps whose loss was not finite are left out
 };
 
-/// Reads what `--metrics` wrote, also while it is being written (an unfinished last line is left out). Throws Error{io}
-/// when there is no such file, Error{data} naming the line that is not metrics, or when no step has a loss.
+/// Reads what `--metrics` wrote, also while it is being written (an unfinished last line is left out). Throws
+/// Error{io} when there is no such file, Error{data} naming the line that is not metrics, or when no step has
+/// a loss.
 LossCurve read_loss_curve(const std::filesystem::path& metrics);
 
 struct PlotOptions {
   std::string title = "Loss";
-  std::optional<double> unigram_entropy;  ///< nats per token: what a model that knows only frequencies reaches
+  std::optional<double>
+      unigram_entropy;  ///< nats per token: what a model that knows only frequencies reaches
 };
 
-/// A self-contained SVG picture, 960 × 540: every step's training loss (thinned where steps are closer than pixels), its
-/// moving average, validation loss, and the unigram entropy as a dashed line.
+/// A self-contained SVG picture, 960 × 540: every step's training loss (thinned where steps are closer than
+/// pixels), its moving average, validation loss, and the unigram entropy as a dashed line.
 std::string loss_plot(const LossCurve& curve, const PlotOptions& options = {});
 
 /// Multiples of 1, 2 or 5 times a power of ten that lie in [low, high], about `count` of them.

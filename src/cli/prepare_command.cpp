@@ -19,11 +19,13 @@ using engine::human_bytes;
 using engine::human_count;
 
 std::string progress_text(const PrepareProgress& progress) {
-  std::string text = progress.stage == PrepareProgress::Stage::training_tokenizer ? "reading text for the tokenizer: "
-                                                                                  : "encoding: ";
+  std::string text = progress.stage == PrepareProgress::Stage::training_tokenizer
+                         ? "reading text for the tokenizer: "
+                         : "encoding: ";
   text += human_bytes(progress.bytes_done);
   if (progress.bytes_total > 0)
-    text += cat(" of ", human_bytes(progress.bytes_total), " (", 100 * progress.bytes_done / progress.bytes_total, "%)");
+    text += cat(" of ", human_bytes(progress.bytes_total), " (",
+                100 * progress.bytes_done / progress.bytes_total, "%)");
   if (progress.tokens > 0) text += cat(", ", human_count(static_cast<double>(progress.tokens)), " tokens");
   return text;
 }
@@ -34,13 +36,15 @@ void print_report(const data::PrepareReport& report, const std::string& prefix) 
   const auto per_token = static_cast<double>(info.text_bytes) / static_cast<double>(info.tokens);
   std::printf("%s: %lld tokens in %lld documents from %s of text in %s\n", prefix.c_str(),
               static_cast<long long>(info.tokens), static_cast<long long>(info.documents),
-              human_bytes(static_cast<std::uint64_t>(info.text_bytes)).c_str(), engine::human_seconds(seconds).c_str());
+              human_bytes(static_cast<std::uint64_t>(info.text_bytes)).c_str(),
+              engine::human_seconds(seconds).c_str());
   std::printf("tokenizer %s: vocabulary %lld, %.2f bytes per token, stored as %s\n", info.tokenizer.c_str(),
               static_cast<long long>(info.vocab_size), per_token, info.token_type.c_str());
   std::printf("unigram entropy %.4f nats per token\n", info.unigram_entropy);
   if (report.invalid_bytes > 0)
     std::fprintf(stderr, "sherd: warning: %lld bytes of the text are no UTF-8; they were %s\n",
-                 static_cast<long long>(report.invalid_bytes), report.lossless ? "kept" : "replaced by U+FFFD");
+                 static_cast<long long>(report.invalid_bytes),
+                 report.lossless ? "kept" : "replaced by U+FFFD");
 }
 
 }  // namespace
@@ -49,7 +53,8 @@ void prepare_command(const Arguments& arguments) {
   CommandLine line("prepare", "Turns text into a dataset of token ids (Megatron's indexed format).",
                    "--input F... --tokenizer byte|spm:MODEL|spm-train:VOCAB --output PREFIX");
   line.list("input", "F", "text file, .jsonl file, or folder of them; may be repeated")
-      .value("tokenizer", "SPEC", "byte, spm:MODEL (a SentencePiece model), or spm-train:VOCAB[:unigram|:bpe]", "byte")
+      .value("tokenizer", "SPEC",
+             "byte, spm:MODEL (a SentencePiece model), or spm-train:VOCAB[:unigram|:bpe]", "byte")
       .value("output", "PREFIX", "writes PREFIX.bin, .idx, .json and, with SentencePiece, .model")
       .value("document", "RULE", "where a text file's documents end: blank (lines), line, or file", "blank")
       .value("json-field", "NAME", "the text's key in .jsonl files", "text")

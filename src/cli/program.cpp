@@ -27,7 +27,8 @@ constexpr Command commands[] = {
 };
 
 void print_help() {
-  std::string text = cat("Sherd ", version(), ": trains transformers sharded over ranks.\n\nusage: sherd COMMAND ...\n\n");
+  std::string text =
+      cat("Sherd ", version(), ": trains transformers sharded over ranks.\n\nusage: sherd COMMAND ...\n\n");
   for (const Command& command : commands) {
     std::string name = command.name;
     name.resize(12, ' ');
@@ -49,7 +50,8 @@ void dispatch(const Arguments& arguments) {
     if (name == command.name) return command.run({arguments.begin() + 1, arguments.end()});
   std::vector<std::string> names;
   for (const Command& command : commands) names.emplace_back(command.name);
-  throw UsageError(cat("unknown command '", name, "'; did you mean '", nearest(name, names), "'? See 'sherd --help'"));
+  throw UsageError(
+      cat("unknown command '", name, "'; did you mean '", nearest(name, names), "'? See 'sherd --help'"));
 }
 
 /// Prints `message` as one line, whatever it holds, and returns `code`.
@@ -77,7 +79,8 @@ int run_program(const Arguments& arguments) {
   } catch (const std::exception& error) {
     return failed(error.what(), 1);
   } catch (...) {
-    return failed("an unknown exception ended the program; this is a bug in Sherd or in a library it uses", 1);
+    return failed("an unknown exception ended the program; this is a bug in Sherd or in a library it uses",
+                  1);
   }
 }
 

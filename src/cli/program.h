@@ -7,11 +7,12 @@ namespace sherd::cli {
 
 using Arguments = std::vector<std::string>;
 
-/// Runs `sherd ARGUMENTS…` and returns its exit code: 0; 2 for a wrong command line; 1 for any other error. Every error
-/// is printed to stderr as one line, "sherd: error: …".
+/// Runs `sherd ARGUMENTS…` and returns its exit code: 0; 2 for a wrong command line; 1 for any other error.
+/// Every error is printed to stderr as one line, "sherd: error: …".
 int run_program(const Arguments& arguments);
 
-// The commands. Each takes what follows its name, and throws UsageError or Error. One file each; listed in program.cpp.
+// The commands. Each takes what follows its name, and throws UsageError or Error. One file each; listed in
+// program.cpp.
 void train_command(const Arguments& arguments);
 void generate_command(const Arguments& arguments);
 void info_command(const Arguments& arguments);

@@ -87,7 +87,8 @@ static_assert(std::atomic<int>::is_always_lock_free);
 
 extern "C" void restore_cursor_and_end(int signal) {
   const int terminal = hidden_on.load();
-  if (terminal >= 0) [[maybe_unused]] const ssize_t ignored = ::write(terminal, "\x1b[?25h\n", 7);
+  if (terminal >= 0) [[maybe_unused]]
+    const ssize_t ignored = ::write(terminal, "\x1b[?25h\n", 7);
   std::signal(signal, SIG_DFL);
   std::raise(signal);
 }
@@ -96,7 +97,8 @@ void hide_cursor_on(int terminal) {
   hidden_on = terminal;
   for (const int signal : ending_signals) {
     struct sigaction now {};
-    if (::sigaction(signal, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) || now.sa_handler != SIG_DFL) continue;
+    if (::sigaction(signal, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) || now.sa_handler != SIG_DFL)
+      continue;
     now.sa_handler = restore_cursor_and_end;
     ::sigaction(signal, &now, nullptr);
   }
@@ -138,7 +140,8 @@ std::string format_bar(const ProgressState& state, int width, bool unicode) {
   if (with_bar) line += ' ' + bar(share, std::min(longest_bar, room() - 1), unicode);
   line += percent;
   for (const Field& field : fields) line += "  " + field.text;
-  if (room() < 0) line.resize(static_cast<std::size_t>(std::max(0, width)));  // a very narrow window: all ASCII by now
+  if (room() < 0)
+    line.resize(static_cast<std::size_t>(std::max(0, width)));  // a very narrow window: all ASCII by now
   return line;
 }
 
@@ -153,8 +156,11 @@ std::string format_plain(const ProgressState& state) {
 }
 
 Progress::Progress(int descriptor, std::int64_t total_steps, std::int64_t every)
-    : descriptor_(descriptor), total_steps_(total_steps), every_(std::max<std::int64_t>(1, every)),
-      terminal_(is_terminal(descriptor)), unicode_(locale_is_utf8()) {}
+    : descriptor_(descriptor),
+      total_steps_(total_steps),
+      every_(std::max<std::int64_t>(1, every)),
+      terminal_(is_terminal(descriptor)),
+      unicode_(locale_is_utf8()) {}
 
 Progress::~Progress() {
   try {
@@ -167,12 +173,14 @@ Progress::~Progress() {
 double Progress::seconds_left(std::int64_t step) {
   const auto now = Clock::now();
   if (last_step_ >= 0 && step > last_step_) {
-    const double pace = std::chrono::duration<double>(now - last_step_time_).count() /
-                        static_cast<double>(step - last_step_);
+    const double pace =
+        std::chrono::duration<double>(now - last_step_time_).count() / static_cast<double>(step - last_step_);
     seconds_per_step_ = seconds_per_step_ == 0 ? pace : 0.9 * seconds_per_step_ + 0.1 * pace;
   }
   last_step_ = step, last_step_time_ = now;
-  return seconds_per_step_ == 0 ? -1 : seconds_per_step_ * static_cast<double>(std::max<std::int64_t>(0, total_steps_ - step));
+  return seconds_per_step_ == 0
+             ? -1
+             : seconds_per_step_ * static_cast<double>(std::max<std::int64_t>(0, total_steps_ - step));
 }
 
 void Progress::update(ProgressState state, bool evaluated) {
@@ -214,6 +222,8 @@ void Progress::finish() {
 }
 
 // A terminal that is gone must not end hours of training.
-void Progress::put(const std::string& text) { write_terminal(descriptor_, text); }
+void Progress::put(const std::string& text) {
+  write_terminal(descriptor_, text);
+}
 
 }  // namespace sherd::cli

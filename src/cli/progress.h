@@ -11,25 +11,26 @@ namespace sherd::cli {
 struct ProgressState {
   std::int64_t step = 0, total_steps = 0;  ///< done, and to do in all
   double loss = 0;
-  std::optional<double> val_loss;          ///< the latest
+  std::optional<double> val_loss;  ///< the latest
   double lr = 0;
   double grad_norm = 0;
   double tokens_per_s = 0;
-  std::optional<double> mfu;               ///< 0…1
-  double seconds_left = -1;                ///< negative: unknown
+  std::optional<double> mfu;  ///< 0…1
+  double seconds_left = -1;   ///< negative: unknown
 };
 
-/// One line of at most `width` columns: counter, bar, share, loss, validation loss, tokens/s, MFU, time left. When it
-/// does not fit, the bar shrinks, then the least important figures go. `unicode` draws the bar with block characters.
+/// One line of at most `width` columns: counter, bar, share, loss, validation loss, tokens/s, MFU, time left.
+/// When it does not fit, the bar shrinks, then the least important figures go. `unicode` draws the bar with
+/// block characters.
 std::string format_bar(const ProgressState& state, int width, bool unicode);
 
 /// The line that goes into logs, without a newline and of any width.
 std::string format_plain(const ProgressState& state);
 
-/// Shows training's progress on a file descriptor: on a terminal one line redrawn in place, at most ten times a second,
-/// with the cursor hidden; elsewhere plain lines, every `every` steps and for steps with a validation loss. Only rank 0
-/// has one. Used by one thread. The cursor comes back when the object goes, and also when a signal that nobody handles
-/// (SIGINT, SIGTERM, SIGHUP, SIGQUIT) ends the program.
+/// Shows training's progress on a file descriptor: on a terminal one line redrawn in place, at most ten times
+/// a second, with the cursor hidden; elsewhere plain lines, every `every` steps and for steps with a
+/// validation loss. Only rank 0 has one. Used by one thread. The cursor comes back when the object goes, and
+/// also when a signal that nobody handles (SIGINT, SIGTERM, SIGHUP, SIGQUIT) ends the program.
 class Progress {
  public:
   Progress(int descriptor, std::int64_t total_steps, std::int64_t every);
@@ -37,8 +38,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// After each step. Fills in seconds_left from the steps' recent pace when it is negative. `evaluated` marks a step
-  /// whose val_loss is new.
+  /// After each step. Fills in seconds_left from the steps' recent pace when it is negative. `evaluated`
+  /// marks a step whose val_loss is new.
   void update(ProgressState state, bool evaluated = false);
   /// A line that stays, above the bar.
   void message(const std::string& line);
@@ -55,7 +56,7 @@ class Progress {
   int descriptor_;
   std::int64_t total_steps_, every_;
   bool terminal_, unicode_;
-  bool drawn_ = false;          ///< a bar stands on the cursor's line
+  bool drawn_ = false;  ///< a bar stands on the cursor's line
   ProgressState state_;
   Clock::time_point last_draw_{};
   Clock::time_point last_step_time_{};

@@ -5,8 +5,8 @@
 
 namespace sherd::cli {
 
-/// One line that is overwritten in place on a terminal, at most ten times a second; nothing at all elsewhere. For one
-/// thread. Gone when the object goes.
+/// One line that is overwritten in place on a terminal, at most ten times a second; nothing at all elsewhere.
+/// For one thread. Gone when the object goes.
 class StatusLine {
  public:
   explicit StatusLine(int descriptor);

@@ -19,7 +19,8 @@ namespace {
 
 using Tables = std::array<std::array<std::uint32_t, 256>, 8>;
 
-/// tables[k][b]: the remainder of byte b followed by k zero bytes ("slicing by eight", Kounavis and Berry 2005).
+/// tables[k][b]: the remainder of byte b followed by k zero bytes ("slicing by eight", Kounavis and Berry
+/// 2005).
 constexpr Tables make_tables() {
   Tables tables{};
   for (std::uint32_t byte = 0; byte < 256; ++byte) {
@@ -41,7 +42,8 @@ std::uint32_t update_portable(std::uint32_t crc, const unsigned char* data, std:
     std::uint32_t low = crc;
     for (int i = 0; i < 4; ++i) low ^= static_cast<std::uint32_t>(data[i]) << (8 * i);
     crc = tables[7][low & 0xff] ^ tables[6][(low >> 8) & 0xff] ^ tables[5][(low >> 16) & 0xff] ^
-          tables[4][low >> 24] ^ tables[3][data[4]] ^ tables[2][data[5]] ^ tables[1][data[6]] ^ tables[0][data[7]];
+          tables[4][low >> 24] ^ tables[3][data[4]] ^ tables[2][data[5]] ^ tables[1][data[6]] ^
+          tables[0][data[7]];
   }
   for (; bytes > 0; ++data, --bytes) crc = (crc >> 8) ^ tables[0][(crc ^ *data) & 0xff];
   return crc;

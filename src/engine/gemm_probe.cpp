@@ -38,7 +38,8 @@ double measure_gemm_rate(tensor::Kernels& kernels, DType dtype, double seconds) 
 
   const auto start = Clock::now();
   double best = std::numeric_limits<double>::infinity();
-  for (int run = 0; run == 0 || std::chrono::duration<double>(Clock::now() - start).count() < seconds; ++run) {
+  for (int run = 0; run == 0 || std::chrono::duration<double>(Clock::now() - start).count() < seconds;
+       ++run) {
     const auto before = Clock::now();
     kernels.matmul(product);
     device.synchronize();
@@ -48,7 +49,8 @@ double measure_gemm_rate(tensor::Kernels& kernels, DType dtype, double seconds) 
 }
 
 std::optional<fs::path> default_cache_folder() {
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && cache[0] == '/') return fs::path(cache) / "sherd";
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && cache[0] == '/')
+    return fs::path(cache) / "sherd";
   if (const char* home = std::getenv("HOME"); home && home[0] == '/') return fs::path(home) / ".cache/sherd";
   return std::nullopt;
 }

@@ -9,8 +9,8 @@
 
 namespace sherd::engine {
 
-/// The fastest rate, in FLOP/s, at which `kernels` multiplied matrices of `dtype` during about `seconds`: 1024 rows
-/// through a 768 × 3072 weight, as in a transformer's MLP; the best product after a warm-up.
+/// The fastest rate, in FLOP/s, at which `kernels` multiplied matrices of `dtype` during about `seconds`:
+/// 1024 rows through a 768 × 3072 weight, as in a transformer's MLP; the best product after a warm-up.
 double measure_gemm_rate(tensor::Kernels& kernels, DType dtype, double seconds);
 
 /// ${XDG_CACHE_HOME:-~/.cache}/sherd; nothing when neither variable names an absolute path.
@@ -32,9 +32,9 @@ struct GemmRate {
   bool cached = false;  ///< read, not measured now
 };
 
-/// What `threads` threads of this machine reach: the denominator of MFU. Kept on disk by processor, threads, dtype,
-/// instruction set and the versions of Sherd and its library. A cache that is damaged is measured anew, one that cannot be written is
-/// done without.
+/// What `threads` threads of this machine reach: the denominator of MFU. Kept on disk by processor, threads,
+/// dtype, instruction set and the versions of Sherd and its library. A cache that is damaged is measured
+/// anew, one that cannot be written is done without.
 GemmRate gemm_rate(int threads, DType dtype, const GemmProbe& probe = {});
 
 }  // namespace sherd::engine

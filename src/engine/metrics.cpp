@@ -53,7 +53,8 @@ class JsonLine {
   fail(ErrorKind::io, "cannot ", action, " the metrics file '", path.string(), "': ", std::strerror(errno));
 }
 
-/// The lines of `path` that belong to steps before `first_step`. A last line without its newline is what a crash left.
+/// The lines of `path` that belong to steps before `first_step`. A last line without its newline is what a
+/// crash left.
 std::string lines_before(const fs::path& path, std::int64_t first_step) {
   std::ifstream in(path, std::ios::binary);
   if (!in) return "";
@@ -107,14 +108,17 @@ std::string to_json(const StepMetrics& m) {
 MetricsWriter::MetricsWriter(fs::path path, std::int64_t first_step) : path_(std::move(path)) {
   if (first_step > 1) {
     // A pipe or device holds nothing to keep and cannot be replaced.
-    if (!fs::exists(path_) || fs::is_regular_file(path_)) write_file_atomically(path_, lines_before(path_, first_step));
+    if (!fs::exists(path_) || fs::is_regular_file(path_))
+      write_file_atomically(path_, lines_before(path_, first_step));
   }
   const int mode = first_step > 1 ? O_APPEND : O_TRUNC;
   descriptor_ = ::open(path_.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC | mode, 0666);
   if (descriptor_ < 0) fail_errno("open", path_);
 }
 
-MetricsWriter::~MetricsWriter() { ::close(descriptor_); }
+MetricsWriter::~MetricsWriter() {
+  ::close(descriptor_);
+}
 
 void MetricsWriter::write(const StepMetrics& metrics) {
   const std::string line = to_json(metrics) + '\n';

@@ -11,33 +11,37 @@ namespace sherd::engine {
 
 /// What one optimizer step tells `--metrics`.
 struct StepMetrics {
-  std::int64_t step = 0;              ///< optimizer steps done, this one included: 1, 2, …
-  double loss = 0;                    ///< mean over micro-batches and ranks
-  std::optional<double> val_loss;     ///< only after steps that evaluated
-  double lr = 0;                      ///< of the first parameter group, as this step used it
-  double grad_norm = 0;               ///< before clipping
+  std::int64_t step = 0;           ///< optimizer steps done, this one included: 1, 2, …
+  double loss = 0;                 ///< mean over micro-batches and ranks
+  std::optional<double> val_loss;  ///< only after steps that evaluated
+  double lr = 0;                   ///< of the first parameter group, as this step used it
+  double grad_norm = 0;            ///< before clipping
   double loss_scale = 1;
-  bool skipped = false;               ///< the step changed nothing, because its gradients overflowed
-  std::int64_t tokens = 0;            ///< all ranks, since the beginning of training
-  double step_ms = 0;                 ///< wall time of this step
-  double tokens_per_s = 0;            ///< all ranks, this step
-  std::optional<double> mfu;          ///< model FLOP/s over the measured GEMM rate; null when that is unknown
-  struct Memory { std::uint64_t device_peak = 0, host_peak = 0, nvme_peak = 0; } mem;  ///< bytes on this rank
-  comm::Traffic comm;                 ///< this rank, this step; scalars are left out
-  struct Io { std::uint64_t read_bytes = 0, write_bytes = 0; } io;  ///< this rank, this step
+  bool skipped = false;       ///< the step changed nothing, because its gradients overflowed
+  std::int64_t tokens = 0;    ///< all ranks, since the beginning of training
+  double step_ms = 0;         ///< wall time of this step
+  double tokens_per_s = 0;    ///< all ranks, this step
+  std::optional<double> mfu;  ///< model FLOP/s over the measured GEMM rate; null when that is unknown
+  struct Memory {
+    std::uint64_t device_peak = 0, host_peak = 0, nvme_peak = 0;
+  } mem;               ///< bytes on this rank
+  comm::Traffic comm;  ///< this rank, this step; scalars are left out
+  struct Io {
+    std::uint64_t read_bytes = 0, write_bytes = 0;
+  } io;  ///< this rank, this step
 };
 
-/// The step as one line of JSON without the newline: keys in the order of StepMetrics, doubles with the fewest digits
-/// that read back to the same bits. JSON has no NaN and no infinity; both become null.
+/// The step as one line of JSON without the newline: keys in the order of StepMetrics, doubles with the
+/// fewest digits that read back to the same bits. JSON has no NaN and no infinity; both become null.
 std::string to_json(const StepMetrics& metrics);
 
-/// Appends one line per step to a JSONL file, each with one write, so that a reader of the growing file never sees
-/// half a line (unless the machine stops within the write). Throws Error{io}.
+/// Appends one line per step to a JSONL file, each with one write, so that a reader of the growing file never
+/// sees half a line (unless the machine stops within the write). Throws Error{io}.
 class MetricsWriter {
  public:
-  /// Begins a new file when `first_step` is 1. For a resumed run, whose next step is `first_step`, keeps the lines of
-  /// earlier steps and drops the others, which training will write again: whole files are replaced atomically.
-  /// Throws Error{data} when the file to continue is not a metrics file.
+  /// Begins a new file when `first_step` is 1. For a resumed run, whose next step is `first_step`, keeps the
+  /// lines of earlier steps and drops the others, which training will write again: whole files are replaced
+  /// atomically. Throws Error{data} when the file to continue is not a metrics file.
   explicit MetricsWriter(std::filesystem::path path, std::int64_t first_step = 1);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;

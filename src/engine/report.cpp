@@ -24,8 +24,8 @@ std::string three_digits(double value) {
 }
 
 std::size_t width_of(const std::string& text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+  return static_cast<std::size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
 }  // namespace
@@ -98,7 +98,8 @@ MemoryReport MemoryReport::of(const device::Ledger& ledger) {
       book.current[static_cast<std::size_t>(c)] = ledger.current(tier, static_cast<Category>(c));
       book.peak[static_cast<std::size_t>(c)] = ledger.peak(tier, static_cast<Category>(c));
     }
-    book.total_current = ledger.current(tier), book.total_peak = ledger.peak(tier), book.limit = ledger.limit(tier);
+    book.total_current = ledger.current(tier), book.total_peak = ledger.peak(tier),
+    book.limit = ledger.limit(tier);
   }
   return report;
 }
@@ -146,10 +147,13 @@ std::string memory_table(std::span<const MemoryReport> ranks) {
 }
 
 std::string traffic_table(const comm::Traffic& traffic, std::int64_t steps) {
-  const std::pair<const char*, std::uint64_t> lines[] = {
-      {"all-reduce", traffic.all_reduce}, {"all-gather", traffic.all_gather},
-      {"reduce-scatter", traffic.reduce_scatter}, {"all-to-all", traffic.all_to_all},
-      {"broadcast", traffic.broadcast}, {"point to point", traffic.p2p}, {"scalars", traffic.scalars}};
+  const std::pair<const char*, std::uint64_t> lines[] = {{"all-reduce", traffic.all_reduce},
+                                                         {"all-gather", traffic.all_gather},
+                                                         {"reduce-scatter", traffic.reduce_scatter},
+                                                         {"all-to-all", traffic.all_to_all},
+                                                         {"broadcast", traffic.broadcast},
+                                                         {"point to point", traffic.p2p},
+                                                         {"scalars", traffic.scalars}};
   std::vector<std::vector<std::string>> rows{{"sent to other ranks", "in all", "per step"}};
   const auto per_step = [&](std::uint64_t bytes) {
     return steps > 0 ? human_bytes(bytes / static_cast<std::uint64_t>(steps)) : "-";

@@ -18,8 +18,8 @@ std::string human_count(double count);
 /// "8.2s", "2:05", "1:02:05", "3d 04h".
 std::string human_seconds(double seconds);
 
-/// Rows of cells in columns as wide as they need, the first flush left, the others flush right; a rule under the
-/// first row. Ends with a newline. Widths count code points.
+/// Rows of cells in columns as wide as they need, the first flush left, the others flush right; a rule under
+/// the first row. Ends with a newline. Widths count code points.
 std::string format_table(const std::vector<std::vector<std::string>>& rows);
 
 /// One rank's books at one moment, as plain numbers that can travel between ranks.
@@ -33,11 +33,12 @@ struct MemoryReport {
 };
 
 /// Tier × category, current and peak. With several ranks, the largest of each cell over the ranks. Tiers and
-/// categories that never held a byte are left out; a total's peak is the peak of the sum, not the sum of the peaks.
+/// categories that never held a byte are left out; a total's peak is the peak of the sum, not the sum of the
+/// peaks.
 std::string memory_table(std::span<const MemoryReport> ranks);
 
-/// Bytes by collective, in all and per step, as rank 0 (or whoever's `traffic` it is) sent them. Collectives that moved
-/// nothing are left out.
+/// Bytes by collective, in all and per step, as rank 0 (or whoever's `traffic` it is) sent them. Collectives
+/// that moved nothing are left out.
 std::string traffic_table(const comm::Traffic& traffic, std::int64_t steps);
 
 }  // namespace sherd::engine

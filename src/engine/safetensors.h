@@ -16,24 +16,25 @@
 
 namespace sherd::engine {
 
-// The safetensors format (https://github.com/huggingface/safetensors): eight bytes with the header's length, little
-// endian; the header, a JSON object padded with spaces; then the elements, packed without gaps.
+// The safetensors format (https://github.com/huggingface/safetensors): eight bytes with the header's length,
+// little endian; the header, a JSON object padded with spaces; then the elements, packed without gaps.
 
 /// One tensor of a safetensors file.
 struct SafetensorsEntry {
   std::string name;
-  std::string dtype_name;       ///< as the file spells it: "F32", "BF16", "BOOL", "F8_E4M3", …
-  std::optional<DType> dtype;   ///< nothing for a type that Sherd does not compute with; its bytes can still be read
+  std::string dtype_name;  ///< as the file spells it: "F32", "BF16", "BOOL", "F8_E4M3", …
+  std::optional<DType>
+      dtype;  ///< nothing for a type that Sherd does not compute with; its bytes can still be read
   std::vector<std::int64_t> shape;
-  std::uint64_t offset = 0;     ///< of the first byte, from the end of the header
+  std::uint64_t offset = 0;  ///< of the first byte, from the end of the header
   std::uint64_t bytes = 0;
   std::int64_t numel() const;
 };
 
-/// A memory-mapped safetensors file, checked whole when opened: length and syntax of the header, dtypes, shapes against
-/// byte counts, no overlap, no gap, nothing missing or left over at the end, no name twice. Any fault throws Error{data}
-/// naming the file and the fault; a file that cannot be opened throws Error{io}. Reading is safe from any thread.
-/// The file must not shrink while it is open.
+/// A memory-mapped safetensors file, checked whole when opened: length and syntax of the header, dtypes,
+/// shapes against byte counts, no overlap, no gap, nothing missing or left over at the end, no name twice.
+/// Any fault throws Error{data} naming the file and the fault; a file that cannot be opened throws Error{io}.
+/// Reading is safe from any thread. The file must not shrink while it is open.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(std::filesystem::path path);
@@ -49,11 +50,11 @@ class SafetensorsFile {
   const SafetensorsEntry* find(std::string_view name) const;
   /// Throws Error{data} naming the nearest name there is.
   const SafetensorsEntry& at(std::string_view name) const;
-  /// The tensor's bytes, in the mapping: valid while this object lives. Not aligned beyond the element's size, and not
-  /// even that in files whose writer did not sort by it.
+  /// The tensor's bytes, in the mapping: valid while this object lives. Not aligned beyond the element's
+  /// size, and not even that in files whose writer did not sort by it.
   std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
-  /// Copies elements [first, first + to.numel()) of the flattened tensor `name` into `to`, whatever its shape. Throws
-  /// Error{data} when the dtypes differ or the tensor has fewer elements.
+  /// Copies elements [first, first + to.numel()) of the flattened tensor `name` into `to`, whatever its
+  /// shape. Throws Error{data} when the dtypes differ or the tensor has fewer elements.
   void read(std::string_view name, std::int64_t first, const tensor::Tensor& to) const;
   const std::filesystem::path& path() const;
 
@@ -69,22 +70,22 @@ struct SafetensorsSpec {
   std::vector<std::int64_t> shape;
 };
 
-/// Writes a safetensors file piece by piece, so that no rank ever holds more than the piece at hand: all names, types
-/// and shapes are declared first, elements follow in any order and cut. Tensors lie in the order of the reference
-/// writer (widest elements first, then by name), so the same tensors give the same bytes. The file appears under its
-/// name when finish() has seen every element. write() may be called from several threads at once for distinct tensors
-/// or ranges.
+/// Writes a safetensors file piece by piece, so that no rank ever holds more than the piece at hand: all
+/// names, types and shapes are declared first, elements follow in any order and cut. Tensors lie in the order
+/// of the reference writer (widest elements first, then by name), so the same tensors give the same bytes.
+/// The file appears under its name when finish() has seen every element. write() may be called from several
+/// threads at once for distinct tensors or ranges.
 class SafetensorsWriter {
  public:
-  /// Reserves the space. Throws Error{usage} for a repeated name, the name "__metadata__" or a negative extent;
-  /// Error{io} when the disk has too little room.
+  /// Reserves the space. Throws Error{usage} for a repeated name, the name "__metadata__" or a negative
+  /// extent; Error{io} when the disk has too little room.
   SafetensorsWriter(std::filesystem::path path, std::vector<SafetensorsSpec> specs,
                     const std::map<std::string, std::string>& metadata = {});
   ~SafetensorsWriter();
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
 
-  /// Writes the elements of `from` to positions [first, first + from.numel()) of the flattened tensor `name`. Throws
-  /// Error{usage} when the dtype differs, the range is outside, or was written before.
+  /// Writes the elements of `from` to positions [first, first + from.numel()) of the flattened tensor `name`.
+  /// Throws Error{usage} when the dtype differs, the range is outside, or was written before.
   void write(std::string_view name, std::int64_t first, const tensor::Tensor& from);
   /// The same from host memory: `data` holds whole elements of the declared dtype.
   void write(std::string_view name, std::int64_t first, std::span<const std::byte> data);

@@ -52,7 +52,8 @@ SafetensorsFile::Mapping::Mapping(fs::path file) : path(std::move(file)) {
   if (descriptor < 0 || ::fstat(descriptor, &status) != 0) error = errno;
   if (!error && S_ISDIR(status.st_mode)) error = EISDIR;
   if (!error && status.st_size > 0) {
-    void* mapped = ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE, descriptor, 0);
+    void* mapped =
+        ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE, descriptor, 0);
     if (mapped == MAP_FAILED)
       error = errno;
     else
@@ -70,7 +71,8 @@ void SafetensorsFile::Mapping::read_header() {
     bad("its header would have ", length, " bytes, over the format's limit of ", safetensors_header_limit);
   if (length > size - 8) bad("its header of ", length, " bytes does not fit into the file's ", size);
   payload = 8 + length;
-  const json header = parse_header({reinterpret_cast<const char*>(data) + 8, static_cast<std::size_t>(length)});
+  const json header =
+      parse_header({reinterpret_cast<const char*>(data) + 8, static_cast<std::size_t>(length)});
   for (const auto& [name, value] : header.items()) {
     if (name != "__metadata__") {
       entries.push_back(parse_entry(name, value));
@@ -142,9 +144,11 @@ SafetensorsEntry SafetensorsFile::Mapping::parse_entry(const std::string& name, 
   SafetensorsEntry entry;
   entry.name = name;
   entry.dtype_name = value["dtype"].get<std::string>();
-  const auto type = std::find_if(safetensors_types.begin(), safetensors_types.end(),
-                                 [&](const SafetensorsType& known) { return known.name == entry.dtype_name; });
-  if (type == safetensors_types.end()) bad("tensor '", name, "' has the unknown dtype '", entry.dtype_name, "'");
+  const auto type =
+      std::find_if(safetensors_types.begin(), safetensors_types.end(),
+                   [&](const SafetensorsType& known) { return known.name == entry.dtype_name; });
+  if (type == safetensors_types.end())
+    bad("tensor '", name, "' has the unknown dtype '", entry.dtype_name, "'");
   entry.dtype = type->dtype;
 
   const auto shape = unsigned_list(value["shape"]);
@@ -168,11 +172,13 @@ void SafetensorsFile::Mapping::check_layout() {
   std::uint64_t end = 0;
   for (const SafetensorsEntry& entry : entries) {
     if (entry.offset < end) bad("tensor '", entry.name, "' overlaps the one before it");
-    if (entry.offset > end) bad("there is a gap of ", entry.offset - end, " bytes before tensor '", entry.name, "'");
+    if (entry.offset > end)
+      bad("there is a gap of ", entry.offset - end, " bytes before tensor '", entry.name, "'");
     end += entry.bytes;
   }
   const std::uint64_t present = size - payload;
-  if (end > present) bad("it is truncated: ", present, " of ", end, " bytes of elements are there. Copy it again");
+  if (end > present)
+    bad("it is truncated: ", present, " of ", end, " bytes of elements are there. Copy it again");
   if (end < present) bad(present - end, " bytes follow the last tensor");
 }
 
@@ -190,9 +196,15 @@ SafetensorsFile::~SafetensorsFile() = default;
 SafetensorsFile::SafetensorsFile(SafetensorsFile&&) noexcept = default;
 SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&&) noexcept = default;
 
-const std::vector<SafetensorsEntry>& SafetensorsFile::entries() const { return mapping_->entries; }
-const std::map<std::string, std::string>& SafetensorsFile::metadata() const { return mapping_->metadata; }
-const fs::path& SafetensorsFile::path() const { return mapping_->path; }
+const std::vector<SafetensorsEntry>& SafetensorsFile::entries() const {
+  return mapping_->entries;
+}
+const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
+  return mapping_->metadata;
+}
+const fs::path& SafetensorsFile::path() const {
+  return mapping_->path;
+}
 
 const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
   const auto found = mapping_->index.find(name);
@@ -217,10 +229,11 @@ void SafetensorsFile::read(std::string_view name, std::int64_t first, const tens
     fail(ErrorKind::data, "tensor '", name, "' in '", path().string(), "' holds ", entry.dtype_name, ", not ",
          name_of(to.dtype()));
   if (first < 0 || first > entry.numel() - to.numel())
-    fail(ErrorKind::data, "tensor '", name, "' in '", path().string(), "' has ", entry.numel(), " elements; [", first,
-         ", ", first + to.numel(), ") reaches outside");
+    fail(ErrorKind::data, "tensor '", name, "' in '", path().string(), "' has ", entry.numel(),
+         " elements; [", first, ", ", first + to.numel(), ") reaches outside");
   if (to.numel() == 0) return;
-  std::memcpy(to.raw(), bytes(entry).data() + static_cast<std::size_t>(first) * size_of(to.dtype()), to.bytes());
+  std::memcpy(to.raw(), bytes(entry).data() + static_cast<std::size_t>(first) * size_of(to.dtype()),
+              to.bytes());
 }
 
 }  // namespace sherd::engine

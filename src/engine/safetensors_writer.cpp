@@ -21,8 +21,8 @@ std::size_t type_rank(DType dtype) {
   return static_cast<std::size_t>(type - safetensors_types.begin());
 }
 
-/// Which positions of one tensor have been written, as disjoint ranges begin → end; neighbours are merged, so that
-/// writing in order keeps one range.
+/// Which positions of one tensor have been written, as disjoint ranges begin → end; neighbours are merged, so
+/// that writing in order keeps one range.
 class Coverage {
  public:
   /// False when part of [begin, end) is there already.
@@ -39,7 +39,8 @@ class Coverage {
     return true;
   }
   bool covers(std::int64_t count) const {
-    return count == 0 || (ranges_.size() == 1 && ranges_.begin()->first == 0 && ranges_.begin()->second == count);
+    return count == 0 ||
+           (ranges_.size() == 1 && ranges_.begin()->first == 0 && ranges_.begin()->second == count);
   }
   /// The first position in [0, count) that is not there.
   std::int64_t first_missing() const {
@@ -95,8 +96,9 @@ std::string header_of(const std::vector<Slot>& slots, const std::map<std::string
     fail(ErrorKind::usage, "a tensor name or metadata string for a safetensors file is not UTF-8");
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  require(text.size() <= safetensors_header_limit, "the header of a safetensors file would have ", text.size(),
-          " bytes, over the format's limit of ", safetensors_header_limit, "; write several files");
+  require(text.size() <= safetensors_header_limit, "the header of a safetensors file would have ",
+          text.size(), " bytes, over the format's limit of ", safetensors_header_limit,
+          "; write several files");
   return text;
 }
 
@@ -120,13 +122,14 @@ SafetensorsWriter::SafetensorsWriter(fs::path path, std::vector<SafetensorsSpec>
   state_ = std::make_unique<State>(std::move(path));
   state_->slots = std::move(slots);
   for (std::size_t i = 0; i < state_->slots.size(); ++i)
-    require(state_->index.emplace(state_->slots[i].spec.name, i).second, "tensor '", state_->slots[i].spec.name,
-            "' is declared twice for '", state_->file.path().string(), "'");
+    require(state_->index.emplace(state_->slots[i].spec.name, i).second, "tensor '",
+            state_->slots[i].spec.name, "' is declared twice for '", state_->file.path().string(), "'");
   const std::string header = header_of(state_->slots, metadata);
   const std::uint64_t length = header.size();
   state_->payload = sizeof length + length;
   std::uint64_t total = state_->payload;
-  for (const Slot& slot : state_->slots) total += static_cast<std::uint64_t>(slot.numel) * size_of(slot.spec.dtype);
+  for (const Slot& slot : state_->slots)
+    total += static_cast<std::uint64_t>(slot.numel) * size_of(slot.spec.dtype);
   state_->file.reserve(total);
   state_->file.write(&length, sizeof length);
   state_->file.write(header.data(), header.size());
@@ -142,13 +145,13 @@ Slot& SafetensorsWriter::State::slot(std::string_view name) {
 }
 
 void SafetensorsWriter::State::write(Slot& slot, std::int64_t first, std::int64_t count, const void* data) {
-  require(first >= 0 && count >= 0 && first <= slot.numel - count, "tensor '", slot.spec.name, "' has ", slot.numel,
-          " elements; [", first, ", ", first + count, ") reaches outside");
+  require(first >= 0 && count >= 0 && first <= slot.numel - count, "tensor '", slot.spec.name, "' has ",
+          slot.numel, " elements; [", first, ", ", first + count, ") reaches outside");
   if (count == 0) return;
   {
     std::lock_guard lock(mutex);
-    require(slot.written.insert(first, first + count), "elements in [", first, ", ", first + count, ") of tensor '",
-            slot.spec.name, "' were written before");
+    require(slot.written.insert(first, first + count), "elements in [", first, ", ", first + count,
+            ") of tensor '", slot.spec.name, "' were written before");
   }
   const std::uint64_t width = size_of(slot.spec.dtype);
   file.write_at(payload + slot.offset + static_cast<std::uint64_t>(first) * width, data,
@@ -173,8 +176,8 @@ void SafetensorsWriter::write(std::string_view name, std::int64_t first, std::sp
 void SafetensorsWriter::finish() {
   for (const Slot& slot : state_->slots)
     require(slot.written.covers(slot.numel), "tensor '", slot.spec.name, "' is not complete in '",
-            state_->file.path().string(), "': the element at ", slot.written.first_missing(), " of ", slot.numel,
-            " was never written");
+            state_->file.path().string(), "': the element at ", slot.written.first_missing(), " of ",
+            slot.numel, " was never written");
   state_->file.commit();
 }
 

@@ -10,10 +10,17 @@ std::string matmul_library() {
   const dnnl_version_t* version = dnnl_version();
   const char* runtime = "own threads";
   switch (version->cpu_runtime) {
-    case DNNL_RUNTIME_SEQ: runtime = "sequential"; break;
-    case DNNL_RUNTIME_OMP: runtime = "OpenMP"; break;
-    case DNNL_RUNTIME_TBB: runtime = "TBB"; break;
-    default: break;
+    case DNNL_RUNTIME_SEQ:
+      runtime = "sequential";
+      break;
+    case DNNL_RUNTIME_OMP:
+      runtime = "OpenMP";
+      break;
+    case DNNL_RUNTIME_TBB:
+      runtime = "TBB";
+      break;
+    default:
+      break;
   }
   return cat("oneDNN ", version->major, '.', version->minor, '.', version->patch, " (", runtime, ")");
 }

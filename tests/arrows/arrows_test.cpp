@@ -29,7 +29,8 @@ TEST(Arrows, TheTableHasNoCycle) {
 
 TEST(Arrows, EveryRoomOfTheBuildIsInTheTable) {
   for (const auto& entry : fs::directory_iterator(fs::path(SHERD_SOURCE_DIR) / "src"))
-    EXPECT_TRUE(!entry.is_directory() || direct_arrows().contains(entry.path().filename().string())) << entry.path();
+    EXPECT_TRUE(!entry.is_directory() || direct_arrows().contains(entry.path().filename().string()))
+        << entry.path();
 }
 
 /// A small house with one more file in it.
@@ -43,8 +44,12 @@ std::vector<std::string> violations_with(const std::string& file, const std::str
 }
 
 TEST(ArrowsTest, GoodFilesPass) {
-  EXPECT_THAT(violations_with("src/tensor/x.cpp", "#include \"base/error.h\"\n#include <oneapi/dnnl/dnnl.hpp>\n"), IsEmpty());
-  EXPECT_THAT(violations_with("sharding/x.h", "#include \"comm/communicator.h\"\n#include \"tensor/tensor.h\"\n"), IsEmpty());
+  EXPECT_THAT(
+      violations_with("src/tensor/x.cpp", "#include \"base/error.h\"\n#include <oneapi/dnnl/dnnl.hpp>\n"),
+      IsEmpty());
+  EXPECT_THAT(
+      violations_with("sharding/x.h", "#include \"comm/communicator.h\"\n#include \"tensor/tensor.h\"\n"),
+      IsEmpty());
   EXPECT_THAT(violations_with("src/comm/mpi/x.cpp", "#include <mpi.h>\n"), IsEmpty());
   EXPECT_THAT(violations_with("examples/x.cpp", "#include <sherd/sherd.h>\n"), IsEmpty());
 }
@@ -56,29 +61,40 @@ TEST(ArrowsTest, AnUpwardIncludeIsFound) {
               ElementsAre(HasSubstr("src/nn/deep/x.cpp:1:")));
   EXPECT_THAT(violations_with("src/engine/x.cpp", "#include \"models/gpt.h\"\n"),
               ElementsAre(HasSubstr("no arrow leads from 'engine' to 'models'")));
-  EXPECT_THAT(violations_with("optim/x.cpp", "#include \"nn/module.h\"\n"), ElementsAre(HasSubstr("optim/x.cpp:1")));
+  EXPECT_THAT(violations_with("optim/x.cpp", "#include \"nn/module.h\"\n"),
+              ElementsAre(HasSubstr("optim/x.cpp:1")));
 }
 
 TEST(ArrowsTest, AStrayThirdPartyIsFound) {
   EXPECT_THAT(violations_with("src/device/x.cpp", "#include <tbb/parallel_for.h>\n"),
               ElementsAre(HasSubstr("another room")));
-  EXPECT_THAT(violations_with("src/base/x.h", "#include <tbb/task_arena.h>\n"), ElementsAre(HasSubstr("never in headers")));
-  EXPECT_THAT(violations_with("src/comm/local/x.cpp", "#include <mpi.h>\n"), ElementsAre(HasSubstr("another room")));
-  EXPECT_THAT(violations_with("src/tensor/x.h", "#include <Eigen/Core>\n"), ElementsAre(HasSubstr("never in headers")));
-  EXPECT_THAT(violations_with("models/x.cpp", "#include <nlohmann/json.hpp>\n"), ElementsAre(HasSubstr("another room")));
-  EXPECT_THAT(violations_with("src/cli/x.h", "#include <cxxopts.hpp>\n"), ElementsAre(HasSubstr("never in headers")));
+  EXPECT_THAT(violations_with("src/base/x.h", "#include <tbb/task_arena.h>\n"),
+              ElementsAre(HasSubstr("never in headers")));
+  EXPECT_THAT(violations_with("src/comm/local/x.cpp", "#include <mpi.h>\n"),
+              ElementsAre(HasSubstr("another room")));
+  EXPECT_THAT(violations_with("src/tensor/x.h", "#include <Eigen/Core>\n"),
+              ElementsAre(HasSubstr("never in headers")));
+  EXPECT_THAT(violations_with("models/x.cpp", "#include <nlohmann/json.hpp>\n"),
+              ElementsAre(HasSubstr("another room")));
+  EXPECT_THAT(violations_with("src/cli/x.h", "#include <cxxopts.hpp>\n"),
+              ElementsAre(HasSubstr("never in headers")));
   EXPECT_THAT(violations_with("src/engine/x.cpp", "#include <sentencepiece_processor.h>\n"),
               ElementsAre(HasSubstr("another room")));
 }
 
 TEST(ArrowsTest, OddPathsAndUnknownRoomsAreFound) {
-  EXPECT_THAT(violations_with("src/base/x.cpp", "#include \"error.h\"\n"), ElementsAre(HasSubstr("written from the room")));
-  EXPECT_THAT(violations_with("src/attic/x.cpp", "#include \"base/error.h\"\n"), ElementsAre(HasSubstr("no room")));
+  EXPECT_THAT(violations_with("src/base/x.cpp", "#include \"error.h\"\n"),
+              ElementsAre(HasSubstr("written from the room")));
+  EXPECT_THAT(violations_with("src/attic/x.cpp", "#include \"base/error.h\"\n"),
+              ElementsAre(HasSubstr("no room")));
 }
 
 TEST(ArrowsTest, CommentsAreNotIncludes) {
-  EXPECT_THAT(violations_with("src/base/x.h", "// #include \"tensor/tensor.h\"\n/* a\n#include <mpi.h>\n*/ int x;\n"), IsEmpty());
-  EXPECT_THAT(violations_with("src/base/x.h", "/* a */ #include \"tensor/tensor.h\"\n"), ElementsAre(HasSubstr(":1:")));
+  EXPECT_THAT(
+      violations_with("src/base/x.h", "// #include \"tensor/tensor.h\"\n/* a\n#include <mpi.h>\n*/ int x;\n"),
+      IsEmpty());
+  EXPECT_THAT(violations_with("src/base/x.h", "/* a */ #include \"tensor/tensor.h\"\n"),
+              ElementsAre(HasSubstr(":1:")));
 }
 
 }  // namespace

@@ -12,7 +12,8 @@
 
 namespace sherd::testing {
 
-/// The house's rules (docs/architecture.md, "The house"), and a reader of #include lines that checks sources against them.
+/// The house's rules (docs/architecture.md, "The house"), and a reader of #include lines that checks sources
+/// against them.
 
 /// Room → rooms that it may include directly; what those may include, it may too.
 inline const std::map<std::string, std::set<std::string>>& direct_arrows() {
@@ -31,7 +32,7 @@ inline const std::map<std::string, std::set<std::string>>& direct_arrows() {
       {"models", {"nn", "sharding"}},
       {"engine", {"sharding", "optim", "offload", "comm", "data", "config"}},
       {"cli", {"engine", "models"}},
-      {"sherd", {"engine", "models"}},     // the umbrella header
+      {"sherd", {"engine", "models"}},  // the umbrella header
       {"examples", {"sherd"}},
   };
   return arrows;
@@ -52,7 +53,8 @@ inline const std::vector<ThirdParty>& third_parties() {
       {{"sentencepiece"}, {"src/data/"}},
       {{"cxxopts"}, {"src/cli/"}},
       {{"liburing"}, {"offload/"}},
-      {{"cuda", "cublas", "cudnn", "driver_types.h"}, {"src/device/cuda/", "src/tensor/cuda/", "src/comm/nccl/"}},
+      {{"cuda", "cublas", "cudnn", "driver_types.h"},
+       {"src/device/cuda/", "src/tensor/cuda/", "src/comm/nccl/"}},
       {{"nccl"}, {"src/comm/nccl/"}},
       {{"omp.h"}, {"src/base/", "src/tensor/"}},
   };
@@ -109,7 +111,8 @@ inline std::vector<Include> includes_of(const std::string& text) {
 }
 
 inline bool starts_with_any(const std::string& text, const std::vector<std::string>& prefixes) {
-  return std::any_of(prefixes.begin(), prefixes.end(), [&](const std::string& prefix) { return text.starts_with(prefix); });
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [&](const std::string& prefix) { return text.starts_with(prefix); });
 }
 
 /// The room that a path from the project's root lies in; empty for none.
@@ -148,7 +151,8 @@ inline std::vector<std::string> check_includes(const std::filesystem::path& root
     if (!fs::is_directory(top)) continue;
     for (const auto& entry : fs::recursive_directory_iterator(top)) {
       const std::string extension = entry.path().extension().string();
-      if (!entry.is_regular_file() || !std::set<std::string>{".h", ".cpp", ".cu", ".cuh", ".inc"}.contains(extension))
+      if (!entry.is_regular_file() ||
+          !std::set<std::string>{".h", ".cpp", ".cu", ".cuh", ".inc"}.contains(extension))
         continue;
       if (files_seen) ++*files_seen;
       const std::string file = fs::relative(entry.path(), root).generic_string();

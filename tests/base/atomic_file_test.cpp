@@ -79,7 +79,8 @@ TEST(AtomicFile, FullDiskIsAnErrorAndKeepsTheOldFile) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &tight), 0);
   std::vector<char> big(8192, 'x');
   expect_error(ErrorKind::io, "reserve 8192 bytes", [&] { AtomicFile(folder / "a").reserve(8192); });
-  expect_error(ErrorKind::io, "cannot write", [&] { AtomicFile(folder / "a").write(big.data(), big.size()); });
+  expect_error(ErrorKind::io, "cannot write",
+               [&] { AtomicFile(folder / "a").write(big.data(), big.size()); });
   ::setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, old_handler);
   EXPECT_EQ(read_text(folder / "a"), "old");

@@ -13,13 +13,17 @@ using ::testing::internal::GetCapturedStdout;
 
 CommandLine example() {
   CommandLine line("train", "Trains.", "--config F...");
-  line.list("config", "F", "files").value("steps", "N", "how many", "7").value("lr", "X", "rate").flag("resume", "go on");
+  line.list("config", "F", "files")
+      .value("steps", "N", "how many", "7")
+      .value("lr", "X", "rate")
+      .flag("resume", "go on");
   line.list("set", "A=B", "overrides").rest_to("config");
   return line;
 }
 
-void expect_usage_error(const std::vector<std::string>& arguments, const std::string& part,
-                        void (*use)(const CommandLine&) = [](const CommandLine&) {}) {
+void expect_usage_error(
+    const std::vector<std::string>& arguments, const std::string& part,
+    void (*use)(const CommandLine&) = [](const CommandLine&) {}) {
   CommandLine line = example();
   try {
     line.parse(arguments);
@@ -33,7 +37,8 @@ void expect_usage_error(const std::vector<std::string>& arguments, const std::st
 
 TEST(CommandLine, ReadsEveryKind) {
   CommandLine line = example();
-  ASSERT_TRUE(line.parse({"--config", "a,b.json", "c.json", "--resume", "--set", "x.y=[1,2]", "--set=z=3", "d.json", "--lr=-1e-3"}));
+  ASSERT_TRUE(line.parse({"--config", "a,b.json", "c.json", "--resume", "--set", "x.y=[1,2]", "--set=z=3",
+                          "d.json", "--lr=-1e-3"}));
   EXPECT_THAT(line.all("config"), ElementsAre("a,b.json", "c.json", "d.json"));
   EXPECT_THAT(line.all("set"), ElementsAre("x.y=[1,2]", "z=3"));
   EXPECT_TRUE(line.has("resume"));
@@ -55,7 +60,8 @@ TEST(CommandLine, MistakesAreNamed) {
   expect_usage_error({"--steps"}, "steps");
   expect_usage_error({"--steps", "3x"}, "--steps takes a whole number, not '3x'",
                      [](const CommandLine& line) { line.integer("steps", 0); });
-  expect_usage_error({"--steps", "0"}, "at least 1", [](const CommandLine& line) { line.integer("steps", 1); });
+  expect_usage_error({"--steps", "0"}, "at least 1",
+                     [](const CommandLine& line) { line.integer("steps", 1); });
   expect_usage_error({"--steps", "99999999999999999999"}, "whole number",
                      [](const CommandLine& line) { line.integer("steps", 1); });
   expect_usage_error({"--lr", "nan"}, "takes a number", [](const CommandLine& line) { line.number("lr"); });

@@ -28,7 +28,8 @@ TEST(NiceTicks, AreRoundAndInside) {
 TEST(LossCurve, ReadsWhatIsThere) {
   TempFolder folder;
   write_text(folder / "m.jsonl",
-             "{\"step\":1,\"loss\":9.5}\n{\"step\":2,\"loss\":null}\n{\"step\":3,\"loss\":8.5,\"val_loss\":8.75}\n{\"step\":4,");
+             "{\"step\":1,\"loss\":9.5}\n{\"step\":2,\"loss\":null}\n{\"step\":3,\"loss\":8.5,\"val_loss\":8."
+             "75}\n{\"step\":4,");
   const LossCurve curve = read_loss_curve(folder / "m.jsonl");
   ASSERT_EQ(curve.train.size(), 2u);
   EXPECT_EQ(curve.train[1].step, 3);

@@ -75,7 +75,8 @@ TEST(Program, OtherErrorsEndWithOne) {
 TEST(Program, InfoKnowsThisMachine) {
   const Outcome info = run({"info"});
   EXPECT_EQ(info.code, 0) << info.err;
-  for (const char* part : {"oneDNN 2", "oneTBB", "SentencePiece", "usable cores", "GiB available", "io_uring", "local"})
+  for (const char* part :
+       {"oneDNN 2", "oneTBB", "SentencePiece", "usable cores", "GiB available", "io_uring", "local"})
     EXPECT_THAT(info.out, HasSubstr(part));
   EXPECT_GT(memory_sizes().total, 0u);
   EXPECT_GE(memory_sizes().total, memory_sizes().available);
@@ -84,7 +85,8 @@ TEST(Program, InfoKnowsThisMachine) {
 TEST(Program, PreparesAndPlots) {
   TempFolder folder;
   write_text(folder / "text.txt", "one two three\n\nfour five six\n");
-  const Outcome prepared = run({"prepare", "--input", folder / "text.txt", "--tokenizer", "byte", "--output", folder / "d"});
+  const Outcome prepared =
+      run({"prepare", "--input", folder / "text.txt", "--tokenizer", "byte", "--output", folder / "d"});
   EXPECT_EQ(prepared.code, 0) << prepared.err;
   EXPECT_THAT(prepared.out, HasSubstr("tokens in 2 documents"));
   EXPECT_THAT(prepared.out, HasSubstr("unigram entropy"));

@@ -23,8 +23,15 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 ProgressState example() {
-  return {.step = 120, .total_steps = 400, .loss = 4.321, .val_loss = 4.5, .lr = 3e-4, .grad_norm = 1.25,
-          .tokens_per_s = 12345, .mfu = 0.314, .seconds_left = 151};
+  return {.step = 120,
+          .total_steps = 400,
+          .loss = 4.321,
+          .val_loss = 4.5,
+          .lr = 3e-4,
+          .grad_norm = 1.25,
+          .tokens_per_s = 12345,
+          .mfu = 0.314,
+          .seconds_left = 151};
 }
 
 int columns(const std::string& text) {
@@ -34,8 +41,9 @@ int columns(const std::string& text) {
 }
 
 TEST(FormatBar, ShowsEverythingThatFits) {
-  EXPECT_EQ(format_bar(example(), 100, false),
-            "120/400 [########....................]  30%  loss 4.3210  val 4.5000  12.3k tok/s  MFU 31%  ETA 2:31");
+  EXPECT_EQ(
+      format_bar(example(), 100, false),
+      "120/400 [########....................]  30%  loss 4.3210  val 4.5000  12.3k tok/s  MFU 31%  ETA 2:31");
   EXPECT_THAT(format_bar(example(), 120, true), HasSubstr("████████████░"));
 }
 
@@ -57,7 +65,8 @@ TEST(FormatBar, SurvivesOddStates) {
 
 TEST(FormatPlain, HasEveryFigure) {
   EXPECT_EQ(format_plain(example()),
-            "step 120/400  loss 4.32100  val_loss 4.50000  lr 3.000e-04  grad_norm 1.250  12.3k tok/s  mfu 0.314  eta 2:31");
+            "step 120/400  loss 4.32100  val_loss 4.50000  lr 3.000e-04  grad_norm 1.250  12.3k tok/s  mfu "
+            "0.314  eta 2:31");
 }
 
 TEST(Progress, WritesPlainLinesToLogs) {
@@ -77,7 +86,8 @@ TEST(Progress, WritesPlainLinesToLogs) {
   const std::string log = read_text(folder / "log");
   EXPECT_THAT(log, Not(HasSubstr("\x1b")));
   EXPECT_THAT(log, Not(HasSubstr("\r")));
-  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 5);  // steps 3 (evaluated), 4, 8, 10 (last), and the message
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'),
+            5);  // steps 3 (evaluated), 4, 8, 10 (last), and the message
   EXPECT_THAT(log, HasSubstr("step 3/10  loss 4.32100  val_loss 4.50000"));
   EXPECT_THAT(log, HasSubstr("step 4/10  loss 4.32100  lr"));
   EXPECT_THAT(log, HasSubstr("saved\n"));
@@ -98,7 +108,8 @@ std::string on_terminal(int& status, Body body) {
   }
   std::string shown;
   char buffer[4096];
-  for (ssize_t got; (got = ::read(master, buffer, sizeof buffer)) > 0;) shown.append(buffer, static_cast<std::size_t>(got));
+  for (ssize_t got; (got = ::read(master, buffer, sizeof buffer)) > 0;)
+    shown.append(buffer, static_cast<std::size_t>(got));
   ::waitpid(child, &status, 0);
   ::close(master);
   return shown;
@@ -126,7 +137,8 @@ TEST(Progress, RedrawsOneLineOnATerminal) {
   EXPECT_EQ(count_of(shown, "\x1b[?25h"), 1);
   EXPECT_EQ(count_of(shown, "halfway\r\n"), 1);
   EXPECT_THAT(shown, HasSubstr("1000/1000"));
-  EXPECT_LE(count_of(shown, "\x1b[K"), 50) << "a thousand quick steps were drawn more than ten times a second";
+  EXPECT_LE(count_of(shown, "\x1b[K"), 50)
+      << "a thousand quick steps were drawn more than ten times a second";
   const std::size_t last = shown.rfind("\x1b[K") + 3;
   EXPECT_LT(shown.find("\r\n", last) - last, 60u);
 }

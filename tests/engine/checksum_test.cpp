@@ -33,7 +33,8 @@ TEST(Crc32c, BothWaysAgreeForEverySplit) {
   const std::uint32_t whole = crc32c(data.data(), data.size());
   for (std::size_t cut = 0; cut <= data.size(); ++cut) {
     EXPECT_EQ(crc32c(data.data() + cut, data.size() - cut, crc32c(data.data(), cut)), whole);
-    EXPECT_EQ(crc32c_portable(data.data() + cut, data.size() - cut, crc32c_portable(data.data(), cut)), whole);
+    EXPECT_EQ(crc32c_portable(data.data() + cut, data.size() - cut, crc32c_portable(data.data(), cut)),
+              whole);
   }
 }
 

@@ -21,18 +21,20 @@ StepMetrics example(std::int64_t step) {
   m.step = step, m.loss = 0.1, m.lr = 3e-4, m.grad_norm = 1.0 / 3, m.loss_scale = 65536, m.tokens = 4096;
   m.step_ms = 12.5, m.tokens_per_s = 327680, m.mfu = 0.5;
   m.mem = {1, 2, 3};
-  m.comm.all_reduce = 4, m.comm.all_gather = 5, m.comm.reduce_scatter = 6, m.comm.all_to_all = 7, m.comm.p2p = 8;
+  m.comm.all_reduce = 4, m.comm.all_gather = 5, m.comm.reduce_scatter = 6, m.comm.all_to_all = 7,
+  m.comm.p2p = 8;
   m.comm.scalars = 1000, m.io = {9, 10};
   return m;
 }
 
 TEST(Metrics, KeysAreFixedAndInOrder) {
-  EXPECT_EQ(to_json(example(7)),
-            R"({"step":7,"loss":0.1,"lr":3e-04,"grad_norm":0.3333333333333333,"loss_scale":65536,"skipped":false,)"
-            R"("tokens":4096,"step_ms":12.5,"tokens_per_s":327680,"mfu":0.5,)"
-            R"("mem":{"device_peak":1,"host_peak":2,"nvme_peak":3},)"
-            R"("comm":{"all_reduce_bytes":4,"all_gather_bytes":5,"reduce_scatter_bytes":6,"all_to_all_bytes":7,)"
-            R"("p2p_bytes":8},"io":{"read_bytes":9,"write_bytes":10}})");
+  EXPECT_EQ(
+      to_json(example(7)),
+      R"({"step":7,"loss":0.1,"lr":3e-04,"grad_norm":0.3333333333333333,"loss_scale":65536,"skipped":false,)"
+      R"("tokens":4096,"step_ms":12.5,"tokens_per_s":327680,"mfu":0.5,)"
+      R"("mem":{"device_peak":1,"host_peak":2,"nvme_peak":3},)"
+      R"("comm":{"all_reduce_bytes":4,"all_gather_bytes":5,"reduce_scatter_bytes":6,"all_to_all_bytes":7,)"
+      R"("p2p_bytes":8},"io":{"read_bytes":9,"write_bytes":10}})");
   StepMetrics evaluated = example(8);
   evaluated.val_loss = 4.25, evaluated.skipped = true;
   EXPECT_NE(to_json(evaluated).find(R"("loss":0.1,"val_loss":4.25,"lr")"), std::string::npos);
@@ -40,8 +42,8 @@ TEST(Metrics, KeysAreFixedAndInOrder) {
 }
 
 TEST(Metrics, NumbersReadBackToTheSameBits) {
-  for (const double value : {0.1f + 0.2, std::nextafter(2.5, 3.0), 1e-300, 6.02214076e23, -0.0,
-                             static_cast<double>(1.0f / 3)}) {
+  for (const double value :
+       {0.1f + 0.2, std::nextafter(2.5, 3.0), 1e-300, 6.02214076e23, -0.0, static_cast<double>(1.0f / 3)}) {
     StepMetrics m = example(1);
     m.loss = value;
     const std::string line = to_json(m);

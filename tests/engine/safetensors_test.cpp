@@ -26,7 +26,9 @@ std::string file_with(const std::string& header, const std::string& payload) {
   return out + header + payload;
 }
 
-std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
 
 class Safetensors : public ::testing::Test {
  protected:
@@ -45,7 +47,9 @@ TEST_F(Safetensors, GivesBackWhatWasWritten) {
   const std::vector<float> values{1, 2, 3, 4, 5, 6};
   const Tensor a = Tensor::of<float>(*device, Shape{2, 3}, values);
   SafetensorsWriter writer(folder / "x",
-                           {{"b", DType::u8, {3}}, {"a", DType::f32, {2, 3}}, {"empty", DType::bf16, {0, 4}},
+                           {{"b", DType::u8, {3}},
+                            {"a", DType::f32, {2, 3}},
+                            {"empty", DType::bf16, {0, 4}},
                             {"scalar", DType::i64, {}}},
                            {{"format", "pt"}, {"note", "ü \"quoted\""}});
   writer.write("a", 2, a.range(2, 6));  // out of order and in parts
@@ -71,8 +75,11 @@ TEST_F(Safetensors, GivesBackWhatWasWritten) {
 
 // The bytes that Python's safetensors 0.4 writes for the same tensors.
 TEST_F(Safetensors, LaysTensorsOutLikeTheReferenceWriter) {
-  SafetensorsWriter writer(folder / "x", {{"z", DType::u8, {1}}, {"b", DType::f32, {1}}, {"a", DType::bf16, {2}},
-                                          {"c", DType::i64, {1}}, {"d", DType::f16, {1}}});
+  SafetensorsWriter writer(folder / "x", {{"z", DType::u8, {1}},
+                                          {"b", DType::f32, {1}},
+                                          {"a", DType::bf16, {2}},
+                                          {"c", DType::i64, {1}},
+                                          {"d", DType::f16, {1}}});
   writer.write("z", 0, bytes_of("z"));
   writer.write("b", 0, bytes_of("bbbb"));
   writer.write("a", 0, bytes_of("aaaa"));
@@ -89,9 +96,12 @@ TEST_F(Safetensors, LaysTensorsOutLikeTheReferenceWriter) {
 TEST_F(Safetensors, WriterRefusesMistakes) {
   const std::vector<SafetensorsSpec> twice{{"a", DType::f32, {1}}, {"a", DType::f32, {1}}};
   expect_error(ErrorKind::usage, "declared twice", [&] { SafetensorsWriter(folder / "x", twice); });
-  expect_error(ErrorKind::usage, "__metadata__",
-               [&] { SafetensorsWriter(folder / "x", {{"__metadata__", DType::f32, {1}}}); });
-  expect_error(ErrorKind::usage, "UTF-8", [&] { SafetensorsWriter(folder / "x", {{"\xff", DType::f32, {1}}}); });
+  expect_error(ErrorKind::usage, "__metadata__", [&] {
+    SafetensorsWriter(folder / "x", {{"__metadata__", DType::f32, {1}}});
+  });
+  expect_error(ErrorKind::usage, "UTF-8", [&] {
+    SafetensorsWriter(folder / "x", {{"\xff", DType::f32, {1}}});
+  });
   expect_error(ErrorKind::usage, "-1", [&] { SafetensorsWriter(folder / "x", {{"a", DType::f32, {-1}}}); });
 
   SafetensorsWriter writer(folder / "x", {{"a", DType::f32, {4}}});
@@ -120,27 +130,34 @@ TEST_F(Safetensors, ReaderRefusesBrokenFiles) {
   expect_bad_header(one, "1234", "truncated: 4 of 8 bytes");
   expect_bad_header(one, "123456789", "1 bytes follow");
   expect_bad_header(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", "12345678", "need 12");
-  expect_bad_header(R"({"a":{"dtype":"F99","shape":[2],"data_offsets":[0,8]}})", "12345678", "unknown dtype 'F99'");
+  expect_bad_header(R"({"a":{"dtype":"F99","shape":[2],"data_offsets":[0,8]}})", "12345678",
+                    "unknown dtype 'F99'");
   expect_bad_header(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "12345678", "shape");
   expect_bad_header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", "12345678", "ascending");
   expect_bad_header(R"({"a":{"dtype":"F32","shape":[2]}})", "12345678", "no data_offsets");
-  expect_bad_header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}})", "12345678", "keys besides");
-  expect_bad_header(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", "", "impossible");
+  expect_bad_header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}})", "12345678",
+                    "keys besides");
+  expect_bad_header(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", "",
+                    "impossible");
   expect_bad_header(R"({"a":{"dtype":"F4","shape":[1],"data_offsets":[0,1]}})", "1", "impossible");
   expect_bad_header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "12345678", "gap of 4");
   expect_bad_header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},
-                        "b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})", "123456", "overlaps");
+                        "b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
+                    "123456", "overlaps");
   expect_bad_header(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
-                        "a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "1", "twice");
+                        "a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                    "1", "twice");
   expect_bad_header(R"({"__metadata__":{"a":1}})", "", "not a string");
   expect_bad_header(R"({"a":[]})", "", "not an object");
 }
 
 TEST_F(Safetensors, ReaderNamesWhatIsMissing) {
-  write_text(folder / "x", file_with(R"({"wte.weight":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "12345678"));
+  write_text(folder / "x",
+             file_with(R"({"wte.weight":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "12345678"));
   SafetensorsFile file(folder / "x");
   Tensor out = Tensor::zeros(*device, Shape{2}, DType::f32);
-  expect_error(ErrorKind::data, "nearest name there is 'wte.weight'", [&] { file.read("wte.weights", 0, out); });
+  expect_error(ErrorKind::data, "nearest name there is 'wte.weight'",
+               [&] { file.read("wte.weights", 0, out); });
   expect_error(ErrorKind::data, "outside", [&] { file.read("wte.weight", 1, out); });
   expect_error(ErrorKind::data, "outside", [&] { file.read("wte.weight", -1, out); });
   Tensor wrong = Tensor::zeros(*device, Shape{2}, DType::i32);
@@ -149,7 +166,8 @@ TEST_F(Safetensors, ReaderNamesWhatIsMissing) {
 }
 
 TEST_F(Safetensors, CarriesTypesThatSherdDoesNotComputeWith) {
-  write_text(folder / "x", file_with(R"({"mask":{"dtype":"BOOL","shape":[2,1],"data_offsets":[0,2]}})", "\1\1"));
+  write_text(folder / "x",
+             file_with(R"({"mask":{"dtype":"BOOL","shape":[2,1],"data_offsets":[0,2]}})", "\1\1"));
   SafetensorsFile file(folder / "x");
   EXPECT_EQ(file.at("mask").dtype, std::nullopt);
   EXPECT_EQ(file.bytes(file.at("mask")).size(), 2u);

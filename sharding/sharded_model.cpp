@@ -46,6 +46,7 @@ class ShardedModel::BlockScope final : public autograd::Scope {
     for (Unit* unit : units_)
       if (unit->trainable() && --owner_.state(*unit).pending == 0) owner_.close_gradients(*unit);
   }
+  void take_back_leases() { leases_.clear(); }
 
  private:
   void let_go() { leases_.resize(leases_.size() - units_.size()); }
@@ -68,7 +69,8 @@ ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOpti
 
 ShardedModel::~ShardedModel() {
   model_->for_each([](nn::Module& module) { module.set_scope(nullptr); });
-  for (auto& [parameter, unit] : owners_) parameter->value = {}, parameter->grad = {};
+  take_back_leases();
+  for (auto& [parameter, unit] : owners_) parameter->value = {}, parameter->grad = {}, parameter->grad_written = false;
 }
 
 namespace {
@@ -120,7 +122,9 @@ void ShardedModel::build_units() {
       Unit* lender = unit_of[owner.at(parameter)];
       if (std::find(units.begin(), units.end(), lender) == units.end()) units.push_back(lender);
     }
-    if (!units.empty()) lands[i].block->set_scope(std::make_shared<BlockScope>(*this, std::move(units)));
+    if (units.empty()) continue;
+    scopes_.push_back(std::make_shared<BlockScope>(*this, std::move(units)));
+    lands[i].block->set_scope(scopes_.back());
   }
 }
 
@@ -150,7 +154,19 @@ std::vector<Segment*> ShardedModel::trainable_segments() const {
   return out;
 }
 
+/// A pass that an exception ended left its blocks' leases behind, on parameters that later steps outdate.
+void ShardedModel::take_back_leases() {
+  for (const auto& scope : scopes_) scope->take_back_leases();
+}
+
+void ShardedModel::require_no_leases() const {
+  for (const auto& unit : units())
+    require(!unit->leased() || unit->gathered_elements() == 0, "a lease on the parameters of '", unit->name(),
+            "' is still held: let it go before they change");
+}
+
 void ShardedModel::begin_training(bool boundary) {
+  take_back_leases();
   boundary_ = boundary;
   for (UnitState& s : states_) s = {};
   residency_.begin(Residency::Pass::train);
@@ -160,11 +176,25 @@ void ShardedModel::end_training() {
   for (const auto& unit : units())
     require(state(*unit).pending == 0, "backward did not come back through block '", unit->name(),
             "': run backward on the loss of the same forward");
+  if (boundary_) submit_left_behind();
   reducer_.finish();
   residency_.end();
 }
 
-void ShardedModel::begin_evaluation() { residency_.begin(Residency::Pass::evaluate); }
+/// A block may have run in an earlier micro-batch and not in the last, which is when replicated gradients are reduced.
+void ShardedModel::submit_left_behind() {
+  for (const auto& unit : units()) {
+    if (state(*unit).sent) continue;
+    for (const auto& segment : unit->segments())
+      if (!segment->gradients_sharded() && std::find(filled_.begin(), filled_.end(), segment.get()) != filled_.end())
+        reducer_.submit(*segment, nullptr, false);
+  }
+}
+
+void ShardedModel::begin_evaluation() {
+  take_back_leases();
+  residency_.begin(Residency::Pass::evaluate);
+}
 void ShardedModel::end_evaluation() { residency_.end(); }
 
 void ShardedModel::open_gradients(Unit& unit) {

@@ -60,6 +60,9 @@ class ShardedModel {
   void end_evaluation();
 
   // ---- the step ----
+  /// Throws Error{usage} while somebody holds a lease on gathered parameters: an update would not reach that copy, and
+  /// the coming passes would compute with it.
+  void require_no_leases() const;
   /// Collective: the sum of squares of all averaged gradients, exact, and so the same for any placement.
   tensor::ExactSum gradient_sum_of_squares();
   /// Collective: to be called for every trainable segment in order once its update range has new parameters; gathers
@@ -89,6 +92,8 @@ class ShardedModel {
   void make_segments(Unit& unit, const std::vector<ParameterPtr>& parameters, std::int64_t& persistent_left);
   void open_gradients(Unit& unit);
   void close_gradients(Unit& unit);
+  void submit_left_behind();
+  void take_back_leases();
   UnitState& state(const Unit& unit) { return states_[static_cast<std::size_t>(unit.index())]; }
   void flush_published();
 
@@ -99,6 +104,7 @@ class ShardedModel {
   Residency residency_;
   Reducer reducer_;
   std::vector<UnitState> states_;
+  std::vector<std::shared_ptr<BlockScope>> scopes_;
   std::vector<std::pair<ParameterPtr, Unit*>> owners_;
   std::vector<Segment*> filled_;  ///< segments whose lasting gradients hold a sum
   bool boundary_ = true;

@@ -63,6 +63,9 @@ Unit& Residency::add_unit(std::string name) {
 }
 
 void Residency::begin(Pass pass) {
+  // Only a pass that an exception ended leaves gathers behind.
+  for (const auto& unit : units_)
+    if (unit->leases_ == 0 && unit->state_ != Unit::State::absent) drop(*unit);
   pass_ = pass;
   position_ = 0;
   recorded_.clear();

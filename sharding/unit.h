@@ -47,6 +47,7 @@ class Unit {
 
   /// The one door to the full parameters.
   Lease gather() { return Lease(*this); }
+  bool leased() const { return leases_ > 0; }
 
  private:
   friend class Residency;

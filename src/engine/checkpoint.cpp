@@ -198,12 +198,18 @@ void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model,
 
 void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest) {
   engine.counters_ = {manifest.micro_steps, manifest.global_steps, manifest.global_samples, manifest.skipped_steps};
+  // Whatever was under way, after a NaN loss for example, is over.
+  engine.tape_->clear();
+  engine.phase_ = Engine::Phase::idle;
+  engine.accumulated_ = 0;
+  engine.loss_sum_ = 0;
   engine.optimizer_->set_steps(manifest.optimizer_steps);
   if (engine.scheduler_ && !manifest.scheduler.empty()) engine.scheduler_->restore(manifest.scheduler);
   if (engine.scaler_ && !manifest.loss_scaler.empty()) engine.scaler_->restore(manifest.loss_scaler);
 }
 
 ClientState CheckpointAccess::load(Engine& engine, const std::string& directory, const std::string& tag) {
+  engine.sharded().require_no_leases();
   CheckpointReader reader(checkpoint_folder(directory, tag));
   check_world(reader, engine.dist_->world_size());
   check_shapes(reader, *engine.model_);

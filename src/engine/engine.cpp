@@ -82,9 +82,12 @@ RandomKey Engine::micro_batch_key() const {
 }
 
 autograd::Var Engine::forward(const tensor::Batch& batch) {
-  PhaseTimer timer(times_.forward);
-  require(phase_ == Phase::idle || !training_, "forward() was called again before backward() and step(); in eval() mode "
-          "it may be called alone");
+  double unbooked = 0;
+  PhaseTimer timer(training_ ? times_.forward : unbooked);
+  // Between forward() and backward() the tape, its settings and the gathered units belong to that micro-batch.
+  require(phase_ == Phase::idle || (!training_ && phase_ == Phase::backwarded),
+          training_ ? "forward() was called again before backward() and step()"
+                    : "evaluation between forward() and backward(): finish the micro-batch first");
   tape_->training = training_;
   tape_->random = micro_batch_key();
   if (!training_) {
@@ -95,7 +98,8 @@ autograd::Var Engine::forward(const tensor::Batch& batch) {
     return loss;
   }
   tape_->clear();
-  sharded_->begin_training(is_gradient_accumulation_boundary());
+  boundary_ = is_gradient_accumulation_boundary();
+  sharded_->begin_training(boundary_);
   autograd::Var loss = (*model_)(*tape_, batch);
   loss_sum_ += item(loss);
   phase_ = Phase::forwarded;
@@ -114,11 +118,10 @@ void Engine::backward(const autograd::Var& loss) {
 void Engine::step() {
   require(phase_ == Phase::backwarded, "step() follows backward(), once per micro-batch");
   phase_ = Phase::idle;
-  const bool boundary = is_gradient_accumulation_boundary();
   ++counters_.micro_steps;
   ++accumulated_;
   report_.applied = false;
-  if (!boundary) return;
+  if (!boundary_) return;  // as forward() told the reduction; the caller may have moved the boundary since
   {
     PhaseTimer timer(times_.update);
     update();
@@ -131,6 +134,7 @@ void Engine::step() {
 }
 
 void Engine::update() {
+  sharded_->require_no_leases();
   report_.lr = optimizer_->lr();
   report_.loss = mean_over_ranks(loss_sum_ / static_cast<double>(accumulated_), "loss");
   report_.loss_scale = scaler_ ? scaler_->scale() : 1.0;
@@ -181,20 +185,20 @@ double Engine::mean_over_ranks(double value, const char* what) {
 
 const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next) {
   require(training_, "train_batch() needs train() mode");
-  bool boundary;
   do {
-    boundary = is_gradient_accumulation_boundary();
     backward(forward(next()));
     step();
-  } while (!boundary);
+  } while (!boundary_);
   return report_;
 }
 
 double Engine::eval_batch(const tensor::Batch& batch) {
-  const bool was_training = std::exchange(training_, false);
-  const double loss = item(forward(batch));
-  training_ = was_training;
-  return mean_over_ranks(loss, "evaluation loss");
+  struct Restore {
+    bool& flag;
+    bool value;
+    ~Restore() { flag = value; }
+  } restore{training_, std::exchange(training_, false)};
+  return mean_over_ranks(item(forward(batch)), "evaluation loss");
 }
 
 double Engine::item(const autograd::Var& loss) {

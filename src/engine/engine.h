@@ -55,7 +55,7 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // ---- the three calls of a micro-batch ----
-  /// The loss of one micro-batch. In train() mode backward() must follow before the next forward().
+  /// The loss of one micro-batch. In train() mode backward() must follow before the next forward(), in either mode.
   autograd::Var forward(const tensor::Batch& batch);
   /// Gradients of `loss`, divided by gradient_accumulation_steps (and multiplied by the loss scale; both are undone or
   /// meant). Reduces over ranks as the placement says.
@@ -143,6 +143,7 @@ class Engine {
   bool training_ = true;
   std::optional<bool> boundary_override_;
   enum class Phase : std::uint8_t { idle, forwarded, backwarded } phase_ = Phase::idle;
+  bool boundary_ = true;          ///< the micro-batch that forward() began is the last before an update
   std::int64_t accumulated_ = 0;  ///< micro-batches since the last boundary
   double loss_sum_ = 0;           ///< of this rank, since the last boundary
   engine::StepTimes times_;

@@ -186,6 +186,43 @@ TEST(EqualityVariants, LlamaUntiedAndHalfPrecisionToo) {
     }
 }
 
+TEST(EqualityVariants, ResumeKeepsTheLossScaleAndItsWindow) {
+  RunSpec s = base("fp16", 2);
+  s.stage = 3;
+  s.steps = 14;
+  s.loss_scale_window = 5;
+  const auto whole = train_local(s);
+  ASSERT_GT(whole.scales.back(), whole.scales.front());
+  TempFolder folder;
+  s.directory = folder.path().string();
+  s.resume_at = 8;  // inside a window
+  const auto resumed = train_local(s);
+  EXPECT_EQ(resumed.scales, whole.scales);
+  EXPECT_TRUE(resumed.bits() == whole.bits());
+}
+
+TEST(EqualityVariants, AccumulationAgreesUnderOtherSchedules) {
+  RunSpec s = base("bf16", 2);
+  s.steps = 6;
+  s.accumulation = 2;
+  s.stage = 2;
+  const auto plain = train_local(s);
+  s.overlap = true;
+  s.bucket = 500;
+  s.recompute = "full";
+  const auto bucketed = train_local(s);
+  EXPECT_GT(bucketed.reducer.buckets, plain.reducer.buckets);
+  EXPECT_TRUE(bucketed.bits() == plain.bits());
+  s.stage = 3;
+  s.prefetch = 50'000'000;
+  s.max_reuse = 1'000'000'000;
+  s.max_live = 20'000;  // the root and one block, of three
+  const auto capped = train_local(s);
+  EXPECT_GT(capped.residency.evicted, 0);
+  EXPECT_LE(capped.residency.peak_live, 20'000);
+  EXPECT_TRUE(capped.bits() == plain.bits());
+}
+
 TEST(EqualityVariants, ComputeThreadsDoNotMatter) {
   RunSpec s = base("bf16", 2);
   s.steps = 5;

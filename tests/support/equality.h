@@ -37,6 +37,7 @@ struct RunSpec {
   bool llama = false;
   int resume_at = 0;             ///< save after this step, build everything anew, resume; 0: never
   std::string directory;         ///< for checkpoints when resuming
+  int loss_scale_window = 1000;  ///< fp16: clean steps before the scale doubles
   int nudge_step = -1;           ///< change one master weight by one ulp before this step
   int threads = 1;
 
@@ -44,7 +45,8 @@ struct RunSpec {
     auto str = [](auto v) { return std::to_string(v); };
     auto flag = [](bool b) { return b ? std::string("true") : std::string("false"); };
     std::string precision = dtype == "bf16" ? R"("bf16": {"enabled": true},)"
-                            : dtype == "fp16" ? R"("fp16": {"enabled": true, "initial_scale_power": 8},)" : "";
+                            : dtype == "fp16" ? cat(R"("fp16": {"enabled": true, "initial_scale_power": 8, "loss_scale_window": )",
+                                                    loss_scale_window, "},") : "";
     return "{" + precision + R"("train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" + str(accumulation) +
            R"(, "gradient_clipping": )" + str(clipping) +
            R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0.1, "betas": [0.9, 0.95]}},)" +
@@ -63,7 +65,7 @@ struct RunSpec {
 
 /// Every bit of the outcome, plus the counters by which a test sees that a setting took effect.
 struct RunResult {
-  std::vector<double> losses, norms;
+  std::vector<double> losses, norms, scales;
   std::map<std::string, std::vector<std::byte>> masters;     ///< fp32 weights by parameter
   std::map<std::string, std::vector<std::byte>> parameters;  ///< compute parameters
   sharding::ResidencyStats residency;
@@ -72,7 +74,7 @@ struct RunResult {
   std::uint64_t activation_peak = 0;
   std::int64_t skipped = 0;
 
-  /// Losses, norms and weights as raw bytes: what must be the same.
+  /// Losses, norms, loss scales and weights as raw bytes: what must be the same.
   std::vector<std::byte> bits() const {
     std::vector<std::byte> out;
     const auto put = [&](const void* data, std::size_t bytes) {
@@ -81,6 +83,7 @@ struct RunResult {
     };
     put(losses.data(), losses.size() * sizeof(double));
     put(norms.data(), norms.size() * sizeof(double));
+    put(scales.data(), scales.size() * sizeof(double));
     for (const auto* weights : {&masters, &parameters})
       for (const auto& [name, bytes] : *weights) put(name.data(), name.size()), put(bytes.data(), bytes.size());
     return out;
@@ -152,6 +155,7 @@ inline RunResult train(const DistributedPtr& dist, const RunSpec& spec) {
     });
     out.losses.push_back(report.loss);
     out.norms.push_back(report.grad_norm);
+    out.scales.push_back(report.loss_scale);
     if (step + 1 == spec.resume_at) {
       engine->save_checkpoint(spec.directory, "middle");
       engine.reset();

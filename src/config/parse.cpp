@@ -33,6 +33,18 @@ void note_precision(const Config& config, const Given& given, Context& context) 
     context.note("gradient_clipping", "off");
 }
 
+// Keys that are read, but whose moment cannot come in this run.
+void note_idle_keys(const Config& config, const Given& given, Context& context) {
+  for (const auto& [name, on] : {std::pair{"wall_clock_breakdown", config.wall_clock_breakdown},
+                                 std::pair{"memory_breakdown", config.memory_breakdown}})
+    if (on && config.steps_per_print == 0) context.note(name, "no effect without steps_per_print");
+  if (given.contains("training") && given.at("training")->find("eval_interval") && config.data &&
+      config.data->split[1] == 0)
+    context.note("training.eval_interval", "no effect: data.split leaves nothing for validation");
+  if (config.device.host_memory_limit > 0)
+    context.note("device.host_memory_limit", "no effect: nothing is offloaded to host memory in this build");
+}
+
 Config read_config(Node tree, const std::vector<std::string>& overrides) {
   for (const std::string& assignment : overrides) apply_override(tree, assignment);
   Config config;
@@ -41,6 +53,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides) {
   const Given given = read_section(top_table(), config, root);
   check_precision(config, given);
   note_precision(config, given, context);
+  note_idle_keys(config, given, context);
   note_default_optimizer(config, context);
   config.notes = std::move(context.notes);
   return config;

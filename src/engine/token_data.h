@@ -18,7 +18,7 @@ struct TokenData {
   std::string tokenizer;                  ///< spec for data::make_tokenizer; empty: unknown
   std::int64_t vocab_size = 0;            ///< ids in the data are below this
   std::shared_ptr<const data::PackedSamples> train;
-  std::shared_ptr<const data::PackedSamples> validation;  ///< null where the split has too few tokens for a sample
+  std::shared_ptr<const data::PackedSamples> validation;  ///< null where data.split leaves it no sequence
 
   /// Batches of this rank from the training split, endless.
   std::unique_ptr<data::Loader> training_loader(const config::Batch& batch, int rank, int world,
@@ -30,7 +30,8 @@ struct TokenData {
 };
 
 /// Opens what `data.path` names. Throws Error{config} without a `data` or `model` section, or when model.vocab_size
-/// and the data disagree; Error{io} or Error{data} naming the file for a missing or damaged dataset.
+/// and the data disagree; Error{io} or Error{data} naming the file for a missing or damaged dataset, or one that has too
+/// few tokens for a sample in either split.
 std::shared_ptr<const TokenData> open_token_data(const config::Config& config);
 
 }  // namespace sherd::engine

@@ -203,6 +203,18 @@ TEST(ParseFiles, MissingFileIsNamed) {
   }
 }
 
+TEST(Notes, SayWhenAKeyCannotMatterInThisRun) {
+  const std::string data = R"("data": {"path": "p", "split": [1, 0]}, "training": {"eval_interval": 5})";
+  const Config idle = parse_text(cat(R"({"wall_clock_breakdown": true, "memory_breakdown": true, )", data,
+                                     R"(, "device": {"host_memory_limit": "1GB"}})"));
+  for (const char* key : {"wall_clock_breakdown", "memory_breakdown", "training.eval_interval", "device.host_memory_limit"})
+    EXPECT_TRUE(has_note(idle, key)) << key;
+  const Config busy = parse_text(R"({"steps_per_print": 1, "wall_clock_breakdown": true, "memory_breakdown": true,
+                                     "data": {"path": "p"}, "training": {"eval_interval": 5}})");
+  for (const char* key : {"wall_clock_breakdown", "memory_breakdown", "training.eval_interval"})
+    EXPECT_FALSE(has_note(busy, key)) << key;
+}
+
 TEST(ConfigFiles, PublishedExampleRunsAsItStands) {
   const Config config =
       parse_files({configs + "zero3_fp16_reference.json", configs + "gpt2_tiny_model.json"});

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -17,12 +19,28 @@
 namespace sherd::cli {
 namespace {
 
-/// Set by SIGTERM and SIGINT; a second signal ends the program as usual.
-volatile std::sig_atomic_t stop_signal = 0;
+/// Set by SIGTERM and SIGINT, which launchers send to every process; a second signal ends the program as usual. A signal
+/// has no owner but the process: the one variable here that belongs to no object.
+std::atomic<int> stop_signal{0};
+static_assert(std::atomic<int>::is_always_lock_free);
 
 void on_stop_signal(int signal) {
   stop_signal = signal;
   std::signal(signal, SIG_DFL);
+}
+
+std::int64_t data_position(const engine::ClientState& client, const std::string& folder) {
+  const auto found = client.find("data_position");
+  std::int64_t position = -1;
+  if (found != client.end()) {
+    const std::string& text = found->second;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), position);
+    if (error != std::errc() || end != text.data() + text.size()) position = -1;
+  }
+  if (position < 0)
+    fail(ErrorKind::data, "the checkpoint in ", folder, " does not say where in the data it stopped: it was not written by "
+         "`sherd train`");
+  return position;
 }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -49,12 +67,12 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_p
                                                   dist_->world_size(), engine_->device());
   if (request_.resume) resume();
   first_step_ = engine_->global_steps();
+  std::signal(SIGTERM, on_stop_signal);
+  std::signal(SIGINT, on_stop_signal);
   if (!speaks()) return;
   if (!request_.metrics.empty())
     metrics_ = std::make_unique<engine::MetricsWriter>(request_.metrics, first_step_ + 1);
   announce();
-  std::signal(SIGTERM, on_stop_signal);
-  std::signal(SIGINT, on_stop_signal);
   progress_ = std::make_unique<Progress>(STDERR_FILENO, request_.config.training.steps,
                                          request_.config.training.log_interval);
 }
@@ -74,17 +92,13 @@ void Trainer::announce() const {
 void Trainer::resume() {
   const std::string& folder = request_.config.training.save_dir;
   const engine::ClientState client = engine_->load_checkpoint(folder, request_.resume_tag);
-  const auto position = client.find("data_position");
-  if (position == client.end())
-    fail(ErrorKind::data, "the checkpoint in ", folder, " does not say where in the data it stopped: it was not written by "
-         "`sherd train`");
-  train_loader_->seek(std::stoll(position->second));
+  train_loader_->seek(data_position(client, folder));
   saved_step_ = engine_->global_steps();
   if (speaks()) log_info("resumed from ", folder, " at step ", engine_->global_steps());
 }
 
 bool Trainer::stop_requested() {
-  const std::int32_t mine = speaks() ? static_cast<std::int32_t>(stop_signal) : 0;
+  const std::int32_t mine = stop_signal.load();
   if (dist_->world_size() == 1) return mine != 0;
   tensor::Tensor flag = tensor::Tensor::of<std::int32_t>(engine_->device(), {1}, std::span(&mine, 1));
   comm::CallOptions options;
@@ -148,15 +162,18 @@ void Trainer::save() {
 }
 
 void Trainer::remove_old_checkpoints() const {
-  const std::string prefix = "global_step";
-  std::vector<std::pair<std::int64_t, std::filesystem::path>> found;
+  // By age, not by step: after going back to an earlier checkpoint, higher steps are the old ones. The newest is what
+  // `latest` names, and is never among the removed.
+  std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> found;
   for (const auto& entry : std::filesystem::directory_iterator(request_.config.training.save_dir)) {
     const std::string name = entry.path().filename();
-    if (!name.starts_with(prefix) || name.find_first_not_of("0123456789", prefix.size()) != std::string::npos) continue;
-    found.emplace_back(std::stoll(name.substr(prefix.size())), entry.path());
+    const auto manifest = entry.path() / "manifest.json";
+    if (!name.starts_with("global_step") || name.ends_with(".partial") || !std::filesystem::exists(manifest)) continue;
+    if (name == cat("global_step", engine_->global_steps())) continue;
+    found.emplace_back(std::filesystem::last_write_time(manifest), entry.path());
   }
   std::sort(found.rbegin(), found.rend());
-  for (std::size_t i = static_cast<std::size_t>(request_.config.training.keep_last); i < found.size(); ++i)
+  for (std::size_t i = static_cast<std::size_t>(request_.config.training.keep_last) - 1; i < found.size(); ++i)
     std::filesystem::remove_all(found[i].second);
 }
 

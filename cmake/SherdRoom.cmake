@@ -15,10 +15,6 @@ function(sherd_room name)
   cmake_parse_arguments(ROOM "" "" "DEPENDS;PRIVATE" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")  # a program's, not the library's
-  if(NOT sources)  # TEMPORARY, while rooms are being filled
-    file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp "")
-    set(sources ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp)
-  endif()
   add_library(sherd_${name} STATIC ${sources})
   set_target_properties(sherd_${name} PROPERTIES LINKER_LANGUAGE CXX)
   add_library(sherd::${name} ALIAS sherd_${name})

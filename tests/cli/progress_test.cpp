@@ -52,15 +52,25 @@ TEST(FormatBar, NeverPassesTheWidthAndKeepsTheLossLongest) {
     for (const bool unicode : {false, true}) {
       const std::string line = format_bar(example(), width, unicode);
       EXPECT_LE(columns(line), width) << line;
-      if (width >= 30) EXPECT_THAT(line, HasSubstr("loss 4.3210")) << width;
-      if (width >= 70) EXPECT_THAT(line, HasSubstr(unicode ? "░" : "[#")) << width;
+      if (width >= 30) {
+        EXPECT_THAT(line, HasSubstr("loss 4.3210")) << width;
+      }
+      if (width >= 70) {
+        EXPECT_THAT(line, HasSubstr(unicode ? "░" : "[#")) << width;
+      }
     }
 }
 
 TEST(FormatBar, SurvivesOddStates) {
-  EXPECT_THAT(format_bar({.step = 5, .total_steps = 0}, 80, false), HasSubstr("0%"));
-  EXPECT_THAT(format_bar({.step = 9, .total_steps = 5}, 80, false), HasSubstr("100%"));
-  EXPECT_THAT(format_bar({.step = 399, .total_steps = 400}, 80, false), HasSubstr(" 99%"));  // not done yet
+  const auto bar = [](std::int64_t step, std::int64_t total) {
+    ProgressState state;
+    state.step = step;
+    state.total_steps = total;
+    return format_bar(state, 80, false);
+  };
+  EXPECT_THAT(bar(5, 0), HasSubstr("0%"));
+  EXPECT_THAT(bar(9, 5), HasSubstr("100%"));
+  EXPECT_THAT(bar(399, 400), HasSubstr(" 99%"));  // not done yet
 }
 
 TEST(FormatPlain, HasEveryFigure) {

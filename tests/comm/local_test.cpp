@@ -111,6 +111,28 @@ TEST(Local, LeavingWithAnErrorDropsWhatIsQueued) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
+// Under AddressSanitizer: the failing rank's tensors stay until the peer that reads them has stopped.
+TEST(Local, AFailingRankDoesNotPullMemoryFromUnderItsPeers) {
+  for (int round = 0; round < 5; ++round) {
+    try {
+      run_local(2, {}, [](Communicator& comm) {
+        const auto device = device::make_cpu_device(1);
+        const std::int64_t shard = std::int64_t{4} << 20;
+        const Tensor mine = Tensor::zeros(*device, {shard}, DType::f32), all = Tensor::zeros(*device, {2 * shard}, DType::f32);
+        CallOptions options;
+        options.async = true;
+        Work work = comm.all_gather({{mine, all}}, options);
+        if (comm.rank() == 0) fail(ErrorKind::data, "a bad token");
+        work.wait();
+        comm.barrier();
+      });
+      ADD_FAILURE() << "rank 0's error got lost";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("a bad token"));
+    }
+  }
+}
+
 TEST(Local, RefusesNoRanks) {
   EXPECT_THROW(run_local(0, {}, [](Communicator&) {}), Error);
 }

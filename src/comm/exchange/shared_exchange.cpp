@@ -18,6 +18,19 @@ SharedExchange::~SharedExchange() {
 }
 
 void SharedExchange::run(Call& call) {
+  memory_->enter();
+  try {
+    run_rounds(call);
+  } catch (...) {
+    // The caller will free the tensors; a peer that came to the round before the failure may be reading them still.
+    memory_->leave();
+    memory_->outlast_readers();
+    throw;
+  }
+  memory_->leave();
+}
+
+void SharedExchange::run_rounds(Call& call) {
   switch (call.kind) {
     case Collective::barrier:
       return open_round(call, {});
@@ -80,6 +93,8 @@ const std::byte* SharedExchange::source(int peer, std::size_t piece) const {
   Notice& notice = board_->notice(peer, rounds_);
   const Address& address = notice.addresses[piece];
   if (address.region == Address::in_notice) return notice.payload.data() + address.offset;
+  // A failed peer may have left this round already, and freed what it offered.
+  if (board_->failed()) board_->throw_failure();
   return memory_->resolve(peer, address);
 }
 

@@ -17,6 +17,13 @@ class Memory {
   virtual Address locate(const std::byte* data, std::size_t bytes) const = 0;
   /// The bytes that `rank` located, seen from here.
   virtual std::byte* resolve(int rank, const Address& address) const = 0;
+
+  /// Around every collective of this rank: between the two it may be reading peers.
+  virtual void enter() {}
+  virtual void leave() noexcept {}
+  /// After a failed collective, before its tensors may go: returns when no peer can still be reading them. Nothing to do
+  /// where resolved memory stays mapped whatever its owner does.
+  virtual void outlast_readers() noexcept {}
 };
 
 /// Collectives and transfers over a Board: every rank reads what it needs straight from its peers' memory.
@@ -67,6 +74,7 @@ class SharedExchange : public Backend {
   /// Publishes, meets the others and compares. Afterwards source() and hidden() tell where everybody's pieces
   /// are.
   void open_round(const Call& call, const std::vector<Source>& sources);
+  void run_rounds(Call& call);
   void compare();
   /// Ends a round in which peers read this rank's tensors themselves.
   void close_round(const Call& call) { board_->barrier(call); }

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
@@ -30,6 +31,8 @@ class LocalGroup {
   const BoardLayout& layout() const { return layout_; }
   const std::vector<std::byte*>& segments() const { return segments_; }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
+  /// Ranks inside a collective.
+  std::atomic<int>& inside() { return inside_; }
 
   /// The group that `members` (ranks here) form in the split numbered `serial`; the same object for each of
   /// them.
@@ -51,6 +54,7 @@ class LocalGroup {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
   std::vector<int> world_ranks_;
+  std::atomic<int> inside_{0};
   BoardLayout layout_;
   std::unique_ptr<std::byte, Free> memory_;
   std::vector<std::byte*> segments_;
@@ -67,21 +71,31 @@ struct LocalBoard {
   Board board;
 };
 
-/// One address space: peers see everything.
+/// One address space: peers see everything, and what its owner frees is gone for them too.
 class OneProcess final : public Memory {
  public:
+  explicit OneProcess(std::shared_ptr<LocalGroup> group) : group_(std::move(group)) {}
+  void enter() override { group_->inside().fetch_add(1); }
+  void leave() noexcept override { group_->inside().fetch_sub(1); }
+  // Ends: whoever is inside copies memory, which takes no peer, and then meets the failure.
+  void outlast_readers() noexcept override {
+    while (group_->inside().load() != 0) std::this_thread::yield();
+  }
   Address locate(const std::byte* data, std::size_t) const override {
     return {0, reinterpret_cast<std::uintptr_t>(data)};
   }
   std::byte* resolve(int, const Address& address) const override {
     return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address.offset));
   }
+
+ private:
+  std::shared_ptr<LocalGroup> group_;
 };
 
 class LocalExchange final : public SharedExchange {
  public:
   LocalExchange(std::shared_ptr<LocalBoard> local, int world_size, bool crowded, const CommOptions& options)
-      : SharedExchange({local, &local->board}, std::make_shared<OneProcess>(), options.threads),
+      : SharedExchange({local, &local->board}, std::make_shared<OneProcess>(local->group), options.threads),
         group_(local->group),
         world_size_(world_size),
         crowded_(crowded),

@@ -123,6 +123,16 @@ TEST(MpiDeath, Throw) {
               AllOf(HasSubstr("rank 1 failed"), HasSubstr("70000")));
 }
 
+/// exit() in the middle of things, groups alive: the others hear of it at once, and end without waiting for it.
+TEST(MpiDeath, ExitWithGroups) {
+  const auto world = make_mpi_world({.timeout_seconds = 60});
+  const auto part = world->split(0, world->rank());
+  if (world->rank() == 1) std::exit(5);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THAT(error_of(ErrorKind::comm, [&] { part->barrier(); }), HasSubstr("rank 1 has left"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+}
+
 /// A rank that never comes, though alive: nobody hangs, not even in MPI_Finalize.
 TEST(MpiDeath, Stuck) {
   const auto world = make_mpi_world({.timeout_seconds = 1});

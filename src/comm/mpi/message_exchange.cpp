@@ -9,6 +9,7 @@
 #include "comm/exchange/board.h"
 #include "comm/exchange/worker.h"
 #include "comm/mpi/message_health.h"
+#include "comm/mpi/runtime.h"
 
 namespace sherd::comm {
 namespace {
@@ -50,7 +51,11 @@ class MessageExchange final : public Backend {
         worker_(options.threads),
         health_(std::make_shared<MessageHealth>(port_, name_, std::move(parent))),
         sends_(static_cast<std::size_t>(size())),
-        receives_(sends_.size()) {}
+        receives_(sends_.size()) {
+    mpi::on_leave([weak = std::weak_ptr<MessageHealth>(health_)] {
+      if (const auto alive = weak.lock()) alive->depart();
+    });
+  }
   ~MessageExchange() override { health_->depart(); }
 
   int rank() const override { return port_->rank(); }

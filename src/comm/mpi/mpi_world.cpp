@@ -8,6 +8,7 @@
 #include "comm/exchange/shared_exchange.h"
 #include "comm/mpi/message_exchange.h"
 #include "comm/mpi/mpi_port.h"
+#include "comm/mpi/runtime.h"
 #include "comm/mpi/window_pool.h"
 
 namespace sherd::comm {
@@ -148,6 +149,9 @@ std::unique_ptr<Backend> make_backend(Origin origin) {
   settings.gone = [port = origin.port](int rank) { return port->gone(rank); };
   settings.parent = std::move(origin.parent);
   auto board = std::make_shared<Board>(port.rank(), layout, std::move(segments), std::move(settings));
+  mpi::on_leave([weak = std::weak_ptr<Board>(board)] {
+    if (const auto alive = weak.lock()) alive->depart();
+  });
   return std::make_unique<WindowExchange>(std::move(origin), std::move(board));
 }
 

@@ -25,9 +25,11 @@ std::atomic<bool> started{false}, abandoned{false}, ended{false};
 MPI_Comm exit_comm = MPI_COMM_NULL;
 double exit_seconds = 10;     // the longest deadline of any world
 std::vector<Identity> world;  // written by start()
+std::mutex leavers_mutex;
+std::vector<std::function<void()>> leavers;  // guarded by leavers_mutex
 
-/// Waits until every rank has come to its exit. False when one is dead or does not come in time.
-bool all_leave(double seconds) {
+/// Waits until every rank has come here as often as this one. False when one is dead or does not come in time.
+bool all_meet(double seconds) {
   MPI_Request request;
   if (MPI_Ibarrier(exit_comm, &request) != MPI_SUCCESS) return false;
   const Deadline deadline = Deadline::after_seconds(seconds);
@@ -40,20 +42,29 @@ bool all_leave(double seconds) {
     if (turn % 64 == 63)
       for (const Identity& peer : world)
         if (peer.host == self.host && peer.pid != 0 && !running(peer)) {
-          // It may have left after the barrier completed: look once more.
+          // It may have gone after the barrier completed: look once more.
           return MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done;
         }
     usleep(turn < 100 ? 100 : 2000);
   }
 }
 
-/// Runs at exit(status). A rank that failed waits a moment, so that the launcher, which ends a job at its
-/// first failure, lets the others report theirs.
+/// True when MPI_Finalize, which waits for every rank, can be called. A rank that failed waits a moment only, yet
+/// that long, so that the launcher, which ends a job at its first failure, lets the others report theirs. It may
+/// thus give up and go while others see its first barrier complete; nobody passes the second one then.
+bool all_leave(int status) {
+  return all_meet(status == 0 ? exit_seconds : std::min(exit_seconds, 3.0)) && all_meet(5);
+}
+
+/// Runs at exit(status).
 void end(int status, void*) {
   int finalised = 0;
   MPI_Finalized(&finalised);
-  const bool orderly =
-      !finalised && !abandoned && all_leave(status == 0 ? exit_seconds : std::min(exit_seconds, 3.0));
+  {
+    std::lock_guard lock(leavers_mutex);
+    for (const auto& leave : leavers) leave();
+  }
+  const bool orderly = !finalised && !abandoned && all_leave(status);
   ended = true;
   if (!orderly) {
     // MPI's own threads and destructors may wait for the dead.
@@ -61,7 +72,7 @@ void end(int status, void*) {
     _exit(status);
   }
   std::thread([status] {
-    std::this_thread::sleep_for(std::chrono::seconds(20));
+    std::this_thread::sleep_for(std::chrono::seconds(10));
     _exit(status);  // only if MPI_Finalize hangs
   }).detach();
   MPI_Finalize();
@@ -140,6 +151,11 @@ void blocking(const std::function<void()>& call, const Patience& patience, const
   lock.unlock();
   helper.join();
   if (shared->error) std::rethrow_exception(shared->error);
+}
+
+void on_leave(std::function<void()> tell) {
+  std::lock_guard lock(leavers_mutex);
+  leavers.push_back(std::move(tell));
 }
 
 bool over() {

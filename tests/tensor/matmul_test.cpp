@@ -229,7 +229,7 @@ TEST(BlockProduct, EveryOneEqualsTheReference) {
       for (const bool tb : {false, true}) {
         const DType dtype = product->dtype();
         const Count b_stride = tb ? product->b_stride(k, 0) : n;
-        cpu::GemmBlock block{.rows = m, .cols = n, .depth = k, .full_rows = m, .a_stride = product->a_stride(k, 0)};
+        cpu::GemmBlock block{.rows = m, .cols = n, .depth = k, .full_rows = m, .a_stride = product->a_stride(k, 0), .count = k};
         // Rows are laid out at the stride that the product asks for, with zeros behind them.
         const Tensor a = machine.random({m, k}, dtype, 1), b = machine.random(tb ? Shape{n, k} : Shape{k, n}, dtype, 2);
         const auto spread = [&](const Tensor& x, Count stride) {
@@ -245,7 +245,7 @@ TEST(BlockProduct, EveryOneEqualsTheReference) {
         product->pack(block, lines.raw(), tb ? 1 : b_stride, tb ? b_stride : 1, packed.raw());
         const Count c_stride = product->c_stride(n);
         const Tensor c = Tensor::empty(*machine.device, {m, c_stride}, DType::f32);
-        product->multiply(block, rows.raw(), packed.raw(), c.data<float>());
+        product->multiply(block, rows.raw(), packed.raw(), c.data<float>(), nullptr);
         std::vector<double> got;
         for (Count i = 0; i < m; ++i)
           got.insert(got.end(), c.data<float>() + i * c_stride, c.data<float>() + i * c_stride + n);

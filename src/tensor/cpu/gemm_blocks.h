@@ -3,16 +3,20 @@
 #include <cstdint>
 #include <memory>
 
-#include "base/dtype.h"
 #include "tensor/cpu/isa/gemm.h"
+#include "tensor/cpu/isa/tables.h"
+#include "tensor/kernels.h"
 
 namespace sherd::tensor::cpu {
 
-/// One block of a blocked product: c[rows, cols] = a[rows, depth]·b[depth, cols].
+/// One block of a blocked product: c[rows, cols] (+)= a[rows, depth]·b[depth, cols].
 struct GemmBlock {
   std::int64_t rows = 0, cols = 0, depth = 0;
   std::int64_t full_rows = 0;  ///< rows of the blocks that are not at the edge
   std::int64_t a_stride = 0;   ///< elements from row to row of a: BlockProduct::a_stride()
+  /// The part of the depth that a holds, and whether it adds to what c holds; see BlockProduct::depth_step().
+  std::int64_t first = 0, count = 0;
+  bool add = false;
 };
 
 /// The single-threaded product of blocks that a machine runs fastest. Stateless but for caches; any thread may call.
@@ -30,13 +34,19 @@ class BlockProduct {
   /// Floats from row to row of c; columns from cols on receive anything.
   virtual std::int64_t c_stride(std::int64_t cols) const = 0;
 
+  /// The depth that multiply() should take at a time, so that its operands stay in the second-level cache; 0 for a product that
+  /// takes all at once and neither adds nor finishes.
+  virtual std::int64_t depth_step() const = 0;
+
   /// Bytes that pack() writes for blocks of these cols, depth and full_rows.
   virtual std::int64_t packed_bytes(const GemmBlock& block) const = 0;
   /// Brings b, whose element (p, j) lies at b[p·depth_stride + j·col_stride] (one of the strides is 1), into the layout
   /// that multiply() reads.
   virtual void pack(const GemmBlock& block, const void* b, std::int64_t depth_stride, std::int64_t col_stride,
                     void* packed) const = 0;
-  virtual void multiply(const GemmBlock& block, const void* a, const void* packed, float* c) const = 0;
+  /// With `finish` the sums go there, and c, which may then be null unless block.add, is only read.
+  virtual void multiply(const GemmBlock& block, const void* a, const void* packed, float* c,
+                        const GemmFinish* finish) const = 0;
 };
 
 /// The products for operands stored as fp32, bf16 or fp16 on this processor; dtype() says what they must be converted to.
@@ -52,5 +62,12 @@ bool dnnl_has_amx();
 std::unique_ptr<BlockProduct> make_bf16_tiles();
 
 const TransposeOps& transpose_ops();
+
+struct GemmExtents {
+  std::int64_t m = 0, n = 0, k = 0;
+};
+
+/// Kernels::matmul for fp32, bf16 and fp16 operands that were checked; m and n are positive.
+void multiply_blocked(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& extents);
 
 }  // namespace sherd::tensor::cpu

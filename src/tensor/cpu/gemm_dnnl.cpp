@@ -138,6 +138,7 @@ class DnnlBlocks final : public BlockProduct {
   std::int64_t a_stride(std::int64_t depth, std::int64_t) const override { return depth; }
   std::int64_t b_stride(std::int64_t depth, std::int64_t stride) const override { return stride ? stride : depth; }
   std::int64_t c_stride(std::int64_t cols) const override { return cols; }
+  std::int64_t depth_step() const override { return 0; }
 
   std::int64_t packed_bytes(const GemmBlock& block) const override {
     return run(block, [&](Primitives& primitives) {
@@ -156,7 +157,8 @@ class DnnlBlocks final : public BlockProduct {
     });
   }
 
-  void multiply(const GemmBlock& block, const void* a, const void* packed, float* c) const override {
+  void multiply(const GemmBlock& block, const void* a, const void* packed, float* c,
+                const GemmFinish*) const override {
     run(block, [&](Primitives& primitives) {
       const Product& product = primitives.product(block);
       product.primitive.execute(

@@ -18,6 +18,8 @@ class Bf16Tiles final : public BlockProduct {
   }
   std::int64_t c_stride(std::int64_t cols) const override { return slivers(cols); }
 
+  std::int64_t depth_step() const override { return 1536; }
+
   std::int64_t packed_bytes(const GemmBlock& block) const override {
     return slivers(block.cols) * units(block.depth) * 4;
   }
@@ -27,8 +29,10 @@ class Bf16Tiles final : public BlockProduct {
     if (col_stride == 1) return ops_.pack_columns(b, depth_stride, block.depth, block.cols, packed);
     ops_.pack_rows(b, col_stride / 2, units(block.depth), block.cols, packed);
   }
-  void multiply(const GemmBlock& block, const void* a, const void* packed, float* c) const override {
-    ops_.multiply(a, block.a_stride / 2, block.rows, packed, units(block.depth), block.cols, c, c_stride(block.cols));
+  void multiply(const GemmBlock& block, const void* a, const void* packed, float* c,
+                const GemmFinish* finish) const override {
+    const GemmPart part{units(block.depth), block.first / 2, units(block.count), block.add};
+    ops_.multiply(a, block.a_stride / 2, block.rows, packed, part, block.cols, c, c_stride(block.cols), finish);
   }
 
  private:

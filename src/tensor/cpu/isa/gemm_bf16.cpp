@@ -11,9 +11,6 @@
 namespace sherd::tensor::cpu::avx512 {
 namespace {
 
-/// Units of the inner extent that are taken at a time, so that the rows of a and the sums stay in the second-level cache.
-constexpr Count max_units = 768;
-
 void pack_rows(const void* b, Count stride, Count units, Count cols, void* packed) {
   const auto* from = static_cast<const std::uint32_t*>(b);
   auto* to = static_cast<std::uint32_t*>(packed);
@@ -26,15 +23,59 @@ void pack(const void* b, Count stride, Count inner, Count cols, void* packed) {
                         static_cast<std::uint32_t*>(packed));
 }
 
-void multiply(const void* a, Count a_stride, Count rows, const void* packed, Count units, Count cols, float* c,
-              Count c_stride) {
-  const auto* left = static_cast<const std::uint32_t*>(a);
-  const auto* right = static_cast<const std::uint32_t*>(packed);
-  const Count parts = (units + max_units - 1) / max_units, part = (units + parts - 1) / parts;
-  for (Count first = 0; first < units; first += part)
-    for (Count col = 0; col < cols; col += sliver)
-      multiply_sliver<DotBf16>(left + first, a_stride, rows, right + (col * units + first * sliver),
-                               units - first < part ? units - first : part, c + col, c_stride, first > 0);
+/// One sliver's sums on their way to the result.
+struct Finished {
+  const float* c;
+  Count c_stride;
+  bool add;
+  const GemmFinish& finish;
+  Count col, cols;  ///< of the result; the sliver may be wider
+
+  SHERD_INLINE F begin(Count row, int part) const {
+    return add ? load(c + row * c_stride + part * lanes) : F{};
+  }
+
+  SHERD_INLINE void end(Count row, F first, F second) const {
+    if (finish.bias) first = first + load(finish.bias + col), second = second + load(finish.bias + col + lanes);
+    const Count at = row * finish.out_stride + col;
+    if (finish.wide) write(static_cast<float*>(finish.out) + at, first, second);
+    else write(static_cast<Bf16*>(finish.out) + at, first, second);
+  }
+
+ private:
+  template <class S>
+  SHERD_INLINE void write(S* out, F first, F second) const {
+    if (cols - col < sliver) [[unlikely]] return write_last(out, first, second);
+    if (finish.accumulate) first = load(out) + first, second = load(out + lanes) + second;
+    store_whole(out, first, second);
+  }
+
+  template <class S>
+  [[gnu::noinline]] void write_last(S* out, F first, F second) const {
+    S sliver_of_out[sliver] = {};
+    const auto bytes = static_cast<std::size_t>(cols - col) * sizeof(S);
+    if (finish.accumulate) {
+      __builtin_memcpy(sliver_of_out, out, bytes);
+      first = load(sliver_of_out) + first, second = load(sliver_of_out + lanes) + second;
+    }
+    store_whole(sliver_of_out, first, second);
+    __builtin_memcpy(out, sliver_of_out, bytes);
+  }
+
+  SHERD_INLINE static void store_whole(float* out, F first, F second) { store(out, first), store(out + lanes, second); }
+  SHERD_INLINE static void store_whole(Bf16* out, F first, F second) { store_as(out, DotBf16::round(first, second)); }
+};
+
+void multiply(const void* a, Count a_stride, Count rows, const void* packed, const GemmPart& part, Count cols, float* c,
+              Count c_stride, const GemmFinish* finish) {
+  for (Count col = 0; col < cols; col += sliver) {
+    const auto* b = static_cast<const std::uint32_t*>(packed) + (col * part.units + part.first * sliver);
+    float* sums = c ? c + col : nullptr;
+    if (finish)
+      multiply_rows<DotBf16>(a, a_stride, rows, b, part.count, Finished{sums, c_stride, part.add, *finish, col, cols});
+    else
+      multiply_rows<DotBf16>(a, a_stride, rows, b, part.count, Plain{sums, c_stride, part.add});
+  }
 }
 
 }  // namespace

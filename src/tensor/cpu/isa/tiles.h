@@ -74,16 +74,27 @@ struct DotBf16 {
 };
 #endif
 
-/// c[rows, sliver] (+)= a[rows, units]·b[units, sliver]. Strides in units and floats.
-template <class Dot, int rows>
-SHERD_INLINE void multiply_tile(const std::uint32_t* a, Count a_stride, const std::uint32_t* b, Count units, float* c,
-                                Count c_stride, bool add) {
+/// Sums of one tile, begun at c's values or at zero, to be written to c.
+struct Plain {
+  float* c;
+  Count stride;
+  bool add;
+
+  SHERD_INLINE F begin(Count row, int part) const { return add ? load(c + row * stride + part * lanes) : F{}; }
+  SHERD_INLINE void end(Count row, F first, F second) const {
+    store(c + row * stride, first);
+    store(c + row * stride + lanes, second);
+  }
+};
+
+/// sums[rows, sliver] = sums + a[rows, units]·b[units, sliver], where `sums` says where row `row` + r begins and ends. The
+/// stride of a is in units.
+template <class Dot, int rows, class Sums>
+SHERD_INLINE void multiply_tile(const std::uint32_t* a, Count a_stride, const std::uint32_t* b, Count units, Count row,
+                                const Sums& sums) {
   F sum[rows][2];
 #pragma GCC unroll 16
-  for (int r = 0; r < rows; ++r) {
-    sum[r][0] = add ? load(c + r * c_stride) : F{};
-    sum[r][1] = add ? load(c + r * c_stride + lanes) : F{};
-  }
+  for (int r = 0; r < rows; ++r) sum[r][0] = sums.begin(row + r, 0), sum[r][1] = sums.begin(row + r, 1);
   for (Count u = 0; u < units; ++u) {
     const U b0 = load_as<U>(b + u * sliver), b1 = load_as<U>(b + u * sliver + lanes);
 #pragma GCC unroll 16
@@ -94,31 +105,32 @@ SHERD_INLINE void multiply_tile(const std::uint32_t* a, Count a_stride, const st
     }
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < rows; ++r) {
-    store(c + r * c_stride, sum[r][0]);
-    store(c + r * c_stride + lanes, sum[r][1]);
-  }
+  for (int r = 0; r < rows; ++r) sums.end(row + r, sum[r][0], sum[r][1]);
 }
 
-template <class Dot, int rows>
+template <class Dot, int rows, class Sums>
 SHERD_INLINE void multiply_last_rows(Count left, const std::uint32_t* a, Count a_stride, const std::uint32_t* b,
-                                     Count units, float* c, Count c_stride, bool add) {
-  if (left == rows) return multiply_tile<Dot, rows>(a, a_stride, b, units, c, c_stride, add);
-  if constexpr (rows > 1) multiply_last_rows<Dot, rows - 1>(left, a, a_stride, b, units, c, c_stride, add);
+                                     Count units, Count row, const Sums& sums) {
+  if (left == rows) return multiply_tile<Dot, rows>(a, a_stride, b, units, row, sums);
+  if constexpr (rows > 1) multiply_last_rows<Dot, rows - 1>(left, a, a_stride, b, units, row, sums);
 }
 
-/// The same for any number of rows and one sliver of columns.
-template <class Dot, int main_rows = tile_rows>
-[[gnu::noinline]] void multiply_sliver(const void* a, Count a_stride, Count rows, const std::uint32_t* b, Count units,
-                                       float* c, Count c_stride, bool add) {
+/// The same for any number of rows.
+template <class Dot, class Sums>
+[[gnu::noinline]] void multiply_rows(const void* a, Count a_stride, Count rows, const std::uint32_t* b, Count units,
+                                     const Sums& sums) {
   const auto* from = static_cast<const std::uint32_t*>(a);
   Count r = 0;
-  for (; r + main_rows <= rows; r += main_rows)
-    multiply_tile<Dot, main_rows>(from + r * a_stride, a_stride, b, units, c + r * c_stride, c_stride, add);
-  if constexpr (main_rows > 1)
-    if (r < rows)
-      multiply_last_rows<Dot, main_rows - 1>(rows - r, from + r * a_stride, a_stride, b, units, c + r * c_stride,
-                                             c_stride, add);
+  for (; r + tile_rows <= rows; r += tile_rows)
+    multiply_tile<Dot, tile_rows>(from + r * a_stride, a_stride, b, units, r, sums);
+  if (r < rows) multiply_last_rows<Dot, tile_rows - 1>(rows - r, from + r * a_stride, a_stride, b, units, r, sums);
+}
+
+/// c[rows, sliver] (+)= a[rows, units]·b[units, sliver]. Strides in units and floats.
+template <class Dot>
+SHERD_INLINE void multiply_sliver(const void* a, Count a_stride, Count rows, const std::uint32_t* b, Count units, float* c,
+                                  Count c_stride, bool add) {
+  multiply_rows<Dot>(a, a_stride, rows, b, units, Plain{c, c_stride, add});
 }
 
 template <int distance>

@@ -1,0 +1,251 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "tensor/cpu/gemm_blocks.h"
+#include "tensor/cpu/loops.h"
+
+namespace sherd::tensor::cpu {
+namespace {
+
+constexpr Count block_rows = 128;
+constexpr Count panel_cols = 768;
+constexpr Count max_depth = 4096;
+constexpr Count depth_step = 3072;            ///< depths beyond max_depth are cut into about this much
+constexpr Count packed_group = Count{12} << 20;  ///< bytes of b packed at a time: a part of the last-level cache
+
+Count ceil_div(Count a, Count b) { return (a + b - 1) / b; }
+
+/// Finishes rows of fp32 sums: bias, accumulation, rounding, activation.
+class Epilogue {
+ public:
+  Epilogue(const IsaTable& isa, const Matmul& args, Count n)
+      : args_(args), n_(n), add_(isa.elementwise[storage_f32].add), convert_(isa.convert[storage_index(args.c)]),
+        elementwise_(isa.elementwise[storage_index(args.c)]) {}
+
+  void add(const float* a, const float* b, float* out, Count n) const { add_(a, b, out, n); }
+
+  /// sums[cols] becomes columns [col, col + cols) of row `row` of c. `bias` holds fp32 for these columns, or is null.
+  void row(float* sums, const float* bias, Count row, Count col, Count cols) const {
+    const std::size_t at = static_cast<std::size_t>(row * n_ + col) * size_of(args_.c.dtype());
+    std::byte* out = args_.c.raw() + at;
+    if (bias) add_(sums, bias, sums, cols);
+    if (args_.accumulate) return convert_.accumulate(sums, out, cols);
+    std::byte* before = this->before().raw() + at;
+    convert_.store(sums, before, cols);
+    activate(before, out, cols);
+  }
+
+  /// Where finished sums go before the activation.
+  const Tensor& before() const { return args_.pre_activation ? args_.pre_activation : args_.c; }
+
+  void activate(const std::byte* before, std::byte* out, Count cols) const {
+    if (args_.activation == Activation::gelu_tanh) elementwise_.gelu_tanh(before, out, cols);
+    else if (args_.activation == Activation::gelu_erf) elementwise_.gelu_erf(before, out, cols);
+    else if (before != out) std::memcpy(out, before, static_cast<std::size_t>(cols) * size_of(args_.c.dtype()));
+  }
+
+ private:
+  const Matmul& args_;
+  Count n_;
+  void (*add_)(const void*, const void*, void*, Count);
+  const ConvertOps& convert_;
+  const ElementwiseOps& elementwise_;
+};
+
+/// A product cut into blocks by its extents alone, so that sums have one order whatever the number of threads:
+/// panels of b are packed once into a part of the last-level cache, and every block of rows meets every panel.
+class BlockedProduct {
+ public:
+  BlockedProduct(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& e)
+      : device_(device), args_(args), e_(e), product_(block_product(args.a.dtype())), epilogue_(isa, args, e.n),
+        load_(isa.convert[storage_index(args.a)].load) {
+    panels_ = ceil_div(e.n, panel_cols);
+    panel_ = std::min(e.n, ceil_div(ceil_div(e.n, panels_), 64) * 64);
+    panels_ = ceil_div(e.n, panel_);
+    depths_ = e.k <= max_depth ? 1 : ceil_div(e.k, depth_step);
+    depth_ = depths_ == 1 ? e.k : ceil_div(ceil_div(e.k, depths_), 64) * 64;
+    depths_ = ceil_div(e.k, depth_);
+    rows_ = std::min(e.m, block_rows);
+    converts_ = product_.dtype() != args.a.dtype();
+    element_ = size_of(args.a.dtype());
+  }
+
+  void run() {
+    packed_bytes_ = 0;
+    for (const Count cols : {panel_, e_.n - (panels_ - 1) * panel_})
+      for (const Count depth : {depth_, e_.k - (depths_ - 1) * depth_})
+        packed_bytes_ = std::max(packed_bytes_, product_.packed_bytes(block(rows_, cols, depth)));
+    packed_bytes_ = ceil_div(packed_bytes_, 4096) * 4096;
+    const Count group = std::min(panels_, std::max<Count>(1, packed_group / packed_bytes_));
+    packed_ = scratch(group * packed_bytes_);
+    if (depths_ > 1) partial_ = scratch(e_.m * group * product_.c_stride(panel_) * 4);
+    for (Count first = 0; first < panels_; first += group) {
+      group_ = std::min(group, panels_ - first);
+      for (Count d = 0; d < depths_; ++d) {
+        arena().parallel_for(group_, 1, [&](Count p, Count) { pack(first, p, d); });
+        const Count blocks = ceil_div(e_.m, rows_);
+        arena().parallel_for(blocks * group_, 1,
+                             [&](Count at, Count) { multiply(first, at / blocks, at % blocks, d); });
+      }
+    }
+  }
+
+ private:
+  GemmBlock block(Count rows, Count cols, Count depth) const {
+    return {.rows = rows, .cols = cols, .depth = depth, .full_rows = rows_};
+  }
+  Count cols_of(Count panel) const { return std::min(panel_, e_.n - panel * panel_); }
+  Count depth_of(Count d) const { return std::min(depth_, e_.k - d * depth_); }
+  Arena& arena() { return device_.arena(); }
+  device::Storage scratch(Count bytes) {
+    return device_.allocate(static_cast<std::size_t>(bytes), device::Category::workspace);
+  }
+
+  void pack(Count first, Count p, Count d) {
+    const Count col = (first + p) * panel_, cols = cols_of(first + p), at = d * depth_, depth = depth_of(d);
+    const Count stride = args_.trans_b ? e_.k : e_.n;
+    const std::byte* from = args_.b.raw() + (args_.trans_b ? col * stride + at : at * stride + col) *
+                                                static_cast<Count>(element_);
+    std::byte* to = packed_.data() + p * packed_bytes_;
+    const GemmBlock shape = block(rows_, cols, depth);
+    const Count lines = args_.trans_b ? cols : depth, length = args_.trans_b ? depth : cols;
+    const Count wanted = args_.trans_b ? product_.b_stride(depth, converts_ ? 0 : stride) : converts_ ? cols : stride;
+    device::Storage copy;
+    if (converts_ || wanted != stride) from = copy_lines(from, stride, lines, length, wanted, copy);
+    product_.pack(shape, from, args_.trans_b ? 1 : wanted, args_.trans_b ? wanted : 1, to);
+  }
+
+  /// Lines of the operands' dtype brought to the product's, `to_stride` elements apart with zeros between.
+  const std::byte* copy_lines(const std::byte* from, Count stride, Count lines, Count length, Count to_stride,
+                              device::Storage& copy) {
+    const auto element = static_cast<Count>(element_), to_element = static_cast<Count>(size_of(product_.dtype()));
+    copy = scratch(lines * to_stride * to_element);
+    for (Count i = 0; i < lines; ++i) {
+      std::byte* to = copy.data() + i * to_stride * to_element;
+      const std::byte* line = from + i * stride * element;
+      if (converts_) load_(line, reinterpret_cast<float*>(to), length);
+      else std::memcpy(to, line, static_cast<std::size_t>(length * element));
+      std::memset(to + length * to_element, 0, static_cast<std::size_t>((to_stride - length) * to_element));
+    }
+    return copy.data();
+  }
+
+  /// The block's rows of a, shape.count elements from `depth` on, as the product takes them, setting shape.a_stride; `copy` keeps what
+  /// had to be made.
+  const std::byte* rows_of_a(GemmBlock& shape, Count row, Count depth, device::Storage& copy) {
+    const Count stride = args_.trans_a ? e_.m : e_.k;
+    const std::byte* from = args_.a.raw() + (args_.trans_a ? depth * stride + row : row * stride + depth) *
+                                                static_cast<Count>(element_);
+    shape.a_stride = product_.a_stride(shape.count, args_.trans_a || converts_ ? 0 : stride);
+    if (args_.trans_a) return transposed_rows(shape, from, stride, copy);
+    if (!converts_ && shape.a_stride == stride) return from;
+    return copy_lines(from, stride, shape.rows, shape.count, shape.a_stride, copy);
+  }
+
+  const std::byte* transposed_rows(const GemmBlock& shape, const std::byte* from, Count stride, device::Storage& copy) {
+    const TransposeOps& transpose = transpose_ops();
+    if (product_.dtype() == DType::f32) {
+      device::Storage wide;
+      if (converts_) from = copy_lines(from, stride, shape.count, shape.rows, shape.rows, wide);
+      copy = scratch(shape.rows * shape.a_stride * 4);
+      transpose.units(from, converts_ ? shape.rows : stride, shape.count, shape.rows, copy.data(), shape.a_stride);
+      return copy.data();
+    }
+    const Count even = std::max(shape.a_stride, ceil_div(shape.count, 2) * 2);
+    copy = scratch(shape.rows * even * 2);
+    transpose.pairs(from, stride, shape.count, shape.rows, copy.data(), even / 2);
+    if (even != shape.a_stride)
+      for (Count i = 1; i < shape.rows; ++i)
+        std::memmove(copy.data() + i * shape.a_stride * 2, copy.data() + i * even * 2,
+                     static_cast<std::size_t>(shape.count) * 2);
+    return copy.data();
+  }
+
+  void multiply(Count first, Count p, Count b, Count d) {
+    const Count row = b * rows_, col = (first + p) * panel_, cols = cols_of(first + p);
+    GemmBlock shape = block(std::min(rows_, e_.m - row), cols, depth_of(d));
+    // The block's place among the partial sums of depths that come one after the other.
+    float* partial = depths_ == 1 ? nullptr
+                                  : reinterpret_cast<float*>(partial_.data()) +
+                                        (row * group_ + p * shape.rows) * product_.c_stride(panel_);
+    std::array<float, panel_cols + 64> bias{};
+    const bool last = d + 1 == depths_;
+    if (args_.bias && last) load_(args_.bias.raw() + col * static_cast<Count>(element_), bias.data(), cols);
+    const float* added = args_.bias ? bias.data() : nullptr;
+    const std::byte* packed = packed_.data() + p * packed_bytes_;
+    if (product_.depth_step() > 0) multiply_in_parts(shape, row, col, d, packed, partial, added);
+    else multiply_at_once(shape, row, col, d, packed, partial, added);
+  }
+
+  void multiply_in_parts(GemmBlock& shape, Count row, Count col, Count d, const std::byte* packed, float* sums,
+                         const float* bias) {
+    const Count parts = ceil_div(shape.depth, product_.depth_step());
+    const Count step = ceil_div(ceil_div(shape.depth, parts), 64) * 64;
+    device::Storage tile;
+    if (!sums && step < shape.depth) {
+      tile = scratch(shape.rows * product_.c_stride(shape.cols) * 4);
+      sums = reinterpret_cast<float*>(tile.data());
+    }
+    const Tensor& to = epilogue_.before();
+    const GemmFinish finish{at(to, row * e_.n + col), e_.n, to.dtype() == DType::f32, args_.accumulate, bias};
+    for (; shape.first < shape.depth; shape.first += step) {
+      shape.count = std::min(step, shape.depth - shape.first);
+      shape.add = d > 0 || shape.first > 0;
+      const bool last = d + 1 == depths_ && shape.first + step >= shape.depth;
+      device::Storage copy;
+      const std::byte* a = rows_of_a(shape, row, d * depth_ + shape.first, copy);
+      product_.multiply(shape, a, packed, sums, last ? &finish : nullptr);
+    }
+    if (d + 1 < depths_ || (args_.activation == Activation::none && !args_.pre_activation)) return;
+    for (Count i = row; i < row + shape.rows; ++i)
+      epilogue_.activate(at(to, i * e_.n + col), at(args_.c, i * e_.n + col), shape.cols);
+  }
+
+  void multiply_at_once(GemmBlock& shape, Count row, Count col, Count d, const std::byte* packed, float* partial,
+                        const float* bias) {
+    const Count stride = product_.c_stride(shape.cols);
+    const device::Storage tile = scratch(shape.rows * stride * 4);
+    auto* sums = reinterpret_cast<float*>(tile.data());
+    device::Storage copy;
+    shape.count = shape.depth;
+    const std::byte* a = rows_of_a(shape, row, d * depth_, copy);
+    product_.multiply(shape, a, packed, sums, nullptr);
+    // Partial sums of earlier depths come first, so the order is that of k.
+    if (d > 0) epilogue_.add(partial, sums, sums, shape.rows * stride);
+    if (d + 1 < depths_) return std::memcpy(partial, sums, tile.bytes()), void();
+    for (Count i = 0; i < shape.rows; ++i) epilogue_.row(sums + i * stride, bias, row + i, col, shape.cols);
+  }
+
+  Device& device_;
+  const Matmul& args_;
+  const GemmExtents e_;
+  const BlockProduct& product_;
+  const Epilogue epilogue_;
+  void (*load_)(const void*, float*, Count);
+  Count panels_, panel_, depths_, depth_, rows_, packed_bytes_ = 0, group_ = 0;
+  bool converts_;
+  std::size_t element_;
+  device::Storage packed_, partial_;
+};
+
+/// The product of an empty inner extent: zeros, plus what the epilogue adds.
+void multiply_empty(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& e) {
+  const Tensor bias = Tensor::zeros(device, Shape{e.n}, DType::f32, device::Category::workspace);
+  const Tensor sums = Tensor::empty(device, Shape{e.n}, DType::f32, device::Category::workspace);
+  if (args.bias) isa.convert[storage_index(args.bias)].load(args.bias.raw(), bias.data<float>(), e.n);
+  const Epilogue epilogue(isa, args, e.n);
+  for (Count i = 0; i < e.m; ++i) {
+    std::fill_n(sums.data<float>(), e.n, 0.0f);
+    epilogue.row(sums.data<float>(), bias.data<float>(), i, 0, e.n);
+  }
+}
+
+}  // namespace
+
+void multiply_blocked(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& extents) {
+  if (extents.k == 0) return multiply_empty(device, isa, args, extents);
+  BlockedProduct(device, isa, args, extents).run();
+}
+
+}  // namespace sherd::tensor::cpu

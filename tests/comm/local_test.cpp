@@ -118,7 +118,8 @@ TEST(Local, AFailingRankDoesNotPullMemoryFromUnderItsPeers) {
       run_local(2, {}, [](Communicator& comm) {
         const auto device = device::make_cpu_device(1);
         const std::int64_t shard = std::int64_t{4} << 20;
-        const Tensor mine = Tensor::zeros(*device, {shard}, DType::f32), all = Tensor::zeros(*device, {2 * shard}, DType::f32);
+        const Tensor mine = Tensor::zeros(*device, {shard}, DType::f32),
+                     all = Tensor::zeros(*device, {2 * shard}, DType::f32);
         CallOptions options;
         options.async = true;
         Work work = comm.all_gather({{mine, all}}, options);

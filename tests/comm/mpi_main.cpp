@@ -123,7 +123,8 @@ TEST(MpiDeath, Throw) {
               AllOf(HasSubstr("rank 1 failed"), HasSubstr("70000")));
 }
 
-/// exit() in the middle of things, groups alive: the others hear of it at once, and end without waiting for it.
+/// exit() in the middle of things, groups alive: the others hear of it at once, and end without waiting for
+/// it.
 TEST(MpiDeath, ExitWithGroups) {
   const auto world = make_mpi_world({.timeout_seconds = 60});
   const auto part = world->split(0, world->rank());

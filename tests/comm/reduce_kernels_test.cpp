@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -129,6 +130,48 @@ TEST(ReduceKernels, CutsAndSeveralOutputsDoNotMatter) {
     EXPECT_EQ(std::memcmp(whole.data(), second.data(), n * 4), 0) << name;
     EXPECT_EQ(whole[100], a[101] + b[101]);
   }
+}
+
+/// Writing past the caches changes no bit, whatever the alignment and length; nothing outside is touched.
+TEST(ReduceKernels, StreamingDoesNotMatter) {
+  constexpr std::int64_t n = 1000;
+  std::vector<float> a(n), b(n);
+  for (std::size_t i = 0; i < n; ++i) a[i] = normal_at({1, 2}, i), b[i] = normal_at({2, 2}, i);
+  const void* sources[] = {a.data(), b.data()};
+  for (const auto& [name, kernel] : kernels())
+    for (const Element out : {Element::f32, Element::bf16, Element::f16})
+      for (const std::int64_t begin : {0, 1, 5, 17, 40})
+        for (const std::int64_t end : {41, 63, 300, 999}) {
+          std::vector<std::byte> plain(n * 4 + 64, std::byte{7}), streamed = plain;
+          void* outs[] = {plain.data()};
+          ReduceArgs args;
+          args.sources = sources, args.ranks = 2, args.outs = outs, args.outputs = 1;
+          args.begin = begin, args.end = end, args.out = out;
+          kernel(args);
+          outs[0] = streamed.data(), args.stream = true;
+          kernel(args);
+          ASSERT_EQ(plain, streamed) << name << " [" << begin << ", " << end << ") to "
+                                     << static_cast<int>(out);
+        }
+}
+
+TEST(ReduceKernels, CopiesPastTheCachesAreCopies) {
+  std::vector<std::pair<std::string, void (*)(void*, const void*, std::size_t)>> copies{
+      {"portable", portable::copy_past_caches}};
+  if (cpu_isa() >= CpuIsa::avx2) copies.push_back({"avx2", avx2::copy_past_caches});
+  if (cpu_isa() >= CpuIsa::avx512) copies.push_back({"avx512", avx512::copy_past_caches});
+  std::vector<unsigned char> from(3000), to, expected;
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 7 + i / 256);
+  for (const auto& [name, copy] : copies)
+    for (const std::size_t in : {0, 1, 33})
+      for (const std::size_t out : {0, 3, 63})
+        for (const std::size_t bytes : {0, 1, 64, 127, 256, 700, 2500}) {
+          to.assign(3000, 1), expected = to;
+          copy(to.data() + out, from.data() + in, bytes);
+          std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(in), bytes,
+                      expected.begin() + static_cast<std::ptrdiff_t>(out));
+          ASSERT_EQ(to, expected) << name << " " << in << " " << out << " " << bytes;
+        }
 }
 
 TEST(ReduceKernels, IntegersWrapAndScale) {

@@ -169,6 +169,16 @@ std::uint64_t bytes_sent(const Call& call, int rank, int size) {
   }
 }
 
+std::size_t bytes_moved(const Call& call) {
+  std::size_t bytes = call.x.bytes();
+  for (const auto& piece : call.gathers) bytes += piece.full.bytes();
+  for (const auto& piece : call.reduces) {
+    const auto ranks = piece.shard.numel() == 0 ? 0 : piece.full.numel() / piece.shard.numel();
+    bytes += static_cast<std::size_t>((piece.end - piece.begin) * ranks) * size_of(piece.full.dtype());
+  }
+  return bytes;
+}
+
 std::string mismatch(const std::vector<Signature>& by_rank) {
   const auto same = [](const Signature& a, const Signature& b) { return std::memcmp(&a, &b, sizeof a) == 0; };
   std::vector<std::pair<Signature, std::vector<int>>> groups;

@@ -87,6 +87,9 @@ void check_call(Call& call, int rank, int size);
 /// The payload that this call sends from `rank` to others, in bytes.
 std::uint64_t bytes_sent(const Call& call, int rank, int size);
 
+/// The size of the call's full tensors, in bytes: what passes through a rank's caches, roughly.
+std::size_t bytes_moved(const Call& call);
+
 /// What is wrong when the ranks' calls differ, or empty: `mismatched calls: rank 0: …; ranks 1, 2: …`.
 std::string mismatch(const std::vector<Signature>& by_rank);
 

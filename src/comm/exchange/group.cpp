@@ -61,7 +61,8 @@ class Group final : public Communicator {
     try {
       return work();
     } catch (const std::exception& error) {
-      if (backend_->failure().empty()) backend_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
+      if (backend_->failure().empty())
+        backend_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
       throw;
     }
   }
@@ -282,7 +283,8 @@ class Group final : public Communicator {
           }
       }
     } catch (const std::exception& error) {
-      if (backend_->failure().empty()) backend_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
+      if (backend_->failure().empty())
+        backend_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
       for (const auto& task : active) task->finish(std::current_exception());
     }
   }

@@ -18,11 +18,13 @@ SharedExchange::~SharedExchange() {
 }
 
 void SharedExchange::run(Call& call) {
+  worker_.expect(bytes_moved(call));
   memory_->enter();
   try {
     run_rounds(call);
   } catch (...) {
-    // The caller will free the tensors; a peer that came to the round before the failure may be reading them still.
+    // The caller will free the tensors; a peer that came to the round before the failure may be reading them
+    // still.
     memory_->leave();
     memory_->outlast_readers();
     throw;

@@ -21,8 +21,8 @@ class Memory {
   /// Around every collective of this rank: between the two it may be reading peers.
   virtual void enter() {}
   virtual void leave() noexcept {}
-  /// After a failed collective, before its tensors may go: returns when no peer can still be reading them. Nothing to do
-  /// where resolved memory stays mapped whatever its owner does.
+  /// After a failed collective, before its tensors may go: returns when no peer can still be reading them.
+  /// Nothing to do where resolved memory stays mapped whatever its owner does.
   virtual void outlast_readers() noexcept {}
 };
 

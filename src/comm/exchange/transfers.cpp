@@ -74,6 +74,7 @@ bool SharedExchange::advance_receive(Call& transfer) {
   if (letter.signature.elements != mine.elements || letter.signature.dtype != mine.dtype)
     board_->fail_and_throw(cat(name(), ": mismatched transfer: rank ", transfer.peer, " called ",
                                describe(letter.signature), "; rank ", rank(), " called ", describe(mine)));
+  worker_.expect(transfer.x.bytes());
   if (letter.address.region != Address::hidden)
     worker_.copy(transfer.x.raw(), memory_->resolve(transfer.peer, letter.address), transfer.x.bytes());
   else if (!drain_ring(transfer))

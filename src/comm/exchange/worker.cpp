@@ -1,6 +1,8 @@
 #include "comm/exchange/worker.h"
 
+#include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <vector>
 
 #if defined(__SSE2__)
@@ -45,23 +47,53 @@ void run(const ReduceArgs& args) {
   }
 }
 
+void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) {
+  switch (cpu_isa()) {
+    case CpuIsa::avx512:
+      return avx512::copy_past_caches(to, from, bytes);
+    case CpuIsa::avx2:
+      return avx2::copy_past_caches(to, from, bytes);
+    case CpuIsa::portable:
+      return portable::copy_past_caches(to, from, bytes);
+  }
+}
+
+/// Half of the last cache: ranks share it, and what is read passes through it too. (Not from sysconf, which
+/// counts every cache of a large AMD processor as one.)
+std::size_t half_of_last_cache() {
+  std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+  std::size_t size = 0;
+  char unit = 0;
+  if (file >> size >> unit && size > 0) return (unit == 'M' ? size << 20 : size << 10) / 2;
+  return std::size_t{8} << 20;
+}
+
+/// Below this a copy is not worth a fence.
+constexpr std::size_t least_streamed = 64 << 10;
+
 }  // namespace
 
-Worker::Worker(int threads) {
+Worker::Worker(int threads) : cached_(half_of_last_cache()) {
   require(threads >= 1, "a communicator needs at least 1 thread, not ", threads);
   if (threads > 1) arena_ = std::make_unique<Arena>(threads);
+}
+
+void Worker::expect(std::size_t bytes) {
+  stream_ = bytes > cached_;
 }
 
 void Worker::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   constexpr std::int64_t grain = 1 << 20;
   if (to == from || bytes == 0) return;
-  if (!arena_ || bytes <= grain) {
-    std::memcpy(to, from, bytes);
-    return;
-  }
-  arena_->parallel_for(static_cast<std::int64_t>(bytes), grain, [&](std::int64_t begin, std::int64_t end) {
-    std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin));
-  });
+  const auto move = [&](std::int64_t begin, std::int64_t end) {
+    const auto count = static_cast<std::size_t>(end - begin);
+    if (stream_ && bytes >= least_streamed)
+      copy_past_caches(to + begin, from + begin, count);
+    else
+      std::memcpy(to + begin, from + begin, count);
+  };
+  if (!arena_ || bytes <= grain) return move(0, static_cast<std::int64_t>(bytes));
+  arena_->parallel_for(static_cast<std::int64_t>(bytes), grain, move);
 }
 
 void Worker::reduce(const Reduction& how, std::span<const std::byte* const> sources,
@@ -81,6 +113,9 @@ void Worker::reduce(const Reduction& how, std::span<const std::byte* const> sour
   args.combine = static_cast<Combine>(how.op);
   args.factor = how.factor;
   args.accumulate = how.accumulate;
+  args.stream = stream_ && !how.accumulate && outs.size() == 1 &&
+                static_cast<std::size_t>(count) * size_of(how.out) >= least_streamed &&
+                std::find(from.begin(), from.end(), to[0]) == from.end();
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     ReduceArgs part = args;
     part.begin = begin, part.end = end;

@@ -24,6 +24,10 @@ class Worker {
  public:
   explicit Worker(int threads);
 
+  /// Says how many bytes the coming call moves through this rank. When they are more than stay in the caches,
+  /// large outputs are written past them (a plain store would read each line first).
+  void expect(std::size_t bytes);
+
   /// Copies unless both are the same address. The ranges must not overlap otherwise.
   void copy(std::byte* to, const std::byte* from, std::size_t bytes);
 
@@ -33,6 +37,8 @@ class Worker {
 
  private:
   std::unique_ptr<Arena> arena_;  ///< null with one thread
+  std::size_t cached_;            ///< bytes that may be found in the caches later
+  bool stream_ = false;
 };
 
 }  // namespace sherd::comm

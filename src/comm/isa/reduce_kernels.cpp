@@ -3,6 +3,9 @@
 #if defined(SHERD_ISA_avx2) || defined(SHERD_ISA_avx512)
 #include <immintrin.h>
 #else
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 #include "base/dtype.h"
 #endif
 
@@ -97,6 +100,46 @@ inline void store(F16, std::uint16_t* p, Vec v) {
   __builtin_memcpy(p, &h, sizeof h);
 }
 
+/// Bytes that one non-temporal store takes, at addresses that are multiples of it.
+#if defined(SHERD_ISA_avx512)
+constexpr std::size_t streamed = 64;
+inline void stream_bytes(void* to, const void* from) {
+  _mm512_stream_si512((__m512i*)to, _mm512_loadu_si512(from));
+}
+#elif defined(SHERD_ISA_avx2)
+constexpr std::size_t streamed = 32;
+inline void stream_bytes(void* to, const void* from) {
+  _mm256_stream_si256((__m256i*)to, _mm256_loadu_si256((const __m256i*)from));
+}
+#elif defined(__SSE2__)
+constexpr std::size_t streamed = 16;
+inline void stream_bytes(void* to, const void* from) {
+  _mm_stream_si128((__m128i*)to, _mm_loadu_si128((const __m128i*)from));
+}
+#else
+constexpr std::size_t streamed = 16;
+inline void stream_bytes(void* to, const void* from) {
+  __builtin_memcpy(to, from, streamed);
+}
+#endif
+
+/// Non-temporal stores are ordered before what follows only by this.
+inline void end_stream() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+/// Far enough for memory to answer in time, and across the end of a page, where the hardware's prefetcher
+/// stops.
+constexpr std::size_t prefetch_ahead = 1024;
+
+template <std::size_t bytes>
+inline void prefetch(const void* from) {
+  for (std::size_t b = 0; b < bytes; b += 64)
+    __builtin_prefetch(static_cast<const char*>(from) + prefetch_ahead + b);
+}
+
 inline Vec round_to(Element rounding, Vec v) {
   if (rounding == Element::bf16) return (Vec)(to_bf16_bits(v) << 16);
   if (rounding == Element::f16) return half_to_vec(vec_to_half(v));
@@ -109,9 +152,11 @@ inline void sum_at(const ReduceArgs& args, std::int64_t i, Vec factor, Vec (&sum
   using T = typename In::Stored;
   const int ranks = fixed_ranks ? fixed_ranks : args.ranks;
   const T* first = static_cast<const T*>(args.sources[0]) + i;
+  prefetch<unroll * lanes * sizeof(T)>(first);
   for (int u = 0; u < unroll; ++u) sum[u] = load(In{}, first + u * lanes);
   for (int r = 1; r < ranks; ++r) {
     const T* next = static_cast<const T*>(args.sources[r]) + i;
+    prefetch<unroll * lanes * sizeof(T)>(next);
     for (int u = 0; u < unroll; ++u) sum[u] = sum[u] + load(In{}, next + u * lanes);
   }
   for (int u = 0; u < unroll; ++u) sum[u] = round_to(args.rounding, sum[u] * factor);
@@ -132,11 +177,11 @@ inline void step(const ReduceArgs& args, std::int64_t i, Vec factor) {
   }
 }
 
-/// The last few elements take the same instructions as the rest, through padded copies, so that where a
+/// A few elements at an end take the same instructions as the rest, through padded copies, so that where a
 /// tensor is cut cannot change a result.
 template <class In, class Out>
-void tail(const ReduceArgs& args, std::int64_t i, Vec factor) {
-  const auto left = static_cast<std::size_t>(args.end - i);
+void fringe(const ReduceArgs& args, std::int64_t i, std::int64_t end, Vec factor) {
+  const auto left = static_cast<std::size_t>(end - i);
   using I = typename In::Stored;
   using O = typename Out::Stored;
   I in[lanes] = {};
@@ -157,15 +202,39 @@ void tail(const ReduceArgs& args, std::int64_t i, Vec factor) {
     __builtin_memcpy(static_cast<O*>(args.outs[k]) + i, out, left * sizeof(O));
 }
 
+/// As the loop of sum_with(), past the caches: in whole non-temporal stores, after a fringe up to the first
+/// of them.
+template <class In, class Out, int fixed_ranks>
+std::int64_t sum_streaming(const ReduceArgs& args, Vec factor) {
+  using T = typename Out::Stored;
+  constexpr int unroll = 4;
+  constexpr std::size_t bytes = unroll * lanes * sizeof(T);
+  T* out = static_cast<T*>(args.outs[0]);
+  std::int64_t i = args.begin;
+  while (i < args.end && reinterpret_cast<std::uintptr_t>(out + i) % 64 != 0) ++i;
+  for (std::int64_t at = args.begin; at < i; at += lanes)
+    fringe<In, Out>(args, at, at + lanes < i ? at + lanes : i, factor);
+  for (; i + unroll * lanes <= args.end; i += unroll * lanes) {
+    Vec sum[unroll];
+    sum_at<In, unroll, fixed_ranks>(args, i, factor, sum);
+    alignas(64) T values[unroll * lanes];
+    for (int u = 0; u < unroll; ++u) store(Out{}, values + u * lanes, sum[u]);
+    for (std::size_t b = 0; b < bytes; b += streamed)
+      stream_bytes(reinterpret_cast<char*>(out + i) + b, reinterpret_cast<const char*>(values) + b);
+  }
+  end_stream();
+  return i;
+}
+
 template <class In, class Out, int fixed_ranks>
 void sum_with(const ReduceArgs& args) {
   constexpr int unroll = 4;
   const Vec factor = Vec{} + static_cast<float>(args.factor);
-  std::int64_t i = args.begin;
+  std::int64_t i = args.stream ? sum_streaming<In, Out, fixed_ranks>(args, factor) : args.begin;
   for (; i + unroll * lanes <= args.end; i += unroll * lanes)
     step<In, Out, unroll, fixed_ranks>(args, i, factor);
   for (; i + lanes <= args.end; i += lanes) step<In, Out, 1, fixed_ranks>(args, i, factor);
-  if (i < args.end) tail<In, Out>(args, i, factor);
+  if (i < args.end) fringe<In, Out>(args, i, args.end, factor);
 }
 
 template <class In, class Out>
@@ -313,6 +382,25 @@ void reduce(const ReduceArgs& args) {
     default:
       return reduce_doubles(args);
   }
+}
+
+void copy_past_caches(void* to, const void* from, std::size_t bytes) {
+  constexpr std::size_t line = 64;
+  char* out = static_cast<char*>(to);
+  const char* in = static_cast<const char*>(from);
+  const std::size_t head = (line - reinterpret_cast<std::uintptr_t>(out) % line) % line;
+  if (bytes < head + line) {
+    __builtin_memcpy(out, in, bytes);
+    return;
+  }
+  __builtin_memcpy(out, in, head);
+  std::size_t i = head;
+  for (; i + 4 * line <= bytes; i += 4 * line) {
+    prefetch<4 * line>(in + i);
+    for (std::size_t b = 0; b < 4 * line; b += streamed) stream_bytes(out + i + b, in + i + b);
+  }
+  end_stream();
+  __builtin_memcpy(out + i, in + i, bytes - i);
 }
 
 }  // namespace sherd::comm::SHERD_ISA

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 /// The arithmetic of reductions, compiled once per instruction set (cmake/SherdRoom.cmake). Plain types only,
@@ -21,16 +22,23 @@ struct ReduceArgs {
   Combine combine = Combine::sum;
   double factor = 1;
   bool accumulate = false;  ///< outs[0] is read and added; only with one output
+  /// Write past the caches: for one output that is not among the sources, is not added to, and is too large
+  /// to be found in them later. Sums of fp32, bf16 and fp16 only.
+  bool stream = false;
 };
 
+/// copy_past_caches(): memcpy for what is too large to be found in the caches later.
 namespace portable {
 void reduce(const ReduceArgs& args);
-}
+void copy_past_caches(void* to, const void* from, std::size_t bytes);
+}  // namespace portable
 namespace avx2 {
 void reduce(const ReduceArgs& args);
-}
+void copy_past_caches(void* to, const void* from, std::size_t bytes);
+}  // namespace avx2
 namespace avx512 {
 void reduce(const ReduceArgs& args);
-}
+void copy_past_caches(void* to, const void* from, std::size_t bytes);
+}  // namespace avx512
 
 }  // namespace sherd::comm

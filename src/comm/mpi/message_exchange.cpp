@@ -209,6 +209,7 @@ void MessageExchange::open_round(const Call& call) {
 }
 
 void MessageExchange::run(Call& call) {
+  worker_.expect(bytes_moved(call));
   open_round(call);
   switch (call.kind) {
     case Collective::barrier:

@@ -25,20 +25,32 @@ struct Case {
 
   Count width() const { return (heads + 2 * kv_heads) * dim; }
   Attention geometry() const {
-    return {.heads = heads, .kv_heads = kv_heads, .causal = causal, .scale = scale, .dropout = dropout, .key = {11, 12}};
+    return {.heads = heads,
+            .kv_heads = kv_heads,
+            .causal = causal,
+            .scale = scale,
+            .dropout = dropout,
+            .key = {11, 12}};
   }
   std::string str() const {
-    return cat(batch, " x ", seq, ", heads ", heads, "/", kv_heads, " of ", dim, causal ? ", causal" : ", full",
-               ", dropout ", dropout, ", scale ", scale);
+    return cat(batch, " x ", seq, ", heads ", heads, "/", kv_heads, " of ", dim,
+               causal ? ", causal" : ", full", ", dropout ", dropout, ", scale ", scale);
   }
 };
 
 const std::vector<Case>& cases() {
-  static const std::vector<Case> all = {
-      {1, 1, 1, 1, 1},         {2, 3, 2, 1, 5},           {1, 7, 2, 2, 4, false},   {2, 64, 2, 2, 64},
-      {1, 131, 3, 1, 80},      {1, 300, 2, 2, 32},        {1, 160, 1, 1, 128, false}, {2, 33, 4, 2, 7, true, 0.2f},
-      {1, 132, 2, 2, 16, true, 0.5f}, {1, 140, 2, 1, 8, false, 0.1f}, {1, 70, 1, 1, 16, true, 0, 0.7f},
-      {1, 257, 1, 1, 66, true, 0.3f}};
+  static const std::vector<Case> all = {{1, 1, 1, 1, 1},
+                                        {2, 3, 2, 1, 5},
+                                        {1, 7, 2, 2, 4, false},
+                                        {2, 64, 2, 2, 64},
+                                        {1, 131, 3, 1, 80},
+                                        {1, 300, 2, 2, 32},
+                                        {1, 160, 1, 1, 128, false},
+                                        {2, 33, 4, 2, 7, true, 0.2f},
+                                        {1, 132, 2, 2, 16, true, 0.5f},
+                                        {1, 140, 2, 1, 8, false, 0.1f},
+                                        {1, 70, 1, 1, 16, true, 0, 0.7f},
+                                        {1, 257, 1, 1, 66, true, 0.3f}};
   return all;
 }
 
@@ -49,14 +61,16 @@ struct Result {
 /// Attention by its definition, whole matrices in double.
 Result reference(const Case& c, const Values& qkv, const Values& dout) {
   const auto size = [](Count n) { return static_cast<std::size_t>(n); };
-  Result r{Values(size(c.batch * c.seq * c.heads * c.dim)), Values(size(c.batch * c.heads * c.seq)), Values(qkv.size())};
+  Result r{Values(size(c.batch * c.seq * c.heads * c.dim)), Values(size(c.batch * c.heads * c.seq)),
+           Values(qkv.size())};
   const double scale = c.scale != 0 ? double(c.scale) : 1 / std::sqrt(double(c.dim));
   const Count group = c.heads / c.kv_heads;
   for (Count b = 0; b < c.batch; ++b)
     for (Count h = 0; h < c.heads; ++h) {
       const Count g = h / group;
       const auto at = [&](Count i, Count col) { return size((b * c.seq + i) * c.width() + col); };
-      const Count q = (g * (group + 2) + h % group) * c.dim, k = (g * (group + 2) + group) * c.dim, v = k + c.dim;
+      const Count q = (g * (group + 2) + h % group) * c.dim, k = (g * (group + 2) + group) * c.dim,
+                  v = k + c.dim;
       for (Count i = 0; i < c.seq; ++i) {
         Values p(size(c.seq)), kept(size(c.seq), 1.0);
         double total = 0, delta = 0;
@@ -66,15 +80,17 @@ Result reference(const Case& c, const Values& qkv, const Values& dout) {
           for (Count d = 0; d < c.dim; ++d) s += qkv[at(i, q + d)] * qkv[at(j, k + d)];
           total += p[size(j)] = std::exp(s * scale);
           if (c.dropout > 0)
-            kept[size(j)] = uniform_at({11, 12}, std::uint64_t(((b * c.heads + h) * c.seq + i) * c.seq + j)) >= c.dropout
-                                ? 1 / (1 - double(c.dropout))
-                                : 0;
+            kept[size(j)] =
+                uniform_at({11, 12}, std::uint64_t(((b * c.heads + h) * c.seq + i) * c.seq + j)) >= c.dropout
+                    ? 1 / (1 - double(c.dropout))
+                    : 0;
         }
         r.lse[size((b * c.heads + h) * c.seq + i)] = std::log(total);
         const std::size_t row = size(((b * c.seq + i) * c.heads + h) * c.dim);
         for (Count j = 0; j < keys; ++j) {
           p[size(j)] /= total;
-          for (Count d = 0; d < c.dim; ++d) r.out[row + size(d)] += p[size(j)] * kept[size(j)] * qkv[at(j, v + d)];
+          for (Count d = 0; d < c.dim; ++d)
+            r.out[row + size(d)] += p[size(j)] * kept[size(j)] * qkv[at(j, v + d)];
         }
         for (Count d = 0; d < c.dim; ++d) delta += dout[row + size(d)] * r.out[row + size(d)];
         for (Count j = 0; j < keys; ++j) {
@@ -138,10 +154,14 @@ class AttentionOfDType : public ::testing::TestWithParam<DType> {
  protected:
   double tolerance() const {
     switch (GetParam()) {
-      case DType::f64: return 1e-13;
-      case DType::f32: return 4e-6;
-      case DType::f16: return 3e-3;
-      default: return 2e-2;
+      case DType::f64:
+        return 1e-13;
+      case DType::f32:
+        return 4e-6;
+      case DType::f16:
+        return 3e-3;
+      default:
+        return 2e-2;
     }
   }
 };
@@ -166,17 +186,20 @@ TEST_P(AttentionOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
     for (int repeat = 0; repeat < 2; ++repeat) {
       const Pass run(machine, c, GetParam());
       std::vector<std::byte> all;
-      for (const Tensor* t : {&run.out, &run.lse, &run.dqkv}) all.insert(all.end(), t->raw(), t->raw() + t->bytes());
+      for (const Tensor* t : {&run.out, &run.lse, &run.dqkv})
+        all.insert(all.end(), t->raw(), t->raw() + t->bytes());
       if (first.empty()) first = all;
       EXPECT_TRUE(all == first) << threads << " threads, run " << repeat;
     }
   }
 }
 
-std::string dtype_name(const ::testing::TestParamInfo<DType>& tested) { return std::string(name_of(tested.param)); }
+std::string dtype_name(const ::testing::TestParamInfo<DType>& tested) {
+  return std::string(name_of(tested.param));
+}
 
-INSTANTIATE_TEST_SUITE_P(All, AttentionOfDType, ::testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64),
-                         dtype_name);
+INSTANTIATE_TEST_SUITE_P(All, AttentionOfDType,
+                         ::testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64), dtype_name);
 
 TEST(Attention, GradientEqualsNumericDifferencesInDouble) {
   Machine machine(1);
@@ -225,15 +248,19 @@ TEST(Attention, LargeScoresDoNotOverflow) {
 TEST(Attention, NamesWhatDoesNotFit) {
   using sherd::testing::expect_error;
   Machine machine(1);
-  const Tensor qkv = machine.random({1, 4, 24}, DType::f32, 1), out = machine.random({1, 4, 8}, DType::f32, 2);
+  const Tensor qkv = machine.random({1, 4, 24}, DType::f32, 1),
+               out = machine.random({1, 4, 8}, DType::f32, 2);
   const Tensor lse = machine.random({1, 2, 4}, DType::f32, 3);
   const auto call = [&](const Attention& geometry, const Tensor& to) {
     return [&machine, qkv, geometry, to, lse] { machine.kernels->attention(qkv, geometry, to, lse); };
   };
-  expect_error(ErrorKind::usage, "3 query heads cannot share 2", call({.heads = 3, .kv_heads = 2, .key = {}}, out));
+  expect_error(ErrorKind::usage, "3 query heads cannot share 2",
+               call({.heads = 3, .kv_heads = 2, .key = {}}, out));
   expect_error(ErrorKind::usage, "[1, 4, 24]", call({.heads = 5, .kv_heads = 5, .key = {}}, out));
-  expect_error(ErrorKind::usage, "dropout 1", call({.heads = 2, .kv_heads = 2, .dropout = 1.0f, .key = {}}, out));
-  expect_error(ErrorKind::usage, "out", call({.heads = 2, .kv_heads = 2, .key = {}}, machine.random({1, 4, 7}, DType::f32, 4)));
+  expect_error(ErrorKind::usage, "dropout 1",
+               call({.heads = 2, .kv_heads = 2, .dropout = 1.0f, .key = {}}, out));
+  expect_error(ErrorKind::usage, "out",
+               call({.heads = 2, .kv_heads = 2, .key = {}}, machine.random({1, 4, 7}, DType::f32, 4)));
 }
 
 }  // namespace

@@ -35,15 +35,21 @@ struct Machine {
   }
 };
 
-std::vector<std::byte> bytes(const Tensor& x) { return {x.raw(), x.raw() + x.bytes()}; }
+std::vector<std::byte> bytes(const Tensor& x) {
+  return {x.raw(), x.raw() + x.bytes()};
+}
 
 /// Half the distance between neighbouring values of magnitude 1.
 double unit_roundoff(DType dtype) {
   switch (dtype) {
-    case DType::bf16: return 0x1p-8;
-    case DType::f16: return 0x1p-11;
-    case DType::f64: return 0x1p-53;
-    default: return 0x1p-24;
+    case DType::bf16:
+      return 0x1p-8;
+    case DType::f16:
+      return 0x1p-11;
+    case DType::f64:
+      return 0x1p-53;
+    default:
+      return 0x1p-24;
   }
 }
 
@@ -51,8 +57,8 @@ struct Reference {
   std::vector<double> sum, magnitude;  ///< Σ a·b and Σ |a·b|
 };
 
-Reference multiply(const std::vector<double>& a, const std::vector<double>& b, Count m, Count n, Count k, bool ta,
-                   bool tb) {
+Reference multiply(const std::vector<double>& a, const std::vector<double>& b, Count m, Count n, Count k,
+                   bool ta, bool tb) {
   Reference out{std::vector<double>(static_cast<std::size_t>(m * n)),
                 std::vector<double>(static_cast<std::size_t>(m * n))};
   for (Count i = 0; i < m; ++i)
@@ -68,11 +74,14 @@ Reference multiply(const std::vector<double>& a, const std::vector<double>& b, C
 }
 
 /// Every element within one rounding of c's dtype and the error of k sums in the compute type.
-void expect_close(const std::vector<double>& got, const Reference& want, Count k, DType dtype, const std::string& what) {
-  const double sums = unit_roundoff(dtype == DType::f64 ? DType::f64 : DType::f32) * (4 + std::sqrt(double(k)));
+void expect_close(const std::vector<double>& got, const Reference& want, Count k, DType dtype,
+                  const std::string& what) {
+  const double sums =
+      unit_roundoff(dtype == DType::f64 ? DType::f64 : DType::f32) * (4 + std::sqrt(double(k)));
   for (std::size_t i = 0; i < got.size(); ++i) {
     const double bound = unit_roundoff(dtype) * std::abs(want.sum[i]) * 1.01 + sums * want.magnitude[i];
-    ASSERT_LE(std::abs(got[i] - want.sum[i]), bound) << what << " element " << i << ": " << got[i] << " for " << want.sum[i];
+    ASSERT_LE(std::abs(got[i] - want.sum[i]), bound)
+        << what << " element " << i << ": " << got[i] << " for " << want.sum[i];
   }
 }
 
@@ -84,8 +93,9 @@ class MatmulOfDType : public ::testing::TestWithParam<DType> {};
 
 TEST_P(MatmulOfDType, EqualsTheDoubleReferenceInEveryLayout) {
   Machine machine(2);
-  for (const auto [m, n, k] : {Case{1, 1, 1}, Case{3, 5, 7}, Case{16, 64, 32}, Case{129, 65, 33}, Case{1, 77, 130},
-                               Case{150, 1, 9}, Case{40, 1600, 20}, Case{300, 70, 64}, Case{9, 33, 5001}})
+  for (const auto [m, n, k] :
+       {Case{1, 1, 1}, Case{3, 5, 7}, Case{16, 64, 32}, Case{129, 65, 33}, Case{1, 77, 130}, Case{150, 1, 9},
+        Case{40, 1600, 20}, Case{300, 70, 64}, Case{9, 33, 5001}})
     for (const bool ta : {false, true})
       for (const bool tb : {false, true}) {
         const Tensor a = machine.random(ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
@@ -108,7 +118,8 @@ TEST_P(MatmulOfDType, AccumulatesInTheComputeTypeAndRoundsOnce) {
   const Tensor c = machine.random({m, n}, GetParam(), 3);
   Reference want = multiply(machine.values(a), machine.values(b), m, n, k, false, true);
   const std::vector<double> before = machine.values(c);
-  for (std::size_t i = 0; i < before.size(); ++i) want.sum[i] += before[i], want.magnitude[i] += std::abs(before[i]);
+  for (std::size_t i = 0; i < before.size(); ++i)
+    want.sum[i] += before[i], want.magnitude[i] += std::abs(before[i]);
   machine.kernels->matmul({.a = a, .b = b, .c = c, .trans_b = true, .accumulate = true});
   expect_close(machine.values(c), want, k, GetParam(), "accumulated");
 }
@@ -117,7 +128,8 @@ TEST_P(MatmulOfDType, AddsTheBiasBeforeRounding) {
   Machine machine(2);
   const Count m = 31, n = 1000, k = 24;
   const Tensor a = machine.random({m, k}, GetParam(), 1), b = machine.random({k, n}, GetParam(), 2);
-  const Tensor bias = machine.random({n}, GetParam(), 3), c = Tensor::empty(*machine.device, {m, n}, GetParam());
+  const Tensor bias = machine.random({n}, GetParam(), 3),
+               c = Tensor::empty(*machine.device, {m, n}, GetParam());
   Reference want = multiply(machine.values(a), machine.values(b), m, n, k, false, false);
   const std::vector<double> added = machine.values(bias);
   for (std::size_t i = 0; i < want.sum.size(); ++i)
@@ -169,7 +181,8 @@ TEST_P(MatmulOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
 
 TEST_P(MatmulOfDType, EmptyInnerExtentGivesTheBias) {
   Machine machine(1);
-  const Tensor a = Tensor::empty(*machine.device, {3, 0}, GetParam()), b = Tensor::empty(*machine.device, {0, 4}, GetParam());
+  const Tensor a = Tensor::empty(*machine.device, {3, 0}, GetParam()),
+               b = Tensor::empty(*machine.device, {0, 4}, GetParam());
   const Tensor bias = machine.random({4}, GetParam(), 3), c = machine.random({3, 4}, GetParam(), 4);
   machine.kernels->matmul({.a = a, .b = b, .c = c, .bias = bias});
   const std::vector<double> want = machine.values(bias), got = machine.values(c);
@@ -181,8 +194,8 @@ TEST_P(MatmulOfDType, FoldsLeadingExtentsIntoRows) {
   const Tensor a = machine.random({2, 3, 8}, GetParam(), 1), b = machine.random({8, 5}, GetParam(), 2);
   const Tensor c = Tensor::empty(*machine.device, {2, 3, 5}, GetParam());
   machine.kernels->matmul({.a = a, .b = b, .c = c});
-  expect_close(machine.values(c), multiply(machine.values(a), machine.values(b), 6, 5, 8, false, false), 8, GetParam(),
-               "folded");
+  expect_close(machine.values(c), multiply(machine.values(a), machine.values(b), 6, 5, 8, false, false), 8,
+               GetParam(), "folded");
 }
 
 TEST_P(MatmulOfDType, SumRowsEqualsTheReferenceAndAccumulates) {
@@ -192,7 +205,8 @@ TEST_P(MatmulOfDType, SumRowsEqualsTheReferenceAndAccumulates) {
       for (const bool accumulate : {false, true}) {
         const Tensor x = machine.random({m, n}, GetParam(), 1), out = machine.random({n}, GetParam(), 2);
         const std::vector<double> from = machine.values(x), before = machine.values(out);
-        Reference want{std::vector<double>(static_cast<std::size_t>(n)), std::vector<double>(static_cast<std::size_t>(n))};
+        Reference want{std::vector<double>(static_cast<std::size_t>(n)),
+                       std::vector<double>(static_cast<std::size_t>(n))};
         for (std::size_t j = 0; j < want.sum.size(); ++j) {
           if (accumulate) want.sum[j] = before[j], want.magnitude[j] = std::abs(before[j]);
           for (std::size_t i = 0; i < static_cast<std::size_t>(m); ++i) {
@@ -206,10 +220,12 @@ TEST_P(MatmulOfDType, SumRowsEqualsTheReferenceAndAccumulates) {
   }
 }
 
-std::string dtype_name(const ::testing::TestParamInfo<DType>& tested) { return std::string(name_of(tested.param)); }
+std::string dtype_name(const ::testing::TestParamInfo<DType>& tested) {
+  return std::string(name_of(tested.param));
+}
 
-INSTANTIATE_TEST_SUITE_P(All, MatmulOfDType, ::testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64),
-                         dtype_name);
+INSTANTIATE_TEST_SUITE_P(All, MatmulOfDType,
+                         ::testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64), dtype_name);
 
 /// Each product of blocks that this processor can run, whichever the kernels would choose.
 std::vector<std::unique_ptr<cpu::BlockProduct>> block_products() {
@@ -229,9 +245,15 @@ TEST(BlockProduct, EveryOneEqualsTheReference) {
       for (const bool tb : {false, true}) {
         const DType dtype = product->dtype();
         const Count b_stride = tb ? product->b_stride(k, 0) : n;
-        cpu::GemmBlock block{.rows = m, .cols = n, .depth = k, .full_rows = m, .a_stride = product->a_stride(k, 0), .count = k};
+        cpu::GemmBlock block{.rows = m,
+                             .cols = n,
+                             .depth = k,
+                             .full_rows = m,
+                             .a_stride = product->a_stride(k, 0),
+                             .count = k};
         // Rows are laid out at the stride that the product asks for, with zeros behind them.
-        const Tensor a = machine.random({m, k}, dtype, 1), b = machine.random(tb ? Shape{n, k} : Shape{k, n}, dtype, 2);
+        const Tensor a = machine.random({m, k}, dtype, 1),
+                     b = machine.random(tb ? Shape{n, k} : Shape{k, n}, dtype, 2);
         const auto spread = [&](const Tensor& x, Count stride) {
           const Tensor out = Tensor::zeros(*machine.device, {x.shape()[0], stride}, dtype);
           for (Count i = 0; i < x.shape()[0]; ++i) {
@@ -264,7 +286,8 @@ TEST(Matmul, NamesWhatDoesNotFit) {
   using sherd::testing::expect_error;
   expect_error(ErrorKind::usage, "inner extents 3 and 4 differ", call({.a = a, .b = tensor({4, 3}), .c = c}));
   expect_error(ErrorKind::usage, "c is [2, 5]", call({.a = a, .b = b, .c = tensor({2, 5})}));
-  expect_error(ErrorKind::usage, "a is fp32 and b is bf16", call({.a = a, .b = tensor({3, 4}, DType::bf16), .c = c}));
+  expect_error(ErrorKind::usage, "a is fp32 and b is bf16",
+               call({.a = a, .b = tensor({3, 4}, DType::bf16), .c = c}));
   expect_error(ErrorKind::usage, "c is bf16", call({.a = a, .b = b, .c = tensor({2, 4}, DType::bf16)}));
   expect_error(ErrorKind::usage, "bias is fp32 [3]", call({.a = a, .b = b, .c = c, .bias = tensor({3})}));
   expect_error(ErrorKind::usage, "accumulate",

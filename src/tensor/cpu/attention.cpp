@@ -24,7 +24,8 @@ struct Extents {
   Count value_col(Count g) const { return query_col(g, group() + 1); }
 };
 
-Extents check(const char* kernel, const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse) {
+Extents check(const char* kernel, const Tensor& qkv, const Attention& geometry, const Tensor& out,
+              const Tensor& lse) {
   require_floating(kernel, "qkv", qkv);
   Extents e;
   e.heads = geometry.heads, e.kv_heads = geometry.kv_heads;
@@ -35,9 +36,11 @@ Extents check(const char* kernel, const Tensor& qkv, const Attention& geometry, 
   e.batch = qkv.shape()[0], e.seq = qkv.shape()[1];
   e.dim = geometry.head_dim(qkv.shape()[2]);
   require(e.dim >= 1, kernel, ": heads are empty");
-  e.scale = geometry.scale != 0 ? static_cast<double>(geometry.scale) : 1 / std::sqrt(static_cast<double>(e.dim));
+  e.scale =
+      geometry.scale != 0 ? static_cast<double>(geometry.scale) : 1 / std::sqrt(static_cast<double>(e.dim));
   require(e.scale > 0, kernel, ": scale ", geometry.scale, " is not positive");
-  require(geometry.dropout >= 0 && geometry.dropout < 1, kernel, ": dropout ", geometry.dropout, " is outside [0, 1)");
+  require(geometry.dropout >= 0 && geometry.dropout < 1, kernel, ": dropout ", geometry.dropout,
+          " is outside [0, 1)");
   require_vector(kernel, "out", out, e.batch * e.seq * e.heads * e.dim, qkv.dtype());
   require_vector(kernel, "lse", lse, e.batch * e.heads * e.seq, compute_type(qkv.dtype()));
   return e;
@@ -56,7 +59,9 @@ struct HeadF64 {
   double kept(Count i, Count j) const {
     if (geometry.dropout == 0) return 1;
     const auto index = static_cast<std::uint64_t>(((b * e.heads + head()) * e.seq + i) * e.seq + j);
-    return uniform_at(geometry.key, index) >= geometry.dropout ? 1 / (1 - static_cast<double>(geometry.dropout)) : 0;
+    return uniform_at(geometry.key, index) >= geometry.dropout
+               ? 1 / (1 - static_cast<double>(geometry.dropout))
+               : 0;
   }
 };
 
@@ -73,8 +78,8 @@ void forward_f64(const HeadF64& h, const double* qkv, double* out, double* lse) 
     const Count keys = h.keys(i);
     double top = -INFINITY, total = 0;
     for (Count j = 0; j < keys; ++j) {
-      const double s = e.scale * dot(qkv + i * e.width() + e.query_col(h.g, h.r), qkv + j * e.width() + e.key_col(h.g),
-                                     e.dim);
+      const double s = e.scale * dot(qkv + i * e.width() + e.query_col(h.g, h.r),
+                                     qkv + j * e.width() + e.key_col(h.g), e.dim);
       scores[static_cast<std::size_t>(j)] = s;
       top = std::max(top, s);
     }
@@ -89,8 +94,8 @@ void forward_f64(const HeadF64& h, const double* qkv, double* out, double* lse) 
   }
 }
 
-void backward_f64(const HeadF64& h, const double* qkv, const double* out, const double* lse, const double* dout,
-                  double* dqkv) {
+void backward_f64(const HeadF64& h, const double* qkv, const double* out, const double* lse,
+                  const double* dout, double* dqkv) {
   const Extents& e = h.e;
   for (Count i = 0; i < e.seq; ++i) {
     const Count row = (i * e.heads + h.head()) * e.dim, query = i * e.width() + e.query_col(h.g, h.r);
@@ -113,20 +118,30 @@ void backward_f64(const HeadF64& h, const double* qkv, const double* out, const 
 const AttentionOps& ops_for(bool bf16_products) {
   if (bf16_products) return avx512::attention_bf16;
   switch (cpu_isa()) {
-    case CpuIsa::avx512: return avx512::attention_f32;
-    case CpuIsa::avx2: return avx2::attention_f32;
-    case CpuIsa::portable: break;
+    case CpuIsa::avx512:
+      return avx512::attention_f32;
+    case CpuIsa::avx2:
+      return avx2::attention_f32;
+    case CpuIsa::portable:
+      break;
   }
   return portable::attention_f32;
 }
 
-/// What the loops need of one call, and the conversion of rows between the tensors' dtype and the loops' elements.
+/// What the loops need of one call, and the conversion of rows between the tensors' dtype and the loops'
+/// elements.
 class Heads {
  public:
   Heads(Device& device, const IsaTable& isa, const Extents& e, const Attention& geometry, DType dtype)
-      : e_(e), geometry_(geometry), device_(device), bf16_(dtype == DType::bf16 && cpu_has_bf16_products()),
-        convert_(isa.convert[dtype == DType::f32 ? storage_f32 : dtype == DType::bf16 ? storage_bf16 : storage_f16]),
-        element_(static_cast<Count>(size_of(dtype))), dim_(bf16_ ? (e.dim + 1) / 2 * 2 : e.dim),
+      : e_(e),
+        geometry_(geometry),
+        device_(device),
+        bf16_(dtype == DType::bf16 && cpu_has_bf16_products()),
+        convert_(isa.convert[dtype == DType::f32    ? storage_f32
+                             : dtype == DType::bf16 ? storage_bf16
+                                                    : storage_f16]),
+        element_(static_cast<Count>(size_of(dtype))),
+        dim_(bf16_ ? (e.dim + 1) / 2 * 2 : e.dim),
         converts_(dtype != (bf16_ ? DType::bf16 : DType::f32) || dim_ != e.dim) {}
 
   const AttentionOps& ops() const { return ops_for(bf16_); }
@@ -175,8 +190,10 @@ class Heads {
   }
   void copy_out(const std::byte* from, std::byte* to, Count stride) const {
     for (Count i = 0; i < e_.seq; ++i, from += row_bytes(), to += stride * element_) {
-      if (bf16_) std::memcpy(to, from, static_cast<std::size_t>(e_.dim * element_));
-      else convert_.store(reinterpret_cast<const float*>(from), to, e_.dim);
+      if (bf16_)
+        std::memcpy(to, from, static_cast<std::size_t>(e_.dim * element_));
+      else
+        convert_.store(reinterpret_cast<const float*>(from), to, e_.dim);
     }
   }
 
@@ -190,8 +207,8 @@ class Heads {
   bool converts_;
 };
 
-void forward_head(const Heads& heads, const Extents& e, const Tensor& qkv, const Tensor& out, const Tensor& lse, Count b,
-                  Count h) {
+void forward_head(const Heads& heads, const Extents& e, const Tensor& qkv, const Tensor& out,
+                  const Tensor& lse, Count b, Count h) {
   const Count g = h / e.group(), r = h % e.group(), element = heads.element(), out_stride = e.heads * e.dim;
   const std::byte* rows = at(qkv, b * e.seq * e.width());
   const std::byte* from[3] = {rows + e.query_col(g, r) * element, rows + e.key_col(g) * element,
@@ -246,8 +263,8 @@ void backward_group(const Heads& heads, const Extents& e, const BackwardTensors&
       *to[i] = direct ? from[i] : heads.copy_in(from[i], i < 3 ? e.width() : out_stride, copy + i * matrix);
     std::byte* dq = drows + e.query_col(g, r) * element;
     const device::Storage scratch = heads.scratch(ops.backward_scratch(head));
-    ops.backward(head, t.lse.data<float>() + (b * e.heads + h) * e.seq, direct ? dq : copy + 5 * matrix, head.stride, dk,
-                 dv, scratch.data());
+    ops.backward(head, t.lse.data<float>() + (b * e.heads + h) * e.seq, direct ? dq : copy + 5 * matrix,
+                 head.stride, dk, dv, scratch.data());
     if (!direct) heads.copy_out(copy + 5 * matrix, dq, e.width());
   }
   const auto store = [&](const float* from, float factor, std::byte* to) {
@@ -260,7 +277,8 @@ void backward_group(const Heads& heads, const Extents& e, const BackwardTensors&
 
 }  // namespace
 
-void CpuKernels::attention(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse) {
+void CpuKernels::attention(const Tensor& qkv, const Attention& geometry, const Tensor& out,
+                           const Tensor& lse) {
   const Extents e = check("attention", qkv, geometry, out, lse);
   if (e.seq == 0) return;
   if (qkv.dtype() == DType::f64) {
@@ -276,8 +294,8 @@ void CpuKernels::attention(const Tensor& qkv, const Attention& geometry, const T
   });
 }
 
-void CpuKernels::attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse,
-                                    const Tensor& dout, const Tensor& dqkv) {
+void CpuKernels::attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out,
+                                    const Tensor& lse, const Tensor& dout, const Tensor& dqkv) {
   const Extents e = check("attention_backward", qkv, geometry, out, lse);
   require_vector("attention_backward", "dout", dout, out.numel(), qkv.dtype());
   require_vector("attention_backward", "dqkv", dqkv, qkv.numel(), qkv.dtype());

@@ -11,21 +11,28 @@ namespace {
 constexpr Count block_rows = 128;
 constexpr Count panel_cols = 768;
 constexpr Count max_depth = 4096;
-constexpr Count depth_step = 3072;            ///< depths beyond max_depth are cut into about this much
-constexpr Count packed_group = Count{12} << 20;  ///< bytes of b packed at a time: a part of the last-level cache
+constexpr Count depth_step = 3072;  ///< depths beyond max_depth are cut into about this much
+constexpr Count packed_group = Count{12}
+                               << 20;  ///< bytes of b packed at a time: a part of the last-level cache
 
-Count ceil_div(Count a, Count b) { return (a + b - 1) / b; }
+Count ceil_div(Count a, Count b) {
+  return (a + b - 1) / b;
+}
 
 /// Finishes rows of fp32 sums: bias, accumulation, rounding, activation.
 class Epilogue {
  public:
   Epilogue(const IsaTable& isa, const Matmul& args, Count n)
-      : args_(args), n_(n), add_(isa.elementwise[storage_f32].add), convert_(isa.convert[storage_index(args.c)]),
+      : args_(args),
+        n_(n),
+        add_(isa.elementwise[storage_f32].add),
+        convert_(isa.convert[storage_index(args.c)]),
         elementwise_(isa.elementwise[storage_index(args.c)]) {}
 
   void add(const float* a, const float* b, float* out, Count n) const { add_(a, b, out, n); }
 
-  /// sums[cols] becomes columns [col, col + cols) of row `row` of c. `bias` holds fp32 for these columns, or is null.
+  /// sums[cols] becomes columns [col, col + cols) of row `row` of c. `bias` holds fp32 for these columns, or
+  /// is null.
   void row(float* sums, const float* bias, Count row, Count col, Count cols) const {
     const std::size_t at = static_cast<std::size_t>(row * n_ + col) * size_of(args_.c.dtype());
     std::byte* out = args_.c.raw() + at;
@@ -40,9 +47,12 @@ class Epilogue {
   const Tensor& before() const { return args_.pre_activation ? args_.pre_activation : args_.c; }
 
   void activate(const std::byte* before, std::byte* out, Count cols) const {
-    if (args_.activation == Activation::gelu_tanh) elementwise_.gelu_tanh(before, out, cols);
-    else if (args_.activation == Activation::gelu_erf) elementwise_.gelu_erf(before, out, cols);
-    else if (before != out) std::memcpy(out, before, static_cast<std::size_t>(cols) * size_of(args_.c.dtype()));
+    if (args_.activation == Activation::gelu_tanh)
+      elementwise_.gelu_tanh(before, out, cols);
+    else if (args_.activation == Activation::gelu_erf)
+      elementwise_.gelu_erf(before, out, cols);
+    else if (before != out)
+      std::memcpy(out, before, static_cast<std::size_t>(cols) * size_of(args_.c.dtype()));
   }
 
  private:
@@ -53,12 +63,17 @@ class Epilogue {
   const ElementwiseOps& elementwise_;
 };
 
-/// A product cut into blocks by its extents alone, so that sums have one order whatever the number of threads:
-/// panels of b are packed once into a part of the last-level cache, and every block of rows meets every panel.
+/// A product cut into blocks by its extents alone, so that sums have one order whatever the number of
+/// threads: panels of b are packed once into a part of the last-level cache, and every block of rows meets
+/// every panel.
 class BlockedProduct {
  public:
   BlockedProduct(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& e)
-      : device_(device), args_(args), e_(e), product_(block_product(args.a.dtype())), epilogue_(isa, args, e.n),
+      : device_(device),
+        args_(args),
+        e_(e),
+        product_(block_product(args.a.dtype())),
+        epilogue_(isa, args, e.n),
         load_(isa.convert[storage_index(args.a)].load) {
     panels_ = ceil_div(e.n, panel_cols);
     panel_ = std::min(e.n, ceil_div(ceil_div(e.n, panels_), 64) * 64);
@@ -110,7 +125,9 @@ class BlockedProduct {
     std::byte* to = packed_.data() + p * packed_bytes_;
     const GemmBlock shape = block(rows_, cols, depth);
     const Count lines = args_.trans_b ? cols : depth, length = args_.trans_b ? depth : cols;
-    const Count wanted = args_.trans_b ? product_.b_stride(depth, converts_ ? 0 : stride) : converts_ ? cols : stride;
+    const Count wanted = args_.trans_b ? product_.b_stride(depth, converts_ ? 0 : stride)
+                         : converts_   ? cols
+                                       : stride;
     device::Storage copy;
     if (converts_ || wanted != stride) from = copy_lines(from, stride, lines, length, wanted, copy);
     product_.pack(shape, from, args_.trans_b ? 1 : wanted, args_.trans_b ? wanted : 1, to);
@@ -119,20 +136,23 @@ class BlockedProduct {
   /// Lines of the operands' dtype brought to the product's, `to_stride` elements apart with zeros between.
   const std::byte* copy_lines(const std::byte* from, Count stride, Count lines, Count length, Count to_stride,
                               device::Storage& copy) {
-    const auto element = static_cast<Count>(element_), to_element = static_cast<Count>(size_of(product_.dtype()));
+    const auto element = static_cast<Count>(element_),
+               to_element = static_cast<Count>(size_of(product_.dtype()));
     copy = scratch(lines * to_stride * to_element);
     for (Count i = 0; i < lines; ++i) {
       std::byte* to = copy.data() + i * to_stride * to_element;
       const std::byte* line = from + i * stride * element;
-      if (converts_) load_(line, reinterpret_cast<float*>(to), length);
-      else std::memcpy(to, line, static_cast<std::size_t>(length * element));
+      if (converts_)
+        load_(line, reinterpret_cast<float*>(to), length);
+      else
+        std::memcpy(to, line, static_cast<std::size_t>(length * element));
       std::memset(to + length * to_element, 0, static_cast<std::size_t>((to_stride - length) * to_element));
     }
     return copy.data();
   }
 
-  /// The block's rows of a, shape.count elements from `depth` on, as the product takes them, setting shape.a_stride; `copy` keeps what
-  /// had to be made.
+  /// The block's rows of a, shape.count elements from `depth` on, as the product takes them, setting
+  /// shape.a_stride; `copy` keeps what had to be made.
   const std::byte* rows_of_a(GemmBlock& shape, Count row, Count depth, device::Storage& copy) {
     const Count stride = args_.trans_a ? e_.m : e_.k;
     const std::byte* from = args_.a.raw() + (args_.trans_a ? depth * stride + row : row * stride + depth) *
@@ -143,13 +163,15 @@ class BlockedProduct {
     return copy_lines(from, stride, shape.rows, shape.count, shape.a_stride, copy);
   }
 
-  const std::byte* transposed_rows(const GemmBlock& shape, const std::byte* from, Count stride, device::Storage& copy) {
+  const std::byte* transposed_rows(const GemmBlock& shape, const std::byte* from, Count stride,
+                                   device::Storage& copy) {
     const TransposeOps& transpose = transpose_ops();
     if (product_.dtype() == DType::f32) {
       device::Storage wide;
       if (converts_) from = copy_lines(from, stride, shape.count, shape.rows, shape.rows, wide);
       copy = scratch(shape.rows * shape.a_stride * 4);
-      transpose.units(from, converts_ ? shape.rows : stride, shape.count, shape.rows, copy.data(), shape.a_stride);
+      transpose.units(from, converts_ ? shape.rows : stride, shape.count, shape.rows, copy.data(),
+                      shape.a_stride);
       return copy.data();
     }
     const Count even = std::max(shape.a_stride, ceil_div(shape.count, 2) * 2);
@@ -174,12 +196,14 @@ class BlockedProduct {
     if (args_.bias && last) load_(args_.bias.raw() + col * static_cast<Count>(element_), bias.data(), cols);
     const float* added = args_.bias ? bias.data() : nullptr;
     const std::byte* packed = packed_.data() + p * packed_bytes_;
-    if (product_.depth_step() > 0) multiply_in_parts(shape, row, col, d, packed, partial, added);
-    else multiply_at_once(shape, row, col, d, packed, partial, added);
+    if (product_.depth_step() > 0)
+      multiply_in_parts(shape, row, col, d, packed, partial, added);
+    else
+      multiply_at_once(shape, row, col, d, packed, partial, added);
   }
 
-  void multiply_in_parts(GemmBlock& shape, Count row, Count col, Count d, const std::byte* packed, float* sums,
-                         const float* bias) {
+  void multiply_in_parts(GemmBlock& shape, Count row, Count col, Count d, const std::byte* packed,
+                         float* sums, const float* bias) {
     const Count parts = ceil_div(shape.depth, product_.depth_step());
     const Count step = ceil_div(ceil_div(shape.depth, parts), 64) * 64;
     device::Storage tile;
@@ -202,8 +226,8 @@ class BlockedProduct {
       epilogue_.activate(at(to, i * e_.n + col), at(args_.c, i * e_.n + col), shape.cols);
   }
 
-  void multiply_at_once(GemmBlock& shape, Count row, Count col, Count d, const std::byte* packed, float* partial,
-                        const float* bias) {
+  void multiply_at_once(GemmBlock& shape, Count row, Count col, Count d, const std::byte* packed,
+                        float* partial, const float* bias) {
     const Count stride = product_.c_stride(shape.cols);
     const device::Storage tile = scratch(shape.rows * stride * 4);
     auto* sums = reinterpret_cast<float*>(tile.data());

@@ -15,9 +15,12 @@ const BlockProduct& block_product(DType stored) {
 
 const TransposeOps& transpose_ops() {
   switch (cpu_isa()) {
-    case CpuIsa::avx512: return avx512::transpose;
-    case CpuIsa::avx2: return avx2::transpose;
-    case CpuIsa::portable: break;
+    case CpuIsa::avx512:
+      return avx512::transpose;
+    case CpuIsa::avx2:
+      return avx2::transpose;
+    case CpuIsa::portable:
+      break;
   }
   return portable::transpose;
 }

@@ -19,29 +19,30 @@ struct GemmBlock {
   bool add = false;
 };
 
-/// The single-threaded product of blocks that a machine runs fastest. Stateless but for caches; any thread may call.
+/// The single-threaded product of blocks that a machine runs fastest. Stateless but for caches; any thread
+/// may call.
 class BlockProduct {
  public:
   virtual ~BlockProduct() = default;
 
   /// Of a and b: fp32, or bf16 where the processor multiplies it.
   virtual DType dtype() const = 0;
-  /// The stride that rows of a must have when they lie `stride` elements apart: another than `stride` asks for a copy, zeros
-  /// between depth and its stride. A `stride` of 0 asks for the best one of a copy.
+  /// The stride that rows of a must have when they lie `stride` elements apart: another than `stride` asks
+  /// for a copy, zeros between depth and its stride. A `stride` of 0 asks for the best one of a copy.
   virtual std::int64_t a_stride(std::int64_t depth, std::int64_t stride) const = 0;
   /// The same for the columns of b where these are contiguous along the depth.
   virtual std::int64_t b_stride(std::int64_t depth, std::int64_t stride) const = 0;
   /// Floats from row to row of c; columns from cols on receive anything.
   virtual std::int64_t c_stride(std::int64_t cols) const = 0;
 
-  /// The depth that multiply() should take at a time, so that its operands stay in the second-level cache; 0 for a product that
-  /// takes all at once and neither adds nor finishes.
+  /// The depth that multiply() should take at a time, so that its operands stay in the second-level cache; 0
+  /// for a product that takes all at once and neither adds nor finishes.
   virtual std::int64_t depth_step() const = 0;
 
   /// Bytes that pack() writes for blocks of these cols, depth and full_rows.
   virtual std::int64_t packed_bytes(const GemmBlock& block) const = 0;
-  /// Brings b, whose element (p, j) lies at b[p·depth_stride + j·col_stride] (one of the strides is 1), into the layout
-  /// that multiply() reads.
+  /// Brings b, whose element (p, j) lies at b[p·depth_stride + j·col_stride] (one of the strides is 1), into
+  /// the layout that multiply() reads.
   virtual void pack(const GemmBlock& block, const void* b, std::int64_t depth_stride, std::int64_t col_stride,
                     void* packed) const = 0;
   /// With `finish` the sums go there, and c, which may then be null unless block.add, is only read.
@@ -49,11 +50,12 @@ class BlockProduct {
                         const GemmFinish* finish) const = 0;
 };
 
-/// The products for operands stored as fp32, bf16 or fp16 on this processor; dtype() says what they must be converted to.
+/// The products for operands stored as fp32, bf16 or fp16 on this processor; dtype() says what they must be
+/// converted to.
 const BlockProduct& block_product(DType stored);
 
-/// oneDNN, with its OpenMP runtime held to one thread for each call so that it never competes with the arena for
-/// cores. Primitives are made once per thread and shape.
+/// oneDNN, with its OpenMP runtime held to one thread for each call so that it never competes with the arena
+/// for cores. Primitives are made once per thread and shape.
 std::unique_ptr<BlockProduct> make_dnnl_blocks(DType dtype);
 /// True when oneDNN multiplies bf16 on AMX, far beyond what vector registers can.
 bool dnnl_has_amx();

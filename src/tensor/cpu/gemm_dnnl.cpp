@@ -52,11 +52,11 @@ struct Packing {
   dnnl::reorder primitive;
 };
 
-/// Descriptors are the plainest there are (contiguous, no post-operation): for others oneDNN 2.6 falls back without a word to
-/// reference loops, a hundred times slower.
+/// Descriptors are the plainest there are (contiguous, no post-operation): for others oneDNN 2.6 falls back
+/// without a word to reference loops, a hundred times slower.
 ///
-/// One thread's engine, stream and primitives. oneDNN's own cache spares the code generation when another thread has
-/// made the same primitive, not the lookup by descriptor, which costs more than a small product.
+/// One thread's engine, stream and primitives. oneDNN's own cache spares the code generation when another
+/// thread has made the same primitive, not the lookup by descriptor, which costs more than a small product.
 class Primitives {
  public:
   explicit Primitives(DType dtype)
@@ -136,7 +136,9 @@ class DnnlBlocks final : public BlockProduct {
   explicit DnnlBlocks(DType dtype) : dtype_(dtype) {}
   DType dtype() const override { return dtype_; }
   std::int64_t a_stride(std::int64_t depth, std::int64_t) const override { return depth; }
-  std::int64_t b_stride(std::int64_t depth, std::int64_t stride) const override { return stride ? stride : depth; }
+  std::int64_t b_stride(std::int64_t depth, std::int64_t stride) const override {
+    return stride ? stride : depth;
+  }
   std::int64_t c_stride(std::int64_t cols) const override { return cols; }
   std::int64_t depth_step() const override { return 0; }
 
@@ -176,8 +178,12 @@ class DnnlBlocks final : public BlockProduct {
 
 }  // namespace
 
-bool dnnl_has_amx() { return dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_amx; }
+bool dnnl_has_amx() {
+  return dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_amx;
+}
 
-std::unique_ptr<BlockProduct> make_dnnl_blocks(DType dtype) { return std::make_unique<DnnlBlocks>(dtype); }
+std::unique_ptr<BlockProduct> make_dnnl_blocks(DType dtype) {
+  return std::make_unique<DnnlBlocks>(dtype);
+}
 
 }  // namespace sherd::tensor::cpu

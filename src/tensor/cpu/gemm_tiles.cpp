@@ -32,12 +32,15 @@ class Bf16Tiles final : public BlockProduct {
   void multiply(const GemmBlock& block, const void* a, const void* packed, float* c,
                 const GemmFinish* finish) const override {
     const GemmPart part{units(block.depth), block.first / 2, units(block.count), block.add};
-    ops_.multiply(a, block.a_stride / 2, block.rows, packed, part, block.cols, c, c_stride(block.cols), finish);
+    ops_.multiply(a, block.a_stride / 2, block.rows, packed, part, block.cols, c, c_stride(block.cols),
+                  finish);
   }
 
  private:
   static std::int64_t units(std::int64_t depth) { return (depth + 1) / 2; }
-  std::int64_t slivers(std::int64_t cols) const { return (cols + ops_.sliver - 1) / ops_.sliver * ops_.sliver; }
+  std::int64_t slivers(std::int64_t cols) const {
+    return (cols + ops_.sliver - 1) / ops_.sliver * ops_.sliver;
+  }
 
   const GemmOps& ops_ = avx512::gemm_bf16;
 };

@@ -7,7 +7,9 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-Count ceil_div(Count a, Count b) { return (a + b - 1) / b; }
+Count ceil_div(Count a, Count b) {
+  return (a + b - 1) / b;
+}
 
 /// The product of the leading extents, also of a tensor whose rows are empty.
 Count rows_of(const Tensor& t) {
@@ -19,7 +21,8 @@ Count rows_of(const Tensor& t) {
 GemmExtents check(const Matmul& args) {
   const Tensor &a = args.a, &b = args.b, &c = args.c;
   require(a && b && c, "matmul: a, b and c must be defined");
-  require(a.shape().rank() >= 1 && b.shape().rank() >= 1 && c.shape().rank() >= 1, "matmul: a scalar has no rows");
+  require(a.shape().rank() >= 1 && b.shape().rank() >= 1 && c.shape().rank() >= 1,
+          "matmul: a scalar has no rows");
   require(is_floating(a.dtype()) && a.dtype() == b.dtype(), "matmul: a is ", name_of(a.dtype()), " and b is ",
           name_of(b.dtype()), "; both must have one floating dtype");
   require(c.dtype() == a.dtype() || (c.dtype() == DType::f32 && a.dtype() != DType::f64), "matmul: c is ",
@@ -29,18 +32,22 @@ GemmExtents check(const Matmul& args) {
   e.k = args.trans_a ? rows_of(a) : a.shape().back();
   e.n = args.trans_b ? rows_of(b) : b.shape().back();
   const Count k = args.trans_b ? b.shape().back() : rows_of(b);
-  require(k == e.k, "matmul: a is ", a.shape().str(), args.trans_a ? " transposed" : "", " and b ", b.shape().str(),
-          args.trans_b ? " transposed" : "", ": the inner extents ", e.k, " and ", k, " differ");
-  require(rows_of(c) == e.m && c.shape().back() == e.n, "matmul: c is ", c.shape().str(), " and must hold ", e.m,
-          " rows of ", e.n);
+  require(k == e.k, "matmul: a is ", a.shape().str(), args.trans_a ? " transposed" : "", " and b ",
+          b.shape().str(), args.trans_b ? " transposed" : "", ": the inner extents ", e.k, " and ", k,
+          " differ");
+  require(rows_of(c) == e.m && c.shape().back() == e.n, "matmul: c is ", c.shape().str(), " and must hold ",
+          e.m, " rows of ", e.n);
   if (args.bias)
     require(args.bias.numel() == e.n && args.bias.dtype() == a.dtype(), "matmul: bias is ",
-            name_of(args.bias.dtype()), " ", args.bias.shape().str(), " and must be ", name_of(a.dtype()), " [", e.n, "]");
-  require(args.activation == Activation::none || !args.accumulate, "matmul: an activation cannot follow accumulate");
+            name_of(args.bias.dtype()), " ", args.bias.shape().str(), " and must be ", name_of(a.dtype()),
+            " [", e.n, "]");
+  require(args.activation == Activation::none || !args.accumulate,
+          "matmul: an activation cannot follow accumulate");
   if (args.pre_activation)
     require(args.pre_activation.numel() == e.m * e.n && args.pre_activation.dtype() == c.dtype(),
-            "matmul: pre_activation is ", name_of(args.pre_activation.dtype()), " ", args.pre_activation.shape().str(),
-            " and must match c, ", name_of(c.dtype()), " ", c.shape().str());
+            "matmul: pre_activation is ", name_of(args.pre_activation.dtype()), " ",
+            args.pre_activation.shape().str(), " and must match c, ", name_of(c.dtype()), " ",
+            c.shape().str());
   return e;
 }
 
@@ -53,13 +60,19 @@ void multiply_f64(Kernels& kernels, const Matmul& args, const GemmExtents& e) {
   kernels.device().arena().parallel_for(e.m, 64, [&](Count begin, Count end) {
     const Count rows = end - begin;
     Matrix sums;
-    if (args.trans_a && args.trans_b) sums.noalias() = a.middleCols(begin, rows).transpose() * b.transpose();
-    else if (args.trans_a) sums.noalias() = a.middleCols(begin, rows).transpose() * b;
-    else if (args.trans_b) sums.noalias() = a.middleRows(begin, rows) * b.transpose();
-    else sums.noalias() = a.middleRows(begin, rows) * b;
+    if (args.trans_a && args.trans_b)
+      sums.noalias() = a.middleCols(begin, rows).transpose() * b.transpose();
+    else if (args.trans_a)
+      sums.noalias() = a.middleCols(begin, rows).transpose() * b;
+    else if (args.trans_b)
+      sums.noalias() = a.middleRows(begin, rows) * b.transpose();
+    else
+      sums.noalias() = a.middleRows(begin, rows) * b;
     if (args.bias) sums.rowwise() += Eigen::Map<const Eigen::RowVectorXd>(args.bias.data<double>(), e.n);
-    if (args.accumulate) c.middleRows(begin, rows) += sums;
-    else c.middleRows(begin, rows) = sums;
+    if (args.accumulate)
+      c.middleRows(begin, rows) += sums;
+    else
+      c.middleRows(begin, rows) = sums;
   });
   if (args.pre_activation) kernels.copy(args.c, args.pre_activation);
   if (args.activation != Activation::none) kernels.activation(args.activation, args.c, args.c);
@@ -78,9 +91,10 @@ void CpuKernels::sum_rows(const Tensor& x, const Tensor& out, bool accumulate) {
   require(x && out, "sum_rows: x and out must be defined");
   const Count n = out.numel(), m = n == 0 ? 0 : x.numel() / n;
   require(is_floating(x.dtype()) && x.shape().rank() >= 1 && x.shape().back() == n, "sum_rows: x is ",
-          name_of(x.dtype()), " ", x.shape().str(), " and out has ", n, " elements; rows must be as wide as out");
-  require(out.dtype() == x.dtype() || (out.dtype() == DType::f32 && x.dtype() != DType::f64), "sum_rows: out is ",
-          name_of(out.dtype()), " and x ", name_of(x.dtype()));
+          name_of(x.dtype()), " ", x.shape().str(), " and out has ", n,
+          " elements; rows must be as wide as out");
+  require(out.dtype() == x.dtype() || (out.dtype() == DType::f32 && x.dtype() != DType::f64),
+          "sum_rows: out is ", name_of(out.dtype()), " and x ", name_of(x.dtype()));
   if (n == 0) return;
   if (x.dtype() == DType::f64) {
     const double* from = x.data<double>();
@@ -94,7 +108,8 @@ void CpuKernels::sum_rows(const Tensor& x, const Tensor& out, bool accumulate) {
     });
     return;
   }
-  // Sums of 128 rows first, then the sums of these in order: short chains, and one order for any number of threads.
+  // Sums of 128 rows first, then the sums of these in order: short chains, and one order for any number of
+  // threads.
   constexpr Count rows = 128, cols = 512;
   const Count parts = std::max<Count>(1, ceil_div(m, rows));
   const Tensor partial = Tensor::zeros(device_, Shape{parts, n}, DType::f32, device::Category::workspace);

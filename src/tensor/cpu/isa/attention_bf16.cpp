@@ -9,7 +9,7 @@
 
 namespace sherd::tensor::cpu::avx512 {
 
-const AttentionOps attention_bf16 = AttentionLoops<DotBf16>::ops();
+const AttentionOps attention_bf16 = attention_ops<DotBf16>();
 
 }  // namespace sherd::tensor::cpu::avx512
 #endif

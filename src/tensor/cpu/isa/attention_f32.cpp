@@ -2,6 +2,6 @@
 
 namespace sherd::tensor::cpu::SHERD_ISA {
 
-const AttentionOps attention_f32 = AttentionLoops<DotF32>::ops();
+const AttentionOps attention_f32 = attention_ops<DotF32>();
 
 }  // namespace sherd::tensor::cpu::SHERD_ISA

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-// Packed products, compiled once per instruction set. Plain declarations only; see tables.h. A "unit" is 32 bits along the inner
-// extent: one fp32 or two bf16; strides are in units but where they say elements.
+// Packed products, compiled once per instruction set. Plain declarations only; see tables.h. A "unit" is 32
+// bits along the inner extent: one fp32 or two bf16; strides are in units but where they say elements.
 
 namespace sherd::tensor::cpu {
 
@@ -11,15 +11,15 @@ struct TransposeOps {
   /// to[c·to_stride + r] = from[r·stride + c] for rows × cols units of 32 bits.
   void (*units)(const void* from, std::int64_t stride, std::int64_t rows, std::int64_t cols, void* to,
                 std::int64_t to_stride);
-  /// to[c·to_stride + u] = elements (2u, c) and (2u+1, c) of 16 bits, `stride` elements from row to row; a missing last row
-  /// counts as zeros.
+  /// to[c·to_stride + u] = elements (2u, c) and (2u+1, c) of 16 bits, `stride` elements from row to row; a
+  /// missing last row counts as zeros.
   void (*pairs)(const void* from, std::int64_t stride, std::int64_t rows, std::int64_t cols, void* to,
                 std::int64_t to_stride);
 };
 
 /// What becomes of finished sums: out = round(sums + bias), or out = round(out + sums + bias).
 struct GemmFinish {
-  void* out = nullptr;  ///< bf16, or fp32 where `wide`
+  void* out = nullptr;          ///< bf16, or fp32 where `wide`
   std::int64_t out_stride = 0;  ///< elements
   bool wide = false, accumulate = false;
   const float* bias = nullptr;  ///< [cols rounded up to slivers], or null
@@ -27,21 +27,24 @@ struct GemmFinish {
 
 /// A part of the inner extent of packed operands, in units.
 struct GemmPart {
-  std::int64_t units = 0;         ///< that were packed
+  std::int64_t units = 0;  ///< that were packed
   std::int64_t first = 0, count = 0;
   bool add = false;  ///< to what c holds
 };
 
 struct GemmOps {
   std::int64_t sliver;  ///< columns that are packed together
-  /// b's columns as rows of units, `stride` apart: [cols, units] to slivers [units, sliver], zeros in missing columns.
+  /// b's columns as rows of units, `stride` apart: [cols, units] to slivers [units, sliver], zeros in missing
+  /// columns.
   void (*pack_rows)(const void* b, std::int64_t stride, std::int64_t units, std::int64_t cols, void* packed);
   /// b as [inner, cols], `stride` elements from row to row.
-  void (*pack_columns)(const void* b, std::int64_t stride, std::int64_t inner, std::int64_t cols, void* packed);
-  /// c[rows, cols rounded up to slivers] (+)= a[rows, count]·packed, a and c from the part's first unit; with `finish` the sums
-  /// go to its out[rows, cols] instead, and c, which may be null without add, is only read.
-  void (*multiply)(const void* a, std::int64_t a_stride, std::int64_t rows, const void* packed, const GemmPart& part,
-                   std::int64_t cols, float* c, std::int64_t c_stride, const GemmFinish* finish);
+  void (*pack_columns)(const void* b, std::int64_t stride, std::int64_t inner, std::int64_t cols,
+                       void* packed);
+  /// c[rows, cols rounded up to slivers] (+)= a[rows, count]·packed, a and c from the part's first unit; with
+  /// `finish` the sums go to its out[rows, cols] instead, and c, which may be null without add, is only read.
+  void (*multiply)(const void* a, std::int64_t a_stride, std::int64_t rows, const void* packed,
+                   const GemmPart& part, std::int64_t cols, float* c, std::int64_t c_stride,
+                   const GemmFinish* finish);
 };
 
 namespace portable {

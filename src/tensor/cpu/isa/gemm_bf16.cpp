@@ -15,7 +15,8 @@ void pack_rows(const void* b, Count stride, Count units, Count cols, void* packe
   const auto* from = static_cast<const std::uint32_t*>(b);
   auto* to = static_cast<std::uint32_t*>(packed);
   for (Count c = 0; c < cols; c += sliver, to += units * sliver)
-    transpose_units(from + c * stride, stride, cols - c < sliver ? cols - c : sliver, units, to, sliver, sliver);
+    transpose_units(from + c * stride, stride, cols - c < sliver ? cols - c : sliver, units, to, sliver,
+                    sliver);
 }
 
 void pack(const void* b, Count stride, Count inner, Count cols, void* packed) {
@@ -36,16 +37,20 @@ struct Finished {
   }
 
   SHERD_INLINE void end(Count row, F first, F second) const {
-    if (finish.bias) first = first + load(finish.bias + col), second = second + load(finish.bias + col + lanes);
+    if (finish.bias)
+      first = first + load(finish.bias + col), second = second + load(finish.bias + col + lanes);
     const Count at = row * finish.out_stride + col;
-    if (finish.wide) write(static_cast<float*>(finish.out) + at, first, second);
-    else write(static_cast<Bf16*>(finish.out) + at, first, second);
+    if (finish.wide)
+      write(static_cast<float*>(finish.out) + at, first, second);
+    else
+      write(static_cast<Bf16*>(finish.out) + at, first, second);
   }
 
  private:
   template <class S>
   SHERD_INLINE void write(S* out, F first, F second) const {
-    if (cols - col < sliver) [[unlikely]] return write_last(out, first, second);
+    if (cols - col < sliver) [[unlikely]]
+      return write_last(out, first, second);
     if (finish.accumulate) first = load(out) + first, second = load(out + lanes) + second;
     store_whole(out, first, second);
   }
@@ -62,17 +67,22 @@ struct Finished {
     __builtin_memcpy(out, sliver_of_out, bytes);
   }
 
-  SHERD_INLINE static void store_whole(float* out, F first, F second) { store(out, first), store(out + lanes, second); }
-  SHERD_INLINE static void store_whole(Bf16* out, F first, F second) { store_as(out, DotBf16::round(first, second)); }
+  SHERD_INLINE static void store_whole(float* out, F first, F second) {
+    store(out, first), store(out + lanes, second);
+  }
+  SHERD_INLINE static void store_whole(Bf16* out, F first, F second) {
+    store_as(out, DotBf16::round(first, second));
+  }
 };
 
-void multiply(const void* a, Count a_stride, Count rows, const void* packed, const GemmPart& part, Count cols, float* c,
-              Count c_stride, const GemmFinish* finish) {
+void multiply(const void* a, Count a_stride, Count rows, const void* packed, const GemmPart& part, Count cols,
+              float* c, Count c_stride, const GemmFinish* finish) {
   for (Count col = 0; col < cols; col += sliver) {
     const auto* b = static_cast<const std::uint32_t*>(packed) + (col * part.units + part.first * sliver);
     float* sums = c ? c + col : nullptr;
     if (finish)
-      multiply_rows<DotBf16>(a, a_stride, rows, b, part.count, Finished{sums, c_stride, part.add, *finish, col, cols});
+      multiply_rows<DotBf16>(a, a_stride, rows, b, part.count,
+                             Finished{sums, c_stride, part.add, *finish, col, cols});
     else
       multiply_rows<DotBf16>(a, a_stride, rows, b, part.count, Plain{sums, c_stride, part.add});
   }

@@ -12,11 +12,17 @@ using Q = std::uint64_t __attribute__((vector_size(4 * lanes)));
 // Products of the even 32-bit lanes.
 #if defined(SHERD_ISA_avx512)
 // Written with a full mask because GCC 12 warns about the uninitialised operand inside the plain intrinsic.
-SHERD_INLINE Q multiply_even(U a, U b) { return (Q)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)b); }
+SHERD_INLINE Q multiply_even(U a, U b) {
+  return (Q)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)b);
+}
 #elif defined(SHERD_ISA_avx2)
-SHERD_INLINE Q multiply_even(U a, U b) { return (Q)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
+SHERD_INLINE Q multiply_even(U a, U b) {
+  return (Q)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+}
 #else
-SHERD_INLINE Q multiply_even(U a, U b) { return (Q)_mm_mul_epu32((__m128i)a, (__m128i)b); }
+SHERD_INLINE Q multiply_even(U a, U b) {
+  return (Q)_mm_mul_epu32((__m128i)a, (__m128i)b);
+}
 #endif
 
 struct Product {

@@ -2,9 +2,9 @@
 
 #include "tensor/cpu/isa/vec.h"
 
-// Products of small matrices held in registers. Operands are read in units of 32 bits along the inner extent: one fp32, or two
-// neighbouring bf16. The left operand is row-major, so that a unit broadcasts straight from memory; the right one is
-// packed into slivers of `sliver` columns, [units][sliver].
+// Products of small matrices held in registers. Operands are read in units of 32 bits along the inner extent:
+// one fp32, or two neighbouring bf16. The left operand is row-major, so that a unit broadcasts straight from
+// memory; the right one is packed into slivers of `sliver` columns, [units][sliver].
 
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
@@ -31,7 +31,9 @@ SHERD_INLINE F multiply_add(F a, F b, F sum) {
 #endif
 }
 
-SHERD_INLINE Count ceil_to(Count n, Count step) { return (n + step - 1) / step * step; }
+SHERD_INLINE Count ceil_to(Count n, Count step) {
+  return (n + step - 1) / step * step;
+}
 
 /// Operands in fp32.
 struct DotF32 {
@@ -39,8 +41,8 @@ struct DotF32 {
   static constexpr int per_unit = 1;
   SHERD_INLINE static F dot(F sum, U a, U b) { return multiply_add((F)a, (F)b, sum); }
 
-  /// Registers of the per_unit neighbouring rows of a matrix whose columns are the lanes, rounded to elements; `second` counts for
-  /// bf16 only.
+  /// Registers of the per_unit neighbouring rows of a matrix whose columns are the lanes, rounded to
+  /// elements; `second` counts for bf16 only.
   using Rounded = F;
   SHERD_INLINE static Rounded round(F first, F) { return first; }
   /// The rows as units, one per column.
@@ -68,8 +70,10 @@ struct DotBf16 {
     return (U)_mm512_permutexvar_epi16((__m512i)order, (__m512i)r);
   }
   SHERD_INLINE static void store_row(std::uint16_t* to, Rounded r, int row) {
-    if (row == 0) store_as(to, __builtin_shufflevector(r, r, 0, 1, 2, 3, 4, 5, 6, 7));
-    else store_as(to, __builtin_shufflevector(r, r, 8, 9, 10, 11, 12, 13, 14, 15));
+    if (row == 0)
+      store_as(to, __builtin_shufflevector(r, r, 0, 1, 2, 3, 4, 5, 6, 7));
+    else
+      store_as(to, __builtin_shufflevector(r, r, 8, 9, 10, 11, 12, 13, 14, 15));
   }
 };
 #endif
@@ -80,18 +84,20 @@ struct Plain {
   Count stride;
   bool add;
 
-  SHERD_INLINE F begin(Count row, int part) const { return add ? load(c + row * stride + part * lanes) : F{}; }
+  SHERD_INLINE F begin(Count row, int part) const {
+    return add ? load(c + row * stride + part * lanes) : F{};
+  }
   SHERD_INLINE void end(Count row, F first, F second) const {
     store(c + row * stride, first);
     store(c + row * stride + lanes, second);
   }
 };
 
-/// sums[rows, sliver] = sums + a[rows, units]·b[units, sliver], where `sums` says where row `row` + r begins and ends. The
-/// stride of a is in units.
+/// sums[rows, sliver] = sums + a[rows, units]·b[units, sliver], where `sums` says where row `row` + r begins
+/// and ends. The stride of a is in units.
 template <class Dot, int rows, class Sums>
-SHERD_INLINE void multiply_tile(const std::uint32_t* a, Count a_stride, const std::uint32_t* b, Count units, Count row,
-                                const Sums& sums) {
+SHERD_INLINE void multiply_tile(const std::uint32_t* a, Count a_stride, const std::uint32_t* b, Count units,
+                                Count row, const Sums& sums) {
   F sum[rows][2];
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) sum[r][0] = sums.begin(row + r, 0), sum[r][1] = sums.begin(row + r, 1);
@@ -109,27 +115,28 @@ SHERD_INLINE void multiply_tile(const std::uint32_t* a, Count a_stride, const st
 }
 
 template <class Dot, int rows, class Sums>
-SHERD_INLINE void multiply_last_rows(Count left, const std::uint32_t* a, Count a_stride, const std::uint32_t* b,
-                                     Count units, Count row, const Sums& sums) {
+SHERD_INLINE void multiply_last_rows(Count left, const std::uint32_t* a, Count a_stride,
+                                     const std::uint32_t* b, Count units, Count row, const Sums& sums) {
   if (left == rows) return multiply_tile<Dot, rows>(a, a_stride, b, units, row, sums);
   if constexpr (rows > 1) multiply_last_rows<Dot, rows - 1>(left, a, a_stride, b, units, row, sums);
 }
 
 /// The same for any number of rows.
 template <class Dot, class Sums>
-[[gnu::noinline]] void multiply_rows(const void* a, Count a_stride, Count rows, const std::uint32_t* b, Count units,
-                                     const Sums& sums) {
+[[gnu::noinline]] void multiply_rows(const void* a, Count a_stride, Count rows, const std::uint32_t* b,
+                                     Count units, const Sums& sums) {
   const auto* from = static_cast<const std::uint32_t*>(a);
   Count r = 0;
   for (; r + tile_rows <= rows; r += tile_rows)
     multiply_tile<Dot, tile_rows>(from + r * a_stride, a_stride, b, units, r, sums);
-  if (r < rows) multiply_last_rows<Dot, tile_rows - 1>(rows - r, from + r * a_stride, a_stride, b, units, r, sums);
+  if (r < rows)
+    multiply_last_rows<Dot, tile_rows - 1>(rows - r, from + r * a_stride, a_stride, b, units, r, sums);
 }
 
 /// c[rows, sliver] (+)= a[rows, units]·b[units, sliver]. Strides in units and floats.
 template <class Dot>
-SHERD_INLINE void multiply_sliver(const void* a, Count a_stride, Count rows, const std::uint32_t* b, Count units, float* c,
-                                  Count c_stride, bool add) {
+SHERD_INLINE void multiply_sliver(const void* a, Count a_stride, Count rows, const std::uint32_t* b,
+                                  Count units, float* c, Count c_stride, bool add) {
   multiply_rows<Dot>(a, a_stride, rows, b, units, Plain{c, c_stride, add});
 }
 
@@ -180,9 +187,9 @@ SHERD_INLINE void store_units(std::uint32_t* to, U u, Count count) {
 template <bool value>
 struct Whole {};
 
-/// to[c·to_stride + r] = line(r, c) for r < rows, c < cols, where line(r, c, left, Whole) gives units c, c + 1, … of row r, of
-/// which `left` exist. Rows up to `padded_rows` (≥ rows) are written as zeros. Goes down the rows once, so that what lies far
-/// apart is read once.
+/// to[c·to_stride + r] = line(r, c) for r < rows, c < cols, where line(r, c, left, Whole) gives units c, c +
+/// 1, … of row r, of which `left` exist. Rows up to `padded_rows` (≥ rows) are written as zeros. Goes down
+/// the rows once, so that what lies far apart is read once.
 template <class Line>
 SHERD_INLINE void transpose_lines(Count rows, Count cols, Line line, std::uint32_t* to, Count to_stride,
                                   Count padded_rows) {
@@ -199,7 +206,8 @@ SHERD_INLINE void transpose_lines(Count rows, Count cols, Line line, std::uint32
         continue;
       }
 #pragma GCC unroll 16
-      for (int i = 0; i < lanes; ++i) block[i] = r + i < rows ? line(r + i, c, cols - c, Whole<false>{}) : U{};
+      for (int i = 0; i < lanes; ++i)
+        block[i] = r + i < rows ? line(r + i, c, cols - c, Whole<false>{}) : U{};
       transpose_square(block);
 #pragma GCC unroll 16
       for (int i = 0; i < lanes; ++i)
@@ -208,8 +216,8 @@ SHERD_INLINE void transpose_lines(Count rows, Count cols, Line line, std::uint32
 }
 
 /// Row-major units [rows, cols] to [cols, padded_rows].
-[[maybe_unused]] void transpose_units(const std::uint32_t* from, Count stride, Count rows, Count cols, std::uint32_t* to,
-                                      Count to_stride, Count padded_rows) {
+[[maybe_unused]] void transpose_units(const std::uint32_t* from, Count stride, Count rows, Count cols,
+                                      std::uint32_t* to, Count to_stride, Count padded_rows) {
   transpose_lines(
       rows, cols,
       [=]<bool whole>(Count r, Count c, Count left, Whole<whole>) {
@@ -218,11 +226,11 @@ SHERD_INLINE void transpose_lines(Count rows, Count cols, Line line, std::uint32
       to, to_stride, padded_rows);
 }
 
-/// Units [c, c + lanes) of line `u` of a matrix [inner, cols] whose units go down its columns: element (u·per_unit, c), and for
-/// bf16 its neighbour below. Zeros past `inner` and past `left` columns.
+/// Units [c, c + lanes) of line `u` of a matrix [inner, cols] whose units go down its columns: element
+/// (u·per_unit, c), and for bf16 its neighbour below. Zeros past `inner` and past `left` columns.
 template <class Dot, bool whole>
-SHERD_INLINE U column_units(const typename Dot::Element* from, Count stride, Count inner, Count u, Count c, Count left,
-                            Whole<whole>) {
+SHERD_INLINE U column_units(const typename Dot::Element* from, Count stride, Count inner, Count u, Count c,
+                            Count left, Whole<whole>) {
   if constexpr (Dot::per_unit == 1) {
     const auto* line = reinterpret_cast<const std::uint32_t*>(from) + u * stride + c;
     return whole ? load_as<U>(line) : load_units(line, left);
@@ -240,10 +248,11 @@ SHERD_INLINE U column_units(const typename Dot::Element* from, Count stride, Cou
   }
 }
 
-/// Slivers [cols/sliver][units][sliver] of a row-major matrix [inner, cols], for the right of a product over `inner`. Lanes
-/// past cols and rows past inner, up to a multiple of per_unit, are zeros.
+/// Slivers [cols/sliver][units][sliver] of a row-major matrix [inner, cols], for the right of a product over
+/// `inner`. Lanes past cols and rows past inner, up to a multiple of per_unit, are zeros.
 template <class Dot>
-void pack_columns(const typename Dot::Element* from, Count stride, Count inner, Count cols, std::uint32_t* to) {
+void pack_columns(const typename Dot::Element* from, Count stride, Count inner, Count cols,
+                  std::uint32_t* to) {
   const Count units = (inner + Dot::per_unit - 1) / Dot::per_unit, whole_units = inner / Dot::per_unit;
   for (Count first = 0; first < cols; first += sliver, to += units * sliver)
     for (Count u = 0; u < units; ++u)

@@ -5,8 +5,8 @@ namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
 
 void units(const void* from, Count stride, Count rows, Count cols, void* to, Count to_stride) {
-  transpose_units(static_cast<const std::uint32_t*>(from), stride, rows, cols, static_cast<std::uint32_t*>(to),
-                  to_stride, rows);
+  transpose_units(static_cast<const std::uint32_t*>(from), stride, rows, cols,
+                  static_cast<std::uint32_t*>(to), to_stride, rows);
 }
 
 struct Halves {

@@ -1,0 +1,100 @@
+#pragma once
+
+#include "tensor/cpu/isa/attention_base.h"
+
+namespace sherd::tensor::cpu::SHERD_ISA {
+namespace {
+
+template <class Dot>
+struct AttentionForward : AttentionBase<Dot> {
+  using Base = AttentionBase<Dot>;
+  using Element = typename Base::Element;
+  using Base::keys_until, Base::pack_queries, Base::padded, Base::per, Base::precise, Base::transpose_rows,
+      Base::units, Base::write_queries;
+
+  struct Scratch {
+    std::uint32_t *vt, *queries, *weights;
+    float *scores, *sums;
+    Count bytes;
+    Scratch(const AttentionHead& h, void* base) {
+      Carver carve(base);
+      vt = carve.take<std::uint32_t>(h.dim * padded(h.seq));
+      queries = carve.take<std::uint32_t>(units(h.dim) * sliver);
+      weights = carve.take<std::uint32_t>(units(key_block) * sliver);
+      scores = carve.take<float>(key_block * sliver);
+      sums = carve.take<float>(h.dim * sliver);
+      bytes = carve.used();
+    }
+  };
+
+  static Count scratch_bytes(const AttentionHead& h) { return Scratch(h, nullptr).bytes; }
+
+  /// Masks and exponentiates one register column of scores[keys, sliver] and writes it as weights; returns
+  /// the factor for what was summed before. `top` is the highest score before scaling.
+  SHERD_INLINE static F weigh(const AttentionHead& h, Count q0, Count k0, Count keys, float* scores,
+                              std::uint32_t* weights, Keeper& keeper, F& top, F& total) {
+    const I query = lane_indices(q0);
+    F high = top;
+    Count r = 0;
+    for (const Count seen = h.causal && q0 + 1 - k0 < keys ? q0 + 1 - k0 : keys; r < seen; ++r)
+      high = max(load(scores + r * sliver), high);
+    for (; r < keys; ++r) {
+      const F x = query >= static_cast<std::int32_t>(k0 + r) ? load(scores + r * sliver) : all(very_low);
+      store(scores + r * sliver, x);
+      high = max(x, high);
+    }
+    const F slope = all(h.scale * log2_e), base = high * slope;
+    const F fade = exp2<precise>(top * slope - base);
+    F sum{};
+    for (r = 0; r < keys; r += per) {
+      F p[2]{};
+#pragma GCC unroll 2
+      for (int i = 0; i < per; ++i) {
+        if (r + i >= keys) continue;
+        p[i] = exp2<precise>(multiply_add(load(scores + (r + i) * sliver), slope, -base));
+        sum = sum + p[i];
+        if (h.threshold) p[i] = keeper.keeps(k0 + r + i) ? p[i] * h.factor : F{};
+      }
+      store_as(weights + r / per * sliver, Dot::unit(Dot::round(p[0], p[1])));
+    }
+    top = high;
+    total = multiply_add(total, fade, sum);
+    return fade;
+  }
+
+  static void run(const AttentionHead& h, void* out, float* lse, void* scratch) {
+    const Scratch s(h, scratch);
+    const auto* k = static_cast<const Element*>(h.k);
+    transpose_rows(h, static_cast<const Element*>(h.v), s.vt);
+    for (Count q0 = 0; q0 < h.seq; q0 += sliver) {
+      const Count queries = h.seq - q0 < sliver ? h.seq - q0 : sliver, all_keys = keys_until(h, q0 + queries);
+      pack_queries(static_cast<const Element*>(h.q) + q0 * h.stride, h.stride, queries, h.dim, s.queries);
+      F top[2] = {all(very_low), all(very_low)}, total[2] = {};
+      Keeper keepers[2] = {Keeper(h, q0), Keeper(h, q0 + lanes)};
+      for (Count k0 = 0; k0 < all_keys; k0 += key_block) {
+        const Count keys = all_keys - k0 < key_block ? all_keys - k0 : key_block;
+        multiply_sliver<Dot>(k + k0 * h.stride, h.stride / per, keys, s.queries, units(h.dim), s.scores,
+                             sliver, false);
+        F fade[2];
+        for (int part = 0; part < 2; ++part)
+          fade[part] = weigh(h, q0 + part * lanes, k0, keys, s.scores + part * lanes,
+                             s.weights + part * lanes, keepers[part], top[part], total[part]);
+        if (k0 > 0)
+          for (Count d = 0; d < h.dim; ++d)
+            for (int part = 0; part < 2; ++part)
+              store(s.sums + d * sliver + part * lanes,
+                    load(s.sums + d * sliver + part * lanes) * fade[part]);
+        multiply_sliver<Dot>(s.vt + k0 / per, padded(h.seq), h.dim, s.weights, units(keys), s.sums, sliver,
+                             k0 > 0);
+      }
+      const F inverse[2] = {1.0f / total[0], 1.0f / total[1]};
+      write_queries(h, s.sums, inverse, queries, static_cast<Element*>(out) + q0 * h.out_stride,
+                    h.out_stride);
+      for (Count i = 0; i < queries; ++i)
+        lse[q0 + i] = top[i / lanes][i % lanes] * h.scale + __builtin_logf(total[i / lanes][i % lanes]);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace sherd::tensor::cpu::SHERD_ISA

@@ -97,7 +97,9 @@ TEST(PlanResidency, UnitsWithoutGatherTakeNoPart) {
   const std::vector<std::int64_t> sizes{0, 10, 0};
   const auto plan = plan_residency(trace, sizes, {100, 100, 0});
   for (std::size_t i = 0; i < trace.size(); ++i)
-    if (trace[i].unit != 1) EXPECT_FALSE(plan[i].release);
+    if (trace[i].unit != 1) {
+      EXPECT_FALSE(plan[i].release);
+    }
 }
 
 TEST(PlanResidency, AUnitLargerThanTheCapIsStillGathered) {

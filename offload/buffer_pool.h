@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/deadline.h"
+#include "device/ledger.h"
+#include "offload/store.h"
+
+namespace sherd::offload {
+
+class PoolMemory;
+
+/// One buffer of a pool, for as long as this handle lives; then it goes back, once no transfer uses it any
+/// more.
+class Buffer {
+ public:
+  Buffer() = default;  ///< none
+  std::byte* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  explicit operator bool() const { return data_ != nullptr; }
+  /// Gives the buffer back early.
+  void release() { *this = Buffer(); }
+
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+
+ private:
+  Buffer(std::shared_ptr<void> lease, std::byte* data, std::size_t bytes);
+  std::shared_ptr<void> lease_;  // shared with the transfers of this memory
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  friend class BufferPool;
+};
+
+/// A fixed number of equal host buffers, page aligned, from which a store transfers without a copy. They are
+/// registered with the kernel where it allows that; a refusal (memory-lock limits) costs a little speed and
+/// is logged once. Fresh buffers hold zeros, used ones what was in them.
+///
+/// Thread-safe. Buffers may outlive their pool, and both may outlive the store.
+class BufferPool {
+ public:
+  /// `count` buffers of `bytes` bytes. Charges host_bytes(count, bytes) to the host tier under `category`.
+  /// `key` names the configuration key that sets the count, for the error of a pool that is too small. Throws
+  /// Error{memory} at the ledger's limit or when the system has no more.
+  BufferPool(Store& store, device::Ledger& ledger, int count, std::size_t bytes, device::Category category,
+             std::string key = "buffer_count");
+  ~BufferPool();
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+
+  /// A buffer; waits until one is free. Throws Error{memory} when none is by the deadline, and the store's
+  /// error when that has broken.
+  Buffer acquire(const Deadline& deadline);
+  /// A buffer, or none when none is free.
+  Buffer try_acquire();
+
+  int count() const;
+  int free_count() const;
+  /// Of each buffer.
+  std::size_t bytes() const;
+  /// Whether the kernel took the buffers as registered ones.
+  bool registered() const;
+
+  /// What a pool charges: each buffer is rounded up to whole pages.
+  static std::uint64_t host_bytes(int count, std::size_t bytes);
+
+ private:
+  std::shared_ptr<PoolMemory> memory_;
+};
+
+}  // namespace sherd::offload

@@ -1,0 +1,129 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "device/ledger.h"
+
+namespace sherd::offload {
+
+class IoBackend;
+struct Extent;
+struct Transfer;
+class TransferQueue;
+
+/// How a store reads and writes; the names are those of DeepSpeed's `aio` section where it has one.
+struct StoreOptions {
+  /// The store keeps its file, rank_RRRRR.swap, in the folder sherd-swap below this one, which it makes.
+  std::filesystem::path folder;
+  int rank = 0;
+  std::size_t block_size = 1 << 20;  ///< bytes of one request; a multiple of 4096
+  int queue_depth = 8;               ///< requests under way
+  bool single_submit = false;        ///< hand requests to the kernel one by one
+  bool overlap_events = true;        ///< false: start requests only when none is under way
+  int thread_count = 2;              ///< of the pool that reads and writes where io_uring is refused
+  bool checksums = false;            ///< CRC-32C of every 4 KiB page, verified by every read
+  bool direct = true;                ///< past the page cache (O_DIRECT), where the file system can
+  /// `automatic` takes io_uring, or says in one line of the log why not and takes threads.
+  enum class Backend : std::uint8_t { automatic, io_uring, threads } backend = Backend::automatic;
+  double timeout_seconds = 1800;  ///< deadline of every wait
+};
+
+/// A named extent of a store's file. Copies name the same bytes.
+class Span {
+ public:
+  Span() = default;  ///< of no bytes
+  int id() const;    ///< counts from 0 within the store; -1 without an extent
+  std::uint64_t bytes() const;
+  const std::string& name() const;
+
+ private:
+  explicit Span(std::shared_ptr<Extent> extent) : extent_(std::move(extent)) {}
+  std::shared_ptr<Extent> extent_;
+  friend class Store;
+};
+
+/// A transfer under way, of which somebody waits for the end. One thread at a time.
+class Io {
+ public:
+  Io() = default;  ///< already done
+  Io(Io&&) noexcept = default;
+  /// Waits for the transfer that was held before, as the destructor does.
+  Io& operator=(Io&& other) noexcept;
+  /// Waits until the caller's memory is free again, at most the store's deadline. An error found here is not
+  /// lost: it has broken the store.
+  ~Io();
+
+  /// True when wait() would not block.
+  bool ready() const;
+  /// Returns when the bytes have arrived (read) or the memory may be reused (write). Throws Error{io} naming
+  /// the file, the rank, the span, the offset and the cause, also when the deadline passes; Error{data} for a
+  /// page whose checksum is wrong.
+  void wait();
+
+ private:
+  explicit Io(std::shared_ptr<Transfer> transfer);
+  std::shared_ptr<Transfer> transfer_;
+  friend class Store;
+};
+
+/// One rank's bytes on NVMe: named spans of one file, read and written asynchronously. Scratch space: the
+/// file goes with the store, and one that a dead run left is taken over.
+///
+/// Transfers run on a thread of the store, without help from the caller: cut into requests of `block_size`
+/// bytes, at most `queue_depth` of them under way, the rest queued. Transfers whose ranges share a page run
+/// in the order of the calls unless both only read, so a read sees every earlier write. Any address, offset
+/// and length will do, and no byte outside of the given range is touched; whole pages of memory from a
+/// BufferPool travel without a copy, everything else through buffers of the store. The memory must live, and
+/// not be written (by a write, not be changed), until the Io is done.
+///
+/// The first transfer that fails or misses its deadline breaks the store: it may no longer hold what was
+/// written. All unfinished transfers end with that error and later calls throw it. At a deadline the kernel
+/// may still hold memory; that is only ever memory of the store or of a BufferPool, which stays allocated
+/// until it is given back.
+///
+/// Thread-safe. Handles (Span, Io, pools) may outlive the store; transfers may not be started then.
+class Store {
+ public:
+  /// Makes the file. Throws Error{config} for options that make no sense, Error{io} where the folder cannot
+  /// be used or where a live process uses the same file. The ledger must outlive the store and its pools.
+  Store(const StoreOptions& options, device::Ledger& ledger);
+  /// The same over a given backend, whatever options.backend says.
+  Store(const StoreOptions& options, device::Ledger& ledger, std::unique_ptr<IoBackend> backend);
+  /// Waits for unfinished transfers, at most the deadline, and removes the file.
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  /// A new span of zeros. Charges `bytes` to the NVMe tier until the store goes. Throws Error{io} when the
+  /// file system has no room, naming what is needed and what is free, and Error{memory} at the ledger's
+  /// limit.
+  Span reserve(std::string name, std::uint64_t bytes, device::Category category);
+
+  /// Starts to copy bytes [offset, offset + bytes) of the span to memory. Throws Error{usage} for a range
+  /// outside of the span, and the error that broke the store.
+  Io read(const Span& span, std::uint64_t offset, void* to, std::size_t bytes);
+  /// Starts to copy memory over bytes [offset, offset + bytes) of the span.
+  Io write(const Span& span, std::uint64_t offset, const void* from, std::size_t bytes);
+
+  /// Payload of finished requests; what alignment adds is not counted.
+  std::uint64_t bytes_read() const;
+  std::uint64_t bytes_written() const;
+
+  /// How bytes travel: "io_uring" or "threads", with ", buffered" where they pass through the page cache.
+  const std::string& backend_name() const;
+  const std::filesystem::path& path() const;
+
+  /// What a store charges to the host tier (workspace) for its own buffers.
+  static std::uint64_t host_bytes(const StoreOptions& options);
+
+ private:
+  Io start(const Span& span, bool write, std::uint64_t offset, std::byte* memory, std::size_t bytes);
+  std::shared_ptr<TransferQueue> queue_;
+  friend class BufferPool;
+};
+
+}  // namespace sherd::offload

@@ -65,7 +65,7 @@ SgdScalars sgd_scalars(const SpanUpdate& span, const Hyper& hyper) {
 }
 
 Chunk chunk_of(const SpanUpdate& span, std::int64_t begin, std::int64_t end) {
-  const auto at = [&](float* base) { return base ? base + begin : nullptr; };
+  const auto at = [&](void* base) { return base ? static_cast<float*>(base) + begin : nullptr; };
   const std::int64_t grad_size = static_cast<std::int64_t>(size_of(span.grad_dtype));
   Chunk chunk{};
   chunk.master = span.master + begin;
@@ -80,6 +80,8 @@ Chunk chunk_of(const SpanUpdate& span, std::int64_t begin, std::int64_t end) {
 void check(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
   require(step >= 1, "optim::update: steps count from 1, not ", step);
   require(span.n >= 0, "optim::update: ", span.n, " elements");
+  require(!span.low && span.moment_dtype == DType::f32,
+          "optim::update: split masters and bf16 moments are not in this build yet");
   require(span.n == 0 || (span.master && span.grad), "optim::update: the span has no master or no gradient");
   const std::vector<std::string> names = hyper.moment_names();
   for (std::size_t i = 0; i < names.size(); ++i)

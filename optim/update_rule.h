@@ -7,6 +7,7 @@
 #include "base/arena.h"
 #include "base/cpu_isa.h"
 #include "base/dtype.h"
+#include "base/random.h"
 #include "config/optimizer.h"
 #include "optim/clipping.h"
 
@@ -34,13 +35,21 @@ struct Hyper {
 
 /// A flat run of elements and everything the rule reads and writes for them. The caller owns all memory;
 /// nothing may overlap, but param may be null where the master itself is the parameter.
+///
+/// Masters come in two forms, which give the same bits everywhere: fp32 in `master`, with or without a 16-bit
+/// copy in `param`; or split (optim/split_master.h), `low` set and `master` null, where the bf16 `param` is
+/// the master's high half and is read as well as written.
 struct SpanUpdate {
-  float* master = nullptr;
+  float* master = nullptr;       ///< fp32 masters; null with split ones
+  std::uint16_t* low = nullptr;  ///< the 16 low bits of split masters; param_dtype is bf16 then
   const void* grad = nullptr;
-  DType grad_dtype = DType::f32;           ///< f32, bf16 or f16
-  float* moments[2] = {nullptr, nullptr};  ///< as many as the rule keeps
-  void* param = nullptr;  ///< 16-bit copy to refresh: bf16 to nearest with ties away from zero, fp16 to even
-  DType param_dtype = DType::f32;  ///< f32 (no copy), bf16 or f16
+  DType grad_dtype = DType::f32;          ///< f32, bf16 or f16
+  void* moments[2] = {nullptr, nullptr};  ///< as many as the rule keeps
+  DType moment_dtype = DType::f32;        ///< f32, or bf16 with stochastic rounding
+  RandomKey rounding{};                   ///< bf16 moments: the parameter's stream, {seed, stable_hash(name)}
+  std::int64_t first_element = 0;         ///< bf16 moments: the first element's index in the whole parameter
+  void* param = nullptr;  ///< 16-bit parameter: bf16 to nearest with ties away from zero, fp16 to even
+  DType param_dtype = DType::f32;  ///< f32 (no 16-bit parameter), bf16 or f16
   std::int64_t n = 0;              ///< elements
   double grad_factor = 1;          ///< gradients are multiplied by this, rounded to fp32 (gradient_factor())
   bool decay = true;               ///< false: weight decay leaves this span alone

@@ -88,8 +88,9 @@ class Communicator {
   virtual std::string name() const = 0;  ///< backend and group, e.g. "local(4)"
 
   /// Memory that peers of this group can reach without a copy. Collective: all ranks ask for the same sizes in the
-  /// same order. Charged to `device`'s ledger. Freeing is local.
-  virtual device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category) = 0;
+  /// same order. Charged to `tier` of `device`'s ledger. Freeing is local.
+  virtual device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
+                                   device::Tier tier = device::Tier::device) = 0;
 
   virtual Work all_gather(std::vector<GatherPiece> pieces, const CallOptions& options = {}) = 0;
   virtual Work reduce_scatter(std::vector<ReducePiece> pieces, double factor, DType rounding,

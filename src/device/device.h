@@ -61,9 +61,10 @@ class Device {
   virtual ~Device() = default;
   virtual Kind kind() const = 0;
 
-  /// Uninitialised memory, charged to the device tier. Throws Error{memory} at the ledger's limit or when the
-  /// system has no more.
-  virtual Storage allocate(std::size_t bytes, Category category) = 0;
+  /// Uninitialised memory of the device or host tier, charged to it. Throws Error{memory} at the ledger's limit or when
+  /// the system has no more. (On a CPU both are the same memory under two accounts, so that a limit on one of them lets
+  /// the machine play a small accelerator beside a large host.)
+  virtual Storage allocate(std::size_t bytes, Category category, Tier tier = Tier::device) = 0;
 
   /// Waits until everything submitted to the device is done. Nothing to do on CPUs.
   virtual void synchronize() {}

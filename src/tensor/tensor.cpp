@@ -34,9 +34,9 @@ std::string Shape::str() const {
   return out + "]";
 }
 
-Tensor Tensor::empty(Device& device, const Shape& shape, DType dtype, Category category) {
+Tensor Tensor::empty(Device& device, const Shape& shape, DType dtype, Category category, device::Tier tier) {
   const auto bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
-  return view_of(device.allocate(bytes, category), 0, shape, dtype);
+  return view_of(device.allocate(bytes, category, tier), 0, shape, dtype);
 }
 
 Tensor Tensor::zeros(Device& device, const Shape& shape, DType dtype, Category category) {

@@ -49,7 +49,8 @@ class Tensor {
  public:
   Tensor() = default;
   /// Uninitialised elements in new storage of `device`.
-  static Tensor empty(Device& device, const Shape& shape, DType dtype, Category category = Category::activations);
+  static Tensor empty(Device& device, const Shape& shape, DType dtype, Category category = Category::activations,
+                      device::Tier tier = device::Tier::device);
   static Tensor zeros(Device& device, const Shape& shape, DType dtype, Category category = Category::activations);
   /// A view of `storage` that begins `byte_offset` in. Throws Error{usage} when it does not fit.
   static Tensor view_of(device::Storage storage, std::size_t byte_offset, const Shape& shape, DType dtype);

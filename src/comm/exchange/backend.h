@@ -33,7 +33,8 @@ class Backend {
   /// Makes await() look at ready() again.
   virtual void nudge() noexcept = 0;
 
-  virtual device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category) = 0;
+  virtual device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
+                                   device::Tier tier) = 0;
   virtual std::unique_ptr<Backend> split(int color, int key) = 0;
 
   virtual void fail(const std::string& reason) noexcept = 0;

@@ -89,10 +89,11 @@ class Group final : public Communicator {
   int size() const override { return backend_->size(); }
   std::string name() const override { return backend_->name(); }
 
-  device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category) override {
+  device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
+                           device::Tier tier) override {
     throw_if_failed();
     drain();
-    return guarded([&] { return backend_->allocate(device, bytes, category); });
+    return guarded([&] { return backend_->allocate(device, bytes, category, tier); });
   }
 
   Work all_gather(std::vector<GatherPiece> pieces, const CallOptions& options) override {

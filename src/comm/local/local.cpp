@@ -101,8 +101,9 @@ class LocalExchange final : public SharedExchange {
         crowded_(crowded),
         options_(options) {}
 
-  device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category) override {
-    return device.allocate(bytes, category);
+  device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
+                           device::Tier tier) override {
+    return device.allocate(bytes, category, tier);
   }
 
   std::unique_ptr<Backend> split(int color, int key) override {

@@ -71,8 +71,9 @@ class MessageExchange final : public Backend {
   bool advance(Call& transfer) override;
   void await(const std::function<bool()>& ready, const std::vector<Call*>& active) override;
 
-  device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category) override {
-    return device.allocate(bytes, category);
+  device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
+                           device::Tier tier) override {
+    return device.allocate(bytes, category, tier);
   }
 
   std::unique_ptr<Backend> split(int color, int key) override {

@@ -54,19 +54,20 @@ class WindowExchange final : public SharedExchange {
                        origin.options.threads),
         origin_(std::move(origin)) {}
 
-  device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category) override {
+  device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
+                           device::Tier tier) override {
     // An empty block of the device keeps its ledger alive for as long as this one may need it.
-    const device::Storage anchor = device.allocate(0, category);
+    const device::Storage anchor = device.allocate(0, category, tier);
     device::Ledger& ledger = device.ledger();
-    ledger.charge(device::Tier::device, category, bytes);
+    ledger.charge(tier, category, bytes);
     try {
       const auto [part, data] = take(bytes);
-      return device::Storage({data, bytes}, [part = part, anchor, &ledger, category](device::Block block) {
+      return device::Storage({data, bytes}, [part = part, anchor, &ledger, category, tier](device::Block block) {
         part->give(block.data, block.bytes);
-        ledger.credit(device::Tier::device, category, block.bytes);
+        ledger.credit(tier, category, block.bytes);
       });
     } catch (...) {
-      ledger.credit(device::Tier::device, category, bytes);
+      ledger.credit(tier, category, bytes);
       throw;
     }
   }

@@ -81,18 +81,19 @@ class CpuDevice final : public Device {
 
   Kind kind() const override { return Kind::cpu; }
 
-  Storage allocate(std::size_t bytes, Category category) override {
-    ledger_->charge(Tier::device, category, bytes);
+  Storage allocate(std::size_t bytes, Category category, Tier tier) override {
+    require(tier != Tier::nvme, "a device allocates memory of the device and host tiers, not files");
+    ledger_->charge(tier, category, bytes);
     std::byte* data;
     try {
       data = cache_->take(bytes);
     } catch (...) {
-      ledger_->credit(Tier::device, category, bytes);
+      ledger_->credit(tier, category, bytes);
       throw;
     }
-    return Storage({data, bytes}, [ledger = ledger_, cache = cache_, category](Block block) {
+    return Storage({data, bytes}, [ledger = ledger_, cache = cache_, category, tier](Block block) {
       cache->give(block.data, block.bytes);
-      ledger->credit(Tier::device, category, block.bytes);
+      ledger->credit(tier, category, block.bytes);
     });
   }
 

@@ -13,6 +13,11 @@ find_package(cxxopts REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
+set(SHERD_HAVE_LIBURING OFF)
+if(SHERD_WITH_LIBURING)
+  pkg_check_modules(liburing IMPORTED_TARGET liburing>=2.3)
+  set(SHERD_HAVE_LIBURING ${liburing_FOUND})
+endif()
 # Only sources include these: whoever links an installed Sherd does not need them.
 set(SHERD_HEADER_ONLY Eigen3::Eigen cxxopts::cxxopts nlohmann_json::nlohmann_json)
 

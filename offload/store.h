@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -122,6 +124,9 @@ class Store {
 
  private:
   Io start(const Span& span, bool write, std::uint64_t offset, std::byte* memory, std::size_t bytes);
+  device::Ledger& ledger_;
+  const std::uint64_t host_charge_;
+  std::array<std::atomic<std::uint64_t>, device::category_count> charged_{};  // to the NVMe tier
   std::shared_ptr<TransferQueue> queue_;
   friend class BufferPool;
 };

@@ -1,0 +1,187 @@
+#include "offload/buffer_pool.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "offload/file/host_memory.h"
+#include "offload/file/swap_file.h"
+#include "offload/queue/transfer_queue.h"
+
+namespace sherd::offload {
+namespace {
+
+using device::Category;
+using device::Tier;
+
+/// Bytes of the host tier, charged while this lives.
+class HostCharge {
+ public:
+  HostCharge(std::shared_ptr<TransferQueue> queue, device::Ledger& ledger, Category category,
+             std::uint64_t bytes)
+      : queue_(std::move(queue)), ledger_(ledger), category_(category), bytes_(bytes) {
+    ledger_.charge(Tier::host, category_, bytes_);
+  }
+  ~HostCharge() {
+    // Memory that an unanswered request holds may go after the ledger has.
+    if (!queue_->abandoned()) ledger_.credit(Tier::host, category_, bytes_);
+  }
+  HostCharge(const HostCharge&) = delete;
+  HostCharge& operator=(const HostCharge&) = delete;
+
+ private:
+  std::shared_ptr<TransferQueue> queue_;
+  device::Ledger& ledger_;
+  Category category_;
+  std::uint64_t bytes_;
+};
+
+}  // namespace
+
+/// What a pool, its buffers and the transfers of their memory share.
+class PoolMemory final : public LentMemory, public std::enable_shared_from_this<PoolMemory> {
+ public:
+  PoolMemory(std::shared_ptr<TransferQueue> queue, device::Ledger& ledger, int count, std::size_t bytes,
+             Category category, std::string key)
+      : queue_(queue),
+        charge_(std::move(queue), ledger, category, BufferPool::host_bytes(count, bytes)),
+        slab_(BufferPool::host_bytes(count, bytes)),
+        bytes_(bytes),
+        stride_(round_up(bytes, page)),
+        key_(std::move(key)),
+        leases_(static_cast<std::size_t>(count)) {
+    for (std::size_t i = leases_.size(); i-- > 0;) free_.push_back(i);
+  }
+  ~PoolMemory() override { queue_->take_back(slab_.data()); }
+
+  void lend() { registered_ = queue_->lend(slab_.data(), slab_.bytes(), weak_from_this()); }
+
+  std::shared_ptr<void> hold(const std::byte* from, std::size_t bytes) override {
+    const std::size_t at = static_cast<std::size_t>(from - slab_.data()), index = at / stride_;
+    if (at % stride_ + bytes > stride_) return nullptr;
+    std::lock_guard lock(mutex_);
+    return leases_[index].lock();
+  }
+
+  std::shared_ptr<void> try_lease(std::byte** data) {
+    std::lock_guard lock(mutex_);
+    if (free_.empty()) return nullptr;
+    const std::size_t index = free_.back();
+    auto lease = std::make_shared<Lease>(shared_from_this(), index);
+    free_.pop_back();
+    leases_[index] = lease;
+    *data = slab_.data() + index * stride_;
+    return lease;
+  }
+
+  /// Returns when a buffer may be free.
+  void wait(const Deadline& deadline) {
+    queue_->check();
+    if (deadline.passed())
+      fail(ErrorKind::memory, "none of ", leases_.size(), " transfer buffers of ", bytes_,
+           " bytes became free within the deadline: raise ", key_);
+    // A store that breaks meanwhile frees none: look again now and then.
+    const auto soon = Deadline::Clock::now() + std::chrono::milliseconds(50);
+    std::unique_lock lock(mutex_);
+    freed_.wait_until(lock, std::min(soon, deadline.at()), [&] { return !free_.empty(); });
+  }
+
+  int count() const { return static_cast<int>(leases_.size()); }
+  int free_count() {
+    std::lock_guard lock(mutex_);
+    return static_cast<int>(free_.size());
+  }
+  std::size_t bytes() const { return bytes_; }
+  bool registered() const { return registered_; }
+
+ private:
+  /// A buffer that is in use, by a handle or by transfers.
+  struct Lease {
+    Lease(std::shared_ptr<PoolMemory> p, std::size_t i) : pool(std::move(p)), index(i) {}
+    ~Lease() {
+      {
+        std::lock_guard lock(pool->mutex_);
+        pool->free_.push_back(index);
+      }
+      pool->freed_.notify_one();
+    }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    std::shared_ptr<PoolMemory> pool;
+    std::size_t index;
+  };
+
+  std::shared_ptr<TransferQueue> queue_;
+  HostCharge charge_;
+  HostMemory slab_;
+  std::size_t bytes_, stride_;
+  std::string key_;
+  bool registered_ = false;
+  std::mutex mutex_;  // may be taken under the queue's
+  std::condition_variable freed_;
+  std::vector<std::size_t> free_;             // guarded by mutex_
+  std::vector<std::weak_ptr<Lease>> leases_;  // guarded by mutex_; by buffer
+};
+
+Buffer::Buffer(std::shared_ptr<void> lease, std::byte* data, std::size_t bytes)
+    : lease_(std::move(lease)), data_(data), bytes_(bytes) {}
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : lease_(std::move(other.lease_)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  lease_ = std::move(other.lease_);
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  return *this;
+}
+
+BufferPool::BufferPool(Store& store, device::Ledger& ledger, int count, std::size_t bytes, Category category,
+                       std::string key) {
+  if (count < 1 || bytes < 1)
+    fail(ErrorKind::config, key, " must give at least one buffer of at least one byte, not ", count, " of ",
+         bytes);
+  memory_ = std::make_shared<PoolMemory>(store.queue_, ledger, count, bytes, category, std::move(key));
+  memory_->lend();
+}
+
+BufferPool::~BufferPool() = default;
+
+Buffer BufferPool::acquire(const Deadline& deadline) {
+  for (;;) {
+    if (Buffer buffer = try_acquire()) return buffer;
+    memory_->wait(deadline);
+  }
+}
+
+Buffer BufferPool::try_acquire() {
+  std::byte* data = nullptr;
+  auto lease = memory_->try_lease(&data);
+  if (!lease) return {};
+  return Buffer(std::move(lease), data, memory_->bytes());
+}
+
+int BufferPool::count() const {
+  return memory_->count();
+}
+int BufferPool::free_count() const {
+  return memory_->free_count();
+}
+std::size_t BufferPool::bytes() const {
+  return memory_->bytes();
+}
+bool BufferPool::registered() const {
+  return memory_->registered();
+}
+
+std::uint64_t BufferPool::host_bytes(int count, std::size_t bytes) {
+  return static_cast<std::uint64_t>(count) * round_up(bytes, page);
+}
+
+}  // namespace sherd::offload

@@ -1,0 +1,120 @@
+#include "offload/file/swap_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace sherd::offload {
+namespace fs = std::filesystem;
+namespace {
+
+fs::path file_path(const fs::path& folder, int rank, const char* extension) {
+  char name[32];
+  std::snprintf(name, sizeof name, "rank_%05d.%s", rank, extension);
+  return fs::absolute(folder) / "sherd-swap" / name;
+}
+
+/// Some file systems accept the flag and refuse the reads.
+bool direct_reads_work(int descriptor) {
+  const std::unique_ptr<void, decltype(&std::free)> buffer(std::aligned_alloc(page, page), &std::free);
+  return buffer && ::pread(descriptor, buffer.get(), page, 0) >= 0;
+}
+
+/// Grows the file to `size`, asking for the blocks where the file system can tell. 0, or an errno.
+int grow(int descriptor, std::uint64_t from, std::uint64_t size) {
+  for (;;) {
+    if (::fallocate(descriptor, 0, static_cast<off_t>(from), static_cast<off_t>(size - from)) == 0) return 0;
+    if (errno == EINTR) continue;
+    if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
+    return ::ftruncate(descriptor, static_cast<off_t>(size)) == 0 ? 0 : errno;
+  }
+}
+
+}  // namespace
+
+SwapFile::SwapFile(const fs::path& folder, int rank, bool direct)
+    : path_(file_path(folder, rank, "swap")), lock_(file_path(folder, rank, "lock"), path_), rank_(rank) {
+  try {
+    open(direct);
+  } catch (...) {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    remove();
+    throw;
+  }
+}
+
+void SwapFile::open(bool direct) {
+  std::error_code absent;
+  const std::uint64_t left = fs::file_size(path_, absent);
+  if (!absent)
+    log_info("taking over '", path_.string(), "' (", left, " bytes), left by ",
+             lock_.predecessor().empty() ? "a run" : lock_.predecessor(),
+             ", which ended without removing it");
+  // A new file rather than the old one emptied: whoever might still write the old one writes nowhere.
+  ::unlink(path_.c_str());
+  const int flags = O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC;
+  if (direct) descriptor_ = ::open(path_.c_str(), flags | O_DIRECT, 0600);
+  direct_ = descriptor_ >= 0;
+  if (descriptor_ < 0 && direct && errno == EINVAL) ::unlink(path_.c_str());  // created, then refused
+  if (descriptor_ < 0 && (!direct || errno == EINVAL)) descriptor_ = ::open(path_.c_str(), flags, 0600);
+  if (descriptor_ < 0) fail(ErrorKind::io, "cannot create '", path_.string(), "': ", std::strerror(errno));
+  if (::ftruncate(descriptor_, page) != 0)  // the guard page
+    fail(ErrorKind::io, "cannot resize '", path_.string(), "': ", std::strerror(errno));
+  if (direct_ && !direct_reads_work(descriptor_))
+    direct_ = ::fcntl(descriptor_, F_SETFL, ::fcntl(descriptor_, F_GETFL) & ~O_DIRECT) != 0;
+}
+
+SwapFile::~SwapFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+std::uint64_t SwapFile::extend(const std::string& name, std::uint64_t bytes) {
+  if (const std::string what = damage(); !what.empty())
+    fail(ErrorKind::io, "'", path_.string(), "' of rank ", rank_, " ", what);
+  const std::uint64_t size = size_, begin = size - page;
+  require(bytes < (std::uint64_t{1} << 60), "a span of ", bytes, " bytes is too large");
+  const std::uint64_t wanted = size + round_up(bytes, page);
+  if (wanted == size) return begin;
+  if (const int error = grow(descriptor_, size, wanted); error != 0) {
+    struct statvfs disk {};
+    const std::uint64_t free =
+        ::fstatvfs(descriptor_, &disk) == 0 ? std::uint64_t{disk.f_bavail} * disk.f_frsize : 0;
+    const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+    // What a failed call did allocate goes back.
+    const bool restored = ::ftruncate(descriptor_, static_cast<off_t>(size)) == 0;
+    fail(ErrorKind::io, "cannot reserve ", wanted - size, " bytes for '", name, "' in '", path_.string(),
+         "' (rank ", rank_, ", ", begin, " bytes so far): ", std::strerror(error),
+         full ? cat("; ", free, " bytes are free there. Free space, or choose a larger disk with nvme_path")
+              : "",
+         restored ? "" : ", and the file cannot be cut back");
+  }
+  size_ = wanted;
+  return begin;
+}
+
+std::string SwapFile::damage() const {
+  struct stat now {};
+  if (::fstat(descriptor_, &now) != 0) return cat("cannot be examined: ", std::strerror(errno));
+  if (now.st_nlink == 0) return "was removed under the run. Resume from the last checkpoint";
+  if (static_cast<std::uint64_t>(now.st_size) < size_)
+    return cat("was cut to ", now.st_size, " of ", size_.load(),
+               " bytes under the run. Resume from the last checkpoint");
+  return "";
+}
+
+void SwapFile::remove() noexcept {
+  if (lock_.held()) ::unlink(path_.c_str());
+  lock_.remove();
+}
+
+}  // namespace sherd::offload

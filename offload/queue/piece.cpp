@@ -1,0 +1,45 @@
+#include "offload/queue/piece.h"
+
+#include <algorithm>
+
+#include "offload/file/swap_file.h"
+
+namespace sherd::offload {
+namespace {
+
+/// Below this a ragged transfer is copied whole.
+constexpr std::size_t small_transfer = 16 * page;
+
+/// Whether pages of the file are pages of the memory.
+bool congruent(const Transfer& transfer) {
+  return (reinterpret_cast<std::uintptr_t>(transfer.memory) - transfer.offset) % page == 0;
+}
+
+bool ragged(const Transfer& transfer) {
+  return transfer.offset % page != 0 || transfer.bytes % page != 0;
+}
+
+}  // namespace
+
+Piece next_piece(const Transfer& transfer, const Cutting& cutting) {
+  const std::uint64_t at = transfer.offset + transfer.cut;
+  const std::size_t left = transfer.bytes - transfer.cut;
+  Piece piece;
+  piece.skip = at % page;
+  piece.memory = transfer.memory + transfer.cut;
+  const bool aims_direct =
+      transfer.lease && congruent(transfer) && (transfer.bytes >= small_transfer || !ragged(transfer));
+  piece.direct = aims_direct && piece.skip == 0 && left >= page;
+  if (piece.direct)
+    piece.bytes = std::min(cutting.direct_bytes, left / page * page);
+  else
+    piece.bytes = std::min((aims_direct ? page : cutting.bounce_bytes) - piece.skip, left);
+  piece.file_begin = transfer.extent->begin + at - piece.skip;
+  piece.file_bytes = round_up(piece.skip + piece.bytes, page);
+  // What follows the end of the extent in its last page need not be kept.
+  const std::uint64_t end = at + piece.bytes;
+  piece.merge = transfer.write && (piece.skip != 0 || (end % page != 0 && end != transfer.extent->bytes));
+  return piece;
+}
+
+}  // namespace sherd::offload

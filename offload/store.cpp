@@ -1,0 +1,138 @@
+#include "offload/store.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "offload/file/swap_file.h"
+#include "offload/io_backend.h"
+#include "offload/queue/transfer_queue.h"
+
+namespace sherd::offload {
+namespace {
+
+using device::Category;
+using device::Tier;
+
+const StoreOptions& validated(const StoreOptions& options) {
+  const auto check = [](bool good, const auto&... message) {
+    if (!good) fail(ErrorKind::config, message...);
+  };
+  check(!options.folder.empty(), "a store needs a folder (nvme_path)");
+  check(options.rank >= 0, "a store's rank must not be negative, and is ", options.rank);
+  check(options.block_size >= page && options.block_size % page == 0 && options.block_size <= (1u << 30),
+        "aio.block_size must be a multiple of ", page, " bytes up to 1 GiB, and is ", options.block_size);
+  check(options.queue_depth >= 1 && options.queue_depth <= 4096, "aio.queue_depth must be 1 to 4096, and is ",
+        options.queue_depth);
+  check(options.thread_count >= 1 && options.thread_count <= 256,
+        "aio.thread_count must be 1 to 256, and is ", options.thread_count);
+  check(options.timeout_seconds > 0, "a store's timeout must be positive, and is ", options.timeout_seconds,
+        " s");
+  return options;
+}
+
+}  // namespace
+
+int Span::id() const {
+  return extent_ ? extent_->id : -1;
+}
+std::uint64_t Span::bytes() const {
+  return extent_ ? extent_->bytes : 0;
+}
+const std::string& Span::name() const {
+  static const std::string none;
+  return extent_ ? extent_->name : none;
+}
+
+Io::Io(std::shared_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
+
+Io& Io::operator=(Io&& other) noexcept {
+  Io before(std::move(*this));
+  transfer_ = std::move(other.transfer_);
+  return *this;
+}
+
+Io::~Io() {
+  try {
+    wait();
+  } catch (const Error&) {  // the store keeps it
+  }
+}
+
+bool Io::ready() const {
+  return !transfer_ || transfer_->done;
+}
+
+void Io::wait() {
+  if (transfer_) transfer_->queue->wait(*transfer_);
+}
+
+Store::Store(const StoreOptions& options, device::Ledger& ledger) : Store(options, ledger, nullptr) {}
+
+Store::Store(const StoreOptions& options, device::Ledger& ledger, std::unique_ptr<IoBackend> backend)
+    : ledger_(ledger), host_charge_(host_bytes(validated(options))) {
+  ledger_.charge(Tier::host, Category::workspace, host_charge_);
+  try {
+    queue_ = TransferQueue::start(options, std::move(backend));
+  } catch (...) {
+    ledger_.credit(Tier::host, Category::workspace, host_charge_);
+    throw;
+  }
+}
+
+Store::~Store() {
+  queue_->shut_down();
+  ledger_.credit(Tier::host, Category::workspace, host_charge_);
+  for (std::size_t i = 0; i < charged_.size(); ++i)
+    ledger_.credit(Tier::nvme, static_cast<Category>(i), charged_[i]);
+}
+
+Span Store::reserve(std::string name, std::uint64_t bytes, Category category) {
+  ledger_.charge(Tier::nvme, category, bytes);
+  try {
+    Span span(queue_->extend(std::move(name), bytes));
+    charged_[static_cast<std::size_t>(category)] += bytes;
+    return span;
+  } catch (...) {
+    ledger_.credit(Tier::nvme, category, bytes);
+    throw;
+  }
+}
+
+Io Store::start(const Span& span, bool write, std::uint64_t offset, std::byte* memory, std::size_t bytes) {
+  require(!span.extent_ || span.extent_->owner == queue_.get(), "'", span.name(),
+          "' is a span of another store");
+  require(offset <= span.bytes() && bytes <= span.bytes() - offset, "bytes ", offset, " to ", offset, " + ",
+          bytes, " lie outside of '", span.name(), "', which has ", span.bytes());
+  queue_->check();
+  if (bytes == 0) return {};
+  require(memory != nullptr, "a transfer of '", span.name(), "' has no memory");
+  return Io(queue_->add(span.extent_, write, offset, memory, bytes));
+}
+
+Io Store::read(const Span& span, std::uint64_t offset, void* to, std::size_t bytes) {
+  return start(span, false, offset, static_cast<std::byte*>(to), bytes);
+}
+
+Io Store::write(const Span& span, std::uint64_t offset, const void* from, std::size_t bytes) {
+  // Writes only read it; requests have one type of pointer.
+  return start(span, true, offset, static_cast<std::byte*>(const_cast<void*>(from)), bytes);
+}
+
+std::uint64_t Store::bytes_read() const {
+  return queue_->bytes_read;
+}
+std::uint64_t Store::bytes_written() const {
+  return queue_->bytes_written;
+}
+const std::string& Store::backend_name() const {
+  return queue_->backend_name;
+}
+const std::filesystem::path& Store::path() const {
+  return queue_->file.path();
+}
+
+std::uint64_t Store::host_bytes(const StoreOptions& options) {
+  return static_cast<std::uint64_t>(bounce_slots(options)) * bounce_slot_bytes(options);
+}
+
+}  // namespace sherd::offload

@@ -1,34 +1,50 @@
 #include "optim/split_master.h"
 
-#include <bit>
-
+#include "base/cpu_isa.h"
 #include "base/error.h"
+#include "optim/isa/tables.h"
 
 namespace sherd::optim {
 namespace {
 
 constexpr std::int64_t grain = 1 << 16;
 
+const SplitTable& table_of(CpuIsa isa) {
+  switch (isa) {
+    case CpuIsa::avx512:
+      return avx512::split_table;
+    case CpuIsa::avx2:
+      return avx2::split_table;
+    case CpuIsa::portable:
+      break;
+  }
+  return portable::split_table;
+}
+
 }  // namespace
 
 void split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n, Arena& arena) {
-  require(n == 0 || (master && high && low), "split_master: no memory for ", n, " elements");
-  arena.parallel_for(n, grain, [=](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const auto bits = std::bit_cast<std::uint32_t>(master[i]);
-      static_cast<std::uint16_t*>(high)[i] = static_cast<std::uint16_t>((bits + 0x8000u) >> 16);
-      low[i] = static_cast<std::uint16_t>(bits);
-    }
+  split_master_with(cpu_isa(), master, high, low, n, arena);
+}
+
+void split_master_with(CpuIsa isa, const float* master, void* high, std::uint16_t* low, std::int64_t n,
+                       Arena& arena) {
+  require(n >= 0 && (n == 0 || (master && high && low)), "split_master: no memory for ", n, " elements");
+  arena.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
+    table_of(isa).split(master + begin, static_cast<std::uint16_t*>(high) + begin, low + begin, end - begin);
   });
 }
 
 void join_master(const void* high, const std::uint16_t* low, float* master, std::int64_t n, Arena& arena) {
-  require(n == 0 || (master && high && low), "join_master: no memory for ", n, " elements");
-  arena.parallel_for(n, grain, [=](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const std::uint32_t bits = static_cast<const std::uint16_t*>(high)[i] - (low[i] >> 15u);
-      master[i] = std::bit_cast<float>(bits << 16 | low[i]);
-    }
+  join_master_with(cpu_isa(), high, low, master, n, arena);
+}
+
+void join_master_with(CpuIsa isa, const void* high, const std::uint16_t* low, float* master, std::int64_t n,
+                      Arena& arena) {
+  require(n >= 0 && (n == 0 || (master && high && low)), "join_master: no memory for ", n, " elements");
+  arena.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
+    table_of(isa).join(static_cast<const std::uint16_t*>(high) + begin, low + begin, master + begin,
+                       end - begin);
   });
 }
 

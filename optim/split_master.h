@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "base/arena.h"
+#include "base/cpu_isa.h"
 
 namespace sherd::optim {
 
@@ -21,5 +22,11 @@ void split_master(const float* master, void* high, std::uint16_t* low, std::int6
 
 /// Rebuilds n fp32 masters, to the bit.
 void join_master(const void* high, const std::uint16_t* low, float* master, std::int64_t n, Arena& arena);
+
+/// The same with the loops of one instruction set, which this processor must have; for tests.
+void split_master_with(CpuIsa isa, const float* master, void* high, std::uint16_t* low, std::int64_t n,
+                       Arena& arena);
+void join_master_with(CpuIsa isa, const void* high, const std::uint16_t* low, float* master, std::int64_t n,
+                      Arena& arena);
 
 }  // namespace sherd::optim

@@ -11,28 +11,35 @@ enum class CpuIsa;
 
 namespace sherd::optim {
 
-enum StorageIndex { storage_f32, storage_bf16, storage_f16, storage_count };
-enum SgdMode { sgd_plain, sgd_momentum, sgd_nesterov, sgd_mode_count };
+enum GradIndex { grad_f32, grad_bf16, grad_f16, grad_count };
+/// How weights are kept: fp32 alone, fp32 beside a bf16 or fp16 copy, or split into bf16 and 16 low bits.
+enum MasterIndex { master_alone, master_and_bf16, master_and_f16, master_split, master_count };
+enum MomentIndex { moment_f32, moment_bf16, moment_count };
 
-/// A chunk of a span. `param` is null where no 16-bit copy is kept.
+/// A chunk of a span. `master` is null for split masters, `low` for others; `param` is null for fp32 alone.
 struct Chunk {
   float* master;
+  std::uint16_t* low;
   const void* grad;
-  float* first;   ///< exp_avg or momentum_buffer
-  float* second;  ///< exp_avg_sq
+  void* first;   ///< exp_avg or momentum_buffer
+  void* second;  ///< exp_avg_sq
   void* param;
   std::int64_t n;
   bool stream;  ///< write the 16-bit copy past the caches (it is 64-byte aligned and will not be read soon)
+  std::uint64_t noise_seed, noise_stream;  ///< bf16 moments: the key of the rounding bits
+  std::int64_t first_element;              ///< bf16 moments: the first element's index in that stream
 };
 
 struct AdamScalars {
   float factor, beta1, one_minus_beta1, beta2, one_minus_beta2, root_scale, eps;
   float decay;      ///< lr·wd decoupled, or wd for L2
   float step_size;  ///< lr/c1
+  bool l2;
 };
 
 struct SgdScalars {
   float factor, momentum, decay, lr;
+  bool nesterov;
 };
 
 /// The largest magnitudes written, as bit patterns: what the caller compares with the limits of the formats.
@@ -40,20 +47,33 @@ struct Extremes {
   std::uint32_t weight = 0, moment = 0;
 };
 
-struct UpdateTable {
-  Extremes (*adam[storage_count][storage_count][2])(const Chunk&,
-                                                    const AdamScalars&);  ///< [gradient][parameter][L2]
-  Extremes (*sgd[storage_count][storage_count][sgd_mode_count])(const Chunk&, const SgdScalars&);
+struct AdamTable {
+  Extremes (*step[grad_count][master_count][moment_count])(const Chunk&, const AdamScalars&);
+};
+struct SgdTable {
+  Extremes (*plain[grad_count][master_count])(const Chunk&, const SgdScalars&);
+  Extremes (*momentum[grad_count][master_count][moment_count])(const Chunk&, const SgdScalars&);
+};
+/// optim/split_master.h over n elements.
+struct SplitTable {
+  void (*split)(const float* master, std::uint16_t* high, std::uint16_t* low, std::int64_t n);
+  void (*join)(const std::uint16_t* high, const std::uint16_t* low, float* master, std::int64_t n);
 };
 
 namespace portable {
-extern const UpdateTable update_table;
-}
+extern const AdamTable adam_table;
+extern const SgdTable sgd_table;
+extern const SplitTable split_table;
+}  // namespace portable
 namespace avx2 {
-extern const UpdateTable update_table;
-}
+extern const AdamTable adam_table;
+extern const SgdTable sgd_table;
+extern const SplitTable split_table;
+}  // namespace avx2
 namespace avx512 {
-extern const UpdateTable update_table;
-}
+extern const AdamTable adam_table;
+extern const SgdTable sgd_table;
+extern const SplitTable split_table;
+}  // namespace avx512
 
 }  // namespace sherd::optim

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "base/random.h"
+#include "optim/span_fixture.h"
 #include "optim/torch_traces.h"
 #include "support/expect_error.h"
 
@@ -14,69 +14,6 @@ namespace sherd::optim {
 namespace {
 
 using config::OptimizerType;
-
-// All memory of one span.
-struct Span {
-  std::vector<float> master, first, second;
-  std::vector<std::byte> grad, param;
-  DType grad_dtype, param_dtype;
-
-  Span(std::size_t n, DType grads, DType params)
-      : master(n),
-        first(n),
-        second(n),
-        grad(n * size_of(grads)),
-        param(n * 2),
-        grad_dtype(grads),
-        param_dtype(params) {}
-
-  void set_grad(std::size_t i, float value) {
-    std::byte* to = grad.data() + i * size_of(grad_dtype);
-    if (grad_dtype == DType::f32) std::memcpy(to, &value, 4);
-    if (grad_dtype == DType::bf16) *reinterpret_cast<bf16*>(to) = bf16(value);
-    if (grad_dtype == DType::f16) *reinterpret_cast<f16*>(to) = f16(value);
-  }
-  SpanUpdate update(std::int64_t begin, std::int64_t end) {
-    SpanUpdate u;
-    u.master = master.data() + begin;
-    u.grad = grad.data() + static_cast<std::size_t>(begin) * size_of(grad_dtype);
-    u.grad_dtype = grad_dtype;
-    u.moments[0] = first.data() + begin, u.moments[1] = second.data() + begin;
-    u.param = param_dtype == DType::f32 ? nullptr : param.data() + begin * 2;
-    u.param_dtype = param_dtype;
-    u.n = end - begin;
-    return u;
-  }
-  SpanUpdate all() { return update(0, static_cast<std::int64_t>(master.size())); }
-  bool operator==(const Span& other) const {
-    const auto same = [](const auto& a, const auto& b) {
-      return !std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0]));
-    };
-    return same(master, other.master) && same(first, other.first) && same(second, other.second) &&
-           same(param, other.param);
-  }
-};
-
-Span random_span(std::size_t n, DType grads, DType params, std::uint64_t seed = 3) {
-  Span span(n, grads, params);
-  for (std::size_t i = 0; i < n; ++i) {
-    span.master[i] = normal_at({seed, 1}, i) * 0.5f;
-    span.set_grad(i, normal_at({seed, 2}, i) * 0.1f);
-    span.first[i] = normal_at({seed, 3}, i) * 0.01f;
-    span.second[i] = std::abs(normal_at({seed, 4}, i)) * 1e-4f;
-  }
-  return span;
-}
-
-std::vector<Hyper> every_rule() {
-  Hyper adamw, adam_l2, plain, momentum, nesterov;
-  adamw.weight_decay = 0.1;
-  adam_l2 = adamw, adam_l2.type = OptimizerType::adam, adam_l2.decoupled_decay = false;
-  plain.type = OptimizerType::sgd, plain.decoupled_decay = false, plain.weight_decay = 0.05, plain.lr = 0.1;
-  momentum = plain, momentum.momentum = 0.9;
-  nesterov = momentum, nesterov.nesterov = true;
-  return {adamw, adam_l2, plain, momentum, nesterov};
-}
 
 // ---- against PyTorch ----
 
@@ -147,19 +84,17 @@ TEST(UpdateRule, AdamFollowsTheFormulasInDouble) {
       Span span = random_span(3001, DType::f32, DType::f32);
       std::vector<Exact> exact;
       for (std::size_t i = 0; i < span.master.size(); ++i)
-        exact.push_back({span.master[i], span.first[i], span.second[i]});
+        exact.push_back({span.master[i], span.first.get(i), span.second.get(i)});
       for (int step = 1; step <= 4; ++step) {
         ASSERT_TRUE(update(span.all(), h, step, arena));
         for (std::size_t i = 0; i < exact.size(); ++i) {
-          float g;
-          std::memcpy(&g, span.grad.data() + 4 * i, 4);
-          exact[i] = adam_in_double(exact[i], g, h, step);
+          exact[i] = adam_in_double(exact[i], span.grad.get(i), h, step);
         }
       }
       for (std::size_t i = 0; i < exact.size(); ++i) {
         ASSERT_NEAR(span.master[i], exact[i].p, 4e-7 * std::abs(exact[i].p) + 4e-8) << i;
-        ASSERT_NEAR(span.first[i], exact[i].m, 1e-6 * std::abs(exact[i].m) + 1e-8) << i;
-        ASSERT_NEAR(span.second[i], exact[i].v, 1e-6 * exact[i].v) << i;
+        ASSERT_NEAR(span.first.get(i), exact[i].m, 1e-6 * std::abs(exact[i].m) + 1e-8) << i;
+        ASSERT_NEAR(span.second.get(i), exact[i].v, 1e-6 * exact[i].v) << i;
       }
     }
 }
@@ -235,7 +170,7 @@ TEST(UpdateRule, CopiesRoundAsMastersDo) {
     ASSERT_TRUE(update(span.all(), h, 1, arena));
     for (std::size_t i = 0; i < values.size(); ++i) {
       std::uint16_t bits;
-      std::memcpy(&bits, span.param.data() + 2 * i, 2);
+      std::memcpy(&bits, span.param.bytes.data() + 2 * i, 2);
       EXPECT_EQ(bits, dtype == DType::bf16 ? round_master_to_bf16(values[i]).bits : f16(values[i]).bits)
           << values[i];
       EXPECT_EQ(span.master[i], values[i]);
@@ -271,14 +206,14 @@ TEST(UpdateRule, ReportsNonFiniteUpdates) {
         Span span(n, DType::f32, poison.param_dtype);
         ASSERT_TRUE(update(span.all(), h, 1, arena));
         span.master[at] = poison.master;
-        span.second[at] = poison.second;
+        span.second.set(at, poison.second);
         span.set_grad(at, poison.grad);
         EXPECT_FALSE(update(span.all(), h, 2, arena));
       }
   Hyper momentum = sgd(0, 0.9, false);
   momentum.lr = 0;
   Span span(9, DType::f32, DType::f32);
-  span.first[3] = 3.4e38f;
+  span.first.set(3, 3.4e38f);
   span.set_grad(3, 3e38f);
   EXPECT_FALSE(update(span.all(), momentum, 1, arena));
   Span largest(9, DType::f32, DType::bf16);
@@ -328,8 +263,9 @@ TEST(UpdateRule, RefusesIncompleteSpans) {
     testing::expect_error(ErrorKind::usage, part, [&] { update(u, Hyper(), step, arena); });
   };
   refused("no exp_avg_sq", [](SpanUpdate& u) { u.moments[1] = nullptr; });
-  refused("no master", [](SpanUpdate& u) { u.grad = nullptr; });
-  refused("a bf16 copy", [](SpanUpdate& u) { u.param = nullptr; });
+  refused("no gradient", [](SpanUpdate& u) { u.grad = nullptr; });
+  refused("no master", [](SpanUpdate& u) { u.master = nullptr; });
+  refused("a bf16 parameter", [](SpanUpdate& u) { u.param = nullptr; });
   refused("must be fp32, bf16 or fp16, not int32", [](SpanUpdate& u) { u.grad_dtype = DType::i32; });
   refused(
       "count from 1", [](SpanUpdate&) {}, 0);

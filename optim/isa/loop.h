@@ -1,0 +1,182 @@
+#pragma once
+
+#include "optim/isa/noise.h"
+#include "optim/isa/streams.h"
+#include "optim/isa/tables.h"
+
+// The loop around the update rules.
+
+namespace sherd::optim::SHERD_ISA {
+namespace {
+
+/// The streams of one loop: G and P are storage types of gradient and parameter (float: masters alone, Split:
+/// split masters), M of the moments, of which there are `moments`.
+template <class G_, class P_, class M_, int moments_>
+struct Streams {
+  using G = G_;
+  using P = P_;
+  using M = M_;
+  static constexpr int moments = moments_;
+  static constexpr bool rounded = moments > 0 && same_type<M, Bf16>;
+  static constexpr bool split = rounded;  // the order of elements in a Pair
+  static constexpr bool has_master = !same_type<P, Split>;
+  static constexpr bool has_param = !same_type<P, float>;
+};
+
+struct Values {
+  Pair weight, grad, first, second;
+};
+
+SHERD_INLINE U magnitude(F x) {
+  return (U)x & 0x7fffffffu;
+}
+SHERD_INLINE U larger(U a, U b) {
+  return (I)a > (I)b ? a : b;
+}  // magnitudes fit the signed range
+
+SHERD_INLINE std::uint32_t largest(U v) {
+  std::uint32_t out = 0;
+  for (int i = 0; i < lanes; ++i) out = v[i] > out ? v[i] : out;
+  return out;
+}
+
+struct Tops {
+  U weight{}, moment{};
+  SHERD_INLINE void see(U& top, Pair x) { top = larger(top, larger(magnitude(x.a), magnitude(x.b))); }
+};
+
+/// Fetches a turn's elements of one stream.
+template <class T>
+SHERD_INLINE void fetch(const void* base, std::int64_t i) {
+  const char* from = static_cast<const char*>(base) + i * static_cast<std::int64_t>(sizeof(T));
+#pragma GCC unroll 4
+  for (std::size_t k = 0; k < turn * sizeof(T); k += 64) _mm_prefetch(from + k, _MM_HINT_T0);
+}
+
+// How far ahead to fetch, in elements: hides the latency of memory better than the hardware does across so
+// many streams.
+#ifndef SHERD_AHEAD
+#define SHERD_AHEAD 128
+#endif
+constexpr std::int64_t ahead = SHERD_AHEAD;
+
+template <class S>
+SHERD_INLINE void fetch_ahead(const Chunk& c, std::int64_t i) {
+  i += ahead;
+  fetch<typename S::G>(c.grad, i);
+  if constexpr (S::has_master) fetch<float>(c.master, i);
+  if constexpr (!S::has_master) fetch<Bf16>(c.param, i), fetch<Bf16>(c.low, i);
+  if constexpr (S::moments > 0) fetch<typename S::M>(c.first, i);
+  if constexpr (S::moments > 1) fetch<typename S::M>(c.second, i);
+}
+
+/// One turn at element i; `noise` are the bits of its first element, null unless the moments are rounded.
+template <class S, class Rule>
+SHERD_INLINE void step(const Chunk& c, std::int64_t i, const Noise* noise, std::int64_t noise_at, Tops& tops,
+                       const Rule& rule) {
+  using M = typename S::M;
+  constexpr bool split = S::split;
+  float* master = S::has_master ? c.master + i : nullptr;
+  std::uint16_t* low = S::has_master ? nullptr : c.low + i;
+  void* param = S::has_param ? static_cast<std::uint16_t*>(c.param) + i : nullptr;
+  M* first = static_cast<M*>(c.first) + (S::moments > 0 ? i : 0);
+  M* second = static_cast<M*>(c.second) + (S::moments > 1 ? i : 0);
+  Values x{};
+  x.weight = read_master<split, typename S::P>(master, param, low);
+  x.grad = read<split>(static_cast<const typename S::G*>(c.grad) + i);
+  if constexpr (S::moments > 0) x.first = read<split>(first);
+  if constexpr (S::moments > 1) x.second = read<split>(second);
+  rule(x.weight.a, x.grad.a, x.first.a, x.second.a);
+  rule(x.weight.b, x.grad.b, x.first.b, x.second.b);
+  if constexpr (S::rounded) {
+    write_rounded(first, x.first, noise->bits[0] + noise_at);
+    if constexpr (S::moments > 1) write_rounded(second, x.second, noise->bits[1] + noise_at);
+  } else {
+    if constexpr (S::moments > 0) store_pair<false>(first, x.first);
+    if constexpr (S::moments > 1) store_pair<false>(second, x.second);
+  }
+  write_master<split, typename S::P>(master, param, low, x.weight, c.stream);
+  tops.see(tops.weight, x.weight);
+  // Where the second moment, a mean of squares, fits fp32, so does the first; bf16 ends earlier.
+  if constexpr (S::moments == 1 || S::rounded) tops.see(tops.moment, x.first);
+  if constexpr (S::moments > 1) tops.see(tops.moment, x.second);
+}
+
+/// Fewer elements than a turn takes: a copy of them, filled up with elements that stay finite under any rule.
+template <class S>
+struct Tail {
+  alignas(64) float master[turn] = {};
+  alignas(64) std::uint16_t low[turn] = {}, param[turn] = {};
+  alignas(64) typename S::G grad[turn] = {};
+  alignas(64) typename S::M first[turn] = {}, second[turn];
+
+  SHERD_INLINE Tail(const Chunk& c, std::int64_t i, std::int64_t n) {
+    store_pair<false>(second, Pair{all(1.0f), all(1.0f)});  // no 0/0, whatever eps is
+    each(c, i, [n](auto* mine, const auto* theirs) SHERD_ALWAYS {
+      __builtin_memcpy(mine, theirs, static_cast<std::size_t>(n) * sizeof *mine);
+    });
+    __builtin_memcpy(grad, static_cast<const typename S::G*>(c.grad) + i,
+                     static_cast<std::size_t>(n) * sizeof grad[0]);
+  }
+  SHERD_INLINE Chunk chunk(const Chunk& c) {
+    Chunk mine = c;
+    mine.master = master, mine.low = low, mine.param = param, mine.grad = grad;
+    mine.first = first, mine.second = second, mine.stream = false;
+    return mine;
+  }
+  SHERD_INLINE void put_back(const Chunk& c, std::int64_t i, std::int64_t n) {
+    each(c, i, [n](const auto* mine, auto* theirs) SHERD_ALWAYS {
+      __builtin_memcpy(theirs, mine, static_cast<std::size_t>(n) * sizeof *mine);
+    });
+  }
+
+ private:
+  template <class Copy>
+  SHERD_INLINE void each(const Chunk& c, std::int64_t i, Copy copy) {
+    using M = typename S::M;
+    if constexpr (S::has_master) copy(master, c.master + i);
+    if constexpr (!S::has_master) copy(low, c.low + i);
+    if constexpr (S::has_param) copy(param, static_cast<std::uint16_t*>(c.param) + i);
+    if constexpr (S::moments > 0) copy(first, static_cast<M*>(c.first) + i);
+    if constexpr (S::moments > 1) copy(second, static_cast<M*>(c.second) + i);
+  }
+};
+
+/// Elements [begin, end), whose rounding bits start at noise_at.
+template <class S, class Rule>
+SHERD_INLINE void stretch(const Chunk& c, std::int64_t begin, std::int64_t end, const Noise* noise,
+                          std::int64_t noise_at, Tops& tops, const Rule& rule) {
+  std::int64_t i = begin;
+  for (; i + turn <= end; i += turn) {
+    fetch_ahead<S>(c, i);
+    step<S>(c, i, noise, noise_at + i - begin, tops, rule);
+  }
+  if (i == end) return;
+  Tail<S> tail(c, i, end - i);
+  step<S>(tail.chunk(c), 0, noise, noise_at + i - begin, tops, rule);
+  tail.put_back(c, i, end - i);
+}
+
+/// Calls rule(weight, gradient, first moment, second moment) for every register of the chunk, two at a time.
+template <class S, class Rule>
+SHERD_INLINE Extremes run(const Chunk& c, const Rule& rule) {
+  Tops tops;
+  if constexpr (S::rounded) {
+    Noise noise;
+    std::uint64_t group = static_cast<std::uint64_t>(c.first_element) / Noise::group;
+    std::int64_t at = c.first_element % Noise::group;
+    for (std::int64_t i = 0; i < c.n; at = 0, ++group) {
+      const std::int64_t size = Noise::group - at < c.n - i ? Noise::group - at : c.n - i;
+      noise.draw(c, group);
+      stretch<S>(c, i, i + size, &noise, at, tops, rule);
+      i += size;
+    }
+  } else {
+    stretch<S>(c, 0, c.n, nullptr, 0, tops, rule);
+  }
+  if (c.stream) _mm_sfence();
+  return {largest(tops.weight), largest(tops.moment)};
+}
+
+}  // namespace
+}  // namespace sherd::optim::SHERD_ISA

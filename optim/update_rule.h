@@ -65,10 +65,19 @@ struct SpanUpdate {
 /// (PyTorch's,
 ///   dampening 0.)
 ///
+/// bf16 moments are rounded stochastically as they are stored; the weight moves by their fp32 values. Below
+/// an fp32 moment 16 random bits are added and then the 16 low bits are cut, so that it is rounded away from
+/// zero with a chance of exactly the part cut off, and means that move by less than a bf16 step (β2!) are
+/// kept in expectation (Gupta et al., "Deep learning with limited numerical precision", 2015; Croci et al.,
+/// "Stochastic rounding: implementation, error analysis and applications", 2022). The bits of element e
+/// (index in the whole parameter), moment k: with j = e mod 64, of word 2k + ⌊j/32⌋ of block 16·⌊e/64⌋ + ⌊(j
+/// mod 32)/2⌋ of the Philox stream (base/random.h) rounding.at(0x6d6f6d656e74).at(step) the lower half for
+/// even j, the upper one for odd j.
+///
 /// Elementwise: cutting spans anywhere, any number of threads and any instruction set give the same bits.
-/// Threads must run with flush-to-zero (Arena's do). Returns false when an updated weight, its 16-bit copy or
-/// a moment is NaN or infinite; the span is written all the same. Throws Error{usage} for missing pointers or
-/// dtypes.
+/// Threads must run with flush-to-zero (Arena's do). Returns false when an updated weight, its 16-bit form or
+/// a moment is NaN or infinite, or a bf16 moment so large that it might round to infinity; the span is
+/// written all the same. Throws Error{usage} for missing pointers or dtypes.
 bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena);
 
 /// The same with the loops of one instruction set, which this processor must have; for tests and benchmarks.

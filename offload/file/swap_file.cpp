@@ -65,8 +65,10 @@ void SwapFile::open(bool direct) {
   const int flags = O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC;
   if (direct) descriptor_ = ::open(path_.c_str(), flags | O_DIRECT, 0600);
   direct_ = descriptor_ >= 0;
-  if (descriptor_ < 0 && direct && errno == EINVAL) ::unlink(path_.c_str());  // created, then refused
-  if (descriptor_ < 0 && (!direct || errno == EINVAL)) descriptor_ = ::open(path_.c_str(), flags, 0600);
+  if (!direct || (!direct_ && errno == EINVAL)) {
+    ::unlink(path_.c_str());  // some systems make the file, and then refuse
+    descriptor_ = ::open(path_.c_str(), flags, 0600);
+  }
   if (descriptor_ < 0) fail(ErrorKind::io, "cannot create '", path_.string(), "': ", std::strerror(errno));
   if (::ftruncate(descriptor_, page) != 0)  // the guard page
     fail(ErrorKind::io, "cannot resize '", path_.string(), "': ", std::strerror(errno));
@@ -107,8 +109,8 @@ std::string SwapFile::damage() const {
   if (::fstat(descriptor_, &now) != 0) return cat("cannot be examined: ", std::strerror(errno));
   if (now.st_nlink == 0) return "was removed under the run. Resume from the last checkpoint";
   if (static_cast<std::uint64_t>(now.st_size) < size_)
-    return cat("was cut to ", now.st_size, " of ", size_.load(),
-               " bytes under the run. Resume from the last checkpoint");
+    return cat("was cut off under the run; it should have ", size_.load(),
+               " bytes. Resume from the last checkpoint");
   return "";
 }
 

@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 
 /// How often a request may move nothing in a row; from the third time on after a pause.
-constexpr int most_retries = 500;
+constexpr int most_retries = 200;
 
 std::string next_step(int error) {
   switch (error) {
@@ -143,11 +143,8 @@ void IoThread::complete(const IoCompletion& completion) {
     const int error = static_cast<int>(-result);
     give_up(index, ErrorKind::io, slot.rest.offset, std::strerror(error) + next_step(error));
   } else if (result == 0) {
-    const std::string damage = queue_.file.damage();
     give_up(index, ErrorKind::io, slot.rest.offset,
-            !damage.empty()
-                ? "the file " + damage
-                : cat(slot.rest.write ? "the device takes no bytes" : "the file ends there", next_step(0)));
+            (slot.rest.write ? "the device takes no bytes" : "the file ends there") + next_step(0));
   } else if (go_on(index, result)) {
     if (slot.fetching || !slot.rest.write)
       arrived(index);
@@ -203,9 +200,11 @@ void IoThread::arrived(std::size_t index) {
 void IoThread::give_up(std::size_t index, ErrorKind kind, std::uint64_t file_offset,
                        const std::string& cause) {
   const Transfer& transfer = *slots_[index].transfer;
-  queue_.fail(kind, cat("cannot ", transfer.write ? "write" : "read", " '", transfer.extent->name,
-                        "' at offset ", file_offset - transfer.extent->begin, " (rank ", queue_.options.rank,
-                        ", '", queue_.file.path().string(), "'): ", cause));
+  const std::string damage = queue_.file.damage();  // explains more, where there is any
+  queue_.fail(kind,
+              cat("cannot ", transfer.write ? "write" : "read", " '", transfer.extent->name, "' at offset ",
+                  file_offset - transfer.extent->begin, " (rank ", queue_.options.rank, ", '",
+                  queue_.file.path().string(), "'): ", damage.empty() ? cause : "the file " + damage));
   release(index);
 }
 
@@ -215,8 +214,9 @@ void IoThread::release(std::size_t index) {
   if (slot.bounce >= 0) free_bounces_.push_back(slot.bounce);
   free_slots_.push_back(index);
   --under_way_;
-  if (--transfer->under_way == 0 && transfer->cut == transfer->bytes && !transfer->done)
-    queue_.finish(transfer);
+  if (--transfer->under_way > 0 || (transfer->cut < transfer->bytes && !transfer->done)) return;
+  transfer->lease.reset();  // a buffer is free before anybody is told
+  if (!transfer->done) queue_.finish(transfer);
 }
 
 }  // namespace sherd::offload

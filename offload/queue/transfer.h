@@ -42,8 +42,7 @@ struct Transfer {
   std::uint64_t offset = 0;  // in the extent
   std::byte* memory = nullptr;
   std::size_t bytes = 0;
-  std::shared_ptr<void> lease;  // keeps the memory, where it is a pool's
-  int registered = -1;          // and its handle with the backend
+  int registered = -1;  // the memory's handle with the backend, where it is a pool's
 
   // Guarded by the queue's lock; `done` may be read without.
   int blockers = 0;                                  // earlier transfers that must end first
@@ -51,9 +50,10 @@ struct Transfer {
   std::optional<Failure> failure;                    // set before `done`
   std::atomic<bool> done = false;                    // nobody touches memory that is not leased any more
 
-  // The store's thread only.
-  std::uint64_t cut = 0;  // bytes that have become requests
-  int under_way = 0;      // requests
+  // The store's thread only, from the start on.
+  std::shared_ptr<void> lease;  // keeps the memory, where it is a pool's, while requests may use it
+  std::uint64_t cut = 0;        // bytes that have become requests
+  int under_way = 0;            // requests
 };
 
 }  // namespace sherd::offload

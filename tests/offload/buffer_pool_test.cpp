@@ -1,0 +1,132 @@
+#include "offload/buffer_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "offload/store_fixture.h"
+#include "support/expect_error.h"
+
+namespace sherd::offload {
+namespace {
+
+using device::Category;
+using device::Tier;
+using sherd::testing::expect_error;
+
+class BufferPoolTest : public StoreFixture {};
+
+TEST_F(BufferPoolTest, gives_zeroed_pages_and_charges_whole_ones) {
+  options.timeout_seconds = 5;
+  Store store(options, ledger);
+  {
+    BufferPool pool(store, ledger, 3, 10'000, Category::gradients);
+    EXPECT_EQ(pool.count(), 3);
+    EXPECT_EQ(pool.bytes(), 10'000u);
+    EXPECT_EQ(BufferPool::host_bytes(3, 10'000), 3 * 12'288u);
+    EXPECT_EQ(ledger.current(Tier::host, Category::gradients), 3 * 12'288u);
+    std::vector<Buffer> all;
+    for (int i = 0; i < 3; ++i) {
+      all.push_back(pool.acquire(soon()));
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(all.back().data()) % 4096, 0u);
+      EXPECT_EQ(all.back().bytes(), 10'000u);
+      for (std::size_t k = 0; k < 10'000; ++k) ASSERT_EQ(all.back().data()[k], std::byte{0});
+      std::memset(all.back().data(), i + 1, 10'000);
+    }
+    for (int i = 0; i < 3; ++i)
+      for (std::size_t k = 0; k < 10'000; ++k)
+        ASSERT_EQ(all[static_cast<std::size_t>(i)].data()[k], std::byte(i + 1));
+    EXPECT_FALSE(pool.try_acquire());
+    all.pop_back();
+    EXPECT_EQ(pool.free_count(), 1);
+    Buffer moved = std::move(all[0]);
+    EXPECT_FALSE(all[0]);
+    EXPECT_EQ(all[0].data(), nullptr);
+    moved = std::move(all[1]);
+    EXPECT_EQ(pool.free_count(), 2);
+    moved.release();
+    EXPECT_FALSE(moved);
+    EXPECT_EQ(pool.free_count(), 3);
+  }
+  EXPECT_EQ(ledger.current(Tier::host, Category::gradients), 0u);
+}
+
+TEST_F(BufferPoolTest, waits_for_a_buffer_and_names_the_key_at_the_deadline) {
+  Store store(options, ledger);
+  BufferPool pool(store, ledger, 1, 4096, Category::optimizer, "offload_optimizer.buffer_count");
+  std::optional<Buffer> only = pool.acquire(soon());
+  expect_error(ErrorKind::memory,
+               "none of 1 transfer buffers of 4096 bytes became free within the deadline: raise "
+               "offload_optimizer.buffer_count",
+               [&] { pool.acquire(Deadline::after_seconds(0.1)); });
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    only.reset();
+  });
+  EXPECT_TRUE(pool.acquire(soon()));
+  other.join();
+}
+
+TEST_F(BufferPoolTest, a_buffer_is_given_again_only_when_its_transfers_have_ended) {
+  options.block_size = 4096;
+  options.queue_depth = 1;
+  Store store(options, ledger);
+  BufferPool pool(store, ledger, 1, 1 << 20, Category::optimizer);
+  const Span span = store.reserve("s", 1 << 20, Category::optimizer);
+  for (int i = 1; i <= 5; ++i) {
+    Buffer buffer = pool.acquire(soon());
+    std::memset(buffer.data(), i, buffer.bytes());
+    Io io = store.write(span, 0, buffer.data(), buffer.bytes());
+    buffer.release();
+    Buffer again = pool.acquire(soon());
+    std::memset(again.data(), 0xff, again.bytes());
+    again.release();
+    io.wait();
+    EXPECT_EQ(read_all(store, span), std::vector<unsigned char>(1 << 20, static_cast<unsigned char>(i)));
+  }
+}
+
+TEST_F(BufferPoolTest, serves_many_threads) {
+  Store store(options, ledger);
+  BufferPool pool(store, ledger, 3, 4096, Category::optimizer);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 6; ++t)
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 200; ++i) {
+        Buffer buffer = pool.acquire(soon());
+        std::memset(buffer.data(), t, 4096);
+        ASSERT_EQ(buffer.data()[4095], static_cast<std::byte>(t));
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(pool.free_count(), 3);
+}
+
+TEST_F(BufferPoolTest, buffers_outlive_pool_and_store) {
+  Buffer buffer;
+  {
+    Store store(options, ledger);
+    BufferPool pool(store, ledger, 2, 8192, Category::optimizer);
+    buffer = pool.acquire(soon());
+  }
+  std::memset(buffer.data(), 1, 8192);
+  EXPECT_EQ(ledger.current(Tier::host, Category::optimizer), 2 * 8192u) << "the memory is still there";
+  buffer.release();
+  EXPECT_EQ(ledger.current(Tier::host), 0u);
+}
+
+TEST_F(BufferPoolTest, keeps_to_the_ledger) {
+  Store store(options, ledger);
+  ledger.set_limit(Tier::host, Store::host_bytes(options) + 8192);
+  BufferPool fits(store, ledger, 2, 4096, Category::optimizer);
+  expect_error(ErrorKind::memory, "out of host memory",
+               [&] { BufferPool(store, ledger, 1, 1, Category::optimizer); });
+  expect_error(ErrorKind::config, "max_in_cpu must give at least one buffer",
+               [&] { BufferPool(store, ledger, 0, 1, Category::optimizer, "max_in_cpu"); });
+}
+
+}  // namespace
+}  // namespace sherd::offload

@@ -1,0 +1,156 @@
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <grp.h>
+#include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <iostream>
+
+#include "base/error.h"
+#include "offload/store_fixture.h"
+
+namespace sherd::offload {
+namespace {
+
+using device::Category;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* cannot_forbid = "this system does not let a test forbid that";
+
+[[noreturn]] void give_up() {
+  std::cerr << cannot_forbid << "\n";
+  std::_Exit(0);
+}
+
+/// From here on the kernel refuses system call `number` of this process with `error`, or only those whose
+/// argument `argument` has one of `bits`.
+bool forbid(unsigned number, unsigned error, unsigned argument = 0, unsigned bits = 0) {
+  const auto argument_at = static_cast<unsigned>(offsetof(seccomp_data, args)) + 8 * argument;
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, argument_at),
+      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, bits, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  if (bits == 0) program[1].jt = 2;  // whatever the argument
+  sock_fprog filter{static_cast<unsigned short>(std::size(program)), program};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+/// In a child process, where system calls can be forbidden for good.
+class FallbackTest : public StoreFixture {
+ protected:
+  /// Transfers through a store as it is then; says on stderr how it went. Ends the process.
+  [[noreturn]] void report() {
+    try {
+      Store store(options, ledger);
+      BufferPool pool(store, ledger, 2, 300'000, Category::optimizer),
+          other(store, ledger, 1, 5000, Category::optimizer);
+      Buffer buffer = pool.acquire(soon());
+      const Span span = store.reserve("s", 300'000, Category::optimizer);
+      const auto data = pattern(300'000, 2);
+      store.write(span, 0, data.data(), data.size()).wait();
+      store.read(span, 0, buffer.data(), 300'000).wait();
+      const bool right =
+          std::equal(data.begin(), data.end(), reinterpret_cast<unsigned char*>(buffer.data()));
+      std::cerr << "backend: " << store.backend_name() << (pool.registered() ? ", registered" : ", plain")
+                << (right ? ", right\n" : ", wrong\n");
+    } catch (const std::exception& error) {
+      std::cerr << "error: " << error.what() << "\n";
+    }
+    std::_Exit(0);
+  }
+};
+
+/// How often `part` occurs.
+MATCHER_P2(Has, times, part, "") {
+  int count = 0;
+  const std::string text = arg, wanted = part;
+  for (auto at = text.find(wanted); at != std::string::npos; at = text.find(wanted, at + 1)) ++count;
+  return count == times;
+}
+
+/// Runs `body`, which ends its process, in a child; what the child says on stderr must match, unless this
+/// system does not let it forbid anything.
+template <class Body, class Matcher>
+void expect_in_child(const Body& body, const Matcher& matcher) {
+  const auto ended = [](int status) { return WIFEXITED(status) && WEXITSTATUS(status) == 0; };
+  EXPECT_EXIT(body(), ended, AnyOf(HasSubstr(cannot_forbid), matcher));
+}
+
+TEST_F(FallbackTest, nothing_refused_is_nothing_logged) {
+  if (!uring_works()) GTEST_SKIP() << "no io_uring here";
+  expect_in_child([&] { report(); },
+                  AllOf(HasSubstr("backend: io_uring, registered, right"), Not(HasSubstr("sherd:"))));
+}
+
+TEST_F(FallbackTest, threads_stand_in_where_io_uring_is_refused) {
+  const auto refused = [&](unsigned error) {
+    if (!forbid(SYS_io_uring_setup, error)) give_up();
+    report();
+  };
+  expect_in_child(
+      refused(EPERM),
+      AllOf(Has(1, "sherd:"), HasSubstr("io_uring cannot be used (the kernel forbids it"),
+            HasSubstr("2 threads read and write instead"), HasSubstr("backend: threads, plain, right")));
+  expect_in_child([\& ] { refused(ENOSYS); }, AllOf(Has(1, "sherd:"), HasSubstr("the kernel lacks it"),
+                                                    HasSubstr("backend: threads, plain, right")));
+  options.backend = StoreOptions::Backend::io_uring;
+  expect_in_child([\& ] { refused(EPERM); },
+                  HasSubstr("error: io_uring was asked for and cannot be used: the kernel forbids it"));
+}
+
+TEST_F(FallbackTest, the_page_cache_stands_in_where_direct_io_is_refused) {
+  const auto refused = [&] {
+    if (!forbid(SYS_openat, EINVAL, 2, O_DIRECT)) give_up();
+    report();
+  };
+  expect_in_child(refused, AllOf(Has(1, "sherd:"), HasSubstr("refuses O_DIRECT"),
+                                 HasSubstr("backend: threads, buffered, plain, right")));
+}
+
+TEST_F(FallbackTest, direct_reads_that_fail_are_found_at_the_start) {
+  const auto refused = [&] {
+    // The first pread64 is the probe's; with threads out of the way nothing else calls it.
+    options.backend = StoreOptions::Backend::io_uring;
+    if (!uring_works() || !forbid(SYS_pread64, EINVAL)) give_up();
+    report();
+  };
+  if (!uring_works()) GTEST_SKIP() << "no io_uring here";
+  expect_in_child(refused, AllOf(HasSubstr("refuses O_DIRECT"), HasSubstr("backend: io_uring, buffered"),
+                                 HasSubstr("right")));
+}
+
+TEST_F(FallbackTest, plain_buffers_stand_in_where_memory_may_not_be_locked) {
+  if (!uring_works()) GTEST_SKIP() << "no io_uring here";
+  std::filesystem::permissions(folder.path(), std::filesystem::perms::all);
+  const auto refused = [&] {
+    const rlimit none{16384, 16384};
+    // Root may lock any amount, so it becomes nobody.
+    if (::setrlimit(RLIMIT_MEMLOCK, &none) != 0) give_up();
+    if (::geteuid() == 0 && (::setgroups(0, nullptr) != 0 || ::setgid(65534) != 0 || ::setuid(65534) != 0))
+      give_up();
+    if (!uring_works()) give_up();
+    report();
+  };
+  expect_in_child(
+      refused(), AllOf(Has(1, "sherd:"), HasSubstr("does not register transfer buffers (the limit of locked"),
+                       HasSubstr("backend: io_uring, plain, right")));
+}
+
+}  // namespace
+}  // namespace sherd::offload

@@ -52,6 +52,14 @@ struct Training {
   std::int64_t save_interval = 0;  ///< steps between checkpoints; 0: only at the end
   std::int64_t keep_last = 0;      ///< checkpoints to keep, oldest deleted first; 0: all
   Recompute recompute = Recompute::none;
+  /// `activation_checkpointing.cpu_checkpointing`: what full recompute keeps, the inputs of the blocks, lies
+  /// in the host tier (Rajbhandari et al. 2020, ZeRO, P_a+cpu). No effect without full recompute.
+  bool cpu_checkpointing = false;
+  /// Where compute is bf16: the optimizer keeps of each fp32 master only the 16 bits that the bf16 parameter
+  /// lacks. The same values in 2 bytes less per parameter; false keeps whole masters.
+  bool split_masters = true;
+  /// Of the optimizer's moments: f32, or bf16 rounded stochastically, the same way on every run.
+  DType moments_dtype = DType::f32;
   std::int64_t log_interval = 10;  ///< steps between the plain progress lines of `sherd train`; 0: none
   bool operator==(const Training&) const = default;
 };
@@ -70,6 +78,7 @@ enum class DeviceType : std::uint8_t { automatic, cpu, cuda };
 struct Device {
   DeviceType type = DeviceType::automatic;  ///< auto | cpu | cuda; this build has CPUs only and refuses cuda
   int threads_per_rank = 0;  ///< compute threads; 0 ("auto"): cores divided by the ranks on this machine
+  bool bind_cores = false;   ///< pin each local rank's compute threads to cores of its own
   std::uint64_t device_memory_limit = 0;  ///< bytes, or a string such as "512MiB"; 0: none
   std::uint64_t host_memory_limit = 0;    ///< bytes, or a string such as "8GB"; 0: none
   bool operator==(const Device&) const = default;
@@ -86,6 +95,7 @@ struct Config {
   double gradient_clipping =
       1.0;  ///< largest global L2 norm of the gradients; ≤ 0: off (default as DeepSpeed 0.19)
   Zero zero;
+  Aio aio;
   std::int64_t steps_per_print = 0;   ///< optimizer steps between the engine's log lines; 0 (default): none
   bool wall_clock_breakdown = false;  ///< time forward, backward, reduction and step apart, and log them
   bool memory_breakdown = false;      ///< log the ledger at steps_per_print

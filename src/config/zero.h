@@ -8,18 +8,23 @@ namespace sherd::config {
 
 enum class OffloadDevice : std::uint8_t { none, cpu, nvme };
 
-/// Sections `zero_optimization.offload_param` and `.offload_optimizer`. This build accepts only device none;
-/// the other keys are checked and their fields keep the defaults.
+/// Sections `zero_optimization.offload_param` (stage 3) and `.offload_optimizer` (stages 1 to 3; DeepSpeed
+/// has device nvme only at stage 3, Sherd at all three): where a state lives while nobody computes with it
+/// (Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity). No key changes a result.
+/// DeepSpeed's `fast_init` has no field: states are always written straight to where they live.
 struct Offload {
   OffloadDevice device = OffloadDevice::none;
-  std::string nvme_path;                    ///< directory; required for nvme
-  std::int64_t buffer_count = 5;            ///< staging buffers (offload_optimizer: 4)
-  std::int64_t buffer_size = 100'000'000;   ///< elements; offload_param only
-  std::int64_t max_in_cpu = 1'000'000'000;  ///< elements kept in host memory beside nvme; offload_param only
-  bool pin_memory = true;
-  bool pipeline_read = false, pipeline_write = false;  ///< offload_optimizer only
-  bool fast_init = false;                              ///< offload_optimizer only
-  double ratio = 1.0;  ///< share of the state to offload, 0–1; offload_optimizer only
+  /// Directory, required for nvme. It is looked at only when a run starts.
+  std::string nvme_path;
+  /// Staging buffers in host memory, ≥ 1 with nvme; offload_param's hold parameters (buffer_size elements
+  /// each), offload_optimizer's (default 4) one sub-group with all its states each.
+  std::int64_t buffer_count = 5;
+  std::int64_t buffer_size = 100'000'000;   ///< elements; offload_param, nvme
+  std::int64_t max_in_cpu = 1'000'000'000;  ///< elements kept in host memory beside nvme; offload_param, nvme
+  bool pin_memory = true;                   ///< page-locked host memory; cannot matter on a CPU device
+  /// offload_optimizer, nvme: read the next sub-groups, write the previous ones, while one is updated.
+  bool pipeline_read = false, pipeline_write = false;
+  double ratio = 1.0;  ///< share of the states to offload, 0–1, below 1 at stage 3 only; offload_optimizer
 
   /// The defaults of `offload_optimizer`.
   static Offload of_optimizer() {
@@ -28,6 +33,23 @@ struct Offload {
     return offload;
   }
   bool operator==(const Offload&) const = default;
+};
+
+/// Section `aio`: how states travel to and from NVMe. Idle without a device nvme.
+struct Aio {
+  /// What moves the bytes; Sherd's own key.
+  enum class Backend : std::uint8_t {
+    automatic,  ///< "auto": io_uring, or threads where the kernel or the file system refuses
+    io_uring,   ///< or an error
+    threads     ///< positional reads and writes
+  } backend = Backend::automatic;
+  std::int64_t block_size = 1 << 20;  ///< bytes of one request; a multiple of 4096, at most 1 GiB
+  std::int64_t queue_depth = 8;       ///< requests under way, 1–4096
+  std::int64_t thread_count = 1;  ///< `thread_count` or `intra_op_parallelism`: of the backend threads, 1–256
+  bool single_submit = false;     ///< hand requests to the kernel one by one; io_uring
+  bool overlap_events = true;     ///< false: start requests only when none is under way
+  bool checksums = false;         ///< CRC-32C of every page, verified by every read; Sherd's own key
+  bool operator==(const Aio&) const = default;
 };
 
 /// Section `zero_optimization`. Sizes are element counts, not bytes. Stage-3 keys are read with and without
@@ -50,6 +72,9 @@ struct Zero {
       unlimited;  ///< `stage3_…`: most elements that may stay so in total
   std::int64_t max_live_parameters = 1'000'000'000;  ///< `stage3_…`: gathered elements that prefetch respects
   std::int64_t max_reuse_distance = 1'000'000'000;  ///< `stage3_…`: keep what is used again within this many
+
+  /// Elements that the optimizer updates at once, at most, where states pass through buffers (device nvme).
+  std::int64_t sub_group_size = 1'000'000'000;
 
   Offload offload_param;
   Offload offload_optimizer = Offload::of_optimizer();

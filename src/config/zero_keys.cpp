@@ -41,7 +41,8 @@ Table<Offload> offload_table(bool of_optimizer) {
   if (of_optimizer) {
     add_idle(keys, boolean("pipeline_read", &Offload::pipeline_read));
     add_idle(keys, boolean("pipeline_write", &Offload::pipeline_write));
-    add_idle(keys, boolean("fast_init", &Offload::fast_init));
+    keys.push_back(
+        noted<Offload>("fast_init", Holds::boolean, "states are always written straight to where they live"));
     add_idle(keys, real("ratio", &Offload::ratio, "0.5", 0, 1));
     keys.push_back(refused<Offload>("super_offload", "true", "SuperOffload is not in this build", is_false));
     keys.push_back(noted<Offload>("cpuadam_cores_perc", Holds::real, "nothing is offloaded"));

@@ -141,6 +141,10 @@ void run_local(int ranks, const CommOptions& options,
 /// A world of one rank.
 std::unique_ptr<Communicator> make_self(const CommOptions& options);
 
+/// Rank `rank` of `size`, of whom no other exists: calls are checked and their traffic counted, but nothing moves and all are
+/// done at once, so that what peers would have sent keeps the value it had. For steps on a meta device. split() throws.
+std::unique_ptr<Communicator> make_dry_world(int rank, int size);
+
 /// True when this build has the mpi backend.
 bool mpi_available();
 /// True when the process was started by an MPI launcher (its environment says so); starts nothing.

@@ -52,7 +52,7 @@ class StorageWatch {
   std::weak_ptr<Storage::State> state_;
 };
 
-enum class Kind : std::uint8_t { cpu, cuda };
+enum class Kind : std::uint8_t { cpu, cuda, meta };
 
 /// One rank's compute device: its threads, its memory, its books. Owned by the engine (or a test); everything that
 /// allocates holds a reference, so it outlives them. Allocation is safe from any thread.
@@ -76,5 +76,10 @@ class Device {
 /// A CPU arena of `threads` threads posing as a device. Freed blocks are kept for reuse (page faults cost more than
 /// the copies they serve); kept blocks are not on the ledger and are returned to the system under pressure.
 std::shared_ptr<Device> make_cpu_device(int threads);
+
+/// A device that computes nothing and holds nothing: it charges the ledger as a CPU device of `threads` threads would and
+/// gives out addresses that read as zero and take no memory until they are written. A training step run on it tells what a
+/// real one will need.
+std::shared_ptr<Device> make_meta_device(int threads);
 
 }  // namespace sherd::device

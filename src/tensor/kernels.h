@@ -145,7 +145,8 @@ class Kernels {
   virtual void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) = 0;
 };
 
-/// The kernels for `device`, which must outlive them.
+/// The kernels for `device`, which must outlive them. Those of a meta device read and write no tensor, find every sum and
+/// norm to be zero, and book the workspace that the CPU's would hold.
 std::unique_ptr<Kernels> make_kernels(Device& device);
 
 }  // namespace sherd::tensor

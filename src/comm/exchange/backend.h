@@ -19,6 +19,8 @@ class Backend {
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;
   virtual double timeout_seconds() const = 0;
+  /// True when calls take no time: then asynchronous ones run at once too.
+  virtual bool immediate() const { return false; }
 
   /// Runs a checked collective to its end. For Collective::agree, call.words holds this rank's words before
   /// and everybody's, in rank order, after.

@@ -178,7 +178,7 @@ class Group final : public Communicator {
     check_call(call, rank(), size());
     throw_if_failed();
     traffic_.*(options.scalar ? &Traffic::scalars : book) += bytes_sent(call, rank(), size());
-    if (options.async) return enqueue(std::move(call));
+    if (options.async && !backend_->immediate()) return enqueue(std::move(call));
     if (is_transfer(call) && busy()) {
       // Beside the queued transfers rather than after them, so that a rank may send asynchronously, then
       // receive.

@@ -7,6 +7,7 @@
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/isa/attention.h"
 #include "tensor/cpu/loops.h"
+#include "tensor/cpu/workspace.h"
 
 namespace sherd::tensor::cpu {
 namespace {
@@ -24,8 +25,7 @@ struct Extents {
   Count value_col(Count g) const { return query_col(g, group() + 1); }
 };
 
-Extents check(const char* kernel, const Tensor& qkv, const Attention& geometry, const Tensor& out,
-              const Tensor& lse) {
+Extents extents_of(const char* kernel, const Tensor& qkv, const Attention& geometry) {
   require_floating(kernel, "qkv", qkv);
   Extents e;
   e.heads = geometry.heads, e.kv_heads = geometry.kv_heads;
@@ -41,6 +41,12 @@ Extents check(const char* kernel, const Tensor& qkv, const Attention& geometry, 
   require(e.scale > 0, kernel, ": scale ", geometry.scale, " is not positive");
   require(geometry.dropout >= 0 && geometry.dropout < 1, kernel, ": dropout ", geometry.dropout,
           " is outside [0, 1)");
+  return e;
+}
+
+Extents check(const char* kernel, const Tensor& qkv, const Attention& geometry, const Tensor& out,
+              const Tensor& lse) {
+  const Extents e = extents_of(kernel, qkv, geometry);
   require_vector(kernel, "out", out, e.batch * e.seq * e.heads * e.dim, qkv.dtype());
   require_vector(kernel, "lse", lse, e.batch * e.heads * e.seq, compute_type(qkv.dtype()));
   return e;
@@ -167,13 +173,24 @@ class Heads {
     return device_.allocate(static_cast<std::size_t>(bytes), device::Category::workspace);
   }
 
-  /// Whether the loops can read and write these rows where they are. Units of bf16 are 4 bytes.
+  /// Whether the loops can read and write rows where they are, if these begin at multiples of 4 bytes: units
+  /// of bf16.
+  bool direct() const { return e_.dim * element_ % 4 == 0 && !converts_; }
   bool direct(std::initializer_list<const std::byte*> rows) const {
-    bool aligned = e_.dim * element_ % 4 == 0;
+    bool aligned = direct();
     for (const std::byte* at : rows) aligned = aligned && reinterpret_cast<std::uintptr_t>(at) % 4 == 0;
-    return aligned && !converts_;
+    return aligned;
   }
   Count row_bytes() const { return dim_ * (bf16_ ? 2 : 4); }
+  /// One head's rows as elements.
+  Count matrix_bytes() const { return e_.seq * row_bytes(); }
+  /// What one head's way there, and one group's way back, take of the workspace.
+  Count forward_bytes() const {
+    return ops().forward_scratch(head(0, 0)) + (direct() ? 0 : 4 * matrix_bytes());
+  }
+  Count backward_bytes() const {
+    return 2 * e_.seq * row() * 4 + 6 * matrix_bytes() + ops().backward_scratch(head(0, 0));
+  }
 
   /// The tensor's rows as elements, dim() apart.
   const void* copy_in(const std::byte* from, Count stride, std::byte* to) const {
@@ -223,7 +240,7 @@ void forward_head(const Heads& heads, const Extents& e, const Tensor& qkv, const
     head.stride = e.width(), head.out_stride = out_stride;
     return ops.forward(head, to, to_lse, scratch.data());
   }
-  const Count matrix = e.seq * heads.row_bytes();
+  const Count matrix = heads.matrix_bytes();
   const device::Storage copies = heads.scratch(4 * matrix);
   head.q = heads.copy_in(from[0], e.width(), copies.data());
   head.k = heads.copy_in(from[1], e.width(), copies.data() + matrix);
@@ -241,7 +258,7 @@ struct BackwardTensors {
 /// The query heads of one key-value head in turn, so that its gradient has one order of sums.
 void backward_group(const Heads& heads, const Extents& e, const BackwardTensors& t, Count b, Count g) {
   const AttentionOps& ops = heads.ops();
-  const Count element = heads.element(), sums = e.seq * heads.row(), matrix = e.seq * heads.row_bytes();
+  const Count element = heads.element(), sums = e.seq * heads.row(), matrix = heads.matrix_bytes();
   const Count out_stride = e.heads * e.dim;
   const device::Storage gradients = heads.scratch(2 * sums * 4), copies = heads.scratch(6 * matrix);
   auto* dk = reinterpret_cast<float*>(gradients.data());
@@ -275,7 +292,23 @@ void backward_group(const Heads& heads, const Extents& e, const BackwardTensors&
   store(dv, 1, drows + e.value_col(g) * element);
 }
 
+std::size_t workspace_of(Device& device, const Tensor& qkv, const Attention& geometry, bool backward) {
+  const Extents e = extents_of("attention", qkv, geometry);
+  if (e.seq == 0 || qkv.dtype() == DType::f64) return 0;
+  const Heads heads(device, isa_table(cpu_isa()), e, geometry, qkv.dtype());
+  const Count tasks = e.batch * (backward ? e.kv_heads : e.heads);
+  const Count bytes = backward ? heads.backward_bytes() : heads.forward_bytes();
+  return static_cast<std::size_t>(std::min<Count>(device.arena().threads(), tasks) * bytes);
+}
+
 }  // namespace
+
+std::size_t attention_workspace(Device& device, const Tensor& qkv, const Attention& geometry) {
+  return workspace_of(device, qkv, geometry, false);
+}
+std::size_t attention_backward_workspace(Device& device, const Tensor& qkv, const Attention& geometry) {
+  return workspace_of(device, qkv, geometry, true);
+}
 
 void CpuKernels::attention(const Tensor& qkv, const Attention& geometry, const Tensor& out,
                            const Tensor& lse) {

@@ -84,19 +84,31 @@ class BlockedProduct {
     rows_ = std::min(e.m, block_rows);
     converts_ = product_.dtype() != args.a.dtype();
     element_ = size_of(args.a.dtype());
+    for (const Count cols : {panel_, e.n - (panels_ - 1) * panel_})
+      for (const Count depth : {depth_, depth_of(depths_ - 1)})
+        packed_bytes_ = std::max(packed_bytes_, product_.packed_bytes(block(rows_, cols, depth)));
+    packed_bytes_ = ceil_div(packed_bytes_, 4096) * 4096;
+    largest_group_ = std::min(panels_, std::max<Count>(1, packed_group / packed_bytes_));
+  }
+
+  /// What run() holds at most with `threads` at work.
+  std::size_t workspace(Count threads) const {
+    Count packing = 0, multiplying = 0;
+    for (const Count depth : {depth_, depth_of(depths_ - 1)}) {
+      packing = std::max(packing, packing_bytes(depth));
+      multiplying = std::max(multiplying, multiplying_bytes(depth));
+    }
+    const Count products = ceil_div(e_.m, rows_) * largest_group_;
+    return static_cast<std::size_t>(
+        largest_group_ * packed_bytes_ + partial_bytes() +
+        std::max(std::min(threads, largest_group_) * packing, std::min(threads, products) * multiplying));
   }
 
   void run() {
-    packed_bytes_ = 0;
-    for (const Count cols : {panel_, e_.n - (panels_ - 1) * panel_})
-      for (const Count depth : {depth_, e_.k - (depths_ - 1) * depth_})
-        packed_bytes_ = std::max(packed_bytes_, product_.packed_bytes(block(rows_, cols, depth)));
-    packed_bytes_ = ceil_div(packed_bytes_, 4096) * 4096;
-    const Count group = std::min(panels_, std::max<Count>(1, packed_group / packed_bytes_));
-    packed_ = scratch(group * packed_bytes_);
-    if (depths_ > 1) partial_ = scratch(e_.m * group * product_.c_stride(panel_) * 4);
-    for (Count first = 0; first < panels_; first += group) {
-      group_ = std::min(group, panels_ - first);
+    packed_ = scratch(largest_group_ * packed_bytes_);
+    if (depths_ > 1) partial_ = scratch(partial_bytes());
+    for (Count first = 0; first < panels_; first += largest_group_) {
+      group_ = std::min(largest_group_, panels_ - first);
       for (Count d = 0; d < depths_; ++d) {
         arena().parallel_for(group_, 1, [&](Count p, Count) { pack(first, p, d); });
         const Count blocks = ceil_div(e_.m, rows_);
@@ -117,17 +129,56 @@ class BlockedProduct {
     return device_.allocate(static_cast<std::size_t>(bytes), device::Category::workspace);
   }
 
+  Count partial_bytes() const {
+    return depths_ > 1 ? e_.m * largest_group_ * product_.c_stride(panel_) * 4 : 0;
+  }
+
+  Count b_stride() const { return args_.trans_b ? e_.k : e_.n; }
+  /// Elements between the lines of b that are packed; another number than b_stride() asks for a copy.
+  Count packed_stride(Count cols, Count depth) const {
+    if (args_.trans_b) return product_.b_stride(depth, converts_ ? 0 : b_stride());
+    return converts_ ? cols : b_stride();
+  }
+  /// Bytes of the copy of b that packing a panel needs.
+  Count packing_bytes(Count depth) const {
+    const Count wanted = packed_stride(panel_, depth);
+    if (!converts_ && wanted == b_stride()) return 0;
+    return (args_.trans_b ? panel_ : depth) * wanted * static_cast<Count>(size_of(product_.dtype()));
+  }
+
+  Count a_stride(Count count) const {
+    return product_.a_stride(count, args_.trans_a || converts_ ? 0 : e_.k);
+  }
+  /// Bytes of the copies that rows_of_a() makes of `count` columns.
+  Count rows_bytes(Count count) const {
+    const Count stride = a_stride(count), width = static_cast<Count>(size_of(product_.dtype()));
+    if (!args_.trans_a) return !converts_ && stride == e_.k ? 0 : rows_ * stride * width;
+    if (product_.dtype() == DType::f32) return rows_ * stride * 4 + (converts_ ? count * rows_ * 4 : 0);
+    return rows_ * even_stride(stride, count) * 2;
+  }
+  static Count even_stride(Count stride, Count count) { return std::max(stride, ceil_div(count, 2) * 2); }
+
+  /// The depth that the product takes at a time: all of it, or equal parts.
+  Count depth_step_of(Count depth) const {
+    if (product_.depth_step() == 0) return depth;
+    return ceil_div(ceil_div(depth, ceil_div(depth, product_.depth_step())), 64) * 64;
+  }
+  /// Bytes that multiply() needs for a block.
+  Count multiplying_bytes(Count depth) const {
+    const Count step = depth_step_of(depth);
+    const bool tile = product_.depth_step() == 0 || (depths_ == 1 && step < depth);
+    return (tile ? rows_ * product_.c_stride(panel_) * 4 : 0) + rows_bytes(std::min(step, depth));
+  }
+
   void pack(Count first, Count p, Count d) {
     const Count col = (first + p) * panel_, cols = cols_of(first + p), at = d * depth_, depth = depth_of(d);
-    const Count stride = args_.trans_b ? e_.k : e_.n;
+    const Count stride = b_stride();
     const std::byte* from = args_.b.raw() + (args_.trans_b ? col * stride + at : at * stride + col) *
                                                 static_cast<Count>(element_);
     std::byte* to = packed_.data() + p * packed_bytes_;
     const GemmBlock shape = block(rows_, cols, depth);
     const Count lines = args_.trans_b ? cols : depth, length = args_.trans_b ? depth : cols;
-    const Count wanted = args_.trans_b ? product_.b_stride(depth, converts_ ? 0 : stride)
-                         : converts_   ? cols
-                                       : stride;
+    const Count wanted = packed_stride(cols, depth);
     device::Storage copy;
     if (converts_ || wanted != stride) from = copy_lines(from, stride, lines, length, wanted, copy);
     product_.pack(shape, from, args_.trans_b ? 1 : wanted, args_.trans_b ? wanted : 1, to);
@@ -157,7 +208,7 @@ class BlockedProduct {
     const Count stride = args_.trans_a ? e_.m : e_.k;
     const std::byte* from = args_.a.raw() + (args_.trans_a ? depth * stride + row : row * stride + depth) *
                                                 static_cast<Count>(element_);
-    shape.a_stride = product_.a_stride(shape.count, args_.trans_a || converts_ ? 0 : stride);
+    shape.a_stride = a_stride(shape.count);
     if (args_.trans_a) return transposed_rows(shape, from, stride, copy);
     if (!converts_ && shape.a_stride == stride) return from;
     return copy_lines(from, stride, shape.rows, shape.count, shape.a_stride, copy);
@@ -174,7 +225,7 @@ class BlockedProduct {
                       shape.a_stride);
       return copy.data();
     }
-    const Count even = std::max(shape.a_stride, ceil_div(shape.count, 2) * 2);
+    const Count even = even_stride(shape.a_stride, shape.count);
     copy = scratch(shape.rows * even * 2);
     transpose.pairs(from, stride, shape.count, shape.rows, copy.data(), even / 2);
     if (even != shape.a_stride)
@@ -204,8 +255,7 @@ class BlockedProduct {
 
   void multiply_in_parts(GemmBlock& shape, Count row, Count col, Count d, const std::byte* packed,
                          float* sums, const float* bias) {
-    const Count parts = ceil_div(shape.depth, product_.depth_step());
-    const Count step = ceil_div(ceil_div(shape.depth, parts), 64) * 64;
+    const Count step = depth_step_of(shape.depth);
     device::Storage tile;
     if (!sums && step < shape.depth) {
       tile = scratch(shape.rows * product_.c_stride(shape.cols) * 4);
@@ -247,7 +297,8 @@ class BlockedProduct {
   const BlockProduct& product_;
   const Epilogue epilogue_;
   void (*load_)(const void*, float*, Count);
-  Count panels_, panel_, depths_, depth_, rows_, packed_bytes_ = 0, group_ = 0;
+  Count panels_, panel_, depths_, depth_, rows_, packed_bytes_ = 0;
+  Count largest_group_ = 0, group_ = 0;  ///< panels packed at a time: at most, and now
   bool converts_;
   std::size_t element_;
   device::Storage packed_, partial_;
@@ -270,6 +321,12 @@ void multiply_empty(Device& device, const IsaTable& isa, const Matmul& args, con
 void multiply_blocked(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& extents) {
   if (extents.k == 0) return multiply_empty(device, isa, args, extents);
   BlockedProduct(device, isa, args, extents).run();
+}
+
+std::size_t blocked_workspace(Device& device, const IsaTable& isa, const Matmul& args,
+                              const GemmExtents& extents) {
+  if (extents.k == 0) return static_cast<std::size_t>(2 * extents.n) * sizeof(float);
+  return BlockedProduct(device, isa, args, extents).workspace(device.arena().threads());
 }
 
 }  // namespace sherd::tensor::cpu

@@ -71,5 +71,8 @@ struct GemmExtents {
 
 /// Kernels::matmul for fp32, bf16 and fp16 operands that were checked; m and n are positive.
 void multiply_blocked(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& extents);
+/// What multiply_blocked() takes of the workspace at most.
+std::size_t blocked_workspace(Device& device, const IsaTable& isa, const Matmul& args,
+                              const GemmExtents& extents);
 
 }  // namespace sherd::tensor::cpu

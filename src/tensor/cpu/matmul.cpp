@@ -3,6 +3,7 @@
 
 #include "tensor/cpu/gemm_blocks.h"
 #include "tensor/cpu/loops.h"
+#include "tensor/cpu/workspace.h"
 
 namespace sherd::tensor::cpu {
 namespace {
@@ -87,6 +88,27 @@ void CpuKernels::matmul(const Matmul& args) {
   multiply_blocked(device_, isa_, args, e);
 }
 
+std::size_t matmul_workspace(Device& device, const Matmul& args) {
+  const GemmExtents e = check(args);
+  if (e.m == 0 || e.n == 0 || args.a.dtype() == DType::f64) return 0;
+  return blocked_workspace(device, isa_table(cpu_isa()), args, e);
+}
+
+namespace {
+/// sum_rows() sums this many rows first, then the sums of these in order: short chains, and one order for any
+/// number of threads.
+constexpr Count summed_rows = 128;
+Count row_sums(Count rows) {
+  return std::max<Count>(1, ceil_div(rows, summed_rows));
+}
+}  // namespace
+
+std::size_t sum_rows_workspace(const Tensor& x, const Tensor& out) {
+  const Count n = out.numel();
+  if (n == 0 || x.dtype() == DType::f64) return 0;
+  return static_cast<std::size_t>(row_sums(x.numel() / n) * n) * sizeof(float);
+}
+
 void CpuKernels::sum_rows(const Tensor& x, const Tensor& out, bool accumulate) {
   require(x && out, "sum_rows: x and out must be defined");
   const Count n = out.numel(), m = n == 0 ? 0 : x.numel() / n;
@@ -108,10 +130,8 @@ void CpuKernels::sum_rows(const Tensor& x, const Tensor& out, bool accumulate) {
     });
     return;
   }
-  // Sums of 128 rows first, then the sums of these in order: short chains, and one order for any number of
-  // threads.
-  constexpr Count rows = 128, cols = 512;
-  const Count parts = std::max<Count>(1, ceil_div(m, rows));
+  constexpr Count rows = summed_rows, cols = 512;
+  const Count parts = row_sums(m);
   const Tensor partial = Tensor::zeros(device_, Shape{parts, n}, DType::f32, device::Category::workspace);
   float* sums = partial.data<float>();
   const ConvertOps& from = isa_.convert[storage_index(x)];

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "tensor/cpu/loops.h"
+#include "tensor/cpu/workspace.h"
 
 namespace sherd::tensor::cpu {
 namespace {
@@ -100,6 +101,12 @@ void backward_rows(Device& device, const IsaTable& isa, Count rows, Count width,
 }
 
 }  // namespace
+
+std::size_t norm_backward_workspace(const Tensor& x, const Tensor& dweight, const Tensor& dbias) {
+  const Count rows = x.shape().rows(), group = rows_per_group(rows), groups = (rows + group - 1) / group;
+  const Count parts = (dweight ? 1 : 0) + (dbias ? 1 : 0);
+  return static_cast<std::size_t>(groups * parts * x.shape().back()) * size_of(compute_type(x.dtype()));
+}
 
 void CpuKernels::layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
                             const Tensor& y, const Tensor& mean, const Tensor& rstd) {

@@ -1,0 +1,58 @@
+#include <mutex>
+
+#include "base/error.h"
+#include "comm/exchange/backend.h"
+
+namespace sherd::comm {
+namespace {
+
+class DryWorld final : public Backend {
+ public:
+  DryWorld(int rank, int size) : rank_(rank), size_(size), name_(cat("dry(", size, ")")) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+  double timeout_seconds() const override { return 1; }
+  bool immediate() const override { return true; }
+
+  void run(Call&) override {}
+  void start(Call&) override {}
+  bool advance(Call&) override { return true; }
+  void await(const std::function<bool()>& ready, const std::vector<Call*>&) override {
+    require(ready(), name_, ": a transfer is not done although none moves");
+  }
+  void nudge() noexcept override {}
+
+  device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
+                           device::Tier tier) override {
+    return device.allocate(bytes, category, tier);
+  }
+  std::unique_ptr<Backend> split(int, int) override {
+    sherd::fail(ErrorKind::usage, name_, ": the other ranks are not there to say how they split");
+  }
+
+  void fail(const std::string& reason) noexcept override {
+    std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = reason;
+  }
+  std::string failure() const override {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+ private:
+  int rank_, size_;
+  std::string name_;
+  mutable std::mutex mutex_;
+  std::string failure_;  // guarded by mutex_
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_dry_world(int rank, int size) {
+  require(0 <= rank && rank < size, "rank ", rank, " is not one of ", size);
+  return make_group(std::make_unique<DryWorld>(rank, size));
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,67 @@
+#pragma once
+
+#include "tensor/kernels.h"
+
+namespace sherd::tensor::meta {
+
+/// Kernels that read and write no tensor. Each books for a moment the workspace that the CPU's kernel holds
+/// with as many threads, so that the ledger's peaks are those of a real run.
+class MetaKernels final : public Kernels {
+ public:
+  explicit MetaKernels(Device& device) : device_(device) {}
+
+  Device& device() override { return device_; }
+  void fill(const Tensor&, double) override {}
+  void copy(const Tensor&, const Tensor&) override {}
+  void matmul(const Matmul& args) override;
+  void sum_rows(const Tensor& x, const Tensor& out, bool) override;
+  void add(const Tensor&, const Tensor&, const Tensor&) override {}
+  void multiply(const Tensor&, const Tensor&, const Tensor&) override {}
+  void scale(const Tensor&, double, const Tensor&) override {}
+  void activation(Activation, const Tensor&, const Tensor&) override {}
+  void activation_backward(Activation, const Tensor&, const Tensor&, const Tensor&) override {}
+  void tanh(const Tensor&, const Tensor&) override {}
+  void tanh_backward(const Tensor&, const Tensor&, const Tensor&) override {}
+  void relu(const Tensor&, const Tensor&) override {}
+  void relu_backward(const Tensor&, const Tensor&, const Tensor&) override {}
+  void swiglu(const Tensor&, const Tensor&) override {}
+  void swiglu_backward(const Tensor&, const Tensor&, const Tensor&) override {}
+  void dropout(const Tensor&, const Tensor&, float, RandomKey, const Tensor&) override {}
+  void dropout_backward(const Tensor&, float, RandomKey, const Tensor&) override {}
+  void layer_norm(const Tensor&, const Tensor&, const Tensor&, double, const Tensor&, const Tensor&,
+                  const Tensor&) override {}
+  void layer_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                           const Tensor&, const Tensor& dweight, const Tensor& dbias, bool) override;
+  void rms_norm(const Tensor&, const Tensor&, double, const Tensor&, const Tensor&) override {}
+  void rms_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                         const Tensor& dweight, bool) override;
+  void embedding(const Tensor&, const Tensor&, const Tensor&) override {}
+  void embedding_backward(const Tensor&, const Tensor&, const Tensor&, bool) override {}
+  void add_positions(const Tensor&, const Tensor&, const Tensor&) override {}
+  void add_positions_backward(const Tensor&, const Tensor&, bool) override {}
+  void rotary(const Tensor& qkv, const Attention& geometry, double base, bool, const Tensor&) override;
+  void attention(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&) override;
+  void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&,
+                          const Tensor&, const Tensor&) override;
+  void cross_entropy(const Tensor&, const Tensor&, std::int64_t, std::int32_t, const Tensor&,
+                     const Tensor&) override {}
+  void cross_entropy_backward(const Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int32_t,
+                              double) override {}
+  void mean_squared_error(const Tensor&, const Tensor&, const Tensor&) override {}
+  void mean_squared_error_backward(const Tensor&, const Tensor&, double, const Tensor&) override {}
+  void sum_ranks(std::span<const Tensor>, double, DType, const Tensor&, bool) override {}
+  void sum_of_squares(const Tensor&, ExactSum&) override {}
+  bool all_finite(const Tensor&) override { return true; }
+  void fill_normal(const Tensor&, RandomKey, std::int64_t, double, double) override {}
+  void fill_uniform(const Tensor&, RandomKey, std::int64_t, double, double) override {}
+
+ private:
+  /// Raises the peak by what a kernel would hold until it returns.
+  void book(std::size_t workspace);
+
+  Device& device_;
+  Tensor angles_;  ///< of the last rotary geometry, which the CPU's kernels keep
+  double angles_base_ = 0;
+};
+
+}  // namespace sherd::tensor::meta

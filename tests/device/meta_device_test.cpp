@@ -1,0 +1,57 @@
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/error.h"
+#include "device/device.h"
+
+namespace sherd::device {
+namespace {
+
+/// Bytes of this process that lie in memory.
+std::uint64_t resident() {
+  std::ifstream in("/proc/self/statm");
+  std::uint64_t size = 0, pages = 0;
+  in >> size >> pages;
+  return pages * 4096;
+}
+
+TEST(MetaDevice, ChargesTheLedgerAndTakesNoMemory) {
+  const auto device = make_meta_device(3);
+  EXPECT_EQ(device->kind(), Kind::meta);
+  EXPECT_EQ(device->arena().threads(), 3);
+  const std::uint64_t before = resident(), terabyte = std::uint64_t{1} << 40;
+  {
+    const Storage large = device->allocate(terabyte, Category::optimizer, Tier::host);
+    EXPECT_EQ(device->ledger().current(Tier::host, Category::optimizer), terabyte);
+    EXPECT_EQ(large.data()[terabyte - 1], std::byte{0});
+    EXPECT_LT(resident(), before + (64u << 20));
+  }
+  EXPECT_EQ(device->ledger().current(Tier::host), 0u);
+  EXPECT_EQ(device->ledger().peak(Tier::host), terabyte);
+}
+
+TEST(MetaDevice, SmallBlocksAreZeroAndHoldWhatIsWritten) {
+  const auto device = make_meta_device(1);
+  for (int round = 0; round < 4; ++round) {
+    const Storage block = device->allocate(round == 0 ? 0 : 1000, Category::activations);
+    ASSERT_NE(block.data(), nullptr);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block.data()) % 64, 0u);
+    for (std::size_t i = 0; i < block.bytes(); ++i) {
+      EXPECT_EQ(block.data()[i], std::byte{0});
+      block.data()[i] = std::byte{7};
+    }
+    for (std::size_t i = 0; i < block.bytes(); ++i) EXPECT_EQ(block.data()[i], std::byte{7});
+  }
+}
+
+TEST(MetaDevice, KeepsTheLimitOfATier) {
+  const auto device = make_meta_device(1);
+  device->ledger().set_limit(Tier::device, 1000);
+  EXPECT_THROW(device->allocate(1001, Category::parameters), Error);
+  EXPECT_EQ(device->ledger().current(Tier::device), 0u);
+  EXPECT_NO_THROW(device->allocate(1001, Category::parameters, Tier::host));
+}
+
+}  // namespace
+}  // namespace sherd::device

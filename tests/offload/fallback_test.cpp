@@ -104,13 +104,13 @@ TEST_F(FallbackTest, threads_stand_in_where_io_uring_is_refused) {
     report();
   };
   expect_in_child(
-      refused(EPERM),
+      [&] { refused(EPERM); },
       AllOf(Has(1, "sherd:"), HasSubstr("io_uring cannot be used (the kernel forbids it"),
             HasSubstr("2 threads read and write instead"), HasSubstr("backend: threads, plain, right")));
-  expect_in_child([\& ] { refused(ENOSYS); }, AllOf(Has(1, "sherd:"), HasSubstr("the kernel lacks it"),
-                                                    HasSubstr("backend: threads, plain, right")));
+  expect_in_child([&] { refused(ENOSYS); }, AllOf(Has(1, "sherd:"), HasSubstr("the kernel lacks it"),
+                                                  HasSubstr("backend: threads, plain, right")));
   options.backend = StoreOptions::Backend::io_uring;
-  expect_in_child([\& ] { refused(EPERM); },
+  expect_in_child([&] { refused(EPERM); },
                   HasSubstr("error: io_uring was asked for and cannot be used: the kernel forbids it"));
 }
 
@@ -148,8 +148,8 @@ TEST_F(FallbackTest, plain_buffers_stand_in_where_memory_may_not_be_locked) {
     report();
   };
   expect_in_child(
-      refused(), AllOf(Has(1, "sherd:"), HasSubstr("does not register transfer buffers (the limit of locked"),
-                       HasSubstr("backend: io_uring, plain, right")));
+      refused, AllOf(Has(1, "sherd:"), HasSubstr("does not register transfer buffers (the limit of locked"),
+                     HasSubstr("backend: io_uring, plain, right")));
 }
 
 }  // namespace

@@ -19,15 +19,23 @@ struct Placement {
   DType dtype = DType::f32;
 };
 
+/// How the fp32 weights that the optimizer updates are kept.
+enum class MasterForm : std::uint8_t {
+  in_parameters,  ///< the compute parameters are fp32
+  separate,       ///< fp32, beside 16-bit parameters
+  split           ///< the bf16 parameter is the high half, beside it lie the 16 low bits (optim/split_master.h)
+};
+
 /// What every kind of model state does. A ZeRO stage is one such table and nothing else: no code but
-/// make_placements() looks at the stage number (Rajbhandari et al. 2020, table 1, as rows).
+/// make_placements() looks at the stage number (Rajbhandari et al. 2020, table 1, as rows). The same holds for offload
+/// (Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity): it is the column of tiers.
 struct PlacementTable {
-  Placement parameters;  ///< what forward and backward compute with
+  Placement parameters;  ///< what forward and backward compute with; gathered to the device wherever they live
   Placement gradients;   ///< what accumulates over micro-batches, in grad_accum_dtype
-  Placement masters;     ///< fp32 weights the optimizer updates; in the parameters themselves where those are fp32
-  Placement moments;     ///< the optimizer's own tensors, fp32
-  bool separate_masters = false;       ///< masters are held beside the parameters
-  DType communication = DType::f32;    ///< reduced gradients are rounded to this once (communication_data_type)
+  Placement masters;     ///< what the optimizer keeps of the weights, by master_form
+  Placement moments;     ///< the optimizer's own tensors, fp32 or bf16
+  MasterForm master_form = MasterForm::in_parameters;
+  DType communication = DType::f32;  ///< reduced gradients are rounded to this once (communication_data_type)
 
   /// Gradients kept as shards have to be reduced after each micro-batch; replicated ones only at the boundary.
   bool reduce_every_micro_batch() const { return gradients.spread == Spread::sharded; }
@@ -41,6 +49,7 @@ struct PlacementTable {
 PlacementTable make_placements(const config::Config& config);
 
 /// The table of a ZeRO stage (0–3) with everything on the device tier.
-PlacementTable make_placements(int stage, DType compute, DType grad_accumulation, DType communication);
+PlacementTable make_placements(int stage, DType compute, DType grad_accumulation, DType communication,
+                               bool split_masters = true);
 
 }  // namespace sherd::sharding

@@ -6,8 +6,11 @@
 namespace sherd::sharding {
 
 void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate) {
-  if (group_.size() == 1) return;  // the lasting gradients are the sum already
-  if (!full) full = std::make_shared<const Tensor>(segment.gradients());
+  if (group_.size() == 1) {  // the one rank's gradients are the sum
+    if (full) segment.store_gradients(*full);
+    return;
+  }
+  if (!full) full = std::make_shared<const Tensor>(segment.gradients().tensor());
   queue_.push_back({&segment, std::move(full), accumulate});
   queued_ += segment.layout().padded();
   while (queued_ >= bucket_limit()) send_bucket();
@@ -45,7 +48,7 @@ void Reducer::send_bucket() {
     item.sent += count;
     if (item.sent < shard) continue;
     if (item.segment->optimizer_replicated())
-      gathers.push_back({item.segment->own_gradients(), item.segment->gradients()});
+      gathers.push_back({item.segment->own_gradients(), item.segment->gradients().tensor()});
     queue_.pop_front();
   }
   queued_ -= elements;

@@ -1,6 +1,7 @@
 #include "sharding/residency.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace sherd::sharding {
 namespace {
@@ -100,6 +101,28 @@ std::vector<ResidencyStep> plan_residency(std::span<const UseEvent> trace, std::
   steps.reserve(trace.size());
   for (std::size_t i = 0; i < trace.size(); ++i) steps.push_back(planner.at(i));
   return steps;
+}
+
+std::vector<int> gather_order(std::span<const UseEvent> trace, std::span<const ResidencyStep> plan,
+                              std::span<const std::int64_t> sizes) {
+  std::vector<char> there(sizes.size());
+  std::vector<int> order;
+  const auto at = [&](int unit) -> char& { return there[static_cast<std::size_t>(unit)]; };
+  const auto gather = [&](int unit) {
+    if (!std::exchange(at(unit), 1)) order.push_back(unit);
+  };
+  for (std::size_t i = 0; i < trace.size(); ++i) {
+    const int unit = trace[i].unit;
+    if (sizes[static_cast<std::size_t>(unit)] == 0) continue;
+    if (!trace[i].acquire) {
+      if (plan[i].release) at(unit) = 0;
+      continue;
+    }
+    for (const int victim : plan[i].evict) at(victim) = 0;
+    gather(unit);
+    for (const int next : plan[i].prefetch) gather(next);
+  }
+  return order;
 }
 
 }  // namespace sherd::sharding

@@ -37,4 +37,8 @@ struct ResidencyLimits {
 std::vector<ResidencyStep> plan_residency(std::span<const UseEvent> trace, std::span<const std::int64_t> sizes,
                                           const ResidencyLimits& limits);
 
+/// The units that follow from `plan`, in the order in which the executor starts to gather them.
+std::vector<int> gather_order(std::span<const UseEvent> trace, std::span<const ResidencyStep> plan,
+                              std::span<const std::int64_t> sizes);
+
 }  // namespace sherd::sharding

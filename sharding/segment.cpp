@@ -4,79 +4,65 @@
 #include <cstring>
 #include <utility>
 
+#include "optim/split_master.h"
+
 namespace sherd::sharding {
 
 using device::Category;
+using device::Tier;
 
-StateBuffer::StateBuffer(device::Device& device, Tensor tensor, Category category, std::uint64_t padding_bytes)
-    : device_(&device), tensor_(std::move(tensor)), category_(category), padding_(padding_bytes) {
-  device_->ledger().reclassify(device::Tier::device, category_, Category::padding, padding_);
-}
-
-StateBuffer::~StateBuffer() {
-  if (tensor_.defined()) device_->ledger().reclassify(device::Tier::device, Category::padding, category_, padding_);
-}
-
-StateBuffer::StateBuffer(StateBuffer&& other) noexcept
-    : device_(other.device_), tensor_(std::exchange(other.tensor_, {})), category_(other.category_),
-      padding_(other.padding_) {}
-
-StateBuffer& StateBuffer::operator=(StateBuffer&& other) noexcept {
-  std::swap(device_, other.device_);
-  std::swap(tensor_, other.tensor_);
-  std::swap(category_, other.category_);
-  std::swap(padding_, other.padding_);
-  return *this;
-}
-
-std::shared_ptr<const Tensor> ExchangePool::take(std::int64_t numel, DType dtype) {
-  const std::size_t bytes = static_cast<std::size_t>(numel) * size_of(dtype);
-  auto& free = shelf_->free;
-  const auto it = std::find_if(free.begin(), free.end(), [&](const auto& entry) { return entry.first == bytes; });
-  device::Storage storage;
-  if (it != free.end()) {
-    storage = std::move(it->second);
-    free.erase(it);
-  } else {
-    storage = group_.allocate(device_, bytes, Category::communication);
-  }
-  auto* tensor = new Tensor(Tensor::view_of(std::move(storage), 0, {numel}, dtype));
-  return {tensor, [shelf = shelf_, bytes](const Tensor* held) {
-            shelf->free.emplace_back(bytes, held->storage());
-            delete held;
-          }};
-}
+namespace {
+/// Elements that pass through memory at once where states are filled or read as a whole: few enough that no tier notices.
+constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
+}  // namespace
 
 Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> parameters, const PlacementTable& table,
-                 int moments, std::uint64_t seed, comm::Communicator& group, tensor::Kernels& kernels)
-    : name_(std::move(name)), key_(key), layout_(std::move(parameters), group.size()),
-      // Over one rank, sharded and replicated are the same thing.
-      parameters_sharded_(table.parameters.spread == Spread::sharded && !key.persistent && group.size() > 1),
-      gradients_sharded_(table.gradients.spread == Spread::sharded && group.size() > 1),
-      optimizer_sharded_(table.masters.spread == Spread::sharded && group.size() > 1),
+                 int moments, std::uint64_t seed, const StateSources& sources)
+    : name_(std::move(name)), key_(key), layout_(std::move(parameters), sources.group.size()),
+      kernels_(sources.kernels),
+      // Over one rank, sharded and replicated are the same thing, unless the device is not where they stay.
+      parameters_sharded_(table.parameters.spread == Spread::sharded && !key.persistent &&
+                          (sources.group.size() > 1 || table.parameters.tier != Tier::device)),
+      gradients_staged_(table.gradients.spread == Spread::sharded &&
+                        (sources.group.size() > 1 || table.gradients.tier != Tier::device)),
+      gradients_sharded_(table.gradients.spread == Spread::sharded && sources.group.size() > 1),
+      optimizer_sharded_(table.masters.spread == Spread::sharded && sources.group.size() > 1),
       gather_after_update_(key.trainable && optimizer_sharded_ && !parameters_sharded_),
-      own_begin_(group.rank() * layout_.shard()), device_(kernels.device()) {
-  parameters_ = make(Category::parameters, table.parameters.dtype, parameters_sharded_, true, group);
+      master_form_(table.master_form), own_begin_(sources.group.rank() * layout_.shard()) {
+  Placement compute = table.parameters;
+  if (!parameters_sharded_) compute.tier = Tier::device;
+  parameters_ = make(sources, Category::parameters, compute, parameters_sharded_, true, "parameters");
   if (key_.trainable) {
-    gradients_ = make(Category::gradients, table.gradients.dtype, gradients_sharded_, true, group);
-    if (table.separate_masters) masters_ = make(Category::optimizer, DType::f32, optimizer_sharded_, false, group);
+    gradients_ = make(sources, Category::gradients, table.gradients, gradients_sharded_, true, "gradients");
+    kernels_.fill(gradients_.tensor(), 0);
+    if (master_form_ != MasterForm::in_parameters)
+      masters_ = make(sources, Category::optimizer, table.masters, optimizer_sharded_, false, "masters");
     for (int i = 0; i < moments; ++i) {
-      moments_.push_back(make(Category::optimizer, DType::f32, optimizer_sharded_, false, group));
-      kernels.fill(moments_.back().tensor(), 0);
+      moments_.push_back(make(sources, Category::optimizer, table.moments, optimizer_sharded_, false,
+                              i == 0 ? "first moments" : "second moments"));
+      if (!moments_.back().stored()) kernels_.fill(moments_.back().tensor(), 0);
     }
-    kernels.fill(gradients_.tensor(), 0);
   }
-  draw_initial_values(seed, kernels);
+  draw_initial_values(seed);
 }
 
-StateBuffer Segment::make(Category category, DType dtype, bool sharded, bool shared, comm::Communicator& group) {
+StateBuffer Segment::make(const StateSources& sources, Category category, const Placement& placement, bool sharded,
+                          bool shared, const char* kind) {
+  device::Device& device = kernels_.device();
   const std::int64_t begin = sharded ? own_begin_ : 0;
   const std::int64_t numel = sharded ? layout_.shard() : layout_.padded();
-  const std::size_t bytes = static_cast<std::size_t>(numel) * size_of(dtype);
-  device::Storage storage = shared ? group.allocate(device_, bytes, category) : device_.allocate(bytes, category);
-  const std::int64_t padding = numel - layout_.payload_in(begin, begin + numel);
-  return StateBuffer(device_, Tensor::view_of(std::move(storage), 0, {numel}, dtype), category,
-                     static_cast<std::uint64_t>(padding) * size_of(dtype));
+  const auto padding =
+      static_cast<std::uint64_t>(numel - layout_.payload_in(begin, begin + numel)) * size_of(placement.dtype);
+  if (placement.tier == Tier::nvme) {
+    offload::Store* store = category == Category::parameters ? sources.parameter_store : sources.optimizer_store;
+    require(store != nullptr, "states placed on NVMe need a store");
+    return StateBuffer(device, *store, name_ + " " + kind, begin, numel, placement.dtype, category, padding);
+  }
+  const std::size_t bytes = static_cast<std::size_t>(numel) * size_of(placement.dtype);
+  device::Storage storage = shared ? sources.group.allocate(device, bytes, category, placement.tier)
+                                   : device.allocate(bytes, category, placement.tier);
+  return StateBuffer(device, Tensor::view_of(std::move(storage), 0, {numel}, placement.dtype), begin, placement.tier,
+                     category, padding);
 }
 
 namespace {
@@ -92,49 +78,56 @@ void draw(const autograd::Parameter& parameter, const Tensor& values, std::int64
 }
 }  // namespace
 
-void Segment::draw_initial_values(std::uint64_t seed, tensor::Kernels& kernels) {
-  // Values are drawn in fp32 and rounded as masters are, piece by piece, so that no rank needs more memory than what
-  // it will keep.
-  const Tensor& held = parameters();
-  std::memset(held.raw(), 0, held.bytes());
-  if (masters_) std::memset(masters_.tensor().raw(), 0, masters_.tensor().bytes());
-  const std::int64_t begin = parameters_sharded_ ? own_begin_ : 0;
-  constexpr std::int64_t chunk = std::int64_t{1} << 20;
-  for (const Piece& piece : layout_.pieces(begin, begin + held.numel())) {
-    for (std::int64_t done = 0; done < piece.count; done += chunk) {
-      const std::int64_t count = std::min(chunk, piece.count - done), flat = piece.flat_begin + done;
-      const Tensor to = held.range(flat - begin, flat - begin + count);
-      Tensor values = to.dtype() == DType::f32 || to.dtype() == DType::f64
-                          ? to : Tensor::empty(device_, {count}, DType::f32, Category::workspace);
-      draw(*layout_.parameters()[piece.slot], values, piece.parameter_begin + done, seed, kernels);
-      if (to.dtype() == DType::bf16 || to.dtype() == DType::f16)
-        sharding::round_masters(values, to, device_.arena());
-      if (!masters_) continue;
-      const std::int64_t from = std::max(flat, update_begin()), end = std::min(flat + count, update_end());
-      if (from < end)
-        kernels.copy(values.range(from - flat, end - flat),
-                     masters_.tensor().range(from - update_begin(), end - update_begin()));
-    }
+void Segment::draw_initial_values(std::uint64_t seed) {
+  // Values are drawn in fp32 and rounded as masters are, chunk by chunk, so that no rank needs more memory than what it
+  // will keep.
+  const std::int64_t begin = parameters_.begin(), end = parameters_.end();
+  const std::int64_t most = std::min(chunk_elements, end - begin);
+  const Tensor chunk = Tensor::empty(kernels_.device(), {most}, DType::f32, Category::workspace);
+  for (std::int64_t at = begin; at < end; at += most) {
+    const Tensor values = chunk.range(0, std::min(most, end - at));
+    kernels_.fill(values, 0);
+    for (const Piece& piece : layout_.pieces(at, at + values.numel()))
+      draw(*layout_.parameters()[piece.slot],
+           values.range(piece.flat_begin - at, piece.flat_begin - at + piece.count), piece.parameter_begin, seed,
+           kernels_);
+    write_values(at, values);
   }
 }
 
-Tensor Segment::own_parameters() const {
-  return parameters_sharded_ ? parameters() : parameters().range(own_begin(), own_end());
+void Segment::write_values(std::int64_t begin, const Tensor& from) {
+  device::Device& device = kernels_.device();
+  Tensor rounded = from;
+  if (parameters_.dtype() != DType::f32) {
+    rounded = Tensor::empty(device, {from.numel()}, parameters_.dtype(), Category::workspace);
+    round_masters(from, rounded, device.arena());
+  }
+  offload::Io parameters_written = parameters_.write(begin, rounded);
+  const std::int64_t first = std::max(begin, update_begin());
+  const std::int64_t last = std::min(begin + from.numel(), update_end());
+  if (masters_ && first < last) {
+    Tensor kept = from.range(first - begin, last - begin);
+    if (master_form_ == MasterForm::split) {
+      const Tensor high = Tensor::empty(device, {last - first}, DType::bf16, Category::workspace);
+      const Tensor low = Tensor::empty(device, {last - first}, DType::u16, Category::workspace);
+      optim::split_master(kept.data<float>(), high.raw(), low.data<std::uint16_t>(), kept.numel(), device.arena());
+      kept = low;
+    }
+    masters_.write(first, kept).wait();
+  }
+  parameters_written.wait();
 }
 
-Tensor Segment::updated_parameters() const {
-  return parameters_sharded_ ? parameters() : parameters().range(update_begin(), update_end());
+void Segment::read_masters(std::int64_t begin, const Tensor& to) const {
+  if (master_form_ != MasterForm::split) return (masters_ ? masters_ : parameters_).read(begin, to).wait();
+  device::Device& device = kernels_.device();
+  const Tensor low = Tensor::empty(device, {to.numel()}, DType::u16, Category::workspace);
+  const Tensor high = Tensor::empty(device, {to.numel()}, DType::bf16, Category::workspace);
+  offload::Io low_read = masters_.read(begin, low), high_read = parameters_.read(begin, high);
+  low_read.wait();
+  high_read.wait();
+  optim::join_master(high.raw(), low.data<std::uint16_t>(), to.data<float>(), to.numel(), device.arena());
 }
-
-Tensor Segment::own_gradients() const {
-  return gradients_sharded_ ? gradients() : gradients().range(own_begin(), own_end());
-}
-
-Tensor Segment::update_gradients() const {
-  return gradients_sharded_ ? gradients() : gradients().range(update_begin(), update_end());
-}
-
-Tensor Segment::masters() const { return masters_ ? masters_.tensor() : updated_parameters(); }
 
 void Segment::attach_values(const Tensor& full) {
   for (std::size_t i = 0; i < layout_.parameters().size(); ++i) {
@@ -158,7 +151,7 @@ void Segment::close_gradients() {
   for (std::size_t i = 0; i < layout_.parameters().size(); ++i) {
     autograd::Parameter& parameter = *layout_.parameters()[i];
     if (!parameter.grad.defined()) continue;
-    if (!parameter.grad_written) std::memset(parameter.grad.raw(), 0, parameter.grad.bytes());
+    if (!parameter.grad_written) kernels_.fill(parameter.grad, 0);
     // The gap up to the next parameter takes part in sums over the flat segment.
     const std::int64_t end = layout_.offset(i) + parameter.numel();
     const std::int64_t next = i + 1 < layout_.parameters().size() ? layout_.offset(i + 1) : layout_.padded();
@@ -166,10 +159,6 @@ void Segment::close_gradients() {
     std::memset(parameter.grad.raw() + parameter.grad.bytes(), 0, gap);
     parameter.grad = {};
   }
-}
-
-void Segment::round_masters(tensor::Kernels& kernels) {
-  if (masters_) sharding::round_masters(masters_.tensor(), updated_parameters(), kernels.device().arena());
 }
 
 void round_masters(const Tensor& masters, const Tensor& to, Arena& arena) {

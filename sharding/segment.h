@@ -4,51 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "sharding/layout.h"
 #include "sharding/placement.h"
+#include "sharding/state.h"
 
 namespace sherd::sharding {
-
-using tensor::Tensor;
-
-/// A lasting tensor of model state whose alignment padding is listed apart on the ledger.
-class StateBuffer {
- public:
-  StateBuffer() = default;
-  /// Takes over `tensor`, of which the ledger holds all bytes under `category`, and books `padding_bytes` of it as
-  /// padding.
-  StateBuffer(device::Device& device, Tensor tensor, device::Category category, std::uint64_t padding_bytes);
-  ~StateBuffer();
-  StateBuffer(StateBuffer&& other) noexcept;
-  StateBuffer& operator=(StateBuffer&& other) noexcept;
-
-  const Tensor& tensor() const { return tensor_; }
-  explicit operator bool() const { return tensor_.defined(); }
-
- private:
-  device::Device* device_ = nullptr;
-  Tensor tensor_;
-  device::Category category_ = device::Category::parameters;
-  std::uint64_t padding_ = 0;
-};
-
-/// Exchange buffers for gathered parameters and gradients on their way, kept for reuse by size. Peers can reach them.
-/// All ranks take and give back in the same order, since allocating is a collective. Used from the rank's thread.
-class ExchangePool {
- public:
-  ExchangePool(comm::Communicator& group, device::Device& device) : group_(group), device_(device) {}
-  /// A flat tensor of `numel` elements, back in the pool when the last holder lets go of the pointer.
-  std::shared_ptr<const Tensor> take(std::int64_t numel, DType dtype);
-
- private:
-  struct Shelf {
-    std::vector<std::pair<std::size_t, device::Storage>> free;
-  };
-  comm::Communicator& group_;
-  device::Device& device_;
-  std::shared_ptr<Shelf> shelf_ = std::make_shared<Shelf>();
-};
 
 /// What parameters of one flat segment have in common.
 struct SegmentKey {
@@ -60,19 +20,25 @@ struct SegmentKey {
 /// A flat run of parameters of one unit with all model states that this rank holds of it.
 class Segment {
  public:
-  /// Collective over `group` where memory is shared with peers. Draws the initial values of what this rank holds.
+  /// Collective over the group where memory is shared with peers. Draws the initial values of what this rank holds, in
+  /// small chunks, straight into the tier where they live.
   Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> parameters, const PlacementTable& table,
-          int moments, std::uint64_t seed, comm::Communicator& group, tensor::Kernels& kernels);
+          int moments, std::uint64_t seed, const StateSources& sources);
 
   const std::string& name() const { return name_; }
   const SegmentKey& key() const { return key_; }
   const SegmentLayout& layout() const { return layout_; }
+  /// The full parameters come and go: this rank keeps its shard (over one rank, all) outside of what modules see.
   bool parameters_sharded() const { return parameters_sharded_; }
+  /// Each micro-batch writes its gradients to a buffer of its own, from where they travel to the lasting ones.
+  bool gradients_staged() const { return gradients_staged_; }
+  /// Lasting gradients are this rank's shard of the sum.
   bool gradients_sharded() const { return gradients_sharded_; }
   /// Every rank updates the whole segment, and so needs the whole sum of gradients.
   bool optimizer_replicated() const { return !optimizer_sharded_; }
   /// Updated shards have to be gathered into the full parameters.
   bool gather_after_update() const { return gather_after_update_; }
+  MasterForm master_form() const { return master_form_; }
 
   /// This rank's part of the flat segment.
   std::int64_t own_begin() const { return own_begin_; }
@@ -82,21 +48,26 @@ class Segment {
   std::int64_t update_end() const { return optimizer_sharded_ ? own_end() : layout_.padded(); }
 
   /// Compute parameters: the whole segment where replicated, else this rank's shard.
-  const Tensor& parameters() const { return parameters_.tensor(); }
-  /// This rank's shard of the compute parameters, wherever it lies.
-  Tensor own_parameters() const;
-  /// Compute parameters of [update_begin, update_end).
-  Tensor updated_parameters() const;
-  /// Lasting gradients: whole or shard; undefined when frozen.
-  const Tensor& gradients() const { return gradients_.tensor(); }
-  Tensor own_gradients() const;
-  /// Gradients of [update_begin, update_end).
-  Tensor update_gradients() const;
-  /// fp32 weights of [update_begin, update_end); the parameters themselves where those are fp32.
-  Tensor masters() const;
-  bool separate_masters() const { return static_cast<bool>(masters_); }
-  /// Optimizer tensors of [update_begin, update_end), fp32, zero at first.
+  const StateBuffer& parameters() const { return parameters_; }
+  StateBuffer& parameters() { return parameters_; }
+  /// Lasting gradients: whole or shard; none when frozen.
+  const StateBuffer& gradients() const { return gradients_; }
+  /// What the optimizer keeps of the masters of the update range: fp32, or uint16 low halves; none where the
+  /// parameters are the masters.
+  const StateBuffer& masters() const { return masters_; }
+  StateBuffer& masters() { return masters_; }
+  /// Optimizer tensors of the update range, zero at first.
   const std::vector<StateBuffer>& moments() const { return moments_; }
+  std::vector<StateBuffer>& moments() { return moments_; }
+
+  Tensor own_parameters() const { return parameters_.range(own_begin(), own_end()); }
+  Tensor own_gradients() const { return gradients_.range(own_begin(), own_end()); }
+
+  /// The fp32 weights from flat element `begin` of the update range on.
+  void read_masters(std::int64_t begin, const Tensor& to) const;
+  /// Sets the weights from flat element `begin` on: compute parameters where this rank holds them, rounded as masters
+  /// are, and masters in the update range.
+  void write_values(std::int64_t begin, const Tensor& from);
 
   /// Points the parameters' values into `full` (a flat tensor of the padded segment), or clears them.
   void attach_values(const Tensor& full);
@@ -105,19 +76,22 @@ class Segment {
   void attach_gradients(const Tensor& full);
   /// Zeroes what no operation wrote, and clears the parameters' gradients.
   void close_gradients();
-  /// Copies masters into the compute parameters of the update range, rounded as masters are.
-  void round_masters(tensor::Kernels& kernels);
+  /// Copies the lasting gradients to or from a staging tensor of the padded segment; over one rank.
+  void load_gradients(const Tensor& full) const { kernels_.copy(gradients_.tensor(), full); }
+  void store_gradients(const Tensor& full) { kernels_.copy(full, gradients_.tensor()); }
 
  private:
-  StateBuffer make(device::Category category, DType dtype, bool sharded, bool shared, comm::Communicator& group);
-  void draw_initial_values(std::uint64_t seed, tensor::Kernels& kernels);
+  StateBuffer make(const StateSources& sources, device::Category category, const Placement& placement, bool sharded,
+                   bool shared, const char* kind);
+  void draw_initial_values(std::uint64_t seed);
 
   std::string name_;
   SegmentKey key_;
   SegmentLayout layout_;
-  bool parameters_sharded_, gradients_sharded_, optimizer_sharded_, gather_after_update_;
+  tensor::Kernels& kernels_;
+  bool parameters_sharded_, gradients_staged_, gradients_sharded_, optimizer_sharded_, gather_after_update_;
+  MasterForm master_form_;
   std::int64_t own_begin_;
-  device::Device& device_;
   StateBuffer parameters_, gradients_, masters_;
   std::vector<StateBuffer> moments_;
 };

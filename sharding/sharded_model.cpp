@@ -20,6 +20,10 @@ ShardingOptions make_sharding_options(const config::Config& config, int moments)
   options.reduce_bucket = config.zero.reduce_bucket_size;
   options.gather_bucket = config.zero.allgather_bucket_size;
   options.overlap = config.zero.overlap_comm;
+  options.optimizer_offload_ratio = config.zero.offload_optimizer.ratio;
+  options.parameters_in_host = config.zero.offload_param.max_in_cpu;
+  options.parameter_buffers = static_cast<int>(config.zero.offload_param.buffer_count);
+  options.parameter_buffer_elements = config.zero.offload_param.buffer_size;
   return options;
 }
 
@@ -57,14 +61,15 @@ class ShardedModel::BlockScope final : public autograd::Scope {
 };
 
 ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options,
-                           comm::Communicator& group, tensor::Kernels& kernels)
-    : model_(std::move(model)), options_(options), group_(group), kernels_(kernels),
-      residency_(group, kernels.device(), options.residency),
-      reducer_(group, options.placements.communication, options.reduce_bucket, options.overlap) {
+                           const StateSources& sources)
+    : model_(std::move(model)), options_(options), sources_(sources), group_(sources.group), kernels_(sources.kernels),
+      residency_(group_, kernels_.device(), options.residency),
+      reducer_(group_, options.placements.communication, options.reduce_bucket, options.overlap) {
   require(model_ != nullptr, "sharding needs a model");
   model_->assign_names();
   build_units();
   states_.resize(units().size());
+  residency_.make_reader(options_.parameter_buffers, options_.parameter_buffer_elements);
 }
 
 ShardedModel::~ShardedModel() {
@@ -103,12 +108,15 @@ void ShardedModel::build_units() {
   std::unordered_map<const autograd::Parameter*, std::size_t> owner;
   survey(*model_, 0, lands, owner);
 
-  std::int64_t persistent_left = options_.model_persistence_threshold;
+  Budget budget{options_.model_persistence_threshold, options_.parameters_in_host, 0};
+  for (const Territory& land : lands)
+    for (const ParameterPtr& parameter : land.owned)
+      if (parameter->trainable) budget.offload += options_.optimizer_offload_ratio * static_cast<double>(parameter->numel());
   std::vector<Unit*> unit_of(lands.size(), nullptr);
   for (std::size_t i = 0; i < lands.size(); ++i) {
     if (lands[i].owned.empty()) continue;
     Unit& unit = residency_.add_unit(lands[i].block->path().empty() ? "root" : lands[i].block->path());
-    make_segments(unit, lands[i].owned, persistent_left);
+    make_segments(unit, lands[i].owned, budget);
     for (const ParameterPtr& parameter : lands[i].owned) {
       owners_.emplace_back(parameter, &unit);
       parameter_count_ += parameter->numel();
@@ -128,22 +136,38 @@ void ShardedModel::build_units() {
   }
 }
 
-void ShardedModel::make_segments(Unit& unit, const std::vector<ParameterPtr>& parameters,
-                                 std::int64_t& persistent_left) {
+void ShardedModel::make_segments(Unit& unit, const std::vector<ParameterPtr>& parameters, Budget& budget) {
   std::vector<std::pair<SegmentKey, std::vector<ParameterPtr>>> groups;
   for (const ParameterPtr& parameter : parameters) {
     SegmentKey key;
     key.trainable = parameter->trainable;
     key.persistent = options_.placements.parameters.spread == Spread::sharded &&
-                     parameter->numel() <= options_.persistence_threshold && parameter->numel() <= persistent_left;
-    if (key.persistent) persistent_left -= parameter->numel(), persistent_elements_ += parameter->numel();
+                     parameter->numel() <= options_.persistence_threshold && parameter->numel() <= budget.persistent;
+    if (key.persistent) budget.persistent -= parameter->numel(), persistent_elements_ += parameter->numel();
     auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == key; });
     if (group == groups.end()) group = groups.insert(groups.end(), {key, {}});
     group->second.push_back(parameter);
   }
-  for (auto& [key, members] : groups)
-    unit.segments().push_back(std::make_unique<Segment>(unit.name(), key, std::move(members), options_.placements,
-                                                        options_.moments, options_.seed, group_, kernels_));
+  for (auto& [key, members] : groups) {
+    const PlacementTable table = place(key, SegmentLayout(members, group_.size()), budget);
+    unit.segments().push_back(std::make_unique<Segment>(unit.name(), key, std::move(members), table, options_.moments,
+                                                        options_.seed, sources_));
+  }
+}
+
+/// The table's row for one segment: what the limits of the tiers leave of it.
+PlacementTable ShardedModel::place(const SegmentKey& key, const SegmentLayout& layout, Budget& budget) const {
+  PlacementTable table = options_.placements;
+  if (table.parameters.tier == device::Tier::nvme && !key.persistent && layout.shard() <= budget.host) {
+    table.parameters.tier = device::Tier::host;
+    budget.host -= layout.shard();
+  }
+  if (key.trainable && table.masters.tier != device::Tier::device) {
+    if (budget.offload <= 0)
+      table.masters.tier = table.moments.tier = table.gradients.tier = device::Tier::device;
+    budget.offload -= static_cast<double>(layout.payload());
+  }
+  return table;
 }
 
 std::vector<Segment*> ShardedModel::trainable_segments() const {
@@ -186,7 +210,7 @@ void ShardedModel::submit_left_behind() {
   for (const auto& unit : units()) {
     if (state(*unit).sent) continue;
     for (const auto& segment : unit->segments())
-      if (!segment->gradients_sharded() && std::find(filled_.begin(), filled_.end(), segment.get()) != filled_.end())
+      if (!segment->gradients_staged() && is_filled(*segment))
         reducer_.submit(*segment, nullptr, false);
   }
 }
@@ -197,6 +221,10 @@ void ShardedModel::begin_evaluation() {
 }
 void ShardedModel::end_evaluation() { residency_.end(); }
 
+bool ShardedModel::is_filled(const Segment& segment) const {
+  return std::find(filled_.begin(), filled_.end(), &segment) != filled_.end();
+}
+
 void ShardedModel::open_gradients(Unit& unit) {
   UnitState& s = state(unit);
   if (s.open) return;
@@ -206,11 +234,13 @@ void ShardedModel::open_gradients(Unit& unit) {
   for (const auto& segment : unit.segments()) {
     if (!segment->key().trainable) continue;
     std::shared_ptr<const Tensor> full;
-    if (segment->gradients_sharded()) {
+    if (segment->gradients_staged()) {
       full = residency_.pool().take(segment->layout().padded(), segment->gradients().dtype());
-      for (const ParameterPtr& parameter : segment->layout().parameters()) parameter->grad_written = false;
+      // Sums over micro-batches form in the lasting shards; over one rank where backward writes, as without staging.
+      if (!segment->gradients_sharded() && is_filled(*segment)) segment->load_gradients(*full);
+      else for (const ParameterPtr& parameter : segment->layout().parameters()) parameter->grad_written = false;
     }
-    segment->attach_gradients(full ? *full : segment->gradients());
+    segment->attach_gradients(full ? *full : segment->gradients().tensor());
     s.full.push_back(std::move(full));
   }
 }
@@ -223,9 +253,9 @@ void ShardedModel::close_gradients(Unit& unit) {
     if (!segment->key().trainable) continue;
     segment->close_gradients();
     std::shared_ptr<const Tensor> full = std::move(s.full[next++]);
-    const bool filled = std::find(filled_.begin(), filled_.end(), segment.get()) != filled_.end();
+    const bool filled = is_filled(*segment);
     if (!filled) filled_.push_back(segment.get());
-    if (segment->gradients_sharded() || boundary_) reducer_.submit(*segment, full, full != nullptr && filled);
+    if (segment->gradients_staged() || boundary_) reducer_.submit(*segment, full, full != nullptr && filled);
   }
   s = {};
   s.sent = true;
@@ -234,10 +264,7 @@ void ShardedModel::close_gradients(Unit& unit) {
 tensor::ExactSum ShardedModel::gradient_sum_of_squares() {
   tensor::ExactSum sum;
   for (Segment* segment : trainable_segments()) {
-    if (std::find(filled_.begin(), filled_.end(), segment) == filled_.end()) {
-      const Tensor& unused = segment->gradients();
-      std::memset(unused.raw(), 0, unused.bytes());
-    }
+    if (!is_filled(*segment)) kernels_.fill(segment->gradients().tensor(), 0);
     kernels_.sum_of_squares(segment->own_gradients(), sum);
   }
   if (group_.size() == 1) return sum;
@@ -253,7 +280,7 @@ tensor::ExactSum ShardedModel::gradient_sum_of_squares() {
 
 void ShardedModel::publish(Segment& segment) {
   if (!segment.gather_after_update()) return;
-  published_.push_back({segment.own_parameters(), segment.parameters()});
+  published_.push_back({segment.own_parameters(), segment.parameters().tensor()});
   published_elements_ += segment.layout().padded();
   if (published_elements_ >= options_.gather_bucket) flush_published();
 }

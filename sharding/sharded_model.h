@@ -21,6 +21,10 @@ struct ShardingOptions {
   std::int64_t reduce_bucket = 500'000'000;
   std::int64_t gather_bucket = 500'000'000;      ///< per all-gather of updated parameters
   bool overlap = false;
+  double optimizer_offload_ratio = 1;        ///< share of the elements whose optimizer states leave the device
+  std::int64_t parameters_in_host = 0;       ///< elements per rank that stay in the host tier although NVMe is asked for
+  int parameter_buffers = 5;                 ///< through which parameters come from NVMe
+  std::int64_t parameter_buffer_elements = 100'000'000;  ///< most that one of them may hold
 };
 
 /// The options that a configuration asks for.
@@ -34,9 +38,8 @@ ShardingOptions make_sharding_options(const config::Config& config, int moments)
 class ShardedModel {
  public:
   /// Collective. Names the model's parameters and draws their initial values: no rank holds more than its placements
-  /// say. `group` and `kernels` must outlive this object.
-  ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options, comm::Communicator& group,
-               tensor::Kernels& kernels);
+  /// say.
+  ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options, const StateSources& sources);
   /// Takes itself off the modules.
   ~ShardedModel();
   ShardedModel(const ShardedModel&) = delete;
@@ -89,7 +92,15 @@ class ShardedModel {
   };
 
   void build_units();
-  void make_segments(Unit& unit, const std::vector<ParameterPtr>& parameters, std::int64_t& persistent_left);
+  /// What is left while segments are placed one after the other.
+  struct Budget {
+    std::int64_t persistent;  ///< elements that may stay gathered
+    std::int64_t host;        ///< elements per rank that may stay in the host tier
+    double offload;           ///< elements whose optimizer states are still to leave the device
+  };
+  void make_segments(Unit& unit, const std::vector<ParameterPtr>& parameters, Budget& budget);
+  PlacementTable place(const SegmentKey& key, const SegmentLayout& layout, Budget& budget) const;
+  bool is_filled(const Segment& segment) const;
   void open_gradients(Unit& unit);
   void close_gradients(Unit& unit);
   void submit_left_behind();
@@ -99,6 +110,7 @@ class ShardedModel {
 
   std::shared_ptr<nn::Module> model_;
   ShardingOptions options_;
+  StateSources sources_;
   comm::Communicator& group_;
   tensor::Kernels& kernels_;
   Residency residency_;

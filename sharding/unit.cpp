@@ -15,6 +15,13 @@ std::int64_t Unit::gathered_elements() const {
   return total;
 }
 
+std::vector<const Segment*> Unit::stored_segments() const {
+  std::vector<const Segment*> stored;
+  for (const auto& segment : segments_)
+    if (segment->parameters().stored()) stored.push_back(segment.get());
+  return stored;
+}
+
 void Unit::hold() {
   if (leases_ == 0) residency_.acquired(*this);
   ++leases_;
@@ -24,12 +31,15 @@ void Unit::let_go() {
   if (--leases_ == 0) residency_.released(*this);
 }
 
-void Unit::start_gather(ExchangePool& pool, comm::Communicator& group, bool async) {
+void Unit::start_gather(ExchangePool& pool, comm::Communicator& group, ParameterReader::Staged staged, bool async) {
   std::vector<comm::GatherPiece> pieces;
+  staged_ = std::move(staged);
+  std::size_t next = 0;
   for (const auto& segment : segments_) {
     if (!segment->parameters_sharded()) continue;
     gathered_.push_back(pool.take(segment->layout().padded(), segment->parameters().dtype()));
-    pieces.push_back({segment->parameters(), *gathered_.back()});
+    pieces.push_back({segment->parameters().stored() ? staged_.shards[next++] : segment->parameters().tensor(),
+                      *gathered_.back()});
   }
   if (!pieces.empty()) {
     comm::CallOptions options;
@@ -40,18 +50,22 @@ void Unit::start_gather(ExchangePool& pool, comm::Communicator& group, bool asyn
   state_ = State::under_way;
 }
 
-void Unit::finish_gather() {
+void Unit::settle() {
   gather_work_.wait();
   gather_work_ = {};
+  staged_ = {};
+}
+
+void Unit::finish_gather() {
+  settle();
   std::size_t next = 0;
   for (const auto& segment : segments_)
-    segment->attach_values(segment->parameters_sharded() ? *gathered_[next++] : segment->parameters());
+    segment->attach_values(segment->parameters_sharded() ? *gathered_[next++] : segment->parameters().tensor());
   state_ = State::resident;
 }
 
 void Unit::drop() {
-  gather_work_.wait();
-  gather_work_ = {};
+  settle();
   for (const auto& segment : segments_) segment->detach_values();
   gathered_.clear();
   state_ = State::absent;
@@ -62,6 +76,11 @@ Unit& Residency::add_unit(std::string name) {
   return *units_.back();
 }
 
+void Residency::make_reader(int buffers, std::int64_t elements) {
+  reader_ = std::make_unique<ParameterReader>(group_, device_, units_, buffers, elements);
+  if (reader_->idle()) reader_.reset();
+}
+
 void Residency::begin(Pass pass) {
   // Only a pass that an exception ended leaves gathers behind.
   for (const auto& unit : units_)
@@ -70,6 +89,7 @@ void Residency::begin(Pass pass) {
   position_ = 0;
   recorded_.clear();
   following_ = trace().complete;
+  if (reader_ && following_) reader_->expect(trace().order);
 }
 
 void Residency::end() {
@@ -86,8 +106,10 @@ void Residency::end() {
     Trace& made = trace();
     made.events = recorded_;
     made.plan = plan_residency(made.events, sizes, limits_);
+    made.order = gather_order(made.events, made.plan, sizes);
     made.complete = true;
   }
+  if (reader_) reader_->forget();
   pass_ = Pass::none;
   following_ = false;
 }
@@ -106,7 +128,14 @@ const ResidencyStep* Residency::advance(const UseEvent& event) {
 
 void Residency::gather(Unit& unit, bool ahead) {
   const std::int64_t elements = unit.gathered_elements();
-  unit.start_gather(pool_, group_, ahead);
+  ParameterReader::Staged staged;
+  if (reader_) {
+    // Gathers under way may hold every buffer; all ranks started the same ones, so they end without our help.
+    if (!reader_->can_take(unit))
+      for (const auto& other : units_) other->settle();
+    staged = reader_->take(unit);
+  }
+  unit.start_gather(pool_, group_, std::move(staged), ahead);
   if (elements == 0) return;
   ++stats_.gathers;
   if (ahead) ++stats_.prefetched;

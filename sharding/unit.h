@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "sharding/parameter_reader.h"
 #include "sharding/residency.h"
 #include "sharding/segment.h"
 
@@ -44,6 +45,8 @@ class Unit {
   bool trainable() const;
   /// Elements that a gather brings in; 0 when everything is resident anyway.
   std::int64_t gathered_elements() const;
+  /// Segments whose parameters live on NVMe.
+  std::vector<const Segment*> stored_segments() const;
 
   /// The one door to the full parameters.
   Lease gather() { return Lease(*this); }
@@ -56,7 +59,9 @@ class Unit {
 
   void hold();
   void let_go();
-  void start_gather(ExchangePool& pool, comm::Communicator& group, bool async);
+  void start_gather(ExchangePool& pool, comm::Communicator& group, ParameterReader::Staged staged, bool async);
+  /// Waits until the gather no longer needs what was read for it.
+  void settle();
   void finish_gather();
   void drop();
 
@@ -67,6 +72,7 @@ class Unit {
   int leases_ = 0;
   State state_ = State::absent;
   std::vector<std::shared_ptr<const Tensor>> gathered_;
+  ParameterReader::Staged staged_;  ///< until the gather is done
   comm::Work gather_work_;
 };
 
@@ -88,9 +94,12 @@ class Residency {
   enum class Pass : std::uint8_t { none, train, evaluate };
 
   Residency(comm::Communicator& group, device::Device& device, ResidencyLimits limits)
-      : group_(group), pool_(group, device), limits_(limits) {}
+      : group_(group), device_(device), pool_(group, device), limits_(limits) {}
 
   Unit& add_unit(std::string name);
+  /// After the last unit has its segments; collective. The buffers through which parameters come from NVMe, each for
+  /// `elements` of them at most.
+  void make_reader(int buffers, std::int64_t elements);
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   ExchangePool& pool() { return pool_; }
 
@@ -106,6 +115,7 @@ class Residency {
   struct Trace {
     std::vector<UseEvent> events;
     std::vector<ResidencyStep> plan;  // empty until events are complete
+    std::vector<int> order;           // of the gathers
     bool complete = false;
   };
 
@@ -117,9 +127,11 @@ class Residency {
   Trace& trace() { return traces_[pass_ == Pass::train ? 0 : 1]; }
 
   comm::Communicator& group_;
+  device::Device& device_;
   ExchangePool pool_;
   ResidencyLimits limits_;
   std::vector<std::unique_ptr<Unit>> units_;
+  std::unique_ptr<ParameterReader> reader_;  ///< null without parameters on NVMe
   Pass pass_ = Pass::none;
   Trace traces_[2];
   std::size_t position_ = 0;

@@ -157,6 +157,12 @@ void Tape::leave(const std::shared_ptr<Scope>& scope) {
   if (recording_) nodes_.push_back({nullptr, nullptr, scope, false});
 }
 
+Tensor Tape::moved(const Tensor& value, device::Tier tier) const {
+  const Tensor there = Tensor::empty(device(), value.shape(), value.dtype(), device::Category::activations, tier);
+  kernels_.copy(value, there);
+  return there;
+}
+
 Var Tape::checkpoint(const std::vector<Var>& inputs,
                      const std::function<Var(Tape&, const std::vector<Var>&)>& body) {
   if (!recording_) return body(*this, inputs);
@@ -166,14 +172,21 @@ Var Tape::checkpoint(const std::vector<Var>& inputs,
     ran = body(*this, inputs);
   }
   if (!ran.requires_grad()) return ran;
-  std::vector<Saved> kept(inputs.begin(), inputs.end());
+  const bool in_host = checkpoints_in_host;
+  std::vector<Saved> kept;
   std::vector<GradRef> refs;
-  for (const Var& input : inputs) refs.push_back(input.grad_ref());
+  for (const Var& input : inputs) {
+    kept.push_back(in_host ? Saved(moved(input.value(), device::Tier::host)) : Saved(input));
+    refs.push_back(input.grad_ref());
+  }
   Var out = variable(ran.value());
-  nodes_.push_back({out.grad_ref(), [kept = std::move(kept), refs = std::move(refs), body](Tape& tape, Tensor dy) {
+  nodes_.push_back({out.grad_ref(), [kept = std::move(kept), refs = std::move(refs), body, in_host](Tape& tape, Tensor dy) {
     const std::size_t mark = tape.nodes_.size();
     std::vector<Var> again;
-    for (std::size_t i = 0; i < kept.size(); ++i) again.push_back(tape.leaf(kept[i].get(tape), refs[i]));
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+      const Tensor value = kept[i].get(tape);
+      again.push_back(tape.leaf(in_host ? tape.moved(value, device::Tier::device) : value, refs[i]));
+    }
     {
       Var output = body(tape, again);
       tape.accumulate(output.grad_ref(), std::move(dy));

@@ -115,6 +115,7 @@ class Tape {
   // ---- settings for the coming micro-batch ----
   bool training = true;                    ///< dropout is active
   Recompute recompute = Recompute::none;
+  bool checkpoints_in_host = false;        ///< checkpoint() keeps its inputs in the host tier (cpu_checkpointing)
   RandomKey random;                        ///< stream keyed by seed, step, micro-batch and rank role
 
   // ---- leaves ----
@@ -170,6 +171,7 @@ class Tape {
     bool entering = false;  // the marker pushed by enter(): post_backward
   };
   Var leaf(Tensor value, GradRef slot);
+  Tensor moved(const Tensor& value, device::Tier tier) const;
   void run_back_to(std::size_t mark);
 
   tensor::Kernels& kernels_;

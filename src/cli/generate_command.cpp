@@ -77,7 +77,7 @@ void generate_command(const Arguments& arguments) {
   auto model = std::make_shared<models::Gpt>(models::gpt_options(config, std::stoll(client_entry(reader, "vocab_size"))));
   sharding::ShardingOptions options;
   options.placements = sharding::make_placements(0, config.precision.compute, config.precision.compute, config.precision.compute);
-  sharding::ShardedModel sharded(model, options, dist->world(), *kernels);
+  sharding::ShardedModel sharded(model, options, {dist->world(), *kernels});
   engine::load_weights(reader, sharded, *kernels);
 
   std::vector<std::int32_t> prompt = tokenizer->encode(line.text("prompt"));

@@ -127,11 +127,14 @@ void Trainer::run() {
 
 void Trainer::train_step() {
   const auto start = std::chrono::steady_clock::now();
+  const engine::IoBytes before = engine_->io_bytes();
   engine_->train_batch([&] { return train_loader_->next(); });
   step_seconds_.push_back(seconds_since(start));
   step_traffic_ = dist_->world().traffic();
   dist_->world().reset_traffic();
   total_traffic_ = add(total_traffic_, step_traffic_);
+  const engine::IoBytes after = engine_->io_bytes();
+  step_io_ = {after.read - before.read, after.written - before.written};
   const config::Training& training = request_.config.training;
   const std::int64_t step = engine_->global_steps();
   evaluated_ = validation_loader_ && (step == training.steps ||
@@ -196,6 +199,8 @@ void Trainer::write_metrics(double step_ms) {
   const device::Ledger& ledger = engine_->device().ledger();
   line.mem = {ledger.peak(device::Tier::device), ledger.peak(device::Tier::host), ledger.peak(device::Tier::nvme)};
   line.comm = step_traffic_;
+  line.io.read_bytes = step_io_.read;
+  line.io.write_bytes = step_io_.written;
   metrics_->write(line);
 }
 

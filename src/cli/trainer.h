@@ -52,6 +52,7 @@ class Trainer {
   std::int64_t saved_step_ = -1;
   std::vector<double> step_seconds_;  ///< of this run's steps
   comm::Traffic step_traffic_;
+  engine::IoBytes step_io_;
   comm::Traffic total_traffic_;
   std::int64_t first_step_ = 0;
 };

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 
 #include "base/log.h"
 
@@ -21,46 +22,65 @@ std::string rank_file(int rank) {
   return "rank_" + std::string(5 - std::min<std::size_t>(5, digits.size()), '0') + digits + ".safetensors";
 }
 
-/// One flat tensor of a segment that a checkpoint holds, with the flat index of its first element.
+/// One state of a segment that a checkpoint holds: flat elements [begin, end), and how to read and set them from a flat
+/// element on.
 struct Kept {
   std::string kind;
-  Tensor flat;
-  std::int64_t begin;
+  DType dtype;
+  std::int64_t begin, end;
+  std::function<void(std::int64_t, const Tensor&)> read, write;
 };
 
+Kept keep(std::string kind, sharding::StateBuffer& state) {
+  return {std::move(kind), state.dtype(), state.begin(), state.end(),
+          [&state](std::int64_t at, const Tensor& to) { state.read(at, to).wait(); },
+          [&state](std::int64_t at, const Tensor& from) { state.write(at, from).wait(); }};
+}
+
 /// The weights first, then the optimizer's moments, of which `moment_names` may name fewer than there are.
-std::vector<Kept> kept_tensors(const Segment& segment, const std::vector<std::string>& moment_names) {
-  if (!segment.key().trainable)
-    return {{"frozen", segment.parameters(), segment.parameters_sharded() ? segment.own_begin() : 0}};
-  std::vector<Kept> out{{"fp32", segment.masters(), segment.update_begin()}};
-  for (std::size_t i = 0; i < moment_names.size(); ++i)
-    out.push_back({moment_names[i], segment.moments()[i].tensor(), segment.update_begin()});
+std::vector<Kept> kept_states(Segment& segment, const std::vector<std::string>& moment_names) {
+  if (!segment.key().trainable) return {keep("frozen", segment.parameters())};
+  std::vector<Kept> out{{"fp32", DType::f32, segment.update_begin(), segment.update_end(),
+                         [&segment](std::int64_t at, const Tensor& to) { segment.read_masters(at, to); },
+                         [&segment](std::int64_t at, const Tensor& from) { segment.write_values(at, from); }}};
+  for (std::size_t i = 0; i < moment_names.size(); ++i) out.push_back(keep(moment_names[i], segment.moments()[i]));
   return out;
 }
 
-/// Calls visit(kind, parameter, piece, elements) for all that this rank must write: its own part, so that the ranks
-/// together write everything once, replicated or not.
+/// Calls visit(kept, parameter, piece) for all that this rank must write: its own part, so that the ranks together write
+/// everything once, replicated or not.
 template <class Visit>
 void for_each_owned(const sharding::ShardedModel& model, const Optimizer& optimizer, const Visit& visit) {
   for (const auto& unit : model.units())
     for (const auto& segment : unit->segments())
-      for (const Kept& kept : kept_tensors(*segment, optimizer.moment_names()))
+      for (const Kept& kept : kept_states(*segment, optimizer.moment_names()))
         for (const Piece& piece : segment->layout().pieces(segment->own_begin(), segment->own_end()))
-          visit(kept.kind, *segment->layout().parameters()[piece.slot], piece,
-                kept.flat.range(piece.flat_begin - kept.begin, piece.flat_begin - kept.begin + piece.count));
+          visit(kept, *segment->layout().parameters()[piece.slot], piece);
 }
 
-void write_rank_file(const std::filesystem::path& path, const sharding::ShardedModel& model, const Optimizer& optimizer) {
+/// Calls visit(done, elements) over `count` elements in pieces that memory hardly notices.
+template <class Visit>
+void in_chunks(device::Device& device, DType dtype, std::int64_t count, const Visit& visit) {
+  constexpr std::int64_t most = std::int64_t{1} << 20;
+  const Tensor chunk = Tensor::empty(device, {std::min(most, count)}, dtype, device::Category::workspace);
+  for (std::int64_t done = 0; done < count; done += most) visit(done, chunk.range(0, std::min(most, count - done)));
+}
+
+void write_rank_file(const std::filesystem::path& path, const sharding::ShardedModel& model, const Optimizer& optimizer,
+                     device::Device& device) {
   std::vector<SafetensorsSpec> specs;
   std::map<std::string, std::string> offsets;
-  for_each_owned(model, optimizer, [&](const std::string& kind, const autograd::Parameter& parameter,
-                                       const Piece& piece, const Tensor& elements) {
-    specs.push_back({kind + "." + parameter.name, elements.dtype(), {piece.count}});
+  for_each_owned(model, optimizer, [&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
+    specs.push_back({kept.kind + "." + parameter.name, kept.dtype, {piece.count}});
     offsets[specs.back().name] = std::to_string(piece.parameter_begin);
   });
   SafetensorsWriter writer(path, std::move(specs), offsets);
-  for_each_owned(model, optimizer, [&](const std::string& kind, const autograd::Parameter& parameter, const Piece&,
-                                       const Tensor& elements) { writer.write(kind + "." + parameter.name, 0, elements); });
+  for_each_owned(model, optimizer, [&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
+    in_chunks(device, kept.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
+      kept.read(piece.flat_begin + done, elements);
+      writer.write(kept.kind + "." + parameter.name, done, elements);
+    });
+  });
   writer.finish();
 }
 
@@ -135,7 +155,7 @@ void CheckpointAccess::save(Engine& engine, const std::string& directory, const 
       fail(ErrorKind::io, "cannot create ", partial.string(), ": ", error.message());
   }
   barrier(engine, "checkpoint folder made");
-  write_rank_file(partial / rank_file(rank), engine.sharded(), *engine.optimizer_);
+  write_rank_file(partial / rank_file(rank), engine.sharded(), *engine.optimizer_, *engine.device_);
   const auto sums = gather_checksums(engine, checksum_file(partial / rank_file(rank)));
   if (rank == 0) {
     Manifest manifest = describe(engine, client);
@@ -174,14 +194,15 @@ void check_shapes(const CheckpointReader& reader, const nn::Module& model) {
          " parameters, this model ", model.parameters().size());
 }
 
-/// Reads each of `kinds` and rounds the masters into the compute parameters.
-void read_segment(const CheckpointReader& reader, Segment& segment, const std::vector<Kept>& kinds,
-                  tensor::Kernels& kernels) {
+/// Reads each of `kinds`; the compute parameters follow from the weights.
+void read_segment(const CheckpointReader& reader, const Segment& segment, const std::vector<Kept>& kinds,
+                  device::Device& device) {
   for (const Kept& kept : kinds)
-    for (const Piece& piece : segment.layout().pieces(kept.begin, kept.begin + kept.flat.numel()))
-      reader.read(kept.kind, segment.layout().parameters()[piece.slot]->name, piece.parameter_begin,
-                  kept.flat.range(piece.flat_begin - kept.begin, piece.flat_begin - kept.begin + piece.count));
-  segment.round_masters(kernels);
+    for (const Piece& piece : segment.layout().pieces(kept.begin, kept.end))
+      in_chunks(device, kept.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
+        reader.read(kept.kind, segment.layout().parameters()[piece.slot]->name, piece.parameter_begin + done, elements);
+        kept.write(piece.flat_begin + done, elements);
+      });
 }
 
 }  // namespace
@@ -190,7 +211,7 @@ void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model,
   check_shapes(reader, model.model());
   for (const auto& unit : model.units())
     for (const auto& segment : unit->segments()) {
-      read_segment(reader, *segment, {kept_tensors(*segment, {}).front()}, kernels);
+      read_segment(reader, *segment, {kept_states(*segment, {}).front()}, kernels.device());
       model.publish(*segment);
     }
   model.end_step();
@@ -217,7 +238,7 @@ ClientState CheckpointAccess::load(Engine& engine, const std::string& directory,
   barrier(engine, "checkpoint verified");
   for (const auto& unit : engine.sharded().units())
     for (const auto& segment : unit->segments()) {
-      read_segment(reader, *segment, kept_tensors(*segment, engine.optimizer_->moment_names()), *engine.kernels_);
+      read_segment(reader, *segment, kept_states(*segment, engine.optimizer_->moment_names()), *engine.device_);
       engine.sharded().publish(*segment);
     }
   engine.sharded().end_step();

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "engine/checkpoint.h"
+#include "engine/update_pipeline.h"
 
 namespace sherd {
 namespace {
@@ -55,12 +56,19 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   device_->ledger().set_limit(device::Tier::device, config_.device.device_memory_limit);
   device_->ledger().set_limit(device::Tier::host, config_.device.host_memory_limit);
   kernels_ = tensor::make_kernels(*device_);
-  optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer);
+  optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed);
   scheduler_ = engine::make_scheduler(config_, optimizer_);
+  const sharding::StateSources sources = open_stores();
   sharded_ = std::make_unique<sharding::ShardedModel>(
-      model_, sharding::make_sharding_options(config_, optimizer_->moments()), dist_->world(), *kernels_);
+      model_, sharding::make_sharding_options(config_, optimizer_->moments()), sources);
+  const config::Offload& offload = config_.zero.offload_optimizer;
+  pipeline_ = std::make_unique<engine::UpdatePipeline>(
+      *sharded_, sources,
+      engine::UpdatePipelineOptions{config_.zero.sub_group_size, static_cast<int>(offload.buffer_count),
+                                    offload.pipeline_read, offload.pipeline_write});
   tape_ = std::make_unique<autograd::Tape>(*kernels_);
   tape_->recompute = recompute_for(config_);
+  tape_->checkpoints_in_host = config_.training.cpu_checkpointing;
   if (config_.precision.compute == DType::f16) scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
   if (config_.log_level) set_log_level(*config_.log_level);
   if (dist_->rank() != 0) return;
@@ -69,6 +77,48 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
 }
 
 Engine::~Engine() = default;
+
+namespace {
+std::unique_ptr<offload::Store> open_store(const config::Config& config, const std::string& folder, int rank,
+                                           device::Ledger& ledger) {
+  offload::StoreOptions options;
+  options.folder = folder;
+  options.rank = rank;
+  options.block_size = static_cast<std::size_t>(config.aio.block_size);
+  options.queue_depth = static_cast<int>(config.aio.queue_depth);
+  options.single_submit = config.aio.single_submit;
+  options.overlap_events = config.aio.overlap_events;
+  options.thread_count = static_cast<int>(config.aio.thread_count);
+  options.checksums = config.aio.checksums;
+  options.backend = static_cast<offload::StoreOptions::Backend>(config.aio.backend);
+  options.timeout_seconds = config.parallel.timeout_seconds;
+  return std::make_unique<offload::Store>(options, ledger);
+}
+}  // namespace
+
+sharding::StateSources Engine::open_stores() {
+  sharding::StateSources sources{dist_->world(), *kernels_};
+  const config::Offload &parameters = config_.zero.offload_param, &optimizer = config_.zero.offload_optimizer;
+  if (parameters.device == config::OffloadDevice::nvme) {
+    parameter_store_ = open_store(config_, parameters.nvme_path, dist_->rank(), device_->ledger());
+    sources.parameter_store = parameter_store_.get();
+  }
+  if (optimizer.device != config::OffloadDevice::nvme) return sources;
+  if (parameter_store_ && optimizer.nvme_path == parameters.nvme_path) {
+    sources.optimizer_store = parameter_store_.get();
+  } else {
+    optimizer_store_ = open_store(config_, optimizer.nvme_path, dist_->rank(), device_->ledger());
+    sources.optimizer_store = optimizer_store_.get();
+  }
+  return sources;
+}
+
+engine::IoBytes Engine::io_bytes() const {
+  engine::IoBytes out;
+  for (const auto* store : {parameter_store_.get(), optimizer_store_.get()})
+    if (store) out.read += store->bytes_read(), out.written += store->bytes_written();
+  return out;
+}
 
 bool Engine::is_gradient_accumulation_boundary() const {
   return boundary_override_.value_or(accumulated_ + 1 >= gradient_accumulation_steps());
@@ -155,12 +205,7 @@ void Engine::update() {
   }
   const double factor = optim::gradient_factor(report_.grad_norm, report_.loss_scale, config_.gradient_clipping);
   optimizer_->begin_step();
-  for (sharding::Segment* segment : sharded_->trainable_segments()) {
-    if (!optimizer_->update(*segment, factor, *kernels_))
-      fail(ErrorKind::numerics, "the update of unit '", segment->name(), "' is NaN or infinite at step ",
-           counters_.global_steps + 1, ": lower the learning rate and resume from the last checkpoint");
-    sharded_->publish(*segment);
-  }
+  pipeline_->run(*optimizer_, factor);
   sharded_->end_step();
   finish_step(true);
 }

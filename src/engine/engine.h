@@ -21,11 +21,16 @@ namespace sherd {
 namespace engine {
 
 class CheckpointAccess;
+class UpdatePipeline;
 
 /// Wall time of the last optimizer step by phase, in milliseconds, summed over its micro-batches.
 struct StepTimes {
   double forward = 0, backward = 0, update = 0;
   double total() const { return forward + backward + update; }
+};
+
+struct IoBytes {
+  std::uint64_t read = 0, written = 0;
 };
 
 /// What the last optimizer step did, the same on every rank.
@@ -94,6 +99,8 @@ class Engine {
   std::int64_t train_micro_batch_size_per_gpu() const { return config_.batch.micro_batch_size; }
   std::int64_t gradient_accumulation_steps() const { return config_.batch.gradient_accumulation_steps; }
   const engine::StepReport& last_step() const { return report_; }
+  /// Payload that this rank has read from and written to NVMe.
+  engine::IoBytes io_bytes() const;
 
   // ---- checkpoints (engine/checkpoint.h) ----
   /// Writes DIR/TAG (default global_stepN) whole or not at all, then moves DIR/latest. Collective.
@@ -119,6 +126,7 @@ class Engine {
     std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
   };
 
+  sharding::StateSources open_stores();
   RandomKey micro_batch_key() const;
   void update();
   double mean_over_ranks(double value, const char* what);
@@ -133,7 +141,9 @@ class Engine {
   std::shared_ptr<nn::Model> model_;
   std::shared_ptr<engine::Optimizer> optimizer_;
   std::shared_ptr<engine::Scheduler> scheduler_;
+  std::unique_ptr<offload::Store> parameter_store_, optimizer_store_;  ///< null without states on NVMe; the first may serve both
   std::unique_ptr<sharding::ShardedModel> sharded_;
+  std::unique_ptr<engine::UpdatePipeline> pipeline_;
   std::unique_ptr<autograd::Tape> tape_;
   std::unique_ptr<optim::LossScaler> scaler_;  ///< fp16 only
 

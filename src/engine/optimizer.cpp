@@ -4,25 +4,32 @@
 
 namespace sherd::engine {
 
-bool Optimizer::update(sharding::Segment& segment, double factor, tensor::Kernels& kernels) {
-  const tensor::Tensor masters = segment.masters(), gradients = segment.update_gradients();
-  const tensor::Tensor parameters = segment.updated_parameters();
+bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& kernels) {
+  const sharding::SegmentLayout& layout = view.segment->layout();
+  const sharding::MasterForm form = view.segment->master_form();
   bool finite = true;
-  for (const sharding::Piece& piece : segment.layout().pieces(segment.update_begin(), segment.update_end())) {
-    const std::int64_t begin = piece.flat_begin - segment.update_begin(), end = begin + piece.count;
+  for (const sharding::Piece& piece : layout.pieces(view.begin, view.begin + view.gradients.numel())) {
+    const std::int64_t begin = piece.flat_begin - view.begin, end = begin + piece.count;
+    const autograd::Parameter& parameter = *layout.parameters()[piece.slot];
+    const tensor::Tensor weights = view.parameters.range(begin, end);
     optim::SpanUpdate span;
-    span.master = masters.range(begin, end).data<float>();
-    span.grad = gradients.range(begin, end).raw();
-    span.grad_dtype = gradients.dtype();
-    for (std::size_t i = 0; i < segment.moments().size(); ++i)
-      span.moments[i] = segment.moments()[i].tensor().range(begin, end).data<float>();
-    if (segment.separate_masters()) {
-      span.param = parameters.range(begin, end).raw();
-      span.param_dtype = parameters.dtype();
+    switch (form) {
+      case sharding::MasterForm::in_parameters: span.master = weights.data<float>(); break;
+      case sharding::MasterForm::separate: span.master = view.masters.range(begin, end).data<float>(); break;
+      case sharding::MasterForm::split: span.low = view.masters.range(begin, end).data<std::uint16_t>(); break;
     }
+    if (form != sharding::MasterForm::in_parameters) span.param = weights.raw(), span.param_dtype = weights.dtype();
+    span.grad = view.gradients.range(begin, end).raw();
+    span.grad_dtype = view.gradients.dtype();
+    for (std::size_t i = 0; i < view.moments.size(); ++i) {
+      span.moments[i] = view.moments[i].range(begin, end).raw();
+      span.moment_dtype = view.moments[i].dtype();
+    }
+    span.rounding = {seed_, stable_hash(parameter.name)};
+    span.first_element = piece.parameter_begin;
     span.n = piece.count;
     span.grad_factor = factor;
-    span.decay = segment.layout().parameters()[piece.slot]->decay;
+    span.decay = parameter.decay;
     finite = optim::update(span, hyper_, steps_, kernels.device().arena()) && finite;
   }
   return finite;

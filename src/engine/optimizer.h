@@ -12,13 +12,24 @@
 
 namespace sherd::engine {
 
+/// All states of a stretch of a segment in memory, from flat element `begin` on; `masters` as the segment's form says,
+/// undefined where the parameters are the masters.
+struct UpdateView {
+  const sharding::Segment* segment = nullptr;
+  std::int64_t begin = 0;
+  tensor::Tensor parameters, gradients, masters;
+  std::vector<tensor::Tensor> moments;
+};
+
 /// Applies an update rule (optim/) to the flat segments that this rank updates. Holds the hyper-parameters and the
 /// count of steps; the moments live with the segments. Used from the rank's thread.
 class Optimizer {
  public:
-  explicit Optimizer(const config::Optimizer& config) : hyper_(config), names_(hyper_.moment_names()) {}
+  /// `seed`: of the stochastic rounding of 16-bit moments.
+  Optimizer(const config::Optimizer& config, std::uint64_t seed)
+      : hyper_(config), names_(hyper_.moment_names()), seed_(seed) {}
 
-  /// fp32 tensors per element that the rule keeps, and their names in checkpoints ("exp_avg", …).
+  /// Tensors that the rule keeps beside the weights, and their names in checkpoints ("exp_avg", …).
   int moments() const { return static_cast<int>(moment_names().size()); }
   const std::vector<std::string>& moment_names() const { return names_; }
 
@@ -31,15 +42,16 @@ class Optimizer {
   std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps) { steps_ = steps; }
 
-  /// Opens the next update; update() is then called once per segment.
+  /// Opens the next update; update() is then called once for every element.
   void begin_step() { ++steps_; }
-  /// Gradients times `factor` → moments → masters → compute parameters, in one pass over the segment's update range.
-  /// False when an updated weight is NaN or infinite.
-  bool update(sharding::Segment& segment, double factor, tensor::Kernels& kernels);
+  /// Gradients times `factor` → moments → masters → compute parameters, in one pass. False when an updated weight or
+  /// moment is NaN or infinite.
+  bool update(const UpdateView& view, double factor, tensor::Kernels& kernels);
 
  private:
   optim::Hyper hyper_;
   std::vector<std::string> names_;
+  std::uint64_t seed_;
   std::int64_t steps_ = 0;
 };
 

@@ -28,7 +28,7 @@ inline const std::map<std::string, std::set<std::string>>& direct_arrows() {
       {"data", {"tensor", "config"}},
       {"offload", {"device"}},
       {"optim", {"tensor", "config"}},
-      {"sharding", {"nn", "comm", "offload", "config"}},
+      {"sharding", {"nn", "comm", "offload", "optim", "config"}},
       {"models", {"nn", "sharding"}},
       {"engine", {"sharding", "optim", "offload", "comm", "data", "config"}},
       {"cli", {"engine", "models"}},

@@ -40,6 +40,21 @@ struct RunSpec {
   int loss_scale_window = 1000;  ///< fp16: clean steps before the scale doubles
   int nudge_step = -1;           ///< change one master weight by one ulp before this step
   int threads = 1;
+  std::string offload_param = "none";      ///< none, cpu or nvme
+  std::string offload_optimizer = "none";  ///< none, cpu or nvme
+  std::string nvme_path;                   ///< for nvme
+  std::string offload_extra;               ///< more keys of offload_optimizer, ", \"buffer_count\": 1"
+  std::string offload_param_extra;         ///< more keys of offload_param
+  std::string aio;                         ///< keys of section aio
+  long sub_group = 1'000'000'000;
+  bool split_masters = true;
+  std::string moments = "fp32";
+  bool cpu_checkpointing = false;
+  long device_limit = 0;  ///< bytes; 0: none
+
+  std::string offload(const std::string& device, const std::string& extra) const {
+    return R"({"device": ")" + device + "\"" + (device == "nvme" ? R"(, "nvme_path": ")" + nvme_path + "\"" : "") + extra + "}";
+  }
 
   std::string config() const {
     auto str = [](auto v) { return std::to_string(v); };
@@ -55,11 +70,19 @@ struct RunSpec {
            R"(, "allgather_bucket_size": )" + str(bucket / 2 * 2) + R"(, "overlap_comm": )" + flag(overlap) +
            R"(, "stage3_prefetch_bucket_size": )" + str(prefetch) + R"(, "stage3_param_persistence_threshold": )" +
            str(persistence) + R"(, "stage3_max_live_parameters": )" + str(max_live) +
-           R"(, "stage3_max_reuse_distance": )" + str(max_reuse) + "}," +
+           R"(, "stage3_max_reuse_distance": )" + str(max_reuse) +
+           (offload_param != "none" ? R"(, "offload_param": )" + offload(offload_param, offload_param_extra) : "") +
+           (offload_optimizer != "none" ? R"(, "offload_optimizer": )" + offload(offload_optimizer, offload_extra) : "") +
+           (sub_group != 1'000'000'000 ? R"(, "sub_group_size": )" + str(sub_group) : "") + "}," +
+           (aio.empty() ? "" : R"("aio": {)" + aio + "},") +
+           (cpu_checkpointing ? R"("activation_checkpointing": {"cpu_checkpointing": true},)" : "") +
            R"("model": {"type": ")" + (llama ? "llama" : "gpt2") + R"(", "vocab_size": 101, "seq_length": 24, "hidden_size": 32,)" +
            R"("num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "dropout": )" + str(dropout) + R"(, "tie_embeddings": )" +
            flag(tied) + "}," + R"("training": {"steps": )" + str(steps) + R"(, "seed": 7, "recompute": ")" + recompute +
-           R"("}, "parallel": {"timeout_seconds": 60}, "device": {"type": "cpu", "threads_per_rank": )" + str(threads) + "}}";
+           (split_masters ? "\"" : R"(", "split_masters": false)") +
+           (moments == "fp32" ? "" : R"(, "moments_dtype": ")" + moments + "\"") +
+           R"(}, "parallel": {"timeout_seconds": 60}, "device": {"type": "cpu", "threads_per_rank": )" + str(threads) +
+           (device_limit > 0 ? R"(, "device_memory_limit": )" + str(device_limit) : "") + "}}";
   }
 };
 
@@ -72,6 +95,9 @@ struct RunResult {
   sharding::ReducerStats reducer;
   std::int64_t persistent = 0;
   std::uint64_t activation_peak = 0;
+  std::uint64_t state_bytes[device::tier_count] = {};  ///< of this rank after construction, by tier: parameters, gradients, optimizer
+  std::uint64_t device_peak = 0;
+  engine::IoBytes io;
   std::int64_t skipped = 0;
 
   /// Losses, norms, loss scales and weights as raw bytes: what must be the same.
@@ -114,9 +140,12 @@ inline void collect_weights(Engine& engine, RunResult& out) {
   for (const auto& unit : engine.sharded().units()) {
     for (const auto& segment : unit->segments()) {
       const auto& layout = segment->layout();
-      const std::int64_t own = segment->own_begin() - segment->update_begin();
-      const std::pair<Tensor, std::map<std::string, std::vector<std::byte>>*> kinds[] = {
-          {segment->masters().range(own, own + layout.shard()), &out.masters}, {segment->own_parameters(), &out.parameters}};
+      const Tensor masters = Tensor::empty(engine.device(), {layout.shard()}, DType::f32);
+      const Tensor parameters = Tensor::empty(engine.device(), {layout.shard()}, segment->parameters().dtype());
+      segment->read_masters(segment->own_begin(), masters);
+      segment->parameters().read(segment->own_begin(), parameters).wait();
+      const std::pair<Tensor, std::map<std::string, std::vector<std::byte>>*> kinds[] = {{masters, &out.masters},
+                                                                                        {parameters, &out.parameters}};
       for (const auto& [shard, to] : kinds) {
         Tensor full = Tensor::empty(engine.device(), {layout.padded()}, shard.dtype());
         world.all_gather({{shard, full}}).wait();
@@ -131,11 +160,14 @@ inline void collect_weights(Engine& engine, RunResult& out) {
 
 /// Flips the lowest bit of the first master weight that this rank updates.
 inline void nudge(Engine& engine) {
-  const tensor::Tensor masters = engine.sharded().trainable_segments().front()->masters();
+  sharding::Segment& segment = *engine.sharded().trainable_segments().front();
+  const tensor::Tensor weight = tensor::Tensor::empty(engine.device(), {1}, DType::f32);
+  segment.read_masters(segment.update_begin(), weight);
   std::uint32_t bits;
-  std::memcpy(&bits, masters.raw(), sizeof bits);
+  std::memcpy(&bits, weight.raw(), sizeof bits);
   bits ^= 1u;
-  std::memcpy(masters.raw(), &bits, sizeof bits);
+  std::memcpy(weight.raw(), &bits, sizeof bits);
+  segment.write_values(segment.update_begin(), weight);
 }
 
 inline std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& spec) {
@@ -147,6 +179,9 @@ inline std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& s
 inline RunResult train(const DistributedPtr& dist, const RunSpec& spec) {
   RunResult out;
   auto engine = make_engine(dist, spec);
+  for (int tier = 0; tier < device::tier_count; ++tier)
+    for (const auto category : {device::Category::parameters, device::Category::gradients, device::Category::optimizer})
+      out.state_bytes[tier] += engine->device().ledger().current(static_cast<device::Tier>(tier), category);
   for (int step = 0; step < spec.steps; ++step) {
     if (step == spec.nudge_step) nudge(*engine);
     int micro = 0;
@@ -169,6 +204,8 @@ inline RunResult train(const DistributedPtr& dist, const RunSpec& spec) {
   out.persistent = engine->sharded().persistent_elements();
   out.activation_peak = engine->device().ledger().peak(device::Tier::device, device::Category::activations);
   out.skipped = engine->skipped_steps();
+  out.device_peak = engine->device().ledger().peak(device::Tier::device);
+  out.io = engine->io_bytes();
   return out;
 }
 

@@ -1,0 +1,103 @@
+#include "sharding/parameter_reader.h"
+
+#include <algorithm>
+
+#include "sharding/unit.h"
+
+namespace sherd::sharding {
+namespace {
+
+/// Shards begin on their own cache lines.
+std::size_t room_for(const Segment& segment) {
+  const std::size_t bytes = static_cast<std::size_t>(segment.layout().shard()) * size_of(segment.parameters().dtype());
+  return (bytes + 63) / 64 * 64;
+}
+
+}  // namespace
+
+ParameterReader::ParameterReader(comm::Communicator& group, device::Device& device,
+                                 const std::vector<std::unique_ptr<Unit>>& units, int buffers,
+                                 std::int64_t buffer_elements)
+    : units_(units), buffers_(std::make_shared<Buffers>()) {
+  std::size_t bytes = 0;
+  for (const auto& unit : units) {
+    std::size_t unit_bytes = 0;
+    std::int64_t elements = 0;
+    for (const Segment* segment : unit->stored_segments())
+      unit_bytes += room_for(*segment), elements += segment->layout().shard();
+    if (elements > buffer_elements)
+      fail(ErrorKind::config, "zero_optimization.offload_param.buffer_size is ", buffer_elements,
+           " elements, but this rank's part of '", unit->name(), "' has ", elements, ": set it to at least that");
+    bytes = std::max(bytes, unit_bytes);
+  }
+  if (bytes == 0) return;
+  for (int i = 0; i < buffers; ++i) {
+    device::Storage storage =
+        group.allocate(device, bytes, device::Category::communication, device::Tier::host);
+    buffers_->all.push_back(
+        Tensor::view_of(std::move(storage), 0, {static_cast<std::int64_t>(bytes)}, DType::u8));
+    buffers_->free.push_back(static_cast<std::size_t>(i));
+  }
+}
+
+ParameterReader::~ParameterReader() { forget(); }
+
+void ParameterReader::expect(const std::vector<int>& units) {
+  forget();
+  for (const int unit : units)
+    if (!units_[static_cast<std::size_t>(unit)]->stored_segments().empty()) expected_.push_back(unit);
+  read_ahead();
+}
+
+void ParameterReader::forget() {
+  expected_.clear();
+  ahead_.clear();
+}
+
+bool ParameterReader::can_take(const Unit& unit) const {
+  return !buffers_->free.empty() || !ahead_.empty() || unit.stored_segments().empty();
+}
+
+ParameterReader::Staged ParameterReader::take(const Unit& unit) {
+  if (unit.stored_segments().empty()) return {};
+  read_ahead();
+  if (ahead_.empty() || ahead_.front().unit != unit.index()) {
+    forget();
+    ahead_.push_back(start(unit));
+  }
+  Reading reading = std::move(ahead_.front());
+  ahead_.pop_front();
+  for (offload::Io& io : reading.ios) io.wait();
+  read_ahead();
+  return std::move(reading.staged);
+}
+
+ParameterReader::Reading ParameterReader::start(const Unit& unit) {
+  require(!buffers_->free.empty(), "no buffer is free for the parameters of '", unit.name(), "'");
+  const std::size_t index = buffers_->free.back();
+  buffers_->free.pop_back();
+  Reading reading;
+  reading.unit = unit.index();
+  reading.staged.lease = std::shared_ptr<void>(nullptr, [buffers = buffers_, index](void*) {
+    buffers->free.push_back(index);
+  });
+  std::size_t at = 0;
+  for (const Segment* segment : unit.stored_segments()) {
+    const std::int64_t shard = segment->layout().shard();
+    const Tensor to = Tensor::view_of(buffers_->all[index].storage(), buffers_->all[index].byte_offset() + at, {shard},
+                                      segment->parameters().dtype());
+    reading.staged.shards.push_back(to);
+    reading.ios.push_back(segment->parameters().read(segment->own_begin(), to));
+    at += room_for(*segment);
+  }
+  return reading;
+}
+
+void ParameterReader::read_ahead() {
+  while (!expected_.empty() && !buffers_->free.empty()) {
+    ahead_.push_back(start(*units_[static_cast<std::size_t>(expected_.front())]));
+    expected_.pop_front();
+  }
+}
+
+}  // namespace sherd::sharding

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "offload/store.h"
+#include "sharding/segment.h"
+
+namespace sherd::sharding {
+
+class Unit;
+
+/// Reads the shards of units that live on NVMe into host memory, ahead of their gathers and independently of other ranks.
+/// The memory is a fixed number of buffers, each as large as the largest unit's shard, and peers can gather from it.
+/// Used from the rank's thread; the store reads beside it.
+class ParameterReader {
+ public:
+  /// A unit's shards in memory: one tensor per stored segment, in the unit's order. The buffer is free for the next unit
+  /// when `lease` goes.
+  struct Staged {
+    std::shared_ptr<void> lease;
+    std::vector<Tensor> shards;
+  };
+
+  /// Collective. `units` must outlive the reader. Throws Error{config} when the largest shard has more elements than
+  /// `buffer_elements` (offload_param.buffer_size).
+  ParameterReader(comm::Communicator& group, device::Device& device, const std::vector<std::unique_ptr<Unit>>& units,
+                  int buffers, std::int64_t buffer_elements);
+  ~ParameterReader();
+
+  /// True when no unit of the model has parameters on NVMe.
+  bool idle() const { return buffers_->all.empty(); }
+
+  /// The order of the coming gathers (indices of units). Starts to read as far ahead as there are buffers.
+  void expect(const std::vector<int>& units);
+  /// Forgets the order and what was read ahead.
+  void forget();
+
+  /// Whether take() would find a buffer for `unit`.
+  bool can_take(const Unit& unit) const;
+  /// The shards of `unit`, read; waits for them. A unit out of order drops what was read ahead. Throws Error{io}.
+  Staged take(const Unit& unit);
+
+ private:
+  struct Buffers {
+    std::vector<Tensor> all;  ///< uint8
+    std::vector<std::size_t> free;
+  };
+  struct Reading {
+    int unit = -1;
+    Staged staged;
+    std::vector<offload::Io> ios;  ///< go first: they write into the staged memory
+  };
+
+  Reading start(const Unit& unit);
+  void read_ahead();
+
+  const std::vector<std::unique_ptr<Unit>>& units_;
+  std::shared_ptr<Buffers> buffers_;
+  std::deque<int> expected_;
+  std::deque<Reading> ahead_;
+};
+
+}  // namespace sherd::sharding

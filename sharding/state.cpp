@@ -1,0 +1,96 @@
+#include "sharding/state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace sherd::sharding {
+
+using device::Category;
+using device::Tier;
+
+StateBuffer::StateBuffer(device::Device& device, Tensor tensor, std::int64_t begin, Tier tier, Category category,
+                         std::uint64_t padding_bytes)
+    : device_(&device), tier_(tier), category_(category), dtype_(tensor.dtype()), begin_(begin),
+      numel_(tensor.numel()), padding_(padding_bytes), tensor_(std::move(tensor)) {
+  device_->ledger().reclassify(tier_, category_, Category::padding, padding_);
+}
+
+StateBuffer::StateBuffer(device::Device& device, offload::Store& store, std::string name, std::int64_t begin,
+                         std::int64_t numel, DType dtype, Category category, std::uint64_t padding_bytes)
+    : device_(&device), tier_(Tier::nvme), category_(category), dtype_(dtype), begin_(begin), numel_(numel),
+      padding_(padding_bytes), store_(&store),
+      span_(store.reserve(std::move(name), static_cast<std::uint64_t>(numel) * size_of(dtype), category)) {
+  device_->ledger().reclassify(tier_, category_, Category::padding, padding_);
+}
+
+StateBuffer::~StateBuffer() {
+  if (device_) device_->ledger().reclassify(tier_, Category::padding, category_, padding_);
+}
+
+StateBuffer::StateBuffer(StateBuffer&& other) noexcept { *this = std::move(other); }
+
+StateBuffer& StateBuffer::operator=(StateBuffer&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(tier_, other.tier_);
+  std::swap(category_, other.category_);
+  std::swap(dtype_, other.dtype_);
+  std::swap(begin_, other.begin_);
+  std::swap(numel_, other.numel_);
+  std::swap(padding_, other.padding_);
+  std::swap(tensor_, other.tensor_);
+  std::swap(store_, other.store_);
+  std::swap(span_, other.span_);
+  return *this;
+}
+
+const Tensor& StateBuffer::tensor() const {
+  require(!stored(), "the state '", span_.name(), "' lies on NVMe, not in memory");
+  return tensor_;
+}
+
+Tensor StateBuffer::range(std::int64_t begin, std::int64_t end) const {
+  return tensor().range(begin - begin_, end - begin_);
+}
+
+void StateBuffer::check(std::int64_t begin, const Tensor& other) const {
+  require(other.dtype() == dtype_ && begin >= begin_ && begin + other.numel() <= end(), "elements [", begin, ", ",
+          begin + other.numel(), ") of ", name_of(other.dtype()), " asked of a state that holds [", begin_, ", ", end(),
+          ") of ", name_of(dtype_));
+}
+
+offload::Io StateBuffer::read(std::int64_t begin, const Tensor& to) const {
+  check(begin, to);
+  if (stored())
+    return store_->read(span_, static_cast<std::uint64_t>(begin - begin_) * size_of(dtype_), to.raw(), to.bytes());
+  std::memcpy(to.raw(), range(begin, begin + to.numel()).raw(), to.bytes());
+  return {};
+}
+
+offload::Io StateBuffer::write(std::int64_t begin, const Tensor& from) {
+  check(begin, from);
+  if (stored())
+    return store_->write(span_, static_cast<std::uint64_t>(begin - begin_) * size_of(dtype_), from.raw(), from.bytes());
+  std::memcpy(range(begin, begin + from.numel()).raw(), from.raw(), from.bytes());
+  return {};
+}
+
+std::shared_ptr<const Tensor> ExchangePool::take(std::int64_t numel, DType dtype) {
+  const std::size_t bytes = static_cast<std::size_t>(numel) * size_of(dtype);
+  auto& free = shelf_->free;
+  const auto it = std::find_if(free.begin(), free.end(), [&](const auto& entry) { return entry.first == bytes; });
+  device::Storage storage;
+  if (it != free.end()) {
+    storage = std::move(it->second);
+    free.erase(it);
+  } else {
+    storage = group_.allocate(device_, bytes, Category::communication);
+  }
+  auto* tensor = new Tensor(Tensor::view_of(std::move(storage), 0, {numel}, dtype));
+  return {tensor, [shelf = shelf_, bytes](const Tensor* held) {
+            shelf->free.emplace_back(bytes, held->storage());
+            delete held;
+          }};
+}
+
+}  // namespace sherd::sharding

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "offload/store.h"
+#include "tensor/kernels.h"
+
+namespace sherd::sharding {
+
+using tensor::Tensor;
+
+/// What lasting states are made from. Everything must outlive them.
+struct StateSources {
+  comm::Communicator& group;
+  tensor::Kernels& kernels;
+  offload::Store* parameter_store = nullptr;  ///< for parameters on NVMe
+  offload::Store* optimizer_store = nullptr;  ///< for masters and moments on NVMe
+};
+
+/// One kind of model state of a segment, in whatever tier it lives: elements [begin, end) of the segment's flat layout.
+/// All positions are flat indices of the segment. The alignment padding among them is listed apart on the ledger.
+class StateBuffer {
+ public:
+  StateBuffer() = default;
+  /// Takes over memory of the device or host tier, of which the ledger holds all bytes under `category`, and books
+  /// `padding_bytes` of it as padding.
+  StateBuffer(device::Device& device, Tensor tensor, std::int64_t begin, device::Tier tier, device::Category category,
+              std::uint64_t padding_bytes);
+  /// Reserves a span of zeros for `numel` elements on NVMe.
+  StateBuffer(device::Device& device, offload::Store& store, std::string name, std::int64_t begin, std::int64_t numel,
+              DType dtype, device::Category category, std::uint64_t padding_bytes);
+  ~StateBuffer();
+  StateBuffer(StateBuffer&& other) noexcept;
+  StateBuffer& operator=(StateBuffer&& other) noexcept;
+
+  explicit operator bool() const { return device_ != nullptr; }
+  device::Tier tier() const { return tier_; }
+  bool stored() const { return tier_ == device::Tier::nvme; }
+  DType dtype() const { return dtype_; }
+  std::int64_t begin() const { return begin_; }
+  std::int64_t end() const { return begin_ + numel_; }
+
+  /// The whole state, or elements [begin, end) of it, in memory. Throws Error{usage} when it is stored on NVMe.
+  const Tensor& tensor() const;
+  Tensor range(std::int64_t begin, std::int64_t end) const;
+
+  /// Starts to copy elements from `begin` on into `to`, which has this state's dtype, or from `from`; in memory it is
+  /// done on return. The tensors must live until the Io is done.
+  offload::Io read(std::int64_t begin, const Tensor& to) const;
+  offload::Io write(std::int64_t begin, const Tensor& from);
+
+ private:
+  void check(std::int64_t begin, const Tensor& other) const;
+
+  device::Device* device_ = nullptr;
+  device::Tier tier_ = device::Tier::device;
+  device::Category category_ = device::Category::parameters;
+  DType dtype_ = DType::f32;
+  std::int64_t begin_ = 0, numel_ = 0;
+  std::uint64_t padding_ = 0;
+  Tensor tensor_;
+  offload::Store* store_ = nullptr;
+  offload::Span span_;
+};
+
+/// Exchange buffers for gathered parameters and gradients on their way, kept for reuse by size. Peers can reach them.
+/// All ranks take and give back in the same order, since allocating is a collective. Used from the rank's thread.
+class ExchangePool {
+ public:
+  ExchangePool(comm::Communicator& group, device::Device& device) : group_(group), device_(device) {}
+  /// A flat tensor of `numel` elements, back in the pool when the last holder lets go of the pointer.
+  std::shared_ptr<const Tensor> take(std::int64_t numel, DType dtype);
+
+ private:
+  struct Shelf {
+    std::vector<std::pair<std::size_t, device::Storage>> free;
+  };
+  comm::Communicator& group_;
+  device::Device& device_;
+  std::shared_ptr<Shelf> shelf_ = std::make_shared<Shelf>();
+};
+
+}  // namespace sherd::sharding

@@ -1,0 +1,185 @@
+#include "engine/update_pipeline.h"
+
+#include <algorithm>
+
+namespace sherd::engine {
+namespace {
+
+using sharding::Segment;
+using sharding::StateBuffer;
+using tensor::Tensor;
+
+/// Chunks begin and end at whole pages in the narrowest dtype of a state.
+constexpr std::int64_t chunk_grain = 4096;
+constexpr std::size_t page = 4096;
+/// More elements per chunk gain nothing: transfers are long enough, and the buffers would only grow.
+constexpr std::int64_t most_per_chunk = std::int64_t{1} << 22;
+
+/// Every lasting state that an update reads and writes, gradients apart.
+template <class SegmentLike, class Visit>
+void for_each_state(SegmentLike& segment, const Visit& visit) {
+  visit(segment.parameters());
+  if (segment.masters()) visit(segment.masters());
+  for (auto& moment : segment.moments()) visit(moment);
+}
+
+bool has_stored_state(const Segment& segment) {
+  bool stored = false;
+  for_each_state(segment, [&](const StateBuffer& state) { stored = stored || state.stored(); });
+  return stored;
+}
+
+std::size_t room_for(std::int64_t elements, DType dtype) {
+  return (static_cast<std::size_t>(elements) * size_of(dtype) + page - 1) / page * page;
+}
+
+std::size_t buffer_bytes_for(std::span<const UpdateChunk> chunks) {
+  std::size_t most = 0;
+  for (const UpdateChunk& chunk : chunks) {
+    std::size_t bytes = 0;
+    for_each_state(*chunk.segment, [&](const StateBuffer& state) {
+      if (state.stored()) bytes += room_for(chunk.end - chunk.begin, state.dtype());
+    });
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
+}  // namespace
+
+std::vector<UpdateChunk> cut_update(const std::vector<Segment*>& segments, std::int64_t most_elements) {
+  const std::int64_t most = std::max(chunk_grain, std::min(most_elements, most_per_chunk) / chunk_grain * chunk_grain);
+  std::vector<UpdateChunk> chunks;
+  for (Segment* segment : segments) {
+    const bool stored = has_stored_state(*segment);
+    const std::int64_t end = segment->update_end(), step = stored ? most : end - segment->update_begin();
+    for (std::int64_t at = segment->update_begin(); at < end; at += step)
+      chunks.push_back({segment, at, std::min(at + step, end), stored, at + step >= end});
+  }
+  return chunks;
+}
+
+std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers, bool pipeline_read,
+                                           bool pipeline_write) {
+  using Op = UpdateInstruction::Op;
+  require(buffers >= 1, "offload_optimizer.buffer_count must be at least 1, not ", buffers);
+  std::vector<std::size_t> stored;
+  for (std::size_t i = 0; i < chunks.size(); ++i)
+    if (chunks[i].stored) stored.push_back(i);
+  // One buffer is being updated, and with pipeline_write one more is being written.
+  const int ahead = pipeline_read ? std::max(0, buffers - 1 - (pipeline_write && buffers > 2 ? 1 : 0)) : 0;
+  const auto buffer_of = [buffers](std::size_t position) { return static_cast<int>(position % static_cast<std::size_t>(buffers)); };
+
+  std::vector<UpdateInstruction> plan;
+  std::size_t position = 0, read = 0;
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    if (!chunks[i].stored) {
+      plan.push_back({Op::update, i, -1});
+      continue;
+    }
+    for (; read < stored.size() && read <= position + static_cast<std::size_t>(ahead); ++read)
+      plan.push_back({Op::read, stored[read], buffer_of(read)});
+    plan.push_back({Op::update, i, buffer_of(position)});
+    plan.push_back({Op::write, i, buffer_of(position)});
+    if (!pipeline_write) plan.push_back({Op::wait_written, i, buffer_of(position)});
+    ++position;
+  }
+  return plan;
+}
+
+/// A buffer at work.
+struct UpdatePipeline::Stage {
+  UpdateView view;
+  std::vector<offload::Io> reads, writes;
+
+  static void wait(std::vector<offload::Io>& ios) {
+    for (offload::Io& io : ios) io.wait();
+    ios.clear();
+  }
+};
+
+UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::StateSources& sources,
+                               const UpdatePipelineOptions& options)
+    : model_(model), kernels_(sources.kernels),
+      chunks_(cut_update(model.trainable_segments(), options.sub_group_size)),
+      plan_(plan_update(chunks_, options.buffer_count, options.pipeline_read, options.pipeline_write)),
+      buffer_bytes_(buffer_bytes_for(chunks_)) {
+  if (buffer_bytes_ == 0) return;
+  offload::Store* store = sources.optimizer_store ? sources.optimizer_store : sources.parameter_store;
+  const auto stored = std::count_if(chunks_.begin(), chunks_.end(), [](const UpdateChunk& c) { return c.stored; });
+  const int count = static_cast<int>(std::min<std::int64_t>(options.buffer_count, stored));
+  pool_ = std::make_unique<offload::BufferPool>(*store, kernels_.device().ledger(), count, buffer_bytes_,
+                                                device::Category::workspace, "zero_optimization.offload_optimizer.buffer_count");
+  for (int i = 0; i < count; ++i) {
+    buffers_.push_back(pool_->try_acquire());
+    require(static_cast<bool>(buffers_.back()), "a new pool has no free buffer");
+  }
+}
+
+UpdateView UpdatePipeline::bind(const UpdateChunk& chunk, const offload::Buffer* buffer) const {
+  const Segment& segment = *chunk.segment;
+  std::size_t at = 0;
+  const auto view = [&](const StateBuffer& state) {
+    if (!state.stored()) return state.range(chunk.begin, chunk.end);
+    const std::int64_t elements = chunk.end - chunk.begin;
+    std::byte* data = buffer->data() + std::exchange(at, at + room_for(elements, state.dtype()));
+    const device::Block block{data, static_cast<std::size_t>(elements) * size_of(state.dtype())};
+    return Tensor::view_of(device::Storage(block, nullptr), 0, {elements}, state.dtype());
+  };
+  UpdateView out;
+  out.segment = &segment;
+  out.begin = chunk.begin;
+  out.parameters = view(segment.parameters());
+  if (segment.masters()) out.masters = view(segment.masters());
+  for (const StateBuffer& moment : segment.moments()) out.moments.push_back(view(moment));
+  out.gradients = segment.gradients().range(chunk.begin, chunk.end);
+  return out;
+}
+
+void UpdatePipeline::update(const UpdateChunk& chunk, const UpdateView& view, Optimizer& optimizer, double factor) {
+  if (!optimizer.update(view, factor, kernels_))
+    fail(ErrorKind::numerics, "the update of unit '", chunk.segment->name(),
+         "' is NaN or infinite: lower the learning rate and resume from the last checkpoint");
+  if (chunk.last) model_.publish(*chunk.segment);
+}
+
+void UpdatePipeline::run(Optimizer& optimizer, double factor) {
+  using Op = UpdateInstruction::Op;
+  std::vector<Stage> stages(buffers_.size());  // their destructors wait for transfers that an exception left behind
+  for (const UpdateInstruction& instruction : plan_) {
+    const UpdateChunk& chunk = chunks_[instruction.chunk];
+    if (instruction.buffer < 0) {
+      update(chunk, bind(chunk, nullptr), optimizer, factor);
+      continue;
+    }
+    const auto index = static_cast<std::size_t>(instruction.buffer);
+    Stage& stage = stages[index];
+    const auto transfer = [&](const auto& start) {
+      std::size_t moment = 0;
+      const auto each = [&](StateBuffer& state, const Tensor& staged) {
+        if (state.stored()) start(state, staged);
+      };
+      each(chunk.segment->parameters(), stage.view.parameters);
+      if (chunk.segment->masters()) each(chunk.segment->masters(), stage.view.masters);
+      for (StateBuffer& state : chunk.segment->moments()) each(state, stage.view.moments[moment++]);
+    };
+    switch (instruction.op) {
+      case Op::read:
+        Stage::wait(stage.writes);
+        stage.view = bind(chunk, &buffers_[index]);
+        transfer([&](StateBuffer& state, const Tensor& to) { stage.reads.push_back(state.read(chunk.begin, to)); });
+        break;
+      case Op::update:
+        Stage::wait(stage.reads);
+        update(chunk, stage.view, optimizer, factor);
+        break;
+      case Op::write:
+        transfer([&](StateBuffer& state, const Tensor& from) { stage.writes.push_back(state.write(chunk.begin, from)); });
+        break;
+      case Op::wait_written: Stage::wait(stage.writes); break;
+    }
+  }
+  for (Stage& stage : stages) Stage::wait(stage.writes);
+}
+
+}  // namespace sherd::engine

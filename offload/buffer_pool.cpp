@@ -28,7 +28,7 @@ class HostCharge {
   }
   ~HostCharge() {
     // Memory that an unanswered request holds may go after the ledger has.
-    if (!queue_->abandoned()) ledger_.credit(Tier::host, category_, bytes_);
+    if (!queue_ || !queue_->abandoned()) ledger_.credit(Tier::host, category_, bytes_);
   }
   HostCharge(const HostCharge&) = delete;
   HostCharge& operator=(const HostCharge&) = delete;
@@ -56,9 +56,11 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
         leases_(static_cast<std::size_t>(count)) {
     for (std::size_t i = leases_.size(); i-- > 0;) free_.push_back(i);
   }
-  ~PoolMemory() override { queue_->take_back(slab_.data()); }
+  ~PoolMemory() override {
+    if (queue_) queue_->take_back(slab_.data());
+  }
 
-  void lend() { registered_ = queue_->lend(slab_.data(), slab_.bytes(), weak_from_this()); }
+  void lend() { registered_ = queue_ && queue_->lend(slab_.data(), slab_.bytes(), weak_from_this()); }
 
   std::shared_ptr<void> hold(const std::byte* from, std::size_t bytes) override {
     const std::size_t at = static_cast<std::size_t>(from - slab_.data()), index = at / stride_;
@@ -80,7 +82,7 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
 
   /// Returns when a buffer may be free.
   void wait(const Deadline& deadline) {
-    queue_->check();
+    if (queue_) queue_->check();
     if (deadline.passed())
       fail(ErrorKind::memory, "none of ", leases_.size(), " transfer buffers of ", bytes_,
            " bytes became free within the deadline: raise ", key_);
@@ -115,7 +117,7 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
     std::size_t index;
   };
 
-  std::shared_ptr<TransferQueue> queue_;
+  std::shared_ptr<TransferQueue> queue_;  ///< null for a dry store
   HostCharge charge_;
   HostMemory slab_;
   std::size_t bytes_, stride_;

@@ -71,6 +71,7 @@ Store::Store(const StoreOptions& options, device::Ledger& ledger) : Store(option
 Store::Store(const StoreOptions& options, device::Ledger& ledger, std::unique_ptr<IoBackend> backend)
     : ledger_(ledger), host_charge_(host_bytes(validated(options))) {
   ledger_.charge(Tier::host, Category::workspace, host_charge_);
+  if (options.dry) return;
   try {
     queue_ = TransferQueue::start(options, std::move(backend));
   } catch (...) {
@@ -80,16 +81,24 @@ Store::Store(const StoreOptions& options, device::Ledger& ledger, std::unique_pt
 }
 
 Store::~Store() {
-  queue_->shut_down();
+  if (queue_) queue_->shut_down();
   ledger_.credit(Tier::host, Category::workspace, host_charge_);
   for (std::size_t i = 0; i < charged_.size(); ++i)
     ledger_.credit(Tier::nvme, static_cast<Category>(i), charged_[i]);
 }
 
+std::shared_ptr<Extent> Store::dry_extent(std::string name, std::uint64_t bytes) {
+  auto extent = std::make_shared<Extent>();
+  extent->id = dry_spans_++;
+  extent->name = std::move(name);
+  extent->bytes = bytes;
+  return extent;
+}
+
 Span Store::reserve(std::string name, std::uint64_t bytes, Category category) {
   ledger_.charge(Tier::nvme, category, bytes);
   try {
-    Span span(queue_->extend(std::move(name), bytes));
+    Span span(queue_ ? queue_->extend(std::move(name), bytes) : dry_extent(std::move(name), bytes));
     charged_[static_cast<std::size_t>(category)] += bytes;
     return span;
   } catch (...) {
@@ -103,6 +112,10 @@ Io Store::start(const Span& span, bool write, std::uint64_t offset, std::byte* m
           "' is a span of another store");
   require(offset <= span.bytes() && bytes <= span.bytes() - offset, "bytes ", offset, " to ", offset, " + ",
           bytes, " lie outside of '", span.name(), "', which has ", span.bytes());
+  if (!queue_) {
+    (write ? dry_written_ : dry_read_) += bytes;
+    return {};
+  }
   queue_->check();
   if (bytes == 0) return {};
   require(memory != nullptr, "a transfer of '", span.name(), "' has no memory");
@@ -119,16 +132,18 @@ Io Store::write(const Span& span, std::uint64_t offset, const void* from, std::s
 }
 
 std::uint64_t Store::bytes_read() const {
-  return queue_->bytes_read;
+  return queue_ ? queue_->bytes_read.load() : dry_read_.load();
 }
 std::uint64_t Store::bytes_written() const {
-  return queue_->bytes_written;
+  return queue_ ? queue_->bytes_written.load() : dry_written_.load();
 }
 const std::string& Store::backend_name() const {
-  return queue_->backend_name;
+  static const std::string dry = "dry";
+  return queue_ ? queue_->backend_name : dry;
 }
 const std::filesystem::path& Store::path() const {
-  return queue_->file.path();
+  static const std::filesystem::path none;
+  return queue_ ? queue_->file.path() : none;
 }
 
 std::uint64_t Store::host_bytes(const StoreOptions& options) {

@@ -32,6 +32,9 @@ struct StoreOptions {
   /// `automatic` takes io_uring, or says in one line of the log why not and takes threads.
   enum class Backend : std::uint8_t { automatic, io_uring, threads } backend = Backend::automatic;
   double timeout_seconds = 1800;  ///< deadline of every wait
+  /// No file, and memory left as it is: spans and buffers are only charged to the ledger, and transfers are
+  /// counted and done at once. For steps on a meta device.
+  bool dry = false;
 };
 
 /// A named extent of a store's file. Copies name the same bytes.
@@ -115,19 +118,24 @@ class Store {
   std::uint64_t bytes_read() const;
   std::uint64_t bytes_written() const;
 
-  /// How bytes travel: "io_uring" or "threads", with ", buffered" where they pass through the page cache.
+  /// How bytes travel: "io_uring" or "threads", with ", buffered" where they pass through the page cache; or
+  /// "dry".
   const std::string& backend_name() const;
+  /// Of the file; empty when dry.
   const std::filesystem::path& path() const;
 
   /// What a store charges to the host tier (workspace) for its own buffers.
   static std::uint64_t host_bytes(const StoreOptions& options);
 
  private:
+  std::shared_ptr<Extent> dry_extent(std::string name, std::uint64_t bytes);
   Io start(const Span& span, bool write, std::uint64_t offset, std::byte* memory, std::size_t bytes);
   device::Ledger& ledger_;
   const std::uint64_t host_charge_;
   std::array<std::atomic<std::uint64_t>, device::category_count> charged_{};  // to the NVMe tier
-  std::shared_ptr<TransferQueue> queue_;
+  std::shared_ptr<TransferQueue> queue_;                                      ///< null when dry
+  std::atomic<int> dry_spans_ = 0;
+  std::atomic<std::uint64_t> dry_read_ = 0, dry_written_ = 0;
   friend class BufferPool;
 };
 

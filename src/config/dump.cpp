@@ -96,16 +96,49 @@ void put_precision(Json& out, const Precision& precision) {
     out["communication_data_type"] = sherd::name_of(*precision.communication_data_type);
 }
 
+Json offload_of(const Offload& offload, bool of_optimizer) {
+  constexpr const char* devices[] = {"none", "cpu", "nvme"};
+  Json out{{"device", devices[static_cast<std::size_t>(offload.device)]},
+           {"buffer_count", offload.buffer_count},
+           {"pin_memory", offload.pin_memory}};
+  if (!offload.nvme_path.empty()) out["nvme_path"] = offload.nvme_path;
+  if (of_optimizer) {
+    out["pipeline_read"] = offload.pipeline_read;
+    out["pipeline_write"] = offload.pipeline_write;
+    out["ratio"] = offload.ratio;
+  } else {
+    out["buffer_size"] = offload.buffer_size;
+    out["max_in_cpu"] = offload.max_in_cpu;
+  }
+  return out;
+}
+
+Json aio_of(const Aio& aio) {
+  constexpr const char* backends[] = {"auto", "io_uring", "threads"};
+  return {{"backend", backends[static_cast<std::size_t>(aio.backend)]},
+          {"block_size", aio.block_size},
+          {"queue_depth", aio.queue_depth},
+          {"thread_count", aio.thread_count},
+          {"single_submit", aio.single_submit},
+          {"overlap_events", aio.overlap_events},
+          {"checksums", aio.checksums}};
+}
+
 Json zero_of(const Zero& zero) {
-  return {{"stage", zero.stage},
-          {"reduce_bucket_size", zero.reduce_bucket_size},
-          {"allgather_bucket_size", zero.allgather_bucket_size},
-          {"overlap_comm", zero.overlap_comm},
-          {"stage3_prefetch_bucket_size", zero.prefetch_bucket_size},
-          {"stage3_param_persistence_threshold", zero.param_persistence_threshold},
-          {"stage3_model_persistence_threshold", zero.model_persistence_threshold},
-          {"stage3_max_live_parameters", zero.max_live_parameters},
-          {"stage3_max_reuse_distance", zero.max_reuse_distance}};
+  Json out{{"stage", zero.stage},
+           {"reduce_bucket_size", zero.reduce_bucket_size},
+           {"allgather_bucket_size", zero.allgather_bucket_size},
+           {"overlap_comm", zero.overlap_comm},
+           {"stage3_prefetch_bucket_size", zero.prefetch_bucket_size},
+           {"stage3_param_persistence_threshold", zero.param_persistence_threshold},
+           {"stage3_model_persistence_threshold", zero.model_persistence_threshold},
+           {"stage3_max_live_parameters", zero.max_live_parameters},
+           {"stage3_max_reuse_distance", zero.max_reuse_distance},
+           {"sub_group_size", zero.sub_group_size}};
+  if (zero.offload_param != Offload{}) out["offload_param"] = offload_of(zero.offload_param, false);
+  if (zero.offload_optimizer != Offload::of_optimizer())
+    out["offload_optimizer"] = offload_of(zero.offload_optimizer, true);
+  return out;
 }
 
 Json model_of(const Model& m) {
@@ -141,6 +174,8 @@ Json training_of(const Training& t) {
           {"save_interval", t.save_interval},
           {"keep_last", t.keep_last},
           {"recompute", recompute[static_cast<std::size_t>(t.recompute)]},
+          {"split_masters", t.split_masters},
+          {"moments_dtype", sherd::name_of(t.moments_dtype)},
           {"log_interval", t.log_interval}};
 }
 
@@ -167,6 +202,7 @@ void put_sherd(Json& out, const Config& config) {
   out["parallel"] = {{"timeout_seconds", config.parallel.timeout_seconds}};
   out["device"] = {{"type", devices[static_cast<std::size_t>(config.device.type)]},
                    {"threads_per_rank", config.device.threads_per_rank},
+                   {"bind_cores", config.device.bind_cores},
                    {"device_memory_limit", config.device.device_memory_limit},
                    {"host_memory_limit", config.device.host_memory_limit}};
 }
@@ -181,6 +217,8 @@ std::string dump(const Config& config) {
     out["scheduler"] = std::move(scheduler);
   put_precision(out, config.precision);
   out["zero_optimization"] = zero_of(config.zero);
+  if (config.aio != Aio{}) out["aio"] = aio_of(config.aio);
+  if (config.training.cpu_checkpointing) out["activation_checkpointing"] = {{"cpu_checkpointing", true}};
   put_run(out, config);
   put_sherd(out, config);
   return out.dump(2);

@@ -208,28 +208,6 @@ std::vector<Key<Config>> switches() {
   return keys;
 }
 
-std::vector<Key<Nothing>> aio_keys() {
-  const char* reason = "NVMe offload is not in this build yet";
-  std::vector<Key<Nothing>> keys;
-  for (const char* name : {"block_size", "queue_depth"})
-    keys.push_back(noted<Nothing>(name, Holds::count, reason));
-  keys.push_back(noted<Nothing>("intra_op_parallelism", Holds::count, reason).alias("thread_count"));
-  for (const char* name : {"single_submit", "overlap_events", "use_gds"})
-    keys.push_back(noted<Nothing>(name, Holds::boolean, reason));
-  return keys;
-}
-
-std::vector<Key<Nothing>> activation_checkpointing_keys() {
-  const char* reason = "training.recompute chooses what is recomputed, and Sherd how";
-  std::vector<Key<Nothing>> keys;
-  for (const char* name : {"partition_activations", "contiguous_memory_optimization",
-                           "synchronize_checkpoint_boundary", "profile"})
-    keys.push_back(noted<Nothing>(name, Holds::boolean, reason));
-  keys.push_back(noted<Nothing>("number_checkpoints", Holds::count, reason));
-  keys.push_back(refused<Nothing>("cpu_checkpointing", "true", "offload is not in this build yet", is_false));
-  return keys;
-}
-
 std::vector<Key<Nothing>> pipeline_keys() {
   std::vector<Key<Nothing>> keys;
   const char* reason = "there is no pipeline parallelism in this build yet";
@@ -260,8 +238,6 @@ std::vector<Key<Config>> foreign_keys() {
   append(keys, monitor_sections());
   append(keys, feature_sections());
   append(keys, training_method_sections());
-  keys.push_back(section_of_nothing("aio", aio_keys()));
-  keys.push_back(section_of_nothing("activation_checkpointing", activation_checkpointing_keys()));
   keys.push_back(section_of_nothing("pipeline", pipeline_keys()));
   return keys;
 }

@@ -54,7 +54,8 @@ Table<Optimizer> adam_params(OptimizerType type) {
     value.note("Sherd has one Adam; only PyTorch's default weight decay of 0.01 is taken over");
   }));
   keys.push_back(refused<Optimizer>("amsgrad", "true", "the AMSGrad variant is not in this build", is_false));
-  keys.push_back(refused<Optimizer>("fp32_optimizer_states", "false", "moments are fp32 in this build",
+  keys.push_back(refused<Optimizer>("fp32_optimizer_states", "false",
+                                    "give training.moments_dtype \"bf16\" instead",
                                     [](const Value& value) { return value.boolean(); }));
   return {Auto::needs_caller, std::move(keys)};
 }

@@ -31,6 +31,17 @@ void note_precision(const Config& config, const Given& given, Context& context) 
     context.note("scheduler.params.cycle_momentum", "no effect with SGD, which has no betas");
   if (config.gradient_clipping <= 0 && given.contains("gradient_clipping"))
     context.note("gradient_clipping", "off");
+  const auto in_training = [&](const char* key) {
+    const auto section = given.find("training");
+    const Node* node = section == given.end() ? nullptr : section->second->find(key);
+    return node && !node->is(Node::Kind::null);
+  };
+  if (in_training("split_masters") && config.precision.compute != DType::bf16)
+    context.note("training.split_masters", cat("no effect: the model computes in ",
+                                               sherd::name_of(config.precision.compute), ", not in bf16"));
+  if (in_training("moments_dtype") && config.optimizer.type == OptimizerType::sgd &&
+      config.optimizer.momentum == 0)
+    context.note("training.moments_dtype", "no effect: SGD without momentum keeps no moments");
 }
 
 // Keys that are read, but whose moment cannot come in this run.
@@ -41,8 +52,6 @@ void note_idle_keys(const Config& config, const Given& given, Context& context) 
   if (given.contains("training") && given.at("training")->find("eval_interval") && config.data &&
       config.data->split[1] == 0)
     context.note("training.eval_interval", "no effect: data.split leaves nothing for validation");
-  if (config.device.host_memory_limit > 0)
-    context.note("device.host_memory_limit", "no effect: nothing is offloaded to host memory in this build");
 }
 
 Config read_config(Node tree, const std::vector<std::string>& overrides) {
@@ -54,6 +63,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides) {
   check_precision(config, given);
   note_precision(config, given, context);
   note_idle_keys(config, given, context);
+  note_idle_tiers(config, given, context);
   note_default_optimizer(config, context);
   config.notes = std::move(context.notes);
   return config;

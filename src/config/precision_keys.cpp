@@ -13,7 +13,7 @@ struct Bf16Section {
   bool check_grad_overflow = true;
 };
 
-constexpr const char* fp32_masters = "masters and moments are fp32 in this build";
+constexpr const char* fp32_masters = "masters stay fp32; training.moments_dtype \"bf16\" halves the moments";
 
 Table<Fp16Section> fp16_table() {
   const auto scaling = &Fp16Section::scaling;
@@ -42,8 +42,13 @@ Table<Bf16Section> bf16_table() {
   table.keys.push_back(boolean("check_grad_overflow", &Bf16Section::check_grad_overflow));
   table.keys.push_back(noted<Bf16Section>("immediate_grad_update", Holds::boolean,
                                           "gradients are always reduced as soon as they are there"));
-  table.keys.push_back(refused<Bf16Section>("bf16_master_weights_and_grads", "true", fp32_masters, is_false));
-  table.keys.push_back(refused<Bf16Section>("bf16_optimizer_states", "true", fp32_masters, is_false));
+  table.keys.push_back(refused<Bf16Section>(
+      "bf16_master_weights_and_grads", "true",
+      "masters stay fp32, of which training.split_masters keeps 2 bytes beside the bf16 parameter",
+      is_false));
+  table.keys.push_back(refused<Bf16Section>("bf16_optimizer_states", "true",
+                                            "give training.moments_dtype \"bf16\" instead; masters stay fp32",
+                                            is_false));
   return table;
 }
 

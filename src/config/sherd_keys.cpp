@@ -133,6 +133,10 @@ Table<Training> training_table() {
   table.keys.push_back(integer("save_interval", &T::save_interval, "50", 0));
   table.keys.push_back(integer("keep_last", &T::keep_last, "2", 0));
   table.keys.push_back(choice("recompute", &T::recompute, {"none", "selective", "full"}, "\"full\""));
+  table.keys.push_back(boolean("split_masters", &T::split_masters));
+  table.keys.push_back(custom<T>("moments_dtype", "\"bf16\"", [](Training& training, const Value& value) {
+    training.moments_dtype = value.choice({"fp32", "bf16"}) == 0 ? DType::f32 : DType::bf16;
+  }));
   table.keys.push_back(integer("log_interval", &T::log_interval, "1", 0));
   return table;
 }
@@ -187,6 +191,7 @@ Table<Device> device_table() {
   table.keys.push_back(custom<T>("threads_per_rank", "3", [](T& device, const Value& value) {
     device.threads_per_rank = value.node.is_text("auto") ? 0 : static_cast<int>(value.integer(0, 4096));
   }));
+  table.keys.push_back(boolean("bind_cores", &T::bind_cores));
   table.keys.push_back(custom<T>("device_memory_limit", "\"512MiB\"", [](T& device, const Value& value) {
     device.device_memory_limit = read_bytes(value);
   }));

@@ -11,6 +11,9 @@ Key<Config> scheduler_key();  // scheduler_keys.cpp
 std::vector<Key<Config>>
 precision_keys();        // precision_keys.cpp: fp16, bf16, data_types, communication_data_type, …
 Key<Config> zero_key();  // zero_keys.cpp
+/// Offload in the section zero_optimization, deprecated switches included. offload_keys.cpp
+std::vector<Key<Zero>> offload_keys();
+std::vector<Key<Config>> tier_keys();   // offload_keys.cpp: aio, activation_checkpointing
 std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: model, data, training, parallel, device
 /// Sections and switches that DeepSpeed knows and Sherd does not have. foreign_keys.cpp
 std::vector<Key<Config>> foreign_keys();
@@ -19,6 +22,11 @@ const Table<Config>& top_table();
 
 /// Adds what a table cannot: checks across precision keys once the whole file is read.
 void check_precision(const Config& config, const Given& given);
+
+/// The rules of offload within the section, as errors, and a note for every key of it that cannot matter.
+void check_offload(const Zero& zero, const Given& given, const Value& section);
+/// Notes what cannot matter given the whole file: aio without NVMe, activation offload without recompute, …
+void note_idle_tiers(const Config& config, const Given& given, Context& context);
 
 template <class T>
 void append(std::vector<Key<T>>& keys, std::vector<Key<T>> more) {

@@ -67,6 +67,7 @@ Table<Config> make_top_table() {
   table.keys.push_back(scheduler_key());
   append(table.keys, precision_keys());
   table.keys.push_back(zero_key());
+  append(table.keys, tier_keys());
   append(table.keys, run_keys());
   append(table.keys, sherd_keys());
   append(table.keys, foreign_keys());

@@ -5,54 +5,6 @@ namespace {
 
 constexpr const char* zeropp = "ZeRO++ and MiCS are not in this build";
 
-// Accepts only what means "off", and says where offload stands.
-void read_offload_device(Offload& offload, const Value& value) {
-  offload.device = static_cast<OffloadDevice>(value.choice({"none", "cpu", "nvme"}));
-  if (offload.device != OffloadDevice::none)
-    value.error("offload to ", value.node.brief(),
-                " is not in this build yet (see the roadmap in docs/architecture.md); use \"none\"");
-}
-
-std::vector<Key<Offload>> common_offload_keys() {
-  std::vector<Key<Offload>> keys;
-  Key<Offload> device = custom<Offload>("device", "\"cpu\"", read_offload_device);
-  device.effect = Effect::refused, device.reason = "is not in this build yet";
-  keys.push_back(std::move(device));
-  return keys;
-}
-
-// A key that only offload would use: checked, named in a note, and dropped.
-void add_idle(std::vector<Key<Offload>>& keys, Key<Offload> key) {
-  const auto read = key.read;
-  key.effect = Effect::noted, key.reason = "nothing is offloaded";
-  key.read = [read](Offload& offload, const Value& value) {
-    Offload dropped = offload;
-    read(dropped, value);
-    value.note("nothing is offloaded");
-  };
-  keys.push_back(std::move(key));
-}
-
-Table<Offload> offload_table(bool of_optimizer) {
-  std::vector<Key<Offload>> keys = common_offload_keys();
-  add_idle(keys, text("nvme_path", &Offload::nvme_path, "\"/mnt/nvme\""));
-  add_idle(keys, integer("buffer_count", &Offload::buffer_count, "7", 0));
-  add_idle(keys, boolean("pin_memory", &Offload::pin_memory));
-  if (of_optimizer) {
-    add_idle(keys, boolean("pipeline_read", &Offload::pipeline_read));
-    add_idle(keys, boolean("pipeline_write", &Offload::pipeline_write));
-    keys.push_back(
-        noted<Offload>("fast_init", Holds::boolean, "states are always written straight to where they live"));
-    add_idle(keys, real("ratio", &Offload::ratio, "0.5", 0, 1));
-    keys.push_back(refused<Offload>("super_offload", "true", "SuperOffload is not in this build", is_false));
-    keys.push_back(noted<Offload>("cpuadam_cores_perc", Holds::real, "nothing is offloaded"));
-  } else {
-    add_idle(keys, integer("buffer_size", &Offload::buffer_size, "1000", 0));
-    add_idle(keys, integer("max_in_cpu", &Offload::max_in_cpu, "1000", 0));
-  }
-  return {Auto::to_default, std::move(keys)};
-}
-
 std::vector<Key<Zero>> general_keys() {
   std::vector<Key<Zero>> keys;
   keys.push_back(integer("stage", &Zero::stage, "2", 0, 3));
@@ -63,8 +15,6 @@ std::vector<Key<Zero>> general_keys() {
   }));
   keys.push_back(boolean("overlap_comm", &Zero::overlap_comm));
   keys.back().example = "false";  // at stage 3 the default is true
-  keys.push_back(section("offload_param", &Zero::offload_param, offload_table(false)));
-  keys.push_back(section("offload_optimizer", &Zero::offload_optimizer, offload_table(true)));
   return keys;
 }
 
@@ -88,18 +38,16 @@ std::vector<Key<Zero>> noted_keys() {
   const auto add = [&](const char* name, Holds holds, const char* reason) {
     keys.push_back(noted<Zero>(name, holds, reason));
   };
-  add("sub_group_size", Holds::count, "the optimizer works in place, in small chunks");
   add("contiguous_gradients", Holds::boolean, "always on in Sherd");
   add("reduce_scatter", Holds::boolean, "every reduction is a reduce-scatter in Sherd");
   add("use_multi_rank_bucket_allreduce", Holds::boolean, "every reduction is a reduce-scatter in Sherd");
   add("allgather_partitions", Holds::boolean, "partitions are always all-gathered in Sherd");
-  add("round_robin_gradients", Holds::boolean, "gradients are not copied to the host here");
+  add("round_robin_gradients", Holds::boolean, "each rank copies only its own gradients to the host");
   add("memory_efficient_linear", Holds::boolean, "Sherd's linear layers keep no gathered weight");
   add("pipeline_loading_checkpoint", Holds::boolean, "checkpoints load shard by shard in Sherd");
   add("override_module_apply", Holds::boolean, "concerns PyTorch modules");
   add("log_trace_cache_warnings", Holds::boolean, "Sherd keeps no trace cache");
   add("enable_sanity_checks", Holds::boolean, "Sherd's checks are always on");
-  add("cpu_offload_use_pin_memory", Holds::boolean, "nothing is offloaded");
   add("mics_hierarchical_params_gather", Holds::boolean, "MiCS is off");
   keys.push_back(noted<Zero>("stage3_use_all_reduce_for_fetch_params", Holds::boolean,
                              "parameters are always fetched by all-gather")
@@ -125,9 +73,6 @@ std::vector<Key<Zero>> refused_keys() {
   add("ignore_unused_parameters", "false", "parameters without a gradient are always allowed", is_true);
   add("elastic_checkpoint", "true", "checkpoints name parameters, not partitions", is_false);
   add("legacy_stage1", "true", "DeepSpeed removed it too", is_false);
-  add("cpu_offload", "true", "offload is not in this build yet (roadmap: docs/architecture.md)", is_false);
-  add("cpu_offload_param", "true", "offload is not in this build yet (roadmap: docs/architecture.md)",
-      is_false);
   add("save_muon_momentum_buffer_in_memory", "true", "Muon is not in this build", is_false);
   add("stage3_module_granularity_threshold", "5", "mark blocks in the model instead", equals_number(0))
       .aliases.push_back("module_granularity_threshold");
@@ -147,6 +92,7 @@ std::vector<Key<Zero>> refused_keys() {
 Table<Zero> zero_table() {
   Table<Zero> table{Auto::to_default, general_keys()};
   append(table.keys, stage3_keys());
+  append(table.keys, offload_keys());
   append(table.keys, noted_keys());
   append(table.keys, refused_keys());
   return table;
@@ -169,6 +115,7 @@ void read_zero(Config& config, const Value& section) {
   const Given given = read_section(zero_table(), zero, section);
   if (!given.contains("overlap_comm")) zero.overlap_comm = zero.stage == 3;
   if (zero.stage < 3) note_idle_stage3_keys(zero, given, section);
+  check_offload(zero, given, section);
 }
 
 }  // namespace

@@ -126,10 +126,6 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     NotInThisBuild, Mistakes,
     testing::Values(
-        Mistake{"{\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"cpu\"}}}",
-                "run.json:1: zero_optimization.offload_optimizer.device: offload to \"cpu\" is not in this "
-                "build yet "
-                "(see the roadmap in docs/architecture.md); use \"none\""},
         Mistake{
             "{\"amp\": {\"enabled\": true}}",
             "run.json:1: amp: Sherd does not support this section: use bf16 or fp16; remove or disable it"},
@@ -147,6 +143,73 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: zero_optimization.zero_quantized_weights: Sherd does not support true here: "
                 "ZeRO++ and "
                 "MiCS are not in this build"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Offload, Mistakes,
+    testing::Values(
+        Mistake{R"({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}})",
+                "run.json:1: zero_optimization.offload_param: device \"cpu\" needs stage 3, which shards the "
+                "parameters, not stage 2; set zero_optimization.stage to 3, or the device to \"none\""},
+        Mistake{R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})",
+                "run.json:1: zero_optimization.offload_optimizer: device \"cpu\" needs stage 1, 2 or 3, "
+                "which shard the optimizer's states, not stage 0; set zero_optimization.stage to 1, or the "
+                "device to \"none\""},
+        Mistake{R"({"zero_optimization": {"cpu_offload": true}})",
+                "run.json:1: zero_optimization.cpu_offload: device \"cpu\" needs stage 1, 2 or 3, which "
+                "shard the optimizer's states, not stage 0; set zero_optimization.stage to 1, or the device "
+                "to \"none\""},
+        Mistake{R"({"zero_optimization": {"stage": 3, "cpu_offload_params": true,
+                    "offload_param": {"device": "nvme"}}})",
+                "run.json:1: zero_optimization.cpu_offload_param: means \"offload_param\" with device "
+                "\"cpu\", and that section is given too; remove one of the two"},
+        Mistake{"{\"zero_optimization\": {\"stage\": 1,\n\"offload_optimizer\": {\"device\": \"nvme\"}}}",
+                "run.json:2: zero_optimization.offload_optimizer: device \"nvme\" needs \"nvme_path\", a "
+                "directory on the drive that is to hold the states"},
+        Mistake{R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme",
+                    "nvme_path": "/d", "buffer_size": 0}}})",
+                "run.json:2: zero_optimization.offload_param.buffer_size: must be at least 1 with device "
+                "\"nvme\", not 0"},
+        Mistake{R"({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme",
+                    "nvme_path": "/d", "buffer_count": 0}}})",
+                "run.json:2: zero_optimization.offload_optimizer.buffer_count: must be at least 1 with "
+                "device \"nvme\", not 0"},
+        Mistake{
+            R"({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}})",
+            "run.json:1: zero_optimization.offload_optimizer.ratio: 0.5 needs stage 3, not stage 2; set "
+            "zero_optimization.stage to 3, or ratio to 1"},
+        Mistake{
+            R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 1.5}}})",
+            "run.json:1: zero_optimization.offload_optimizer.ratio: must be a number from 0 to 1, not "
+            "1.5"},
+        Mistake{R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}}})",
+                "run.json:1: zero_optimization.offload_param.device: \"disk\" is none of none, cpu, nvme; "
+                "did you mean \"none\"?"},
+        Mistake{R"({"zero_optimization": {"sub_group_size": 0}})",
+                "run.json:1: zero_optimization.sub_group_size: must be an integer >= 1, not 0"},
+        Mistake{R"({"aio": {"block_size": 1000}})",
+                "run.json:1: aio.block_size: must be an integer from 4096 to 1073741824, not 1000"},
+        Mistake{
+            R"({"aio": {"block_size": 5000}})",
+            "run.json:1: aio.block_size: must be a multiple of 4096 bytes, not 5000; the next one is 8192"},
+        Mistake{R"({"aio": {"queue_depth": 5000}})",
+                "run.json:1: aio.queue_depth: must be an integer from 1 to 4096, not 5000"},
+        Mistake{R"({"aio": {"intra_op_parallelism": 0}})",
+                "run.json:1: aio.intra_op_parallelism: must be an integer from 1 to 256, not 0"},
+        Mistake{R"({"aio": {"thread_count": 2, "intra_op_parallelism": 2}})",
+                "run.json:1: aio.intra_op_parallelism: means the same as \"thread_count\", which is given "
+                "too; remove one of the two"},
+        Mistake{R"({"aio": {"use_gds": true}})",
+                "run.json:1: aio.use_gds: Sherd does not support true here: it needs CUDA's GPUDirect "
+                "Storage"},
+        Mistake{R"({"aio": {"backend": "libaio"}})",
+                "run.json:1: aio.backend: \"libaio\" is none of auto, io_uring, threads; did you mean "
+                "\"auto\"?"},
+        Mistake{R"({"training": {"moments_dtype": "fp16"}})",
+                "run.json:1: training.moments_dtype: \"fp16\" is none of fp32, bf16; did you mean "
+                "\"bf16\"?"},
+        Mistake{R"({"bf16": {"enabled": true, "bf16_optimizer_states": true}})",
+                "run.json:1: bf16.bf16_optimizer_states: Sherd does not support true here: give "
+                "training.moments_dtype \"bf16\" instead; masters stay fp32"}));
 
 INSTANTIATE_TEST_SUITE_P(
     SherdSections, Mistakes,

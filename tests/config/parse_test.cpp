@@ -108,7 +108,7 @@ TEST(Parse, DisabledSectionsPassWithANote) {
         "tensor_parallel: disabled", "compression_training: disabled",
         "prescale_gradients: ", "pipeline.stages: off", "zero_optimization.mics_shard_size: off",
         "zero_optimization.zero_hpz_partition_size: off",
-        "zero_optimization.offload_param.pin_memory: nothing is offloaded"})
+        "zero_optimization.offload_param.pin_memory: no effect with device \"none\""})
     EXPECT_TRUE(has_note(config, start)) << start;
 }
 
@@ -125,7 +125,6 @@ TEST(Parse, AliasesReachTheSameFields) {
   EXPECT_TRUE(
       has_note(parse_text(R"({"zero_optimization": {"stage3_gather_fp16_weights_on_model_save": true}})"),
                "zero_optimization.stage3_gather_fp16_weights_on_model_save: checkpoints hold"));
-  EXPECT_TRUE(has_note(parse_text(R"({"aio": {"thread_count": 2}})"), "aio.thread_count: "));
   EXPECT_TRUE(
       has_note(parse_text(R"({"seq_parallel_comm_data_type": "fp32"})"), "seq_parallel_comm_data_type: "));
   EXPECT_EQ(parse_text(R"({"zero_optimization": true})").zero.stage, 1);

@@ -1,0 +1,217 @@
+#include "config/tables.h"
+
+namespace sherd::config {
+namespace {
+
+const std::vector<std::string> devices = {"none", "cpu", "nvme"};
+constexpr const char* nothing_on_nvme = "no effect: no state lives on NVMe";
+
+bool uses_nvme(const Zero& zero) {
+  return zero.offload_param.device == OffloadDevice::nvme ||
+         zero.offload_optimizer.device == OffloadDevice::nvme;
+}
+
+// ---- offload_param, offload_optimizer ----
+
+std::vector<Key<Offload>> common_offload_keys() {
+  std::vector<Key<Offload>> keys;
+  keys.push_back(choice("device", &Offload::device, devices, "\"cpu\""));
+  keys.push_back(text("nvme_path", &Offload::nvme_path, "\"/mnt/nvme\""));
+  keys.push_back(
+      integer("buffer_count", &Offload::buffer_count, "7", 0, std::numeric_limits<std::int32_t>::max()));
+  keys.push_back(boolean("pin_memory", &Offload::pin_memory));
+  return keys;
+}
+
+Table<Offload> offload_param_table() {
+  Table<Offload> table{Auto::to_default, common_offload_keys()};
+  table.keys.push_back(integer("buffer_size", &Offload::buffer_size, "1000", 0));
+  table.keys.push_back(integer("max_in_cpu", &Offload::max_in_cpu, "1000", 0));
+  return table;
+}
+
+Table<Offload> offload_optimizer_table() {
+  Table<Offload> table{Auto::to_default, common_offload_keys()};
+  std::vector<Key<Offload>>& keys = table.keys;
+  keys.push_back(boolean("pipeline_read", &Offload::pipeline_read));
+  keys.push_back(boolean("pipeline_write", &Offload::pipeline_write));
+  keys.push_back(real("ratio", &Offload::ratio, "0.5", 0, 1));
+  keys.push_back(
+      noted<Offload>("fast_init", Holds::boolean, "states are always written straight to where they live"));
+  keys.push_back(refused<Offload>("super_offload", "true", "SuperOffload is not in this build", is_false));
+  keys.push_back(noted<Offload>("cpuadam_cores_perc", Holds::real, "SuperOffload is off"));
+  return table;
+}
+
+// DeepSpeed's switches from before the two sections.
+Key<Zero> deprecated_switch(std::string name, Offload Zero::*field, const std::string& section) {
+  return custom<Zero>(std::move(name), "true", [=](Zero& zero, const Value& value) {
+    if (value.boolean()) (zero.*field).device = OffloadDevice::cpu;
+    value.note(cat("deprecated; write \"", section, R"(": {"device": ")", value.node.boolean ? "cpu" : "none",
+                   "\"}"));
+  });
+}
+
+// One of the two sections, with what the checks need to speak of it.
+struct Side {
+  std::string name, deprecated;  // keys of zero_optimization
+  const Offload& offload;
+  Table<Offload> table;
+  int first_stage;
+  const char* stages;
+};
+
+std::vector<Side> sides_of(const Zero& zero) {
+  return {{"offload_param", "cpu_offload_param", zero.offload_param, offload_param_table(), 3,
+           "stage 3, which shards the parameters"},
+          {"offload_optimizer", "cpu_offload", zero.offload_optimizer, offload_optimizer_table(), 1,
+           "stage 1, 2 or 3, which shard the optimizer's states"}};
+}
+
+void check_side(const Zero& zero, const Given& given, const Value& section, const Side& side) {
+  const Offload& offload = side.offload;
+  const bool old = given.contains(side.deprecated), current = given.contains(side.name);
+  const auto key = [&](const std::string& name) {
+    return Value{*given.at(name), join(section.path, name), section.context};
+  };
+  if (old && current)
+    key(side.deprecated)
+        .error("means \"", side.name, "\" with device \"cpu\", and that section is given too; remove one of ",
+               "the two");
+  if (offload.device == OffloadDevice::none) return;
+  const Value here = key(old ? side.deprecated : side.name);
+  const std::string& device = devices[static_cast<std::size_t>(offload.device)];
+  if (zero.stage < side.first_stage)
+    here.error("device \"", device, "\" needs ", side.stages, ", not stage ", zero.stage,
+               "; set zero_optimization.stage to ", side.first_stage, ", or the device to \"none\"");
+  const auto inner = [&](const char* name) {
+    const Node* node = here.node.find(name);
+    return Value{node ? *node : here.node, join(here.path, name), section.context};
+  };
+  if (offload.ratio < 1 && zero.stage < 3)
+    inner("ratio").error(offload.ratio, " needs stage 3, not stage ", zero.stage,
+                         "; set zero_optimization.stage to 3, or ratio to 1");
+  if (offload.device != OffloadDevice::nvme) return;
+  if (offload.nvme_path.empty())
+    here.error("device \"nvme\" needs \"nvme_path\", a directory on the drive that is to hold the states");
+  for (const auto& [name, count] :
+       {std::pair{"buffer_count", offload.buffer_count}, std::pair{"buffer_size", offload.buffer_size}})
+    if (count < 1) inner(name).error("must be at least 1 with device \"nvme\", not ", count);
+}
+
+// Why `key` of a section cannot matter; empty when it does, or has said so itself.
+std::string why_idle(const Zero& zero, const Offload& offload, const std::string& key) {
+  const bool with_nvme = key == "nvme_path" || key == "buffer_size" || key == "max_in_cpu";
+  const bool of_update = key == "pipeline_read" || key == "pipeline_write" ||
+                         (key == "buffer_count" && &offload == &zero.offload_optimizer);
+  // The update stages parameters on NVMe through the same buffers.
+  if (of_update) return uses_nvme(zero) ? "" : nothing_on_nvme;
+  if (offload.device == OffloadDevice::none ||
+      (offload.device == OffloadDevice::cpu && (with_nvme || key == "buffer_count")))
+    return cat("no effect with device \"", devices[static_cast<std::size_t>(offload.device)], "\"");
+  if (key == "pin_memory") return "cannot matter on a CPU device";
+  return {};
+}
+
+// ---- aio ----
+
+Table<Aio> aio_table() {
+  static constexpr std::int64_t page = 4096, most = std::int64_t{1} << 30;
+  Table<Aio> table;
+  std::vector<Key<Aio>>& keys = table.keys;
+  keys.push_back(custom<Aio>("block_size", "65536", [](Aio& aio, const Value& value) {
+    aio.block_size = value.integer(page, most);
+    if (aio.block_size % page != 0)
+      value.error("must be a multiple of ", page, " bytes, not ", value.node.brief(), "; the next one is ",
+                  (aio.block_size / page + 1) * page);
+  }));
+  keys.push_back(integer("queue_depth", &Aio::queue_depth, "32", 1, 4096));
+  keys.push_back(integer("thread_count", &Aio::thread_count, "4", 1, 256).alias("intra_op_parallelism"));
+  keys.push_back(boolean("single_submit", &Aio::single_submit));
+  keys.push_back(boolean("overlap_events", &Aio::overlap_events));
+  keys.push_back(refused<Aio>("use_gds", "true", "it needs CUDA's GPUDirect Storage", is_false));
+  keys.push_back(choice("backend", &Aio::backend, {"auto", "io_uring", "threads"}, "\"threads\""));
+  keys.push_back(boolean("checksums", &Aio::checksums));
+  return table;
+}
+
+void note_idle_aio(const Config& config, const Node& section, Context& context) {
+  if (!uses_nvme(config.zero)) return context.note("aio", nothing_on_nvme);
+  const auto idle_with = [&](Aio::Backend backend, const char* name, const char* key) {
+    const Node* node = section.find(key);
+    if (config.aio.backend == backend && node && !node->is(Node::Kind::null))
+      context.note(cat("aio.", key), cat("no effect with backend \"", name, "\""));
+  };
+  idle_with(Aio::Backend::io_uring, "io_uring", "thread_count");
+  idle_with(Aio::Backend::io_uring, "io_uring", "intra_op_parallelism");
+  idle_with(Aio::Backend::threads, "threads", "single_submit");
+}
+
+// ---- activation_checkpointing ----
+
+Table<Training> activation_checkpointing_table() {
+  const char* reason = "training.recompute chooses what is recomputed, and Sherd how";
+  Table<Training> table;
+  for (const char* name : {"partition_activations", "contiguous_memory_optimization",
+                           "synchronize_checkpoint_boundary", "profile"})
+    table.keys.push_back(noted<Training>(name, Holds::boolean, reason));
+  table.keys.push_back(noted<Training>("number_checkpoints", Holds::count, reason));
+  table.keys.push_back(boolean("cpu_checkpointing", &Training::cpu_checkpointing));
+  return table;
+}
+
+}  // namespace
+
+std::vector<Key<Zero>> offload_keys() {
+  std::vector<Key<Zero>> keys;
+  keys.push_back(integer("sub_group_size", &Zero::sub_group_size, "1000", 1));
+  keys.push_back(section("offload_param", &Zero::offload_param, offload_param_table()));
+  keys.push_back(section("offload_optimizer", &Zero::offload_optimizer, offload_optimizer_table()));
+  keys.push_back(deprecated_switch("cpu_offload", &Zero::offload_optimizer, "offload_optimizer"));
+  keys.push_back(deprecated_switch("cpu_offload_param", &Zero::offload_param, "offload_param")
+                     .alias("cpu_offload_params"));
+  keys.push_back(noted<Zero>("cpu_offload_use_pin_memory", Holds::boolean,
+                             "deprecated; give pin_memory in offload_param or offload_optimizer"));
+  return keys;
+}
+
+void check_offload(const Zero& zero, const Given& given, const Value& section) {
+  for (const Side& side : sides_of(zero)) {
+    check_side(zero, given, section, side);
+    const auto found = given.find(side.name);
+    if (found == given.end()) continue;
+    for (const auto& [name, node] : found->second->members) {
+      const auto key = std::find_if(side.table.keys.begin(), side.table.keys.end(),
+                                    [&](const Key<Offload>& candidate) { return candidate.name == name; });
+      if (node.is(Node::Kind::null) || node.is_text("auto") || name == "device" ||
+          key->effect != Effect::effective)
+        continue;
+      if (const std::string why = why_idle(zero, side.offload, name); !why.empty())
+        section.context.note(cat(section.path, ".", side.name, ".", name), why);
+    }
+  }
+  if (given.contains("sub_group_size") && !uses_nvme(zero))
+    section.context.note(join(section.path, "sub_group_size"),
+                         cat(nothing_on_nvme, ", and elsewhere the optimizer works in place"));
+}
+
+std::vector<Key<Config>> tier_keys() {
+  std::vector<Key<Config>> keys;
+  keys.push_back(section("aio", &Config::aio, aio_table()));
+  keys.push_back(section("activation_checkpointing", &Config::training, activation_checkpointing_table()));
+  return keys;
+}
+
+void note_idle_tiers(const Config& config, const Given& given, Context& context) {
+  if (given.contains("aio")) note_idle_aio(config, *given.at("aio"), context);
+  const bool activations = config.training.cpu_checkpointing && config.training.recompute == Recompute::full;
+  if (config.training.cpu_checkpointing && !activations)
+    context.note("activation_checkpointing.cpu_checkpointing",
+                 "no effect without \"recompute\": \"full\" in the section training");
+  const bool states = config.zero.offload_param.device != OffloadDevice::none ||
+                      config.zero.offload_optimizer.device != OffloadDevice::none;
+  if (config.device.host_memory_limit > 0 && !states && !activations)
+    context.note("device.host_memory_limit", "no effect: nothing is offloaded");
+}
+
+}  // namespace sherd::config

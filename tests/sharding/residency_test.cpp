@@ -21,6 +21,7 @@ std::vector<UseEvent> model_trace(int units) {
 /// Plays a plan and checks that it never drops what is in use and never holds a unit twice.
 struct Played {
   std::int64_t gathers = 0, peak = 0;
+  std::vector<int> order;  ///< of the gathers
 };
 Played play(const std::vector<UseEvent>& trace, const std::vector<ResidencyStep>& plan,
             const std::vector<std::int64_t>& sizes) {
@@ -31,6 +32,7 @@ Played play(const std::vector<UseEvent>& trace, const std::vector<ResidencyStep>
   const auto bring = [&](int unit) {
     EXPECT_TRUE(resident.insert(unit).second) << "unit " << unit << " gathered twice";
     ++out.gathers;
+    out.order.push_back(unit);
     live += size(unit);
     out.peak = std::max(out.peak, live);
   };
@@ -100,6 +102,18 @@ TEST(PlanResidency, UnitsWithoutGatherTakeNoPart) {
     if (trace[i].unit != 1) {
       EXPECT_FALSE(plan[i].release);
     }
+}
+
+TEST(GatherOrder, IsTheOneInWhichThePlanGathers) {
+  const auto trace = model_trace(6);
+  const std::vector<std::int64_t> sizes{25, 10, 12, 10, 14, 10};
+  for (const std::int64_t prefetch : {0, 12, 30})
+    for (const std::int64_t reuse : {0, 30, 100})
+      for (const std::int64_t cap : {30, 60, 1000}) {
+        const auto plan = plan_residency(trace, sizes, {prefetch, cap, reuse});
+        EXPECT_EQ(gather_order(trace, plan, sizes), play(trace, plan, sizes).order)
+            << "prefetch " << prefetch << ", reuse " << reuse << ", cap " << cap;
+      }
 }
 
 TEST(PlanResidency, AUnitLargerThanTheCapIsStillGathered) {

@@ -35,6 +35,7 @@ struct RunSpec {
   double clipping = 0.5;
   bool tied = true;
   bool llama = false;
+  int hidden = 32, layers = 3;
   int resume_at = 0;             ///< save after this step, build everything anew, resume; 0: never
   std::string directory;         ///< for checkpoints when resuming
   int loss_scale_window = 1000;  ///< fp16: clean steps before the scale doubles
@@ -76,8 +77,8 @@ struct RunSpec {
            (sub_group != 1'000'000'000 ? R"(, "sub_group_size": )" + str(sub_group) : "") + "}," +
            (aio.empty() ? "" : R"("aio": {)" + aio + "},") +
            (cpu_checkpointing ? R"("activation_checkpointing": {"cpu_checkpointing": true},)" : "") +
-           R"("model": {"type": ")" + (llama ? "llama" : "gpt2") + R"(", "vocab_size": 101, "seq_length": 24, "hidden_size": 32,)" +
-           R"("num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "dropout": )" + str(dropout) + R"(, "tie_embeddings": )" +
+           R"("model": {"type": ")" + (llama ? "llama" : "gpt2") + R"(", "vocab_size": 101, "seq_length": 24, "hidden_size": )" +
+           str(hidden) + R"(, "num_layers": )" + str(layers) + R"(, "num_heads": 4, "num_kv_heads": 2, "dropout": )" + str(dropout) + R"(, "tie_embeddings": )" +
            flag(tied) + "}," + R"("training": {"steps": )" + str(steps) + R"(, "seed": 7, "recompute": ")" + recompute +
            (split_masters ? "\"" : R"(", "split_masters": false)") +
            (moments == "fp32" ? "" : R"(, "moments_dtype": ")" + moments + "\"") +

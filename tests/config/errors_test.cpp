@@ -206,7 +206,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "\"auto\"?"},
         Mistake{R"({"training": {"moments_dtype": "fp16"}})",
                 "run.json:1: training.moments_dtype: \"fp16\" is none of fp32, bf16; did you mean "
-                "\"bf16\"?"},
+                "\"fp32\"?"},
         Mistake{R"({"bf16": {"enabled": true, "bf16_optimizer_states": true}})",
                 "run.json:1: bf16.bf16_optimizer_states: Sherd does not support true here: give "
                 "training.moments_dtype \"bf16\" instead; masters stay fp32"}));

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <tuple>
 
 #include "config/support.h"
 #include "support/temp_folder.h"
@@ -233,6 +234,33 @@ TEST(ConfigFiles, PublishedExampleRunsAsItStands) {
                   "optimizer: not given; AdamW with lr 0.001 unless the caller brings an optimizer"));
 }
 
+TEST(ConfigFiles, OffloadFilesDifferOnlyInWhereStatesLive) {
+  const auto read = [](const char* name) { return parse_files({cat(configs, "gpt2_small_", name, ".json")}); };
+  const Config on_device = read("on_device");
+  using enum OffloadDevice;
+  const std::vector<std::tuple<const char*, OffloadDevice, OffloadDevice>> files = {
+      {"on_device", none, none},
+      {"optimizer_on_host", none, cpu},
+      {"optimizer_on_nvme", none, nvme},
+      {"everything_on_nvme", nvme, nvme}};
+  for (const auto& [name, parameters, optimizer] : files) {
+    SCOPED_TRACE(name);
+    Config config = read(name);
+    EXPECT_EQ(config.zero.offload_param.device, parameters);
+    EXPECT_EQ(config.zero.offload_optimizer.device, optimizer);
+    EXPECT_EQ(config.training.cpu_checkpointing, parameters == nvme);
+    EXPECT_THAT(config.notes, ::testing::IsEmpty());
+    config.zero.offload_param = on_device.zero.offload_param;
+    config.zero.offload_optimizer = on_device.zero.offload_optimizer;
+    config.zero.sub_group_size = on_device.zero.sub_group_size;
+    config.aio = on_device.aio;
+    config.training.cpu_checkpointing = false;
+    config.training.recompute = Recompute::none;
+    config.training.save_dir = on_device.training.save_dir;
+    EXPECT_TRUE(config == on_device);
+  }
+}
+
 TEST(ConfigFiles, EveryFileLoads) {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(configs)) {
@@ -247,7 +275,7 @@ TEST(ConfigFiles, EveryFileLoads) {
     }
     ++count;
   }
-  EXPECT_GE(count, 8);
+  EXPECT_GE(count, 12);
   for (int stage = 0; stage <= 3; ++stage)
     EXPECT_EQ(parse_files({cat(configs, "gpt2_small_zero", stage, ".json")}).zero.stage, stage);
 }

@@ -69,10 +69,12 @@ struct SpanUpdate {
 /// an fp32 moment 16 random bits are added and then the 16 low bits are cut, so that it is rounded away from
 /// zero with a chance of exactly the part cut off, and means that move by less than a bf16 step (β2!) are
 /// kept in expectation (Gupta et al., "Deep learning with limited numerical precision", 2015; Croci et al.,
-/// "Stochastic rounding: implementation, error analysis and applications", 2022). The bits of element e
-/// (index in the whole parameter), moment k: with j = e mod 64, of word 2k + ⌊j/32⌋ of block 16·⌊e/64⌋ + ⌊(j
-/// mod 32)/2⌋ of the Philox stream (base/random.h) rounding.at(0x6d6f6d656e74).at(step) the lower half for
-/// even j, the upper one for odd j.
+/// "Stochastic rounding: implementation, error analysis and applications", 2022). Element e (its index in the
+/// whole parameter) stands in tile t = ⌊e/4096⌋, row r = ⌊e/64⌋ mod 64, column c = e mod 64; moment k takes
+/// (x(2t, c) + x(2t+1, r)) mod 2¹⁶, where x(s, i) is half of word 2k + ⌊i/32⌋ of block 16·s + ⌊(i mod 32)/2⌋
+/// of the Philox stream (base/random.h) rounding.at(0x6d6f6d656e74).at(step): the lower half for even i, else
+/// the upper one. Bits of one element are independent from step to step; those of different elements or
+/// moments in one step pairwise, so that the errors of a sum have the variance of independent ones.
 ///
 /// Elementwise: cutting spans anywhere, any number of threads and any instruction set give the same bits.
 /// Threads must run with flush-to-zero (Arena's do). Returns false when an updated weight, its 16-bit form or

@@ -14,7 +14,8 @@ SHERD_INLINE F square_root(F x) {
 }
 
 template <class G, class P, class M>
-Extremes adam(const Chunk& c, const AdamScalars& s) {
+Extremes adam(const Chunk& c, const AdamScalars& scalars) {
+  const AdamScalars s = scalars;  // a copy, which no store can alias
   const bool l2 = s.l2;
   return run<Streams<G, P, M, 2>>(c, [&](F& p, F g, F& m, F& v) SHERD_ALWAYS {
     g = g * s.factor;

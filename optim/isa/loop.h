@@ -31,8 +31,9 @@ SHERD_INLINE U magnitude(F x) {
   return (U)x & 0x7fffffffu;
 }
 SHERD_INLINE U larger(U a, U b) {
-  return (I)a > (I)b ? a : b;
-}  // magnitudes fit the signed range
+  const I x = (I)a, y = (I)b;  // magnitudes fit the signed range, and it has an instruction
+  return (U)(x > y ? x : y);
+}
 
 SHERD_INLINE std::uint32_t largest(U v) {
   std::uint32_t out = 0;
@@ -70,10 +71,9 @@ SHERD_INLINE void fetch_ahead(const Chunk& c, std::int64_t i) {
   if constexpr (S::moments > 1) fetch<typename S::M>(c.second, i);
 }
 
-/// One turn at element i; `noise` are the bits of its first element, null unless the moments are rounded.
+/// One turn at element i.
 template <class S, class Rule>
-SHERD_INLINE void step(const Chunk& c, std::int64_t i, const Noise* noise, std::int64_t noise_at, Tops& tops,
-                       const Rule& rule) {
+SHERD_INLINE void step(const Chunk& c, std::int64_t i, const NoiseAt& noise, Tops& tops, const Rule& rule) {
   using M = typename S::M;
   constexpr bool split = S::split;
   float* master = S::has_master ? c.master + i : nullptr;
@@ -89,16 +89,17 @@ SHERD_INLINE void step(const Chunk& c, std::int64_t i, const Noise* noise, std::
   rule(x.weight.a, x.grad.a, x.first.a, x.second.a);
   rule(x.weight.b, x.grad.b, x.first.b, x.second.b);
   if constexpr (S::rounded) {
-    write_rounded(first, x.first, noise->bits[0] + noise_at);
-    if constexpr (S::moments > 1) write_rounded(second, x.second, noise->bits[1] + noise_at);
+    write_rounded(first, x.first, noise.bits(0));
+    if constexpr (S::moments > 1) write_rounded(second, x.second, noise.bits(1));
   } else {
     if constexpr (S::moments > 0) store_pair<false>(first, x.first);
     if constexpr (S::moments > 1) store_pair<false>(second, x.second);
   }
   write_master<split, typename S::P>(master, param, low, x.weight, c.stream);
   tops.see(tops.weight, x.weight);
-  // Where the second moment, a mean of squares, fits fp32, so does the first; bf16 ends earlier.
-  if constexpr (S::moments == 1 || S::rounded) tops.see(tops.moment, x.first);
+  // Where the mean of squares does not overflow, no gradient is above 2^64, and their mean is far from
+  // overflow.
+  if constexpr (S::moments == 1) tops.see(tops.moment, x.first);
   if constexpr (S::moments > 1) tops.see(tops.moment, x.second);
 }
 
@@ -142,38 +143,56 @@ struct Tail {
   }
 };
 
-/// Elements [begin, end), whose rounding bits start at noise_at.
+/// Elements [begin, end).
 template <class S, class Rule>
-SHERD_INLINE void stretch(const Chunk& c, std::int64_t begin, std::int64_t end, const Noise* noise,
-                          std::int64_t noise_at, Tops& tops, const Rule& rule) {
+SHERD_INLINE void stretch(const Chunk& c, std::int64_t begin, std::int64_t end, const NoiseAt& noise,
+                          Tops& tops, const Rule& rule) {
   std::int64_t i = begin;
   for (; i + turn <= end; i += turn) {
     fetch_ahead<S>(c, i);
-    step<S>(c, i, noise, noise_at + i - begin, tops, rule);
+    step<S>(c, i, noise.right(i - begin), tops, rule);
   }
   if (i == end) return;
   Tail<S> tail(c, i, end - i);
-  step<S>(tail.chunk(c), 0, noise, noise_at + i - begin, tops, rule);
+  step<S>(tail.chunk(c), 0, noise.right(i - begin), tops, rule);
   tail.put_back(c, i, end - i);
+}
+
+/// The same row by row of the tiles of noise.
+template <class S, class Rule>
+SHERD_INLINE void noisy_stretch(const Chunk& c, Tops& tops, const Rule& rule) {
+  const RoundKeys keys(c.noise_seed);
+  Noise noise;
+  std::int64_t i = 0, tile = -1;
+  while (i < c.n) {
+    const std::int64_t element = c.first_element + i;
+    if (tile != element / Noise::tile) {
+      tile = element / Noise::tile;
+      noise.draw(keys, c.noise_stream, static_cast<std::uint64_t>(tile));
+    }
+    const NoiseAt at{&noise, element / Noise::side % Noise::side, element % Noise::side};
+    const std::int64_t row_end = i + Noise::side - at.column, end = row_end < c.n ? row_end : c.n;
+    if (end - i == Noise::side) {
+#pragma GCC unroll 2
+      for (int k = 0; k < Noise::side; k += turn) {
+        fetch_ahead<S>(c, i + k);
+        step<S>(c, i + k, at.right(k), tops, rule);
+      }
+    } else {
+      stretch<S>(c, i, end, at, tops, rule);
+    }
+    i = end;
+  }
 }
 
 /// Calls rule(weight, gradient, first moment, second moment) for every register of the chunk, two at a time.
 template <class S, class Rule>
 SHERD_INLINE Extremes run(const Chunk& c, const Rule& rule) {
   Tops tops;
-  if constexpr (S::rounded) {
-    Noise noise;
-    std::uint64_t group = static_cast<std::uint64_t>(c.first_element) / Noise::group;
-    std::int64_t at = c.first_element % Noise::group;
-    for (std::int64_t i = 0; i < c.n; at = 0, ++group) {
-      const std::int64_t size = Noise::group - at < c.n - i ? Noise::group - at : c.n - i;
-      noise.draw(c, group);
-      stretch<S>(c, i, i + size, &noise, at, tops, rule);
-      i += size;
-    }
-  } else {
-    stretch<S>(c, 0, c.n, nullptr, 0, tops, rule);
-  }
+  if constexpr (S::rounded)
+    noisy_stretch<S>(c, tops, rule);
+  else
+    stretch<S>(c, 0, c.n, {}, tops, rule);
   if (c.stream) _mm_sfence();
   return {largest(tops.weight), largest(tops.moment)};
 }

@@ -13,11 +13,14 @@ namespace {
 
 // The rule's definition of the 16 rounding bits of one element (optim/update_rule.h), from the scalar
 // generator.
-std::uint32_t rounding_bits(RandomKey parameter, std::int64_t step, int moment, std::uint64_t element) {
+std::uint32_t rounding_bits(RandomKey parameter, std::int64_t step, std::uint64_t moment,
+                            std::uint64_t element) {
   const RandomKey key = parameter.at(0x6d6f6d656e74ull).at(static_cast<std::uint64_t>(step));
-  const std::uint64_t within = element % 64;
-  const auto block = philox(key, element / 64 * 16 + within % 32 / 2);
-  return block[static_cast<std::size_t>(2 * moment) + within / 32] >> (within % 2 * 16) & 0xffffu;
+  const auto x = [&](std::uint64_t section, std::uint64_t i) {
+    return philox(key, 16 * section + i % 32 / 2)[2 * moment + i / 32] >> (i % 2 * 16) & 0xffffu;
+  };
+  const std::uint64_t tile = element / 4096;
+  return (x(2 * tile, element % 64) + x(2 * tile + 1, element / 64 % 64)) & 0xffffu;
 }
 
 float rounded(float value, std::uint32_t bits) {
@@ -28,8 +31,8 @@ TEST(Bf16Moments, FollowTheirDefinition) {
   Arena arena(1);
   Hyper h;
   h.weight_decay = 0.1;
-  const std::size_t n = 333;
-  const std::int64_t first = 1'000'003;  // somewhere within a group of 64
+  const std::size_t n = 9333;
+  const std::int64_t first = 1'000'003;  // somewhere within a tile, and over two more
   Span narrow = random_span(n, DType::f32, DType::f32, DType::bf16);
   Span wide(n, DType::f32, DType::f32);
   wide.master = narrow.master, wide.grad = narrow.grad;

@@ -1,100 +1,12 @@
 // `sherd train` and `sherd generate` as a person runs them: the real program, on local ranks and under mpirun.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <chrono>
-#include <cstdlib>
-#include <fstream>
-#include <thread>
+#include <functional>
 
-#include "base/error.h"
-#include "support/temp_folder.h"
+#include "cli/train_fixture.h"
 
 namespace sherd::cli {
 namespace {
-
-using sherd::testing::read_text;
-using sherd::testing::TempFolder;
-using sherd::testing::write_text;
-using ::testing::HasSubstr;
-
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
-class Train : public ::testing::Test {
- protected:
-  Train() {
-    std::string text;
-    for (int i = 0; i < 400; ++i) text += cat("The ", i % 7, " shards of jar ", i % 13, " lie in row ", i % 5, ".\n\n");
-    write_text(folder_ / "text.txt", text);
-    write_text(folder_ / "c.json", cat(R"({
-  "train_batch_size": 4,
-  "optimizer": {"type": "AdamW", "params": {"lr": 0.003}},
-  "bf16": {"enabled": true},
-  "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
-  "model": {"type": "gpt2", "seq_length": 16, "hidden_size": 32, "num_layers": 2, "num_heads": 2},
-  "data": {"path": ")", prefix(), R"(", "split": [0.9, 0.1]},
-  "training": {"steps": 6, "save_dir": ")", (folder_ / "run").string(), R"(", "log_interval": 0},
-  "parallel": {"timeout_seconds": 60}
-})"));
-    const Outcome prepared = sherd({"prepare", "--input", (folder_ / "text.txt").string(), "--tokenizer", "byte",
-                                    "--output", prefix()});
-    require(prepared.code == 0, prepared.err);
-  }
-
-  std::string prefix() const { return (folder_ / "data").string(); }
-  std::string config() const { return (folder_ / "c.json").string(); }
-
-  /// Runs a shell command line with a limit of two minutes; 124 when it took longer.
-  Outcome shell(const std::string& command) const {
-    const std::string out = (folder_ / "out").string(), err = (folder_ / "err").string();
-    const int status = std::system(cat("XDG_CACHE_HOME=", folder_.path().string(), " timeout 120 ", command, " >", out,
-                                       " 2>", err, " </dev/null").c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_text(out), read_text(err)};
-  }
-  static std::string joined(const std::vector<std::string>& arguments) {
-    std::string line = SHERD_PROGRAM;
-    for (const std::string& argument : arguments) line += " '" + argument + "'";
-    return line;
-  }
-  Outcome sherd(const std::vector<std::string>& arguments) const { return shell(joined(arguments)); }
-  /// Under mpirun; each rank's exit code ends up on stderr as "exit code N" (with --enable-recovery, without which the
-  /// first rank to fail has the others killed before they can speak, mpirun itself always returns 0).
-  Outcome sherd_mpi(int ranks, const std::vector<std::string>& arguments) const {
-    return shell(cat("env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to none "
-                     "--enable-recovery -n ", ranks, R"( sh -c '"$@"; echo "exit code $?" >&2' sh )", joined(arguments)));
-  }
-  std::vector<std::string> train(const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> out{"train", "--config", config()};
-    out.insert(out.end(), more.begin(), more.end());
-    return out;
-  }
-  /// The values of a key in a metrics file, as text.
-  std::vector<std::string> metric(const std::string& file, const std::string& key) const {
-    std::vector<std::string> out;
-    std::ifstream in(folder_ / file);
-    for (std::string line; std::getline(in, line);) {
-      const auto at = line.find("\"" + key + "\":");
-      if (at == std::string::npos) continue;
-      const auto begin = at + key.size() + 3;
-      out.push_back(line.substr(begin, line.find_first_of(",}", begin) - begin));
-    }
-    return out;
-  }
-
-  TempFolder folder_;
-};
-
-std::size_t count(const std::string& text, const std::string& part) {
-  std::size_t found = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
-  return found;
-}
 
 TEST_F(Train, TrainsSavesAndReports) {
   const Outcome got = sherd(train({"--ranks", "2", "--metrics", (folder_ / "m.jsonl").string(), "--plot",
@@ -138,18 +50,8 @@ TEST_F(Train, ResumesToTheSameLosses) {
 }
 
 TEST_F(Train, ATerminatedRunSavesAndGoesOn) {
-  write_text(folder_ / "term.err", "");
-  const pid_t child = fork();
-  if (child == 0) {
-    execl("/bin/sh", "sh", "-c", cat("exec ", joined(train({"--ranks", "2", "--steps", "100000"})), " 2>",
-                                     (folder_ / "term.err").string()).c_str(), nullptr);
-    _exit(127);
-  }
-  // Wait until it trains; then ask it to stop.
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (read_text(folder_ / "term.err").find("training tokens") == std::string::npos &&
-         std::chrono::steady_clock::now() < limit)
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const pid_t child = start(train({"--ranks", "2", "--steps", "100000"}), "term.err");
+  wait_for("term.err", "training tokens");
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   kill(child, SIGTERM);
   int status = 0;

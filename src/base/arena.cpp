@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -40,7 +41,44 @@ int available_cores() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
+std::vector<int> available_core_ids() {
+  std::vector<int> ids;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0)
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+      if (CPU_ISSET(core, &set)) ids.push_back(core);
+  return ids;
+}
+
 namespace {
+/// Keeps the calling thread on some cores while it lives; on all that it had, without any.
+class Binding {
+ public:
+  explicit Binding(const std::vector<int>& cores) : bound_(!cores.empty()) {
+    if (!bound_) return;
+    sched_getaffinity(0, sizeof before_, &before_);
+    require(bind(cores), "this process may not run on core ", cores.front(), " or one of its neighbours");
+  }
+  ~Binding() {
+    if (bound_) sched_setaffinity(0, sizeof before_, &before_);
+  }
+  Binding(const Binding&) = delete;
+  Binding& operator=(const Binding&) = delete;
+
+  static bool bind(const std::vector<int>& cores) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int core : cores)
+      if (core >= 0 && core < CPU_SETSIZE) CPU_SET(core, &set);
+    return sched_setaffinity(0, sizeof set, &set) == 0;
+  }
+
+ private:
+  bool bound_;
+  cpu_set_t before_{};
+};
+
 /// True while the thread runs a chunk, so that nested loops stay serial.
 thread_local bool inside_chunk = false;
 
@@ -59,19 +97,35 @@ void run_chunks(std::int64_t begin, std::int64_t end, std::int64_t count, std::i
 #if !defined(SHERD_STD_THREAD_ARENA)
 
 namespace {
-class DenormalObserver : public tbb::task_scheduler_observer {
+/// Prepares workers, which TBB lends to one arena after the other.
+class WorkerObserver : public tbb::task_scheduler_observer {
  public:
-  explicit DenormalObserver(tbb::task_arena& arena) : tbb::task_scheduler_observer(arena) { observe(true); }
-  ~DenormalObserver() override { observe(false); }
-  void on_scheduler_entry(bool) override { set_flush_denormals(); }
+  WorkerObserver(tbb::task_arena& arena, const std::vector<int>& cores)
+      : tbb::task_scheduler_observer(arena), cores_(cores), all_(available_core_ids()) {
+    observe(true);
+  }
+  ~WorkerObserver() override { observe(false); }
+  void on_scheduler_entry(bool worker) override {
+    set_flush_denormals();
+    if (worker && !cores_.empty()) Binding::bind(cores_);
+  }
+  void on_scheduler_exit(bool worker) override {
+    if (worker && !cores_.empty()) Binding::bind(all_);
+  }
+
+ private:
+  const std::vector<int>& cores_;
+  std::vector<int> all_;
 };
 }  // namespace
 
 struct Arena::Impl {
-  explicit Impl(int count) : threads(count), arena(count), observer(arena) {}
+  Impl(int count, std::vector<int> on) : threads(count), cores(std::move(on)), arena(count), observer(arena, cores), binding(cores) {}
   int threads;
+  std::vector<int> cores;
   tbb::task_arena arena;
-  DenormalObserver observer;
+  WorkerObserver observer;
+  Binding binding;
 };
 
 namespace {
@@ -102,7 +156,7 @@ void Arena::parallel_for(std::int64_t count, std::int64_t grain,
 #else
 
 struct Arena::Impl {
-  explicit Impl(int count) : threads(count) {
+  Impl(int count, const std::vector<int>& cores) : threads(count), binding(cores) {
     for (int i = 1; i < count; ++i) workers.emplace_back([this] { work(); });
   }
   ~Impl() {
@@ -151,6 +205,7 @@ struct Arena::Impl {
   }
 
   int threads;
+  Binding binding;  // workers start below it
   std::vector<std::thread> workers;
   std::mutex mutex;
   std::condition_variable wake, done;
@@ -182,12 +237,12 @@ void Arena::parallel_for(std::int64_t count, std::int64_t grain,
 
 #endif
 
-Arena::Arena(int threads) {
+Arena::Arena(int threads, std::vector<int> cores) {
   require(threads >= 1, "an arena needs at least 1 thread, not ", threads);
 #if !defined(SHERD_STD_THREAD_ARENA)
   allow_a_thread_per_request();
 #endif
-  impl_ = std::make_unique<Impl>(threads);
+  impl_ = std::make_unique<Impl>(threads, std::move(cores));
   set_flush_denormals();
 }
 Arena::~Arena() = default;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace sherd {
 
@@ -14,7 +15,10 @@ namespace sherd {
 class Arena {
  public:
   /// `threads` counts the calling thread. Throws Error{usage} for fewer than 1.
-  explicit Arena(int threads);
+  ///
+  /// With `cores`, all of them stay on these, the calling thread until the arena goes. Threads that it starts meanwhile
+  /// inherit that. Throws Error{usage} when the process may not run there.
+  explicit Arena(int threads, std::vector<int> cores = {});
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -34,7 +38,8 @@ class Arena {
 /// Sets flush-to-zero and denormals-are-zero on the calling thread.
 void set_flush_denormals();
 
-/// Cores this process may run on.
+/// Cores that the calling thread may run on: how many, and which.
 int available_cores();
+std::vector<int> available_core_ids();
 
 }  // namespace sherd

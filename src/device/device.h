@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "base/arena.h"
 #include "device/ledger.h"
@@ -75,7 +76,8 @@ class Device {
 
 /// A CPU arena of `threads` threads posing as a device. Freed blocks are kept for reuse (page faults cost more than
 /// the copies they serve); kept blocks are not on the ledger and are returned to the system under pressure.
-std::shared_ptr<Device> make_cpu_device(int threads);
+/// With `cores`, its threads and the calling one stay on these (Arena).
+std::shared_ptr<Device> make_cpu_device(int threads, std::vector<int> cores = {});
 
 /// A device that computes nothing and holds nothing: it charges the ledger as a CPU device of `threads` threads would and
 /// gives out addresses that read as zero and take no memory until they are written. A training step run on it tells what a

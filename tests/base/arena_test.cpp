@@ -15,6 +15,28 @@
 namespace sherd {
 namespace {
 
+TEST(ArenaCores, ItsThreadsStayOnThemAndTheCallerIsFreeAfterwards) {
+  const std::vector<int> before = available_core_ids();
+  ASSERT_FALSE(before.empty());
+  const int core = before.back();
+  {
+    Arena arena(3, {core});
+    std::atomic<int> elsewhere = 0;
+    for (int round = 0; round < 50; ++round)
+      arena.parallel_for(64, 1, [&](std::int64_t, std::int64_t) {
+        if (available_core_ids() != std::vector<int>{core}) ++elsewhere;
+      });
+    EXPECT_EQ(elsewhere, 0);
+    EXPECT_EQ(available_core_ids(), std::vector<int>{core});
+  }
+  EXPECT_EQ(available_core_ids(), before);
+  Arena free(3);
+  std::atomic<int> bound = 0;
+  free.parallel_for(64, 1, [&](std::int64_t, std::int64_t) { bound += available_core_ids() != before; });
+  EXPECT_EQ(bound, 0);
+  sherd::testing::expect_error(ErrorKind::usage, "may not run on core", [] { Arena arena(1, {100000}); });
+}
+
 class ArenaThreads : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Threads, ArenaThreads, ::testing::Values(1, 2, 3, 7));
 

@@ -76,8 +76,8 @@ class BlockCache {
 
 class CpuDevice final : public Device {
  public:
-  explicit CpuDevice(int threads)
-      : arena_(threads), ledger_(std::make_shared<Ledger>()), cache_(std::make_shared<BlockCache>()) {}
+  CpuDevice(int threads, std::vector<int> cores)
+      : arena_(threads, std::move(cores)), ledger_(std::make_shared<Ledger>()), cache_(std::make_shared<BlockCache>()) {}
 
   Kind kind() const override { return Kind::cpu; }
 
@@ -108,6 +108,8 @@ class CpuDevice final : public Device {
 
 }  // namespace
 
-std::shared_ptr<Device> make_cpu_device(int threads) { return std::make_shared<CpuDevice>(threads); }
+std::shared_ptr<Device> make_cpu_device(int threads, std::vector<int> cores) {
+  return std::make_shared<CpuDevice>(threads, std::move(cores));
+}
 
 }  // namespace sherd::device

@@ -11,14 +11,14 @@ Config zero(const std::string& keys, const std::string& others = "") {
 
 const std::string nvme = R"({"device": "nvme", "nvme_path": "/mnt/drive"})";
 
-TEST(Offload, DefaultsFollowDeepSpeed19) {
+TEST(Offload, DefaultsFollowDeepSpeed19ButForThePipeline) {
   const Config config = parse_text("{}");
   EXPECT_EQ(config.zero.sub_group_size, 1'000'000'000);
   for (const Offload* offload : {&config.zero.offload_param, &config.zero.offload_optimizer}) {
     EXPECT_EQ(offload->device, OffloadDevice::none);
     EXPECT_TRUE(offload->pin_memory);
     EXPECT_EQ(offload->ratio, 1.0);
-    EXPECT_FALSE(offload->pipeline_read || offload->pipeline_write);
+    EXPECT_TRUE(offload->pipeline_read && offload->pipeline_write);
   }
   EXPECT_EQ(config.zero.offload_param.buffer_count, 5);
   EXPECT_EQ(config.zero.offload_param.buffer_size, 100'000'000);

@@ -1,9 +1,11 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "offload/store_fixture.h"
@@ -91,11 +93,13 @@ TEST_P(FaultTest, a_full_disk_is_named) {
 TEST_P(FaultTest, transfers_behind_a_failed_one_end_with_its_error) {
   open();
   const Span other = store->reserve("other", 1 << 20, Category::optimizer);
-  faults->set_rule([](const IoRequest&, int before) { return Fate{.error = before == 0 ? EIO : 0}; });
+  faults->set_rule(
+      [](const IoRequest&, int before) { return before == 0 ? Fate{.error = EIO, .held = true} : Fate{}; });
   std::vector<unsigned char> first(span_bytes), second(span_bytes), third(1 << 20);
   Io failing = store->write(span, 0, first.data(), span_bytes);
   Io ordered = store->read(span, 0, second.data(), span_bytes),
      apart = store->read(other, 0, third.data(), 1 << 20);
+  faults->let_go();
   expect_error(ErrorKind::io, "cannot write 'moments'", [&] { failing.wait(); });
   expect_error(ErrorKind::io, "cannot write 'moments'", [&] { failing.wait(); });
   expect_error(ErrorKind::io, "cannot write 'moments'", [&] { ordered.wait(); });
@@ -267,19 +271,28 @@ TEST_P(FaultTest, a_device_that_answers_after_everything_has_gone_does_no_harm) 
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
 }
 
-/// A backend that cannot go on.
+/// A backend that throws at the first request, and then finds that it failed.
 class BrokenBackend final : public IoBackend {
  public:
   std::string name() const override { return "broken"; }
   void attach(int) override {}
   int register_memory(std::span<std::byte>, std::string*) override { return -1; }
   void unregister_memory(int) noexcept override {}
-  void submit(std::span<const IoRequest>) override { fail(ErrorKind::io, "no ring"); }
-  std::size_t reap(std::span<IoCompletion>, std::chrono::nanoseconds) override {
+  void submit(std::span<const IoRequest> requests) override {
+    for (const IoRequest& request : requests) failed_.push_back({request.tag, -EIO});
+    fail(ErrorKind::io, "no ring");
+  }
+  std::size_t reap(std::span<IoCompletion> completions, std::chrono::nanoseconds) override {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return 0;
+    const std::size_t count = std::min(failed_.size(), completions.size());
+    std::copy_n(failed_.begin(), count, completions.begin());
+    failed_.clear();
+    return count;
   }
   void wake() noexcept override {}
+
+ private:
+  std::vector<IoCompletion> failed_;
 };
 
 TEST_F(StoreFixture, a_backend_that_fails_breaks_the_store) {

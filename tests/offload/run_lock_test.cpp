@@ -36,10 +36,10 @@ class RunLockTest : public StoreFixture {
       const bool told = ::write(ready[1], "x", 1) == 1;
       for (;;) ::sleep(told ? 100 : 0);
     }
+    ::close(ready[1]);
     char byte;
     EXPECT_EQ(::read(ready[0], &byte, 1), 1);
     ::close(ready[0]);
-    ::close(ready[1]);
     return child;
   }
 

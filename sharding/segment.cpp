@@ -100,7 +100,7 @@ void Segment::write_values(std::int64_t begin, const Tensor& from) {
   Tensor rounded = from;
   if (parameters_.dtype() != DType::f32) {
     rounded = Tensor::empty(device, {from.numel()}, parameters_.dtype(), Category::workspace);
-    round_masters(from, rounded, device.arena());
+    if (device.kind() != device::Kind::meta) round_masters(from, rounded, device.arena());
   }
   offload::Io parameters_written = parameters_.write(begin, rounded);
   const std::int64_t first = std::max(begin, update_begin());
@@ -110,7 +110,8 @@ void Segment::write_values(std::int64_t begin, const Tensor& from) {
     if (master_form_ == MasterForm::split) {
       const Tensor high = Tensor::empty(device, {last - first}, DType::bf16, Category::workspace);
       const Tensor low = Tensor::empty(device, {last - first}, DType::u16, Category::workspace);
-      optim::split_master(kept.data<float>(), high.raw(), low.data<std::uint16_t>(), kept.numel(), device.arena());
+      if (device.kind() != device::Kind::meta)
+        optim::split_master(kept.data<float>(), high.raw(), low.data<std::uint16_t>(), kept.numel(), device.arena());
       kept = low;
     }
     masters_.write(first, kept).wait();
@@ -155,8 +156,8 @@ void Segment::close_gradients() {
     // The gap up to the next parameter takes part in sums over the flat segment.
     const std::int64_t end = layout_.offset(i) + parameter.numel();
     const std::int64_t next = i + 1 < layout_.parameters().size() ? layout_.offset(i + 1) : layout_.padded();
-    const std::size_t gap = static_cast<std::size_t>(next - end) * size_of(parameter.grad.dtype());
-    std::memset(parameter.grad.raw() + parameter.grad.bytes(), 0, gap);
+    const std::size_t after = parameter.grad.byte_offset() + parameter.grad.bytes();
+    kernels_.fill(Tensor::view_of(parameter.grad.storage(), after, {next - end}, parameter.grad.dtype()), 0);
     parameter.grad = {};
   }
 }

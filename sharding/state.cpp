@@ -63,7 +63,7 @@ offload::Io StateBuffer::read(std::int64_t begin, const Tensor& to) const {
   check(begin, to);
   if (stored())
     return store_->read(span_, static_cast<std::uint64_t>(begin - begin_) * size_of(dtype_), to.raw(), to.bytes());
-  std::memcpy(to.raw(), range(begin, begin + to.numel()).raw(), to.bytes());
+  if (device_->kind() != device::Kind::meta) std::memcpy(to.raw(), range(begin, begin + to.numel()).raw(), to.bytes());
   return {};
 }
 
@@ -71,7 +71,7 @@ offload::Io StateBuffer::write(std::int64_t begin, const Tensor& from) {
   check(begin, from);
   if (stored())
     return store_->write(span_, static_cast<std::uint64_t>(begin - begin_) * size_of(dtype_), from.raw(), from.bytes());
-  std::memcpy(range(begin, begin + from.numel()).raw(), from.raw(), from.bytes());
+  if (device_->kind() != device::Kind::meta) std::memcpy(range(begin, begin + from.numel()).raw(), from.raw(), from.bytes());
   return {};
 }
 

@@ -30,11 +30,6 @@ class PhaseTimer {
   std::chrono::steady_clock::time_point start_;
 };
 
-int threads_for(const config::Config& config, const Distributed& dist) {
-  if (config.device.threads_per_rank > 0) return config.device.threads_per_rank;
-  return std::max(1, available_cores() / dist.local_size());
-}
-
 autograd::Recompute recompute_for(const config::Config& config) {
   switch (config.training.recompute) {
     case config::Recompute::full: return autograd::Recompute::full;
@@ -46,13 +41,36 @@ autograd::Recompute recompute_for(const config::Config& config) {
 
 }  // namespace
 
-Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config)
-    : dist_(std::move(dist)), config_(config), model_(std::move(model)) {
+namespace {
+/// This rank's part of the machine's cores where device.bind_cores asks for one; else none.
+std::vector<int> own_cores(const config::Config& config, const Distributed& dist, int threads) {
+  if (!config.device.bind_cores) return {};
+  const std::vector<int> all = available_core_ids();
+  const auto first = static_cast<std::size_t>(dist.rank() % dist.local_size()) * static_cast<std::size_t>(threads);
+  if (static_cast<std::size_t>(dist.local_size() * threads) > all.size())
+    fail(ErrorKind::config, "device.bind_cores: ", dist.local_size(), " ranks with ", threads, " threads each need more than "
+         "the ", all.size(), " cores here; lower device.threads_per_rank or leave bind_cores off");
+  return {all.begin() + static_cast<std::ptrdiff_t>(first),
+          all.begin() + static_cast<std::ptrdiff_t>(first) + threads};
+}
+}  // namespace
+
+int engine::compute_threads(const config::Config& config, int local_ranks) {
+  if (config.device.threads_per_rank > 0) return config.device.threads_per_rank;
+  return std::max(1, available_cores() / local_ranks);
+}
+
+Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config,
+               std::shared_ptr<device::Device> device)
+    : dist_(std::move(dist)), config_(config), device_(std::move(device)), model_(std::move(model)) {
   require(dist_ != nullptr && model_ != nullptr, "an engine needs ranks and a model");
   if (config_.device.type == config::DeviceType::cuda)
     fail(ErrorKind::config, "device.type is 'cuda', but this build has no CUDA: set it to 'cpu' or 'auto'");
   config_.batch = config::resolve_batch(config_, dist_->world_size());
-  device_ = device::make_cpu_device(threads_for(config_, *dist_));
+  if (!device_) {
+    const int threads = engine::compute_threads(config_, dist_->local_size());
+    device_ = device::make_cpu_device(threads, own_cores(config_, *dist_, threads));
+  }
   device_->ledger().set_limit(device::Tier::device, config_.device.device_memory_limit);
   device_->ledger().set_limit(device::Tier::host, config_.device.host_memory_limit);
   kernels_ = tensor::make_kernels(*device_);
@@ -80,7 +98,7 @@ Engine::~Engine() = default;
 
 namespace {
 std::unique_ptr<offload::Store> open_store(const config::Config& config, const std::string& folder, int rank,
-                                           device::Ledger& ledger) {
+                                           device::Device& device) {
   offload::StoreOptions options;
   options.folder = folder;
   options.rank = rank;
@@ -92,7 +110,8 @@ std::unique_ptr<offload::Store> open_store(const config::Config& config, const s
   options.checksums = config.aio.checksums;
   options.backend = static_cast<offload::StoreOptions::Backend>(config.aio.backend);
   options.timeout_seconds = config.parallel.timeout_seconds;
-  return std::make_unique<offload::Store>(options, ledger);
+  options.dry = device.kind() == device::Kind::meta;
+  return std::make_unique<offload::Store>(options, device.ledger());
 }
 }  // namespace
 
@@ -100,14 +119,14 @@ sharding::StateSources Engine::open_stores() {
   sharding::StateSources sources{dist_->world(), *kernels_};
   const config::Offload &parameters = config_.zero.offload_param, &optimizer = config_.zero.offload_optimizer;
   if (parameters.device == config::OffloadDevice::nvme) {
-    parameter_store_ = open_store(config_, parameters.nvme_path, dist_->rank(), device_->ledger());
+    parameter_store_ = open_store(config_, parameters.nvme_path, dist_->rank(), *device_);
     sources.parameter_store = parameter_store_.get();
   }
   if (optimizer.device != config::OffloadDevice::nvme) return sources;
   if (parameter_store_ && optimizer.nvme_path == parameters.nvme_path) {
     sources.optimizer_store = parameter_store_.get();
   } else {
-    optimizer_store_ = open_store(config_, optimizer.nvme_path, dist_->rank(), device_->ledger());
+    optimizer_store_ = open_store(config_, optimizer.nvme_path, dist_->rank(), *device_);
     sources.optimizer_store = optimizer_store_.get();
   }
   return sources;

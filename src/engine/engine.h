@@ -43,6 +43,9 @@ struct StepReport {
   StepTimes times;
 };
 
+/// Compute threads of one of `local_ranks` ranks on this machine: what `device.threads_per_rank` says, or its share of the cores.
+int compute_threads(const config::Config& config, int local_ranks);
+
 /// Strings that a caller wants to find again in a checkpoint (its position in the data, say).
 using ClientState = std::map<std::string, std::string>;
 
@@ -54,7 +57,10 @@ using ClientState = std::map<std::string, std::string>;
 /// (forward, backward, step, train_batch, eval_batch, save_checkpoint and load_checkpoint are collective).
 class Engine {
  public:
-  Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config);
+  /// `device`: another than the one that the config describes. On a meta device nothing is computed, read or written (also
+  /// not to NVMe), while the ledger's books are those of a real run.
+  Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config,
+         std::shared_ptr<device::Device> device = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

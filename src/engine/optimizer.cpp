@@ -5,6 +5,7 @@
 namespace sherd::engine {
 
 bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& kernels) {
+  if (kernels.device().kind() == device::Kind::meta) return true;
   const sharding::SegmentLayout& layout = view.segment->layout();
   const sharding::MasterForm form = view.segment->master_form();
   bool finite = true;

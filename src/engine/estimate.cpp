@@ -1,0 +1,99 @@
+#include "engine/estimate.h"
+
+#include <algorithm>
+
+namespace sherd::engine {
+namespace {
+
+/// Two micro-batches tell everything about a step of more: one that accumulates, and the last.
+constexpr std::int64_t most_micro_batches = 2;
+
+/// Without limits, and without a word to the log.
+config::Config quiet(config::Config config) {
+  config.device.device_memory_limit = config.device.host_memory_limit = 0;
+  config.notes.clear();
+  config.dump_state = config.memory_breakdown = config.wall_clock_breakdown = false;
+  config.steps_per_print = 0;
+  config.log_level.reset();
+  return config;
+}
+
+/// What one micro-batch sends and moves.
+struct Moved {
+  comm::Traffic traffic;
+  IoBytes io;
+
+  void add(const Moved& other, std::uint64_t times = 1) {
+    const auto add = [times](std::uint64_t& to, std::uint64_t value) { to += times * value; };
+    add(traffic.all_reduce, other.traffic.all_reduce);
+    add(traffic.all_gather, other.traffic.all_gather);
+    add(traffic.reduce_scatter, other.traffic.reduce_scatter);
+    add(traffic.all_to_all, other.traffic.all_to_all);
+    add(traffic.broadcast, other.traffic.broadcast);
+    add(traffic.p2p, other.traffic.p2p);
+    add(traffic.scalars, other.traffic.scalars);
+    add(io.read, other.io.read);
+    add(io.written, other.io.written);
+  }
+};
+
+class DryRun {
+ public:
+  DryRun(const config::Config& config, const std::shared_ptr<nn::Model>& model,
+         const std::function<tensor::Batch(device::Device&)>& batch, const EstimateOptions& options)
+      : batch_(batch) {
+    const auto dist = std::make_shared<Distributed>(comm::make_dry_world(options.rank, options.ranks),
+                                                    options.local_ranks);
+    auto device = device::make_meta_device(compute_threads(config, options.local_ranks));
+    engine_ = std::make_unique<Engine>(dist, model, quiet(config), std::move(device));
+  }
+
+  MemoryReport books() const { return MemoryReport::of(engine_->device().ledger()); }
+
+  /// One optimizer step; returns what all its micro-batches together move.
+  Moved step() {
+    const std::int64_t micro_batches = engine_->gradient_accumulation_steps();
+    const std::int64_t run = std::min(micro_batches, most_micro_batches);
+    Moved sum;
+    for (std::int64_t i = 0; i < run; ++i) {
+      engine_->set_gradient_accumulation_boundary(i + 1 == run);
+      const IoBytes before = engine_->io_bytes();
+      engine_->dist().world().reset_traffic();
+      engine_->backward(engine_->forward(batch_(engine_->device())));
+      engine_->step();
+      const IoBytes after = engine_->io_bytes();
+      const Moved moved{engine_->dist().world().traffic(), {after.read - before.read, after.written - before.written}};
+      sum.add(moved, i + 1 < run ? static_cast<std::uint64_t>(micro_batches - 1) : 1);
+    }
+    return sum;
+  }
+
+  void evaluate() { engine_->eval_batch(batch_(engine_->device())); }
+
+ private:
+  const std::function<tensor::Batch(device::Device&)>& batch_;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace
+
+Estimate estimate(const config::Config& config, const std::shared_ptr<nn::Model>& model,
+                  const std::function<tensor::Batch(device::Device&)>& batch, const EstimateOptions& options) {
+  DryRun run(config, model, batch, options);
+  Estimate out;
+  out.states = run.books();
+  // The first pass of each kind records the order of use, the next ones follow its plan and hold more. What evaluation adds
+  // to the pool of exchange buffers stays there for the steps that come after.
+  run.step();
+  if (options.evaluates) {
+    run.evaluate();
+    run.evaluate();
+  }
+  const Moved moved = run.step();
+  out.traffic = moved.traffic;
+  out.io = moved.io;
+  out.peaks = run.books();
+  return out;
+}
+
+}  // namespace sherd::engine

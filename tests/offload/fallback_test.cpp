@@ -98,7 +98,15 @@ TEST_F(FallbackTest, nothing_refused_is_nothing_logged) {
                   AllOf(HasSubstr("backend: io_uring, registered, right"), Not(HasSubstr("sherd:"))));
 }
 
+TEST_F(FallbackTest, threads_stand_in_where_io_uring_cannot_be_used_here) {
+  std::string why;
+  if (make_uring_backend(options, &why)) GTEST_SKIP() << "io_uring works here";
+  expect_in_child([&] { report(); }, AllOf(Has(1, "sherd:"), HasSubstr("io_uring cannot be used (" + why),
+                                           HasSubstr("backend: threads, plain, right")));
+}
+
 TEST_F(FallbackTest, threads_stand_in_where_io_uring_is_refused) {
+  if (!uring_works()) GTEST_SKIP() << "no io_uring here";
   const auto refused = [&](unsigned error) {
     if (!forbid(SYS_io_uring_setup, error)) give_up();
     report();

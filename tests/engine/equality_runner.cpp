@@ -22,6 +22,10 @@ sherd::test::RunSpec parse(int argc, char** argv) {
       {"overlap", [&](auto& v) { spec.overlap = v == "1"; }},
       {"recompute", [&](auto& v) { spec.recompute = v; }},
       {"resume_at", [&](auto& v) { spec.resume_at = std::stoi(v); }},
+      {"offload_param", [&](auto& v) { spec.offload_param = v; }},
+      {"offload_optimizer", [&](auto& v) { spec.offload_optimizer = v; }},
+      {"nvme_path", [&](auto& v) { spec.nvme_path = v; }},
+      {"max_in_cpu", [&](auto& v) { if (spec.offload_param == "nvme") spec.offload_param_extra = ", \"max_in_cpu\": " + v; }},
       {"directory", [&](auto& v) { spec.directory = v; }},
   };
   for (int i = 2; i < argc; ++i) {

@@ -20,6 +20,9 @@ std::vector<std::byte> run_under_mpi(const RunSpec& spec, const TempFolder& fold
                             " stage=", spec.stage, " dtype=", spec.dtype, " steps=", spec.steps, " accumulation=",
                             spec.accumulation, " bucket=", spec.bucket, " prefetch=", spec.prefetch, " persistence=",
                             spec.persistence, " overlap=", spec.overlap ? 1 : 0, " recompute=", spec.recompute);
+  if (!spec.nvme_path.empty())
+    command += cat(" offload_param=", spec.offload_param, " offload_optimizer=", spec.offload_optimizer, " nvme_path=",
+                   spec.nvme_path, " max_in_cpu=0");
   if (spec.resume_at) command += cat(" resume_at=", spec.resume_at, " directory=", (folder / "mpi_checkpoint").string());
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
   std::ifstream in(output, std::ios::binary);
@@ -46,6 +49,22 @@ TEST_P(MpiEquality, LocalAndMpiAgreeAtEveryStage) {
     const auto local = train_local(spec).bits();
     if (stage == 3) spec.resume_at = 13;
     EXPECT_TRUE(run_under_mpi(spec, folder) == local) << "stage " << stage;
+  }
+}
+
+TEST_P(MpiEquality, OffloadedRanksAgreeToo) {
+  if (!comm::mpi_available()) GTEST_SKIP() << "this build has no MPI";
+  RunSpec spec;
+  std::tie(spec.dtype, spec.ranks) = GetParam();
+  spec.stage = 3;
+  const auto plain = train_local(spec).bits();
+  TempFolder folder;
+  spec.prefetch = 20'000, spec.overlap = true;
+  spec.nvme_path = folder.path();
+  spec.offload_optimizer = "nvme";
+  for (const std::string param : {"cpu", "nvme"}) {
+    spec.offload_param = param;
+    EXPECT_TRUE(run_under_mpi(spec, folder) == plain) << "offload_param " << param;
   }
 }
 

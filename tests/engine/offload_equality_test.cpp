@@ -1,8 +1,6 @@
 // Wherever states live, and however they get there, losses and weights are the same to the bit.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
 #include "support/equality.h"
 #include "support/temp_folder.h"
 
@@ -15,11 +13,9 @@ std::uint64_t held(const RunResult& run, Tier tier) { return run.state_bytes[sta
 
 class OffloadEquality : public ::testing::Test {
  protected:
-  /// Twelve steps are enough for every state to pass through every tier many times; `--full` takes thirty.
   RunSpec base(int stage, int ranks, const std::string& dtype = "bf16") const {
     RunSpec spec;
     spec.stage = stage, spec.ranks = ranks, spec.dtype = dtype;
-    spec.steps = std::getenv("SHERD_TEST_FULL") && *std::getenv("SHERD_TEST_FULL") ? 30 : 12;
     spec.nvme_path = folder_.path();
     return spec;
   }
@@ -194,6 +190,20 @@ TEST_F(OffloadEquality, TrainsOnADeviceTenTimesSmallerThanItsStates) {
       EXPECT_LE(small.device_peak, static_cast<std::uint64_t>(spec.device_limit));
       EXPECT_GT(small.device_peak, 0u);
     }
+  }
+}
+
+TEST_F(OffloadEquality, BoundCoresChangeNothing) {
+  RunSpec spec = base(3, 1);
+  const RunResult plain = train_local(spec);
+  spec.bind_cores = true;
+  EXPECT_TRUE(train_local(spec).bits() == plain.bits());
+  spec.threads = available_cores() + 1;
+  try {
+    train_local(spec);
+    FAIL() << "there are not as many cores";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::config) << error.what();
   }
 }
 

@@ -52,6 +52,7 @@ struct RunSpec {
   std::string moments = "fp32";
   bool cpu_checkpointing = false;
   long device_limit = 0;  ///< bytes; 0: none
+  bool bind_cores = false;
 
   std::string offload(const std::string& device, const std::string& extra) const {
     return R"({"device": ")" + device + "\"" + (device == "nvme" ? R"(, "nvme_path": ")" + nvme_path + "\"" : "") + extra + "}";
@@ -83,7 +84,7 @@ struct RunSpec {
            (split_masters ? "\"" : R"(", "split_masters": false)") +
            (moments == "fp32" ? "" : R"(, "moments_dtype": ")" + moments + "\"") +
            R"(}, "parallel": {"timeout_seconds": 60}, "device": {"type": "cpu", "threads_per_rank": )" + str(threads) +
-           (device_limit > 0 ? R"(, "device_memory_limit": )" + str(device_limit) : "") + "}}";
+           (bind_cores ? R"(, "bind_cores": true)" : "") + (device_limit > 0 ? R"(, "device_memory_limit": )" + str(device_limit) : "") + "}}";
   }
 };
 

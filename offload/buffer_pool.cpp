@@ -8,47 +8,22 @@
 #include <vector>
 
 #include "base/error.h"
+#include "offload/file/charge.h"
 #include "offload/file/host_memory.h"
 #include "offload/file/swap_file.h"
 #include "offload/queue/transfer_queue.h"
 
 namespace sherd::offload {
-namespace {
-
 using device::Category;
 using device::Tier;
-
-/// Bytes of the host tier, charged while this lives.
-class HostCharge {
- public:
-  HostCharge(std::shared_ptr<TransferQueue> queue, device::Ledger& ledger, Category category,
-             std::uint64_t bytes)
-      : queue_(std::move(queue)), ledger_(ledger), category_(category), bytes_(bytes) {
-    ledger_.charge(Tier::host, category_, bytes_);
-  }
-  ~HostCharge() {
-    // Memory that an unanswered request holds may go after the ledger has.
-    if (!queue_ || !queue_->abandoned()) ledger_.credit(Tier::host, category_, bytes_);
-  }
-  HostCharge(const HostCharge&) = delete;
-  HostCharge& operator=(const HostCharge&) = delete;
-
- private:
-  std::shared_ptr<TransferQueue> queue_;
-  device::Ledger& ledger_;
-  Category category_;
-  std::uint64_t bytes_;
-};
-
-}  // namespace
 
 /// What a pool, its buffers and the transfers of their memory share.
 class PoolMemory final : public LentMemory, public std::enable_shared_from_this<PoolMemory> {
  public:
   PoolMemory(std::shared_ptr<TransferQueue> queue, device::Ledger& ledger, int count, std::size_t bytes,
              Category category, std::string key)
-      : queue_(queue),
-        charge_(std::move(queue), ledger, category, BufferPool::host_bytes(count, bytes)),
+      : queue_(std::move(queue)),
+        charge_(ledger, Tier::host, category, BufferPool::host_bytes(count, bytes)),
         slab_(BufferPool::host_bytes(count, bytes)),
         bytes_(bytes),
         stride_(round_up(bytes, page)),
@@ -57,7 +32,10 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
     for (std::size_t i = leases_.size(); i-- > 0;) free_.push_back(i);
   }
   ~PoolMemory() override {
-    if (queue_) queue_->take_back(slab_.data());
+    if (!queue_) return;
+    queue_->take_back(slab_.data());
+    if (queue_->abandoned())
+      charge_.keep();  // an unanswered request may have held us longer than the ledger lives
   }
 
   void lend() { registered_ = queue_ && queue_->lend(slab_.data(), slab_.bytes(), weak_from_this()); }
@@ -118,7 +96,7 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
   };
 
   std::shared_ptr<TransferQueue> queue_;  ///< null for a dry store
-  HostCharge charge_;
+  Charge charge_;
   HostMemory slab_;
   std::size_t bytes_, stride_;
   std::string key_;

@@ -3,8 +3,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "offload/file/charge.h"
 #include "offload/file/swap_file.h"
 #include "offload/io_backend.h"
+#include "offload/queue/page_checksums.h"
 #include "offload/queue/transfer_queue.h"
 
 namespace sherd::offload {
@@ -69,22 +71,13 @@ void Io::wait() {
 Store::Store(const StoreOptions& options, device::Ledger& ledger) : Store(options, ledger, nullptr) {}
 
 Store::Store(const StoreOptions& options, device::Ledger& ledger, std::unique_ptr<IoBackend> backend)
-    : ledger_(ledger), host_charge_(host_bytes(validated(options))) {
-  ledger_.charge(Tier::host, Category::workspace, host_charge_);
-  if (options.dry) return;
-  try {
-    queue_ = TransferQueue::start(options, std::move(backend));
-  } catch (...) {
-    ledger_.credit(Tier::host, Category::workspace, host_charge_);
-    throw;
-  }
+    : ledger_(ledger), checksums_(validated(options).checksums) {
+  charges_.emplace_back(ledger, Tier::host, Category::workspace, host_bytes(options));
+  if (!options.dry) queue_ = TransferQueue::start(options, std::move(backend));
 }
 
 Store::~Store() {
   if (queue_) queue_->shut_down();
-  ledger_.credit(Tier::host, Category::workspace, host_charge_);
-  for (std::size_t i = 0; i < charged_.size(); ++i)
-    ledger_.credit(Tier::nvme, static_cast<Category>(i), charged_[i]);
 }
 
 std::shared_ptr<Extent> Store::dry_extent(std::string name, std::uint64_t bytes) {
@@ -96,15 +89,13 @@ std::shared_ptr<Extent> Store::dry_extent(std::string name, std::uint64_t bytes)
 }
 
 Span Store::reserve(std::string name, std::uint64_t bytes, Category category) {
-  ledger_.charge(Tier::nvme, category, bytes);
-  try {
-    Span span(queue_ ? queue_->extend(std::move(name), bytes) : dry_extent(std::move(name), bytes));
-    charged_[static_cast<std::size_t>(category)] += bytes;
-    return span;
-  } catch (...) {
-    ledger_.credit(Tier::nvme, category, bytes);
-    throw;
-  }
+  Charge on_disk(ledger_, Tier::nvme, category, bytes);
+  Charge sums(ledger_, Tier::host, Category::workspace, checksums_ ? checksum_bytes(bytes) : 0);
+  Span span(queue_ ? queue_->extend(std::move(name), bytes) : dry_extent(std::move(name), bytes));
+  std::lock_guard lock(mutex_);
+  charges_.push_back(std::move(on_disk));
+  charges_.push_back(std::move(sums));
+  return span;
 }
 
 Io Store::start(const Span& span, bool write, std::uint64_t offset, std::byte* memory, std::size_t bytes) {

@@ -1,17 +1,19 @@
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "device/ledger.h"
 
 namespace sherd::offload {
 
+class Charge;
 class IoBackend;
 struct Extent;
 struct Transfer;
@@ -103,9 +105,9 @@ class Store {
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
-  /// A new span of zeros. Charges `bytes` to the NVMe tier until the store goes. Throws Error{io} when the
-  /// file system has no room, naming what is needed and what is free, and Error{memory} at the ledger's
-  /// limit.
+  /// A new span of zeros. Charges `bytes` to the NVMe tier until the store goes, and checksums to the host's
+  /// (workspace). Throws Error{io} when the file system has no room, naming what is needed and what is free,
+  /// and Error{memory} at the ledger's limit.
   Span reserve(std::string name, std::uint64_t bytes, device::Category category);
 
   /// Starts to copy bytes [offset, offset + bytes) of the span to memory. Throws Error{usage} for a range
@@ -131,9 +133,10 @@ class Store {
   std::shared_ptr<Extent> dry_extent(std::string name, std::uint64_t bytes);
   Io start(const Span& span, bool write, std::uint64_t offset, std::byte* memory, std::size_t bytes);
   device::Ledger& ledger_;
-  const std::uint64_t host_charge_;
-  std::array<std::atomic<std::uint64_t>, device::category_count> charged_{};  // to the NVMe tier
-  std::shared_ptr<TransferQueue> queue_;                                      ///< null when dry
+  const bool checksums_;
+  std::mutex mutex_;
+  std::vector<Charge> charges_;           // guarded by mutex_
+  std::shared_ptr<TransferQueue> queue_;  // null when dry
   std::atomic<int> dry_spans_ = 0;
   std::atomic<std::uint64_t> dry_read_ = 0, dry_written_ = 0;
   friend class BufferPool;

@@ -47,8 +47,8 @@ SwapFile::SwapFile(const fs::path& folder, int rank, bool direct)
   try {
     open(direct);
   } catch (...) {
-    if (descriptor_ >= 0) ::close(descriptor_);
     remove();
+    if (descriptor_ >= 0) ::close(descriptor_);
     throw;
   }
 }
@@ -77,6 +77,7 @@ void SwapFile::open(bool direct) {
 }
 
 SwapFile::~SwapFile() {
+  remove();
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 

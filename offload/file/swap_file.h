@@ -39,7 +39,7 @@ class SwapFile {
   std::uint64_t extend(const std::string& name, std::uint64_t bytes);
   /// What others did to the file under us ("was removed …"); empty when it is whole. From any thread.
   std::string damage() const;
-  /// Removes file and lock. The descriptor stays open.
+  /// Removes file and lock, as the destructor does. The descriptor stays open.
   void remove() noexcept;
 
  private:

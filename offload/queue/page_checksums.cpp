@@ -5,6 +5,10 @@
 
 namespace sherd::offload {
 
+std::uint64_t checksum_bytes(std::uint64_t bytes) {
+  return round_up(bytes, page) / page * sizeof(std::uint32_t);
+}
+
 std::vector<std::uint32_t> checksums_of_zeros(std::uint64_t bytes) {
   const std::vector<std::byte> zeros(page);
   return std::vector<std::uint32_t>(round_up(bytes, page) / page, crc32c(zeros.data(), page));

@@ -8,6 +8,9 @@
 
 namespace sherd::offload {
 
+/// What the checksums of an extent take.
+std::uint64_t checksum_bytes(std::uint64_t bytes);
+
 /// The checksums of an extent that holds zeros.
 std::vector<std::uint32_t> checksums_of_zeros(std::uint64_t bytes);
 

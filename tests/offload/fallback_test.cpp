@@ -120,6 +120,7 @@ TEST_F(FallbackTest, threads_stand_in_where_io_uring_is_refused) {
   options.backend = StoreOptions::Backend::io_uring;
   expect_in_child([&] { refused(EPERM); },
                   HasSubstr("error: io_uring was asked for and cannot be used: the kernel forbids it"));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "a store that was not made left files";
 }
 
 TEST_F(FallbackTest, the_page_cache_stands_in_where_direct_io_is_refused) {

@@ -177,6 +177,16 @@ TEST_P(StoreTest, says_what_is_wrong_with_a_call) {
   expect_error(ErrorKind::usage, "another store", [&] { second.read(span, 0, &byte, 1); });
 }
 
+TEST_F(StoreFixture, checksums_are_on_the_books) {
+  options.checksums = true;
+  {
+    Store store(options, ledger);
+    store.reserve("s", 10 * 4096 + 1, Category::optimizer);
+    EXPECT_EQ(ledger.current(Tier::host, Category::workspace), Store::host_bytes(options) + 11 * 4);
+  }
+  EXPECT_EQ(ledger.current(Tier::host), 0u);
+}
+
 TEST_F(StoreFixture, options_that_make_no_sense_are_refused) {
   const auto refused = [&](auto change, const std::string& part) {
     StoreOptions bad = options;

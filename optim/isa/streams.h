@@ -76,6 +76,15 @@ SHERD_INLINE U join_lower(U a, U b) {
   return split ? (a & 0xffffu) | (b << 16) : upper_halves(a << 16, b << 16);
 }
 
+SHERD_INLINE U sign_extend(H h) {
+#if defined(SHERD_ISA_avx512)
+  return (U)_mm512_maskz_cvtepi16_epi32(0xffff, (__m256i)h);  // see widen()
+#else
+  using S = std::int16_t __attribute__((vector_size(2 * lanes)));
+  return (U)__builtin_convertvector((S)h, I);
+#endif
+}
+
 /// Split masters: the bf16 parameter rounds to nearest with ties away from zero (base/dtype.h,
 /// round_master_to_bf16), so it is the upper half of p + 0x8000, and p is it plus the low half as a signed
 /// number.
@@ -85,10 +94,8 @@ SHERD_INLINE Pair join_halves(const std::uint16_t* high, const std::uint16_t* lo
     const U h = load_as<U>(high), l = load_as<U>(low);
     return {(F)((h << 16) + (U)((I)(l << 16) >> 16)), (F)((h & 0xffff0000u) + (U)((I)l >> 16))};
   } else {
-    using S = std::int16_t __attribute__((vector_size(2 * lanes)));
     const auto one = [&](int at) SHERD_ALWAYS {
-      const U sign_extended = (U) __builtin_convertvector(load_as<S>(low + at), I);
-      return (F)((widen(load_as<H>(high + at)) << 16) + sign_extended);
+      return (F)((widen(load_as<H>(high + at)) << 16) + sign_extend(load_as<H>(low + at)));
     };
     return {one(0), one(lanes)};
   }

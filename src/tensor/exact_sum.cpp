@@ -1,5 +1,6 @@
 #include "tensor/exact_sum.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -33,6 +34,43 @@ void ExactSum::add(double term) {
   digits[static_cast<std::size_t>(word + 1)] += static_cast<std::int64_t>(static_cast<std::uint32_t>(wide >> 32));
   digits[static_cast<std::size_t>(word + 2)] += static_cast<std::int64_t>(static_cast<std::uint32_t>(wide >> 64));
   if (++pending_ >= (1 << 30)) normalize();
+}
+
+void ExactSum::add(std::span<const double> terms) {
+  // Terms whose exponents lie in a window of 64 meet in 128 bits, in registers: 53 of a mantissa, 63 that it is
+  // moved up by at most, and 11 for as many terms as are taken at once.
+  constexpr std::size_t most = 2048;
+  constexpr int window = 64, lowest = 1075 + lowest_bit, highest = 1300;
+  for (; terms.size() > most; terms = terms.subspan(most)) add(terms.first(most));
+  if (terms.empty()) return;
+  const int first = static_cast<int>(std::bit_cast<std::uint64_t>(terms[0]) >> 52);
+  const int base = std::clamp(first - window / 2, lowest, highest);
+  __extension__ using Wide = unsigned __int128;
+  Wide sum = 0;
+  for (const double term : terms) {
+    const auto bits = std::bit_cast<std::uint64_t>(term);
+    const auto above = static_cast<unsigned>(bits >> 52) - static_cast<unsigned>(base);
+    if (above >= window) {  // also zeros, negative terms, infinities and NaNs
+      add(term);
+      continue;
+    }
+    sum += static_cast<Wide>((bits & ((std::uint64_t{1} << 52) - 1)) | (std::uint64_t{1} << 52)) << above;
+  }
+  add_near(static_cast<std::uint64_t>(sum >> 64), static_cast<std::uint64_t>(sum), base);
+}
+
+// Adds an integer of 128 bits whose lowest bit is that of the mantissas with this exponent.
+void ExactSum::add_near(std::uint64_t high, std::uint64_t low, int exponent) {
+  const int shift = exponent - 1075 - lowest_bit, offset = shift % 32;
+  auto word = static_cast<std::size_t>(shift / 32);
+  for (const std::uint64_t half : {low, high})
+    for (const std::uint64_t part : {half & 0xffffffffu, half >> 32}) {
+      const std::uint64_t moved = part << offset;
+      digits[word] += static_cast<std::int64_t>(moved & 0xffffffffu);
+      digits[++word] += static_cast<std::int64_t>(moved >> 32);
+    }
+  pending_ += 2;
+  if (pending_ >= (1 << 30)) normalize();
 }
 
 void ExactSum::add(const ExactSum& other) {

@@ -20,6 +20,8 @@ struct ExactSum {
 
   /// Adds one finite, non-negative term; anything else counts as non_finite.
   void add(double term);
+  /// Adds many such terms, much faster where they are of like size.
+  void add(std::span<const double> terms);
   void add(const ExactSum& other);
   /// The sum rounded to double; NaN when non_finite.
   double value() const;
@@ -30,6 +32,7 @@ struct ExactSum {
 
  private:
   int pending_ = 0;  ///< additions since carries were last propagated
+  void add_near(std::uint64_t high, std::uint64_t low, int exponent);
   void normalize();
 };
 

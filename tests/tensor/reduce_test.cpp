@@ -142,6 +142,33 @@ TEST(ExactSumProperties, order_and_grouping_do_not_change_the_digits) {
   }
 }
 
+TEST(ExactSumProperties, many_terms_at_once_add_up_to_the_same) {
+  std::mt19937_64 generator(4);
+  const double inf = std::numeric_limits<double>::infinity();
+  const auto term = [&](int spread, int around) {
+    return std::ldexp(1.0 + static_cast<double>(generator() >> 12) * 0x1p-52,
+                      around + static_cast<int>(generator() % static_cast<unsigned>(spread)));
+  };
+  for (const int around : {-1050, -300, -250, -40, 0, 60, 200, 380, 430, 900})
+    for (const int spread : {1, 20, 63, 64, 65, 120})
+      for (const std::size_t count : {0u, 1u, 511u, 2048u, 5000u}) {
+        std::vector<double> terms;
+        for (std::size_t i = 0; i < count; ++i) terms.push_back(i % 97 == 5 ? 0.0 : term(spread, around));
+        if (count > 500 && spread == 20) terms[17] = term(1, 100), terms[400] = 0x1p-1060;
+        if (count > 500 && spread == 63) terms[18] = inf, terms[19] = -1, terms[20] = std::nan(""), terms[21] = -0.0;
+        ExactSum one_by_one, at_once;
+        for (const double t : terms) one_by_one.add(t);
+        at_once.add(terms);
+        EXPECT_EQ(at_once.to_words(), one_by_one.to_words()) << around << ", " << spread << ", " << count;
+      }
+  std::vector<double> largest(2048, std::nextafter(0x1p64, 0));  // every bit of the sum's 128 is needed
+  largest[0] = 1;
+  ExactSum one_by_one, at_once;
+  for (const double t : largest) one_by_one.add(t);
+  at_once.add(largest);
+  EXPECT_EQ(at_once.to_words(), one_by_one.to_words());
+}
+
 TEST(ExactSumProperties, keeps_what_doubles_lose) {
   ExactSum sum;
   sum.add(0x1p60);

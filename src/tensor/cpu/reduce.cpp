@@ -93,7 +93,7 @@ void CpuKernels::sum_of_squares(const Tensor& x, ExactSum& sum) {
       isa_.convert[storage_index(x)].block_squares(at(x, begin), blocks, count);
     }
     ExactSum mine;
-    for (Count b = 0; b < n; ++b) mine.add(blocks[b]);
+    mine.add(std::span(blocks, static_cast<std::size_t>(n)));
     const std::lock_guard lock(mutex);
     sum.add(mine);
   });

@@ -48,7 +48,7 @@ SHERD_INLINE void add_squares(F f, int offset, SumD8& sum) {
   __builtin_memcpy(half, &f, sizeof f);
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
-    const D d = __builtin_convertvector(half[h], D);
+    const D d = widen(half[h]);
     D& part = sum.part[(offset + h * (lanes / 2)) % 8 / (lanes / 2)];
     part = part + d * d;
   }

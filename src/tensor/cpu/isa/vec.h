@@ -56,9 +56,22 @@ SHERD_INLINE void store_as(T* to, V v) {
   __builtin_memcpy(to, &v, sizeof v);
 }
 
+#if defined(SHERD_ISA_avx512)
+// GCC 12 widens 512 bits in two halves, and warns of the plain intrinsic.
+SHERD_INLINE U widen(H h) {
+  return (U)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h);
+}
+SHERD_INLINE D widen(HalfF f) {
+  return (D)_mm512_maskz_cvtps_pd(0xff, (__m256)f);
+}
+#else
 SHERD_INLINE U widen(H h) {
   return __builtin_convertvector(h, U);
 }
+SHERD_INLINE D widen(HalfF f) {
+  return __builtin_convertvector(f, D);
+}
+#endif
 /// The lower halves of u; and the upper halves of a, then of b.
 #if defined(SHERD_ISA_avx512)
 SHERD_INLINE H narrow(U u) {

@@ -20,6 +20,7 @@ ParameterReader::ParameterReader(comm::Communicator& group, device::Device& devi
                                  std::int64_t buffer_elements)
     : units_(units), buffers_(std::make_shared<Buffers>()) {
   std::size_t bytes = 0;
+  int stored = 0;
   for (const auto& unit : units) {
     std::size_t unit_bytes = 0;
     std::int64_t elements = 0;
@@ -29,9 +30,10 @@ ParameterReader::ParameterReader(comm::Communicator& group, device::Device& devi
       fail(ErrorKind::config, "zero_optimization.offload_param.buffer_size is ", buffer_elements,
            " elements, but this rank's part of '", unit->name(), "' has ", elements, ": set it to at least that");
     bytes = std::max(bytes, unit_bytes);
+    stored += unit_bytes > 0;
   }
   if (bytes == 0) return;
-  for (int i = 0; i < buffers; ++i) {
+  for (int i = 0; i < std::min(buffers, stored); ++i) {
     device::Storage storage =
         group.allocate(device, bytes, device::Category::communication, device::Tier::host);
     buffers_->all.push_back(

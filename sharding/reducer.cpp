@@ -21,6 +21,12 @@ void Reducer::finish() {
   land(0);
 }
 
+void Reducer::abandon() {
+  queue_.clear();
+  queued_ = 0;
+  land(0);
+}
+
 std::int64_t Reducer::bucket_limit() const {
   const std::int64_t least = layout_alignment * group_.size();
   if (bucket_elements_ == 0) return queue_.empty() ? least : std::max(least, queue_.front().segment->layout().padded());

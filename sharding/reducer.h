@@ -30,6 +30,9 @@ class Reducer {
   void submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate);
   /// Sends what is left and waits for everything.
   void finish();
+  /// Forgets what was submitted and not sent, after a pass that an exception ended on all ranks alike; waits for what is
+  /// under way.
+  void abandon();
 
   ReducerStats& stats() { return stats_; }
 

@@ -74,7 +74,7 @@ ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOpti
 
 ShardedModel::~ShardedModel() {
   model_->for_each([](nn::Module& module) { module.set_scope(nullptr); });
-  take_back_leases();
+  for (const auto& scope : scopes_) scope->take_back_leases();
   for (auto& [parameter, unit] : owners_) parameter->value = {}, parameter->grad = {}, parameter->grad_written = false;
 }
 
@@ -178,9 +178,13 @@ std::vector<Segment*> ShardedModel::trainable_segments() const {
   return out;
 }
 
-/// A pass that an exception ended left its blocks' leases behind, on parameters that later steps outdate.
-void ShardedModel::take_back_leases() {
+void ShardedModel::abandon_pass() {
   for (const auto& scope : scopes_) scope->take_back_leases();
+  reducer_.abandon();
+  residency_.abandon();
+  published_.clear();
+  published_elements_ = 0;
+  publishing_.clear();
 }
 
 void ShardedModel::require_no_leases() const {
@@ -190,7 +194,7 @@ void ShardedModel::require_no_leases() const {
 }
 
 void ShardedModel::begin_training(bool boundary) {
-  take_back_leases();
+  abandon_pass();
   boundary_ = boundary;
   for (UnitState& s : states_) s = {};
   residency_.begin(Residency::Pass::train);
@@ -216,7 +220,7 @@ void ShardedModel::submit_left_behind() {
 }
 
 void ShardedModel::begin_evaluation() {
-  take_back_leases();
+  abandon_pass();
   residency_.begin(Residency::Pass::evaluate);
 }
 void ShardedModel::end_evaluation() { residency_.end(); }

@@ -61,6 +61,9 @@ class ShardedModel {
   void end_training();
   void begin_evaluation();
   void end_evaluation();
+  /// Lets go of what a pass or step that an exception ended has left: leases of its blocks, gathered parameters that later
+  /// steps outdate, gradients and updates that were not sent yet. Nothing otherwise. Every pass begins with it.
+  void abandon_pass();
 
   // ---- the step ----
   /// Throws Error{usage} while somebody holds a lease on gathered parameters: an update would not reach that copy, and
@@ -104,7 +107,6 @@ class ShardedModel {
   void open_gradients(Unit& unit);
   void close_gradients(Unit& unit);
   void submit_left_behind();
-  void take_back_leases();
   UnitState& state(const Unit& unit) { return states_[static_cast<std::size_t>(unit.index())]; }
   void flush_published();
 

@@ -40,6 +40,8 @@ class StateBuffer {
   explicit operator bool() const { return device_ != nullptr; }
   device::Tier tier() const { return tier_; }
   bool stored() const { return tier_ == device::Tier::nvme; }
+  /// Of a stored state; null in memory.
+  const offload::Store* store() const { return store_; }
   DType dtype() const { return dtype_; }
   std::int64_t begin() const { return begin_; }
   std::int64_t end() const { return begin_ + numel_; }

@@ -33,13 +33,13 @@ void Unit::let_go() {
 
 void Unit::start_gather(ExchangePool& pool, comm::Communicator& group, ParameterReader::Staged staged, bool async) {
   std::vector<comm::GatherPiece> pieces;
-  staged_ = std::move(staged);
+  std::vector<std::shared_ptr<const Tensor>> gathered;
   std::size_t next = 0;
   for (const auto& segment : segments_) {
     if (!segment->parameters_sharded()) continue;
-    gathered_.push_back(pool.take(segment->layout().padded(), segment->parameters().dtype()));
-    pieces.push_back({segment->parameters().stored() ? staged_.shards[next++] : segment->parameters().tensor(),
-                      *gathered_.back()});
+    gathered.push_back(pool.take(segment->layout().padded(), segment->parameters().dtype()));
+    pieces.push_back({segment->parameters().stored() ? staged.shards[next++] : segment->parameters().tensor(),
+                      *gathered.back()});
   }
   if (!pieces.empty()) {
     comm::CallOptions options;
@@ -47,6 +47,8 @@ void Unit::start_gather(ExchangePool& pool, comm::Communicator& group, Parameter
     options.async = async;
     gather_work_ = group.all_gather(std::move(pieces), options);
   }
+  gathered_ = std::move(gathered);
+  staged_ = std::move(staged);
   state_ = State::under_way;
 }
 
@@ -81,10 +83,16 @@ void Residency::make_reader(int buffers, std::int64_t elements) {
   if (reader_->idle()) reader_.reset();
 }
 
-void Residency::begin(Pass pass) {
-  // Only a pass that an exception ended leaves gathers behind.
+void Residency::abandon() {
   for (const auto& unit : units_)
     if (unit->leases_ == 0 && unit->state_ != Unit::State::absent) drop(*unit);
+  if (reader_) reader_->forget();
+  pass_ = Pass::none;
+  following_ = false;
+}
+
+void Residency::begin(Pass pass) {
+  abandon();
   pass_ = pass;
   position_ = 0;
   recorded_.clear();

@@ -105,6 +105,8 @@ class Residency {
 
   /// Starts a pass over the model (one micro-batch, forward and, when training, backward).
   void begin(Pass pass);
+  /// Ends a pass that an exception left open: nothing is gathered or read ahead any more but what somebody leases.
+  void abandon();
   /// Ends it: makes the plan after a recording pass, and drops whatever is still gathered and not leased.
   void end();
 

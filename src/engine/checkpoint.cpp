@@ -230,6 +230,7 @@ void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest
 }
 
 ClientState CheckpointAccess::load(Engine& engine, const std::string& directory, const std::string& tag) {
+  engine.sharded().abandon_pass();  // a pass that failed is no reason to refuse, but the caller's own leases are
   engine.sharded().require_no_leases();
   CheckpointReader reader(checkpoint_folder(directory, tag));
   check_world(reader, engine.dist_->world_size());

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 
 #include "base/log.h"
 #include "engine/checkpoint.h"
@@ -46,8 +47,12 @@ namespace {
 std::vector<int> own_cores(const config::Config& config, const Distributed& dist, int threads) {
   if (!config.device.bind_cores) return {};
   const std::vector<int> all = available_core_ids();
-  const auto first = static_cast<std::size_t>(dist.rank() % dist.local_size()) * static_cast<std::size_t>(threads);
-  if (static_cast<std::size_t>(dist.local_size() * threads) > all.size())
+  auto first = static_cast<std::size_t>(dist.rank() % dist.local_size()) * static_cast<std::size_t>(threads);
+  // A launcher that binds has already dealt the cores out.
+  if (comm::launched_by_mpi() && all.size() >= static_cast<std::size_t>(threads) &&
+      all.size() < static_cast<std::size_t>(dist.local_size() * threads))
+    first = 0;
+  else if (static_cast<std::size_t>(dist.local_size() * threads) > all.size())
     fail(ErrorKind::config, "device.bind_cores: ", dist.local_size(), " ranks with ", threads, " threads each need more than "
          "the ", all.size(), " cores here; lower device.threads_per_rank or leave bind_cores off");
   return {all.begin() + static_cast<std::ptrdiff_t>(first),
@@ -123,7 +128,10 @@ sharding::StateSources Engine::open_stores() {
     sources.parameter_store = parameter_store_.get();
   }
   if (optimizer.device != config::OffloadDevice::nvme) return sources;
-  if (parameter_store_ && optimizer.nvme_path == parameters.nvme_path) {
+  const auto same_folder = [](const std::string& a, const std::string& b) {
+    return std::filesystem::weakly_canonical(a) == std::filesystem::weakly_canonical(b);
+  };
+  if (parameter_store_ && same_folder(optimizer.nvme_path, parameters.nvme_path)) {
     sources.optimizer_store = parameter_store_.get();
   } else {
     optimizer_store_ = open_store(config_, optimizer.nvme_path, dist_->rank(), *device_);
@@ -159,13 +167,7 @@ autograd::Var Engine::forward(const tensor::Batch& batch) {
                     : "evaluation between forward() and backward(): finish the micro-batch first");
   tape_->training = training_;
   tape_->random = micro_batch_key();
-  if (!training_) {
-    autograd::Tape::NoGrad no_grad(*tape_);
-    sharded_->begin_evaluation();
-    autograd::Var loss = (*model_)(*tape_, batch);
-    sharded_->end_evaluation();
-    return loss;
-  }
+  if (!training_) return evaluate(batch);
   tape_->clear();
   boundary_ = is_gradient_accumulation_boundary();
   sharded_->begin_training(boundary_);
@@ -173,6 +175,23 @@ autograd::Var Engine::forward(const tensor::Batch& batch) {
   loss_sum_ += item(loss);
   phase_ = Phase::forwarded;
   return loss;
+}
+
+autograd::Var Engine::evaluate(const tensor::Batch& batch) {
+  autograd::Tape::NoGrad no_grad(*tape_);
+  sharded_->begin_evaluation();
+  try {
+    autograd::Var loss = (*model_)(*tape_, batch);
+    sharded_->end_evaluation();
+    return loss;
+  } catch (...) {
+    try {
+      sharded_->abandon_pass();  // a step may follow, and no lease may last until then
+    } catch (const Error&) {
+      // Peers that failed as well; the first error is the one to tell.
+    }
+    throw;
+  }
 }
 
 void Engine::backward(const autograd::Var& loss) {
@@ -186,6 +205,7 @@ void Engine::backward(const autograd::Var& loss) {
 
 void Engine::step() {
   require(phase_ == Phase::backwarded, "step() follows backward(), once per micro-batch");
+  if (boundary_) sharded_->require_no_leases();  // before anything counts, so that it can be tried again
   phase_ = Phase::idle;
   ++counters_.micro_steps;
   ++accumulated_;
@@ -203,7 +223,6 @@ void Engine::step() {
 }
 
 void Engine::update() {
-  sharded_->require_no_leases();
   report_.lr = optimizer_->lr();
   report_.loss = mean_over_ranks(loss_sum_ / static_cast<double>(accumulated_), "loss");
   report_.loss_scale = scaler_ ? scaler_->scale() : 1.0;

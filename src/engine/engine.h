@@ -133,6 +133,7 @@ class Engine {
   };
 
   sharding::StateSources open_stores();
+  autograd::Var evaluate(const tensor::Batch& batch);
   RandomKey micro_batch_key() const;
   void update();
   double mean_over_ranks(double value, const char* what);

@@ -47,6 +47,38 @@ class Odd : public nn::Model {
   std::shared_ptr<nn::Linear> out_;
 };
 
+/// An identity whose backward fails once it is told to: when later blocks have handed in their gradients, and earlier
+/// ones have not.
+class Brittle : public nn::Model {
+ public:
+  Brittle() {
+    for (int i = 0; i < 3; ++i) {
+      layers_.push_back(add("layer" + std::to_string(i), std::make_shared<nn::Linear>(8, 8)));
+      layers_.back()->mark_block();
+    }
+    out_ = add("out", std::make_shared<nn::Linear>(8, 1));
+  }
+  bool fails = false;
+
+ protected:
+  nn::Var forward(nn::Tape& tape, const tensor::Batch& batch) override {
+    nn::Var x = tape.input(batch.at("x"));
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      x = autograd::tanh((*layers_[i])(tape, x));
+      if (i != 0) continue;
+      x = tape.record(x.value(), {x}, [this, to = x.grad_ref()](nn::Tape& backward, Tensor dy) {
+        require(!fails, "this pass was to fail");
+        backward.accumulate(to, std::move(dy));
+      });
+    }
+    return autograd::mean_squared_error((*out_)(tape, x), batch.at("y"));
+  }
+
+ private:
+  std::vector<std::shared_ptr<nn::Linear>> layers_;
+  std::shared_ptr<nn::Linear> out_;
+};
+
 /// A block that only some micro-batches run through.
 class Sometimes : public nn::Model {
  public:
@@ -70,9 +102,9 @@ class Sometimes : public nn::Model {
   std::shared_ptr<nn::Linear> always_, sometimes_, out_;
 };
 
-config::Config odd_config(int stage, const std::string& more = "") {
+config::Config odd_config(int stage, const std::string& more = "", const std::string& zero = "") {
   return config::parse_text(cat(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},)",
-                                R"("zero_optimization": {"stage": )", stage, R"(, "stage3_param_persistence_threshold": 0})",
+                                R"("zero_optimization": {"stage": )", stage, R"(, "stage3_param_persistence_threshold": 0)", zero.empty() ? "" : ", ", zero, "}",
                                 more, "}"));
 }
 
@@ -437,6 +469,36 @@ TEST(Checkpoint, LoadingEndsWhatANanLossLeft) {
     return loss;
   };
   EXPECT_EQ(run(true), run(false));
+}
+
+TEST(Checkpoint, LoadingEndsWhatAFailedBackwardLeft) {
+  // Gradients wait for a bucket to fill (500 MB), or are under way as soon as they are there (64 elements).
+  for (const char* schedule : {R"("overlap_comm": false)", R"("overlap_comm": true, "reduce_bucket_size": 64)"})
+    for (const int stage : {1, 2, 3}) {
+      TempFolder folder;
+      const auto run = [&](bool stumble) {
+        std::vector<double> out;
+        launch_ranks(2, [&](DistributedPtr dist) {
+          auto model = std::make_shared<Brittle>();
+          Engine engine(dist, model, odd_config(stage, "", schedule));
+          engine.train_batch([&] { return odd_batch(engine, 0); });
+          if (stumble) {
+            engine.save_checkpoint(folder.path().string());
+            model->fails = true;
+            const auto loss = engine.forward(odd_batch(engine, 7));
+            EXPECT_THROW(engine.backward(loss), Error);
+            model->fails = false;
+            engine.load_checkpoint(folder.path().string());
+          }
+          for (int step = 1; step < 4; ++step) {
+            const auto& report = engine.train_batch([&] { return odd_batch(engine, step); });
+            if (dist->rank() == 0) out.insert(out.end(), {report.loss, report.grad_norm});
+          }
+        });
+        return out;
+      };
+      EXPECT_EQ(run(true), run(false)) << "stage " << stage << ", " << schedule;
+    }
 }
 
 TEST(Checkpoint, AnUnfinishedSaveIsNeverTheLatest) {

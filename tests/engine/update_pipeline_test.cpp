@@ -104,10 +104,11 @@ TEST(PlanUpdate, ReadsAheadAndWritesBehindOnlyWhenAsked) {
 }
 
 TEST(PlanUpdate, NothingStoredNeedsNoBuffer) {
-  for (const UpdateInstruction& step : plan_update(chunks_of({false, false}), 1, true, true)) {
-    EXPECT_EQ(step.op, Op::update);
-    EXPECT_EQ(step.buffer, -1);
-  }
+  for (const int buffers : {0, 1})
+    for (const UpdateInstruction& step : plan_update(chunks_of({false, false}), buffers, true, true)) {
+      EXPECT_EQ(step.op, Op::update);
+      EXPECT_EQ(step.buffer, -1);
+    }
 }
 
 TEST(PlanUpdate, NeedsABuffer) {

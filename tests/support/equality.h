@@ -44,6 +44,7 @@ struct RunSpec {
   std::string offload_param = "none";      ///< none, cpu or nvme
   std::string offload_optimizer = "none";  ///< none, cpu or nvme
   std::string nvme_path;                   ///< for nvme
+  std::string param_nvme_path;             ///< for offload_param on nvme; empty: the same
   std::string offload_extra;               ///< more keys of offload_optimizer, ", \"buffer_count\": 1"
   std::string offload_param_extra;         ///< more keys of offload_param
   std::string aio;                         ///< keys of section aio
@@ -54,8 +55,8 @@ struct RunSpec {
   long device_limit = 0;  ///< bytes; 0: none
   bool bind_cores = false;
 
-  std::string offload(const std::string& device, const std::string& extra) const {
-    return R"({"device": ")" + device + "\"" + (device == "nvme" ? R"(, "nvme_path": ")" + nvme_path + "\"" : "") + extra + "}";
+  std::string offload(const std::string& device, const std::string& path, const std::string& extra) const {
+    return R"({"device": ")" + device + "\"" + (device == "nvme" ? R"(, "nvme_path": ")" + path + "\"" : "") + extra + "}";
   }
 
   std::string config() const {
@@ -73,8 +74,9 @@ struct RunSpec {
            R"(, "stage3_prefetch_bucket_size": )" + str(prefetch) + R"(, "stage3_param_persistence_threshold": )" +
            str(persistence) + R"(, "stage3_max_live_parameters": )" + str(max_live) +
            R"(, "stage3_max_reuse_distance": )" + str(max_reuse) +
-           (offload_param != "none" ? R"(, "offload_param": )" + offload(offload_param, offload_param_extra) : "") +
-           (offload_optimizer != "none" ? R"(, "offload_optimizer": )" + offload(offload_optimizer, offload_extra) : "") +
+           (offload_param != "none" ? R"(, "offload_param": )" + offload(offload_param, param_nvme_path.empty() ? nvme_path : param_nvme_path,
+                                                                        offload_param_extra) : "") +
+           (offload_optimizer != "none" ? R"(, "offload_optimizer": )" + offload(offload_optimizer, nvme_path, offload_extra) : "") +
            (sub_group != 1'000'000'000 ? R"(, "sub_group_size": )" + str(sub_group) : "") + "}," +
            (aio.empty() ? "" : R"("aio": {)" + aio + "},") +
            (cpu_checkpointing ? R"("activation_checkpointing": {"cpu_checkpointing": true},)" : "") +

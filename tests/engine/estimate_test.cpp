@@ -1,0 +1,178 @@
+// What a dry run predicts is what a real run books: model states to the byte, peaks within 5 %.
+#include "engine/estimate.h"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "support/equality.h"
+#include "support/temp_folder.h"
+
+namespace sherd::test {
+namespace {
+
+using device::Category;
+using device::Tier;
+using engine::Estimate;
+using engine::MemoryReport;
+
+constexpr std::int64_t rows = 2, seq = 96, vocab = 509;
+
+struct Shape {
+  int stage = 0, ranks = 1;
+  std::string dtype = "bf16", recompute = "none", param = "none", optimizer = "none";
+  int accumulation = 1;
+  bool llama = false, host_checkpoints = false;
+  std::string zero_extra;
+  int threads = 1;
+
+  std::string text(const std::string& nvme) const {
+    const auto offload = [&](const std::string& device, const char* extra) {
+      return cat(R"({"device": ")", device, "\"", device == "nvme" ? cat(R"(, "nvme_path": ")", nvme, "\"", extra) : "", "}");
+    };
+    return cat("{", dtype == "fp32" ? "" : cat("\"", dtype, R"(": {"enabled": true},)"),
+               R"("train_micro_batch_size_per_gpu": )", rows, R"(, "gradient_accumulation_steps": )", accumulation,
+               R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": )", stage,
+               R"(, "stage3_param_persistence_threshold": 100)", zero_extra,
+               param == "none" ? "" : R"(, "offload_param": )" + offload(param, R"(, "max_in_cpu": 0)"),
+               optimizer == "none" ? "" : R"(, "offload_optimizer": )" + offload(optimizer, R"(, "pipeline_read": true)"),
+               R"(}, "model": {"type": ")", llama ? "llama" : "gpt2", R"(", "vocab_size": )", vocab, R"(, "seq_length": )",
+               seq, R"(, "hidden_size": 128, "num_layers": 3, "num_heads": 4, "num_kv_heads": )", llama ? 2 : 4,
+               R"(}, "training": {"recompute": ")", recompute, R"("}, "activation_checkpointing": {"cpu_checkpointing": )",
+               host_checkpoints ? "true" : "false",
+               R"(}, "parallel": {"timeout_seconds": 60}, "device": {"threads_per_rank": )", threads, "}}");
+  }
+
+  std::string name() const {
+    return cat("stage", stage, "_ranks", ranks, "_", dtype, "_", recompute, "_p", param, "_o", optimizer);
+  }
+};
+
+tensor::Batch any_batch(device::Device& device) {
+  return {{"tokens", tensor::Tensor::empty(device, {rows, seq}, DType::i32)},
+          {"labels", tensor::Tensor::empty(device, {rows, seq}, DType::i32)}};
+}
+
+std::shared_ptr<models::Gpt> model_of(const config::Config& config) {
+  return std::make_shared<models::Gpt>(models::gpt_options(config, vocab));
+}
+
+/// What a real run books and moves, by rank.
+std::vector<Estimate> measure(const config::Config& config, int ranks) {
+  std::vector<Estimate> out(static_cast<std::size_t>(ranks));
+  launch_ranks(ranks, [&](DistributedPtr dist) {
+    Engine engine(dist, model_of(config), config);
+    Estimate& mine = out[static_cast<std::size_t>(dist->rank())];
+    mine.states = MemoryReport::of(engine.device().ledger());
+    for (int step = 0; step < 3; ++step) {
+      int micro = 0;
+      const auto next = [&] { return synthetic_batch(engine.device(), rows, seq, vocab, step, micro++, dist->rank()); };
+      dist->world().reset_traffic();
+      const engine::IoBytes before = engine.io_bytes();
+      engine.train_batch(next);
+      mine.traffic = dist->world().traffic();
+      const engine::IoBytes after = engine.io_bytes();
+      mine.io = {after.read - before.read, after.written - before.written};
+      engine.eval_batch(next());
+    }
+    mine.peaks = MemoryReport::of(engine.device().ledger());
+  });
+  return out;
+}
+
+void expect_near(std::uint64_t predicted, std::uint64_t real, const std::string& what) {
+  EXPECT_LE(std::abs(static_cast<double>(predicted) - static_cast<double>(real)), 0.05 * static_cast<double>(real))
+      << what << ": predicted " << predicted << ", measured " << real;
+}
+
+void expect_alike(const Shape& shape) {
+  const sherd::testing::TempFolder folder;
+  const config::Config config = config::parse_text(shape.text(folder.path().string()));
+  const std::vector<Estimate> real = measure(config, shape.ranks);
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    const Estimate& got = real[static_cast<std::size_t>(rank)];
+    const Estimate predicted = engine::estimate(config, model_of(config), any_batch,
+                                                {.ranks = shape.ranks, .local_ranks = shape.ranks, .rank = rank});
+    for (int t = 0; t < device::tier_count; ++t) {
+      const auto &states = predicted.states.tiers[static_cast<std::size_t>(t)], &held = got.states.tiers[static_cast<std::size_t>(t)];
+      const std::string tier(device::name_of(static_cast<Tier>(t)));
+      EXPECT_EQ(states.current, held.current) << tier << " after construction, rank " << rank;
+      expect_near(predicted.peaks.tiers[static_cast<std::size_t>(t)].total_peak,
+                  got.peaks.tiers[static_cast<std::size_t>(t)].total_peak, cat(tier, " peak of rank ", rank));
+    }
+    EXPECT_EQ(predicted.traffic.all_gather, got.traffic.all_gather);
+    EXPECT_EQ(predicted.traffic.reduce_scatter, got.traffic.reduce_scatter);
+    EXPECT_EQ(predicted.traffic.scalars, got.traffic.scalars);
+    EXPECT_EQ(predicted.io.read, got.io.read);
+    EXPECT_EQ(predicted.io.written, got.io.written);
+  }
+}
+
+using Placed = std::tuple<int, int, std::string, std::string>;
+class EstimateOf : public ::testing::TestWithParam<Placed> {};
+
+TEST_P(EstimateOf, IsWhatARunBooks) {
+  Shape shape;
+  std::tie(shape.stage, shape.ranks, shape.dtype, shape.recompute) = GetParam();
+  expect_alike(shape);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EstimateOf,
+                         ::testing::Combine(::testing::Values(0, 1, 2, 3), ::testing::Values(1, 2, 4),
+                                            ::testing::Values("bf16", "fp32"), ::testing::Values("none", "selective", "full")),
+                         [](const auto& test) {
+                           Shape shape;
+                           std::tie(shape.stage, shape.ranks, shape.dtype, shape.recompute) = test.param;
+                           return shape.name();
+                         });
+
+using Offloaded = std::tuple<int, std::string, std::string, std::string>;
+class EstimateOfOffload : public ::testing::TestWithParam<Offloaded> {};
+
+TEST_P(EstimateOfOffload, IsWhatARunBooks) {
+  Shape shape;
+  std::tie(shape.ranks, shape.dtype, shape.param, shape.optimizer) = GetParam();
+  for (shape.stage = shape.param == "none" ? 1 : 3; shape.stage <= 3; ++shape.stage) expect_alike(shape);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EstimateOfOffload,
+                         ::testing::Combine(::testing::Values(1, 2, 4), ::testing::Values("bf16", "fp32"),
+                                            ::testing::Values("none", "cpu", "nvme"), ::testing::Values("none", "cpu", "nvme")),
+                         [](const auto& test) {
+                           return cat("ranks", std::get<0>(test.param), "_", std::get<1>(test.param), "_param_",
+                                      std::get<2>(test.param), "_optimizer_", std::get<3>(test.param));
+                         });
+
+TEST(EstimateOfVariants, IsWhatARunBooks) {
+  Shape llama;
+  llama.llama = true, llama.stage = 3, llama.ranks = 2;
+  expect_alike(llama);
+
+  Shape half;
+  half.dtype = "fp16", half.stage = 2, half.ranks = 2, half.accumulation = 4;
+  expect_alike(half);
+
+  Shape accumulating;
+  accumulating.stage = 1, accumulating.ranks = 2, accumulating.accumulation = 3;
+  expect_alike(accumulating);
+  accumulating.stage = 3, accumulating.optimizer = "nvme", accumulating.param = "nvme";
+  expect_alike(accumulating);
+
+  Shape buckets;
+  buckets.stage = 3, buckets.ranks = 2;
+  buckets.zero_extra = R"(, "reduce_bucket_size": 50000, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0)";
+  expect_alike(buckets);
+  buckets.zero_extra = R"(, "reduce_bucket_size": 500000, "stage3_prefetch_bucket_size": 400000, "stage3_max_live_parameters": 700000)";
+  expect_alike(buckets);
+
+  Shape checkpoints;
+  checkpoints.recompute = "full", checkpoints.host_checkpoints = true;
+  expect_alike(checkpoints);
+
+  Shape threads;
+  threads.threads = 2;
+  expect_alike(threads);
+}
+
+}  // namespace
+}  // namespace sherd::test

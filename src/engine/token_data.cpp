@@ -8,6 +8,11 @@
 namespace sherd::engine {
 namespace {
 
+void describe(const config::Config& config, TokenData& data) {
+  data.info = data::read_dataset_info(config.data->path);
+  data.tokenizer = !config.data->tokenizer.empty() ? config.data->tokenizer : data.info ? data.info->tokenizer : "";
+}
+
 std::int64_t vocabulary(const config::Config& config, const TokenData& data) {
   const std::int64_t asked = config.model->vocab_size;
   std::int64_t known = data.info ? data.info->vocab_size : 0;
@@ -23,6 +28,17 @@ std::int64_t vocabulary(const config::Config& config, const TokenData& data) {
 
 }  // namespace
 
+std::int64_t vocabulary_size(const config::Config& config) {
+  require(config.model.has_value(), "a vocabulary belongs to a `model` section");
+  if (config.model->vocab_size > 0) return config.model->vocab_size;
+  if (!config.data)
+    fail(ErrorKind::config, "model.vocab_size is not given, and there is no `data` section whose dataset would tell it: set "
+         "model.vocab_size");
+  TokenData data;
+  describe(config, data);
+  return vocabulary(config, data);
+}
+
 std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
   if (!config.data)
     fail(ErrorKind::config, "there is no `data` section: add {\"data\": {\"path\": PREFIX}} with the PREFIX that "
@@ -31,8 +47,7 @@ std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
     fail(ErrorKind::config, "there is no `model` section: add one to the configuration or give a further --config");
   auto out = std::make_shared<TokenData>();
   out->dataset = data::IndexedDataset::open(config.data->path);
-  out->info = data::read_dataset_info(config.data->path);
-  out->tokenizer = !config.data->tokenizer.empty() ? config.data->tokenizer : out->info ? out->info->tokenizer : "";
+  describe(config, *out);
   out->vocab_size = vocabulary(config, *out);
   const auto ranges = data::split_sequences(out->dataset->sequences(), config.data->split);
   data::PackingOptions packing;

@@ -34,4 +34,8 @@ struct TokenData {
 /// few tokens for a sample in either split.
 std::shared_ptr<const TokenData> open_token_data(const config::Config& config);
 
+/// The model's token ids: model.vocab_size, or what the dataset's description or tokenizer says; the dataset itself need not
+/// be there. Throws Error{config} when nothing tells.
+std::int64_t vocabulary_size(const config::Config& config);
+
 }  // namespace sherd::engine

@@ -56,10 +56,7 @@ SHERD_INLINE void fetch(const void* base, std::int64_t i) {
 
 // How far ahead to fetch, in elements: hides the latency of memory better than the hardware does across so
 // many streams.
-#ifndef SHERD_AHEAD
-#define SHERD_AHEAD 128
-#endif
-constexpr std::int64_t ahead = SHERD_AHEAD;
+constexpr std::int64_t ahead = 128;
 
 template <class S>
 SHERD_INLINE void fetch_ahead(const Chunk& c, std::int64_t i) {

@@ -1,6 +1,7 @@
 #include "engine/update_pipeline.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace sherd::engine {
 namespace {
@@ -33,16 +34,25 @@ std::size_t room_for(std::int64_t elements, DType dtype) {
   return (static_cast<std::size_t>(elements) * size_of(dtype) + page - 1) / page * page;
 }
 
-std::size_t buffer_bytes_for(std::span<const UpdateChunk> chunks) {
+/// What the largest chunk keeps in the given store.
+std::size_t bytes_through(const offload::Store* store, std::span<const UpdateChunk> chunks) {
   std::size_t most = 0;
   for (const UpdateChunk& chunk : chunks) {
     std::size_t bytes = 0;
     for_each_state(*chunk.segment, [&](const StateBuffer& state) {
-      if (state.stored()) bytes += room_for(chunk.end - chunk.begin, state.dtype());
+      if (state.stored() && state.store() == store) bytes += room_for(chunk.end - chunk.begin, state.dtype());
     });
     most = std::max(most, bytes);
   }
   return most;
+}
+
+/// Elements per chunk where `all` are cut into as few as can be. Of equal size, for a small one at the end would take a
+/// buffer while next to nothing is read ahead or written behind through it.
+std::int64_t even_step(std::int64_t all, std::int64_t most) {
+  const std::int64_t count = std::max<std::int64_t>(1, (all + most - 1) / most);
+  const std::int64_t step = (all + count - 1) / count;
+  return (step + chunk_grain - 1) / chunk_grain * chunk_grain;
 }
 
 }  // namespace
@@ -52,7 +62,8 @@ std::vector<UpdateChunk> cut_update(const std::vector<Segment*>& segments, std::
   std::vector<UpdateChunk> chunks;
   for (Segment* segment : segments) {
     const bool stored = has_stored_state(*segment);
-    const std::int64_t end = segment->update_end(), step = stored ? most : end - segment->update_begin();
+    const std::int64_t end = segment->update_end(), all = end - segment->update_begin();
+    const std::int64_t step = stored ? even_step(all, most) : all;
     for (std::int64_t at = segment->update_begin(); at < end; at += step)
       chunks.push_back({segment, at, std::min(at + step, end), stored, at + step >= end});
   }
@@ -62,10 +73,10 @@ std::vector<UpdateChunk> cut_update(const std::vector<Segment*>& segments, std::
 std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers, bool pipeline_read,
                                            bool pipeline_write) {
   using Op = UpdateInstruction::Op;
-  require(buffers >= 1, "offload_optimizer.buffer_count must be at least 1, not ", buffers);
   std::vector<std::size_t> stored;
   for (std::size_t i = 0; i < chunks.size(); ++i)
     if (chunks[i].stored) stored.push_back(i);
+  require(buffers >= 1 || stored.empty(), "offload_optimizer.buffer_count must be at least 1, not ", buffers);
   // One buffer is being updated, and with pipeline_write one more is being written.
   const int ahead = pipeline_read ? std::max(0, buffers - 1 - (pipeline_write && buffers > 2 ? 1 : 0)) : 0;
   const auto buffer_of = [buffers](std::size_t position) { return static_cast<int>(position % static_cast<std::size_t>(buffers)); };
@@ -87,7 +98,7 @@ std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, 
   return plan;
 }
 
-/// A buffer at work.
+/// A chunk's buffers at work.
 struct UpdatePipeline::Stage {
   UpdateView view;
   std::vector<offload::Io> reads, writes;
@@ -102,27 +113,39 @@ UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::St
                                const UpdatePipelineOptions& options)
     : model_(model), kernels_(sources.kernels),
       chunks_(cut_update(model.trainable_segments(), options.sub_group_size)),
-      plan_(plan_update(chunks_, options.buffer_count, options.pipeline_read, options.pipeline_write)),
-      buffer_bytes_(buffer_bytes_for(chunks_)) {
-  if (buffer_bytes_ == 0) return;
-  offload::Store* store = sources.optimizer_store ? sources.optimizer_store : sources.parameter_store;
+      plan_(plan_update(chunks_, options.buffer_count, options.pipeline_read, options.pipeline_write)) {
   const auto stored = std::count_if(chunks_.begin(), chunks_.end(), [](const UpdateChunk& c) { return c.stored; });
   const int count = static_cast<int>(std::min<std::int64_t>(options.buffer_count, stored));
-  pool_ = std::make_unique<offload::BufferPool>(*store, kernels_.device().ledger(), count, buffer_bytes_,
-                                                device::Category::workspace, "zero_optimization.offload_optimizer.buffer_count");
-  for (int i = 0; i < count; ++i) {
-    buffers_.push_back(pool_->try_acquire());
-    require(static_cast<bool>(buffers_.back()), "a new pool has no free buffer");
-  }
+  add_lane(sources.optimizer_store, count);
+  if (sources.parameter_store != sources.optimizer_store) add_lane(sources.parameter_store, count);
 }
 
-UpdateView UpdatePipeline::bind(const UpdateChunk& chunk, const offload::Buffer* buffer) const {
+void UpdatePipeline::add_lane(offload::Store* store, int count) {
+  const std::size_t bytes = store ? bytes_through(store, chunks_) : 0;
+  if (bytes == 0) return;
+  Lane lane;
+  lane.store = store;
+  lane.pool = std::make_unique<offload::BufferPool>(*store, kernels_.device().ledger(), count, bytes,
+                                                    device::Category::workspace,
+                                                    "zero_optimization.offload_optimizer.buffer_count");
+  for (int i = 0; i < count; ++i) {
+    lane.buffers.push_back(lane.pool->try_acquire());
+    require(static_cast<bool>(lane.buffers.back()), "a new pool has no free buffer");
+  }
+  buffer_bytes_ += bytes;
+  lanes_.push_back(std::move(lane));
+}
+
+UpdateView UpdatePipeline::bind(const UpdateChunk& chunk, int buffer) const {
   const Segment& segment = *chunk.segment;
-  std::size_t at = 0;
+  std::vector<std::size_t> at(lanes_.size());
   const auto view = [&](const StateBuffer& state) {
     if (!state.stored()) return state.range(chunk.begin, chunk.end);
     const std::int64_t elements = chunk.end - chunk.begin;
-    std::byte* data = buffer->data() + std::exchange(at, at + room_for(elements, state.dtype()));
+    std::size_t lane = 0;
+    while (lanes_[lane].store != state.store()) ++lane;
+    std::byte* data = lanes_[lane].buffers[static_cast<std::size_t>(buffer)].data() +
+                      std::exchange(at[lane], at[lane] + room_for(elements, state.dtype()));
     const device::Block block{data, static_cast<std::size_t>(elements) * size_of(state.dtype())};
     return Tensor::view_of(device::Storage(block, nullptr), 0, {elements}, state.dtype());
   };
@@ -145,11 +168,12 @@ void UpdatePipeline::update(const UpdateChunk& chunk, const UpdateView& view, Op
 
 void UpdatePipeline::run(Optimizer& optimizer, double factor) {
   using Op = UpdateInstruction::Op;
-  std::vector<Stage> stages(buffers_.size());  // their destructors wait for transfers that an exception left behind
+  // Their destructors wait for transfers that an exception left behind.
+  std::vector<Stage> stages(lanes_.empty() ? 0 : lanes_.front().buffers.size());
   for (const UpdateInstruction& instruction : plan_) {
     const UpdateChunk& chunk = chunks_[instruction.chunk];
     if (instruction.buffer < 0) {
-      update(chunk, bind(chunk, nullptr), optimizer, factor);
+      update(chunk, bind(chunk, instruction.buffer), optimizer, factor);
       continue;
     }
     const auto index = static_cast<std::size_t>(instruction.buffer);
@@ -166,7 +190,7 @@ void UpdatePipeline::run(Optimizer& optimizer, double factor) {
     switch (instruction.op) {
       case Op::read:
         Stage::wait(stage.writes);
-        stage.view = bind(chunk, &buffers_[index]);
+        stage.view = bind(chunk, instruction.buffer);
         transfer([&](StateBuffer& state, const Tensor& to) { stage.reads.push_back(state.read(chunk.begin, to)); });
         break;
       case Op::update:

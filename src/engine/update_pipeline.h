@@ -19,8 +19,8 @@ struct UpdateChunk {
   bool last;    ///< of its segment
 };
 
-/// The update ranges of `segments` in order; those with states on NVMe in chunks of at most `most_elements`, rounded to
-/// whole pages of every dtype.
+/// The update ranges of `segments` in order; those with states on NVMe in as few equal chunks of at most `most_elements`
+/// as can be, rounded to whole pages of every dtype.
 std::vector<UpdateChunk> cut_update(const std::vector<sharding::Segment*>& segments, std::int64_t most_elements);
 
 /// What the executor does, one after the other. Reads and writes only start; an update waits for its reads, and a read for
@@ -58,12 +58,20 @@ class UpdatePipeline {
   void run(Optimizer& optimizer, double factor);
 
   const std::vector<UpdateInstruction>& plan() const { return plan_; }
-  /// Of one buffer; 0 when everything is in memory.
+  /// That one chunk takes while it is in memory; 0 when everything always is.
   std::size_t buffer_bytes() const { return buffer_bytes_; }
 
  private:
   struct Stage;
-  UpdateView bind(const UpdateChunk& chunk, const offload::Buffer* buffer) const;
+  /// Buffers for what passes through one store, one for each chunk under way: only its own pools' memory travels without
+  /// a copy.
+  struct Lane {
+    offload::Store* store = nullptr;
+    std::unique_ptr<offload::BufferPool> pool;
+    std::vector<offload::Buffer> buffers;
+  };
+  void add_lane(offload::Store* store, int count);
+  UpdateView bind(const UpdateChunk& chunk, int buffer) const;
   void update(const UpdateChunk& chunk, const UpdateView& view, Optimizer& optimizer, double factor);
 
   sharding::ShardedModel& model_;
@@ -71,8 +79,7 @@ class UpdatePipeline {
   std::vector<UpdateChunk> chunks_;
   std::vector<UpdateInstruction> plan_;
   std::size_t buffer_bytes_ = 0;
-  std::unique_ptr<offload::BufferPool> pool_;
-  std::vector<offload::Buffer> buffers_;
+  std::vector<Lane> lanes_;
 };
 
 }  // namespace sherd::engine

@@ -6,12 +6,47 @@
 #include <map>
 
 #include "base/error.h"
+#include "nn/linear.h"
 #include "support/expect_error.h"
 
 namespace sherd::engine {
 namespace {
 
 using Op = UpdateInstruction::Op;
+
+TEST(CutUpdate, AStoredSegmentFallsIntoEqualChunks) {
+  const auto device = device::make_meta_device(1);
+  const auto kernels = tensor::make_kernels(*device);
+  offload::StoreOptions dry;
+  dry.folder = "none", dry.dry = true;
+  offload::Store store(dry, device->ledger());
+  comm::run_local(1, {}, [&](comm::Communicator& group) {
+    sharding::ShardingOptions options;
+    options.placements = sharding::make_placements(3, DType::bf16, DType::f32, DType::f32);
+    options.moments = 2;
+    const auto chunks = [&](device::Tier tier, std::int64_t most) {
+      options.placements.masters.tier = options.placements.moments.tier = tier;
+      const auto linear = std::make_shared<nn::Linear>(1000, 1000, nn::LinearOptions{.bias = false});
+      sharding::ShardedModel model(linear, options, {group, *kernels, nullptr, &store});
+      const std::vector<UpdateChunk> cut = cut_update(model.trainable_segments(), most);
+      std::vector<std::int64_t> sizes;
+      for (const UpdateChunk& chunk : cut) {
+        EXPECT_EQ(chunk.begin, &chunk == &cut.front() ? 0 : (&chunk)[-1].end);
+        EXPECT_EQ(chunk.stored, tier == device::Tier::nvme);
+        EXPECT_EQ(chunk.last, &chunk == &cut.back());
+        sizes.push_back(chunk.end - chunk.begin);
+      }
+      return sizes;
+    };
+    using Sizes = std::vector<std::int64_t>;
+    EXPECT_EQ(chunks(device::Tier::host, 300'000), Sizes{1'000'000});
+    EXPECT_EQ(chunks(device::Tier::nvme, 300'000), (Sizes{253'952, 253'952, 253'952, 238'144}));
+    Sizes pages(245, 4096);
+    pages.back() = 1'000'000 - 244 * 4096;
+    EXPECT_EQ(chunks(device::Tier::nvme, 1), pages);
+    EXPECT_EQ(chunks(device::Tier::nvme, 1'000'000'000), Sizes{1'000'000});
+  });
+}
 
 std::vector<UpdateChunk> chunks_of(const std::vector<bool>& stored) {
   std::vector<UpdateChunk> chunks;

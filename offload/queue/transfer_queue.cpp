@@ -83,10 +83,11 @@ std::shared_ptr<Transfer> TransferQueue::add(std::shared_ptr<Extent> extent, boo
   transfer->offset = offset;
   transfer->memory = memory;
   transfer->bytes = bytes;
+  std::shared_ptr<LentMemory> owner;  // to go, if it is the last, when the lock is free: it takes itself back
   {
     std::lock_guard lock(mutex_);
     if (broken_) broken_->raise();
-    find_lease(*transfer);
+    owner = find_lease(*transfer);
     block_on_earlier(transfer);
     unfinished_.push_back(transfer);
     if (transfer->blockers > 0) return transfer;
@@ -96,15 +97,15 @@ std::shared_ptr<Transfer> TransferQueue::add(std::shared_ptr<Extent> extent, boo
   return transfer;
 }
 
-void TransferQueue::find_lease(Transfer& transfer) {
+std::shared_ptr<LentMemory> TransferQueue::find_lease(Transfer& transfer) {
   auto after = lent_.upper_bound(transfer.memory);
-  if (after == lent_.begin()) return;
+  if (after == lent_.begin()) return nullptr;
   const auto& [data, lent] = *std::prev(after);
-  if (transfer.memory + transfer.bytes > data + lent.bytes) return;
-  const std::shared_ptr<LentMemory> owner = lent.owner.lock();
-  if (!owner) return;
-  transfer.lease = owner->hold(transfer.memory, transfer.bytes);
+  if (transfer.memory + transfer.bytes > data + lent.bytes) return nullptr;
+  std::shared_ptr<LentMemory> owner = lent.owner.lock();
+  if (owner) transfer.lease = owner->hold(transfer.memory, transfer.bytes);
   if (transfer.lease) transfer.registered = lent.handle;
+  return owner;
 }
 
 void TransferQueue::block_on_earlier(const std::shared_ptr<Transfer>& transfer) {
@@ -138,21 +139,22 @@ void TransferQueue::finish(const std::shared_ptr<Transfer>& transfer) {
 }
 
 void TransferQueue::fail(ErrorKind kind, const std::string& message, bool stuck) {
+  Transfers ended;
   std::lock_guard lock(mutex_);
   stuck_ = stuck_ || stuck;
-  break_locked({kind, message});
+  ended = break_locked({kind, message});
 }
 
-void TransferQueue::break_locked(Failure failure) {
+TransferQueue::Transfers TransferQueue::break_locked(Failure failure) {
   if (!broken_) broken_ = std::move(failure);
   for (const auto& transfer : unfinished_) {
     transfer->followers.clear();
     transfer->failure = *broken_;
     transfer->done = true;
   }
-  unfinished_.clear();
   ready_.clear();
   changed_.notify_all();
+  return std::exchange(unfinished_, {});
 }
 
 bool TransferQueue::copy_unless_done(const Transfer& transfer, const std::function<void()>& copy) {
@@ -168,23 +170,27 @@ bool TransferQueue::copy_unless_done(const Transfer& transfer, const std::functi
   return !transfer.done;
 }
 
-void TransferQueue::miss_deadline(std::unique_lock<std::mutex>& lock, const std::string& what) {
+TransferQueue::Transfers TransferQueue::miss_deadline(std::unique_lock<std::mutex>& lock,
+                                                      const std::string& what) {
   stuck_ = true;
   // A copy to or from the caller's memory is over soon.
   changed_.wait(lock, [&] { return !copying_; });
-  break_locked({ErrorKind::io, cat(what, " '", file.path().string(), "' (rank ", options.rank,
-                                   ") did not end within ", options.timeout_seconds,
-                                   " s: the device is stuck or very slow. Check it and resume from the ",
-                                   "last checkpoint, or raise parallel.timeout_seconds")});
+  return break_locked(
+      {ErrorKind::io,
+       cat(what, " '", file.path().string(), "' (rank ", options.rank, ") did not end within ",
+           options.timeout_seconds, " s: the device is stuck or very slow. Check it and resume from the ",
+           "last checkpoint, or raise parallel.timeout_seconds")});
 }
 
 void TransferQueue::wait(Transfer& transfer) {
   if (!transfer.done) {
     const Deadline deadline = Deadline::after_seconds(options.timeout_seconds);
+    Transfers ended;
     std::unique_lock lock(mutex_);
     if (!changed_.wait_until(lock, deadline.at(), [&] { return transfer.done.load(); }))
-      miss_deadline(lock, cat(transfer.write ? "writing " : "reading ", transfer.bytes, " bytes at offset ",
-                              transfer.offset, " of '", transfer.extent->name, "' in"));
+      ended = miss_deadline(lock,
+                            cat(transfer.write ? "writing " : "reading ", transfer.bytes, " bytes at offset ",
+                                transfer.offset, " of '", transfer.extent->name, "' in"));
   }
   if (transfer.failure) transfer.failure->raise();
 }
@@ -219,9 +225,10 @@ void TransferQueue::take_back(std::byte* data) noexcept {
 
 void TransferQueue::shut_down() noexcept {
   const auto limit = [&](double seconds) { return Deadline::after_seconds(seconds).at(); };
+  Transfers ended_late;
   std::unique_lock lock(mutex_);
   if (!changed_.wait_until(lock, limit(options.timeout_seconds), [&] { return unfinished_.empty(); }))
-    miss_deadline(lock, "a transfer in");
+    ended_late = miss_deadline(lock, "a transfer in");
   stopping_ = true;
   backend->wake();
   // Who has waited for the deadline once does not wait for it again.

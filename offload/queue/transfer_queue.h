@@ -84,14 +84,17 @@ class TransferQueue : public std::enable_shared_from_this<TransferQueue> {
     std::weak_ptr<LentMemory> owner;
     int handle = -1;
   };
-  void find_lease(Transfer& transfer);
+  using Transfers = std::vector<std::shared_ptr<Transfer>>;
+  std::shared_ptr<LentMemory> find_lease(Transfer& transfer);
   void block_on_earlier(const std::shared_ptr<Transfer>& transfer);
-  void miss_deadline(std::unique_lock<std::mutex>& lock, const std::string& what);
-  void break_locked(Failure failure);
+  Transfers miss_deadline(std::unique_lock<std::mutex>& lock, const std::string& what);
+  /// Returns what it ended, to go when the lock is free: with a transfer its memory may go, which takes the
+  /// lock.
+  Transfers break_locked(Failure failure);
 
   std::mutex mutex_;
   std::condition_variable changed_;  // a transfer is done, a copy has ended, the thread has ended
-  std::vector<std::shared_ptr<Transfer>> unfinished_;  // in the order of the calls
+  Transfers unfinished_;             // in the order of the calls
   std::deque<std::shared_ptr<Transfer>> ready_;
   std::map<const std::byte*, Lent> lent_;  // by address
   std::optional<Failure> broken_;

@@ -1,9 +1,14 @@
 #include "cli/command_line.h"
 
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <optional>
+#include <sstream>
+#include <string_view>
 #include <utility>
 
 // The default, a comma, would cut file names and values of --set apart.
@@ -13,6 +18,27 @@
 #include "base/error.h"
 
 namespace sherd::cli {
+
+namespace {
+
+/// A whole number, then perhaps a letter for a power of `unit`, then perhaps "iB" or "B"; nothing when `text`
+/// is something else or too large.
+std::optional<std::int64_t> amount_of(std::string_view text, std::int64_t unit) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc()) return std::nullopt;
+  std::string_view rest(end, text.data() + text.size());
+  if (!rest.empty()) {
+    const std::size_t power = std::string_view("kmgt").find(static_cast<char>(std::tolower(rest[0]))) + 1;
+    if (power > 0) rest.remove_prefix(1);
+    if (!rest.empty() && rest != "iB" && rest != "B") return std::nullopt;
+    for (std::size_t i = 0; i < power; ++i)
+      if (__builtin_mul_overflow(value, unit, &value)) return std::nullopt;
+  }
+  return value;
+}
+
+}  // namespace
 
 struct CommandLine::State {
   State(std::string name, std::string about) : command(std::move(name)), options("sherd " + command, about) {}
@@ -127,6 +153,25 @@ double CommandLine::number(const std::string& name) const {
   if (error != std::errc() || end != value.data() + value.size() || !std::isfinite(out))
     state_->wrong("--", name, " takes a number, not '", value, "'");
   return out;
+}
+
+std::vector<std::int64_t> CommandLine::amounts(const std::string& name, std::int64_t least,
+                                               std::int64_t unit) const {
+  std::vector<std::int64_t> out;
+  std::istringstream parts(required(name) + ',');
+  for (std::string part; std::getline(parts, part, ',');) {
+    const auto value = amount_of(part, unit);
+    if (!value) state_->wrong("--", name, " takes whole numbers like 64, 64k or 2M, not '", part, "'");
+    if (*value < least) state_->wrong("--", name, " must be at least ", least, ", not ", part);
+    out.push_back(*value);
+  }
+  return out;
+}
+
+std::int64_t CommandLine::amount(const std::string& name, std::int64_t least, std::int64_t unit) const {
+  const std::vector<std::int64_t> values = amounts(name, least, unit);
+  if (values.size() != 1) state_->wrong("--", name, " takes one number, not '", text(name), "'");
+  return values[0];
 }
 
 }  // namespace sherd::cli

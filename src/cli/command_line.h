@@ -45,6 +45,11 @@ class CommandLine {
   /// A whole number of at least `least`.
   std::int64_t integer(const std::string& name, std::int64_t least) const;
   double number(const std::string& name) const;
+  /// Whole numbers of at least `least`, separated by commas, which k, M and G (also KiB, MiB, GiB) multiply
+  /// by powers of `unit`: 1000 for counts, 1024 for bytes.
+  std::vector<std::int64_t> amounts(const std::string& name, std::int64_t least, std::int64_t unit) const;
+  /// A single one.
+  std::int64_t amount(const std::string& name, std::int64_t least, std::int64_t unit) const;
 
  private:
   struct State;

@@ -1,8 +1,10 @@
 #include "cli/machine.h"
 
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -48,6 +50,30 @@ MemorySizes memory_sizes() {
     if (std::ifstream(file) >> limit && limit < sizes.total) sizes.limit = limit;  // "max" is not a number
   }
   return sizes;
+}
+
+ProcessorTimes processor_times() {
+  ProcessorTimes times;
+  std::ifstream in("/proc/stat");
+  std::string cpu;
+  // user nice system idle iowait irq softirq steal
+  std::array<double, 8> ticks{};
+  in >> cpu;
+  for (double& part : ticks) in >> part;
+  const double per_second = static_cast<double>(::sysconf(_SC_CLK_TCK));
+  if (!in || cpu != "cpu" || per_second <= 0) return {};
+  for (const double part : ticks) times.all += part / per_second;
+  times.busy = times.all - (ticks[3] + ticks[4]) / per_second;
+  rusage use{};
+  ::getrusage(RUSAGE_SELF, &use);
+  for (const timeval& part : {use.ru_utime, use.ru_stime})
+    times.own += static_cast<double>(part.tv_sec) + 1e-6 * static_cast<double>(part.tv_usec);
+  return times;
+}
+
+double share_of_others(const ProcessorTimes& from, const ProcessorTimes& to) {
+  const double all = to.all - from.all, others = (to.busy - from.busy) - (to.own - from.own);
+  return all > 0 ? std::clamp(others / all, 0.0, 1.0) : 0;
 }
 
 }  // namespace sherd::cli

@@ -14,4 +14,14 @@ struct MemorySizes {
 };
 MemorySizes memory_sizes();
 
+/// Processor time since the system started, in seconds over all cores; zeros where the system does not say.
+struct ProcessorTimes {
+  double all = 0;   ///< busy or idle
+  double busy = 0;  ///< by any program, and what a hypervisor took away
+  double own = 0;   ///< by this process
+};
+ProcessorTimes processor_times();
+/// The part of all processor time between two moments that others than this process took.
+double share_of_others(const ProcessorTimes& from, const ProcessorTimes& to);
+
 }  // namespace sherd::cli

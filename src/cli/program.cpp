@@ -23,6 +23,7 @@ constexpr Command commands[] = {
     {"generate", "continue a text with a trained model", generate_command},
     {"prepare", "turn text into a dataset of token ids", prepare_command},
     {"plot", "draw the losses of a --metrics file as SVG", plot_command},
+    {"bench", "measure this machine and Sherd on it, part by part", bench_command},
     {"info", "versions, processor, memory and features", info_command},
 };
 

@@ -46,7 +46,7 @@ void expect_failure(const Arguments& arguments, int code, const std::string& par
 TEST(Program, EveryCommandHasHelp) {
   const Outcome all = run({"--help"});
   EXPECT_EQ(all.code, 0);
-  for (const char* command : {"train", "generate", "prepare", "plot", "info"}) {
+  for (const char* command : {"train", "generate", "prepare", "plot", "bench", "info"}) {
     EXPECT_THAT(all.out, HasSubstr(std::string("\n  ") + command + " "));
     const Outcome help = run({command, "--help"});
     EXPECT_EQ(help.code, 0) << help.err;
@@ -80,6 +80,15 @@ TEST(Program, InfoKnowsThisMachine) {
     EXPECT_THAT(info.out, HasSubstr(part));
   EXPECT_GT(memory_sizes().total, 0u);
   EXPECT_GE(memory_sizes().total, memory_sizes().available);
+}
+
+TEST(Program, TellsItsOwnProcessorTimeFromThatOfOthers) {
+  const ProcessorTimes now = processor_times();
+  EXPECT_GT(now.busy, 0);
+  EXPECT_GE(now.all, now.busy);
+  EXPECT_EQ(share_of_others({100, 40, 2}, {200, 100, 42}), 0.2);
+  EXPECT_EQ(share_of_others({100, 40, 2}, {200, 60, 42}), 0);  // ticks are coarse
+  EXPECT_EQ(share_of_others({}, {}), 0);
 }
 
 TEST(Program, PreparesAndPlots) {

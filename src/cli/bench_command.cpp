@@ -1,0 +1,250 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "cli/bench/adam_bench.h"
+#include "cli/bench/comm_bench.h"
+#include "cli/bench/gemm_bench.h"
+#include "cli/bench/nvme_bench.h"
+#include "cli/command_line.h"
+#include "cli/machine.h"
+#include "cli/program.h"
+#include "cli/status_line.h"
+
+namespace sherd::cli {
+namespace {
+
+constexpr std::int64_t thousand = 1000, kibi = 1024;
+
+/// An int, however large the number on the command line.
+int small(std::int64_t value) {
+  return static_cast<int>(std::min<std::int64_t>(value, std::numeric_limits<int>::max()));
+}
+
+CommandLine bench_line(const std::string& bench, const std::string& summary, const std::string& synopsis,
+                       const std::string& rounds) {
+  CommandLine line("bench " + bench, summary, synopsis + " [--rounds R] [--json]");
+  line.value("rounds", "R", "how often everything is measured in turn", rounds)
+      .flag("json", "print one JSON object instead of a table");
+  return line;
+}
+
+int rounds_of(const CommandLine& line) {
+  return small(line.integer("rounds", 1));
+}
+
+void print(const BenchReport& report, const CommandLine& line) {
+  std::fputs((line.has("json") ? as_json(report) : as_table(report)).c_str(), stdout);
+}
+
+/// Runs measure() and adds to its report how much others disturbed it.
+template <class Measure>
+BenchReport watched(Measure&& measure) {
+  const ProcessorTimes before = processor_times();
+  BenchReport report = measure();
+  const double others = share_of_others(before, processor_times());
+  report.facts.push_back({"cpu_share_of_others", "", others});
+  if (others > 0.05)
+    report.notes.push_back(cat("other programs took ", static_cast<int>(std::lround(others * 100)),
+                               " % of the processor time meanwhile: measure again without them"));
+  return report;
+}
+
+/// What is measured now, on a terminal.
+class Status {
+ public:
+  explicit Status(std::string bench) : bench_(std::move(bench)) {}
+  Tell tell() {
+    return [this](const std::string& what) { line_.show(cat("bench ", bench_, ": ", what)); };
+  }
+
+ private:
+  std::string bench_;
+  StatusLine line_{STDERR_FILENO};
+};
+
+void bench_adam(const Arguments& arguments) {
+  CommandLine line =
+      bench_line("adam", "Measures the fused AdamW step against the machine's memory bandwidth.",
+                 "[--parameters N] [--threads T]", "9");
+  line.value("parameters", "N", "parameters per step; 28 bytes of memory each. Far more than the caches hold",
+             "50M")
+      .value("threads", "T", "compute threads", std::to_string(available_cores()));
+  if (!line.parse(arguments)) return;
+  const std::int64_t asked = line.amount("parameters", 64, thousand), parameters = asked / 64 * 64;
+  const int threads = small(line.integer("threads", 1)), rounds = rounds_of(line);
+  require_memory(static_cast<double>(parameters) * AdamBench::memory_per_parameter,
+                 "Choose fewer --parameters");
+  const BenchReport report = watched([&] {
+    Status status("adam");
+    return measure_adam(parameters, threads, rounds, status.tell());
+  });
+  print(report, line);
+}
+
+/// Set by the signals that end a program, so that its file goes first; a second one ends it as usual. A
+/// signal has no owner but the process: the one variable here that belongs to no object.
+std::atomic<bool> stopped{false};
+extern "C" void on_stop(int signal) {
+  stopped = true;
+  std::signal(signal, SIG_DFL);
+}
+
+offload::StoreOptions::Backend backend_of(const CommandLine& line) {
+  using Backend = offload::StoreOptions::Backend;
+  const std::string name = line.text("backend");
+  if (name == "automatic") return Backend::automatic;
+  if (name == "io_uring") return Backend::io_uring;
+  if (name == "threads") return Backend::threads;
+  throw UsageError(
+      cat("--backend is automatic, io_uring or threads, not '", name, "'. See 'sherd bench nvme --help'"));
+}
+
+void bench_nvme(const Arguments& arguments) {
+  CommandLine line =
+      bench_line("nvme", "Measures the offload store against the disk it lies on.",
+                 "--path DIR [--bytes N] [--block-size B,...] [--queue-depth D,...] [--backend X]", "5");
+  line.value("path", "DIR", "a folder on the disk; what is written there goes again")
+      .value("bytes", "N", "size of the file, and bytes of each timed run", "512M")
+      .value("block-size", "B,...", "bytes of one request (aio.block_size); several are compared", "1M")
+      .value("queue-depth", "D,...", "requests under way (aio.queue_depth); several are compared", "8")
+      .value("threads", "T", "of the store where it uses threads instead of io_uring (aio.thread_count)", "2")
+      .value("backend", "X", "automatic, io_uring or threads", "automatic");
+  if (!line.parse(arguments)) return;
+  NvmeBenchOptions options;
+  options.folder = line.required("path");
+  options.bytes = static_cast<std::uint64_t>(line.amount("bytes", 8192, kibi));
+  options.rounds = rounds_of(line);
+  options.block_sizes = line.amounts("block-size", 4096, kibi);
+  options.queue_depths = line.amounts("queue-depth", 1, thousand);
+  options.thread_count = small(line.integer("threads", 1));
+  options.backend = backend_of(line);
+  for (const std::int64_t block : options.block_sizes)
+    if (options.bytes / 2 < static_cast<std::uint64_t>(block))
+      throw UsageError(
+          cat("--bytes must be at least twice the --block-size ", block, ". See 'sherd bench nvme --help'"));
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, on_stop);
+  const BenchReport report = watched([&] {
+    Status status("nvme");
+    return measure_nvme(
+        options, [] { return stopped.load(); }, status.tell());
+  });
+  print(report, line);
+}
+
+/// One rank's part. The report, on rank 0 only.
+std::optional<BenchReport> measure_rank(comm::Communicator& comm, const CommBenchOptions& options,
+                                        const std::string& backend) {
+  std::optional<Status> status;
+  if (comm.rank() == 0) status.emplace("comm");
+  const Rounds times = measure_collectives(comm, options, status ? status->tell() : Tell());
+  const double barrier = measure_barrier(comm);
+  if (comm.rank() != 0) return std::nullopt;
+  return comm_report(times, options, backend, comm.size(), barrier);
+}
+
+void bench_comm(const Arguments& arguments) {
+  CommandLine line =
+      bench_line("comm", "Measures collectives against memcpy.", "[--ranks N] [--mib M] [--threads T]", "15");
+  line.value("ranks", "N", "local ranks in this process; under mpirun or srun the launcher's ranks are taken",
+             "2")
+      .value("mib", "M", "size of the whole fp32 tensor", "64")
+      .value("threads", "T", "with which each rank copies and sums", "1");
+  if (!line.parse(arguments)) return;
+  comm::CommOptions comm_options;
+  comm_options.timeout_seconds = 300;
+  comm_options.threads = small(line.integer("threads", 1));
+  const int ranks = small(line.integer("ranks", 2));
+  const std::int64_t mib = line.integer("mib", 1);
+  if (mib > (std::int64_t{1} << 30)) throw UsageError(cat("--mib ", mib, " is more than any memory"));
+  CommBenchOptions options;
+  options.bytes = static_cast<std::size_t>(mib) << 20, options.rounds = rounds_of(line);
+  std::optional<BenchReport> report;
+  const char* advice = "Choose less with --mib, or fewer --ranks";
+  if (comm::launched_by_mpi()) {
+    options.staged = true;
+    const auto world = comm::make_mpi_world(comm_options);
+    require(world->size() > 1, "one rank has nobody to exchange with: start more with mpirun -n");
+    require_memory(comm_bench_memory(options, world->size()), advice);
+    report = measure_rank(*world, options, "mpi");
+  } else {
+    require_memory(comm_bench_memory(options, ranks) * ranks, advice);
+    report = watched([&] {
+      std::optional<BenchReport> mine;
+      comm::run_local(ranks, comm_options, [&](comm::Communicator& comm) {
+        if (auto part = measure_rank(comm, options, "local")) mine = std::move(part);  // rank 0's
+      });
+      return *mine;
+    });
+  }
+  if (report) print(*report, line);
+}
+
+void bench_gemm(const Arguments& arguments) {
+  CommandLine line = bench_line(
+      "gemm", "Measures a transformer's matrix products and attention against the processor's peak.",
+      "[--threads T] [--tokens N] [--hidden H] [--vocab V] [--only TEXT]", "5");
+  line.value("threads", "T", "compute threads", std::to_string(available_cores()))
+      .value("tokens", "N", "tokens of a micro-batch: rows of every product", "2048")
+      .value("hidden", "H", "width of the model", "768")
+      .value("vocab", "V", "size of the vocabulary", "50257")
+      .value("only", "TEXT", "cases whose name holds this, as 'bf16 qkv', 'head' or 'attention'");
+  if (!line.parse(arguments)) return;
+  GemmBenchOptions options;
+  options.threads = small(line.integer("threads", 1)), options.rounds = rounds_of(line);
+  options.tokens = line.amount("tokens", 1, thousand), options.hidden = line.amount("hidden", 1, thousand);
+  options.vocabulary = line.amount("vocab", 1, thousand), options.only = line.text("only");
+  require_memory(gemm_bench_memory(options), "Choose fewer --tokens, or a smaller --hidden or --vocab");
+  const BenchReport report = watched([&] {
+    Status status("gemm");
+    return measure_gemm(options, status.tell());
+  });
+  print(report, line);
+}
+
+struct Bench {
+  const char* name;
+  const char* summary;
+  void (*run)(const Arguments&);
+};
+constexpr Bench benches[] = {
+    {"adam", "the optimizer step, against the memory's bandwidth", bench_adam},
+    {"nvme", "the offload store, against the disk", bench_nvme},
+    {"comm", "collectives between ranks, against memcpy", bench_comm},
+    {"gemm", "matrix products and attention, against the processor's peak", bench_gemm},
+};
+
+void print_help() {
+  std::string text =
+      "Measures a part of this machine and of Sherd, each against its limit in the same rounds.\n\n"
+      "usage: sherd bench NAME ...\n\n";
+  for (const Bench& bench : benches) text += cat("  ", bench.name, "        ", bench.summary, "\n");
+  text += "\n'sherd bench NAME --help' lists the options. Let nothing else run meanwhile.\n";
+  std::fputs(text.c_str(), stdout);
+}
+
+}  // namespace
+
+void bench_command(const Arguments& arguments) {
+  if (arguments.empty()) throw UsageError("bench what? adam, nvme, comm or gemm. See 'sherd bench --help'");
+  const std::string& name = arguments[0];
+  if (name == "--help" || name == "-h") return print_help();
+  for (const Bench& bench : benches)
+    if (name == bench.name) return bench.run({arguments.begin() + 1, arguments.end()});
+  std::vector<std::string> names;
+  for (const Bench& bench : benches) names.emplace_back(bench.name);
+  throw UsageError(cat("unknown benchmark '", name, "'; did you mean '", nearest(name, names),
+                       "'? See 'sherd bench --help'"));
+}
+
+}  // namespace sherd::cli

@@ -20,6 +20,7 @@ struct Command {
 
 constexpr Command commands[] = {
     {"train", "train the model that a configuration describes", train_command},
+    {"estimate", "what memory a run will take, and what to change when it does not fit", estimate_command},
     {"generate", "continue a text with a trained model", generate_command},
     {"prepare", "turn text into a dataset of token ids", prepare_command},
     {"plot", "draw the losses of a --metrics file as SVG", plot_command},

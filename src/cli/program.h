@@ -14,6 +14,7 @@ int run_program(const Arguments& arguments);
 // The commands. Each takes what follows its name, and throws UsageError or Error. One file each; listed in
 // program.cpp.
 void train_command(const Arguments& arguments);
+void estimate_command(const Arguments& arguments);
 void bench_command(const Arguments& arguments);
 void generate_command(const Arguments& arguments);
 void info_command(const Arguments& arguments);

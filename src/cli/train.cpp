@@ -14,8 +14,7 @@ namespace {
 /// What this machine's ranks reach together, times the machines. Local ranks wait for nobody: it is known before they start.
 /// Under a launcher, rank 0 measures (0.3 s, then cached) while the others wait at their first collective.
 double machine_rate(const config::Config& config, int ranks, int local_ranks) {
-  const int threads = config.device.threads_per_rank > 0 ? config.device.threads_per_rank
-                                                         : std::max(1, available_cores() / local_ranks);
+  const int threads = engine::compute_threads(config, local_ranks);
   const int total = std::min(available_cores(), threads * local_ranks);
   const int machines = (ranks + local_ranks - 1) / local_ranks;
   return engine::gemm_rate(total, config.precision.compute).flops_per_second * machines;
@@ -29,6 +28,11 @@ void check(const TrainRequest& request) {
     fail(ErrorKind::config, "--resume reads training.save_dir, which is not set");
 }
 
+/// Under a launcher every rank looks, since machines may differ, and none allocates before all of its machine's have looked.
+void check_fit(const TrainRequest& request, const engine::TokenData& data, const World& world) {
+  require_fit(request.reparse, data.vocab_size, world, this_machine());
+}
+
 }  // namespace
 
 void train(const TrainRequest& request) {
@@ -38,11 +42,16 @@ void train(const TrainRequest& request) {
   options.timeout_seconds = request.config.parallel.timeout_seconds;
   bool speaks = true;
   const bool launched = comm::launched_by_mpi();
+  if (!launched) check_fit(request, *data, {request.ranks, request.ranks});
   const double local_rate = launched ? 0 : machine_rate(request.config, request.ranks, request.ranks);
   launch_ranks(request.ranks, [&](DistributedPtr dist) {
     const double rate = !launched ? local_rate
                         : dist->rank() == 0 ? machine_rate(request.config, dist->world_size(), dist->local_size()) : 0;
     if (dist->world().rank() != 0 && comm::launched_by_mpi()) speaks = false;
+    if (launched) {
+      check_fit(request, *data, {dist->world_size(), dist->local_size()});
+      dist->world().barrier({.label = "memory check", .scalar = true});
+    }
     Trainer(dist, request, data, rate).run();
   }, options);
   if (request.plot.empty() || !speaks) return;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "cli/fit.h"
 #include "config/config.h"
 #include "engine/distributed.h"
 #include "engine/token_data.h"
@@ -14,6 +15,7 @@ namespace sherd::cli {
 /// What `sherd train` was asked for.
 struct TrainRequest {
   config::Config config;
+  Reparse reparse;          ///< `config` again, with a few more keys
   int ranks = 1;            ///< local ranks; a launcher's ranks overrule it
   std::string metrics;      ///< JSONL file; empty: none
   std::string plot;         ///< SVG of the losses, drawn at the end; empty: none
@@ -21,7 +23,8 @@ struct TrainRequest {
   std::string resume_tag;   ///< another tag
 };
 
-/// Trains to config.training.steps, on local ranks or the launcher's. Throws the first Error of any rank.
+/// Trains to config.training.steps, on local ranks or the launcher's. Throws the first Error of any rank; Error{memory} before
+/// anything begins when the run cannot fit.
 void train(const TrainRequest& request);
 
 }  // namespace sherd::cli

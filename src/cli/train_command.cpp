@@ -23,7 +23,12 @@ void train_command(const Arguments& arguments) {
   std::vector<std::string> overrides = line.all("set");
   if (line.has("steps")) overrides.push_back("training.steps=" + std::to_string(line.integer("steps", 1)));
   TrainRequest request;
-  request.config = config::parse_files(line.all("config"), overrides);
+  request.reparse = [files = line.all("config"), overrides](const std::vector<std::string>& more) {
+    std::vector<std::string> all = overrides;
+    all.insert(all.end(), more.begin(), more.end());
+    return config::parse_files(files, all);
+  };
+  request.config = request.reparse({});
   request.ranks = static_cast<int>(line.integer("ranks", 1));
   request.metrics = line.text("metrics");
   request.plot = line.text("plot");

@@ -88,30 +88,31 @@ std::uint64_t StoreTraffic::run(Traffic traffic, const std::function<bool(std::u
 }
 
 RawTraffic::RawTraffic(std::unique_ptr<offload::IoBackend> backend, const std::string& path,
-                       std::uint64_t bytes, const offload::StoreOptions& options)
+                       std::uint64_t bytes, std::size_t memory_bytes, const offload::StoreOptions& options)
     : path_(path),
       bytes_(bytes),
       block_(options.block_size),
+      depth_(static_cast<std::size_t>(options.queue_depth)),
       timeout_seconds_(options.timeout_seconds),
       backend_(std::move(backend)) {
-  const auto depth = static_cast<std::size_t>(options.queue_depth);
+  require(memory_bytes >= depth_ * block_, "the memory must hold all requests under way");
   require(bytes_ > 0 && bytes_ % (2 * block_) == 0, "the bytes must be a multiple of two blocks");
   descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | (options.direct ? O_DIRECT : 0));
   if (descriptor_ < 0) fail(ErrorKind::io, "cannot open '", path, "': ", std::strerror(errno));
   constexpr std::size_t huge_page = std::size_t{2} << 20;
-  mapped_ = (depth * block_ + huge_page - 1) / huge_page * huge_page;
+  mapped_ = (memory_bytes + huge_page - 1) / huge_page * huge_page;
   void* memory = ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
     ::close(descriptor_);
-    fail(ErrorKind::memory, "no memory for ", depth, " requests of ", block_, " bytes");
+    fail(ErrorKind::memory, "the system has no ", memory_bytes, " bytes of memory left");
   }
   memory_ = static_cast<std::byte*>(memory);
   ::madvise(memory, mapped_, MADV_HUGEPAGE);
   fill(memory_, mapped_);
-  for (std::size_t i = 0; i < depth; ++i) free_.push_back(i);
+  for (std::size_t i = 0; i < memory_bytes / block_; ++i) free_.push_back(i);
   backend_->attach(descriptor_);
   std::string why;
-  registered_ = backend_->register_memory({memory_, depth * block_}, &why);
+  registered_ = backend_->register_memory({memory_, memory_bytes / block_ * block_}, &why);
 }
 
 RawTraffic::~RawTraffic() {
@@ -148,9 +149,9 @@ void RawTraffic::run(Traffic traffic) {
   std::vector<offload::IoRequest> batch;
   for (std::uint64_t next = 0; next < blocks || under_way > 0;) {
     batch.clear();
-    for (; next < blocks && !free_.empty(); ++next) {
-      const std::uint64_t slot = free_.back();
-      free_.pop_back();
+    for (; next < blocks && under_way + batch.size() < depth_; ++next) {
+      const std::uint64_t slot = free_.front();
+      free_.pop_front();
       const Place place = place_of(traffic, next, blocks);
       batch.push_back({.write = place.write,
                        .offset = place.index * block_,

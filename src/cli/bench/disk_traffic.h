@@ -35,6 +35,7 @@ class StoreTraffic {
   std::uint64_t bytes() const { return span_.bytes(); }
   const offload::Store& store() const { return store_; }
   bool registered() const { return pool_.registered(); }
+  std::size_t memory_bytes() const { return static_cast<std::size_t>(pool_.count()) * pool_.bytes(); }
 
  private:
   struct UnderWay {
@@ -53,13 +54,14 @@ class StoreTraffic {
 };
 
 /// The same traffic over the same bytes of a file without the store: requests of one block straight to a
-/// backend, `queue_depth` of them always under way.
+/// backend, `queue_depth` of them always under way, to and from as much memory in turn (a few blocks would
+/// stay in the caches, which makes some disks faster than training will find them).
 class RawTraffic {
  public:
   /// Opens the file anew, past the page cache if `options.direct`. Its first `bytes` bytes, a multiple of two
-  /// blocks, are read and overwritten.
+  /// blocks, are read and overwritten. `memory_bytes`, whole blocks, hold at least `queue_depth` of them.
   RawTraffic(std::unique_ptr<offload::IoBackend> backend, const std::string& path, std::uint64_t bytes,
-             const offload::StoreOptions& options);
+             std::size_t memory_bytes, const offload::StoreOptions& options);
   ~RawTraffic();
   RawTraffic(const RawTraffic&) = delete;
   RawTraffic& operator=(const RawTraffic&) = delete;
@@ -73,12 +75,12 @@ class RawTraffic {
 
   const std::string path_;
   const std::uint64_t bytes_;
-  const std::size_t block_;
+  const std::size_t block_, depth_;
   const double timeout_seconds_;
   int descriptor_ = -1;
   std::size_t mapped_ = 0;
-  std::byte* memory_ = nullptr;      // a block for each request under way
-  std::vector<std::uint64_t> free_;  // blocks of it
+  std::byte* memory_ = nullptr;
+  std::deque<std::uint64_t> free_;  // blocks of it, those longest unused first
   std::unique_ptr<offload::IoBackend> backend_;
   int registered_ = -1;
 };

@@ -60,7 +60,7 @@ Cut cut_for(std::uint64_t bytes, const StoreOptions& options) {
   const std::uint64_t block = options.block_size, depth = static_cast<std::uint64_t>(options.queue_depth);
   const std::uint64_t buffer = std::max(std::min(usual, bytes / 8) / block * block, block);
   const std::uint64_t buffers = std::max<std::uint64_t>(4, (depth * block + buffer - 1) / buffer + 1);
-  require_memory(static_cast<double>(buffer * buffers + 2 * depth * block),
+  require_memory(static_cast<double>(3 * buffer * buffers + depth * block),
                  "Choose a smaller --block-size or --queue-depth");
   return {buffer, static_cast<int>(buffers)};
 }
@@ -78,7 +78,8 @@ class Setting {
     const auto add = [&](std::unique_ptr<offload::IoBackend> backend) {
       if (backend)
         raw_.push_back({backend->name(), nullptr}),
-            raw_.back().traffic = std::make_unique<RawTraffic>(std::move(backend), path, this->bytes(), raw);
+            raw_.back().traffic = std::make_unique<RawTraffic>(std::move(backend), path, this->bytes(),
+                                                               through_store_->memory_bytes(), raw);
     };
     std::string why;
     add(offload::make_uring_backend(raw, &why));

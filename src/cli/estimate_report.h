@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/fit.h"
+
+namespace sherd::cli {
+
+/// Everything that `sherd estimate` has to say.
+struct EstimateReport {
+  config::Config config;
+  std::int64_t parameters = 0;
+  World world;
+  Machine machine;
+  int rank = 0;
+  engine::Estimate estimate;
+  std::vector<Shortfall> missing;  ///< empty: it fits
+  Remedy remedy;                   ///< where it does not fit; without keys when none helps
+};
+
+/// For people: a table by tier and category, sums for a machine and the whole world, what there is, and what to change.
+std::string text_of(const EstimateReport& report);
+/// The same as one JSON object; bytes as numbers.
+std::string json_of(const EstimateReport& report);
+
+}  // namespace sherd::cli

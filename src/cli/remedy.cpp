@@ -1,0 +1,194 @@
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+#include "cli/fit.h"
+
+namespace sherd::cli {
+namespace {
+
+/// One step down a ladder: keys and values, and the expected slow-down of a step in percent. The numbers only put the steps
+/// in order; they are those of a machine whose ranks and tiers are well connected.
+struct Change {
+  double slow_down = 0;
+  std::string reason;
+  std::vector<std::pair<std::string, std::string>> keys;
+};
+
+class Changes {
+ public:
+  Changes(const config::Config& config, int ranks) : config_(config), ranks_(ranks) {
+    buckets();
+    stages();
+    recompute();
+    micro_batches();
+    offload();
+    std::stable_sort(all_.begin(), all_.end(), [](const Change& a, const Change& b) { return a.slow_down < b.slow_down; });
+  }
+  const std::vector<Change>& all() const { return all_; }
+
+ private:
+  static std::string zero(const char* key) { return cat("zero_optimization.", key); }
+  std::pair<std::string, std::string> stage(int least) const {
+    return {zero("stage"), std::to_string(std::max(config_.zero.stage, least))};
+  }
+  void add(double slow_down, std::string reason, std::vector<std::pair<std::string, std::string>> keys) {
+    all_.push_back({slow_down, std::move(reason), std::move(keys)});
+  }
+
+  /// What waits to be reduced, and what is gathered ahead; at lower stages they matter once others of the changes are made.
+  void buckets() {
+    if (ranks_ > 1)
+      for (const std::int64_t bucket : {50'000'000, 5'000'000, 500'000})
+        if (config_.zero.reduce_bucket_size > bucket)
+          add(bucket == 500'000 ? 4 : 1, "gradients leave in smaller buckets",
+              {{zero("reduce_bucket_size"), std::to_string(bucket)}});
+    if (config_.zero.max_reuse_distance > 0)
+      add(2, "parameters are gathered anew rather than kept", {{zero("stage3_max_reuse_distance"), "0"}});
+    for (const std::int64_t bucket : {5'000'000, 0})
+      if (config_.zero.prefetch_bucket_size > bucket)
+        add(bucket == 0 ? 5 : 2, "less is gathered ahead",
+            {{zero("stage3_prefetch_bucket_size"), std::to_string(bucket)}, {zero("stage3_max_reuse_distance"), "0"}});
+    for (const std::int64_t threshold : {10'000, 0})
+      if (config_.zero.param_persistence_threshold > threshold)
+        add(threshold == 0 ? 5 : 2, "fewer small parameters stay gathered",
+            {{zero("stage3_param_persistence_threshold"), std::to_string(threshold)}});
+  }
+
+  void stages() {
+    if (ranks_ == 1) return;
+    constexpr double slow_down[] = {0, 0.5, 1.5, 12};
+    constexpr const char* reasons[] = {"", "optimizer states are sharded", "gradients are sharded too",
+                                       "parameters are sharded too"};
+    for (int to = config_.zero.stage + 1; to <= 3; ++to) add(slow_down[to], reasons[to], {stage(to)});
+  }
+
+  void recompute() {
+    const std::pair<std::string, std::string> full{"training.recompute", "full"};
+    if (config_.training.recompute == config::Recompute::none)
+      add(4, "norms and activations are computed again in backward", {{"training.recompute", "selective"}});
+    if (config_.training.recompute != config::Recompute::full)
+      add(30, "whole blocks are computed again in backward", {full});
+    if (!config_.training.cpu_checkpointing)
+      add(33, "and their inputs wait in host memory", {full, {"activation_checkpointing.cpu_checkpointing", "true"}});
+  }
+
+  void micro_batches() {
+    const config::Batch batch = config::resolve_batch(config_, ranks_);
+    for (std::int64_t part = 2; part <= 8 && batch.micro_batch_size % part == 0; part *= 2)
+      add(3 + 2 * static_cast<double>(part), "more and smaller micro-batches",
+          {{"train_micro_batch_size_per_gpu", std::to_string(batch.micro_batch_size / part)},
+           {"gradient_accumulation_steps", std::to_string(batch.gradient_accumulation_steps * part)}});
+  }
+
+  /// A folder that the configuration already writes to, or this one.
+  std::string folder() const {
+    for (const std::string* known : {&config_.zero.offload_optimizer.nvme_path, &config_.zero.offload_param.nvme_path,
+                                     &config_.training.save_dir})
+      if (!known->empty()) return *known;
+    return ".";
+  }
+
+  void offload() {
+    using enum config::OffloadDevice;
+    const config::OffloadDevice optimizer = config_.zero.offload_optimizer.device, parameters = config_.zero.offload_param.device;
+    const auto to = [&](const char* section, const char* device) {
+      return std::pair(cat("zero_optimization.", section, ".device"), std::string(device));
+    };
+    const auto path = [&](const char* section) { return std::pair(cat("zero_optimization.", section, ".nvme_path"), folder()); };
+    if ((optimizer == nvme || parameters == nvme) && config_.zero.sub_group_size > 1'000'000)
+      add(3, "what passes between NVMe and the optimizer does so in smaller parts", {{zero("sub_group_size"), "1000000"}});
+    if (optimizer == none) add(6, "optimizer states live in host memory", {stage(1), to("offload_optimizer", "cpu")});
+    if (optimizer != nvme)
+      add(60, "optimizer states live on NVMe", {stage(1), to("offload_optimizer", "nvme"), path("offload_optimizer")});
+    if (parameters == none) add(20, "parameters live in host memory", {stage(3), to("offload_param", "cpu")});
+    if (parameters != nvme || config_.zero.offload_param.max_in_cpu > 0)
+      add(80, "parameters live on NVMe",
+          {stage(3), to("offload_param", "nvme"), path("offload_param"), {zero("offload_param.max_in_cpu"), "0"}});
+  }
+
+  const config::Config& config_;
+  int ranks_;
+  std::vector<Change> all_;
+};
+
+/// All keys of some changes; of a key that several set, the last value: changes come in the order of their reach.
+Remedy merged(const std::vector<const Change*>& changes, const config::Config& config) {
+  Remedy out;
+  for (const Change* change : changes) {
+    out.reasons.push_back(change->reason);
+    for (const auto& [key, value] : change->keys) {
+      const auto same = std::find_if(out.keys.begin(), out.keys.end(), [&](const auto& known) { return known.first == key; });
+      if (same == out.keys.end()) out.keys.emplace_back(key, value);
+      else if (key != "zero_optimization.stage") same->second = value;
+      else same->second = std::max(same->second, value);
+    }
+  }
+  std::erase(out.keys, std::pair(std::string("zero_optimization.stage"), std::to_string(config.zero.stage)));
+  return out;
+}
+
+class Search {
+ public:
+  Search(const Reparse& reparse, std::int64_t vocabulary, const World& world, const Machine& machine)
+      : reparse_(reparse), vocabulary_(vocabulary), world_(world), machine_(machine), config_(reparse({})),
+        changes_(config_, world.ranks) {}
+
+  Remedy run() const {
+    for (const Change& change : changes_.all())
+      if (const Remedy alone = merged({&change}, config_); fits(alone)) return alone;
+    std::vector<const Change*> taken;
+    for (const Change& change : changes_.all()) {
+      taken.push_back(&change);
+      if (taken.size() > 1 && fits(merged(taken, config_))) return merged(pruned(std::move(taken)), config_);
+    }
+    return {};
+  }
+
+ private:
+  bool fits(const Remedy& remedy) const {
+    try {
+      const config::Config config = reparse_(remedy.overrides());
+      return shortfalls(config, estimate_rank(config, vocabulary_, world_, 0), world_, machine_).empty();
+    } catch (const Error&) {
+      return false;  // not a combination that a run would accept
+    }
+  }
+
+  /// Without the changes that it takes not, the most expensive first.
+  std::vector<const Change*> pruned(std::vector<const Change*> taken) const {
+    for (std::size_t i = taken.size(); i-- > 0;) {
+      std::vector<const Change*> fewer = taken;
+      fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
+      if (fits(merged(fewer, config_))) taken = std::move(fewer);
+    }
+    return taken;
+  }
+
+  const Reparse& reparse_;
+  std::int64_t vocabulary_;
+  const World& world_;
+  const Machine& machine_;
+  config::Config config_;
+  Changes changes_;
+};
+
+}  // namespace
+
+std::vector<std::string> Remedy::overrides() const {
+  std::vector<std::string> out;
+  for (const auto& [key, value] : keys) out.push_back(key + "=" + value);
+  return out;
+}
+
+std::string Remedy::line() const {
+  std::string out;
+  for (const std::string& override : overrides()) out += cat(out.empty() ? "" : " ", "--set ", override);
+  return out;
+}
+
+Remedy cheapest_remedy(const Reparse& reparse, std::int64_t vocabulary, const World& world, const Machine& machine) {
+  return Search(reparse, vocabulary, world, machine).run();
+}
+
+}  // namespace sherd::cli

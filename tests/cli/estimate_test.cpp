@@ -1,0 +1,212 @@
+// What `sherd estimate` says, what `sherd train` refuses, and that the change they name makes the run fit.
+#include <algorithm>
+
+#include "cli/fit.h"
+#include "cli/train_fixture.h"
+
+namespace sherd::cli {
+namespace {
+
+using ::testing::Contains;
+using ::testing::MatchesRegex;
+using ::testing::Not;
+
+constexpr std::int64_t vocabulary = 1000;
+constexpr std::uint64_t plenty = std::uint64_t{1} << 50;
+
+Machine machine_with(std::uint64_t memory, std::uint64_t space = plenty) {
+  return {memory, [space](const std::string&) { return space; }};
+}
+
+/// A configuration by its text, with a few keys more.
+Reparse configuration(int stage, const std::vector<std::string>& keys = {}) {
+  const std::string text = cat(R"({"train_micro_batch_size_per_gpu": 8, "bf16": {"enabled": true},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": )", stage, R"(},
+    "model": {"type": "gpt2", "seq_length": 128, "hidden_size": 128, "num_layers": 4, "num_heads": 4}})");
+  return [text, keys](const std::vector<std::string>& more) {
+    std::vector<std::string> all = keys;
+    all.insert(all.end(), more.begin(), more.end());
+    return config::parse_text(text, "test", all);
+  };
+}
+
+std::uint64_t device_peak(const Reparse& reparse, const World& world) {
+  return estimate_rank(reparse({}), vocabulary, world, 0).peaks.tiers[0].total_peak;
+}
+
+bool fits(const Reparse& reparse, const Remedy& remedy, const World& world, const Machine& machine) {
+  const config::Config config = reparse(remedy.overrides());
+  return shortfalls(config, estimate_rank(config, vocabulary, world, 0), world, machine).empty();
+}
+
+TEST(Fit, NamesTheTierAndWhatItLacks) {
+  const World world{2, 2};
+  const std::uint64_t peak = device_peak(configuration(1), world);
+  const auto limited = configuration(1, {cat("device.device_memory_limit=", peak - 1024)});
+  const auto estimate = estimate_rank(limited({}), vocabulary, world, 0);
+  const auto missing = shortfalls(limited({}), estimate, world, machine_with(plenty));
+  ASSERT_EQ(missing.size(), 1u);
+  EXPECT_EQ(missing[0].needed - missing[0].available, 1024u);
+  EXPECT_THAT(missing[0].text(), HasSubstr("the device tier of each rank"));
+  EXPECT_THAT(missing[0].text(), HasSubstr("device.device_memory_limit"));
+  EXPECT_THAT(missing[0].text(), HasSubstr("1.00 KiB too little"));
+  const auto exact = configuration(1, {cat("device.device_memory_limit=", peak)});
+  EXPECT_TRUE(shortfalls(exact({}), estimate, world, machine_with(2 * peak)).empty());
+  const auto shared = shortfalls(exact({}), estimate, world, machine_with(2 * peak - 1));
+  ASSERT_EQ(shared.size(), 1u) << "two ranks share the machine";
+  EXPECT_THAT(shared[0].text(), HasSubstr("shared by 2 ranks"));
+}
+
+TEST(Fit, CountsHostAndFiles) {
+  const World world{1, 1};
+  const auto host = configuration(2, {"zero_optimization.offload_optimizer.device=cpu", "device.host_memory_limit=1000"});
+  auto missing = shortfalls(host({}), estimate_rank(host({}), vocabulary, world, 0), world, machine_with(0));
+  ASSERT_EQ(missing.size(), 1u);
+  EXPECT_THAT(missing[0].text(), HasSubstr("host_memory_limit"));
+  const auto nvme = configuration(3, {"zero_optimization.offload_optimizer.device=nvme",
+                                      "zero_optimization.offload_optimizer.nvme_path=/somewhere/fast"});
+  missing = shortfalls(nvme({}), estimate_rank(nvme({}), vocabulary, world, 0), world, machine_with(0, 1000));
+  ASSERT_EQ(missing.size(), 1u);
+  EXPECT_THAT(missing[0].text(), HasSubstr("the nvme tier in /somewhere/fast"));
+}
+
+/// Where a change is found, the run fits with it, and without any one of several keys of their own it does not.
+TEST(Remedy, IsOneThatFits) {
+  int found = 0;
+  for (const World world : {World{1, 1}, World{2, 2}, World{4, 2}})
+    for (const int stage : {0, 3}) {
+      const std::uint64_t peak = device_peak(configuration(stage), world);
+      for (const double part : {0.97, 0.6, 0.3, 0.12, 0.02}) {
+        const auto limited = configuration(
+            stage, {cat("device.device_memory_limit=", static_cast<std::uint64_t>(static_cast<double>(peak) * part))});
+        const Remedy remedy = cheapest_remedy(limited, vocabulary, world, machine_with(plenty));
+        EXPECT_TRUE(part < 0.2 || !remedy.keys.empty()) << world.ranks << " ranks, stage " << stage << ", " << part;
+        if (remedy.keys.empty()) continue;
+        ++found;
+        EXPECT_TRUE(fits(limited, remedy, world, machine_with(plenty))) << remedy.line();
+      }
+    }
+  EXPECT_GE(found, 20);
+}
+
+TEST(Remedy, TakesTheCheapestThatIsEnough) {
+  const World world{4, 4};
+  const std::uint64_t peak = device_peak(configuration(0), world);
+  const auto limited = [&](double part) {
+    return configuration(0, {cat("device.device_memory_limit=", static_cast<std::uint64_t>(static_cast<double>(peak) * part))});
+  };
+  EXPECT_EQ(cheapest_remedy(limited(0.97), vocabulary, world, machine_with(plenty)).line(), "--set zero_optimization.stage=1");
+  // One rank has nothing to shard: less activations.
+  const World one{1, 1};
+  const std::uint64_t alone = device_peak(configuration(0), one);
+  const auto nearly = configuration(0, {cat("device.device_memory_limit=", alone - 1)});
+  EXPECT_EQ(cheapest_remedy(nearly, vocabulary, one, machine_with(plenty)).line(), "--set training.recompute=selective");
+}
+
+TEST(Remedy, LooksForSpaceOutsideOfMemory) {
+  // What the host has, the device has not: a machine that is too small needs files, or less to hold.
+  const auto plain = configuration(3, {"model.hidden_size=1024", "model.num_layers=12", "training.recompute=full",
+                                       "train_micro_batch_size_per_gpu=1", "zero_optimization.offload_param.device=cpu",
+                                       "zero_optimization.offload_optimizer.device=cpu"});
+  const World world{1, 1};
+  const auto estimate = estimate_rank(plain({}), vocabulary, world, 0);
+  const std::uint64_t held = estimate.peaks.tiers[0].total_peak + estimate.peaks.tiers[1].total_peak;
+  const Machine small = machine_with(held * 3 / 4);
+  const Remedy remedy = cheapest_remedy(plain, vocabulary, world, small);
+  EXPECT_THAT(remedy.line(), HasSubstr("zero_optimization.offload_optimizer.device=nvme"));
+  EXPECT_THAT(remedy.line(), HasSubstr("nvme_path="));
+  EXPECT_TRUE(fits(plain, remedy, world, small));
+  EXPECT_TRUE(cheapest_remedy(plain, vocabulary, world, machine_with(1000)).keys.empty());
+  EXPECT_THROW(require_fit(plain, vocabulary, world, machine_with(1000)), Error);
+}
+
+class EstimateProgram : public Train {
+ protected:
+  std::vector<std::string> estimate(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> out{"estimate", "--config", config()};
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+  /// The number that follows the last of `keys`, each looked for behind the one before.
+  static std::uint64_t number(const std::string& json, const std::vector<std::string>& keys) {
+    std::size_t at = 0;
+    for (const std::string& key : keys) {
+      at = json.find("\"" + key + "\":", at);
+      require(at != std::string::npos, "no '", key, "' in ", json);
+    }
+    return std::stoull(json.substr(json.find(':', at) + 1));
+  }
+  /// What the refusal or the report proposes: the words behind "that fits: ", up to the line's or the remark's end.
+  static std::vector<std::string> proposal(const std::string& text) {
+    const std::string mark = "hange that fits: ";
+    const auto begin = text.find(mark);
+    require(begin != std::string::npos, "nothing is proposed: ", text);
+    std::istringstream words(text.substr(begin + mark.size()));
+    std::vector<std::string> out;
+    for (std::string word; words >> word && (word == "--set" || (!out.empty() && out.back() == "--set"));) out.push_back(word);
+    return out;
+  }
+};
+
+TEST_F(EstimateProgram, SaysWhatTrainingThenTakes) {
+  const Outcome told = sherd(estimate({"--gpus", "2", "--json"}));
+  ASSERT_EQ(told.code, 0) << told.err;
+  EXPECT_THAT(told.out, HasSubstr("\"fits\": true"));
+  const Outcome trained = sherd(train({"--ranks", "2", "--metrics", (folder_ / "m.jsonl").string()}));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const double predicted = static_cast<double>(number(told.out, {"tiers", "device", "peak", "total"}));
+  const double taken = std::stod(metric("m.jsonl", "device_peak").back());
+  EXPECT_NEAR(predicted, taken, 0.05 * taken);
+  EXPECT_EQ(number(told.out, {"per_step", "reduce_scatter_bytes"}),
+            std::stoull(metric("m.jsonl", "reduce_scatter_bytes").back()));
+  EXPECT_EQ(number(told.out, {"per_step", "all_gather_bytes"}), std::stoull(metric("m.jsonl", "all_gather_bytes").back()));
+
+  const Outcome table = sherd(estimate({"--gpus", "2", "--nodes", "3", "--rank", "5", "--set", "train_batch_size=12"}));
+  ASSERT_EQ(table.code, 0) << table.err;
+  for (const char* part : {"rank 5 of 6", "device parameters", "device optimizer", "machine (2)", "all (6)", "It fits"})
+    EXPECT_THAT(table.out, HasSubstr(part));
+}
+
+TEST_F(EstimateProgram, NeedsNoDatasetWhenTheVocabularyIsGiven) {
+  const Outcome got = sherd(estimate({"--set", "data.path=/nowhere", "--set", "model.vocab_size=50257"}));
+  EXPECT_EQ(got.code, 0) << got.err;
+  const Outcome untold = sherd(estimate({"--set", "data.path=/nowhere"}));
+  EXPECT_EQ(untold.code, 1);
+  EXPECT_THAT(untold.err, HasSubstr("model.vocab_size"));
+  EXPECT_EQ(sherd(estimate({"--rank", "1"})).code, 2);
+  EXPECT_EQ(sherd({"estimate"}).code, 2);
+}
+
+TEST_F(EstimateProgram, TrainRefusesWhatCannotFitAndItsProposalFits) {
+  const std::vector<std::string> tight{"--ranks", "2", "--set", "device.device_memory_limit=400KB"};
+  const Outcome refused = sherd(train(tight));
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_EQ(count(refused.err, "sherd: error:"), 1u) << refused.err;
+  EXPECT_EQ(count(refused.err, "\n"), 1u) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("this run does not fit: the device tier of each rank needs"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+  std::vector<std::string> mended = tight;
+  const std::vector<std::string> change = proposal(refused.err);
+  ASSERT_FALSE(change.empty()) << refused.err;
+  mended.insert(mended.end(), change.begin(), change.end());
+  const Outcome fits = sherd(train(mended));
+  EXPECT_EQ(fits.code, 0) << fits.err;
+
+  std::vector<std::string> asked = estimate({"--gpus", "2", "--set", "device.device_memory_limit=400KB"});
+  const Outcome told = sherd(asked);
+  EXPECT_EQ(told.code, 0) << told.err;
+  EXPECT_THAT(told.out, HasSubstr("It does not fit: the device tier"));
+  EXPECT_EQ(proposal(told.out), change);
+  asked.insert(asked.end(), change.begin(), change.end());
+  EXPECT_THAT(sherd(asked).out, HasSubstr("It fits"));
+}
+
+TEST_F(EstimateProgram, EveryRankOfALauncherRefuses) {
+  if (!SHERD_TEST_MPI) GTEST_SKIP() << "this build has no MPI";
+  const Outcome refused = sherd_mpi(2, train({"--set", "device.device_memory_limit=400KB"}));
+  EXPECT_EQ(count(refused.err, "exit code 1\n"), 2u) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("this run does not fit"));
+}
+
+}  // namespace
+}  // namespace sherd::cli

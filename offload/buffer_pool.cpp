@@ -20,10 +20,8 @@ using device::Tier;
 /// What a pool, its buffers and the transfers of their memory share.
 class PoolMemory final : public LentMemory, public std::enable_shared_from_this<PoolMemory> {
  public:
-  PoolMemory(std::shared_ptr<TransferQueue> queue, device::Ledger& ledger, int count, std::size_t bytes,
-             Category category, std::string key)
-      : queue_(std::move(queue)),
-        charge_(ledger, Tier::host, category, BufferPool::host_bytes(count, bytes)),
+  PoolMemory(device::Ledger& ledger, int count, std::size_t bytes, Category category, std::string key)
+      : charge_(ledger, Tier::host, category, BufferPool::host_bytes(count, bytes)),
         slab_(BufferPool::host_bytes(count, bytes)),
         bytes_(bytes),
         stride_(round_up(bytes, page)),
@@ -32,13 +30,19 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
     for (std::size_t i = leases_.size(); i-- > 0;) free_.push_back(i);
   }
   ~PoolMemory() override {
-    if (!queue_) return;
-    queue_->take_back(slab_.data());
-    if (queue_->abandoned())
-      charge_.keep();  // an unanswered request may have held us longer than the ledger lives
+    for (const auto& queue : queues_) {
+      queue->take_back(slab_.data());
+      if (queue->abandoned()) charge_.keep();  // its request may have held us longer than the ledger lives
+    }
   }
 
-  void lend() { registered_ = queue_ && queue_->lend(slab_.data(), slab_.bytes(), weak_from_this()); }
+  void lend_to(const std::shared_ptr<TransferQueue>& queue) {
+    if (!queue) return;  // a dry store
+    const bool taken = queue->lend(slab_.data(), slab_.bytes(), weak_from_this());
+    std::lock_guard lock(mutex_);
+    registered_ = taken && (queues_.empty() || registered_);
+    queues_.push_back(queue);
+  }
 
   std::shared_ptr<void> hold(const std::byte* from, std::size_t bytes) override {
     const std::size_t at = static_cast<std::size_t>(from - slab_.data()), index = at / stride_;
@@ -60,7 +64,7 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
 
   /// Returns when a buffer may be free.
   void wait(const Deadline& deadline) {
-    if (queue_) queue_->check();
+    for (const auto& queue : queues()) queue->check();
     if (deadline.passed())
       fail(ErrorKind::memory, "none of ", leases_.size(), " transfer buffers of ", bytes_,
            " bytes became free within the deadline: raise ", key_);
@@ -76,7 +80,10 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
     return static_cast<int>(free_.size());
   }
   std::size_t bytes() const { return bytes_; }
-  bool registered() const { return registered_; }
+  bool registered() {
+    std::lock_guard lock(mutex_);
+    return registered_;
+  }
 
  private:
   /// A buffer that is in use, by a handle or by transfers.
@@ -95,14 +102,20 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
     std::size_t index;
   };
 
-  std::shared_ptr<TransferQueue> queue_;  ///< null for a dry store
+  std::vector<std::shared_ptr<TransferQueue>> queues() {
+    std::lock_guard lock(mutex_);
+    return queues_;
+  }
+
   Charge charge_;
   HostMemory slab_;
   std::size_t bytes_, stride_;
   std::string key_;
-  bool registered_ = false;
-  std::mutex mutex_;  // may be taken under the queue's
+  std::mutex mutex_;  // may be taken under a queue's
   std::condition_variable freed_;
+  std::vector<std::shared_ptr<TransferQueue>>
+      queues_;                                // guarded by mutex_; of the stores that transfer from here
+  bool registered_ = false;                   // guarded by mutex_
   std::vector<std::size_t> free_;             // guarded by mutex_
   std::vector<std::weak_ptr<Lease>> leases_;  // guarded by mutex_; by buffer
 };
@@ -127,11 +140,15 @@ BufferPool::BufferPool(Store& store, device::Ledger& ledger, int count, std::siz
   if (count < 1 || bytes < 1)
     fail(ErrorKind::config, key, " must give at least one buffer of at least one byte, not ", count, " of ",
          bytes);
-  memory_ = std::make_shared<PoolMemory>(store.queue_, ledger, count, bytes, category, std::move(key));
-  memory_->lend();
+  memory_ = std::make_shared<PoolMemory>(ledger, count, bytes, category, std::move(key));
+  lend_to(store);
 }
 
 BufferPool::~BufferPool() = default;
+
+void BufferPool::lend_to(Store& store) {
+  memory_->lend_to(store.queue_);
+}
 
 Buffer BufferPool::acquire(const Deadline& deadline) {
   for (;;) {

@@ -51,6 +51,9 @@ class BufferPool {
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
+  /// Lets a second store transfer without a copy too.
+  void lend_to(Store& store);
+
   /// A buffer; waits until one is free. Throws Error{memory} when none is by the deadline, and the store's
   /// error when that has broken.
   Buffer acquire(const Deadline& deadline);
@@ -61,7 +64,7 @@ class BufferPool {
   int free_count() const;
   /// Of each buffer.
   std::size_t bytes() const;
-  /// Whether the kernel took the buffers as registered ones.
+  /// Whether the kernel took the buffers as registered ones, for every store.
   bool registered() const;
 
   /// What a pool charges: each buffer is rounded up to whole pages.

@@ -15,6 +15,26 @@ namespace {
 using device::Category;
 using device::Tier;
 
+/// A storage that somebody lent, while a Loan or transfers hold it.
+class LentStorage final : public LentMemory, public std::enable_shared_from_this<LentStorage> {
+ public:
+  LentStorage(std::shared_ptr<TransferQueue> queue, device::Storage storage)
+      : queue_(std::move(queue)), storage_(std::move(storage)) {}
+  ~LentStorage() override {
+    if (lent_) queue_->take_back(storage_.data());
+  }
+  void lend() {
+    queue_->lend(storage_.data(), storage_.bytes(), weak_from_this());
+    lent_ = true;
+  }
+  std::shared_ptr<void> hold(const std::byte*, std::size_t) override { return shared_from_this(); }
+
+ private:
+  std::shared_ptr<TransferQueue> queue_;
+  device::Storage storage_;
+  bool lent_ = false;
+};
+
 const StoreOptions& validated(const StoreOptions& options) {
   const auto check = [](bool good, const auto&... message) {
     if (!good) fail(ErrorKind::config, message...);
@@ -120,6 +140,13 @@ Io Store::read(const Span& span, std::uint64_t offset, void* to, std::size_t byt
 Io Store::write(const Span& span, std::uint64_t offset, const void* from, std::size_t bytes) {
   // Writes only read it; requests have one type of pointer.
   return start(span, true, offset, static_cast<std::byte*>(const_cast<void*>(from)), bytes);
+}
+
+Loan Store::lend(const device::Storage& storage) {
+  if (!queue_ || storage.bytes() == 0) return {};
+  auto memory = std::make_shared<LentStorage>(queue_, storage);
+  memory->lend();
+  return Loan(std::move(memory));
 }
 
 std::uint64_t Store::bytes_read() const {

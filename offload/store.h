@@ -9,12 +9,14 @@
 #include <string>
 #include <vector>
 
+#include "device/device.h"
 #include "device/ledger.h"
 
 namespace sherd::offload {
 
 class Charge;
 class IoBackend;
+class LentMemory;
 struct Extent;
 struct Transfer;
 class TransferQueue;
@@ -77,20 +79,31 @@ class Io {
   friend class Store;
 };
 
+/// Memory that a store transfers without a copy while this lives; see Store::lend().
+class Loan {
+ public:
+  Loan() = default;  ///< of nothing
+
+ private:
+  explicit Loan(std::shared_ptr<LentMemory> memory) : memory_(std::move(memory)) {}
+  std::shared_ptr<LentMemory> memory_;  // shared with transfers
+  friend class Store;
+};
+
 /// One rank's bytes on NVMe: named spans of one file, read and written asynchronously. Scratch space: the
 /// file goes with the store, and one that a dead run left is taken over.
 ///
 /// Transfers run on a thread of the store, without help from the caller: cut into requests of `block_size`
 /// bytes, at most `queue_depth` of them under way, the rest queued. Transfers whose ranges share a page run
 /// in the order of the calls unless both only read, so a read sees every earlier write. Any address, offset
-/// and length will do, and no byte outside of the given range is touched; whole pages of memory from a
-/// BufferPool travel without a copy, everything else through buffers of the store. The memory must live, and
-/// not be written (by a write, not be changed), until the Io is done.
+/// and length will do, and no byte outside of the given range is touched; whole pages of memory that is a
+/// BufferPool's or lent travel without a copy, everything else through buffers of the store. Until the Io is
+/// done the memory must live, and what is written must not change.
 ///
 /// The first transfer that fails or misses its deadline breaks the store: it may no longer hold what was
 /// written. All unfinished transfers end with that error and later calls throw it. At a deadline the kernel
-/// may still hold memory; that is only ever memory of the store or of a BufferPool, which stays allocated
-/// until it is given back.
+/// may still hold memory; that is only ever memory of the store, of a BufferPool or lent, which stays
+/// allocated until it is given back.
 ///
 /// Thread-safe. Handles (Span, Io, pools) may outlive the store; transfers may not be started then.
 class Store {
@@ -115,6 +128,12 @@ class Store {
   Io read(const Span& span, std::uint64_t offset, void* to, std::size_t bytes);
   /// Starts to copy memory over bytes [offset, offset + bytes) of the span.
   Io write(const Span& span, std::uint64_t offset, const void* from, std::size_t bytes);
+
+  /// Lets transfers use the storage directly, as they do a BufferPool's memory, until the Loan goes and they
+  /// have ended. Requests that a failure left with the device keep the storage from being freed, not from
+  /// being used: after the store's error its content may still change. Only pages on page boundaries travel
+  /// without a copy. Throws Error{usage} for storage that is lent already.
+  Loan lend(const device::Storage& storage);
 
   /// Payload of finished requests; what alignment adds is not counted.
   std::uint64_t bytes_read() const;

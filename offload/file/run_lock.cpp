@@ -24,14 +24,28 @@ namespace {
   fail(ErrorKind::io, "cannot ", action, " '", path.string(), "': ", std::strerror(error), next);
 }
 
-std::string own_description() {
-  std::array<char, 256> host{}, start{};
+std::string own_process() {
+  std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
+  return cat("process ", ::getpid(), " on host ", host.data());
+}
+
+std::string own_description() {
+  std::array<char, 64> start{};
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
   ::localtime_r(&now, &parts);
   std::strftime(start.data(), start.size(), "%Y-%m-%d %H:%M:%S", &parts);
-  return cat("process ", ::getpid(), " on host ", host.data(), ", started ", start.data());
+  return cat(own_process(), ", started ", start.data());
+}
+
+[[noreturn]] void fail_in_use(const fs::path& guarded, const std::string& holder) {
+  if (holder.starts_with(own_process()))
+    fail(ErrorKind::io, "'", guarded.string(),
+         "' is in use by another store of this process: one file is for one ",
+         "rank of one engine. Give each engine of a process another nvme_path");
+  fail(ErrorKind::io, "'", guarded.string(), "' is in use by ", holder.empty() ? "another process" : holder,
+       ": two runs cannot share it. Wait for that run, end it, or give this one another nvme_path");
 }
 
 std::string content_of(int descriptor) {
@@ -71,8 +85,7 @@ bool RunLock::try_take(const fs::path& guarded) {
     ::close(descriptor);
     if (reason == EINTR) return false;
     if (reason != EWOULDBLOCK) fail_errno("lock", path_, reason);
-    fail(ErrorKind::io, "'", guarded.string(), "' is in use by ", holder.empty() ? "another process" : holder,
-         ": two runs cannot share it. Wait for that run, end it, or give this one another nvme_path");
+    fail_in_use(guarded, holder);
   }
   if (!still_named(descriptor, path_)) {
     ::close(descriptor);

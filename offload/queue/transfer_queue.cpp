@@ -201,10 +201,15 @@ void TransferQueue::check() {
 }
 
 bool TransferQueue::lend(std::byte* data, std::size_t bytes, std::weak_ptr<LentMemory> owner) {
+  {
+    std::lock_guard lock(mutex_);
+    require(lent_.emplace(data, Lent{bytes, std::move(owner)}).second,
+            "this memory is lent to the store already");
+  }
   std::string why;
   const int handle = backend->register_memory({data, bytes}, &why);
   std::lock_guard lock(mutex_);
-  lent_[data] = {bytes, std::move(owner), handle};
+  lent_[data].handle = handle;
   if (handle < 0 && !why.empty() && !std::exchange(refusal_logged_, true))
     log_info("the kernel does not register transfer buffers (", why,
              "): plain ones are used, a little slower");

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <thread>
@@ -116,6 +118,76 @@ TEST_F(BufferPoolTest, buffers_outlive_pool_and_store) {
   EXPECT_EQ(ledger.current(Tier::host, Category::optimizer), 2 * 8192u) << "the memory is still there";
   buffer.release();
   EXPECT_EQ(ledger.current(Tier::host), 0u);
+}
+
+/// Counts requests that go straight to the memory that was registered last.
+class Watch final : public IoBackend {
+ public:
+  Watch(std::unique_ptr<IoBackend> device, std::shared_ptr<std::atomic<int>> seen)
+      : device_(std::move(device)), seen_(std::move(seen)) {}
+  std::string name() const override { return device_->name(); }
+  void attach(int descriptor) override { device_->attach(descriptor); }
+  int register_memory(std::span<std::byte> memory, std::string* why) override {
+    begin_ = memory.data(), end_ = memory.data() + memory.size();
+    return device_->register_memory(memory, why);
+  }
+  void unregister_memory(int handle) noexcept override { device_->unregister_memory(handle); }
+  void submit(std::span<const IoRequest> requests) override {
+    for (const IoRequest& request : requests) *seen_ += request.memory >= begin_ && request.memory < end_;
+    device_->submit(requests);
+  }
+  std::size_t reap(std::span<IoCompletion> completions, std::chrono::nanoseconds patience) override {
+    return device_->reap(completions, patience);
+  }
+  void wake() noexcept override { device_->wake(); }
+
+ private:
+  std::unique_ptr<IoBackend> device_;
+  std::shared_ptr<std::atomic<int>> seen_;
+  std::atomic<std::byte*> begin_ = nullptr, end_ = nullptr;
+};
+
+TEST_F(BufferPoolTest, serves_two_stores_directly) {
+  const auto seen = std::make_shared<std::atomic<int>>(0);
+  Store first(options, ledger);
+  options.rank = 4;
+  Store second(options, ledger, std::make_unique<Watch>(make_backend(options, true), seen));
+  BufferPool pool(first, ledger, 1, 1 << 20, Category::optimizer);
+  pool.lend_to(second);
+  Buffer buffer = pool.acquire(soon());
+  std::memset(buffer.data(), 7, buffer.bytes());
+  const Span a = first.reserve("a", 1 << 20, Category::optimizer);
+  const Span b = second.reserve("b", 1 << 20, Category::optimizer);
+  first.write(a, 0, buffer.data(), buffer.bytes()).wait();
+  second.write(b, 0, buffer.data(), buffer.bytes()).wait();
+  EXPECT_EQ(*seen, 1) << "one whole request from the pool's own memory";
+  EXPECT_EQ(read_all(first, a), read_all(second, b));
+}
+
+TEST_F(BufferPoolTest, lent_storage_travels_directly_and_stays_while_it_is_used) {
+  const auto seen = std::make_shared<std::atomic<int>>(0);
+  Store store(options, ledger, std::make_unique<Watch>(make_backend(options, true), seen));
+  const auto data = pattern(4 << 20, 6);
+  const auto memory = std::shared_ptr<void>(std::aligned_alloc(4096, 4 << 20), &std::free);
+  bool freed = false;
+  device::Storage storage({static_cast<std::byte*>(memory.get()), 4 << 20},
+                          [&](device::Block) { freed = true; });
+  std::memcpy(storage.data(), data.data(), data.size());
+  const Span span = store.reserve("s", 4 << 20, Category::optimizer);
+  {
+    Loan loan = store.lend(storage);
+    expect_error(ErrorKind::usage, "lent to the store already", [&] { store.lend(storage); });
+    store.write(span, 0, storage.data(), storage.bytes()).wait();
+    EXPECT_EQ(*seen, 4) << "a request for each MiB of it";
+    Io io = store.write(span, 0, storage.data(), storage.bytes());
+    storage = {};
+    loan = {};  // the transfer keeps what it uses
+    io.wait();
+  }
+  EXPECT_TRUE(freed);
+  EXPECT_EQ(read_all(store, span), data);
+  store.write(span, 0, memory.get(), 4 << 20).wait();
+  EXPECT_EQ(*seen, 8) << "memory that was taken back is copied";
 }
 
 TEST_F(BufferPoolTest, keeps_to_the_ledger) {

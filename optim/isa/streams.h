@@ -81,7 +81,8 @@ SHERD_INLINE U sign_extend(H h) {
   return (U)_mm512_maskz_cvtepi16_epi32(0xffff, (__m256i)h);  // see widen()
 #else
   using S = std::int16_t __attribute__((vector_size(2 * lanes)));
-  return (U)__builtin_convertvector((S)h, I);
+  const I wide = __builtin_convertvector((S)h, I);
+  return (U)wide;
 #endif
 }
 

@@ -9,9 +9,11 @@
 namespace sherd::cli {
 
 void estimate_command(const Arguments& arguments) {
-  CommandLine line("estimate", "Tells what memory a run will take, by tier, category and rank, and what to change when it does "
-                   "not fit. The run itself is gone through without data; nothing is computed, allocated or written.",
-                   "--config F... [--set a.b.c=V]... [--gpus N] [--nodes M] [--rank R] [--json]");
+  CommandLine line(
+      "estimate",
+      "Tells what memory a run will take, by tier, category and rank, and what to change when it does "
+      "not fit. The run itself is gone through without data; nothing is computed, allocated or written.",
+      "--config F... [--set a.b.c=V]... [--gpus N] [--nodes M] [--rank R] [--json]");
   line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
       .list("set", "a.b.c=V", "override one key, as zero_optimization.stage=3")
       .value("gpus", "N", "ranks on each machine (one per accelerator, or per part of the cores)", "1")
@@ -33,15 +35,18 @@ void estimate_command(const Arguments& arguments) {
   report.world = {local * static_cast<int>(line.integer("nodes", 1)), local};
   report.rank = static_cast<int>(line.integer("rank", 0));
   if (report.rank >= report.world.ranks)
-    throw UsageError(cat("--rank ", report.rank, " is not one of the ", report.world.ranks, " ranks, which count from 0"));
+    throw UsageError(
+        cat("--rank ", report.rank, " is not one of the ", report.world.ranks, " ranks, which count from 0"));
   if (!report.config.model)
-    fail(ErrorKind::config, "there is no `model` section: add one to the configuration or give a further --config");
+    fail(ErrorKind::config,
+         "there is no `model` section: add one to the configuration or give a further --config");
   const std::int64_t vocabulary = engine::vocabulary_size(report.config);
   report.parameters = models::gpt_options(report.config, vocabulary).num_parameters();
   report.machine = this_machine();
   report.estimate = estimate_rank(report.config, vocabulary, report.world, report.rank);
   report.missing = shortfalls(report.config, report.estimate, report.world, report.machine);
-  if (!report.missing.empty()) report.remedy = cheapest_remedy(reparse, vocabulary, report.world, report.machine);
+  if (!report.missing.empty())
+    report.remedy = cheapest_remedy(reparse, vocabulary, report.world, report.machine);
   std::fputs((line.has("json") ? json_of(report) : text_of(report)).c_str(), stdout);
 }
 

@@ -14,14 +14,17 @@ const engine::MemoryReport::Book& book_of(const engine::MemoryReport& report, in
   return report.tiers[static_cast<std::size_t>(tier)];
 }
 
-std::string plural(int count, const char* one, const char* many) { return cat(count, " ", count == 1 ? one : many); }
+std::string plural(int count, const char* one, const char* many) {
+  return cat(count, " ", count == 1 ? one : many);
+}
 
 std::string heading(const EstimateReport& r) {
   const config::Batch batch = config::resolve_batch(r.config, r.world.ranks);
-  return cat(config::name_of(r.config.model->type), " with ", engine::human_count(static_cast<double>(r.parameters)),
-             " parameters in ", name_of(r.config.precision.compute), ", ZeRO stage ", r.config.zero.stage, ", ",
-             plural(r.world.ranks, "rank", "ranks"), " on ", plural(r.world.machines(), "machine", "machines"),
-             ", micro-batches of ", batch.micro_batch_size, " x ", r.config.model->seq_length, " tokens\n\n");
+  return cat(
+      config::name_of(r.config.model->type), " with ", engine::human_count(static_cast<double>(r.parameters)),
+      " parameters in ", name_of(r.config.precision.compute), ", ZeRO stage ", r.config.zero.stage, ", ",
+      plural(r.world.ranks, "rank", "ranks"), " on ", plural(r.world.machines(), "machine", "machines"),
+      ", micro-batches of ", batch.micro_batch_size, " x ", r.config.model->seq_length, " tokens\n\n");
 }
 
 std::string rank_table(const EstimateReport& r) {
@@ -33,8 +36,8 @@ std::string rank_table(const EstimateReport& r) {
     const std::string tier(device::name_of(static_cast<Tier>(t)));
     for (std::size_t c = 0; c < peaks.peak.size(); ++c)
       if (peaks.peak[c] > 0)
-        rows.push_back({cat(tier, " ", device::name_of(static_cast<Category>(c))), human_bytes(states.current[c]),
-                        human_bytes(peaks.peak[c])});
+        rows.push_back({cat(tier, " ", device::name_of(static_cast<Category>(c))),
+                        human_bytes(states.current[c]), human_bytes(peaks.peak[c])});
     rows.push_back({tier + " total", human_bytes(states.total_current), human_bytes(peaks.total_peak)});
   }
   return engine::format_table(rows);
@@ -43,7 +46,8 @@ std::string rank_table(const EstimateReport& r) {
 /// Sums over the ranks of a machine, whose tiers host and nvme they share, and over all.
 std::string world_table(const EstimateReport& r) {
   if (r.world.ranks == 1) return "";
-  std::vector<std::vector<std::string>> rows{{"peak", "each rank", cat("machine (", r.world.local_ranks, ")")}};
+  std::vector<std::vector<std::string>> rows{
+      {"peak", "each rank", cat("machine (", r.world.local_ranks, ")")}};
   if (r.world.machines() > 1) rows[0].push_back(cat("all (", r.world.ranks, ")"));
   for (int t = 0; t < device::tier_count; ++t) {
     const std::uint64_t peak = book_of(r.estimate.peaks, t).total_peak;
@@ -63,10 +67,13 @@ std::string verdict(const EstimateReport& r) {
   };
   limit("device.device_memory_limit", r.config.device.device_memory_limit);
   limit("device.host_memory_limit", r.config.device.host_memory_limit);
-  if (r.machine.memory > 0) out += cat("this machine: ", human_bytes(r.machine.memory), " of memory available\n");
+  if (r.machine.memory > 0)
+    out += cat("this machine: ", human_bytes(r.machine.memory), " of memory available\n");
   if (r.missing.empty()) return out + "It fits.\n";
   for (const Shortfall& shortfall : r.missing) out += cat("It does not fit: ", shortfall.text(), ".\n");
-  if (r.remedy.keys.empty()) return out + "No key that is known here makes it fit: use more ranks, a smaller model or shorter sequences.\n";
+  if (r.remedy.keys.empty())
+    return out +
+           "No key that is known here makes it fit: use more ranks, a smaller model or shorter sequences.\n";
   out += cat("Cheapest change that fits: ", r.remedy.line(), "\n");
   for (const std::string& reason : r.remedy.reasons) out += cat("  ", reason, "\n");
   return out;
@@ -74,7 +81,8 @@ std::string verdict(const EstimateReport& r) {
 
 Json by_category(const std::array<std::uint64_t, device::category_count>& bytes, std::uint64_t total) {
   Json out;
-  for (std::size_t c = 0; c < bytes.size(); ++c) out[std::string(device::name_of(static_cast<Category>(c)))] = bytes[c];
+  for (std::size_t c = 0; c < bytes.size(); ++c)
+    out[std::string(device::name_of(static_cast<Category>(c)))] = bytes[c];
   out["total"] = total;
   return out;
 }
@@ -84,7 +92,8 @@ Json by_category(const std::array<std::uint64_t, device::category_count>& bytes,
 std::string text_of(const EstimateReport& r) {
   std::string moved;
   const comm::Traffic& sent = r.estimate.traffic;
-  const std::uint64_t bytes = sent.all_reduce + sent.all_gather + sent.reduce_scatter + sent.all_to_all + sent.broadcast + sent.p2p;
+  const std::uint64_t bytes =
+      sent.all_reduce + sent.all_gather + sent.reduce_scatter + sent.all_to_all + sent.broadcast + sent.p2p;
   if (bytes > 0) moved += cat("\neach rank sends ", human_bytes(bytes), " to others per step\n");
   if (r.estimate.io.read + r.estimate.io.written > 0)
     moved += cat("\neach rank reads ", human_bytes(r.estimate.io.read), " from NVMe and writes ",
@@ -106,14 +115,18 @@ std::string json_of(const EstimateReport& r) {
     tier["peak_of_machine"] = peaks.total_peak * static_cast<std::uint64_t>(r.world.local_ranks);
   }
   const comm::Traffic& sent = r.estimate.traffic;
-  out["per_step"] = {{"all_reduce_bytes", sent.all_reduce},         {"all_gather_bytes", sent.all_gather},
-                     {"reduce_scatter_bytes", sent.reduce_scatter}, {"all_to_all_bytes", sent.all_to_all},
-                     {"p2p_bytes", sent.p2p},                       {"read_bytes", r.estimate.io.read},
+  out["per_step"] = {{"all_reduce_bytes", sent.all_reduce},
+                     {"all_gather_bytes", sent.all_gather},
+                     {"reduce_scatter_bytes", sent.reduce_scatter},
+                     {"all_to_all_bytes", sent.all_to_all},
+                     {"p2p_bytes", sent.p2p},
+                     {"read_bytes", r.estimate.io.read},
                      {"write_bytes", r.estimate.io.written}};
   out["fits"] = r.missing.empty();
   out["missing"] = Json::array();
   for (const Shortfall& shortfall : r.missing)
-    out["missing"].push_back({{"what", shortfall.what}, {"needed", shortfall.needed}, {"available", shortfall.available}});
+    out["missing"].push_back(
+        {{"what", shortfall.what}, {"needed", shortfall.needed}, {"available", shortfall.available}});
   out["change"] = Json::array();
   for (const std::string& override : r.remedy.overrides()) out["change"].push_back(override);
   return out.dump(2) + "\n";

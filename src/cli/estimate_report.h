@@ -19,7 +19,8 @@ struct EstimateReport {
   Remedy remedy;                   ///< where it does not fit; without keys when none helps
 };
 
-/// For people: a table by tier and category, sums for a machine and the whole world, what there is, and what to change.
+/// For people: a table by tier and category, sums for a machine and the whole world, what there is, and what
+/// to change.
 std::string text_of(const EstimateReport& report);
 /// The same as one JSON object; bytes as numbers.
 std::string json_of(const EstimateReport& report);

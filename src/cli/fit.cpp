@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
-#include <optional>
 #include <string_view>
 
 #include "base/error.h"
@@ -27,7 +26,8 @@ std::uint64_t first_number(const char* file) {
   return value;
 }
 
-/// Sum of the lines of a control group's memory.stat that count cached pages of files, which the kernel gives back when asked.
+/// Sum of the lines of a control group's memory.stat that count cached pages of files, which the kernel gives
+/// back when asked.
 std::uint64_t reclaimable(const char* file, std::initializer_list<std::string_view> names) {
   std::ifstream in(file);
   std::uint64_t sum = 0, value = 0;
@@ -36,10 +36,11 @@ std::uint64_t reclaimable(const char* file, std::initializer_list<std::string_vi
   return sum;
 }
 
-/// What the machine, and the control group's limit where there is one, have left. At least 1: 0 means unknown.
+/// What the machine, and the control group's limit where there is one, have left. At least 1: 0 means
+/// unknown.
 std::uint64_t memory_now() {
   const MemorySizes sizes = memory_sizes();
-  if (sizes.limit == 0) return sizes.available;
+  if (sizes.limit == 0) return sizes.available + sizes.swap;
   std::uint64_t used = first_number("/sys/fs/cgroup/memory.current");
   std::uint64_t cached = reclaimable("/sys/fs/cgroup/memory.stat", {"active_file", "inactive_file"});
   if (used == 0) {
@@ -81,13 +82,16 @@ const engine::MemoryReport::Book& peak_of(const engine::Estimate& estimate, Tier
 }
 
 /// Bytes that go to the file systems of offload_param and offload_optimizer.
-std::vector<std::pair<std::string, std::uint64_t>> files_of(const config::Config& config, const engine::Estimate& estimate) {
+std::vector<std::pair<std::string, std::uint64_t>> files_of(const config::Config& config,
+                                                            const engine::Estimate& estimate) {
   const auto& book = peak_of(estimate, Tier::nvme);
   const config::Offload &parameters = config.zero.offload_param, &optimizer = config.zero.offload_optimizer;
-  const bool both = parameters.device == config::OffloadDevice::nvme && optimizer.device == config::OffloadDevice::nvme;
+  const bool both =
+      parameters.device == config::OffloadDevice::nvme && optimizer.device == config::OffloadDevice::nvme;
   if (book.total_peak == 0) return {};
   if (!both || device_of(parameters.nvme_path) == device_of(optimizer.nvme_path))
-    return {{both || parameters.device == config::OffloadDevice::nvme ? parameters.nvme_path : optimizer.nvme_path,
+    return {{both || parameters.device == config::OffloadDevice::nvme ? parameters.nvme_path
+                                                                      : optimizer.nvme_path,
              book.total_peak}};
   const std::uint64_t mine = book.peak[static_cast<std::size_t>(Category::parameters)];
   return {{parameters.nvme_path, mine}, {optimizer.nvme_path, book.total_peak - mine}};
@@ -95,31 +99,40 @@ std::vector<std::pair<std::string, std::uint64_t>> files_of(const config::Config
 
 }  // namespace
 
-Machine this_machine() { return {memory_now(), free_space_of}; }
-
-std::string Shortfall::text() const {
-  return cat(what, " needs ", engine::human_bytes(needed), " and ", source, " ", engine::human_bytes(available), ": ",
-             engine::human_bytes(needed - available), " too little");
+Machine this_machine() {
+  return {memory_now(), free_space_of};
 }
 
-std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Estimate& estimate, const World& world,
-                                  const Machine& machine) {
+std::string Shortfall::text() const {
+  return cat(what, " needs ", engine::human_bytes(needed), " and ", source, " ",
+             engine::human_bytes(available), ": ", engine::human_bytes(needed - available), " too little");
+}
+
+std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Estimate& estimate,
+                                  const World& world, const Machine& machine) {
   std::vector<Shortfall> out;
-  const auto check = [&](std::string what, std::string source, std::uint64_t needed, std::uint64_t available) {
-    if (available > 0 && needed > available) out.push_back({std::move(what), std::move(source), needed, available});
+  const auto check = [&](std::string what, std::string source, std::uint64_t needed,
+                         std::uint64_t available) {
+    if (available > 0 && needed > available)
+      out.push_back({std::move(what), std::move(source), needed, available});
   };
-  const std::uint64_t on_device = peak_of(estimate, Tier::device).total_peak, in_host = peak_of(estimate, Tier::host).total_peak;
+  const std::uint64_t on_device = peak_of(estimate, Tier::device).total_peak,
+                      in_host = peak_of(estimate, Tier::host).total_peak;
   const auto local = static_cast<std::uint64_t>(world.local_ranks);
-  check("the device tier of each rank", "device.device_memory_limit allows", on_device, config.device.device_memory_limit);
-  check("the host tier of each rank", "device.host_memory_limit allows", in_host, config.device.host_memory_limit);
-  check(local > 1 ? cat("the memory of this machine, shared by ", local, " ranks,") : "the memory of this machine",
+  check("the device tier of each rank", "device.device_memory_limit allows", on_device,
+        config.device.device_memory_limit);
+  check("the host tier of each rank", "device.host_memory_limit allows", in_host,
+        config.device.host_memory_limit);
+  check(local > 1 ? cat("the memory of this machine, shared by ", local, " ranks,")
+                  : "the memory of this machine",
         "there is", local * (on_device + in_host), machine.memory);
   for (const auto& [folder, bytes] : files_of(config, estimate))
     check(cat("the nvme tier in ", folder), "the file system has", local * bytes, machine.free_space(folder));
   return out;
 }
 
-engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world, int rank) {
+engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world,
+                               int rank) {
   const models::GptOptions shape = models::gpt_options(config, vocabulary);
   const std::int64_t rows = config::resolve_batch(config, world.ranks).micro_batch_size;
   const auto batch = [rows, seq = shape.max_seq](device::Device& device) {
@@ -130,7 +143,8 @@ engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabu
                           {.ranks = world.ranks, .local_ranks = world.local_ranks, .rank = rank});
 }
 
-void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& world, const Machine& machine) {
+void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& world,
+                 const Machine& machine) {
   const config::Config config = reparse({});
   const std::vector<Shortfall> missing =
       shortfalls(config, estimate_rank(config, vocabulary, world, 0), world, machine);
@@ -139,9 +153,11 @@ void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& w
   for (const Shortfall& shortfall : missing) text += cat(text.empty() ? "" : "; ", shortfall.text());
   const Remedy remedy = cheapest_remedy(reparse, vocabulary, world, machine);
   fail(ErrorKind::memory, "this run does not fit: ", text, ". ",
-       remedy.keys.empty() ? std::string("No key that `sherd estimate` knows makes it fit: use more ranks on other machines, a "
-                                         "smaller model or shorter sequences")
-                           : cat("Cheapest change that fits: ", remedy.line()),
+       remedy.keys.empty()
+           ? std::string(
+                 "No key that `sherd estimate` knows makes it fit: use more ranks on other machines, a "
+                 "smaller model or shorter sequences")
+           : cat("Cheapest change that fits: ", remedy.line()),
        " (`sherd estimate` shows the numbers)");
 }
 

@@ -29,20 +29,23 @@ Machine this_machine();
 
 /// Something that has less than a run needs.
 struct Shortfall {
-  std::string what;    ///< "the device tier of each rank", "the memory of this machine", "the file system of /scratch"
+  std::string
+      what;  ///< "the device tier of each rank", "the memory of this machine", "the file system of /scratch"
   std::string source;  ///< what says how much there is: "device.device_memory_limit"
   std::uint64_t needed = 0, available = 0;
-  /// "the device tier of each rank needs 3.1 GiB and device.device_memory_limit allows 2.0 GiB: 1.1 GiB too little"
+  /// "the device tier of each rank needs 3.1 GiB and device.device_memory_limit allows 2.0 GiB: 1.1 GiB too
+  /// little"
   std::string text() const;
 };
 
-/// Where the most loaded rank, or the machine that it shares with others, has too little. On CPUs the device and the host tier
-/// are both the machine's memory.
-std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Estimate& estimate, const World& world,
-                                  const Machine& machine);
+/// Where the most loaded rank, or the machine that it shares with others, has too little. On CPUs the device
+/// and the host tier are both the machine's memory.
+std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Estimate& estimate,
+                                  const World& world, const Machine& machine);
 
 /// The estimate of one rank of the GPT that `config` describes. Throws what building it throws.
-engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world, int rank);
+engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world,
+                               int rank);
 
 /// Keys to change, "a.b.c" and their values, and what that costs a step, in words.
 struct Remedy {
@@ -56,10 +59,11 @@ struct Remedy {
 /// A configuration file by its keys, so that a few more can be tried.
 using Reparse = std::function<config::Config(const std::vector<std::string>& overrides)>;
 
-/// The change of keys with the least expected slow-down by which the run fits; without keys when none of those known does.
-/// Single changes are tried first, then as many as it takes, from the cheapest on. None changes what is computed but for the
-/// order of sums when the micro-batch shrinks. Each try is a dry run.
-Remedy cheapest_remedy(const Reparse& reparse, std::int64_t vocabulary, const World& world, const Machine& machine);
+/// The change of keys with the least expected slow-down by which the run fits; without keys when none of
+/// those known does. Single changes are tried first, then as many as it takes, from the cheapest on. None
+/// changes what is computed but for the order of sums when the micro-batch shrinks. Each try is a dry run.
+Remedy cheapest_remedy(const Reparse& reparse, std::int64_t vocabulary, const World& world,
+                       const Machine& machine);
 
 /// Throws Error{memory} saying what the run lacks and the cheapest remedy, in one line, unless it fits.
 void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& world, const Machine& machine);

@@ -44,6 +44,7 @@ MemorySizes memory_sizes() {
   for (std::uint64_t kib = 0; in >> key >> kib; std::getline(in, unit)) {
     if (key == "MemTotal:") sizes.total = kib * 1024;
     if (key == "MemAvailable:") sizes.available = kib * 1024;
+    if (key == "SwapFree:") sizes.swap = kib * 1024;
   }
   for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     std::uint64_t limit = 0;

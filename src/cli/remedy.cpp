@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <optional>
 
 #include "base/error.h"
 #include "cli/fit.h"
@@ -7,8 +6,8 @@
 namespace sherd::cli {
 namespace {
 
-/// One step down a ladder: keys and values, and the expected slow-down of a step in percent. The numbers only put the steps
-/// in order; they are those of a machine whose ranks and tiers are well connected.
+/// One step down a ladder: keys and values, and the expected slow-down of a step in percent. The numbers only
+/// put the steps in order; they are those of a machine whose ranks and tiers are well connected.
 struct Change {
   double slow_down = 0;
   std::string reason;
@@ -23,7 +22,8 @@ class Changes {
     recompute();
     micro_batches();
     offload();
-    std::stable_sort(all_.begin(), all_.end(), [](const Change& a, const Change& b) { return a.slow_down < b.slow_down; });
+    std::stable_sort(all_.begin(), all_.end(),
+                     [](const Change& a, const Change& b) { return a.slow_down < b.slow_down; });
   }
   const std::vector<Change>& all() const { return all_; }
 
@@ -36,7 +36,8 @@ class Changes {
     all_.push_back({slow_down, std::move(reason), std::move(keys)});
   }
 
-  /// What waits to be reduced, and what is gathered ahead; at lower stages they matter once others of the changes are made.
+  /// What waits to be reduced, and what is gathered ahead; at lower stages they matter once others of the
+  /// changes are made.
   void buckets() {
     if (ranks_ > 1)
       for (const std::int64_t bucket : {50'000'000, 5'000'000, 500'000})
@@ -48,7 +49,8 @@ class Changes {
     for (const std::int64_t bucket : {5'000'000, 0})
       if (config_.zero.prefetch_bucket_size > bucket)
         add(bucket == 0 ? 5 : 2, "less is gathered ahead",
-            {{zero("stage3_prefetch_bucket_size"), std::to_string(bucket)}, {zero("stage3_max_reuse_distance"), "0"}});
+            {{zero("stage3_prefetch_bucket_size"), std::to_string(bucket)},
+             {zero("stage3_max_reuse_distance"), "0"}});
     for (const std::int64_t threshold : {10'000, 0})
       if (config_.zero.param_persistence_threshold > threshold)
         add(threshold == 0 ? 5 : 2, "fewer small parameters stay gathered",
@@ -70,7 +72,8 @@ class Changes {
     if (config_.training.recompute != config::Recompute::full)
       add(30, "whole blocks are computed again in backward", {full});
     if (!config_.training.cpu_checkpointing)
-      add(33, "and their inputs wait in host memory", {full, {"activation_checkpointing.cpu_checkpointing", "true"}});
+      add(33, "whole blocks are computed again in backward, from inputs that wait in host memory",
+          {full, {"activation_checkpointing.cpu_checkpointing", "true"}});
   }
 
   void micro_batches() {
@@ -83,28 +86,37 @@ class Changes {
 
   /// A folder that the configuration already writes to, or this one.
   std::string folder() const {
-    for (const std::string* known : {&config_.zero.offload_optimizer.nvme_path, &config_.zero.offload_param.nvme_path,
-                                     &config_.training.save_dir})
+    for (const std::string* known : {&config_.zero.offload_optimizer.nvme_path,
+                                     &config_.zero.offload_param.nvme_path, &config_.training.save_dir})
       if (!known->empty()) return *known;
     return ".";
   }
 
   void offload() {
     using enum config::OffloadDevice;
-    const config::OffloadDevice optimizer = config_.zero.offload_optimizer.device, parameters = config_.zero.offload_param.device;
+    const config::OffloadDevice optimizer = config_.zero.offload_optimizer.device,
+                                parameters = config_.zero.offload_param.device;
     const auto to = [&](const char* section, const char* device) {
       return std::pair(cat("zero_optimization.", section, ".device"), std::string(device));
     };
-    const auto path = [&](const char* section) { return std::pair(cat("zero_optimization.", section, ".nvme_path"), folder()); };
+    const auto path = [&](const char* section) {
+      return std::pair(cat("zero_optimization.", section, ".nvme_path"), folder());
+    };
     if ((optimizer == nvme || parameters == nvme) && config_.zero.sub_group_size > 1'000'000)
-      add(3, "what passes between NVMe and the optimizer does so in smaller parts", {{zero("sub_group_size"), "1000000"}});
-    if (optimizer == none) add(6, "optimizer states live in host memory", {stage(1), to("offload_optimizer", "cpu")});
+      add(3, "what passes between NVMe and the optimizer does so in smaller parts",
+          {{zero("sub_group_size"), "1000000"}});
+    if (optimizer == none)
+      add(6, "optimizer states live in host memory", {stage(1), to("offload_optimizer", "cpu")});
     if (optimizer != nvme)
-      add(60, "optimizer states live on NVMe", {stage(1), to("offload_optimizer", "nvme"), path("offload_optimizer")});
+      add(60, "optimizer states live on NVMe",
+          {stage(1), to("offload_optimizer", "nvme"), path("offload_optimizer")});
     if (parameters == none) add(20, "parameters live in host memory", {stage(3), to("offload_param", "cpu")});
     if (parameters != nvme || config_.zero.offload_param.max_in_cpu > 0)
       add(80, "parameters live on NVMe",
-          {stage(3), to("offload_param", "nvme"), path("offload_param"), {zero("offload_param.max_in_cpu"), "0"}});
+          {stage(3),
+           to("offload_param", "nvme"),
+           path("offload_param"),
+           {zero("offload_param.max_in_cpu"), "0"}});
   }
 
   const config::Config& config_;
@@ -112,16 +124,21 @@ class Changes {
   std::vector<Change> all_;
 };
 
-/// All keys of some changes; of a key that several set, the last value: changes come in the order of their reach.
+/// All keys of some changes; of a key that several set, the last value: changes come in the order of their
+/// reach.
 Remedy merged(const std::vector<const Change*>& changes, const config::Config& config) {
   Remedy out;
   for (const Change* change : changes) {
     out.reasons.push_back(change->reason);
     for (const auto& [key, value] : change->keys) {
-      const auto same = std::find_if(out.keys.begin(), out.keys.end(), [&](const auto& known) { return known.first == key; });
-      if (same == out.keys.end()) out.keys.emplace_back(key, value);
-      else if (key != "zero_optimization.stage") same->second = value;
-      else same->second = std::max(same->second, value);
+      const auto same = std::find_if(out.keys.begin(), out.keys.end(),
+                                     [&](const auto& known) { return known.first == key; });
+      if (same == out.keys.end())
+        out.keys.emplace_back(key, value);
+      else if (key != "zero_optimization.stage")
+        same->second = value;
+      else
+        same->second = std::max(same->second, value);
     }
   }
   std::erase(out.keys, std::pair(std::string("zero_optimization.stage"), std::to_string(config.zero.stage)));
@@ -131,7 +148,11 @@ Remedy merged(const std::vector<const Change*>& changes, const config::Config& c
 class Search {
  public:
   Search(const Reparse& reparse, std::int64_t vocabulary, const World& world, const Machine& machine)
-      : reparse_(reparse), vocabulary_(vocabulary), world_(world), machine_(machine), config_(reparse({})),
+      : reparse_(reparse),
+        vocabulary_(vocabulary),
+        world_(world),
+        machine_(machine),
+        config_(reparse({})),
         changes_(config_, world.ranks) {}
 
   Remedy run() const {
@@ -187,7 +208,8 @@ std::string Remedy::line() const {
   return out;
 }
 
-Remedy cheapest_remedy(const Reparse& reparse, std::int64_t vocabulary, const World& world, const Machine& machine) {
+Remedy cheapest_remedy(const Reparse& reparse, std::int64_t vocabulary, const World& world,
+                       const Machine& machine) {
   return Search(reparse, vocabulary, world, machine).run();
 }
 

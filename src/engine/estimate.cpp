@@ -42,8 +42,8 @@ class DryRun {
   DryRun(const config::Config& config, const std::shared_ptr<nn::Model>& model,
          const std::function<tensor::Batch(device::Device&)>& batch, const EstimateOptions& options)
       : batch_(batch) {
-    const auto dist = std::make_shared<Distributed>(comm::make_dry_world(options.rank, options.ranks),
-                                                    options.local_ranks);
+    const auto dist =
+        std::make_shared<Distributed>(comm::make_dry_world(options.rank, options.ranks), options.local_ranks);
     auto device = device::make_meta_device(compute_threads(config, options.local_ranks));
     engine_ = std::make_unique<Engine>(dist, model, quiet(config), std::move(device));
   }
@@ -62,7 +62,8 @@ class DryRun {
       engine_->backward(engine_->forward(batch_(engine_->device())));
       engine_->step();
       const IoBytes after = engine_->io_bytes();
-      const Moved moved{engine_->dist().world().traffic(), {after.read - before.read, after.written - before.written}};
+      const Moved moved{engine_->dist().world().traffic(),
+                        {after.read - before.read, after.written - before.written}};
       sum.add(moved, i + 1 < run ? static_cast<std::uint64_t>(micro_batches - 1) : 1);
     }
     return sum;
@@ -78,12 +79,13 @@ class DryRun {
 }  // namespace
 
 Estimate estimate(const config::Config& config, const std::shared_ptr<nn::Model>& model,
-                  const std::function<tensor::Batch(device::Device&)>& batch, const EstimateOptions& options) {
+                  const std::function<tensor::Batch(device::Device&)>& batch,
+                  const EstimateOptions& options) {
   DryRun run(config, model, batch, options);
   Estimate out;
   out.states = run.books();
-  // The first pass of each kind records the order of use, the next ones follow its plan and hold more. What evaluation adds
-  // to the pool of exchange buffers stays there for the steps that come after.
+  // The first pass of each kind records the order of use, the next ones follow its plan and hold more. What
+  // evaluation adds to the pool of exchange buffers stays there for the steps that come after.
   run.step();
   if (options.evaluates) {
     run.evaluate();

@@ -11,10 +11,11 @@
 
 namespace sherd::engine {
 
-/// What one rank of a run will need. A rank's totals are those of every other; between parameters, gradients, optimizer and
-/// padding they are cut a little differently.
+/// What one rank of a run will need. A rank's totals are those of every other; between parameters, gradients,
+/// optimizer and padding they are cut a little differently.
 struct Estimate {
-  MemoryReport states;    ///< `current`: held once the engine is built, model states and the buffers that live as long
+  MemoryReport
+      states;  ///< `current`: held once the engine is built, model states and the buffers that live as long
   MemoryReport peaks;     ///< `peak`: the most that training and evaluation hold at any moment
   comm::Traffic traffic;  ///< sent by one optimizer step
   IoBytes io;             ///< moved to and from NVMe by one optimizer step
@@ -28,10 +29,11 @@ struct EstimateOptions {
   bool evaluates = true;  ///< evaluation passes too
 };
 
-/// Builds the real engine on a meta device, among ranks that are not there, and runs its steps: everything that a run books is
-/// booked, nothing is computed, and no memory or file is used to speak of. Takes milliseconds for small models and about a
-/// second for a thousand layers. The limits of the configuration do not stop it. `batch` gives the tensors of one
-/// micro-batch, whose content is not looked at. Throws what building the engine throws.
+/// Builds the real engine on a meta device, among ranks that are not there, and runs its steps: everything
+/// that a run books is booked, nothing is computed, and no memory or file is used to speak of. Takes
+/// milliseconds for small models and about a second for a thousand layers. The limits of the configuration do
+/// not stop it. `batch` gives the tensors of one micro-batch, whose content is not looked at. Throws what
+/// building the engine throws.
 Estimate estimate(const config::Config& config, const std::shared_ptr<nn::Model>& model,
                   const std::function<tensor::Batch(device::Device&)>& batch, const EstimateOptions& options);
 

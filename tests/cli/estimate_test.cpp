@@ -7,10 +7,6 @@
 namespace sherd::cli {
 namespace {
 
-using ::testing::Contains;
-using ::testing::MatchesRegex;
-using ::testing::Not;
-
 constexpr std::int64_t vocabulary = 1000;
 constexpr std::uint64_t plenty = std::uint64_t{1} << 50;
 
@@ -21,7 +17,8 @@ Machine machine_with(std::uint64_t memory, std::uint64_t space = plenty) {
 /// A configuration by its text, with a few keys more.
 Reparse configuration(int stage, const std::vector<std::string>& keys = {}) {
   const std::string text = cat(R"({"train_micro_batch_size_per_gpu": 8, "bf16": {"enabled": true},
-    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": )", stage, R"(},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": )",
+                               stage, R"(},
     "model": {"type": "gpt2", "seq_length": 128, "hidden_size": 128, "num_layers": 4, "num_heads": 4}})");
   return [text, keys](const std::vector<std::string>& more) {
     std::vector<std::string> all = keys;
@@ -59,7 +56,8 @@ TEST(Fit, NamesTheTierAndWhatItLacks) {
 
 TEST(Fit, CountsHostAndFiles) {
   const World world{1, 1};
-  const auto host = configuration(2, {"zero_optimization.offload_optimizer.device=cpu", "device.host_memory_limit=1000"});
+  const auto host =
+      configuration(2, {"zero_optimization.offload_optimizer.device=cpu", "device.host_memory_limit=1000"});
   auto missing = shortfalls(host({}), estimate_rank(host({}), vocabulary, world, 0), world, machine_with(0));
   ASSERT_EQ(missing.size(), 1u);
   EXPECT_THAT(missing[0].text(), HasSubstr("host_memory_limit"));
@@ -70,17 +68,20 @@ TEST(Fit, CountsHostAndFiles) {
   EXPECT_THAT(missing[0].text(), HasSubstr("the nvme tier in /somewhere/fast"));
 }
 
-/// Where a change is found, the run fits with it, and without any one of several keys of their own it does not.
+/// Where a change is found, the run fits with it, and without any one of several keys of their own it does
+/// not.
 TEST(Remedy, IsOneThatFits) {
   int found = 0;
   for (const World world : {World{1, 1}, World{2, 2}, World{4, 2}})
     for (const int stage : {0, 3}) {
       const std::uint64_t peak = device_peak(configuration(stage), world);
       for (const double part : {0.97, 0.6, 0.3, 0.12, 0.02}) {
-        const auto limited = configuration(
-            stage, {cat("device.device_memory_limit=", static_cast<std::uint64_t>(static_cast<double>(peak) * part))});
+        const auto limited =
+            configuration(stage, {cat("device.device_memory_limit=",
+                                      static_cast<std::uint64_t>(static_cast<double>(peak) * part))});
         const Remedy remedy = cheapest_remedy(limited, vocabulary, world, machine_with(plenty));
-        EXPECT_TRUE(part < 0.2 || !remedy.keys.empty()) << world.ranks << " ranks, stage " << stage << ", " << part;
+        EXPECT_TRUE(part < 0.2 || !remedy.keys.empty())
+            << world.ranks << " ranks, stage " << stage << ", " << part;
         if (remedy.keys.empty()) continue;
         ++found;
         EXPECT_TRUE(fits(limited, remedy, world, machine_with(plenty))) << remedy.line();
@@ -93,21 +94,25 @@ TEST(Remedy, TakesTheCheapestThatIsEnough) {
   const World world{4, 4};
   const std::uint64_t peak = device_peak(configuration(0), world);
   const auto limited = [&](double part) {
-    return configuration(0, {cat("device.device_memory_limit=", static_cast<std::uint64_t>(static_cast<double>(peak) * part))});
+    return configuration(0, {cat("device.device_memory_limit=",
+                                 static_cast<std::uint64_t>(static_cast<double>(peak) * part))});
   };
-  EXPECT_EQ(cheapest_remedy(limited(0.97), vocabulary, world, machine_with(plenty)).line(), "--set zero_optimization.stage=1");
+  EXPECT_EQ(cheapest_remedy(limited(0.97), vocabulary, world, machine_with(plenty)).line(),
+            "--set zero_optimization.stage=1");
   // One rank has nothing to shard: less activations.
   const World one{1, 1};
   const std::uint64_t alone = device_peak(configuration(0), one);
   const auto nearly = configuration(0, {cat("device.device_memory_limit=", alone - 1)});
-  EXPECT_EQ(cheapest_remedy(nearly, vocabulary, one, machine_with(plenty)).line(), "--set training.recompute=selective");
+  EXPECT_EQ(cheapest_remedy(nearly, vocabulary, one, machine_with(plenty)).line(),
+            "--set training.recompute=selective");
 }
 
 TEST(Remedy, LooksForSpaceOutsideOfMemory) {
   // What the host has, the device has not: a machine that is too small needs files, or less to hold.
-  const auto plain = configuration(3, {"model.hidden_size=1024", "model.num_layers=12", "training.recompute=full",
-                                       "train_micro_batch_size_per_gpu=1", "zero_optimization.offload_param.device=cpu",
-                                       "zero_optimization.offload_optimizer.device=cpu"});
+  const auto plain =
+      configuration(3, {"model.hidden_size=1024", "model.num_layers=12", "training.recompute=full",
+                        "train_micro_batch_size_per_gpu=1", "zero_optimization.offload_param.device=cpu",
+                        "zero_optimization.offload_optimizer.device=cpu"});
   const World world{1, 1};
   const auto estimate = estimate_rank(plain({}), vocabulary, world, 0);
   const std::uint64_t held = estimate.peaks.tiers[0].total_peak + estimate.peaks.tiers[1].total_peak;
@@ -136,14 +141,16 @@ class EstimateProgram : public Train {
     }
     return std::stoull(json.substr(json.find(':', at) + 1));
   }
-  /// What the refusal or the report proposes: the words behind "that fits: ", up to the line's or the remark's end.
+  /// What the refusal or the report proposes: the words behind "that fits: ", up to the line's or the
+  /// remark's end.
   static std::vector<std::string> proposal(const std::string& text) {
     const std::string mark = "hange that fits: ";
     const auto begin = text.find(mark);
     require(begin != std::string::npos, "nothing is proposed: ", text);
     std::istringstream words(text.substr(begin + mark.size()));
     std::vector<std::string> out;
-    for (std::string word; words >> word && (word == "--set" || (!out.empty() && out.back() == "--set"));) out.push_back(word);
+    for (std::string word; words >> word && (word == "--set" || (!out.empty() && out.back() == "--set"));)
+      out.push_back(word);
     return out;
   }
 };
@@ -159,11 +166,14 @@ TEST_F(EstimateProgram, SaysWhatTrainingThenTakes) {
   EXPECT_NEAR(predicted, taken, 0.05 * taken);
   EXPECT_EQ(number(told.out, {"per_step", "reduce_scatter_bytes"}),
             std::stoull(metric("m.jsonl", "reduce_scatter_bytes").back()));
-  EXPECT_EQ(number(told.out, {"per_step", "all_gather_bytes"}), std::stoull(metric("m.jsonl", "all_gather_bytes").back()));
+  EXPECT_EQ(number(told.out, {"per_step", "all_gather_bytes"}),
+            std::stoull(metric("m.jsonl", "all_gather_bytes").back()));
 
-  const Outcome table = sherd(estimate({"--gpus", "2", "--nodes", "3", "--rank", "5", "--set", "train_batch_size=12"}));
+  const Outcome table =
+      sherd(estimate({"--gpus", "2", "--nodes", "3", "--rank", "5", "--set", "train_batch_size=12"}));
   ASSERT_EQ(table.code, 0) << table.err;
-  for (const char* part : {"rank 5 of 6", "device parameters", "device optimizer", "machine (2)", "all (6)", "It fits"})
+  for (const char* part :
+       {"rank 5 of 6", "device parameters", "device optimizer", "machine (2)", "all (6)", "It fits"})
     EXPECT_THAT(table.out, HasSubstr(part));
 }
 

@@ -28,19 +28,23 @@ struct Shape {
 
   std::string text(const std::string& nvme) const {
     const auto offload = [&](const std::string& device, const char* extra) {
-      return cat(R"({"device": ")", device, "\"", device == "nvme" ? cat(R"(, "nvme_path": ")", nvme, "\"", extra) : "", "}");
+      return cat(R"({"device": ")", device, "\"",
+                 device == "nvme" ? cat(R"(, "nvme_path": ")", nvme, "\"", extra) : "", "}");
     };
-    return cat("{", dtype == "fp32" ? "" : cat("\"", dtype, R"(": {"enabled": true},)"),
-               R"("train_micro_batch_size_per_gpu": )", rows, R"(, "gradient_accumulation_steps": )", accumulation,
-               R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": )", stage,
-               R"(, "stage3_param_persistence_threshold": 100)", zero_extra,
-               param == "none" ? "" : R"(, "offload_param": )" + offload(param, R"(, "max_in_cpu": 0)"),
-               optimizer == "none" ? "" : R"(, "offload_optimizer": )" + offload(optimizer, R"(, "pipeline_read": true)"),
-               R"(}, "model": {"type": ")", llama ? "llama" : "gpt2", R"(", "vocab_size": )", vocab, R"(, "seq_length": )",
-               seq, R"(, "hidden_size": 128, "num_layers": 3, "num_heads": 4, "num_kv_heads": )", llama ? 2 : 4,
-               R"(}, "training": {"recompute": ")", recompute, R"("}, "activation_checkpointing": {"cpu_checkpointing": )",
-               host_checkpoints ? "true" : "false",
-               R"(}, "parallel": {"timeout_seconds": 60}, "device": {"threads_per_rank": )", threads, "}}");
+    return cat(
+        "{", dtype == "fp32" ? "" : cat("\"", dtype, R"(": {"enabled": true},)"),
+        R"("train_micro_batch_size_per_gpu": )", rows, R"(, "gradient_accumulation_steps": )", accumulation,
+        R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": )",
+        stage, R"(, "stage3_param_persistence_threshold": 100)", zero_extra,
+        param == "none" ? "" : R"(, "offload_param": )" + offload(param, R"(, "max_in_cpu": 0)"),
+        optimizer == "none" ? ""
+                            : R"(, "offload_optimizer": )" + offload(optimizer, R"(, "pipeline_read": true)"),
+        R"(}, "model": {"type": ")", llama ? "llama" : "gpt2", R"(", "vocab_size": )", vocab,
+        R"(, "seq_length": )", seq,
+        R"(, "hidden_size": 128, "num_layers": 3, "num_heads": 4, "num_kv_heads": )", llama ? 2 : 4,
+        R"(}, "training": {"recompute": ")", recompute,
+        R"("}, "activation_checkpointing": {"cpu_checkpointing": )", host_checkpoints ? "true" : "false",
+        R"(}, "parallel": {"timeout_seconds": 60}, "device": {"threads_per_rank": )", threads, "}}");
   }
 
   std::string name() const {
@@ -66,7 +70,9 @@ std::vector<Estimate> measure(const config::Config& config, int ranks) {
     mine.states = MemoryReport::of(engine.device().ledger());
     for (int step = 0; step < 3; ++step) {
       int micro = 0;
-      const auto next = [&] { return synthetic_batch(engine.device(), rows, seq, vocab, step, micro++, dist->rank()); };
+      const auto next = [&] {
+        return synthetic_batch(engine.device(), rows, seq, vocab, step, micro++, dist->rank());
+      };
       dist->world().reset_traffic();
       const engine::IoBytes before = engine.io_bytes();
       engine.train_batch(next);
@@ -81,7 +87,8 @@ std::vector<Estimate> measure(const config::Config& config, int ranks) {
 }
 
 void expect_near(std::uint64_t predicted, std::uint64_t real, const std::string& what) {
-  EXPECT_LE(std::abs(static_cast<double>(predicted) - static_cast<double>(real)), 0.05 * static_cast<double>(real))
+  EXPECT_LE(std::abs(static_cast<double>(predicted) - static_cast<double>(real)),
+            0.05 * static_cast<double>(real))
       << what << ": predicted " << predicted << ", measured " << real;
 }
 
@@ -91,10 +98,12 @@ void expect_alike(const Shape& shape) {
   const std::vector<Estimate> real = measure(config, shape.ranks);
   for (int rank = 0; rank < shape.ranks; ++rank) {
     const Estimate& got = real[static_cast<std::size_t>(rank)];
-    const Estimate predicted = engine::estimate(config, model_of(config), any_batch,
-                                                {.ranks = shape.ranks, .local_ranks = shape.ranks, .rank = rank});
+    const Estimate predicted =
+        engine::estimate(config, model_of(config), any_batch,
+                         {.ranks = shape.ranks, .local_ranks = shape.ranks, .rank = rank});
     for (int t = 0; t < device::tier_count; ++t) {
-      const auto &states = predicted.states.tiers[static_cast<std::size_t>(t)], &held = got.states.tiers[static_cast<std::size_t>(t)];
+      const auto &states = predicted.states.tiers[static_cast<std::size_t>(t)],
+                 &held = got.states.tiers[static_cast<std::size_t>(t)];
       const std::string tier(device::name_of(static_cast<Tier>(t)));
       EXPECT_EQ(states.current, held.current) << tier << " after construction, rank " << rank;
       expect_near(predicted.peaks.tiers[static_cast<std::size_t>(t)].total_peak,
@@ -119,7 +128,8 @@ TEST_P(EstimateOf, IsWhatARunBooks) {
 
 INSTANTIATE_TEST_SUITE_P(All, EstimateOf,
                          ::testing::Combine(::testing::Values(0, 1, 2, 3), ::testing::Values(1, 2, 4),
-                                            ::testing::Values("bf16", "fp32"), ::testing::Values("none", "selective", "full")),
+                                            ::testing::Values("bf16", "fp32"),
+                                            ::testing::Values("none", "selective", "full")),
                          [](const auto& test) {
                            Shape shape;
                            std::tie(shape.stage, shape.ranks, shape.dtype, shape.recompute) = test.param;
@@ -137,10 +147,12 @@ TEST_P(EstimateOfOffload, IsWhatARunBooks) {
 
 INSTANTIATE_TEST_SUITE_P(All, EstimateOfOffload,
                          ::testing::Combine(::testing::Values(1, 2, 4), ::testing::Values("bf16", "fp32"),
-                                            ::testing::Values("none", "cpu", "nvme"), ::testing::Values("none", "cpu", "nvme")),
+                                            ::testing::Values("none", "cpu", "nvme"),
+                                            ::testing::Values("none", "cpu", "nvme")),
                          [](const auto& test) {
-                           return cat("ranks", std::get<0>(test.param), "_", std::get<1>(test.param), "_param_",
-                                      std::get<2>(test.param), "_optimizer_", std::get<3>(test.param));
+                           return cat("ranks", std::get<0>(test.param), "_", std::get<1>(test.param),
+                                      "_param_", std::get<2>(test.param), "_optimizer_",
+                                      std::get<3>(test.param));
                          });
 
 TEST(EstimateOfVariants, IsWhatARunBooks) {
@@ -160,9 +172,11 @@ TEST(EstimateOfVariants, IsWhatARunBooks) {
 
   Shape buckets;
   buckets.stage = 3, buckets.ranks = 2;
-  buckets.zero_extra = R"(, "reduce_bucket_size": 50000, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0)";
+  buckets.zero_extra =
+      R"(, "reduce_bucket_size": 50000, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0)";
   expect_alike(buckets);
-  buckets.zero_extra = R"(, "reduce_bucket_size": 500000, "stage3_prefetch_bucket_size": 400000, "stage3_max_live_parameters": 700000)";
+  buckets.zero_extra =
+      R"(, "reduce_bucket_size": 500000, "stage3_prefetch_bucket_size": 400000, "stage3_max_live_parameters": 700000)";
   expect_alike(buckets);
 
   Shape checkpoints;

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -264,16 +265,67 @@ TEST(BlockProduct, EveryOneEqualsTheReference) {
         };
         const Tensor rows = spread(a, block.a_stride), lines = spread(b, b_stride);
         const Tensor packed = Tensor::empty(*machine.device, {product->packed_bytes(block)}, DType::u8);
-        product->pack(block, lines.raw(), tb ? 1 : b_stride, tb ? b_stride : 1, packed.raw());
+        // In the parts that threads would share, last ones first.
+        const Count step = product->pack_step(tb) > 0 ? product->pack_step(tb) : tb ? n : k;
+        for (Count begin = ((tb ? n : k) - 1) / step * step; begin >= 0; begin -= step) {
+          const Count count = std::min(step, (tb ? n : k) - begin);
+          const cpu::GemmPackPart part =
+              tb ? cpu::GemmPackPart{begin, count, 0, k} : cpu::GemmPackPart{0, n, begin, count};
+          product->pack(block, part, lines.rows(begin, begin + count).raw(), tb ? 1 : b_stride,
+                        tb ? b_stride : 1, packed.raw());
+        }
         const Count c_stride = product->c_stride(n);
         const Tensor c = Tensor::empty(*machine.device, {m, c_stride}, DType::f32);
         product->multiply(block, rows.raw(), packed.raw(), c.data<float>(), nullptr);
-        std::vector<double> got;
-        for (Count i = 0; i < m; ++i)
-          got.insert(got.end(), c.data<float>() + i * c_stride, c.data<float>() + i * c_stride + n);
+        const auto sums = [&] {
+          std::vector<double> got;
+          for (Count i = 0; i < m; ++i)
+            got.insert(got.end(), c.data<float>() + i * c_stride, c.data<float>() + i * c_stride + n);
+          return got;
+        };
+        const std::vector<double> got = sums();
         expect_close(got, multiply(machine.values(a), machine.values(b), m, n, k, false, tb), k, DType::f32,
                      cat(name_of(dtype), " ", m, "x", n, "x", k));
+        const Count left_bytes = product->packed_left_bytes(block);
+        if (left_bytes == 0) continue;
+        const Tensor columns = Tensor::empty(*machine.device, {k, m}, dtype),
+                     left = Tensor::empty(*machine.device, {left_bytes}, DType::u8);
+        for (Count i = 0; i < m * k; ++i)
+          std::memcpy(columns.raw() + (i % k * m + i / k) * 2, a.raw() + i * 2, 2);
+        product->pack_left(block, columns.raw(), m, left.raw());
+        block.a_stride = 0;
+        machine.kernels->fill(c, 1e9);
+        product->multiply(block, left.raw(), packed.raw(), c.data<float>(), nullptr);
+        EXPECT_EQ(sums(), got) << "from columns: " << m << "x" << n << "x" << k;
       }
+}
+
+TEST(Transpose, PutsEveryUnitAndPairInItsPlaceAndNoneBeyond) {
+  const cpu::TransposeOps& transpose = cpu::transpose_ops();
+  for (const auto [rows, cols, unused] :
+       {Case{1, 1, 0}, Case{15, 17, 0}, Case{16, 16, 0}, Case{32, 48, 0}, Case{33, 70, 0}, Case{64, 31, 0}}) {
+    const Count stride = cols + 3, lines = (rows + 1) / 2, to_stride = rows + 5;
+    const auto size = static_cast<std::size_t>(std::max(rows * stride, cols * to_stride));
+    std::vector<std::uint32_t> from(size), to(size, 0xdeadbeef), want(size, 0xdeadbeef);
+    for (std::size_t i = 0; i < size; ++i) from[i] = static_cast<std::uint32_t>(i * 2654435761u);
+    for (Count r = 0; r < rows; ++r)
+      for (Count c = 0; c < cols; ++c)
+        want[static_cast<std::size_t>(c * to_stride + r)] = from[static_cast<std::size_t>(r * stride + c)];
+    transpose.units(from.data(), stride, rows, cols, to.data(), to_stride);
+    EXPECT_EQ(to, want) << rows << "x" << cols << " units";
+
+    std::fill(to.begin(), to.end(), 0xdeadbeef), std::fill(want.begin(), want.end(), 0xdeadbeef);
+    std::vector<std::uint16_t> halves(static_cast<std::size_t>(rows * stride));
+    for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i * 40503u);
+    for (Count u = 0; u < lines; ++u)
+      for (Count c = 0; c < cols; ++c) {
+        const auto at = static_cast<std::size_t>(2 * u * stride + c);
+        const std::uint32_t below = 2 * u + 1 < rows ? halves[at + static_cast<std::size_t>(stride)] : 0;
+        want[static_cast<std::size_t>(c * to_stride + u)] = halves[at] | below << 16;
+      }
+    transpose.pairs(halves.data(), stride, rows, cols, to.data(), to_stride);
+    EXPECT_EQ(to, want) << rows << "x" << cols << " pairs";
+  }
 }
 
 TEST(Matmul, NamesWhatDoesNotFit) {

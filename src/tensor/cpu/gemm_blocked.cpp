@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 
 #include "tensor/cpu/gemm_blocks.h"
@@ -8,7 +9,6 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-constexpr Count block_rows = 128;
 constexpr Count panel_cols = 768;
 constexpr Count max_depth = 4096;
 constexpr Count depth_step = 3072;  ///< depths beyond max_depth are cut into about this much
@@ -81,7 +81,7 @@ class BlockedProduct {
     depths_ = e.k <= max_depth ? 1 : ceil_div(e.k, depth_step);
     depth_ = depths_ == 1 ? e.k : ceil_div(ceil_div(e.k, depths_), 64) * 64;
     depths_ = ceil_div(e.k, depth_);
-    rows_ = std::min(e.m, block_rows);
+    rows_ = std::min(e.m, product_.rows());
     converts_ = product_.dtype() != args.a.dtype();
     element_ = size_of(args.a.dtype());
     for (const Count cols : {panel_, e.n - (panels_ - 1) * panel_})
@@ -98,10 +98,10 @@ class BlockedProduct {
       packing = std::max(packing, packing_bytes(depth));
       multiplying = std::max(multiplying, multiplying_bytes(depth));
     }
-    const Count products = ceil_div(e_.m, rows_) * largest_group_;
+    const Count packs = pack_parts() * largest_group_, products = ceil_div(e_.m, rows_) * largest_group_;
     return static_cast<std::size_t>(
         largest_group_ * packed_bytes_ + partial_bytes() +
-        std::max(std::min(threads, largest_group_) * packing, std::min(threads, products) * multiplying));
+        std::max(std::min(threads, packs) * packing, std::min(threads, products) * multiplying));
   }
 
   void run() {
@@ -110,10 +110,9 @@ class BlockedProduct {
     for (Count first = 0; first < panels_; first += largest_group_) {
       group_ = std::min(largest_group_, panels_ - first);
       for (Count d = 0; d < depths_; ++d) {
-        arena().parallel_for(group_, 1, [&](Count p, Count) { pack(first, p, d); });
-        const Count blocks = ceil_div(e_.m, rows_);
-        arena().parallel_for(blocks * group_, 1,
-                             [&](Count at, Count) { multiply(first, at / blocks, at % blocks, d); });
+        const Count parts = pack_parts(), blocks = ceil_div(e_.m, rows_);
+        in_order(parts * group_, [&](Count at) { pack(first, at / parts, at % parts * pack_step(), d); });
+        in_order(blocks * group_, [&](Count at) { multiply(first, at / blocks, at % blocks, d); });
       }
     }
   }
@@ -133,17 +132,35 @@ class BlockedProduct {
     return depths_ > 1 ? e_.m * largest_group_ * product_.c_stride(panel_) * 4 : 0;
   }
 
+  /// body(task) for every task, each taken by the first free thread: whoever comes late does less.
+  template <class Body>
+  void in_order(Count tasks, const Body& body) {
+    std::atomic<Count> next{0};
+    arena().parallel_for(std::min<Count>(arena().threads(), tasks), 1, [&](Count, Count) {
+      for (Count task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task);
+    });
+  }
+
+  /// Lines of a panel of b, as they lie in memory, that are packed at a time, and into how many parts that
+  /// cuts a panel.
+  Count pack_step() const {
+    const Count step = product_.pack_step(args_.trans_b), lines = args_.trans_b ? panel_ : depth_;
+    return step > 0 ? std::min(step, lines) : lines;
+  }
+  Count pack_parts() const { return ceil_div(args_.trans_b ? panel_ : depth_, pack_step()); }
+
   Count b_stride() const { return args_.trans_b ? e_.k : e_.n; }
   /// Elements between the lines of b that are packed; another number than b_stride() asks for a copy.
   Count packed_stride(Count cols, Count depth) const {
     if (args_.trans_b) return product_.b_stride(depth, converts_ ? 0 : b_stride());
     return converts_ ? cols : b_stride();
   }
-  /// Bytes of the copy of b that packing a panel needs.
+  /// Bytes of the copy of b that packing a part of a panel needs.
   Count packing_bytes(Count depth) const {
     const Count wanted = packed_stride(panel_, depth);
     if (!converts_ && wanted == b_stride()) return 0;
-    return (args_.trans_b ? panel_ : depth) * wanted * static_cast<Count>(size_of(product_.dtype()));
+    return std::min(pack_step(), args_.trans_b ? panel_ : depth) * wanted *
+           static_cast<Count>(size_of(product_.dtype()));
   }
 
   Count a_stride(Count count) const {
@@ -151,6 +168,9 @@ class BlockedProduct {
   }
   /// Bytes of the copies that rows_of_a() makes of `count` columns.
   Count rows_bytes(Count count) const {
+    GemmBlock shape = block(rows_, panel_, depth_);
+    shape.count = count;
+    if (const Count packed = args_.trans_a ? product_.packed_left_bytes(shape) : 0; packed > 0) return packed;
     const Count stride = a_stride(count), width = static_cast<Count>(size_of(product_.dtype()));
     if (!args_.trans_a) return !converts_ && stride == e_.k ? 0 : rows_ * stride * width;
     if (product_.dtype() == DType::f32) return rows_ * stride * 4 + (converts_ ? count * rows_ * 4 : 0);
@@ -170,18 +190,22 @@ class BlockedProduct {
     return (tile ? rows_ * product_.c_stride(panel_) * 4 : 0) + rows_bytes(std::min(step, depth));
   }
 
-  void pack(Count first, Count p, Count d) {
-    const Count col = (first + p) * panel_, cols = cols_of(first + p), at = d * depth_, depth = depth_of(d);
-    const Count stride = b_stride();
+  /// Packs the part of panel first + p that begins at its line `begin`.
+  void pack(Count first, Count p, Count begin, Count d) {
+    const GemmBlock shape = block(rows_, cols_of(first + p), depth_of(d));
+    const Count lines = std::min(pack_step(), (args_.trans_b ? shape.cols : shape.depth) - begin);
+    if (lines <= 0) return;  // the last panel is narrower, the last depth smaller
+    const GemmPackPart part = args_.trans_b ? GemmPackPart{begin, lines, 0, shape.depth}
+                                            : GemmPackPart{0, shape.cols, begin, lines};
+    const Count stride = b_stride(), length = args_.trans_b ? shape.depth : shape.cols;
+    const Count col = (first + p) * panel_ + part.col, at = d * depth_ + part.first;
     const std::byte* from = args_.b.raw() + (args_.trans_b ? col * stride + at : at * stride + col) *
                                                 static_cast<Count>(element_);
-    std::byte* to = packed_.data() + p * packed_bytes_;
-    const GemmBlock shape = block(rows_, cols, depth);
-    const Count lines = args_.trans_b ? cols : depth, length = args_.trans_b ? depth : cols;
-    const Count wanted = packed_stride(cols, depth);
+    const Count wanted = packed_stride(shape.cols, shape.depth);
     device::Storage copy;
     if (converts_ || wanted != stride) from = copy_lines(from, stride, lines, length, wanted, copy);
-    product_.pack(shape, from, args_.trans_b ? 1 : wanted, args_.trans_b ? wanted : 1, to);
+    product_.pack(shape, part, from, args_.trans_b ? 1 : wanted, args_.trans_b ? wanted : 1,
+                  packed_.data() + p * packed_bytes_);
   }
 
   /// Lines of the operands' dtype brought to the product's, `to_stride` elements apart with zeros between.
@@ -208,6 +232,12 @@ class BlockedProduct {
     const Count stride = args_.trans_a ? e_.m : e_.k;
     const std::byte* from = args_.a.raw() + (args_.trans_a ? depth * stride + row : row * stride + depth) *
                                                 static_cast<Count>(element_);
+    if (const Count bytes = args_.trans_a ? product_.packed_left_bytes(shape) : 0; bytes > 0) {
+      copy = scratch(bytes);
+      product_.pack_left(shape, from, stride, copy.data());
+      shape.a_stride = 0;
+      return copy.data();
+    }
     shape.a_stride = a_stride(shape.count);
     if (args_.trans_a) return transposed_rows(shape, from, stride, copy);
     if (!converts_ && shape.a_stride == stride) return from;

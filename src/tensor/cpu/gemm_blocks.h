@@ -13,10 +13,17 @@ namespace sherd::tensor::cpu {
 struct GemmBlock {
   std::int64_t rows = 0, cols = 0, depth = 0;
   std::int64_t full_rows = 0;  ///< rows of the blocks that are not at the edge
-  std::int64_t a_stride = 0;   ///< elements from row to row of a: BlockProduct::a_stride()
+  std::int64_t a_stride = 0;   ///< elements from row to row of a: BlockProduct::a_stride(); 0 for pack_left()'s
   /// The part of the depth that a holds, and whether it adds to what c holds; see BlockProduct::depth_step().
   std::int64_t first = 0, count = 0;
   bool add = false;
+};
+
+/// The part of a block's b that one call of pack() brings over: whole slivers, or the whole width of some
+/// even depths.
+struct GemmPackPart {
+  std::int64_t col = 0, cols = 0;
+  std::int64_t first = 0, count = 0;  ///< along the depth
 };
 
 /// The single-threaded product of blocks that a machine runs fastest. Stateless but for caches; any thread
@@ -27,6 +34,8 @@ class BlockProduct {
 
   /// Of a and b: fp32, or bf16 where the processor multiplies it.
   virtual DType dtype() const = 0;
+  /// Rows of c that a block should have.
+  virtual std::int64_t rows() const = 0;
   /// The stride that rows of a must have when they lie `stride` elements apart: another than `stride` asks
   /// for a copy, zeros between depth and its stride. A `stride` of 0 asks for the best one of a copy.
   virtual std::int64_t a_stride(std::int64_t depth, std::int64_t stride) const = 0;
@@ -41,10 +50,17 @@ class BlockProduct {
 
   /// Bytes that pack() writes for blocks of these cols, depth and full_rows.
   virtual std::int64_t packed_bytes(const GemmBlock& block) const = 0;
-  /// Brings b, whose element (p, j) lies at b[p·depth_stride + j·col_stride] (one of the strides is 1), into
-  /// the layout that multiply() reads.
-  virtual void pack(const GemmBlock& block, const void* b, std::int64_t depth_stride, std::int64_t col_stride,
-                    void* packed) const = 0;
+  /// Columns (where b is contiguous along the depth) or depths (where along the columns) that pack() should
+  /// take at a time, so that threads share the work; 0 for a product that packs a panel at once.
+  virtual std::int64_t pack_step(bool along_depth) const = 0;
+  /// Brings a part of b, whose element (p, j) lies at b[p·depth_stride + j·col_stride] (one of the strides is
+  /// 1) from the part's first, into the layout that multiply() reads.
+  virtual void pack(const GemmBlock& block, const GemmPackPart& part, const void* b,
+                    std::int64_t depth_stride, std::int64_t col_stride, void* packed) const = 0;
+  /// Bytes that pack_left() writes for block.rows and block.count; 0 for a product that takes rows alone.
+  virtual std::int64_t packed_left_bytes(const GemmBlock& block) const = 0;
+  /// Brings a, whose element (i, p) lies at a[p·stride + i], into a layout that multiply() reads.
+  virtual void pack_left(const GemmBlock& block, const void* a, std::int64_t stride, void* packed) const = 0;
   /// With `finish` the sums go there, and c, which may then be null unless block.add, is only read.
   virtual void multiply(const GemmBlock& block, const void* a, const void* packed, float* c,
                         const GemmFinish* finish) const = 0;

@@ -135,6 +135,7 @@ class DnnlBlocks final : public BlockProduct {
  public:
   explicit DnnlBlocks(DType dtype) : dtype_(dtype) {}
   DType dtype() const override { return dtype_; }
+  std::int64_t rows() const override { return 128; }
   std::int64_t a_stride(std::int64_t depth, std::int64_t) const override { return depth; }
   std::int64_t b_stride(std::int64_t depth, std::int64_t stride) const override {
     return stride ? stride : depth;
@@ -148,8 +149,10 @@ class DnnlBlocks final : public BlockProduct {
     });
   }
 
-  void pack(const GemmBlock& block, const void* b, std::int64_t depth_stride, std::int64_t col_stride,
-            void* packed) const override {
+  std::int64_t pack_step(bool) const override { return 0; }
+
+  void pack(const GemmBlock& block, const GemmPackPart&, const void* b, std::int64_t depth_stride,
+            std::int64_t col_stride, void* packed) const override {
     run(block, [&](Primitives& primitives) {
       const Packing& packing = primitives.packing(block, depth_stride, col_stride);
       memory from(packing.from, primitives.engine, const_cast<void*>(b));
@@ -158,6 +161,9 @@ class DnnlBlocks final : public BlockProduct {
       primitives.stream.wait();
     });
   }
+
+  std::int64_t packed_left_bytes(const GemmBlock&) const override { return 0; }
+  void pack_left(const GemmBlock&, const void*, std::int64_t, void*) const override {}
 
   void multiply(const GemmBlock& block, const void* a, const void* packed, float* c,
                 const GemmFinish*) const override {

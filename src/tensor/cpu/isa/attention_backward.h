@@ -145,7 +145,7 @@ struct AttentionBackward : AttentionBase<Dot> {
 
   /// pack_columns for a whole query block: rows past `queries` are zeros.
   static void pack_block(const Element* from, Count stride, Count queries, Count dim, std::uint32_t* to) {
-    if (queries == query_block) return pack_columns<Dot>(from, stride, queries, dim, to);
+    if (queries == query_block) return pack_columns<Dot>(from, stride, queries, dim, to, units(query_block));
     for (Count first = 0; first < dim; first += sliver, to += units(query_block) * sliver)
       for (Count u = 0; u < units(query_block); ++u)
 #pragma GCC unroll 2

@@ -126,7 +126,7 @@ struct AttentionBase {
   /// to[dim, padded(seq)] = fromᵀ
   static void transpose_rows(const AttentionHead& h, const Element* from, std::uint32_t* to) {
     transpose_lines(
-        units(h.seq), h.dim,
+        units(h.seq), h.seq / per, h.dim,
         [&]<bool whole>(Count u, Count c, Count left, Whole<whole> is_whole) {
           return column_units<Dot>(from, h.stride, h.seq, u, c, left, is_whole);
         },
@@ -143,7 +143,7 @@ struct AttentionBase {
   static void write_queries(const AttentionHead& h, const float* sums, const F (&factor)[2], Count queries,
                             Element* to, Count to_stride) {
     transpose_lines(
-        units(h.dim), queries,
+        units(h.dim), h.dim / per, queries,
         [&](Count u, Count lane, Count, auto) {
           const float* from = sums + u * per * sliver + lane;
           const F by = factor[lane / lanes];

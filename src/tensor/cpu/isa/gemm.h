@@ -37,11 +37,12 @@ struct GemmOps {
   /// b's columns as rows of units, `stride` apart: [cols, units] to slivers [units, sliver], zeros in missing
   /// columns.
   void (*pack_rows)(const void* b, std::int64_t stride, std::int64_t units, std::int64_t cols, void* packed);
-  /// b as [inner, cols], `stride` elements from row to row.
+  /// b as [inner, cols], `stride` elements from row to row, to slivers `sliver_units` units apart.
   void (*pack_columns)(const void* b, std::int64_t stride, std::int64_t inner, std::int64_t cols,
-                       void* packed);
+                       void* packed, std::int64_t sliver_units);
   /// c[rows, cols rounded up to slivers] (+)= a[rows, count]·packed, a and c from the part's first unit; with
   /// `finish` the sums go to its out[rows, cols] instead, and c, which may be null without add, is only read.
+  /// An a_stride of 0 says that a's rows are slivers that pack_columns() made of the part.
   void (*multiply)(const void* a, std::int64_t a_stride, std::int64_t rows, const void* packed,
                    const GemmPart& part, std::int64_t cols, float* c, std::int64_t c_stride,
                    const GemmFinish* finish);

@@ -19,10 +19,28 @@ void pack_rows(const void* b, Count stride, Count units, Count cols, void* packe
                     sliver);
 }
 
-void pack(const void* b, Count stride, Count inner, Count cols, void* packed) {
+void pack(const void* b, Count stride, Count inner, Count cols, void* packed, Count sliver_units) {
   pack_columns<DotBf16>(static_cast<const std::uint16_t*>(b), stride, inner, cols,
-                        static_cast<std::uint32_t*>(packed));
+                        static_cast<std::uint32_t*>(packed), sliver_units);
 }
+
+/// One sliver's sums on their way through memory. What a tile is added to is asked for when it begins and
+/// read when it ends, so that nobody waits for a cache.
+struct Partial {
+  float* c;
+  Count stride;
+  bool add;
+
+  SHERD_INLINE F begin(Count row, int part) const {
+    __builtin_prefetch(c + row * stride + part * lanes, 1);
+    return F{};
+  }
+  SHERD_INLINE void end(Count row, F first, F second) const {
+    float* to = c + row * stride;
+    if (add) first = load(to) + first, second = load(to + lanes) + second;
+    store(to, first), store(to + lanes, second);
+  }
+};
 
 /// One sliver's sums on their way to the result.
 struct Finished {
@@ -33,10 +51,17 @@ struct Finished {
   Count col, cols;  ///< of the result; the sliver may be wider
 
   SHERD_INLINE F begin(Count row, int part) const {
-    return add ? load(c + row * c_stride + part * lanes) : F{};
+    if (add) __builtin_prefetch(c + row * c_stride + part * lanes);
+    const Count at = row * finish.out_stride + col + part * lanes;
+    if (finish.wide)
+      __builtin_prefetch(static_cast<float*>(finish.out) + at, 1);
+    else if (part == 0)
+      __builtin_prefetch(static_cast<Bf16*>(finish.out) + at, 1);
+    return F{};
   }
 
   SHERD_INLINE void end(Count row, F first, F second) const {
+    if (add) first = load(c + row * c_stride) + first, second = load(c + row * c_stride + lanes) + second;
     if (finish.bias)
       first = first + load(finish.bias + col), second = second + load(finish.bias + col + lanes);
     const Count at = row * finish.out_stride + col;
@@ -75,17 +100,32 @@ struct Finished {
   }
 };
 
-void multiply(const void* a, Count a_stride, Count rows, const void* packed, const GemmPart& part, Count cols,
-              float* c, Count c_stride, const GemmFinish* finish) {
+template <class FirstLeft, class Left>
+void multiply_by(const FirstLeft& first_left, const Left& left, Count rows, const void* packed,
+                 const GemmPart& part, Count cols, float* c, Count c_stride, const GemmFinish* finish) {
   for (Count col = 0; col < cols; col += sliver) {
     const auto* b = static_cast<const std::uint32_t*>(packed) + (col * part.units + part.first * sliver);
     float* sums = c ? c + col : nullptr;
-    if (finish)
-      multiply_rows<DotBf16>(a, a_stride, rows, b, part.count,
-                             Finished{sums, c_stride, part.add, *finish, col, cols});
-    else
-      multiply_rows<DotBf16>(a, a_stride, rows, b, part.count, Plain{sums, c_stride, part.add});
+    const auto by = [&](const auto& a) {
+      if (finish)
+        multiply_rows<DotBf16>(a, rows, b, part.count,
+                               Finished{sums, c_stride, part.add, *finish, col, cols});
+      else
+        multiply_rows<DotBf16>(a, rows, b, part.count, Partial{sums, c_stride, part.add});
+    };
+    col == 0 ? by(first_left) : by(left);
   }
+}
+
+void multiply(const void* a, Count a_stride, Count rows, const void* packed, const GemmPart& part, Count cols,
+              float* c, Count c_stride, const GemmFinish* finish) {
+  const auto* from = static_cast<const std::uint32_t*>(a);
+  const LeftRows left{from, a_stride};
+  const LeftSlivers slivers{from, part.count};
+  if (a_stride == 0)
+    multiply_by(slivers, slivers, rows, packed, part, cols, c, c_stride, finish);
+  else
+    multiply_by(FirstLeftRows{left}, left, rows, packed, part, cols, c, c_stride, finish);
 }
 
 }  // namespace

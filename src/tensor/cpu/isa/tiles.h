@@ -93,19 +93,49 @@ struct Plain {
   }
 };
 
-/// sums[rows, sliver] = sums + a[rows, units]·b[units, sliver], where `sums` says where row `row` + r begins
-/// and ends. The stride of a is in units.
-template <class Dot, int rows, class Sums>
-SHERD_INLINE void multiply_tile(const std::uint32_t* a, Count a_stride, const std::uint32_t* b, Count units,
-                                Count row, const Sums& sums) {
+/// A left operand that lies row by row, `stride` units apart.
+struct LeftRows {
+  const std::uint32_t* from;
+  Count stride;
+
+  SHERD_INLINE const std::uint32_t* tile(Count row) const { return from + row * stride; }
+  /// Unit u of the tile's row r.
+  SHERD_INLINE Count at(int r, Count u) const { return r * stride + u; }
+};
+
+/// The same, met for the first time: rows are asked for a tile ahead.
+struct FirstLeftRows : LeftRows {
+  SHERD_INLINE void ask_ahead(const std::uint32_t* tile_of, Count u) const {
+    __builtin_prefetch(tile_of + (tile_rows + u % tile_rows) * stride + u / tile_rows * lanes, 0, 2);
+  }
+};
+
+/// One that lies in slivers, as pack_columns() leaves a transposed matrix: [rows / sliver][units][sliver].
+struct LeftSlivers {
+  const std::uint32_t* from;
+  Count units;
+
+  SHERD_INLINE const std::uint32_t* tile(Count row) const {
+    return from + row / sliver * sliver * units + row % sliver;
+  }
+  SHERD_INLINE Count at(int r, Count u) const { return u * sliver + r; }
+};
+
+/// sums[rows, sliver] = sums + left[rows, units]·b[units, sliver] from `row` on, where `sums` says where each
+/// row begins and ends.
+template <class Dot, int rows, class Left, class Sums>
+SHERD_INLINE void multiply_tile(const Left& left, const std::uint32_t* b, Count units, Count row,
+                                const Sums& sums) {
+  const std::uint32_t* a = left.tile(row);
   F sum[rows][2];
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) sum[r][0] = sums.begin(row + r, 0), sum[r][1] = sums.begin(row + r, 1);
   for (Count u = 0; u < units; ++u) {
+    if constexpr (requires { left.ask_ahead(a, u); }) left.ask_ahead(a, u);
     const U b0 = load_as<U>(b + u * sliver), b1 = load_as<U>(b + u * sliver + lanes);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
-      const U x = all(load_as<std::uint32_t>(a + r * a_stride + u));
+      const U x = all(load_as<std::uint32_t>(a + left.at(r, u)));
       sum[r][0] = Dot::dot(sum[r][0], x, b0);
       sum[r][1] = Dot::dot(sum[r][1], x, b1);
     }
@@ -114,30 +144,28 @@ SHERD_INLINE void multiply_tile(const std::uint32_t* a, Count a_stride, const st
   for (int r = 0; r < rows; ++r) sums.end(row + r, sum[r][0], sum[r][1]);
 }
 
-template <class Dot, int rows, class Sums>
-SHERD_INLINE void multiply_last_rows(Count left, const std::uint32_t* a, Count a_stride,
-                                     const std::uint32_t* b, Count units, Count row, const Sums& sums) {
-  if (left == rows) return multiply_tile<Dot, rows>(a, a_stride, b, units, row, sums);
-  if constexpr (rows > 1) multiply_last_rows<Dot, rows - 1>(left, a, a_stride, b, units, row, sums);
+template <class Dot, int rows, class Left, class Sums>
+SHERD_INLINE void multiply_last_rows(Count count, const Left& left, const std::uint32_t* b, Count units,
+                                     Count row, const Sums& sums) {
+  if (count == rows) return multiply_tile<Dot, rows>(left, b, units, row, sums);
+  if constexpr (rows > 1) multiply_last_rows<Dot, rows - 1>(count, left, b, units, row, sums);
 }
 
 /// The same for any number of rows.
-template <class Dot, class Sums>
-[[gnu::noinline]] void multiply_rows(const void* a, Count a_stride, Count rows, const std::uint32_t* b,
-                                     Count units, const Sums& sums) {
-  const auto* from = static_cast<const std::uint32_t*>(a);
+template <class Dot, class Left, class Sums>
+[[gnu::noinline]] void multiply_rows(const Left& left, Count rows, const std::uint32_t* b, Count units,
+                                     const Sums& sums) {
   Count r = 0;
-  for (; r + tile_rows <= rows; r += tile_rows)
-    multiply_tile<Dot, tile_rows>(from + r * a_stride, a_stride, b, units, r, sums);
-  if (r < rows)
-    multiply_last_rows<Dot, tile_rows - 1>(rows - r, from + r * a_stride, a_stride, b, units, r, sums);
+  for (; r + tile_rows <= rows; r += tile_rows) multiply_tile<Dot, tile_rows>(left, b, units, r, sums);
+  if (r < rows) multiply_last_rows<Dot, tile_rows - 1>(rows - r, left, b, units, r, sums);
 }
 
 /// c[rows, sliver] (+)= a[rows, units]·b[units, sliver]. Strides in units and floats.
 template <class Dot>
 SHERD_INLINE void multiply_sliver(const void* a, Count a_stride, Count rows, const std::uint32_t* b,
                                   Count units, float* c, Count c_stride, bool add) {
-  multiply_rows<Dot>(a, a_stride, rows, b, units, Plain{c, c_stride, add});
+  multiply_rows<Dot>(LeftRows{static_cast<const std::uint32_t*>(a), a_stride}, rows, b, units,
+                     Plain{c, c_stride, add});
 }
 
 template <int distance>
@@ -188,16 +216,17 @@ template <bool value>
 struct Whole {};
 
 /// to[c·to_stride + r] = line(r, c) for r < rows, c < cols, where line(r, c, left, Whole) gives units c, c +
-/// 1, … of row r, of which `left` exist. Rows up to `padded_rows` (≥ rows) are written as zeros. Goes down
-/// the rows once, so that what lies far apart is read once.
+/// 1, … of row r, of which `left` exist; whole registers are asked for in the first `whole_rows` alone. Rows
+/// up to `padded_rows` (≥ rows) are written as zeros. Goes down the rows once, so that what lies far apart is
+/// read once.
 template <class Line>
-SHERD_INLINE void transpose_lines(Count rows, Count cols, Line line, std::uint32_t* to, Count to_stride,
-                                  Count padded_rows) {
+SHERD_INLINE void transpose_lines(Count rows, Count whole_rows, Count cols, Line line, std::uint32_t* to,
+                                  Count to_stride, Count padded_rows) {
   for (Count r = 0; r < padded_rows; r += lanes)
     for (Count c = 0; c < cols; c += lanes) {
       U block[lanes];
       std::uint32_t* corner = to + c * to_stride + r;
-      if (r + lanes < rows && c + lanes <= cols) {
+      if (r + lanes <= whole_rows && c + lanes <= cols) {
 #pragma GCC unroll 16
         for (int i = 0; i < lanes; ++i) block[i] = line(r + i, c, lanes, Whole<true>{});
         transpose_square(block);
@@ -219,8 +248,10 @@ SHERD_INLINE void transpose_lines(Count rows, Count cols, Line line, std::uint32
 [[maybe_unused]] void transpose_units(const std::uint32_t* from, Count stride, Count rows, Count cols,
                                       std::uint32_t* to, Count to_stride, Count padded_rows) {
   transpose_lines(
-      rows, cols,
+      rows, rows, cols,
       [=]<bool whole>(Count r, Count c, Count left, Whole<whole>) {
+        // Rows may lie on pages of their own, where the processor does not read ahead.
+        if constexpr (whole) __builtin_prefetch(from + (r + lanes) * stride + c, 0, 2);
         return whole ? load_as<U>(from + r * stride + c) : load_units(from + r * stride + c, left);
       },
       to, to_stride, padded_rows);
@@ -249,23 +280,32 @@ SHERD_INLINE U column_units(const typename Dot::Element* from, Count stride, Cou
 }
 
 /// Slivers [cols/sliver][units][sliver] of a row-major matrix [inner, cols], for the right of a product over
-/// `inner`. Lanes past cols and rows past inner, up to a multiple of per_unit, are zeros.
+/// `inner`. Lanes past cols and rows past inner, up to a multiple of per_unit, are zeros. Slivers begin
+/// `sliver_units` units apart. A few rows at a time, so that reading goes along them.
 template <class Dot>
-void pack_columns(const typename Dot::Element* from, Count stride, Count inner, Count cols,
-                  std::uint32_t* to) {
+void pack_columns(const typename Dot::Element* from, Count stride, Count inner, Count cols, std::uint32_t* to,
+                  Count sliver_units) {
+  constexpr Count step = 8, ahead = 16;
   const Count units = (inner + Dot::per_unit - 1) / Dot::per_unit, whole_units = inner / Dot::per_unit;
-  for (Count first = 0; first < cols; first += sliver, to += units * sliver)
-    for (Count u = 0; u < units; ++u)
+  for (Count begin = 0; begin < units; begin += step)
+    for (Count first = 0; first < cols; first += sliver) {
+      std::uint32_t* sliver_of = to + first * sliver_units;
+      for (Count u = begin; u < units && u < begin + step; ++u) {
 #pragma GCC unroll 2
-      for (int part = 0; part < 2; ++part) {
-        const Count c = first + part * lanes;
-        U unit{};
-        if (u < whole_units && c + lanes <= cols)
-          unit = column_units<Dot>(from, stride, inner, u, c, lanes, Whole<true>{});
-        else if (c < cols)
-          unit = column_units<Dot>(from, stride, inner, u, c, cols - c, Whole<false>{});
-        store_as(to + u * sliver + part * lanes, unit);
+        for (int i = 0; i < Dot::per_unit; ++i)
+          __builtin_prefetch(from + ((u + ahead) * Dot::per_unit + i) * stride + first, 0, 2);
+#pragma GCC unroll 2
+        for (int part = 0; part < 2; ++part) {
+          const Count c = first + part * lanes;
+          U unit{};
+          if (u < whole_units && c + lanes <= cols)
+            unit = column_units<Dot>(from, stride, inner, u, c, lanes, Whole<true>{});
+          else if (c < cols)
+            unit = column_units<Dot>(from, stride, inner, u, c, cols - c, Whole<false>{});
+          store_as(sliver_of + u * sliver + part * lanes, unit);
+        }
       }
+    }
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ void pairs(const void* from, Count stride, Count rows, Count cols, void* to, Cou
   const auto* elements = static_cast<const std::uint16_t*>(from);
   const Count lines = (rows + 1) / 2;
   transpose_lines(
-      lines, cols,
+      lines, rows / 2, cols,
       [=]<bool whole>(Count u, Count c, Count left, Whole<whole> is_whole) {
         // The rows may lie on pages of their own, where the processor does not read ahead.
         if constexpr (whole) prefetch(elements + (2 * u + 2 * lanes) * stride + c, stride);

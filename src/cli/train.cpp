@@ -11,13 +11,15 @@
 namespace sherd::cli {
 namespace {
 
-/// What this machine's ranks reach together, times the machines. Local ranks wait for nobody: it is known before they start.
-/// Under a launcher, rank 0 measures (0.3 s, then cached) while the others wait at their first collective.
-double machine_rate(const config::Config& config, int ranks, int local_ranks) {
+/// What this machine's ranks reach together, times the machines; takes 0.3 s unless it is cached. At least
+/// `reached`, which they were seen to reach.
+double machine_rate(const config::Config& config, int ranks, int local_ranks, double reached) {
   const int threads = engine::compute_threads(config, local_ranks);
   const int total = std::min(available_cores(), threads * local_ranks);
   const int machines = (ranks + local_ranks - 1) / local_ranks;
-  return engine::gemm_rate(total, config.precision.compute).flops_per_second * machines;
+  engine::GemmProbe probe;
+  probe.reached = reached / machines;
+  return std::max(reached, engine::gemm_rate(total, config.precision.compute, probe).flops_per_second * machines);
 }
 
 void check(const TrainRequest& request) {
@@ -43,16 +45,20 @@ void train(const TrainRequest& request) {
   bool speaks = true;
   const bool launched = comm::launched_by_mpi();
   if (!launched) check_fit(request, *data, {request.ranks, request.ranks});
-  const double local_rate = launched ? 0 : machine_rate(request.config, request.ranks, request.ranks);
+  // Local ranks wait for nobody: the rate is known before they start. Under a launcher the others wait for rank 0
+  // at their first collective.
+  const double local_rate = launched ? 0 : machine_rate(request.config, request.ranks, request.ranks, 0);
   launch_ranks(request.ranks, [&](DistributedPtr dist) {
-    const double rate = !launched ? local_rate
-                        : dist->rank() == 0 ? machine_rate(request.config, dist->world_size(), dist->local_size()) : 0;
-    if (dist->world().rank() != 0 && comm::launched_by_mpi()) speaks = false;
+    const auto rate = [&](double reached) {
+      return machine_rate(request.config, dist->world_size(), dist->local_size(), reached);
+    };
+    if (dist->world().rank() != 0 && launched) speaks = false;
+    const double known = launched && dist->rank() == 0 ? rate(0) : local_rate;
     if (launched) {
       check_fit(request, *data, {dist->world_size(), dist->local_size()});
       dist->world().barrier({.label = "memory check", .scalar = true});
     }
-    Trainer(dist, request, data, rate).run();
+    Trainer(dist, request, data, known, rate).run();
   }, options);
   if (request.plot.empty() || !speaks) return;
   PlotOptions plot;

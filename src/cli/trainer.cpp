@@ -56,9 +56,10 @@ comm::Traffic add(comm::Traffic a, const comm::Traffic& b) {
 }  // namespace
 
 Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_ptr<const engine::TokenData> data,
-                 double gemm_rate)
+                 double gemm_rate, std::function<double(double)> better_rate)
     : dist_(std::move(dist)), request_(request), data_(std::move(data)),
-      shape_(models::gpt_options(request.config, data_->vocab_size)), gemm_rate_(gemm_rate) {
+      shape_(models::gpt_options(request.config, data_->vocab_size)), gemm_rate_(gemm_rate),
+      better_rate_(std::move(better_rate)) {
   engine_ = std::make_unique<Engine>(dist_, std::make_shared<models::Gpt>(shape_), request_.config);
   const config::Batch& batch = engine_->config().batch;
   train_loader_ = data_->training_loader(batch, dist_->rank(), dist_->world_size(), engine_->device());
@@ -140,8 +141,18 @@ void Trainer::train_step() {
   evaluated_ = validation_loader_ && (step == training.steps ||
                                       (training.eval_interval > 0 && step % training.eval_interval == 0));
   if (evaluated_) evaluate();
-  write_metrics(step_seconds_.back() * 1e3);
+  rate_step();
+  write_metrics();
   show(evaluated_);
+}
+
+void Trainer::rate_step() {
+  tokens_per_s_ = static_cast<double>(engine_->train_batch_size() * shape_.max_seq) / step_seconds_.back();
+  if (!speaks() || gemm_rate_ <= 0) return;
+  const double reached =
+      tokens_per_s_ * models::flops_per_token(shape_, shape_.max_seq, models::AttentionFlops::causal_half);
+  if (reached > gemm_rate_) gemm_rate_ = better_rate_(reached);  // measured while the machine did other things
+  mfu_ = reached / gemm_rate_;
 }
 
 void Trainer::evaluate() {
@@ -180,7 +191,7 @@ void Trainer::remove_old_checkpoints() const {
     std::filesystem::remove_all(found[i].second);
 }
 
-void Trainer::write_metrics(double step_ms) {
+void Trainer::write_metrics() {
   if (!metrics_) return;
   const engine::StepReport& step = engine_->last_step();
   engine::StepMetrics line;
@@ -192,10 +203,9 @@ void Trainer::write_metrics(double step_ms) {
   line.loss_scale = step.loss_scale;
   line.skipped = !step.applied;
   line.tokens = engine_->global_samples() * shape_.max_seq;
-  line.step_ms = step_ms;
-  line.tokens_per_s = static_cast<double>(engine_->train_batch_size() * shape_.max_seq) / (step_ms * 1e-3);
-  if (gemm_rate_ > 0)
-    line.mfu = line.tokens_per_s * models::flops_per_token(shape_, shape_.max_seq, models::AttentionFlops::causal_half) / gemm_rate_;
+  line.step_ms = step_seconds_.back() * 1e3;
+  line.tokens_per_s = tokens_per_s_;
+  line.mfu = mfu_;
   const device::Ledger& ledger = engine_->device().ledger();
   line.mem = {ledger.peak(device::Tier::device), ledger.peak(device::Tier::host), ledger.peak(device::Tier::nvme)};
   line.comm = step_traffic_;
@@ -214,10 +224,8 @@ void Trainer::show(bool evaluated) {
   state.val_loss = val_loss_;
   state.lr = step.lr.empty() ? 0 : step.lr.front();
   state.grad_norm = step.grad_norm;
-  state.tokens_per_s = static_cast<double>(engine_->train_batch_size() * shape_.max_seq) / step_seconds_.back();
-  if (gemm_rate_ > 0)
-    state.mfu = state.tokens_per_s *
-                models::flops_per_token(shape_, shape_.max_seq, models::AttentionFlops::causal_half) / gemm_rate_;
+  state.tokens_per_s = tokens_per_s_;
+  state.mfu = mfu_;
   progress_->update(state, evaluated);
 }
 

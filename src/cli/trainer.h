@@ -17,9 +17,10 @@ namespace sherd::cli {
 /// One rank's training run: data, engine, loop, evaluation, checkpoints, metrics. Rank 0 speaks.
 class Trainer {
  public:
-  /// Collective. `gemm_rate`: FLOP/s that all ranks together can reach, for MFU; 0: unknown.
+  /// Collective. `gemm_rate`: FLOP/s that all ranks together can reach, for MFU; 0: unknown. `better_rate`: asked
+  /// by rank 0 when a step reached more, for a rate that is at least as high.
   Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_ptr<const engine::TokenData> data,
-          double gemm_rate);
+          double gemm_rate, std::function<double(double reached)> better_rate);
 
   /// Collective. Trains until the last step, or until a signal asked to stop: then the step is finished, a checkpoint is
   /// written where save_dir is set, and Error{interrupted} is thrown.
@@ -30,10 +31,11 @@ class Trainer {
   void announce() const;
   void resume();
   void train_step();
+  void rate_step();
   void evaluate();
   void save();
   void remove_old_checkpoints() const;
-  void write_metrics(double step_ms);
+  void write_metrics();
   void show(bool evaluated);
   void report();
   bool stop_requested();
@@ -46,7 +48,10 @@ class Trainer {
   std::unique_ptr<data::Loader> train_loader_, validation_loader_;
   std::unique_ptr<engine::MetricsWriter> metrics_;
   std::unique_ptr<Progress> progress_;
-  double gemm_rate_ = 0;
+  double gemm_rate_;
+  std::function<double(double)> better_rate_;
+  double tokens_per_s_ = 0;           ///< of the newest step
+  std::optional<double> mfu_;         ///< of the newest step, on rank 0
   std::optional<double> val_loss_;    ///< of the newest evaluation
   bool evaluated_ = false;            ///< after the newest step
   std::int64_t saved_step_ = -1;

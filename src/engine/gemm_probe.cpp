@@ -76,20 +76,29 @@ fs::path file_of(const fs::path& folder, const std::string& key) {
   return folder / name.str();
 }
 
-std::optional<double> read_rate(const fs::path& path, const std::string& key) {
+struct KeptRate {
+  double flops_per_second = 0;  ///< 0: none
+  int rounds = 0;               ///< measurements of which it is the fastest
+};
+
+KeptRate read_rate(const fs::path& path, const std::string& key) {
   std::ifstream in(path);
-  if (!in) return std::nullopt;
+  if (!in) return {};
   const auto object = nlohmann::json::parse(in, nullptr, false);
-  if (!object.is_object() || object.value("key", nlohmann::json()) != key) return std::nullopt;
+  if (!object.is_object() || object.value("key", nlohmann::json()) != key) return {};
   const auto rate = object.value("flops_per_second", nlohmann::json());
-  if (!rate.is_number() || !std::isfinite(rate.get<double>()) || rate.get<double>() <= 0) return std::nullopt;
-  return rate.get<double>();
+  const auto rounds = object.value("rounds", nlohmann::json(1));
+  if (!rate.is_number() || !std::isfinite(rate.get<double>()) || rate.get<double>() <= 0) return {};
+  if (!rounds.is_number_integer()) return {};
+  return {rate.get<double>(), rounds.get<int>()};
 }
 
-void keep_rate(const fs::path& path, const std::string& key, double rate) {
+void keep_rate(const fs::path& path, const std::string& key, const KeptRate& kept) {
   try {
     fs::create_directories(path.parent_path());
-    write_file_atomically(path, nlohmann::json{{"key", key}, {"flops_per_second", rate}}.dump() + '\n');
+    const nlohmann::json object{
+        {"key", key}, {"flops_per_second", kept.flops_per_second}, {"rounds", kept.rounds}};
+    write_file_atomically(path, object.dump() + '\n');
   } catch (const std::exception& error) {  // full, read-only or shared home: the next run measures again
     log_debug("the measured GEMM rate was not kept: ", error.what());
   }
@@ -99,14 +108,15 @@ void keep_rate(const fs::path& path, const std::string& key, double rate) {
 
 GemmRate gemm_rate(int threads, DType dtype, const GemmProbe& probe) {
   const std::string key = key_of(threads, dtype);
-  const auto kept = probe.cache_folder ? read_rate(file_of(*probe.cache_folder, key), key) : std::nullopt;
-  if (kept && !probe.refresh) return {*kept, true};
+  const KeptRate kept = probe.cache_folder ? read_rate(file_of(*probe.cache_folder, key), key) : KeptRate{};
+  const bool enough = kept.flops_per_second >= probe.reached && kept.rounds >= probe.rounds && !probe.refresh;
+  if (kept.flops_per_second > 0 && enough) return {kept.flops_per_second, true};
   const auto device = device::make_cpu_device(threads);
   const auto kernels = tensor::make_kernels(*device);
-  const double rate = measure_gemm_rate(*kernels, dtype, probe.seconds);
-  if (kept && *kept >= rate) return {*kept, true};
-  if (probe.cache_folder) keep_rate(file_of(*probe.cache_folder, key), key, rate);
-  return {rate, false};
+  const double rate = std::max(measure_gemm_rate(*kernels, dtype, probe.seconds), probe.reached);
+  const KeptRate best{std::max(rate, kept.flops_per_second), kept.rounds + 1};
+  if (probe.cache_folder) keep_rate(file_of(*probe.cache_folder, key), key, best);
+  return {best.flops_per_second, kept.flops_per_second >= rate};
 }
 
 }  // namespace sherd::engine

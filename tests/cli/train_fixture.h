@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "support/mpirun.h"
 #include "support/temp_folder.h"
 
 /// `sherd train` as a person runs it: the real program over a small dataset, on local ranks and under mpirun.
@@ -74,8 +75,8 @@ class Train : public ::testing::Test {
   /// Under mpirun; each rank's exit code ends up on stderr as "exit code N" (with --enable-recovery, without which the
   /// first rank to fail has the others killed before they can speak, mpirun itself always returns 0).
   Outcome sherd_mpi(int ranks, const std::vector<std::string>& arguments) const {
-    return shell(cat("env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to none "
-                     "--enable-recovery -n ", ranks, R"( sh -c '"$@"; echo "exit code $?" >&2' sh )", joined(arguments)));
+    return shell(cat(sherd::testing::mpirun(ranks, "--enable-recovery"), R"(sh -c '"$@"; echo "exit code $?" >&2' sh )",
+                     joined(arguments)));
   }
   std::vector<std::string> train(const std::vector<std::string>& more = {}) const {
     std::vector<std::string> out{"train", "--config", config()};

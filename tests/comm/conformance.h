@@ -67,7 +67,7 @@ inline double value_at(int rank, std::int64_t i, int salt = 0) {
 template <class T>
 T element(int rank, std::int64_t i, int salt = 0) {
   if constexpr (std::is_integral_v<T>)
-    return static_cast<T>(value_at(rank, i, salt) * 1000);
+    return static_cast<T>(static_cast<std::int64_t>(value_at(rank, i, salt) * 1000));
   else if constexpr (std::is_same_v<T, double>)
     return value_at(rank, i, salt);
   else

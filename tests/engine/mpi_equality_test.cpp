@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "support/equality.h"
+#include "support/mpirun.h"
 #include "support/temp_folder.h"
 
 namespace sherd::test {
@@ -15,8 +16,7 @@ using sherd::testing::TempFolder;
 
 std::vector<std::byte> run_under_mpi(const RunSpec& spec, const TempFolder& folder) {
   const std::string output = (folder / "bits").string();
-  std::string command = cat("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 200 mpirun --oversubscribe "
-                            "--bind-to none -n ", spec.ranks, " " SHERD_EQUALITY_RUNNER " ", output, " ranks=", spec.ranks,
+  std::string command = cat("timeout 200 ", sherd::testing::mpirun(spec.ranks), SHERD_EQUALITY_RUNNER " ", output, " ranks=", spec.ranks,
                             " stage=", spec.stage, " dtype=", spec.dtype, " steps=", spec.steps, " accumulation=",
                             spec.accumulation, " bucket=", spec.bucket, " prefetch=", spec.prefetch, " persistence=",
                             spec.persistence, " overlap=", spec.overlap ? 1 : 0, " recompute=", spec.recompute);

@@ -79,7 +79,7 @@ struct Span {
 
   bool operator==(const Span& other) const {
     const auto same = [](const auto& a, const auto& b) {
-      return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0]));
+      return a.size() == b.size() && (a.empty() || !std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])));
     };
     const bool copies = param.dtype == DType::f32 || param == other.param;
     return same(master, other.master) && same(low, other.low) && first == other.first &&

@@ -1,6 +1,8 @@
 #!/bin/sh
 # The offload store beside fio's io_uring on the same disk, at the same block size and depth, in alternating rounds.
 # Prints a JSON object per mode: gigabytes per second of each round, and the median over rounds of store by fio.
+# The store's buffers lie on huge pages, which virtual disks like; to give fio the same, set vm.nr_hugepages to 16 and
+# FIO_OPTIONS=--mem=shmhuge.
 #   bench/store_vs_fio.sh [BUILD_DIR] [FOLDER]      ROUNDS=7 SECONDS_EACH=3 MIB=1024 BLOCK=1048576 DEPTH=8 MODES="read write mixed"
 set -eu
 build=${1:-build} folder=${2:-${TMPDIR:-/tmp}}
@@ -16,7 +18,7 @@ file=$work/fio.data
 # Bytes per second of reads and writes together.
 run_fio() {
   fio --name=x --filename="$file" --size="${mib}m" --ioengine=io_uring --direct=1 --bs="$block" --iodepth="$depth" \
-      --rw="$1" --time_based --runtime="$seconds" --output-format=json 2>/dev/null |
+      --rw="$1" --time_based --runtime="$seconds" ${FIO_OPTIONS:-} --output-format=json 2>/dev/null |
     python3 -c 'import json,sys; t=sys.stdin.read(); j=json.loads(t[t.index("{"):])["jobs"][0]; print((j["read"]["bw_bytes"]+j["write"]["bw_bytes"])/1e9)'
 }
 run_store() {

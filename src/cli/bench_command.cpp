@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <limits>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -100,26 +101,34 @@ extern "C" void on_stop(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
-offload::StoreOptions::Backend backend_of(const CommandLine& line) {
+std::vector<offload::StoreOptions::Backend> backends_of(const CommandLine& line) {
   using Backend = offload::StoreOptions::Backend;
-  const std::string name = line.text("backend");
-  if (name == "automatic") return Backend::automatic;
-  if (name == "io_uring") return Backend::io_uring;
-  if (name == "threads") return Backend::threads;
-  throw UsageError(
-      cat("--backend is automatic, io_uring or threads, not '", name, "'. See 'sherd bench nvme --help'"));
+  std::vector<Backend> backends;
+  std::istringstream names(line.required("backend") + ',');
+  for (std::string name; std::getline(names, name, ',');)
+    if (name == "auto")
+      backends.push_back(Backend::automatic);
+    else if (name == "io_uring")
+      backends.push_back(Backend::io_uring);
+    else if (name == "threads")
+      backends.push_back(Backend::threads);
+    else
+      throw UsageError(
+          cat("--backend takes auto, io_uring and threads, not '", name, "'. See 'sherd bench nvme --help'"));
+  return backends;
 }
 
 void bench_nvme(const Arguments& arguments) {
-  CommandLine line =
-      bench_line("nvme", "Measures the offload store against the disk it lies on.",
-                 "--path DIR [--bytes N] [--block-size B,...] [--queue-depth D,...] [--backend X]", "5");
+  CommandLine line = bench_line(
+      "nvme", "Measures the offload store against the disk it lies on.",
+      "--path DIR [--bytes N] [--block-size B,...] [--queue-depth D,...] [--backend X,...] [--threads T,...]",
+      "5");
   line.value("path", "DIR", "a folder on the disk; what is written there goes again")
       .value("bytes", "N", "size of the file, and bytes of each timed run", "512M")
       .value("block-size", "B,...", "bytes of one request (aio.block_size); several are compared", "1M")
       .value("queue-depth", "D,...", "requests under way (aio.queue_depth); several are compared", "8")
-      .value("threads", "T", "of the store where it uses threads instead of io_uring (aio.thread_count)", "2")
-      .value("backend", "X", "automatic, io_uring or threads", "automatic");
+      .value("backend", "X,...", "auto, io_uring or threads (aio.backend); several are compared", "auto")
+      .value("threads", "T,...", "of the backend threads (aio.thread_count); several are compared", "1");
   if (!line.parse(arguments)) return;
   NvmeBenchOptions options;
   options.folder = line.required("path");
@@ -127,8 +136,8 @@ void bench_nvme(const Arguments& arguments) {
   options.rounds = rounds_of(line);
   options.block_sizes = line.amounts("block-size", 4096, kibi);
   options.queue_depths = line.amounts("queue-depth", 1, thousand);
-  options.thread_count = small(line.integer("threads", 1));
-  options.backend = backend_of(line);
+  options.thread_counts = line.amounts("threads", 1, thousand);
+  options.backends = backends_of(line);
   for (const std::int64_t block : options.block_sizes)
     if (options.bytes / 2 < static_cast<std::uint64_t>(block))
       throw UsageError(

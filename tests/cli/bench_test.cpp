@@ -102,10 +102,14 @@ TEST_F(Bench, Nvme) {
   EXPECT_THAT(report["notes"].dump(), HasSubstr("block_size"));  // the better of the two
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 
-  const auto threads = measured({"nvme", "--path", folder_.path().string(), "--bytes", "128k", "--block-size",
-                                 "64k", "--queue-depth", "40", "--backend", "threads"},
-                                "gb_per_s");
-  EXPECT_THAT(threads["cases"][0]["backend"].get<std::string>(), StartsWith("threads"));
+  const auto threads =
+      measured({"nvme", "--path", folder_.path().string(), "--bytes", "128k", "--block-size", "64k",
+                "--queue-depth", "40", "--backend", "auto,threads", "--threads", "2,3"},
+               "gb_per_s");
+  ASSERT_EQ(threads["cases"].size(), 9u);  // auto has no threads to vary, unless it fell back to some
+  EXPECT_THAT(threads["cases"][3]["backend"].get<std::string>(), StartsWith("threads"));
+  EXPECT_EQ(threads["cases"][3]["thread_count"], 2);
+  EXPECT_EQ(threads["cases"][6]["thread_count"], 3);
 }
 
 TEST_F(Bench, CommOverLocalRanks) {
@@ -166,7 +170,7 @@ TEST_F(Bench, WrongCommandLinesEndWithTwo) {
   expect_failure({"adam", "--parameters", "64,128"}, 2, "takes one number");
   expect_failure({"adam", "--rounds", "0"}, 2, "--rounds must be at least 1");
   expect_failure({"nvme"}, 2, "--path is missing");
-  expect_failure({"nvme", "--path", ".", "--backend", "aio"}, 2, "io_uring or threads, not 'aio'");
+  expect_failure({"nvme", "--path", ".", "--backend", "aio"}, 2, "io_uring and threads, not 'aio'");
   expect_failure({"nvme", "--path", ".", "--bytes", "1M", "--block-size", "1M"}, 2, "at least twice");
   expect_failure({"nvme", "--path", ".", "--queue-dept", "8"}, 2, "did you mean '--queue-depth'?");
   expect_failure({"comm", "--ranks", "1"}, 2, "at least 2");
@@ -180,6 +184,10 @@ TEST_F(Bench, WhatTheMachineLacksEndsWithOne) {
                  "with --bytes, or another disk");
   expect_failure({"nvme", "--path", folder_.path().string(), "--bytes", "16M", "--block-size", "6000"}, 1,
                  "4096");
+  expect_failure({"nvme", "--path", folder_.path().string(), "--queue-depth", "9000000000000000000"}, 1,
+                 "1 to 4096");
+  expect_failure({"nvme", "--path", folder_.path().string(), "--backend", "threads", "--threads", "1000"}, 1,
+                 "1 to 256");
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
   expect_failure({"adam", "--parameters", "100000G"}, 1, "Choose fewer --parameters");
   expect_failure({"adam", "--parameters", "9000000000000000000"}, 1, "Choose fewer --parameters");

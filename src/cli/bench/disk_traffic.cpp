@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <span>
 #include <utility>
@@ -100,15 +101,14 @@ RawTraffic::RawTraffic(std::unique_ptr<offload::IoBackend> backend, const std::s
   descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | (options.direct ? O_DIRECT : 0));
   if (descriptor_ < 0) fail(ErrorKind::io, "cannot open '", path, "': ", std::strerror(errno));
   constexpr std::size_t huge_page = std::size_t{2} << 20;
-  mapped_ = (memory_bytes + huge_page - 1) / huge_page * huge_page;
-  void* memory = ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
+  const std::size_t allocated = (memory_bytes + huge_page - 1) / huge_page * huge_page;
+  memory_ = static_cast<std::byte*>(std::aligned_alloc(huge_page, allocated));  // as the store's buffers lie
+  if (!memory_) {
     ::close(descriptor_);
     fail(ErrorKind::memory, "the system has no ", memory_bytes, " bytes of memory left");
   }
-  memory_ = static_cast<std::byte*>(memory);
-  ::madvise(memory, mapped_, MADV_HUGEPAGE);
-  fill(memory_, mapped_);
+  ::madvise(memory_, allocated, MADV_HUGEPAGE);
+  fill(memory_, allocated);
   for (std::size_t i = 0; i < memory_bytes / block_; ++i) free_.push_back(i);
   backend_->attach(descriptor_);
   std::string why;
@@ -118,7 +118,7 @@ RawTraffic::RawTraffic(std::unique_ptr<offload::IoBackend> backend, const std::s
 RawTraffic::~RawTraffic() {
   if (registered_ >= 0) backend_->unregister_memory(registered_);
   backend_.reset();  // ends what is under way before its memory goes
-  ::munmap(memory_, mapped_);
+  std::free(memory_);
   ::close(descriptor_);
 }
 

@@ -78,7 +78,6 @@ class RawTraffic {
   const std::size_t block_, depth_;
   const double timeout_seconds_;
   int descriptor_ = -1;
-  std::size_t mapped_ = 0;
   std::byte* memory_ = nullptr;
   std::deque<std::uint64_t> free_;  // blocks of it, those longest unused first
   std::unique_ptr<offload::IoBackend> backend_;

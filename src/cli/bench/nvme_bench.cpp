@@ -116,7 +116,8 @@ class Setting {
                            {"block_size", "", static_cast<std::int64_t>(options_.block_size)},
                            {"block", "block", engine::human_bytes(options_.block_size)},
                            {"queue_depth", "depth", std::int64_t{options_.queue_depth}},
-                           {"backend", "backend", through_store_->store().backend_name()}};
+                           {"backend", "backend", through_store_->store().backend_name()},
+                           {"thread_count", "threads", threads()}};
     for (Field& field :
          rate_fields(*times_, name, amount, cat(name, " by ", limit->name), amount, "gb_per_s", "GB/s"))
       row.push_back(std::move(field));
@@ -125,7 +126,6 @@ class Setting {
   }
 
   double mixed_rate() const { return static_cast<double>(bytes()) / times_->median_seconds("mixed"); }
-  const StoreOptions& options() const { return options_; }
   std::uint64_t bytes() const { return through_store_->bytes(); }
   bool buffered() const { return through_store_->store().backend_name().ends_with("buffered"); }
 
@@ -134,19 +134,47 @@ class Setting {
     std::string name;
     std::unique_ptr<RawTraffic> traffic;
   };
+  /// Nothing where the backend has none.
+  decltype(Field::value) threads() const {
+    if (!through_store_->store().backend_name().starts_with("threads")) return {};
+    return std::int64_t{options_.thread_count};
+  }
+
   StoreOptions options_;
   std::unique_ptr<StoreTraffic> through_store_;
   std::vector<Raw> raw_;
   std::optional<Rounds> times_;
 };
 
-void add_notes(BenchReport& report, const StoreOptions& best, std::size_t settings, bool buffered) {
-  if (buffered)
-    report.notes.emplace_back(
-        "this file system refuses direct I/O: the figures are those of its page cache, not of a disk");
-  if (settings > 1)
-    report.notes.push_back(cat("most mixed traffic with \"aio\": {\"block_size\": ", best.block_size,
-                               ", \"queue_depth\": ", best.queue_depth, "}"));
+/// The section of a configuration that asks for this.
+std::string aio_section(const StoreOptions& options) {
+  const bool threads = options.backend == StoreOptions::Backend::threads;
+  return cat("\"aio\": {\"block_size\": ", options.block_size, ", \"queue_depth\": ", options.queue_depth,
+             threads ? cat(", \"backend\": \"threads\", \"thread_count\": ", options.thread_count) : "", "}");
+}
+
+/// All combinations, each once: io_uring has no threads. Throws Error{config} for what no store accepts.
+std::vector<StoreOptions> combinations(const NvmeBenchOptions& options, const fs::path& folder) {
+  const auto small = [](std::int64_t value) {
+    return static_cast<int>(std::min<std::int64_t>(value, 1 << 30));
+  };
+  std::vector<StoreOptions> all;
+  for (const StoreOptions::Backend backend : options.backends)
+    for (const std::int64_t block : options.block_sizes)
+      for (const std::int64_t depth : options.queue_depths)
+        for (const std::int64_t threads : options.thread_counts) {
+          StoreOptions store;
+          store.folder = folder, store.timeout_seconds = timeout_seconds, store.backend = backend;
+          store.block_size = static_cast<std::size_t>(block), store.queue_depth = small(depth);
+          store.thread_count = small(threads);
+          StoreOptions dry = store;
+          dry.dry = true;
+          device::Ledger ledger;
+          const offload::Store check(dry, ledger);
+          all.push_back(std::move(store));
+          if (backend != StoreOptions::Backend::threads) break;
+        }
+  return all;
 }
 
 }  // namespace
@@ -165,23 +193,21 @@ BenchReport measure_nvme(const NvmeBenchOptions& options, const std::function<bo
                       {"rounds", "rounds", std::int64_t{options.rounds}}},
                      {},
                      {}};
-  StoreOptions best;
+  const std::vector<StoreOptions> all = combinations(options, work.path());
+  const StoreOptions* best = nullptr;
   double most = 0;
   bool buffered = false;
-  for (const std::int64_t block : options.block_sizes)
-    for (const std::int64_t depth : options.queue_depths) {
-      StoreOptions store;
-      store.folder = work.path();
-      store.block_size = static_cast<std::size_t>(block), store.queue_depth = static_cast<int>(depth);
-      store.thread_count = options.thread_count, store.backend = options.backend;
-      store.timeout_seconds = timeout_seconds;
-      Setting setting(store, options.bytes);
-      setting.measure(options.rounds, stopped, tell);
-      for (const Traffic traffic : traffics) report.rows.push_back(setting.row(traffic));
-      buffered = setting.buffered();
-      if (setting.mixed_rate() > most) most = setting.mixed_rate(), best = store;
-    }
-  add_notes(report, best, report.rows.size() / traffics.size(), buffered);
+  for (const StoreOptions& store : all) {
+    Setting setting(store, options.bytes);
+    setting.measure(options.rounds, stopped, tell);
+    for (const Traffic traffic : traffics) report.rows.push_back(setting.row(traffic));
+    buffered = setting.buffered();
+    if (setting.mixed_rate() > most) most = setting.mixed_rate(), best = &store;
+  }
+  if (buffered)
+    report.notes.emplace_back(
+        "this file system refuses direct I/O: the figures are those of its page cache, not of a disk");
+  if (all.size() > 1) report.notes.push_back("most mixed traffic with " + aio_section(*best));
   return report;
 }
 

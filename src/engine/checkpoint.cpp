@@ -95,7 +95,7 @@ void publish(const std::filesystem::path& partial, const std::filesystem::path& 
   std::filesystem::remove_all(partial);
 }
 
-void barrier(Engine& engine, const char* label) {
+void barrier(Engine& engine, const std::string& label) {
   comm::CallOptions options;
   options.label = label;
   options.scalar = true;
@@ -129,6 +129,7 @@ Manifest CheckpointAccess::describe(const Engine& engine, const ClientState& cli
   out.global_samples = engine.counters_.global_samples;
   out.skipped_steps = engine.counters_.skipped_steps;
   out.optimizer_steps = engine.optimizer_->steps();
+  out.lr = engine.optimizer_->own_lr();
   if (engine.scheduler_) out.scheduler = engine.scheduler_->save();
   if (engine.scaler_) out.loss_scaler = engine.scaler_->save();
   out.compute_dtype = name_of(engine.config_.precision.compute);
@@ -154,7 +155,7 @@ void CheckpointAccess::save(Engine& engine, const std::string& directory, const 
     if (!std::filesystem::create_directories(partial, error) && error)
       fail(ErrorKind::io, "cannot create ", partial.string(), ": ", error.message());
   }
-  barrier(engine, "checkpoint folder made");
+  barrier(engine, cat("checkpoint ", tag, " begun"));  // the label holds ranks to one tag
   write_rank_file(partial / rank_file(rank), engine.sharded(), *engine.optimizer_, *engine.device_);
   const auto sums = gather_checksums(engine, checksum_file(partial / rank_file(rank)));
   if (rank == 0) {
@@ -226,6 +227,7 @@ void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest
   engine.loss_sum_ = 0;
   engine.optimizer_->set_steps(manifest.optimizer_steps);
   if (engine.scheduler_ && !manifest.scheduler.empty()) engine.scheduler_->restore(manifest.scheduler);
+  if (manifest.lr) engine.optimizer_->set_lr(*manifest.lr);
   if (engine.scaler_ && !manifest.loss_scaler.empty()) engine.scaler_->restore(manifest.loss_scaler);
 }
 

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct Manifest {
   int world_size = 0;
   std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
   std::int64_t optimizer_steps = 0;
+  std::optional<double> lr;            ///< a rate set by the caller; else the configuration of the resumed run decides
   std::string scheduler, loss_scaler;  ///< states as their owners wrote them; empty: none
   std::string compute_dtype;
   std::string config;                  ///< config::dump of the run

@@ -31,6 +31,7 @@ std::string Manifest::to_json() const {
   json["global_samples"] = global_samples;
   json["skipped_steps"] = skipped_steps;
   json["optimizer_steps"] = optimizer_steps;
+  if (lr) json["lr"] = *lr;
   json["scheduler"] = scheduler;
   json["loss_scaler"] = loss_scaler;
   json["client"] = Json::object();
@@ -56,6 +57,7 @@ Manifest Manifest::from_json(const std::string& text, const std::filesystem::pat
     out.global_samples = json.at("global_samples");
     out.skipped_steps = json.at("skipped_steps");
     out.optimizer_steps = json.at("optimizer_steps");
+    if (json.contains("lr")) out.lr = json.at("lr").get<double>();
     out.scheduler = json.at("scheduler");
     out.loss_scaler = json.at("loss_scaler");
     out.config = json.at("config");

@@ -53,8 +53,8 @@ void Scheduler::restore(const std::string& saved) {
 
 void Scheduler::apply() {
   const optim::SchedulePoint point = schedule_.current();
+  optimizer_->set_scheduled_lr(point.lr);
   optim::Hyper& hyper = optimizer_->hyper();
-  hyper.lr = point.lr;
   if (point.betas) hyper.beta1 = point.betas->first, hyper.beta2 = point.betas->second;
 }
 

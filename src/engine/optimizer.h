@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,11 @@ class Optimizer {
 
   /// Learning rates, one per parameter group (Sherd has one).
   std::vector<double> lr() const { return {hyper_.lr}; }
-  void set_lr(double lr) { hyper_.lr = lr; }
+  /// Holds from the next step on until a scheduler moves; checkpoints keep it.
+  void set_lr(double lr) { hyper_.lr = lr, own_lr_ = lr; }
+  /// What set_lr() was given, unless a scheduler has moved since.
+  std::optional<double> own_lr() const { return own_lr_; }
+  void set_scheduled_lr(double lr) { hyper_.lr = lr, own_lr_.reset(); }
   optim::Hyper& hyper() { return hyper_; }
 
   /// Updates applied so far; the rule's bias correction counts from it.
@@ -52,6 +57,7 @@ class Optimizer {
   optim::Hyper hyper_;
   std::vector<std::string> names_;
   std::uint64_t seed_;
+  std::optional<double> own_lr_;
   std::int64_t steps_ = 0;
 };
 

@@ -501,6 +501,45 @@ TEST(Checkpoint, LoadingEndsWhatAFailedBackwardLeft) {
     }
 }
 
+TEST(Checkpoint, ARateSetByTheCallerIsKept) {
+  const auto run = [](const std::string& more, bool by_hand, double configured) {
+    TempFolder folder;
+    const auto config = config::parse_text(cat(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", )",
+                                               R"("params": {"lr": )", configured, "}}", more, "}"));
+    launch_ranks(1, [&](DistributedPtr dist) {
+      Engine engine(dist, std::make_shared<Odd>(), odd_config(0, more));
+      engine.train_batch([&] { return odd_batch(engine, 0); });
+      if (by_hand) engine.optimizer()->set_lr(0.003);
+      engine.save_checkpoint(folder.path().string());
+    });
+    double lr = 0;
+    launch_ranks(1, [&](DistributedPtr dist) {
+      Engine engine(dist, std::make_shared<Odd>(), config);
+      engine.load_checkpoint(folder.path().string());
+      lr = engine.get_lr().front();
+      engine.train_batch([&] { return odd_batch(engine, 1); });
+      EXPECT_EQ(engine.last_step().lr.front(), lr);
+    });
+    return lr;
+  };
+  EXPECT_EQ(run("", true, 0.01), 0.003);
+  EXPECT_EQ(run("", false, 0.02), 0.02) << "the configuration of the resumed run decides";
+  const char* scheduled = R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_max_lr": 0.01}})";
+  EXPECT_EQ(run(scheduled, true, 0.01), 0.003) << "as the next step of the saved run would have used";
+}
+
+TEST(Checkpoint, RanksThatNameDifferentTagsAreTold) {
+  TempFolder folder;
+  sherd::testing::expect_error(ErrorKind::comm, "checkpoint", [&] {
+    launch_ranks(2, [&](DistributedPtr dist) {
+      Engine engine(dist, std::make_shared<Odd>(), odd_config(1));
+      engine.train_batch([&] { return odd_batch(engine, 0); });
+      engine.save_checkpoint(folder.path().string(), cat("tag", dist->rank()));
+    });
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder / "latest"));
+}
+
 TEST(Checkpoint, AnUnfinishedSaveIsNeverTheLatest) {
   TempFolder folder;
   save_one(folder, 2);

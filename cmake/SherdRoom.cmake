@@ -5,8 +5,10 @@ set(SHERD_WARNINGS -Wall -Wextra -Wpedantic -Wshadow=local -Wno-psabi)
 add_library(sherd_build_flags INTERFACE)
 set_target_properties(sherd_build_flags PROPERTIES EXPORT_NAME build_flags)
 target_compile_features(sherd_build_flags INTERFACE cxx_std_20)
+set(c_or_cxx $<COMPILE_LANGUAGE:C,CXX>)  # nvcc takes others: sherd_optional_folder
 target_compile_options(sherd_build_flags INTERFACE
-  $<BUILD_INTERFACE:${SHERD_WARNINGS}> $<BUILD_INTERFACE:-ffp-contract=off>)
+  $<BUILD_INTERFACE:$<${c_or_cxx}:${SHERD_WARNINGS}>> $<BUILD_INTERFACE:$<${c_or_cxx}:-ffp-contract=off>>)
+unset(c_or_cxx)
 
 # sherd_room(NAME [DEPENDS rooms and libraries...] [PRIVATE libraries...])
 # One static library `sherd_NAME` (alias sherd::NAME) from all sources directly in the current folder;
@@ -49,4 +51,34 @@ function(sherd_isa_sources target)
     set_target_properties(${target}_${isa} PROPERTIES POSITION_INDEPENDENT_CODE ON)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_${isa}>)
   endforeach()
+endfunction()
+
+# The results of kernels follow the CPU's rules: no contraction but explicit fma, denormals flushed to zero, division and
+# square roots rounded correctly. constexpr code of base (random streams, small floats) runs on the device too.
+set(SHERD_CUDA_FLAGS -std=c++20  # by name: CMake 3.25 knows no CUDA_STANDARD above 17 for nvcc
+    -fmad=false -ftz=true -prec-div=true -prec-sqrt=true --expt-relaxed-constexpr
+    -Xcompiler=-Wall,-Wextra,-Wshadow=local,-Wno-psabi,-ffp-contract=off)
+
+# sherd_optional_folder(ROOM FOLDER CONDITION [libraries...])
+# Where the variable CONDITION holds, adds the room's FOLDER (its .cpp files, and its .cu files by nvcc) and links the libraries;
+# elsewhere the absent twin, FOLDER/absent, whose functions say why nothing is there.
+function(sherd_optional_folder room folder condition)
+  if(NOT ${condition})
+    file(GLOB sources CONFIGURE_DEPENDS ${folder}/absent/*.cpp)
+    target_sources(sherd_${room} PRIVATE ${sources})
+    return()
+  endif()
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
+  target_sources(sherd_${room} PRIVATE ${sources})
+  target_link_libraries(sherd_${room} PRIVATE ${ARGN})
+  file(GLOB kernels CONFIGURE_DEPENDS ${folder}/*.cu)
+  if(kernels)  # objects of their own, so that who links an installed Sherd need not speak CUDA
+    string(REPLACE "/" "_" objects "sherd_${room}_${folder}")
+    add_library(${objects} OBJECT ${kernels})
+    target_compile_options(${objects} PRIVATE ${SHERD_CUDA_FLAGS})
+    target_include_directories(${objects} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
+    target_link_libraries(${objects} PRIVATE sherd_build_flags)
+    set_target_properties(${objects} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+    target_sources(sherd_${room} PRIVATE $<TARGET_OBJECTS:${objects}>)
+  endif()
 endfunction()

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <stdexcept>
@@ -128,6 +129,37 @@ TEST(Local, AFailingRankDoesNotPullMemoryFromUnderItsPeers) {
         comm.barrier();
       });
       ADD_FAILURE() << "rank 0's error got lost";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("a bad token"));
+    }
+  }
+}
+
+// What a sender that fails does with its memory must not reach a receiver that goes on: all arrives as sent, or nothing.
+TEST(Local, AFailingSenderKeepsItsMemoryWhileTheReceiverCopies) {
+  for (int round = 0; round < 20; ++round) {
+    try {
+      run_local(2, {}, [round](Communicator& comm) {
+        const auto device = device::make_cpu_device(1);
+        const std::int64_t n = std::int64_t{8} << 20;
+        Tensor x = Tensor::zeros(*device, {n}, DType::i32);
+        comm.barrier();
+        if (comm.rank() == 1) {
+          comm.receive(x, 0);
+          const std::int32_t* values = x.data<std::int32_t>();
+          EXPECT_EQ(std::count(values, values + n, 0), n);
+          return;
+        }
+        Work sent = comm.send(x, 1, {.async = true});
+        std::this_thread::sleep_for(std::chrono::microseconds(200 * round));  // some of them in mid-copy
+        comm.abort("a bad token");
+        try {
+          sent.wait();
+        } catch (const Error&) {
+        }
+        std::fill_n(x.data<std::int32_t>(), n, -1);  // the memory's next user
+        fail(ErrorKind::data, "a bad token");
+      });
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr("a bad token"));
     }

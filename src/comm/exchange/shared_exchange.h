@@ -18,10 +18,10 @@ class Memory {
   /// The bytes that `rank` located, seen from here.
   virtual std::byte* resolve(int rank, const Address& address) const = 0;
 
-  /// Around every collective of this rank: between the two it may be reading peers.
+  /// Around every collective and every copy of a transfer of this rank: between the two it may be reading peers.
   virtual void enter() {}
   virtual void leave() noexcept {}
-  /// After a failed collective, before its tensors may go: returns when no peer can still be reading them.
+  /// After a failed collective or transfer, before its tensors may go: returns when no peer can still be reading them.
   /// Nothing to do where resolved memory stays mapped whatever its owner does.
   virtual void outlast_readers() noexcept {}
 };
@@ -104,6 +104,7 @@ class SharedExchange : public Backend {
 
   bool advance_send(Call& transfer);
   bool advance_receive(Call& transfer);
+  void copy_from_peer(const Call& transfer, const Address& address);
   bool fill_ring(Call& transfer);
   bool drain_ring(Call& transfer);
 

@@ -76,12 +76,21 @@ bool SharedExchange::advance_receive(Call& transfer) {
                                describe(letter.signature), "; rank ", rank(), " called ", describe(mine)));
   worker_.expect(transfer.x.bytes());
   if (letter.address.region != Address::hidden)
-    worker_.copy(transfer.x.raw(), memory_->resolve(transfer.peer, letter.address), transfer.x.bytes());
+    copy_from_peer(transfer, letter.address);
   else if (!drain_ring(transfer))
     return false;
   channel.taken.store(transfer.index + 1, std::memory_order_release);
   Board::ring_bell(board_->bell(transfer.peer));
   return true;
+}
+
+void SharedExchange::copy_from_peer(const Call& transfer, const Address& address) {
+  memory_->enter();
+  // A sender that has failed frees its memory once nobody is inside.
+  const bool failed = board_->failed();
+  if (!failed) worker_.copy(transfer.x.raw(), memory_->resolve(transfer.peer, address), transfer.x.bytes());
+  memory_->leave();
+  if (failed) board_->throw_failure();
 }
 
 bool SharedExchange::drain_ring(Call& transfer) {
@@ -111,7 +120,14 @@ void SharedExchange::await(const std::function<bool()>& ready, const std::vector
     peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
     return peers;
   };
-  board_->wait(board_->bell(rank()), ready, missing, *active.front(), *active.front()->deadline);
+  try {
+    board_->wait(board_->bell(rank()), ready, missing, *active.front(), *active.front()->deadline);
+  } catch (const std::exception& error) {
+    // As after a failed collective: the receiver may be reading what the caller is about to free.
+    board_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
+    memory_->outlast_readers();
+    throw;
+  }
 }
 
 }  // namespace sherd::comm

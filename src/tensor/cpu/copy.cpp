@@ -1,6 +1,5 @@
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <type_traits>
 
 #include "tensor/cpu/loops.h"
@@ -85,14 +84,10 @@ void convert_plain(const Tensor& from, const Tensor& to, Count first, Count n) {
 
 template <class T>
 T checked_fill_value(double value) {
-  if constexpr (std::is_integral_v<T>) {
-    require(value == std::trunc(value) && value >= static_cast<double>(std::numeric_limits<T>::min()) &&
-                value <= static_cast<double>(std::numeric_limits<T>::max()),
-            "fill: ", value, " is not a value of ", name_of(dtype_of<T>()));
-    return static_cast<T>(value);
-  } else {
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(require_integer(value, dtype_of<T>()));
+  else
     return convert_one<T>(value);
-  }
 }
 
 }  // namespace
@@ -116,11 +111,7 @@ void CpuKernels::fill(const Tensor& x, double value) {
 }
 
 void CpuKernels::copy(const Tensor& from, const Tensor& to) {
-  require(from.defined() && to.defined(), "copy: an argument is not defined");
-  require(from.numel() == to.numel(), "copy: ", from.shape().str(), " and ", to.shape().str(),
-          " differ in their number of elements");
-  require(!is_floating(from.dtype()) || is_floating(to.dtype()), "copy: ", name_of(from.dtype()), " to ",
-          name_of(to.dtype()), " would lose fractions");
+  require_copyable(from, to);
   const bool vector = is_floating(from.dtype()) && from.dtype() != DType::f64 && is_floating(to.dtype()) &&
                       to.dtype() != DType::f64;
   in_chunks(device_, from.numel(), element_grain, [&](Count begin, Count count) {

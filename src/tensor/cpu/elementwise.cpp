@@ -50,15 +50,6 @@ void binary(const char* name, Device& device, const IsaTable& isa, Binary member
             [&](Count begin, Count count) { op(at(a, begin), at(b, begin), at(out, begin), count); });
 }
 
-/// Checks x: [rows, 2f] against y: [rows, f] and returns f.
-Count swiglu_width(const char* name, const Tensor& x, const Tensor& y) {
-  require_floating(name, "x", x);
-  require(y.defined() && y.dtype() == x.dtype(), name, ": the tensors must share one dtype");
-  require(x.shape().rank() >= 1 && x.shape() == y.shape().with_back(2 * y.shape().back()), name, ": ",
-          x.shape().str(), " does not hold [gate | up] for ", y.shape().str());
-  return y.shape().back();
-}
-
 }  // namespace
 
 void CpuKernels::add(const Tensor& a, const Tensor& b, const Tensor& out) {
@@ -134,7 +125,7 @@ void CpuKernels::relu_backward(const Tensor& y, const Tensor& dy, const Tensor& 
 }
 
 void CpuKernels::swiglu(const Tensor& x, const Tensor& out) {
-  const Count width = swiglu_width("swiglu", x, out), rows = out.shape().rows();
+  const Count width = require_swiglu("swiglu", x, out), rows = out.shape().rows();
   if (out.numel() == 0) return;
   in_chunks(device_, rows, row_grain(2 * width), [&](Count begin, Count count) {
     for (Count row = begin; row < begin + count; ++row) {
@@ -151,7 +142,7 @@ void CpuKernels::swiglu(const Tensor& x, const Tensor& out) {
 }
 
 void CpuKernels::swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx) {
-  const Count width = swiglu_width("swiglu_backward", x, dy), rows = dy.shape().rows();
+  const Count width = require_swiglu("swiglu_backward", x, dy), rows = dy.shape().rows();
   require_alike("swiglu_backward", dx, {&x});
   if (dy.numel() == 0) return;
   in_chunks(device_, rows, row_grain(2 * width), [&](Count begin, Count count) {

@@ -1,11 +1,11 @@
 #pragma once
 
 #include <algorithm>
-#include <initializer_list>
 
+#include "tensor/argument_checks.h"
 #include "tensor/cpu/cpu_kernels.h"
 
-// What the kernel families share: argument checks and chunked loops. Chunks have fixed sizes, so no result
+// What the kernel families share: chunked loops. Chunks have fixed sizes, so no result
 // depends on the number of threads.
 
 namespace sherd::tensor::cpu {
@@ -29,20 +29,6 @@ inline std::byte* at(const Tensor& t, Count element) {
 inline StorageIndex storage_index(const Tensor& t) {
   return t.dtype() == DType::f32 ? storage_f32 : t.dtype() == DType::bf16 ? storage_bf16 : storage_f16;
 }
-
-/// fp64 for fp64, else fp32.
-inline DType compute_type(DType dtype) {
-  return dtype == DType::f64 ? DType::f64 : DType::f32;
-}
-
-void require_floating(const char* kernel, const char* name, const Tensor& t);
-/// Every tensor is floating and has `first`'s shape and dtype.
-void require_alike(const char* kernel, const Tensor& first, std::initializer_list<const Tensor*> others);
-/// `t` is a [n] (or any shape of n elements) of `dtype`.
-void require_vector(const char* kernel, const char* name, const Tensor& t, Count n, DType dtype);
-/// As above, for a gradient that may be kept in a wider type than the values: any floating dtype with the
-/// same compute type.
-void require_gradient(const char* kernel, const char* name, const Tensor& t, Count n, DType dtype);
 
 /// body(begin, count) over chunks of [0, n).
 template <class Body>

@@ -6,12 +6,6 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-/// An element is kept when uniform_at() >= p, that is when its word's upper 24 bits are at least this.
-std::uint32_t keep_threshold(const char* kernel, float p) {
-  require(p >= 0 && p < 1, kernel, ": the probability must be in [0, 1), not ", p);
-  return static_cast<std::uint32_t>(std::ceil(static_cast<double>(p) * 0x1p24));
-}
-
 void dropout_f64(Device& device, const Tensor& x, const Tensor& residual, float p, RandomKey key,
                  const Tensor& out) {
   const double factor = 1 / (1 - static_cast<double>(p));

@@ -1,0 +1,67 @@
+#pragma once
+
+// The one door from kernels to CUDA. Sources with kernels (*.cu) include this header and the repository's own, nothing
+// else of CUDA; tests/simt has a header of the same name that runs them on the CPU. So what is used of CUDA, here and in
+// kernels, must be there too.
+//
+// Flags of these sources: -fmad=false -ftz=true -prec-div=true -prec-sqrt=true, so that fp32 arithmetic gives the CPU's
+// bits; --expt-relaxed-constexpr, so that constexpr functions of base run on the device.
+
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "device/cuda/driver.h"
+#include "device/cuda/target.h"
+
+/// A block's array `name` of n elements of T, a type without constructor; uninitialised.
+#define SHERD_SHARED(T, name, n) __shared__ T name[n]
+/// The block's memory that launch() was asked for, as T* `name`, aligned to 16 bytes; uninitialised.
+#define SHERD_DYNAMIC_SHARED(T, name)                                      \
+  extern __shared__ __align__(16) unsigned char sherd_dynamic_shared[]; \
+  T* name = reinterpret_cast<T*>(sherd_dynamic_shared)
+
+namespace sherd::device::SHERD_CUDA {
+
+/// Queues kernel(args...) on `stream` with `shared_bytes` of dynamic shared memory.
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes, void* stream, Args&&... args) {
+  constexpr std::size_t without_asking = 48 << 10;
+  const auto* entry = reinterpret_cast<const void*>(kernel);
+  if (shared_bytes > without_asking)
+    check_call(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+               "cudaFuncSetAttribute");
+  std::tuple<std::remove_const_t<Params>...> values(std::forward<Args>(args)...);
+  std::apply(
+      [&](auto&... value) {
+        void* pointers[sizeof...(value) + 1] = {&value...};
+        check_call(cudaLaunchKernel(entry, grid, block, pointers, shared_bytes, static_cast<cudaStream_t>(stream)),
+                   "cudaLaunchKernel");
+      },
+      values);
+}
+
+/// True for memory that kernels should work on; false for the host's, pinned or not.
+inline bool on_device(const void* memory) {
+  cudaPointerAttributes attributes{};
+  check_call(cudaPointerGetAttributes(&attributes, memory), "cudaPointerGetAttributes");
+  return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+}
+
+/// 2^x and 1/x within 2 units in the last place, one instruction each; subnormal numbers count as zero.
+__device__ inline float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace sherd::device::SHERD_CUDA
+
+#include "device/cuda/device_code.cuh"

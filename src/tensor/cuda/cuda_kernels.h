@@ -1,0 +1,92 @@
+#pragma once
+
+#include <memory>
+
+#include "device/cuda/target.h"
+#include "tensor/cuda/data_errors.h"
+#include "tensor/kernels.h"
+
+namespace sherd::tensor::SHERD_CUDA {
+
+using device::SHERD_CUDA::Target;
+
+/// Handles and caches of the libraries behind matmul and attention, which their sources own.
+struct Libraries;
+
+/// Kernels for a CUDA device, issued on its compute stream; none waits but sum_of_squares, all_finite and copies that
+/// narrow integers. Each family lives in a file of its own in this folder: *.cu for own kernels, which also run on the
+/// emulator in tests/simt, *.cpp for what cuBLASLt and cuDNN do.
+///
+/// Against the CPU's: copies, fills, dropout, sum_ranks, sum_of_squares, the fp32 activations and what rounds
+/// once give its bits, random fills as far as the double-precision functions of the two agree; the rest the
+/// same values within rounding, and the same bits from run to run.
+class CudaKernels final : public Kernels {
+ public:
+  explicit CudaKernels(const Target& target);
+
+  Device& device() override { return target_.device; }
+  const Target& target() const { return target_; }
+  /// Throws Error{data} for what a kernel that has finished met: an id outside a table, a target outside the
+  /// vocabulary. Does not wait.
+  void check_data() { errors_.check(); }
+
+  void fill(const Tensor& x, double value) override;
+  void copy(const Tensor& from, const Tensor& to) override;
+  void matmul(const Matmul& args) override;
+  void sum_rows(const Tensor& x, const Tensor& out, bool accumulate) override;
+  void add(const Tensor& a, const Tensor& b, const Tensor& out) override;
+  void multiply(const Tensor& a, const Tensor& b, const Tensor& out) override;
+  void scale(const Tensor& x, double factor, const Tensor& out) override;
+  void activation(Activation kind, const Tensor& x, const Tensor& out) override;
+  void activation_backward(Activation kind, const Tensor& x, const Tensor& dy, const Tensor& dx) override;
+  void tanh(const Tensor& x, const Tensor& out) override;
+  void tanh_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
+  void relu(const Tensor& x, const Tensor& out) override;
+  void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
+  void swiglu(const Tensor& x, const Tensor& out) override;
+  void swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx) override;
+  void dropout(const Tensor& x, const Tensor& residual, float p, RandomKey key, const Tensor& out) override;
+  void dropout_backward(const Tensor& dy, float p, RandomKey key, const Tensor& dx) override;
+  void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& y,
+                  const Tensor& mean, const Tensor& rstd) override;
+  void layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
+                           const Tensor& dy, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
+                           bool accumulate) override;
+  void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
+                const Tensor& rstd) override;
+  void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
+                         const Tensor& dx, const Tensor& dweight, bool accumulate) override;
+  void embedding(const Tensor& ids, const Tensor& table, const Tensor& out) override;
+  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,
+                          bool accumulate) override;
+  void add_positions(const Tensor& x, const Tensor& table, const Tensor& out) override;
+  void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate) override;
+  void rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
+              const Tensor& out) override;
+  void attention(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse) override;
+  void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse,
+                          const Tensor& dout, const Tensor& dqkv) override;
+  void cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid,
+                     std::int32_t ignore_index, const Tensor& loss, const Tensor& lse) override;
+  void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
+                              std::int64_t valid, std::int32_t ignore_index, double factor) override;
+  void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override;
+  void mean_squared_error_backward(const Tensor& x, const Tensor& y, double factor,
+                                   const Tensor& dx) override;
+  void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
+                 bool accumulate) override;
+  void sum_of_squares(const Tensor& x, ExactSum& sum) override;
+  bool all_finite(const Tensor& x) override;
+  void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override;
+  void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) override;
+
+ private:
+  /// Uninitialised memory for the kernels issued until the tensor goes; stream order lets it be reused at once.
+  Tensor scratch(std::int64_t elements, DType dtype, device::Tier tier = device::Tier::device);
+
+  Target target_;
+  DataErrors errors_;
+  std::shared_ptr<Libraries> libraries_;
+};
+
+}  // namespace sherd::tensor::SHERD_CUDA

@@ -1,0 +1,246 @@
+#include "tensor/cuda/families.cuh"
+#include "tensor/cuda/math.cuh"
+
+namespace sherd::tensor::SHERD_CUDA {
+namespace {
+
+struct Add {
+  template <class C>
+  __device__ C operator()(C a, C b) const {
+    return a + b;
+  }
+};
+struct Multiply {
+  template <class C>
+  __device__ C operator()(C a, C b) const {
+    return a * b;
+  }
+};
+template <class C>
+struct Scale {
+  C factor;
+  __device__ C operator()(C x) const { return x * factor; }
+};
+
+// ½(1 + tanh u) is the logistic function of 2u, which keeps the small tail's relative accuracy.
+template <class C>
+constexpr C gelu_a = static_cast<C>(0.79788456080286535588);  // √(2/π)
+template <class C>
+constexpr C gelu_b = static_cast<C>(0.044715);
+
+template <class S>
+struct GeluTanh {
+  template <class C>
+  __device__ C operator()(C u) const {
+    return u * sigmoid<S>(C{2} * gelu_a<C> * (u + gelu_b<C> * (u * u * u))).value;
+  }
+};
+template <class S>
+struct GeluTanhBackward {
+  template <class C>
+  __device__ C operator()(C u, C g) const {
+    const C square = u * u;
+    const Sigmoid<C> s = sigmoid<S>(C{2} * gelu_a<C> * (u + gelu_b<C> * (square * u)));
+    const C inner = C{2} * gelu_a<C> + (C{6} * gelu_a<C> * gelu_b<C>)*square;
+    // For large |u| the slope is 0 while inner may overflow to infinity.
+    const C bend = s.slope == C{0} ? C{0} : u * s.slope * inner;
+    return g * (s.value + bend);
+  }
+};
+template <class S>
+struct GeluErf {
+  template <class C>
+  __device__ C operator()(C u) const {
+    return u * normal<S>(u).cdf;
+  }
+};
+template <class S>
+struct GeluErfBackward {
+  template <class C>
+  __device__ C operator()(C u, C g) const {
+    const Normal<C> d = normal<S>(u);
+    return g * (d.cdf + u * d.density);
+  }
+};
+struct Tanh {
+  template <class C>
+  __device__ C operator()(C u) const {
+    return tanh_of(u);
+  }
+};
+struct TanhBackward {
+  template <class C>
+  __device__ C operator()(C v, C g) const {
+    return g * (C{1} - v * v);
+  }
+};
+// A NaN passes through: only numbers below zero are cut.
+struct Relu {
+  template <class C>
+  __device__ C operator()(C u) const {
+    return u < C{0} ? C{0} : u;
+  }
+};
+struct ReluBackward {
+  template <class C>
+  __device__ C operator()(C v, C g) const {
+    return v > C{0} ? g : C{0};
+  }
+};
+
+template <class Op>
+void unary(const char* name, const Target& target, const Op& op, const Tensor& x, const Tensor& y) {
+  require_alike(name, y, {&x});
+  with_floating(y.dtype(), [&](auto type) {
+    using S = decltype(type);
+    map(target, op, y.numel(), out<S>(y), in<S>(x));
+  });
+}
+template <class Op>
+void binary(const char* name, const Target& target, const Op& op, const Tensor& a, const Tensor& b, const Tensor& y) {
+  require_alike(name, y, {&a, &b});
+  with_floating(y.dtype(), [&](auto type) {
+    using S = decltype(type);
+    map(target, op, y.numel(), out<S>(y), in<S>(a), in<S>(b));
+  });
+}
+
+/// For operations that depend on the storage type: Op<S>.
+template <template <class> class Op>
+void unary(const char* name, const Target& target, const Tensor& x, const Tensor& y) {
+  require_alike(name, y, {&x});
+  with_floating(y.dtype(), [&](auto type) {
+    using S = decltype(type);
+    map(target, Op<S>{}, y.numel(), out<S>(y), in<S>(x));
+  });
+}
+template <template <class> class Op>
+void binary(const char* name, const Target& target, const Tensor& a, const Tensor& b, const Tensor& y) {
+  require_alike(name, y, {&a, &b});
+  with_floating(y.dtype(), [&](auto type) {
+    using S = decltype(type);
+    map(target, Op<S>{}, y.numel(), out<S>(y), in<S>(a), in<S>(b));
+  });
+}
+
+/// y[row] = silu(gate[row])·up[row]; a block takes one row after the other.
+template <int width, class S>
+__global__ void swiglu_kernel(Count rows, Count f, const S* x, S* y) {
+  using C = Compute<S>;
+  for (Count row = blockIdx.x; row < rows; row += gridDim.x) {
+    const S* gates = x + 2 * row * f;
+    for (Count i = Count{threadIdx.x} * width; i < f; i += Count{blockDim.x} * width) {
+      const Pack<S, width> gate = load_pack<width>(gates + i), up = load_pack<width>(gates + f + i);
+      Pack<S, width> to;
+      for (int k = 0; k < width; ++k) {
+        const C g = widen(gate.at[k]);
+        to.at[k] = narrow<S>(g * sigmoid<S>(g).value * widen(up.at[k]));
+      }
+      store_pack(y + row * f + i, to);
+    }
+  }
+}
+
+template <int width, class S>
+__global__ void swiglu_backward_kernel(Count rows, Count f, const S* x, const S* dy, S* dx) {
+  using C = Compute<S>;
+  for (Count row = blockIdx.x; row < rows; row += gridDim.x) {
+    const S* gates = x + 2 * row * f;
+    S* to = dx + 2 * row * f;
+    for (Count i = Count{threadIdx.x} * width; i < f; i += Count{blockDim.x} * width) {
+      const Pack<S, width> gate = load_pack<width>(gates + i), up = load_pack<width>(gates + f + i),
+                           grad = load_pack<width>(dy + row * f + i);
+      Pack<S, width> to_gate, to_up;
+      for (int k = 0; k < width; ++k) {
+        const C g = widen(gate.at[k]), d = widen(grad.at[k]);
+        const Sigmoid<C> s = sigmoid<S>(g);
+        to_up.at[k] = narrow<S>(d * (g * s.value));
+        to_gate.at[k] = narrow<S>(d * widen(up.at[k]) * (s.value + g * s.slope));
+      }
+      store_pack(to + i, to_gate);
+      store_pack(to + f + i, to_up);
+    }
+  }
+}
+
+/// Rows and packs of a row over a grid; whole warps.
+struct RowGrid {
+  unsigned blocks, threads;
+  RowGrid(const Target& target, Count rows, Count packs)
+      : blocks(blocks_for(rows, 1, target.processors, 32)),
+        threads(packs >= element_threads ? element_threads : static_cast<unsigned>((packs + 31) / 32 * 32)) {}
+};
+
+}  // namespace
+
+void CudaKernels::add(const Tensor& a, const Tensor& b, const Tensor& out) { binary("add", target_, Add{}, a, b, out); }
+
+void CudaKernels::multiply(const Tensor& a, const Tensor& b, const Tensor& out) {
+  binary("multiply", target_, Multiply{}, a, b, out);
+}
+
+void CudaKernels::scale(const Tensor& x, double factor, const Tensor& out) {
+  require_alike("scale", out, {&x});
+  with_floating(out.dtype(), [&](auto type) {
+    using S = decltype(type);
+    using C = Compute<S>;
+    map(target_, Scale<C>{static_cast<C>(factor)}, out.numel(), SHERD_CUDA::out<S>(out), in<S>(x));
+  });
+}
+
+void CudaKernels::activation(Activation kind, const Tensor& x, const Tensor& out) {
+  switch (kind) {
+    case Activation::none: return copy(x, out);
+    case Activation::gelu_tanh: return unary<GeluTanh>("gelu_tanh", target_, x, out);
+    case Activation::gelu_erf: return unary<GeluErf>("gelu_erf", target_, x, out);
+  }
+}
+
+void CudaKernels::activation_backward(Activation kind, const Tensor& x, const Tensor& dy, const Tensor& dx) {
+  switch (kind) {
+    case Activation::none: return copy(dy, dx);
+    case Activation::gelu_tanh: return binary<GeluTanhBackward>("gelu_tanh_backward", target_, x, dy, dx);
+    case Activation::gelu_erf: return binary<GeluErfBackward>("gelu_erf_backward", target_, x, dy, dx);
+  }
+}
+
+void CudaKernels::tanh(const Tensor& x, const Tensor& out) { unary("tanh", target_, Tanh{}, x, out); }
+
+void CudaKernels::tanh_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
+  binary("tanh_backward", target_, TanhBackward{}, y, dy, dx);
+}
+
+void CudaKernels::relu(const Tensor& x, const Tensor& out) { unary("relu", target_, Relu{}, x, out); }
+
+void CudaKernels::relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
+  binary("relu_backward", target_, ReluBackward{}, y, dy, dx);
+}
+
+void CudaKernels::swiglu(const Tensor& x, const Tensor& out) {
+  const Count f = require_swiglu("swiglu", x, out), rows = out.shape().rows();
+  if (out.numel() == 0) return;
+  with_floating(x.dtype(), [&](auto type) {
+    using S = decltype(type);
+    constexpr int width = pack_width<S>;
+    const bool packs = f % width == 0 && aligned_for_packs(x.raw(), out.raw());
+    const RowGrid grid(target_, rows, packs ? f / width : f);
+    launch(packs ? swiglu_kernel<width, S> : swiglu_kernel<1, S>, grid.blocks, grid.threads, 0, target_.stream, rows, f,
+           in<S>(x), SHERD_CUDA::out<S>(out));
+  });
+}
+
+void CudaKernels::swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx) {
+  const Count f = require_swiglu("swiglu_backward", x, dy), rows = dy.shape().rows();
+  require_alike("swiglu_backward", dx, {&x});
+  if (dy.numel() == 0) return;
+  with_floating(x.dtype(), [&](auto type) {
+    using S = decltype(type);
+    constexpr int width = pack_width<S>;
+    const bool packs = f % width == 0 && aligned_for_packs(x.raw(), dy.raw(), dx.raw());
+    const RowGrid grid(target_, rows, packs ? f / width : f);
+    launch(packs ? swiglu_backward_kernel<width, S> : swiglu_backward_kernel<1, S>, grid.blocks, grid.threads, 0,
+           target_.stream, rows, f, in<S>(x), in<S>(dy), out<S>(dx));
+  });
+}
+
+}  // namespace sherd::tensor::SHERD_CUDA

@@ -1,0 +1,125 @@
+#pragma once
+
+// Stands before src/device/cuda/launch.cuh on the include path of the emulated kernels (tests/simt/simt.h) and gives them
+// what they use of CUDA, on the CPU.
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "base/error.h"
+#include "device/cuda/target.h"
+#include "simt/simt.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+#define SHERD_SHARED(T, name, n)                                    \
+  static thread_local ::sherd::simt::SharedArray<T, n> name##_held; \
+  T(&name)[n] = name##_held.of_this_block()
+#define SHERD_DYNAMIC_SHARED(T, name) T* name = static_cast<T*>(::sherd::simt::dynamic_shared())
+
+using dim3 = sherd::simt::Dim3;
+inline constexpr int warpSize = 32;
+
+// ---- barriers and warps ----
+
+inline void __syncthreads() { sherd::simt::block_barrier(); }
+inline int __syncthreads_or(int predicate) { return sherd::simt::block_vote(predicate != 0) > 0; }
+inline int __syncthreads_count(int predicate) { return sherd::simt::block_vote(predicate != 0); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { sherd::simt::warp_exchange(mask, 0); }
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
+  const int self = sherd::simt::lane_id();
+  return sherd::simt::shuffle(mask, value, self / width * width + lane % width);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32) {
+  const int self = sherd::simt::lane_id(), from = self ^ lane_mask;
+  return sherd::simt::shuffle(mask, value, from / width > self / width ? self : from);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const int self = sherd::simt::lane_id(), from = self + static_cast<int>(delta);
+  return sherd::simt::shuffle(mask, value, from / width == self / width ? from : self);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const int self = sherd::simt::lane_id(), from = self - static_cast<int>(delta);
+  return sherd::simt::shuffle(mask, value, from >= self / width * width ? from : self);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  const std::uint64_t* votes = sherd::simt::warp_exchange(mask, predicate != 0);
+  unsigned out = 0;
+  for (unsigned lane = 0; lane < 32; ++lane)
+    if (mask >> lane & 1u && votes[lane]) out |= 1u << lane;
+  return out;
+}
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+
+// ---- atomics: one thread runs at a time ----
+
+template <class T>
+T atomicAdd(T* at, std::type_identity_t<T> value) {
+  static_assert(std::is_integral_v<T>, "no float atomics: their sums have no fixed order");
+  return std::exchange(*at, static_cast<T>(*at + value));
+}
+template <class T>
+T atomicMax(T* at, std::type_identity_t<T> value) {
+  return std::exchange(*at, *at < value ? value : *at);
+}
+template <class T>
+T atomicMin(T* at, std::type_identity_t<T> value) {
+  return std::exchange(*at, value < *at ? value : *at);
+}
+template <class T>
+T atomicOr(T* at, std::type_identity_t<T> value) {
+  return std::exchange(*at, *at | value);
+}
+template <class T>
+T atomicExch(T* at, std::type_identity_t<T> value) {
+  return std::exchange(*at, value);
+}
+template <class T>
+T atomicCAS(T* at, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
+  return std::exchange(*at, *at == expected ? value : *at);
+}
+inline void __threadfence() {}
+
+// ---- arithmetic ----
+
+inline int __popc(unsigned x) { return std::popcount(x); }
+inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
+inline int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
+template <class T>
+T __ldg(const T* from) {
+  return *from;
+}
+
+namespace sherd::device::SHERD_CUDA {
+
+/// Runs kernel(args...) to its end. Streams are in order of themselves.
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes, void*, Args&&... args) {
+  const std::tuple<std::remove_const_t<Params>...> values(std::forward<Args>(args)...);
+  ::sherd::simt::run(grid, block, shared_bytes, [&] { std::apply(kernel, values); });
+}
+
+inline bool on_device(const void*) { return true; }
+
+inline float fast_exp2(float x) { return std::exp2(x); }
+inline float fast_reciprocal(float x) { return 1.0f / x; }
+
+}  // namespace sherd::device::SHERD_CUDA
+
+#include "device/cuda/device_code.cuh"

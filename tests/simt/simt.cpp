@@ -1,0 +1,338 @@
+#include "simt/simt.h"
+
+#include <immintrin.h>
+#include <sys/mman.h>
+
+#include <deque>
+#include <exception>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+
+// Saves the caller's registers on its stack and the stack pointer at *from, and goes on with the stack `to`.
+extern "C" void sherd_simt_switch(void** from, void* to);
+asm(R"(
+.text
+.type sherd_simt_switch, @function
+sherd_simt_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size sherd_simt_switch, .-sherd_simt_switch
+)");
+
+namespace sherd::simt {
+namespace {
+
+constexpr std::size_t stack_bytes = 256 << 10, guard_bytes = 4096;
+constexpr std::size_t most_threads = 1024, most_shared = 227 << 10;
+
+/// A stack and where on it to go on.
+class Fiber {
+ public:
+  /// The host thread's own.
+  Fiber() {
+#if defined(__SANITIZE_THREAD__)
+    sanitizer_ = __tsan_get_current_fiber();
+#endif
+  }
+  explicit Fiber(void (*entry)()) : size_(stack_bytes) {
+    void* stack = mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stack == MAP_FAILED) fail(ErrorKind::memory, "the system has no memory for an emulated thread's stack");
+    mprotect(stack, guard_bytes, PROT_NONE);
+    bottom_ = stack, owned_ = true;
+    reset(entry);
+#if defined(__SANITIZE_THREAD__)
+    sanitizer_ = __tsan_create_fiber(0);
+#endif
+  }
+  ~Fiber() {
+    if (!owned_) return;
+#if defined(__SANITIZE_THREAD__)
+    __tsan_destroy_fiber(sanitizer_);
+#endif
+    munmap(bottom_, stack_bytes);
+  }
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+
+  /// Begins anew with `entry`, whatever lies on the stack: six registers of no meaning, and where to go on.
+  void reset(void (*entry)()) {
+    auto* top = reinterpret_cast<void**>(static_cast<std::byte*>(bottom_) + stack_bytes) - 1;
+    *--top = nullptr;  // entry() returns to nowhere; the stack is aligned as after a call
+    *--top = reinterpret_cast<void*>(entry);
+    at_ = top - 6;
+  }
+
+  /// Goes on with `to`; returns when somebody switches back.
+  void switch_to(Fiber& to) {
+#if defined(__SANITIZE_ADDRESS__)
+    void* fake = nullptr;
+    __sanitizer_start_switch_fiber(&fake, to.bottom_, to.size_);
+#endif
+#if defined(__SANITIZE_THREAD__)
+    __tsan_switch_to_fiber(to.sanitizer_, 0);
+#endif
+    sherd_simt_switch(&at_, to.at_);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+  }
+
+  /// To be called first on a new stack, which `from` switched to.
+  static void arrive([[maybe_unused]] Fiber& from) {
+#if defined(__SANITIZE_ADDRESS__)
+    const void* bottom = nullptr;
+    std::size_t size = 0;
+    __sanitizer_finish_switch_fiber(nullptr, &bottom, &size);
+    if (!from.owned_) from.bottom_ = const_cast<void*>(bottom), from.size_ = size;
+#endif
+  }
+
+ private:
+  void* at_ = nullptr;
+  void* bottom_ = nullptr;
+  std::size_t size_ = 0;
+  bool owned_ = false;
+#if defined(__SANITIZE_THREAD__)
+  void* sanitizer_ = nullptr;
+#endif
+};
+
+/// Lanes that meet. Two rows of values, as fast lanes may give the next while slow ones still read the last.
+struct Warp {
+  unsigned expected = 0, arrived = 0;
+  std::uint64_t values[2][32] = {};
+  int row = 0;
+};
+
+/// The threads of one block. A fiber takes thread after thread as long as none of them has to wait; a kernel without
+/// barriers so is a plain loop.
+class Block {
+ public:
+  void run(Dim3 size, std::size_t shared_bytes, Order order, const std::function<void()>& body);
+
+  void barrier() {
+    if (++at_barrier_ == threads_) {
+      at_barrier_ = 0;
+      release(barrier_queue_);
+    } else {
+      barrier_queue_.push_back({worker_, thread_});
+      wait();
+    }
+  }
+
+  int vote(bool predicate) {
+    const int row = vote_row_;
+    votes_[row] += predicate;
+    if (at_barrier_ + 1 == threads_) vote_row_ ^= 1, votes_[vote_row_] = 0;
+    barrier();
+    return votes_[row];
+  }
+
+  const std::uint64_t* exchange(unsigned mask, std::uint64_t value) {
+    Warp& warp = warps_[thread_ / 32];
+    const unsigned bit = 1u << thread_ % 32;
+    require(mask & bit, "simt: thread ", thread_, " is not in the mask of its own warp operation");
+    require(!warp.arrived || warp.expected == mask, "simt: lanes of one warp meet with different masks");
+    warp.expected = mask;
+    const int row = warp.row;
+    warp.values[row][thread_ % 32] = value;
+    warp.arrived |= bit;
+    if (warp.arrived == mask) {
+      warp.arrived = 0, warp.row ^= 1;
+      release(warp_queues_[thread_ / 32]);
+    } else {
+      warp_queues_[thread_ / 32].push_back({worker_, thread_});
+      wait();
+    }
+    return warp.values[row];
+  }
+
+  int lane() const { return static_cast<int>(thread_ % 32); }
+  void* shared() { return shared_.data(); }
+  std::uint64_t serial() const { return serial_; }
+  Order order = Order::ascending;
+
+ private:
+  /// A thread in the middle of its work, and the fiber that it is on.
+  struct Waiting {
+    Fiber* fiber;
+    std::size_t thread;
+  };
+  struct alignas(16) Chunk {
+    std::byte bytes[16];
+  };
+
+  static void enter();
+  void work();
+  void become(std::size_t thread) {
+    thread_ = thread;
+    const auto at = static_cast<unsigned>(thread);
+    threadIdx = {at % blockDim.x, at / blockDim.x % blockDim.y, at / blockDim.x / blockDim.y};
+  }
+  void wait() {
+    const Waiting self{worker_, thread_};
+    self.fiber->switch_to(host_);
+    worker_ = self.fiber;
+    become(self.thread);
+  }
+  void release(std::vector<Waiting>& queue) {
+    ready_.insert(ready_.end(), queue.begin(), queue.end());
+    queue.clear();
+  }
+  void begin(Dim3 size, std::size_t shared_bytes);
+  [[noreturn]] void fail_deadlock();
+
+  Fiber host_;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Fiber*> idle_;
+  Fiber* worker_ = nullptr;  // the one that runs
+  const std::function<void()>* body_ = nullptr;
+  std::exception_ptr error_;
+  std::size_t threads_ = 0, begun_ = 0, done_ = 0, thread_ = 0, at_barrier_ = 0;
+  bool descending_ = false;
+  int votes_[2] = {0, 0}, vote_row_ = 0;
+  std::vector<Waiting> barrier_queue_;
+  std::vector<std::vector<Waiting>> warp_queues_;
+  std::vector<Warp> warps_;
+  std::deque<Waiting> ready_;
+  std::vector<Chunk> shared_;
+  std::uint64_t serial_ = 0;
+};
+
+Block& this_block() {
+  static thread_local Block block;
+  return block;
+}
+
+void Block::enter() {
+  Block& block = this_block();
+  Fiber::arrive(block.host_);
+  for (;;) {
+    block.work();
+    block.idle_.push_back(block.worker_);
+    block.worker_->switch_to(block.host_);
+  }
+}
+
+void Block::work() {
+  while (begun_ < threads_ && !error_) {
+    const std::size_t next = begun_++;
+    become(descending_ ? threads_ - 1 - next : next);
+    try {
+      (*body_)();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    ++done_;
+  }
+}
+
+void Block::begin(Dim3 size, std::size_t shared_bytes) {
+  threads_ = size.count(), begun_ = done_ = at_barrier_ = 0;
+  votes_[0] = votes_[1] = vote_row_ = 0;
+  barrier_queue_.clear(), ready_.clear();
+  warp_queues_.resize((threads_ + 31) / 32), warps_.assign((threads_ + 31) / 32, {});
+  for (auto& queue : warp_queues_) queue.clear();
+  shared_.resize((shared_bytes + sizeof(Chunk) - 1) / sizeof(Chunk));
+  if (!shared_.empty()) std::memset(shared_.data(), 0xff, shared_.size() * sizeof(Chunk));
+  ++serial_;
+}
+
+void Block::run(Dim3 size, std::size_t shared_bytes, Order order_now, const std::function<void()>& body) {
+  begin(size, shared_bytes);
+  descending_ = order_now == Order::descending;
+  body_ = &body, error_ = nullptr;
+  while (done_ < threads_ && !error_) {
+    if (!ready_.empty()) {
+      worker_ = ready_.front().fiber;
+      ready_.pop_front();
+    } else if (begun_ < threads_) {
+      if (idle_.empty()) {
+        fibers_.push_back(std::make_unique<Fiber>(enter));
+        idle_.push_back(fibers_.back().get());
+      }
+      worker_ = idle_.back();
+      idle_.pop_back();
+    } else {
+      fail_deadlock();
+    }
+    host_.switch_to(*worker_);
+  }
+  if (!error_) return;
+  fibers_.clear(), idle_.clear();  // some stand in the middle of a thread
+  std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void Block::fail_deadlock() {
+  std::size_t in_warps = 0;
+  for (const auto& queue : warp_queues_) in_warps += queue.size();
+  const std::size_t at_barrier = barrier_queue_.size();
+  fibers_.clear(), idle_.clear();
+  fail(ErrorKind::usage, "simt: a kernel's threads wait for ones that never come: in block (", blockIdx.x, ", ",
+       blockIdx.y, ", ", blockIdx.z, ") of ", threads_, " threads ", done_, " are done, ", at_barrier,
+       " wait at a barrier of the block and ", in_warps, " at one of their warp");
+}
+
+/// Subnormal numbers are flushed as by -ftz=true; the caller's mode comes back.
+class Flushing {
+ public:
+  Flushing() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
+  ~Flushing() { _mm_setcsr(saved_); }
+  Flushing(const Flushing&) = delete;
+  Flushing& operator=(const Flushing&) = delete;
+
+ private:
+  unsigned saved_;
+};
+
+}  // namespace
+
+void set_order(Order order) { this_block().order = order; }
+
+void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& body) {
+  require(grid.count() > 0 && block.count() > 0, "simt: a launch of no threads, which CUDA refuses");
+  require(block.count() <= most_threads && shared_bytes <= most_shared, "simt: a block of ", block.count(),
+          " threads and ", shared_bytes, " bytes is more than a device takes");
+  require(grid.y <= 65535 && grid.z <= 65535 && grid.x <= 0x7fffffffu, "simt: the grid is too large");
+  const Flushing flushing;
+  Block& here = this_block();
+  blockDim = block, gridDim = grid;
+  const std::size_t blocks = grid.count();
+  for (std::size_t i = 0; i < blocks; ++i) {
+    const auto at = static_cast<unsigned>(here.order == Order::descending ? blocks - 1 - i : i);
+    blockIdx = {at % grid.x, at / grid.x % grid.y, at / grid.x / grid.y};
+    here.run(block, shared_bytes, here.order, body);
+  }
+}
+
+void block_barrier() { this_block().barrier(); }
+int block_vote(bool predicate) { return this_block().vote(predicate); }
+const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t value) { return this_block().exchange(mask, value); }
+int lane_id() { return this_block().lane(); }
+void* dynamic_shared() { return this_block().shared(); }
+std::uint64_t block_serial() { return this_block().serial(); }
+
+}  // namespace sherd::simt

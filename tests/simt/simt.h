@@ -1,0 +1,78 @@
+#pragma once
+
+// Runs CUDA kernels on the CPU, to test their logic where no GPU is. A block's threads are fibers of one host thread that
+// switch only at barriers and warp operations; blocks run one after the other. Arithmetic is the device's as far as
+// -fmad=false -ftz=true make it IEEE's; library functions are the CPU's. What shows here: wrong indices, missing or
+// diverging barriers, reads of shared memory that nobody wrote, orders of sums. What does not: memory ordering between
+// warps, limits of registers, the speed.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <type_traits>
+
+namespace sherd::simt {
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  constexpr Dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+  constexpr std::size_t count() const { return std::size_t{x} * y * z; }
+};
+struct Index3 {
+  unsigned x, y, z;
+};
+
+/// The order in which blocks, and threads between two barriers, run. A kernel without data races does not see it.
+enum class Order : std::uint8_t { ascending, descending };
+/// For the kernels that the calling host thread runs from now on.
+void set_order(Order order);
+
+/// Runs body() once per thread of the grid. Throws Error{usage} when some threads of a block wait at a barrier that
+/// others never reach, when a block is larger than a device takes, and what body() throws.
+void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& body);
+
+// What the device's functions come down to; to be called by kernels only.
+void block_barrier();
+/// A barrier that tells how many threads of the block said true.
+int block_vote(bool predicate);
+/// Waits for the warp's lanes in `mask` and returns what each of the 32 gave; to be read before the next call.
+const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t value);
+int lane_id();
+void* dynamic_shared();
+/// Counts the blocks that this host thread has begun.
+std::uint64_t block_serial();
+
+template <class T>
+T shuffle(unsigned mask, T value, int from) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(std::uint64_t));
+  std::uint64_t word = 0;
+  std::memcpy(&word, &value, sizeof value);
+  word = warp_exchange(mask, word)[from & 31];
+  std::memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+/// A block's shared array: one place for all its threads, filled with NaNs before the first of them looks.
+template <class T, std::size_t n>
+class SharedArray {
+ public:
+  T (&of_this_block())[n] {
+    static_assert(std::is_trivially_default_constructible_v<T>, "shared memory runs no constructors");
+    if (block_ != block_serial()) {
+      std::memset(elements_, 0xff, sizeof elements_);
+      block_ = block_serial();
+    }
+    return elements_;
+  }
+
+ private:
+  alignas(16) T elements_[n];
+  std::uint64_t block_;
+};
+
+}  // namespace sherd::simt
+
+// CUDA's built-in variables, of the thread that runs.
+inline thread_local constinit sherd::simt::Index3 threadIdx{}, blockIdx{};
+inline thread_local constinit sherd::simt::Dim3 blockDim{}, gridDim{};

@@ -67,6 +67,21 @@ class Device {
   /// the machine play a small accelerator beside a large host.)
   virtual Storage allocate(std::size_t bytes, Category category, Tier tier = Tier::device) = 0;
 
+  /// Where the processor may read and write memory of this device itself: the device tier on CPUs, the host tier beside an
+  /// accelerator. Memory that belongs to nobody's storage counts as the host's everywhere.
+  virtual Tier processor_tier() const { return Tier::device; }
+
+  /// Copies bytes between any two memories of this rank, the device's and the host's, after all work that the device was
+  /// given before and ahead of all that it is given later. The call may return earlier where both lie in memory that this
+  /// device allocated or pinned, which may then be freed but not written; what was copied to the host may be read after
+  /// synchronize(). Other memory is done with on return.
+  virtual void copy(void* to, const void* from, std::size_t bytes);
+  /// Sets bytes of the device or host tier to zero, in the same order.
+  virtual void zero(void* data, std::size_t bytes);
+  /// Makes host memory of others fast to copy from and to (page-locked) until the handle goes; where the system does not
+  /// allow it, or on CPUs, an empty handle.
+  virtual std::shared_ptr<void> pin(void* data, std::size_t bytes);
+
   /// Waits until everything submitted to the device is done. Nothing to do on CPUs.
   virtual void synchronize() {}
 

@@ -1,6 +1,8 @@
 #include "device/ledger.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 
@@ -30,16 +32,11 @@ std::uint64_t Ledger::limit(Tier tier) const {
 void Ledger::charge(Tier tier, Category category, std::uint64_t bytes) {
   std::lock_guard lock(mutex_);
   TierBook& page = book(tier);
-  if (page.limit && (bytes > page.limit || page.total.current > page.limit - bytes)) {
-    std::string holders;
-    for (int i = 0; i < category_count; ++i)
-      if (page.accounts[i].current)
-        holders += cat(holders.empty() ? "" : ", ", name_of(static_cast<Category>(i)), " ", page.accounts[i].current);
+  if (page.limit && (bytes > page.limit || page.total.current > page.limit - bytes))
     fail(ErrorKind::memory, "out of ", name_of(tier), " memory: ", bytes, " more bytes for ", name_of(category),
-         " would pass the limit of ", page.limit, "; held now: ", holders.empty() ? "nothing" : holders,
+         " would pass the limit of ", page.limit, "; held now: ", holders_of(page),
          ". Shard further (zero_optimization.stage), shrink the micro-batch, turn on training.recompute, or raise ",
          "device.device_memory_limit");
-  }
   for (Account* account : {&page.accounts[static_cast<std::size_t>(category)], &page.total}) {
     account->current += bytes;
     account->peak = std::max(account->peak, account->current);
@@ -60,6 +57,21 @@ void Ledger::reclassify(Tier tier, Category from, Category to, std::uint64_t byt
   Account& account = page.accounts[static_cast<std::size_t>(to)];
   account.current += bytes;
   account.peak = std::max(account.peak, account.current);
+}
+
+std::string Ledger::holders(Tier tier) const {
+  std::lock_guard lock(mutex_);
+  return holders_of(book(tier));
+}
+
+std::string Ledger::holders_of(const TierBook& page) const {
+  std::vector<std::pair<std::uint64_t, std::string_view>> held;
+  for (int i = 0; i < category_count; ++i)
+    if (page.accounts[i].current) held.emplace_back(page.accounts[i].current, name_of(static_cast<Category>(i)));
+  std::stable_sort(held.begin(), held.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::string out;
+  for (const auto& [bytes, name] : held) out += cat(out.empty() ? "" : ", ", name, " ", bytes);
+  return out.empty() ? "nothing" : out;
 }
 
 std::uint64_t Ledger::current(Tier tier, Category category) const {

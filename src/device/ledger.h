@@ -33,6 +33,9 @@ class Ledger {
   /// Moves bytes between categories of one tier without a change of the total.
   void reclassify(Tier tier, Category from, Category to, std::uint64_t bytes);
 
+  /// What each category holds of `tier`, the largest first: "parameters 100, gradients 50"; "nothing" where all are empty.
+  std::string holders(Tier tier) const;
+
   std::uint64_t current(Tier tier, Category category) const;
   std::uint64_t current(Tier tier) const;
   /// The highest value that current() has had since construction or reset_peaks().
@@ -51,6 +54,8 @@ class Ledger {
   };
   TierBook& book(Tier tier) { return books_[static_cast<std::size_t>(tier)]; }
   const TierBook& book(Tier tier) const { return books_[static_cast<std::size_t>(tier)]; }
+
+  std::string holders_of(const TierBook& page) const;
 
   mutable std::mutex mutex_;
   std::array<TierBook, tier_count> books_;  // guarded by mutex_

@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "device/device.h"
 
 namespace sherd::device {
@@ -10,5 +12,15 @@ Storage StorageWatch::lock() const {
   storage.state_ = state_.lock();
   return storage;
 }
+
+void Device::copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes) std::memcpy(to, from, bytes);
+}
+
+void Device::zero(void* data, std::size_t bytes) {
+  if (bytes) std::memset(data, 0, bytes);
+}
+
+std::shared_ptr<void> Device::pin(void*, std::size_t) { return nullptr; }
 
 }  // namespace sherd::device

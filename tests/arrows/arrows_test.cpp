@@ -82,6 +82,25 @@ TEST(ArrowsTest, AStrayThirdPartyIsFound) {
               ElementsAre(HasSubstr("another room")));
 }
 
+TEST(ArrowsTest, CudaStaysInItsFolders) {
+  EXPECT_THAT(violations_with("src/tensor/cuda/x.cu", "#include \"device/cuda/launch.cuh\"\n#include <cuda_bf16.h>\n"),
+              IsEmpty());
+  EXPECT_THAT(violations_with("optim/cuda/x.cu", "#include \"device/cuda/launch.cuh\"\n"), IsEmpty());
+  EXPECT_THAT(violations_with("src/comm/nccl/x.cpp", "#include <nccl.h>\n#include <cuda_runtime_api.h>\n"), IsEmpty());
+  EXPECT_THAT(violations_with("src/engine/x.cpp", "#include \"device/cuda.h\"\n"), IsEmpty());
+  EXPECT_THAT(violations_with("src/tensor/x.cpp", "#include \"tensor/cuda/cuda_kernels.h\"\n"), IsEmpty());
+  EXPECT_THAT(violations_with("src/engine/x.cpp", "#include \"device/cuda/driver.h\"\n"),
+              ElementsAre(HasSubstr("public headers")));
+  EXPECT_THAT(violations_with("src/tensor/x.cpp", "#include \"tensor/cuda/families.cuh\"\n"),
+              ElementsAre(HasSubstr("kernels are written in cuda/")));
+  EXPECT_THAT(violations_with("src/device/cuda/x.cu", "#include \"tensor/cuda/families.cuh\"\n"),
+              ElementsAre(HasSubstr("no arrow")));
+  EXPECT_THAT(violations_with("src/device/cuda/x.h", "#include <cuda_runtime_api.h>\n"),
+              ElementsAre(HasSubstr("never in headers")));
+  EXPECT_THAT(violations_with("src/engine/x.cpp", "#include <nvtx3/nvToolsExt.h>\n"),
+              ElementsAre(HasSubstr("another room")));
+}
+
 TEST(ArrowsTest, OddPathsAndUnknownRoomsAreFound) {
   EXPECT_THAT(violations_with("src/base/x.cpp", "#include \"error.h\"\n"),
               ElementsAre(HasSubstr("written from the room")));

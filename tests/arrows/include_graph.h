@@ -53,8 +53,8 @@ inline const std::vector<ThirdParty>& third_parties() {
       {{"sentencepiece"}, {"src/data/"}},
       {{"cxxopts"}, {"src/cli/"}},
       {{"liburing"}, {"offload/"}},
-      {{"cuda", "cublas", "cudnn", "driver_types.h"},
-       {"src/device/cuda/", "src/tensor/cuda/", "src/comm/nccl/"}},
+      {{"cuda", "cublas", "cudnn", "driver_types.h", "nvtx3/", "cub/"},
+       {"src/device/cuda/", "src/tensor/cuda/", "optim/cuda/", "src/comm/nccl/"}},
       {{"nccl"}, {"src/comm/nccl/"}},
       {{"omp.h"}, {"src/base/", "src/tensor/"}},
   };
@@ -122,6 +122,11 @@ inline std::string room_of(std::string path) {
   return slash == std::string::npos ? "" : path.substr(0, slash);
 }
 
+/// True for a path with a folder of sources that only a build with CUDA compiles, or of their headers.
+inline bool in_cuda_folder(const std::string& path) {
+  return path.find("/cuda/") != std::string::npos || path.find("/nccl/") != std::string::npos;
+}
+
 /// Why `file` (a path from the project's root) may not include this; empty when it may.
 inline std::string complaint_about(const std::string& file, const Include& include) {
   const bool header = file.ends_with(".h") || file.ends_with(".cuh");
@@ -137,6 +142,9 @@ inline std::string complaint_about(const std::string& file, const Include& inclu
   const std::string from = room_of(file), to = room_of(include.path);
   if (!direct_arrows().contains(from)) return "the folder '" + from + "' is no room of the house";
   if (!direct_arrows().contains(to)) return "includes are written from the room, \"room/file.h\"";
+  if (in_cuda_folder(include.path) && from != to && !in_cuda_folder(file))
+    return "only cuda/ and nccl/ folders see another room's; others go through its public headers";
+  if (include.path.ends_with(".cuh") && !in_cuda_folder(file)) return "kernels are written in cuda/ folders";
   if (!reachable_from(from).contains(to)) return "no arrow leads from '" + from + "' to '" + to + "'";
   return "";
 }

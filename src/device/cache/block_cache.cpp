@@ -1,0 +1,86 @@
+#include "device/cache/block_cache.h"
+
+#include <utility>
+
+namespace sherd::device {
+
+std::size_t size_class(std::size_t bytes) {
+  constexpr std::size_t alignment = 64;
+  if (bytes <= 4096) return (bytes + alignment - 1) / alignment * alignment + (bytes == 0 ? alignment : 0);
+  std::size_t step = 512;
+  while (step * 16 <= bytes) step *= 2;
+  return (bytes + step - 1) / step * step;
+}
+
+std::size_t BlockSource::size_for(std::size_t bytes) const { return size_class(bytes); }
+
+BlockCache::BlockCache(std::unique_ptr<BlockSource> source, Fence fence)
+    : source_(std::move(source)), fence_(std::move(fence)) {}
+
+BlockCache::~BlockCache() {
+  std::lock_guard lock(mutex_);
+  trim_locked(true);
+}
+
+std::byte* BlockCache::take_kept(std::size_t size) {
+  const auto shelf = free_.find(size);
+  if (shelf == free_.end() || shelf->second.empty()) return nullptr;
+  std::deque<Kept>& blocks = shelf->second;
+  std::byte* data = nullptr;
+  if (!fence_) {
+    data = blocks.back().data;  // the one that the processor's caches still hold
+    blocks.pop_back();
+  } else if (blocks.front().fence.reached()) {
+    data = blocks.front().data;
+    blocks.pop_front();
+  } else {
+    return nullptr;  // nor are later ones free yet
+  }
+  kept_bytes_ -= size;
+  return data;
+}
+
+std::byte* BlockCache::take(std::size_t bytes) {
+  const std::size_t size = size_for(bytes);
+  {
+    std::lock_guard lock(mutex_);
+    if (std::byte* data = take_kept(size)) return data;
+  }
+  if (std::byte* data = source_->obtain(size)) return data;
+  trim();
+  source_->settle();
+  return source_->obtain(size);
+}
+
+void BlockCache::give(std::byte* data, std::size_t bytes) noexcept {
+  try {
+    Kept kept{data, fence_ ? fence_() : Mark()};
+    std::lock_guard lock(mutex_);
+    const std::size_t size = size_for(bytes);
+    free_[size].push_back(std::move(kept));
+    kept_bytes_ += size;
+  } catch (...) {
+    // The device has failed, and so may still be using the block: nobody gets it any more.
+  }
+}
+
+void BlockCache::trim() {
+  std::lock_guard lock(mutex_);
+  trim_locked(false);
+}
+
+void BlockCache::trim_locked(bool all) {
+  for (auto& [size, blocks] : free_)
+    while (!blocks.empty() && (all || blocks.front().fence.reached())) {
+      source_->give_back(blocks.front().data, size);
+      blocks.pop_front();
+      kept_bytes_ -= size;
+    }
+}
+
+std::size_t BlockCache::kept_bytes() const {
+  std::lock_guard lock(mutex_);
+  return kept_bytes_;
+}
+
+}  // namespace sherd::device

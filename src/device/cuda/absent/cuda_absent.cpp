@@ -1,0 +1,16 @@
+#include "base/error.h"
+#include "device/cuda.h"
+
+namespace sherd::device {
+
+CudaStatus cuda_status() {
+  CudaStatus status;
+  status.why_not = "this build has no CUDA (it was configured where no CUDA toolkit was found, or with SHERD_WITH_CUDA=OFF)";
+  return status;
+}
+
+std::shared_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions&) {
+  fail(ErrorKind::config, "there is no CUDA device: ", cuda_status().why_not);
+}
+
+}  // namespace sherd::device

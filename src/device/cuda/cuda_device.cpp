@@ -1,0 +1,160 @@
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstring>
+#include <list>
+#include <mutex>
+
+#include "device/cuda.h"
+#include "device/cuda/driver.h"
+
+namespace sherd::device {
+namespace {
+
+using cuda::check_call;
+using cuda::OnGpu;
+
+/// Of memory that CUDA knows: its own, or registered with it.
+bool known_to_cuda(const void* data) {
+  cudaPointerAttributes attributes{};
+  check_call(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
+  return attributes.type != cudaMemoryTypeUnregistered;
+}
+
+/// What synchronize() calls, in the order of registration. Used from the rank's thread; handles may outlive the device.
+struct Checks {
+  std::list<std::function<void()>> all;
+};
+
+class Gpu final : public CudaDevice {
+ public:
+  Gpu(const CudaDeviceOptions& options, CudaGpu gpu)
+      : gpu_(std::move(gpu)), timeout_seconds_(options.timeout_seconds), arena_(options.threads, options.cores),
+        ledger_(std::make_shared<Ledger>()) {
+    make_current();
+    compute_ = Gpu::make_stream(false);
+    device_blocks_ = std::make_shared<BlockCache>(cuda::make_device_memory(gpu_.ordinal, compute_));
+    host_blocks_ = std::make_shared<BlockCache>(cuda::make_pinned_memory(gpu_.ordinal),
+                                                [compute = compute_]() mutable { return compute.mark(); });
+  }
+
+  ~Gpu() override {
+    // Work under way may still use what is freed from here on; a failure has been reported, or nobody asked.
+    try {
+      compute_.mark().wait(Deadline::after_seconds(timeout_seconds_), "its last work");
+    } catch (const Error&) {
+    }
+  }
+
+  const CudaGpu& gpu() const override { return gpu_; }
+  Stream& compute_stream() override { return compute_; }
+  Stream make_stream(bool urgent) override { return Stream(cuda::make_queue(gpu_.ordinal, urgent)); }
+  void make_current() override { check_call(cudaSetDevice(gpu_.ordinal), "cudaSetDevice"); }
+
+  CudaMemory memory() override {
+    const OnGpu on(gpu_.ordinal);
+    std::size_t free = 0, total = 0;
+    check_call(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return {free, total};
+  }
+
+  Storage allocate(std::size_t bytes, Category category, Tier tier) override {
+    require(tier != Tier::nvme, "a device allocates memory of the device and host tiers, not files");
+    ledger_->charge(tier, category, bytes);
+    const std::shared_ptr<BlockCache>& cache = tier == Tier::device ? device_blocks_ : host_blocks_;
+    std::byte* data = nullptr;
+    try {
+      data = cache->take(bytes);
+      if (!data) fail_allocation(bytes, category, tier);
+    } catch (...) {
+      ledger_->credit(tier, category, bytes);
+      throw;
+    }
+    return Storage({data, bytes}, [ledger = ledger_, cache, category, tier](Block block) {
+      cache->give(block.data, block.bytes);
+      ledger->credit(tier, category, block.bytes);
+    });
+  }
+
+  void copy(void* to, const void* from, std::size_t bytes) override { copy_on(compute_, to, from, bytes); }
+
+  void copy_on(Stream& stream, void* to, const void* from, std::size_t bytes) override {
+    if (bytes == 0) return;
+    const OnGpu on(gpu_.ordinal);
+    // From or to pageable memory CUDA itself returns only when that memory is done with.
+    check_call(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream.native())),
+               "cudaMemcpyAsync");
+  }
+
+  void zero(void* data, std::size_t bytes) override {
+    if (bytes == 0) return;
+    const OnGpu on(gpu_.ordinal);
+    if (known_to_cuda(data)) {
+      check_call(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(compute_.native())), "cudaMemsetAsync");
+    } else {
+      wait();
+      std::memset(data, 0, bytes);
+    }
+  }
+
+  std::shared_ptr<void> pin(void* data, std::size_t bytes) override {
+    const OnGpu on(gpu_.ordinal);
+    if (cudaHostRegister(data, bytes, cudaHostRegisterPortable) != cudaSuccess) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    return {data, [](void* pinned) { cudaHostUnregister(pinned); }};
+  }
+
+  void synchronize() override {
+    wait();
+    for (const std::function<void()>& check : checks_->all) check();
+  }
+
+  std::shared_ptr<void> after_synchronize(std::function<void()> check) override {
+    checks_->all.push_back(std::move(check));
+    return {&checks_->all.back(), [checks = checks_, at = std::prev(checks_->all.end())](void*) { checks->all.erase(at); }};
+  }
+
+  Arena& arena() override { return arena_; }
+  Ledger& ledger() override { return *ledger_; }
+
+ private:
+  void wait() { compute_.mark().wait(Deadline::after_seconds(timeout_seconds_), "the work that it was given"); }
+
+  [[noreturn]] void fail_allocation(std::size_t bytes, Category category, Tier tier) {
+    if (tier == Tier::host)
+      fail(ErrorKind::memory, "the system has no ", bytes, " bytes of page-locked memory left for ", name_of(category),
+           " in the host tier; this rank holds there: ", ledger_->holders(tier),
+           ". Free memory of other programs, raise the limit of locked memory (ulimit -l), or offload less");
+    const CudaMemory left = memory();
+    fail(ErrorKind::memory, "out of memory on GPU ", gpu_.ordinal, " ('", gpu_.name, "'): ", bytes, " more bytes for ",
+         name_of(category), ", of which ", left.free, " are free out of ", left.total, "; this rank holds: ",
+         ledger_->holders(tier),
+         ". Shard further (zero_optimization.stage), shrink the micro-batch, turn on training.recompute, offload, or end "
+         "other programs on this GPU");
+  }
+
+  const CudaGpu gpu_;
+  const double timeout_seconds_;
+  Arena arena_;
+  std::shared_ptr<Ledger> ledger_;
+  Stream compute_;
+  std::shared_ptr<BlockCache> device_blocks_, host_blocks_;
+  std::shared_ptr<Checks> checks_ = std::make_shared<Checks>();
+};
+
+}  // namespace
+
+std::shared_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options) {
+  const CudaStatus status = cuda_status();
+  if (!status.usable()) fail(ErrorKind::config, "there is no CUDA device: ", status.why_not);
+  const auto gpu = std::find_if(status.gpus.begin(), status.gpus.end(),
+                                [&](const CudaGpu& each) { return each.ordinal == options.ordinal; });
+  if (gpu == status.gpus.end())
+    fail(ErrorKind::config, "there is no GPU ", options.ordinal, " that this build can use; it can use ", status.gpus.size(),
+         " of those that the driver shows (`sherd info` lists them)");
+  return std::make_shared<Gpu>(options, *gpu);
+}
+
+}  // namespace sherd::device

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "base/error.h"
+#include "device/cache/block_cache.h"
+#include "device/stream.h"
+
+namespace sherd::device::cuda {
+
+/// Throws for a cudaError_t other than success: the call, CUDA's name and words for it, and what to do. The kind is memory,
+/// config or io.
+[[noreturn]] void fail_call(int status, const char* call);
+inline void check_call(int status, const char* call) {
+  if (status != 0) [[unlikely]]
+    fail_call(status, call);
+}
+
+/// Makes a GPU the calling thread's current one while it lives.
+class OnGpu {
+ public:
+  explicit OnGpu(int ordinal);
+  ~OnGpu();
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+
+ private:
+  int before_ = -1;  ///< to be restored; -1: nothing
+};
+
+/// A new stream of the GPU that does not wait for the legacy default stream.
+std::unique_ptr<StreamQueue> make_queue(int ordinal, bool urgent);
+
+/// Memory of the GPU, allocated and freed in `compute`'s order out of a pool of its own.
+std::unique_ptr<BlockSource> make_device_memory(int ordinal, Stream compute);
+/// Page-locked memory of the host.
+std::unique_ptr<BlockSource> make_pinned_memory(int ordinal);
+
+}  // namespace sherd::device::cuda

@@ -1,0 +1,59 @@
+#include <cuda_runtime_api.h>
+
+#include "device/cuda/driver.h"
+
+namespace sherd::device::cuda {
+namespace {
+
+struct Advice {
+  ErrorKind kind;
+  const char* next_step;
+};
+
+Advice advice_for(cudaError_t status) {
+  switch (status) {
+    case cudaErrorMemoryAllocation:
+      return {ErrorKind::memory, "shard further, shrink the micro-batch, or end other programs on this GPU (nvidia-smi)"};
+    case cudaErrorInsufficientDriver:
+    case cudaErrorSystemDriverMismatch:
+      return {ErrorKind::config, "update the NVIDIA driver, or set device.type to \"cpu\""};
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+      return {ErrorKind::config, "see nvidia-smi and CUDA_VISIBLE_DEVICES, or set device.type to \"cpu\""};
+    case cudaErrorDevicesUnavailable:
+      return {ErrorKind::config, "the GPU is used exclusively by another program (nvidia-smi); end it or take another GPU"};
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorUnsupportedPtxVersion:
+      return {ErrorKind::config, "configure the build with -DCMAKE_CUDA_ARCHITECTURES for this GPU"};
+    case cudaErrorECCUncorrectable:
+    case cudaErrorHardwareStackError:
+      return {ErrorKind::io, "the GPU's hardware failed: take it out of service and resume from the last checkpoint"};
+    default:
+      return {ErrorKind::io,
+              "what this process has on the GPU is lost: resume from the last checkpoint; CUDA_LAUNCH_BLOCKING=1 tells which "
+              "call it was, for earlier work may be reported here"};
+  }
+}
+
+}  // namespace
+
+void fail_call(int status, const char* call) {
+  const auto error = static_cast<cudaError_t>(status);
+  cudaGetLastError();  // so that a later call does not report it again
+  const Advice advice = advice_for(error);
+  fail(advice.kind, call, " failed: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), "); ", advice.next_step);
+}
+
+OnGpu::OnGpu(int ordinal) {
+  int current = 0;
+  check_call(cudaGetDevice(&current), "cudaGetDevice");
+  if (current == ordinal) return;
+  check_call(cudaSetDevice(ordinal), "cudaSetDevice");
+  before_ = current;
+}
+
+OnGpu::~OnGpu() {
+  if (before_ >= 0) cudaSetDevice(before_);
+}
+
+}  // namespace sherd::device::cuda

@@ -1,0 +1,136 @@
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <vector>
+
+#include "support/expect_error.h"
+#include "support/gpu.h"
+
+namespace sherd::device {
+namespace {
+
+class CudaDeviceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SHERD_NEEDS_GPU();
+    device = make_cuda_device({.ordinal = cuda_status().gpus.front().ordinal, .threads = 2, .timeout_seconds = 60});
+  }
+  std::vector<float> counting(std::size_t count) const {
+    std::vector<float> out(count);
+    for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<float>(i);
+    return out;
+  }
+  std::shared_ptr<CudaDevice> device;
+};
+
+TEST_F(CudaDeviceTest, copies_there_and_back_through_pageable_and_pinned_memory) {
+  const std::size_t bytes = (3 << 20) + 4;
+  const std::vector<float> values = counting(bytes / 4);
+  const Storage there = device->allocate(bytes, Category::workspace);
+  const Storage host = device->allocate(bytes, Category::workspace, Tier::host);
+  device->copy(there.data(), values.data(), bytes);
+  device->copy(host.data(), there.data(), bytes);
+  device->synchronize();
+  EXPECT_EQ(std::memcmp(host.data(), values.data(), bytes), 0);
+  std::vector<float> plain(values.size());
+  device->zero(there.data(), 4 * sizeof(float));
+  device->copy(plain.data(), there.data(), bytes);
+  device->synchronize();
+  EXPECT_EQ(plain[3], 0);
+  EXPECT_EQ(plain[4], 4);
+}
+
+TEST_F(CudaDeviceTest, charges_the_ledger_and_reuses_freed_blocks) {
+  const std::byte* first = nullptr;
+  {
+    const Storage block = device->allocate(5 << 20, Category::gradients);
+    first = block.data();
+    EXPECT_EQ(device->ledger().current(Tier::device, Category::gradients), 5u << 20);
+  }
+  EXPECT_EQ(device->ledger().current(Tier::device), 0u);
+  EXPECT_EQ(device->allocate(5 << 20, Category::workspace).data(), first);
+}
+
+TEST_F(CudaDeviceTest, a_host_block_is_not_reused_while_a_copy_reads_it) {
+  const std::size_t bytes = 256 << 20;
+  const Storage there = device->allocate(bytes, Category::workspace);
+  std::vector<std::uint8_t> seen(1);
+  for (int round = 0; round < 8; ++round) {
+    Storage host = device->allocate(bytes, Category::workspace, Tier::host);
+    std::memset(host.data(), round + 1, bytes);
+    device->copy(there.data(), host.data(), bytes);
+    host = {};
+    const Storage next = device->allocate(bytes, Category::workspace, Tier::host);
+    std::memset(next.data(), 0xff, bytes);
+    device->copy(seen.data(), there.data() + bytes - 1, 1);
+    device->synchronize();
+    ASSERT_EQ(seen[0], round + 1);
+  }
+}
+
+TEST_F(CudaDeviceTest, memory_that_runs_out_names_bytes_category_and_holders) {
+  const Storage held = device->allocate(64 << 20, Category::parameters);
+  const std::size_t too_much = device->memory().total * 2;
+  sherd::testing::expect_error(ErrorKind::memory, "more bytes for activations",
+                               [&] { device->allocate(too_much, Category::activations); });
+  sherd::testing::expect_error(ErrorKind::memory, "this rank holds: parameters 67108864",
+                               [&] { device->allocate(too_much, Category::activations); });
+  EXPECT_EQ(device->ledger().current(Tier::device, Category::activations), 0u);
+  EXPECT_NE(device->allocate(1 << 20, Category::activations).data(), nullptr) << "it goes on after that";
+}
+
+TEST_F(CudaDeviceTest, kept_blocks_make_room_for_others) {
+  const std::size_t most = device->memory().free / 10 * 6;
+  device->allocate(most, Category::workspace);
+  EXPECT_NE(device->allocate(most + (64 << 20), Category::workspace).data(), nullptr);
+}
+
+TEST_F(CudaDeviceTest, a_copy_stream_follows_the_compute_stream_and_back) {
+  const std::size_t bytes = 64 << 20;
+  const std::vector<float> values = counting(bytes / 4);
+  Stream copies = device->make_stream(true);
+  const Storage there = device->allocate(bytes, Category::workspace);
+  Storage host = device->allocate(bytes, Category::workspace, Tier::host);
+  for (int round = 0; round < 5; ++round) {
+    device->zero(there.data(), bytes);
+    device->copy(there.data(), values.data(), bytes);
+    copies.wait(device->compute_stream().mark());
+    device->copy_on(copies, host.data(), there.data(), bytes);
+    SideUse use(copies.mark(), {there, host});
+    use.done().wait(Deadline::after_seconds(60), "a copy");
+    ASSERT_EQ(std::memcmp(host.data(), values.data(), bytes), 0);
+    use.join(device->compute_stream());
+  }
+}
+
+TEST_F(CudaDeviceTest, pinned_memory_of_others_is_copied_from) {
+  std::vector<float> values = counting(1 << 20);
+  const auto pinned = device->pin(values.data(), values.size() * 4);
+  const Storage there = device->allocate(values.size() * 4, Category::workspace);
+  device->copy(there.data(), values.data(), values.size() * 4);
+  std::vector<float> back(values.size());
+  device->copy(back.data(), there.data(), back.size() * 4);
+  device->synchronize();
+  EXPECT_EQ(back, values);
+}
+
+TEST_F(CudaDeviceTest, synchronize_calls_the_checks_while_they_are_registered) {
+  int calls = 0;
+  auto handle = device->after_synchronize([&] { ++calls; });
+  device->synchronize();
+  EXPECT_EQ(calls, 1);
+  handle.reset();
+  device->synchronize();
+  EXPECT_EQ(calls, 1);
+}
+
+TEST_F(CudaDeviceTest, memory_may_outlive_the_device) {
+  Storage there = device->allocate(1 << 20, Category::workspace);
+  Storage host = device->allocate(1 << 20, Category::workspace, Tier::host);
+  device.reset();
+  std::memset(host.data(), 1, host.bytes());
+  there = {}, host = {};
+}
+
+}  // namespace
+}  // namespace sherd::device

@@ -84,10 +84,9 @@ class GemmBench {
                  options_.threads == 1 ? Rounds::Clock::thread_cpu : Rounds::Clock::wall);
     double peak_flops = 0;
     std::vector<Contender> contenders{{label, std::move(body)}};
-    if (peak_.loop) {
-      const double about = std::clamp(flops, 1e8, 2e10);
+    const double about = std::clamp(flops, 1e8, 2e10);
+    if (peak_.loop)
       contenders.push_back({"peak", [&] { peak_flops = run_peak(peak_, device_->arena(), about); }});
-    }
     times.run(contenders);
     std::vector<Field> row{{"case", "product", label}, {"shape", "shape", shape}};
     for (Field& field :

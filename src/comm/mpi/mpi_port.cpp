@@ -124,8 +124,7 @@ class Port final : public MpiPort {
 
   void shout(const std::string& text) noexcept override {
     if (mpi::over()) return;
-    // Lives as long as the process, as the sends are never waited for.
-    auto* copy = new (std::nothrow) std::string(text.substr(0, shout_bytes));
+    const std::string* copy = mpi::keep_for_good(text.substr(0, shout_bytes));  // the sends are never waited for
     if (!copy) return;
     for (int r = 0; r < size(); ++r) {
       if (r == rank_) continue;

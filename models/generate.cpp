@@ -46,7 +46,8 @@ std::vector<float> next_logits(Gpt& model, autograd::Tape& tape, std::span<const
   const tensor::Tensor scores = model.logits_at(tape, tokens, used - 1);
   tensor::Tensor wide = tape.empty({scores.numel()}, DType::f32);
   tape.kernels().copy(scores, wide);
-  return {wide.data<float>(), wide.data<float>() + model.options().vocab_size};
+  const tensor::Tensor read = tensor::to_host(tape.device(), wide);
+  return {read.data<float>(), read.data<float>() + model.options().vocab_size};
 }
 
 }  // namespace

@@ -96,20 +96,23 @@ void Segment::draw_initial_values(std::uint64_t seed) {
 }
 
 void Segment::write_values(std::int64_t begin, const Tensor& from) {
+  // Rounded and split by the processor on every device: rare, and always the same bits.
   device::Device& device = kernels_.device();
-  Tensor rounded = from;
+  const Tensor values = tensor::to_host(device, from);
+  Tensor rounded = values;
   if (parameters_.dtype() != DType::f32) {
-    rounded = Tensor::empty(device, {from.numel()}, parameters_.dtype(), Category::workspace);
-    if (device.kind() != device::Kind::meta) round_masters(from, rounded, device.arena());
+    rounded = Tensor::empty(device, {from.numel()}, parameters_.dtype(), Category::workspace, device.processor_tier());
+    if (device.kind() != device::Kind::meta) round_masters(values, rounded, device.arena());
   }
   offload::Io parameters_written = parameters_.write(begin, rounded);
   const std::int64_t first = std::max(begin, update_begin());
   const std::int64_t last = std::min(begin + from.numel(), update_end());
   if (masters_ && first < last) {
-    Tensor kept = from.range(first - begin, last - begin);
+    Tensor kept = values.range(first - begin, last - begin);
     if (master_form_ == MasterForm::split) {
-      const Tensor high = Tensor::empty(device, {last - first}, DType::bf16, Category::workspace);
-      const Tensor low = Tensor::empty(device, {last - first}, DType::u16, Category::workspace);
+      const Tier tier = device.processor_tier();
+      const Tensor high = Tensor::empty(device, {last - first}, DType::bf16, Category::workspace, tier);
+      const Tensor low = Tensor::empty(device, {last - first}, DType::u16, Category::workspace, tier);
       if (device.kind() != device::Kind::meta)
         optim::split_master(kept.data<float>(), high.raw(), low.data<std::uint16_t>(), kept.numel(), device.arena());
       kept = low;
@@ -122,8 +125,9 @@ void Segment::write_values(std::int64_t begin, const Tensor& from) {
 void Segment::read_masters(std::int64_t begin, const Tensor& to) const {
   if (master_form_ != MasterForm::split) return (masters_ ? masters_ : parameters_).read(begin, to).wait();
   device::Device& device = kernels_.device();
-  const Tensor low = Tensor::empty(device, {to.numel()}, DType::u16, Category::workspace);
-  const Tensor high = Tensor::empty(device, {to.numel()}, DType::bf16, Category::workspace);
+  const Tier tier = device.processor_tier();
+  const Tensor low = Tensor::empty(device, {to.numel()}, DType::u16, Category::workspace, tier);
+  const Tensor high = Tensor::empty(device, {to.numel()}, DType::bf16, Category::workspace, tier);
   offload::Io low_read = masters_.read(begin, low), high_read = parameters_.read(begin, high);
   low_read.wait();
   high_read.wait();

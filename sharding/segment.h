@@ -63,10 +63,10 @@ class Segment {
   Tensor own_parameters() const { return parameters_.range(own_begin(), own_end()); }
   Tensor own_gradients() const { return gradients_.range(own_begin(), own_end()); }
 
-  /// The fp32 weights from flat element `begin` of the update range on.
+  /// The fp32 weights from flat element `begin` of the update range on, into memory of the processor.
   void read_masters(std::int64_t begin, const Tensor& to) const;
-  /// Sets the weights from flat element `begin` on: compute parameters where this rank holds them, rounded as masters
-  /// are, and masters in the update range.
+  /// Sets the weights from flat element `begin` on, out of any memory: compute parameters where this rank holds them,
+  /// rounded as masters are, and masters in the update range.
   void write_values(std::int64_t begin, const Tensor& from);
 
   /// Points the parameters' values into `full` (a flat tensor of the padded segment), or clears them.

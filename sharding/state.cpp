@@ -1,7 +1,6 @@
 #include "sharding/state.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace sherd::sharding {
@@ -59,11 +58,17 @@ void StateBuffer::check(std::int64_t begin, const Tensor& other) const {
           ") of ", name_of(dtype_));
 }
 
+void StateBuffer::move(std::byte* to, const std::byte* from, std::size_t bytes) const {
+  if (device_->kind() == device::Kind::meta) return;
+  device_->copy(to, from, bytes);
+  device_->synchronize();
+}
+
 offload::Io StateBuffer::read(std::int64_t begin, const Tensor& to) const {
   check(begin, to);
   if (stored())
     return store_->read(span_, static_cast<std::uint64_t>(begin - begin_) * size_of(dtype_), to.raw(), to.bytes());
-  if (device_->kind() != device::Kind::meta) std::memcpy(to.raw(), range(begin, begin + to.numel()).raw(), to.bytes());
+  move(to.raw(), range(begin, begin + to.numel()).raw(), to.bytes());
   return {};
 }
 
@@ -71,7 +76,7 @@ offload::Io StateBuffer::write(std::int64_t begin, const Tensor& from) {
   check(begin, from);
   if (stored())
     return store_->write(span_, static_cast<std::uint64_t>(begin - begin_) * size_of(dtype_), from.raw(), from.bytes());
-  if (device_->kind() != device::Kind::meta) std::memcpy(range(begin, begin + from.numel()).raw(), from.raw(), from.bytes());
+  move(range(begin, begin + from.numel()).raw(), from.raw(), from.bytes());
   return {};
 }
 

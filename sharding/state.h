@@ -51,12 +51,14 @@ class StateBuffer {
   Tensor range(std::int64_t begin, std::int64_t end) const;
 
   /// Starts to copy elements from `begin` on into `to`, which has this state's dtype, or from `from`; in memory it is
-  /// done on return. The tensors must live until the Io is done.
+  /// done on return. The tensors must live until the Io is done, and lie where the processor reads and writes
+  /// (Device::processor_tier).
   offload::Io read(std::int64_t begin, const Tensor& to) const;
   offload::Io write(std::int64_t begin, const Tensor& from);
 
  private:
   void check(std::int64_t begin, const Tensor& other) const;
+  void move(std::byte* to, const std::byte* from, std::size_t bytes) const;
 
   device::Device* device_ = nullptr;
   device::Tier tier_ = device::Tier::device;

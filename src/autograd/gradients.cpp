@@ -25,9 +25,4 @@ Tensor reuse_or_empty(Tape& tape, const Tensor& dy) {
   return dy.storage().unique() ? dy : tape.empty(dy.shape(), dy.dtype());
 }
 
-double scalar_value(const Tensor& scalar) {
-  require(scalar.numel() == 1, "a scalar was expected, not ", scalar.shape().str());
-  return scalar.dtype() == DType::f64 ? *scalar.data<double>() : static_cast<double>(*scalar.data<float>());
-}
-
 }  // namespace sherd::autograd

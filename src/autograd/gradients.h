@@ -14,7 +14,4 @@ void write_kernel_grad(Tape& tape, const GradRef& ref, const Shape& shape, DType
 /// `dy` itself when nobody else holds its memory, so that an elementwise gradient may overwrite it; else new memory.
 Tensor reuse_or_empty(Tape& tape, const Tensor& dy);
 
-/// The one element of a scalar tensor. Throws Error{usage} for another size or dtype.
-double scalar_value(const Tensor& scalar);
-
 }  // namespace sherd::autograd

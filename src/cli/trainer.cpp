@@ -106,7 +106,7 @@ bool Trainer::stop_requested() {
   options.label = "stop flag";
   options.scalar = true;
   dist_->world().all_reduce(flag, comm::ReduceOp::max, 1, options).wait();
-  return *flag.data<std::int32_t>() != 0;
+  return *tensor::to_host(engine_->device(), flag).data<std::int32_t>() != 0;
 }
 
 void Trainer::run() {
@@ -234,14 +234,14 @@ void Trainer::report() {
   const auto ranks = static_cast<std::size_t>(dist_->world_size());
   std::vector<engine::MemoryReport> all(ranks);
   const auto bytes = static_cast<std::int64_t>(sizeof mine);
-  tensor::Tensor shard = tensor::Tensor::empty(engine_->device(), {bytes}, DType::u8);
+  const auto* words = reinterpret_cast<const std::uint8_t*>(&mine);
+  tensor::Tensor shard = tensor::Tensor::of<std::uint8_t>(engine_->device(), {bytes}, std::span(words, sizeof mine));
   tensor::Tensor full = tensor::Tensor::empty(engine_->device(), {bytes * dist_->world_size()}, DType::u8);
-  std::memcpy(shard.raw(), &mine, sizeof mine);
   comm::CallOptions options;
   options.label = "memory report";
   options.scalar = true;
   dist_->world().all_gather({{shard, full}}, options).wait();
-  std::memcpy(all.data(), full.raw(), full.bytes());
+  std::memcpy(all.data(), tensor::to_host(engine_->device(), full).raw(), full.bytes());
   if (!speaks()) return;
   const auto steps = static_cast<std::int64_t>(step_seconds_.size());
   std::printf("\n%s", engine::memory_table(all).c_str());

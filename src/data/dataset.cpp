@@ -74,7 +74,7 @@ tensor::Tensor stack(const std::string& name, std::span<const tensor::Batch> sam
   std::vector<std::int64_t> dims{static_cast<std::int64_t>(samples.size())};
   dims.insert(dims.end(), first.shape().dims().begin(), first.shape().dims().end());
   tensor::Tensor out = tensor::Tensor::empty(device, tensor::Shape(dims), first.dtype());
-  tensor::copy_from_host(out, bytes.data(), bytes.size());
+  tensor::copy_from_host(device, out, bytes.data(), bytes.size());
   return out;
 }
 

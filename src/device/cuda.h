@@ -34,28 +34,29 @@ struct CudaStatus {
 /// Asks the driver. Never throws.
 CudaStatus cuda_status();
 
-/// The GPU, counted among `gpus`, of the rank that is `local_rank`-th of those on its machine: its own where there are enough,
-/// else shared by ranks that follow in turn.
+/// The GPU, counted among `gpus`, of the rank that is `local_rank`-th of those on its machine: its own where
+/// there are enough, else shared by ranks that follow in turn.
 int cuda_ordinal_for(int local_rank, int gpus);
 
 /// How a CUDA device is made.
 struct CudaDeviceOptions {
   int ordinal = 0;
-  int threads = 1;              ///< compute threads of the processor, for what stays there (offloaded optimizers)
-  std::vector<int> cores = {};  ///< as for make_cpu_device()
-  double timeout_seconds = 1800;  ///< deadline of synchronize()
+  int threads = 1;  ///< compute threads of the processor, for what stays there (offloaded optimizers)
+  std::vector<int> cores = {};    ///< as for make_cpu_device()
+  double timeout_seconds = 1800;  ///< of every wait for the device
 };
 
 struct CudaMemory {
   std::uint64_t free = 0, total = 0;  ///< bytes of the GPU, over all processes
 };
 
-/// A rank's GPU. Kernels run on the compute stream, in whose order memory of the device tier is reused: whoever hands it to
-/// another stream keeps it alive until the compute stream waits for that (SideUse). The host tier is page-locked memory, of
-/// which a freed block is reused when the compute stream has passed that point.
+/// A rank's GPU. Kernels run on the compute stream, in whose order memory of the device tier is reused:
+/// whoever hands it to another stream keeps it alive until the compute stream waits for that (SideUse). The
+/// host tier is page-locked memory, of which a freed block is reused when the compute stream has passed that
+/// point.
 ///
-/// Used from the rank's thread, which has the GPU as its current one from the device's construction on; allocation, release
-/// and streams are safe from any thread.
+/// Used from the rank's thread, which has the GPU as its current one from the device's construction on;
+/// allocation, release and streams are safe from any thread.
 class CudaDevice : public Device {
  public:
   Kind kind() const final { return Kind::cuda; }
@@ -73,15 +74,19 @@ class CudaDevice : public Device {
   /// Copies as copy() does, in the order of `stream` instead.
   virtual void copy_on(Stream& stream, void* to, const void* from, std::size_t bytes) = 0;
 
-  /// Registers what synchronize() calls when all work has ended, to throw what kernels found wrong with their data; until the
-  /// handle goes.
+  /// Of a wait for this device that begins now.
+  virtual Deadline deadline() const = 0;
+
+  /// Registers what synchronize() calls when all work has ended, to throw what kernels found wrong with their
+  /// data; until the handle goes.
   virtual std::shared_ptr<void> after_synchronize(std::function<void()> check) = 0;
 };
 
 /// `device` as what it is. Throws Error{usage} for a device of another kind.
 CudaDevice& as_cuda(Device& device);
 
-/// Throws Error{config} with cuda_status().why_not where there is no such GPU, Error{memory} when it has no room.
+/// Throws Error{config} with cuda_status().why_not where there is no such GPU, Error{memory} when it has no
+/// room.
 std::shared_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options);
 
 }  // namespace sherd::device

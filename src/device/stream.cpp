@@ -12,10 +12,12 @@
 namespace sherd::device {
 namespace {
 
-/// Tells streams apart for as long as anybody knows of them, so that no later one is taken for an earlier one.
+/// Tells streams apart for as long as anybody knows of them, so that no later one is taken for an earlier
+/// one.
 struct Identity {};
 using StreamId = std::shared_ptr<const Identity>;
-/// How many marks of each stream are known to lie in the past of a moment (a vector clock: Fidge 1988, Mattern 1988).
+/// How many marks of each stream are known to lie in the past of a moment (a vector clock: Fidge 1988,
+/// Mattern 1988).
 using Clock = std::map<StreamId, std::uint64_t>;
 
 void merge(Clock& into, const Clock& from) {
@@ -34,7 +36,9 @@ struct Mark::Point {
   std::shared_ptr<const StreamEvent> event;
 };
 
-bool Mark::reached() const { return !point_ || point_->event->reached(); }
+bool Mark::reached() const {
+  return !point_ || point_->event->reached();
+}
 
 void Mark::wait(const Deadline& deadline, std::string_view what) const {
   using namespace std::chrono_literals;
@@ -43,7 +47,8 @@ void Mark::wait(const Deadline& deadline, std::string_view what) const {
   while (!reached()) {
     if (deadline.passed())
       fail(ErrorKind::comm, "the device did not finish ", what,
-           " within the deadline (parallel.timeout_seconds): see whether it hangs (nvidia-smi), or allow more time");
+           " within the deadline (parallel.timeout_seconds): see whether it hangs (nvidia-smi), or allow "
+           "more time");
     if (Deadline::Clock::now() < turning)
       std::this_thread::yield();
     else
@@ -86,7 +91,9 @@ void Stream::wait(const Mark& mark) {
   merge(state_->past, mark.point_->past);
 }
 
-void* Stream::native() const { return state_ ? state_->queue->native() : nullptr; }
+void* Stream::native() const {
+  return state_ ? state_->queue->native() : nullptr;
+}
 
 SideUse& SideUse::operator=(SideUse&& other) noexcept {
   std::swap(done_, other.done_);

@@ -32,8 +32,8 @@ class StreamQueue {
 
 class Stream;
 
-/// "Everything that this stream had been given by then": the only thing that one stream can wait for of another. A cheap
-/// value; it keeps neither the stream nor any memory alive.
+/// "Everything that this stream had been given by then": the only thing that one stream can wait for of
+/// another. A cheap value; it keeps neither the stream nor any memory alive.
 class Mark {
  public:
   Mark() = default;
@@ -50,9 +50,9 @@ class Mark {
   std::shared_ptr<const Point> point_;
 };
 
-/// Work that a device runs in the order in which it was queued, beside its other streams. Ordering between streams is
-/// said with marks and in no other way: `copies.wait(compute.mark())`. A wait that earlier waits imply, also through
-/// third streams, costs nothing. A shared handle; safe from any thread.
+/// Work that a device runs in the order in which it was queued, beside its other streams. Ordering between
+/// streams is said with marks and in no other way: `copies.wait(compute.mark())`. A wait that earlier waits
+/// imply, also through third streams, costs nothing. A shared handle; safe from any thread.
 class Stream {
  public:
   Stream() = default;
@@ -61,8 +61,8 @@ class Stream {
 
   /// A mark after everything queued so far.
   Mark mark();
-  /// What is queued from now on starts after `mark`'s work has ended; the calling thread does not wait. An empty mark
-  /// asks for nothing.
+  /// What is queued from now on starts after `mark`'s work has ended; the calling thread does not wait. An
+  /// empty mark asks for nothing.
   void wait(const Mark& mark);
   /// The driver's handle (a cudaStream_t).
   void* native() const;
@@ -73,8 +73,9 @@ class Stream {
   std::shared_ptr<State> state_;
 };
 
-/// Memory that work on a side stream still uses. Allocators hand a freed block out again at once, in the order of the
-/// compute stream; so whoever lends memory to another stream keeps it here until the compute stream waits for that work.
+/// Memory that work on a side stream still uses. Allocators hand a freed block out again at once, in the
+/// order of the compute stream; so whoever lends memory to another stream keeps it here until the compute
+/// stream waits for that work.
 class SideUse {
  public:
   SideUse() = default;

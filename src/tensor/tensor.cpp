@@ -41,7 +41,7 @@ Tensor Tensor::empty(Device& device, const Shape& shape, DType dtype, Category c
 
 Tensor Tensor::zeros(Device& device, const Shape& shape, DType dtype, Category category) {
   Tensor out = empty(device, shape, dtype, category);
-  std::memset(out.raw(), 0, out.bytes());
+  device.zero(out.raw(), out.bytes());
   return out;
 }
 
@@ -82,9 +82,33 @@ Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {
   return range(begin * row, end * row).reshape(Shape(std::span<const std::int64_t>(dims)));
 }
 
-void copy_from_host(Tensor& to, const void* from, std::size_t bytes) {
+void copy_from_host(Device& device, const Tensor& to, const void* from, std::size_t bytes) {
   require(bytes == to.bytes(), "copying ", bytes, " host bytes into a tensor of ", to.bytes());
-  if (bytes) std::memcpy(to.raw(), from, bytes);
+  if (device.processor_tier() == device::Tier::device) return device.copy(to.raw(), from, bytes);
+  // Out of page-locked memory nobody has to wait for the copy, or for the work before it.
+  const device::Storage staged = device.allocate(bytes, Category::workspace, device.processor_tier());
+  if (bytes) std::memcpy(staged.data(), from, bytes);
+  device.copy(to.raw(), staged.data(), bytes);
+}
+
+Tensor to_host(Device& device, const Tensor& x) {
+  if (device.processor_tier() == device::Tier::device) return x;
+  Tensor out = Tensor::empty(device, x.shape(), x.dtype(), Category::workspace, device.processor_tier());
+  device.copy(out.raw(), x.raw(), x.bytes());
+  device.synchronize();
+  return out;
+}
+
+double read_scalar(Device& device, const Tensor& x) {
+  require(x.numel() == 1, "one number was expected, not a tensor of shape ", x.shape().str());
+  const Tensor value = to_host(device, x);
+  switch (value.dtype()) {
+    case DType::f32: return value.data<float>()[0];
+    case DType::f64: return value.data<double>()[0];
+    case DType::bf16: return static_cast<float>(value.data<bf16>()[0]);
+    case DType::f16: return static_cast<float>(value.data<f16>()[0]);
+    default: fail(ErrorKind::usage, "a tensor of ", name_of(value.dtype()), " has no floating number to read");
+  }
 }
 
 }  // namespace sherd::tensor

@@ -93,13 +93,20 @@ class Tensor {
 /// Named inputs of one micro-batch ("tokens", "labels", …), as loaders make and models take them.
 using Batch = std::map<std::string, Tensor>;
 
-void copy_from_host(Tensor& to, const void* from, std::size_t bytes);
+/// Fills `to` from memory of the processor, which may be reused on return.
+void copy_from_host(Device& device, const Tensor& to, const void* from, std::size_t bytes);
+
+/// `x` where the processor can read it, all work on it done: itself on CPUs, a copy in the host tier beside an accelerator.
+Tensor to_host(Device& device, const Tensor& x);
+
+/// The one element of a floating tensor; waits for the device. Throws Error{usage} for another size or dtype.
+double read_scalar(Device& device, const Tensor& x);
 
 template <class T>
 Tensor Tensor::of(Device& device, const Shape& shape, std::span<const T> values) {
   require(static_cast<std::int64_t>(values.size()) == shape.numel(), values.size(), " values for shape ", shape.str());
   Tensor out = empty(device, shape, dtype_of<T>());
-  copy_from_host(out, values.data(), values.size_bytes());
+  copy_from_host(device, out, values.data(), values.size_bytes());
   return out;
 }
 

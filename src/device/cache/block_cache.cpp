@@ -12,7 +12,9 @@ std::size_t size_class(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-std::size_t BlockSource::size_for(std::size_t bytes) const { return size_class(bytes); }
+std::size_t BlockSource::size_for(std::size_t bytes) const {
+  return size_class(bytes);
+}
 
 BlockCache::BlockCache(std::unique_ptr<BlockSource> source, Fence fence)
     : source_(std::move(source)), fence_(std::move(fence)) {}

@@ -20,29 +20,32 @@ class BlockSource {
   /// `size` bytes, or null when there are no more.
   virtual std::byte* obtain(std::size_t size) = 0;
   virtual void give_back(std::byte* data, std::size_t size) noexcept = 0;
-  /// After the cache gave back what it kept, before it asks once more: lets memory return to where others find it.
+  /// After the cache gave back what it kept, before it asks once more: lets memory return to where others
+  /// find it.
   virtual void settle() {}
 };
 
 /// Multiples of 64 bytes up to a page, above it at most 1/8 more than was asked for.
 std::size_t size_class(std::size_t bytes);
 
-/// Keeps freed blocks by size for later requests. Thread-safe. Shared by a device and every block it gave out, so that
-/// memory may outlive the device object.
+/// Keeps freed blocks by size for later requests. Thread-safe. Shared by a device and every block it gave
+/// out, so that memory may outlive the device object.
 class BlockCache {
  public:
-  /// Marks the point of the device's work from which on a block that is given back now may be written by the processor.
+  /// Marks the point of the device's work from which on a block that is given back now may be written by the
+  /// processor.
   using Fence = std::function<Mark()>;
 
-  /// Without a fence a block is reused at once: right where its users run in the order of the calls (one compute stream,
-  /// or the processor itself). With one, the oldest block of a size is reused when its fence has been reached.
+  /// Without a fence a block is reused at once: right where its users run in the order of the calls (one
+  /// compute stream, or the processor itself). With one, the oldest block of a size is reused when its fence
+  /// has been reached.
   explicit BlockCache(std::unique_ptr<BlockSource> source, Fence fence = {});
   ~BlockCache();
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
-  /// At least `bytes` bytes; when the source has none left, everything kept is given back before it is asked again. Null when
-  /// that does not help.
+  /// At least `bytes` bytes; when the source has none left, everything kept is given back before it is asked
+  /// again. Null when that does not help.
   std::byte* take(std::size_t bytes);
   /// Takes back what take(bytes) gave.
   void give(std::byte* data, std::size_t bytes) noexcept;

@@ -21,7 +21,8 @@ bool known_to_cuda(const void* data) {
   return attributes.type != cudaMemoryTypeUnregistered;
 }
 
-/// What synchronize() calls, in the order of registration. Used from the rank's thread; handles may outlive the device.
+/// What synchronize() calls, in the order of registration. Used from the rank's thread; handles may outlive
+/// the device.
 struct Checks {
   std::list<std::function<void()>> all;
 };
@@ -29,7 +30,9 @@ struct Checks {
 class Gpu final : public CudaDevice {
  public:
   Gpu(const CudaDeviceOptions& options, CudaGpu gpu)
-      : gpu_(std::move(gpu)), timeout_seconds_(options.timeout_seconds), arena_(options.threads, options.cores),
+      : gpu_(std::move(gpu)),
+        timeout_seconds_(options.timeout_seconds),
+        arena_(options.threads, options.cores),
         ledger_(std::make_shared<Ledger>()) {
     make_current();
     compute_ = Gpu::make_stream(false);
@@ -41,7 +44,7 @@ class Gpu final : public CudaDevice {
   ~Gpu() override {
     // Work under way may still use what is freed from here on; a failure has been reported, or nobody asked.
     try {
-      compute_.mark().wait(Deadline::after_seconds(timeout_seconds_), "its last work");
+      compute_.mark().wait(Gpu::deadline(), "its last work");
     } catch (const Error&) {
     }
   }
@@ -82,15 +85,17 @@ class Gpu final : public CudaDevice {
     if (bytes == 0) return;
     const OnGpu on(gpu_.ordinal);
     // From or to pageable memory CUDA itself returns only when that memory is done with.
-    check_call(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream.native())),
-               "cudaMemcpyAsync");
+    check_call(
+        cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream.native())),
+        "cudaMemcpyAsync");
   }
 
   void zero(void* data, std::size_t bytes) override {
     if (bytes == 0) return;
     const OnGpu on(gpu_.ordinal);
     if (known_to_cuda(data)) {
-      check_call(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(compute_.native())), "cudaMemsetAsync");
+      check_call(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(compute_.native())),
+                 "cudaMemsetAsync");
     } else {
       wait();
       std::memset(data, 0, bytes);
@@ -113,25 +118,28 @@ class Gpu final : public CudaDevice {
 
   std::shared_ptr<void> after_synchronize(std::function<void()> check) override {
     checks_->all.push_back(std::move(check));
-    return {&checks_->all.back(), [checks = checks_, at = std::prev(checks_->all.end())](void*) { checks->all.erase(at); }};
+    return {&checks_->all.back(),
+            [checks = checks_, at = std::prev(checks_->all.end())](void*) { checks->all.erase(at); }};
   }
 
+  Deadline deadline() const override { return Deadline::after_seconds(timeout_seconds_); }
   Arena& arena() override { return arena_; }
   Ledger& ledger() override { return *ledger_; }
 
  private:
-  void wait() { compute_.mark().wait(Deadline::after_seconds(timeout_seconds_), "the work that it was given"); }
+  void wait() { compute_.mark().wait(deadline(), "the work that it was given"); }
 
   [[noreturn]] void fail_allocation(std::size_t bytes, Category category, Tier tier) {
     if (tier == Tier::host)
-      fail(ErrorKind::memory, "the system has no ", bytes, " bytes of page-locked memory left for ", name_of(category),
-           " in the host tier; this rank holds there: ", ledger_->holders(tier),
+      fail(ErrorKind::memory, "the system has no ", bytes, " bytes of page-locked memory left for ",
+           name_of(category), " in the host tier; this rank holds there: ", ledger_->holders(tier),
            ". Free memory of other programs, raise the limit of locked memory (ulimit -l), or offload less");
     const CudaMemory left = memory();
-    fail(ErrorKind::memory, "out of memory on GPU ", gpu_.ordinal, " ('", gpu_.name, "'): ", bytes, " more bytes for ",
-         name_of(category), ", of which ", left.free, " are free out of ", left.total, "; this rank holds: ",
-         ledger_->holders(tier),
-         ". Shard further (zero_optimization.stage), shrink the micro-batch, turn on training.recompute, offload, or end "
+    fail(ErrorKind::memory, "out of memory on GPU ", gpu_.ordinal, " ('", gpu_.name, "'): ", bytes,
+         " more bytes for ", name_of(category), ", of which ", left.free, " are free out of ", left.total,
+         "; this rank holds: ", ledger_->holders(tier),
+         ". Shard further (zero_optimization.stage), shrink the micro-batch, turn on training.recompute, "
+         "offload, or end "
          "other programs on this GPU");
   }
 
@@ -152,8 +160,8 @@ std::shared_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options) {
   const auto gpu = std::find_if(status.gpus.begin(), status.gpus.end(),
                                 [&](const CudaGpu& each) { return each.ordinal == options.ordinal; });
   if (gpu == status.gpus.end())
-    fail(ErrorKind::config, "there is no GPU ", options.ordinal, " that this build can use; it can use ", status.gpus.size(),
-         " of those that the driver shows (`sherd info` lists them)");
+    fail(ErrorKind::config, "there is no GPU ", options.ordinal, " that this build can use; it can use ",
+         status.gpus.size(), " of those that the driver shows (`sherd info` lists them)");
   return std::make_shared<Gpu>(options, *gpu);
 }
 

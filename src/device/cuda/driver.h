@@ -9,8 +9,8 @@
 
 namespace sherd::device::cuda {
 
-/// Throws for a cudaError_t other than success: the call, CUDA's name and words for it, and what to do. The kind is memory,
-/// config or io.
+/// Throws for a cudaError_t other than success: the call, CUDA's name and words for it, and what to do. The
+/// kind is memory, config or io.
 [[noreturn]] void fail_call(int status, const char* call);
 inline void check_call(int status, const char* call) {
   if (status != 0) [[unlikely]]

@@ -13,7 +13,8 @@ struct Advice {
 Advice advice_for(cudaError_t status) {
   switch (status) {
     case cudaErrorMemoryAllocation:
-      return {ErrorKind::memory, "shard further, shrink the micro-batch, or end other programs on this GPU (nvidia-smi)"};
+      return {ErrorKind::memory,
+              "shard further, shrink the micro-batch, or end other programs on this GPU (nvidia-smi)"};
     case cudaErrorInsufficientDriver:
     case cudaErrorSystemDriverMismatch:
       return {ErrorKind::config, "update the NVIDIA driver, or set device.type to \"cpu\""};
@@ -21,16 +22,19 @@ Advice advice_for(cudaError_t status) {
     case cudaErrorInvalidDevice:
       return {ErrorKind::config, "see nvidia-smi and CUDA_VISIBLE_DEVICES, or set device.type to \"cpu\""};
     case cudaErrorDevicesUnavailable:
-      return {ErrorKind::config, "the GPU is used exclusively by another program (nvidia-smi); end it or take another GPU"};
+      return {ErrorKind::config,
+              "the GPU is used exclusively by another program (nvidia-smi); end it or take another GPU"};
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorUnsupportedPtxVersion:
       return {ErrorKind::config, "configure the build with -DCMAKE_CUDA_ARCHITECTURES for this GPU"};
     case cudaErrorECCUncorrectable:
     case cudaErrorHardwareStackError:
-      return {ErrorKind::io, "the GPU's hardware failed: take it out of service and resume from the last checkpoint"};
+      return {ErrorKind::io,
+              "the GPU's hardware failed: take it out of service and resume from the last checkpoint"};
     default:
       return {ErrorKind::io,
-              "what this process has on the GPU is lost: resume from the last checkpoint; CUDA_LAUNCH_BLOCKING=1 tells which "
+              "what this process has on the GPU is lost: resume from the last checkpoint; "
+              "CUDA_LAUNCH_BLOCKING=1 tells which "
               "call it was, for earlier work may be reported here"};
   }
 }
@@ -41,7 +45,8 @@ void fail_call(int status, const char* call) {
   const auto error = static_cast<cudaError_t>(status);
   cudaGetLastError();  // so that a later call does not report it again
   const Advice advice = advice_for(error);
-  fail(advice.kind, call, " failed: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), "); ", advice.next_step);
+  fail(advice.kind, call, " failed: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), "); ",
+       advice.next_step);
 }
 
 OnGpu::OnGpu(int ordinal) {

@@ -31,14 +31,16 @@ class DeviceMemory final : public BlockSource {
   DeviceMemory(int ordinal, Stream compute) : ordinal_(ordinal), compute_(std::move(compute)) {
     const OnGpu on(ordinal_);
     int pools = 0;
-    check_call(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, ordinal_), "cudaDeviceGetAttribute");
+    check_call(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, ordinal_),
+               "cudaDeviceGetAttribute");
     if (!pools) return;  // some virtual GPUs: plain cudaMalloc
     cudaMemPoolProps properties{};
     properties.allocType = cudaMemAllocationTypePinned;
     properties.location = {cudaMemLocationTypeDevice, ordinal_};
     check_call(cudaMemPoolCreate(&pool_, &properties), "cudaMemPoolCreate");
     std::uint64_t keep = std::numeric_limits<std::uint64_t>::max();  // settle() returns it where it is missed
-    check_call(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");
+    check_call(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep),
+               "cudaMemPoolSetAttribute");
   }
   ~DeviceMemory() override {
     if (pool_) cudaMemPoolDestroy(pool_);
@@ -103,6 +105,8 @@ std::unique_ptr<BlockSource> make_device_memory(int ordinal, Stream compute) {
   return std::make_unique<DeviceMemory>(ordinal, std::move(compute));
 }
 
-std::unique_ptr<BlockSource> make_pinned_memory(int ordinal) { return std::make_unique<PinnedMemory>(ordinal); }
+std::unique_ptr<BlockSource> make_pinned_memory(int ordinal) {
+  return std::make_unique<PinnedMemory>(ordinal);
+}
 
 }  // namespace sherd::device::cuda

@@ -43,7 +43,8 @@ class EventPool {
 class Event final : public StreamEvent {
  public:
   explicit Event(std::shared_ptr<EventPool> pool) : pool_(std::move(pool)), event_(pool_->take()) {}
-  // One that is left while pending may be recorded anew: those who wait on the device refer to the record that they saw.
+  // One that is left while pending may be recorded anew: those who wait on the device refer to the record
+  // that they saw.
   ~Event() override { pool_->leave(event_); }
   bool reached() const override {
     const cudaError_t status = cudaEventQuery(event_);
@@ -93,6 +94,8 @@ class Queue final : public StreamQueue {
 
 }  // namespace
 
-std::unique_ptr<StreamQueue> make_queue(int ordinal, bool urgent) { return std::make_unique<Queue>(ordinal, urgent); }
+std::unique_ptr<StreamQueue> make_queue(int ordinal, bool urgent) {
+  return std::make_unique<Queue>(ordinal, urgent);
+}
 
 }  // namespace sherd::device::cuda

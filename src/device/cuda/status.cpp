@@ -10,7 +10,9 @@
 namespace sherd::device {
 namespace {
 
-std::string version_text(int version) { return cat(version / 1000, ".", version % 1000 / 10); }
+std::string version_text(int version) {
+  return cat(version / 1000, ".", version % 1000 / 10);
+}
 
 /// The oldest compute capability that this build has kernels for, times 10; 0 where the list does not say.
 int oldest_architecture() {
@@ -32,8 +34,8 @@ std::string no_gpu_text(cudaError_t error, const CudaStatus& status) {
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (status.driver_version.empty()) return "no NVIDIA driver is installed here";
   if (error == cudaErrorInsufficientDriver)
-    return cat("the NVIDIA driver serves CUDA up to ", status.driver_version, " and this build needs ", status.version,
-               ": update the driver");
+    return cat("the NVIDIA driver serves CUDA up to ", status.driver_version, " and this build needs ",
+               status.version, ": update the driver");
   if (error == cudaErrorNoDevice || error == cudaSuccess)
     return visible ? cat("the driver shows no GPU, with CUDA_VISIBLE_DEVICES set to '", visible, "'")
                    : std::string("the driver shows no GPU (see nvidia-smi)");
@@ -60,7 +62,8 @@ CudaStatus cuda_status() {
   status.built = true;
   int runtime = 0, driver = 0, count = 0;
   if (cudaRuntimeGetVersion(&runtime) == cudaSuccess) status.version = version_text(runtime);
-  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0) status.driver_version = version_text(driver);
+  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0)
+    status.driver_version = version_text(driver);
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || count == 0) {
     cudaGetLastError();

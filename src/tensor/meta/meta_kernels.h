@@ -6,7 +6,7 @@ namespace sherd::tensor::meta {
 
 /// Kernels that read and write no tensor. Each books for a moment the workspace that the CPU's kernel holds
 /// with as many threads, so that the ledger's peaks are those of a real run.
-class MetaKernels final : public Kernels {
+class MetaKernels : public Kernels {
  public:
   explicit MetaKernels(Device& device) : device_(device) {}
 

@@ -13,7 +13,8 @@ class CudaDeviceTest : public ::testing::Test {
  protected:
   void SetUp() override {
     SHERD_NEEDS_GPU();
-    device = make_cuda_device({.ordinal = cuda_status().gpus.front().ordinal, .threads = 2, .timeout_seconds = 60});
+    device = make_cuda_device(
+        {.ordinal = cuda_status().gpus.front().ordinal, .threads = 2, .timeout_seconds = 60});
   }
   std::vector<float> counting(std::size_t count) const {
     std::vector<float> out(count);

@@ -5,7 +5,9 @@ namespace sherd::device {
 
 CudaStatus cuda_status() {
   CudaStatus status;
-  status.why_not = "this build has no CUDA (it was configured where no CUDA toolkit was found, or with SHERD_WITH_CUDA=OFF)";
+  status.why_not =
+      "this build has no CUDA (it was configured where no CUDA toolkit was found, or with "
+      "SHERD_WITH_CUDA=OFF)";
   return status;
 }
 

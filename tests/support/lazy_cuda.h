@@ -1,0 +1,139 @@
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "device/cache/block_cache.h"
+#include "device/cuda.h"
+
+namespace sherd::testing {
+
+/// A queue that does nothing until somebody waits for it: the laziest order that its users' marks allow, so
+/// that a missing one shows as stale or overwritten data.
+class LazyQueue final : public device::StreamQueue {
+ public:
+  /// Shared with events, which outlive the queue.
+  struct State {
+    std::vector<std::function<void()>> work;
+    std::size_t done = 0;
+    void run_to(std::size_t position) {
+      while (done < position) work[done++]();
+    }
+  };
+  struct Event final : device::StreamEvent {
+    Event(std::shared_ptr<State> s, std::size_t p) : state(std::move(s)), position(p) {}
+    /// Not on the first look: one that merely asks must cope with "not yet".
+    bool reached() const override {
+      if (looks++ > 0) state->run_to(position);
+      return state->done >= position;
+    }
+    std::shared_ptr<State> state;
+    std::size_t position;
+    mutable int looks = 0;
+  };
+
+  std::shared_ptr<const device::StreamEvent> record() override {
+    return std::make_shared<Event>(state, state->work.size());
+  }
+  void follow(const device::StreamEvent& event) override {
+    const auto& other = dynamic_cast<const Event&>(event);
+    state->work.emplace_back([from = other.state, position = other.position] { from->run_to(position); });
+  }
+  void* native() const override { return state.get(); }
+
+  std::shared_ptr<State> state = std::make_shared<State>();
+};
+
+/// A CUDA device as far as memory and the order of copies go, out of plain memory and lazy queues; it runs no
+/// kernels. Memory of the device tier is filled with ones as it is allocated. Used from one thread.
+class LazyCudaDevice final : public device::CudaDevice {
+ public:
+  LazyCudaDevice() : arena_(1), ledger_(std::make_shared<device::Ledger>()) {
+    compute_ = make_stream(false);
+    device_blocks_ = std::make_shared<device::BlockCache>(std::make_unique<Memory>(owned_));
+    host_blocks_ = std::make_shared<device::BlockCache>(
+        std::make_unique<Memory>(owned_), [compute = compute_]() mutable { return compute.mark(); });
+  }
+  ~LazyCudaDevice() override { LazyCudaDevice::synchronize(); }
+
+  const device::CudaGpu& gpu() const override { return gpu_; }
+  device::Stream& compute_stream() override { return compute_; }
+  device::Stream make_stream(bool) override { return device::Stream(std::make_unique<LazyQueue>()); }
+  device::CudaMemory memory() override { return {1 << 30, 1 << 30}; }
+  void make_current() override {}
+  Deadline deadline() const override { return Deadline::after_seconds(60); }
+  Arena& arena() override { return arena_; }
+  device::Ledger& ledger() override { return *ledger_; }
+
+  device::Storage allocate(std::size_t bytes, device::Category category, device::Tier tier) override {
+    ledger_->charge(tier, category, bytes);
+    const auto& cache = tier == device::Tier::device ? device_blocks_ : host_blocks_;
+    return device::Storage({cache->take(bytes), bytes},
+                           [ledger = ledger_, cache, category, tier](device::Block block) {
+                             cache->give(block.data, block.bytes);
+                             ledger->credit(tier, category, block.bytes);
+                           });
+  }
+
+  void copy(void* to, const void* from, std::size_t bytes) override { copy_on(compute_, to, from, bytes); }
+  void copy_on(device::Stream& stream, void* to, const void* from, std::size_t bytes) override {
+    submit(stream, [=] { std::memcpy(to, from, bytes); });
+    if (!owns(to) || !owns(from)) finish(stream);
+  }
+  void zero(void* data, std::size_t bytes) override {
+    submit(compute_, [=] { std::memset(data, 0, bytes); });
+  }
+  void synchronize() override { finish(compute_); }
+  std::shared_ptr<void> after_synchronize(std::function<void()>) override { return nullptr; }
+
+  /// Queues what stands for a kernel.
+  void submit(device::Stream& stream, std::function<void()> work) {
+    state_of(stream).work.push_back(std::move(work));
+  }
+
+ private:
+  using Owned = std::map<const std::byte*, std::size_t>;
+  class Memory final : public device::BlockSource {
+   public:
+    explicit Memory(std::shared_ptr<Owned> owned) : owned_(std::move(owned)) {}
+    std::byte* obtain(std::size_t size) override {
+      auto* data = static_cast<std::byte*>(std::malloc(size));
+      std::memset(data, 0xff, size);
+      (*owned_)[data] = size;
+      return data;
+    }
+    void give_back(std::byte* data, std::size_t) noexcept override {
+      owned_->erase(data);
+      std::free(data);
+    }
+
+   private:
+    std::shared_ptr<Owned> owned_;
+  };
+
+  static LazyQueue::State& state_of(device::Stream& stream) {
+    return *static_cast<LazyQueue::State*>(stream.native());
+  }
+  static void finish(device::Stream& stream) { state_of(stream).run_to(state_of(stream).work.size()); }
+  bool owns(const void* data) const {
+    const auto* at = static_cast<const std::byte*>(data);
+    auto next = owned_->upper_bound(at);
+    return next != owned_->begin() && at < std::prev(next)->first + std::prev(next)->second;
+  }
+
+  device::CudaGpu gpu_{0, "lazy", 9, 0, std::uint64_t{1} << 30, 1};
+  Arena arena_;
+  std::shared_ptr<device::Ledger> ledger_;
+  std::shared_ptr<Owned> owned_ = std::make_shared<Owned>();
+  device::Stream compute_;
+  std::shared_ptr<device::BlockCache> device_blocks_, host_blocks_;
+};
+
+}  // namespace sherd::testing

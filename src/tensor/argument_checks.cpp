@@ -34,6 +34,15 @@ void require_gradient(const char* kernel, const char* name, const Tensor& t, std
           name_of(t.dtype()), " for values in ", name_of(dtype));
 }
 
+void require_row_sums(const Tensor& x, const Tensor& out) {
+  require(x && out, "sum_rows: x and out must be defined");
+  require(is_floating(x.dtype()) && x.shape().rank() >= 1 && x.shape().back() == out.numel(),
+          "sum_rows: x is ", name_of(x.dtype()), " ", x.shape().str(), " and out has ", out.numel(),
+          " elements; rows must be as wide as out");
+  require(out.dtype() == x.dtype() || (out.dtype() == DType::f32 && x.dtype() != DType::f64),
+          "sum_rows: out is ", name_of(out.dtype()), " and x ", name_of(x.dtype()));
+}
+
 void require_copyable(const Tensor& from, const Tensor& to) {
   require(from.defined() && to.defined(), "copy: an argument is not defined");
   require(from.numel() == to.numel(), "copy: ", from.shape().str(), " and ", to.shape().str(),
@@ -59,8 +68,8 @@ std::int64_t require_integer(double value, DType dtype) {
   const double bound = std::ldexp(1.0, static_cast<int>(8 * size_of(dtype)));
   const bool is_signed = dtype == DType::i32 || dtype == DType::i64;
   const double least = is_signed ? -bound / 2 : 0, beyond = is_signed ? bound / 2 : bound;
-  require(value == std::trunc(value) && value >= least && value < beyond, "fill: ", value, " is not a value of ",
-          name_of(dtype));
+  require(value == std::trunc(value) && value >= least && value < beyond, "fill: ", value,
+          " is not a value of ", name_of(dtype));
   return static_cast<std::int64_t>(value);
 }
 

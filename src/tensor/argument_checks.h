@@ -5,12 +5,15 @@
 
 #include "tensor/tensor.h"
 
-// The checks of arguments that the kernels of every device share. Each throws Error{usage} that names the kernel.
+// The checks of arguments that the kernels of every device share. Each throws Error{usage} that names the
+// kernel.
 
 namespace sherd::tensor {
 
 /// fp64 for fp64, else fp32: the type that a kernel's sums are formed in.
-inline DType compute_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+inline DType compute_type(DType dtype) {
+  return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
 
 void require_floating(const char* kernel, const char* name, const Tensor& t);
 /// Every tensor is floating and has `first`'s shape and dtype.
@@ -20,12 +23,14 @@ void require_vector(const char* kernel, const char* name, const Tensor& t, std::
 /// As above, for a gradient that may be kept in a wider type than the values: any floating dtype with the
 /// same compute type.
 void require_gradient(const char* kernel, const char* name, const Tensor& t, std::int64_t n, DType dtype);
+/// The arguments of sum_rows().
+void require_row_sums(const Tensor& x, const Tensor& out);
 /// The arguments of copy(): as many elements, and no fraction lost.
 void require_copyable(const Tensor& from, const Tensor& to);
 /// x: [rows, 2f] = [gate | up] against y: [rows, f]. Returns f.
 std::int64_t require_swiglu(const char* kernel, const Tensor& x, const Tensor& y);
-/// The probability is in [0, 1). An element is kept when uniform_at() >= p, that is when its word's upper 24 bits
-/// are at least what this returns.
+/// The probability is in [0, 1). An element is kept when uniform_at() >= p, that is when its word's upper 24
+/// bits are at least what this returns.
 std::uint32_t keep_threshold(const char* kernel, float p);
 /// The value as one of `dtype`, an integer type, to the bit; throws where it is none.
 std::int64_t require_integer(double value, DType dtype);

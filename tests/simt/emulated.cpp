@@ -1,12 +1,43 @@
 #include "simt/emulated.h"
 
+#include "optim/cuda/update.h"
 #include "tensor/cuda/cuda_kernels.h"
 
 namespace sherd::test {
+namespace {
+
+// Few processors, so that loops that stride over the grid go round more than once.
+device::SHERD_CUDA::Target target_on(device::Device& device) {
+  return {device, nullptr, 1};
+}
+
+}  // namespace
 
 std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device) {
-  // Few processors, so that loops that stride over the grid go round more than once.
-  return std::make_unique<tensor::SHERD_CUDA::CudaKernels>(device::SHERD_CUDA::Target{device, nullptr, 1});
+  return std::make_unique<tensor::SHERD_CUDA::CudaKernels>(target_on(device));
+}
+
+void check_emulated_data(tensor::Kernels& kernels) {
+  static_cast<tensor::SHERD_CUDA::CudaKernels&>(kernels).check_data();
+}
+
+bool emulated_update(const optim::SpanUpdate& span, const optim::Hyper& hyper, std::int64_t step,
+                     device::Device& device) {
+  unsigned not_finite = 0;
+  optim::SHERD_CUDA::update(target_on(device), optim::plan_span(span, hyper, step), span, &not_finite);
+  return not_finite == 0;
+}
+void emulated_split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n,
+                           device::Device& device) {
+  optim::SHERD_CUDA::split_master(target_on(device), master, high, low, n);
+}
+void emulated_join_master(const void* high, const std::uint16_t* low, float* master, std::int64_t n,
+                          device::Device& device) {
+  optim::SHERD_CUDA::join_master(target_on(device), high, low, master, n);
+}
+void emulated_round_masters(const float* master, void* to, DType dtype, std::int64_t n,
+                            device::Device& device) {
+  optim::SHERD_CUDA::round_masters(target_on(device), master, to, dtype, n);
 }
 
 }  // namespace sherd::test

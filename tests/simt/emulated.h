@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "optim/update_rule.h"
 #include "simt/simt.h"
 #include "tensor/kernels.h"
 
@@ -9,5 +10,17 @@ namespace sherd::test {
 
 /// The CUDA kernels on the emulator, over the memory of a CPU device, which must outlive them.
 std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device);
+/// Throws what these kernels found wrong with their data, as synchronize() does on a GPU.
+void check_emulated_data(tensor::Kernels& kernels);
+
+/// optim/device_update.h by the emulated kernels.
+bool emulated_update(const optim::SpanUpdate& span, const optim::Hyper& hyper, std::int64_t step,
+                     device::Device& device);
+void emulated_split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n,
+                           device::Device& device);
+void emulated_join_master(const void* high, const std::uint16_t* low, float* master, std::int64_t n,
+                          device::Device& device);
+void emulated_round_masters(const float* master, void* to, DType dtype, std::int64_t n,
+                            device::Device& device);
 
 }  // namespace sherd::test

@@ -58,8 +58,10 @@ class Fiber {
 #endif
   }
   explicit Fiber(void (*entry)()) : size_(stack_bytes) {
-    void* stack = mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stack == MAP_FAILED) fail(ErrorKind::memory, "the system has no memory for an emulated thread's stack");
+    void* stack = mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stack == MAP_FAILED)
+      fail(ErrorKind::memory, "the system has no memory for an emulated thread's stack");
     mprotect(stack, guard_bytes, PROT_NONE);
     bottom_ = stack, owned_ = true;
     reset(entry);
@@ -79,7 +81,7 @@ class Fiber {
 
   /// Begins anew with `entry`, whatever lies on the stack: six registers of no meaning, and where to go on.
   void reset(void (*entry)()) {
-    auto* top = reinterpret_cast<void**>(static_cast<std::byte*>(bottom_) + stack_bytes) - 1;
+    auto* top = reinterpret_cast<void**>(static_cast<std::byte*>(bottom_) + stack_bytes);
     *--top = nullptr;  // entry() returns to nowhere; the stack is aligned as after a call
     *--top = reinterpret_cast<void*>(entry);
     at_ = top - 6;
@@ -127,8 +129,8 @@ struct Warp {
   int row = 0;
 };
 
-/// The threads of one block. A fiber takes thread after thread as long as none of them has to wait; a kernel without
-/// barriers so is a plain loop.
+/// The threads of one block. A fiber takes thread after thread as long as none of them has to wait; a kernel
+/// without barriers so is a plain loop.
 class Block {
  public:
   void run(Dim3 size, std::size_t shared_bytes, Order order, const std::function<void()>& body);
@@ -291,8 +293,8 @@ void Block::fail_deadlock() {
   for (const auto& queue : warp_queues_) in_warps += queue.size();
   const std::size_t at_barrier = barrier_queue_.size();
   fibers_.clear(), idle_.clear();
-  fail(ErrorKind::usage, "simt: a kernel's threads wait for ones that never come: in block (", blockIdx.x, ", ",
-       blockIdx.y, ", ", blockIdx.z, ") of ", threads_, " threads ", done_, " are done, ", at_barrier,
+  fail(ErrorKind::usage, "simt: a kernel's threads wait for ones that never come: in block (", blockIdx.x,
+       ", ", blockIdx.y, ", ", blockIdx.z, ") of ", threads_, " threads ", done_, " are done, ", at_barrier,
        " wait at a barrier of the block and ", in_warps, " at one of their warp");
 }
 
@@ -310,7 +312,9 @@ class Flushing {
 
 }  // namespace
 
-void set_order(Order order) { this_block().order = order; }
+void set_order(Order order) {
+  this_block().order = order;
+}
 
 void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& body) {
   require(grid.count() > 0 && block.count() > 0, "simt: a launch of no threads, which CUDA refuses");
@@ -328,11 +332,23 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   }
 }
 
-void block_barrier() { this_block().barrier(); }
-int block_vote(bool predicate) { return this_block().vote(predicate); }
-const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t value) { return this_block().exchange(mask, value); }
-int lane_id() { return this_block().lane(); }
-void* dynamic_shared() { return this_block().shared(); }
-std::uint64_t block_serial() { return this_block().serial(); }
+void block_barrier() {
+  this_block().barrier();
+}
+int block_vote(bool predicate) {
+  return this_block().vote(predicate);
+}
+const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t value) {
+  return this_block().exchange(mask, value);
+}
+int lane_id() {
+  return this_block().lane();
+}
+void* dynamic_shared() {
+  return this_block().shared();
+}
+std::uint64_t block_serial() {
+  return this_block().serial();
+}
 
 }  // namespace sherd::simt

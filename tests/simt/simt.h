@@ -1,10 +1,10 @@
 #pragma once
 
-// Runs CUDA kernels on the CPU, to test their logic where no GPU is. A block's threads are fibers of one host thread that
-// switch only at barriers and warp operations; blocks run one after the other. Arithmetic is the device's as far as
-// -fmad=false -ftz=true make it IEEE's; library functions are the CPU's. What shows here: wrong indices, missing or
-// diverging barriers, reads of shared memory that nobody wrote, orders of sums. What does not: memory ordering between
-// warps, limits of registers, the speed.
+// Runs CUDA kernels on the CPU, to test their logic where no GPU is. A block's threads are fibers of one host
+// thread that switch only at barriers and warp operations; blocks run one after the other. Arithmetic is the
+// device's as far as -fmad=false -ftz=true make it IEEE's; library functions are the CPU's. What shows here:
+// wrong indices, missing or diverging barriers, reads of shared memory that nobody wrote, orders of sums.
+// What does not: memory ordering between warps, limits of registers, the speed.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,20 +23,22 @@ struct Index3 {
   unsigned x, y, z;
 };
 
-/// The order in which blocks, and threads between two barriers, run. A kernel without data races does not see it.
+/// The order in which blocks, and threads between two barriers, run. A kernel without data races does not see
+/// it.
 enum class Order : std::uint8_t { ascending, descending };
 /// For the kernels that the calling host thread runs from now on.
 void set_order(Order order);
 
-/// Runs body() once per thread of the grid. Throws Error{usage} when some threads of a block wait at a barrier that
-/// others never reach, when a block is larger than a device takes, and what body() throws.
+/// Runs body() once per thread of the grid. Throws Error{usage} when some threads of a block wait at a
+/// barrier that others never reach, when a block is larger than a device takes, and what body() throws.
 void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& body);
 
 // What the device's functions come down to; to be called by kernels only.
 void block_barrier();
 /// A barrier that tells how many threads of the block said true.
 int block_vote(bool predicate);
-/// Waits for the warp's lanes in `mask` and returns what each of the 32 gave; to be read before the next call.
+/// Waits for the warp's lanes in `mask` and returns what each of the 32 gave; to be read before the next
+/// call.
 const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t value);
 int lane_id();
 void* dynamic_shared();

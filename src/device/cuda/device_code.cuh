@@ -1,6 +1,7 @@
 #pragma once
 
-// What kernels share, on the device and on the emulator. Included by launch.cuh, whichever of the two that is.
+// What kernels share, on the device and on the emulator. Included by launch.cuh, whichever of the two that
+// is.
 
 #include <bit>
 #include <cstdint>
@@ -20,9 +21,15 @@ __device__ inline To bits_as(From value) {
 }
 
 // The conversions of base/dtype.h, to the bit, NaNs included.
-__device__ inline float widen(float x) { return x; }
-__device__ inline double widen(double x) { return x; }
-__device__ inline float widen(bf16 x) { return bits_as<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+__device__ inline float widen(float x) {
+  return x;
+}
+__device__ inline double widen(double x) {
+  return x;
+}
+__device__ inline float widen(bf16 x) {
+  return bits_as<float>(static_cast<std::uint32_t>(x.bits) << 16);
+}
 __device__ inline float widen(f16 x) {
   const std::uint32_t shifted = (x.bits & 0x7fffu) << 13, exponent = x.bits & 0x7c00u;
   const std::uint32_t normal = shifted + 0x38000000u;
@@ -47,7 +54,8 @@ __device__ inline T narrow(Compute<T> x) {
     const std::uint32_t magnitude = u & 0x7fffffffu;
     std::uint32_t half = (magnitude + 0xc8000fffu + (magnitude >> 13 & 1u)) >> 13;
     // A subnormal half: the addition rounds at the right place.
-    if (magnitude < 0x38800000u) half = bits_as<std::uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000u;
+    if (magnitude < 0x38800000u)
+      half = bits_as<std::uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000u;
     if (magnitude >= 0x477ff000u) half = 0x7c00u;
     if (magnitude > 0x7f800000u) half = 0x7e00u;
     T out;
@@ -85,14 +93,19 @@ constexpr unsigned all_lanes = 0xffffffffu;
 
 struct Plus {
   template <class T>
-  __device__ T operator()(T a, T b) const { return a + b; }
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
 };
 struct Larger {
   template <class T>
-  __device__ T operator()(T a, T b) const { return a < b ? b : a; }
+  __device__ T operator()(T a, T b) const {
+    return a < b ? b : a;
+  }
 };
 
-/// The value folded over the warp by op (commutative), in one fixed order; every lane gets it. All lanes take part.
+/// The value folded over the warp by op (commutative), in one fixed order; every lane gets it. All lanes take
+/// part.
 template <class T, class Op>
 __device__ inline T warp_reduce(T value, Op op) {
   for (int distance = 16; distance >= 1; distance /= 2)
@@ -104,8 +117,8 @@ __device__ inline T warp_sum(T value) {
   return warp_reduce(value, Plus{});
 }
 
-/// The same over a one-dimensional block of whole warps; every thread gets the result. Ends with shared memory in use
-/// that the next call waits for.
+/// The same over a one-dimensional block of whole warps; every thread gets the result. Ends with shared
+/// memory in use that the next call waits for.
 template <class T, class Op>
 __device__ inline T block_reduce(T value, Op op, T neutral) {
   SHERD_SHARED(T, parts, 32);
@@ -125,9 +138,12 @@ __device__ inline T block_sum(T value) {
 __device__ inline std::int64_t grid_thread() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
-__device__ inline std::int64_t grid_threads() { return static_cast<std::int64_t>(gridDim.x) * blockDim.x; }
+__device__ inline std::int64_t grid_threads() {
+  return static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+}
 
-/// Blocks for `items` of which each takes `per_block`: at most `full` per processor, for loops that stride over the grid.
+/// Blocks for `items` of which each takes `per_block`: at most `full` per processor, for loops that stride
+/// over the grid.
 inline unsigned blocks_for(std::int64_t items, std::int64_t per_block, int processors, int full = 16) {
   const std::int64_t needed = (items + per_block - 1) / per_block;
   const std::int64_t most = static_cast<std::int64_t>(processors) * full;

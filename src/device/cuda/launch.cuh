@@ -23,6 +23,9 @@
   extern __shared__ __align__(16) unsigned char sherd_dynamic_shared[]; \
   T* name = reinterpret_cast<T*>(sherd_dynamic_shared)
 
+/// Before a loop whose body indexes arrays that must stay in registers.
+#define SHERD_UNROLL _Pragma("unroll")
+
 namespace sherd::device::SHERD_CUDA {
 
 /// Queues kernel(args...) on `stream` with `shared_bytes` of dynamic shared memory.
@@ -43,11 +46,18 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared
       values);
 }
 
-/// True for memory that kernels should work on; false for the host's, pinned or not.
+/// True for memory of the GPU.
 inline bool on_device(const void* memory) {
   cudaPointerAttributes attributes{};
   check_call(cudaPointerGetAttributes(&attributes, memory), "cudaPointerGetAttributes");
   return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+}
+
+/// True for memory that kernels can work on: the device's, and the host's where it is page-locked.
+inline bool reachable(const void* memory) {
+  cudaPointerAttributes attributes{};
+  check_call(cudaPointerGetAttributes(&attributes, memory), "cudaPointerGetAttributes");
+  return attributes.type != cudaMemoryTypeUnregistered;
 }
 
 /// 2^x and 1/x within 2 units in the last place, one instruction each; subnormal numbers count as zero.

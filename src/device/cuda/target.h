@@ -2,20 +2,20 @@
 
 #include "device/device.h"
 
-// The innermost namespace of everything that launches kernels. Sources compiled for the emulator call it `simt`, so that a
-// program may hold both.
+// The innermost namespace of everything that launches kernels. Sources compiled for the emulator call it
+// `simt`, so that a program may hold both.
 #ifndef SHERD_CUDA
 #define SHERD_CUDA cuda
 #endif
 
 namespace sherd::device::SHERD_CUDA {
 
-/// Where kernels run and what they may know of it. Plain, so that sources which launch kernels can also run on the
-/// emulator (tests/simt), whose device is a CPU's.
+/// Where kernels run and what they may know of it. Plain, so that sources which launch kernels can also run
+/// on the emulator (tests/simt), whose device is a CPU's.
 struct Target {
-  Device& device;           ///< gives the memory; outlives the target
-  void* stream = nullptr;   ///< the compute stream, a cudaStream_t
-  int processors = 1;       ///< streaming multiprocessors: how many blocks make a full grid
+  Device& device;          ///< gives the memory; outlives the target
+  void* stream = nullptr;  ///< the compute stream, a cudaStream_t
+  int processors = 1;      ///< streaming multiprocessors: how many blocks make a full grid
 };
 
 }  // namespace sherd::device::SHERD_CUDA

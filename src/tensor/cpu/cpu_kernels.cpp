@@ -1,12 +1,13 @@
 #include "tensor/cpu/cpu_kernels.h"
+
+#include "tensor/cuda/make.h"
 #include "tensor/meta/meta_kernels.h"
 
 namespace sherd::tensor {
 
 std::unique_ptr<Kernels> make_kernels(Device& device) {
   if (device.kind() == device::Kind::meta) return std::make_unique<meta::MetaKernels>(device);
-  require(device.kind() == device::Kind::cpu,
-          "make_kernels: this build has kernels for CPU and meta devices only; use make_cpu_device()");
+  if (device.kind() == device::Kind::cuda) return make_cuda_kernels(device);
   return std::make_unique<cpu::CpuKernels>(device);
 }
 

@@ -11,7 +11,8 @@ Tensor CudaKernels::scratch(std::int64_t elements, DType dtype, device::Tier tie
 }
 
 DataErrors::DataErrors(device::Device& device)
-    : memory_(device.allocate(data_error_kinds * sizeof(DataErrorSlot), Category::workspace, device::Tier::host)),
+    : memory_(
+          device.allocate(data_error_kinds * sizeof(DataErrorSlot), Category::workspace, device::Tier::host)),
       slots_(reinterpret_cast<DataErrorSlot*>(memory_.data())) {
   std::fill_n(slots_, data_error_kinds, DataErrorSlot{none_wrong, 0});
 }
@@ -24,10 +25,10 @@ void DataErrors::check() {
     const auto value = static_cast<std::int32_t>(found.first & 0xffffffffu);
     const std::uint64_t position = found.first >> 32;
     if (static_cast<DataError>(kind) == DataError::embedding_id)
-      fail(ErrorKind::data, "embedding: id ", value, " at position ", position, " is outside a table of ", found.limit,
-           " rows");
-    fail(ErrorKind::data, "cross_entropy: target ", value, " at position ", position, " is outside [0, ", found.limit,
-         ")");
+      fail(ErrorKind::data, "embedding: id ", value, " at position ", position, " is outside a table of ",
+           found.limit, " rows");
+    fail(ErrorKind::data, "cross_entropy: target ", value, " at position ", position, " is outside [0, ",
+         found.limit, ")");
   }
 }
 

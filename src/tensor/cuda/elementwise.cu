@@ -97,7 +97,8 @@ void unary(const char* name, const Target& target, const Op& op, const Tensor& x
   });
 }
 template <class Op>
-void binary(const char* name, const Target& target, const Op& op, const Tensor& a, const Tensor& b, const Tensor& y) {
+void binary(const char* name, const Target& target, const Op& op, const Tensor& a, const Tensor& b,
+            const Tensor& y) {
   require_alike(name, y, {&a, &b});
   with_floating(y.dtype(), [&](auto type) {
     using S = decltype(type);
@@ -173,7 +174,9 @@ struct RowGrid {
 
 }  // namespace
 
-void CudaKernels::add(const Tensor& a, const Tensor& b, const Tensor& out) { binary("add", target_, Add{}, a, b, out); }
+void CudaKernels::add(const Tensor& a, const Tensor& b, const Tensor& out) {
+  binary("add", target_, Add{}, a, b, out);
+}
 
 void CudaKernels::multiply(const Tensor& a, const Tensor& b, const Tensor& out) {
   binary("multiply", target_, Multiply{}, a, b, out);
@@ -190,27 +193,37 @@ void CudaKernels::scale(const Tensor& x, double factor, const Tensor& out) {
 
 void CudaKernels::activation(Activation kind, const Tensor& x, const Tensor& out) {
   switch (kind) {
-    case Activation::none: return copy(x, out);
-    case Activation::gelu_tanh: return unary<GeluTanh>("gelu_tanh", target_, x, out);
-    case Activation::gelu_erf: return unary<GeluErf>("gelu_erf", target_, x, out);
+    case Activation::none:
+      return copy(x, out);
+    case Activation::gelu_tanh:
+      return unary<GeluTanh>("gelu_tanh", target_, x, out);
+    case Activation::gelu_erf:
+      return unary<GeluErf>("gelu_erf", target_, x, out);
   }
 }
 
 void CudaKernels::activation_backward(Activation kind, const Tensor& x, const Tensor& dy, const Tensor& dx) {
   switch (kind) {
-    case Activation::none: return copy(dy, dx);
-    case Activation::gelu_tanh: return binary<GeluTanhBackward>("gelu_tanh_backward", target_, x, dy, dx);
-    case Activation::gelu_erf: return binary<GeluErfBackward>("gelu_erf_backward", target_, x, dy, dx);
+    case Activation::none:
+      return copy(dy, dx);
+    case Activation::gelu_tanh:
+      return binary<GeluTanhBackward>("gelu_tanh_backward", target_, x, dy, dx);
+    case Activation::gelu_erf:
+      return binary<GeluErfBackward>("gelu_erf_backward", target_, x, dy, dx);
   }
 }
 
-void CudaKernels::tanh(const Tensor& x, const Tensor& out) { unary("tanh", target_, Tanh{}, x, out); }
+void CudaKernels::tanh(const Tensor& x, const Tensor& out) {
+  unary("tanh", target_, Tanh{}, x, out);
+}
 
 void CudaKernels::tanh_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
   binary("tanh_backward", target_, TanhBackward{}, y, dy, dx);
 }
 
-void CudaKernels::relu(const Tensor& x, const Tensor& out) { unary("relu", target_, Relu{}, x, out); }
+void CudaKernels::relu(const Tensor& x, const Tensor& out) {
+  unary("relu", target_, Relu{}, x, out);
+}
 
 void CudaKernels::relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
   binary("relu_backward", target_, ReluBackward{}, y, dy, dx);
@@ -224,8 +237,8 @@ void CudaKernels::swiglu(const Tensor& x, const Tensor& out) {
     constexpr int width = pack_width<S>;
     const bool packs = f % width == 0 && aligned_for_packs(x.raw(), out.raw());
     const RowGrid grid(target_, rows, packs ? f / width : f);
-    launch(packs ? swiglu_kernel<width, S> : swiglu_kernel<1, S>, grid.blocks, grid.threads, 0, target_.stream, rows, f,
-           in<S>(x), SHERD_CUDA::out<S>(out));
+    launch(packs ? swiglu_kernel<width, S> : swiglu_kernel<1, S>, grid.blocks, grid.threads, 0,
+           target_.stream, rows, f, in<S>(x), SHERD_CUDA::out<S>(out));
   });
 }
 
@@ -238,8 +251,8 @@ void CudaKernels::swiglu_backward(const Tensor& x, const Tensor& dy, const Tenso
     constexpr int width = pack_width<S>;
     const bool packs = f % width == 0 && aligned_for_packs(x.raw(), dy.raw(), dx.raw());
     const RowGrid grid(target_, rows, packs ? f / width : f);
-    launch(packs ? swiglu_backward_kernel<width, S> : swiglu_backward_kernel<1, S>, grid.blocks, grid.threads, 0,
-           target_.stream, rows, f, in<S>(x), in<S>(dy), out<S>(dx));
+    launch(packs ? swiglu_backward_kernel<width, S> : swiglu_backward_kernel<1, S>, grid.blocks, grid.threads,
+           0, target_.stream, rows, f, in<S>(x), in<S>(dy), out<S>(dx));
   });
 }
 

@@ -36,10 +36,14 @@ inline constexpr unsigned element_threads = 256;
 template <class Fn>
 void with_floating(DType dtype, const Fn& f) {
   switch (dtype) {
-    case DType::bf16: return f(bf16{});
-    case DType::f16: return f(f16{});
-    case DType::f64: return f(double{});
-    default: return f(float{});
+    case DType::bf16:
+      return f(bf16{});
+    case DType::f16:
+      return f(f16{});
+    case DType::f64:
+      return f(double{});
+    default:
+      return f(float{});
   }
 }
 
@@ -67,8 +71,8 @@ __device__ inline auto apply(const Op& op, const T (&x)[2]) {
   return op(widen(x[0]), widen(x[1]));
 }
 
-/// to[i] = op(widened elements i of the sources), by packs of `width` and what is left over one by one. `to` may be a
-/// source.
+/// to[i] = op(widened elements i of the sources), by packs of `width` and what is left over one by one. `to`
+/// may be a source.
 template <int width, class Op, class Out, class In, int count>
 __global__ void map_kernel(Op op, Count n, Out* to, Sources<In, count> from) {
   const Count packs = n / width;
@@ -98,9 +102,10 @@ void map(const Target& target, const Op& op, Count n, Out* to, const In* first, 
   constexpr int width = pack_width<std::conditional_t<(sizeof(In) > sizeof(Out)), Out, In>>;
   const Sources<In, count> from{{first, more...}};
   const bool packs = aligned_for_packs(to, first, more...);
-  const unsigned grid = blocks_for(n, packs ? element_threads * width : element_threads, target.processors, 32);
-  launch(packs ? map_kernel<width, Op, Out, In, count> : map_kernel<1, Op, Out, In, count>, grid, element_threads, 0,
-         target.stream, op, n, to, from);
+  const unsigned grid =
+      blocks_for(n, packs ? element_threads * width : element_threads, target.processors, 32);
+  launch(packs ? map_kernel<width, Op, Out, In, count> : map_kernel<1, Op, Out, In, count>, grid,
+         element_threads, 0, target.stream, op, n, to, from);
 }
 
 /// Leaves word that element `position` holds `value`, which `limit` does not allow.

@@ -2,9 +2,9 @@
 
 #include "device/cuda/launch.cuh"
 
-// Elementary functions. For results stored in fp32 they are the CPU's (tensor/cpu/isa/vec_math.h, where the polynomials
-// come from), operation by operation, and so its bits; for results that round to 16 bits they use the processor's own
-// approximations, whose errors that rounding hides. fp64 takes the library's functions.
+// Elementary functions. For results stored in fp32 they are the CPU's (tensor/cpu/isa/vec_math.h, where the
+// polynomials come from), operation by operation, and so its bits; for results that round to 16 bits they use
+// the processor's own approximations, whose errors that rounding hides. fp64 takes the library's functions.
 
 namespace sherd::tensor::SHERD_CUDA {
 
@@ -46,7 +46,9 @@ __device__ inline double exp_for(double x) {
   return ::exp(x);
 }
 
-__device__ inline float magnitude(float x) { return bits_as<float>(bits_as<std::uint32_t>(x) & 0x7fffffffu); }
+__device__ inline float magnitude(float x) {
+  return bits_as<float>(bits_as<std::uint32_t>(x) & 0x7fffffffu);
+}
 
 /// tanh x. Within 2 ulp.
 __device__ inline float tanh_of(float x) {
@@ -60,10 +62,13 @@ __device__ inline float tanh_of(float x) {
   p = p * z + 0x1.11076ap-3f;
   p = p * z + -0x1.555534p-2f;
   const float small = p * z * x + x;
-  const float signed_large = bits_as<float>(bits_as<std::uint32_t>(large) | (bits_as<std::uint32_t>(x) & 0x80000000u));
+  const float signed_large =
+      bits_as<float>(bits_as<std::uint32_t>(large) | (bits_as<std::uint32_t>(x) & 0x80000000u));
   return a < 0.625f ? small : signed_large;
 }
-__device__ inline double tanh_of(double x) { return ::tanh(x); }
+__device__ inline double tanh_of(double x) {
+  return ::tanh(x);
+}
 
 /// The logistic function and its derivative, both accurate in either tail, for results stored as S.
 template <class C>

@@ -27,6 +27,8 @@
   T(&name)[n] = name##_held.of_this_block()
 #define SHERD_DYNAMIC_SHARED(T, name) T* name = static_cast<T*>(::sherd::simt::dynamic_shared())
 
+#define SHERD_UNROLL
+
 using dim3 = sherd::simt::Dim3;
 inline constexpr int warpSize = 32;
 
@@ -116,6 +118,7 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared
 }
 
 inline bool on_device(const void*) { return true; }
+inline bool reachable(const void*) { return true; }
 
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float fast_reciprocal(float x) { return 1.0f / x; }

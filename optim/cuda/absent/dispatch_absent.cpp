@@ -1,0 +1,29 @@
+#include "base/error.h"
+#include "optim/cuda/dispatch.h"
+
+namespace sherd::optim {
+namespace {
+
+[[noreturn]] void refuse() {
+  fail(ErrorKind::usage, "optim: this build has no kernels for CUDA");
+}
+
+}  // namespace
+
+bool on_gpu(device::Device&, const void*) {
+  return false;
+}
+void update_on_gpu(device::Device&, const UpdatePlan&, const SpanUpdate&, unsigned*) {
+  refuse();
+}
+void split_on_gpu(device::Device&, const float*, void*, std::uint16_t*, std::int64_t) {
+  refuse();
+}
+void join_on_gpu(device::Device&, const void*, const std::uint16_t*, float*, std::int64_t) {
+  refuse();
+}
+void round_on_gpu(device::Device&, const float*, void*, DType, std::int64_t) {
+  refuse();
+}
+
+}  // namespace sherd::optim

@@ -1,0 +1,36 @@
+#include "optim/cuda/dispatch.h"
+
+#include "device/cuda.h"
+#include "optim/cuda/update.h"
+
+namespace sherd::optim {
+namespace {
+
+cuda::Target target_of(device::Device& device) {
+  device::CudaDevice& gpu = device::as_cuda(device);
+  return {device, gpu.compute_stream().native(), gpu.gpu().processors};
+}
+
+}  // namespace
+
+bool on_gpu(device::Device& device, const void* memory) {
+  return device.kind() == device::Kind::cuda && cuda::is_device_memory(memory);
+}
+
+void update_on_gpu(device::Device& device, const UpdatePlan& plan, const SpanUpdate& span,
+                   unsigned* not_finite) {
+  cuda::update(target_of(device), plan, span, not_finite);
+}
+void split_on_gpu(device::Device& device, const float* master, void* high, std::uint16_t* low,
+                  std::int64_t n) {
+  cuda::split_master(target_of(device), master, high, low, n);
+}
+void join_on_gpu(device::Device& device, const void* high, const std::uint16_t* low, float* master,
+                 std::int64_t n) {
+  cuda::join_master(target_of(device), high, low, master, n);
+}
+void round_on_gpu(device::Device& device, const float* master, void* to, DType dtype, std::int64_t n) {
+  cuda::round_masters(target_of(device), master, to, dtype, n);
+}
+
+}  // namespace sherd::optim

@@ -1,0 +1,310 @@
+#include "base/random.h"
+#include "device/cuda/launch.cuh"
+#include "optim/cuda/update.h"
+
+namespace sherd::optim::SHERD_CUDA {
+namespace {
+
+using namespace device::SHERD_CUDA;
+using Count = std::int64_t;
+
+/// The memory of a span. Offsets are applied by those who use it.
+struct Streams {
+  float* master;
+  std::uint16_t* low;
+  const void* grad;
+  void* moments[2];
+  void* param;
+  Count n;
+  Count first_element;
+  GradIndex grad_index;
+  std::uint32_t largest_weight, largest_moment;
+  RandomKey noise;
+  unsigned* not_finite;
+};
+
+// The rules of optim/isa, one rounding per operation and in the same order.
+struct AdamStep {
+  static constexpr int moments = 2;
+  AdamScalars s;
+  __device__ void operator()(float& p, float g, float& m, float& v) const {
+    g = g * s.factor;
+    if (s.l2) g = g + s.decay * p;
+    m = s.beta1 * m + s.one_minus_beta1 * g;
+    v = s.beta2 * v + s.one_minus_beta2 * (g * g);
+    const float denominator = ::sqrtf(v) * s.root_scale + s.eps;
+    if (!s.l2) p = p - s.decay * p;
+    p = p - s.step_size * (m / denominator);
+  }
+};
+struct PlainStep {
+  static constexpr int moments = 0;
+  SgdScalars s;
+  __device__ void operator()(float& p, float g, float&, float&) const {
+    g = g * s.factor;
+    g = g + s.decay * p;
+    p = p - s.lr * g;
+  }
+};
+struct MomentumStep {
+  static constexpr int moments = 1;
+  SgdScalars s;
+  __device__ void operator()(float& p, float g, float& b, float&) const {
+    g = g * s.factor;
+    g = g + s.decay * p;
+    b = s.momentum * b + g;
+    g = s.nesterov ? g + s.momentum * b : b;
+    p = p - s.lr * g;
+  }
+};
+
+/// Elements that a block takes at a time: a tile of the noise, 64 rows of 64.
+constexpr int side = 64, tile = side * side;
+constexpr unsigned threads = 256;
+
+/// The numbers of a tile's columns and rows, for each moment; optim/update_rule.h says which words they are.
+struct Noise {
+  std::uint16_t columns[2][side], rows[2][side];
+  __device__ void draw(RandomKey key, std::uint64_t tile_index) {
+    if (threadIdx.x >= 32) return;
+    const unsigned pair = threadIdx.x % 16;
+    const bool is_row = threadIdx.x >= 16;
+    const auto words = philox(key, 16 * (2 * tile_index + (is_row ? 1 : 0)) + pair);
+    for (int word = 0; word < 4; ++word) {
+      std::uint16_t* to = (is_row ? rows : columns)[word / 2] + word % 2 * 32 + 2 * pair;
+      to[0] = static_cast<std::uint16_t>(words[word]);
+      to[1] = static_cast<std::uint16_t>(words[word] >> 16);
+    }
+  }
+  __device__ std::uint32_t bits(int moment, Count element) const {
+    return static_cast<std::uint16_t>(columns[moment][element % side] + rows[moment][element / side % side]);
+  }
+};
+
+__device__ inline std::uint32_t magnitude(float x) {
+  return bits_as<std::uint32_t>(x) & 0x7fffffffu;
+}
+
+template <int width, class T>
+__device__ inline void read(const void* from, Count at, float (&to)[width]) {
+  const Pack<T, width> pack = load_pack<width>(static_cast<const T*>(from) + at);
+  for (int k = 0; k < width; ++k) to[k] = widen(pack.at[k]);
+}
+template <int width, class T>
+__device__ inline void write(void* to, Count at, const float (&from)[width]) {
+  Pack<T, width> pack;
+  for (int k = 0; k < width; ++k) pack.at[k] = narrow<T>(from[k]);
+  store_pack(static_cast<T*>(to) + at, pack);
+}
+
+template <int width>
+__device__ inline void read_gradient(const Streams& x, Count at, float (&to)[width]) {
+  if (x.grad_index == grad_f32)
+    read<width, float>(x.grad, at, to);
+  else if (x.grad_index == grad_bf16)
+    read<width, bf16>(x.grad, at, to);
+  else
+    read<width, f16>(x.grad, at, to);
+}
+
+template <int width, MasterIndex form>
+__device__ inline void read_master(const Streams& x, Count at, float (&to)[width]) {
+  if constexpr (form == master_split) {
+    const auto high = load_pack<width>(static_cast<const std::uint16_t*>(x.param) + at);
+    const auto low = load_pack<width>(x.low + at);
+    for (int k = 0; k < width; ++k)
+      to[k] = bits_as<float>((std::uint32_t{high.at[k]} << 16) +
+                             static_cast<std::uint32_t>(std::int32_t{static_cast<std::int16_t>(low.at[k])}));
+  } else {
+    read<width, float>(x.master, at, to);
+  }
+}
+
+template <int width, MasterIndex form>
+__device__ inline void write_master(const Streams& x, Count at, const float (&from)[width]) {
+  if constexpr (form != master_split) write<width, float>(x.master, at, from);
+  if constexpr (form == master_and_f16) write<width, f16>(x.param, at, from);
+  if constexpr (form == master_and_bf16 || form == master_split) {
+    Pack<std::uint16_t, width> high, low;
+    for (int k = 0; k < width; ++k) {
+      const auto bits = bits_as<std::uint32_t>(from[k]);
+      high.at[k] = static_cast<std::uint16_t>((bits + 0x8000u) >> 16);
+      low.at[k] = static_cast<std::uint16_t>(bits);
+    }
+    store_pack(static_cast<std::uint16_t*>(x.param) + at, high);
+    if constexpr (form == master_split) store_pack(x.low + at, low);
+  }
+}
+
+/// Stores moments as M: fp32 as they are, bf16 with the 16 random bits of their element added below and then
+/// cut.
+template <int width, class M>
+__device__ inline void write_moment(const Streams& x, int moment, Count at, const float (&from)[width],
+                                    const Noise& noise) {
+  if constexpr (std::is_same_v<M, bf16>) {
+    Pack<std::uint16_t, width> pack;
+    for (int k = 0; k < width; ++k) {
+      const std::uint32_t random = noise.bits(moment, x.first_element + at + k);
+      pack.at[k] = static_cast<std::uint16_t>((bits_as<std::uint32_t>(from[k]) + random) >> 16);
+    }
+    store_pack(static_cast<std::uint16_t*>(x.moments[moment]) + at, pack);
+  } else {
+    write<width, float>(x.moments[moment], at, from);
+  }
+}
+
+/// `width` elements from `at` on. Says whether something written is not finite in its format.
+template <int width, class Step, MasterIndex form, class M>
+__device__ inline bool step_elements(const Step& step, const Streams& x, Count at, const Noise& noise) {
+  float weight[width], grad[width], first[width] = {}, second[width] = {};
+  read_gradient(x, at, grad);
+  read_master<width, form>(x, at, weight);
+  if constexpr (Step::moments > 0) read<width, M>(x.moments[0], at, first);
+  if constexpr (Step::moments > 1) read<width, M>(x.moments[1], at, second);
+  bool bad = false;
+  for (int k = 0; k < width; ++k) {
+    step(weight[k], grad[k], first[k], second[k]);
+    bad |= magnitude(weight[k]) > x.largest_weight;
+    // Where the mean of squares does not overflow, no gradient is above 2^64, and their mean is far from
+    // overflow.
+    if constexpr (Step::moments == 1) bad |= magnitude(first[k]) > x.largest_moment;
+    if constexpr (Step::moments > 1) bad |= magnitude(second[k]) > x.largest_moment;
+  }
+  write_master<width, form>(x, at, weight);
+  if constexpr (Step::moments > 0) write_moment<width, M>(x, 0, at, first, noise);
+  if constexpr (Step::moments > 1) write_moment<width, M>(x, 1, at, second, noise);
+  return bad;
+}
+
+/// Tile by tile of the parameter; packs of four where everything is aligned for them (`packs`), and one by
+/// one what is left.
+template <class Step, MasterIndex form, class M>
+__global__ void __launch_bounds__(threads) update_kernel(Step step, Streams x, bool packs) {
+  constexpr bool rounded = Step::moments > 0 && std::is_same_v<M, bf16>;
+  constexpr int width = 4;
+  SHERD_SHARED(Noise, noise, 1);
+  const Count first_tile = x.first_element / tile, last_tile = (x.first_element + x.n - 1) / tile;
+  bool bad = false;
+  for (Count t = first_tile + blockIdx.x; t <= last_tile; t += gridDim.x) {
+    if constexpr (rounded) {
+      __syncthreads();  // until everyone is done with the last tile's numbers
+      noise->draw(x.noise, static_cast<std::uint64_t>(t));
+      __syncthreads();
+    }
+    Count begin = t * tile - x.first_element;
+    const Count end = begin + tile < x.n ? begin + tile : x.n;
+    if (begin < 0) begin = 0;
+    const Count packed = packs ? begin + (end - begin) / width * width : begin;
+    for (Count at = begin + Count{threadIdx.x} * width; at < packed; at += Count{threads} * width)
+      bad |= step_elements<width, Step, form, M>(step, x, at, *noise);
+    for (Count at = packed + threadIdx.x; at < end; at += threads)
+      bad |= step_elements<1, Step, form, M>(step, x, at, *noise);
+  }
+  if (bad) atomicOr(x.not_finite, 1u);
+}
+
+template <class Step, class M, class Launch>
+void with_master(MasterIndex form, const Launch& run) {
+  switch (form) {
+    case master_alone:
+      return run(update_kernel<Step, master_alone, M>);
+    case master_and_bf16:
+      return run(update_kernel<Step, master_and_bf16, M>);
+    case master_and_f16:
+      return run(update_kernel<Step, master_and_f16, M>);
+    default:
+      return run(update_kernel<Step, master_split, M>);
+  }
+}
+
+template <class Step>
+void queue(const Target& target, const UpdatePlan& plan, const Step& step, const Streams& x) {
+  // A tile's first element may lie anywhere in memory; all others of a tile follow at multiples of four.
+  const bool packs =
+      x.first_element % 4 == 0 &&
+      aligned_for_packs(x.master, x.low, static_cast<const std::byte*>(x.grad),
+                        static_cast<const std::byte*>(x.moments[0]),
+                        static_cast<const std::byte*>(x.moments[1]), static_cast<const std::byte*>(x.param));
+  const Count tiles = (x.first_element + x.n - 1) / tile - x.first_element / tile + 1;
+  const auto run = [&](auto kernel) {
+    launch(kernel, blocks_for(tiles, 1, target.processors, 8), threads, 0, target.stream, step, x, packs);
+  };
+  if (Step::moments > 0 && plan.moment == moment_bf16)
+    with_master<Step, std::conditional_t<(Step::moments > 0), bf16, float>>(plan.master, run);
+  else
+    with_master<Step, float>(plan.master, run);
+}
+
+__global__ void split_kernel(const float* master, std::uint16_t* high, std::uint16_t* low, Count n) {
+  for (Count i = grid_thread(); i < n; i += grid_threads()) {
+    const auto bits = bits_as<std::uint32_t>(master[i]);
+    high[i] = static_cast<std::uint16_t>((bits + 0x8000u) >> 16);
+    low[i] = static_cast<std::uint16_t>(bits);
+  }
+}
+__global__ void join_kernel(const std::uint16_t* high, const std::uint16_t* low, float* master, Count n) {
+  for (Count i = grid_thread(); i < n; i += grid_threads())
+    master[i] = bits_as<float>((std::uint32_t{high[i]} << 16) +
+                               static_cast<std::uint32_t>(std::int32_t{static_cast<std::int16_t>(low[i])}));
+}
+__global__ void round_kernel(const float* master, void* to, DType dtype, Count n) {
+  for (Count i = grid_thread(); i < n; i += grid_threads()) {
+    if (dtype == DType::bf16)
+      static_cast<std::uint16_t*>(to)[i] =
+          static_cast<std::uint16_t>((bits_as<std::uint32_t>(master[i]) + 0x8000u) >> 16);
+    else
+      static_cast<f16*>(to)[i] = narrow<f16>(master[i]);
+  }
+}
+
+}  // namespace
+
+void update(const Target& target, const UpdatePlan& plan, const SpanUpdate& span, unsigned* not_finite) {
+  if (span.n == 0) return;
+  const Streams x{span.low ? nullptr : span.master,
+                  span.low,
+                  span.grad,
+                  {span.moments[0], span.moments[1]},
+                  span.param_dtype == DType::f32 ? nullptr : span.param,
+                  span.n,
+                  plan.moment == moment_bf16 ? span.first_element : 0,
+                  plan.grad,
+                  plan.largest_weight,
+                  plan.largest_moment,
+                  plan.noise,
+                  not_finite};
+  switch (plan.rule) {
+    case UpdatePlan::adam:
+      return queue(target, plan, AdamStep{plan.adam_scalars}, x);
+    case UpdatePlan::plain_sgd:
+      return queue(target, plan, PlainStep{plan.sgd_scalars}, x);
+    case UpdatePlan::momentum_sgd:
+      return queue(target, plan, MomentumStep{plan.sgd_scalars}, x);
+  }
+}
+
+void split_master(const Target& target, const float* master, void* high, std::uint16_t* low, std::int64_t n) {
+  if (n == 0) return;
+  launch(split_kernel, blocks_for(n, threads, target.processors), threads, 0, target.stream, master,
+         static_cast<std::uint16_t*>(high), low, n);
+}
+
+void join_master(const Target& target, const void* high, const std::uint16_t* low, float* master,
+                 std::int64_t n) {
+  if (n == 0) return;
+  launch(join_kernel, blocks_for(n, threads, target.processors), threads, 0, target.stream,
+         static_cast<const std::uint16_t*>(high), low, master, n);
+}
+
+bool is_device_memory(const void* memory) {
+  return on_device(memory);
+}
+
+void round_masters(const Target& target, const float* master, void* to, DType dtype, std::int64_t n) {
+  if (n == 0) return;
+  if (dtype == DType::f32) return target.device.copy(to, master, static_cast<std::size_t>(n) * sizeof(float));
+  launch(round_kernel, blocks_for(n, threads, target.processors), threads, 0, target.stream, master, to,
+         dtype, n);
+}
+
+}  // namespace sherd::optim::SHERD_CUDA

@@ -1,0 +1,74 @@
+#include "optim/device_update.h"
+
+#include <cstring>
+#include <utility>
+
+#include "optim/cuda/dispatch.h"
+#include "optim/split_master.h"
+
+namespace sherd::optim {
+namespace {
+
+unsigned* word_of(const device::Storage& memory) {
+  return reinterpret_cast<unsigned*>(memory.data());
+}
+
+}  // namespace
+
+FiniteCheck::FiniteCheck(device::Device& device)
+    : device_(device),
+      memory_(device.allocate(sizeof(unsigned), device::Category::workspace, device::Tier::host)) {
+  *word_of(memory_) = 0;
+}
+
+bool FiniteCheck::finite() {
+  if (std::exchange(queued_, false)) device_.synchronize();
+  return std::exchange(*word_of(memory_), 0u) == 0;
+}
+
+void update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device,
+            FiniteCheck& check) {
+  unsigned* not_finite = word_of(check.memory_);
+  if (on_gpu(device, span.grad)) {
+    update_on_gpu(device, plan_span(span, hyper, step), span, not_finite);
+    check.queued_ = true;
+  } else if (!update(span, hyper, step, device.arena())) {
+    *not_finite = 1;
+  }
+}
+
+bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device) {
+  FiniteCheck check(device);
+  update(span, hyper, step, device, check);
+  return check.finite();
+}
+
+void split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n,
+                  device::Device& device) {
+  if (on_gpu(device, master)) return split_on_gpu(device, master, high, low, n);
+  split_master(master, high, low, n, device.arena());
+}
+
+void join_master(const void* high, const std::uint16_t* low, float* master, std::int64_t n,
+                 device::Device& device) {
+  if (on_gpu(device, master)) return join_on_gpu(device, high, low, master, n);
+  join_master(high, low, master, n, device.arena());
+}
+
+void round_masters(const float* master, void* to, DType dtype, std::int64_t n, device::Device& device) {
+  require(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16,
+          "round_masters: masters round to fp32, bf16 or fp16, not ", name_of(dtype));
+  if (on_gpu(device, master)) return round_on_gpu(device, master, to, dtype, n);
+  constexpr std::int64_t grain = 1 << 16;
+  device.arena().parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
+    if (dtype == DType::bf16)
+      for (std::int64_t i = begin; i < end; ++i) static_cast<bf16*>(to)[i] = round_master_to_bf16(master[i]);
+    else if (dtype == DType::f16)
+      for (std::int64_t i = begin; i < end; ++i) static_cast<f16*>(to)[i] = f16(master[i]);
+    else
+      std::memcpy(static_cast<float*>(to) + begin, master + begin,
+                  static_cast<std::size_t>(end - begin) * sizeof(float));
+  });
+}
+
+}  // namespace sherd::optim

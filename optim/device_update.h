@@ -1,0 +1,44 @@
+#pragma once
+
+#include "device/device.h"
+#include "optim/update_rule.h"
+
+// update() and the conversions of masters where the memory is: on the processor's threads for memory that it
+// reads, by kernels of a GPU for the GPU's own. All memory of one call lies on one side. Kernels are queued
+// on the device's compute stream; what the processor is to read must have arrived (Device::synchronize()).
+// The same bits on either side, NaNs apart.
+
+namespace sherd::optim {
+
+/// Whether everything that a series of updates wrote is finite, asked once at its end, so that a GPU need not
+/// be waited for after each. Books 4 bytes of the host tier as workspace.
+class FiniteCheck {
+ public:
+  explicit FiniteCheck(device::Device& device);
+  /// Waits for the device where it was given work, and begins anew. False when an updated weight, its 16-bit
+  /// form or a moment became NaN or infinite (update_rule.h).
+  bool finite();
+
+ private:
+  friend void update(const SpanUpdate&, const Hyper&, std::int64_t, device::Device&, FiniteCheck&);
+  device::Device& device_;
+  device::Storage memory_;
+  bool queued_ = false;
+};
+
+/// As update() of update_rule.h, leaving word in `check`.
+void update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device,
+            FiniteCheck& check);
+/// The same, and the answer of a check of its own.
+bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device);
+
+/// As those of split_master.h.
+void split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n,
+                  device::Device& device);
+void join_master(const void* high, const std::uint16_t* low, float* master, std::int64_t n,
+                 device::Device& device);
+/// Rounds fp32 masters to `dtype`: bf16 to nearest with ties away from zero, fp16 to nearest even, fp32 as
+/// is.
+void round_masters(const float* master, void* to, DType dtype, std::int64_t n, device::Device& device);
+
+}  // namespace sherd::optim

@@ -1,0 +1,123 @@
+#include "optim/update_plan.h"
+
+#include <cmath>
+
+#include "base/error.h"
+
+namespace sherd::optim {
+namespace {
+
+using config::OptimizerType;
+
+// Keeps the rounding bits apart from every other use of the parameter's stream.
+constexpr std::uint64_t moment_rounding = 0x6d6f6d656e74ull;
+
+GradIndex grad_index(const SpanUpdate& span) {
+  switch (span.grad_dtype) {
+    case DType::f32:
+      return grad_f32;
+    case DType::bf16:
+      return grad_bf16;
+    case DType::f16:
+      return grad_f16;
+    default:
+      fail(ErrorKind::usage, "optim::update: the gradient must be fp32, bf16 or fp16, not ",
+           name_of(span.grad_dtype));
+  }
+}
+
+MasterIndex master_index(const SpanUpdate& span) {
+  if (span.low) return master_split;
+  switch (span.param_dtype) {
+    case DType::f32:
+      return master_alone;
+    case DType::bf16:
+      return master_and_bf16;
+    case DType::f16:
+      return master_and_f16;
+    default:
+      fail(ErrorKind::usage, "optim::update: the parameter must be fp32, bf16 or fp16, not ",
+           name_of(span.param_dtype));
+  }
+}
+
+MomentIndex moment_index(const SpanUpdate& span) {
+  if (span.moment_dtype == DType::f32) return moment_f32;
+  require(span.moment_dtype == DType::bf16, "optim::update: the moments must be fp32 or bf16, not ",
+          name_of(span.moment_dtype));
+  return moment_bf16;
+}
+
+// The largest bit pattern of a finite fp32 weight that stays finite when rounded to `dtype`.
+std::uint32_t largest_weight(DType dtype) {
+  if (dtype == DType::bf16) return 0x7f7f7fffu;
+  return dtype == DType::f16 ? 0x477fefffu : 0x7f7fffffu;
+}
+// The same for moments: above the largest bf16, rounding may go to infinity.
+std::uint32_t largest_moment(DType dtype) {
+  return dtype == DType::bf16 ? 0x7f7f0000u : 0x7f7fffffu;
+}
+
+AdamScalars adam_scalars(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
+  const double t = static_cast<double>(step);
+  const double c1 = hyper.bias_correction ? 1 - std::pow(hyper.beta1, t) : 1.0;
+  const double c2 = hyper.bias_correction ? 1 / std::sqrt(1 - std::pow(hyper.beta2, t)) : 1.0;
+  const double decay = span.decay ? hyper.weight_decay * (hyper.decoupled_decay ? hyper.lr : 1.0) : 0.0;
+  const auto f = [](double x) { return static_cast<float>(x); };
+  return {f(span.grad_factor),   f(hyper.beta1),     f(1 - hyper.beta1),
+          f(hyper.beta2),        f(1 - hyper.beta2), f(c2),
+          f(hyper.eps),          f(decay),           f(hyper.lr / c1),
+          !hyper.decoupled_decay};
+}
+
+SgdScalars sgd_scalars(const SpanUpdate& span, const Hyper& hyper) {
+  return {static_cast<float>(span.grad_factor), static_cast<float>(hyper.momentum),
+          static_cast<float>(span.decay ? hyper.weight_decay : 0.0), static_cast<float>(hyper.lr),
+          hyper.nesterov};
+}
+
+void check_masters(const SpanUpdate& span) {
+  if (span.low) {
+    require(!span.master, "optim::update: the span has both an fp32 and a split master");
+    require(span.param_dtype == DType::bf16, "optim::update: split masters need a bf16 parameter, not ",
+            name_of(span.param_dtype));
+  } else {
+    require(span.master, "optim::update: the span has no master");
+  }
+  require(span.param_dtype == DType::f32 || span.param, "optim::update: a ", name_of(span.param_dtype),
+          " parameter is asked for, and there is no memory for it");
+}
+
+void check(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
+  require(step >= 1, "optim::update: steps count from 1, not ", step);
+  require(span.n >= 0 && span.first_element >= 0, "optim::update: ", span.n, " elements from ",
+          span.first_element);
+  if (span.n == 0) return;
+  check_masters(span);
+  require(span.grad, "optim::update: the span has no gradient");
+  const std::vector<std::string> names = hyper.moment_names();
+  for (std::size_t i = 0; i < names.size(); ++i)
+    require(span.moments[i], "optim::update: the span has no ", names[i]);
+}
+
+}  // namespace
+
+UpdatePlan plan_span(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
+  check(span, hyper, step);
+  UpdatePlan plan;
+  if (span.n == 0) return plan;
+  plan.grad = grad_index(span), plan.master = master_index(span), plan.moment = moment_index(span);
+  plan.rule = hyper.type != OptimizerType::sgd ? UpdatePlan::adam
+              : hyper.momentum == 0            ? UpdatePlan::plain_sgd
+                                               : UpdatePlan::momentum_sgd;
+  if (plan.rule == UpdatePlan::adam)
+    plan.adam_scalars = adam_scalars(span, hyper, step);
+  else
+    plan.sgd_scalars = sgd_scalars(span, hyper);
+  plan.largest_weight = largest_weight(span.param_dtype);
+  plan.largest_moment = largest_moment(span.moment_dtype);
+  plan.noise = span.rounding.at(moment_rounding).at(static_cast<std::uint64_t>(step));
+  return plan;
+}
+
+}  // namespace sherd::optim

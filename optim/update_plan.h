@@ -1,0 +1,27 @@
+#pragma once
+
+#include "optim/isa/tables.h"
+#include "optim/update_rule.h"
+
+namespace sherd::optim {
+
+/// One update() as the loops of every device take it: which loop, with which numbers. All zero for an empty
+/// span.
+struct UpdatePlan {
+  enum Rule : std::uint8_t { adam, plain_sgd, momentum_sgd };
+  Rule rule = adam;
+  GradIndex grad = grad_f32;
+  MasterIndex master = master_alone;
+  MomentIndex moment = moment_f32;
+  AdamScalars adam_scalars{};
+  SgdScalars sgd_scalars{};
+  /// The largest bit patterns of finite fp32 weights and moments that stay finite in the formats they are
+  /// kept in.
+  std::uint32_t largest_weight = 0, largest_moment = 0;
+  RandomKey noise{};  ///< stream of the bits that round bf16 moments in this step
+};
+
+/// Throws Error{usage} as update() does.
+UpdatePlan plan_span(const SpanUpdate& span, const Hyper& hyper, std::int64_t step);
+
+}  // namespace sherd::optim

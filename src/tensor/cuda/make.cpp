@@ -1,0 +1,16 @@
+#include "tensor/cuda/make.h"
+
+#include "device/cuda.h"
+#include "tensor/cuda/cuda_kernels.h"
+
+namespace sherd::tensor {
+
+std::unique_ptr<Kernels> make_cuda_kernels(Device& device) {
+  device::CudaDevice& gpu = device::as_cuda(device);
+  auto kernels = std::make_unique<cuda::CudaKernels>(
+      cuda::Target{device, gpu.compute_stream().native(), gpu.gpu().processors});
+  kernels->watch(gpu.after_synchronize([&kernels = *kernels] { kernels.check_data(); }));
+  return kernels;
+}
+
+}  // namespace sherd::tensor

@@ -1,0 +1,256 @@
+#include "optim/device_update.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "optim/span_fixture.h"
+#include "simt/emulated.h"
+#include "support/expect_error.h"
+#include "support/gpu.h"
+
+namespace sherd::optim {
+namespace {
+
+using test::gpu_run;
+
+/// Where the update of a device runs in these tests: on the emulator, or in CTest's `gpu` runs on a GPU.
+class Side {
+ public:
+  explicit Side(std::shared_ptr<device::Device> device) : device_(std::move(device)) {}
+
+  bool update(const SpanUpdate& u, const Hyper& h, std::int64_t step) {
+    if (!gpu_run()) return test::emulated_update(u, h, step, *device_);
+    SpanUpdate moved = u;
+    std::vector<Upload> all;
+    const auto upload = [&](auto*& pointer, std::size_t element) {
+      if (!pointer) return;
+      all.emplace_back(*device_, const_cast<void*>(static_cast<const void*>(pointer)),
+                       element * static_cast<std::size_t>(u.n));
+      pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(all.back().there());
+    };
+    upload(moved.master, 4), upload(moved.low, 2), upload(moved.grad, size_of(u.grad_dtype));
+    upload(moved.moments[0], size_of(u.moment_dtype)), upload(moved.moments[1], size_of(u.moment_dtype));
+    upload(moved.param, size_of(u.param_dtype));
+    const bool finite = optim::update(moved, h, step, *device_);
+    for (Upload& each : all) each.bring_back();
+    device_->synchronize();
+    return finite;
+  }
+  bool update(Span& span, const Hyper& h, std::int64_t step) { return update(span.all(), h, step); }
+
+  void split(const float* master, void* high, std::uint16_t* low, std::int64_t n) {
+    if (!gpu_run()) return test::emulated_split_master(master, high, low, n, *device_);
+    Upload from(*device_, const_cast<float*>(master), 4 * n), upper(*device_, high, 2 * n),
+        lower(*device_, low, 2 * n);
+    optim::split_master(from.as<float>(), upper.there(), lower.as<std::uint16_t>(), n, *device_);
+    upper.bring_back(), lower.bring_back(), device_->synchronize();
+  }
+  void join(const void* high, const std::uint16_t* low, float* master, std::int64_t n) {
+    if (!gpu_run()) return test::emulated_join_master(high, low, master, n, *device_);
+    Upload to(*device_, master, 4 * n), upper(*device_, const_cast<void*>(high), 2 * n),
+        lower(*device_, const_cast<std::uint16_t*>(low), 2 * n);
+    optim::join_master(upper.there(), lower.as<std::uint16_t>(), to.as<float>(), n, *device_);
+    to.bring_back(), device_->synchronize();
+  }
+  void round(const float* master, void* to, DType dtype, std::int64_t n) {
+    if (!gpu_run()) return test::emulated_round_masters(master, to, dtype, n, *device_);
+    Upload from(*device_, const_cast<float*>(master), 4 * n),
+        rounded(*device_, to, size_of(dtype) * static_cast<std::size_t>(n));
+    optim::round_masters(from.as<float>(), rounded.there(), dtype, n, *device_);
+    rounded.bring_back(), device_->synchronize();
+  }
+
+ private:
+  /// A copy of host memory on the device, as far from an aligned address as the original.
+  class Upload {
+   public:
+    Upload(device::Device& device, void* here, std::size_t bytes)
+        : device_(&device),
+          here_(here),
+          bytes_(bytes),
+          offset_(reinterpret_cast<std::uintptr_t>(here) % 16),
+          memory_(device.allocate(bytes + 16, device::Category::workspace)) {
+      device.copy(there(), here, bytes);
+    }
+    Upload(device::Device& device, void* here, std::int64_t bytes)
+        : Upload(device, here, static_cast<std::size_t>(bytes)) {}
+    void* there() { return memory_.data() + offset_; }
+    template <class T>
+    T* as() {
+      return static_cast<T*>(there());
+    }
+    void bring_back() { device_->copy(here_, there(), bytes_); }
+
+   private:
+    device::Device* device_;
+    void* here_;
+    std::size_t bytes_, offset_;
+    device::Storage memory_;
+  };
+
+  std::shared_ptr<device::Device> device_;
+};
+
+class DeviceUpdate : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::shared_ptr<device::Device> device =
+        gpu_run() ? test::first_gpu_or_skip() : device::make_cpu_device(1);
+    if (device) side = std::make_unique<Side>(device);
+  }
+  std::unique_ptr<Side> side;
+};
+
+/// Three steps on the CPU and on the device from the same start, compared after each.
+void expect_same(Side& side, const Span& start, const Hyper& hyper, std::int64_t first_element) {
+  Arena arena(1);
+  Span want = start, got = start;
+  for (int step = 1; step <= 3; ++step) {
+    SpanUpdate on_cpu = want.all(), on_device = got.all();
+    on_cpu.first_element = on_device.first_element = first_element;
+    on_cpu.grad_factor = on_device.grad_factor = 0.37;
+    const bool finite = update(on_cpu, hyper, step, arena);
+    ASSERT_EQ(side.update(on_device, hyper, step), finite);
+    ASSERT_TRUE(got == want) << "step " << step;
+  }
+  ASSERT_FALSE(got == start);
+}
+
+TEST_F(DeviceUpdate, HasTheBitsOfTheCpu) {
+  Arena arena(1);
+  for (const Hyper& hyper : every_rule())
+    for (const DType grads : {DType::f32, DType::bf16, DType::f16})
+      for (const DType moments : {DType::f32, DType::bf16})
+        for (const std::string master : {"fp32", "bf16", "fp16", "split"}) {
+          SCOPED_TRACE(
+              cat("gradients ", name_of(grads), ", moments ", name_of(moments), ", masters ", master));
+          const DType params = master == "split" ? DType::bf16 : *parse_dtype(master);
+          Span span = random_span(1037, grads, params, moments);
+          if (master == "split") span = span.as_split(arena);
+          expect_same(*side, span, hyper, 0);
+          expect_same(*side, span, hyper, 1'000'000);  // over tiles of the noise, packs still possible
+          expect_same(*side, span, hyper, 1'000'003);
+          if (HasFatalFailure()) return;
+        }
+}
+
+TEST_F(DeviceUpdate, HasTheBitsOfTheCpuOverManyTiles) {
+  Arena arena(1);
+  for (const Hyper& hyper : every_rule())
+    for (const DType moments : {DType::f32, DType::bf16})
+      expect_same(*side, random_span(70'001, DType::bf16, DType::bf16, moments).as_split(arena), hyper, 64);
+}
+
+TEST_F(DeviceUpdate, CutsAndAddressesDoNotShow) {
+  Arena arena(1);
+  const std::int64_t n = 9001;
+  for (const Hyper& hyper : every_rule()) {
+    const Span start = random_span(static_cast<std::size_t>(n), DType::bf16, DType::f16, DType::bf16);
+    Span whole = start, cut = start;
+    ASSERT_TRUE(update(whole.all(), hyper, 7, arena));
+    std::int64_t begin = 0;
+    for (std::int64_t size = 1; begin < n; size = size * 3 + 1) {
+      const std::int64_t end = std::min(begin + size, n);
+      ASSERT_TRUE(side->update(cut.update(begin, end), hyper, 7));
+      begin = end;
+    }
+    EXPECT_TRUE(cut == whole);
+  }
+}
+
+TEST_F(DeviceUpdate, FlushesWhatIsBelowTheNormalRange) {
+  Span span = random_span(4096, DType::f32, DType::f32);
+  for (std::size_t i = 0; i < 4096; ++i) {
+    const int exponent = static_cast<int>(i % 160) - 160;
+    span.set_grad(i, std::ldexp(normal_at({4, 1}, i), exponent));
+    span.first.set(i, std::ldexp(normal_at({4, 2}, i), exponent));
+    span.second.set(i, std::abs(std::ldexp(normal_at({4, 3}, i), exponent)));
+    if (i % 3 == 0) span.master[i] = std::ldexp(span.master[i], exponent);
+  }
+  for (const Hyper& hyper : every_rule()) expect_same(*side, span, hyper, 0);
+}
+
+TEST_F(DeviceUpdate, ReportsNonFiniteUpdates) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const std::size_t n : {std::size_t{5}, std::size_t{20'001}})
+    for (const DType params : {DType::f32, DType::bf16, DType::f16})
+      for (const std::size_t at : {std::size_t{0}, n / 2, n - 1}) {
+        SCOPED_TRACE(cat(name_of(params), " at ", at, " of ", n));
+        Span span(n, DType::f32, params);
+        ASSERT_TRUE(side->update(span, Hyper(), 1));
+        for (const float bad : {inf, -inf, nan}) {
+          Span poisoned = span;
+          poisoned.set_grad(at, bad);
+          EXPECT_FALSE(side->update(poisoned, Hyper(), 2));
+        }
+        Span large = span;
+        large.master[at] = params == DType::bf16 ? 3.4e38f : params == DType::f16 ? 65520.0f : inf;
+        EXPECT_FALSE(side->update(large, Hyper(), 2));
+      }
+  Hyper momentum;
+  momentum.type = config::OptimizerType::sgd, momentum.decoupled_decay = false;
+  momentum.lr = 1e-30, momentum.momentum = 0.5;
+  for (const auto& [bits, finite] : {std::pair{0x7f7f0000u, true}, {0x7f7f0001u, false}}) {
+    Span span(100, DType::f32, DType::f32, DType::bf16);  // finite, but rounding may end at infinity
+    span.set_grad(64, std::bit_cast<float>(bits));
+    EXPECT_EQ(side->update(span, momentum, 1), finite);
+  }
+}
+
+TEST_F(DeviceUpdate, SplitsJoinsAndRoundsMasters) {
+  std::vector<float> master;
+  for (std::uint32_t high = 0; high < 0x10000; high += 5)
+    for (const std::uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
+      master.push_back(std::bit_cast<float>(high << 16 | low));
+  const auto n = static_cast<std::int64_t>(master.size());
+  std::vector<std::uint16_t> high(master.size()), low(master.size()), rounded(master.size()),
+      halves(master.size());
+  std::vector<float> back(master.size());
+  side->split(master.data(), high.data(), low.data(), n);
+  side->join(high.data(), low.data(), back.data(), n);
+  side->round(master.data(), rounded.data(), DType::bf16, n);
+  side->round(master.data(), halves.data(), DType::f16, n);
+  EXPECT_EQ(std::memcmp(back.data(), master.data(), master.size() * 4), 0);
+  for (std::size_t i = 0; i < master.size(); ++i) {
+    ASSERT_EQ(high[i], round_master_to_bf16(master[i]).bits);
+    ASSERT_EQ(low[i], std::bit_cast<std::uint32_t>(master[i]) & 0xffff);
+    ASSERT_EQ(rounded[i], high[i]);
+    ASSERT_EQ(halves[i], f16(master[i]).bits);
+  }
+  side->round(master.data(), back.data(), DType::f32, 7);
+  side->split(nullptr, nullptr, nullptr, 0);
+}
+
+// The processor's side of optim/device_update.h.
+
+TEST(UpdateOnAProcessorsMemory, IsTheArenas) {
+  const auto device = device::make_cpu_device(2);
+  Span want = random_span(5000, DType::bf16, DType::bf16), got = want;
+  Hyper hyper;
+  ASSERT_TRUE(update(want.all(), hyper, 1, device->arena()));
+  ASSERT_TRUE(update(got.all(), hyper, 1, *device));
+  EXPECT_TRUE(got == want);
+  std::vector<bf16> rounded(5000);
+  round_masters(want.master.data(), rounded.data(), DType::bf16, 5000, *device);
+  EXPECT_EQ(std::memcmp(rounded.data(), want.param.bytes.data(), 10000), 0);
+  testing::expect_error(ErrorKind::usage, "not int32", [&] {
+    round_masters(want.master.data(), rounded.data(), DType::i32, 5000, *device);
+  });
+}
+
+TEST(FiniteCheck, RemembersUntilItIsAsked) {
+  const auto device = device::make_cpu_device(1);
+  FiniteCheck check(*device);
+  Span good = random_span(10, DType::f32, DType::f32), bad = good;
+  bad.set_grad(3, std::numeric_limits<float>::infinity());
+  update(bad.all(), Hyper(), 1, *device, check);
+  update(good.all(), Hyper(), 1, *device, check);
+  EXPECT_FALSE(check.finite());
+  EXPECT_TRUE(check.finite());
+  update(good.all(), Hyper(), 2, *device, check);
+  EXPECT_TRUE(check.finite());
+}
+
+}  // namespace
+}  // namespace sherd::optim

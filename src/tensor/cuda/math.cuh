@@ -128,7 +128,7 @@ __device__ inline Normal<float> normal(float x) {
 }
 template <class S>
 __device__ inline Normal<double> normal(double x) {
-  return {0.5 * ::erfc(-x * 0.70710678118654752440), ::exp(-0.5 * x * x) * 0.39894228040143267794};
+  return {0.5 * ::erfc(-x / 1.41421356237309504880), ::exp(-0.5 * x * x) * 0.39894228040143267794};
 }
 
 }  // namespace sherd::tensor::SHERD_CUDA

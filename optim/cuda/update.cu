@@ -70,8 +70,9 @@ struct Noise {
     const unsigned pair = threadIdx.x % 16;
     const bool is_row = threadIdx.x >= 16;
     const auto words = philox(key, 16 * (2 * tile_index + (is_row ? 1 : 0)) + pair);
+    std::uint16_t(&numbers)[2][side] = is_row ? rows : columns;
     for (int word = 0; word < 4; ++word) {
-      std::uint16_t* to = (is_row ? rows : columns)[word / 2] + word % 2 * 32 + 2 * pair;
+      std::uint16_t* to = numbers[word / 2] + word % 2 * 32 + 2 * pair;
       to[0] = static_cast<std::uint16_t>(words[word]);
       to[1] = static_cast<std::uint16_t>(words[word] >> 16);
     }

@@ -8,49 +8,12 @@
 #include "tensor/cpu/isa/attention.h"
 #include "tensor/cpu/loops.h"
 #include "tensor/cpu/workspace.h"
+#include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {
 namespace {
 
-struct Extents {
-  Count batch = 0, seq = 0, dim = 0;
-  Count heads = 0, kv_heads = 0;
-  double scale = 0;
-
-  Count group() const { return heads / kv_heads; }  ///< query heads per key-value head
-  Count width() const { return (heads + 2 * kv_heads) * dim; }
-  /// Columns of the packed projections where the heads of group g begin.
-  Count query_col(Count g, Count r) const { return (g * (group() + 2) + r) * dim; }
-  Count key_col(Count g) const { return query_col(g, group()); }
-  Count value_col(Count g) const { return query_col(g, group() + 1); }
-};
-
-Extents extents_of(const char* kernel, const Tensor& qkv, const Attention& geometry) {
-  require_floating(kernel, "qkv", qkv);
-  Extents e;
-  e.heads = geometry.heads, e.kv_heads = geometry.kv_heads;
-  require(e.heads >= 1 && e.kv_heads >= 1 && e.heads % e.kv_heads == 0, kernel, ": ", e.heads,
-          " query heads cannot share ", e.kv_heads, " key-value heads evenly");
-  require(qkv.shape().rank() == 3 && qkv.shape()[2] % (e.heads + 2 * e.kv_heads) == 0, kernel, ": qkv is ",
-          qkv.shape().str(), " and must be [batch, seq, (", e.heads, " + 2·", e.kv_heads, ")·head_dim]");
-  e.batch = qkv.shape()[0], e.seq = qkv.shape()[1];
-  e.dim = geometry.head_dim(qkv.shape()[2]);
-  require(e.dim >= 1, kernel, ": heads are empty");
-  e.scale =
-      geometry.scale != 0 ? static_cast<double>(geometry.scale) : 1 / std::sqrt(static_cast<double>(e.dim));
-  require(e.scale > 0, kernel, ": scale ", geometry.scale, " is not positive");
-  require(geometry.dropout >= 0 && geometry.dropout < 1, kernel, ": dropout ", geometry.dropout,
-          " is outside [0, 1)");
-  return e;
-}
-
-Extents check(const char* kernel, const Tensor& qkv, const Attention& geometry, const Tensor& out,
-              const Tensor& lse) {
-  const Extents e = extents_of(kernel, qkv, geometry);
-  require_vector(kernel, "out", out, e.batch * e.seq * e.heads * e.dim, qkv.dtype());
-  require_vector(kernel, "lse", lse, e.batch * e.heads * e.seq, compute_type(qkv.dtype()));
-  return e;
-}
+using Extents = AttentionExtents;
 
 // ---- fp64: numeric gradients are checked in it; one query row at a time ----
 
@@ -293,7 +256,7 @@ void backward_group(const Heads& heads, const Extents& e, const BackwardTensors&
 }
 
 std::size_t workspace_of(Device& device, const Tensor& qkv, const Attention& geometry, bool backward) {
-  const Extents e = extents_of("attention", qkv, geometry);
+  const Extents e = attention_extents("attention", qkv, geometry);
   if (e.seq == 0 || qkv.dtype() == DType::f64) return 0;
   const Heads heads(device, isa_table(cpu_isa()), e, geometry, qkv.dtype());
   const Count tasks = e.batch * (backward ? e.kv_heads : e.heads);
@@ -312,7 +275,7 @@ std::size_t attention_backward_workspace(Device& device, const Tensor& qkv, cons
 
 void CpuKernels::attention(const Tensor& qkv, const Attention& geometry, const Tensor& out,
                            const Tensor& lse) {
-  const Extents e = check("attention", qkv, geometry, out, lse);
+  const Extents e = check_attention("attention", qkv, geometry, out, lse);
   if (e.seq == 0) return;
   if (qkv.dtype() == DType::f64) {
     return device_.arena().parallel_for(e.batch * e.heads, 1, [&](Count item, Count) {
@@ -329,9 +292,7 @@ void CpuKernels::attention(const Tensor& qkv, const Attention& geometry, const T
 
 void CpuKernels::attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out,
                                     const Tensor& lse, const Tensor& dout, const Tensor& dqkv) {
-  const Extents e = check("attention_backward", qkv, geometry, out, lse);
-  require_vector("attention_backward", "dout", dout, out.numel(), qkv.dtype());
-  require_vector("attention_backward", "dqkv", dqkv, qkv.numel(), qkv.dtype());
+  const Extents e = check_attention_backward("attention_backward", qkv, geometry, out, lse, dout, dqkv);
   if (e.seq == 0) return;
   if (qkv.dtype() == DType::f64) {
     fill(dqkv, 0);

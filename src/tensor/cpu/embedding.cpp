@@ -2,23 +2,10 @@
 #include <vector>
 
 #include "tensor/cpu/loops.h"
+#include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {
 namespace {
-
-/// Checks ids: int32 [rows] against values: [rows, width] and table: [vocab, width]; returns the width.
-Count check_embedding(const char* kernel, const Tensor& ids, const Tensor& table, const Tensor& values) {
-  require_floating(kernel, "the table", table);
-  require_floating(kernel, "the values", values);
-  require(table.shape().rank() == 2, kernel, ": the table must be [vocab, width], not ", table.shape().str());
-  const Count width = table.shape()[1];
-  require(ids.defined() && ids.dtype() == DType::i32, kernel, ": ids must be int32");
-  require(
-      values.shape().rank() >= 1 && values.shape().back() == width && values.numel() == ids.numel() * width,
-      kernel, ": ", ids.numel(), " ids and a table of ", table.shape().str(), " do not fit values of ",
-      values.shape().str());
-  return width;
-}
 
 void check_ids(const char* kernel, const Tensor& ids, Count vocab) {
   const std::int32_t* id = ids.data<std::int32_t>();
@@ -68,19 +55,6 @@ void add_run(const IsaTable& isa, std::span<const std::uint64_t> keys, const Ten
   isa.convert[storage_index(dtable)].store(sums, at(dtable, target), n);
 }
 
-/// Checks values: [batch…, seq, width] against table: [positions, width] and returns seq.
-Count check_positions(const char* kernel, const Tensor& values, const Tensor& table) {
-  require_floating(kernel, "the table", table);
-  require_floating(kernel, "the values", values);
-  require(
-      table.shape().rank() == 2 && values.shape().rank() >= 2 && values.shape().back() == table.shape()[1],
-      kernel, ": a table of ", table.shape().str(), " does not fit values of ", values.shape().str());
-  const Count seq = values.shape()[-2];
-  require(seq <= table.shape()[0], kernel, ": a sequence of ", seq, " is longer than the ", table.shape()[0],
-          " learned positions. Shorten it, or give the model more positions");
-  return seq;
-}
-
 }  // namespace
 
 void CpuKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor& out) {
@@ -100,8 +74,7 @@ void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const T
                                     bool accumulate) {
   constexpr const char* name = "embedding_backward";
   const Count width = check_embedding(name, ids, dtable, dy);
-  require(compute_type(dy.dtype()) == compute_type(dtable.dtype()), name, ": ", name_of(dy.dtype()),
-          " cannot be summed into ", name_of(dtable.dtype()));
+  check_summable(name, dy, dtable);
   check_ids(name, ids, dtable.shape()[0]);
   if (!accumulate) fill(dtable, 0);
   if (dy.numel() == 0) return;
@@ -147,8 +120,7 @@ void CpuKernels::add_positions(const Tensor& x, const Tensor& table, const Tenso
 void CpuKernels::add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate) {
   constexpr const char* name = "add_positions_backward";
   const Count seq = check_positions(name, dy, dtable), width = dtable.shape()[1];
-  require(compute_type(dy.dtype()) == compute_type(dtable.dtype()), name, ": ", name_of(dy.dtype()),
-          " cannot be summed into ", name_of(dtable.dtype()));
+  check_summable(name, dy, dtable);
   const Count used = seq * width, batch = used == 0 ? 0 : dy.numel() / used;
   if (!accumulate) fill(dtable.range(used, dtable.numel()), 0);
   in_chunks(device_, used, 16 * stack_block, [&](Count begin, Count count) {

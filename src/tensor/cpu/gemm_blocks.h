@@ -5,6 +5,7 @@
 
 #include "tensor/cpu/isa/gemm.h"
 #include "tensor/cpu/isa/tables.h"
+#include "tensor/extents.h"
 #include "tensor/kernels.h"
 
 namespace sherd::tensor::cpu {
@@ -81,9 +82,7 @@ std::unique_ptr<BlockProduct> make_bf16_tiles();
 
 const TransposeOps& transpose_ops();
 
-struct GemmExtents {
-  std::int64_t m = 0, n = 0, k = 0;
-};
+using GemmExtents = MatmulExtents;
 
 /// Kernels::matmul for fp32, bf16 and fp16 operands that were checked; m and n are positive.
 void multiply_blocked(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& extents);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "tensor/cpu/loops.h"
+#include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {
 namespace {
@@ -21,20 +22,6 @@ Count count_targets(const char* kernel, const Tensor& targets, Count valid, std:
     ++counted;
   }
   return counted;
-}
-
-/// Checks the arguments both directions share; returns the number of columns that take part.
-Count check_cross_entropy(const char* kernel, const Tensor& logits, const Tensor& targets, const Tensor& lse,
-                          Count valid) {
-  require_floating(kernel, "logits", logits);
-  require(logits.shape().rank() >= 1, kernel, ": logits must be [rows, vocab]");
-  const Count vocab = logits.shape().back(), rows = logits.shape().rows();
-  require(targets.defined() && targets.dtype() == DType::i32 && targets.numel() == rows, kernel,
-          ": targets must be int32 with ", rows, " elements");
-  require_vector(kernel, "lse", lse, rows, compute_type(logits.dtype()));
-  require(valid >= 0 && valid <= vocab, kernel, ": ", valid, " valid columns of ", vocab);
-  require(vocab > 0, kernel, ": logits have no columns");
-  return valid == 0 ? vocab : valid;
 }
 
 double log_sum_exp_f64(const double* row, Count n) {

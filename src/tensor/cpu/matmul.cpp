@@ -4,52 +4,13 @@
 #include "tensor/cpu/gemm_blocks.h"
 #include "tensor/cpu/loops.h"
 #include "tensor/cpu/workspace.h"
+#include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {
 namespace {
 
 Count ceil_div(Count a, Count b) {
   return (a + b - 1) / b;
-}
-
-/// The product of the leading extents, also of a tensor whose rows are empty.
-Count rows_of(const Tensor& t) {
-  Count rows = 1;
-  for (int axis = 0; axis + 1 < t.shape().rank(); ++axis) rows *= t.shape()[axis];
-  return rows;
-}
-
-GemmExtents check(const Matmul& args) {
-  const Tensor &a = args.a, &b = args.b, &c = args.c;
-  require(a && b && c, "matmul: a, b and c must be defined");
-  require(a.shape().rank() >= 1 && b.shape().rank() >= 1 && c.shape().rank() >= 1,
-          "matmul: a scalar has no rows");
-  require(is_floating(a.dtype()) && a.dtype() == b.dtype(), "matmul: a is ", name_of(a.dtype()), " and b is ",
-          name_of(b.dtype()), "; both must have one floating dtype");
-  require(c.dtype() == a.dtype() || (c.dtype() == DType::f32 && a.dtype() != DType::f64), "matmul: c is ",
-          name_of(c.dtype()), " and must be ", name_of(a.dtype()), a.dtype() == DType::f64 ? "" : " or fp32");
-  GemmExtents e;
-  e.m = args.trans_a ? a.shape().back() : rows_of(a);
-  e.k = args.trans_a ? rows_of(a) : a.shape().back();
-  e.n = args.trans_b ? rows_of(b) : b.shape().back();
-  const Count k = args.trans_b ? b.shape().back() : rows_of(b);
-  require(k == e.k, "matmul: a is ", a.shape().str(), args.trans_a ? " transposed" : "", " and b ",
-          b.shape().str(), args.trans_b ? " transposed" : "", ": the inner extents ", e.k, " and ", k,
-          " differ");
-  require(rows_of(c) == e.m && c.shape().back() == e.n, "matmul: c is ", c.shape().str(), " and must hold ",
-          e.m, " rows of ", e.n);
-  if (args.bias)
-    require(args.bias.numel() == e.n && args.bias.dtype() == a.dtype(), "matmul: bias is ",
-            name_of(args.bias.dtype()), " ", args.bias.shape().str(), " and must be ", name_of(a.dtype()),
-            " [", e.n, "]");
-  require(args.activation == Activation::none || !args.accumulate,
-          "matmul: an activation cannot follow accumulate");
-  if (args.pre_activation)
-    require(args.pre_activation.numel() == e.m * e.n && args.pre_activation.dtype() == c.dtype(),
-            "matmul: pre_activation is ", name_of(args.pre_activation.dtype()), " ",
-            args.pre_activation.shape().str(), " and must match c, ", name_of(c.dtype()), " ",
-            c.shape().str());
-  return e;
 }
 
 /// Numeric gradients are checked in fp64; nothing else uses it, so Eigen's portable product does.
@@ -82,14 +43,14 @@ void multiply_f64(Kernels& kernels, const Matmul& args, const GemmExtents& e) {
 }  // namespace
 
 void CpuKernels::matmul(const Matmul& args) {
-  const GemmExtents e = check(args);
+  const GemmExtents e = check_matmul(args);
   if (e.m == 0 || e.n == 0) return;
   if (args.a.dtype() == DType::f64) return multiply_f64(*this, args, e);
   multiply_blocked(device_, isa_, args, e);
 }
 
 std::size_t matmul_workspace(Device& device, const Matmul& args) {
-  const GemmExtents e = check(args);
+  const GemmExtents e = check_matmul(args);
   if (e.m == 0 || e.n == 0 || args.a.dtype() == DType::f64) return 0;
   return blocked_workspace(device, isa_table(cpu_isa()), args, e);
 }
@@ -110,13 +71,8 @@ std::size_t sum_rows_workspace(const Tensor& x, const Tensor& out) {
 }
 
 void CpuKernels::sum_rows(const Tensor& x, const Tensor& out, bool accumulate) {
-  require(x && out, "sum_rows: x and out must be defined");
+  require_row_sums(x, out);
   const Count n = out.numel(), m = n == 0 ? 0 : x.numel() / n;
-  require(is_floating(x.dtype()) && x.shape().rank() >= 1 && x.shape().back() == n, "sum_rows: x is ",
-          name_of(x.dtype()), " ", x.shape().str(), " and out has ", n,
-          " elements; rows must be as wide as out");
-  require(out.dtype() == x.dtype() || (out.dtype() == DType::f32 && x.dtype() != DType::f64),
-          "sum_rows: out is ", name_of(out.dtype()), " and x ", name_of(x.dtype()));
   if (n == 0) return;
   if (x.dtype() == DType::f64) {
     const double* from = x.data<double>();

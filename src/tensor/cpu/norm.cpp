@@ -3,6 +3,7 @@
 
 #include "tensor/cpu/loops.h"
 #include "tensor/cpu/workspace.h"
+#include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {
 namespace {
@@ -11,17 +12,6 @@ namespace {
 /// then added in order. Depends on the shape alone.
 Count rows_per_group(Count rows) {
   return std::max<Count>(64, (rows + 255) / 256);
-}
-
-void check_rows(const char* kernel, const Tensor& x, const Tensor& weight, const Tensor& bias,
-                const Tensor& rstd) {
-  require_floating(kernel, "x", x);
-  require(x.shape().rank() >= 1, kernel, ": x needs at least one extent");
-  const Count width = x.shape().back();
-  require(width > 0 || x.numel() == 0, kernel, ": rows are empty");
-  if (weight) require_vector(kernel, "weight", weight, width, x.dtype());
-  if (bias) require_vector(kernel, "bias", bias, width, x.dtype());
-  require_vector(kernel, "rstd", rstd, x.shape().rows(), compute_type(x.dtype()));
 }
 
 const void* raw_or_null(const Tensor& t) {
@@ -110,7 +100,7 @@ std::size_t norm_backward_workspace(const Tensor& x, const Tensor& dweight, cons
 
 void CpuKernels::layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
                             const Tensor& y, const Tensor& mean, const Tensor& rstd) {
-  check_rows("layer_norm", x, weight, bias, rstd);
+  check_norm("layer_norm", x, weight, bias, rstd);
   require_alike("layer_norm", y, {&x});
   const Count rows = x.shape().rows(), width = x.shape().back();
   require_vector("layer_norm", "mean", mean, rows, compute_type(x.dtype()));
@@ -133,13 +123,9 @@ void CpuKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, cons
                                      const Tensor& rstd, const Tensor& dy, const Tensor& dx,
                                      const Tensor& dweight, const Tensor& dbias, bool accumulate) {
   constexpr const char* name = "layer_norm_backward";
-  check_rows(name, x, weight, {}, rstd);
-  require_alike(name, x, {&dy});
-  if (dx) require_alike(name, x, {&dx});
+  check_norm_backward(name, x, weight, rstd, dy, dx, dweight, dbias);
   const Count rows = x.shape().rows(), width = x.shape().back();
   require_vector(name, "mean", mean, rows, compute_type(x.dtype()));
-  if (dweight) require_gradient(name, "dweight", dweight, width, x.dtype());
-  if (dbias) require_gradient(name, "dbias", dbias, width, x.dtype());
   if (x.dtype() == DType::f64)
     return backward_rows<double>(
         device_, isa_, rows, width, dweight, dbias, accumulate,
@@ -160,7 +146,7 @@ void CpuKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, cons
 
 void CpuKernels::rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
                           const Tensor& rstd) {
-  check_rows("rms_norm", x, weight, {}, rstd);
+  check_norm("rms_norm", x, weight, {}, rstd);
   require_alike("rms_norm", y, {&x});
   const Count rows = x.shape().rows(), width = x.shape().back();
   if (x.numel() == 0) return;
@@ -182,11 +168,8 @@ void CpuKernels::rms_norm_backward(const Tensor& x, const Tensor& weight, const 
                                    const Tensor& dy, const Tensor& dx, const Tensor& dweight,
                                    bool accumulate) {
   constexpr const char* name = "rms_norm_backward";
-  check_rows(name, x, weight, {}, rstd);
-  require_alike(name, x, {&dy});
-  if (dx) require_alike(name, x, {&dx});
+  check_norm_backward(name, x, weight, rstd, dy, dx, dweight, {});
   const Count rows = x.shape().rows(), width = x.shape().back();
-  if (dweight) require_gradient(name, "dweight", dweight, width, x.dtype());
   if (x.dtype() == DType::f64)
     return backward_rows<double>(
         device_, isa_, rows, width, dweight, {}, accumulate, [&](Count r, double* weight_sums, double*) {

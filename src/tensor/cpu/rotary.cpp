@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "tensor/cpu/loops.h"
+#include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {
 namespace {
@@ -47,20 +48,13 @@ const CpuKernels::RotaryAngles& CpuKernels::rotary_angles(std::int64_t seq, std:
 
 void CpuKernels::rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
                         const Tensor& out) {
-  require_alike("rotary", out, {&qkv});
-  const int heads = geometry.heads, groups = geometry.kv_heads;
-  require(heads >= 1 && groups >= 1 && heads % groups == 0, "rotary: ", heads, " heads cannot share ", groups,
-          " key-value heads evenly");
-  require(qkv.shape().rank() >= 2, "rotary: qkv must be [batch, seq, width], not ", qkv.shape().str());
-  require(base > 0, "rotary: the base must be positive, not ", base);
-  const Count width = qkv.shape().back(), seq = qkv.shape()[-2], head = geometry.head_dim(width);
-  require(head * (heads + 2 * groups) == width && head % 2 == 0, "rotary: a width of ", width,
-          " does not hold ", heads, " query and ", groups, " key and value heads of an even size");
+  const auto [rows, seq, head] = check_rotary(qkv, geometry, base, out);
   if (qkv.numel() == 0) return;
+  const Count heads = geometry.heads, groups = geometry.kv_heads, width = qkv.shape().back();
   const Count half = head / 2, per_group = heads / groups + 2;
   const double direction = inverse ? -1 : 1;
   const RotaryAngles& angles = rotary_angles(seq, half, base, compute_type(qkv.dtype()));
-  in_chunks(device_, qkv.shape().rows(), row_grain(width), [&](Count begin, Count count) {
+  in_chunks(device_, rows, row_grain(width), [&](Count begin, Count count) {
     for (Count h = begin * (heads + 2 * groups); h < (begin + count) * (heads + 2 * groups); ++h) {
       const Count row = h / (heads + 2 * groups), angle = row % seq * half, from = h * head;
       if (h % (heads + 2 * groups) % per_group == per_group - 1) {  // the value head

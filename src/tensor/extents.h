@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/kernels.h"
+
+// What the arguments of rows, embeddings, losses, attention and products say of their extents. The kernels of
+// every device share these; each throws Error{usage} that names the kernel where arguments do not fit.
+
+namespace sherd::tensor {
+
+/// Row-wise normalisation: x [rows, width], the weight and bias that are defined [width], rstd [rows].
+void check_norm(const char* kernel, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                const Tensor& rstd);
+/// The tensors of its gradient; dx, dweight and dbias may be undefined.
+void check_norm_backward(const char* kernel, const Tensor& x, const Tensor& weight, const Tensor& rstd,
+                         const Tensor& dy, const Tensor& dx, const Tensor& dweight, const Tensor& dbias);
+
+/// ids: int32 [rows] against values: [rows, width] and table: [vocab, width]. Returns the width.
+std::int64_t check_embedding(const char* kernel, const Tensor& ids, const Tensor& table,
+                             const Tensor& values);
+/// values: [batch…, seq, width] against table: [positions, width]. Returns seq.
+std::int64_t check_positions(const char* kernel, const Tensor& values, const Tensor& table);
+/// The sums of `from` fit the dtype of `to`.
+void check_summable(const char* kernel, const Tensor& from, const Tensor& to);
+
+/// The heads of packed projections that rotary turns, and their size.
+struct RotaryExtents {
+  std::int64_t rows, seq, head;
+};
+RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, double base, const Tensor& out);
+
+/// The arguments that both directions of the loss share. Returns the number of columns that take part.
+std::int64_t check_cross_entropy(const char* kernel, const Tensor& logits, const Tensor& targets,
+                                 const Tensor& lse, std::int64_t valid);
+
+struct AttentionExtents {
+  std::int64_t batch = 0, seq = 0, dim = 0;
+  std::int64_t heads = 0, kv_heads = 0;
+  double scale = 0;
+
+  std::int64_t group() const { return heads / kv_heads; }  ///< query heads per key-value head
+  std::int64_t width() const { return (heads + 2 * kv_heads) * dim; }
+  /// Columns of the packed projections where the heads of group g begin.
+  std::int64_t query_col(std::int64_t g, std::int64_t r) const { return (g * (group() + 2) + r) * dim; }
+  std::int64_t key_col(std::int64_t g) const { return query_col(g, group()); }
+  std::int64_t value_col(std::int64_t g) const { return query_col(g, group() + 1); }
+};
+AttentionExtents attention_extents(const char* kernel, const Tensor& qkv, const Attention& geometry);
+AttentionExtents check_attention(const char* kernel, const Tensor& qkv, const Attention& geometry,
+                                 const Tensor& out, const Tensor& lse);
+AttentionExtents check_attention_backward(const char* kernel, const Tensor& qkv, const Attention& geometry,
+                                          const Tensor& out, const Tensor& lse, const Tensor& dout,
+                                          const Tensor& dqkv);
+
+/// c[m,n] = a[m,k]·b[k,n]
+struct MatmulExtents {
+  std::int64_t m = 0, n = 0, k = 0;
+};
+MatmulExtents check_matmul(const Matmul& args);
+
+}  // namespace sherd::tensor

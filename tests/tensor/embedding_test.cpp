@@ -24,7 +24,7 @@ INSTANTIATE_TEST_SUITE_P(All, Embedding, ::testing::ValuesIn(floating_dtypes),
 TEST_P(Embedding, gathers_rows_and_sums_their_gradients_in_index_order) {
   const DType dtype = GetParam();
   const bool f64 = dtype == DType::f64;
-  for (const auto& [rows, vocab, width] : {std::tuple{0, 5, 4}, {1, 1, 1}, {37, 11, 3}, {600, 50, 301}}) {
+  for (const auto& [rows, vocab, width] : {std::tuple{0, 5, 4}, {1, 1, 1}, {37, 11, 3}, {600, 50, 301}, {5000, 70000, 2}}) {
     const std::vector<std::int32_t> ids = some_ids(rows, vocab);
     const std::vector<double> table = normals_in(dtype, vocab * width, 1),
                               dy = normals_in(dtype, rows * width, 2);
@@ -130,6 +130,23 @@ TEST(EmbeddingErrors, name_the_id_its_position_and_the_vocabulary) {
     const Tensor x = m.empty({1, 11, 4}, DType::f32);
     m.kernels.add_positions(x, table, x);
   });
+}
+
+TEST(EmbeddingErrors, come_with_the_next_wait_where_kernels_run_on_their_own) {
+  for (const auto& each : one_of_each()) {
+    if (each->family == "cpu") continue;
+    Machine& m = *each;
+    const Tensor table = m.of({3, 2}, DType::f32, {1, 2, 3, 4, 5, 6}), ids = m.ids({4}, {2, 3, 0, -1});
+    Tensor out = m.empty({4, 2}, DType::f32), sums = m.empty({3, 2}, DType::f32);
+    using testing::expect_error;
+    m.kernels.embedding(ids, table, out);
+    expect_error(ErrorKind::data, "id 3 at position 1 is outside a table of 3 rows", [&] { m.settle(); });
+    EXPECT_EQ(values_of(m.host(out)), (std::vector<double>{5, 6, 0, 0, 1, 2, 0, 0}));
+    m.settle();  // said once
+    m.kernels.embedding_backward(ids, out, sums, false);
+    expect_error(ErrorKind::data, "id 3 at position 1", [&] { m.settle(); });
+    EXPECT_EQ(values_of(m.host(sums)), (std::vector<double>{1, 2, 0, 0, 5, 6}));
+  }
 }
 
 }  // namespace

@@ -90,25 +90,25 @@ TEST(CrossEntropyCases, survive_masked_and_extreme_logits) {
       row[4000] = 60000, row[4500] = -60000;
       Tensor x = m.of({1, 5000}, dtype, row), loss = m.empty({1}, compute), lse = m.empty({1}, compute);
       m.kernels.cross_entropy(x, m.ids({1}, {4000}), 0, ignored, loss, lse);
-      EXPECT_EQ(values_of(loss)[0], 0) << m.name();
+      EXPECT_EQ(values_of(m.host(loss))[0], 0) << m.name();
       m.kernels.cross_entropy_backward(x, m.ids({1}, {4000}), lse, 0, ignored, 1);
-      EXPECT_EQ(values_of(x), std::vector<double>(5000, 0)) << m.name();
+      EXPECT_EQ(values_of(m.host(x)), std::vector<double>(5000, 0)) << m.name();
 
       // NaN anywhere reaches the loss.
       for (const std::size_t place : {0u, 17u, 4999u}) {
         std::vector<double> bad(5000, place == 17 ? -inf : 1.0);
         bad[place] = std::numeric_limits<double>::quiet_NaN();
         m.kernels.cross_entropy(m.of({1, 5000}, dtype, bad), m.ids({1}, {3000}), 0, ignored, loss, lse);
-        EXPECT_TRUE(std::isnan(values_of(loss)[0])) << m.name() << " at " << place;
+        EXPECT_TRUE(std::isnan(values_of(m.host(loss))[0])) << m.name() << " at " << place;
       }
 
       // No target at all: no loss and no gradient.
       Tensor y = m.of({2, 3}, dtype, {1, 2, 3, 4, 5, 6}), two = m.empty({2}, compute);
       const Tensor none = m.ids({2}, {ignored, ignored});
       m.kernels.cross_entropy(y, none, 0, ignored, loss, two);
-      EXPECT_EQ(values_of(loss)[0], 0);
+      EXPECT_EQ(values_of(m.host(loss))[0], 0);
       m.kernels.cross_entropy_backward(y, none, two, 0, ignored, 1);
-      EXPECT_EQ(values_of(y), std::vector<double>(6, 0));
+      EXPECT_EQ(values_of(m.host(y)), std::vector<double>(6, 0));
     }
 }
 
@@ -127,6 +127,22 @@ TEST(CrossEntropyErrors, name_the_target_its_position_and_the_vocabulary) {
   expect_error(ErrorKind::usage, "11 valid columns of 10", [&] {
     m.kernels.cross_entropy(x, m.ids({2}, {0, 1}), 11, ignored, loss, lse);
   });
+}
+
+TEST(CrossEntropyErrors, come_with_the_next_wait_where_kernels_run_on_their_own) {
+  for (const auto& each : one_of_each()) {
+    if (each->family == "cpu") continue;
+    Machine& m = *each;
+    Tensor x = m.of({3, 2}, DType::f32, {1, 1, 7, 7, 3, 3}), loss = m.empty({1}, DType::f32),
+           lse = m.empty({3}, DType::f32);
+    const Tensor targets = m.ids({3}, {1, 2, ignored});
+    using testing::expect_error;
+    m.kernels.cross_entropy(x, targets, 0, ignored, loss, lse);
+    expect_error(ErrorKind::data, "target 2 at position 1 is outside [0, 2)", [&] { m.settle(); });
+    m.kernels.cross_entropy_backward(x, targets, lse, 0, ignored, 1);
+    expect_error(ErrorKind::data, "target 2 at position 1", [&] { m.settle(); });
+    m.settle();
+  }
 }
 
 TEST(MeanSquaredError, agrees_with_double_arithmetic_and_across_machines) {

@@ -10,8 +10,16 @@ namespace sherd::tensor::SHERD_CUDA {
 
 using device::SHERD_CUDA::Target;
 
-/// Handles and caches of the libraries behind matmul and attention, which their sources own.
-struct Libraries;
+/// What cuBLASLt (matmul.cpp) and cuDNN (cudnn/) hold between calls, known to their sources only.
+class MatmulLibrary;
+class AttentionLibrary;
+
+/// Choices that trade bits for speed; the defaults keep every result repeatable and as accurate as the contract says.
+struct CudaOptions {
+  bool tf32 = false;                     ///< fp32 products may round their operands to TF32 (10 bits)
+  bool fused_gelu = false;               ///< GELU (tanh) on the unrounded sum inside the product; see matmul.cpp
+  bool deterministic_attention = true;   ///< cuDNN's backward pass without atomics
+};
 
 /// Kernels for a CUDA device, issued on its compute stream; none waits but sum_of_squares, all_finite and copies that
 /// narrow integers. Each family lives in a file of its own in this folder: *.cu for own kernels, which also run on the
@@ -26,9 +34,13 @@ class CudaKernels final : public Kernels {
 
   Device& device() override { return target_.device; }
   const Target& target() const { return target_; }
+  /// Takes effect with the next call.
+  CudaOptions options;
   /// Throws Error{data} for what a kernel that has finished met: an id outside a table, a target outside the
   /// vocabulary. Does not wait.
   void check_data() { errors_.check(); }
+  /// Keeps a handle as long as the kernels live: check_data()'s registration with the device.
+  void watch(std::shared_ptr<void> handle) { watch_ = std::move(handle); }
 
   void fill(const Tensor& x, double value) override;
   void copy(const Tensor& from, const Tensor& to) override;
@@ -83,10 +95,24 @@ class CudaKernels final : public Kernels {
  private:
   /// Uninitialised memory for the kernels issued until the tensor goes; stream order lets it be reused at once.
   Tensor scratch(std::int64_t elements, DType dtype, device::Tier tier = device::Tier::device);
+  /// Throws Error{data} for a value that To does not have; waits for the kernel.
+  template <class To, class From>
+  void copy_narrowing(const Tensor& from, const Tensor& to);
+
+  /// cos and sin of position·base^(-2i/d): [positions, d/2], kept for the geometry last asked for.
+  struct RotaryAngles {
+    std::int64_t seq = 0, half = 0;
+    double base = 0;
+    Tensor cosine, sine;
+  };
+  const RotaryAngles& rotary_angles(std::int64_t seq, std::int64_t half, double base, DType compute);
 
   Target target_;
   DataErrors errors_;
-  std::shared_ptr<Libraries> libraries_;
+  RotaryAngles angles_;
+  std::shared_ptr<MatmulLibrary> matmul_library_;        // made by the first call that needs it
+  std::shared_ptr<AttentionLibrary> attention_library_;
+  std::shared_ptr<void> watch_;
 };
 
 }  // namespace sherd::tensor::SHERD_CUDA

@@ -1,0 +1,103 @@
+#include "tensor/cuda/families.cuh"
+#include "tensor/extents.h"
+
+namespace sherd::tensor::SHERD_CUDA {
+namespace {
+
+/// Cosine and sine of position·base^(-i/half), computed in double and rounded once.
+template <class C>
+__global__ void angles_kernel(Count seq, Count half, double base, C* cosine, C* sine) {
+  for (Count at = grid_thread(); at < seq * half; at += grid_threads()) {
+    const double frequency = ::pow(base, -static_cast<double>(at % half) / static_cast<double>(half));
+    const double angle = static_cast<double>(at / half) * frequency;
+    cosine[at] = static_cast<C>(::cos(angle));
+    sine[at] = static_cast<C>(::sin(angle));
+  }
+}
+
+template <class S>
+struct RotaryArguments {
+  const S* x;
+  S* y;
+  const Compute<S>*cosine, *sine;
+  Compute<S> direction;
+  Count rows, seq, half;
+  int heads, per_group;  ///< of all kinds in a row, and in a group, whose last one holds values
+};
+
+/// A block takes one row after the other; a thread `width` pairs (i, i + half) of a head.
+template <int width, class S>
+__global__ void rotary_kernel(RotaryArguments<S> a) {
+  using C = Compute<S>;
+  const Count packs = a.half / width;  // per half a head
+  for (Count row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const Count angles = row % a.seq * a.half;
+    for (Count item = threadIdx.x; item < a.heads * packs; item += blockDim.x) {
+      const Count head = item / packs, i = (item - head * packs) * width;
+      const Count at = (row * a.heads + head) * 2 * a.half + i;
+      const bool values = static_cast<int>(head) % a.per_group == a.per_group - 1;
+      if (values && a.x == a.y) continue;
+      Pack<S, width> u = load_pack<width>(a.x + at), v = load_pack<width>(a.x + at + a.half);
+      if (!values) {
+        const C *cosine = a.cosine + angles + i, *sine = a.sine + angles + i;
+        SHERD_UNROLL
+        for (int k = 0; k < width; ++k) {
+          const C x = widen(u.at[k]), y = widen(v.at[k]), s = sine[k] * a.direction;
+          u.at[k] = narrow<S>(x * cosine[k] - y * s);
+          v.at[k] = narrow<S>(y * cosine[k] + x * s);
+        }
+      }
+      store_pack(a.y + at, u);
+      store_pack(a.y + at + a.half, v);
+    }
+  }
+}
+
+}  // namespace
+
+const CudaKernels::RotaryAngles& CudaKernels::rotary_angles(Count seq, Count half, double base,
+                                                            DType compute) {
+  if (angles_.cosine && angles_.seq >= seq && angles_.half == half && angles_.base == base &&
+      angles_.cosine.dtype() == compute)
+    return angles_;
+  angles_ = {};
+  RotaryAngles made{seq, half, base, Tensor::empty(target_.device, {seq, half}, compute, Category::workspace),
+                    Tensor::empty(target_.device, {seq, half}, compute, Category::workspace)};
+  const auto write = [&](auto type) {
+    using C = decltype(type);
+    launch(angles_kernel<C>, blocks_for(seq * half, element_threads, target_.processors), element_threads, 0,
+           target_.stream, seq, half, base, out<C>(made.cosine), out<C>(made.sine));
+  };
+  compute == DType::f64 ? write(double{}) : write(float{});
+  return angles_ = std::move(made);
+}
+
+void CudaKernels::rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
+                         const Tensor& out) {
+  const auto [rows, seq, head] = check_rotary(qkv, geometry, base, out);
+  if (qkv.numel() == 0) return;
+  const RotaryAngles& angles = rotary_angles(seq, head / 2, base, compute_type(qkv.dtype()));
+  with_floating(qkv.dtype(), [&, rows = rows, seq = seq, half = head / 2](auto type) {
+    using S = decltype(type);
+    using C = Compute<S>;
+    constexpr int width = pack_width<S>;
+    const RotaryArguments<S> args{in<S>(qkv),
+                                  SHERD_CUDA::out<S>(out),
+                                  in<C>(angles.cosine),
+                                  in<C>(angles.sine),
+                                  inverse ? C{-1} : C{1},
+                                  rows,
+                                  seq,
+                                  half,
+                                  geometry.heads + 2 * geometry.kv_heads,
+                                  geometry.heads / geometry.kv_heads + 2};
+    const bool packs = half % width == 0 && aligned_for_packs(qkv.raw(), out.raw());
+    const Count items = args.heads * (packs ? half / width : half);
+    const auto threads =
+        static_cast<unsigned>(items >= element_threads ? element_threads : (items + 31) / 32 * 32);
+    launch(packs ? rotary_kernel<width, S> : rotary_kernel<1, S>, blocks_for(rows, 1, target_.processors, 32),
+           threads, 0, target_.stream, args);
+  });
+}
+
+}  // namespace sherd::tensor::SHERD_CUDA

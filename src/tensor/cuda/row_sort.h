@@ -1,0 +1,29 @@
+#pragma once
+
+#include "device/cuda/target.h"
+#include "tensor/cuda/data_errors.h"
+#include "tensor/tensor.h"
+
+namespace sherd::tensor::SHERD_CUDA {
+
+/// Ids in order, those of one id in the order of their rows, and these rows. What is no id of the table comes
+/// last, with the key `vocab`.
+struct SortedRows {
+  const std::uint32_t *keys, *rows;
+};
+
+/// A stable sort of rows by the id that each carries (ids: int32 [rows]), on the target's stream: an LSD
+/// radix sort whose ranks come from counts and ballots, never from who comes first, so that the order is the
+/// same every time. Holds the memory of the result.
+class RowSort {
+ public:
+  RowSort(const device::SHERD_CUDA::Target& target, const Tensor& ids, std::int64_t vocab,
+          DataErrorSlot* wrong);
+  SortedRows sorted() const;
+
+ private:
+  std::int64_t rows_;
+  Tensor result_;
+};
+
+}  // namespace sherd::tensor::SHERD_CUDA

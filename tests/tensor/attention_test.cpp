@@ -7,12 +7,13 @@
 
 #include "base/random.h"
 #include "support/expect_error.h"
-#include "tensor/kernels.h"
+#include "support/kernel_machines.h"
 
 namespace sherd::tensor {
 namespace {
 
 using Count = std::int64_t;
+using test::Machine, test::one_of_each;
 using Values = std::vector<double>;
 
 struct Case {
@@ -50,7 +51,8 @@ const std::vector<Case>& cases() {
                                         {1, 132, 2, 2, 16, true, 0.5f},
                                         {1, 140, 2, 1, 8, false, 0.1f},
                                         {1, 70, 1, 1, 16, true, 0, 0.7f},
-                                        {1, 257, 1, 1, 66, true, 0.3f}};
+                                        {1, 257, 1, 1, 66, true, 0.3f},
+                                        {1, 70, 2, 1, 200, true, 0.1f}};
   return all;
 }
 
@@ -108,34 +110,24 @@ Result reference(const Case& c, const Values& qkv, const Values& dout) {
   return r;
 }
 
-struct Machine {
-  explicit Machine(int threads) : device(device::make_cpu_device(threads)), kernels(make_kernels(*device)) {}
-  std::shared_ptr<Device> device;
-  std::unique_ptr<Kernels> kernels;
-
-  Tensor random(const Shape& shape, DType dtype, std::uint64_t stream) {
-    Tensor x = Tensor::empty(*device, shape, dtype);
-    kernels->fill_normal(x, {7, stream}, 0, 0.0, 1.0);
-    return x;
-  }
-  Values values(const Tensor& x) {
-    Tensor wide = Tensor::empty(*device, x.shape(), DType::f64);
-    kernels->copy(x, wide);
-    return {wide.data<double>(), wide.data<double>() + x.numel()};
-  }
-};
+Tensor random(Machine& m, const Shape& shape, DType dtype, std::uint64_t stream) {
+  Tensor x = m.empty(shape, dtype);
+  m.kernels.fill_normal(x, {7, stream}, 0, 0.0, 1.0);
+  return x;
+}
+Values values(Machine& m, const Tensor& x) { return test::values_of(m.host(x)); }
 
 /// The tensors of one call of each direction.
 struct Pass {
   Tensor qkv, dout, out, lse, dqkv;
   Pass(Machine& m, const Case& c, DType dtype)
-      : qkv(m.random({c.batch, c.seq, c.width()}, dtype, 1)),
-        dout(m.random({c.batch, c.seq, c.heads * c.dim}, dtype, 2)),
-        out(m.random({c.batch, c.seq, c.heads * c.dim}, dtype, 3)),
-        lse(m.random({c.batch, c.heads, c.seq}, dtype == DType::f64 ? DType::f64 : DType::f32, 4)),
-        dqkv(m.random({c.batch, c.seq, c.width()}, dtype, 5)) {
-    m.kernels->attention(qkv, c.geometry(), out, lse);
-    m.kernels->attention_backward(qkv, c.geometry(), out, lse, dout, dqkv);
+      : qkv(random(m, {c.batch, c.seq, c.width()}, dtype, 1)),
+        dout(random(m, {c.batch, c.seq, c.heads * c.dim}, dtype, 2)),
+        out(random(m, {c.batch, c.seq, c.heads * c.dim}, dtype, 3)),
+        lse(random(m, {c.batch, c.heads, c.seq}, dtype == DType::f64 ? DType::f64 : DType::f32, 4)),
+        dqkv(random(m, {c.batch, c.seq, c.width()}, dtype, 5)) {
+    m.kernels.attention(qkv, c.geometry(), out, lse);
+    m.kernels.attention_backward(qkv, c.geometry(), out, lse, dout, dqkv);
   }
 };
 
@@ -167,31 +159,27 @@ class AttentionOfDType : public ::testing::TestWithParam<DType> {
 };
 
 TEST_P(AttentionOfDType, EqualsTheDefinitionForwardAndBackward) {
-  Machine machine(2);
-  for (const Case& c : cases()) {
-    SCOPED_TRACE(c.str());
-    const Pass run(machine, c, GetParam());
-    const Result want = reference(c, machine.values(run.qkv), machine.values(run.dout));
-    EXPECT_LE(worst(machine.values(run.out), want.out), tolerance());
-    EXPECT_LE(worst(machine.values(run.lse), want.lse), tolerance());
-    EXPECT_LE(worst(machine.values(run.dqkv), want.dqkv), tolerance());
-  }
+  for (const auto& m : one_of_each())
+    for (const Case& c : cases()) {
+      SCOPED_TRACE(cat(c.str(), " on ", m->name()));
+      const Pass run(*m, c, GetParam());
+      const Result want = reference(c, values(*m, run.qkv), values(*m, run.dout));
+      EXPECT_LE(worst(values(*m, run.out), want.out), tolerance());
+      EXPECT_LE(worst(values(*m, run.lse), want.lse), tolerance());
+      EXPECT_LE(worst(values(*m, run.dqkv), want.dqkv), tolerance());
+    }
 }
 
 TEST_P(AttentionOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
-  const Case c{3, 200, 4, 2, 24, true, 0.1f};
-  std::vector<std::byte> first;
-  for (const int threads : {1, 2, 3}) {
-    Machine machine(threads);
-    for (int repeat = 0; repeat < 2; ++repeat) {
-      const Pass run(machine, c, GetParam());
-      std::vector<std::byte> all;
-      for (const Tensor* t : {&run.out, &run.lse, &run.dqkv})
-        all.insert(all.end(), t->raw(), t->raw() + t->bytes());
-      if (first.empty()) first = all;
-      EXPECT_TRUE(all == first) << threads << " threads, run " << repeat;
-    }
-  }
+  const Case c{2, 150, 4, 2, 24, true, 0.1f};
+  test::on_every_machine(
+      [&](Machine& m) {
+        const Pass run(m, c, GetParam()), again(m, c, GetParam());
+        EXPECT_EQ(values(m, run.out), values(m, again.out));
+        EXPECT_EQ(values(m, run.dqkv), values(m, again.dqkv));
+        return std::vector<Tensor>{run.out, run.lse, run.dqkv};
+      },
+      [](const std::vector<Tensor>&) {});
 }
 
 std::string dtype_name(const ::testing::TestParamInfo<DType>& tested) {
@@ -202,57 +190,55 @@ INSTANTIATE_TEST_SUITE_P(All, AttentionOfDType,
                          ::testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64), dtype_name);
 
 TEST(Attention, GradientEqualsNumericDifferencesInDouble) {
-  Machine machine(1);
-  for (const Case& c : {Case{1, 5, 2, 1, 3, true, 0.2f}, Case{2, 4, 2, 2, 2, false}}) {
-    const Pass run(machine, c, DType::f64);
-    const Values dout = machine.values(run.dout), dqkv = machine.values(run.dqkv);
-    double* x = run.qkv.data<double>();
-    const auto loss = [&] {
-      machine.kernels->attention(run.qkv, c.geometry(), run.out, run.lse);
-      double sum = 0;
-      for (std::size_t i = 0; i < dout.size(); ++i) sum += dout[i] * run.out.data<double>()[i];
-      return sum;
-    };
-    for (std::size_t i = 0; i < dqkv.size(); ++i) {
-      const double before = x[i], step = 1e-5;
-      x[i] = before + step;
-      const double above = loss();
-      x[i] = before - step;
-      const double below = loss();
-      x[i] = before;
-      EXPECT_NEAR(dqkv[i], (above - below) / (2 * step), 1e-8) << c.str() << " element " << i;
+  for (const auto& m : one_of_each())
+    for (const Case& c : {Case{1, 5, 2, 1, 3, true, 0.2f}, Case{2, 4, 2, 2, 2, false}}) {
+      const Pass run(*m, c, DType::f64);
+      const Values dout = values(*m, run.dout), dqkv = values(*m, run.dqkv), x = values(*m, run.qkv);
+      const auto loss = [&](std::size_t at, double value) {
+        Values changed = x;
+        changed[at] = value;
+        m->kernels.attention(m->of(run.qkv.shape(), DType::f64, changed), c.geometry(), run.out, run.lse);
+        const Values out = values(*m, run.out);
+        double sum = 0;
+        for (std::size_t i = 0; i < dout.size(); ++i) sum += dout[i] * out[i];
+        return sum;
+      };
+      for (std::size_t i = 0; i < dqkv.size(); ++i) {
+        const double step = 1e-5, slope = (loss(i, x[i] + step) - loss(i, x[i] - step)) / (2 * step);
+        EXPECT_NEAR(dqkv[i], slope, 1e-8) << c.str() << " element " << i << " on " << m->name();
+      }
     }
-  }
 }
 
 TEST(Attention, MaskedKeysHaveNoInfluence) {
-  Machine machine(1);
   const Case c{1, 150, 1, 1, 16};
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    const Pass clean(machine, c, dtype);
-    Pass changed(machine, c, dtype);
-    machine.kernels->fill(changed.qkv.reshape({c.seq, c.width()}).rows(c.seq - 1, c.seq), 50);
-    machine.kernels->attention(changed.qkv, c.geometry(), changed.out, changed.lse);
-    const Count before = (c.seq - 1) * c.dim;
-    EXPECT_EQ(machine.values(clean.out.range(0, before)), machine.values(changed.out.range(0, before)));
-  }
+  for (const auto& m : one_of_each())
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const Pass clean(*m, c, dtype);
+      Pass changed(*m, c, dtype);
+      m->kernels.fill(changed.qkv.reshape({c.seq, c.width()}).rows(c.seq - 1, c.seq), 50);
+      m->kernels.attention(changed.qkv, c.geometry(), changed.out, changed.lse);
+      const Count before = (c.seq - 1) * c.dim;
+      EXPECT_EQ(values(*m, clean.out.range(0, before)), values(*m, changed.out.range(0, before))) << m->name();
+    }
 }
 
 TEST(Attention, LargeScoresDoNotOverflow) {
-  Machine machine(1);
   const Case c{1, 140, 1, 1, 64, true, 0, 30.0f};
-  const Pass run(machine, c, DType::f32);
-  for (const Tensor* t : {&run.out, &run.lse, &run.dqkv}) EXPECT_TRUE(machine.kernels->all_finite(*t));
+  for (const auto& m : one_of_each()) {
+    const Pass run(*m, c, DType::f32);
+    for (const Tensor* t : {&run.out, &run.lse, &run.dqkv}) EXPECT_TRUE(m->kernels.all_finite(*t)) << m->name();
+  }
 }
 
 TEST(Attention, NamesWhatDoesNotFit) {
   using sherd::testing::expect_error;
-  Machine machine(1);
-  const Tensor qkv = machine.random({1, 4, 24}, DType::f32, 1),
-               out = machine.random({1, 4, 8}, DType::f32, 2);
-  const Tensor lse = machine.random({1, 2, 4}, DType::f32, 3);
+  Machine machine(CpuIsa::portable, 1);
+  const Tensor qkv = random(machine, {1, 4, 24}, DType::f32, 1),
+               out = random(machine, {1, 4, 8}, DType::f32, 2);
+  const Tensor lse = random(machine, {1, 2, 4}, DType::f32, 3);
   const auto call = [&](const Attention& geometry, const Tensor& to) {
-    return [&machine, qkv, geometry, to, lse] { machine.kernels->attention(qkv, geometry, to, lse); };
+    return [&machine, qkv, geometry, to, lse] { machine.kernels.attention(qkv, geometry, to, lse); };
   };
   expect_error(ErrorKind::usage, "3 query heads cannot share 2",
                call({.heads = 3, .kv_heads = 2, .key = {}}, out));
@@ -260,7 +246,7 @@ TEST(Attention, NamesWhatDoesNotFit) {
   expect_error(ErrorKind::usage, "dropout 1",
                call({.heads = 2, .kv_heads = 2, .dropout = 1.0f, .key = {}}, out));
   expect_error(ErrorKind::usage, "out",
-               call({.heads = 2, .kv_heads = 2, .key = {}}, machine.random({1, 4, 7}, DType::f32, 4)));
+               call({.heads = 2, .kv_heads = 2, .key = {}}, random(machine, {1, 4, 7}, DType::f32, 4)));
 }
 
 }  // namespace

@@ -1,0 +1,368 @@
+#include "tensor/cuda/attention.cuh"
+
+#include "tensor/cuda/attention_library.h"
+
+namespace sherd::tensor::SHERD_CUDA {
+namespace {
+
+/// The largest over the 16 threads that share rows, and the sum.
+template <class C, class Op>
+__device__ C fold_columns(C value, Op op) {
+  for (int distance = attention_side / 2; distance >= 1; distance /= 2)
+    value = op(value, __shfl_xor_sync(device::SHERD_CUDA::all_lanes, value, distance));
+  return value;
+}
+
+/// Where maxima begin: below every score, and far from where differences with it would overflow.
+template <class C>
+constexpr C very_low = static_cast<C>(-1e30);
+
+/// A block's tile of queries or keys, one head of one sequence: tiles of the same place follow each other
+/// over heads and sequences. With a causal mask long ones come first, so that short ones fill the gaps at the
+/// end.
+struct TileIndex {
+  Count batch, first;
+  int head;
+
+  __device__ TileIndex(Count seq, int heads, int tile, bool last_first) {
+    const Count tiles = (seq + tile - 1) / tile, each = gridDim.x / tiles, at = blockIdx.x / each;
+    first = (last_first ? tiles - 1 - at : at) * tile;
+    head = static_cast<int>(blockIdx.x % each % heads);
+    batch = blockIdx.x % each / heads;
+  }
+};
+
+/// Forward: out and lse of one tile of queries.
+template <class Shape, class S>
+__global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionArguments<S> a) {
+  using C = Compute<S>;
+  constexpr int r = Shape::r, tile = Shape::tile;
+  SHERD_DYNAMIC_SHARED(C, shared);
+  C *queries = shared, *keys = queries + tile * a.row, *weights = keys + tile * a.row;
+  const TileIndex index(a.seq, a.heads, tile, a.causal);
+  const Count q0 = index.first, head = index.batch * a.heads + index.head;
+  const int ty = static_cast<int>(threadIdx.x) / attention_side,
+            tx = static_cast<int>(threadIdx.x) % attention_side;
+  const int g = index.head / a.group(), dim = static_cast<int>(a.dim);
+  const S* rows = a.qkv + index.batch * a.seq * a.width;
+  load_tile<Shape, false>(a, rows + q0 * a.width + a.query_col(index.head), a.width, a.seq - q0, queries);
+  C top[r], total[r];
+  for (int i = 0; i < r; ++i) top[i] = very_low<C>, total[i] = 0;
+  RowSums<Shape, C> sums;
+  sums.clear();
+  const Count end = a.causal && q0 + tile < a.seq ? q0 + tile : a.seq;
+  for (Count k0 = 0; k0 < end; k0 += tile) {
+    __syncthreads();
+    load_tile<Shape, true>(a, rows + k0 * a.width + a.key_col(g), a.width, a.seq - k0, keys);
+    __syncthreads();
+    C scores[r][r];
+    dot_tiles<Shape>(queries, keys, a.row, dim, scores);
+    SHERD_UNROLL
+    for (int i = 0; i < r; ++i) {
+      const Count query = q0 + ty * r + i, first = k0 + tx * r;
+      const Count seen = a.causal && query + 1 < a.seq ? query + 1 : a.seq;
+      C high = top[i];
+      SHERD_UNROLL
+      for (int c = 0; c < r; ++c) {
+        scores[i][c] = scores[i][c] * a.scale;
+        if (first + c < seen) high = scores[i][c] > high ? scores[i][c] : high;
+      }
+      high = fold_columns(high, device::SHERD_CUDA::Larger{});
+      C sum = 0;
+      SHERD_UNROLL
+      for (int c = 0; c < r; ++c) {
+        scores[i][c] = first + c < seen ? exp_for<S>(scores[i][c] - high) : C{0};
+        sum += scores[i][c];
+      }
+      const C fade = exp_for<S>(top[i] - high);
+      total[i] = total[i] * fade + fold_columns(sum, device::SHERD_CUDA::Plus{});
+      top[i] = high;
+      if (a.threshold) {
+        const unsigned kept = kept_scores<r>(a, head, query, first);
+        SHERD_UNROLL
+        for (int c = 0; c < r; ++c) scores[i][c] = kept >> c & 1u ? scores[i][c] * a.factor : C{0};
+      }
+      SHERD_UNROLL
+      for (int part = 0; part < Shape::parts; ++part) {
+        SHERD_UNROLL
+        for (int k = 0; k < Shape::vec; ++k) sums.at[i][part][k] *= fade;
+      }
+    }
+    store_scores<Shape>(scores, weights);
+    __syncthreads();
+    load_tile<Shape, true>(a, rows + k0 * a.width + a.value_col(g), a.width, a.seq - k0, keys);
+    __syncthreads();
+    sums.add_product(weights, keys, a.row, dim);
+  }
+  const Count out_row = Count{a.heads} * a.dim;
+  sums.store(a.to + (index.batch * a.seq + q0) * out_row + index.head * a.dim, out_row, a.seq - q0, a.dim,
+             [&](int i) { return C{1} / total[i]; });
+  SHERD_UNROLL
+  for (int i = 0; i < r; ++i)
+    if (tx == 0 && q0 + ty * r + i < a.seq)
+      a.lse[head * a.seq + q0 + ty * r + i] = top[i] + static_cast<C>(::log(total[i]));
+}
+
+/// delta[b, h, i] = Σ dout·out; a warp per row.
+template <class S>
+__global__ void attention_delta_kernel(AttentionArguments<S> a) {
+  using C = Compute<S>;
+  const Count rows = a.batch * a.seq * a.heads, warps = grid_threads() / 32;
+  for (Count row = grid_thread() / 32; row < rows; row += warps) {
+    C sum = 0;
+    for (Count d = threadIdx.x % 32; d < a.dim; d += 32)
+      sum = fused(widen(a.dout[row * a.dim + d]), widen(a.out[row * a.dim + d]), sum);
+    sum = warp_sum(sum);
+    const Count head = row % a.heads, i = row / a.heads % a.seq, b = row / a.heads / a.seq;
+    if (threadIdx.x % 32 == 0) a.delta[(b * a.heads + head) * a.seq + i] = sum;
+  }
+}
+
+/// The gradient of one score but for the scale, and its weight as the values saw it.
+template <class C>
+struct ScoreGradient {
+  C weight, slope;
+};
+template <class S, class C = Compute<S>>
+__device__ ScoreGradient<C> differentiate(C score, C product, C lse, C delta, bool seen, bool kept,
+                                          C factor) {
+  const C p = seen ? exp_for<S>(score - lse) : C{0};
+  return {kept ? p * factor : C{0}, p * ((kept ? product * factor : C{0}) - delta)};
+}
+
+/// Gradient of one tile of queries.
+template <class Shape, class S>
+__global__ void __launch_bounds__(attention_threads) attention_dq_kernel(AttentionArguments<S> a) {
+  using C = Compute<S>;
+  constexpr int r = Shape::r, tile = Shape::tile;
+  SHERD_DYNAMIC_SHARED(C, shared);
+  C *queries = shared, *douts = queries + tile * a.row, *keys = douts + tile * a.row,
+    *slopes = keys + tile * a.row;
+  const TileIndex index(a.seq, a.heads, tile, a.causal);
+  const Count q0 = index.first, head = index.batch * a.heads + index.head, out_row = Count{a.heads} * a.dim;
+  const int ty = static_cast<int>(threadIdx.x) / attention_side,
+            tx = static_cast<int>(threadIdx.x) % attention_side;
+  const int g = index.head / a.group(), dim = static_cast<int>(a.dim);
+  const S* rows = a.qkv + index.batch * a.seq * a.width;
+  const Count own = q0 * a.width + a.query_col(index.head);
+  load_tile<Shape, false>(a, rows + own, a.width, a.seq - q0, queries);
+  load_tile<Shape, false>(a, a.dout + (index.batch * a.seq + q0) * out_row + index.head * a.dim, out_row,
+                          a.seq - q0, douts);
+  C lse[r], delta[r];
+  for (int i = 0; i < r; ++i) {
+    const Count query = q0 + ty * r + i;
+    lse[i] = query < a.seq ? a.lse[head * a.seq + query] : C{0};
+    delta[i] = query < a.seq ? a.delta[head * a.seq + query] : C{0};
+  }
+  RowSums<Shape, C> sums;
+  sums.clear();
+  const Count end = a.causal && q0 + tile < a.seq ? q0 + tile : a.seq;
+  for (Count k0 = 0; k0 < end; k0 += tile) {
+    const S* tile_rows = rows + k0 * a.width;
+    C scores[r][r], products[r][r];
+    __syncthreads();
+    load_tile<Shape, true>(a, tile_rows + a.value_col(g), a.width, a.seq - k0, keys);
+    __syncthreads();
+    dot_tiles<Shape>(douts, keys, a.row, dim, products);
+    __syncthreads();
+    load_tile<Shape, true>(a, tile_rows + a.key_col(g), a.width, a.seq - k0, keys);
+    __syncthreads();
+    dot_tiles<Shape>(queries, keys, a.row, dim, scores);
+    SHERD_UNROLL
+    for (int i = 0; i < r; ++i) {
+      const Count query = q0 + ty * r + i, first = k0 + tx * r;
+      const Count seen = query >= a.seq ? 0 : a.causal ? query + 1 : a.seq;
+      const unsigned kept = a.threshold ? kept_scores<r>(a, head, query, first) : ~0u;
+      SHERD_UNROLL
+      for (int c = 0; c < r; ++c)
+        scores[i][c] = differentiate<S>(scores[i][c] * a.scale, products[i][c], lse[i], delta[i],
+                                        first + c < seen, (kept >> c & 1u) != 0, a.factor)
+                           .slope;
+    }
+    store_scores<Shape>(scores, slopes);
+    __syncthreads();
+    sums.add_product(slopes, keys, a.row, dim);
+  }
+  sums.store(a.dqkv + index.batch * a.seq * a.width + own, a.width, a.seq - q0, a.dim,
+             [&](int) { return a.scale; });
+}
+
+/// Gradients of one tile of keys and of its values: the query heads of the group in turn, and their tiles in
+/// order, so that the sums have one order. Tiles of scores are transposed: keys in rows.
+template <class Shape, class S>
+__global__ void __launch_bounds__(attention_threads) attention_dkv_kernel(AttentionArguments<S> a) {
+  using C = Compute<S>;
+  constexpr int r = Shape::r, tile = Shape::tile;
+  SHERD_DYNAMIC_SHARED(C, shared);
+  C *keys = shared, *values = keys + tile * a.row, *queries = values + tile * a.row,
+    *weights = queries + tile * a.row;
+  const TileIndex index(a.seq, a.kv_heads, tile, false);
+  const Count k0 = index.first, out_row = Count{a.heads} * a.dim;
+  const int ty = static_cast<int>(threadIdx.x) / attention_side,
+            tx = static_cast<int>(threadIdx.x) % attention_side;
+  const int g = index.head, dim = static_cast<int>(a.dim);
+  const S* rows = a.qkv + index.batch * a.seq * a.width;
+  load_tile<Shape, false>(a, rows + k0 * a.width + a.key_col(g), a.width, a.seq - k0, keys);
+  load_tile<Shape, false>(a, rows + k0 * a.width + a.value_col(g), a.width, a.seq - k0, values);
+  RowSums<Shape, C> dk, dv;
+  dk.clear(), dv.clear();
+  for (int own = g * a.group(); own < (g + 1) * a.group(); ++own) {
+    const Count head = index.batch * a.heads + own;
+    for (Count q0 = a.causal ? k0 : 0; q0 < a.seq; q0 += tile) {
+      const S* query_rows = rows + q0 * a.width + a.query_col(own);
+      C scores[r][r], products[r][r];
+      __syncthreads();
+      load_tile<Shape, true>(a, query_rows, a.width, a.seq - q0, queries);
+      __syncthreads();
+      dot_tiles<Shape>(keys, queries, a.row, dim, scores);
+      __syncthreads();
+      load_tile<Shape, true>(a, a.dout + (index.batch * a.seq + q0) * out_row + own * a.dim, out_row,
+                             a.seq - q0, queries);
+      __syncthreads();
+      dot_tiles<Shape>(values, queries, a.row, dim, products);
+      SHERD_UNROLL
+      for (int c = 0; c < r; ++c) {
+        const Count query = q0 + tx * r + c, first = k0 + ty * r;
+        const Count seen = query >= a.seq ? 0 : a.causal ? query + 1 : a.seq;
+        const C lse = query < a.seq ? a.lse[head * a.seq + query] : C{0};
+        const C delta = query < a.seq ? a.delta[head * a.seq + query] : C{0};
+        const unsigned kept = a.threshold ? kept_scores<r>(a, head, query, first) : ~0u;
+        SHERD_UNROLL
+        for (int i = 0; i < r; ++i) {
+          const ScoreGradient<C> made = differentiate<S>(scores[i][c] * a.scale, products[i][c], lse, delta,
+                                                         first + i < seen, (kept >> i & 1u) != 0, a.factor);
+          scores[i][c] = made.weight, products[i][c] = made.slope;
+        }
+      }
+      store_scores<Shape>(scores, weights);
+      __syncthreads();
+      dv.add_product(weights, queries, a.row, dim);
+      __syncthreads();
+      store_scores<Shape>(products, weights);
+      load_tile<Shape, true>(a, query_rows, a.width, a.seq - q0, queries);
+      __syncthreads();
+      dk.add_product(weights, queries, a.row, dim);
+    }
+  }
+  S* to = a.dqkv + (index.batch * a.seq + k0) * a.width;
+  dk.store(to + a.key_col(g), a.width, a.seq - k0, a.dim, [&](int) { return a.scale; });
+  dv.store(to + a.value_col(g), a.width, a.seq - k0, a.dim, [](int) { return C{1}; });
+}
+
+constexpr Count longest_head = 256;
+
+template <class S>
+AttentionArguments<S> arguments(const AttentionCall& call) {
+  using C = Compute<S>;
+  const AttentionExtents& e = call.extents;
+  constexpr int vec = pack_width<C>;
+  AttentionArguments<S> a{};
+  a.qkv = in<S>(call.qkv), a.out = in<S>(call.out), a.to = out<S>(call.out), a.lse = out<C>(call.lse);
+  if (call.dout) a.dout = in<S>(call.dout), a.dqkv = out<S>(call.dqkv);
+  a.batch = e.batch, a.seq = e.seq, a.dim = e.dim, a.width = e.width();
+  a.heads = static_cast<int>(e.heads), a.kv_heads = static_cast<int>(e.kv_heads);
+  a.row = (static_cast<int>(e.dim) + vec - 1) / vec * vec + vec;
+  a.scale = static_cast<C>(e.scale), a.causal = call.geometry.causal;
+  // Four elements are read as one access, of 32 bytes in fp64: the device splits it.
+  a.packs = e.dim % 4 == 0 && aligned_for_packs(call.qkv.raw(), call.dout ? call.dout.raw() : nullptr) &&
+            sizeof(S) <= 4;
+  a.factor = 1;
+  if (call.geometry.dropout > 0) {
+    a.threshold = keep_threshold("attention", call.geometry.dropout);
+    a.factor = C{1} / (C{1} - static_cast<C>(call.geometry.dropout));
+    a.key = call.geometry.key;
+  }
+  return a;
+}
+
+/// Bytes of shared memory: `tiles` of rows and one of scores.
+template <class Shape, class S>
+std::size_t shared_bytes(const AttentionArguments<S>& a, int tiles) {
+  return static_cast<std::size_t>(tiles * Shape::tile * a.row + Shape::tile * Shape::score_row) *
+         sizeof(Compute<S>);
+}
+
+unsigned tile_blocks(const AttentionExtents& e, Count heads, int tile) {
+  const Count blocks = (e.seq + tile - 1) / tile * heads * e.batch;
+  require(blocks <= 0x7fffffff, "attention: ", blocks, " tiles are more than a grid holds");
+  return static_cast<unsigned>(blocks);
+}
+
+template <class Shape, class S>
+void run_forward(const Target& target, const AttentionExtents& e, const AttentionArguments<S>& a) {
+  launch(attention_kernel<Shape, S>, tile_blocks(e, e.heads, Shape::tile), attention_threads,
+         shared_bytes<Shape>(a, 2), target.stream, a);
+}
+
+template <class Shape, class S>
+void run_backward(const Target& target, const AttentionExtents& e, const AttentionArguments<S>& a) {
+  launch(attention_dq_kernel<Shape, S>, tile_blocks(e, e.heads, Shape::tile), attention_threads,
+         shared_bytes<Shape>(a, 3), target.stream, a);
+  launch(attention_dkv_kernel<Shape, S>, tile_blocks(e, e.kv_heads, Shape::tile), attention_threads,
+         shared_bytes<Shape>(a, 3), target.stream, a);
+}
+
+/// Calls f with the shape for heads of `dim`: as many rows per thread as registers and 163 KiB of shared
+/// memory, what a block of an A100 has, let in. `first` and `last`: rows for heads up to 128, and longer
+/// ones.
+template <class C, int first, int last, class Fn>
+void with_shape(Count dim, const Fn& f) {
+  require(dim <= longest_head, "attention: heads of ", dim, " elements are longer than ", longest_head);
+  if (dim <= 64)
+    f(AttentionShape<C, 64, first>{});
+  else if (dim <= 128)
+    f(AttentionShape<C, 128, first>{});
+  else
+    f(AttentionShape<C, 256, last>{});
+}
+
+void own_forward(const Target& target, const AttentionCall& call) {
+  with_floating(call.qkv.dtype(), [&](auto type) {
+    using S = decltype(type);
+    using C = Compute<S>;
+    constexpr int rows = sizeof(C) == 4 ? 4 : 2;
+    with_shape<C, rows, rows>(call.extents.dim, [&](auto shape) {
+      run_forward<decltype(shape)>(target, call.extents, arguments<S>(call));
+    });
+  });
+}
+
+void own_backward(const Target& target, const AttentionCall& call) {
+  const AttentionExtents& e = call.extents;
+  const Tensor delta = Tensor::empty(target.device, {e.batch, e.heads, e.seq}, compute_type(call.qkv.dtype()),
+                                     Category::workspace);
+  with_floating(call.qkv.dtype(), [&](auto type) {
+    using S = decltype(type);
+    using C = Compute<S>;
+    AttentionArguments<S> a = arguments<S>(call);
+    a.delta = out<C>(delta);
+    launch(attention_delta_kernel<S>,
+           blocks_for(e.batch * e.seq * e.heads, attention_threads / 32, target.processors),
+           attention_threads, 0, target.stream, a);
+    constexpr int rows = sizeof(C) == 4 ? 4 : 2;
+    with_shape<C, rows, rows / 2>(e.dim, [&](auto shape) { run_backward<decltype(shape)>(target, e, a); });
+  });
+}
+
+}  // namespace
+
+void CudaKernels::attention(const Tensor& qkv, const Attention& geometry, const Tensor& out,
+                            const Tensor& lse) {
+  const AttentionExtents e = check_attention("attention", qkv, geometry, out, lse);
+  if (qkv.numel() == 0) return;
+  if (!attention_library_) attention_library_ = make_attention_library(target_);
+  const AttentionCall call{e, geometry, qkv, out, lse};
+  if (!attention_library_->forward(call)) own_forward(target_, call);
+}
+
+void CudaKernels::attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out,
+                                     const Tensor& lse, const Tensor& dout, const Tensor& dqkv) {
+  const AttentionExtents e =
+      check_attention_backward("attention_backward", qkv, geometry, out, lse, dout, dqkv);
+  if (qkv.numel() == 0) return;
+  if (!attention_library_) attention_library_ = make_attention_library(target_);
+  const AttentionCall call{e, geometry, qkv, out, lse, dout, dqkv};
+  if (!attention_library_->backward(call, options.deterministic_attention)) own_backward(target_, call);
+}
+
+}  // namespace sherd::tensor::SHERD_CUDA

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <memory>
+
+#include "device/cuda/target.h"
+#include "tensor/extents.h"
+
+namespace sherd::tensor::SHERD_CUDA {
+
+/// The tensors of one call of attention; those of the gradient are undefined in the forward pass.
+struct AttentionCall {
+  const AttentionExtents& extents;
+  const Attention& geometry;
+  const Tensor &qkv, &out, &lse;
+  Tensor dout{}, dqkv{};
+};
+
+/// A library's attention, to be tried before the own kernels. Each function returns false, having done
+/// nothing, where the library does not take the call.
+class AttentionLibrary {
+ public:
+  virtual ~AttentionLibrary() = default;
+  virtual bool forward(const AttentionCall& call) = 0;
+  virtual bool backward(const AttentionCall& call, bool deterministic) = 0;
+};
+
+/// cuDNN's. One that takes no call in a build without it (cudnn/absent), or where it cannot be loaded.
+std::shared_ptr<AttentionLibrary> make_attention_library(const device::SHERD_CUDA::Target& target);
+
+}  // namespace sherd::tensor::SHERD_CUDA

@@ -10,34 +10,25 @@
 #include "base/cpu_isa.h"
 #include "base/random.h"
 #include "support/expect_error.h"
+#include "support/kernel_machines.h"
 #include "tensor/cpu/gemm_blocks.h"
-#include "tensor/kernels.h"
 
 namespace sherd::tensor {
 namespace {
 
 using Count = std::int64_t;
+using test::Machine, test::one_of_each;
 
-/// A device with its kernels.
-struct Machine {
-  explicit Machine(int threads) : device(device::make_cpu_device(threads)), kernels(make_kernels(*device)) {}
-  std::shared_ptr<Device> device;
-  std::unique_ptr<Kernels> kernels;
+Tensor random(Machine& m, const Shape& shape, DType dtype, std::uint64_t stream) {
+  Tensor x = m.empty(shape, dtype);
+  m.kernels.fill_normal(x, {7, stream}, 0, 0.0, 1.0);
+  return x;
+}
+std::vector<double> values(Machine& m, const Tensor& x) { return test::values_of(m.host(x)); }
 
-  Tensor random(const Shape& shape, DType dtype, std::uint64_t stream) {
-    Tensor x = Tensor::empty(*device, shape, dtype);
-    kernels->fill_normal(x, {7, stream}, 0, 0.0, 1.0);
-    return x;
-  }
-  std::vector<double> values(const Tensor& x) {
-    Tensor wide = Tensor::empty(*device, x.shape(), DType::f64);
-    kernels->copy(x, wide);
-    return {wide.data<double>(), wide.data<double>() + x.numel()};
-  }
-};
-
-std::vector<std::byte> bytes(const Tensor& x) {
-  return {x.raw(), x.raw() + x.bytes()};
+std::vector<std::byte> bytes(Machine& m, const Tensor& x) {
+  const Tensor readable = m.host(x);
+  return {readable.raw(), readable.raw() + readable.bytes()};
 }
 
 /// Half the distance between neighbouring values of magnitude 1.
@@ -93,71 +84,83 @@ struct Case {
 class MatmulOfDType : public ::testing::TestWithParam<DType> {};
 
 TEST_P(MatmulOfDType, EqualsTheDoubleReferenceInEveryLayout) {
-  Machine machine(2);
-  for (const auto [m, n, k] :
-       {Case{1, 1, 1}, Case{3, 5, 7}, Case{16, 64, 32}, Case{129, 65, 33}, Case{1, 77, 130}, Case{150, 1, 9},
-        Case{40, 1600, 20}, Case{300, 70, 64}, Case{9, 33, 5001}})
-    for (const bool ta : {false, true})
-      for (const bool tb : {false, true}) {
-        const Tensor a = machine.random(ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
-        const Tensor b = machine.random(tb ? Shape{n, k} : Shape{k, n}, GetParam(), 2);
-        const Reference want = multiply(machine.values(a), machine.values(b), m, n, k, ta, tb);
-        for (const DType out : {GetParam(), GetParam() == DType::f64 ? DType::f64 : DType::f32}) {
-          const Tensor c = Tensor::zeros(*machine.device, Shape{m, n}, out);
-          machine.kernels->matmul({.a = a, .b = b, .c = c, .trans_a = ta, .trans_b = tb});
-          expect_close(machine.values(c), want, k, out,
-                       cat(m, "x", n, "x", k, ta ? " T" : " N", tb ? "T" : "N", " into ", name_of(out)));
-          if (HasFatalFailure()) return;
+  for (const auto& each : one_of_each()) {
+    Machine& machine = *each;
+    SCOPED_TRACE(machine.name());
+    for (const auto [m, n, k] :
+         {Case{1, 1, 1}, Case{3, 5, 7}, Case{16, 64, 32}, Case{129, 65, 33}, Case{1, 77, 130}, Case{150, 1, 9},
+          Case{40, 1600, 20}, Case{300, 70, 64}, Case{9, 33, 5001}})
+      for (const bool ta : {false, true})
+        for (const bool tb : {false, true}) {
+          const Tensor a = random(machine, ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
+          const Tensor b = random(machine, tb ? Shape{n, k} : Shape{k, n}, GetParam(), 2);
+          const Reference want = multiply(values(machine, a), values(machine, b), m, n, k, ta, tb);
+          for (const DType out : {GetParam(), GetParam() == DType::f64 ? DType::f64 : DType::f32}) {
+            const Tensor c = Tensor::zeros(*machine.device, Shape{m, n}, out);
+            machine.kernels.matmul({.a = a, .b = b, .c = c, .trans_a = ta, .trans_b = tb});
+            expect_close(values(machine, c), want, k, out,
+                         cat(m, "x", n, "x", k, ta ? " T" : " N", tb ? "T" : "N", " into ", name_of(out)));
+            if (HasFatalFailure()) return;
+          }
         }
-      }
+  }
 }
 
 TEST_P(MatmulOfDType, AccumulatesInTheComputeTypeAndRoundsOnce) {
-  Machine machine(2);
-  const Count m = 130, n = 90, k = 48;
-  const Tensor a = machine.random({m, k}, GetParam(), 1), b = machine.random({n, k}, GetParam(), 2);
-  const Tensor c = machine.random({m, n}, GetParam(), 3);
-  Reference want = multiply(machine.values(a), machine.values(b), m, n, k, false, true);
-  const std::vector<double> before = machine.values(c);
-  for (std::size_t i = 0; i < before.size(); ++i)
-    want.sum[i] += before[i], want.magnitude[i] += std::abs(before[i]);
-  machine.kernels->matmul({.a = a, .b = b, .c = c, .trans_b = true, .accumulate = true});
-  expect_close(machine.values(c), want, k, GetParam(), "accumulated");
+  for (const auto& each : one_of_each()) {
+    Machine& machine = *each;
+    SCOPED_TRACE(machine.name());
+    const Count m = 130, n = 90, k = 48;
+    const Tensor a = random(machine, {m, k}, GetParam(), 1), b = random(machine, {n, k}, GetParam(), 2);
+    const Tensor c = random(machine, {m, n}, GetParam(), 3);
+    Reference want = multiply(values(machine, a), values(machine, b), m, n, k, false, true);
+    const std::vector<double> before = values(machine, c);
+    for (std::size_t i = 0; i < before.size(); ++i)
+      want.sum[i] += before[i], want.magnitude[i] += std::abs(before[i]);
+    machine.kernels.matmul({.a = a, .b = b, .c = c, .trans_b = true, .accumulate = true});
+    expect_close(values(machine, c), want, k, GetParam(), "accumulated");
+  }
 }
 
 TEST_P(MatmulOfDType, AddsTheBiasBeforeRounding) {
-  Machine machine(2);
-  const Count m = 31, n = 1000, k = 24;
-  const Tensor a = machine.random({m, k}, GetParam(), 1), b = machine.random({k, n}, GetParam(), 2);
-  const Tensor bias = machine.random({n}, GetParam(), 3),
-               c = Tensor::empty(*machine.device, {m, n}, GetParam());
-  Reference want = multiply(machine.values(a), machine.values(b), m, n, k, false, false);
-  const std::vector<double> added = machine.values(bias);
-  for (std::size_t i = 0; i < want.sum.size(); ++i)
-    want.sum[i] += added[i % added.size()], want.magnitude[i] += std::abs(added[i % added.size()]);
-  machine.kernels->matmul({.a = a, .b = b, .c = c, .bias = bias});
-  expect_close(machine.values(c), want, k, GetParam(), "with bias");
+  for (const auto& each : one_of_each()) {
+    Machine& machine = *each;
+    SCOPED_TRACE(machine.name());
+    const Count m = 31, n = 1000, k = 24;
+    const Tensor a = random(machine, {m, k}, GetParam(), 1), b = random(machine, {k, n}, GetParam(), 2);
+    const Tensor bias = random(machine, {n}, GetParam(), 3),
+                 c = machine.empty({m, n}, GetParam());
+    Reference want = multiply(values(machine, a), values(machine, b), m, n, k, false, false);
+    const std::vector<double> added = values(machine, bias);
+    for (std::size_t i = 0; i < want.sum.size(); ++i)
+      want.sum[i] += added[i % added.size()], want.magnitude[i] += std::abs(added[i % added.size()]);
+    machine.kernels.matmul({.a = a, .b = b, .c = c, .bias = bias});
+    expect_close(values(machine, c), want, k, GetParam(), "with bias");
+  }
 }
 
 TEST_P(MatmulOfDType, ActivationIsThatOfTheRoundedSum) {
-  Machine machine(2);
-  const Count m = 70, n = 840, k = 40;
-  const Tensor a = machine.random({m, k}, GetParam(), 1), b = machine.random({n, k}, GetParam(), 2);
-  const Tensor bias = machine.random({n}, GetParam(), 3);
-  const Tensor plain = Tensor::empty(*machine.device, {m, n}, GetParam());
-  machine.kernels->matmul({.a = a, .b = b, .c = plain, .trans_b = true, .bias = bias});
-  for (const Activation kind : {Activation::gelu_tanh, Activation::gelu_erf}) {
-    const Tensor pre = Tensor::empty(*machine.device, {m, n}, GetParam());
-    const Tensor c = Tensor::empty(*machine.device, {m, n}, GetParam());
-    const Tensor alone = Tensor::empty(*machine.device, {m, n}, GetParam());
-    const Tensor again = Tensor::empty(*machine.device, {m, n}, GetParam());
-    machine.kernels->matmul(
-        {.a = a, .b = b, .c = c, .trans_b = true, .bias = bias, .activation = kind, .pre_activation = pre});
-    machine.kernels->matmul({.a = a, .b = b, .c = alone, .trans_b = true, .bias = bias, .activation = kind});
-    machine.kernels->activation(kind, pre, again);
-    EXPECT_EQ(bytes(pre), bytes(plain));
-    EXPECT_EQ(bytes(c), bytes(again));
-    EXPECT_EQ(bytes(alone), bytes(again));
+  for (const auto& each : one_of_each()) {
+    Machine& machine = *each;
+    SCOPED_TRACE(machine.name());
+    const Count m = 70, n = 840, k = 40;
+    const Tensor a = random(machine, {m, k}, GetParam(), 1), b = random(machine, {n, k}, GetParam(), 2);
+    const Tensor bias = random(machine, {n}, GetParam(), 3);
+    const Tensor plain = machine.empty({m, n}, GetParam());
+    machine.kernels.matmul({.a = a, .b = b, .c = plain, .trans_b = true, .bias = bias});
+    for (const Activation kind : {Activation::gelu_tanh, Activation::gelu_erf}) {
+      const Tensor pre = machine.empty({m, n}, GetParam());
+      const Tensor c = machine.empty({m, n}, GetParam());
+      const Tensor alone = machine.empty({m, n}, GetParam());
+      const Tensor again = machine.empty({m, n}, GetParam());
+      machine.kernels.matmul(
+          {.a = a, .b = b, .c = c, .trans_b = true, .bias = bias, .activation = kind, .pre_activation = pre});
+      machine.kernels.matmul({.a = a, .b = b, .c = alone, .trans_b = true, .bias = bias, .activation = kind});
+      machine.kernels.activation(kind, pre, again);
+      EXPECT_EQ(bytes(machine, pre), bytes(machine, plain));
+      EXPECT_EQ(bytes(machine, c), bytes(machine, again));
+      EXPECT_EQ(bytes(machine, alone), bytes(machine, again));
+    }
   }
 }
 
@@ -166,46 +169,53 @@ TEST_P(MatmulOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
     for (const bool ta : {false, true}) {
       std::vector<std::byte> first;
       for (const int threads : {1, 2, 3}) {
-        Machine machine(threads);
-        const Tensor a = machine.random(ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
-        const Tensor b = machine.random({n, k}, GetParam(), 2);
-        const Tensor c = Tensor::empty(*machine.device, {m, n}, GetParam());
+        Machine machine(cpu_isa(), threads);
+        const Tensor a = random(machine, ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
+        const Tensor b = random(machine, {n, k}, GetParam(), 2);
+        const Tensor c = machine.empty({m, n}, GetParam());
         for (int repeat = 0; repeat < 2; ++repeat) {
-          machine.kernels->fill(c, 1e9);
-          machine.kernels->matmul({.a = a, .b = b, .c = c, .trans_a = ta, .trans_b = true});
-          if (first.empty()) first = bytes(c);
-          EXPECT_EQ(bytes(c), first) << threads << " threads, call " << repeat;
+          machine.kernels.fill(c, 1e9);
+          machine.kernels.matmul({.a = a, .b = b, .c = c, .trans_a = ta, .trans_b = true});
+          if (first.empty()) first = bytes(machine, c);
+          EXPECT_EQ(bytes(machine, c), first) << threads << " threads, call " << repeat;
         }
       }
     }
 }
 
 TEST_P(MatmulOfDType, EmptyInnerExtentGivesTheBias) {
-  Machine machine(1);
-  const Tensor a = Tensor::empty(*machine.device, {3, 0}, GetParam()),
-               b = Tensor::empty(*machine.device, {0, 4}, GetParam());
-  const Tensor bias = machine.random({4}, GetParam(), 3), c = machine.random({3, 4}, GetParam(), 4);
-  machine.kernels->matmul({.a = a, .b = b, .c = c, .bias = bias});
-  const std::vector<double> want = machine.values(bias), got = machine.values(c);
-  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], want[i % 4]);
+  for (const auto& each : one_of_each()) {
+    Machine& machine = *each;
+    SCOPED_TRACE(machine.name());
+    const Tensor a = Tensor::empty(*machine.device, {3, 0}, GetParam()),
+                 b = Tensor::empty(*machine.device, {0, 4}, GetParam());
+    const Tensor bias = random(machine, {4}, GetParam(), 3), c = random(machine, {3, 4}, GetParam(), 4);
+    machine.kernels.matmul({.a = a, .b = b, .c = c, .bias = bias});
+    const std::vector<double> want = values(machine, bias), got = values(machine, c);
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], want[i % 4]);
+  }
 }
 
 TEST_P(MatmulOfDType, FoldsLeadingExtentsIntoRows) {
-  Machine machine(1);
-  const Tensor a = machine.random({2, 3, 8}, GetParam(), 1), b = machine.random({8, 5}, GetParam(), 2);
-  const Tensor c = Tensor::empty(*machine.device, {2, 3, 5}, GetParam());
-  machine.kernels->matmul({.a = a, .b = b, .c = c});
-  expect_close(machine.values(c), multiply(machine.values(a), machine.values(b), 6, 5, 8, false, false), 8,
-               GetParam(), "folded");
+  for (const auto& each : one_of_each()) {
+    Machine& machine = *each;
+    SCOPED_TRACE(machine.name());
+    const Tensor a = random(machine, {2, 3, 8}, GetParam(), 1), b = random(machine, {8, 5}, GetParam(), 2);
+    const Tensor c = Tensor::empty(*machine.device, {2, 3, 5}, GetParam());
+    machine.kernels.matmul({.a = a, .b = b, .c = c});
+    expect_close(values(machine, c), multiply(values(machine, a), values(machine, b), 6, 5, 8, false, false), 8,
+                 GetParam(), "folded");
+  }
 }
 
 TEST_P(MatmulOfDType, SumRowsEqualsTheReferenceAndAccumulates) {
-  for (const int threads : {1, 2, 3}) {
-    Machine machine(threads);
+  for (const auto& each : test::all_machines()) {
+    Machine& machine = *each;
+    SCOPED_TRACE(machine.name());
     for (const auto [m, n, unused] : {Case{1, 1, 0}, Case{7, 1100, 0}, Case{1000, 33, 0}, Case{0, 4, 0}})
       for (const bool accumulate : {false, true}) {
-        const Tensor x = machine.random({m, n}, GetParam(), 1), out = machine.random({n}, GetParam(), 2);
-        const std::vector<double> from = machine.values(x), before = machine.values(out);
+        const Tensor x = random(machine, {m, n}, GetParam(), 1), out = random(machine, {n}, GetParam(), 2);
+        const std::vector<double> from = values(machine, x), before = values(machine, out);
         Reference want{std::vector<double>(static_cast<std::size_t>(n)),
                        std::vector<double>(static_cast<std::size_t>(n))};
         for (std::size_t j = 0; j < want.sum.size(); ++j) {
@@ -215,8 +225,8 @@ TEST_P(MatmulOfDType, SumRowsEqualsTheReferenceAndAccumulates) {
             want.magnitude[j] += std::abs(from[i * want.sum.size() + j]);
           }
         }
-        machine.kernels->sum_rows(x, out, accumulate);
-        expect_close(machine.values(out), want, m, GetParam(), cat("sum of ", m, " rows of ", n));
+        machine.kernels.sum_rows(x, out, accumulate);
+        expect_close(values(machine, out), want, m, GetParam(), cat("sum of ", m, " rows of ", n));
       }
   }
 }
@@ -240,7 +250,7 @@ std::vector<std::unique_ptr<cpu::BlockProduct>> block_products() {
 }
 
 TEST(BlockProduct, EveryOneEqualsTheReference) {
-  Machine machine(1);
+  Machine machine(cpu_isa(), 1);
   for (const auto& product : block_products())
     for (const auto [m, n, k] : {Case{1, 1, 2}, Case{13, 40, 34}, Case{128, 70, 1800}, Case{9, 32, 33}})
       for (const bool tb : {false, true}) {
@@ -253,8 +263,8 @@ TEST(BlockProduct, EveryOneEqualsTheReference) {
                              .a_stride = product->a_stride(k, 0),
                              .count = k};
         // Rows are laid out at the stride that the product asks for, with zeros behind them.
-        const Tensor a = machine.random({m, k}, dtype, 1),
-                     b = machine.random(tb ? Shape{n, k} : Shape{k, n}, dtype, 2);
+        const Tensor a = random(machine, {m, k}, dtype, 1),
+                     b = random(machine, tb ? Shape{n, k} : Shape{k, n}, dtype, 2);
         const auto spread = [&](const Tensor& x, Count stride) {
           const Tensor out = Tensor::zeros(*machine.device, {x.shape()[0], stride}, dtype);
           for (Count i = 0; i < x.shape()[0]; ++i) {
@@ -284,7 +294,7 @@ TEST(BlockProduct, EveryOneEqualsTheReference) {
           return got;
         };
         const std::vector<double> got = sums();
-        expect_close(got, multiply(machine.values(a), machine.values(b), m, n, k, false, tb), k, DType::f32,
+        expect_close(got, multiply(values(machine, a), values(machine, b), m, n, k, false, tb), k, DType::f32,
                      cat(name_of(dtype), " ", m, "x", n, "x", k));
         const Count left_bytes = product->packed_left_bytes(block);
         if (left_bytes == 0) continue;
@@ -294,7 +304,7 @@ TEST(BlockProduct, EveryOneEqualsTheReference) {
           std::memcpy(columns.raw() + (i % k * m + i / k) * 2, a.raw() + i * 2, 2);
         product->pack_left(block, columns.raw(), m, left.raw());
         block.a_stride = 0;
-        machine.kernels->fill(c, 1e9);
+        machine.kernels.fill(c, 1e9);
         product->multiply(block, left.raw(), packed.raw(), c.data<float>(), nullptr);
         EXPECT_EQ(sums(), got) << "from columns: " << m << "x" << n << "x" << k;
       }
@@ -329,11 +339,11 @@ TEST(Transpose, PutsEveryUnitAndPairInItsPlaceAndNoneBeyond) {
 }
 
 TEST(Matmul, NamesWhatDoesNotFit) {
-  Machine machine(1);
+  Machine machine(cpu_isa(), 1);
   const auto tensor = [&](const Shape& shape, DType dtype = DType::f32) {
     return Tensor::zeros(*machine.device, shape, dtype);
   };
-  const auto call = [&](const Matmul& args) { return [&machine, args] { machine.kernels->matmul(args); }; };
+  const auto call = [&](const Matmul& args) { return [&machine, args] { machine.kernels.matmul(args); }; };
   const Tensor a = tensor({2, 3}), b = tensor({3, 4}), c = tensor({2, 4});
   using sherd::testing::expect_error;
   expect_error(ErrorKind::usage, "inner extents 3 and 4 differ", call({.a = a, .b = tensor({4, 3}), .c = c}));

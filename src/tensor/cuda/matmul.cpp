@@ -1,0 +1,288 @@
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <bit>
+#include <compare>
+#include <map>
+
+#include "tensor/argument_checks.h"
+#include "tensor/cuda/add_row.h"
+#include "tensor/cuda/cuda_kernels.h"
+#include "tensor/extents.h"
+
+// Products by cuBLASLt. Its matrices are column-major, so it is asked for cᵀ = op(b)ᵀ·op(a)ᵀ: what it takes
+// for columns are our rows, and a bias along its rows is one along our columns.
+//
+// The bias is fused where the library adds it to the sum before that rounds. GELU is not, unless
+// options.fused_gelu asks for it: the library applies it to the sum before it rounds, while a block whose
+// activations are made again in the backward pass sees the rounded sum; the two would differ in their last
+// bits, and training with recompute on from training with it off.
+//
+// A shape's algorithm is what the library's heuristic names first, found once. It is asked for by what all
+// runs of a shape share (never by where the tensors lie), and among algorithms whose sums have one order:
+// those that split the inner extent must add their parts up in a pass of their own, in fp32.
+
+namespace sherd::tensor::SHERD_CUDA {
+namespace {
+
+void check(cublasStatus_t status, const char* what) {
+  if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
+    return;
+  fail(status == CUBLAS_STATUS_ALLOC_FAILED ? ErrorKind::memory : ErrorKind::io,
+       "matmul: cuBLASLt could not ", what, ": ", cublasLtGetStatusString(status), " (",
+       cublasLtGetStatusName(status), ")");
+}
+
+/// Owns what a create function of cuBLASLt made.
+template <class Handle, cublasStatus_t (*destroy)(Handle)>
+class Owned {
+ public:
+  Owned() = default;
+  Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Owned& operator=(Owned&&) = delete;
+  ~Owned() {
+    if (handle_) destroy(handle_);
+  }
+  Handle* fresh() { return &handle_; }
+  operator Handle() const { return handle_; }
+
+ private:
+  Handle handle_ = nullptr;
+};
+using LibraryHandle = Owned<cublasLtHandle_t, cublasLtDestroy>;
+using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Operation = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+cudaDataType data_type(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return CUDA_R_16BF;
+    case DType::f16:
+      return CUDA_R_16F;
+    case DType::f64:
+      return CUDA_R_64F;
+    default:
+      return CUDA_R_32F;
+  }
+}
+
+/// What the choice of an algorithm depends on.
+struct ProductKey {
+  std::int64_t m, n, k;
+  DType from, to;
+  bool trans_a, trans_b, accumulate, tf32;
+  std::uint32_t alignment;  ///< of all matrices; 16 but for tensors that begin at odd places
+  cublasLtEpilogue_t epilogue;
+  auto operator<=>(const ProductKey&) const = default;
+};
+
+template <class Value>
+void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const Value& value) {
+  check(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value), "describe a product");
+}
+template <class Value>
+void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+         const Value& value) {
+  check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
+        "describe a choice");
+}
+
+/// One shape's product, ready to run.
+struct Plan {
+  Operation operation;
+  Layout left, right, result;  // the library's left is our b
+  cublasLtMatmulAlgo_t algorithm{};
+  std::size_t workspace = 0;
+};
+
+void lay_out(Layout& layout, DType dtype, std::int64_t rows, std::int64_t cols) {
+  // Rows of the library are the contiguous ones.
+  check(cublasLtMatrixLayoutCreate(layout.fresh(), data_type(dtype), static_cast<std::uint64_t>(rows),
+                                   static_cast<std::uint64_t>(cols), rows),
+        "describe a matrix");
+}
+
+Operation describe(const ProductKey& key) {
+  const cublasComputeType_t compute = key.from == DType::f64               ? CUBLAS_COMPUTE_64F
+                                      : key.from == DType::f32 && key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                                           : CUBLAS_COMPUTE_32F;
+  Operation operation;
+  check(cublasLtMatmulDescCreate(operation.fresh(), compute, data_type(compute_type(key.from))),
+        "describe a product");
+  set(operation, CUBLASLT_MATMUL_DESC_TRANSA, key.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(operation, CUBLASLT_MATMUL_DESC_TRANSB, key.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, key.epilogue);
+  // The heuristic wants to see pointers, of which it takes the alignment; the real ones come with each call.
+  const void* somewhere = reinterpret_cast<const void*>(std::uintptr_t{4096} + key.alignment);
+  if (key.epilogue & CUBLASLT_EPILOGUE_BIAS) {
+    set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.from));
+    set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, somewhere);
+  }
+  if (key.epilogue & CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU) {
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.n);
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, somewhere);
+  }
+  return operation;
+}
+
+Preference preference_for(const ProductKey& key, std::size_t most_workspace) {
+  Preference preference;
+  check(cublasLtMatmulPreferenceCreate(preference.fresh()), "describe a choice");
+  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most_workspace);
+  const std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
+  for (const auto attribute :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+    set(preference, attribute, key.alignment);
+  return preference;
+}
+
+std::string name_of_product(const ProductKey& key) {
+  return cat(name_of(key.from), " [", key.m, ", ", key.k, "]", key.trans_a ? "ᵀ" : "", " times [", key.k,
+             ", ", key.n, "]", key.trans_b ? "ᵀ" : "", " into ", name_of(key.to));
+}
+
+}  // namespace
+
+/// The library's handle and the plans of the shapes met so far. Used by one thread.
+class MatmulLibrary {
+ public:
+  MatmulLibrary() { check(cublasLtCreate(handle_.fresh()), "start"); }
+
+  /// The plan for `key`, or none where the library has no kernel for it.
+  Plan* find(const ProductKey& key) {
+    auto [at, is_new] = plans_.try_emplace(key);
+    if (is_new) at->second = make(key);
+    return at->second.get();
+  }
+
+  void run(Plan& plan, const Target& target, const Tensor& left, const Tensor& right, const Tensor& result,
+           bool accumulate) {
+    const bool wide = compute_type(left.dtype()) == DType::f64;
+    const double one = 1, zero = 0;
+    const float one_f = 1, zero_f = 0;
+    const void* alpha = wide ? static_cast<const void*>(&one) : &one_f;
+    const void* beta = wide         ? static_cast<const void*>(accumulate ? &one : &zero)
+                       : accumulate ? &one_f
+                                    : &zero_f;
+    Tensor workspace;  // stream order lets it go before the product has run
+    if (plan.workspace)
+      workspace = Tensor::empty(target.device, {static_cast<std::int64_t>(plan.workspace)}, DType::u8,
+                                Category::workspace);
+    check(cublasLtMatmul(handle_, plan.operation, alpha, left.raw(), plan.left, right.raw(), plan.right, beta,
+                         result.raw(), plan.result, result.raw(), plan.result, &plan.algorithm,
+                         workspace ? workspace.raw() : nullptr, plan.workspace,
+                         static_cast<cudaStream_t>(target.stream)),
+          "multiply");
+  }
+
+ private:
+  /// What NVIDIA advises for Hopper; a ceiling that few shapes come near.
+  static constexpr std::size_t most_workspace = 32 << 20;
+
+  std::unique_ptr<Plan> make(const ProductKey& key) {
+    auto plan = std::make_unique<Plan>(Plan{describe(key), {}, {}, {}});
+    lay_out(plan->left, key.from, key.trans_b ? key.k : key.n, key.trans_b ? key.n : key.k);
+    lay_out(plan->right, key.from, key.trans_a ? key.m : key.k, key.trans_a ? key.k : key.m);
+    lay_out(plan->result, key.to, key.n, key.m);
+    const Preference preference = preference_for(key, most_workspace);
+    cublasLtMatmulHeuristicResult_t found{};
+    int count = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle_, plan->operation, plan->left, plan->right, plan->result,
+                                       plan->result, preference, 1, &found, &count);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || count == 0) return nullptr;
+    check(status, "choose an algorithm");
+    plan->algorithm = found.algo, plan->workspace = found.workspaceSize;
+    return plan;
+  }
+
+  LibraryHandle handle_;
+  std::map<ProductKey, std::unique_ptr<Plan>> plans_;
+};
+
+namespace {
+
+/// 16, or less where one of the tensors begins at an odd place.
+std::uint32_t alignment_of(std::initializer_list<const Tensor*> tensors) {
+  std::uintptr_t all = 16;
+  for (const Tensor* t : tensors) all |= reinterpret_cast<std::uintptr_t>(t->raw());
+  return 1u << std::countr_zero(all);
+}
+
+/// Which steps of one call the library takes, and where the product goes.
+struct Steps {
+  Tensor result;  ///< pre_activation where it is asked for and comes first
+  bool fused_bias = false, fused_gelu = false;
+
+  Steps(const Matmul& args, const MatmulExtents& e, const CudaOptions& options) {
+    const DType from = args.a.dtype();
+    // The library's bias has the dtype of its result; in fp64 it has none.
+    fused_bias = args.bias && from == args.c.dtype() && from != DType::f64;
+    fused_gelu = options.fused_gelu && args.activation == Activation::gelu_tanh && size_of(from) == 2 &&
+                 args.c.dtype() == from && (!args.bias || fused_bias) &&
+                 (!args.pre_activation || e.n % 8 == 0);
+    const bool apart = args.pre_activation && args.activation != Activation::none && !fused_gelu;
+    result = apart ? args.pre_activation : args.c;
+  }
+
+  cublasLtEpilogue_t epilogue(const Matmul& args) const {
+    if (!fused_gelu) return fused_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    if (args.pre_activation) return args.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    return args.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+  }
+};
+
+}  // namespace
+
+void CudaKernels::matmul(const Matmul& args) {
+  const MatmulExtents e = check_matmul(args);
+  if (e.m == 0 || e.n == 0) return;
+  Steps steps(args, e, options);
+  if (e.k == 0) {
+    if (!args.accumulate) fill(steps.result, 0);
+    steps.fused_bias = steps.fused_gelu = false;
+  } else {
+    if (!matmul_library_) matmul_library_ = std::make_shared<MatmulLibrary>();
+    const auto key = [&] {
+      const std::uint32_t alignment =
+          alignment_of({&args.a, &args.b, &steps.result, args.bias ? &args.bias : &args.a,
+                        args.pre_activation ? &args.pre_activation : &args.a});
+      return ProductKey{e.m,
+                        e.n,
+                        e.k,
+                        args.a.dtype(),
+                        steps.result.dtype(),
+                        args.trans_a,
+                        args.trans_b,
+                        args.accumulate,
+                        options.tf32,
+                        alignment,
+                        steps.epilogue(args)};
+    };
+    Plan* plan = matmul_library_->find(key());
+    if (!plan && steps.fused_gelu) {
+      steps.fused_gelu = false;
+      if (args.pre_activation) steps.result = args.pre_activation;
+      plan = matmul_library_->find(key());
+    }
+    require(plan, "matmul: cuBLASLt has no kernel for ", name_of_product(key()), ", aligned to ",
+            key().alignment, " bytes");
+    if (steps.fused_bias)
+      set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(args.bias.raw()));
+    if (steps.fused_gelu && args.pre_activation)
+      set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+          static_cast<const void*>(args.pre_activation.raw()));
+    matmul_library_->run(*plan, target_, args.b, args.a, steps.result, args.accumulate);
+  }
+  if (args.bias && !steps.fused_bias) add_row(target_, steps.result, args.bias, steps.result);
+  if (steps.fused_gelu) return;
+  if (args.activation != Activation::none)
+    activation(args.activation, steps.result, args.c);
+  else if (args.pre_activation)
+    copy(args.c, args.pre_activation);
+}
+
+}  // namespace sherd::tensor::SHERD_CUDA

@@ -60,7 +60,7 @@ class Theirs:
         self.parameters = layers * a.width ** 2
         offload = {"device": "nvme", "nvme_path": folder, "buffer_count": 12, "pin_memory": True,
                    "pipeline_read": True, "pipeline_write": True}  # 12: three sub-groups of four tensors
-        config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "steps_per_print": 0,
+        config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "steps_per_print": 10**9,
                   "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.1}},
                   "aio": {"block_size": a.block, "queue_depth": a.depth, "single_submit": False,
                           "overlap_events": True, "intra_op_parallelism": 1},

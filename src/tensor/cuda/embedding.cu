@@ -42,7 +42,7 @@ __global__ void embedding_backward_kernel(SortedRows sorted, Count rows, Count v
     C sums[width];
     for (int k = 0; k < width; ++k) sums[k] = widen(old.at[k]);
     for (Count i = begin; i < rows && sorted.keys[i] == id; i += ahead) {
-      Pack<S, width> values[ahead];
+      Pack<S, width> values[ahead] = {};
       int count = 0;
       SHERD_UNROLL
       for (int a = 0; a < ahead; ++a)

@@ -49,6 +49,7 @@ Node Graph::tensor(cudnnDataType_t dtype, const Extents4& extents, const Extents
   if (kind == Kind::between) made->set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, true);
   if (kind == Kind::by_value) made->set(CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, true);
   made->finalize();
+  tensors_.push_back(made);
   return {std::move(made), extents, strides};
 }
 
@@ -62,7 +63,7 @@ void Graph::matmul(const Node& a, const Node& b, const Node& c) {
   operation.set(CUDNN_ATTR_OPERATION_MATMUL_CDESC, *c.descriptor);
   operation.set(CUDNN_ATTR_OPERATION_MATMUL_DESC, kind);
   operation.finalize();
-  operations_.push_back(std::move(operation));
+  operations_.push_back(std::move(operation)), kinds_.push_back(std::move(kind));
 }
 
 void Graph::pointwise_into(const Node& y, cudnnPointwiseMode_t mode, const Node& x, const Node* b,
@@ -79,7 +80,7 @@ void Graph::pointwise_into(const Node& y, cudnnPointwiseMode_t mode, const Node&
   if (t) operation.set(CUDNN_ATTR_OPERATION_POINTWISE_TDESC, *t->descriptor);
   operation.set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, *y.descriptor);
   operation.finalize();
-  operations_.push_back(std::move(operation));
+  operations_.push_back(std::move(operation)), kinds_.push_back(std::move(kind));
 }
 
 Node Graph::pointwise(cudnnPointwiseMode_t mode, const Node& x, const Node& b) {
@@ -110,7 +111,7 @@ void Graph::reduce(cudnnReduceTensorOp_t op, const Node& x, const Node& y) {
   operation.set(CUDNN_ATTR_OPERATION_REDUCTION_YDESC, *y.descriptor);
   operation.set(CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind);
   operation.finalize();
-  operations_.push_back(std::move(operation));
+  operations_.push_back(std::move(operation)), kinds_.push_back(std::move(kind));
 }
 
 void Graph::view(const Node& x, const Node& y) {
@@ -173,7 +174,8 @@ bool wavers(const Descriptor& configuration) {
 
 }  // namespace
 
-Plan::Plan(cudnnHandle_t handle, const Graph& graph, bool deterministic) : graph_(graph_of(handle, graph)) {
+Plan::Plan(cudnnHandle_t handle, Graph graph, bool deterministic)
+    : parts_(std::move(graph)), graph_(graph_of(handle, parts_)) {
   for (const auto mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK})
     for (const Descriptor& configuration : proposals(graph_, mode))
       if (build(handle, configuration, deterministic)) return;

@@ -58,7 +58,7 @@ struct Node {
   Extents4 extents, strides;
 };
 
-/// Collects the operations of a graph, in the order in which they are added.
+/// Collects the operations of a graph, in the order in which they are added, and keeps what they refer to.
 class Graph {
  public:
   enum class Kind : std::uint8_t { memory, between, by_value };
@@ -92,7 +92,8 @@ class Graph {
 
  private:
   std::int64_t next_id_ = 1000;
-  std::vector<Descriptor> operations_;
+  std::vector<Descriptor> operations_, kinds_;
+  std::vector<std::shared_ptr<Descriptor>> tensors_;
 };
 
 /// A graph made executable for the current device.
@@ -100,7 +101,7 @@ class Plan {
  public:
   /// The first configuration that cuDNN proposes and can build; with `deterministic`, among those whose
   /// results repeat. Throws Error{io} where there is none.
-  Plan(cudnnHandle_t handle, const Graph& graph, bool deterministic);
+  Plan(cudnnHandle_t handle, Graph graph, bool deterministic);
   std::size_t workspace() const { return workspace_; }
   /// Queues it: memory by id.
   void run(cudnnHandle_t handle, const std::vector<std::int64_t>& ids, const std::vector<void*>& memory,
@@ -108,6 +109,7 @@ class Plan {
 
  private:
   bool build(cudnnHandle_t handle, const Descriptor& configuration, bool deterministic);
+  Graph parts_;
   Descriptor graph_;
   std::unique_ptr<Descriptor> plan_;
   std::size_t workspace_ = 0;

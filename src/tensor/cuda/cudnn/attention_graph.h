@@ -1,0 +1,45 @@
+#pragma once
+
+#include <compare>
+
+#include "tensor/cuda/cudnn/graph.h"
+#include "tensor/extents.h"
+
+namespace sherd::tensor::SHERD_CUDA::cudnn {
+
+/// Names of a plan's tensors.
+enum Id : std::int64_t {
+  q_id = 1,
+  k_id,
+  v_id,
+  out_id,
+  lse_id,
+  dout_id,
+  dq_id,
+  dk_id,
+  dv_id,
+  dq_sums_id,
+  delta_id,
+  scale_id,
+  masked_id,
+  one_id
+};
+
+/// One call of the library: `batch` sequences (or groups) of `heads` query and `kv_heads` key-value heads,
+/// and the strides of its tensors.
+struct Slice {
+  std::int64_t batch, heads, kv_heads, seq, dim;
+  std::int64_t batch_stride, head_stride, kv_stride, row;  ///< of the packed projections
+  std::int64_t out_batch_stride, out_row;                  ///< of the result, whose heads are dim apart
+  auto operator<=>(const Slice&) const = default;
+};
+
+/// How a call is cut: one slice, or one per sequence.
+Slice slice_of(const AttentionExtents& e);
+
+Graph forward_graph(const Slice& s, cudnnDataType_t type, bool causal);
+/// With `deterministic`, dq is a product of its own over whole rows of score gradients, which take workspace;
+/// without, blocks of keys add to fp32 sums in any order.
+Graph backward_graph(const Slice& s, cudnnDataType_t type, bool causal, bool deterministic);
+
+}  // namespace sherd::tensor::SHERD_CUDA::cudnn

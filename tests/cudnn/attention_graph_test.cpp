@@ -1,0 +1,124 @@
+#include "tensor/cuda/cudnn/attention_graph.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace sherd::tensor::SHERD_CUDA::cudnn {
+namespace {
+
+/// GPUs as cuDNN describes them to itself (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION).
+std::string description(const std::string& name, int version, int processors, int shared, int cache,
+                        std::int64_t memory) {
+  return cat(
+      R"({"maxGridSize":[2147483647,65535,65535],"maxBlockSize":[1024,1024,64],"regsPerBlock":65536,)",
+      R"("multiProcessorCount":)", processors, R"(,"warpSize":32,"maxSharedMemoryPerBlock":49152,)",
+      R"("maxSharedMemoryPerBlockOptin":)", shared, R"(,"reservedSharedMemoryPerBlock":1024,)",
+      R"("maxRegistersPerSM":65536,"maxCtasPerSM":32,"maxThreadsPerBlock":1024,"maxThreadsPerSM":2048,)",
+      R"("pciDeviceId":0,"isTccDriver":0,"supportCoopLaunch":1,"smClockRateKHz":1500000,)",
+      R"("memClockRateKHz":2000000,"l2CacheSize":)", cache, R"(,"deviceName":")", name, R"(","deviceVer":)",
+      version, R"(,"driverVer":13000,"cudaDeviceId":0,"totalGlobalMem":)", memory, "}");
+}
+const std::string a100 = description("NVIDIA A100", 800, 108, 166912, 41943040, 42949672960);
+const std::string h200 = description("NVIDIA H200", 900, 132, 232448, 62914560, 150754934784);
+
+struct Found {
+  int planned = 0;  ///< configurations that cuDNN compiled, up to loading them where there is no driver
+  bool no_driver = false;  ///< not even a stub of one
+};
+
+Found plan(const Graph& graph, const std::string& gpu) {
+  Descriptor device(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+  device.set(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
+             static_cast<std::int64_t>(gpu.size()), gpu.data());
+  device.finalize();
+  std::vector<cudnnBackendDescriptor_t> operations;
+  for (const Descriptor& operation : graph.operations()) operations.push_back(operation.raw());
+  Descriptor whole(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+  whole.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+            static_cast<std::int64_t>(operations.size()), operations.data());
+  whole.finalize();
+  Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+  heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, whole);
+  heuristic.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, CUDNN_HEUR_MODE_A);
+  heuristic.set(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device);
+  heuristic.finalize();
+  Descriptor configuration(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+  cudnnBackendDescriptor_t raw = configuration.raw();
+  std::int64_t count = 0;
+  check(cudnnBackendGetAttribute(heuristic.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                 CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &raw),
+        "name its proposals");
+  char said[4096] = "";
+  cudnnGetLastErrorString(said, sizeof said);
+  Found found;
+  found.no_driver = count == 0 && std::string(said).find("libcuda == nullptr") != std::string::npos;
+  if (count == 0) return found;
+  Descriptor made(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+  made.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
+  made.set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, device);
+  const cudnnStatus_t status = cudnnBackendFinalize(made.raw());
+  found.planned += status == CUDNN_STATUS_SUCCESS || status == CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
+  return found;
+}
+
+struct Heads {
+  std::int64_t batch, seq, heads, kv_heads, dim;
+};
+
+class AttentionGraph : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Gpu, AttentionGraph, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "H200" : "A100"; });
+
+TEST_P(AttentionGraph, IsOneThatCudnnRecognisesAndCompiles) {
+  if (cudnnGetVersion() < 90800)
+    GTEST_SKIP() << "cuDNN " << cudnnGetVersion() << " plans for present GPUs only";
+  for (const Heads& h : {Heads{2, 1024, 8, 8, 64}, Heads{2, 1024, 8, 2, 128}, Heads{4, 512, 4, 1, 64},
+                         Heads{1, 1000, 2, 2, 80}})
+    for (const bool causal : {true, false}) {
+      AttentionExtents e;
+      e.batch = h.batch, e.seq = h.seq, e.heads = h.heads, e.kv_heads = h.kv_heads, e.dim = h.dim;
+      const Slice slice = slice_of(e);
+      const std::string& gpu = GetParam() ? h200 : a100;
+      const auto expect_planned = [&](const Graph& graph, const char* what) {
+        const Found found = plan(graph, gpu);
+        if (found.no_driver)
+          GTEST_SKIP() << "cuDNN compiles nothing without libcuda.so.1, be it the toolkit's stub";
+        EXPECT_GT(found.planned, 0) << what << ", heads " << h.heads << "/" << h.kv_heads << " of " << h.dim
+                                    << ", causal " << causal;
+      };
+      for (const cudnnDataType_t type : {CUDNN_DATA_BFLOAT16, CUDNN_DATA_HALF})
+        expect_planned(forward_graph(slice, type, causal), "forward");
+      expect_planned(backward_graph(slice, CUDNN_DATA_BFLOAT16, causal, true), "repeatable backward");
+      expect_planned(backward_graph(slice, CUDNN_DATA_BFLOAT16, causal, false), "fast backward");
+      if (IsSkipped()) return;
+    }
+}
+
+TEST(AttentionSlice, TakesGroupsForSequencesWhereQueryHeadsHaveNoOneStride) {
+  AttentionExtents e;
+  e.batch = 3, e.seq = 100, e.heads = 6, e.kv_heads = 2, e.dim = 16;
+  const Slice grouped = slice_of(e);
+  EXPECT_EQ(grouped.batch, 2);
+  EXPECT_EQ(grouped.heads, 3);
+  EXPECT_EQ(grouped.kv_heads, 1);
+  for (std::int64_t g = 0; g < 2; ++g)
+    for (std::int64_t r = 0; r < 3; ++r)
+      EXPECT_EQ(g * grouped.batch_stride + r * grouped.head_stride, e.query_col(g, r));
+  EXPECT_EQ(grouped.batch_stride, e.key_col(1) - e.key_col(0));
+  EXPECT_EQ(grouped.out_batch_stride, 3 * 16);
+  e.kv_heads = 6;
+  const Slice whole = slice_of(e);
+  EXPECT_EQ(whole.batch, 3);
+  EXPECT_EQ(whole.batch_stride, 100 * e.width());
+  for (std::int64_t h = 0; h < 6; ++h) {
+    EXPECT_EQ(h * whole.head_stride, e.query_col(h, 0));
+    EXPECT_EQ(h * whole.kv_stride, e.key_col(h) - e.key_col(0));
+  }
+}
+
+}  // namespace
+}  // namespace sherd::tensor::SHERD_CUDA::cudnn

@@ -58,13 +58,13 @@ class Reference : public ::testing::TestWithParam<std::string> {
   Tensor load(const std::string& name) {
     const test::ReferenceTensor& stored = file_.at(name);
     Tensor out = Tensor::empty(*cpu_.device, stored.shape, stored.dtype);
-    tensor::copy_from_host(out, stored.bytes.data(), stored.bytes.size());
+    tensor::copy_from_host(*cpu_.device, out, stored.bytes.data(), stored.bytes.size());
     return out;
   }
   Tensor translated(const std::string& parameter, const HostTensorSource& from) {
     const HostTensor host = HuggingFaceLayout(options_).from(parameter, from);
     Tensor out = Tensor::empty(*cpu_.device, host.shape, host.dtype);
-    tensor::copy_from_host(out, host.bytes.data(), host.bytes.size());
+    tensor::copy_from_host(*cpu_.device, out, host.bytes.data(), host.bytes.size());
     return out;
   }
   void load_weights(const test::PlainParameters& parameters) {

@@ -155,6 +155,9 @@ std::uint64_t Store::bytes_read() const {
 std::uint64_t Store::bytes_written() const {
   return queue_ ? queue_->bytes_written.load() : dry_written_.load();
 }
+std::uint64_t Store::bytes_bounced() const {
+  return queue_ ? queue_->bytes_bounced.load() : 0;
+}
 const std::string& Store::backend_name() const {
   static const std::string dry = "dry";
   return queue_ ? queue_->backend_name : dry;

@@ -138,6 +138,8 @@ class Store {
   /// Payload of finished requests; what alignment adds is not counted.
   std::uint64_t bytes_read() const;
   std::uint64_t bytes_written() const;
+  /// Of transfers' payload, what was copied through buffers of the store.
+  std::uint64_t bytes_bounced() const;
 
   /// How bytes travel: "io_uring" or "threads", with ", buffered" where they pass through the page cache; or
   /// "dry".

@@ -7,15 +7,22 @@
 namespace sherd::sharding {
 namespace {
 
-/// Shards begin on their own cache lines.
+constexpr std::size_t page = 4096;
+
+/// Shards begin on pages, as their spans do.
 std::size_t room_for(const Segment& segment) {
   const std::size_t bytes = static_cast<std::size_t>(segment.layout().shard()) * size_of(segment.parameters().dtype());
-  return (bytes + 63) / 64 * 64;
+  return (bytes + page - 1) / page * page;
+}
+
+/// Bytes up to the first page boundary; none on a device without memory.
+std::size_t to_page(const device::Storage& storage) {
+  return (page - reinterpret_cast<std::uintptr_t>(storage.data()) % page) % page;
 }
 
 }  // namespace
 
-ParameterReader::ParameterReader(comm::Communicator& group, device::Device& device,
+ParameterReader::ParameterReader(comm::Communicator& group, device::Device& device, offload::Store* store,
                                  const std::vector<std::unique_ptr<Unit>>& units, int buffers,
                                  std::int64_t buffer_elements)
     : units_(units), buffers_(std::make_shared<Buffers>()) {
@@ -35,9 +42,11 @@ ParameterReader::ParameterReader(comm::Communicator& group, device::Device& devi
   if (bytes == 0) return;
   for (int i = 0; i < std::min(buffers, stored); ++i) {
     device::Storage storage =
-        group.allocate(device, bytes, device::Category::communication, device::Tier::host);
+        group.allocate(device, bytes + page, device::Category::communication, device::Tier::host);
+    buffers_->loans.push_back(store->lend(storage));
+    const std::size_t begin = to_page(storage);
     buffers_->all.push_back(
-        Tensor::view_of(std::move(storage), 0, {static_cast<std::int64_t>(bytes)}, DType::u8));
+        Tensor::view_of(std::move(storage), begin, {static_cast<std::int64_t>(bytes)}, DType::u8));
     buffers_->free.push_back(static_cast<std::size_t>(i));
   }
 }

@@ -13,7 +13,8 @@ namespace sherd::sharding {
 class Unit;
 
 /// Reads the shards of units that live on NVMe into host memory, ahead of their gathers and independently of other ranks.
-/// The memory is a fixed number of buffers, each as large as the largest unit's shard, and peers can gather from it.
+/// The memory is a fixed number of buffers, each as large as the largest unit's shard. Peers can gather from it, and it is
+/// lent to the store, so that whole pages come from the drive without a copy.
 /// Used from the rank's thread; the store reads beside it.
 class ParameterReader {
  public:
@@ -24,10 +25,12 @@ class ParameterReader {
     std::vector<Tensor> shards;
   };
 
-  /// Collective. `units` must outlive the reader. Throws Error{config} when the largest shard has more elements than
+  /// Collective. `store` holds the parameters, and is null where none are stored. `units` must outlive the reader. Throws
+  /// Error{config} when the largest shard has more elements than
   /// `buffer_elements` (offload_param.buffer_size).
-  ParameterReader(comm::Communicator& group, device::Device& device, const std::vector<std::unique_ptr<Unit>>& units,
-                  int buffers, std::int64_t buffer_elements);
+  ParameterReader(comm::Communicator& group, device::Device& device, offload::Store* store,
+                  const std::vector<std::unique_ptr<Unit>>& units, int buffers,
+                  std::int64_t buffer_elements);
   ~ParameterReader();
 
   /// True when no unit of the model has parameters on NVMe.
@@ -45,7 +48,8 @@ class ParameterReader {
 
  private:
   struct Buffers {
-    std::vector<Tensor> all;  ///< uint8
+    std::vector<Tensor> all;  ///< uint8, on page boundaries
+    std::vector<offload::Loan> loans;
     std::vector<std::size_t> free;
   };
   struct Reading {

@@ -8,6 +8,7 @@ namespace sherd::sharding {
 void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate) {
   if (group_.size() == 1) {  // the one rank's gradients are the sum
     if (full) segment.store_gradients(*full);
+    if (landed_) landed_(segment);
     return;
   }
   if (!full) full = std::make_shared<const Tensor>(segment.gradients().tensor());
@@ -24,7 +25,7 @@ void Reducer::finish() {
 void Reducer::abandon() {
   queue_.clear();
   queued_ = 0;
-  land(0);
+  land(0, false);
 }
 
 std::int64_t Reducer::bucket_limit() const {
@@ -38,7 +39,7 @@ void Reducer::send_bucket() {
   const int ranks = group_.size();
   std::vector<comm::ReducePiece> pieces;
   std::vector<comm::GatherPiece> gathers;
-  Flight flight;
+  Flight flight, gathering;
   comm::CallOptions options;
   options.async = overlap_;
   std::int64_t elements = 0;
@@ -53,7 +54,9 @@ void Reducer::send_bucket() {
     elements += count * ranks;
     item.sent += count;
     if (item.sent < shard) continue;
-    if (item.segment->optimizer_replicated())
+    const bool replicated = item.segment->optimizer_replicated();
+    (replicated ? gathering : flight).complete.push_back(item.segment);
+    if (replicated)
       gathers.push_back({item.segment->own_gradients(), item.segment->gradients().tensor()});
     queue_.pop_front();
   }
@@ -63,14 +66,20 @@ void Reducer::send_bucket() {
   stats_.overlapped += overlap_;
   stats_.largest_bucket = std::max(stats_.largest_bucket, elements);
   flights_.push_back(std::move(flight));
-  if (!gathers.empty()) flights_.push_back({group_.all_gather(std::move(gathers), options), {}});
-  land(2);
+  if (!gathers.empty()) {
+    gathering.work = group_.all_gather(std::move(gathers), options);
+    flights_.push_back(std::move(gathering));
+  }
+  land(overlap_ ? 2 : 0);
 }
 
-void Reducer::land(std::size_t most_under_way) {
+void Reducer::land(std::size_t most_under_way, bool tell) {
   while (flights_.size() > most_under_way) {
     flights_.front().work.wait();
+    const std::vector<Segment*> complete = std::move(flights_.front().complete);
     flights_.pop_front();
+    if (!tell || !landed_) continue;
+    for (Segment* segment : complete) landed_(*segment);
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -25,6 +26,10 @@ class Reducer {
   Reducer(comm::Communicator& group, DType rounding, std::int64_t bucket_elements, bool overlap)
       : group_(group), rounding_(rounding), bucket_elements_(bucket_elements), overlap_(overlap) {}
 
+  /// `landed` is told of each segment whose submitted gradients have arrived, from submit() or finish(): at the same points
+  /// of the program on all ranks.
+  void listen(std::function<void(Segment&)> landed) { landed_ = std::move(landed); }
+
   /// Averages `full` (this rank's gradients of the padded segment) over ranks into the segment's lasting gradients,
   /// adding to them when `accumulate`. Keeps `full` until it was read; null means the lasting gradients themselves.
   void submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate);
@@ -46,10 +51,11 @@ class Reducer {
   struct Flight {
     comm::Work work;
     std::vector<std::shared_ptr<const Tensor>> held;
+    std::vector<Segment*> complete;  ///< whose last part this is
   };
 
   void send_bucket();
-  void land(std::size_t most_under_way);
+  void land(std::size_t most_under_way, bool tell = true);
   std::int64_t bucket_limit() const;
 
   comm::Communicator& group_;
@@ -59,6 +65,7 @@ class Reducer {
   std::deque<Item> queue_;
   std::int64_t queued_ = 0;  ///< elements in queue_ not yet sent
   std::deque<Flight> flights_;
+  std::function<void(Segment&)> landed_;
   ReducerStats stats_;
 };
 

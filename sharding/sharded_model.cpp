@@ -69,7 +69,10 @@ ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOpti
   model_->assign_names();
   build_units();
   states_.resize(units().size());
-  residency_.make_reader(options_.parameter_buffers, options_.parameter_buffer_elements);
+  residency_.make_reader(sources_.parameter_store, options_.parameter_buffers, options_.parameter_buffer_elements);
+  reducer_.listen([this](Segment& segment) {
+    if (boundary_ && complete_) complete_(segment);
+  });
 }
 
 ShardedModel::~ShardedModel() {
@@ -252,6 +255,8 @@ void ShardedModel::open_gradients(Unit& unit) {
 void ShardedModel::close_gradients(Unit& unit) {
   UnitState& s = state(unit);
   if (!s.open) return;
+  require(!complete_ || !boundary_ || !unit.leased() || unit.gathered_elements() == 0, "a lease on the parameters of '",
+          unit.name(), "' is held while their update begins: let it go before backward");
   std::size_t next = 0;
   for (const auto& segment : unit.segments()) {
     if (!segment->key().trainable) continue;

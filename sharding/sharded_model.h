@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -59,6 +60,11 @@ class ShardedModel {
   void begin_training(bool boundary);
   /// After backward; collective. Every gradient that this micro-batch had to send has arrived.
   void end_training();
+  /// `complete` is told, before end_training() returns, of each segment whose gradients will not change any more before
+  /// the step, and whose parameters this pass no longer reads: at the same points of the program on all ranks, on the
+  /// rank's thread, mostly while backward goes on. Not of segments that the last micro-batch left out. Nobody but the pass
+  /// may hold a lease then.
+  void listen(std::function<void(Segment&)> complete) { complete_ = std::move(complete); }
   void begin_evaluation();
   void end_evaluation();
   /// Lets go of what a pass or step that an exception ended has left: leases of its blocks, gathered parameters that later
@@ -71,8 +77,8 @@ class ShardedModel {
   void require_no_leases() const;
   /// Collective: the sum of squares of all averaged gradients, exact, and so the same for any placement.
   tensor::ExactSum gradient_sum_of_squares();
-  /// Collective: to be called for every trainable segment in order once its update range has new parameters; gathers
-  /// them where parameters are replicated, in buckets.
+  /// Collective: to be called for every trainable segment, in one order on all ranks, once its update range has new
+  /// parameters; gathers them where parameters are replicated, in buckets.
   void publish(Segment& segment);
   /// Collective: waits for everything published, and clears gradients for the next accumulation.
   void end_step();
@@ -122,6 +128,7 @@ class ShardedModel {
   std::vector<std::pair<ParameterPtr, Unit*>> owners_;
   std::vector<Segment*> filled_;  ///< segments whose lasting gradients hold a sum
   bool boundary_ = true;
+  std::function<void(Segment&)> complete_;
   std::vector<comm::GatherPiece> published_;
   std::int64_t published_elements_ = 0;
   std::vector<comm::Work> publishing_;

@@ -78,8 +78,8 @@ Unit& Residency::add_unit(std::string name) {
   return *units_.back();
 }
 
-void Residency::make_reader(int buffers, std::int64_t elements) {
-  reader_ = std::make_unique<ParameterReader>(group_, device_, units_, buffers, elements);
+void Residency::make_reader(offload::Store* store, int buffers, std::int64_t elements) {
+  reader_ = std::make_unique<ParameterReader>(group_, device_, store, units_, buffers, elements);
   if (reader_->idle()) reader_.reset();
 }
 

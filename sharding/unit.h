@@ -97,9 +97,9 @@ class Residency {
       : group_(group), device_(device), pool_(group, device), limits_(limits) {}
 
   Unit& add_unit(std::string name);
-  /// After the last unit has its segments; collective. The buffers through which parameters come from NVMe, each for
+  /// After the last unit has its segments; collective. The buffers through which parameters come from `store`, each for
   /// `elements` of them at most.
-  void make_reader(int buffers, std::int64_t elements);
+  void make_reader(offload::Store* store, int buffers, std::int64_t elements);
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   ExchangePool& pool() { return pool_; }
 

@@ -91,6 +91,7 @@ void IoThread::begin(const Piece& piece) {
   slot.piece = piece;
   slot.pages = piece.memory;
   if (!piece.direct) {
+    queue_.bytes_bounced += piece.bytes;
     slot.bounce = free_bounces_.back();
     free_bounces_.pop_back();
     slot.pages = queue_.bounce.data() + static_cast<std::size_t>(slot.bounce) * cutting_.bounce_bytes;

@@ -76,7 +76,7 @@ class TransferQueue : public std::enable_shared_from_this<TransferQueue> {
   HostMemory bounce;
   int bounce_handle = -1;
   std::string backend_name;
-  std::atomic<std::uint64_t> bytes_read = 0, bytes_written = 0;
+  std::atomic<std::uint64_t> bytes_read = 0, bytes_written = 0, bytes_bounced = 0;
 
  private:
   struct Lent {

@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "base/log.h"
+#include "engine/update_pipeline.h"
 
 namespace sherd::engine {
 namespace {
@@ -144,6 +145,7 @@ Manifest CheckpointAccess::describe(const Engine& engine, const ClientState& cli
 
 void CheckpointAccess::save(Engine& engine, const std::string& directory, const std::string& tag,
                             const ClientState& client) {
+  engine.require_whole_weights("save_checkpoint()");
   require(engine.accumulated_ == 0, "save at an accumulation boundary: ", engine.accumulated_,
           " micro-batches have gradients that no update took up yet");
   require(!directory.empty() && tag.find('/') == std::string::npos, "a checkpoint needs a folder and a tag without '/'");
@@ -223,6 +225,8 @@ void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest
   // Whatever was under way, after a NaN loss for example, is over.
   engine.tape_->clear();
   engine.phase_ = Engine::Phase::idle;
+  engine.spoiled_ = false;
+  engine.known_loss_.reset();
   engine.accumulated_ = 0;
   engine.loss_sum_ = 0;
   engine.optimizer_->set_steps(manifest.optimizer_steps);
@@ -232,6 +236,7 @@ void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest
 }
 
 ClientState CheckpointAccess::load(Engine& engine, const std::string& directory, const std::string& tag) {
+  engine.pipeline_->abandon();
   engine.sharded().abandon_pass();  // a pass that failed is no reason to refuse, but the caller's own leases are
   engine.sharded().require_no_leases();
   CheckpointReader reader(checkpoint_folder(directory, tag));

@@ -40,6 +40,12 @@ autograd::Recompute recompute_for(const config::Config& config) {
   return autograd::Recompute::none;
 }
 
+/// Whether an update needs nothing that is known only after backward, and has transfers to hide behind it.
+bool may_update_early(const config::Config& config) {
+  return config.gradient_clipping <= 0 && config.precision.compute == DType::bf16 && !config.precision.check_grad_overflow &&
+         config.zero.offload_optimizer.device != config::OffloadDevice::none;
+}
+
 }  // namespace
 
 namespace {
@@ -92,6 +98,11 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   tape_ = std::make_unique<autograd::Tape>(*kernels_);
   tape_->recompute = recompute_for(config_);
   tape_->checkpoints_in_host = config_.training.cpu_checkpointing;
+  updates_early_ = may_update_early(config_);
+  if (updates_early_)
+    sharded_->listen([this](sharding::Segment& segment) {
+      if (pipeline_->under_way()) pipeline_->gradients_complete(segment);
+    });
   if (config_.precision.compute == DType::f16) scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
   if (config_.log_level) set_log_level(*config_.log_level);
   if (dist_->rank() != 0) return;
@@ -143,7 +154,8 @@ sharding::StateSources Engine::open_stores() {
 engine::IoBytes Engine::io_bytes() const {
   engine::IoBytes out;
   for (const auto* store : {parameter_store_.get(), optimizer_store_.get()})
-    if (store) out.read += store->bytes_read(), out.written += store->bytes_written();
+    if (store)
+      out.read += store->bytes_read(), out.written += store->bytes_written(), out.bounced += store->bytes_bounced();
   return out;
 }
 
@@ -161,6 +173,7 @@ RandomKey Engine::micro_batch_key() const {
 autograd::Var Engine::forward(const tensor::Batch& batch) {
   double unbooked = 0;
   PhaseTimer timer(training_ ? times_.forward : unbooked);
+  require_whole_weights(training_ ? "forward()" : "evaluation");
   // Between forward() and backward() the tape, its settings and the gathered units belong to that micro-batch.
   require(phase_ == Phase::idle || (!training_ && phase_ == Phase::backwarded),
           training_ ? "forward() was called again before backward() and step()"
@@ -196,11 +209,57 @@ autograd::Var Engine::evaluate(const tensor::Batch& batch) {
 
 void Engine::backward(const autograd::Var& loss) {
   PhaseTimer timer(times_.backward);
+  require_whole_weights("backward()");
   require(phase_ == Phase::forwarded, "backward() needs the loss of a forward() in train() mode, once");
   const double scale = scaler_ ? scaler_->scale() : 1.0;
-  tape_->backward(loss, scale / static_cast<double>(gradient_accumulation_steps()));
-  sharded_->end_training();
+  if (boundary_ && updates_early_) begin_early_update();
+  end_or_spoil([&] {
+    tape_->backward(loss, scale / static_cast<double>(gradient_accumulation_steps()));
+    if (boundary_) report_.early_updates = pipeline_->updated();
+    sharded_->end_training();
+  });
   phase_ = Phase::backwarded;
+}
+
+void Engine::begin_early_update() {
+  sharded_->require_no_leases();  // before anything begins, so that it can be tried again
+  known_loss_ = mean_loss(accumulated_ + 1);
+  if (!std::isfinite(*known_loss_)) return;  // step() will say so
+  optimizer_->begin_step();
+  end_or_spoil([&] { pipeline_->begin(*optimizer_, optim::gradient_factor(0, 1, config_.gradient_clipping)); });
+}
+
+namespace {
+std::string cannot_be_undone(std::int64_t step) {
+  return cat("step ", step, " has changed part of the weights and cannot be undone: go on with load_checkpoint()");
+}
+}  // namespace
+
+void Engine::require_whole_weights(const char* call) const {
+  require(!spoiled_, call, ": ", cannot_be_undone(counters_.global_steps + 1));
+  require(!pipeline_->under_way(), call, " between backward() and step(): with gradient_clipping and "
+          "bf16.check_grad_overflow off the update begins in backward(); call step() first");
+}
+
+/// Runs part of a step. Of an update that ends with it by an exception, forgets what changed nothing; else says that the
+/// weights are lost.
+void Engine::end_or_spoil(const std::function<void()>& body) {
+  const auto spoil = [this] {
+    if (!pipeline_->under_way()) return false;
+    if (pipeline_->updated() > 0) spoiled_ = true;
+    else optimizer_->abandon_step();
+    pipeline_->abandon();
+    return spoiled_;
+  };
+  try {
+    body();
+  } catch (const Error& error) {
+    if (!spoil()) throw;
+    throw Error(error.kind(), cat(error.what(), "; ", cannot_be_undone(counters_.global_steps + 1)));
+  } catch (...) {
+    spoil();
+    throw;
+  }
 }
 
 void Engine::step() {
@@ -213,7 +272,7 @@ void Engine::step() {
   if (!boundary_) return;  // as forward() told the reduction; the caller may have moved the boundary since
   {
     PhaseTimer timer(times_.update);
-    update();
+    end_or_spoil([this] { update(); });
   }
   report_.times = std::exchange(times_, {});
   accumulated_ = 0;
@@ -223,8 +282,8 @@ void Engine::step() {
 }
 
 void Engine::update() {
-  report_.lr = optimizer_->lr();
-  report_.loss = mean_over_ranks(loss_sum_ / static_cast<double>(accumulated_), "loss");
+  report_.lr = pipeline_->under_way() ? optimizer_->used_lr() : optimizer_->lr();
+  report_.loss = known_loss_ ? *std::exchange(known_loss_, {}) : mean_loss(accumulated_);
   report_.loss_scale = scaler_ ? scaler_->scale() : 1.0;
   if (!std::isfinite(report_.loss) && !scaler_)
     fail(ErrorKind::numerics, "the loss is ", report_.loss, " at step ", counters_.global_steps + 1,
@@ -236,14 +295,18 @@ void Engine::update() {
   if (scaler_) scaler_->update(overflow);
   if (overflow && !scaler_ && !(config_.precision.compute == DType::bf16 && config_.precision.check_grad_overflow))
     fail(ErrorKind::numerics, "a gradient is NaN or infinite at step ", counters_.global_steps + 1,
-         " although the loss is finite: nothing was updated; lower the learning rate or clip gradients");
+         " although the loss is finite", pipeline_->updated() > 0 ? "" : ": nothing was updated",
+         "; lower the learning rate or clip gradients");
   if (overflow) {
     sharded_->clear_gradients();
     return finish_step(false);
   }
-  const double factor = optim::gradient_factor(report_.grad_norm, report_.loss_scale, config_.gradient_clipping);
-  optimizer_->begin_step();
-  pipeline_->run(*optimizer_, factor);
+  if (!pipeline_->under_way()) {
+    optimizer_->begin_step();
+    pipeline_->begin(*optimizer_,
+                     optim::gradient_factor(report_.grad_norm, report_.loss_scale, config_.gradient_clipping));
+  }
+  pipeline_->finish();
   sharded_->end_step();
   finish_step(true);
 }
@@ -254,6 +317,10 @@ void Engine::finish_step(bool applied) {
   else if (scheduler_) scheduler_->step();
   ++counters_.global_steps;
   counters_.global_samples += train_batch_size();
+}
+
+double Engine::mean_loss(std::int64_t micro_batches) {
+  return mean_over_ranks(loss_sum_ / static_cast<double>(micro_batches), "loss");
 }
 
 double Engine::mean_over_ranks(double value, const char* what) {

@@ -23,7 +23,8 @@ namespace engine {
 class CheckpointAccess;
 class UpdatePipeline;
 
-/// Wall time of the last optimizer step by phase, in milliseconds, summed over its micro-batches.
+/// Wall time of the last optimizer step by phase, in milliseconds, summed over its micro-batches. What is updated while
+/// backward runs counts there.
 struct StepTimes {
   double forward = 0, backward = 0, update = 0;
   double total() const { return forward + backward + update; }
@@ -31,6 +32,7 @@ struct StepTimes {
 
 struct IoBytes {
   std::uint64_t read = 0, written = 0;
+  std::uint64_t bounced = 0;  ///< of both, what was copied through buffers of the store on its way
 };
 
 /// What the last optimizer step did, the same on every rank.
@@ -40,6 +42,7 @@ struct StepReport {
   double grad_norm = 0;     ///< global L2 norm of the averaged gradients, unscaled, before clipping; NaN on overflow
   double loss_scale = 1;    ///< that the step's gradients were computed with
   std::vector<double> lr;   ///< used by the step, one per parameter group
+  std::int64_t early_updates = 0;  ///< chunks of this rank's states that were updated before backward ended
   StepTimes times;
 };
 
@@ -70,6 +73,12 @@ class Engine {
   autograd::Var forward(const tensor::Batch& batch);
   /// Gradients of `loss`, divided by gradient_accumulation_steps (and multiplied by the loss scale; both are undone or
   /// meant). Reduces over ranks as the placement says.
+  ///
+  /// With an offloaded optimizer in bf16, gradient_clipping off and bf16.check_grad_overflow off, nothing that is known only
+  /// after backward decides about the update: at an accumulation boundary it begins here, with the learning rate of this
+  /// moment, unless the loss is NaN or infinite. No lease on gathered parameters may be held then, and until step() weights
+  /// are partly updated: evaluation and save_checkpoint() are refused. When it fails after it has changed a weight, the step
+  /// cannot be undone: the error says so, and only load_checkpoint() goes on. The same holds for step() in any setting.
   void backward(const autograd::Var& loss);
   /// Counts a micro-batch; at an accumulation boundary clips, updates, moves the schedule on, and clears gradients.
   /// Throws Error{numerics} when the loss is NaN or infinite (fp16: when the loss scale cannot shrink further).
@@ -105,7 +114,7 @@ class Engine {
   std::int64_t train_micro_batch_size_per_gpu() const { return config_.batch.micro_batch_size; }
   std::int64_t gradient_accumulation_steps() const { return config_.batch.gradient_accumulation_steps; }
   const engine::StepReport& last_step() const { return report_; }
-  /// Payload that this rank has read from and written to NVMe.
+  /// Payload that this rank has moved from and to NVMe.
   engine::IoBytes io_bytes() const;
 
   // ---- checkpoints (engine/checkpoint.h) ----
@@ -133,9 +142,13 @@ class Engine {
   };
 
   sharding::StateSources open_stores();
+  void begin_early_update();
+  void require_whole_weights(const char* call) const;
+  void end_or_spoil(const std::function<void()>& body);
   autograd::Var evaluate(const tensor::Batch& batch);
   RandomKey micro_batch_key() const;
   void update();
+  double mean_loss(std::int64_t micro_batches);
   double mean_over_ranks(double value, const char* what);
   void finish_step(bool applied);
   void print_step() const;
@@ -164,6 +177,9 @@ class Engine {
   std::int64_t accumulated_ = 0;  ///< micro-batches since the last boundary
   double loss_sum_ = 0;           ///< of this rank, since the last boundary
   engine::StepTimes times_;
+  bool updates_early_ = false;          ///< the configuration lets updates begin while backward runs
+  std::optional<double> known_loss_;    ///< of the step whose update began early
+  bool spoiled_ = false;                ///< an update has changed part of the weights and failed
 };
 
 }  // namespace sherd

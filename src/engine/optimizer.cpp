@@ -31,7 +31,7 @@ bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& k
     span.n = piece.count;
     span.grad_factor = factor;
     span.decay = parameter.decay;
-    finite = optim::update(span, hyper_, steps_, kernels.device().arena()) && finite;
+    finite = optim::update(span, used_, steps_, kernels.device().arena()) && finite;
   }
   return finite;
 }

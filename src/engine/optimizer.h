@@ -47,14 +47,18 @@ class Optimizer {
   std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps) { steps_ = steps; }
 
-  /// Opens the next update; update() is then called once for every element.
-  void begin_step() { ++steps_; }
+  /// Opens the next update, for which the rates of this moment hold; update() is then called once for every element.
+  void begin_step() { ++steps_, used_ = hyper_; }
+  /// Takes begin_step() back while nothing was updated yet.
+  void abandon_step() { --steps_; }
+  /// lr() of the last begin_step().
+  std::vector<double> used_lr() const { return {used_.lr}; }
   /// Gradients times `factor` → moments → masters → compute parameters, in one pass. False when an updated weight or
   /// moment is NaN or infinite.
   bool update(const UpdateView& view, double factor, tensor::Kernels& kernels);
 
  private:
-  optim::Hyper hyper_;
+  optim::Hyper hyper_, used_;  ///< of the coming step, and of the open one
   std::vector<std::string> names_;
   std::uint64_t seed_;
   std::optional<double> own_lr_;

@@ -98,26 +98,16 @@ std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, 
   return plan;
 }
 
-/// A chunk's buffers at work.
-struct UpdatePipeline::Stage {
-  UpdateView view;
-  std::vector<offload::Io> reads, writes;
-
-  static void wait(std::vector<offload::Io>& ios) {
-    for (offload::Io& io : ios) io.wait();
-    ios.clear();
-  }
-};
-
 UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::StateSources& sources,
                                const UpdatePipelineOptions& options)
     : model_(model), kernels_(sources.kernels),
-      chunks_(cut_update(model.trainable_segments(), options.sub_group_size)),
+      options_(options), order_(model.trainable_segments()), chunks_(cut_update(order_, options.sub_group_size)),
       plan_(plan_update(chunks_, options.buffer_count, options.pipeline_read, options.pipeline_write)) {
   const auto stored = std::count_if(chunks_.begin(), chunks_.end(), [](const UpdateChunk& c) { return c.stored; });
   const int count = static_cast<int>(std::min<std::int64_t>(options.buffer_count, stored));
   add_lane(sources.optimizer_store, count);
   if (sources.parameter_store != sources.optimizer_store) add_lane(sources.parameter_store, count);
+  stages_.resize(static_cast<std::size_t>(count));
 }
 
 void UpdatePipeline::add_lane(offload::Store* store, int count) {
@@ -159,51 +149,123 @@ UpdateView UpdatePipeline::bind(const UpdateChunk& chunk, int buffer) const {
   return out;
 }
 
-void UpdatePipeline::update(const UpdateChunk& chunk, const UpdateView& view, Optimizer& optimizer, double factor) {
-  if (!optimizer.update(view, factor, kernels_))
+void UpdatePipeline::update(const UpdateChunk& chunk, const UpdateView& view) {
+  ++updated_;
+  if (!optimizer_->update(view, factor_, kernels_))
     fail(ErrorKind::numerics, "the update of unit '", chunk.segment->name(),
          "' is NaN or infinite: lower the learning rate and resume from the last checkpoint");
-  if (chunk.last) model_.publish(*chunk.segment);
+  if (!chunk.last) return;
+  if (finishing_) model_.publish(*chunk.segment);
+  else unpublished_.push_back(chunk.segment);
+}
+
+namespace {
+
+/// Whether all have ended; with `wait`, once they have. Throws what ended them.
+bool ended(std::vector<offload::Io>& ios, bool wait) {
+  if (!wait && !std::all_of(ios.begin(), ios.end(), [](const offload::Io& io) { return io.ready(); })) return false;
+  for (offload::Io& io : ios) io.wait();
+  ios.clear();
+  return true;
+}
+
+/// Visits each stored state of the chunk's segment with its part of the view.
+template <class Visit>
+void for_each_stored(const UpdateChunk& chunk, const UpdateView& view, const Visit& visit) {
+  std::size_t moment = 0;
+  const auto each = [&](StateBuffer& state, const Tensor& staged) {
+    if (state.stored()) visit(state, staged);
+  };
+  each(chunk.segment->parameters(), view.parameters);
+  if (chunk.segment->masters()) each(chunk.segment->masters(), view.masters);
+  for (StateBuffer& state : chunk.segment->moments()) each(state, view.moments[moment++]);
+}
+
+}  // namespace
+
+/// False when that would have to wait, and may not.
+bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
+  using Op = UpdateInstruction::Op;
+  const UpdateChunk& chunk = chunks_[instruction.chunk];
+  const bool complete = wait || std::find(complete_.begin(), complete_.end(), chunk.segment) != complete_.end();
+  if (instruction.buffer < 0) {
+    if (complete) update(chunk, bind(chunk, instruction.buffer));
+    return complete;
+  }
+  Stage& stage = stages_[static_cast<std::size_t>(instruction.buffer)];
+  switch (instruction.op) {
+    case Op::read:
+      if (!ended(stage.writes, wait)) return false;
+      stage.view = bind(chunk, instruction.buffer);
+      for_each_stored(chunk, stage.view,
+                      [&](StateBuffer& state, const Tensor& to) { stage.reads.push_back(state.read(chunk.begin, to)); });
+      return true;
+    case Op::update:
+      if (!complete || !ended(stage.reads, wait)) return false;
+      update(chunk, stage.view);
+      return true;
+    case Op::write:
+      for_each_stored(chunk, stage.view,
+                      [&](StateBuffer& state, const Tensor& from) { stage.writes.push_back(state.write(chunk.begin, from)); });
+      return true;
+    case Op::wait_written: return ended(stage.writes, wait);
+  }
+  return true;
+}
+
+void UpdatePipeline::advance(bool wait) {
+  while (next_ < plan_.size() && perform(plan_[next_], wait)) ++next_;
 }
 
 void UpdatePipeline::run(Optimizer& optimizer, double factor) {
-  using Op = UpdateInstruction::Op;
-  // Their destructors wait for transfers that an exception left behind.
-  std::vector<Stage> stages(lanes_.empty() ? 0 : lanes_.front().buffers.size());
-  for (const UpdateInstruction& instruction : plan_) {
-    const UpdateChunk& chunk = chunks_[instruction.chunk];
-    if (instruction.buffer < 0) {
-      update(chunk, bind(chunk, instruction.buffer), optimizer, factor);
-      continue;
-    }
-    const auto index = static_cast<std::size_t>(instruction.buffer);
-    Stage& stage = stages[index];
-    const auto transfer = [&](const auto& start) {
-      std::size_t moment = 0;
-      const auto each = [&](StateBuffer& state, const Tensor& staged) {
-        if (state.stored()) start(state, staged);
-      };
-      each(chunk.segment->parameters(), stage.view.parameters);
-      if (chunk.segment->masters()) each(chunk.segment->masters(), stage.view.masters);
-      for (StateBuffer& state : chunk.segment->moments()) each(state, stage.view.moments[moment++]);
-    };
-    switch (instruction.op) {
-      case Op::read:
-        Stage::wait(stage.writes);
-        stage.view = bind(chunk, instruction.buffer);
-        transfer([&](StateBuffer& state, const Tensor& to) { stage.reads.push_back(state.read(chunk.begin, to)); });
-        break;
-      case Op::update:
-        Stage::wait(stage.reads);
-        update(chunk, stage.view, optimizer, factor);
-        break;
-      case Op::write:
-        transfer([&](StateBuffer& state, const Tensor& from) { stage.writes.push_back(state.write(chunk.begin, from)); });
-        break;
-      case Op::wait_written: Stage::wait(stage.writes); break;
-    }
-  }
-  for (Stage& stage : stages) Stage::wait(stage.writes);
+  begin(optimizer, factor);
+  finish();
+}
+
+void UpdatePipeline::begin(Optimizer& optimizer, double factor) {
+  abandon();
+  optimizer_ = &optimizer;
+  factor_ = factor;
+  advance(false);
+}
+
+void UpdatePipeline::gradients_complete(const Segment& segment) {
+  complete_.push_back(&segment);
+  advance(false);
+}
+
+void UpdatePipeline::finish() {
+  require(under_way(), "an update can only be finished after it began");
+  finishing_ = true;
+  for (Segment* segment : std::exchange(unpublished_, {})) model_.publish(*segment);
+  advance(true);
+  for (Stage& stage : stages_) ended(stage.writes, true);
+  follow_completion();
+  abandon();
+}
+
+/// The order of the next step: that of this one's gradients, then what it was not told of.
+void UpdatePipeline::follow_completion() {
+  if (complete_.empty()) return;
+  std::vector<Segment*> order = model_.trainable_segments();
+  const auto place = [&](const Segment* segment) {
+    return std::find(complete_.begin(), complete_.end(), segment) - complete_.begin();
+  };
+  std::stable_sort(order.begin(), order.end(), [&](const Segment* a, const Segment* b) { return place(a) < place(b); });
+  if (order == order_) return;
+  order_ = std::move(order);
+  chunks_ = cut_update(order_, options_.sub_group_size);
+  plan_ = plan_update(chunks_, options_.buffer_count, options_.pipeline_read, options_.pipeline_write);
+}
+
+void UpdatePipeline::abandon() noexcept {
+  for (Stage& stage : stages_) stage = {};  // waits
+  optimizer_ = nullptr;
+  next_ = 0;
+  updated_ = 0;
+  finishing_ = false;
+  complete_.clear();
+  unpublished_.clear();
 }
 
 }  // namespace sherd::engine

@@ -44,25 +44,47 @@ struct UpdatePipelineOptions {
   bool pipeline_read = true, pipeline_write = true;
 };
 
-/// Updates all trainable segments of a model, wherever their states live. The result does not depend on any option. One per
-/// rank, used from its thread.
+/// Updates all trainable segments of a model, wherever their states live. The result does not depend on any option, nor on
+/// when updates begin. One per rank, used from its thread.
+///
+/// A step may begin before all gradients are there: then chunks follow each other in the order in which the step before saw
+/// gradients complete (canonical order at first, and after those for what was left out), and those at the head are updated
+/// as soon as their gradients and reads allow. Collectives wait for finish(), so that no rank depends on another's drive.
 class UpdatePipeline {
  public:
   /// Takes its buffers, if any state lives on NVMe: host memory, as many bytes as buffer_bytes() says.
   UpdatePipeline(sharding::ShardedModel& model, const sharding::StateSources& sources,
                  const UpdatePipelineOptions& options);
 
-  /// One optimizer step; publishes each segment when its last chunk is done, and returns when everything is written.
-  /// Throws Error{numerics} when an updated weight is NaN or infinite, and the store's errors. Collective where parameters
-  /// are replicated.
+  /// begin() and finish().
   void run(Optimizer& optimizer, double factor);
+
+  /// Opens a step, with gradients to be multiplied by `factor`, and starts the first reads. Both must last until its end.
+  void begin(Optimizer& optimizer, double factor);
+  /// Between the two: the gradients of `segment` are complete and nobody reads its parameters any more. Updates what can be
+  /// updated without waiting. Throws what finish() throws.
+  void gradients_complete(const sharding::Segment& segment);
+  /// All gradients are complete: does the rest, publishes each segment when its last chunk is done, and returns when
+  /// everything is written. Throws Error{numerics} when an updated weight is NaN or infinite, and the store's errors.
+  /// Collective where parameters are replicated.
+  void finish();
+  /// Ends a step that an exception left open; waits for transfers, at most the store's deadline.
+  void abandon() noexcept;
+
+  bool under_way() const { return optimizer_ != nullptr; }
+  /// Chunks that the step under way has begun to change.
+  std::int64_t updated() const { return updated_; }
 
   const std::vector<UpdateInstruction>& plan() const { return plan_; }
   /// That one chunk takes while it is in memory; 0 when everything always is.
   std::size_t buffer_bytes() const { return buffer_bytes_; }
 
  private:
-  struct Stage;
+  /// A chunk's buffers at work.
+  struct Stage {
+    UpdateView view;
+    std::vector<offload::Io> reads, writes;
+  };
   /// Buffers for what passes through one store, one for each chunk under way: only its own pools' memory travels without
   /// a copy.
   struct Lane {
@@ -72,14 +94,29 @@ class UpdatePipeline {
   };
   void add_lane(offload::Store* store, int count);
   UpdateView bind(const UpdateChunk& chunk, int buffer) const;
-  void update(const UpdateChunk& chunk, const UpdateView& view, Optimizer& optimizer, double factor);
+  void advance(bool wait);
+  bool perform(const UpdateInstruction& instruction, bool wait);
+  void update(const UpdateChunk& chunk, const UpdateView& view);
+  void follow_completion();
 
   sharding::ShardedModel& model_;
   tensor::Kernels& kernels_;
+  UpdatePipelineOptions options_;
+  std::vector<sharding::Segment*> order_;
   std::vector<UpdateChunk> chunks_;
   std::vector<UpdateInstruction> plan_;
   std::size_t buffer_bytes_ = 0;
   std::vector<Lane> lanes_;
+  std::vector<Stage> stages_;  ///< by buffer; go before the lanes' memory, as their destructors wait
+
+  // ---- the step under way ----
+  Optimizer* optimizer_ = nullptr;
+  double factor_ = 1;
+  std::size_t next_ = 0;  ///< instruction
+  std::int64_t updated_ = 0;
+  bool finishing_ = false;
+  std::vector<const sharding::Segment*> complete_;  ///< in the order of their completion
+  std::vector<sharding::Segment*> unpublished_;
 };
 
 }  // namespace sherd::engine

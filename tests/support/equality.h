@@ -33,6 +33,7 @@ struct RunSpec {
   std::string recompute = "none";
   double dropout = 0.1;
   double clipping = 0.5;
+  bool check_overflow = true;  ///< bf16.check_grad_overflow
   bool tied = true;
   bool llama = false;
   int hidden = 32, layers = 3;
@@ -62,7 +63,7 @@ struct RunSpec {
   std::string config() const {
     auto str = [](auto v) { return std::to_string(v); };
     auto flag = [](bool b) { return b ? std::string("true") : std::string("false"); };
-    std::string precision = dtype == "bf16" ? R"("bf16": {"enabled": true},)"
+    std::string precision = dtype == "bf16" ? cat(R"("bf16": {"enabled": true)", check_overflow ? "" : R"(, "check_grad_overflow": false)", "},")
                             : dtype == "fp16" ? cat(R"("fp16": {"enabled": true, "initial_scale_power": 8, "loss_scale_window": )",
                                                     loss_scale_window, "},") : "";
     return "{" + precision + R"("train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" + str(accumulation) +
@@ -103,6 +104,7 @@ struct RunResult {
   std::uint64_t device_peak = 0;
   engine::IoBytes io;
   std::int64_t skipped = 0;
+  std::vector<std::int64_t> early_updates;  ///< by step
 
   /// Losses, norms, loss scales and weights as raw bytes: what must be the same.
   std::vector<std::byte> bits() const {
@@ -195,6 +197,7 @@ inline RunResult train(const DistributedPtr& dist, const RunSpec& spec) {
     out.losses.push_back(report.loss);
     out.norms.push_back(report.grad_norm);
     out.scales.push_back(report.loss_scale);
+    out.early_updates.push_back(report.early_updates);
     if (step + 1 == spec.resume_at) {
       engine->save_checkpoint(spec.directory, "middle");
       engine.reset();

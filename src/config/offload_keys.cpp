@@ -68,6 +68,13 @@ std::vector<Side> sides_of(const Zero& zero) {
            "stage 1, 2 or 3, which shard the optimizer's states"}};
 }
 
+void require_one(const Value& side, const char* name, std::int64_t count, const char* whose = "device") {
+  const Node* node = side.node.find(name);
+  if (count < 1)
+    Value{node ? *node : side.node, join(side.path, name), side.context}.error(
+        "must be at least 1 with ", whose, " \"nvme\", not ", count);
+}
+
 void check_side(const Zero& zero, const Given& given, const Value& section, const Side& side) {
   const Offload& offload = side.offload;
   const bool old = given.contains(side.deprecated), current = given.contains(side.name);
@@ -78,6 +85,9 @@ void check_side(const Zero& zero, const Given& given, const Value& section, cons
     key(side.deprecated)
         .error("means \"", side.name, "\" with device \"cpu\", and that section is given too; remove one of ",
                "the two");
+  // The update stages parameters on NVMe through the same buffers.
+  if (&offload == &zero.offload_optimizer && current && zero.offload_param.device == OffloadDevice::nvme)
+    require_one(key(side.name), "buffer_count", offload.buffer_count, "offload_param's device");
   if (offload.device == OffloadDevice::none) return;
   const Value here = key(old ? side.deprecated : side.name);
   const std::string& device = devices[static_cast<std::size_t>(offload.device)];
@@ -94,9 +104,8 @@ void check_side(const Zero& zero, const Given& given, const Value& section, cons
   if (offload.device != OffloadDevice::nvme) return;
   if (offload.nvme_path.empty())
     here.error("device \"nvme\" needs \"nvme_path\", a directory on the drive that is to hold the states");
-  for (const auto& [name, count] :
-       {std::pair{"buffer_count", offload.buffer_count}, std::pair{"buffer_size", offload.buffer_size}})
-    if (count < 1) inner(name).error("must be at least 1 with device \"nvme\", not ", count);
+  require_one(here, "buffer_count", offload.buffer_count);
+  require_one(here, "buffer_size", offload.buffer_size);
 }
 
 // Why `key` of a section cannot matter; empty when it does, or has said so itself.
@@ -104,7 +113,6 @@ std::string why_idle(const Zero& zero, const Offload& offload, const std::string
   const bool with_nvme = key == "nvme_path" || key == "buffer_size" || key == "max_in_cpu";
   const bool of_update = key == "pipeline_read" || key == "pipeline_write" ||
                          (key == "buffer_count" && &offload == &zero.offload_optimizer);
-  // The update stages parameters on NVMe through the same buffers.
   if (of_update) return uses_nvme(zero) ? "" : nothing_on_nvme;
   if (offload.device == OffloadDevice::none ||
       (offload.device == OffloadDevice::cpu && (with_nvme || key == "buffer_count")))

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 #include <utility>
 
@@ -19,7 +20,6 @@
 #include <tbb/task_arena.h>
 #include <tbb/task_scheduler_observer.h>
 #else
-#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -97,25 +97,29 @@ void run_chunks(std::int64_t begin, std::int64_t end, std::int64_t count, std::i
 #if !defined(SHERD_STD_THREAD_ARENA)
 
 namespace {
-/// Prepares workers, which TBB lends to one arena after the other.
+/// Whether any arena of this process has ever bound its threads.
+std::atomic<bool> binds_workers = false;
+
+/// Prepares workers, which TBB lends to one arena after the other. A worker may come bound, from an arena that went without
+/// letting it out first or from the bound thread that started it; so each arena says where its workers run.
 class WorkerObserver : public tbb::task_scheduler_observer {
  public:
   WorkerObserver(tbb::task_arena& arena, const std::vector<int>& cores)
-      : tbb::task_scheduler_observer(arena), cores_(cores), all_(available_core_ids()) {
+      : tbb::task_scheduler_observer(arena), all_(available_core_ids()), cores_(cores.empty() ? all_ : cores) {
+    if (!cores.empty()) binds_workers = true;
     observe(true);
   }
   ~WorkerObserver() override { observe(false); }
   void on_scheduler_entry(bool worker) override {
     set_flush_denormals();
-    if (worker && !cores_.empty()) Binding::bind(cores_);
+    if (worker && binds_workers) Binding::bind(cores_);
   }
   void on_scheduler_exit(bool worker) override {
-    if (worker && !cores_.empty()) Binding::bind(all_);
+    if (worker && binds_workers) Binding::bind(all_);
   }
 
  private:
-  const std::vector<int>& cores_;
-  std::vector<int> all_;
+  const std::vector<int> all_, cores_;  // what the arena's maker may run on, and what its workers shall
 };
 }  // namespace
 

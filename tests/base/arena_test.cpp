@@ -37,6 +37,33 @@ TEST(ArenaCores, ItsThreadsStayOnThemAndTheCallerIsFreeAfterwards) {
   sherd::testing::expect_error(ErrorKind::usage, "may not run on core", [] { Arena arena(1, {100000}); });
 }
 
+TEST(ArenaCores, WorkersOfAnotherArenaAreFree) {
+  const std::vector<int> before = available_core_ids();
+  const std::thread::id self = std::this_thread::get_id();
+  Arena free(3);
+  std::atomic<int> bound = 0, helped = 0;
+  const auto use_free = [&] {
+    free.parallel_for(64, 1, [&](std::int64_t, std::int64_t) {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));  // so that workers come
+      if (std::this_thread::get_id() == self) return;
+      ++helped;
+      bound += available_core_ids() != before;
+    });
+  };
+  for (int round = 0; round < 20; ++round) {
+    {
+      // Starts workers, which inherit its cores, or takes those there are.
+      Arena narrow(3, {before.back()});
+      narrow.parallel_for(64, 1, [](std::int64_t, std::int64_t) {});
+      use_free();
+      narrow.parallel_for(64, 1, [](std::int64_t, std::int64_t) {});
+    }
+    use_free();
+  }
+  EXPECT_GT(helped, 0);
+  EXPECT_EQ(bound, 0);
+}
+
 class ArenaThreads : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Threads, ArenaThreads, ::testing::Values(1, 2, 3, 7));
 

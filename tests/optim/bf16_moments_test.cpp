@@ -73,6 +73,30 @@ TEST(Bf16Moments, InstructionSetsAgreeToTheBit) {
       }
 }
 
+TEST(Bf16Moments, InstructionSetsAgreeWhereverASpanBeginsAndIsCut) {
+  Arena arena(1);
+  const std::int64_t n = 9001;
+  for (const Hyper& h : every_rule()) {
+    const Span start = random_span(n, DType::bf16, DType::bf16, DType::bf16).as_split(arena);
+    for (const std::int64_t first : {0, 1, 63, 65, 4095, 1'000'003}) {
+      const auto update_range = [&](Span& span, CpuIsa isa, std::int64_t begin, std::int64_t end) {
+        SpanUpdate u = span.update(begin, end);
+        u.first_element += first;
+        ASSERT_TRUE(update_with(isa, u, h, 3, arena));
+      };
+      Span want = start;
+      update_range(want, CpuIsa::portable, 0, n);
+      for (const CpuIsa isa : every_isa())
+        for (const std::int64_t cut : {1, 31, 64, 4097}) {
+          Span got = start;
+          update_range(got, isa, 0, cut);
+          update_range(got, isa, cut, n);
+          EXPECT_TRUE(got == want) << name_of(isa) << ", elements from " << first << ", cut at " << cut;
+        }
+    }
+  }
+}
+
 TEST(Bf16Moments, CutsAndThreadsDoNotShow) {
   Arena one(1), four(4);
   const std::int64_t n = 200'003;

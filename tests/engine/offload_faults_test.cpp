@@ -36,7 +36,7 @@ TEST_P(DriveFault, EndsTheRunOnEveryRankAndNamesTheFileAndItsRank) {
   RunSpec spec = everything_on_nvme(folder);
   spec.aio = GetParam();
   const auto start = std::chrono::steady_clock::now();
-  std::atomic<int> ended = 0;
+  std::string told[2];
   try {
     launch_ranks(2, [&](DistributedPtr dist) {
       try {
@@ -46,8 +46,8 @@ TEST_P(DriveFault, EndsTheRunOnEveryRankAndNamesTheFileAndItsRank) {
           if (step == 2 && dist->rank() == 1) std::filesystem::resize_file(swap_file(folder, 1), 0);
           engine->train_batch([&] { return synthetic_batch(engine->device(), 2, 24, 101, step, 0, dist->rank()); });
         }
-      } catch (...) {
-        ++ended;
+      } catch (const Error& error) {
+        told[dist->rank()] = error.what();
         throw;
       }
     });
@@ -57,7 +57,11 @@ TEST_P(DriveFault, EndsTheRunOnEveryRankAndNamesTheFileAndItsRank) {
     EXPECT_NE(std::string(error.what()).find("rank_00001.swap"), std::string::npos) << error.what();
     EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
   }
-  EXPECT_EQ(ended, 2);
+  for (const std::string& message : told) {
+    EXPECT_NE(message.find("rank_00001.swap"), std::string::npos) << message;
+    EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  }
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
 }
 

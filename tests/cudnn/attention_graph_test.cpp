@@ -1,5 +1,6 @@
 #include "tensor/cuda/cudnn/attention_graph.h"
 
+#include <cudnn_graph.h>
 #include <gtest/gtest.h>
 
 #include <string>

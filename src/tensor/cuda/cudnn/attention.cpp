@@ -1,3 +1,6 @@
+#include <cuda_runtime_api.h>
+#include <cudnn_graph.h>
+
 #include <algorithm>
 #include <compare>
 #include <limits>

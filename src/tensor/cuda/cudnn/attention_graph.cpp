@@ -1,5 +1,7 @@
 #include "tensor/cuda/cudnn/attention_graph.h"
 
+#include <cudnn_graph.h>
+
 // Attention as a graph of cuDNN's operations, which its attention engines recognise and run as one kernel
 // each way. They do so by the shape of the graph: the operations, their order and which tensors have memory
 // are what cuDNN's own front end builds (its public documentation and sources say so), and should be changed
@@ -19,7 +21,7 @@ struct Inputs {
   Node q, k_transposed, lse;
   Extents4 scores, rows;  ///< [batch, heads, seq, seq] and [batch, heads, seq, 1]
 
-  Inputs(Graph& graph, const Slice& s, cudnnDataType_t type)
+  Inputs(Graph& graph, const Slice& s, Enum type)
       : q(graph.tensor(type, {s.batch, s.heads, s.seq, s.dim}, {s.batch_stride, s.head_stride, s.row, 1},
                        Graph::Kind::memory, q_id)),
         k_transposed(graph.tensor(type, {s.batch, s.kv_heads, s.dim, s.seq},
@@ -30,7 +32,7 @@ struct Inputs {
         rows{s.batch, s.heads, s.seq, 1} {}
 };
 
-Node result_node(Graph& graph, const Slice& s, cudnnDataType_t type, Id id) {
+Node result_node(Graph& graph, const Slice& s, Enum type, Id id) {
   return graph.tensor(type, {s.batch, s.heads, s.seq, s.dim}, {s.out_batch_stride, s.dim, s.out_row, 1},
                       Graph::Kind::memory, id);
 }
@@ -45,8 +47,8 @@ Node mask_causal(Graph& graph, const Node& scores) {
 }
 
 /// to = transpose(rows)·columns, summed over the query heads that share a key-value head.
-void transposed_product(Graph& graph, const Slice& s, cudnnDataType_t type, const Node& rows,
-                        const Node& columns, Id id) {
+void transposed_product(Graph& graph, const Slice& s, Enum type, const Node& rows, const Node& columns,
+                        Id id) {
   const Extents4 transposed{s.batch, s.heads, s.seq, s.seq};
   const Node view = graph.tensor(type, transposed, {s.heads * s.seq * s.seq, s.seq * s.seq, 1, s.seq},
                                  Graph::Kind::between);
@@ -72,7 +74,7 @@ Slice slice_of(const AttentionExtents& e) {
           e.width(),  e.group() * e.dim, out_row};
 }
 
-Graph forward_graph(const Slice& s, cudnnDataType_t type, bool causal) {
+Graph forward_graph(const Slice& s, Enum type, bool causal) {
   Graph graph;
   const Inputs in(graph, s, type);
   const Node v = graph.tensor(type, {s.batch, s.kv_heads, s.seq, s.dim},
@@ -95,7 +97,7 @@ Graph forward_graph(const Slice& s, cudnnDataType_t type, bool causal) {
   return graph;
 }
 
-Graph backward_graph(const Slice& s, cudnnDataType_t type, bool causal, bool deterministic) {
+Graph backward_graph(const Slice& s, Enum type, bool causal, bool deterministic) {
   Graph graph;
   const Inputs in(graph, s, type);
   const Node v_transposed = graph.tensor(type, {s.batch, s.kv_heads, s.dim, s.seq},

@@ -37,9 +37,9 @@ struct Slice {
 /// How a call is cut: one slice, or one per sequence.
 Slice slice_of(const AttentionExtents& e);
 
-Graph forward_graph(const Slice& s, cudnnDataType_t type, bool causal);
+Graph forward_graph(const Slice& s, Enum type, bool causal);
 /// With `deterministic`, dq is a product of its own over whole rows of score gradients, which take workspace;
 /// without, blocks of keys add to fp32 sums in any order.
-Graph backward_graph(const Slice& s, cudnnDataType_t type, bool causal, bool deterministic);
+Graph backward_graph(const Slice& s, Enum type, bool causal, bool deterministic);
 
 }  // namespace sherd::tensor::SHERD_CUDA::cudnn

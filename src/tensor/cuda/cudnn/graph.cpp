@@ -1,5 +1,7 @@
 #include "tensor/cuda/cudnn/graph.h"
 
+#include <cudnn_graph.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -7,7 +9,10 @@
 
 namespace sherd::tensor::SHERD_CUDA::cudnn {
 
-void check(cudnnStatus_t status, const char* what) {
+static_assert(fp32 == CUDNN_DATA_FLOAT);
+
+void check(Enum code, const char* what) {
+  const auto status = static_cast<cudnnStatus_t>(code);
   if (status == CUDNN_STATUS_SUCCESS) [[likely]]
     return;
   char details[512] = "";
@@ -16,13 +21,22 @@ void check(cudnnStatus_t status, const char* what) {
        "cuDNN could not ", what, ": ", cudnnGetErrorString(status), details[0] ? ". " : "", details);
 }
 
-Descriptor::Descriptor(cudnnBackendDescriptorType_t type) {
-  check(cudnnBackendCreateDescriptor(type, &raw_), "create a descriptor");
+Descriptor::Descriptor(Enum type) {
+  check(cudnnBackendCreateDescriptor(static_cast<cudnnBackendDescriptorType_t>(type), &raw_),
+        "create a descriptor");
 }
 
-void Descriptor::set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, std::int64_t count,
-                     const void* values) {
-  check(cudnnBackendSetAttribute(raw_, name, type, count, values), "describe a graph");
+Descriptor::~Descriptor() {
+  if (raw_) cudnnBackendDestroyDescriptor(raw_);
+}
+
+void Descriptor::set(Enum name, Enum type, std::int64_t count, const void* values) {
+  check(cudnnBackendSetAttribute(raw_, static_cast<cudnnBackendAttributeName_t>(name),
+                                 static_cast<cudnnBackendAttributeType_t>(type), count, values),
+        "describe a graph");
+}
+void Descriptor::set(Enum name, const Descriptor& other) {
+  set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &other.raw_);
 }
 
 void Descriptor::finalize() {
@@ -36,8 +50,7 @@ Extents4 dense(const Extents4& extents) {
   return strides;
 }
 
-Node Graph::tensor(cudnnDataType_t dtype, const Extents4& extents, const Extents4& strides, Kind kind,
-                   std::int64_t id) {
+Node Graph::tensor(Enum dtype, const Extents4& extents, const Extents4& strides, Kind kind, std::int64_t id) {
   auto made = std::make_shared<Descriptor>(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   const auto count = static_cast<std::int64_t>(extents.size());
   const std::int64_t alignment = 16, name = id ? id : next_id_++;
@@ -66,8 +79,8 @@ void Graph::matmul(const Node& a, const Node& b, const Node& c) {
   operations_.push_back(std::move(operation)), kinds_.push_back(std::move(kind));
 }
 
-void Graph::pointwise_into(const Node& y, cudnnPointwiseMode_t mode, const Node& x, const Node* b,
-                           const Node* t, cudnnDataType_t compute, std::int64_t axis) {
+void Graph::pointwise_into(const Node& y, Enum mode, const Node& x, const Node* b, const Node* t,
+                           Enum compute, std::int64_t axis) {
   Descriptor kind(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
   kind.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode);
   kind.set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, compute);
@@ -83,13 +96,13 @@ void Graph::pointwise_into(const Node& y, cudnnPointwiseMode_t mode, const Node&
   operations_.push_back(std::move(operation)), kinds_.push_back(std::move(kind));
 }
 
-Node Graph::pointwise(cudnnPointwiseMode_t mode, const Node& x, const Node& b) {
+Node Graph::pointwise(Enum mode, const Node& x, const Node& b) {
   Node y = between(x.extents);
   pointwise_into(y, mode, x, &b);
   return y;
 }
 
-Node Graph::pointwise(cudnnPointwiseMode_t mode, const Node& x) {
+Node Graph::pointwise(Enum mode, const Node& x) {
   Node y = between(x.extents);
   pointwise_into(y, mode, x);
   return y;
@@ -101,7 +114,7 @@ Node Graph::index(const Node& x, std::int64_t axis) {
   return y;
 }
 
-void Graph::reduce(cudnnReduceTensorOp_t op, const Node& x, const Node& y) {
+void Graph::reduce(Enum op, const Node& x, const Node& y) {
   Descriptor kind(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
   kind.set(CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, op);
   kind.set(CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);

@@ -101,7 +101,7 @@ namespace {
 std::atomic<bool> binds_workers = false;
 
 /// Prepares workers, which TBB lends to one arena after the other. A worker may come bound, from an arena that went without
-/// letting it out first or from the bound thread that started it; so each arena says where its workers run.
+/// letting it out first; so each arena says where its workers run.
 class WorkerObserver : public tbb::task_scheduler_observer {
  public:
   WorkerObserver(tbb::task_arena& arena, const std::vector<int>& cores)

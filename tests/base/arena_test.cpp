@@ -40,25 +40,18 @@ TEST(ArenaCores, ItsThreadsStayOnThemAndTheCallerIsFreeAfterwards) {
 TEST(ArenaCores, WorkersOfAnotherArenaAreFree) {
   const std::vector<int> before = available_core_ids();
   const std::thread::id self = std::this_thread::get_id();
-  Arena free(3);
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::microseconds(300)); };  // so that workers come
+  Arena free(4);
   std::atomic<int> bound = 0, helped = 0;
-  const auto use_free = [&] {
-    free.parallel_for(64, 1, [&](std::int64_t, std::int64_t) {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));  // so that workers come
+  for (int round = 0; round < 200; ++round) {
+    // Goes while workers may still be in it, which nobody lets out then.
+    Arena(4, {before.back()}).parallel_for(8, 1, [&](std::int64_t, std::int64_t) { pause(); });
+    free.parallel_for(16, 1, [&](std::int64_t, std::int64_t) {
+      pause();
       if (std::this_thread::get_id() == self) return;
       ++helped;
       bound += available_core_ids() != before;
     });
-  };
-  for (int round = 0; round < 20; ++round) {
-    {
-      // Starts workers, which inherit its cores, or takes those there are.
-      Arena narrow(3, {before.back()});
-      narrow.parallel_for(64, 1, [](std::int64_t, std::int64_t) {});
-      use_free();
-      narrow.parallel_for(64, 1, [](std::int64_t, std::int64_t) {});
-    }
-    use_free();
   }
   EXPECT_GT(helped, 0);
   EXPECT_EQ(bound, 0);

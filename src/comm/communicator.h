@@ -78,7 +78,13 @@ struct CallOptions {
 /// it, while the group it was split from works on. Wrong arguments (Error{usage}) are found before anything is sent and
 /// break nothing. Dropping a communicator tells the others that this rank has left.
 ///
-/// Results do not depend on the backend: reductions sum in rank order. One thread at a time calls in. Async calls run
+/// On GPUs (bind()) calls are ordered with the rank's compute stream as kernels are: a call begins after what that stream
+/// was given before it, and what the stream is given after wait(), or after a synchronous call, begins after the call. The
+/// thread does not wait for the GPU, but where tensors in the host's memory take part: these it may touch after wait().
+/// What a GPU meets later than that is thrown by the device's synchronize() and by every further call.
+///
+/// Results do not depend on the backend: reductions sum in rank order; but those of NCCL, which promises the same bits from
+/// run to run only. One thread at a time calls in. Async calls run
 /// in order on one thread that the communicator owns; a synchronous call first waits for those before it.
 class Communicator {
  public:
@@ -86,6 +92,11 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual std::string name() const = 0;  ///< backend and group, e.g. "local(4)"
+
+  /// Collective, before the first call with tensors of a GPU, and again for another device: this rank's tensors lie on
+  /// `device`, which is kept alive. Groups split off later are bound as this one is. Throws Error{config} when some
+  /// ranks have a GPU and others none.
+  virtual void bind(const std::shared_ptr<device::Device>& device) = 0;
 
   /// Memory that peers of this group can reach without a copy. Collective: all ranks ask for the same sizes in the
   /// same order. Charged to `tier` of `device`'s ledger. Freeing is local.
@@ -144,6 +155,15 @@ std::unique_ptr<Communicator> make_self(const CommOptions& options);
 /// Rank `rank` of `size`, of whom no other exists: calls are checked and their traffic counted, but nothing moves and all are
 /// done at once, so that what peers would have sent keeps the value it had. For steps on a meta device. split() throws.
 std::unique_ptr<Communicator> make_dry_world(int rank, int size);
+
+/// True when RANK or WORLD_SIZE in the environment says that a launcher like torchrun started the process.
+bool launched_by_environment();
+/// Ranks on this machine according to that environment (LOCAL_WORLD_SIZE). Throws Error{usage} where it makes no sense.
+int environment_local_size();
+/// The world of the ranks that such a launcher started, over TCP; rank 0 listens on MASTER_PORT. On GPUs of their own,
+/// bind() moves tensors to NCCL. Collective. Throws Error{usage} for variables that are missing or make no sense,
+/// Error{comm} naming ranks that do not come.
+std::unique_ptr<Communicator> make_environment_world(const CommOptions& options);
 
 /// True when this build has the mpi backend.
 bool mpi_available();

@@ -74,6 +74,9 @@ class CudaDevice : public Device {
   /// Copies as copy() does, in the order of `stream` instead.
   virtual void copy_on(Stream& stream, void* to, const void* from, std::size_t bytes) = 0;
 
+  /// True for memory of this or another GPU; false for any memory of the host.
+  virtual bool in_gpu_memory(const void* data) const = 0;
+
   /// Of a wait for this device that begins now.
   virtual Deadline deadline() const = 0;
 

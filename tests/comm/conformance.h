@@ -29,7 +29,7 @@ inline void PrintTo(const Case& c, std::ostream* out) {
   *out << c.name;
 }
 
-class Conformance : public testing::TestWithParam<Case> {
+class Conformance : public ::testing::TestWithParam<Case> {
  protected:
   int ranks() const { return GetParam().ranks; }
   void run(const std::function<void(Communicator&)>& body) const { run(GetParam().options, body); }

@@ -16,21 +16,32 @@
 namespace sherd::testing {
 
 /// A queue that does nothing until somebody waits for it: the laziest order that its users' marks allow, so
-/// that a missing one shows as stale or overwritten data.
+/// that a missing one shows as stale or overwritten data. Safe from any thread.
 class LazyQueue final : public device::StreamQueue {
  public:
+  /// Guards all queues of the process, which wait for each other.
+  static std::recursive_mutex& mutex() {
+    static std::recursive_mutex all;
+    return all;
+  }
   /// Shared with events, which outlive the queue.
   struct State {
     std::vector<std::function<void()>> work;
     std::size_t done = 0;
     void run_to(std::size_t position) {
-      while (done < position) work[done++]();
+      std::lock_guard lock(mutex());
+      while (done < position) std::exchange(work[done++], nullptr)();  // which lets go of what it holds
+    }
+    void add(std::function<void()> more) {
+      std::lock_guard lock(mutex());
+      work.push_back(std::move(more));
     }
   };
   struct Event final : device::StreamEvent {
     Event(std::shared_ptr<State> s, std::size_t p) : state(std::move(s)), position(p) {}
     /// Not on the first look: one that merely asks must cope with "not yet".
     bool reached() const override {
+      std::lock_guard lock(mutex());
       if (looks++ > 0) state->run_to(position);
       return state->done >= position;
     }
@@ -40,11 +51,12 @@ class LazyQueue final : public device::StreamQueue {
   };
 
   std::shared_ptr<const device::StreamEvent> record() override {
+    std::lock_guard lock(mutex());
     return std::make_shared<Event>(state, state->work.size());
   }
   void follow(const device::StreamEvent& event) override {
     const auto& other = dynamic_cast<const Event&>(event);
-    state->work.emplace_back([from = other.state, position = other.position] { from->run_to(position); });
+    state->add([from = other.state, position = other.position] { from->run_to(position); });
   }
   void* native() const override { return state.get(); }
 
@@ -52,14 +64,14 @@ class LazyQueue final : public device::StreamQueue {
 };
 
 /// A CUDA device as far as memory and the order of copies go, out of plain memory and lazy queues; it runs no
-/// kernels. Memory of the device tier is filled with ones as it is allocated. Used from one thread.
+/// kernels. Memory of the device tier is filled with ones as it is allocated.
 class LazyCudaDevice final : public device::CudaDevice {
  public:
   LazyCudaDevice() : arena_(1), ledger_(std::make_shared<device::Ledger>()) {
     compute_ = make_stream(false);
-    device_blocks_ = std::make_shared<device::BlockCache>(std::make_unique<Memory>(owned_));
+    device_blocks_ = std::make_shared<device::BlockCache>(std::make_unique<Memory>(owned_, true));
     host_blocks_ = std::make_shared<device::BlockCache>(
-        std::make_unique<Memory>(owned_), [compute = compute_]() mutable { return compute.mark(); });
+        std::make_unique<Memory>(owned_, false), [compute = compute_]() mutable { return compute.mark(); });
   }
   ~LazyCudaDevice() override { LazyCudaDevice::synchronize(); }
 
@@ -90,42 +102,69 @@ class LazyCudaDevice final : public device::CudaDevice {
   void zero(void* data, std::size_t bytes) override {
     submit(compute_, [=] { std::memset(data, 0, bytes); });
   }
+  bool in_gpu_memory(const void* data) const override {
+    std::lock_guard lock(owned_->mutex);
+    const Block* block = find(data);
+    return block && block->gpu;
+  }
   void synchronize() override { finish(compute_); }
   std::shared_ptr<void> after_synchronize(std::function<void()>) override { return nullptr; }
 
   /// Queues what stands for a kernel.
   void submit(device::Stream& stream, std::function<void()> work) {
-    state_of(stream).work.push_back(std::move(work));
+    state_of(stream).add(std::move(work));
   }
 
  private:
-  using Owned = std::map<const std::byte*, std::size_t>;
+  struct Block {
+    std::size_t size;
+    bool gpu;
+  };
+  struct Owned {
+    std::mutex mutex;
+    std::map<const std::byte*, Block> blocks;  // guarded by mutex
+  };
   class Memory final : public device::BlockSource {
    public:
-    explicit Memory(std::shared_ptr<Owned> owned) : owned_(std::move(owned)) {}
+    Memory(std::shared_ptr<Owned> owned, bool gpu) : owned_(std::move(owned)), gpu_(gpu) {}
     std::byte* obtain(std::size_t size) override {
       auto* data = static_cast<std::byte*>(std::malloc(size));
       std::memset(data, 0xff, size);
-      (*owned_)[data] = size;
+      std::lock_guard lock(owned_->mutex);
+      owned_->blocks[data] = {size, gpu_};
       return data;
     }
     void give_back(std::byte* data, std::size_t) noexcept override {
-      owned_->erase(data);
+      {
+        std::lock_guard lock(owned_->mutex);
+        owned_->blocks.erase(data);
+      }
       std::free(data);
     }
 
    private:
     std::shared_ptr<Owned> owned_;
+    bool gpu_;
   };
 
   static LazyQueue::State& state_of(device::Stream& stream) {
     return *static_cast<LazyQueue::State*>(stream.native());
   }
-  static void finish(device::Stream& stream) { state_of(stream).run_to(state_of(stream).work.size()); }
-  bool owns(const void* data) const {
+  static void finish(device::Stream& stream) {
+    std::lock_guard lock(LazyQueue::mutex());
+    state_of(stream).run_to(state_of(stream).work.size());
+  }
+  /// With owned_ locked.
+  const Block* find(const void* data) const {
     const auto* at = static_cast<const std::byte*>(data);
-    auto next = owned_->upper_bound(at);
-    return next != owned_->begin() && at < std::prev(next)->first + std::prev(next)->second;
+    auto next = owned_->blocks.upper_bound(at);
+    if (next == owned_->blocks.begin()) return nullptr;
+    const auto& [begin, block] = *std::prev(next);
+    return at < begin + block.size ? &block : nullptr;
+  }
+  bool owns(const void* data) const {
+    std::lock_guard lock(owned_->mutex);
+    return find(data) != nullptr;
   }
 
   device::CudaGpu gpu_{0, "lazy", 9, 0, std::uint64_t{1} << 30, 1};

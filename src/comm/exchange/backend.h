@@ -7,6 +7,7 @@
 
 #include "comm/exchange/call.h"
 #include "comm/exchange/health.h"
+#include "device/cuda.h"
 
 namespace sherd::comm {
 
@@ -38,6 +39,17 @@ class Backend {
   virtual device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                                    device::Tier tier) = 0;
   virtual std::unique_ptr<Backend> split(int color, int key) = 0;
+
+  /// Ranks are threads of this process.
+  virtual bool one_process() const { return false; }
+  /// Collectives of this group may have tensors in memory of this GPU from now on, which all ranks share. For those of one
+  /// process only.
+  virtual void use_gpu(const std::shared_ptr<device::CudaDevice>&) {
+    sherd::fail(ErrorKind::usage, name(), " does not reach memory of GPUs");
+  }
+
+  /// Fails the group if a peer's process is seen to have ended. From any thread; for work that runs elsewhere.
+  virtual void look_after_peers() noexcept {}
 
   virtual void fail(const std::string& reason) noexcept = 0;
   virtual std::string failure() const = 0;

@@ -192,6 +192,13 @@ std::string Board::failure() const {
   return header().text.data();
 }
 
+void Board::look_after_peers() noexcept {
+  if (!settings_.gone || failed()) return;
+  for (int r = 0; r < size(); ++r)
+    if (r != rank_ && !slot(r).departed.load(std::memory_order_acquire) && settings_.gone(r))
+      return fail(cat(name(), ": rank ", r, " is dead: its process ended; see that rank's own output"));
+}
+
 void Board::depart() noexcept {
   slot(rank_).departed.store(1, std::memory_order_release);
   ring_bell(header().bell);

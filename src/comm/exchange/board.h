@@ -133,6 +133,8 @@ class Board final : public Health {
   [[noreturn]] void throw_failure() const;
   bool failed() const noexcept override;
   std::string failure() const override;
+  /// Fails the group if a rank's process has ended. From any thread.
+  void look_after_peers() noexcept;
   /// This rank will make no more calls; those who wait for it end now.
   void depart() noexcept;
 

@@ -83,6 +83,7 @@ std::string_view name_of(ReduceOp op) {
 Signature sign(const Call& call) {
   Signature out;
   out.kind = call.kind, out.op = call.op, out.rounding = call.rounding, out.peer = call.peer;
+  out.gpu = call.gpu;
   out.layout = std::bit_cast<std::uint64_t>(call.factor);
   std::memcpy(out.label.data(), call.label.data(), std::min(call.label.size(), out.label.size() - 1));
   if (call.x.defined()) {
@@ -116,6 +117,7 @@ std::string describe(const Signature& s) {
     out += cat(" of ", s.elements, " ", name_of(s.dtype));
   if (s.kind == Collective::send) out += cat(" to rank ", s.peer);
   if (s.kind == Collective::receive) out += cat(" from rank ", s.peer);
+  if (s.gpu) out += " on a GPU";
   if (s.pieces > 1) out += cat(" in ", s.pieces, " pieces");
   if (s.label[0] != 0) out += cat(" \"", s.label.data(), "\"");
   return out;

@@ -12,6 +12,7 @@
 
 #include "base/deadline.h"
 #include "comm/communicator.h"
+#include "device/stream.h"
 
 namespace sherd::comm {
 
@@ -46,6 +47,14 @@ struct Call {
   std::vector<std::int64_t> words;  ///< agree: in, this rank's; out, everybody's in rank order
   std::string label;
 
+  // Order with this rank's GPU (exchange/gpu_order.h); nothing of it without one.
+  bool gpu = false;              ///< some tensor lies in memory of a GPU
+  bool host = false;             ///< some tensor lies in the host's
+  device::Mark ready;            ///< of the compute stream: before it no tensor may be touched
+  device::Mark done;             ///< set by who runs the call: before it the tensors may be in use on a stream
+  std::vector<Tensor> staging;   ///< memory beside the call's tensors that is in use as long as they are
+  Tensor travelling;             ///< a staged transfer: the copy in the host's memory
+
   // Progress of a transfer (send, receive); owned by the backend between start() and the end.
   std::uint64_t index = 0;  ///< position among the transfers of this pair and direction
   std::size_t moved = 0;    ///< bytes through the staging ring
@@ -63,7 +72,7 @@ struct Signature {
   DType dtype = DType::f32, rounding = DType::f32;
   std::int32_t peer = -1;
   std::uint32_t pieces = 0;
-  std::uint32_t unused = 0;
+  std::uint32_t gpu = 0;  ///< some tensor lies in memory of a GPU
   std::int64_t elements = 0;
   std::uint64_t layout = 0;  ///< hash of every piece's extents and of the factor
   std::array<char, 80> label{};
@@ -83,6 +92,15 @@ inline std::string describe(const Call& call) {
 /// Throws Error{usage} when the call's own arguments do not fit together. Fills in default counts of
 /// all_to_all.
 void check_call(Call& call, int rank, int size);
+
+/// Calls visit(tensor) for every tensor of the call.
+template <class Visit>
+void for_each_tensor(const Call& call, const Visit& visit) {
+  for (const auto& piece : call.gathers) visit(piece.shard), visit(piece.full);
+  for (const auto& piece : call.reduces) visit(piece.full), visit(piece.shard);
+  for (const Tensor* x : {&call.x, &call.out})
+    if (x->defined()) visit(*x);
+}
 
 /// The payload that this call sends from `rank` to others, in bytes.
 std::uint64_t bytes_sent(const Call& call, int rank, int size);

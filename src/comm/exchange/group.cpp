@@ -7,6 +7,8 @@
 
 #include "base/log.h"
 #include "comm/exchange/backend.h"
+#include "comm/exchange/gpu_order.h"
+#include "comm/exchange/gpu_route.h"
 
 namespace sherd::comm {
 namespace {
@@ -18,11 +20,13 @@ bool is_transfer(const Call& call) {
 /// One asynchronous call: queued by the caller's thread, run by the group's, waited for by anyone.
 class Task final : public Work::State {
  public:
-  Task(Call queued, double timeout_seconds) : call(std::move(queued)), timeout_(timeout_seconds) {}
+  Task(Call queued, double timeout_seconds, std::shared_ptr<const GpuOrder> order)
+      : call(std::move(queued)), timeout_(timeout_seconds), order_(std::move(order)) {}
+  ~Task() override { outlast(call); }
 
   bool done() override {
     std::lock_guard lock(mutex_);
-    return done_;
+    return done_ && call.done.reached();
   }
 
   void wait() override {
@@ -33,6 +37,7 @@ class Task final : public Work::State {
       fail(ErrorKind::comm, describe(call), " is not done after ", timeout_,
            " s: the calls queued before it take too long");
     if (error_) std::rethrow_exception(error_);
+    if (order_) order_->settle(call);
   }
 
   void finish(std::exception_ptr error) {
@@ -44,10 +49,11 @@ class Task final : public Work::State {
     finished_.notify_all();
   }
 
-  Call call;  ///< touched by the group's thread only, once queued
+  Call call;  ///< touched by the group's thread only, once queued and until it is finished
 
  private:
   double timeout_;
+  std::shared_ptr<const GpuOrder> order_;  ///< null without a GPU
   std::mutex mutex_;
   std::condition_variable finished_;
   bool done_ = false;         // guarded by mutex_
@@ -94,6 +100,16 @@ class Group final : public Communicator {
     throw_if_failed();
     drain();
     return guarded([&] { return backend_->allocate(device, bytes, category, tier); });
+  }
+
+  void bind(const std::shared_ptr<device::Device>& device) override {
+    throw_if_failed();
+    drain();
+    if (backend_->immediate()) return;
+    auto gpu = std::dynamic_pointer_cast<device::CudaDevice>(device);
+    route_.reset(), order_.reset();
+    route_ = guarded([&] { return make_gpu_route(*backend_, gpu); });
+    if (gpu) order_ = std::make_shared<GpuOrder>(std::move(gpu));
   }
 
   Work all_gather(std::vector<GatherPiece> pieces, const CallOptions& options) override {
@@ -151,8 +167,14 @@ class Group final : public Communicator {
   std::unique_ptr<Communicator> split(int color, int key) override {
     throw_if_failed();
     drain();
-    std::unique_ptr<Backend> part = guarded([&] { return backend_->split(color, key); });
-    return part ? std::make_unique<Group>(std::move(part)) : nullptr;
+    return guarded([&]() -> std::unique_ptr<Communicator> {
+      std::unique_ptr<Backend> part = backend_->split(color, key);
+      std::unique_ptr<GpuRoute> route = route_ ? route_->split(color, key, part.get()) : nullptr;
+      if (!part) return nullptr;
+      auto group = std::make_unique<Group>(std::move(part));
+      group->route_ = std::move(route), group->order_ = order_;
+      return group;
+    });
   }
 
   void abort(const std::string& reason) noexcept override {
@@ -178,6 +200,8 @@ class Group final : public Communicator {
     check_call(call, rank(), size());
     throw_if_failed();
     traffic_.*(options.scalar ? &Traffic::scalars : book) += bytes_sent(call, rank(), size());
+    if (order_) order_->admit(call);
+    if (call.gpu && route_->immediate() && !is_transfer(call)) return queue_on_gpu(std::move(call), options);
     if (options.async && !backend_->immediate()) return enqueue(std::move(call));
     if (is_transfer(call) && busy()) {
       // Beside the queued transfers rather than after them, so that a rank may send asynchronously, then
@@ -187,22 +211,51 @@ class Group final : public Communicator {
       return work;
     }
     drain();
-    if (is_transfer(call))
-      run_transfer(call);
-    else
-      guarded([&] { backend_->run(call); });
+    Task now(std::move(call), backend_->timeout_seconds(), order_);  // whose destructor outlasts streams
+    guarded([&] {
+      if (is_transfer(now.call))
+        run_transfer(now.call);
+      else
+        run(now.call);
+    });
+    if (order_) order_->settle(now.call);
     return {};
   }
 
+  /// Where running a call takes no time: on the caller's thread, asynchronous or not.
+  Work queue_on_gpu(Call call, const CallOptions& options) {
+    auto task = std::make_shared<Task>(std::move(call), backend_->timeout_seconds(), order_);
+    guarded([&] { run(task->call); });
+    task->finish(nullptr);
+    if (!options.async) task->wait();
+    return Work(std::move(task));
+  }
+
+  void run(Call& call) {
+    if (order_) order_->before(call);
+    if (call.gpu)
+      route_->run(call);
+    else
+      backend_->run(call);
+  }
+
   void run_transfer(Call& call) {
-    guarded([&] {
-      backend_->start(call);
-      backend_->await([&] { return backend_->advance(call); }, {&call});
-    });
+    start(call);
+    backend_->await([&] { return advance(call); }, {&call});
+  }
+  void start(Call& transfer) {
+    if (order_) order_->before(transfer);
+    if (transfer.gpu)
+      route_->start(transfer);
+    else
+      backend_->start(transfer);
+  }
+  bool advance(Call& transfer) {
+    return transfer.travelling ? route_->advance(transfer) : backend_->advance(transfer);
   }
 
   Work enqueue(Call call) {
-    auto task = std::make_shared<Task>(std::move(call), backend_->timeout_seconds());
+    auto task = std::make_shared<Task>(std::move(call), backend_->timeout_seconds(), order_);
     {
       std::lock_guard lock(mutex_);
       queue_.push_back(task);
@@ -246,7 +299,7 @@ class Group final : public Communicator {
       if (transfer)
         serve_transfers();
       else
-        finish(*task, [&] { backend_->run(task->call); });
+        finish(*task, [&] { run(task->call); });
       task.reset();
       lock.lock();
       busy_ = false;
@@ -295,7 +348,7 @@ class Group final : public Communicator {
     while (!queue_.empty() && is_transfer(queue_.front()->call)) {
       active.push_back(queue_.front());
       queue_.pop_front();
-      backend_->start(active.back()->call);
+      start(active.back()->call);
     }
     queued_.store(false);
   }
@@ -303,13 +356,15 @@ class Group final : public Communicator {
   bool advance_all(const std::vector<Call*>& calls, std::vector<bool>& over) {
     bool any = false;
     for (std::size_t i = 0; i < calls.size(); ++i) {
-      over[i] = over[i] || backend_->advance(*calls[i]);
+      over[i] = over[i] || advance(*calls[i]);
       any = any || over[i];
     }
     return any;
   }
 
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<GpuRoute> route_;  ///< of tensors in GPU memory; null without a GPU
+  std::shared_ptr<GpuOrder> order_;  ///< null without a GPU
   int exceptions_;      ///< in flight when the group was made
   Traffic traffic_;     ///< of the caller's thread
   std::thread thread_;  ///< started by the first asynchronous call

@@ -8,7 +8,8 @@ namespace sherd::comm {
 SharedExchange::SharedExchange(std::shared_ptr<Board> board, std::shared_ptr<Memory> memory, int threads)
     : board_(std::move(board)),
       memory_(std::move(memory)),
-      worker_(threads),
+      cpu_(make_cpu_worker(threads)),
+      worker_(cpu_.get()),
       sends_(static_cast<std::size_t>(size())),
       receives_(sends_.size()),
       filled_letters_(sends_.size()) {}
@@ -18,11 +19,15 @@ SharedExchange::~SharedExchange() {
 }
 
 void SharedExchange::run(Call& call) {
-  worker_.expect(bytes_moved(call));
+  require(!call.gpu || gpu_, name(), ": tensors of a GPU, which this group was not bound to");
+  worker_ = call.gpu ? gpu_.get() : cpu_.get();
   memory_->enter();
   try {
+    worker_->begin(call, bytes_moved(call));
     run_rounds(call);
+    worker_->end(call);
   } catch (...) {
+    worker_->abandon();
     // The caller will free the tensors; a peer that came to the round before the failure may be reading them
     // still.
     memory_->leave();
@@ -59,7 +64,7 @@ void SharedExchange::open_round(const Call& call, const std::vector<Source>& sou
   own_ = sources;
   std::size_t total = 0;
   for (const Source& s : sources) total += (s.bytes + 15) / 16 * 16;
-  const bool inside = total <= Notice::payload_bytes;
+  const bool inside = total <= Notice::payload_bytes && worker_->immediate();
   std::size_t used = 0;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     const Source& s = sources[i];
@@ -75,8 +80,14 @@ void SharedExchange::open_round(const Call& call, const std::vector<Source>& sou
     std::copy(call.in_counts.begin(), call.in_counts.end(), mine.counts.begin());
     std::copy(call.out_counts.begin(), call.out_counts.end(), mine.counts.begin() + Notice::max_ranks);
   }
-  board_->barrier(call);
+  meet(call);
   compare();
+}
+
+void SharedExchange::meet(const Call& call) {
+  worker_->publish();
+  board_->barrier(call);
+  worker_->follow();
 }
 
 void SharedExchange::compare() {
@@ -130,7 +141,7 @@ void SharedExchange::all_gather(Call& call) {
     bool read_peers = false;
     for (std::size_t i = first; i < last; ++i) {
       const auto& [shard, full] = call.gathers[i];
-      worker_.copy(full.raw() + static_cast<std::size_t>(rank()) * shard.bytes(), shard.raw(), shard.bytes());
+      worker_->copy(full.raw() + static_cast<std::size_t>(rank()) * shard.bytes(), shard.raw(), shard.bytes());
       if (hidden(i - first)) {
         staged.push_back(i);
         continue;
@@ -139,7 +150,7 @@ void SharedExchange::all_gather(Call& call) {
       // Begin with the next rank, so that not all read from the same one at a time.
       for (int k = 1; k < size(); ++k) {
         const int peer = (rank() + k) % size();
-        worker_.copy(full.raw() + static_cast<std::size_t>(peer) * shard.bytes(), source(peer, i - first),
+        worker_->copy(full.raw() + static_cast<std::size_t>(peer) * shard.bytes(), source(peer, i - first),
                      shard.bytes());
       }
     }
@@ -154,7 +165,7 @@ void SharedExchange::reduce_piece(const Call& call, const ReducePiece& piece,
                                   std::span<const std::byte* const> sources, std::int64_t begin,
                                   std::int64_t end) {
   std::byte* out = piece.shard.raw() + static_cast<std::size_t>(begin) * size_of(piece.shard.dtype());
-  worker_.reduce(
+  worker_->reduce(
       {ReduceOp::sum, call.factor, piece.full.dtype(), call.rounding, piece.shard.dtype(), piece.accumulate},
       sources, {&out, 1}, end - begin);
 }
@@ -202,7 +213,7 @@ void SharedExchange::all_reduce(Call& call) {
   for (int r = 0; r < size(); ++r) from[static_cast<std::size_t>(r)] = source(r, 0);
   if (all_in_notice()) {
     to.assign(1, call.x.raw());
-    return worker_.reduce(how, from, to, count);
+    return worker_->reduce(how, from, to, count);
   }
   // Sum our part and hand it to everybody at once: each element is read and written once per rank.
   const std::int64_t begin = part_begin(count, size(), rank()), end = part_begin(count, size(), rank() + 1);
@@ -211,7 +222,7 @@ void SharedExchange::all_reduce(Call& call) {
     from[r] += offset;
     to[r] = const_cast<std::byte*>(from[r]);
   }
-  worker_.reduce(how, from, to, end - begin);
+  worker_->reduce(how, from, to, end - begin);
   close_round(call);
 }
 
@@ -221,7 +232,7 @@ void SharedExchange::broadcast(Call& call) {
   if (size() == 1) return;
   if (hidden_at(call.peer, 0)) return staged_broadcast(call);
   const bool small = board_->notice(call.peer, rounds_).addresses[0].region == Address::in_notice;
-  if (!root) worker_.copy(call.x.raw(), source(call.peer, 0), call.x.bytes());
+  if (!root) worker_->copy(call.x.raw(), source(call.peer, 0), call.x.bytes());
   if (!small) close_round(call);
 }
 
@@ -253,7 +264,7 @@ void SharedExchange::all_to_all(Call& call) {
   std::byte* to = call.out.raw();
   for (std::size_t p = 0; p < n; ++p) {
     const std::size_t bytes = static_cast<std::size_t>(call.out_counts[p]) * element;
-    worker_.copy(to, source(static_cast<int>(p), static_cast<std::size_t>(rank())), bytes);
+    worker_->copy(to, source(static_cast<int>(p), static_cast<std::size_t>(rank())), bytes);
     to += bytes;
   }
   if (!all_small) close_round(call);

@@ -32,6 +32,9 @@ class Memory {
 ///   Notice::payload_bytes travel in the notice itself and need the first barrier only: a notice is
 ///   overwritten two rounds later, and whoever does that has passed the barrier to which all came after they
 ///   had read it.
+/// - With tensors of a GPU (ranks of one process on one card) the same rounds queue work on each rank's stream,
+///   and marks go the way of the barriers, so that streams wait for each other as the threads do. Nothing
+///   travels in notices then.
 /// - Memory that peers cannot see goes through the stage in chunks, halves in turn, with the same argument.
 /// - Every rank sums its own part, reading sources in rank order, so results do not depend on any of this.
 class SharedExchange : public Backend {
@@ -49,12 +52,14 @@ class SharedExchange : public Backend {
   void await(const std::function<bool()>& ready, const std::vector<Call*>& active) override;
   void nudge() noexcept override { Board::ring_bell(board_->bell(rank())); }
   void fail(const std::string& reason) noexcept override { board_->fail(reason); }
+  void look_after_peers() noexcept override { board_->look_after_peers(); }
   std::string failure() const override { return board_->failure(); }
 
  protected:
   /// All ranks' words, in rank order. `what` appears in errors.
   std::vector<std::int64_t> agree(std::vector<std::int64_t> words, const std::string& what);
-  Board& board() { return *board_; }
+  /// What calls with tensors of a GPU are done with.
+  void use_gpu_worker(std::unique_ptr<Worker> worker) { gpu_ = std::move(worker); }
   const std::shared_ptr<Board>& shared_board() const { return board_; }
 
  private:
@@ -77,7 +82,8 @@ class SharedExchange : public Backend {
   void run_rounds(Call& call);
   void compare();
   /// Ends a round in which peers read this rank's tensors themselves.
-  void close_round(const Call& call) { board_->barrier(call); }
+  void close_round(const Call& call) { meet(call); }
+  void meet(const Call& call);
   const std::byte* source(int peer, std::size_t piece) const;
   bool hidden_at(int peer, std::size_t piece) const;
   bool hidden(std::size_t piece) const;  ///< at any rank
@@ -110,7 +116,8 @@ class SharedExchange : public Backend {
 
   std::shared_ptr<Board> board_;
   std::shared_ptr<Memory> memory_;
-  Worker worker_;
+  std::unique_ptr<Worker> cpu_, gpu_;  ///< gpu_: null until use_gpu_worker()
+  Worker* worker_;                     ///< of the current collective
   std::vector<Source> own_;                      ///< of the current round
   std::uint64_t rounds_ = 0, chunks_ = 0;        ///< notices and stage halves used so far
   std::vector<std::uint64_t> sends_, receives_;  ///< transfers started, by peer

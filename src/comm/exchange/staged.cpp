@@ -106,7 +106,7 @@ void SharedExchange::staged_all_reduce(const Call& call) {
       to[static_cast<std::size_t>(r)] = stage(r) + static_cast<std::size_t>(begin) * width;
       from[static_cast<std::size_t>(r)] = to[static_cast<std::size_t>(r)];
     }
-    worker_.reduce(how, from, to, end - begin);
+    worker_->reduce(how, from, to, end - begin);
     board_->barrier(call);
     std::memcpy(part.raw(), stage(rank()), part.bytes());
   }

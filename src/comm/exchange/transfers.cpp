@@ -74,7 +74,7 @@ bool SharedExchange::advance_receive(Call& transfer) {
   if (letter.signature.elements != mine.elements || letter.signature.dtype != mine.dtype)
     board_->fail_and_throw(cat(name(), ": mismatched transfer: rank ", transfer.peer, " called ",
                                describe(letter.signature), "; rank ", rank(), " called ", describe(mine)));
-  worker_.expect(transfer.x.bytes());
+  cpu_->begin(transfer, transfer.x.bytes());
   if (letter.address.region != Address::hidden)
     copy_from_peer(transfer, letter.address);
   else if (!drain_ring(transfer))
@@ -88,7 +88,7 @@ void SharedExchange::copy_from_peer(const Call& transfer, const Address& address
   memory_->enter();
   // A sender that has failed frees its memory once nobody is inside.
   const bool failed = board_->failed();
-  if (!failed) worker_.copy(transfer.x.raw(), memory_->resolve(transfer.peer, address), transfer.x.bytes());
+  if (!failed) cpu_->copy(transfer.x.raw(), memory_->resolve(transfer.peer, address), transfer.x.bytes());
   memory_->leave();
   if (failed) board_->throw_failure();
 }

@@ -9,6 +9,7 @@
 #include <immintrin.h>
 #endif
 
+#include "base/arena.h"
 #include "base/cpu_isa.h"
 #include "comm/isa/reduce_kernels.h"
 
@@ -71,18 +72,28 @@ std::size_t half_of_last_cache() {
 /// Below this a copy is not worth a fence.
 constexpr std::size_t least_streamed = 64 << 10;
 
-}  // namespace
+class CpuWorker final : public Worker {
+ public:
+  explicit CpuWorker(int threads);
+  bool immediate() const override { return true; }
+  void begin(const Call&, std::size_t bytes) override { stream_ = bytes > cached_; }
+  void end(Call&) override {}
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override;
+  void reduce(const Reduction& how, std::span<const std::byte* const> sources,
+              std::span<std::byte* const> outs, std::int64_t count) override;
 
-Worker::Worker(int threads) : cached_(half_of_last_cache()) {
+ private:
+  std::unique_ptr<Arena> arena_;  ///< null with one thread
+  std::size_t cached_;            ///< bytes that may be found in the caches later
+  bool stream_ = false;
+};
+
+CpuWorker::CpuWorker(int threads) : cached_(half_of_last_cache()) {
   require(threads >= 1, "a communicator needs at least 1 thread, not ", threads);
   if (threads > 1) arena_ = std::make_unique<Arena>(threads);
 }
 
-void Worker::expect(std::size_t bytes) {
-  stream_ = bytes > cached_;
-}
-
-void Worker::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+void CpuWorker::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   constexpr std::int64_t grain = 1 << 20;
   if (to == from || bytes == 0) return;
   const auto move = [&](std::int64_t begin, std::int64_t end) {
@@ -96,7 +107,7 @@ void Worker::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   arena_->parallel_for(static_cast<std::int64_t>(bytes), grain, move);
 }
 
-void Worker::reduce(const Reduction& how, std::span<const std::byte* const> sources,
+void CpuWorker::reduce(const Reduction& how, std::span<const std::byte* const> sources,
                     std::span<std::byte* const> outs, std::int64_t count) {
   constexpr std::int64_t grain = 1 << 17;
   if (count == 0) return;
@@ -123,6 +134,12 @@ void Worker::reduce(const Reduction& how, std::span<const std::byte* const> sour
   };
   if (!arena_ || count <= grain) return body(0, count);
   arena_->parallel_for(count, grain, body);
+}
+
+}  // namespace
+
+std::unique_ptr<Worker> make_cpu_worker(int threads) {
+  return std::make_unique<CpuWorker>(threads);
 }
 
 }  // namespace sherd::comm

@@ -5,9 +5,8 @@
 #include <memory>
 #include <span>
 
-#include "base/arena.h"
 #include "base/dtype.h"
-#include "comm/communicator.h"
+#include "comm/exchange/call.h"
 
 namespace sherd::comm {
 
@@ -19,26 +18,37 @@ struct Reduction {
   bool accumulate = false;
 };
 
-/// The threads with which one rank copies and sums. One call at a time.
+/// What one rank copies and sums with: threads of the processor, or a stream of its GPU (gpu_worker.h). One
+/// call at a time.
 class Worker {
  public:
-  explicit Worker(int threads);
+  virtual ~Worker() = default;
 
-  /// Says how many bytes the coming call moves through this rank. When they are more than stay in the caches,
-  /// large outputs are written past them (a plain store would read each line first).
-  void expect(std::size_t bytes);
+  /// True where work is done when its function returns, so that the calling thread may look at the memory,
+  /// and the barriers of threads order it between ranks.
+  virtual bool immediate() const = 0;
+
+  /// Before the work for a call: `bytes` tells how much it moves through this rank.
+  virtual void begin(const Call& call, std::size_t bytes) = 0;
+  /// Around every barrier of a call: what peers do after their follow() comes after what this rank did before
+  /// its publish().
+  virtual void publish() {}
+  virtual void follow() {}
+  /// After the work for a call; sets Call::done where it is not immediate.
+  virtual void end(Call& call) = 0;
+  /// After a failure: returns when nothing that was begun is under way any more.
+  virtual void abandon() noexcept {}
 
   /// Copies unless both are the same address. The ranges must not overlap otherwise.
-  void copy(std::byte* to, const std::byte* from, std::size_t bytes);
+  virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
 
   /// Combines `count` elements of every source, in order, into every out (which may be among the sources).
-  void reduce(const Reduction& how, std::span<const std::byte* const> sources,
-              std::span<std::byte* const> outs, std::int64_t count);
-
- private:
-  std::unique_ptr<Arena> arena_;  ///< null with one thread
-  std::size_t cached_;            ///< bytes that may be found in the caches later
-  bool stream_ = false;
+  virtual void reduce(const Reduction& how, std::span<const std::byte* const> sources,
+                      std::span<std::byte* const> outs, std::int64_t count) = 0;
 };
+
+/// The processor's threads. When a call moves more bytes than stay in the caches, large outputs are written
+/// past them (a plain store would read each line first).
+std::unique_ptr<Worker> make_cpu_worker(int threads);
 
 }  // namespace sherd::comm

@@ -9,7 +9,9 @@
 #include <tuple>
 
 #include "base/log.h"
+#include "comm/exchange/gpu_worker.h"
 #include "comm/exchange/shared_exchange.h"
+#include "comm/local/local.h"
 
 namespace sherd::comm {
 namespace {
@@ -17,7 +19,8 @@ namespace {
 /// What the threads of one group share: the board's memory, and the groups being split off.
 class LocalGroup {
  public:
-  explicit LocalGroup(std::vector<int> world_ranks) : world_ranks_(std::move(world_ranks)) {
+  explicit LocalGroup(std::vector<int> world_ranks)
+      : world_ranks_(std::move(world_ranks)), marks_(static_cast<int>(world_ranks_.size())) {
     layout_.ranks = static_cast<int>(world_ranks_.size());
     memory_.reset(static_cast<std::byte*>(
         std::aligned_alloc(4096, layout_.segment_bytes() * static_cast<std::size_t>(layout_.ranks))));
@@ -31,6 +34,7 @@ class LocalGroup {
   const BoardLayout& layout() const { return layout_; }
   const std::vector<std::byte*>& segments() const { return segments_; }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
+  MarkBoard& marks() { return marks_; }
   /// Ranks inside a collective.
   std::atomic<int>& inside() { return inside_; }
 
@@ -54,6 +58,7 @@ class LocalGroup {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
   std::vector<int> world_ranks_;
+  MarkBoard marks_;
   std::atomic<int> inside_{0};
   BoardLayout layout_;
   std::unique_ptr<std::byte, Free> memory_;
@@ -94,8 +99,8 @@ class OneProcess final : public Memory {
 
 class LocalExchange final : public SharedExchange {
  public:
-  LocalExchange(std::shared_ptr<LocalBoard> local, int world_size, bool crowded, const CommOptions& options)
-      : SharedExchange({local, &local->board}, std::make_shared<OneProcess>(local->group), options.threads),
+  LocalExchange(std::shared_ptr<LocalBoard> local, int world_size, bool crowded, const LocalOptions& options)
+      : SharedExchange({local, &local->board}, std::make_shared<OneProcess>(local->group), options.comm.threads),
         group_(local->group),
         world_size_(world_size),
         crowded_(crowded),
@@ -104,6 +109,11 @@ class LocalExchange final : public SharedExchange {
   device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                            device::Tier tier) override {
     return device.allocate(bytes, category, tier);
+  }
+
+  bool one_process() const override { return true; }
+  void use_gpu(const std::shared_ptr<device::CudaDevice>& gpu) override {
+    use_gpu_worker(make_gpu_worker(gpu, options_.gpu_reduce, group_->marks(), rank()));
   }
 
   std::unique_ptr<Backend> split(int color, int key) override {
@@ -115,11 +125,11 @@ class LocalExchange final : public SharedExchange {
   }
 
   static std::unique_ptr<Backend> make(std::shared_ptr<LocalGroup> group, int rank, int world_size,
-                                       bool crowded, const CommOptions& options,
+                                       bool crowded, const LocalOptions& options,
                                        std::shared_ptr<Health> parent) {
     BoardSettings settings;
     settings.name = group_name("local", group->world_ranks(), world_size);
-    settings.timeout_seconds = options.timeout_seconds;
+    settings.timeout_seconds = options.comm.timeout_seconds;
     settings.crowded = crowded;
     settings.parent = std::move(parent);
     auto local = std::make_shared<LocalBoard>(std::move(group), rank, std::move(settings));
@@ -130,7 +140,7 @@ class LocalExchange final : public SharedExchange {
   std::shared_ptr<LocalGroup> group_;
   int world_size_;
   bool crowded_;
-  CommOptions options_;
+  LocalOptions options_;
   std::uint64_t splits_ = 0;
 };
 
@@ -172,6 +182,10 @@ void run_rank(Communicator& comm, const std::function<void(Communicator&)>& body
 }  // namespace
 
 void run_local(int ranks, const CommOptions& options, const std::function<void(Communicator&)>& body) {
+  run_local(ranks, LocalOptions{options, reduce_on_gpu}, body);
+}
+
+void run_local(int ranks, const LocalOptions& options, const std::function<void(Communicator&)>& body) {
   require(ranks >= 1, "run_local needs at least 1 rank, not ", ranks);
   std::vector<int> world;
   for (int r = 0; r < ranks; ++r) world.push_back(r);
@@ -197,8 +211,8 @@ void run_local(int ranks, const CommOptions& options, const std::function<void(C
 }
 
 std::unique_ptr<Communicator> make_self(const CommOptions& options) {
-  return make_group(
-      LocalExchange::make(std::make_shared<LocalGroup>(std::vector<int>{0}), 0, 1, false, options, nullptr));
+  return make_group(LocalExchange::make(std::make_shared<LocalGroup>(std::vector<int>{0}), 0, 1, false,
+                                        {options, reduce_on_gpu}, nullptr));
 }
 
 }  // namespace sherd::comm

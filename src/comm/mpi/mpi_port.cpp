@@ -1,4 +1,4 @@
-#include "comm/mpi/mpi_port.h"
+#include "comm/messages/port.h"
 
 #include <mpi.h>
 
@@ -20,10 +20,10 @@ constexpr int shout_tag = 1;
 constexpr int shout_bytes = 4000;
 constexpr std::size_t page = 4096;
 
-class Port final : public MpiPort {
+class MpiGroup final : public Port {
  public:
   /// `talk` carries messages, `side` shouts; both are this group's own.
-  Port(MPI_Comm talk, MPI_Comm side, std::vector<int> world_ranks)
+  MpiGroup(MPI_Comm talk, MPI_Comm side, std::vector<int> world_ranks)
       : talk_(talk), side_(side), world_ranks_(std::move(world_ranks)) {
     MPI_Comm_set_errhandler(talk_, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(side_, MPI_ERRORS_RETURN);
@@ -39,6 +39,8 @@ class Port final : public MpiPort {
     crowded_ = is_crowded(mine.host);
   }
 
+  std::string kind() const override { return "mpi"; }
+  void on_leave(std::function<void()> tell) override { mpi::on_leave(std::move(tell)); }
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(world_ranks_.size()); }
   const std::vector<int>& world_ranks() const override { return world_ranks_; }
@@ -50,7 +52,7 @@ class Port final : public MpiPort {
     return peer.pid != 0 && !mpi::running(peer);
   }
 
-  std::shared_ptr<MpiPort> split(int color, int key, const Patience& patience) override {
+  std::shared_ptr<Port> split(int color, int key, const Patience& patience) override {
     struct Result {
       MPI_Comm talk = MPI_COMM_NULL, side = MPI_COMM_NULL;
       std::vector<int> members;
@@ -68,7 +70,7 @@ class Port final : public MpiPort {
             "MPI_Allgather");
     });
     if (result->talk == MPI_COMM_NULL) return nullptr;
-    return std::make_shared<Port>(result->talk, result->side, std::move(result->members));
+    return std::make_shared<MpiGroup>(result->talk, result->side, std::move(result->members));
   }
 
   std::vector<std::byte*> shared_window(std::size_t bytes, const Patience& patience) override {
@@ -216,7 +218,7 @@ class Port final : public MpiPort {
 
 }  // namespace
 
-std::shared_ptr<MpiPort> MpiPort::world(const Patience& patience) {
+std::shared_ptr<Port> mpi::world_port(const Patience& patience) {
   mpi::start(patience.seconds);
   struct Result {
     MPI_Comm talk = MPI_COMM_NULL, side = MPI_COMM_NULL;
@@ -237,7 +239,7 @@ std::shared_ptr<MpiPort> MpiPort::world(const Patience& patience) {
       });
   std::vector<int> members(mpi::identities().size());
   std::iota(members.begin(), members.end(), 0);
-  return std::make_shared<Port>(result->talk, result->side, std::move(members));
+  return std::make_shared<MpiGroup>(result->talk, result->side, std::move(members));
 }
 
 }  // namespace sherd::comm

@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "comm/exchange/shared_exchange.h"
-#include "comm/mpi/message_exchange.h"
-#include "comm/mpi/mpi_port.h"
+#include "comm/messages/message_exchange.h"
+#include "comm/messages/port.h"
 #include "comm/mpi/runtime.h"
 #include "comm/mpi/window_pool.h"
 
@@ -21,7 +21,7 @@ double setup_seconds(const CommOptions& options) {
 
 /// What a group of processes is made from.
 struct Origin {
-  std::shared_ptr<MpiPort> port;
+  std::shared_ptr<Port> port;
   std::shared_ptr<WindowRegistry> windows;  ///< of the world
   CommOptions options;
   std::shared_ptr<Health> parent;
@@ -129,7 +129,7 @@ class WindowExchange final : public SharedExchange {
 };
 
 std::unique_ptr<Backend> make_backend(Origin origin) {
-  MpiPort& port = *origin.port;
+  Port& port = *origin.port;
   const std::string name = group_name("mpi", port.world_ranks(), port.world_size());
   if (!origin.options.shared_memory || !port.one_machine() || port.size() > Notice::max_ranks)
     return make_message_exchange(origin.port, name, origin.options, std::move(origin.parent));
@@ -164,7 +164,7 @@ bool mpi_available() {
 
 std::unique_ptr<Communicator> make_mpi_world(const CommOptions& options) {
   Origin origin;
-  origin.port = MpiPort::world({setup_seconds(options), "setting up the world of MPI ranks"});
+  origin.port = mpi::world_port({setup_seconds(options), "setting up the world of MPI ranks"});
   origin.windows = std::make_shared<WindowRegistry>();
   origin.options = options;
   return make_group(make_backend(std::move(origin)));

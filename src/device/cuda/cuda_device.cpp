@@ -122,6 +122,12 @@ class Gpu final : public CudaDevice {
             [checks = checks_, at = std::prev(checks_->all.end())](void*) { checks->all.erase(at); }};
   }
 
+  bool in_gpu_memory(const void* data) const override {
+    cudaPointerAttributes attributes{};
+    check_call(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
+    return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+  }
+
   Deadline deadline() const override { return Deadline::after_seconds(timeout_seconds_); }
   Arena& arena() override { return arena_; }
   Ledger& ledger() override { return *ledger_; }

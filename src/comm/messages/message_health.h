@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "comm/exchange/health.h"
-#include "comm/mpi/mpi_port.h"
+#include "comm/messages/port.h"
 
 namespace sherd::comm {
 
 /// The failure of a group that has no shared memory: told to the others by message. Thread-safe.
 class MessageHealth final : public Health {
  public:
-  MessageHealth(std::shared_ptr<MpiPort> port, std::string name, std::shared_ptr<Health> parent);
+  MessageHealth(std::shared_ptr<Port> port, std::string name, std::shared_ptr<Health> parent);
   /// Listens, too.
   bool failed() const noexcept override;
   std::string failure() const override;
@@ -28,7 +28,7 @@ class MessageHealth final : public Health {
  private:
   void listen() const;
 
-  std::shared_ptr<MpiPort> port_;
+  std::shared_ptr<Port> port_;
   std::string name_;
   std::shared_ptr<Health> parent_;
   mutable std::atomic<bool> failed_{false};

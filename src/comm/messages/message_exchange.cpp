@@ -1,4 +1,4 @@
-#include "comm/mpi/message_exchange.h"
+#include "comm/messages/message_exchange.h"
 
 #include <unistd.h>
 
@@ -8,8 +8,7 @@
 
 #include "comm/exchange/board.h"
 #include "comm/exchange/worker.h"
-#include "comm/mpi/message_health.h"
-#include "comm/mpi/runtime.h"
+#include "comm/messages/message_health.h"
 
 namespace sherd::comm {
 namespace {
@@ -43,16 +42,16 @@ class Backoff {
 
 class MessageExchange final : public Backend {
  public:
-  MessageExchange(std::shared_ptr<MpiPort> port, std::string name, const CommOptions& options,
+  MessageExchange(std::shared_ptr<Port> port, std::string name, const CommOptions& options,
                   std::shared_ptr<Health> parent)
       : port_(std::move(port)),
         name_(std::move(name)),
         options_(options),
-        worker_(options.threads),
+        worker_(make_cpu_worker(options.threads)),
         health_(std::make_shared<MessageHealth>(port_, name_, std::move(parent))),
         sends_(static_cast<std::size_t>(size())),
         receives_(sends_.size()) {
-    mpi::on_leave([weak = std::weak_ptr<MessageHealth>(health_)] {
+    port_->on_leave([weak = std::weak_ptr<MessageHealth>(health_)] {
       if (const auto alive = weak.lock()) alive->depart();
     });
   }
@@ -83,7 +82,7 @@ class MessageExchange final : public Backend {
     auto part =
         port_->split(color, key, {timeout_seconds(), cat("splitting ", name_), [this] { return failure(); }});
     if (!part) return nullptr;
-    std::string part_name = group_name("mpi", part->world_ranks(), part->world_size());
+    std::string part_name = group_name(part->kind(), part->world_ranks(), part->world_size());
     return make_message_exchange(std::move(part), std::move(part_name), options_, health_);
   }
 
@@ -110,10 +109,10 @@ class MessageExchange final : public Backend {
   void check_peers(const std::vector<int>& peers, const Call& call, const Deadline& deadline,
                    std::optional<Deadline>& grace);
 
-  std::shared_ptr<MpiPort> port_;
+  std::shared_ptr<Port> port_;
   std::string name_;
   CommOptions options_;
-  Worker worker_;
+  std::unique_ptr<Worker> worker_;
   std::shared_ptr<MessageHealth> health_;
   std::vector<Open> open_;
   std::vector<std::byte> scratch_;
@@ -210,7 +209,7 @@ void MessageExchange::open_round(const Call& call) {
 }
 
 void MessageExchange::run(Call& call) {
-  worker_.expect(bytes_moved(call));
+  worker_->begin(call, bytes_moved(call));
   open_round(call);
   switch (call.kind) {
     case Collective::barrier:
@@ -241,7 +240,7 @@ void MessageExchange::all_gather(Call& call) {
       receive_from(from, full.raw() + static_cast<std::size_t>(from) * bytes, bytes);
       send_to(to, shard.raw(), bytes);
     }
-    worker_.copy(full.raw() + static_cast<std::size_t>(rank()) * bytes, shard.raw(), bytes);
+    worker_->copy(full.raw() + static_cast<std::size_t>(rank()) * bytes, shard.raw(), bytes);
   }
   finish(call);
 }
@@ -283,7 +282,7 @@ void MessageExchange::reduce_scatter(Call& call) {
         call, in, at, [&](int) { return piece.end - piece.begin; },
         [&](std::span<const std::byte* const> from, std::int64_t begin, std::int64_t n) {
           std::byte* to = piece.shard.raw() + static_cast<std::size_t>(piece.begin + begin) * size_of(out);
-          worker_.reduce({ReduceOp::sum, call.factor, in, call.rounding, out, piece.accumulate}, from,
+          worker_->reduce({ReduceOp::sum, call.factor, in, call.rounding, out, piece.accumulate}, from,
                          {&to, 1}, n);
         });
   }
@@ -300,7 +299,7 @@ void MessageExchange::all_reduce(Call& call) {
       call, dtype, at, [&](int r) { return begin_of(r + 1) - begin_of(r); },
       [&](std::span<const std::byte* const> from, std::int64_t begin, std::int64_t count) {
         std::byte* to = at(rank(), begin);
-        worker_.reduce({call.op, call.factor, dtype, dtype, dtype, false}, from, {&to, 1}, count);
+        worker_->reduce({call.op, call.factor, dtype, dtype, dtype, false}, from, {&to, 1}, count);
       });
   const auto bytes = [&](int r) {
     return static_cast<std::size_t>(begin_of(r + 1) - begin_of(r)) * size_of(dtype);
@@ -349,7 +348,7 @@ void MessageExchange::all_to_all(Call& call) {
       receive_from(r, to, taken), send_to(r, from, sent);
     from += sent, to += taken;
   }
-  worker_.copy(own_to, own_from,
+  worker_->copy(own_to, own_from,
                static_cast<std::size_t>(call.in_counts[static_cast<std::size_t>(rank())]) * width);
   finish(call);
 }
@@ -418,7 +417,7 @@ void MessageExchange::await(const std::function<bool()>& ready, const std::vecto
 
 }  // namespace
 
-std::unique_ptr<Backend> make_message_exchange(std::shared_ptr<MpiPort> port, std::string name,
+std::unique_ptr<Backend> make_message_exchange(std::shared_ptr<Port> port, std::string name,
                                                const CommOptions& options, std::shared_ptr<Health> parent) {
   return std::make_unique<MessageExchange>(std::move(port), std::move(name), options, std::move(parent));
 }

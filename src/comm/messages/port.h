@@ -17,14 +17,14 @@ struct Patience {
   std::function<std::string()> trouble = nullptr;  ///< a reason to give up, or empty
 };
 
-/// A group of MPI processes, without MPI's types: everything that Sherd asks of MPI is in mpi_port.cpp and
-/// runtime.cpp. Calls that block inside MPI run on a helper thread, which is abandoned (and MPI_Finalize
-/// skipped at exit) when a peer dies or the deadline passes. Thread-safe, as MPI_THREAD_MULTIPLE is.
-class MpiPort {
+/// A group of processes that send each other messages: over MPI (mpi/mpi_port.cpp) or sockets (tcp/). Thread-safe.
+class Port {
  public:
-  virtual ~MpiPort() = default;
-  /// A private copy of MPI_COMM_WORLD; starts MPI at the first call. Throws Error{comm}.
-  static std::shared_ptr<MpiPort> world(const Patience& patience);
+  virtual ~Port() = default;
+  /// "mpi" or "tcp": the backend in the names of groups.
+  virtual std::string kind() const = 0;
+  /// Calls `tell` when the process begins to exit with the port alive; it must not wait.
+  virtual void on_leave(std::function<void()> tell) = 0;
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
@@ -38,7 +38,7 @@ class MpiPort {
   virtual bool gone(int rank) const = 0;
 
   /// Collective. Null for a negative color.
-  virtual std::shared_ptr<MpiPort> split(int color, int key, const Patience& patience) = 0;
+  virtual std::shared_ptr<Port> split(int color, int key, const Patience& patience) = 0;
   /// Collective: a shared window with `bytes` of each rank, page-aligned; where each rank's part is seen
   /// here. It stays until the process ends. Throws Error{memory} when the machine has not that much shared
   /// memory.

@@ -1,10 +1,10 @@
-#include "comm/mpi/message_health.h"
+#include "comm/messages/message_health.h"
 
 #include "base/error.h"
 
 namespace sherd::comm {
 
-MessageHealth::MessageHealth(std::shared_ptr<MpiPort> port, std::string name, std::shared_ptr<Health> parent)
+MessageHealth::MessageHealth(std::shared_ptr<Port> port, std::string name, std::shared_ptr<Health> parent)
     : port_(std::move(port)),
       name_(std::move(name)),
       parent_(std::move(parent)),

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <functional>
+
+#include "comm/communicator.h"
+#include "comm/cuda/reduce.h"
+#include "comm/exchange/gpu_worker.h"
+
+namespace sherd::comm {
+
+/// What local groups are made with: for tests, whose GPUs run no kernels.
+struct LocalOptions {
+  CommOptions comm;
+  GpuReduce gpu_reduce = reduce_on_gpu;
+};
+
+void run_local(int ranks, const LocalOptions& options, const std::function<void(Communicator&)>& body);
+
+}  // namespace sherd::comm

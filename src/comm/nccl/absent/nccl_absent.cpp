@@ -1,0 +1,17 @@
+#include "comm/nccl/nccl_route.h"
+
+namespace sherd::comm {
+
+NcclStatus nccl_status() {
+  return {};
+}
+
+std::uint64_t nccl_card(device::CudaDevice&) {
+  return 0;
+}
+
+std::unique_ptr<GpuRoute> make_nccl_route(Backend&, const std::shared_ptr<device::CudaDevice>&) {
+  fail(ErrorKind::usage, "this build has no NCCL communicator: install NCCL and configure again");
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "comm/exchange/backend.h"
+#include "device/cuda.h"
+
+struct ncclComm;  // NCCL's, whose header is for sources only
+
+namespace sherd::comm {
+
+/// One group's communicator of NCCL, and a thread that watches over what was queued on it: when a call fails, misses its
+/// deadline or the group has failed otherwise, it aborts the communicator, so that the GPU's streams go on, and fails the
+/// group with the reason. Non-blocking: whatever NCCL has to set up first is waited for with the deadline too.
+class NcclComm {
+ public:
+  /// Collective. `host` must outlive it. Throws Error{comm}.
+  static std::unique_ptr<NcclComm> create(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu);
+  /// Collective over this group; null for a negative color. `part` is the new group's backend.
+  std::unique_ptr<NcclComm> split(int color, int key, Backend* part);
+  ~NcclComm();
+
+  /// Queues what `queue` says as one group of NCCL's. Throws Error{comm} naming `call`.
+  void submit(const Call& call, const std::function<void(ncclComm*)>& queue);
+  /// The call's work is all queued: watch over it until call.done.
+  void watch(const Call& call);
+
+ private:
+  struct Watched {
+    device::Mark ready, done;
+    std::string what;
+    std::optional<Deadline> deadline;  ///< runs once the call could begin
+  };
+  NcclComm(Backend& host, std::shared_ptr<device::CudaDevice> gpu);
+  void start_watching();
+  void settle(ncclComm* comm, const std::string& what);
+  [[noreturn]] void give_up(const std::string& reason);
+  void break_off(const std::string& reason) noexcept;
+  void watch_over();
+  std::string trouble(Watched& front);
+
+  Backend& host_;
+  std::shared_ptr<device::CudaDevice> gpu_;
+  std::shared_ptr<void> check_;  ///< registration with the device
+  std::recursive_mutex nccl_;    ///< one thread at a time talks to NCCL about comm_
+  ncclComm* comm_ = nullptr;     // guarded by nccl_; null once aborted
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Watched> watched_;  // guarded by mutex_
+  bool stopping_ = false;        // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace sherd::comm

@@ -1,0 +1,231 @@
+#include "comm/nccl/nccl_route.h"
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "base/random.h"
+#include "comm/cuda/reduce.h"
+#include "comm/nccl/nccl_comm.h"
+
+namespace sherd::comm {
+namespace {
+
+/// Collectives over NCCL on a stream of their own; queued on the caller's thread, which waits for nothing.
+///
+/// NCCL moves bytes only. Its own reductions round 16-bit sums at every hop and choose the order of ranks, so sums are made
+/// here: every rank receives what all hold of its part, which is what a ring would send it too, and adds it up in rank order
+/// in fp32. So results have the bits of every other backend. What that costs is memory for the parts received, bounded by
+/// `scratch_bytes`, and the reductions inside the switch that NCCL knows on some machines.
+class NcclRoute final : public GpuRoute {
+ public:
+  NcclRoute(Backend& backend, const std::shared_ptr<device::CudaDevice>& on, std::unique_ptr<NcclComm> comm)
+      : GpuRoute(backend, on), comm_(std::move(comm)) {}
+  std::string_view name() const override { return "NCCL"; }
+  bool immediate() const override { return true; }
+  void run(Call& call) override;
+  std::unique_ptr<GpuRoute> split(int color, int key, Backend* part) override {
+    std::unique_ptr<NcclComm> comm = comm_->split(color, key, part);
+    return comm ? std::make_unique<NcclRoute>(*part, gpu(), std::move(comm)) : nullptr;
+  }
+
+ private:
+  static constexpr std::size_t scratch_bytes = std::size_t{64} << 20;
+
+  /// Elements of a sum that this rank is to get from everybody.
+  struct Part {
+    Tensor full;   ///< elements for rank r begin at first[r]
+    std::vector<std::int64_t> first;
+    Tensor out;    ///< of own.count elements
+    std::int64_t count = 0;         ///< this rank's
+    std::vector<std::int64_t> counts;  ///< by rank
+    bool accumulate = false;
+  };
+
+  int rank() { return host().rank(); }
+  int size() { return host().size(); }
+  cudaStream_t native() { return static_cast<cudaStream_t>(stream().native()); }
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+    if (to != from) gpu()->copy_on(stream(), to, from, bytes);
+  }
+
+  void all_gather(Call& call);
+  void reduce_scatter(Call& call);
+  void all_reduce(Call& call);
+  void broadcast(Call& call);
+  void all_to_all(Call& call);
+  void sum(Call& call, const Part& part, ReduceOp op, DType rounding);
+  void sum_chunk(Call& call, const Part& part, const Reduction& how, std::int64_t begin, std::int64_t chunk,
+                 std::byte* scratch);
+
+  std::unique_ptr<NcclComm> comm_;
+};
+
+/// Of tensors that NCCL must reach: all but the shards of gathers and reductions, which copies and kernels reach.
+bool reaches_host(const Call& call, const device::CudaDevice& gpu) {
+  const auto on_host = [&](const Tensor& x) { return x.defined() && !gpu.in_gpu_memory(x.storage().data()); };
+  return on_host(call.x) || on_host(call.out) ||
+         std::any_of(call.gathers.begin(), call.gathers.end(), [&](const auto& p) { return on_host(p.full); }) ||
+         std::any_of(call.reduces.begin(), call.reduces.end(), [&](const auto& p) { return on_host(p.full); });
+}
+
+void NcclRoute::run(Call& call) {
+  if (reaches_host(call, *gpu())) return GpuRoute::run(call);
+  gpu()->make_current();
+  stream().wait(call.ready);
+  switch (call.kind) {
+    case Collective::all_gather:
+      all_gather(call);
+      break;
+    case Collective::reduce_scatter:
+      reduce_scatter(call);
+      break;
+    case Collective::all_reduce:
+      all_reduce(call);
+      break;
+    case Collective::broadcast:
+      broadcast(call);
+      break;
+    case Collective::all_to_all:
+      all_to_all(call);
+      break;
+    default:
+      sherd::fail(ErrorKind::usage, name_of(call.kind), " has no tensors of a GPU");
+  }
+  call.done = stream().mark();
+  comm_->watch(call);
+}
+
+void NcclRoute::all_gather(Call& call) {
+  const auto own = [&](const GatherPiece& piece) {
+    return piece.full.raw() + static_cast<std::size_t>(rank()) * piece.shard.bytes();
+  };
+  for (const GatherPiece& piece : call.gathers) copy(own(piece), piece.shard.raw(), piece.shard.bytes());
+  comm_->submit(call, [&](ncclComm_t comm) {
+    for (const GatherPiece& piece : call.gathers)
+      ncclAllGather(own(piece), piece.full.raw(), piece.shard.bytes(), ncclInt8, comm, native());
+  });
+}
+
+void NcclRoute::sum_chunk(Call& call, const Part& part, const Reduction& how, std::int64_t begin,
+                          std::int64_t chunk, std::byte* scratch) {
+  const std::size_t width = size_of(how.in);
+  const auto elements = [&](std::int64_t count) {
+    return static_cast<std::size_t>(std::clamp<std::int64_t>(count - begin, 0, chunk));
+  };
+  const auto of = [&](int r) {
+    return part.full.raw() + static_cast<std::size_t>(part.first[static_cast<std::size_t>(r)] + begin) * width;
+  };
+  const std::size_t mine = elements(part.count);
+  std::vector<const std::byte*> sources;
+  comm_->submit(call, [&](ncclComm_t comm) {
+    for (int r = 0; r < size(); ++r) {
+      std::byte* place = scratch + static_cast<std::size_t>(r) * static_cast<std::size_t>(chunk) * width;
+      sources.push_back(r == rank() ? of(r) : place);
+      if (r == rank()) continue;
+      const std::size_t theirs = elements(part.counts[static_cast<std::size_t>(r)]);
+      if (theirs) ncclSend(of(r), theirs * width, ncclInt8, r, comm, native());
+      if (mine) ncclRecv(place, mine * width, ncclInt8, r, comm, native());
+    }
+  });
+  if (mine == 0) return;
+  std::byte* out = part.out.raw() + static_cast<std::size_t>(begin) * size_of(how.out);
+  reduce_on_gpu(*gpu(), stream(), how, sources, {&out, 1}, static_cast<std::int64_t>(mine));
+}
+
+void NcclRoute::sum(Call& call, const Part& part, ReduceOp op, DType rounding) {
+  const Reduction how{op, call.factor, part.full.dtype(), rounding, part.out.dtype(), part.accumulate};
+  const std::int64_t longest = *std::max_element(part.counts.begin(), part.counts.end());
+  if (longest == 0) return;
+  // Multiples of 64 elements keep every rank's place aligned.
+  const auto room = static_cast<std::int64_t>(scratch_bytes / size_of(how.in) / static_cast<std::size_t>(size()));
+  const std::int64_t chunk = std::min(std::max<std::int64_t>(room / 64, 1), (longest + 63) / 64) * 64;
+  const Tensor scratch = Tensor::empty(*gpu(), {chunk * size()}, how.in, device::Category::communication);
+  call.staging.push_back(scratch);
+  for (std::int64_t begin = 0; begin < longest; begin += chunk)
+    sum_chunk(call, part, how, begin, chunk, scratch.raw());
+}
+
+void NcclRoute::reduce_scatter(Call& call) {
+  for (const ReducePiece& piece : call.reduces) {
+    Part part;
+    part.full = piece.full;
+    part.count = piece.end - piece.begin;
+    part.out = piece.shard.range(piece.begin, piece.end);
+    part.counts.assign(static_cast<std::size_t>(size()), part.count);
+    for (std::int64_t r = 0; r < size(); ++r) part.first.push_back(r * piece.shard.numel() + piece.begin);
+    part.accumulate = piece.accumulate;
+    sum(call, part, ReduceOp::sum, call.rounding);
+  }
+}
+
+void NcclRoute::all_reduce(Call& call) {
+  const std::int64_t n = call.x.numel();
+  const auto first = [&](int r) { return part_begin(n, size(), r); };
+  Part part;
+  part.full = call.x;
+  part.out = call.x.range(first(rank()), first(rank() + 1));
+  part.count = part.out.numel();
+  for (int r = 0; r < size(); ++r) {
+    part.first.push_back(first(r));
+    part.counts.push_back(first(r + 1) - first(r));
+  }
+  sum(call, part, call.op, call.x.dtype());
+  comm_->submit(call, [&](ncclComm_t comm) {
+    for (int r = 0; r < size(); ++r) {
+      const Tensor theirs = call.x.range(first(r), first(r + 1));
+      if (theirs.bytes()) ncclBroadcast(theirs.raw(), theirs.raw(), theirs.bytes(), ncclInt8, r, comm, native());
+    }
+  });
+}
+
+void NcclRoute::broadcast(Call& call) {
+  comm_->submit(call, [&](ncclComm_t comm) {
+    ncclBroadcast(call.x.raw(), call.x.raw(), call.x.bytes(), ncclInt8, call.peer, comm, native());
+  });
+}
+
+void NcclRoute::all_to_all(Call& call) {
+  const std::size_t width = size_of(call.x.dtype());
+  comm_->submit(call, [&](ncclComm_t comm) {
+    const std::byte* from = call.x.raw();
+    std::byte* to = call.out.raw();
+    for (int r = 0; r < size(); ++r) {
+      const std::size_t sent = static_cast<std::size_t>(call.in_counts[static_cast<std::size_t>(r)]) * width;
+      const std::size_t taken = static_cast<std::size_t>(call.out_counts[static_cast<std::size_t>(r)]) * width;
+      if (r == rank())
+        copy(to, from, sent);
+      else {
+        if (sent) ncclSend(from, sent, ncclInt8, r, comm, native());
+        if (taken) ncclRecv(to, taken, ncclInt8, r, comm, native());
+      }
+      from += sent, to += taken;
+    }
+  });
+}
+
+}  // namespace
+
+NcclStatus nccl_status() {
+  int version = 0;
+  ncclGetVersion(&version);
+  return {true, cat(version / 10000, ".", version / 100 % 100, ".", version % 100)};
+}
+
+std::uint64_t nccl_card(device::CudaDevice& gpu) {
+  cudaDeviceProp properties{};
+  if (cudaGetDeviceProperties(&properties, gpu.ordinal()) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return stable_hash(std::string_view(properties.uuid.bytes, sizeof properties.uuid.bytes));
+}
+
+std::unique_ptr<GpuRoute> make_nccl_route(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu) {
+  return std::make_unique<NcclRoute>(host, gpu, NcclComm::create(host, gpu));
+}
+
+}  // namespace sherd::comm

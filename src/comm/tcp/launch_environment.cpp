@@ -1,0 +1,60 @@
+#include "comm/tcp/launch_environment.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace sherd::comm {
+namespace {
+
+bool is_set(const GetVariable& get, const char* name) {
+  const char* value = get(name);
+  return value && *value;
+}
+
+std::string text_of(const GetVariable& get, const char* name) {
+  if (!is_set(get, name))
+    fail(ErrorKind::usage, "the environment's RANK or WORLD_SIZE says that a launcher started this process, but ", name,
+         " is not set: a launcher like torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; unset "
+         "them all to run by itself");
+  return get(name);
+}
+
+int number_of(const GetVariable& get, const char* name, int least, int most) {
+  const std::string text = text_of(get, name);
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < least || value > most)
+    fail(ErrorKind::usage, "the environment's ", name, " must be a whole number of ", least, " to ", most, ", not '",
+         text, "'");
+  return value;
+}
+
+}  // namespace
+
+std::optional<LaunchEnvironment> read_launch_environment(const GetVariable& get) {
+  if (!is_set(get, "RANK") && !is_set(get, "WORLD_SIZE")) return std::nullopt;
+  constexpr int most_ranks = 1 << 20, last_port = 65535;
+  LaunchEnvironment out;
+  out.world_size = number_of(get, "WORLD_SIZE", 1, most_ranks);
+  out.rank = number_of(get, "RANK", 0, out.world_size - 1);
+  out.local_rank = number_of(get, "LOCAL_RANK", 0, out.world_size - 1);
+  out.local_world_size =
+      is_set(get, "LOCAL_WORLD_SIZE") ? number_of(get, "LOCAL_WORLD_SIZE", out.local_rank + 1, out.world_size)
+                                      : out.world_size;
+  if (out.world_size == 1) return out;
+  out.master_address = text_of(get, "MASTER_ADDR");
+  // Where torchrun keeps a store of its own on MASTER_PORT, the next port is ours.
+  const char* store = get("TORCHELASTIC_USE_AGENT_STORE");
+  const int taken = store && std::string_view(store) == "True" ? 1 : 0;
+  out.master_port = number_of(get, "MASTER_PORT", 1, last_port - taken) + taken;
+  return out;
+}
+
+std::optional<LaunchEnvironment> read_launch_environment() {
+  return read_launch_environment([](const char* name) { return std::getenv(name); });
+}
+
+}  // namespace sherd::comm

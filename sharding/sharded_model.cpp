@@ -283,7 +283,7 @@ tensor::ExactSum ShardedModel::gradient_sum_of_squares() {
   options.label = "gradient norm";
   options.scalar = true;
   group_.all_reduce(travelling, comm::ReduceOp::sum, 1, options).wait();
-  std::memcpy(words.data(), travelling.raw(), travelling.bytes());
+  std::memcpy(words.data(), tensor::to_host(kernels_.device(), travelling).raw(), travelling.bytes());
   return tensor::ExactSum::from_words(words);
 }
 

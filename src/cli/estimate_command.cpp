@@ -42,7 +42,7 @@ void estimate_command(const Arguments& arguments) {
          "there is no `model` section: add one to the configuration or give a further --config");
   const std::int64_t vocabulary = engine::vocabulary_size(report.config);
   report.parameters = models::gpt_options(report.config, vocabulary).num_parameters();
-  report.machine = this_machine();
+  report.machine = this_machine(report.config);
   report.estimate = estimate_rank(report.config, vocabulary, report.world, report.rank);
   report.missing = shortfalls(report.config, report.estimate, report.world, report.machine);
   if (!report.missing.empty())

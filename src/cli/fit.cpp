@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "cli/machine.h"
+#include "device/cuda.h"
 #include "models/from_config.h"
 
 namespace sherd::cli {
@@ -99,8 +100,14 @@ std::vector<std::pair<std::string, std::uint64_t>> files_of(const config::Config
 
 }  // namespace
 
-Machine this_machine() {
-  return {memory_now(), free_space_of};
+Machine this_machine(const config::Config& config) {
+  Machine machine{memory_now(), free_space_of};
+  if (config.device.type == config::DeviceType::cpu) return machine;
+  for (const device::CudaGpu& gpu : device::cuda_status().gpus) {
+    machine.gpu_memory = machine.gpus == 0 ? gpu.memory : std::min(machine.gpu_memory, gpu.memory);
+    ++machine.gpus;
+  }
+  return machine;
 }
 
 std::string Shortfall::text() const {
@@ -123,9 +130,12 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Es
         config.device.device_memory_limit);
   check("the host tier of each rank", "device.host_memory_limit allows", in_host,
         config.device.host_memory_limit);
+  const auto gpus = static_cast<std::uint64_t>(machine.gpus), sharing = gpus ? (local + gpus - 1) / gpus : 0;
+  check(sharing > 1 ? cat("the memory of a GPU, shared by ", sharing, " ranks,") : "the memory of a GPU", "there is",
+        sharing * on_device, machine.gpu_memory);
   check(local > 1 ? cat("the memory of this machine, shared by ", local, " ranks,")
                   : "the memory of this machine",
-        "there is", local * (on_device + in_host), machine.memory);
+        "there is", local * ((gpus ? 0 : on_device) + in_host), machine.memory);
   for (const auto& [folder, bytes] : files_of(config, estimate))
     check(cat("the nvme tier in ", folder), "the file system has", local * bytes, machine.free_space(folder));
   return out;

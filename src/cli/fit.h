@@ -23,9 +23,12 @@ struct Machine {
   std::uint64_t memory = 0;  ///< that could be taken now; 0: unknown
   /// That files in a folder could take; 0: unknown.
   std::function<std::uint64_t(const std::string& folder)> free_space;
+  /// GPUs that hold the device tier, and the memory of the smallest; without, it is the machine's memory.
+  int gpus = 0;
+  std::uint64_t gpu_memory = 0;
 };
-/// This machine, now. Scratch files that earlier runs left count as free.
-Machine this_machine();
+/// This machine, now, as a run of `config` would use it. Scratch files that earlier runs left count as free.
+Machine this_machine(const config::Config& config);
 
 /// Something that has less than a run needs.
 struct Shortfall {
@@ -38,8 +41,8 @@ struct Shortfall {
   std::string text() const;
 };
 
-/// Where the most loaded rank, or the machine that it shares with others, has too little. On CPUs the device
-/// and the host tier are both the machine's memory.
+/// Where the most loaded rank, or the machine or GPU that it shares with others, has too little. On CPUs the
+/// device and the host tier are both the machine's memory.
 std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Estimate& estimate,
                                   const World& world, const Machine& machine);
 

@@ -13,6 +13,7 @@
 #include "cli/machine.h"
 #include "cli/program.h"
 #include "comm/communicator.h"
+#include "device/cuda.h"
 #include "engine/gemm_probe.h"
 #include "engine/report.h"
 #include "tensor/library_version.h"
@@ -44,6 +45,24 @@ std::string kernel_text() {
   return ::uname(&name) == 0 ? cat(name.sysname, ' ', name.release, ' ', name.machine) : "unknown";
 }
 
+std::string cuda_text() {
+  const device::CudaStatus status = device::cuda_status();
+  std::string text = status.built ? cat("built with ", status.version, ", cuDNN ", SHERD_CUDNN_TEXT, ", NCCL ", SHERD_NCCL_TEXT)
+                                  : std::string("not in this build");
+  if (status.built) text += status.driver_version.empty() ? ", no driver" : cat(", driver for ", status.driver_version);
+  return text;
+}
+
+/// "cpu, cuda 0 (NVIDIA H200, 139.8 GiB, compute capability 9.0)", or why there is no GPU.
+std::string devices_text() {
+  const device::CudaStatus status = device::cuda_status();
+  std::string text = "cpu";
+  for (const device::CudaGpu& gpu : status.gpus)
+    text += cat(", cuda ", gpu.ordinal, " (", gpu.name, ", ", engine::human_bytes(gpu.memory), ", compute capability ",
+                gpu.major, '.', gpu.minor, ")");
+  return status.usable() ? text : cat(text, " (no GPU: ", status.why_not, ")");
+}
+
 std::string rate_text(DType dtype) {
   const engine::GemmRate rate = engine::gemm_rate(available_cores(), dtype, {.refresh = true});
   return cat(engine::human_count(rate.flops_per_second), "FLOP/s on ", available_cores(), " threads",
@@ -69,7 +88,8 @@ void info_command(const Arguments& arguments) {
       {"other libraries", "Eigen " SHERD_EIGEN_VERSION ", SentencePiece " SHERD_SENTENCEPIECE_VERSION
                           ", nlohmann-json " SHERD_JSON_VERSION ", cxxopts " SHERD_CXXOPTS_VERSION},
       {"communicators", comm::mpi_available() ? "local, mpi" : "local (built without MPI)"},
-      {"devices", "cpu (built without CUDA)"}};
+      {"CUDA", cuda_text()},
+      {"devices", devices_text()}};
   if (line.has("gemm")) {
     facts.emplace_back("fp32 GEMM", rate_text(DType::f32));
     facts.emplace_back("bf16 GEMM", rate_text(DType::bf16));

@@ -7,6 +7,7 @@
 #include "cli/plot.h"
 #include "cli/trainer.h"
 #include "engine/gemm_probe.h"
+#include "engine/make_device.h"
 
 namespace sherd::cli {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 /// What this machine's ranks reach together, times the machines; takes 0.3 s unless it is cached. At least
 /// `reached`, which they were seen to reach.
 double machine_rate(const config::Config& config, int ranks, int local_ranks, double reached) {
+  if (engine::takes_gpus(config)) return 0;  // no rate of GPUs is measured: MFU stays unknown
   const int threads = engine::compute_threads(config, local_ranks);
   const int total = std::min(available_cores(), threads * local_ranks);
   const int machines = (ranks + local_ranks - 1) / local_ranks;
@@ -32,7 +34,7 @@ void check(const TrainRequest& request) {
 
 /// Under a launcher every rank looks, since machines may differ, and none allocates before all of its machine's have looked.
 void check_fit(const TrainRequest& request, const engine::TokenData& data, const World& world) {
-  require_fit(request.reparse, data.vocab_size, world, this_machine());
+  require_fit(request.reparse, data.vocab_size, world, this_machine(request.config));
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ enum class DeviceType : std::uint8_t { automatic, cpu, cuda };
 
 /// Section `device`.
 struct Device {
-  DeviceType type = DeviceType::automatic;  ///< auto | cpu | cuda; this build has CPUs only and refuses cuda
+  DeviceType type = DeviceType::automatic;  ///< auto: GPUs where there are any | cpu | cuda: GPUs or an error
   int threads_per_rank = 0;  ///< compute threads; 0 ("auto"): cores divided by the ranks on this machine
   bool bind_cores = false;   ///< pin each local rank's compute threads to cores of its own
   std::uint64_t device_memory_limit = 0;  ///< bytes, or a string such as "512MiB"; 0: none

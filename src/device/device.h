@@ -78,8 +78,8 @@ class Device {
   virtual void copy(void* to, const void* from, std::size_t bytes);
   /// Sets bytes of the device or host tier to zero, in the same order.
   virtual void zero(void* data, std::size_t bytes);
-  /// Makes host memory of others fast to copy from and to (page-locked) until the handle goes; where the system does not
-  /// allow it, or on CPUs, an empty handle.
+  /// Page-locks host memory of others until the handle goes, so that copies are fast and kernels reach it. An empty handle
+  /// where the system does not allow it, and on CPUs.
   virtual std::shared_ptr<void> pin(void* data, std::size_t bytes);
 
   /// Waits until everything submitted to the device is done. Nothing to do on CPUs.

@@ -63,7 +63,8 @@ void for_each_owned(const sharding::ShardedModel& model, const Optimizer& optimi
 template <class Visit>
 void in_chunks(device::Device& device, DType dtype, std::int64_t count, const Visit& visit) {
   constexpr std::int64_t most = std::int64_t{1} << 20;
-  const Tensor chunk = Tensor::empty(device, {std::min(most, count)}, dtype, device::Category::workspace);
+  const Tensor chunk = Tensor::empty(device, {std::min(most, count)}, dtype, device::Category::workspace,
+                                     device.processor_tier());
   for (std::int64_t done = 0; done < count; done += most) visit(done, chunk.range(0, std::min(most, count - done)));
 }
 
@@ -112,9 +113,10 @@ std::vector<FileChecksum> gather_checksums(Engine& engine, const FileChecksum& o
   options.label = "checkpoint checksums";
   options.scalar = true;
   engine.dist().world().all_gather({{shard, all}}, options).wait();
+  const Tensor read = tensor::to_host(engine.device(), all);
   std::vector<FileChecksum> out;
   for (std::int64_t r = 0; r < ranks; ++r) {
-    const std::int64_t* entry = all.data<std::int64_t>() + 2 * r;
+    const std::int64_t* entry = read.data<std::int64_t>() + 2 * r;
     out.push_back({static_cast<std::uint64_t>(entry[0]), static_cast<std::uint32_t>(entry[1])});
   }
   return out;

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "engine/checkpoint.h"
+#include "engine/make_device.h"
 #include "engine/update_pipeline.h"
 
 namespace sherd {
@@ -48,40 +49,12 @@ bool may_update_early(const config::Config& config) {
 
 }  // namespace
 
-namespace {
-/// This rank's part of the machine's cores where device.bind_cores asks for one; else none.
-std::vector<int> own_cores(const config::Config& config, const Distributed& dist, int threads) {
-  if (!config.device.bind_cores) return {};
-  const std::vector<int> all = available_core_ids();
-  auto first = static_cast<std::size_t>(dist.rank() % dist.local_size()) * static_cast<std::size_t>(threads);
-  // A launcher that binds has already dealt the cores out.
-  if (comm::launched_by_mpi() && all.size() >= static_cast<std::size_t>(threads) &&
-      all.size() < static_cast<std::size_t>(dist.local_size() * threads))
-    first = 0;
-  else if (static_cast<std::size_t>(dist.local_size() * threads) > all.size())
-    fail(ErrorKind::config, "device.bind_cores: ", dist.local_size(), " ranks with ", threads, " threads each need more than "
-         "the ", all.size(), " cores here; lower device.threads_per_rank or leave bind_cores off");
-  return {all.begin() + static_cast<std::ptrdiff_t>(first),
-          all.begin() + static_cast<std::ptrdiff_t>(first) + threads};
-}
-}  // namespace
-
-int engine::compute_threads(const config::Config& config, int local_ranks) {
-  if (config.device.threads_per_rank > 0) return config.device.threads_per_rank;
-  return std::max(1, available_cores() / local_ranks);
-}
-
 Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config,
                std::shared_ptr<device::Device> device)
     : dist_(std::move(dist)), config_(config), device_(std::move(device)), model_(std::move(model)) {
   require(dist_ != nullptr && model_ != nullptr, "an engine needs ranks and a model");
-  if (config_.device.type == config::DeviceType::cuda)
-    fail(ErrorKind::config, "device.type is 'cuda', but this build has no CUDA: set it to 'cpu' or 'auto'");
   config_.batch = config::resolve_batch(config_, dist_->world_size());
-  if (!device_) {
-    const int threads = engine::compute_threads(config_, dist_->local_size());
-    device_ = device::make_cpu_device(threads, own_cores(config_, *dist_, threads));
-  }
+  if (!device_) device_ = engine::make_device(config_, *dist_);
   device_->ledger().set_limit(device::Tier::device, config_.device.device_memory_limit);
   device_->ledger().set_limit(device::Tier::host, config_.device.host_memory_limit);
   kernels_ = tensor::make_kernels(*device_);
@@ -330,7 +303,7 @@ double Engine::mean_over_ranks(double value, const char* what) {
   options.label = what;
   options.scalar = true;
   dist_->world().all_reduce(x, comm::ReduceOp::sum, 1.0 / dist_->world_size(), options).wait();
-  return x.data<double>()[0];
+  return tensor::read_scalar(*device_, x);
 }
 
 const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next) {
@@ -351,17 +324,7 @@ double Engine::eval_batch(const tensor::Batch& batch) {
   return mean_over_ranks(item(forward(batch)), "evaluation loss");
 }
 
-double Engine::item(const autograd::Var& loss) {
-  const Tensor& value = loss.value();
-  require(value.numel() == 1, "item() takes a scalar, not ", value.shape().str());
-  switch (value.dtype()) {
-    case DType::f32: return value.data<float>()[0];
-    case DType::f64: return value.data<double>()[0];
-    case DType::bf16: return static_cast<float>(value.data<bf16>()[0]);
-    case DType::f16: return static_cast<float>(value.data<f16>()[0]);
-    default: fail(ErrorKind::usage, "a loss of ", name_of(value.dtype()), " has no number to read");
-  }
-}
+double Engine::item(const autograd::Var& loss) { return tensor::read_scalar(loss.tape().device(), loss.value()); }
 
 std::optional<double> Engine::get_global_grad_norm() const {
   return stepped_ ? std::optional(report_.grad_norm) : std::nullopt;

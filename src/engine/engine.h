@@ -46,9 +46,6 @@ struct StepReport {
   StepTimes times;
 };
 
-/// Compute threads of one of `local_ranks` ranks on this machine: what `device.threads_per_rank` says, or its share of the cores.
-int compute_threads(const config::Config& config, int local_ranks);
-
 /// Strings that a caller wants to find again in a checkpoint (its position in the data, say).
 using ClientState = std::map<std::string, std::string>;
 

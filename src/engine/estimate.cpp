@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/make_device.h"
+
 namespace sherd::engine {
 namespace {
 

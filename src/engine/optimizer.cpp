@@ -2,39 +2,73 @@
 
 #include <algorithm>
 
+#include "engine/update_staging.h"
+#include "optim/device_update.h"
+
 namespace sherd::engine {
 
-bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& kernels) {
-  if (kernels.device().kind() == device::Kind::meta) return true;
-  const sharding::SegmentLayout& layout = view.segment->layout();
+optim::SpanUpdate Optimizer::span_of(const UpdateView& view, const sharding::Piece& piece, double factor) const {
+  const std::int64_t begin = piece.flat_begin - view.begin, end = begin + piece.count;
   const sharding::MasterForm form = view.segment->master_form();
-  bool finite = true;
-  for (const sharding::Piece& piece : layout.pieces(view.begin, view.begin + view.gradients.numel())) {
-    const std::int64_t begin = piece.flat_begin - view.begin, end = begin + piece.count;
-    const autograd::Parameter& parameter = *layout.parameters()[piece.slot];
-    const tensor::Tensor weights = view.parameters.range(begin, end);
-    optim::SpanUpdate span;
-    switch (form) {
-      case sharding::MasterForm::in_parameters: span.master = weights.data<float>(); break;
-      case sharding::MasterForm::separate: span.master = view.masters.range(begin, end).data<float>(); break;
-      case sharding::MasterForm::split: span.low = view.masters.range(begin, end).data<std::uint16_t>(); break;
-    }
-    if (form != sharding::MasterForm::in_parameters) span.param = weights.raw(), span.param_dtype = weights.dtype();
-    span.grad = view.gradients.range(begin, end).raw();
-    span.grad_dtype = view.gradients.dtype();
-    for (std::size_t i = 0; i < view.moments.size(); ++i) {
-      span.moments[i] = view.moments[i].range(begin, end).raw();
-      span.moment_dtype = view.moments[i].dtype();
-    }
-    span.rounding = {seed_, stable_hash(parameter.name)};
-    span.first_element = piece.parameter_begin;
-    span.n = piece.count;
-    span.grad_factor = factor;
-    span.decay = parameter.decay;
-    finite = optim::update(span, used_, steps_, kernels.device().arena()) && finite;
+  const autograd::Parameter& parameter = *view.segment->layout().parameters()[piece.slot];
+  const tensor::Tensor weights = view.parameters.range(begin, end);
+  optim::SpanUpdate span;
+  switch (form) {
+    case sharding::MasterForm::in_parameters: span.master = weights.data<float>(); break;
+    case sharding::MasterForm::separate: span.master = view.masters.range(begin, end).data<float>(); break;
+    case sharding::MasterForm::split: span.low = view.masters.range(begin, end).data<std::uint16_t>(); break;
   }
-  return finite;
+  if (form != sharding::MasterForm::in_parameters) span.param = weights.raw(), span.param_dtype = weights.dtype();
+  span.grad = view.gradients.range(begin, end).raw();
+  span.grad_dtype = view.gradients.dtype();
+  for (std::size_t i = 0; i < view.moments.size(); ++i) {
+    span.moments[i] = view.moments[i].range(begin, end).raw();
+    span.moment_dtype = view.moments[i].dtype();
+  }
+  span.rounding = {seed_, stable_hash(parameter.name)};
+  span.first_element = piece.parameter_begin;
+  span.n = piece.count;
+  span.grad_factor = factor;
+  span.decay = parameter.decay;
+  return span;
 }
+
+struct Optimizer::OnGpu {
+  explicit OnGpu(device::CudaDevice& device) : check(device), staging(device) {}
+  optim::FiniteCheck check;
+  UpdateStaging staging;
+};
+
+Optimizer::OnGpu& Optimizer::on_gpu(device::Device& device) {
+  if (!gpu_) gpu_ = std::make_shared<OnGpu>(device::as_cuda(device));
+  return *gpu_;
+}
+
+bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& kernels) {
+  device::Device& device = kernels.device();
+  if (device.kind() == device::Kind::meta) return true;
+  const auto for_each_span = [&](const UpdateView& part, const auto& visit) {
+    bool finite = true;
+    for (const sharding::Piece& piece : part.segment->layout().pieces(part.begin, part.begin + part.gradients.numel()))
+      finite = visit(span_of(part, piece, factor)) && finite;
+    return finite;
+  };
+  const auto by_processor = [&](const UpdateView& part) {
+    return for_each_span(part, [&](const optim::SpanUpdate& span) { return optim::update(span, used_, steps_, device.arena()); });
+  };
+  if (device.kind() == device::Kind::cpu) return by_processor(view);
+  OnGpu& gpu = on_gpu(device);
+  if (UpdateStaging::needed_for(*view.segment)) return gpu.staging.run(view, by_processor);
+  if (view.segment->gradients().tier() == device::Tier::host) device.synchronize();  // they arrive in the device's order
+  for_each_span(view, [&](const optim::SpanUpdate& span) {
+    optim::update(span, used_, steps_, device, gpu.check);
+    return true;
+  });
+  if (view.segment->parameters().stored()) device.synchronize();  // the store is going to read them
+  return true;
+}
+
+bool Optimizer::finite() { return !gpu_ || gpu_->check.finite(); }
 
 Scheduler::Scheduler(optim::LrSchedule schedule, std::shared_ptr<Optimizer> optimizer)
     : schedule_(std::move(schedule)), optimizer_(std::move(optimizer)) {

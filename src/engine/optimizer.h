@@ -53,16 +53,23 @@ class Optimizer {
   void abandon_step() { --steps_; }
   /// lr() of the last begin_step().
   std::vector<double> used_lr() const { return {used_.lr}; }
-  /// Gradients times `factor` → moments → masters → compute parameters, in one pass. False when an updated weight or
-  /// moment is NaN or infinite.
+  /// Gradients times `factor` → moments → masters → compute parameters, in one pass: by the GPU where all of them lie there,
+  /// else by the processor. False when an updated weight or moment is NaN or infinite, as far as that is known at once.
   bool update(const UpdateView& view, double factor, tensor::Kernels& kernels);
+  /// Waits for what update() gave to a GPU since the last call; false when any of it became NaN or infinite.
+  bool finite();
 
  private:
+  struct OnGpu;
+  optim::SpanUpdate span_of(const UpdateView& view, const sharding::Piece& piece, double factor) const;
+  OnGpu& on_gpu(device::Device& device);
+
   optim::Hyper hyper_, used_;  ///< of the coming step, and of the open one
   std::vector<std::string> names_;
   std::uint64_t seed_;
   std::optional<double> own_lr_;
   std::int64_t steps_ = 0;
+  std::shared_ptr<OnGpu> gpu_;  ///< what updates on or beside a GPU need; null on CPUs
 };
 
 /// Moves an optimizer's learning rate (and betas, for OneCycle) along a schedule (optim/lr_schedule.h).

@@ -121,6 +121,11 @@ void UpdatePipeline::add_lane(offload::Store* store, int count) {
   for (int i = 0; i < count; ++i) {
     lane.buffers.push_back(lane.pool->try_acquire());
     require(static_cast<bool>(lane.buffers.back()), "a new pool has no free buffer");
+    if (kernels_.device().kind() != device::Kind::cuda) continue;
+    lane.pins.push_back(kernels_.device().pin(lane.buffers.back().data(), bytes));
+    if (!lane.pins.back())
+      fail(ErrorKind::memory, "the system does not page-lock ", bytes, " bytes for a buffer between NVMe and the GPU: raise ",
+           "the limit of locked memory (ulimit -l)");
   }
   buffer_bytes_ += bytes;
   lanes_.push_back(std::move(lane));
@@ -240,6 +245,8 @@ void UpdatePipeline::finish() {
   for (Segment* segment : std::exchange(unpublished_, {})) model_.publish(*segment);
   advance(true);
   for (Stage& stage : stages_) ended(stage.writes, true);
+  if (!optimizer_->finite())
+    fail(ErrorKind::numerics, "an updated weight is NaN or infinite: lower the learning rate and resume from the last checkpoint");
   follow_completion();
   abandon();
 }

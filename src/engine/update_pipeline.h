@@ -91,6 +91,7 @@ class UpdatePipeline {
     offload::Store* store = nullptr;
     std::unique_ptr<offload::BufferPool> pool;
     std::vector<offload::Buffer> buffers;
+    std::vector<std::shared_ptr<void>> pins;  ///< page-locked for a GPU that updates in them; go before the buffers
   };
   void add_lane(offload::Store* store, int count);
   UpdateView bind(const UpdateChunk& chunk, int buffer) const;

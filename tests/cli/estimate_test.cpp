@@ -107,6 +107,26 @@ TEST(Remedy, TakesTheCheapestThatIsEnough) {
             "--set training.recompute=selective");
 }
 
+TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
+  const auto plain = configuration(2, {"zero_optimization.offload_optimizer.device=cpu"});
+  const World world{4, 4};
+  const auto estimate = estimate_rank(plain({}), vocabulary, world, 0);
+  const std::uint64_t on_device = estimate.peaks.tiers[0].total_peak, in_host = estimate.peaks.tiers[1].total_peak;
+  ASSERT_GT(on_device, 0u);
+  ASSERT_GT(in_host, 0u);
+  Machine machine = machine_with(4 * in_host);
+  EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 1u) << "on CPUs both tiers share the memory";
+  machine.gpus = 4, machine.gpu_memory = on_device;
+  EXPECT_TRUE(shortfalls(plain({}), estimate, world, machine).empty());
+  machine.gpus = 2;
+  auto missing = shortfalls(plain({}), estimate, world, machine);
+  ASSERT_EQ(missing.size(), 1u);
+  EXPECT_EQ(missing[0].what, "the memory of a GPU, shared by 2 ranks,");
+  EXPECT_EQ(missing[0].needed, 2 * on_device);
+  machine.memory = 4 * in_host - 1;
+  EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 2u);
+}
+
 TEST(Remedy, LooksForSpaceOutsideOfMemory) {
   // What the host has, the device has not: a machine that is too small needs files, or less to hold.
   const auto plain =

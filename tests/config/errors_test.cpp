@@ -133,8 +133,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: tensor_parallel: Sherd does not support this section: tensor parallelism is not "
                 "in this "
                 "build yet; remove or disable it"},
-        Mistake{"{\"device\": {\"type\": \"cuda\"}}",
-                "run.json:1: device.type: CUDA is not in this build yet; use \"auto\" or \"cpu\""},
+        Mistake{"{\"device\": {\"type\": \"gpu\"}}",
+                "run.json:1: device.type: \"gpu\" is none of auto, cpu, cuda; did you mean \"cpu\"?"},
         Mistake{"{\"parallel\": {\"pipeline\": 2}}",
                 "run.json:1: parallel.pipeline: Sherd does not support 2 here: only 1 is in this build yet "
                 "(roadmap: "

@@ -55,6 +55,7 @@ struct RunSpec {
   bool cpu_checkpointing = false;
   long device_limit = 0;  ///< bytes; 0: none
   bool bind_cores = false;
+  std::string device = "cpu";  ///< device.type
 
   std::string offload(const std::string& device, const std::string& path, const std::string& extra) const {
     return R"({"device": ")" + device + "\"" + (device == "nvme" ? R"(, "nvme_path": ")" + path + "\"" : "") + extra + "}";
@@ -86,7 +87,7 @@ struct RunSpec {
            flag(tied) + "}," + R"("training": {"steps": )" + str(steps) + R"(, "seed": 7, "recompute": ")" + recompute +
            (split_masters ? "\"" : R"(", "split_masters": false)") +
            (moments == "fp32" ? "" : R"(, "moments_dtype": ")" + moments + "\"") +
-           R"(}, "parallel": {"timeout_seconds": 60}, "device": {"type": "cpu", "threads_per_rank": )" + str(threads) +
+           R"(}, "parallel": {"timeout_seconds": 60}, "device": {"type": ")" + device + R"(", "threads_per_rank": )" + str(threads) +
            (bind_cores ? R"(, "bind_cores": true)" : "") + (device_limit > 0 ? R"(, "device_memory_limit": )" + str(device_limit) : "") + "}}";
   }
 };
@@ -146,15 +147,19 @@ inline void collect_weights(Engine& engine, RunResult& out) {
   for (const auto& unit : engine.sharded().units()) {
     for (const auto& segment : unit->segments()) {
       const auto& layout = segment->layout();
-      const Tensor masters = Tensor::empty(engine.device(), {layout.shard()}, DType::f32);
-      const Tensor parameters = Tensor::empty(engine.device(), {layout.shard()}, segment->parameters().dtype());
+      const auto in_host = [&](std::int64_t numel, DType dtype) {
+        return Tensor::empty(engine.device(), {numel}, dtype, device::Category::activations, engine.device().processor_tier());
+      };
+      const Tensor masters = in_host(layout.shard(), DType::f32);
+      const Tensor parameters = in_host(layout.shard(), segment->parameters().dtype());
       segment->read_masters(segment->own_begin(), masters);
       segment->parameters().read(segment->own_begin(), parameters).wait();
       const std::pair<Tensor, std::map<std::string, std::vector<std::byte>>*> kinds[] = {{masters, &out.masters},
                                                                                         {parameters, &out.parameters}};
       for (const auto& [shard, to] : kinds) {
-        Tensor full = Tensor::empty(engine.device(), {layout.padded()}, shard.dtype());
-        world.all_gather({{shard, full}}).wait();
+        Tensor full = in_host(layout.padded(), shard.dtype());
+        if (world.size() == 1) full = shard;
+        else world.all_gather({{shard, full}}).wait();
         for (std::size_t i = 0; i < layout.parameters().size(); ++i) {
           const Tensor part = full.range(layout.offset(i), layout.offset(i) + layout.parameters()[i]->numel());
           (*to)[layout.parameters()[i]->name].assign(part.raw(), part.raw() + part.bytes());
@@ -167,7 +172,8 @@ inline void collect_weights(Engine& engine, RunResult& out) {
 /// Flips the lowest bit of the first master weight that this rank updates.
 inline void nudge(Engine& engine) {
   sharding::Segment& segment = *engine.sharded().trainable_segments().front();
-  const tensor::Tensor weight = tensor::Tensor::empty(engine.device(), {1}, DType::f32);
+  const tensor::Tensor weight = tensor::Tensor::empty(engine.device(), {1}, DType::f32, device::Category::activations,
+                                                      engine.device().processor_tier());
   segment.read_masters(segment.update_begin(), weight);
   std::uint32_t bits;
   std::memcpy(&bits, weight.raw(), sizeof bits);

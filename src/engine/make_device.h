@@ -1,0 +1,23 @@
+#pragma once
+
+#include <memory>
+
+#include "config/config.h"
+#include "device/device.h"
+#include "engine/distributed.h"
+
+namespace sherd::engine {
+
+/// Compute threads of one of `local_ranks` ranks on this machine: what `device.threads_per_rank` says, or its
+/// share of the cores.
+int compute_threads(const config::Config& config, int local_ranks);
+
+/// Whether a run of this configuration takes GPUs here: `device.type` "cuda", or "auto" where there is one.
+/// Throws Error{config} with the reason when "cuda" is asked for and cannot be had.
+bool takes_gpus(const config::Config& config);
+
+/// This rank's device: a GPU, chosen by the rank's place on its machine and shared where there are fewer GPUs
+/// than ranks, or its share of the cores. Ledger limits are the caller's to set. Throws Error{config}.
+std::shared_ptr<device::Device> make_device(const config::Config& config, const Distributed& dist);
+
+}  // namespace sherd::engine

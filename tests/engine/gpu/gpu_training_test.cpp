@@ -1,0 +1,85 @@
+// A whole training run on a GPU by one rank: close to the processor's, and the same bits whatever is moved off the GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "support/equality.h"
+#include "support/gpu.h"
+#include "support/temp_folder.h"
+
+namespace sherd::test {
+namespace {
+
+RunSpec on_gpu() {
+  RunSpec spec;
+  spec.device = "cuda";
+  spec.ranks = 1;
+  spec.steps = 10;
+  spec.hidden = 64;
+  return spec;
+}
+
+class GpuTraining : public ::testing::Test {
+ protected:
+  void SetUp() override { SHERD_NEEDS_GPU(); }
+  sherd::testing::TempFolder folder;
+};
+
+TEST_F(GpuTraining, follows_the_processor_in_fp32) {
+  RunSpec spec = on_gpu();
+  spec.dtype = "fp32", spec.dropout = 0;
+  RunSpec cpu = spec;
+  cpu.device = "cpu";
+  for (const bool llama : {false, true}) {
+    spec.llama = cpu.llama = llama;
+    const RunResult here = train_local(cpu), there = train_local(spec);
+    for (std::size_t i = 0; i < here.losses.size(); ++i)
+      EXPECT_NEAR(there.losses[i], here.losses[i], 1e-4 * here.losses[i]) << "step " << i << ", llama " << llama;
+  }
+}
+
+TEST_F(GpuTraining, repeats_itself_to_the_bit) {
+  for (const char* dtype : {"fp32", "bf16", "fp16"}) {
+    RunSpec spec = on_gpu();
+    spec.dtype = dtype;
+    EXPECT_EQ(train_local(spec).bits(), train_local(spec).bits()) << dtype;
+  }
+}
+
+TEST_F(GpuTraining, has_the_same_bits_wherever_its_states_are) {
+  for (const char* dtype : {"bf16", "fp32"}) {
+    RunSpec spec = on_gpu();
+    spec.dtype = dtype, spec.stage = 2;
+    const auto expected = train_local(spec).bits();
+    for (const bool split : {true, false}) {
+      spec.split_masters = split;
+      for (const char* place : {"none", "cpu", "nvme"}) {
+        spec.offload_optimizer = place, spec.nvme_path = folder.path();
+        const RunResult result = train_local(spec);
+        EXPECT_TRUE(result.bits() == expected) << dtype << ", optimizer on " << place << ", split masters " << split;
+        const std::uint64_t off_gpu = result.state_bytes[1] + result.state_bytes[2];
+        EXPECT_EQ(off_gpu > 0, std::string(place) != "none") << "the setting took no effect";
+      }
+    }
+  }
+}
+
+TEST_F(GpuTraining, recompute_and_resume_change_no_bit) {
+  RunSpec spec = on_gpu();
+  const auto expected = train_local(spec).bits();
+  RunSpec full = spec;
+  full.recompute = "full";
+  EXPECT_TRUE(train_local(full).bits() == expected) << "full recompute";
+  full.cpu_checkpointing = true;
+  EXPECT_TRUE(train_local(full).bits() == expected) << "checkpoints in the host tier";
+  RunSpec resumed = spec;
+  resumed.resume_at = 5, resumed.directory = folder.path();
+  EXPECT_TRUE(train_local(resumed).bits() == expected) << "resumed";
+  RunSpec nudged = spec;
+  nudged.nudge_step = 3;
+  EXPECT_FALSE(train_local(nudged).bits() == expected) << "one ulp went unnoticed";
+}
+
+}  // namespace
+}  // namespace sherd::test

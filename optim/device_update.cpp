@@ -22,7 +22,12 @@ FiniteCheck::FiniteCheck(device::Device& device)
 }
 
 bool FiniteCheck::finite() {
-  if (std::exchange(queued_, false)) device_.synchronize();
+  try {
+    if (std::exchange(queued_, false)) device_.synchronize();
+  } catch (...) {
+    *word_of(memory_) = 0;  // the next series shall not answer for this one
+    throw;
+  }
   return std::exchange(*word_of(memory_), 0u) == 0;
 }
 

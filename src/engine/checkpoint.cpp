@@ -159,7 +159,8 @@ void CheckpointAccess::save(Engine& engine, const std::string& directory, const 
     if (!std::filesystem::create_directories(partial, error) && error)
       fail(ErrorKind::io, "cannot create ", partial.string(), ": ", error.message());
   }
-  barrier(engine, cat("checkpoint ", tag, " begun"));  // the label holds ranks to one tag
+  // The label holds ranks to one tag, of which it has room for a part.
+  barrier(engine, cat("checkpoint ", tag.substr(0, 40), " #", stable_hash(tag), " begun"));
   write_rank_file(partial / rank_file(rank), engine.sharded(), *engine.optimizer_, *engine.device_);
   const auto sums = gather_checksums(engine, checksum_file(partial / rank_file(rank)));
   if (rank == 0) {
@@ -227,25 +228,29 @@ void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest
   // Whatever was under way, after a NaN loss for example, is over.
   engine.tape_->clear();
   engine.phase_ = Engine::Phase::idle;
-  engine.spoiled_ = false;
+  engine.spoiled_.clear();
   engine.known_loss_.reset();
   engine.accumulated_ = 0;
   engine.loss_sum_ = 0;
   engine.optimizer_->set_steps(manifest.optimizer_steps);
   if (engine.scheduler_ && !manifest.scheduler.empty()) engine.scheduler_->restore(manifest.scheduler);
+  else if (!engine.scheduler_) engine.optimizer_->set_scheduled_lr(engine.config_.optimizer.lr);
   if (manifest.lr) engine.optimizer_->set_lr(*manifest.lr);
   if (engine.scaler_ && !manifest.loss_scaler.empty()) engine.scaler_->restore(manifest.loss_scaler);
 }
 
 ClientState CheckpointAccess::load(Engine& engine, const std::string& directory, const std::string& tag) {
-  engine.pipeline_->abandon();
-  engine.sharded().abandon_pass();  // a pass that failed is no reason to refuse, but the caller's own leases are
-  engine.sharded().require_no_leases();
+  // What can be wrong with the checkpoint is found before anything of the engine changes.
   CheckpointReader reader(checkpoint_folder(directory, tag));
   check_world(reader, engine.dist_->world_size());
   check_shapes(reader, *engine.model_);
   reader.verify(rank_file(engine.dist_->rank()));
+  engine.give_update_up();
+  engine.sharded().abandon_pass();  // a pass that failed is no reason to refuse, but the caller's own leases are
+  engine.phase_ = Engine::Phase::idle;
+  engine.sharded().require_no_leases();
   barrier(engine, "checkpoint verified");
+  engine.spoiled_ = cat("loading ", reader.folder().string(), " has ended half-way");
   for (const auto& unit : engine.sharded().units())
     for (const auto& segment : unit->segments()) {
       read_segment(reader, *segment, kept_states(*segment, engine.optimizer_->moment_names()), *engine.device_);

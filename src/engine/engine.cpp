@@ -203,34 +203,40 @@ void Engine::begin_early_update() {
 }
 
 namespace {
-std::string cannot_be_undone(std::int64_t step) {
-  return cat("step ", step, " has changed part of the weights and cannot be undone: go on with load_checkpoint()");
-}
+constexpr const char* go_on_by_loading = ": go on with load_checkpoint()";
 }  // namespace
 
 void Engine::require_whole_weights(const char* call) const {
-  require(!spoiled_, call, ": ", cannot_be_undone(counters_.global_steps + 1));
+  require(spoiled_.empty(), call, ": ", spoiled_, go_on_by_loading);
   require(!pipeline_->under_way(), call, " between backward() and step(): with gradient_clipping and "
           "bf16.check_grad_overflow off the update begins in backward(); call step() first");
 }
 
-/// Runs part of a step. Of an update that ends with it by an exception, forgets what changed nothing; else says that the
-/// weights are lost.
+/// Whether an update under way may have changed weights. What other ranks have done is not known, and one weight is enough.
+bool Engine::may_have_changed() const {
+  return pipeline_->under_way() && (pipeline_->updated() > 0 || dist_->world_size() > 1);
+}
+
+/// Ends an update under way: one that changed nothing is forgotten, else the weights are lost.
+void Engine::give_update_up() {
+  if (!pipeline_->under_way()) return;
+  if (may_have_changed())
+    spoiled_ = cat("step ", counters_.global_steps + 1, " has changed part of the weights and cannot be undone");
+  else
+    optimizer_->abandon_step();
+  pipeline_->abandon();
+}
+
+/// Runs part of a step; an update that an exception ends with it is given up.
 void Engine::end_or_spoil(const std::function<void()>& body) {
-  const auto spoil = [this] {
-    if (!pipeline_->under_way()) return false;
-    if (pipeline_->updated() > 0) spoiled_ = true;
-    else optimizer_->abandon_step();
-    pipeline_->abandon();
-    return spoiled_;
-  };
   try {
     body();
   } catch (const Error& error) {
-    if (!spoil()) throw;
-    throw Error(error.kind(), cat(error.what(), "; ", cannot_be_undone(counters_.global_steps + 1)));
+    give_update_up();
+    if (spoiled_.empty()) throw;
+    throw Error(error.kind(), cat(error.what(), "; ", spoiled_, go_on_by_loading));
   } catch (...) {
-    spoil();
+    give_update_up();
     throw;
   }
 }
@@ -268,7 +274,7 @@ void Engine::update() {
   if (scaler_) scaler_->update(overflow);
   if (overflow && !scaler_ && !(config_.precision.compute == DType::bf16 && config_.precision.check_grad_overflow))
     fail(ErrorKind::numerics, "a gradient is NaN or infinite at step ", counters_.global_steps + 1,
-         " although the loss is finite", pipeline_->updated() > 0 ? "" : ": nothing was updated",
+         " although the loss is finite", may_have_changed() ? "" : ": nothing was updated",
          "; lower the learning rate or clip gradients");
   if (overflow) {
     sharded_->clear_gradients();
@@ -280,7 +286,6 @@ void Engine::update() {
                      optim::gradient_factor(report_.grad_norm, report_.loss_scale, config_.gradient_clipping));
   }
   pipeline_->finish();
-  sharded_->end_step();
   finish_step(true);
 }
 

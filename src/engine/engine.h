@@ -141,6 +141,8 @@ class Engine {
   sharding::StateSources open_stores();
   void begin_early_update();
   void require_whole_weights(const char* call) const;
+  bool may_have_changed() const;
+  void give_update_up();
   void end_or_spoil(const std::function<void()>& body);
   autograd::Var evaluate(const tensor::Batch& batch);
   RandomKey micro_batch_key() const;
@@ -176,7 +178,7 @@ class Engine {
   engine::StepTimes times_;
   bool updates_early_ = false;          ///< the configuration lets updates begin while backward runs
   std::optional<double> known_loss_;    ///< of the step whose update began early
-  bool spoiled_ = false;                ///< an update has changed part of the weights and failed
+  std::string spoiled_;                 ///< why the weights are of no use until a checkpoint is loaded; empty: they are whole
 };
 
 }  // namespace sherd

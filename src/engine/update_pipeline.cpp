@@ -247,6 +247,7 @@ void UpdatePipeline::finish() {
   for (Stage& stage : stages_) ended(stage.writes, true);
   if (!optimizer_->finite())
     fail(ErrorKind::numerics, "an updated weight is NaN or infinite: lower the learning rate and resume from the last checkpoint");
+  model_.end_step();
   follow_completion();
   abandon();
 }

@@ -64,8 +64,8 @@ class UpdatePipeline {
   /// Between the two: the gradients of `segment` are complete and nobody reads its parameters any more. Updates what can be
   /// updated without waiting. Throws what finish() throws.
   void gradients_complete(const sharding::Segment& segment);
-  /// All gradients are complete: does the rest, publishes each segment when its last chunk is done, and returns when
-  /// everything is written. Throws Error{numerics} when an updated weight is NaN or infinite, and the store's errors.
+  /// All gradients are complete: does the rest, publishes each segment when its last chunk is done, ends the model's step, and
+  /// returns when everything is written. Throws Error{numerics} when an updated weight is NaN or infinite, and the store's errors.
   /// Collective where parameters are replicated.
   void finish();
   /// Ends a step that an exception left open; waits for transfers, at most the store's deadline.

@@ -430,13 +430,25 @@ TEST(Checkpoint, ARateSetByTheCallerIsKept) {
   EXPECT_EQ(run(scheduled, true, 0.01), 0.003) << "as the next step of the saved run would have used";
 }
 
+TEST(Checkpoint, ARateSetAfterSavingEndsWithLoading) {
+  TempFolder folder;
+  launch_ranks(1, [&](DistributedPtr dist) {
+    Engine engine(dist, std::make_shared<Odd>(), odd_config(0));
+    engine.train_batch([&] { return odd_batch(engine, 0); });
+    engine.save_checkpoint(folder.path().string());
+    engine.optimizer()->set_lr(0.5);
+    engine.load_checkpoint(folder.path().string());
+    EXPECT_EQ(engine.get_lr().front(), 0.01) << "as in a new process";
+  });
+}
+
 TEST(Checkpoint, RanksThatNameDifferentTagsAreTold) {
   TempFolder folder;
   sherd::testing::expect_error(ErrorKind::comm, "checkpoint", [&] {
     launch_ranks(2, [&](DistributedPtr dist) {
       Engine engine(dist, std::make_shared<Odd>(), odd_config(1));
       engine.train_batch([&] { return odd_batch(engine, 0); });
-      engine.save_checkpoint(folder.path().string(), cat("tag", dist->rank()));
+      engine.save_checkpoint(folder.path().string(), cat(std::string(90, 't'), dist->rank()));
     });
   });
   EXPECT_FALSE(std::filesystem::exists(folder / "latest"));

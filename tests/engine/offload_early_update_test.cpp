@@ -123,24 +123,32 @@ std::string unchecked(bool check = false, const std::string& more = "") {
              "}", more);
 }
 
-/// A model whose backward stops once in the middle until nothing is read any more.
+/// A model whose backward stops in the middle until nothing is read any more: the same losses as with updates that wait.
 TEST_F(OffloadEarlyUpdate, UpdatesFromNvmeWhileBackwardRuns) {
-  launch_ranks(1, [&](DistributedPtr dist) {
-    auto model = std::make_shared<Brittle>();
-    const std::string nvme = cat(R"("offload_optimizer": {"device": "nvme", "nvme_path": ")", folder_.path().string(), "\"}");
-    Engine engine(dist, model, odd_config(3, unchecked(), nvme));
-    engine.train_batch([&] { return odd_batch(engine, 0); });  // knows no order yet
-    const std::uint64_t before = engine.io_bytes().read;
-    model->in_backward = [&] {
-      const auto start = std::chrono::steady_clock::now();
-      for (std::uint64_t last = before, now; (now = engine.io_bytes().read) == before || now != last; last = now) {
-        require(std::chrono::steady_clock::now() - start < std::chrono::seconds(20), "nothing was read ahead");
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const std::string nvme = cat(R"("offload_optimizer": {"device": "nvme", "nvme_path": ")", folder_.path().string(), "\"}");
+  const auto run = [&](bool check) {
+    std::vector<double> out;
+    launch_ranks(1, [&](DistributedPtr dist) {
+      auto model = std::make_shared<Brittle>();
+      Engine engine(dist, model, odd_config(3, unchecked(check), nvme));
+      for (int step = 0; step < 4; ++step) {
+        const std::uint64_t before = engine.io_bytes().read;
+        if (step > 0 && !check)  // the first step knows no order yet
+          model->in_backward = [&engine, before] {
+            const auto start = std::chrono::steady_clock::now();
+            for (std::uint64_t last = before, now; (now = engine.io_bytes().read) == before || now != last; last = now) {
+              require(std::chrono::steady_clock::now() - start < std::chrono::seconds(20), "nothing was read ahead");
+              std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            }
+          };
+        const auto& report = engine.train_batch([&] { return odd_batch(engine, step); });
+        out.insert(out.end(), {report.loss, report.grad_norm});
+        EXPECT_EQ(report.early_updates > 0, step > 0 && !check) << step;
       }
-    };
-    const auto& report = engine.train_batch([&] { return odd_batch(engine, 1); });
-    EXPECT_GT(report.early_updates, 0);
-  });
+    });
+    return out;
+  };
+  EXPECT_EQ(run(false), run(true));
 }
 
 /// Each block's gradients have arrived when its backward ends.
@@ -239,6 +247,38 @@ TEST_F(OffloadEarlyUpdate, ANanLossStillChangesNothing) {
     engine.load_checkpoint(folder_.path().string());
     EXPECT_GT(engine.train_batch([&] { return odd_batch(engine, 2); }).early_updates, 0);
     EXPECT_EQ(engine.optimizer()->steps(), 3);
+  });
+}
+
+TEST_F(OffloadEarlyUpdate, ALoadThatFailsBetweenBackwardAndStepChangesNothing) {
+  const auto run = [&](bool stumble) {
+    std::vector<double> out;
+    launch_ranks(2, [&](DistributedPtr dist) {
+      Engine engine(dist, std::make_shared<Odd>(), odd_config(3, unchecked(), optimizer_on_host));
+      for (int step = 0; step < 5; ++step) {
+        engine.backward(engine.forward(odd_batch(engine, step)));
+        if (stumble && step == 2) {
+          EXPECT_GT(engine.last_step().early_updates, 0);
+          EXPECT_THROW(engine.load_checkpoint(folder_.path().string(), "missing"), Error);
+        }
+        engine.step();
+        if (dist->rank() == 0) out.insert(out.end(), {engine.last_step().loss, engine.last_step().grad_norm});
+      }
+      EXPECT_EQ(engine.optimizer()->steps(), 5);
+    });
+    return out;
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+TEST_F(OffloadEarlyUpdate, OneRanksChangeSpoilsTheStepForAll) {
+  launch_ranks(2, [&](DistributedPtr dist) {
+    auto model = std::make_shared<Brittle>();
+    Engine engine(dist, model, odd_config(3, unchecked(), optimizer_on_host));
+    model->fails = true;  // before this rank has updated anything; of others it knows nothing
+    const auto loss = engine.forward(odd_batch(engine, 0));
+    sherd::testing::expect_error(ErrorKind::usage, "load_checkpoint()", [&] { engine.backward(loss); });
+    sherd::testing::expect_error(ErrorKind::usage, "load_checkpoint()", [&] { engine.forward(odd_batch(engine, 0)); });
   });
 }
 

@@ -153,9 +153,9 @@ class MatmulLibrary {
 
   /// The plan for `key`, or none where the library has no kernel for it.
   Plan* find(const ProductKey& key) {
-    auto [at, is_new] = plans_.try_emplace(key);
-    if (is_new) at->second = make(key);
-    return at->second.get();
+    const auto known = plans_.find(key);
+    if (known != plans_.end()) return known->second.get();
+    return plans_.emplace(key, make(key)).first->second.get();
   }
 
   void run(Plan& plan, const Target& target, const Tensor& left, const Tensor& right, const Tensor& result,
@@ -193,8 +193,9 @@ class MatmulLibrary {
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle_, plan->operation, plan->left, plan->right, plan->result,
                                        plan->result, preference, 1, &found, &count);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED || count == 0) return nullptr;
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return nullptr;
     check(status, "choose an algorithm");
+    if (count == 0) return nullptr;
     plan->algorithm = found.algo, plan->workspace = found.workspaceSize;
     return plan;
   }

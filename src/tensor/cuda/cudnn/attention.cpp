@@ -73,6 +73,10 @@ class CudnnAttention final : public AttentionLibrary {
                                  : cudnn::forward_graph(key.slice, type, key.causal);
       at->second = std::make_unique<Plan>(handle_, std::move(graph), key.deterministic);
     } catch (const Error& error) {
+      if (error.kind() == ErrorKind::memory) {  // says nothing about the shape
+        plans_.erase(at);
+        throw;
+      }
       log_info("attention", key.backward ? "'s gradient" : "", " for heads of ", key.slice.dim,
                ", sequences of ", key.slice.seq, " in ", name_of(key.dtype),
                ": own kernels instead of cuDNN's (", error.what(), ")");

@@ -57,6 +57,7 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   if (!device_) device_ = engine::make_device(config_, *dist_);
   device_->ledger().set_limit(device::Tier::device, config_.device.device_memory_limit);
   device_->ledger().set_limit(device::Tier::host, config_.device.host_memory_limit);
+  dist_->world().bind(device_);
   kernels_ = tensor::make_kernels(*device_);
   optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed);
   scheduler_ = engine::make_scheduler(config_, optimizer_);

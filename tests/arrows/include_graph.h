@@ -54,7 +54,7 @@ inline const std::vector<ThirdParty>& third_parties() {
       {{"cxxopts"}, {"src/cli/"}},
       {{"liburing"}, {"offload/"}},
       {{"cuda", "cublas", "cudnn", "driver_types.h", "nvtx3/", "cub/"},
-       {"src/device/cuda/", "src/tensor/cuda/", "optim/cuda/", "src/comm/nccl/"}},
+       {"src/device/cuda/", "src/tensor/cuda/", "optim/cuda/", "src/comm/cuda/", "src/comm/nccl/"}},
       {{"nccl"}, {"src/comm/nccl/"}},
       {{"omp.h"}, {"src/base/", "src/tensor/"}},
   };

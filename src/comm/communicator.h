@@ -156,15 +156,6 @@ std::unique_ptr<Communicator> make_self(const CommOptions& options);
 /// done at once, so that what peers would have sent keeps the value it had. For steps on a meta device. split() throws.
 std::unique_ptr<Communicator> make_dry_world(int rank, int size);
 
-/// True when RANK or WORLD_SIZE in the environment says that a launcher like torchrun started the process.
-bool launched_by_environment();
-/// Ranks on this machine according to that environment (LOCAL_WORLD_SIZE). Throws Error{usage} where it makes no sense.
-int environment_local_size();
-/// The world of the ranks that such a launcher started, over TCP; rank 0 listens on MASTER_PORT. On GPUs of their own,
-/// bind() moves tensors to NCCL. Collective. Throws Error{usage} for variables that are missing or make no sense,
-/// Error{comm} naming ranks that do not come.
-std::unique_ptr<Communicator> make_environment_world(const CommOptions& options);
-
 /// True when this build has the mpi backend.
 bool mpi_available();
 /// True when the process was started by an MPI launcher (its environment says so); starts nothing.

@@ -162,11 +162,13 @@ void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& w
   std::string text;
   for (const Shortfall& shortfall : missing) text += cat(text.empty() ? "" : "; ", shortfall.text());
   const Remedy remedy = cheapest_remedy(reparse, vocabulary, world, machine);
+  const bool uses_nvme = config.zero.offload_optimizer.device == config::OffloadDevice::nvme ||
+                         config.zero.offload_param.device == config::OffloadDevice::nvme;
   fail(ErrorKind::memory, "this run does not fit: ", text, ". ",
        remedy.keys.empty()
-           ? std::string(
-                 "No key that `sherd estimate` knows makes it fit: use more ranks on other machines, a "
-                 "smaller model or shorter sequences")
+           ? cat("No key that `sherd estimate` knows makes it fit: use ",
+                 uses_nvme ? "an nvme_path on a drive with more room, " : "",
+                 "more ranks on other machines, a smaller model or shorter sequences")
            : cat("Cheapest change that fits: ", remedy.line()),
        " (`sherd estimate` shows the numbers)");
 }

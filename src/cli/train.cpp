@@ -1,11 +1,17 @@
 #include "cli/train.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 
 #include "base/arena.h"
 #include "base/log.h"
 #include "cli/plot.h"
 #include "cli/trainer.h"
+#include "engine/checkpoint.h"
 #include "engine/gemm_probe.h"
 #include "engine/make_device.h"
 
@@ -17,11 +23,29 @@ namespace {
 double machine_rate(const config::Config& config, int ranks, int local_ranks, double reached) {
   if (engine::takes_gpus(config)) return 0;  // no rate of GPUs is measured: MFU stays unknown
   const int threads = engine::compute_threads(config, local_ranks);
-  const int total = std::min(available_cores(), threads * local_ranks);
-  const int machines = (ranks + local_ranks - 1) / local_ranks;
+  const int online = std::max(available_cores(), static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
+  // A launcher may have bound this rank to a part of the cores on which the machine's ranks run: each has as many.
+  const int total = std::min(comm::launched_by_mpi() ? online : available_cores(), threads * local_ranks);
+  const int own = std::min(available_cores(), total);
+  const double parts = static_cast<double>(total) / own * ((ranks + local_ranks - 1) / local_ranks);
   engine::GemmProbe probe;
-  probe.reached = reached / machines;
-  return std::max(reached, engine::gemm_rate(total, config.precision.compute, probe).flops_per_second * machines);
+  probe.reached = reached / parts;
+  return std::max(reached, engine::gemm_rate(own, config.precision.compute, probe).flops_per_second * parts);
+}
+
+/// So that a run does not end at its first checkpoint, nor with those of another run gone.
+void check_save_dir(const TrainRequest& request) {
+  const std::string& folder = request.config.training.save_dir;
+  if (folder.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error || ::access(folder.c_str(), W_OK | X_OK) != 0)
+    fail(ErrorKind::io, "training.save_dir: checkpoints cannot be written to '", folder, "' (",
+         error ? error.message() : std::strerror(errno), "): choose another folder");
+  if (!request.resume && std::filesystem::exists(std::filesystem::path(folder) / "latest"))
+    fail(ErrorKind::config, "training.save_dir: '", folder, "' holds the checkpoints of an earlier run, the newest ",
+         engine::checkpoint_folder(folder).filename().string(),
+         ": go on with --resume, choose another folder, or remove that one");
 }
 
 void check(const TrainRequest& request) {
@@ -30,6 +54,9 @@ void check(const TrainRequest& request) {
     fail(ErrorKind::config, "how long to train is not given: set training.steps or --steps N");
   if (request.resume && training.save_dir.empty())
     fail(ErrorKind::config, "--resume reads training.save_dir, which is not set");
+  const auto plot_folder = std::filesystem::path(request.plot).parent_path();
+  if (!plot_folder.empty() && !std::filesystem::is_directory(plot_folder))
+    fail(ErrorKind::usage, "--plot: the folder '", plot_folder.string(), "' does not exist; create it first");
 }
 
 /// Under a launcher every rank looks, since machines may differ, and none allocates before all of its machine's have looked.
@@ -46,7 +73,10 @@ void train(const TrainRequest& request) {
   options.timeout_seconds = request.config.parallel.timeout_seconds;
   bool speaks = true;
   const bool launched = comm::launched_by_mpi();
-  if (!launched) check_fit(request, *data, {request.ranks, request.ranks});
+  if (!launched) {
+    check_fit(request, *data, {request.ranks, request.ranks});
+    check_save_dir(request);
+  }
   // Local ranks wait for nobody: the rate is known before they start. Under a launcher the others wait for rank 0
   // at their first collective.
   const double local_rate = launched ? 0 : machine_rate(request.config, request.ranks, request.ranks, 0);
@@ -58,6 +88,7 @@ void train(const TrainRequest& request) {
     const double known = launched && dist->rank() == 0 ? rate(0) : local_rate;
     if (launched) {
       check_fit(request, *data, {dist->world_size(), dist->local_size()});
+      check_save_dir(request);
       dist->world().barrier({.label = "memory check", .scalar = true});
     }
     Trainer(dist, request, data, known, rate).run();

@@ -95,7 +95,10 @@ void Trainer::resume() {
   const engine::ClientState client = engine_->load_checkpoint(folder, request_.resume_tag);
   train_loader_->seek(data_position(client, folder));
   saved_step_ = engine_->global_steps();
-  if (speaks()) log_info("resumed from ", folder, " at step ", engine_->global_steps());
+  if (!speaks()) return;
+  log_info("resumed from ", folder, " at step ", engine_->global_steps());
+  if (const auto steps = request_.config.training.steps; engine_->global_steps() >= steps)
+    log_info("nothing is left to do: training ends at step ", steps, "; raise training.steps to go on");
 }
 
 bool Trainer::stop_requested() {

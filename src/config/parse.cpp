@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <tuple>
@@ -8,6 +9,8 @@ namespace sherd::config {
 namespace {
 
 Node read_tree(const std::string& path) {
+  if (std::filesystem::is_directory(path))
+    fail(ErrorKind::io, "cannot read the configuration ", path, ": it is a folder; name a file");
   std::ifstream in(path, std::ios::binary);
   if (!in)
     fail(ErrorKind::io, "cannot read the configuration ", path, "; check the path and its permissions");

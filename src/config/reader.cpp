@@ -89,6 +89,8 @@ void unknown_key(const Value& section, const std::string& name, const Node& valu
       hint = cat("did you mean \"", home, "\"?");
     else if (!known.empty() && known.size() <= 24)
       hint = cat("the nearest is \"", close, "\"; this section knows ", list_of(known));
+    else if (!known.empty() && distance + 1 >= std::max(name.size(), close.size()))
+      hint = "no key of this section is like it";
   }
   fail(ErrorKind::config, value.place.str(), ": unknown key \"", path, "\"; ", hint);
 }
@@ -100,8 +102,8 @@ void given_twice(const Value& value, const std::string& other) {
 bool handle_auto(Auto rule, const Value& value) {
   if (rule == Auto::is_a_value || !value.node.is_text("auto")) return false;
   if (rule == Auto::needs_caller)
-    value.error("\"auto\" must be filled in by the caller; give a value here or with --set ", value.path,
-                "=VALUE");
+    value.error("\"auto\" is what transformers' Trainer fills in from its own arguments, of which Sherd knows nothing; give a "
+                "value here or with --set ", value.path, "=VALUE");
   value.note("\"auto\" takes the default");
   return true;
 }

@@ -64,9 +64,11 @@ void check_output_prefix(const std::string& prefix) {
   const fs::path folder = folder_of(prefix);
   if (prefix.empty() || fs::path(prefix).filename().empty())
     fail(ErrorKind::usage, "the output prefix '", prefix, "' names no file; give one such as data/corpus");
-  if (!fs::is_directory(folder))
-    fail(ErrorKind::io, "cannot write the dataset '", prefix, "': the folder '", folder.string(),
-         "' does not exist; create it first");
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error || !fs::is_directory(folder))
+    fail(ErrorKind::io, "cannot write the dataset '", prefix, "': the folder '", folder.string(), "' cannot be made (",
+         error ? error.message() : "a file is in its place", "); choose another prefix");
 }
 
 DatasetBuilder::DatasetBuilder(const std::string& prefix, std::int64_t vocab_size)

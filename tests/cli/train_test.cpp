@@ -32,6 +32,7 @@ TEST_F(Train, TrainsSavesAndReports) {
 TEST_F(Train, LocalAndMpiPrintTheSameLosses) {
   if (!SHERD_TEST_MPI) GTEST_SKIP() << "this build has no MPI";
   ASSERT_EQ(sherd(train({"--ranks", "2", "--metrics", (folder_ / "local.jsonl").string()})).code, 0);
+  std::filesystem::remove_all(folder_ / "run");
   const Outcome mpi = sherd_mpi(2, train({"--metrics", (folder_ / "mpi.jsonl").string()}));
   ASSERT_EQ(count(mpi.err, "exit code 0\n"), 2u) << mpi.err;
   EXPECT_EQ(metric("mpi.jsonl", "loss"), metric("local.jsonl", "loss"));
@@ -62,7 +63,7 @@ TEST_F(Train, FourRanksResumeToTheSameLosses) {
 
 TEST_F(Train, NoStepIsFasterThanTheMachine) {
   const auto mfu = [&] {
-    EXPECT_EQ(sherd(train({"--steps", "2", "--metrics", (folder_ / "m.jsonl").string()})).code, 0);
+    EXPECT_EQ(sherd(train({"--steps", "2", "--metrics", (folder_ / "m.jsonl").string(), "--set", "training.save_dir="})).code, 0);
     return metric("m.jsonl", "mfu");
   };
   mfu();
@@ -160,6 +161,27 @@ INSTANTIATE_TEST_SUITE_P(All, TrainErrors, ::testing::Range(0, static_cast<int>(
     if (c == ' ') c = '_';
   return name;
 });
+
+TEST_F(Train, AnEarlierRunsCheckpointsAreLeftAlone) {
+  ASSERT_EQ(sherd(train({"--steps", "2"})).code, 0);
+  const Outcome again = sherd(train({"--steps", "1", "--set", "training.keep_last=1"}));
+  EXPECT_EQ(again.code, 1);
+  EXPECT_EQ(count(again.err, "error: "), 1u) << again.err;
+  EXPECT_THAT(again.err, HasSubstr("the newest global_step2: go on with --resume"));
+  EXPECT_EQ(read_text(folder_ / "run" / "latest"), "global_step2\n");
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / "global_step2"));
+  const Outcome resumed = sherd(train({"--steps", "2", "--resume"}));
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_THAT(resumed.err, HasSubstr("nothing is left to do"));
+}
+
+TEST_F(Train, AnUnusableSaveDirIsFoundBeforeTheFirstStep) {
+  const Outcome got = sherd(train({"--set", cat("training.save_dir=", config(), "/x"), "--metrics",
+                                   (folder_ / "m.jsonl").string()}));
+  EXPECT_EQ(got.code, 1);
+  EXPECT_THAT(got.err, HasSubstr("training.save_dir"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "m.jsonl"));
+}
 
 TEST_F(Train, AnotherWorldSizeOnResumeIsRefused) {
   ASSERT_EQ(sherd(train({"--ranks", "2", "--steps", "1"})).code, 0);

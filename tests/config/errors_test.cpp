@@ -102,8 +102,8 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"betas\": [0.9, 1]}}}",
                 "run.json:1: optimizer.params.betas[1]: must be below 1"},
         Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": \"auto\"}}}",
-                "run.json:1: optimizer.params.lr: \"auto\" must be filled in by the caller; give a value "
-                "here or with "
+                "run.json:1: optimizer.params.lr: \"auto\" is what transformers' Trainer fills in from its own "
+                "arguments, of which Sherd knows nothing; give a value here or with "
                 "--set optimizer.params.lr=VALUE"},
         Mistake{
             "{\"optimizer\": {\"type\": \"SGD\", \"params\": {\"nesterov\": true}}}",

@@ -107,13 +107,14 @@ TEST(DatasetBuilder, KeepsTheOldDatasetUntilTheNewOneIsWhole) {
   EXPECT_EQ(read_all(*IndexedDataset::open(old.prefix)), (std::vector<std::int32_t>{1, 2}));
 }
 
-TEST(DatasetBuilder, RefusesOpenDocumentsAndMissingFolders) {
+TEST(DatasetBuilder, RefusesOpenDocumentsAndImpossibleFolders) {
   TempFolder folder;
   DatasetBuilder builder((folder / "d").string(), 100);
   builder.add(std::vector<std::int32_t>{1}, false);
   expect_error(ErrorKind::usage, "inside a document", [&] { builder.finish(); });
-  expect_error(ErrorKind::io, "does not exist; create it",
-               [&] { DatasetBuilder((folder / "no/d").string(), 100); });
+  sherd::testing::write_text(folder / "file", "");
+  expect_error(ErrorKind::io, "cannot be made",
+               [&] { DatasetBuilder((folder / "file/d").string(), 100); });
   expect_error(ErrorKind::usage, "names no file",
                [&] { DatasetBuilder((folder.path().string() + "/"), 100); });
 }

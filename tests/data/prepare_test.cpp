@@ -132,8 +132,11 @@ TEST_F(Preparing, RefusesNothingAndMissingThings) {
   std::filesystem::create_directory(folder_ / "hollow");
   expect_error(ErrorKind::io, "holds no files", [&] { prepare(options({(folder_ / "hollow").string()})); });
   PrepareOptions nowhere = options({input("in", "text")});
-  nowhere.output = (folder_ / "no/out").string();
-  expect_error(ErrorKind::io, "does not exist; create it", [&] { prepare(nowhere); });
+  nowhere.output = (folder_ / "in/out").string();  // a file is where the folder should be
+  expect_error(ErrorKind::io, "cannot be made", [&] { prepare(nowhere); });
+  nowhere.output = (folder_ / "new/folder/out").string();
+  prepare(nowhere);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "new/folder/out.idx"));
   PrepareOptions unknown = options({input("in", "text")});
   unknown.tokenizer = "word";
   expect_error(ErrorKind::config, "there is no tokenizer 'word'", [&] { prepare(unknown); });

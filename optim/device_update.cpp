@@ -64,16 +64,7 @@ void round_masters(const float* master, void* to, DType dtype, std::int64_t n, d
   require(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16,
           "round_masters: masters round to fp32, bf16 or fp16, not ", name_of(dtype));
   if (on_gpu(device, master)) return round_on_gpu(device, master, to, dtype, n);
-  constexpr std::int64_t grain = 1 << 16;
-  device.arena().parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
-    if (dtype == DType::bf16)
-      for (std::int64_t i = begin; i < end; ++i) static_cast<bf16*>(to)[i] = round_master_to_bf16(master[i]);
-    else if (dtype == DType::f16)
-      for (std::int64_t i = begin; i < end; ++i) static_cast<f16*>(to)[i] = f16(master[i]);
-    else
-      std::memcpy(static_cast<float*>(to) + begin, master + begin,
-                  static_cast<std::size_t>(end - begin) * sizeof(float));
-  });
+  round_masters(master, to, dtype, n, device.arena());
 }
 
 }  // namespace sherd::optim

@@ -1,5 +1,7 @@
 #include "optim/split_master.h"
 
+#include <cstring>
+
 #include "base/cpu_isa.h"
 #include "base/error.h"
 #include "optim/isa/tables.h"
@@ -45,6 +47,19 @@ void join_master_with(CpuIsa isa, const void* high, const std::uint16_t* low, fl
   arena.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
     table_of(isa).join(static_cast<const std::uint16_t*>(high) + begin, low + begin, master + begin,
                        end - begin);
+  });
+}
+
+void round_masters(const float* master, void* to, DType dtype, std::int64_t n, Arena& arena) {
+  constexpr std::int64_t grain = 1 << 16;
+  arena.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
+    if (dtype == DType::bf16)
+      for (std::int64_t i = begin; i < end; ++i) static_cast<bf16*>(to)[i] = round_master_to_bf16(master[i]);
+    else if (dtype == DType::f16)
+      for (std::int64_t i = begin; i < end; ++i) static_cast<f16*>(to)[i] = f16(master[i]);
+    else
+      std::memcpy(static_cast<float*>(to) + begin, master + begin,
+                  static_cast<std::size_t>(end - begin) * sizeof(float));
   });
 }
 

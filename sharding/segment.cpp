@@ -102,7 +102,9 @@ void Segment::write_values(std::int64_t begin, const Tensor& from) {
   Tensor rounded = values;
   if (parameters_.dtype() != DType::f32) {
     rounded = Tensor::empty(device, {from.numel()}, parameters_.dtype(), Category::workspace, device.processor_tier());
-    if (device.kind() != device::Kind::meta) round_masters(values, rounded, device.arena());
+    if (device.kind() != device::Kind::meta)
+      optim::round_masters(values.data<float>(), rounded.raw(), rounded.dtype(), values.numel(),
+                           device.arena());
   }
   offload::Io parameters_written = parameters_.write(begin, rounded);
   const std::int64_t first = std::max(begin, update_begin());
@@ -164,22 +166,6 @@ void Segment::close_gradients() {
     kernels_.fill(Tensor::view_of(parameter.grad.storage(), after, {next - end}, parameter.grad.dtype()), 0);
     parameter.grad = {};
   }
-}
-
-void round_masters(const Tensor& masters, const Tensor& to, Arena& arena) {
-  const float* from = masters.data<float>();
-  constexpr std::int64_t grain = std::int64_t{1} << 16;
-  arena.parallel_for(masters.numel(), grain, [&](std::int64_t begin, std::int64_t end) {
-    if (to.dtype() == DType::bf16) {
-      bf16* out = to.data<bf16>();
-      for (std::int64_t i = begin; i < end; ++i) out[i] = round_master_to_bf16(from[i]);
-    } else if (to.dtype() == DType::f16) {
-      f16* out = to.data<f16>();
-      for (std::int64_t i = begin; i < end; ++i) out[i] = f16(from[i]);
-    } else {
-      std::memcpy(to.data<float>() + begin, from + begin, static_cast<std::size_t>(end - begin) * sizeof(float));
-    }
-  });
 }
 
 }  // namespace sherd::sharding

@@ -96,7 +96,4 @@ class Segment {
   std::vector<StateBuffer> moments_;
 };
 
-/// Rounds fp32 masters to `to`'s dtype: bf16 to nearest with ties away from zero, fp16 to nearest even, fp32 as is.
-void round_masters(const Tensor& masters, const Tensor& to, Arena& arena);
-
 }  // namespace sherd::sharding

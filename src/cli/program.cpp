@@ -64,6 +64,15 @@ int failed(std::string message, int code) {
   return code;
 }
 
+/// A configuration may have several problems, a line each.
+int failed(const Error& error) {
+  if (error.kind() == ErrorKind::usage) return failed(error.what(), 2);
+  if (error.kind() != ErrorKind::config) return failed(error.what(), 1);
+  std::istringstream lines(error.what());
+  for (std::string line; std::getline(lines, line);) failed(line, 1);
+  return 1;
+}
+
 }  // namespace
 
 int run_program(const Arguments& arguments) {
@@ -75,7 +84,7 @@ int run_program(const Arguments& arguments) {
   } catch (const UsageError& error) {
     return failed(error.what(), 2);
   } catch (const Error& error) {
-    return failed(error.what(), error.kind() == ErrorKind::usage ? 2 : 1);
+    return failed(error);
   } catch (const std::bad_alloc&) {
     return failed("out of memory. Use a smaller model or micro-batch, or more ranks on other machines", 1);
   } catch (const std::exception& error) {

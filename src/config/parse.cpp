@@ -61,13 +61,15 @@ Config read_config(Node tree, const std::vector<std::string>& overrides) {
   for (const std::string& assignment : overrides) apply_override(tree, assignment);
   Config config;
   Context context;
-  const Value root{tree, "", context};
-  const Given given = read_section(top_table(), config, root);
-  check_precision(config, given);
-  note_precision(config, given, context);
-  note_idle_keys(config, given, context);
-  note_idle_tiers(config, given, context);
-  note_default_optimizer(config, context);
+  context.attempt([&] {
+    const Given given = read_section(top_table(), config, Value{tree, "", context});
+    check_precision(config, given);
+    note_precision(config, given, context);
+    note_idle_keys(config, given, context);
+    note_idle_tiers(config, given, context);
+    note_default_optimizer(config, context);
+  });
+  context.raise();
   config.notes = std::move(context.notes);
   return config;
 }

@@ -32,6 +32,26 @@ std::string range_of(double min, double max, bool open_min) {
 
 }  // namespace
 
+void Context::attempt(const std::function<void()>& read) {
+  try {
+    read();
+  } catch (const Reported&) {
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::config) throw;
+    problems.push_back(error.what());
+  }
+}
+
+void Context::raise() const {
+  constexpr std::size_t most = 30;
+  if (problems.empty()) return;
+  if (problems.size() == 1) fail(ErrorKind::config, problems.front());
+  std::string all;
+  for (std::size_t i = 0; i < std::min(most, problems.size()); ++i) all += "\n" + problems[i];
+  if (problems.size() > most) all += cat("\nand ", problems.size() - most, " more");
+  fail(ErrorKind::config, "the configuration has ", problems.size(), " problems:", all);
+}
+
 void Value::expect(Node::Kind kind) const {
   if (!node.is(kind)) {
     const std::string subject = path.empty() ? cat("the file must hold ") : cat(path, ": must be ");

@@ -25,8 +25,16 @@ inline constexpr double infinity = std::numeric_limits<double>::infinity();
 /// What the parser gathers on its way.
 struct Context {
   std::vector<std::string> notes;
+  std::vector<std::string> problems;  ///< messages of errors, all of which are told at once
   void note(const std::string& path, const std::string& reason) { notes.push_back(path + ": " + reason); }
+  /// Calls `read`; an Error{config} of it becomes a problem, so that the keys after it are read too.
+  void attempt(const std::function<void()>& read);
+  /// Throws Error{config} with all problems, if there are any.
+  void raise() const;
 };
+
+/// Thrown by a section with problems when they are in the context, so that nothing is concluded from it.
+struct Reported {};
 
 /// A value with its dotted path; converts with checks. Every conversion throws Error{config} with place and
 /// path.
@@ -102,31 +110,39 @@ inline std::string join(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
 }
 
-/// Reads `section` by `table` into `target`, in file order.
+/// Reads the value of one key into `target`, unless it counts as absent.
+template <class T>
+void read_key(const Table<T>& table, T& target, const Value& section, const std::string& name, const Node& node, Given& given,
+              std::map<std::string, std::string>& spelled) {
+  const Value value{node, join(section.path, name), section.context};
+  const Key<T>* key = nullptr;
+  for (const Key<T>& candidate : table.keys)
+    if (candidate.name == name ||
+        std::find(candidate.aliases.begin(), candidate.aliases.end(), name) != candidate.aliases.end())
+      key = &candidate;
+  if (!key) {
+    std::vector<std::string> known;
+    for (const Key<T>& candidate : table.keys) known.push_back(candidate.name);
+    unknown_key(section, name, node, known);
+  }
+  if (!spelled.emplace(key->name, name).second) given_twice(value, spelled[key->name]);
+  if ((node.is(Node::Kind::null) && !key->reads_null) ||
+      handle_auto(key->auto_rule.value_or(table.auto_rule), value))
+    return;
+  given[key->name] = &node;
+  key->read(target, value);
+}
+
+/// Reads `section` by `table` into `target`, in file order. Throws Reported when a key had a problem.
 template <class T>
 Given read_section(const Table<T>& table, T& target, const Value& section) {
   section.expect(Node::Kind::object);
   Given given;
   std::map<std::string, std::string> spelled;
-  for (const auto& [name, node] : section.node.members) {
-    const Value value{node, join(section.path, name), section.context};
-    const Key<T>* key = nullptr;
-    for (const Key<T>& candidate : table.keys)
-      if (candidate.name == name ||
-          std::find(candidate.aliases.begin(), candidate.aliases.end(), name) != candidate.aliases.end())
-        key = &candidate;
-    if (!key) {
-      std::vector<std::string> known;
-      for (const Key<T>& candidate : table.keys) known.push_back(candidate.name);
-      unknown_key(section, name, node, known);
-    }
-    if (!spelled.emplace(key->name, name).second) given_twice(value, spelled[key->name]);
-    if ((node.is(Node::Kind::null) && !key->reads_null) ||
-        handle_auto(key->auto_rule.value_or(table.auto_rule), value))
-      continue;
-    given[key->name] = &node;
-    key->read(target, value);
-  }
+  const std::size_t problems = section.context.problems.size();
+  for (const auto& [name, node] : section.node.members)
+    section.context.attempt([&] { read_key(table, target, section, name, node, given, spelled); });
+  if (section.context.problems.size() > problems) throw Reported{};
   return given;
 }
 

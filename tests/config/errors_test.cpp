@@ -237,6 +237,34 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: training.recompute: \"ful\" is none of none, selective, full; did you mean "
                 "\"full\"?"}));
 
+TEST(Problems, AreAllToldAtOnceInFileOrder) {
+  EXPECT_EQ(error_of("{\"gradient_cliping\": 1,\n"
+                     " \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": \"auto\", \"eps\": -1}},\n"
+                     " \"zero_optimization\": {\"stage\": 3, \"ovelap_comm\": true},\n \"steps_per_print\": 10}"),
+            "the configuration has 4 problems:\n"
+            "run.json:1: unknown key \"gradient_cliping\"; did you mean \"gradient_clipping\"?\n"
+            "run.json:2: optimizer.params.lr: \"auto\" is what transformers' Trainer fills in from its own arguments, of "
+            "which Sherd knows nothing; give a value here or with --set optimizer.params.lr=VALUE\n"
+            "run.json:2: optimizer.params.eps: must be a number >= 0, not -1\n"
+            "run.json:3: unknown key \"zero_optimization.ovelap_comm\"; did you mean \"overlap_comm\"?");
+}
+
+// fp16 and bf16 both on would be an error if bf16 could be read.
+TEST(Problems, NothingIsConcludedFromASectionThatHasOne) {
+  EXPECT_EQ(error_of("{\"fp16\": {\"enabled\": true}, \"bf16\": {\"enabled\": true, \"enable\": 1}}"),
+            "run.json:1: unknown key \"bf16.enable\"; did you mean \"enabled\"?");
+}
+
+TEST(Problems, BeyondThirtyAreCounted) {
+  std::string text = "{";
+  for (int i = 0; i < 33; ++i) text += cat(i ? ", " : "", "\"wrong_", i, "\": 1");
+  const std::string error = error_of(text + "}");
+  EXPECT_TRUE(error.starts_with("the configuration has 33 problems:\n")) << error;
+  EXPECT_NE(error.find("\"wrong_29\""), std::string::npos);
+  EXPECT_EQ(error.find("\"wrong_30\""), std::string::npos);
+  EXPECT_TRUE(error.ends_with("\nand 3 more")) << error;
+}
+
 TEST(Overrides, ErrorsNameTheOverride) {
   EXPECT_EQ(
       error_of("{}", {"zero_optimization.stage=5"}),

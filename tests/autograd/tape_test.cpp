@@ -17,7 +17,7 @@ class TapeTest : public ::testing::Test {
  protected:
   ParameterPtr parameter(const Shape& shape, std::uint64_t seed, DType dtype, DType grad_dtype) {
     auto p = std::make_shared<Parameter>();
-    p->name = "p" + std::to_string(seed);
+    p->name = cat("p", seed);
     p->shape = shape;
     p->value = cpu_.normal(shape, seed, dtype);
     p->grad = Tensor::empty(*cpu_.device, shape, grad_dtype);

@@ -70,9 +70,12 @@ TEST_F(Train, NoStepIsFasterThanTheMachine) {
   const std::filesystem::directory_iterator caches(folder_ / "sherd");
   const std::filesystem::path cache = caches->path();
   std::string kept = read_text(cache);
-  const std::string name = "\"flops_per_second\":", rounds = "\"rounds\":";
-  kept.replace(kept.find(name) + name.size(), kept.find(',', kept.find(name)) - kept.find(name) - name.size(), "1.0");
-  kept.replace(kept.find(rounds) + rounds.size(), 1, "9");
+  const auto set = [&](std::string_view name, std::string_view value) {
+    const auto begin = kept.find(name) + name.size();
+    kept = cat(kept.substr(0, begin), value, kept.substr(kept.find_first_of(",}", begin)));
+  };
+  set("\"flops_per_second\":", "1.0");
+  set("\"rounds\":", "9");
   write_text(cache, kept);
   const auto got = mfu();
   ASSERT_EQ(got.size(), 2u);

@@ -1,17 +1,13 @@
 // The optimizer step of `sherd bench adam` beside the same step in separate passes, in alternating rounds of
 // one process; prints one JSON object with the median time of each case and medians of the ratios of each
 // round.
-//   bench_adam [millions of parameters] [threads] [rounds]
-//   bench_adam serve [millions of parameters] [threads]   runs the case named on each line of standard input
-//                                                         and answers with its seconds (adam_vs_deepspeed.py)
+//   bench_adam [--millions 50] [--threads N] [--rounds 9]
+//   bench_adam --serve …     answers the case named on each line of standard input with its seconds
+//                            (adam_vs_deepspeed.py)
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <iostream>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -19,6 +15,8 @@
 #include "adam_passes.h"
 #include "base/cpu_isa.h"
 #include "cli/bench/adam_bench.h"
+#include "options.h"
+#include "serving.h"
 
 namespace {
 
@@ -65,40 +63,37 @@ void report(const cli::AdamBench& bench, const std::vector<cli::Contender>& case
   std::puts("}");
 }
 
-int serve(const std::vector<cli::Contender>& cases) {
-  std::puts("ready");
-  for (std::string line; std::fflush(stdout), std::getline(std::cin, line);) {
+void serve(const std::vector<cli::Contender>& cases) {
+  bench::serve("{}", [&](const std::string& line) {
     const auto found =
         std::find_if(cases.begin(), cases.end(), [&](const auto& c) { return c.name == line; });
-    if (found == cases.end()) return std::fprintf(stderr, "bench_adam: no case \"%s\"\n", line.c_str()), 1;
-    const auto start = std::chrono::steady_clock::now();
-    found->run();
-    std::printf("%.9f\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-  return 0;
-}
-
-double number(int argc, char** argv, int index, double otherwise) {
-  return argc > index ? std::atof(argv[index]) : otherwise;
+    require(found != cases.end(), "no case \"", line, "\"");
+    return bench::seconds_of(found->run);
+  });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool serving = argc > 1 && !std::strcmp(argv[1], "serve");
-  const int at = serving ? 2 : 1;
-  const auto n = static_cast<std::int64_t>(number(argc, argv, at, 50) * 1e6) / 65536 * 65536;
-  const int threads = static_cast<int>(number(argc, argv, at + 1, available_cores()));
-  const int rounds = static_cast<int>(number(argc, argv, at + 2, 9));
-  if (n <= 0 || threads < 1 || rounds < 1)
-    return std::fputs("bench_adam: arguments must be positive\n", stderr), 1;
-  cli::AdamBench bench(n, threads);
-  Passes passes(bench);
-  std::vector<cli::Contender> cases;
-  for (const cli::AdamCase& c : bench.cases()) cases.push_back({c.name, c.run});
-  cases.push_back({"adam_alone", [&] { passes.adam(); }});
-  cases.push_back({"five_passes", [&] { passes.five(); }});
-  if (serving) return serve(cases);
-  report(bench, cases, threads, rounds);
-  return 0;
+  return bench::guarded("bench_adam", [&] {
+    double millions = 50;
+    int threads = available_cores(), rounds = 9;
+    bool serving = false;
+    bench::Options("bench_adam", "[--millions 50] [--threads N] [--rounds 9] [--serve]")
+        .value("millions", millions)
+        .value("threads", threads)
+        .value("rounds", rounds)
+        .flag("serve", serving)
+        .parse(argc, argv);
+    const auto n = static_cast<std::int64_t>(millions * 1e6) / 65536 * 65536;
+    require(n > 0 && threads > 0 && rounds > 0, "numbers must be positive");
+    cli::AdamBench bench(n, threads);
+    Passes passes(bench);
+    std::vector<cli::Contender> cases;
+    for (const cli::AdamCase& c : bench.cases()) cases.push_back({c.name, c.run});
+    cases.push_back({"adam_alone", [&] { passes.adam(); }});
+    cases.push_back({"five_passes", [&] { passes.five(); }});
+    if (serving) return serve(cases);
+    report(bench, cases, threads, rounds);
+  });
 }

@@ -16,29 +16,9 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-
-
-class Ours:
-    def __init__(self, build, millions, threads):
-        command = [os.path.join(build, "bench", "bench_adam"), "serve", str(millions), str(threads)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        if self.process.stdout.readline() != "ready\n":
-            sys.exit(f"{' '.join(command)} did not start")
-
-    def seconds(self, case):
-        self.process.stdin.write(case + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        return float(line) if line else sys.exit(f"bench_adam stopped at {case}")
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
+from contenders import HERE, Contender, program
 
 
 class Theirs:
@@ -88,14 +68,15 @@ def main():
     ap.add_argument("--rounds", type=int, default=9)
     a = ap.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(a.threads)  # before torch and the op start their threads
-    theirs, ours = Theirs(a.millions, a.threads), Ours(a.build, a.millions, a.threads)
+    theirs = Theirs(a.millions, a.threads)
+    ours = Contender("sherd", [program(a.build, "bench_adam"), "--serve", "--millions", a.millions, "--threads", a.threads])
     times, ratios = {}, {}
     for r in range(a.rounds + 1):
         seconds = {}
         for case in dict.fromkeys(pair[0] for pair in PAIRS):
             seconds["deepspeed_" + case] = theirs.seconds(case)
         for case in ["limit"] + list(dict.fromkeys(pair[1] for pair in PAIRS)):
-            seconds[case] = ours.seconds(case)
+            seconds[case] = ours.ask(case)
         if r == 0:
             continue  # warm-up
         for name, value in seconds.items():
@@ -103,7 +84,7 @@ def main():
         for their_case, our_case in PAIRS:
             ratios.setdefault(f"{our_case}_against_{their_case}", []).append(
                 seconds["deepspeed_" + their_case] / seconds[our_case])
-    ours.close()
+    ours.stop()
     import deepspeed
     print(json.dumps({"bench": "adam_vs_deepspeed", "deepspeed": deepspeed.__version__,
                       "torch": theirs.torch.__version__, "millions": a.millions, "threads": a.threads,

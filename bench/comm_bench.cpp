@@ -4,12 +4,12 @@
 //   bench_comm [--mib 64] [--rounds 15]
 #include <mpi.h>
 
-#include <cstdlib>
 #include <iostream>
 #include <string>
 #include <vector>
 
 #include "cli/bench/comm_bench.h"
+#include "options.h"
 
 namespace {
 
@@ -54,22 +54,15 @@ void measure(comm::Communicator& comm, cli::CommBenchOptions options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  cli::CommBenchOptions options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string key = argv[i];
-    const long value = std::atol(argv[i + 1]);
-    if (key == "--mib" && value > 0)
-      options.bytes = static_cast<std::size_t>(value) << 20;
-    else if (key == "--rounds" && value > 0)
-      options.rounds = static_cast<int>(value);
-    else
-      return std::cerr << "usage: bench_comm [--mib N] [--rounds N]\n", 2;
-  }
-  try {
+  return bench::guarded("bench_comm", [&] {
+    cli::CommBenchOptions options;
+    std::size_t mib = options.bytes >> 20;
+    bench::Options("bench_comm", "[--mib 64] [--rounds 15]")
+        .value("mib", mib)
+        .value("rounds", options.rounds)
+        .parse(argc, argv);
+    require(mib > 0 && options.rounds > 0, "numbers must be positive");
+    options.bytes = mib << 20;
     measure(*comm::make_mpi_world({}), options);
-  } catch (const std::exception& error) {
-    std::cerr << "bench_comm: " << error.what() << "\n";
-    return 1;
-  }
-  return 0;
+  });
 }

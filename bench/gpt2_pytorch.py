@@ -1,11 +1,17 @@
 #!/usr/bin/env python3
-"""GPT-2 training step in PyTorch, the peer of bench/gpt2_step: prints one JSON object per mode.
+"""GPT-2 training step in PyTorch, the peer of bench/gpt2_step and bench/train_step: prints one JSON object.
 
-Modes: fp32, autocast (bf16 autocast, fp32 weights), bf16 (pure bf16 weights), each eager or compiled.
+Modes: fp32, autocast (bf16 autocast, fp32 weights), bf16 (pure bf16 weights), each eager or compiled, with SDPA and
+fused AdamW. --sharding trains through FSDP (fully_shard) or DeepSpeed (ZeRO stage 2) instead, in a world of one rank, with
+--offload keeping what they can in host memory. With --serve it answers the lines "steps N" with the seconds of N optimizer
+steps, "report" with loss and memory, and "release" after giving unused memory back (bench/contenders.py).
 Needs torch; nothing that Sherd builds or runs needs this file.
 """
 import argparse
 import json
+import os
+import socket
+import sys
 import time
 
 import torch
@@ -47,43 +53,190 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
 
 
-def main():
-    ap = argparse.ArgumentParser()
+def one_rank(device):
+    """What launchers tell the rank of a world of one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for key, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        os.environ[key] = str(value)
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+class Plain:
+    """One optimizer step of the model as it is."""
+
+    def __init__(self, a, device, model):
+        self.a, self.device = a, device
+        self.model = model.bfloat16() if a.mode == "bf16" else model
+        self.opt = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.called = torch.compile(self.model) if a.compile else self.model
+
+    def step(self, tokens, labels):
+        for _ in range(self.a.accumulation):
+            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.a.mode == "autocast"):
+                loss = self.called(tokens, labels)
+            (loss / self.a.accumulation).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.opt.step()
+        self.opt.zero_grad(set_to_none=True)
+        return loss
+
+
+class Fsdp:
+    """Blocks sharded by fully_shard: fp32 masters, bf16 computing; gradients reduced at the last micro-batch."""
+
+    def __init__(self, a, device, model):
+        import torch.distributed as dist
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+        one_rank(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        mesh = dist.device_mesh.init_device_mesh(device.type, (1,))
+        precision = MixedPrecisionPolicy(param_dtype=None if a.mode == "fp32" else torch.bfloat16)
+        offload = CPUOffloadPolicy() if a.offload and device.type == "cuda" else OffloadPolicy()
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=precision, offload_policy=offload)
+        self.a, self.model = a, fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)
+        self.opt = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+
+    def step(self, tokens, labels):
+        for i in range(self.a.accumulation):
+            self.model.set_requires_gradient_sync(i == self.a.accumulation - 1)
+            loss = self.model(tokens, labels)
+            (loss / self.a.accumulation).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.opt.step()
+        self.opt.zero_grad(set_to_none=True)
+        return loss
+
+
+class DeepSpeed:
+    """ZeRO stage 2 of DeepSpeed; with --offload its optimizer is updated by the processor (ZeRO-Offload)."""
+
+    def __init__(self, a, device, model):
+        one_rank(device)
+        import deepspeed
+        self.a, self.version = a, deepspeed.__version__
+        zero = {"stage": 2, "overlap_comm": True, "contiguous_gradients": True}
+        if a.offload:
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
+        config = {"train_micro_batch_size_per_gpu": a.batch, "gradient_accumulation_steps": a.accumulation,
+                  "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01}},
+                  "bf16": {"enabled": a.mode != "fp32"}, "gradient_clipping": 1.0, "zero_optimization": zero,
+                  "steps_per_print": 1 << 30}
+        if device.type == "cpu":
+            deepspeed.init_distributed(dist_backend="gloo")
+        self.engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+
+    def step(self, tokens, labels):
+        for _ in range(self.a.accumulation):
+            loss = self.engine(tokens, labels)
+            self.engine.backward(loss)
+            self.engine.step()
+        return loss
+
+
+class Training:
+    def __init__(self, a):
+        self.a, self.device = a, torch.device(a.device)
+        if self.device.type == "cuda":
+            torch.backends.cuda.matmul.allow_tf32 = False
+        else:
+            torch.set_num_threads(a.threads)
+        torch.manual_seed(0)
+        with self.device:
+            model = GPT(a.vocab, a.seq, a.hidden, a.layers, a.heads)
+            data = torch.randint(0, a.vocab, (a.batch, a.seq + 1))
+        self.tokens, self.labels = data[:, :-1].contiguous(), data[:, 1:].contiguous()
+        self.peer = {"plain": Plain, "fsdp": Fsdp, "deepspeed": DeepSpeed}[a.sharding](a, self.device, model)
+        self.loss = None
+
+    def synchronize(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def steps(self, count):
+        """Seconds of `count` optimizer steps, from an idle device to an idle device."""
+        self.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            self.loss = self.peer.step(self.tokens, self.labels)
+        self.synchronize()
+        return time.perf_counter() - start
+
+    def facts(self):
+        name = torch.cuda.get_device_name() if self.device.type == "cuda" else f"cpu, {self.a.threads} threads"
+        peer = f"torch {torch.__version__}"
+        if self.a.sharding == "deepspeed":
+            peer = f"deepspeed {self.peer.version}, {peer}"
+        elif self.a.sharding == "fsdp":
+            peer += " fully_shard"
+        return {"peer": peer, "device": name, "mode": self.a.mode, "compiled": self.a.compile,
+                "offload": self.a.offload,
+                "tokens_per_step": self.a.batch * self.a.seq * self.a.accumulation}
+
+    def report(self):
+        out = {"loss": self.loss.item()}
+        if self.device.type == "cuda":
+            out["device_peak"] = torch.cuda.max_memory_allocated()
+        return out
+
+    def answer(self, line):
+        word, *rest = line.split()
+        if word == "steps":
+            return self.steps(int(rest[0]))
+        if word == "report":
+            return self.report()
+        if word == "release":  # memory that only the allocator holds, to whoever is next
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            return 0
+        raise SystemExit(f"asked for {line!r}: steps N, report and release are answered")
+
+
+def parse():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     ap.add_argument("--mode", choices=["fp32", "autocast", "bf16"], default="bf16")
     ap.add_argument("--compile", action="store_true")
+    ap.add_argument("--sharding", choices=["plain", "fsdp", "deepspeed"], default="plain")
+    ap.add_argument("--offload", action="store_true")
+    ap.add_argument("--serve", action="store_true")
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--steps", type=int, default=3)
     ap.add_argument("--warmup", type=int, default=1)
     ap.add_argument("--batch", type=int, default=4)
+    ap.add_argument("--accumulation", type=int, default=1)
     ap.add_argument("--seq", type=int, default=512)
     ap.add_argument("--layers", type=int, default=12)
     ap.add_argument("--hidden", type=int, default=768)
     ap.add_argument("--heads", type=int, default=12)
     ap.add_argument("--vocab", type=int, default=50257)
     a = ap.parse_args()
-    torch.set_num_threads(a.threads)
-    torch.manual_seed(0)
-    model = GPT(a.vocab, a.seq, a.hidden, a.layers, a.heads)
-    if a.mode == "bf16":
-        model = model.bfloat16()
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    step_model = torch.compile(model) if a.compile else model
-    data = torch.randint(0, a.vocab, (a.batch, a.seq + 1))
-    tokens, labels = data[:, :-1].contiguous(), data[:, 1:].contiguous()
-    times, loss = [], None
-    for _ in range(a.warmup + a.steps):
-        t = time.perf_counter()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=a.mode == "autocast"):
-            loss = step_model(tokens, labels)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        opt.step()
-        opt.zero_grad(set_to_none=True)
-        times.append(time.perf_counter() - t)
-    times = sorted(times[a.warmup:])
+    if a.sharding == "plain" and a.offload:
+        ap.error("--offload is a matter of --sharding fsdp or deepspeed")
+    if a.sharding != "plain" and (a.compile or a.mode == "autocast"):
+        ap.error("--sharding takes neither --compile nor autocast")
+    return a
+
+
+def main():
+    a = parse()
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries log to standard output
+    training = Training(a)
+    if a.serve:
+        print("ready", json.dumps(training.facts()), file=out, flush=True)
+        for line in sys.stdin:
+            print(json.dumps(training.answer(line)), file=out, flush=True)
+        return
+    training.steps(a.warmup)
+    times = sorted(training.steps(1) for _ in range(a.steps))
     median = times[len(times) // 2]
-    print(json.dumps({"peer": f"torch {torch.__version__}", "mode": a.mode, "compiled": a.compile,
-                      "step_s": median, "tokens_per_s": a.batch * a.seq / median, "loss": loss.item()}))
+    facts = training.facts()
+    print(json.dumps({**facts, "step_s": median, "tokens_per_s": facts["tokens_per_step"] / median, **training.report()}),
+          file=out, flush=True)
 
 
 if __name__ == "__main__":

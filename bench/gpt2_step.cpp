@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cxxopts.hpp>
-#include <iostream>
 
 #include "models/gpt.h"
 #include "optim/update_rule.h"
+#include "options.h"
 #include "support/plain_parameters.h"
 #include "timed_kernels.h"
 
@@ -16,42 +15,40 @@ namespace {
 using namespace sherd;
 
 struct Settings {
-  std::string mode, recompute;
-  int threads, steps, warmup;
-  std::int64_t batch, seq;
-  float dropout;
+  std::string mode = "bf16", recompute = "none";
+  int threads = 2, steps = 3, warmup = 1, heads = 12;
+  std::int64_t batch = 4, seq = 512, layers = 12, hidden = 768, vocab = 50257, vocab_multiple = 128;
+  float dropout = 0;
   models::GptOptions options;
 };
 
 Settings parse(int argc, char** argv) {
-  cxxopts::Options cli("gpt2_step", "Times a GPT-2 training step on one rank");
-  cli.add_options()("mode", "fp32 or bf16", cxxopts::value<std::string>()->default_value("bf16"))(
-      "style", "gpt2 or llama", cxxopts::value<std::string>()->default_value("gpt2"))(
-      "recompute", "none, selective or full", cxxopts::value<std::string>()->default_value("none"))(
-      "threads", "", cxxopts::value<int>()->default_value("2"))("steps", "", cxxopts::value<int>()->default_value("3"))(
-      "warmup", "", cxxopts::value<int>()->default_value("1"))(
-      "batch", "", cxxopts::value<std::int64_t>()->default_value("4"))(
-      "seq", "", cxxopts::value<std::int64_t>()->default_value("512"))(
-      "layers", "", cxxopts::value<std::int64_t>()->default_value("12"))(
-      "hidden", "", cxxopts::value<std::int64_t>()->default_value("768"))(
-      "heads", "", cxxopts::value<int>()->default_value("12"))(
-      "vocab", "", cxxopts::value<std::int64_t>()->default_value("50257"))(
-      "vocab-multiple", "", cxxopts::value<std::int64_t>()->default_value("128"))(
-      "dropout", "", cxxopts::value<float>()->default_value("0"))("help", "");
-  const auto args = cli.parse(argc, argv);
-  if (args.count("help")) {
-    std::cout << cli.help();
-    std::exit(0);
-  }
-  Settings s{args["mode"].as<std::string>(), args["recompute"].as<std::string>(), args["threads"].as<int>(),
-             args["steps"].as<int>(), args["warmup"].as<int>(), args["batch"].as<std::int64_t>(),
-             args["seq"].as<std::int64_t>(), args["dropout"].as<float>(), {}};
+  Settings s;
+  bench::Options("bench_gpt2_step",
+                 "[--mode fp32|bf16] [--style gpt2|llama] [--recompute none|selective|full] [--threads 2] [--steps 3]\n"
+                 "  [--warmup 1] [--batch 4] [--seq 512] [--layers 12] [--hidden 768] [--heads 12] [--vocab 50257]\n"
+                 "  [--vocab-multiple 128] [--dropout 0]")
+      .value("mode", s.mode)
+      .value("style", [&](const std::string& text) {
+        require(text == "gpt2" || text == "llama", "--style takes gpt2 or llama, not '", text, "'");
+        s.options = text == "llama" ? models::GptOptions::llama() : models::GptOptions();
+      })
+      .value("recompute", s.recompute)
+      .value("threads", s.threads)
+      .value("steps", s.steps)
+      .value("warmup", s.warmup)
+      .value("batch", s.batch)
+      .value("seq", s.seq)
+      .value("layers", s.layers)
+      .value("hidden", s.hidden)
+      .value("heads", s.heads)
+      .value("vocab", s.vocab)
+      .value("vocab-multiple", s.vocab_multiple)
+      .value("dropout", s.dropout)
+      .parse(argc, argv);
   require(parse_dtype(s.mode).has_value() && s.steps > 0, "--mode must be fp32 or bf16, and --steps positive");
-  if (args["style"].as<std::string>() == "llama") s.options = models::GptOptions::llama();
-  s.options.vocab_size = args["vocab"].as<std::int64_t>(), s.options.max_seq = s.seq;
-  s.options.vocab_multiple = args["vocab-multiple"].as<std::int64_t>();
-  s.options.hidden = args["hidden"].as<std::int64_t>(), s.options.layers = args["layers"].as<std::int64_t>();
-  s.options.heads = args["heads"].as<int>();
+  s.options.vocab_size = s.vocab, s.options.vocab_multiple = s.vocab_multiple, s.options.max_seq = s.seq;
+  s.options.hidden = s.hidden, s.options.layers = s.layers, s.options.heads = s.heads;
   s.options.embedding_dropout = s.options.attention_dropout = s.options.hidden_dropout = s.dropout;
   return s;
 }
@@ -174,11 +171,5 @@ void run(const Settings& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    run(parse(argc, argv));
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "gpt2_step: %s\n", error.what());
-    return 1;
-  }
+  return bench::guarded("bench_gpt2_step", [&] { run(parse(argc, argv)); });
 }

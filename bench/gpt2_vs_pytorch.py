@@ -4,16 +4,17 @@
   bench/gpt2_vs_pytorch.py [--python PYTHON_WITH_TORCH] [--build build] [--rounds 3] [--modes bf16 bf16-compiled fp32]
 
 Prints each round, then per comparison the ratio of medians of tokens/s (above 1: Sherd is faster) and the median of the
-per-round ratios. PyTorch runs in every way that may be its best: eager and compiled, pure bf16 and autocast.
+per-round ratios. PyTorch runs in every way that may be its best: eager and compiled, pure bf16 and autocast. (The whole
+engine, on a GPU or on cores: bench/train_vs_peers.py.)
 """
 import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+from contenders import HERE, Unavailable, program, run_json
+
 PEERS = {  # name: (our mode, arguments of gpt2_pytorch.py)
     "bf16": ("bf16", ["--mode", "bf16"]),
     "bf16-compiled": ("bf16", ["--mode", "bf16", "--compile", "--warmup", "2"]),
@@ -24,11 +25,10 @@ PEERS = {  # name: (our mode, arguments of gpt2_pytorch.py)
 
 
 def run(command):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return json.loads(lines[-1])
+    try:
+        return run_json(command, timeout=3600)
+    except Unavailable as why:
+        sys.exit(str(why))
 
 
 def main():
@@ -39,7 +39,7 @@ def main():
     ap.add_argument("--steps", type=int, default=3)
     ap.add_argument("--modes", nargs="+", default=["bf16", "bf16-compiled", "fp32"], choices=list(PEERS))
     a = ap.parse_args()
-    ours = os.path.join(a.build, "bench", "bench_gpt2_step")
+    ours = program(a.build, "bench_gpt2_step")
     results = {}
     for r in range(a.rounds):
         for name in a.modes:

@@ -1,48 +1,30 @@
-// Times the CPU kernels at GPT-2's shapes beside a parallel memcpy that moves as many bytes, in alternating
-// rounds of one process, and prints JSON lines: the best round of each. `bench_kernels [--threads N]
-// [--rounds N] [filter]`. With one thread its CPU time is taken, which other processes disturb less.
-
-#include <time.h>
-
-#include <algorithm>
+// Times the kernels of one device at a GPT's shapes (GPT-2 small on the processor, 1.3 billion parameters on
+// a GPU): those that move memory beside a copy of as many bytes, in alternating rounds of one process, the
+// products by themselves. Prints JSON lines, the best round of each, and with --summary lines "name:
+// figures".
+//
+//   bench_kernels [--device cpu|cuda] [--threads N] [--rounds 15] [--summary] [FILTER]
+//
+// With one thread of the processor its CPU time is taken, which other processes disturb less.
 #include <cstdio>
-#include <cstring>
-#include <functional>
-#include <string>
-#include <vector>
 
+#include "base/arena.h"
 #include "base/cpu_isa.h"
-#include "tensor/kernels.h"
+#include "kernel_rounds.h"
+#include "options.h"
 
 namespace {
 
 using namespace sherd;
 using namespace sherd::tensor;
+using bench::KernelRounds;
 
-struct Options {
-  int threads = available_cores(), rounds = 15;
-  std::string filter;
-};
-
-/// `reads` and `writes` are the tensors a kernel must at least move once; a tensor in both counts twice.
-struct Case {
-  std::string name;
-  std::vector<Tensor> reads, writes;
-  std::function<void()> run;
-};
-
-double now(clockid_t clock) {
-  timespec time{};
-  clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-class Bench {
+class KernelCases {
  public:
-  explicit Bench(const Options& options)
-      : options_(options),
-        device_(device::make_cpu_device(options.threads)),
-        kernels_(make_kernels(*device_)) {}
+  explicit KernelCases(KernelRounds& rounds) : r_(rounds), k_(rounds.kernels()) {
+    if (rounds.cuda())
+      tokens_ = 16384, seq_ = 2048, width_ = 2048, heads_ = 16, vocab_ = 50304, many_ = 256 << 20;
+  }
 
   void run() {
     for (const DType dtype : {DType::bf16, DType::f32}) {
@@ -50,209 +32,208 @@ class Bench {
       rows(dtype);
       loss(dtype);
       sharding(dtype);
+      if (r_.cuda()) products(dtype);  // the processor's: `sherd bench gemm`
     }
+    if (r_.cuda()) attention(DType::bf16);
     movement();
   }
 
  private:
-  Tensor make(const Shape& shape, DType dtype) {
-    Tensor x = Tensor::empty(*device_, shape, dtype);
-    Tensor block = Tensor::empty(*device_, {4096}, dtype);
-    kernels_->fill_normal(block, {1, 2}, 0, 0, 1);
-    for (std::int64_t i = 0; i < x.numel(); i += 4096) {
-      const std::int64_t n = std::min<std::int64_t>(4096, x.numel() - i);
-      std::memcpy(x.range(i, i + n).raw(), block.raw(), block.range(0, n).bytes());
-    }
-    return x;
-  }
-  Tensor ids(std::int64_t n, std::int32_t limit) {
-    Tensor x = Tensor::empty(*device_, {n}, DType::i32);
-    for (std::int64_t i = 0; i < n; ++i)
-      x.data<std::int32_t>()[i] = static_cast<std::int32_t>(philox({3, 4}, static_cast<std::uint64_t>(i))[0] %
-                                                            static_cast<std::uint32_t>(limit));
-    return x;
-  }
-
-  void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-    device_->arena().parallel_for(
-        static_cast<std::int64_t>(bytes), 128 << 10, [&](std::int64_t begin, std::int64_t end) {
-          std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin));
-        });
-  }
-
-  void measure(const Case& test, DType dtype) {
-    const std::string name = test.name + "." + std::string(name_of(dtype));
-    if (name.find(options_.filter) == std::string::npos) return;
-    std::size_t bytes = 0;
-    for (const Tensor& t : test.reads) bytes += t.bytes();
-    for (const Tensor& t : test.writes) bytes += t.bytes();
-    const Tensor from = Tensor::zeros(*device_, {static_cast<std::int64_t>(bytes / 2)}, DType::u8);
-    const Tensor to = Tensor::zeros(*device_, {static_cast<std::int64_t>(bytes / 2)}, DType::u8);
-    double copy = 1e9, run = 1e9;
-    for (int round = -1; round < options_.rounds; ++round) {
-      const double start = now(clock_);
-      copy_bytes(to.raw(), from.raw(), from.bytes());
-      const double middle = now(clock_);
-      test.run();
-      const double end = now(clock_);
-      if (round >= 0) copy = std::min(copy, middle - start), run = std::min(run, end - middle);
-    }
-    std::printf(
-        "{\"kernel\": \"%s\", \"ms\": %.3f, \"gb_per_s\": %.2f, \"memcpy_ms\": %.3f, \"of_memcpy\": %.2f}\n",
-        name.c_str(), run * 1e3, static_cast<double>(bytes) / run / 1e9, copy * 1e3, copy / run);
-    std::fflush(stdout);
-  }
-
   void elementwise(DType dtype) {
-    const Tensor x = make({2048, 3072}, dtype), dy = make({2048, 3072}, dtype), y = make({2048, 3072}, dtype);
-    const Tensor narrow = make({2048, 1536}, dtype);
+    const Tensor x = r_.make({tokens_, 4 * width_}, dtype), dy = r_.make({tokens_, 4 * width_}, dtype),
+                 y = r_.make({tokens_, 4 * width_}, dtype);
+    const Tensor narrow = r_.make({tokens_, 2 * width_}, dtype);
     const RandomKey key{5, 6};
-    measure({"add", {x, dy}, {y}, [&] { kernels_->add(x, dy, y); }}, dtype);
-    measure({"scale", {x}, {y}, [&] { kernels_->scale(x, 0.5, y); }}, dtype);
+    r_.measure({"add", {x, dy}, {y}, [&] { k_.add(x, dy, y); }}, dtype);
+    r_.measure({"scale", {x}, {y}, [&] { k_.scale(x, 0.5, y); }}, dtype);
     for (const auto& [kind, name] :
          {std::pair{Activation::gelu_tanh, "gelu_tanh"}, {Activation::gelu_erf, "gelu_erf"}}) {
-      measure({name, {x}, {y}, [&, kind = kind] { kernels_->activation(kind, x, y); }}, dtype);
-      measure({std::string(name) + "_backward",
-               {x, dy},
-               {y},
-               [&, kind = kind] { kernels_->activation_backward(kind, x, dy, y); }},
-              dtype);
+      r_.measure({name, {x}, {y}, [&, kind = kind] { k_.activation(kind, x, y); }}, dtype);
+      r_.measure({std::string(name) + "_backward",
+                  {x, dy},
+                  {y},
+                  [&, kind = kind] { k_.activation_backward(kind, x, dy, y); }},
+                 dtype);
     }
-    measure({"tanh", {x}, {y}, [&] { kernels_->tanh(x, y); }}, dtype);
-    measure({"relu", {x}, {y}, [&] { kernels_->relu(x, y); }}, dtype);
-    measure({"swiglu", {x}, {narrow}, [&] { kernels_->swiglu(x, narrow); }}, dtype);
-    measure({"swiglu_backward", {x, narrow}, {y}, [&] { kernels_->swiglu_backward(x, narrow, y); }}, dtype);
-    const Tensor h = make({2048, 768}, dtype), r = make({2048, 768}, dtype), o = make({2048, 768}, dtype);
-    measure({"dropout_residual", {h, r}, {o}, [&] { kernels_->dropout(h, r, 0.1f, key, o); }}, dtype);
-    measure({"dropout_backward", {h}, {o}, [&] { kernels_->dropout_backward(h, 0.1f, key, o); }}, dtype);
+    r_.measure({"tanh", {x}, {y}, [&] { k_.tanh(x, y); }}, dtype);
+    r_.measure({"relu", {x}, {y}, [&] { k_.relu(x, y); }}, dtype);
+    r_.measure({"swiglu", {x}, {narrow}, [&] { k_.swiglu(x, narrow); }}, dtype);
+    r_.measure({"swiglu_backward", {x, narrow}, {y}, [&] { k_.swiglu_backward(x, narrow, y); }}, dtype);
+    const Tensor h = r_.make({tokens_, width_}, dtype), r = r_.make({tokens_, width_}, dtype),
+                 o = r_.make({tokens_, width_}, dtype);
+    r_.measure({"dropout_residual", {h, r}, {o}, [&] { k_.dropout(h, r, 0.1f, key, o); }}, dtype);
+    r_.measure({"dropout_backward", {h}, {o}, [&] { k_.dropout_backward(h, 0.1f, key, o); }}, dtype);
   }
 
   void rows(DType dtype) {
-    const Tensor x = make({4, 512, 768}, dtype), dy = make({4, 512, 768}, dtype),
-                 y = make({4, 512, 768}, dtype);
-    const Tensor w = make({768}, dtype), b = make({768}, dtype), dw = make({768}, dtype),
-                 db = make({768}, dtype);
-    const Tensor mean = make({2048}, DType::f32), rstd = make({2048}, DType::f32);
-    measure({"layer_norm", {x}, {y}, [&] { kernels_->layer_norm(x, w, b, 1e-5, y, mean, rstd); }}, dtype);
-    measure({"layer_norm_backward",
-             {x, dy},
-             {y},
-             [&] { kernels_->layer_norm_backward(x, w, mean, rstd, dy, y, dw, db, false); }},
-            dtype);
-    measure({"rms_norm", {x}, {y}, [&] { kernels_->rms_norm(x, w, 1e-5, y, rstd); }}, dtype);
-    measure({"rms_norm_backward",
-             {x, dy},
-             {y},
-             [&] { kernels_->rms_norm_backward(x, w, rstd, dy, y, dw, false); }},
-            dtype);
-    const Tensor table = make({50257, 768}, dtype), token = ids(2048, 50257),
-                 positions = make({1024, 768}, dtype);
-    measure({"embedding", {x}, {y}, [&] { kernels_->embedding(token, table, y); }}, dtype);
-    measure(
-        {"embedding_backward", {dy}, {table}, [&] { kernels_->embedding_backward(token, dy, table, false); }},
+    const Tensor x = r_.make({tokens_ / seq_, seq_, width_}, dtype),
+                 dy = r_.make({tokens_ / seq_, seq_, width_}, dtype),
+                 y = r_.make({tokens_ / seq_, seq_, width_}, dtype);
+    const Tensor w = r_.make({width_}, dtype), b = r_.make({width_}, dtype), dw = r_.make({width_}, dtype),
+                 db = r_.make({width_}, dtype);
+    const Tensor mean = r_.make({tokens_}, DType::f32), rstd = r_.make({tokens_}, DType::f32);
+    r_.measure({"layer_norm", {x}, {y}, [&] { k_.layer_norm(x, w, b, 1e-5, y, mean, rstd); }}, dtype);
+    r_.measure({"layer_norm_backward",
+                {x, dy},
+                {y},
+                [&] { k_.layer_norm_backward(x, w, mean, rstd, dy, y, dw, db, false); }},
+               dtype);
+    r_.measure({"rms_norm", {x}, {y}, [&] { k_.rms_norm(x, w, 1e-5, y, rstd); }}, dtype);
+    r_.measure(
+        {"rms_norm_backward", {x, dy}, {y}, [&] { k_.rms_norm_backward(x, w, rstd, dy, y, dw, false); }},
         dtype);
-    measure({"embedding_backward_accumulate",
-             {dy, dy},
-             {dy},
-             [&] { kernels_->embedding_backward(token, dy, table, true); }},
-            dtype);
-    measure({"add_positions", {x}, {y}, [&] { kernels_->add_positions(x, positions, y); }}, dtype);
-    measure({"add_positions_backward",
-             {dy},
-             {positions},
-             [&] { kernels_->add_positions_backward(dy, positions, false); }},
-            dtype);
-    const Tensor qkv = make({4, 512, 2304}, dtype), rotated = make({4, 512, 2304}, dtype);
+    const Tensor table = r_.make({vocab_, width_}, dtype),
+                 token = r_.ids(tokens_, static_cast<std::int32_t>(vocab_)),
+                 positions = r_.make({2 * seq_, width_}, dtype);
+    r_.measure({"embedding", {x}, {y}, [&] { k_.embedding(token, table, y); }}, dtype);
+    r_.measure({"embedding_backward", {dy}, {table}, [&] { k_.embedding_backward(token, dy, table, false); }},
+               dtype);
+    r_.measure({"embedding_backward_accumulate",
+                {dy, dy},
+                {dy},
+                [&] { k_.embedding_backward(token, dy, table, true); }},
+               dtype);
+    r_.measure({"add_positions", {x}, {y}, [&] { k_.add_positions(x, positions, y); }}, dtype);
+    r_.measure({"add_positions_backward",
+                {dy},
+                {positions},
+                [&] { k_.add_positions_backward(dy, positions, false); }},
+               dtype);
+    const Tensor qkv = r_.make({tokens_ / seq_, seq_, 3 * width_}, dtype),
+                 rotated = r_.make({tokens_ / seq_, seq_, 3 * width_}, dtype);
     Attention geometry;
-    geometry.heads = geometry.kv_heads = 12;
-    measure({"rotary", {qkv}, {rotated}, [&] { kernels_->rotary(qkv, geometry, 1e4, false, rotated); }},
-            dtype);
+    geometry.heads = geometry.kv_heads = heads_;
+    r_.measure({"rotary", {qkv}, {rotated}, [&] { k_.rotary(qkv, geometry, 1e4, false, rotated); }}, dtype);
   }
 
   void loss(DType dtype) {
-    const Tensor logits = make({2048, 50257}, dtype), targets = ids(2048, 50257),
-                 lse = make({2048}, DType::f32);
-    const Tensor value = make({1}, DType::f32);
-    measure({"cross_entropy",
-             {logits},
-             {},
-             [&] { kernels_->cross_entropy(logits, targets, 0, -100, value, lse); }},
-            dtype);
-    kernels_->cross_entropy(logits, targets, 0, -100, value, lse);
-    measure({"cross_entropy_backward",
-             {logits},
-             {logits},
-             [&] { kernels_->cross_entropy_backward(logits, targets, lse, 0, -100, 1); }},
-            dtype);
+    const Tensor logits = r_.make({tokens_, vocab_}, dtype),
+                 targets = r_.ids(tokens_, static_cast<std::int32_t>(vocab_)),
+                 lse = r_.make({tokens_}, DType::f32);
+    const Tensor value = r_.make({1}, DType::f32);
+    r_.measure(
+        {"cross_entropy", {logits}, {}, [&] { k_.cross_entropy(logits, targets, 0, -100, value, lse); }},
+        dtype);
+    k_.cross_entropy(logits, targets, 0, -100, value, lse);
+    r_.measure({"cross_entropy_backward",
+                {logits},
+                {logits},
+                [&] { k_.cross_entropy_backward(logits, targets, lse, 0, -100, 1); }},
+               dtype);
   }
 
   void sharding(DType dtype) {
-    const std::int64_t n = 12 << 20;
-    const std::vector<Tensor> sources{make({n}, dtype), make({n}, dtype)};
-    const Tensor out = make({n}, dtype), wide = make({n}, DType::f32);
-    measure({"sum_ranks_2",
-             {sources[0], sources[1]},
-             {out},
-             [&] { kernels_->sum_ranks(sources, 0.5, dtype, out, false); }},
-            dtype);
-    measure({"sum_ranks_2_into_fp32",
-             {sources[0], sources[1], wide},
-             {wide},
-             [&] { kernels_->sum_ranks(sources, 0.5, dtype, wide, true); }},
-            dtype);
+    const std::int64_t n = many_;
+    const std::vector<Tensor> sources{r_.make({n}, dtype), r_.make({n}, dtype)};
+    const Tensor out = r_.make({n}, dtype), wide = r_.make({n}, DType::f32);
+    r_.measure({"sum_ranks_2",
+                {sources[0], sources[1]},
+                {out},
+                [&] { k_.sum_ranks(sources, 0.5, dtype, out, false); }},
+               dtype);
+    r_.measure({"sum_ranks_2_into_fp32",
+                {sources[0], sources[1], wide},
+                {wide},
+                [&] { k_.sum_ranks(sources, 0.5, dtype, wide, true); }},
+               dtype);
     ExactSum sum;
-    measure({"sum_of_squares", {out}, {}, [&] { kernels_->sum_of_squares(out, sum); }}, dtype);
-    measure({"all_finite", {out}, {}, [&] { kernels_->all_finite(out); }}, dtype);
-    measure({"fill", {}, {out}, [&] { kernels_->fill(out, 0); }}, dtype);
-    const Tensor small = make({1 << 20}, dtype);
-    measure({"fill_normal_1m",
-             {},
-             {small},
-             [&] {
-               kernels_->fill_normal(small, {1, 2}, 0, 0, 0.02);
-             }},
-            dtype);
-    measure({"fill_uniform_1m", {}, {small}, [&] { kernels_->fill_uniform(small, {1, 2}, 0, 0, 1); }}, dtype);
-    const Tensor other = make({n}, dtype), loss_value = make({1}, DType::f32);
-    measure({"mean_squared_error",
-             {out, other},
-             {},
-             [&] { kernels_->mean_squared_error(out, other, loss_value); }},
-            dtype);
+    r_.measure({"sum_of_squares", {out}, {}, [&] { k_.sum_of_squares(out, sum); }}, dtype);
+    r_.measure({"all_finite", {out}, {}, [&] { k_.all_finite(out); }}, dtype);
+    r_.measure({"fill", {}, {out}, [&] { k_.fill(out, 0); }}, dtype);
+    const Tensor small = r_.make({1 << 20}, dtype);
+    r_.measure({"fill_normal_1m", {}, {small}, [&] { k_.fill_normal(small, {1, 2}, 0, 0, 0.02); }}, dtype);
+    r_.measure({"fill_uniform_1m", {}, {small}, [&] { k_.fill_uniform(small, {1, 2}, 0, 0, 1); }}, dtype);
+    const Tensor other = r_.make({n}, dtype), loss_value = r_.make({1}, DType::f32);
+    r_.measure(
+        {"mean_squared_error", {out, other}, {}, [&] { k_.mean_squared_error(out, other, loss_value); }},
+        dtype);
   }
 
   void movement() {
-    const std::int64_t n = 12 << 20;
+    const std::int64_t n = many_;
     for (const auto& [a, b] : {std::pair{DType::f32, DType::bf16}, {DType::f32, DType::f16}}) {
-      const Tensor x = make({n}, a), y = make({n}, b);
+      const Tensor x = r_.make({n}, a), y = r_.make({n}, b);
       const std::string pair = std::string(name_of(a)) + "_" + std::string(name_of(b));
-      measure({"copy_narrow_" + pair, {x}, {y}, [&] { kernels_->copy(x, y); }}, b);
-      measure({"copy_widen_" + pair, {y}, {x}, [&] { kernels_->copy(y, x); }}, b);
+      r_.measure({"copy_narrow_" + pair, {x}, {y}, [&] { k_.copy(x, y); }}, b);
+      r_.measure({"copy_widen_" + pair, {y}, {x}, [&] { k_.copy(y, x); }}, b);
     }
-    const Tensor x = make({n}, DType::f32), y = make({n}, DType::f32);
-    measure({"copy_same", {x}, {y}, [&] { kernels_->copy(x, y); }}, DType::f32);
+    const Tensor x = r_.make({n}, DType::f32), y = r_.make({n}, DType::f32);
+    r_.measure({"copy_same", {x}, {y}, [&] { k_.copy(x, y); }}, DType::f32);
+    if (!r_.cuda()) return;
+    const Tensor host = r_.make({n}, DType::f32, device::Tier::host);
+    r_.measure({"copy_from_host", {host}, {}, [&] { k_.copy(host, x); }}, DType::f32);
+    r_.measure({"copy_to_host", {x}, {}, [&] { k_.copy(x, host); }}, DType::f32);
   }
 
-  Options options_;
-  clockid_t clock_ = options_.threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
-  std::shared_ptr<Device> device_;
-  std::unique_ptr<Kernels> kernels_;
+  void products(DType dtype) {
+    const auto product = [&](const char* name, std::int64_t m, std::int64_t n, std::int64_t k, bool ta,
+                             bool tb) {
+      if (!r_.wanted(name, dtype)) return;
+      const Matmul args{.a = r_.make(ta ? Shape{k, m} : Shape{m, k}, dtype),
+                        .b = r_.make(tb ? Shape{n, k} : Shape{k, n}, dtype),
+                        .c = r_.make({m, n}, dtype),
+                        .trans_a = ta,
+                        .trans_b = tb};
+      r_.measure_products(name, dtype,
+                          2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
+                          [&] { k_.matmul(args); });
+    };
+    product("up_forward", tokens_, 4 * width_, width_, false, true);
+    product("up_dx", tokens_, width_, 4 * width_, false, false);
+    product("up_dw", 4 * width_, width_, tokens_, true, false);
+    product("projection_forward", tokens_, width_, width_, false, true);
+    product("head_forward", tokens_, vocab_, width_, false, true);
+  }
+
+  void attention(DType dtype) {
+    const std::int64_t batch = tokens_ / seq_, dim = width_ / heads_;
+    const tensor::Attention geometry{.heads = heads_, .kv_heads = heads_, .key = {1, 2}};
+    if (!r_.wanted("attention_forward", dtype) && !r_.wanted("attention_backward", dtype)) return;
+    const Tensor qkv = r_.make({batch, seq_, 3 * width_}, dtype),
+                 dout = r_.make({batch, seq_, width_}, dtype);
+    const Tensor out = r_.make(dout.shape(), dtype), dqkv = r_.make(qkv.shape(), dtype);
+    const Tensor lse = r_.make({batch, heads_, seq_}, DType::f32);
+    // The causal half of two products, and of five.
+    const auto product = static_cast<double>(batch * heads_ * seq_ * (seq_ + 1) * dim);
+    k_.attention(qkv, geometry, out, lse);  // the backward pass reads its result
+    r_.measure_products("attention_forward", dtype, 2 * product,
+                        [&] { k_.attention(qkv, geometry, out, lse); });
+    r_.measure_products("attention_backward", dtype, 5 * product,
+                        [&] { k_.attention_backward(qkv, geometry, out, lse, dout, dqkv); });
+  }
+
+  KernelRounds& r_;
+  Kernels& k_;
+  std::int64_t tokens_ = 2048, seq_ = 512, width_ = 768, vocab_ = 50257, many_ = 12 << 20;
+  int heads_ = 12;
 };
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string arg = argv[i];
-    if (arg == "--threads" && i + 1 < argc)
-      options.threads = std::stoi(argv[++i]);
-    else if (arg == "--rounds" && i + 1 < argc)
-      options.rounds = std::stoi(argv[++i]);
-    else
-      options.filter = arg;
-  }
-  std::printf("{\"isa\": \"%s\", \"threads\": %d, \"rounds\": %d}\n", std::string(name_of(cpu_isa())).c_str(),
-              options.threads, options.rounds);
-  Bench(options).run();
+  return bench::guarded("bench_kernels", [&] {
+    bench::KernelRoundsOptions options;
+    options.threads = available_cores();
+    bool summary = false;
+    std::vector<std::string> filters;
+    bench::Options("bench_kernels", "[--device cpu|cuda] [--threads N] [--rounds 15] [--summary] [FILTER]")
+        .value("device",
+               [&](const std::string& text) {
+                 require(text == "cpu" || text == "cuda", "--device takes cpu or cuda, not '", text, "'");
+                 options.cuda = text == "cuda";
+               })
+        .value("threads", options.threads)
+        .value("rounds", options.rounds)
+        .flag("summary", summary)
+        .rest(filters)
+        .parse(argc, argv);
+    require(filters.size() <= 1, "one FILTER is taken, not ", filters.size());
+    if (!filters.empty()) options.filter = filters.front();
+    std::printf("{\"isa\": \"%s\", \"threads\": %d, \"rounds\": %d, \"device\": \"%s\"}\n",
+                std::string(name_of(cpu_isa())).c_str(), options.threads, options.rounds,
+                options.cuda ? "cuda" : "cpu");
+    KernelRounds rounds(options);
+    KernelCases(rounds).run();
+    if (summary) rounds.print_summary();
+  });
 }

@@ -18,35 +18,19 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+from contenders import HERE, Contender, program
+
 FORMS = ["fp32", "split", "split_moments16"]
 
 
-class Ours:
-    def __init__(self, a, folder):
-        command = [os.path.join(a.build, "bench", "bench_offload_step"), "--serve", "--path", folder,
-                   "--parameters", str(a.parameters), "--threads", str(a.threads), "--block", str(a.block),
-                   "--depth", str(a.depth), "--sub-group", str(a.width ** 2), "--forms", ",".join(FORMS)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        line = self.process.stdout.readline().split()
-        if line[:1] != ["ready"]:
-            sys.exit(f"{' '.join(command)} did not start")
-        self.parameters = int(line[1])
-
-    def seconds(self, form):
-        self.process.stdin.write(form + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        return float(line) if line else sys.exit(f"bench_offload_step stopped at {form}")
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
+def make_ours(a, folder):
+    return Contender("sherd", [program(a.build, "bench_offload_step"), "--serve", "--path", folder,
+                               "--parameters", a.parameters, "--threads", a.threads, "--block", a.block,
+                               "--depth", a.depth, "--sub-group", a.width ** 2, "--forms", ",".join(FORMS)])
 
 
 class Theirs:
@@ -81,12 +65,13 @@ class Theirs:
 
 
 def measure(a, folder):
-    theirs, ours = Theirs(a, folder), Ours(a, folder)
+    theirs, ours = Theirs(a, folder), make_ours(a, folder)
+    parameters = ours.start()["parameters"]
     nanoseconds, ratios = {}, {}
     for r in range(a.rounds + 2):
         taken = {}
         for form in FORMS[r % 3:] + FORMS[:r % 3]:
-            taken[form] = ours.seconds(form) / ours.parameters * 1e9
+            taken[form] = ours.ask(form) / parameters * 1e9
         taken["deepspeed"] = theirs.seconds() / theirs.parameters * 1e9
         if r < 2:
             continue  # warm-up: DeepSpeed makes its moments in the first step
@@ -94,7 +79,7 @@ def measure(a, folder):
             nanoseconds.setdefault(name, []).append(value)
         for form in FORMS:
             ratios.setdefault(f"{form}_against_deepspeed", []).append(taken["deepspeed"] / taken[form])
-    ours.close()
+    ours.stop()
     return {"bench": "offload_vs_deepspeed", "deepspeed": theirs.version, "torch": theirs.torch.__version__,
             "parameters": theirs.parameters, "sub_group": a.width ** 2, "threads": a.threads, "block_size": a.block,
             "queue_depth": a.depth, "rounds": a.rounds,

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "cli/bench/disk_traffic.h"
+#include "options.h"
 
 namespace {
 
@@ -43,37 +44,24 @@ cli::Traffic traffic_of(const std::string& name) {
 
 Settings parse(int argc, char** argv) {
   Settings s;
-  for (int i = 1; i < argc; ++i) {
-    const std::string key = argv[i];
-    if (key == "--checksums") {
-      s.store.checksums = true;
-      continue;
-    }
-    require(i + 1 < argc, key, " needs a value");
-    const std::string value = argv[++i];
-    if (key == "--folder")
-      s.store.folder = value;
-    else if (key == "--mode")
-      s.mode = traffic_of(value);
-    else if (key == "--seconds")
-      s.seconds = std::stod(value);
-    else if (key == "--mib")
-      s.span_bytes = std::stoull(value) << 20;
-    else if (key == "--buffer-mib")
-      s.buffer_bytes = std::stoull(value) << 20;
-    else if (key == "--buffers")
-      s.buffers = std::stoi(value);
-    else if (key == "--block")
-      s.store.block_size = std::stoull(value);
-    else if (key == "--depth")
-      s.store.queue_depth = std::stoi(value);
-    else if (key == "--backend")
-      s.store.backend = backend_of(value);
-    else if (key == "--threads")
-      s.store.thread_count = std::stoi(value);
-    else
-      fail(ErrorKind::usage, "unknown option ", key);
-  }
+  std::size_t mib = s.span_bytes >> 20, buffer_mib = s.buffer_bytes >> 20;
+  bench::Options(
+      "bench_store",
+      "--folder DIR [--mode read|write|mixed] [--seconds 3] [--mib 1024] [--buffer-mib 16] [--buffers 4]\n"
+      "  [--block 1048576] [--depth 8] [--backend automatic|io_uring|threads] [--threads 2] [--checksums]")
+      .value("folder", s.store.folder)
+      .value("mode", [&](const std::string& text) { s.mode = traffic_of(text); })
+      .value("seconds", s.seconds)
+      .value("mib", mib)
+      .value("buffer-mib", buffer_mib)
+      .value("buffers", s.buffers)
+      .value("block", s.store.block_size)
+      .value("depth", s.store.queue_depth)
+      .value("backend", [&](const std::string& text) { s.store.backend = backend_of(text); })
+      .value("threads", s.store.thread_count)
+      .flag("checksums", s.store.checksums)
+      .parse(argc, argv);
+  s.span_bytes = mib << 20, s.buffer_bytes = buffer_mib << 20;
   require(!s.store.folder.empty(), "--folder says where");
   require(s.span_bytes >= 2 * s.buffer_bytes && s.buffer_bytes > 0,
           "--mib must be at least twice --buffer-mib");
@@ -110,11 +98,5 @@ void run(const Settings& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    run(parse(argc, argv));
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "bench_store: " << error.what() << "\n";
-    return 1;
-  }
+  return bench::guarded("bench_store", [&] { run(parse(argc, argv)); });
 }

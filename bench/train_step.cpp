@@ -1,0 +1,183 @@
+// The optimizer step of the whole engine on one rank, on the processor or a GPU, as a configuration describes
+// it: every time is taken between two moments at which the device has done all its work. One batch of random
+// tokens is trained on over and over, so that no dataset is needed. Prints one JSON object; with --serve a
+// script sets it beside others (bench/train_vs_peers.py).
+//
+//   bench_train_step --config F [--config F] [--set a.b.c=V]... [--warmup 2] [--steps 5] [--serve]
+//
+// --serve answers the lines "steps N" with the seconds of N steps, "phases" with where a step's time goes
+// when the device is waited for after each phase, and "report" with losses and memory.
+#include <algorithm>
+#include <memory>
+#include <sstream>
+
+#include "base/cpu_isa.h"
+#include "config/config.h"
+#include "device/cuda.h"
+#include "engine/engine.h"
+#include "engine/token_data.h"
+#include "models/from_config.h"
+#include "options.h"
+#include "serving.h"
+
+namespace {
+
+using namespace sherd;
+using device::Tier;
+
+struct Settings {
+  std::vector<std::string> files, overrides;
+  int warmup = 2, steps = 5;
+  bool serve = false;
+};
+
+/// A model in training, and what is asked about it.
+class Training {
+ public:
+  Training(const Settings& s, const DistributedPtr& dist)
+      : config_(config::parse_files(s.files, s.overrides)),
+        shape_(models::gpt_options(config_, engine::vocabulary_size(config_))) {
+    const double build = bench::seconds_of([&] {
+      engine_ = std::make_unique<Engine>(dist, std::make_shared<models::Gpt>(shape_), config_);
+      batch_ = {{"tokens", random_ids(1)}, {"labels", random_ids(2)}};
+      engine_->device().synchronize();
+    });
+    build_seconds_ = build;
+  }
+
+  /// Seconds of `count` optimizer steps, from an idle device to an idle device.
+  double steps(int count) {
+    return bench::seconds_of([&] {
+      for (int i = 0; i < count; ++i) engine_->train_batch([&] { return batch_; });
+      engine_->device().synchronize();
+    });
+  }
+
+  /// Where the time of one step goes, as JSON. The waits make it slower than a step without them.
+  std::string phases() {
+    double forward = 0, backward = 0, update = 0;
+    const auto timed = [&](double& total, const auto& body) {
+      total += bench::seconds_of([&] { body(), engine_->device().synchronize(); });
+    };
+    for (bool last = false; !last;) {
+      last = engine_->is_gradient_accumulation_boundary();
+      autograd::Var loss;
+      timed(forward, [&] { loss = engine_->forward(batch_); });
+      timed(backward, [&] { engine_->backward(loss); });
+      timed(update, [&] { engine_->step(); });
+    }
+    return cat("{\"forward_s\": ", forward, ", \"backward_s\": ", backward, ", \"update_s\": ", update, "}");
+  }
+
+  /// What a reader of the times must know.
+  std::string facts() const {
+    const config::Batch& batch = engine_->config().batch;
+    std::ostringstream out;
+    out.precision(12);
+    out << "{\"peer\": \"sherd\", \"device\": \"" << device_name() << "\", \"dtype\": \""
+        << name_of(engine_->config().precision.compute)
+        << "\", \"parameters\": " << shape_.num_parameters(false)
+        << ", \"micro_batch\": " << batch.micro_batch_size
+        << ", \"accumulation\": " << batch.gradient_accumulation_steps << ", \"seq\": " << shape_.max_seq
+        << ", \"tokens_per_step\": " << batch.train_batch_size * shape_.max_seq
+        << ", \"flops_per_token\": " << flops(models::AttentionFlops::causal_half)
+        << ", \"flops_per_token_full_attention\": " << flops(models::AttentionFlops::full)
+        << ", \"build_s\": " << build_seconds_ << "}";
+    return out.str();
+  }
+
+  std::string report() const {
+    const device::Ledger& ledger = engine_->device().ledger();
+    const engine::StepReport& step = engine_->last_step();
+    std::ostringstream out;
+    out.precision(9);
+    out << "{\"step\": " << engine_->global_steps() << ", \"loss\": " << step.loss
+        << ", \"grad_norm\": " << step.grad_norm << ", \"device_peak\": " << ledger.peak(Tier::device)
+        << ", \"host_peak\": " << ledger.peak(Tier::host) << ", \"nvme_peak\": " << ledger.peak(Tier::nvme)
+        << ", \"nvme_read\": " << engine_->io_bytes().read
+        << ", \"nvme_written\": " << engine_->io_bytes().written;
+    if (engine_->device().kind() == device::Kind::cuda) {
+      const device::CudaMemory memory = device::as_cuda(engine_->device()).memory();
+      // Of all programs: with the driver's own and what the allocator keeps, which no ledger knows.
+      out << ", \"gpu_in_use\": " << memory.total - memory.free << ", \"gpu_memory\": " << memory.total;
+    }
+    out << "}";
+    return out.str();
+  }
+
+  double tokens_per_step() const { return static_cast<double>(engine_->train_batch_size() * shape_.max_seq); }
+
+ private:
+  tensor::Tensor random_ids(std::uint64_t stream) {
+    const tensor::Shape shape{engine_->config().batch.micro_batch_size, shape_.max_seq};
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(shape.numel()));
+    for (std::size_t i = 0; i < ids.size(); ++i)
+      ids[i] = static_cast<std::int32_t>(philox({9, stream}, i)[0] %
+                                         static_cast<std::uint64_t>(shape_.vocab_size));
+    return tensor::Tensor::of<std::int32_t>(engine_->device(), shape, ids);
+  }
+  double flops(models::AttentionFlops convention) const {
+    return models::flops_per_token(shape_, shape_.max_seq, convention);
+  }
+  std::string device_name() const {
+    if (engine_->device().kind() == device::Kind::cuda) return device::as_cuda(engine_->device()).gpu().name;
+    return cat("cpu, ", engine_->device().arena().threads(), " threads, ", name_of(cpu_isa()));
+  }
+
+  config::Config config_;
+  models::GptOptions shape_;
+  double build_seconds_ = 0;
+  std::unique_ptr<Engine> engine_;
+  tensor::Batch batch_;
+};
+
+std::string answer(Training& training, const std::string& line) {
+  std::istringstream in(line);
+  std::string word;
+  int count = 1;
+  in >> word >> count;
+  if (word == "steps") return cat(training.steps(count));
+  if (word == "phases") return training.phases();
+  if (word == "report") return training.report();
+  fail(ErrorKind::usage, "asked for '", line, "': steps N, phases and report are answered");
+}
+
+void measure(Training& training, const Settings& s) {
+  training.steps(s.warmup);
+  std::vector<double> seconds(static_cast<std::size_t>(s.steps));
+  for (double& step : seconds) step = training.steps(1);
+  std::sort(seconds.begin(), seconds.end());
+  const double median = seconds[seconds.size() / 2];
+  std::cout << "{\"bench\": \"train_step\", \"step_s\": " << median
+            << ", \"tokens_per_s\": " << training.tokens_per_step() / median
+            << ", \"facts\": " << training.facts() << ", \"phases\": " << training.phases()
+            << ", \"report\": " << training.report() << "}" << std::endl;
+}
+
+Settings parse(int argc, char** argv) {
+  Settings s;
+  bench::Options("bench_train_step",
+                 "--config F [--config F] [--set a.b.c=V]... [--warmup 2] [--steps 5] [--serve]")
+      .list("config", s.files)
+      .list("set", s.overrides)
+      .value("warmup", s.warmup)
+      .value("steps", s.steps)
+      .flag("serve", s.serve)
+      .parse(argc, argv);
+  require(!s.files.empty(), "--config says what to train");
+  require(s.steps > 0 && s.warmup >= 0, "--steps must be positive, and --warmup not negative");
+  return s;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return bench::guarded("bench_train_step", [&] {
+    const Settings s = parse(argc, argv);
+    launch_ranks(1, [&](const DistributedPtr& dist) {
+      Training training(s, dist);
+      if (!s.serve) return measure(training, s);
+      bench::serve(training.facts(), [&](const std::string& line) { return answer(training, line); });
+    });
+  });
+}

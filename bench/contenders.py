@@ -68,8 +68,10 @@ class Contender:
         late = threading.Event()
         timer = threading.Timer(self.timeout, lambda: (late.set(), self.process.kill()))
         timer.start()
-        line = self.process.stdout.readline()
-        timer.cancel()
+        try:
+            line = self.process.stdout.readline()
+        finally:
+            timer.cancel()
         if late.is_set():
             raise Unavailable(f"took longer than {self.timeout} s ({doing})")
         if not line:

@@ -6,7 +6,7 @@
 
 Sizes are walked up with `sherd estimate`, which computes nothing: for each placement of the states (optimizer and parameters
 on the host or on NVMe) the largest size of a ladder of widths and depths that fits this machine. The largest of all
-is then trained for two steps by bench_train_step; where that fails, the next smaller one. --limit is what Sherd may book
+is then trained for two steps by bench_train_step; where that fails, another placement's or a smaller one. --limit is what Sherd may book
 (device.device_memory_limit); leave a gigabyte of a card to its driver. --seconds bounds the whole.
 Prints JSON lines, then lines "name: figures".
 """
@@ -91,10 +91,12 @@ class Search:
         if done.returncode:
             sys.exit(f"largest_model: sherd estimate: {done.stderr.strip()[-400:]}")
         told = json.loads(done.stdout)
-        if not told["fits"]:
-            return told["missing"][0]["what"]
+        known = "the memory of this machine" if self.a.host_memory else None  # by the caller, better than by the system
+        missing = [lack["what"] for lack in told["missing"] if lack["what"] != known]
+        if missing:
+            return missing[0]
         peaks = {tier: book["peak"]["total"] for tier, book in told["tiers"].items()}
-        if peaks["host"] > 0.9 * available_memory():
+        if peaks["host"] > 0.9 * (self.a.host_memory or available_memory()):
             return "the host's memory"
         if peaks["nvme"] > 0.9 * shutil.disk_usage(self.nvme_folder()).free:
             return "the drive's space"
@@ -112,12 +114,13 @@ class Search:
                 low = middle
         return low, lack
 
+    def left(self):
+        return self.end - time.monotonic()
+
     def train(self, size, placement):
-        left = self.end - time.monotonic()
-        if left < 5:
-            raise Unavailable("no time is left")
+        """Trains two steps, in no more than most of the time that is left."""
         return run_json([program(self.a.build, "bench_train_step"), "--warmup", 0, "--steps", 2,
-                         *self.options(size, placement)], timeout=left)
+                         *self.options(size, placement)], timeout=0.65 * self.left())
 
 
 def tell(a, size, placement, lack, result):
@@ -135,6 +138,7 @@ def parse():
     ap.add_argument("--set", action="append", default=[], metavar="a.b.c=V")
     ap.add_argument("--limit", default="15GB")
     ap.add_argument("--nvme", help="a folder on the drive (default: the configuration's)")
+    ap.add_argument("--host-memory", type=float, metavar="BYTES", help="of the machine, where the system does not say it")
     ap.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     ap.add_argument("--build", default=os.path.join(HERE, "..", "build"))
     ap.add_argument("--seconds", type=float, default=500)
@@ -153,22 +157,23 @@ def main():
               flush=True)
         if index >= 0:
             found.append((index, placement, lack))
-    tried = []
-    for index, placement, lack in sorted(found, key=lambda f: -f[0]):
-        while index >= 0 and len(tried) < 4:
-            size = sizes[index]
-            try:
-                result = search.train(size, placement)
-            except Unavailable as why:
-                tried.append(f"{size}, {placement}: {why}")
-                print(json.dumps({"failed": str(size), "placement": placement, "why": str(why)}), flush=True)
-                lack = f"something that the estimate did not see: {str(why)[-160:]}"
-                while index >= 0 and sizes[index].parameters > 0.85 * size.parameters:
-                    index -= 1
-                continue
-            print(json.dumps({"bench": "largest_model", "size": str(size), "parameters": size.parameters,
-                              "placement": placement, "limit": a.limit, **result}), flush=True)
-            return tell(a, size, placement, lack, result)
+    attempts, tried = sorted(found, key=lambda f: -f[0]), []
+    while attempts and search.left() > 5:
+        index, placement, lack = attempts.pop(0)
+        size = sizes[index]
+        try:
+            result = search.train(size, placement)
+        except Unavailable as why:
+            tried.append(f"{size}, {placement}: {why}")
+            print(json.dumps({"failed": str(size), "placement": placement, "why": str(why)}), flush=True)
+            while index >= 0 and sizes[index].parameters > 0.85 * size.parameters:
+                index -= 1
+            if index >= 0:
+                attempts.append((index, placement, f"something that the estimate did not see: {str(why)[-160:]}"))
+            continue
+        print(json.dumps({"bench": "largest_model", "size": str(size), "parameters": size.parameters,
+                          "placement": placement, "limit": a.limit, **result}), flush=True)
+        return tell(a, size, placement, lack, result)
     print(f"largest model in {a.limit}: none trained: {'; '.join(tried) or 'no size fits'}")
     sys.exit(1)
 

@@ -21,6 +21,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import sys
 
 from contenders import HERE, Contender, alternate, median_of_ratios, medians, program
@@ -138,13 +139,24 @@ def print_rows(a, contenders, rounds):
               f"{verdict(ratio, float(target) if target else None)}")
 
 
+def stop(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main():
     a = parse()
     contenders, rounds = make_contenders(a), []
     turns = Turns(a)
-    for taken in alternate(contenders, a.rounds, turns, a.restart):
-        rounds.append(taken)
-        print(json.dumps({"round": len(rounds), "tokens_per_s": {k: round(v, 1) for k, v in taken.items()}}), flush=True)
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        for taken in alternate(contenders, a.rounds, turns, a.restart):
+            rounds.append(taken)
+            print(json.dumps({"round": len(rounds), "tokens_per_s": {k: round(v, 1) for k, v in taken.items()}}),
+                  flush=True)
+    except KeyboardInterrupt:  # tells what whole rounds gave
+        for contender in contenders:
+            contender.stop()
     print(json.dumps({"bench": "train_vs_peers", "config": a.config, "set": a.set, "rounds": len(rounds),
                       "steps_per_turn": turns.steps, "tokens_per_s": medians(rounds),
                       "facts": {c.name: c.facts for c in contenders}}))

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "device/trace_range.h"
 #include "sharding/unit.h"
 
 namespace sherd::sharding {
@@ -78,7 +79,10 @@ ParameterReader::Staged ParameterReader::take(const Unit& unit) {
   }
   Reading reading = std::move(ahead_.front());
   ahead_.pop_front();
-  for (offload::Io& io : reading.ios) io.wait();
+  {
+    const device::TraceRange range("read from NVMe", unit.name());
+    for (offload::Io& io : reading.ios) io.wait();
+  }
   read_ahead();
   return std::move(reading.staged);
 }

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <unordered_map>
 
 #include "config/config.h"
+#include "device/trace_range.h"
 
 namespace sherd::sharding {
 
@@ -33,13 +35,18 @@ class ShardedModel::BlockScope final : public autograd::Scope {
   BlockScope(ShardedModel& owner, std::vector<Unit*> units) : owner_(owner), units_(std::move(units)) {}
 
   void pre_forward(bool recording) override {
+    ranges_.emplace_back("forward", units_.front()->name());
     for (Unit* unit : units_) {
       leases_.push_back(unit->gather());
       if (recording && unit->trainable()) ++owner_.state(*unit).pending;
     }
   }
-  void post_forward(bool) override { let_go(); }
+  void post_forward(bool) override {
+    let_go();
+    ranges_.pop_back();
+  }
   void pre_backward() override {
+    ranges_.emplace_back("backward", units_.front()->name());
     for (Unit* unit : units_) {
       leases_.push_back(unit->gather());
       if (unit->trainable()) owner_.open_gradients(*unit);
@@ -49,8 +56,12 @@ class ShardedModel::BlockScope final : public autograd::Scope {
     let_go();
     for (Unit* unit : units_)
       if (unit->trainable() && --owner_.state(*unit).pending == 0) owner_.close_gradients(*unit);
+    ranges_.pop_back();
   }
-  void take_back_leases() { leases_.clear(); }
+  void take_back_leases() {
+    leases_.clear();
+    ranges_.clear();
+  }
 
  private:
   void let_go() { leases_.resize(leases_.size() - units_.size()); }
@@ -58,6 +69,7 @@ class ShardedModel::BlockScope final : public autograd::Scope {
   ShardedModel& owner_;
   std::vector<Unit*> units_;
   std::vector<Unit::Lease> leases_;  // a stack: a block may be entered again inside itself
+  std::deque<device::TraceRange> ranges_;  // likewise, one for all units
 };
 
 ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options,

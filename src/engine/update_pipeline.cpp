@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/trace_range.h"
+
 namespace sherd::engine {
 namespace {
 
@@ -156,6 +158,7 @@ UpdateView UpdatePipeline::bind(const UpdateChunk& chunk, int buffer) const {
 
 void UpdatePipeline::update(const UpdateChunk& chunk, const UpdateView& view) {
   ++updated_;
+  const device::TraceRange range("update", chunk.segment->name());
   if (!optimizer_->update(view, factor_, kernels_))
     fail(ErrorKind::numerics, "the update of unit '", chunk.segment->name(),
          "' is NaN or infinite: lower the learning rate and resume from the last checkpoint");
@@ -169,6 +172,7 @@ namespace {
 /// Whether all have ended; with `wait`, once they have. Throws what ended them.
 bool ended(std::vector<offload::Io>& ios, bool wait) {
   if (!wait && !std::all_of(ios.begin(), ios.end(), [](const offload::Io& io) { return io.ready(); })) return false;
+  const device::TraceRange range("wait for NVMe");
   for (offload::Io& io : ios) io.wait();
   ios.clear();
   return true;

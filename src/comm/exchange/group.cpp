@@ -9,6 +9,7 @@
 #include "comm/exchange/backend.h"
 #include "comm/exchange/gpu_order.h"
 #include "comm/exchange/gpu_route.h"
+#include "device/trace_range.h"
 
 namespace sherd::comm {
 namespace {
@@ -232,6 +233,7 @@ class Group final : public Communicator {
   }
 
   void run(Call& call) {
+    const device::TraceRange range(name_of(call.kind), call.label);
     if (order_) order_->before(call);
     if (call.gpu)
       route_->run(call);

@@ -12,6 +12,7 @@
 #include "base/cpu_isa.h"
 #include "kernel_rounds.h"
 #include "options.h"
+#include "tensor/cuda_options.h"
 
 namespace {
 
@@ -24,6 +25,7 @@ class KernelCases {
   explicit KernelCases(KernelRounds& rounds) : r_(rounds), k_(rounds.kernels()) {
     if (rounds.cuda())
       tokens_ = 16384, seq_ = 2048, width_ = 2048, heads_ = 16, vocab_ = 50304, many_ = 256 << 20;
+    fast_ = make_kernels(rounds.device(), {.tf32 = true, .deterministic_attention = false});
   }
 
   void run() {
@@ -167,7 +169,7 @@ class KernelCases {
 
   void products(DType dtype) {
     const auto product = [&](const char* name, std::int64_t m, std::int64_t n, std::int64_t k, bool ta,
-                             bool tb) {
+                             bool tb, Kernels& kernels) {
       if (!r_.wanted(name, dtype)) return;
       const Matmul args{.a = r_.make(ta ? Shape{k, m} : Shape{m, k}, dtype),
                         .b = r_.make(tb ? Shape{n, k} : Shape{k, n}, dtype),
@@ -176,19 +178,23 @@ class KernelCases {
                         .trans_b = tb};
       r_.measure_products(name, dtype,
                           2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
-                          [&] { k_.matmul(args); });
+                          [&] { kernels.matmul(args); });
     };
-    product("up_forward", tokens_, 4 * width_, width_, false, true);
-    product("up_dx", tokens_, width_, 4 * width_, false, false);
-    product("up_dw", 4 * width_, width_, tokens_, true, false);
-    product("projection_forward", tokens_, width_, width_, false, true);
-    product("head_forward", tokens_, vocab_, width_, false, true);
+    product("up_forward", tokens_, 4 * width_, width_, false, true, k_);
+    product("up_dx", tokens_, width_, 4 * width_, false, false, k_);
+    product("up_dw", 4 * width_, width_, tokens_, true, false, k_);
+    product("projection_forward", tokens_, width_, width_, false, true, k_);
+    product("head_forward", tokens_, vocab_, width_, false, true, k_);
+    if (dtype == DType::f32) product("up_forward_tf32", tokens_, 4 * width_, width_, false, true, *fast_);
   }
 
   void attention(DType dtype) {
     const std::int64_t batch = tokens_ / seq_, dim = width_ / heads_;
     const tensor::Attention geometry{.heads = heads_, .kv_heads = heads_, .key = {1, 2}};
-    if (!r_.wanted("attention_forward", dtype) && !r_.wanted("attention_backward", dtype)) return;
+    bool any = false;
+    for (const char* name : {"attention_forward", "attention_backward", "attention_backward_fast"})
+      any = any || r_.wanted(name, dtype);
+    if (!any) return;
     const Tensor qkv = r_.make({batch, seq_, 3 * width_}, dtype),
                  dout = r_.make({batch, seq_, width_}, dtype);
     const Tensor out = r_.make(dout.shape(), dtype), dqkv = r_.make(qkv.shape(), dtype);
@@ -200,10 +206,13 @@ class KernelCases {
                         [&] { k_.attention(qkv, geometry, out, lse); });
     r_.measure_products("attention_backward", dtype, 5 * product,
                         [&] { k_.attention_backward(qkv, geometry, out, lse, dout, dqkv); });
+    r_.measure_products("attention_backward_fast", dtype, 5 * product,
+                        [&] { fast_->attention_backward(qkv, geometry, out, lse, dout, dqkv); });
   }
 
   KernelRounds& r_;
   Kernels& k_;
+  std::unique_ptr<Kernels> fast_;  ///< with what a configuration can trade for speed: TF32, attention's atomics
   std::int64_t tokens_ = 2048, seq_ = 512, width_ = 768, vocab_ = 50257, many_ = 12 << 20;
   int heads_ = 12;
 };

@@ -15,6 +15,7 @@
 #include "config/config.h"
 #include "device/cuda.h"
 #include "engine/engine.h"
+#include "engine/make_device.h"
 #include "engine/token_data.h"
 #include "models/from_config.h"
 #include "options.h"
@@ -82,7 +83,7 @@ class Training {
         << ", \"tokens_per_step\": " << batch.train_batch_size * shape_.max_seq
         << ", \"flops_per_token\": " << flops(models::AttentionFlops::causal_half)
         << ", \"flops_per_token_full_attention\": " << flops(models::AttentionFlops::full)
-        << ", \"build_s\": " << build_seconds_ << "}";
+        << ", \"peak_flops\": " << peak() << ", \"build_s\": " << build_seconds_ << "}";
     return out.str();
   }
 
@@ -118,6 +119,11 @@ class Training {
   }
   double flops(models::AttentionFlops convention) const {
     return models::flops_per_token(shape_, shape_.max_seq, convention);
+  }
+  /// The GPU's, as MFU counts it; 0 on a processor and where it is unknown.
+  double peak() const {
+    if (engine_->device().kind() != device::Kind::cuda) return 0;
+    return engine::peak_of_gpus(config_, {device::as_cuda(engine_->device()).gpu()}, 1, 1);
   }
   std::string device_name() const {
     if (engine_->device().kind() == device::Kind::cuda) return device::as_cuda(engine_->device()).gpu().name;

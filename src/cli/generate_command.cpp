@@ -1,10 +1,11 @@
+#include <algorithm>
 #include <cstdio>
 
-#include "base/arena.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
 #include "data/tokenizer.h"
 #include "engine/checkpoint.h"
+#include "engine/make_device.h"
 #include "models/from_config.h"
 #include "models/generate.h"
 
@@ -54,26 +55,42 @@ class Printer {
   std::size_t printed_ = 0;
 };
 
+/// Where to generate, and how: one rank with all of the machine, whatever share of one each rank had in training.
+config::Device device_section(const config::Device& of_run, const std::string& type) {
+  static const std::vector<std::string> types = {"auto", "cpu", "cuda"};
+  config::Device section;
+  section.type = of_run.type;
+  section.tf32 = of_run.tf32, section.fused_gelu = of_run.fused_gelu;
+  if (type.empty()) return section;
+  const auto found = std::find(types.begin(), types.end(), type);
+  if (found == types.end()) throw UsageError(cat("--device is auto, cpu or cuda, not '", type, "'"));
+  section.type = static_cast<config::DeviceType>(found - types.begin());
+  return section;
+}
+
 }  // namespace
 
 void generate_command(const Arguments& arguments) {
   CommandLine line("generate", "Continues a text with a trained model.",
-                   "--checkpoint D --prompt T [--max-tokens N] [--temperature X] [--top-k K] [--seed S]");
+                   "--checkpoint D --prompt T [--max-tokens N] [--temperature X] [--top-k K] [--seed S] "
+                   "[--device T]");
   line.value("checkpoint", "D", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("prompt", "T", "the text to continue; empty: from the beginning of a document")
       .value("max-tokens", "N", "at most this many tokens", "100")
       .value("temperature", "X", "0 takes the likeliest token, 1 samples the model's distribution", "0.8")
       .value("top-k", "K", "sample among the K likeliest tokens; 0: all", "40")
-      .value("seed", "S", "of the sampling", "0");
+      .value("seed", "S", "of the sampling", "0")
+      .value("device", "T", "auto, cpu or cuda; not given: what the run's device.type says");
   if (!line.parse(arguments)) return;
   const engine::CheckpointReader reader(engine::checkpoint_folder(line.required("checkpoint")));
   for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
   const auto tokenizer = data::make_tokenizer(client_entry(reader, "tokenizer"));
-  const config::Config config = config::parse_text(reader.manifest().config, "the checkpoint's configuration");
+  config::Config config = config::parse_text(reader.manifest().config, "the checkpoint's configuration");
+  config.device = device_section(config.device, line.text("device"));
 
   const auto dist = init_distributed(0, nullptr);
-  const auto device = device::make_cpu_device(available_cores());
-  const auto kernels = tensor::make_kernels(*device);
+  const auto device = engine::make_device(config, *dist);
+  const auto kernels = engine::make_kernels(config, *device);
   auto model = std::make_shared<models::Gpt>(models::gpt_options(config, std::stoll(client_entry(reader, "vocab_size"))));
   sharding::ShardingOptions options;
   options.placements = sharding::make_placements(0, config.precision.compute, config.precision.compute, config.precision.compute);

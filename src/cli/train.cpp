@@ -18,10 +18,12 @@
 namespace sherd::cli {
 namespace {
 
-/// What this machine's ranks reach together, times the machines; takes 0.3 s unless it is cached. At least
-/// `reached`, which they were seen to reach.
+/// What MFU counts against: on GPUs the sum of their peaks (0: unknown), else what this machine's ranks reach
+/// together, times the machines, at least `reached`, which they were seen to reach; that takes 0.3 s unless it is
+/// cached.
 double machine_rate(const config::Config& config, int ranks, int local_ranks, double reached) {
-  if (engine::takes_gpus(config)) return 0;  // no rate of GPUs is measured: MFU stays unknown
+  if (engine::takes_gpus(config))
+    return engine::peak_of_gpus(config, device::cuda_status().gpus, ranks, local_ranks);
   const int threads = engine::compute_threads(config, local_ranks);
   const int online = std::max(available_cores(), static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
   // A launcher may have bound this rank to a part of the cores on which the machine's ranks run: each has as many.
@@ -49,6 +51,7 @@ void check_save_dir(const TrainRequest& request) {
 }
 
 void check(const TrainRequest& request) {
+  engine::takes_gpus(request.config);  // throws where it needs one and has none
   const config::Training& training = request.config.training;
   if (training.steps < 1)
     fail(ErrorKind::config, "how long to train is not given: set training.steps or --steps N");

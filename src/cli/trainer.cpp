@@ -12,6 +12,7 @@
 #include <filesystem>
 
 #include "base/log.h"
+#include "device/cuda.h"
 #include "engine/checkpoint.h"
 #include "engine/report.h"
 #include "models/from_config.h"
@@ -88,6 +89,13 @@ void Trainer::announce() const {
            config.batch.gradient_accumulation_steps, " accumulated x ", dist_->world_size(), " ranks, ", shape_.max_seq,
            " tokens each; data ", config.data->path, ": ", engine::human_count(static_cast<double>(data_->train->tokens())),
            " training tokens");
+  if (engine_->device().kind() != device::Kind::cuda) return;
+  if (gemm_rate_ > 0)
+    log_info("MFU counts against ", engine::human_count(gemm_rate_), "FLOP/s: ",
+             config.device.peak_tflops > 0 ? "device.peak_tflops" : "the data sheet's dense peak", ", over all GPUs");
+  else
+    log_info("the peak of GPU '", device::as_cuda(engine_->device()).gpu().name,
+             "' is not known, so MFU is not told: set device.peak_tflops");
 }
 
 void Trainer::resume() {

@@ -81,6 +81,16 @@ struct Device {
   bool bind_cores = false;   ///< pin each local rank's compute threads to cores of its own
   std::uint64_t device_memory_limit = 0;  ///< bytes, or a string such as "512MiB"; 0: none
   std::uint64_t host_memory_limit = 0;    ///< bytes, or a string such as "8GB"; 0: none
+  // Of GPUs only. The defaults keep every result repeatable and as accurate as on CPUs.
+  bool tf32 = false;  ///< products of an fp32 model may round their operands to TF32 (10 bits of fraction)
+  /// GELU (tanh) on the sum inside the product, before it rounds: faster in 16-bit models; with selective
+  /// recompute on, and with it off, the results then differ in their last bits.
+  bool fused_gelu = false;
+  /// Attention's gradient in cuDNN without atomic sums; false: the faster one, whose bits differ from run to
+  /// run.
+  bool deterministic_attention = true;
+  /// Dense TFLOP/s of one GPU in the model's dtype, the denominator of MFU; 0 ("auto"): the data sheet's.
+  double peak_tflops = 0;
   bool operator==(const Device&) const = default;
 };
 

@@ -204,7 +204,11 @@ void put_sherd(Json& out, const Config& config) {
                    {"threads_per_rank", config.device.threads_per_rank},
                    {"bind_cores", config.device.bind_cores},
                    {"device_memory_limit", config.device.device_memory_limit},
-                   {"host_memory_limit", config.device.host_memory_limit}};
+                   {"host_memory_limit", config.device.host_memory_limit},
+                   {"tf32", config.device.tf32},
+                   {"fused_gelu", config.device.fused_gelu},
+                   {"deterministic_attention", config.device.deterministic_attention},
+                   {"peak_tflops", config.device.peak_tflops}};
 }
 
 }  // namespace

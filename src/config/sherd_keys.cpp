@@ -1,6 +1,3 @@
-#include <cctype>
-#include <cstdlib>
-
 #include "config/tables.h"
 
 namespace sherd::config {
@@ -161,42 +158,6 @@ Table<Parallel> parallel_table() {
   return table;
 }
 
-// ---- device ----
-
-std::uint64_t read_bytes(const Value& value) {
-  if (!value.node.is(Node::Kind::string)) return static_cast<std::uint64_t>(value.integer(0));
-  static const std::vector<std::pair<std::string, double>> units = {
-      {"B", 1},        {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},    {"TB", 1e12},
-      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
-  const std::string& text = value.node.text;
-  char* end = nullptr;
-  const double amount = std::strtod(text.c_str(), &end);
-  std::string unit(static_cast<const char*>(end));
-  while (!unit.empty() && std::isspace(static_cast<unsigned char>(unit.front()))) unit.erase(0, 1);
-  if (end != text.c_str() && amount >= 0)
-    for (const auto& [name, factor] : units)
-      if (unit == name && amount * factor < 0x1p63) return static_cast<std::uint64_t>(amount * factor);
-  value.error("must be bytes, or a string with a unit such as \"512MiB\" or \"8GB\", not ",
-              value.node.brief());
-}
-
-Table<Device> device_table() {
-  using T = Device;
-  Table<T> table;
-  table.keys.push_back(choice("type", &T::type, {"auto", "cpu", "cuda"}, "\"cpu\""));
-  table.keys.push_back(custom<T>("threads_per_rank", "3", [](T& device, const Value& value) {
-    device.threads_per_rank = value.node.is_text("auto") ? 0 : static_cast<int>(value.integer(0, 4096));
-  }));
-  table.keys.push_back(boolean("bind_cores", &T::bind_cores));
-  table.keys.push_back(custom<T>("device_memory_limit", "\"512MiB\"", [](T& device, const Value& value) {
-    device.device_memory_limit = read_bytes(value);
-  }));
-  table.keys.push_back(custom<T>("host_memory_limit", "\"8GB\"", [](T& device, const Value& value) {
-    device.host_memory_limit = read_bytes(value);
-  }));
-  return table;
-}
-
 template <class T>
 Key<Config> with_list(Key<Config> key, Table<T> (*table)()) {
   key.list = [table](const std::string& prefix, std::vector<KeyInfo>& out) {
@@ -213,7 +174,7 @@ std::vector<Key<Config>> sherd_keys() {
   keys.push_back(with_list(custom<Config>("data", "", read_data), data_table));
   keys.push_back(with_list(custom<Config>("training", "", read_training), training_table));
   keys.push_back(section("parallel", &Config::parallel, parallel_table()));
-  keys.push_back(section("device", &Config::device, device_table()));
+  keys.push_back(device_key());
   return keys;
 }
 

@@ -15,6 +15,7 @@ Key<Config> zero_key();  // zero_keys.cpp
 std::vector<Key<Zero>> offload_keys();
 std::vector<Key<Config>> tier_keys();   // offload_keys.cpp: aio, activation_checkpointing
 std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: model, data, training, parallel, device
+Key<Config> device_key();               // device_keys.cpp
 /// Sections and switches that DeepSpeed knows and Sherd does not have. foreign_keys.cpp
 std::vector<Key<Config>> foreign_keys();
 /// The whole file. top_keys.cpp
@@ -27,6 +28,8 @@ void check_precision(const Config& config, const Given& given);
 void check_offload(const Zero& zero, const Given& given, const Value& section);
 /// Notes what cannot matter given the whole file: aio without NVMe, activation offload without recompute, …
 void note_idle_tiers(const Config& config, const Given& given, Context& context);
+/// Notes the keys of the section device that only GPUs know, where no GPU would ask for them.
+void note_idle_device(const Config& config, const Given& given, Context& context);
 
 template <class T>
 void append(std::vector<Key<T>>& keys, std::vector<Key<T>> more) {

@@ -18,6 +18,7 @@ struct CudaGpu {
   int major = 0, minor = 0;  ///< compute capability
   std::uint64_t memory = 0;  ///< bytes
   int processors = 0;        ///< streaming multiprocessors
+  double clock_hz = 0;       ///< the highest that its multiprocessors run at; 0: the driver does not say
 };
 
 /// What this build and this machine have of CUDA.

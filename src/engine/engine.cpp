@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "base/log.h"
+#include "device/trace_range.h"
 #include "engine/checkpoint.h"
 #include "engine/make_device.h"
 #include "engine/update_pipeline.h"
@@ -17,10 +18,11 @@ namespace {
 using engine::StepReport;
 using tensor::Tensor;
 
-/// Adds the wall time of its life to `total`, in milliseconds.
+/// Adds the wall time of its life to `total`, in milliseconds, and names it for profilers.
 class PhaseTimer {
  public:
-  explicit PhaseTimer(double& total) : total_(total), start_(std::chrono::steady_clock::now()) {}
+  PhaseTimer(double& total, const char* name)
+      : range_(name), total_(total), start_(std::chrono::steady_clock::now()) {}
   ~PhaseTimer() {
     total_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();
   }
@@ -28,6 +30,7 @@ class PhaseTimer {
   PhaseTimer& operator=(const PhaseTimer&) = delete;
 
  private:
+  device::TraceRange range_;
   double& total_;
   std::chrono::steady_clock::time_point start_;
 };
@@ -58,7 +61,7 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   device_->ledger().set_limit(device::Tier::device, config_.device.device_memory_limit);
   device_->ledger().set_limit(device::Tier::host, config_.device.host_memory_limit);
   dist_->world().bind(device_);
-  kernels_ = tensor::make_kernels(*device_);
+  kernels_ = engine::make_kernels(config_, *device_);
   optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed);
   scheduler_ = engine::make_scheduler(config_, optimizer_);
   const sharding::StateSources sources = open_stores();
@@ -146,7 +149,7 @@ RandomKey Engine::micro_batch_key() const {
 
 autograd::Var Engine::forward(const tensor::Batch& batch) {
   double unbooked = 0;
-  PhaseTimer timer(training_ ? times_.forward : unbooked);
+  PhaseTimer timer(training_ ? times_.forward : unbooked, training_ ? "forward" : "evaluation");
   require_whole_weights(training_ ? "forward()" : "evaluation");
   // Between forward() and backward() the tape, its settings and the gathered units belong to that micro-batch.
   require(phase_ == Phase::idle || (!training_ && phase_ == Phase::backwarded),
@@ -182,7 +185,7 @@ autograd::Var Engine::evaluate(const tensor::Batch& batch) {
 }
 
 void Engine::backward(const autograd::Var& loss) {
-  PhaseTimer timer(times_.backward);
+  PhaseTimer timer(times_.backward, "backward");
   require_whole_weights("backward()");
   require(phase_ == Phase::forwarded, "backward() needs the loss of a forward() in train() mode, once");
   const double scale = scaler_ ? scaler_->scale() : 1.0;
@@ -251,7 +254,7 @@ void Engine::step() {
   report_.applied = false;
   if (!boundary_) return;  // as forward() told the reduction; the caller may have moved the boundary since
   {
-    PhaseTimer timer(times_.update);
+    PhaseTimer timer(times_.update, "update");
     end_or_spoil([this] { update(); });
   }
   report_.times = std::exchange(times_, {});

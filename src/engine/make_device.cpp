@@ -1,10 +1,11 @@
 #include "engine/make_device.h"
 
 #include <algorithm>
-#include <vector>
+#include <utility>
 
 #include "base/log.h"
-#include "device/cuda.h"
+#include "device/peak_rate.h"
+#include "tensor/cuda_options.h"
 
 namespace sherd::engine {
 namespace {
@@ -44,11 +45,24 @@ std::shared_ptr<device::Device> make_gpu(const config::Config& config, const Dis
       {gpu.ordinal, threads, own_cores(config, dist, threads), config.parallel.timeout_seconds});
 }
 
+/// The notes that the parser makes where device.type is "cpu", for "auto" that found no GPU.
+void say_what_is_idle(const config::Device& keys) {
+  for (const auto& [name, given] : {std::pair{"tf32", keys.tf32}, std::pair{"fused_gelu", keys.fused_gelu},
+                                    std::pair{"deterministic_attention", !keys.deterministic_attention},
+                                    std::pair{"peak_tflops", keys.peak_tflops > 0}})
+    if (given) log_info("device.", name, ": no effect: there is no GPU here, and this is a matter of GPUs");
+}
+
 }  // namespace
 
 int compute_threads(const config::Config& config, int local_ranks) {
   if (config.device.threads_per_rank > 0) return config.device.threads_per_rank;
   return std::max(1, available_cores() / local_ranks);
+}
+
+bool meant_for_gpus(const config::Config& config) {
+  if (config.device.type == config::DeviceType::automatic) return device::cuda_status().usable();
+  return config.device.type == config::DeviceType::cuda;
 }
 
 bool takes_gpus(const config::Config& config) {
@@ -63,7 +77,29 @@ bool takes_gpus(const config::Config& config) {
 std::shared_ptr<device::Device> make_device(const config::Config& config, const Distributed& dist) {
   const int threads = compute_threads(config, dist.local_size());
   if (takes_gpus(config)) return make_gpu(config, dist, threads);
+  if (config.device.type == config::DeviceType::automatic && dist.rank() == 0) say_what_is_idle(config.device);
   return device::make_cpu_device(threads, own_cores(config, dist, threads));
+}
+
+std::unique_ptr<tensor::Kernels> make_kernels(const config::Config& config, device::Device& device) {
+  const config::Device& keys = config.device;
+  return tensor::make_kernels(device, {.tf32 = keys.tf32,
+                                       .fused_gelu = keys.fused_gelu,
+                                       .deterministic_attention = keys.deterministic_attention});
+}
+
+double peak_of_gpus(const config::Config& config, const std::vector<device::CudaGpu>& gpus, int ranks,
+                    int local_ranks) {
+  const std::size_t used = std::min(gpus.size(), static_cast<std::size_t>(local_ranks));
+  double sum = 0;
+  for (std::size_t i = 0; i < used; ++i) {
+    const double peak = config.device.peak_tflops > 0
+                            ? 1e12 * config.device.peak_tflops
+                            : device::peak_flops(gpus[i], config.precision.compute, config.device.tf32);
+    if (peak <= 0) return 0;
+    sum += peak;
+  }
+  return sum * ((ranks + local_ranks - 1) / local_ranks);
 }
 
 }  // namespace sherd::engine

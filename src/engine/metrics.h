@@ -21,7 +21,7 @@ struct StepMetrics {
   std::int64_t tokens = 0;    ///< all ranks, since the beginning of training
   double step_ms = 0;         ///< wall time of this step
   double tokens_per_s = 0;    ///< all ranks, this step
-  std::optional<double> mfu;  ///< model FLOP/s over the measured GEMM rate; null when that is unknown
+  std::optional<double> mfu;  ///< model FLOP/s over the GEMM rate, of GPUs the peak; null when that is unknown
   struct Memory {
     std::uint64_t device_peak = 0, host_peak = 0, nvme_peak = 0;
   } mem;               ///< bytes on this rank

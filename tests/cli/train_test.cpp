@@ -29,6 +29,36 @@ TEST_F(Train, TrainsSavesAndReports) {
   EXPECT_EQ(text.out.rfind("The 3", 0), 0u) << text.out;
 }
 
+// GPUs are hidden from these tests.
+TEST_F(Train, DeviceKeysAreHonouredOrSaidToBeIdle) {
+  const Outcome none = sherd(train({"--set", "device.type=cuda"}));
+  EXPECT_EQ(none.code, 1);
+  EXPECT_EQ(count(none.err, "\n"), 1u) << none.err;
+  EXPECT_THAT(none.err, HasSubstr("device.type is \"cuda\", but there is no CUDA device"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+
+  const Outcome trained = sherd(train({"--steps", "2", "--ranks", "2", "--set", "device.fused_gelu=true", "--set",
+                                       "device.peak_tflops=300"}));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  for (const char* key : {"fused_gelu", "peak_tflops"})
+    EXPECT_EQ(count(trained.err, cat("device.", key, ": no effect: there is no GPU here")), 1u) << trained.err;
+
+  const auto text = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> command{"generate", "--checkpoint", (folder_ / "run").string(), "--prompt", "The 3",
+                                     "--max-tokens", "4"};
+    command.insert(command.end(), more.begin(), more.end());
+    return sherd(command);
+  };
+  const Outcome here = text({});
+  EXPECT_EQ(here.code, 0) << here.err;
+  EXPECT_EQ(text({"--device", "cpu"}).out, here.out);
+  EXPECT_EQ(text({"--device", "auto"}).out, here.out);
+  EXPECT_THAT(text({"--device", "cuda"}).err, HasSubstr("there is no CUDA device"));
+  const Outcome wrong = text({"--device", "tpu"});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("--device is auto, cpu or cuda, not 'tpu'"));
+}
+
 TEST_F(Train, LocalAndMpiPrintTheSameLosses) {
   if (!SHERD_TEST_MPI) GTEST_SKIP() << "this build has no MPI";
   ASSERT_EQ(sherd(train({"--ranks", "2", "--metrics", (folder_ / "local.jsonl").string()})).code, 0);

@@ -215,6 +215,36 @@ TEST(Notes, SayWhenAKeyCannotMatterInThisRun) {
     EXPECT_FALSE(has_note(busy, key)) << key;
 }
 
+TEST(Notes, SayWhichKeysOfGpusCannotMatter) {
+  const auto notes_of = [](const std::string& device, const std::string& rest = "") {
+    return parse_text(cat(R"({"device": {)", device, "}", rest, "}")).notes;
+  };
+  const auto about = [](const std::string& key) { return ::testing::Contains(::testing::StartsWith("device." + key)); };
+  const std::string all =
+      R"("tf32": true, "fused_gelu": true, "deterministic_attention": false, "peak_tflops": 500)";
+  const auto on_cpu = notes_of(R"("type": "cpu", )" + all);
+  for (const char* key : {"tf32", "fused_gelu", "deterministic_attention", "peak_tflops"})
+    EXPECT_THAT(on_cpu, about(cat(key, ": no effect: device.type is \"cpu\"")));
+
+  const std::string bf16 = R"(, "bf16": {"enabled": true})";
+  const auto in_bf16 = notes_of(all, bf16);
+  EXPECT_THAT(in_bf16, about("tf32: no effect: the model computes in bf16"));
+  for (const char* key : {"fused_gelu", "deterministic_attention", "peak_tflops"})
+    EXPECT_THAT(in_bf16, ::testing::Not(about(key)));
+  const auto in_fp32 = notes_of(all);
+  EXPECT_THAT(in_fp32, about("fused_gelu: no effect: the model computes in fp32"));
+  EXPECT_THAT(in_fp32, about("deterministic_attention: no effect: the model computes in fp32"));
+  EXPECT_THAT(in_fp32, ::testing::Not(about("tf32")));
+
+  const std::string llama =
+      R"(, "model": {"type": "llama", "seq_length": 8, "hidden_size": 64, "num_layers": 1, "num_heads": 2, )"
+      R"("attention_dropout": 0.1})";
+  EXPECT_THAT(notes_of(all, bf16 + llama), about("fused_gelu: no effect: model.activation is \"swiglu\""));
+  EXPECT_THAT(notes_of(all, bf16 + llama), about("deterministic_attention: no effect: model.attention_dropout is on"));
+  EXPECT_THAT(notes_of(R"("type": "cpu", "peak_tflops": "auto", "tf32": null)"),
+              ::testing::Not(::testing::Contains(::testing::HasSubstr("no effect"))));
+}
+
 TEST(ConfigFiles, PublishedExampleRunsAsItStands) {
   const Config config =
       parse_files({configs + "zero3_fp16_reference.json", configs + "gpt2_tiny_model.json"});

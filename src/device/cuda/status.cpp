@@ -52,6 +52,11 @@ CudaGpu gpu_of(int ordinal) {
   gpu.minor = properties.minor;
   gpu.memory = properties.totalGlobalMem;
   gpu.processors = properties.multiProcessorCount;
+  int kilohertz = 0;
+  if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, ordinal) == cudaSuccess)
+    gpu.clock_hz = 1e3 * kilohertz;
+  else
+    cudaGetLastError();
   return gpu;
 }
 

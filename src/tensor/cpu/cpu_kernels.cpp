@@ -6,8 +6,12 @@
 namespace sherd::tensor {
 
 std::unique_ptr<Kernels> make_kernels(Device& device) {
-  if (device.kind() == device::Kind::meta) return std::make_unique<meta::MetaKernels>(device);
-  if (device.kind() == device::Kind::cuda) return make_cuda_kernels(device);
+  return make_kernels(device, {});
+}
+
+std::unique_ptr<Kernels> make_kernels(Device& device, const CudaOptions& options) {
+  if (device.kind() == device::Kind::meta) return std::make_unique<meta::MetaKernels>(device, options);
+  if (device.kind() == device::Kind::cuda) return make_cuda_kernels(device, options);
   return std::make_unique<cpu::CpuKernels>(device);
 }
 

@@ -4,7 +4,7 @@
 
 #include "device/cuda/target.h"
 #include "tensor/cuda/data_errors.h"
-#include "tensor/kernels.h"
+#include "tensor/cuda_options.h"
 
 namespace sherd::tensor::SHERD_CUDA {
 
@@ -13,13 +13,6 @@ using device::SHERD_CUDA::Target;
 /// What cuBLASLt (matmul.cpp) and cuDNN (cudnn/) hold between calls, known to their sources only.
 class MatmulLibrary;
 class AttentionLibrary;
-
-/// Choices that trade bits for speed; the defaults keep every result repeatable and as accurate as the contract says.
-struct CudaOptions {
-  bool tf32 = false;                     ///< fp32 products may round their operands to TF32 (10 bits)
-  bool fused_gelu = false;               ///< GELU (tanh) on the unrounded sum inside the product; see matmul.cpp
-  bool deterministic_attention = true;   ///< cuDNN's backward pass without atomics
-};
 
 /// Kernels for a CUDA device, issued on its compute stream; none waits but sum_of_squares, all_finite and copies that
 /// narrow integers. Each family lives in a file of its own in this folder: *.cu for own kernels, which also run on the

@@ -5,10 +5,11 @@
 
 namespace sherd::tensor {
 
-std::unique_ptr<Kernels> make_cuda_kernels(Device& device) {
+std::unique_ptr<Kernels> make_cuda_kernels(Device& device, const CudaOptions& options) {
   device::CudaDevice& gpu = device::as_cuda(device);
   auto kernels = std::make_unique<cuda::CudaKernels>(
       cuda::Target{device, gpu.compute_stream().native(), gpu.gpu().processors});
+  kernels->options = options;
   kernels->watch(gpu.after_synchronize([&kernels = *kernels] { kernels.check_data(); }));
   return kernels;
 }

@@ -1,10 +1,10 @@
 #pragma once
 
-#include "tensor/kernels.h"
+#include "tensor/cuda_options.h"
 
 namespace sherd::tensor {
 
 /// The kernels of a CUDA device. Throws Error{usage} in a build without CUDA (cuda/absent).
-std::unique_ptr<Kernels> make_cuda_kernels(Device& device);
+std::unique_ptr<Kernels> make_cuda_kernels(Device& device, const CudaOptions& options);
 
 }  // namespace sherd::tensor

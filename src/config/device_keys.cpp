@@ -1,0 +1,83 @@
+#include <cctype>
+#include <cstdlib>
+
+#include "config/tables.h"
+
+namespace sherd::config {
+namespace {
+
+std::uint64_t read_bytes(const Value& value) {
+  if (!value.node.is(Node::Kind::string)) return static_cast<std::uint64_t>(value.integer(0));
+  static const std::vector<std::pair<std::string, double>> units = {
+      {"B", 1},        {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},    {"TB", 1e12},
+      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  const std::string& text = value.node.text;
+  char* end = nullptr;
+  const double amount = std::strtod(text.c_str(), &end);
+  std::string unit(static_cast<const char*>(end));
+  while (!unit.empty() && std::isspace(static_cast<unsigned char>(unit.front()))) unit.erase(0, 1);
+  if (end != text.c_str() && amount >= 0)
+    for (const auto& [name, factor] : units)
+      if (unit == name && amount * factor < 0x1p63) return static_cast<std::uint64_t>(amount * factor);
+  value.error("must be bytes, or a string with a unit such as \"512MiB\" or \"8GB\", not ",
+              value.node.brief());
+}
+
+Table<Device> device_table() {
+  using T = Device;
+  Table<T> table;
+  table.keys.push_back(choice("type", &T::type, {"auto", "cpu", "cuda"}, "\"cpu\""));
+  table.keys.push_back(custom<T>("threads_per_rank", "3", [](T& device, const Value& value) {
+    device.threads_per_rank = value.node.is_text("auto") ? 0 : static_cast<int>(value.integer(0, 4096));
+  }));
+  table.keys.push_back(boolean("bind_cores", &T::bind_cores));
+  table.keys.push_back(custom<T>("device_memory_limit", "\"512MiB\"", [](T& device, const Value& value) {
+    device.device_memory_limit = read_bytes(value);
+  }));
+  table.keys.push_back(custom<T>("host_memory_limit", "\"8GB\"", [](T& device, const Value& value) {
+    device.host_memory_limit = read_bytes(value);
+  }));
+  table.keys.push_back(boolean("tf32", &T::tf32));
+  table.keys.push_back(boolean("fused_gelu", &T::fused_gelu));
+  table.keys.push_back(boolean("deterministic_attention", &T::deterministic_attention));
+  table.keys.push_back(real("peak_tflops", &T::peak_tflops, "989.4", 0).with_auto(Auto::to_default));
+  return table;
+}
+
+/// Why a key of GPUs cannot matter, given the rest of the file; empty where it can.
+std::string why_idle(const std::string& key, const Config& config) {
+  const DType compute = config.precision.compute;
+  const std::string computes = cat("the model computes in ", sherd::name_of(compute));
+  if (config.device.type == DeviceType::cpu) return "device.type is \"cpu\", and this is a matter of GPUs";
+  if (key == "tf32" && config.device.tf32 && compute != DType::f32) return computes;
+  if (key == "fused_gelu" && config.device.fused_gelu) {
+    if (compute == DType::f32) return computes;
+    if (config.model && config.model->activation != FfnActivation::gelu_tanh)
+      return cat("model.activation is \"", name_of(config.model->activation), "\", not \"gelu_tanh\"");
+  }
+  if (key == "deterministic_attention" && !config.device.deterministic_attention) {
+    const char* own = ", where Sherd's own kernels run, which are deterministic";
+    if (compute == DType::f32) return cat(computes, own);
+    if (config.model && config.model->attention_dropout > 0) return cat("model.attention_dropout is on", own);
+  }
+  return "";
+}
+
+}  // namespace
+
+Key<Config> device_key() {
+  return section("device", &Config::device, device_table());
+}
+
+void note_idle_device(const Config& config, const Given& given, Context& context) {
+  const auto section = given.find("device");
+  if (section == given.end()) return;
+  for (const char* key : {"tf32", "fused_gelu", "deterministic_attention", "peak_tflops"}) {
+    const Node* node = section->second->find(key);
+    if (!node || node->is(Node::Kind::null) || node->is_text("auto")) continue;
+    if (const std::string why = why_idle(key, config); !why.empty())
+      context.note(join("device", key), cat("no effect: ", why));
+  }
+}
+
+}  // namespace sherd::config

@@ -23,7 +23,7 @@ std::string heading(const EstimateReport& r) {
   return cat(
       config::name_of(r.config.model->type), " with ", engine::human_count(static_cast<double>(r.parameters)),
       " parameters in ", name_of(r.config.precision.compute), ", ZeRO stage ", r.config.zero.stage, ", ",
-      plural(r.world.ranks, "rank", "ranks"), " on ", plural(r.world.machines(), "machine", "machines"),
+      plural(r.world.ranks, "rank", "ranks"), " on ", plural(r.world.machines(), "machine", "machines"), r.machine.on_gpus ? " with GPUs" : "",
       ", micro-batches of ", batch.micro_batch_size, " x ", r.config.model->seq_length, " tokens\n\n");
 }
 
@@ -69,7 +69,13 @@ std::string verdict(const EstimateReport& r) {
   limit("device.host_memory_limit", r.config.device.host_memory_limit);
   if (r.machine.memory > 0)
     out += cat("this machine: ", human_bytes(r.machine.memory), " of memory available\n");
-  if (r.missing.empty()) return out + "It fits.\n";
+  const bool unknown_gpu = r.machine.on_gpus && r.machine.gpus == 0 && r.config.device.device_memory_limit == 0;
+  if (r.machine.gpus > 0)
+    out += cat(plural(r.machine.gpus, "GPU", "GPUs"), " of ", human_bytes(r.machine.gpu_memory), " here\n");
+  if (unknown_gpu)
+    out += cat("no GPU here: each must hold the device tier, ", human_bytes(book_of(r.estimate.peaks, 0).total_peak),
+               "; device.device_memory_limit says what one has\n");
+  if (r.missing.empty()) return out + (unknown_gpu ? "It fits this machine.\n" : "It fits.\n");
   for (const Shortfall& shortfall : r.missing) out += cat("It does not fit: ", shortfall.text(), ".\n");
   if (r.remedy.keys.empty())
     return out +
@@ -107,6 +113,7 @@ std::string json_of(const EstimateReport& r) {
   out["ranks"] = r.world.ranks;
   out["ranks_per_machine"] = r.world.local_ranks;
   out["rank"] = r.rank;
+  out["device"] = r.machine.on_gpus ? "cuda" : "cpu";
   for (int t = 0; t < device::tier_count; ++t) {
     const auto &states = book_of(r.estimate.states, t), &peaks = book_of(r.estimate.peaks, t);
     Json& tier = out["tiers"][std::string(device::name_of(static_cast<Tier>(t)))];

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "cli/machine.h"
 #include "device/cuda.h"
+#include "engine/make_device.h"
 #include "models/from_config.h"
 
 namespace sherd::cli {
@@ -101,8 +102,8 @@ std::vector<std::pair<std::string, std::uint64_t>> files_of(const config::Config
 }  // namespace
 
 Machine this_machine(const config::Config& config) {
-  Machine machine{memory_now(), free_space_of};
-  if (config.device.type == config::DeviceType::cpu) return machine;
+  Machine machine{memory_now(), free_space_of, engine::meant_for_gpus(config)};
+  if (!machine.on_gpus) return machine;
   for (const device::CudaGpu& gpu : device::cuda_status().gpus) {
     machine.gpu_memory = machine.gpus == 0 ? gpu.memory : std::min(machine.gpu_memory, gpu.memory);
     ++machine.gpus;
@@ -135,7 +136,7 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Es
         sharing * on_device, machine.gpu_memory);
   check(local > 1 ? cat("the memory of this machine, shared by ", local, " ranks,")
                   : "the memory of this machine",
-        "there is", local * ((gpus ? 0 : on_device) + in_host), machine.memory);
+        "there is", local * ((machine.on_gpus ? 0 : on_device) + in_host), machine.memory);
   for (const auto& [folder, bytes] : files_of(config, estimate))
     check(cat("the nvme tier in ", folder), "the file system has", local * bytes, machine.free_space(folder));
   return out;

@@ -23,7 +23,8 @@ struct Machine {
   std::uint64_t memory = 0;  ///< that could be taken now; 0: unknown
   /// That files in a folder could take; 0: unknown.
   std::function<std::uint64_t(const std::string& folder)> free_space;
-  /// GPUs that hold the device tier, and the memory of the smallest; without, it is the machine's memory.
+  bool on_gpus = false;  ///< GPUs hold the device tier; else it is the machine's memory
+  /// GPUs here, and the memory of the smallest; 0: unknown, as where a run for others is planned.
   int gpus = 0;
   std::uint64_t gpu_memory = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "device/meta.h"
 #include "engine/make_device.h"
 
 namespace sherd::engine {
@@ -46,7 +47,8 @@ class DryRun {
       : batch_(batch) {
     const auto dist =
         std::make_shared<Distributed>(comm::make_dry_world(options.rank, options.ranks), options.local_ranks);
-    auto device = device::make_meta_device(compute_threads(config, options.local_ranks));
+    const int threads = compute_threads(config, options.local_ranks);
+    auto device = meant_for_gpus(config) ? device::make_meta_gpu(threads) : device::make_meta_device(threads);
     engine_ = std::make_unique<Engine>(dist, model, quiet(config), std::move(device));
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "device/meta.h"
 #include "engine/update_staging.h"
 #include "optim/device_update.h"
 
@@ -46,7 +47,11 @@ Optimizer::OnGpu& Optimizer::on_gpu(device::Device& device) {
 
 bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
-  if (device.kind() == device::Kind::meta) return true;
+  if (device.kind() == device::Kind::meta) {
+    if (device::stands_for(device) == device::Kind::cuda && UpdateStaging::needed_for(*view.segment))
+      UpdateStaging::book(device, view);
+    return true;
+  }
   const auto for_each_span = [&](const UpdateView& part, const auto& visit) {
     bool finite = true;
     for (const sharding::Piece& piece : part.segment->layout().pieces(part.begin, part.begin + part.gradients.numel()))

@@ -1,7 +1,8 @@
 #include "engine/update_staging.h"
 
 #include <algorithm>
-#include <array>
+
+#include "device/trace_range.h"
 
 namespace sherd::engine {
 
@@ -72,24 +73,38 @@ bool UpdateStaging::needed_for(const Segment& segment) {
   return by_processor(segment) && (with_gpu(segment.gradients()) || with_gpu(segment.parameters()));
 }
 
+UpdateStaging::Slots UpdateStaging::make_slots(device::Device& device, const UpdateView& view,
+                                               std::int64_t part_elements) {
+  const std::int64_t all = view.gradients.numel(), step = std::min(all, part_elements);
+  const auto room = [&](const Tensor& like) {
+    return Tensor::empty(device, {step}, like.dtype(), device::Category::workspace, Tier::host);
+  };
+  Slots slots;
+  std::int64_t begin = 0;
+  for (Slot& slot : slots) {
+    if (begin >= all) break;
+    if (with_gpu(view.segment->gradients())) slot.gradients = room(view.gradients);
+    if (with_gpu(view.segment->parameters())) slot.parameters = room(view.parameters);
+    begin += step;
+  }
+  return slots;
+}
+
+void UpdateStaging::book(device::Device& device, const UpdateView& view, std::int64_t part_elements) {
+  make_slots(device, view, part_elements);
+}
+
 bool UpdateStaging::run(const UpdateView& view, const std::function<bool(const UpdateView&)>& update,
                         std::int64_t part_elements) {
   const Segment& segment = *view.segment;
+  const device::TraceRange range("offload", segment.name());
   const std::int64_t all = view.gradients.numel(), step = std::min(all, part_elements);
   const std::int64_t parts = step == 0 ? 0 : (all + step - 1) / step;
   const bool gradients_there = with_gpu(segment.gradients()),
              parameters_there = with_gpu(segment.parameters());
   const bool parameters_read = parameters_there && segment.master_form() != sharding::MasterForm::separate;
 
-  std::array<Slot, 3> slots;
-  const auto room = [&](const Tensor& like) {
-    return Tensor::empty(device_, {step}, like.dtype(), device::Category::workspace, Tier::host);
-  };
-  for (std::int64_t i = 0; i < std::min<std::int64_t>(parts, static_cast<std::int64_t>(slots.size())); ++i) {
-    Slot& slot = slots[static_cast<std::size_t>(i)];
-    if (gradients_there) slot.gradients = room(view.gradients);
-    if (parameters_there) slot.parameters = room(view.parameters);
-  }
+  Slots slots = make_slots(device_, view, part_elements);
   const Joined joined(*this);
   const Mark ready = device_.compute_stream().mark();
   fetching_.wait(

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <functional>
 
 #include "device/cuda.h"
@@ -23,10 +24,16 @@ class UpdateStaging {
   /// the work that it is given after this. False when a call returned false. `part_elements`: of a part at
   /// most.
   bool run(const UpdateView& view, const std::function<bool(const UpdateView&)>& update,
-           std::int64_t part_elements = std::int64_t{1} << 21);
+           std::int64_t part_elements = usual_part);
+
+  /// Takes the memory that run() would, and gives it back: for a device that only keeps books.
+  static void book(device::Device& device, const UpdateView& view, std::int64_t part_elements = usual_part);
 
  private:
+  static constexpr std::int64_t usual_part = std::int64_t{1} << 21;
   struct Slot;
+  using Slots = std::array<Slot, 3>;
+  static Slots make_slots(device::Device& device, const UpdateView& view, std::int64_t part_elements);
   class Joined;
 
   device::CudaDevice& device_;

@@ -116,7 +116,7 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
   ASSERT_GT(in_host, 0u);
   Machine machine = machine_with(4 * in_host);
   EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 1u) << "on CPUs both tiers share the memory";
-  machine.gpus = 4, machine.gpu_memory = on_device;
+  machine.on_gpus = true, machine.gpus = 4, machine.gpu_memory = on_device;
   EXPECT_TRUE(shortfalls(plain({}), estimate, world, machine).empty());
   machine.gpus = 2;
   auto missing = shortfalls(plain({}), estimate, world, machine);
@@ -229,6 +229,26 @@ TEST_F(EstimateProgram, TrainRefusesWhatCannotFitAndItsProposalFits) {
   EXPECT_EQ(proposal(told.out), change);
   asked.insert(asked.end(), change.begin(), change.end());
   EXPECT_THAT(sherd(asked).out, HasSubstr("It fits"));
+}
+
+TEST_F(EstimateProgram, PlansForGpusThatAreNotHere) {
+  const std::vector<std::string> on_gpus{"--set", "device.type=cuda", "--set", "device.device_memory_limit=40MiB"};
+  std::vector<std::string> as_json = on_gpus;
+  as_json.push_back("--json");
+  const Outcome cpu = sherd(estimate({"--json"})), gpu = sherd(estimate(as_json));
+  ASSERT_EQ(gpu.code, 0) << gpu.err;
+  EXPECT_THAT(cpu.out, HasSubstr("\"device\": \"cpu\""));
+  EXPECT_THAT(gpu.out, HasSubstr("\"device\": \"cuda\""));
+  EXPECT_THAT(gpu.out, HasSubstr("\"fits\": true"));
+  for (const char* category : {"parameters", "gradients", "optimizer"})
+    EXPECT_EQ(number(gpu.out, {"tiers", "device", "peak", category}),
+              number(cpu.out, {"tiers", "device", "peak", category}));
+  EXPECT_GE(number(gpu.out, {"tiers", "device", "peak", "workspace"}), 32u << 20);
+  EXPECT_GT(number(gpu.out, {"tiers", "host", "peak", "workspace"}), 0u);
+  const Outcome table = sherd(estimate({"--set", "device.type=cuda"}));
+  EXPECT_THAT(table.out, HasSubstr("1 rank on 1 machine with GPUs"));
+  EXPECT_THAT(table.out, HasSubstr("no GPU here: each must hold the device tier"));
+  EXPECT_THAT(table.out, HasSubstr("It fits this machine"));
 }
 
 TEST_F(EstimateProgram, EveryRankOfALauncherRefuses) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "tensor/cuda/workspace.h"
 
 namespace sherd::tensor::SHERD_CUDA::cudnn {
 namespace {
@@ -29,6 +30,7 @@ const std::string h200 = description("NVIDIA H200", 900, 132, 232448, 62914560, 
 struct Found {
   int planned = 0;  ///< configurations that cuDNN compiled, up to loading them where there is no driver
   bool no_driver = false;  ///< not even a stub of one
+  std::int64_t workspace = 0;  ///< bytes that the first configuration wants
 };
 
 Found plan(const Graph& graph, const std::string& gpu) {
@@ -58,6 +60,9 @@ Found plan(const Graph& graph, const std::string& gpu) {
   Found found;
   found.no_driver = count == 0 && std::string(said).find("libcuda == nullptr") != std::string::npos;
   if (count == 0) return found;
+  check(cudnnBackendGetAttribute(configuration.raw(), CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
+                                 &found.workspace),
+        "tell its workspace");
   Descriptor made(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
   made.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
   made.set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, device);
@@ -84,17 +89,28 @@ TEST_P(AttentionGraph, IsOneThatCudnnRecognisesAndCompiles) {
       e.batch = h.batch, e.seq = h.seq, e.heads = h.heads, e.kv_heads = h.kv_heads, e.dim = h.dim;
       const Slice slice = slice_of(e);
       const std::string& gpu = GetParam() ? h200 : a100;
+      std::int64_t workspace = 0;
+      // What a dry run books for it (workspace.h).
+      const auto booked = [&](bool repeatable) {
+        return static_cast<std::int64_t>(cudnn_backward_workspace(slice.batch, slice.heads, slice.kv_heads, slice.seq,
+                                                                  slice.dim, repeatable));
+      };
       const auto expect_planned = [&](const Graph& graph, const char* what) {
         const Found found = plan(graph, gpu);
         if (found.no_driver)
           GTEST_SKIP() << "cuDNN compiles nothing without libcuda.so.1, be it the toolkit's stub";
+        workspace = found.workspace;
         EXPECT_GT(found.planned, 0) << what << ", heads " << h.heads << "/" << h.kv_heads << " of " << h.dim
                                     << ", causal " << causal;
       };
       for (const cudnnDataType_t type : {CUDNN_DATA_BFLOAT16, CUDNN_DATA_HALF})
         expect_planned(forward_graph(slice, type, causal), "forward");
+      EXPECT_LE(workspace, 256) << "forward";
       expect_planned(backward_graph(slice, CUDNN_DATA_BFLOAT16, causal, true), "repeatable backward");
+      EXPECT_LE(workspace, booked(true)) << "heads " << h.heads << "/" << h.kv_heads << " of " << h.dim;
+      EXPECT_GE(workspace, booked(true) - 256) << "heads " << h.heads << "/" << h.kv_heads << " of " << h.dim;
       expect_planned(backward_graph(slice, CUDNN_DATA_BFLOAT16, causal, false), "fast backward");
+      EXPECT_LE(workspace, booked(false)) << "fast, heads " << h.heads << "/" << h.kv_heads << " of " << h.dim;
       if (IsSkipped()) return;
     }
 }

@@ -3,7 +3,7 @@
 #include <fstream>
 
 #include "base/error.h"
-#include "device/device.h"
+#include "device/meta.h"
 
 namespace sherd::device {
 namespace {
@@ -52,6 +52,33 @@ TEST(MetaDevice, KeepsTheLimitOfATier) {
   EXPECT_THROW(device->allocate(1001, Category::parameters), Error);
   EXPECT_EQ(device->ledger().current(Tier::device), 0u);
   EXPECT_NO_THROW(device->allocate(1001, Category::parameters, Tier::host));
+}
+
+TEST(MetaDevice, StandsForACpuOrAGpu) {
+  const auto cpu = make_meta_device(1), gpu = make_meta_gpu(3), real = make_cpu_device(1);
+  EXPECT_EQ(stands_for(*real), Kind::cpu);
+  EXPECT_EQ(stands_for(*cpu), Kind::cpu);
+  EXPECT_EQ(cpu->processor_tier(), Tier::device);
+  EXPECT_EQ(stands_for(*gpu), Kind::cuda);
+  EXPECT_EQ(gpu->kind(), Kind::meta);
+  EXPECT_EQ(gpu->processor_tier(), Tier::host);
+  EXPECT_EQ(gpu->arena().threads(), 3);
+}
+
+TEST(MetaDevice, CopiesNumbersAndNothingLarge) {
+  const auto device = make_meta_gpu(1);
+  const Storage from = device->allocate(8, Category::activations), to = device->allocate(8, Category::activations);
+  from.data()[3] = std::byte{7};
+  device->copy(to.data(), from.data(), 8);
+  EXPECT_EQ(to.data()[3], std::byte{7});
+  device->zero(to.data(), 8);
+  EXPECT_EQ(to.data()[3], std::byte{0});
+  const std::size_t much = std::size_t{1} << 30;
+  const Storage a = device->allocate(much, Category::activations), b = device->allocate(much, Category::activations);
+  const std::uint64_t before = resident();
+  device->copy(a.data(), b.data(), much);
+  device->zero(a.data(), much);
+  EXPECT_LT(resident(), before + (64u << 20));
 }
 
 }  // namespace

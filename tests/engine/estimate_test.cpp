@@ -25,6 +25,7 @@ struct Shape {
   bool llama = false, host_checkpoints = false;
   std::string zero_extra;
   int threads = 1;
+  std::string device = "cpu";
 
   std::string text(const std::string& nvme) const {
     const auto offload = [&](const std::string& device, const char* extra) {
@@ -44,7 +45,7 @@ struct Shape {
         R"(, "hidden_size": 128, "num_layers": 3, "num_heads": 4, "num_kv_heads": )", llama ? 2 : 4,
         R"(}, "training": {"recompute": ")", recompute,
         R"("}, "activation_checkpointing": {"cpu_checkpointing": )", host_checkpoints ? "true" : "false",
-        R"(}, "parallel": {"timeout_seconds": 60}, "device": {"threads_per_rank": )", threads, "}}");
+        R"(}, "parallel": {"timeout_seconds": 60}, "device": {"threads_per_rank": )", threads, R"(, "type": ")", device, "\"}}");
   }
 
   std::string name() const {
@@ -186,6 +187,55 @@ TEST(EstimateOfVariants, IsWhatARunBooks) {
   Shape threads;
   threads.threads = 2;
   expect_alike(threads);
+}
+
+/// What a rank of two takes for steps of `shape`, on CPUs or on GPUs, which nobody needs here.
+Estimate planned(Shape shape, const char* device) {
+  shape.device = device;
+  const config::Config config = config::parse_text(shape.text("/nowhere"));
+  return engine::estimate(config, model_of(config), any_batch, {.ranks = 2, .local_ranks = 2});
+}
+
+std::uint64_t peak(const Estimate& estimate, Tier tier, Category category) {
+  return estimate.peaks.tiers[static_cast<std::size_t>(tier)].peak[static_cast<std::size_t>(category)];
+}
+
+TEST(EstimateForGpus, DiffersFromCpusInWorkspaceAndStagingAlone) {
+  for (const char* optimizer : {"none", "cpu"}) {
+    Shape shape;
+    shape.stage = 2, shape.optimizer = optimizer;
+    const Estimate cpu = planned(shape, "cpu"), gpu = planned(shape, "cuda");
+    for (const Tier tier : {Tier::device, Tier::host})
+      for (const Category category : {Category::parameters, Category::gradients, Category::optimizer,
+                                      Category::activations, Category::communication})
+        EXPECT_EQ(peak(gpu, tier, category), peak(cpu, tier, category))
+            << optimizer << ": " << name_of(category) << " in the tier " << name_of(tier);
+    EXPECT_EQ(gpu.traffic.reduce_scatter, cpu.traffic.reduce_scatter);
+    EXPECT_GE(peak(gpu, Tier::device, Category::workspace), std::uint64_t{32} << 20) << "cuBLASLt's";
+    EXPECT_LT(peak(gpu, Tier::device, Category::workspace), std::uint64_t{34} << 20);
+    // Whatever the processor hands to a GPU, initial values for one, passes through page-locked memory.
+    EXPECT_EQ(peak(cpu, Tier::host, Category::workspace), 0u) << optimizer;
+    EXPECT_GT(peak(gpu, Tier::host, Category::workspace), 0u) << optimizer;
+  }
+}
+
+TEST(EstimateForGpus, TheFasterAttentionTakesLess) {
+  Shape shape;
+  config::Config config = config::parse_text(shape.text("/nowhere"));
+  config.device.type = config::DeviceType::cuda;
+  config.model->attention_dropout = 0;
+  config.model->seq_length = 4096;
+  const auto attention = [&](bool deterministic) {
+    config.device.deterministic_attention = deterministic;
+    const auto batch = [](device::Device& device) {
+      return tensor::Batch{{"tokens", tensor::Tensor::empty(device, {2, 4096}, DType::i32)},
+                           {"labels", tensor::Tensor::empty(device, {2, 4096}, DType::i32)}};
+    };
+    return peak(engine::estimate(config, model_of(config), batch, {}), Tier::device, Category::workspace);
+  };
+  const std::uint64_t scores = std::uint64_t{2} * 4 * 4096 * 4096 * 2;  // of two sequences with four heads
+  EXPECT_GE(attention(true), scores);
+  EXPECT_LT(attention(false), scores);
 }
 
 }  // namespace

@@ -88,8 +88,15 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
           ASSERT_EQ(UpdateStaging::needed_for(*segment),
                     c.gradients == Tier::device || c.parameters == Tier::device);
           UpdateStaging staging(device::as_cuda(device));
+          const std::uint64_t held = device.ledger().current(Tier::host);
+          device.ledger().reset_peaks();
           ASSERT_TRUE(staging.run(
               view, [&](const UpdateView& part) { return optimizer.update(part, 0.5, cpu); }, 4096));
+          const std::uint64_t taken = device.ledger().peak(Tier::host) - held;
+          device.ledger().reset_peaks();
+          UpdateStaging::book(device, view, 4096);
+          EXPECT_EQ(device.ledger().peak(Tier::host) - held, taken) << "what a dry run books for it";
+          EXPECT_GT(taken, 0u);
         } else {
           ASSERT_TRUE(optimizer.update(view, 0.5, kernels));
         }

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "device/device.h"
+#include "device/meta.h"
 
 namespace sherd::device {
 namespace {
@@ -30,9 +30,20 @@ std::byte* addresses(std::size_t bytes) {
 
 class MetaDevice final : public Device {
  public:
-  explicit MetaDevice(int threads) : arena_(threads), ledger_(std::make_shared<Ledger>()) {}
+  MetaDevice(int threads, Kind stands_for)
+      : stands_for_(stands_for), arena_(threads), ledger_(std::make_shared<Ledger>()) {}
 
   Kind kind() const override { return Kind::meta; }
+  Kind stands_for() const { return stands_for_; }
+  Tier processor_tier() const override { return stands_for_ == Kind::cuda ? Tier::host : Tier::device; }
+
+  /// Only numbers and flags have contents; to write more would take the memory that nobody is to take.
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    if (bytes <= small_block) Device::copy(to, from, bytes);
+  }
+  void zero(void* data, std::size_t bytes) override {
+    if (bytes <= small_block) Device::zero(data, bytes);
+  }
 
   Storage allocate(std::size_t bytes, Category category, Tier tier) override {
     require(tier != Tier::nvme, "a device allocates memory of the device and host tiers, not files");
@@ -58,6 +69,7 @@ class MetaDevice final : public Device {
   Ledger& ledger() override { return *ledger_; }
 
  private:
+  const Kind stands_for_;
   Arena arena_;
   std::shared_ptr<Ledger> ledger_;
 };
@@ -65,7 +77,16 @@ class MetaDevice final : public Device {
 }  // namespace
 
 std::shared_ptr<Device> make_meta_device(int threads) {
-  return std::make_shared<MetaDevice>(threads);
+  return std::make_shared<MetaDevice>(threads, Kind::cpu);
+}
+
+std::shared_ptr<Device> make_meta_gpu(int threads) {
+  return std::make_shared<MetaDevice>(threads, Kind::cuda);
+}
+
+Kind stands_for(const Device& device) {
+  const auto* meta = dynamic_cast<const MetaDevice*>(&device);
+  return meta ? meta->stands_for() : device.kind();
 }
 
 }  // namespace sherd::device

@@ -1,5 +1,6 @@
 #include "tensor/cuda/families.cuh"
 #include "tensor/cuda/math.cuh"
+#include "tensor/cuda/workspace.h"
 #include "tensor/extents.h"
 
 namespace sherd::tensor::SHERD_CUDA {
@@ -143,10 +144,6 @@ __global__ void cross_entropy_backward_kernel(S* logits, Count rows, Count vocab
     });
   }
 }
-
-/// Elements whose squared differences one block sums; the blocks' sums are added in order. Depends on nothing
-/// else.
-constexpr Count squares_per_block = 16384;
 
 template <class S>
 __global__ void squared_difference_kernel(const S* x, const S* y, Count n, double* sums) {

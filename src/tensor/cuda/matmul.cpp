@@ -8,6 +8,7 @@
 #include "tensor/argument_checks.h"
 #include "tensor/cuda/add_row.h"
 #include "tensor/cuda/cuda_kernels.h"
+#include "tensor/cuda/workspace.h"
 #include "tensor/extents.h"
 
 // Products by cuBLASLt. Its matrices are column-major, so it is asked for cᵀ = op(b)ᵀ·op(a)ᵀ: what it takes
@@ -179,15 +180,12 @@ class MatmulLibrary {
   }
 
  private:
-  /// What NVIDIA advises for Hopper; a ceiling that few shapes come near.
-  static constexpr std::size_t most_workspace = 32 << 20;
-
   std::unique_ptr<Plan> make(const ProductKey& key) {
     auto plan = std::make_unique<Plan>(Plan{describe(key), {}, {}, {}});
     lay_out(plan->left, key.from, key.trans_b ? key.k : key.n, key.trans_b ? key.n : key.k);
     lay_out(plan->right, key.from, key.trans_a ? key.m : key.k, key.trans_a ? key.k : key.m);
     lay_out(plan->result, key.to, key.n, key.m);
-    const Preference preference = preference_for(key, most_workspace);
+    const Preference preference = preference_for(key, most_matmul_workspace);
     cublasLtMatmulHeuristicResult_t found{};
     int count = 0;
     const cublasStatus_t status =

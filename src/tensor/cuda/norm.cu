@@ -1,4 +1,5 @@
 #include "tensor/cuda/families.cuh"
+#include "tensor/cuda/workspace.h"
 #include "tensor/extents.h"
 
 namespace sherd::tensor::SHERD_CUDA {
@@ -8,11 +9,6 @@ namespace {
 constexpr int held = 4;
 constexpr unsigned most_threads = 512;
 constexpr unsigned most_backward_threads = 256;  ///< that each have registers for what they hold
-/// Rows whose contributions to dweight and dbias one block sums, in order: sixteen or more, and no more than
-/// 512 such groups. Depends on the shape alone.
-Count rows_per_group(Count rows) {
-  return std::max<Count>(16, (rows + 511) / 512);
-}
 
 /// How blocks share rows: a warp per row and four rows per block where rows are short, else a block per row.
 struct RowLayout {

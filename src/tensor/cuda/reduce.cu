@@ -1,17 +1,13 @@
 #include <vector>
 
 #include "tensor/cuda/families.cuh"
+#include "tensor/cuda/workspace.h"
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
 
 // ---- sums over rows ----
 
-/// Rows that one block adds up. A function of the shape alone, so that a sum has one order on every GPU.
-Count rows_per_part(Count rows) {
-  constexpr Count least = 64, most_parts = 128;
-  return std::max(least, (rows + most_parts - 1) / most_parts);
-}
 constexpr unsigned row_lanes = 8, column_lanes = 32;
 
 /// parts[blockIdx.y, column] = sum over the block's rows; thread (x, y) takes `width` columns and every

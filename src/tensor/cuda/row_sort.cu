@@ -1,13 +1,13 @@
 #include "tensor/cuda/row_sort.h"
 
 #include "tensor/cuda/families.cuh"
+#include "tensor/cuda/workspace.h"
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
 
-constexpr int sort_bits = 8, sort_digits = 1 << sort_bits;
-constexpr int sort_warps = 8, sort_steps = 8;
-constexpr int sort_tile = sort_warps * 32 * sort_steps;  ///< rows per block
+constexpr int sort_bits = 8, sort_warps = 8, sort_steps = 8;
+static_assert(sort_digits == 1 << sort_bits && sort_tile == sort_warps * 32 * sort_steps);
 
 /// The keys of the first pass; word of ids that the table lacks.
 __global__ void sort_keys_kernel(const std::int32_t* ids, Count n, Count vocab, std::uint32_t* keys,

@@ -1,32 +1,36 @@
 #include "tensor/meta/meta_kernels.h"
 
 #include "tensor/cpu/workspace.h"
+#include "tensor/cuda/workspace.h"
 
 namespace sherd::tensor::meta {
 
-void MetaKernels::book(std::size_t workspace) {
+void MetaKernels::book(std::size_t workspace, device::Tier tier) {
   if (workspace == 0) return;
-  device_.ledger().charge(device::Tier::device, Category::workspace, workspace);
-  device_.ledger().credit(device::Tier::device, Category::workspace, workspace);
+  device_.ledger().charge(tier, Category::workspace, workspace);
+  device_.ledger().credit(tier, Category::workspace, workspace);
 }
 
 void MetaKernels::matmul(const Matmul& args) {
-  book(cpu::matmul_workspace(device_, args));
+  const std::size_t workspace = cpu::matmul_workspace(device_, args);  // also checks the shapes
+  if (gpu_) return book(args.c.numel() > 0 ? cuda::most_matmul_workspace : 0);
+  book(workspace);
 }
 
 void MetaKernels::sum_rows(const Tensor& x, const Tensor& out, bool) {
-  book(cpu::sum_rows_workspace(x, out));
+  book(gpu_ ? cuda::sum_rows_workspace(x, out) : cpu::sum_rows_workspace(x, out));
 }
 
 void MetaKernels::layer_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
                                       const Tensor&, const Tensor&, const Tensor& dweight,
                                       const Tensor& dbias, bool) {
-  book(cpu::norm_backward_workspace(x, dweight, dbias));
+  book(gpu_ ? cuda::norm_backward_workspace(x, dweight, dbias)
+            : cpu::norm_backward_workspace(x, dweight, dbias));
 }
 
 void MetaKernels::rms_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
                                     const Tensor&, const Tensor& dweight, bool) {
-  book(cpu::norm_backward_workspace(x, dweight, {}));
+  book(gpu_ ? cuda::norm_backward_workspace(x, dweight, {}) : cpu::norm_backward_workspace(x, dweight, {}));
 }
 
 void MetaKernels::rotary(const Tensor& qkv, const Attention& geometry, double base, bool, const Tensor&) {
@@ -41,12 +45,42 @@ void MetaKernels::rotary(const Tensor& qkv, const Attention& geometry, double ba
 }
 
 void MetaKernels::attention(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&) {
-  book(cpu::attention_workspace(device_, qkv, geometry));
+  book(gpu_ ? cuda::attention_workspace(qkv, geometry) : cpu::attention_workspace(device_, qkv, geometry));
 }
 
 void MetaKernels::attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor&,
                                      const Tensor&, const Tensor&, const Tensor&) {
-  book(cpu::attention_backward_workspace(device_, qkv, geometry));
+  book(gpu_ ? cuda::attention_backward_workspace(qkv, geometry, options_.deterministic_attention)
+            : cpu::attention_backward_workspace(device_, qkv, geometry));
+}
+
+void MetaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool) {
+  if (gpu_ && dy.numel() > 0) book(cuda::embedding_backward_workspace(ids));
+}
+
+void MetaKernels::cross_entropy(const Tensor& logits, const Tensor&, std::int64_t, std::int32_t, const Tensor&,
+                                const Tensor&) {
+  if (gpu_) book(cuda::cross_entropy_workspace(logits));
+}
+
+void MetaKernels::cross_entropy_backward(const Tensor& logits, const Tensor&, const Tensor&, std::int64_t,
+                                         std::int32_t, double) {
+  if (gpu_) book(cuda::cross_entropy_backward_workspace(logits));
+}
+
+void MetaKernels::mean_squared_error(const Tensor& x, const Tensor&, const Tensor&) {
+  if (gpu_) book(cuda::mean_squared_error_workspace(x));
+}
+
+void MetaKernels::sum_of_squares(const Tensor& x, ExactSum&) {
+  if (!gpu_ || x.numel() == 0) return;
+  book(cuda::sum_of_squares_workspace);
+  book(cuda::sum_of_squares_workspace, device::Tier::host);
+}
+
+bool MetaKernels::all_finite(const Tensor& x) {
+  if (gpu_ && x.numel() > 0) book(cuda::all_finite_workspace, device::Tier::host);
+  return true;
 }
 
 }  // namespace sherd::tensor::meta

@@ -1,14 +1,17 @@
 #pragma once
 
-#include "tensor/kernels.h"
+#include "device/meta.h"
+#include "tensor/cuda_options.h"
 
 namespace sherd::tensor::meta {
 
-/// Kernels that read and write no tensor. Each books for a moment the workspace that the CPU's kernel holds
-/// with as many threads, so that the ledger's peaks are those of a real run.
+/// Kernels that read and write no tensor. Each books for a moment the workspace that the kernel holds for which it
+/// stands, the CPU's with as many threads or a GPU's with `options` (device/meta.h), so that the ledger's
+/// peaks are those of a real run. What cuBLASLt takes is booked at its ceiling, what cuDNN takes by its rules.
 class MetaKernels : public Kernels {
  public:
-  explicit MetaKernels(Device& device) : device_(device) {}
+  explicit MetaKernels(Device& device, const CudaOptions& options = {})
+      : device_(device), options_(options), gpu_(device::stands_for(device) == device::Kind::cuda) {}
 
   Device& device() override { return device_; }
   void fill(const Tensor&, double) override {}
@@ -36,31 +39,33 @@ class MetaKernels : public Kernels {
   void rms_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                          const Tensor& dweight, bool) override;
   void embedding(const Tensor&, const Tensor&, const Tensor&) override {}
-  void embedding_backward(const Tensor&, const Tensor&, const Tensor&, bool) override {}
+  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool) override;
   void add_positions(const Tensor&, const Tensor&, const Tensor&) override {}
   void add_positions_backward(const Tensor&, const Tensor&, bool) override {}
   void rotary(const Tensor& qkv, const Attention& geometry, double base, bool, const Tensor&) override;
   void attention(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&) override;
   void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&,
                           const Tensor&, const Tensor&) override;
-  void cross_entropy(const Tensor&, const Tensor&, std::int64_t, std::int32_t, const Tensor&,
-                     const Tensor&) override {}
-  void cross_entropy_backward(const Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int32_t,
-                              double) override {}
-  void mean_squared_error(const Tensor&, const Tensor&, const Tensor&) override {}
+  void cross_entropy(const Tensor& logits, const Tensor&, std::int64_t, std::int32_t, const Tensor&,
+                     const Tensor&) override;
+  void cross_entropy_backward(const Tensor& logits, const Tensor&, const Tensor&, std::int64_t, std::int32_t,
+                              double) override;
+  void mean_squared_error(const Tensor& x, const Tensor&, const Tensor&) override;
   void mean_squared_error_backward(const Tensor&, const Tensor&, double, const Tensor&) override {}
   void sum_ranks(std::span<const Tensor>, double, DType, const Tensor&, bool) override {}
-  void sum_of_squares(const Tensor&, ExactSum&) override {}
-  bool all_finite(const Tensor&) override { return true; }
+  void sum_of_squares(const Tensor& x, ExactSum&) override;
+  bool all_finite(const Tensor& x) override;
   void fill_normal(const Tensor&, RandomKey, std::int64_t, double, double) override {}
   void fill_uniform(const Tensor&, RandomKey, std::int64_t, double, double) override {}
 
  private:
   /// Raises the peak by what a kernel would hold until it returns.
-  void book(std::size_t workspace);
+  void book(std::size_t workspace, device::Tier tier = device::Tier::device);
 
   Device& device_;
-  Tensor angles_;  ///< of the last rotary geometry, which the CPU's kernels keep
+  CudaOptions options_;
+  bool gpu_;       ///< stands for one
+  Tensor angles_;  ///< of the last rotary geometry, which kernels keep
   double angles_base_ = 0;
 };
 

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "tensor/cuda/attention_library.h"
 #include "tensor/cuda/cudnn/attention_graph.h"
+#include "tensor/cuda/workspace.h"
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
@@ -52,12 +53,11 @@ class CudnnAttention final : public AttentionLibrary {
   }
 
  private:
-  /// What is worth asking the library for. The dropout mask is Sherd's own, so it never is with dropout.
+  /// What is worth asking the library for.
   bool takes(const AttentionCall& call) const {
     const AttentionExtents& e = call.extents;
     const bool known_good = version_ >= 90100 && version_ != 91000 && version_ != 91001;
-    if (!handle_ || !known_good || size_of(call.qkv.dtype()) != 2 || call.geometry.dropout > 0) return false;
-    if (e.dim % 8 != 0 || e.dim > 256 || e.seq < 2) return false;
+    if (!handle_ || !known_good || !attention_by_library(e, call.geometry, call.qkv.dtype())) return false;
     for (const Tensor* t : {&call.qkv, &call.out, &call.lse, &call.dout, &call.dqkv})
       if (*t && reinterpret_cast<std::uintptr_t>(t->raw()) % 16 != 0) return false;
     return true;
@@ -87,7 +87,7 @@ class CudnnAttention final : public AttentionLibrary {
   /// The plan for as many of the slice's sequences at once as its workspace allows; `key` then says how many.
   const Plan* find_within_limit(PlanKey& key) {
     const Plan* plan = find(key);
-    while (plan && plan->workspace() > most_workspace && key.slice.batch > 1) {
+    while (plan && plan->workspace() > most_attention_workspace && key.slice.batch > 1) {
       key.slice.batch = (key.slice.batch + 1) / 2;
       plan = find(key);
     }
@@ -166,9 +166,6 @@ class CudnnAttention final : public AttentionLibrary {
     }
     plan.run(handle_, ids, memory, work.workspace ? work.workspace.raw() : nullptr);
   }
-
-  /// The repeatable gradient holds rows of scores; more sequences than fit here are taken in parts.
-  static constexpr std::size_t most_workspace = std::size_t{1} << 30;
 
   device::SHERD_CUDA::Target target_;
   std::size_t version_;

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "device/cuda/target.h"
+#include "tensor/argument_checks.h"
+#include "tensor/exact_sum.h"
+#include "tensor/extents.h"
+
+// Bytes of Category::workspace that the CUDA kernels hold at most during one call, and the cuts of the work
+// that decide it: the kernels' own plan, and what a meta device that stands for a GPU books in their place.
+// In the device tier where nothing else is said. No tensor is read.
+
+namespace sherd::tensor::SHERD_CUDA {
+
+/// Ceiling for one product by cuBLASLt (what NVIDIA advises for Hopper). What its heuristic takes of it, only
+/// a GPU tells; a meta device books all of it.
+inline constexpr std::size_t most_matmul_workspace = std::size_t{32} << 20;
+
+/// Rows that one block of sum_rows adds up. A function of the shape alone, so that a sum has one order on
+/// every GPU.
+inline std::int64_t rows_per_part(std::int64_t rows) {
+  constexpr std::int64_t least = 64, most_parts = 128;
+  return std::max(least, (rows + most_parts - 1) / most_parts);
+}
+inline std::size_t sum_rows_workspace(const Tensor& x, const Tensor& out) {
+  const std::int64_t rows = x.shape().rows(), part = rows_per_part(rows);
+  return static_cast<std::size_t>((rows + part - 1) / part * out.numel()) * size_of(compute_type(x.dtype()));
+}
+
+/// Rows whose contributions to dweight and dbias one block of a norm sums, in order: sixteen or more, and no
+/// more than 512 such groups. Depends on the shape alone.
+inline std::int64_t rows_per_group(std::int64_t rows) {
+  return std::max<std::int64_t>(16, (rows + 511) / 512);
+}
+/// layer_norm_backward and rms_norm_backward.
+inline std::size_t norm_backward_workspace(const Tensor& x, const Tensor& dweight, const Tensor& dbias) {
+  const std::int64_t rows = x.shape().rows(), group = rows_per_group(rows);
+  const std::int64_t parts = (dweight ? 1 : 0) + (dbias ? 1 : 0);
+  return static_cast<std::size_t>((rows + group - 1) / group * parts * x.shape().back()) *
+         size_of(compute_type(x.dtype()));
+}
+
+/// The sort of embedding_backward: keys and rows twice, and how often each digit comes in each block's tile
+/// of rows.
+inline constexpr int sort_digits = 1 << 8, sort_tile = 8 * 32 * 8;
+inline std::size_t embedding_backward_workspace(const Tensor& ids) {
+  const std::int64_t n = ids.numel();
+  return static_cast<std::size_t>(4 * n + sort_digits * ((n + sort_tile - 1) / sort_tile)) * 4;
+}
+
+inline std::size_t cross_entropy_workspace(const Tensor& logits) {
+  return static_cast<std::size_t>(logits.shape().rows()) * sizeof(double);
+}
+inline std::size_t cross_entropy_backward_workspace(const Tensor& logits) {
+  return logits.shape().rows() > 0 ? sizeof(double) : 0;
+}
+/// Elements whose squared differences one block sums; the blocks' sums are added in order. Depends on nothing
+/// else.
+inline constexpr std::int64_t squares_per_block = 16384;
+inline std::size_t mean_squared_error_workspace(const Tensor& x) {
+  return static_cast<std::size_t>((x.numel() + squares_per_block - 1) / squares_per_block) * sizeof(double);
+}
+
+/// Of each of the tiers device and host.
+inline constexpr std::size_t sum_of_squares_workspace = (ExactSum::words + 1) * sizeof(std::int64_t);
+/// Of the host tier.
+inline constexpr std::size_t all_finite_workspace = sizeof(std::int32_t);
+
+/// Ceiling for cuDNN's gradient of attention, which holds rows of scores to be repeatable; more sequences
+/// than fit are taken in parts. A little more than 1 GiB, for cuDNN adds a few hundred bytes to what are
+/// powers of two.
+inline constexpr std::size_t most_attention_workspace = (std::size_t{1} << 30) + 4096;
+/// Whether cuDNN is asked for attention. The dropout mask is Sherd's own, so it never is with dropout.
+inline bool attention_by_library(const AttentionExtents& e, const Attention& geometry, DType dtype) {
+  return size_of(dtype) == 2 && geometry.dropout == 0 && e.dim % 8 == 0 && e.dim <= 256 && e.seq >= 2;
+}
+
+/// What cuDNN itself wants for one call's gradient, at most, as version 9 counts it (tests/cudnn asks it):
+/// rows of scores in 16 bits, in squares of 64, where the gradient is to be repeatable, else fp32 sums (which
+/// Hopper does without); and where query heads share a key head, each one's gradient of keys and values.
+inline std::size_t cudnn_backward_workspace(std::int64_t batch, std::int64_t heads, std::int64_t kv_heads,
+                                            std::int64_t seq, std::int64_t dim, bool deterministic) {
+  constexpr std::int64_t alignment = 256;
+  const std::int64_t padded = (seq + 63) / 64 * 64, rows = batch * heads * seq;
+  const std::int64_t sums = deterministic ? batch * heads * padded * padded * 2 : rows * dim * 4;
+  return static_cast<std::size_t>(sums + (heads > kv_heads ? 2 * rows * dim * 2 : 0) + alignment);
+}
+
+inline std::size_t attention_workspace(const Tensor& qkv, const Attention& geometry) {
+  const AttentionExtents e = attention_extents("attention", qkv, geometry);
+  return attention_by_library(e, geometry, qkv.dtype()) ? 256 : 0;
+}
+
+/// By cuDNN where it is asked, else by the own kernels.
+inline std::size_t attention_backward_workspace(const Tensor& qkv, const Attention& geometry,
+                                                bool deterministic) {
+  const AttentionExtents e = attention_extents("attention_backward", qkv, geometry);
+  const auto numbers = [](std::int64_t elements, DType dtype) {
+    return static_cast<std::size_t>(elements) * size_of(dtype);
+  };
+  if (!attention_by_library(e, geometry, qkv.dtype()))
+    return numbers(e.batch * e.heads * e.seq, compute_type(qkv.dtype()));
+  const bool whole = e.group() == 1 || e.kv_heads == 1;  // else groups take the place of sequences
+  std::int64_t batch = whole ? e.batch : e.kv_heads;
+  const std::int64_t heads = whole ? e.heads : e.group(), kv_heads = whole ? e.kv_heads : 1;
+  const auto library = [&] {
+    return cudnn_backward_workspace(batch, heads, kv_heads, e.seq, e.dim, deterministic);
+  };
+  while (library() > most_attention_workspace && batch > 1) batch = (batch + 1) / 2;
+  // Beside it the caller's: a sum per row, and fp32 gradients of the queries where atomics add them up.
+  return library() + numbers(batch * heads * e.seq * (deterministic ? 1 : 1 + e.dim), DType::f32);
+}
+
+}  // namespace sherd::tensor::SHERD_CUDA

@@ -1,0 +1,64 @@
+// What a dry run predicts for a GPU is what a run on one books: model states to the byte, the host tier
+// within 5 %, and the device tier but for the products' workspace, which is booked at its ceiling.
+#include <gtest/gtest.h>
+
+#include "engine/estimate.h"
+#include "support/equality.h"
+#include "support/gpu.h"
+#include "support/temp_folder.h"
+
+namespace sherd::test {
+namespace {
+
+using device::Category;
+using device::Tier;
+using engine::MemoryReport;
+
+constexpr std::int64_t rows = 2, seq = 256, vocab = 509;
+
+const MemoryReport::Book& book(const MemoryReport& report, Tier tier) {
+  return report.tiers[static_cast<std::size_t>(tier)];
+}
+
+TEST(GpuEstimate, is_what_a_run_books) {
+  SHERD_NEEDS_GPU();
+  const sherd::testing::TempFolder folder;
+  for (const char* optimizer : {"none", "cpu", "nvme"}) {
+    SCOPED_TRACE(optimizer);
+    const config::Config config = config::parse_text(cat(
+        R"({"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": )", rows,
+        R"(, "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": ")",
+        optimizer, R"(", "nvme_path": ")", folder.path().string(), R"("}}, "device": {"type": "cuda"},
+        "model": {"type": "gpt2", "vocab_size": )",
+        vocab, R"(, "seq_length": )", seq,
+        R"(, "hidden_size": 512, "num_layers": 8, "num_heads": 8, "dropout": 0}})"));
+    const auto model = [&] { return std::make_shared<models::Gpt>(models::gpt_options(config, vocab)); };
+    engine::Estimate real;
+    launch_ranks(1, [&](DistributedPtr dist) {
+      Engine engine(dist, model(), config);
+      real.states = MemoryReport::of(engine.device().ledger());
+      for (int step = 0; step < 3; ++step)
+        engine.train_batch([&] { return synthetic_batch(engine.device(), rows, seq, vocab, step, 0, 0); });
+      real.peaks = MemoryReport::of(engine.device().ledger());
+    });
+    const auto batch = [](device::Device& device) {
+      return tensor::Batch{{"tokens", tensor::Tensor::empty(device, {rows, seq}, DType::i32)},
+                           {"labels", tensor::Tensor::empty(device, {rows, seq}, DType::i32)}};
+    };
+    const engine::Estimate planned = engine::estimate(config, model(), batch, {.evaluates = false});
+    for (const Category category : {Category::parameters, Category::gradients, Category::optimizer})
+      for (const Tier tier : {Tier::device, Tier::host, Tier::nvme})
+        EXPECT_EQ(book(planned.states, tier).current[static_cast<std::size_t>(category)],
+                  book(real.states, tier).current[static_cast<std::size_t>(category)])
+            << name_of(category) << " in the tier " << name_of(tier);
+    const auto peak = [](const engine::Estimate& e, Tier tier) {
+      return static_cast<double>(book(e.peaks, tier).total_peak);
+    };
+    EXPECT_NEAR(peak(planned, Tier::host), peak(real, Tier::host), 0.05 * peak(real, Tier::host) + 4096);
+    EXPECT_GE(peak(planned, Tier::device), 0.95 * peak(real, Tier::device));
+    EXPECT_LE(peak(planned, Tier::device), 1.05 * peak(real, Tier::device) + (32 << 20));
+  }
+}
+
+}  // namespace
+}  // namespace sherd::test

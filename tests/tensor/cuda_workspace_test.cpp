@@ -1,0 +1,173 @@
+// A meta device that stands for a GPU books what the CUDA kernels book, call by call: held to the kernels on
+// the emulator, and for the libraries that are not there to their rules.
+#include "tensor/cuda/workspace.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "device/meta.h"
+#include "simt/emulated.h"
+#include "tensor/cuda_options.h"
+
+namespace sherd::tensor {
+namespace {
+
+using device::Tier;
+using Call = std::function<void(Kernels&)>;
+
+struct Held {
+  std::uint64_t device, host, kept;
+  bool operator==(const Held&) const = default;
+};
+void PrintTo(const Held& held, std::ostream* out) {
+  *out << held.device << " on the device, " << held.host << " in the host tier, " << held.kept << " kept";
+}
+
+/// The workspace that `call` holds at most, beyond what the kernels hold anyway.
+Held held_by(Kernels& kernels, const Call& call) {
+  device::Ledger& ledger = kernels.device().ledger();
+  ledger.reset_peaks();
+  const std::uint64_t in_host = ledger.current(Tier::host, Category::workspace);
+  call(kernels);
+  return {ledger.peak(Tier::device, Category::workspace),
+          ledger.peak(Tier::host, Category::workspace) - in_host,
+          ledger.current(Tier::device, Category::workspace)};
+}
+
+void expect_alike(const Call& call, const std::string& what) {
+  const auto cpu = device::make_cpu_device(1), meta = device::make_meta_gpu(1);
+  const auto emulated = test::make_emulated_kernels(*cpu), booked = make_kernels(*meta);
+  EXPECT_EQ(held_by(*booked, call), held_by(*emulated, call)) << what;
+}
+
+Tensor some(Kernels& kernels, const Shape& shape, DType dtype) {
+  const Tensor out = Tensor::empty(kernels.device(), shape, dtype);
+  kernels.fill(out, dtype == DType::i32 ? 1 : 0.01);
+  return out;
+}
+
+class CudaWorkspace : public ::testing::TestWithParam<DType> {};
+
+TEST_P(CudaWorkspace, OfSumsAndNorms) {
+  const DType dtype = GetParam(), compute = dtype == DType::f64 ? DType::f64 : DType::f32;
+  for (const std::int64_t rows : {1, 65, 1000, 9000}) {
+    expect_alike(
+        [&](Kernels& k) {
+          k.sum_rows(some(k, {rows, 40}, dtype), some(k, {40}, dtype), false);
+        },
+        cat("sum_rows of ", rows));
+    const auto norm = [&](bool layer) {
+      return [&, layer](Kernels& k) {
+        const Tensor x = some(k, {rows, 40}, dtype), row = some(k, {40}, dtype),
+                     one = some(k, {rows}, compute), dw = some(k, {40}, dtype), db = some(k, {40}, dtype);
+        if (layer)
+          k.layer_norm_backward(x, row, one, one, x, x, dw, db, false);
+        else
+          k.rms_norm_backward(x, row, one, x, x, dw, false);
+      };
+    };
+    expect_alike(norm(true), cat("layer_norm of ", rows));
+    expect_alike(norm(false), cat("rms_norm of ", rows));
+    expect_alike(
+        [&](Kernels& k) {
+          ExactSum sum;
+          k.sum_of_squares(some(k, {rows}, dtype), sum);
+        },
+        cat("sum_of_squares of ", rows));
+    expect_alike([&](Kernels& k) { EXPECT_TRUE(k.all_finite(some(k, {rows}, dtype))); },
+                 cat("all_finite of ", rows));
+  }
+}
+
+TEST_P(CudaWorkspace, OfLossesAndEmbeddings) {
+  const DType dtype = GetParam(), compute = dtype == DType::f64 ? DType::f64 : DType::f32;
+  for (const std::int64_t rows : {1, 500, 2049}) {
+    expect_alike(
+        [&](Kernels& k) {
+          const Tensor logits = some(k, {rows, 12}, dtype), targets = some(k, {rows}, DType::i32),
+                       lse = some(k, {rows}, compute), loss = some(k, {1}, compute);
+          k.cross_entropy(logits, targets, 0, -100, loss, lse);
+        },
+        cat("cross_entropy of ", rows));
+    expect_alike(
+        [&](Kernels& k) {
+          const Tensor logits = some(k, {rows, 12}, dtype), targets = some(k, {rows}, DType::i32),
+                       lse = some(k, {rows}, compute);
+          k.cross_entropy_backward(logits, targets, lse, 0, -100, 1);
+        },
+        cat("cross_entropy_backward of ", rows));
+    expect_alike(
+        [&](Kernels& k) {
+          const Tensor x = some(k, {rows, 12}, dtype);
+          k.mean_squared_error(x, x, some(k, {1}, compute));
+        },
+        cat("mean_squared_error of ", rows));
+    expect_alike(
+        [&](Kernels& k) {
+          k.embedding_backward(some(k, {rows}, DType::i32), some(k, {rows, 8}, dtype),
+                               some(k, {30, 8}, dtype), false);
+        },
+        cat("embedding_backward of ", rows));
+  }
+}
+
+TEST_P(CudaWorkspace, OfAttentionByOwnKernelsAndOfRotary) {
+  const DType dtype = GetParam(), compute = dtype == DType::f64 ? DType::f64 : DType::f32;
+  for (const float dropout : {0.0f, 0.1f}) {
+    const std::int64_t head = dropout > 0 ? 8 : 6;  // heads of 6 are none for cuDNN
+    expect_alike(
+        [&](Kernels& k) {
+          Attention geometry;
+          geometry.heads = 4, geometry.kv_heads = 2, geometry.dropout = dropout;
+          const Tensor qkv = some(k, {2, 20, 8 * head}, dtype), out = some(k, {2, 20, 4 * head}, dtype),
+                       lse = some(k, {2, 4, 20}, compute), dqkv = some(k, {2, 20, 8 * head}, dtype);
+          k.rotary(qkv, geometry, 10000, false, qkv);
+          k.attention(qkv, geometry, out, lse);
+          k.attention_backward(qkv, geometry, out, lse, out, dqkv);
+        },
+        cat("attention with dropout ", dropout));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudaWorkspace,
+                         ::testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
+/// The workspace that a GPU's backward attention is booked, in bytes.
+std::uint64_t booked_for(const Shape& qkv, int heads, int kv_heads, bool deterministic) {
+  const auto device = device::make_meta_gpu(1);
+  const auto kernels = make_kernels(*device, {.deterministic_attention = deterministic});
+  Attention geometry;
+  geometry.heads = heads, geometry.kv_heads = kv_heads;
+  const Tensor x = Tensor::empty(*device, qkv, DType::bf16);
+  kernels->attention_backward(x, geometry, {}, {}, {}, x);
+  return device->ledger().peak(Tier::device, Category::workspace);
+}
+
+TEST(CudaWorkspaceOfLibraries, FollowsTheirRules) {
+  // Rows of scores in bf16 in squares of 64, and one fp32 sum per row; else fp32 sums of the queries'
+  // gradient, cuDNN's own and those it is given.
+  EXPECT_EQ(booked_for({2, 100, 3 * 4 * 64}, 4, 4, true), 2u * 4 * (128 * 128 * 2 + 100 * 4) + 256);
+  EXPECT_EQ(booked_for({2, 100, 3 * 4 * 64}, 4, 4, false), 2u * 4 * 100 * 4 * (1 + 64 + 64) + 256);
+  // Groups take the place of sequences; each query head has gradients of keys and values of its own.
+  EXPECT_EQ(booked_for({5, 100, 8 * 64}, 4, 2, true),
+            2u * 2 * (128 * 128 * 2 + 100 * 4 + 2 * 100 * 64 * 2) + 256);
+  // 16 sequences of 16 heads of 4096 x 4096 scores would take 8 GiB: two at a time fit.
+  EXPECT_EQ(booked_for({16, 4096, 3 * 16 * 128}, 16, 16, true),
+            std::uint64_t{2} * 16 * (4096u * 4096 * 2 + 4096 * 4) + 256);
+}
+
+TEST(CudaWorkspaceOfLibraries, ProductsAreBookedAtTheirCeiling) {
+  const auto device = device::make_meta_gpu(1);
+  const auto kernels = make_kernels(*device);
+  Matmul product;
+  product.a = Tensor::empty(*device, {64, 32}, DType::bf16),
+  product.b = Tensor::empty(*device, {32, 16}, DType::bf16);
+  product.c = Tensor::empty(*device, {64, 16}, DType::bf16);
+  kernels->matmul(product);
+  EXPECT_EQ(device->ledger().peak(Tier::device, Category::workspace), cuda::most_matmul_workspace);
+}
+
+}  // namespace
+}  // namespace sherd::tensor

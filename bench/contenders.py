@@ -137,5 +137,5 @@ def run_json(command, timeout=600):
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["without a word"]
-        raise Unavailable(f"{' '.join(str(word) for word in command)} stopped with {done.returncode}: {said[-1][:400]}")
+        raise Unavailable(f"{os.path.basename(str(command[0]))} stopped with {done.returncode}: {said[-1][:400]}")
     return json.loads(lines[-1])

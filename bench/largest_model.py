@@ -36,12 +36,13 @@ class Size:
 
     def __init__(self, width, depth, model):
         self.width, self.depth = width, depth
-        self.block, self.table = 12 * width ** 2 + 13 * width, padded_vocabulary(model) * width
-        self.parameters = depth * self.block + self.table + model["seq_length"] * width + 2 * width
+        self.block = 12 * width ** 2 + 13 * width
+        self.root = (padded_vocabulary(model) + model["seq_length"] + 2) * width  # both tables and the last norm
+        self.parameters = depth * self.block + self.root
 
     def sets(self):
         heads = self.width // (128 if self.width % 128 == 0 else 64)
-        largest = max(self.block, self.table)  # elements that one read ahead, one gather and one bucket must hold
+        largest = max(self.block, self.root)  # elements that one read ahead, one gather and one bucket must hold
         return [f"model.hidden_size={self.width}", f"model.num_layers={self.depth}", f"model.num_heads={heads}",
                 f"zero_optimization.offload_param.buffer_size={largest + 65536}",
                 f"zero_optimization.stage3_prefetch_bucket_size={2 * self.block}",
@@ -158,7 +159,7 @@ def main():
         if index >= 0:
             found.append((index, placement, lack))
     attempts, tried = sorted(found, key=lambda f: -f[0]), []
-    while attempts and search.left() > 5:
+    while attempts and len(tried) < 5 and search.left() > 5:
         index, placement, lack = attempts.pop(0)
         size = sizes[index]
         try:
@@ -174,7 +175,7 @@ def main():
         print(json.dumps({"bench": "largest_model", "size": str(size), "parameters": size.parameters,
                           "placement": placement, "limit": a.limit, **result}), flush=True)
         return tell(a, size, placement, lack, result)
-    print(f"largest model in {a.limit}: none trained: {'; '.join(tried) or 'no size fits'}")
+    print(f"largest model in {a.limit}: none trained: {'; '.join(tried[:2]) or 'no size fits'}")
     sys.exit(1)
 
 

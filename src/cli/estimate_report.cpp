@@ -74,7 +74,8 @@ std::string verdict(const EstimateReport& r) {
     out += cat(plural(r.machine.gpus, "GPU", "GPUs"), " of ", human_bytes(r.machine.gpu_memory), " here\n");
   if (unknown_gpu)
     out += cat("no GPU here: each must hold the device tier, ", human_bytes(book_of(r.estimate.peaks, 0).total_peak),
-               "; device.device_memory_limit says what one has\n");
+               ", and some ",
+               human_bytes(beside_the_books), " for CUDA itself; device.device_memory_limit says what one has\n");
   if (r.missing.empty()) return out + (unknown_gpu ? "It fits this machine.\n" : "It fits.\n");
   for (const Shortfall& shortfall : r.missing) out += cat("It does not fit: ", shortfall.text(), ".\n");
   if (r.remedy.keys.empty())

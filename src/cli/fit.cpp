@@ -133,7 +133,7 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Es
         config.device.host_memory_limit);
   const auto gpus = static_cast<std::uint64_t>(machine.gpus), sharing = gpus ? (local + gpus - 1) / gpus : 0;
   check(sharing > 1 ? cat("the memory of a GPU, shared by ", sharing, " ranks,") : "the memory of a GPU", "there is",
-        sharing * on_device, machine.gpu_memory);
+        sharing * (on_device + beside_the_books), machine.gpu_memory);
   check(local > 1 ? cat("the memory of this machine, shared by ", local, " ranks,")
                   : "the memory of this machine",
         "there is", local * ((machine.on_gpus ? 0 : on_device) + in_host), machine.memory);

@@ -42,8 +42,12 @@ struct Shortfall {
   std::string text() const;
 };
 
+/// What CUDA, cuDNN and NCCL take of a GPU for themselves, for each rank on it: most of it contexts, more than is
+/// usual.
+inline constexpr std::uint64_t beside_the_books = std::uint64_t{1} << 30;
+
 /// Where the most loaded rank, or the machine or GPU that it shares with others, has too little. On CPUs the
-/// device and the host tier are both the machine's memory.
+/// device and the host tier are both the machine's memory; on GPUs beside_the_books counts.
 std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Estimate& estimate,
                                   const World& world, const Machine& machine);
 

@@ -13,7 +13,7 @@
 #include "cli/machine.h"
 #include "cli/program.h"
 #include "comm/communicator.h"
-#include "device/cuda.h"
+#include "device/peak_rate.h"
 #include "engine/gemm_probe.h"
 #include "engine/report.h"
 #include "tensor/library_version.h"
@@ -53,13 +53,19 @@ std::string cuda_text() {
   return text;
 }
 
-/// "cpu, cuda 0 (NVIDIA H200, 139.8 GiB, compute capability 9.0)", or why there is no GPU.
+/// ", 989TFLOP/s in bf16", which MFU counts against; nothing where it is not known.
+std::string peak_text(const device::CudaGpu& gpu) {
+  const double peak = device::peak_flops(gpu, DType::bf16);
+  return peak > 0 ? cat(", ", engine::human_count(peak), "FLOP/s in bf16") : "";
+}
+
+/// "cpu, cuda 0 (NVIDIA H200, 139.8 GiB, compute capability 9.0, 989TFLOP/s in bf16)", or why there is no GPU.
 std::string devices_text() {
   const device::CudaStatus status = device::cuda_status();
   std::string text = "cpu";
   for (const device::CudaGpu& gpu : status.gpus)
     text += cat(", cuda ", gpu.ordinal, " (", gpu.name, ", ", engine::human_bytes(gpu.memory), ", compute capability ",
-                gpu.major, '.', gpu.minor, ")");
+                gpu.major, '.', gpu.minor, peak_text(gpu), ")");
   return status.usable() ? text : cat(text, " (no GPU: ", status.why_not, ")");
 }
 

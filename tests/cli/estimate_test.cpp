@@ -116,13 +116,16 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
   ASSERT_GT(in_host, 0u);
   Machine machine = machine_with(4 * in_host);
   EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 1u) << "on CPUs both tiers share the memory";
-  machine.on_gpus = true, machine.gpus = 4, machine.gpu_memory = on_device;
+  machine.on_gpus = true, machine.gpus = 4, machine.gpu_memory = on_device + beside_the_books;
   EXPECT_TRUE(shortfalls(plain({}), estimate, world, machine).empty());
+  --machine.gpu_memory;
+  EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 1u);
+  ++machine.gpu_memory;
   machine.gpus = 2;
   auto missing = shortfalls(plain({}), estimate, world, machine);
   ASSERT_EQ(missing.size(), 1u);
   EXPECT_EQ(missing[0].what, "the memory of a GPU, shared by 2 ranks,");
-  EXPECT_EQ(missing[0].needed, 2 * on_device);
+  EXPECT_EQ(missing[0].needed, 2 * (on_device + beside_the_books));
   machine.memory = 4 * in_host - 1;
   EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 2u);
 }

@@ -122,7 +122,7 @@ def print_rows(a, contenders, rounds):
             continue
         rate, facts = taken[contender.name], contender.facts
         line = f"{rate:.0f} tokens/s"
-        shares = mfu(facts, rate) if contender.name in OURS else None
+        shares = mfu(contenders[0].facts, rate)  # the same work, and the same card
         if shares:
             line += f", MFU {shares[0]:.3f} ({shares[1]:.3f})"
             line += verdict(shares[0], a.target_mfu if contender.name == "sherd" else None)

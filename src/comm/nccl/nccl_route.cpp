@@ -143,10 +143,13 @@ void NcclRoute::sum(Call& call, const Part& part, ReduceOp op, DType rounding) {
   // Multiples of 64 elements keep every rank's place aligned.
   const auto room = static_cast<std::int64_t>(scratch_bytes / size_of(how.in) / static_cast<std::size_t>(size()));
   const std::int64_t chunk = std::min(std::max<std::int64_t>(room / 64, 1), (longest + 63) / 64) * 64;
-  const Tensor scratch = Tensor::empty(*gpu(), {chunk * size()}, how.in, device::Category::communication);
-  call.staging.push_back(scratch);
+  const std::size_t bytes = static_cast<std::size_t>(chunk * size()) * size_of(how.in);
+  // The sums of a call follow each other on the stream, so one that is large enough serves them all.
+  if (call.staging.empty() || call.staging.back().bytes() < bytes)
+    call.staging.push_back(Tensor::empty(*gpu(), {static_cast<std::int64_t>(bytes)}, DType::u8,
+                                         device::Category::communication));
   for (std::int64_t begin = 0; begin < longest; begin += chunk)
-    sum_chunk(call, part, how, begin, chunk, scratch.raw());
+    sum_chunk(call, part, how, begin, chunk, call.staging.back().raw());
 }
 
 void NcclRoute::reduce_scatter(Call& call) {

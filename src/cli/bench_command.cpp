@@ -165,7 +165,7 @@ std::optional<BenchReport> measure_rank(comm::Communicator& comm, const CommBenc
 void bench_comm(const Arguments& arguments) {
   CommandLine line =
       bench_line("comm", "Measures collectives against memcpy.", "[--ranks N] [--mib M] [--threads T]", "15");
-  line.value("ranks", "N", "local ranks in this process; under mpirun or srun the launcher's ranks are taken",
+  line.value("ranks", "N", "local ranks in this process; under mpirun, srun or torchrun the launcher's are taken",
              "2")
       .value("mib", "M", "size of the whole fp32 tensor", "64")
       .value("threads", "T", "with which each rank copies and sums", "1");
@@ -180,12 +180,12 @@ void bench_comm(const Arguments& arguments) {
   options.bytes = static_cast<std::size_t>(mib) << 20, options.rounds = rounds_of(line);
   std::optional<BenchReport> report;
   const char* advice = "Choose less with --mib, or fewer --ranks";
-  if (comm::launched_by_mpi()) {
+  if (const comm::Launcher by = comm::launcher(); by != comm::Launcher::none) {
     options.staged = true;
-    const auto world = comm::make_mpi_world(comm_options);
-    require(world->size() > 1, "one rank has nobody to exchange with: start more with mpirun -n");
+    const auto world = comm::join_launched_world(comm_options).world;
+    require(world->size() > 1, "one rank has nobody to exchange with: let the launcher start more");
     require_memory(comm_bench_memory(options, world->size()), advice);
-    report = measure_rank(*world, options, "mpi");
+    report = measure_rank(*world, options, by == comm::Launcher::mpi ? "mpi" : "tcp");
   } else {
     require_memory(comm_bench_memory(options, ranks) * ranks, advice);
     report = watched([&] {

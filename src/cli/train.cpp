@@ -18,6 +18,10 @@
 namespace sherd::cli {
 namespace {
 
+bool launched() {
+  return comm::launcher() != comm::Launcher::none;
+}
+
 /// What MFU counts against: on GPUs the sum of their peaks (0: unknown), else what this machine's ranks reach
 /// together, times the machines, at least `reached`, which they were seen to reach; that takes 0.3 s unless it is
 /// cached.
@@ -27,7 +31,7 @@ double machine_rate(const config::Config& config, int ranks, int local_ranks, do
   const int threads = engine::compute_threads(config, local_ranks);
   const int online = std::max(available_cores(), static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
   // A launcher may have bound this rank to a part of the cores on which the machine's ranks run: each has as many.
-  const int total = std::min(comm::launched_by_mpi() ? online : available_cores(), threads * local_ranks);
+  const int total = std::min(launched() ? online : available_cores(), threads * local_ranks);
   const int own = std::min(available_cores(), total);
   const double parts = static_cast<double>(total) / own * ((ranks + local_ranks - 1) / local_ranks);
   engine::GemmProbe probe;
@@ -67,40 +71,49 @@ void check_fit(const TrainRequest& request, const engine::TokenData& data, const
   require_fit(request.reparse, data.vocab_size, world, this_machine(request.config));
 }
 
+void draw(const TrainRequest& request, const engine::TokenData& data) {
+  if (request.plot.empty()) return;
+  PlotOptions plot;
+  if (data.info) plot.unigram_entropy = data.info->unigram_entropy;
+  plot_metrics(request.metrics, request.plot, plot);
+  log_info("drew the losses: ", request.plot);
+}
+
+/// One rank's part of a run under a launcher. Its files are looked at only now, so that a rank that cannot read its own
+/// tells the others.
+void train_launched(const TrainRequest& request, const DistributedPtr& dist) {
+  const auto data = engine::open_token_data(request.config);
+  const auto rate = [&](double reached) {
+    return machine_rate(request.config, dist->world_size(), dist->local_size(), reached);
+  };
+  // The others wait for rank 0 at their first collective.
+  const double known = dist->rank() == 0 ? rate(0) : 0;
+  check_fit(request, *data, {dist->world_size(), dist->local_size()});
+  check_save_dir(request);
+  dist->world().barrier({.label = "memory check", .scalar = true});
+  Trainer(dist, request, data, known, rate).run();
+  if (dist->rank() == 0) draw(request, *data);
+}
+
+void train_local(const TrainRequest& request, const comm::CommOptions& options) {
+  const auto data = engine::open_token_data(request.config);
+  const int ranks = std::max(request.ranks, 1);
+  check_fit(request, *data, {ranks, ranks});
+  check_save_dir(request);
+  const auto rate = [&](double reached) { return machine_rate(request.config, ranks, ranks, reached); };
+  const double known = rate(0);  // local ranks wait for nobody: before they start
+  launch_ranks(ranks, [&](DistributedPtr dist) { Trainer(dist, request, data, known, rate).run(); }, options);
+  draw(request, *data);
+}
+
 }  // namespace
 
 void train(const TrainRequest& request) {
   check(request);
-  const auto data = engine::open_token_data(request.config);
   comm::CommOptions options;
   options.timeout_seconds = request.config.parallel.timeout_seconds;
-  bool speaks = true;
-  const bool launched = comm::launched_by_mpi();
-  if (!launched) {
-    check_fit(request, *data, {request.ranks, request.ranks});
-    check_save_dir(request);
-  }
-  // Local ranks wait for nobody: the rate is known before they start. Under a launcher the others wait for rank 0
-  // at their first collective.
-  const double local_rate = launched ? 0 : machine_rate(request.config, request.ranks, request.ranks, 0);
-  launch_ranks(request.ranks, [&](DistributedPtr dist) {
-    const auto rate = [&](double reached) {
-      return machine_rate(request.config, dist->world_size(), dist->local_size(), reached);
-    };
-    if (dist->world().rank() != 0 && launched) speaks = false;
-    const double known = launched && dist->rank() == 0 ? rate(0) : local_rate;
-    if (launched) {
-      check_fit(request, *data, {dist->world_size(), dist->local_size()});
-      check_save_dir(request);
-      dist->world().barrier({.label = "memory check", .scalar = true});
-    }
-    Trainer(dist, request, data, known, rate).run();
-  }, options);
-  if (request.plot.empty() || !speaks) return;
-  PlotOptions plot;
-  if (data->info) plot.unigram_entropy = data->info->unigram_entropy;
-  plot_metrics(request.metrics, request.plot, plot);
-  log_info("drew the losses: ", request.plot);
+  if (!launched()) return train_local(request, options);
+  launch_ranks(request.ranks, [&](DistributedPtr dist) { train_launched(request, dist); }, options);
 }
 
 }  // namespace sherd::cli

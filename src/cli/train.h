@@ -16,7 +16,7 @@ namespace sherd::cli {
 struct TrainRequest {
   config::Config config;
   Reparse reparse;          ///< `config` again, with a few more keys
-  int ranks = 1;            ///< local ranks; a launcher's ranks overrule it
+  int ranks = 0;            ///< 0: the launcher's, or one local rank; a launcher that started others is an error
   std::string metrics;      ///< JSONL file; empty: none
   std::string plot;         ///< SVG of the losses, drawn at the end; empty: none
   bool resume = false;      ///< from training.save_dir's latest checkpoint

@@ -8,7 +8,7 @@ void train_command(const Arguments& arguments) {
   CommandLine line("train", "Trains the model that a configuration describes.",
                    "--config F... [--ranks N] [--set a.b.c=V]... [--steps N] [--metrics F.jsonl] [--plot F.svg] [--resume]");
   line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
-      .value("ranks", "N", "local ranks in this process; under mpirun or srun the launcher's ranks are taken", "1")
+      .value("ranks", "N", "local ranks in this process, by default 1; mpirun, srun and torchrun bring their own")
       .list("set", "a.b.c=V", "override one key, as zero_optimization.stage=3")
       .value("steps", "N", "optimizer steps of the whole run; the same as --set training.steps=N")
       .value("metrics", "F.jsonl", "write one JSON object per optimizer step")
@@ -29,7 +29,7 @@ void train_command(const Arguments& arguments) {
     return config::parse_files(files, all);
   };
   request.config = request.reparse({});
-  request.ranks = static_cast<int>(line.integer("ranks", 1));
+  if (line.has("ranks")) request.ranks = static_cast<int>(line.integer("ranks", 1));
   request.metrics = line.text("metrics");
   request.plot = line.text("plot");
   request.resume = line.has("resume");

@@ -137,7 +137,7 @@ class Communicator {
 /// Settings of every backend.
 struct CommOptions {
   double timeout_seconds = 1800;
-  /// mpi only: false exchanges through MPI messages even between ranks of one machine (for tests and odd clusters).
+  /// Processes only: false exchanges messages even between ranks of one machine (for tests and odd clusters).
   bool shared_memory = true;
   /// Threads with which each rank copies and sums. The communicator owns them.
   int threads = 1;
@@ -156,10 +156,29 @@ std::unique_ptr<Communicator> make_self(const CommOptions& options);
 /// done at once, so that what peers would have sent keeps the value it had. For steps on a meta device. split() throws.
 std::unique_ptr<Communicator> make_dry_world(int rank, int size);
 
+/// What started this process as one rank of several: an MPI launcher (mpirun, srun), or one that says RANK, WORLD_SIZE,
+/// MASTER_ADDR and MASTER_PORT in the environment, as torchrun does.
+enum class Launcher : std::uint8_t { none, mpi, environment };
+
+/// The one that the environment tells of; starts nothing. Under both, torchrun's own word counts, then MPI's where this
+/// build has it.
+Launcher launcher();
+/// How many ranks it says that it started, 0 where it does not say before they have joined; 1 without a launcher. Throws
+/// Error{usage} for variables that are missing or make no sense.
+int launched_ranks();
+
+/// The ranks that a launcher started, and this one's place among those of its machine, which share its cores and GPUs.
+struct LaunchedWorld {
+  std::unique_ptr<Communicator> world;
+  int local_rank = 0, local_size = 1;
+};
+/// Collective: joins the launcher's ranks, over MPI or over TCP connections that rank 0 arranges on MASTER_PORT. On one
+/// machine they exchange through shared memory either way. Throws Error{usage} without a launcher and for variables
+/// that are missing or make no sense, Error{comm} naming ranks that do not come.
+LaunchedWorld join_launched_world(const CommOptions& options);
+
 /// True when this build has the mpi backend.
 bool mpi_available();
-/// True when the process was started by an MPI launcher (its environment says so); starts nothing.
-bool launched_by_mpi();
 /// The world communicator over MPI; initialises MPI with threads at the first call and finalises it at exit, unless a
 /// rank has died or does not come to its exit, when finalising would hang. Collective. Ranks of one machine exchange through
 /// shared windows. Throws Error{usage} when the build has no MPI.

@@ -19,6 +19,7 @@ int positive_int(std::string_view text, std::string_view what) {
   return value;
 }
 
+/// 0: nobody did.
 int ranks_asked_for(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view arg = argv[i];
@@ -29,20 +30,25 @@ int ranks_asked_for(int argc, char** argv) {
     if (arg.starts_with("--ranks=")) return positive_int(arg.substr(8), "--ranks");
   }
   const char* from_environment = std::getenv("SHERD_RANKS");
-  return from_environment && *from_environment ? positive_int(from_environment, "SHERD_RANKS") : 1;
+  return from_environment && *from_environment ? positive_int(from_environment, "SHERD_RANKS") : 0;
 }
 
-/// Ranks of an MPI job on this machine, as its launcher tells; all of them where it does not.
-int launcher_local_size(int world) {
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"})
-    if (const char* value = std::getenv(name)) return positive_int(value, name);
-  return world;
+bool launched() {
+  return comm::launcher() != comm::Launcher::none;
 }
 
-DistributedPtr join_mpi(const comm::CommOptions& options) {
-  std::shared_ptr<comm::Communicator> world = comm::make_mpi_world(options);
-  const int size = world->size();
-  return std::make_shared<Distributed>(std::move(world), launcher_local_size(size));
+void refuse_other(int asked, int started) {
+  if (asked == 0 || started == 0 || asked == started) return;
+  const bool mpi = comm::launcher() == comm::Launcher::mpi;
+  fail(ErrorKind::usage, asked, asked == 1 ? " rank was" : " ranks were", " asked for (--ranks or SHERD_RANKS), but ",
+       mpi ? "the MPI launcher" : "the launcher (WORLD_SIZE in the environment)", " started ", started,
+       ": leave --ranks out to take the launcher's, or ",
+       mpi ? "start without mpirun" : "unset RANK and WORLD_SIZE", " for ranks inside this process");
+}
+
+DistributedPtr join(const comm::CommOptions& options) {
+  comm::LaunchedWorld joined = comm::join_launched_world(options);
+  return std::make_shared<Distributed>(std::move(joined.world), joined.local_rank, joined.local_size);
 }
 
 /// run_local lends its communicator for the length of the body only.
@@ -52,20 +58,33 @@ std::shared_ptr<comm::Communicator> borrow(comm::Communicator& communicator) {
 
 }  // namespace
 
-DistributedPtr init_distributed(int, char**, const comm::CommOptions& options) {
-  if (comm::launched_by_mpi()) return join_mpi(options);
-  return std::make_shared<Distributed>(comm::make_self(options), 1);
+void check_launched_ranks(int ranks) {
+  if (launched()) refuse_other(ranks, comm::launched_ranks());
+}
+
+DistributedPtr init_distributed(int argc, char** argv, const comm::CommOptions& options) {
+  if (!launched()) return std::make_shared<Distributed>(comm::make_self(options), 0, 1);
+  const int asked = ranks_asked_for(argc, argv);
+  check_launched_ranks(asked);
+  DistributedPtr dist = join(options);
+  refuse_other(asked, dist->world_size());
+  return dist;
 }
 
 void launch_ranks(int ranks, const std::function<void(DistributedPtr)>& body, const comm::CommOptions& options) {
-  if (!comm::launched_by_mpi())
-    return comm::run_local(ranks, options, [&](comm::Communicator& communicator) {
+  if (!launched()) {
+    const int count = ranks == 0 ? 1 : ranks;
+    return comm::run_local(count, options, [&](comm::Communicator& communicator) {
       set_flush_denormals();
-      body(std::make_shared<Distributed>(borrow(communicator), ranks));
+      body(std::make_shared<Distributed>(borrow(communicator), communicator.rank(), count));
     });
-  const DistributedPtr dist = join_mpi(options);
+  }
+  check_launched_ranks(ranks);
+  const DistributedPtr dist = join(options);
   ThreadRank named(dist->rank());
+  set_flush_denormals();
   try {
+    refuse_other(ranks, dist->world_size());
     body(dist);
   } catch (const std::exception& error) {
     dist->world().abort(error.what());
@@ -75,7 +94,7 @@ void launch_ranks(int ranks, const std::function<void(DistributedPtr)>& body, co
 
 int launch(int argc, char** argv, const std::function<void(DistributedPtr)>& body, const comm::CommOptions& options) {
   try {
-    launch_ranks(comm::launched_by_mpi() ? 1 : ranks_asked_for(argc, argv), body, options);
+    launch_ranks(ranks_asked_for(argc, argv), body, options);
     return 0;
   } catch (const std::exception& error) {
     log_line(LogLevel::error, error.what());

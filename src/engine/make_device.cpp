@@ -10,18 +10,13 @@
 namespace sherd::engine {
 namespace {
 
-/// This rank's place among those of its machine, whose ranks follow each other.
-int local_rank(const Distributed& dist) {
-  return dist.rank() % dist.local_size();
-}
-
 /// This rank's part of the machine's cores where device.bind_cores asks for one; else none.
 std::vector<int> own_cores(const config::Config& config, const Distributed& dist, int threads) {
   if (!config.device.bind_cores) return {};
   const std::vector<int> all = available_core_ids();
-  auto first = static_cast<std::size_t>(local_rank(dist)) * static_cast<std::size_t>(threads);
+  auto first = static_cast<std::size_t>(dist.local_rank()) * static_cast<std::size_t>(threads);
   // A launcher that binds has already dealt the cores out.
-  if (comm::launched_by_mpi() && all.size() >= static_cast<std::size_t>(threads) &&
+  if (comm::launcher() != comm::Launcher::none && all.size() >= static_cast<std::size_t>(threads) &&
       all.size() < static_cast<std::size_t>(dist.local_size() * threads))
     first = 0;
   else if (static_cast<std::size_t>(dist.local_size() * threads) > all.size())
@@ -36,7 +31,7 @@ std::shared_ptr<device::Device> make_gpu(const config::Config& config, const Dis
   const device::CudaStatus status = device::cuda_status();
   const int count = static_cast<int>(status.gpus.size());
   const device::CudaGpu& gpu =
-      status.gpus[static_cast<std::size_t>(device::cuda_ordinal_for(local_rank(dist), count))];
+      status.gpus[static_cast<std::size_t>(device::cuda_ordinal_for(dist.local_rank(), count))];
   if (dist.rank() == 0)
     log_info("rank 0 runs on GPU ", gpu.ordinal, " ('", gpu.name, "')",
              dist.local_size() > count ? cat(", as one of ", dist.local_size(), " ranks on ", count, " GPUs")

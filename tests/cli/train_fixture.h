@@ -78,6 +78,15 @@ class Train : public ::testing::Test {
     return shell(cat(sherd::testing::mpirun(ranks, "--enable-recovery"), R"(sh -c '"$@"; echo "exit code $?" >&2' sh )",
                      joined(arguments)));
   }
+  /// As processes that only the environment tells of each other, as torchrun's; exit codes as above. `before` is shell code
+  /// that each rank runs first.
+  std::string launched(int ranks, const std::vector<std::string>& arguments, const std::string& before = "true") const {
+    return cat(SHERD_SOURCE_DIR "/tests/support/launch.sh ", ranks, " sh -c '", before,
+               R"(; "$@"; code=$?; echo "exit code $code" >&2; exit $code' sh )", joined(arguments));
+  }
+  Outcome sherd_launched(int ranks, const std::vector<std::string>& arguments, const std::string& before = "true") const {
+    return shell(launched(ranks, arguments, before));
+  }
   std::vector<std::string> train(const std::vector<std::string>& more = {}) const {
     std::vector<std::string> out{"train", "--config", config()};
     out.insert(out.end(), more.begin(), more.end());
@@ -98,8 +107,11 @@ class Train : public ::testing::Test {
 
   /// Starts the program beside the test, with standard error in `errors`; stop it with kill() and waitpid().
   pid_t start(const std::vector<std::string>& arguments, const std::string& errors) const {
+    return start_line(joined(arguments), errors);
+  }
+  pid_t start_line(const std::string& command, const std::string& errors) const {
     write_text(folder_ / errors, "");
-    const std::string line = cat("exec env XDG_CACHE_HOME=", folder_.path().string(), " ", joined(arguments), " >",
+    const std::string line = cat("exec env XDG_CACHE_HOME=", folder_.path().string(), " ", command, " >",
                                  (folder_ / "background.out").string(), " 2>", (folder_ / errors).string());
     const pid_t child = fork();
     if (child != 0) return child;

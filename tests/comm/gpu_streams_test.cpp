@@ -77,7 +77,7 @@ void on_shared_card(int ranks, const std::function<void(Rank&)>& body) {
 }
 
 void on_processes(int ranks, const std::function<void(Rank&)>& body) {
-  on_tcp_ranks(ranks, {.timeout_seconds = 60}, [&](Communicator& comm) {
+  on_tcp_ranks(ranks, {.timeout_seconds = 60, .shared_memory = false}, [&](Communicator& comm) {
     set_flush_denormals();
     Rank rank(comm);
     body(rank);

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <stdexcept>
 #include <thread>
 
@@ -168,17 +167,6 @@ TEST(Local, AFailingSenderKeepsItsMemoryWhileTheReceiverCopies) {
 
 TEST(Local, RefusesNoRanks) {
   EXPECT_THROW(run_local(0, {}, [](Communicator&) {}), Error);
-}
-
-TEST(Launcher, IsToldByTheEnvironment) {
-  const char* names[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"};
-  for (const char* name : names) unsetenv(name);
-  EXPECT_FALSE(launched_by_mpi());
-  for (const char* name : names) {
-    setenv(name, "1", 1);
-    EXPECT_TRUE(launched_by_mpi()) << name;
-    unsetenv(name);
-  }
 }
 
 #ifdef SHERD_TEST_WITHOUT_MPI

@@ -43,8 +43,8 @@ inline void on_tcp_ranks(int ranks, const CommOptions& options, const std::funct
   for (int r = 0; r < ranks; ++r)
     threads.emplace_back([&, r] {
       try {
-        const auto world = make_tcp_world(launch_of(r, ranks, port), options);
-        body(*world);
+        const auto joined = join_tcp_world(launch_of(r, ranks, port), options);
+        body(*joined.world);
       } catch (...) {
         std::lock_guard lock(mutex);
         if (!first) first = std::current_exception();

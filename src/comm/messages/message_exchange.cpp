@@ -64,6 +64,7 @@ class MessageExchange final : public Backend {
   void fail(const std::string& reason) noexcept override { health_->fail(reason); }
   std::string failure() const override { return health_->failure(); }
   void nudge() noexcept override {}  // await() polls
+  void look_after_peers() noexcept override;
 
   void run(Call& call) override;
   void start(Call& transfer) override;
@@ -136,6 +137,13 @@ void MessageExchange::receive_from(int peer, std::byte* data, std::size_t bytes,
         {port_->receive(data + done, std::min(longest_message, bytes - done), peer, tag), peer, true});
 }
 
+void MessageExchange::look_after_peers() noexcept {
+  if (health_->failed()) return;
+  for (int r = 0; r < size(); ++r)
+    if (r != rank() && health_->dead(r))
+      return health_->fail(cat(name_, ": rank ", r, " is dead: its process ended; see that rank's own output"));
+}
+
 /// A lost peer's last messages may still be on their way when the news of its end is here: `grace` runs
 /// first.
 void MessageExchange::check_peers(const std::vector<int>& peers, const Call& call, const Deadline& deadline,
@@ -164,7 +172,7 @@ void MessageExchange::finish(const Call& call) {
       std::erase_if(open_, [&](const Open& message) { return port_->test(message.request); });
       if (open_.empty()) return;
       if (open_.size() != before) backoff.reset();
-      if (!backoff.every(64)) continue;
+      if (!backoff.every(64) && !deadline.passed()) continue;
       std::vector<int> peers;
       for (const Open& message : open_) peers.push_back(message.peer);
       std::sort(peers.begin(), peers.end());
@@ -173,7 +181,7 @@ void MessageExchange::finish(const Call& call) {
     }
   } catch (...) {
     for (const Open& message : open_)
-      if (message.receiving) port_->cancel(message.request);
+      message.receiving ? port_->cancel(message.request) : port_->release(message.request);
     open_.clear();
     throw;
   }
@@ -400,7 +408,7 @@ void MessageExchange::await(const std::function<bool()>& ready, const std::vecto
   try {
     for (Backoff backoff;; backoff.pause()) {
       if (ready()) return;
-      if (!backoff.every(64)) continue;
+      if (!backoff.every(64) && !active.front()->deadline->passed()) continue;
       std::vector<int> peers;
       for (const Call* transfer : active) peers.push_back(transfer->peer);
       std::sort(peers.begin(), peers.end());
@@ -409,8 +417,8 @@ void MessageExchange::await(const std::function<bool()>& ready, const std::vecto
     }
   } catch (...) {
     for (const Call* transfer : active)
-      if (transfer->kind == Collective::receive)
-        for (const int request : transfer->requests) port_->cancel(request);
+      for (const int request : transfer->requests)
+        transfer->kind == Collective::receive ? port_->cancel(request) : port_->release(request);
     throw;
   }
 }

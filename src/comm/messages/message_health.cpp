@@ -55,14 +55,21 @@ void MessageHealth::depart() noexcept {
 }
 
 bool MessageHealth::lost(int rank, std::string& why) const {
-  std::lock_guard lock(mutex_);
-  if (departed_[static_cast<std::size_t>(rank)])
-    why = "has left the group";
-  else if (port_->gone(rank))
+  if (dead(rank)) {
     why = "is dead: its process ended";
-  else
-    return false;
+    return true;
+  }
+  std::lock_guard lock(mutex_);
+  if (!departed_[static_cast<std::size_t>(rank)]) return false;
+  why = "has left the group";
   return true;
+}
+
+bool MessageHealth::dead(int rank) const {
+  if (!port_->gone(rank)) return false;
+  failed();  // hears what it said last
+  std::lock_guard lock(mutex_);
+  return !departed_[static_cast<std::size_t>(rank)];
 }
 
 }  // namespace sherd::comm

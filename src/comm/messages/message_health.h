@@ -24,6 +24,8 @@ class MessageHealth final : public Health {
   void depart() noexcept;
   /// True when that rank has left or its process has ended; `why` says which.
   bool lost(int rank, std::string& why) const;
+  /// True when its process has ended without leaving first.
+  bool dead(int rank) const;
 
  private:
   void listen() const;

@@ -10,11 +10,16 @@
 
 namespace sherd::comm {
 
-/// How long blocking MPI calls may take.
+/// How long calls that wait for all ranks may take.
 struct Patience {
   double seconds = 1800;
   std::string what;                                ///< for the error: "splitting mpi(4)"
   std::function<std::string()> trouble = nullptr;  ///< a reason to give up, or empty
+};
+
+/// A rank's place among those of its machine.
+struct LocalPlace {
+  int rank = 0, size = 1;
 };
 
 /// A group of processes that send each other messages: over MPI (mpi/mpi_port.cpp) or sockets (tcp/). Thread-safe.
@@ -34,7 +39,10 @@ class Port {
   virtual bool one_machine() const = 0;
   /// More ranks on this machine than cores that they may use.
   virtual bool crowded() const = 0;
-  /// True when the process of `rank` has ended. Known on this machine only; elsewhere false.
+  /// This rank's place among the group's of its machine.
+  virtual LocalPlace place() const = 0;
+  /// True when the process of `rank` has ended; over TCP also when its machine is not reached any more, and then only once
+  /// everything that it sent is here. MPI knows it on this machine only; elsewhere false.
   virtual bool gone(int rank) const = 0;
 
   /// Collective. Null for a negative color.
@@ -56,6 +64,9 @@ class Port {
   virtual bool test(int request) = 0;
   /// Gives a receive up; its buffer is not written any more unless the message was already arriving.
   virtual void cancel(int request) noexcept = 0;
+  /// Gives a send up: its buffer may go, and what has not left it is sent from a copy, so that messages after it stay whole.
+  /// (MPI offers no such thing and reads on.)
+  virtual void release(int request) noexcept = 0;
 
   /// Sends `text` to every other rank, without waiting.
   virtual void shout(const std::string& text) noexcept = 0;

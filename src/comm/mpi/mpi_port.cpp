@@ -2,11 +2,10 @@
 
 #include <mpi.h>
 
-#include <bit>
-#include <iterator>
 #include <mutex>
 #include <new>
 #include <numeric>
+#include <optional>
 
 #include "base/error.h"
 #include "comm/mpi/runtime.h"
@@ -28,15 +27,7 @@ class MpiGroup final : public Port {
     MPI_Comm_set_errhandler(talk_, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(side_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(talk_, &rank_);
-    const auto& all = mpi::identities();
-    const mpi::Identity& mine = all[static_cast<std::size_t>(world_ranks_[static_cast<std::size_t>(rank_)])];
-    for (const int r : world_ranks_) {
-      const mpi::Identity& peer = all[static_cast<std::size_t>(r)];
-      one_machine_ = one_machine_ && peer.host == mine.host;
-      peers_.push_back(peer);
-      if (peer.host != mine.host) peers_.back().pid = 0;
-    }
-    crowded_ = is_crowded(mine.host);
+    neighbours_.emplace(mpi::identities(), world_ranks_, rank_);
   }
 
   std::string kind() const override { return "mpi"; }
@@ -45,12 +36,10 @@ class MpiGroup final : public Port {
   int size() const override { return static_cast<int>(world_ranks_.size()); }
   const std::vector<int>& world_ranks() const override { return world_ranks_; }
   int world_size() const override { return static_cast<int>(mpi::identities().size()); }
-  bool one_machine() const override { return one_machine_; }
-  bool crowded() const override { return crowded_; }
-  bool gone(int rank) const override {
-    const mpi::Identity& peer = peers_[static_cast<std::size_t>(rank)];
-    return peer.pid != 0 && !mpi::running(peer);
-  }
+  bool one_machine() const override { return neighbours_->one_machine(); }
+  bool crowded() const override { return neighbours_->crowded(); }
+  LocalPlace place() const override { return neighbours_->place(); }
+  bool gone(int rank) const override { return neighbours_->gone(rank); }
 
   std::shared_ptr<Port> split(int color, int key, const Patience& patience) override {
     struct Result {
@@ -124,6 +113,8 @@ class MpiGroup final : public Port {
     MPI_Request_free(&open);
   }
 
+  void release(int) noexcept override {}
+
   void shout(const std::string& text) noexcept override {
     if (mpi::over()) return;
     const std::string* copy = mpi::keep_for_good(text.substr(0, shout_bytes));  // the sends are never waited for
@@ -194,23 +185,10 @@ class MpiGroup final : public Port {
     return place;
   }
 
-  static bool is_crowded(unsigned long long host) {
-    unsigned long cpus[std::size(mpi::Identity{}.cpus)] = {};
-    int ranks = 0, cores = 0;
-    for (const mpi::Identity& identity : mpi::identities()) {
-      if (identity.host != host) continue;
-      ++ranks;
-      for (std::size_t i = 0; i < std::size(cpus); ++i) cpus[i] |= identity.cpus[i];
-    }
-    for (const unsigned long word : cpus) cores += std::popcount(word);
-    return ranks > cores;
-  }
-
   MPI_Comm talk_, side_;
   std::vector<int> world_ranks_;
   int rank_ = 0;
-  bool one_machine_ = true, crowded_ = false;
-  std::vector<mpi::Identity> peers_;  ///< pid 0: cannot be watched
+  std::optional<Neighbours> neighbours_;
   std::mutex mutex_;
   std::vector<MPI_Request> requests_;  // guarded by mutex_
   std::vector<int> free_;              // guarded by mutex_
@@ -233,7 +211,7 @@ std::shared_ptr<Port> mpi::world_port(const Patience& patience) {
       [] {
         const auto& all = mpi::identities();
         for (std::size_t r = 0; r < all.size(); ++r)
-          if (all[r].pid != 0 && all[r].host == mpi::own_identity().host && !mpi::running(all[r]))
+          if (all[r].pid != 0 && all[r].host == own_identity().host && !running(all[r]))
             return static_cast<int>(r);
         return -1;
       });

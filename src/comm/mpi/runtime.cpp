@@ -87,9 +87,7 @@ void exchange_identities() {
   Identity mine = own_identity();
   check(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, world.data(), sizeof mine, MPI_BYTE, exit_comm),
         "MPI_Allgather");
-  // A peer in another process namespace cannot be watched.
-  for (Identity& peer : world)
-    if (peer.host == mine.host && !running(peer)) peer.pid = 0;
+  hide_unseen(world);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/messages/port.h"
+#include "comm/processes/identity.h"
 
 namespace sherd::comm::mpi {
 
@@ -36,16 +37,7 @@ bool over();
 /// Throws Error{comm} unless `code` is success.
 void check(int code, const char* call);
 
-/// Where a process runs, so that others on the machine can see whether it still does.
-struct Identity {
-  unsigned long long host = 0;     ///< hash of the boot and the name
-  long long pid = 0, started = 0;  ///< of /proc/PID/stat
-  unsigned long cpus[16] = {};     ///< it may run on
-};
-Identity own_identity();
 /// Of every rank of MPI_COMM_WORLD; pid 0 where a process cannot be watched from here.
 const std::vector<Identity>& identities();
-/// True when that process, on this machine, is running (not a zombie).
-bool running(const Identity& identity);
 
 }  // namespace sherd::comm::mpi

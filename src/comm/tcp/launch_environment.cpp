@@ -16,9 +16,11 @@ bool is_set(const GetVariable& get, const char* name) {
 
 std::string text_of(const GetVariable& get, const char* name) {
   if (!is_set(get, name))
-    fail(ErrorKind::usage, "the environment's RANK or WORLD_SIZE says that a launcher started this process, but ", name,
-         " is not set: a launcher like torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; unset "
-         "them all to run by itself");
+    fail(ErrorKind::usage,
+         "the environment's RANK or WORLD_SIZE says that a launcher started this process, but ", name,
+         " is not set: a launcher like torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; unset "
+         "them all to run "
+         "without one");
   return get(name);
 }
 
@@ -27,8 +29,8 @@ int number_of(const GetVariable& get, const char* name, int least, int most) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < least || value > most)
-    fail(ErrorKind::usage, "the environment's ", name, " must be a whole number of ", least, " to ", most, ", not '",
-         text, "'");
+    fail(ErrorKind::usage, "the environment's ", name, " must be a whole number of ", least, " to ", most,
+         ", not '", text, "'");
   return value;
 }
 
@@ -40,21 +42,33 @@ std::optional<LaunchEnvironment> read_launch_environment(const GetVariable& get)
   LaunchEnvironment out;
   out.world_size = number_of(get, "WORLD_SIZE", 1, most_ranks);
   out.rank = number_of(get, "RANK", 0, out.world_size - 1);
-  out.local_rank = number_of(get, "LOCAL_RANK", 0, out.world_size - 1);
-  out.local_world_size =
-      is_set(get, "LOCAL_WORLD_SIZE") ? number_of(get, "LOCAL_WORLD_SIZE", out.local_rank + 1, out.world_size)
-                                      : out.world_size;
+  if (is_set(get, "LOCAL_RANK")) out.local_rank = number_of(get, "LOCAL_RANK", 0, out.world_size - 1);
+  if (is_set(get, "LOCAL_WORLD_SIZE"))
+    out.local_world_size = number_of(get, "LOCAL_WORLD_SIZE", out.local_rank + 1, out.world_size);
   if (out.world_size == 1) return out;
   out.master_address = text_of(get, "MASTER_ADDR");
   // Where torchrun keeps a store of its own on MASTER_PORT, the next port is ours.
   const char* store = get("TORCHELASTIC_USE_AGENT_STORE");
   const int taken = store && std::string_view(store) == "True" ? 1 : 0;
   out.master_port = number_of(get, "MASTER_PORT", 1, last_port - taken) + taken;
+  // Restarts are not told apart: torchrun counts them on each machine for itself.
+  for (const char* name : {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"})
+    if (out.run.empty() && is_set(get, name)) out.run = get(name);
   return out;
 }
 
 std::optional<LaunchEnvironment> read_launch_environment() {
   return read_launch_environment([](const char* name) { return std::getenv(name); });
+}
+
+Launcher find_launcher(const GetVariable& get, bool with_mpi) {
+  const bool environment = is_set(get, "RANK") || is_set(get, "WORLD_SIZE");
+  // torchrun may itself have been started by srun or mpirun, whose variables its processes inherit.
+  if (environment && is_set(get, "TORCHELASTIC_RUN_ID")) return Launcher::environment;
+  // Set by OpenMPI's mpirun; by PMIx launchers (srun --mpi=pmix, prterun); by PMI-1/2 ones (srun, Hydra).
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"})
+    if (is_set(get, name)) return with_mpi || !environment ? Launcher::mpi : Launcher::environment;
+  return environment ? Launcher::environment : Launcher::none;
 }
 
 }  // namespace sherd::comm

@@ -1,126 +1,340 @@
 #include "comm/tcp/mesh.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
 #include "base/error.h"
 
 namespace sherd::comm {
+namespace {
 
-std::shared_ptr<Mesh> Mesh::connect(const LaunchEnvironment& launch, const Patience& patience) {
-  return std::shared_ptr<Mesh>(new Mesh(launch.rank, rendezvous(launch, patience), patience.seconds));
-}
+/// What precedes every message.
+struct Header {
+  std::uint64_t group = 0, bytes = 0;
+  std::int64_t tag = 0;
+};
 
-Mesh::Mesh(int rank, std::vector<int> sockets, double seconds) : rank_(rank), seconds_(seconds) {
-  for (const int socket : sockets) {
+constexpr std::size_t scratch_bytes = 64 << 10;
+
+}  // namespace
+
+struct Mesh::Transfer {
+  int peer = 0;
+  bool sending = false;
+  Key key;
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::size_t came = 0;         ///< a receive: the size of the message that came for it; written before done
+  std::vector<std::byte> copy;  ///< a message that owns its memory
+  std::atomic<bool> done{false};
+};
+
+/// A connection. Where two locks are taken: `reading` before Mesh::mutex_.
+struct Mesh::Link {
+  struct Outgoing {
+    Header header;
+    Ticket message;
+    std::size_t sent = 0;  ///< of header and message
+  };
+
+  Descriptor socket;
+  std::atomic<bool> closed{true};    ///< nothing more arrives
+  std::atomic<bool> pending{false};  ///< `out` is not empty
+  bool shut = false;                 ///< of the mesh's thread: nothing more is sent
+  std::mutex writing;
+  std::deque<Outgoing> out;  // guarded by writing
+  bool mute =
+      false;  ///< the other side takes nothing more, though what it sent may still arrive; guarded by writing
+
+  std::mutex reading;
+  // Guarded by reading: the message that is arriving.
+  Header header;
+  std::size_t have = 0;  ///< bytes of the header, then of the message after it
+  Ticket into;           ///< the receive that it goes to
+  Arrived message;       ///< else, unless it is thrown away, where it is kept
+  std::array<std::byte, scratch_bytes> scratch;
+};
+
+Mesh::Mesh(int rank, Meeting meeting)
+    : rank_(rank), identities_(std::move(meeting.identities)), bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  require(static_cast<bool>(bell_), "the system gives out no more file descriptors: ", system_reason());
+  for (Descriptor& socket : meeting.links) {
     links_.push_back(std::make_unique<Link>());
-    links_.back()->socket = socket;
-    links_.back()->closed = socket < 0;
+    links_.back()->closed = !socket;
+    links_.back()->socket = std::move(socket);
   }
-  thread_ = std::thread([this] { read_all(); });
+  thread_ = std::thread([this] { serve(); });
 }
 
 Mesh::~Mesh() {
-  // What was sent last shall arrive: the others are told that nothing more comes, and heard out for a moment.
-  for (const auto& link : links_)
-    if (link->socket >= 0) shutdown(link->socket, SHUT_WR);
   leaving_ = true;
+  wake();
   thread_.join();
-  for (const auto& link : links_)
-    if (link->socket >= 0) close(link->socket);
 }
 
 bool Mesh::gone(int rank) const {
-  return rank != rank_ && links_[static_cast<std::size_t>(rank)]->closed;
+  return rank != rank_ && link(rank).closed;
 }
 
-void Mesh::write(Link& link, const void* data, std::size_t bytes, const Deadline& deadline) {
-  const auto* at = static_cast<const std::byte*>(data);
-  while (bytes > 0 && !link.closed) {
-    const ssize_t done = ::send(link.socket, at, bytes, MSG_NOSIGNAL);
-    if (done > 0) {
-      at += done, bytes -= static_cast<std::size_t>(done);
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (deadline.passed())
-        fail(ErrorKind::comm, "a rank takes no messages for ", seconds_, " s: see whether it hangs");
-      pollfd one{link.socket, POLLOUT, 0};
-      poll(&one, 1, 100);
-    } else if (errno != EINTR) {
-      link.closed = true;
-    }
+void Mesh::wake() noexcept {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(bell_.get(), &one, sizeof one);
+}
+
+// ---- sending ----
+
+Mesh::Ticket Mesh::send(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes) {
+  auto ticket = std::make_shared<Transfer>();
+  ticket->data = const_cast<std::byte*>(static_cast<const std::byte*>(data)), ticket->bytes = bytes;
+  submit(to, group, tag, ticket);
+  return ticket;
+}
+
+void Mesh::send_copy(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes) {
+  auto ticket = std::make_shared<Transfer>();
+  const auto* begin = static_cast<const std::byte*>(data);
+  ticket->copy.assign(begin, begin + bytes);
+  ticket->data = ticket->copy.data(), ticket->bytes = bytes;
+  submit(to, group, tag, std::move(ticket));
+}
+
+void Mesh::submit(int to, std::uint64_t group, int tag, Ticket ticket) {
+  Link& way = link(to);
+  ticket->peer = to, ticket->sending = true;
+  bool rest = false;
+  {
+    std::lock_guard lock(way.writing);
+    way.out.push_back({{group, ticket->bytes, tag}, std::move(ticket), 0});
+    flush(way);
+    rest = !way.out.empty();
   }
+  if (rest) wake();
 }
 
-void Mesh::send(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes) {
-  Link& link = *links_[static_cast<std::size_t>(to)];
-  const Deadline deadline = Deadline::after_seconds(seconds_);
-  std::lock_guard lock(link.writing);
-  const Header header{group, bytes, tag};
-  write(link, &header, sizeof header, deadline);
-  write(link, data, bytes, deadline);
+/// Sends what the system takes without waiting. The caller holds `writing`.
+void Mesh::flush(Link& way) {
+  way.mute = way.mute || way.closed;
+  while (!way.out.empty() && !way.mute) {
+    Link::Outgoing& front = way.out.front();
+    Transfer& message = *front.message;
+    std::size_t sent = front.sent;
+    std::array<iovec, 2> parts;
+    int count = 0;
+    if (sent < sizeof(Header)) {
+      parts[0] = {reinterpret_cast<std::byte*>(&front.header) + sent, sizeof(Header) - sent};
+      count = 1, sent = 0;
+    } else {
+      sent -= sizeof(Header);
+    }
+    if (message.bytes > sent)
+      parts[static_cast<std::size_t>(count++)] = {message.data + sent, message.bytes - sent};
+    msghdr all{};
+    all.msg_iov = parts.data(), all.msg_iovlen = static_cast<std::size_t>(count);
+    const ssize_t done = sendmsg(way.socket.get(), &all, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (done < 0) {
+      way.mute = true;
+      break;
+    }
+    front.sent += static_cast<std::size_t>(done);
+    if (front.sent < sizeof(Header) + message.bytes) continue;
+    message.done = true;
+    way.out.pop_front();
+  }
+  if (way.mute) {
+    for (Link::Outgoing& lost : way.out) lost.message->done = true;
+    way.out.clear();
+  }
+  way.pending = !way.out.empty();
+}
+
+// ---- receiving ----
+
+Mesh::Ticket Mesh::receive(int from, std::uint64_t group, int tag, void* data, std::size_t bytes) {
+  auto ticket = std::make_shared<Transfer>();
+  ticket->peer = from, ticket->key = {group, from, tag};
+  ticket->data = static_cast<std::byte*>(data), ticket->bytes = bytes;
+  Arrived message;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = arrived_.find(ticket->key);
+    if (found == arrived_.end()) {
+      asked_[ticket->key].push_back(ticket);
+      return ticket;
+    }
+    message = std::move(found->second.front());
+    found->second.pop_front();
+    if (found->second.empty()) arrived_.erase(found);
+  }
+  finish(*ticket, message);
+  return ticket;
+}
+
+void Mesh::finish(Transfer& receive, const Arrived& message) {
+  receive.came = message.bytes;
+  if (message.bytes == receive.bytes && message.bytes > 0)
+    std::memcpy(receive.data, message.data.get(), message.bytes);
+  receive.done = true;
 }
 
 bool Mesh::take(int from, std::uint64_t group, int tag, std::vector<std::byte>& message) {
-  std::lock_guard lock(mutex_);
-  const auto found = arrived_.find({group, from, tag});
-  if (found == arrived_.end()) return false;
-  message = std::move(found->second.front());
-  found->second.pop_front();
-  if (found->second.empty()) arrived_.erase(found);
+  Arrived oldest;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = arrived_.find({group, from, tag});
+    if (found == arrived_.end()) return false;
+    oldest = std::move(found->second.front());
+    found->second.pop_front();
+    if (found->second.empty()) arrived_.erase(found);
+  }
+  message.assign(oldest.data.get(), oldest.data.get() + oldest.bytes);
   return true;
 }
 
-// ---- the thread that reads ----
+bool Mesh::done(const Ticket& ticket) {
+  if (!ticket->done && ticket->sending) {
+    // Whoever waits may as well do the work.
+    Link& way = link(ticket->peer);
+    if (std::unique_lock lock(way.writing, std::try_to_lock); lock) flush(way);
+  }
+  if (!ticket->done) return false;
+  if (!ticket->sending && ticket->came != ticket->bytes)
+    fail(ErrorKind::comm, "a message of ", ticket->came, " bytes came where ", ticket->bytes,
+         " were expected");
+  return true;
+}
 
-void Mesh::read_all() {
-  const Deadline forever = Deadline::after_seconds(1e9);
-  Deadline patience = forever;
-  bool left = false;
+void Mesh::give_up(const Ticket& ticket) {
+  Link& way = link(ticket->peer);
+  if (ticket->sending) {
+    std::lock_guard lock(way.writing);
+    if (ticket->done || !ticket->copy.empty()) return;
+    ticket->copy.assign(ticket->data, ticket->data + ticket->bytes);
+    ticket->data = ticket->copy.data();
+    return;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto found = asked_.find(ticket->key); found != asked_.end()) {
+      std::erase(found->second, ticket);
+      if (found->second.empty()) asked_.erase(found);
+    }
+  }
+  std::lock_guard lock(way.reading);
+  if (way.into == ticket) way.into = nullptr, way.message = {};
+}
+
+// ---- the mesh's thread ----
+
+void Mesh::serve() {
+  bool told = false;
+  Deadline patience = Deadline::after_seconds(1e9);
+  std::vector<pollfd> open;
+  std::vector<int> ranks;
   while (!patience.passed()) {
-    if (leaving_ && !std::exchange(left, true)) patience = Deadline::after_seconds(3);
-    std::vector<pollfd> open;
-    std::vector<int> ranks;
+    if (leaving_ && !std::exchange(told, true)) patience = Deadline::after_seconds(3);
+    open.assign(1, {bell_.get(), POLLIN, 0});
+    ranks.assign(1, rank_);
     for (int r = 0; r < size(); ++r) {
-      Link& link = *links_[static_cast<std::size_t>(r)];
-      if (link.socket < 0 || link.closed) continue;
-      open.push_back({link.socket, POLLIN, 0});
+      Link& way = link(r);
+      if (way.closed) continue;
+      if (told && !way.pending && !std::exchange(way.shut, true)) shutdown(way.socket.get(), SHUT_WR);
+      open.push_back({way.socket.get(), static_cast<short>(way.pending ? POLLIN | POLLOUT : POLLIN), 0});
       ranks.push_back(r);
     }
-    if (open.empty() && leaving_) return;
-    poll(open.data(), open.size(), 50);
-    for (std::size_t i = 0; i < open.size(); ++i)
-      if (open[i].revents) read_from(ranks[i], *links_[static_cast<std::size_t>(ranks[i])]);
+    if (told && open.size() == 1) return;
+    poll(open.data(), open.size(), told ? 20 : 1000);
+    std::uint64_t rung = 0;
+    if (open[0].revents) [[maybe_unused]]
+      const ssize_t count = read(bell_.get(), &rung, sizeof rung);
+    for (std::size_t i = 1; i < open.size(); ++i) {
+      Link& way = link(ranks[i]);
+      if (open[i].revents & ~POLLOUT) read_from(ranks[i], way);
+      if (!(open[i].revents & POLLOUT) && !way.closed) continue;
+      std::lock_guard lock(way.writing);
+      flush(way);
+    }
   }
 }
 
-void Mesh::read_from(int rank, Link& link) {
-  for (;;) {
-    const bool head = link.have < sizeof(Header);
-    const std::size_t in_message = head ? 0 : link.have - sizeof(Header);
-    std::byte* to = head ? reinterpret_cast<std::byte*>(&link.header) + link.have : link.message.data() + in_message;
-    const std::size_t wanted = head ? sizeof(Header) - link.have : link.message.size() - in_message;
-    if (wanted > 0) {
-      const ssize_t done = recv(link.socket, to, wanted, 0);
-      if (done < 0 && errno == EINTR) continue;
-      if (done < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-      if (done <= 0) {
-        link.closed = true;
-        return;
-      }
-      link.have += static_cast<std::size_t>(done);
-      if (link.have == sizeof(Header)) link.message.resize(link.header.bytes);
-      if (link.have < sizeof(Header) + link.message.size() || link.have < sizeof(Header)) continue;
+void Mesh::read_from(int rank, Link& way) try {
+  std::lock_guard reading(way.reading);
+  for (std::size_t budget = std::size_t{16} << 20; budget > 0;) {
+    const bool head = way.have < sizeof(Header);
+    const std::size_t at = head ? way.have : way.have - sizeof(Header);
+    std::byte* to = head               ? reinterpret_cast<std::byte*>(&way.header) + at
+                    : way.into         ? way.into->data + at
+                    : way.message.data ? way.message.data.get() + at
+                                       : way.scratch.data();
+    std::size_t wanted = (head ? sizeof(Header) : way.header.bytes) - at;
+    if (to == way.scratch.data()) wanted = std::min(wanted, way.scratch.size());
+    const ssize_t done = recv(way.socket.get(), to, wanted, MSG_DONTWAIT);
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (done <= 0) {
+      way.closed = true;
+      return;
     }
-    {
-      std::lock_guard lock(mutex_);
-      arrived_[{link.header.group, rank, static_cast<int>(link.header.tag)}].push_back(std::move(link.message));
-    }
-    link.have = 0, link.message.clear();
+    way.have += static_cast<std::size_t>(done);
+    budget -= std::min(budget, static_cast<std::size_t>(done));
+    if (head && way.have == sizeof(Header)) open_message(rank, way);
+    if (way.have >= sizeof(Header) && way.have == sizeof(Header) + way.header.bytes) close_message(rank, way);
   }
+} catch (const std::exception&) {  // no memory for what comes: what this connection carries is lost
+  way.closed = true;
+}
+
+/// Where shall it go? The caller holds `reading`.
+void Mesh::open_message(int rank, Link& way) {
+  const std::size_t bytes = way.header.bytes;
+  way.message = {};
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = asked_.find({way.header.group, rank, static_cast<int>(way.header.tag)});
+    if (found != asked_.end() && found->second.front()->bytes == bytes) {
+      way.into = std::move(found->second.front());
+      found->second.pop_front();
+      if (found->second.empty()) asked_.erase(found);
+      return;
+    }
+  }
+  way.message = {std::make_unique_for_overwrite<std::byte[]>(std::max<std::size_t>(bytes, 1)), bytes};
+}
+
+/// The caller holds `reading`.
+void Mesh::close_message(int rank, Link& way) {
+  way.have = 0;
+  if (way.into) {
+    way.into->came = way.header.bytes;
+    way.into->done = true;
+    way.into = nullptr;
+    return;
+  }
+  if (!way.message.data) return;  // given up
+  const Key key{way.header.group, rank, static_cast<int>(way.header.tag)};
+  Ticket asked;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = asked_.find(key);
+    if (found == asked_.end()) {
+      arrived_[key].push_back(std::move(way.message));
+    } else {
+      asked = std::move(found->second.front());
+      found->second.pop_front();
+      if (found->second.empty()) asked_.erase(found);
+    }
+  }
+  if (asked) finish(*asked, way.message);
+  way.message = {};
 }
 
 }  // namespace sherd::comm

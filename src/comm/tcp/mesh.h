@@ -13,64 +13,76 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "comm/messages/port.h"
-#include "comm/tcp/launch_environment.h"
+#include "comm/tcp/rendezvous.h"
 
 namespace sherd::comm {
 
-/// A TCP connection between every two processes of a launch, and a thread that takes in what arrives. Rank 0 listens on
-/// MASTER_PORT; the others tell it where they listen themselves, and are told where all do. The connections carry no
-/// secrets and trust whoever speaks first: for the networks on which NCCL's and MPI's do the same.
+/// Messages between the processes of a launch, over a TCP connection between every two, and a thread that
+/// takes in what arrives. Messages match receives by group, sender and tag, in the order in which they were
+/// sent. Thread-safe.
 class Mesh {
  public:
-  /// Collective. Throws Error{comm} naming who did not come or could not be reached, and why.
-  static std::shared_ptr<Mesh> connect(const LaunchEnvironment& launch, const Patience& patience);
+  /// A message under way.
+  struct Transfer;
+  using Ticket = std::shared_ptr<Transfer>;
+
+  Mesh(int rank, Meeting meeting);
+  /// Sends what is under way, tells the others that nothing more comes, and hears them out until they end
+  /// too, all of it for three seconds at most.
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(links_.size()); }
+  const std::vector<Identity>& identities() const { return identities_; }
 
-  /// Sends a message; returns when the system has taken it, at the latest when the patience of connect() ends. To a
-  /// process that has ended it goes nowhere.
-  void send(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes);
-  /// Takes the oldest message that has arrived from that rank, if there is one.
+  /// Without waiting; the memory must stay until done() or give_up(). To a process that has ended it goes
+  /// nowhere.
+  Ticket send(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes);
+  /// The same with a copy of the memory.
+  void send_copy(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes);
+  /// Without waiting; what arrives goes straight to `data`.
+  Ticket receive(int from, std::uint64_t group, int tag, void* data, std::size_t bytes);
+  /// True once the memory is free for other uses. Throws Error{comm} where a message of another size came.
+  bool done(const Ticket& ticket);
+  /// A receive's memory is not written any more; what has not left of a message is sent from a copy.
+  void give_up(const Ticket& ticket);
+  /// Takes the oldest message that has arrived from that rank and that nobody asked for, if there is one.
   bool take(int from, std::uint64_t group, int tag, std::vector<std::byte>& message);
-  /// The other process has closed its connection: it has ended, or is about to.
+
+  /// The other process has closed its connection (it has ended, or is about to), and all that it sent is
+  /// here.
   bool gone(int rank) const;
 
  private:
-  struct Header {
-    std::uint64_t group = 0, bytes = 0;
-    std::int64_t tag = 0;
-  };
-  struct Link {
-    int socket = -1;
-    std::mutex writing;
-    std::atomic<bool> closed{false};
-    // Of the thread that reads:
-    Header header;
-    std::size_t have = 0;  ///< bytes of the header, then of the message after it
-    std::vector<std::byte> message;
-  };
   using Key = std::tuple<std::uint64_t, int, int>;  // group, from, tag
+  struct Link;
+  struct Arrived {
+    std::unique_ptr<std::byte[]> data;
+    std::size_t bytes = 0;
+  };
 
-  Mesh(int rank, std::vector<int> sockets, double seconds);
-  void read_all();
+  Link& link(int rank) const { return *links_[static_cast<std::size_t>(rank)]; }
+  void submit(int to, std::uint64_t group, int tag, Ticket ticket);
+  void flush(Link& link);
+  void wake() noexcept;
+  void serve();
+  bool leave(bool& told);
   void read_from(int rank, Link& link);
-  void write(Link& link, const void* data, std::size_t bytes, const Deadline& deadline);
+  void open_message(int rank, Link& link);
+  void close_message(int rank, Link& link);
+  void finish(Transfer& receive, const Arrived& message);
 
   int rank_;
-  double seconds_;
-  std::vector<std::unique_ptr<Link>> links_;  ///< by rank; none of this rank's own
+  std::vector<Identity> identities_;
+  std::vector<std::unique_ptr<Link>> links_;  ///< by rank; this rank's own is closed
+  Descriptor bell_;                           ///< wakes the thread
   std::mutex mutex_;
-  std::map<Key, std::deque<std::vector<std::byte>>> arrived_;  // guarded by mutex_
+  std::map<Key, std::deque<Ticket>> asked_;     // guarded by mutex_; a key has receives or messages, not both
+  std::map<Key, std::deque<Arrived>> arrived_;  // guarded by mutex_
   std::atomic<bool> leaving_{false};
   std::thread thread_;
 };
-
-/// The sockets of a launch, by rank; -1 for this rank's own. Throws as Mesh::connect().
-std::vector<int> rendezvous(const LaunchEnvironment& launch, const Patience& patience);
 
 }  // namespace sherd::comm

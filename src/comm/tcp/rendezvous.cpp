@@ -1,223 +1,364 @@
-#include <arpa/inet.h>
-#include <fcntl.h>
+#include "comm/tcp/rendezvous.h"
+
 #include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <thread>
+#include <type_traits>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "comm/exchange/call.h"
-#include "comm/tcp/mesh.h"
 
 namespace sherd::comm {
 namespace {
 
-constexpr std::uint64_t magic = 0x6472656873ULL;  // "sherd"
-
-/// Closes what it still holds.
-class Socket {
- public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  ~Socket() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
-
-/// Where a rank listens, and who says so.
+/// Who comes, and where others reach it. Plain bytes, sent as they are.
 struct Hello {
   std::uint64_t magic = 0;
-  std::int32_t rank = 0, world_size = 0;
-  sockaddr_in6 listens{};  ///< its address is filled in by who sees it
+  std::int32_t rank = 0, world_size = 0, port = 0;
+  char run[84] = {};
+  Identity identity;
+  sockaddr_storage address{};  ///< filled in by rank 0, which sees it
+};
+static_assert(std::is_trivially_copyable_v<Hello>);
+
+/// "sherd", and what programs that understand each other have in common.
+constexpr std::uint64_t magic = 0x6472656873ULL << 16 | sizeof(Hello);
+
+enum class Status : std::uint32_t { welcome, other_run, refused, all_here };
+
+/// To whoever said a Hello: welcome, then all_here or refused. After `refused` come `bytes` of text, after
+/// `all_here` everybody's Hello.
+struct Answer {
+  std::uint64_t magic = comm::magic;
+  Status status = Status::welcome;
+  std::uint32_t bytes = 0;
 };
 
-std::string reason() {
-  return std::strerror(errno);
+/// Strangers, and ranks that wait, are given this long to take or to say what is due.
+constexpr double moment = 5;
+
+std::size_t at(int rank) {
+  return static_cast<std::size_t>(rank);
 }
 
-/// True when the socket is ready in time.
-bool await(int fd, short events, const Deadline& deadline) {
+/// One rank's side of the meeting.
+class Meeter {
+ public:
+  Meeter(const LaunchEnvironment& launch, const Patience& patience)
+      : launch_(launch),
+        patience_(patience),
+        deadline_(Deadline::after_seconds(patience.seconds)),
+        notice_(Deadline::after_seconds(10)),
+        links_(at(launch.world_size)),
+        hellos_(at(launch.world_size)) {}
+  Meeting run();
+
+ private:
+  /// Someone who has connected and not yet said who it is.
+  struct Knocking {
+    Descriptor socket;
+    Hello hello;
+    std::size_t have = 0;
+    Deadline until = Deadline::after_seconds(moment);
+  };
+
+  void listen();
+  Hello own_hello() const;
+  /// Lets ranks `first` and above in until all are here.
+  void admit(int first);
+  void accept_all();
+  /// Reads what has come; true when nothing more is to be expected of it.
+  bool hear(Knocking& one, int first);
+  void welcome(Knocking& one, int first);
+  std::vector<int> missing(int first) const;
+  void watch_links();
+  void gather_at_master();
+  void go_to_master();
+  bool ask_master(Descriptor& socket, std::string& why);
+  void await_all();
+  void go_to_peer(int rank);
+  void tell_once(const std::string& what);
+  /// Throws, after telling everybody here.
+  [[noreturn]] void end(const std::string& reason);
+  std::string master() const { return cat(launch_.master_address, ":", launch_.master_port); }
+
+  const LaunchEnvironment& launch_;
+  const Patience& patience_;
+  Deadline deadline_, notice_;
+  bool noticed_ = false;
+  Descriptor listener_;
+  std::vector<Descriptor> links_;
+  std::vector<Hello> hellos_;
+  std::vector<Knocking> knocking_;
+  sockaddr_storage master_address_{};  ///< as this rank reached it
+};
+
+bool answer(const Descriptor& socket, Status status, const void* data = nullptr, std::size_t bytes = 0) {
+  Answer head;
+  head.status = status, head.bytes = static_cast<std::uint32_t>(bytes);
+  const Deadline deadline = Deadline::after_seconds(moment);
+  return send_all(socket, &head, sizeof head, deadline) && send_all(socket, data, bytes, deadline);
+}
+
+std::string text_after(const Descriptor& socket, const Answer& head) {
+  std::string text(std::min<std::size_t>(head.bytes, 4000), ' ');
+  return receive_all(socket, text.data(), text.size(), Deadline::after_seconds(moment)) ? text : "";
+}
+
+void Meeter::end(const std::string& reason) {
+  const std::string text = cat(patience_.what, ": ", reason);
+  if (launch_.rank == 0)
+    for (const Descriptor& link : links_)
+      if (link) answer(link, Status::refused, text.data(), text.size());
+  throw Error(ErrorKind::comm, text);
+}
+
+void Meeter::tell_once(const std::string& what) {
+  if (noticed_ || !notice_.passed()) return;
+  noticed_ = true;
+  log_info("rank ", launch_.rank, " of ", launch_.world_size, " still waits: ", what);
+}
+
+void Meeter::listen() {
+  const bool master = launch_.rank == 0;
+  // What an earlier run left behind may need a moment to end.
+  const Deadline patience = Deadline::after_seconds(std::min(moment, patience_.seconds));
+  while (!(listener_ = listen_on(master ? launch_.master_port : 0)) && errno == EADDRINUSE &&
+         !patience.passed())
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  if (listener_) return;
+  if (master)
+    end(cat("rank 0 cannot listen on port ", launch_.master_port, ": ", system_reason(),
+            "; end what uses it, or give another MASTER_PORT (torchrun --master-port)"));
+  end(cat("rank ", launch_.rank, " cannot listen for the others: ", system_reason()));
+}
+
+Hello Meeter::own_hello() const {
+  Hello out;
+  out.magic = magic, out.rank = launch_.rank, out.world_size = launch_.world_size,
+  out.port = port_of(listener_);
+  std::memcpy(out.run, launch_.run.data(), std::min(launch_.run.size(), sizeof out.run - 1));
+  out.identity = own_identity();
+  return out;
+}
+
+std::vector<int> Meeter::missing(int first) const {
+  std::vector<int> out;
+  for (int r = first; r < launch_.world_size; ++r)
+    if (!links_[at(r)]) out.push_back(r);
+  return out;
+}
+
+// ---- letting others in ----
+
+void Meeter::admit(int first) {
+  for (std::vector<int> absent = missing(first); !absent.empty(); absent = missing(first)) {
+    if (deadline_.passed())
+      end(cat(name_ranks(absent), " did not come to rank ", launch_.rank, " within ", patience_.seconds,
+              " s; see their own output, and whether WORLD_SIZE processes were started with the same "
+              "MASTER_ADDR and "
+              "MASTER_PORT"));
+    tell_once(cat(name_ranks(absent), absent.size() == 1 ? " has" : " have", " not come to ", master()));
+    std::vector<pollfd> open{{listener_.get(), POLLIN, 0}};
+    for (const Knocking& one : knocking_) open.push_back({one.socket.get(), POLLIN, 0});
+    for (const Descriptor& link : links_)
+      if (link) open.push_back({link.get(), POLLRDHUP, 0});
+    poll(open.data(), open.size(), 100);
+    accept_all();
+    for (std::size_t i = knocking_.size(); i-- > 0;)
+      if (hear(knocking_[i], first)) knocking_.erase(knocking_.begin() + static_cast<std::ptrdiff_t>(i));
+    watch_links();
+  }
+}
+
+void Meeter::accept_all() {
   for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.at() - Deadline::Clock::now());
-    if (left.count() <= 0) return false;
-    pollfd one{fd, events, 0};
-    if (poll(&one, 1, static_cast<int>(std::min<long long>(left.count(), 1000))) > 0) return true;
+    Descriptor socket = accept_from(listener_);
+    if (!socket && (errno == EMFILE || errno == ENFILE))
+      end(cat("rank ", launch_.rank, " cannot open more connections: ", system_reason(),
+              "; every rank needs one to every other: raise the limit with ulimit -n"));
+    if (!socket) return;
+    knocking_.emplace_back().socket = std::move(socket);
   }
 }
 
-bool move(int fd, void* data, std::size_t bytes, bool sending, const Deadline& deadline) {
-  auto* at = static_cast<char*>(data);
-  while (bytes > 0) {
-    if (!await(fd, sending ? POLLOUT : POLLIN, deadline)) return false;
-    const ssize_t done = sending ? ::send(fd, at, bytes, MSG_NOSIGNAL) : recv(fd, at, bytes, 0);
-    if (done == 0 || (done < 0 && errno != EAGAIN && errno != EINTR)) return false;
-    if (done > 0) at += done, bytes -= static_cast<std::size_t>(done);
-  }
+bool Meeter::hear(Knocking& one, int first) {
+  auto* bytes = reinterpret_cast<std::byte*>(&one.hello);
+  const ssize_t count = recv(one.socket.get(), bytes + one.have, sizeof one.hello - one.have, MSG_DONTWAIT);
+  if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) return true;
+  if (count < 0) return one.until.passed();
+  one.have += static_cast<std::size_t>(count);
+  if (one.have >= sizeof one.hello.magic && one.hello.magic != magic) return true;
+  if (one.have < sizeof one.hello) return false;
+  welcome(one, first);
   return true;
 }
-template <class T>
-bool receive(int fd, T& value, const Deadline& deadline) {
-  return move(fd, &value, sizeof value, false, deadline);
-}
-template <class T>
-bool send(int fd, T value, const Deadline& deadline) {
-  return move(fd, &value, sizeof value, true, deadline);
-}
 
-void prepare(int fd) {
-  const int on = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-  fcntl(fd, F_SETFD, FD_CLOEXEC);
-}
-
-/// Listens on a port of all addresses, of both protocols; 0: any port.
-Socket listen_on(int port, const Patience& patience) {
-  Socket socket(::socket(AF_INET6, SOCK_STREAM, 0));
-  const int on = 1, off = 0;
-  setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-  sockaddr_in6 address{};
-  address.sin6_family = AF_INET6, address.sin6_port = htons(static_cast<std::uint16_t>(port));
-  if (!socket || bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
-      listen(socket.get(), SOMAXCONN) != 0)
-    fail(ErrorKind::comm, patience.what, ": cannot listen on port ", port, ": ", reason(),
-         "; end what uses it, or give another MASTER_PORT");
-  prepare(socket.get());
-  return socket;
-}
-
-sockaddr_in6 name_of_socket(int fd, bool peer) {
-  sockaddr_in6 address{};
-  socklen_t length = sizeof address;
-  (peer ? getpeername : getsockname)(fd, reinterpret_cast<sockaddr*>(&address), &length);
-  return address;
-}
-
-/// One attempt; an empty socket, with errno, where it fails.
-Socket try_connect(const sockaddr* address, socklen_t length, const Deadline& deadline) {
-  Socket socket(::socket(address->sa_family, SOCK_STREAM, 0));
-  if (!socket) return socket;
-  prepare(socket.get());
-  if (connect(socket.get(), address, length) == 0) return socket;
-  if (errno != EINPROGRESS) return Socket();
-  const auto attempt = std::min(deadline.at(), Deadline::Clock::now() + std::chrono::seconds(5));
-  if (!await(socket.get(), POLLOUT, Deadline(attempt - Deadline::Clock::now()))) {
-    errno = ETIMEDOUT;
-    return Socket();
+/// Who says that it is a rank of this run: is it?
+void Meeter::welcome(Knocking& one, int first) {
+  Hello& hello = one.hello;
+  hello.run[sizeof hello.run - 1] = 0;
+  const std::string run = hello.run, own = own_hello().run;
+  if (run != own) {
+    const std::string text = cat("belongs to run '", own, "', not to '", run, "'");
+    answer(one.socket, Status::other_run, text.data(), text.size());
+    log_warning("turned away rank ", hello.rank, " of another run ('", run, "', this one is '", own, "')");
+    return;
   }
-  int error = 0;
-  socklen_t size = sizeof error;
-  getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-  if (error == 0) return socket;
-  errno = error;
-  return Socket();
+  const auto contradiction = [&](const std::string& reason) {
+    const std::string text = cat(patience_.what, ": ", reason);
+    answer(one.socket, Status::refused, text.data(), text.size());
+    end(reason);
+  };
+  if (hello.world_size != launch_.world_size || hello.rank < first || hello.rank >= launch_.world_size)
+    contradiction(
+        cat("a process came as rank ", hello.rank, " of ", hello.world_size, ", where this is rank ",
+            launch_.rank, " of ", launch_.world_size,
+            ": RANK and WORLD_SIZE differ between the processes, or one of an earlier run is still alive"));
+  if (links_[at(hello.rank)])
+    contradiction(
+        cat("two processes came as rank ", hello.rank,
+            "; every process needs a RANK of its own, and those of an earlier run must have ended"));
+  if (!answer(one.socket, Status::welcome)) return;
+  hello.address = with_port(peer_of(one.socket), hello.port);
+  hellos_[at(hello.rank)] = hello, links_[at(hello.rank)] = std::move(one.socket);
+}
+
+void Meeter::watch_links() {
+  for (int r = 0; r < launch_.world_size; ++r) {
+    if (!links_[at(r)]) continue;
+    pollfd one{links_[at(r)].get(), POLLRDHUP, 0};
+    if (poll(&one, 1, 0) > 0 && (one.revents & (POLLRDHUP | POLLHUP | POLLERR)))
+      end(cat("rank ", r, " ended before all ranks had met; see its own output"));
+  }
+}
+
+void Meeter::gather_at_master() {
+  admit(1);
+  for (int r = 1; r < launch_.world_size; ++r)
+    if (!answer(links_[at(r)], Status::all_here, hellos_.data(), hellos_.size() * sizeof(Hello)))
+      end(cat("rank ", r, " ended before all ranks had met; see its own output"));
+}
+
+// ---- going to others ----
+
+/// Says hello; false, with the reason, when whoever listens there is not this run's rank 0.
+bool Meeter::ask_master(Descriptor& socket, std::string& why) {
+  const Hello mine = own_hello();
+  Answer head;
+  const auto soon = Deadline(
+      std::min(deadline_.at() - Deadline::Clock::now(), Deadline::Clock::duration(std::chrono::seconds(10))));
+  if (!send_all(socket, &mine, sizeof mine, soon) || !receive_all(socket, &head, sizeof head, soon) ||
+      head.magic != magic) {
+    why = "what listens there does not answer as Sherd's rank 0";
+    return false;
+  }
+  if (head.status == Status::refused) throw Error(ErrorKind::comm, text_after(socket, head));
+  if (head.status != Status::other_run) return true;
+  why = cat("the rank 0 there ", text_after(socket, head));
+  return false;
 }
 
 /// Tries until the deadline, since rank 0 may start later.
-Socket connect_to_master(const LaunchEnvironment& launch, const Patience& patience, const Deadline& deadline) {
+void Meeter::go_to_master() {
   std::string why = "it was not tried";
+  const auto port = std::to_string(launch_.master_port);
   do {
     addrinfo hints{}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
-    const int status = getaddrinfo(launch.master_address.c_str(), std::to_string(launch.master_port).c_str(), &hints, &found);
+    const int status = getaddrinfo(launch_.master_address.c_str(), port.c_str(), &hints, &found);
     if (status != 0) why = gai_strerror(status);
-    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(found, [](addrinfo* a) { if (a) freeaddrinfo(a); });
+    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(found, [](addrinfo* a) {
+      if (a) freeaddrinfo(a);
+    });
     for (const addrinfo* each = found; each; each = each->ai_next) {
-      Socket socket = try_connect(each->ai_addr, each->ai_addrlen, deadline);
-      if (socket) return socket;
-      why = reason();
+      Descriptor socket = connect_to(each->ai_addr, each->ai_addrlen, deadline_);
+      if (!socket)
+        why = system_reason();
+      else if (ask_master(socket, why)) {
+        master_address_ = peer_of(socket);
+        links_[0] = std::move(socket);
+        return;
+      }
     }
+    tell_once(cat("rank 0 is not reached at ", master(), ": ", why));
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  } while (!deadline.passed());
-  fail(ErrorKind::comm, patience.what, ": rank ", launch.rank, " could not reach rank 0 at ", launch.master_address, ":",
-       launch.master_port, " within ", patience.seconds, " s: ", why,
-       "; see whether rank 0 runs, and MASTER_ADDR and MASTER_PORT are the same for all ranks");
+  } while (!deadline_.passed());
+  end(cat("rank ", launch_.rank, " could not reach rank 0 at ", master(), " within ", patience_.seconds,
+          " s: ", why,
+          "; see whether rank 0 runs, and MASTER_ADDR and MASTER_PORT are the same for all ranks"));
 }
 
-/// Takes connections until ranks first…size-1 are there; hellos[r] is what each said.
-void accept_ranks(const Socket& listener, int first, const LaunchEnvironment& launch, std::vector<Socket>& links,
-                  std::vector<Hello>& hellos, const Patience& patience, const Deadline& deadline) {
-  const auto missing = [&] {
-    std::vector<int> out;
-    for (int r = first; r < launch.world_size; ++r)
-      if (!links[static_cast<std::size_t>(r)]) out.push_back(r);
-    return out;
-  };
-  while (!missing().empty()) {
-    if (!await(listener.get(), POLLIN, deadline))
-      fail(ErrorKind::comm, patience.what, ": ", name_ranks(missing()), " did not come to rank ", launch.rank, " within ",
-           patience.seconds, " s; see their own output");
-    Socket socket(accept(listener.get(), nullptr, nullptr));
-    if (!socket) continue;
-    prepare(socket.get());
-    Hello hello;
-    // Others may knock at an open port: who does not speak like a rank soon is none.
-    if (!receive(socket.get(), hello, Deadline::after_seconds(5)) || hello.magic != magic) continue;
-    if (hello.world_size != launch.world_size || hello.rank < first || hello.rank >= launch.world_size)
-      fail(ErrorKind::comm, patience.what, ": a process came as rank ", hello.rank, " of ", hello.world_size,
-           ", where this is rank ", launch.rank, " of ", launch.world_size, ": RANK and WORLD_SIZE differ");
-    const auto r = static_cast<std::size_t>(hello.rank);
-    if (links[r])
-      fail(ErrorKind::comm, patience.what, ": two processes came as rank ", hello.rank,
-           "; every process needs a RANK of its own");
-    const auto port = hello.listens.sin6_port;
-    hello.listens = name_of_socket(socket.get(), true);
-    hello.listens.sin6_port = port;
-    hellos[r] = hello, links[r] = std::move(socket);
+void Meeter::await_all() {
+  Answer head;
+  const Deadline notice = Deadline(std::min(notice_.at(), deadline_.at()) - Deadline::Clock::now());
+  bool came = false;
+  {
+    // The first byte tells whether it is time to say that this takes long.
+    pollfd one{links_[0].get(), POLLIN, 0};
+    while (!came && !notice.passed()) came = poll(&one, 1, 100) > 0;
   }
+  if (!came) tell_once(cat("rank 0 at ", master(), " has not seen all ranks"));
+  if (!receive_all(links_[0], &head, sizeof head, deadline_)) {
+    if (deadline_.passed())
+      end(cat("not all ranks came to rank 0 at ", master(), " within ", patience_.seconds,
+              " s; see its own output"));
+    end("rank 0 ended before all ranks had met; see its own output");
+  }
+  if (head.status == Status::refused) throw Error(ErrorKind::comm, text_after(links_[0], head));
+  if (head.status != Status::all_here || head.bytes != hellos_.size() * sizeof(Hello) ||
+      !receive_all(links_[0], hellos_.data(), head.bytes, deadline_))
+    end("rank 0 ended before all ranks had met; see its own output");
+}
+
+void Meeter::go_to_peer(int rank) {
+  sockaddr_storage address = hellos_[at(rank)].address;
+  // Rank 0 knows ranks of its own machine by an address that means something there only.
+  if (is_loopback(address)) address = with_port(master_address_, hellos_[at(rank)].port);
+  Descriptor socket;
+  for (int turn = 0; turn < 3 && !socket && !deadline_.passed(); ++turn)
+    socket = connect_to(reinterpret_cast<const sockaddr*>(&address), length_of(address), deadline_);
+  if (!socket)
+    end(cat("rank ", launch_.rank, " could not reach rank ", rank, " at ", text_of(address), ": ",
+            system_reason(),
+            "; see that rank's own output, and whether the machines let each other in on all ports"));
+  const Hello mine = own_hello();
+  Answer head;
+  if (!send_all(socket, &mine, sizeof mine, deadline_) || !receive_all(socket, &head, sizeof head, deadline_))
+    end(cat("rank ", rank, " ended before all ranks had met; see its own output"));
+  if (head.status == Status::refused) throw Error(ErrorKind::comm, text_after(socket, head));
+  links_[at(rank)] = std::move(socket);
+}
+
+Meeting Meeter::run() {
+  listen();
+  if (launch_.rank == 0) {
+    hellos_[0] = own_hello();
+    gather_at_master();
+  } else {
+    go_to_master();
+    await_all();
+    for (int r = 1; r < launch_.rank; ++r) go_to_peer(r);
+    admit(launch_.rank + 1);
+  }
+  Meeting out;
+  out.links = std::move(links_);
+  for (const Hello& hello : hellos_) out.identities.push_back(hello.identity);
+  hide_unseen(out.identities);
+  return out;
 }
 
 }  // namespace
 
-std::vector<int> rendezvous(const LaunchEnvironment& launch, const Patience& patience) {
-  const auto n = static_cast<std::size_t>(launch.world_size);
-  const Deadline deadline = Deadline::after_seconds(patience.seconds);
-  std::vector<Socket> links(n);
-  std::vector<Hello> hellos(n);
-  const Socket listener = listen_on(launch.rank == 0 ? launch.master_port : 0, patience);
-  const auto lost = [&](int r) {
-    fail(ErrorKind::comm, patience.what, ": rank ", launch.rank, " lost its connection to rank ", r,
-         "; see that rank's own output");
-  };
-  if (launch.rank == 0) {
-    accept_ranks(listener, 1, launch, links, hellos, patience, deadline);
-    for (std::size_t r = 1; r < n; ++r)
-      if (!move(links[r].get(), hellos.data(), n * sizeof(Hello), true, deadline)) lost(static_cast<int>(r));
-  } else {
-    const Hello mine{magic, launch.rank, launch.world_size, name_of_socket(listener.get(), false)};
-    links[0] = connect_to_master(launch, patience, deadline);
-    if (!send(links[0].get(), mine, deadline) ||
-        !move(links[0].get(), hellos.data(), n * sizeof(Hello), false, deadline))
-      lost(0);
-    for (int r = 1; r < launch.rank; ++r) {
-      const auto& where = hellos[static_cast<std::size_t>(r)].listens;
-      Socket& link = links[static_cast<std::size_t>(r)];
-      link = try_connect(reinterpret_cast<const sockaddr*>(&where), sizeof where, deadline);
-      if (!link || !send(link.get(), mine, deadline)) lost(r);
-    }
-    accept_ranks(listener, launch.rank + 1, launch, links, hellos, patience, deadline);
-  }
-  std::vector<int> out;
-  for (Socket& link : links) out.push_back(link.release());
-  return out;
+Meeting rendezvous(const LaunchEnvironment& launch, const Patience& patience) {
+  return Meeter(launch, patience).run();
 }
 
 }  // namespace sherd::comm

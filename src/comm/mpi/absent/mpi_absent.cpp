@@ -1,4 +1,4 @@
-#include "comm/communicator.h"
+#include "comm/processes/process_group.h"
 
 namespace sherd::comm {
 
@@ -6,10 +6,16 @@ bool mpi_available() {
   return false;
 }
 
-std::unique_ptr<Communicator> make_mpi_world(const CommOptions&) {
+LaunchedWorld join_mpi_world(const CommOptions&) {
   fail(ErrorKind::usage,
        "this build has no MPI communicator: install OpenMPI's development package (on Debian "
-       "libopenmpi-dev) and configure again with -DSHERD_WITH_MPI=ON, or use local ranks (--ranks N)");
+       "libopenmpi-dev) and configure again with -DSHERD_WITH_MPI=ON, start the ranks with torchrun, or use "
+       "local ranks "
+       "(--ranks N)");
+}
+
+std::unique_ptr<Communicator> make_mpi_world(const CommOptions& options) {
+  return join_mpi_world(options).world;
 }
 
 }  // namespace sherd::comm

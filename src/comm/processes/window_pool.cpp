@@ -1,4 +1,4 @@
-#include "comm/mpi/window_pool.h"
+#include "comm/processes/window_pool.h"
 
 #include <sys/mman.h>
 

@@ -1,16 +1,19 @@
+#include "comm/processes/identity.h"
+
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <string>
 
 #include "base/random.h"
-#include "comm/mpi/runtime.h"
 
-namespace sherd::comm::mpi {
+namespace sherd::comm {
 namespace {
 
 struct ProcessState {
@@ -57,4 +60,43 @@ bool running(const Identity& identity) {
   return now.state != 0 && now.state != 'Z' && now.state != 'X' && now.started == identity.started;
 }
 
-}  // namespace sherd::comm::mpi
+Neighbours::Neighbours(const std::vector<Identity>& world, const std::vector<int>& world_ranks, int rank) {
+  const Identity mine = world[static_cast<std::size_t>(world_ranks[static_cast<std::size_t>(rank)])];
+  for (std::size_t r = 0; r < world_ranks.size(); ++r) {
+    Identity peer = world[static_cast<std::size_t>(world_ranks[r])];
+    if (peer.host != mine.host) {
+      one_machine_ = false;
+      peer.pid = 0;
+    } else {
+      place_.rank += r < static_cast<std::size_t>(rank);
+      ++place_.size;
+    }
+    peers_.push_back(peer);
+  }
+  crowded_ = is_crowded(world, mine.host);
+}
+
+bool Neighbours::gone(int rank) const {
+  const Identity& peer = peers_[static_cast<std::size_t>(rank)];
+  return peer.pid != 0 && !running(peer);
+}
+
+bool Neighbours::is_crowded(const std::vector<Identity>& world, unsigned long long host) {
+  unsigned long cpus[std::size(Identity{}.cpus)] = {};
+  int ranks = 0, cores = 0;
+  for (const Identity& identity : world) {
+    if (identity.host != host) continue;
+    ++ranks;
+    for (std::size_t i = 0; i < std::size(cpus); ++i) cpus[i] |= identity.cpus[i];
+  }
+  for (const unsigned long word : cpus) cores += std::popcount(word);
+  return ranks > cores;
+}
+
+void hide_unseen(std::vector<Identity>& world) {
+  const Identity mine = own_identity();
+  for (Identity& peer : world)
+    if (peer.host == mine.host && !running(peer)) peer.pid = 0;
+}
+
+}  // namespace sherd::comm

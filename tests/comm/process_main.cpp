@@ -1,5 +1,6 @@
-// The conformance suite over processes, and what must happen when one of them dies. Every process of an
-// mpirun runs this program; their tests go in step. See CMakeLists.txt for how it is started.
+// The conformance suite over processes, and what must happen when one of them dies. Every process of a
+// launch, by mpirun or by launch.sh, runs this program; their tests go in step. See CMakeLists.txt for how it
+// is started.
 #include <unistd.h>
 
 #include <chrono>
@@ -14,26 +15,21 @@ namespace sherd::comm {
 namespace conformance {
 namespace {
 
-int launched_ranks() {
-  const char* size = std::getenv("OMPI_COMM_WORLD_SIZE");
-  return size ? std::atoi(size) : 1;
-}
-
-Case mpi_case(const char* name, bool shared_memory) {
+Case process_case(const char* name, bool shared_memory) {
   Case out;
   out.name = name;
   out.ranks = launched_ranks();
   out.options.timeout_seconds = 60;
   out.options.shared_memory = shared_memory;
   out.run = [](const CommOptions& options, const std::function<void(Communicator&)>& body) {
-    const auto world = make_mpi_world(options);
-    body(*world);
+    const LaunchedWorld joined = join_launched_world(options);
+    body(*joined.world);
   };
   return out;
 }
 
-INSTANTIATE_TEST_SUITE_P(Mpi, Conformance,
-                         testing::Values(mpi_case("windows", true), mpi_case("messages", false)),
+INSTANTIATE_TEST_SUITE_P(Processes, Conformance,
+                         testing::Values(process_case("windows", true), process_case("messages", false)),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
@@ -46,10 +42,14 @@ using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
 
+std::unique_ptr<Communicator> join(const CommOptions& options) {
+  return join_launched_world(options).world;
+}
+
 /// Rank 1 dies by `die`; what the others do meanwhile must end within seconds with an error that names it.
 void expect_named(bool shared_memory, const std::function<void()>& die,
                   const std::function<void(Communicator&)>& meanwhile) {
-  const auto world = make_mpi_world({.timeout_seconds = 60, .shared_memory = shared_memory});
+  const auto world = join({.timeout_seconds = 60, .shared_memory = shared_memory});
   world->barrier();
   if (world->rank() == 1) {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -76,35 +76,35 @@ void reduce(Communicator& comm, bool async) {
   comm.all_reduce(x, ReduceOp::sum, 1, options).wait();
 }
 
-TEST(MpiDeath, Exit) {
+TEST(Death, Exit) {
   expect_named(true, leave, [](Communicator& comm) { comm.barrier({.label = "epoch"}); });
 }
-TEST(MpiDeath, Kill) {
+TEST(Death, Kill) {
   expect_named(true, get_killed, [](Communicator& comm) { reduce(comm, false); });
 }
-TEST(MpiDeath, KillAsync) {
+TEST(Death, KillAsync) {
   expect_named(true, get_killed, [](Communicator& comm) { reduce(comm, true); });
 }
-TEST(MpiDeath, KillInSplit) {
+TEST(Death, KillInSplit) {
   expect_named(true, get_killed, [](Communicator& comm) { comm.split(0, 0); });
 }
-TEST(MpiDeath, KillInPart) {
+TEST(Death, KillInPart) {
   std::unique_ptr<Communicator> part;
-  const auto world = make_mpi_world({.timeout_seconds = 60});
+  const auto world = join({.timeout_seconds = 60});
   part = world->split(0, world->rank());
   if (world->rank() == 1) get_killed();
   EXPECT_THAT(error_of(ErrorKind::comm, [&] { part->barrier(); }), HasSubstr("rank 1 is dead"));
 }
-TEST(MpiDeath, KillAllocate) {
+TEST(Death, KillAllocate) {
   expect_named(true, get_killed, [](Communicator& comm) {
     auto device = device::make_cpu_device(1);
     comm.allocate(*device, 100000, device::Category::communication);
   });
 }
-TEST(MpiDeath, KillMessages) {
+TEST(Death, KillMessages) {
   expect_named(false, get_killed, [](Communicator& comm) { reduce(comm, false); });
 }
-TEST(MpiDeath, KillReceive) {
+TEST(Death, KillReceive) {
   expect_named(false, get_killed, [](Communicator& comm) {
     auto device = device::make_cpu_device(1);
     const Tensor x = Tensor::zeros(*device, {16}, DType::f32);
@@ -113,8 +113,8 @@ TEST(MpiDeath, KillReceive) {
 }
 
 /// A rank whose program ends by an error tells the others why, and they it is who report it.
-TEST(MpiDeath, Throw) {
-  const auto world = make_mpi_world({.timeout_seconds = 60});
+TEST(Death, Throw) {
+  const auto world = join({.timeout_seconds = 60});
   if (world->rank() == 1) {
     world->abort("token 70000 is beyond the vocabulary");
     std::exit(7);
@@ -125,18 +125,27 @@ TEST(MpiDeath, Throw) {
 
 /// exit() in the middle of things, groups alive: the others hear of it at once, and end without waiting for
 /// it.
-TEST(MpiDeath, ExitWithGroups) {
-  const auto world = make_mpi_world({.timeout_seconds = 60});
+TEST(Death, ExitWithGroups) {
+  const auto world = join({.timeout_seconds = 60});
   const auto part = world->split(0, world->rank());
   if (world->rank() == 1) std::exit(5);
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_THAT(error_of(ErrorKind::comm, [&] { part->barrier(); }), HasSubstr("rank 1 has left"));
+  EXPECT_THAT(error_of(ErrorKind::comm, [&] { part->barrier(); }),
+              AnyOf(HasSubstr("rank 1 has left"), HasSubstr("rank 1 is dead")));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
+/// What ranks know of their places on this machine, launcher or not.
+TEST(Place, IsKnown) {
+  const LaunchedWorld joined = join_launched_world({.timeout_seconds = 60});
+  EXPECT_EQ(joined.local_rank, joined.world->rank());
+  EXPECT_EQ(joined.local_size, joined.world->size());
+  EXPECT_EQ(launched_ranks(), joined.world->size());
+}
+
 /// A rank that never comes, though alive: nobody hangs, not even in MPI_Finalize.
-TEST(MpiDeath, Stuck) {
-  const auto world = make_mpi_world({.timeout_seconds = 1});
+TEST(Death, Stuck) {
+  const auto world = join({.timeout_seconds = 1});
   if (world->rank() == 1) {
     std::this_thread::sleep_for(std::chrono::seconds(5));
     _exit(0);
@@ -150,14 +159,15 @@ TEST(MpiDeath, Stuck) {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  const char* of_mpi = std::getenv("OMPI_COMM_WORLD_RANK");
+  static const char* const rank = of_mpi ? of_mpi : std::getenv("RANK");
   if (rank && std::string(rank) != "0") {
     // One rank tells what passes; the others speak of failures only.
     class Failures : public testing::EmptyTestEventListener {
       void OnTestPartResult(const testing::TestPartResult& result) override {
         if (result.failed())
-          std::printf("rank %s: %s:%d\n%s\n", std::getenv("OMPI_COMM_WORLD_RANK"),
-                      result.file_name() ? result.file_name() : "?", result.line_number(), result.message());
+          std::printf("rank %s: %s:%d\n%s\n", rank, result.file_name() ? result.file_name() : "?",
+                      result.line_number(), result.message());
       }
     };
     auto& listeners = testing::UnitTest::GetInstance()->listeners();

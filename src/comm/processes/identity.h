@@ -1,0 +1,44 @@
+#pragma once
+
+#include <vector>
+
+#include "comm/messages/port.h"
+
+namespace sherd::comm {
+
+/// Where a process runs, so that others on the machine can see whether it still does. Plain bytes: it travels
+/// in messages.
+struct Identity {
+  unsigned long long host = 0;     ///< hash of the boot and the name
+  long long pid = 0, started = 0;  ///< of /proc/PID/stat
+  unsigned long cpus[16] = {};     ///< it may run on
+};
+Identity own_identity();
+/// True when that process, on this machine, is running (not a zombie).
+bool running(const Identity& identity);
+/// Sets the pid of processes of this machine that cannot be watched from here (of another process namespace)
+/// to 0.
+void hide_unseen(std::vector<Identity>& world);
+
+/// What a group's rank knows of the others from their identities.
+class Neighbours {
+ public:
+  /// `world` by world rank; the group has `world_ranks`, and `rank` is this process's place among them.
+  Neighbours(const std::vector<Identity>& world, const std::vector<int>& world_ranks, int rank);
+  /// All ranks run on this machine.
+  bool one_machine() const { return one_machine_; }
+  /// More ranks of the world on this machine than cores that they may use.
+  bool crowded() const { return crowded_; }
+  /// The process of `rank` has ended. Known on this machine only; elsewhere false.
+  bool gone(int rank) const;
+  /// This process's place among the group's of its machine.
+  LocalPlace place() const { return place_; }
+
+ private:
+  static bool is_crowded(const std::vector<Identity>& world, unsigned long long host);
+  bool one_machine_ = true, crowded_ = false;
+  LocalPlace place_{0, 0};
+  std::vector<Identity> peers_;  ///< pid 0: cannot be watched
+};
+
+}  // namespace sherd::comm

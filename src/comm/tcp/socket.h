@@ -1,0 +1,58 @@
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "base/deadline.h"
+
+namespace sherd::comm {
+
+/// A file descriptor; closes what it still holds.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  ~Descriptor();
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
+
+/// What errno means.
+std::string system_reason();
+
+/// Listens on a port of all addresses, of both protocols where the system has both; 0: any port. Empty, with
+/// errno, when it cannot.
+Descriptor listen_on(int port);
+int port_of(const Descriptor& listener);
+
+/// One attempt to connect, of at most five seconds. Empty, with errno, where it fails.
+Descriptor connect_to(const sockaddr* address, socklen_t length, const Deadline& deadline);
+
+/// The next who knocks, or empty.
+Descriptor accept_from(const Descriptor& listener);
+
+/// Reads or writes all bytes; false when the other side has closed the connection or the deadline passes.
+bool receive_all(const Descriptor& socket, void* data, std::size_t bytes, const Deadline& deadline);
+bool send_all(const Descriptor& socket, const void* data, std::size_t bytes, const Deadline& deadline);
+
+/// The other side's address.
+sockaddr_storage peer_of(const Descriptor& socket);
+/// An IPv4 address inside an IPv6 one as itself, which machines without IPv6 can connect to.
+sockaddr_storage plain(const sockaddr_storage& address);
+bool is_loopback(const sockaddr_storage& address);
+sockaddr_storage with_port(sockaddr_storage address, int port);
+socklen_t length_of(const sockaddr_storage& address);
+/// "10.0.0.1:29500" or "[fe80::1]:29500"
+std::string text_of(const sockaddr_storage& address);
+
+}  // namespace sherd::comm

@@ -1,0 +1,233 @@
+#include "comm/tcp/socket_port.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "base/log.h"
+#include "base/random.h"
+#include "comm/exchange/backend.h"
+#include "comm/tcp/shared_memory.h"
+
+namespace sherd::comm {
+namespace {
+
+constexpr int shout_tag = -1, setup_tag = -2;
+constexpr std::size_t page = 4096;
+
+class SocketPort final : public Port {
+ public:
+  /// `shares`: ranks of this machine can map each other's memory.
+  SocketPort(std::shared_ptr<Mesh> mesh, std::uint64_t group, std::vector<int> world_ranks, bool shares)
+      : mesh_(std::move(mesh)),
+        group_(group),
+        world_ranks_(std::move(world_ranks)),
+        rank_(static_cast<int>(std::find(world_ranks_.begin(), world_ranks_.end(), mesh_->rank()) -
+                               world_ranks_.begin())),
+        neighbours_(mesh_->identities(), world_ranks_, rank_),
+        shares_(shares) {}
+
+  std::string kind() const override { return "tcp"; }
+  // The system closes the connections of a process that exits, which tells the others as much.
+  void on_leave(std::function<void()>) override {}
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(world_ranks_.size()); }
+  const std::vector<int>& world_ranks() const override { return world_ranks_; }
+  int world_size() const override { return mesh_->size(); }
+  bool one_machine() const override { return shares_ && neighbours_.one_machine(); }
+  bool crowded() const override { return neighbours_.crowded(); }
+  LocalPlace place() const override { return neighbours_.place(); }
+  // Not by the process's end, which is seen before the last that it sent.
+  bool gone(int rank) const override { return mesh_->gone(world(rank)); }
+
+  std::shared_ptr<Port> split(int color, int key, const Patience& patience) override {
+    const SplitPlan plan = plan_split(from_all({color, key}, patience), rank_);
+    const std::uint64_t id = mix_seed(mix_seed(group_, ++splits_), static_cast<std::uint64_t>(color) + 1);
+    if (plan.rank < 0) return nullptr;
+    std::vector<int> members;
+    for (const int r : plan.members) members.push_back(world(r));
+    return std::make_shared<SocketPort>(mesh_, id, std::move(members), shares_);
+  }
+  std::vector<std::byte*> shared_window(std::size_t bytes, const Patience& patience) override;
+  std::uint64_t from_first(std::uint64_t value, const Patience& patience) override {
+    return static_cast<std::uint64_t>(from_all({static_cast<std::int64_t>(value)}, patience).front());
+  }
+  void meet(const Patience& patience) override { from_all({0}, patience); }
+
+  int send(const void* data, std::size_t bytes, int to, int tag) override {
+    return keep(mesh_->send(world(to), group_, tag, data, bytes));
+  }
+  int receive(void* data, std::size_t bytes, int from, int tag) override {
+    return keep(mesh_->receive(world(from), group_, tag, data, bytes));
+  }
+  bool test(int request) override {
+    const bool done = mesh_->done(ticket(request));
+    if (done) drop(request);
+    return done;
+  }
+  void cancel(int request) noexcept override {
+    try {
+      mesh_->give_up(ticket(request));
+    } catch (const std::bad_alloc&) {  // of a copy: the message is lost, as its group is
+    }
+    drop(request);
+  }
+  void release(int request) noexcept override { cancel(request); }
+
+  void shout(const std::string& text) noexcept override {
+    for (int r = 0; r < size(); ++r) try {
+        if (r != rank_) mesh_->send_copy(world(r), group_, shout_tag, text.data(), text.size());
+      } catch (const std::exception&) {  // who cannot be told finds out by itself
+      }
+  }
+  std::string overheard() override {
+    std::vector<std::byte> text;
+    for (int r = 0; r < size(); ++r)
+      if (r != rank_ && mesh_->take(world(r), group_, shout_tag, text))
+        return {reinterpret_cast<const char*>(text.data()), text.size()};
+    return "";
+  }
+
+ private:
+  int world(int rank) const { return world_ranks_[static_cast<std::size_t>(rank)]; }
+
+  int keep(Mesh::Ticket ticket) {
+    std::lock_guard lock(mutex_);
+    const auto free = std::find(open_.begin(), open_.end(), nullptr);
+    const auto place = free - open_.begin();
+    if (free == open_.end())
+      open_.push_back(std::move(ticket));
+    else
+      *free = std::move(ticket);
+    return static_cast<int>(place);
+  }
+  Mesh::Ticket ticket(int request) {
+    std::lock_guard lock(mutex_);
+    return open_[static_cast<std::size_t>(request)];
+  }
+  void drop(int request) {
+    std::lock_guard lock(mutex_);
+    open_[static_cast<std::size_t>(request)] = nullptr;
+  }
+
+  /// Every rank's words, in rank order.
+  std::vector<std::int64_t> from_all(const std::vector<std::int64_t>& mine, const Patience& patience) {
+    const std::size_t bytes = mine.size() * sizeof(std::int64_t);
+    for (int r = 0; r < size(); ++r)
+      if (r != rank_) mesh_->send_copy(world(r), group_, setup_tag, mine.data(), bytes);
+    const Deadline deadline = Deadline::after_seconds(patience.seconds);
+    std::vector<std::int64_t> all;
+    for (int r = 0; r < size(); ++r) {
+      std::vector<std::byte> message(bytes);
+      if (r == rank_)
+        std::memcpy(message.data(), mine.data(), bytes);
+      else
+        await(r, message, patience, deadline);
+      require(message.size() == bytes, patience.what, ": rank ", r, " sent ", message.size(), " bytes, not ",
+              bytes);
+      all.resize(all.size() + mine.size());
+      std::memcpy(all.data() + all.size() - mine.size(), message.data(), bytes);
+    }
+    return all;
+  }
+
+  void await(int from, std::vector<std::byte>& message, const Patience& patience, const Deadline& deadline) {
+    for (int turn = 0; !mesh_->take(world(from), group_, setup_tag, message); ++turn) {
+      const bool over = gone(from);
+      if (over && mesh_->take(world(from), group_, setup_tag, message)) return;
+      if (over) fail(ErrorKind::comm, patience.what, ": rank ", from, " is dead: its process has ended");
+      if (const std::string trouble = patience.trouble ? patience.trouble() : ""; !trouble.empty())
+        throw Error(ErrorKind::comm, trouble);
+      if (deadline.passed())
+        fail(ErrorKind::comm, patience.what, ": rank ", from, " did not come within ", patience.seconds,
+             " s");
+      std::this_thread::sleep_for(std::chrono::microseconds(turn < 1000 ? 100 : 2000));
+    }
+  }
+
+  /// Throws Error{memory}, the same on all ranks, when some rank's errno is not 0.
+  void refuse(int error, const char* what, const Patience& patience) {
+    const std::vector<std::int64_t> all = from_all({error}, patience);
+    for (int r = 0; r < size(); ++r)
+      if (const auto code = static_cast<int>(all[static_cast<std::size_t>(r)]))
+        fail(ErrorKind::memory, patience.what, ": rank ", r, " cannot ", what, ": ", std::strerror(code),
+             "; leave it more memory, or lower what is kept in memory");
+  }
+
+  std::shared_ptr<Mesh> mesh_;
+  std::uint64_t group_;
+  std::vector<int> world_ranks_;
+  int rank_;
+  Neighbours neighbours_;
+  bool shares_;
+  std::uint64_t splits_ = 0;
+  std::mutex mutex_;
+  std::vector<Mesh::Ticket> open_;  // guarded by mutex_
+};
+
+std::vector<std::byte*> SocketPort::shared_window(std::size_t bytes, const Patience& patience) {
+  bytes = (bytes + page - 1) / page * page;
+  SharedMemory mine = make_shared_memory(bytes);
+  const int made = mine.data ? 0 : errno;
+  refuse(made, "get shared memory", patience);
+  std::vector<std::byte*> parts(static_cast<std::size_t>(size()));
+  parts[static_cast<std::size_t>(rank_)] = mine.data;
+  const std::vector<std::int64_t> files = from_all({mine.file.get()}, patience);
+  int error = 0;
+  for (int r = 0; r < size() && error == 0; ++r) {
+    if (r == rank_) continue;
+    const Identity& peer = mesh_->identities()[static_cast<std::size_t>(world(r))];
+    std::byte*& part = parts[static_cast<std::size_t>(r)];
+    errno = ESRCH;  // of a process that is not seen from here
+    if (peer.pid != 0)
+      part = map_memory_of(peer.pid, static_cast<int>(files[static_cast<std::size_t>(r)]), bytes);
+    if (!part) error = errno;
+  }
+  try {
+    refuse(error, "map another rank's memory", patience);
+  } catch (...) {
+    for (std::byte* part : parts)
+      if (part) unmap(part, bytes);
+    throw;
+  }
+  return parts;
+}
+
+/// Whether the ranks of this machine can map each other's memory: containers and sandboxes may stand between
+/// them. All of the machine come to the same answer.
+bool try_sharing(const std::shared_ptr<Mesh>& mesh, const Patience& patience) {
+  const auto& all = mesh->identities();
+  const auto host = all[static_cast<std::size_t>(mesh->rank())].host;
+  std::vector<int> here;
+  for (int r = 0; r < mesh->size(); ++r)
+    if (all[static_cast<std::size_t>(r)].host == host) here.push_back(r);
+  if (here.size() < 2) return false;
+  SocketPort machine(mesh, mix_seed(0, host), here, true);
+  try {
+    for (std::byte* part : machine.shared_window(page, patience)) unmap(part, page);
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::memory) throw;
+    if (machine.rank() == 0)
+      log_warning("ranks of this machine exchange messages, which is slower than sharing memory: ",
+                  error.what());
+    return false;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Port> make_socket_port(std::shared_ptr<Mesh> mesh, bool shared_memory,
+                                       const Patience& patience) {
+  std::vector<int> all(static_cast<std::size_t>(mesh->size()));
+  std::iota(all.begin(), all.end(), 0);
+  const bool shares = shared_memory && try_sharing(mesh, patience);
+  auto port = std::make_shared<SocketPort>(std::move(mesh), 1, std::move(all), shares);
+  port->meet(patience);  // nobody leaves before all have met
+  return port;
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,134 @@
+// `sherd train` by launchers that only set the environment, as torchrun does: tests/support/launch.sh stands
+// for them.
+#include <signal.h>
+
+#include "cli/train_fixture.h"
+
+namespace sherd::cli {
+namespace {
+
+using ::testing::AllOf;
+
+class Launched : public Train {
+ protected:
+  /// Waits for the launch to end; its exit code.
+  static int end_of(pid_t launch) {
+    int status = 0;
+    waitpid(launch, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  /// The process of a rank whose shell wrote its id down (note_pids) before the program replaced it.
+  pid_t process_of(int rank) const { return std::stoi(read_text(folder_ / cat("pid", rank))); }
+  /// Has each rank's shell write its id down and become the program.
+  std::string noted(int ranks, const std::vector<std::string>& arguments) const {
+    return cat(SHERD_SOURCE_DIR "/tests/support/launch.sh ", ranks, " sh -c 'echo $$ >",
+               folder_.path().string(), R"(/pid$RANK; exec "$@"' sh )", joined(arguments));
+  }
+  std::vector<std::string> weights(int ranks, const std::string& tag) const {
+    std::vector<std::string> out;
+    for (int r = 0; r < ranks; ++r)
+      out.push_back(read_text(folder_ / "run" / tag / cat("rank_0000", r, ".safetensors")));
+    return out;
+  }
+};
+
+TEST_F(Launched, GivesTheBitsOfLocalRanks) {
+  for (const int ranks : {2, 4}) {
+    const std::string count = std::to_string(ranks);
+    const auto run = [&](const char* metrics) {
+      return train({"--metrics", (folder_ / metrics).string(), "--set", "device.threads_per_rank=1"});
+    };
+    auto local_run = run("local.jsonl");
+    local_run.insert(local_run.end(), {"--ranks", count});
+    const Outcome local = sherd(local_run);
+    ASSERT_EQ(local.code, 0) << local.err;
+    const auto expected = weights(ranks, "global_step6");
+    std::filesystem::remove_all(folder_ / "run");
+    const Outcome got = sherd_launched(ranks, run("tcp.jsonl"));
+    ASSERT_EQ(got.code, 0) << got.err;
+    EXPECT_THAT(got.err, HasSubstr(cat("over tcp(", ranks, ")")));
+    EXPECT_EQ(metric("tcp.jsonl", "loss"), metric("local.jsonl", "loss"));
+    EXPECT_EQ(metric("tcp.jsonl", "grad_norm"), metric("local.jsonl", "grad_norm"));
+    EXPECT_EQ(metric("tcp.jsonl", "loss").size(), 6u);
+    EXPECT_TRUE(weights(ranks, "global_step6") == expected) << "on " << ranks << " ranks";
+    std::filesystem::remove_all(folder_ / "run");
+  }
+}
+
+TEST_F(Launched, ResumesToTheSameLosses) {
+  const auto run = [&](const char* metrics, std::vector<std::string> more) {
+    more.insert(more.end(), {"--metrics", (folder_ / metrics).string()});
+    return sherd_launched(2, train(more));
+  };
+  ASSERT_EQ(run("whole.jsonl", {}).code, 0);
+  std::filesystem::remove_all(folder_ / "run");
+  ASSERT_EQ(run("parts.jsonl", {"--steps", "3"}).code, 0);
+  const Outcome rest = run("parts.jsonl", {"--resume"});
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  EXPECT_THAT(rest.err, HasSubstr("resumed from"));
+  EXPECT_EQ(metric("parts.jsonl", "loss"), metric("whole.jsonl", "loss"));
+  EXPECT_EQ(metric("parts.jsonl", "loss").size(), 6u);
+}
+
+TEST_F(Launched, ARankThatFailsEndsAllWithItsReason) {
+  const Outcome got =
+      sherd_launched(3, train({"--set", "train_batch_size=6"}),
+                     R"(if [ $RANK = 1 ]; then set -- "$@" --set data.path=/nonexistent/data; fi)");
+  EXPECT_EQ(got.code, 1);
+  EXPECT_EQ(count(got.err, "exit code 1\n"), 3u) << got.err;
+  EXPECT_EQ(count(got.err, "error: "), 3u) << "one line from each rank\n" << got.err;
+  EXPECT_EQ(count(got.err, "/nonexistent/data"), 3u) << got.err;
+  EXPECT_THAT(got.err, HasSubstr("rank 1 failed"));
+}
+
+TEST_F(Launched, AKilledRankIsNamedByTheOthers) {
+  const pid_t launch =
+      start_line(noted(3, train({"--set", "train_batch_size=6", "--steps", "100000"})), "kill.err");
+  wait_for("kill.err", "training tokens");
+  kill(process_of(1), SIGKILL);
+  EXPECT_EQ(end_of(launch), 128 + SIGKILL);
+  const std::string said = read_text(folder_ / "kill.err");
+  EXPECT_EQ(count(said, "error: "), 2u) << said;
+  EXPECT_EQ(count(said, "rank 1 is dead"), 2u) << said;
+}
+
+TEST_F(Launched, ALateRankIsNamedAtTheDeadline) {
+  const pid_t launch =
+      start_line(noted(2, train({"--steps", "100000", "--set", "parallel.timeout_seconds=2"})), "late.err");
+  wait_for("late.err", "training tokens");
+  kill(process_of(1), SIGSTOP);
+  wait_for("late.err", "error: ");
+  kill(process_of(1), SIGCONT);
+  EXPECT_EQ(end_of(launch), 1);
+  const std::string said = read_text(folder_ / "late.err");
+  EXPECT_EQ(count(said, "error: "), 2u) << said;
+  EXPECT_THAT(said, HasSubstr("rank 1 did not come within 2 s"));
+}
+
+TEST_F(Launched, ASignalSavesAndTheRunGoesOn) {
+  const pid_t launch = start_line(noted(2, train({"--steps", "100000"})), "term.err");
+  wait_for("term.err", "training tokens");
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  for (const int rank : {0, 1}) kill(process_of(rank), SIGTERM);  // as torchrun does
+  EXPECT_EQ(end_of(launch), 1);
+  EXPECT_THAT(read_text(folder_ / "term.err"), HasSubstr("go on with --resume"));
+  const std::string tag = read_text(folder_ / "run" / "latest");
+  const auto step = std::stoll(tag.substr(tag.find_first_of("0123456789")));
+  const Outcome more = sherd_launched(2, train({"--resume", "--steps", std::to_string(step + 1)}));
+  EXPECT_EQ(more.code, 0) << more.err;
+}
+
+TEST_F(Launched, ContradictionsAreRefusedAtOnce) {
+  const Outcome other = sherd_launched(2, train({"--ranks", "4"}));
+  EXPECT_EQ(count(other.err, "exit code 2\n"), 2u) << other.err;
+  EXPECT_THAT(other.err,
+              AllOf(HasSubstr("4 ranks were asked for"), HasSubstr("started 2"), HasSubstr("WORLD_SIZE")));
+  const Outcome same = sherd_launched(2, train({"--ranks", "2", "--steps", "1"}));
+  EXPECT_EQ(same.code, 0) << same.err;
+  const Outcome partial = shell(cat("env -u MASTER_ADDR RANK=0 WORLD_SIZE=2 ", joined(train())));
+  EXPECT_EQ(partial.code, 2);
+  EXPECT_THAT(partial.err, HasSubstr("MASTER_ADDR is not set"));
+}
+
+}  // namespace
+}  // namespace sherd::cli

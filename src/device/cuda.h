@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -19,6 +20,7 @@ struct CudaGpu {
   std::uint64_t memory = 0;  ///< bytes
   int processors = 0;        ///< streaming multiprocessors
   double clock_hz = 0;       ///< the highest that its multiprocessors run at; 0: the driver does not say
+  std::size_t shared_per_block = 0;  ///< bytes of shared memory that a block may ask for
 };
 
 /// What this build and this machine have of CUDA.

@@ -8,7 +8,7 @@ namespace {
 
 // Few processors, so that loops that stride over the grid go round more than once.
 device::SHERD_CUDA::Target target_on(device::Device& device) {
-  return {device, nullptr, 1};
+  return {device, nullptr, 1, simt::shared_limit()};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "simt/racecheck.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
@@ -46,7 +47,7 @@ namespace sherd::simt {
 namespace {
 
 constexpr std::size_t stack_bytes = 256 << 10, guard_bytes = 4096;
-constexpr std::size_t most_threads = 1024, most_shared = 227 << 10;
+constexpr std::size_t most_threads = 1024;
 
 /// A stack and where on it to go on.
 class Fiber {
@@ -87,6 +88,10 @@ class Fiber {
     at_ = top - 6;
   }
 
+  const void* stack() const {
+    return bottom_;
+  }
+
   /// Goes on with `to`; returns when somebody switches back.
   void switch_to(Fiber& to) {
 #if defined(__SANITIZE_ADDRESS__)
@@ -125,6 +130,7 @@ class Fiber {
 /// Lanes that meet. Two rows of values, as fast lanes may give the next while slow ones still read the last.
 struct Warp {
   unsigned expected = 0, arrived = 0;
+  bool barrier = false;  ///< they meet in __syncwarp()
   std::uint64_t values[2][32] = {};
   int row = 0;
 };
@@ -133,11 +139,12 @@ struct Warp {
 /// without barriers so is a plain loop.
 class Block {
  public:
-  void run(Dim3 size, std::size_t shared_bytes, Order order, const std::function<void()>& body);
+  void run(std::uint64_t index, Dim3 size, std::size_t shared_bytes, const std::function<void()>& body);
 
   void barrier() {
     if (++at_barrier_ == threads_) {
       at_barrier_ = 0;
+      races.pass_barrier();
       release(barrier_queue_);
     } else {
       barrier_queue_.push_back({worker_, thread_});
@@ -153,17 +160,20 @@ class Block {
     return votes_[row];
   }
 
-  const std::uint64_t* exchange(unsigned mask, std::uint64_t value) {
+  const std::uint64_t* exchange(unsigned mask, std::uint64_t value, bool is_barrier) {
     Warp& warp = warps_[thread_ / 32];
     const unsigned bit = 1u << thread_ % 32;
     require(mask & bit, "simt: thread ", thread_, " is not in the mask of its own warp operation");
     require(!warp.arrived || warp.expected == mask, "simt: lanes of one warp meet with different masks");
-    warp.expected = mask;
+    require(!warp.arrived || warp.barrier == is_barrier,
+            "simt: lanes of one warp meet in different operations");
+    warp.expected = mask, warp.barrier = is_barrier;
     const int row = warp.row;
     warp.values[row][thread_ % 32] = value;
     warp.arrived |= bit;
     if (warp.arrived == mask) {
       warp.arrived = 0, warp.row ^= 1;
+      if (is_barrier) races.pass_warp_barrier(thread_ / 32, mask);
       release(warp_queues_[thread_ / 32]);
     } else {
       warp_queues_[thread_ / 32].push_back({worker_, thread_});
@@ -174,8 +184,15 @@ class Block {
 
   int lane() const { return static_cast<int>(thread_ % 32); }
   void* shared() { return shared_.data(); }
-  std::uint64_t serial() const { return serial_; }
+  void begin_shared(void* elements, std::size_t bytes, std::uint64_t& block) {
+    if (block == serial_) return;
+    std::memset(elements, 0xff, bytes);
+    races.forget(elements, bytes);
+    block = serial_;
+  }
   Order order = Order::ascending;
+  std::size_t shared_limit = hopper_shared;
+  RaceCheck races;
 
  private:
   /// A thread in the middle of its work, and the fiber that it is on.
@@ -193,6 +210,7 @@ class Block {
     thread_ = thread;
     const auto at = static_cast<unsigned>(thread);
     threadIdx = {at % blockDim.x, at / blockDim.x % blockDim.y, at / blockDim.x / blockDim.y};
+    races.run_thread(thread, worker_->stack(), stack_bytes);
   }
   void wait() {
     const Waiting self{worker_, thread_};
@@ -204,7 +222,7 @@ class Block {
     ready_.insert(ready_.end(), queue.begin(), queue.end());
     queue.clear();
   }
-  void begin(Dim3 size, std::size_t shared_bytes);
+  void begin(std::uint64_t index, Dim3 size, std::size_t shared_bytes);
   [[noreturn]] void fail_deadlock();
 
   Fiber host_;
@@ -252,7 +270,7 @@ void Block::work() {
   }
 }
 
-void Block::begin(Dim3 size, std::size_t shared_bytes) {
+void Block::begin(std::uint64_t index, Dim3 size, std::size_t shared_bytes) {
   threads_ = size.count(), begun_ = done_ = at_barrier_ = 0;
   votes_[0] = votes_[1] = vote_row_ = 0;
   barrier_queue_.clear(), ready_.clear();
@@ -260,12 +278,14 @@ void Block::begin(Dim3 size, std::size_t shared_bytes) {
   for (auto& queue : warp_queues_) queue.clear();
   shared_.resize((shared_bytes + sizeof(Chunk) - 1) / sizeof(Chunk));
   if (!shared_.empty()) std::memset(shared_.data(), 0xff, shared_.size() * sizeof(Chunk));
+  races.begin_block(index, threads_);
+  races.forget(shared_.data(), shared_.size() * sizeof(Chunk));
   ++serial_;
 }
 
-void Block::run(Dim3 size, std::size_t shared_bytes, Order order_now, const std::function<void()>& body) {
-  begin(size, shared_bytes);
-  descending_ = order_now == Order::descending;
+void Block::run(std::uint64_t index, Dim3 size, std::size_t shared_bytes, const std::function<void()>& body) {
+  begin(index, size, shared_bytes);
+  descending_ = order == Order::descending;
   body_ = &body, error_ = nullptr;
   while (done_ < threads_ && !error_) {
     if (!ready_.empty()) {
@@ -316,20 +336,35 @@ void set_order(Order order) {
   this_block().order = order;
 }
 
+void set_shared_limit(std::size_t bytes) {
+  this_block().shared_limit = bytes;
+}
+
+std::size_t shared_limit() {
+  return this_block().shared_limit;
+}
+
 void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& body) {
   require(grid.count() > 0 && block.count() > 0, "simt: a launch of no threads, which CUDA refuses");
-  require(block.count() <= most_threads && shared_bytes <= most_shared, "simt: a block of ", block.count(),
-          " threads and ", shared_bytes, " bytes is more than a device takes");
+  Block& here = this_block();
+  require(block.count() <= most_threads && shared_bytes <= here.shared_limit, "simt: a block of ",
+          block.count(), " threads and ", shared_bytes, " bytes is more than a device takes");
   require(grid.y <= 65535 && grid.z <= 65535 && grid.x <= 0x7fffffffu, "simt: the grid is too large");
   const Flushing flushing;
-  Block& here = this_block();
   blockDim = block, gridDim = grid;
   const std::size_t blocks = grid.count();
-  for (std::size_t i = 0; i < blocks; ++i) {
-    const auto at = static_cast<unsigned>(here.order == Order::descending ? blocks - 1 - i : i);
-    blockIdx = {at % grid.x, at / grid.x % grid.y, at / grid.x / grid.y};
-    here.run(block, shared_bytes, here.order, body);
+  here.races.begin_launch();
+  try {
+    for (std::size_t i = 0; i < blocks; ++i) {
+      const auto at = static_cast<unsigned>(here.order == Order::descending ? blocks - 1 - i : i);
+      blockIdx = {at % grid.x, at / grid.x % grid.y, at / grid.x / grid.y};
+      here.run(at, block, shared_bytes, body);
+    }
+  } catch (...) {
+    here.races.end_launch();
+    throw;
   }
+  if (const std::string found = here.races.end_launch(); !found.empty()) fail(ErrorKind::usage, found);
 }
 
 void block_barrier() {
@@ -339,7 +374,10 @@ int block_vote(bool predicate) {
   return this_block().vote(predicate);
 }
 const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t value) {
-  return this_block().exchange(mask, value);
+  return this_block().exchange(mask, value, false);
+}
+void warp_barrier(unsigned mask) {
+  this_block().exchange(mask, 0, true);
 }
 int lane_id() {
   return this_block().lane();
@@ -347,8 +385,15 @@ int lane_id() {
 void* dynamic_shared() {
   return this_block().shared();
 }
-std::uint64_t block_serial() {
-  return this_block().serial();
+void begin_shared(void* elements, std::size_t bytes, std::uint64_t& block) {
+  this_block().begin_shared(elements, bytes, block);
+}
+void note_atomic(void* memory, std::size_t bytes) {
+  this_block().races.access(memory, bytes, true, true, __builtin_return_address(0));
+}
+void check_alignment(const void* memory, std::size_t alignment) {
+  require(reinterpret_cast<std::uintptr_t>(memory) % alignment == 0, "simt: an access of ", alignment,
+          " bytes at once to ", memory, ", which is not aligned to that");
 }
 
 }  // namespace sherd::simt

@@ -3,8 +3,8 @@
 // Runs CUDA kernels on the CPU, to test their logic where no GPU is. A block's threads are fibers of one host
 // thread that switch only at barriers and warp operations; blocks run one after the other. Arithmetic is the
 // device's as far as -fmad=false -ftz=true make it IEEE's; library functions are the CPU's. What shows here:
-// wrong indices, missing or diverging barriers, reads of shared memory that nobody wrote, orders of sums.
-// What does not: memory ordering between warps, limits of registers, the speed.
+// wrong indices, misaligned accesses, missing or diverging barriers, data races (racecheck.h), reads of
+// shared memory that nobody wrote, orders of sums. What does not: limits of registers, the speed.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,9 +28,14 @@ struct Index3 {
 enum class Order : std::uint8_t { ascending, descending };
 /// For the kernels that the calling host thread runs from now on.
 void set_order(Order order);
+/// Bytes of shared memory that a block may have, for the same kernels.
+inline constexpr std::size_t hopper_shared = 227 << 10, small_card_shared = 99 << 10;
+void set_shared_limit(std::size_t bytes);
+std::size_t shared_limit();
 
 /// Runs body() once per thread of the grid. Throws Error{usage} when some threads of a block wait at a
-/// barrier that others never reach, when a block is larger than a device takes, and what body() throws.
+/// barrier that others never reach, when two threads race, when a block is larger than a device takes, and
+/// what body() throws.
 void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& body);
 
 // What the device's functions come down to; to be called by kernels only.
@@ -40,10 +45,17 @@ int block_vote(bool predicate);
 /// Waits for the warp's lanes in `mask` and returns what each of the 32 gave; to be read before the next
 /// call.
 const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t value);
+/// Waits for them, and orders what they do with memory before and after it; an exchange does not.
+void warp_barrier(unsigned mask);
 int lane_id();
 void* dynamic_shared();
-/// Counts the blocks that this host thread has begun.
-std::uint64_t block_serial();
+/// Fills a block's shared array with NaNs when the first of its threads comes to it; `block` is the array's
+/// own note of which block that was.
+void begin_shared(void* elements, std::size_t bytes, std::uint64_t& block);
+/// One access of an atomic operation.
+void note_atomic(void* memory, std::size_t bytes);
+/// Throws Error{usage} for an address that a device cannot access at once.
+void check_alignment(const void* memory, std::size_t alignment);
 
 template <class T>
 T shuffle(unsigned mask, T value, int from) {
@@ -55,16 +67,13 @@ T shuffle(unsigned mask, T value, int from) {
   return value;
 }
 
-/// A block's shared array: one place for all its threads, filled with NaNs before the first of them looks.
+/// A block's shared array: one place for all its threads.
 template <class T, std::size_t n>
 class SharedArray {
  public:
   T (&of_this_block())[n] {
     static_assert(std::is_trivially_default_constructible_v<T>, "shared memory runs no constructors");
-    if (block_ != block_serial()) {
-      std::memset(elements_, 0xff, sizeof elements_);
-      block_ = block_serial();
-    }
+    begin_shared(elements_, sizeof elements_, block_);
     return elements_;
   }
 

@@ -1,5 +1,6 @@
 #define SHERD_CUDA simt
 #include "simt/device/cuda/launch.cuh"
+#include "simt/racecheck.h"
 
 #include <gtest/gtest.h>
 
@@ -62,7 +63,11 @@ __global__ void racing_kernel(int* data) {
 
 TEST(Emulator, a_missing_barrier_shows) {
   std::vector<int> data(64, 7);
-  launch(racing_kernel, 1, 64, 0, nullptr, data.data());
+  if (finds_races())
+    testing::expect_error(ErrorKind::usage, "race: thread",
+                          [&] { launch(racing_kernel, 1, 64, 0, nullptr, data.data()); });
+  else
+    launch(racing_kernel, 1, 64, 0, nullptr, data.data());
   EXPECT_NE(data, std::vector<int>(64, 7));  // the first ones read what nobody has written
   EXPECT_EQ(data[0], -1);
 }
@@ -174,6 +179,102 @@ __global__ void stranger_kernel() {
   __syncwarp(0x0fu);
 }
 __global__ void nothing_kernel() {}
+
+/// One round of a loop with the barrier behind the writes, and none before those of the next round.
+__global__ void reused_kernel(int* data, int rounds) {
+  SHERD_SHARED(int, part, 64);
+  for (int round = 0; round < rounds; ++round) {
+    part[threadIdx.x] = data[threadIdx.x] + round;
+    __syncthreads();
+    data[threadIdx.x] += part[63 - threadIdx.x];
+  }
+}
+/// A warp's lanes hand values on, with what orders memory between them or with a shuffle, which does not.
+__global__ void hand_on_kernel(int* data, bool order) {
+  SHERD_SHARED(int, part, 32);
+  part[threadIdx.x] = data[threadIdx.x];
+  if (order)
+    __syncwarp();
+  else
+    data[threadIdx.x] = __shfl_sync(0xffffffffu, 1, 0);
+  data[threadIdx.x] = part[threadIdx.x ^ 1];
+}
+/// Halves of a warp meet among themselves; then `partner` is read.
+__global__ void halves_kernel(int* data, int partner) {
+  SHERD_SHARED(int, part, 32);
+  part[threadIdx.x] = 1;
+  __syncwarp(threadIdx.x < 16 ? 0xffffu : 0xffff0000u);
+  data[threadIdx.x] = part[static_cast<int>(threadIdx.x) ^ partner];
+}
+/// __syncwarp() orders a warp, not the block.
+__global__ void warps_kernel(int* data) {
+  SHERD_SHARED(int, part, 64);
+  part[threadIdx.x] = 1;
+  __syncwarp();
+  data[threadIdx.x] = part[threadIdx.x ^ 32];
+}
+/// Blocks write to one place, or count there.
+__global__ void meet_kernel(unsigned* data, bool atomic) {
+  if (atomic)
+    atomicAdd(data, 1u);
+  else
+    *data = blockIdx.x;
+}
+/// Thread 0 reads what others count without waiting for them.
+__global__ void early_read_kernel(unsigned* data) {
+  atomicAdd(data, 1u);
+  if (threadIdx.x == 0) data[1] = *data;
+}
+/// 16-bit neighbours are two places.
+__global__ void neighbours_kernel(std::uint16_t* data) {
+  data[threadIdx.x] = static_cast<std::uint16_t>(data[threadIdx.x] + 1);
+}
+/// One shared array for block after block.
+__global__ void blocks_kernel(int* data) {
+  SHERD_SHARED(int, part, 32);
+  SHERD_DYNAMIC_SHARED(int, more);
+  part[threadIdx.x] = 1, more[threadIdx.x] = 2;
+  __syncthreads();
+  data[blockIdx.x * 32 + threadIdx.x] = part[threadIdx.x ^ 1] + more[threadIdx.x ^ 1];
+}
+
+TEST(Emulator, finds_races_and_no_others) {
+  if (!finds_races()) GTEST_SKIP() << "a sanitizer watches this build";
+  std::vector<int> data(128);
+  std::vector<unsigned> counts(2);
+  std::vector<std::uint16_t> halves(64);
+  for (const Order order : {Order::ascending, Order::descending}) {
+    set_order(order);
+    const auto expect_race = [](const auto& run) {
+      testing::expect_error(ErrorKind::usage, "race: thread", run);
+    };
+    expect_race([&] { launch(reused_kernel, 1, 64, 0, nullptr, data.data(), 2); });
+    launch(reused_kernel, 1, 64, 0, nullptr, data.data(), 1);
+    expect_race([&] { launch(hand_on_kernel, 1, 32, 0, nullptr, data.data(), false); });
+    launch(hand_on_kernel, 1, 32, 0, nullptr, data.data(), true);
+    expect_race([&] { launch(halves_kernel, 1, 32, 0, nullptr, data.data(), 16); });
+    launch(halves_kernel, 1, 32, 0, nullptr, data.data(), 8);
+    expect_race([&] { launch(warps_kernel, 1, 64, 0, nullptr, data.data()); });
+    expect_race([&] { launch(meet_kernel, 2, 1, 0, nullptr, counts.data(), false); });
+    launch(meet_kernel, 2, 1, 0, nullptr, counts.data(), true);
+    launch(meet_kernel, 1, 1, 0, nullptr, counts.data(), false);
+    expect_race([&] { launch(early_read_kernel, 1, 2, 0, nullptr, counts.data()); });
+    launch(neighbours_kernel, 1, 64, 0, nullptr, halves.data());
+    launch(blocks_kernel, 4, 32, 32 * sizeof(int), nullptr, data.data());
+  }
+  set_order(Order::ascending);
+}
+
+__global__ void misaligned_kernel(float* data) {
+  device::simt::store_pack(data, device::simt::load_pack<4>(data));
+}
+
+TEST(Emulator, refuses_misaligned_accesses) {
+  alignas(16) float data[8] = {};
+  launch(misaligned_kernel, 1, 1, 0, nullptr, data + 4);
+  testing::expect_error(ErrorKind::usage, "not aligned",
+                        [&] { launch(misaligned_kernel, 1, 1, 0, nullptr, data + 1); });
+}
 
 TEST(Emulator, refuses_what_would_hang_or_fail_on_a_device) {
   using testing::expect_error;

@@ -77,10 +77,12 @@ constexpr int pack_width = 16 / static_cast<int>(sizeof(T));
 
 template <int n, class T>
 __device__ inline Pack<T, n> load_pack(const T* from) {
+  check_alignment(from, alignof(Pack<T, n>));
   return *reinterpret_cast<const Pack<T, n>*>(from);
 }
 template <int n, class T>
 __device__ inline void store_pack(T* to, const Pack<T, n>& pack) {
+  check_alignment(to, alignof(Pack<T, n>));
   *reinterpret_cast<Pack<T, n>*>(to) = pack;
 }
 /// Whether every one of these addresses may be accessed by 16 bytes.

@@ -53,12 +53,17 @@ inline bool on_device(const void* memory) {
   return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
 }
 
-/// True for memory that kernels can work on: the device's, and the host's where it is page-locked.
+/// True for memory that kernels can work on by this address: the device's, and the host's where it is page-locked (but
+/// for registered memory of systems on which that has another address on the device).
 inline bool reachable(const void* memory) {
   cudaPointerAttributes attributes{};
   check_call(cudaPointerGetAttributes(&attributes, memory), "cudaPointerGetAttributes");
+  if (attributes.type == cudaMemoryTypeHost) return attributes.devicePointer == memory;
   return attributes.type != cudaMemoryTypeUnregistered;
 }
+
+/// The emulator looks; a device faults by itself.
+__device__ inline void check_alignment(const void*, std::size_t) {}
 
 /// 2^x and 1/x within 2 units in the last place, one instruction each; subnormal numbers count as zero.
 __device__ inline float fast_exp2(float x) {

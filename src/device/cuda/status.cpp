@@ -52,6 +52,7 @@ CudaGpu gpu_of(int ordinal) {
   gpu.minor = properties.minor;
   gpu.memory = properties.totalGlobalMem;
   gpu.processors = properties.multiProcessorCount;
+  gpu.shared_per_block = properties.sharedMemPerBlockOptin;
   int kilohertz = 0;
   if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, ordinal) == cudaSuccess)
     gpu.clock_hz = 1e3 * kilohertz;

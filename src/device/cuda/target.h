@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+
 #include "device/device.h"
 
 // The innermost namespace of everything that launches kernels. Sources compiled for the emulator call it
@@ -16,6 +18,7 @@ struct Target {
   Device& device;          ///< gives the memory; outlives the target
   void* stream = nullptr;  ///< the compute stream, a cudaStream_t
   int processors = 1;      ///< streaming multiprocessors: how many blocks make a full grid
+  std::size_t shared_per_block = 48 << 10;  ///< bytes of shared memory that a block may ask for
 };
 
 }  // namespace sherd::device::SHERD_CUDA

@@ -15,7 +15,7 @@ inline constexpr int data_error_kinds = 2;
 /// first element that was wrong, and the limit that it broke. Written by raise() of tensor/cuda/families.cuh.
 struct DataErrorSlot {
   unsigned long long first;  ///< none_wrong until something is
-  long long limit;
+  unsigned long long limit;
 };
 inline constexpr unsigned long long none_wrong = ~0ull;
 

@@ -111,7 +111,7 @@ void map(const Target& target, const Op& op, Count n, Out* to, const In* first, 
 /// Leaves word that element `position` holds `value`, which `limit` does not allow.
 __device__ inline void raise(DataErrorSlot* slot, Count position, std::int32_t value, Count limit) {
   const auto word = static_cast<unsigned long long>(position) << 32 | static_cast<std::uint32_t>(value);
-  slot->limit = limit;
+  atomicExch(&slot->limit, static_cast<unsigned long long>(limit));
   atomicMin(&slot->first, word);
 }
 

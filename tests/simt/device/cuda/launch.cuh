@@ -37,7 +37,7 @@ inline constexpr int warpSize = 32;
 inline void __syncthreads() { sherd::simt::block_barrier(); }
 inline int __syncthreads_or(int predicate) { return sherd::simt::block_vote(predicate != 0) > 0; }
 inline int __syncthreads_count(int predicate) { return sherd::simt::block_vote(predicate != 0); }
-inline void __syncwarp(unsigned mask = 0xffffffffu) { sherd::simt::warp_exchange(mask, 0); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { sherd::simt::warp_barrier(mask); }
 
 template <class T>
 T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
@@ -71,30 +71,38 @@ inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask,
 
 // ---- atomics: one thread runs at a time ----
 
+/// *at becomes next(*at); returns what it was. Its accesses are noted as one atomic one instead.
+template <class T, class Next>
+__attribute__((no_sanitize("thread"))) T sherd_simt_update(T* at, const Next& next) {
+  sherd::simt::note_atomic(at, sizeof(T));
+  const T before = *at;
+  *at = next(before);
+  return before;
+}
 template <class T>
 T atomicAdd(T* at, std::type_identity_t<T> value) {
   static_assert(std::is_integral_v<T>, "no float atomics: their sums have no fixed order");
-  return std::exchange(*at, static_cast<T>(*at + value));
+  return sherd_simt_update(at, [&](T x) { return static_cast<T>(x + value); });
 }
 template <class T>
 T atomicMax(T* at, std::type_identity_t<T> value) {
-  return std::exchange(*at, *at < value ? value : *at);
+  return sherd_simt_update(at, [&](T x) { return x < value ? value : x; });
 }
 template <class T>
 T atomicMin(T* at, std::type_identity_t<T> value) {
-  return std::exchange(*at, value < *at ? value : *at);
+  return sherd_simt_update(at, [&](T x) { return value < x ? value : x; });
 }
 template <class T>
 T atomicOr(T* at, std::type_identity_t<T> value) {
-  return std::exchange(*at, *at | value);
+  return sherd_simt_update(at, [&](T x) { return x | value; });
 }
 template <class T>
 T atomicExch(T* at, std::type_identity_t<T> value) {
-  return std::exchange(*at, value);
+  return sherd_simt_update(at, [&](T) { return value; });
 }
 template <class T>
 T atomicCAS(T* at, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-  return std::exchange(*at, *at == expected ? value : *at);
+  return sherd_simt_update(at, [&](T x) { return x == expected ? value : x; });
 }
 inline void __threadfence() {}
 
@@ -119,6 +127,10 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared
 
 inline bool on_device(const void*) { return true; }
 inline bool reachable(const void*) { return true; }
+
+inline void check_alignment(const void* memory, std::size_t alignment) {
+  ::sherd::simt::check_alignment(memory, alignment);
+}
 
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float fast_reciprocal(float x) { return 1.0f / x; }

@@ -1,0 +1,245 @@
+#include "simt/racecheck.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace sherd::simt {
+namespace {
+
+constexpr std::uintptr_t page_bytes = 4096, cell_bytes = 2;
+constexpr std::size_t most_pages = 4096;
+
+thread_local constinit RaceCheck* watching = nullptr;
+
+}  // namespace
+
+struct RaceCheck::Page {
+  std::uintptr_t number = 0;
+  std::uint64_t launch = 0;
+  Cell cells[page_bytes / cell_bytes];
+};
+
+RaceCheck::RaceCheck() = default;
+RaceCheck::~RaceCheck() = default;
+
+RaceCheck* RaceCheck::current() {
+  return watching;
+}
+
+void RaceCheck::begin_launch() {
+  if (pages_.size() > most_pages) pages_.clear(), std::fill(std::begin(recent_), std::end(recent_), nullptr);
+  ++launch_, found_.clear();
+  watching = this;
+}
+
+void RaceCheck::begin_block(std::uint64_t block, std::size_t threads) {
+  now_ = {};
+  now_.block = block & 0xfffffu, now_.there = 1;
+  barrier_ = 0;
+  warps_.resize((threads + 31) / 32);
+  for (Warp& warp : warps_) {
+    std::memset(&warp, 0, sizeof warp);
+    std::fill(std::begin(warp.epoch), std::end(warp.epoch), std::uint16_t{1});
+  }
+}
+
+void RaceCheck::run_thread(std::size_t thread, const void* stack, std::size_t stack_bytes) {
+  now_.thread = thread & 0x3ffu;
+  stack_ = reinterpret_cast<std::uintptr_t>(stack), stack_end_ = stack_ + stack_bytes;
+}
+
+void RaceCheck::pass_warp_barrier(std::size_t warp_index, unsigned mask) {
+  Warp& warp = warps_[warp_index];
+  std::uint16_t all[32] = {};
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    if (!(mask >> lane & 1u)) continue;
+    for (unsigned other = 0; other < 32; ++other)
+      all[other] =
+          std::max({all[other], warp.known[lane][other], other == lane ? warp.epoch[lane] : all[other]});
+  }
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    if (!(mask >> lane & 1u)) continue;
+    std::copy(std::begin(all), std::end(all), warp.known[lane]);
+    ++warp.epoch[lane];
+  }
+}
+
+RaceCheck::Page& RaceCheck::page_at(std::uintptr_t number) {
+  Page*& recent = recent_[number % std::size(recent_)];
+  if (!recent || recent->number != number) {
+    std::unique_ptr<Page>& page = pages_[number];
+    if (!page) page = std::make_unique<Page>(), page->number = number;
+    recent = page.get();
+  }
+  if (recent->launch != launch_) {
+    std::memset(static_cast<void*>(recent->cells), 0, sizeof recent->cells);
+    recent->launch = launch_;
+  }
+  return *recent;
+}
+
+void RaceCheck::forget(const void* memory, std::size_t bytes) {
+  const auto first = reinterpret_cast<std::uintptr_t>(memory);
+  for (std::uintptr_t at = first; at < first + bytes; at += cell_bytes)
+    page_at(at / page_bytes).cells[at % page_bytes / cell_bytes] = {};
+}
+
+std::string RaceCheck::end_launch() {
+  watching = nullptr;
+  return std::exchange(found_, {});
+}
+
+bool RaceCheck::precedes(const Access& earlier) const {
+  if (earlier.block != now_.block) return false;
+  if (earlier.thread == now_.thread || earlier.barrier != now_.barrier) return true;
+  if (earlier.thread / 32 != now_.thread / 32) return false;
+  return warps_[now_.thread / 32].known[now_.thread % 32][earlier.thread % 32] >= earlier.lane_epoch;
+}
+
+void RaceCheck::access(const void* memory, std::size_t bytes, bool write, bool atomic, const void* code) {
+  const auto first = reinterpret_cast<std::uintptr_t>(memory);
+  if (bytes < cell_bytes || (first >= stack_ && first < stack_end_)) return;
+  now_.barrier = barrier_ & 0xffffu, now_.atomic = atomic;
+  now_.lane_epoch = warps_[now_.thread / 32].epoch[now_.thread % 32];
+  for (std::uintptr_t at = first; at < first + bytes; at += cell_bytes)
+    touch(page_at(at / page_bytes).cells[at % page_bytes / cell_bytes], write, memory, code);
+}
+
+void RaceCheck::touch(Cell& cell, bool write, const void* memory, const void* code) {
+  if (collides(cell.write)) report(cell.write, true, write, memory, code);
+  for (const Access& other : cell.others)
+    if ((write || other.atomic) && collides(other)) report(other, other.atomic, write, memory, code);
+  if (write && (!now_.atomic || !cell.write.there || precedes(cell.write))) {
+    cell.write = now_;
+    for (Access& other : cell.others)
+      if (!now_.atomic || precedes(other)) other = {};
+    return;
+  }
+  for (Access& other : cell.others)
+    if (!other.there || precedes(other)) {
+      other = now_;
+      return;
+    }
+}
+
+void RaceCheck::report(const Access& earlier, bool earlier_wrote, bool write, const void* memory,
+                       const void* code) {
+  if (!found_.empty()) return;
+  found_ =
+      cat("simt: a race: thread ", now_.thread, " of block ", now_.block, write ? " writes" : " reads",
+          " at ", memory, " what thread ", earlier.thread, " of block ", earlier.block,
+          earlier_wrote ? " wrote" : " read", ", and no barrier lies between them; the later access is at ",
+          code, " (in a debugger: info line *", code, ")");
+}
+
+}  // namespace sherd::simt
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+bool sherd::simt::finds_races() {
+  return false;
+}
+#else
+bool sherd::simt::finds_races() {
+  return true;
+}
+
+// ---- what -fsanitize=thread makes of the kernels' accesses ----
+
+namespace {
+
+inline void note(const void* memory, std::size_t bytes, bool write, const void* code) {
+  if (sherd::simt::RaceCheck* check = sherd::simt::watching) [[unlikely]]
+    check->access(memory, bytes, write, false, code);
+}
+
+}  // namespace
+
+#define NOTE(name, bytes, write)                             \
+  void name(void* memory);                                   \
+  void name(void* memory) {                                  \
+    note(memory, bytes, write, __builtin_return_address(0)); \
+  }
+#define NOTE_RANGE(name, write)                              \
+  void name(void* memory, std::size_t bytes);                \
+  void name(void* memory, std::size_t bytes) {               \
+    note(memory, bytes, write, __builtin_return_address(0)); \
+  }
+#define NOTHING(name) \
+  void name(void*);   \
+  void name(void*) {}
+
+/// The kernels' hosts share counters of handles with the rest of the program, so these must be what they say.
+#define ATOMICS(bits, type)                                     \
+  type __tsan_atomic##bits##_load(const type* at, int);         \
+  type __tsan_atomic##bits##_load(const type* at, int) {        \
+    return __atomic_load_n(at, __ATOMIC_SEQ_CST);               \
+  }                                                             \
+  void __tsan_atomic##bits##_store(type* at, type value, int);  \
+  void __tsan_atomic##bits##_store(type* at, type value, int) { \
+    __atomic_store_n(at, value, __ATOMIC_SEQ_CST);              \
+  }                                                             \
+  ATOMIC_UPDATE(bits, type, exchange, __atomic_exchange_n)      \
+  ATOMIC_UPDATE(bits, type, fetch_add, __atomic_fetch_add)      \
+  ATOMIC_UPDATE(bits, type, fetch_sub, __atomic_fetch_sub)      \
+  ATOMIC_UPDATE(bits, type, fetch_and, __atomic_fetch_and)      \
+  ATOMIC_UPDATE(bits, type, fetch_or, __atomic_fetch_or)        \
+  ATOMIC_UPDATE(bits, type, fetch_xor, __atomic_fetch_xor)      \
+  ATOMIC_COMPARE(bits, type, compare_exchange_strong)           \
+  ATOMIC_COMPARE(bits, type, compare_exchange_weak)
+#define ATOMIC_UPDATE(bits, type, name, builtin)                 \
+  type __tsan_atomic##bits##_##name(type* at, type value, int);  \
+  type __tsan_atomic##bits##_##name(type* at, type value, int) { \
+    return builtin(at, value, __ATOMIC_SEQ_CST);                 \
+  }
+#define ATOMIC_COMPARE(bits, type, name)                                                                \
+  int __tsan_atomic##bits##_##name(type* at, type* expected, type value, int, int);                     \
+  int __tsan_atomic##bits##_##name(type* at, type* expected, type value, int, int) {                    \
+    return __atomic_compare_exchange_n(at, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+  }
+
+extern "C" {
+void __tsan_init();
+void __tsan_init() {}
+NOTHING(__tsan_func_entry)
+void __tsan_func_exit();
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void**, void*);
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**);
+void __tsan_vptr_read(void**) {}
+NOTE(__tsan_read1, 1, false)
+NOTE(__tsan_read2, 2, false)
+NOTE(__tsan_read4, 4, false)
+NOTE(__tsan_read8, 8, false)
+NOTE(__tsan_read16, 16, false)
+NOTE(__tsan_write1, 1, true)
+NOTE(__tsan_write2, 2, true)
+NOTE(__tsan_write4, 4, true)
+NOTE(__tsan_write8, 8, true)
+NOTE(__tsan_write16, 16, true)
+NOTE(__tsan_unaligned_read2, 2, false)
+NOTE(__tsan_unaligned_read4, 4, false)
+NOTE(__tsan_unaligned_read8, 8, false)
+NOTE(__tsan_unaligned_read16, 16, false)
+NOTE(__tsan_unaligned_write2, 2, true)
+NOTE(__tsan_unaligned_write4, 4, true)
+NOTE(__tsan_unaligned_write8, 8, true)
+NOTE(__tsan_unaligned_write16, 16, true)
+NOTE_RANGE(__tsan_read_range, false)
+NOTE_RANGE(__tsan_write_range, true)
+ATOMICS(8, std::uint8_t)
+ATOMICS(16, std::uint16_t)
+ATOMICS(32, std::uint32_t)
+ATOMICS(64, std::uint64_t)
+void __tsan_atomic_thread_fence(int);
+void __tsan_atomic_thread_fence(int) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+void __tsan_atomic_signal_fence(int);
+void __tsan_atomic_signal_fence(int) {
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+}
+#endif

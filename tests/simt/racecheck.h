@@ -1,0 +1,85 @@
+#pragma once
+
+// Finds data races of emulated kernels: two accesses to the same memory by different threads, at least one of
+// them a write, neither atomic both, and nothing that orders them. Within a block a barrier of the block
+// orders, within a warp __syncwarp() too; shuffles and votes do not, and blocks of one launch never are
+// ordered. All memory is watched, shared and global. So a race is found although the emulator runs one thread
+// at a time, and whichever order it takes.
+//
+// Kernels are compiled with -fsanitize=thread, which calls a function at every access; racecheck.cpp defines
+// these functions. Where they are not (in builds with a sanitizer of their own) nothing is found. Not seen:
+// accesses of single bytes, and what the compiler has merged or removed.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace sherd::simt {
+
+/// Watches one launch at a time. Used by the host thread that runs it.
+class RaceCheck {
+ public:
+  RaceCheck();
+  ~RaceCheck();
+  RaceCheck(const RaceCheck&) = delete;
+  RaceCheck& operator=(const RaceCheck&) = delete;
+
+  /// Of the calling host thread, while a kernel runs on it; else null.
+  static RaceCheck* current();
+
+  void begin_launch();
+  void begin_block(std::uint64_t block, std::size_t threads);
+  /// From now on `thread` of the block runs, on a stack that nobody else reads.
+  void run_thread(std::size_t thread, const void* stack, std::size_t stack_bytes);
+  /// All threads have reached a barrier of the block.
+  void pass_barrier() { ++barrier_; }
+  /// The lanes of `mask` have met in __syncwarp().
+  void pass_warp_barrier(std::size_t warp, unsigned mask);
+  /// A block's shared memory begins: what other blocks did there does not concern it.
+  void forget(const void* memory, std::size_t bytes);
+  /// Ends the launch, or gives it up; says what race was found first, or nothing.
+  std::string end_launch();
+
+  void access(const void* memory, std::size_t bytes, bool write, bool atomic, const void* code);
+
+ private:
+  /// One access: who and when.
+  struct Access {
+    std::uint64_t thread : 10, block : 20, barrier : 16, lane_epoch : 16, atomic : 1, there : 1;
+  };
+  /// Of two bytes: the last write, and since then reads, or atomic accesses beside an atomic write, of two
+  /// threads.
+  struct Cell {
+    Access write, others[2];
+  };
+  struct Page;
+  /// What lanes of a warp know of each other: known[l][j] is the latest epoch of j that precedes l's present.
+  struct Warp {
+    std::uint16_t known[32][32], epoch[32];
+  };
+
+  bool precedes(const Access& earlier) const;
+  bool collides(const Access& earlier) const {
+    return earlier.there && !(earlier.atomic && now_.atomic) && !precedes(earlier);
+  }
+  Page& page_at(std::uintptr_t number);
+  void touch(Cell& cell, bool write, const void* memory, const void* code);
+  void report(const Access& earlier, bool earlier_wrote, bool write, const void* memory, const void* code);
+
+  std::unordered_map<std::uintptr_t, std::unique_ptr<Page>> pages_;
+  std::vector<Warp> warps_;
+  Page* recent_[64] = {};
+  std::uintptr_t stack_ = 0, stack_end_ = 0;
+  std::uint64_t launch_ = 0;
+  std::uint32_t barrier_ = 0;
+  Access now_{};
+  std::string found_;
+};
+
+/// Whether this build's kernels are watched.
+bool finds_races();
+
+}  // namespace sherd::simt

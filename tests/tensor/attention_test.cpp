@@ -144,6 +144,14 @@ double worst(const Values& got, const Values& want) {
 
 class AttentionOfDType : public ::testing::TestWithParam<DType> {
  protected:
+  void expect_definition(Machine& m, const Case& c) const {
+    SCOPED_TRACE(cat(c.str(), " on ", m.name()));
+    const Pass run(m, c, GetParam());
+    const Result want = reference(c, values(m, run.qkv), values(m, run.dout));
+    EXPECT_LE(worst(values(m, run.out), want.out), tolerance());
+    EXPECT_LE(worst(values(m, run.lse), want.lse), tolerance());
+    EXPECT_LE(worst(values(m, run.dqkv), want.dqkv), tolerance());
+  }
   double tolerance() const {
     switch (GetParam()) {
       case DType::f64:
@@ -160,14 +168,21 @@ class AttentionOfDType : public ::testing::TestWithParam<DType> {
 
 TEST_P(AttentionOfDType, EqualsTheDefinitionForwardAndBackward) {
   for (const auto& m : one_of_each())
-    for (const Case& c : cases()) {
-      SCOPED_TRACE(cat(c.str(), " on ", m->name()));
-      const Pass run(*m, c, GetParam());
-      const Result want = reference(c, values(*m, run.qkv), values(*m, run.dout));
-      EXPECT_LE(worst(values(*m, run.out), want.out), tolerance());
-      EXPECT_LE(worst(values(*m, run.lse), want.lse), tolerance());
-      EXPECT_LE(worst(values(*m, run.dqkv), want.dqkv), tolerance());
-    }
+    for (const Case& c : cases()) expect_definition(*m, c);
+}
+
+TEST_P(AttentionOfDType, FitsCardsWithLittleSharedMemory) {
+  if (test::gpu_run()) GTEST_SKIP() << "a GPU has the shared memory that it has";
+  simt::set_shared_limit(simt::small_card_shared);
+  Machine small(simt::Order::ascending);
+  for (const Case& c :
+       {Case{1, 70, 2, 1, 128}, Case{1, 40, 2, 2, 256, false}, Case{1, 70, 2, 1, 200, true, 0.1f}})
+    expect_definition(small, c);
+  simt::set_shared_limit(16 << 10);
+  Machine none(simt::Order::ascending);
+  sherd::testing::expect_error(ErrorKind::config, "this GPU has 16384",
+                               [&] { Pass(none, {1, 70, 1, 1, 64}, GetParam()); });
+  simt::set_shared_limit(simt::hopper_shared);
 }
 
 TEST_P(AttentionOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {

@@ -249,12 +249,13 @@ __global__ void __launch_bounds__(attention_threads) attention_dkv_kernel(Attent
   dv.store(to + a.value_col(g), a.width, a.seq - k0, a.dim, [](int) { return C{1}; });
 }
 
-constexpr Count longest_head = 256;
+constexpr int longest_head = 256;
 
 template <class S>
 AttentionArguments<S> arguments(const AttentionCall& call) {
   using C = Compute<S>;
   const AttentionExtents& e = call.extents;
+  require(e.dim <= longest_head, "attention: heads of ", e.dim, " elements are longer than ", longest_head);
   constexpr int vec = pack_width<C>;
   AttentionArguments<S> a{};
   a.qkv = in<S>(call.qkv), a.out = in<S>(call.out), a.to = out<S>(call.out), a.lse = out<C>(call.lse);
@@ -288,42 +289,64 @@ unsigned tile_blocks(const AttentionExtents& e, Count heads, int tile) {
   return static_cast<unsigned>(blocks);
 }
 
-template <class Shape, class S>
-void run_forward(const Target& target, const AttentionExtents& e, const AttentionArguments<S>& a) {
-  launch(attention_kernel<Shape, S>, tile_blocks(e, e.heads, Shape::tile), attention_threads,
-         shared_bytes<Shape>(a, 2), target.stream, a);
-}
-
-template <class Shape, class S>
-void run_backward(const Target& target, const AttentionExtents& e, const AttentionArguments<S>& a) {
-  launch(attention_dq_kernel<Shape, S>, tile_blocks(e, e.heads, Shape::tile), attention_threads,
-         shared_bytes<Shape>(a, 3), target.stream, a);
-  launch(attention_dkv_kernel<Shape, S>, tile_blocks(e, e.kv_heads, Shape::tile), attention_threads,
-         shared_bytes<Shape>(a, 3), target.stream, a);
-}
-
-/// Calls f with the shape for heads of `dim`: as many rows per thread as registers and 163 KiB of shared
-/// memory, what a block of an A100 has, let in. `first` and `last`: rows for heads up to 128, and longer
-/// ones.
-template <class C, int first, int last, class Fn>
-void with_shape(Count dim, const Fn& f) {
-  require(dim <= longest_head, "attention: heads of ", dim, " elements are longer than ", longest_head);
-  if (dim <= 64)
-    f(AttentionShape<C, 64, first>{});
-  else if (dim <= 128)
-    f(AttentionShape<C, 128, first>{});
+/// Calls f with the first shape for heads of up to `most_dim` elements, of `rows` per thread, half as many
+/// and so on to `least`, whose `tiles` of rows fit into the shared memory of this GPU's blocks: 163 KiB on an
+/// A100, 227 on Hopper, 99 on the smaller cards of either time.
+template <int most_dim, int rows, int least, class S, class Fn>
+void with_rows(const Target& target, const AttentionArguments<S>& a, int tiles, const Fn& f) {
+  using Shape = AttentionShape<Compute<S>, most_dim, rows>;
+  const std::size_t needed = shared_bytes<Shape>(a, tiles);
+  if (needed <= target.shared_per_block) return f(Shape{});
+  if constexpr (rows > least)
+    with_rows<most_dim, rows / 2, least>(target, a, tiles, f);
   else
-    f(AttentionShape<C, 256, last>{});
+    fail(ErrorKind::config, "attention: heads of ", a.dim, " elements of ", name_of(dtype_of<S>()), " take ",
+         needed, " bytes of shared memory per block, and this GPU has ", target.shared_per_block,
+         ": shorten the heads (model.num_heads), or take a GPU with more");
+}
+
+/// The most rows per thread that registers let in.
+template <class S>
+constexpr int most_rows = sizeof(Compute<S>) == 4 ? 4 : 2;
+
+template <class S>
+void run_forward(const Target& target, const AttentionExtents& e, const AttentionArguments<S>& a) {
+  constexpr int tiles = 2, rows = most_rows<S>;
+  const auto run = [&](auto shape) {
+    using Shape = decltype(shape);
+    launch(attention_kernel<Shape, S>, tile_blocks(e, e.heads, Shape::tile), attention_threads,
+           shared_bytes<Shape>(a, tiles), target.stream, a);
+  };
+  if (a.dim <= 64)
+    with_rows<64, rows, rows>(target, a, tiles, run);
+  else if (a.dim <= 128)
+    with_rows<128, rows, rows>(target, a, tiles, run);
+  else
+    with_rows<longest_head, rows, rows / 2>(target, a, tiles, run);
+}
+
+template <class S>
+void run_backward(const Target& target, const AttentionExtents& e, const AttentionArguments<S>& a) {
+  constexpr int tiles = 3, rows = most_rows<S>;
+  const auto run = [&](auto shape) {
+    using Shape = decltype(shape);
+    launch(attention_dq_kernel<Shape, S>, tile_blocks(e, e.heads, Shape::tile), attention_threads,
+           shared_bytes<Shape>(a, tiles), target.stream, a);
+    launch(attention_dkv_kernel<Shape, S>, tile_blocks(e, e.kv_heads, Shape::tile), attention_threads,
+           shared_bytes<Shape>(a, tiles), target.stream, a);
+  };
+  if (a.dim <= 64)
+    with_rows<64, rows, rows>(target, a, tiles, run);
+  else if (a.dim <= 128)
+    with_rows<128, rows, rows / 2>(target, a, tiles, run);
+  else
+    with_rows<longest_head, rows / 2, 1>(target, a, tiles, run);
 }
 
 void own_forward(const Target& target, const AttentionCall& call) {
   with_floating(call.qkv.dtype(), [&](auto type) {
     using S = decltype(type);
-    using C = Compute<S>;
-    constexpr int rows = sizeof(C) == 4 ? 4 : 2;
-    with_shape<C, rows, rows>(call.extents.dim, [&](auto shape) {
-      run_forward<decltype(shape)>(target, call.extents, arguments<S>(call));
-    });
+    run_forward<S>(target, call.extents, arguments<S>(call));
   });
 }
 
@@ -333,14 +356,12 @@ void own_backward(const Target& target, const AttentionCall& call) {
                                      Category::workspace);
   with_floating(call.qkv.dtype(), [&](auto type) {
     using S = decltype(type);
-    using C = Compute<S>;
     AttentionArguments<S> a = arguments<S>(call);
-    a.delta = out<C>(delta);
+    a.delta = out<Compute<S>>(delta);
     launch(attention_delta_kernel<S>,
            blocks_for(e.batch * e.seq * e.heads, attention_threads / 32, target.processors),
            attention_threads, 0, target.stream, a);
-    constexpr int rows = sizeof(C) == 4 ? 4 : 2;
-    with_shape<C, rows, rows / 2>(e.dim, [&](auto shape) { run_backward<decltype(shape)>(target, e, a); });
+    run_backward<S>(target, e, a);
   });
 }
 

@@ -108,7 +108,9 @@ class Gpu final : public CudaDevice {
       cudaGetLastError();
       return nullptr;
     }
-    return {data, [](void* pinned) { cudaHostUnregister(pinned); }};
+    return {data, [ordinal = gpu_.ordinal](void* pinned) {
+              cuda::quietly_on(ordinal, [&] { cudaHostUnregister(pinned); });
+            }};
   }
 
   void synchronize() override {
@@ -123,6 +125,7 @@ class Gpu final : public CudaDevice {
   }
 
   bool in_gpu_memory(const void* data) const override {
+    const OnGpu on(gpu_.ordinal);
     cudaPointerAttributes attributes{};
     check_call(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
     return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;

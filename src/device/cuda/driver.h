@@ -17,7 +17,8 @@ inline void check_call(int status, const char* call) {
     fail_call(status, call);
 }
 
-/// Makes a GPU the calling thread's current one while it lives.
+/// Makes a GPU the calling thread's current one while it lives, and for good where the thread had none that
+/// this process uses.
 class OnGpu {
  public:
   explicit OnGpu(int ordinal);
@@ -28,6 +29,16 @@ class OnGpu {
  private:
   int before_ = -1;  ///< to be restored; -1: nothing
 };
+
+/// Calls f with the GPU as the current one, where nothing may throw: that it failed, later calls will say.
+template <class Fn>
+void quietly_on(int ordinal, const Fn& f) noexcept {
+  try {
+    const OnGpu on(ordinal);
+    f();
+  } catch (const Error&) {
+  }
+}
 
 /// A new stream of the GPU that does not wait for the legacy default stream.
 std::unique_ptr<StreamQueue> make_queue(int ordinal, bool urgent);

@@ -39,6 +39,28 @@ Advice advice_for(cudaError_t status) {
   }
 }
 
+/// Whether this process has a context on the GPU. Making a GPU current creates one, which takes half a
+/// gigabyte of it: a thread that never chose a GPU stands on the first, which may be another rank's.
+bool has_context(int ordinal) {
+  using GetState = int (*)(int device, unsigned* flags, int* active);  // cuDevicePrimaryCtxGetState
+  static const GetState get_state = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &entry, 12000,
+                                                                cudaEnableDefault, &found);
+#else
+    const cudaError_t status =
+        cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &entry, cudaEnableDefault, &found);
+#endif
+    if (status != cudaSuccess || found != cudaDriverEntryPointSuccess) entry = nullptr;
+    return reinterpret_cast<GetState>(entry);
+  }();
+  unsigned flags = 0;
+  int active = 0;
+  return get_state && get_state(ordinal, &flags, &active) == 0 && active != 0;
+}
+
 }  // namespace
 
 void fail_call(int status, const char* call) {
@@ -58,7 +80,7 @@ OnGpu::OnGpu(int ordinal) {
 }
 
 OnGpu::~OnGpu() {
-  if (before_ >= 0) cudaSetDevice(before_);
+  if (before_ >= 0 && has_context(before_)) cudaSetDevice(before_);
 }
 
 }  // namespace sherd::device::cuda

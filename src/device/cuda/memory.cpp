@@ -43,7 +43,7 @@ class DeviceMemory final : public BlockSource {
                "cudaMemPoolSetAttribute");
   }
   ~DeviceMemory() override {
-    if (pool_) cudaMemPoolDestroy(pool_);
+    if (pool_) quietly_on(ordinal_, [this] { cudaMemPoolDestroy(pool_); });
   }
 
   std::size_t size_for(std::size_t bytes) const override { return rounded(bytes); }
@@ -57,15 +57,7 @@ class DeviceMemory final : public BlockSource {
   }
 
   void give_back(std::byte* data, std::size_t) noexcept override {
-    try {
-      const OnGpu on(ordinal_);
-      // A failure here means that the GPU failed, which the next call that can throw will say.
-      if (pool_)
-        cudaFreeAsync(data, native());
-      else
-        cudaFree(data);
-    } catch (const Error&) {
-    }
+    quietly_on(ordinal_, [&] { pool_ ? cudaFreeAsync(data, native()) : cudaFree(data); });
   }
 
   void settle() override {
@@ -93,7 +85,9 @@ class PinnedMemory final : public BlockSource {
     const cudaError_t status = cudaHostAlloc(&data, size, cudaHostAllocPortable);
     return given(data, status, "cudaHostAlloc");
   }
-  void give_back(std::byte* data, std::size_t) noexcept override { cudaFreeHost(data); }
+  void give_back(std::byte* data, std::size_t) noexcept override {
+    quietly_on(ordinal_, [&] { cudaFreeHost(data); });
+  }
 
  private:
   const int ordinal_;

@@ -13,8 +13,11 @@ class EventPool {
  public:
   explicit EventPool(int ordinal) : ordinal_(ordinal) {}
   ~EventPool() {
-    for (const cudaEvent_t event : free_) cudaEventDestroy(event);
+    quietly_on(ordinal_, [this] {
+      for (const cudaEvent_t event : free_) cudaEventDestroy(event);
+    });
   }
+  int ordinal() const { return ordinal_; }
   cudaEvent_t take() {
     {
       std::lock_guard lock(mutex_);
@@ -47,6 +50,7 @@ class Event final : public StreamEvent {
   // that they saw.
   ~Event() override { pool_->leave(event_); }
   bool reached() const override {
+    const OnGpu on(pool_->ordinal());  // or a thread that never chose one makes a context on the first
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) {
       cudaGetLastError();
@@ -71,7 +75,9 @@ class Queue final : public StreamQueue {
     check_call(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, urgent ? greatest : least),
                "cudaStreamCreateWithPriority");
   }
-  ~Queue() override { cudaStreamDestroy(stream_); }
+  ~Queue() override {
+    quietly_on(ordinal_, [this] { cudaStreamDestroy(stream_); });
+  }
 
   std::shared_ptr<const StreamEvent> record() override {
     const OnGpu on(ordinal_);

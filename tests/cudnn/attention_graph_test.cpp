@@ -3,6 +3,7 @@
 #include <cudnn_graph.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -113,6 +114,28 @@ TEST_P(AttentionGraph, IsOneThatCudnnRecognisesAndCompiles) {
       EXPECT_LE(workspace, booked(false)) << "fast, heads " << h.heads << "/" << h.kv_heads << " of " << h.dim;
       if (IsSkipped()) return;
     }
+}
+
+TEST(AttentionSlice, KnowsWhetherItsSuccessorsAreAligned) {
+  AttentionExtents e;
+  e.dim = 8, e.batch = 4;
+  int aligned = 0, odd = 0;
+  for (const std::int64_t seq : {3, 4, 6, 7})
+    for (const std::int64_t heads : {1, 2, 4, 6})
+      for (const std::int64_t kv_heads : {heads, (heads + 1) / 2})
+        for (const std::int64_t part : {4, 2}) {
+          e.seq = seq, e.heads = heads, e.kv_heads = kv_heads;
+          if (heads % kv_heads != 0) continue;
+          Slice slice = slice_of(e);
+          slice.batch = std::min(slice.batch, part);
+          bool all = true;  // lse has four bytes per row of a head
+          for (std::int64_t row = 0; row < e.batch * heads * seq; row += slice.batch * slice.heads * seq)
+            all = all && row % 4 == 0;
+          if (stays_aligned(e, slice)) EXPECT_TRUE(all) << heads << "/" << kv_heads << " x " << seq;
+          stays_aligned(e, slice) ? ++aligned : ++odd;
+        }
+  EXPECT_GT(aligned, 0);
+  EXPECT_GT(odd, 0);
 }
 
 TEST(AttentionSlice, TakesGroupsForSequencesWhereQueryHeadsHaveNoOneStride) {

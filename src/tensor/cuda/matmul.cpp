@@ -19,6 +19,11 @@
 // activations are made again in the backward pass sees the rounded sum; the two would differ in their last
 // bits, and training with recompute on from training with it off.
 //
+// The gradient of a bias is a sum of its own (sum_rows), although the library can make it beside a product
+// (CUBLASLT_EPILOGUE_BGRADB): nowhere does it say that this sum has one order, it cannot add to what is
+// there, its dtype must be the product's, and users report that large products slow down by more than the
+// pass costs.
+//
 // A shape's algorithm is what the library's heuristic names first, found once. It is asked for by what all
 // runs of a shape share (never by where the tensors lie), and among algorithms whose sums have one order:
 // those that split the inner extent must add their parts up in a pass of their own, in fp32.
@@ -193,7 +198,7 @@ class MatmulLibrary {
                                        plan->result, preference, 1, &found, &count);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return nullptr;
     check(status, "choose an algorithm");
-    if (count == 0) return nullptr;
+    if (count == 0 || found.state != CUBLAS_STATUS_SUCCESS) return nullptr;
     plan->algorithm = found.algo, plan->workspace = found.workspaceSize;
     return plan;
   }
@@ -214,6 +219,8 @@ std::uint32_t alignment_of(std::initializer_list<const Tensor*> tensors) {
 /// Which steps of one call the library takes, and where the product goes.
 struct Steps {
   Tensor result;  ///< pre_activation where it is asked for and comes first
+  Tensor
+      wide;  ///< the sums in fp32, to which a bias is added that the library does not fuse, before they round
   bool fused_bias = false, fused_gelu = false;
 
   Steps(const Matmul& args, const MatmulExtents& e, const CudaOptions& options) {
@@ -226,6 +233,8 @@ struct Steps {
     const bool apart = args.pre_activation && args.activation != Activation::none && !fused_gelu;
     result = apart ? args.pre_activation : args.c;
   }
+
+  const Tensor& sums() const { return wide ? wide : result; }
 
   cublasLtEpilogue_t epilogue(const Matmul& args) const {
     if (!fused_gelu) return fused_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
@@ -247,13 +256,13 @@ void CudaKernels::matmul(const Matmul& args) {
     if (!matmul_library_) matmul_library_ = std::make_shared<MatmulLibrary>();
     const auto key = [&] {
       const std::uint32_t alignment =
-          alignment_of({&args.a, &args.b, &steps.result, args.bias ? &args.bias : &args.a,
+          alignment_of({&args.a, &args.b, &steps.sums(), args.bias ? &args.bias : &args.a,
                         args.pre_activation ? &args.pre_activation : &args.a});
       return ProductKey{e.m,
                         e.n,
                         e.k,
                         args.a.dtype(),
-                        steps.result.dtype(),
+                        steps.sums().dtype(),
                         args.trans_a,
                         args.trans_b,
                         args.accumulate,
@@ -267,16 +276,23 @@ void CudaKernels::matmul(const Matmul& args) {
       if (args.pre_activation) steps.result = args.pre_activation;
       plan = matmul_library_->find(key());
     }
+    if (!plan && steps.fused_bias) {
+      steps.fused_bias = false;
+      if (size_of(steps.result.dtype()) == 2) steps.wide = scratch(e.m * e.n, DType::f32);
+      plan = matmul_library_->find(key());
+    }
     require(plan, "matmul: cuBLASLt has no kernel for ", name_of_product(key()), ", aligned to ",
             key().alignment, " bytes");
+    if (steps.wide && args.accumulate) copy(steps.result, steps.wide);
     if (steps.fused_bias)
       set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(args.bias.raw()));
     if (steps.fused_gelu && args.pre_activation)
       set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
           static_cast<const void*>(args.pre_activation.raw()));
-    matmul_library_->run(*plan, target_, args.b, args.a, steps.result, args.accumulate);
+    matmul_library_->run(*plan, target_, args.b, args.a, steps.sums(), args.accumulate);
   }
-  if (args.bias && !steps.fused_bias) add_row(target_, steps.result, args.bias, steps.result);
+  if (args.bias && !steps.fused_bias) add_row(target_, steps.sums(), args.bias, steps.sums());
+  if (steps.wide) copy(steps.wide, steps.result);
   if (steps.fused_gelu) return;
   if (args.activation != Activation::none)
     activation(args.activation, steps.result, args.c);

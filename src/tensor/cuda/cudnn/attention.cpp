@@ -46,8 +46,11 @@ class CudnnAttention final : public AttentionLibrary {
   }
 
   bool backward(const AttentionCall& call, bool deterministic) override {
-    // Up to 9.15 the last, partial tile of keys comes out wrong without a mask for padding.
-    if (!takes(call) || (version_ <= 91500 && call.extents.seq % 128 != 0)) return false;
+    // Up to 9.15 the last, partial tile of keys comes out wrong without a mask for padding; 9.11 and 9.12
+    // take long heads on Hopper that they get wrong.
+    const bool long_heads = call.extents.dim > 128, partial = call.extents.seq % 128 != 0;
+    if (!takes(call) || (version_ <= 91500 && partial)) return false;
+    if (version_ >= 91100 && version_ < 91300 && long_heads) return false;
     return run(call,
                {cudnn::slice_of(call.extents), call.qkv.dtype(), call.geometry.causal, true, deterministic});
   }
@@ -101,6 +104,7 @@ class CudnnAttention final : public AttentionLibrary {
     last.slice.batch = (batch - 1) % key.slice.batch + 1;
     const Plan* rest = last == key ? whole : find(last);
     if (!whole || !rest) return false;
+    if (!cudnn::stays_aligned(call.extents, key.slice)) return false;
     cudnn::check(cudnnSetStream(handle_, static_cast<cudaStream_t>(target_.stream)), "take a stream");
     // Parts run one after the other on the stream, so they share what they work in.
     const Slice& s = key.slice;

@@ -74,6 +74,11 @@ Slice slice_of(const AttentionExtents& e) {
           e.width(),  e.group() * e.dim, out_row};
 }
 
+bool stays_aligned(const AttentionExtents& e, const Slice& slice) {
+  const bool only_one = slice.batch * slice.heads == e.batch * e.heads;
+  return only_one || slice.heads * slice.seq % 4 == 0;
+}
+
 Graph forward_graph(const Slice& s, Enum type, bool causal) {
   Graph graph;
   const Inputs in(graph, s, type);

@@ -37,6 +37,10 @@ struct Slice {
 /// How a call is cut: one slice, or one per sequence.
 Slice slice_of(const AttentionExtents& e);
 
+/// Whether `slice` and those that follow it until the call is done all begin at multiples of 16 bytes, as the
+/// graphs promise. Where there are several, their rows of lse may not.
+bool stays_aligned(const AttentionExtents& e, const Slice& slice);
+
 Graph forward_graph(const Slice& s, Enum type, bool causal);
 /// With `deterministic`, dq is a product of its own over whole rows of score gradients, which take workspace;
 /// without, blocks of keys add to fp32 sums in any order.

@@ -105,6 +105,11 @@ NcclComm::~NcclComm() {
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
+  try {
+    // The thread may have stopped before it saw that the last calls have ended.
+    while (!watched_.empty() && watched_.front().done.reached()) watched_.pop_front();
+  } catch (const Error&) {
+  }
   std::lock_guard lock(nccl_);
   if (!comm_) return;
   // Leaving because of an error, or with calls that never ended: their peers are not waited for.

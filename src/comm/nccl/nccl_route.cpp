@@ -145,9 +145,11 @@ void NcclRoute::sum(Call& call, const Part& part, ReduceOp op, DType rounding) {
   const std::int64_t chunk = std::min(std::max<std::int64_t>(room / 64, 1), (longest + 63) / 64) * 64;
   const std::size_t bytes = static_cast<std::size_t>(chunk * size()) * size_of(how.in);
   // The sums of a call follow each other on the stream, so one that is large enough serves them all.
-  if (call.staging.empty() || call.staging.back().bytes() < bytes)
+  if (call.staging.empty() || call.staging.back().bytes() < bytes) {
     call.staging.push_back(Tensor::empty(*gpu(), {static_cast<std::int64_t>(bytes)}, DType::u8,
                                          device::Category::communication));
+    stream().wait(gpu()->compute_stream().mark());  // in whose order the memory is allocated
+  }
   for (std::int64_t begin = 0; begin < longest; begin += chunk)
     sum_chunk(call, part, how, begin, chunk, call.staging.back().raw());
 }

@@ -1,6 +1,9 @@
 #include "simt/racecheck.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "base/error.h"
@@ -103,11 +106,17 @@ void RaceCheck::access(const void* memory, std::size_t bytes, bool write, bool a
   if (bytes < cell_bytes || (first >= stack_ && first < stack_end_)) return;
   now_.barrier = barrier_ & 0xffffu, now_.atomic = atomic;
   now_.lane_epoch = warps_[now_.thread / 32].epoch[now_.thread % 32];
-  for (std::uintptr_t at = first; at < first + bytes; at += cell_bytes)
-    touch(page_at(at / page_bytes).cells[at % page_bytes / cell_bytes], write, memory, code);
+  for (std::uintptr_t at = first; at < first + bytes;) {
+    Page& page = page_at(at / page_bytes);
+    const std::uintptr_t end = std::min(first + bytes, (at / page_bytes + 1) * page_bytes);
+    for (; at < end; at += cell_bytes) touch(page.cells[at % page_bytes / cell_bytes], write, memory, code);
+  }
 }
 
 void RaceCheck::touch(Cell& cell, bool write, const void* memory, const void* code) {
+  if (!write && std::bit_cast<std::uint64_t>(cell.others[0]) == std::bit_cast<std::uint64_t>(now_) &&
+      !cell.write.there)
+    return;  // once more what was read before
   if (collides(cell.write)) report(cell.write, true, write, memory, code);
   for (const Access& other : cell.others)
     if ((write || other.atomic) && collides(other)) report(other, other.atomic, write, memory, code);
@@ -127,11 +136,15 @@ void RaceCheck::touch(Cell& cell, bool write, const void* memory, const void* co
 void RaceCheck::report(const Access& earlier, bool earlier_wrote, bool write, const void* memory,
                        const void* code) {
   if (!found_.empty()) return;
-  found_ =
-      cat("simt: a race: thread ", now_.thread, " of block ", now_.block, write ? " writes" : " reads",
-          " at ", memory, " what thread ", earlier.thread, " of block ", earlier.block,
-          earlier_wrote ? " wrote" : " read", ", and no barrier lies between them; the later access is at ",
-          code, " (in a debugger: info line *", code, ")");
+  found_ = cat("simt: a race: thread ", now_.thread, " of block ", now_.block, write ? " writes" : " reads",
+               " at ", memory, " what thread ", earlier.thread, " of block ", earlier.block,
+               earlier_wrote ? " wrote" : " read", ", and no barrier lies between them");
+  Dl_info program{};
+  if (dladdr(code, &program) && program.dli_fname) {
+    const auto offset =
+        reinterpret_cast<std::uintptr_t>(code) - reinterpret_cast<std::uintptr_t>(program.dli_fbase);
+    found_ += cat("; see addr2line -Cife ", program.dli_fname, " 0x", std::hex, offset - 1);
+  }
 }
 
 }  // namespace sherd::simt

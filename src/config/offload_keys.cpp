@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "config/tables.h"
 
 namespace sherd::config {

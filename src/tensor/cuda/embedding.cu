@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "tensor/cuda/add_row.h"
 #include "tensor/cuda/families.cuh"
 #include "tensor/cuda/row_sort.h"

@@ -246,6 +246,24 @@ ATOMICS(8, std::uint8_t)
 ATOMICS(16, std::uint16_t)
 ATOMICS(32, std::uint32_t)
 ATOMICS(64, std::uint64_t)
+// Clang's, which GCC does not call.
+void* __tsan_memcpy(void* to, const void* from, std::size_t bytes);
+void* __tsan_memcpy(void* to, const void* from, std::size_t bytes) {
+  note(from, bytes, false, __builtin_return_address(0));
+  note(to, bytes, true, __builtin_return_address(0));
+  return std::memcpy(to, from, bytes);
+}
+void* __tsan_memmove(void* to, const void* from, std::size_t bytes);
+void* __tsan_memmove(void* to, const void* from, std::size_t bytes) {
+  note(from, bytes, false, __builtin_return_address(0));
+  note(to, bytes, true, __builtin_return_address(0));
+  return std::memmove(to, from, bytes);
+}
+void* __tsan_memset(void* to, int value, std::size_t bytes);
+void* __tsan_memset(void* to, int value, std::size_t bytes) {
+  note(to, bytes, true, __builtin_return_address(0));
+  return std::memset(to, value, bytes);
+}
 void __tsan_atomic_thread_fence(int);
 void __tsan_atomic_thread_fence(int) {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);

@@ -1,7 +1,5 @@
 #include "comm/messages/message_exchange.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -23,20 +21,17 @@ struct Open {
   bool receiving;
 };
 
-/// Calls pause() between looks: briefly at first, then asleep.
+/// Waits between looks at messages.
 class Backoff {
  public:
-  void pause() {
-    if (turns_ < 200)
-      yield_thread();
-    else
-      usleep(turns_ < 2000 ? 20 : 500);
-    ++turns_;
-  }
+  explicit Backoff(Port& port) : port_(port), seen_(port.news()) {}
+  void pause() { seen_ = port_.pause(seen_, turns_++); }
   bool every(int n) const { return turns_ % n == n - 1; }
   void reset() { turns_ = 0; }
 
  private:
+  Port& port_;
+  std::uint64_t seen_;
   int turns_ = 0;
 };
 
@@ -167,7 +162,7 @@ void MessageExchange::finish(const Call& call) {
   const Deadline deadline = Deadline::after_seconds(options_.timeout_seconds);
   std::optional<Deadline> grace;
   try {
-    for (Backoff backoff;; backoff.pause()) {
+    for (Backoff backoff(*port_);; backoff.pause()) {
       const std::size_t before = open_.size();
       std::erase_if(open_, [&](const Open& message) { return port_->test(message.request); });
       if (open_.empty()) return;
@@ -406,7 +401,7 @@ bool MessageExchange::advance(Call& transfer) {
 void MessageExchange::await(const std::function<bool()>& ready, const std::vector<Call*>& active) {
   std::optional<Deadline> grace;
   try {
-    for (Backoff backoff;; backoff.pause()) {
+    for (Backoff backoff(*port_);; backoff.pause()) {
       if (ready()) return;
       if (!backoff.every(64) && !active.front()->deadline->passed()) continue;
       std::vector<int> peers;

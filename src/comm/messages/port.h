@@ -68,6 +68,11 @@ class Port {
   /// (MPI offers no such thing and reads on.)
   virtual void release(int request) noexcept = 0;
 
+  /// For who waits in a loop over test(): returns when a message may have moved since news() was `seen`, at the latest after
+  /// a moment; `turn` counts the turns in vain. The result is what news() is then.
+  virtual std::uint64_t news() = 0;
+  virtual std::uint64_t pause(std::uint64_t seen, int turn) = 0;
+
   /// Sends `text` to every other rank, without waiting.
   virtual void shout(const std::string& text) noexcept = 0;
   /// A text that a peer shouted, or empty.

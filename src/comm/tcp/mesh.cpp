@@ -89,6 +89,24 @@ void Mesh::wake() noexcept {
   [[maybe_unused]] const ssize_t written = write(bell_.get(), &one, sizeof one);
 }
 
+void Mesh::tell() {
+  {
+    std::lock_guard lock(news_mutex_);
+    ++news_;
+  }
+  told_.notify_all();
+}
+
+std::uint64_t Mesh::pause(std::uint64_t seen, int turn) {
+  if (turn < 20) {
+    std::this_thread::yield();
+    return news_;
+  }
+  std::unique_lock lock(news_mutex_);
+  told_.wait_for(lock, std::chrono::milliseconds(1), [&] { return news_ != seen; });
+  return news_;
+}
+
 // ---- sending ----
 
 Mesh::Ticket Mesh::send(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes) {
@@ -256,13 +274,16 @@ void Mesh::serve() {
     std::uint64_t rung = 0;
     if (open[0].revents) [[maybe_unused]]
       const ssize_t count = read(bell_.get(), &rung, sizeof rung);
+    bool moved = false;
     for (std::size_t i = 1; i < open.size(); ++i) {
       Link& way = link(ranks[i]);
+      moved = moved || open[i].revents;
       if (open[i].revents & ~POLLOUT) read_from(ranks[i], way);
       if (!(open[i].revents & POLLOUT) && !way.closed) continue;
       std::lock_guard lock(way.writing);
       flush(way);
     }
+    if (moved) tell();
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -51,6 +52,11 @@ class Mesh {
   /// Takes the oldest message that has arrived from that rank and that nobody asked for, if there is one.
   bool take(int from, std::uint64_t group, int tag, std::vector<std::byte>& message);
 
+  /// Counts what the mesh's thread has moved; pause() sleeps until that is no longer `seen`, at most for a
+  /// moment, and returns it. The first of several turns only give other threads the processor.
+  std::uint64_t news() const { return news_; }
+  std::uint64_t pause(std::uint64_t seen, int turn);
+
   /// The other process has closed its connection (it has ended, or is about to), and all that it sent is
   /// here.
   bool gone(int rank) const;
@@ -67,8 +73,8 @@ class Mesh {
   void submit(int to, std::uint64_t group, int tag, Ticket ticket);
   void flush(Link& link);
   void wake() noexcept;
+  void tell();
   void serve();
-  bool leave(bool& told);
   void read_from(int rank, Link& link);
   void open_message(int rank, Link& link);
   void close_message(int rank, Link& link);
@@ -81,6 +87,9 @@ class Mesh {
   std::mutex mutex_;
   std::map<Key, std::deque<Ticket>> asked_;     // guarded by mutex_; a key has receives or messages, not both
   std::map<Key, std::deque<Arrived>> arrived_;  // guarded by mutex_
+  std::atomic<std::uint64_t> news_{0};          ///< changed under news_mutex_
+  std::mutex news_mutex_;
+  std::condition_variable told_;
   std::atomic<bool> leaving_{false};
   std::thread thread_;
 };

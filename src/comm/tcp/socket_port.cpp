@@ -76,6 +76,8 @@ class SocketPort final : public Port {
     drop(request);
   }
   void release(int request) noexcept override { cancel(request); }
+  std::uint64_t news() override { return mesh_->news(); }
+  std::uint64_t pause(std::uint64_t seen, int turn) override { return mesh_->pause(seen, turn); }
 
   void shout(const std::string& text) noexcept override {
     for (int r = 0; r < size(); ++r) try {

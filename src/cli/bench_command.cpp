@@ -1,9 +1,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <limits>
 #include <optional>
@@ -21,6 +19,7 @@
 #include "cli/machine.h"
 #include "cli/program.h"
 #include "cli/status_line.h"
+#include "cli/stop_signals.h"
 
 namespace sherd::cli {
 namespace {
@@ -93,14 +92,6 @@ void bench_adam(const Arguments& arguments) {
   print(report, line);
 }
 
-/// Set by the signals that end a program, so that its file goes first; a second one ends it as usual. A
-/// signal has no owner but the process: the one variable here that belongs to no object.
-std::atomic<bool> stopped{false};
-extern "C" void on_stop(int signal) {
-  stopped = true;
-  std::signal(signal, SIG_DFL);
-}
-
 std::vector<offload::StoreOptions::Backend> backends_of(const CommandLine& line) {
   using Backend = offload::StoreOptions::Backend;
   std::vector<Backend> backends;
@@ -142,11 +133,11 @@ void bench_nvme(const Arguments& arguments) {
     if (options.bytes / 2 < static_cast<std::uint64_t>(block))
       throw UsageError(
           cat("--bytes must be at least twice the --block-size ", block, ". See 'sherd bench nvme --help'"));
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, on_stop);
+  const StopSignals stop_signals;  // so that its file goes before the program ends
   const BenchReport report = watched([&] {
     Status status("nvme");
     return measure_nvme(
-        options, [] { return stopped.load(); }, status.tell());
+        options, [] { return StopSignals::received() != 0; }, status.tell());
   });
   print(report, line);
 }

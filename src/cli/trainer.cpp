@@ -3,10 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -19,16 +17,6 @@
 
 namespace sherd::cli {
 namespace {
-
-/// Set by SIGTERM and SIGINT, which launchers send to every process; a second signal ends the program as usual. A signal
-/// has no owner but the process: the one variable here that belongs to no object.
-std::atomic<int> stop_signal{0};
-static_assert(std::atomic<int>::is_always_lock_free);
-
-void on_stop_signal(int signal) {
-  stop_signal = signal;
-  std::signal(signal, SIG_DFL);
-}
 
 std::int64_t data_position(const engine::ClientState& client, const std::string& folder) {
   const auto found = client.find("data_position");
@@ -69,8 +57,7 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_p
                                                   dist_->world_size(), engine_->device());
   if (request_.resume) resume();
   first_step_ = engine_->global_steps();
-  std::signal(SIGTERM, on_stop_signal);
-  std::signal(SIGINT, on_stop_signal);
+  stop_signals_ = std::make_unique<StopSignals>();
   if (!speaks()) return;
   if (!request_.metrics.empty())
     metrics_ = std::make_unique<engine::MetricsWriter>(request_.metrics, first_step_ + 1);
@@ -110,7 +97,7 @@ void Trainer::resume() {
 }
 
 bool Trainer::stop_requested() {
-  const std::int32_t mine = stop_signal.load();
+  const std::int32_t mine = StopSignals::received();
   if (dist_->world_size() == 1) return mine != 0;
   tensor::Tensor flag = tensor::Tensor::of<std::int32_t>(engine_->device(), {1}, std::span(&mine, 1));
   comm::CallOptions options;

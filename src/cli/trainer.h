@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/progress.h"
+#include "cli/stop_signals.h"
 #include "cli/train.h"
 #include "engine/engine.h"
 #include "engine/metrics.h"
@@ -47,6 +48,7 @@ class Trainer {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<data::Loader> train_loader_, validation_loader_;
   std::unique_ptr<engine::MetricsWriter> metrics_;
+  std::unique_ptr<StopSignals> stop_signals_;  ///< from the first step on
   std::unique_ptr<Progress> progress_;
   double gemm_rate_;
   std::function<double(double)> better_rate_;

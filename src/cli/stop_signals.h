@@ -1,0 +1,19 @@
+#pragma once
+
+namespace sherd::cli {
+
+/// While one lives, SIGINT, SIGTERM and SIGHUP ask the program to stop instead of ending it, each once: a second one of a
+/// kind ends it as usual. Signals that the program was started to ignore (nohup, background jobs of shells) stay
+/// ignored. Several may live at once, one for each rank; the last to go puts back what was there. Safe from any thread.
+class StopSignals {
+ public:
+  StopSignals();
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  /// The signal that came since the first of them was made; 0 for none.
+  static int received();
+};
+
+}  // namespace sherd::cli

@@ -1,0 +1,45 @@
+#include "cli/stop_signals.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+namespace sherd::cli {
+namespace {
+
+using Handler = void (*)(int);
+
+Handler handler_of(int signal) {
+  struct sigaction now {};
+  ::sigaction(signal, nullptr, &now);
+  return now.sa_handler;
+}
+
+TEST(StopSignals, AreTakenOnceAndGivenBackByTheLast) {
+  const Handler before = handler_of(SIGTERM);
+  {
+    const StopSignals first;
+    EXPECT_EQ(StopSignals::received(), 0);
+    { const StopSignals second; }
+    std::raise(SIGTERM);
+    EXPECT_EQ(StopSignals::received(), SIGTERM);
+    EXPECT_EQ(handler_of(SIGTERM), SIG_DFL) << "a second one must end the program";
+  }
+  EXPECT_EQ(handler_of(SIGTERM), before);
+  const StopSignals again;
+  EXPECT_EQ(StopSignals::received(), 0);
+}
+
+TEST(StopSignals, StayIgnoredWhereTheyWere) {
+  const Handler before = std::signal(SIGHUP, SIG_IGN);
+  {
+    const StopSignals signals;
+    std::raise(SIGHUP);
+    EXPECT_EQ(StopSignals::received(), 0);
+  }
+  EXPECT_EQ(handler_of(SIGHUP), SIG_IGN);
+  std::signal(SIGHUP, before);
+}
+
+}  // namespace
+}  // namespace sherd::cli

@@ -120,7 +120,7 @@ class KernelCases {
     r_.measure({"cross_entropy_backward",
                 {logits},
                 {logits},
-                [&] { k_.cross_entropy_backward(logits, targets, lse, 0, -100, 1); }},
+                [&] { k_.cross_entropy_backward(logits, targets, lse, 0, -100, value); }},
                dtype);
   }
 

@@ -126,22 +126,23 @@ class TimedKernels final : public tensor::Kernels {
     time(Family::loss, [&] { inner_.cross_entropy(logits, targets, valid, ignore_index, loss, lse); });
   }
   void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse, std::int64_t valid,
-                              std::int32_t ignore_index, double factor) override {
+                              std::int32_t ignore_index, const Tensor& dloss) override {
     time(Family::loss,
-         [&] { inner_.cross_entropy_backward(logits, targets, lse, valid, ignore_index, factor); });
+         [&] { inner_.cross_entropy_backward(logits, targets, lse, valid, ignore_index, dloss); });
   }
   void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override {
     time(Family::loss, [&] { inner_.mean_squared_error(x, y, loss); });
   }
-  void mean_squared_error_backward(const Tensor& x, const Tensor& y, double factor, const Tensor& dx) override {
-    time(Family::loss, [&] { inner_.mean_squared_error_backward(x, y, factor, dx); });
+  void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss, const Tensor& dx) override {
+    time(Family::loss, [&] { inner_.mean_squared_error_backward(x, y, dloss, dx); });
   }
   void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
                  bool accumulate) override {
     time(Family::reduction, [&] { inner_.sum_ranks(sources, factor, rounding, out, accumulate); });
   }
-  void sum_of_squares(const Tensor& x, tensor::ExactSum& sum) override {
-    time(Family::reduction, [&] { inner_.sum_of_squares(x, sum); });
+  using Kernels::sum_of_squares;
+  void sum_of_squares(std::span<const Tensor> all, tensor::ExactSum& sum) override {
+    time(Family::reduction, [&] { inner_.sum_of_squares(all, sum); });
   }
   bool all_finite(const Tensor& x) override {
     bool finite = false;

@@ -2,7 +2,9 @@
 
 #include <cstring>
 #include <utility>
+#include <vector>
 
+#include "device/cuda.h"
 #include "optim/cuda/dispatch.h"
 #include "optim/split_master.h"
 
@@ -23,7 +25,8 @@ FiniteCheck::FiniteCheck(device::Device& device)
 
 bool FiniteCheck::finite() {
   try {
-    if (std::exchange(queued_, false)) device_.synchronize();
+    if (const device::Mark done = std::exchange(done_, {}))
+      done.wait(device::as_cuda(device_).deadline(), "the optimizer's update");
   } catch (...) {
     *word_of(memory_) = 0;  // the next series shall not answer for this one
     throw;
@@ -31,20 +34,24 @@ bool FiniteCheck::finite() {
   return std::exchange(*word_of(memory_), 0u) == 0;
 }
 
-void update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device,
+void update(std::span<const SpanUpdate> spans, const Hyper& hyper, std::int64_t step, device::Device& device,
             FiniteCheck& check) {
   unsigned* not_finite = word_of(check.memory_);
-  if (on_gpu(device, span.grad)) {
-    update_on_gpu(device, plan_span(span, hyper, step), span, not_finite);
-    check.queued_ = true;
-  } else if (!update(span, hyper, step, device.arena())) {
-    *not_finite = 1;
+  std::vector<PlannedSpan> queued;
+  for (const SpanUpdate& span : spans) {
+    if (on_gpu(device, span.grad))
+      queued.push_back({plan_span(span, hyper, step), span});
+    else if (!update(span, hyper, step, device.arena()))
+      *not_finite = 1;
   }
+  if (queued.empty()) return;
+  update_on_gpu(device, queued, not_finite);
+  check.done_ = device::as_cuda(device).compute_stream().mark();
 }
 
 bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device) {
   FiniteCheck check(device);
-  update(span, hyper, step, device, check);
+  update(std::span(&span, 1), hyper, step, device, check);
   return check.finite();
 }
 

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <span>
+
 #include "device/device.h"
+#include "device/stream.h"
 #include "optim/update_rule.h"
 
 // update() and the conversions of masters where the memory is: on the processor's threads for memory that it
-// reads, by kernels of a GPU for the GPU's own. All memory of one call lies on one side. Kernels are queued
+// reads, by kernels of a GPU for the GPU's own. All memory of one span lies on one side. Kernels are queued
 // on the device's compute stream; what the processor is to read must have arrived (Device::synchronize()).
 // The same bits on either side, NaNs apart.
 
@@ -15,19 +18,20 @@ namespace sherd::optim {
 class FiniteCheck {
  public:
   explicit FiniteCheck(device::Device& device);
-  /// Waits for the device where it was given work, and begins anew. False when an updated weight, its 16-bit
-  /// form or a moment became NaN or infinite (update_rule.h).
+  /// Waits for the series where it was given to a GPU, not for later work, and begins anew. False when an
+  /// updated weight, its 16-bit form or a moment became NaN or infinite (update_rule.h).
   bool finite();
 
  private:
-  friend void update(const SpanUpdate&, const Hyper&, std::int64_t, device::Device&, FiniteCheck&);
+  friend void update(std::span<const SpanUpdate>, const Hyper&, std::int64_t, device::Device&, FiniteCheck&);
   device::Device& device_;
   device::Storage memory_;
-  bool queued_ = false;
+  device::Mark done_;  ///< of what was given to a GPU
 };
 
-/// As update() of update_rule.h, leaving word in `check`.
-void update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device,
+/// As update() of update_rule.h for each of the spans, leaving word in `check`. Those on a GPU share kernels:
+/// one for every 32 that differ in nothing but memory, decay and rounding.
+void update(std::span<const SpanUpdate> spans, const Hyper& hyper, std::int64_t step, device::Device& device,
             FiniteCheck& check);
 /// The same, and the answer of a check of its own.
 bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device);

@@ -24,4 +24,10 @@ struct UpdatePlan {
 /// Throws Error{usage} as update() does.
 UpdatePlan plan_span(const SpanUpdate& span, const Hyper& hyper, std::int64_t step);
 
+/// A span and what its plan makes of it.
+struct PlannedSpan {
+  UpdatePlan plan;
+  SpanUpdate span;
+};
+
 }  // namespace sherd::optim

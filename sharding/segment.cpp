@@ -136,6 +136,12 @@ void Segment::read_masters(std::int64_t begin, const Tensor& to) const {
   optim::join_master(high.raw(), low.data<std::uint16_t>(), to.data<float>(), to.numel(), device.arena());
 }
 
+device::Mark Segment::gradients_arrived(std::int64_t end) const {
+  for (const Arrival& arrival : arrivals_)
+    if (arrival.end >= end) return arrival.mark;
+  return arrivals_.empty() ? device::Mark() : arrivals_.back().mark;
+}
+
 void Segment::attach_values(const Tensor& full) {
   for (std::size_t i = 0; i < layout_.parameters().size(); ++i) {
     autograd::Parameter& parameter = *layout_.parameters()[i];

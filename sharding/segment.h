@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "device/stream.h"
 #include "sharding/layout.h"
 #include "sharding/placement.h"
 #include "sharding/state.h"
@@ -76,6 +77,15 @@ class Segment {
   void attach_gradients(const Tensor& full);
   /// Zeroes what no operation wrote, and clears the parameters' gradients.
   void close_gradients();
+  /// Lasting gradients up to flat element `end`, on their way to where they stay.
+  struct Arrival {
+    std::int64_t end;
+    device::Mark mark;
+  };
+  void gradients_arrive(std::vector<Arrival> arrivals) { arrivals_ = std::move(arrivals); }
+  /// When lasting gradients up to flat element `end` are in their place, where they come on a stream of their own
+  /// (GradientTraffic).
+  device::Mark gradients_arrived(std::int64_t end) const;
   /// Copies the lasting gradients to or from a staging tensor of the padded segment; over one rank.
   void load_gradients(const Tensor& full) const { kernels_.copy(gradients_.tensor(), full); }
   void store_gradients(const Tensor& full) { kernels_.copy(full, gradients_.tensor()); }
@@ -94,6 +104,7 @@ class Segment {
   std::int64_t own_begin_;
   StateBuffer parameters_, gradients_, masters_;
   std::vector<StateBuffer> moments_;
+  std::vector<Arrival> arrivals_;
 };
 
 }  // namespace sherd::sharding

@@ -5,8 +5,10 @@
 #include <deque>
 #include <map>
 #include <unordered_map>
+#include <utility>
 
 #include "config/config.h"
+#include "device/meta.h"
 #include "device/trace_range.h"
 
 namespace sherd::sharding {
@@ -81,6 +83,8 @@ ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOpti
   model_->assign_names();
   build_units();
   states_.resize(units().size());
+  if (group_.size() == 1 && device::stands_for(kernels_.device()) == device::Kind::cuda)
+    traffic_ = std::make_unique<GradientTraffic>(kernels_.device());
   residency_.make_reader(sources_.parameter_store, options_.parameter_buffers, options_.parameter_buffer_elements);
   reducer_.listen([this](Segment& segment) {
     if (boundary_ && complete_) complete_(segment);
@@ -91,6 +95,8 @@ ShardedModel::~ShardedModel() {
   model_->for_each([](nn::Module& module) { module.set_scope(nullptr); });
   for (const auto& scope : scopes_) scope->take_back_leases();
   for (auto& [parameter, unit] : owners_) parameter->value = {}, parameter->grad = {}, parameter->grad_written = false;
+  states_.clear();
+  traffic_.reset();  // before the gradients that it moves
 }
 
 namespace {
@@ -221,6 +227,7 @@ void ShardedModel::end_training() {
             "': run backward on the loss of the same forward");
   if (boundary_) submit_left_behind();
   reducer_.finish();
+  if (traffic_ && boundary_) traffic_->join();
   residency_.end();
 }
 
@@ -254,10 +261,12 @@ void ShardedModel::open_gradients(Unit& unit) {
     if (!segment->key().trainable) continue;
     std::shared_ptr<const Tensor> full;
     if (segment->gradients_staged()) {
-      full = residency_.pool().take(segment->layout().padded(), segment->gradients().dtype());
       // Sums over micro-batches form in the lasting shards; over one rank where backward writes, as without staging.
-      if (!segment->gradients_sharded() && is_filled(*segment)) segment->load_gradients(*full);
-      else for (const ParameterPtr& parameter : segment->layout().parameters()) parameter->grad_written = false;
+      const bool load = !segment->gradients_sharded() && is_filled(*segment);
+      full = traffic_ ? traffic_->open(*segment, load)
+                      : residency_.pool().take(segment->layout().padded(), segment->gradients().dtype());
+      if (load && !traffic_) segment->load_gradients(*full);
+      if (!load) for (const ParameterPtr& parameter : segment->layout().parameters()) parameter->grad_written = false;
     }
     segment->attach_gradients(full ? *full : segment->gradients().tensor());
     s.full.push_back(std::move(full));
@@ -276,6 +285,7 @@ void ShardedModel::close_gradients(Unit& unit) {
     std::shared_ptr<const Tensor> full = std::move(s.full[next++]);
     const bool filled = is_filled(*segment);
     if (!filled) filled_.push_back(segment.get());
+    if (full && traffic_) traffic_->send(*segment, *std::exchange(full, nullptr));
     if (segment->gradients_staged() || boundary_) reducer_.submit(*segment, full, full != nullptr && filled);
   }
   s = {};
@@ -284,10 +294,12 @@ void ShardedModel::close_gradients(Unit& unit) {
 
 tensor::ExactSum ShardedModel::gradient_sum_of_squares() {
   tensor::ExactSum sum;
+  std::vector<Tensor> gradients;
   for (Segment* segment : trainable_segments()) {
     if (!is_filled(*segment)) kernels_.fill(segment->gradients().tensor(), 0);
-    kernels_.sum_of_squares(segment->own_gradients(), sum);
+    gradients.push_back(segment->own_gradients());
   }
+  kernels_.sum_of_squares(gradients, sum);
   if (group_.size() == 1) return sum;
   std::vector<std::int64_t> words = sum.to_words();
   Tensor travelling = Tensor::of<std::int64_t>(kernels_.device(), {static_cast<std::int64_t>(words.size())}, words);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "nn/module.h"
+#include "sharding/gradient_traffic.h"
 #include "sharding/placement.h"
 #include "sharding/reducer.h"
 #include "sharding/unit.h"
@@ -123,6 +124,7 @@ class ShardedModel {
   tensor::Kernels& kernels_;
   Residency residency_;
   Reducer reducer_;
+  std::unique_ptr<GradientTraffic> traffic_;  ///< of one rank whose gradients leave its GPU, else null
   std::vector<UnitState> states_;
   std::vector<std::shared_ptr<BlockScope>> scopes_;
   std::vector<std::pair<ParameterPtr, Unit*>> owners_;

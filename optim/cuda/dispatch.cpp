@@ -17,9 +17,8 @@ bool on_gpu(device::Device& device, const void* memory) {
   return device.kind() == device::Kind::cuda && cuda::is_device_memory(memory);
 }
 
-void update_on_gpu(device::Device& device, const UpdatePlan& plan, const SpanUpdate& span,
-                   unsigned* not_finite) {
-  cuda::update(target_of(device), plan, span, not_finite);
+void update_on_gpu(device::Device& device, std::span<const PlannedSpan> spans, unsigned* not_finite) {
+  cuda::update(target_of(device), spans, not_finite);
 }
 void split_on_gpu(device::Device& device, const float* master, void* high, std::uint16_t* low,
                   std::int64_t n) {

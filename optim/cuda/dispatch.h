@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "optim/update_plan.h"
 
 // The kernels of optim/cuda/update.h by device; optim/cuda/absent stands in where a build has none.
@@ -13,8 +15,7 @@ namespace sherd::optim {
 /// Whether this is memory of `device`, a GPU. False for every other device.
 bool on_gpu(device::Device& device, const void* memory);
 
-void update_on_gpu(device::Device& device, const UpdatePlan& plan, const SpanUpdate& span,
-                   unsigned* not_finite);
+void update_on_gpu(device::Device& device, std::span<const PlannedSpan> spans, unsigned* not_finite);
 void split_on_gpu(device::Device& device, const float* master, void* high, std::uint16_t* low,
                   std::int64_t n);
 void join_on_gpu(device::Device& device, const void* high, const std::uint16_t* low, float* master,

@@ -8,7 +8,7 @@ namespace {
 using namespace device::SHERD_CUDA;
 using Count = std::int64_t;
 
-/// The memory of a span. Offsets are applied by those who use it.
+/// A span among those of a kernel. Offsets are applied by those who use its memory.
 struct Streams {
   float* master;
   std::uint16_t* low;
@@ -17,11 +17,28 @@ struct Streams {
   void* param;
   Count n;
   Count first_element;
+  RandomKey noise;
+  Count end_tile;  ///< tiles of the spans up to this one
+  float decay;
+  bool packs;  ///< everything is aligned for packs of four
+};
+
+/// What the spans of a kernel have in common.
+struct Limits {
   GradIndex grad_index;
   std::uint32_t largest_weight, largest_moment;
-  RandomKey noise;
-  unsigned* not_finite;
 };
+
+/// Spans whose tiles one kernel takes (the idea of apex's multi_tensor_apply). Within the 4 KiB that
+/// arguments of a kernel may have on every driver.
+struct SpanTable {
+  static constexpr int most = 32;
+  Limits limits;
+  unsigned* not_finite;
+  int count;
+  Streams at[most];
+};
+static_assert(sizeof(SpanTable) + 128 < 4096);
 
 // The rules of optim/isa, one rounding per operation and in the same order.
 struct AdamStep {
@@ -99,10 +116,10 @@ __device__ inline void write(void* to, Count at, const float (&from)[width]) {
 }
 
 template <int width>
-__device__ inline void read_gradient(const Streams& x, Count at, float (&to)[width]) {
-  if (x.grad_index == grad_f32)
+__device__ inline void read_gradient(const Streams& x, GradIndex index, Count at, float (&to)[width]) {
+  if (index == grad_f32)
     read<width, float>(x.grad, at, to);
-  else if (x.grad_index == grad_bf16)
+  else if (index == grad_bf16)
     read<width, bf16>(x.grad, at, to);
   else
     read<width, f16>(x.grad, at, to);
@@ -156,20 +173,21 @@ __device__ inline void write_moment(const Streams& x, int moment, Count at, cons
 
 /// `width` elements from `at` on. Says whether something written is not finite in its format.
 template <int width, class Step, MasterIndex form, class M>
-__device__ inline bool step_elements(const Step& step, const Streams& x, Count at, const Noise& noise) {
+__device__ inline bool step_elements(const Step& step, const Streams& x, const Limits& limits, Count at,
+                                     const Noise& noise) {
   float weight[width], grad[width], first[width] = {}, second[width] = {};
-  read_gradient(x, at, grad);
+  read_gradient(x, limits.grad_index, at, grad);
   read_master<width, form>(x, at, weight);
   if constexpr (Step::moments > 0) read<width, M>(x.moments[0], at, first);
   if constexpr (Step::moments > 1) read<width, M>(x.moments[1], at, second);
   bool bad = false;
   for (int k = 0; k < width; ++k) {
     step(weight[k], grad[k], first[k], second[k]);
-    bad |= magnitude(weight[k]) > x.largest_weight;
+    bad |= magnitude(weight[k]) > limits.largest_weight;
     // Where the mean of squares does not overflow, no gradient is above 2^64, and their mean is far from
     // overflow.
-    if constexpr (Step::moments == 1) bad |= magnitude(first[k]) > x.largest_moment;
-    if constexpr (Step::moments > 1) bad |= magnitude(second[k]) > x.largest_moment;
+    if constexpr (Step::moments == 1) bad |= magnitude(first[k]) > limits.largest_moment;
+    if constexpr (Step::moments > 1) bad |= magnitude(second[k]) > limits.largest_moment;
   }
   write_master<width, form>(x, at, weight);
   if constexpr (Step::moments > 0) write_moment<width, M>(x, 0, at, first, noise);
@@ -177,31 +195,38 @@ __device__ inline bool step_elements(const Step& step, const Streams& x, Count a
   return bad;
 }
 
-/// Tile by tile of the parameter; packs of four where everything is aligned for them (`packs`), and one by
-/// one what is left.
+/// Tile by tile of the parameters; packs of four where everything is aligned for them, and one by one what is
+/// left.
 template <class Step, MasterIndex form, class M>
-__global__ void __launch_bounds__(threads) update_kernel(Step step, Streams x, bool packs) {
+__global__ void __launch_bounds__(threads) update_kernel(Step step, SpanTable table) {
   constexpr bool rounded = Step::moments > 0 && std::is_same_v<M, bf16>;
   constexpr int width = 4;
   SHERD_SHARED(Noise, noise, 1);
-  const Count first_tile = x.first_element / tile, last_tile = (x.first_element + x.n - 1) / tile;
+  const Limits limits = table.limits;
+  const Count tiles = table.at[table.count - 1].end_tile;
+  int span = 0;
   bool bad = false;
-  for (Count t = first_tile + blockIdx.x; t <= last_tile; t += gridDim.x) {
+  for (Count t = blockIdx.x; t < tiles; t += gridDim.x) {
+    while (t >= table.at[span].end_tile) ++span;
+    const Streams x = table.at[span];
+    step.s.decay = x.decay;
+    // The tile's index in its parameter: the span's last one is that of its last element.
+    const Count tile_index = (x.first_element + x.n - 1) / tile - (x.end_tile - 1 - t);
     if constexpr (rounded) {
       __syncthreads();  // until everyone is done with the last tile's numbers
-      noise->draw(x.noise, static_cast<std::uint64_t>(t));
+      noise->draw(x.noise, static_cast<std::uint64_t>(tile_index));
       __syncthreads();
     }
-    Count begin = t * tile - x.first_element;
+    Count begin = tile_index * tile - x.first_element;
     const Count end = begin + tile < x.n ? begin + tile : x.n;
     if (begin < 0) begin = 0;
-    const Count packed = packs ? begin + (end - begin) / width * width : begin;
+    const Count packed = x.packs ? begin + (end - begin) / width * width : begin;
     for (Count at = begin + Count{threadIdx.x} * width; at < packed; at += Count{threads} * width)
-      bad |= step_elements<width, Step, form, M>(step, x, at, *noise);
+      bad |= step_elements<width, Step, form, M>(step, x, limits, at, *noise);
     for (Count at = packed + threadIdx.x; at < end; at += threads)
-      bad |= step_elements<1, Step, form, M>(step, x, at, *noise);
+      bad |= step_elements<1, Step, form, M>(step, x, limits, at, *noise);
   }
-  if (bad) atomicOr(x.not_finite, 1u);
+  if (bad) atomicOr(table.not_finite, 1u);
 }
 
 template <class Step, class M, class Launch>
@@ -219,21 +244,56 @@ void with_master(MasterIndex form, const Launch& run) {
 }
 
 template <class Step>
-void queue(const Target& target, const UpdatePlan& plan, const Step& step, const Streams& x) {
-  // A tile's first element may lie anywhere in memory; all others of a tile follow at multiples of four.
-  const bool packs =
-      x.first_element % 4 == 0 &&
-      aligned_for_packs(x.master, x.low, static_cast<const std::byte*>(x.grad),
-                        static_cast<const std::byte*>(x.moments[0]),
-                        static_cast<const std::byte*>(x.moments[1]), static_cast<const std::byte*>(x.param));
-  const Count tiles = (x.first_element + x.n - 1) / tile - x.first_element / tile + 1;
+void queue(const Target& target, const UpdatePlan& plan, const Step& step, const SpanTable& table) {
+  const Count tiles = table.at[table.count - 1].end_tile;
   const auto run = [&](auto kernel) {
-    launch(kernel, blocks_for(tiles, 1, target.processors, 8), threads, 0, target.stream, step, x, packs);
+    launch(kernel, blocks_for(tiles, 1, target.processors, 8), threads, 0, target.stream, step, table);
   };
   if (Step::moments > 0 && plan.moment == moment_bf16)
     with_master<Step, std::conditional_t<(Step::moments > 0), bf16, float>>(plan.master, run);
   else
     with_master<Step, float>(plan.master, run);
+}
+
+void queue(const Target& target, const UpdatePlan& plan, const SpanTable& table) {
+  switch (plan.rule) {
+    case UpdatePlan::adam:
+      return queue(target, plan, AdamStep{plan.adam_scalars}, table);
+    case UpdatePlan::plain_sgd:
+      return queue(target, plan, PlainStep{plan.sgd_scalars}, table);
+    case UpdatePlan::momentum_sgd:
+      return queue(target, plan, MomentumStep{plan.sgd_scalars}, table);
+  }
+}
+
+/// Whether a kernel for `a` serves `b`, of the same step and Hyper.
+bool share_kernel(const UpdatePlan& a, const UpdatePlan& b) {
+  return a.rule == b.rule && a.grad == b.grad && a.master == b.master && a.moment == b.moment &&
+         a.largest_weight == b.largest_weight && a.largest_moment == b.largest_moment &&
+         a.adam_scalars.factor == b.adam_scalars.factor && a.sgd_scalars.factor == b.sgd_scalars.factor;
+}
+
+/// `tiles`: of the spans before it.
+Streams streams_of(const UpdatePlan& plan, const SpanUpdate& span, Count tiles) {
+  Streams x{span.low ? nullptr : span.master,
+            span.low,
+            span.grad,
+            {span.moments[0], span.moments[1]},
+            span.param_dtype == DType::f32 ? nullptr : span.param,
+            span.n,
+            plan.moment == moment_bf16 ? span.first_element : 0,
+            plan.noise,
+            0,
+            plan.rule == UpdatePlan::adam ? plan.adam_scalars.decay : plan.sgd_scalars.decay,
+            false};
+  x.end_tile = tiles + (x.first_element + x.n - 1) / tile - x.first_element / tile + 1;
+  // A tile's first element may lie anywhere in memory; all others of a tile follow at multiples of four.
+  x.packs =
+      x.first_element % 4 == 0 &&
+      aligned_for_packs(x.master, x.low, static_cast<const std::byte*>(x.grad),
+                        static_cast<const std::byte*>(x.moments[0]),
+                        static_cast<const std::byte*>(x.moments[1]), static_cast<const std::byte*>(x.param));
+  return x;
 }
 
 __global__ void split_kernel(const float* master, std::uint16_t* high, std::uint16_t* low, Count n) {
@@ -260,28 +320,25 @@ __global__ void round_kernel(const float* master, void* to, DType dtype, Count n
 
 }  // namespace
 
-void update(const Target& target, const UpdatePlan& plan, const SpanUpdate& span, unsigned* not_finite) {
-  if (span.n == 0) return;
-  const Streams x{span.low ? nullptr : span.master,
-                  span.low,
-                  span.grad,
-                  {span.moments[0], span.moments[1]},
-                  span.param_dtype == DType::f32 ? nullptr : span.param,
-                  span.n,
-                  plan.moment == moment_bf16 ? span.first_element : 0,
-                  plan.grad,
-                  plan.largest_weight,
-                  plan.largest_moment,
-                  plan.noise,
-                  not_finite};
-  switch (plan.rule) {
-    case UpdatePlan::adam:
-      return queue(target, plan, AdamStep{plan.adam_scalars}, x);
-    case UpdatePlan::plain_sgd:
-      return queue(target, plan, PlainStep{plan.sgd_scalars}, x);
-    case UpdatePlan::momentum_sgd:
-      return queue(target, plan, MomentumStep{plan.sgd_scalars}, x);
+void update(const Target& target, std::span<const PlannedSpan> spans, unsigned* not_finite) {
+  SpanTable table{};
+  const UpdatePlan* common = nullptr;
+  const auto flush = [&] {
+    if (table.count > 0) queue(target, *common, table);
+    table.count = 0;
+  };
+  for (const auto& [plan, span] : spans) {
+    if (span.n == 0) continue;
+    if (table.count == SpanTable::most || (table.count > 0 && !share_kernel(*common, plan))) flush();
+    if (table.count == 0) {
+      common = &plan;
+      table.limits = {plan.grad, plan.largest_weight, plan.largest_moment};
+      table.not_finite = not_finite;
+    }
+    table.at[table.count] = streams_of(plan, span, table.count > 0 ? table.at[table.count - 1].end_tile : 0);
+    ++table.count;
   }
+  flush();
 }
 
 void split_master(const Target& target, const float* master, void* high, std::uint16_t* low, std::int64_t n) {

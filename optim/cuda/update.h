@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "device/cuda/target.h"
 #include "optim/update_plan.h"
 
@@ -7,10 +9,10 @@ namespace sherd::optim::SHERD_CUDA {
 
 using device::SHERD_CUDA::Target;
 
-/// Queues the update that `plan` was made from `span` for; all of the span's memory is the device's. The
-/// CPU's bits. A kernel that writes something not finite sets *not_finite, memory that the device can reach,
-/// to 1.
-void update(const Target& target, const UpdatePlan& plan, const SpanUpdate& span, unsigned* not_finite);
+/// Queues updates of one step by one Hyper, as few kernels as can be: up to 32 consecutive spans share one
+/// where they differ in nothing but memory, decay and noise. All memory is the device's. The CPU's bits. A
+/// kernel that writes something not finite sets *not_finite, memory that the device can reach, to 1.
+void update(const Target& target, std::span<const PlannedSpan> spans, unsigned* not_finite);
 
 /// optim/split_master.h on memory of the device; queued.
 void split_master(const Target& target, const float* master, void* high, std::uint16_t* low, std::int64_t n);

@@ -28,7 +28,7 @@ Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid, std::in
       t.kernels().copy(own, copy);
       own = std::move(copy);
     }
-    t.kernels().cross_entropy_backward(own, flat, lse, valid, ignore_index, tensor::read_scalar(t.device(), dy));
+    t.kernels().cross_entropy_backward(own, flat, lse, valid, ignore_index, dy);
     t.accumulate(dlogits, own.reshape(shape));
   };
   scores = {};
@@ -43,7 +43,7 @@ Var mean_squared_error(const Var& x, const Tensor& y) {
   return tape.record(std::move(loss), {x}, [kept = Saved(x), y, dx = x.grad_ref()](Tape& t, const Tensor& dy) {
     const Tensor input = kept.get(t);
     Tensor grad = t.empty(input.shape(), input.dtype());
-    t.kernels().mean_squared_error_backward(input, y, tensor::read_scalar(t.device(), dy), grad);
+    t.kernels().mean_squared_error_backward(input, y, dy, grad);
     t.accumulate(dx, std::move(grad));
   });
 }

@@ -83,9 +83,11 @@ class CudaDevice : public Device {
   /// Of a wait for this device that begins now.
   virtual Deadline deadline() const = 0;
 
-  /// Registers what synchronize() calls when all work has ended, to throw what kernels found wrong with their
-  /// data; until the handle goes.
+  /// Registers what synchronize() calls when all work has ended, and check() at any time, to throw what
+  /// kernels found wrong with their data; until the handle goes.
   virtual std::shared_ptr<void> after_synchronize(std::function<void()> check) = 0;
+  /// Throws what kernels that have ended by now found wrong with their data. Does not wait.
+  virtual void check() = 0;
 };
 
 /// `device` as what it is. Throws Error{usage} for a device of another kind.

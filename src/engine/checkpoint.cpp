@@ -147,6 +147,7 @@ Manifest CheckpointAccess::describe(const Engine& engine, const ClientState& cli
 
 void CheckpointAccess::save(Engine& engine, const std::string& directory, const std::string& tag,
                             const ClientState& client) {
+  engine.require_finite_update();
   engine.require_whole_weights("save_checkpoint()");
   require(engine.accumulated_ == 0, "save at an accumulation boundary: ", engine.accumulated_,
           " micro-batches have gradients that no update took up yet");
@@ -229,14 +230,22 @@ void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest
   engine.tape_->clear();
   engine.phase_ = Engine::Phase::idle;
   engine.spoiled_.clear();
-  engine.known_loss_.reset();
-  engine.accumulated_ = 0;
-  engine.loss_sum_ = 0;
+  engine.drop_accumulated();
   engine.optimizer_->set_steps(manifest.optimizer_steps);
   if (engine.scheduler_ && !manifest.scheduler.empty()) engine.scheduler_->restore(manifest.scheduler);
   else if (!engine.scheduler_) engine.optimizer_->set_scheduled_lr(engine.config_.optimizer.lr);
   if (manifest.lr) engine.optimizer_->set_lr(*manifest.lr);
   if (engine.scaler_ && !manifest.loss_scaler.empty()) engine.scaler_->restore(manifest.loss_scaler);
+}
+
+/// What work queued before may still find wrong, with its data or in what it writes, is of the past.
+void CheckpointAccess::forget_findings(Engine& engine) {
+  try {
+    engine.device().synchronize();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::data) throw;
+  }
+  engine.optimizer_->finite();
 }
 
 ClientState CheckpointAccess::load(Engine& engine, const std::string& directory, const std::string& tag) {
@@ -246,6 +255,7 @@ ClientState CheckpointAccess::load(Engine& engine, const std::string& directory,
   check_shapes(reader, *engine.model_);
   reader.verify(rank_file(engine.dist_->rank()));
   engine.give_update_up();
+  forget_findings(engine);
   engine.sharded().abandon_pass();  // a pass that failed is no reason to refuse, but the caller's own leases are
   engine.phase_ = Engine::Phase::idle;
   engine.sharded().require_no_leases();

@@ -84,6 +84,7 @@ class CheckpointAccess {
 
  private:
   static Manifest describe(const Engine& engine, const ClientState& client);
+  static void forget_findings(Engine& engine);
   static void restore_counters(Engine& engine, const Manifest& manifest);
 };
 

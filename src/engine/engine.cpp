@@ -44,6 +44,12 @@ autograd::Recompute recompute_for(const config::Config& config) {
   return autograd::Recompute::none;
 }
 
+std::shared_ptr<device::Device> device_for(const config::Config& config, std::shared_ptr<device::Device> given,
+                                           const Distributed* dist) {
+  require(dist != nullptr, "an engine needs ranks");
+  return given ? std::move(given) : engine::make_device(config, *dist);
+}
+
 /// Whether an update needs nothing that is known only after backward, and has transfers to hide behind it.
 bool may_update_early(const config::Config& config) {
   return config.gradient_clipping <= 0 && config.precision.compute == DType::bf16 && !config.precision.check_grad_overflow &&
@@ -53,15 +59,15 @@ bool may_update_early(const config::Config& config) {
 }  // namespace
 
 Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config,
-               std::shared_ptr<device::Device> device)
-    : dist_(std::move(dist)), config_(config), device_(std::move(device)), model_(std::move(model)) {
-  require(dist_ != nullptr && model_ != nullptr, "an engine needs ranks and a model");
+               std::shared_ptr<device::Device> device, std::unique_ptr<tensor::Kernels> kernels)
+    : dist_(std::move(dist)), config_(config), device_(device_for(config, std::move(device), dist_.get())),
+      kernels_(std::move(kernels)), model_(std::move(model)), losses_(*device_), run_ahead_(*device_) {
+  require(model_ != nullptr, "an engine needs a model");
   config_.batch = config::resolve_batch(config_, dist_->world_size());
-  if (!device_) device_ = engine::make_device(config_, *dist_);
   device_->ledger().set_limit(device::Tier::device, config_.device.device_memory_limit);
   device_->ledger().set_limit(device::Tier::host, config_.device.host_memory_limit);
   dist_->world().bind(device_);
-  kernels_ = engine::make_kernels(config_, *device_);
+  if (!kernels_) kernels_ = engine::make_kernels(config_, *device_);
   optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed);
   scheduler_ = engine::make_scheduler(config_, optimizer_);
   const sharding::StateSources sources = open_stores();
@@ -78,7 +84,7 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   updates_early_ = may_update_early(config_);
   if (updates_early_)
     sharded_->listen([this](sharding::Segment& segment) {
-      if (pipeline_->under_way()) pipeline_->gradients_complete(segment);
+      if (pipeline_->under_way()) update_early(segment);
     });
   if (config_.precision.compute == DType::f16) scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
   if (config_.log_level) set_log_level(*config_.log_level);
@@ -158,12 +164,14 @@ autograd::Var Engine::forward(const tensor::Batch& batch) {
   tape_->training = training_;
   tape_->random = micro_batch_key();
   if (!training_) return evaluate(batch);
+  run_ahead_.begin();
   tape_->clear();
   boundary_ = is_gradient_accumulation_boundary();
   sharded_->begin_training(boundary_);
   autograd::Var loss = (*model_)(*tape_, batch);
-  loss_sum_ += item(loss);
+  losses_.add(loss.value());
   phase_ = Phase::forwarded;
+  end_phase();
   return loss;
 }
 
@@ -195,15 +203,29 @@ void Engine::backward(const autograd::Var& loss) {
     if (boundary_) report_.early_updates = pipeline_->updated();
     sharded_->end_training();
   });
+  run_ahead_.end();
   phase_ = Phase::backwarded;
+  end_phase();
+}
+
+/// Where times by phase are asked for, phases end when the device has done their work.
+void Engine::end_phase() {
+  if (config_.wall_clock_breakdown) device_->synchronize();
 }
 
 void Engine::begin_early_update() {
   sharded_->require_no_leases();  // before anything begins, so that it can be tried again
-  known_loss_ = mean_loss(accumulated_ + 1);
-  if (!std::isfinite(*known_loss_)) return;  // step() will say so
   optimizer_->begin_step();
   end_or_spoil([&] { pipeline_->begin(*optimizer_, optim::gradient_factor(0, 1, config_.gradient_clipping)); });
+}
+
+/// The gradients of `segment` are complete. The loss is looked at no earlier than here, when a GPU has work of backward
+/// queued.
+void Engine::update_early(sharding::Segment& segment) {
+  if (!known_loss_) known_loss_ = mean_loss(accumulated_ + 1);
+  if (std::isfinite(*known_loss_)) return pipeline_->gradients_complete(segment);
+  pipeline_->abandon();  // step() will say so
+  optimizer_->abandon_step();
 }
 
 namespace {
@@ -216,9 +238,10 @@ void Engine::require_whole_weights(const char* call) const {
           "bf16.check_grad_overflow off the update begins in backward(); call step() first");
 }
 
-/// Whether an update under way may have changed weights. What other ranks have done is not known, and one weight is enough.
+/// Whether an update under way may have changed weights. What other ranks have done since all agreed on the loss is not known,
+/// and one weight is enough.
 bool Engine::may_have_changed() const {
-  return pipeline_->under_way() && (pipeline_->updated() > 0 || dist_->world_size() > 1);
+  return pipeline_->under_way() && known_loss_ && (pipeline_->updated() > 0 || dist_->world_size() > 1);
 }
 
 /// Ends an update under way: one that changed nothing is forgotten, else the weights are lost.
@@ -247,7 +270,10 @@ void Engine::end_or_spoil(const std::function<void()>& body) {
 
 void Engine::step() {
   require(phase_ == Phase::backwarded, "step() follows backward(), once per micro-batch");
-  if (boundary_) sharded_->require_no_leases();  // before anything counts, so that it can be tried again
+  if (boundary_) {
+    sharded_->require_no_leases();  // before anything counts, so that it can be tried again
+    require_finite_update();
+  }
   phase_ = Phase::idle;
   ++counters_.micro_steps;
   ++accumulated_;
@@ -255,23 +281,47 @@ void Engine::step() {
   if (!boundary_) return;  // as forward() told the reduction; the caller may have moved the boundary since
   {
     PhaseTimer timer(times_.update, "update");
-    end_or_spoil([this] { update(); });
+    try {
+      end_or_spoil([this] { update(); });
+    } catch (...) {
+      drop_accumulated();
+      throw;
+    }
+    end_phase();
   }
   report_.times = std::exchange(times_, {});
-  accumulated_ = 0;
-  loss_sum_ = 0;
+  drop_accumulated();
   stepped_ = true;
   if (config_.steps_per_print > 0 && counters_.global_steps % config_.steps_per_print == 0) print_step();
 }
 
+/// The coming micro-batch is the first of a step.
+void Engine::drop_accumulated() {
+  accumulated_ = 0;
+  losses_.clear();
+  known_loss_.reset();
+  sharded_->clear_gradients();
+}
+
+/// Fails where the last update wrote something that is not finite, which a GPU tells when it is through with it.
+void Engine::require_finite_update() {
+  if (optimizer_->finite()) return;
+  if (pipeline_->under_way()) pipeline_->abandon();
+  spoiled_ = cat("step ", counters_.global_steps, " has made a weight NaN or infinite");
+  fail(ErrorKind::numerics, spoiled_, ": lower the learning rate and resume from the last checkpoint", go_on_by_loading);
+}
+
 void Engine::update() {
   report_.lr = pipeline_->under_way() ? optimizer_->used_lr() : optimizer_->lr();
-  report_.loss = known_loss_ ? *std::exchange(known_loss_, {}) : mean_loss(accumulated_);
+  if (!known_loss_) known_loss_ = mean_loss(accumulated_);
+  report_.loss = *known_loss_;
   report_.loss_scale = scaler_ ? scaler_->scale() : 1.0;
   if (!std::isfinite(report_.loss) && !scaler_)
     fail(ErrorKind::numerics, "the loss is ", report_.loss, " at step ", counters_.global_steps + 1,
          ": nothing was updated; lower the learning rate, clip gradients (gradient_clipping), or resume from the last "
          "checkpoint");
+  if (pipeline_->under_way() && device_->kind() == device::Kind::cuda)
+    pipeline_->update_rest();  // before the norm, for which the thread waits until the GPU is through with backward
   const tensor::ExactSum squares = sharded_->gradient_sum_of_squares();
   const bool overflow = squares.non_finite > 0 || !std::isfinite(report_.loss);
   report_.grad_norm = std::sqrt(squares.value()) / report_.loss_scale;
@@ -302,7 +352,7 @@ void Engine::finish_step(bool applied) {
 }
 
 double Engine::mean_loss(std::int64_t micro_batches) {
-  return mean_over_ranks(loss_sum_ / static_cast<double>(micro_batches), "loss");
+  return mean_over_ranks(losses_.sum() / static_cast<double>(micro_batches), "loss");
 }
 
 double Engine::mean_over_ranks(double value, const char* what) {
@@ -330,7 +380,9 @@ double Engine::eval_batch(const tensor::Batch& batch) {
     bool value;
     ~Restore() { flag = value; }
   } restore{training_, std::exchange(training_, false)};
-  return mean_over_ranks(item(forward(batch)), "evaluation loss");
+  const double loss = item(forward(batch));
+  require_finite_update();
+  return mean_over_ranks(loss, "evaluation loss");
 }
 
 double Engine::item(const autograd::Var& loss) { return tensor::read_scalar(loss.tape().device(), loss.value()); }

@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "engine/distributed.h"
 #include "engine/optimizer.h"
+#include "engine/run_ahead.h"
 #include "nn/module.h"
 #include "sharding/sharded_model.h"
 
@@ -24,7 +25,8 @@ class CheckpointAccess;
 class UpdatePipeline;
 
 /// Wall time of the last optimizer step by phase, in milliseconds, summed over its micro-batches. What is updated while
-/// backward runs counts there.
+/// backward runs counts there. A GPU may be behind: unless wall_clock_breakdown asks for phases that wait for it, its time
+/// counts where the thread has to wait, mostly in the update.
 struct StepTimes {
   double forward = 0, backward = 0, update = 0;
   double total() const { return forward + backward + update; }
@@ -58,14 +60,19 @@ using ClientState = std::map<std::string, std::string>;
 class Engine {
  public:
   /// `device`: another than the one that the config describes. On a meta device nothing is computed, read or written (also
-  /// not to NVMe), while the ledger's books are those of a real run.
+  /// not to NVMe), while the ledger's books are those of a real run. `kernels`: others than tensor::make_kernels() has for it.
   Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config,
-         std::shared_ptr<device::Device> device = nullptr);
+         std::shared_ptr<device::Device> device = nullptr, std::unique_ptr<tensor::Kernels> kernels = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   // ---- the three calls of a micro-batch ----
+  // On a GPU they only queue work, up to RunAhead::most micro-batches ahead of it; the thread waits for the GPU in the
+  // step() of an accumulation boundary (and where an early update needs the loss). What is wrong with data that only the
+  // GPU has looked at (an id beyond the vocabulary) is thrown there at the latest, or by item(), as Error{data} that names
+  // the value.
+
   /// The loss of one micro-batch. In train() mode backward() must follow before the next forward(), in either mode.
   autograd::Var forward(const tensor::Batch& batch);
   /// Gradients of `loss`, divided by gradient_accumulation_steps (and multiplied by the loss scale; both are undone or
@@ -78,14 +85,16 @@ class Engine {
   /// cannot be undone: the error says so, and only load_checkpoint() goes on. The same holds for step() in any setting.
   void backward(const autograd::Var& loss);
   /// Counts a micro-batch; at an accumulation boundary clips, updates, moves the schedule on, and clears gradients.
-  /// Throws Error{numerics} when the loss is NaN or infinite (fp16: when the loss scale cannot shrink further).
+  /// Throws Error{numerics} when the loss is NaN or infinite (fp16: when the loss scale cannot shrink further). A step that
+  /// fails before it changes a weight drops what was accumulated. That a GPU's update has made a weight NaN or infinite is
+  /// thrown by the next boundary's step(), evaluation or save_checkpoint().
   void step();
 
   /// forward, backward and step over gradient_accumulation_steps batches from `next`; the report of the step.
   const engine::StepReport& train_batch(const std::function<tensor::Batch()>& next);
   /// Mean loss over ranks, without gradients and dropout.
   double eval_batch(const tensor::Batch& batch);
-  /// The number behind a loss, on this rank.
+  /// The number behind a loss, on this rank. Waits for the device.
   static double item(const autograd::Var& loss);
 
   /// Dropout on, gradients recorded (the default) or off.
@@ -140,6 +149,10 @@ class Engine {
 
   sharding::StateSources open_stores();
   void begin_early_update();
+  void update_early(sharding::Segment& segment);
+  void drop_accumulated();
+  void require_finite_update();
+  void end_phase();
   void require_whole_weights(const char* call) const;
   bool may_have_changed() const;
   void give_update_up();
@@ -174,10 +187,11 @@ class Engine {
   enum class Phase : std::uint8_t { idle, forwarded, backwarded } phase_ = Phase::idle;
   bool boundary_ = true;          ///< the micro-batch that forward() began is the last before an update
   std::int64_t accumulated_ = 0;  ///< micro-batches since the last boundary
-  double loss_sum_ = 0;           ///< of this rank, since the last boundary
+  engine::LossReader losses_;     ///< of this rank, since the last boundary
+  engine::RunAhead run_ahead_;
   engine::StepTimes times_;
   bool updates_early_ = false;          ///< the configuration lets updates begin while backward runs
-  std::optional<double> known_loss_;    ///< of the step whose update began early
+  std::optional<double> known_loss_;    ///< of the step under way; no weight changes before it is known
   std::string spoiled_;                 ///< why the weights are of no use until a checkpoint is loaded; empty: they are whole
 };
 

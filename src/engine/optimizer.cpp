@@ -48,29 +48,42 @@ Optimizer::OnGpu& Optimizer::on_gpu(device::Device& device) {
 bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
   if (device.kind() == device::Kind::meta) {
-    if (device::stands_for(device) == device::Kind::cuda && UpdateStaging::needed_for(*view.segment))
+    if (device::stands_for(device) == device::Kind::cuda && UpdateStaging::by_processor(*view.segment))
       UpdateStaging::book(device, view);
     return true;
   }
-  const auto for_each_span = [&](const UpdateView& part, const auto& visit) {
-    bool finite = true;
+  const auto spans_of = [&](const UpdateView& part) {
+    std::vector<optim::SpanUpdate> spans;
     for (const sharding::Piece& piece : part.segment->layout().pieces(part.begin, part.begin + part.gradients.numel()))
-      finite = visit(span_of(part, piece, factor)) && finite;
-    return finite;
+      spans.push_back(span_of(part, piece, factor));
+    return spans;
   };
   const auto by_processor = [&](const UpdateView& part) {
-    return for_each_span(part, [&](const optim::SpanUpdate& span) { return optim::update(span, used_, steps_, device.arena()); });
+    bool finite = true;
+    for (const optim::SpanUpdate& span : spans_of(part))
+      finite = optim::update(span, used_, steps_, device.arena()) && finite;
+    return finite;
   };
   if (device.kind() == device::Kind::cpu) return by_processor(view);
   OnGpu& gpu = on_gpu(device);
-  if (UpdateStaging::needed_for(*view.segment)) return gpu.staging.run(view, by_processor);
-  if (view.segment->gradients().tier() == device::Tier::host) device.synchronize();  // they arrive in the device's order
-  for_each_span(view, [&](const optim::SpanUpdate& span) {
-    optim::update(span, used_, steps_, device, gpu.check);
-    return true;
-  });
+  if (UpdateStaging::by_processor(*view.segment)) return gpu.staging.run(by_processor);
+  optim::update(spans_of(view), used_, steps_, device, gpu.check);
   if (view.segment->parameters().stored()) device.synchronize();  // the store is going to read them
   return true;
+}
+
+void Optimizer::announce(const UpdateView& view, const device::Mark& ready, tensor::Kernels& kernels) {
+  device::Device& device = kernels.device();
+  if (device.kind() == device::Kind::cuda && UpdateStaging::by_processor(*view.segment))
+    on_gpu(device).staging.announce(view, ready);
+}
+
+void Optimizer::join() {
+  if (gpu_) gpu_->staging.join();
+}
+
+void Optimizer::end_series() noexcept {
+  if (gpu_) gpu_->staging.end_series();
 }
 
 bool Optimizer::finite() { return !gpu_ || gpu_->check.finite(); }

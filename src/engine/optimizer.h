@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "device/stream.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "optim/update_rule.h"
@@ -56,7 +57,16 @@ class Optimizer {
   /// Gradients times `factor` → moments → masters → compute parameters, in one pass: by the GPU where all of them lie there,
   /// else by the processor. False when an updated weight or moment is NaN or infinite, as far as that is known at once.
   bool update(const UpdateView& view, double factor, tensor::Kernels& kernels);
-  /// Waits for what update() gave to a GPU since the last call; false when any of it became NaN or infinite.
+  /// Says that `view` is updated after those announced before it, with gradients that are complete, and parameters that
+  /// work no longer reads, from `ready` on: beside a GPU its states begin to come to the processor. Its tensors last until
+  /// end_series().
+  void announce(const UpdateView& view, const device::Mark& ready, tensor::Kernels& kernels);
+  /// Work that the device is given from now on sees what was updated so far.
+  void join();
+  /// join(), and forgets what was announced and not updated.
+  void end_series() noexcept;
+  /// Waits for what update() gave to a GPU since the last call, not for later work; false when any of it became NaN or
+  /// infinite.
   bool finite();
 
  private:

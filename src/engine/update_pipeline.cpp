@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/cuda.h"
 #include "device/trace_range.h"
 
 namespace sherd::engine {
@@ -156,15 +157,52 @@ UpdateView UpdatePipeline::bind(const UpdateChunk& chunk, int buffer) const {
   return out;
 }
 
-void UpdatePipeline::update(const UpdateChunk& chunk, const UpdateView& view) {
+namespace {
+/// The point that the device's work has reached by now; empty where it is done on return.
+device::Mark now(device::Device& device) {
+  return device.kind() == device::Kind::cuda ? device::as_cuda(device).compute_stream().mark() : device::Mark();
+}
+}  // namespace
+
+/// From when on the segment may be updated; null when that is not known yet.
+const device::Mark* UpdatePipeline::ready(const Segment& segment, bool wait) {
+  const auto known = std::find_if(complete_.begin(), complete_.end(), [&](const Complete& c) { return c.segment == &segment; });
+  if (known != complete_.end()) return &known->ready;
+  if (wait && !all_complete_) all_complete_ = now(kernels_.device());
+  return all_complete_ ? &*all_complete_ : nullptr;
+}
+
+/// Tells the optimizer of all chunks up to this one. False when that has to wait for gradients, and may not.
+bool UpdatePipeline::announce(std::size_t chunk, bool wait) {
+  for (; announced_ <= chunk; ++announced_) {
+    const UpdateChunk& next = chunks_[announced_];
+    const device::Mark* from = ready(*next.segment, wait);
+    if (!from) return false;
+    const auto instruction = std::find_if(plan_.begin() + static_cast<std::ptrdiff_t>(next_), plan_.end(), [&](const auto& i) {
+      return i.op == UpdateInstruction::Op::update && i.chunk == announced_;
+    });
+    optimizer_->announce(bind(next, instruction->buffer), *from, kernels_);
+  }
+  return true;
+}
+
+void UpdatePipeline::update(std::size_t index, const UpdateView& view) {
+  const UpdateChunk& chunk = chunks_[index];
+  announce(index, true);
+  if (index + 1 < chunks_.size()) announce(index + 1, false);  // comes while this one is updated
   ++updated_;
   const device::TraceRange range("update", chunk.segment->name());
   if (!optimizer_->update(view, factor_, kernels_))
     fail(ErrorKind::numerics, "the update of unit '", chunk.segment->name(),
          "' is NaN or infinite: lower the learning rate and resume from the last checkpoint");
   if (!chunk.last) return;
-  if (finishing_) model_.publish(*chunk.segment);
+  if (finishing_) publish(*chunk.segment);
   else unpublished_.push_back(chunk.segment);
+}
+
+void UpdatePipeline::publish(Segment& segment) {
+  if (segment.gather_after_update()) optimizer_->join();  // what is gathered are the new parameters
+  model_.publish(segment);
 }
 
 namespace {
@@ -196,10 +234,15 @@ void for_each_stored(const UpdateChunk& chunk, const UpdateView& view, const Vis
 bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
   using Op = UpdateInstruction::Op;
   const UpdateChunk& chunk = chunks_[instruction.chunk];
-  const bool complete = wait || std::find(complete_.begin(), complete_.end(), chunk.segment) != complete_.end();
+  // On a GPU backward is queued far ahead: the thread goes on with that rather than wait for gradients.
+  const auto complete = [&] {
+    const device::Mark* from = ready(*chunk.segment, wait);
+    return from && (wait || from->reached());
+  };
   if (instruction.buffer < 0) {
-    if (complete) update(chunk, bind(chunk, instruction.buffer));
-    return complete;
+    if (!complete()) return false;
+    update(instruction.chunk, bind(chunk, instruction.buffer));
+    return true;
   }
   Stage& stage = stages_[static_cast<std::size_t>(instruction.buffer)];
   switch (instruction.op) {
@@ -210,8 +253,8 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
                       [&](StateBuffer& state, const Tensor& to) { stage.reads.push_back(state.read(chunk.begin, to)); });
       return true;
     case Op::update:
-      if (!complete || !ended(stage.reads, wait)) return false;
-      update(chunk, stage.view);
+      if (!complete() || !ended(stage.reads, wait)) return false;
+      update(instruction.chunk, stage.view);
       return true;
     case Op::write:
       for_each_stored(chunk, stage.view,
@@ -239,18 +282,23 @@ void UpdatePipeline::begin(Optimizer& optimizer, double factor) {
 }
 
 void UpdatePipeline::gradients_complete(const Segment& segment) {
-  complete_.push_back(&segment);
+  complete_.push_back({&segment, now(kernels_.device())});
   advance(false);
+}
+
+void UpdatePipeline::update_rest() {
+  require(under_way(), "an update can only be finished after it began");
+  if (!all_complete_) all_complete_ = now(kernels_.device());
+  advance(true);
 }
 
 void UpdatePipeline::finish() {
   require(under_way(), "an update can only be finished after it began");
   finishing_ = true;
-  for (Segment* segment : std::exchange(unpublished_, {})) model_.publish(*segment);
-  advance(true);
+  if (!all_complete_) all_complete_ = now(kernels_.device());  // before what publishing adds
+  for (Segment* segment : std::exchange(unpublished_, {})) publish(*segment);
+  update_rest();
   for (Stage& stage : stages_) ended(stage.writes, true);
-  if (!optimizer_->finite())
-    fail(ErrorKind::numerics, "an updated weight is NaN or infinite: lower the learning rate and resume from the last checkpoint");
   model_.end_step();
   follow_completion();
   abandon();
@@ -261,7 +309,8 @@ void UpdatePipeline::follow_completion() {
   if (complete_.empty()) return;
   std::vector<Segment*> order = model_.trainable_segments();
   const auto place = [&](const Segment* segment) {
-    return std::find(complete_.begin(), complete_.end(), segment) - complete_.begin();
+    return std::find_if(complete_.begin(), complete_.end(), [&](const Complete& c) { return c.segment == segment; }) -
+           complete_.begin();
   };
   std::stable_sort(order.begin(), order.end(), [&](const Segment* a, const Segment* b) { return place(a) < place(b); });
   if (order == order_) return;
@@ -272,11 +321,14 @@ void UpdatePipeline::follow_completion() {
 
 void UpdatePipeline::abandon() noexcept {
   for (Stage& stage : stages_) stage = {};  // waits
+  if (optimizer_) optimizer_->end_series();
   optimizer_ = nullptr;
   next_ = 0;
   updated_ = 0;
   finishing_ = false;
   complete_.clear();
+  all_complete_.reset();
+  announced_ = 0;
   unpublished_.clear();
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -61,12 +62,15 @@ class UpdatePipeline {
 
   /// Opens a step, with gradients to be multiplied by `factor`, and starts the first reads. Both must last until its end.
   void begin(Optimizer& optimizer, double factor);
-  /// Between the two: the gradients of `segment` are complete and nobody reads its parameters any more. Updates what can be
-  /// updated without waiting. Throws what finish() throws.
+  /// Between the two: the gradients of `segment` are complete, and nobody reads its parameters any more, in the order of the
+  /// device's work. Updates what can be updated without waiting. Throws what finish() throws.
   void gradients_complete(const sharding::Segment& segment);
-  /// All gradients are complete: does the rest, publishes each segment when its last chunk is done, ends the model's step, and
-  /// returns when everything is written. Throws Error{numerics} when an updated weight is NaN or infinite, and the store's errors.
-  /// Collective where parameters are replicated.
+  /// All gradients are complete: updates the rest.
+  void update_rest();
+  /// update_rest(), publishes each segment when its last chunk is done, ends the model's step, and returns when everything
+  /// is written; new parameters are where they belong in the order of the device's work. Throws Error{numerics} when an
+  /// updated weight is NaN or infinite (what a GPU updates, Optimizer::finite() tells), and the store's errors. Collective
+  /// where parameters are replicated.
   void finish();
   /// Ends a step that an exception left open; waits for transfers, at most the store's deadline.
   void abandon() noexcept;
@@ -97,7 +101,10 @@ class UpdatePipeline {
   UpdateView bind(const UpdateChunk& chunk, int buffer) const;
   void advance(bool wait);
   bool perform(const UpdateInstruction& instruction, bool wait);
-  void update(const UpdateChunk& chunk, const UpdateView& view);
+  const device::Mark* ready(const sharding::Segment& segment, bool wait);
+  bool announce(std::size_t chunk, bool wait);
+  void update(std::size_t chunk, const UpdateView& view);
+  void publish(sharding::Segment& segment);
   void follow_completion();
 
   sharding::ShardedModel& model_;
@@ -116,7 +123,14 @@ class UpdatePipeline {
   std::size_t next_ = 0;  ///< instruction
   std::int64_t updated_ = 0;
   bool finishing_ = false;
-  std::vector<const sharding::Segment*> complete_;  ///< in the order of their completion
+  /// A segment whose gradients are complete from a point of the device's work on; in the order of their completion.
+  struct Complete {
+    const sharding::Segment* segment;
+    device::Mark ready;
+  };
+  std::vector<Complete> complete_;
+  std::optional<device::Mark> all_complete_;  ///< the point from which on all are
+  std::size_t announced_ = 0;                 ///< chunks that the optimizer was told of
   std::vector<sharding::Segment*> unpublished_;
 };
 

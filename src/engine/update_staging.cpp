@@ -17,12 +17,6 @@ bool with_gpu(const sharding::StateBuffer& state) {
   return state.tier() == Tier::device;
 }
 
-/// Whether the processor updates `segment`: where the states that only the optimizer reads are.
-bool by_processor(const Segment& segment) {
-  if (!segment.moments().empty()) return !with_gpu(segment.moments().front());
-  return !with_gpu(segment.masters() ? segment.masters() : segment.parameters());
-}
-
 Tensor range_of(const Tensor& x, std::int64_t begin, std::int64_t end) {
   return x.defined() ? x.range(begin, end) : Tensor();
 }
@@ -40,113 +34,119 @@ UpdateView part_of(const UpdateView& view, std::int64_t begin, std::int64_t end)
 
 }  // namespace
 
-/// Page-locked memory of one part under way. Three: one comes, one is updated, one goes.
-struct UpdateStaging::Slot {
-  Tensor gradients, parameters;  ///< undefined where the processor reads the states themselves
-  Mark fetched, sent;
-};
+UpdateStaging::UpdateStaging(device::CudaDevice& device, std::int64_t part_elements)
+    : device_(device),
+      part_elements_(part_elements),
+      fetching_(device.make_stream()),
+      sending_(device.make_stream()) {}
 
-/// Lets the compute stream wait for both others in the end, however it comes: then the slots' memory may be
-/// reused.
-class UpdateStaging::Joined {
- public:
-  explicit Joined(UpdateStaging& staging) : staging_(staging) {}
-  ~Joined() {
-    try {
-      for (device::Stream* stream : {&staging_.fetching_, &staging_.sending_})
-        staging_.device_.compute_stream().wait(stream->mark());
-    } catch (const Error&) {
-      // The device has failed; whoever uses it next is told.
-    }
-  }
-  Joined(const Joined&) = delete;
-  Joined& operator=(const Joined&) = delete;
-
- private:
-  UpdateStaging& staging_;
-};
-
-UpdateStaging::UpdateStaging(device::CudaDevice& device)
-    : device_(device), fetching_(device.make_stream()), sending_(device.make_stream()) {}
-
-bool UpdateStaging::needed_for(const Segment& segment) {
-  return by_processor(segment) && (with_gpu(segment.gradients()) || with_gpu(segment.parameters()));
-}
-
-UpdateStaging::Slots UpdateStaging::make_slots(device::Device& device, const UpdateView& view,
-                                               std::int64_t part_elements) {
-  const std::int64_t all = view.gradients.numel(), step = std::min(all, part_elements);
-  const auto room = [&](const Tensor& like) {
-    return Tensor::empty(device, {step}, like.dtype(), device::Category::workspace, Tier::host);
-  };
-  Slots slots;
-  std::int64_t begin = 0;
-  for (Slot& slot : slots) {
-    if (begin >= all) break;
-    if (with_gpu(view.segment->gradients())) slot.gradients = room(view.gradients);
-    if (with_gpu(view.segment->parameters())) slot.parameters = room(view.parameters);
-    begin += step;
-  }
-  return slots;
+bool UpdateStaging::by_processor(const Segment& segment) {
+  if (!segment.moments().empty()) return !with_gpu(segment.moments().front());
+  return !with_gpu(segment.masters() ? segment.masters() : segment.parameters());
 }
 
 void UpdateStaging::book(device::Device& device, const UpdateView& view, std::int64_t part_elements) {
-  make_slots(device, view, part_elements);
+  std::vector<device::Storage> held;
+  const auto room = [&](const sharding::StateBuffer& state) {
+    if (with_gpu(state))
+      held.push_back(device.allocate(static_cast<std::size_t>(part_elements) * size_of(state.dtype()),
+                                     device::Category::workspace, Tier::host));
+  };
+  for (int slot = 0; slot < slot_count; ++slot)
+    room(view.segment->gradients()), room(view.segment->parameters());
 }
 
-bool UpdateStaging::run(const UpdateView& view, const std::function<bool(const UpdateView&)>& update,
-                        std::int64_t part_elements) {
-  const Segment& segment = *view.segment;
-  const device::TraceRange range("offload", segment.name());
-  const std::int64_t all = view.gradients.numel(), step = std::min(all, part_elements);
-  const std::int64_t parts = step == 0 ? 0 : (all + step - 1) / step;
-  const bool gradients_there = with_gpu(segment.gradients()),
-             parameters_there = with_gpu(segment.parameters());
-  const bool parameters_read = parameters_there && segment.master_form() != sharding::MasterForm::separate;
+void UpdateStaging::announce(const UpdateView& view, const Mark& ready) {
+  const std::int64_t all = view.gradients.numel();
+  for (std::int64_t at = 0; at < all; at += part_elements_) {
+    const std::int64_t end = std::min(all, at + part_elements_);
+    parts_.push_back({part_of(view, at, end), {}, ready, nullptr, end == all});
+  }
+  fetch_ahead();
+}
 
-  Slots slots = make_slots(device_, view, part_elements);
-  const Joined joined(*this);
-  const Mark ready = device_.compute_stream().mark();
-  fetching_.wait(
-      ready);  // and so does the processor, also for gradients that come to the host tier by themselves
-  sending_.wait(ready);  // work that was queued before still reads the old parameters
+/// One part more than the one that is updated next: the third slot's parameters are still on their way back.
+void UpdateStaging::fetch_ahead() {
+  for (; fetched_ < std::min<std::size_t>(2, parts_.size()); ++fetched_) {
+    parts_[fetched_].slot = &slots_[next_slot_++ % slots_.size()];
+    fetch(parts_[fetched_]);
+  }
+}
 
-  const auto slot_of = [&](std::int64_t i) -> Slot& {
-    return slots[static_cast<std::size_t>(i) % slots.size()];
-  };
-  const auto fetch = [&](std::int64_t i) {
-    Slot& slot = slot_of(i);
-    const UpdateView part = part_of(view, i * step, std::min(all, (i + 1) * step));
-    fetching_.wait(slot.sent);  // of an earlier part
-    if (gradients_there)
-      device_.copy_on(fetching_, slot.gradients.raw(), part.gradients.raw(), part.gradients.bytes());
-    if (parameters_read)
-      device_.copy_on(fetching_, slot.parameters.raw(), part.parameters.raw(), part.parameters.bytes());
-    slot.fetched = fetching_.mark();
-  };
-  bool finite = true;
-  if (parts > 0) fetch(0);
-  for (std::int64_t i = 0; i < parts; ++i) {
-    if (i + 1 < parts) fetch(i + 1);
-    Slot& slot = slot_of(i);
-    UpdateView part = part_of(view, i * step, std::min(all, (i + 1) * step));
-    const Tensor parameters = part.parameters;
-    if (gradients_there) part.gradients = slot.gradients.range(0, part.gradients.numel());
-    if (parameters_there) part.parameters = slot.parameters.range(0, parameters.numel());
-    slot.fetched.wait(device_.deadline(), "the gradients' way to the host");
-    finite = update(part) && finite;
-    if (!parameters_there) continue;
-    // Without the padding, of which the slot knows nothing.
-    for (const sharding::Piece& piece :
-         segment.layout().pieces(part.begin, part.begin + parameters.numel())) {
-      const std::int64_t begin = piece.flat_begin - part.begin;
-      const Tensor to = parameters.range(begin, begin + piece.count);
-      device_.copy_on(sending_, to.raw(), part.parameters.range(begin, begin + piece.count).raw(),
-                      to.bytes());
-    }
-    slot.sent = sending_.mark();
+/// As many elements as `like` has, in a slot's memory.
+Tensor UpdateStaging::room(device::Storage& storage, const Tensor& like) {
+  const std::size_t bytes = static_cast<std::size_t>(part_elements_) * size_of(like.dtype());
+  if (storage.bytes() < bytes) {
+    join();  // an earlier part may still be using what is freed here
+    storage = device_.allocate(bytes, device::Category::workspace, Tier::host);
+  }
+  return Tensor::view_of(storage, 0, {like.numel()}, like.dtype());
+}
+
+void UpdateStaging::fetch(Part& part) {
+  const Segment& segment = *part.there.segment;
+  Slot& slot = *part.slot;
+  part.staged = part.there;
+  fetching_.wait(slot.sent);  // of the slot's last part
+  // The processor waits for these too where gradients come to the host tier by themselves.
+  fetching_.wait(part.ready);
+  fetching_.wait(segment.gradients_arrived(part.there.begin + part.there.gradients.numel()));
+  if (with_gpu(segment.gradients())) {
+    part.staged.gradients = room(slot.gradients, part.there.gradients);
+    device_.copy_on(fetching_, part.staged.gradients.raw(), part.there.gradients.raw(),
+                    part.there.gradients.bytes());
+  }
+  if (with_gpu(segment.parameters())) {
+    part.staged.parameters = room(slot.parameters, part.there.parameters);
+    if (segment.master_form() != sharding::MasterForm::separate)
+      device_.copy_on(fetching_, part.staged.parameters.raw(), part.there.parameters.raw(),
+                      part.there.parameters.bytes());
+  }
+  slot.fetched = fetching_.mark();
+}
+
+void UpdateStaging::send(const Part& part) {
+  if (!with_gpu(part.there.segment->parameters())) return;
+  sending_.wait(part.ready);  // work that was queued before it still reads the old parameters
+  // Without the padding, of which the slot knows nothing.
+  const std::int64_t begin = part.there.begin, count = part.there.parameters.numel();
+  for (const sharding::Piece& piece : part.there.segment->layout().pieces(begin, begin + count)) {
+    const std::int64_t at = piece.flat_begin - begin, end = at + piece.count;
+    const Tensor to = part.there.parameters.range(at, end);
+    device_.copy_on(sending_, to.raw(), part.staged.parameters.range(at, end).raw(), to.bytes());
+  }
+  part.slot->sent = sending_.mark();
+}
+
+bool UpdateStaging::run(const std::function<bool(const UpdateView&)>& update) {
+  const device::TraceRange range("offload", parts_.empty() ? "" : parts_.front().there.segment->name());
+  bool finite = true, last = parts_.empty();
+  while (!last) {
+    const Part part = parts_.front();
+    part.slot->fetched.wait(device_.deadline(), "the gradients' way to the host");
+    finite = update(part.staged) && finite;
+    send(part);
+    last = part.last;
+    parts_.pop_front();
+    --fetched_;
+    fetch_ahead();
   }
   return finite;
+}
+
+void UpdateStaging::join() {
+  for (device::Stream* stream : {&fetching_, &sending_}) device_.compute_stream().wait(stream->mark());
+}
+
+void UpdateStaging::end_series() noexcept {
+  parts_.clear();
+  fetched_ = 0;
+  try {
+    join();
+  } catch (const Error&) {
+    // The device has failed; whoever uses it next is told.
+  }
+  for (Slot& slot : slots_) slot = {};
 }
 
 }  // namespace sherd::engine

@@ -122,22 +122,23 @@ class Kernels {
   /// A target outside [0, valid) throws Error{data}.
   virtual void cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid, std::int32_t ignore_index,
                              const Tensor& loss, const Tensor& lse) = 0;
-  /// Overwrites logits with factor·dloss/dlogits, in place.
+  /// Overwrites logits with their gradient, in place. dloss: [1] in the compute type, the loss's own gradient.
   virtual void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
-                                      std::int64_t valid, std::int32_t ignore_index, double factor) = 0;
-  /// loss[1] = mean((x - y)²); dx = factor·dloss/dx
+                                      std::int64_t valid, std::int32_t ignore_index, const Tensor& dloss) = 0;
+  /// loss[1] = mean((x - y)²), in the compute type like dloss
   virtual void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) = 0;
-  virtual void mean_squared_error_backward(const Tensor& x, const Tensor& y, double factor, const Tensor& dx) = 0;
+  virtual void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss, const Tensor& dx) = 0;
 
   // ---- what sharding and optimizers need ----
   /// out = (sources[0] + sources[1] + …)·factor, summed in that order in fp32 (fp64 for fp64) and rounded once to
   /// `rounding` and then to out's dtype. `accumulate`: out = out + that value, in fp32, rounded once.
   virtual void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
                          bool accumulate) = 0;
-  /// Adds the squares of x's elements (times factor²) to `sum`: blocks of 64 elements, counted from x's start, are
-  /// summed in double in a fixed order, the blocks exactly, so the total does not depend on how a tensor was cut at
-  /// multiples of 64. A NaN or infinity sets sum.non_finite.
-  virtual void sum_of_squares(const Tensor& x, ExactSum& sum) = 0;
+  /// Adds the squares of all elements to `sum`: blocks of 64 elements, counted from each tensor's start, are summed in
+  /// double in a fixed order, the blocks exactly, so the total does not depend on how a tensor was cut at multiples of
+  /// 64. A NaN or infinity sets sum.non_finite. Waits for the device once.
+  virtual void sum_of_squares(std::span<const Tensor> all, ExactSum& sum) = 0;
+  void sum_of_squares(const Tensor& x, ExactSum& sum) { sum_of_squares(std::span(&x, 1), sum); }
   /// True when every element is finite.
   virtual bool all_finite(const Tensor& x) = 0;
   /// x[i] = mean + std·normal_at(key, first + i): initial values by global index, whatever the sharding.

@@ -99,9 +99,10 @@ Tensor to_host(Device& device, const Tensor& x) {
   return out;
 }
 
-double read_scalar(Device& device, const Tensor& x) {
-  require(x.numel() == 1, "one number was expected, not a tensor of shape ", x.shape().str());
-  const Tensor value = to_host(device, x);
+double read_scalar(Device& device, const Tensor& x) { return scalar_value(to_host(device, x)); }
+
+double scalar_value(const Tensor& value) {
+  require(value.numel() == 1, "one number was expected, not a tensor of shape ", value.shape().str());
   switch (value.dtype()) {
     case DType::f32: return value.data<float>()[0];
     case DType::f64: return value.data<double>()[0];

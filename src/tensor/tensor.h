@@ -101,6 +101,8 @@ Tensor to_host(Device& device, const Tensor& x);
 
 /// The one element of a floating tensor; waits for the device. Throws Error{usage} for another size or dtype.
 double read_scalar(Device& device, const Tensor& x);
+/// The same of a tensor that the processor can read; does not wait.
+double scalar_value(const Tensor& x);
 
 template <class T>
 Tensor Tensor::of(Device& device, const Shape& shape, std::span<const T> values) {

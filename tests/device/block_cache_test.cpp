@@ -2,12 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <map>
 
 #include "device/fake_queue.h"
+#include "support/expect_error.h"
+#include "support/lazy_cuda.h"
 
 namespace sherd::device {
 namespace {
+
+namespace testing = sherd::testing;
 
 using sherd::testing::FakeStream;
 
@@ -97,6 +102,31 @@ TEST(BlockCache, a_fenced_block_comes_back_when_the_device_has_passed) {
   EXPECT_NE(cache.take(256), b);
   compute.log->events[1]->done = true;
   EXPECT_EQ(cache.take(256), b);
+}
+
+TEST(BlockCache, waits_for_the_device_before_it_reports_that_memory_is_out) {
+  testing::LazyCudaDevice device(1 << 20);
+  const auto host = [&](std::size_t bytes) {
+    return device.allocate(bytes, Category::workspace, Tier::host);
+  };
+  const Storage there = device.allocate(600 << 10, Category::workspace, Tier::device);
+  for (const std::size_t size : {600 << 10, 500 << 10, 600 << 10}) {  // each needs the room of the one before
+    const Storage here = host(size);
+    std::memset(here.data(), 7, size);
+    device.copy(there.data(), here.data(), size);
+  }
+  testing::expect_error(ErrorKind::memory, "no 2097152 bytes", [&] { host(2 << 20); });
+}
+
+TEST(BlockCache, says_what_it_waited_for_in_vain) {
+  FakeSystem system;
+  system.capacity = 1 << 10;
+  FakeStream compute("k");
+  BlockCache cache(
+      std::make_unique<FakeSource>(system), [&] { return compute.stream.mark(); }, 0.01);
+  cache.give(cache.take(1 << 10), 1 << 10);
+  testing::expect_error(ErrorKind::comm, "freed page-locked memory within the deadline",
+                        [&] { cache.take(64); });
 }
 
 TEST(BlockCache, returns_everything_when_it_goes) {

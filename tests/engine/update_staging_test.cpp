@@ -7,8 +7,7 @@
 
 #include "nn/linear.h"
 #include "sharding/sharded_model.h"
-#include "support/lazy_cuda.h"
-#include "tensor/meta/meta_kernels.h"
+#include "support/lazy_kernels.h"
 
 namespace sherd::engine {
 namespace {
@@ -16,31 +15,8 @@ namespace {
 using device::Tier;
 using sharding::MasterForm;
 using sherd::testing::LazyCudaDevice;
+using sherd::testing::LazyKernels;
 using tensor::Tensor;
-
-/// What a segment needs of kernels, queued on a LazyCudaDevice.
-class LazyKernels final : public tensor::meta::MetaKernels {
- public:
-  LazyKernels(LazyCudaDevice& device, tensor::Kernels& cpu)
-      : MetaKernels(device), device_(device), cpu_(cpu) {}
-  void fill(const Tensor& x, double value) override {
-    queue([=, this] { cpu_.fill(x, value); });
-  }
-  void copy(const Tensor& from, const Tensor& to) override {
-    queue([=, this] { cpu_.copy(from, to); });
-  }
-  void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override {
-    queue([=, this] { cpu_.fill_normal(x, key, first, mean, std); });
-  }
-  void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) override {
-    queue([=, this] { cpu_.fill_uniform(x, key, first, low, high); });
-  }
-
- private:
-  void queue(std::function<void()> work) { device_.submit(device_.compute_stream(), std::move(work)); }
-  LazyCudaDevice& device_;
-  tensor::Kernels& cpu_;
-};
 
 struct Case {
   const char* name;
@@ -72,6 +48,9 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
     config::Optimizer adam;
     adam.lr = 0.01;
     Optimizer optimizer(adam, 7);
+    std::unique_ptr<UpdateStaging> staging;
+    if (device.kind() == device::Kind::cuda)
+      staging = std::make_unique<UpdateStaging>(device::as_cuda(device), 4096);
     for (int step = 0; step < 2; ++step) {
       optimizer.begin_step();
       for (sharding::Segment* segment : model.trainable_segments()) {
@@ -84,18 +63,19 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
             {},      {}};
         if (segment->masters()) view.masters = segment->masters().range(begin, end);
         for (const auto& moment : segment->moments()) view.moments.push_back(moment.range(begin, end));
-        if (device.kind() == device::Kind::cuda) {
-          ASSERT_EQ(UpdateStaging::needed_for(*segment),
-                    c.gradients == Tier::device || c.parameters == Tier::device);
-          UpdateStaging staging(device::as_cuda(device));
+        if (staging) {
+          ASSERT_TRUE(UpdateStaging::by_processor(*segment));
           const std::uint64_t held = device.ledger().current(Tier::host);
           device.ledger().reset_peaks();
-          ASSERT_TRUE(staging.run(
-              view, [&](const UpdateView& part) { return optimizer.update(part, 0.5, cpu); }, 4096));
+          staging->announce(view, device::as_cuda(device).compute_stream().mark());
+          ASSERT_TRUE(staging->run([&](const UpdateView& part) { return optimizer.update(part, 0.5, cpu); }));
+          staging->join();
           const std::uint64_t taken = device.ledger().peak(Tier::host) - held;
+          if (segment == model.trainable_segments().back()) staging->end_series();
+          const std::uint64_t left = device.ledger().current(Tier::host);
           device.ledger().reset_peaks();
           UpdateStaging::book(device, view, 4096);
-          EXPECT_EQ(device.ledger().peak(Tier::host) - held, taken) << "what a dry run books for it";
+          EXPECT_EQ(device.ledger().peak(Tier::host) - left, taken) << "what a dry run books for it";
           EXPECT_GT(taken, 0u);
         } else {
           ASSERT_TRUE(optimizer.update(view, 0.5, kernels));
@@ -119,7 +99,7 @@ TEST_P(UpdateStagingTest, gives_the_bits_of_an_update_on_the_processor) {
   const auto cpu = device::make_cpu_device(2);
   const auto cpu_kernels = tensor::make_kernels(*cpu);
   LazyCudaDevice gpu;
-  LazyKernels gpu_kernels(gpu, *cpu_kernels);
+  LazyKernels gpu_kernels(gpu);
   const std::string expected = trained(GetParam(), *cpu_kernels, *cpu_kernels);
   ASSERT_GT(expected.size(), std::size_t{1} << 20);
   EXPECT_TRUE(trained(GetParam(), gpu_kernels, *cpu_kernels) == expected);

@@ -19,23 +19,30 @@ class Side {
  public:
   explicit Side(std::shared_ptr<device::Device> device) : device_(std::move(device)) {}
 
-  bool update(const SpanUpdate& u, const Hyper& h, std::int64_t step) {
-    if (!gpu_run()) return test::emulated_update(u, h, step, *device_);
-    SpanUpdate moved = u;
+  bool update(std::span<const SpanUpdate> spans, const Hyper& h, std::int64_t step) {
+    if (!gpu_run()) return test::emulated_update(spans, h, step, *device_);
+    std::vector<SpanUpdate> moved(spans.begin(), spans.end());
     std::vector<Upload> all;
-    const auto upload = [&](auto*& pointer, std::size_t element) {
-      if (!pointer) return;
-      all.emplace_back(*device_, const_cast<void*>(static_cast<const void*>(pointer)),
-                       element * static_cast<std::size_t>(u.n));
-      pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(all.back().there());
-    };
-    upload(moved.master, 4), upload(moved.low, 2), upload(moved.grad, size_of(u.grad_dtype));
-    upload(moved.moments[0], size_of(u.moment_dtype)), upload(moved.moments[1], size_of(u.moment_dtype));
-    upload(moved.param, size_of(u.param_dtype));
-    const bool finite = optim::update(moved, h, step, *device_);
+    for (SpanUpdate& u : moved) {
+      const auto upload = [&](auto*& pointer, std::size_t element) {
+        if (!pointer) return;
+        all.emplace_back(*device_, const_cast<void*>(static_cast<const void*>(pointer)),
+                         element * static_cast<std::size_t>(u.n));
+        pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(all.back().there());
+      };
+      upload(u.master, 4), upload(u.low, 2), upload(u.grad, size_of(u.grad_dtype));
+      upload(u.moments[0], size_of(u.moment_dtype)), upload(u.moments[1], size_of(u.moment_dtype));
+      upload(u.param, size_of(u.param_dtype));
+    }
+    FiniteCheck check(*device_);
+    optim::update(moved, h, step, *device_, check);
+    const bool finite = check.finite();
     for (Upload& each : all) each.bring_back();
     device_->synchronize();
     return finite;
+  }
+  bool update(const SpanUpdate& span, const Hyper& h, std::int64_t step) {
+    return update(std::span(&span, 1), h, step);
   }
   bool update(Span& span, const Hyper& h, std::int64_t step) { return update(span.all(), h, step); }
 
@@ -159,6 +166,45 @@ TEST_F(DeviceUpdate, CutsAndAddressesDoNotShow) {
   }
 }
 
+/// Spans of all sizes and alignments, some without decay, some of another kind: one after the other on the
+/// CPU, all in one call on the device.
+TEST_F(DeviceUpdate, ManySpansAtOnceHaveTheBitsOfEachAlone) {
+  Arena arena(1);
+  for (const Hyper& hyper : every_rule())
+    for (const DType moments : {DType::f32, DType::bf16}) {
+      std::vector<Span> want;
+      for (std::size_t i = 0; i < 75; ++i) {  // more than two kernels take
+        const std::size_t n = i % 9 == 4 ? 9000 + i : i % 5 == 0 ? i : 64 * (1 + i % 3);
+        const DType grads = i / 10 == 3 ? DType::f32 : DType::bf16;
+        Span span = random_span(n, grads, DType::bf16, moments, i);
+        want.push_back(i / 10 == 5 ? std::move(span) : span.as_split(arena));
+      }
+      std::vector<Span> got = want;
+      const auto spans_of = [](std::vector<Span>& all) {
+        std::vector<SpanUpdate> out;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          out.push_back(all[i].all());
+          out.back().first_element = static_cast<std::int64_t>(i) * 1001;
+          out.back().rounding = {17, i};
+          out.back().decay = i % 4 != 1;
+          out.back().grad_factor = i < 60 ? 0.5 : 0.25;
+        }
+        return out;
+      };
+      for (int step = 1; step <= 2; ++step) {
+        for (const SpanUpdate& span : spans_of(want)) ASSERT_TRUE(update(span, hyper, step, arena));
+        ASSERT_TRUE(side->update(spans_of(got), hyper, step));
+        for (std::size_t i = 0; i < want.size(); ++i) ASSERT_TRUE(got[i] == want[i]) << "span " << i;
+      }
+      for (const std::size_t bad : {std::size_t{1}, std::size_t{31}, std::size_t{32}, std::size_t{74}}) {
+        std::vector<Span> poisoned = got;
+        poisoned[bad].set_grad(0, std::numeric_limits<float>::infinity());
+        EXPECT_FALSE(side->update(spans_of(poisoned), hyper, 3)) << "span " << bad;
+      }
+      EXPECT_TRUE(side->update(std::span<const SpanUpdate>(), hyper, 3));
+    }
+}
+
 TEST_F(DeviceUpdate, FlushesWhatIsBelowTheNormalRange) {
   Span span = random_span(4096, DType::f32, DType::f32);
   for (std::size_t i = 0; i < 4096; ++i) {
@@ -244,11 +290,10 @@ TEST(FiniteCheck, RemembersUntilItIsAsked) {
   FiniteCheck check(*device);
   Span good = random_span(10, DType::f32, DType::f32), bad = good;
   bad.set_grad(3, std::numeric_limits<float>::infinity());
-  update(bad.all(), Hyper(), 1, *device, check);
-  update(good.all(), Hyper(), 1, *device, check);
+  update(std::vector<SpanUpdate>{bad.all(), good.all()}, Hyper(), 1, *device, check);
   EXPECT_FALSE(check.finite());
   EXPECT_TRUE(check.finite());
-  update(good.all(), Hyper(), 2, *device, check);
+  update(std::vector<SpanUpdate>{good.all()}, Hyper(), 2, *device, check);
   EXPECT_TRUE(check.finite());
 }
 

@@ -1,5 +1,7 @@
 #include "simt/emulated.h"
 
+#include <vector>
+
 #include "optim/cuda/update.h"
 #include "tensor/cuda/cuda_kernels.h"
 
@@ -21,10 +23,12 @@ void check_emulated_data(tensor::Kernels& kernels) {
   static_cast<tensor::SHERD_CUDA::CudaKernels&>(kernels).check_data();
 }
 
-bool emulated_update(const optim::SpanUpdate& span, const optim::Hyper& hyper, std::int64_t step,
+bool emulated_update(std::span<const optim::SpanUpdate> spans, const optim::Hyper& hyper, std::int64_t step,
                      device::Device& device) {
   unsigned not_finite = 0;
-  optim::SHERD_CUDA::update(target_on(device), optim::plan_span(span, hyper, step), span, &not_finite);
+  std::vector<optim::PlannedSpan> planned;
+  for (const optim::SpanUpdate& span : spans) planned.push_back({optim::plan_span(span, hyper, step), span});
+  optim::SHERD_CUDA::update(target_on(device), planned, &not_finite);
   return not_finite == 0;
 }
 void emulated_split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "optim/update_rule.h"
 #include "simt/simt.h"
@@ -14,7 +15,7 @@ std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device);
 void check_emulated_data(tensor::Kernels& kernels);
 
 /// optim/device_update.h by the emulated kernels.
-bool emulated_update(const optim::SpanUpdate& span, const optim::Hyper& hyper, std::int64_t step,
+bool emulated_update(std::span<const optim::SpanUpdate> spans, const optim::Hyper& hyper, std::int64_t step,
                      device::Device& device);
 void emulated_split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n,
                            device::Device& device);

@@ -12,6 +12,7 @@
 #include "engine/engine.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
+#include "support/lazy_kernels.h"
 
 /// Trains a tiny GPT for a few steps under one setting and hands back every bit of the outcome, so that settings can be
 /// compared. Runs on local ranks here, or inside an MPI job (tests/engine/equality_runner.cpp).
@@ -56,6 +57,7 @@ struct RunSpec {
   long device_limit = 0;  ///< bytes; 0: none
   bool bind_cores = false;
   std::string device = "cpu";  ///< device.type
+  bool lazy = false;           ///< on a device that does everything as late as it may (support/lazy_kernels.h)
 
   std::string offload(const std::string& device, const std::string& path, const std::string& extra) const {
     return R"({"device": ")" + device + "\"" + (device == "nvme" ? R"(, "nvme_path": ")" + path + "\"" : "") + extra + "}";
@@ -184,7 +186,10 @@ inline void nudge(Engine& engine) {
 
 inline std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& spec) {
   const config::Config config = config::parse_text(spec.config());
-  return std::make_unique<Engine>(std::move(dist), std::make_shared<models::Gpt>(models::gpt_options(config, 101)), config);
+  const auto model = std::make_shared<models::Gpt>(models::gpt_options(config, 101));
+  if (!spec.lazy) return std::make_unique<Engine>(std::move(dist), model, config);
+  const auto gpu = std::make_shared<testing::LazyCudaDevice>();
+  return std::make_unique<Engine>(std::move(dist), model, config, gpu, std::make_unique<testing::LazyKernels>(*gpu));
 }
 
 /// The run of one rank; every rank returns the same result but for its own counters.

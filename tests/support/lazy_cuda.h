@@ -1,8 +1,11 @@
 #pragma once
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -67,13 +70,17 @@ class LazyQueue final : public device::StreamQueue {
 /// kernels. Memory of the device tier is filled with ones as it is allocated.
 class LazyCudaDevice final : public device::CudaDevice {
  public:
-  LazyCudaDevice() : arena_(1), ledger_(std::make_shared<device::Ledger>()) {
+  /// `host_bytes`: of page-locked memory that the system has.
+  explicit LazyCudaDevice(std::size_t host_bytes = std::numeric_limits<std::size_t>::max())
+      : arena_(1), ledger_(std::make_shared<device::Ledger>()) {
     compute_ = make_stream(false);
-    device_blocks_ = std::make_shared<device::BlockCache>(std::make_unique<Memory>(owned_, true));
+    device_blocks_ = std::make_shared<device::BlockCache>(
+        std::make_unique<Memory>(owned_, true, std::numeric_limits<std::size_t>::max()));
     host_blocks_ = std::make_shared<device::BlockCache>(
-        std::make_unique<Memory>(owned_, false), [compute = compute_]() mutable { return compute.mark(); });
+        std::make_unique<Memory>(owned_, false, host_bytes),
+        [compute = compute_]() mutable { return compute.mark(); }, 60);
   }
-  ~LazyCudaDevice() override { LazyCudaDevice::synchronize(); }
+  ~LazyCudaDevice() override { finish(compute_); }
 
   const device::CudaGpu& gpu() const override { return gpu_; }
   device::Stream& compute_stream() override { return compute_; }
@@ -87,7 +94,12 @@ class LazyCudaDevice final : public device::CudaDevice {
   device::Storage allocate(std::size_t bytes, device::Category category, device::Tier tier) override {
     ledger_->charge(tier, category, bytes);
     const auto& cache = tier == device::Tier::device ? device_blocks_ : host_blocks_;
-    return device::Storage({cache->take(bytes), bytes},
+    std::byte* data = cache->take(bytes);
+    if (!data) {
+      ledger_->credit(tier, category, bytes);
+      fail(ErrorKind::memory, "the lazy device has no ", bytes, " bytes left");
+    }
+    return device::Storage({data, bytes},
                            [ledger = ledger_, cache, category, tier](device::Block block) {
                              cache->give(block.data, block.bytes);
                              ledger->credit(tier, category, block.bytes);
@@ -107,8 +119,29 @@ class LazyCudaDevice final : public device::CudaDevice {
     const Block* block = find(data);
     return block && block->gpu;
   }
-  void synchronize() override { finish(compute_); }
-  std::shared_ptr<void> after_synchronize(std::function<void()>) override { return nullptr; }
+  std::shared_ptr<void> pin(void* data, std::size_t bytes) override {
+    std::lock_guard lock(owned_->mutex);
+    owned_->blocks[static_cast<std::byte*>(data)] = {bytes, false};
+    return {data, [owned = owned_](void* pinned) {
+              std::lock_guard release(owned->mutex);
+              owned->blocks.erase(static_cast<std::byte*>(pinned));
+            }};
+  }
+  void synchronize() override {
+    ++synchronized_;
+    finish(compute_);
+    check();
+  }
+  std::shared_ptr<void> after_synchronize(std::function<void()> check) override {
+    checks_->push_back(std::move(check));
+    return {&checks_->back(),
+            [checks = checks_, at = std::prev(checks_->end())](void*) { checks->erase(at); }};
+  }
+  void check() override {
+    for (const std::function<void()>& each : *checks_) each();
+  }
+  /// How often somebody waited for everything.
+  int synchronized() const { return synchronized_; }
 
   /// Queues what stands for a kernel.
   void submit(device::Stream& stream, std::function<void()> work) {
@@ -126,15 +159,19 @@ class LazyCudaDevice final : public device::CudaDevice {
   };
   class Memory final : public device::BlockSource {
    public:
-    Memory(std::shared_ptr<Owned> owned, bool gpu) : owned_(std::move(owned)), gpu_(gpu) {}
+    Memory(std::shared_ptr<Owned> owned, bool gpu, std::size_t capacity)
+        : owned_(std::move(owned)), gpu_(gpu), left_(capacity) {}
     std::byte* obtain(std::size_t size) override {
-      auto* data = static_cast<std::byte*>(std::malloc(size));
+      if (left_ < size) return nullptr;
+      left_ -= size;
+      auto* data = static_cast<std::byte*>(std::aligned_alloc(64, (size + 63) / 64 * 64));
       std::memset(data, 0xff, size);
       std::lock_guard lock(owned_->mutex);
       owned_->blocks[data] = {size, gpu_};
       return data;
     }
-    void give_back(std::byte* data, std::size_t) noexcept override {
+    void give_back(std::byte* data, std::size_t size) noexcept override {
+      left_ += size;
       {
         std::lock_guard lock(owned_->mutex);
         owned_->blocks.erase(data);
@@ -145,6 +182,7 @@ class LazyCudaDevice final : public device::CudaDevice {
    private:
     std::shared_ptr<Owned> owned_;
     bool gpu_;
+    std::atomic<std::size_t> left_;
   };
 
   static LazyQueue::State& state_of(device::Stream& stream) {
@@ -173,6 +211,9 @@ class LazyCudaDevice final : public device::CudaDevice {
   std::shared_ptr<Owned> owned_ = std::make_shared<Owned>();
   device::Stream compute_;
   std::shared_ptr<device::BlockCache> device_blocks_, host_blocks_;
+  std::shared_ptr<std::list<std::function<void()>>> checks_ =
+      std::make_shared<std::list<std::function<void()>>>();
+  int synchronized_ = 0;
 };
 
 }  // namespace sherd::testing

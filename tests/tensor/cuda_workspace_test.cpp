@@ -94,7 +94,7 @@ TEST_P(CudaWorkspace, OfLossesAndEmbeddings) {
         [&](Kernels& k) {
           const Tensor logits = some(k, {rows, 12}, dtype), targets = some(k, {rows}, DType::i32),
                        lse = some(k, {rows}, compute);
-          k.cross_entropy_backward(logits, targets, lse, 0, -100, 1);
+          k.cross_entropy_backward(logits, targets, lse, 0, -100, some(k, {1}, compute));
         },
         cat("cross_entropy_backward of ", rows));
     expect_alike(
@@ -103,6 +103,12 @@ TEST_P(CudaWorkspace, OfLossesAndEmbeddings) {
           k.mean_squared_error(x, x, some(k, {1}, compute));
         },
         cat("mean_squared_error of ", rows));
+    expect_alike(
+        [&](Kernels& k) {
+          const Tensor x = some(k, {rows, 12}, dtype);
+          k.mean_squared_error_backward(x, x, some(k, {1}, compute), x);
+        },
+        cat("mean_squared_error_backward of ", rows));
     expect_alike(
         [&](Kernels& k) {
           k.embedding_backward(some(k, {rows}, DType::i32), some(k, {rows, 8}, dtype),

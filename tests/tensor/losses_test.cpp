@@ -61,7 +61,7 @@ TEST_P(CrossEntropy, loss_and_gradient_agree_with_double_arithmetic_and_across_m
                  lse = m.empty({rows}, compute);
           const Tensor t = m.ids({rows}, targets);
           m.kernels.cross_entropy(x, t, valid, ignored, loss, lse);
-          m.kernels.cross_entropy_backward(x, t, lse, valid, ignored, factor);
+          m.kernels.cross_entropy_backward(x, t, lse, valid, ignored, m.of({1}, compute, {factor}));
           return std::vector<Tensor>{loss, lse, x};
         },
         [&, vocab = vocab](const std::vector<Tensor>& got) {
@@ -91,7 +91,7 @@ TEST(CrossEntropyCases, survive_masked_and_extreme_logits) {
       Tensor x = m.of({1, 5000}, dtype, row), loss = m.empty({1}, compute), lse = m.empty({1}, compute);
       m.kernels.cross_entropy(x, m.ids({1}, {4000}), 0, ignored, loss, lse);
       EXPECT_EQ(values_of(m.host(loss))[0], 0) << m.name();
-      m.kernels.cross_entropy_backward(x, m.ids({1}, {4000}), lse, 0, ignored, 1);
+      m.kernels.cross_entropy_backward(x, m.ids({1}, {4000}), lse, 0, ignored, m.of({1}, compute, {1}));
       EXPECT_EQ(values_of(m.host(x)), std::vector<double>(5000, 0)) << m.name();
 
       // NaN anywhere reaches the loss.
@@ -107,7 +107,7 @@ TEST(CrossEntropyCases, survive_masked_and_extreme_logits) {
       const Tensor none = m.ids({2}, {ignored, ignored});
       m.kernels.cross_entropy(y, none, 0, ignored, loss, two);
       EXPECT_EQ(values_of(m.host(loss))[0], 0);
-      m.kernels.cross_entropy_backward(y, none, two, 0, ignored, 1);
+      m.kernels.cross_entropy_backward(y, none, two, 0, ignored, m.of({1}, compute, {1}));
       EXPECT_EQ(values_of(m.host(y)), std::vector<double>(6, 0));
     }
 }
@@ -139,7 +139,7 @@ TEST(CrossEntropyErrors, come_with_the_next_wait_where_kernels_run_on_their_own)
     using testing::expect_error;
     m.kernels.cross_entropy(x, targets, 0, ignored, loss, lse);
     expect_error(ErrorKind::data, "target 2 at position 1 is outside [0, 2)", [&] { m.settle(); });
-    m.kernels.cross_entropy_backward(x, targets, lse, 0, ignored, 1);
+    m.kernels.cross_entropy_backward(x, targets, lse, 0, ignored, m.of({1}, DType::f32, {1}));
     expect_error(ErrorKind::data, "target 2 at position 1", [&] { m.settle(); });
     m.settle();
   }
@@ -155,7 +155,8 @@ TEST(MeanSquaredError, agrees_with_double_arithmetic_and_across_machines) {
             Tensor loss = m.empty({1}, compute), dx = m.empty({n}, dtype);
             const Tensor a = m.of({n}, dtype, x), b = m.of({n}, dtype, y);
             m.kernels.mean_squared_error(a, b, loss);
-            m.kernels.mean_squared_error_backward(a, b, 3.5 * static_cast<double>(n), dx);
+            m.kernels.mean_squared_error_backward(a, b, m.of({1}, compute, {3.5 * static_cast<double>(n)}),
+                                                  dx);
             return std::vector<Tensor>{loss, dx};
           },
           [&](const std::vector<Tensor>& got) {

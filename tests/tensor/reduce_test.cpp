@@ -139,7 +139,7 @@ TEST(SumOfSquares, does_not_depend_on_threads_cuts_or_instruction_set) {
     for (const auto& machine : all_machines()) {
       Machine& m = *machine;
       const Tensor t = m.of({n}, dtype, x);
-      ExactSum whole, forth, back;
+      ExactSum whole, forth, back, together;
       m.kernels.sum_of_squares(t, whole);
       const std::int64_t cuts[] = {0, 64, 6400, 32768, 70016, n};
       for (std::size_t i = 0; i + 1 < std::size(cuts); ++i) {
@@ -147,6 +147,8 @@ TEST(SumOfSquares, does_not_depend_on_threads_cuts_or_instruction_set) {
         const std::size_t k = std::size(cuts) - 2 - i;
         m.kernels.sum_of_squares(t.range(cuts[k], cuts[k + 1]), back);
       }
+      m.kernels.sum_of_squares(std::vector<Tensor>{t.range(32768, n), t.range(0, 0), t.range(0, 32768)},
+                               together);
       if (first < 0) first = whole.value();
       EXPECT_EQ(whole.value(), first) << m.name();
       EXPECT_EQ(forth.value(), first) << m.name();
@@ -154,6 +156,7 @@ TEST(SumOfSquares, does_not_depend_on_threads_cuts_or_instruction_set) {
       if (words.empty()) words = whole.to_words();
       EXPECT_EQ(whole.to_words(), words) << m.name();
       EXPECT_EQ(forth.to_words(), words) << m.name();
+      EXPECT_EQ(together.to_words(), words) << m.name();
       EXPECT_NEAR(whole.value(), static_cast<double>(want), static_cast<double>(want) * 1e-14);
     }
   }

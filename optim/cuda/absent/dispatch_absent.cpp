@@ -13,7 +13,7 @@ namespace {
 bool on_gpu(device::Device&, const void*) {
   return false;
 }
-void update_on_gpu(device::Device&, const UpdatePlan&, const SpanUpdate&, unsigned*) {
+void update_on_gpu(device::Device&, std::span<const PlannedSpan>, unsigned*) {
   refuse();
 }
 void split_on_gpu(device::Device&, const float*, void*, std::uint16_t*, std::int64_t) {

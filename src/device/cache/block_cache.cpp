@@ -1,6 +1,7 @@
 #include "device/cache/block_cache.h"
 
 #include <utility>
+#include <vector>
 
 namespace sherd::device {
 
@@ -16,8 +17,8 @@ std::size_t BlockSource::size_for(std::size_t bytes) const {
   return size_class(bytes);
 }
 
-BlockCache::BlockCache(std::unique_ptr<BlockSource> source, Fence fence)
-    : source_(std::move(source)), fence_(std::move(fence)) {}
+BlockCache::BlockCache(std::unique_ptr<BlockSource> source, Fence fence, double fence_seconds)
+    : source_(std::move(source)), fence_(std::move(fence)), fence_seconds_(fence_seconds) {}
 
 BlockCache::~BlockCache() {
   std::lock_guard lock(mutex_);
@@ -51,7 +52,28 @@ std::byte* BlockCache::take(std::size_t bytes) {
   if (std::byte* data = source_->obtain(size)) return data;
   trim();
   source_->settle();
+  if (std::byte* data = source_->obtain(size)) return data;
+  if (!wait_for_fences()) return nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (std::byte* data = take_kept(size)) return data;
+  }
+  trim();
+  source_->settle();
   return source_->obtain(size);
+}
+
+/// Waits until the device has passed all blocks that are kept now. False when there are none.
+bool BlockCache::wait_for_fences() {
+  std::vector<Mark> last;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [size, blocks] : free_)
+      if (!blocks.empty()) last.push_back(blocks.back().fence);
+  }
+  const Deadline deadline = Deadline::after_seconds(fence_seconds_);
+  for (const Mark& fence : last) fence.wait(deadline, "the work that still uses freed page-locked memory");
+  return !last.empty();
 }
 
 void BlockCache::give(std::byte* data, std::size_t bytes) noexcept {

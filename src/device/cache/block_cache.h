@@ -38,14 +38,16 @@ class BlockCache {
 
   /// Without a fence a block is reused at once: right where its users run in the order of the calls (one
   /// compute stream, or the processor itself). With one, the oldest block of a size is reused when its fence
-  /// has been reached.
-  explicit BlockCache(std::unique_ptr<BlockSource> source, Fence fence = {});
+  /// has been reached; take() waits for fences, `fence_seconds` at most, before it reports that memory is
+  /// out.
+  explicit BlockCache(std::unique_ptr<BlockSource> source, Fence fence = {}, double fence_seconds = 0);
   ~BlockCache();
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
-  /// At least `bytes` bytes; when the source has none left, everything kept is given back before it is asked
-  /// again. Null when that does not help.
+  /// At least `bytes` bytes. When the source has none left, everything kept is given back before it is asked
+  /// again, at first what is past its fence, then, having waited, the rest. Null when that does not help.
+  /// Throws Error{comm} when a fence is not reached in time.
   std::byte* take(std::size_t bytes);
   /// Takes back what take(bytes) gave.
   void give(std::byte* data, std::size_t bytes) noexcept;
@@ -63,10 +65,12 @@ class BlockCache {
     Mark fence;
   };
   std::byte* take_kept(std::size_t size);
+  bool wait_for_fences();
   void trim_locked(bool all);
 
   std::unique_ptr<BlockSource> source_;
   Fence fence_;
+  const double fence_seconds_;
   mutable std::mutex mutex_;
   std::map<std::size_t, std::deque<Kept>> free_;  // guarded by mutex_; the longest kept first
   std::size_t kept_bytes_ = 0;                    // guarded by mutex_

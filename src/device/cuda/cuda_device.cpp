@@ -21,7 +21,7 @@ bool known_to_cuda(const void* data) {
   return attributes.type != cudaMemoryTypeUnregistered;
 }
 
-/// What synchronize() calls, in the order of registration. Used from the rank's thread; handles may outlive
+/// What check() calls, in the order of registration. Used from the rank's thread; handles may outlive
 /// the device.
 struct Checks {
   std::list<std::function<void()>> all;
@@ -37,8 +37,9 @@ class Gpu final : public CudaDevice {
     make_current();
     compute_ = Gpu::make_stream(false);
     device_blocks_ = std::make_shared<BlockCache>(cuda::make_device_memory(gpu_.ordinal, compute_));
-    host_blocks_ = std::make_shared<BlockCache>(cuda::make_pinned_memory(gpu_.ordinal),
-                                                [compute = compute_]() mutable { return compute.mark(); });
+    host_blocks_ = std::make_shared<BlockCache>(
+        cuda::make_pinned_memory(gpu_.ordinal), [compute = compute_]() mutable { return compute.mark(); },
+        timeout_seconds_);
   }
 
   ~Gpu() override {
@@ -115,7 +116,11 @@ class Gpu final : public CudaDevice {
 
   void synchronize() override {
     wait();
-    for (const std::function<void()>& check : checks_->all) check();
+    Gpu::check();
+  }
+
+  void check() override {
+    for (const std::function<void()>& each : checks_->all) each();
   }
 
   std::shared_ptr<void> after_synchronize(std::function<void()> check) override {

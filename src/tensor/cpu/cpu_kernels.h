@@ -54,13 +54,14 @@ class CpuKernels final : public Kernels {
   void cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid,
                      std::int32_t ignore_index, const Tensor& loss, const Tensor& lse) override;
   void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
-                              std::int64_t valid, std::int32_t ignore_index, double factor) override;
+                              std::int64_t valid, std::int32_t ignore_index, const Tensor& dloss) override;
   void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override;
-  void mean_squared_error_backward(const Tensor& x, const Tensor& y, double factor,
+  void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss,
                                    const Tensor& dx) override;
   void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
                  bool accumulate) override;
-  void sum_of_squares(const Tensor& x, ExactSum& sum) override;
+  using Kernels::sum_of_squares;
+  void sum_of_squares(std::span<const Tensor> all, ExactSum& sum) override;
   bool all_finite(const Tensor& x) override;
   void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override;
   void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) override;

@@ -56,6 +56,11 @@ float load_one(const IsaTable& isa, const Tensor& x, Count element) {
   return value;
 }
 
+/// The one element of a tensor of a compute type.
+double number_in(const Tensor& x) {
+  return x.dtype() == DType::f64 ? x.data<double>()[0] : static_cast<double>(x.data<float>()[0]);
+}
+
 }  // namespace
 
 void CpuKernels::cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid,
@@ -93,13 +98,14 @@ void CpuKernels::cross_entropy(const Tensor& logits, const Tensor& targets, std:
 }
 
 void CpuKernels::cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
-                                        std::int64_t valid, std::int32_t ignore_index, double factor) {
+                                        std::int64_t valid, std::int32_t ignore_index, const Tensor& dloss) {
   constexpr const char* name = "cross_entropy_backward";
   const Count columns = check_cross_entropy(name, logits, targets, lse, valid);
+  require_vector(name, "dloss", dloss, 1, compute_type(logits.dtype()));
   const Count counted = count_targets(name, targets, columns, ignore_index);
   const Count vocab = logits.shape().back(), rows = logits.shape().rows();
   const std::int32_t* target = targets.data<std::int32_t>();
-  const double scale = counted == 0 ? 0 : factor / static_cast<double>(counted);
+  const double scale = counted == 0 ? 0 : number_in(dloss) / static_cast<double>(counted);
   const std::size_t size = size_of(logits.dtype());
   in_chunks(device_, rows, row_grain(vocab), [&](Count begin, Count count) {
     for (Count r = begin; r < begin + count; ++r) {
@@ -141,11 +147,12 @@ void CpuKernels::mean_squared_error(const Tensor& x, const Tensor& y, const Tens
                           : void(loss.data<float>()[0] = static_cast<float>(mean));
 }
 
-void CpuKernels::mean_squared_error_backward(const Tensor& x, const Tensor& y, double factor,
+void CpuKernels::mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss,
                                              const Tensor& dx) {
   require_alike("mean_squared_error_backward", dx, {&x, &y});
+  require_vector("mean_squared_error_backward", "dloss", dloss, 1, compute_type(dx.dtype()));
   if (dx.numel() == 0) return;
-  const double scale = 2 * factor / static_cast<double>(dx.numel());
+  const double scale = 2 * number_in(dloss) / static_cast<double>(dx.numel());
   if (dx.dtype() == DType::f64)
     return map_f64(
         device_, dx, [=](double u, double v) { return (u - v) * scale; }, x, y);

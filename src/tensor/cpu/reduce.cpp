@@ -80,23 +80,26 @@ void CpuKernels::sum_ranks(std::span<const Tensor> sources, double factor, DType
   });
 }
 
-void CpuKernels::sum_of_squares(const Tensor& x, ExactSum& sum) {
-  require_floating("sum_of_squares", "x", x);
+void CpuKernels::sum_of_squares(std::span<const Tensor> all, ExactSum& sum) {
+  for (const Tensor& x : all) require_floating("sum_of_squares", "x", x);
   std::mutex mutex;  // guards `sum`; the order of additions does not show in an exact sum
-  in_chunks(device_, x.numel(), element_grain, [&](Count begin, Count count) {
-    double blocks[element_grain / 64];
-    const Count n = (count + 63) / 64;
-    if (x.dtype() == DType::f64) {
-      for (Count b = 0; b < n; ++b)
-        blocks[b] = block_squares_f64(x.data<double>() + begin + 64 * b, std::min<Count>(64, count - 64 * b));
-    } else {
-      isa_.convert[storage_index(x)].block_squares(at(x, begin), blocks, count);
-    }
-    ExactSum mine;
-    mine.add(std::span(blocks, static_cast<std::size_t>(n)));
-    const std::lock_guard lock(mutex);
-    sum.add(mine);
-  });
+  for (const Tensor& x : all) {
+    in_chunks(device_, x.numel(), element_grain, [&](Count begin, Count count) {
+      double blocks[element_grain / 64];
+      const Count n = (count + 63) / 64;
+      if (x.dtype() == DType::f64) {
+        for (Count b = 0; b < n; ++b)
+          blocks[b] =
+              block_squares_f64(x.data<double>() + begin + 64 * b, std::min<Count>(64, count - 64 * b));
+      } else {
+        isa_.convert[storage_index(x)].block_squares(at(x, begin), blocks, count);
+      }
+      ExactSum mine;
+      mine.add(std::span(blocks, static_cast<std::size_t>(n)));
+      const std::lock_guard lock(mutex);
+      sum.add(mine);
+    });
+  }
 }
 
 bool CpuKernels::all_finite(const Tensor& x) {

@@ -112,10 +112,12 @@ __global__ void mean_term_kernel(const double* terms, Count rows, Targets target
   if (threadIdx.x == 0) loss[0] = counted == 0 ? C{0} : static_cast<C>(sum / static_cast<double>(counted));
 }
 
-/// scale = factor over how many targets count. One block.
-__global__ void gradient_scale_kernel(Count rows, Targets targets, double factor, double* scale) {
+/// scale = dloss over how many targets count. One block.
+template <class C>
+__global__ void gradient_scale_kernel(Count rows, Targets targets, const C* dloss, double* scale) {
   const Count counted = count_targets(rows, targets);
-  if (threadIdx.x == 0) scale[0] = counted == 0 ? 0 : factor / static_cast<double>(counted);
+  if (threadIdx.x == 0)
+    scale[0] = counted == 0 ? 0 : static_cast<double>(dloss[0]) / static_cast<double>(counted);
 }
 
 template <class S>
@@ -167,10 +169,16 @@ __global__ void mean_kernel(const double* sums, Count count, Count n, C* loss) {
   if (threadIdx.x == 0) loss[0] = n == 0 ? C{0} : static_cast<C>(sum / static_cast<double>(n));
 }
 
+/// scale = 2·dloss / n. One thread.
+template <class C>
+__global__ void difference_scale_kernel(const C* dloss, Count n, C* scale) {
+  scale[0] = static_cast<C>(2 * static_cast<double>(dloss[0]) / static_cast<double>(n));
+}
+
 template <class C>
 struct ScaledDifference {
-  C scale;
-  __device__ C operator()(C x, C y) const { return (x - y) * scale; }
+  const C* scale;
+  __device__ C operator()(C x, C y) const { return (x - y) * scale[0]; }
 };
 
 }  // namespace
@@ -195,16 +203,18 @@ void CudaKernels::cross_entropy(const Tensor& logits, const Tensor& targets, std
 }
 
 void CudaKernels::cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
-                                         std::int64_t valid, std::int32_t ignore_index, double factor) {
+                                         std::int64_t valid, std::int32_t ignore_index, const Tensor& dloss) {
   const Count columns = check_cross_entropy("cross_entropy_backward", logits, targets, lse, valid);
+  require_vector("cross_entropy_backward", "dloss", dloss, 1, compute_type(logits.dtype()));
   const Count vocab = logits.shape().back(), rows = logits.shape().rows();
   if (rows == 0) return;
   const Targets wanted{in<std::int32_t>(targets), ignore_index, columns,
                        errors_.slot(DataError::loss_target)};
   const Tensor scale = scratch(1, DType::f64);
-  launch(gradient_scale_kernel, 1, sum_threads, 0, target_.stream, rows, wanted, factor, out<double>(scale));
   with_floating(logits.dtype(), [&](auto type) {
     using S = decltype(type);
+    launch(gradient_scale_kernel<Compute<S>>, 1, sum_threads, 0, target_.stream, rows, wanted,
+           in<Compute<S>>(dloss), out<double>(scale));
     launch(cross_entropy_backward_kernel<S>, blocks_for(rows, 1, target_.processors, 16), row_threads, 0,
            target_.stream, out<S>(logits), rows, vocab, wanted, in<Compute<S>>(lse), in<double>(scale));
   });
@@ -225,15 +235,17 @@ void CudaKernels::mean_squared_error(const Tensor& x, const Tensor& y, const Ten
   });
 }
 
-void CudaKernels::mean_squared_error_backward(const Tensor& x, const Tensor& y, double factor,
+void CudaKernels::mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss,
                                               const Tensor& dx) {
   require_alike("mean_squared_error_backward", dx, {&x, &y});
+  require_vector("mean_squared_error_backward", "dloss", dloss, 1, compute_type(dx.dtype()));
   if (dx.numel() == 0) return;
-  const double scale = 2 * factor / static_cast<double>(dx.numel());
+  const Tensor scale = scratch(1, compute_type(dx.dtype()));
   with_floating(dx.dtype(), [&](auto type) {
     using S = decltype(type);
     using C = Compute<S>;
-    map(target_, ScaledDifference<C>{static_cast<C>(scale)}, dx.numel(), out<S>(dx), in<S>(x), in<S>(y));
+    launch(difference_scale_kernel<C>, 1, 1, 0, target_.stream, in<C>(dloss), dx.numel(), out<C>(scale));
+    map(target_, ScaledDifference<C>{in<C>(scale)}, dx.numel(), out<S>(dx), in<S>(x), in<S>(y));
   });
 }
 

@@ -330,17 +330,25 @@ void CudaKernels::sum_ranks(std::span<const Tensor> sources, double factor, DTyp
   });
 }
 
-void CudaKernels::sum_of_squares(const Tensor& x, ExactSum& sum) {
-  require_floating("sum_of_squares", "x", x);
-  if (x.numel() == 0) return;
+void CudaKernels::sum_of_squares(std::span<const Tensor> all, ExactSum& sum) {
+  Count elements = 0;
+  for (const Tensor& x : all) {
+    require_floating("sum_of_squares", "x", x);
+    elements += x.numel();
+  }
+  if (elements == 0) return;
   constexpr int words = ExactSum::words + 1;
   const Tensor total = scratch(words, DType::i64), read = scratch(words, DType::i64, device::Tier::host);
   target_.device.zero(total.raw(), total.bytes());
-  with_floating(x.dtype(), [&](auto type) {
-    using S = decltype(type);
-    launch(sum_of_squares_kernel<S>, blocks_for(x.numel(), Count{square_threads} * 8, target_.processors, 8),
-           square_threads, 0, target_.stream, in<S>(x), x.numel(), out<Word>(total));
-  });
+  for (const Tensor& x : all) {
+    if (x.numel() == 0) continue;
+    with_floating(x.dtype(), [&](auto type) {
+      using S = decltype(type);
+      launch(sum_of_squares_kernel<S>,
+             blocks_for(x.numel(), Count{square_threads} * 8, target_.processors, 8), square_threads, 0,
+             target_.stream, in<S>(x), x.numel(), out<Word>(total));
+    });
+  }
   target_.device.copy(read.raw(), total.raw(), total.bytes());
   target_.device.synchronize();
   sum.add(ExactSum::from_words({in<std::int64_t>(read), static_cast<std::size_t>(words)}));

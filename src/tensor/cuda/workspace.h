@@ -63,6 +63,10 @@ inline std::size_t mean_squared_error_workspace(const Tensor& x) {
   return static_cast<std::size_t>((x.numel() + squares_per_block - 1) / squares_per_block) * sizeof(double);
 }
 
+inline std::size_t mean_squared_error_backward_workspace(const Tensor& dx) {
+  return dx.numel() > 0 ? size_of(compute_type(dx.dtype())) : 0;
+}
+
 /// Of each of the tiers device and host.
 inline constexpr std::size_t sum_of_squares_workspace = (ExactSum::words + 1) * sizeof(std::int64_t);
 /// Of the host tier.

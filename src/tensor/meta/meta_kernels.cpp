@@ -1,5 +1,7 @@
 #include "tensor/meta/meta_kernels.h"
 
+#include <algorithm>
+
 #include "tensor/cpu/workspace.h"
 #include "tensor/cuda/workspace.h"
 
@@ -58,13 +60,13 @@ void MetaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const 
   if (gpu_ && dy.numel() > 0) book(cuda::embedding_backward_workspace(ids));
 }
 
-void MetaKernels::cross_entropy(const Tensor& logits, const Tensor&, std::int64_t, std::int32_t, const Tensor&,
-                                const Tensor&) {
+void MetaKernels::cross_entropy(const Tensor& logits, const Tensor&, std::int64_t, std::int32_t,
+                                const Tensor&, const Tensor&) {
   if (gpu_) book(cuda::cross_entropy_workspace(logits));
 }
 
 void MetaKernels::cross_entropy_backward(const Tensor& logits, const Tensor&, const Tensor&, std::int64_t,
-                                         std::int32_t, double) {
+                                         std::int32_t, const Tensor&) {
   if (gpu_) book(cuda::cross_entropy_backward_workspace(logits));
 }
 
@@ -72,8 +74,12 @@ void MetaKernels::mean_squared_error(const Tensor& x, const Tensor&, const Tenso
   if (gpu_) book(cuda::mean_squared_error_workspace(x));
 }
 
-void MetaKernels::sum_of_squares(const Tensor& x, ExactSum&) {
-  if (!gpu_ || x.numel() == 0) return;
+void MetaKernels::mean_squared_error_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor& dx) {
+  if (gpu_) book(cuda::mean_squared_error_backward_workspace(dx));
+}
+
+void MetaKernels::sum_of_squares(std::span<const Tensor> all, ExactSum&) {
+  if (!gpu_ || std::all_of(all.begin(), all.end(), [](const Tensor& x) { return x.numel() == 0; })) return;
   book(cuda::sum_of_squares_workspace);
   book(cuda::sum_of_squares_workspace, device::Tier::host);
 }

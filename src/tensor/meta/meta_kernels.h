@@ -5,9 +5,10 @@
 
 namespace sherd::tensor::meta {
 
-/// Kernels that read and write no tensor. Each books for a moment the workspace that the kernel holds for which it
-/// stands, the CPU's with as many threads or a GPU's with `options` (device/meta.h), so that the ledger's
-/// peaks are those of a real run. What cuBLASLt takes is booked at its ceiling, what cuDNN takes by its rules.
+/// Kernels that read and write no tensor. Each books for a moment the workspace that the kernel holds for
+/// which it stands, the CPU's with as many threads or a GPU's with `options` (device/meta.h), so that the
+/// ledger's peaks are those of a real run. What cuBLASLt takes is booked at its ceiling, what cuDNN takes by
+/// its rules.
 class MetaKernels : public Kernels {
  public:
   explicit MetaKernels(Device& device, const CudaOptions& options = {})
@@ -49,11 +50,12 @@ class MetaKernels : public Kernels {
   void cross_entropy(const Tensor& logits, const Tensor&, std::int64_t, std::int32_t, const Tensor&,
                      const Tensor&) override;
   void cross_entropy_backward(const Tensor& logits, const Tensor&, const Tensor&, std::int64_t, std::int32_t,
-                              double) override;
+                              const Tensor&) override;
   void mean_squared_error(const Tensor& x, const Tensor&, const Tensor&) override;
-  void mean_squared_error_backward(const Tensor&, const Tensor&, double, const Tensor&) override {}
+  void mean_squared_error_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor& dx) override;
   void sum_ranks(std::span<const Tensor>, double, DType, const Tensor&, bool) override {}
-  void sum_of_squares(const Tensor& x, ExactSum&) override;
+  using Kernels::sum_of_squares;
+  void sum_of_squares(std::span<const Tensor> all, ExactSum&) override;
   bool all_finite(const Tensor& x) override;
   void fill_normal(const Tensor&, RandomKey, std::int64_t, double, double) override {}
   void fill_uniform(const Tensor&, RandomKey, std::int64_t, double, double) override {}

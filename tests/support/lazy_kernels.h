@@ -1,0 +1,198 @@
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "support/lazy_cuda.h"
+#include "tensor/kernels.h"
+
+namespace sherd::testing {
+
+/// The CPU's kernels on a LazyCudaDevice: queued on its compute stream, over memory that may have been freed
+/// by then and is reused in that order, as on a GPU. What they find wrong with their data is thrown by the
+/// device's check().
+class LazyKernels final : public tensor::Kernels {
+ public:
+  using Tensor = tensor::Tensor;
+  using Attention = tensor::Attention;
+
+  explicit LazyKernels(LazyCudaDevice& device)
+      : device_(device), cpu_device_(device::make_cpu_device(1)), cpu_(tensor::make_kernels(*cpu_device_)) {
+    watch_ = device_.after_synchronize([found = found_] {
+      if (const std::exception_ptr error = std::exchange(*found, nullptr)) std::rethrow_exception(error);
+    });
+  }
+  ~LazyKernels() override {
+    try {
+      device_.synchronize();  // what is queued uses this object
+    } catch (const Error&) {
+    }
+  }
+  device::Device& device() override { return device_; }
+  /// Kernels that have run.
+  int ran() const { return *ran_; }
+
+  void fill(const Tensor& x, double value) override { later(&Kernels::fill, x, value); }
+  void copy(const Tensor& from, const Tensor& to) override {
+    if (from.dtype() == to.dtype()) return device_.copy(to.raw(), from.raw(), from.bytes());
+    later(&Kernels::copy, from, to);
+  }
+  void matmul(const tensor::Matmul& args) override { later(&Kernels::matmul, args); }
+  void sum_rows(const Tensor& x, const Tensor& out, bool add) override {
+    later(&Kernels::sum_rows, x, out, add);
+  }
+  void add(const Tensor& a, const Tensor& b, const Tensor& out) override { later(&Kernels::add, a, b, out); }
+  void multiply(const Tensor& a, const Tensor& b, const Tensor& out) override {
+    later(&Kernels::multiply, a, b, out);
+  }
+  void scale(const Tensor& x, double factor, const Tensor& out) override {
+    later(&Kernels::scale, x, factor, out);
+  }
+  void activation(tensor::Activation kind, const Tensor& x, const Tensor& out) override {
+    later(&Kernels::activation, kind, x, out);
+  }
+  void activation_backward(tensor::Activation kind, const Tensor& x, const Tensor& dy,
+                           const Tensor& dx) override {
+    later(&Kernels::activation_backward, kind, x, dy, dx);
+  }
+  void tanh(const Tensor& x, const Tensor& out) override { later(&Kernels::tanh, x, out); }
+  void tanh_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override {
+    later(&Kernels::tanh_backward, y, dy, dx);
+  }
+  void relu(const Tensor& x, const Tensor& out) override { later(&Kernels::relu, x, out); }
+  void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override {
+    later(&Kernels::relu_backward, y, dy, dx);
+  }
+  void swiglu(const Tensor& x, const Tensor& out) override { later(&Kernels::swiglu, x, out); }
+  void swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx) override {
+    later(&Kernels::swiglu_backward, x, dy, dx);
+  }
+  void dropout(const Tensor& x, const Tensor& residual, float p, RandomKey key, const Tensor& out) override {
+    later(&Kernels::dropout, x, residual, p, key, out);
+  }
+  void dropout_backward(const Tensor& dy, float p, RandomKey key, const Tensor& dx) override {
+    later(&Kernels::dropout_backward, dy, p, key, dx);
+  }
+  void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& y,
+                  const Tensor& mean, const Tensor& rstd) override {
+    later(&Kernels::layer_norm, x, weight, bias, eps, y, mean, rstd);
+  }
+  void layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
+                           const Tensor& dy, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
+                           bool add) override {
+    later(&Kernels::layer_norm_backward, x, weight, mean, rstd, dy, dx, dweight, dbias, add);
+  }
+  void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
+                const Tensor& rstd) override {
+    later(&Kernels::rms_norm, x, weight, eps, y, rstd);
+  }
+  void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
+                         const Tensor& dx, const Tensor& dweight, bool add) override {
+    later(&Kernels::rms_norm_backward, x, weight, rstd, dy, dx, dweight, add);
+  }
+  void embedding(const Tensor& ids, const Tensor& table, const Tensor& out) override {
+    later(&Kernels::embedding, ids, table, out);
+  }
+  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool add) override {
+    later(&Kernels::embedding_backward, ids, dy, dtable, add);
+  }
+  void add_positions(const Tensor& x, const Tensor& table, const Tensor& out) override {
+    later(&Kernels::add_positions, x, table, out);
+  }
+  void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool add) override {
+    later(&Kernels::add_positions_backward, dy, dtable, add);
+  }
+  void rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
+              const Tensor& out) override {
+    later(&Kernels::rotary, qkv, geometry, base, inverse, out);
+  }
+  void attention(const Tensor& qkv, const Attention& geometry, const Tensor& out,
+                 const Tensor& lse) override {
+    later(&Kernels::attention, qkv, geometry, out, lse);
+  }
+  void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse,
+                          const Tensor& dout, const Tensor& dqkv) override {
+    later(&Kernels::attention_backward, qkv, geometry, out, lse, dout, dqkv);
+  }
+  void cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid, std::int32_t ignored,
+                     const Tensor& loss, const Tensor& lse) override {
+    later(&Kernels::cross_entropy, logits, targets, valid, ignored, loss, lse);
+  }
+  void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
+                              std::int64_t valid, std::int32_t ignored, const Tensor& dloss) override {
+    later(&Kernels::cross_entropy_backward, logits, targets, lse, valid, ignored, dloss);
+  }
+  void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override {
+    later(&Kernels::mean_squared_error, x, y, loss);
+  }
+  void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss,
+                                   const Tensor& dx) override {
+    later(&Kernels::mean_squared_error_backward, x, y, dloss, dx);
+  }
+  void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
+                 bool add) override {
+    std::vector<Tensor> from;
+    for (const Tensor& source : sources) from.push_back(bare(source));
+    queue([=, this, to = bare(out)] { cpu_->sum_ranks(from, factor, rounding, to, add); });
+  }
+  using Kernels::sum_of_squares;
+  void sum_of_squares(std::span<const Tensor> all, tensor::ExactSum& sum) override {
+    device_.synchronize();
+    cpu_->sum_of_squares(all, sum);
+  }
+  bool all_finite(const Tensor& x) override {
+    device_.synchronize();
+    return cpu_->all_finite(x);
+  }
+  void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override {
+    later(&Kernels::fill_normal, x, key, first, mean, std);
+  }
+  void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) override {
+    later(&Kernels::fill_uniform, x, key, first, low, high);
+  }
+
+ private:
+  /// The same elements, without a share of their storage.
+  static Tensor bare(const Tensor& x) {
+    if (!x.defined()) return x;
+    return Tensor::view_of(device::Storage({x.raw(), x.bytes()}, nullptr), 0, x.shape(), x.dtype());
+  }
+  static tensor::Matmul bare(tensor::Matmul args) {
+    for (Tensor* x : {&args.a, &args.b, &args.c, &args.bias, &args.pre_activation}) *x = bare(*x);
+    return args;
+  }
+  template <class T>
+  static T bare(const T& value) {
+    return value;
+  }
+
+  template <class... Params, class... Args>
+  void later(void (Kernels::*kernel)(Params...), const Args&... args) {
+    queue([this, kernel, held = std::tuple<std::decay_t<Params>...>(bare(args)...)] {
+      std::apply([&](const auto&... each) { (cpu_.get()->*kernel)(each...); }, held);
+    });
+  }
+  void queue(std::function<void()> work) {
+    device_.submit(device_.compute_stream(), [work = std::move(work), found = found_, ran = ran_] {
+      ++*ran;
+      try {
+        work();
+      } catch (const Error&) {
+        if (!*found) *found = std::current_exception();
+      }
+    });
+  }
+
+  LazyCudaDevice& device_;
+  std::shared_ptr<device::Device> cpu_device_;
+  std::unique_ptr<tensor::Kernels> cpu_;
+  std::shared_ptr<std::exception_ptr> found_ = std::make_shared<std::exception_ptr>();
+  std::shared_ptr<int> ran_ = std::make_shared<int>(0);
+  std::shared_ptr<void> watch_;
+};
+
+}  // namespace sherd::testing

@@ -228,7 +228,17 @@ void ShardedModel::end_training() {
   if (boundary_) submit_left_behind();
   reducer_.finish();
   if (traffic_ && boundary_) traffic_->join();
+  if (boundary_) fill_missing_gradients();
   residency_.end();
+}
+
+/// What no micro-batch of the step wrote is zero, for whoever reads it first: the norm, or an update that began early.
+void ShardedModel::fill_missing_gradients() {
+  for (Segment* segment : trainable_segments()) {
+    if (is_filled(*segment)) continue;
+    kernels_.fill(segment->gradients().tensor(), 0);
+    filled_.push_back(segment);
+  }
 }
 
 /// A block may have run in an earlier micro-batch and not in the last, which is when replicated gradients are reduced.
@@ -294,11 +304,9 @@ void ShardedModel::close_gradients(Unit& unit) {
 
 tensor::ExactSum ShardedModel::gradient_sum_of_squares() {
   tensor::ExactSum sum;
+  fill_missing_gradients();
   std::vector<Tensor> gradients;
-  for (Segment* segment : trainable_segments()) {
-    if (!is_filled(*segment)) kernels_.fill(segment->gradients().tensor(), 0);
-    gradients.push_back(segment->own_gradients());
-  }
+  for (Segment* segment : trainable_segments()) gradients.push_back(segment->own_gradients());
   kernels_.sum_of_squares(gradients, sum);
   if (group_.size() == 1) return sum;
   std::vector<std::int64_t> words = sum.to_words();

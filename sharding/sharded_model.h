@@ -111,6 +111,7 @@ class ShardedModel {
   void make_segments(Unit& unit, const std::vector<ParameterPtr>& parameters, Budget& budget);
   PlacementTable place(const SegmentKey& key, const SegmentLayout& layout, Budget& budget) const;
   bool is_filled(const Segment& segment) const;
+  void fill_missing_gradients();
   void open_gradients(Unit& unit);
   void close_gradients(Unit& unit);
   void submit_left_behind();

@@ -8,6 +8,7 @@
 
 #include "support/equality.h"
 #include "support/expect_error.h"
+#include "support/odd_models.h"
 #include "support/temp_folder.h"
 
 namespace sherd::test {
@@ -188,6 +189,31 @@ TEST(RunAheadOfAGpu, loading_forgets_what_was_wrong_before) {
     lazy.engine->train_batch([&, micro = 0]() mutable { return lazy.batch(1, micro++); });
     EXPECT_EQ(lazy.engine->global_steps(), 2);
   });
+}
+
+/// The second of three steps does without a block: its gradient then is zero, not what the first step left.
+TEST(RunAheadOfAGpu, a_block_that_a_step_skips_has_no_gradient) {
+  const auto losses = [](bool lazy, const char* precision) {
+    std::vector<double> out;
+    launch_ranks(1, [&](DistributedPtr dist) {
+      const config::Config config = odd_config(2, precision, R"("offload_optimizer": {"device": "cpu"})");
+      const auto gpu = std::make_shared<LazyCudaDevice>();
+      Engine engine(dist, std::make_shared<Sometimes>(), config, lazy ? gpu : nullptr,
+                    lazy ? std::make_unique<LazyKernels>(*gpu) : nullptr);
+      for (int step = 0; step < 4; ++step)
+        out.push_back(engine
+                          .train_batch([&] {
+                            tensor::Batch batch = odd_batch(engine, step);
+                            if (step != 1) batch["deep"] = batch["x"];
+                            return batch;
+                          })
+                          .loss);
+    });
+    return out;
+  };
+  for (const char* precision : {R"(, "bf16": {"enabled": true})",
+                                R"(, "gradient_clipping": 0, "bf16": {"enabled": true, "check_grad_overflow": false})"})
+    EXPECT_EQ(losses(true, precision), losses(false, precision)) << precision;
 }
 
 TEST(RunAheadOfAGpu, a_nan_loss_begins_no_update) {

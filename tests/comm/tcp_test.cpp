@@ -1,5 +1,6 @@
 // What launchers like torchrun say, and the ranks that meet over TCP: here threads, each with connections of its own.
 #include <chrono>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <thread>
@@ -279,6 +280,39 @@ TEST(Rendezvous, NamesARankThatEndsBeforeAllHaveMet) {
               HasSubstr("rank 1 ended before all ranks had met"));
   hasty.join();
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+}
+
+/// Ranks that came before rank 0 did wait on for what it says at its deadline.
+TEST(Rendezvous, NamesWhoIsMissingToThoseWhoCameFirst) {
+  const int port = free_port();
+  const auto errors = meet(
+      2,
+      [&](int r) {
+        if (r == 0) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+        return launch_of(r, 3, port);
+      },
+      1.5);
+  for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("rank 2 did not come to rank 0"));
+}
+
+/// The system may give a connection the very port that it goes to, where nobody listens there yet.
+TEST(Rendezvous, NobodyMeetsItself) {
+  const auto range = [] {
+    std::ifstream file("/proc/sys/net/ipv4/ip_local_port_range");
+    int first = 0, last = 0;
+    file >> first >> last;
+    return std::pair{first, last};
+  }();
+  int port = 0;
+  for (int at = (range.first + range.second) / 4 * 2; port == 0 && at < range.second; at += 2)
+    if (listen_on(at)) port = at;
+  ASSERT_NE(port, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET, address.sin_port = htons(static_cast<std::uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const Deadline deadline = Deadline::after_seconds(20);
+  for (int turn = 0; turn < 2 * (range.second - range.first) && !deadline.passed(); ++turn)
+    ASSERT_FALSE(connect_to(reinterpret_cast<sockaddr*>(&address), sizeof address, deadline)) << "after " << turn;
 }
 
 TEST(Rendezvous, NamesAnAddressThatDoesNotExist) {

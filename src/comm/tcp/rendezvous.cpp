@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <set>
 #include <thread>
 #include <type_traits>
 
@@ -97,6 +98,7 @@ class Meeter {
   std::vector<Descriptor> links_;
   std::vector<Hello> hellos_;
   std::vector<Knocking> knocking_;
+  std::set<std::pair<int, std::string>> turned_away_;  ///< rank and run
   sockaddr_storage master_address_{};  ///< as this rank reached it
 };
 
@@ -181,7 +183,12 @@ void Meeter::admit(int first) {
 void Meeter::accept_all() {
   for (;;) {
     Descriptor socket = accept_from(listener_);
-    if (!socket && (errno == EMFILE || errno == ENFILE))
+    const bool full = !socket && (errno == EMFILE || errno == ENFILE);
+    if (full && !knocking_.empty()) {  // who has said nothing for longest makes room; a rank would come again
+      knocking_.erase(knocking_.begin());
+      return;
+    }
+    if (full)
       end(cat("rank ", launch_.rank, " cannot open more connections: ", system_reason(),
               "; every rank needs one to every other: raise the limit with ulimit -n"));
     if (!socket) return;
@@ -209,7 +216,9 @@ void Meeter::welcome(Knocking& one, int first) {
   if (run != own) {
     const std::string text = cat("belongs to run '", own, "', not to '", run, "'");
     answer(one.socket, Status::other_run, text.data(), text.size());
-    log_warning("turned away rank ", hello.rank, " of another run ('", run, "', this one is '", own, "')");
+    // It tries again and again.
+    if (turned_away_.emplace(hello.rank, run).second)
+      log_warning("turned away rank ", hello.rank, " of another run ('", run, "', this one is '", own, "')");
     return;
   }
   const auto contradiction = [&](const std::string& reason) {
@@ -297,6 +306,8 @@ void Meeter::go_to_master() {
 }
 
 void Meeter::await_all() {
+  // Rank 0 began before it let this rank in, so its deadline passes first: it knows who is missing, and says so.
+  deadline_ = Deadline::after_seconds(patience_.seconds + moment);
   Answer head;
   const Deadline notice = Deadline(std::min(notice_.at(), deadline_.at()) - Deadline::Clock::now());
   bool came = false;
@@ -333,7 +344,10 @@ void Meeter::go_to_peer(int rank) {
   Answer head;
   if (!send_all(socket, &mine, sizeof mine, deadline_) || !receive_all(socket, &head, sizeof head, deadline_))
     end(cat("rank ", rank, " ended before all ranks had met; see its own output"));
-  if (head.status == Status::refused) throw Error(ErrorKind::comm, text_after(socket, head));
+  if (head.magic == magic && head.status == Status::refused)
+    throw Error(ErrorKind::comm, text_after(socket, head));
+  if (head.magic != magic || head.status != Status::welcome)
+    end(cat("rank ", launch_.rank, " found something else than rank ", rank, " at ", text_of(address)));
   links_[at(rank)] = std::move(socket);
 }
 

@@ -16,14 +16,14 @@
 namespace sherd::comm {
 namespace {
 
-/// True when the socket is ready in time.
+/// True when the socket is ready in time; what came while this process was kept from running counts.
 bool await(int fd, short events, const Deadline& deadline) {
   for (;;) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline.at() - Deadline::Clock::now());
-    if (left.count() <= 0) return false;
     pollfd one{fd, events, 0};
-    if (poll(&one, 1, static_cast<int>(std::min<long long>(left.count(), 1000))) > 0) return true;
+    if (poll(&one, 1, static_cast<int>(std::clamp<long long>(left.count(), 0, 1000))) > 0) return true;
+    if (left.count() <= 0) return false;
   }
 }
 
@@ -105,11 +105,28 @@ int port_of(const Descriptor& listener) {
                                              : as<sockaddr_in>(address).sin_port);
 }
 
+namespace {
+
+/// Where nobody listens on a port of this machine, the system may give a connection that very port: it then meets itself.
+bool meets_itself(const Descriptor& socket) {
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &length);
+  return text_of(plain(own)) == text_of(peer_of(socket));
+}
+
+}  // namespace
+
 Descriptor connect_to(const sockaddr* address, socklen_t length, const Deadline& deadline) {
   Descriptor socket(::socket(address->sa_family, kind, 0));
   if (!socket) return socket;
   prepare(socket.get());
-  if (connect(socket.get(), address, length) == 0) return socket;
+  const auto met = [&] {
+    if (!meets_itself(socket)) return std::move(socket);
+    errno = ECONNREFUSED;
+    return Descriptor();
+  };
+  if (connect(socket.get(), address, length) == 0) return met();
   if (errno != EINPROGRESS) return Descriptor();
   const auto attempt = std::min(deadline.at(), Deadline::Clock::now() + std::chrono::seconds(5));
   if (!await(socket.get(), POLLOUT, Deadline(attempt - Deadline::Clock::now()))) {
@@ -119,7 +136,7 @@ Descriptor connect_to(const sockaddr* address, socklen_t length, const Deadline&
   int error = 0;
   socklen_t size = sizeof error;
   getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-  if (error == 0) return socket;
+  if (error == 0) return met();
   errno = error;
   return Descriptor();
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 
 namespace sherd {
@@ -9,8 +10,10 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
   explicit Deadline(std::chrono::nanoseconds from_now) : at_(Clock::now() + from_now) {}
+  /// Thirty years count as for ever: nanoseconds hold three hundred.
   static Deadline after_seconds(double seconds) {
-    return Deadline(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds)));
+    return Deadline(std::chrono::duration_cast<std::chrono::nanoseconds>(
+        std::chrono::duration<double>(std::min(seconds, 1e9))));
   }
   bool passed() const { return Clock::now() >= at_; }
   Clock::time_point at() const { return at_; }

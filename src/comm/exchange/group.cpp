@@ -33,8 +33,8 @@ class Task final : public Work::State {
   void wait() override {
     std::unique_lock lock(mutex_);
     // The running call keeps the deadline itself and says more; this one is for calls stuck behind it.
-    const auto patience = std::chrono::duration<double>(timeout_ + 2);
-    if (!finished_.wait_for(lock, patience, [&] { return done_; }))
+    const Deadline deadline = Deadline::after_seconds(timeout_ + 2);
+    if (!finished_.wait_until(lock, deadline.at(), [&] { return done_; }))
       fail(ErrorKind::comm, describe(call), " is not done after ", timeout_,
            " s: the calls queued before it take too long");
     if (error_) std::rethrow_exception(error_);

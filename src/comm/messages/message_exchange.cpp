@@ -136,7 +136,7 @@ void MessageExchange::look_after_peers() noexcept {
   if (health_->failed()) return;
   for (int r = 0; r < size(); ++r)
     if (r != rank() && health_->dead(r))
-      return health_->fail(cat(name_, ": rank ", r, " is dead: its process ended; see that rank's own output"));
+      return health_->fail(cat(name_, ": rank ", r, " is dead: its process or the connection to it ended; see that rank's own output"));
 }
 
 /// A lost peer's last messages may still be on their way when the news of its end is here: `grace` runs

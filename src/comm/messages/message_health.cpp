@@ -56,7 +56,7 @@ void MessageHealth::depart() noexcept {
 
 bool MessageHealth::lost(int rank, std::string& why) const {
   if (dead(rank)) {
-    why = "is dead: its process ended";
+    why = "is dead: its process or the connection to it ended";
     return true;
   }
   std::lock_guard lock(mutex_);

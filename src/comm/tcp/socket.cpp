@@ -33,12 +33,13 @@ void set(int fd, int level, int option, int value) {
 
 void prepare(int fd) {
   set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-  // A machine that has lost its power or its network says nothing: its connections end after two minutes.
+  // A machine that has lost its power or its network says nothing: its connections end after two minutes, or, with data
+  // under way, when the system stops to repeat them. No TCP_USER_TIMEOUT: it would also end connections to processes
+  // that only take nothing for long, for which calls have deadlines.
   set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 30);
   set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 10);
   set(fd, IPPROTO_TCP, TCP_KEEPCNT, 9);
-  set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 120'000);
 }
 
 constexpr int kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;

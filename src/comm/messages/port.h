@@ -62,7 +62,8 @@ class Port {
   virtual int receive(void* data, std::size_t bytes, int from, int tag) = 0;
   /// True once the message is done; its handle is then free.
   virtual bool test(int request) = 0;
-  /// Gives a receive up; its buffer is not written any more unless the message was already arriving.
+  /// Gives a receive up; its buffer is not written any more unless the message was already arriving. Handles of messages that
+  /// are done are passed over, here and in release().
   virtual void cancel(int request) noexcept = 0;
   /// Gives a send up: its buffer may go, and what has not left it is sent from a copy, so that messages after it stay whole.
   /// (MPI offers no such thing and reads on.)

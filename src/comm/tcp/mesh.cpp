@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "base/error.h"
 
@@ -231,13 +232,20 @@ bool Mesh::done(const Ticket& ticket) {
   return true;
 }
 
-void Mesh::give_up(const Ticket& ticket) {
+void Mesh::give_up(const Ticket& ticket) noexcept {
   Link& way = link(ticket->peer);
   if (ticket->sending) {
     std::lock_guard lock(way.writing);
     if (ticket->done || !ticket->copy.empty()) return;
-    ticket->copy.assign(ticket->data, ticket->data + ticket->bytes);
-    ticket->data = ticket->copy.data();
+    try {
+      ticket->copy.assign(ticket->data, ticket->data + ticket->bytes);
+      ticket->data = ticket->copy.data();
+    } catch (const std::bad_alloc&) {
+      // A part of it may have left, so nothing can follow it; the other side hears of it as of an end.
+      way.mute = true;
+      shutdown(way.socket.get(), SHUT_WR);
+      flush(way);
+    }
     return;
   }
   {

@@ -69,10 +69,9 @@ class SocketPort final : public Port {
     return done;
   }
   void cancel(int request) noexcept override {
-    try {
-      mesh_->give_up(ticket(request));
-    } catch (const std::bad_alloc&) {  // of a copy: the message is lost, as its group is
-    }
+    const Mesh::Ticket open = ticket(request);
+    if (!open) return;
+    mesh_->give_up(open);
     drop(request);
   }
   void release(int request) noexcept override { cancel(request); }
@@ -140,7 +139,7 @@ class SocketPort final : public Port {
     for (int turn = 0; !mesh_->take(world(from), group_, setup_tag, message); ++turn) {
       const bool over = gone(from);
       if (over && mesh_->take(world(from), group_, setup_tag, message)) return;
-      if (over) fail(ErrorKind::comm, patience.what, ": rank ", from, " is dead: its process has ended");
+      if (over) fail(ErrorKind::comm, patience.what, ": ", dead(from));
       if (const std::string trouble = patience.trouble ? patience.trouble() : ""; !trouble.empty())
         throw Error(ErrorKind::comm, trouble);
       if (deadline.passed())
@@ -150,13 +149,35 @@ class SocketPort final : public Port {
     }
   }
 
-  /// Throws Error{memory}, the same on all ranks, when some rank's errno is not 0.
-  void refuse(int error, const char* what, const Patience& patience) {
-    const std::vector<std::int64_t> all = from_all({error}, patience);
+  static std::string dead(int rank) {
+    return cat("rank ", rank, " is dead: its process or the connection to it ended; see that rank's own output");
+  }
+
+  /// What this rank could not do: an errno, and the rank without which it could not, if it is one that died.
+  struct Obstacle {
+    int error = 0, dead = -1;
+  };
+
+  /// Throws, the same on all ranks, when some rank met an obstacle: Error{comm} naming who died, else Error{memory}.
+  void refuse(const Obstacle& mine, const char* what, const Patience& patience) {
+    const std::vector<std::int64_t> all = from_all({mine.error, mine.dead}, patience);
+    const auto word = [&](int r, std::size_t k) { return static_cast<int>(all[2 * static_cast<std::size_t>(r) + k]); };
     for (int r = 0; r < size(); ++r)
-      if (const auto code = static_cast<int>(all[static_cast<std::size_t>(r)]))
-        fail(ErrorKind::memory, patience.what, ": rank ", r, " cannot ", what, ": ", std::strerror(code),
+      if (word(r, 1) >= 0) fail(ErrorKind::comm, patience.what, ": ", dead(word(r, 1)));
+    for (int r = 0; r < size(); ++r)
+      if (word(r, 0) != 0)
+        fail(ErrorKind::memory, patience.what, ": rank ", r, " cannot ", what, ": ", std::strerror(word(r, 0)),
              "; leave it more memory, or lower what is kept in memory");
+  }
+
+  /// A process that ends closes its files a moment before it counts as ended.
+  bool dies(int rank) const {
+    const Deadline moment = Deadline::after_seconds(0.5);
+    while (!neighbours_.gone(rank) && !gone(rank)) {
+      if (moment.passed()) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
   }
 
   std::shared_ptr<Mesh> mesh_;
@@ -173,23 +194,23 @@ class SocketPort final : public Port {
 std::vector<std::byte*> SocketPort::shared_window(std::size_t bytes, const Patience& patience) {
   bytes = (bytes + page - 1) / page * page;
   SharedMemory mine = make_shared_memory(bytes);
-  const int made = mine.data ? 0 : errno;
-  refuse(made, "get shared memory", patience);
+  refuse({mine.data ? 0 : errno}, "get shared memory", patience);
   std::vector<std::byte*> parts(static_cast<std::size_t>(size()));
   parts[static_cast<std::size_t>(rank_)] = mine.data;
   const std::vector<std::int64_t> files = from_all({mine.file.get()}, patience);
-  int error = 0;
-  for (int r = 0; r < size() && error == 0; ++r) {
+  Obstacle met;
+  for (int r = 0; r < size() && met.error == 0; ++r) {
     if (r == rank_) continue;
     const Identity& peer = mesh_->identities()[static_cast<std::size_t>(world(r))];
     std::byte*& part = parts[static_cast<std::size_t>(r)];
     errno = ESRCH;  // of a process that is not seen from here
     if (peer.pid != 0)
       part = map_memory_of(peer.pid, static_cast<int>(files[static_cast<std::size_t>(r)]), bytes);
-    if (!part) error = errno;
+    if (!part) met.error = errno;
+    if (peer.pid != 0 && (met.error == ENOENT || met.error == ESTALE) && dies(r)) met.dead = r;
   }
   try {
-    refuse(error, "map another rank's memory", patience);
+    refuse(met, "map another rank's memory", patience);
   } catch (...) {
     for (std::byte* part : parts)
       if (part) unmap(part, bytes);

@@ -3,6 +3,7 @@
 
 #include "cli/command_line.h"
 #include "cli/program.h"
+#include "comm/communicator.h"
 #include "data/tokenizer.h"
 #include "engine/checkpoint.h"
 #include "engine/make_device.h"
@@ -88,7 +89,8 @@ void generate_command(const Arguments& arguments) {
   config::Config config = config::parse_text(reader.manifest().config, "the checkpoint's configuration");
   config.device = device_section(config.device, line.text("device"));
 
-  const auto dist = init_distributed(0, nullptr);
+  // Of itself alone: a launcher's variables may be left over, and nobody else would join.
+  const auto dist = std::make_shared<Distributed>(comm::make_self({}), 0, 1);
   const auto device = engine::make_device(config, *dist);
   const auto kernels = engine::make_kernels(config, *device);
   auto model = std::make_shared<models::Gpt>(models::gpt_options(config, std::stoll(client_entry(reader, "vocab_size"))));

@@ -27,6 +27,13 @@ TEST_F(Train, TrainsSavesAndReports) {
                               "8", "--seed", "1"});
   EXPECT_EQ(text.code, 0) << text.err;
   EXPECT_EQ(text.out.rfind("The 3", 0), 0u) << text.out;
+
+  // Variables that a launcher of something else left behind do not make it wait for others.
+  const Outcome alone = shell(cat("env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 ",
+                                  joined({"generate", "--checkpoint", (folder_ / "run").string(), "--prompt", "The 3",
+                                          "--max-tokens", "8", "--seed", "1"})));
+  EXPECT_EQ(alone.code, 0) << alone.err;
+  EXPECT_EQ(alone.out, text.out);
 }
 
 // GPUs are hidden from these tests.

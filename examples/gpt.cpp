@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
       const double loss = engine->eval_batch(validation->next());
       if (dist->rank() == 0) std::printf("validation loss %.4f\n", loss);
     }
+    engine->synchronize();  // a GPU's last update is looked at here
     if (!config.training.save_dir.empty()) engine->save_checkpoint(config.training.save_dir);
 
     // Sampling runs on all ranks alike; under stage 3 each step gathers block by block.

@@ -40,6 +40,7 @@ int main() {
                                                                 .training_data = data});
       for (int step = 0; step < 200; ++step)
         engine->train_batch([&loader = loader] { return loader->next(); });
+      engine->synchronize();  // a GPU's last update is looked at here
       if (dist->rank() == 0) last_loss = engine->last_step().loss;
     });
   } catch (const Error& error) {

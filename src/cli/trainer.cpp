@@ -116,6 +116,7 @@ void Trainer::run() {
     if (!training.save_dir.empty() && training.save_interval > 0 && step % training.save_interval == 0) save();
   }
   if (!training.save_dir.empty() && saved_step_ != engine_->global_steps()) save();
+  engine_->synchronize();  // a GPU's last update has been looked at only where it was saved or evaluated
   if (progress_) progress_->finish();
   if (stopped)
     fail(ErrorKind::interrupted, "stopped by a signal after step ", engine_->global_steps(),

@@ -311,6 +311,11 @@ void Engine::require_finite_update() {
   fail(ErrorKind::numerics, spoiled_, ": lower the learning rate and resume from the last checkpoint", go_on_by_loading);
 }
 
+void Engine::synchronize() {
+  device_->synchronize();
+  require_finite_update();
+}
+
 void Engine::update() {
   report_.lr = pipeline_->under_way() ? optimizer_->used_lr() : optimizer_->lr();
   if (!known_loss_) known_loss_ = mean_loss(accumulated_);

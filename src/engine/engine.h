@@ -87,11 +87,15 @@ class Engine {
   /// Counts a micro-batch; at an accumulation boundary clips, updates, moves the schedule on, and clears gradients.
   /// Throws Error{numerics} when the loss is NaN or infinite (fp16: when the loss scale cannot shrink further). A step that
   /// fails before it changes a weight drops what was accumulated. That a GPU's update has made a weight NaN or infinite is
-  /// thrown by the next boundary's step(), evaluation or save_checkpoint().
+  /// thrown by the next boundary's step(), evaluation, save_checkpoint() or synchronize().
   void step();
 
   /// forward, backward and step over gradient_accumulation_steps batches from `next`; the report of the step.
   const engine::StepReport& train_batch(const std::function<tensor::Batch()>& next);
+  /// Waits until this rank's device has done all that it was given, and throws what is known only then: Error{numerics} when
+  /// the last update made a weight NaN or infinite, Error{data} for wrong data. For the end of a training after whose last
+  /// step nothing is evaluated or saved, and before weights are read. Not collective: it may fail on one rank alone.
+  void synchronize();
   /// Mean loss over ranks, without gradients and dropout.
   double eval_batch(const tensor::Batch& batch);
   /// The number behind a loss, on this rank. Waits for the device.

@@ -231,5 +231,25 @@ TEST(RunAheadOfAGpu, a_nan_loss_begins_no_update) {
   });
 }
 
+TEST(RunAheadOfAGpu, the_last_update_is_looked_at_by_whoever_asks) {
+  launch_ranks(1, [](DistributedPtr dist) {
+    RunSpec spec = offloaded();
+    spec.stage = 0, spec.offload_optimizer = "none";  // what is updated beside a GPU is looked at at once
+    Lazy lazy(dist, spec);
+    const auto step = [&](int number) {
+      lazy.engine->train_batch([&, micro = 0]() mutable { return lazy.batch(number, micro++); });
+    };
+    step(0);
+    lazy.engine->synchronize();
+    lazy.engine->optimizer()->set_lr(1e300);
+    step(1);
+    EXPECT_EQ(lazy.engine->global_steps(), 2) << "the step itself does not wait for its update";
+    sherd::testing::expect_error(ErrorKind::numerics, "step 2 has made a weight NaN or infinite",
+                                 [&] { lazy.engine->synchronize(); });
+    sherd::testing::expect_error(ErrorKind::usage, "load_checkpoint()",
+                                 [&] { lazy.engine->forward(lazy.batch(2, 0)); });
+  });
+}
+
 }  // namespace
 }  // namespace sherd::test

@@ -15,7 +15,7 @@
 #include "config/config.h"
 #include "device/cuda.h"
 #include "engine/engine.h"
-#include "engine/make_device.h"
+#include "engine/gpu_sharing.h"
 #include "engine/token_data.h"
 #include "models/from_config.h"
 #include "options.h"
@@ -123,7 +123,7 @@ class Training {
   /// The GPU's, as MFU counts it; 0 on a processor and where it is unknown.
   double peak() const {
     if (engine_->device().kind() != device::Kind::cuda) return 0;
-    return engine::peak_of_gpus(config_, {device::as_cuda(engine_->device()).gpu()}, 1, 1);
+    return engine::gpu_seat(config_, {device::as_cuda(engine_->device()).gpu()}, 0, "").peak;
   }
   std::string device_name() const {
     if (engine_->device().kind() == device::Kind::cuda) return device::as_cuda(engine_->device()).gpu().name;

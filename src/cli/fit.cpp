@@ -111,6 +111,12 @@ Machine this_machine(const config::Config& config) {
   return machine;
 }
 
+Machine this_machine(const config::Config& config, const engine::GpuSharing& sharing) {
+  Machine machine = this_machine(config);
+  if (sharing.ranks_here > 0) machine.gpu_memory = sharing.memory, machine.ranks_per_gpu = sharing.ranks_here;
+  return machine;
+}
+
 std::string Shortfall::text() const {
   return cat(what, " needs ", engine::human_bytes(needed), " and ", source, " ",
              engine::human_bytes(available), ": ", engine::human_bytes(needed - available), " too little");
@@ -131,7 +137,10 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Es
         config.device.device_memory_limit);
   check("the host tier of each rank", "device.host_memory_limit allows", in_host,
         config.device.host_memory_limit);
-  const auto gpus = static_cast<std::uint64_t>(machine.gpus), sharing = gpus ? (local + gpus - 1) / gpus : 0;
+  const auto gpus = static_cast<std::uint64_t>(machine.gpus);
+  const std::uint64_t sharing = machine.ranks_per_gpu > 0 ? static_cast<std::uint64_t>(machine.ranks_per_gpu)
+                                : gpus > 0                ? (local + gpus - 1) / gpus
+                                                          : 0;
   check(sharing > 1 ? cat("the memory of a GPU, shared by ", sharing, " ranks,") : "the memory of a GPU", "there is",
         sharing * (on_device + beside_the_books), machine.gpu_memory);
   check(local > 1 ? cat("the memory of this machine, shared by ", local, " ranks,")

@@ -8,6 +8,7 @@
 
 #include "config/config.h"
 #include "engine/estimate.h"
+#include "engine/gpu_sharing.h"
 
 namespace sherd::cli {
 
@@ -27,9 +28,13 @@ struct Machine {
   /// GPUs here, and the memory of the smallest; 0: unknown, as where a run for others is planned.
   int gpus = 0;
   std::uint64_t gpu_memory = 0;
+  /// Ranks on this rank's GPU, whose memory gpu_memory then is; 0: as `gpus` and the ranks of a machine make it.
+  int ranks_per_gpu = 0;
 };
 /// This machine, now, as a run of `config` would use it. Scratch files that earlier runs left count as free.
 Machine this_machine(const config::Config& config);
+/// The same for one of the ranks of a launcher, which may show each of them a GPU of its own.
+Machine this_machine(const config::Config& config, const engine::GpuSharing& sharing);
 
 /// Something that has less than a run needs.
 struct Shortfall {

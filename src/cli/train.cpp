@@ -25,9 +25,9 @@ bool launched() {
 /// What MFU counts against: on GPUs the sum of their peaks (0: unknown), else what this machine's ranks reach
 /// together, times the machines, at least `reached`, which they were seen to reach; that takes 0.3 s unless it is
 /// cached.
-double machine_rate(const config::Config& config, int ranks, int local_ranks, double reached) {
-  if (engine::takes_gpus(config))
-    return engine::peak_of_gpus(config, device::cuda_status().gpus, ranks, local_ranks);
+double machine_rate(const config::Config& config, const engine::GpuSharing& sharing, int ranks, int local_ranks,
+                    double reached) {
+  if (sharing.gpus > 0) return sharing.peak;
   const int threads = engine::compute_threads(config, local_ranks);
   const int online = std::max(available_cores(), static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
   // A launcher may have bound this rank to a part of the cores on which the machine's ranks run: each has as many.
@@ -67,8 +67,8 @@ void check(const TrainRequest& request) {
 }
 
 /// Under a launcher every rank looks, since machines may differ, and none allocates before all of its machine's have looked.
-void check_fit(const TrainRequest& request, const engine::TokenData& data, const World& world) {
-  require_fit(request.reparse, data.vocab_size, world, this_machine(request.config));
+void check_fit(const TrainRequest& request, const engine::TokenData& data, const World& world, const Machine& machine) {
+  require_fit(request.reparse, data.vocab_size, world, machine);
 }
 
 void draw(const TrainRequest& request, const engine::TokenData& data) {
@@ -83,12 +83,16 @@ void draw(const TrainRequest& request, const engine::TokenData& data) {
 /// tells the others.
 void train_launched(const TrainRequest& request, const DistributedPtr& dist) {
   const auto data = engine::open_token_data(request.config);
+  const engine::GpuSharing sharing = engine::share_gpus_of_world(request.config, *dist);
+  if (dist->rank() == 0 && sharing.ranks_here > 1)
+    log_info(dist->world_size(), " ranks run on ", sharing.gpus, sharing.gpus == 1 ? " GPU; " : " GPUs; ",
+             "rank 0 shares its own with ", sharing.ranks_here - 1, sharing.ranks_here == 2 ? " other" : " others");
   const auto rate = [&](double reached) {
-    return machine_rate(request.config, dist->world_size(), dist->local_size(), reached);
+    return machine_rate(request.config, sharing, dist->world_size(), dist->local_size(), reached);
   };
   // The others wait for rank 0 at their first collective.
   const double known = dist->rank() == 0 ? rate(0) : 0;
-  check_fit(request, *data, {dist->world_size(), dist->local_size()});
+  check_fit(request, *data, {dist->world_size(), dist->local_size()}, this_machine(request.config, sharing));
   check_save_dir(request);
   dist->world().barrier({.label = "memory check", .scalar = true});
   Trainer(dist, request, data, known, rate).run();
@@ -98,9 +102,10 @@ void train_launched(const TrainRequest& request, const DistributedPtr& dist) {
 void train_local(const TrainRequest& request, const comm::CommOptions& options) {
   const auto data = engine::open_token_data(request.config);
   const int ranks = std::max(request.ranks, 1);
-  check_fit(request, *data, {ranks, ranks});
+  check_fit(request, *data, {ranks, ranks}, this_machine(request.config));
   check_save_dir(request);
-  const auto rate = [&](double reached) { return machine_rate(request.config, ranks, ranks, reached); };
+  const engine::GpuSharing sharing = engine::share_gpus_locally(request.config, ranks);
+  const auto rate = [&](double reached) { return machine_rate(request.config, sharing, ranks, ranks, reached); };
   const double known = rate(0);  // local ranks wait for nobody: before they start
   launch_ranks(ranks, [&](DistributedPtr dist) { Trainer(dist, request, data, known, rate).run(); }, options);
   draw(request, *data);

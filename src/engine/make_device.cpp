@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/log.h"
-#include "device/peak_rate.h"
 #include "tensor/cuda_options.h"
 
 namespace sherd::engine {
@@ -32,10 +31,11 @@ std::shared_ptr<device::Device> make_gpu(const config::Config& config, const Dis
   const int count = static_cast<int>(status.gpus.size());
   const device::CudaGpu& gpu =
       status.gpus[static_cast<std::size_t>(device::cuda_ordinal_for(dist.local_rank(), count))];
+  // Under a launcher each rank may be shown a GPU of its own: how they are shared is told by who asked all (gpu_sharing.h).
+  const bool shared = dist.local_size() > count && comm::launcher() == comm::Launcher::none;
   if (dist.rank() == 0)
     log_info("rank 0 runs on GPU ", gpu.ordinal, " ('", gpu.name, "')",
-             dist.local_size() > count ? cat(", as one of ", dist.local_size(), " ranks on ", count, " GPUs")
-                                       : "");
+             shared ? cat(", as one of ", dist.local_size(), " ranks on ", count, " GPUs") : "");
   return device::make_cuda_device(
       {gpu.ordinal, threads, own_cores(config, dist, threads), config.parallel.timeout_seconds});
 }
@@ -81,20 +81,6 @@ std::unique_ptr<tensor::Kernels> make_kernels(const config::Config& config, devi
   return tensor::make_kernels(device, {.tf32 = keys.tf32,
                                        .fused_gelu = keys.fused_gelu,
                                        .deterministic_attention = keys.deterministic_attention});
-}
-
-double peak_of_gpus(const config::Config& config, const std::vector<device::CudaGpu>& gpus, int ranks,
-                    int local_ranks) {
-  const std::size_t used = std::min(gpus.size(), static_cast<std::size_t>(local_ranks));
-  double sum = 0;
-  for (std::size_t i = 0; i < used; ++i) {
-    const double peak = config.device.peak_tflops > 0
-                            ? 1e12 * config.device.peak_tflops
-                            : device::peak_flops(gpus[i], config.precision.compute, config.device.tf32);
-    if (peak <= 0) return 0;
-    sum += peak;
-  }
-  return sum * ((ranks + local_ranks - 1) / local_ranks);
 }
 
 }  // namespace sherd::engine

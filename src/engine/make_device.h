@@ -30,10 +30,4 @@ std::shared_ptr<device::Device> make_device(const config::Config& config, const 
 /// The kernels of `device` with what the section `device` chooses for GPUs. The device must outlive them.
 std::unique_ptr<tensor::Kernels> make_kernels(const config::Config& config, device::Device& device);
 
-/// What `ranks` ranks, `local_ranks` on each machine with these GPUs, could reach together in the model's dtype,
-/// in FLOP/s: for each GPU in use `device.peak_tflops`, or its data sheet (device/peak_rate.h). 0 where one is
-/// unknown.
-double peak_of_gpus(const config::Config& config, const std::vector<device::CudaGpu>& gpus, int ranks,
-                    int local_ranks);
-
 }  // namespace sherd::engine

@@ -128,6 +128,13 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
   EXPECT_EQ(missing[0].needed, 2 * (on_device + beside_the_books));
   machine.memory = 4 * in_host - 1;
   EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 2u);
+  // One visible GPU is this rank's own where a launcher shows each rank another.
+  machine.memory = 4 * in_host, machine.gpus = 1, machine.ranks_per_gpu = 1;
+  EXPECT_TRUE(shortfalls(plain({}), estimate, world, machine).empty());
+  machine.ranks_per_gpu = 4;
+  missing = shortfalls(plain({}), estimate, world, machine);
+  ASSERT_EQ(missing.size(), 1u);
+  EXPECT_EQ(missing[0].what, "the memory of a GPU, shared by 4 ranks,");
 }
 
 TEST(Remedy, LooksForSpaceOutsideOfMemory) {

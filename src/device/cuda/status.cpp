@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 
 #include "base/error.h"
@@ -53,6 +54,8 @@ CudaGpu gpu_of(int ordinal) {
   gpu.memory = properties.totalGlobalMem;
   gpu.processors = properties.multiProcessorCount;
   gpu.shared_per_block = properties.sharedMemPerBlockOptin;
+  static_assert(sizeof properties.uuid.bytes == sizeof gpu.uuid);
+  std::memcpy(gpu.uuid.data(), properties.uuid.bytes, gpu.uuid.size());
   int kilohertz = 0;
   if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, ordinal) == cudaSuccess)
     gpu.clock_hz = 1e3 * kilohertz;

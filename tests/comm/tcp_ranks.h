@@ -5,26 +5,41 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "comm/tcp/socket.h"
 #include "comm/tcp/tcp_world.h"
 
 namespace sherd::comm {
 
-/// A port that was free a moment ago.
+/// The ports that the system gives to connections, first and last.
+inline std::pair<int, int> ephemeral_ports() {
+  std::ifstream file("/proc/sys/net/ipv4/ip_local_port_range");
+  std::pair<int, int> out{32768, 60999};
+  file >> out.first >> out.second;
+  return out;
+}
+
+/// A port that nobody listens on, that no connection is given meanwhile, and that no other test of this process takes.
 inline int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  socklen_t length = sizeof address;
-  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
-  close(fd);
-  return ntohs(address.sin_port);
+  constexpr int first = 10'000, last = 65'000;
+  static std::atomic<int> next{static_cast<int>(getpid() % 1000 * 50)};  // processes begin at different places
+  const auto [taken_first, taken_last] = ephemeral_ports();
+  const bool others = taken_first > first || taken_last < last;  // are there any outside of that range?
+  for (int turn = 0; turn < last - first; ++turn) {
+    const int port = first + next++ % (last - first);
+    if (others && port >= taken_first && port <= taken_last) continue;
+    if (listen_on(port)) return port;
+  }
+  ADD_FAILURE() << "no free port";
+  return 0;
 }
 
 inline LaunchEnvironment launch_of(int rank, int size, int port) {

@@ -1,6 +1,8 @@
 // What launchers like torchrun say, and the ranks that meet over TCP: here threads, each with connections of its own.
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+
 #include <chrono>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <thread>
@@ -199,6 +201,29 @@ TEST(Rendezvous, FindsRankZeroByNameAndOverBothProtocols) {
   }
 }
 
+/// Ranks that can only be on this machine are reached from it only: on their loopback address, not on all.
+TEST(Rendezvous, ListensToThisMachineOnlyWhereThatIsTheMaster) {
+  const auto reached = [](const char* master, const char* address) {
+    LaunchEnvironment launch = launch_of(0, 2, free_port());
+    launch.master_address = master;
+    std::thread waiting([&] {
+      error_of(ErrorKind::comm, [&] { rendezvous(launch, {1.5, "meeting"}); });
+    });
+    sockaddr_in at{};
+    at.sin_family = AF_INET, at.sin_port = htons(static_cast<std::uint16_t>(launch.master_port));
+    EXPECT_EQ(inet_pton(AF_INET, address, &at.sin_addr), 1);
+    bool out = false;
+    for (const auto deadline = Deadline::after_seconds(1); !out && !deadline.passed();
+         std::this_thread::sleep_for(std::chrono::milliseconds(20)))
+      out = static_cast<bool>(connect_to(reinterpret_cast<sockaddr*>(&at), sizeof at, deadline));
+    waiting.join();
+    return out;
+  };
+  EXPECT_TRUE(reached("127.0.0.1", "127.0.0.1"));
+  EXPECT_FALSE(reached("127.0.0.1", "127.0.0.2"));
+  EXPECT_TRUE(reached("0.0.0.0", "127.0.0.2")) << "the test sees what listens on all addresses";
+}
+
 Descriptor knock(int port) {
   sockaddr_in address{};
   address.sin_family = AF_INET, address.sin_port = htons(static_cast<std::uint16_t>(port));
@@ -297,12 +322,7 @@ TEST(Rendezvous, NamesWhoIsMissingToThoseWhoCameFirst) {
 
 /// The system may give a connection the very port that it goes to, where nobody listens there yet.
 TEST(Rendezvous, NobodyMeetsItself) {
-  const auto range = [] {
-    std::ifstream file("/proc/sys/net/ipv4/ip_local_port_range");
-    int first = 0, last = 0;
-    file >> first >> last;
-    return std::pair{first, last};
-  }();
+  const auto range = ephemeral_ports();
   int port = 0;
   for (int at = (range.first + range.second) / 4 * 2; port == 0 && at < range.second; at += 2)
     if (listen_on(at)) port = at;
@@ -320,6 +340,24 @@ TEST(Rendezvous, NamesAnAddressThatDoesNotExist) {
   launch.master_address = "no-such-host.invalid";
   EXPECT_THAT(error_of(ErrorKind::comm, [&] { rendezvous(launch, {0.3, "meeting"}); }),
               AllOf(HasSubstr("no-such-host.invalid"), HasSubstr("MASTER_ADDR")));
+}
+
+/// A connection to a machine that is lost ends, one to a process that takes nothing stays.
+TEST(Socket, WatchesTheMachineAndNotTheProcess) {
+  const int port = free_port();
+  const Descriptor listener = listen_on(port), here = knock(port);
+  Descriptor there;
+  const Deadline deadline = Deadline::after_seconds(10);
+  while (!there && !deadline.passed()) there = accept_from(listener);
+  ASSERT_TRUE(there);
+  for (const Descriptor* socket : std::initializer_list<const Descriptor*>{&here, &there}) {
+    int watched = 0, timeout = -1;
+    socklen_t size = sizeof watched;
+    EXPECT_EQ(getsockopt(socket->get(), SOL_SOCKET, SO_KEEPALIVE, &watched, &size), 0);
+    EXPECT_EQ(getsockopt(socket->get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, &size), 0);
+    EXPECT_EQ(watched, 1);
+    EXPECT_EQ(timeout, 0);
+  }
 }
 
 // ---- the mesh ----

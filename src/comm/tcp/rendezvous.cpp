@@ -128,11 +128,43 @@ void Meeter::tell_once(const std::string& what) {
   log_info("rank ", launch_.rank, " of ", launch_.world_size, " still waits: ", what);
 }
 
+/// The addresses that a host has for connections to `port`. None, with the reason, where the system knows none.
+std::vector<sockaddr_storage> addresses_of(const std::string& host, int port, int flags, std::string& why) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM, hints.ai_flags = flags;
+  const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (status != 0) why = gai_strerror(status);
+  std::vector<sockaddr_storage> out;
+  for (const addrinfo* each = found; each; each = each->ai_next)
+    std::memcpy(&out.emplace_back(), each->ai_addr, std::min<std::size_t>(each->ai_addrlen, sizeof out.back()));
+  if (found) freeaddrinfo(found);
+  return out;
+}
+
+/// Where a master's address means this machine to everybody, so that all ranks are here: its addresses; else none. A
+/// machine's name does not say that: it may stand for a loopback address on that machine only.
+std::vector<sockaddr_storage> inside_addresses(const std::string& host) {
+  std::string why;
+  std::vector<sockaddr_storage> out = addresses_of(host, 0, host == "localhost" ? 0 : AI_NUMERICHOST, why);
+  std::erase_if(out, [](const sockaddr_storage& address) { return !is_loopback(address); });
+  return out;
+}
+
+/// On the port of the first of `addresses` that the machine has, or of all where there are none.
+Descriptor listen_at(const std::vector<sockaddr_storage>& addresses, int port) {
+  if (addresses.empty()) return listen_on(port);
+  Descriptor out;
+  for (const sockaddr_storage& address : addresses)
+    if ((out = listen_on(with_port(address, port))) || errno == EADDRINUSE) break;
+  return out;
+}
+
 void Meeter::listen() {
   const bool master = launch_.rank == 0;
+  const auto inside = inside_addresses(launch_.master_address);
   // What an earlier run left behind may need a moment to end.
   const Deadline patience = Deadline::after_seconds(std::min(moment, patience_.seconds));
-  while (!(listener_ = listen_on(master ? launch_.master_port : 0)) && errno == EADDRINUSE &&
+  while (!(listener_ = listen_at(inside, master ? launch_.master_port : 0)) && errno == EADDRINUSE &&
          !patience.passed())
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   if (listener_) return;
@@ -278,17 +310,9 @@ bool Meeter::ask_master(Descriptor& socket, std::string& why) {
 /// Tries until the deadline, since rank 0 may start later.
 void Meeter::go_to_master() {
   std::string why = "it was not tried";
-  const auto port = std::to_string(launch_.master_port);
   do {
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    const int status = getaddrinfo(launch_.master_address.c_str(), port.c_str(), &hints, &found);
-    if (status != 0) why = gai_strerror(status);
-    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(found, [](addrinfo* a) {
-      if (a) freeaddrinfo(a);
-    });
-    for (const addrinfo* each = found; each; each = each->ai_next) {
-      Descriptor socket = connect_to(each->ai_addr, each->ai_addrlen, deadline_);
+    for (const sockaddr_storage& each : addresses_of(launch_.master_address, launch_.master_port, 0, why)) {
+      Descriptor socket = connect_to(reinterpret_cast<const sockaddr*>(&each), length_of(each), deadline_);
       if (!socket)
         why = system_reason();
       else if (ask_master(socket, why)) {

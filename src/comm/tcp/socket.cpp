@@ -44,18 +44,10 @@ void prepare(int fd) {
 
 constexpr int kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 
-Descriptor bind_and_listen(int family, int port) {
-  Descriptor socket(::socket(family, kind, 0));
-  if (!socket) return socket;
+sockaddr_storage any_address(int family, int port) {
   sockaddr_storage address{};
   address.ss_family = static_cast<sa_family_t>(family);
-  address = with_port(address, port);
-  set(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1);
-  if (family == AF_INET6) set(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
-  if (bind(socket.get(), reinterpret_cast<sockaddr*>(&address), length_of(address)) != 0 ||
-      listen(socket.get(), SOMAXCONN) != 0)
-    return Descriptor();
-  return socket;
+  return with_port(address, port);
 }
 
 template <class Address>
@@ -92,10 +84,21 @@ std::string system_reason() {
   return std::strerror(errno);
 }
 
+Descriptor listen_on(const sockaddr_storage& address) {
+  Descriptor socket(::socket(address.ss_family, kind, 0));
+  if (!socket) return socket;
+  set(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+  if (address.ss_family == AF_INET6) set(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+  if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), length_of(address)) != 0 ||
+      listen(socket.get(), SOMAXCONN) != 0)
+    return Descriptor();
+  return socket;
+}
+
 Descriptor listen_on(int port) {
-  Descriptor socket = bind_and_listen(AF_INET6, port);
+  Descriptor socket = listen_on(any_address(AF_INET6, port));
   return socket || errno == EADDRINUSE || errno == EACCES ? std::move(socket)
-                                                          : bind_and_listen(AF_INET, port);
+                                                          : listen_on(any_address(AF_INET, port));
 }
 
 int port_of(const Descriptor& listener) {

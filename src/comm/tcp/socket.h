@@ -33,6 +33,8 @@ std::string system_reason();
 /// Listens on a port of all addresses, of both protocols where the system has both; 0: any port. Empty, with
 /// errno, when it cannot.
 Descriptor listen_on(int port);
+/// The same on one address.
+Descriptor listen_on(const sockaddr_storage& address);
 int port_of(const Descriptor& listener);
 
 /// One attempt to connect, of at most five seconds. Empty, with errno, where it fails.

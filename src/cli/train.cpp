@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 
 #include "base/arena.h"
@@ -79,9 +80,10 @@ void draw(const TrainRequest& request, const engine::TokenData& data) {
   log_info("drew the losses: ", request.plot);
 }
 
-/// One rank's part of a run under a launcher. Its files are looked at only now, so that a rank that cannot read its own
-/// tells the others.
+/// One rank's part of a run under a launcher. What it needs is looked at only now, so that a rank that has it not tells the
+/// others.
 void train_launched(const TrainRequest& request, const DistributedPtr& dist) {
+  check(request);
   const auto data = engine::open_token_data(request.config);
   const engine::GpuSharing sharing = engine::share_gpus_of_world(request.config, *dist);
   if (dist->rank() == 0 && sharing.ranks_here > 1)
@@ -100,6 +102,7 @@ void train_launched(const TrainRequest& request, const DistributedPtr& dist) {
 }
 
 void train_local(const TrainRequest& request, const comm::CommOptions& options) {
+  check(request);
   const auto data = engine::open_token_data(request.config);
   const int ranks = std::max(request.ranks, 1);
   check_fit(request, *data, {ranks, ranks}, this_machine(request.config));
@@ -113,12 +116,27 @@ void train_local(const TrainRequest& request, const comm::CommOptions& options) 
 
 }  // namespace
 
-void train(const TrainRequest& request) {
-  check(request);
+void train(TrainRequest request) {
   comm::CommOptions options;
-  options.timeout_seconds = request.config.parallel.timeout_seconds;
+  std::exception_ptr unread;  // told to the others, who wait, once they are met
+  try {
+    request.config = request.reparse({});
+    options.timeout_seconds = request.config.parallel.timeout_seconds;
+  } catch (const Error&) {
+    if (!launched()) throw;
+    unread = std::current_exception();
+  }
   if (!launched()) return train_local(request, options);
-  launch_ranks(request.ranks, [&](DistributedPtr dist) { train_launched(request, dist); }, options);
+  const auto body = [&](const DistributedPtr& dist) {
+    if (unread) std::rethrow_exception(unread);
+    train_launched(request, dist);
+  };
+  try {
+    launch_ranks(request.ranks, body, options);
+  } catch (const Error&) {
+    if (unread) std::rethrow_exception(unread);  // also where the others did not come
+    throw;
+  }
 }
 
 }  // namespace sherd::cli

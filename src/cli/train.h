@@ -14,8 +14,8 @@ namespace sherd::cli {
 
 /// What `sherd train` was asked for.
 struct TrainRequest {
-  config::Config config;
-  Reparse reparse;          ///< `config` again, with a few more keys
+  config::Config config;    ///< what reparse({}) gives, which train() reads
+  Reparse reparse;          ///< the configuration, with a few more keys
   int ranks = 0;            ///< 0: the launcher's, or one local rank; a launcher that started others is an error
   std::string metrics;      ///< JSONL file; empty: none
   std::string plot;         ///< SVG of the losses, drawn at the end; empty: none
@@ -23,8 +23,8 @@ struct TrainRequest {
   std::string resume_tag;   ///< another tag
 };
 
-/// Trains to config.training.steps, on local ranks or the launcher's. Throws the first Error of any rank; Error{memory} before
-/// anything begins when the run cannot fit.
-void train(const TrainRequest& request);
+/// Reads the configuration and trains to its training.steps, on local ranks or the launcher's, who tell each other what one
+/// of them lacks. Throws the first Error of any rank; Error{memory} before anything begins when the run cannot fit.
+void train(TrainRequest request);
 
 }  // namespace sherd::cli

@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "cli/command_line.h"
 #include "cli/program.h"
 #include "cli/train.h"
@@ -28,13 +30,12 @@ void train_command(const Arguments& arguments) {
     all.insert(all.end(), more.begin(), more.end());
     return config::parse_files(files, all);
   };
-  request.config = request.reparse({});
   if (line.has("ranks")) request.ranks = static_cast<int>(line.integer("ranks", 1));
   request.metrics = line.text("metrics");
   request.plot = line.text("plot");
   request.resume = line.has("resume");
   request.resume_tag = line.text("tag");
-  train(request);
+  train(std::move(request));
 }
 
 }  // namespace sherd::cli

@@ -81,6 +81,22 @@ TEST_F(Launched, ARankThatFailsEndsAllWithItsReason) {
   EXPECT_THAT(got.err, HasSubstr("rank 1 failed"));
 }
 
+/// What a rank sees before it meets the others is told to them, too, who would wait for it until the deadline.
+TEST_F(Launched, ARankThatFailsEarlyEndsAllWithItsReason) {
+  const struct {
+    const char *more, *reason;
+    std::size_t own;  // exit code of rank 1
+  } cases[] = {{"--config /nonexistent/c.json", "/nonexistent/c.json", 1},
+               {"--metrics /dev/null --plot /nonexistent/p.svg", "--plot: the folder", 2}};
+  for (const auto& [more, reason, own] : cases) {
+    const Outcome got = sherd_launched(3, train({"--set", "train_batch_size=6"}),
+                                       cat("if [ $RANK = 1 ]; then set -- \"$@\" ", more, "; fi"));
+    EXPECT_EQ(count(got.err, "exit code 1\n"), own == 1 ? 3u : 2u) << got.err;
+    EXPECT_EQ(count(got.err, reason), 3u) << got.err;
+    EXPECT_EQ(count(got.err, "rank 1 failed"), 2u) << got.err;
+  }
+}
+
 TEST_F(Launched, AKilledRankIsNamedByTheOthers) {
   const pid_t launch =
       start_line(noted(3, train({"--set", "train_batch_size=6", "--steps", "100000"})), "kill.err");
@@ -94,7 +110,7 @@ TEST_F(Launched, AKilledRankIsNamedByTheOthers) {
 
 TEST_F(Launched, ALateRankIsNamedAtTheDeadline) {
   const pid_t launch =
-      start_line(noted(2, train({"--steps", "100000", "--set", "parallel.timeout_seconds=2"})), "late.err");
+      start_line(noted(2, train({"--steps", "100000", "--set", "parallel.timeout_seconds=8"})), "late.err");
   wait_for("late.err", "training tokens");
   kill(process_of(1), SIGSTOP);
   wait_for("late.err", "error: ");
@@ -102,7 +118,7 @@ TEST_F(Launched, ALateRankIsNamedAtTheDeadline) {
   EXPECT_EQ(end_of(launch), 1);
   const std::string said = read_text(folder_ / "late.err");
   EXPECT_EQ(count(said, "error: "), 2u) << said;
-  EXPECT_THAT(said, HasSubstr("rank 1 did not come within 2 s"));
+  EXPECT_THAT(said, HasSubstr("rank 1 did not come within 8 s"));
 }
 
 TEST_F(Launched, ASignalSavesAndTheRunGoesOn) {

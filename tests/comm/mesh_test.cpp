@@ -58,8 +58,10 @@ TEST(Mesh, WhatIsGivenUpIsSentFromACopy) {
   EXPECT_EQ(got, std::vector<std::byte>(got.size(), std::byte{5}));
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they end a program that asks for so much memory
-/// Nothing is read from memory that its owner takes back: the connection ends, and the other side hears of it.
+#if !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)  // they end a program that asks for so much memory
+/// Nothing is read from memory that its owner takes back: the connection ends, and the other side hears of
+/// it.
 TEST(Mesh, WhatCannotBeCopiedEndsTheConnection) {
   constexpr std::size_t half = std::size_t{1} << 46;  // of the addresses that a process has
   void* const data = mmap(nullptr, half, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -70,7 +72,8 @@ TEST(Mesh, WhatCannotBeCopiedEndsTheConnection) {
   munmap(data, half);
   EXPECT_TRUE(pair.ranks[0]->done(lost));
   EXPECT_TRUE(comes_true([&] { return pair.ranks[1]->gone(0); }));
-  EXPECT_TRUE(pair.ranks[0]->done(pair.ranks[0]->send(1, group, tag, &half, sizeof half))) << "it goes nowhere";
+  EXPECT_TRUE(pair.ranks[0]->done(pair.ranks[0]->send(1, group, tag, &half, sizeof half)))
+      << "it goes nowhere";
 }
 #endif
 

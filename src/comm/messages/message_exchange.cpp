@@ -136,7 +136,9 @@ void MessageExchange::look_after_peers() noexcept {
   if (health_->failed()) return;
   for (int r = 0; r < size(); ++r)
     if (r != rank() && health_->dead(r))
-      return health_->fail(cat(name_, ": rank ", r, " is dead: its process or the connection to it ended; see that rank's own output"));
+      return health_->fail(
+          cat(name_, ": rank ", r,
+              " is dead: its process or the connection to it ended; see that rank's own output"));
 }
 
 /// A lost peer's last messages may still be on their way when the news of its end is here: `grace` runs
@@ -286,7 +288,7 @@ void MessageExchange::reduce_scatter(Call& call) {
         [&](std::span<const std::byte* const> from, std::int64_t begin, std::int64_t n) {
           std::byte* to = piece.shard.raw() + static_cast<std::size_t>(piece.begin + begin) * size_of(out);
           worker_->reduce({ReduceOp::sum, call.factor, in, call.rounding, out, piece.accumulate}, from,
-                         {&to, 1}, n);
+                          {&to, 1}, n);
         });
   }
 }
@@ -352,7 +354,7 @@ void MessageExchange::all_to_all(Call& call) {
     from += sent, to += taken;
   }
   worker_->copy(own_to, own_from,
-               static_cast<std::size_t>(call.in_counts[static_cast<std::size_t>(rank())]) * width);
+                static_cast<std::size_t>(call.in_counts[static_cast<std::size_t>(rank())]) * width);
   finish(call);
 }
 

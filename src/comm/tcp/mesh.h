@@ -47,8 +47,8 @@ class Mesh {
   Ticket receive(int from, std::uint64_t group, int tag, void* data, std::size_t bytes);
   /// True once the memory is free for other uses. Throws Error{comm} where a message of another size came.
   bool done(const Ticket& ticket);
-  /// A receive's memory is not written any more; what has not left of a message is sent from a copy. Without memory for
-  /// that the connection ends.
+  /// A receive's memory is not written any more; what has not left of a message is sent from a copy. Without
+  /// memory for that the connection ends.
   void give_up(const Ticket& ticket) noexcept;
   /// Takes the oldest message that has arrived from that rank and that nobody asked for, if there is one.
   bool take(int from, std::uint64_t group, int tag, std::vector<std::byte>& message);

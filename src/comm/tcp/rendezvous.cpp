@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <set>
 #include <thread>
@@ -99,7 +98,7 @@ class Meeter {
   std::vector<Hello> hellos_;
   std::vector<Knocking> knocking_;
   std::set<std::pair<int, std::string>> turned_away_;  ///< rank and run
-  sockaddr_storage master_address_{};  ///< as this rank reached it
+  sockaddr_storage master_address_{};                  ///< as this rank reached it
 };
 
 bool answer(const Descriptor& socket, Status status, const void* data = nullptr, std::size_t bytes = 0) {
@@ -128,7 +127,8 @@ void Meeter::tell_once(const std::string& what) {
   log_info("rank ", launch_.rank, " of ", launch_.world_size, " still waits: ", what);
 }
 
-/// The addresses that a host has for connections to `port`. None, with the reason, where the system knows none.
+/// The addresses that a host has for connections to `port`. None, with the reason, where the system knows
+/// none.
 std::vector<sockaddr_storage> addresses_of(const std::string& host, int port, int flags, std::string& why) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM, hints.ai_flags = flags;
@@ -136,13 +136,14 @@ std::vector<sockaddr_storage> addresses_of(const std::string& host, int port, in
   if (status != 0) why = gai_strerror(status);
   std::vector<sockaddr_storage> out;
   for (const addrinfo* each = found; each; each = each->ai_next)
-    std::memcpy(&out.emplace_back(), each->ai_addr, std::min<std::size_t>(each->ai_addrlen, sizeof out.back()));
+    std::memcpy(&out.emplace_back(), each->ai_addr,
+                std::min<std::size_t>(each->ai_addrlen, sizeof out.back()));
   if (found) freeaddrinfo(found);
   return out;
 }
 
-/// Where a master's address means this machine to everybody, so that all ranks are here: its addresses; else none. A
-/// machine's name does not say that: it may stand for a loopback address on that machine only.
+/// Where a master's address means this machine to everybody, so that all ranks are here: its addresses; else
+/// none. A machine's name does not say that: it may stand for a loopback address on that machine only.
 std::vector<sockaddr_storage> inside_addresses(const std::string& host) {
   std::string why;
   std::vector<sockaddr_storage> out = addresses_of(host, 0, host == "localhost" ? 0 : AI_NUMERICHOST, why);
@@ -330,7 +331,8 @@ void Meeter::go_to_master() {
 }
 
 void Meeter::await_all() {
-  // Rank 0 began before it let this rank in, so its deadline passes first: it knows who is missing, and says so.
+  // Rank 0 began before it let this rank in, so its deadline passes first: it knows who is missing, and says
+  // so.
   deadline_ = Deadline::after_seconds(patience_.seconds + moment);
   Answer head;
   const Deadline notice = Deadline(std::min(notice_.at(), deadline_.at()) - Deadline::Clock::now());

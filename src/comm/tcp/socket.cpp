@@ -33,9 +33,9 @@ void set(int fd, int level, int option, int value) {
 
 void prepare(int fd) {
   set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-  // A machine that has lost its power or its network says nothing: its connections end after two minutes, or, with data
-  // under way, when the system stops to repeat them. No TCP_USER_TIMEOUT: it would also end connections to processes
-  // that only take nothing for long, for which calls have deadlines.
+  // A machine that has lost its power or its network says nothing: its connections end after two minutes, or,
+  // with data under way, when the system stops to repeat them. No TCP_USER_TIMEOUT: it would also end
+  // connections to processes that only take nothing for long, for which calls have deadlines.
   set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 30);
   set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 10);
@@ -111,7 +111,8 @@ int port_of(const Descriptor& listener) {
 
 namespace {
 
-/// Where nobody listens on a port of this machine, the system may give a connection that very port: it then meets itself.
+/// Where nobody listens on a port of this machine, the system may give a connection that very port: it then
+/// meets itself.
 bool meets_itself(const Descriptor& socket) {
   sockaddr_storage own{};
   socklen_t length = sizeof own;

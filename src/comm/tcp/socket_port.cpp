@@ -150,7 +150,8 @@ class SocketPort final : public Port {
   }
 
   static std::string dead(int rank) {
-    return cat("rank ", rank, " is dead: its process or the connection to it ended; see that rank's own output");
+    return cat("rank ", rank,
+               " is dead: its process or the connection to it ended; see that rank's own output");
   }
 
   /// What this rank could not do: an errno, and the rank without which it could not, if it is one that died.
@@ -158,16 +159,19 @@ class SocketPort final : public Port {
     int error = 0, dead = -1;
   };
 
-  /// Throws, the same on all ranks, when some rank met an obstacle: Error{comm} naming who died, else Error{memory}.
+  /// Throws, the same on all ranks, when some rank met an obstacle: Error{comm} naming who died, else
+  /// Error{memory}.
   void refuse(const Obstacle& mine, const char* what, const Patience& patience) {
     const std::vector<std::int64_t> all = from_all({mine.error, mine.dead}, patience);
-    const auto word = [&](int r, std::size_t k) { return static_cast<int>(all[2 * static_cast<std::size_t>(r) + k]); };
+    const auto word = [&](int r, std::size_t k) {
+      return static_cast<int>(all[2 * static_cast<std::size_t>(r) + k]);
+    };
     for (int r = 0; r < size(); ++r)
       if (word(r, 1) >= 0) fail(ErrorKind::comm, patience.what, ": ", dead(word(r, 1)));
     for (int r = 0; r < size(); ++r)
       if (word(r, 0) != 0)
-        fail(ErrorKind::memory, patience.what, ": rank ", r, " cannot ", what, ": ", std::strerror(word(r, 0)),
-             "; leave it more memory, or lower what is kept in memory");
+        fail(ErrorKind::memory, patience.what, ": rank ", r, " cannot ", what, ": ",
+             std::strerror(word(r, 0)), "; leave it more memory, or lower what is kept in memory");
   }
 
   /// A process that ends closes its files a moment before it counts as ended.

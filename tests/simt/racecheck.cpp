@@ -131,6 +131,11 @@ void RaceCheck::touch(Cell& cell, bool write, const void* memory, const void* co
       other = now_;
       return;
     }
+  // Of two warps or blocks one at least is not the later write's, and but a barrier of the block orders that.
+  const auto same_warp = [](const Access& a, const Access& b) {
+    return a.block == b.block && a.thread / 32 == b.thread / 32;
+  };
+  if (same_warp(cell.others[0], cell.others[1]) && !same_warp(cell.others[0], now_)) cell.others[1] = now_;
 }
 
 void RaceCheck::report(const Access& earlier, bool earlier_wrote, bool write, const void* memory,

@@ -8,7 +8,8 @@
 //
 // Kernels are compiled with -fsanitize=thread, which calls a function at every access; racecheck.cpp defines
 // these functions. Where they are not (in builds with a sanitizer of their own) nothing is found. Not seen:
-// accesses of single bytes, and what the compiler has merged or removed.
+// accesses of single bytes, what the compiler has merged or removed, and a write that __syncwarp() of part of
+// a warp orders after two of three or more lanes of this warp that have read there, and not after the others.
 
 #include <cstddef>
 #include <cstdint>
@@ -51,7 +52,7 @@ class RaceCheck {
     std::uint64_t thread : 10, block : 20, barrier : 16, lane_epoch : 16, atomic : 1, there : 1;
   };
   /// Of two bytes: the last write, and since then reads, or atomic accesses beside an atomic write, of two
-  /// threads.
+  /// threads: of different warps or blocks where there are such, which then stand for all.
   struct Cell {
     Access write, others[2];
   };

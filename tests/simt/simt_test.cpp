@@ -213,6 +213,14 @@ __global__ void warps_kernel(int* data) {
   __syncwarp();
   data[threadIdx.x] = part[threadIdx.x ^ 32];
 }
+/// A warp writes where it and another have read. After a barrier the emulator goes on with the thread that
+/// came last, which would be of the other warp and the first to read: it does not read.
+__global__ void read_by_two_kernel(int* data) {
+  __syncthreads();
+  if (threadIdx.x < 48) data[1 + threadIdx.x] = data[0];
+  __syncwarp();
+  if (threadIdx.x == 0) data[0] = 1;
+}
 /// Blocks write to one place, or count there.
 __global__ void meet_kernel(unsigned* data, bool atomic) {
   if (atomic)
@@ -255,6 +263,8 @@ TEST(Emulator, finds_races_and_no_others) {
     expect_race([&] { launch(halves_kernel, 1, 32, 0, nullptr, data.data(), 16); });
     launch(halves_kernel, 1, 32, 0, nullptr, data.data(), 8);
     expect_race([&] { launch(warps_kernel, 1, 64, 0, nullptr, data.data()); });
+    expect_race([&] { launch(read_by_two_kernel, 1, 64, 0, nullptr, data.data()); });
+    launch(read_by_two_kernel, 1, 32, 0, nullptr, data.data());
     expect_race([&] { launch(meet_kernel, 2, 1, 0, nullptr, counts.data(), false); });
     launch(meet_kernel, 2, 1, 0, nullptr, counts.data(), true);
     launch(meet_kernel, 1, 1, 0, nullptr, counts.data(), false);

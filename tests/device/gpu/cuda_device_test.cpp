@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 
+#include <array>
 #include <cstring>
+#include <set>
 #include <vector>
 
 #include "support/expect_error.h"
@@ -23,6 +25,11 @@ class CudaDeviceTest : public ::testing::Test {
   }
   std::shared_ptr<CudaDevice> device;
 };
+
+TEST_F(CudaDeviceTest, is_identified_unlike_any_other) {
+  std::set<std::array<std::uint8_t, 16>> seen{{}};
+  for (const CudaGpu& gpu : cuda_status().gpus) EXPECT_TRUE(seen.insert(gpu.uuid).second) << gpu.ordinal;
+}
 
 TEST_F(CudaDeviceTest, copies_there_and_back_through_pageable_and_pinned_memory) {
   const std::size_t bytes = (3 << 20) + 4;

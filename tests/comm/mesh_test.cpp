@@ -111,5 +111,31 @@ TEST(SocketPort, NamesTheRankWhoseMemoryWentWithIt) {
   waitpid(child, nullptr, 0);
 }
 
+/// Rank 2 dies after its word to rank 0 and before that to rank 1, who leaves for it: rank 0 blames rank 2.
+TEST(SocketPort, NamesTheRankThatDiedAndNotWhoLeftForIt) {
+  constexpr int size = 3;
+  Meeting meetings[size];
+  for (Meeting& meeting : meetings)
+    meeting.links.resize(size), meeting.identities.assign(size, own_identity());
+  for (std::size_t a = 0; a < size; ++a)
+    for (std::size_t b = a + 1; b < size; ++b) {
+      int ends[2];
+      ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+      meetings[a].links[b] = Descriptor(ends[0]), meetings[b].links[a] = Descriptor(ends[1]);
+    }
+  const auto mesh = [&](int rank) { return std::make_shared<Mesh>(rank, std::move(meetings[rank])); };
+  const auto first = mesh(0);
+  const std::int64_t word = 0;  // sent as ports of the world's group do
+  first->send_copy(1, 1, -2, &word, sizeof word);
+  mesh(2)->send_copy(0, 1, -2, &word, sizeof word);
+  EXPECT_THAT(error_of(ErrorKind::comm,
+                       [&] {
+                         make_socket_port(mesh(1), false, {20, "setting up"});
+                       }),
+              HasSubstr("rank 2 is dead"));
+  const auto port = make_socket_port(first, false, {20, "setting up"});
+  EXPECT_THAT(error_of(ErrorKind::comm, [&] { port->meet({20, "meeting"}); }), HasSubstr("rank 2 is dead"));
+}
+
 }  // namespace
 }  // namespace sherd::comm

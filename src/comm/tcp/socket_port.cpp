@@ -135,11 +135,20 @@ class SocketPort final : public Port {
     return all;
   }
 
+  /// Throws, and tells the others: who hears that this rank left because another died names that one.
+  [[noreturn]] void blame(int rank, const Patience& patience) {
+    const std::string heard = overheard();
+    if (heard.starts_with('F')) throw Error(ErrorKind::comm, heard.substr(1));
+    const std::string text = cat(patience.what, ": ", dead(rank));
+    shout("F" + text);  // a failure, as groups tell them: MessageHealth
+    throw Error(ErrorKind::comm, text);
+  }
+
   void await(int from, std::vector<std::byte>& message, const Patience& patience, const Deadline& deadline) {
     for (int turn = 0; !mesh_->take(world(from), group_, setup_tag, message); ++turn) {
       const bool over = gone(from);
       if (over && mesh_->take(world(from), group_, setup_tag, message)) return;
-      if (over) fail(ErrorKind::comm, patience.what, ": ", dead(from));
+      if (over) blame(from, patience);
       if (const std::string trouble = patience.trouble ? patience.trouble() : ""; !trouble.empty())
         throw Error(ErrorKind::comm, trouble);
       if (deadline.passed())

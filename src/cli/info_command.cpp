@@ -93,7 +93,7 @@ void info_command(const Arguments& arguments) {
       {"threads", "oneTBB " SHERD_TBB_VERSION},
       {"other libraries", "Eigen " SHERD_EIGEN_VERSION ", SentencePiece " SHERD_SENTENCEPIECE_VERSION
                           ", nlohmann-json " SHERD_JSON_VERSION ", cxxopts " SHERD_CXXOPTS_VERSION},
-      {"communicators", comm::mpi_available() ? "local, mpi" : "local (built without MPI)"},
+      {"communicators", comm::mpi_available() ? "local, tcp, mpi" : "local, tcp (built without MPI)"},
       {"CUDA", cuda_text()},
       {"devices", devices_text()}};
   if (line.has("gemm")) {

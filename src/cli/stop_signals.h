@@ -7,7 +7,8 @@ namespace sherd::cli {
 /// ignored. Several may live at once, one for each rank; the last to go puts back what was there. Safe from any thread.
 class StopSignals {
  public:
-  StopSignals();
+  /// `message` is told on standard error when one comes; it must outlive all.
+  explicit StopSignals(const char* message = "");
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;

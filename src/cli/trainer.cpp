@@ -55,9 +55,16 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_p
   if (data_->validation)
     validation_loader_ = data_->validation_loader(batch, request_.config.training.eval_steps, dist_->rank(),
                                                   dist_->world_size(), engine_->device());
+  if (validation_loader_ && validation_batches() == 0) {
+    if (speaks())
+      log_warning("no validation: its split has ", validation_loader_->samples_per_epoch(), " samples, fewer than the ",
+                  batch.micro_batch_size * dist_->world_size(), " that all ranks take at once; give data.split a larger share");
+    validation_loader_.reset();
+  }
   if (request_.resume) resume();
   first_step_ = engine_->global_steps();
-  stop_signals_ = std::make_unique<StopSignals>();
+  stop_signals_ = std::make_unique<StopSignals>(
+      "\nsherd: stopping after this step, and saving where training.save_dir is set; a second signal ends the run at once, unsaved\n");
   if (!speaks()) return;
   if (!request_.metrics.empty())
     metrics_ = std::make_unique<engine::MetricsWriter>(request_.metrics, first_step_ + 1);
@@ -76,6 +83,7 @@ void Trainer::announce() const {
            config.batch.gradient_accumulation_steps, " accumulated x ", dist_->world_size(), " ranks, ", shape_.max_seq,
            " tokens each; data ", config.data->path, ": ", engine::human_count(static_cast<double>(data_->train->tokens())),
            " training tokens");
+  if (config.training.save_dir.empty()) log_info("nothing will be saved: training.save_dir is not set");
   if (engine_->device().kind() != device::Kind::cuda) return;
   if (gemm_rate_ > 0)
     log_info("MFU counts against ", engine::human_count(gemm_rate_), "FLOP/s: ",
@@ -154,10 +162,14 @@ void Trainer::rate_step() {
   mfu_ = reached / gemm_rate_;
 }
 
+/// Of all ranks; what is left over is not looked at.
+std::int64_t Trainer::validation_batches() const {
+  return validation_loader_->samples_per_epoch() / (engine_->train_micro_batch_size_per_gpu() * dist_->world_size());
+}
+
 void Trainer::evaluate() {
   validation_loader_->seek(0);
-  const std::int64_t batches = validation_loader_->samples_per_epoch() /
-                               (engine_->train_micro_batch_size_per_gpu() * dist_->world_size());
+  const std::int64_t batches = validation_batches();
   double sum = 0;
   for (std::int64_t i = 0; i < batches; ++i) sum += engine_->eval_batch(validation_loader_->next());
   val_loss_ = sum / static_cast<double>(batches);

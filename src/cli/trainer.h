@@ -34,6 +34,7 @@ class Trainer {
   void train_step();
   void rate_step();
   void evaluate();
+  std::int64_t validation_batches() const;
   void save();
   void remove_old_checkpoints() const;
   void write_metrics();

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -139,6 +140,8 @@ Config parse_text(std::string_view text, const std::string& name = "config",
 
 /// The resolved configuration as JSON that parse_text() reads back to an equal Config. Stable key order.
 std::string dump(const Config& config);
+/// The same, each key with its value: {"optimizer.params.lr", "0.001"}.
+std::vector<std::pair<std::string, std::string>> flat_dump(const Config& config);
 
 /// The three batch numbers for `dp_world` data-parallel ranks, by DeepSpeed's inference (reference A.1).
 /// Throws Error{config} with the four numbers and a combination that would do when they do not multiply.

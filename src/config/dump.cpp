@@ -211,9 +211,7 @@ void put_sherd(Json& out, const Config& config) {
                    {"peak_tflops", config.device.peak_tflops}};
 }
 
-}  // namespace
-
-std::string dump(const Config& config) {
+Json whole(const Config& config) {
   Json out = Json::object();
   put_batch(out, config.batch);
   if (config.optimizer.given) out["optimizer"] = optimizer_of(config.optimizer);
@@ -225,7 +223,27 @@ std::string dump(const Config& config) {
   if (config.training.cpu_checkpointing) out["activation_checkpointing"] = {{"cpu_checkpointing", true}};
   put_run(out, config);
   put_sherd(out, config);
-  return out.dump(2);
+  return out;
+}
+
+void flatten(const Json& value, const std::string& path, std::vector<std::pair<std::string, std::string>>& out) {
+  if (!value.is_object()) {
+    out.emplace_back(path, value.dump());
+    return;
+  }
+  for (const auto& [name, below] : value.items()) flatten(below, path.empty() ? name : path + "." + name, out);
+}
+
+}  // namespace
+
+std::string dump(const Config& config) {
+  return whole(config).dump(2);
+}
+
+std::vector<std::pair<std::string, std::string>> flat_dump(const Config& config) {
+  std::vector<std::pair<std::string, std::string>> out;
+  flatten(whole(config), "", out);
+  return out;
 }
 
 }  // namespace sherd::config

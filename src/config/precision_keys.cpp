@@ -19,7 +19,7 @@ Table<Fp16Section> fp16_table() {
   const auto scaling = &Fp16Section::scaling;
   Table<Fp16Section> table;
   table.auto_rule = Auto::to_default;
-  table.keys.push_back(boolean("enabled", &Fp16Section::enabled));
+  table.keys.push_back(boolean("enabled", &Fp16Section::enabled).with_auto(Auto::needs_caller));
   table.keys.push_back(inside(scaling, real("loss_scale", &LossScaling::loss_scale, "128", 0)));
   table.keys.push_back(
       inside(scaling, integer("initial_scale_power", &LossScaling::initial_scale_power, "8", 0, 100)));
@@ -38,7 +38,7 @@ Table<Fp16Section> fp16_table() {
 Table<Bf16Section> bf16_table() {
   Table<Bf16Section> table;
   table.auto_rule = Auto::to_default;
-  table.keys.push_back(boolean("enabled", &Bf16Section::enabled));
+  table.keys.push_back(boolean("enabled", &Bf16Section::enabled).with_auto(Auto::needs_caller));
   table.keys.push_back(boolean("check_grad_overflow", &Bf16Section::check_grad_overflow));
   table.keys.push_back(noted<Bf16Section>("immediate_grad_update", Holds::boolean,
                                           "gradients are always reduced as soon as they are there"));

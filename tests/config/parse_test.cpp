@@ -51,12 +51,13 @@ TEST(Parse, OverlapCommDefaultsToTrueOnlyAtStage3) {
 TEST(Parse, AutoFollowsItsSection) {
   const Config config = parse_text(R"({
     "train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4, "gradient_clipping": "auto",
-    "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}})");
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}})");
   EXPECT_EQ(config.batch.train_batch_size, 0);
   EXPECT_EQ(config.gradient_clipping, 1.0);
-  EXPECT_EQ(config.precision.compute, DType::f32);
   EXPECT_EQ(config.zero.reduce_bucket_size, 500'000'000);
   EXPECT_TRUE(has_note(config, "zero_optimization.reduce_bucket_size: \"auto\" takes the default"));
+  for (const char* section : {"fp16", "bf16"})  // training in fp32 instead would be a surprise
+    EXPECT_NE(error_of(cat("{\"", section, "\": {\"enabled\": \"auto\"}}")).find("give a value here"), std::string::npos);
   EXPECT_EQ(error_of(R"({"steps_per_print": "auto"})"),
             "run.json:1: steps_per_print: must be an integer >= 0, not \"auto\"");
 }

@@ -97,6 +97,19 @@ TEST_F(Launched, ARankThatFailsEarlyEndsAllWithItsReason) {
   }
 }
 
+TEST_F(Launched, RanksOfDifferentConfigurationsAreRefused) {
+  const auto run = [&](const std::string& more) {
+    return sherd_launched(2, train({"--set", "training.save_dir="}), cat("if [ $RANK = 1 ]; then set -- \"$@\" --set ", more, "; fi"));
+  };
+  for (const char* key : {"optimizer.params.lr", "training.steps"}) {
+    const Outcome got = run(cat(key, "=5"));
+    EXPECT_EQ(got.code, 1);
+    EXPECT_EQ(count(got.err, cat("rank 1 was started with another ", key)), 2u) << got.err;
+  }
+  const Outcome got = run("device.threads_per_rank=1");  // machines may differ
+  EXPECT_EQ(got.code, 0) << got.err;
+}
+
 TEST_F(Launched, AKilledRankIsNamedByTheOthers) {
   const pid_t launch =
       start_line(noted(3, train({"--set", "train_batch_size=6", "--steps", "100000"})), "kill.err");

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
+#include <cstdio>
 #include <exception>
 #include <fstream>
 #include <functional>
@@ -27,16 +30,30 @@ inline std::pair<int, int> ephemeral_ports() {
   return out;
 }
 
-/// A port that nobody listens on, that no connection is given meanwhile, and that no other test of this process takes.
+/// Keeps other test processes off a port until this one ends: a name among sockets belongs to one process.
+inline bool reserve(int port) {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  // The first byte stays 0: a name outside of the file system.
+  const int length = std::snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "sherd-test-port-%d", port);
+  const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<std::size_t>(length));
+  if (::bind(socket, reinterpret_cast<const sockaddr*>(&name), size) == 0) return true;  // stays open
+  ::close(socket);
+  return false;
+}
+
+/// A port that nobody listens on, that no connection is given meanwhile, and that no other test takes
+/// (tests/support/launch.sh has the ports from 20000 on).
 inline int free_port() {
-  constexpr int first = 10'000, last = 65'000;
-  static std::atomic<int> next{static_cast<int>(getpid() % 1000 * 50)};  // processes begin at different places
+  constexpr int first = 10'000, count = 10'000;
+  static std::atomic<int> next{static_cast<int>(getpid() % count * 61 % count)};  // processes begin at different places
   const auto [taken_first, taken_last] = ephemeral_ports();
-  const bool others = taken_first > first || taken_last < last;  // are there any outside of that range?
-  for (int turn = 0; turn < last - first; ++turn) {
-    const int port = first + next++ % (last - first);
+  const bool others = taken_first > first || taken_last < first + count - 1;  // are there any outside of that range?
+  for (int turn = 0; turn < count; ++turn) {
+    const int port = first + next++ % count;
     if (others && port >= taken_first && port <= taken_last) continue;
-    if (listen_on(port)) return port;
+    if (reserve(port) && listen_on(port)) return port;
   }
   ADD_FAILURE() << "no free port";
   return 0;

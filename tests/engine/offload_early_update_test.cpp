@@ -143,7 +143,8 @@ TEST_F(OffloadEarlyUpdate, UpdatesFromNvmeWhileBackwardRuns) {
           };
         const auto& report = engine.train_batch([&] { return odd_batch(engine, step); });
         out.insert(out.end(), {report.loss, report.grad_norm});
-        EXPECT_EQ(report.early_updates > 0, step > 0 && !check) << step;
+        if (check) EXPECT_EQ(report.early_updates, 0) << step;
+        else if (step > 0) EXPECT_GT(report.early_updates, 0) << step;  // in the first step it depends on the drive
       }
     });
     return out;

@@ -143,8 +143,11 @@ TEST_F(OffloadEarlyUpdate, UpdatesFromNvmeWhileBackwardRuns) {
           };
         const auto& report = engine.train_batch([&] { return odd_batch(engine, step); });
         out.insert(out.end(), {report.loss, report.grad_norm});
-        if (check) EXPECT_EQ(report.early_updates, 0) << step;
-        else if (step > 0) EXPECT_GT(report.early_updates, 0) << step;  // in the first step it depends on the drive
+        if (check) {
+          EXPECT_EQ(report.early_updates, 0) << step;
+        } else if (step > 0) {  // in the first step it depends on the drive
+          EXPECT_GT(report.early_updates, 0) << step;
+        }
       }
     });
     return out;

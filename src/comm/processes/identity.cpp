@@ -1,15 +1,18 @@
 #include "comm/processes/identity.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "base/random.h"
 
@@ -17,17 +20,22 @@ namespace sherd::comm {
 namespace {
 
 struct ProcessState {
-  char state = 0;  ///< 0: no such process
+  char state = 0;  ///< 0: no such process; '?': cannot be told
   long long started = 0;
 };
 
+/// By plain calls, for a process may end between open and read, and only their error tells that from a lack
+/// of descriptors here.
 ProcessState look_up(long long pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  char text[1024];
+  const int file = ::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC);
+  const ssize_t size = file < 0 ? -1 : ::read(file, text, sizeof text);
+  const bool no_process = size < 0 && (errno == ENOENT || errno == ESRCH);
+  if (file >= 0) ::close(file);
+  if (size <= 0) return {.state = no_process ? '\0' : '?'};
   // The name, in parentheses, may hold anything: fields are counted from the last one closed.
-  const std::size_t close = text.rfind(')');
-  if (close == std::string::npos) return {};
-  std::istringstream fields(text.substr(close + 1));
+  const std::string_view stat(text, static_cast<std::size_t>(size));
+  std::istringstream fields{std::string(stat.substr(stat.rfind(')') + 1))};
   ProcessState out;
   fields >> out.state;
   std::string skipped;
@@ -57,6 +65,7 @@ Identity own_identity() {
 
 bool running(const Identity& identity) {
   const ProcessState now = look_up(identity.pid);
+  if (now.state == '?') return true;
   return now.state != 0 && now.state != 'Z' && now.state != 'X' && now.started == identity.started;
 }
 

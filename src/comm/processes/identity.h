@@ -14,7 +14,8 @@ struct Identity {
   unsigned long cpus[16] = {};     ///< it may run on
 };
 Identity own_identity();
-/// True when that process, on this machine, is running (not a zombie).
+/// True when that process, on this machine, is running (not a zombie), and when this cannot be told (no descriptor
+/// to spare, say): a wait's deadline then ends what a dead process would have.
 bool running(const Identity& identity);
 /// Sets the pid of processes of this machine that cannot be watched from here (of another process namespace)
 /// to 0.

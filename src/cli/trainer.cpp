@@ -6,12 +6,12 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 
 #include "base/log.h"
 #include "device/cuda.h"
 #include "engine/checkpoint.h"
+#include "engine/gather_records.h"
 #include "engine/report.h"
 #include "models/from_config.h"
 
@@ -242,21 +242,11 @@ void Trainer::show(bool evaluated) {
 
 void Trainer::report() {
   const engine::MemoryReport mine = engine::MemoryReport::of(engine_->device().ledger());
-  const auto ranks = static_cast<std::size_t>(dist_->world_size());
-  std::vector<engine::MemoryReport> all(ranks);
-  const auto bytes = static_cast<std::int64_t>(sizeof mine);
-  const auto* words = reinterpret_cast<const std::uint8_t*>(&mine);
-  tensor::Tensor shard = tensor::Tensor::of<std::uint8_t>(engine_->device(), {bytes}, std::span(words, sizeof mine));
-  tensor::Tensor full = tensor::Tensor::empty(engine_->device(), {bytes * dist_->world_size()}, DType::u8);
-  comm::CallOptions options;
-  options.label = "memory report";
-  options.scalar = true;
-  dist_->world().all_gather({{shard, full}}, options).wait();
-  std::memcpy(all.data(), tensor::to_host(engine_->device(), full).raw(), full.bytes());
+  const std::vector<engine::MemoryReport> all = engine::gather_records(*dist_, mine, "memory report");
   if (!speaks()) return;
   const auto steps = static_cast<std::int64_t>(step_seconds_.size());
   std::printf("\n%s", engine::memory_table(all).c_str());
-  if (steps > 0 && ranks > 1) std::printf("\n%s", engine::traffic_table(total_traffic_, steps).c_str());
+  if (steps > 0 && all.size() > 1) std::printf("\n%s", engine::traffic_table(total_traffic_, steps).c_str());
   if (steps > 0) {
     std::sort(step_seconds_.begin(), step_seconds_.end());
     const double median = step_seconds_[step_seconds_.size() / 2];

@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "base/log.h"
+#include "engine/gather_records.h"
 #include "engine/update_pipeline.h"
 
 namespace sherd::engine {
@@ -104,24 +105,6 @@ void barrier(Engine& engine, const std::string& label) {
   engine.dist().world().barrier(options);
 }
 
-std::vector<FileChecksum> gather_checksums(Engine& engine, const FileChecksum& own) {
-  const std::int64_t ranks = engine.dist().world_size();
-  const std::int64_t mine[2] = {static_cast<std::int64_t>(own.bytes), own.crc32c};
-  Tensor shard = Tensor::of<std::int64_t>(engine.device(), {2}, mine);
-  Tensor all = Tensor::empty(engine.device(), {2 * ranks}, DType::i64);
-  comm::CallOptions options;
-  options.label = "checkpoint checksums";
-  options.scalar = true;
-  engine.dist().world().all_gather({{shard, all}}, options).wait();
-  const Tensor read = tensor::to_host(engine.device(), all);
-  std::vector<FileChecksum> out;
-  for (std::int64_t r = 0; r < ranks; ++r) {
-    const std::int64_t* entry = read.data<std::int64_t>() + 2 * r;
-    out.push_back({static_cast<std::uint64_t>(entry[0]), static_cast<std::uint32_t>(entry[1])});
-  }
-  return out;
-}
-
 }  // namespace
 
 Manifest CheckpointAccess::describe(const Engine& engine, const ClientState& client) {
@@ -163,7 +146,7 @@ void CheckpointAccess::save(Engine& engine, const std::string& directory, const 
   // The label holds ranks to one tag, of which it has room for a part.
   barrier(engine, cat("checkpoint ", tag.substr(0, 40), " #", stable_hash(tag), " begun"));
   write_rank_file(partial / rank_file(rank), engine.sharded(), *engine.optimizer_, *engine.device_);
-  const auto sums = gather_checksums(engine, checksum_file(partial / rank_file(rank)));
+  const auto sums = gather_records(*engine.dist_, checksum_file(partial / rank_file(rank)), "checkpoint checksums");
   if (rank == 0) {
     Manifest manifest = describe(engine, client);
     for (int r = 0; r < engine.dist_->world_size(); ++r) manifest.files[rank_file(r)] = sums[static_cast<std::size_t>(r)];

@@ -5,12 +5,11 @@
 #include <cstring>
 #include <map>
 #include <string>
-#include <type_traits>
 
 #include "base/random.h"
 #include "device/peak_rate.h"
+#include "engine/gather_records.h"
 #include "engine/make_device.h"
-#include "tensor/tensor.h"
 
 namespace sherd::engine {
 namespace {
@@ -68,18 +67,8 @@ GpuSharing share_gpus_locally(const config::Config& config, int ranks) {
 }
 
 GpuSharing share_gpus_of_world(const config::Config& config, const Distributed& dist) {
-  static_assert(std::is_trivially_copyable_v<GpuSeat>);
   const GpuSeat mine = gpu_seat(config, gpus_for(config), dist.local_rank(), machine_name());
-  std::vector<GpuSeat> seats(static_cast<std::size_t>(dist.world_size()));
-  const auto host = device::make_cpu_device(1);
-  const auto bytes = static_cast<std::int64_t>(sizeof mine);
-  const auto* words = reinterpret_cast<const std::uint8_t*>(&mine);
-  const tensor::Tensor shard =
-      tensor::Tensor::of<std::uint8_t>(*host, {bytes}, std::span(words, sizeof mine));
-  const tensor::Tensor full = tensor::Tensor::empty(*host, {bytes * dist.world_size()}, DType::u8);
-  dist.world().all_gather({{shard, full}}, {.label = "GPUs", .scalar = true}).wait();
-  std::memcpy(seats.data(), full.raw(), full.bytes());
-  return share_gpus(seats, dist.rank());
+  return share_gpus(gather_records(dist, mine, "GPUs"), dist.rank());
 }
 
 }  // namespace sherd::engine

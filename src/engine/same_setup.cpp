@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <string_view>
 
 #include "base/random.h"
-#include "tensor/tensor.h"
+#include "engine/gather_records.h"
 
 namespace sherd::engine {
 namespace {
@@ -32,18 +31,6 @@ Facts facts_of(const config::Config& config, const TokenData* data) {
   return facts;
 }
 
-/// Every rank's `mine`, of equal length, one after the other.
-std::vector<std::int64_t> gather(const Distributed& dist, std::span<const std::int64_t> mine) {
-  const auto host = device::make_cpu_device(1);
-  const auto count = static_cast<std::int64_t>(mine.size());
-  const tensor::Tensor shard = tensor::Tensor::of<std::int64_t>(*host, {count}, mine);
-  const tensor::Tensor full = tensor::Tensor::empty(*host, {count * dist.world_size()}, DType::i64);
-  dist.world().all_gather({{shard, full}}, {.label = "configuration", .scalar = true}).wait();
-  std::vector<std::int64_t> all(static_cast<std::size_t>(full.numel()));
-  std::memcpy(all.data(), full.raw(), full.bytes());
-  return all;
-}
-
 [[noreturn]] void differs(std::size_t rank, const std::string& what) {
   fail(ErrorKind::config, "rank ", rank, " was started with another ", what, " than rank 0: start all ranks with the same configuration "
        "and data (old files on one of the machines?)");
@@ -60,10 +47,10 @@ void require_same_setup(const config::Config& config, const TokenData* data, con
     hashes.push_back(static_cast<std::int64_t>(stable_hash(value)));
   }
   const auto shape = static_cast<std::int64_t>(stable_hash(keys));
-  const std::vector<std::int64_t> shapes = gather(dist, std::span(&shape, 1));
+  const std::vector<std::int64_t> shapes = gather_records(dist, shape, "set of keys");
   for (std::size_t rank = 1; rank < shapes.size(); ++rank)
     if (shapes[rank] != shapes[0]) differs(rank, "set of keys");
-  const std::vector<std::int64_t> all = gather(dist, hashes);
+  const std::vector<std::int64_t> all = gather_records(dist, std::span<const std::int64_t>(hashes), "configuration");
   for (std::size_t i = hashes.size(); i < all.size(); ++i)
     if (const std::size_t key = i % hashes.size(); all[i] != all[key])
       differs(i / hashes.size(), cat(facts[key].first, " (here ", facts[key].second, ")"));

@@ -12,9 +12,9 @@
 #include "base/random.h"
 #include "comm/communicator.h"
 
-/// One suite for every backend. A case says how to run a body on every rank: threads here (local_test.cpp),
-/// or this very process as one of mpirun's (mpi_main.cpp). Expected values are computed serially, in rank
-/// order, so backends that pass are equal to each other to the bit.
+/// One suite for every backend. A case says how to run a body on every rank: threads here (local_test.cpp), or this very
+/// process as one of mpirun's (process_main.cpp); and on what device each rank has its tensors. Expected values are
+/// computed serially, in rank order, so backends that pass are equal to each other to the bit.
 namespace sherd::comm::conformance {
 
 using tensor::Shape;
@@ -24,6 +24,14 @@ struct Case {
   int ranks = 1;
   CommOptions options;
   std::function<void(const CommOptions&, const std::function<void(Communicator&)>&)> run;
+  /// A rank's own, for the tensors of one test.
+  std::function<std::shared_ptr<device::Device>(Communicator&)> device = [](Communicator&) {
+    return device::make_cpu_device(1);
+  };
+  /// Calls are only queued for a GPU: what goes wrong is thrown later, by its synchronize() and further calls.
+  bool queues = false;
+  /// Why this machine cannot run the case, or empty.
+  std::function<std::string()> unavailable = [] { return std::string(); };
 };
 inline void PrintTo(const Case& c, std::ostream* out) {
   *out << c.name;
@@ -31,29 +39,15 @@ inline void PrintTo(const Case& c, std::ostream* out) {
 
 class Conformance : public ::testing::TestWithParam<Case> {
  protected:
+  void SetUp() override {
+    if (const std::string why = GetParam().unavailable(); !why.empty()) GTEST_SKIP() << why;
+  }
   int ranks() const { return GetParam().ranks; }
+  std::shared_ptr<device::Device> device(Communicator& comm) const { return GetParam().device(comm); }
   void run(const std::function<void(Communicator&)>& body) const { run(GetParam().options, body); }
   void run(const CommOptions& options, const std::function<void(Communicator&)>& body) const {
     GetParam().run(options, body);
   }
-};
-
-/// Tensors of one rank: those whose number is odd come from the communicator's own memory, the others from
-/// the device, so that both ways of reaching a peer are taken.
-class Tensors {
- public:
-  explicit Tensors(Communicator& comm) : comm_(comm), device_(device::make_cpu_device(1)) {}
-  device::Device& device() { return *device_; }
-  /// Collective when `shared`.
-  Tensor make(std::int64_t n, DType dtype, bool shared) {
-    if (!shared) return Tensor::empty(*device_, {n}, dtype);
-    const std::size_t bytes = static_cast<std::size_t>(n) * size_of(dtype);
-    return Tensor::view_of(comm_.allocate(*device_, bytes, device::Category::communication), 0, {n}, dtype);
-  }
-
- private:
-  Communicator& comm_;
-  std::shared_ptr<device::Device> device_;
 };
 
 /// Element i of rank r's test data: a few hundred distinct values with rounding errors in their sums.
@@ -133,6 +127,56 @@ void expect_bits(const Tensor& x, const Expected& expected, const std::string& w
     return;
   }
 }
+
+/// Tensors of one rank: those of make() that are `shared` come from the communicator's own memory, the others from the
+/// device, so that both ways of reaching a peer are taken. The test reads and writes them through here, for the processor
+/// does not reach all of them.
+class Tensors {
+ public:
+  /// Collective where `device` is a GPU.
+  Tensors(Communicator& comm, std::shared_ptr<device::Device> device) : comm_(comm), device_(std::move(device)) {
+    if (device_->kind() == device::Kind::cuda) comm.bind(device_);
+  }
+  Communicator& comm() { return comm_; }
+  device::Device& device() { return *device_; }
+  const std::shared_ptr<device::Device>& shared_device() { return device_; }
+
+  /// Collective when `shared`.
+  Tensor make(std::int64_t n, DType dtype, bool shared) {
+    if (!shared) return Tensor::empty(*device_, {n}, dtype);
+    const std::size_t bytes = static_cast<std::size_t>(n) * size_of(dtype);
+    return Tensor::view_of(comm_.allocate(*device_, bytes, device::Category::communication), 0, {n}, dtype);
+  }
+  /// Element i becomes value(i).
+  template <class T, class Value>
+  void set(const Tensor& x, const Value& value) {
+    const Tensor here = reachable() ? x
+                                    : Tensor::empty(*device_, {x.numel()}, x.dtype(), device::Category::communication,
+                                                    device_->processor_tier());
+    T* data = here.data<T>();
+    for (std::int64_t i = 0; i < x.numel(); ++i) data[i] = value(i);
+    if (!reachable()) device_->copy(x.raw(), here.raw(), x.bytes());
+  }
+  template <class T>
+  void fill(const Tensor& x, int rank, int salt = 0) {
+    set<T>(x, [&](std::int64_t i) { return element<T>(rank, i, salt); });
+  }
+  /// Waits for what a GPU was given, and throws what became of it.
+  void finish() { device_->synchronize(); }
+  void zero(const Tensor& x) { device_->zero(x.raw(), x.bytes()); }
+  /// Its elements, with all work on it done, where the processor can read them.
+  Tensor read(const Tensor& x) { return tensor::to_host(*device_, x); }
+  template <class T, class Expected>
+  void expect_bits(const Tensor& x, const Expected& expected, const std::string& what) {
+    conformance::expect_bits<T>(read(x), expected, what);
+  }
+
+ private:
+  bool reachable() const { return device_->processor_tier() == device::Tier::device; }
+
+  Communicator& comm_;
+  std::shared_ptr<device::Device> device_;
+};
 
 /// The message of the Error{kind} that `body` throws; a failure and "" when it throws none or another.
 inline std::string error_of(ErrorKind kind, const std::function<void()>& body) {

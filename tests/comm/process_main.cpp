@@ -9,9 +9,18 @@
 #include <cstdlib>
 #include <thread>
 
-#include "tests/comm/conformance.h"
+#include "tests/comm/gpu/gpu_case.h"
 
 namespace sherd::comm {
+namespace {
+
+/// SHERD_TEST_GPU in the environment: tensors lie on GPUs (gpu/processes_test.cpp).
+bool on_gpus() {
+  return std::getenv("SHERD_TEST_GPU") != nullptr;
+}
+
+}  // namespace
+
 namespace conformance {
 namespace {
 
@@ -25,6 +34,7 @@ Case process_case(const char* name, bool shared_memory) {
     const LaunchedWorld joined = join_launched_world(options);
     body(*joined.world);
   };
+  if (on_gpus()) gpu::use_gpus(out);
   return out;
 }
 
@@ -48,15 +58,20 @@ std::unique_ptr<Communicator> join(const CommOptions& options) {
 
 /// Rank 1 dies by `die`; what the others do meanwhile must end within seconds with an error that names it.
 void expect_named(bool shared_memory, const std::function<void()>& die,
-                  const std::function<void(Communicator&)>& meanwhile) {
+                  const std::function<void(Communicator&, device::Device&)>& meanwhile) {
   const auto world = join({.timeout_seconds = 60, .shared_memory = shared_memory});
+  const auto device = on_gpus() ? conformance::gpu::gpu_of(world->rank()) : device::make_cpu_device(1);
+  world->bind(device);
   world->barrier();
   if (world->rank() == 1) {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     die();
   }
   const auto start = std::chrono::steady_clock::now();
-  const std::string text = error_of(ErrorKind::comm, [&] { meanwhile(*world); });
+  const std::string text = error_of(ErrorKind::comm, [&] {
+    meanwhile(*world, *device);
+    device->synchronize();
+  });
   EXPECT_THAT(text, AllOf(HasSubstr("rank 1"), HasSubstr("is dead")));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
   EXPECT_EQ(error_of(ErrorKind::comm, [&] { world->barrier(); }), text);
@@ -68,25 +83,24 @@ void leave() {
 void get_killed() {
   raise(SIGKILL);
 }
-void reduce(Communicator& comm, bool async) {
-  auto device = device::make_cpu_device(1);
-  const Tensor x = Tensor::zeros(*device, {1 << 20}, DType::f32);
+void reduce(Communicator& comm, device::Device& device, bool async) {
+  const Tensor x = Tensor::zeros(device, {1 << 20}, DType::f32);
   CallOptions options;
   options.label = "gradients", options.async = async;
   comm.all_reduce(x, ReduceOp::sum, 1, options).wait();
 }
 
 TEST(Death, Exit) {
-  expect_named(true, leave, [](Communicator& comm) { comm.barrier({.label = "epoch"}); });
+  expect_named(true, leave, [](Communicator& comm, device::Device&) { comm.barrier({.label = "epoch"}); });
 }
 TEST(Death, Kill) {
-  expect_named(true, get_killed, [](Communicator& comm) { reduce(comm, false); });
+  expect_named(true, get_killed, [](Communicator& comm, device::Device& device) { reduce(comm, device, false); });
 }
 TEST(Death, KillAsync) {
-  expect_named(true, get_killed, [](Communicator& comm) { reduce(comm, true); });
+  expect_named(true, get_killed, [](Communicator& comm, device::Device& device) { reduce(comm, device, true); });
 }
 TEST(Death, KillInSplit) {
-  expect_named(true, get_killed, [](Communicator& comm) { comm.split(0, 0); });
+  expect_named(true, get_killed, [](Communicator& comm, device::Device&) { comm.split(0, 0); });
 }
 TEST(Death, KillInPart) {
   std::unique_ptr<Communicator> part;
@@ -96,18 +110,16 @@ TEST(Death, KillInPart) {
   EXPECT_THAT(error_of(ErrorKind::comm, [&] { part->barrier(); }), HasSubstr("rank 1 is dead"));
 }
 TEST(Death, KillAllocate) {
-  expect_named(true, get_killed, [](Communicator& comm) {
-    auto device = device::make_cpu_device(1);
-    comm.allocate(*device, 100000, device::Category::communication);
+  expect_named(true, get_killed, [](Communicator& comm, device::Device& device) {
+    comm.allocate(device, 100000, device::Category::communication);
   });
 }
 TEST(Death, KillMessages) {
-  expect_named(false, get_killed, [](Communicator& comm) { reduce(comm, false); });
+  expect_named(false, get_killed, [](Communicator& comm, device::Device& device) { reduce(comm, device, false); });
 }
 TEST(Death, KillReceive) {
-  expect_named(false, get_killed, [](Communicator& comm) {
-    auto device = device::make_cpu_device(1);
-    const Tensor x = Tensor::zeros(*device, {16}, DType::f32);
+  expect_named(false, get_killed, [](Communicator& comm, device::Device& device) {
+    const Tensor x = Tensor::zeros(device, {16}, DType::f32);
     comm.receive(x, 1);
   });
 }

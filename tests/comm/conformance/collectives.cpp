@@ -20,16 +20,16 @@ bool skip(std::int64_t n, DType dtype, int ranks) {
 
 TEST_P(Conformance, AllReduceSumsInRankOrder) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     for (const DType dtype : dtypes())
       for (const std::int64_t n : counts)
         for (const bool shared : {false, true}) {
           if (skip(n, dtype, comm.size())) continue;
           with_type(dtype, [&]<class T>() {
             const Tensor x = tensors.make(n, dtype, shared);
-            fill<T>(x, comm.rank());
+            tensors.fill<T>(x, comm.rank());
             comm.all_reduce(x, ReduceOp::sum, 1, {.label = "sum"}).wait();
-            expect_bits<T>(
+            tensors.expect_bits<T>(
                 x, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), i)); },
                 cat("all_reduce ", name_of(dtype), " ", n, shared ? " shared" : ""));
           });
@@ -39,13 +39,13 @@ TEST_P(Conformance, AllReduceSumsInRankOrder) {
 
 TEST_P(Conformance, AllReduceAppliesTheFactorBeforeTheOneRounding) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64})
       with_type(dtype, [&]<class T>() {
         const Tensor x = tensors.make(5003, dtype, true);
-        fill<T>(x, comm.rank());
+        tensors.fill<T>(x, comm.rank());
         comm.all_reduce(x, ReduceOp::sum, 1.0 / 3).wait();
-        expect_bits<T>(
+        tensors.expect_bits<T>(
             x, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), i, 1.0 / 3)); }, "factor");
       });
   });
@@ -53,15 +53,15 @@ TEST_P(Conformance, AllReduceAppliesTheFactorBeforeTheOneRounding) {
 
 TEST_P(Conformance, AllReduceTakesExtremes) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     for (const DType dtype : dtypes())
       for (const ReduceOp op : {ReduceOp::max, ReduceOp::min})
         for (const std::int64_t n : {std::int64_t{3}, std::int64_t{5001}})
           with_type(dtype, [&]<class T>() {
             const Tensor x = tensors.make(n, dtype, false);
-            fill<T>(x, comm.rank());
+            tensors.fill<T>(x, comm.rank());
             comm.all_reduce(x, op).wait();
-            expect_bits<T>(
+            tensors.expect_bits<T>(
                 x,
                 [&](std::int64_t i) {
                   T best = element<T>(0, i);
@@ -80,7 +80,7 @@ TEST_P(Conformance, AllReduceTakesExtremes) {
 
 TEST_P(Conformance, AllGatherOfManyPieces) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     // More pieces than one round takes; every other one in place; every third in shared memory.
     std::vector<GatherPiece> pieces;
     std::vector<std::int64_t> sizes;
@@ -88,16 +88,16 @@ TEST_P(Conformance, AllGatherOfManyPieces) {
     for (int k = 0; k < 300; ++k) {
       const std::int64_t n = sizes[static_cast<std::size_t>(k)];
       const Tensor full = tensors.make(n * comm.size(), DType::f32, k % 3 == 0);
-      std::memset(full.raw(), 0xee, full.bytes());
+      tensors.set<float>(full, [](std::int64_t) { return -7.0f; });
       const Tensor shard = k % 2 ? full.range(comm.rank() * n, (comm.rank() + 1) * n)
                                  : tensors.make(n, DType::f32, k % 3 == 0);
-      fill<float>(shard, comm.rank(), k);
+      tensors.fill<float>(shard, comm.rank(), k);
       pieces.push_back({shard, full});
     }
     comm.all_gather(pieces, {.label = "many"}).wait();
     for (int k = 0; k < 300; ++k) {
       const std::int64_t n = std::max<std::int64_t>(1, sizes[static_cast<std::size_t>(k)]);
-      expect_bits<float>(
+      tensors.expect_bits<float>(
           pieces[static_cast<std::size_t>(k)].full,
           [&](std::int64_t i) { return element<float>(static_cast<int>(i / n), i % n, k); },
           cat("piece ", k));
@@ -108,7 +108,7 @@ TEST_P(Conformance, AllGatherOfManyPieces) {
 
 TEST_P(Conformance, AllGatherOfEveryType) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     for (const DType dtype : dtypes())
       for (const std::int64_t n : counts)
         for (const bool shared : {false, true}) {
@@ -116,9 +116,9 @@ TEST_P(Conformance, AllGatherOfEveryType) {
           with_type(dtype, [&]<class T>() {
             const Tensor shard = tensors.make(n, dtype, shared),
                          full = tensors.make(n * comm.size(), dtype, false);
-            fill<T>(shard, comm.rank());
+            tensors.fill<T>(shard, comm.rank());
             comm.all_gather({{shard, full}}).wait();
-            expect_bits<T>(
+            tensors.expect_bits<T>(
                 full, [&](std::int64_t i) { return element<T>(static_cast<int>(i / n), i % n); },
                 "all_gather");
           });
@@ -128,7 +128,7 @@ TEST_P(Conformance, AllGatherOfEveryType) {
 
 TEST_P(Conformance, ReduceScatterOfEveryType) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     for (const DType dtype : dtypes())
       for (const std::int64_t n : counts)
         for (const bool shared : {false, true}) {
@@ -136,10 +136,10 @@ TEST_P(Conformance, ReduceScatterOfEveryType) {
           with_type(dtype, [&]<class T>() {
             const Tensor full = tensors.make(n * comm.size(), dtype, shared),
                          shard = tensors.make(n, dtype, false);
-            fill<T>(full, comm.rank());
+            tensors.fill<T>(full, comm.rank());
             comm.reduce_scatter({{full, shard, 0, n}}, 1, dtype).wait();
             const std::int64_t base = comm.rank() * n;
-            expect_bits<T>(
+            tensors.expect_bits<T>(
                 shard, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), base + i)); },
                 "reduce_scatter");
           });
@@ -151,15 +151,15 @@ TEST_P(Conformance, ReduceScatterOfEveryType) {
 /// left alone.
 TEST_P(Conformance, ReduceScatterOfRangesInPlace) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     for (const bool shared : {false, true}) {
       const std::int64_t n = 70001, cut = 12345;
       const Tensor full = tensors.make(n * comm.size(), DType::bf16, shared);
-      fill<bf16>(full, comm.rank());
+      tensors.fill<bf16>(full, comm.rank());
       const std::int64_t base = comm.rank() * n;
       const Tensor shard = full.range(base, base + n);
       comm.reduce_scatter({{full, shard, cut, n}}, 0.5, DType::bf16).wait();
-      expect_bits<bf16>(
+      tensors.expect_bits<bf16>(
           full,
           [&](std::int64_t i) {
             const bool reduced = i >= base + cut && i < base + n;
@@ -167,7 +167,7 @@ TEST_P(Conformance, ReduceScatterOfRangesInPlace) {
           },
           "second part");
       comm.reduce_scatter({{full, shard, 0, cut}}, 0.5, DType::bf16).wait();
-      expect_bits<bf16>(
+      tensors.expect_bits<bf16>(
           shard, [&](std::int64_t i) { return bf16(reference_sum<bf16>(comm.size(), base + i, 0.5)); },
           "both");
     }
@@ -176,7 +176,7 @@ TEST_P(Conformance, ReduceScatterOfRangesInPlace) {
 
 TEST_P(Conformance, ReduceScatterRoundsThenAccumulates) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     const std::int64_t n = 3001;
     for (const DType rounding : {DType::f32, DType::bf16, DType::f16})
       for (const bool shared : {false, true}) {
@@ -184,22 +184,22 @@ TEST_P(Conformance, ReduceScatterRoundsThenAccumulates) {
                      shard = tensors.make(n, DType::f32, shared);
         const Tensor other = tensors.make(7 * comm.size(), DType::f32, shared),
                      small = tensors.make(7, DType::bf16, false);
-        fill<bf16>(full, comm.rank()), fill<float>(other, comm.rank(), 1);
-        for (std::int64_t i = 0; i < n; ++i) shard.data<float>()[i] = static_cast<float>(i) * 0.37f;
+        tensors.fill<bf16>(full, comm.rank()), tensors.fill<float>(other, comm.rank(), 1);
+        tensors.set<float>(shard, [](std::int64_t i) { return static_cast<float>(i) * 0.37f; });
         comm.reduce_scatter({{full, shard, 0, n, true}, {other, small, 0, 7}}, 0.25, rounding).wait();
         const auto rounded = [&](float v) {
           return rounding == DType::bf16  ? static_cast<float>(bf16(v))
                  : rounding == DType::f16 ? static_cast<float>(f16(v))
                                           : v;
         };
-        expect_bits<float>(
+        tensors.expect_bits<float>(
             shard,
             [&](std::int64_t i) {
               return static_cast<float>(i) * 0.37f +
                      rounded(reference_sum<bf16>(comm.size(), comm.rank() * n + i, 0.25));
             },
             "accumulate");
-        expect_bits<bf16>(
+        tensors.expect_bits<bf16>(
             small,
             [&](std::int64_t i) {
               return bf16(rounded(reference_sum<float>(comm.size(), comm.rank() * 7 + i, 0.25, 1)));
@@ -211,14 +211,14 @@ TEST_P(Conformance, ReduceScatterRoundsThenAccumulates) {
 
 TEST_P(Conformance, BroadcastFromEveryRoot) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     for (int root = 0; root < comm.size(); ++root)
       for (const std::int64_t n : counts)
         for (const bool shared : {false, true}) {
           const Tensor x = tensors.make(n, DType::i32, shared);
-          fill<std::int32_t>(x, comm.rank());
+          tensors.fill<std::int32_t>(x, comm.rank());
           comm.broadcast(x, root, {.label = "weights"}).wait();
-          expect_bits<std::int32_t>(
+          tensors.expect_bits<std::int32_t>(
               x, [&](std::int64_t i) { return element<std::int32_t>(root, i); }, "broadcast");
         }
   });
@@ -226,14 +226,14 @@ TEST_P(Conformance, BroadcastFromEveryRoot) {
 
 TEST_P(Conformance, AllToAllWithEqualBlocks) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     for (const std::int64_t n : counts)
       for (const bool shared : {false, true}) {
         const Tensor in = tensors.make(n * comm.size(), DType::f16, shared),
                      out = tensors.make(n * comm.size(), DType::f16, false);
-        fill<f16>(in, comm.rank());
+        tensors.fill<f16>(in, comm.rank());
         comm.all_to_all(in, out).wait();
-        expect_bits<f16>(
+        tensors.expect_bits<f16>(
             out,
             [&](std::int64_t i) { return element<f16>(static_cast<int>(i / n), comm.rank() * n + i % n); },
             "all_to_all");
@@ -248,7 +248,7 @@ std::int64_t block(int p, int q, int scale) {
 
 TEST_P(Conformance, AllToAllWithCounts) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     const int size = comm.size(), me = comm.rank();
     for (const int scale : {1, 977})
       for (const bool shared : {false, true}) {
@@ -260,7 +260,7 @@ TEST_P(Conformance, AllToAllWithCounts) {
         const std::int64_t most = size * scale * 8 * (size + 1) + size * size;
         const Tensor in = tensors.make(most, DType::i64, shared).range(0, total(in_counts));
         const Tensor out = tensors.make(total(out_counts), DType::i64, false);
-        fill<std::int64_t>(in, me);
+        tensors.fill<std::int64_t>(in, me);
         comm.all_to_all(in, out, in_counts, out_counts, {.label = "tokens"}).wait();
         std::vector<std::int64_t> expected;
         for (int p = 0; p < size; ++p) {
@@ -269,7 +269,7 @@ TEST_P(Conformance, AllToAllWithCounts) {
           for (std::int64_t i = 0; i < block(p, me, scale); ++i)
             expected.push_back(element<std::int64_t>(p, begin + i));
         }
-        expect_bits<std::int64_t>(
+        tensors.expect_bits<std::int64_t>(
             out, [&](std::int64_t i) { return expected[static_cast<std::size_t>(i)]; }, "counts");
       }
   });
@@ -279,28 +279,27 @@ TEST_P(Conformance, ThreadsDoNotChangeBits) {
   CommOptions options = GetParam().options;
   options.threads = 3;
   run(options, [&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     const Tensor x = tensors.make(400001, DType::bf16, true);
-    fill<bf16>(x, comm.rank());
+    tensors.fill<bf16>(x, comm.rank());
     comm.all_reduce(x, ReduceOp::sum, 0.75).wait();
-    expect_bits<bf16>(
+    tensors.expect_bits<bf16>(
         x, [&](std::int64_t i) { return bf16(reference_sum<bf16>(comm.size(), i, 0.75)); }, "threads");
   });
 }
 
 TEST_P(Conformance, SpecialValuesTravel) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
     for (const std::int64_t n : {std::int64_t{4}, std::int64_t{8192}}) {
       const Tensor x = tensors.make(n, DType::bf16, true);
-      for (std::int64_t i = 0; i < n; ++i) {
-        const float special[] = {inf, comm.rank() == 0 ? nan : 1.0f, 3.0e38f, -0.0f};
-        x.data<bf16>()[i] = bf16(special[i % 4]);
-      }
+      const float special[] = {inf, comm.rank() == 0 ? nan : 1.0f, 3.0e38f, -0.0f};
+      tensors.set<bf16>(x, [&](std::int64_t i) { return bf16(special[i % 4]); });
       comm.all_reduce(x).wait();
+      const Tensor sums = tensors.read(x);
       for (std::int64_t i = 0; i < n; ++i) {
-        const auto got = static_cast<float>(x.data<bf16>()[i]);
+        const auto got = static_cast<float>(sums.data<bf16>()[i]);
         if (i % 4 == 0) {
           ASSERT_EQ(got, inf);
         }
@@ -314,9 +313,10 @@ TEST_P(Conformance, SpecialValuesTravel) {
           ASSERT_TRUE(got == 0 && std::signbit(got));
         }
       }
-      x.data<bf16>()[0] = bf16(comm.rank() == comm.size() - 1 ? nan : 1.0f);
+      tensors.set<bf16>(x.range(0, 1),
+                        [&](std::int64_t) { return bf16(comm.rank() == comm.size() - 1 ? nan : 1.0f); });
       comm.all_reduce(x, ReduceOp::max).wait();
-      ASSERT_TRUE(std::isnan(static_cast<float>(x.data<bf16>()[0])));
+      ASSERT_TRUE(std::isnan(static_cast<float>(tensors.read(x).data<bf16>()[0])));
     }
   });
 }

@@ -9,18 +9,18 @@ namespace {
 TEST_P(Conformance, SendAndReceiveInARing) {
   run([&](Communicator& comm) {
     if (comm.size() == 1) return;
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     const int next = (comm.rank() + 1) % comm.size(),
               previous = (comm.rank() + comm.size() - 1) % comm.size();
     for (const std::int64_t n : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1023}, std::int64_t{500009}})
       for (const bool shared : {false, true}) {
         const Tensor out = tensors.make(n, DType::f32, shared), in = tensors.make(n, DType::f32, false);
-        fill<float>(out, comm.rank());
+        tensors.fill<float>(out, comm.rank());
         // Everybody sends first: only asynchronous transfers may.
         Work sent = comm.send(out, next, {.label = "activations", .async = true});
         comm.receive(in, previous, {.label = "activations"}).wait();
         sent.wait();
-        expect_bits<float>(
+        tensors.expect_bits<float>(
             in, [&](std::int64_t i) { return element<float>(previous, i); }, "ring");
       }
   });
@@ -29,7 +29,7 @@ TEST_P(Conformance, SendAndReceiveInARing) {
 TEST_P(Conformance, TransfersMatchInOrder) {
   run([&](Communicator& comm) {
     if (comm.size() == 1) return;
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     const int peer = comm.rank() ^ 1;
     if (peer >= comm.size()) return;
     // More than fit a channel at a time, of mixed sizes and places; both directions at once.
@@ -39,7 +39,7 @@ TEST_P(Conformance, TransfersMatchInOrder) {
       const std::int64_t n = k % 5 == 0 ? 150001 : k * 3;
       out.push_back(Tensor::empty(tensors.device(), {n}, DType::bf16)),
           in.push_back(Tensor::empty(tensors.device(), {n}, DType::bf16));
-      fill<bf16>(out.back(), comm.rank(), k);
+      tensors.fill<bf16>(out.back(), comm.rank(), k);
     }
     for (int k = 0; k < 40; ++k)
       works.push_back(comm.send(out[static_cast<std::size_t>(k)], peer, {.async = true}));
@@ -48,7 +48,7 @@ TEST_P(Conformance, TransfersMatchInOrder) {
     for (Work& work : works) work.wait();
     for (int k = 0; k < 40; ++k) {
       EXPECT_TRUE(works[static_cast<std::size_t>(k)].done());
-      expect_bits<bf16>(
+      tensors.expect_bits<bf16>(
           in[static_cast<std::size_t>(k)], [&](std::int64_t i) { return element<bf16>(peer, i, k); },
           cat("transfer ", k));
     }
@@ -57,10 +57,10 @@ TEST_P(Conformance, TransfersMatchInOrder) {
 
 TEST_P(Conformance, AsynchronousCallsRunInOrder) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     const Tensor x = tensors.make(3000, DType::i64, true),
                  y = tensors.make(3000 * comm.size(), DType::i64, false);
-    for (std::int64_t i = 0; i < x.numel(); ++i) x.data<std::int64_t>()[i] = i;
+    tensors.set<std::int64_t>(x, [](std::int64_t i) { return i; });
     std::vector<Work> works;
     for (int k = 0; k < 6; ++k)
       works.push_back(comm.all_reduce(x, ReduceOp::sum, 1, {.label = cat("turn ", k), .async = true}));
@@ -68,7 +68,7 @@ TEST_P(Conformance, AsynchronousCallsRunInOrder) {
     comm.all_gather({{x, y}}, {.label = "after"});
     std::int64_t power = 1;
     for (int k = 0; k < 6; ++k) power *= comm.size();
-    expect_bits<std::int64_t>(
+    tensors.expect_bits<std::int64_t>(
         y, [&](std::int64_t i) { return i % 3000 * power; }, "order");
     for (Work& work : works) {
       EXPECT_TRUE(work.done());
@@ -83,20 +83,20 @@ TEST_P(Conformance, AsynchronousCallsRunInOrder) {
 
 TEST_P(Conformance, BarriersHoldEverybody) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     const Tensor x = tensors.make(1, DType::i32, false);
     for (int k = 0; k < 200; ++k) {
       comm.barrier({.label = "again"});
-      x.data<std::int32_t>()[0] = k * comm.rank();
+      tensors.set<std::int32_t>(x, [&](std::int64_t) { return k * comm.rank(); });
       comm.all_reduce(x, ReduceOp::max).wait();
-      ASSERT_EQ(x.data<std::int32_t>()[0], k * (comm.size() - 1));
+      ASSERT_EQ(tensors.read(x).data<std::int32_t>()[0], k * (comm.size() - 1));
     }
   });
 }
 
 TEST_P(Conformance, SplitMakesGroupsInKeyOrder) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     const int color = comm.rank() % 2;
     const auto part = comm.split(color, -comm.rank());
     ASSERT_NE(part, nullptr);
@@ -108,9 +108,9 @@ TEST_P(Conformance, SplitMakesGroupsInKeyOrder) {
     for (const bool shared : {false, true})
       for (const std::int64_t n : {std::int64_t{5}, std::int64_t{40001}}) {
         const Tensor x = tensors.make(n, DType::f32, shared);  // the world's memory serves its parts too
-        fill<float>(x, comm.rank());
+        tensors.fill<float>(x, comm.rank());
         part->all_reduce(x, ReduceOp::sum, 1, {.label = "part"}).wait();
-        expect_bits<float>(
+        tensors.expect_bits<float>(
             x,
             [&](std::int64_t i) {
               float sum = element<float>(world(0), i);
@@ -126,11 +126,11 @@ TEST_P(Conformance, SplitMakesGroupsInKeyOrder) {
       EXPECT_EQ(lonely->size(), size - 1);
       EXPECT_EQ(lonely->rank(), part->rank() - 1);
       lonely->barrier();
-      Tensors inner(*lonely);
+      Tensors inner(*lonely, tensors.shared_device());
       const Tensor y = inner.make(10000, DType::i32, true);
-      fill<std::int32_t>(y, lonely->rank());
+      tensors.fill<std::int32_t>(y, lonely->rank());
       lonely->broadcast(y, 0).wait();
-      expect_bits<std::int32_t>(
+      tensors.expect_bits<std::int32_t>(
           y, [](std::int64_t i) { return element<std::int32_t>(0, i); }, "nested");
     }
     comm.barrier();
@@ -140,17 +140,17 @@ TEST_P(Conformance, SplitMakesGroupsInKeyOrder) {
 /// Collectives of a group and of its part at the same time, from the groups' own threads.
 TEST_P(Conformance, GroupsWorkSideBySide) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     const auto part = comm.split(comm.rank() / 2, comm.rank());
     const Tensor x = tensors.make(60000, DType::f32, true), y = tensors.make(60000, DType::f32, true);
     for (int k = 0; k < 3; ++k) {
-      fill<float>(x, comm.rank()), fill<float>(y, part->rank(), 1);
+      tensors.fill<float>(x, comm.rank()), tensors.fill<float>(y, part->rank(), 1);
       Work a = comm.all_reduce(x, ReduceOp::sum, 1, {.async = true});
       Work b = part->all_reduce(y, ReduceOp::sum, 1, {.async = true});
       b.wait(), a.wait();
-      expect_bits<float>(
+      tensors.expect_bits<float>(
           x, [&](std::int64_t i) { return reference_sum<float>(comm.size(), i); }, "group");
-      expect_bits<float>(
+      tensors.expect_bits<float>(
           y, [&](std::int64_t i) { return reference_sum<float>(part->size(), i, 1, 1); }, "part");
     }
   });
@@ -180,12 +180,12 @@ TEST_P(Conformance, MemoryIsChargedAndReused) {
 
 TEST_P(Conformance, TrafficIsThePayloadSent) {
   run([&](Communicator& comm) {
-    Tensors tensors(comm);
+    Tensors tensors(comm, device(comm));
     const auto n = static_cast<std::uint64_t>(comm.size());
     const Tensor x = tensors.make(840 * comm.size(), DType::f32, true),
                  shard = tensors.make(840, DType::f32, false);
-    std::memset(x.raw(), 0, x.bytes());
-    std::memset(shard.raw(), 0, shard.bytes());
+    tensors.zero(x);
+    tensors.zero(shard);
     const std::uint64_t bytes = x.bytes();
     comm.all_reduce(x);
     comm.all_gather({{shard, x}});

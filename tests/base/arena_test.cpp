@@ -124,7 +124,7 @@ TEST(Arena, runs_on_as_many_threads_as_it_was_asked_for_beside_other_arenas) {
   std::mutex mutex;
   std::set<std::thread::id> threads;
   // Each chunk waits, within reason, for a fourth thread to take part.
-  for (int round = 0; round < 50 && threads.size() < 4; ++round)
+  for (int round = 0; round < 1000 && threads.size() < 4; ++round)
     large.parallel_for(16, 1, [&](std::int64_t, std::int64_t) {
       {
         const std::lock_guard lock(mutex);

@@ -40,26 +40,29 @@ TEST_F(OffloadedTrain, TrainsAsWithoutAndLeavesNothingBehind) {
 }
 
 TEST_F(OffloadedTrain, KilledInMidStepItGoesOnFromTheCheckpointToTheBit) {
-  const std::vector<std::string> often{"--set", "training.save_interval=3", "--steps", "40"};
-  const Outcome whole = sherd(offloaded("whole", often));
-  ASSERT_EQ(whole.code, 0) << whole.err;
-
-  const pid_t child = start(offloaded("killed", often), "killed.err");
+  const auto often = [](std::size_t steps) {
+    return std::vector<std::string>{"--set", "training.save_interval=3", "--steps", std::to_string(steps)};
+  };
+  const pid_t child = start(offloaded("killed", often(100000)), "killed.err");
   wait_for("killed.jsonl", "\"step\":", 8);
   kill(child, SIGKILL);
   int status = 0;
   waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFSIGNALED(status)) << "the run was over before it was killed";
+  ASSERT_TRUE(WIFSIGNALED(status)) << read_text(folder_ / "killed.err");
   bool stale = false;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_ / "nvme"))
     stale = stale || entry.path().extension() == ".swap";
   EXPECT_TRUE(stale);
 
-  std::vector<std::string> again = often;
+  const std::size_t steps = metric("killed.jsonl", "loss").size() + 10;
+  std::vector<std::string> again = often(steps);
   again.push_back("--resume");
   const Outcome resumed = sherd(offloaded("killed", again));
   ASSERT_EQ(resumed.code, 0) << resumed.err;
   EXPECT_THAT(resumed.err, HasSubstr("resumed from"));
+  const Outcome whole = sherd(offloaded("whole", often(steps)));
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  EXPECT_EQ(metric("whole.jsonl", "loss").size(), steps);
   EXPECT_EQ(metric("killed.jsonl", "loss"), metric("whole.jsonl", "loss"));
   EXPECT_EQ(metric("killed.jsonl", "grad_norm"), metric("whole.jsonl", "grad_norm"));
 }

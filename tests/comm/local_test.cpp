@@ -60,7 +60,7 @@ TEST(Local, AThrowingRankEndsTheRun) {
     } catch (const std::runtime_error& error) {
       EXPECT_STREQ(error.what(), "no more disk");
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
   }
 }
 
@@ -108,7 +108,7 @@ TEST(Local, LeavingWithAnErrorDropsWhatIsQueued) {
                            std::this_thread::sleep_for(std::chrono::milliseconds(300));
                          }),
                std::runtime_error);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
 }
 
 // Under AddressSanitizer: the failing rank's tensors stay until the peer that reads them has stopped.

@@ -56,7 +56,7 @@ std::unique_ptr<Communicator> join(const CommOptions& options) {
   return join_launched_world(options).world;
 }
 
-/// Rank 1 dies by `die`; what the others do meanwhile must end within seconds with an error that names it.
+/// Rank 1 dies by `die`; what the others do meanwhile must end long before the deadline with an error that names it.
 void expect_named(bool shared_memory, const std::function<void()>& die,
                   const std::function<void(Communicator&, device::Device&)>& meanwhile) {
   const auto world = join({.timeout_seconds = 60, .shared_memory = shared_memory});
@@ -73,7 +73,7 @@ void expect_named(bool shared_memory, const std::function<void()>& die,
     device->synchronize();
   });
   EXPECT_THAT(text, AllOf(HasSubstr("rank 1"), HasSubstr("is dead")));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
   EXPECT_EQ(error_of(ErrorKind::comm, [&] { world->barrier(); }), text);
 }
 
@@ -144,7 +144,7 @@ TEST(Death, ExitWithGroups) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_THAT(error_of(ErrorKind::comm, [&] { part->barrier(); }),
               AnyOf(HasSubstr("rank 1 has left"), HasSubstr("rank 1 is dead")));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
 }
 
 /// What ranks know of their places on this machine, launcher or not.
@@ -157,13 +157,13 @@ TEST(Place, IsKnown) {
 
 /// A rank that never comes, though alive: nobody hangs, not even in MPI_Finalize.
 TEST(Death, Stuck) {
-  const auto world = join({.timeout_seconds = 1});
+  const auto world = join({.timeout_seconds = 5});  // also for all to come, on a busy machine
   if (world->rank() == 1) {
-    std::this_thread::sleep_for(std::chrono::seconds(5));
+    std::this_thread::sleep_for(std::chrono::seconds(15));
     _exit(0);
   }
   EXPECT_THAT(error_of(ErrorKind::comm, [&] { world->barrier(); }),
-              HasSubstr("rank 1 did not come within 1 s"));
+              HasSubstr("rank 1 did not come within 5 s"));
 }
 
 }  // namespace

@@ -93,8 +93,9 @@ TEST_P(FaultTest, a_full_disk_is_named) {
 TEST_P(FaultTest, transfers_behind_a_failed_one_end_with_its_error) {
   open();
   const Span other = store->reserve("other", 1 << 20, Category::optimizer);
+  // All are held: what is apart might otherwise end before the first one fails.
   faults->set_rule(
-      [](const IoRequest&, int before) { return before == 0 ? Fate{.error = EIO, .held = true} : Fate{}; });
+      [](const IoRequest&, int before) { return Fate{.error = before == 0 ? EIO : 0, .held = true}; });
   std::vector<unsigned char> first(span_bytes), second(span_bytes), third(1 << 20);
   Io failing = store->write(span, 0, first.data(), span_bytes);
   Io ordered = store->read(span, 0, second.data(), span_bytes),
@@ -223,7 +224,7 @@ TEST_P(FaultTest, a_slow_device_is_waited_for) {
 TEST_P(FaultTest, a_stuck_device_is_an_error_at_the_deadline_and_keeps_no_memory_of_ours) {
   open();
   store.reset();
-  options.timeout_seconds = 0.3;
+  options.timeout_seconds = 2;
   open();
   faults->set_rule([](const IoRequest&, int) { return Fate{.held = true}; });
   BufferPool pool(*store, ledger, 2, span_bytes, Category::workspace, "offload_optimizer.buffer_count");
@@ -236,19 +237,19 @@ TEST_P(FaultTest, a_stuck_device_is_an_error_at_the_deadline_and_keeps_no_memory
     Io copied = store->read(span, 0, plain->data(), span_bytes);
     expect_error(ErrorKind::io,
                  "reading 500000 bytes at offset 0 of 'moments' in '" + store->path().string() +
-                     "' (rank 3) did not end within 0.3 s",
+                     "' (rank 3) did not end within 2 s",
                  [&] { copied.wait(); });
     expect_error(ErrorKind::io, "did not end", [&] { direct.wait(); });
   }
   EXPECT_EQ(*plain, std::vector<unsigned char>(span_bytes, 2));
   plain.reset();  // AddressSanitizer watches what comes later
-  expect_broken("did not end within 0.3 s");
+  expect_broken("did not end within 2 s");
   buffer.release();
   EXPECT_EQ(pool.free_count(), 1) << "the device still holds the other one";
   Buffer other = pool.acquire(soon());
   expect_error(ErrorKind::io, "did not end within", [&] { pool.acquire(soon()); });
   store.reset();
-  EXPECT_LT(seconds_since(start), 5.0);
+  EXPECT_LT(seconds_since(start), 15.0);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   faults->let_go();
   const Deadline limit = soon();

@@ -37,7 +37,7 @@ class ShardedModel::BlockScope final : public autograd::Scope {
   BlockScope(ShardedModel& owner, std::vector<Unit*> units) : owner_(owner), units_(std::move(units)) {}
 
   void pre_forward(bool recording) override {
-    ranges_.emplace_back("forward", units_.front()->name());
+    begin("forward");
     for (Unit* unit : units_) {
       leases_.push_back(unit->gather());
       if (recording && unit->trainable()) ++owner_.state(*unit).pending;
@@ -45,10 +45,10 @@ class ShardedModel::BlockScope final : public autograd::Scope {
   }
   void post_forward(bool) override {
     let_go();
-    ranges_.pop_back();
+    end();
   }
   void pre_backward() override {
-    ranges_.emplace_back("backward", units_.front()->name());
+    begin("backward");
     for (Unit* unit : units_) {
       leases_.push_back(unit->gather());
       if (unit->trainable()) owner_.open_gradients(*unit);
@@ -58,7 +58,7 @@ class ShardedModel::BlockScope final : public autograd::Scope {
     let_go();
     for (Unit* unit : units_)
       if (unit->trainable() && --owner_.state(*unit).pending == 0) owner_.close_gradients(*unit);
-    ranges_.pop_back();
+    end();
   }
   void take_back_leases() {
     leases_.clear();
@@ -66,6 +66,15 @@ class ShardedModel::BlockScope final : public autograd::Scope {
   }
 
  private:
+  /// A pass of the block: a range for profilers, and a stretch of work that comes again in every step.
+  void begin(const char* pass) {
+    ranges_.emplace_back(pass, units_.front()->name());
+    owner_.kernels_.device().end_stretch();
+  }
+  void end() {
+    owner_.kernels_.device().end_stretch();
+    ranges_.pop_back();
+  }
   void let_go() { leases_.resize(leases_.size() - units_.size()); }
 
   ShardedModel& owner_;

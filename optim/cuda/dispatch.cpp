@@ -8,7 +8,7 @@ namespace {
 
 cuda::Target target_of(device::Device& device) {
   device::CudaDevice& gpu = device::as_cuda(device);
-  return {device, gpu.compute_stream().native(), gpu.gpu().processors};
+  return {device, &gpu.compute_stream().queue(), gpu.gpu().processors};
 }
 
 }  // namespace

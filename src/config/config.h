@@ -90,6 +90,8 @@ struct Device {
   /// Attention's gradient in cuDNN without atomic sums; false: the faster one, whose bits differ from run to
   /// run.
   bool deterministic_attention = true;
+  /// Run what the passes of blocks queue as CUDA graphs where it comes again with the same addresses.
+  bool cuda_graphs = false;
   /// Dense TFLOP/s of one GPU in the model's dtype, the denominator of MFU; 0 ("auto"): the data sheet's.
   double peak_tflops = 0;
   bool operator==(const Device&) const = default;

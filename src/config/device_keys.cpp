@@ -40,6 +40,7 @@ Table<Device> device_table() {
   table.keys.push_back(boolean("tf32", &T::tf32));
   table.keys.push_back(boolean("fused_gelu", &T::fused_gelu));
   table.keys.push_back(boolean("deterministic_attention", &T::deterministic_attention));
+  table.keys.push_back(boolean("cuda_graphs", &T::cuda_graphs));
   table.keys.push_back(real("peak_tflops", &T::peak_tflops, "989.4", 0).with_auto(Auto::to_default));
   return table;
 }
@@ -72,7 +73,7 @@ Key<Config> device_key() {
 void note_idle_device(const Config& config, const Given& given, Context& context) {
   const auto section = given.find("device");
   if (section == given.end()) return;
-  for (const char* key : {"tf32", "fused_gelu", "deterministic_attention", "peak_tflops"}) {
+  for (const char* key : {"tf32", "fused_gelu", "deterministic_attention", "cuda_graphs", "peak_tflops"}) {
     const Node* node = section->second->find(key);
     if (!node || node->is(Node::Kind::null) || node->is_text("auto")) continue;
     if (const std::string why = why_idle(key, config); !why.empty())

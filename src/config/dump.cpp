@@ -208,6 +208,7 @@ void put_sherd(Json& out, const Config& config) {
                    {"tf32", config.device.tf32},
                    {"fused_gelu", config.device.fused_gelu},
                    {"deterministic_attention", config.device.deterministic_attention},
+                   {"cuda_graphs", config.device.cuda_graphs},
                    {"peak_tflops", config.device.peak_tflops}};
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "device/graph/graph_queue.h"
 #include "device/stream.h"
 
 namespace sherd::device {
@@ -49,6 +50,7 @@ struct CudaDeviceOptions {
   int threads = 1;  ///< compute threads of the processor, for what stays there (offloaded optimizers)
   std::vector<int> cores = {};    ///< as for make_cpu_device()
   double timeout_seconds = 1800;  ///< of every wait for the device
+  bool graphs = false;            ///< run stretches of the compute stream's work that come again as CUDA graphs
 };
 
 struct CudaMemory {
@@ -81,6 +83,9 @@ class CudaDevice : public Device {
 
   /// True for memory of this or another GPU; false for any memory of the host.
   virtual bool in_gpu_memory(const void* data) const = 0;
+
+  /// What became of the compute stream's work where it is run as graphs; else zeros.
+  virtual GraphCounts graph_counts() const { return {}; }
 
   /// Of a wait for this device that begins now.
   virtual Deadline deadline() const = 0;

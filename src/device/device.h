@@ -84,6 +84,9 @@ class Device {
 
   /// Waits until everything submitted to the device is done. Nothing to do on CPUs.
   virtual void synchronize() {}
+  /// Ends a stretch of work that comes again step for step, such as a block's pass: a device that puts work off to run a
+  /// whole stretch as one (CUDA graphs) hands over what it has. Elsewhere nothing to do.
+  virtual void end_stretch() {}
 
   virtual Arena& arena() = 0;
   virtual Ledger& ledger() = 0;

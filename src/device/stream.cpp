@@ -29,6 +29,10 @@ void merge(Clock& into, const Clock& from) {
 
 }  // namespace
 
+void StreamQueue::launch(const KernelLaunch&) {
+  fail(ErrorKind::usage, "this stream runs no kernels");
+}
+
 struct Mark::Point {
   StreamId stream;
   std::uint64_t number;  ///< of the stream's marks, from 1
@@ -93,6 +97,11 @@ void Stream::wait(const Mark& mark) {
 
 void* Stream::native() const {
   return state_ ? state_->queue->native() : nullptr;
+}
+
+StreamQueue& Stream::queue() const {
+  require(state_ != nullptr, "an empty stream has no queue");
+  return *state_->queue;
 }
 
 SideUse& SideUse::operator=(SideUse&& other) noexcept {

@@ -1,8 +1,14 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "base/deadline.h"
@@ -18,6 +24,40 @@ class StreamEvent {
   virtual bool reached() const = 0;
 };
 
+/// Threads of a block, or blocks of a grid.
+struct Extent3 {
+  unsigned x = 1, y = 1, z = 1;
+  friend bool operator==(const Extent3&, const Extent3&) = default;
+};
+
+/// A kernel with its arguments, plain values all of them, which are copied when it is queued.
+struct KernelLaunch {
+  const void* entry = nullptr;  ///< the function, as the driver knows it
+  Extent3 grid, block;
+  std::size_t shared_bytes = 0;
+  std::span<void* const> arguments;
+  std::span<const std::size_t> sizes;  ///< of the arguments, in bytes
+};
+
+/// A library's call that queues work.
+struct LibraryCall {
+  const void* what = nullptr;      ///< tells one operation from another
+  std::span<const std::byte> key;  ///< copied when it is queued: all that its work depends on beside `what`, addresses included
+  /// Queues the work on the driver's handle that it is given; that may come later and on another thread. Owns what it
+  /// uses of the host, for memory of the device is used in the stream's order.
+  std::function<void(void* native)> run;
+};
+
+/// The bytes of plain values, one after the other: a LibraryCall's key.
+template <class... T>
+std::array<std::byte, (sizeof(T) + ... + 0)> bytes_of(const T&... values) {
+  static_assert((std::is_trivially_copyable_v<T> && ...));
+  std::array<std::byte, (sizeof(T) + ... + 0)> out;
+  std::size_t at = 0;
+  ((std::memcpy(out.data() + at, &values, sizeof values), at += sizeof values), ...);
+  return out;
+}
+
 /// What a Stream stands for: one queue of a device's driver. Safe from any thread.
 class StreamQueue {
  public:
@@ -26,8 +66,14 @@ class StreamQueue {
   virtual std::shared_ptr<const StreamEvent> record() = 0;
   /// What is queued from now on starts after `event`, of whichever queue of the process.
   virtual void follow(const StreamEvent& event) = 0;
-  /// The driver's handle, for the sources that queue work.
-  virtual void* native() const = 0;
+  /// The driver's handle, for those who queue work themselves; behind everything queued so far.
+  virtual void* native() = 0;
+  /// Queues a kernel. Throws Error{usage} where the device runs none.
+  virtual void launch(const KernelLaunch& kernel);
+  /// Queues a library's work.
+  virtual void call(const LibraryCall& call) { call.run(native()); }
+  /// Ends a stretch of work that comes again (Device::end_stretch).
+  virtual void end_stretch() {}
 };
 
 class Stream;
@@ -64,8 +110,10 @@ class Stream {
   /// What is queued from now on starts after `mark`'s work has ended; the calling thread does not wait. An
   /// empty mark asks for nothing.
   void wait(const Mark& mark);
-  /// The driver's handle (a cudaStream_t).
+  /// The driver's handle (a cudaStream_t), behind everything queued so far.
   void* native() const;
+  /// Where kernels and libraries' calls are queued. Lives as long as the stream.
+  StreamQueue& queue() const;
   bool same_as(const Stream& other) const { return state_ == other.state_; }
 
  private:

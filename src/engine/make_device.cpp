@@ -37,13 +37,14 @@ std::shared_ptr<device::Device> make_gpu(const config::Config& config, const Dis
     log_info("rank 0 runs on GPU ", gpu.ordinal, " ('", gpu.name, "')",
              shared ? cat(", as one of ", dist.local_size(), " ranks on ", count, " GPUs") : "");
   return device::make_cuda_device(
-      {gpu.ordinal, threads, own_cores(config, dist, threads), config.parallel.timeout_seconds});
+      {gpu.ordinal, threads, own_cores(config, dist, threads), config.parallel.timeout_seconds, config.device.cuda_graphs});
 }
 
 /// The notes that the parser makes where device.type is "cpu", for "auto" that found no GPU.
 void say_what_is_idle(const config::Device& keys) {
   for (const auto& [name, given] : {std::pair{"tf32", keys.tf32}, std::pair{"fused_gelu", keys.fused_gelu},
                                     std::pair{"deterministic_attention", !keys.deterministic_attention},
+                                    std::pair{"cuda_graphs", keys.cuda_graphs},
                                     std::pair{"peak_tflops", keys.peak_tflops > 0}})
     if (given) log_info("device.", name, ": no effect: there is no GPU here, and this is a matter of GPUs");
 }

@@ -222,9 +222,9 @@ TEST(Notes, SayWhichKeysOfGpusCannotMatter) {
   };
   const auto about = [](const std::string& key) { return ::testing::Contains(::testing::StartsWith("device." + key)); };
   const std::string all =
-      R"("tf32": true, "fused_gelu": true, "deterministic_attention": false, "peak_tflops": 500)";
+      R"("tf32": true, "fused_gelu": true, "deterministic_attention": false, "cuda_graphs": true, "peak_tflops": 500)";
   const auto on_cpu = notes_of(R"("type": "cpu", )" + all);
-  for (const char* key : {"tf32", "fused_gelu", "deterministic_attention", "peak_tflops"})
+  for (const char* key : {"tf32", "fused_gelu", "deterministic_attention", "cuda_graphs", "peak_tflops"})
     EXPECT_THAT(on_cpu, about(cat(key, ": no effect: device.type is \"cpu\"")));
 
   const std::string bf16 = R"(, "bf16": {"enabled": true})";

@@ -60,6 +60,23 @@ TEST(BlockCache, keeps_what_is_given_back_and_hands_the_last_one_out_first) {
   EXPECT_EQ(system.live.size(), 3u);
 }
 
+TEST(BlockCache, of_the_lowest_address_meets_the_same_addresses_every_time) {
+  FakeSystem system;
+  BlockCache cache(std::make_unique<FakeSource>(system), Reuse::lowest);
+  std::vector<std::byte*> before;
+  for (int time = 0; time < 4; ++time) {
+    std::vector<std::byte*> held;
+    for (int i = 0; i < 5; ++i) held.push_back(cache.take(1000));
+    cache.give(held[3], 1000);
+    std::byte* const again = cache.take(1000);
+    EXPECT_EQ(again, held[3]);
+    for (const int i : {2, 0, 4, 1, 3}) cache.give(held[static_cast<std::size_t>(i)], 1000);
+    EXPECT_TRUE(time == 0 || held == before) << time;
+    before = held;
+  }
+  EXPECT_EQ(system.live.size(), 5u);
+}
+
 TEST(BlockCache, classes_waste_at_most_an_eighth_above_a_page) {
   std::size_t before = 0;
   for (std::size_t bytes = 1; bytes < (1u << 22); bytes += bytes / 50 + 1) {

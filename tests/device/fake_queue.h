@@ -34,7 +34,7 @@ class FakeQueue final : public device::StreamQueue {
   void follow(const device::StreamEvent& event) override {
     log_->followed.push_back(dynamic_cast<const FakeEvent&>(event).name);
   }
-  void* native() const override { return log_.get(); }
+  void* native() override { return log_.get(); }
 
  private:
   std::string name_;

@@ -73,10 +73,14 @@ TEST_P(LazyTraining, has_the_bits_of_the_processor) {
   GetParam().set(spec);
   const RunResult expected = train_local(spec);
   spec.lazy = true;
-  const RunResult result = train_local(spec);
-  EXPECT_EQ(result.losses, expected.losses);
-  EXPECT_TRUE(result.bits() == expected.bits());
-  EXPECT_EQ(result.early_updates.back() > 0, GetParam().early.value_or(result.early_updates.back() > 0));
+  for (const bool graphs : {false, true}) {
+    spec.graphs = graphs;
+    const RunResult result = train_local(spec);
+    EXPECT_EQ(result.losses, expected.losses) << graphs;
+    EXPECT_TRUE(result.bits() == expected.bits()) << graphs;
+    EXPECT_EQ(result.early_updates.back() > 0, GetParam().early.value_or(result.early_updates.back() > 0));
+    EXPECT_EQ(result.graphs.back().launches > 0, graphs);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -101,6 +105,26 @@ INSTANTIATE_TEST_SUITE_P(
                 },
                 std::nullopt}),
     [](const auto& tested) { return tested.param.name; });
+
+/// Addresses and kernels come again from step to step, so blocks' passes run as graphs; what is left is a few works at
+/// the seams.
+TEST(GraphsOfAGpu, steady_steps_run_as_graphs) {
+  for (const char* optimizer : {"none", "cpu"})
+    for (const int stage : {0, 2, 3})
+      for (const int accumulation : {1, 4}) {
+        if (stage == 0 && optimizer != std::string("none")) continue;
+        RunSpec spec = offloaded();
+        spec.steps = 12, spec.stage = stage, spec.accumulation = accumulation, spec.offload_optimizer = optimizer;
+        spec.lazy = spec.graphs = true;
+        const RunResult result = train_local(spec);
+        SCOPED_TRACE(cat("stage ", stage, ", optimizer on ", optimizer, ", micro-batches ", accumulation));
+        ASSERT_EQ(result.graphs.size(), 12u);
+        const device::GraphCounts &then = result.graphs[9], &now = result.graphs[11];
+        EXPECT_EQ(now.graphs, then.graphs) << "none is made any more";
+        const std::uint64_t in_graphs = now.works_in_graphs - then.works_in_graphs;
+        EXPECT_GT(in_graphs, 9 * (now.works_apart - then.works_apart));
+      }
+}
 
 /// One rank's engine on a lazy device.
 struct Lazy {

@@ -58,6 +58,7 @@ struct RunSpec {
   bool bind_cores = false;
   std::string device = "cpu";  ///< device.type
   bool lazy = false;           ///< on a device that does everything as late as it may (support/lazy_kernels.h)
+  bool graphs = false;         ///< device.cuda_graphs, also of the lazy device
 
   std::string offload(const std::string& device, const std::string& path, const std::string& extra) const {
     return R"({"device": ")" + device + "\"" + (device == "nvme" ? R"(, "nvme_path": ")" + path + "\"" : "") + extra + "}";
@@ -90,7 +91,7 @@ struct RunSpec {
            (split_masters ? "\"" : R"(", "split_masters": false)") +
            (moments == "fp32" ? "" : R"(, "moments_dtype": ")" + moments + "\"") +
            R"(}, "parallel": {"timeout_seconds": 60}, "device": {"type": ")" + device + R"(", "threads_per_rank": )" + str(threads) +
-           (bind_cores ? R"(, "bind_cores": true)" : "") + (device_limit > 0 ? R"(, "device_memory_limit": )" + str(device_limit) : "") + "}}";
+           (bind_cores ? R"(, "bind_cores": true)" : "") + (graphs ? R"(, "cuda_graphs": true)" : "") + (device_limit > 0 ? R"(, "device_memory_limit": )" + str(device_limit) : "") + "}}";
   }
 };
 
@@ -108,6 +109,7 @@ struct RunResult {
   engine::IoBytes io;
   std::int64_t skipped = 0;
   std::vector<std::int64_t> early_updates;  ///< by step
+  std::vector<device::GraphCounts> graphs;  ///< after each step, on GPUs
 
   /// Losses, norms, loss scales and weights as raw bytes: what must be the same.
   std::vector<std::byte> bits() const {
@@ -188,7 +190,8 @@ inline std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& s
   const config::Config config = config::parse_text(spec.config());
   const auto model = std::make_shared<models::Gpt>(models::gpt_options(config, 101));
   if (!spec.lazy) return std::make_unique<Engine>(std::move(dist), model, config);
-  const auto gpu = std::make_shared<testing::LazyCudaDevice>();
+  const auto gpu =
+      std::make_shared<testing::LazyCudaDevice>(std::numeric_limits<std::size_t>::max(), spec.graphs);
   return std::make_unique<Engine>(std::move(dist), model, config, gpu, std::make_unique<testing::LazyKernels>(*gpu));
 }
 
@@ -209,6 +212,8 @@ inline RunResult train(const DistributedPtr& dist, const RunSpec& spec) {
     out.norms.push_back(report.grad_norm);
     out.scales.push_back(report.loss_scale);
     out.early_updates.push_back(report.early_updates);
+    if (engine->device().kind() == device::Kind::cuda)
+      out.graphs.push_back(device::as_cuda(engine->device()).graph_counts());
     if (step + 1 == spec.resume_at) {
       engine->save_checkpoint(spec.directory, "middle");
       engine.reset();

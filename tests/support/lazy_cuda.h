@@ -18,6 +18,33 @@
 
 namespace sherd::testing {
 
+/// What kernels will do whose arguments change from time to time, by number.
+class LazyWork {
+ public:
+  static std::uint64_t keep(std::function<void()> work) {
+    std::lock_guard lock(all().mutex);
+    all().works[++all().last] = std::move(work);
+    return all().last;
+  }
+  static std::function<void()> take(const device::KernelLaunch& kernel) {
+    std::uint64_t number = 0;
+    std::memcpy(&number, kernel.arguments[0], sizeof number);
+    std::lock_guard lock(all().mutex);
+    return std::move(all().works.extract(number).mapped());
+  }
+
+ private:
+  struct All {
+    std::mutex mutex;
+    std::uint64_t last = 0;
+    std::map<std::uint64_t, std::function<void()>> works;
+  };
+  static All& all() {
+    static All held;
+    return held;
+  }
+};
+
 /// A queue that does nothing until somebody waits for it: the laziest order that its users' marks allow, so
 /// that a missing one shows as stale or overwritten data. Safe from any thread.
 class LazyQueue final : public device::StreamQueue {
@@ -61,21 +88,77 @@ class LazyQueue final : public device::StreamQueue {
     const auto& other = dynamic_cast<const Event&>(event);
     state->add([from = other.state, position = other.position] { from->run_to(position); });
   }
-  void* native() const override { return state.get(); }
+  void* native() override { return state.get(); }
+  void call(const device::LibraryCall& call) override {
+    state->add([run = call.run] { run(nullptr); });
+  }
+  /// The kernels of lazy queues: their one argument is the number under which LazyWork holds what they do.
+  void launch(const device::KernelLaunch& kernel) override { state->add(LazyWork::take(kernel)); }
 
   std::shared_ptr<State> state = std::make_shared<State>();
+};
+
+/// Makes graphs for a LazyQueue of what calls were when they were captured: one that should not have been taken for
+/// another shows as stale data.
+class LazyGraphMaker final : public device::GraphMaker {
+ public:
+  explicit LazyGraphMaker(std::shared_ptr<LazyQueue::State> state) : state_(std::move(state)) {}
+  std::unique_ptr<device::Graph> make(const device::Stretch& stretch) override {
+    Capture capture;
+    for (std::size_t i = 0; i < stretch.size(); ++i) stretch.run(i, capture);
+    auto graph = std::make_unique<LazyGraph>();
+    graph->state = state_, graph->works = std::move(capture.works);
+    return graph;
+  }
+
+ private:
+  using Works = std::vector<std::function<void(void*)>>;
+  struct Capture final : device::StreamQueue {
+    std::shared_ptr<const device::StreamEvent> record() override { fail(ErrorKind::usage, "a mark was captured"); }
+    void follow(const device::StreamEvent&) override { fail(ErrorKind::usage, "a wait was captured"); }
+    void* native() override { return nullptr; }
+    void call(const device::LibraryCall& call) override { works.push_back(call.run); }
+    void launch(const device::KernelLaunch& kernel) override {
+      works.push_back([work = LazyWork::take(kernel)](void*) { work(); });
+    }
+    Works works;
+  };
+  struct LazyGraph final : device::Graph {
+    void set(std::size_t work, const device::Stretch& stretch) override {
+      Capture capture;
+      stretch.run(work, capture);
+      works[work] = std::move(capture.works.at(0));
+    }
+    void launch() override {
+      state->add([all = works] {
+        for (const auto& work : all) work(nullptr);
+      });
+    }
+    std::shared_ptr<LazyQueue::State> state;
+    Works works;
+  };
+  std::shared_ptr<LazyQueue::State> state_;
 };
 
 /// A CUDA device as far as memory and the order of copies go, out of plain memory and lazy queues; it runs no
 /// kernels. Memory of the device tier is filled with ones as it is allocated.
 class LazyCudaDevice final : public device::CudaDevice {
  public:
-  /// `host_bytes`: of page-locked memory that the system has.
-  explicit LazyCudaDevice(std::size_t host_bytes = std::numeric_limits<std::size_t>::max())
+  /// `host_bytes`: of page-locked memory that the system has. With `graphs` the compute stream runs what comes again as
+  /// graphs.
+  explicit LazyCudaDevice(std::size_t host_bytes = std::numeric_limits<std::size_t>::max(), bool graphs = false)
       : arena_(1), ledger_(std::make_shared<device::Ledger>()) {
-    compute_ = make_stream(false);
+    if (graphs) {
+      auto inner = std::make_unique<LazyQueue>();
+      auto maker = std::make_unique<LazyGraphMaker>(inner->state);
+      auto queue = std::make_unique<device::GraphQueue>(std::move(inner), std::move(maker));
+      graphs_ = queue.get();
+      compute_ = device::Stream(std::move(queue));
+    } else {
+      compute_ = LazyCudaDevice::make_stream(false);
+    }
     device_blocks_ = std::make_shared<device::BlockCache>(
-        std::make_unique<Memory>(owned_, true, std::numeric_limits<std::size_t>::max()));
+        std::make_unique<Memory>(owned_, true, std::numeric_limits<std::size_t>::max()), device::Reuse::lowest);
     host_blocks_ = std::make_shared<device::BlockCache>(
         std::make_unique<Memory>(owned_, false, host_bytes),
         [compute = compute_]() mutable { return compute.mark(); }, 60);
@@ -108,11 +191,15 @@ class LazyCudaDevice final : public device::CudaDevice {
 
   void copy(void* to, const void* from, std::size_t bytes) override { copy_on(compute_, to, from, bytes); }
   void copy_on(device::Stream& stream, void* to, const void* from, std::size_t bytes) override {
-    submit(stream, [=] { std::memcpy(to, from, bytes); });
+    submit(stream, device::bytes_of('c', to, from, bytes), [=] { std::memcpy(to, from, bytes); });
     if (!owns(to) || !owns(from)) finish(stream);
   }
   void zero(void* data, std::size_t bytes) override {
-    submit(compute_, [=] { std::memset(data, 0, bytes); });
+    submit(compute_, device::bytes_of('z', data, bytes), [=] { std::memset(data, 0, bytes); });
+  }
+  void end_stretch() override { compute_.queue().end_stretch(); }
+  device::GraphCounts graph_counts() const override {
+    return graphs_ ? graphs_->counts() : device::GraphCounts{};
   }
   bool in_gpu_memory(const void* data) const override {
     std::lock_guard lock(owned_->mutex);
@@ -143,7 +230,18 @@ class LazyCudaDevice final : public device::CudaDevice {
   /// How often somebody waited for everything.
   int synchronized() const { return synchronized_; }
 
-  /// Queues what stands for a kernel.
+  /// Queues what stands for a kernel; `key` tells its work from any other's.
+  void submit(device::Stream& stream, std::span<const std::byte> key, std::function<void()> work) {
+    stream.queue().call({this, key, [work = std::move(work)](void*) { work(); }});
+  }
+  /// The same for a kernel with an argument that changes from time to time.
+  void submit_changing(device::Stream& stream, std::function<void()> work) {
+    std::uint64_t number = LazyWork::keep(std::move(work));
+    void* const arguments[] = {&number};
+    const std::size_t sizes[] = {sizeof number};
+    stream.queue().launch({this, {}, {}, 0, arguments, sizes});
+  }
+  /// The same for work that never comes again.
   void submit(device::Stream& stream, std::function<void()> work) {
     state_of(stream).add(std::move(work));
   }
@@ -189,8 +287,9 @@ class LazyCudaDevice final : public device::CudaDevice {
     return *static_cast<LazyQueue::State*>(stream.native());
   }
   static void finish(device::Stream& stream) {
+    LazyQueue::State& state = state_of(stream);  // which hands over what was put off
     std::lock_guard lock(LazyQueue::mutex());
-    state_of(stream).run_to(state_of(stream).work.size());
+    state.run_to(state.work.size());
   }
   /// With owned_ locked.
   const Block* find(const void* data) const {
@@ -210,6 +309,7 @@ class LazyCudaDevice final : public device::CudaDevice {
   std::shared_ptr<device::Ledger> ledger_;
   std::shared_ptr<Owned> owned_ = std::make_shared<Owned>();
   device::Stream compute_;
+  device::GraphQueue* graphs_ = nullptr;
   std::shared_ptr<device::BlockCache> device_blocks_, host_blocks_;
   std::shared_ptr<std::list<std::function<void()>>> checks_ =
       std::make_shared<std::list<std::function<void()>>>();

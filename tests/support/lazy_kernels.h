@@ -136,8 +136,10 @@ class LazyKernels final : public tensor::Kernels {
   void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
                  bool add) override {
     std::vector<Tensor> from;
-    for (const Tensor& source : sources) from.push_back(bare(source));
-    queue([=, this, to = bare(out)] { cpu_->sum_ranks(from, factor, rounding, to, add); });
+    Key key;
+    for (const Tensor& source : sources) from.push_back(bare(source)), note(key, source);
+    note(key, factor), note(key, rounding), note(key, out), note(key, add);
+    queue(&key, [=, this, to = bare(out)] { cpu_->sum_ranks(from, factor, rounding, to, add); });
   }
   using Kernels::sum_of_squares;
   void sum_of_squares(std::span<const Tensor> all, tensor::ExactSum& sum) override {
@@ -170,21 +172,56 @@ class LazyKernels final : public tensor::Kernels {
     return value;
   }
 
+  /// All that a kernel's work depends on, as bytes.
+  using Key = std::vector<std::byte>;
+  template <class T>
+  static void note(Key& key, const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const auto bytes = device::bytes_of(value);
+    key.insert(key.end(), bytes.begin(), bytes.end());
+  }
+  static void note(Key& key, const Tensor& x) {
+    note(key, x.defined());
+    if (!x.defined()) return;
+    note(key, x.raw()), note(key, x.dtype());
+    for (const std::int64_t extent : x.shape().dims()) note(key, extent);
+  }
+  static void note(Key& key, const tensor::Matmul& args) {
+    for (const Tensor* x : {&args.a, &args.b, &args.c, &args.bias, &args.pre_activation}) note(key, *x);
+    for (const bool flag : {args.trans_a, args.trans_b, args.accumulate}) note(key, flag);
+    note(key, args.activation);
+  }
+
+  /// Random keys are others in every micro-batch.
+  template <class T>
+  static bool changes(const T&) {
+    return std::is_same_v<T, RandomKey>;
+  }
+  static bool changes(const Attention& geometry) { return geometry.dropout > 0; }
+
   template <class... Params, class... Args>
   void later(void (Kernels::*kernel)(Params...), const Args&... args) {
-    queue([this, kernel, held = std::tuple<std::decay_t<Params>...>(bare(args)...)] {
+    Key key;
+    note(key, kernel);
+    (note(key, args), ...);
+    queue((changes(args) || ...) ? nullptr : &key, [this, kernel, held = std::tuple<std::decay_t<Params>...>(bare(args)...)] {
       std::apply([&](const auto&... each) { (cpu_.get()->*kernel)(each...); }, held);
     });
   }
-  void queue(std::function<void()> work) {
-    device_.submit(device_.compute_stream(), [work = std::move(work), found = found_, ran = ran_] {
+  /// Without a key: work that is another each time.
+  void queue(const Key* key, std::function<void()> work) {
+    std::function<void()> counted = [work = std::move(work), found = found_, ran = ran_] {
       ++*ran;
       try {
         work();
       } catch (const Error&) {
         if (!*found) *found = std::current_exception();
       }
-    });
+    };
+    if (key)
+      device_.submit(device_.compute_stream(), *key, std::move(counted));
+    else
+      device_.submit_changing(device_.compute_stream(), std::move(counted));
   }
 
   LazyCudaDevice& device_;

@@ -1,5 +1,7 @@
 #include "device/cache/block_cache.h"
 
+#include <algorithm>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -17,6 +19,9 @@ std::size_t BlockSource::size_for(std::size_t bytes) const {
   return size_class(bytes);
 }
 
+BlockCache::BlockCache(std::unique_ptr<BlockSource> source, Reuse reuse)
+    : source_(std::move(source)), reuse_(reuse) {}
+
 BlockCache::BlockCache(std::unique_ptr<BlockSource> source, Fence fence, double fence_seconds)
     : source_(std::move(source)), fence_(std::move(fence)), fence_seconds_(fence_seconds) {}
 
@@ -31,7 +36,7 @@ std::byte* BlockCache::take_kept(std::size_t size) {
   std::deque<Kept>& blocks = shelf->second;
   std::byte* data = nullptr;
   if (!fence_) {
-    data = blocks.back().data;  // the one that the processor's caches still hold
+    data = blocks.back().data;
     blocks.pop_back();
   } else if (blocks.front().fence.reached()) {
     data = blocks.front().data;
@@ -81,7 +86,11 @@ void BlockCache::give(std::byte* data, std::size_t bytes) noexcept {
     Kept kept{data, fence_ ? fence_() : Mark()};
     std::lock_guard lock(mutex_);
     const std::size_t size = size_for(bytes);
-    free_[size].push_back(std::move(kept));
+    std::deque<Kept>& blocks = free_[size];
+    const auto at = reuse_ == Reuse::latest
+                        ? blocks.end()
+                        : std::ranges::lower_bound(blocks, kept.data, std::greater<>(), &Kept::data);
+    blocks.insert(at, std::move(kept));
     kept_bytes_ += size;
   } catch (...) {
     // The device has failed, and so may still be using the block: nobody gets it any more.

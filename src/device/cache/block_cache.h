@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
@@ -28,6 +29,12 @@ class BlockSource {
 /// Multiples of 64 bytes up to a page, above it at most 1/8 more than was asked for.
 std::size_t size_class(std::size_t bytes);
 
+/// Which of the kept blocks of a size serves the next request.
+enum class Reuse : std::uint8_t {
+  latest,  ///< the one that the processor's caches still hold
+  lowest,  ///< the one at the lowest address: requests and releases in the same order meet the same addresses each time
+};
+
 /// Keeps freed blocks by size for later requests. Thread-safe. Shared by a device and every block it gave
 /// out, so that memory may outlive the device object.
 class BlockCache {
@@ -36,11 +43,12 @@ class BlockCache {
   /// processor.
   using Fence = std::function<Mark()>;
 
-  /// Without a fence a block is reused at once: right where its users run in the order of the calls (one
-  /// compute stream, or the processor itself). With one, the oldest block of a size is reused when its fence
-  /// has been reached; take() waits for fences, `fence_seconds` at most, before it reports that memory is
-  /// out.
-  explicit BlockCache(std::unique_ptr<BlockSource> source, Fence fence = {}, double fence_seconds = 0);
+  /// A block is reused at once: right where its users run in the order of the calls (one compute stream, or the
+  /// processor itself).
+  explicit BlockCache(std::unique_ptr<BlockSource> source, Reuse reuse = Reuse::latest);
+  /// The oldest block of a size is reused when its fence has been reached; take() waits for fences,
+  /// `fence_seconds` at most, before it reports that memory is out.
+  BlockCache(std::unique_ptr<BlockSource> source, Fence fence, double fence_seconds = 0);
   ~BlockCache();
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
@@ -69,10 +77,11 @@ class BlockCache {
   void trim_locked(bool all);
 
   std::unique_ptr<BlockSource> source_;
-  Fence fence_;
-  const double fence_seconds_;
+  const Reuse reuse_ = Reuse::latest;
+  const Fence fence_;
+  const double fence_seconds_ = 0;
   mutable std::mutex mutex_;
-  std::map<std::size_t, std::deque<Kept>> free_;  // guarded by mutex_; the longest kept first
+  std::map<std::size_t, std::deque<Kept>> free_;  // guarded by mutex_; the next to serve last, with a fence first
   std::size_t kept_bytes_ = 0;                    // guarded by mutex_
 };
 

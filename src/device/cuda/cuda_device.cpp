@@ -14,6 +14,10 @@ namespace {
 using cuda::check_call;
 using cuda::OnGpu;
 
+/// Tell copies and zeros from other calls (LibraryCall::what).
+constexpr char operations[2] = {};
+constexpr const void *copies = operations, *zeros = operations + 1;
+
 /// Of memory that CUDA knows: its own, or registered with it.
 bool known_to_cuda(const void* data) {
   cudaPointerAttributes attributes{};
@@ -35,8 +39,16 @@ class Gpu final : public CudaDevice {
         arena_(options.threads, options.cores),
         ledger_(std::make_shared<Ledger>()) {
     make_current();
-    compute_ = Gpu::make_stream(false);
-    device_blocks_ = std::make_shared<BlockCache>(cuda::make_device_memory(gpu_.ordinal, compute_));
+    std::unique_ptr<StreamQueue> queue = cuda::make_queue(gpu_.ordinal, false);
+    if (options.graphs) {
+      auto maker = cuda::make_graph_maker(gpu_.ordinal, queue->native());
+      auto graphs = std::make_unique<GraphQueue>(std::move(queue), std::move(maker));
+      graphs_ = graphs.get();
+      queue = std::move(graphs);
+    }
+    compute_ = Stream(std::move(queue));
+    device_blocks_ =
+        std::make_shared<BlockCache>(cuda::make_device_memory(gpu_.ordinal, compute_), Reuse::lowest);
     host_blocks_ = std::make_shared<BlockCache>(
         cuda::make_pinned_memory(gpu_.ordinal), [compute = compute_]() mutable { return compute.mark(); },
         timeout_seconds_);
@@ -85,18 +97,25 @@ class Gpu final : public CudaDevice {
   void copy_on(Stream& stream, void* to, const void* from, std::size_t bytes) override {
     if (bytes == 0) return;
     const OnGpu on(gpu_.ordinal);
-    // From or to pageable memory CUDA itself returns only when that memory is done with.
-    check_call(
-        cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream.native())),
-        "cudaMemcpyAsync");
+    const auto run = [=](void* native) {
+      check_call(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(native)),
+                 "cudaMemcpyAsync");
+    };
+    // From or to pageable memory CUDA itself returns only when that memory is done with: no copy to put off.
+    if (graphs_ && stream.same_as(compute_) && known_to_cuda(to) && known_to_cuda(from))
+      graphs_->call({copies, bytes_of(to, from, bytes), run});
+    else
+      run(stream.native());
   }
 
   void zero(void* data, std::size_t bytes) override {
     if (bytes == 0) return;
     const OnGpu on(gpu_.ordinal);
     if (known_to_cuda(data)) {
-      check_call(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(compute_.native())),
-                 "cudaMemsetAsync");
+      compute_.queue().call({zeros, bytes_of(data, bytes), [=](void* native) {
+                               check_call(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(native)),
+                                          "cudaMemsetAsync");
+                             }});
     } else {
       wait();
       std::memset(data, 0, bytes);
@@ -136,6 +155,9 @@ class Gpu final : public CudaDevice {
     return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
   }
 
+  void end_stretch() override { compute_.queue().end_stretch(); }
+  GraphCounts graph_counts() const override { return graphs_ ? graphs_->counts() : GraphCounts{}; }
+
   Deadline deadline() const override { return Deadline::after_seconds(timeout_seconds_); }
   Arena& arena() override { return arena_; }
   Ledger& ledger() override { return *ledger_; }
@@ -162,6 +184,7 @@ class Gpu final : public CudaDevice {
   Arena arena_;
   std::shared_ptr<Ledger> ledger_;
   Stream compute_;
+  GraphQueue* graphs_ = nullptr;  ///< compute_'s, where it runs graphs
   std::shared_ptr<BlockCache> device_blocks_, host_blocks_;
   std::shared_ptr<Checks> checks_ = std::make_shared<Checks>();
 };

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "device/cache/block_cache.h"
+#include "device/graph/graph_queue.h"
 #include "device/stream.h"
 
 namespace sherd::device::cuda {
@@ -40,8 +41,10 @@ void quietly_on(int ordinal, const Fn& f) noexcept {
   }
 }
 
-/// A new stream of the GPU that does not wait for the legacy default stream.
+/// A new stream of the GPU that does not wait for the legacy default stream. Any thread may queue work.
 std::unique_ptr<StreamQueue> make_queue(int ordinal, bool urgent);
+/// Makes CUDA graphs to be launched on `stream`, a cudaStream_t of the GPU that outlives them.
+std::unique_ptr<GraphMaker> make_graph_maker(int ordinal, void* stream);
 
 /// Memory of the GPU, allocated and freed in `compute`'s order out of a pool of its own.
 std::unique_ptr<BlockSource> make_device_memory(int ordinal, Stream compute);

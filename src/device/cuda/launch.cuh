@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -30,7 +31,8 @@ namespace sherd::device::SHERD_CUDA {
 
 /// Queues kernel(args...) on `stream` with `shared_bytes` of dynamic shared memory.
 template <class... Params, class... Args>
-void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes, void* stream, Args&&... args) {
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes, StreamQueue* stream,
+            Args&&... args) {
   constexpr std::size_t without_asking = 48 << 10;
   const auto* entry = reinterpret_cast<const void*>(kernel);
   if (shared_bytes > without_asking)
@@ -39,9 +41,15 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared
   std::tuple<std::remove_const_t<Params>...> values(std::forward<Args>(args)...);
   std::apply(
       [&](auto&... value) {
-        void* pointers[sizeof...(value) + 1] = {&value...};
-        check_call(cudaLaunchKernel(entry, grid, block, pointers, shared_bytes, static_cast<cudaStream_t>(stream)),
-                   "cudaLaunchKernel");
+        void* const pointers[] = {&value..., nullptr};
+        constexpr std::size_t sizes[] = {sizeof(value)..., 0};
+        constexpr std::size_t count = sizeof...(value);
+        stream->launch({entry,
+                        {grid.x, grid.y, grid.z},
+                        {block.x, block.y, block.z},
+                        shared_bytes,
+                        std::span(pointers, count),
+                        std::span(sizes, count)});
       },
       values);
 }

@@ -57,7 +57,10 @@ class DeviceMemory final : public BlockSource {
   }
 
   void give_back(std::byte* data, std::size_t) noexcept override {
-    quietly_on(ordinal_, [&] { pool_ ? cudaFreeAsync(data, native()) : cudaFree(data); });
+    quietly_on(ordinal_, [&] {
+      const cudaStream_t stream = native();  // behind what was put off, which may use the block
+      pool_ ? cudaFreeAsync(data, stream) : cudaFree(data);
+    });
   }
 
   void settle() override {

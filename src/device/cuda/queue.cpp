@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "device/cuda/driver.h"
+#include "device/cuda/extent.h"
 
 namespace sherd::device::cuda {
 namespace {
@@ -90,7 +91,17 @@ class Queue final : public StreamQueue {
     check_call(cudaStreamWaitEvent(stream_, dynamic_cast<const Event&>(event).native(), cudaEventWaitDefault),
                "cudaStreamWaitEvent");
   }
-  void* native() const override { return stream_; }
+  void* native() override { return stream_; }
+  void launch(const KernelLaunch& kernel) override {
+    const OnGpu on(ordinal_);
+    check_call(cudaLaunchKernel(kernel.entry, dim3_of(kernel.grid), dim3_of(kernel.block),
+                                const_cast<void**>(kernel.arguments.data()), kernel.shared_bytes, stream_),
+               "cudaLaunchKernel");
+  }
+  void call(const LibraryCall& call) override {
+    const OnGpu on(ordinal_);
+    call.run(stream_);
+  }
 
  private:
   const int ordinal_;

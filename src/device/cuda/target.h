@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "device/device.h"
+#include "device/stream.h"
 
 // The innermost namespace of everything that launches kernels. Sources compiled for the emulator call it
 // `simt`, so that a program may hold both.
@@ -16,7 +17,7 @@ namespace sherd::device::SHERD_CUDA {
 /// on the emulator (tests/simt), whose device is a CPU's.
 struct Target {
   Device& device;          ///< gives the memory; outlives the target
-  void* stream = nullptr;  ///< the compute stream, a cudaStream_t
+  StreamQueue* stream = nullptr;  ///< the compute stream's; outlives the target. The emulator has none
   int processors = 1;      ///< streaming multiprocessors: how many blocks make a full grid
   std::size_t shared_per_block = 48 << 10;  ///< bytes of shared memory that a block may ask for
 };

@@ -152,7 +152,8 @@ std::string name_of_product(const ProductKey& key) {
 
 }  // namespace
 
-/// The library's handle and the plans of the shapes met so far. Used by one thread.
+/// The library's handle and the plans of the shapes met so far. Products are queued by one thread at a time,
+/// which may be another than the one that finds plans.
 class MatmulLibrary {
  public:
   MatmulLibrary() { check(cublasLtCreate(handle_.fresh()), "start"); }
@@ -164,23 +165,29 @@ class MatmulLibrary {
     return plans_.emplace(key, make(key)).first->second.get();
   }
 
-  void run(Plan& plan, const Target& target, const Tensor& left, const Tensor& right, const Tensor& result,
-           bool accumulate) {
-    const bool wide = compute_type(left.dtype()) == DType::f64;
+  /// Where one product finds its operands.
+  struct Places {
+    const void *left, *right;
+    void* result;
+    const void* bias;  ///< null: none that the library adds
+    void* pre_activation;
+    bool accumulate, wide;  ///< wide: fp64
+  };
+
+  /// Queues the product; the caller holds the library until it is queued.
+  void run(Plan& plan, const Places& places, void* workspace, cudaStream_t stream) {
+    if (places.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, places.bias);
+    if (places.pre_activation)
+      set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, places.pre_activation);
     const double one = 1, zero = 0;
     const float one_f = 1, zero_f = 0;
-    const void* alpha = wide ? static_cast<const void*>(&one) : &one_f;
-    const void* beta = wide         ? static_cast<const void*>(accumulate ? &one : &zero)
-                       : accumulate ? &one_f
-                                    : &zero_f;
-    Tensor workspace;  // stream order lets it go before the product has run
-    if (plan.workspace)
-      workspace = Tensor::empty(target.device, {static_cast<std::int64_t>(plan.workspace)}, DType::u8,
-                                Category::workspace);
-    check(cublasLtMatmul(handle_, plan.operation, alpha, left.raw(), plan.left, right.raw(), plan.right, beta,
-                         result.raw(), plan.result, result.raw(), plan.result, &plan.algorithm,
-                         workspace ? workspace.raw() : nullptr, plan.workspace,
-                         static_cast<cudaStream_t>(target.stream)),
+    const void* alpha = places.wide ? static_cast<const void*>(&one) : &one_f;
+    const void* beta = places.wide         ? static_cast<const void*>(places.accumulate ? &one : &zero)
+                       : places.accumulate ? &one_f
+                                           : &zero_f;
+    check(cublasLtMatmul(handle_, plan.operation, alpha, places.left, plan.left, places.right, plan.right,
+                         beta, places.result, plan.result, places.result, plan.result, &plan.algorithm,
+                         workspace, plan.workspace, stream),
           "multiply");
   }
 
@@ -254,7 +261,7 @@ void CudaKernels::matmul(const Matmul& args) {
     steps.fused_bias = steps.fused_gelu = false;
   } else {
     if (!matmul_library_) matmul_library_ = std::make_shared<MatmulLibrary>();
-    const auto key = [&] {
+    const auto key_of_product = [&] {
       const std::uint32_t alignment =
           alignment_of({&args.a, &args.b, &steps.sums(), args.bias ? &args.bias : &args.a,
                         args.pre_activation ? &args.pre_activation : &args.a});
@@ -270,26 +277,38 @@ void CudaKernels::matmul(const Matmul& args) {
                         alignment,
                         steps.epilogue(args)};
     };
-    Plan* plan = matmul_library_->find(key());
+    Plan* plan = matmul_library_->find(key_of_product());
     if (!plan && steps.fused_gelu) {
       steps.fused_gelu = false;
       if (args.pre_activation) steps.result = args.pre_activation;
-      plan = matmul_library_->find(key());
+      plan = matmul_library_->find(key_of_product());
     }
     if (!plan && steps.fused_bias) {
       steps.fused_bias = false;
       if (size_of(steps.result.dtype()) == 2) steps.wide = scratch(e.m * e.n, DType::f32);
-      plan = matmul_library_->find(key());
+      plan = matmul_library_->find(key_of_product());
     }
-    require(plan, "matmul: cuBLASLt has no kernel for ", name_of_product(key()), ", aligned to ",
-            key().alignment, " bytes");
+    require(plan, "matmul: cuBLASLt has no kernel for ", name_of_product(key_of_product()), ", aligned to ",
+            key_of_product().alignment, " bytes");
     if (steps.wide && args.accumulate) copy(steps.result, steps.wide);
-    if (steps.fused_bias)
-      set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(args.bias.raw()));
-    if (steps.fused_gelu && args.pre_activation)
-      set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
-          static_cast<const void*>(args.pre_activation.raw()));
-    matmul_library_->run(*plan, target_, args.b, args.a, steps.sums(), args.accumulate);
+    const MatmulLibrary::Places places{
+        args.b.raw(),
+        args.a.raw(),
+        steps.sums().raw(),
+        steps.fused_bias ? args.bias.raw() : nullptr,
+        steps.fused_gelu && args.pre_activation ? args.pre_activation.raw() : nullptr,
+        args.accumulate,
+        compute_type(args.a.dtype()) == DType::f64};
+    Tensor workspace;  // stream order lets it go before the product has run
+    if (plan->workspace)
+      workspace = Tensor::empty(target_.device, {static_cast<std::int64_t>(plan->workspace)}, DType::u8,
+                                Category::workspace);
+    void* const at = workspace ? workspace.raw() : nullptr;
+    const auto key =
+        device::bytes_of(places.left, places.right, places.result, places.bias, places.pre_activation, at);
+    target_.stream->call({plan, key, [library = matmul_library_, plan, places, at](void* stream) {
+                            library->run(*plan, places, at, static_cast<cudaStream_t>(stream));
+                          }});
   }
   if (args.bias && !steps.fused_bias) add_row(target_, steps.sums(), args.bias, steps.sums());
   if (steps.wide) copy(steps.wide, steps.result);

@@ -132,6 +132,32 @@ TEST_F(CudaDeviceTest, synchronize_calls_the_checks_while_they_are_registered) {
   EXPECT_EQ(calls, 1);
 }
 
+TEST_F(CudaDeviceTest, copies_and_zeros_come_out_of_graphs_as_in_order) {
+  device = make_cuda_device(
+      {.ordinal = cuda_status().gpus.front().ordinal, .threads = 2, .timeout_seconds = 60, .graphs = true});
+  const std::size_t bytes = 1 << 20;
+  const std::vector<float> values = counting(bytes / 4);
+  const Storage a = device->allocate(bytes, Category::workspace), b = device->allocate(bytes, Category::workspace);
+  const Storage host = device->allocate(bytes, Category::workspace, Tier::host);
+  for (int round = 0; round < 4; ++round) {
+    const float first = static_cast<float>(round) + 0.5f;
+    std::memcpy(host.data(), values.data(), bytes);
+    std::memcpy(host.data() + bytes - sizeof first, &first, sizeof first);
+    device->copy(a.data(), host.data(), bytes);
+    device->zero(b.data(), bytes);
+    device->copy(b.data() + bytes / 2, a.data() + bytes / 2, bytes / 2);
+    device->zero(a.data(), bytes / 2);
+    device->copy(host.data(), b.data(), bytes);
+    device->end_stretch();
+    device->synchronize();
+    const auto* out = reinterpret_cast<const float*>(host.data());
+    EXPECT_EQ(out[0], 0);
+    EXPECT_EQ(out[bytes / 4 - 2], values[bytes / 4 - 2]);
+    EXPECT_EQ(out[bytes / 4 - 1], first);
+  }
+  EXPECT_EQ(device->graph_counts().launches, 3u);
+}
+
 TEST_F(CudaDeviceTest, memory_may_outlive_the_device) {
   Storage there = device->allocate(1 << 20, Category::workspace);
   Storage host = device->allocate(1 << 20, Category::workspace, Tier::host);

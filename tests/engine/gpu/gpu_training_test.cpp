@@ -47,6 +47,21 @@ TEST_F(GpuTraining, repeats_itself_to_the_bit) {
   }
 }
 
+TEST_F(GpuTraining, has_the_same_bits_by_graphs) {
+  for (const char* dtype : {"fp32", "bf16", "fp16"})
+    for (const char* optimizer : {"none", "cpu"}) {
+      RunSpec spec = on_gpu();
+      spec.dtype = dtype, spec.stage = 2, spec.accumulation = 2, spec.offload_optimizer = optimizer;
+      const RunResult expected = train_local(spec);
+      spec.graphs = true;
+      const RunResult result = train_local(spec);
+      EXPECT_TRUE(result.bits() == expected.bits()) << dtype << ", optimizer on " << optimizer;
+      const device::GraphCounts counts = result.graphs.back();
+      EXPECT_GT(counts.launches, 0u);
+      EXPECT_GT(counts.works_in_graphs, counts.works_apart);
+    }
+}
+
 TEST_F(GpuTraining, has_the_same_bits_wherever_its_states_are) {
   for (const char* dtype : {"bf16", "fp32"}) {
     RunSpec spec = on_gpu();

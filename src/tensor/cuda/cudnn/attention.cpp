@@ -2,9 +2,11 @@
 #include <cudnn_graph.h>
 
 #include <algorithm>
+#include <bit>
 #include <compare>
 #include <limits>
 #include <map>
+#include <mutex>
 
 #include "base/log.h"
 #include "tensor/cuda/attention_library.h"
@@ -26,7 +28,7 @@ struct PlanKey {
   auto operator<=>(const PlanKey&) const = default;
 };
 
-class CudnnAttention final : public AttentionLibrary {
+class CudnnAttention final : public AttentionLibrary, public std::enable_shared_from_this<CudnnAttention> {
  public:
   explicit CudnnAttention(const device::SHERD_CUDA::Target& target)
       : target_(target), version_(cudnnGetVersion()) {
@@ -70,6 +72,7 @@ class CudnnAttention final : public AttentionLibrary {
   const Plan* find(const PlanKey& key) {
     const auto [at, is_new] = plans_.try_emplace(key);
     if (!is_new) return at->second.get();
+    std::lock_guard lock(mutex_);
     try {
       const cudnnDataType_t type = key.dtype == DType::bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
       Graph graph = key.backward ? cudnn::backward_graph(key.slice, type, key.causal, key.deterministic)
@@ -105,7 +108,6 @@ class CudnnAttention final : public AttentionLibrary {
     const Plan* rest = last == key ? whole : find(last);
     if (!whole || !rest) return false;
     if (!cudnn::stays_aligned(call.extents, key.slice)) return false;
-    cudnn::check(cudnnSetStream(handle_, static_cast<cudaStream_t>(target_.stream)), "take a stream");
     // Parts run one after the other on the stream, so they share what they work in.
     const Slice& s = key.slice;
     const Work work{scratch(static_cast<Count>(std::max(whole->workspace(), rest->workspace()))),
@@ -136,44 +138,68 @@ class CudnnAttention final : public AttentionLibrary {
     return bytes ? Tensor::empty(target_.device, {bytes}, DType::u8, Category::workspace) : Tensor();
   }
 
-  void zero(const Tensor& t) {
-    const cudaError_t status =
-        cudaMemsetAsync(t.raw(), 0, t.bytes(), static_cast<cudaStream_t>(target_.stream));
-    require(status == cudaSuccess, "attention: memory could not be cleared: ", cudaGetErrorString(status));
-  }
+  void zero(const Tensor& t) { target_.device.zero(t.raw(), t.bytes()); }
+
+  /// What one run of a plan is given: memory by id, and numbers that the library reads from the host as it is
+  /// called.
+  struct Arguments {
+    std::vector<Count> ids;
+    std::vector<void*> memory;
+    void* workspace = nullptr;
+    float scale = 1, masked = 0;
+  };
 
   void run_part(const AttentionCall& call, const PlanKey& key, const Plan& plan, const Offsets& from,
                 const Work& work) {
     const AttentionExtents& e = call.extents;
     constexpr Count element = 2;
     const Count columns[3] = {e.query_col(0, 0), e.key_col(0), e.value_col(0)};
-    float scale = static_cast<float>(e.scale), one = 1;
+    Arguments arguments;
+    arguments.scale = static_cast<float>(e.scale);
+    arguments.workspace = work.workspace ? work.workspace.raw() : nullptr;
     // Older versions prefer a finite mask.
-    float masked =
+    arguments.masked =
         version_ < 91000 ? std::numeric_limits<float>::lowest() : -std::numeric_limits<float>::infinity();
-    std::vector<Count> ids;
-    std::vector<void*> memory;
-    const auto give = [&](int id, void* at) { ids.push_back(id), memory.push_back(at); };
+    const auto give = [&](int id, void* at) { arguments.ids.push_back(id), arguments.memory.push_back(at); };
     for (int part = 0; part < 3; ++part)
       give(cudnn::q_id + part, call.qkv.raw() + (from.packed + columns[part]) * element);
     give(cudnn::out_id, call.out.raw() + from.result * element);
     give(cudnn::lse_id, call.lse.raw() + from.lse * 4);
-    give(cudnn::scale_id, &scale);
-    if (key.causal) give(cudnn::masked_id, &masked);
     if (key.backward) {
       give(cudnn::dout_id, call.dout.raw() + from.result * element);
       for (int part = 0; part < 3; ++part)
         give(cudnn::dq_id + part, call.dqkv.raw() + (from.packed + columns[part]) * element);
       give(cudnn::delta_id, work.delta.raw());
-      give(cudnn::one_id, &one);
       if (work.sums) give(cudnn::dq_sums_id, work.sums.raw());
     }
-    plan.run(handle_, ids, memory, work.workspace ? work.workspace.raw() : nullptr);
+    std::vector<void*> at = arguments.memory;
+    at.push_back(arguments.workspace);
+    at.push_back(reinterpret_cast<void*>(std::uintptr_t{std::bit_cast<std::uint32_t>(arguments.scale)}));
+    target_.stream->call({&plan, std::as_bytes(std::span(at)),
+                          [self = shared_from_this(), &plan, arguments = std::move(arguments),
+                           causal = key.causal, backward = key.backward](void* stream) {
+                            self->queue(plan, arguments, causal, backward, static_cast<cudaStream_t>(stream));
+                          }});
+  }
+
+  /// On whichever thread hands work over.
+  void queue(const Plan& plan, const Arguments& given, bool causal, bool backward, cudaStream_t stream) {
+    float scale = given.scale, masked = given.masked, one = 1;
+    std::vector<Count> ids = given.ids;
+    std::vector<void*> memory = given.memory;
+    const auto give = [&](int id, float& value) { ids.push_back(id), memory.push_back(&value); };
+    give(cudnn::scale_id, scale);
+    if (causal) give(cudnn::masked_id, masked);
+    if (backward) give(cudnn::one_id, one);
+    std::lock_guard lock(mutex_);
+    cudnn::check(cudnnSetStream(handle_, stream), "take a stream");
+    plan.run(handle_, ids, memory, given.workspace);
   }
 
   device::SHERD_CUDA::Target target_;
   std::size_t version_;
-  cudnnHandle_t handle_ = nullptr;
+  std::mutex mutex_;                // the handle serves one thread at a time
+  cudnnHandle_t handle_ = nullptr;  // guarded by mutex_
   std::map<PlanKey, std::unique_ptr<Plan>> plans_;
 };
 

@@ -120,7 +120,8 @@ namespace sherd::device::SHERD_CUDA {
 
 /// Runs kernel(args...) to its end. Streams are in order of themselves.
 template <class... Params, class... Args>
-void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes, void*, Args&&... args) {
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes, StreamQueue*,
+            Args&&... args) {
   const std::tuple<std::remove_const_t<Params>...> values(std::forward<Args>(args)...);
   ::sherd::simt::run(grid, block, shared_bytes, [&] { std::apply(kernel, values); });
 }

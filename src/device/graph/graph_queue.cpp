@@ -1,0 +1,139 @@
+#include "device/graph/graph_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+
+namespace sherd::device {
+
+GraphQueue::GraphQueue(std::unique_ptr<StreamQueue> inner, std::unique_ptr<GraphMaker> maker)
+    : GraphQueue(std::move(inner), std::move(maker), Limits{}) {}
+
+GraphQueue::GraphQueue(std::unique_ptr<StreamQueue> inner, std::unique_ptr<GraphMaker> maker,
+                       const Limits& limits)
+    : limits_(limits), inner_(std::move(inner)), maker_(std::move(maker)) {
+  require(inner_ && maker_, "a queue of graphs needs a queue and a maker");
+}
+
+GraphQueue::~GraphQueue() {
+  try {
+    hand_over();
+  } catch (...) {
+    // Nobody is left who would ask; later calls of the driver say so where it was its failure.
+  }
+}
+
+std::shared_ptr<const StreamEvent> GraphQueue::record() {
+  std::lock_guard lock(mutex_);
+  hand_over();
+  return inner_->record();
+}
+
+void GraphQueue::follow(const StreamEvent& event) {
+  std::lock_guard lock(mutex_);
+  hand_over();
+  inner_->follow(event);
+}
+
+void* GraphQueue::native() {
+  std::lock_guard lock(mutex_);
+  hand_over();
+  return inner_->native();
+}
+
+void GraphQueue::launch(const KernelLaunch& kernel) {
+  std::lock_guard lock(mutex_);
+  put_off(kernel);
+}
+
+void GraphQueue::call(const LibraryCall& call) {
+  std::lock_guard lock(mutex_);
+  put_off(call);
+}
+
+void GraphQueue::end_stretch() {
+  std::lock_guard lock(mutex_);
+  hand_over();
+}
+
+GraphCounts GraphQueue::counts() const {
+  std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+template <class Work>
+void GraphQueue::put_off(const Work& work) {
+  if (failure_) std::rethrow_exception(failure_);
+  stretch_.add(work);
+  if (stretch_.size() >= limits_.most_works) hand_over();
+}
+
+void GraphQueue::hand_over() {
+  if (failure_) std::rethrow_exception(failure_);
+  if (stretch_.empty()) return;
+  ++stretches_;
+  try {
+    if (stretch_.size() < limits_.least_works || !run_as_graph()) run_one_by_one();
+  } catch (...) {
+    failure_ = std::current_exception();
+    stretch_.clear();
+    throw;
+  }
+  stretch_.clear();
+}
+
+void GraphQueue::run_one_by_one() {
+  for (std::size_t i = 0; i < stretch_.size(); ++i) stretch_.run(i, *inner_);
+  counts_.works_apart += stretch_.size();
+}
+
+bool GraphQueue::run_as_graph() {
+  const auto [at, is_new] = known_.try_emplace(stretch_.fingerprint());
+  Known& known = at->second;
+  known.used = stretches_;
+  if (is_new) {
+    make_room();
+    return false;
+  }
+  if (known.hopeless) return false;
+  if (!known.graph) {
+    known.graph = maker_->make(stretch_);
+    known.hopeless = !known.graph;
+    if (known.hopeless) return false;
+    ++counts_.graphs, ++kept_graphs_;
+    known.stretch = stretch_;
+    known.stretch.forget_calls();
+    make_room();
+  } else if (!known.stretch.same_works(stretch_)) {
+    return false;  // two of one hash
+  }
+  for (std::size_t i = 0; i < stretch_.size(); ++i) {
+    if (!stretch_.is_kernel(i) || known.stretch.same_arguments(i, stretch_)) continue;
+    known.graph->set(i, stretch_);
+    known.stretch.take_arguments(i, stretch_);
+  }
+  known.graph->launch();
+  ++counts_.launches;
+  counts_.works_in_graphs += stretch_.size();
+  return true;
+}
+
+/// Forgets graphs beyond the limit, those not used for longest, and stretches that came once, long ago.
+void GraphQueue::make_room() {
+  std::erase_if(retired_, [](const Retired& each) { return each.after->reached(); });
+  for (; kept_graphs_ > limits_.most_graphs; --kept_graphs_) {
+    auto oldest = known_.end();
+    for (auto each = known_.begin(); each != known_.end(); ++each)
+      if (each->second.graph && (oldest == known_.end() || each->second.used < oldest->second.used))
+        oldest = each;
+    retired_.push_back({std::move(oldest->second.graph), inner_->record()});  // it may still run
+    known_.erase(oldest);
+  }
+  if (known_.size() - kept_graphs_ > 4 * limits_.most_graphs)
+    std::erase_if(known_, [&](const auto& each) {
+      return !each.second.graph && each.second.used + 2 * limits_.most_graphs < stretches_;
+    });
+}
+
+}  // namespace sherd::device

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "device/graph/stretch.h"
+
+namespace sherd::device {
+
+/// A stretch of work that the driver starts at once. Used by one thread at a time.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  /// Launches from now on run one of its kernels with the arguments that it has in `stretch`; those queued
+  /// before keep theirs.
+  virtual void set(std::size_t work, const Stretch& stretch) = 0;
+  /// Queues all works, on the stream for which the graph was made.
+  virtual void launch() = 0;
+};
+
+/// Makes graphs for one stream.
+class GraphMaker {
+ public:
+  virtual ~GraphMaker() = default;
+  /// A graph of the works, none of which it runs; null where they cannot be made one.
+  virtual std::unique_ptr<Graph> make(const Stretch& stretch) = 0;
+};
+
+/// What a GraphQueue has done.
+struct GraphCounts {
+  std::uint64_t graphs = 0;           ///< made
+  std::uint64_t launches = 0;         ///< of graphs
+  std::uint64_t works_in_graphs = 0;  ///< by these launches
+  std::uint64_t works_apart = 0;      ///< queued one by one
+};
+
+/// A stream that puts kernels and libraries' calls off until a stretch of them ends, and runs a stretch that
+/// comes again as a graph: one call of the driver in place of one for each kernel, and less of a pause
+/// between kernels.
+///
+/// A stretch ends where end_stretch() is called, where anybody looks at the order of the stream (a mark, a
+/// wait, the native handle) and when it grows long, so nobody can tell that work was put off. A stretch
+/// becomes a graph when it comes the second time, with the same kernels and the same calls, addresses
+/// included. In kernels' arguments (a random key, a step's factor) it may differ from time to time. One that
+/// never comes again is run work by work.
+///
+/// Work that fails while it is handed over fails for whoever made the stretch end; from then on every call
+/// throws the same. Safe from any thread.
+class GraphQueue final : public StreamQueue {
+ public:
+  struct Limits {
+    std::size_t least_works = 4;    ///< of a stretch that is worth a graph
+    std::size_t most_works = 256;   ///< of a stretch
+    std::size_t most_graphs = 512;  ///< kept; beyond, the longest unused goes
+  };
+  GraphQueue(std::unique_ptr<StreamQueue> inner, std::unique_ptr<GraphMaker> maker);
+  GraphQueue(std::unique_ptr<StreamQueue> inner, std::unique_ptr<GraphMaker> maker, const Limits& limits);
+  ~GraphQueue() override;
+
+  std::shared_ptr<const StreamEvent> record() override;
+  void follow(const StreamEvent& event) override;
+  void* native() override;
+  void launch(const KernelLaunch& kernel) override;
+  void call(const LibraryCall& call) override;
+  void end_stretch() override;
+
+  GraphCounts counts() const;
+
+ private:
+  struct Known {
+    std::unique_ptr<Graph> graph;  ///< none: seen once, or the maker could not
+    Stretch stretch;               ///< as the graph has it, without what the calls hold
+    bool hopeless = false;
+    std::uint64_t used = 0;  ///< the last stretch that it was
+  };
+  struct Retired {
+    std::unique_ptr<Graph> graph;
+    std::shared_ptr<const StreamEvent> after;
+  };
+  // All with mutex_ locked.
+  template <class Work>
+  void put_off(const Work& work);
+  void hand_over();
+  void run_one_by_one();
+  bool run_as_graph();
+  void make_room();
+
+  const Limits limits_;
+  mutable std::mutex mutex_;
+  std::unique_ptr<StreamQueue> inner_;  // these, all guarded by mutex_
+  std::unique_ptr<GraphMaker> maker_;
+  Stretch stretch_;
+  std::map<std::uint64_t, Known> known_;  // by fingerprint
+  std::size_t kept_graphs_ = 0;
+  std::vector<Retired> retired_;
+  std::uint64_t stretches_ = 0;
+  GraphCounts counts_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace sherd::device

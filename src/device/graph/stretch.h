@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "device/stream.h"
+
+namespace sherd::device {
+
+/// A list of work described rather than done: kernels with copies of their arguments, and libraries' calls.
+class Stretch {
+ public:
+  void add(const KernelLaunch& kernel);
+  void add(const LibraryCall& call);
+  void clear();
+
+  std::size_t size() const { return works_.size(); }
+  bool empty() const { return works_.empty(); }
+  bool is_kernel(std::size_t work) const { return works_[work].call == none; }
+  /// Queues one of its works.
+  void run(std::size_t work, StreamQueue& on) const;
+
+  /// A hash of everything but the arguments of kernels.
+  std::uint64_t fingerprint() const { return fingerprint_; }
+  /// The same works as another's in everything but the arguments of kernels.
+  bool same_works(const Stretch& other) const;
+  /// The same arguments as another's of the same works have there.
+  bool same_arguments(std::size_t work, const Stretch& other) const;
+  /// Takes one work's arguments over from another of the same works.
+  void take_arguments(std::size_t work, const Stretch& other);
+  /// Lets go of what the libraries' calls hold; they cannot be run any more.
+  void forget_calls();
+
+ private:
+  static constexpr auto none = static_cast<std::size_t>(-1);
+  struct Work {
+    const void* what;
+    Extent3 grid, block;
+    std::size_t shared_bytes;
+    std::size_t call;          ///< among calls_, or none: a kernel
+    std::size_t first, count;  ///< of its values among sizes_
+    std::size_t begin, bytes;  ///< of all its values in bytes_
+  };
+  /// Appends a value at the next multiple of 16.
+  void keep(const void* value, std::size_t size);
+  void note(Work work);
+  std::span<const std::byte> bytes_of(const Work& work) const;
+
+  std::vector<Work> works_;
+  std::vector<std::byte> bytes_;  ///< arguments and keys
+  std::vector<std::size_t> sizes_;
+  std::vector<std::function<void(void*)>> calls_;
+  std::uint64_t fingerprint_ = 0;
+};
+
+}  // namespace sherd::device

@@ -9,7 +9,8 @@ All sides train the configuration's model, a GPT-2 without dropout, on one batch
 AdamW. Everybody keeps running for all rounds; each turn makes as many optimizer steps as fill --seconds, timed from
 an idle device to an idle device. Contenders:
   sherd                the configuration as it is; `sherd-offload` with optimizer states in host memory, updated by the
-                       processor; `sherd-fast-attention` with attention's gradient that sums atomically
+                       processor; `sherd-fast-attention` with attention's gradient that sums atomically;
+                       `sherd-graphs` with CUDA graphs
   eager, compiled      PyTorch with SDPA and fused AdamW in pure bf16 (weights and moments); `autocast`,
                        `autocast-compiled` with fp32 weights, as Sherd's masters are
   fsdp, fsdp-offload, deepspeed, deepspeed-offload     a world of one rank
@@ -28,7 +29,7 @@ from contenders import HERE, Contender, alternate, median_of_ratios, medians, pr
 from gpt_configs import as_options, load, override, pytorch_options
 
 OURS = {"sherd": [], "sherd-offload": ["zero_optimization.offload_optimizer.device=cpu"],
-        "sherd-fast-attention": ["device.deterministic_attention=false"]}
+        "sherd-fast-attention": ["device.deterministic_attention=false"], "sherd-graphs": ["device.cuda_graphs=true"]}
 PEERS = {"eager": ["--mode", "bf16"], "compiled": ["--mode", "bf16", "--compile"],
          "autocast": ["--mode", "autocast"], "autocast-compiled": ["--mode", "autocast", "--compile"],
          "fsdp": ["--sharding", "fsdp"], "fsdp-offload": ["--sharding", "fsdp", "--offload"],

@@ -125,6 +125,24 @@ void Board::barrier(const Call& call) {
       Deadline::after_seconds(settings_.timeout_seconds));
 }
 
+std::uint64_t Board::announce(const Signature& call) {
+  const std::uint64_t number = slot(rank_).announced.add(call);
+  std::vector<Signature> calls;
+  std::vector<int> ranks;
+  Signature one;
+  for (int r = 0; r < size(); ++r)
+    if (slot(r).announced.read(number, one)) calls.push_back(one), ranks.push_back(r);
+  if (const std::string wrong = mismatch(calls, ranks); !wrong.empty()) fail_and_throw(cat(name(), ": ", wrong));
+  return number;
+}
+
+std::vector<int> Board::not_announced(std::uint64_t number) const {
+  std::vector<int> out;
+  for (int r = 0; r < size(); ++r)
+    if (slot(r).announced.count() < number) out.push_back(r);
+  return out;
+}
+
 void Board::ring_bell(Bell& bell) noexcept {
   bell.count.fetch_add(1);
   if (bell.sleepers.load() > 0) futex_wake_all(bell.count);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "comm/exchange/announcements.h"
 #include "comm/exchange/call.h"
 #include "comm/exchange/health.h"
 
@@ -61,6 +62,7 @@ struct Slot {
   std::atomic<std::uint32_t> departed{0};
   alignas(64) Bell bell;  ///< rung when one of this rank's transfers moved
   std::array<Notice, 2> notices;
+  Announcements announced;
 };
 
 /// What the ranks of a board share beside their slots.
@@ -117,6 +119,10 @@ class Board final : public Health {
   /// Sleeps until done() is true; `missing` lists the ranks that it depends on. Rung through `bell`.
   template <class Done, class Missing>
   void wait(Bell& bell, const Done& done, const Missing& missing, const Call& call, const Deadline& deadline);
+
+  /// As Backend's.
+  std::uint64_t announce(const Signature& call);
+  std::vector<int> not_announced(std::uint64_t number) const;
 
   Notice& notice(int rank, std::uint64_t round) { return slot(rank).notices[round % 2]; }
   Channel& channel(int from, int to);

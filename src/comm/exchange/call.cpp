@@ -117,7 +117,7 @@ std::string describe(const Signature& s) {
     out += cat(" of ", s.elements, " ", name_of(s.dtype));
   if (s.kind == Collective::send) out += cat(" to rank ", s.peer);
   if (s.kind == Collective::receive) out += cat(" from rank ", s.peer);
-  if (s.gpu) out += " on a GPU";
+  if (s.gpu) out += s.gpu > 1 ? " on a GPU, through the host" : " on a GPU";
   if (s.pieces > 1) out += cat(" in ", s.pieces, " pieces");
   if (s.label[0] != 0) out += cat(" \"", s.label.data(), "\"");
   return out;
@@ -182,15 +182,20 @@ std::size_t bytes_moved(const Call& call) {
 }
 
 std::string mismatch(const std::vector<Signature>& by_rank) {
+  std::vector<int> ranks(by_rank.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return mismatch(by_rank, ranks);
+}
+
+std::string mismatch(const std::vector<Signature>& calls, const std::vector<int>& ranks) {
   const auto same = [](const Signature& a, const Signature& b) { return std::memcmp(&a, &b, sizeof a) == 0; };
   std::vector<std::pair<Signature, std::vector<int>>> groups;
-  for (std::size_t r = 0; r < by_rank.size(); ++r) {
-    const auto it =
-        std::find_if(groups.begin(), groups.end(), [&](auto& g) { return same(g.first, by_rank[r]); });
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const auto it = std::find_if(groups.begin(), groups.end(), [&](auto& g) { return same(g.first, calls[i]); });
     if (it != groups.end())
-      it->second.push_back(static_cast<int>(r));
+      it->second.push_back(ranks[i]);
     else
-      groups.push_back({by_rank[r], {static_cast<int>(r)}});
+      groups.push_back({calls[i], {ranks[i]}});
   }
   if (groups.size() <= 1) return "";
   std::string out = "mismatched calls: ";

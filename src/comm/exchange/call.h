@@ -72,7 +72,7 @@ struct Signature {
   DType dtype = DType::f32, rounding = DType::f32;
   std::int32_t peer = -1;
   std::uint32_t pieces = 0;
-  std::uint32_t gpu = 0;  ///< some tensor lies in memory of a GPU
+  std::uint32_t gpu = 0;  ///< some tensor lies in memory of a GPU; 2: and its ranks meet on the host for it
   std::int64_t elements = 0;
   std::uint64_t layout = 0;  ///< hash of every piece's extents and of the factor
   std::array<char, 80> label{};
@@ -110,6 +110,8 @@ std::size_t bytes_moved(const Call& call);
 
 /// What is wrong when the ranks' calls differ, or empty: `mismatched calls: rank 0: …; ranks 1, 2: …`.
 std::string mismatch(const std::vector<Signature>& by_rank);
+/// The same of some ranks' calls.
+std::string mismatch(const std::vector<Signature>& calls, const std::vector<int>& ranks);
 
 /// What is wrong with an all_to_all whose counts are in[p·size + q] (from p to q) and out[q·size + p], or
 /// empty.

@@ -202,7 +202,10 @@ class Group final : public Communicator {
     throw_if_failed();
     traffic_.*(options.scalar ? &Traffic::scalars : book) += bytes_sent(call, rank(), size());
     if (order_) order_->admit(call);
-    if (call.gpu && route_->immediate() && !is_transfer(call)) return queue_on_gpu(std::move(call), options);
+    if (call.gpu && route_->immediate() && !is_transfer(call)) {
+      if (!route_->queues(call)) drain();  // the group's thread would meet the others beside it
+      return queue_on_gpu(std::move(call), options);
+    }
     if (options.async && !backend_->immediate()) return enqueue(std::move(call));
     if (is_transfer(call) && busy()) {
       // Beside the queued transfers rather than after them, so that a rank may send asynchronously, then

@@ -53,6 +53,8 @@ class SharedExchange : public Backend {
   void nudge() noexcept override { Board::ring_bell(board_->bell(rank())); }
   void fail(const std::string& reason) noexcept override { board_->fail(reason); }
   void look_after_peers() noexcept override { board_->look_after_peers(); }
+  std::uint64_t announce(const Signature& call) override { return board_->announce(call); }
+  std::vector<int> not_announced(std::uint64_t number) override { return board_->not_announced(number); }
   std::string failure() const override { return board_->failure(); }
 
  protected:

@@ -6,6 +6,7 @@
 
 #include "comm/exchange/board.h"
 #include "comm/exchange/worker.h"
+#include "comm/messages/announcer.h"
 #include "comm/messages/message_health.h"
 
 namespace sherd::comm {
@@ -44,6 +45,7 @@ class MessageExchange final : public Backend {
         options_(options),
         worker_(make_cpu_worker(options.threads)),
         health_(std::make_shared<MessageHealth>(port_, name_, std::move(parent))),
+        announcer_(port_),
         sends_(static_cast<std::size_t>(size())),
         receives_(sends_.size()) {
     port_->on_leave([weak = std::weak_ptr<MessageHealth>(health_)] {
@@ -60,6 +62,12 @@ class MessageExchange final : public Backend {
   std::string failure() const override { return health_->failure(); }
   void nudge() noexcept override {}  // await() polls
   void look_after_peers() noexcept override;
+  std::uint64_t announce(const Signature& call) override {
+    const std::uint64_t number = announcer_.add(call);
+    check_announced();
+    return number;
+  }
+  std::vector<int> not_announced(std::uint64_t number) override { return announcer_.absent(number); }
 
   void run(Call& call) override;
   void start(Call& transfer) override;
@@ -84,6 +92,9 @@ class MessageExchange final : public Backend {
 
  private:
   void open_round(const Call& call);
+  void check_announced() {
+    if (const std::string wrong = announcer_.check(); !wrong.empty()) fail_and_throw(cat(name_, ": ", wrong));
+  }
   void all_gather(Call& call);
   void reduce_scatter(Call& call);
   void all_reduce(Call& call);
@@ -110,6 +121,7 @@ class MessageExchange final : public Backend {
   CommOptions options_;
   std::unique_ptr<Worker> worker_;
   std::shared_ptr<MessageHealth> health_;
+  Announcer announcer_;
   std::vector<Open> open_;
   std::vector<std::byte> scratch_;
   std::vector<std::uint64_t> sends_, receives_;  ///< transfers started, by peer
@@ -134,6 +146,11 @@ void MessageExchange::receive_from(int peer, std::byte* data, std::size_t bytes,
 
 void MessageExchange::look_after_peers() noexcept {
   if (health_->failed()) return;
+  try {
+    if (const std::string wrong = announcer_.check(); !wrong.empty()) return health_->fail(cat(name_, ": ", wrong));
+  } catch (const std::exception& error) {
+    return health_->fail(cat(name_, ": rank ", rank(), " failed: ", error.what()));
+  }
   for (int r = 0; r < size(); ++r)
     if (r != rank() && health_->dead(r))
       return health_->fail(
@@ -211,6 +228,7 @@ void MessageExchange::open_round(const Call& call) {
   std::vector<Signature> all(static_cast<std::size_t>(size()));
   std::memcpy(all.data(), bytes.data(), bytes.size());
   if (const std::string wrong = mismatch(all); !wrong.empty()) fail_and_throw(cat(name_, ": ", wrong));
+  check_announced();  // all that the previous rank announced before is here
 }
 
 void MessageExchange::run(Call& call) {

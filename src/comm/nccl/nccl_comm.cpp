@@ -2,6 +2,7 @@
 
 #include <nccl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <vector>
@@ -27,6 +28,11 @@ ncclConfig_t configuration() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   return config;
+}
+
+/// For what ranks come to at different speeds, as processes/process_group.h has it.
+double setup_seconds(const Backend& host) {
+  return std::max(60.0, host.timeout_seconds());
 }
 
 /// Rank 0's, known to all.
@@ -62,7 +68,7 @@ std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<
       ncclCommInitRankConfig(&made->comm_, host.size(), id, host.rank(), &config);
   if (!under_way(status))
     made->give_up(cat(host.name(), ": rank ", host.rank(), " cannot join NCCL's group: ", words_for(status, nullptr)));
-  made->settle(made->comm_, cat("joining NCCL's group ", host.name()));
+  made->settle(made->comm_, cat("joining NCCL's group ", host.name()), setup_seconds(host));
   made->start_watching();
   return made;
 }
@@ -78,11 +84,11 @@ std::unique_ptr<NcclComm> NcclComm::split(int color, int key, Backend* part) {
     const ncclResult_t status = ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made, &config);
     if (!under_way(status)) give_up(cat(host_.name(), ": ", what, ": ", words_for(status, comm_)));
   }
-  settle(comm_, what);
+  settle(comm_, what, setup_seconds(host_));
   if (color < 0 || !part) return nullptr;
   std::unique_ptr<NcclComm> out(new NcclComm(*part, gpu_));
   out->comm_ = made;
-  out->settle(made, what);
+  out->settle(made, what, setup_seconds(host_));
   out->start_watching();
   return out;
 }
@@ -100,20 +106,17 @@ void NcclComm::start_watching() {
 
 NcclComm::~NcclComm() {
   {
-    std::lock_guard lock(mutex_);
+    // Calls that the GPU is still in the middle of are other ranks' too; the thread ends them at their deadlines.
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [&] { return watched_.empty(); });
     stopping_ = true;
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
-  try {
-    // The thread may have stopped before it saw that the last calls have ended.
-    while (!watched_.empty() && watched_.front().done.reached()) watched_.pop_front();
-  } catch (const Error&) {
-  }
   std::lock_guard lock(nccl_);
   if (!comm_) return;
-  // Leaving because of an error, or with calls that never ended: their peers are not waited for.
-  if (!host_.failure().empty() || !watched_.empty()) {
+  // Leaving because of an error: peers are not waited for.
+  if (!host_.failure().empty()) {
     ncclCommAbort(comm_);
     return;
   }
@@ -126,8 +129,8 @@ NcclComm::~NcclComm() {
 }
 
 /// Waits until NCCL has set up what it was asked for.
-void NcclComm::settle(ncclComm* comm, const std::string& what) {
-  const Deadline deadline = Deadline::after_seconds(host_.timeout_seconds());
+void NcclComm::settle(ncclComm* comm, const std::string& what, double seconds, std::uint64_t number) {
+  const Deadline deadline = Deadline::after_seconds(seconds);
   for (int turn = 0;; ++turn) {
     ncclResult_t status = ncclInProgress;
     {
@@ -137,11 +140,11 @@ void NcclComm::settle(ncclComm* comm, const std::string& what) {
       if (asked != ncclSuccess) status = asked;
       if (status == ncclSuccess) return;
     }
-    if (!under_way(status)) give_up(cat(host_.name(), ": ", what, ": ", words_for(status, comm)));
+    if (!under_way(status)) give_up(cat(host_.name(), ": rank ", host_.rank(), ": ", what, ": ", words_for(status, comm)));
     if (const std::string reason = host_.failure(); !reason.empty()) give_up(reason);
+    if (turn % 64 == 63) host_.look_after_peers();
     if (deadline.passed())
-      give_up(cat(host_.name(), ": rank ", host_.rank(), " waited ", host_.timeout_seconds(), " s for ", what,
-                  ": see whether all ranks came to it, or raise parallel.timeout_seconds"));
+      if (const std::string late = overdue(what, deadline, seconds, number); !late.empty()) give_up(late);
     if (turn > 100) std::this_thread::sleep_for(turn > 2000 ? 1ms : 20us);
   }
 }
@@ -158,7 +161,22 @@ void NcclComm::break_off(const std::string& reason) noexcept {
   comm_ = nullptr;
 }
 
-void NcclComm::submit(const Call& call, const std::function<void(ncclComm*)>& queue) {
+/// What to say of a call, or a set-up, that has taken too long; empty where somebody else may still know more.
+std::string NcclComm::overdue(const std::string& what, const Deadline& deadline, double seconds, std::uint64_t number) {
+  const std::string begin = cat(host_.name(), ": ", what, ": ");
+  if (number == 0)
+    return cat(begin, "rank ", host_.rank(), " waited ", seconds,
+               " s for it: see whether all ranks came to it, or raise parallel.timeout_seconds");
+  if (const std::vector<int> absent = host_.not_announced(number); !absent.empty())
+    return cat(begin, name_ranks(absent), " did not come within ", seconds, " s, while rank ", host_.rank(),
+               " waited; raise parallel.timeout_seconds if the work in between takes that long");
+  if (Deadline::Clock::now() < deadline.at() + 1s) return "";  // a rank may know only of its neighbour
+  return cat(begin, "did not end within ", seconds, " s on rank ", host_.rank(),
+             ", though all ranks that it knows of have come to it: a rank's GPU, or a link between two, takes longer or hangs "
+             "(NCCL_DEBUG=INFO says more); raise parallel.timeout_seconds if the work before it takes that long");
+}
+
+void NcclComm::submit(const Call& call, std::uint64_t number, const std::function<void(ncclComm*)>& queue) {
   {
     std::lock_guard lock(nccl_);
     if (!comm_) fail(ErrorKind::comm, host_.failure());
@@ -169,24 +187,34 @@ void NcclComm::submit(const Call& call, const std::function<void(ncclComm*)>& qu
       give_up(cat(host_.name(), ": rank ", host_.rank(), ": ", describe(call), ": ", words_for(status, comm_)));
     if (status == ncclSuccess) return;
   }
-  settle(comm_, describe(call));
+  settle(comm_, describe(call), host_.timeout_seconds(), number);
 }
 
-void NcclComm::watch(const Call& call) {
+void NcclComm::watch(const Call& call, std::uint64_t number) {
   {
     std::lock_guard lock(mutex_);
-    watched_.push_back({call.ready, call.done, describe(call), std::nullopt});
+    if (given_up_) return;
+    watched_.push_back({call.ready, call.done, describe(call), number, std::nullopt});
   }
   wake_.notify_all();
 }
 
 void NcclComm::watch_over() {
+  look_on();
+  std::lock_guard lock(mutex_);
+  watched_.clear();
+  given_up_ = true;
+  idle_.notify_all();
+}
+
+void NcclComm::look_on() {
   try {
     gpu_->make_current();
     std::unique_lock lock(mutex_);
     while (!stopping_) {
       while (!watched_.empty() && watched_.front().done.reached()) watched_.pop_front();
       if (watched_.empty()) {
+        idle_.notify_all();
         wake_.wait(lock, [&] { return stopping_ || !watched_.empty(); });
         continue;
       }
@@ -216,10 +244,7 @@ std::string NcclComm::trouble(Watched& front) {
   if (!front.deadline && front.ready.reached())
     front.deadline = Deadline::after_seconds(host_.timeout_seconds());
   if (front.deadline && front.deadline->passed() && !front.done.reached())
-    return cat(host_.name(), ": rank ", host_.rank(), ": ", front.what, " did not end within ",
-               host_.timeout_seconds(),
-               " s: a rank is missing or made another call (the mpi and local communicators name which); raise "
-               "parallel.timeout_seconds if the work in between takes that long");
+    return overdue(front.what, *front.deadline, host_.timeout_seconds(), front.number);
   return "";
 }
 

@@ -27,23 +27,27 @@ class NcclComm {
   std::unique_ptr<NcclComm> split(int color, int key, Backend* part);
   ~NcclComm();
 
-  /// Queues what `queue` says as one group of NCCL's. Throws Error{comm} naming `call`.
-  void submit(const Call& call, const std::function<void(ncclComm*)>& queue);
+  /// Queues what `queue` says as one group of NCCL's. Throws Error{comm} naming `call`, whose number among those that were
+  /// announced to the other ranks is `number`.
+  void submit(const Call& call, std::uint64_t number, const std::function<void(ncclComm*)>& queue);
   /// The call's work is all queued: watch over it until call.done.
-  void watch(const Call& call);
+  void watch(const Call& call, std::uint64_t number);
 
  private:
   struct Watched {
     device::Mark ready, done;
     std::string what;
+    std::uint64_t number;
     std::optional<Deadline> deadline;  ///< runs once the call could begin
   };
   NcclComm(Backend& host, std::shared_ptr<device::CudaDevice> gpu);
   void start_watching();
-  void settle(ncclComm* comm, const std::string& what);
+  void settle(ncclComm* comm, const std::string& what, double seconds, std::uint64_t number = 0);
+  std::string overdue(const std::string& what, const Deadline& deadline, double seconds, std::uint64_t number);
   [[noreturn]] void give_up(const std::string& reason);
   void break_off(const std::string& reason) noexcept;
   void watch_over();
+  void look_on();
   std::string trouble(Watched& front);
 
   Backend& host_;
@@ -52,9 +56,10 @@ class NcclComm {
   std::recursive_mutex nccl_;    ///< one thread at a time talks to NCCL about comm_
   ncclComm* comm_ = nullptr;     // guarded by nccl_; null once aborted
   std::mutex mutex_;
-  std::condition_variable wake_;
+  std::condition_variable wake_, idle_;
   std::deque<Watched> watched_;  // guarded by mutex_
   bool stopping_ = false;        // guarded by mutex_
+  bool given_up_ = false;        // guarded by mutex_: the thread has ended
   std::thread thread_;
 };
 

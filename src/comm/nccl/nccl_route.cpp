@@ -1,13 +1,10 @@
 #include "comm/nccl/nccl_route.h"
 
-#include <cuda_runtime_api.h>
 #include <nccl.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 
-#include "base/random.h"
 #include "comm/cuda/reduce.h"
 #include "comm/nccl/nccl_comm.h"
 
@@ -26,6 +23,7 @@ class NcclRoute final : public GpuRoute {
       : GpuRoute(backend, on), comm_(std::move(comm)) {}
   std::string_view name() const override { return "NCCL"; }
   bool immediate() const override { return true; }
+  bool queues(const Call& call) const override;
   void run(Call& call) override;
   std::unique_ptr<GpuRoute> split(int color, int key, Backend* part) override {
     std::unique_ptr<NcclComm> comm = comm_->split(color, key, part);
@@ -52,14 +50,16 @@ class NcclRoute final : public GpuRoute {
     if (to != from) gpu()->copy_on(stream(), to, from, bytes);
   }
 
-  void all_gather(Call& call);
-  void reduce_scatter(Call& call);
-  void all_reduce(Call& call);
-  void broadcast(Call& call);
-  void all_to_all(Call& call);
-  void sum(Call& call, const Part& part, ReduceOp op, DType rounding);
-  void sum_chunk(Call& call, const Part& part, const Reduction& how, std::int64_t begin, std::int64_t chunk,
-                 std::byte* scratch);
+  // `number`: the call's, as announced.
+  void all_gather(Call& call, std::uint64_t number);
+  void reduce_scatter(Call& call, std::uint64_t number);
+  void all_reduce(Call& call, std::uint64_t number);
+  void broadcast(Call& call, std::uint64_t number);
+  void all_to_all(Call& call, std::uint64_t number);
+  void compare_counts(const Call& call);
+  void sum(Call& call, std::uint64_t number, const Part& part, ReduceOp op, DType rounding);
+  void sum_chunk(const Call& call, std::uint64_t number, const Part& part, const Reduction& how, std::int64_t begin,
+                 std::int64_t chunk, std::byte* scratch);
 
   std::unique_ptr<NcclComm> comm_;
 };
@@ -72,46 +72,56 @@ bool reaches_host(const Call& call, const device::CudaDevice& gpu) {
          std::any_of(call.reduces.begin(), call.reduces.end(), [&](const auto& p) { return on_host(p.full); });
 }
 
+bool NcclRoute::queues(const Call& call) const {
+  return call.kind != Collective::all_to_all && !reaches_host(call, *gpu());
+}
+
 void NcclRoute::run(Call& call) {
-  if (reaches_host(call, *gpu())) return GpuRoute::run(call);
+  // What ranks call apart from each other hangs in NCCL, or moves the wrong bytes.
+  Signature announced = sign(call);
+  const bool staged = reaches_host(call, *gpu());
+  if (staged) announced.gpu = 2;
+  const std::uint64_t number = host().announce(announced);
+  if (staged) return GpuRoute::run(call);
+  if (call.kind == Collective::all_to_all) compare_counts(call);
   gpu()->make_current();
   stream().wait(call.ready);
   switch (call.kind) {
     case Collective::all_gather:
-      all_gather(call);
+      all_gather(call, number);
       break;
     case Collective::reduce_scatter:
-      reduce_scatter(call);
+      reduce_scatter(call, number);
       break;
     case Collective::all_reduce:
-      all_reduce(call);
+      all_reduce(call, number);
       break;
     case Collective::broadcast:
-      broadcast(call);
+      broadcast(call, number);
       break;
     case Collective::all_to_all:
-      all_to_all(call);
+      all_to_all(call, number);
       break;
     default:
       sherd::fail(ErrorKind::usage, name_of(call.kind), " has no tensors of a GPU");
   }
   call.done = stream().mark();
-  comm_->watch(call);
+  comm_->watch(call, number);
 }
 
-void NcclRoute::all_gather(Call& call) {
+void NcclRoute::all_gather(Call& call, std::uint64_t number) {
   const auto own = [&](const GatherPiece& piece) {
     return piece.full.raw() + static_cast<std::size_t>(rank()) * piece.shard.bytes();
   };
   for (const GatherPiece& piece : call.gathers) copy(own(piece), piece.shard.raw(), piece.shard.bytes());
-  comm_->submit(call, [&](ncclComm_t comm) {
+  comm_->submit(call, number, [&](ncclComm_t comm) {
     for (const GatherPiece& piece : call.gathers)
       ncclAllGather(own(piece), piece.full.raw(), piece.shard.bytes(), ncclInt8, comm, native());
   });
 }
 
-void NcclRoute::sum_chunk(Call& call, const Part& part, const Reduction& how, std::int64_t begin,
-                          std::int64_t chunk, std::byte* scratch) {
+void NcclRoute::sum_chunk(const Call& call, std::uint64_t number, const Part& part, const Reduction& how,
+                          std::int64_t begin, std::int64_t chunk, std::byte* scratch) {
   const std::size_t width = size_of(how.in);
   const auto elements = [&](std::int64_t count) {
     return static_cast<std::size_t>(std::clamp<std::int64_t>(count - begin, 0, chunk));
@@ -121,7 +131,7 @@ void NcclRoute::sum_chunk(Call& call, const Part& part, const Reduction& how, st
   };
   const std::size_t mine = elements(part.count);
   std::vector<const std::byte*> sources;
-  comm_->submit(call, [&](ncclComm_t comm) {
+  comm_->submit(call, number, [&](ncclComm_t comm) {
     for (int r = 0; r < size(); ++r) {
       std::byte* place = scratch + static_cast<std::size_t>(r) * static_cast<std::size_t>(chunk) * width;
       sources.push_back(r == rank() ? of(r) : place);
@@ -136,7 +146,7 @@ void NcclRoute::sum_chunk(Call& call, const Part& part, const Reduction& how, st
   reduce_on_gpu(*gpu(), stream(), how, sources, {&out, 1}, static_cast<std::int64_t>(mine));
 }
 
-void NcclRoute::sum(Call& call, const Part& part, ReduceOp op, DType rounding) {
+void NcclRoute::sum(Call& call, std::uint64_t number, const Part& part, ReduceOp op, DType rounding) {
   const Reduction how{op, call.factor, part.full.dtype(), rounding, part.out.dtype(), part.accumulate};
   const std::int64_t longest = *std::max_element(part.counts.begin(), part.counts.end());
   if (longest == 0) return;
@@ -151,10 +161,10 @@ void NcclRoute::sum(Call& call, const Part& part, ReduceOp op, DType rounding) {
     stream().wait(gpu()->compute_stream().mark());  // in whose order the memory is allocated
   }
   for (std::int64_t begin = 0; begin < longest; begin += chunk)
-    sum_chunk(call, part, how, begin, chunk, call.staging.back().raw());
+    sum_chunk(call, number, part, how, begin, chunk, call.staging.back().raw());
 }
 
-void NcclRoute::reduce_scatter(Call& call) {
+void NcclRoute::reduce_scatter(Call& call, std::uint64_t number) {
   for (const ReducePiece& piece : call.reduces) {
     Part part;
     part.full = piece.full;
@@ -163,11 +173,11 @@ void NcclRoute::reduce_scatter(Call& call) {
     part.counts.assign(static_cast<std::size_t>(size()), part.count);
     for (std::int64_t r = 0; r < size(); ++r) part.first.push_back(r * piece.shard.numel() + piece.begin);
     part.accumulate = piece.accumulate;
-    sum(call, part, ReduceOp::sum, call.rounding);
+    sum(call, number, part, ReduceOp::sum, call.rounding);
   }
 }
 
-void NcclRoute::all_reduce(Call& call) {
+void NcclRoute::all_reduce(Call& call, std::uint64_t number) {
   const std::int64_t n = call.x.numel();
   const auto first = [&](int r) { return part_begin(n, size(), r); };
   Part part;
@@ -178,8 +188,8 @@ void NcclRoute::all_reduce(Call& call) {
     part.first.push_back(first(r));
     part.counts.push_back(first(r + 1) - first(r));
   }
-  sum(call, part, call.op, call.x.dtype());
-  comm_->submit(call, [&](ncclComm_t comm) {
+  sum(call, number, part, call.op, call.x.dtype());
+  comm_->submit(call, number, [&](ncclComm_t comm) {
     for (int r = 0; r < size(); ++r) {
       const Tensor theirs = call.x.range(first(r), first(r + 1));
       if (theirs.bytes()) ncclBroadcast(theirs.raw(), theirs.raw(), theirs.bytes(), ncclInt8, r, comm, native());
@@ -187,15 +197,33 @@ void NcclRoute::all_reduce(Call& call) {
   });
 }
 
-void NcclRoute::broadcast(Call& call) {
-  comm_->submit(call, [&](ncclComm_t comm) {
+void NcclRoute::broadcast(Call& call, std::uint64_t number) {
+  comm_->submit(call, number, [&](ncclComm_t comm) {
     ncclBroadcast(call.x.raw(), call.x.raw(), call.x.bytes(), ncclInt8, call.peer, comm, native());
   });
 }
 
-void NcclRoute::all_to_all(Call& call) {
+/// Counts may differ between ranks, but not between the two ends of a block.
+void NcclRoute::compare_counts(const Call& call) {
+  const auto n = static_cast<std::size_t>(size());
+  Call counts;
+  counts.kind = Collective::agree, counts.label = call.label, counts.words = call.in_counts;
+  counts.words.insert(counts.words.end(), call.out_counts.begin(), call.out_counts.end());
+  host().run(counts);
+  std::vector<std::int64_t> in, out;
+  for (auto row = counts.words.begin(); row != counts.words.end(); row += static_cast<std::ptrdiff_t>(2 * n)) {
+    in.insert(in.end(), row, row + static_cast<std::ptrdiff_t>(n));
+    out.insert(out.end(), row + static_cast<std::ptrdiff_t>(n), row + static_cast<std::ptrdiff_t>(2 * n));
+  }
+  const std::string wrong = count_mismatch(in, out, size());
+  if (wrong.empty()) return;
+  host().fail(cat(host().name(), ": ", describe(call), ": ", wrong));
+  throw Error(ErrorKind::comm, host().failure());
+}
+
+void NcclRoute::all_to_all(Call& call, std::uint64_t number) {
   const std::size_t width = size_of(call.x.dtype());
-  comm_->submit(call, [&](ncclComm_t comm) {
+  comm_->submit(call, number, [&](ncclComm_t comm) {
     const std::byte* from = call.x.raw();
     std::byte* to = call.out.raw();
     for (int r = 0; r < size(); ++r) {
@@ -213,21 +241,6 @@ void NcclRoute::all_to_all(Call& call) {
 }
 
 }  // namespace
-
-NcclStatus nccl_status() {
-  int version = 0;
-  ncclGetVersion(&version);
-  return {true, cat(version / 10000, ".", version / 100 % 100, ".", version % 100)};
-}
-
-std::uint64_t nccl_card(device::CudaDevice& gpu) {
-  cudaDeviceProp properties{};
-  if (cudaGetDeviceProperties(&properties, gpu.ordinal()) != cudaSuccess) {
-    cudaGetLastError();
-    return 0;
-  }
-  return stable_hash(std::string_view(properties.uuid.bytes, sizeof properties.uuid.bytes));
-}
 
 std::unique_ptr<GpuRoute> make_nccl_route(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu) {
   return std::make_unique<NcclRoute>(host, gpu, NcclComm::create(host, gpu));

@@ -1,0 +1,16 @@
+#pragma once
+
+namespace sherd::comm::fake_nccl {
+
+/// Communicators since the last look.
+struct Counts {
+  int made = 0, destroyed = 0, aborted = 0;
+};
+Counts take_counts();
+
+/// From now on that rank of every communicator has an asynchronous error; -1: none has.
+void break_rank(int rank);
+/// From now on nobody's set-up, or nobody's next call, comes to an end.
+void hang(bool on);
+
+}  // namespace sherd::comm::fake_nccl

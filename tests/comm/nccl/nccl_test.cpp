@@ -1,0 +1,206 @@
+// NCCL's communicator and route (src/comm/nccl) on lazy GPUs over a library that stands for NCCL
+// (fake_nccl.cpp): the conformance suite, the order of streams, and what becomes of ranks that fail, hang or
+// call different things.
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+#include "comm/cuda/reduce.h"
+#include "comm/nccl/nccl_comm.h"
+#include "comm/nccl/nccl_route.h"
+#include "tests/comm/lazy_gpus.h"
+#include "tests/comm/nccl/fake_nccl.h"
+#include "tests/comm/streams/gpu_streams.h"
+#include "tests/comm/tcp_ranks.h"
+
+namespace sherd::comm {
+
+// In the place of the room's own, which ask a driver.
+
+NcclStatus nccl_status() {
+  return {true, "fake"};
+}
+std::uint64_t nccl_card(device::CudaDevice& gpu) {
+  return reinterpret_cast<std::uintptr_t>(&gpu);  // each rank has a card of its own
+}
+void reduce_on_gpu(device::CudaDevice& gpu, device::Stream& stream, const Reduction& how,
+                   std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
+                   std::int64_t count) {
+  reduce_by_processor(gpu, stream, how, sources, outs, count);
+}
+
+namespace conformance {
+namespace {
+
+Case nccl(int ranks, bool shared_memory) {
+  Case out;
+  out.name = cat(shared_memory ? "windows" : "messages", ranks);
+  out.ranks = ranks;
+  out.queues = true;
+  out.options.timeout_seconds = 60;
+  out.options.shared_memory = shared_memory;
+  out.device = [](Communicator&) { return std::make_shared<sherd::testing::LazyCudaDevice>(); };
+  out.run = [ranks](const CommOptions& options, const std::function<void(Communicator&)>& body) {
+    on_tcp_ranks(ranks, options, body);
+  };
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(Nccl, Conformance,
+                         ::testing::Values(nccl(1, true), nccl(2, true), nccl(3, true), nccl(4, true),
+                                           nccl(2, false), nccl(3, false)),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace conformance
+
+namespace streams {
+namespace {
+
+void over_nccl(int ranks, const std::function<void(Communicator&)>& body) {
+  on_tcp_ranks(ranks, {.timeout_seconds = 60}, body);
+}
+
+INSTANTIATE_TEST_SUITE_P(Nccl, GpuTensors,
+                         ::testing::Values(Way{"Sync", false, over_nccl}, Way{"Async", true, over_nccl}),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace streams
+
+namespace {
+
+using conformance::error_of;
+using conformance::expect_bits;
+using conformance::reference_sum;
+using streams::Rank;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+void on_ranks(int ranks, double timeout, const std::function<void(Rank&)>& body) {
+  fake_nccl::take_counts();
+  on_tcp_ranks(ranks, {.timeout_seconds = timeout}, [&](Communicator& comm) {
+    Rank rank(comm);
+    body(rank);
+  });
+}
+
+/// More than the parts' memory takes at a time, so that it travels in several pieces.
+TEST(Nccl, SumsLongTensorsInPieces) {
+  on_ranks(2, 60, [](Rank& rank) {
+    const std::int64_t n = (std::int64_t{64} << 20) / 4 + 4321;
+    const Tensor x = rank.on_gpu(n, DType::f32);
+    rank.produce<float>(x);
+    rank.comm.all_reduce(x).wait();
+    expect_bits<float>(
+        rank.seen(x), [](std::int64_t i) { return reference_sum<float>(2, i); }, "long");
+  });
+}
+
+TEST(Nccl, LeavesInOrderAfterCallsThatTheGpuIsStillInTheMiddleOf) {
+  on_ranks(3, 60, [](Rank& rank) {
+    const Tensor x = rank.on_gpu(1000, DType::f32);
+    rank.produce<float>(x);
+    rank.comm.all_reduce(x);
+    const auto part = rank.comm.split(0, 0);
+    part->all_reduce(x);
+  });
+  const auto counts = fake_nccl::take_counts();
+  EXPECT_EQ(counts.made, 6);
+  EXPECT_EQ(counts.destroyed, 6);
+  EXPECT_EQ(counts.aborted, 0);
+}
+
+/// A call that the host takes part in meets the other ranks there: not beside what the group's thread does.
+TEST(Nccl, CallsOfTheHostWaitForThoseThatAreQueued) {
+  on_ranks(3, 60, [](Rank& rank) {
+    const Tensor x = rank.pinned(200'000, DType::f32), full = rank.pinned(3 * 5000, DType::f32);
+    const Tensor shard = rank.on_gpu(5000, DType::f32);
+    conformance::fill<float>(x, rank.comm.rank());
+    rank.produce<float>(shard, 1);
+    std::vector<Work> works;
+    for (int k = 0; k < 3; ++k) works.push_back(rank.comm.all_reduce(x, ReduceOp::max, 1, {.async = true}));
+    rank.comm.all_gather({{shard, full}}).wait();
+    for (Work& work : works) work.wait();
+    expect_bits<float>(
+        full,
+        [](std::int64_t i) { return conformance::element<float>(static_cast<int>(i / 5000), i % 5000, 1); },
+        "mixed");
+  });
+}
+
+TEST(Nccl, AnErrorOfTheLibraryEndsTheGroup) {
+  on_ranks(2, 60, [](Rank& rank) {
+    const Tensor x = rank.on_gpu(1000, DType::f32);
+    rank.comm.all_reduce(x).wait();
+    rank.gpu->synchronize();
+    rank.comm.barrier();
+    if (rank.comm.rank() == 0) fake_nccl::break_rank(1);
+    const auto said = error_of(ErrorKind::comm, [&] {
+      for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+        rank.comm.all_reduce(x, ReduceOp::sum, 1, {.label = "gradients"});
+        rank.gpu->synchronize();
+      }
+    });
+    EXPECT_THAT(said, AllOf(HasSubstr("rank 1"), HasSubstr("gradients"), HasSubstr("network error"),
+                            HasSubstr("NCCL_DEBUG")));
+    EXPECT_EQ(error_of(ErrorKind::comm, [&] { rank.comm.barrier(); }), said);
+  });
+  fake_nccl::break_rank(-1);
+  const auto counts = fake_nccl::take_counts();
+  EXPECT_EQ(counts.aborted, 2);
+  EXPECT_EQ(counts.destroyed, 0);
+}
+
+/// All ranks have come, and yet nothing ends: a GPU or a link is at fault.
+TEST(Nccl, ACallThatHangsIsToldFromARankThatIsMissing) {
+  on_ranks(2, 0.5, [](Rank& rank) {
+    const Tensor x = rank.on_gpu(1000, DType::f32);
+    rank.comm.barrier();  // all have set their groups up
+    fake_nccl::hang(true);
+    const auto start = std::chrono::steady_clock::now();
+    const auto said =
+        error_of(ErrorKind::comm, [&] { rank.comm.all_reduce(x, ReduceOp::sum, 1, {.label = "loss"}); });
+    EXPECT_THAT(said, AllOf(HasSubstr("\"loss\""), HasSubstr("did not end within 0.5 s"),
+                            HasSubstr("have come to it")));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  });
+  fake_nccl::hang(false);
+}
+
+/// Ranks that are ahead of each other by many calls find out at the call that differs.
+TEST(Nccl, NamesTheFirstCallThatDiffers) {
+  for (const bool shared_memory : {true, false})
+    on_tcp_ranks(3, {.timeout_seconds = 30, .shared_memory = shared_memory}, [](Communicator& comm) {
+      Rank rank(comm);
+      const Tensor x = rank.on_gpu(64, DType::f32);
+      const auto said = error_of(ErrorKind::comm, [&] {
+        for (int k = 0; k < 20; ++k) {
+          const bool odd = k == 17 && comm.rank() == 2;
+          comm.all_reduce(odd ? x.range(0, 63) : x, ReduceOp::sum, 1, {.label = cat("bucket ", k)});
+        }
+        rank.gpu->synchronize();
+        comm.barrier();
+      });
+      EXPECT_THAT(said, AllOf(HasSubstr("mismatched calls"),
+                              HasSubstr("rank 2 called all_reduce (sum) of 63 fp32 on a GPU"),
+                              HasSubstr("of 64 fp32 on a GPU \"bucket 17\"")));
+    });
+}
+
+/// A call of which one rank alone has a tensor in the host's memory travels another way.
+TEST(Nccl, NamesCallsThatTravelDifferentWays) {
+  on_ranks(2, 30, [](Rank& rank) {
+    const Tensor full = rank.comm.rank() ? rank.on_gpu(20, DType::f32) : rank.pinned(20, DType::f32);
+    const Tensor shard = rank.on_gpu(10, DType::f32);
+    const auto said = error_of(ErrorKind::comm, [&] {
+      rank.comm.all_gather({{shard, full}});
+      rank.gpu->synchronize();
+      rank.comm.barrier();
+    });
+    EXPECT_THAT(said, AllOf(HasSubstr("mismatched calls"), HasSubstr("through the host")));
+  });
+}
+
+}  // namespace
+}  // namespace sherd::comm

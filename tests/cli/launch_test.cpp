@@ -135,9 +135,9 @@ TEST_F(Launched, ALateRankIsNamedAtTheDeadline) {
 }
 
 TEST_F(Launched, ASignalSavesAndTheRunGoesOn) {
-  const pid_t launch = start_line(noted(2, train({"--steps", "100000"})), "term.err");
-  wait_for("term.err", "training tokens");
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const std::string metrics = (folder_ / "term.jsonl").string();
+  const pid_t launch = start_line(noted(2, train({"--steps", "100000", "--metrics", metrics})), "term.err");
+  wait_for("term.jsonl", "\"step\":");  // all ranks listen to signals then
   for (const int rank : {0, 1}) kill(process_of(rank), SIGTERM);  // as torchrun does
   EXPECT_EQ(end_of(launch), 1);
   EXPECT_THAT(read_text(folder_ / "term.err"), HasSubstr("go on with --resume"));

@@ -124,9 +124,9 @@ TEST_F(Train, NoStepIsFasterThanTheMachine) {
 }
 
 TEST_F(Train, ATerminatedRunSavesAndGoesOn) {
-  const pid_t child = start(train({"--ranks", "2", "--steps", "100000"}), "term.err");
-  wait_for("term.err", "training tokens");
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const std::string metrics = (folder_ / "term.jsonl").string();
+  const pid_t child = start(train({"--ranks", "2", "--steps", "100000", "--metrics", metrics}), "term.err");
+  wait_for("term.jsonl", "\"step\":");
   kill(child, SIGTERM);
   int status = 0;
   waitpid(child, &status, 0);

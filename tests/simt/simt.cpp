@@ -13,6 +13,7 @@
 #include "simt/racecheck.h"
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #if defined(__SANITIZE_THREAD__)
@@ -72,6 +73,10 @@ class Fiber {
   }
   ~Fiber() {
     if (!owned_) return;
+#if defined(__SANITIZE_ADDRESS__)
+    // What calls that never return have marked here is not to be held against who gets these addresses next.
+    __asan_unpoison_memory_region(bottom_, stack_bytes);
+#endif
 #if defined(__SANITIZE_THREAD__)
     __tsan_destroy_fiber(sanitizer_);
 #endif

@@ -6,7 +6,7 @@
 namespace sherd::optim {
 namespace {
 
-cuda::Target target_of(device::Device& device) {
+SHERD_CUDA::Target target_of(device::Device& device) {
   device::CudaDevice& gpu = device::as_cuda(device);
   return {device, &gpu.compute_stream().queue(), gpu.gpu().processors};
 }
@@ -14,22 +14,22 @@ cuda::Target target_of(device::Device& device) {
 }  // namespace
 
 bool on_gpu(device::Device& device, const void* memory) {
-  return device.kind() == device::Kind::cuda && cuda::is_device_memory(memory);
+  return device.kind() == device::Kind::cuda && SHERD_CUDA::is_device_memory(memory);
 }
 
 void update_on_gpu(device::Device& device, std::span<const PlannedSpan> spans, unsigned* not_finite) {
-  cuda::update(target_of(device), spans, not_finite);
+  SHERD_CUDA::update(target_of(device), spans, not_finite);
 }
 void split_on_gpu(device::Device& device, const float* master, void* high, std::uint16_t* low,
                   std::int64_t n) {
-  cuda::split_master(target_of(device), master, high, low, n);
+  SHERD_CUDA::split_master(target_of(device), master, high, low, n);
 }
 void join_on_gpu(device::Device& device, const void* high, const std::uint16_t* low, float* master,
                  std::int64_t n) {
-  cuda::join_master(target_of(device), high, low, master, n);
+  SHERD_CUDA::join_master(target_of(device), high, low, master, n);
 }
 void round_on_gpu(device::Device& device, const float* master, void* to, DType dtype, std::int64_t n) {
-  cuda::round_masters(target_of(device), master, to, dtype, n);
+  SHERD_CUDA::round_masters(target_of(device), master, to, dtype, n);
 }
 
 }  // namespace sherd::optim

@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 
 #include <deque>
+#include <map>
+#include <mutex>
 #include <exception>
 #include <memory>
 #include <utility>
@@ -384,6 +386,34 @@ const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t value) {
 void warp_barrier(unsigned mask) {
   this_block().exchange(mask, 0, true);
 }
+namespace {
+struct Entries {
+  std::mutex mutex;
+  std::map<const void*, KernelEntry> all;  // guarded by mutex
+};
+Entries& entries() {
+  static auto& held = *new Entries;
+  return held;
+}
+}  // namespace
+
+void enroll(const void* entry, const KernelEntry& kernel) {
+  std::lock_guard lock(entries().mutex);
+  entries().all.emplace(entry, kernel);
+}
+
+KernelEntry enrolled(const void* entry) {
+  std::lock_guard lock(entries().mutex);
+  const auto at = entries().all.find(entry);
+  require(at != entries().all.end(), "no kernel of the emulator's begins there");
+  return at->second;
+}
+
+MemoryLookup& memory_lookup() {
+  static MemoryLookup lookup;
+  return lookup;
+}
+
 int lane_id() {
   return this_block().lane();
 }

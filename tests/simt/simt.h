@@ -11,6 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <type_traits>
+#include <vector>
 
 namespace sherd::simt {
 
@@ -52,6 +53,24 @@ void* dynamic_shared();
 /// Fills a block's shared array with NaNs when the first of its threads comes to it; `block` is the array's
 /// own note of which block that was.
 void begin_shared(void* elements, std::size_t bytes, std::uint64_t& block);
+
+// ---- for a runtime that queues kernels (tests/software_card) ----
+
+/// How a kernel is called with pointers to its arguments, as cudaLaunchKernel() has them.
+struct KernelEntry {
+  std::vector<std::size_t> sizes;  ///< of the arguments, in bytes
+  void (*call)(const void* entry, Dim3 grid, Dim3 block, std::size_t shared_bytes, void* const* arguments);
+};
+void enroll(const void* entry, const KernelEntry& kernel);
+/// Throws Error{usage} for a kernel that was never launched on a stream.
+KernelEntry enrolled(const void* entry);
+/// Where memory lies, for kernels' sources that ask. Everything is the device's until somebody says better.
+struct MemoryLookup {
+  bool (*on_device)(const void*) = nullptr;
+  bool (*reachable)(const void*) = nullptr;
+};
+MemoryLookup& memory_lookup();
+
 /// One access of an atomic operation.
 void note_atomic(void* memory, std::size_t bytes);
 /// Throws Error{usage} for an address that a device cannot access at once.

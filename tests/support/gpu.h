@@ -13,6 +13,12 @@
 
 namespace sherd::test {
 
+/// Whether the GPU is played by the processor (software_card/), some ten thousand times slower.
+inline bool on_software_card() {
+  const device::CudaStatus status = device::cuda_status();
+  return status.usable() && status.gpus.front().name == "Software card";
+}
+
 /// Whether this is a run in which tests of kernels take a GPU in place of the emulator (sherd_tests_on_gpu()
 /// in tests/CMakeLists.txt).
 inline bool gpu_run() {

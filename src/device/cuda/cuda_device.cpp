@@ -81,10 +81,13 @@ class Gpu final : public CudaDevice {
     std::byte* data = nullptr;
     try {
       data = cache->take(bytes);
-      if (!data) fail_allocation(bytes, category, tier);
     } catch (...) {
       ledger_->credit(tier, category, bytes);
       throw;
+    }
+    if (!data) {
+      ledger_->credit(tier, category, bytes);  // or it were among what the rank holds
+      fail_allocation(bytes, category, tier);
     }
     return Storage({data, bytes}, [ledger = ledger_, cache, category, tier](Block block) {
       cache->give(block.data, block.bytes);

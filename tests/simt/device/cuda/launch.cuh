@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -118,16 +119,47 @@ T __ldg(const T* from) {
 
 namespace sherd::device::SHERD_CUDA {
 
-/// Runs kernel(args...) to its end. Streams are in order of themselves.
-template <class... Params, class... Args>
-void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes, StreamQueue*,
-            Args&&... args) {
-  const std::tuple<std::remove_const_t<Params>...> values(std::forward<Args>(args)...);
-  ::sherd::simt::run(grid, block, shared_bytes, [&] { std::apply(kernel, values); });
+template <class... Params, std::size_t... i>
+void call_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes, void* const* arguments,
+                 std::index_sequence<i...>) {
+  ::sherd::simt::run(grid, block, shared_bytes,
+                     [&] { kernel(*static_cast<std::remove_const_t<Params>*>(arguments[i])...); });
 }
 
-inline bool on_device(const void*) { return true; }
-inline bool reachable(const void*) { return true; }
+/// Runs kernel(args...) to its end, or queues it where there is a stream.
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes, StreamQueue* stream,
+            Args&&... args) {
+  std::tuple<std::remove_const_t<Params>...> values(std::forward<Args>(args)...);
+  if (!stream) return ::sherd::simt::run(grid, block, shared_bytes, [&] { std::apply(kernel, values); });
+  const auto* entry = reinterpret_cast<const void*>(kernel);
+  ::sherd::simt::enroll(
+      entry, {{sizeof(Params)...}, [](const void* at, dim3 blocks, dim3 threads, std::size_t bytes, void* const* arguments) {
+                call_kernel(reinterpret_cast<void (*)(Params...)>(const_cast<void*>(at)), blocks, threads, bytes, arguments,
+                            std::index_sequence_for<Params...>());
+              }});
+  std::apply(
+      [&](auto&... value) {
+        void* const pointers[] = {&value..., nullptr};
+        const std::size_t sizes[] = {sizeof(value)..., 0};
+        stream->launch({entry,
+                        {grid.x, grid.y, grid.z},
+                        {block.x, block.y, block.z},
+                        shared_bytes,
+                        std::span(pointers, sizeof...(value)),
+                        std::span(sizes, sizeof...(value))});
+      },
+      values);
+}
+
+inline bool on_device(const void* memory) {
+  const auto ask = ::sherd::simt::memory_lookup().on_device;
+  return !ask || ask(memory);
+}
+inline bool reachable(const void* memory) {
+  const auto ask = ::sherd::simt::memory_lookup().reachable;
+  return !ask || ask(memory);
+}
 
 inline void check_alignment(const void* memory, std::size_t alignment) {
   ::sherd::simt::check_alignment(memory, alignment);

@@ -1,0 +1,258 @@
+// What Sherd uses of cuBLASLt, on software cards: plain sums, in fp64 but rounded as the library says its
+// compute type would hold them.
+#include <cublasLt.h>
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "base/dtype.h"
+#include "software_card/card.h"
+
+namespace {
+
+using namespace sherd;
+using namespace sherd::software_card;
+
+struct Layout {
+  cudaDataType type;
+  std::uint64_t rows, cols;
+  std::int64_t leading;
+};
+struct Operation {
+  cublasComputeType_t compute;
+  cudaDataType scale;
+  cublasOperation_t trans_a = CUBLAS_OP_N, trans_b = CUBLAS_OP_N;
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+  cudaDataType bias_type = CUDA_R_32F;
+  void* aux = nullptr;
+  std::int64_t aux_leading = 0;
+};
+constexpr std::size_t workspace_bytes = 4096;
+
+Layout& layout_of(cublasLtMatrixLayout_t layout) {
+  return *reinterpret_cast<Layout*>(layout);
+}
+Operation& operation_of(cublasLtMatmulDesc_t operation) {
+  return *reinterpret_cast<Operation*>(operation);
+}
+
+std::size_t width_of(cudaDataType type) {
+  return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2;
+}
+
+double load(const void* data, cudaDataType type, std::int64_t at) {
+  switch (type) {
+    case CUDA_R_64F:
+      return static_cast<const double*>(data)[at];
+    case CUDA_R_32F:
+      return static_cast<const float*>(data)[at];
+    case CUDA_R_16BF:
+      return static_cast<float>(static_cast<const bf16*>(data)[at]);
+    default:
+      return static_cast<float>(static_cast<const f16*>(data)[at]);
+  }
+}
+
+void store(void* data, cudaDataType type, std::int64_t at, double value) {
+  const auto narrow = static_cast<float>(value);
+  if (type == CUDA_R_64F)
+    static_cast<double*>(data)[at] = value;
+  else if (type == CUDA_R_32F)
+    static_cast<float*>(data)[at] = narrow;
+  else if (type == CUDA_R_16BF)
+    static_cast<bf16*>(data)[at] = bf16(narrow);
+  else
+    static_cast<f16*>(data)[at] = f16(narrow);
+}
+
+/// op(matrix) by rows, as numbers of the compute type.
+std::vector<double> widened(const void* data, const Layout& layout, bool transposed) {
+  const auto rows = static_cast<std::int64_t>(layout.rows), cols = static_cast<std::int64_t>(layout.cols);
+  memory().require_known(data,
+                         static_cast<std::size_t>((cols - 1) * layout.leading + rows) * width_of(layout.type),
+                         "a product");
+  std::vector<double> out(static_cast<std::size_t>(rows * cols));
+  std::size_t to = 0;
+  for (std::int64_t i = 0; i < (transposed ? cols : rows); ++i)
+    for (std::int64_t j = 0; j < (transposed ? rows : cols); ++j)
+      out[to++] = load(data, layout.type, transposed ? j + i * layout.leading : i + j * layout.leading);
+  return out;
+}
+
+double gelu(double x) {
+  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+struct Product {
+  Operation operation;
+  Layout a, b, d;
+  const void *a_data, *b_data;
+  void* d_data;
+  double alpha, beta;
+  void* workspace;
+
+  void run() const {
+    if (workspace) {
+      memory().require_known(workspace, workspace_bytes, "a product");
+      std::memset(workspace, 0xff, workspace_bytes);
+    }
+    const std::vector<double> left = widened(a_data, a, operation.trans_a == CUBLAS_OP_T);
+    // By columns: the transposed of op(b) by rows.
+    const std::vector<double> right = widened(b_data, b, operation.trans_b != CUBLAS_OP_T);
+    const auto m = static_cast<std::int64_t>(d.rows), n = static_cast<std::int64_t>(d.cols);
+    const auto k = static_cast<std::int64_t>(left.size()) / m;
+    memory().require_known(d_data, static_cast<std::size_t>((n - 1) * d.leading + m) * width_of(d.type),
+                           "a product");
+    for (std::int64_t j = 0; j < n; ++j)
+      for (std::int64_t i = 0; i < m; ++i) {
+        double sum = 0;
+        for (std::int64_t p = 0; p < k; ++p)
+          sum += left[static_cast<std::size_t>(i * k + p)] * right[static_cast<std::size_t>(j * k + p)];
+        const std::int64_t at = i + j * d.leading;
+        sum = alpha * sum + (beta != 0 ? beta * load(d_data, d.type, at) : 0);
+        store(d_data, d.type, at, finish(sum, i, j));
+      }
+  }
+
+  double finish(double sum, std::int64_t row, std::int64_t col) const {
+    if (operation.epilogue & CUBLASLT_EPILOGUE_BIAS) sum += load(operation.bias, operation.bias_type, row);
+    if (!(operation.epilogue & CUBLASLT_EPILOGUE_GELU)) return sum;
+    if (operation.aux) store(operation.aux, d.type, row + col * operation.aux_leading, sum);
+    return gelu(sum);
+  }
+};
+
+template <class Value>
+cublasStatus_t take(Value& to, const void* from, std::size_t bytes) {
+  if (bytes != sizeof to) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(&to, from, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+double number(const void* data, cudaDataType type) {
+  return load(data, type, 0);
+}
+
+}  // namespace
+
+extern "C" {
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  *handle = reinterpret_cast<cublasLtHandle_t>(new int(0));
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  delete reinterpret_cast<int*>(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+const char* cublasLtGetStatusName(cublasStatus_t) {
+  return "a status of the software card";
+}
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+  return cublasLtGetStatusName(status);
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataType type, std::uint64_t rows,
+                                          std::uint64_t cols, std::int64_t leading) {
+  *out = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, cols, leading});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(const cublasLtMatrixLayout_t layout) {
+  delete reinterpret_cast<Layout*>(layout);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* out, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+  *out = reinterpret_cast<cublasLtMatmulDesc_t>(new Operation{compute, scale});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(const cublasLtMatmulDesc_t operation) {
+  delete reinterpret_cast<Operation*>(operation);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
+                                              cublasLtMatmulDescAttributes_t which, const void* value,
+                                              std::size_t bytes) {
+  Operation& to = operation_of(operation);
+  switch (which) {
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      return take(to.trans_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      return take(to.trans_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      return take(to.epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      return take(to.bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+      return take(to.bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+      return take(to.aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+      return take(to.aux_leading, value, bytes);
+    default:
+      return CUBLAS_STATUS_INVALID_VALUE;
+  }
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* out) {
+  *out = reinterpret_cast<cublasLtMatmulPreference_t>(new int(0));
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(const cublasLtMatmulPreference_t preference) {
+  delete reinterpret_cast<int*>(preference);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
+                                                    cublasLtMatmulPreferenceAttributes_t, const void*,
+                                                    std::size_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, const cublasLtMatmulDesc_t operation,
+                                              const cublasLtMatrixLayout_t a, const cublasLtMatrixLayout_t b,
+                                              const cublasLtMatrixLayout_t, const cublasLtMatrixLayout_t d,
+                                              const cublasLtMatmulPreference_t, int,
+                                              cublasLtMatmulHeuristicResult_t found[], int* count) {
+  const Operation& asked = operation_of(operation);
+  const auto extent = [](const Layout& layout, cublasOperation_t op, bool first) {
+    return (op == CUBLAS_OP_T) == first ? layout.cols : layout.rows;
+  };
+  const Layout &left = layout_of(a), &right = layout_of(b), &result = layout_of(d);
+  if (extent(left, asked.trans_a, true) != result.rows ||
+      extent(right, asked.trans_b, false) != result.cols ||
+      extent(left, asked.trans_a, false) != extent(right, asked.trans_b, true))
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (asked.epilogue != CUBLASLT_EPILOGUE_DEFAULT && left.type == CUDA_R_64F)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  found[0] = {};
+  found[0].workspaceSize = workspace_bytes;
+  found[0].state = CUBLAS_STATUS_SUCCESS;
+  *count = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void* alpha,
+                              const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                              cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
+                              cublasLtMatrixLayout_t, void* d, cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t*, void* workspace, std::size_t bytes,
+                              cudaStream_t stream) {
+  if (c != d || (workspace && bytes < workspace_bytes)) return CUBLAS_STATUS_INVALID_VALUE;
+  const Operation& op = operation_of(operation);
+  const Product product{op,
+                        layout_of(a_layout),
+                        layout_of(b_layout),
+                        layout_of(d_layout),
+                        a,
+                        b,
+                        d,
+                        number(alpha, op.scale),
+                        number(beta, op.scale),
+                        workspace};
+  return queue_on(stream, [product] { product.run(); }) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+}  // extern "C"

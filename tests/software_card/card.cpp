@@ -1,6 +1,7 @@
 #include "software_card/card.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +18,28 @@ std::recursive_mutex& mutex() {
 void stop(const std::string& why) {
   std::fprintf(stderr, "software card: %s\n", why.c_str());
   std::abort();
+}
+
+namespace {
+struct Failure {
+  std::size_t ran = 0, at = SIZE_MAX;  ///< works; with mutex() locked
+};
+Failure& failure() {
+  static Failure held;
+  return held;
+}
+}  // namespace
+
+std::size_t works_run() {
+  const std::lock_guard lock(mutex());
+  return failure().ran;
+}
+void break_after(std::size_t works) {
+  const std::lock_guard lock(mutex());
+  failure().at = failure().ran + works;
+}
+bool broken() {
+  return failure().ran >= failure().at;
 }
 
 Memory& memory() {
@@ -51,12 +74,16 @@ bool Memory::enlist(void* data, std::size_t bytes, int card) {
   const auto* begin = static_cast<std::byte*>(data);
   const auto next = blocks_.lower_bound(begin);
   if (find(data) || (next != blocks_.end() && next->first < begin + bytes)) return false;
-  blocks_[begin] = {bytes, Place::host, card};
+  blocks_[begin] = {bytes, Place::host, card, true};
   return true;
 }
 
 bool Memory::strike(void* data) {
   return blocks_.erase(static_cast<std::byte*>(data)) > 0;
+}
+
+void Memory::strike_all() {
+  std::erase_if(blocks_, [](const auto& each) { return each.second.enlisted; });
 }
 
 const Block* Memory::find(const void* data) const {
@@ -105,7 +132,10 @@ void Queue::add(Work work) {
 
 void Queue::run_to(std::size_t position) {
   try {
-    while (done_ < position) std::exchange(works_[done_++], nullptr)();
+    while (done_ < position && !broken()) {
+      std::exchange(works_[done_++], nullptr)();
+      ++failure().ran;
+    }
   } catch (const std::exception& error) {
     stop(std::string("work failed: ") + error.what());
   }

@@ -26,6 +26,7 @@ struct Block {
   std::size_t bytes = 0;
   Place place = Place::pageable;
   int card = 0;
+  bool enlisted = false;  ///< others' memory
 };
 
 /// What CUDA knows of memory. With mutex() locked.
@@ -37,6 +38,7 @@ class Memory {
   /// False where part of it is known already.
   bool enlist(void* data, std::size_t bytes, int card);
   bool strike(void* data);
+  void strike_all();
   /// The block that holds this address, or null: pageable memory.
   const Block* find(const void* data) const;
   /// Stops unless [data, data + bytes) lies in one block.
@@ -85,6 +87,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
   std::size_t done() const { return done_; }
   void run_to(std::size_t position);
   void run_all() { run_to(works_.size()); }
+  /// Counts what is queued as done.
+  void drop() { done_ = works_.size(); }
 
   std::unique_ptr<Graph> captured;  ///< not null: what comes is captured
 
@@ -93,6 +97,19 @@ class Queue : public std::enable_shared_from_this<Queue> {
   std::vector<Work> works_;
   std::size_t done_ = 0;
 };
+
+// ---- for tests ----
+
+/// Work that has run on all cards since the program began.
+std::size_t works_run();
+/// When that many more works have run all cards fail: every call that touches one answers
+/// cudaErrorIllegalAddress and nothing runs any more, as after a kernel's wild write, until mend().
+void break_after(std::size_t works);
+bool broken();
+/// Forgets the failure, and all that was queued.
+void mend();
+/// Whether this process has begun to work on a card.
+bool has_context(int card);
 
 /// Queues what a library does on `stream`, a cudaStream_t, or captures it. False for no stream.
 bool queue_on(void* stream, Work work);

@@ -145,6 +145,18 @@ bool is_reachable(const void* data) {
 
 }  // namespace
 
+bool sherd::software_card::has_context(int card) {
+  const Lock lock(mutex());
+  return state().contexts.count(card) > 0;
+}
+
+void sherd::software_card::mend() {
+  const Lock lock(mutex());
+  break_after(SIZE_MAX - works_run());
+  for (const auto& [handle, queue] : state().streams) queue->drop();
+  memory().strike_all();
+}
+
 bool sherd::software_card::queue_on(void* stream, Work work) {
   const Lock lock(mutex());
   return queue_other(static_cast<cudaStream_t>(stream), std::move(work)) == cudaSuccess;
@@ -172,6 +184,8 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorInvalidResourceHandle";
     case cudaErrorInvalidValue:
       return "cudaErrorInvalidValue";
+    case cudaErrorIllegalAddress:
+      return "cudaErrorIllegalAddress";
     case cudaErrorNotReady:
       return "cudaErrorNotReady";
     default:
@@ -239,6 +253,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   run_all_of(current_card);
   *total = capacity();
   *free = *total - memory().used(current_card);
@@ -264,36 +279,44 @@ cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, std::size_t) {
 
 cudaError_t cudaMallocFromPoolAsync(void** data, std::size_t bytes, cudaMemPool_t, cudaStream_t stream) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   if (!queue_of(stream) || queue_of(stream)->captured) return told(cudaErrorInvalidResourceHandle);
   return allocate(data, bytes, Place::device);
 }
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   return queue_other(stream, [data] { memory().free(data); });
 }
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   return allocate(data, bytes, Place::device);
 }
 cudaError_t cudaFree(void* data) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   return free_now(data, Place::device);
 }
 cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   return allocate(data, bytes, Place::host);
 }
 cudaError_t cudaFreeHost(void* data) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   return free_now(data, Place::host);
 }
 cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   return memory().enlist(data, bytes, current_card) ? cudaSuccess
                                                     : told(cudaErrorHostMemoryAlreadyRegistered);
 }
 cudaError_t cudaHostUnregister(void* data) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   return memory().strike(data) ? cudaSuccess : told(cudaErrorHostMemoryNotRegistered);
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* data) {
@@ -310,6 +333,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* dat
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   Queue* queue = queue_of(stream);
   if (!queue) return told(cudaErrorInvalidResourceHandle);
   const bool to_known = memory().find(to), from_known = memory().find(from);
@@ -323,6 +347,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 }
 cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   if (!memory().find(data)) return told(cudaErrorInvalidValue);
   return queue_other(stream, [=] {
     memory().require_known(data, bytes, "a fill");
@@ -334,6 +359,7 @@ cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   begin_context(current_card);
   auto queue = std::make_shared<Queue>(current_card);
   *stream = reinterpret_cast<cudaStream_t>(queue.get());
@@ -342,6 +368,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   Queue* queue = queue_of(stream);
   if (!queue) return told(cudaErrorInvalidResourceHandle);
   queue->run_all();
@@ -350,13 +377,15 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   Queue* queue = queue_of(stream);
   if (!queue || queue->captured) return told(cudaErrorInvalidResourceHandle);
   queue->run_all();
-  return cudaSuccess;
+  return broken() ? told(cudaErrorIllegalAddress) : cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   Queue* queue = queue_of(stream);
   if (!queue || queue->captured) return told(cudaErrorInvalidResourceHandle);
   const EventState& seen = *state_of(event);
@@ -366,17 +395,20 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   begin_context(current_card);
   *event = reinterpret_cast<cudaEvent_t>(new EventState{current_card, nullptr, 0, 0});
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   delete state_of(event);
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   Queue* queue = queue_of(stream);
   if (!queue || queue->captured || queue->card() != state_of(event)->card)
     return told(cudaErrorInvalidResourceHandle);
@@ -385,10 +417,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   EventState& seen = *state_of(event);
   if (!seen.queue) return cudaSuccess;
   // Never on the first look: whoever asks must cope with "not yet".
   if (seen.looks++ > 0) seen.queue->run_to(seen.position);
+  if (broken()) return told(cudaErrorIllegalAddress);
   return seen.queue->done() >= seen.position ? cudaSuccess : told(cudaErrorNotReady);
 }
 
@@ -401,6 +435,7 @@ cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
 cudaError_t cudaLaunchKernel(const void* entry, dim3 grid, dim3 block, void** arguments,
                              std::size_t shared_bytes, cudaStream_t stream) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   Queue* queue = queue_of(stream);
   if (!queue || queue->card() != current_card) return told(cudaErrorInvalidResourceHandle);
   auto kernel =
@@ -416,6 +451,7 @@ cudaError_t cudaLaunchKernel(const void* entry, dim3 grid, dim3 block, void** ar
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   Queue* queue = queue_of(stream);
   if (!queue || queue->captured) return told(cudaErrorIllegalState);
   queue->captured = std::make_unique<Graph>();
@@ -423,6 +459,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   Queue* queue = queue_of(stream);
   if (!queue || !queue->captured) return told(cudaErrorIllegalState);
   *graph = reinterpret_cast<cudaGraph_t>(queue->captured.release());
@@ -449,6 +486,9 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t graph, unsigned long long) {
+  const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
+  if (std::getenv("SHERD_SOFTWARE_CARD_WITHOUT_GRAPHS")) return told(cudaErrorNotSupported);
   auto* ready = new Ready;
   for (const auto& node : graph_of(graph)->nodes) ready->nodes.emplace_back(node.get(), *node);
   *out = reinterpret_cast<cudaGraphExec_t>(ready);
@@ -463,6 +503,8 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
 
 cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t graph, cudaGraphNode_t node,
                                              const cudaKernelNodeParams* params) {
+  const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   for (auto& [captured, runs] : ready_of(graph)->nodes) {
     if (reinterpret_cast<cudaGraphNode_t>(const_cast<Node*>(captured)) != node) continue;
     if (!runs.kernel) return told(cudaErrorInvalidValue);
@@ -476,6 +518,7 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t graph, cudaGraphNod
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
   std::vector<Node> nodes;
   for (const auto& [captured, runs] : ready_of(graph)->nodes) nodes.push_back(runs);
   return queue_other(stream, [nodes = std::move(nodes)] {

@@ -25,6 +25,22 @@ bool known_to_cuda(const void* data) {
   return attributes.type != cudaMemoryTypeUnregistered;
 }
 
+/// Whether a failure to register memory says something of that memory, and not of the GPU.
+bool refuses_to_lock(cudaError_t status) {
+  switch (status) {
+    case cudaErrorMemoryAllocation:
+    case cudaErrorOperatingSystem:
+    case cudaErrorNotSupported:
+    case cudaErrorNotPermitted:
+    case cudaErrorInvalidValue:
+    case cudaErrorHostMemoryAlreadyRegistered:
+    case cudaErrorUnknown:
+      return true;
+    default:
+      return false;
+  }
+}
+
 /// What check() calls, in the order of registration. Used from the rank's thread; handles may outlive
 /// the device.
 struct Checks {
@@ -127,7 +143,8 @@ class Gpu final : public CudaDevice {
 
   std::shared_ptr<void> pin(void* data, std::size_t bytes) override {
     const OnGpu on(gpu_.ordinal);
-    if (cudaHostRegister(data, bytes, cudaHostRegisterPortable) != cudaSuccess) {
+    if (const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable); status != cudaSuccess) {
+      if (!refuses_to_lock(status)) cuda::fail_call(status, "cudaHostRegister");
       cudaGetLastError();
       return nullptr;
     }

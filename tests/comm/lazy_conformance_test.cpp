@@ -39,5 +39,20 @@ INSTANTIATE_TEST_SUITE_P(LazyGpus, Conformance,
                                            staged(3, false)),
                          [](const auto& test) { return test.param.name; });
 
+/// What ranks tell each other to split lies in the host's memory, whatever the last call's tensors lay in, and
+/// stays until all have read it.
+TEST(LazyGpus, RanksSplitRightAfterACallOnGpus) {
+  run_local(4, LocalOptions{{.timeout_seconds = 60}, reduce_by_processor}, [](Communicator& comm) {
+    const auto gpu = std::make_shared<sherd::testing::LazyCudaDevice>();
+    comm.bind(gpu);
+    comm.all_reduce(Tensor::zeros(*gpu, {64}, DType::f32)).wait();
+    for (int turn = 0; turn < 300; ++turn) {
+      const auto part = comm.split((comm.rank() + turn) % 2, 0);
+      ASSERT_EQ(part->size(), 2) << turn;
+      ASSERT_EQ(part->rank(), comm.rank() / 2) << turn;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sherd::comm::conformance

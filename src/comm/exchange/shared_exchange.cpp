@@ -285,7 +285,7 @@ std::vector<std::int64_t> SharedExchange::agree(std::vector<std::int64_t> words,
   call.kind = Collective::agree;
   call.words = std::move(words);
   call.label = what;
-  agree(call);
+  run(call);  // by the host's worker: the last call may have been a GPU's
   return std::move(call.words);
 }
 

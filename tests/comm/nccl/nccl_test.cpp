@@ -154,14 +154,14 @@ TEST(Nccl, AnErrorOfTheLibraryEndsTheGroup) {
 
 /// All ranks have come, and yet nothing ends: a GPU or a link is at fault.
 TEST(Nccl, ACallThatHangsIsToldFromARankThatIsMissing) {
-  on_ranks(2, 0.5, [](Rank& rank) {
+  on_ranks(2, 3, [](Rank& rank) {  // also for all to meet, on a busy machine
     const Tensor x = rank.on_gpu(1000, DType::f32);
     rank.comm.barrier();  // all have set their groups up
     fake_nccl::hang(true);
     const auto start = std::chrono::steady_clock::now();
     const auto said =
         error_of(ErrorKind::comm, [&] { rank.comm.all_reduce(x, ReduceOp::sum, 1, {.label = "loss"}); });
-    EXPECT_THAT(said, AllOf(HasSubstr("\"loss\""), HasSubstr("did not end within 0.5 s"),
+    EXPECT_THAT(said, AllOf(HasSubstr("\"loss\""), HasSubstr("did not end within 3 s"),
                             HasSubstr("have come to it")));
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
   });

@@ -80,6 +80,34 @@ TEST_F(GpuTraining, has_the_same_bits_wherever_its_states_are) {
   }
 }
 
+/// Ranks that share one card where there are no more: their tensors are read in place.
+TEST_F(GpuTraining, has_the_same_bits_at_every_stage_on_several_ranks) {
+  for (const int ranks : {2, 4}) {
+    RunSpec spec = on_gpu();
+    spec.ranks = ranks, spec.stage = 0;  // sums over micro-batches round elsewhere at stages 0 and 1
+    spec.steps = on_software_card() ? 2 : 10;
+    spec.nvme_path = folder.path();
+    const auto expected = train_local(spec).bits();
+    const auto same = [&](const char* what) {
+      EXPECT_TRUE(train_local(spec).bits() == expected) << what << ", stage " << spec.stage << ", ranks " << ranks;
+    };
+    for (const int stage : {1, 2, 3}) {
+      spec.stage = stage;
+      same("all on the card");
+      spec.graphs = true;
+      same("by graphs");
+      spec.graphs = false;
+      spec.offload_optimizer = stage == 1 ? "nvme" : "cpu";
+      same("optimizer off the card");
+      spec.offload_optimizer = "none";
+    }
+    spec.offload_optimizer = spec.offload_param = "cpu", spec.prefetch = 20'000;
+    same("parameters and optimizer in host memory");
+    spec.offload_param = "nvme";
+    same("parameters on NVMe");
+  }
+}
+
 TEST_F(GpuTraining, recompute_and_resume_change_no_bit) {
   RunSpec spec = on_gpu();
   const auto expected = train_local(spec).bits();

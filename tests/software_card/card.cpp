@@ -48,7 +48,7 @@ Memory& memory() {
 }
 
 std::size_t capacity() {
-  return std::size_t{2} << 30;
+  return std::size_t{6} << 30;
 }
 
 void* Memory::allocate(std::size_t bytes, Place place, int card) {

@@ -39,6 +39,10 @@ std::string rank_table(const EstimateReport& r) {
         rows.push_back({cat(tier, " ", device::name_of(static_cast<Category>(c))),
                         human_bytes(states.current[c]), human_bytes(peaks.peak[c])});
     rows.push_back({tier + " total", human_bytes(states.total_current), human_bytes(peaks.total_peak)});
+    if (!r.machine.on_gpus || static_cast<Tier>(t) != Tier::device) continue;
+    rows.push_back({"beside it, CUDA", "", human_bytes(beside_the_books)});
+    if (const std::uint64_t nccl = beside_the_books_for_nccl(r.world, r.machine))
+      rows.push_back({"beside it, NCCL", "", human_bytes(nccl)});
   }
   return engine::format_table(rows);
 }
@@ -74,8 +78,8 @@ std::string verdict(const EstimateReport& r) {
     out += cat(plural(r.machine.gpus, "GPU", "GPUs"), " of ", human_bytes(r.machine.gpu_memory), " here\n");
   if (unknown_gpu)
     out += cat("no GPU here: each must hold the device tier, ", human_bytes(book_of(r.estimate.peaks, 0).total_peak),
-               ", and some ",
-               human_bytes(beside_the_books), " for CUDA itself; device.device_memory_limit says what one has\n");
+               ", and some ", human_bytes(beside_the_books + beside_the_books_for_nccl(r.world, r.machine)),
+               " beside it; device.device_memory_limit says what one has\n");
   if (r.missing.empty()) return out + (unknown_gpu ? "It fits this machine.\n" : "It fits.\n");
   for (const Shortfall& shortfall : r.missing) out += cat("It does not fit: ", shortfall.text(), ".\n");
   if (r.remedy.keys.empty())
@@ -122,6 +126,8 @@ std::string json_of(const EstimateReport& r) {
     tier["peak"] = by_category(peaks.peak, peaks.total_peak);
     tier["peak_of_machine"] = peaks.total_peak * static_cast<std::uint64_t>(r.world.local_ranks);
   }
+  if (r.machine.on_gpus)
+    out["beside_the_books"] = {{"cuda", beside_the_books}, {"nccl", beside_the_books_for_nccl(r.world, r.machine)}};
   const comm::Traffic& sent = r.estimate.traffic;
   out["per_step"] = {{"all_reduce_bytes", sent.all_reduce},
                      {"all_gather_bytes", sent.all_gather},

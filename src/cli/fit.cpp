@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "cli/machine.h"
+#include "comm/gpu_memory.h"
 #include "device/cuda.h"
 #include "engine/make_device.h"
 #include "models/from_config.h"
@@ -117,6 +118,16 @@ Machine this_machine(const config::Config& config, const engine::GpuSharing& sha
   return machine;
 }
 
+std::uint64_t Machine::sharing(const World& world) const {
+  if (ranks_per_gpu > 0) return static_cast<std::uint64_t>(ranks_per_gpu);
+  return gpus > 0 ? static_cast<std::uint64_t>((world.local_ranks + gpus - 1) / gpus) : 0;
+}
+
+std::uint64_t beside_the_books_for_nccl(const World& world, const Machine& machine) {
+  if (!machine.on_gpus || machine.sharing(world) > 1) return 0;
+  return comm::nccl_memory(world.ranks, world.local_ranks, comm::nccl_channels());
+}
+
 std::string Shortfall::text() const {
   return cat(what, " needs ", engine::human_bytes(needed), " and ", source, " ",
              engine::human_bytes(available), ": ", engine::human_bytes(needed - available), " too little");
@@ -137,12 +148,9 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Es
         config.device.device_memory_limit);
   check("the host tier of each rank", "device.host_memory_limit allows", in_host,
         config.device.host_memory_limit);
-  const auto gpus = static_cast<std::uint64_t>(machine.gpus);
-  const std::uint64_t sharing = machine.ranks_per_gpu > 0 ? static_cast<std::uint64_t>(machine.ranks_per_gpu)
-                                : gpus > 0                ? (local + gpus - 1) / gpus
-                                                          : 0;
+  const std::uint64_t sharing = machine.sharing(world);
   check(sharing > 1 ? cat("the memory of a GPU, shared by ", sharing, " ranks,") : "the memory of a GPU", "there is",
-        sharing * (on_device + beside_the_books), machine.gpu_memory);
+        sharing * (on_device + beside_the_books + beside_the_books_for_nccl(world, machine)), machine.gpu_memory);
   check(local > 1 ? cat("the memory of this machine, shared by ", local, " ranks,")
                   : "the memory of this machine",
         "there is", local * ((machine.on_gpus ? 0 : on_device) + in_host), machine.memory);

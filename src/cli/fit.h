@@ -30,6 +30,8 @@ struct Machine {
   std::uint64_t gpu_memory = 0;
   /// Ranks on this rank's GPU, whose memory gpu_memory then is; 0: as `gpus` and the ranks of a machine make it.
   int ranks_per_gpu = 0;
+  /// Ranks of `world` on one of these GPUs; 0: unknown.
+  std::uint64_t sharing(const World& world) const;
 };
 /// This machine, now, as a run of `config` would use it. Scratch files that earlier runs left count as free.
 Machine this_machine(const config::Config& config);
@@ -47,12 +49,15 @@ struct Shortfall {
   std::string text() const;
 };
 
-/// What CUDA, cuDNN and NCCL take of a GPU for themselves, for each rank on it: most of it contexts, more than is
-/// usual.
+/// What CUDA and cuDNN take of a GPU for themselves, for each rank on it: most of it contexts, more than is usual.
 inline constexpr std::uint64_t beside_the_books = std::uint64_t{1} << 30;
 
+/// What NCCL takes of a GPU for itself (comm/gpu_memory.h): 0 on CPUs, for one rank, and where ranks share GPUs, which they do
+/// without NCCL.
+std::uint64_t beside_the_books_for_nccl(const World& world, const Machine& machine);
+
 /// Where the most loaded rank, or the machine or GPU that it shares with others, has too little. On CPUs the
-/// device and the host tier are both the machine's memory; on GPUs beside_the_books counts.
+/// device and the host tier are both the machine's memory; on GPUs what is beside the books counts.
 std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Estimate& estimate,
                                   const World& world, const Machine& machine);
 

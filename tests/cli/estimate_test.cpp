@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cli/fit.h"
+#include "comm/gpu_memory.h"
 #include "cli/train_fixture.h"
 
 namespace sherd::cli {
@@ -116,11 +117,13 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
   ASSERT_GT(in_host, 0u);
   Machine machine = machine_with(4 * in_host);
   EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 1u) << "on CPUs both tiers share the memory";
-  machine.on_gpus = true, machine.gpus = 4, machine.gpu_memory = on_device + beside_the_books;
+  machine.on_gpus = true, machine.gpus = 4;
+  machine.gpu_memory = on_device + beside_the_books + comm::nccl_memory(4, 4, comm::nccl_channels());
   EXPECT_TRUE(shortfalls(plain({}), estimate, world, machine).empty());
   --machine.gpu_memory;
   EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 1u);
-  ++machine.gpu_memory;
+  // Ranks that share GPUs do without NCCL.
+  machine.gpu_memory = on_device + beside_the_books;
   machine.gpus = 2;
   auto missing = shortfalls(plain({}), estimate, world, machine);
   ASSERT_EQ(missing.size(), 1u);
@@ -130,6 +133,7 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
   EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 2u);
   // One visible GPU is this rank's own where a launcher shows each rank another.
   machine.memory = 4 * in_host, machine.gpus = 1, machine.ranks_per_gpu = 1;
+  machine.gpu_memory += beside_the_books_for_nccl(world, machine);
   EXPECT_TRUE(shortfalls(plain({}), estimate, world, machine).empty());
   machine.ranks_per_gpu = 4;
   missing = shortfalls(plain({}), estimate, world, machine);
@@ -259,6 +263,12 @@ TEST_F(EstimateProgram, PlansForGpusThatAreNotHere) {
   EXPECT_THAT(table.out, HasSubstr("1 rank on 1 machine with GPUs"));
   EXPECT_THAT(table.out, HasSubstr("no GPU here: each must hold the device tier"));
   EXPECT_THAT(table.out, HasSubstr("It fits this machine"));
+  EXPECT_THAT(table.out, HasSubstr("beside it, CUDA"));
+  EXPECT_THAT(table.out, Not(HasSubstr("beside it, NCCL"))) << "one rank has no peers";
+  EXPECT_THAT(sherd(estimate({"--gpus", "2", "--set", "device.type=cuda"})).out, HasSubstr("beside it, NCCL"));
+  as_json.insert(as_json.end(), {"--gpus", "2"});
+  EXPECT_EQ(number(sherd(estimate(as_json)).out, {"beside_the_books", "nccl"}),
+            comm::nccl_memory(2, 2, comm::nccl_channels()));
 }
 
 TEST_F(EstimateProgram, EveryRankOfALauncherRefuses) {

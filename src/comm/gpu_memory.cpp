@@ -1,0 +1,35 @@
+#include "comm/gpu_memory.h"
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+namespace sherd::comm {
+
+std::uint64_t nccl_memory(int ranks, int ranks_of_machine, int channels) {
+  constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+  if (ranks <= 1) return 0;
+  const auto width = static_cast<std::uint64_t>(channels);
+  std::uint64_t bytes = 64 * mib;
+  if (ranks_of_machine > 1) bytes += static_cast<std::uint64_t>(ranks_of_machine) * width * 12 * mib;
+  if (ranks > ranks_of_machine) bytes += 2 * width * 10 * mib + 128 * mib;
+  return bytes;
+}
+
+int nccl_channels() {
+  constexpr int most = 32;
+  int out = most;
+  for (const char* name : {"NCCL_MAX_P2P_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"}) {
+    const char* text = std::getenv(name);
+    int value = 0;
+    if (!text) continue;
+    const std::string_view all = text;
+    if (std::from_chars(all.data(), all.data() + all.size(), value).ec == std::errc() && value > 0)
+      out = std::min(out, value);
+  }
+  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(out)));  // NCCL rounds up too
+}
+
+}  // namespace sherd::comm

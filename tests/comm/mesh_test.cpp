@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -21,7 +22,8 @@ constexpr int tag = 3;
 
 /// Ranks 0 and 1 in this process.
 struct Pair {
-  explicit Pair(std::vector<Identity> identities = {own_identity(), own_identity()}) {
+  explicit Pair(std::vector<Identity> identities = {own_identity(), own_identity()},
+                std::size_t most_kept = Mesh::most_kept) {
     int ends[2];
     require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0, system_reason());
     for (int rank = 0; rank < 2; ++rank) {
@@ -29,7 +31,7 @@ struct Pair {
       meeting.links.resize(2);
       meeting.links[static_cast<std::size_t>(1 - rank)] = Descriptor(ends[rank]);
       meeting.identities = identities;
-      ranks[rank] = std::make_shared<Mesh>(rank, std::move(meeting));
+      ranks[rank] = std::make_shared<Mesh>(rank, std::move(meeting), most_kept);
     }
   }
   ~Pair() {  // each hears the other out
@@ -56,6 +58,35 @@ TEST(Mesh, WhatIsGivenUpIsSentFromACopy) {
   const Mesh::Ticket received = pair.ranks[1]->receive(0, group, tag, got.data(), got.size());
   ASSERT_TRUE(comes_true([&] { return pair.ranks[1]->done(received); }));
   EXPECT_EQ(got, std::vector<std::byte>(got.size(), std::byte{5}));
+}
+
+/// A sender whose messages nobody asks for waits when a bound is reached; all arrive in the end, in order.
+TEST(Mesh, KeepsWhatNobodyAskedForUpToABound) {
+  constexpr std::size_t bound = 8 << 20, size = 1 << 20;
+  constexpr int count = 64;
+  const Pair pair({own_identity(), own_identity()}, bound);
+  std::vector<std::vector<std::byte>> messages;
+  std::vector<Mesh::Ticket> sent;
+  for (int k = 0; k < count; ++k) {
+    messages.emplace_back(size, std::byte(k));
+    sent.push_back(pair.ranks[0]->send(1, group, tag, messages.back().data(), size));
+  }
+  const auto left = [&] {
+    return std::count_if(sent.begin(), sent.end(), [&](const auto& one) { return pair.ranks[0]->done(one); });
+  };
+  ASSERT_TRUE(comes_true([&] { return pair.ranks[1]->kept(0) >= bound; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const std::size_t kept = pair.ranks[1]->kept(0);
+  EXPECT_LT(kept, bound + (17 << 20)) << "with what is read at a time";
+  EXPECT_LT(left(), count);
+  for (int k = 0; k < count; ++k) {
+    std::vector<std::byte> got(size);
+    const Mesh::Ticket received = pair.ranks[1]->receive(0, group, tag, got.data(), size);
+    ASSERT_TRUE(comes_true([&] { return pair.ranks[1]->done(received); })) << k;
+    ASSERT_EQ(got, messages[static_cast<std::size_t>(k)]) << k;
+  }
+  EXPECT_TRUE(comes_true([&] { return left() == count; }));
+  EXPECT_EQ(pair.ranks[1]->kept(0), 0u);
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && \

@@ -66,6 +66,18 @@ inline LaunchEnvironment launch_of(int rank, int size, int port) {
   return out;
 }
 
+inline Descriptor knock(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET, address.sin_port = htons(static_cast<std::uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  Descriptor out;
+  const Deadline deadline = Deadline::after_seconds(20);
+  while (!(out = connect_to(reinterpret_cast<sockaddr*>(&address), sizeof address, deadline)) && !deadline.passed())
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_TRUE(out);
+  return out;
+}
+
 /// Runs body on every rank's thread; the first error is rethrown.
 inline void on_tcp_ranks(int ranks, const CommOptions& options, const std::function<void(Communicator&)>& body) {
   const int port = free_port();

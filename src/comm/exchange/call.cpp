@@ -220,6 +220,15 @@ std::string count_mismatch(const std::vector<std::int64_t>& in, const std::vecto
   return "";
 }
 
+std::string count_mismatch(const std::vector<std::int64_t>& rows, int size) {
+  std::vector<std::int64_t> in, out;
+  for (auto row = rows.begin(); row != rows.end(); row += 2 * size) {
+    in.insert(in.end(), row, row + size);
+    out.insert(out.end(), row + size, row + 2 * size);
+  }
+  return count_mismatch(in, out, size);
+}
+
 std::string list_ranks(const std::vector<int>& ranks) {
   std::string out;
   for (const int r : ranks) out += cat(out.empty() ? "" : ", ", r);

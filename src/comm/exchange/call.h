@@ -59,7 +59,8 @@ struct Call {
   std::uint64_t index = 0;  ///< position among the transfers of this pair and direction
   std::size_t moved = 0;    ///< bytes through the staging ring
   int phase = 0;
-  std::vector<int> requests;            ///< message path: open messages
+  std::vector<int> sends, receives;     ///< message path: open messages
+  std::byte go{};                       ///< message path: the receiver's word that the payload may come
   std::shared_ptr<Signature> envelope;  ///< message path: the sender's call
   std::optional<Deadline> deadline;
 };
@@ -117,6 +118,9 @@ std::string mismatch(const std::vector<Signature>& calls, const std::vector<int>
 /// empty.
 std::string count_mismatch(const std::vector<std::int64_t>& in, const std::vector<std::int64_t>& out,
                            int size);
+
+/// The same from every rank's in and then out counts, in rank order, as ranks tell each other.
+std::string count_mismatch(const std::vector<std::int64_t>& rows, int size);
 
 /// "0, 2, 3"
 std::string list_ranks(const std::vector<int>& ranks);

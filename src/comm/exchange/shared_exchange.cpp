@@ -24,7 +24,7 @@ void SharedExchange::run(Call& call) {
   memory_->enter();
   try {
     worker_->begin(call, bytes_moved(call));
-    run_rounds(call);
+    dispatch(call);
     worker_->end(call);
   } catch (...) {
     worker_->abandon();
@@ -35,27 +35,6 @@ void SharedExchange::run(Call& call) {
     throw;
   }
   memory_->leave();
-}
-
-void SharedExchange::run_rounds(Call& call) {
-  switch (call.kind) {
-    case Collective::barrier:
-      return open_round(call, {});
-    case Collective::all_gather:
-      return all_gather(call);
-    case Collective::reduce_scatter:
-      return reduce_scatter(call);
-    case Collective::all_reduce:
-      return all_reduce(call);
-    case Collective::broadcast:
-      return broadcast(call);
-    case Collective::all_to_all:
-      return all_to_all(call);
-    case Collective::agree:
-      return agree(call);
-    default:
-      sherd::fail(ErrorKind::usage, name_of(call.kind), " is not a collective");
-  }
 }
 
 void SharedExchange::open_round(const Call& call, const std::vector<Source>& sources) {

@@ -3,8 +3,8 @@
 #include <memory>
 #include <vector>
 
-#include "comm/exchange/backend.h"
 #include "comm/exchange/board.h"
+#include "comm/exchange/collective_backend.h"
 #include "comm/exchange/worker.h"
 
 namespace sherd::comm {
@@ -37,7 +37,7 @@ class Memory {
 ///   travels in notices then.
 /// - Memory that peers cannot see goes through the stage in chunks, halves in turn, with the same argument.
 /// - Every rank sums its own part, reading sources in rank order, so results do not depend on any of this.
-class SharedExchange : public Backend {
+class SharedExchange : public CollectiveBackend {
  public:
   SharedExchange(std::shared_ptr<Board> board, std::shared_ptr<Memory> memory, int threads);
   ~SharedExchange() override;
@@ -81,7 +81,6 @@ class SharedExchange : public Backend {
   /// Publishes, meets the others and compares. Afterwards source() and hidden() tell where everybody's pieces
   /// are.
   void open_round(const Call& call, const std::vector<Source>& sources);
-  void run_rounds(Call& call);
   void compare();
   /// Ends a round in which peers read this rank's tensors themselves.
   void close_round(const Call& call) { meet(call); }
@@ -91,12 +90,13 @@ class SharedExchange : public Backend {
   bool hidden(std::size_t piece) const;  ///< at any rank
   bool all_in_notice() const;
 
-  void all_gather(Call& call);
-  void reduce_scatter(Call& call);
-  void all_reduce(Call& call);
-  void broadcast(Call& call);
-  void all_to_all(Call& call);
-  void agree(Call& call);
+  void barrier(Call& call) override { open_round(call, {}); }
+  void all_gather(Call& call) override;
+  void reduce_scatter(Call& call) override;
+  void all_reduce(Call& call) override;
+  void broadcast(Call& call) override;
+  void all_to_all(Call& call) override;
+  void agree(Call& call) override;
 
   void staged_gather(const Call& call, const std::vector<std::size_t>& pieces);
   void staged_reduce_scatter(const Call& call, const std::vector<std::size_t>& pieces);

@@ -205,17 +205,11 @@ void NcclRoute::broadcast(Call& call, std::uint64_t number) {
 
 /// Counts may differ between ranks, but not between the two ends of a block.
 void NcclRoute::compare_counts(const Call& call) {
-  const auto n = static_cast<std::size_t>(size());
   Call counts;
   counts.kind = Collective::agree, counts.label = call.label, counts.words = call.in_counts;
   counts.words.insert(counts.words.end(), call.out_counts.begin(), call.out_counts.end());
   host().run(counts);
-  std::vector<std::int64_t> in, out;
-  for (auto row = counts.words.begin(); row != counts.words.end(); row += static_cast<std::ptrdiff_t>(2 * n)) {
-    in.insert(in.end(), row, row + static_cast<std::ptrdiff_t>(n));
-    out.insert(out.end(), row + static_cast<std::ptrdiff_t>(n), row + static_cast<std::ptrdiff_t>(2 * n));
-  }
-  const std::string wrong = count_mismatch(in, out, size());
+  const std::string wrong = count_mismatch(counts.words, size());
   if (wrong.empty()) return;
   host().fail(cat(host().name(), ": ", describe(call), ": ", wrong));
   throw Error(ErrorKind::comm, host().failure());

@@ -24,6 +24,8 @@ struct Header {
 };
 
 constexpr std::size_t scratch_bytes = 64 << 10;
+/// A message that is kept takes this much more than its bytes, about.
+constexpr std::size_t cost_of_keeping = 128;
 
 }  // namespace
 
@@ -49,6 +51,7 @@ struct Mesh::Link {
   Descriptor socket;
   std::atomic<bool> closed{true};    ///< nothing more arrives
   std::atomic<bool> pending{false};  ///< `out` is not empty
+  std::atomic<std::size_t> kept{0};  ///< bytes in arrived_ from there, with what keeping them takes
   bool shut = false;                 ///< of the mesh's thread: nothing more is sent
   std::mutex writing;
   std::deque<Outgoing> out;  // guarded by writing
@@ -64,8 +67,8 @@ struct Mesh::Link {
   std::array<std::byte, scratch_bytes> scratch;
 };
 
-Mesh::Mesh(int rank, Meeting meeting)
-    : rank_(rank), identities_(std::move(meeting.identities)), bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+Mesh::Mesh(int rank, Meeting meeting, std::size_t most)
+    : rank_(rank), most_kept_(most), identities_(std::move(meeting.identities)), bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   require(static_cast<bool>(bell_), "the system gives out no more file descriptors: ", system_reason());
   for (Descriptor& socket : meeting.links) {
     links_.push_back(std::make_unique<Link>());
@@ -185,17 +188,36 @@ Mesh::Ticket Mesh::receive(int from, std::uint64_t group, int tag, void* data, s
   Arrived message;
   {
     std::lock_guard lock(mutex_);
-    const auto found = arrived_.find(ticket->key);
-    if (found == arrived_.end()) {
+    if (!take_kept(ticket->key, message)) {
       asked_[ticket->key].push_back(ticket);
       return ticket;
     }
-    message = std::move(found->second.front());
-    found->second.pop_front();
-    if (found->second.empty()) arrived_.erase(found);
   }
   finish(*ticket, message);
   return ticket;
+}
+
+/// The caller holds mutex_.
+void Mesh::keep(int rank, const Key& key, Arrived message) {
+  link(rank).kept += message.bytes + cost_of_keeping;
+  arrived_[key].push_back(std::move(message));
+}
+
+/// The oldest of them, if there is one. The caller holds mutex_.
+bool Mesh::take_kept(const Key& key, Arrived& message) {
+  const auto found = arrived_.find(key);
+  if (found == arrived_.end()) return false;
+  message = std::move(found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) arrived_.erase(found);
+  const std::size_t bytes = message.bytes + cost_of_keeping;
+  const std::size_t before = link(std::get<1>(key)).kept.fetch_sub(bytes);
+  if (before >= most_kept_ && before - bytes < most_kept_) wake();  // it reads on
+  return true;
+}
+
+std::size_t Mesh::kept(int rank) const {
+  return link(rank).kept;
 }
 
 void Mesh::finish(Transfer& receive, const Arrived& message) {
@@ -209,11 +231,7 @@ bool Mesh::take(int from, std::uint64_t group, int tag, std::vector<std::byte>& 
   Arrived oldest;
   {
     std::lock_guard lock(mutex_);
-    const auto found = arrived_.find({group, from, tag});
-    if (found == arrived_.end()) return false;
-    oldest = std::move(found->second.front());
-    found->second.pop_front();
-    if (found->second.empty()) arrived_.erase(found);
+    if (!take_kept({group, from, tag}, oldest)) return false;
   }
   message.assign(oldest.data.get(), oldest.data.get() + oldest.bytes);
   return true;
@@ -274,7 +292,10 @@ void Mesh::serve() {
       Link& way = link(r);
       if (way.closed) continue;
       if (told && !way.pending && !std::exchange(way.shut, true)) shutdown(way.socket.get(), SHUT_WR);
-      open.push_back({way.socket.get(), static_cast<short>(way.pending ? POLLIN | POLLOUT : POLLIN), 0});
+      // Who leaves keeps nothing any more, and hears the others out.
+      const bool full = !told && way.kept >= most_kept_;
+      open.push_back(
+          {way.socket.get(), static_cast<short>((full ? 0 : POLLIN) | (way.pending ? POLLOUT : 0)), 0});
       ranks.push_back(r);
     }
     if (told && open.size() == 1) return;
@@ -336,6 +357,7 @@ void Mesh::open_message(int rank, Link& way) {
       return;
     }
   }
+  if (leaving_) return;  // thrown away
   way.message = {std::make_unique_for_overwrite<std::byte[]>(std::max<std::size_t>(bytes, 1)), bytes};
 }
 
@@ -355,7 +377,7 @@ void Mesh::close_message(int rank, Link& way) {
     std::lock_guard lock(mutex_);
     const auto found = asked_.find(key);
     if (found == asked_.end()) {
-      arrived_[key].push_back(std::move(way.message));
+      keep(rank, key, std::move(way.message));
     } else {
       asked = std::move(found->second.front());
       found->second.pop_front();

@@ -21,13 +21,20 @@ namespace sherd::comm {
 /// Messages between the processes of a launch, over a TCP connection between every two, and a thread that
 /// takes in what arrives. Messages match receives by group, sender and tag, in the order in which they were
 /// sent. Thread-safe.
+///
+/// Messages that nobody has asked for yet are kept, up to a bound per sender: beyond it nothing is read from that connection
+/// until some of them are taken, so that the sender waits. Whoever sends large messages must know that they will be asked for
+/// without anything that comes after them on the same connection (messages/message_exchange.h).
 class Mesh {
  public:
   /// A message under way.
   struct Transfer;
   using Ticket = std::shared_ptr<Transfer>;
 
-  Mesh(int rank, Meeting meeting);
+  static constexpr std::size_t most_kept = std::size_t{256} << 20;
+
+  /// `most`: the bound, in bytes.
+  Mesh(int rank, Meeting meeting, std::size_t most = most_kept);
   /// Sends what is under way, tells the others that nothing more comes, and hears them out until they end
   /// too, all of it for three seconds at most.
   ~Mesh();
@@ -62,6 +69,9 @@ class Mesh {
   /// here.
   bool gone(int rank) const;
 
+  /// Bytes that messages of that rank take here which nobody has asked for.
+  std::size_t kept(int rank) const;
+
  private:
   using Key = std::tuple<std::uint64_t, int, int>;  // group, from, tag
   struct Link;
@@ -80,8 +90,11 @@ class Mesh {
   void open_message(int rank, Link& link);
   void close_message(int rank, Link& link);
   void finish(Transfer& receive, const Arrived& message);
+  void keep(int rank, const Key& key, Arrived message);
+  bool take_kept(const Key& key, Arrived& message);
 
   int rank_;
+  std::size_t most_kept_;
   std::vector<Identity> identities_;
   std::vector<std::unique_ptr<Link>> links_;  ///< by rank; this rank's own is closed
   Descriptor bell_;                           ///< wakes the thread

@@ -1,6 +1,5 @@
 #include "comm/tcp/rendezvous.h"
 
-#include <netdb.h>
 #include <poll.h>
 
 #include <algorithm>
@@ -9,40 +8,16 @@
 #include <optional>
 #include <set>
 #include <thread>
-#include <type_traits>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/exchange/call.h"
+#include "comm/tcp/greeting.h"
 
 namespace sherd::comm {
 namespace {
 
-/// Who comes, and where others reach it. Plain bytes, sent as they are.
-struct Hello {
-  std::uint64_t magic = 0;
-  std::int32_t rank = 0, world_size = 0, port = 0;
-  char run[84] = {};
-  Identity identity;
-  sockaddr_storage address{};  ///< filled in by rank 0, which sees it
-};
-static_assert(std::is_trivially_copyable_v<Hello>);
-
-/// "sherd", and what programs that understand each other have in common.
-constexpr std::uint64_t magic = 0x6472656873ULL << 16 | sizeof(Hello);
-
-enum class Status : std::uint32_t { welcome, other_run, refused, all_here };
-
-/// To whoever said a Hello: welcome, then all_here or refused. After `refused` come `bytes` of text, after
-/// `all_here` everybody's Hello.
-struct Answer {
-  std::uint64_t magic = comm::magic;
-  Status status = Status::welcome;
-  std::uint32_t bytes = 0;
-};
-
-/// Strangers, and ranks that wait, are given this long to take or to say what is due.
-constexpr double moment = 5;
+constexpr const char* early = " ended before all ranks had met; see its own output";
 
 std::size_t at(int rank) {
   return static_cast<std::size_t>(rank);
@@ -85,6 +60,10 @@ class Meeter {
   void await_all();
   void go_to_peer(int rank);
   void tell_once(const std::string& what);
+  void hear_verdict();
+  void hear_reports();
+  void tell_all(const std::string& text);
+  void ask_verdict(const std::string& text);
   /// Throws, after telling everybody here.
   [[noreturn]] void end(const std::string& reason);
   std::string master() const { return cat(launch_.master_address, ":", launch_.master_port); }
@@ -93,6 +72,7 @@ class Meeter {
   const Patience& patience_;
   Deadline deadline_, notice_;
   bool noticed_ = false;
+  bool told_ = false;  ///< by rank 0 who all are, and it waits for this rank to have connected to them
   Descriptor listener_;
   std::vector<Descriptor> links_;
   std::vector<Hello> hellos_;
@@ -101,24 +81,27 @@ class Meeter {
   sockaddr_storage master_address_{};                  ///< as this rank reached it
 };
 
-bool answer(const Descriptor& socket, Status status, const void* data = nullptr, std::size_t bytes = 0) {
-  Answer head;
-  head.status = status, head.bytes = static_cast<std::uint32_t>(bytes);
-  const Deadline deadline = Deadline::after_seconds(moment);
-  return send_all(socket, &head, sizeof head, deadline) && send_all(socket, data, bytes, deadline);
-}
-
-std::string text_after(const Descriptor& socket, const Answer& head) {
-  std::string text(std::min<std::size_t>(head.bytes, 4000), ' ');
-  return receive_all(socket, text.data(), text.size(), Deadline::after_seconds(moment)) ? text : "";
-}
-
 void Meeter::end(const std::string& reason) {
   const std::string text = cat(patience_.what, ": ", reason);
   if (launch_.rank == 0)
-    for (const Descriptor& link : links_)
-      if (link) answer(link, Status::refused, text.data(), text.size());
+    tell_all(text);
+  else if (told_)
+    ask_verdict(text);
   throw Error(ErrorKind::comm, text);
+}
+
+void Meeter::tell_all(const std::string& text) {
+  for (const Descriptor& link : links_)
+    if (link) answer(link, Status::refused, text.data(), text.size());
+}
+
+/// Tells rank 0 of this rank's trouble, and throws what that makes of it: whom this rank misses may have left because of
+/// another, which rank 0 hears of first. Returns where rank 0 says nothing.
+void Meeter::ask_verdict(const std::string& text) {
+  Answer head;
+  answer(links_[0], Status::refused, text.data(), text.size());
+  if (receive_all(links_[0], &head, sizeof head, Deadline::after_seconds(2 * moment)) && head.status == Status::refused)
+    throw Error(ErrorKind::comm, text_after(links_[0], head));
 }
 
 void Meeter::tell_once(const std::string& what) {
@@ -127,46 +110,12 @@ void Meeter::tell_once(const std::string& what) {
   log_info("rank ", launch_.rank, " of ", launch_.world_size, " still waits: ", what);
 }
 
-/// The addresses that a host has for connections to `port`. None, with the reason, where the system knows
-/// none.
-std::vector<sockaddr_storage> addresses_of(const std::string& host, int port, int flags, std::string& why) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM, hints.ai_flags = flags;
-  const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (status != 0) why = gai_strerror(status);
-  std::vector<sockaddr_storage> out;
-  for (const addrinfo* each = found; each; each = each->ai_next)
-    std::memcpy(&out.emplace_back(), each->ai_addr,
-                std::min<std::size_t>(each->ai_addrlen, sizeof out.back()));
-  if (found) freeaddrinfo(found);
-  return out;
-}
-
-/// Where a master's address means this machine to everybody, so that all ranks are here: its addresses; else
-/// none. A machine's name does not say that: it may stand for a loopback address on that machine only.
-std::vector<sockaddr_storage> inside_addresses(const std::string& host) {
-  std::string why;
-  std::vector<sockaddr_storage> out = addresses_of(host, 0, host == "localhost" ? 0 : AI_NUMERICHOST, why);
-  std::erase_if(out, [](const sockaddr_storage& address) { return !is_loopback(address); });
-  return out;
-}
-
-/// On the port of the first of `addresses` that the machine has, or of all where there are none.
-Descriptor listen_at(const std::vector<sockaddr_storage>& addresses, int port) {
-  if (addresses.empty()) return listen_on(port);
-  Descriptor out;
-  for (const sockaddr_storage& address : addresses)
-    if ((out = listen_on(with_port(address, port))) || errno == EADDRINUSE) break;
-  return out;
-}
-
 void Meeter::listen() {
   const bool master = launch_.rank == 0;
-  const auto inside = inside_addresses(launch_.master_address);
   // What an earlier run left behind may need a moment to end.
   const Deadline patience = Deadline::after_seconds(std::min(moment, patience_.seconds));
-  while (!(listener_ = listen_at(inside, master ? launch_.master_port : 0)) && errno == EADDRINUSE &&
-         !patience.passed())
+  while (!(listener_ = listen_for(launch_.master_address, master ? launch_.master_port : 0)) &&
+         errno == EADDRINUSE && !patience.passed())
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   if (listener_) return;
   if (master)
@@ -274,22 +223,62 @@ void Meeter::welcome(Knocking& one, int first) {
 }
 
 void Meeter::watch_links() {
-  for (int r = 0; r < launch_.world_size; ++r) {
-    if (!links_[at(r)]) continue;
-    pollfd one{links_[at(r)].get(), POLLRDHUP, 0};
-    if (poll(&one, 1, 0) > 0 && (one.revents & (POLLRDHUP | POLLHUP | POLLERR)))
-      end(cat("rank ", r, " ended before all ranks had met; see its own output"));
-  }
+  // What rank 0 has to say comes before its connection ends, or others' do because of it.
+  pollfd master{told_ ? links_[0].get() : -1, POLLIN, 0};
+  if (poll(&master, 1, 0) > 0) hear_verdict();
+  for (int r = 0; r < launch_.world_size; ++r)
+    if (links_[at(r)] && ended(links_[at(r)])) end(cat("rank ", r, early));
 }
 
 void Meeter::gather_at_master() {
   admit(1);
   for (int r = 1; r < launch_.world_size; ++r)
     if (!answer(links_[at(r)], Status::all_here, hellos_.data(), hellos_.size() * sizeof(Hello)))
-      end(cat("rank ", r, " ended before all ranks had met; see its own output"));
+      end(cat("rank ", r, early));
+}
+
+/// Until every rank has connected to all others. One that ends meanwhile, or tells of trouble, ends the meeting for all,
+/// and is named: those who leave because of it tell rank 0 first.
+void Meeter::hear_reports() {
+  deadline_ = Deadline::after_seconds(patience_.seconds + 3 * moment);  // later than the others', who know more
+  std::set<int> missing;
+  for (int r = 1; r < launch_.world_size; ++r) missing.insert(r);
+  while (!missing.empty()) {
+    if (deadline_.passed())
+      end(cat(name_ranks({missing.begin(), missing.end()}), " did not connect to all others within ", patience_.seconds,
+              " s; see their own output, and whether the machines let each other in on all ports"));
+    std::vector<pollfd> open;
+    for (const int r : missing) open.push_back({links_[at(r)].get(), POLLIN, 0});
+    poll(open.data(), open.size(), 100);
+    std::string trouble;
+    for (const int r : std::vector<int>(missing.begin(), missing.end())) {
+      pollfd one{links_[at(r)].get(), POLLIN, 0};
+      if (poll(&one, 1, 0) <= 0) continue;
+      Answer head;
+      if (!receive_all(links_[at(r)], &head, sizeof head, Deadline::after_seconds(moment))) end(cat("rank ", r, early));
+      if (head.status == Status::refused && trouble.empty()) trouble = text_after(links_[at(r)], head);
+      missing.erase(r);
+    }
+    if (trouble.empty()) continue;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    for (const int r : missing)
+      if (ended(links_[at(r)])) end(cat("rank ", r, early));  // which may be what the other is troubled by
+    tell_all(trouble);
+    throw Error(ErrorKind::comm, trouble);
+  }
+  for (int r = 1; r < launch_.world_size; ++r) answer(links_[at(r)], Status::connected);
 }
 
 // ---- going to others ----
+
+/// Rank 0's word that all have connected, or why not all could.
+void Meeter::hear_verdict() {
+  Answer head;
+  const Deadline last = Deadline::after_seconds(patience_.seconds + 4 * moment);
+  if (!receive_all(links_[0], &head, sizeof head, last))
+    throw Error(ErrorKind::comm, cat(patience_.what, ": rank 0", early));
+  if (head.status == Status::refused) throw Error(ErrorKind::comm, text_after(links_[0], head));
+}
 
 /// Says hello; false, with the reason, when whoever listens there is not this run's rank 0.
 bool Meeter::ask_master(Descriptor& socket, std::string& why) {
@@ -347,12 +336,13 @@ void Meeter::await_all() {
     if (deadline_.passed())
       end(cat("not all ranks came to rank 0 at ", master(), " within ", patience_.seconds,
               " s; see its own output"));
-    end("rank 0 ended before all ranks had met; see its own output");
+    end(cat("rank 0", early));
   }
   if (head.status == Status::refused) throw Error(ErrorKind::comm, text_after(links_[0], head));
   if (head.status != Status::all_here || head.bytes != hellos_.size() * sizeof(Hello) ||
       !receive_all(links_[0], hellos_.data(), head.bytes, deadline_))
-    end("rank 0 ended before all ranks had met; see its own output");
+    end(cat("rank 0", early));
+  told_ = true;
 }
 
 void Meeter::go_to_peer(int rank) {
@@ -369,7 +359,7 @@ void Meeter::go_to_peer(int rank) {
   const Hello mine = own_hello();
   Answer head;
   if (!send_all(socket, &mine, sizeof mine, deadline_) || !receive_all(socket, &head, sizeof head, deadline_))
-    end(cat("rank ", rank, " ended before all ranks had met; see its own output"));
+    end(cat("rank ", rank, early));
   if (head.magic == magic && head.status == Status::refused)
     throw Error(ErrorKind::comm, text_after(socket, head));
   if (head.magic != magic || head.status != Status::welcome)
@@ -382,11 +372,14 @@ Meeting Meeter::run() {
   if (launch_.rank == 0) {
     hellos_[0] = own_hello();
     gather_at_master();
+    hear_reports();
   } else {
     go_to_master();
     await_all();
     for (int r = 1; r < launch_.rank; ++r) go_to_peer(r);
     admit(launch_.rank + 1);
+    answer(links_[0], Status::connected);
+    hear_verdict();
   }
   Meeting out;
   out.links = std::move(links_);

@@ -282,6 +282,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t) {
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const Lock lock(LazyQueue::mutex());
   ++library().counts.destroyed;
+  library().counts.early += comm->member->group->executed < comm->member->batches.size();
   delete comm;
   return ncclSuccess;
 }

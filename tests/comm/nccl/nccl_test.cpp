@@ -1,8 +1,12 @@
 // NCCL's communicator and route (src/comm/nccl) on lazy GPUs over a library that stands for NCCL
 // (fake_nccl.cpp): the conformance suite, the order of streams, and what becomes of ranks that fail, hang or
 // call different things.
+#include <nccl.h>
+
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <mutex>
 #include <thread>
 
 #include "comm/cuda/reduce.h"
@@ -108,7 +112,22 @@ TEST(Nccl, LeavesInOrderAfterCallsThatTheGpuIsStillInTheMiddleOf) {
   const auto counts = fake_nccl::take_counts();
   EXPECT_EQ(counts.made, 6);
   EXPECT_EQ(counts.destroyed, 6);
+  EXPECT_EQ(counts.early, 0);
   EXPECT_EQ(counts.aborted, 0);
+}
+
+/// NCCL would wait for a peer that does not come any more.
+TEST(Nccl, LeavesAFailedGroupWithoutItsPeers) {
+  on_ranks(2, 60, [](Rank& rank) {
+    const Tensor x = rank.on_gpu(1000, DType::f32);
+    rank.produce<float>(x);
+    rank.comm.all_reduce(x);
+    rank.gpu->synchronize();
+    rank.comm.barrier();
+    if (rank.comm.rank() == 1) return rank.comm.abort("a bad token");
+    EXPECT_THAT(error_of(ErrorKind::comm, [&] { rank.comm.barrier(); }), HasSubstr("a bad token"));
+  });
+  EXPECT_EQ(fake_nccl::take_counts().aborted, 2);
 }
 
 /// A call that the host takes part in meets the other ranks there: not beside what the group's thread does.
@@ -151,6 +170,137 @@ TEST(Nccl, AnErrorOfTheLibraryEndsTheGroup) {
   EXPECT_EQ(counts.aborted, 2);
   EXPECT_EQ(counts.destroyed, 0);
 }
+
+/// What befalls a call after it was queued: its watcher sees it, and whoever waits for the GPU is told.
+TEST(Nccl, AnErrorOfAQueuedCallReachesWhoWaitsForTheGpu) {
+  on_ranks(1, 60, [](Rank& rank) {
+    const Tensor x = rank.on_gpu(1000, DType::f32);
+    rank.produce<float>(x);
+    fake_nccl::break_rank(0);
+    rank.comm.all_reduce(x, ReduceOp::sum, 1, {.label = "loss"});
+    std::string said;
+    for (const auto patience = Deadline::after_seconds(30); said.empty() && !patience.passed();
+         std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
+      try {
+        rank.gpu->check();
+      } catch (const Error& error) {
+        said = error.what();
+      }
+    }
+    EXPECT_THAT(said, AllOf(HasSubstr("\"loss\""), HasSubstr("network error")));
+    EXPECT_EQ(error_of(ErrorKind::comm, [&] { rank.gpu->synchronize(); }), said);
+    EXPECT_EQ(error_of(ErrorKind::comm, [&] { rank.comm.barrier(); }), said);
+  });
+  fake_nccl::break_rank(-1);
+}
+
+/// The only rank of a group, whose GPU never comes to the end of a call.
+struct Stuck : device::StreamQueue {
+  struct Event : device::StreamEvent {
+    bool reached() const override { return false; }
+  };
+  std::shared_ptr<const device::StreamEvent> record() override { return std::make_shared<Event>(); }
+  void follow(const device::StreamEvent&) override {}
+  void* native() override { return nullptr; }
+  void call(const device::LibraryCall&) override {}
+  void launch(const device::KernelLaunch&) override {}
+};
+class Alone final : public Backend {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  const std::string& name() const override { return name_; }
+  double timeout_seconds() const override { return 0.3; }
+  void run(Call&) override {}
+  void start(Call&) override {}
+  bool advance(Call&) override { return true; }
+  void await(const std::function<bool()>&, const std::vector<Call*>&) override {}
+  void nudge() noexcept override {}
+  device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
+                           device::Tier tier) override {
+    return device.allocate(bytes, category, tier);
+  }
+  std::unique_ptr<Backend> split(int, int) override { return nullptr; }
+  void look_after_peers() noexcept override { ++looks; }
+  std::vector<int> not_announced(std::uint64_t number) override {
+    return number > announced ? std::vector<int>{0} : std::vector<int>{};
+  }
+  void fail(const std::string& reason) noexcept override {
+    std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = reason;
+  }
+  std::string failure() const override {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  std::uint64_t announced = 0;
+  std::atomic<int> looks{0};
+
+ private:
+  std::string name_ = "alone";
+  mutable std::mutex mutex_;
+  std::string failure_;
+};
+
+class NcclWatch : public ::testing::TestWithParam<bool> {};
+
+TEST_P(NcclWatch, EndsACallOfTheGpuThatDoesNotEnd) {
+  fake_nccl::take_counts();
+  Alone host;
+  host.announced = GetParam() ? 1 : 0;
+  const auto gpu = std::make_shared<sherd::testing::LazyCudaDevice>();
+  {
+    const auto comm = NcclComm::create(host, gpu);
+    Call call;
+    call.kind = Collective::barrier, call.label = "last";
+    call.done = device::Stream(std::make_unique<Stuck>()).mark();
+    comm->watch(call, 1);
+  }  // which waits for the call
+  EXPECT_THAT(host.failure(), HasSubstr(GetParam() ? "did not end within 0.3 s on rank 0"
+                                                   : "rank 0 did not come within 0.3 s"));
+  EXPECT_THAT(host.failure(), HasSubstr("\"last\""));
+  EXPECT_GT(host.looks, 0) << "nobody looked whether a peer had died";
+  EXPECT_EQ(fake_nccl::take_counts().aborted, 1);
+}
+
+TEST_P(NcclWatch, EndsACallWhoseGroupHasFailed) {
+  Alone host;
+  const auto gpu = std::make_shared<sherd::testing::LazyCudaDevice>();
+  const auto comm = NcclComm::create(host, gpu);
+  Call call;
+  call.kind = Collective::barrier;
+  call.ready = call.done = device::Stream(std::make_unique<Stuck>()).mark();  // no deadline runs yet
+  comm->watch(call, 1);
+  fake_nccl::take_counts();
+  host.fail("a bad token");
+  for (const auto patience = Deadline::after_seconds(30); !patience.passed();
+       std::this_thread::sleep_for(std::chrono::milliseconds(5)))
+    if (fake_nccl::Counts seen = fake_nccl::take_counts(); seen.aborted) return;
+  ADD_FAILURE() << "the GPU would hang";
+}
+
+/// While the library sets up what a call needs, its thread waits itself.
+TEST(Nccl, LooksAfterPeersWhileTheLibrarySetsUp) {
+  Alone host;
+  host.announced = 1;
+  const auto gpu = std::make_shared<sherd::testing::LazyCudaDevice>();
+  const auto comm = NcclComm::create(host, gpu);
+  device::Stream stream = gpu->make_stream(true);
+  Call call;
+  call.kind = Collective::barrier;
+  std::byte byte{};
+  fake_nccl::hang(true);
+  const auto said = error_of(ErrorKind::comm, [&] {
+    comm->submit(call, 1, [&](ncclComm_t on) {
+      ncclBroadcast(&byte, &byte, 1, ncclInt8, 0, on, static_cast<cudaStream_t>(stream.native()));
+    });
+  });
+  fake_nccl::hang(false);
+  EXPECT_THAT(said, HasSubstr("did not end within 0.3 s"));
+  EXPECT_GT(host.looks, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(RanksThatCame, NcclWatch, ::testing::Bool());
 
 /// All ranks have come, and yet nothing ends: a GPU or a link is at fault.
 TEST(Nccl, ACallThatHangsIsToldFromARankThatIsMissing) {

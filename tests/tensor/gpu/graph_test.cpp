@@ -116,9 +116,9 @@ class Machine {
   Operands x_;
 };
 
-class GraphsOf : public ::testing::TestWithParam<Variant> {};
+class ChangedStretch : public ::testing::TestWithParam<Variant> {};
 
-TEST_P(GraphsOf, ARepeatedStretchAreNotTakenForThoseOfAnother) {
+TEST_P(ChangedStretch, RunsAsItIs) {
   SHERD_NEEDS_GPU();
   for (const bool fused_gelu : {false, true}) {
     Machine graphs(true, fused_gelu), plain(false, fused_gelu);
@@ -136,7 +136,7 @@ TEST_P(GraphsOf, ARepeatedStretchAreNotTakenForThoseOfAnother) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Changed, GraphsOf,
+    Graphs, ChangedStretch,
     ::testing::
         Values(Variant{"nothing", [](Variant&) {}}, Variant{"a", [](Variant& v) { v.a = 1; }},
                Variant{"b", [](Variant& v) { v.b = 1; }}, Variant{"c", [](Variant& v) { v.c = 1; }},

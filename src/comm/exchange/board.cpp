@@ -1,7 +1,6 @@
 #include "comm/exchange/board.h"
 
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -39,9 +38,6 @@ void spin_pause() noexcept {
 #if defined(__SSE2__)
   _mm_pause();
 #endif
-}
-void yield_thread() noexcept {
-  sched_yield();
 }
 
 /// Offsets inside a segment: header (used in rank 0's only), slot, outgoing channels, their rings, stage.

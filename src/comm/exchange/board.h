@@ -13,6 +13,7 @@
 #include "comm/exchange/announcements.h"
 #include "comm/exchange/call.h"
 #include "comm/exchange/health.h"
+#include "comm/exchange/turns.h"
 
 namespace sherd::comm {
 
@@ -163,11 +164,11 @@ class Board final : public Health {
   BoardSettings settings_;
   std::uint64_t barriers_ = 0;  ///< of this rank
   int spins_, yields_;
+  Turns turns_;
 };
 
 /// Tells the processor that this is a spin loop.
 void spin_pause() noexcept;
-void yield_thread() noexcept;
 
 template <class Done, class Missing>
 void Board::wait(Bell& bell, const Done& done, const Missing& missing, const Call& call,
@@ -178,7 +179,7 @@ void Board::wait(Bell& bell, const Done& done, const Missing& missing, const Cal
   }
   for (int i = 0; i < yields_; ++i) {
     if (done()) return;
-    yield_thread();
+    if (!turns_.yield()) break;
   }
   for (bool slow_checks = false;; slow_checks = true) {
     const std::uint32_t ticket = bell.count.load();

@@ -1,7 +1,6 @@
 #include "comm/messages/port.h"
 
 #include <mpi.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <mutex>
@@ -10,6 +9,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "comm/exchange/turns.h"
 #include "comm/mpi/runtime.h"
 
 namespace sherd::comm {
@@ -120,10 +120,7 @@ class MpiGroup final : public Port {
   // MPI moves messages while it is asked for them: looks that follow each other fast, then more slowly.
   std::uint64_t news() override { return 0; }
   std::uint64_t pause(std::uint64_t, int turn) override {
-    if (turn < 200)
-      sched_yield();
-    else
-      usleep(turn < 2000 ? 20 : 500);
+    if (turn >= 200 || !turns_.yield()) usleep(turn < 2000 ? 20 : 500);
     return 0;
   }
 
@@ -202,6 +199,7 @@ class MpiGroup final : public Port {
   int rank_ = 0;
   std::optional<Neighbours> neighbours_;
   std::mutex mutex_;
+  Turns turns_;
   std::vector<MPI_Request> requests_;  // guarded by mutex_
   std::vector<int> free_;              // guarded by mutex_
 };

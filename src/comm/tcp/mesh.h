@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "comm/exchange/turns.h"
 #include "comm/tcp/rendezvous.h"
 
 namespace sherd::comm {
@@ -103,6 +104,7 @@ class Mesh {
   std::map<Key, std::deque<Arrived>> arrived_;  // guarded by mutex_
   std::atomic<std::uint64_t> news_{0};          ///< changed under news_mutex_
   std::mutex news_mutex_;
+  Turns turns_;
   std::condition_variable told_;
   std::atomic<bool> leaving_{false};
   std::thread thread_;

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <atomic>
+
+namespace sherd::comm {
+
+/// How a thread that waits for others gives them its core between two looks. A yield costs next to nothing
+/// where they give it back soon. Where somebody works meanwhile, it costs all of that turn, and with
+/// schedulers that then count the rest of the thread's own turn as used (as newer Linux) turns to come; a
+/// thread that sleeps is woken at once. Thread-safe.
+class Turns {
+ public:
+  /// Yields and returns true, or returns false: it is better to sleep now. So it says some times after a
+  /// yield that took long.
+  bool yield() noexcept;
+
+ private:
+  std::atomic<int> sleeps_{0};  ///< before the next try
+};
+
+}  // namespace sherd::comm

@@ -41,10 +41,14 @@ struct KernelLaunch {
 
 /// A library's call that queues work.
 struct LibraryCall {
-  const void* what = nullptr;      ///< tells one operation from another
-  std::span<const std::byte> key;  ///< copied when it is queued: all that its work depends on beside `what`, addresses included
-  /// Queues the work on the driver's handle that it is given; that may come later and on another thread. Owns what it
-  /// uses of the host, for memory of the device is used in the stream's order.
+  /// Tells one operation from another, for as long as `run` or a copy of it is kept.
+  const void* what = nullptr;
+  /// All that its work depends on beside `what`, addresses included; copied when it is queued.
+  std::span<const std::byte> key;
+  /// Queues the work on the driver's handle that it is given; that may come later, more than once and on
+  /// another thread. Owns what it and its work use of the host (a library's plan); memory of the device is
+  /// used in the stream's order. Holds no Storage: the queue may be locked as it lets go of this, and freed
+  /// page-locked memory marks the queue.
   std::function<void(void* native)> run;
 };
 

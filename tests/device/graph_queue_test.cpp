@@ -179,9 +179,20 @@ TEST(GraphQueue, whoever_looks_at_the_order_finds_it) {
   }
 }
 
-TEST(GraphQueue, takes_copies_and_lets_go_of_them) {
+TEST(GraphQueue, whoever_ends_it_runs_what_was_put_off) {
+  Driver driver;
+  {
+    GraphQueue queue(std::make_unique<DriverQueue>(driver), std::make_unique<DriverMaker>(driver));
+    Graphs::queue_call(queue, 2, 6);
+    EXPECT_THAT(driver.ran, ElementsAre());
+  }
+  EXPECT_THAT(driver.ran, ElementsAre("c2 6"));
+}
+
+TEST(GraphQueue, takes_copies_and_keeps_those_that_a_graph_runs) {
   Graphs graphs;
   const auto held = std::make_shared<int>(3);
+  int kept = 1;
   for (int time = 0; time < 3; ++time) {
     int value = 41;
     double other = 2;
@@ -190,13 +201,42 @@ TEST(GraphQueue, takes_copies_and_lets_go_of_them) {
     graphs.queue.launch({entries, {1, 1, 1}, {1, 1, 1}, 0, arguments, sizes});
     value = 0;
     for (int key = 0; key < 4; ++key) graphs.queue.call({entries, bytes_of(key), [held](void*) {}});
-    EXPECT_EQ(held.use_count(), 5);
+    EXPECT_EQ(held.use_count(), kept + 4);
     graphs.queue.end_stretch();
     EXPECT_EQ(graphs.driver.ran.back(), "k0 41 2.000000");
-    EXPECT_EQ(held.use_count(), 1);
+    if (time == 1) kept += 4;
+    EXPECT_EQ(held.use_count(), kept);
     graphs.driver.ran.clear();
   }
   EXPECT_EQ(graphs.driver.launches, 2);
+}
+
+/// A library's plan holds the code that a graph runs, and its address tells its work from another's.
+TEST(GraphQueue, what_calls_own_outlives_their_graph) {
+  Driver driver;
+  std::vector<int> graphs_left;  // as plans go
+  const auto make_plan = [&] {
+    return std::shared_ptr<void>(&driver, [&](void*) { graphs_left.push_back(driver.live_graphs); });
+  };
+  auto queue = std::make_unique<GraphQueue>(std::make_unique<DriverQueue>(driver),
+                                            std::make_unique<DriverMaker>(driver),
+                                            GraphQueue::Limits{.most_graphs = 1, .idle = 0});
+  const auto pass = [&](int which, const std::shared_ptr<void>& plan) {
+    for (int key = 0; key < 4; ++key) queue->call({entries + which, bytes_of(key), [plan](void*) {}});
+    queue->end_stretch();
+  };
+  driver.marks_reached = false;
+  for (int which = 0; which < 2; ++which) {
+    const std::shared_ptr<void> plan = make_plan();
+    for (int time = 0; time < 2; ++time) pass(which, plan);
+  }
+  EXPECT_EQ(driver.made, 2);
+  EXPECT_THAT(graphs_left, ElementsAre()) << "one is kept, and one may still run";
+  driver.marks_reached = true;
+  pass(2, nullptr);
+  EXPECT_THAT(graphs_left, ElementsAre(1));
+  queue.reset();
+  EXPECT_THAT(graphs_left, ElementsAre(1, 0));
 }
 
 TEST(GraphQueue, short_stretches_run_work_by_work_and_long_ones_are_cut) {
@@ -239,7 +279,7 @@ TEST(GraphQueue, a_failure_is_told_to_everybody_from_then_on) {
 }
 
 TEST(GraphQueue, graphs_beyond_the_limit_go_when_the_stream_has_passed_them) {
-  Graphs graphs({.most_graphs = 2});
+  Graphs graphs({.most_graphs = 2, .idle = 0});
   graphs.driver.marks_reached = false;
   for (int time = 0; time < 2; ++time)
     for (int addresses = 0; addresses < 3; ++addresses) graphs.pass(time, addresses);
@@ -254,6 +294,22 @@ TEST(GraphQueue, graphs_beyond_the_limit_go_when_the_stream_has_passed_them) {
   std::vector<std::string> expected = pass_of(2, 2);
   for (const std::string& each : pass_of(2, 0)) expected.push_back(each);
   EXPECT_EQ(graphs.driver.ran, expected);
+}
+
+TEST(GraphQueue, work_of_more_stretches_than_graphs_keeps_those_it_has) {
+  Graphs graphs({.most_graphs = 2, .idle = 8});
+  for (int step = 0; step < 6; ++step)
+    for (int addresses = 0; addresses < 4; ++addresses) {
+      graphs.driver.ran.clear();
+      graphs.pass(step, addresses);
+      EXPECT_EQ(graphs.driver.ran, pass_of(step, addresses));
+    }
+  EXPECT_EQ(graphs.driver.made, 2) << "the first two that came again";
+  EXPECT_EQ(graphs.driver.launches, 2 * 5);
+  // Once they are not used any more, others take their places.
+  for (int step = 0; step < 6; ++step)
+    for (int addresses = 4; addresses < 6; ++addresses) graphs.pass(step, addresses);
+  EXPECT_EQ(graphs.driver.made, 4);
 }
 
 TEST(GraphQueue, forgets_stretches_that_never_come_again) {
@@ -273,7 +329,7 @@ TEST(GraphQueue, random_work_is_run_in_order) {
   for (int round = 0; round < 200; ++round) {
     Driver plain;
     DriverQueue expected(plain);
-    Graphs graphs({.least_works = 2, .most_works = 5, .most_graphs = 3});
+    Graphs graphs({.least_works = 2, .most_works = 5, .most_graphs = 3, .idle = 4});
     for (int i = 0; i < 300; ++i) {
       const int which = below(2), value = below(2);
       switch (below(8)) {

@@ -93,18 +93,18 @@ bool GraphQueue::run_as_graph() {
   Known& known = at->second;
   known.used = stretches_;
   if (is_new) {
-    make_room();
+    forget();
     return false;
   }
   if (known.hopeless) return false;
   if (!known.graph) {
+    if (!has_room()) return false;
     known.graph = maker_->make(stretch_);
     known.hopeless = !known.graph;
     if (known.hopeless) return false;
     ++counts_.graphs, ++kept_graphs_;
     known.stretch = stretch_;
-    known.stretch.forget_calls();
-    make_room();
+    forget();
   } else if (!known.stretch.same_works(stretch_)) {
     return false;  // two of one hash
   }
@@ -119,17 +119,26 @@ bool GraphQueue::run_as_graph() {
   return true;
 }
 
-/// Forgets graphs beyond the limit, those not used for longest, and stretches that came once, long ago.
-void GraphQueue::make_room() {
+/// Whether one more graph may be kept; the longest unused goes for it.
+bool GraphQueue::has_room() {
+  if (kept_graphs_ < limits_.most_graphs) return true;
+  if (stretches_ < full_until_) return false;
+  auto oldest = known_.end();
+  for (auto each = known_.begin(); each != known_.end(); ++each)
+    if (each->second.graph && (oldest == known_.end() || each->second.used < oldest->second.used))
+      oldest = each;
+  if (oldest == known_.end()) return false;
+  full_until_ = oldest->second.used + limits_.idle;
+  if (stretches_ < full_until_) return false;
+  retired_.push_back({std::move(oldest->second), inner_->record()});  // it may still run
+  known_.erase(oldest);
+  --kept_graphs_;
+  return true;
+}
+
+/// Forgets graphs that have run for the last time, and stretches that came once, long ago.
+void GraphQueue::forget() {
   std::erase_if(retired_, [](const Retired& each) { return each.after->reached(); });
-  for (; kept_graphs_ > limits_.most_graphs; --kept_graphs_) {
-    auto oldest = known_.end();
-    for (auto each = known_.begin(); each != known_.end(); ++each)
-      if (each->second.graph && (oldest == known_.end() || each->second.used < oldest->second.used))
-        oldest = each;
-    retired_.push_back({std::move(oldest->second.graph), inner_->record()});  // it may still run
-    known_.erase(oldest);
-  }
   if (known_.size() - kept_graphs_ > 4 * limits_.most_graphs)
     std::erase_if(known_, [&](const auto& each) {
       return !each.second.graph && each.second.used + 2 * limits_.most_graphs < stretches_;

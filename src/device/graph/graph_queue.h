@@ -2,10 +2,10 @@
 
 #include <cstdint>
 #include <exception>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "device/graph/stretch.h"
 
@@ -55,7 +55,10 @@ class GraphQueue final : public StreamQueue {
   struct Limits {
     std::size_t least_works = 4;    ///< of a stretch that is worth a graph
     std::size_t most_works = 256;   ///< of a stretch
-    std::size_t most_graphs = 512;  ///< kept; beyond, the longest unused goes
+    std::size_t most_graphs = 512;  ///< kept at once
+    /// Stretches that pass without a graph before it makes room for another, where there are most_graphs. So
+    /// work that takes more of them in turn keeps those that it has, rather than make them anew forever.
+    std::uint64_t idle = 4096;
   };
   GraphQueue(std::unique_ptr<StreamQueue> inner, std::unique_ptr<GraphMaker> maker);
   GraphQueue(std::unique_ptr<StreamQueue> inner, std::unique_ptr<GraphMaker> maker, const Limits& limits);
@@ -72,13 +75,14 @@ class GraphQueue final : public StreamQueue {
 
  private:
   struct Known {
+    /// As the graph has it; its calls own what the graph runs (a library's kernels), and so go after it.
+    Stretch stretch;
     std::unique_ptr<Graph> graph;  ///< none: seen once, or the maker could not
-    Stretch stretch;               ///< as the graph has it, without what the calls hold
     bool hopeless = false;
     std::uint64_t used = 0;  ///< the last stretch that it was
   };
   struct Retired {
-    std::unique_ptr<Graph> graph;
+    Known known;
     std::shared_ptr<const StreamEvent> after;
   };
   // All with mutex_ locked.
@@ -87,7 +91,8 @@ class GraphQueue final : public StreamQueue {
   void hand_over();
   void run_one_by_one();
   bool run_as_graph();
-  void make_room();
+  bool has_room();
+  void forget();
 
   const Limits limits_;
   mutable std::mutex mutex_;
@@ -96,7 +101,8 @@ class GraphQueue final : public StreamQueue {
   Stretch stretch_;
   std::map<std::uint64_t, Known> known_;  // by fingerprint
   std::size_t kept_graphs_ = 0;
-  std::vector<Retired> retired_;
+  std::uint64_t full_until_ = 0;  ///< the stretch before which no graph makes room
+  std::list<Retired> retired_;
   std::uint64_t stretches_ = 0;
   GraphCounts counts_;
   std::exception_ptr failure_;

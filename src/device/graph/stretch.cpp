@@ -101,8 +101,4 @@ void Stretch::take_arguments(std::size_t work, const Stretch& other) {
                     bytes_.begin() + static_cast<std::ptrdiff_t>(works_[work].begin));
 }
 
-void Stretch::forget_calls() {
-  std::ranges::fill(calls_, nullptr);
-}
-
 }  // namespace sherd::device

@@ -30,8 +30,6 @@ class Stretch {
   bool same_arguments(std::size_t work, const Stretch& other) const;
   /// Takes one work's arguments over from another of the same works.
   void take_arguments(std::size_t work, const Stretch& other);
-  /// Lets go of what the libraries' calls hold; they cannot be run any more.
-  void forget_calls();
 
  private:
   static constexpr auto none = static_cast<std::size_t>(-1);

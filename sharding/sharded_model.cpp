@@ -68,8 +68,8 @@ class ShardedModel::BlockScope final : public autograd::Scope {
  private:
   /// A pass of the block: a range for profilers, and a stretch of work that comes again in every step.
   void begin(const char* pass) {
-    ranges_.emplace_back(pass, units_.front()->name());
     owner_.kernels_.device().end_stretch();
+    ranges_.emplace_back(pass, units_.front()->name());
   }
   void end() {
     owner_.kernels_.device().end_stretch();

@@ -37,7 +37,8 @@ int cards() {
 /// With mutex() locked, as all that follows.
 struct State {
   std::map<cudaStream_t, std::shared_ptr<Queue>> streams;
-  std::set<int> contexts;  ///< cards on which this process has begun to work
+  std::set<int> contexts;                     ///< cards on which this process has begun to work
+  std::map<const void*, int> shared_allowed;  ///< bytes that kernels' launches were allowed
 };
 State& state() {
   static auto& all = *new State;
@@ -46,6 +47,12 @@ State& state() {
 
 void begin_context(int card) {
   state().contexts.insert(card);
+}
+
+/// Of dynamic shared memory, by kernel: what all have, or what was asked for last.
+int shared_allowed(const void* entry) {
+  const auto at = state().shared_allowed.find(entry);
+  return at == state().shared_allowed.end() ? 48 << 10 : at->second;
 }
 
 Queue* queue_of(cudaStream_t stream) {
@@ -428,7 +435,19 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 
 // ---- kernels ----
 
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
+cudaError_t cudaFuncSetAttribute(const void* entry, cudaFuncAttribute attribute, int value) {
+  const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return told(cudaErrorInvalidValue);
+  if (value < 0 || static_cast<std::size_t>(value) > simt::shared_limit()) return told(cudaErrorInvalidValue);
+  state().shared_allowed[entry] = value;
+  return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, const void* entry) {
+  const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
+  *out = {};
+  out->maxDynamicSharedSizeBytes = shared_allowed(entry);
   return cudaSuccess;
 }
 
@@ -438,6 +457,7 @@ cudaError_t cudaLaunchKernel(const void* entry, dim3 grid, dim3 block, void** ar
   if (broken()) return told(cudaErrorIllegalAddress);
   Queue* queue = queue_of(stream);
   if (!queue || queue->card() != current_card) return told(cudaErrorInvalidResourceHandle);
+  if (shared_bytes > static_cast<std::size_t>(shared_allowed(entry))) return told(cudaErrorInvalidValue);
   auto kernel =
       std::make_shared<Kernel>(Kernel::of(entry, extent(grid), extent(block), shared_bytes, arguments));
   if (queue->captured)
@@ -505,6 +525,8 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t graph, cudaGraphNod
                                              const cudaKernelNodeParams* params) {
   const Lock lock(mutex());
   if (broken()) return told(cudaErrorIllegalAddress);
+  if (params->sharedMemBytes > static_cast<unsigned>(shared_allowed(params->func)))
+    return told(cudaErrorInvalidValue);
   for (auto& [captured, runs] : ready_of(graph)->nodes) {
     if (reinterpret_cast<cudaGraphNode_t>(const_cast<Node*>(captured)) != node) continue;
     if (!runs.kernel) return told(cudaErrorInvalidValue);
@@ -515,6 +537,12 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t graph, cudaGraphNod
     return cudaSuccess;
   }
   return told(cudaErrorInvalidValue);
+}
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t stream) {
+  const Lock lock(mutex());
+  if (broken()) return told(cudaErrorIllegalAddress);
+  Queue* queue = queue_of(stream);
+  return queue && !queue->captured ? cudaSuccess : told(cudaErrorInvalidResourceHandle);
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   const Lock lock(mutex());

@@ -209,7 +209,8 @@ class LazyCudaDevice final : public device::CudaDevice {
   std::shared_ptr<void> pin(void* data, std::size_t bytes) override {
     std::lock_guard lock(owned_->mutex);
     owned_->blocks[static_cast<std::byte*>(data)] = {bytes, false};
-    return {data, [owned = owned_](void* pinned) {
+    return {data, [owned = owned_, compute = compute_](void* pinned) mutable {
+              finish(compute);
               std::lock_guard release(owned->mutex);
               owned->blocks.erase(static_cast<std::byte*>(pinned));
             }};

@@ -63,8 +63,8 @@ class Gpu final : public CudaDevice {
       queue = std::move(graphs);
     }
     compute_ = Stream(std::move(queue));
-    device_blocks_ =
-        std::make_shared<BlockCache>(cuda::make_device_memory(gpu_.ordinal, compute_), Reuse::lowest);
+    device_blocks_ = std::make_shared<BlockCache>(cuda::make_device_memory(gpu_.ordinal, compute_),
+                                                  graphs_ ? Reuse::lowest : Reuse::latest);
     host_blocks_ = std::make_shared<BlockCache>(
         cuda::make_pinned_memory(gpu_.ordinal), [compute = compute_]() mutable { return compute.mark(); },
         timeout_seconds_);
@@ -74,7 +74,7 @@ class Gpu final : public CudaDevice {
     // Work under way may still use what is freed from here on; a failure has been reported, or nobody asked.
     try {
       compute_.mark().wait(Gpu::deadline(), "its last work");
-    } catch (const Error&) {
+    } catch (...) {
     }
   }
 
@@ -143,12 +143,19 @@ class Gpu final : public CudaDevice {
 
   std::shared_ptr<void> pin(void* data, std::size_t bytes) override {
     const OnGpu on(gpu_.ordinal);
-    if (const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable); status != cudaSuccess) {
+    if (const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
+        status != cudaSuccess) {
       if (!refuses_to_lock(status)) cuda::fail_call(status, "cudaHostRegister");
       cudaGetLastError();
       return nullptr;
     }
-    return {data, [ordinal = gpu_.ordinal](void* pinned) {
+    return {data,
+            [ordinal = gpu_.ordinal, compute = compute_, seconds = timeout_seconds_](void* pinned) mutable {
+              try {  // copies may be under way, or put off
+                compute.mark().wait(Deadline::after_seconds(seconds), "its work with pinned memory");
+              } catch (...) {
+                // The device has failed; whoever uses it next is told.
+              }
               cuda::quietly_on(ordinal, [&] { cudaHostUnregister(pinned); });
             }};
   }

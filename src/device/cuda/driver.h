@@ -37,9 +37,13 @@ void quietly_on(int ordinal, const Fn& f) noexcept {
   try {
     const OnGpu on(ordinal);
     f();
-  } catch (const Error&) {
+  } catch (...) {
   }
 }
+
+/// Lets launches of a kernel on the current GPU have so much dynamic shared memory. Never less than before:
+/// a graph may run the kernel with what an earlier launch had.
+void allow_shared(const void* entry, std::size_t bytes);
 
 /// A new stream of the GPU that does not wait for the legacy default stream. Any thread may queue work.
 std::unique_ptr<StreamQueue> make_queue(int ordinal, bool urgent);

@@ -14,6 +14,7 @@ class ArgumentSetter final : public StreamQueue {
  public:
   ArgumentSetter(cudaGraphExec_t graph, cudaGraphNode_t node) : graph_(graph), node_(node) {}
   void launch(const KernelLaunch& kernel) override {
+    allow_shared(kernel.entry, kernel.shared_bytes);
     cudaKernelNodeParams params{};
     params.func = const_cast<void*>(kernel.entry);
     params.gridDim = dim3_of(kernel.grid), params.blockDim = dim3_of(kernel.block);
@@ -75,8 +76,11 @@ class CudaGraphMaker final : public GraphMaker {
       capture(stretch, nodes);
       check_call(cudaStreamEndCapture(aside(), &graph), "cudaStreamEndCapture");
       check_call(cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
+      // It takes memory of the GPU now, when there is a way without it, rather than as it is launched.
+      check_call(cudaGraphUpload(ready, stream_), "cudaGraphUpload");
       return std::make_unique<CudaGraph>(ordinal_, stream_, graph, ready, std::move(nodes));
     } catch (const Error& error) {
+      if (ready) cudaGraphExecDestroy(ready);
       give_up(graph);
       if (!told_) log_warning("device.cuda_graphs: some work runs without a graph: ", error.what());
       told_ = true;

@@ -33,11 +33,7 @@ namespace sherd::device::SHERD_CUDA {
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes, StreamQueue* stream,
             Args&&... args) {
-  constexpr std::size_t without_asking = 48 << 10;
   const auto* entry = reinterpret_cast<const void*>(kernel);
-  if (shared_bytes > without_asking)
-    check_call(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-               "cudaFuncSetAttribute");
   std::tuple<std::remove_const_t<Params>...> values(std::forward<Args>(args)...);
   std::apply(
       [&](auto&... value) {

@@ -94,6 +94,7 @@ class Queue final : public StreamQueue {
   void* native() override { return stream_; }
   void launch(const KernelLaunch& kernel) override {
     const OnGpu on(ordinal_);
+    allow_shared(kernel.entry, kernel.shared_bytes);
     check_call(cudaLaunchKernel(kernel.entry, dim3_of(kernel.grid), dim3_of(kernel.block),
                                 const_cast<void**>(kernel.arguments.data()), kernel.shared_bytes, stream_),
                "cudaLaunchKernel");
@@ -110,6 +111,17 @@ class Queue final : public StreamQueue {
 };
 
 }  // namespace
+
+void allow_shared(const void* entry, std::size_t bytes) {
+  constexpr std::size_t without_asking = 48 << 10;
+  if (bytes <= without_asking) return;
+  cudaFuncAttributes has{};
+  check_call(cudaFuncGetAttributes(&has, entry), "cudaFuncGetAttributes");
+  if (has.maxDynamicSharedSizeBytes >= static_cast<int>(bytes)) return;
+  check_call(
+      cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+      "cudaFuncSetAttribute");
+}
 
 std::unique_ptr<StreamQueue> make_queue(int ordinal, bool urgent) {
   return std::make_unique<Queue>(ordinal, urgent);

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <set>
@@ -120,6 +121,25 @@ TEST_F(CudaDeviceTest, pinned_memory_of_others_is_copied_from) {
   device->copy(back.data(), there.data(), back.size() * 4);
   device->synchronize();
   EXPECT_EQ(back, values);
+}
+
+TEST_F(CudaDeviceTest, memory_of_others_may_go_as_soon_as_it_is_not_pinned) {
+  for (const bool graphs : {false, true}) {
+    device = make_cuda_device({.ordinal = cuda_status().gpus.front().ordinal,
+                               .threads = 2,
+                               .timeout_seconds = 60,
+                               .graphs = graphs});
+    const std::vector<float> expected = counting(1 << 20);
+    std::vector<float> values = expected;
+    const Storage there = device->allocate(values.size() * 4, Category::workspace);
+    auto pinned = device->pin(values.data(), values.size() * 4);
+    device->copy(there.data(), values.data(), values.size() * 4);
+    pinned.reset();
+    std::fill(values.begin(), values.end(), -1.0f);
+    device->copy(values.data(), there.data(), values.size() * 4);
+    device->synchronize();
+    EXPECT_TRUE(values == expected) << graphs;
+  }
 }
 
 TEST_F(CudaDeviceTest, synchronize_calls_the_checks_while_they_are_registered) {

@@ -68,7 +68,7 @@ std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<
       ncclCommInitRankConfig(&made->comm_, host.size(), id, host.rank(), &config);
   if (!under_way(status))
     made->give_up(cat(host.name(), ": rank ", host.rank(), " cannot join NCCL's group: ", words_for(status, nullptr)));
-  made->settle(made->comm_, cat("joining NCCL's group ", host.name()), setup_seconds(host));
+  made->settle(cat("joining NCCL's group ", host.name()), setup_seconds(host));
   made->start_watching();
   return made;
 }
@@ -84,11 +84,11 @@ std::unique_ptr<NcclComm> NcclComm::split(int color, int key, Backend* part) {
     const ncclResult_t status = ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made, &config);
     if (!under_way(status)) give_up(cat(host_.name(), ": ", what, ": ", words_for(status, comm_)));
   }
-  settle(comm_, what, setup_seconds(host_));
+  settle(what, setup_seconds(host_));
   if (color < 0 || !part) return nullptr;
   std::unique_ptr<NcclComm> out(new NcclComm(*part, gpu_));
   out->comm_ = made;
-  out->settle(made, what, setup_seconds(host_));
+  out->settle(what, setup_seconds(host_));
   out->start_watching();
   return out;
 }
@@ -129,18 +129,19 @@ NcclComm::~NcclComm() {
 }
 
 /// Waits until NCCL has set up what it was asked for.
-void NcclComm::settle(ncclComm* comm, const std::string& what, double seconds, std::uint64_t number) {
+void NcclComm::settle(const std::string& what, double seconds, std::uint64_t number) {
   const Deadline deadline = Deadline::after_seconds(seconds);
   for (int turn = 0;; ++turn) {
     ncclResult_t status = ncclInProgress;
     {
       std::lock_guard lock(nccl_);
       if (!comm_) fail(ErrorKind::comm, host_.failure());
-      const ncclResult_t asked = ncclCommGetAsyncError(comm, &status);
+      const ncclResult_t asked = ncclCommGetAsyncError(comm_, &status);
       if (asked != ncclSuccess) status = asked;
       if (status == ncclSuccess) return;
+      if (!under_way(status))
+        give_up(cat(host_.name(), ": rank ", host_.rank(), ": ", what, ": ", words_for(status, comm_)));
     }
-    if (!under_way(status)) give_up(cat(host_.name(), ": rank ", host_.rank(), ": ", what, ": ", words_for(status, comm)));
     if (const std::string reason = host_.failure(); !reason.empty()) give_up(reason);
     if (turn % 64 == 63) host_.look_after_peers();
     if (deadline.passed())
@@ -187,7 +188,7 @@ void NcclComm::submit(const Call& call, std::uint64_t number, const std::functio
       give_up(cat(host_.name(), ": rank ", host_.rank(), ": ", describe(call), ": ", words_for(status, comm_)));
     if (status == ncclSuccess) return;
   }
-  settle(comm_, describe(call), host_.timeout_seconds(), number);
+  settle(describe(call), host_.timeout_seconds(), number);
 }
 
 void NcclComm::watch(const Call& call, std::uint64_t number) {

@@ -42,7 +42,7 @@ class NcclComm {
   };
   NcclComm(Backend& host, std::shared_ptr<device::CudaDevice> gpu);
   void start_watching();
-  void settle(ncclComm* comm, const std::string& what, double seconds, std::uint64_t number = 0);
+  void settle(const std::string& what, double seconds, std::uint64_t number = 0);
   std::string overdue(const std::string& what, const Deadline& deadline, double seconds, std::uint64_t number);
   [[noreturn]] void give_up(const std::string& reason);
   void break_off(const std::string& reason) noexcept;

@@ -43,7 +43,7 @@ struct Group;
 struct Member {
   std::shared_ptr<Group> group;  ///< null while it is being split off
   int rank = -1;
-  bool aborted = false;
+  bool aborted = false, finalized = false;
   std::vector<Batch> batches;
   std::vector<std::pair<int, int>> splits;  ///< color and key
 };
@@ -54,6 +54,7 @@ struct Group {
   std::size_t executed = 0;                      ///< batches
   struct Split {
     std::vector<std::shared_ptr<Member>> parts;  ///< by rank; null for those in none
+    std::vector<ncclComm_t*> handles;            ///< set when all ranks have come, as NCCL does
   };
   std::vector<Split> splits;
 
@@ -180,6 +181,7 @@ const std::byte* bytes_at(const void* data) {
 bool settled(const Member& member) {
   const auto& group = member.group;
   if (!group || !group->complete()) return false;
+  if (member.finalized && group->executed < member.batches.size()) return false;
   for (std::size_t k = 0; k < member.splits.size(); ++k)
     for (const auto& other : group->members)
       if (other->splits.size() <= k) return false;
@@ -207,6 +209,8 @@ void finish_split(Group& group, std::size_t serial) {
       const auto& joined = group.splits[serial].parts[static_cast<std::size_t>(r)];
       joined->rank = static_cast<int>(part->members.size()), joined->group = part;
       part->members.push_back(joined);
+      if (!group.members[static_cast<std::size_t>(r)]->aborted)  // or nobody waits for it any more
+        *group.splits[serial].handles[static_cast<std::size_t>(r)] = new ncclComm{joined};
     }
   }
 }
@@ -255,11 +259,11 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part
   member.splits.emplace_back(color, key);
   group.splits.resize(std::max(group.splits.size(), serial + 1));
   group.splits[serial].parts.resize(static_cast<std::size_t>(group.size));
+  group.splits[serial].handles.resize(static_cast<std::size_t>(group.size));
   *part = nullptr;
   if (color != NCCL_SPLIT_NOCOLOR) {
-    auto joined = std::make_shared<Member>();
-    group.splits[serial].parts[static_cast<std::size_t>(member.rank)] = joined;
-    *part = new ncclComm{std::move(joined)};
+    group.splits[serial].parts[static_cast<std::size_t>(member.rank)] = std::make_shared<Member>();
+    group.splits[serial].handles[static_cast<std::size_t>(member.rank)] = part;
     ++library().counts.made;
   }
   finish_split(group, serial);
@@ -275,12 +279,17 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* status) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommFinalize(ncclComm_t) {
-  return ncclSuccess;
+/// Ends when all that was queued has.
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  const Lock lock(LazyQueue::mutex());
+  comm->member->finalized = true;
+  return ncclInProgress;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const Lock lock(LazyQueue::mutex());
+  const Member& member = *comm->member;
+  if (!member.finalized || !settled(member)) return ncclInvalidArgument;
   ++library().counts.destroyed;
   library().counts.early += comm->member->group->executed < comm->member->batches.size();
   delete comm;

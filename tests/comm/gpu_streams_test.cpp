@@ -1,10 +1,13 @@
 // Collectives on tensors of GPUs (streams/), for ranks that share a card and for those that can only send bytes of the host;
 // and how ranks come to one of these ways. NCCL's is in nccl/.
+#include <cstring>
 #include <vector>
 
+#include "base/log.h"
 #include "comm/exchange/gpu_route.h"
 #include "comm/local/local.h"
 #include "tests/comm/emulated_reduce.h"
+#include "tests/comm/lazy_gpus.h"
 #include "tests/comm/streams/gpu_streams.h"
 #include "tests/comm/tcp_ranks.h"
 
@@ -43,6 +46,50 @@ INSTANTIATE_TEST_SUITE_P(Streams, GpuTensors,
                                            Way{"SharedCardAsync", true, on_shared_card},
                                            Way{"Staged", false, on_processes}, Way{"StagedAsync", true, on_processes}),
                          [](const auto& test) { return test.param.name; });
+
+/// After a failure its caller frees the tensors.
+TEST(GpuWorker, LeavesNothingUnderWayInACallThatIsAbandoned) {
+  const auto gpu = std::make_shared<LazyCudaDevice>();
+  MarkBoard marks(1);
+  const auto worker = make_gpu_worker(gpu, reduce_lazily, marks, 0);
+  const Tensor from = Tensor::empty(*gpu, {100}, DType::f32), to = Tensor::empty(*gpu, {100}, DType::f32);
+  conformance::fill<float>(from, 0);
+  worker->begin({}, 0);
+  worker->copy(to.raw(), from.raw(), to.bytes());
+  ASSERT_NE(std::memcmp(to.raw(), from.raw(), to.bytes()), 0) << "the device is not lazy";
+  worker->abandon();
+  EXPECT_EQ(std::memcmp(to.raw(), from.raw(), to.bytes()), 0);
+}
+
+TEST(GpuWorker, IsAbandonedWhereACallFailsHalfWay) {
+  const auto fails_late = [](device::CudaDevice& gpu, device::Stream& stream, const Reduction& how,
+                             std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
+                             std::int64_t count) {
+    thread_local int calls = 0;
+    if (ThreadRank::current() == 1 && ++calls > 257) fail(ErrorKind::io, "the GPU has gone");  // in the second round
+    reduce_by_processor(gpu, stream, how, sources, outs, count);
+  };
+  EXPECT_THAT(error_of(ErrorKind::io,
+                       [&] {
+                         run_local(2, LocalOptions{{.timeout_seconds = 60}, fails_late}, [](Communicator& comm) {
+                           Rank rank(comm);
+                           std::vector<ReducePiece> pieces;
+                           for (int k = 0; k < 300; ++k) {
+                             pieces.push_back({rank.on_gpu(8, DType::f32), rank.on_gpu(4, DType::f32), 0, 4});
+                             conformance::fill<float>(pieces.back().full, comm.rank(), k);
+                           }
+                           EXPECT_THROW(comm.reduce_scatter(pieces, 1, DType::f32), Error);
+                           conformance::expect_bits<float>(
+                               pieces[255].shard,
+                               [&](std::int64_t i) {
+                                 return conformance::reference_sum<float>(2, 4 * comm.rank() + i, 1, 255);
+                               },
+                               "of the first round, without a wait");
+                           fail(ErrorKind::io, "the GPU has gone");
+                         });
+                       }),
+              HasSubstr("the GPU has gone"));
+}
 
 TEST(Bind, RefusesRanksWithoutAGpuAmongOthers) {
   EXPECT_THAT(error_of(ErrorKind::config,

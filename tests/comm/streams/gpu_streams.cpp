@@ -1,6 +1,7 @@
 #include "tests/comm/streams/gpu_streams.h"
 
 #include <algorithm>
+#include <thread>
 
 namespace sherd::comm::streams {
 namespace {
@@ -95,23 +96,24 @@ TEST_P(GpuTensors, BroadcastsAndDealsOut) {
 }
 
 TEST_P(GpuTensors, TensorsOfTheHostAreReadyForTheProcessor) {
-  on_ranks(2, [&](Rank& rank) {
-    // A shard in page-locked memory, gathered onto the card, may be written as soon as wait() returns.
-    const Tensor shard = rank.pinned(500, DType::f32), full = rank.on_gpu(1000, DType::f32);
-    fill<float>(shard, rank.comm.rank());
-    rank.comm.all_gather({{shard, full}}, options("offloaded")).wait();
-    std::memset(shard.raw(), 0x11, shard.bytes());
-    const auto expected = [](std::int64_t i) { return element<float>(static_cast<int>(i / 500), i % 500); };
-    expect_bits<float>(rank.seen(full), expected, "from the host");
+  for (const int ranks : {1, 2})  // lazy devices copy each other's memory at once
+    on_ranks(ranks, [&](Rank& rank) {
+      // A shard in page-locked memory, gathered onto the card, may be written as soon as wait() returns.
+      const Tensor shard = rank.pinned(500, DType::f32), full = rank.on_gpu(500 * ranks, DType::f32);
+      fill<float>(shard, rank.comm.rank());
+      rank.comm.all_gather({{shard, full}}, options("offloaded")).wait();
+      std::memset(shard.raw(), 0x11, shard.bytes());
+      const auto expected = [](std::int64_t i) { return element<float>(static_cast<int>(i / 500), i % 500); };
+      expect_bits<float>(rank.seen(full), expected, "from the host");
 
-    // Host tensors alone: what the compute stream still writes is waited for.
-    const Tensor x = rank.pinned(64, DType::f32), y = rank.on_gpu(64, DType::f32);
-    rank.produce<float>(y);
-    rank.gpu->copy(x.raw(), y.raw(), y.bytes());
-    rank.comm.all_reduce(x, ReduceOp::sum, 1, options("norm")).wait();
-    expect_bits<float>(
-        x, [](std::int64_t i) { return reference_sum<float>(2, i); }, "on the host");
-  });
+      // Host tensors alone: what the compute stream still writes is waited for.
+      const Tensor x = rank.pinned(64, DType::f32), y = rank.on_gpu(64, DType::f32);
+      rank.produce<float>(y);
+      rank.gpu->copy(x.raw(), y.raw(), y.bytes());
+      rank.comm.all_reduce(x, ReduceOp::sum, 1, options("norm")).wait();
+      expect_bits<float>(
+          x, [&](std::int64_t i) { return reference_sum<float>(ranks, i); }, "on the host");
+    });
 }
 
 TEST_P(GpuTensors, SplitsAndTransfers) {
@@ -132,11 +134,57 @@ TEST_P(GpuTensors, SplitsAndTransfers) {
     CallOptions sending = options("ring");
     sending.async = true;
     Work sent = rank.comm.send(mine, next, sending);
-    rank.comm.receive(theirs, before, options("ring")).wait();
+    rank.overwrite(theirs);  // by a kernel before the call, however late it runs
+    Work received = rank.comm.receive(theirs, before, sending);
+    while (!received.done()) std::this_thread::yield();
+    received.wait();
     sent.wait();
     rank.overwrite(mine);
     expect_bits<float>(
         rank.seen(theirs), [&](std::int64_t i) { return element<float>(before, i, 7); }, "received");
+  });
+}
+
+TEST_P(GpuTensors, TransfersOfTheHostAwaitTheComputeStream) {
+  on_ranks(2, [&](Rank& rank) {
+    const int other = 1 - rank.comm.rank();
+    const Tensor made = rank.on_gpu(300, DType::f32), kept = rank.on_gpu(300, DType::f32);
+    const Tensor out = rank.pinned(300, DType::f32), in = rank.pinned(300, DType::f32);
+    rank.produce<float>(made);
+    rank.gpu->copy(out.raw(), made.raw(), out.bytes());
+    fill<float>(in, rank.comm.rank(), 9);
+    rank.gpu->copy(kept.raw(), in.raw(), in.bytes());
+    CallOptions sending = options("host");
+    sending.async = true;
+    Work sent = rank.comm.send(out, other, sending);
+    rank.comm.receive(in, other, options("host")).wait();
+    sent.wait();
+    expect_bits<float>(
+        in, [&](std::int64_t i) { return element<float>(other, i); }, "received");
+    expect_bits<float>(
+        rank.seen(kept), [&](std::int64_t i) { return element<float>(rank.comm.rank(), i, 9); },
+        "copied before");
+  });
+}
+
+TEST_P(GpuTensors, CallsThatNobodyWaitsForKeepTheirTensors) {
+  on_ranks(2, [&](Rank& rank) {
+    const std::int64_t n = 5000;
+    {
+      const Tensor x = rank.on_gpu(n, DType::f32);
+      rank.gpu->submit(rank.gpu->compute_stream(), [data = x.data<float>()] { std::fill_n(data, n, 1.0f); });
+      CallOptions dropped = options("dropped");
+      dropped.async = true;
+      rank.comm.all_reduce(x, ReduceOp::sum, 1, dropped);
+    }
+    rank.comm.barrier();  // the call has been queued by now
+    const Tensor y = rank.on_gpu(n, DType::f32), z = rank.on_gpu(n, DType::f32);
+    rank.produce<float>(y, 3), rank.produce<float>(z, 4);
+    rank.comm.all_reduce(z, ReduceOp::sum, 1, options("next")).wait();
+    expect_bits<float>(
+        rank.seen(z), [](std::int64_t i) { return reference_sum<float>(2, i, 1, 4); }, "next");
+    expect_bits<float>(
+        rank.seen(y), [&](std::int64_t i) { return element<float>(rank.comm.rank(), i, 3); }, "reused");
   });
 }
 

@@ -14,7 +14,9 @@ SHERD_CUDA::Target target_of(device::Device& device) {
 }  // namespace
 
 bool on_gpu(device::Device& device, const void* memory) {
-  return device.kind() == device::Kind::cuda && SHERD_CUDA::is_device_memory(memory);
+  if (device.kind() != device::Kind::cuda) return false;
+  device::CudaDevice& gpu = device::as_cuda(device);
+  return gpu.gpu().processors > 0 && gpu.in_gpu_memory(memory);
 }
 
 void update_on_gpu(device::Device& device, std::span<const PlannedSpan> spans, unsigned* not_finite) {

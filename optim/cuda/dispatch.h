@@ -12,7 +12,9 @@ class Device;
 
 namespace sherd::optim {
 
-/// Whether this is memory of `device`, a GPU. False for every other device.
+/// Whether this is memory of `device`, a GPU that runs kernels. False for every other device, also for a
+/// pretended GPU (tests/support/lazy_cuda.h), which has no multiprocessors and whose memory the processor
+/// reads.
 bool on_gpu(device::Device& device, const void* memory);
 
 void update_on_gpu(device::Device& device, std::span<const PlannedSpan> spans, unsigned* not_finite);

@@ -354,10 +354,6 @@ void join_master(const Target& target, const void* high, const std::uint16_t* lo
          static_cast<const std::uint16_t*>(high), low, master, n);
 }
 
-bool is_device_memory(const void* memory) {
-  return on_device(memory);
-}
-
 void round_masters(const Target& target, const float* master, void* to, DType dtype, std::int64_t n) {
   if (n == 0) return;
   if (dtype == DType::f32) return target.device.copy(to, master, static_cast<std::size_t>(n) * sizeof(float));

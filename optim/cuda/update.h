@@ -20,7 +20,4 @@ void join_master(const Target& target, const void* high, const std::uint16_t* lo
                  std::int64_t n);
 void round_masters(const Target& target, const float* master, void* to, DType dtype, std::int64_t n);
 
-/// False for memory of the host, page-locked or not.
-bool is_device_memory(const void* memory);
-
 }  // namespace sherd::optim::SHERD_CUDA

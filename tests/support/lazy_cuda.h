@@ -141,7 +141,8 @@ class LazyGraphMaker final : public device::GraphMaker {
 };
 
 /// A CUDA device as far as memory and the order of copies go, out of plain memory and lazy queues; it runs no
-/// kernels. Memory of the device tier is filled with ones as it is allocated.
+/// kernels, and says so by having no multiprocessors. Memory of the device tier is filled with ones as it is
+/// allocated.
 class LazyCudaDevice final : public device::CudaDevice {
  public:
   /// `host_bytes`: of page-locked memory that the system has. With `graphs` the compute stream runs what comes again as
@@ -305,7 +306,7 @@ class LazyCudaDevice final : public device::CudaDevice {
     return find(data) != nullptr;
   }
 
-  device::CudaGpu gpu_{0, "lazy", 9, 0, std::uint64_t{1} << 30, 1};
+  device::CudaGpu gpu_{0, "lazy", 9, 0, std::uint64_t{1} << 30, 0};
   Arena arena_;
   std::shared_ptr<device::Ledger> ledger_;
   std::shared_ptr<Owned> owned_ = std::make_shared<Owned>();

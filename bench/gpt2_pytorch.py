@@ -64,7 +64,16 @@ def one_rank(device):
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
-class Plain:
+class Eager:
+    """What every form without an engine of its own does once gradients are there; it has `model` and `opt`."""
+
+    def update(self):
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.opt.step()
+        self.opt.zero_grad(set_to_none=True)
+
+
+class Plain(Eager):
     """One optimizer step of the model as it is."""
 
     def __init__(self, a, device, model):
@@ -78,13 +87,11 @@ class Plain:
             with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.a.mode == "autocast"):
                 loss = self.called(tokens, labels)
             (loss / self.a.accumulation).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.opt.step()
-        self.opt.zero_grad(set_to_none=True)
+        self.update()
         return loss
 
 
-class Fsdp:
+class Fsdp(Eager):
     """Blocks sharded by fully_shard: fp32 masters, bf16 computing; gradients reduced at the last micro-batch."""
 
     def __init__(self, a, device, model):
@@ -105,9 +112,7 @@ class Fsdp:
             self.model.set_requires_gradient_sync(i == self.a.accumulation - 1)
             loss = self.model(tokens, labels)
             (loss / self.a.accumulation).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.opt.step()
-        self.opt.zero_grad(set_to_none=True)
+        self.update()
         return loss
 
 

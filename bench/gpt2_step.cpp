@@ -1,12 +1,13 @@
 // One rank's GPT-2 step (forward, backward, clipping, AdamW) and where its time goes; the peer of
 // bench/gpt2_pytorch.py. Prints one JSON object.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 
+#include "cli/bench/rounds.h"
 #include "models/gpt.h"
 #include "optim/update_rule.h"
 #include "options.h"
+#include "serving.h"
 #include "support/plain_parameters.h"
 #include "timed_kernels.h"
 
@@ -57,10 +58,6 @@ autograd::Recompute recompute_of(const std::string& name) {
   if (name == "selective") return autograd::Recompute::selective;
   require(name == "none" || name == "full", "--recompute takes none, selective or full");
   return name == "full" ? autograd::Recompute::full : autograd::Recompute::none;
-}
-
-double since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 /// AdamW on fp32 masters after clipping to norm 1, as the peer has it.
@@ -127,23 +124,22 @@ void run(const Settings& s) {
   double loss = 0;
   for (int step = 0; step < s.warmup + s.steps; ++step) {
     if (step == s.warmup) kernels.reset();
-    const auto start = std::chrono::steady_clock::now();
     autograd::Tape tape(kernels);
     tape.recompute = recompute_of(s.recompute);
     tape.random = {1, static_cast<std::uint64_t>(step)};
-    const autograd::Var out = model(tape, batch);
-    loss = *out.value().data<float>();
-    const double half = since(start);
-    tape.backward(out);
-    const double before = since(start);
-    optimizer.step();
-    parameters.zero_grad();
-    const double whole = since(start);
-    if (step >= s.warmup) times.push_back(whole), forward.push_back(half), optimizing += whole - before;
+    autograd::Var out;
+    double half = 0, update = 0;
+    const double whole = bench::seconds_of([&] {
+      half = bench::seconds_of([&] {
+        out = model(tape, batch);
+        loss = *out.value().data<float>();
+      });
+      tape.backward(out);
+      update = bench::seconds_of([&] { optimizer.step(), parameters.zero_grad(); });
+    });
+    if (step >= s.warmup) times.push_back(whole), forward.push_back(half), optimizing += update;
   }
-  std::sort(times.begin(), times.end());
-  std::sort(forward.begin(), forward.end());
-  const double median = times[times.size() / 2], tokens = static_cast<double>(s.batch * s.seq), steps = s.steps;
+  const double median = cli::median(times), tokens = static_cast<double>(s.batch * s.seq), steps = s.steps;
   const double total = [&] {
     double sum = 0;
     for (const double t : times) sum += t;
@@ -153,8 +149,8 @@ void run(const Settings& s) {
   std::printf("{\"peer\": \"sherd\", \"mode\": \"%s\", \"recompute\": \"%s\", \"step_s\": %.4f, \"best_s\": %.4f, "
               "\"forward_s\": %.4f, \"optimizer_s\": %.4f, \"tokens_per_s\": %.1f, \"loss\": %.5f, \"gemm_share\": %.3f, "
               "\"gemm_gflops\": %.0f, \"model_gflops\": %.0f, \"activation_peak_mib\": %.0f, \"seconds_per_step\": {",
-              s.mode.c_str(), s.recompute.c_str(), median, times.front(), forward[forward.size() / 2], optimizing / steps,
-              tokens / median, loss, gemm / total, kernels.gemm_flops() / gemm / 1e9,
+              s.mode.c_str(), s.recompute.c_str(), median, *std::min_element(times.begin(), times.end()),
+              cli::median(forward), optimizing / steps, tokens / median, loss, gemm / total, kernels.gemm_flops() / gemm / 1e9,
               models::flops_per_token(s.options, s.seq, models::AttentionFlops::causal_half) * tokens / median / 1e9,
               static_cast<double>(cpu.device->ledger().peak(device::Tier::device, device::Category::activations)) /
                   (1 << 20));

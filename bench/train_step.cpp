@@ -7,11 +7,11 @@
 //
 // --serve answers the lines "steps N" with the seconds of N steps, "phases" with where a step's time goes
 // when the device is waited for after each phase, and "report" with losses and memory.
-#include <algorithm>
 #include <memory>
 #include <sstream>
 
 #include "base/cpu_isa.h"
+#include "cli/bench/rounds.h"
 #include "config/config.h"
 #include "device/cuda.h"
 #include "engine/engine.h"
@@ -152,8 +152,7 @@ void measure(Training& training, const Settings& s) {
   training.steps(s.warmup);
   std::vector<double> seconds(static_cast<std::size_t>(s.steps));
   for (double& step : seconds) step = training.steps(1);
-  std::sort(seconds.begin(), seconds.end());
-  const double median = seconds[seconds.size() / 2];
+  const double median = cli::median(seconds);
   std::cout << "{\"bench\": \"train_step\", \"step_s\": " << median
             << ", \"tokens_per_s\": " << training.tokens_per_step() / median
             << ", \"facts\": " << training.facts() << ", \"phases\": " << training.phases()

@@ -26,7 +26,8 @@ std::uint64_t read_bytes(const Value& value) {
 Table<Device> device_table() {
   using T = Device;
   Table<T> table;
-  table.keys.push_back(choice("type", &T::type, {"auto", "cpu", "cuda"}, "\"cpu\""));
+  table.keys.push_back(choice("type", &T::type, {"auto", "cpu", "cuda"}, "\"cpu\"",
+                              {{"gpu", "cuda"}, {"gpus", "cuda"}, {"nvidia", "cuda"}}));
   table.keys.push_back(custom<T>("threads_per_rank", "3", [](T& device, const Value& value) {
     device.threads_per_rank = value.node.is_text("auto") ? 0 : static_cast<int>(value.integer(0, 4096));
   }));

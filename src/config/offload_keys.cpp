@@ -17,7 +17,14 @@ bool uses_nvme(const Zero& zero) {
 
 std::vector<Key<Offload>> common_offload_keys() {
   std::vector<Key<Offload>> keys;
-  keys.push_back(choice("device", &Offload::device, devices, "\"cpu\""));
+  keys.push_back(choice("device", &Offload::device, devices, "\"cpu\"",
+                        {{"disk", "nvme"},
+                         {"ssd", "nvme"},
+                         {"host", "cpu"},
+                         {"ram", "cpu"},
+                         {"memory", "cpu"},
+                         {"gpu", "none"},
+                         {"cuda", "none"}}));
   keys.push_back(text("nvme_path", &Offload::nvme_path, "\"/mnt/nvme\""));
   keys.push_back(
       integer("buffer_count", &Offload::buffer_count, "7", 0, std::numeric_limits<std::int32_t>::max()));

@@ -70,6 +70,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides) {
     note_idle_device(config, given, context);
     note_default_optimizer(config, context);
   });
+  context.attempt([&] { check_batch_keys(Value{tree, "", context}); });
   context.raise();
   config.notes = std::move(context.notes);
   return config;

@@ -90,11 +90,14 @@ const std::string& Value::text() const {
   return node.text;
 }
 
-std::size_t Value::choice(const std::vector<std::string>& names) const {
+std::size_t Value::choice(const std::vector<std::string>& names, const Synonyms& meant) const {
   const std::string& word = text();
   for (std::size_t i = 0; i < names.size(); ++i)
     if (same_word(word, names[i])) return i;
-  error(node.brief(), " is none of ", list_of(names), "; did you mean \"", nearest(word, names), "\"?");
+  const auto known = std::find_if(meant.begin(), meant.end(),
+                                  [&](const auto& entry) { return same_word(word, entry.first); });
+  error(node.brief(), " is none of ", list_of(names), "; did you mean \"",
+        known != meant.end() ? known->second : nearest(word, names), "\"?");
 }
 
 void unknown_key(const Value& section, const std::string& name, const Node& value,

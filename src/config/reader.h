@@ -36,6 +36,9 @@ struct Context {
 /// Thrown by a section with problems when they are in the context, so that nothing is concluded from it.
 struct Reported {};
 
+/// Words that people write, case ignored, and the choice that they mean, where no spelling leads there.
+using Synonyms = std::map<std::string, std::string>;
+
 /// A value with its dotted path; converts with checks. Every conversion throws Error{config} with place and
 /// path.
 struct Value {
@@ -56,8 +59,9 @@ struct Value {
   /// Finite, in [min, max]; with `open_min`, above min.
   double real(double min = -infinity, double max = infinity, bool open_min = false) const;
   const std::string& text() const;
-  /// The index of the string in `names`, case ignored; else an error with the nearest one.
-  std::size_t choice(const std::vector<std::string>& names) const;
+  /// The index of the string in `names`, case ignored; else an error with the nearest one, or what `meant`
+  /// has for it.
+  std::size_t choice(const std::vector<std::string>& names, const Synonyms& meant = {}) const;
 };
 
 /// How a section treats the string "auto" (DeepSpeed leaves that to its callers).
@@ -200,9 +204,10 @@ Key<T> text(std::string name, std::string T::*field, std::string example) {
 
 /// An enum whose values are 0, 1, 2, … in the order of `names`.
 template <class T, class E>
-Key<T> choice(std::string name, E T::*field, std::vector<std::string> names, std::string example) {
+Key<T> choice(std::string name, E T::*field, std::vector<std::string> names, std::string example,
+              Synonyms meant = {}) {
   return custom<T>(std::move(name), std::move(example), [=](T& target, const Value& value) {
-    target.*field = static_cast<E>(value.choice(names));
+    target.*field = static_cast<E>(value.choice(names, meant));
   });
 }
 

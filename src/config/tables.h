@@ -24,6 +24,9 @@ const Table<Config>& top_table();
 /// Adds what a table cannot: checks across precision keys once the whole file is read.
 void check_precision(const Config& config, const Given& given);
 
+/// Throws where batch sizes are left to "auto" and none is given, which no number of ranks would mend.
+void check_batch_keys(const Value& file);
+
 /// The rules of offload within the section, as errors, and a note for every key of it that cannot matter.
 void check_offload(const Zero& zero, const Given& given, const Value& section);
 /// Notes what cannot matter given the whole file: aio without NVMe, activation offload without recompute, …

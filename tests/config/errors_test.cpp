@@ -1,5 +1,9 @@
 #include <gmock/gmock.h>
 
+#include <cctype>
+#include <ostream>
+#include <string>
+
 #include "config/support.h"
 
 namespace sherd::config {
@@ -9,6 +13,17 @@ struct Mistake {
   const char* text;
   const char* message;
 };
+/// The words of the text, for the names of tests.
+void PrintTo(const Mistake& mistake, std::ostream* out) {
+  std::string words;
+  for (const char* c = mistake.text; *c; ++c)
+    if (std::isalnum(static_cast<unsigned char>(*c)) || *c == '.' || *c == '-')
+      words += *c;
+    else if (!words.empty() && words.back() != '_')
+      words += '_';
+  while (!words.empty() && words.back() == '_') words.pop_back();
+  *out << words;
+}
 
 class Mistakes : public testing::TestWithParam<Mistake> {};
 
@@ -134,7 +149,9 @@ INSTANTIATE_TEST_SUITE_P(
                 "in this "
                 "build yet; remove or disable it"},
         Mistake{"{\"device\": {\"type\": \"gpu\"}}",
-                "run.json:1: device.type: \"gpu\" is none of auto, cpu, cuda; did you mean \"cpu\"?"},
+                "run.json:1: device.type: \"gpu\" is none of auto, cpu, cuda; did you mean \"cuda\"?"},
+        Mistake{"{\"device\": {\"type\": \"CPUs\"}}",
+                "run.json:1: device.type: \"CPUs\" is none of auto, cpu, cuda; did you mean \"cpu\"?"},
         Mistake{"{\"parallel\": {\"pipeline\": 2}}",
                 "run.json:1: parallel.pipeline: Sherd does not support 2 here: only 1 is in this build yet "
                 "(roadmap: "
@@ -183,7 +200,7 @@ INSTANTIATE_TEST_SUITE_P(
             "1.5"},
         Mistake{R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}}})",
                 "run.json:1: zero_optimization.offload_param.device: \"disk\" is none of none, cpu, nvme; "
-                "did you mean \"none\"?"},
+                "did you mean \"nvme\"?"},
         Mistake{R"({"zero_optimization": {"sub_group_size": 0}})",
                 "run.json:1: zero_optimization.sub_group_size: must be an integer >= 1, not 0"},
         Mistake{R"({"aio": {"block_size": 1000}})",
@@ -247,6 +264,27 @@ TEST(Problems, AreAllToldAtOnceInFileOrder) {
             "which Sherd knows nothing; give a value here or with --set optimizer.params.lr=VALUE\n"
             "run.json:2: optimizer.params.eps: must be a number >= 0, not -1\n"
             "run.json:3: unknown key \"zero_optimization.ovelap_comm\"; did you mean \"overlap_comm\"?");
+}
+
+TEST(Problems, ABatchSizeLeftToNobodyIsToldWithTheOthers) {
+  const std::string missing =
+      "no batch size: train_batch_size and train_micro_batch_size_per_gpu are \"auto\" or not given, and "
+      "Sherd has no "
+      "caller that would fill them in; give one of them a number";
+  const std::string all_auto =
+      "\"train_batch_size\": \"auto\",\n \"train_micro_batch_size_per_gpu\": \"auto\",\n "
+      "\"gradient_accumulation_steps\": \"auto\"";
+  EXPECT_EQ(error_of("{\"gradient_cliping\": 1,\n " + all_auto + "}"),
+            "the configuration has 2 problems:\n"
+            "run.json:1: unknown key \"gradient_cliping\"; did you mean \"gradient_clipping\"?\n"
+            "run.json:2: " +
+                missing);
+  EXPECT_EQ(error_of("{" + all_auto + "}"), "run.json:1: " + missing);
+  EXPECT_EQ(error_of(R"({"train_batch_size": "auto", "gradient_accumulation_steps": 4})"),
+            "run.json:1: " + missing);
+  EXPECT_EQ(error_of("{" + all_auto + "}", {"train_batch_size=8"}), "");
+  EXPECT_EQ(error_of(R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2})"), "");
+  EXPECT_EQ(error_of(R"({"gradient_accumulation_steps": 4})"), "") << "a caller may still set a size";
 }
 
 // fp16 and bf16 both on would be an error if bf16 could be read.

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "engine/gather_records.h"
+#include "engine/same_model.h"
 #include "engine/update_pipeline.h"
 
 namespace sherd::engine {
@@ -167,23 +168,6 @@ void check_world(const CheckpointReader& reader, int world_size) {
          " (resuming at another world size is not in this build)");
 }
 
-void check_shapes(const CheckpointReader& reader, const nn::Module& model) {
-  const Manifest& manifest = reader.manifest();
-  for (const nn::ParameterPtr& parameter : model.parameters()) {
-    const auto found = manifest.shapes.find(parameter->name);
-    if (found == manifest.shapes.end())
-      fail(ErrorKind::data, "checkpoint ", reader.folder().string(), " has no parameter '", parameter->name,
-           "': the model section differs from the saved run's");
-    const tensor::Shape saved{std::span<const std::int64_t>(found->second)};
-    if (!(saved == parameter->shape))
-      fail(ErrorKind::data, "parameter '", parameter->name, "' has shape ", parameter->shape.str(), " here and ",
-           saved.str(), " in checkpoint ", reader.folder().string());
-  }
-  if (manifest.shapes.size() != model.parameters().size())
-    fail(ErrorKind::data, "checkpoint ", reader.folder().string(), " has ", manifest.shapes.size(),
-         " parameters, this model ", model.parameters().size());
-}
-
 /// Reads each of `kinds`; the compute parameters follow from the weights.
 void read_segment(const CheckpointReader& reader, const Segment& segment, const std::vector<Kept>& kinds,
                   device::Device& device) {
@@ -198,7 +182,7 @@ void read_segment(const CheckpointReader& reader, const Segment& segment, const 
 }  // namespace
 
 void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model, tensor::Kernels& kernels) {
-  check_shapes(reader, model.model());
+  require_same_model(reader, model.model(), nullptr);
   for (const auto& unit : model.units())
     for (const auto& segment : unit->segments()) {
       read_segment(reader, *segment, {kept_states(*segment, {}).front()}, kernels.device());
@@ -235,7 +219,7 @@ ClientState CheckpointAccess::load(Engine& engine, const std::string& directory,
   // What can be wrong with the checkpoint is found before anything of the engine changes.
   CheckpointReader reader(checkpoint_folder(directory, tag));
   check_world(reader, engine.dist_->world_size());
-  check_shapes(reader, *engine.model_);
+  require_same_model(reader, *engine.model_, &engine.config_);
   reader.verify(rank_file(engine.dist_->rank()));
   engine.give_update_up();
   forget_findings(engine);

@@ -348,7 +348,10 @@ TEST(Checkpoint, AnotherModelIsRefused) {
     std::shared_ptr<nn::Linear> layer_;
   };
   const std::string error = load_error(folder, 1, std::make_shared<Other>());
-  EXPECT_NE(error.find("'layer0.weight' has shape [4, 8] here and [8, 8]"), std::string::npos) << error;
+  EXPECT_NE(error.find("holds another model: of the parameters "), std::string::npos) << error;
+  EXPECT_NE(error.find("layer0.weight is [8, 8] there and [4, 8] here"), std::string::npos) << error;
+  EXPECT_NE(error.find(" is only there ("), std::string::npos) << error;
+  EXPECT_NE(error.find("more. Go on with the model that was saved"), std::string::npos) << error;
 }
 
 TEST(Checkpoint, LoadingEndsWhatANanLossLeft) {

@@ -1,0 +1,90 @@
+#include "engine/same_model.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+namespace sherd::engine {
+namespace {
+
+using Shapes = std::map<std::string, std::vector<std::int64_t>>;
+using Keys = std::map<std::string, std::string>;
+
+std::string text_of(const std::vector<std::int64_t>& shape) {
+  return tensor::Shape{std::span<const std::int64_t>(shape)}.str();
+}
+const std::string& text_of(const std::string& value) {
+  return value;
+}
+
+/// What two maps do not have in common, an entry each, in the order of names.
+template <class Map>
+std::vector<std::string> differences(const Map& there, const Map& here) {
+  std::vector<std::string> out;
+  for (const auto& [name, value] : there) {
+    const auto found = here.find(name);
+    if (found == here.end())
+      out.push_back(cat(name, " is only there (", text_of(value), ")"));
+    else if (found->second != value)
+      out.push_back(cat(name, " is ", text_of(value), " there and ", text_of(found->second), " here"));
+  }
+  for (const auto& [name, value] : here)
+    if (!there.contains(name)) out.push_back(cat(name, " is only here (", text_of(value), ")"));
+  return out;
+}
+
+/// The first few, and how many more.
+std::string listed(const std::vector<std::string>& all) {
+  constexpr std::size_t most = 4;
+  std::string out;
+  for (std::size_t i = 0; i < std::min(most, all.size()); ++i) out += (i > 0 ? ", " : "") + all[i];
+  return all.size() > most ? cat(out, ", and ", all.size() - most, " more") : out;
+}
+
+Shapes shapes_of(const nn::Module& model) {
+  Shapes out;
+  for (const nn::ParameterPtr& parameter : model.parameters()) {
+    const auto dims = parameter->shape.dims();
+    out[parameter->name] = {dims.begin(), dims.end()};
+  }
+  return out;
+}
+
+/// Of the `model` section, those that decide which parameters there are.
+Keys model_keys(const config::Config& config) {
+  constexpr std::array others{"model.dropout",  "model.attention_dropout", "model.embedding_dropout",
+                              "model.init_std", "model.norm_epsilon",      "model.rotary_base"};
+  Keys out;
+  for (const auto& [key, value] : config::flat_dump(config))
+    if (key.starts_with("model.") && std::find(others.begin(), others.end(), key) == others.end())
+      out[key] = value;
+  return out;
+}
+
+/// Of the `model` section; none where one of the two configurations has none, or the saved one cannot be
+/// read.
+std::vector<std::string> differing_keys(const Manifest& manifest, const config::Config* config) {
+  if (!config || !config->model) return {};
+  try {
+    const config::Config saved = config::parse_text(manifest.config, "the checkpoint's configuration");
+    return saved.model ? differences(model_keys(saved), model_keys(*config)) : std::vector<std::string>();
+  } catch (const Error&) {
+    return {};  // of another version; the shapes tell
+  }
+}
+
+}  // namespace
+
+void require_same_model(const CheckpointReader& reader, const nn::Module& model,
+                        const config::Config* config) {
+  const std::vector<std::string> parameters = differences(reader.manifest().shapes, shapes_of(model));
+  if (parameters.empty()) return;
+  const std::vector<std::string> keys = differing_keys(reader.manifest(), config);
+  fail(ErrorKind::data, "checkpoint ", reader.folder().string(),
+       " holds another model: ", keys.empty() ? "" : cat(listed(keys), "; "), "of the parameters ",
+       listed(parameters), ". Go on with the model that was saved (", reader.folder().string(),
+       "/manifest.json has its configuration), or train the new "
+       "one into another folder");
+}
+
+}  // namespace sherd::engine

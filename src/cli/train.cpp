@@ -86,7 +86,8 @@ void draw(const TrainRequest& request, const engine::TokenData& data) {
 void train_launched(const TrainRequest& request, const DistributedPtr& dist) {
   check(request);
   const auto data = engine::open_token_data(request.config);
-  engine::require_same_setup(request.config, data.get(), *dist);
+  engine::require_same_setup(request.config, *dist);
+  engine::require_same_data(*data, *dist);
   const engine::GpuSharing sharing = engine::share_gpus_of_world(request.config, *dist);
   if (dist->rank() == 0 && sharing.ranks_here > 1)
     log_info(dist->world_size(), " ranks run on ", sharing.gpus, sharing.gpus == 1 ? " GPU; " : " GPUs; ",

@@ -10,6 +10,7 @@
 #include "device/trace_range.h"
 #include "engine/checkpoint.h"
 #include "engine/make_device.h"
+#include "engine/same_setup.h"
 #include "engine/update_pipeline.h"
 
 namespace sherd {
@@ -63,6 +64,8 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
     : dist_(std::move(dist)), config_(config), device_(device_for(config, std::move(device), dist_.get())),
       kernels_(std::move(kernels)), model_(std::move(model)), losses_(*device_), run_ahead_(*device_) {
   require(model_ != nullptr, "an engine needs a model");
+  if (device_->kind() != device::Kind::meta)
+    engine::require_same_setup(config_, *dist_);  // absent ranks tell nothing
   config_.batch = config::resolve_batch(config_, dist_->world_size());
   device_->ledger().set_limit(device::Tier::device, config_.device.device_memory_limit);
   device_->ledger().set_limit(device::Tier::host, config_.device.host_memory_limit);

@@ -56,7 +56,7 @@ using ClientState = std::map<std::string, std::string>;
 /// Trains one sharded model: forward, backward, step, with DeepSpeed's counters and rules of accumulation.
 ///
 /// Made by initialize(). One per rank; every method is called from that rank's thread, and by all ranks alike
-/// (forward, backward, step, train_batch, eval_batch, save_checkpoint and load_checkpoint are collective).
+/// (making one, which throws Error{config} where configurations differ, and all that trains, saves or loads is collective).
 class Engine {
  public:
   /// `device`: another than the one that the config describes. On a meta device nothing is computed, read or written (also

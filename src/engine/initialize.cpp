@@ -1,5 +1,6 @@
 #include "engine/initialize.h"
 
+#include "engine/same_setup.h"
 #include "engine/token_data.h"
 
 namespace sherd {
@@ -11,12 +12,17 @@ Initialized initialize(const InitializeOptions& options) {
   out.scheduler = out.engine->scheduler();
   const config::Config& config = out.engine->config();
   const int rank = options.dist->rank(), world = options.dist->world_size();
-  if (options.training_data)
+  if (options.training_data) {
+    engine::require_same({{"number of training samples", std::to_string(options.training_data->size())}},
+                         *options.dist);
     out.loader = std::make_unique<data::SampleLoader>(options.training_data,
                                                       data::LoaderRank{config.batch.micro_batch_size, rank, world},
                                                       options.loader_options, out.engine->device());
-  else if (config.data)
-    out.loader = engine::open_token_data(config)->training_loader(config.batch, rank, world, out.engine->device());
+  } else if (config.data) {
+    const auto data = engine::open_token_data(config);
+    engine::require_same_data(*data, *options.dist);
+    out.loader = data->training_loader(config.batch, rank, world, out.engine->device());
+  }
   return out;
 }
 

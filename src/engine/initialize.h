@@ -56,9 +56,12 @@ struct Initialized {
   std::shared_ptr<engine::Scheduler> scheduler;
 };
 
-/// Shards the model over the ranks of `dist` as the config says, and makes the engine that trains it. Collective.
+/// Shards the model over the ranks of `dist` as the config says, and makes the engine that trains it.
+/// Collective. Throws Error{config} on every rank where one was given another configuration or other training
+/// data (by their number) than rank 0.
 ///
-///   auto [engine, optimizer, loader, scheduler] = sherd::initialize({.dist = dist, .model = model, .config = "c.json"});
+///   auto [engine, optimizer, loader, scheduler] = sherd::initialize({.dist = dist, .model = model, .config =
+///   "c.json"});
 Initialized initialize(const InitializeOptions& options);
 
 }  // namespace sherd

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string_view>
 
 #include "base/random.h"
@@ -9,8 +10,6 @@
 
 namespace sherd::engine {
 namespace {
-
-using Facts = std::vector<std::pair<std::string, std::string>>;
 
 /// May differ from machine to machine without a trace in what is computed.
 bool is_of_a_machine(std::string_view key) {
@@ -21,39 +20,52 @@ bool is_of_a_machine(std::string_view key) {
          std::find(of_machines.begin(), of_machines.end(), key) != of_machines.end();
 }
 
-Facts facts_of(const config::Config& config, const TokenData* data) {
-  Facts facts = config::flat_dump(config);
-  std::erase_if(facts, [](const auto& fact) { return is_of_a_machine(fact.first); });
-  if (!data) return facts;
-  facts.emplace_back("the vocabulary of the data", std::to_string(data->vocab_size));
-  facts.emplace_back("the number of training tokens", std::to_string(data->train->tokens()));
-  facts.emplace_back("the number of validation tokens", std::to_string(data->validation ? data->validation->tokens() : 0));
-  return facts;
-}
+/// A rank's facts in two numbers.
+struct Digest {
+  std::uint64_t names = 0, values = 0;
+  bool operator==(const Digest&) const = default;
+};
 
 [[noreturn]] void differs(std::size_t rank, const std::string& what) {
-  fail(ErrorKind::config, "rank ", rank, " was started with another ", what, " than rank 0: start all ranks with the same configuration "
-       "and data (old files on one of the machines?)");
+  fail(ErrorKind::config, "rank ", rank, " was started with another ", what,
+       " than rank 0: start all ranks with the same ",
+       "configuration and data (old files on one of the machines?)");
 }
 
 }  // namespace
 
-void require_same_setup(const config::Config& config, const TokenData* data, const Distributed& dist) {
-  const Facts facts = facts_of(config, data);
-  std::string keys;
-  std::vector<std::int64_t> hashes;
-  for (const auto& [key, value] : facts) {
-    keys += key + '\n';
-    hashes.push_back(static_cast<std::int64_t>(stable_hash(value)));
+void require_same(const Facts& facts, const Distributed& dist) {
+  if (dist.world_size() == 1) return;
+  std::string names, values;
+  std::vector<std::uint64_t> hashes;
+  for (const auto& [name, value] : facts) {
+    names += name + '\n', values += value + '\n';
+    hashes.push_back(stable_hash(value));
   }
-  const auto shape = static_cast<std::int64_t>(stable_hash(keys));
-  const std::vector<std::int64_t> shapes = gather_records(dist, shape, "set of keys");
-  for (std::size_t rank = 1; rank < shapes.size(); ++rank)
-    if (shapes[rank] != shapes[0]) differs(rank, "set of keys");
-  const std::vector<std::int64_t> all = gather_records(dist, std::span<const std::int64_t>(hashes), "configuration");
+  const Digest mine{stable_hash(names), stable_hash(values)};
+  const std::vector<Digest> digests = gather_records(dist, mine, "configuration");
+  if (std::count(digests.begin(), digests.end(), digests[0]) == dist.world_size()) return;
+  for (std::size_t rank = 1; rank < digests.size(); ++rank)
+    if (digests[rank].names != digests[0].names) differs(rank, "set of keys");
+  const auto all =
+      gather_records(dist, std::span<const std::uint64_t>(hashes), "values of the configuration");
   for (std::size_t i = hashes.size(); i < all.size(); ++i)
-    if (const std::size_t key = i % hashes.size(); all[i] != all[key])
-      differs(i / hashes.size(), cat(facts[key].first, " (here ", facts[key].second, ")"));
+    if (const std::size_t fact = i % hashes.size(); all[i] != all[fact])
+      differs(i / hashes.size(), cat(facts[fact].first, " (here ", facts[fact].second, ")"));
+}
+
+void require_same_setup(const config::Config& config, const Distributed& dist) {
+  Facts facts = config::flat_dump(config);
+  std::erase_if(facts, [](const auto& fact) { return is_of_a_machine(fact.first); });
+  require_same(facts, dist);
+}
+
+void require_same_data(const TokenData& data, const Distributed& dist) {
+  require_same(
+      {{"vocabulary of the data", std::to_string(data.vocab_size)},
+       {"number of training tokens", std::to_string(data.train->tokens())},
+       {"number of validation tokens", std::to_string(data.validation ? data.validation->tokens() : 0)}},
+      dist);
 }
 
 }  // namespace sherd::engine

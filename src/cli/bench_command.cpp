@@ -243,8 +243,8 @@ void bench_command(const Arguments& arguments) {
     if (name == bench.name) return bench.run({arguments.begin() + 1, arguments.end()});
   std::vector<std::string> names;
   for (const Bench& bench : benches) names.emplace_back(bench.name);
-  throw UsageError(cat("unknown benchmark '", name, "'; did you mean '", nearest(name, names),
-                       "'? See 'sherd bench --help'"));
+  throw UsageError(
+      cat("unknown benchmark '", name, "'; ", suggest(name, names), " See 'sherd bench --help'"));
 }
 
 }  // namespace sherd::cli

@@ -38,7 +38,32 @@ std::optional<std::int64_t> amount_of(std::string_view text, std::int64_t unit) 
   return value;
 }
 
+/// The first of `arguments` that has one dash and a letter, and is no option's value; empty when there is
+/// none.
+std::string short_option(const std::vector<std::string>& arguments) {
+  for (std::size_t i = 0; i < arguments.size() && arguments[i] != "--"; ++i) {
+    const std::string& word = arguments[i];
+    const bool perhaps_value =
+        i > 0 && arguments[i - 1].starts_with("--") && arguments[i - 1].find('=') == std::string::npos;
+    if (word.size() > 1 && word[0] == '-' && std::isalpha(static_cast<unsigned char>(word[1])) &&
+        !perhaps_value)
+      return word.substr(1, word.find('=') - 1);
+  }
+  return "";
+}
+
 }  // namespace
+
+std::string suggest(const std::string& word, const std::vector<std::string>& known,
+                    const std::string& prefix) {
+  const std::string close = nearest(word, known);
+  const std::size_t distance = edit_distance(word, close), longer = std::max(word.size(), close.size());
+  if (distance <= std::max<std::size_t>(2, word.size() / 3) && distance < longer)
+    return cat("did you mean '", prefix, close, "'?");
+  std::string all;
+  for (const std::string& name : known) all += cat(all.empty() ? "" : ", ", prefix, name);
+  return cat("known are ", all, ".");
+}
 
 struct CommandLine::State {
   State(std::string name, std::string about) : command(std::move(name)), options("sherd " + command, about) {}
@@ -46,7 +71,8 @@ struct CommandLine::State {
   template <class... Args>
   [[noreturn]] void wrong(const Args&... args) const {
     const std::string message = cat(args...);
-    throw UsageError(cat(message, message.ends_with('?') ? "" : ".", " See 'sherd ", command, " --help'"));
+    throw UsageError(cat(message, message.ends_with('?') || message.ends_with('.') ? "" : ".", " See 'sherd ",
+                         command, " --help'"));
   }
   void add(const std::string& name, const std::string& help, std::shared_ptr<cxxopts::Value> value,
            const std::string& shown) {
@@ -96,12 +122,17 @@ bool CommandLine::parse(const std::vector<std::string>& arguments) {
     if (!argument.starts_with("--")) continue;
     const std::string name = argument.substr(2, argument.find('=') - 2);
     if (std::find(state_->names.begin(), state_->names.end(), name) == state_->names.end())
-      state_->wrong("unknown option '--", name, "'; did you mean '--", nearest(name, state_->names), "'?");
+      state_->wrong("unknown option '--", name, "'; ", suggest(name, state_->names, "--"));
   }
   std::vector<const char*> pointers{"sherd"};
   for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
   try {
     state_->result = state_->options.parse(static_cast<int>(pointers.size()), pointers.data());
+  } catch (const cxxopts::exceptions::no_such_option& error) {
+    const std::string name = short_option(arguments);
+    if (name.empty()) state_->wrong(error.what());
+    state_->wrong("unknown option '-", name,
+                  "'; options have two dashes: ", suggest(name, state_->names, "--"));
   } catch (const cxxopts::exceptions::exception& error) {
     state_->wrong(error.what());
   }

@@ -70,6 +70,13 @@ TEST(CommandLine, AmountsHaveUnits) {
 
 TEST(CommandLine, MistakesAreNamed) {
   expect_usage_error({"--stesp", "3"}, "unknown option '--stesp'; did you mean '--steps'? See");
+  expect_usage_error(
+      {"--bogus"},
+      "unknown option '--bogus'; known are --config, --steps, --lr, --resume, --set, --help. See");
+  expect_usage_error({"--stesp=3"}, "unknown option '--stesp'; did you mean '--steps'?");
+  expect_usage_error({"-confg", "x"},
+                     "unknown option '-confg'; options have two dashes: did you mean '--config'?");
+  expect_usage_error({"a.json", "-x"}, "unknown option '-x'; options have two dashes: known are --config, ");
   expect_usage_error({"--steps"}, "steps");
   expect_usage_error({"--steps", "3x"}, "--steps takes a whole number, not '3x'",
                      [](const CommandLine& line) { line.integer("steps", 0); });
@@ -79,6 +86,14 @@ TEST(CommandLine, MistakesAreNamed) {
                      [](const CommandLine& line) { line.integer("steps", 1); });
   expect_usage_error({"--lr", "nan"}, "takes a number", [](const CommandLine& line) { line.number("lr"); });
   expect_usage_error({}, "--lr is missing", [](const CommandLine& line) { line.required("lr"); });
+}
+
+TEST(CommandLine, ValuesMayBeginWithADash) {
+  CommandLine line = example();
+  ASSERT_TRUE(line.parse({"--set", "-x", "--lr", "-1"}));
+  EXPECT_THAT(line.all("set"), ElementsAre("-x"));
+  EXPECT_EQ(line.number("lr"), -1);
+  expect_usage_error({"--set", "-x", "--resume", "-y"}, "y");
 }
 
 TEST(CommandLine, HelpListsEveryOption) {

@@ -12,7 +12,8 @@ void estimate_command(const Arguments& arguments) {
   CommandLine line(
       "estimate",
       "Tells what memory a run will take, by tier, category and rank, and what to change when it does "
-      "not fit. The run itself is gone through without data; nothing is computed, allocated or written.",
+      "not fit. The run itself is gone through without data; nothing is computed, allocated or written. Ends "
+      "with exit code 3 when the run does not fit.",
       "--config F... [--set a.b.c=V]... [--gpus N] [--nodes M] [--rank R] [--json]");
   line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
       .list("set", "a.b.c=V", "override one key, as zero_optimization.stage=3")
@@ -48,6 +49,7 @@ void estimate_command(const Arguments& arguments) {
   if (!report.missing.empty())
     report.remedy = cheapest_remedy(reparse, vocabulary, report.world, report.machine);
   std::fputs((line.has("json") ? json_of(report) : text_of(report)).c_str(), stdout);
+  if (!report.missing.empty()) throw Finding{does_not_fit};
 }
 
 }  // namespace sherd::cli

@@ -73,14 +73,17 @@ std::string verdict(const EstimateReport& r) {
   limit("device.host_memory_limit", r.config.device.host_memory_limit);
   if (r.machine.memory > 0)
     out += cat("this machine: ", human_bytes(r.machine.memory), " of memory available\n");
-  const bool unknown_gpu = r.machine.on_gpus && r.machine.gpus == 0 && r.config.device.device_memory_limit == 0;
+  const bool unknown_gpu = !r.machine.knows_devices(r.config);
   if (r.machine.gpus > 0)
     out += cat(plural(r.machine.gpus, "GPU", "GPUs"), " of ", human_bytes(r.machine.gpu_memory), " here\n");
   if (unknown_gpu)
     out += cat("no GPU here: each must hold the device tier, ", human_bytes(book_of(r.estimate.peaks, 0).total_peak),
                ", and some ", human_bytes(beside_the_books + beside_the_books_for_nccl(r.world, r.machine)),
                " beside it; device.device_memory_limit says what one has\n");
-  if (r.missing.empty()) return out + (unknown_gpu ? "It fits this machine.\n" : "It fits.\n");
+  if (r.missing.empty())
+    return out + (unknown_gpu ? "Whether it fits is not known, as no GPU is seen here. The memory of this "
+                                "machine is enough.\n"
+                              : "It fits.\n");
   for (const Shortfall& shortfall : r.missing) out += cat("It does not fit: ", shortfall.text(), ".\n");
   if (r.remedy.keys.empty())
     return out +

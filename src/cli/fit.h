@@ -32,6 +32,11 @@ struct Machine {
   int ranks_per_gpu = 0;
   /// Ranks of `world` on one of these GPUs; 0: unknown.
   std::uint64_t sharing(const World& world) const;
+  /// Whether it is known what the device tier has: not for GPUs that are elsewhere, unless the configuration
+  /// says.
+  bool knows_devices(const config::Config& config) const {
+    return !on_gpus || gpus > 0 || config.device.device_memory_limit > 0;
+  }
 };
 /// This machine, now, as a run of `config` would use it. Scratch files that earlier runs left count as free.
 Machine this_machine(const config::Config& config);
@@ -78,8 +83,9 @@ struct Remedy {
 using Reparse = std::function<config::Config(const std::vector<std::string>& overrides)>;
 
 /// The change of keys with the least expected slow-down by which the run fits; without keys when none of
-/// those known does. Single changes are tried first, then as many as it takes, from the cheapest on. None
-/// changes what is computed but for the order of sums when the micro-batch shrinks. Each try is a dry run.
+/// those known does. Single changes are tried first, then as many as it takes, from the cheapest on: into
+/// other tiers, and back into one with more room. None changes what is computed but for the order of sums
+/// when the micro-batch shrinks. Each try is a dry run.
 Remedy cheapest_remedy(const Reparse& reparse, std::int64_t vocabulary, const World& world,
                        const Machine& machine);
 

@@ -40,7 +40,7 @@ void print_help() {
   std::fputs(text.c_str(), stdout);
 }
 
-void dispatch(const Arguments& arguments) {
+void call(const Arguments& arguments) {
   if (arguments.empty()) throw UsageError("no command given. See 'sherd --help'");
   const std::string& name = arguments[0];
   if (name == "--help" || name == "-h" || name == "help") return print_help();
@@ -52,8 +52,20 @@ void dispatch(const Arguments& arguments) {
     if (name == command.name) return command.run({arguments.begin() + 1, arguments.end()});
   std::vector<std::string> names;
   for (const Command& command : commands) names.emplace_back(command.name);
-  throw UsageError(
-      cat("unknown command '", name, "'; did you mean '", nearest(name, names), "'? See 'sherd --help'"));
+  if (name.starts_with("-"))
+    throw UsageError(
+        cat("'", name,
+            "' is an option, and a command comes first, as in 'sherd train --config F'. See 'sherd --help'"));
+  throw UsageError(cat("unknown command '", name, "'; ", suggest(name, names), " See 'sherd --help'"));
+}
+
+int dispatch(const Arguments& arguments) {
+  try {
+    call(arguments);
+    return 0;
+  } catch (const Finding& finding) {
+    return finding.code;
+  }
 }
 
 /// Prints `message` as one line, whatever it holds, and returns `code`.
@@ -77,10 +89,10 @@ int failed(const Error& error) {
 
 int run_program(const Arguments& arguments) {
   try {
-    dispatch(arguments);
+    const int code = dispatch(arguments);
     // Output that nobody could read, on a full disk or a closed pipe, is a failure too.
     if (std::fflush(stdout) != 0) return failed("cannot write to standard output", 1);
-    return 0;
+    return code;
   } catch (const UsageError& error) {
     return failed(error.what(), 2);
   } catch (const Error& error) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "base/error.h"
 #include "cli/fit.h"
@@ -12,11 +13,14 @@ struct Change {
   double slow_down = 0;
   std::string reason;
   std::vector<std::pair<std::string, std::string>> keys;
+  bool back = false;  ///< moves states into a tier that is faster than theirs
 };
 
 class Changes {
  public:
-  Changes(const config::Config& config, int ranks) : config_(config), ranks_(ranks) {
+  /// `room_is_known`: of the device tier, into which nothing is moved else.
+  Changes(const config::Config& config, int ranks, bool room_is_known)
+      : config_(config), ranks_(ranks), room_is_known_(room_is_known) {
     buckets();
     stages();
     recompute();
@@ -34,6 +38,10 @@ class Changes {
   }
   void add(double slow_down, std::string reason, std::vector<std::pair<std::string, std::string>> keys) {
     all_.push_back({slow_down, std::move(reason), std::move(keys)});
+  }
+  /// A change that makes a step faster if anything, where there is room.
+  void back(std::string reason, std::pair<std::string, std::string> key) {
+    all_.push_back({0, std::move(reason), {std::move(key)}, true});
   }
 
   /// What waits to be reduced, and what is gathered ahead; at lower stages they matter once others of the
@@ -102,9 +110,18 @@ class Changes {
     const auto path = [&](const char* section) {
       return std::pair(cat("zero_optimization.", section, ".nvme_path"), folder());
     };
-    if ((optimizer == nvme || parameters == nvme) && config_.zero.sub_group_size > 1'000'000)
+    if (config_.zero.sub_group_size > 1'000'000)  // matters once something is on NVMe
       add(3, "what passes between NVMe and the optimizer does so in smaller parts",
           {{zero("sub_group_size"), "1000000"}});
+    if (optimizer == nvme) back("optimizer states live in host memory", to("offload_optimizer", "cpu"));
+    if (parameters == nvme) back("parameters live in host memory", to("offload_param", "cpu"));
+    if (optimizer != none && room_is_known_)
+      back("optimizer states live on the device", to("offload_optimizer", "none"));
+    if (parameters != none && room_is_known_)
+      back("parameters live on the device", to("offload_param", "none"));
+    if (config_.training.cpu_checkpointing && room_is_known_)
+      back("the inputs of blocks that are computed again wait on the device",
+           {"activation_checkpointing.cpu_checkpointing", "false"});
     if (optimizer == none)
       add(6, "optimizer states live in host memory", {stage(1), to("offload_optimizer", "cpu")});
     if (optimizer != nvme)
@@ -121,6 +138,7 @@ class Changes {
 
   const config::Config& config_;
   int ranks_;
+  bool room_is_known_;
   std::vector<Change> all_;
 };
 
@@ -153,33 +171,58 @@ class Search {
         world_(world),
         machine_(machine),
         config_(reparse({})),
-        changes_(config_, world.ranks) {}
+        changes_(config_, world.ranks, machine.knows_devices(config_)) {}
 
   Remedy run() const {
     for (const Change& change : changes_.all())
       if (const Remedy alone = merged({&change}, config_); fits(alone)) return alone;
-    std::vector<const Change*> taken;
-    for (const Change& change : changes_.all()) {
-      taken.push_back(&change);
-      if (taken.size() > 1 && fits(merged(taken, config_))) return merged(pruned(std::move(taken)), config_);
-    }
+    for (const bool choosy : {true, false})
+      if (const auto taken = together(choosy); !taken.empty()) return merged(pruned(taken), config_);
     return {};
   }
 
  private:
-  bool fits(const Remedy& remedy) const {
+  using Taken = std::vector<const Change*>;
+
+  /// As many changes as it takes, from the cheapest on; none when all are too few. A choosy search leaves out
+  /// what makes the shortage worse, as moving states into a host that is full already. That may be what a
+  /// later change needs: the other takes all but those that move states back.
+  Taken together(bool choosy) const {
+    Taken taken;
+    double best = shortage({});
+    for (const Change& change : changes_.all()) {
+      if (!choosy && change.back) continue;
+      taken.push_back(&change);
+      const double now = shortage(merged(taken, config_));
+      if (now == 0) return taken;
+      if (choosy && now > best)
+        taken.pop_back();
+      else
+        best = now;
+    }
+    return {};
+  }
+
+  bool fits(const Remedy& remedy) const { return shortage(remedy) == 0; }
+
+  /// How many times over what there is too little of is needed, added up; 0 where it fits.
+  double shortage(const Remedy& remedy) const {
     try {
       const config::Config config = reparse_(remedy.overrides());
-      return shortfalls(config, estimate_rank(config, vocabulary_, world_, 0), world_, machine_).empty();
+      double sum = 0;
+      for (const Shortfall& missing :
+           shortfalls(config, estimate_rank(config, vocabulary_, world_, 0), world_, machine_))
+        sum += static_cast<double>(missing.needed) / static_cast<double>(missing.available);
+      return sum;
     } catch (const Error&) {
-      return false;  // not a combination that a run would accept
+      return std::numeric_limits<double>::infinity();  // not a combination that a run would accept
     }
   }
 
   /// Without the changes that it takes not, the most expensive first.
-  std::vector<const Change*> pruned(std::vector<const Change*> taken) const {
+  Taken pruned(Taken taken) const {
     for (std::size_t i = taken.size(); i-- > 0;) {
-      std::vector<const Change*> fewer = taken;
+      Taken fewer = taken;
       fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
       if (fits(merged(fewer, config_))) taken = std::move(fewer);
     }

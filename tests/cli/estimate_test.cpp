@@ -159,6 +159,63 @@ TEST(Remedy, LooksForSpaceOutsideOfMemory) {
   EXPECT_THROW(require_fit(plain, vocabulary, world, machine_with(1000)), Error);
 }
 
+/// Large enough that states weigh more than the buffers in which they come and go.
+std::vector<std::string> with_states_on_host(const std::string& more) {
+  return {"model.hidden_size=512", "model.num_layers=8", "zero_optimization.offload_optimizer.device=cpu", more};
+}
+
+TEST(Remedy, TakesTheHostsLimitForWhatItIs) {
+  std::vector<std::string> on_host = with_states_on_host("training.recompute=full");
+  on_host.emplace_back("train_micro_batch_size_per_gpu=1");
+  for (const World world : {World{1, 1}, World{2, 2}})
+    for (const int stage : {1, 3}) {
+      const auto plain = configuration(stage, on_host);
+      const auto estimate = estimate_rank(plain({}), vocabulary, world, 0);
+      const std::uint64_t on_device = estimate.peaks.tiers[0].total_peak,
+                          in_host = estimate.peaks.tiers[1].total_peak;
+      // What the host lacks, the device has.
+      std::vector<std::string> keys = on_host;
+      keys.push_back(cat("device.host_memory_limit=", in_host / 2));
+      const Remedy back =
+          cheapest_remedy(configuration(stage, keys), vocabulary, world, machine_with(plenty));
+      EXPECT_EQ(back.line(), "--set zero_optimization.offload_optimizer.device=none");
+      // Neither has it: files, in parts that are smaller than all of it.
+      keys.push_back(cat("device.device_memory_limit=", on_device));
+      const auto both = configuration(stage, keys);
+      const Remedy remedy = cheapest_remedy(both, vocabulary, world, machine_with(plenty));
+      EXPECT_THAT(remedy.line(), HasSubstr("zero_optimization.offload_optimizer.device=nvme"))
+          << world.ranks << ", stage " << stage;
+      EXPECT_TRUE(fits(both, remedy, world, machine_with(plenty))) << remedy.line();
+    }
+}
+
+TEST(Remedy, MovesNothingBackToGpusThatAreElsewhere) {
+  const World world{1, 1};
+  const std::vector<std::string> on_host = with_states_on_host("device.type=cuda");
+  const std::uint64_t in_host =
+      estimate_rank(configuration(2, on_host)({}), vocabulary, world, 0).peaks.tiers[1].total_peak;
+  Machine machine = machine_with(plenty);
+  machine.on_gpus = true;
+  std::vector<std::string> keys = on_host;
+  keys.push_back(cat("device.host_memory_limit=", in_host / 2));
+  const Remedy elsewhere = cheapest_remedy(configuration(2, keys), vocabulary, world, machine);
+  EXPECT_THAT(elsewhere.line(), HasSubstr("zero_optimization.offload_optimizer.device=nvme"));
+  EXPECT_TRUE(fits(configuration(2, keys), elsewhere, world, machine));
+  keys.push_back("device.device_memory_limit=80GB");
+  EXPECT_EQ(cheapest_remedy(configuration(2, keys), vocabulary, world, machine).line(),
+            "--set zero_optimization.offload_optimizer.device=none");
+}
+
+TEST(Remedy, LeavesADriveThatIsFull) {
+  const auto on_nvme = configuration(3, {"zero_optimization.offload_optimizer.device=nvme",
+                                         "zero_optimization.offload_optimizer.nvme_path=/somewhere/fast"});
+  const World world{1, 1};
+  const Machine machine = machine_with(plenty, 1000);
+  const Remedy remedy = cheapest_remedy(on_nvme, vocabulary, world, machine);
+  EXPECT_EQ(remedy.line(), "--set zero_optimization.offload_optimizer.device=cpu");
+  EXPECT_TRUE(fits(on_nvme, remedy, world, machine));
+}
+
 class EstimateProgram : public Train {
  protected:
   std::vector<std::string> estimate(const std::vector<std::string>& more = {}) const {
@@ -238,11 +295,19 @@ TEST_F(EstimateProgram, TrainRefusesWhatCannotFitAndItsProposalFits) {
 
   std::vector<std::string> asked = estimate({"--gpus", "2", "--set", "device.device_memory_limit=400KB"});
   const Outcome told = sherd(asked);
-  EXPECT_EQ(told.code, 0) << told.err;
+  EXPECT_EQ(told.code, 3) << told.err;
+  EXPECT_EQ(told.err, "");
   EXPECT_THAT(told.out, HasSubstr("It does not fit: the device tier"));
   EXPECT_EQ(proposal(told.out), change);
   asked.insert(asked.end(), change.begin(), change.end());
-  EXPECT_THAT(sherd(asked).out, HasSubstr("It fits"));
+  const Outcome mended_told = sherd(asked);
+  EXPECT_EQ(mended_told.code, 0) << mended_told.err;
+  EXPECT_THAT(mended_told.out, HasSubstr("It fits.\n"));
+
+  const Outcome as_json =
+      sherd(estimate({"--gpus", "2", "--set", "device.device_memory_limit=400KB", "--json"}));
+  EXPECT_EQ(as_json.code, 3) << as_json.err;
+  EXPECT_THAT(as_json.out, HasSubstr("\"fits\": false"));
 }
 
 TEST_F(EstimateProgram, PlansForGpusThatAreNotHere) {
@@ -262,13 +327,18 @@ TEST_F(EstimateProgram, PlansForGpusThatAreNotHere) {
   const Outcome table = sherd(estimate({"--set", "device.type=cuda"}));
   EXPECT_THAT(table.out, HasSubstr("1 rank on 1 machine with GPUs"));
   EXPECT_THAT(table.out, HasSubstr("no GPU here: each must hold the device tier"));
-  EXPECT_THAT(table.out, HasSubstr("It fits this machine"));
   EXPECT_THAT(table.out, HasSubstr("beside it, CUDA"));
   EXPECT_THAT(table.out, Not(HasSubstr("beside it, NCCL"))) << "one rank has no peers";
   EXPECT_THAT(sherd(estimate({"--gpus", "2", "--set", "device.type=cuda"})).out, HasSubstr("beside it, NCCL"));
   as_json.insert(as_json.end(), {"--gpus", "2"});
   EXPECT_EQ(number(sherd(estimate(as_json)).out, {"beside_the_books", "nccl"}),
             comm::nccl_memory(2, 2, comm::nccl_channels()));
+  EXPECT_EQ(table.out.find("It fits"), std::string::npos) << table.out;
+  EXPECT_THAT(
+      table.out,
+      HasSubstr(
+          "Whether it fits is not known, as no GPU is seen here. The memory of this machine is enough.\n"));
+  EXPECT_EQ(table.code, 0) << table.err;
 }
 
 TEST_F(EstimateProgram, EveryRankOfALauncherRefuses) {

@@ -31,14 +31,15 @@ void widen(const std::byte* from, std::span<std::int32_t> out) {
 
 constexpr const char* rebuild = "; copy the pair again, or rebuild it with 'sherd prepare'";
 
+constexpr const char* prefix_of =
+    "data.path is the prefix that `sherd prepare --output PREFIX` wrote, without .bin or .idx";
+
 [[noreturn]] void fail_missing(const fs::path& path) {
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   if (!fs::is_directory(folder))
     fail(ErrorKind::io, "dataset file '", path.string(), "' is missing: the folder '", folder.string(),
-         "' does not exist; check data.path");
-  fail(ErrorKind::io, "dataset file '", path.string(),
-       "' does not exist; data.path is the prefix that 'sherd ",
-       "prepare --output PREFIX' wrote, without .bin or .idx");
+         "' does not exist; ", prefix_of);
+  fail(ErrorKind::io, "dataset file '", path.string(), "' does not exist; ", prefix_of);
 }
 
 const fs::path& existing(const fs::path& path) {

@@ -19,7 +19,8 @@ std::int64_t vocabulary(const config::Config& config, const TokenData& data) {
   if (known == 0 && !data.tokenizer.empty()) known = data::make_tokenizer(data.tokenizer)->vocab_size();
   if (asked == 0 && known == 0)
     fail(ErrorKind::config, "model.vocab_size is not given and ", data::info_path(config.data->path).string(),
-         " does not exist to tell it: set model.vocab_size or data.tokenizer");
+         " does not exist to tell it: set model.vocab_size or data.tokenizer, or make the dataset with "
+         "`sherd prepare`");
   if (asked > 0 && known > asked)
     fail(ErrorKind::config, "model.vocab_size is ", asked, ", but the tokenizer of ", config.data->path, " has ", known,
          " ids: raise it or leave it out");

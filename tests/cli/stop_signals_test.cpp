@@ -30,6 +30,18 @@ TEST(StopSignals, AreTakenOnceAndGivenBackByTheLast) {
   EXPECT_EQ(StopSignals::received(), 0);
 }
 
+TEST(StopSignals, TellTheMessageOfTheFirst) {
+  const StopSignals first("stopping soon\n");
+  const StopSignals second("never told\n");
+  ::testing::internal::CaptureStderr();
+  std::raise(SIGINT);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "stopping soon\n");
+  EXPECT_NE(handler_of(SIGTERM), SIG_DFL) << "each kind is taken once";
+  ::testing::internal::CaptureStderr();
+  std::raise(SIGTERM);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "stopping soon\n");
+}
+
 TEST(StopSignals, StayIgnoredWhereTheyWere) {
   const Handler before = std::signal(SIGHUP, SIG_IGN);
   {

@@ -132,11 +132,62 @@ TEST_F(Train, ATerminatedRunSavesAndGoesOn) {
   waitpid(child, &status, 0);
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 1);
-  EXPECT_THAT(read_text(folder_ / "term.err"), HasSubstr("go on with --resume"));
+  const std::string said = read_text(folder_ / "term.err");
+  EXPECT_EQ(count(said, "sherd: stopping after this step, and saving where training.save_dir is set"), 1u)
+      << said;
+  EXPECT_THAT(said, HasSubstr("go on with --resume"));
   const std::string tag = read_text(folder_ / "run" / "latest");
   const std::string step = tag.substr(tag.find_first_of("0123456789"));
   const Outcome more = sherd(train({"--ranks", "2", "--resume", "--steps", std::to_string(std::stoll(step) + 1)}));
   EXPECT_EQ(more.code, 0) << more.err;
+}
+
+TEST_F(Train, WithoutAFolderItSaysThatNothingWillBeSaved) {
+  const std::string line = "nothing will be saved: training.save_dir is not set";
+  const Outcome unsaved = sherd(train({"--steps", "1", "--ranks", "2", "--set", "training.save_dir="}));
+  EXPECT_EQ(unsaved.code, 0) << unsaved.err;
+  EXPECT_EQ(count(unsaved.err, line), 1u) << unsaved.err;
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+  const Outcome saved = sherd(train({"--steps", "1"}));
+  EXPECT_EQ(saved.code, 0) << saved.err;
+  EXPECT_EQ(count(saved.err, line), 0u) << saved.err;
+}
+
+/// What validation there is then has no batch, and a mean over none would be NaN.
+TEST_F(Train, AValidationSplitBelowABatchIsSaidAndLeftOut) {
+  const std::vector<std::string> large{"--ranks",   "2",
+                                       "--steps",   "1",
+                                       "--set",     "train_batch_size=400",
+                                       "--metrics", (folder_ / "m.jsonl").string()};
+  const Outcome got = sherd(train(large));
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_EQ(count(got.err, "no validation: its split has "), 1u) << got.err;
+  EXPECT_THAT(got.err,
+              HasSubstr("fewer than the 400 that all ranks take at once; give data.split a larger share"));
+  EXPECT_TRUE(metric("m.jsonl", "val_loss").empty());
+  EXPECT_EQ(metric("m.jsonl", "loss").size(), 1u);
+  EXPECT_EQ(got.out.find("validation loss"), std::string::npos) << got.out;
+
+  std::filesystem::remove_all(folder_ / "run");
+  std::vector<std::string> enough = large;
+  enough.insert(enough.end(), {"--set", "data.split=[0.5, 0.5]"});
+  const Outcome validated = sherd(train(enough));
+  ASSERT_EQ(validated.code, 0) << validated.err;
+  EXPECT_EQ(count(validated.err, "no validation"), 0u) << validated.err;
+  ASSERT_EQ(metric("m.jsonl", "val_loss").size(), 1u);
+  EXPECT_GT(std::stod(metric("m.jsonl", "val_loss").front()), 0);
+}
+
+TEST_F(Train, EveryProblemOfAConfigurationIsALine) {
+  const Outcome got =
+      sherd(train({"--set", "gradient_cliping=1", "--set", "training.steps=-1", "--ranks", "2"}));
+  EXPECT_EQ(got.code, 1);
+  EXPECT_EQ(count(got.err, "sherd: error: "), 3u) << got.err;
+  EXPECT_EQ(count(got.err, "\n"), 3u) << got.err;
+  EXPECT_THAT(got.err, HasSubstr("sherd: error: the configuration has 2 problems:\n"));
+  EXPECT_THAT(got.err, HasSubstr("\nsherd: error: --set gradient_cliping=1: unknown key"));
+  EXPECT_THAT(got.err,
+              HasSubstr("\nsherd: error: --set training.steps=-1: training.steps: must be an integer >= 0"));
 }
 
 // ---- errors: one line that names cause and next step, non-zero on every rank, and no hang ----
@@ -152,12 +203,28 @@ class TrainErrors : public Train, public ::testing::WithParamInterface<int> {};
 const std::vector<Mistake>& mistakes() {
   using List = std::vector<std::string>;
   static const std::vector<Mistake> all{
-      {"wrong key", [](const TempFolder&) { return List{"--set", "gradient_cliping=1"}; }, "gradient_clipping"},
-      {"wrong type", [](const TempFolder&) { return List{"--set", "train_batch_size=many"}; }, "train_batch_size"},
-      {"batch triple",
-       [](const TempFolder&) { return List{"--set", "train_micro_batch_size_per_gpu=3", "--set", "gradient_accumulation_steps=1"}; },
+      {"wrong key",
+       [](const TempFolder&) {
+         return List{"--set", "gradient_cliping=1"};
+       },
+       "gradient_clipping"},
+      {"wrong type",
+       [](const TempFolder&) {
+         return List{"--set", "train_batch_size=many"};
+       },
        "train_batch_size"},
-      {"missing dataset", [](const TempFolder&) { return List{"--set", "data.path=/nonexistent/data"}; }, "/nonexistent/data"},
+      {"batch triple",
+       [](const TempFolder&) {
+         return List{"--set", "train_micro_batch_size_per_gpu=3", "--set", "gradient_accumulation_steps=1"};
+       },
+       "train_batch_size"},
+      {"missing dataset",
+       [](const TempFolder&) {
+         return List{"--set", "data.path=/nonexistent/data"};
+       },
+       "dataset file '/nonexistent/data.idx' is missing: the folder '/nonexistent' does not exist; data.path "
+       "is the prefix "
+       "that `sherd prepare --output PREFIX` wrote"},
       {"id beyond the vocabulary",
        [](const TempFolder& f) {
          std::filesystem::remove(f / "data.json");  // as a dataset of another program
@@ -172,7 +239,9 @@ const std::vector<Mistake>& mistakes() {
        "data.bin"},
       {"nothing to resume", [](const TempFolder&) { return List{"--resume"}; }, "latest"},
       {"a loss that is NaN",
-       [](const TempFolder&) { return List{"--set", "model.init_std=1e38", "--set", "bf16.enabled=false"}; },
+       [](const TempFolder&) {
+         return List{"--set", "model.init_std=1e38", "--set", "bf16.enabled=false"};
+       },
        "lower the learning rate"},
   };
   return all;
@@ -229,6 +298,18 @@ TEST_F(Train, AnotherWorldSizeOnResumeIsRefused) {
   EXPECT_EQ(got.code, 1);
   EXPECT_EQ(count(got.err, "error: "), 1u) << got.err;
   EXPECT_THAT(got.err, HasSubstr("start with --ranks 2"));
+}
+
+TEST_F(Train, AnotherModelOnResumeIsRefusedByItsKeysAndShapes) {
+  ASSERT_EQ(sherd(train({"--steps", "1"})).code, 0);
+  const Outcome got = sherd(train({"--resume", "--set", "model.hidden_size=48", "--set", "model.dropout=0"}));
+  EXPECT_EQ(got.code, 1);
+  EXPECT_EQ(count(got.err, "error: "), 1u) << got.err;
+  EXPECT_THAT(got.err, HasSubstr("model.hidden_size is 32 there and 48 here"));
+  EXPECT_THAT(got.err, HasSubstr("of the parameters "));
+  EXPECT_THAT(got.err, HasSubstr(", 32] there and ["));
+  const Outcome same = sherd(train({"--resume", "--set", "model.dropout=0"}));
+  EXPECT_EQ(same.code, 0) << same.err;
 }
 
 TEST_F(Train, ThePublishedExampleRunsAsItStands) {

@@ -33,6 +33,9 @@ struct Setting {
   std::string dtype;
   int ranks;
 };
+void PrintTo(const Setting& setting, std::ostream* out) {
+  *out << setting.dtype << " on " << setting.ranks;
+}
 class Equality : public ::testing::TestWithParam<Setting> {
  protected:
   RunSpec spec() const { return base(GetParam().dtype, GetParam().ranks); }

@@ -15,6 +15,7 @@
 #include "device/cuda.h"
 #include "simt/emulated.h"
 #include "support/gpu.h"
+#include "support/print_dtype.h"
 #include "tensor/cpu/cpu_kernels.h"
 
 namespace sherd::test {

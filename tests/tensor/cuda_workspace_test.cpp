@@ -8,6 +8,7 @@
 
 #include "device/meta.h"
 #include "simt/emulated.h"
+#include "support/print_dtype.h"
 #include "tensor/cuda_options.h"
 
 namespace sherd::tensor {

@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "support/print_dtype.h"
 #include "tensor/kernels.h"
 
 namespace sherd::tensor {

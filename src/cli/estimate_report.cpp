@@ -77,8 +77,9 @@ std::string verdict(const EstimateReport& r) {
   if (r.machine.gpus > 0)
     out += cat(plural(r.machine.gpus, "GPU", "GPUs"), " of ", human_bytes(r.machine.gpu_memory), " here\n");
   if (unknown_gpu)
-    out += cat("no GPU here: each must hold the device tier, ", human_bytes(book_of(r.estimate.peaks, 0).total_peak),
-               ", and some ", human_bytes(beside_the_books + beside_the_books_for_nccl(r.world, r.machine)),
+    out += cat("no GPU here: each must hold the device tier, ",
+               human_bytes(book_of(r.estimate.peaks, 0).total_peak), ", and some ",
+               human_bytes(beside_the_books + beside_the_books_for_nccl(r.world, r.machine)),
                " beside it; device.device_memory_limit says what one has\n");
   if (r.missing.empty())
     return out + (unknown_gpu ? "Whether it fits is not known, as no GPU is seen here. The memory of this "
@@ -130,7 +131,8 @@ std::string json_of(const EstimateReport& r) {
     tier["peak_of_machine"] = peaks.total_peak * static_cast<std::uint64_t>(r.world.local_ranks);
   }
   if (r.machine.on_gpus)
-    out["beside_the_books"] = {{"cuda", beside_the_books}, {"nccl", beside_the_books_for_nccl(r.world, r.machine)}};
+    out["beside_the_books"] = {{"cuda", beside_the_books},
+                               {"nccl", beside_the_books_for_nccl(r.world, r.machine)}};
   const comm::Traffic& sent = r.estimate.traffic;
   out["per_step"] = {{"all_reduce_bytes", sent.all_reduce},
                      {"all_gather_bytes", sent.all_gather},

@@ -149,8 +149,9 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Es
   check("the host tier of each rank", "device.host_memory_limit allows", in_host,
         config.device.host_memory_limit);
   const std::uint64_t sharing = machine.sharing(world);
-  check(sharing > 1 ? cat("the memory of a GPU, shared by ", sharing, " ranks,") : "the memory of a GPU", "there is",
-        sharing * (on_device + beside_the_books + beside_the_books_for_nccl(world, machine)), machine.gpu_memory);
+  check(sharing > 1 ? cat("the memory of a GPU, shared by ", sharing, " ranks,") : "the memory of a GPU",
+        "there is", sharing * (on_device + beside_the_books + beside_the_books_for_nccl(world, machine)),
+        machine.gpu_memory);
   check(local > 1 ? cat("the memory of this machine, shared by ", local, " ranks,")
                   : "the memory of this machine",
         "there is", local * ((machine.on_gpus ? 0 : on_device) + in_host), machine.memory);

@@ -54,11 +54,12 @@ struct Shortfall {
   std::string text() const;
 };
 
-/// What CUDA and cuDNN take of a GPU for themselves, for each rank on it: most of it contexts, more than is usual.
+/// What CUDA and cuDNN take of a GPU for themselves, for each rank on it: most of it contexts, more than is
+/// usual.
 inline constexpr std::uint64_t beside_the_books = std::uint64_t{1} << 30;
 
-/// What NCCL takes of a GPU for itself (comm/gpu_memory.h): 0 on CPUs, for one rank, and where ranks share GPUs, which they do
-/// without NCCL.
+/// What NCCL takes of a GPU for itself (comm/gpu_memory.h): 0 on CPUs, for one rank, and where ranks share
+/// GPUs, which they do without NCCL.
 std::uint64_t beside_the_books_for_nccl(const World& world, const Machine& machine);
 
 /// Where the most loaded rank, or the machine or GPU that it shares with others, has too little. On CPUs the

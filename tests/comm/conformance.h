@@ -12,9 +12,10 @@
 #include "base/random.h"
 #include "comm/communicator.h"
 
-/// One suite for every backend. A case says how to run a body on every rank: threads here (local_test.cpp), or this very
-/// process as one of mpirun's (process_main.cpp); and on what device each rank has its tensors. Expected values are
-/// computed serially, in rank order, so backends that pass are equal to each other to the bit.
+/// One suite for every backend. A case says how to run a body on every rank: threads here (local_test.cpp),
+/// or this very process as one of mpirun's (process_main.cpp); and on what device each rank has its tensors.
+/// Expected values are computed serially, in rank order, so backends that pass are equal to each other to the
+/// bit.
 namespace sherd::comm::conformance {
 
 using tensor::Shape;
@@ -28,7 +29,8 @@ struct Case {
   std::function<std::shared_ptr<device::Device>(Communicator&)> device = [](Communicator&) {
     return device::make_cpu_device(1);
   };
-  /// Calls are only queued for a GPU: what goes wrong is thrown later, by its synchronize() and further calls.
+  /// Calls are only queued for a GPU: what goes wrong is thrown later, by its synchronize() and further
+  /// calls.
   bool queues = false;
   /// Why this machine cannot run the case, or empty.
   std::function<std::string()> unavailable = [] { return std::string(); };
@@ -128,13 +130,14 @@ void expect_bits(const Tensor& x, const Expected& expected, const std::string& w
   }
 }
 
-/// Tensors of one rank: those of make() that are `shared` come from the communicator's own memory, the others from the
-/// device, so that both ways of reaching a peer are taken. The test reads and writes them through here, for the processor
-/// does not reach all of them.
+/// Tensors of one rank: those of make() that are `shared` come from the communicator's own memory, the others
+/// from the device, so that both ways of reaching a peer are taken. The test reads and writes them through
+/// here, for the processor does not reach all of them.
 class Tensors {
  public:
   /// Collective where `device` is a GPU.
-  Tensors(Communicator& comm, std::shared_ptr<device::Device> device) : comm_(comm), device_(std::move(device)) {
+  Tensors(Communicator& comm, std::shared_ptr<device::Device> device)
+      : comm_(comm), device_(std::move(device)) {
     if (device_->kind() == device::Kind::cuda) comm.bind(device_);
   }
   Communicator& comm() { return comm_; }
@@ -150,9 +153,10 @@ class Tensors {
   /// Element i becomes value(i).
   template <class T, class Value>
   void set(const Tensor& x, const Value& value) {
-    const Tensor here = reachable() ? x
-                                    : Tensor::empty(*device_, {x.numel()}, x.dtype(), device::Category::communication,
-                                                    device_->processor_tier());
+    const Tensor here = reachable()
+                            ? x
+                            : Tensor::empty(*device_, {x.numel()}, x.dtype(), device::Category::communication,
+                                            device_->processor_tier());
     T* data = here.data<T>();
     for (std::int64_t i = 0; i < x.numel(); ++i) data[i] = value(i);
     if (!reachable()) device_->copy(x.raw(), here.raw(), x.bytes());

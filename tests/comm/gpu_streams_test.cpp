@@ -1,5 +1,5 @@
-// Collectives on tensors of GPUs (streams/), for ranks that share a card and for those that can only send bytes of the host;
-// and how ranks come to one of these ways. NCCL's is in nccl/.
+// Collectives on tensors of GPUs (streams/), for ranks that share a card and for those that can only send
+// bytes of the host; and how ranks come to one of these ways. NCCL's is in nccl/.
 #include <cstring>
 #include <vector>
 
@@ -44,7 +44,8 @@ void on_processes(int ranks, const std::function<void(Communicator&)>& body) {
 INSTANTIATE_TEST_SUITE_P(Streams, GpuTensors,
                          ::testing::Values(Way{"SharedCard", false, on_shared_card},
                                            Way{"SharedCardAsync", true, on_shared_card},
-                                           Way{"Staged", false, on_processes}, Way{"StagedAsync", true, on_processes}),
+                                           Way{"Staged", false, on_processes},
+                                           Way{"StagedAsync", true, on_processes}),
                          [](const auto& test) { return test.param.name; });
 
 /// After a failure its caller frees the tensors.
@@ -66,29 +67,31 @@ TEST(GpuWorker, IsAbandonedWhereACallFailsHalfWay) {
                              std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
                              std::int64_t count) {
     thread_local int calls = 0;
-    if (ThreadRank::current() == 1 && ++calls > 257) fail(ErrorKind::io, "the GPU has gone");  // in the second round
+    if (ThreadRank::current() == 1 && ++calls > 257)
+      fail(ErrorKind::io, "the GPU has gone");  // in the second round
     reduce_by_processor(gpu, stream, how, sources, outs, count);
   };
-  EXPECT_THAT(error_of(ErrorKind::io,
-                       [&] {
-                         run_local(2, LocalOptions{{.timeout_seconds = 60}, fails_late}, [](Communicator& comm) {
-                           Rank rank(comm);
-                           std::vector<ReducePiece> pieces;
-                           for (int k = 0; k < 300; ++k) {
-                             pieces.push_back({rank.on_gpu(8, DType::f32), rank.on_gpu(4, DType::f32), 0, 4});
-                             conformance::fill<float>(pieces.back().full, comm.rank(), k);
-                           }
-                           EXPECT_THROW(comm.reduce_scatter(pieces, 1, DType::f32), Error);
-                           conformance::expect_bits<float>(
-                               pieces[255].shard,
-                               [&](std::int64_t i) {
-                                 return conformance::reference_sum<float>(2, 4 * comm.rank() + i, 1, 255);
-                               },
-                               "of the first round, without a wait");
-                           fail(ErrorKind::io, "the GPU has gone");
-                         });
-                       }),
-              HasSubstr("the GPU has gone"));
+  EXPECT_THAT(
+      error_of(ErrorKind::io,
+               [&] {
+                 run_local(2, LocalOptions{{.timeout_seconds = 60}, fails_late}, [](Communicator& comm) {
+                   Rank rank(comm);
+                   std::vector<ReducePiece> pieces;
+                   for (int k = 0; k < 300; ++k) {
+                     pieces.push_back({rank.on_gpu(8, DType::f32), rank.on_gpu(4, DType::f32), 0, 4});
+                     conformance::fill<float>(pieces.back().full, comm.rank(), k);
+                   }
+                   EXPECT_THROW(comm.reduce_scatter(pieces, 1, DType::f32), Error);
+                   conformance::expect_bits<float>(
+                       pieces[255].shard,
+                       [&](std::int64_t i) {
+                         return conformance::reference_sum<float>(2, 4 * comm.rank() + i, 1, 255);
+                       },
+                       "of the first round, without a wait");
+                   fail(ErrorKind::io, "the GPU has gone");
+                 });
+               }),
+      HasSubstr("the GPU has gone"));
 }
 
 TEST(Bind, RefusesRanksWithoutAGpuAmongOthers) {
@@ -113,7 +116,8 @@ TEST(Bind, NamesGpuMemoryInMismatches) {
                            rank.comm.all_reduce(x, ReduceOp::sum, 1, {.label = "loss"});
                          });
                        }),
-              ::testing::AllOf(HasSubstr("mismatched calls"), HasSubstr("rank 1 called all_reduce (sum) of 8 fp32 on a GPU")));
+              ::testing::AllOf(HasSubstr("mismatched calls"),
+                               HasSubstr("rank 1 called all_reduce (sum) of 8 fp32 on a GPU")));
 }
 
 // ---- the plan ----

@@ -20,7 +20,8 @@ int deadly_unless = 0;
 extern "C" int connect(int socket, const sockaddr* address, socklen_t length) {
   const auto* to = reinterpret_cast<const sockaddr_in*>(address);
   if (deadly_unless && address->sa_family == AF_INET && ntohs(to->sin_port) != deadly_unless) _exit(3);
-  static const auto real = reinterpret_cast<int (*)(int, const sockaddr*, socklen_t)>(dlsym(RTLD_NEXT, "connect"));
+  static const auto real =
+      reinterpret_cast<int (*)(int, const sockaddr*, socklen_t)>(dlsym(RTLD_NEXT, "connect"));
   return real(socket, address, length);
 }
 
@@ -34,9 +35,15 @@ using ::testing::HasSubstr;
 TEST(Rendezvous, NamesRanksThatDoNotCome) {
   const auto start = std::chrono::steady_clock::now();
   const int port = free_port();
-  EXPECT_THAT(error_of(ErrorKind::comm, [&] { rendezvous(launch_of(0, 3, port), {1, "meeting"}); }),
+  EXPECT_THAT(error_of(ErrorKind::comm,
+                       [&] {
+                         rendezvous(launch_of(0, 3, port), {1, "meeting"});
+                       }),
               HasSubstr("ranks 1, 2 did not come to rank 0 within 1 s"));
-  EXPECT_THAT(error_of(ErrorKind::comm, [&] { rendezvous(launch_of(2, 3, port), {1, "meeting"}); }),
+  EXPECT_THAT(error_of(ErrorKind::comm,
+                       [&] {
+                         rendezvous(launch_of(2, 3, port), {1, "meeting"});
+                       }),
               AllOf(HasSubstr("rank 2 could not reach rank 0 at 127.0.0.1"), HasSubstr("refused"),
                     HasSubstr("MASTER_ADDR")));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
@@ -53,15 +60,19 @@ TEST(Rendezvous, RefusesRanksThatContradictEachOther) {
         } catch (const Error&) {  // their connection to rank 0 ends
         }
       });
-    EXPECT_THAT(error_of(ErrorKind::comm, [&] { rendezvous(launch_of(0, 3, port), {30, "meeting"}); }),
+    EXPECT_THAT(error_of(ErrorKind::comm,
+                         [&] {
+                           rendezvous(launch_of(0, 3, port), {30, "meeting"});
+                         }),
                 HasSubstr(twice ? "two processes came as rank 1" : "of 4, where this is rank 0 of 3"));
     for (std::thread& other : others) other.join();
   }
 }
 
 /// Runs rank r of `size` on a thread each; what each threw, or empty.
-std::vector<std::string> meet(int size, const std::function<LaunchEnvironment(int)>& launch, double seconds,
-                              const std::function<void()>& meanwhile = [] {}) {
+std::vector<std::string> meet(
+    int size, const std::function<LaunchEnvironment(int)>& launch, double seconds,
+    const std::function<void()>& meanwhile = [] {}) {
   std::vector<std::string> errors(static_cast<std::size_t>(size));
   std::vector<Meeting> meetings(errors.size());  // kept: who leaves early is missed by the others
   std::vector<std::thread> threads;
@@ -81,7 +92,8 @@ std::vector<std::string> meet(int size, const std::function<LaunchEnvironment(in
 
 TEST(Rendezvous, TellsAllRanksOfAContradiction) {
   const int port = free_port();
-  const auto errors = meet(3, [&](int r) { return launch_of(std::min(r, 1), 3, port); }, 30);
+  const auto errors = meet(
+      3, [&](int r) { return launch_of(std::min(r, 1), 3, port); }, 30);
   for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("two processes came as rank 1"));
 }
 
@@ -106,9 +118,7 @@ TEST(Rendezvous, ListensToThisMachineOnlyWhereThatIsTheMaster) {
   const auto reached = [](const char* master, const char* address) {
     LaunchEnvironment launch = launch_of(0, 2, free_port()), other = launch_of(1, 3, launch.master_port);
     launch.master_address = master;
-    std::thread waiting([&] {
-      error_of(ErrorKind::comm, [&] { rendezvous(launch, {30, "meeting"}); });
-    });
+    std::thread waiting([&] { error_of(ErrorKind::comm, [&] { rendezvous(launch, {30, "meeting"}); }); });
     const Descriptor first = knock(launch.master_port);  // it listens now
     sockaddr_in at{};
     at.sin_family = AF_INET, at.sin_port = htons(static_cast<std::uint16_t>(launch.master_port));
@@ -174,9 +184,15 @@ TEST(Rendezvous, ARankOfAnotherRunDoesNoHarm) {
 TEST(Rendezvous, NamesAPortThatIsInUse) {
   const Descriptor other = listen_on(0);
   const int port = port_of(other);
-  EXPECT_THAT(error_of(ErrorKind::comm, [&] { rendezvous(launch_of(0, 2, port), {1, "meeting"}); }),
+  EXPECT_THAT(error_of(ErrorKind::comm,
+                       [&] {
+                         rendezvous(launch_of(0, 2, port), {1, "meeting"});
+                       }),
               AllOf(HasSubstr(cat("port ", port)), HasSubstr("in use"), HasSubstr("MASTER_PORT")));
-  EXPECT_THAT(error_of(ErrorKind::comm, [&] { rendezvous(launch_of(1, 2, port), {1, "meeting"}); }),
+  EXPECT_THAT(error_of(ErrorKind::comm,
+                       [&] {
+                         rendezvous(launch_of(1, 2, port), {1, "meeting"});
+                       }),
               AllOf(HasSubstr("could not reach rank 0"), HasSubstr("does not answer")));
 }
 
@@ -189,7 +205,10 @@ TEST(Rendezvous, NamesARankThatEndsBeforeAllHaveMet) {
     } catch (const Error&) {  // it is not told in time that rank 2 does not come
     }
   });
-  EXPECT_THAT(error_of(ErrorKind::comm, [&] { rendezvous(launch_of(0, 3, port), {60, "meeting"}); }),
+  EXPECT_THAT(error_of(ErrorKind::comm,
+                       [&] {
+                         rendezvous(launch_of(0, 3, port), {60, "meeting"});
+                       }),
               HasSubstr("rank 1 ended before all ranks had met"));
   hasty.join();
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
@@ -220,18 +239,22 @@ TEST(Rendezvous, NobodyMeetsItself) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   const Deadline deadline = Deadline::after_seconds(20);
   for (int turn = 0; turn < 2 * (range.second - range.first) && !deadline.passed(); ++turn)
-    ASSERT_FALSE(connect_to(reinterpret_cast<sockaddr*>(&address), sizeof address, deadline)) << "after " << turn;
+    ASSERT_FALSE(connect_to(reinterpret_cast<sockaddr*>(&address), sizeof address, deadline))
+        << "after " << turn;
 }
 
 TEST(Rendezvous, NamesAnAddressThatDoesNotExist) {
   LaunchEnvironment launch = launch_of(1, 2, free_port());
   launch.master_address = "no-such-host.invalid";
-  EXPECT_THAT(error_of(ErrorKind::comm, [&] { rendezvous(launch, {1, "meeting"}); }),
+  EXPECT_THAT(error_of(ErrorKind::comm,
+                       [&] {
+                         rendezvous(launch, {1, "meeting"});
+                       }),
               AllOf(HasSubstr("no-such-host.invalid"), HasSubstr("MASTER_ADDR")));
 }
 
-/// Rank 2 dies when it has been told who all are, on its way to the first of them. Rank 3 leaves because it cannot reach it,
-/// rank 1 misses both: all blame rank 2.
+/// Rank 2 dies when it has been told who all are, on its way to the first of them. Rank 3 leaves because it
+/// cannot reach it, rank 1 misses both: all blame rank 2.
 TEST(Rendezvous, NamesTheRankThatDiesOnItsWayToTheOthers) {
   const int port = free_port();
   const pid_t child = fork();
@@ -248,8 +271,9 @@ TEST(Rendezvous, NamesTheRankThatDiesOnItsWayToTheOthers) {
   std::vector<std::thread> threads;
   for (const int r : {0, 1, 3})
     threads.emplace_back([&, r] {
-      errors[static_cast<std::size_t>(r)] =
-          error_of(ErrorKind::comm, [&] { rendezvous(launch_of(r, 4, port), {60, "meeting"}); });
+      errors[static_cast<std::size_t>(r)] = error_of(ErrorKind::comm, [&] {
+        rendezvous(launch_of(r, 4, port), {60, "meeting"});
+      });
     });
   for (std::thread& thread : threads) thread.join();
   int status = 0;
@@ -262,7 +286,8 @@ TEST(Rendezvous, NamesTheRankThatDiesOnItsWayToTheOthers) {
         << "rank " << r;
     EXPECT_EQ(text, errors[0]);
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30)) << "nobody waits for the deadline";
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30))
+      << "nobody waits for the deadline";
 }
 
 }  // namespace

@@ -72,7 +72,8 @@ inline Descriptor knock(int port) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   Descriptor out;
   const Deadline deadline = Deadline::after_seconds(20);
-  while (!(out = connect_to(reinterpret_cast<sockaddr*>(&address), sizeof address, deadline)) && !deadline.passed())
+  while (!(out = connect_to(reinterpret_cast<sockaddr*>(&address), sizeof address, deadline)) &&
+         !deadline.passed())
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_TRUE(out);
   return out;

@@ -48,15 +48,17 @@ class Backend {
     sherd::fail(ErrorKind::usage, name(), " does not reach memory of GPUs");
   }
 
-  /// Fails the group if a peer's process is seen to have ended, or to have announced another call. From any thread; for
-  /// work that runs elsewhere.
+  /// Fails the group if a peer's process is seen to have ended, or to have announced another call. From any
+  /// thread; for work that runs elsewhere.
   virtual void look_after_peers() noexcept {}
 
-  /// For calls that ranks make by a way of their own, on which nobody compares them: tells the others of this one, without
-  /// waiting for them. Its number among those calls, from 1. Throws Error{comm}, which names who called what, where another
-  /// rank is known to have begun another call at that number; who is told later fails the group then. One thread at a time.
+  /// For calls that ranks make by a way of their own, on which nobody compares them: tells the others of this
+  /// one, without waiting for them. Its number among those calls, from 1. Throws Error{comm}, which names who
+  /// called what, where another rank is known to have begun another call at that number; who is told later
+  /// fails the group then. One thread at a time.
   virtual std::uint64_t announce(const Signature&) { return 0; }
-  /// Those of whom this rank could know that they have announced so many calls, and does not. From any thread.
+  /// Those of whom this rank could know that they have announced so many calls, and does not. From any
+  /// thread.
   virtual std::vector<int> not_announced(std::uint64_t) { return {}; }
 
   virtual void fail(const std::string& reason) noexcept = 0;

@@ -128,7 +128,8 @@ std::uint64_t Board::announce(const Signature& call) {
   Signature one;
   for (int r = 0; r < size(); ++r)
     if (slot(r).announced.read(number, one)) calls.push_back(one), ranks.push_back(r);
-  if (const std::string wrong = mismatch(calls, ranks); !wrong.empty()) fail_and_throw(cat(name(), ": ", wrong));
+  if (const std::string wrong = mismatch(calls, ranks); !wrong.empty())
+    fail_and_throw(cat(name(), ": ", wrong));
   return number;
 }
 

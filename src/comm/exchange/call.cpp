@@ -191,7 +191,8 @@ std::string mismatch(const std::vector<Signature>& calls, const std::vector<int>
   const auto same = [](const Signature& a, const Signature& b) { return std::memcmp(&a, &b, sizeof a) == 0; };
   std::vector<std::pair<Signature, std::vector<int>>> groups;
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    const auto it = std::find_if(groups.begin(), groups.end(), [&](auto& g) { return same(g.first, calls[i]); });
+    const auto it =
+        std::find_if(groups.begin(), groups.end(), [&](auto& g) { return same(g.first, calls[i]); });
     if (it != groups.end())
       it->second.push_back(ranks[i]);
     else

@@ -4,7 +4,8 @@
 
 namespace sherd::comm {
 
-/// A backend with a function for each collective, in which the ranks' calls have been, or are still to be compared.
+/// A backend with a function for each collective, in which the ranks' calls have been, or are still to be
+/// compared.
 class CollectiveBackend : public Backend {
  protected:
   /// Calls the function of the call's kind. Throws Error{usage} for a transfer.

@@ -18,7 +18,8 @@ class GpuRoute {
   GpuRoute(Backend& host, std::shared_ptr<device::CudaDevice> gpu);
   virtual ~GpuRoute() = default;
   virtual std::string_view name() const { return "page-locked host memory"; }
-  /// True when run() queues work on the caller's thread, so that its calls come in the order in which they are made.
+  /// True when run() queues work on the caller's thread, so that its calls come in the order in which they
+  /// are made.
   virtual bool immediate() const { return false; }
   /// Of an immediate route: whether run() only queues this call, and meets nobody on the host for it.
   virtual bool queues(const Call&) const { return immediate(); }

@@ -106,7 +106,8 @@ void NcclComm::start_watching() {
 
 NcclComm::~NcclComm() {
   {
-    // Calls that the GPU is still in the middle of are other ranks' too; the thread ends them at their deadlines.
+    // Calls that the GPU is still in the middle of are other ranks' too; the thread ends them at their
+    // deadlines.
     std::unique_lock lock(mutex_);
     idle_.wait(lock, [&] { return watched_.empty(); });
     stopping_ = true;
@@ -162,8 +163,10 @@ void NcclComm::break_off(const std::string& reason) noexcept {
   comm_ = nullptr;
 }
 
-/// What to say of a call, or a set-up, that has taken too long; empty where somebody else may still know more.
-std::string NcclComm::overdue(const std::string& what, const Deadline& deadline, double seconds, std::uint64_t number) {
+/// What to say of a call, or a set-up, that has taken too long; empty where somebody else may still know
+/// more.
+std::string NcclComm::overdue(const std::string& what, const Deadline& deadline, double seconds,
+                              std::uint64_t number) {
   const std::string begin = cat(host_.name(), ": ", what, ": ");
   if (number == 0)
     return cat(begin, "rank ", host_.rank(), " waited ", seconds,
@@ -172,9 +175,11 @@ std::string NcclComm::overdue(const std::string& what, const Deadline& deadline,
     return cat(begin, name_ranks(absent), " did not come within ", seconds, " s, while rank ", host_.rank(),
                " waited; raise parallel.timeout_seconds if the work in between takes that long");
   if (Deadline::Clock::now() < deadline.at() + 1s) return "";  // a rank may know only of its neighbour
-  return cat(begin, "did not end within ", seconds, " s on rank ", host_.rank(),
-             ", though all ranks that it knows of have come to it: a rank's GPU, or a link between two, takes longer or hangs "
-             "(NCCL_DEBUG=INFO says more); raise parallel.timeout_seconds if the work before it takes that long");
+  return cat(
+      begin, "did not end within ", seconds, " s on rank ", host_.rank(),
+      ", though all ranks that it knows of have come to it: a rank's GPU, or a link between two, takes "
+      "longer or hangs "
+      "(NCCL_DEBUG=INFO says more); raise parallel.timeout_seconds if the work before it takes that long");
 }
 
 void NcclComm::submit(const Call& call, std::uint64_t number, const std::function<void(ncclComm*)>& queue) {

@@ -27,8 +27,8 @@ class NcclComm {
   std::unique_ptr<NcclComm> split(int color, int key, Backend* part);
   ~NcclComm();
 
-  /// Queues what `queue` says as one group of NCCL's. Throws Error{comm} naming `call`, whose number among those that were
-  /// announced to the other ranks is `number`.
+  /// Queues what `queue` says as one group of NCCL's. Throws Error{comm} naming `call`, whose number among
+  /// those that were announced to the other ranks is `number`.
   void submit(const Call& call, std::uint64_t number, const std::function<void(ncclComm*)>& queue);
   /// The call's work is all queued: watch over it until call.done.
   void watch(const Call& call, std::uint64_t number);
@@ -43,7 +43,8 @@ class NcclComm {
   NcclComm(Backend& host, std::shared_ptr<device::CudaDevice> gpu);
   void start_watching();
   void settle(const std::string& what, double seconds, std::uint64_t number = 0);
-  std::string overdue(const std::string& what, const Deadline& deadline, double seconds, std::uint64_t number);
+  std::string overdue(const std::string& what, const Deadline& deadline, double seconds,
+                      std::uint64_t number);
   [[noreturn]] void give_up(const std::string& reason);
   void break_off(const std::string& reason) noexcept;
   void watch_over();

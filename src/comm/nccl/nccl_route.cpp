@@ -58,8 +58,8 @@ class NcclRoute final : public GpuRoute {
   void all_to_all(Call& call, std::uint64_t number);
   void compare_counts(const Call& call);
   void sum(Call& call, std::uint64_t number, const Part& part, ReduceOp op, DType rounding);
-  void sum_chunk(const Call& call, std::uint64_t number, const Part& part, const Reduction& how, std::int64_t begin,
-                 std::int64_t chunk, std::byte* scratch);
+  void sum_chunk(const Call& call, std::uint64_t number, const Part& part, const Reduction& how,
+                 std::int64_t begin, std::int64_t chunk, std::byte* scratch);
 
   std::unique_ptr<NcclComm> comm_;
 };
@@ -192,7 +192,8 @@ void NcclRoute::all_reduce(Call& call, std::uint64_t number) {
   comm_->submit(call, number, [&](ncclComm_t comm) {
     for (int r = 0; r < size(); ++r) {
       const Tensor theirs = call.x.range(first(r), first(r + 1));
-      if (theirs.bytes()) ncclBroadcast(theirs.raw(), theirs.raw(), theirs.bytes(), ncclInt8, r, comm, native());
+      if (theirs.bytes())
+        ncclBroadcast(theirs.raw(), theirs.raw(), theirs.bytes(), ncclInt8, r, comm, native());
     }
   });
 }

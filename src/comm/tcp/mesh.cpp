@@ -68,7 +68,10 @@ struct Mesh::Link {
 };
 
 Mesh::Mesh(int rank, Meeting meeting, std::size_t most)
-    : rank_(rank), most_kept_(most), identities_(std::move(meeting.identities)), bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    : rank_(rank),
+      most_kept_(most),
+      identities_(std::move(meeting.identities)),
+      bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   require(static_cast<bool>(bell_), "the system gives out no more file descriptors: ", system_reason());
   for (Descriptor& socket : meeting.links) {
     links_.push_back(std::make_unique<Link>());

@@ -23,9 +23,10 @@ namespace sherd::comm {
 /// takes in what arrives. Messages match receives by group, sender and tag, in the order in which they were
 /// sent. Thread-safe.
 ///
-/// Messages that nobody has asked for yet are kept, up to a bound per sender: beyond it nothing is read from that connection
-/// until some of them are taken, so that the sender waits. Whoever sends large messages must know that they will be asked for
-/// without anything that comes after them on the same connection (messages/message_exchange.h).
+/// Messages that nobody has asked for yet are kept, up to a bound per sender: beyond it nothing is read from
+/// that connection until some of them are taken, so that the sender waits. Whoever sends large messages must
+/// know that they will be asked for without anything that comes after them on the same connection
+/// (messages/message_exchange.h).
 class Mesh {
  public:
   /// A message under way.

@@ -95,12 +95,13 @@ void Meeter::tell_all(const std::string& text) {
     if (link) answer(link, Status::refused, text.data(), text.size());
 }
 
-/// Tells rank 0 of this rank's trouble, and throws what that makes of it: whom this rank misses may have left because of
-/// another, which rank 0 hears of first. Returns where rank 0 says nothing.
+/// Tells rank 0 of this rank's trouble, and throws what that makes of it: whom this rank misses may have left
+/// because of another, which rank 0 hears of first. Returns where rank 0 says nothing.
 void Meeter::ask_verdict(const std::string& text) {
   Answer head;
   answer(links_[0], Status::refused, text.data(), text.size());
-  if (receive_all(links_[0], &head, sizeof head, Deadline::after_seconds(2 * moment)) && head.status == Status::refused)
+  if (receive_all(links_[0], &head, sizeof head, Deadline::after_seconds(2 * moment)) &&
+      head.status == Status::refused)
     throw Error(ErrorKind::comm, text_after(links_[0], head));
 }
 
@@ -237,15 +238,17 @@ void Meeter::gather_at_master() {
       end(cat("rank ", r, early));
 }
 
-/// Until every rank has connected to all others. One that ends meanwhile, or tells of trouble, ends the meeting for all,
-/// and is named: those who leave because of it tell rank 0 first.
+/// Until every rank has connected to all others. One that ends meanwhile, or tells of trouble, ends the
+/// meeting for all, and is named: those who leave because of it tell rank 0 first.
 void Meeter::hear_reports() {
-  deadline_ = Deadline::after_seconds(patience_.seconds + 3 * moment);  // later than the others', who know more
+  deadline_ =
+      Deadline::after_seconds(patience_.seconds + 3 * moment);  // later than the others', who know more
   std::set<int> missing;
   for (int r = 1; r < launch_.world_size; ++r) missing.insert(r);
   while (!missing.empty()) {
     if (deadline_.passed())
-      end(cat(name_ranks({missing.begin(), missing.end()}), " did not connect to all others within ", patience_.seconds,
+      end(cat(name_ranks({missing.begin(), missing.end()}), " did not connect to all others within ",
+              patience_.seconds,
               " s; see their own output, and whether the machines let each other in on all ports"));
     std::vector<pollfd> open;
     for (const int r : missing) open.push_back({links_[at(r)].get(), POLLIN, 0});
@@ -255,7 +258,8 @@ void Meeter::hear_reports() {
       pollfd one{links_[at(r)].get(), POLLIN, 0};
       if (poll(&one, 1, 0) <= 0) continue;
       Answer head;
-      if (!receive_all(links_[at(r)], &head, sizeof head, Deadline::after_seconds(moment))) end(cat("rank ", r, early));
+      if (!receive_all(links_[at(r)], &head, sizeof head, Deadline::after_seconds(moment)))
+        end(cat("rank ", r, early));
       if (head.status == Status::refused && trouble.empty()) trouble = text_after(links_[at(r)], head);
       missing.erase(r);
     }

@@ -15,13 +15,15 @@ double seconds_since(steady_clock::time_point start) {
 
 /// Every rank calls `mine`; all must get one comm error that has every one of `words`, at this and at the
 /// next call.
-void expect_mismatch(Tensors& tensors, const std::function<void()>& mine, const std::vector<std::string>& words) {
+void expect_mismatch(Tensors& tensors, const std::function<void()>& mine,
+                     const std::vector<std::string>& words) {
   Communicator& comm = tensors.comm();
   const auto start = steady_clock::now();
   const std::string text = error_of(ErrorKind::comm, [&] {
     mine();
     tensors.finish();
-    // Of calls that are only queued ranks hear when they meet, the last of them when others do not come again.
+    // Of calls that are only queued ranks hear when they meet, the last of them when others do not come
+    // again.
     comm.barrier();
     comm.barrier();
   });

@@ -1,5 +1,6 @@
-// What Sherd uses of cuBLASLt, on software cards: plain sums, in fp64 but rounded as the library says its
-// compute type would hold them.
+// What Sherd uses of cuBLASLt, on software cards: plain sums in fp64, whatever the compute type, rounded once
+// to the result's. An algorithm runs only as it was chosen: with its workspace, and on matrices as aligned as
+// the preference said.
 #include <cublasLt.h>
 
 #include <cmath>
@@ -31,11 +32,29 @@ struct Operation {
 };
 constexpr std::size_t workspace_bytes = 4096;
 
+struct Preference {
+  std::uint64_t most_workspace = 0;
+  std::uint32_t alignment_a = 256, alignment_b = 256, alignment_c = 256, alignment_d = 256;  // bytes
+};
+/// What a cublasLtMatmulAlgo_t holds.
+struct Choice {
+  std::uint64_t workspace;
+  std::uint32_t alignment_a, alignment_b, alignment_c, alignment_d;
+};
+static_assert(sizeof(Choice) <= sizeof(cublasLtMatmulAlgo_t));
+
 Layout& layout_of(cublasLtMatrixLayout_t layout) {
   return *reinterpret_cast<Layout*>(layout);
 }
 Operation& operation_of(cublasLtMatmulDesc_t operation) {
   return *reinterpret_cast<Operation*>(operation);
+}
+Preference& preference_of(cublasLtMatmulPreference_t preference) {
+  return *reinterpret_cast<Preference*>(preference);
+}
+
+bool aligned(const void* data, std::uint32_t to) {
+  return reinterpret_cast<std::uintptr_t>(data) % to == 0;
 }
 
 std::size_t width_of(cudaDataType type) {
@@ -67,7 +86,7 @@ void store(void* data, cudaDataType type, std::int64_t at, double value) {
     static_cast<f16*>(data)[at] = f16(narrow);
 }
 
-/// op(matrix) by rows, as numbers of the compute type.
+/// op(matrix) by rows.
 std::vector<double> widened(const void* data, const Layout& layout, bool transposed) {
   const auto rows = static_cast<std::int64_t>(layout.rows), cols = static_cast<std::int64_t>(layout.cols);
   memory().require_known(data,
@@ -198,23 +217,40 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* out) {
-  *out = reinterpret_cast<cublasLtMatmulPreference_t>(new int(0));
+  *out = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceDestroy(const cublasLtMatmulPreference_t preference) {
-  delete reinterpret_cast<int*>(preference);
+  delete &preference_of(preference);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
-                                                    cublasLtMatmulPreferenceAttributes_t, const void*,
-                                                    std::size_t) {
-  return CUBLAS_STATUS_SUCCESS;
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t which,
+                                                    const void* value, std::size_t bytes) {
+  Preference& to = preference_of(preference);
+  std::uint32_t reductions = 0;  // there is one way to sum here
+  switch (which) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+      return take(to.most_workspace, value, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+      return take(reductions, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+      return take(to.alignment_a, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+      return take(to.alignment_b, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+      return take(to.alignment_c, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+      return take(to.alignment_d, value, bytes);
+    default:
+      return CUBLAS_STATUS_INVALID_VALUE;
+  }
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, const cublasLtMatmulDesc_t operation,
                                               const cublasLtMatrixLayout_t a, const cublasLtMatrixLayout_t b,
                                               const cublasLtMatrixLayout_t, const cublasLtMatrixLayout_t d,
-                                              const cublasLtMatmulPreference_t, int,
+                                              const cublasLtMatmulPreference_t preference, int,
                                               cublasLtMatmulHeuristicResult_t found[], int* count) {
   const Operation& asked = operation_of(operation);
   const auto extent = [](const Layout& layout, cublasOperation_t op, bool first) {
@@ -228,7 +264,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, const cublasLtMa
   if (asked.epilogue != CUBLASLT_EPILOGUE_DEFAULT && left.type == CUDA_R_64F)
     return CUBLAS_STATUS_NOT_SUPPORTED;
   found[0] = {};
-  found[0].workspaceSize = workspace_bytes;
+  const Preference& wanted = preference_of(preference);
+  const Choice choice{wanted.most_workspace < workspace_bytes ? 0 : workspace_bytes, wanted.alignment_a,
+                      wanted.alignment_b, wanted.alignment_c, wanted.alignment_d};
+  std::memcpy(&found[0].algo, &choice, sizeof choice);
+  found[0].workspaceSize = choice.workspace;
   found[0].state = CUBLAS_STATUS_SUCCESS;
   *count = 1;
   return CUBLAS_STATUS_SUCCESS;
@@ -238,9 +278,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
                               const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
                               cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
                               cublasLtMatrixLayout_t, void* d, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t*, void* workspace, std::size_t bytes,
+                              const cublasLtMatmulAlgo_t* algorithm, void* workspace, std::size_t bytes,
                               cudaStream_t stream) {
-  if (c != d || (workspace && bytes < workspace_bytes)) return CUBLAS_STATUS_INVALID_VALUE;
+  Choice choice{};
+  std::memcpy(&choice, algorithm, sizeof choice);
+  if (c != d || (choice.workspace && (!workspace || bytes < choice.workspace)))
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (!aligned(a, choice.alignment_a) || !aligned(b, choice.alignment_b) || !aligned(c, choice.alignment_c) ||
+      !aligned(d, choice.alignment_d))
+    return CUBLAS_STATUS_INVALID_VALUE;
   const Operation& op = operation_of(operation);
   const Product product{op,
                         layout_of(a_layout),
@@ -251,7 +297,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
                         d,
                         number(alpha, op.scale),
                         number(beta, op.scale),
-                        workspace};
+                        choice.workspace ? workspace : nullptr};
   return queue_on(stream, [product] { product.run(); }) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 

@@ -347,6 +347,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
   if (to_known && from_known) return queue_other(stream, [=] { copy_known(to, from, bytes); });
   if (queue->captured) return told(cudaErrorStreamCaptureUnsupported);
   queue->run_all();
+  if (broken()) return told(cudaErrorIllegalAddress);
   if (to_known) memory().require_known(to, bytes, "a copy");
   if (from_known) memory().require_known(from, bytes, "a copy");
   std::memcpy(to, from, bytes);

@@ -83,8 +83,8 @@ struct CallOptions {
 /// thread does not wait for the GPU, but where tensors in the host's memory take part: these it may touch after wait().
 /// What a GPU meets later than that is thrown by the device's synchronize() and by every further call.
 ///
-/// Results do not depend on the backend: reductions sum in rank order; but those of NCCL, which promises the same bits from
-/// run to run only. One thread at a time calls in. Async calls run
+/// Results do not depend on the backend: reductions sum in rank order, over NCCL too, which only moves bytes. On NCCL calls
+/// that differ between ranks may be told by a later one. One thread at a time calls in. Async calls run
 /// in order on one thread that the communicator owns; a synchronous call first waits for those before it.
 class Communicator {
  public:

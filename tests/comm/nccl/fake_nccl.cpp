@@ -291,7 +291,6 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const Member& member = *comm->member;
   if (!member.finalized || !settled(member)) return ncclInvalidArgument;
   ++library().counts.destroyed;
-  library().counts.early += comm->member->group->executed < comm->member->batches.size();
   delete comm;
   return ncclSuccess;
 }

@@ -5,7 +5,6 @@ namespace sherd::comm::fake_nccl {
 /// Communicators since the last look.
 struct Counts {
   int made = 0, destroyed = 0, aborted = 0;
-  int early = 0;  ///< of those destroyed: in the middle of their calls
 };
 Counts take_counts();
 

@@ -5,6 +5,7 @@
 #include "cli/program.h"
 #include "comm/communicator.h"
 #include "data/tokenizer.h"
+#include "device/cuda.h"
 #include "engine/checkpoint.h"
 #include "engine/make_device.h"
 #include "models/from_config.h"
@@ -62,7 +63,13 @@ config::Device device_section(const config::Device& of_run, const std::string& t
   config::Device section;
   section.type = of_run.type;
   section.tf32 = of_run.tf32, section.fused_gelu = of_run.fused_gelu;
-  if (type.empty()) return section;
+  if (type.empty()) {
+    if (section.type == config::DeviceType::cuda)
+      if (const device::CudaStatus status = device::cuda_status(); !status.usable())
+        fail(ErrorKind::config, "the run was made on GPUs, and there is no CUDA device here: ", status.why_not,
+             "; give --device cpu");
+    return section;
+  }
   const auto found = std::find(types.begin(), types.end(), type);
   if (found == types.end()) throw UsageError(cat("--device is auto, cpu or cuda, not '", type, "'"));
   section.type = static_cast<config::DeviceType>(found - types.begin());

@@ -73,7 +73,12 @@ bool takes_gpus(const config::Config& config) {
 std::shared_ptr<device::Device> make_device(const config::Config& config, const Distributed& dist) {
   const int threads = compute_threads(config, dist.local_size());
   if (takes_gpus(config)) return make_gpu(config, dist, threads);
-  if (config.device.type == config::DeviceType::automatic && dist.rank() == 0) say_what_is_idle(config.device);
+  if (config.device.type == config::DeviceType::automatic && dist.rank() == 0) {
+    // Only who has built with CUDA means to have a GPU.
+    if (const device::CudaStatus status = device::cuda_status(); status.built)
+      log_info("ranks run on processors: ", status.why_not);
+    say_what_is_idle(config.device);
+  }
   return device::make_cpu_device(threads, own_cores(config, dist, threads));
 }
 

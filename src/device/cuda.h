@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "device/device.h"
-#include "device/graph/graph_queue.h"
+#include "device/graph_counts.h"
 #include "device/stream.h"
 
 namespace sherd::device {

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "device/cache/block_cache.h"
 #include "device/cuda.h"
+#include "device/graph/graph_queue.h"
 
 namespace sherd::testing {
 

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "device/graph/stretch.h"
+#include "device/graph_counts.h"
 
 namespace sherd::device {
 
@@ -28,14 +29,6 @@ class GraphMaker {
   virtual ~GraphMaker() = default;
   /// A graph of the works, none of which it runs; null where they cannot be made one.
   virtual std::unique_ptr<Graph> make(const Stretch& stretch) = 0;
-};
-
-/// What a GraphQueue has done.
-struct GraphCounts {
-  std::uint64_t graphs = 0;           ///< made
-  std::uint64_t launches = 0;         ///< of graphs
-  std::uint64_t works_in_graphs = 0;  ///< by these launches
-  std::uint64_t works_apart = 0;      ///< queued one by one
 };
 
 /// A stream that puts kernels and libraries' calls off until a stretch of them ends, and runs a stretch that

@@ -66,7 +66,6 @@ void enroll(const void* entry, const KernelEntry& kernel);
 KernelEntry enrolled(const void* entry);
 /// Where memory lies, for kernels' sources that ask. Everything is the device's until somebody says better.
 struct MemoryLookup {
-  bool (*on_device)(const void*) = nullptr;
   bool (*reachable)(const void*) = nullptr;
 };
 MemoryLookup& memory_lookup();

@@ -135,17 +135,12 @@ int context_state(int card, unsigned* flags, int* active) {
   return 0;
 }
 
-bool is_on_device(const void* data) {
-  const Lock lock(mutex());
-  const Block* block = memory().find(data);
-  return block && block->place == Place::device;
-}
 bool is_reachable(const void* data) {
   const Lock lock(mutex());
   return memory().find(data) != nullptr;
 }
 [[maybe_unused]] const bool told_the_emulator = [] {
-  simt::memory_lookup() = {is_on_device, is_reachable};
+  simt::memory_lookup() = {is_reachable};
   simt::find_races(false);
   return true;
 }();

@@ -50,13 +50,6 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared
       values);
 }
 
-/// True for memory of the GPU.
-inline bool on_device(const void* memory) {
-  cudaPointerAttributes attributes{};
-  check_call(cudaPointerGetAttributes(&attributes, memory), "cudaPointerGetAttributes");
-  return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
-}
-
 /// True for memory that kernels can work on by this address: the device's, and the host's where it is page-locked (but
 /// for registered memory of systems on which that has another address on the device).
 inline bool reachable(const void* memory) {

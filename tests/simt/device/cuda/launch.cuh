@@ -152,10 +152,6 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared
       values);
 }
 
-inline bool on_device(const void* memory) {
-  const auto ask = ::sherd::simt::memory_lookup().on_device;
-  return !ask || ask(memory);
-}
 inline bool reachable(const void* memory) {
   const auto ask = ::sherd::simt::memory_lookup().reachable;
   return !ask || ask(memory);

@@ -1,5 +1,6 @@
 // Collectives on tensors of GPUs (streams/), for ranks that share a card and for those that can only send
 // bytes of the host; and how ranks come to one of these ways. NCCL's is in nccl/.
+#include <chrono>
 #include <cstring>
 #include <vector>
 
@@ -71,6 +72,7 @@ TEST(GpuWorker, IsAbandonedWhereACallFailsHalfWay) {
       fail(ErrorKind::io, "the GPU has gone");  // in the second round
     reduce_by_processor(gpu, stream, how, sources, outs, count);
   };
+  const auto start = std::chrono::steady_clock::now();
   EXPECT_THAT(
       error_of(ErrorKind::io,
                [&] {
@@ -92,6 +94,8 @@ TEST(GpuWorker, IsAbandonedWhereACallFailsHalfWay) {
                  });
                }),
       HasSubstr("the GPU has gone"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30))
+      << "the other rank heard of it only at its deadline";
 }
 
 TEST(Bind, RefusesRanksWithoutAGpuAmongOthers) {

@@ -26,10 +26,11 @@ void SharedExchange::run(Call& call) {
     worker_->begin(call, bytes_moved(call));
     dispatch(call);
     worker_->end(call);
-  } catch (...) {
+  } catch (const std::exception& error) {
     worker_->abandon();
-    // The caller will free the tensors; a peer that came to the round before the failure may be reading them
-    // still.
+    // The caller will free the tensors; a peer that came to the round before the failure may be reading them still, or wait
+    // for this rank, of which it hears here.
+    board_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
     memory_->leave();
     memory_->outlast_readers();
     throw;

@@ -13,7 +13,7 @@ namespace sherd::comm {
 /// 1: the last few of them, in memory that the ranks share. Only the owner adds.
 class Announcements {
  public:
-  /// A rank that is further ahead of another than this is not compared with it until it waits.
+  /// Calls in which a rank is further ahead of another than this are not compared.
   static constexpr std::uint64_t kept = 512;
 
   std::uint64_t count() const { return count_.load(std::memory_order_acquire); }

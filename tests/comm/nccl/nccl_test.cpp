@@ -317,7 +317,7 @@ TEST(Nccl, ACallThatHangsIsToldFromARankThatIsMissing) {
   fake_nccl::hang(false);
 }
 
-/// Ranks that are ahead of each other by many calls find out at the call that differs.
+/// The NCCL of the tests keeps ranks in step, so they are no further apart here than one call.
 TEST(Nccl, NamesTheFirstCallThatDiffers) {
   for (const bool shared_memory : {true, false})
     on_tcp_ranks(3, {.timeout_seconds = 30, .shared_memory = shared_memory}, [](Communicator& comm) {

@@ -84,7 +84,7 @@ TEST_F(GpuTraining, has_the_same_bits_wherever_its_states_are) {
 TEST_F(GpuTraining, has_the_same_bits_at_every_stage_on_several_ranks) {
   for (const int ranks : {2, 4}) {
     RunSpec spec = on_gpu();
-    spec.ranks = ranks, spec.stage = 0;  // sums over micro-batches round elsewhere at stages 0 and 1
+    spec.ranks = ranks, spec.stage = 0;  // one micro-batch: more of them round at other places at stages 0 and 1 than at 2 and 3
     spec.steps = on_software_card() ? 2 : 10;
     spec.nvme_path = folder.path();
     const auto expected = train_local(spec).bits();

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "arrows/include_graph.h"
+#include "support/places.h"
 #include "support/temp_folder.h"
 
 namespace sherd::testing {

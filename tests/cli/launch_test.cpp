@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include "cli/train_fixture.h"
+#include "support/places.h"
 
 namespace sherd::cli {
 namespace {

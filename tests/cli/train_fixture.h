@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "support/mpirun.h"
+#include "support/places.h"
 #include "support/temp_folder.h"
 
 /// `sherd train` as a person runs it: the real program over a small dataset, on local ranks and under mpirun.

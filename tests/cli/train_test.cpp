@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "cli/train_fixture.h"
+#include "support/places.h"
 
 namespace sherd::cli {
 namespace {

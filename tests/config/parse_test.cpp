@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "config/support.h"
+#include "support/places.h"
 #include "support/temp_folder.h"
 
 namespace sherd::config {

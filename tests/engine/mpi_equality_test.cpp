@@ -7,6 +7,7 @@
 
 #include "support/equality.h"
 #include "support/mpirun.h"
+#include "support/places.h"
 #include "support/temp_folder.h"
 
 namespace sherd::test {

@@ -5,6 +5,7 @@
 
 #include "models/hugging_face.h"
 #include "optim/update_rule.h"
+#include "support/places.h"
 #include "support/reference_file.h"
 #include "support/tiny_gpt.h"
 

@@ -7,6 +7,7 @@
 
 #include "support/gpu.h"
 #include "support/mpirun.h"
+#include "support/places.h"
 
 namespace sherd::comm {
 namespace {

@@ -18,7 +18,7 @@ Mlp mlp_for(config::FfnActivation activation) {
 
 GptOptions gpt_options(const config::Config& config, std::int64_t vocabulary) {
   if (!config.model)
-    fail(ErrorKind::config, "there is no `model` section: add one to the configuration (README, \"First config\"), or give "
+    fail(ErrorKind::config, "there is no `model` section: add one to the configuration (README, \"Your first training run\"), or give "
          "a second file with --config");
   const config::Model& model = *config.model;
   if (model.vocab_size > 0 && model.vocab_size < vocabulary)

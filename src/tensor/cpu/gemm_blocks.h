@@ -77,7 +77,7 @@ std::unique_ptr<BlockProduct> make_dnnl_blocks(DType dtype);
 /// True when oneDNN multiplies bf16 on AMX, far beyond what vector registers can.
 bool dnnl_has_amx();
 
-/// Register tiles of AVX512-BF16: 5 to 15 % faster there than oneDNN 2.6 (bench/gemm.cpp).
+/// Register tiles of AVX512-BF16: 5 to 15 % faster there than oneDNN 2.6 (`sherd bench gemm`).
 std::unique_ptr<BlockProduct> make_bf16_tiles();
 
 const TransposeOps& transpose_ops();

@@ -1,7 +1,7 @@
 #include "sharding/reducer.h"
 
 #include <algorithm>
-#include <limits>
+#include <string>
 
 namespace sherd::sharding {
 
@@ -34,14 +34,22 @@ std::int64_t Reducer::bucket_limit() const {
   return std::max(least, bucket_elements_);
 }
 
+namespace {
+/// Names every block of a bucket: ranks that ran different ones must not add up each other's gradients.
+std::string gradients_of(const std::vector<std::string>& names) {
+  std::string label;
+  for (const std::string& name : names) label += (label.empty() ? "" : ", ") + name;
+  return label + " gradients";
+}
+}  // namespace
+
 void Reducer::send_bucket() {
   const std::int64_t limit = bucket_limit();
   const int ranks = group_.size();
   std::vector<comm::ReducePiece> pieces;
   std::vector<comm::GatherPiece> gathers;
   Flight flight, gathering;
-  comm::CallOptions options;
-  options.async = overlap_;
+  std::vector<std::string> names;
   std::int64_t elements = 0;
   while (!queue_.empty() && elements + layout_alignment * ranks <= limit) {
     Item& item = queue_.front();
@@ -49,7 +57,7 @@ void Reducer::send_bucket() {
     const std::int64_t room = (limit - elements) / ranks / layout_alignment * layout_alignment;
     const std::int64_t count = std::min(shard - item.sent, room);
     pieces.push_back({*item.full, item.segment->own_gradients(), item.sent, item.sent + count, item.accumulate});
-    if (options.label.empty()) options.label = item.segment->name() + " gradients";
+    if (names.empty() || names.back() != item.segment->name()) names.push_back(item.segment->name());
     flight.held.push_back(item.full);
     elements += count * ranks;
     item.sent += count;
@@ -61,6 +69,9 @@ void Reducer::send_bucket() {
     queue_.pop_front();
   }
   queued_ -= elements;
+  comm::CallOptions options;
+  options.async = overlap_;
+  options.label = gradients_of(names);
   flight.work = group_.reduce_scatter(std::move(pieces), 1.0 / ranks, rounding_, options);
   ++stats_.buckets;
   stats_.overlapped += overlap_;

@@ -64,8 +64,8 @@ struct ReducePiece {
 
 /// What a collective is for; appears in errors and traces, and decides how its bytes are counted.
 ///
-/// `label` takes part in the check that all ranks make the same call: give the same one on all ranks (but for send and
-/// receive), cut at 79 characters.
+/// The whole `label` takes part in the check that all ranks make the same call (but for send and receive): it names all
+/// that the call's pieces are of, so that ranks never mix different things of one size. Errors show 79 characters of it.
 struct CallOptions {
   std::string label{};   ///< unit or quantity, e.g. "blocks.3 gradients"
   bool scalar = false;   ///< count as scalars

@@ -84,7 +84,8 @@ Signature sign(const Call& call) {
   Signature out;
   out.kind = call.kind, out.op = call.op, out.rounding = call.rounding, out.peer = call.peer;
   out.gpu = call.gpu;
-  out.layout = std::bit_cast<std::uint64_t>(call.factor);
+  const bool transfer = call.kind == Collective::send || call.kind == Collective::receive;
+  out.layout = mix_seed(std::bit_cast<std::uint64_t>(call.factor), transfer ? 0 : stable_hash(call.label));
   std::memcpy(out.label.data(), call.label.data(), std::min(call.label.size(), out.label.size() - 1));
   if (call.x.defined()) {
     out.dtype = call.x.dtype();
@@ -202,9 +203,9 @@ std::string mismatch(const std::vector<Signature>& calls, const std::vector<int>
   std::string out = "mismatched calls: ";
   for (std::size_t g = 0; g < groups.size(); ++g)
     out += cat(g ? "; " : "", name_ranks(groups[g].second), " called ", describe(groups[g].first));
-  // Equal words for different calls: they differ in how the pieces are laid out, or in the factor.
+  // Equal words for different calls: they differ in what the words leave out.
   if (describe(groups[0].first) == describe(groups[1].first))
-    out += "; the pieces' extents or the factors differ";
+    out += "; the labels' ends, the pieces' extents or the factors differ";
   return out;
 }
 

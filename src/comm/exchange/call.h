@@ -75,7 +75,7 @@ struct Signature {
   std::uint32_t pieces = 0;
   std::uint32_t gpu = 0;  ///< some tensor lies in memory of a GPU; 2: and its ranks meet on the host for it
   std::int64_t elements = 0;
-  std::uint64_t layout = 0;  ///< hash of every piece's extents and of the factor
+  std::uint64_t layout = 0;  ///< hash of the factor, the whole label and every piece's extents
   std::array<char, 80> label{};
 };
 static_assert(std::is_trivially_copyable_v<Signature>);

@@ -87,6 +87,19 @@ TEST_P(Conformance, DifferentPiecesAreNamed) {
   });
 }
 
+/// Ranks never add up different things of one size, also where only the end of a long label tells them apart.
+TEST_P(Conformance, LabelsAreComparedWhole) {
+  if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
+  run([&](Communicator& comm) {
+    Tensors tensors(comm, device(comm));
+    const Tensor x = tensors.make(100, DType::f32, false);
+    tensors.zero(x);
+    const std::string label = std::string(200, 'a') + (comm.rank() == 0 ? "block1" : "block2");
+    expect_mismatch(tensors, [&] { comm.all_reduce(x, ReduceOp::sum, 1, {.label = label}); },
+                    {"mismatched calls", "rank 0 called all_reduce", "the labels' ends"});
+  });
+}
+
 TEST_P(Conformance, DifferentBlocksOfAllToAllAreNamed) {
   if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
   run([&](Communicator& comm) {

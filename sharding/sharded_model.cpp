@@ -83,12 +83,28 @@ class ShardedModel::BlockScope final : public autograd::Scope {
   std::deque<device::TraceRange> ranges_;  // likewise, one for all units
 };
 
+ShardedModel::Claim::Claim(const nn::Module* model) {
+  require(model != nullptr, "sharding needs a model");
+  for (const ParameterPtr& parameter : model->parameters()) {
+    if (!parameter->stored.exchange(true)) {
+      held_.push_back(parameter);
+      continue;
+    }
+    release();
+    fail(ErrorKind::usage, "this model, or a part of it, already belongs to another engine or another rank: every rank builds "
+         "its own. Build it inside the function that launch() runs, or give initialize() a function that builds it");
+  }
+}
+
+void ShardedModel::Claim::release() {
+  for (const ParameterPtr& parameter : held_) parameter->stored = false;
+}
+
 ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options,
                            const StateSources& sources)
-    : model_(std::move(model)), options_(options), sources_(sources), group_(sources.group), kernels_(sources.kernels),
+    : model_(std::move(model)), claim_(model_.get()), options_(options), sources_(sources), group_(sources.group), kernels_(sources.kernels),
       residency_(group_, kernels_.device(), options.residency),
       reducer_(group_, options.placements.communication, options.reduce_bucket, options.overlap) {
-  require(model_ != nullptr, "sharding needs a model");
   model_->assign_names();
   build_units();
   states_.resize(units().size());

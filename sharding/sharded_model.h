@@ -40,7 +40,8 @@ ShardingOptions make_sharding_options(const config::Config& config, int moments)
 class ShardedModel {
  public:
   /// Collective. Names the model's parameters and draws their initial values: no rank holds more than its placements
-  /// say.
+  /// say. Throws Error{usage} where another ShardedModel, of this rank or one on another thread, has the model or a part
+  /// of it; nothing is touched then.
   ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options, const StateSources& sources);
   /// Takes itself off the modules.
   ~ShardedModel();
@@ -94,6 +95,18 @@ class ShardedModel {
 
  private:
   class BlockScope;
+  /// Holds every parameter of the model: two that store one parameter would overwrite each other's.
+  class Claim {
+   public:
+    explicit Claim(const nn::Module* model);
+    ~Claim() { release(); }
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
+
+   private:
+    void release();
+    std::vector<ParameterPtr> held_;
+  };
   struct UnitState {
     int pending = 0;      ///< uses in forward whose backward is still to come
     bool open = false;    ///< parameters take gradients
@@ -119,6 +132,7 @@ class ShardedModel {
   void flush_published();
 
   std::shared_ptr<nn::Module> model_;
+  Claim claim_;
   ShardingOptions options_;
   StateSources sources_;
   comm::Communicator& group_;

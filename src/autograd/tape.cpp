@@ -86,7 +86,10 @@ Var Tape::parameter(const ParameterPtr& parameter) {
 Var Tape::record(Tensor value, std::initializer_list<Var> inputs, BackwardFn backward, RemakeFn remake) {
   const bool wanted = std::any_of(inputs.begin(), inputs.end(), [](const Var& v) { return v.requires_grad(); });
   Var out = wanted ? variable(std::move(value)) : input(std::move(value));
-  if (!wanted || !recording_) return out;
+  if (!wanted) return out;
+  out.state_->pass = recording_ ? pass_ : Var::State::unrecorded;
+  if (!recording_) return out;
+  for (const Var& input : inputs) require_gradient_arrives(input);
   if (remake && recompute == Recompute::selective) {
     const Tensor& made = out.state_->value;
     auto recipe = std::make_shared<Remake>();
@@ -176,10 +179,12 @@ Var Tape::checkpoint(const std::vector<Var>& inputs,
   std::vector<Saved> kept;
   std::vector<GradRef> refs;
   for (const Var& input : inputs) {
+    require_gradient_arrives(input);
     kept.push_back(in_host ? Saved(moved(input.value(), device::Tier::host)) : Saved(input));
     refs.push_back(input.grad_ref());
   }
   Var out = variable(ran.value());
+  out.state_->pass = pass_;
   nodes_.push_back({out.grad_ref(), [kept = std::move(kept), refs = std::move(refs), body, in_host](Tape& tape, Tensor dy) {
     const std::size_t mark = tape.nodes_.size();
     std::vector<Var> again;
@@ -196,13 +201,26 @@ Var Tape::checkpoint(const std::vector<Var>& inputs,
   return out;
 }
 
+/// Gradients of an earlier pass's values would go where nothing reads them.
+void Tape::require_gradient_arrives(const Var& input) const {
+  if (!input.requires_grad()) return;
+  const std::uint64_t pass = input.state_->pass;
+  require(input.state_->tape == this && (pass == pass_ || pass == Var::State::leaf || pass == Var::State::unrecorded),
+          "an operation's input was computed by an earlier forward pass, or by another engine's: its gradient could go "
+          "nowhere. Pass its tensor through Tape::input(), which takes no gradient");
+}
+
 void Tape::backward(const Var& loss, double seed) {
   require(loss.defined() && loss.shape().numel() == 1, "backward needs a scalar loss");
   require(loss.requires_grad(), "the loss depends on nothing that takes a gradient");
+  require(loss.state_->tape == this && (loss.state_->pass == pass_ || loss.state_->pass == Var::State::leaf),
+          "the loss was computed by an earlier forward pass, by another engine's, or without recording (NoGrad, "
+          "evaluation): run backward on the loss of the forward just before it");
   Tensor start = empty(loss.shape(), loss.dtype());
   kernels_.fill(start, seed);
   accumulate(loss.grad_ref(), std::move(start));
   run_back_to(0);
+  ++pass_;
 }
 
 void Tape::run_back_to(std::size_t mark) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -59,6 +60,8 @@ class Var {
     ParameterPtr parameter;
     GradRef slot;
     std::shared_ptr<Remake> remake;
+    static constexpr std::uint64_t leaf = 0, unrecorded = ~std::uint64_t{0};
+    std::uint64_t pass = leaf;  ///< of the tape, that recorded it; leaves outlast passes
   };
   explicit Var(std::shared_ptr<State> state) : state_(std::move(state)) {}
   std::shared_ptr<State> state_;
@@ -126,7 +129,8 @@ class Tape {
   // ---- for operations ----
   bool recording() const { return recording_; }
   /// The output of an operation on `inputs`. When recording and any input wants a gradient, `backward` will be called
-  /// with the output's gradient. `remake`, when given, lets selective recompute drop the output after forward.
+  /// with the output's gradient. `remake`, when given, lets selective recompute drop the output after forward. Throws
+  /// Error{usage} for an input that wants a gradient and was recorded in an earlier pass, where none can go any more.
   Var record(Tensor value, std::initializer_list<Var> inputs, BackwardFn backward, RemakeFn remake = nullptr);
   /// Adds `grad` to what `ref` has gathered. Takes the handle: a first gradient is not copied.
   void accumulate(const GradRef& ref, Tensor grad);
@@ -144,10 +148,11 @@ class Tape {
   /// just runs it.
   Var checkpoint(const std::vector<Var>& inputs, const std::function<Var(Tape&, const std::vector<Var>&)>& body);
 
-  /// Runs the tape backwards from the scalar `loss`, with d loss = `seed`, and leaves it empty.
+  /// Runs the tape backwards from the scalar `loss`, with d loss = `seed`, and leaves it empty. Throws Error{usage},
+  /// before anything runs, for a loss of another tape, of an earlier pass, or computed without recording.
   void backward(const Var& loss, double seed = 1.0);
-  /// Drops everything recorded.
-  void clear() { nodes_.clear(); }
+  /// Drops everything recorded: what comes is another pass.
+  void clear() { nodes_.clear(), ++pass_; }
   std::size_t size() const { return nodes_.size(); }
 
   /// While it lives, nothing is recorded.
@@ -171,11 +176,13 @@ class Tape {
     bool entering = false;  // the marker pushed by enter(): post_backward
   };
   Var leaf(Tensor value, GradRef slot);
+  void require_gradient_arrives(const Var& input) const;
   Tensor moved(const Tensor& value, device::Tier tier) const;
   void run_back_to(std::size_t mark);
 
   tensor::Kernels& kernels_;
   std::vector<Node> nodes_;
+  std::uint64_t pass_ = 1;  ///< of what nodes_ holds
   bool recording_ = true;
 };
 

@@ -212,5 +212,36 @@ TEST_F(TapeTest, IdsAndTargetsBeyondTheVocabularyAreDataErrors) {
   expect_error(ErrorKind::data, "7", [&] { cross_entropy(tape.input(cpu_.normal({2, 9}, 1, DType::f32)), ids, 7); });
 }
 
+TEST_F(TapeTest, AValueOfAnEarlierPassTakesNoGradientSilently) {
+  Tape tape(*cpu_.kernels);
+  const Var x = tape.variable(cpu_.normal({3, 4}, 1, DType::f32));
+  const Var hidden = tanh(x);
+  tape.clear();
+  expect_error(ErrorKind::usage, "earlier forward pass", [&] { tanh(hidden); });
+  tape.backward(loss_of(add(tanh(tape.input(hidden.value())), tanh(x))));  // cut off on purpose, and a leaf, may go on
+  EXPECT_TRUE(x.grad().defined());
+}
+
+TEST_F(TapeTest, BackwardRefusesALossThatWasPassedBackBefore) {
+  Tape tape(*cpu_.kernels);
+  const Var loss = loss_of(tanh(tape.variable(cpu_.normal({3, 4}, 1, DType::f32))));
+  tape.backward(loss);
+  expect_error(ErrorKind::usage, "earlier forward pass", [&] { tape.backward(loss); });
+}
+
+TEST_F(TapeTest, BackwardRefusesALossThatWasNotRecorded) {
+  Tape tape(*cpu_.kernels);
+  const Var x = tape.variable(cpu_.normal({3, 4}, 1, DType::f32));
+  Var constant, loss;
+  {
+    Tape::NoGrad pause(tape);
+    constant = tanh(x);
+    loss = loss_of(constant);
+  }
+  expect_error(ErrorKind::usage, "without recording", [&] { tape.backward(loss); });
+  tape.backward(loss_of(add(constant, tanh(x))));  // what was not recorded may serve as a constant
+  EXPECT_TRUE(x.grad().defined());
+}
+
 }  // namespace
 }  // namespace sherd::autograd

@@ -43,7 +43,9 @@ int grow(int descriptor, std::uint64_t from, std::uint64_t size) {
 }  // namespace
 
 SwapFile::SwapFile(const fs::path& folder, int rank, bool direct)
-    : path_(file_path(folder, rank, "swap")), lock_(file_path(folder, rank, "lock"), path_), rank_(rank) {
+    : path_(file_path(folder, rank, "swap")),
+      lock_(file_path(folder, rank, "lock"), {path_, "store", "another nvme_path"}),
+      rank_(rank) {
   try {
     open(direct);
   } catch (...) {
@@ -118,6 +120,7 @@ std::string SwapFile::damage() const {
 void SwapFile::remove() noexcept {
   if (lock_.held()) ::unlink(path_.c_str());
   lock_.remove();
+  ::rmdir(path_.parent_path().c_str());  // stays while other ranks have files in it
 }
 
 }  // namespace sherd::offload

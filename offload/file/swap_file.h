@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "offload/file/run_lock.h"
+#include "base/run_lock.h"
 
 namespace sherd::offload {
 

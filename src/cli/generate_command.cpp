@@ -93,14 +93,17 @@ void generate_command(const Arguments& arguments) {
   const engine::CheckpointReader reader(engine::checkpoint_folder(line.required("checkpoint")));
   for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
   const auto tokenizer = data::make_tokenizer(client_entry(reader, "tokenizer"));
-  config::Config config = config::parse_text(reader.manifest().config, "the checkpoint's configuration");
+  config::Config config = config::parse_text(
+      reader.manifest().config, cat("the configuration in ", (reader.folder() / "manifest.json").string()));
   config.device = device_section(config.device, line.text("device"));
 
   // Of itself alone: a launcher's variables may be left over, and nobody else would join.
   const auto dist = std::make_shared<Distributed>(comm::make_self({}), 0, 1);
   const auto device = engine::make_device(config, *dist);
   const auto kernels = engine::make_kernels(config, *device);
-  auto model = std::make_shared<models::Gpt>(models::gpt_options(config, std::stoll(client_entry(reader, "vocab_size"))));
+  const std::int64_t vocab_size =
+      engine::client_number(reader.manifest().client, "vocab_size", reader.folder());
+  auto model = std::make_shared<models::Gpt>(models::gpt_options(config, vocab_size));
   sharding::ShardingOptions options;
   options.placements = sharding::make_placements(0, config.precision.compute, config.precision.compute, config.precision.compute);
   sharding::ShardedModel sharded(model, options, {dist->world(), *kernels});

@@ -3,34 +3,19 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 
 #include "base/log.h"
 #include "device/cuda.h"
 #include "engine/checkpoint.h"
 #include "engine/gather_records.h"
 #include "engine/report.h"
+#include "engine/save_folder.h"
 #include "models/from_config.h"
 
 namespace sherd::cli {
 namespace {
-
-std::int64_t data_position(const engine::ClientState& client, const std::string& folder) {
-  const auto found = client.find("data_position");
-  std::int64_t position = -1;
-  if (found != client.end()) {
-    const std::string& text = found->second;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), position);
-    if (error != std::errc() || end != text.data() + text.size()) position = -1;
-  }
-  if (position < 0)
-    fail(ErrorKind::data, "the checkpoint in ", folder, " does not say where in the data it stopped: it was not written by "
-         "`sherd train`");
-  return position;
-}
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -61,6 +46,8 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_p
                   batch.micro_batch_size * dist_->world_size(), " that all ranks take at once; give data.split a larger share");
     validation_loader_.reset();
   }
+  if (const auto& folder = request_.config.training.save_dir; !folder.empty())
+    engine_->claim_save_folder(folder);
   if (request_.resume) resume();
   first_step_ = engine_->global_steps();
   stop_signals_ = std::make_unique<StopSignals>(
@@ -96,7 +83,7 @@ void Trainer::announce() const {
 void Trainer::resume() {
   const std::string& folder = request_.config.training.save_dir;
   const engine::ClientState client = engine_->load_checkpoint(folder, request_.resume_tag);
-  train_loader_->seek(data_position(client, folder));
+  train_loader_->seek(engine::client_number(client, "data_position", folder));
   saved_step_ = engine_->global_steps();
   if (!speaks()) return;
   log_info("resumed from ", folder, " at step ", engine_->global_steps());
@@ -183,23 +170,9 @@ void Trainer::save() {
                                                    {"vocab_size", std::to_string(data_->vocab_size)}});
   saved_step_ = engine_->global_steps();
   dist_->world().reset_traffic();
-  if (speaks() && training.keep_last > 0) remove_old_checkpoints();
-}
-
-void Trainer::remove_old_checkpoints() const {
-  // By age, not by step: after going back to an earlier checkpoint, higher steps are the old ones. The newest is what
-  // `latest` names, and is never among the removed.
-  std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> found;
-  for (const auto& entry : std::filesystem::directory_iterator(request_.config.training.save_dir)) {
-    const std::string name = entry.path().filename();
-    const auto manifest = entry.path() / "manifest.json";
-    if (!name.starts_with("global_step") || name.ends_with(".partial") || !std::filesystem::exists(manifest)) continue;
-    if (name == cat("global_step", engine_->global_steps())) continue;
-    found.emplace_back(std::filesystem::last_write_time(manifest), entry.path());
-  }
-  std::sort(found.rbegin(), found.rend());
-  for (std::size_t i = static_cast<std::size_t>(request_.config.training.keep_last) - 1; i < found.size(); ++i)
-    std::filesystem::remove_all(found[i].second);
+  if (speaks() && training.keep_last > 0)
+    engine::remove_old_checkpoints(training.save_dir, static_cast<std::size_t>(training.keep_last),
+                                   cat("global_step", engine_->global_steps()));
 }
 
 void Trainer::write_metrics() {

@@ -36,7 +36,6 @@ class Trainer {
   void evaluate();
   std::int64_t validation_batches() const;
   void save();
-  void remove_old_checkpoints() const;
   void write_metrics();
   void show(bool evaluated);
   void report();

@@ -1,16 +1,14 @@
 #include "engine/checkpoint.h"
 
-#include <fcntl.h>
-#include <stdio.h>  // renameat2
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <array>
 #include <functional>
+#include <optional>
 
-#include "base/log.h"
-#include "engine/gather_records.h"
+#include "base/random.h"
+#include "engine/gather_results.h"
 #include "engine/same_model.h"
+#include "engine/save_folder.h"
 #include "engine/update_pipeline.h"
 
 namespace sherd::engine {
@@ -19,11 +17,6 @@ namespace {
 using sharding::Piece;
 using sharding::Segment;
 using tensor::Tensor;
-
-std::string rank_file(int rank) {
-  const std::string digits = std::to_string(rank);
-  return "rank_" + std::string(5 - std::min<std::size_t>(5, digits.size()), '0') + digits + ".safetensors";
-}
 
 /// One state of a segment that a checkpoint holds: flat elements [begin, end), and how to read and set them from a flat
 /// element on.
@@ -70,10 +63,10 @@ void in_chunks(device::Device& device, DType dtype, std::int64_t count, const Vi
   for (std::int64_t done = 0; done < count; done += most) visit(done, chunk.range(0, std::min(most, count - done)));
 }
 
-void write_rank_file(const std::filesystem::path& path, const sharding::ShardedModel& model, const Optimizer& optimizer,
-                     device::Device& device) {
+void write_rank_file(const std::filesystem::path& path, const sharding::ShardedModel& model,
+                     const Optimizer& optimizer, device::Device& device, const std::string& save_id) {
   std::vector<SafetensorsSpec> specs;
-  std::map<std::string, std::string> offsets;
+  std::map<std::string, std::string> offsets{{save_id_key, save_id}};
   for_each_owned(model, optimizer, [&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
     specs.push_back({kept.kind + "." + parameter.name, kept.dtype, {piece.count}});
     offsets[specs.back().name] = std::to_string(piece.parameter_begin);
@@ -86,24 +79,6 @@ void write_rank_file(const std::filesystem::path& path, const sharding::ShardedM
     });
   });
   writer.finish();
-}
-
-/// Puts `partial` in the place of `final_name`; a checkpoint of that name is exchanged in one step and removed after.
-void publish(const std::filesystem::path& partial, const std::filesystem::path& final_name) {
-  if (!std::filesystem::exists(final_name)) return publish_folder(partial, final_name);
-  sync_folder(partial);
-  if (renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, final_name.c_str(), RENAME_EXCHANGE) != 0)
-    fail(ErrorKind::io, "the file system cannot replace ", final_name.string(), " in one step (", std::strerror(errno),
-         "): save under another tag or remove that folder first");
-  sync_folder(final_name.parent_path());
-  std::filesystem::remove_all(partial);
-}
-
-void barrier(Engine& engine, const std::string& label) {
-  comm::CallOptions options;
-  options.label = label;
-  options.scalar = true;
-  engine.dist().world().barrier(options);
 }
 
 }  // namespace
@@ -129,33 +104,71 @@ Manifest CheckpointAccess::describe(const Engine& engine, const ClientState& cli
   return out;
 }
 
+void CheckpointAccess::take_folder(Engine& engine, const std::string& directory) {
+  const auto path = std::filesystem::absolute(directory);
+  if (engine.save_folder_ && engine.save_folder_->path() == path && !engine.save_folder_->lost()) return;
+  engine.save_folder_.reset();
+  engine.save_folder_ = std::make_unique<SaveFolder>(path);
+}
+
+void CheckpointAccess::claim(Engine& engine, const std::string& directory) {
+  gather_results(*engine.dist_, "checkpoint folder", [&] {
+    if (engine.dist_->rank() == 0) take_folder(engine, directory);
+    return true;
+  });
+}
+
+/// Makes the partial folder of a new act of saving, whose id all ranks return.
+std::string CheckpointAccess::begin_save(Engine& engine, const std::filesystem::path& base,
+                                         const std::string& tag) {
+  // The label holds ranks to one tag, of which it has room for a part.
+  const std::string label = cat("checkpoint ", tag.substr(0, 40), " #", stable_hash(tag), " begun");
+  const auto drawn = gather_results(*engine.dist_, label, [&] {
+    std::array<char, 16> id{};
+    if (engine.dist_->rank() != 0) return id;
+    take_folder(engine, base);
+    const std::string text = new_save_id();
+    std::copy(text.begin(), text.end(), id.begin());
+    std::error_code error;
+    const auto folder = partial_folder(base, tag, text);
+    if (!std::filesystem::create_directory(folder, error))
+      fail(ErrorKind::io, "cannot create '", folder.string(), "': ", error.message());
+    return id;
+  });
+  return {drawn[0].begin(), drawn[0].end()};
+}
+
 void CheckpointAccess::save(Engine& engine, const std::string& directory, const std::string& tag,
                             const ClientState& client) {
   engine.require_finite_update();
   engine.require_whole_weights("save_checkpoint()");
   require(engine.accumulated_ == 0, "save at an accumulation boundary: ", engine.accumulated_,
           " micro-batches have gradients that no update took up yet");
-  require(!directory.empty() && tag.find('/') == std::string::npos, "a checkpoint needs a folder and a tag without '/'");
-  const std::filesystem::path base(directory), final_name = base / tag, partial = base / (tag + ".partial");
+  require(!directory.empty(), "a checkpoint needs a folder");
+  require_good_tag(tag);
+  const std::filesystem::path base = std::filesystem::absolute(directory);
   const int rank = engine.dist_->rank();
-  if (rank == 0) {
-    std::error_code error;
-    std::filesystem::remove_all(partial, error);  // left by a run that died while saving
-    if (!std::filesystem::create_directories(partial, error) && error)
-      fail(ErrorKind::io, "cannot create ", partial.string(), ": ", error.message());
+  const std::string save_id = begin_save(engine, base, tag);
+  const std::filesystem::path partial = partial_folder(base, tag, save_id), mine = partial / rank_file(rank);
+  try {
+    const auto sums = gather_results(*engine.dist_, "checkpoint checksums", [&] {
+      write_rank_file(mine, engine.sharded(), *engine.optimizer_, *engine.device_, save_id);
+      return checksum_file(mine);
+    });
+    gather_results(*engine.dist_, "checkpoint published", [&] {
+      if (rank != 0) return true;
+      Manifest manifest = describe(engine, client);
+      manifest.save_id = save_id;
+      for (int r = 0; r < engine.dist_->world_size(); ++r)
+        manifest.files[rank_file(r)] = sums[static_cast<std::size_t>(r)];
+      write_file_atomically(partial / "manifest.json", manifest.to_json());
+      engine.save_folder_->publish(partial, tag);
+      return true;
+    });
+  } catch (...) {
+    if (rank == 0) remove_folder(partial);
+    throw;
   }
-  // The label holds ranks to one tag, of which it has room for a part.
-  barrier(engine, cat("checkpoint ", tag.substr(0, 40), " #", stable_hash(tag), " begun"));
-  write_rank_file(partial / rank_file(rank), engine.sharded(), *engine.optimizer_, *engine.device_);
-  const auto sums = gather_records(*engine.dist_, checksum_file(partial / rank_file(rank)), "checkpoint checksums");
-  if (rank == 0) {
-    Manifest manifest = describe(engine, client);
-    for (int r = 0; r < engine.dist_->world_size(); ++r) manifest.files[rank_file(r)] = sums[static_cast<std::size_t>(r)];
-    write_file_atomically(partial / "manifest.json", manifest.to_json());
-    publish(partial, final_name);
-    write_file_atomically(base / "latest", tag + "\n");
-  }
-  barrier(engine, "checkpoint published");
 }
 
 namespace {
@@ -215,18 +228,38 @@ void CheckpointAccess::forget_findings(Engine& engine) {
   engine.optimizer_->finite();
 }
 
+/// The checkpoint, looked at by all ranks: each verifies its own file, so that together they have verified
+/// all.
+CheckpointReader CheckpointAccess::open(Engine& engine, const std::string& directory,
+                                        const std::string& tag) {
+  std::optional<CheckpointReader> reader;
+  const auto read = gather_results(*engine.dist_, "checkpoint opened", [&] {
+    reader.emplace(checkpoint_folder(directory, tag));
+    check_world(*reader, engine.dist_->world_size());
+    require_same_model(*reader, *engine.model_, &engine.config_);
+    reader->verify(rank_file(engine.dist_->rank()));
+    return stable_hash(reader->manifest().to_json());
+  });
+  const auto other =
+      std::find_if(read.begin(), read.end(), [&](std::uint64_t hash) { return hash != read[0]; });
+  if (other != read.end())
+    fail(ErrorKind::data, "rank ", other - read.begin(), " reads another checkpoint in '", directory,
+         "' than rank 0: all must see the same folder, in which no run saves meanwhile");
+  return std::move(*reader);
+}
+
 ClientState CheckpointAccess::load(Engine& engine, const std::string& directory, const std::string& tag) {
   // What can be wrong with the checkpoint is found before anything of the engine changes.
-  CheckpointReader reader(checkpoint_folder(directory, tag));
-  check_world(reader, engine.dist_->world_size());
-  require_same_model(reader, *engine.model_, &engine.config_);
-  reader.verify(rank_file(engine.dist_->rank()));
-  engine.give_update_up();
-  forget_findings(engine);
-  engine.sharded().abandon_pass();  // a pass that failed is no reason to refuse, but the caller's own leases are
-  engine.phase_ = Engine::Phase::idle;
-  engine.sharded().require_no_leases();
-  barrier(engine, "checkpoint verified");
+  const CheckpointReader reader = open(engine, directory, tag);
+  gather_results(*engine.dist_, "checkpoint verified", [&] {
+    engine.give_update_up();
+    forget_findings(engine);
+    engine.sharded()
+        .abandon_pass();  // a pass that failed is no reason to refuse, but the caller's own leases are
+    engine.phase_ = Engine::Phase::idle;
+    engine.sharded().require_no_leases();
+    return true;
+  });
   engine.spoiled_ = cat("loading ", reader.folder().string(), " has ended half-way");
   for (const auto& unit : engine.sharded().units())
     for (const auto& segment : unit->segments()) {

@@ -17,19 +17,25 @@ namespace sherd::engine {
 // A checkpoint is a folder:
 //
 //   DIR/latest                      the tag to resume from; moved last
-//   DIR/TAG/manifest.json           counters, schedule, caller's strings, configuration, and size and CRC-32C of each file
+//   DIR/TAG/manifest.json           counters, schedule, caller's strings, configuration, size and CRC-32C of
+//                                   each file; at its end the CRC-32C of all before
 //   DIR/TAG/rank_RRRRR.safetensors  what rank R owns of every tensor
+//   DIR/.sherd.lock                 while a run saves there (engine/save_folder.h)
 //
-// Tensors carry parameter names and offsets, never offsets within units: "fp32.NAME" holds elements [b, b + n) of the
-// master weights of parameter NAME, and the metadata entry of that tensor's name is b; likewise each of the optimizer's
-// moments ("exp_avg.NAME", …) and "frozen.NAME" for parameters that do not train. So a reader can put any range of any parameter together,
-// whatever the sharding was.
+// One act of saving writes its own random "save" into the manifest and the metadata of all files, so that
+// files of different ones are not taken for one checkpoint.
+//
+// Tensors carry parameter names and offsets, never offsets within units: "fp32.NAME" holds elements
+// [b, b + n) of the master weights of parameter NAME, and the metadata entry of that tensor's name is b;
+// likewise each of the optimizer's moments ("exp_avg.NAME", …) and "frozen.NAME" for parameters that do not
+// train. So a reader can put any range of any parameter together, whatever the sharding was.
 
 /// Everything of a checkpoint but its tensors.
 struct Manifest {
   int world_size = 0;
   std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
   std::int64_t optimizer_steps = 0;
+  std::string save_id;                 ///< of the act of saving; empty in checkpoints of format 1
   std::optional<double> lr;            ///< a rate set by the caller; else the configuration of the resumed run decides
   std::string scheduler, loss_scaler;  ///< states as their owners wrote them; empty: none
   std::string compute_dtype;
@@ -38,18 +44,33 @@ struct Manifest {
   std::map<std::string, std::vector<std::int64_t>> shapes;  ///< of every parameter, by name
   std::map<std::string, FileChecksum> files;
 
+  /// In the newest format, with its checksum. Throws Error{usage} where a string is not UTF-8.
   std::string to_json() const;
-  /// Throws Error{data} naming `path`.
+  /// Reads this format and the one before, which had no checksum. Throws Error{data} naming `path` where the
+  /// text is not as it was written, or holds a value that no run can have.
   static Manifest from_json(const std::string& text, const std::filesystem::path& path);
 };
 
-/// The folder that DIR/latest, or `tag`, names. Throws Error{io} when there is none.
+/// Name in the folder of a checkpoint: "rank_00007.safetensors".
+std::string rank_file(int rank);
+
+/// Key in the metadata of a rank's file of the act of saving.
+inline constexpr const char* save_id_key = "sherd.save";
+
+/// The caller's string `key` as a number from 0 to 2^53. Throws Error{data} naming the checkpoint in `folder`
+/// where it is none, or not there.
+std::int64_t client_number(const ClientState& client, const std::string& key,
+                           const std::filesystem::path& folder);
+
+/// The folder that DIR/latest, or `tag`, names. Throws Error{io} when there is none, Error{data} when
+/// DIR/latest holds no name.
 std::filesystem::path checkpoint_folder(const std::filesystem::path& directory, const std::string& tag = "");
 
-/// Reads ranges of parameters out of a checkpoint's files, however they were cut. The files stay mapped while it lives.
+/// Reads ranges of parameters out of a checkpoint's files, however they were cut.
 class CheckpointReader {
  public:
-  /// Reads and checks the manifest and opens all files. Throws Error{data} or Error{io} naming the file.
+  /// Reads and checks the manifest and opens all files, which must be of one act of saving. Throws
+  /// Error{data} or Error{io} naming the file.
   explicit CheckpointReader(std::filesystem::path folder);
 
   const Manifest& manifest() const { return manifest_; }
@@ -62,6 +83,7 @@ class CheckpointReader {
   void read(const std::string& kind, const std::string& parameter, std::int64_t begin, const tensor::Tensor& to) const;
 
  private:
+  void add(SafetensorsFile file);
   struct Part {
     std::size_t file;
     std::int64_t begin, count;
@@ -79,11 +101,15 @@ void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model,
 /// The engine's half of saving and loading.
 class CheckpointAccess {
  public:
+  static void claim(Engine& engine, const std::string& directory);
   static void save(Engine& engine, const std::string& directory, const std::string& tag, const ClientState& client);
   static ClientState load(Engine& engine, const std::string& directory, const std::string& tag);
 
  private:
   static Manifest describe(const Engine& engine, const ClientState& client);
+  static std::string begin_save(Engine& engine, const std::filesystem::path& base, const std::string& tag);
+  static void take_folder(Engine& engine, const std::string& directory);
+  static CheckpointReader open(Engine& engine, const std::string& directory, const std::string& tag);
   static void forget_findings(Engine& engine);
   static void restore_counters(Engine& engine, const Manifest& manifest);
 };

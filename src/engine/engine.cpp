@@ -11,6 +11,7 @@
 #include "engine/checkpoint.h"
 #include "engine/make_device.h"
 #include "engine/same_setup.h"
+#include "engine/save_folder.h"
 #include "engine/update_pipeline.h"
 
 namespace sherd {
@@ -419,6 +420,10 @@ void Engine::print_memory() const {
                 ledger.peak(device::Tier::device, category), ')');
   }
   log_info("memory of rank 0's device (bytes)", line);
+}
+
+void Engine::claim_save_folder(const std::string& directory) {
+  engine::CheckpointAccess::claim(*this, directory);
 }
 
 void Engine::save_checkpoint(const std::string& directory, const std::string& tag, const engine::ClientState& client) {

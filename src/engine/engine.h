@@ -22,6 +22,7 @@ namespace sherd {
 namespace engine {
 
 class CheckpointAccess;
+class SaveFolder;
 class UpdatePipeline;
 
 /// Wall time of the last optimizer step by phase, in milliseconds, summed over its micro-batches. What is updated while
@@ -128,7 +129,12 @@ class Engine {
   engine::IoBytes io_bytes() const;
 
   // ---- checkpoints (engine/checkpoint.h) ----
-  /// Writes DIR/TAG (default global_stepN) whole or not at all, then moves DIR/latest. Collective.
+  /// Claims DIR for this run's checkpoints, as the first save_checkpoint() there would, until this engine
+  /// ends or saves elsewhere: no other engine can save there meanwhile. Removes what runs that were killed
+  /// while they saved there left. Throws Error{io} naming the process that has the folder. Collective.
+  void claim_save_folder(const std::string& directory);
+  /// Writes DIR/TAG (default global_stepN) whole or not at all, then moves DIR/latest; claims DIR before.
+  /// What fails on one rank is thrown on all, and they can go on. Collective.
   void save_checkpoint(const std::string& directory, const std::string& tag = "", const engine::ClientState& client = {});
   /// Restores everything from DIR/TAG (default: what DIR/latest names) and returns what the caller had saved. Throws
   /// Error{data} or Error{io} naming file and cause; a world of another size is Error{config}. Collective.
@@ -196,6 +202,7 @@ class Engine {
   engine::StepTimes times_;
   bool updates_early_ = false;          ///< the configuration lets updates begin while backward runs
   std::optional<double> known_loss_;    ///< of the step under way; no weight changes before it is known
+  std::unique_ptr<engine::SaveFolder> save_folder_;  ///< on rank 0, from the first save or claim on
   std::string spoiled_;                 ///< why the weights are of no use until a checkpoint is loaded; empty: they are whole
 };
 

@@ -31,10 +31,12 @@ struct SafetensorsEntry {
   std::int64_t numel() const;
 };
 
-/// A memory-mapped safetensors file, checked whole when opened: length and syntax of the header, dtypes,
-/// shapes against byte counts, no overlap, no gap, nothing missing or left over at the end, no name twice.
-/// Any fault throws Error{data} naming the file and the fault; a file that cannot be opened throws Error{io}.
-/// Reading is safe from any thread. The file must not shrink while it is open.
+/// A safetensors file, checked whole when opened: length and syntax of the header, dtypes, shapes against
+/// byte counts, no overlap, no gap, nothing missing or left over at the end, no name twice. Any fault throws
+/// Error{data} naming the file and the fault; a file that cannot be opened or read throws Error{io}.
+///
+/// The file is opened for each read and not between them, so that one process can read a checkpoint of any
+/// number of ranks; that it was replaced or cut meanwhile is Error{data}. Reading is safe from any thread.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(std::filesystem::path path);
@@ -50,17 +52,17 @@ class SafetensorsFile {
   const SafetensorsEntry* find(std::string_view name) const;
   /// Throws Error{data} naming the nearest name there is.
   const SafetensorsEntry& at(std::string_view name) const;
-  /// The tensor's bytes, in the mapping: valid while this object lives. Not aligned beyond the element's
-  /// size, and not even that in files whose writer did not sort by it.
-  std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
+  /// Copies the tensor's bytes [first, first + to.size()) into `to`, whatever its dtype. Throws Error{data}
+  /// when it has fewer.
+  void read_bytes(const SafetensorsEntry& entry, std::uint64_t first, std::span<std::byte> to) const;
   /// Copies elements [first, first + to.numel()) of the flattened tensor `name` into `to`, whatever its
   /// shape. Throws Error{data} when the dtypes differ or the tensor has fewer elements.
   void read(std::string_view name, std::int64_t first, const tensor::Tensor& to) const;
   const std::filesystem::path& path() const;
 
  private:
-  struct Mapping;
-  std::unique_ptr<Mapping> mapping_;
+  struct Content;
+  std::unique_ptr<Content> content_;
 };
 
 /// What a SafetensorsWriter is told of a tensor before its elements come.

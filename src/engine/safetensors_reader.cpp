@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,11 +7,11 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
+#include "engine/check_json.h"
 #include "engine/safetensors.h"
 #include "engine/safetensors_types.h"
 
@@ -22,57 +21,93 @@ using nlohmann::json;
 
 static_assert(std::endian::native == std::endian::little, "safetensors elements are little endian");
 
-struct SafetensorsFile::Mapping {
-  explicit Mapping(fs::path file);
-  ~Mapping() {
-    if (data) ::munmap(const_cast<std::byte*>(data), size);
+namespace {
+
+/// A file open for reading; closed with the object. Throws Error{io} naming it.
+class OpenFile {
+ public:
+  explicit OpenFile(const fs::path& path)
+      : path_(path), descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    if (descriptor_ < 0) fail_errno("open", errno);
+    if (::fstat(descriptor_, &status_) == 0 && S_ISREG(status_.st_mode)) return;
+    const int error = S_ISDIR(status_.st_mode) ? EISDIR : EINVAL;
+    ::close(descriptor_);
+    fail_errno("open", error);
   }
+  ~OpenFile() { ::close(descriptor_); }
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+
+  const struct stat& status() const { return status_; }
+  /// Fills `to` from byte `at` on; false when the file ends before.
+  bool read(std::uint64_t at, std::span<std::byte> to) const {
+    while (!to.empty()) {
+      const ssize_t got = ::pread(descriptor_, to.data(), to.size(), static_cast<off_t>(at));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) fail_errno("read", errno);
+      if (got == 0) return false;
+      at += static_cast<std::uint64_t>(got), to = to.subspan(static_cast<std::size_t>(got));
+    }
+    return true;
+  }
+
+ private:
+  [[noreturn]] void fail_errno(const char* action, int error) const {
+    fail(ErrorKind::io, "cannot ", action, " '", path_.string(), "': ", std::strerror(error));
+  }
+  const fs::path& path_;
+  int descriptor_;
+  struct stat status_ {};
+};
+
+}  // namespace
+
+struct SafetensorsFile::Content {
+  explicit Content(fs::path file) : path(std::move(file)) {}
   template <class... Args>
   [[noreturn]] void bad(const Args&... args) const {
-    fail(ErrorKind::data, "'", path.string(), "' is not a valid safetensors file: ", args...);
+    fail(ErrorKind::data, "'", path.string(), "' is not a valid safetensors file: ", one_line(cat(args...)));
   }
   void read_header();
   json parse_header(std::string_view text) const;
   SafetensorsEntry parse_entry(const std::string& name, const json& value) const;
   void check_layout();
 
+  void read(std::uint64_t at, std::span<std::byte> to) const;
+
   fs::path path;
-  const std::byte* data = nullptr;
-  std::size_t size = 0;
+  dev_t device = 0;  ///< with `inode` and `size` what the path must name at each read
+  ino_t inode = 0;
+  std::uint64_t size = 0;
   std::uint64_t payload = 0;  ///< where the elements begin
   std::vector<SafetensorsEntry> entries;
   std::unordered_map<std::string_view, std::size_t> index;  ///< keys point into `entries`
   std::map<std::string, std::string> metadata;
 };
 
-SafetensorsFile::Mapping::Mapping(fs::path file) : path(std::move(file)) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat status {};
-  int error = 0;
-  if (descriptor < 0 || ::fstat(descriptor, &status) != 0) error = errno;
-  if (!error && S_ISDIR(status.st_mode)) error = EISDIR;
-  if (!error && status.st_size > 0) {
-    void* mapped =
-        ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE, descriptor, 0);
-    if (mapped == MAP_FAILED)
-      error = errno;
-    else
-      data = static_cast<const std::byte*>(mapped), size = static_cast<std::size_t>(status.st_size);
-  }
-  if (descriptor >= 0) ::close(descriptor);
-  if (error) fail(ErrorKind::io, "cannot open '", path.string(), "': ", std::strerror(error));
+void SafetensorsFile::Content::read(std::uint64_t at, std::span<std::byte> to) const {
+  const OpenFile file(path);
+  const struct stat& now = file.status();
+  if (now.st_dev != device || now.st_ino != inode || static_cast<std::uint64_t>(now.st_size) != size ||
+      !file.read(at, to))
+    fail(ErrorKind::data, "'", path.string(),
+         "' was cut or replaced while it was read: keep others from changing it, and try again");
 }
 
-void SafetensorsFile::Mapping::read_header() {
+void SafetensorsFile::Content::read_header() {
+  const OpenFile file(path);
+  device = file.status().st_dev, inode = file.status().st_ino;
+  size = static_cast<std::uint64_t>(file.status().st_size);
   if (size < 8) bad("it has ", size, " bytes, fewer than the 8 of the header's length");
   std::uint64_t length = 0;
-  std::memcpy(&length, data, 8);
+  if (!file.read(0, std::as_writable_bytes(std::span(&length, 1)))) bad("it was cut while it was read");
   if (length > safetensors_header_limit)
     bad("its header would have ", length, " bytes, over the format's limit of ", safetensors_header_limit);
   if (length > size - 8) bad("its header of ", length, " bytes does not fit into the file's ", size);
   payload = 8 + length;
-  const json header =
-      parse_header({reinterpret_cast<const char*>(data) + 8, static_cast<std::size_t>(length)});
+  std::string header_text(static_cast<std::size_t>(length), '\0');
+  if (!file.read(8, std::as_writable_bytes(std::span(header_text)))) bad("it was cut while it was read");
+  const json header = parse_header(header_text);
   for (const auto& [name, value] : header.items()) {
     if (name != "__metadata__") {
       entries.push_back(parse_entry(name, value));
@@ -88,25 +123,14 @@ void SafetensorsFile::Mapping::read_header() {
   for (std::size_t i = 0; i < entries.size(); ++i) index.emplace(entries[i].name, i);
 }
 
-json SafetensorsFile::Mapping::parse_header(std::string_view text) const {
+json SafetensorsFile::Content::parse_header(std::string_view text) const {
   if (!text.starts_with('{')) bad("its header does not begin with '{'");
-  std::vector<std::set<std::string>> seen;  // keys of the objects that are open
-  std::string repeated;
-  const auto watch = [&](int, json::parse_event_t event, json& value) {
-    if (event == json::parse_event_t::object_start) seen.emplace_back();
-    if (event == json::parse_event_t::object_end) seen.pop_back();
-    if (event == json::parse_event_t::key && !seen.back().insert(value.get<std::string>()).second)
-      repeated = value.get<std::string>();
-    return true;
-  };
-  json header;
   try {
-    header = json::parse(text, watch);
-  } catch (const json::exception& error) {
-    bad("its header is not JSON (", error.what(), ")");
+    check_json(text);
+    return json::parse(text);
+  } catch (const Error& error) {
+    bad("its header is not JSON that can be read: ", error.what());
   }
-  if (!repeated.empty()) bad("'", repeated, "' appears twice in its header");
-  return header;
 }
 
 namespace {
@@ -134,7 +158,7 @@ std::optional<std::uint64_t> byte_count(const std::vector<std::uint64_t>& shape,
 
 }  // namespace
 
-SafetensorsEntry SafetensorsFile::Mapping::parse_entry(const std::string& name, const json& value) const {
+SafetensorsEntry SafetensorsFile::Content::parse_entry(const std::string& name, const json& value) const {
   if (!value.is_object()) bad("the entry of tensor '", name, "' is not an object");
   for (const char* key : {"dtype", "shape", "data_offsets"})
     if (!value.contains(key)) bad("tensor '", name, "' has no ", key);
@@ -165,7 +189,7 @@ SafetensorsEntry SafetensorsFile::Mapping::parse_entry(const std::string& name, 
   return entry;
 }
 
-void SafetensorsFile::Mapping::check_layout() {
+void SafetensorsFile::Content::check_layout() {
   std::sort(entries.begin(), entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
     return std::tie(a.offset, a.bytes, a.name) < std::tie(b.offset, b.bytes, b.name);
   });
@@ -189,26 +213,26 @@ std::int64_t SafetensorsEntry::numel() const {
   return count;
 }
 
-SafetensorsFile::SafetensorsFile(fs::path path) : mapping_(std::make_unique<Mapping>(std::move(path))) {
-  mapping_->read_header();
+SafetensorsFile::SafetensorsFile(fs::path path) : content_(std::make_unique<Content>(std::move(path))) {
+  content_->read_header();
 }
 SafetensorsFile::~SafetensorsFile() = default;
 SafetensorsFile::SafetensorsFile(SafetensorsFile&&) noexcept = default;
 SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&&) noexcept = default;
 
 const std::vector<SafetensorsEntry>& SafetensorsFile::entries() const {
-  return mapping_->entries;
+  return content_->entries;
 }
 const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
-  return mapping_->metadata;
+  return content_->metadata;
 }
 const fs::path& SafetensorsFile::path() const {
-  return mapping_->path;
+  return content_->path;
 }
 
 const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
-  const auto found = mapping_->index.find(name);
-  return found == mapping_->index.end() ? nullptr : &mapping_->entries[found->second];
+  const auto found = content_->index.find(name);
+  return found == content_->index.end() ? nullptr : &content_->entries[found->second];
 }
 
 const SafetensorsEntry& SafetensorsFile::at(std::string_view name) const {
@@ -219,8 +243,12 @@ const SafetensorsEntry& SafetensorsFile::at(std::string_view name) const {
        names.empty() ? "; it is empty" : cat("; the nearest name there is '", nearest(name, names), "'"));
 }
 
-std::span<const std::byte> SafetensorsFile::bytes(const SafetensorsEntry& entry) const {
-  return {mapping_->data + mapping_->payload + entry.offset, static_cast<std::size_t>(entry.bytes)};
+void SafetensorsFile::read_bytes(const SafetensorsEntry& entry, std::uint64_t first,
+                                 std::span<std::byte> to) const {
+  if (first > entry.bytes || to.size() > entry.bytes - first)
+    fail(ErrorKind::data, "tensor '", one_line(entry.name), "' in '", path().string(), "' has ", entry.bytes,
+         " bytes; [", first, ", ", first + to.size(), ") reaches outside");
+  if (!to.empty()) content_->read(content_->payload + entry.offset + first, to);
 }
 
 void SafetensorsFile::read(std::string_view name, std::int64_t first, const tensor::Tensor& to) const {
@@ -232,8 +260,8 @@ void SafetensorsFile::read(std::string_view name, std::int64_t first, const tens
     fail(ErrorKind::data, "tensor '", name, "' in '", path().string(), "' has ", entry.numel(),
          " elements; [", first, ", ", first + to.numel(), ") reaches outside");
   if (to.numel() == 0) return;
-  std::memcpy(to.raw(), bytes(entry).data() + static_cast<std::size_t>(first) * size_of(to.dtype()),
-              to.bytes());
+  read_bytes(entry, static_cast<std::uint64_t>(first) * size_of(to.dtype()),
+             {static_cast<std::byte*>(to.raw()), to.bytes()});
 }
 
 }  // namespace sherd::engine

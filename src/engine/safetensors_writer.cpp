@@ -81,17 +81,21 @@ std::vector<Slot> lay_out(std::vector<SafetensorsSpec> specs) {
 }
 
 std::string header_of(const std::vector<Slot>& slots, const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
-  for (const Slot& slot : slots) {
-    const std::uint64_t end = slot.offset + static_cast<std::uint64_t>(slot.numel) * size_of(slot.spec.dtype);
-    header[slot.spec.name] = {{"dtype", safetensors_types[type_rank(slot.spec.dtype)].name},
-                              {"shape", slot.spec.shape},
-                              {"data_offsets", {slot.offset, end}}};
-  }
+  using Json = nlohmann::ordered_json;  // of small objects only: it takes quadratic time to fill
   std::string text;
+  const auto add = [&](const std::string& name, const Json& value) {
+    text += cat(text.empty() ? '{' : ',', Json(name).dump(), ':', value.dump());
+  };
   try {
-    text = header.dump();
+    if (!metadata.empty()) add("__metadata__", metadata);
+    for (const Slot& slot : slots) {
+      const std::uint64_t end =
+          slot.offset + static_cast<std::uint64_t>(slot.numel) * size_of(slot.spec.dtype);
+      add(slot.spec.name, {{"dtype", safetensors_types[type_rank(slot.spec.dtype)].name},
+                           {"shape", slot.spec.shape},
+                           {"data_offsets", {slot.offset, end}}});
+    }
+    text += text.empty() ? "{}" : "}";
   } catch (const nlohmann::json::exception&) {
     fail(ErrorKind::usage, "a tensor name or metadata string for a safetensors file is not UTF-8");
   }

@@ -2,6 +2,8 @@
 // for them.
 #include <signal.h>
 
+#include <cstring>
+
 #include "cli/train_fixture.h"
 #include "support/places.h"
 
@@ -25,10 +27,15 @@ class Launched : public Train {
     return cat(SHERD_SOURCE_DIR "/tests/support/launch.sh ", ranks, " sh -c 'echo $$ >",
                folder_.path().string(), R"(/pid$RANK; exec "$@"' sh )", joined(arguments));
   }
+  /// What the checkpoint's files hold behind their headers, which name the act of saving.
   std::vector<std::string> weights(int ranks, const std::string& tag) const {
     std::vector<std::string> out;
-    for (int r = 0; r < ranks; ++r)
-      out.push_back(read_text(folder_ / "run" / tag / cat("rank_0000", r, ".safetensors")));
+    for (int r = 0; r < ranks; ++r) {
+      const std::string file = read_text(folder_ / "run" / tag / cat("rank_0000", r, ".safetensors"));
+      std::uint64_t header = 0;
+      std::memcpy(&header, file.data(), sizeof header);
+      out.push_back(file.substr(sizeof header + header));
+    }
     return out;
   }
 };

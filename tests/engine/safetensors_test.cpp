@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -69,8 +71,11 @@ TEST_F(Safetensors, GivesBackWhatWasWritten) {
   Tensor part = Tensor::zeros(*device, Shape{3}, DType::f32);
   file.read("a", 2, part);
   EXPECT_EQ(std::vector<float>(part.data<float>(), part.data<float>() + 3), (std::vector<float>{3, 4, 5}));
-  const auto b = file.bytes(file.at("b"));
-  EXPECT_EQ(std::string(reinterpret_cast<const char*>(b.data()), b.size()), "xyz");
+  std::string b(2, ' ');
+  file.read_bytes(file.at("b"), 1, std::as_writable_bytes(std::span(b)));
+  EXPECT_EQ(b, "yz");
+  expect_error(ErrorKind::data, "3 bytes; [2, 4) reaches outside",
+               [&] { file.read_bytes(file.at("b"), 2, std::as_writable_bytes(std::span(b))); });
 }
 
 // The bytes that Python's safetensors 0.4 writes for the same tensors.
@@ -170,9 +175,55 @@ TEST_F(Safetensors, CarriesTypesThatSherdDoesNotComputeWith) {
              file_with(R"({"mask":{"dtype":"BOOL","shape":[2,1],"data_offsets":[0,2]}})", "\1\1"));
   SafetensorsFile file(folder / "x");
   EXPECT_EQ(file.at("mask").dtype, std::nullopt);
-  EXPECT_EQ(file.bytes(file.at("mask")).size(), 2u);
+  std::string mask(2, ' ');
+  file.read_bytes(file.at("mask"), 0, std::as_writable_bytes(std::span(mask)));
+  EXPECT_EQ(mask, "\1\1");
   Tensor out = Tensor::zeros(*device, Shape{2}, DType::u8);
   expect_error(ErrorKind::data, "holds BOOL", [&] { file.read("mask", 0, out); });
+}
+
+// The mapping of such a file killed the process.
+TEST_F(Safetensors, AFileThatIsCutOrReplacedWhileOpenIsAnError) {
+  const std::string content =
+      file_with(R"({"a":{"dtype":"F32","shape":[2048],"data_offsets":[0,8192]}})", std::string(8192, '1'));
+  Tensor out = Tensor::zeros(*device, Shape{4}, DType::f32);
+  const auto read_after = [&](const std::function<void()>& change) {
+    write_text(folder / "x", content);
+    SafetensorsFile file(folder / "x");
+    file.read("a", 2040, out);
+    change();
+    file.read("a", 2040, out);
+  };
+  expect_error(ErrorKind::data, (folder / "x").string() + "' was cut or replaced while it was read",
+               [&] { read_after([&] { std::filesystem::resize_file(folder / "x", 100); }); });
+  expect_error(ErrorKind::data, "was cut or replaced", [&] {
+    read_after([&] {
+      write_text(folder / "y", content);
+      std::filesystem::rename(folder / "y", folder / "x");
+    });
+  });
+  expect_error(ErrorKind::io, "No such file",
+               [&] { read_after([&] { std::filesystem::remove(folder / "x"); }); });
+}
+
+TEST_F(Safetensors, OpensAHundredThousandTensorsInAMoment) {
+  std::vector<SafetensorsSpec> specs;
+  for (int i = 0; i < 100'000; ++i) specs.push_back({cat("blocks.", i, ".weight"), DType::u8, {0}});
+  const auto start = std::chrono::steady_clock::now();
+  SafetensorsWriter(folder / "x", specs).finish();
+  EXPECT_EQ(SafetensorsFile(folder / "x").entries().size(), 100'000u);
+  // Both took time quadratic in the number of tensors, over 20 s.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+TEST_F(Safetensors, DeepAndLongHeadersAreErrors) {
+  expect_bad_header("{\"a\":" + std::string(300'000, '['), "", "nested deeper than 16");
+  expect_bad_header("{\"a\":" + std::string(300'000, '[') + std::string(300'000, ']') + "}", "",
+                    "nested deeper");
+  std::string list = R"({"a":{"dtype":"U8","shape":[1)";
+  for (int i = 0; i < 300'000; ++i) list += ",1";
+  expect_bad_header(list + R"(],"data_offsets":[0,1]}})", "1", "more than 4096 items");
+  expect_bad_header(R"({"a\nb":[]})", "", "'a?b' is not an object");
 }
 
 }  // namespace

@@ -202,7 +202,7 @@ TEST_F(StoreFixture, options_that_make_no_sense_are_refused) {
   EXPECT_EQ(ledger.current(Tier::host), 0u);
   sherd::testing::write_text(folder / "file", "");
   options.folder = folder / "file";
-  expect_error(ErrorKind::io, "Choose an nvme_path", [&] { Store(options, ledger); });
+  expect_error(ErrorKind::io, "Choose another nvme_path", [&] { Store(options, ledger); });
 }
 
 }  // namespace

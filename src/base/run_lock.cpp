@@ -1,4 +1,4 @@
-#include "offload/file/run_lock.h"
+#include "base/run_lock.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -12,17 +12,11 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 
-namespace sherd::offload {
+namespace sherd {
 namespace fs = std::filesystem;
 namespace {
-
-[[noreturn]] void fail_errno(const char* action, const fs::path& path, int error) {
-  const char* next = error == EACCES || error == EPERM || error == EROFS || error == ENOTDIR
-                         ? ". Choose an nvme_path that this user may write"
-                         : "";
-  fail(ErrorKind::io, "cannot ", action, " '", path.string(), "': ", std::strerror(error), next);
-}
 
 std::string own_process() {
   std::array<char, 256> host{};
@@ -37,15 +31,6 @@ std::string own_description() {
   ::localtime_r(&now, &parts);
   std::strftime(start.data(), start.size(), "%Y-%m-%d %H:%M:%S", &parts);
   return cat(own_process(), ", started ", start.data());
-}
-
-[[noreturn]] void fail_in_use(const fs::path& guarded, const std::string& holder) {
-  if (holder.starts_with(own_process()))
-    fail(ErrorKind::io, "'", guarded.string(),
-         "' is in use by another store of this process: one file is for one ",
-         "rank of one engine. Give each engine of a process another nvme_path");
-  fail(ErrorKind::io, "'", guarded.string(), "' is in use by ", holder.empty() ? "another process" : holder,
-       ": two runs cannot share it. Wait for that run, end it, or give this one another nvme_path");
 }
 
 std::string content_of(int descriptor) {
@@ -65,14 +50,15 @@ bool still_named(int descriptor, const fs::path& path) {
 
 }  // namespace
 
-RunLock::RunLock(fs::path path, const fs::path& guarded) : path_(std::move(path)) {
+RunLock::RunLock(fs::path path, LockUse use) : path_(std::move(path)), use_(std::move(use)) {
   for (int attempt = 0; attempt < 100; ++attempt)
-    if (try_take(guarded)) return;
+    if (try_take()) return;
   fail(ErrorKind::io, "cannot take the lock '", path_.string(),
-       "': other processes keep removing it. Give this run another nvme_path");
+       "': other processes keep removing it. Give this run ", use_.alternative);
 }
 
-bool RunLock::try_take(const fs::path& guarded) {
+/// False: to be tried again.
+bool RunLock::try_take() {
   std::error_code error;
   fs::create_directories(path_.parent_path(), error);
   if (error) fail_errno("make the folder", path_.parent_path(), error.value());
@@ -84,8 +70,9 @@ bool RunLock::try_take(const fs::path& guarded) {
     const std::string holder = content_of(descriptor);
     ::close(descriptor);
     if (reason == EINTR) return false;
+    if (no_locks_here(reason)) return true;
     if (reason != EWOULDBLOCK) fail_errno("lock", path_, reason);
-    fail_in_use(guarded, holder);
+    fail_in_use(holder);
   }
   if (!still_named(descriptor, path_)) {
     ::close(descriptor);
@@ -102,6 +89,33 @@ bool RunLock::try_take(const fs::path& guarded) {
   return true;
 }
 
+bool RunLock::no_locks_here(int reason) const {
+  if (use_.required || (reason != ENOSYS && reason != EOPNOTSUPP && reason != ENOLCK)) return false;
+  ::unlink(path_.c_str());
+  log_warning("the file system of '", use_.guarded.string(), "' has no locks (", std::strerror(reason),
+              "): that a second run uses it at the same time would not be noticed");
+  return true;
+}
+
+void RunLock::fail_in_use(const std::string& holder) const {
+  if (holder.starts_with(own_process()))
+    fail(ErrorKind::io, "'", use_.guarded.string(), "' is in use by another ", use_.user,
+         " of this process: give each of them ", use_.alternative);
+  fail(ErrorKind::io, "'", use_.guarded.string(), "' is in use by ",
+       holder.empty() ? "another process" : holder,
+       ": two runs cannot share it. Wait for that run, end it, or give this one ", use_.alternative);
+}
+
+void RunLock::fail_errno(const char* action, const fs::path& path, int error) const {
+  const bool refused = error == EACCES || error == EPERM || error == EROFS || error == ENOTDIR;
+  fail(ErrorKind::io, "cannot ", action, " '", path.string(), "': ", std::strerror(error),
+       refused ? cat(". Choose ", use_.alternative, " that this user may write") : "");
+}
+
+bool RunLock::lost() const {
+  return held() && !still_named(descriptor_, path_);
+}
+
 RunLock::~RunLock() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
@@ -110,7 +124,6 @@ void RunLock::remove() noexcept {
   if (descriptor_ < 0) return;
   if (still_named(descriptor_, path_)) ::unlink(path_.c_str());
   ::close(std::exchange(descriptor_, -1));
-  ::rmdir(path_.parent_path().c_str());  // stays while other ranks have files in it
 }
 
-}  // namespace sherd::offload
+}  // namespace sherd

@@ -1,0 +1,223 @@
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/crc32c.h"
+#include "engine/check_json.h"
+#include "engine/checkpoint.h"
+#include "optim/loss_scaler.h"
+#include "optim/lr_schedule.h"
+
+namespace sherd::engine {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* format_name = "sherd-checkpoint-2";
+constexpr const char* unsealed_format_name = "sherd-checkpoint-1";  ///< without checksum and "save"
+
+/// Every whole number up to here is a double of its own; no run counts so far.
+constexpr std::int64_t most = std::int64_t{1} << 53;
+constexpr std::int64_t most_ranks = 1 << 20;
+
+// The checksum covers the bytes of the file before it, and what follows them is known; so no byte can change
+// unnoticed.
+constexpr std::string_view seal_key = ",\n \"crc32c\": ";
+
+std::string seal(std::string_view body) {
+  return cat(seal_key, crc32c(body.data(), body.size()), "\n}\n");
+}
+
+void check_seal(std::string_view text) {
+  const std::size_t at = text.rfind(seal_key);
+  if (at == std::string_view::npos) fail(ErrorKind::data, "its checksum is missing");
+  if (text.substr(at) != seal(text.substr(0, at)))
+    fail(ErrorKind::data, "its checksum does not match: it was changed or damaged after it was written");
+}
+
+const json& member(const json& object, const std::string& key) {
+  const auto found = object.find(key);
+  if (found == object.end()) fail(ErrorKind::data, "it has no ", key);
+  return *found;
+}
+
+std::string text_of(const json& object, const std::string& key) {
+  const json& value = member(object, key);
+  if (!value.is_string()) fail(ErrorKind::data, key, " is not a string");
+  return value.get<std::string>();
+}
+
+const json& object_of(const json& object, const std::string& key) {
+  const json& value = member(object, key);
+  if (!value.is_object()) fail(ErrorKind::data, key, " is not an object");
+  return value;
+}
+
+std::int64_t number_of(const json& value, const std::string& what, std::int64_t least, std::int64_t largest) {
+  const bool fits = value.is_number_unsigned() &&
+                    value.get<std::uint64_t>() <= static_cast<std::uint64_t>(largest) &&
+                    value.get<std::int64_t>() >= least;
+  if (!fits)
+    fail(ErrorKind::data, what, " is ", value.dump().substr(0, 40), ", not a whole number from ", least,
+         " to ", largest);
+  return value.get<std::int64_t>();
+}
+
+std::int64_t count_of(const json& object, const std::string& key, std::int64_t least, std::int64_t largest) {
+  return number_of(member(object, key), key, least, largest);
+}
+
+void read_counters(const json& root, Manifest& out) {
+  out.world_size = static_cast<int>(count_of(root, "world_size", 1, most_ranks));
+  out.micro_steps = count_of(root, "micro_steps", 0, most);
+  out.global_steps = count_of(root, "global_steps", 0, out.micro_steps);
+  out.global_samples = count_of(root, "global_samples", out.global_steps, most);
+  out.skipped_steps = count_of(root, "skipped_steps", 0, out.global_steps);
+  out.optimizer_steps = count_of(root, "optimizer_steps", 0, out.global_steps);
+  if (root.contains("lr")) {
+    const json& lr = root["lr"];
+    if (!lr.is_number() || !std::isfinite(lr.get<double>()) || lr.get<double>() < 0)
+      fail(ErrorKind::data, "lr is not a number of at least 0");
+    out.lr = lr.get<double>();
+  }
+}
+
+/// Their owners read them once more, into the engine; here they find what is wrong before that changes
+/// anything.
+void check_states(const Manifest& manifest) {
+  if (!manifest.scheduler.empty()) {
+    optim::LrSchedule schedule({}, 0, false);
+    schedule.restore(manifest.scheduler);
+    if (schedule.last_batch_iteration() > most) fail(ErrorKind::data, "scheduler is beyond ", most);
+  }
+  if (manifest.loss_scaler.empty()) return;
+  optim::LossScaler scaler({});
+  scaler.restore(manifest.loss_scaler);
+  if (scaler.state().iteration > most) fail(ErrorKind::data, "loss_scaler is beyond ", most);
+}
+
+void read_shapes(const json& root, Manifest& out) {
+  for (const auto& [name, value] : object_of(root, "shapes").items()) {
+    const std::string what = cat("the shape of '", name, "'");
+    if (!value.is_array()) fail(ErrorKind::data, what, " is not a list");
+    std::int64_t elements = 1;
+    std::vector<std::int64_t>& shape = out.shapes[name];
+    for (const json& extent : value) {
+      shape.push_back(number_of(extent, what, 0, most));
+      if (__builtin_mul_overflow(elements, std::max<std::int64_t>(shape.back(), 1), &elements) ||
+          elements > most)
+        fail(ErrorKind::data, what, " has more than ", most, " elements");
+    }
+  }
+}
+
+void read_files(const json& root, Manifest& out) {
+  for (const auto& [name, value] : object_of(root, "files").items()) {
+    if (name.empty() || name.starts_with('.') || name.find('/') != std::string::npos)
+      fail(ErrorKind::data, "'", name, "' is not the name of a file of its folder");
+    if (!value.is_object()) fail(ErrorKind::data, "the entry of file '", name, "' is not an object");
+    out.files[name] = {static_cast<std::uint64_t>(count_of(value, "bytes", 0, INT64_MAX)),
+                       static_cast<std::uint32_t>(count_of(value, "crc32c", 0, UINT32_MAX))};
+  }
+  for (int rank = 0; rank < out.world_size; ++rank)
+    if (!out.files.contains(rank_file(rank))) fail(ErrorKind::data, "it names no file of rank ", rank);
+  if (out.files.contains(rank_file(out.world_size)))
+    fail(ErrorKind::data, "it names files of more than its ", out.world_size, " ranks");
+}
+
+Manifest parse(const std::string& text) {
+  check_json(text);
+  const json root = json::parse(text);
+  if (!root.is_object()) fail(ErrorKind::data, "it is not an object");
+  const std::string format = text_of(root, "format");
+  const bool sealed = format == format_name;
+  if (!sealed && format != unsealed_format_name)
+    fail(ErrorKind::data, "it is of format '", format, "', and this build reads ", format_name, " and ",
+         unsealed_format_name);
+  if (sealed) check_seal(text);
+  // A later format of which a byte changed must not pass for one without a checksum.
+  if (!sealed && (root.contains("crc32c") || root.contains("save")))
+    fail(ErrorKind::data, "its format was changed or damaged after it was written");
+  Manifest out;
+  if (sealed) out.save_id = text_of(root, "save");
+  out.compute_dtype = text_of(root, "compute_dtype");
+  out.scheduler = text_of(root, "scheduler");
+  out.loss_scaler = text_of(root, "loss_scaler");
+  out.config = text_of(root, "config");
+  read_counters(root, out);
+  check_states(out);
+  const json& client = object_of(root, "client");
+  for (const auto& [key, value] : client.items()) out.client[key] = text_of(client, key);
+  read_shapes(root, out);
+  read_files(root, out);
+  return out;
+}
+
+}  // namespace
+
+std::string rank_file(int rank) {
+  const std::string digits = std::to_string(rank);
+  return "rank_" + std::string(5 - std::min<std::size_t>(5, digits.size()), '0') + digits + ".safetensors";
+}
+
+std::string Manifest::to_json() const {
+  nlohmann::ordered_json root;
+  root["format"] = format_name;
+  root["save"] = save_id;
+  root["world_size"] = world_size;
+  root["compute_dtype"] = compute_dtype;
+  root["micro_steps"] = micro_steps;
+  root["global_steps"] = global_steps;
+  root["global_samples"] = global_samples;
+  root["skipped_steps"] = skipped_steps;
+  root["optimizer_steps"] = optimizer_steps;
+  if (lr) root["lr"] = *lr;
+  root["scheduler"] = scheduler;
+  root["loss_scaler"] = loss_scaler;
+  root["client"] = client;
+  root["config"] = config;
+  root["shapes"] = shapes;
+  json sums = json::object();  // an ordered one takes quadratic time to fill
+  for (const auto& [name, sum] : files) sums[name] = {{"bytes", sum.bytes}, {"crc32c", sum.crc32c}};
+  root["files"] = sums;
+  std::string body;
+  try {
+    body = root.dump(1);
+  } catch (const json::exception&) {
+    fail(ErrorKind::usage,
+         "a checkpoint's manifest takes UTF-8 only: a string of the caller's, or a name of the ",
+         "configuration or the model, has other bytes");
+  }
+  body.resize(body.size() - std::string_view("\n}").size());
+  return body + seal(body);
+}
+
+Manifest Manifest::from_json(const std::string& text, const std::filesystem::path& path) {
+  try {
+    return parse(text);
+  } catch (const Error& error) {
+    fail(ErrorKind::data, "'", path.string(),
+         "' is not a manifest of a whole checkpoint: ", one_line(error.what()),
+         "; resume from another checkpoint by naming its tag");
+  }
+}
+
+std::int64_t client_number(const ClientState& client, const std::string& key,
+                           const std::filesystem::path& folder) {
+  const auto found = client.find(key);
+  std::int64_t number = -1;
+  if (found != client.end()) {
+    const char *begin = found->second.data(), *end = begin + found->second.size();
+    const auto [stop, error] = std::from_chars(begin, end, number);
+    if (error != std::errc() || stop != end || number > most) number = -1;
+  }
+  if (number < 0)
+    fail(ErrorKind::data, "checkpoint ", folder.string(),
+         found == client.end() ? " does not name its " : " has a wrong ", key,
+         found == client.end() ? "" : cat(" ('", one_line(found->second.substr(0, 40)), "')"),
+         ": it was not written by `sherd train` on a prepared dataset");
+  return number;
+}
+
+}  // namespace sherd::engine

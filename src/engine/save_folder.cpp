@@ -1,0 +1,139 @@
+#include "engine/save_folder.h"
+
+#include <fcntl.h>
+#include <stdio.h>  // renameat2
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "engine/check_json.h"
+
+namespace sherd::engine {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view digits = "0123456789", hexadecimal = "0123456789abcdef";
+
+/// Whether `name` is TAG.SAVEID.partial or TAG.SAVEID.removed, or what earlier versions called
+/// global_stepN.partial.
+bool is_leftover(std::string_view name) {
+  const std::size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return false;
+  const std::string_view ending = name.substr(dot), rest = name.substr(0, dot);
+  if (ending != ".partial" && ending != ".removed") return false;
+  const std::size_t id = rest.rfind('.');
+  if (id != std::string_view::npos && id > 0)
+    return rest.size() - id == 17 && rest.find_first_not_of(hexadecimal, id + 1) == std::string_view::npos;
+  return ending == ".partial" && rest.starts_with("global_step") && rest.size() > 11 &&
+         rest.find_first_not_of(digits, 11) == std::string_view::npos;
+}
+
+/// The entries of a folder; a folder that cannot be listed is a warning.
+std::vector<fs::path> entries_of(const fs::path& folder) {
+  std::vector<fs::path> out;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
+    out.push_back(at->path());
+  if (error) log_warning("cannot list '", folder.string(), "': ", error.message());
+  return out;
+}
+
+}  // namespace
+
+std::string new_save_id() {
+  std::random_device source;
+  std::string id;
+  while (id.size() < 16) id += hexadecimal[source() % 16];
+  return id;
+}
+
+fs::path partial_folder(const fs::path& directory, const std::string& tag, const std::string& save_id) {
+  return directory / cat(tag, ".", save_id, ".partial");
+}
+
+void require_good_tag(const std::string& tag) {
+  const bool plain =
+      !tag.empty() && tag.find('/') == std::string::npos && !tag.starts_with('.') && tag.back() != ' ' &&
+      std::none_of(tag.begin(), tag.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; });
+  require(plain, "a checkpoint cannot be called '", one_line(tag),
+          "': a tag is a file name without '/', control characters, a '.' at "
+          "its beginning or a space at its end");
+  require(tag != "latest" && tag != "latest.partial" && !is_leftover(tag), "a checkpoint cannot be called '",
+          tag, "', which is a name of Sherd's own");
+}
+
+void remove_folder(const fs::path& folder) noexcept {
+  std::error_code error;
+  fs::remove_all(folder, error);
+  if (error)
+    log_warning("cannot remove '", folder.string(), "': ", error.message(),
+                "; the run goes on. Remove it by hand");
+}
+
+void remove_old_checkpoints(const fs::path& directory, std::size_t keep, const std::string& newest) {
+  std::vector<std::pair<fs::file_time_type, fs::path>> found;
+  for (const fs::path& entry : entries_of(directory)) {
+    const std::string name = entry.filename();
+    if (!name.starts_with("global_step") || is_leftover(name) || name == newest) continue;
+    std::error_code absent;
+    const fs::file_time_type time = fs::last_write_time(entry / "manifest.json", absent);
+    if (!absent) found.emplace_back(time, entry);
+  }
+  std::sort(found.rbegin(), found.rend());
+  for (std::size_t i = std::max<std::size_t>(keep, 1) - 1; i < found.size(); ++i) {
+    const fs::path old = found[i].second,
+                   aside = directory / cat(old.filename().string(), ".", new_save_id(), ".removed");
+    if (::rename(old.c_str(), aside.c_str()) == 0)
+      remove_folder(aside);
+    else
+      log_warning("cannot remove the old checkpoint '", old.string(), "': ", std::strerror(errno),
+                  "; the run goes on. Remove it by hand");
+  }
+}
+
+SaveFolder::SaveFolder(fs::path directory)
+    : path_(std::move(directory)),
+      lock_(path_ / ".sherd.lock",
+            {path_, "engine", "another folder for its checkpoints (training.save_dir)", false}) {
+  if (lock_.held()) remove_leftovers();
+}
+
+SaveFolder::~SaveFolder() {
+  lock_.remove();
+}
+
+void SaveFolder::remove_leftovers() const {
+  for (const fs::path& entry : entries_of(path_)) {
+    std::error_code error;
+    if (!is_leftover(entry.filename().string()) || !fs::is_directory(fs::symlink_status(entry, error)))
+      continue;
+    log_info("removing '", entry.string(),
+             "', left by a run that ended while it saved or removed a checkpoint");
+    remove_folder(entry);
+  }
+}
+
+void SaveFolder::publish(const fs::path& partial, const std::string& tag) const {
+  const fs::path final_name = path_ / tag;
+  std::error_code absent;
+  if (!fs::exists(fs::symlink_status(final_name, absent))) {
+    publish_folder(partial, final_name);
+  } else {
+    sync_folder(partial);
+    if (renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, final_name.c_str(), RENAME_EXCHANGE) != 0)
+      fail(ErrorKind::io, "the file system cannot replace ", final_name.string(), " in one step (",
+           std::strerror(errno), "): save under another tag or remove that folder first");
+    sync_folder(path_);
+    remove_folder(partial);
+  }
+  write_file_atomically(path_ / "latest", tag + "\n");
+}
+
+}  // namespace sherd::engine

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "base/run_lock.h"
+
+namespace sherd::engine {
+
+/// Names one act of saving: sixteen hexadecimal digits, drawn at random.
+std::string new_save_id();
+
+/// A folder of checkpoints that this run alone saves in, while the object lives (DIR/.sherd.lock). For rank
+/// 0.
+///
+/// Whatever is written or removed there bears a name that no run resumes from while it is not whole:
+/// TAG.SAVEID.partial while it is written, TAG.SAVEID.removed while it is removed. What has such a name when
+/// the lock is taken was left by a dead run.
+class SaveFolder {
+ public:
+  /// Makes the folder, takes its lock, and removes what dead runs left. Throws Error{io} naming the process
+  /// that holds it.
+  explicit SaveFolder(std::filesystem::path directory);
+  ~SaveFolder();
+
+  const std::filesystem::path& path() const { return path_; }
+  /// Whether others removed the lock, or the folder with it.
+  bool lost() const { return lock_.lost(); }
+  /// Puts `partial`, complete, in the place of TAG; a checkpoint of that name is exchanged in one step and
+  /// removed after. Then moves DIR/latest. Throws Error{io}.
+  void publish(const std::filesystem::path& partial, const std::string& tag) const;
+
+ private:
+  void remove_leftovers() const;
+
+  std::filesystem::path path_;
+  RunLock lock_;
+};
+
+/// Where the files of a checkpoint lie until all are there.
+std::filesystem::path partial_folder(const std::filesystem::path& directory, const std::string& tag,
+                                     const std::string& save_id);
+
+/// Throws Error{usage} unless a checkpoint can be called `tag`: a plain file name, none that Sherd uses
+/// itself.
+void require_good_tag(const std::string& tag);
+
+/// Removes the folder and what is in it, if it is there; where that fails, warns and leaves the rest.
+void remove_folder(const std::filesystem::path& folder) noexcept;
+
+/// Removes all checkpoints called global_stepN but the newest `keep`, of which `newest` is one. By age, not
+/// by step: after going back to an earlier checkpoint, higher steps are the old ones. Each disappears under
+/// its name at once. What cannot be removed is a warning. For the run that holds the SaveFolder.
+void remove_old_checkpoints(const std::filesystem::path& directory, std::size_t keep,
+                            const std::string& newest);
+
+}  // namespace sherd::engine

@@ -1,0 +1,152 @@
+// `sherd train` killed at any moment, saving included: whatever is left, the newest checkpoint is whole and
+// the run goes on from it to the same bits. SHERD_KILL_ROUNDS sets how often (8 where it is not set, as in
+// CI), SHERD_KILL_SEED when.
+#include <signal.h>
+
+#include <map>
+#include <random>
+#include <set>
+
+#include "cli/train_fixture.h"
+#include "engine/checkpoint.h"
+
+namespace sherd::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+int from_environment(const char* name, int otherwise) {
+  const char* asked = std::getenv(name);
+  return asked ? std::atoi(asked) : otherwise;
+}
+
+class Kill : public Train {
+ protected:
+  static constexpr int steps = 120;
+  using Losses = std::map<std::string, std::string>;  ///< by step, as text
+
+  std::vector<std::string> run_of(const std::string& metrics) const {
+    return train({"--steps", std::to_string(steps), "--metrics", (folder_ / metrics).string(), "--set",
+                  "training.save_interval=2", "--set", "training.keep_last=2", "--set",
+                  "device.threads_per_rank=1"});
+  }
+  /// Two ranks: threads of one process, or processes of which a launcher tells nothing but their places.
+  std::string line(bool launched_ranks, bool resumed) const {
+    std::vector<std::string> arguments = run_of("m.jsonl");
+    if (resumed) arguments.push_back("--resume");
+    // Each writes its id down and becomes the program.
+    const std::string note = cat("echo $$ >", folder_.path().string(), R"(/pid$RANK; exec "$@")");
+    if (launched_ranks)
+      return cat(SHERD_SOURCE_DIR "/tests/support/launch.sh 2 sh -c '", note, "' sh ", joined(arguments));
+    arguments.insert(arguments.end(), {"--ranks", "2"});
+    return cat("env RANK=0 sh -c '", note, "' sh env -u RANK ", joined(arguments));
+  }
+  Losses losses(const std::string& metrics) const {
+    Losses out;
+    const auto numbers = metric(metrics, "step"), values = metric(metrics, "loss");
+    for (std::size_t i = 0; i < std::min(numbers.size(), values.size()); ++i) out[numbers[i]] = values[i];
+    return out;
+  }
+  /// 0 before it has begun and after it has ended: its id may be another's by then.
+  pid_t process_of(int rank) const {
+    const fs::path file = folder_ / cat("pid", rank);
+    const std::string text = fs::exists(file) ? read_text(file) : "";
+    if (!text.ends_with('\n')) return 0;
+    const pid_t process = std::stoi(text);
+    std::ifstream line(cat("/proc/", process, "/cmdline"), std::ios::binary);
+    const std::string command{std::istreambuf_iterator<char>(line), {}};
+    return command.find(folder_.path().string()) == std::string::npos ? 0 : process;
+  }
+  /// Throws where the newest checkpoint is not whole.
+  void read_latest() const {
+    const engine::CheckpointReader reader(engine::checkpoint_folder(folder_ / "run"));
+    for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
+  }
+  bool saved() const { return fs::exists(folder_ / "run" / "latest"); }
+  std::set<std::string> names() const {
+    std::set<std::string> out;
+    for (const auto& entry : fs::directory_iterator(folder_ / "run")) out.insert(entry.path().filename());
+    return out;
+  }
+  /// Runs, and sends `signal` to the processes in `ranks` after a while; the exit code, -1 after a signal.
+  int run_and_kill(bool launched_ranks, int signal, const std::vector<int>& ranks, int milliseconds) {
+    for (const int rank : {0, 1}) fs::remove(folder_ / cat("pid", rank));
+    const pid_t child = start_line(line(launched_ranks, saved()), "kill.err");
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    for (const int rank : ranks)
+      if (const pid_t process = process_of(rank); process > 0) kill(process, signal);
+    // A rank that has not met the others yet waits for them up to a minute.
+    int status = 0;
+    for (int waited = 0; waitpid(child, &status, WNOHANG) == 0; ++waited) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      if (waited < 1000) continue;
+      for (const int rank : {0, 1})
+        if (const pid_t process = process_of(rank); process > 0) kill(process, SIGKILL);
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  /// Each step's loss is that of the run that nobody disturbed, and of all of them where the run ended.
+  void expect_same(const Losses& expected, bool ended) const {
+    const Losses got = losses("m.jsonl");
+    for (const auto& [step, loss] : got) EXPECT_EQ(loss, expected.at(step)) << "step " << step;
+    if (ended) EXPECT_EQ(got.size(), expected.size());
+  }
+};
+
+TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameRun) {
+  std::mt19937 random(static_cast<unsigned>(from_environment("SHERD_KILL_SEED", 1)));
+  auto undisturbed = run_of("whole.jsonl");
+  undisturbed.insert(undisturbed.end(), {"--ranks", "2"});
+  const auto start = std::chrono::steady_clock::now();
+  const Outcome whole = sherd(undisturbed);
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  const auto took =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
+  const Losses expected = losses("whole.jsonl");
+  ASSERT_EQ(expected.size(), std::size_t{steps});
+  fs::remove_all(folder_ / "run");
+
+  const int rounds = from_environment("SHERD_KILL_ROUNDS", 8);
+  int killed = 0, partials = 0, runs = 0;
+  for (int round = 0; round < rounds && !HasFailure(); ++round) {
+    const bool launched_ranks = random() % 2 == 0;
+    const int signal = random() % 3 == 0 ? SIGTERM : SIGKILL;
+    // Processes lose one of them or both.
+    std::vector<int> ranks{0};
+    if (launched_ranks && random() % 2 == 0) ranks = {1};
+    if (launched_ranks && (signal == SIGTERM || random() % 3 == 0)) ranks = {0, 1};
+    const int code = run_and_kill(launched_ranks, signal, ranks,
+                                  static_cast<int>(random() % static_cast<unsigned>(took.count() * 2 / 3)));
+    const std::string context =
+        cat("round ", round, launched_ranks ? ", processes" : ", threads", ", signal ", signal, ", exit ",
+            code, "\n", read_text(folder_ / "kill.err"));
+    SCOPED_TRACE(context);
+    killed += code != 0;
+    if (!fs::exists(folder_ / "run")) continue;
+    for (const std::string& name : names())
+      partials += name.ends_with(".partial") || name.ends_with(".removed");
+    if (saved()) EXPECT_NO_THROW(read_latest());
+    EXPECT_EQ(count(read_text(folder_ / "kill.err"), "is in use by"), 0u);
+    expect_same(expected, code == 0);
+    if (code != 0) continue;
+    ++runs;
+    for (const char* left : {"run", "m.jsonl"}) fs::remove_all(folder_ / left);
+  }
+  RecordProperty("killed", killed), RecordProperty("leftovers", partials), RecordProperty("completed", runs);
+  std::cout << killed << " of " << rounds << " killed, " << partials << " leftovers seen, " << runs
+            << " runs completed between\n";
+  if (HasFailure()) return;
+
+  auto last = run_of("m.jsonl");
+  last.insert(last.end(), {"--ranks", "2"});
+  if (saved()) last.push_back("--resume");
+  const Outcome ended = sherd(last);
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  expect_same(expected, true);
+  EXPECT_EQ(names(),
+            (std::set<std::string>{cat("global_step", steps - 2), cat("global_step", steps), "latest"}));
+  read_latest();
+}
+
+}  // namespace
+}  // namespace sherd::cli

@@ -1,0 +1,123 @@
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint.h"
+#include "engine/sample_manifest.h"
+#include "support/expect_error.h"
+
+namespace sherd::engine {
+namespace {
+
+using sherd::testing::expect_error;
+
+void expect_bad(const std::string& text, const std::string& part) {
+  expect_error(ErrorKind::data, part, [&] { Manifest::from_json(text, "/somewhere/manifest.json"); });
+  expect_error(ErrorKind::data, "'/somewhere/manifest.json' is not a manifest",
+               [&] { Manifest::from_json(text, "/somewhere/manifest.json"); });
+}
+
+TEST(Manifest, ComesBackAsItWasWritten) {
+  const Manifest written = sample_manifest();
+  const Manifest read = Manifest::from_json(written.to_json(), "m");
+  EXPECT_EQ(read.to_json(), written.to_json());
+  EXPECT_EQ(read.save_id, "0123456789abcdef");
+  EXPECT_EQ(read.lr, 0.003);
+  EXPECT_EQ(read.client.at("note"), "ü \"quoted\"\n");
+  EXPECT_EQ(read.shapes.at("wte.weight"), (std::vector<std::int64_t>{256, 32}));
+  EXPECT_EQ(read.files.at("rank_00001.safetensors"), (FileChecksum{777, 4294967295u}));
+}
+
+TEST(Manifest, NoByteCanChangeUnnoticed) {
+  const std::string good = sample_manifest().to_json();
+  for (std::size_t at = 0; at < good.size(); ++at)
+    for (const char other : {static_cast<char>(good[at] ^ 1), '9', ' '}) {
+      if (good[at] == other) continue;
+      std::string bad = good;
+      bad[at] = other;
+      EXPECT_THROW(Manifest::from_json(bad, "m"), Error) << at << ": " << bad;
+    }
+  for (std::size_t size = 0; size < good.size(); ++size)
+    EXPECT_THROW(Manifest::from_json(good.substr(0, size), "m"), Error) << size;
+  for (const char* key : {"data_position", "global_steps", "optimizer_steps", "scheduler", "skipped_steps"}) {
+    std::string bad = good;
+    const std::size_t digit = bad.find_first_of("0123456789", bad.find(cat("\"", key, "\"")));
+    bad[digit] = bad[digit] == '1' ? '0' : '1';
+    expect_bad(bad, "its checksum does not match");
+  }
+}
+
+TEST(Manifest, ANewOneWithoutItsChecksumIsRefused) {
+  const std::string good = sample_manifest().to_json();
+  const std::string body = good.substr(0, good.rfind(",\n \"crc32c\""));
+  expect_bad(body + "\n}\n", "its checksum is missing");
+  std::string renamed = good;
+  renamed.replace(renamed.find("checkpoint-2"), 12, "checkpoint-1");
+  expect_bad(renamed, "its format was changed");
+  renamed = body + "\n}\n";
+  renamed.replace(renamed.find("checkpoint-2"), 12, "checkpoint-1");
+  expect_bad(renamed, "its format was changed");
+  renamed.replace(renamed.find("checkpoint-1"), 12, "checkpoint-3");
+  expect_bad(renamed, "this build reads sherd-checkpoint-2 and sherd-checkpoint-1");
+}
+
+TEST(Manifest, TheFormatBeforeIsReadAndItsValuesHeldToTheirRanges) {
+  const std::string old = manifest_of_format_1();
+  const Manifest read = Manifest::from_json(old, "m");
+  EXPECT_EQ(read.save_id, "");
+  EXPECT_EQ(read.global_steps, 7);
+  EXPECT_EQ(read.client.at("data_position"), "28");
+
+  const auto with = [&](const std::string& part, const std::string& other) {
+    std::string text = old;
+    const std::size_t at = text.find(part);
+    EXPECT_NE(at, std::string::npos) << part;
+    return text.replace(at, part.size(), other);
+  };
+  const std::string range = ", not a whole number from ";
+  for (const char* value :
+       {"-1", "18446744073709551615", "9223372036854775807", "1.5", "\"7\"", "null", "8e0"})
+    expect_bad(with("\"global_steps\": 7", cat("\"global_steps\": ", value)),
+               cat("global_steps is ", value == std::string("8e0") ? "8.0" : value, range));
+  expect_bad(with("\"global_steps\": 7", "\"global_steps\": 1e400"), "1e400");
+  expect_bad(with("\"skipped_steps\": 1", "\"skipped_steps\": 8"),
+             cat("skipped_steps is 8", range, "0 to 7"));
+  expect_bad(with("\"optimizer_steps\": 6", "\"optimizer_steps\": 8"), "optimizer_steps is 8");
+  expect_bad(with("\"world_size\": 2", "\"world_size\": 0"), cat("world_size is 0", range));
+  expect_bad(with("\"world_size\": 2", "\"world_size\": 3"), "it names no file of rank 2");
+  expect_bad(with("\"world_size\": 2", "\"world_size\": 1"), "files of more than its 1 ranks");
+  expect_bad(with("\"scheduler\": \"5\"", "\"scheduler\": \"five\""), "no saved schedule");
+  expect_bad(with("\"scheduler\": \"5\"", "\"scheduler\": \"9223372036854775807\""), "scheduler is beyond");
+  expect_bad(with("\"lr\": 0.003", "\"lr\": -1"), "lr is not");
+  expect_bad(with("   256,\n   32", "   -256,\n   32"), "the shape of 'wte.weight' is -256");
+  expect_bad(with("   256,\n   32", "   9007199254740992,\n   9007199254740992"), "has more than");
+  expect_bad(with("\"rank_00001.safetensors\"", "\"../rank_00001.safetensors\""),
+             "is not the name of a file");
+  expect_bad(with("\"bytes\": 777", "\"bytes\": -1"), "bytes is -1");
+  expect_bad(with("\"global_steps\": 7", "\"global_steps\": 7, \"global_steps\": 7"),
+             "'global_steps' appears twice");
+  expect_bad(with("\"global_samples\"", "\"global\\nsamples\""), "it has no global_samples");
+  expect_bad(std::string(300'000, '['), "nested deeper");
+  expect_bad("[]", "is not an object");
+  expect_bad("", "parse error");
+}
+
+TEST(Manifest, TakesUtf8Only) {
+  Manifest manifest = sample_manifest();
+  manifest.client["note"] = "\xff";
+  expect_error(ErrorKind::usage, "UTF-8", [&] { (void)manifest.to_json(); });
+}
+
+TEST(Manifest, NumbersOfTheCallerAreChecked) {
+  const ClientState client{{"a", "12"}, {"b", "-1"}, {"c", "18446744073709551615"}, {"d", "1x"}, {"e", ""}};
+  EXPECT_EQ(client_number(client, "a", "/folder"), 12);
+  for (const char* key : {"b", "c", "d", "e"})
+    expect_error(ErrorKind::data, cat("checkpoint /folder has a wrong ", key),
+                 [&] { client_number(client, key, "/folder"); });
+  expect_error(ErrorKind::data, "/folder does not name its f",
+               [&] { client_number(client, "f", "/folder"); });
+}
+
+}  // namespace
+}  // namespace sherd::engine

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+
+#include "engine/checkpoint.h"
+
+namespace sherd::engine {
+
+inline Manifest sample_manifest() {
+  Manifest out;
+  out.world_size = 2;
+  out.micro_steps = 15, out.global_steps = 7, out.global_samples = 56, out.skipped_steps = 1;
+  out.optimizer_steps = 6;
+  out.save_id = "0123456789abcdef";
+  out.lr = 0.003;
+  out.scheduler = "5";
+  out.loss_scaler = "scale=0x1p+16 iteration=7 last_overflow=2 hysteresis=1";
+  out.compute_dtype = "bf16";
+  out.config = "{\"train_batch_size\": 8}";
+  out.client = {{"data_position", "28"}, {"note", "ü \"quoted\"\n"}};
+  out.shapes = {{"wte.weight", {256, 32}}, {"scalar", {}}};
+  out.files = {{"rank_00000.safetensors", {1234, 17}}, {"rank_00001.safetensors", {777, 4294967295u}}};
+  return out;
+}
+
+/// As versions without checksum and save id wrote it.
+inline std::string manifest_of_format_1(const Manifest& manifest = sample_manifest()) {
+  std::string text = manifest.to_json();
+  text.erase(text.rfind(",\n \"crc32c\""));
+  text += "\n}\n";
+  const std::size_t save = text.find("\"save\"");
+  text.erase(save, text.find("\"world_size\"") - save);
+  return text.replace(text.find("checkpoint-2"), 12, "checkpoint-1");
+}
+
+}  // namespace sherd::engine

@@ -1,0 +1,149 @@
+#include "engine/save_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <iostream>
+#include <set>
+
+#include "base/error.h"
+#include "support/expect_error.h"
+#include "support/forbid.h"
+#include "support/temp_folder.h"
+
+namespace sherd::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using sherd::testing::expect_error;
+using sherd::testing::read_text;
+using sherd::testing::TempFolder;
+using sherd::testing::write_text;
+
+class SaveFolderTest : public ::testing::Test {
+ protected:
+  void make(const std::string& name, int age = 0) {
+    fs::create_directories(folder / name);
+    write_text(folder / name / "manifest.json", name);
+    fs::last_write_time(folder / name / "manifest.json",
+                        fs::file_time_type::clock::now() - std::chrono::hours(age));
+  }
+  std::set<std::string> names() const {
+    std::set<std::string> out;
+    for (const auto& entry : fs::directory_iterator(folder.path())) out.insert(entry.path().filename());
+    return out;
+  }
+  TempFolder folder;
+};
+
+using Names = std::set<std::string>;
+
+TEST_F(SaveFolderTest, TwoRunsCannotSaveInOneFolder) {
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const SaveFolder held(folder.path());
+    const bool told = ::write(ready[1], "x", 1) == 1;
+    for (;;) ::sleep(told ? 100 : 0);
+  }
+  char byte;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  make("global_step3.0123456789abcdef.partial");
+  expect_error(ErrorKind::io, cat("'", folder.path().string(), "' is in use by process ", child, " on host"),
+               [&] { SaveFolder{folder.path()}; });
+  expect_error(ErrorKind::io, "training.save_dir", [&] { SaveFolder{folder.path()}; });
+  EXPECT_TRUE(names().contains("global_step3.0123456789abcdef.partial")) << "of the run that lives";
+  ::kill(child, SIGKILL);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ::close(ready[0]), ::close(ready[1]);
+  { const SaveFolder after(folder.path()); }
+  EXPECT_EQ(names(), Names{});
+}
+
+TEST_F(SaveFolderTest, WhatDeadRunsLeftGoesAndAllElseStays) {
+  const Names kept{"global_step1",
+                   "global_step2.0123456789abcdeg.partial",
+                   "notes.partial",
+                   "mine.removed",
+                   "latest",
+                   ".0123456789abcdef.partial",
+                   "global_stepx.partial"};
+  for (const std::string& name : kept) make(name);
+  for (const char* name : {"global_step2.0123456789abcdef.partial", "best.model.0123456789abcdef.partial",
+                           "global_step1.fedcba9876543210.removed", "global_step5.partial"})
+    make(name);
+  write_text(folder / "file.0123456789abcdef.partial", "not a folder");
+  { const SaveFolder mine(folder.path()); }
+  Names left = kept;
+  left.insert("file.0123456789abcdef.partial");
+  EXPECT_EQ(names(), left);
+}
+
+TEST_F(SaveFolderTest, PublishesUnderTheTagAndMovesLatest) {
+  const SaveFolder mine(folder.path());
+  for (const char* id : {"0000000000000001", "0000000000000002"}) {
+    const fs::path partial = partial_folder(folder.path(), "a", id);
+    fs::create_directory(partial);
+    write_text(partial / "manifest.json", id);
+    mine.publish(partial, "a");
+    EXPECT_EQ(read_text(folder / "a" / "manifest.json"), id);
+    EXPECT_EQ(read_text(folder / "latest"), "a\n");
+    EXPECT_EQ(names(), (Names{".sherd.lock", "a", "latest"}));
+  }
+}
+
+TEST_F(SaveFolderTest, KeepsTheNewestByAge) {
+  make("global_step9", 4), make("global_step2", 3), make("global_step3", 2), make("global_step4", 1),
+      make("best", 9);
+  make("global_step5.0123456789abcdef.partial", 9);
+  fs::create_directory(folder / "global_step1");  // not a checkpoint: nothing is known of it
+  remove_old_checkpoints(folder.path(), 2, "global_step4");
+  EXPECT_EQ(names(), (Names{"best", "global_step1", "global_step3", "global_step4",
+                            "global_step5.0123456789abcdef.partial"}));
+  remove_old_checkpoints(folder.path(), 1, "global_step3");  // the newest is never removed, whatever its age
+  EXPECT_EQ(names(),
+            (Names{"best", "global_step1", "global_step3", "global_step5.0123456789abcdef.partial"}));
+}
+
+/// In a child process, where the kernel refuses to remove files, or to rename them.
+TEST_F(SaveFolderTest, WhatCannotBeRemovedIsAWarning) {
+  const auto after_forbidding = [&](std::initializer_list<unsigned> calls) {
+    for (const unsigned call : calls)
+      if (!sherd::testing::forbid(call, EPERM)) {
+        std::cerr << sherd::testing::cannot_forbid << ": cannot remove; the run goes on\n";
+        std::_Exit(0);
+      }
+    remove_old_checkpoints(folder.path(), 1, "global_step2");
+    std::_Exit(0);
+  };
+  make("global_step1", 2), make("global_step2", 1);
+  EXPECT_EXIT(after_forbidding({SYS_rename, SYS_renameat, SYS_renameat2}), ::testing::ExitedWithCode(0),
+              "cannot remove.*the run goes on");
+  EXPECT_EQ(names(), (Names{"global_step1", "global_step2"}));
+  EXPECT_EXIT(after_forbidding({SYS_unlink, SYS_unlinkat, SYS_rmdir}), ::testing::ExitedWithCode(0),
+              "cannot remove.*the run goes on");
+  if (names().contains("global_step1")) GTEST_SKIP() << sherd::testing::cannot_forbid;
+  EXPECT_EQ(names().size(), 2u) << "it must not keep its name";
+  { const SaveFolder next(folder.path()); }
+  EXPECT_EQ(names(), (Names{"global_step2"}));
+}
+
+TEST(SaveTag, IsAPlainFileName) {
+  for (const char* good : {"global_step1", "a", "best model", "a.partial", "1"})
+    EXPECT_NO_THROW(require_good_tag(good));
+  for (const char* bad :
+       {"", ".", "..", ".hidden", "a/b", "a\nb", "a ", "latest", "a.0123456789abcdef.partial"})
+    expect_error(ErrorKind::usage, "a checkpoint cannot be called", [&] { require_good_tag(bad); });
+  EXPECT_NE(new_save_id(), new_save_id());
+}
+
+}  // namespace
+}  // namespace sherd::engine

@@ -1,4 +1,4 @@
-#include "optim/update_plan.h"
+#include "optim/isa/update_plan.h"
 
 #include <cmath>
 

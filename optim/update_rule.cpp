@@ -3,7 +3,7 @@
 #include <atomic>
 
 #include "base/error.h"
-#include "optim/update_plan.h"
+#include "optim/isa/update_plan.h"
 
 namespace sherd::optim {
 namespace {

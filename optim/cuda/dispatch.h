@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "optim/update_plan.h"
+#include "optim/isa/update_plan.h"
 
 // The kernels of optim/cuda/update.h by device; optim/cuda/absent stands in where a build has none.
 

@@ -3,7 +3,7 @@
 #include <span>
 
 #include "device/cuda/target.h"
-#include "optim/update_plan.h"
+#include "optim/isa/update_plan.h"
 
 namespace sherd::optim::SHERD_CUDA {
 

@@ -20,12 +20,28 @@ install(TARGETS sherd sherd_build_flags sherd_dnnl ${room_targets} EXPORT SherdT
 install(EXPORT SherdTargets NAMESPACE Sherd:: DESTINATION ${package_folder})
 install(TARGETS sherd_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
+# sherd_install_headers(FOLDER DESTINATION): the headers directly in FOLDER. They include each other as "room/x.h"
+# here; a program that uses an installed Sherd may have a folder and a header of that name, so what is installed are
+# copies, made at install, that say "sherd/room/x.h".
+function(sherd_install_headers folder destination)
+  file(GLOB names RELATIVE ${folder} CONFIGURE_DEPENDS ${folder}/*.h)
+  set(copies ${PROJECT_BINARY_DIR}/installed_headers/${destination})
+  install(CODE "set(from \"${folder}\")\nset(to \"${copies}\")\nset(names \"${names}\")")
+  install(CODE [[
+    foreach(name IN LISTS names)
+      file(READ "${from}/${name}" text)
+      string(REPLACE "#include \"" "#include \"sherd/" text "${text}")
+      file(CONFIGURE OUTPUT "${to}/${name}" CONTENT "${text}" @ONLY)
+    endforeach()]])
+  list(TRANSFORM names PREPEND ${copies}/)
+  install(FILES ${names} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${destination})
+endfunction()
+
 foreach(room IN LISTS rooms)
   get_property(folder GLOBAL PROPERTY SHERD_ROOM_FOLDER_${room})
-  file(GLOB headers CONFIGURE_DEPENDS ${folder}/*.h)
-  install(FILES ${headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd/${room})
+  sherd_install_headers(${folder} sherd/${room})
 endforeach()
-install(FILES ${PROJECT_SOURCE_DIR}/src/sherd/sherd.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd)
+sherd_install_headers(${PROJECT_SOURCE_DIR}/src/sherd sherd)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/SherdConfig.cmake.in

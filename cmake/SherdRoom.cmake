@@ -23,7 +23,7 @@ function(sherd_room name)
   set_target_properties(sherd_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
   target_include_directories(sherd_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
-    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/sherd>)
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_link_libraries(sherd_${name} PUBLIC sherd_build_flags ${ROOM_DEPENDS})
   foreach(library IN LISTS ROOM_PRIVATE)
     if(library IN_LIST SHERD_HEADER_ONLY)

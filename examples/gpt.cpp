@@ -6,8 +6,6 @@
 
 #include <cstdio>
 
-#include "engine/token_data.h"
-
 using namespace sherd;
 
 int main(int argc, char** argv) {

@@ -1,13 +1,15 @@
 #pragma once
 
-// Everything that a program with a model of its own needs: modules and operations to write it with, initialize() and the
-// Engine to train it, Gpt to train a transformer. Names that belong to the contract live in sherd:: itself.
+// Everything that a program with a model of its own needs: modules and operations to write it with, initialize()
+// and the Engine to train it, datasets to train it on, and Gpt, a transformer. Names that belong to the contract
+// live in sherd:: itself.
 
 #include "autograd/ops.h"
 #include "base/log.h"
 #include "data/dataset.h"
 #include "data/tokenizer.h"
 #include "engine/initialize.h"
+#include "engine/token_data.h"
 #include "models/from_config.h"
 #include "models/generate.h"
 #include "models/gpt.h"

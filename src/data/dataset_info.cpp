@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/atomic_file.h"
@@ -32,6 +33,20 @@ std::string to_full(const std::string& spec, const std::string& prefix) {
   const fs::path model = spec.substr(spm.size());
   return model.is_absolute() || model.has_parent_path() ? spec
                                                         : cat(spm, (folder_of(prefix) / model).string());
+}
+
+/// The integer under `key`, from `least` to `most`.
+std::int64_t count_of(const ordered_json& json, const char* key, std::int64_t least, std::int64_t most,
+                      const fs::path& path) {
+  const ordered_json& value = json.at(key);
+  const bool fits =
+      value.is_number_integer() &&
+      (!value.is_number_unsigned() ||
+       value.get<std::uint64_t>() <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()));
+  if (!fits || value.get<std::int64_t>() < least || value.get<std::int64_t>() > most)
+    fail(ErrorKind::data, "'", path.string(), "' is damaged ('", key, "' is no integer from ", least, " to ",
+         most, "); run 'sherd prepare' again");
+  return value.get<std::int64_t>();
 }
 
 }  // namespace
@@ -65,25 +80,31 @@ void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
 
 std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
   const fs::path path = info_path(prefix);
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return std::nullopt;
   std::ifstream in(path, std::ios::binary);
-  if (!in) return std::nullopt;
+  if (!in)
+    fail(ErrorKind::io, "cannot read '", path.string(), "'; make it readable, or run 'sherd prepare' again");
   try {
     const auto json = ordered_json::parse(in);
-    DatasetInfo info;
     if (json.at("format") != format_name || json.at("version") != 1)
       fail(ErrorKind::data, "'", path.string(),
            "' describes no dataset of this version; run 'sherd prepare' again");
+    constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
+    constexpr std::int64_t any_id = std::numeric_limits<std::int32_t>::max();
+    const auto count = [&](const char* key, std::int64_t least, std::int64_t most) {
+      return count_of(json, key, least, most, path);
+    };
+    DatasetInfo info;
     info.tokenizer = to_full(json.at("tokenizer").get<std::string>(), prefix);
-    info.vocab_size = json.at("vocab_size").get<std::int64_t>();
-    info.end_of_document = json.at("end_of_document").get<std::int32_t>();
+    info.vocab_size = count("vocab_size", 1, any_id);
+    info.end_of_document = static_cast<std::int32_t>(count("end_of_document", 0, info.vocab_size - 1));
     info.token_type = json.at("token_type").get<std::string>();
-    info.tokens = json.at("tokens").get<std::int64_t>();
-    info.sequences = json.at("sequences").get<std::int64_t>();
-    info.documents = json.at("documents").get<std::int64_t>();
-    info.text_bytes = json.at("text_bytes").get<std::int64_t>();
+    info.tokens = count("tokens", 0, any);
+    info.sequences = count("sequences", 0, any);
+    info.documents = count("documents", 0, any);
+    info.text_bytes = count("text_bytes", 0, any);
     info.unigram_entropy = json.at("unigram_entropy_nats").get<double>();
-    if (info.vocab_size <= 0)
-      fail(ErrorKind::data, "'", path.string(), "' names the vocabulary ", info.vocab_size);
     return info;
   } catch (const nlohmann::json::exception& error) {
     fail(ErrorKind::data, "'", path.string(), "' is damaged (", error.what(), "); run 'sherd prepare' again");

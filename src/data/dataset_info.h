@@ -29,7 +29,7 @@ double unigram_entropy(std::span<const std::int64_t> counts);
 void write_dataset_info(const std::string& prefix, const DatasetInfo& info);
 
 /// Reads PREFIX.json; nullopt when there is none (datasets that Megatron wrote). Throws Error{data} for a
-/// damaged one.
+/// damaged one, Error{io} for one that cannot be read.
 std::optional<DatasetInfo> read_dataset_info(const std::string& prefix);
 
 }  // namespace sherd::data

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "data/dataset_info.h"
 
 namespace sherd::data {
 namespace fs = std::filesystem;
@@ -27,6 +27,25 @@ template <class T>
 void widen(const std::byte* from, std::span<std::int32_t> out) {
   for (std::size_t i = 0; i < out.size(); ++i)
     out[i] = static_cast<std::int32_t>(load<T>(from + i * sizeof(T)));
+}
+
+constexpr std::size_t index_block_bytes = std::size_t{1} << 20;
+constexpr std::size_t token_block_bytes = std::size_t{32} << 10;
+
+/// Calls visit(i, value) for each of `count` numbers that lie in `file` from byte `offset` on.
+template <class T, class Visit>
+void for_each_number(const RandomAccessFile& file, std::uint64_t offset, std::int64_t count, Visit&& visit) {
+  std::vector<std::byte> block(
+      std::min<std::size_t>(index_block_bytes, static_cast<std::size_t>(count) * sizeof(T)));
+  for (std::int64_t done = 0; done < count;) {
+    const std::int64_t part =
+        std::min(count - done, static_cast<std::int64_t>(index_block_bytes / sizeof(T)));
+    const std::span bytes = std::span(block).first(static_cast<std::size_t>(part) * sizeof(T));
+    file.read(offset + static_cast<std::uint64_t>(done) * sizeof(T), bytes);
+    for (std::int64_t i = 0; i < part; ++i)
+      visit(done + i, load<T>(bytes.data() + static_cast<std::size_t>(i) * sizeof(T)));
+    done += part;
+  }
 }
 
 constexpr const char* rebuild = "; copy the pair again, or rebuild it with 'sherd prepare'";
@@ -103,24 +122,27 @@ fs::path model_path(const std::string& prefix) {
 
 IndexedDataset::IndexedDataset(const std::string& prefix)
     : prefix_(prefix),
-      index_file_(existing(index_path(prefix)), MappedFile::Access::sequential),
-      tokens_file_(existing(bin_path(prefix)), MappedFile::Access::random) {}
+      index_file_(existing(index_path(prefix)), RandomAccessFile::Access::sequential),
+      tokens_file_(existing(bin_path(prefix)), RandomAccessFile::Access::random) {}
 
 std::shared_ptr<const IndexedDataset> IndexedDataset::open(const std::string& prefix) {
   std::shared_ptr<IndexedDataset> dataset(new IndexedDataset(prefix));
   dataset->read_header();
-  dataset->check_sequences();
+  dataset->read_sequences();
   dataset->check_documents();
+  dataset->check_info();
   return dataset;
 }
 
 void IndexedDataset::read_header() {
   const std::string name = index_file_.path().string();
-  const std::byte* at = index_file_.bytes().data();
   const std::uint64_t size = index_file_.size();
   if (size < index_header_bytes)
     fail(ErrorKind::data, "'", name, "' has ", size, " bytes, fewer than the ", index_header_bytes,
          " of a dataset index's header", rebuild);
+  std::array<std::byte, index_header_bytes> header;
+  index_file_.read(0, header);
+  const std::byte* at = header.data();
   if (std::memcmp(at, index_magic.data(), index_magic.size()) != 0)
     fail(ErrorKind::data, "'", name,
          "' is no indexed dataset: it does not begin with MMIDIDX; give the prefix of a "
@@ -144,60 +166,71 @@ void IndexedDataset::read_header() {
          rebuild);
   sequences_ = static_cast<std::int64_t>(sequences);
   documents_ = static_cast<std::int64_t>(bounds) - 1;
-  lengths_ = at + index_header_bytes;
-  pointers_ = lengths_ + sequences * 4;
-  documents_at_ = pointers_ + sequences * 8;
+  documents_at_ = index_header_bytes + sequences * 12;
 }
 
-void IndexedDataset::check_sequences() {
+void IndexedDataset::read_sequences() {
+  const std::string index = index_file_.path().string();
   const std::uint64_t width = size_of(type_), size = tokens_file_.size();
-  std::uint64_t total = 0;
-  for (std::int64_t i = 0; i < sequences_; ++i) {
-    const std::int32_t count = length(i);
-    const std::uint64_t at = pointer(i);
-    if (count < 0)
-      fail(ErrorKind::data, "'", index_file_.path().string(), "': sequence ", i, " has the length ", count,
-           rebuild);
-    const std::uint64_t bytes = static_cast<std::uint64_t>(count) * width;
-    if (at > size || bytes > size - at)
-      fail(ErrorKind::data, "'", bin().string(), "' has ", size, " bytes, but sequence ", i, " of ",
-           sequences_, " lies at byte ", static_cast<std::int64_t>(at), " and has ", bytes,
-           ": the file is truncated, or it belongs to another index", rebuild);
-    if (at % width != 0)
-      fail(ErrorKind::data, "'", index_file_.path().string(), "': sequence ", i, " begins at byte ", at,
-           ", inside a token of ", width, " bytes", rebuild);
-    total += static_cast<std::uint64_t>(count);
-  }
-  if (total * width < size)
-    log_warning("'", bin().string(), "' has ", size - total * width,
-                " bytes that no sequence of its index refers to; they are ignored");
-  tokens_ = static_cast<std::int64_t>(total);
+  const std::uint64_t pointers_at = index_header_bytes + static_cast<std::uint64_t>(sequences_) * 4;
+  starts_.reserve(static_cast<std::size_t>(sequences_) + 1);
+  starts_.push_back(0);
+  for_each_number<std::int32_t>(index_file_, index_header_bytes, sequences_, [&](auto i, auto length) {
+    if (length < 0) fail(ErrorKind::data, "'", index, "': sequence ", i, " has the length ", length, rebuild);
+    starts_.push_back(starts_.back() + length);
+  });
+  for_each_number<std::int64_t>(index_file_, pointers_at, sequences_, [&](auto i, auto pointer) {
+    if (const auto end = static_cast<std::int64_t>(byte_of(i, 0)); pointer != end)
+      fail(ErrorKind::data, "'", index, "': sequence ", i, " begins at byte ", pointer,
+           ", but those before it end at byte ", end, ": they overlap or leave a gap", rebuild);
+  });
+  if (const std::uint64_t expected = static_cast<std::uint64_t>(tokens()) * width; size != expected)
+    fail(ErrorKind::data, "'", bin().string(), "' has ", size, " bytes, but the ", sequences_,
+         " sequences of '", index, "' take ", expected, " (", tokens(), " tokens of ", width,
+         " bytes): it is ", size < expected ? "truncated" : "too long", ", or it belongs to another index",
+         rebuild);
 }
 
 void IndexedDataset::check_documents() const {
   std::int64_t previous = 0;
-  for (std::int64_t d = 0; d <= documents_; ++d) {
-    const std::int64_t begin = document_begin(d);
-    if (d == 0 ? begin != 0 : begin < previous)
-      fail(ErrorKind::data, "'", index_file_.path().string(), "': document ", d, " begins at sequence ",
-           begin, d == 0 ? ", not at 0" : cat(", before the one in front of it (", previous, ")"), rebuild);
+  const auto check = [&](std::int64_t document, std::int64_t begin) {
+    if (document == 0 ? begin != 0 : begin < previous)
+      fail(ErrorKind::data, "'", index_file_.path().string(), "': document ", document,
+           " begins at sequence ", begin,
+           document == 0 ? ", not at 0" : cat(", before the one in front of it (", previous, ")"), rebuild);
     previous = begin;
-  }
+  };
+  for_each_number<std::int64_t>(index_file_, documents_at_, documents_ + 1, check);
   if (previous != sequences_)
     fail(ErrorKind::data, "'", index_file_.path().string(), "': the documents end at sequence ", previous,
          " of ", sequences_, rebuild);
 }
 
-std::int32_t IndexedDataset::length(std::int64_t sequence) const {
-  return load<std::int32_t>(lengths_ + sequence * 4);
-}
-
-std::uint64_t IndexedDataset::pointer(std::int64_t sequence) const {
-  return load<std::uint64_t>(pointers_ + sequence * 8);
+void IndexedDataset::check_info() const {
+  const std::optional<DatasetInfo> info = read_dataset_info(prefix_);
+  if (!info) return;  // Megatron writes none
+  const auto compare = [&](const char* what, const auto& here, const auto& there) {
+    if (here != there)
+      fail(ErrorKind::data, "'", index_file_.path().string(), "' and '", info_path(prefix_).string(),
+           "' belong to different datasets: ", here, " and ", there, " ", what,
+           "; copy all files of the dataset again, or rebuild it with 'sherd prepare'");
+  };
+  compare("tokens", tokens(), info->tokens);
+  compare("sequences", sequences_, info->sequences);
+  compare("documents", documents_, info->documents);
+  compare("as the type of tokens", name_of(type_), info->token_type);
 }
 
 std::int64_t IndexedDataset::document_begin(std::int64_t document) const {
-  return load<std::int64_t>(documents_at_ + document * 8);
+  require(document >= 0 && document <= documents_, "document ", document, " of ", documents_);
+  std::int64_t begin = 0;
+  index_file_.read(documents_at_ + static_cast<std::uint64_t>(document) * 8,
+                   std::as_writable_bytes(std::span(&begin, 1)));
+  return begin;
+}
+
+std::uint64_t IndexedDataset::byte_of(std::int64_t sequence, std::int64_t offset) const {
+  return static_cast<std::uint64_t>(starts_[static_cast<std::size_t>(sequence)] + offset) * size_of(type_);
 }
 
 void IndexedDataset::read(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out) const {
@@ -205,8 +238,20 @@ void IndexedDataset::read(std::int64_t sequence, std::int64_t offset, std::span<
   const auto count = static_cast<std::int64_t>(out.size());
   require(offset >= 0 && offset + count <= length(sequence), "tokens ", offset, " to ", offset + count,
           " of a sequence of ", length(sequence));
-  const std::byte* from =
-      tokens_file_.bytes().data() + pointer(sequence) + static_cast<std::uint64_t>(offset) * size_of(type_);
+  const std::size_t width = size_of(type_);
+  std::array<std::byte, token_block_bytes> block;
+  while (!out.empty()) {
+    const auto part = out.first(std::min(out.size(), block.size() / width));
+    tokens_file_.read(byte_of(sequence, offset), std::span(block).first(part.size() * width));
+    decode(block.data(), part, sequence, offset);
+    out = out.subspan(part.size());
+    offset += static_cast<std::int64_t>(part.size());
+  }
+}
+
+/// Writes the tokens whose bytes are at `from`: those of `sequence` from `offset` on.
+void IndexedDataset::decode(const std::byte* from, std::span<std::int32_t> out, std::int64_t sequence,
+                            std::int64_t offset) const {
   switch (type_) {
     case TokenType::u8:
       return widen<std::uint8_t>(from, out);
@@ -231,9 +276,7 @@ void IndexedDataset::read(std::int64_t sequence, std::int64_t offset, std::span<
 }
 
 void IndexedDataset::will_need(std::int64_t sequence, std::int64_t offset, std::int64_t count) const {
-  const std::uint64_t width = size_of(type_);
-  tokens_file_.will_need(pointer(sequence) + static_cast<std::uint64_t>(offset) * width,
-                         static_cast<std::uint64_t>(count) * width);
+  tokens_file_.will_need(byte_of(sequence, offset), static_cast<std::uint64_t>(count) * size_of(type_));
 }
 
 void IndexedDataset::check_ids(std::span<const std::int32_t> tokens, std::int64_t sequence,

@@ -7,8 +7,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "data/mapped_file.h"
+#include "data/random_access_file.h"
 
 namespace sherd::data {
 
@@ -33,13 +34,15 @@ inline constexpr std::string_view index_magic{"MMIDIDX\0\0", 9};
 inline constexpr std::uint64_t index_version = 1;
 inline constexpr std::size_t index_header_bytes = 34;
 
-/// A dataset of token sequences in Megatron's indexed format, memory-mapped. A document is one or more
-/// consecutive sequences. Immutable and safe to share between ranks and threads.
+/// A dataset of token sequences in Megatron's indexed format, whose tokens are read from the file when they
+/// are asked for. A document is one or more consecutive sequences. Immutable and safe to share between ranks
+/// and threads.
 class IndexedDataset {
  public:
-  /// Maps PREFIX.bin and PREFIX.idx and checks everything but the token ids: magic, version, type, sizes,
-  /// lengths, pointers and document bounds. Throws Error{io} when a file is missing, Error{data} when it is
-  /// damaged; both name the file, the cause and the next step.
+  /// Opens PREFIX.bin and PREFIX.idx and checks everything but the token ids: magic, version, type, sizes,
+  /// lengths, pointers and document bounds. Sequences must follow each other in the .bin and fill it, and
+  /// where there is a PREFIX.json it must agree about tokens, sequences, documents and type. Throws Error{io}
+  /// when a file is missing, Error{data} when it is damaged; both name the file, the cause and the next step.
   static std::shared_ptr<const IndexedDataset> open(const std::string& prefix);
 
   const std::string& prefix() const { return prefix_; }
@@ -48,15 +51,19 @@ class IndexedDataset {
   std::int64_t sequences() const { return sequences_; }
   std::int64_t documents() const { return documents_; }
   /// Over all sequences.
-  std::int64_t tokens() const { return tokens_; }
+  std::int64_t tokens() const { return starts_.back(); }
 
   /// Tokens in a sequence.
-  std::int32_t length(std::int64_t sequence) const;
-  /// First sequence of a document; document_begin(documents()) is sequences().
+  std::int32_t length(std::int64_t sequence) const {
+    const auto i = static_cast<std::size_t>(sequence);
+    return static_cast<std::int32_t>(starts_[i + 1] - starts_[i]);
+  }
+  /// First sequence of a document; document_begin(documents()) is sequences(). Read from the .idx.
   std::int64_t document_begin(std::int64_t document) const;
 
-  /// Copies tokens [offset, offset + out.size()) of a sequence. Throws Error{usage} when they are not all in
-  /// it; Error{data} for an int64 id that no int32 holds.
+  /// Reads tokens [offset, offset + out.size()) of a sequence. Throws Error{usage} when they are not all in
+  /// it; Error{data} for an int64 id that no int32 holds, or when the .bin was cut since it was opened;
+  /// Error{io} when it cannot be read.
   void read(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out) const;
 
   /// Asks the kernel to read these tokens ahead.
@@ -73,17 +80,19 @@ class IndexedDataset {
  private:
   explicit IndexedDataset(const std::string& prefix);
   void read_header();
-  void check_sequences();
+  void read_sequences();
   void check_documents() const;
-  std::uint64_t pointer(std::int64_t sequence) const;
+  void check_info() const;
+  std::uint64_t byte_of(std::int64_t sequence, std::int64_t offset) const;
+  void decode(const std::byte* from, std::span<std::int32_t> out, std::int64_t sequence,
+              std::int64_t offset) const;
 
   std::string prefix_;
-  MappedFile index_file_, tokens_file_;
+  RandomAccessFile index_file_, tokens_file_;
   TokenType type_ = TokenType::i32;
-  std::int64_t sequences_ = 0, documents_ = 0, tokens_ = 0;
-  const std::byte* lengths_ = nullptr;       // int32, perhaps unaligned, as are the next two
-  const std::byte* pointers_ = nullptr;      // int64, byte offsets into the .bin
-  const std::byte* documents_at_ = nullptr;  // int64
+  std::int64_t sequences_ = 0, documents_ = 0;
+  std::uint64_t documents_at_ = 0;    // byte of the .idx at which the document bounds begin
+  std::vector<std::int64_t> starts_;  // the token of the .bin at which each sequence begins, and their end
 };
 
 }  // namespace sherd::data

@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <csignal>
 #include <cstring>
 #include <filesystem>
 
 #include "data/dataset_builder.h"
+#include "data/dataset_info.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"
@@ -113,8 +115,7 @@ TEST(DatasetBuilder, RefusesOpenDocumentsAndImpossibleFolders) {
   builder.add(std::vector<std::int32_t>{1}, false);
   expect_error(ErrorKind::usage, "inside a document", [&] { builder.finish(); });
   sherd::testing::write_text(folder / "file", "");
-  expect_error(ErrorKind::io, "cannot be made",
-               [&] { DatasetBuilder((folder / "file/d").string(), 100); });
+  expect_error(ErrorKind::io, "cannot be made", [&] { DatasetBuilder((folder / "file/d").string(), 100); });
   expect_error(ErrorKind::usage, "names no file",
                [&] { DatasetBuilder((folder.path().string() + "/"), 100); });
 }
@@ -229,14 +230,92 @@ TEST(IndexedDataset, RefusesDamage) {
   damaged(26, std::uint64_t{0}, "does not fit");
   damaged(26, ~std::uint64_t{0}, "does not fit");
   damaged(34, std::int32_t{-1}, "has the length -1");
-  damaged(34, std::int32_t{2000000000}, "truncated, or it belongs to another index");
-  damaged(46, std::int64_t{1}, "inside a token");
-  damaged(46, std::int64_t{-2}, "truncated, or it belongs to another index");
-  damaged(46 + 16, std::int64_t{10}, "truncated, or it belongs to another index");
+  damaged(34, std::int32_t{2000000000}, "begins at byte 6, but those before it end at byte 4000000000");
+  damaged(34 + 8, std::int32_t{3}, "d.bin' has 12 bytes, but the 3 sequences of");
+  damaged(46, std::int64_t{1}, "begins at byte 1");
+  damaged(46, std::int64_t{-2}, "begins at byte -2");
   damaged(70, std::int64_t{1}, "not at 0");
   damaged(78, std::int64_t{4}, "before the one in front");
   damaged(86, std::int64_t{2}, "end at sequence 2 of 3");
   EXPECT_EQ(HandMade().index.size(), 94u);
+}
+
+TEST(IndexedDataset, RefusesTokensThatTheIndexDoesNotTellOf) {
+  HandMade files;
+  put(files.bin, std::uint16_t{11});
+  files.expect_data_error("d.bin' has 14 bytes, but the 3 sequences of");
+  files.expect_data_error("take 12 (6 tokens of 2 bytes): it is too long");
+  files.bin.resize(10);
+  files.expect_data_error("d.bin' has 10 bytes, but the 3 sequences of");
+}
+
+TEST(IndexedDataset, RefusesSequencesThatOverlapOrLeaveAGap) {
+  const auto with_pointers = [](std::array<std::int64_t, 3> pointers, const std::string& part) {
+    HandMade files;
+    std::memcpy(files.index.data() + 46, pointers.data(), sizeof pointers);
+    files.expect_data_error(part);
+    files.expect_data_error("d.idx'");
+  };
+  with_pointers({0, 4, 8}, "sequence 1 begins at byte 4, but those before it end at byte 6: they overlap");
+  with_pointers({0, 6, 0}, "sequence 2 begins at byte 0, but those before it end at byte 8");
+  with_pointers({0, 8, 10}, "sequence 1 begins at byte 8, but those before it end at byte 6");
+  with_pointers({6, 8, 0}, "sequence 0 begins at byte 6, but those before it end at byte 0");
+}
+
+TEST(IndexedDataset, RefusesADescriptionOfAnotherDataset) {
+  const DatasetInfo right{"byte", 257, 256, "uint16", 6, 3, 2, 4, 1.5};
+  const auto described = [](const DatasetInfo& info) {
+    HandMade files;
+    write_dataset_info(files.prefix, info);
+    return files.open()->tokens();
+  };
+  EXPECT_EQ(described(right), 6);
+  const auto expect = [&](auto DatasetInfo::*member, auto value, const std::string& part) {
+    DatasetInfo wrong = right;
+    wrong.*member = value;
+    expect_error(ErrorKind::data, "d.json' belong to different datasets: " + part, [&] { described(wrong); });
+  };
+  expect(&DatasetInfo::tokens, 7, "6 and 7 tokens");
+  expect(&DatasetInfo::sequences, 2, "3 and 2 sequences");
+  expect(&DatasetInfo::documents, 3, "2 and 3 documents");
+  expect(&DatasetInfo::token_type, "int32", "uint16 and int32 as the type of tokens");
+}
+
+TEST(IndexedDataset, NamesTheFileThatIsCutWhileInUse) {
+  HandMade files;
+  const auto dataset = files.open();
+  std::filesystem::resize_file(bin_path(files.prefix), 8);
+  std::vector<std::int32_t> tokens(2);
+  dataset->read(0, 0, tokens);
+  EXPECT_EQ(tokens, (std::vector<std::int32_t>{5, 6}));
+  expect_error(ErrorKind::data,
+               "d.bin' was cut while in use: it had 12 bytes when it was opened, and has 8 now",
+               [&] { dataset->read(2, 0, tokens); });
+  dataset->will_need(2, 0, 2);
+  std::filesystem::resize_file(index_path(files.prefix), 0);
+  EXPECT_EQ(dataset->length(0), 3);
+  expect_error(ErrorKind::data, "d.idx' was cut while in use", [&] { dataset->document_begin(1); });
+}
+
+TEST(IndexedDataset, RefusesPipesAndFolders) {
+  HandMade files;
+  files.open();
+  std::filesystem::remove(bin_path(files.prefix));
+  ASSERT_EQ(::mkfifo(bin_path(files.prefix).c_str(), 0600), 0);
+  expect_error(ErrorKind::io, "d.bin': it is not a regular file",
+               [&] { IndexedDataset::open(files.prefix); });
+  std::filesystem::remove(bin_path(files.prefix));
+  std::filesystem::create_directory(bin_path(files.prefix));
+  expect_error(ErrorKind::io, "d.bin': it is not a regular file",
+               [&] { IndexedDataset::open(files.prefix); });
+}
+
+TEST(IndexedDataset, ReadsSequencesLongerThanABlock) {
+  TempFolder folder;
+  const auto dataset = counting_dataset(folder, {7, 50000, 3}, 100000);
+  std::vector<std::int32_t> tokens(40000);
+  dataset->read(1, 9999, tokens);
+  for (std::size_t i = 0; i < tokens.size(); ++i) ASSERT_EQ(tokens[i], static_cast<std::int32_t>(i) + 10006);
 }
 
 TEST(IndexedDataset, NamesTheTokenBeyondTheVocabulary) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 
 #include "data/dataset.h"
@@ -45,6 +46,13 @@ TEST_F(TokenLoading, LabelsAreTheNextTokens) {
     EXPECT_TRUE(std::equal(sample.begin(), sample.end() - 1, tokens.begin() + static_cast<long>(row) * 8));
     EXPECT_TRUE(std::equal(sample.begin() + 1, sample.end(), labels.begin() + static_cast<long>(row) * 8));
   }
+}
+
+TEST_F(TokenLoading, NamesTheFileThatIsCutUnderARun) {
+  TokenLoader loader(samples(), {.micro_batch = 3}, *device_);
+  loader.next();
+  std::filesystem::resize_file(bin_path(dataset_->prefix()), 0);
+  expect_error(ErrorKind::data, "counting.bin' was cut while in use", [&] { loader.next(); });
 }
 
 /// The tokens of the first `count` samples of the global order, as `world` ranks with `micro` samples each

@@ -259,6 +259,7 @@ PrepareReport prepare(const PrepareOptions& options) {
   std::erase_if(files, [&](const InputFile& file) { return is_output(file.path, options.output); });
   if (files.empty())
     fail(ErrorKind::io, "the only inputs are the files of the dataset '", options.output, "' itself");
+  TextSource::check(files);
   report.files = static_cast<std::int64_t>(files.size());
   const auto start = Clock::now();
   const Chosen chosen = choose_tokenizer(options, files);

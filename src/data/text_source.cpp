@@ -92,6 +92,12 @@ TextSource::~TextSource() {
   close_file();
 }
 
+void TextSource::check(std::vector<InputFile> files) {
+  std::erase_if(files, [](const InputFile& file) { return !file.regular; });
+  TextSource source(std::move(files), DocumentRule::file);
+  while (source.open_next()) source.close_file();
+}
+
 void TextSource::close_file() {
   if (descriptor_ >= 0) ::close(descriptor_);
   descriptor_ = -1;
@@ -104,28 +110,27 @@ bool TextSource::open_next() {
   if (descriptor_ < 0)
     fail(ErrorKind::io, "cannot open '", name, "': ", std::strerror(errno), "; check the path");
   ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_SEQUENTIAL);
-  at_ = end_ = 0;
   line_number_ = 0;
   fill();
-  const std::string_view head(block_.data(), std::min<std::size_t>(end_, 3));
-  if (head.starts_with("\xff\xfe") || head.starts_with("\xfe\xff"))
-    fail(ErrorKind::data, "'", name,
-         "' is UTF-16; convert it with 'iconv -f UTF-16 -t UTF-8' and prepare that");
-  if (head == "\xef\xbb\xbf") at_ = 3;
+  const std::string_view head(block_.data(), end_);
+  check_input(files_[next_file_ - 1], head, end_ < block_.size());
+  if (head.starts_with("\xef\xbb\xbf")) at_ = 3;
   return true;
 }
 
-/// Reads the next block. False at the end of the file.
+/// Reads the next block, which is shorter than block_ only at the end of the file. False when there is none.
 bool TextSource::fill() {
-  for (;;) {
-    const ssize_t got = ::read(descriptor_, block_.data(), block_.size());
+  at_ = end_ = 0;
+  while (end_ < block_.size()) {
+    const ssize_t got = ::read(descriptor_, block_.data() + end_, block_.size() - end_);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0)
       fail(ErrorKind::io, "cannot read '", files_[next_file_ - 1].path.string(), "': ", std::strerror(errno));
-    at_ = 0, end_ = static_cast<std::size_t>(got);
-    bytes_read_ += end_;
-    return got > 0;
+    if (got == 0) break;
+    end_ += static_cast<std::size_t>(got);
   }
+  bytes_read_ += end_;
+  return end_ > 0;
 }
 
 /// Reads a line, or a part of one that is longer than a piece, into line_. False at the end of the file.

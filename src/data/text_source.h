@@ -54,8 +54,13 @@ class TextSource {
   TextSource(const TextSource&) = delete;
   TextSource& operator=(const TextSource&) = delete;
 
-  /// False at the end. Throws Error{io} when a file cannot be read, Error{data} for UTF-16 text.
+  /// False at the end. Throws Error{io} when a file cannot be read, Error{data} for one whose beginning is no
+  /// text (check_input).
   bool next(TextPiece& piece);
+
+  /// Looks at the beginning of every file that can be read twice, so that a long run does not end at the last
+  /// of them. Throws as next() does.
+  static void check(std::vector<InputFile> files);
 
   /// Of the files, so far.
   std::uint64_t bytes_read() const { return bytes_read_; }
@@ -91,6 +96,15 @@ class TextSource {
   bool document_continues_ = false;  // a piece of it was handed out
   std::int64_t document_line_ = 0;
 };
+
+/// Throws Error{data} saying what the file is and what to do, unless it is text or JSON lines as far as
+/// `head`, its first block (`whole`: all of it), tells. Refused are
+///   - compressed files, archives and binary formats, by their first bytes; UTF-16; anything with a NUL in
+///     the first 8000 bytes;
+///   - one JSON array or object that fills the block, and JSON objects one after the other, unless each is a
+///     line of a .jsonl file.
+/// Text that only begins like JSON ("[1] Smith", "{sic} he wrote") passes: the block must parse.
+void check_input(const InputFile& file, std::string_view head, bool whole);
 
 /// The string under `field` of a JSON object in one line. Throws Error{data} naming file and line.
 std::string text_of_json(const std::string& line, const std::string& field, const std::filesystem::path& file,

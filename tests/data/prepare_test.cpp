@@ -105,7 +105,7 @@ TEST_F(Preparing, NamesTheBadJsonLine) {
   };
   expect("{\"text\": \"a\"}\n\n{\"text\": ", "bad.jsonl', line 3, is no JSON");
   expect("{\"text\": \"a\"}\n{\"text\": 5}", "line 2, has no string 'text'");
-  expect("[1]", "line 1, has no string 'text'");
+  expect("[1]\n{}", "line 1, has no string 'text'");
   expect("{\"body\": \"a\"}", "line 1, has no string 'text'");
   expect("{\"text\": \"a\xff\"}", "line 1, is no JSON");
 }
@@ -114,6 +114,101 @@ TEST_F(Preparing, DropsAByteOrderMarkAndRefusesUtf16) {
   EXPECT_EQ(prepared("\xef\xbb\xbfone", DocumentRule::blank), (Texts{"one"}));
   expect_error(ErrorKind::data, "is UTF-16",
                [&] { prepared(std::string("\xff\xfeo\0", 4), DocumentRule::blank); });
+}
+
+TEST_F(Preparing, RefusesFilesThatAreNoText) {
+  using namespace std::string_literals;
+  const auto expect = [&](const std::string& content, const std::string& part) {
+    for (const char* name : {"in.txt", "in.jsonl"}) {
+      expect_error(ErrorKind::data, part, [&] { prepared(content, DocumentRule::blank, name); });
+      expect_error(ErrorKind::data, (folder_ / name).string(),
+                   [&] { prepared(content, DocumentRule::blank, name); });
+    }
+    EXPECT_FALSE(std::filesystem::exists(bin_path(prefix_)));
+  };
+  expect("\x1f\x8b\x08\0\0\0\0\0\0\x03"s,
+         "is a gzip file, and prepare reads UTF-8 text and JSON lines; unpack it: gunzip -k '");
+  expect("\x28\xb5\x2f\xfd\x04\x58", "is a zstd file");
+  expect("\xfd\x37zXZ\0\0\x04"s, "is an xz file");
+  expect("\x04\x22\x4d\x18\x64", "is an lz4 file");
+  expect("BZh91AY&SY\x01\x02", "is a bzip2 file");
+  expect("PK\3\4\x14\0"s, "is a zip archive");
+  expect("PAR1\x15\x04\x15\0"s, "is a Parquet file");
+  expect("ARROW1\0\0"s, "is an Arrow file");
+  expect("notes.txt" + std::string(248, '\0') + "ustar  \0"s, "is a tar archive");
+  expect("MMIDIDX\0\0\1"s, "is prepared already");
+  expect("%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj", "is a PDF document");
+  expect("text, and then\0no text"s, "is binary, as it has NUL bytes");
+  expect("o\0n\0e\0"s, "is binary");
+  // Long inputs are not read first.
+  input("a.txt", std::string(9 << 20, 'x'));
+  PrepareOptions both = options({(folder_ / "a.txt").string(), input("b.gz", "\x1f\x8b\x08")});
+  both.progress = [](const PrepareProgress&) { ADD_FAILURE() << "began to encode"; };
+  expect_error(ErrorKind::data, "b.gz' is a gzip file", [&] { prepare(both); });
+}
+
+TEST_F(Preparing, TakesTextThatBeginsLikeSomethingElse) {
+  for (const std::string text : {"PAR1 is a gene.", "ARROW1 flew.", "BZh9 was written on the wall.",
+                                 "%PDF-1.4 is a line of text\nhere", "MMIDIDX comes first in an index.",
+                                 "PK is short for Peace Keeper."})
+    EXPECT_EQ(prepared(text, DocumentRule::file), Texts{text});
+  const std::string late = std::string(9000, 'x') + '\0';  // a stray NUL far into a text
+  EXPECT_EQ(prepared(late, DocumentRule::file), Texts{late});
+}
+
+TEST_F(Preparing, RefusesJsonThatIsNotInLines) {
+  const auto expect = [&](const std::string& name, const std::string& content, const std::string& part) {
+    expect_error(ErrorKind::data, name + "' " + part, [&] { prepared(content, DocumentRule::blank, name); });
+  };
+  const std::string objects = R"({"text": "one"},)"
+                              "\n"
+                              R"({"text": "[two]"})";
+  for (const char* name : {"in.json", "in.txt", "in.jsonl"}) {
+    expect(name, "[" + objects + "]\n", "is a JSON array, and prepare reads JSON lines");
+    expect(name, "\xef\xbb\xbf \n[\n" + objects + "\n]", "is a JSON array");
+    expect(name, "[]", "is a JSON array");
+    expect(name, "{\n \"text\": \"one\"\n}\n", "is JSON whose objects go over several lines");
+    expect(name, "{\n \"text\": \"one\"\n}\n{\n \"text\": \"two\"\n}\n", "is JSON whose objects go over");
+  }
+  expect(
+      "in.json", "[1]",
+      "is a JSON array, and prepare reads JSON lines, one object in each; make such a file: jq -c '.[]' '");
+  for (const char* name : {"in.json", "in.txt"}) {
+    expect(name, "{\"text\": \"one\"}",
+           "holds JSON lines, which are read as such only from a file whose name ends in .jsonl");
+    expect(name, "{\"text\": \"one\"}\n\n{\"text\": \"two\"}\n", "holds JSON lines");
+  }
+}
+
+TEST_F(Preparing, RefusesJsonOfAnySize) {
+  std::string items, lines, numbers, words;
+  while (numbers.size() < (5u << 18)) {
+    items += "{\"text\": \"caf\xc3\xa9, 1.5\", \"n\": -12.5e3, \"ok\": true},\n";
+    lines += "{\"text\": \"caf\xc3\xa9\"}\n";
+    numbers += "1, 2, 3, ", words += "caf\xc3\xa9 word ";
+  }
+  for (std::size_t shift = 0; shift < 60; ++shift)  // the first block ends anywhere in an item
+    expect_error(ErrorKind::data, "is a JSON array",
+                 [&] { prepared("[" + std::string(shift, ' ') + items, DocumentRule::blank); });
+  expect_error(ErrorKind::data, "is a JSON array",
+               [&] { prepared("[" + items + "1]", DocumentRule::blank, "in.jsonl"); });
+  expect_error(ErrorKind::data, "holds JSON lines", [&] { prepared(lines, DocumentRule::blank); });
+  expect_error(ErrorKind::data, "go over several lines",
+               [&] { prepared("{\n\"a\": [" + numbers + "1]}", DocumentRule::blank, "in.jsonl"); });
+  prepared(lines, DocumentRule::blank, "in.jsonl");
+  EXPECT_EQ(prepared("{\"text\": \"" + words + "\"}\n", DocumentRule::blank, "in.jsonl").size(), 1u);
+}
+
+TEST_F(Preparing, TakesTextThatBeginsLikeJson) {
+  for (const std::string text :
+       {"[Illustration: a ship]\n\nIt was a dark night.", "[1] Smith, 1998.\n[2] Jones, 2001.\n",
+        "[\"Hello,\" he said, and left.", "[1, 2] is the interval.", "[1]\n[2]\n[3]", "[", "{", "[1, 2",
+        "{sic} he wrote", "{\"a\": 1} is an object of JSON.", "{{Infobox | name = x}}\ntext",
+        "{\n  int x;\n}"})
+    EXPECT_EQ(prepared(text, DocumentRule::file), Texts{text});
+  std::string long_prose = "[Note] ";
+  while (long_prose.size() < (2u << 20)) long_prose += "[1, 2] and so on. ";
+  EXPECT_EQ(prepared(long_prose, DocumentRule::file), Texts{long_prose});
 }
 
 TEST_F(Preparing, KeepsBytesThatAreNoUtf8) {
@@ -252,6 +347,19 @@ TEST_F(Preparing, DescribesTheDataset) {
   EXPECT_NEAR(info->unigram_entropy, expected, 1e-14);
   EXPECT_EQ(info->unigram_entropy, report.info.unigram_entropy);
   EXPECT_FALSE(read_dataset_info((folder_ / "none").string()));
+  const std::string whole = read_text(info_path(prefix_));
+  const auto expect_damage = [&](const std::string& from, const std::string& to) {
+    std::string text = whole;
+    ASSERT_NE(text.find(from), std::string::npos) << from;
+    write_text(info_path(prefix_), text.replace(text.find(from), from.size(), to));
+    expect_error(ErrorKind::data, "out.json' is damaged", [&] { read_dataset_info(prefix_); });
+  };
+  expect_damage("\"tokens\": 7", "\"tokens\": -7");
+  expect_damage("\"tokens\": 7", "\"tokens\": 18446744073709551615");
+  expect_damage("\"documents\": 2", "\"documents\": 2.5");
+  expect_damage("\"sequences\": 2", "\"sequences\": \"2\"");
+  expect_damage("\"vocab_size\": 257", "\"vocab_size\": 4294967297");
+  expect_damage("\"end_of_document\": 256", "\"end_of_document\": 257");
   for (const char* bad : {"", "{", "{}", "{\"format\": \"sherd dataset\", \"version\": 2}", "[]"}) {
     write_text(info_path(prefix_), bad);
     expect_error(ErrorKind::data, "run 'sherd prepare' again", [&] { read_dataset_info(prefix_); });
@@ -290,6 +398,9 @@ TEST_F(Preparing, ReadsAPipe) {
   PrepareOptions training = options({pipe});
   training.tokenizer = "spm-train:400";
   expect_error(ErrorKind::usage, "can be read only once", [&] { prepare(training); });
+  std::thread packer([&] { write_text(pipe, "\x1f\x8b\x08"); });
+  expect_error(ErrorKind::data, "pipe' is a gzip file", [&] { prepare(options({pipe})); });
+  packer.join();
   std::thread writer([&] { write_text(pipe, "one\n\ntwo"); });
   prepare(options({pipe}));
   writer.join();

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 
+#include "base/counted.h"
 #include "base/log.h"
 #include "engine/gather_records.h"
 #include "engine/same_model.h"
@@ -163,8 +164,8 @@ namespace {
 void check_world(const CheckpointReader& reader, int world_size) {
   const int saved = reader.manifest().world_size;
   if (saved != world_size)
-    fail(ErrorKind::config, "checkpoint ", reader.folder().string(), " was written by ", saved,
-         " ranks and cannot be resumed by ", world_size, ": start with --ranks ", saved,
+    fail(ErrorKind::config, "checkpoint ", reader.folder().string(), " was written by ",
+         counted(saved, "rank"), " and cannot be resumed by ", world_size, ": start with --ranks ", saved,
          " (resuming at another world size is not in this build)");
 }
 

@@ -59,11 +59,11 @@ class RunEnds : public Train {
 };
 
 TEST_F(RunEnds, ASignalToLocalRanksSavesReportsAndGivesItsCode) {
-  EXPECT_EQ(stop("env", {"--ranks", "2"}, 1, SIGINT), 130);
-  expect_whole_end("SIGINT");
-  std::filesystem::remove_all(folder_ / "run");
-  EXPECT_EQ(stop("env", {}, 1, SIGHUP), 129);
+  EXPECT_EQ(stop("env", {"--ranks", "2"}, 1, SIGHUP), 129);
   expect_whole_end("SIGHUP");
+  std::filesystem::remove_all(folder_ / "run");
+  EXPECT_EQ(stop("env", {}, 1, SIGINT), 130);
+  expect_whole_end("SIGINT");
 }
 
 TEST_F(RunEnds, ASignalToLaunchedRanksSavesReportsAndGivesItsCode) {

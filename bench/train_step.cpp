@@ -10,6 +10,7 @@
 #include <memory>
 #include <sstream>
 
+#include "base/counted.h"
 #include "base/cpu_isa.h"
 #include "cli/bench/rounds.h"
 #include "config/config.h"
@@ -127,7 +128,7 @@ class Training {
   }
   std::string device_name() const {
     if (engine_->device().kind() == device::Kind::cuda) return device::as_cuda(engine_->device()).gpu().name;
-    return cat("cpu, ", engine_->device().arena().threads(), " threads, ", name_of(cpu_isa()));
+    return cat("cpu, ", counted(engine_->device().arena().threads(), "thread"), ", ", name_of(cpu_isa()));
   }
 
   config::Config config_;

@@ -1,5 +1,6 @@
 #include "offload/io_backend.h"
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -14,7 +15,8 @@ std::unique_ptr<IoBackend> make_backend(const StoreOptions& options, bool direct
   if (auto backend = make_uring_backend(options, &why)) return backend;
   if (options.backend == Backend::io_uring)
     fail(ErrorKind::io, "io_uring was asked for and cannot be used: ", why);
-  log_info("io_uring cannot be used (", why, "): ", options.thread_count, " threads read and write instead");
+  log_info("io_uring cannot be used (", why, "): reading and writing with ",
+           counted(options.thread_count, "thread"), " instead");
   return make_thread_backend(options);
 }
 

@@ -116,7 +116,8 @@ CommandLine& CommandLine::rest_to(const std::string& name) {
 }
 
 bool CommandLine::parse(const std::vector<std::string>& arguments) {
-  flag("help", "print this");
+  state_->options.add_options("")("h,help", "print this");
+  state_->names.push_back("help");
   for (const std::string& argument : arguments) {  // cxxopts would not say which name was meant
     if (argument == "--") break;
     if (!argument.starts_with("--")) continue;

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/counted.h"
+
 namespace sherd::cli {
 namespace {
 
@@ -14,17 +16,14 @@ const engine::MemoryReport::Book& book_of(const engine::MemoryReport& report, in
   return report.tiers[static_cast<std::size_t>(tier)];
 }
 
-std::string plural(int count, const char* one, const char* many) {
-  return cat(count, " ", count == 1 ? one : many);
-}
-
 std::string heading(const EstimateReport& r) {
   const config::Batch batch = config::resolve_batch(r.config, r.world.ranks);
-  return cat(
-      config::name_of(r.config.model->type), " with ", engine::human_count(static_cast<double>(r.parameters)),
-      " parameters in ", name_of(r.config.precision.compute), ", ZeRO stage ", r.config.zero.stage, ", ",
-      plural(r.world.ranks, "rank", "ranks"), " on ", plural(r.world.machines(), "machine", "machines"), r.machine.on_gpus ? " with GPUs" : "",
-      ", micro-batches of ", batch.micro_batch_size, " x ", r.config.model->seq_length, " tokens\n\n");
+  return cat(config::name_of(r.config.model->type), " with ",
+             engine::human_count(static_cast<double>(r.parameters)), " parameters in ",
+             name_of(r.config.precision.compute), ", ZeRO stage ", r.config.zero.stage, ", ",
+             counted(r.world.ranks, "rank"), " on ", counted(r.world.machines(), "machine"),
+             r.machine.on_gpus ? " with GPUs" : "", ", micro-batches of ", batch.micro_batch_size, " x ",
+             counted(r.config.model->seq_length, "token"), "\n\n");
 }
 
 std::string rank_table(const EstimateReport& r) {
@@ -75,7 +74,7 @@ std::string verdict(const EstimateReport& r) {
     out += cat("this machine: ", human_bytes(r.machine.memory), " of memory available\n");
   const bool unknown_gpu = !r.machine.knows_devices(r.config);
   if (r.machine.gpus > 0)
-    out += cat(plural(r.machine.gpus, "GPU", "GPUs"), " of ", human_bytes(r.machine.gpu_memory), " here\n");
+    out += cat(counted(r.machine.gpus, "GPU"), " of ", human_bytes(r.machine.gpu_memory), " here\n");
   if (unknown_gpu)
     out += cat("no GPU here: each must hold the device tier, ",
                human_bytes(book_of(r.estimate.peaks, 0).total_peak), ", and some ",

@@ -120,7 +120,7 @@ void generate_command(const Arguments& arguments) {
   models::generate(*model, tape, prompt, line.integer("max-tokens", 1), sampling, [&](std::int32_t id) {
     if (id == tokenizer->end_of_document()) return false;
     printer.add(id);
-    return true;
+    return std::ferror(stdout) == 0;
   });
   std::fputc('\n', stdout);
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/arena.h"
+#include "base/counted.h"
 #include "base/cpu_isa.h"
 #include "base/error.h"
 #include "base/version.h"
@@ -13,6 +14,7 @@
 #include "cli/machine.h"
 #include "cli/program.h"
 #include "comm/communicator.h"
+#include "comm/library_version.h"
 #include "device/peak_rate.h"
 #include "engine/gemm_probe.h"
 #include "engine/report.h"
@@ -47,10 +49,13 @@ std::string kernel_text() {
 
 std::string cuda_text() {
   const device::CudaStatus status = device::cuda_status();
-  std::string text = status.built ? cat("built with ", status.version, ", cuDNN ", SHERD_CUDNN_TEXT, ", NCCL ", SHERD_NCCL_TEXT)
-                                  : std::string("not in this build");
-  if (status.built) text += status.driver_version.empty() ? ", no driver" : cat(", driver for ", status.driver_version);
-  return text;
+  if (!status.built) return "not in this build";
+  const auto library = [](const char* name, const std::string& version) {
+    return cat(version.empty() ? ", no " : ", ", name, version.empty() ? "" : " ", version);
+  };
+  return cat("built with ", status.version, library("cuDNN", tensor::cudnn_library()),
+             library("NCCL", comm::nccl_library()),
+             status.driver_version.empty() ? ", no driver" : cat(", driver for ", status.driver_version));
 }
 
 /// ", 989TFLOP/s in bf16", which MFU counts against; nothing where it is not known.
@@ -71,7 +76,7 @@ std::string devices_text() {
 
 std::string rate_text(DType dtype) {
   const engine::GemmRate rate = engine::gemm_rate(available_cores(), dtype, {.refresh = true});
-  return cat(engine::human_count(rate.flops_per_second), "FLOP/s on ", available_cores(), " threads",
+  return cat(engine::human_count(rate.flops_per_second), "FLOP/s on ", counted(available_cores(), "thread"),
              rate.cached ? " (the best so far)" : "");
 }
 
@@ -84,7 +89,7 @@ void info_command(const Arguments& arguments) {
   std::vector<std::pair<const char*, std::string>> facts{
       {"Sherd", cat(version(), ", ", SHERD_BUILD_TYPE, " build by ", compiler, " ", __VERSION__)},
       {"system", kernel_text()},
-      {"processor", cat(engine::cpu_model(), ", ", available_cores(), " usable cores")},
+      {"processor", cat(engine::cpu_model(), ", ", counted(available_cores(), "usable core"))},
       {"instruction set", std::string(name_of(cpu_isa()))},
       {"bf16 products", bf16_text()},
       {"memory", memory_text()},

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
@@ -34,8 +35,8 @@ void print_report(const data::PrepareReport& report, const std::string& prefix) 
   const data::DatasetInfo& info = report.info;
   const double seconds = report.training_seconds + report.encoding_seconds;
   const auto per_token = static_cast<double>(info.text_bytes) / static_cast<double>(info.tokens);
-  std::printf("%s: %lld tokens in %lld documents from %s of text in %s\n", prefix.c_str(),
-              static_cast<long long>(info.tokens), static_cast<long long>(info.documents),
+  std::printf("%s: %s in %s from %s of text in %s\n", prefix.c_str(), counted(info.tokens, "token").c_str(),
+              counted(info.documents, "document").c_str(),
               human_bytes(static_cast<std::uint64_t>(info.text_bytes)).c_str(),
               engine::human_seconds(seconds).c_str());
   std::printf("tokenizer %s: vocabulary %lld, %.2f bytes per token, stored as %s\n", info.tokenizer.c_str(),

@@ -1,13 +1,22 @@
 #include "cli/program.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <new>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/version.h"
 #include "cli/command_line.h"
+#include "cli/stop_signals.h"
 
 namespace sherd::cli {
 namespace {
@@ -28,7 +37,7 @@ constexpr Command commands[] = {
     {"info", "versions, processor, memory and features", info_command},
 };
 
-void print_help() {
+std::string overview() {
   std::string text =
       cat("Sherd ", version(), ": trains transformers sharded over ranks.\n\nusage: sherd COMMAND ...\n\n");
   for (const Command& command : commands) {
@@ -36,18 +45,18 @@ void print_help() {
     name.resize(12, ' ');
     text += cat("  ", name, command.summary, "\n");
   }
-  text += "\n'sherd COMMAND --help' lists a command's options.\n";
-  std::fputs(text.c_str(), stdout);
+  return text + "\n'sherd COMMAND --help' lists a command's options.\n";
 }
 
 void call(const Arguments& arguments) {
-  if (arguments.empty()) throw UsageError("no command given. See 'sherd --help'");
-  const std::string& name = arguments[0];
-  if (name == "--help" || name == "-h" || name == "help") return print_help();
-  if (name == "--version") {
-    std::fputs(cat("sherd ", version(), "\n").c_str(), stdout);
-    return;
+  if (arguments.empty()) {
+    std::fputs(overview().c_str(), stderr);
+    throw Finding{2};
   }
+  const std::string& name = arguments[0];
+  const auto print = [](const std::string& text) { std::fputs(text.c_str(), stdout); };
+  if (name == "--help" || name == "-h" || name == "help") return print(overview());
+  if (name == "--version") return print(cat("sherd ", version(), "\n"));
   for (const Command& command : commands)
     if (name == command.name) return command.run({arguments.begin() + 1, arguments.end()});
   std::vector<std::string> names;
@@ -79,20 +88,50 @@ int failed(std::string message, int code) {
 /// A configuration may have several problems, a line each.
 int failed(const Error& error) {
   if (error.kind() == ErrorKind::usage) return failed(error.what(), 2);
+  if (error.kind() == ErrorKind::interrupted && StopSignals::received() != 0)
+    return failed(error.what(), stopped_by(StopSignals::received()));
   if (error.kind() != ErrorKind::config) return failed(error.what(), 1);
   std::istringstream lines(error.what());
   for (std::string line; std::getline(lines, line);) failed(line, 1);
   return 1;
 }
 
+/// A pipe or terminal at whose other end nobody is.
+bool reader_gone(int descriptor) {
+  pollfd one{descriptor, 0, 0};
+  return ::poll(&one, 1, 0) > 0 && (one.revents & (POLLERR | POLLHUP));
+}
+
+/// `code`, unless what was printed is lost, as on a full disk.
+int with_output_written(int code) {
+  errno = 0;
+  const bool written = std::fflush(stdout) == 0 && !std::ferror(stdout);
+  const int error = errno;
+  std::clearerr(stdout);
+  if (written || reader_gone(STDOUT_FILENO)) return code;
+  return failed(cat("cannot write to standard output", error ? cat(": ", std::strerror(error)) : ""), 1);
+}
+
 }  // namespace
+
+void prepare_process() {
+  for (int null = 0; null >= 0 && null <= STDERR_FILENO;) {  // the lowest number that is free
+    null = ::open("/dev/null", O_RDWR);
+    if (null > STDERR_FILENO) ::close(null);
+  }
+  for (const int signal : {SIGPIPE, SIGXFSZ}) {
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_DFL) continue;
+    action.sa_handler = [](int) {};  // not SIG_IGN, which programs started from here would inherit
+    action.sa_flags = SA_RESTART;
+    ::sigaction(signal, &action, nullptr);
+  }
+}
 
 int run_program(const Arguments& arguments) {
   try {
-    const int code = dispatch(arguments);
-    // Output that nobody could read, on a full disk or a closed pipe, is a failure too.
-    if (std::fflush(stdout) != 0) return failed("cannot write to standard output", 1);
-    return code;
+    return with_output_written(dispatch(arguments));
   } catch (const UsageError& error) {
     return failed(error.what(), 2);
   } catch (const Error& error) {

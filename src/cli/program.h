@@ -11,12 +11,25 @@ using Arguments = std::vector<std::string>;
 struct Finding {
   int code;
 };
+/// The exit code of what `signal` stopped, as shells name it: 130 for SIGINT, 143 for SIGTERM, 129 for
+/// SIGHUP.
+constexpr int stopped_by(int signal) {
+  return 128 + signal;
+}
 /// Of `sherd estimate` where the run does not fit.
 inline constexpr int does_not_fit = 3;
 
-/// Runs `sherd ARGUMENTS…` and returns its exit code: 0; 2 for a wrong command line; 1 for any other error;
-/// or a Finding's. Every error is printed to stderr, "sherd: error: …": one line, or one for each problem of
-/// a configuration.
+/// For the start of main(): makes a write that nobody reads (`| head`) or that is beyond the limit of file
+/// sizes (ulimit -f) fail with EPIPE or EFBIG rather than end the program by SIGPIPE or SIGXFSZ, and has
+/// standard streams that were closed read and write nothing, so that no file that is opened gets their
+/// numbers. Programs started from here have the signals' defaults.
+void prepare_process();
+
+/// Runs `sherd ARGUMENTS…` and returns its exit code: 0; 2 for a wrong command line; stopped_by() for a
+/// signal that was waited for; 1 for any other error, also where what was printed could not be written; or a
+/// Finding's. A reader of the output that has gone has read what it wanted: that is no error, here and in
+/// training. Every error is printed to stderr, "sherd: error: …": one line, or one for each problem of a
+/// configuration.
 int run_program(const Arguments& arguments);
 
 // The commands. Each takes what follows its name, and throws UsageError or Error. One file each; listed in

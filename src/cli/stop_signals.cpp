@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstddef>
 #include <cstring>
@@ -20,10 +21,12 @@ std::atomic<const char*> told{""};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<const char*>::is_always_lock_free);
 
 extern "C" void on_stop_signal(int signal) {
+  const int error = errno;  // of whatever was interrupted
   came = signal;
   const char* message = told;
   [[maybe_unused]] const ssize_t ignored = ::write(STDERR_FILENO, message, std::strlen(message));
   std::signal(signal, SIG_DFL);
+  errno = error;
 }
 
 std::mutex mutex;                                         // guards what follows

@@ -3,12 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <exception>
 #include <filesystem>
 
 #include "base/arena.h"
+#include "base/counted.h"
 #include "base/log.h"
 #include "cli/plot.h"
 #include "cli/trainer.h"
@@ -75,6 +77,8 @@ void check_fit(const TrainRequest& request, const engine::TokenData& data, const
 
 void draw(const TrainRequest& request, const engine::TokenData& data) {
   if (request.plot.empty()) return;
+  if (std::error_code unknown; std::filesystem::file_size(request.metrics, unknown) == 0)
+    return log_info("there is no loss to draw yet");
   PlotOptions plot;
   if (data.info) plot.unigram_entropy = data.info->unigram_entropy;
   plot_metrics(request.metrics, request.plot, plot);
@@ -83,15 +87,15 @@ void draw(const TrainRequest& request, const engine::TokenData& data) {
 
 /// One rank's part of a run under a launcher. What it needs is looked at only now, so that a rank that has it not tells the
 /// others.
-void train_launched(const TrainRequest& request, const DistributedPtr& dist) {
+int train_launched(const TrainRequest& request, const DistributedPtr& dist) {
   check(request);
   const auto data = engine::open_token_data(request.config);
   engine::require_same_setup(request.config, *dist);
   engine::require_same_data(*data, *dist);
   const engine::GpuSharing sharing = engine::share_gpus_of_world(request.config, *dist);
   if (dist->rank() == 0 && sharing.ranks_here > 1)
-    log_info(dist->world_size(), " ranks run on ", sharing.gpus, sharing.gpus == 1 ? " GPU; " : " GPUs; ",
-             "rank 0 shares its own with ", sharing.ranks_here - 1, sharing.ranks_here == 2 ? " other" : " others");
+    log_info(counted(dist->world_size(), "rank"), " run on ", counted(sharing.gpus, "GPU"),
+             "; rank 0 shares its own with ", counted(sharing.ranks_here - 1, "other"));
   const auto rate = [&](double reached) {
     return machine_rate(request.config, sharing, dist->world_size(), dist->local_size(), reached);
   };
@@ -100,11 +104,14 @@ void train_launched(const TrainRequest& request, const DistributedPtr& dist) {
   check_fit(request, *data, {dist->world_size(), dist->local_size()}, this_machine(request.config, sharing));
   check_save_dir(request);
   dist->world().barrier({.label = "memory check", .scalar = true});
-  Trainer(dist, request, data, known, rate).run();
+  const int signal = Trainer(dist, request, data, known, rate).run();
   if (dist->rank() == 0) draw(request, *data);
+  // A launcher may end all when the first ends with a signal's code.
+  dist->world().barrier({.label = "end of training", .scalar = true});
+  return signal;
 }
 
-void train_local(const TrainRequest& request, const comm::CommOptions& options) {
+int train_local(const TrainRequest& request, const comm::CommOptions& options) {
   check(request);
   const auto data = engine::open_token_data(request.config);
   const int ranks = std::max(request.ranks, 1);
@@ -113,13 +120,16 @@ void train_local(const TrainRequest& request, const comm::CommOptions& options) 
   const engine::GpuSharing sharing = engine::share_gpus_locally(request.config, ranks);
   const auto rate = [&](double reached) { return machine_rate(request.config, sharing, ranks, ranks, reached); };
   const double known = rate(0);  // local ranks wait for nobody: before they start
-  launch_ranks(ranks, [&](DistributedPtr dist) { Trainer(dist, request, data, known, rate).run(); }, options);
+  std::atomic<int> signal{0};
+  launch_ranks(
+      ranks, [&](DistributedPtr dist) { signal = Trainer(dist, request, data, known, rate).run(); }, options);
   draw(request, *data);
+  return signal;
 }
 
 }  // namespace
 
-void train(TrainRequest request) {
+int train(TrainRequest request) {
   comm::CommOptions options;
   std::exception_ptr unread;  // told to the others, who wait, once they are met
   try {
@@ -130,12 +140,14 @@ void train(TrainRequest request) {
     unread = std::current_exception();
   }
   if (!launched()) return train_local(request, options);
+  int signal = 0;
   const auto body = [&](const DistributedPtr& dist) {
     if (unread) std::rethrow_exception(unread);
-    train_launched(request, dist);
+    signal = train_launched(request, dist);
   };
   try {
     launch_ranks(request.ranks, body, options);
+    return signal;
   } catch (const Error&) {
     if (unread) std::rethrow_exception(unread);  // also where the others did not come
     throw;

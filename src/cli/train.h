@@ -23,8 +23,10 @@ struct TrainRequest {
   std::string resume_tag;   ///< another tag
 };
 
-/// Reads the configuration and trains to its training.steps, on local ranks or the launcher's, who tell each other what one
-/// of them lacks. Throws the first Error of any rank; Error{memory} before anything begins when the run cannot fit.
-void train(TrainRequest request);
+/// Reads the configuration and trains to its training.steps, on local ranks or the launcher's, who tell each
+/// other what one of them lacks. Returns 0, or the signal that stopped the run, which is saved and reported
+/// then as at its end. Throws the first Error of any rank; Error{memory} before anything begins when the run
+/// cannot fit.
+int train(TrainRequest request);
 
 }  // namespace sherd::cli

@@ -7,8 +7,12 @@
 namespace sherd::cli {
 
 void train_command(const Arguments& arguments) {
-  CommandLine line("train", "Trains the model that a configuration describes.",
-                   "--config F... [--ranks N] [--set a.b.c=V]... [--steps N] [--metrics F.jsonl] [--plot F.svg] [--resume]");
+  CommandLine line("train",
+                   "Trains the model that a configuration describes. SIGINT (Ctrl-C), SIGTERM and SIGHUP "
+                   "stop it after a step, "
+                   "saved and reported as at its end, with exit code 130, 143 and 129.",
+                   "--config F... [--ranks N] [--set a.b.c=V]... [--steps N] [--metrics F.jsonl] [--plot "
+                   "F.svg] [--resume]");
   line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
       .value("ranks", "N", "local ranks in this process, by default 1; mpirun, srun and torchrun bring their own")
       .list("set", "a.b.c=V", "override one key, as zero_optimization.stage=3")
@@ -35,7 +39,7 @@ void train_command(const Arguments& arguments) {
   request.plot = line.text("plot");
   request.resume = line.has("resume");
   request.resume_tag = line.text("tag");
-  train(std::move(request));
+  if (const int signal = train(std::move(request)); signal != 0) throw Finding{stopped_by(signal)};
 }
 
 }  // namespace sherd::cli

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 
+#include "base/counted.h"
 #include "base/log.h"
 #include "device/cuda.h"
 #include "engine/checkpoint.h"
@@ -42,8 +44,9 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_p
                                                   dist_->world_size(), engine_->device());
   if (validation_loader_ && validation_batches() == 0) {
     if (speaks())
-      log_warning("no validation: its split has ", validation_loader_->samples_per_epoch(), " samples, fewer than the ",
-                  batch.micro_batch_size * dist_->world_size(), " that all ranks take at once; give data.split a larger share");
+      log_warning("no validation: its split has ", counted(validation_loader_->samples_per_epoch(), "sample"),
+                  ", fewer than the ", batch.micro_batch_size * dist_->world_size(),
+                  " that all ranks take at once; give data.split a larger share");
     validation_loader_.reset();
   }
   if (const auto& folder = request_.config.training.save_dir; !folder.empty())
@@ -62,14 +65,16 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_p
 
 void Trainer::announce() const {
   const config::Config& config = engine_->config();
-  log_info(config::name_of(config.model->type), " with ", engine::human_count(static_cast<double>(shape_.num_parameters())),
-           " parameters (", shape_.layers, " layers, ", shape_.hidden, " hidden, ", shape_.vocab_size, " vocabulary) in ",
-           name_of(config.precision.compute), ", ZeRO stage ", config.zero.stage, " over ", dist_->world().name(), ", ",
-           engine_->device().arena().threads(), " threads per rank");
+  log_info(config::name_of(config.model->type), " with ",
+           engine::human_count(static_cast<double>(shape_.num_parameters())), " parameters (",
+           counted(shape_.layers, "layer"), ", ", shape_.hidden, " hidden, ", shape_.vocab_size,
+           " vocabulary) in ", name_of(config.precision.compute), ", ZeRO stage ", config.zero.stage,
+           " over ", dist_->world().name(), ", ", counted(engine_->device().arena().threads(), "thread"),
+           " per rank");
   log_info("batch ", config.batch.train_batch_size, " = ", config.batch.micro_batch_size, " per rank x ",
-           config.batch.gradient_accumulation_steps, " accumulated x ", dist_->world_size(), " ranks, ", shape_.max_seq,
-           " tokens each; data ", config.data->path, ": ", engine::human_count(static_cast<double>(data_->train->tokens())),
-           " training tokens");
+           config.batch.gradient_accumulation_steps, " accumulated x ", counted(dist_->world_size(), "rank"),
+           ", ", counted(shape_.max_seq, "token"), " each; data ", config.data->path, ": ",
+           engine::human_count(static_cast<double>(data_->train->tokens())), " training tokens");
   if (config.training.save_dir.empty()) log_info("nothing will be saved: training.save_dir is not set");
   if (engine_->device().kind() != device::Kind::cuda) return;
   if (gemm_rate_ > 0)
@@ -91,33 +96,53 @@ void Trainer::resume() {
     log_info("nothing is left to do: training ends at step ", steps, "; raise training.steps to go on");
 }
 
-bool Trainer::stop_requested() {
+/// The signal that asked a rank to stop; 0 where none was asked.
+int Trainer::stop_signal() {
   const std::int32_t mine = StopSignals::received();
-  if (dist_->world_size() == 1) return mine != 0;
+  if (dist_->world_size() == 1) return mine;
   tensor::Tensor flag = tensor::Tensor::of<std::int32_t>(engine_->device(), {1}, std::span(&mine, 1));
   comm::CallOptions options;
   options.label = "stop flag";
   options.scalar = true;
   dist_->world().all_reduce(flag, comm::ReduceOp::max, 1, options).wait();
-  return *tensor::to_host(engine_->device(), flag).data<std::int32_t>() != 0;
+  return *tensor::to_host(engine_->device(), flag).data<std::int32_t>();
 }
 
-void Trainer::run() {
+int Trainer::train_steps() {
   const config::Training& training = request_.config.training;
-  bool stopped = false;
-  while (engine_->global_steps() < training.steps && !(stopped = stop_requested())) {
+  int signal = 0;
+  while (engine_->global_steps() < training.steps && (signal = stop_signal()) == 0) {
     train_step();
     const std::int64_t step = engine_->global_steps();
     if (!training.save_dir.empty() && training.save_interval > 0 && step % training.save_interval == 0) save();
   }
   if (!training.save_dir.empty() && saved_step_ != engine_->global_steps()) save();
   engine_->synchronize();  // a GPU's last update has been looked at only where it was saved or evaluated
+  return signal;
+}
+
+/// An error's message with what a person at the command line can do next, unless another rank has said it.
+std::string Trainer::with_next_step(const std::string& message) const {
+  if (saved_step_ < 0 || message.find("--resume") != std::string::npos) return message;
+  return cat(message, "; go on with --resume (checkpoint of step ", saved_step_, " in ",
+             request_.config.training.save_dir, ", or an earlier one with --tag)");
+}
+
+int Trainer::run() {
+  int signal = 0;
+  try {
+    signal = train_steps();
+  } catch (const Error& error) {
+    throw Error(error.kind(), with_next_step(error.what()));
+  }
   if (progress_) progress_->finish();
-  if (stopped)
-    fail(ErrorKind::interrupted, "stopped by a signal after step ", engine_->global_steps(),
-         training.save_dir.empty() ? std::string("; nothing was saved because training.save_dir is not set")
-                                   : cat("; go on with --resume (checkpoint in ", training.save_dir, ")"));
+  if (signal != 0 && speaks())
+    log_info("stopped by SIG", ::sigabbrev_np(signal), " after step ", engine_->global_steps(),
+             saved_step_ < 0
+                 ? "; nothing was saved because training.save_dir is not set"
+                 : cat("; go on with --resume (checkpoint in ", request_.config.training.save_dir, ")"));
   report();
+  return signal;
 }
 
 void Trainer::train_step() {
@@ -230,7 +255,6 @@ void Trainer::report() {
   }
   if (data_->info)
     std::printf("unigram entropy of the corpus: %.4f nats per token\n", data_->info->unigram_entropy);
-  std::fflush(stdout);
 }
 
 }  // namespace sherd::cli

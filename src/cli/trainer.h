@@ -23,9 +23,11 @@ class Trainer {
   Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_ptr<const engine::TokenData> data,
           double gemm_rate, std::function<double(double reached)> better_rate);
 
-  /// Collective. Trains until the last step, or until a signal asked to stop: then the step is finished, a checkpoint is
-  /// written where save_dir is set, and Error{interrupted} is thrown.
-  void run();
+  /// Collective. Trains until the last step, or until a signal asked a rank to stop: then the step is
+  /// finished. Either way a checkpoint is written where save_dir is set, and rank 0 prints its tables.
+  /// Returns the signal, the same on all ranks; 0 after the last step. Errors of this rank's own name the
+  /// checkpoint from which to go on.
+  int run();
 
  private:
   bool speaks() const { return dist_->rank() == 0; }
@@ -39,7 +41,9 @@ class Trainer {
   void write_metrics();
   void show(bool evaluated);
   void report();
-  bool stop_requested();
+  int train_steps();
+  std::string with_next_step(const std::string& message) const;
+  int stop_signal();
 
   DistributedPtr dist_;
   const TrainRequest& request_;

@@ -190,8 +190,8 @@ std::vector<Key<Config>> switches() {
   refuse("gradient_allreduce_op", "\"sum\"", "gradients are averaged over ranks", [](const Value& value) {
     return value.choice({"mean", "sum"}) == 0;
   });
-  refuse("managed_gradient_accumulation", "false", "call set_gradient_accumulation_boundary() instead",
-         is_true);
+  refuse("managed_gradient_accumulation", "false",
+         "Sherd manages it; programs move the boundary with set_gradient_accumulation_boundary()", is_true);
   refuse("sequence_parallel_size", "2", "sequence parallelism is not in this build yet", equals_number(1));
   refuse("data_parallel_size", "2", "it follows from the number of ranks", equals_number(1));
   refuse("use_data_before_expert_parallelism", "true", "expert parallelism is not in this build yet",

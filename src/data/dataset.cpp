@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/counted.h"
 #include "base/error.h"
 
 namespace sherd::data {
@@ -109,8 +110,8 @@ SampleLoader::SampleLoader(std::shared_ptr<const Dataset> dataset, LoaderRank ra
   const std::int64_t size = dataset_->size(), world = rank.world;
   epoch_samples_ =
       options.drop_last ? size / global_batch() * global_batch() : (size + world - 1) / world * world;
-  require(epoch_samples_ > 0, "drop_last leaves nothing: the dataset has ", size, " samples, a batch over ",
-          world, " ranks takes ", global_batch());
+  require(epoch_samples_ > 0, "drop_last leaves nothing: the dataset has ", counted(size, "sample"),
+          ", a batch over ", counted(world, "rank"), " takes ", global_batch());
 }
 
 std::int64_t SampleLoader::index_at(std::int64_t epoch, std::int64_t place) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "data/legacy_random.h"
 
@@ -47,8 +48,8 @@ PackedSamples::PackedSamples(std::shared_ptr<const IndexedDataset> dataset, Sequ
   if (s < 1) fail(ErrorKind::config, "the sequence length must be at least 1, not ", s);
   for (std::int64_t i = range.begin; i < range.end; ++i) tokens_ += dataset_->length(i);
   if (tokens_ < s + 1)
-    fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(), "' has ", tokens_, " tokens in ",
-         range.size(), " sequences, fewer than the ", s + 1,
+    fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(), "' has ", counted(tokens_, "token"),
+         " in ", counted(range.size(), "sequence"), ", fewer than the ", s + 1,
          " of one sample; give it a larger part in data.split, prepare more ",
          "text, or shorten the model's sequence length");
   if (options.total_samples > 0)

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 
+#include "base/counted.h"
 #include "base/random.h"
 #include "engine/gather_results.h"
 #include "engine/same_model.h"
@@ -121,9 +122,7 @@ void CheckpointAccess::claim(Engine& engine, const std::string& directory) {
 /// Makes the partial folder of a new act of saving, whose id all ranks return.
 std::string CheckpointAccess::begin_save(Engine& engine, const std::filesystem::path& base,
                                          const std::string& tag) {
-  // The label holds ranks to one tag, of which it has room for a part.
-  const std::string label = cat("checkpoint ", tag.substr(0, 40), " #", stable_hash(tag), " begun");
-  const auto drawn = gather_results(*engine.dist_, label, [&] {
+  const auto drawn = gather_results(*engine.dist_, cat("checkpoint ", tag, " begun"), [&] {
     std::array<char, 16> id{};
     if (engine.dist_->rank() != 0) return id;
     take_folder(engine, base);
@@ -176,8 +175,8 @@ namespace {
 void check_world(const CheckpointReader& reader, int world_size) {
   const int saved = reader.manifest().world_size;
   if (saved != world_size)
-    fail(ErrorKind::config, "checkpoint ", reader.folder().string(), " was written by ", saved,
-         " ranks and cannot be resumed by ", world_size, ": start with --ranks ", saved,
+    fail(ErrorKind::config, "checkpoint ", reader.folder().string(), " was written by ",
+         counted(saved, "rank"), " and cannot be resumed by ", world_size, ": start with --ranks ", saved,
          " (resuming at another world size is not in this build)");
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/arena.h"
+#include "base/counted.h"
 #include "base/log.h"
 
 namespace sherd {
@@ -40,7 +41,8 @@ bool launched() {
 void refuse_other(int asked, int started) {
   if (asked == 0 || started == 0 || asked == started) return;
   const bool mpi = comm::launcher() == comm::Launcher::mpi;
-  fail(ErrorKind::usage, asked, asked == 1 ? " rank was" : " ranks were", " asked for (--ranks or SHERD_RANKS), but ",
+  fail(ErrorKind::usage, counted(asked, "rank"), asked == 1 ? " was" : " were",
+       " asked for (--ranks or SHERD_RANKS), but ",
        mpi ? "the MPI launcher" : "the launcher (WORLD_SIZE in the environment)", " started ", started,
        ": leave --ranks out to take the launcher's, or ",
        mpi ? "start without mpirun" : "unset RANK and WORLD_SIZE", " for ranks inside this process");

@@ -233,11 +233,11 @@ void Engine::update_early(sharding::Segment& segment) {
 }
 
 namespace {
-constexpr const char* go_on_by_loading = ": go on with load_checkpoint()";
+constexpr const char* load_to_go_on = ": load a checkpoint to go on";
 }  // namespace
 
 void Engine::require_whole_weights(const char* call) const {
-  require(spoiled_.empty(), call, ": ", spoiled_, go_on_by_loading);
+  require(spoiled_.empty(), call, ": ", spoiled_, ": go on with load_checkpoint()");
   require(!pipeline_->under_way(), call, " between backward() and step(): with gradient_clipping and "
           "bf16.check_grad_overflow off the update begins in backward(); call step() first");
 }
@@ -265,7 +265,7 @@ void Engine::end_or_spoil(const std::function<void()>& body) {
   } catch (const Error& error) {
     give_update_up();
     if (spoiled_.empty()) throw;
-    throw Error(error.kind(), cat(error.what(), "; ", spoiled_, go_on_by_loading));
+    throw Error(error.kind(), cat(error.what(), "; ", spoiled_, load_to_go_on));
   } catch (...) {
     give_update_up();
     throw;
@@ -312,7 +312,7 @@ void Engine::require_finite_update() {
   if (optimizer_->finite()) return;
   if (pipeline_->under_way()) pipeline_->abandon();
   spoiled_ = cat("step ", counters_.global_steps, " has made a weight NaN or infinite");
-  fail(ErrorKind::numerics, spoiled_, ": lower the learning rate and resume from the last checkpoint", go_on_by_loading);
+  fail(ErrorKind::numerics, spoiled_, ": lower the learning rate and load the last checkpoint");
 }
 
 void Engine::synchronize() {

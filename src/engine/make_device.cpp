@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/counted.h"
 #include "base/log.h"
 #include "tensor/cuda_options.h"
 
@@ -19,9 +20,10 @@ std::vector<int> own_cores(const config::Config& config, const Distributed& dist
       all.size() < static_cast<std::size_t>(dist.local_size() * threads))
     first = 0;
   else if (static_cast<std::size_t>(dist.local_size() * threads) > all.size())
-    fail(ErrorKind::config, "device.bind_cores: ", dist.local_size(), " ranks with ", threads,
-         " threads each need more than the ", all.size(),
-         " cores here; lower device.threads_per_rank or leave bind_cores off");
+    fail(ErrorKind::config, "device.bind_cores: ", counted(dist.local_size(), "rank"), " with ",
+         counted(threads, "thread"), " each need more than the ",
+         counted(static_cast<std::int64_t>(all.size()), "core"),
+         " here; lower device.threads_per_rank or leave bind_cores off");
   return {all.begin() + static_cast<std::ptrdiff_t>(first),
           all.begin() + static_cast<std::ptrdiff_t>(first) + threads};
 }
@@ -35,7 +37,7 @@ std::shared_ptr<device::Device> make_gpu(const config::Config& config, const Dis
   const bool shared = dist.local_size() > count && comm::launcher() == comm::Launcher::none;
   if (dist.rank() == 0)
     log_info("rank 0 runs on GPU ", gpu.ordinal, " ('", gpu.name, "')",
-             shared ? cat(", as one of ", dist.local_size(), " ranks on ", count, " GPUs") : "");
+             shared ? cat(", as one of ", dist.local_size(), " ranks on ", counted(count, "GPU")) : "");
   return device::make_cuda_device(
       {gpu.ordinal, threads, own_cores(config, dist, threads), config.parallel.timeout_seconds, config.device.cuda_graphs});
 }
@@ -70,13 +72,16 @@ bool takes_gpus(const config::Config& config) {
   return status.usable();
 }
 
+std::string unexpected_lack(const device::CudaStatus& status) {
+  return status.driver_version.empty() ? "" : status.why_not;
+}
+
 std::shared_ptr<device::Device> make_device(const config::Config& config, const Distributed& dist) {
   const int threads = compute_threads(config, dist.local_size());
   if (takes_gpus(config)) return make_gpu(config, dist, threads);
   if (config.device.type == config::DeviceType::automatic && dist.rank() == 0) {
-    // Only who has built with CUDA means to have a GPU.
-    if (const device::CudaStatus status = device::cuda_status(); status.built)
-      log_info("ranks run on processors: ", status.why_not);
+    if (const std::string why = unexpected_lack(device::cuda_status()); !why.empty())
+      log_info("ranks run on processors: ", why);
     say_what_is_idle(config.device);
   }
   return device::make_cpu_device(threads, own_cores(config, dist, threads));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "config/config.h"
@@ -22,6 +23,10 @@ bool meant_for_gpus(const config::Config& config);
 /// Whether a run of this configuration takes GPUs here: `device.type` "cuda", or "auto" where there is one.
 /// Throws Error{config} with the reason when "cuda" is asked for and cannot be had.
 bool takes_gpus(const config::Config& config);
+
+/// Why `device.type` "auto" takes no GPU on a machine that has an NVIDIA driver; else empty: without a driver
+/// nobody expects a GPU.
+std::string unexpected_lack(const device::CudaStatus& status);
 
 /// This rank's device: a GPU, chosen by the rank's place on its machine and shared where there are fewer GPUs
 /// than ranks, or its share of the cores. Ledger limits are the caller's to set. Throws Error{config}.

@@ -7,4 +7,8 @@ namespace sherd::tensor {
 /// The library behind the CPU's matrix products as loaded now, e.g. "oneDNN 2.6.3 (OpenMP)".
 std::string matmul_library();
 
+/// The cuDNN that this build was compiled for, e.g. "9.13.0", and the one that the process has loaded where
+/// that is another: "9.13.0 (9.14.0 loaded)". Empty in builds without cuDNN.
+std::string cudnn_library();
+
 }  // namespace sherd::tensor

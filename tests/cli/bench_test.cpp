@@ -226,7 +226,7 @@ TEST_F(BenchProgram, AnInterruptedOneLeavesNothingBehind) {
   kill(child, SIGINT);
   int status = 0;
   waitpid(child, &status, 0);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 130) << status;
   EXPECT_THAT(read_text(folder_ / "bench.err"), HasSubstr("interrupted"));
   EXPECT_TRUE(std::filesystem::is_empty(disk));
 }

@@ -99,10 +99,11 @@ TEST(CommandLine, ValuesMayBeginWithADash) {
 TEST(CommandLine, HelpListsEveryOption) {
   CommandLine line = example();
   CaptureStdout();
-  const bool run = line.parse({"--help"});
+  const bool run = line.parse({"-h"});
   const std::string help = GetCapturedStdout();
   EXPECT_FALSE(run);
-  for (const char* option : {"--config F", "--steps N", "--lr X", "--resume", "--set A=B", "default: 7"})
+  for (const char* option :
+       {"--config F", "--steps N", "--lr X", "--resume", "--set A=B", "-h, --help", "default: 7"})
     EXPECT_THAT(help, HasSubstr(option));
 }
 

@@ -3,9 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+
 #include <algorithm>
+#include <csignal>
+#include <cstdlib>
 
 #include "cli/machine.h"
+#include "device/cuda.h"
 #include "support/temp_folder.h"
 
 namespace sherd::cli {
@@ -14,7 +19,9 @@ namespace {
 using sherd::testing::read_text;
 using sherd::testing::TempFolder;
 using sherd::testing::write_text;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 using ::testing::internal::CaptureStderr;
 using ::testing::internal::CaptureStdout;
@@ -46,16 +53,26 @@ void expect_failure(const Arguments& arguments, int code, const std::string& par
 TEST(Program, EveryCommandHasHelp) {
   const Outcome all = run({"--help"});
   EXPECT_EQ(all.code, 0);
-  for (const char* command : {"train", "generate", "prepare", "plot", "bench", "info"}) {
+  EXPECT_EQ(run({"-h"}).out, all.out);
+  for (const char* command : {"train", "estimate", "generate", "prepare", "plot", "bench", "info"}) {
     EXPECT_THAT(all.out, HasSubstr(std::string("\n  ") + command + " "));
     const Outcome help = run({command, "--help"});
     EXPECT_EQ(help.code, 0) << help.err;
     EXPECT_THAT(help.out, HasSubstr(std::string("sherd ") + command));
+    const Outcome brief = run({command, "-h"});
+    EXPECT_EQ(brief.code, 0) << brief.err;
+    EXPECT_EQ(brief.out, help.out);
   }
 }
 
+TEST(Program, WithoutACommandItSaysWhichThereAre) {
+  const Outcome bare = run({});
+  EXPECT_EQ(bare.code, 2);
+  EXPECT_EQ(bare.out, "");
+  EXPECT_EQ(bare.err, run({"--help"}).out);
+}
+
 TEST(Program, WrongCommandLinesEndWithTwo) {
-  expect_failure({}, 2, "no command given");
   expect_failure({"tain"}, 2, "did you mean 'train'?");
   expect_failure({"bogus"}, 2, "unknown command 'bogus'; known are train, estimate, ");
   expect_failure({"--confg", "x"}, 2, "'--confg' is an option, and a command comes first");
@@ -78,8 +95,13 @@ TEST(Program, InfoKnowsThisMachine) {
   const Outcome info = run({"info"});
   EXPECT_EQ(info.code, 0) << info.err;
   for (const char* part :
-       {"oneDNN 2", "oneTBB", "SentencePiece", "usable cores", "GiB available", "io_uring", "local"})
+       {"oneDNN 2", "oneTBB", "SentencePiece", "usable core", "GiB available", "io_uring", "local"})
     EXPECT_THAT(info.out, HasSubstr(part));
+  EXPECT_THAT(info.out, Not(HasSubstr(" 1 usable cores")));
+  if (device::cuda_status().built) {
+    EXPECT_THAT(info.out,
+                ContainsRegex("(no cuDNN|cuDNN [0-9]+\\.[0-9.]+).*, (no NCCL|NCCL [0-9]+\\.[0-9.]+)"));
+  }
   EXPECT_GT(memory_sizes().total, 0u);
   EXPECT_GE(memory_sizes().total, memory_sizes().available);
 }
@@ -91,6 +113,20 @@ TEST(Program, TellsItsOwnProcessorTimeFromThatOfOthers) {
   EXPECT_EQ(share_of_others({100, 40, 2}, {200, 100, 42}), 0.2);
   EXPECT_EQ(share_of_others({100, 40, 2}, {200, 60, 42}), 0);  // ticks are coarse
   EXPECT_EQ(share_of_others({}, {}), 0);
+}
+
+/// A write to a closed pipe fails here, and ends other programs as ever.
+TEST(Program, KeepsFromProgramsItStartsHowItTreatsSignals) {
+  struct sigaction before[2];
+  const int signals[] = {SIGPIPE, SIGXFSZ};
+  for (int i = 0; i < 2; ++i) ::sigaction(signals[i], nullptr, &before[i]);
+  prepare_process();
+  for (const int signal : signals) {
+    EXPECT_EQ(std::raise(signal), 0);
+    const int status = std::system(("kill -s " + std::to_string(signal) + " $$").c_str());
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal) << signal << ": " << status;
+  }
+  for (int i = 0; i < 2; ++i) ::sigaction(signals[i], &before[i], nullptr);
 }
 
 TEST(Program, PreparesAndPlots) {

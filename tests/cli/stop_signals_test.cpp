@@ -1,7 +1,9 @@
 #include "cli/stop_signals.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 
 namespace sherd::cli {
@@ -40,6 +42,19 @@ TEST(StopSignals, TellTheMessageOfTheFirst) {
   ::testing::internal::CaptureStderr();
   std::raise(SIGTERM);
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "stopping soon\n");
+}
+
+TEST(StopSignals, LeaveErrnoToWhomTheyInterrupt) {
+  const StopSignals signals("nobody reads this\n");
+  const int kept = ::dup(STDERR_FILENO);
+  ::close(STDERR_FILENO);
+  errno = ENOENT;
+  std::raise(SIGTERM);
+  const int after = errno;
+  ::dup2(kept, STDERR_FILENO);
+  ::close(kept);
+  EXPECT_EQ(StopSignals::received(), SIGTERM);
+  EXPECT_EQ(after, ENOENT);
 }
 
 TEST(StopSignals, StayIgnoredWhereTheyWere) {

@@ -27,5 +27,14 @@ TEST(MakeDevice, RunsForGpusArePlannedWithoutAny) {
   EXPECT_FALSE(meant_for_gpus(with(R"("type": "cpu")")));
 }
 
+// Most machines have neither a GPU nor a driver for one, and their runs have nothing to say of it.
+TEST(MakeDevice, AutoTellsOfALackOnlyWhereThereIsADriver) {
+  device::CudaStatus status;
+  status.built = true, status.why_not = "no NVIDIA driver is installed here";
+  EXPECT_EQ(unexpected_lack(status), "");
+  status.driver_version = "11.8", status.why_not = "update the driver";
+  EXPECT_EQ(unexpected_lack(status), "update the driver");
+}
+
 }  // namespace
 }  // namespace sherd::engine

@@ -91,10 +91,10 @@ TEST_F(FallbackTest, threads_stand_in_where_io_uring_is_refused) {
     if (!forbid(SYS_io_uring_setup, error)) give_up();
     report();
   };
-  expect_in_child(
-      [&] { refused(EPERM); },
-      AllOf(Has(1, "sherd:"), HasSubstr("io_uring cannot be used (the kernel forbids it"),
-            HasSubstr("2 threads read and write instead"), HasSubstr("backend: threads, plain, right")));
+  expect_in_child([&] { refused(EPERM); },
+                  AllOf(Has(1, "sherd:"), HasSubstr("io_uring cannot be used (the kernel forbids it"),
+                        HasSubstr("reading and writing with 2 threads instead"),
+                        HasSubstr("backend: threads, plain, right")));
   expect_in_child([&] { refused(ENOSYS); }, AllOf(Has(1, "sherd:"), HasSubstr("the kernel lacks it"),
                                                   HasSubstr("backend: threads, plain, right")));
   options.backend = StoreOptions::Backend::io_uring;

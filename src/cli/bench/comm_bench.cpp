@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "engine/gemm_probe.h"
 #include "engine/report.h"
@@ -89,7 +90,7 @@ BenchReport comm_report(const Rounds& times, const CommBenchOptions& options, co
   BenchReport report{
       "comm",
       cat("Collectives of ", engine::human_bytes(static_cast<std::uint64_t>(bytes)), " of fp32 between ",
-          ranks, " ", backend, " ranks"),
+          counted(ranks, backend + " rank")),
       "a memcpy of as many bytes by every rank at once. Above 1 where a collective moves less than "
       "such a copy (in place, nothing is written that was not read)",
       {{"processor", "", engine::cpu_model()},

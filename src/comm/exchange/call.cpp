@@ -5,6 +5,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/counted.h"
+
 namespace sherd::comm {
 namespace {
 
@@ -33,7 +35,8 @@ void check_reduces(const Call& call, int rank, int size) {
   for (const auto& piece : call.reduces) {
     const auto& [full, shard, begin, end, accumulate] = piece;
     require(full.numel() % size == 0 && shard.numel() == full.numel() / size, "reduce_scatter \"", call.label,
-            "\": full has ", full.numel(), " elements, shard ", shard.numel(), ", on ", size, " ranks");
+            "\": full has ", full.numel(), " elements, shard ", shard.numel(), ", on ",
+            counted(size, "rank"));
     require(0 <= begin && begin <= end && end <= shard.numel(), "reduce_scatter \"", call.label,
             "\": range [", begin, ", ", end, ") of a shard of ", shard.numel());
     const bool floats = is_floating(full.dtype());
@@ -51,11 +54,11 @@ void check_counts(Call& call, int size) {
   const auto fill = [&](std::vector<std::int64_t>& counts, const Tensor& x, const char* which) {
     if (counts.empty()) {
       require(x.numel() % size == 0, "all_to_all \"", call.label, "\": ", which, " of ", x.numel(),
-              " elements has no equal blocks on ", size, " ranks; give counts");
+              " elements has no equal blocks on ", counted(size, "rank"), "; give counts");
       counts.assign(static_cast<std::size_t>(size), x.numel() / size);
     }
     require(counts.size() == static_cast<std::size_t>(size), "all_to_all \"", call.label,
-            "\": ", counts.size(), " ", which, " counts for ", size, " ranks");
+            "\": ", counts.size(), " ", which, " counts for ", counted(size, "rank"));
     require(std::all_of(counts.begin(), counts.end(), [](auto c) { return c >= 0; }) &&
                 std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) == x.numel(),
             "all_to_all \"", call.label, "\": ", which, " counts do not add up to ", x.numel());

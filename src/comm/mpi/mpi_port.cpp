@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "comm/exchange/turns.h"
 #include "comm/mpi/runtime.h"
@@ -70,8 +71,8 @@ class MpiGroup final : public Port {
     block(patience, [parts, code, bytes, talk = talk_] { *code = make_window(talk, bytes, *parts); });
     if (*code != MPI_SUCCESS)
       fail(ErrorKind::memory, patience.what, ": MPI found no room for ", bytes,
-           " bytes of shared memory on each of ", size(),
-           " ranks; make /dev/shm larger (containers: --shm-size) or exchange messages instead");
+           " bytes of shared memory on each of ", counted(size(), "rank"),
+           "; make /dev/shm larger (containers: --shm-size) or exchange messages instead");
     return *parts;
   }
 

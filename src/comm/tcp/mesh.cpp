@@ -78,13 +78,20 @@ Mesh::Mesh(int rank, Meeting meeting, std::size_t most)
     links_.back()->closed = !socket;
     links_.back()->socket = std::move(socket);
   }
-  thread_ = std::thread([this] { serve(); });
+  thread_ = std::thread([this] {
+    serve();
+    left_ = true;
+  });
 }
 
 Mesh::~Mesh() {
+  leave();
+  thread_.join();
+}
+
+void Mesh::leave() noexcept {
   leaving_ = true;
   wake();
-  thread_.join();
 }
 
 bool Mesh::gone(int rank) const {

@@ -37,11 +37,16 @@ class Mesh {
 
   /// `most`: the bound, in bytes.
   Mesh(int rank, Meeting meeting, std::size_t most = most_kept);
-  /// Sends what is under way, tells the others that nothing more comes, and hears them out until they end
-  /// too, all of it for three seconds at most.
+  /// Leaves, and waits until it has left.
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
+
+  /// Begins to leave, without waiting: the mesh's thread sends what is under way, tells the others that
+  /// nothing more comes, and reads what they send until they end too, all of it for three seconds at most.
+  /// Nothing may be sent or received from here on.
+  void leave() noexcept;
+  bool has_left() const { return left_; }
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(links_.size()); }
@@ -107,7 +112,7 @@ class Mesh {
   std::mutex news_mutex_;
   Turns turns_;
   std::condition_variable told_;
-  std::atomic<bool> leaving_{false};
+  std::atomic<bool> leaving_{false}, left_{false};
   std::thread thread_;
 };
 

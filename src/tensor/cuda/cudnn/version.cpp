@@ -1,0 +1,20 @@
+#include <cudnn_version.h>
+#include <dlfcn.h>
+
+#include "base/error.h"
+#include "tensor/library_version.h"
+
+namespace sherd::tensor {
+
+std::string cudnn_library() {
+  const std::string built = cat(CUDNN_MAJOR, '.', CUDNN_MINOR, '.', CUDNN_PATCHLEVEL);
+  void* const library = ::dlopen(cat("libcudnn.so.", CUDNN_MAJOR).c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (!library) return built;
+  const auto ask = reinterpret_cast<std::size_t (*)()>(::dlsym(library, "cudnnGetVersion"));
+  const std::size_t number = ask ? ask() : CUDNN_VERSION;
+  ::dlclose(library);
+  if (number == CUDNN_VERSION) return built;
+  return cat(built, " (", number / 10000, '.', number / 100 % 100, '.', number % 100, " loaded)");
+}
+
+}  // namespace sherd::tensor

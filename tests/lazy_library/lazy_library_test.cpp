@@ -22,7 +22,11 @@ using ::testing::HasSubstr;
 using Function = LazyFunction<int(int)>;
 
 LazyLibrary::Names names(const char* folder = SHERD_STAND_IN_FOLDER, int major = 3) {
-  return {.title = "The stand-in", .stem = "sherd_stand_in", .major = major, .folder = folder, .package = "a stand-in"};
+  return {.title = "The stand-in",
+          .stem = "sherd_stand_in",
+          .major = major,
+          .folder = folder,
+          .package = "a stand-in"};
 }
 
 // The first test of this file, as nothing here unloads a library.
@@ -49,8 +53,9 @@ TEST(LazyLibrary, ThatIsMissingIsNamedWithTheNextStep) {
 TEST(LazyLibrary, OfAnotherVersionIsNamedWithTheFunctionThatItLacks) {
   LazyLibrary library(names());
   Function twice(library, "sherd_stand_in_twice"), newer(library, "sherd_stand_in_newer");
-  EXPECT_THAT(refusal([&] { twice(1); }),
-              AllOf(HasSubstr("libsherd_stand_in.so.3 has no function sherd_stand_in_newer"), HasSubstr("install")));
+  EXPECT_THAT(
+      refusal([&] { twice(1); }),
+      AllOf(HasSubstr("libsherd_stand_in.so.3 has no function sherd_stand_in_newer"), HasSubstr("install")));
 }
 
 TEST(LazyLibrary, IsLookedForInTheFoldersOfTheEnvironmentFirst) {

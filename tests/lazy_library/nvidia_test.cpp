@@ -1,4 +1,5 @@
-// NVIDIA's own libraries, loaded where the build found them, and refused where another file lies in their place.
+// NVIDIA's own libraries, loaded where the build found them, and refused where another file lies in their
+// place.
 #include <cublasLt.h>
 #include <cudnn_version.h>
 #include <gmock/gmock.h>
@@ -25,7 +26,9 @@ using ::testing::HasSubstr;
 /// A folder in which `file` is no library.
 class Broken {
  public:
-  explicit Broken(const std::string& file) : path_(folder_.path()) { write_text(folder_ / file, "no library"); }
+  explicit Broken(const std::string& file) : path_(folder_.path()) {
+    write_text(folder_ / file, "no library");
+  }
 
  private:
   TempFolder folder_;
@@ -37,8 +40,8 @@ TEST(NvidiaLibraries, CublasLtIsLoadedAsKernelsAreMade) {
   {
     const Broken broken(cat("libcublasLt.so.", CUBLAS_VER_MAJOR));
     EXPECT_THAT(refusal([] { tensor::cuda::load_matmul_library(); }),
-                AllOf(HasSubstr("cuBLASLt cannot be loaded: /"), HasSubstr("libcublasLt.so."), HasSubstr("cuBLAS"),
-                      HasSubstr("device.type")));
+                AllOf(HasSubstr("cuBLASLt cannot be loaded: /"), HasSubstr("libcublasLt.so."),
+                      HasSubstr("cuBLAS"), HasSubstr("device.type")));
   }
   tensor::cuda::load_matmul_library();
   EXPECT_TRUE(mapped("libcublasLt.so"));

@@ -6,8 +6,9 @@
 namespace sherd::device::cuda {
 
 /// A shared library that is loaded when the first of its functions is called, so that a process which uses no
-/// GPU spends neither time nor memory on it. It is looked for where the dynamic linker would look for a program
-/// linked to it: in the folders of LD_LIBRARY_PATH, in the one where the build found it, then in the system's.
+/// GPU spends neither time nor memory on it. It is looked for where the dynamic linker would look for a
+/// program linked to it: in the folders of LD_LIBRARY_PATH, in the one where the build found it, then in the
+/// system's.
 class LazyLibrary {
  public:
   struct Names {
@@ -35,8 +36,8 @@ class LazyLibrary {
   LazyLibrary(const LazyLibrary&) = delete;
   LazyLibrary& operator=(const LazyLibrary&) = delete;
 
-  /// Loads the library and finds all functions that it is declared with; does nothing when that is done. Throws
-  /// Error{config}, after which the next call tries again. Safe from any thread.
+  /// Loads the library and finds all functions that it is declared with; does nothing when that is done.
+  /// Throws Error{config}, after which the next call tries again. Safe from any thread.
   void load() {
     std::call_once(loaded_, [this] { open(); });
   }

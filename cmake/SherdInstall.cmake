@@ -49,5 +49,4 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/SherdConfig.cmake.in
 # Before 1.0 a new minor version may change the interface.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/SherdConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/SherdConfig.cmake ${PROJECT_BINARY_DIR}/SherdConfigVersion.cmake
-              ${PROJECT_SOURCE_DIR}/cmake/SherdCudaLibraries.cmake
         DESTINATION ${package_folder})

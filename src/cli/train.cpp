@@ -27,7 +27,7 @@ bool launched() {
 }
 
 /// What MFU counts against: on GPUs the sum of their peaks (0: unknown), else what this machine's ranks reach
-/// together, times the machines, at least `reached`, which they were seen to reach; that takes 0.3 s unless it is
+/// together, times the machines, at least `reached`, which they were seen to reach; that takes 0.1 s unless it is
 /// cached.
 double machine_rate(const config::Config& config, const engine::GpuSharing& sharing, int ranks, int local_ranks,
                     double reached) {

@@ -20,7 +20,7 @@ std::optional<std::filesystem::path> default_cache_folder();
 std::string cpu_model();
 
 struct GemmProbe {
-  double seconds = 0.3;  ///< how long to measure
+  double seconds = 0.1;  ///< how long to measure
   /// Where rates are kept; nothing: measure every time.
   std::optional<std::filesystem::path> cache_folder = default_cache_folder();
   /// Of how many calls the fastest measurement is kept: a single one was perhaps taken on a busy machine.

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "cli/train_fixture.h"
+#include "device/cuda.h"
 #include "support/places.h"
 
 namespace sherd::cli {
@@ -35,6 +36,16 @@ TEST_F(Train, TrainsSavesAndReports) {
                                           "--max-tokens", "8", "--seed", "1"})));
   EXPECT_EQ(alone.code, 0) << alone.err;
   EXPECT_EQ(alone.out, text.out);
+}
+
+/// A run on the processor neither is linked to CUDA's libraries nor loads them, nor looks for a driver.
+TEST_F(Train, LoadsNoLibraryOfGpusForTheProcessor) {
+  if (!device::cuda_status().built) GTEST_SKIP() << "this build has no CUDA";
+  const Outcome got = shell("env LD_DEBUG=files " + joined(train({"--steps", "1", "--set", "device.type=cpu"})));
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_THAT(got.err, HasSubstr("file=libtbb"));  // the dynamic linker tells what it maps
+  for (const char* library : {"file=libcublas", "file=libcudnn", "file=libnccl", "file=libcuda"})
+    EXPECT_EQ(count(got.err, library), 0u) << library;
 }
 
 // GPUs are hidden from these tests.

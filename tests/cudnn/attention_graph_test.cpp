@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "tensor/cuda/cudnn/cudnn_functions.h"
 #include "tensor/cuda/workspace.h"
 
 namespace sherd::tensor::SHERD_CUDA::cudnn {

@@ -158,6 +158,9 @@ double number(const void* data, cudaDataType type) {
 
 extern "C" {
 
+std::size_t cublasLtGetVersion() {
+  return CUBLAS_VERSION;
+}
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   *handle = reinterpret_cast<cublasLtHandle_t>(new int(0));
   return CUBLAS_STATUS_SUCCESS;

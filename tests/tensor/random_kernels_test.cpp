@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "support/expect_error.h"
 #include "support/kernel_machines.h"
 
@@ -83,6 +85,24 @@ TEST(FillRandom, gives_the_stream_by_global_index_whatever_the_cut) {
         });
     if (HasFatalFailure()) return;
   }
+}
+
+/// Vectors of numbers are made in another way than single ones (cpu/isa/normal.cpp).
+TEST(FillRandom, gives_the_bits_of_single_numbers_in_long_streams) {
+  const std::int64_t n = 1 << 20, first = (std::int64_t{4} << 32) - n / 2 + 1;
+  on_every_machine(
+      [&](Machine& m) {
+        Tensor x = m.empty({n}, DType::f32);
+        m.kernels.fill_normal(x, key, first, 0, 1);
+        return std::vector<Tensor>{x};
+      },
+      [&](const std::vector<Tensor>& got) {
+        const float* x = got[0].data<float>();
+        for (std::int64_t i = 3; i + 4 <= n; i += 4) {
+          const auto four = normal_block(key, static_cast<std::uint64_t>(first + i) / 4);
+          ASSERT_EQ(std::memcmp(x + i, four.data(), sizeof four), 0) << i;
+        }
+      });
 }
 
 TEST(FillRandom, has_the_moments_it_claims) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "comm/nccl/nccl_functions.h"
 
 namespace sherd::comm {
 namespace {
@@ -61,6 +62,7 @@ NcclComm::NcclComm(Backend& host, std::shared_ptr<device::CudaDevice> gpu)
 
 std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu) {
   std::unique_ptr<NcclComm> made(new NcclComm(host, gpu));
+  made->load();
   const ncclUniqueId id = agree_on_id(host);
   gpu->make_current();
   ncclConfig_t config = configuration();
@@ -91,6 +93,16 @@ std::unique_ptr<NcclComm> NcclComm::split(int color, int key, Backend* part) {
   out->settle(what, setup_seconds(host_));
   out->start_watching();
   return out;
+}
+
+/// Loads NCCL, and tells the other ranks where it cannot be.
+void NcclComm::load() {
+  try {
+    int version = 0;
+    ncclGetVersion(&version);
+  } catch (const Error& error) {
+    give_up(cat(host_.name(), ": rank ", host_.rank(), ": ", error.what()));
+  }
 }
 
 void NcclComm::start_watching() {

@@ -41,6 +41,7 @@ class NcclComm {
     std::optional<Deadline> deadline;  ///< runs once the call could begin
   };
   NcclComm(Backend& host, std::shared_ptr<device::CudaDevice> gpu);
+  void load();
   void start_watching();
   void settle(const std::string& what, double seconds, std::uint64_t number = 0);
   std::string overdue(const std::string& what, const Deadline& deadline, double seconds,

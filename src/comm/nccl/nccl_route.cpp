@@ -7,6 +7,7 @@
 
 #include "comm/cuda/reduce.h"
 #include "comm/nccl/nccl_comm.h"
+#include "comm/nccl/nccl_functions.h"
 
 namespace sherd::comm {
 namespace {

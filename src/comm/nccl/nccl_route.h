@@ -1,18 +1,14 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
-#include <string>
 
 #include "comm/exchange/gpu_route.h"
 
 namespace sherd::comm {
 
-struct NcclStatus {
-  bool built = false;
-  std::string version;  ///< of the library at hand, "2.28.9"; empty without
-};
-/// Never throws.
-NcclStatus nccl_status();
+/// Whether this build has NCCL; the library itself is loaded for the first communicator.
+bool nccl_built();
 
 /// Tells GPUs apart over all machines; 0 where NCCL is not built, or CUDA does not know this GPU.
 std::uint64_t nccl_card(device::CudaDevice& gpu);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "tensor/cpu/loops.h"
@@ -22,23 +21,21 @@ void dropout_f64(Device& device, const Tensor& x, const Tensor& residual, float 
 }
 
 /// x[i] = offset + factor·(element first + i of a stream), in double, then rounded to fp32 and to x's dtype.
-/// `block` gives elements 4·index … 4·index + 3.
-template <class Block>
+/// blocks(index, count, out) gives elements 4·index … 4·(index + count) - 1.
+template <class Blocks>
 void fill_stream(Device& device, const IsaTable& isa, const char* kernel, const Tensor& x, Count first,
-                 double offset, double factor, const Block& block) {
+                 double offset, double factor, const Blocks& blocks) {
   require_floating(kernel, "x", x);
   require(first >= 0, kernel, ": the first index must not be negative");
   in_chunks(device, x.numel(), element_grain / 8, [&](Count begin, Count count) {
+    float elements[stack_block + 8];
     double values[stack_block];
     float rounded[stack_block];
     for (Count i = begin; i < begin + count; i += stack_block) {
       const Count n = std::min(stack_block, begin + count - i);
-      for (Count k = 0; k < n;) {
-        const auto index = static_cast<std::uint64_t>(first + i + k);
-        const std::array<float, 4> four = block(index / 4);
-        for (std::size_t within = index % 4; within < 4 && k < n; ++within, ++k)
-          values[k] = offset + factor * static_cast<double>(four[within]);
-      }
+      const Count before = (first + i) % 4;
+      blocks(static_cast<std::uint64_t>((first + i) / 4), (before + n + 3) / 4, elements);
+      for (Count k = 0; k < n; ++k) values[k] = offset + factor * static_cast<double>(elements[before + k]);
       if (x.dtype() == DType::f64) {
         std::copy_n(values, n, x.data<double>() + i);
         continue;
@@ -70,17 +67,20 @@ void CpuKernels::dropout_backward(const Tensor& dy, float p, RandomKey key, cons
 
 void CpuKernels::fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) {
   fill_stream(device_, isa_, "fill_normal", x, first, mean, std,
-              [key](std::uint64_t block) { return normal_block(key, block); });
+              [&](std::uint64_t block, Count count, float* out) {
+                isa_.normals(key.seed, key.stream, block, count, out);
+                for (Count i = 0; i < 4 * count; ++i)
+                  if (std::isnan(out[i])) out[i] = normal_at(key, 4 * block + static_cast<std::uint64_t>(i));
+              });
 }
 
 void CpuKernels::fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) {
-  fill_stream(device_, isa_, "fill_uniform", x, first, low, high - low, [key](std::uint64_t block) {
-    std::array<float, 4> out;
-    const auto words = philox(key, block);
-    for (std::size_t i = 0; i < 4; ++i)
-      out[i] = static_cast<float>(words[i] >> 8) * 0x1p-24f;  // uniform_at()
-    return out;
-  });
+  fill_stream(device_, isa_, "fill_uniform", x, first, low, high - low,
+              [key](std::uint64_t block, Count count, float* out) {
+                for (Count i = 0; i < count; ++i)
+                  for (const std::uint32_t word : philox(key, block + static_cast<std::uint64_t>(i)))
+                    *out++ = static_cast<float>(word >> 8) * 0x1p-24f;  // uniform_at()
+              });
 }
 
 }  // namespace sherd::tensor::cpu

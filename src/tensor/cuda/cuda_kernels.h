@@ -14,6 +14,9 @@ using device::SHERD_CUDA::Target;
 class MatmulLibrary;
 class AttentionLibrary;
 
+/// Throws Error{config} where cuBLASLt, which the first product needs, cannot be loaded.
+void load_matmul_library();
+
 /// Kernels for a CUDA device, issued on its compute stream; none waits but sum_of_squares, all_finite and copies that
 /// narrow integers. Each family lives in a file of its own in this folder: *.cu for own kernels, which also run on the
 /// emulator in tests/simt, *.cpp for what cuBLASLt and cuDNN do.

@@ -7,6 +7,7 @@
 
 #include "tensor/argument_checks.h"
 #include "tensor/cuda/add_row.h"
+#include "tensor/cuda/cublas_lt_functions.h"
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/workspace.h"
 #include "tensor/extents.h"
@@ -40,7 +41,7 @@ void check(cublasStatus_t status, const char* what) {
 }
 
 /// Owns what a create function of cuBLASLt made.
-template <class Handle, cublasStatus_t (*destroy)(Handle)>
+template <class Handle, auto& destroy>
 class Owned {
  public:
   Owned() = default;
@@ -151,6 +152,10 @@ std::string name_of_product(const ProductKey& key) {
 }
 
 }  // namespace
+
+void load_matmul_library() {
+  cublasLtGetVersion();
+}
 
 /// The library's handle and the plans of the shapes met so far. Products are queued by one thread at a time,
 /// which may be another than the one that finds plans.

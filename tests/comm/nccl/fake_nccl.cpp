@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "support/lazy_cuda.h"
 
 namespace {
@@ -79,6 +80,8 @@ Library& library() {
   static Library all;
   return all;
 }
+
+thread_local bool removed = false;
 
 using Lock = std::lock_guard<std::recursive_mutex>;
 
@@ -217,6 +220,11 @@ void finish_split(Group& group, std::size_t serial) {
 
 }  // namespace
 
+ncclResult_t ncclGetVersion(int* version) {
+  if (removed) sherd::fail(sherd::ErrorKind::config, "NCCL cannot be loaded");
+  *version = 22809;
+  return ncclSuccess;
+}
 const char* ncclGetErrorString(ncclResult_t status) {
   return status == ncclRemoteError ? "remote process exited or there was a network error" : "no error";
 }
@@ -347,6 +355,9 @@ Counts take_counts() {
 void break_rank(int rank) {
   const Lock lock(LazyQueue::mutex());
   library().broken = rank;
+}
+void remove(bool on) {
+  removed = on;
 }
 void hang(bool on) {
   const Lock lock(LazyQueue::mutex());

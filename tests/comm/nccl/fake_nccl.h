@@ -12,5 +12,7 @@ Counts take_counts();
 void break_rank(int rank);
 /// From now on nobody's set-up, or nobody's next call, comes to an end.
 void hang(bool on);
+/// From now on the calling thread finds no library to load.
+void remove(bool on);
 
 }  // namespace sherd::comm::fake_nccl

@@ -21,8 +21,8 @@ namespace sherd::comm {
 
 // In the place of the room's own, which ask a driver.
 
-NcclStatus nccl_status() {
-  return {true, "fake"};
+bool nccl_built() {
+  return true;
 }
 std::uint64_t nccl_card(device::CudaDevice& gpu) {
   return reinterpret_cast<std::uintptr_t>(&gpu);  // each rank has a card of its own
@@ -113,6 +113,16 @@ TEST(Nccl, LeavesInOrderAfterCallsThatTheGpuIsStillInTheMiddleOf) {
   EXPECT_EQ(counts.made, 6);
   EXPECT_EQ(counts.destroyed, 6);
   EXPECT_EQ(counts.aborted, 0);
+}
+
+/// Not only that rank, whose peers would wait for it.
+TEST(Nccl, ARankThatCannotLoadTheLibraryTellsAll) {
+  on_tcp_ranks(3, {.timeout_seconds = 60}, [](Communicator& comm) {
+    fake_nccl::remove(comm.rank() == 2);
+    EXPECT_THAT(error_of(ErrorKind::comm, [&] { Rank rank(comm); }),
+                AllOf(HasSubstr("rank 2"), HasSubstr("NCCL cannot be loaded")));
+    fake_nccl::remove(false);
+  });
 }
 
 /// NCCL would wait for a peer that does not come any more.

@@ -2,8 +2,8 @@
 
 namespace sherd::comm {
 
-NcclStatus nccl_status() {
-  return {};
+bool nccl_built() {
+  return false;
 }
 
 std::uint64_t nccl_card(device::CudaDevice&) {

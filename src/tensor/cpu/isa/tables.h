@@ -80,13 +80,18 @@ struct DropoutOps {
                   std::uint64_t seed, std::uint64_t stream, std::uint32_t threshold, float factor);
 };
 
-/// All tables of one instruction set, each an array over StorageIndex.
+/// Elements 4·first … 4·(first + blocks) - 1 of a stream of normal numbers (base/random.h), rarely a NaN in
+/// one's place: these the caller asks normal_at() for.
+using Normals = void(std::uint64_t seed, std::uint64_t stream, std::uint64_t first, Count blocks, float* out);
+
+/// All tables of one instruction set, each an array over StorageIndex, and what has no storage type.
 struct IsaTable {
   const ElementwiseOps* elementwise;
   const ConvertOps* convert;
   const NormOps* norm;
   const SoftmaxOps* softmax;
   const DropoutOps* dropout;
+  Normals* normals;
 };
 
 /// The tables of `isa`, for the life of the program.
@@ -100,6 +105,7 @@ const IsaTable& isa_table(CpuIsa isa);
   extern const NormOps norm[storage_count];               \
   extern const SoftmaxOps softmax[storage_count];         \
   extern const DropoutOps dropout[storage_count];         \
+  Normals normals;                                        \
   }
 SHERD_DECLARE_ISA(portable)
 SHERD_DECLARE_ISA(avx2)

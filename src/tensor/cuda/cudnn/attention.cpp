@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "tensor/cuda/attention_library.h"
 #include "tensor/cuda/cudnn/attention_graph.h"
+#include "tensor/cuda/cudnn/cudnn_functions.h"
 #include "tensor/cuda/workspace.h"
 
 namespace sherd::tensor::SHERD_CUDA {
@@ -30,13 +31,14 @@ struct PlanKey {
 
 class CudnnAttention final : public AttentionLibrary, public std::enable_shared_from_this<CudnnAttention> {
  public:
-  explicit CudnnAttention(const device::SHERD_CUDA::Target& target)
-      : target_(target), version_(cudnnGetVersion()) {
-    const cudnnStatus_t status = cudnnCreate(&handle_);
-    if (status == CUDNN_STATUS_SUCCESS) return;
-    handle_ = nullptr;
-    log_warning("attention: own kernels instead of cuDNN's, which does not start: ",
-                cudnnGetErrorString(status));
+  explicit CudnnAttention(const device::SHERD_CUDA::Target& target) : target_(target) {
+    try {
+      version_ = cudnnGetVersion();
+      cudnn::check(cudnnCreate(&handle_), "start");
+    } catch (const Error& error) {
+      handle_ = nullptr;
+      log_warning("attention: own kernels instead of cuDNN's: ", error.what());
+    }
   }
   ~CudnnAttention() override {
     if (handle_) cudnnDestroy(handle_);
@@ -197,7 +199,7 @@ class CudnnAttention final : public AttentionLibrary, public std::enable_shared_
   }
 
   device::SHERD_CUDA::Target target_;
-  std::size_t version_;
+  std::size_t version_ = 0;
   std::mutex mutex_;                // the handle serves one thread at a time
   cudnnHandle_t handle_ = nullptr;  // guarded by mutex_
   std::map<PlanKey, std::unique_ptr<Plan>> plans_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "tensor/cuda/cudnn/cudnn_functions.h"
 
 namespace sherd::tensor::SHERD_CUDA::cudnn {
 

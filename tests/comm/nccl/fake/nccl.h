@@ -20,6 +20,7 @@ struct ncclConfig_t {
   { 1 }
 #define NCCL_SPLIT_NOCOLOR -1
 
+ncclResult_t ncclGetVersion(int* version);
 const char* ncclGetErrorString(ncclResult_t status);
 const char* ncclGetLastError(ncclComm_t comm);
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);

@@ -1,5 +1,9 @@
 #include "models/gpt_options.h"
 
+#include <algorithm>
+
+#include "config/model.h"
+
 namespace sherd::models {
 namespace {
 
@@ -10,6 +14,26 @@ void check(bool holds, const Args&... args) {
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
+}
+
+/// The bounds of config/model.h, which keep every product of extents far from overflow.
+void check_bounds(const GptOptions& o) {
+  struct Bound {
+    const char* name;
+    std::int64_t value, most;
+  };
+  for (const auto& [name, value, most] :
+       {Bound{"vocab_size", o.vocab_size, config::most_vocabulary},
+        {"vocab_multiple", o.vocab_multiple, config::most_vocabulary},
+        {"max_seq", o.max_seq, config::most_positions},
+        {"hidden", o.hidden, config::most_hidden},
+        {"layers", o.layers, config::most_layers},
+        {"heads", o.heads, config::most_heads},
+        {"head_dim", o.head_dim, config::most_hidden},
+        {"heads x head_dim", std::int64_t{o.heads} * std::min(o.head_dim, config::most_hidden),
+         config::most_ffn_hidden},
+        {"ffn_hidden", o.ffn_hidden, config::most_ffn_hidden}})
+    check(value <= most, name, " ", value, " is beyond ", most, ", the most there can be");
 }
 
 }  // namespace
@@ -30,6 +54,7 @@ GptOptions GptOptions::resolved() const {
   check(o.vocab_multiple > 0, "the vocabulary cannot be padded to a multiple of ", o.vocab_multiple);
   check(o.max_seq > 0 && o.hidden > 0 && o.layers > 0 && o.heads > 0, "max_seq ", o.max_seq, ", hidden ", o.hidden,
         ", layers ", o.layers, " and heads ", o.heads, " must all be positive");
+  check_bounds(o);
   if (o.kv_heads == 0) o.kv_heads = o.heads;
   check(o.kv_heads > 0 && o.heads % o.kv_heads == 0, o.heads, " heads cannot share ", o.kv_heads,
         " key-value heads evenly");

@@ -37,7 +37,7 @@ struct GptOptions {
   /// Llama's style: RMSNorm, rotary positions, SwiGLU, no biases, untied tables.
   static GptOptions llama();
 
-  /// Fills in what 0 stands for. Throws Error{config} naming the value that does not fit.
+  /// Fills in what 0 stands for. Throws Error{config} naming the value that does not fit or is too large.
   GptOptions resolved() const;
   std::int64_t padded_vocab() const;
 

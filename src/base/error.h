@@ -50,11 +50,11 @@ void require(bool condition, const Args&... args) {
   if (!condition) [[unlikely]] fail(ErrorKind::usage, args...);
 }
 
-/// The candidate with the smallest edit distance to `word`; empty when `candidates` is empty.
+/// The candidate at the smallest edit_distance() from `word`; empty when none is near.
 template <class Range>
 std::string nearest(std::string_view word, const Range& candidates);
 
-/// Levenshtein distance, ignoring case.
+/// Letters wrong, missing, added or swapped, ignoring case; the largest size_t beyond slips of the pen.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
 template <class Range>

@@ -1,5 +1,6 @@
 #include "cli/estimate_report.h"
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/counted.h"
@@ -46,6 +47,13 @@ std::string rank_table(const EstimateReport& r) {
   return engine::format_table(rows);
 }
 
+/// `bytes` of each of some ranks; of more than a number holds the largest.
+std::uint64_t of_all(std::uint64_t bytes, int ranks) {
+  std::uint64_t product = 0;
+  const bool over = __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(ranks), &product);
+  return over ? std::numeric_limits<std::uint64_t>::max() : product;
+}
+
 /// Sums over the ranks of a machine, whose tiers host and nvme they share, and over all.
 std::string world_table(const EstimateReport& r) {
   if (r.world.ranks == 1) return "";
@@ -56,8 +64,8 @@ std::string world_table(const EstimateReport& r) {
     const std::uint64_t peak = book_of(r.estimate.peaks, t).total_peak;
     if (peak == 0) continue;
     std::vector<std::string> row{std::string(device::name_of(static_cast<Tier>(t))), human_bytes(peak),
-                                 human_bytes(peak * static_cast<std::uint64_t>(r.world.local_ranks))};
-    if (r.world.machines() > 1) row.push_back(human_bytes(peak * static_cast<std::uint64_t>(r.world.ranks)));
+                                 human_bytes(of_all(peak, r.world.local_ranks))};
+    if (r.world.machines() > 1) row.push_back(human_bytes(of_all(peak, r.world.ranks)));
     rows.push_back(std::move(row));
   }
   return cat("\n", engine::format_table(rows));
@@ -127,7 +135,7 @@ std::string json_of(const EstimateReport& r) {
     Json& tier = out["tiers"][std::string(device::name_of(static_cast<Tier>(t)))];
     tier["before_steps"] = by_category(states.current, states.total_current);
     tier["peak"] = by_category(peaks.peak, peaks.total_peak);
-    tier["peak_of_machine"] = peaks.total_peak * static_cast<std::uint64_t>(r.world.local_ranks);
+    tier["peak_of_machine"] = of_all(peaks.total_peak, r.world.local_ranks);
   }
   if (r.machine.on_gpus)
     out["beside_the_books"] = {{"cuda", beside_the_books},

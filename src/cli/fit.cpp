@@ -100,6 +100,26 @@ std::vector<std::pair<std::string, std::uint64_t>> files_of(const config::Config
   return {{parameters.nvme_path, mine}, {optimizer.nvme_path, book.total_peak - mine}};
 }
 
+/// Throws Error{config} for sizes that each are allowed and together are beyond any machine, whose bytes a
+/// number might not hold.
+void require_countable(const models::GptOptions& shape, std::int64_t rows) {
+  constexpr double most_parameters = 1e14, most_activations = 1e15;
+  const auto real = [](std::int64_t number) { return static_cast<double>(number); };
+  if (const double parameters = real(shape.num_parameters()); parameters > most_parameters)
+    fail(ErrorKind::config, "the model has ", engine::human_count(parameters), " parameters, and at most ",
+         engine::human_count(most_parameters),
+         " are supported: lower model.num_layers, model.hidden_size, model.ffn_hidden_size or "
+         "model.vocab_size");
+  const double tokens = real(rows) * real(shape.max_seq);
+  const double per_token = real(shape.layers) * (16 * real(shape.hidden) + 4 * real(shape.ffn_hidden)) +
+                           real(shape.padded_vocab());
+  if (tokens * per_token > most_activations)
+    fail(ErrorKind::config, "a micro-batch of ", rows, " samples of ", shape.max_seq, " tokens makes ",
+         engine::human_count(tokens * per_token), " activations, and at most ",
+         engine::human_count(most_activations),
+         " are supported: lower train_micro_batch_size_per_gpu or model.seq_length");
+}
+
 }  // namespace
 
 Machine this_machine(const config::Config& config) {
@@ -164,6 +184,7 @@ engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabu
                                int rank) {
   const models::GptOptions shape = models::gpt_options(config, vocabulary);
   const std::int64_t rows = config::resolve_batch(config, world.ranks).micro_batch_size;
+  require_countable(shape, rows);
   const auto batch = [rows, seq = shape.max_seq](device::Device& device) {
     return tensor::Batch{{"tokens", tensor::Tensor::empty(device, {rows, seq}, DType::i32)},
                          {"labels", tensor::Tensor::empty(device, {rows, seq}, DType::i32)}};

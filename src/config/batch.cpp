@@ -1,3 +1,5 @@
+#include <initializer_list>
+
 #include "config/config.h"
 #include "config/tables.h"
 
@@ -12,6 +14,22 @@ std::string shown(std::int64_t number) {
   return number > 0 ? std::to_string(number) : "not given";
 }
 
+constexpr std::int64_t limit = std::int64_t{1} << 31;
+
+// The product; of more than any run has, the limit.
+std::int64_t product(std::initializer_list<std::int64_t> numbers) {
+  std::int64_t out = 1;
+  for (const std::int64_t number : numbers) {
+    if (number > 0 && out > limit / number) return limit;
+    out *= number;
+  }
+  return out;
+}
+
+std::string counted(std::int64_t samples) {
+  return samples < limit ? std::to_string(samples) : "2^31 or more";
+}
+
 // The nearest combination that multiplies: keeps the batch near what was asked and the micro-batch as it is.
 std::string suggestion(const Batch& given, const Batch& filled, std::int64_t ranks) {
   const std::int64_t micro =
@@ -20,8 +38,10 @@ std::string suggestion(const Batch& given, const Batch& filled, std::int64_t ran
       given.gradient_accumulation_steps
           ? given.gradient_accumulation_steps
           : std::max<std::int64_t>(1, (filled.train_batch_size + micro * ranks / 2) / (micro * ranks));
-  return cat("set ", tb_key, " to ", micro * accumulate * ranks, " (", mb_key, " ", micro, ", ", gas_key, " ",
-             accumulate, "), or change one of the others");
+  const std::int64_t samples = product({micro, accumulate, ranks});
+  if (samples >= limit) return "lower them";
+  return cat("set ", tb_key, " to ", samples, " (", mb_key, " ", micro, ", ", gas_key, " ", accumulate,
+             "), or change one of the others");
 }
 
 [[noreturn]] void mismatch(const Batch& given, const Batch& filled, std::int64_t ranks) {
@@ -29,8 +49,8 @@ std::string suggestion(const Batch& given, const Batch& filled, std::int64_t ran
        shown(given.micro_batch_size), ", ", gas_key, " ", shown(given.gradient_accumulation_steps), " and ",
        ranks, " data-parallel rank", ranks == 1 ? "" : "s", " do not fit: ", filled.micro_batch_size, " x ",
        filled.gradient_accumulation_steps, " x ", ranks, " = ",
-       filled.micro_batch_size * filled.gradient_accumulation_steps * ranks, " samples per step; ",
-       suggestion(given, filled, ranks));
+       counted(product({filled.micro_batch_size, filled.gradient_accumulation_steps, ranks})),
+       " samples per step; ", suggestion(given, filled, ranks));
 }
 
 Batch infer(const Batch& given, std::int64_t ranks) {
@@ -43,7 +63,7 @@ Batch infer(const Batch& given, std::int64_t ranks) {
     mb = tb / ranks / gas;
   } else if (mb > 0) {
     if (gas == 0) gas = 1;
-    tb = mb * gas * ranks;
+    tb = product({mb, gas, ranks});
   }
   return out;
 }
@@ -76,15 +96,17 @@ Batch resolve_batch(const Config& config, int dp_world) {
   if (given.train_batch_size <= 0 && given.micro_batch_size <= 0)
     fail(ErrorKind::config, "the configuration gives neither ", tb_key, " nor ", mb_key,
          "; give one of them");
-  const std::int64_t limit = std::int64_t{1} << 31;
   for (const std::int64_t number :
        {given.train_batch_size, given.micro_batch_size, given.gradient_accumulation_steps})
     if (number >= limit) fail(ErrorKind::config, "a batch size of ", number, " is beyond 2^31");
   const Batch out = infer(given, dp_world);
+  if (out.train_batch_size >= limit)
+    fail(ErrorKind::config, mb_key, " ", given.micro_batch_size, ", ", gas_key, " ",
+         out.gradient_accumulation_steps, " and ", dp_world, " data-parallel rank", dp_world == 1 ? "" : "s",
+         " make 2^31 samples per step or more; lower them");
   if (out.micro_batch_size <= 0 || out.gradient_accumulation_steps <= 0 ||
       out.train_batch_size / out.micro_batch_size / out.gradient_accumulation_steps != dp_world ||
-      out.train_batch_size % (out.micro_batch_size * dp_world) != 0 ||
-      out.train_batch_size != out.micro_batch_size * out.gradient_accumulation_steps * dp_world)
+      out.train_batch_size != product({out.micro_batch_size, out.gradient_accumulation_steps, dp_world}))
     mismatch(given, out, dp_world);
   return out;
 }

@@ -5,10 +5,21 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/excerpt.h"
+#include "base/utf8.h"
+
 namespace sherd::config {
 namespace {
 
-// A char iterator that counts the lines it has passed, so that SAX events know theirs.
+/// How far a text has been read.
+struct Position {
+  const char* at = nullptr;
+  const char* line_start = nullptr;
+  int line = 1;
+  std::ptrdiff_t column() const { return at - line_start; }  ///< of the last character read, from 1
+};
+
+// A char iterator that says where it is, so that SAX events know theirs.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -16,11 +27,12 @@ class CountingIterator {
   using difference_type = std::ptrdiff_t;
   using pointer = const char*;
   using reference = const char&;
-  CountingIterator(const char* at, int* line) : at_(at), line_(line) {}
+  CountingIterator(const char* at, Position* position) : at_(at), position_(position) {}
   reference operator*() const { return *at_; }
   CountingIterator& operator++() {
-    if (*at_ == '\n') ++*line_;
-    ++at_;
+    const bool ends_line = *at_ == '\n';
+    position_->at = ++at_;
+    if (ends_line) ++position_->line, position_->line_start = at_;
     return *this;
   }
   CountingIterator operator++(int) {
@@ -33,13 +45,13 @@ class CountingIterator {
 
  private:
   const char* at_;
-  int* line_;
+  Position* position_;
 };
 
 // Builds Nodes from nlohmann's SAX events.
 class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
  public:
-  TreeBuilder(std::string file, const int* line) : file_(std::move(file)), line_(line) {}
+  TreeBuilder(std::string file, const Position* position) : file_(std::move(file)), position_(position) {}
   Node root;
 
   bool null() override { return add(make(Node::Kind::null)); }
@@ -75,25 +87,32 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
   bool end_object() override { return open_.pop_back(), true; }
   bool end_array() override { return open_.pop_back(), true; }
   bool key(string_t& name) override {
-    if (const Node* first = open_.back()->find(name))
-      fail(ErrorKind::config, file_, ":", *line_, ": key \"", name, "\" is already given on line ",
-           first->place.line, "; remove one of the two");
+    if (const Node* first = open_.back()->find(name); first && !is_note(name))
+      fail(ErrorKind::config, file_, ":", position_->line, ": key \"", excerpt(name),
+           "\" is already given on line ", first->place.line, "; remove one of the two");
     key_ = name;
-    key_line_ = *line_;
+    key_line_ = position_->line;
     return true;
   }
-  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) override {
-    // nlohmann's text begins "[json.exception.parse_error.101] parse error at line 3, column 5: "
+  bool parse_error(std::size_t, const std::string& token, const nlohmann::detail::exception& error) override {
+    // nlohmann's text begins "[json.exception.parse_error.101] parse error at line 3, column 5: " and quotes
+    // the token.
     std::string what = error.what();
+    if (const auto bracket = what.find("] "); bracket != std::string::npos) what = what.substr(bracket + 2);
     if (const auto colon = what.find(": "); colon != std::string::npos) what = what.substr(colon + 2);
-    fail(ErrorKind::config, file_, ":", *line_, ": not valid JSON: ", what);
+    if (const auto quoted = what.find(token); quoted != std::string::npos)
+      what.replace(quoted, token.size(), excerpt(token, 40));
+    fail(ErrorKind::config, file_, ":", position_->line, ": not valid JSON: ", excerpt(what, 300));
   }
 
  private:
-  Node make(Node::Kind kind) const {
+  Node make(Node::Kind kind) {
+    if (++values_ > most_values)
+      fail(ErrorKind::config, file_, ":", position_->line, ": more than ", most_values,
+           " values, which no configuration needs; is this another file?");
     Node node;
     node.kind = kind;
-    node.place = {file_, in_object() ? key_line_ : *line_};
+    node.place = {file_, in_object() ? key_line_ : position_->line};
     return node;
   }
   bool in_object() const { return !open_.empty() && open_.back()->is(Node::Kind::object); }
@@ -105,11 +124,18 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
   }
   bool add(Node node) { return place_node(std::move(node)), true; }
   // Pointers in open_ stay valid: a container only grows while it is the innermost open one.
-  bool open(Node::Kind kind) { return open_.push_back(place_node(make(kind))), true; }
+  bool open(Node::Kind kind) {
+    if (open_.size() == most_levels)
+      fail(ErrorKind::config, file_, ":", position_->line, ":", position_->column(), ": nested deeper than ",
+           most_levels, " levels, which no configuration needs; is this another file?");
+    open_.push_back(place_node(make(kind)));
+    return true;
+  }
 
   std::string file_, key_;
-  const int* line_;
+  const Position* position_;
   int key_line_ = 0;
+  std::size_t values_ = 0;
   std::vector<Node*> open_;
 };
 
@@ -183,7 +209,7 @@ std::string Node::brief() const {
     case Kind::number:
       return nlohmann::json(number).dump();
     case Kind::string:
-      return text.size() > 60 ? cat('"', text.substr(0, 57), "…\"") : cat('"', text, '"');
+      return cat('"', excerpt(text, 60), '"');
     case Kind::array:
       return items.empty() ? "[]" : "[…]";
     case Kind::object:
@@ -213,11 +239,14 @@ std::string_view name_of(Node::Kind kind) {
 }
 
 Node parse_tree(std::string_view text, const std::string& file) {
+  if (text.size() > most_bytes)
+    fail(ErrorKind::config, file, ": larger than ", most_bytes >> 20,
+         " MiB, which no configuration needs; is this another file?");
   const std::string plain = strip_extras(text);
-  int line = 1;
-  TreeBuilder builder(file, &line);
-  nlohmann::json::sax_parse(CountingIterator(plain.data(), &line),
-                            CountingIterator(plain.data() + plain.size(), &line), &builder);
+  Position position{plain.data(), plain.data()};
+  TreeBuilder builder(file, &position);
+  nlohmann::json::sax_parse(CountingIterator(plain.data(), &position),
+                            CountingIterator(plain.data() + plain.size(), &position), &builder);
   return std::move(builder.root);
 }
 
@@ -228,6 +257,16 @@ bool parse_value(std::string_view text, Node& out) {
   } catch (const Error&) {
     return false;
   }
+}
+
+bool is_note(std::string_view name) {
+  return name.starts_with("_") || name.starts_with("//") || name == "comment";
+}
+
+void drop_notes(Node& node) {
+  std::erase_if(node.members, [](const auto& member) { return is_note(member.first); });
+  for (auto& member : node.members) drop_notes(member.second);
+  for (Node& item : node.items) drop_notes(item);
 }
 
 void merge(Node& base, Node over) {
@@ -249,10 +288,14 @@ void merge(Node& base, Node over) {
 }
 
 void apply_override(Node& root, const std::string& assignment) {
-  const Place place{cat("--set ", assignment), 0};
+  const Place place{cat("--set ", excerpt(assignment)), 0};
   const auto equals = assignment.find('=');
   if (equals == std::string::npos || equals == 0)
     fail(ErrorKind::config, place.str(), ": an override has the form section.key=VALUE");
+  if (invalid_utf8_bytes(assignment) > 0) fail(ErrorKind::config, place.str(), ": not valid UTF-8");
+  if (std::count(assignment.begin(), assignment.begin() + static_cast<std::ptrdiff_t>(equals), '.') >=
+      static_cast<std::ptrdiff_t>(most_levels))
+    fail(ErrorKind::config, place.str(), ": the key path has more than ", most_levels, " parts");
   Node value;
   const std::string text = assignment.substr(equals + 1);
   if (!parse_value(text, value)) {

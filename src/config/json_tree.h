@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -40,12 +41,21 @@ struct Node {
 /// "null", "a boolean", "an integer", …
 std::string_view name_of(Node::Kind kind);
 
-/// Parses one JSON text; comments and trailing commas are allowed, a key given twice in an object is not.
-/// Throws Error{config} with file and line.
+/// What a configuration may be at most: far more than any needs, and little enough to read in a moment.
+inline constexpr std::size_t most_bytes = std::size_t{16} << 20, most_values = 20'000, most_levels = 64;
+
+/// Parses one JSON text; comments and trailing commas are allowed, a key given twice in an object is not, but
+/// for notes. Throws Error{config} with file and line, also for one that is larger or deeper than the bounds
+/// above.
 Node parse_tree(std::string_view text, const std::string& file);
 
 /// Parses one JSON value without an enclosing file; false when `text` is not JSON.
 bool parse_value(std::string_view text, Node& out);
+
+/// Whether a key is a note to readers, without effect: "_…", "//…" and "comment".
+bool is_note(std::string_view name);
+/// Removes the notes from an object and all below.
+void drop_notes(Node& node);
 
 /// Lays `over` on `base`: objects merge key by key, anything else is replaced. Where `over` brings another
 /// "type" and "params" of its own, those replace the old ones whole, since parameters belong to their type.

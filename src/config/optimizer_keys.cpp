@@ -78,7 +78,7 @@ OptimizerType read_type(const Value& section) {
   const Value value{*type, join(section.path, "type"), section.context};
   const std::vector<std::string> names = {"Adam", "AdamW", "SGD"};
   for (const std::string& name : foreign_types)
-    if (value.text().size() == name.size() && edit_distance(value.text(), name) == 0)
+    if (edit_distance(value.text(), name) == 0)
       value.error(type->brief(), " is not in this build; use one of ", supported);
   return static_cast<OptimizerType>(value.choice(names));
 }

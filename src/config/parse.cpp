@@ -1,23 +1,32 @@
+#include <array>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <tuple>
 
+#include "base/excerpt.h"
 #include "config/tables.h"
 
 namespace sherd::config {
 namespace {
 
-Node read_tree(const std::string& path) {
-  if (std::filesystem::is_directory(path))
-    fail(ErrorKind::io, "cannot read the configuration ", path, ": it is a folder; name a file");
+/// The file's content, of a larger one a little more than a configuration may have.
+std::string read_text(const std::string& path) {
+  const std::string what = cat("cannot read the configuration ", excerpt(path, 300));
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored))
+    fail(ErrorKind::io, what, ": it is a folder; name a file");
   std::ifstream in(path, std::ios::binary);
-  if (!in)
-    fail(ErrorKind::io, "cannot read the configuration ", path, "; check the path and its permissions");
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (in.bad()) fail(ErrorKind::io, "cannot read the configuration ", path, " to its end");
-  Node tree = parse_tree(text.str(), path);
+  if (!in) fail(ErrorKind::io, what, "; check the path and its permissions");
+  std::string text;
+  std::array<char, 1 << 16> part;
+  while (text.size() <= most_bytes && in.read(part.data(), part.size()).gcount() > 0)
+    text.append(part.data(), static_cast<std::size_t>(in.gcount()));
+  if (in.bad()) fail(ErrorKind::io, what, " to its end");
+  return text;
+}
+
+Node read_tree(const std::string& path) {
+  Node tree = parse_tree(read_text(path), path);
   if (!tree.is(Node::Kind::object))
     fail(ErrorKind::config, path, ": must hold a JSON object with sections, not ", tree.brief());
   return tree;
@@ -59,6 +68,7 @@ void note_idle_keys(const Config& config, const Given& given, Context& context) 
 
 Config read_config(Node tree, const std::vector<std::string>& overrides) {
   for (const std::string& assignment : overrides) apply_override(tree, assignment);
+  drop_notes(tree);
   Config config;
   Context context;
   context.attempt([&] {

@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/excerpt.h"
+
 namespace sherd::config {
 namespace {
 
+constexpr std::size_t most_problems = 30;  // that are told
+
 bool same_word(std::string_view a, std::string_view b) {
-  return a.size() == b.size() && edit_distance(a, b) == 0;
+  return edit_distance(a, b) == 0;
 }
 
 std::string list_of(const std::vector<std::string>& names) {
@@ -16,11 +20,78 @@ std::string list_of(const std::vector<std::string>& names) {
   return out;
 }
 
-// Other sections that know a key of this name: a key in the wrong place is as common as a misspelt one.
-std::string homes_of(const std::string& name) {
-  for (const KeyInfo& key : known_keys())
-    if (key.path.size() > name.size() && key.path.ends_with("." + name)) return key.path;
-  return {};
+/// A known key, or a section, as a file has it: "optimizer.params.lr" for what is listed as
+/// "optimizer[Adam].params.lr".
+struct Home {
+  std::string path, type;
+  Effect effect;
+  std::string reason;  ///< of a refused key
+
+  explicit Home(const KeyInfo& listed) : path(listed.path), effect(listed.effect), reason(listed.reason) {
+    const auto open = path.find('['), close = path.find(']');
+    if (open == std::string::npos) return;
+    type = path.substr(open + 1, close - open - 1);
+    path.erase(open, close - open + 1);
+  }
+};
+
+/// Where the part `name` of a dotted path ends; npos where it has none.
+std::size_t end_of_part(const std::string& path, const std::string& name) {
+  const auto found = ("." + path + ".").find("." + name + ".");
+  return found == std::string::npos ? found : found + name.size();
+}
+
+/// Whether `path` is "….last" and one of its parts begins with `first`.
+bool is_about(const std::string& path, const std::string& first, const std::string& last) {
+  return path.ends_with("." + last) && ("." + path).find("." + first) != std::string::npos;
+}
+
+/// The first home of which `matches(home)` holds, those that are not refused first. It may change the home.
+template <class Matches>
+std::optional<Home> find_home(const Matches& matches) {
+  const std::vector<KeyInfo> keys = known_keys();
+  for (const bool refused : {false, true})
+    for (const KeyInfo& key : keys)
+      if (Home home(key); (key.effect == Effect::refused) == refused && matches(home)) return home;
+  return std::nullopt;
+}
+
+/// What `name` is meant for elsewhere: a key or a section of the same name, since one in the wrong place is
+/// as common as a misspelt one; or for zero_stage, zero_optimization.stage.
+std::optional<Home> home_of(const std::string& name) {
+  const auto has_name = [&](Home& home) {
+    const auto end = end_of_part(home.path, name);
+    if (end == std::string::npos) return false;
+    home.path.resize(end);
+    return true;
+  };
+  if (const auto same = find_home(has_name)) return same;
+  constexpr std::size_t shortest = 2;
+  for (auto cut = name.rfind('_'); cut != std::string::npos && cut >= shortest;
+       cut = name.rfind('_', cut - 1)) {
+    const std::string first = name.substr(0, cut), last = name.substr(cut + 1);
+    const auto about = find_home([&](const Home& home) { return is_about(home.path, first, last); });
+    if (about && !last.empty()) return about;
+  }
+  return std::nullopt;
+}
+
+/// What to do about a key that a section does not know.
+std::string advice(const Value& section, const std::string& name, const std::vector<std::string>& known) {
+  constexpr std::size_t longest = 100, most_listed = 24;
+  if (known.empty()) return "this section takes no keys";
+  if (const std::string close = nearest(name, known); !close.empty())
+    return cat("did you mean \"", close, "\"?");
+  if (name.size() <= longest)
+    if (const auto home = home_of(name)) {
+      if (home->path == join(section.path, name)) return cat("it belongs to the type ", home->type);
+      if (home->effect == Effect::refused)
+        return cat("it is refused also as \"", home->path, "\": ", home->reason);
+      const bool top = home->path.find('.') == std::string::npos;
+      return cat("did you mean \"", home->path, top ? "\" at the top level?" : "\"?");
+    }
+  if (known.size() <= most_listed) return cat("this section knows ", list_of(known));
+  return "no key of this section is like it; remove it, or put \"_\" in front if it is a note";
 }
 
 std::string range_of(double min, double max, bool open_min) {
@@ -43,12 +114,11 @@ void Context::attempt(const std::function<void()>& read) {
 }
 
 void Context::raise() const {
-  constexpr std::size_t most = 30;
   if (problems.empty()) return;
   if (problems.size() == 1) fail(ErrorKind::config, problems.front());
   std::string all;
-  for (std::size_t i = 0; i < std::min(most, problems.size()); ++i) all += "\n" + problems[i];
-  if (problems.size() > most) all += cat("\nand ", problems.size() - most, " more");
+  for (std::size_t i = 0; i < std::min(most_problems, problems.size()); ++i) all += "\n" + problems[i];
+  if (problems.size() > most_problems) all += cat("\nand ", problems.size() - most_problems, " more");
   fail(ErrorKind::config, "the configuration has ", problems.size(), " problems:", all);
 }
 
@@ -60,6 +130,8 @@ void Value::expect(Node::Kind kind) const {
 }
 
 bool Value::boolean() const {
+  if (node.is_text("true") || node.is_text("false"))
+    error("must be ", node.text, " without quotes, not ", node.brief());
   if (!node.is(Node::Kind::boolean)) error("must be true or false, not ", node.brief());
   return node.boolean;
 }
@@ -86,7 +158,10 @@ double Value::real(double min, double max, bool open_min) const {
 }
 
 const std::string& Value::text() const {
+  constexpr std::size_t longest = 4096;  // as the system's paths
   if (!node.is(Node::Kind::string)) error("must be a string, not ", node.brief());
+  if (node.text.size() > longest)
+    error("must be a string of at most ", longest, " bytes, not ", node.brief());
   return node.text;
 }
 
@@ -96,26 +171,16 @@ std::size_t Value::choice(const std::vector<std::string>& names, const Synonyms&
     if (same_word(word, names[i])) return i;
   const auto known = std::find_if(meant.begin(), meant.end(),
                                   [&](const auto& entry) { return same_word(word, entry.first); });
-  error(node.brief(), " is none of ", list_of(names), "; did you mean \"",
-        known != meant.end() ? known->second : nearest(word, names), "\"?");
+  const std::string close = known != meant.end() ? known->second : nearest(word, names);
+  error(node.brief(), " is none of ", list_of(names),
+        close.empty() ? std::string() : cat("; did you mean \"", close, "\"?"));
 }
 
 void unknown_key(const Value& section, const std::string& name, const Node& value,
                  const std::vector<std::string>& known) {
-  const std::string path = join(section.path, name), close = nearest(name, known);
-  const std::size_t distance = edit_distance(name, close);
-  std::string hint =
-      known.empty() ? std::string("this section takes no keys") : cat("did you mean \"", close, "\"?");
-  if (distance > std::max<std::size_t>(2, name.size() / 3)) {
-    const std::string home = homes_of(name);
-    if (!home.empty())
-      hint = cat("did you mean \"", home, "\"?");
-    else if (!known.empty() && known.size() <= 24)
-      hint = cat("the nearest is \"", close, "\"; this section knows ", list_of(known));
-    else if (!known.empty() && distance + 1 >= std::max(name.size(), close.size()))
-      hint = "no key of this section is like it";
-  }
-  fail(ErrorKind::config, value.place.str(), ": unknown key \"", path, "\"; ", hint);
+  const bool told = section.context.problems.size() < most_problems;
+  fail(ErrorKind::config, value.place.str(), ": unknown key \"", join(section.path, excerpt(name)), "\"; ",
+       told ? advice(section, name, known) : "");
 }
 
 void given_twice(const Value& value, const std::string& other) {
@@ -125,8 +190,10 @@ void given_twice(const Value& value, const std::string& other) {
 bool handle_auto(Auto rule, const Value& value) {
   if (rule == Auto::is_a_value || !value.node.is_text("auto")) return false;
   if (rule == Auto::needs_caller)
-    value.error("\"auto\" is what transformers' Trainer fills in from its own arguments, of which Sherd knows nothing; give a "
-                "value here or with --set ", value.path, "=VALUE");
+    value.error(
+        "\"auto\" is for transformers' Trainer to fill in from its own arguments; give a value here or with "
+        "--set ",
+        value.path, "=VALUE");
   value.note("\"auto\" takes the default");
   return true;
 }

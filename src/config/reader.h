@@ -59,8 +59,8 @@ struct Value {
   /// Finite, in [min, max]; with `open_min`, above min.
   double real(double min = -infinity, double max = infinity, bool open_min = false) const;
   const std::string& text() const;
-  /// The index of the string in `names`, case ignored; else an error with the nearest one, or what `meant`
-  /// has for it.
+  /// The index of the string in `names`, case ignored; else an error with what `meant` has for it, or the
+  /// nearest one where one is near.
   std::size_t choice(const std::vector<std::string>& names, const Synonyms& meant = {}) const;
 };
 

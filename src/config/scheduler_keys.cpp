@@ -5,6 +5,7 @@ namespace {
 
 const std::vector<std::string> type_names = {"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR",
                                              "WarmupCosineLR"};
+constexpr const char* supported = "LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR and WarmupCosineLR";
 enum class Type { range_test, one_cycle, warmup, warmup_decay, warmup_cosine };
 
 const std::vector<std::string> foreign_types = {"StepLR",
@@ -141,13 +142,11 @@ WarmupCosine read_cosine(const Value& section) {
 
 Type read_type(const Value& section) {
   const Node* type = section.node.find("type");
-  if (!type)
-    section.error("needs a \"type\": one of LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR, WarmupCosineLR");
+  if (!type) section.error("needs a \"type\"; this build has ", supported);
   const Value value{*type, join(section.path, "type"), section.context};
   for (const std::string& name : foreign_types)
     if (value.text() == name)
-      value.error(type->brief(), " is PyTorch's and not in this build; the nearest is \"",
-                  nearest(name, type_names), "\"");
+      value.error(type->brief(), " is PyTorch's and not in this build, which has ", supported);
   return static_cast<Type>(value.choice(type_names));
 }
 

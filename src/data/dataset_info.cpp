@@ -8,6 +8,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "data/indexed_dataset.h"
 
 namespace sherd::data {
@@ -107,7 +108,8 @@ std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
     info.unigram_entropy = json.at("unigram_entropy_nats").get<double>();
     return info;
   } catch (const nlohmann::json::exception& error) {
-    fail(ErrorKind::data, "'", path.string(), "' is damaged (", error.what(), "); run 'sherd prepare' again");
+    fail(ErrorKind::data, "'", path.string(), "' is damaged (", excerpt(error.what(), 300),
+         "); run 'sherd prepare' again");
   }
 }
 

@@ -9,9 +9,9 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/random.h"
+#include "base/utf8.h"
 #include "data/dataset_builder.h"
 #include "data/tokenizer.h"
-#include "data/utf8.h"
 
 namespace sherd::data {
 namespace {

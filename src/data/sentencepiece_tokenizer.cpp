@@ -10,8 +10,8 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "data/tokenizer.h"
-#include "data/utf8.h"
 
 namespace sherd::data {
 namespace {

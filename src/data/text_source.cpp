@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/excerpt.h"
 
 namespace sherd::data {
 namespace fs = std::filesystem;
@@ -68,8 +69,9 @@ DocumentRule parse_document_rule(const std::string& name) {
   const std::array<std::string, 3> names{"blank", "line", "file"};
   for (std::size_t i = 0; i < names.size(); ++i)
     if (name == names[i]) return static_cast<DocumentRule>(i);
-  fail(ErrorKind::config, "there is no document rule '", name, "'; give blank, line or file (did you mean '",
-       nearest(name, names), "'?)");
+  const std::string close = nearest(name, names);
+  fail(ErrorKind::config, "there is no document rule '", excerpt(name), "'; give blank, line or file",
+       close.empty() ? std::string() : cat(" (did you mean '", close, "'?)"));
 }
 
 std::vector<InputFile> find_inputs(const std::vector<std::string>& inputs) {

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "base/error.h"
+#include "base/excerpt.h"
 
 namespace sherd::data {
 namespace {
@@ -53,13 +54,13 @@ std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec) {
   if (spec == "byte") return make_byte_tokenizer();
   if (spec.starts_with(spm_prefix)) return load_sentencepiece(spec.substr(spm_prefix.size()));
   if (spec.starts_with(train_prefix))
-    fail(ErrorKind::config, "tokenizer '", spec,
+    fail(ErrorKind::config, "tokenizer '", excerpt(spec),
          "' must be trained first; 'sherd prepare' does so and stores it as ",
          "PREFIX.model, to be named here as spm:PREFIX.model");
   const std::string close =
       nearest(spec.substr(0, spec.find(':')), std::array<std::string, 2>{"byte", "spm"});
-  fail(ErrorKind::config, "there is no tokenizer '", spec, "'; give byte or spm:MODEL (did you mean '", close,
-       close == "spm" ? ":MODEL" : "", "'?)");
+  fail(ErrorKind::config, "there is no tokenizer '", excerpt(spec), "'; give byte or spm:MODEL",
+       close.empty() ? std::string() : cat(" (did you mean '", close, close == "spm" ? ":MODEL" : "", "'?)"));
 }
 
 bool parse_train_spec(const std::string& spec, TrainTokenizer& request) {
@@ -70,13 +71,13 @@ bool parse_train_spec(const std::string& spec, TrainTokenizer& request) {
   std::int64_t vocab = 0;
   const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), vocab);
   if (error != std::errc() || end != number.data() + number.size())
-    fail(ErrorKind::config, "tokenizer '", spec, "': '", number,
+    fail(ErrorKind::config, "tokenizer '", excerpt(spec), "': '", excerpt(number),
          "' is no vocabulary size; give spm-train:8000, say");
   if (vocab < 300 || vocab > 1'000'000)
-    fail(ErrorKind::config, "tokenizer '", spec,
+    fail(ErrorKind::config, "tokenizer '", excerpt(spec),
          "': the vocabulary must have 300 to 1000000 ids (256 of them are ", "bytes)");
   if (algorithm != "unigram" && algorithm != "bpe")
-    fail(ErrorKind::config, "tokenizer '", spec, "': there is no algorithm '", algorithm,
+    fail(ErrorKind::config, "tokenizer '", excerpt(spec), "': there is no algorithm '", excerpt(algorithm),
          "'; give unigram or bpe");
   request.vocab_size = vocab;
   request.bpe = algorithm == "bpe";

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "engine/check_json.h"
 #include "engine/safetensors.h"
 #include "engine/safetensors_types.h"
@@ -239,8 +240,11 @@ const SafetensorsEntry& SafetensorsFile::at(std::string_view name) const {
   if (const SafetensorsEntry* entry = find(name)) return *entry;
   std::vector<std::string> names;
   for (const SafetensorsEntry& entry : entries()) names.push_back(entry.name);
-  fail(ErrorKind::data, "'", path().string(), "' has no tensor '", name, "'",
-       names.empty() ? "; it is empty" : cat("; the nearest name there is '", nearest(name, names), "'"));
+  const std::string close = nearest(name, names);
+  fail(ErrorKind::data, "'", path().string(), "' has no tensor '", excerpt(name), "'",
+       names.empty()   ? "; it is empty"
+       : close.empty() ? cat("; none of its ", names.size(), " names is like it")
+                       : cat("; the nearest name there is '", excerpt(close), "'"));
 }
 
 void SafetensorsFile::read_bytes(const SafetensorsEntry& entry, std::uint64_t first,

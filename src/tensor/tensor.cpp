@@ -12,8 +12,11 @@ Shape::Shape(std::span<const std::int64_t> dims) : rank_(static_cast<int>(dims.s
 }
 
 std::int64_t Shape::numel() const {
+  constexpr std::int64_t most = std::int64_t{1} << 59;  // whose bytes a number holds in every dtype
   std::int64_t product = 1;
-  for (const std::int64_t dim : dims()) product *= dim;
+  for (const std::int64_t dim : dims())
+    require(!__builtin_mul_overflow(product, dim, &product) && product <= most, "a tensor of ", str(),
+            " has more elements than there can be, 2^59");
   return product;
 }
 

@@ -65,6 +65,19 @@ TEST(ResolveBatch, SuggestionsDoMultiply) {
       }
 }
 
+TEST(ResolveBatch, SizesBeyondAnyRunDoNotOverflow) {
+  constexpr std::int64_t large = (std::int64_t{1} << 31) - 1;
+  EXPECT_EQ(mistake(batch(0, large, large), 1 << 20),
+            "train_micro_batch_size_per_gpu 2147483647, gradient_accumulation_steps 2147483647 and 1048576 "
+            "data-parallel "
+            "ranks make 2^31 samples per step or more; lower them");
+  EXPECT_EQ(mistake(batch(5, large, large), 3),
+            "train_batch_size 5, train_micro_batch_size_per_gpu 2147483647, gradient_accumulation_steps "
+            "2147483647 and 3 "
+            "data-parallel ranks do not fit: 2147483647 x 2147483647 x 3 = 2^31 or more samples per step; "
+            "lower them");
+}
+
 TEST(ResolveBatch, NeedsASize) {
   const std::string message = mistake(batch(0, 0, 4), 1);
   EXPECT_EQ(

@@ -38,14 +38,45 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:2: unknown key \"gradient_cliping\"; did you mean \"gradient_clipping\"?"},
         Mistake{"{\"zero_optimization\": {\n\"stage\": 3,\n\"overlap_com\": true}}",
                 "run.json:3: unknown key \"zero_optimization.overlap_com\"; did you mean \"overlap_comm\"?"},
-        Mistake{"{\"lr\": 0.1}",
-                "run.json:1: unknown key \"lr\"; did you mean \"optimizer[Adam].params.lr\"?"},
-        Mistake{
-            "{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"learning_rate\": 1}}}",
-            "run.json:1: unknown key \"optimizer.params.learning_rate\"; the nearest is \"amsgrad\"; this "
-            "section knows lr, weight_decay, max_grad_norm, maximize, foreach, fused, capturable, "
-            "differentiable, "
-            "betas, eps, bias_correction, adam_w_mode, torch_adam, amsgrad, fp32_optimizer_states"},
+        Mistake{"{\"lr\": 0.1}", "run.json:1: unknown key \"lr\"; did you mean \"optimizer.params.lr\"?"},
+        Mistake{"{\"training\": {\"lr\": 0.1}}",
+                "run.json:1: unknown key \"training.lr\"; did you mean \"optimizer.params.lr\"?"},
+        Mistake{"{\"zero_stage\": 3}",
+                "run.json:1: unknown key \"zero_stage\"; did you mean \"zero_optimization.stage\"?"},
+        Mistake{"{\"bf16_enabled\": true}",
+                "run.json:1: unknown key \"bf16_enabled\"; did you mean \"bf16.enabled\"?"},
+        Mistake{"{\"offload_optimizer_device\": \"cpu\"}",
+                "run.json:1: unknown key \"offload_optimizer_device\"; did you mean "
+                "\"zero_optimization.offload_optimizer.device\"?"},
+        Mistake{"{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"momentum\": 0.9}}}",
+                "run.json:1: unknown key \"optimizer.params.momentum\"; it belongs to the type SGD"},
+        Mistake{"{\"offload_optimizer\": {\"device\": \"cpu\"}}",
+                "run.json:1: unknown key \"offload_optimizer\"; did you mean "
+                "\"zero_optimization.offload_optimizer\"?"},
+        Mistake{"{\"training\": {\"gradient_clipping\": 1}}",
+                "run.json:1: unknown key \"training.gradient_clipping\"; did you mean \"gradient_clipping\" "
+                "at the top "
+                "level?"},
+        Mistake{"{\"max_grad_norm\": 1}",
+                "run.json:1: unknown key \"max_grad_norm\"; it is refused also as "
+                "\"optimizer.params.max_grad_norm\": "
+                "clip with the top-level key \"gradient_clipping\""},
+        Mistake{"{\"eval_batch_size\": 1}",
+                "run.json:1: unknown key \"eval_batch_size\"; no key of this section is like it; remove it, "
+                "or put \"_\" "
+                "in front if it is a note"},
+        Mistake{"{\"zero_force_ds_cpu_optimization\": true}",
+                "run.json:1: unknown key \"zero_force_ds_cpu_optimization\"; did you mean "
+                "\"zero_force_ds_cpu_optimizer\"?"},
+        Mistake{"{\"frobnicate\": 1}",
+                "run.json:1: unknown key \"frobnicate\"; no key of this section is like it; remove it, or "
+                "put \"_\" in "
+                "front if it is a note"},
+        Mistake{"{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"learning_rate\": 1}}}",
+                "run.json:1: unknown key \"optimizer.params.learning_rate\"; this "
+                "section knows lr, weight_decay, max_grad_norm, maximize, foreach, fused, capturable, "
+                "differentiable, "
+                "betas, eps, bias_correction, adam_w_mode, torch_adam, amsgrad, fp32_optimizer_states"},
         Mistake{"{\"tensorboard\": {\"enabld\": true}}",
                 "run.json:1: unknown key \"tensorboard.enabld\"; did you mean \"enabled\"?"},
         Mistake{"{\"zero_optimization\": {\"offload_optimizer\": {\"buffer_size\": 5}}}",
@@ -72,6 +103,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: train_batch_size: must be an integer >= 1, not \"64\""},
         Mistake{"{\"fp16\": {\"enabled\": \"yes\"}}",
                 "run.json:1: fp16.enabled: must be true or false, not \"yes\""},
+        Mistake{"{\"fp16\": {\"enabled\": \"true\"}}",
+                "run.json:1: fp16.enabled: must be true without quotes, not \"true\""},
         Mistake{"{\"fp16\": {\"loss_scale\": -2}}",
                 "run.json:1: fp16.loss_scale: must be a number >= 0, not -2"},
         Mistake{"{\"fp16\": {\"enabled\": true},\n\"bf16\": {\"enabled\": true}}",
@@ -79,8 +112,7 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"{\"fp16\": true}", "run.json:1: fp16: must be a section, not true"},
         Mistake{"[1]", "run.json:1: the file must hold a section, not […]"},
         Mistake{"{\"communication_data_type\": \"fp8\"}",
-                "run.json:1: communication_data_type: \"fp8\" is none of fp32, fp16, bf16; did you mean "
-                "\"fp32\"?"},
+                "run.json:1: communication_data_type: \"fp8\" is none of fp32, fp16, bf16"},
         Mistake{"{\"bf16\": {\"enabled\": true}, \"data_types\": {\"grad_accum_dtype\": \"fp16\"}}",
                 "run.json:1: data_types.grad_accum_dtype: \"fp16\" does not go with a model in bf16; use "
                 "\"fp32\" or "
@@ -116,16 +148,18 @@ INSTANTIATE_TEST_SUITE_P(
                 "[…]"},
         Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"betas\": [0.9, 1]}}}",
                 "run.json:1: optimizer.params.betas[1]: must be below 1"},
-        Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": \"auto\"}}}",
-                "run.json:1: optimizer.params.lr: \"auto\" is what transformers' Trainer fills in from its own "
-                "arguments, of which Sherd knows nothing; give a value here or with "
-                "--set optimizer.params.lr=VALUE"},
+        Mistake{
+            "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": \"auto\"}}}",
+            "run.json:1: optimizer.params.lr: \"auto\" is for transformers' Trainer to fill in from its own "
+            "arguments; give a value here or with "
+            "--set optimizer.params.lr=VALUE"},
         Mistake{
             "{\"optimizer\": {\"type\": \"SGD\", \"params\": {\"nesterov\": true}}}",
             "run.json:1: optimizer: nesterov needs a momentum above 0; set params.momentum or drop nesterov"},
         Mistake{"{\"scheduler\": {\"type\": \"StepLR\"}}",
-                "run.json:1: scheduler.type: \"StepLR\" is PyTorch's and not in this build; the nearest is "
-                "\"WarmupLR\""},
+                "run.json:1: scheduler.type: \"StepLR\" is PyTorch's and not in this build, which has "
+                "LRRangeTest, "
+                "OneCycle, WarmupLR, WarmupDecayLR and WarmupCosineLR"},
         Mistake{"{\"scheduler\": {\"type\": \"WarmupDecayLR\", \"params\": {}}}",
                 "run.json:1: scheduler: needs \"params.total_num_steps\""},
         Mistake{"{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_num_steps\": 0}}}",
@@ -219,11 +253,9 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: aio.use_gds: Sherd does not support true here: it needs CUDA's GPUDirect "
                 "Storage"},
         Mistake{R"({"aio": {"backend": "libaio"}})",
-                "run.json:1: aio.backend: \"libaio\" is none of auto, io_uring, threads; did you mean "
-                "\"auto\"?"},
+                "run.json:1: aio.backend: \"libaio\" is none of auto, io_uring, threads"},
         Mistake{R"({"training": {"moments_dtype": "fp16"}})",
-                "run.json:1: training.moments_dtype: \"fp16\" is none of fp32, bf16; did you mean "
-                "\"fp32\"?"},
+                "run.json:1: training.moments_dtype: \"fp16\" is none of fp32, bf16"},
         Mistake{R"({"bf16": {"enabled": true, "bf16_optimizer_states": true}})",
                 "run.json:1: bf16.bf16_optimizer_states: Sherd does not support true here: give "
                 "training.moments_dtype \"bf16\" instead; masters stay fp32"}));
@@ -255,15 +287,17 @@ INSTANTIATE_TEST_SUITE_P(
                 "\"full\"?"}));
 
 TEST(Problems, AreAllToldAtOnceInFileOrder) {
-  EXPECT_EQ(error_of("{\"gradient_cliping\": 1,\n"
-                     " \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": \"auto\", \"eps\": -1}},\n"
-                     " \"zero_optimization\": {\"stage\": 3, \"ovelap_comm\": true},\n \"steps_per_print\": 10}"),
-            "the configuration has 4 problems:\n"
-            "run.json:1: unknown key \"gradient_cliping\"; did you mean \"gradient_clipping\"?\n"
-            "run.json:2: optimizer.params.lr: \"auto\" is what transformers' Trainer fills in from its own arguments, of "
-            "which Sherd knows nothing; give a value here or with --set optimizer.params.lr=VALUE\n"
-            "run.json:2: optimizer.params.eps: must be a number >= 0, not -1\n"
-            "run.json:3: unknown key \"zero_optimization.ovelap_comm\"; did you mean \"overlap_comm\"?");
+  EXPECT_EQ(
+      error_of("{\"gradient_cliping\": 1,\n"
+               " \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": \"auto\", \"eps\": -1}},\n"
+               " \"zero_optimization\": {\"stage\": 3, \"ovelap_comm\": true},\n \"steps_per_print\": 10}"),
+      "the configuration has 4 problems:\n"
+      "run.json:1: unknown key \"gradient_cliping\"; did you mean \"gradient_clipping\"?\n"
+      "run.json:2: optimizer.params.lr: \"auto\" is for transformers' Trainer to fill in from its own "
+      "arguments; "
+      "give a value here or with --set optimizer.params.lr=VALUE\n"
+      "run.json:2: optimizer.params.eps: must be a number >= 0, not -1\n"
+      "run.json:3: unknown key \"zero_optimization.ovelap_comm\"; did you mean \"overlap_comm\"?");
 }
 
 TEST(Problems, ABatchSizeLeftToNobodyIsToldWithTheOthers) {

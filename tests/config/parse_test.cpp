@@ -161,6 +161,22 @@ TEST(Parse, MemorySizesTakeUnits) {
   EXPECT_EQ(limit("\"1.5 GB\""), 1'500'000'000u);
 }
 
+TEST(Parse, NotesToReadersAreLeftOut) {
+  const Config plain =
+      parse_text(R"({"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+                                      "amp": {"enabled": false}, "compression_training": {}})");
+  const Config noted =
+      parse_text(R"({"_comment": "by hand", "comment": ["a", "list"], "//": "one", "//": "and another",
+      "zero_optimization": {"_why": {"memory": "is short"}, "stage": 2, "// stage": 3},
+      "optimizer": {"comment": null, "type": "AdamW", "params": {"_lr_before": 0.3, "lr": 0.1}},
+      "amp": {"_": 1, "enabled": false}, "compression_training": {"_": {}}})",
+                 "run.json", {"_x.y=1", "training.comment=hello"});
+  EXPECT_TRUE(noted == plain);
+  EXPECT_EQ(noted.notes, plain.notes);
+  EXPECT_NE(error_of(R"({"comments": 1})"), "");
+  EXPECT_NE(error_of(R"({"stage_": 1})"), "");
+}
+
 TEST(ParseFiles, LaterFilesAddAndOverride) {
   testing::TempFolder folder;
   const auto write = [&](const char* name, const char* text) {

@@ -152,6 +152,24 @@ TEST_F(GptTest, PaddingOfTheVocabularyTakesNoPart) {
   }
 }
 
+TEST(GptOptions, HasBoundsThatItNames) {
+  const auto refused = [](const std::string& part, void (*change)(GptOptions&)) {
+    GptOptions options;
+    change(options);
+    testing::expect_error(ErrorKind::config, part, [&] { static_cast<void>(options.resolved()); });
+  };
+  refused("layers 1000000 is beyond 2048", [](GptOptions& o) { o.layers = 1'000'000; });
+  refused("hidden 9223372036854775807 is beyond", [](GptOptions& o) { o.hidden = INT64_MAX; });
+  refused("vocab_size 9223372036854775807 is beyond", [](GptOptions& o) { o.vocab_size = INT64_MAX; });
+  refused("vocab_multiple 9223372036854775807 is beyond",
+          [](GptOptions& o) { o.vocab_multiple = INT64_MAX; });
+  refused("max_seq 9223372036854775807 is beyond", [](GptOptions& o) { o.max_seq = INT64_MAX; });
+  refused("ffn_hidden 9223372036854775807 is beyond", [](GptOptions& o) { o.ffn_hidden = INT64_MAX; });
+  refused("head_dim 9223372036854775807 is beyond", [](GptOptions& o) { o.head_dim = INT64_MAX; });
+  refused("heads x head_dim 68719476736 is beyond",
+          [](GptOptions& o) { o.heads = 1 << 16, o.head_dim = 1 << 20; });
+}
+
 TEST_F(GptTest, TheFutureDoesNotReachThePast) {
   for (const GptOptions& o : {test::tiny_gpt2(), test::tiny_llama()}) {
     Gpt model(o);

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace sherd::data {
+namespace sherd {
 
 /// Bytes of the UTF-8 character at the front of `text`, or 0 when it begins with none (a stray or truncated
 /// sequence, an overlong form, a surrogate, a value beyond U+10FFFF). `text` is not empty.
@@ -36,4 +36,4 @@ inline std::size_t invalid_utf8_bytes(std::string_view text) {
   return invalid;
 }
 
-}  // namespace sherd::data
+}  // namespace sherd

@@ -7,7 +7,9 @@
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <ctime>
 #include <mutex>
 
 namespace sherd::cli {
@@ -18,14 +20,33 @@ constexpr std::array<int, 3> stopping{SIGINT, SIGTERM, SIGHUP};
 // Signals have no owner but the process: variables that belong to no object.
 std::atomic<int> came{0};
 std::atomic<const char*> told{""};
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<const char*>::is_always_lock_free);
+std::array<std::atomic<std::int64_t>, stopping.size()> first_came{};  // by kind, in milliseconds; 0: not yet
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<const char*>::is_always_lock_free &&
+              std::atomic<std::int64_t>::is_always_lock_free);
+
+/// A terminal and a launcher may both deliver what was asked for once.
+constexpr std::int64_t one_request_ms = 1000;
+
+std::int64_t now_ms() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);  // which signal handlers may call, unlike std::chrono's by its word
+  return static_cast<std::int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000 + 1;
+}
 
 extern "C" void on_stop_signal(int signal) {
   const int error = errno;  // of whatever was interrupted
-  came = signal;
-  const char* message = told;
-  [[maybe_unused]] const ssize_t ignored = ::write(STDERR_FILENO, message, std::strlen(message));
-  std::signal(signal, SIG_DFL);
+  std::size_t kind = 0;
+  while (stopping[kind] != signal) ++kind;
+  const std::int64_t now = now_ms(), first = first_came[kind];
+  if (first == 0) {
+    first_came[kind] = now;
+    came = signal;
+    const char* message = told;
+    [[maybe_unused]] const ssize_t ignored = ::write(STDERR_FILENO, message, std::strlen(message));
+  } else if (now - first >= one_request_ms) {
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+  }
   errno = error;
 }
 
@@ -39,6 +60,7 @@ StopSignals::StopSignals(const char* message) {
   const std::lock_guard lock(mutex);
   if (living++ > 0) return;
   came = 0;
+  for (auto& first : first_came) first = 0;
   told = message;
   for (std::size_t i = 0; i < stopping.size(); ++i) {
     ::sigaction(stopping[i], nullptr, &before[i]);

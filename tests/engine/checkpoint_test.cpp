@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -132,6 +133,7 @@ TEST(CheckpointFaults, AFolderThatAnotherRunSavesInIsRefusedOnAllRanks) {
   ASSERT_EQ(::pipe(ready), 0);
   const pid_t child = ::fork();
   if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it must not outlive a test that failed
     const engine::SaveFolder held(folder.path());
     const bool told = ::write(ready[1], "x", 1) == 1;
     for (;;) ::sleep(told ? 100 : 0);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -49,6 +50,7 @@ TEST_F(SaveFolderTest, TwoRunsCannotSaveInOneFolder) {
   ASSERT_EQ(::pipe(ready), 0);
   const pid_t child = ::fork();
   if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it must not outlive a test that failed
     const SaveFolder held(folder.path());
     const bool told = ::write(ready[1], "x", 1) == 1;
     for (;;) ::sleep(told ? 100 : 0);

@@ -3,11 +3,16 @@
 #include <algorithm>
 #include <cstdio>
 #include <new>
+#include <sstream>
+#include <system_error>
 
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/stack.h"
 #include "base/version.h"
 #include "cli/command_line.h"
+#include "cli/memory_reserve.h"
 
 namespace sherd::cli {
 namespace {
@@ -54,9 +59,10 @@ void call(const Arguments& arguments) {
   for (const Command& command : commands) names.emplace_back(command.name);
   if (name.starts_with("-"))
     throw UsageError(
-        cat("'", name,
+        cat("'", excerpt(name),
             "' is an option, and a command comes first, as in 'sherd train --config F'. See 'sherd --help'"));
-  throw UsageError(cat("unknown command '", name, "'; ", suggest(name, names), " See 'sherd --help'"));
+  throw UsageError(
+      cat("unknown command '", excerpt(name), "'; ", suggest(name, names), " See 'sherd --help'"));
 }
 
 int dispatch(const Arguments& arguments) {
@@ -68,11 +74,12 @@ int dispatch(const Arguments& arguments) {
   }
 }
 
-/// Prints `message` as one line, whatever it holds, and returns `code`.
+/// Prints `message` as one line, whatever it holds and however long a path in it is, and returns `code`.
 int failed(std::string message, int code) {
+  constexpr std::size_t longest = 4000;
   while (!message.empty() && (message.back() == '\n' || message.back() == ' ')) message.pop_back();
   std::replace(message.begin(), message.end(), '\n', ' ');
-  log_line(LogLevel::error, message);
+  log_line(LogLevel::error, excerpt(message, longest));
   return code;
 }
 
@@ -89,6 +96,8 @@ int failed(const Error& error) {
 
 int run_program(const Arguments& arguments) {
   try {
+    const MemoryReserve reserve;
+    require_stack();
     const int code = dispatch(arguments);
     // Output that nobody could read, on a full disk or a closed pipe, is a failure too.
     if (std::fflush(stdout) != 0) return failed("cannot write to standard output", 1);
@@ -98,7 +107,16 @@ int run_program(const Arguments& arguments) {
   } catch (const Error& error) {
     return failed(error);
   } catch (const std::bad_alloc&) {
-    return failed("out of memory. Use a smaller model or micro-batch, or more ranks on other machines", 1);
+    return failed(
+        "out of memory: raise this process's limit (ulimit -v) where there is one, use a smaller model or "
+        "micro-batch, or more ranks on other machines",
+        1);
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again) return failed(error.what(), 1);
+    return failed(
+        "the system starts no further thread: raise the limit on this process's memory (ulimit -v) or on "
+        "processes (ulimit -u), or take fewer --ranks or device.threads_per_rank",
+        1);
   } catch (const std::exception& error) {
     return failed(error.what(), 1);
   } catch (...) {

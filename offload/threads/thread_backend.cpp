@@ -22,7 +22,10 @@ std::int64_t transfer(int descriptor, const IoRequest& request) {
 
 class ThreadBackend final : public IoBackend {
  public:
-  explicit ThreadBackend(int threads) {
+  ThreadBackend() = default;
+  /// Through the other constructor, so that where a thread cannot be started, the destructor ends those that
+  /// were.
+  explicit ThreadBackend(int threads) : ThreadBackend() {
     for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
   }
 

@@ -107,6 +107,8 @@ class WorkerObserver : public tbb::task_scheduler_observer {
   WorkerObserver(tbb::task_arena& arena, const std::vector<int>& cores)
       : tbb::task_scheduler_observer(arena), all_(available_core_ids()), cores_(cores.empty() ? all_ : cores) {
     if (!cores.empty()) binds_workers = true;
+    arena.initialize();  // observe() would, and an observer that fails there for want of memory crashes as it
+                         // goes
     observe(true);
   }
   ~WorkerObserver() override { observe(false); }
@@ -160,7 +162,10 @@ void Arena::parallel_for(std::int64_t count, std::int64_t grain,
 #else
 
 struct Arena::Impl {
-  Impl(int count, const std::vector<int>& cores) : threads(count), binding(cores) {
+  Impl(int count, const std::vector<int>& cores, bool) : threads(count), binding(cores) {}
+  /// Through the other constructor, so that where a thread cannot be started, the destructor ends those that
+  /// were.
+  Impl(int count, const std::vector<int>& cores) : Impl(count, cores, true) {
     for (int i = 1; i < count; ++i) workers.emplace_back([this] { work(); });
   }
   ~Impl() {

@@ -11,6 +11,7 @@
 
 #include "base/arena.h"
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "cli/bench/adam_bench.h"
 #include "cli/bench/comm_bench.h"
 #include "cli/bench/gemm_bench.h"
@@ -104,8 +105,8 @@ std::vector<offload::StoreOptions::Backend> backends_of(const CommandLine& line)
     else if (name == "threads")
       backends.push_back(Backend::threads);
     else
-      throw UsageError(
-          cat("--backend takes auto, io_uring and threads, not '", name, "'. See 'sherd bench nvme --help'"));
+      throw UsageError(cat("--backend takes auto, io_uring and threads, not '", excerpt(name),
+                           "'. See 'sherd bench nvme --help'"));
   return backends;
 }
 
@@ -244,7 +245,7 @@ void bench_command(const Arguments& arguments) {
   std::vector<std::string> names;
   for (const Bench& bench : benches) names.emplace_back(bench.name);
   throw UsageError(
-      cat("unknown benchmark '", name, "'; ", suggest(name, names), " See 'sherd bench --help'"));
+      cat("unknown benchmark '", excerpt(name), "'; ", suggest(name, names), " See 'sherd bench --help'"));
 }
 
 }  // namespace sherd::cli

@@ -13,9 +13,12 @@
 
 // The default, a comma, would cut file names and values of --set apart.
 #define CXXOPTS_VECTOR_DELIMITER '\x1f'
+// std::regex takes a piece of stack for each letter of an argument.
+#define CXXOPTS_NO_REGEX
 #include <cxxopts.hpp>
 
 #include "base/error.h"
+#include "base/excerpt.h"
 
 namespace sherd::cli {
 
@@ -56,9 +59,7 @@ std::string short_option(const std::vector<std::string>& arguments) {
 
 std::string suggest(const std::string& word, const std::vector<std::string>& known,
                     const std::string& prefix) {
-  const std::string close = nearest(word, known);
-  const std::size_t distance = edit_distance(word, close), longer = std::max(word.size(), close.size());
-  if (distance <= std::max<std::size_t>(2, word.size() / 3) && distance < longer)
+  if (const std::string close = nearest(word, known); !close.empty())
     return cat("did you mean '", prefix, close, "'?");
   std::string all;
   for (const std::string& name : known) all += cat(all.empty() ? "" : ", ", prefix, name);
@@ -123,7 +124,7 @@ bool CommandLine::parse(const std::vector<std::string>& arguments) {
     if (!argument.starts_with("--")) continue;
     const std::string name = argument.substr(2, argument.find('=') - 2);
     if (std::find(state_->names.begin(), state_->names.end(), name) == state_->names.end())
-      state_->wrong("unknown option '--", name, "'; ", suggest(name, state_->names, "--"));
+      state_->wrong("unknown option '--", excerpt(name), "'; ", suggest(name, state_->names, "--"));
   }
   std::vector<const char*> pointers{"sherd"};
   for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
@@ -131,18 +132,18 @@ bool CommandLine::parse(const std::vector<std::string>& arguments) {
     state_->result = state_->options.parse(static_cast<int>(pointers.size()), pointers.data());
   } catch (const cxxopts::exceptions::no_such_option& error) {
     const std::string name = short_option(arguments);
-    if (name.empty()) state_->wrong(error.what());
-    state_->wrong("unknown option '-", name,
+    if (name.empty()) state_->wrong(excerpt(error.what(), 300));
+    state_->wrong("unknown option '-", excerpt(name),
                   "'; options have two dashes: ", suggest(name, state_->names, "--"));
   } catch (const cxxopts::exceptions::exception& error) {
-    state_->wrong(error.what());
+    state_->wrong(excerpt(error.what(), 300));
   }
   if (has("help")) {
     std::fputs(state_->options.help().c_str(), stdout);
     return false;
   }
   if (!state_->result.unmatched().empty())
-    state_->wrong("unexpected argument '", state_->result.unmatched()[0], "'");
+    state_->wrong("unexpected argument '", excerpt(state_->result.unmatched()[0]), "'");
   return true;
 }
 
@@ -168,13 +169,14 @@ std::vector<std::string> CommandLine::all(const std::string& name) const {
   return has(name) ? state_->result[name].as<std::vector<std::string>>() : std::vector<std::string>();
 }
 
-std::int64_t CommandLine::integer(const std::string& name, std::int64_t least) const {
+std::int64_t CommandLine::integer(const std::string& name, std::int64_t least, std::int64_t most) const {
   const std::string value = required(name);
   std::int64_t out = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), out);
   if (error != std::errc() || end != value.data() + value.size())
-    state_->wrong("--", name, " takes a whole number, not '", value, "'");
-  if (out < least) state_->wrong("--", name, " must be at least ", least, ", not ", value);
+    state_->wrong("--", name, " takes a whole number, not '", excerpt(value), "'");
+  if (out < least) state_->wrong("--", name, " must be at least ", least, ", not ", out);
+  if (out > most) state_->wrong("--", name, " must be at most ", most, ", not ", out);
   return out;
 }
 
@@ -183,7 +185,7 @@ double CommandLine::number(const std::string& name) const {
   double out = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), out);
   if (error != std::errc() || end != value.data() + value.size() || !std::isfinite(out))
-    state_->wrong("--", name, " takes a number, not '", value, "'");
+    state_->wrong("--", name, " takes a number, not '", excerpt(value), "'");
   return out;
 }
 
@@ -193,8 +195,9 @@ std::vector<std::int64_t> CommandLine::amounts(const std::string& name, std::int
   std::istringstream parts(required(name) + ',');
   for (std::string part; std::getline(parts, part, ',');) {
     const auto value = amount_of(part, unit);
-    if (!value) state_->wrong("--", name, " takes whole numbers like 64, 64k or 2M, not '", part, "'");
-    if (*value < least) state_->wrong("--", name, " must be at least ", least, ", not ", part);
+    if (!value)
+      state_->wrong("--", name, " takes whole numbers like 64, 64k or 2M, not '", excerpt(part), "'");
+    if (*value < least) state_->wrong("--", name, " must be at least ", least, ", not ", excerpt(part));
     out.push_back(*value);
   }
   return out;
@@ -202,7 +205,7 @@ std::vector<std::int64_t> CommandLine::amounts(const std::string& name, std::int
 
 std::int64_t CommandLine::amount(const std::string& name, std::int64_t least, std::int64_t unit) const {
   const std::vector<std::int64_t> values = amounts(name, least, unit);
-  if (values.size() != 1) state_->wrong("--", name, " takes one number, not '", text(name), "'");
+  if (values.size() != 1) state_->wrong("--", name, " takes one number, not '", excerpt(text(name)), "'");
   return values[0];
 }
 

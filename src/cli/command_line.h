@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -47,8 +48,9 @@ class CommandLine {
   /// The value of an option that must be given.
   std::string required(const std::string& name) const;
   std::vector<std::string> all(const std::string& name) const;
-  /// A whole number of at least `least`.
-  std::int64_t integer(const std::string& name, std::int64_t least) const;
+  /// A whole number of at least `least` and at most `most`.
+  std::int64_t integer(const std::string& name, std::int64_t least,
+                       std::int64_t most = std::numeric_limits<std::int64_t>::max()) const;
   double number(const std::string& name) const;
   /// Whole numbers of at least `least`, separated by commas, which k, M and G (also KiB, MiB, GiB) multiply
   /// by powers of `unit`: 1000 for counts, 1024 for bytes.

@@ -8,6 +8,16 @@
 
 namespace sherd::cli {
 
+namespace {
+
+World world_of(const CommandLine& line) {
+  constexpr std::int64_t most_gpus = 1024, most_nodes = 100'000;
+  const auto local = static_cast<int>(line.integer("gpus", 1, most_gpus));
+  return {local * static_cast<int>(line.integer("nodes", 1, most_nodes)), local};
+}
+
+}  // namespace
+
 void estimate_command(const Arguments& arguments) {
   CommandLine line(
       "estimate",
@@ -31,13 +41,13 @@ void estimate_command(const Arguments& arguments) {
     return config::parse_files(files, all);
   };
   EstimateReport report;
-  report.config = reparse({});
-  const int local = static_cast<int>(line.integer("gpus", 1));
-  report.world = {local * static_cast<int>(line.integer("nodes", 1)), local};
-  report.rank = static_cast<int>(line.integer("rank", 0));
-  if (report.rank >= report.world.ranks)
+  report.world = world_of(line);
+  const std::int64_t rank = line.integer("rank", 0);
+  if (rank >= report.world.ranks)
     throw UsageError(
-        cat("--rank ", report.rank, " is not one of the ", report.world.ranks, " ranks, which count from 0"));
+        cat("--rank ", rank, " is not one of the ", report.world.ranks, " ranks, which count from 0"));
+  report.rank = static_cast<int>(rank);
+  report.config = reparse({});
   if (!report.config.model)
     fail(ErrorKind::config,
          "there is no `model` section: add one to the configuration or give a further --config");

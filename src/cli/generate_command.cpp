@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/excerpt.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
 #include "comm/communicator.h"
@@ -71,7 +72,7 @@ config::Device device_section(const config::Device& of_run, const std::string& t
     return section;
   }
   const auto found = std::find(types.begin(), types.end(), type);
-  if (found == types.end()) throw UsageError(cat("--device is auto, cpu or cuda, not '", type, "'"));
+  if (found == types.end()) throw UsageError(cat("--device is auto, cpu or cuda, not '", excerpt(type), "'"));
   section.type = static_cast<config::DeviceType>(found - types.begin());
   return section;
 }

@@ -11,11 +11,15 @@
 #include <cstring>
 #include <new>
 #include <sstream>
+#include <system_error>
 
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/stack.h"
 #include "base/version.h"
 #include "cli/command_line.h"
+#include "cli/memory_reserve.h"
 #include "cli/stop_signals.h"
 
 namespace sherd::cli {
@@ -63,9 +67,10 @@ void call(const Arguments& arguments) {
   for (const Command& command : commands) names.emplace_back(command.name);
   if (name.starts_with("-"))
     throw UsageError(
-        cat("'", name,
+        cat("'", excerpt(name),
             "' is an option, and a command comes first, as in 'sherd train --config F'. See 'sherd --help'"));
-  throw UsageError(cat("unknown command '", name, "'; ", suggest(name, names), " See 'sherd --help'"));
+  throw UsageError(
+      cat("unknown command '", excerpt(name), "'; ", suggest(name, names), " See 'sherd --help'"));
 }
 
 int dispatch(const Arguments& arguments) {
@@ -77,11 +82,12 @@ int dispatch(const Arguments& arguments) {
   }
 }
 
-/// Prints `message` as one line, whatever it holds, and returns `code`.
+/// Prints `message` as one line, whatever it holds and however long a path in it is, and returns `code`.
 int failed(std::string message, int code) {
+  constexpr std::size_t longest = 4000;
   while (!message.empty() && (message.back() == '\n' || message.back() == ' ')) message.pop_back();
   std::replace(message.begin(), message.end(), '\n', ' ');
-  log_line(LogLevel::error, message);
+  log_line(LogLevel::error, excerpt(message, longest));
   return code;
 }
 
@@ -131,13 +137,24 @@ void prepare_process() {
 
 int run_program(const Arguments& arguments) {
   try {
+    const MemoryReserve reserve;
+    require_stack();
     return with_output_written(dispatch(arguments));
   } catch (const UsageError& error) {
     return failed(error.what(), 2);
   } catch (const Error& error) {
     return failed(error);
   } catch (const std::bad_alloc&) {
-    return failed("out of memory. Use a smaller model or micro-batch, or more ranks on other machines", 1);
+    return failed(
+        "out of memory: raise this process's limit (ulimit -v) where there is one, use a smaller model or "
+        "micro-batch, or more ranks on other machines",
+        1);
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again) return failed(error.what(), 1);
+    return failed(
+        "the system starts no further thread: raise the limit on this process's memory (ulimit -v) or on "
+        "processes (ulimit -u), or take fewer --ranks or device.threads_per_rank",
+        1);
   } catch (const std::exception& error) {
     return failed(error.what(), 1);
   } catch (...) {

@@ -34,7 +34,7 @@ void train_command(const Arguments& arguments) {
     all.insert(all.end(), more.begin(), more.end());
     return config::parse_files(files, all);
   };
-  if (line.has("ranks")) request.ranks = static_cast<int>(line.integer("ranks", 1));
+  if (line.has("ranks")) request.ranks = static_cast<int>(line.integer("ranks", 1, 1024));
   request.metrics = line.text("metrics");
   request.plot = line.text("plot");
   request.resume = line.has("resume");

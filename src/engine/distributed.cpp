@@ -7,6 +7,7 @@
 
 #include "base/arena.h"
 #include "base/counted.h"
+#include "base/excerpt.h"
 #include "base/log.h"
 
 namespace sherd {
@@ -16,7 +17,7 @@ int positive_int(std::string_view text, std::string_view what) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < 1)
-    fail(ErrorKind::usage, what, " needs a whole number of at least 1, not '", text, "'");
+    fail(ErrorKind::usage, what, " needs a whole number of at least 1, not '", excerpt(text), "'");
   return value;
 }
 

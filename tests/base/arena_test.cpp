@@ -1,12 +1,18 @@
 #include "base/arena.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <set>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -146,6 +152,38 @@ TEST(Arena, arenas_of_several_ranks_work_at_the_same_time) {
     });
   for (auto& rank : ranks) rank.join();
   EXPECT_EQ(total, 4 * 50 * 100);
+}
+
+/// Ends this process: with 0 when an arena can be made where the system gives nothing any more and `left`
+/// blocks of a kilobyte are free, with 1 when that is told.
+[[noreturn]] void make_an_arena_with_little_memory(std::size_t left) {
+  std::vector<void*> spare(left);
+  for (void*& block : spare) block = std::malloc(1024);
+  const rlimit none{0, 0};
+  ::setrlimit(RLIMIT_AS, &none);
+  for (const std::size_t bytes : {65536, 4096, 1024, 64})
+    while (void* volatile block = std::malloc(bytes)) static_cast<void>(block);
+  for (void* block : spare) std::free(block);
+  int code = 0;
+  try {
+    Arena arena(2);
+  } catch (const std::bad_alloc&) {
+    code = 1;
+  } catch (const std::system_error&) {  // of std::thread
+    code = 1;
+  }
+  ::_exit(code);
+}
+
+TEST(ArenaDeathTest, too_little_memory_is_an_error_and_no_crash) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need more than any limit leaves";
+#endif
+  const auto made_or_refused = [](int status) {
+    return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 1);
+  };
+  for (std::size_t left = 0; left < 64; ++left)
+    EXPECT_EXIT(make_an_arena_with_little_memory(left), made_or_refused, "") << left;
 }
 
 TEST(Arena, refuses_no_threads) {

@@ -47,6 +47,15 @@ TEST(CommandLine, ReadsEveryKind) {
   EXPECT_EQ(line.number("lr"), -1e-3);
 }
 
+TEST(CommandLine, ArgumentsMayBeLong) {
+  const std::string x(1'000'000, 'x');
+  CommandLine line = example();
+  ASSERT_TRUE(line.parse({"--set=a=" + x, "--lr", x, x}));
+  EXPECT_THAT(line.all("set"), ElementsAre("a=" + x));
+  EXPECT_EQ(line.text("lr"), x);
+  EXPECT_THAT(line.all("config"), ElementsAre(x));
+}
+
 TEST(CommandLine, DefaultsAndAbsence) {
   CommandLine line = example();
   ASSERT_TRUE(line.parse({}));
@@ -82,6 +91,8 @@ TEST(CommandLine, MistakesAreNamed) {
                      [](const CommandLine& line) { line.integer("steps", 0); });
   expect_usage_error({"--steps", "0"}, "at least 1",
                      [](const CommandLine& line) { line.integer("steps", 1); });
+  expect_usage_error({"--steps", "65"}, "--steps must be at most 64, not 65",
+                     [](const CommandLine& line) { line.integer("steps", 1, 64); });
   expect_usage_error({"--steps", "99999999999999999999"}, "whole number",
                      [](const CommandLine& line) { line.integer("steps", 1); });
   expect_usage_error({"--lr", "nan"}, "takes a number", [](const CommandLine& line) { line.number("lr"); });

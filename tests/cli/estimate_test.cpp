@@ -1,9 +1,11 @@
 // What `sherd estimate` says, what `sherd train` refuses, and that the change they name makes the run fit.
 #include <algorithm>
+#include <array>
 
 #include "cli/fit.h"
-#include "comm/gpu_memory.h"
 #include "cli/train_fixture.h"
+#include "comm/gpu_memory.h"
+#include "support/expect_error.h"
 
 namespace sherd::cli {
 namespace {
@@ -106,6 +108,21 @@ TEST(Remedy, TakesTheCheapestThatIsEnough) {
   const auto nearly = configuration(0, {cat("device.device_memory_limit=", alone - 1)});
   EXPECT_EQ(cheapest_remedy(nearly, vocabulary, one, machine_with(plenty)).line(),
             "--set training.recompute=selective");
+}
+
+TEST(Fit, SizesBeyondAnyMachineAreRefusedBeforeTheyOverflow) {
+  const World world{1, 1};
+  const auto refused = [&](const std::vector<std::string>& keys, const std::string& part) {
+    const config::Config config = configuration(0, keys)({});
+    sherd::testing::expect_error(ErrorKind::config, part,
+                                 [&] { estimate_rank(config, vocabulary, world, 0); });
+  };
+  refused({"model.hidden_size=1048576", "model.num_layers=2048"},
+          "parameters, and at most 100T are supported: lower model.");
+  refused({"train_micro_batch_size_per_gpu=2000000000", "model.seq_length=16777216"},
+          "lower train_micro_batch_size_per_gpu or model.seq_length");
+  EXPECT_GT(device_peak(configuration(0, {"model.hidden_size=65536"}), world), std::uint64_t{1} << 40);
+  EXPECT_GT(device_peak(configuration(0, {"model.seq_length=16777216"}), world), std::uint64_t{1} << 30);
 }
 
 TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
@@ -276,6 +293,28 @@ TEST_F(EstimateProgram, NeedsNoDatasetWhenTheVocabularyIsGiven) {
   EXPECT_THAT(untold.err, HasSubstr("model.vocab_size"));
   EXPECT_EQ(sherd(estimate({"--rank", "1"})).code, 2);
   EXPECT_EQ(sherd({"estimate"}).code, 2);
+}
+
+TEST_F(EstimateProgram, WorldsHaveBounds) {
+  for (const auto& [option, number, most] :
+       std::vector<std::array<std::string, 3>>{{"--gpus", "2147483647", "1024"},
+                                               {"--gpus", "4294967297", "1024"},
+                                               {"--nodes", "2147483647", "100000"},
+                                               {"--nodes", "9223372036854775807", "100000"}}) {
+    const Outcome got = sherd(estimate({option, number}));
+    EXPECT_EQ(got.code, 2) << got.err;
+    EXPECT_THAT(got.err, HasSubstr(cat(option, " must be at most ", most, ", not ", number)));
+  }
+  const Outcome rank = sherd(estimate({"--rank", "4294967296"}));
+  EXPECT_EQ(rank.code, 2);
+  EXPECT_THAT(rank.err, HasSubstr("--rank 4294967296 is not one of the 1 ranks"));
+  const Outcome ranks = sherd(train({"--ranks", "4294967297"}));
+  EXPECT_EQ(ranks.code, 2);
+  EXPECT_THAT(ranks.err, HasSubstr("--ranks must be at most 1024"));
+  const Outcome largest =
+      sherd(estimate({"--gpus", "1024", "--nodes", "100000", "--set", "train_batch_size=102400000"}));
+  EXPECT_TRUE(largest.code == 0 || largest.code == 3) << largest.err;
+  EXPECT_THAT(largest.out, HasSubstr("all (102400000)"));
 }
 
 TEST_F(EstimateProgram, TrainRefusesWhatCannotFitAndItsProposalFits) {

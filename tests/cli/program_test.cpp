@@ -91,6 +91,31 @@ TEST(Program, OtherErrorsEndWithOne) {
   expect_failure({"plot", "--metrics", folder / "two\nlinez", "--output", folder / "x.svg"}, 1, "two linez");
 }
 
+TEST(Program, ErrorsQuoteNoMoreThanAFewWords) {
+  const std::string x(10'000'000, 'x');
+  for (const Arguments& arguments :
+       std::vector<Arguments>{{x},
+                              {"-" + x},
+                              {"train", "--" + x},
+                              {"train", "-" + x},
+                              {"info", x},
+                              {"train", "--ranks", x},
+                              {"train", "--ranks", "1" + std::string(10'000'000, '0')},
+                              {"train", "--config", x},
+                              {"train", "--config", "/dev/null", "--set", x},
+                              {"bench", x}}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_NE(outcome.code, 0);
+    EXPECT_THAT(outcome.err, StartsWith("sherd: error: "));
+    EXPECT_LT(outcome.err.size(), 1100u) << outcome.err;
+  }
+  for (const Arguments& paths : std::vector<Arguments>{{"prepare", "--input", x, "--output", "y"},
+                                                       {"plot", "--metrics", x, "--output", "y"},
+                                                       {"generate", "--checkpoint", x, "--prompt", "y"}})
+    EXPECT_LT(run(paths).err.size(), 4200u) << paths[0];
+  EXPECT_THAT(run({"\x1b[2J"}).err, HasSubstr("unknown command '\\x1b[2J'"));
+}
+
 TEST(Program, InfoKnowsThisMachine) {
   const Outcome info = run({"info"});
   EXPECT_EQ(info.code, 0) << info.err;

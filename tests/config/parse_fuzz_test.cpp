@@ -55,7 +55,7 @@ TEST(ParseFuzz, DamagedTextsAreErrorsOrConfigurations) {
                                                 "data.split=[0.9,0.1]", "training.save_dir=runs/x",
                                                 "_a={\"b\":1}"};
   testing::Mutator mutator(20);
-  for (int round = 0; round < testing::fuzz_rounds(3000); ++round) {
+  for (int round = 0; round < testing::fuzz_rounds(10'000); ++round) {
     const std::string text = mutator.mutate(texts[mutator.pick(texts.size())]);
     std::vector<std::string> overrides;
     if (mutator.pick(4) == 0)

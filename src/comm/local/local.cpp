@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "base/log.h"
+#include "base/stack.h"
 #include "comm/exchange/gpu_worker.h"
 #include "comm/exchange/shared_exchange.h"
 #include "comm/local/local.h"
@@ -195,16 +196,19 @@ void run_local(int ranks, const LocalOptions& options, const std::function<void(
   for (int r = 0; r < ranks; ++r)
     comms.push_back(make_group(LocalExchange::make(group, r, ranks, crowded, options, nullptr)));
 
+  require_stack();
   FirstError errors;
-  std::vector<std::thread> threads;
-  for (int r = 1; r < ranks; ++r)
-    threads.emplace_back([&, r] {
-      const std::unique_ptr<Communicator> comm = std::move(comms[static_cast<std::size_t>(r)]);
-      run_rank(*comm, body, errors);
-    });
-  {
-    const std::unique_ptr<Communicator> comm = std::move(comms[0]);
+  const auto run = [&](std::size_t r) {
+    const std::unique_ptr<Communicator> comm = std::move(comms[r]);
     run_rank(*comm, body, errors);
+  };
+  std::vector<std::thread> threads;
+  try {
+    for (std::size_t r = 1; r < comms.size(); ++r) threads.emplace_back([&, r] { run(r); });
+    run(0);
+  } catch (const std::exception& error) {  // a thread could not be started: the ranks that were end
+    errors.add(std::current_exception(), false);
+    comms[0]->abort(error.what());
   }
   for (std::thread& thread : threads) thread.join();
   errors.rethrow();

@@ -1,8 +1,10 @@
 #include <dlfcn.h>
+#include <sys/mman.h>
 
 #include <array>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "base/error.h"
@@ -52,6 +54,22 @@ struct Packing {
   dnnl::reorder primitive;
 };
 
+/// make(), one thread at a time, once it is sure that the system gives what oneDNN takes to generate some
+/// code: oneDNN writes it without asking whether it got the memory. Throws Error{memory} where it does not.
+template <class Make>
+auto with_room_for_code(const Make& make) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  constexpr std::size_t room = std::size_t{32} << 20;  // more than it takes: others take memory meanwhile
+  void* probe =
+      ::mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (probe == MAP_FAILED)
+    fail(ErrorKind::memory, "matmul: the system has no ", room >> 20,
+         " MiB left for the code of a product: raise this process's limit (ulimit -v)");
+  ::munmap(probe, room);
+  return make();
+}
+
 /// Descriptors are the plainest there are (contiguous, no post-operation): for others oneDNN 2.6 falls back
 /// without a word to reference loops, a hundred times slower.
 ///
@@ -71,7 +89,9 @@ class Primitives {
       const memory::desc a({block.full_rows, block.depth}, type_, {block.depth, 1});
       const memory::desc b({block.depth, block.cols}, type_, memory::format_tag::any);
       const memory::desc c({block.full_rows, block.cols}, memory::data_type::f32, {block.cols, 1});
-      return dnnl::matmul::primitive_desc({a, b, c}, engine).weights_desc();
+      return with_room_for_code([&] {
+        return dnnl::matmul::primitive_desc({a, b, c}, engine).weights_desc();
+      });
     });
   }
 
@@ -82,7 +102,9 @@ class Primitives {
       out.a = memory::desc({block.rows, block.depth}, type_, {block.depth, 1});
       out.b = packed_layout(block);
       out.c = memory::desc({block.rows, block.cols}, memory::data_type::f32, {block.cols, 1});
-      out.primitive = dnnl::matmul(dnnl::matmul::primitive_desc({out.a, out.b, out.c}, engine));
+      out.primitive = with_room_for_code([&] {
+        return dnnl::matmul(dnnl::matmul::primitive_desc({out.a, out.b, out.c}, engine));
+      });
       return out;
     });
   }
@@ -93,7 +115,8 @@ class Primitives {
       Packing out;
       out.from = memory::desc({block.depth, block.cols}, type_, {depth_stride, col_stride});
       out.to = packed_layout(block);
-      out.primitive = dnnl::reorder(dnnl::reorder::primitive_desc(engine, out.from, engine, out.to));
+      out.primitive = with_room_for_code(
+          [&] { return dnnl::reorder(dnnl::reorder::primitive_desc(engine, out.from, engine, out.to)); });
       return out;
     });
   }

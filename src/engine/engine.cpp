@@ -83,6 +83,7 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
                                     offload.pipeline_read, offload.pipeline_write});
   tape_ = std::make_unique<autograd::Tape>(*kernels_);
   tape_->recompute = recompute_for(config_);
+  tape_->input_dtype = config_.precision.compute;
   tape_->checkpoints_in_host = config_.training.cpu_checkpointing;
   updates_early_ = may_update_early(config_);
   if (updates_early_)

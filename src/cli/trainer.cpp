@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -17,20 +16,6 @@
 
 namespace sherd::cli {
 namespace {
-
-std::int64_t data_position(const engine::ClientState& client, const std::string& folder) {
-  const auto found = client.find("data_position");
-  std::int64_t position = -1;
-  if (found != client.end()) {
-    const std::string& text = found->second;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), position);
-    if (error != std::errc() || end != text.data() + text.size()) position = -1;
-  }
-  if (position < 0)
-    fail(ErrorKind::data, "the checkpoint in ", folder, " does not say where in the data it stopped: it was not written by "
-         "`sherd train`");
-  return position;
-}
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -52,6 +37,7 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_p
   engine_ = std::make_unique<Engine>(dist_, std::make_shared<models::Gpt>(shape_), request_.config);
   const config::Batch& batch = engine_->config().batch;
   train_loader_ = data_->training_loader(batch, dist_->rank(), dist_->world_size(), engine_->device());
+  engine_->set_training_data(*train_loader_, data_);
   if (data_->validation)
     validation_loader_ = data_->validation_loader(batch, request_.config.training.eval_steps, dist_->rank(),
                                                   dist_->world_size(), engine_->device());
@@ -95,8 +81,7 @@ void Trainer::announce() const {
 
 void Trainer::resume() {
   const std::string& folder = request_.config.training.save_dir;
-  const engine::ClientState client = engine_->load_checkpoint(folder, request_.resume_tag);
-  train_loader_->seek(data_position(client, folder));
+  engine_->load_checkpoint(folder, request_.resume_tag);
   saved_step_ = engine_->global_steps();
   if (!speaks()) return;
   log_info("resumed from ", folder, " at step ", engine_->global_steps());
@@ -178,9 +163,7 @@ void Trainer::evaluate() {
 
 void Trainer::save() {
   const config::Training& training = request_.config.training;
-  engine_->save_checkpoint(training.save_dir, "", {{"data_position", std::to_string(train_loader_->position())},
-                                                   {"tokenizer", data_->tokenizer},
-                                                   {"vocab_size", std::to_string(data_->vocab_size)}});
+  engine_->save_checkpoint(training.save_dir);
   saved_step_ = engine_->global_steps();
   dist_->world().reset_traffic();
   if (speaks() && training.keep_last > 0) remove_old_checkpoints();

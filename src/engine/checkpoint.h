@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/atomic_file.h"
+#include "engine/checkpoint_data.h"
 #include "engine/checksum.h"
 #include "engine/engine.h"
 #include "engine/safetensors.h"
@@ -17,13 +18,14 @@ namespace sherd::engine {
 // A checkpoint is a folder:
 //
 //   DIR/latest                      the tag to resume from; moved last
-//   DIR/TAG/manifest.json           counters, schedule, caller's strings, configuration, and size and CRC-32C of each file
-//   DIR/TAG/rank_RRRRR.safetensors  what rank R owns of every tensor
+//   DIR/TAG/manifest.json           counters, schedule, caller's strings, configuration, and size and CRC-32C
+//   of each file DIR/TAG/rank_RRRRR.safetensors  what rank R owns of every tensor DIR/TAG/tokenizer.model the
+//   SentencePiece model of the training data, where it has one
 //
-// Tensors carry parameter names and offsets, never offsets within units: "fp32.NAME" holds elements [b, b + n) of the
-// master weights of parameter NAME, and the metadata entry of that tensor's name is b; likewise each of the optimizer's
-// moments ("exp_avg.NAME", …) and "frozen.NAME" for parameters that do not train. So a reader can put any range of any parameter together,
-// whatever the sharding was.
+// Tensors carry parameter names and offsets, never offsets within units: "fp32.NAME" holds elements [b, b +
+// n) of the master weights of parameter NAME, and the metadata entry of that tensor's name is b; likewise
+// each of the optimizer's moments ("exp_avg.NAME", …) and "frozen.NAME" for parameters that do not train. So
+// a reader can put any range of any parameter together, whatever the sharding was.
 
 /// Everything of a checkpoint but its tensors.
 struct Manifest {
@@ -35,6 +37,7 @@ struct Manifest {
   std::string compute_dtype;
   std::string config;                  ///< config::dump of the run
   ClientState client;
+  DataRecord data;
   std::map<std::string, std::vector<std::int64_t>> shapes;  ///< of every parameter, by name
   std::map<std::string, FileChecksum> files;
 
@@ -49,7 +52,8 @@ std::filesystem::path checkpoint_folder(const std::filesystem::path& directory, 
 /// Reads ranges of parameters out of a checkpoint's files, however they were cut. The files stay mapped while it lives.
 class CheckpointReader {
  public:
-  /// Reads and checks the manifest and opens all files. Throws Error{data} or Error{io} naming the file.
+  /// Reads and checks the manifest and opens all files of tensors. Throws Error{data} or Error{io} naming the
+  /// file.
   explicit CheckpointReader(std::filesystem::path folder);
 
   const Manifest& manifest() const { return manifest_; }
@@ -86,6 +90,7 @@ class CheckpointAccess {
   static Manifest describe(const Engine& engine, const ClientState& client);
   static void forget_findings(Engine& engine);
   static void restore_counters(Engine& engine, const Manifest& manifest);
+  static void restore_data(Engine& engine, const CheckpointReader& reader);
 };
 
 }  // namespace sherd::engine

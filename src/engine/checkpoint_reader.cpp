@@ -36,6 +36,7 @@ std::string Manifest::to_json() const {
   json["loss_scaler"] = loss_scaler;
   json["client"] = Json::object();
   for (const auto& [key, value] : client) json["client"][key] = value;
+  json["data"] = Json::parse(data.to_json());
   json["config"] = config;
   json["shapes"] = Json::object();
   for (const auto& [name, shape] : shapes) json["shapes"][name] = shape;
@@ -62,6 +63,8 @@ Manifest Manifest::from_json(const std::string& text, const std::filesystem::pat
     out.loss_scaler = json.at("loss_scaler");
     out.config = json.at("config");
     for (const auto& [key, value] : json.at("client").items()) out.client[key] = value.get<std::string>();
+    out.data = json.contains("data") ? DataRecord::from_json(json.at("data").dump(), path.string())
+                                     : DataRecord::from_client(out.client, path.string());
     for (const auto& [key, value] : json.at("shapes").items())
       out.shapes[key] = value.get<std::vector<std::int64_t>>();
     for (const auto& [key, value] : json.at("files").items())
@@ -89,6 +92,7 @@ CheckpointReader::CheckpointReader(std::filesystem::path folder) : folder_(std::
   const auto path = folder_ / "manifest.json";
   manifest_ = Manifest::from_json(read_text(path, "is this a checkpoint's folder?"), path);
   for (const auto& [name, checksum] : manifest_.files) {
+    if (!name.ends_with(".safetensors")) continue;
     files_.emplace_back(folder_ / name);
     const SafetensorsFile& file = files_.back();
     for (const SafetensorsEntry& entry : file.entries()) {

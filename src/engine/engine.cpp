@@ -11,6 +11,7 @@
 #include "engine/checkpoint.h"
 #include "engine/make_device.h"
 #include "engine/same_setup.h"
+#include "engine/token_data.h"
 #include "engine/update_pipeline.h"
 
 namespace sherd {
@@ -420,6 +421,16 @@ void Engine::print_memory() const {
                 ledger.peak(device::Tier::device, category), ')');
   }
   log_info("memory of rank 0's device (bytes)", line);
+}
+
+void Engine::set_training_data(const data::Loader& loader, std::shared_ptr<const engine::TokenData> tokens) {
+  data_position_ = loader.shared_position();
+  training_tokens_ = std::move(tokens);
+  if (dist_->rank() != 0 || !training_tokens_) return;
+  if (training_tokens_->tokenizer.starts_with("spm:") && training_tokens_->tokenizer_model.empty())
+    log_warning("the tokenizer model of '", training_tokens_->tokenizer,
+                "' cannot be read, so checkpoints will lack it and "
+                "`sherd generate` will not know it: put it back, or name it with data.tokenizer");
 }
 
 void Engine::save_checkpoint(const std::string& directory, const std::string& tag, const engine::ClientState& client) {

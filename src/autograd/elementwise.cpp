@@ -55,6 +55,27 @@ Var reshape(const Var& x, const Shape& shape) {
       [kept = Saved(x), shape](Tape& t) { return kept.get(t).reshape(shape); });
 }
 
+namespace {
+
+Tensor converted(Tape& tape, const Tensor& x, DType dtype) {
+  Tensor out = tape.empty(x.shape(), dtype);
+  tape.kernels().copy(x, out);
+  return out;
+}
+
+}  // namespace
+
+Var cast(const Var& x, DType dtype) {
+  const DType before = x.dtype();
+  require(is_floating(before) && is_floating(dtype), "cast: ", name_of(before), " to ", name_of(dtype),
+          ": both must be floating");
+  if (before == dtype) return x;
+  return x.tape().record(
+      converted(x.tape(), x.value(), dtype), {x},
+      [dx = x.grad_ref(), before](Tape& t, const Tensor& dy) { t.accumulate(dx, converted(t, dy, before)); },
+      [kept = Saved(x), dtype](Tape& t) { return converted(t, kept.get(t), dtype); });
+}
+
 Var activation(const Var& x, tensor::Activation kind) {
   Tape& tape = x.tape();
   Tensor out = tape.empty(x.shape(), x.dtype());

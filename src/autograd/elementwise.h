@@ -13,6 +13,10 @@ Var scale(const Var& x, double factor);
 /// The same elements under another shape of equal size; shares memory.
 Var reshape(const Var& x, const Shape& shape);
 
+/// x in another floating dtype, rounded to nearest; x itself where it has that dtype. The gradient comes back
+/// in x's dtype. Selective recompute makes it again from x.
+Var cast(const Var& x, DType dtype);
+
 /// act(x); kinds in tensor::Activation. Selective recompute makes it again from x.
 Var activation(const Var& x, tensor::Activation kind);
 /// GELU in its tanh approximation, as GPT-2 has it.

@@ -1,5 +1,6 @@
 #include "autograd/loss.h"
 
+#include "autograd/elementwise.h"
 #include "autograd/gradients.h"
 
 namespace sherd::autograd {
@@ -38,6 +39,11 @@ Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid, std::in
 Var mean_squared_error(const Var& x, const Tensor& y) {
   Tape& tape = x.tape();
   require(x.shape() == y.shape(), "mean_squared_error: shapes ", x.shape().str(), " and ", y.shape().str(), " differ");
+  if (const DType wide = compute_dtype(x.dtype()); x.dtype() != y.dtype()) {
+    Tensor target = y;
+    if (y.dtype() != wide) tape.kernels().copy(y, target = tape.empty(y.shape(), wide));
+    return mean_squared_error(cast(x, wide), target);
+  }
   Tensor loss = tape.empty({1}, compute_dtype(x.dtype()));
   tape.kernels().mean_squared_error(x.value(), y, loss);
   return tape.record(std::move(loss), {x}, [kept = Saved(x), y, dx = x.grad_ref()](Tape& t, const Tensor& dy) {

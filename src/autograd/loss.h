@@ -13,7 +13,8 @@ namespace sherd::autograd {
 /// keeps the values, at the price of that second copy.
 Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid = 0, std::int32_t ignore_index = -100);
 
-/// mean((x - y)²), [1]; y takes no gradient.
+/// mean((x - y)²), [1]; y takes no gradient. Where their dtypes differ (a prediction in bf16, a target in
+/// fp32), both are compared in fp32 (fp64 for fp64 x), and x's gradient comes back in x's dtype.
 Var mean_squared_error(const Var& x, const Tensor& y);
 
 }  // namespace sherd::autograd

@@ -1,6 +1,7 @@
 #include "autograd/tape.h"
 
 #include <algorithm>
+#include <string_view>
 
 namespace sherd::autograd {
 
@@ -50,22 +51,31 @@ Tensor Saved::get(Tape& tape) const {
   return remake_->made = remake_->make(tape);
 }
 
-Var Tape::input(Tensor value) {
+Var Tape::constant(Tensor value) {
   auto state = std::make_shared<Var::State>();
   state->tape = this;
   state->value = std::move(value);
   return Var(std::move(state));
 }
 
+Var Tape::input(Tensor value) {
+  if (!input_dtype || !value.defined() || !is_floating(value.dtype()) || value.dtype() == *input_dtype)
+    return constant(std::move(value));
+  Tensor converted = empty(value.shape(), *input_dtype);
+  kernels_.copy(value, converted);
+  return constant(std::move(converted));
+}
+
 Var Tape::variable(Tensor value) {
-  Var var = input(std::move(value));
-  var.state_->slot = std::make_shared<GradSlot>();
+  Var var = constant(std::move(value));
+  const Tensor& kept = var.state_->value;
+  var.state_->slot = std::make_shared<GradSlot>(GradSlot{{}, nullptr, kept.shape(), kept.dtype()});
   return var;
 }
 
 Var Tape::leaf(Tensor value, GradRef slot) {
   // Sharing the slot sends gradients straight to where the first run's would have gone, in the same order of sums.
-  Var var = input(std::move(value));
+  Var var = constant(std::move(value));
   if (slot) var.state_->parameter = slot->parameter;
   var.state_->slot = std::move(slot);
   return var;
@@ -83,9 +93,10 @@ Var Tape::parameter(const ParameterPtr& parameter) {
   return Var(std::move(state));
 }
 
-Var Tape::record(Tensor value, std::initializer_list<Var> inputs, BackwardFn backward, RemakeFn remake) {
+Var Tape::record(Tensor value, std::initializer_list<Var> inputs, BackwardFn backward, RemakeFn remake,
+                 std::source_location where) {
   const bool wanted = std::any_of(inputs.begin(), inputs.end(), [](const Var& v) { return v.requires_grad(); });
-  Var out = wanted ? variable(std::move(value)) : input(std::move(value));
+  Var out = wanted ? variable(std::move(value)) : constant(std::move(value));
   if (!wanted) return out;
   out.state_->pass = recording_ ? pass_ : Var::State::unrecorded;
   if (!recording_) return out;
@@ -100,12 +111,31 @@ Var Tape::record(Tensor value, std::initializer_list<Var> inputs, BackwardFn bac
     recipe->make = std::move(remake);
     out.state_->remake = std::move(recipe);
   }
-  nodes_.push_back({out.state_->slot, std::move(backward), nullptr, false});
+  nodes_.push_back({out.state_->slot, std::move(backward), nullptr, false, where});
   return out;
+}
+
+std::string Tape::running() const {
+  if (!running_) return "accumulate()";
+  const std::source_location& where = running_->where;
+  const std::string_view file = where.file_name();
+  return cat("the operation of ", file.substr(file.rfind('/') + 1), ":", where.line(), " (",
+             where.function_name(), ")");
+}
+
+void Tape::check_gradient(const GradSlot& slot, const Shape& shape, DType dtype) const {
+  const Shape& wanted = slot.parameter ? slot.parameter->shape : slot.shape;
+  if (shape == wanted && (slot.parameter ? is_floating(dtype) : dtype == slot.dtype)) return;
+  fail(ErrorKind::usage, running(), " gave a gradient of ", sherd::name_of(dtype), " ", shape.str(), " for ",
+       slot.parameter ? cat("parameter '", slot.parameter->name, "'") : "a value", " of ",
+       slot.parameter ? "" : cat(sherd::name_of(slot.dtype), " "), wanted.str(),
+       ": its backward must give every input a gradient of that input's shape and dtype");
 }
 
 void Tape::accumulate(const GradRef& ref, Tensor grad) {
   if (!ref) return;
+  if (!grad.defined()) fail(ErrorKind::usage, running(), " gave an undefined gradient");
+  check_gradient(*ref, grad.shape(), grad.dtype());
   if (ref->parameter || ref->grad.defined()) {
     const Shape shape = grad.shape();
     const DType dtype = grad.dtype();
@@ -128,11 +158,11 @@ void Tape::accumulate(const GradRef& ref, Tensor grad) {
 void Tape::write_grad(const GradRef& ref, const Shape& shape, DType dtype,
                       const std::function<void(const Tensor&, bool)>& write) {
   if (!ref) return;
+  check_gradient(*ref, shape, dtype);
   if (ref->parameter) {
     autograd::Parameter& parameter = *ref->parameter;
-    require(parameter.grad.defined(), "parameter '", parameter.name, "' takes no gradient outside its block's backward");
-    require(parameter.grad.numel() == shape.numel(), "gradient of shape ", shape.str(), " for parameter '",
-            parameter.name, "' of shape ", parameter.shape.str());
+    require(parameter.grad.defined(), "parameter '", parameter.name,
+            "' takes no gradient outside its block's backward");
     write(parameter.grad, parameter.grad_written);
     parameter.grad_written = true;
     return;
@@ -185,19 +215,22 @@ Var Tape::checkpoint(const std::vector<Var>& inputs,
   }
   Var out = variable(ran.value());
   out.state_->pass = pass_;
-  nodes_.push_back({out.grad_ref(), [kept = std::move(kept), refs = std::move(refs), body, in_host](Tape& tape, Tensor dy) {
-    const std::size_t mark = tape.nodes_.size();
-    std::vector<Var> again;
-    for (std::size_t i = 0; i < kept.size(); ++i) {
-      const Tensor value = kept[i].get(tape);
-      again.push_back(tape.leaf(in_host ? tape.moved(value, device::Tier::device) : value, refs[i]));
-    }
-    {
-      Var output = body(tape, again);
-      tape.accumulate(output.grad_ref(), std::move(dy));
-    }
-    tape.run_back_to(mark);
-  }, nullptr, false});
+  nodes_.push_back({out.grad_ref(),
+                    [kept = std::move(kept), refs = std::move(refs), body, in_host](Tape& tape, Tensor dy) {
+                      const std::size_t mark = tape.nodes_.size();
+                      std::vector<Var> again;
+                      for (std::size_t i = 0; i < kept.size(); ++i) {
+                        const Tensor value = kept[i].get(tape);
+                        again.push_back(
+                            tape.leaf(in_host ? tape.moved(value, device::Tier::device) : value, refs[i]));
+                      }
+                      {
+                        Var output = body(tape, again);
+                        tape.accumulate(output.grad_ref(), std::move(dy));
+                      }
+                      tape.run_back_to(mark);
+                    },
+                    nullptr, false, std::source_location::current()});
   return out;
 }
 
@@ -223,6 +256,20 @@ void Tape::backward(const Var& loss, double seed) {
   ++pass_;
 }
 
+/// Notes whose backward runs; within checkpoint()'s run those of its body.
+class Tape::Running {
+ public:
+  Running(const Node*& running, const Node& node)
+      : running_(running), outer_(std::exchange(running, &node)) {}
+  ~Running() { running_ = outer_; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  const Node*& running_;
+  const Node* outer_;
+};
+
 void Tape::run_back_to(std::size_t mark) {
   while (nodes_.size() > mark) {
     Node node = std::move(nodes_.back());
@@ -233,6 +280,7 @@ void Tape::run_back_to(std::size_t mark) {
       continue;
     }
     if (!node.output->grad.defined()) continue;  // nothing downstream depended on it
+    const Running running(running_, node);
     node.backward(*this, std::move(node.output->grad));
   }
 }

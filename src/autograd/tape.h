@@ -4,7 +4,10 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
+#include <source_location>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "autograd/parameter.h"
@@ -27,6 +30,8 @@ enum class Recompute : std::uint8_t { none, selective, full };
 struct GradSlot {
   Tensor grad;
   ParameterPtr parameter;  ///< set for parameters: their gradient goes to parameter->grad instead
+  Shape shape;             ///< of the value, and of its gradient; not set for parameters
+  DType dtype = DType::f32;
 };
 using GradRef = std::shared_ptr<GradSlot>;  ///< null: no gradient wanted
 
@@ -120,21 +125,30 @@ class Tape {
   Recompute recompute = Recompute::none;
   bool checkpoints_in_host = false;        ///< checkpoint() keeps its inputs in the host tier (cpu_checkpointing)
   RandomKey random;                        ///< stream keyed by seed, step, micro-batch and rank role
+  std::optional<DType> input_dtype;        ///< the dtype of floating inputs; not set: each keeps its own
 
   // ---- leaves ----
-  Var input(Tensor value);                 ///< no gradient
+  /// A value that takes no gradient. Floating values are converted to input_dtype, integers stay what they
+  /// are.
+  Var input(Tensor value);
   Var variable(Tensor value);              ///< collects a gradient
   Var parameter(const ParameterPtr& parameter);
 
   // ---- for operations ----
   bool recording() const { return recording_; }
-  /// The output of an operation on `inputs`. When recording and any input wants a gradient, `backward` will be called
-  /// with the output's gradient. `remake`, when given, lets selective recompute drop the output after forward. Throws
-  /// Error{usage} for an input that wants a gradient and was recorded in an earlier pass, where none can go any more.
-  Var record(Tensor value, std::initializer_list<Var> inputs, BackwardFn backward, RemakeFn remake = nullptr);
-  /// Adds `grad` to what `ref` has gathered. Takes the handle: a first gradient is not copied.
+  /// The output of an operation on `inputs`. When recording and any input wants a gradient, `backward` will
+  /// be called with the output's gradient. `remake`, when given, lets selective recompute drop the output
+  /// after forward. `where` names the operation in errors: the function that calls this. Throws
+  /// Error{usage} for an input that wants a gradient and was recorded in an earlier pass, where none can go
+  /// any more.
+  Var record(Tensor value, std::initializer_list<Var> inputs, BackwardFn backward, RemakeFn remake = nullptr,
+             std::source_location where = std::source_location::current());
+  /// Adds `grad` to what `ref` has gathered. Takes the handle: a first gradient is not copied. Throws
+  /// Error{usage} naming the operation whose backward runs unless `grad` has the value's shape and dtype; a
+  /// parameter's may have any floating dtype.
   void accumulate(const GradRef& ref, Tensor grad);
-  /// Lets a kernel write a gradient where it belongs: write(destination, accumulate).
+  /// Lets a kernel write a gradient where it belongs: write(destination, accumulate). Checks as accumulate()
+  /// does.
   void write_grad(const GradRef& ref, const Shape& shape, DType dtype,
                   const std::function<void(const Tensor&, bool)>& write);
   /// Activation memory of this tape's device.
@@ -174,7 +188,12 @@ class Tape {
     BackwardFn backward;
     std::shared_ptr<Scope> scope;
     bool entering = false;  // the marker pushed by enter(): post_backward
+    std::source_location where = {};  // who recorded the operation
   };
+  class Running;
+  Var constant(Tensor value);
+  std::string running() const;
+  void check_gradient(const GradSlot& slot, const Shape& shape, DType dtype) const;
   Var leaf(Tensor value, GradRef slot);
   void require_gradient_arrives(const Var& input) const;
   Tensor moved(const Tensor& value, device::Tier tier) const;
@@ -184,6 +203,7 @@ class Tape {
   std::vector<Node> nodes_;
   std::uint64_t pass_ = 1;  ///< of what nodes_ holds
   bool recording_ = true;
+  const Node* running_ = nullptr;  // whose backward runs
 };
 
 }  // namespace sherd::autograd

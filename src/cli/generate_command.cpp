@@ -15,13 +15,14 @@
 namespace sherd::cli {
 namespace {
 
-const std::string& client_entry(const engine::CheckpointReader& reader, const std::string& key) {
-  const auto& client = reader.manifest().client;
-  const auto found = client.find(key);
-  if (found == client.end() || found->second.empty())
-    fail(ErrorKind::data, "checkpoint ", reader.folder().string(), " does not name its ", key,
-         ": it was not written by `sherd train` on a prepared dataset");
-  return found->second;
+/// The checkpoint's own copy, or else, in one that has none, what it names.
+std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointReader& reader) {
+  const engine::Manifest& manifest = reader.manifest();
+  if (manifest.data.tokenizer.empty() || manifest.data.vocab_size == 0)
+    fail(ErrorKind::data, "checkpoint ", reader.folder().string(),
+         " does not name its tokenizer: it was not trained on a dataset of `sherd prepare`");
+  if (!manifest.files.contains(engine::tokenizer_file)) return data::make_tokenizer(manifest.data.tokenizer);
+  return data::load_sentencepiece((reader.folder() / engine::tokenizer_file).string());
 }
 
 /// Prints text as tokens complete it: bytes of a character that is still incomplete wait for the next token.
@@ -93,7 +94,7 @@ void generate_command(const Arguments& arguments) {
   if (!line.parse(arguments)) return;
   const engine::CheckpointReader reader(engine::checkpoint_folder(line.required("checkpoint")));
   for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
-  const auto tokenizer = data::make_tokenizer(client_entry(reader, "tokenizer"));
+  const auto tokenizer = tokenizer_of(reader);
   config::Config config = config::parse_text(
       reader.manifest().config, cat("the configuration in ", (reader.folder() / "manifest.json").string()));
   config.device = device_section(config.device, line.text("device"));
@@ -102,9 +103,7 @@ void generate_command(const Arguments& arguments) {
   const auto dist = std::make_shared<Distributed>(comm::make_self({}), 0, 1);
   const auto device = engine::make_device(config, *dist);
   const auto kernels = engine::make_kernels(config, *device);
-  const std::int64_t vocab_size =
-      engine::client_number(reader.manifest().client, "vocab_size", reader.folder());
-  auto model = std::make_shared<models::Gpt>(models::gpt_options(config, vocab_size));
+  auto model = std::make_shared<models::Gpt>(models::gpt_options(config, reader.manifest().data.vocab_size));
   sharding::ShardingOptions options;
   options.placements = sharding::make_placements(0, config.precision.compute, config.precision.compute, config.precision.compute);
   sharding::ShardedModel sharded(model, options, {dist->world(), *kernels});

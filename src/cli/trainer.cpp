@@ -38,6 +38,7 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_p
   engine_ = std::make_unique<Engine>(dist_, std::make_shared<models::Gpt>(shape_), request_.config);
   const config::Batch& batch = engine_->config().batch;
   train_loader_ = data_->training_loader(batch, dist_->rank(), dist_->world_size(), engine_->device());
+  engine_->set_training_data(*train_loader_, data_);
   if (data_->validation)
     validation_loader_ = data_->validation_loader(batch, request_.config.training.eval_steps, dist_->rank(),
                                                   dist_->world_size(), engine_->device());
@@ -86,8 +87,7 @@ void Trainer::announce() const {
 
 void Trainer::resume() {
   const std::string& folder = request_.config.training.save_dir;
-  const engine::ClientState client = engine_->load_checkpoint(folder, request_.resume_tag);
-  train_loader_->seek(engine::client_number(client, "data_position", folder));
+  engine_->load_checkpoint(folder, request_.resume_tag);
   saved_step_ = engine_->global_steps();
   if (!speaks()) return;
   log_info("resumed from ", folder, " at step ", engine_->global_steps());
@@ -189,9 +189,7 @@ void Trainer::evaluate() {
 
 void Trainer::save() {
   const config::Training& training = request_.config.training;
-  engine_->save_checkpoint(training.save_dir, "", {{"data_position", std::to_string(train_loader_->position())},
-                                                   {"tokenizer", data_->tokenizer},
-                                                   {"vocab_size", std::to_string(data_->vocab_size)}});
+  engine_->save_checkpoint(training.save_dir);
   saved_step_ = engine_->global_steps();
   dist_->world().reset_traffic();
   if (speaks() && training.keep_last > 0)

@@ -30,7 +30,8 @@ Table<Fp16Section> fp16_table() {
       inside(scaling, boolean("consecutive_hysteresis", &LossScaling::consecutive_hysteresis)));
   table.keys.push_back(
       inside(scaling, real("min_loss_scale", &LossScaling::min_loss_scale, "4", 0, infinity, true)));
-  table.keys.push_back(noted<Fp16Section>("auto_cast", Holds::boolean, "modules take inputs of any dtype"));
+  table.keys.push_back(noted<Fp16Section>("auto_cast", Holds::boolean,
+                                          "Tape::input() always casts floating inputs to the model's dtype"));
   table.keys.push_back(refused<Fp16Section>("fp16_master_weights_and_grads", "true", fp32_masters, is_false));
   return table;
 }
@@ -41,7 +42,7 @@ Table<Bf16Section> bf16_table() {
   table.keys.push_back(boolean("enabled", &Bf16Section::enabled).with_auto(Auto::needs_caller));
   table.keys.push_back(boolean("check_grad_overflow", &Bf16Section::check_grad_overflow));
   table.keys.push_back(noted<Bf16Section>("immediate_grad_update", Holds::boolean,
-                                          "gradients are always reduced as soon as they are there"));
+                                          "gradients are always accumulated as backward makes them"));
   table.keys.push_back(refused<Bf16Section>(
       "bf16_master_weights_and_grads", "true",
       "masters stay fp32, of which training.split_masters keeps 2 bytes beside the bf16 parameter",

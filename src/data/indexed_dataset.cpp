@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "base/error.h"
 #include "data/dataset_info.h"
 
@@ -292,6 +293,12 @@ void IndexedDataset::check_ids(std::span<const std::int32_t> tokens, std::int64_
   fail(ErrorKind::data, "'", bin().string(), "': token ", offset + (bad - tokens.begin()), " of sequence ",
        sequence, " is ", *bad, ", beyond the vocabulary of ", vocab_size,
        "; set model.vocab_size to the tokenizer's size, or prepare the text again with the right tokenizer");
+}
+
+std::uint32_t IndexedDataset::fingerprint() const {
+  const std::span<const std::byte> bytes = tokens_file_.bytes();
+  const std::size_t part = std::min<std::size_t>(bytes.size(), 1 << 20);
+  return crc32c(bytes.last(part).data(), part, crc32c(bytes.data(), part));
 }
 
 void IndexedDataset::check_all_ids(std::int64_t vocab_size) const {

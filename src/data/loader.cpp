@@ -7,14 +7,14 @@
 
 namespace sherd::data {
 
+void LoaderPosition::set(std::int64_t samples) {
+  require(samples >= 0 && samples <= most, "a loader cannot go to the position ", samples);
+  samples_ = samples;
+}
+
 Loader::Loader(LoaderRank rank) : rank_(rank) {
   require(rank.micro_batch > 0, "a micro-batch of ", rank.micro_batch, " samples");
   require(rank.world > 0 && rank.rank >= 0 && rank.rank < rank.world, "rank ", rank.rank, " of ", rank.world);
-}
-
-void Loader::seek(std::int64_t position) {
-  require(position >= 0, "a loader cannot go to the position ", position);
-  position_ = position;
 }
 
 Loader::Iterator::Iterator(Loader& loader, std::int64_t end) : loader_(&loader), end_(end) {

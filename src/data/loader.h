@@ -15,6 +15,22 @@ struct LoaderRank {
   int rank = 0, world = 1;
 };
 
+/// How far a loader has come. Shared by the loader and by whoever saves and restores that (the Engine's
+/// checkpoints), so that either may go first.
+class LoaderPosition {
+ public:
+  /// Far from where arithmetic with positions would overflow.
+  static constexpr std::int64_t most = std::int64_t{1} << 60;
+
+  /// Samples that all ranks together have consumed.
+  std::int64_t samples() const { return samples_; }
+  /// Throws Error{usage} for a position outside [0, most].
+  void set(std::int64_t samples);
+
+ private:
+  std::int64_t samples_ = 0;
+};
+
 /// Gives one rank its micro-batches. All ranks walk one global order of samples: batch k of a run is the next
 /// micro_batch·world samples of it, and rank r takes the r-th contiguous slice. So the samples of an
 /// optimizer step depend on their position in the order only, not on how many ranks share the work. One
@@ -30,9 +46,11 @@ class Loader {
 
   /// Samples that all ranks together have consumed. seek(position()) in another run resumes at the same
   /// sample.
-  std::int64_t position() const { return position_; }
-  /// Throws Error{usage} for a negative position.
-  void seek(std::int64_t position);
+  std::int64_t position() const { return position_->samples(); }
+  /// Throws Error{usage} for a position outside [0, LoaderPosition::most].
+  void seek(std::int64_t position) { position_->set(position); }
+  /// A share of this loader's position: what is set there, the loader goes on from.
+  const std::shared_ptr<LoaderPosition>& shared_position() const { return position_; }
 
   /// Samples of one pass, over all ranks.
   virtual std::int64_t samples_per_epoch() const = 0;
@@ -57,7 +75,7 @@ class Loader {
     bool done_ = false;
     tensor::Batch batch_;
   };
-  Iterator begin() { return {*this, (position_ / samples_per_epoch() + 1) * samples_per_epoch()}; }
+  Iterator begin() { return {*this, (position() / samples_per_epoch() + 1) * samples_per_epoch()}; }
   std::default_sentinel_t end() const { return {}; }
 
  protected:
@@ -65,11 +83,11 @@ class Loader {
   const LoaderRank& rank() const { return rank_; }
   /// Samples of one batch over all ranks.
   std::int64_t global_batch() const { return rank_.micro_batch * rank_.world; }
-  void advance(std::int64_t samples) { position_ += samples; }
+  void advance(std::int64_t samples) { seek(position() + samples); }
 
  private:
   LoaderRank rank_;
-  std::int64_t position_ = 0;
+  std::shared_ptr<LoaderPosition> position_ = std::make_shared<LoaderPosition>();
 };
 
 /// Batches of packed tokens: {"tokens": int32 [b, s], "labels": int32 [b, s]}, labels[i] being the token

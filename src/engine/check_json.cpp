@@ -68,10 +68,4 @@ void check_json(std::string_view text) {
   json::sax_parse(text, &watch);
 }
 
-std::string one_line(std::string text) {
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return text;
-}
-
 }  // namespace sherd::engine

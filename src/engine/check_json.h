@@ -1,6 +1,5 @@
 #pragma once
 
-#include <string>
 #include <string_view>
 
 namespace sherd::engine {
@@ -10,8 +9,5 @@ namespace sherd::engine {
 /// then makes of it is what the file says, and is no larger than the text suggests. Takes time linear in the
 /// text's length, but for a logarithm.
 void check_json(std::string_view text);
-
-/// `text` on one line, for errors that quote a file: control characters become '?'.
-std::string one_line(std::string text);
 
 }  // namespace sherd::engine

@@ -6,7 +6,8 @@
 #include <optional>
 
 #include "base/counted.h"
-#include "base/random.h"
+#include "base/crc32c.h"
+#include "base/log.h"
 #include "engine/gather_results.h"
 #include "engine/same_model.h"
 #include "engine/save_folder.h"
@@ -82,6 +83,14 @@ void write_rank_file(const std::filesystem::path& path, const sharding::ShardedM
   writer.finish();
 }
 
+/// Puts the tokenizer of the training data, if it is a file, among the checkpoint's.
+void write_tokenizer(const std::filesystem::path& folder, const TokenData* tokens, Manifest& manifest) {
+  if (!tokens || tokens->tokenizer_model.empty()) return;
+  const std::string& bytes = tokens->tokenizer_model;
+  write_file_atomically(folder / tokenizer_file, bytes);
+  manifest.files[tokenizer_file] = {bytes.size(), crc32c(bytes.data(), bytes.size())};
+}
+
 }  // namespace
 
 Manifest CheckpointAccess::describe(const Engine& engine, const ClientState& client) {
@@ -98,6 +107,8 @@ Manifest CheckpointAccess::describe(const Engine& engine, const ClientState& cli
   out.compute_dtype = name_of(engine.config_.precision.compute);
   out.config = config::dump(engine.config_);
   out.client = client;
+  if (engine.training_tokens_) out.data = DataRecord::of(*engine.training_tokens_);
+  if (engine.data_position_) out.data.position = engine.data_position_->samples();
   for (const nn::ParameterPtr& parameter : engine.model_->parameters()) {
     const auto dims = parameter->shape.dims();
     out.shapes[parameter->name] = {dims.begin(), dims.end()};
@@ -160,6 +171,7 @@ void CheckpointAccess::save(Engine& engine, const std::string& directory, const 
       manifest.save_id = save_id;
       for (int r = 0; r < engine.dist_->world_size(); ++r)
         manifest.files[rank_file(r)] = sums[static_cast<std::size_t>(r)];
+      write_tokenizer(partial, engine.training_tokens_.get(), manifest);
       write_file_atomically(partial / "manifest.json", manifest.to_json());
       engine.save_folder_->publish(partial, tag);
       return true;
@@ -217,6 +229,19 @@ void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest
   if (engine.scaler_ && !manifest.loss_scaler.empty()) engine.scaler_->restore(manifest.loss_scaler);
 }
 
+void CheckpointAccess::restore_data(Engine& engine, const CheckpointReader& reader) {
+  const std::optional<std::int64_t>& position = reader.manifest().data.position;
+  if (engine.data_position_ && position) engine.data_position_->set(*position);
+  if (engine.dist_->rank() != 0) return;
+  if (engine.data_position_ && !position)
+    log_warning("checkpoint ", reader.folder().string(),
+                " does not say where in the data it stopped: the loader stays at "
+                "sample ",
+                engine.data_position_->samples());
+  for (const std::string& change : changes_since(reader, engine.config_, engine.training_tokens_.get()))
+    log_info("resuming ", reader.folder().string(), ": ", change);
+}
+
 /// What work queued before may still find wrong, with its data or in what it writes, is of the past.
 void CheckpointAccess::forget_findings(Engine& engine) {
   try {
@@ -236,6 +261,7 @@ CheckpointReader CheckpointAccess::open(Engine& engine, const std::string& direc
     reader.emplace(checkpoint_folder(directory, tag));
     check_world(*reader, engine.dist_->world_size());
     require_same_model(*reader, *engine.model_, &engine.config_);
+    if (engine.training_tokens_) require_same_tokenizer(*reader, *engine.training_tokens_);
     reader->verify(rank_file(engine.dist_->rank()));
     return stable_hash(reader->manifest().to_json());
   });
@@ -267,6 +293,7 @@ ClientState CheckpointAccess::load(Engine& engine, const std::string& directory,
     }
   engine.sharded().end_step();
   restore_counters(engine, reader.manifest());
+  restore_data(engine, reader);
   return reader.manifest().client;
 }
 

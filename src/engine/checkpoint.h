@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/atomic_file.h"
+#include "engine/checkpoint_data.h"
 #include "engine/checksum.h"
 #include "engine/engine.h"
 #include "engine/safetensors.h"
@@ -20,6 +21,7 @@ namespace sherd::engine {
 //   DIR/TAG/manifest.json           counters, schedule, caller's strings, configuration, size and CRC-32C of
 //                                   each file; at its end the CRC-32C of all before
 //   DIR/TAG/rank_RRRRR.safetensors  what rank R owns of every tensor
+//   DIR/TAG/tokenizer.model         the SentencePiece model of the training data, where it has one
 //   DIR/.sherd.lock                 while a run saves there (engine/save_folder.h)
 //
 // One act of saving writes its own random "save" into the manifest and the metadata of all files, so that
@@ -41,6 +43,7 @@ struct Manifest {
   std::string compute_dtype;
   std::string config;                  ///< config::dump of the run
   ClientState client;
+  DataRecord data;
   std::map<std::string, std::vector<std::int64_t>> shapes;  ///< of every parameter, by name
   std::map<std::string, FileChecksum> files;
 
@@ -56,11 +59,6 @@ std::string rank_file(int rank);
 
 /// Key in the metadata of a rank's file of the act of saving.
 inline constexpr const char* save_id_key = "sherd.save";
-
-/// The caller's string `key` as a number from 0 to 2^53. Throws Error{data} naming the checkpoint in `folder`
-/// where it is none, or not there.
-std::int64_t client_number(const ClientState& client, const std::string& key,
-                           const std::filesystem::path& folder);
 
 /// The folder that DIR/latest, or `tag`, names. Throws Error{io} when there is none, Error{data} when
 /// DIR/latest holds no name.
@@ -112,6 +110,7 @@ class CheckpointAccess {
   static CheckpointReader open(Engine& engine, const std::string& directory, const std::string& tag);
   static void forget_findings(Engine& engine);
   static void restore_counters(Engine& engine, const Manifest& manifest);
+  static void restore_data(Engine& engine, const CheckpointReader& reader);
 };
 
 }  // namespace sherd::engine

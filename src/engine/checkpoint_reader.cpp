@@ -3,7 +3,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "engine/check_json.h"
+#include "base/excerpt.h"
 #include "engine/checkpoint.h"
 
 namespace sherd::engine {
@@ -49,7 +49,7 @@ fs::path checkpoint_folder(const fs::path& directory, const std::string& tag) {
     name = read_text(latest, "no checkpoint was completed in this folder; check the path");
     while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
     if (name.empty() || name.starts_with('.') || name.find('/') != std::string::npos ||
-        name != one_line(name))
+        name != excerpt(name, name.size()))
       fail(ErrorKind::data, "'", latest.string(),
            "' does not hold the name of a checkpoint: resume from one by naming its tag");
   }
@@ -75,7 +75,7 @@ void CheckpointReader::add(SafetensorsFile file) {
     const auto text = file.metadata().find(entry.name);
     const std::int64_t begin = text == file.metadata().end() ? -1 : begin_of(text->second);
     if (begin < 0 || begin > INT64_MAX - entry.numel())
-      fail(ErrorKind::data, "'", file.path().string(), "' does not say where tensor '", one_line(entry.name),
+      fail(ErrorKind::data, "'", file.path().string(), "' does not say where tensor '", excerpt(entry.name),
            "' begins");
     parts_[entry.name].push_back({files_.size(), begin, entry.numel()});
   }

@@ -12,6 +12,7 @@
 #include "engine/make_device.h"
 #include "engine/same_setup.h"
 #include "engine/save_folder.h"
+#include "engine/token_data.h"
 #include "engine/update_pipeline.h"
 
 namespace sherd {
@@ -84,6 +85,7 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
                                     offload.pipeline_read, offload.pipeline_write});
   tape_ = std::make_unique<autograd::Tape>(*kernels_);
   tape_->recompute = recompute_for(config_);
+  tape_->input_dtype = config_.precision.compute;
   tape_->checkpoints_in_host = config_.training.cpu_checkpointing;
   updates_early_ = may_update_early(config_);
   if (updates_early_)
@@ -424,6 +426,16 @@ void Engine::print_memory() const {
 
 void Engine::claim_save_folder(const std::string& directory) {
   engine::CheckpointAccess::claim(*this, directory);
+}
+
+void Engine::set_training_data(const data::Loader& loader, std::shared_ptr<const engine::TokenData> tokens) {
+  data_position_ = loader.shared_position();
+  training_tokens_ = std::move(tokens);
+  if (dist_->rank() != 0 || !training_tokens_) return;
+  if (training_tokens_->tokenizer.starts_with("spm:") && training_tokens_->tokenizer_model.empty())
+    log_warning("the tokenizer model of '", training_tokens_->tokenizer,
+                "' cannot be read, so checkpoints will lack it and "
+                "`sherd generate` will not know it: put it back, or name it with data.tokenizer");
 }
 
 void Engine::save_checkpoint(const std::string& directory, const std::string& tag, const engine::ClientState& client) {

@@ -19,11 +19,17 @@
 
 namespace sherd {
 
+namespace data {
+class Loader;
+class LoaderPosition;
+}  // namespace data
+
 namespace engine {
 
 class CheckpointAccess;
 class SaveFolder;
 class UpdatePipeline;
+struct TokenData;
 
 /// Wall time of the last optimizer step by phase, in milliseconds, summed over its micro-batches. What is updated while
 /// backward runs counts there. A GPU may be behind: unless wall_clock_breakdown asks for phases that wait for it, its time
@@ -49,7 +55,7 @@ struct StepReport {
   StepTimes times;
 };
 
-/// Strings that a caller wants to find again in a checkpoint (its position in the data, say).
+/// Strings that a caller wants to find again in a checkpoint.
 using ClientState = std::map<std::string, std::string>;
 
 }  // namespace engine
@@ -129,6 +135,11 @@ class Engine {
   engine::IoBytes io_bytes() const;
 
   // ---- checkpoints (engine/checkpoint.h) ----
+  /// The data that training reads. From here on checkpoints hold where `loader` is, so that load_checkpoint()
+  /// puts it back there; and of `tokens`, which may be null, the tokenizer, and by what the dataset is known
+  /// again. initialize() calls this. The loader may go before the engine.
+  void set_training_data(const data::Loader& loader,
+                         std::shared_ptr<const engine::TokenData> tokens = nullptr);
   /// Claims DIR for this run's checkpoints, as the first save_checkpoint() there would, until this engine
   /// ends or saves elsewhere: no other engine can save there meanwhile. Removes what runs that were killed
   /// while they saved there left. Throws Error{io} naming the process that has the folder. Collective.
@@ -136,8 +147,10 @@ class Engine {
   /// Writes DIR/TAG (default global_stepN) whole or not at all, then moves DIR/latest; claims DIR before.
   /// What fails on one rank is thrown on all, and they can go on. Collective.
   void save_checkpoint(const std::string& directory, const std::string& tag = "", const engine::ClientState& client = {});
-  /// Restores everything from DIR/TAG (default: what DIR/latest names) and returns what the caller had saved. Throws
-  /// Error{data} or Error{io} naming file and cause; a world of another size is Error{config}. Collective.
+  /// Restores everything from DIR/TAG (default: what DIR/latest names), the training loader's position too,
+  /// and returns what the caller had saved. Throws Error{data} or Error{io} naming file and cause, also for
+  /// training data of another tokenizer; a world of another size is Error{config}. Other settings that change
+  /// what is trained (another dataset, seed or optimizer) are a line each in rank 0's log. Collective.
   engine::ClientState load_checkpoint(const std::string& directory, const std::string& tag = "");
 
   // ---- parts ----
@@ -199,6 +212,9 @@ class Engine {
   std::int64_t accumulated_ = 0;  ///< micro-batches since the last boundary
   engine::LossReader losses_;     ///< of this rank, since the last boundary
   engine::RunAhead run_ahead_;
+  std::shared_ptr<data::LoaderPosition>
+      data_position_;  ///< of the training loader; null: the engine knows of none
+  std::shared_ptr<const engine::TokenData> training_tokens_;  ///< null: none, or samples of another kind
   engine::StepTimes times_;
   bool updates_early_ = false;          ///< the configuration lets updates begin while backward runs
   std::optional<double> known_loss_;    ///< of the step under way; no weight changes before it is known

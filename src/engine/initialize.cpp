@@ -18,10 +18,12 @@ Initialized initialize(const InitializeOptions& options) {
     out.loader = std::make_unique<data::SampleLoader>(options.training_data,
                                                       data::LoaderRank{config.batch.micro_batch_size, rank, world},
                                                       options.loader_options, out.engine->device());
+    out.engine->set_training_data(*out.loader);
   } else if (config.data) {
     const auto data = engine::open_token_data(config);
     engine::require_same_data(*data, *options.dist);
     out.loader = data->training_loader(config.batch, rank, world, out.engine->device());
+    out.engine->set_training_data(*out.loader, data);
   }
   return out;
 }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/crc32c.h"
+#include "base/excerpt.h"
 #include "engine/check_json.h"
 #include "engine/checkpoint.h"
 #include "optim/loss_scaler.h"
@@ -126,6 +127,38 @@ void read_files(const json& root, Manifest& out) {
     fail(ErrorKind::data, "it names files of more than its ", out.world_size, " ranks");
 }
 
+void read_data(const json& root, DataRecord& out) {
+  const json& data = object_of(root, "data");
+  const auto count = [&](const char* key, std::int64_t largest) {
+    return data.contains(key) ? number_of(data[key], cat("data.", key), 0, largest) : 0;
+  };
+  if (data.contains("position")) out.position = count("position", data::LoaderPosition::most);
+  if (data.contains("tokenizer")) out.tokenizer = text_of(data, "tokenizer");
+  out.vocab_size = count("vocab_size", most);
+  out.tokens = count("tokens", most);
+  out.sequences = count("sequences", most);
+  out.fingerprint = static_cast<std::uint32_t>(count("fingerprint", UINT32_MAX));
+}
+
+std::int64_t number_in(const std::string& text, const char* key, std::int64_t largest) {
+  std::int64_t number = -1;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || stop != text.data() + text.size() || number < 0 || number > largest)
+    fail(ErrorKind::data, "client.", key, " is '", excerpt(text, 40), "', not a whole number from 0 to ", largest);
+  return number;
+}
+
+/// What `sherd train` kept among the caller's strings in format 1.
+void read_data_of_client(const ClientState& client, DataRecord& out) {
+  const auto position = client.find("data_position"), tokenizer = client.find("tokenizer"),
+             vocab_size = client.find("vocab_size");
+  // Other programs may have strings of these names; `sherd train` wrote all three.
+  if (position == client.end() || tokenizer == client.end() || vocab_size == client.end()) return;
+  out.position = number_in(position->second, "data_position", data::LoaderPosition::most);
+  out.tokenizer = tokenizer->second;
+  out.vocab_size = number_in(vocab_size->second, "vocab_size", most);
+}
+
 Manifest parse(const std::string& text) {
   check_json(text);
   const json root = json::parse(text);
@@ -137,7 +170,7 @@ Manifest parse(const std::string& text) {
          unsealed_format_name);
   if (sealed) check_seal(text);
   // A later format of which a byte changed must not pass for one without a checksum.
-  if (!sealed && (root.contains("crc32c") || root.contains("save")))
+  if (!sealed && (root.contains("crc32c") || root.contains("save") || root.contains("data")))
     fail(ErrorKind::data, "its format was changed or damaged after it was written");
   Manifest out;
   if (sealed) out.save_id = text_of(root, "save");
@@ -149,8 +182,20 @@ Manifest parse(const std::string& text) {
   check_states(out);
   const json& client = object_of(root, "client");
   for (const auto& [key, value] : client.items()) out.client[key] = text_of(client, key);
+  if (sealed) read_data(root, out.data);
+  else read_data_of_client(out.client, out.data);
   read_shapes(root, out);
   read_files(root, out);
+  return out;
+}
+
+nlohmann::ordered_json to_json_object(const DataRecord& data) {
+  auto out = nlohmann::ordered_json::object();
+  if (data.position) out["position"] = *data.position;
+  if (!data.tokenizer.empty()) out["tokenizer"] = data.tokenizer;
+  if (data.vocab_size > 0) out["vocab_size"] = data.vocab_size;
+  if (data.tokens > 0)
+    out["tokens"] = data.tokens, out["sequences"] = data.sequences, out["fingerprint"] = data.fingerprint;
   return out;
 }
 
@@ -176,6 +221,7 @@ std::string Manifest::to_json() const {
   root["scheduler"] = scheduler;
   root["loss_scaler"] = loss_scaler;
   root["client"] = client;
+  root["data"] = to_json_object(data);
   root["config"] = config;
   root["shapes"] = shapes;
   json sums = json::object();  // an ordered one takes quadratic time to fill
@@ -198,26 +244,9 @@ Manifest Manifest::from_json(const std::string& text, const std::filesystem::pat
     return parse(text);
   } catch (const Error& error) {
     fail(ErrorKind::data, "'", path.string(),
-         "' is not a manifest of a whole checkpoint: ", one_line(error.what()),
+         "' is not a manifest of a whole checkpoint: ", excerpt(error.what(), 400),
          "; resume from another checkpoint by naming its tag");
   }
-}
-
-std::int64_t client_number(const ClientState& client, const std::string& key,
-                           const std::filesystem::path& folder) {
-  const auto found = client.find(key);
-  std::int64_t number = -1;
-  if (found != client.end()) {
-    const char *begin = found->second.data(), *end = begin + found->second.size();
-    const auto [stop, error] = std::from_chars(begin, end, number);
-    if (error != std::errc() || stop != end || number > most) number = -1;
-  }
-  if (number < 0)
-    fail(ErrorKind::data, "checkpoint ", folder.string(),
-         found == client.end() ? " does not name its " : " has a wrong ", key,
-         found == client.end() ? "" : cat(" ('", one_line(found->second.substr(0, 40)), "')"),
-         ": it was not written by `sherd train` on a prepared dataset");
-  return number;
 }
 
 }  // namespace sherd::engine

@@ -67,7 +67,7 @@ struct SafetensorsFile::Content {
   explicit Content(fs::path file) : path(std::move(file)) {}
   template <class... Args>
   [[noreturn]] void bad(const Args&... args) const {
-    fail(ErrorKind::data, "'", path.string(), "' is not a valid safetensors file: ", one_line(cat(args...)));
+    fail(ErrorKind::data, "'", path.string(), "' is not a valid safetensors file: ", excerpt(cat(args...), 400));
   }
   void read_header();
   json parse_header(std::string_view text) const;
@@ -250,7 +250,7 @@ const SafetensorsEntry& SafetensorsFile::at(std::string_view name) const {
 void SafetensorsFile::read_bytes(const SafetensorsEntry& entry, std::uint64_t first,
                                  std::span<std::byte> to) const {
   if (first > entry.bytes || to.size() > entry.bytes - first)
-    fail(ErrorKind::data, "tensor '", one_line(entry.name), "' in '", path().string(), "' has ", entry.bytes,
+    fail(ErrorKind::data, "tensor '", excerpt(entry.name), "' in '", path().string(), "' has ", entry.bytes,
          " bytes; [", first, ", ", first + to.size(), ") reaches outside");
   if (!to.empty()) content_->read(content_->payload + entry.offset + first, to);
 }

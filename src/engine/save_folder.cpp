@@ -12,8 +12,8 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "base/log.h"
-#include "engine/check_json.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -62,7 +62,7 @@ void require_good_tag(const std::string& tag) {
   const bool plain =
       !tag.empty() && tag.find('/') == std::string::npos && !tag.starts_with('.') && tag.back() != ' ' &&
       std::none_of(tag.begin(), tag.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; });
-  require(plain, "a checkpoint cannot be called '", one_line(tag),
+  require(plain, "a checkpoint cannot be called '", excerpt(tag),
           "': a tag is a file name without '/', control characters, a '.' at "
           "its beginning or a space at its end");
   require(tag != "latest" && tag != "latest.partial" && !is_leftover(tag), "a checkpoint cannot be called '",

@@ -1,6 +1,7 @@
 #include "engine/token_data.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "base/error.h"
 #include "data/tokenizer.h"
@@ -27,6 +28,17 @@ std::int64_t vocabulary(const config::Config& config, const TokenData& data) {
   return asked > 0 ? asked : known;
 }
 
+/// Training needs none, so a file that is missing is no error here; Engine::set_training_data() tells of it.
+std::string tokenizer_model(const std::string& spec) {
+  constexpr std::string_view spm = "spm:";
+  if (!spec.starts_with(spm)) return {};
+  try {
+    return data::read_model_file(spec.substr(spm.size()));
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 }  // namespace
 
 std::int64_t vocabulary_size(const config::Config& config) {
@@ -50,6 +62,7 @@ std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
   out->dataset = data::IndexedDataset::open(config.data->path);
   describe(config, *out);
   out->vocab_size = vocabulary(config, *out);
+  out->tokenizer_model = tokenizer_model(out->tokenizer);
   const auto ranges = data::split_sequences(out->dataset->sequences(), config.data->split);
   data::PackingOptions packing;
   packing.seq_length = config.model->seq_length;

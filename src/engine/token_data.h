@@ -16,6 +16,8 @@ struct TokenData {
   std::shared_ptr<const data::IndexedDataset> dataset;
   std::optional<data::DatasetInfo> info;  ///< absent for datasets that other programs wrote
   std::string tokenizer;                  ///< spec for data::make_tokenizer; empty: unknown
+  std::string
+      tokenizer_model;  ///< the bytes of "spm:MODEL"; empty for others, and where the file cannot be read
   std::int64_t vocab_size = 0;            ///< ids in the data are below this
   std::shared_ptr<const data::PackedSamples> train;
   std::shared_ptr<const data::PackedSamples> validation;  ///< null where data.split leaves it no sequence

@@ -17,7 +17,7 @@ void require_alike(const char* kernel, const Tensor& first, std::initializer_lis
     require(other->shape() == first.shape(), kernel, ": shapes differ: ", other->shape().str(), " and ",
             first.shape().str());
     require(other->dtype() == first.dtype(), kernel, ": dtypes differ: ", name_of(other->dtype()), " and ",
-            name_of(first.dtype()), "; copy() one to the other's first");
+            name_of(first.dtype()), "; convert one first (Kernels::copy(), autograd::cast())");
   }
 }
 

@@ -40,7 +40,7 @@ TEST(Manifest, NoByteCanChangeUnnoticed) {
     }
   for (std::size_t size = 0; size < good.size(); ++size)
     EXPECT_THROW(Manifest::from_json(good.substr(0, size), "m"), Error) << size;
-  for (const char* key : {"data_position", "global_steps", "optimizer_steps", "scheduler", "skipped_steps"}) {
+  for (const char* key : {"position", "global_steps", "optimizer_steps", "scheduler", "skipped_steps"}) {
     std::string bad = good;
     const std::size_t digit = bad.find_first_of("0123456789", bad.find(cat("\"", key, "\"")));
     bad[digit] = bad[digit] == '1' ? '0' : '1';
@@ -67,7 +67,6 @@ TEST(Manifest, TheFormatBeforeIsReadAndItsValuesHeldToTheirRanges) {
   const Manifest read = Manifest::from_json(old, "m");
   EXPECT_EQ(read.save_id, "");
   EXPECT_EQ(read.global_steps, 7);
-  EXPECT_EQ(read.client.at("data_position"), "28");
 
   const auto with = [&](const std::string& part, const std::string& other) {
     std::string text = old;
@@ -109,14 +108,36 @@ TEST(Manifest, TakesUtf8Only) {
   expect_error(ErrorKind::usage, "UTF-8", [&] { (void)manifest.to_json(); });
 }
 
-TEST(Manifest, NumbersOfTheCallerAreChecked) {
-  const ClientState client{{"a", "12"}, {"b", "-1"}, {"c", "18446744073709551615"}, {"d", "1x"}, {"e", ""}};
-  EXPECT_EQ(client_number(client, "a", "/folder"), 12);
-  for (const char* key : {"b", "c", "d", "e"})
-    expect_error(ErrorKind::data, cat("checkpoint /folder has a wrong ", key),
-                 [&] { client_number(client, key, "/folder"); });
-  expect_error(ErrorKind::data, "/folder does not name its f",
-               [&] { client_number(client, "f", "/folder"); });
+TEST(Manifest, NumbersOfTheDataAreChecked) {
+  const auto with = [](const std::string& part, const std::string& other) {
+    std::string text = sample_manifest().to_json();
+    const std::size_t at = text.find(part);
+    EXPECT_NE(at, std::string::npos) << part;
+    return sealed(text.replace(at, part.size(), other));
+  };
+  EXPECT_EQ(Manifest::from_json(with("\"position\": 28", "\"position\": 29"), "m").data.position, 29);
+  for (const char* value : {"-1", "\"5\"", "null", "true", "1.5", "1e30", "[3]", "1152921504606846977",
+                            "9223372036854775807", "18446744073709551615"})
+    expect_bad(with("\"position\": 28", cat("\"position\": ", value)), "data.position is");
+  expect_bad(with("\"fingerprint\": 4294967295", "\"fingerprint\": 4294967296"), "data.fingerprint is 4294967296");
+  expect_bad(with("\"tokenizer\": \"byte\"", "\"tokenizer\": 5"), "tokenizer is not a string");
+}
+
+TEST(Manifest, StringsOfFormat1TellOfTheData) {
+  Manifest old = sample_manifest();
+  old.data = {};
+  old.client = {{"data_position", "24"}, {"tokenizer", "byte"}, {"vocab_size", "257"}};
+  const Manifest back = Manifest::from_json(manifest_of_format_1(old), "manifest.json");
+  EXPECT_EQ(back.data.position, 24);
+  EXPECT_EQ(back.data.tokenizer, "byte");
+  EXPECT_EQ(back.data.vocab_size, 257);
+  for (const char* value : {"", "-3", "24x", "1e3", " 24", "99999999999999999999", "1152921504606846977"}) {
+    old.client["data_position"] = value;
+    expect_bad(manifest_of_format_1(old), "client.data_position is");
+  }
+  // Another program's strings, which happen to have one of these names.
+  old.client = {{"data_position", "page 3"}};
+  EXPECT_EQ(Manifest::from_json(manifest_of_format_1(old), "manifest.json").data.position, std::nullopt);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "base/crc32c.h"
 #include "engine/checkpoint.h"
 
 namespace sherd::engine {
@@ -17,10 +18,20 @@ inline Manifest sample_manifest() {
   out.loss_scaler = "scale=0x1p+16 iteration=7 last_overflow=2 hysteresis=1";
   out.compute_dtype = "bf16";
   out.config = "{\"train_batch_size\": 8}";
-  out.client = {{"data_position", "28"}, {"note", "ü \"quoted\"\n"}};
+  out.data.position = 28;
+  out.data.tokenizer = "byte";
+  out.data.vocab_size = 257, out.data.tokens = 4096, out.data.sequences = 3, out.data.fingerprint = 4294967295u;
+  out.client = {{"note", "ü \"quoted\"\n"}};
   out.shapes = {{"wte.weight", {256, 32}}, {"scalar", {}}};
   out.files = {{"rank_00000.safetensors", {1234, 17}}, {"rank_00001.safetensors", {777, 4294967295u}}};
   return out;
+}
+
+/// A changed manifest with the checksum of what it now says.
+inline std::string sealed(std::string text) {
+  const std::string key = ",\n \"crc32c\": ";
+  text.erase(text.rfind(key));
+  return cat(text, key, crc32c(text.data(), text.size()), "\n}\n");
 }
 
 /// As versions without checksum and save id wrote it.
@@ -30,6 +41,8 @@ inline std::string manifest_of_format_1(const Manifest& manifest = sample_manife
   text += "\n}\n";
   const std::size_t save = text.find("\"save\"");
   text.erase(save, text.find("\"world_size\"") - save);
+  const std::size_t data = text.find("\"data\"");
+  text.erase(data, text.find("\"config\"") - data);
   return text.replace(text.find("checkpoint-2"), 12, "checkpoint-1");
 }
 

@@ -1,0 +1,131 @@
+#include "engine/checkpoint_data.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <tuple>
+
+#include "base/crc32c.h"
+#include "engine/checkpoint.h"
+
+namespace sherd::engine {
+DataRecord DataRecord::of(const TokenData& tokens) {
+  DataRecord out;
+  out.tokenizer = tokens.tokenizer;
+  out.vocab_size = tokens.vocab_size;
+  out.tokens = tokens.dataset->tokens();
+  out.sequences = tokens.dataset->sequences();
+  out.fingerprint = tokens.dataset->fingerprint();
+  return out;
+}
+
+namespace {
+
+std::string_view kind_of(std::string_view tokenizer) {
+  return tokenizer.substr(0, tokenizer.find(':'));
+}
+
+std::string described(const DataRecord& data, const std::optional<FileChecksum>& model) {
+  return cat(data.tokenizer.empty() ? "an unknown one" : cat("'", data.tokenizer, "'"), " of ",
+             data.vocab_size, " ids",
+             model ? cat(" (a model of ", model->bytes, " bytes with CRC-32C ", model->crc32c, ")") : "");
+}
+
+std::optional<FileChecksum> model_of(const Manifest& manifest) {
+  const auto copy = manifest.files.find(tokenizer_file);
+  return copy == manifest.files.end() ? std::nullopt : std::optional(copy->second);
+}
+
+std::optional<FileChecksum> model_of(const TokenData& tokens) {
+  const std::string& bytes = tokens.tokenizer_model;
+  if (bytes.empty()) return std::nullopt;
+  return FileChecksum{bytes.size(), crc32c(bytes.data(), bytes.size())};
+}
+
+}  // namespace
+
+void require_same_tokenizer(const CheckpointReader& reader, const TokenData& tokens) {
+  const DataRecord &saved = reader.manifest().data, here = DataRecord::of(tokens);
+  const std::optional<FileChecksum> saved_model = model_of(reader.manifest()), model = model_of(tokens);
+  const bool other_size = saved.vocab_size > 0 && saved.vocab_size != here.vocab_size;
+  const bool both_named = !saved.tokenizer.empty() && !here.tokenizer.empty();
+  const bool other_kind = both_named && kind_of(saved.tokenizer) != kind_of(here.tokenizer);
+  if (!other_size && !other_kind && !(saved_model && model && *saved_model != *model)) return;
+  fail(ErrorKind::data, "checkpoint ", reader.folder().string(), " was trained on tokens of ",
+       described(saved, saved_model), ", and the data here, ", tokens.dataset->prefix(), ", are tokens of ",
+       described(here, model), ": set data.path to tokens of the checkpoint's tokenizer",
+       saved_model ? cat(" (`sherd prepare --tokenizer spm:", (reader.folder() / tokenizer_file).string(),
+                         "` makes them)")
+                   : "",
+       ", or train a new model into another folder");
+}
+
+namespace {
+
+/// Whether a key leaves what is trained as it is, to the bit: where things lie, how much memory and time they
+/// may take, what is told and when. The tokenizer and the dataset are compared by what they hold.
+bool is_without_effect(std::string_view key) {
+  constexpr std::array prefixes{"zero_optimization.", "aio.",      "activation_checkpointing.",
+                                "parallel.",          "data.path", "data.tokenizer"};
+  constexpr std::array keys{
+      "steps_per_print",  "wall_clock_breakdown",           "memory_breakdown", "dump_state", "log_level",
+      "model.vocab_size", "model.pad_vocab_to_multiple_of", "model.init_std"};
+  constexpr std::array of_training{"training.seed", "training.moments_dtype"};
+  constexpr std::array of_device{"device.tf32", "device.fused_gelu"};
+  const auto is = [&](const char* other) { return key == other; };
+  if (key.starts_with("training.")) return std::none_of(of_training.begin(), of_training.end(), is);
+  if (key.starts_with("device.")) return std::none_of(of_device.begin(), of_device.end(), is);
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [&](const char* prefix) { return key.starts_with(prefix); }) ||
+         std::any_of(keys.begin(), keys.end(), is);
+}
+
+std::map<std::string, std::string> effective_keys(const config::Config& config) {
+  std::map<std::string, std::string> out;
+  for (const auto& [key, value] : config::flat_dump(config))
+    if (!is_without_effect(key)) out[key] = value;
+  return out;
+}
+
+void add_changed_keys(const config::Config& saved, const config::Config& config,
+                      std::vector<std::string>& out) {
+  const auto there = effective_keys(saved), here = effective_keys(config);
+  const auto value_in = [](const auto& keys, const std::string& key) {
+    const auto found = keys.find(key);
+    return found == keys.end() ? "not set" : found->second;
+  };
+  for (const auto& [key, value] : there)
+    if (value_in(here, key) != value)
+      out.push_back(cat(key, " was ", value, " and is ", value_in(here, key)));
+  for (const auto& [key, value] : here)
+    if (!there.contains(key)) out.push_back(cat(key, " was not set and is ", value));
+}
+
+}  // namespace
+
+std::vector<std::string> changes_since(const CheckpointReader& reader, const config::Config& config,
+                                       const TokenData* tokens) {
+  std::vector<std::string> out;
+  const DataRecord& saved = reader.manifest().data;
+  if (tokens && saved.tokens > 0) {
+    const DataRecord here = DataRecord::of(*tokens);
+    if (std::tie(saved.tokens, saved.sequences, saved.fingerprint) !=
+        std::tie(here.tokens, here.sequences, here.fingerprint))
+      out.push_back(cat("the dataset had ", saved.tokens, " tokens in ", saved.sequences,
+                        " sequences (fingerprint ", saved.fingerprint, ") and has ", here.tokens, " in ",
+                        here.sequences, " (", here.fingerprint, ")"));
+  }
+  if (tokens && kind_of(saved.tokenizer) == "spm" && !(model_of(reader.manifest()) && model_of(*tokens)))
+    out.push_back(cat("whether its tokenizer, '", saved.tokenizer, "', is '", tokens->tokenizer,
+                      "' cannot be told, as not both model files are there"));
+  try {
+    add_changed_keys(config::parse_text(reader.manifest().config, "the checkpoint's configuration"), config,
+                     out);
+  } catch (const Error& error) {
+    out.push_back(
+        cat("its configuration cannot be compared with this one: ", error.what()));  // of another version
+  }
+  return out;
+}
+
+}  // namespace sherd::engine

@@ -296,9 +296,14 @@ void IndexedDataset::check_ids(std::span<const std::int32_t> tokens, std::int64_
 }
 
 std::uint32_t IndexedDataset::fingerprint() const {
-  const std::span<const std::byte> bytes = tokens_file_.bytes();
-  const std::size_t part = std::min<std::size_t>(bytes.size(), 1 << 20);
-  return crc32c(bytes.last(part).data(), part, crc32c(bytes.data(), part));
+  const std::uint64_t size = tokens_file_.size();
+  std::vector<std::byte> part(std::min<std::uint64_t>(size, 1 << 20));
+  std::uint32_t sum = 0;
+  for (const std::uint64_t offset : {std::uint64_t{0}, size - part.size()}) {
+    tokens_file_.read(offset, part);
+    sum = crc32c(part.data(), part.size(), sum);
+  }
+  return sum;
 }
 
 void IndexedDataset::check_all_ids(std::int64_t vocab_size) const {

@@ -60,7 +60,7 @@ template <class Make>
 auto with_room_for_code(const Make& make) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  constexpr std::size_t room = std::size_t{32} << 20;  // more than it takes: others take memory meanwhile
+  constexpr std::size_t room = std::size_t{64} << 20;  // more than it takes: others take memory meanwhile
   void* probe =
       ::mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (probe == MAP_FAILED)

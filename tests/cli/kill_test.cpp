@@ -89,7 +89,9 @@ class Kill : public Train {
   void expect_same(const Losses& expected, bool ended) const {
     const Losses got = losses("m.jsonl");
     for (const auto& [step, loss] : got) EXPECT_EQ(loss, expected.at(step)) << "step " << step;
-    if (ended) EXPECT_EQ(got.size(), expected.size());
+    if (ended) {
+      EXPECT_EQ(got.size(), expected.size());
+    }
   }
 };
 
@@ -125,7 +127,9 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameRun) {
     if (!fs::exists(folder_ / "run")) continue;
     for (const std::string& name : names())
       partials += name.ends_with(".partial") || name.ends_with(".removed");
-    if (saved()) EXPECT_NO_THROW(read_latest());
+    if (saved()) {
+      EXPECT_NO_THROW(read_latest());
+    }
     EXPECT_EQ(count(read_text(folder_ / "kill.err"), "is in use by"), 0u);
     expect_same(expected, code == 0);
     if (code != 0) continue;

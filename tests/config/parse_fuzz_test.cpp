@@ -4,6 +4,7 @@
 
 #include "config/support.h"
 #include "support/mutate.h"
+#include "support/places.h"
 #include "support/temp_folder.h"
 
 namespace sherd::config {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "support/places.h"
 #include "support/temp_folder.h"
 
 namespace sherd {
@@ -23,7 +24,7 @@ class OwnModelExample : public ::testing::TestWithParam<const char*> {
     testing::write_text(folder_ / "c.json", config);
     const std::string out = (folder_ / "out").string();
     const std::string command =
-        SHERD_OWN_MODEL " " + (folder_ / "c.json").string() + " --ranks 2 >" + out + " 2>&1 </dev/null";
+        SHERD_EXAMPLES "/own_model " + (folder_ / "c.json").string() + " --ranks 2 >" + out + " 2>&1 </dev/null";
     EXPECT_EQ(std::system(("timeout 120 " + command).c_str()), 0) << read_text(out);
     std::vector<double> found;
     const std::string text = read_text(out);

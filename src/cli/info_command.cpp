@@ -53,8 +53,8 @@ std::string cuda_text() {
   const auto library = [](const char* name, const std::string& version) {
     return cat(version.empty() ? ", no " : ", ", name, version.empty() ? "" : " ", version);
   };
-  return cat("built with ", status.version, library("cuDNN", tensor::cudnn_library()),
-             library("NCCL", comm::nccl_library()),
+  return cat("built with ", status.version, library("cuDNN", tensor::cudnn_version()),
+             library("NCCL", comm::nccl_version()),
              status.driver_version.empty() ? ", no driver" : cat(", driver for ", status.driver_version));
 }
 

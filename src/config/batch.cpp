@@ -1,5 +1,6 @@
 #include <initializer_list>
 
+#include "base/counted.h"
 #include "config/config.h"
 #include "config/tables.h"
 
@@ -26,7 +27,7 @@ std::int64_t product(std::initializer_list<std::int64_t> numbers) {
   return out;
 }
 
-std::string counted(std::int64_t samples) {
+std::string told(std::int64_t samples) {
   return samples < limit ? std::to_string(samples) : "2^31 or more";
 }
 
@@ -47,9 +48,9 @@ std::string suggestion(const Batch& given, const Batch& filled, std::int64_t ran
 [[noreturn]] void mismatch(const Batch& given, const Batch& filled, std::int64_t ranks) {
   fail(ErrorKind::config, tb_key, " ", shown(given.train_batch_size), ", ", mb_key, " ",
        shown(given.micro_batch_size), ", ", gas_key, " ", shown(given.gradient_accumulation_steps), " and ",
-       ranks, " data-parallel rank", ranks == 1 ? "" : "s", " do not fit: ", filled.micro_batch_size, " x ",
+       counted(ranks, "data-parallel rank"), " do not fit: ", filled.micro_batch_size, " x ",
        filled.gradient_accumulation_steps, " x ", ranks, " = ",
-       counted(product({filled.micro_batch_size, filled.gradient_accumulation_steps, ranks})),
+       told(product({filled.micro_batch_size, filled.gradient_accumulation_steps, ranks})),
        " samples per step; ", suggestion(given, filled, ranks));
 }
 
@@ -102,7 +103,7 @@ Batch resolve_batch(const Config& config, int dp_world) {
   const Batch out = infer(given, dp_world);
   if (out.train_batch_size >= limit)
     fail(ErrorKind::config, mb_key, " ", given.micro_batch_size, ", ", gas_key, " ",
-         out.gradient_accumulation_steps, " and ", dp_world, " data-parallel rank", dp_world == 1 ? "" : "s",
+         out.gradient_accumulation_steps, " and ", counted(dp_world, "data-parallel rank"),
          " make 2^31 samples per step or more; lower them");
   if (out.micro_batch_size <= 0 || out.gradient_accumulation_steps <= 0 ||
       out.train_batch_size / out.micro_batch_size / out.gradient_accumulation_steps != dp_world ||

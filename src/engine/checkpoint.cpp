@@ -45,15 +45,21 @@ std::vector<Kept> kept_states(Segment& segment, const std::vector<std::string>& 
   return out;
 }
 
-/// Calls visit(kept, parameter, piece) for all that this rank must write: its own part, so that the ranks together write
-/// everything once, replicated or not.
+/// What a rank writes, its own part, so that the ranks together write everything once, replicated or not; and what it reads.
+enum class Extent : std::uint8_t { written, read };
+
+/// Calls visit(kept, parameter, piece) for the rank's part of the weights and of the moments called `moment_names`.
 template <class Visit>
-void for_each_owned(const sharding::ShardedModel& model, const Optimizer& optimizer, const Visit& visit) {
+void for_each_piece(const sharding::ShardedModel& model, const std::vector<std::string>& moment_names, Extent extent,
+                    const Visit& visit) {
   for (const auto& unit : model.units())
     for (const auto& segment : unit->segments())
-      for (const Kept& kept : kept_states(*segment, optimizer.moment_names()))
-        for (const Piece& piece : segment->layout().pieces(segment->own_begin(), segment->own_end()))
+      for (const Kept& kept : kept_states(*segment, moment_names)) {
+        const bool own = extent == Extent::written;
+        for (const Piece& piece : segment->layout().pieces(own ? segment->own_begin() : kept.begin,
+                                                           own ? segment->own_end() : kept.end))
           visit(kept, *segment->layout().parameters()[piece.slot], piece);
+      }
 }
 
 /// Calls visit(done, elements) over `count` elements in pieces that memory hardly notices.
@@ -69,12 +75,13 @@ void write_rank_file(const std::filesystem::path& path, const sharding::ShardedM
                      const Optimizer& optimizer, device::Device& device, const std::string& save_id) {
   std::vector<SafetensorsSpec> specs;
   std::map<std::string, std::string> offsets{{save_id_key, save_id}};
-  for_each_owned(model, optimizer, [&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
+  const auto each = [&](const auto& visit) { for_each_piece(model, optimizer.moment_names(), Extent::written, visit); };
+  each([&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
     specs.push_back({kept.kind + "." + parameter.name, kept.dtype, {piece.count}});
     offsets[specs.back().name] = std::to_string(piece.parameter_begin);
   });
   SafetensorsWriter writer(path, std::move(specs), offsets);
-  for_each_owned(model, optimizer, [&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
+  each([&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
     in_chunks(device, kept.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
       kept.read(piece.flat_begin + done, elements);
       writer.write(kept.kind + "." + parameter.name, done, elements);
@@ -130,32 +137,39 @@ void CheckpointAccess::claim(Engine& engine, const std::string& directory) {
   });
 }
 
-/// Makes the partial folder of a new act of saving, whose id all ranks return.
+/// Makes the partial folder of a new act of saving, whose id all ranks return, where all ranks can save.
 std::string CheckpointAccess::begin_save(Engine& engine, const std::filesystem::path& base,
                                          const std::string& tag) {
-  const auto drawn = gather_results(*engine.dist_, cat("checkpoint ", tag, " begun"), [&] {
-    std::array<char, 16> id{};
-    if (engine.dist_->rank() != 0) return id;
-    take_folder(engine, base);
-    const std::string text = new_save_id();
-    std::copy(text.begin(), text.end(), id.begin());
-    std::error_code error;
-    const auto folder = partial_folder(base, tag, text);
-    if (!std::filesystem::create_directory(folder, error))
-      fail(ErrorKind::io, "cannot create '", folder.string(), "': ", error.message());
-    return id;
-  });
-  return {drawn[0].begin(), drawn[0].end()};
+  std::filesystem::path partial;  // of rank 0, once it is there
+  try {
+    const auto drawn = gather_results(*engine.dist_, cat("checkpoint ", tag, " begun"), [&] {
+      engine.require_finite_update();
+      engine.require_whole_weights("save_checkpoint()");
+      require(engine.accumulated_ == 0, "save at an accumulation boundary: ", engine.accumulated_,
+              " micro-batches have gradients that no update took up yet");
+      require_good_tag(tag);
+      std::array<char, 16> id{};
+      if (engine.dist_->rank() != 0) return id;
+      take_folder(engine, base);
+      const std::string text = new_save_id();
+      std::copy(text.begin(), text.end(), id.begin());
+      std::error_code error;
+      const auto folder = partial_folder(base, tag, text);
+      if (!std::filesystem::create_directory(folder, error))
+        fail(ErrorKind::io, "cannot create '", folder.string(), "': ", error.message());
+      partial = folder;
+      return id;
+    });
+    return {drawn[0].begin(), drawn[0].end()};
+  } catch (...) {
+    if (!partial.empty()) remove_folder(partial);
+    throw;
+  }
 }
 
 void CheckpointAccess::save(Engine& engine, const std::string& directory, const std::string& tag,
                             const ClientState& client) {
-  engine.require_finite_update();
-  engine.require_whole_weights("save_checkpoint()");
-  require(engine.accumulated_ == 0, "save at an accumulation boundary: ", engine.accumulated_,
-          " micro-batches have gradients that no update took up yet");
   require(!directory.empty(), "a checkpoint needs a folder");
-  require_good_tag(tag);
   const std::filesystem::path base = std::filesystem::absolute(directory);
   const int rank = engine.dist_->rank();
   const std::string save_id = begin_save(engine, base, tag);
@@ -192,27 +206,31 @@ void check_world(const CheckpointReader& reader, int world_size) {
          " (resuming at another world size is not in this build)");
 }
 
-/// Reads each of `kinds`; the compute parameters follow from the weights.
-void read_segment(const CheckpointReader& reader, const Segment& segment, const std::vector<Kept>& kinds,
-                  device::Device& device) {
-  for (const Kept& kept : kinds)
-    for (const Piece& piece : segment.layout().pieces(kept.begin, kept.end))
-      in_chunks(device, kept.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
-        reader.read(kept.kind, segment.layout().parameters()[piece.slot]->name, piece.parameter_begin + done, elements);
-        kept.write(piece.flat_begin + done, elements);
-      });
+/// Reads this rank's weights, from which the compute parameters follow, and moments. Calls no collective.
+void read_states(const CheckpointReader& reader, const sharding::ShardedModel& model,
+                 const std::vector<std::string>& moment_names, device::Device& device) {
+  for_each_piece(model, moment_names, Extent::read,
+                 [&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
+                   in_chunks(device, kept.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
+                     reader.read(kept.kind, parameter.name, piece.parameter_begin + done, elements);
+                     kept.write(piece.flat_begin + done, elements);
+                   });
+                 });
+}
+
+/// Collective: all ranks have read theirs.
+void publish_all(sharding::ShardedModel& model) {
+  for (const auto& unit : model.units())
+    for (const auto& segment : unit->segments()) model.publish(*segment);
+  model.end_step();
 }
 
 }  // namespace
 
 void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model, tensor::Kernels& kernels) {
   require_same_model(reader, model.model(), nullptr);
-  for (const auto& unit : model.units())
-    for (const auto& segment : unit->segments()) {
-      read_segment(reader, *segment, {kept_states(*segment, {}).front()}, kernels.device());
-      model.publish(*segment);
-    }
-  model.end_step();
+  read_states(reader, model, {}, kernels.device());
+  publish_all(model);
 }
 
 void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest) {
@@ -262,6 +280,11 @@ CheckpointReader CheckpointAccess::open(Engine& engine, const std::string& direc
     check_world(*reader, engine.dist_->world_size());
     require_same_model(*reader, *engine.model_, &engine.config_);
     if (engine.training_tokens_) require_same_tokenizer(*reader, *engine.training_tokens_);
+    for_each_piece(engine.sharded(), engine.optimizer_->moment_names(), Extent::read,
+                   [&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
+                     reader->require_state(kept.kind, parameter.name, piece.parameter_begin,
+                                           piece.parameter_begin + piece.count, kept.dtype);
+                   });
     reader->verify(rank_file(engine.dist_->rank()));
     return stable_hash(reader->manifest().to_json());
   });
@@ -286,12 +309,11 @@ ClientState CheckpointAccess::load(Engine& engine, const std::string& directory,
     return true;
   });
   engine.spoiled_ = cat("loading ", reader.folder().string(), " has ended half-way");
-  for (const auto& unit : engine.sharded().units())
-    for (const auto& segment : unit->segments()) {
-      read_segment(reader, *segment, kept_states(*segment, engine.optimizer_->moment_names()), *engine.device_);
-      engine.sharded().publish(*segment);
-    }
-  engine.sharded().end_step();
+  gather_results(*engine.dist_, "checkpoint read", [&] {
+    read_states(reader, engine.sharded(), engine.optimizer_->moment_names(), *engine.device_);
+    return true;
+  });
+  publish_all(engine.sharded());
   restore_counters(engine, reader.manifest());
   restore_data(engine, reader);
   return reader.manifest().client;

@@ -75,17 +75,21 @@ class CheckpointReader {
   const std::filesystem::path& folder() const { return folder_; }
   /// Compares one file's bytes with the manifest's checksum. Throws Error{data}.
   void verify(const std::string& file) const;
-  bool has(const std::string& kind, const std::string& parameter) const;
+  /// Throws Error{data} unless elements [begin, end) of KIND.PARAMETER are there, in `dtype`.
+  void require_state(const std::string& kind, const std::string& parameter, std::int64_t begin, std::int64_t end,
+                     DType dtype) const;
   /// Elements [begin, begin + to.numel()) of KIND.PARAMETER into `to`. Throws Error{data} when any of them is missing or
   /// the dtype differs.
   void read(const std::string& kind, const std::string& parameter, std::int64_t begin, const tensor::Tensor& to) const;
 
  private:
-  void add(SafetensorsFile file);
   struct Part {
     std::size_t file;
     std::int64_t begin, count;
   };
+  void add(SafetensorsFile file);
+  template <class Visit>
+  void for_each_part(const std::string& name, std::int64_t begin, std::int64_t end, const Visit& visit) const;
   Manifest manifest_;
   std::filesystem::path folder_;
   std::vector<SafetensorsFile> files_;

@@ -15,7 +15,7 @@ DataRecord DataRecord::of(const TokenData& tokens) {
   out.vocab_size = tokens.vocab_size;
   out.tokens = tokens.dataset->tokens();
   out.sequences = tokens.dataset->sequences();
-  out.fingerprint = tokens.dataset->fingerprint();
+  out.fingerprint = tokens.fingerprint;
   return out;
 }
 

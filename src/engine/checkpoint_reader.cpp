@@ -5,6 +5,7 @@
 
 #include "base/excerpt.h"
 #include "engine/checkpoint.h"
+#include "engine/save_folder.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -48,8 +49,7 @@ fs::path checkpoint_folder(const fs::path& directory, const std::string& tag) {
     const fs::path latest = directory / "latest";
     name = read_text(latest, "no checkpoint was completed in this folder; check the path");
     while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
-    if (name.empty() || name.starts_with('.') || name.find('/') != std::string::npos ||
-        name != excerpt(name, name.size()))
+    if (!is_plain_name(name))
       fail(ErrorKind::data, "'", latest.string(),
            "' does not hold the name of a checkpoint: resume from one by naming its tag");
   }
@@ -91,28 +91,42 @@ void CheckpointReader::verify(const std::string& file) const {
        " where the manifest has ", wanted.bytes, " and ", wanted.crc32c, "; resume from an earlier checkpoint by naming its tag");
 }
 
-bool CheckpointReader::has(const std::string& kind, const std::string& parameter) const {
-  return parts_.contains(kind + "." + parameter);
+/// Calls visit(part, first, last) for the parts that together hold elements [begin, end) of tensor `name`.
+template <class Visit>
+void CheckpointReader::for_each_part(const std::string& name, std::int64_t begin, std::int64_t end,
+                                     const Visit& visit) const {
+  std::int64_t at = begin;
+  if (const auto found = parts_.find(name); found != parts_.end())
+    for (const Part& part : found->second) {
+      if (at >= end || part.begin > at) break;
+      const std::int64_t stop = std::min(end, part.begin + part.count);
+      if (stop <= at) continue;
+      visit(part, at, stop);
+      at = stop;
+    }
+  if (at < end)
+    fail(ErrorKind::data, "checkpoint ", folder_.string(), " lacks elements from ", at, " on of '", name,
+         "': it was written by another model or optimizer");
+}
+
+void CheckpointReader::require_state(const std::string& kind, const std::string& parameter, std::int64_t begin,
+                                     std::int64_t end, DType dtype) const {
+  const std::string name = kind + "." + parameter;
+  for_each_part(name, begin, end, [&](const Part& part, std::int64_t, std::int64_t) {
+    const SafetensorsEntry& entry = files_[part.file].at(name);
+    if (entry.dtype != dtype)
+      fail(ErrorKind::data, "checkpoint ", folder_.string(), " holds '", name, "' in ", entry.dtype_name,
+           ", and this run keeps it in ", name_of(dtype), ": resume with the optimizer and the training.moments_dtype "
+           "that it was saved with");
+  });
 }
 
 void CheckpointReader::read(const std::string& kind, const std::string& parameter, std::int64_t begin,
                             const tensor::Tensor& to) const {
   const std::string name = kind + "." + parameter;
-  const auto found = parts_.find(name);
-  std::int64_t at = begin;
-  const std::int64_t end = begin + to.numel();
-  if (found != parts_.end()) {
-    for (const Part& part : found->second) {
-      if (at >= end || part.begin > at) break;
-      const std::int64_t stop = std::min(end, part.begin + part.count);
-      if (stop <= at) continue;
-      files_[part.file].read(name, at - part.begin, to.range(at - begin, stop - begin));
-      at = stop;
-    }
-  }
-  if (at < end)
-    fail(ErrorKind::data, "checkpoint ", folder_.string(), " lacks elements from ", at, " on of '", name,
-         "': it was written by another model or optimizer");
+  for_each_part(name, begin, begin + to.numel(), [&](const Part& part, std::int64_t at, std::int64_t stop) {
+    files_[part.file].read(name, at - part.begin, to.range(at - begin, stop - begin));
+  });
 }
 
 }  // namespace sherd::engine

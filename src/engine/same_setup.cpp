@@ -5,7 +5,6 @@
 #include <span>
 #include <string_view>
 
-#include "base/crc32c.h"
 #include "base/random.h"
 #include "engine/gather_records.h"
 
@@ -64,9 +63,7 @@ void require_same_setup(const config::Config& config, const Distributed& dist) {
 void require_same_data(const TokenData& data, const Distributed& dist) {
   require_same(
       {{"vocabulary of the data", std::to_string(data.vocab_size)},
-       {"tokenizer model (CRC-32C)",
-        std::to_string(crc32c(data.tokenizer_model.data(), data.tokenizer_model.size()))},
-       {"fingerprint of the tokens", std::to_string(data.dataset->fingerprint())},
+       {"fingerprint of the tokens", std::to_string(data.fingerprint)},
        {"number of training tokens", std::to_string(data.train->tokens())},
        {"number of validation tokens", std::to_string(data.validation ? data.validation->tokens() : 0)}},
       dist);

@@ -58,11 +58,13 @@ fs::path partial_folder(const fs::path& directory, const std::string& tag, const
   return directory / cat(tag, ".", save_id, ".partial");
 }
 
+bool is_plain_name(const std::string& tag) {
+  return !tag.empty() && tag.find('/') == std::string::npos && !tag.starts_with('.') && tag.back() != ' ' &&
+         excerpt(tag, tag.size()) == tag;
+}
+
 void require_good_tag(const std::string& tag) {
-  const bool plain =
-      !tag.empty() && tag.find('/') == std::string::npos && !tag.starts_with('.') && tag.back() != ' ' &&
-      std::none_of(tag.begin(), tag.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; });
-  require(plain, "a checkpoint cannot be called '", excerpt(tag),
+  require(is_plain_name(tag), "a checkpoint cannot be called '", excerpt(tag),
           "': a tag is a file name without '/', control characters, a '.' at "
           "its beginning or a space at its end");
   require(tag != "latest" && tag != "latest.partial" && !is_leftover(tag), "a checkpoint cannot be called '",

@@ -43,8 +43,11 @@ class SaveFolder {
 std::filesystem::path partial_folder(const std::filesystem::path& directory, const std::string& tag,
                                      const std::string& save_id);
 
-/// Throws Error{usage} unless a checkpoint can be called `tag`: a plain file name, none that Sherd uses
-/// itself.
+/// Whether a checkpoint can have this name, in a folder and in DIR/latest: a file name of printable UTF-8 without '/', a
+/// '.' at its beginning or a space at its end.
+bool is_plain_name(const std::string& tag);
+
+/// Throws Error{usage} unless `tag` is a plain name, and none that Sherd uses itself.
 void require_good_tag(const std::string& tag);
 
 /// Removes the folder and what is in it, if it is there; where that fails, warns and leaves the rest.

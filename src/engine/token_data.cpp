@@ -60,6 +60,7 @@ std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
     fail(ErrorKind::config, "there is no `model` section: add one to the configuration or give a further --config");
   auto out = std::make_shared<TokenData>();
   out->dataset = data::IndexedDataset::open(config.data->path);
+  out->fingerprint = out->dataset->fingerprint();
   describe(config, *out);
   out->vocab_size = vocabulary(config, *out);
   out->tokenizer_model = tokenizer_model(out->tokenizer);

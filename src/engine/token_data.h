@@ -19,6 +19,7 @@ struct TokenData {
   std::string
       tokenizer_model;  ///< the bytes of "spm:MODEL"; empty for others, and where the file cannot be read
   std::int64_t vocab_size = 0;            ///< ids in the data are below this
+  std::uint32_t fingerprint = 0;          ///< of the tokens, when they were opened (IndexedDataset::fingerprint())
   std::shared_ptr<const data::PackedSamples> train;
   std::shared_ptr<const data::PackedSamples> validation;  ///< null where data.split leaves it no sequence
 

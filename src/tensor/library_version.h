@@ -9,6 +9,6 @@ std::string matmul_library();
 
 /// The cuDNN that this build was compiled for, e.g. "9.13.0", and the one that the process has loaded where
 /// that is another: "9.13.0 (9.14.0 loaded)". Empty in builds without cuDNN.
-std::string cudnn_library();
+std::string cudnn_version();
 
 }  // namespace sherd::tensor

@@ -15,8 +15,8 @@ std::int64_t Shape::numel() const {
   constexpr std::int64_t most = std::int64_t{1} << 59;  // whose bytes a number holds in every dtype
   std::int64_t product = 1;
   for (const std::int64_t dim : dims())
-    require(!__builtin_mul_overflow(product, dim, &product) && product <= most, "a tensor of ", str(),
-            " has more elements than there can be, 2^59");
+    if (__builtin_mul_overflow(product, dim, &product) || product > most) [[unlikely]]
+      fail(ErrorKind::usage, "a tensor of ", str(), " has more elements than there can be, 2^59");
   return product;
 }
 

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/train_fixture.h"
+#include "engine/sample_manifest.h"
 #include "data/sample_text.h"
 
 namespace sherd::cli {
@@ -38,20 +39,11 @@ class ResumeData : public Train {
     std::string tag = read_text(folder_ / "run" / "latest");
     tag.pop_back();
     const auto checkpoint = folder_ / "run" / tag, file = checkpoint / "manifest.json";
-    const Json now = Json::parse(read_text(file));
-    Json old;
-    for (const char* key : {"format", "world_size", "compute_dtype", "micro_steps", "global_steps",
-                            "global_samples", "skipped_steps", "optimizer_steps", "lr", "scheduler",
-                            "loss_scaler", "client", "config", "shapes", "files"})
-      if (now.contains(key)) old[key] = now.at(key);
-    old["format"] = "sherd-checkpoint-1";
-    const Json& data = now.at("data");
-    old["client"] = {{"data_position", std::to_string(data.at("position").get<std::int64_t>())},
-                     {"tokenizer", data.at("tokenizer")},
-                     {"vocab_size", std::to_string(data.at("vocab_size").get<std::int64_t>())}};
-    old["files"].erase("tokenizer.model");
-    std::filesystem::remove(checkpoint / "tokenizer.model");
-    write_text(file, old.dump(1));
+    engine::Manifest old = engine::drop_save_ids(checkpoint);
+    old.client = {{"data_position", std::to_string(*old.data.position)},
+                  {"tokenizer", old.data.tokenizer},
+                  {"vocab_size", std::to_string(old.data.vocab_size)}};
+    write_text(file, engine::manifest_of_format_1(old));
   }
 };
 

@@ -223,7 +223,7 @@ TEST_F(Safetensors, DeepAndLongHeadersAreErrors) {
   std::string list = R"({"a":{"dtype":"U8","shape":[1)";
   for (int i = 0; i < 300'000; ++i) list += ",1";
   expect_bad_header(list + R"(],"data_offsets":[0,1]}})", "1", "more than 4096 items");
-  expect_bad_header(R"({"a\nb":[]})", "", "'a?b' is not an object");
+  expect_bad_header(R"({"a\nb":[]})", "", "'a\\nb' is not an object");
 }
 
 }  // namespace

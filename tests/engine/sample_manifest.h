@@ -1,9 +1,13 @@
 #pragma once
 
+#include <filesystem>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "base/crc32c.h"
 #include "engine/checkpoint.h"
+#include "support/temp_folder.h"
 
 namespace sherd::engine {
 
@@ -44,6 +48,30 @@ inline std::string manifest_of_format_1(const Manifest& manifest = sample_manife
   const std::size_t data = text.find("\"data\"");
   text.erase(data, text.find("\"config\"") - data);
   return text.replace(text.find("checkpoint-2"), 12, "checkpoint-1");
+}
+
+/// Writes the files of ranks in a checkpoint's folder anew, as versions without save ids did; what its manifest must say
+/// then, the tokenizer's copy, which is removed, left out.
+inline Manifest drop_save_ids(const std::filesystem::path& folder) {
+  Manifest manifest = Manifest::from_json(testing::read_text(folder / "manifest.json"), "manifest.json");
+  if (manifest.files.erase(tokenizer_file) > 0) std::filesystem::remove(folder / tokenizer_file);
+  for (auto& [name, checksum] : manifest.files) {
+    const SafetensorsFile file(folder / name);
+    std::vector<SafetensorsSpec> specs;
+    auto metadata = file.metadata();
+    metadata.erase(save_id_key);
+    for (const auto& entry : file.entries()) specs.push_back({entry.name, *entry.dtype, entry.shape});
+    SafetensorsWriter writer(folder / "copy", specs, metadata);
+    for (const auto& entry : file.entries()) {
+      std::vector<std::byte> bytes(entry.bytes);
+      file.read_bytes(entry, 0, bytes);
+      writer.write(entry.name, 0, std::span<const std::byte>(bytes));
+    }
+    writer.finish();
+    std::filesystem::rename(folder / "copy", folder / name);
+    checksum = checksum_file(folder / name);
+  }
+  return manifest;
 }
 
 }  // namespace sherd::engine

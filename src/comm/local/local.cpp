@@ -202,15 +202,17 @@ void run_local(int ranks, const LocalOptions& options, const std::function<void(
     const std::unique_ptr<Communicator> comm = std::move(comms[r]);
     run_rank(*comm, body, errors);
   };
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;
+  bool all_started = true;
   try {
     for (std::size_t r = 1; r < comms.size(); ++r) threads.emplace_back([&, r] { run(r); });
-    run(0);
-  } catch (const std::exception& error) {  // a thread could not be started: the ranks that were end
+  } catch (const std::exception& error) {  // the ranks that were started end
+    all_started = false;
     errors.add(std::current_exception(), false);
     comms[0]->abort(error.what());
   }
-  for (std::thread& thread : threads) thread.join();
+  if (all_started) run(0);
+  threads.clear();  // joins them
   errors.rethrow();
 }
 

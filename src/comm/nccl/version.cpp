@@ -6,7 +6,7 @@
 
 namespace sherd::comm {
 
-std::string nccl_library() {
+std::string nccl_version() {
   const std::string built = cat(NCCL_MAJOR, '.', NCCL_MINOR, '.', NCCL_PATCH);
   void* const library = ::dlopen(cat("libnccl.so.", NCCL_MAJOR).c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (!library) return built;

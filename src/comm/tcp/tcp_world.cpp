@@ -21,7 +21,12 @@ class Departures {
     return all;
   }
 
-  void add(std::unique_ptr<Mesh> mesh) {
+  /// Before a mesh is made: makes room, so that add() allocates nothing, as it may be called where nothing may fail.
+  void expect_one() {
+    std::lock_guard lock(mutex_);
+    leaving_.reserve(++worlds_);
+  }
+  void add(std::unique_ptr<Mesh> mesh) noexcept {
     mesh->leave();
     std::lock_guard lock(mutex_);
     std::erase_if(leaving_, [](const auto& one) { return one->has_left(); });
@@ -41,6 +46,7 @@ class Departures {
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Mesh>> leaving_;  // guarded by mutex_
+  std::size_t worlds_ = 0;                      // guarded by mutex_; that were ever made
   bool exiting_ = false;                        // guarded by mutex_
 };
 
@@ -49,6 +55,7 @@ class Departures {
 LaunchedWorld join_tcp_world(const LaunchEnvironment& launch, const CommOptions& options) {
   const Patience patience{setup_seconds(options), "joining the launcher's ranks"};
   Departures& departures = Departures::of_process();
+  departures.expect_one();
   const std::shared_ptr<Mesh> mesh(
       new Mesh(launch.rank, rendezvous(launch, patience)),
       [&departures](Mesh* dropped) { departures.add(std::unique_ptr<Mesh>(dropped)); });

@@ -2,7 +2,7 @@
 
 namespace sherd::comm {
 
-std::string nccl_library() {
+std::string nccl_version() {
   return "";
 }
 

@@ -2,7 +2,7 @@
 
 namespace sherd::tensor {
 
-std::string cudnn_library() {
+std::string cudnn_version() {
   return "";
 }
 

@@ -6,7 +6,7 @@
 
 namespace sherd::tensor {
 
-std::string cudnn_library() {
+std::string cudnn_version() {
   const std::string built = cat(CUDNN_MAJOR, '.', CUDNN_MINOR, '.', CUDNN_PATCHLEVEL);
   void* const library = ::dlopen(cat("libcudnn.so.", CUDNN_MAJOR).c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (!library) return built;

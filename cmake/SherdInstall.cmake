@@ -22,7 +22,7 @@ install(TARGETS sherd_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
 # sherd_install_headers(FOLDER DESTINATION): the headers directly in FOLDER. They include each other as "room/x.h"
 # here; a program that uses an installed Sherd may have a folder and a header of that name, so what is installed are
-# copies, made at install, that say "sherd/" before it.
+# copies, made at install, that say "sherd/" before that.
 function(sherd_install_headers folder destination)
   file(GLOB names RELATIVE ${folder} CONFIGURE_DEPENDS ${folder}/*.h)
   set(copies ${PROJECT_BINARY_DIR}/installed_headers/${destination})

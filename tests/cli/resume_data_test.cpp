@@ -1,15 +1,11 @@
 // Checkpoints and their training data: the tokenizer goes along, another one is refused, other changes are
 // told.
-#include <nlohmann/json.hpp>
-
 #include "cli/train_fixture.h"
-#include "engine/sample_manifest.h"
 #include "data/sample_text.h"
+#include "engine/sample_manifest.h"
 
 namespace sherd::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr const char* resuming = "] resuming ";
 

@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(
                           Case{"otherMoments", bf16, R"(, "bf16": {"enabled": true}, "training": {"moments_dtype": "bf16"})",
                                "in F32, and this run keeps it in bf16", config::OptimizerType::adamw,
                                config::OptimizerType::adamw})),
-    [](const auto& info) { return cat("stage", std::get<0>(info.param), "_", std::get<1>(info.param).name); });
+    [](const auto& one) { return cat("stage", std::get<0>(one.param), "_", std::get<1>(one.param).name); });
 
 }  // namespace
 }  // namespace sherd::test

@@ -144,7 +144,9 @@ TEST(Program, TellsItsOwnProcessorTimeFromThatOfOthers) {
 TEST(Program, KeepsFromProgramsItStartsHowItTreatsSignals) {
   struct sigaction before[2];
   const int signals[] = {SIGPIPE, SIGXFSZ};
-  for (int i = 0; i < 2; ++i) ::sigaction(signals[i], nullptr, &before[i]);
+  struct sigaction usual {};  // services inherit SIGPIPE as ignored
+  usual.sa_handler = SIG_DFL;
+  for (int i = 0; i < 2; ++i) ::sigaction(signals[i], &usual, &before[i]);
   prepare_process();
   for (const int signal : signals) {
     EXPECT_EQ(std::raise(signal), 0);

@@ -22,7 +22,9 @@ class Limited : public Train {
     return limited(cat("-v ", mib * 1024), arguments);
   }
   std::vector<std::string> short_run() const {
-    return train({"--ranks", "2", "--steps", "1", "--set", "training.save_dir="});
+    // Each thread takes of the limit for its stack, and there are as many as cores otherwise.
+    return train({"--ranks", "2", "--steps", "1", "--set", "training.save_dir=", "--set",
+                  "device.threads_per_rank=1"});
   }
 };
 

@@ -135,6 +135,7 @@ TEST_F(ResumeData, WhatChangesWhatIsTrainedIsALineEach) {
 
   const Outcome type = train_on(
       other, {"--steps", "4", "--resume", "--set", "optimizer.type=Adam", "--set", "bf16.enabled=false"});
+  EXPECT_EQ(type.code, 0) << type.err;
   EXPECT_THAT(type.err, HasSubstr("optimizer.type was \"AdamW\" and is \"Adam\""));
   EXPECT_THAT(type.err, HasSubstr("bf16.enabled was true and is false"));
 }

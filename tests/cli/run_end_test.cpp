@@ -36,8 +36,7 @@ class RunEnds : public Train {
                                   R"(${RANK:-$OMPI_COMM_WORLD_RANK}; exec "$@"' sh )", joined(train(more)));
     const pid_t launch = start_line(named, "stop.err");
     wait_for("m.jsonl", "\"step\":");  // all ranks listen to signals then
-    for (int r = 0; r < processes; ++r)
-      kill(std::stoi(read_text(folder_ / (processes > 1 ? cat("pid", r) : "pid"))), signal);
+    for (int r = 0; r < processes; ++r) kill(noted_process(processes > 1 ? cat("pid", r) : "pid"), signal);
     int status = 0;
     waitpid(launch, &status, 0);
     said_ = read_text(folder_ / "stop.err"), printed_ = read_text(folder_ / "background.out");

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -108,6 +110,7 @@ class Train : public ::testing::Test {
   }
 
   /// Starts the program beside the test, with standard error in `errors`; stop it with kill() and waitpid().
+  /// It dies with the test program at the latest.
   pid_t start(const std::vector<std::string>& arguments, const std::string& errors) const {
     return start_line(joined(arguments), errors);
   }
@@ -117,8 +120,16 @@ class Train : public ::testing::Test {
                                  (folder_ / "background.out").string(), " 2>", (folder_ / errors).string());
     const pid_t child = fork();
     if (child != 0) return child;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     execl("/bin/sh", "sh", "-c", line.c_str(), nullptr);
     _exit(127);
+  }
+  /// The process whose shell wrote its id to `file` before a program replaced it.
+  pid_t noted_process(const std::string& file) const {
+    const std::string text = read_text(folder_ / file);
+    require(text.ends_with('\n') && text.find_first_not_of("0123456789") == text.size() - 1,
+            "no process is noted in ", (folder_ / file).string(), ": '", text, "'");
+    return std::stoi(text);
   }
   /// Waits up to a minute until a file has `text`, `times` times.
   void wait_for(const std::string& file, const std::string& text, std::size_t times = 1) const {

@@ -20,6 +20,12 @@ using testing::write_text;
 
 constexpr std::int64_t vocab = 300;
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool peak_is_ours = false;  // sanitizers keep what is freed, and more of their own
+#else
+constexpr bool peak_is_ours = true;
+#endif
+
 /// Peak of the process, in KiB.
 long peak_memory() {
   rusage usage{};
@@ -96,7 +102,9 @@ TEST_F(DamagedDatasets, AreRefusedOrRead) {
     EXPECT_GT(read, 0) << suffixes[file];
   }
   damage(4, rounds, [](Mutator& mutator, std::size_t) { return mutator.pick(2) == 0; });
-  EXPECT_LT(peak_memory() - before, 100 << 10);
+  if (peak_is_ours) {
+    EXPECT_LT(peak_memory() - before, 100 << 10);
+  }
 }
 
 TEST_F(DamagedDatasets, AreNoticedWhereverTheIndexIsDamaged) {

@@ -3,10 +3,7 @@
 #include "engine/checkpoint.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 
 #include <cerrno>
 #include <functional>
@@ -20,6 +17,7 @@
 #include "support/expect_error.h"
 #include "support/forbid.h"
 #include "support/odd_models.h"
+#include "support/other_process.h"
 #include "support/temp_folder.h"
 
 namespace sherd::test {
@@ -29,6 +27,7 @@ namespace fs = std::filesystem;
 using engine::CheckpointReader;
 using engine::Manifest;
 using sherd::testing::expect_error;
+using sherd::testing::OtherProcess;
 using sherd::testing::read_text;
 using sherd::testing::TempFolder;
 using sherd::testing::write_text;
@@ -113,29 +112,14 @@ TEST(CheckpointFaults, TheFormatBeforeIsLoadedToTheSameBits) {
 
 TEST(CheckpointFaults, AFolderThatAnotherRunSavesInIsRefusedOnAllRanks) {
   TempFolder folder;
-  int ready[2];
-  ASSERT_EQ(::pipe(ready), 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it must not outlive a test that failed
-    const engine::SaveFolder held(folder.path());
-    const bool told = ::write(ready[1], "x", 1) == 1;
-    for (;;) ::sleep(told ? 100 : 0);
-  }
-  char byte;
-  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-  ::close(ready[0]), ::close(ready[1]);
+  OtherProcess other([&] { return engine::SaveFolder(folder.path()); });
   on_two_ranks([&](Engine& engine) {
     engine.train_batch([&] { return odd_batch(engine, 0); });
-    const std::string who = cat("in use by process ", child, " on host");
+    const std::string who = cat("in use by process ", other.pid(), " on host");
     expect_error(ErrorKind::io, who, [&] { engine.save_checkpoint(folder.path().string()); });
     expect_error(ErrorKind::io, who, [&] { engine.claim_save_folder(folder.path().string()); });
     engine.train_batch([&] { return odd_batch(engine, 1); });  // the ranks can go on
-    if (engine.dist().rank() == 0) {
-      ::kill(child, SIGKILL);
-      int status = 0;
-      ::waitpid(child, &status, 0);
-    }
+    if (engine.dist().rank() == 0) other.kill();
     engine.dist().world().barrier();
     engine.save_checkpoint(folder.path().string());
   });

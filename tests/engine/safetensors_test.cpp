@@ -182,7 +182,7 @@ TEST_F(Safetensors, CarriesTypesThatSherdDoesNotComputeWith) {
   expect_error(ErrorKind::data, "holds BOOL", [&] { file.read("mask", 0, out); });
 }
 
-// The mapping of such a file killed the process.
+/// Which it could not be for a mapping: the kernel kills who reads a page behind the end of its file.
 TEST_F(Safetensors, AFileThatIsCutOrReplacedWhileOpenIsAnError) {
   const std::string content =
       file_with(R"({"a":{"dtype":"F32","shape":[2048],"data_offsets":[0,8192]}})", std::string(8192, '1'));
@@ -212,7 +212,7 @@ TEST_F(Safetensors, OpensAHundredThousandTensorsInAMoment) {
   const auto start = std::chrono::steady_clock::now();
   SafetensorsWriter(folder / "x", specs).finish();
   EXPECT_EQ(SafetensorsFile(folder / "x").entries().size(), 100'000u);
-  // Both took time quadratic in the number of tensors, over 20 s.
+  // Time quadratic in the number of tensors would be over 20 s for each.
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 

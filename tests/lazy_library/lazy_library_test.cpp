@@ -11,11 +11,9 @@
 namespace sherd::device::cuda {
 namespace {
 
-using sherd::testing::LibraryPath;
+using sherd::testing::BrokenLibrary;
 using sherd::testing::mapped;
 using sherd::testing::refusal;
-using sherd::testing::TempFolder;
-using sherd::testing::write_text;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -59,13 +57,11 @@ TEST(LazyLibrary, OfAnotherVersionIsNamedWithTheFunctionThatItLacks) {
 }
 
 TEST(LazyLibrary, IsLookedForInTheFoldersOfTheEnvironmentFirst) {
-  TempFolder folder;
-  write_text(folder / "libsherd_stand_in.so.3", "no library");
   LazyLibrary library(names());
   Function twice(library, "sherd_stand_in_twice");
   {
-    const LibraryPath path(folder.path());
-    EXPECT_THAT(refusal([&] { twice(1); }), HasSubstr((folder / "libsherd_stand_in.so.3").string()));
+    const BrokenLibrary broken("libsherd_stand_in.so.3");
+    EXPECT_THAT(refusal([&] { twice(1); }), HasSubstr(broken.path()));
   }
   EXPECT_EQ(twice(1), 2) << "after an error the next call tries again";
 }

@@ -28,19 +28,24 @@ std::string refusal(const Body& body) {
   return "nothing was thrown";
 }
 
-/// Puts a folder into LD_LIBRARY_PATH while it lives.
-class LibraryPath {
+/// A file that is no library, in a folder of LD_LIBRARY_PATH while it lives.
+class BrokenLibrary {
  public:
-  explicit LibraryPath(const std::filesystem::path& folder) {
+  explicit BrokenLibrary(const std::string& file) : path_(folder_ / file) {
+    write_text(path_, "no library");
     if (const char* before = std::getenv(name)) before_ = before;
-    ::setenv(name, ("/nonexistent::" + folder.string()).c_str(), 1);
+    ::setenv(name, ("/nonexistent::" + folder_.path().string()).c_str(), 1);
   }
-  ~LibraryPath() { before_ ? ::setenv(name, before_->c_str(), 1) : ::unsetenv(name); }
-  LibraryPath(const LibraryPath&) = delete;
-  LibraryPath& operator=(const LibraryPath&) = delete;
+  ~BrokenLibrary() { before_ ? ::setenv(name, before_->c_str(), 1) : ::unsetenv(name); }
+  BrokenLibrary(const BrokenLibrary&) = delete;
+  BrokenLibrary& operator=(const BrokenLibrary&) = delete;
+
+  std::string path() const { return path_.string(); }
 
  private:
   static constexpr const char* name = "LD_LIBRARY_PATH";
+  TempFolder folder_;
+  std::filesystem::path path_;
   std::optional<std::string> before_;
 };
 

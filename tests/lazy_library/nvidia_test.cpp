@@ -15,30 +15,16 @@
 namespace sherd {
 namespace {
 
-using sherd::testing::LibraryPath;
+using sherd::testing::BrokenLibrary;
 using sherd::testing::mapped;
 using sherd::testing::refusal;
-using sherd::testing::TempFolder;
-using sherd::testing::write_text;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-/// A folder in which `file` is no library.
-class Broken {
- public:
-  explicit Broken(const std::string& file) : path_(folder_.path()) {
-    write_text(folder_ / file, "no library");
-  }
-
- private:
-  TempFolder folder_;
-  LibraryPath path_;
-};
 
 TEST(NvidiaLibraries, CublasLtIsLoadedAsKernelsAreMade) {
   EXPECT_FALSE(mapped("libcublasLt"));
   {
-    const Broken broken(cat("libcublasLt.so.", CUBLAS_VER_MAJOR));
+    const BrokenLibrary broken(cat("libcublasLt.so.", CUBLAS_VER_MAJOR));
     EXPECT_THAT(refusal([] { tensor::cuda::load_matmul_library(); }),
                 AllOf(HasSubstr("cuBLASLt cannot be loaded: /"), HasSubstr("libcublasLt.so."),
                       HasSubstr("cuBLAS"), HasSubstr("device.type")));
@@ -58,7 +44,7 @@ TEST(NvidiaLibraries, AttentionGoesOnWithoutCudnn) {
   };
   EXPECT_FALSE(mapped("libcudnn"));
   {
-    const Broken broken(cat("libcudnn.so.", CUDNN_MAJOR));
+    const BrokenLibrary broken(cat("libcudnn.so.", CUDNN_MAJOR));
     EXPECT_THAT(said(), AllOf(HasSubstr("own kernels instead of cuDNN's: cuDNN cannot be loaded: /"),
                               HasSubstr("libcudnn.so.")));
   }
@@ -70,7 +56,7 @@ TEST(NvidiaLibraries, NcclIsLoadedByItsFirstFunction) {
   EXPECT_FALSE(mapped("libnccl"));
   int version = 0;
   {
-    const Broken broken(cat("libnccl.so.", NCCL_MAJOR));
+    const BrokenLibrary broken(cat("libnccl.so.", NCCL_MAJOR));
     EXPECT_THAT(refusal([&] { comm::ncclGetVersion(&version); }),
                 AllOf(HasSubstr("NCCL cannot be loaded: /"), HasSubstr("libnccl2")));
   }

@@ -19,17 +19,12 @@ namespace sherd::offload {
 namespace {
 
 using device::Category;
-using sherd::testing::cannot_forbid;
+using sherd::testing::expect_in_child;
 using sherd::testing::forbid;
+using sherd::testing::give_up;
 using ::testing::AllOf;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-[[noreturn]] void give_up() {
-  std::cerr << cannot_forbid << "\n";
-  std::_Exit(0);
-}
 
 /// In a child process, where system calls can be forbidden for good.
 class FallbackTest : public StoreFixture {
@@ -62,14 +57,6 @@ MATCHER_P2(Has, times, part, "") {
   const std::string text = arg, wanted = part;
   for (auto at = text.find(wanted); at != std::string::npos; at = text.find(wanted, at + 1)) ++count;
   return count == times;
-}
-
-/// Runs `body`, which ends its process, in a child; what the child says on stderr must match, unless this
-/// system does not let it forbid anything.
-template <class Body, class Matcher>
-void expect_in_child(const Body& body, const Matcher& matcher) {
-  const auto ended = [](int status) { return WIFEXITED(status) && WEXITSTATUS(status) == 0; };
-  EXPECT_EXIT(body(), ended, AnyOf(HasSubstr(cannot_forbid), matcher));
 }
 
 TEST_F(FallbackTest, nothing_refused_is_nothing_logged) {

@@ -1,14 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstring>
+#include <memory>
 #include <optional>
 
 #include "offload/store_fixture.h"
 #include "support/expect_error.h"
+#include "support/other_process.h"
 
 namespace sherd::offload {
 namespace {
@@ -16,6 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using device::Category;
 using sherd::testing::expect_error;
+using sherd::testing::OtherProcess;
 using sherd::testing::read_text;
 using sherd::testing::write_text;
 using ::testing::HasSubstr;
@@ -23,30 +23,13 @@ using ::testing::Not;
 
 class RunLockTest : public StoreFixture {
  protected:
-  /// A process that has a store in the folder, and waits to be killed.
-  pid_t start_other_run() {
-    int ready[2];
-    if (::pipe(ready) != 0) throw std::runtime_error("no pipe");
-    const pid_t child = ::fork();
-    if (child == 0) {
-      Store store(options, ledger);
-      const Span span = store.reserve("of the other run", 100'000, Category::optimizer);
-      const auto data = pattern(100'000, 1);
-      store.write(span, 0, data.data(), data.size()).wait();
-      const bool told = ::write(ready[1], "x", 1) == 1;
-      for (;;) ::sleep(told ? 100 : 0);
-    }
-    ::close(ready[1]);
-    char byte;
-    EXPECT_EQ(::read(ready[0], &byte, 1), 1);
-    ::close(ready[0]);
-    return child;
-  }
-
-  static void kill_hard(pid_t process) {
-    ::kill(process, SIGKILL);
-    int status = 0;
-    ::waitpid(process, &status, 0);
+  /// A store that has something in its file.
+  std::unique_ptr<Store> used_store() {
+    auto store = std::make_unique<Store>(options, ledger);
+    const Span span = store->reserve("of the other run", 100'000, Category::optimizer);
+    const auto data = pattern(100'000, 1);
+    store->write(span, 0, data.data(), data.size()).wait();
+    return store;
   }
 };
 
@@ -61,17 +44,18 @@ TEST_F(RunLockTest, a_second_store_on_the_same_file_is_refused) {
 }
 
 TEST_F(RunLockTest, another_live_run_is_refused_and_a_killed_one_taken_over) {
-  const pid_t other = start_other_run();
-  expect_error(ErrorKind::io, cat("in use by process ", other, " on host"), [&] { Store(options, ledger); });
+  OtherProcess other([&] { return used_store(); });
+  expect_error(ErrorKind::io, cat("in use by process ", other.pid(), " on host"),
+               [&] { Store(options, ledger); });
   expect_error(ErrorKind::io, "two runs cannot share it", [&] { Store(options, ledger); });
-  kill_hard(other);
+  other.kill();
   const fs::path left = folder / "sherd-swap" / "rank_00003.swap";
   ASSERT_GT(fs::file_size(left), 100'000u);
   ::testing::internal::CaptureStderr();
   std::optional<Store> store(std::in_place, options, ledger);
   const std::string log = ::testing::internal::GetCapturedStderr();
-  EXPECT_THAT(log,
-              HasSubstr(cat("taking over '", left.string(), "' (106496 bytes), left by process ", other)));
+  EXPECT_THAT(
+      log, HasSubstr(cat("taking over '", left.string(), "' (106496 bytes), left by process ", other.pid())));
   const Span span = store->reserve("mine", 100'000, Category::optimizer);
   EXPECT_EQ(read_all(*store, span), std::vector<unsigned char>(100'000))
       << "what the dead run wrote is visible";

@@ -1,12 +1,16 @@
 #pragma once
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdlib>
 #include <iterator>
 
 namespace sherd::testing {
@@ -29,6 +33,27 @@ inline bool forbid(unsigned number, unsigned error, unsigned argument = 0, unsig
   sock_fprog filter{static_cast<unsigned short>(std::size(program)), program};
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+inline constexpr int gave_up_code = 77;
+
+/// Ends a child process of expect_in_child() that could not forbid what it wanted to.
+[[noreturn]] inline void give_up() {
+  std::_Exit(gave_up_code);
+}
+
+/// Runs `body` in a child process, which it ends: with 0, having said on stderr what `matcher` wants. Marks
+/// the test as skipped where the child gave up.
+template <class Body, class Matcher>
+void expect_in_child(const Body& body, const Matcher& matcher) {
+  bool gave_up = false;
+  const auto ended = [&](int status) {
+    gave_up = WIFEXITED(status) && WEXITSTATUS(status) == gave_up_code;
+    return gave_up || status == 0;
+  };
+  const auto said = [&](const std::string& text) { return gave_up || ::testing::Matches(matcher)(text); };
+  EXPECT_EXIT(body(), ended, ::testing::Truly(said)) << ::testing::DescribeMatcher<std::string>(matcher);
+  if (gave_up) GTEST_SKIP() << cannot_forbid;
 }
 
 }  // namespace sherd::testing

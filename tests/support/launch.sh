@@ -1,7 +1,7 @@
 #!/bin/sh
 # launch.sh RANKS PROGRAM ARGUMENT...: starts processes as torchrun does, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
 # MASTER_ADDR and MASTER_PORT in their environment, but lets them end by themselves. What MASTER_PORT and the like hold
-# already stays. Ends with the highest exit code of any.
+# already stays. Ends with the highest exit code of any; where it is killed, they are.
 ranks=$1
 shift
 if [ -z "$MASTER_PORT" ]; then
@@ -19,7 +19,7 @@ pids=
 trap 'kill -TERM $pids 2>/dev/null' TERM INT
 rank=0
 while [ "$rank" -lt "$ranks" ]; do
-  RANK=$rank LOCAL_RANK=$rank "$@" &
+  RANK=$rank LOCAL_RANK=$rank setpriv --pdeathsig KILL "$@" &
   pids="$pids $!"
   rank=$((rank + 1))
 done

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "support/expect_error.h"
 #include "support/forbid.h"
 #include "support/other_process.h"
@@ -106,6 +107,7 @@ TEST_F(SaveFolderTest, KeepsTheNewestByAge) {
 /// In a child process, where the kernel refuses to remove files, or to rename them.
 TEST_F(SaveFolderTest, WhatCannotBeRemovedIsAWarning) {
   const auto after_forbidding = [&](std::initializer_list<unsigned> calls) {
+    set_log_level(LogLevel::info);  // an engine of another test may have left another
     for (const unsigned call : calls)
       if (!sherd::testing::forbid(call, EPERM)) sherd::testing::give_up();
     remove_old_checkpoints(folder.path(), 1, "global_step2");

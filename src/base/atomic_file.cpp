@@ -38,22 +38,32 @@ fs::path parent_of(const fs::path& path) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)), partial_(path_) {
-  partial_ += ".partial";
-  descriptor_ = ::open(partial_.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) fail_errno("create", partial_, errno);
+AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
+  std::error_code absent;
+  if (fs::is_symlink(fs::symlink_status(path_, absent))) path_ = fs::weakly_canonical(path_, absent);
+  const fs::file_status there = fs::status(path_, absent);
+  in_place_ = fs::exists(there) && !fs::is_regular_file(there);
+  partial_ = path_;
+  if (!in_place_) partial_ += ".partial";
+  descriptor_ = ::open(partial_.c_str(), (in_place_ ? 0 : O_CREAT | O_TRUNC) | O_WRONLY | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) fail_errno(in_place_ ? "open" : "create", partial_, errno);
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
     : path_(other.path_),
       partial_(other.partial_),
+      in_place_(other.in_place_),
       descriptor_(std::exchange(other.descriptor_, -1)),
       end_(other.end_) {}
 
 AtomicFile::~AtomicFile() {
   if (descriptor_ < 0) return;
   ::close(descriptor_);
-  ::unlink(partial_.c_str());
+  remove_partial();
+}
+
+void AtomicFile::remove_partial() const {
+  if (!in_place_) ::unlink(partial_.c_str());
 }
 
 void AtomicFile::reserve(std::uint64_t bytes) {
@@ -65,8 +75,20 @@ void AtomicFile::reserve(std::uint64_t bytes) {
 }
 
 void AtomicFile::write(const void* data, std::size_t bytes) {
-  write_at(end_, data, bytes);
+  if (in_place_) write_on(data, bytes);
+  else write_at(end_, data, bytes);
   end_ += bytes;
+}
+
+/// Pipes and terminals have no offsets.
+void AtomicFile::write_on(const void* data, std::size_t bytes) {
+  const char* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t done = ::write(descriptor_, at, bytes);
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) fail_errno("write to", path_, done < 0 ? errno : ENOSPC);
+    at += done, bytes -= static_cast<std::size_t>(done);
+  }
 }
 
 void AtomicFile::write_at(std::uint64_t offset, const void* data, std::size_t bytes) {
@@ -76,16 +98,19 @@ void AtomicFile::write_at(std::uint64_t offset, const void* data, std::size_t by
 
 void AtomicFile::commit() {
   require(descriptor_ >= 0, "'", path_.string(), "' is already complete");
-  if (::fsync(descriptor_) != 0) fail_errno("sync", partial_, errno);
+  // What is no file may have nothing to sync.
+  if (::fsync(descriptor_) != 0 && !(in_place_ && (errno == EINVAL || errno == EROFS || errno == ENOTSUP)))
+    fail_errno("sync", partial_, errno);
   // Network file systems report a late failed write here.
   if (::close(std::exchange(descriptor_, -1)) != 0) {
     const int error = errno;
-    ::unlink(partial_.c_str());
+    remove_partial();
     fail_errno("close", partial_, error);
   }
+  if (in_place_) return;
   if (::rename(partial_.c_str(), path_.c_str()) != 0) {
     const int error = errno;
-    ::unlink(partial_.c_str());
+    remove_partial();
     fail_errno("rename the finished file to", path_, error);
   }
   sync_folder(parent_of(path_));

@@ -9,7 +9,8 @@ namespace sherd {
 
 /// A file that appears under its name whole or not at all: bytes go to `path` + ".partial" beside it,
 /// commit() syncs them, renames and syncs the folder. Dropped without commit(), it leaves what was at `path`
-/// as it was.
+/// as it was. A symbolic link is followed, and what is there and no regular file (a pipe, a terminal, /dev/null) is
+/// written to in place.
 ///
 /// write_at() may be called from several threads; everything else from one. Every failure throws Error{io}
 /// naming the file and the system's reason; a full disk says how many bytes were wanted.
@@ -33,7 +34,11 @@ class AtomicFile {
   const std::filesystem::path& path() const { return path_; }
 
  private:
+  void remove_partial() const;
+  void write_on(const void* data, std::size_t bytes);
+
   std::filesystem::path path_, partial_;
+  bool in_place_ = false;
   int descriptor_ = -1;
   std::uint64_t end_ = 0;
 };

@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "base/arena.h"
+#include "base/excerpt.h"
 #include "base/counted.h"
 #include "base/log.h"
 #include "cli/plot.h"
@@ -53,9 +54,9 @@ void check_save_dir(const TrainRequest& request) {
     fail(ErrorKind::io, "training.save_dir: checkpoints cannot be written to '", folder, "' (",
          error ? error.message() : std::strerror(errno), "): choose another folder");
   if (!request.resume && std::filesystem::exists(std::filesystem::path(folder) / "latest"))
-    fail(ErrorKind::config, "training.save_dir: '", folder, "' holds the checkpoints of an earlier run, the newest ",
+    fail(ErrorKind::config, "training.save_dir: '", folder, "' holds checkpoints, the newest ",
          engine::checkpoint_folder(folder).filename().string(),
-         ": go on with --resume, choose another folder, or remove that one");
+         ": go on with --resume, or choose another folder");
 }
 
 void check(const TrainRequest& request) {
@@ -65,6 +66,15 @@ void check(const TrainRequest& request) {
     fail(ErrorKind::config, "how long to train is not given: set training.steps or --steps N");
   if (request.resume && training.save_dir.empty())
     fail(ErrorKind::config, "--resume reads training.save_dir, which is not set");
+  for (const std::string& output : {request.metrics, request.plot}) {
+    if (output.empty()) continue;
+    std::error_code absent;
+    for (const char* ending : {".bin", ".idx", ".json", ".model"})
+      if (request.config.data && std::filesystem::equivalent(output, request.config.data->path + ending, absent))
+        fail(ErrorKind::usage, "'", excerpt(output), "' belongs to the dataset that is trained on: write to another file");
+  }
+  if (!request.plot.empty() && std::filesystem::weakly_canonical(request.plot) == std::filesystem::weakly_canonical(request.metrics))
+    fail(ErrorKind::usage, "--metrics and --plot name the same file, '", excerpt(request.plot), "': give each its own");
   const auto plot_folder = std::filesystem::path(request.plot).parent_path();
   if (!plot_folder.empty() && !std::filesystem::is_directory(plot_folder))
     fail(ErrorKind::usage, "--plot: the folder '", plot_folder.string(), "' does not exist; create it first");

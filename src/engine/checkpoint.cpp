@@ -8,6 +8,7 @@
 #include "base/counted.h"
 #include "base/crc32c.h"
 #include "base/log.h"
+#include "data/tokenizer.h"
 #include "engine/gather_results.h"
 #include "engine/same_model.h"
 #include "engine/save_folder.h"
@@ -145,6 +146,8 @@ std::string CheckpointAccess::begin_save(Engine& engine, const std::filesystem::
     const auto drawn = gather_results(*engine.dist_, cat("checkpoint ", tag, " begun"), [&] {
       engine.require_finite_update();
       engine.require_whole_weights("save_checkpoint()");
+      require(engine.phase_ == Engine::Phase::idle,
+              "save between micro-batches: forward() has been called, and step() has not");
       require(engine.accumulated_ == 0, "save at an accumulation boundary: ", engine.accumulated_,
               " micro-batches have gradients that no update took up yet");
       require_good_tag(tag);
@@ -218,6 +221,15 @@ void read_states(const CheckpointReader& reader, const sharding::ShardedModel& m
                  });
 }
 
+/// Where the data's own tokenizer model is gone, the checkpoint's copy is what later checkpoints hold.
+void keep_tokenizer(const CheckpointReader& reader, std::shared_ptr<const TokenData>& tokens) {
+  if (!tokens || !tokens->tokenizer_model.empty() || !reader.manifest().files.contains(tokenizer_file)) return;
+  reader.verify(tokenizer_file);
+  auto with_copy = std::make_shared<TokenData>(*tokens);
+  with_copy->tokenizer_model = data::read_model_file((reader.folder() / tokenizer_file).string());
+  tokens = std::move(with_copy);
+}
+
 /// Collective: all ranks have read theirs.
 void publish_all(sharding::ShardedModel& model) {
   for (const auto& unit : model.units())
@@ -278,8 +290,8 @@ CheckpointReader CheckpointAccess::open(Engine& engine, const std::string& direc
   const auto read = gather_results(*engine.dist_, "checkpoint opened", [&] {
     reader.emplace(checkpoint_folder(directory, tag));
     check_world(*reader, engine.dist_->world_size());
-    require_same_model(*reader, *engine.model_, &engine.config_);
     if (engine.training_tokens_) require_same_tokenizer(*reader, *engine.training_tokens_);
+    require_same_model(*reader, *engine.model_, &engine.config_);
     for_each_piece(engine.sharded(), engine.optimizer_->moment_names(), Extent::read,
                    [&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
                      reader->require_state(kept.kind, parameter.name, piece.parameter_begin,
@@ -311,6 +323,7 @@ ClientState CheckpointAccess::load(Engine& engine, const std::string& directory,
   engine.spoiled_ = cat("loading ", reader.folder().string(), " has ended half-way");
   gather_results(*engine.dist_, "checkpoint read", [&] {
     read_states(reader, engine.sharded(), engine.optimizer_->moment_names(), *engine.device_);
+    keep_tokenizer(reader, engine.training_tokens_);
     return true;
   });
   publish_all(engine.sharded());

@@ -14,7 +14,7 @@ namespace {
 /// Enough for the shapes of a million parameters.
 constexpr std::uintmax_t largest_manifest = 256 << 20;
 
-std::string read_text(const fs::path& path, const char* next_step) {
+std::string read_text(const fs::path& path, const std::string& next_step) {
   std::ifstream in(path, std::ios::binary);
   std::error_code error;
   const std::uintmax_t size = fs::file_size(path, error);
@@ -40,6 +40,16 @@ std::int64_t begin_of(const std::string& text) {
   return error == std::errc() && stop == end ? begin : -1;
 }
 
+/// The whole checkpoints in a folder, for errors.
+std::string there_are(const fs::path& directory) {
+  std::string names;
+  std::error_code error;
+  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error))
+    if (is_there(at->path() / "manifest.json")) names += (names.empty() ? "" : ", ") + at->path().filename().string();
+  return names.empty() ? "no checkpoint was completed in this folder; check the path"
+                       : "name one of those that are there: " + excerpt(names, 300);
+}
+
 }  // namespace
 
 fs::path checkpoint_folder(const fs::path& directory, const std::string& tag) {
@@ -47,14 +57,15 @@ fs::path checkpoint_folder(const fs::path& directory, const std::string& tag) {
   std::string name = tag;
   if (name.empty()) {
     const fs::path latest = directory / "latest";
-    name = read_text(latest, "no checkpoint was completed in this folder; check the path");
+    name = read_text(latest, there_are(directory));
     while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
     if (!is_plain_name(name))
       fail(ErrorKind::data, "'", latest.string(),
            "' does not hold the name of a checkpoint: resume from one by naming its tag");
   }
   if (!is_there(directory / name / "manifest.json"))
-    fail(ErrorKind::io, "there is no whole checkpoint '", name, "' in ", directory.string(), ": look at what is there with `ls`");
+    fail(ErrorKind::io, "there is no whole checkpoint '", excerpt(name), "' in ", directory.string(), ": ",
+         there_are(directory));
   return directory / name;
 }
 

@@ -1,7 +1,10 @@
 #include "base/atomic_file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstring>
@@ -96,6 +99,30 @@ TEST(PublishFolder, RenamesButNeverReplaces) {
   fs::create_directory(folder / "again");
   expect_error(ErrorKind::io, "exists", [&] { publish_folder(folder / "again", folder / "step5"); });
   expect_error(ErrorKind::io, "missing", [&] { publish_folder(folder / "missing", folder / "step6"); });
+}
+
+TEST(AtomicFile, ALinkIsFollowedAndStays) {
+  TempFolder folder;
+  write_text(folder / "target", "old");
+  std::filesystem::create_symlink("target", folder / "link");
+  write_file_atomically(folder / "link", "new");
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_EQ(read_text(folder / "target"), "new");
+}
+
+TEST(AtomicFile, WhatIsNoFileIsWrittenToAndStays) {
+  TempFolder folder;
+  const std::string pipe = (folder / "pipe").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  write_file_atomically(pipe, "through");
+  char got[8] = {};
+  EXPECT_EQ(::read(reader, got, sizeof got), 7);
+  EXPECT_STREQ(got, "through");
+  ::close(reader);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  expect_error(ErrorKind::io, "No space left", [] { write_file_atomically("/dev/full", "lost"); });
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/full"));
 }
 
 }  // namespace

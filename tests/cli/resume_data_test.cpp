@@ -108,6 +108,17 @@ TEST_F(ResumeData, AModelFileThatIsGoneIsToldAndLeftOut) {
   EXPECT_THAT(generate().err, HasSubstr(a + ".model"));
 }
 
+TEST_F(ResumeData, TheCheckpointsCopyOfAModelThatIsGoneGoesOn) {
+  const std::string a = tokens("a", 1);
+  ASSERT_EQ(train_on(a, {"--steps", "1", "--ranks", "2"}).code, 0);
+  const std::string model = read_text(a + ".model");
+  std::filesystem::remove(a + ".model");
+  const Outcome got = train_on(a, {"--steps", "2", "--ranks", "2", "--resume"});
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_EQ(read_text(folder_ / "run" / "global_step2" / "tokenizer.model"), model);
+  EXPECT_EQ(generate().code, 0);
+}
+
 TEST_F(ResumeData, WhatChangesWhatIsTrainedIsALineEach) {
   // Another text of the same sizes to the byte.
   std::string text = read_text(folder_ / "text.txt");

@@ -5,6 +5,7 @@
 #include "engine/initialize.h"
 #include "support/expect_error.h"
 #include "support/odd_models.h"
+#include "support/temp_folder.h"
 
 namespace sherd::test {
 namespace {
@@ -153,6 +154,22 @@ TEST(Misuse, BackwardRefusesTheLossOfAnotherEngine) {
     other.forward(odd_batch(other, 0));
     expect_error(ErrorKind::usage, "another engine's", [&] { other.backward(loss); });
     one.backward(loss);
+  });
+}
+
+TEST(Misuse, SavingInTheMiddleOfAMicroBatchIsRefused) {
+  const sherd::testing::TempFolder folder;
+  launch_ranks(2, [&](DistributedPtr dist) {
+    Engine engine(dist, std::make_shared<Odd>(), odd_config(2));
+    const auto refused = [&] {
+      expect_error(ErrorKind::usage, "step() has not", [&] { engine.save_checkpoint(folder.path().string()); });
+    };
+    const autograd::Var loss = engine.forward(odd_batch(engine, 0));
+    refused();
+    engine.backward(loss);
+    refused();
+    engine.step();
+    engine.save_checkpoint(folder.path().string());
   });
 }
 

@@ -244,8 +244,9 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   const Lock lock(LazyQueue::mutex());
   std::uint64_t number = 0;
   std::memcpy(&number, id.internal, sizeof number);
-  auto& group = library().groups[number];
-  if (!group) group = std::make_shared<Group>();
+  auto& waiting = library().groups[number];
+  if (!waiting) waiting = std::make_shared<Group>();
+  const std::shared_ptr<Group> group = waiting;  // which is erased there once it is complete
   group->size = size;
   group->members.resize(static_cast<std::size_t>(size));
   auto& member = group->members[static_cast<std::size_t>(rank)];

@@ -70,15 +70,25 @@ struct Group {
 };
 
 struct Library {
-  std::map<std::uint64_t, std::shared_ptr<Group>> groups;  ///< by unique id
+  std::map<std::uint64_t, std::shared_ptr<Group>> groups;  ///< by unique id, while members are still to join
+  std::vector<std::shared_ptr<Group>> made;                ///< all there were
   std::uint64_t ids = 0;
   sherd::comm::fake_nccl::Counts counts;
   int broken = -1;
   bool hanging = false;
+
+  /// Members and their groups hold each other.
+  ~Library() {
+    for (const auto& group : made) group->members.clear(), group->splits.clear();
+  }
 };
 Library& library() {
   static Library all;
   return all;
+}
+
+std::shared_ptr<Group> make_group() {
+  return library().made.emplace_back(std::make_shared<Group>());
 }
 
 thread_local bool removed = false;
@@ -206,7 +216,7 @@ void finish_split(Group& group, std::size_t serial) {
       return group.members[static_cast<std::size_t>(a)]->splits[serial].second <
              group.members[static_cast<std::size_t>(b)]->splits[serial].second;
     });
-    auto part = std::make_shared<Group>();
+    auto part = make_group();
     part->size = static_cast<int>(ranks.size());
     for (const int r : ranks) {
       const auto& joined = group.splits[serial].parts[static_cast<std::size_t>(r)];
@@ -245,7 +255,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   std::uint64_t number = 0;
   std::memcpy(&number, id.internal, sizeof number);
   auto& waiting = library().groups[number];
-  if (!waiting) waiting = std::make_shared<Group>();
+  if (!waiting) waiting = make_group();
   const std::shared_ptr<Group> group = waiting;  // which is erased there once it is complete
   group->size = size;
   group->members.resize(static_cast<std::size_t>(size));

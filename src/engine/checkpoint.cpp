@@ -146,7 +146,8 @@ std::string CheckpointAccess::begin_save(Engine& engine, const std::filesystem::
     const auto drawn = gather_results(*engine.dist_, cat("checkpoint ", tag, " begun"), [&] {
       engine.require_finite_update();
       engine.require_whole_weights("save_checkpoint()");
-      require(engine.phase_ == Engine::Phase::idle,
+      // A pass that failed is over; one under way would be missing from the checkpoint, and its batch from the data.
+      require(engine.phase_ == Engine::Phase::idle || engine.phase_ == Engine::Phase::in_backward,
               "save between micro-batches: forward() has been called, and step() has not");
       require(engine.accumulated_ == 0, "save at an accumulation boundary: ", engine.accumulated_,
               " micro-batches have gradients that no update took up yet");

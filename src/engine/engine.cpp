@@ -201,8 +201,10 @@ autograd::Var Engine::evaluate(const tensor::Batch& batch) {
 void Engine::backward(const autograd::Var& loss) {
   PhaseTimer timer(times_.backward, "backward");
   require_whole_weights("backward()");
-  require(phase_ == Phase::forwarded, "backward() needs the loss of a forward() in train() mode, once");
+  require(phase_ == Phase::forwarded || phase_ == Phase::in_backward,
+          "backward() needs the loss of a forward() in train() mode, once");
   const double scale = scaler_ ? scaler_->scale() : 1.0;
+  phase_ = Phase::in_backward;
   if (boundary_ && updates_early_) begin_early_update();
   end_or_spoil([&] {
     tape_->backward(loss, scale / static_cast<double>(gradient_accumulation_steps()));

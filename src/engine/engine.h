@@ -207,7 +207,8 @@ class Engine {
   bool stepped_ = false;  ///< report_ holds a step
   bool training_ = true;
   std::optional<bool> boundary_override_;
-  enum class Phase : std::uint8_t { idle, forwarded, backwarded } phase_ = Phase::idle;
+  /// in_backward: backward() has begun, and stays so where it fails
+  enum class Phase : std::uint8_t { idle, forwarded, in_backward, backwarded } phase_ = Phase::idle;
   bool boundary_ = true;          ///< the micro-batch that forward() began is the last before an update
   std::int64_t accumulated_ = 0;  ///< micro-batches since the last boundary
   engine::LossReader losses_;     ///< of this rank, since the last boundary

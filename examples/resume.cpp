@@ -39,13 +39,14 @@ class Square : public nn::Model {
 /// Samples of y = (w·x)², w = (0.1, 0.2, 0.3).
 std::shared_ptr<const data::Dataset> samples(std::int64_t count, std::uint64_t seed, device::Device& device) {
   std::vector<float> x, y;
-  for (std::int64_t i = 0; i < 3 * count; ++i) x.push_back(uniform_at({seed, 1}, static_cast<std::uint64_t>(i)));
+  for (std::int64_t i = 0; i < 3 * count; ++i)
+    x.push_back(uniform_at({seed, 1}, static_cast<std::uint64_t>(i)));
   for (std::size_t i = 0; i < x.size(); i += 3) {
     const float sum = 0.1f * x[i] + 0.2f * x[i + 1] + 0.3f * x[i + 2];
     y.push_back(sum * sum);
   }
-  return data::make_tensor_dataset({{"x", Tensor::of<float>(device, {count, 3}, x)},
-                                    {"y", Tensor::of<float>(device, {count, 1}, y)}});
+  return data::make_tensor_dataset(
+      {{"x", Tensor::of<float>(device, {count, 3}, x)}, {"y", Tensor::of<float>(device, {count, 1}, y)}});
 }
 
 }  // namespace
@@ -56,8 +57,11 @@ int main(int argc, char** argv) {
   const auto host = device::make_cpu_device(1);
   const auto training = samples(2048, 1, *host), held_out = samples(64, 2, *host);
   return launch(argc, argv, [&](DistributedPtr dist) {
-    auto [engine, optimizer, loader, scheduler] = initialize(
-        {.dist = dist, .model = [] { return std::make_shared<Square>(); }, .config = argv[1], .training_data = training});
+    auto [engine, optimizer, loader, scheduler] =
+        initialize({.dist = dist,
+                    .model = [] { return std::make_shared<Square>(); },
+                    .config = argv[1],
+                    .training_data = training});
     if (std::filesystem::exists(folder / "latest")) engine->load_checkpoint(folder);
     for (int step = 0; step < 200; ++step) engine->train_batch([&loader = loader] { return loader->next(); });
 
@@ -69,9 +73,10 @@ int main(int argc, char** argv) {
     for (const auto& parameter : engine->module().parameters()) {
       const auto lease = engine->sharded().gather(*parameter);  // on all ranks alike
       const Tensor weights = tensor::to_host(engine->device(), parameter->value);
-      if (dist->rank() == 0) std::printf("step %lld  held-out loss %.2e  %s = %.3f %.3f %.3f\n",
-                                         static_cast<long long>(engine->global_steps()), loss, parameter->name.c_str(),
-                                         weights.data<float>()[0], weights.data<float>()[1], weights.data<float>()[2]);
+      if (dist->rank() == 0)
+        std::printf("step %lld  held-out loss %.2e  %s = %.3f %.3f %.3f\n",
+                    static_cast<long long>(engine->global_steps()), loss, parameter->name.c_str(),
+                    weights.data<float>()[0], weights.data<float>()[1], weights.data<float>()[2]);
     }
   });
 }

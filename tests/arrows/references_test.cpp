@@ -1,4 +1,5 @@
-// Files and sections that comments, messages and documents name exist: a reader who follows one is not sent nowhere.
+// Files and sections that comments, messages and documents name exist: a reader who follows one is not sent
+// nowhere.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -22,8 +23,10 @@ std::vector<std::string> project_files(const fs::path& root) {
   std::vector<std::string> out;
   for (auto at = fs::recursive_directory_iterator(root); at != fs::recursive_directory_iterator(); ++at) {
     const std::string path = fs::relative(at->path(), root).generic_string();
-    if (at->is_directory() && (path[0] == '.' || path.starts_with("build") || path == "tests/arrows")) at.disable_recursion_pending();
-    else if (at->is_regular_file()) out.push_back(path);
+    if (at->is_directory() && (path[0] == '.' || path.starts_with("build") || path == "tests/arrows"))
+      at.disable_recursion_pending();
+    else if (at->is_regular_file())
+      out.push_back(path);
   }
   return out;
 }
@@ -42,7 +45,8 @@ std::vector<std::string> dead_references(const fs::path& root) {
   static const std::regex path(R"([A-Za-z_0-9]+(/[A-Za-z_0-9]+)+\.(h|cpp|cu|cuh|py|sh|md|json)\b)");
   static const std::regex section(R"re((README|[a-z]+/[a-z_]+)(\.md)?, \\?"([^"\\]+)\\?")re");
   const std::vector<std::string> files = project_files(root);
-  std::set<std::string> known, folders;  // every end of a path that begins with a folder or file; the names of folders
+  std::set<std::string> known,
+      folders;  // every end of a path that begins with a folder or file; the names of folders
   for (const std::string& file : files)
     for (std::size_t at = 0; at != std::string::npos;) {
       const std::size_t slash = file.find('/', at);
@@ -52,7 +56,8 @@ std::vector<std::string> dead_references(const fs::path& root) {
     }
   std::vector<std::string> dead;
   for (const std::string& file : files) {
-    static const std::set<std::string> read{".h", ".cpp", ".cu", ".cuh", ".md", ".cmake", ".py", ".sh", ".txt", ".in"};
+    static const std::set<std::string> read{".h",     ".cpp", ".cu", ".cuh", ".md",
+                                            ".cmake", ".py",  ".sh", ".txt", ".in"};
     if (!read.contains(fs::path(file).extension().string()) || file.ends_with(".json")) continue;
     const std::string text = prose_of(root / file);
     for (std::sregex_iterator m(text.begin(), text.end(), path), end; m != end; ++m) {
@@ -77,7 +82,8 @@ std::vector<std::string> dead_references(const fs::path& root) {
 }
 
 TEST(References, LeadToFilesAndSectionsThatExist) {
-  EXPECT_GT(project_files(SHERD_SOURCE_DIR).size(), 300u) << "the project was not found under " << SHERD_SOURCE_DIR;
+  EXPECT_GT(project_files(SHERD_SOURCE_DIR).size(), 300u)
+      << "the project was not found under " << SHERD_SOURCE_DIR;
   for (const std::string& dead : dead_references(SHERD_SOURCE_DIR)) ADD_FAILURE() << dead;
 }
 
@@ -85,7 +91,8 @@ TEST(References, DeadOnesAreFound) {
   TempFolder root;
   fs::create_directories(root / "src/base");
   write_text(root / "README.md", "## There\nsee src/base/here.h\n");
-  write_text(root / "src/base/here.h", "// README, \"There\"; base/here.h; /etc/some/file.h\n#include \"x/y.h\"\n");
+  write_text(root / "src/base/here.h",
+             "// README, \"There\"; base/here.h; /etc/some/file.h\n#include \"x/y.h\"\n");
   EXPECT_TRUE(dead_references(root.path()).empty());
   write_text(root / "src/base/here.h", "// README, \"Gone\"; base/gone.h\n");
   EXPECT_EQ(dead_references(root.path()),

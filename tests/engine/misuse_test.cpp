@@ -1,4 +1,5 @@
-// What callers get wrong without noticing: blocks that differ between ranks, losses of other passes, shared models.
+// What callers get wrong without noticing: blocks that differ between ranks, losses of other passes, shared
+// models.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -60,8 +61,10 @@ TEST(Misuse, RanksThatRunDifferentBlocksOfOneSizeAreToldWhich) {
       for (const char* bucket : {"500000000", "200", "0"})
         for (const char* overlap : {"false", "true"}) {
           if (persistent && stage < 3) continue;
-          SCOPED_TRACE(cat("stage ", stage, persistent ? ", persistent" : "", ", bucket ", bucket, ", overlap ", overlap));
-          config::Config config = sgd(stage, cat(R"("reduce_bucket_size": )", bucket, R"(, "overlap_comm": )", overlap));
+          SCOPED_TRACE(cat("stage ", stage, persistent ? ", persistent" : "", ", bucket ", bucket,
+                           ", overlap ", overlap));
+          config::Config config =
+              sgd(stage, cat(R"("reduce_bucket_size": )", bucket, R"(, "overlap_comm": )", overlap));
           config.zero.param_persistence_threshold = persistent ? 1000 : 0;
           expect_error(ErrorKind::comm, "mismatched calls", [&] {
             launch_ranks(2, [&](DistributedPtr dist) {
@@ -89,22 +92,26 @@ TEST(Misuse, TheErrorNamesTheBlocksOfBothRanks) {
   }
 }
 
-/// Two ranks that leave out different blocks in the first of two micro-batches: stages 0 and 1 reduce at the last, when both
-/// have gradients of all, so nothing is wrong; one rank that runs the same four micro-batches is the oracle.
+/// Two ranks that leave out different blocks in the first of two micro-batches: stages 0 and 1 reduce at the
+/// last, when both have gradients of all, so nothing is wrong; one rank that runs the same four micro-batches
+/// is the oracle.
 TEST(Misuse, DifferentBlocksBeforeTheBoundaryAreSummedWhereTheyBelong) {
   const auto run = [](int ranks, int stage) {
     std::vector<float> out;
     launch_ranks(ranks, [&](DistributedPtr dist) {
       auto model = std::make_shared<Skipping>();
-      Engine engine(dist, model, sgd(stage, R"("overlap_comm": false)",
-                                     cat(R"(, "gradient_accumulation_steps": )", 4 / ranks)));
+      Engine engine(
+          dist, model,
+          sgd(stage, R"("overlap_comm": false)", cat(R"(, "gradient_accumulation_steps": )", 4 / ranks)));
       // Micro-batch m of the four is rank m % 2's; each leaves a block out the first time.
       for (int m = dist->rank(); m < 4; m += ranks) {
         model->left_out = m < 2 ? m : -1;
         std::vector<float> x;
-        for (int i = 0; i < 32; ++i) x.push_back(uniform_at({3, static_cast<std::uint64_t>(m)}, static_cast<std::uint64_t>(i)));
-        engine.backward(engine.forward({{"x", Tensor::of<float>(engine.device(), {4, 8}, x)},
-                                        {"y", Tensor::of<float>(engine.device(), {4, 1}, std::vector<float>(4, 0.5f))}}));
+        for (int i = 0; i < 32; ++i)
+          x.push_back(uniform_at({3, static_cast<std::uint64_t>(m)}, static_cast<std::uint64_t>(i)));
+        engine.backward(
+            engine.forward({{"x", Tensor::of<float>(engine.device(), {4, 8}, x)},
+                            {"y", Tensor::of<float>(engine.device(), {4, 1}, std::vector<float>(4, 0.5f))}}));
         engine.step();
       }
       if (const auto all = weights(engine); dist->rank() == 0) out = all;
@@ -134,7 +141,8 @@ TEST(Misuse, BackwardTakesOnlyTheLossOfItsForward) {
         const autograd::Var loss = engine.forward(odd_batch(engine, step));
         if (stumble) {
           expect_error(ErrorKind::usage, "without recording", [&] { engine.backward(evaluated); });
-          if (old.defined()) expect_error(ErrorKind::usage, "earlier forward pass", [&] { engine.backward(old); });
+          if (old.defined())
+            expect_error(ErrorKind::usage, "earlier forward pass", [&] { engine.backward(old); });
         }
         engine.backward(loss);
         engine.step();
@@ -144,12 +152,14 @@ TEST(Misuse, BackwardTakesOnlyTheLossOfItsForward) {
     });
     return out;
   };
-  for (const int stage : {0, 3}) EXPECT_EQ(run(odd_config(stage), true), run(odd_config(stage), false)) << stage;
+  for (const int stage : {0, 3})
+    EXPECT_EQ(run(odd_config(stage), true), run(odd_config(stage), false)) << stage;
 }
 
 TEST(Misuse, BackwardRefusesTheLossOfAnotherEngine) {
   launch_ranks(1, [](DistributedPtr dist) {
-    Engine one(dist, std::make_shared<Odd>(), odd_config(0)), other(dist, std::make_shared<Odd>(), odd_config(0));
+    Engine one(dist, std::make_shared<Odd>(), odd_config(0)),
+        other(dist, std::make_shared<Odd>(), odd_config(0));
     const autograd::Var loss = one.forward(odd_batch(one, 0));
     other.forward(odd_batch(other, 0));
     expect_error(ErrorKind::usage, "another engine's", [&] { other.backward(loss); });
@@ -162,7 +172,8 @@ TEST(Misuse, SavingInTheMiddleOfAMicroBatchIsRefused) {
   launch_ranks(2, [&](DistributedPtr dist) {
     Engine engine(dist, std::make_shared<Odd>(), odd_config(2));
     const auto refused = [&] {
-      expect_error(ErrorKind::usage, "step() has not", [&] { engine.save_checkpoint(folder.path().string()); });
+      expect_error(ErrorKind::usage, "step() has not",
+                   [&] { engine.save_checkpoint(folder.path().string()); });
     };
     const autograd::Var loss = engine.forward(odd_batch(engine, 0));
     refused();
@@ -188,7 +199,8 @@ TEST(Misuse, APartThatTwoEnginesShareIsRefusedUntilTheFirstIsGone) {
   launch_ranks(1, [](DistributedPtr dist) {
     const auto model = std::make_shared<Odd>();
     auto engine = std::make_unique<Engine>(dist, model, odd_config(0));
-    expect_error(ErrorKind::usage, "already belongs to another engine", [&] { Engine(dist, model, odd_config(0)); });
+    expect_error(ErrorKind::usage, "already belongs to another engine",
+                 [&] { Engine(dist, model, odd_config(0)); });
     engine->train_batch([&] { return odd_batch(*engine, 0); });  // which is none the worse for it
     engine.reset();
     Engine again(dist, model, odd_config(0));

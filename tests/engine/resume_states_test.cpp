@@ -1,4 +1,5 @@
-// A checkpoint that lacks what the resuming run needs is refused on all ranks before anything of the engine changes.
+// A checkpoint that lacks what the resuming run needs is refused on all ranks before anything of the engine
+// changes.
 #include <gtest/gtest.h>
 
 #include "engine/initialize.h"
@@ -18,7 +19,9 @@ struct Case {
   const char *name, *saved, *resumed, *told;
   config::OptimizerType saved_type, resumed_type;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 
 class ResumeStates : public ::testing::TestWithParam<std::tuple<int, Case>> {};
 
@@ -53,9 +56,10 @@ INSTANTIATE_TEST_SUITE_P(
     All, ResumeStates,
     ::testing::Combine(
         ::testing::Values(0, 3),
-        ::testing::Values(Case{"sgdToAdamW", "", "", "lacks elements from 0 on of 'exp_avg.", config::OptimizerType::sgd,
-                               config::OptimizerType::adamw},
-                          Case{"otherMoments", bf16, R"(, "bf16": {"enabled": true}, "training": {"moments_dtype": "bf16"})",
+        ::testing::Values(Case{"sgdToAdamW", "", "", "lacks elements from 0 on of 'exp_avg.",
+                               config::OptimizerType::sgd, config::OptimizerType::adamw},
+                          Case{"otherMoments", bf16,
+                               R"(, "bf16": {"enabled": true}, "training": {"moments_dtype": "bf16"})",
                                "in F32, and this run keeps it in bf16", config::OptimizerType::adamw,
                                config::OptimizerType::adamw})),
     [](const auto& one) { return cat("stage", std::get<0>(one.param), "_", std::get<1>(one.param).name); });

@@ -18,13 +18,16 @@ struct Printed {
 
 Printed run(const std::filesystem::path& folder) {
   const std::string out = (folder / "out").string();
-  const std::string command = std::string("timeout 120 " SHERD_EXAMPLES "/resume " SHERD_SOURCE_DIR "/configs/own_model.json ") +
-                              (folder / "run").string() + " --ranks 2 >" + out + " 2>" + out + ".err </dev/null";
+  const std::string command =
+      std::string("timeout 120 " SHERD_EXAMPLES "/resume " SHERD_SOURCE_DIR "/configs/own_model.json ") +
+      (folder / "run").string() + " --ranks 2 >" + out + " 2>" + out + ".err </dev/null";
   EXPECT_EQ(std::system(command.c_str()), 0) << testing::read_text(out + ".err");
   Printed printed;
   const std::string text = testing::read_text(out);
-  EXPECT_EQ(std::sscanf(text.c_str(), "step %lld held-out loss %lf linear.weight = %lf %lf %lf", &printed.step, &printed.loss,
-                        &printed.w[0], &printed.w[1], &printed.w[2]), 5) << text;
+  EXPECT_EQ(std::sscanf(text.c_str(), "step %lld held-out loss %lf linear.weight = %lf %lf %lf",
+                        &printed.step, &printed.loss, &printed.w[0], &printed.w[1], &printed.w[2]),
+            5)
+      << text;
   return printed;
 }
 

@@ -84,10 +84,11 @@ void Segment::draw_initial_values(std::uint64_t seed) {
   const std::int64_t begin = parameters_.begin(), end = parameters_.end();
   const std::int64_t most = std::min(chunk_elements, end - begin);
   const Tensor chunk = Tensor::empty(kernels_.device(), {most}, DType::f32, Category::workspace);
-  // A meta device books memory and holds no values: the first chunk, and the first two of the update range, of which one
-  // lies in it whole, book what all would.
+  // A meta device books memory and holds no values: the first chunk, and the first two of the update range,
+  // of which one lies in it whole, book what all would.
   const bool books_only = kernels_.device().kind() == device::Kind::meta;
-  const std::int64_t updated = begin + (std::clamp(update_begin(), begin, end) - begin) / std::max<std::int64_t>(most, 1) * most;
+  const std::int64_t updated =
+      begin + (std::clamp(update_begin(), begin, end) - begin) / std::max<std::int64_t>(most, 1) * most;
   for (std::int64_t at = begin; at < end; at += most) {
     if (books_only && at != begin && at != updated && at != updated + most) continue;
     const Tensor values = chunk.range(0, std::min(most, end - at));

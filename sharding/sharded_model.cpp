@@ -91,8 +91,10 @@ ShardedModel::Claim::Claim(const nn::Module* model) {
       continue;
     }
     release();
-    fail(ErrorKind::usage, "this model, or a part of it, already belongs to another engine or another rank: every rank builds "
-         "its own. Build it inside the function that launch() runs, or give initialize() a function that builds it");
+    fail(ErrorKind::usage,
+         "this model, or a part of it, already belongs to another engine or another rank: every rank builds "
+         "its own. Build it inside the function that launch() runs, or give initialize() a function that "
+         "builds it");
   }
 }
 
@@ -102,7 +104,12 @@ void ShardedModel::Claim::release() {
 
 ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options,
                            const StateSources& sources)
-    : model_(std::move(model)), claim_(model_.get()), options_(options), sources_(sources), group_(sources.group), kernels_(sources.kernels),
+    : model_(std::move(model)),
+      claim_(model_.get()),
+      options_(options),
+      sources_(sources),
+      group_(sources.group),
+      kernels_(sources.kernels),
       residency_(group_, kernels_.device(), options.residency),
       reducer_(group_, options.placements.communication, options.reduce_bucket, options.overlap) {
   model_->assign_names();

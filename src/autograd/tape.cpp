@@ -238,17 +238,20 @@ Var Tape::checkpoint(const std::vector<Var>& inputs,
 void Tape::require_gradient_arrives(const Var& input) const {
   if (!input.requires_grad()) return;
   const std::uint64_t pass = input.state_->pass;
-  require(input.state_->tape == this && (pass == pass_ || pass == Var::State::leaf || pass == Var::State::unrecorded),
-          "an operation's input was computed by an earlier forward pass, or by another engine's: its gradient could go "
+  require(input.state_->tape == this &&
+              (pass == pass_ || pass == Var::State::leaf || pass == Var::State::unrecorded),
+          "an operation's input was computed by an earlier forward pass, or by another engine's: its "
+          "gradient could go "
           "nowhere. Pass its tensor through Tape::input(), which takes no gradient");
 }
 
 void Tape::backward(const Var& loss, double seed) {
   require(loss.defined() && loss.shape().numel() == 1, "backward needs a scalar loss");
   require(loss.requires_grad(), "the loss depends on nothing that takes a gradient");
-  require(loss.state_->tape == this && (loss.state_->pass == pass_ || loss.state_->pass == Var::State::leaf),
-          "the loss was computed by an earlier forward pass, by another engine's, or without recording (NoGrad, "
-          "evaluation): run backward on the loss of the forward just before it");
+  require(
+      loss.state_->tape == this && (loss.state_->pass == pass_ || loss.state_->pass == Var::State::leaf),
+      "the loss was computed by an earlier forward pass, by another engine's, or without recording (NoGrad, "
+      "evaluation): run backward on the loss of the forward just before it");
   Tensor start = empty(loss.shape(), loss.dtype());
   kernels_.fill(start, seed);
   accumulate(loss.grad_ref(), std::move(start));

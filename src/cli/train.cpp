@@ -10,8 +10,8 @@
 #include <filesystem>
 
 #include "base/arena.h"
-#include "base/excerpt.h"
 #include "base/counted.h"
+#include "base/excerpt.h"
 #include "base/log.h"
 #include "cli/plot.h"
 #include "cli/trainer.h"
@@ -28,8 +28,8 @@ bool launched() {
 }
 
 /// What MFU counts against: on GPUs the sum of their peaks (0: unknown), else what this machine's ranks reach
-/// together, times the machines, at least `reached`, which they were seen to reach; that takes 0.1 s unless it is
-/// cached.
+/// together, times the machines, at least `reached`, which they were seen to reach; that takes 0.1 s unless
+/// it is cached.
 double machine_rate(const config::Config& config, const engine::GpuSharing& sharing, int ranks, int local_ranks,
                     double reached) {
   if (sharing.gpus > 0) return sharing.peak;
@@ -70,11 +70,15 @@ void check(const TrainRequest& request) {
     if (output.empty()) continue;
     std::error_code absent;
     for (const char* ending : {".bin", ".idx", ".json", ".model"})
-      if (request.config.data && std::filesystem::equivalent(output, request.config.data->path + ending, absent))
-        fail(ErrorKind::usage, "'", excerpt(output), "' belongs to the dataset that is trained on: write to another file");
+      if (request.config.data &&
+          std::filesystem::equivalent(output, request.config.data->path + ending, absent))
+        fail(ErrorKind::usage, "'", excerpt(output),
+             "' belongs to the dataset that is trained on: write to another file");
   }
-  if (!request.plot.empty() && std::filesystem::weakly_canonical(request.plot) == std::filesystem::weakly_canonical(request.metrics))
-    fail(ErrorKind::usage, "--metrics and --plot name the same file, '", excerpt(request.plot), "': give each its own");
+  if (!request.plot.empty() &&
+      std::filesystem::weakly_canonical(request.plot) == std::filesystem::weakly_canonical(request.metrics))
+    fail(ErrorKind::usage, "--metrics and --plot name the same file, '", excerpt(request.plot),
+         "': give each its own");
   const auto plot_folder = std::filesystem::path(request.plot).parent_path();
   if (!plot_folder.empty() && !std::filesystem::is_directory(plot_folder))
     fail(ErrorKind::usage, "--plot: the folder '", plot_folder.string(), "' does not exist; create it first");

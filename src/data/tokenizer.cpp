@@ -59,7 +59,8 @@ std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec) {
          "PREFIX.model, to be named here as spm:PREFIX.model");
   const std::string close =
       nearest(spec.substr(0, spec.find(':')), std::array<std::string, 2>{"byte", "spm"});
-  fail(ErrorKind::config, "there is no tokenizer '", excerpt(spec), "'; give byte or spm:MODEL (`sherd prepare` also takes spm-train:VOCAB)",
+  fail(ErrorKind::config, "there is no tokenizer '", excerpt(spec),
+       "'; give byte or spm:MODEL (`sherd prepare` also takes spm-train:VOCAB)",
        close.empty() ? std::string() : cat(" (did you mean '", close, close == "spm" ? ":MODEL" : "", "'?)"));
 }
 

@@ -46,13 +46,15 @@ std::vector<Kept> kept_states(Segment& segment, const std::vector<std::string>& 
   return out;
 }
 
-/// What a rank writes, its own part, so that the ranks together write everything once, replicated or not; and what it reads.
+/// What a rank writes, its own part, so that the ranks together write everything once, replicated or not; and
+/// what it reads.
 enum class Extent : std::uint8_t { written, read };
 
-/// Calls visit(kept, parameter, piece) for the rank's part of the weights and of the moments called `moment_names`.
+/// Calls visit(kept, parameter, piece) for the rank's part of the weights and of the moments called
+/// `moment_names`.
 template <class Visit>
-void for_each_piece(const sharding::ShardedModel& model, const std::vector<std::string>& moment_names, Extent extent,
-                    const Visit& visit) {
+void for_each_piece(const sharding::ShardedModel& model, const std::vector<std::string>& moment_names,
+                    Extent extent, const Visit& visit) {
   for (const auto& unit : model.units())
     for (const auto& segment : unit->segments())
       for (const Kept& kept : kept_states(*segment, moment_names)) {
@@ -76,7 +78,9 @@ void write_rank_file(const std::filesystem::path& path, const sharding::ShardedM
                      const Optimizer& optimizer, device::Device& device, const std::string& save_id) {
   std::vector<SafetensorsSpec> specs;
   std::map<std::string, std::string> offsets{{save_id_key, save_id}};
-  const auto each = [&](const auto& visit) { for_each_piece(model, optimizer.moment_names(), Extent::written, visit); };
+  const auto each = [&](const auto& visit) {
+    for_each_piece(model, optimizer.moment_names(), Extent::written, visit);
+  };
   each([&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
     specs.push_back({kept.kind + "." + parameter.name, kept.dtype, {piece.count}});
     offsets[specs.back().name] = std::to_string(piece.parameter_begin);
@@ -146,7 +150,8 @@ std::string CheckpointAccess::begin_save(Engine& engine, const std::filesystem::
     const auto drawn = gather_results(*engine.dist_, cat("checkpoint ", tag, " begun"), [&] {
       engine.require_finite_update();
       engine.require_whole_weights("save_checkpoint()");
-      // A pass that failed is over; one under way would be missing from the checkpoint, and its batch from the data.
+      // A pass that failed is over; one under way would be missing from the checkpoint, and its batch from
+      // the data.
       require(engine.phase_ == Engine::Phase::idle || engine.phase_ == Engine::Phase::in_backward,
               "save between micro-batches: forward() has been called, and step() has not");
       require(engine.accumulated_ == 0, "save at an accumulation boundary: ", engine.accumulated_,
@@ -224,7 +229,8 @@ void read_states(const CheckpointReader& reader, const sharding::ShardedModel& m
 
 /// Where the data's own tokenizer model is gone, the checkpoint's copy is what later checkpoints hold.
 void keep_tokenizer(const CheckpointReader& reader, std::shared_ptr<const TokenData>& tokens) {
-  if (!tokens || !tokens->tokenizer_model.empty() || !reader.manifest().files.contains(tokenizer_file)) return;
+  if (!tokens || !tokens->tokenizer_model.empty() || !reader.manifest().files.contains(tokenizer_file))
+    return;
   reader.verify(tokenizer_file);
   auto with_copy = std::make_shared<TokenData>(*tokens);
   with_copy->tokenizer_model = data::read_model_file((reader.folder() / tokenizer_file).string());

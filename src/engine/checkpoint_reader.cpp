@@ -45,7 +45,8 @@ std::string there_are(const fs::path& directory) {
   std::string names;
   std::error_code error;
   for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error))
-    if (is_there(at->path() / "manifest.json")) names += (names.empty() ? "" : ", ") + at->path().filename().string();
+    if (is_there(at->path() / "manifest.json"))
+      names += (names.empty() ? "" : ", ") + at->path().filename().string();
   return names.empty() ? "no checkpoint was completed in this folder; check the path"
                        : "name one of those that are there: " + excerpt(names, 300);
 }
@@ -120,14 +121,15 @@ void CheckpointReader::for_each_part(const std::string& name, std::int64_t begin
          "': it was written by another model or optimizer");
 }
 
-void CheckpointReader::require_state(const std::string& kind, const std::string& parameter, std::int64_t begin,
-                                     std::int64_t end, DType dtype) const {
+void CheckpointReader::require_state(const std::string& kind, const std::string& parameter,
+                                     std::int64_t begin, std::int64_t end, DType dtype) const {
   const std::string name = kind + "." + parameter;
   for_each_part(name, begin, end, [&](const Part& part, std::int64_t, std::int64_t) {
     const SafetensorsEntry& entry = files_[part.file].at(name);
     if (entry.dtype != dtype)
       fail(ErrorKind::data, "checkpoint ", folder_.string(), " holds '", name, "' in ", entry.dtype_name,
-           ", and this run keeps it in ", name_of(dtype), ": resume with the optimizer and the training.moments_dtype "
+           ", and this run keeps it in ", name_of(dtype),
+           ": resume with the optimizer and the training.moments_dtype "
            "that it was saved with");
   });
 }

@@ -144,7 +144,8 @@ std::int64_t number_in(const std::string& text, const char* key, std::int64_t la
   std::int64_t number = -1;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || stop != text.data() + text.size() || number < 0 || number > largest)
-    fail(ErrorKind::data, "client.", key, " is '", excerpt(text, 40), "', not a whole number from 0 to ", largest);
+    fail(ErrorKind::data, "client.", key, " is '", excerpt(text, 40), "', not a whole number from 0 to ",
+         largest);
   return number;
 }
 
@@ -182,8 +183,10 @@ Manifest parse(const std::string& text) {
   check_states(out);
   const json& client = object_of(root, "client");
   for (const auto& [key, value] : client.items()) out.client[key] = text_of(client, key);
-  if (sealed) read_data(root, out.data);
-  else read_data_of_client(out.client, out.data);
+  if (sealed)
+    read_data(root, out.data);
+  else
+    read_data_of_client(out.client, out.data);
   read_shapes(root, out);
   read_files(root, out);
   return out;

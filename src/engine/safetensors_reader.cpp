@@ -67,7 +67,8 @@ struct SafetensorsFile::Content {
   explicit Content(fs::path file) : path(std::move(file)) {}
   template <class... Args>
   [[noreturn]] void bad(const Args&... args) const {
-    fail(ErrorKind::data, "'", path.string(), "' is not a valid safetensors file: ", excerpt(cat(args...), 400));
+    fail(ErrorKind::data, "'", path.string(),
+         "' is not a valid safetensors file: ", excerpt(cat(args...), 400));
   }
   void read_header();
   json parse_header(std::string_view text) const;

@@ -337,5 +337,19 @@ TEST_F(Train, ThePublishedExampleRunsAsItStands) {
   EXPECT_THAT(got.err, HasSubstr("time (ms) | forward")) << "wall_clock_breakdown";
 }
 
+TEST_F(Train, OutputsNeverOverwriteTheDatasetOrEachOther) {
+  const std::string tokens = read_text(prefix() + ".bin");
+  const std::string figures = (folder_ / "m.jsonl").string();
+  for (const std::string& metrics : {prefix() + ".bin", prefix() + ".json"}) {
+    const Outcome got = sherd(train({"--steps", "1", "--metrics", metrics}));
+    EXPECT_NE(got.code, 0);
+    EXPECT_THAT(got.err, HasSubstr("belongs to the dataset that is trained on"));
+  }
+  EXPECT_EQ(read_text(prefix() + ".bin"), tokens);
+  const Outcome same = sherd(train({"--steps", "1", "--metrics", figures, "--plot", figures}));
+  EXPECT_NE(same.code, 0);
+  EXPECT_THAT(same.err, HasSubstr("name the same file"));
+}
+
 }  // namespace
 }  // namespace sherd::cli

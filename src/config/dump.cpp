@@ -179,6 +179,12 @@ Json training_of(const Training& t) {
           {"log_interval", t.log_interval}};
 }
 
+Json parallel_of(const Parallel& parallel) {
+  return {{"shard_size", parallel.shard_size ? Json(parallel.shard_size) : Json(nullptr)},
+          {"reduction", parallel.reduction == Reduction::native ? "native" : "ordered"},
+          {"timeout_seconds", parallel.timeout_seconds}};
+}
+
 void put_run(Json& out, const Config& config) {
   constexpr const char* levels[] = {"debug", "info", "warning", "error"};
   out["gradient_clipping"] = config.gradient_clipping;
@@ -199,7 +205,7 @@ void put_sherd(Json& out, const Config& config) {
                    {"seed", data->seed},
                    {"shuffle", data->shuffle}};
   out["training"] = training_of(config.training);
-  out["parallel"] = {{"timeout_seconds", config.parallel.timeout_seconds}};
+  out["parallel"] = parallel_of(config.parallel);
   out["device"] = {{"type", devices[static_cast<std::size_t>(config.device.type)]},
                    {"threads_per_rank", config.device.threads_per_rank},
                    {"bind_cores", config.device.bind_cores},

@@ -146,18 +146,6 @@ void read_training(Config& config, const Value& section) {
         section.context.note(join(section.path, name), "no effect without training.save_dir");
 }
 
-// ---- parallel ----
-
-Table<Parallel> parallel_table() {
-  Table<Parallel> table;
-  for (const char* name : {"tensor", "sequence", "pipeline", "expert", "context"})
-    table.keys.push_back(refused<Parallel>(
-        name, "2", "only 1 is in this build yet (roadmap: docs/architecture.md)",
-        [](const Value& value) { return value.integer(1, std::numeric_limits<int>::max()) == 1; }));
-  table.keys.push_back(real("timeout_seconds", &Parallel::timeout_seconds, "30", 0, infinity, true));
-  return table;
-}
-
 template <class T>
 Key<Config> with_list(Key<Config> key, Table<T> (*table)()) {
   key.list = [table](const std::string& prefix, std::vector<KeyInfo>& out) {
@@ -173,7 +161,7 @@ std::vector<Key<Config>> sherd_keys() {
   keys.push_back(with_list(custom<Config>("model", "", read_model), model_table));
   keys.push_back(with_list(custom<Config>("data", "", read_data), data_table));
   keys.push_back(with_list(custom<Config>("training", "", read_training), training_table));
-  keys.push_back(section("parallel", &Config::parallel, parallel_table()));
+  keys.push_back(parallel_key());
   keys.push_back(device_key());
   return keys;
 }

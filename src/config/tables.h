@@ -15,7 +15,10 @@ Key<Config> zero_key();  // zero_keys.cpp
 std::vector<Key<Zero>> offload_keys();
 std::vector<Key<Config>> tier_keys();   // offload_keys.cpp: aio, activation_checkpointing
 std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: model, data, training, parallel, device
+Key<Config> parallel_key();             // parallel_keys.cpp
 Key<Config> device_key();               // device_keys.cpp
+/// `zero_optimization.mics_shard_size`, which means parallel.shard_size; 0 or less: off.
+void read_mics_shard_size(Config& config, const Value& value);
 /// Sections and switches that DeepSpeed knows and Sherd does not have. foreign_keys.cpp
 std::vector<Key<Config>> foreign_keys();
 /// The whole file. top_keys.cpp

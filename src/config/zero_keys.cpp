@@ -3,7 +3,7 @@
 namespace sherd::config {
 namespace {
 
-constexpr const char* zeropp = "ZeRO++ and MiCS are not in this build";
+constexpr const char* zeropp = "ZeRO++ is not in this build";
 
 std::vector<Key<Zero>> general_keys() {
   std::vector<Key<Zero>> keys;
@@ -48,7 +48,8 @@ std::vector<Key<Zero>> noted_keys() {
   add("override_module_apply", Holds::boolean, "concerns PyTorch modules");
   add("log_trace_cache_warnings", Holds::boolean, "Sherd keeps no trace cache");
   add("enable_sanity_checks", Holds::boolean, "Sherd's checks are always on");
-  add("mics_hierarchical_params_gather", Holds::boolean, "MiCS is off");
+  add("mics_hierarchical_params_gather", Holds::boolean,
+      "one all-gather within the ranks that share states brings parameters");
   keys.push_back(noted<Zero>("stage3_use_all_reduce_for_fetch_params", Holds::boolean,
                              "parameters are always fetched by all-gather")
                      .alias("use_all_reduce_for_fetch_params"));
@@ -84,13 +85,15 @@ std::vector<Key<Zero>> refused_keys() {
   add("zero_quantized_nontrainable_weights", "true", zeropp, is_false);
   add("zero_quantized_gradients", "true", zeropp, is_false);
   add("zeropp_loco_param", "{\"err_beta\": 0.8}", zeropp, is_empty);
-  add("mics_shard_size", "4", zeropp, at_most(0));
   add("zenflow", "{\"topk_ratio\": 0.1}", "ZenFlow is not in this build", is_empty);
   return keys;
 }
 
-Table<Zero> zero_table() {
+// `config` gets what a key of this section says of another one; it may be null where keys are only listed.
+Table<Zero> zero_table(Config* config) {
   Table<Zero> table{Auto::to_default, general_keys()};
+  table.keys.push_back(custom<Zero>(
+      "mics_shard_size", "4", [config](Zero&, const Value& value) { read_mics_shard_size(*config, value); }));
   append(table.keys, stage3_keys());
   append(table.keys, offload_keys());
   append(table.keys, noted_keys());
@@ -112,7 +115,7 @@ void read_zero(Config& config, const Value& section) {
     section.note(cat("the boolean form means stage ", zero.stage, "; write {\"stage\": ", zero.stage, "}"));
     return;
   }
-  const Given given = read_section(zero_table(), zero, section);
+  const Given given = read_section(zero_table(&config), zero, section);
   if (!given.contains("overlap_comm")) zero.overlap_comm = zero.stage == 3;
   if (zero.stage < 3) note_idle_stage3_keys(zero, given, section);
   check_offload(zero, given, section);
@@ -123,7 +126,7 @@ void read_zero(Config& config, const Value& section) {
 Key<Config> zero_key() {
   Key<Config> key = custom<Config>("zero_optimization", "", read_zero);
   key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
-    list_keys(zero_table(), prefix, out);
+    list_keys(zero_table(nullptr), prefix, out);
   };
   return key;
 }

@@ -192,8 +192,23 @@ INSTANTIATE_TEST_SUITE_P(
                 "docs/architecture.md)"},
         Mistake{"{\"zero_optimization\": {\"zero_quantized_weights\": true}}",
                 "run.json:1: zero_optimization.zero_quantized_weights: Sherd does not support true here: "
-                "ZeRO++ and "
-                "MiCS are not in this build"}));
+                "ZeRO++ is not in this build"},
+        Mistake{"{\"zero_optimization\": {\"zero_hpz_partition_size\": 4}}",
+                "run.json:1: zero_optimization.zero_hpz_partition_size: Sherd does not support 4 here: "
+                "ZeRO++ is not in this build"},
+        Mistake{"{\"parallel\": {\"shard_size\": 0}}",
+                "run.json:1: parallel.shard_size: must be an integer >= 1, not 0"},
+        Mistake{"{\"parallel\": {\"reduction\": \"nativ\"}}",
+                "run.json:1: parallel.reduction: \"nativ\" is none of ordered, native; did you mean "
+                "\"native\"?"},
+        Mistake{"{\"parallel\": {\"shard_size\": 2}, \"zero_optimization\": {\"mics_shard_size\": 4}}",
+                "run.json:1: zero_optimization.mics_shard_size: parallel.shard_size and "
+                "zero_optimization.mics_shard_size say the same, the ranks that share states, but are given "
+                "as 2 and 4; keep one of them"},
+        Mistake{"{\"zero_optimization\": {\"mics_shard_size\": 4},\n \"parallel\": {\"shard_size\": 2}}",
+                "run.json:2: parallel.shard_size: parallel.shard_size and "
+                "zero_optimization.mics_shard_size say the same, the ranks that share states, but are given "
+                "as 4 and 2; keep one of them"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Offload, Mistakes,

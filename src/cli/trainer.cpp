@@ -12,7 +12,6 @@
 #include "engine/checkpoint.h"
 #include "engine/gather_records.h"
 #include "engine/report.h"
-#include "engine/save_folder.h"
 #include "models/from_config.h"
 
 namespace sherd::cli {

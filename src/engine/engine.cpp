@@ -8,10 +8,10 @@
 
 #include "base/log.h"
 #include "device/trace_range.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/access.h"
+#include "engine/checkpoint/save_folder.h"
 #include "engine/make_device.h"
 #include "engine/same_setup.h"
-#include "engine/save_folder.h"
 #include "engine/token_data.h"
 #include "engine/update_pipeline.h"
 

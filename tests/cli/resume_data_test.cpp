@@ -2,7 +2,7 @@
 // told.
 #include "cli/train_fixture.h"
 #include "data/sample_text.h"
-#include "engine/sample_manifest.h"
+#include "engine/checkpoint/sample_manifest.h"
 
 namespace sherd::cli {
 namespace {

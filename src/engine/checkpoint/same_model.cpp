@@ -1,4 +1,4 @@
-#include "engine/same_model.h"
+#include "engine/checkpoint/same_model.h"
 
 #include <algorithm>
 #include <array>

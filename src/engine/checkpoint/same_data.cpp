@@ -1,4 +1,4 @@
-#include "engine/checkpoint_data.h"
+#include "engine/checkpoint/same_data.h"
 
 #include <algorithm>
 #include <array>

@@ -43,7 +43,8 @@ class SaveFolder {
 std::filesystem::path partial_folder(const std::filesystem::path& directory, const std::string& tag,
                                      const std::string& save_id);
 
-/// Whether a checkpoint can have this name, in a folder and in DIR/latest: a file name of printable UTF-8 without '/', a
+/// Whether a checkpoint can have this name, in a folder and in DIR/latest: a file name of printable UTF-8
+/// without '/', a
 /// '.' at its beginning or a space at its end.
 bool is_plain_name(const std::string& tag);
 
@@ -52,11 +53,5 @@ void require_good_tag(const std::string& tag);
 
 /// Removes the folder and what is in it, if it is there; where that fails, warns and leaves the rest.
 void remove_folder(const std::filesystem::path& folder) noexcept;
-
-/// Removes all checkpoints called global_stepN but the newest `keep`, of which `newest` is one. By age, not
-/// by step: after going back to an earlier checkpoint, higher steps are the old ones. Each disappears under
-/// its name at once. What cannot be removed is a warning. For the run that holds the SaveFolder.
-void remove_old_checkpoints(const std::filesystem::path& directory, std::size_t keep,
-                            const std::string& newest);
 
 }  // namespace sherd::engine

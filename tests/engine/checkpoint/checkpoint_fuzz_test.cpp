@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "engine/checkpoint.h"
-#include "engine/sample_manifest.h"
+#include "engine/checkpoint/sample_manifest.h"
 #include "support/mutate.h"
 #include "support/temp_folder.h"
 

@@ -1,4 +1,5 @@
-#include "engine/save_folder.h"
+#include "engine/checkpoint/save_folder.h"
+#include "engine/checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

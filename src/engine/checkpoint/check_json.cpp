@@ -1,4 +1,4 @@
-#include "engine/check_json.h"
+#include "engine/checkpoint/check_json.h"
 
 #include <cstddef>
 #include <nlohmann/json.hpp>

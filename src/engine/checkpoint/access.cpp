@@ -1,109 +1,24 @@
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/access.h"
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <optional>
 
+#include "base/atomic_file.h"
 #include "base/counted.h"
-#include "base/crc32c.h"
 #include "base/log.h"
 #include "data/tokenizer.h"
+#include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/format.h"
+#include "engine/checkpoint/load_states.h"
+#include "engine/checkpoint/same_data.h"
+#include "engine/checkpoint/same_model.h"
+#include "engine/checkpoint/save_folder.h"
+#include "engine/checkpoint/writer.h"
 #include "engine/gather_results.h"
-#include "engine/same_model.h"
-#include "engine/save_folder.h"
 #include "engine/update_pipeline.h"
 
 namespace sherd::engine {
-namespace {
-
-using sharding::Piece;
-using sharding::Segment;
-using tensor::Tensor;
-
-/// One state of a segment that a checkpoint holds: flat elements [begin, end), and how to read and set them from a flat
-/// element on.
-struct Kept {
-  std::string kind;
-  DType dtype;
-  std::int64_t begin, end;
-  std::function<void(std::int64_t, const Tensor&)> read, write;
-};
-
-Kept keep(std::string kind, sharding::StateBuffer& state) {
-  return {std::move(kind), state.dtype(), state.begin(), state.end(),
-          [&state](std::int64_t at, const Tensor& to) { state.read(at, to).wait(); },
-          [&state](std::int64_t at, const Tensor& from) { state.write(at, from).wait(); }};
-}
-
-/// The weights first, then the optimizer's moments, of which `moment_names` may name fewer than there are.
-std::vector<Kept> kept_states(Segment& segment, const std::vector<std::string>& moment_names) {
-  if (!segment.key().trainable) return {keep("frozen", segment.parameters())};
-  std::vector<Kept> out{{"fp32", DType::f32, segment.update_begin(), segment.update_end(),
-                         [&segment](std::int64_t at, const Tensor& to) { segment.read_masters(at, to); },
-                         [&segment](std::int64_t at, const Tensor& from) { segment.write_values(at, from); }}};
-  for (std::size_t i = 0; i < moment_names.size(); ++i) out.push_back(keep(moment_names[i], segment.moments()[i]));
-  return out;
-}
-
-/// What a rank writes, its own part, so that the ranks together write everything once, replicated or not; and
-/// what it reads.
-enum class Extent : std::uint8_t { written, read };
-
-/// Calls visit(kept, parameter, piece) for the rank's part of the weights and of the moments called
-/// `moment_names`.
-template <class Visit>
-void for_each_piece(const sharding::ShardedModel& model, const std::vector<std::string>& moment_names,
-                    Extent extent, const Visit& visit) {
-  for (const auto& unit : model.units())
-    for (const auto& segment : unit->segments())
-      for (const Kept& kept : kept_states(*segment, moment_names)) {
-        const bool own = extent == Extent::written;
-        for (const Piece& piece : segment->layout().pieces(own ? segment->own_begin() : kept.begin,
-                                                           own ? segment->own_end() : kept.end))
-          visit(kept, *segment->layout().parameters()[piece.slot], piece);
-      }
-}
-
-/// Calls visit(done, elements) over `count` elements in pieces that memory hardly notices.
-template <class Visit>
-void in_chunks(device::Device& device, DType dtype, std::int64_t count, const Visit& visit) {
-  constexpr std::int64_t most = std::int64_t{1} << 20;
-  const Tensor chunk = Tensor::empty(device, {std::min(most, count)}, dtype, device::Category::workspace,
-                                     device.processor_tier());
-  for (std::int64_t done = 0; done < count; done += most) visit(done, chunk.range(0, std::min(most, count - done)));
-}
-
-void write_rank_file(const std::filesystem::path& path, const sharding::ShardedModel& model,
-                     const Optimizer& optimizer, device::Device& device, const std::string& save_id) {
-  std::vector<SafetensorsSpec> specs;
-  std::map<std::string, std::string> offsets{{save_id_key, save_id}};
-  const auto each = [&](const auto& visit) {
-    for_each_piece(model, optimizer.moment_names(), Extent::written, visit);
-  };
-  each([&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
-    specs.push_back({kept.kind + "." + parameter.name, kept.dtype, {piece.count}});
-    offsets[specs.back().name] = std::to_string(piece.parameter_begin);
-  });
-  SafetensorsWriter writer(path, std::move(specs), offsets);
-  each([&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
-    in_chunks(device, kept.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
-      kept.read(piece.flat_begin + done, elements);
-      writer.write(kept.kind + "." + parameter.name, done, elements);
-    });
-  });
-  writer.finish();
-}
-
-/// Puts the tokenizer of the training data, if it is a file, among the checkpoint's.
-void write_tokenizer(const std::filesystem::path& folder, const TokenData* tokens, Manifest& manifest) {
-  if (!tokens || tokens->tokenizer_model.empty()) return;
-  const std::string& bytes = tokens->tokenizer_model;
-  write_file_atomically(folder / tokenizer_file, bytes);
-  manifest.files[tokenizer_file] = {bytes.size(), crc32c(bytes.data(), bytes.size())};
-}
-
-}  // namespace
 
 Manifest CheckpointAccess::describe(const Engine& engine, const ClientState& client) {
   Manifest out;
@@ -215,18 +130,6 @@ void check_world(const CheckpointReader& reader, int world_size) {
          " (resuming at another world size is not in this build)");
 }
 
-/// Reads this rank's weights, from which the compute parameters follow, and moments. Calls no collective.
-void read_states(const CheckpointReader& reader, const sharding::ShardedModel& model,
-                 const std::vector<std::string>& moment_names, device::Device& device) {
-  for_each_piece(model, moment_names, Extent::read,
-                 [&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
-                   in_chunks(device, kept.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
-                     reader.read(kept.kind, parameter.name, piece.parameter_begin + done, elements);
-                     kept.write(piece.flat_begin + done, elements);
-                   });
-                 });
-}
-
 /// Where the data's own tokenizer model is gone, the checkpoint's copy is what later checkpoints hold.
 void keep_tokenizer(const CheckpointReader& reader, std::shared_ptr<const TokenData>& tokens) {
   if (!tokens || !tokens->tokenizer_model.empty() || !reader.manifest().files.contains(tokenizer_file))
@@ -237,31 +140,21 @@ void keep_tokenizer(const CheckpointReader& reader, std::shared_ptr<const TokenD
   tokens = std::move(with_copy);
 }
 
-/// Collective: all ranks have read theirs.
-void publish_all(sharding::ShardedModel& model) {
-  for (const auto& unit : model.units())
-    for (const auto& segment : unit->segments()) model.publish(*segment);
-  model.end_step();
-}
-
 }  // namespace
 
-void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model, tensor::Kernels& kernels) {
-  require_same_model(reader, model.model(), nullptr);
-  read_states(reader, model, {}, kernels.device());
-  publish_all(model);
-}
-
 void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest) {
-  engine.counters_ = {manifest.micro_steps, manifest.global_steps, manifest.global_samples, manifest.skipped_steps};
+  engine.counters_ = {manifest.micro_steps, manifest.global_steps, manifest.global_samples,
+                      manifest.skipped_steps};
   // Whatever was under way, after a NaN loss for example, is over.
   engine.tape_->clear();
   engine.phase_ = Engine::Phase::idle;
   engine.spoiled_.clear();
   engine.drop_accumulated();
   engine.optimizer_->set_steps(manifest.optimizer_steps);
-  if (engine.scheduler_ && !manifest.scheduler.empty()) engine.scheduler_->restore(manifest.scheduler);
-  else if (!engine.scheduler_) engine.optimizer_->set_scheduled_lr(engine.config_.optimizer.lr);
+  if (engine.scheduler_ && !manifest.scheduler.empty())
+    engine.scheduler_->restore(manifest.scheduler);
+  else if (!engine.scheduler_)
+    engine.optimizer_->set_scheduled_lr(engine.config_.optimizer.lr);
   if (manifest.lr) engine.optimizer_->set_lr(*manifest.lr);
   if (engine.scaler_ && !manifest.loss_scaler.empty()) engine.scaler_->restore(manifest.loss_scaler);
 }
@@ -299,11 +192,7 @@ CheckpointReader CheckpointAccess::open(Engine& engine, const std::string& direc
     check_world(*reader, engine.dist_->world_size());
     if (engine.training_tokens_) require_same_tokenizer(*reader, *engine.training_tokens_);
     require_same_model(*reader, *engine.model_, &engine.config_);
-    for_each_piece(engine.sharded(), engine.optimizer_->moment_names(), Extent::read,
-                   [&](const Kept& kept, const autograd::Parameter& parameter, const Piece& piece) {
-                     reader->require_state(kept.kind, parameter.name, piece.parameter_begin,
-                                           piece.parameter_begin + piece.count, kept.dtype);
-                   });
+    require_states(*reader, engine.sharded(), engine.optimizer_->moment_names());
     reader->verify(rank_file(engine.dist_->rank()));
     return stable_hash(reader->manifest().to_json());
   });

@@ -7,6 +7,9 @@
 
 #include "base/crc32c.h"
 #include "engine/checkpoint.h"
+#include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/format.h"
+#include "engine/checkpoint/safetensors.h"
 #include "support/temp_folder.h"
 
 namespace sherd::engine {
@@ -24,7 +27,8 @@ inline Manifest sample_manifest() {
   out.config = "{\"train_batch_size\": 8}";
   out.data.position = 28;
   out.data.tokenizer = "byte";
-  out.data.vocab_size = 257, out.data.tokens = 4096, out.data.sequences = 3, out.data.fingerprint = 4294967295u;
+  out.data.vocab_size = 257, out.data.tokens = 4096, out.data.sequences = 3,
+  out.data.fingerprint = 4294967295u;
   out.client = {{"note", "ü \"quoted\"\n"}};
   out.shapes = {{"wte.weight", {256, 32}}, {"scalar", {}}};
   out.files = {{"rank_00000.safetensors", {1234, 17}}, {"rank_00001.safetensors", {777, 4294967295u}}};
@@ -50,8 +54,8 @@ inline std::string manifest_of_format_1(const Manifest& manifest = sample_manife
   return text.replace(text.find("checkpoint-2"), 12, "checkpoint-1");
 }
 
-/// Writes the files of ranks in a checkpoint's folder anew, as versions without save ids did; what its manifest must say
-/// then, the tokenizer's copy, which is removed, left out.
+/// Writes the files of ranks in a checkpoint's folder anew, as versions without save ids did; what its
+/// manifest must say then, the tokenizer's copy, which is removed, left out.
 inline Manifest drop_save_ids(const std::filesystem::path& folder) {
   Manifest manifest = Manifest::from_json(testing::read_text(folder / "manifest.json"), "manifest.json");
   if (manifest.files.erase(tokenizer_file) > 0) std::filesystem::remove(folder / tokenizer_file);

@@ -1,4 +1,4 @@
-#include "engine/save_folder.h"
+#include "engine/checkpoint/save_folder.h"
 
 #include <fcntl.h>
 #include <stdio.h>  // renameat2
@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/excerpt.h"
 #include "base/log.h"
+#include "engine/checkpoint.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;

@@ -10,9 +10,9 @@
 #include <set>
 #include <thread>
 
+#include "engine/checkpoint/sample_manifest.h"
+#include "engine/checkpoint/save_folder.h"
 #include "engine/initialize.h"
-#include "engine/sample_manifest.h"
-#include "engine/save_folder.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/forbid.h"

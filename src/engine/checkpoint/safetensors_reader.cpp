@@ -12,9 +12,9 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
-#include "engine/check_json.h"
-#include "engine/safetensors.h"
-#include "engine/safetensors_types.h"
+#include "engine/checkpoint/check_json.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/checkpoint/safetensors_types.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;

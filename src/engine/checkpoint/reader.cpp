@@ -5,7 +5,10 @@
 
 #include "base/excerpt.h"
 #include "engine/checkpoint.h"
-#include "engine/save_folder.h"
+#include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/format.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/checkpoint/save_folder.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -70,17 +73,34 @@ fs::path checkpoint_folder(const fs::path& directory, const std::string& tag) {
   return directory / name;
 }
 
-CheckpointReader::CheckpointReader(fs::path folder) : folder_(std::move(folder)) {
-  const auto path = folder_ / "manifest.json";
-  manifest_ = Manifest::from_json(read_text(path, "is this a checkpoint's folder?"), path);
-  for (int rank = 0; rank < manifest_.world_size; ++rank) add(SafetensorsFile(folder_ / rank_file(rank)));
-  for (auto& [name, parts] : parts_)
+struct CheckpointReader::Content {
+  struct Part {
+    std::size_t file;
+    std::int64_t begin, count;
+  };
+
+  explicit Content(fs::path at);
+  void add(SafetensorsFile file);
+  template <class Visit>
+  void for_each_part(const std::string& name, std::int64_t begin, std::int64_t end, const Visit& visit) const;
+
+  fs::path folder;
+  Manifest manifest;
+  std::vector<SafetensorsFile> files;
+  std::map<std::string, std::vector<Part>> parts;  ///< by "KIND.PARAMETER"
+};
+
+CheckpointReader::Content::Content(fs::path at) : folder(std::move(at)) {
+  const auto path = folder / "manifest.json";
+  manifest = Manifest::from_json(read_text(path, "is this a checkpoint's folder?"), path);
+  for (int rank = 0; rank < manifest.world_size; ++rank) add(SafetensorsFile(folder / rank_file(rank)));
+  for (auto& [name, parts] : parts)
     std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.begin < b.begin; });
 }
 
-void CheckpointReader::add(SafetensorsFile file) {
+void CheckpointReader::Content::add(SafetensorsFile file) {
   const auto id = file.metadata().find(save_id_key);
-  if ((id == file.metadata().end() ? "" : id->second) != manifest_.save_id)
+  if ((id == file.metadata().end() ? "" : id->second) != manifest.save_id)
     fail(ErrorKind::data, "'", file.path().string(), "' and the manifest beside it were not saved together: ",
          "resume from another checkpoint by naming its tag");
   for (const SafetensorsEntry& entry : file.entries()) {
@@ -89,26 +109,17 @@ void CheckpointReader::add(SafetensorsFile file) {
     if (begin < 0 || begin > INT64_MAX - entry.numel())
       fail(ErrorKind::data, "'", file.path().string(), "' does not say where tensor '", excerpt(entry.name),
            "' begins");
-    parts_[entry.name].push_back({files_.size(), begin, entry.numel()});
+    parts[entry.name].push_back({files.size(), begin, entry.numel()});
   }
-  files_.push_back(std::move(file));
-}
-
-void CheckpointReader::verify(const std::string& file) const {
-  const auto entry = manifest_.files.find(file);
-  require(entry != manifest_.files.end(), "checkpoint ", folder_.string(), " has no file '", file, "'");
-  const FileChecksum wanted = entry->second, found = checksum_file(folder_ / file);
-  if (found == wanted) return;
-  fail(ErrorKind::data, (folder_ / file).string(), " is damaged: ", found.bytes, " bytes with CRC-32C ", found.crc32c,
-       " where the manifest has ", wanted.bytes, " and ", wanted.crc32c, "; resume from an earlier checkpoint by naming its tag");
+  files.push_back(std::move(file));
 }
 
 /// Calls visit(part, first, last) for the parts that together hold elements [begin, end) of tensor `name`.
 template <class Visit>
-void CheckpointReader::for_each_part(const std::string& name, std::int64_t begin, std::int64_t end,
-                                     const Visit& visit) const {
+void CheckpointReader::Content::for_each_part(const std::string& name, std::int64_t begin, std::int64_t end,
+                                              const Visit& visit) const {
   std::int64_t at = begin;
-  if (const auto found = parts_.find(name); found != parts_.end())
+  if (const auto found = parts.find(name); found != parts.end())
     for (const Part& part : found->second) {
       if (at >= end || part.begin > at) break;
       const std::int64_t stop = std::min(end, part.begin + part.count);
@@ -117,17 +128,39 @@ void CheckpointReader::for_each_part(const std::string& name, std::int64_t begin
       at = stop;
     }
   if (at < end)
-    fail(ErrorKind::data, "checkpoint ", folder_.string(), " lacks elements from ", at, " on of '", name,
+    fail(ErrorKind::data, "checkpoint ", folder.string(), " lacks elements from ", at, " on of '", name,
          "': it was written by another model or optimizer");
+}
+
+CheckpointReader::CheckpointReader(fs::path folder)
+    : content_(std::make_unique<Content>(std::move(folder))) {}
+CheckpointReader::~CheckpointReader() = default;
+CheckpointReader::CheckpointReader(CheckpointReader&&) noexcept = default;
+
+const Manifest& CheckpointReader::manifest() const {
+  return content_->manifest;
+}
+const fs::path& CheckpointReader::folder() const {
+  return content_->folder;
+}
+
+void CheckpointReader::verify(const std::string& file) const {
+  const auto entry = manifest().files.find(file);
+  require(entry != manifest().files.end(), "checkpoint ", folder().string(), " has no file '", file, "'");
+  const FileChecksum wanted = entry->second, found = checksum_file(folder() / file);
+  if (found == wanted) return;
+  fail(ErrorKind::data, (folder() / file).string(), " is damaged: ", found.bytes, " bytes with CRC-32C ",
+       found.crc32c, " where the manifest has ", wanted.bytes, " and ", wanted.crc32c,
+       "; resume from an earlier checkpoint by naming its tag");
 }
 
 void CheckpointReader::require_state(const std::string& kind, const std::string& parameter,
                                      std::int64_t begin, std::int64_t end, DType dtype) const {
   const std::string name = kind + "." + parameter;
-  for_each_part(name, begin, end, [&](const Part& part, std::int64_t, std::int64_t) {
-    const SafetensorsEntry& entry = files_[part.file].at(name);
+  content_->for_each_part(name, begin, end, [&](const Content::Part& part, std::int64_t, std::int64_t) {
+    const SafetensorsEntry& entry = content_->files[part.file].at(name);
     if (entry.dtype != dtype)
-      fail(ErrorKind::data, "checkpoint ", folder_.string(), " holds '", name, "' in ", entry.dtype_name,
+      fail(ErrorKind::data, "checkpoint ", folder().string(), " holds '", name, "' in ", entry.dtype_name,
            ", and this run keeps it in ", name_of(dtype),
            ": resume with the optimizer and the training.moments_dtype "
            "that it was saved with");
@@ -137,9 +170,10 @@ void CheckpointReader::require_state(const std::string& kind, const std::string&
 void CheckpointReader::read(const std::string& kind, const std::string& parameter, std::int64_t begin,
                             const tensor::Tensor& to) const {
   const std::string name = kind + "." + parameter;
-  for_each_part(name, begin, begin + to.numel(), [&](const Part& part, std::int64_t at, std::int64_t stop) {
-    files_[part.file].read(name, at - part.begin, to.range(at - begin, stop - begin));
-  });
+  content_->for_each_part(
+      name, begin, begin + to.numel(), [&](const Content::Part& part, std::int64_t at, std::int64_t stop) {
+        content_->files[part.file].read(name, at - part.begin, to.range(at - begin, stop - begin));
+      });
 }
 
 }  // namespace sherd::engine

@@ -5,8 +5,9 @@
 
 #include "base/crc32c.h"
 #include "base/excerpt.h"
-#include "engine/check_json.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/check_json.h"
+#include "engine/checkpoint/format.h"
+#include "engine/manifest.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "engine/checkpoint.h"
-#include "engine/sample_manifest.h"
+#include "engine/checkpoint/sample_manifest.h"
 #include "support/expect_error.h"
 
 namespace sherd::engine {
@@ -119,7 +119,8 @@ TEST(Manifest, NumbersOfTheDataAreChecked) {
   for (const char* value : {"-1", "\"5\"", "null", "true", "1.5", "1e30", "[3]", "1152921504606846977",
                             "9223372036854775807", "18446744073709551615"})
     expect_bad(with("\"position\": 28", cat("\"position\": ", value)), "data.position is");
-  expect_bad(with("\"fingerprint\": 4294967295", "\"fingerprint\": 4294967296"), "data.fingerprint is 4294967296");
+  expect_bad(with("\"fingerprint\": 4294967295", "\"fingerprint\": 4294967296"),
+             "data.fingerprint is 4294967296");
   expect_bad(with("\"tokenizer\": \"byte\"", "\"tokenizer\": 5"), "tokenizer is not a string");
 }
 

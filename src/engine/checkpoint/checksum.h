@@ -1,0 +1,12 @@
+#pragma once
+
+#include <filesystem>
+
+#include "engine/manifest.h"
+
+namespace sherd::engine {
+
+/// Reads the whole file. Throws Error{io}.
+FileChecksum checksum_file(const std::filesystem::path& path);
+
+}  // namespace sherd::engine

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "engine/checkpoint.h"
+#include "engine/token_data.h"
+
+namespace sherd::engine {
+
+/// Throws Error{data} naming both tokenizers where `tokens` were made with another one than the checkpoint's:
+/// by kind, number of ids, and the model file's bytes where both are known.
+void require_same_tokenizer(const CheckpointReader& reader, const TokenData& tokens);
+
+/// What a run with `config` and `tokens` (null: of another kind) trains otherwise than the one that wrote the
+/// checkpoint: a line for each key and for the dataset.
+std::vector<std::string> changes_since(const CheckpointReader& reader, const config::Config& config,
+                                       const TokenData* tokens);
+
+}  // namespace sherd::engine

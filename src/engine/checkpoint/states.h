@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "sharding/sharded_model.h"
+
+namespace sherd::engine {
+
+/// One state of a segment that a checkpoint holds: flat elements [begin, end), and how to read and set them
+/// from a flat element on, in memory of the processor.
+struct SavedState {
+  std::string kind;  ///< "fp32", "frozen", "exp_avg", …
+  DType dtype;
+  std::int64_t begin, end;
+  std::function<void(std::int64_t, const tensor::Tensor&)> read, write;
+};
+
+/// The weights first, then the optimizer's moments, of which `moment_names` may name fewer than there are.
+std::vector<SavedState> saved_states(sharding::Segment& segment,
+                                     const std::vector<std::string>& moment_names);
+
+/// What a rank writes, its own part, so that the ranks together write everything once, replicated or not; and
+/// what it reads.
+enum class Extent : std::uint8_t { written, read };
+
+/// Calls visit(state, parameter, piece) for the rank's part of the weights and of the moments called
+/// `moment_names`.
+template <class Visit>
+void for_each_piece(const sharding::ShardedModel& model, const std::vector<std::string>& moment_names,
+                    Extent extent, const Visit& visit) {
+  for (const auto& unit : model.units())
+    for (const auto& segment : unit->segments())
+      for (const SavedState& state : saved_states(*segment, moment_names)) {
+        const bool own = extent == Extent::written;
+        for (const sharding::Piece& piece : segment->layout().pieces(own ? segment->own_begin() : state.begin,
+                                                                     own ? segment->own_end() : state.end))
+          visit(state, *segment->layout().parameters()[piece.slot], piece);
+      }
+}
+
+/// Calls visit(done, elements) over `count` elements in pieces that memory hardly notices.
+void in_chunks(device::Device& device, DType dtype, std::int64_t count,
+               const std::function<void(std::int64_t, const tensor::Tensor&)>& visit);
+
+}  // namespace sherd::engine

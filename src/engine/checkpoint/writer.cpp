@@ -1,0 +1,45 @@
+#include "engine/checkpoint/writer.h"
+
+#include <map>
+#include <vector>
+
+#include "base/atomic_file.h"
+#include "base/crc32c.h"
+#include "engine/checkpoint/format.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/checkpoint/states.h"
+
+namespace sherd::engine {
+
+using sharding::Piece;
+using tensor::Tensor;
+
+void write_rank_file(const std::filesystem::path& path, const sharding::ShardedModel& model,
+                     const Optimizer& optimizer, device::Device& device, const std::string& save_id) {
+  std::vector<SafetensorsSpec> specs;
+  std::map<std::string, std::string> offsets{{save_id_key, save_id}};
+  const auto each = [&](const auto& visit) {
+    for_each_piece(model, optimizer.moment_names(), Extent::written, visit);
+  };
+  each([&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
+    specs.push_back({state.kind + "." + parameter.name, state.dtype, {piece.count}});
+    offsets[specs.back().name] = std::to_string(piece.parameter_begin);
+  });
+  SafetensorsWriter writer(path, std::move(specs), offsets);
+  each([&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
+    in_chunks(device, state.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
+      state.read(piece.flat_begin + done, elements);
+      writer.write(state.kind + "." + parameter.name, done, elements);
+    });
+  });
+  writer.finish();
+}
+
+void write_tokenizer(const std::filesystem::path& folder, const TokenData* tokens, Manifest& manifest) {
+  if (!tokens || tokens->tokenizer_model.empty()) return;
+  const std::string& bytes = tokens->tokenizer_model;
+  write_file_atomically(folder / tokenizer_file, bytes);
+  manifest.files[tokenizer_file] = {bytes.size(), crc32c(bytes.data(), bytes.size())};
+}
+
+}  // namespace sherd::engine

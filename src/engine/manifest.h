@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/token_data.h"
+
+namespace sherd::engine {
+
+/// What a manifest keeps of a file; the checksum is sherd::crc32c() of its bytes.
+struct FileChecksum {
+  std::uint64_t bytes = 0;
+  std::uint32_t crc32c = 0;
+  bool operator==(const FileChecksum&) const = default;
+};
+
+/// The copy of the SentencePiece model in a checkpoint's folder; one that is there is among the manifest's
+/// files.
+inline constexpr const char* tokenizer_file = "tokenizer.model";
+
+/// What a checkpoint says of the data that its run read.
+struct DataRecord {
+  /// Of the training loader (LoaderPosition); none: the engine knew of no loader.
+  std::optional<std::int64_t> position;
+  std::string tokenizer;        ///< "byte", or "spm:MODEL" by its path in that run; empty: unknown
+  std::int64_t vocab_size = 0;  ///< of the token data, as are all that follow; 0: unknown
+  std::int64_t tokens = 0, sequences = 0;
+  std::uint32_t fingerprint = 0;  ///< IndexedDataset::fingerprint()
+
+  static DataRecord of(const TokenData& tokens);
+};
+
+/// Everything of a checkpoint but its tensors.
+struct Manifest {
+  int world_size = 0;
+  std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
+  std::int64_t optimizer_steps = 0;
+  std::string save_id;       ///< of the act of saving; empty in checkpoints of format 1
+  std::optional<double> lr;  ///< a rate set by the caller; else the configuration of the resumed run decides
+  std::string scheduler, loss_scaler;  ///< states as their owners wrote them; empty: none
+  std::string compute_dtype;
+  std::string config;  ///< config::dump of the run
+  ClientState client;
+  DataRecord data;
+  std::map<std::string, std::vector<std::int64_t>> shapes;  ///< of every parameter, by name
+  std::map<std::string, FileChecksum> files;
+
+  /// In the newest format, with its checksum. Throws Error{usage} where a string is not UTF-8.
+  std::string to_json() const;
+  /// Reads this format and the one before, which had no checksum. Throws Error{data} naming `path` where the
+  /// text is not as it was written, or holds a value that no run can have.
+  static Manifest from_json(const std::string& text, const std::filesystem::path& path);
+};
+
+}  // namespace sherd::engine

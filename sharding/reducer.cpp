@@ -56,7 +56,8 @@ void Reducer::send_bucket() {
     const std::int64_t shard = item.segment->layout().shard();
     const std::int64_t room = (limit - elements) / ranks / layout_alignment * layout_alignment;
     const std::int64_t count = std::min(shard - item.sent, room);
-    pieces.push_back({*item.full, item.segment->own_gradients(), item.sent, item.sent + count, item.accumulate});
+    pieces.push_back({*item.full, item.segment->own_gradients(), item.sent, item.sent + count, {}});
+    if (item.accumulate) pieces.back().onto = pieces.back().shard;
     if (names.empty() || names.back() != item.segment->name()) names.push_back(item.segment->name());
     flight.held.push_back(item.full);
     elements += count * ranks;
@@ -72,7 +73,7 @@ void Reducer::send_bucket() {
   comm::CallOptions options;
   options.async = overlap_;
   options.label = gradients_of(names);
-  flight.work = group_.reduce_scatter(std::move(pieces), 1.0 / ranks, rounding_, options);
+  flight.work = group_.reduce_scatter(std::move(pieces), rounding_, options);
   ++stats_.buckets;
   stats_.overlapped += overlap_;
   stats_.largest_bucket = std::max(stats_.largest_bucket, elements);

@@ -30,8 +30,9 @@ class Reducer {
   /// of the program on all ranks.
   void listen(std::function<void(Segment&)> landed) { landed_ = std::move(landed); }
 
-  /// Averages `full` (this rank's gradients of the padded segment) over ranks into the segment's lasting gradients,
-  /// adding to them when `accumulate`. Keeps `full` until it was read; null means the lasting gradients themselves.
+  /// Sums `full` (this rank's gradients of the padded segment) over ranks into the segment's lasting
+  /// gradients, adding to them when `accumulate`. Keeps `full` until it was read; null means the lasting
+  /// gradients themselves.
   void submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate);
   /// Sends what is left and waits for everything.
   void finish();

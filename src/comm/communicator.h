@@ -52,14 +52,18 @@ struct GatherPiece {
   Tensor shard, full;
 };
 
-/// Elements [begin, end) of this rank's shard of a sum: shard[begin..end) (+)= factor·Σ_r full_r[rank·S + begin, rank·S + end),
-/// S = full.numel()/size, `shard` of S elements. [0, S) reduces the whole; parts let one large tensor travel in
-/// buckets. Sums run over ranks in rank order in fp32, are rounded once to `rounding`, then to shard's dtype.
-/// `shard` may be this rank's own part of `full` (in place).
+/// Elements [begin, end) of this rank's shard of a sum: shard[i] = onto[i] + Σ_r round(full_r[rank·S + i])
+/// with S = full.numel()/size, `shard` and `onto` of S elements. [0, S) reduces the whole; parts let one
+/// large tensor travel in buckets. What each rank gives is rounded alone to the call's `rounding`; sums run
+/// over ranks in rank order in fp32 (fp64 where full is, integers in their own type) and are rounded once, to
+/// shard's dtype. Thus a sum may be folded: what one call leaves in an fp32 shard, the next goes on from, as
+/// if the ranks of both had been one group's. Without `onto` the sum begins with the first rank's part.
+/// `onto` is fp32 or of shard's dtype, and may be the shard itself. `shard` may be this rank's own part of
+/// `full` (in place).
 struct ReducePiece {
   Tensor full, shard;
   std::int64_t begin = 0, end = 0;
-  bool accumulate = false;
+  Tensor onto{};
 };
 
 /// What a collective is for; appears in errors and traces, and decides how its bytes are counted.
@@ -104,7 +108,7 @@ class Communicator {
                                    device::Tier tier = device::Tier::device) = 0;
 
   virtual Work all_gather(std::vector<GatherPiece> pieces, const CallOptions& options = {}) = 0;
-  virtual Work reduce_scatter(std::vector<ReducePiece> pieces, double factor, DType rounding,
+  virtual Work reduce_scatter(std::vector<ReducePiece> pieces, DType rounding,
                               const CallOptions& options = {}) = 0;
   /// In place. Sums in rank order in fp32 (fp64, and integers, in their own type), factor applied, rounded once.
   /// Integers wrap around; a factor is applied to them in fp64 and rounded to the nearest. max and min keep a NaN.

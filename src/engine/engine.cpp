@@ -207,7 +207,8 @@ void Engine::backward(const autograd::Var& loss) {
   phase_ = Phase::in_backward;
   if (boundary_ && updates_early_) begin_early_update();
   end_or_spoil([&] {
-    tape_->backward(loss, scale / static_cast<double>(gradient_accumulation_steps()));
+    // The mean over ranks and micro-batches; reductions sum.
+    tape_->backward(loss, scale / static_cast<double>(gradient_accumulation_steps() * dist_->world_size()));
     if (boundary_) report_.early_updates = pipeline_->updated();
     sharded_->end_training();
   });

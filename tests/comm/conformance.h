@@ -117,6 +117,31 @@ Wide<T> reference_sum(int ranks, std::int64_t i, double factor = 1, int salt = 0
   return factor == 1 ? sum : static_cast<Wide<T>>(sum * static_cast<Wide<T>>(factor));
 }
 
+/// `value` as it is after a rounding to `rounding`, which is no integer's.
+template <class W>
+W rounded_to(DType rounding, W value) {
+  if constexpr (std::is_integral_v<W>)
+    return value;
+  else
+    return rounding == DType::bf16  ? static_cast<W>(static_cast<float>(bf16(static_cast<float>(value))))
+           : rounding == DType::f16 ? static_cast<W>(static_cast<float>(f16(static_cast<float>(value))))
+           : rounding == DType::f32 ? static_cast<W>(static_cast<float>(value))
+                                    : value;
+}
+
+/// What a reduce-scatter makes of element i of every rank: each rounded alone, then added in rank order to
+/// `onto`, where given.
+template <class T>
+Wide<T> reference_fold(int ranks, std::int64_t i, DType rounding, const Wide<T>* onto = nullptr,
+                       int salt = 0) {
+  const auto source = [&](int r) {
+    return rounded_to(rounding, static_cast<Wide<T>>(element<T>(r, i, salt)));
+  };
+  Wide<T> sum = onto ? static_cast<Wide<T>>(*onto + source(0)) : source(0);
+  for (int r = 1; r < ranks; ++r) sum = static_cast<Wide<T>>(sum + source(r));
+  return sum;
+}
+
 /// Compares raw bytes; reports the first difference once.
 template <class T, class Expected>
 void expect_bits(const Tensor& x, const Expected& expected, const std::string& what) {

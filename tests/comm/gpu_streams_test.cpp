@@ -83,7 +83,7 @@ TEST(GpuWorker, IsAbandonedWhereACallFailsHalfWay) {
                      pieces.push_back({rank.on_gpu(8, DType::f32), rank.on_gpu(4, DType::f32), 0, 4});
                      conformance::fill<float>(pieces.back().full, comm.rank(), k);
                    }
-                   EXPECT_THROW(comm.reduce_scatter(pieces, 1, DType::f32), Error);
+                   EXPECT_THROW(comm.reduce_scatter(pieces, DType::f32), Error);
                    conformance::expect_bits<float>(
                        pieces[255].shard,
                        [&](std::int64_t i) {

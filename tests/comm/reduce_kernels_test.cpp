@@ -56,37 +56,47 @@ void put(Element e, std::byte* p, float v) {
   e == Element::f32 ? std::memcpy(p, &v, 4) : std::memcpy(p, &half, 2);
 }
 
-/// Every instruction set, type, rounding and length around the vectors' own gives the bits of the plain
-/// definition.
+constexpr Element floats[] = {Element::f32, Element::bf16, Element::f16};
+
+float at(Element e, const std::vector<std::byte>& data, std::int64_t i) {
+  return as_float(e, &data[static_cast<std::size_t>(i) * width(e)]);
+}
+
+std::vector<std::byte> normals(Element e, std::int64_t n, std::uint64_t key, float scale) {
+  std::vector<std::byte> out(static_cast<std::size_t>(n) * width(e));
+  for (std::int64_t i = 0; i < n; ++i)
+    put(e, &out[static_cast<std::size_t>(i) * width(e)],
+        normal_at({key, 7}, static_cast<std::uint64_t>(i)) * scale);
+  return out;
+}
+
+/// Every instruction set, type, rounding, beginning and length around the vectors' own gives the bits of the
+/// plain definition.
 TEST(ReduceKernels, AgreeWithTheDefinitionToTheBit) {
-  const Element floats[] = {Element::f32, Element::bf16, Element::f16};
   constexpr std::int64_t most = 150;
+  enum class Onto : std::uint8_t { nothing, out_itself, fp32 };
   int cases = 0;
   for (const int ranks : {1, 2, 3, 4, 5, 8})
     for (const Element in : floats)
       for (const Element out : floats)
         for (const Element rounding : floats)
-          for (const bool accumulate : {false, true})
+          for (const Onto onto : {Onto::nothing, Onto::out_itself, Onto::fp32})
             for (const std::int64_t n : {std::int64_t{1}, std::int64_t{15}, std::int64_t{64}, most}) {
-              std::vector<std::vector<std::byte>> data(static_cast<std::size_t>(ranks),
-                                                       std::vector<std::byte>(most * width(in)));
-              std::vector<std::byte> old(most * width(out)), expected;
-              for (std::int64_t i = 0; i < most; ++i) {
-                for (int r = 0; r < ranks; ++r)
-                  put(in, &data[static_cast<std::size_t>(r)][static_cast<std::size_t>(i) * width(in)],
-                      normal_at({static_cast<std::uint64_t>(r), 7}, static_cast<std::uint64_t>(i)) * 3);
-                put(out, &old[static_cast<std::size_t>(i) * width(out)],
-                    normal_at({99, 7}, static_cast<std::uint64_t>(i)));
-              }
-              expected = old;
+              std::vector<std::vector<std::byte>> data;
+              for (int r = 0; r < ranks; ++r)
+                data.push_back(normals(in, most, static_cast<std::uint64_t>(r), 3));
+              const std::vector<std::byte> old = normals(out, most, 99, 1),
+                                           wide = normals(Element::f32, most, 98, 1);
+              const Element onto_type = onto == Onto::fp32 ? Element::f32 : out;
+              std::vector<std::byte> expected = old;
               for (std::int64_t i = 0; i < n; ++i) {
-                float sum = as_float(in, &data[0][static_cast<std::size_t>(i) * width(in)]);
-                for (int r = 1; r < ranks; ++r)
-                  sum += as_float(
-                      in, &data[static_cast<std::size_t>(r)][static_cast<std::size_t>(i) * width(in)]);
-                sum = rounded(rounding, sum * 0.3f);
-                std::byte* to = &expected[static_cast<std::size_t>(i) * width(out)];
-                put(out, to, accumulate ? as_float(out, to) + sum : sum);
+                const auto source = [&](int r) {
+                  return rounded(rounding, at(in, data[static_cast<std::size_t>(r)], i));
+                };
+                float sum = source(0);
+                if (onto != Onto::nothing) sum = at(onto_type, onto == Onto::fp32 ? wide : old, i) + sum;
+                for (int r = 1; r < ranks; ++r) sum += source(r);
+                put(out, &expected[static_cast<std::size_t>(i) * width(out)], sum * 0.3f);
               }
               for (const auto& [name, kernel] : kernels()) {
                 std::vector<std::byte> got = old;
@@ -95,17 +105,18 @@ TEST(ReduceKernels, AgreeWithTheDefinitionToTheBit) {
                 void* target = got.data();
                 ReduceArgs args;
                 args.sources = sources.data(), args.ranks = ranks, args.outs = &target, args.outputs = 1;
-                args.end = n, args.in = in, args.out = out, args.rounding = rounding,
-                args.accumulate = accumulate;
+                args.end = n, args.in = in, args.out = out, args.rounding = rounding;
+                args.onto = onto == Onto::nothing ? nullptr : onto == Onto::fp32 ? wide.data() : got.data();
+                args.onto_type = onto_type;
                 args.factor = 0.3;
                 kernel(args);
                 ASSERT_EQ(got, expected) << name << ", " << ranks << " ranks, " << n << " of "
                                          << static_cast<int>(in) << " to " << static_cast<int>(out) << " by "
-                                         << static_cast<int>(rounding) << (accumulate ? " +" : "");
+                                         << static_cast<int>(rounding) << " onto " << static_cast<int>(onto);
                 ++cases;
               }
             }
-  EXPECT_GE(cases, 6 * 27 * 2 * 4);
+  EXPECT_GE(cases, 6 * 27 * 3 * 4);
 }
 
 /// Where a range is cut, and at what alignment it begins, does not matter; all outputs get the same.
@@ -135,18 +146,21 @@ TEST(ReduceKernels, CutsAndSeveralOutputsDoNotMatter) {
 /// Writing past the caches changes no bit, whatever the alignment and length; nothing outside is touched.
 TEST(ReduceKernels, StreamingDoesNotMatter) {
   constexpr std::int64_t n = 1000;
-  std::vector<float> a(n), b(n);
-  for (std::size_t i = 0; i < n; ++i) a[i] = normal_at({1, 2}, i), b[i] = normal_at({2, 2}, i);
+  std::vector<float> a(n), b(n), c(n);
+  for (std::size_t i = 0; i < n; ++i)
+    a[i] = normal_at({1, 2}, i), b[i] = normal_at({2, 2}, i), c[i] = normal_at({3, 2}, i);
   const void* sources[] = {a.data(), b.data()};
   for (const auto& [name, kernel] : kernels())
     for (const Element out : {Element::f32, Element::bf16, Element::f16})
       for (const std::int64_t begin : {0, 1, 5, 17, 40})
         for (const std::int64_t end : {41, 63, 300, 999}) {
+          const bool folds = begin % 2 == 1;
           std::vector<std::byte> plain(n * 4 + 64, std::byte{7}), streamed = plain;
           void* outs[] = {plain.data()};
           ReduceArgs args;
           args.sources = sources, args.ranks = 2, args.outs = outs, args.outputs = 1;
           args.begin = begin, args.end = end, args.out = out;
+          if (folds) args.onto = c.data(), args.rounding = Element::bf16;
           kernel(args);
           outs[0] = streamed.data(), args.stream = true;
           kernel(args);

@@ -37,7 +37,7 @@ std::vector<Contender> collectives(comm::Communicator& comm, const CollectiveBuf
            [&comm, b] { comm.all_reduce(b.full, comm::ReduceOp::sum, 1.0 / comm.size()).wait(); }, meet},
           {"reduce_scatter" + suffix,
            [&comm, b, shard] {
-             comm.reduce_scatter({{b.full, b.shard, 0, shard}}, 1, DType::f32).wait();
+             comm.reduce_scatter({{b.full, b.shard, 0, shard}}, DType::f32).wait();
            },
            meet},
           {"all_gather" + suffix,

@@ -12,10 +12,11 @@ using Count = std::int64_t;
 constexpr int most_ranks = 64;
 constexpr unsigned threads = 256;
 
-/// Addresses of one range at every rank.
+/// Addresses of one range at every rank, and of what its sum begins with (or null).
 struct Places {
   const std::byte* sources[most_ranks];
   std::byte* outs[most_ranks];
+  const std::byte* onto;
   int source_count, out_count;
 };
 
@@ -34,26 +35,42 @@ __device__ inline float round_single(DType rounding, float value) {
   return value;
 }
 
+/// What the sum begins with from element `at` on, in fp32 or in the type of the outputs.
+template <int width, class Out>
+__device__ inline void load_onto(const Places& places, DType type, Count at, float (&sum)[width]) {
+  if (type == DType::f32) {
+    const Pack<float, width> onto = load_pack<width>(reinterpret_cast<const float*>(places.onto) + at);
+    SHERD_UNROLL
+    for (int k = 0; k < width; ++k) sum[k] = onto.at[k];
+  } else {
+    const Pack<Out, width> onto = load_pack<width>(reinterpret_cast<const Out*>(places.onto) + at);
+    SHERD_UNROLL
+    for (int k = 0; k < width; ++k) sum[k] = widen(onto.at[k]);
+  }
+}
+
 /// Sums of fp32, bf16 and fp16 into any of them: each element is read once per rank and written once per output.
 template <int width, class In, class Out>
-__global__ void sum_kernel(Places places, float factor, DType rounding, bool accumulate, Count n) {
+__global__ void sum_kernel(Places places, float factor, DType rounding, DType onto, Count n) {
   for (Count at = grid_thread() * width; at < n; at += grid_threads() * width) {
     float sum[width];
     const Pack<In, width> first = load_pack<width>(source<In>(places, 0) + at);
     SHERD_UNROLL
-    for (int k = 0; k < width; ++k) sum[k] = widen(first.at[k]);
+    for (int k = 0; k < width; ++k) sum[k] = round_single(rounding, widen(first.at[k]));
+    if (places.onto) {
+      float begun[width];
+      load_onto<width, Out>(places, onto, at, begun);
+      SHERD_UNROLL
+      for (int k = 0; k < width; ++k) sum[k] = begun[k] + sum[k];
+    }
     for (int rank = 1; rank < places.source_count; ++rank) {
       const Pack<In, width> next = load_pack<width>(source<In>(places, rank) + at);
       SHERD_UNROLL
-      for (int k = 0; k < width; ++k) sum[k] = sum[k] + widen(next.at[k]);
+      for (int k = 0; k < width; ++k) sum[k] = sum[k] + round_single(rounding, widen(next.at[k]));
     }
-    Pack<Out, width> old{}, result;
-    if (accumulate) old = load_pack<width>(out<Out>(places, 0) + at);
+    Pack<Out, width> result;
     SHERD_UNROLL
-    for (int k = 0; k < width; ++k) {
-      const float value = round_single(rounding, sum[k] * factor);
-      result.at[k] = narrow<Out>(accumulate ? widen(old.at[k]) + value : value);
-    }
+    for (int k = 0; k < width; ++k) result.at[k] = narrow<Out>(sum[k] * factor);
     for (int copy = 0; copy < places.out_count; ++copy) store_pack(out<Out>(places, copy) + at, result);
   }
 }
@@ -95,28 +112,33 @@ __device__ inline void write_double(DType dtype, std::byte* to, Count i, double 
   }
 }
 
+__device__ inline double read_rounded(const Reduction& how, const std::byte* from, Count i) {
+  const double value = read_double(how.in, from, i);
+  return how.rounding == DType::f64 ? value : round_single(how.rounding, static_cast<float>(value));
+}
+
+__device__ inline double add(bool wide, double sum, double next) {
+  return wide ? sum + next : static_cast<float>(sum) + static_cast<float>(next);
+}
+
 /// Where fp64 takes part, and extremes of floats. Sums run in fp64 only when the sources are fp64.
 __global__ void floats_kernel(Places places, Reduction how, Count n) {
   const bool wide = how.in == DType::f64;
   for (Count i = grid_thread(); i < n; i += grid_threads()) {
-    double value = read_double(how.in, places.sources[0], i);
+    double value = read_rounded(how, places.sources[0], i);
+    if (places.onto) value = add(wide, read_double(how.onto_type, places.onto, i), value);
     for (int rank = 1; rank < places.source_count; ++rank) {
-      const double next = read_double(how.in, places.sources[rank], i);
-      if (how.op != ReduceOp::sum)
-        value = better(how.op, value, next);
-      else if (wide)
-        value = value + next;
-      else
-        value = static_cast<float>(value) + static_cast<float>(next);
+      const double next = read_rounded(how, places.sources[rank], i);
+      value = how.op == ReduceOp::sum ? add(wide, value, next) : better(how.op, value, next);
     }
     value = wide ? value * how.factor : static_cast<float>(value) * static_cast<float>(how.factor);
-    if (how.rounding != DType::f64) value = round_single(how.rounding, static_cast<float>(value));
-    if (how.accumulate) {
-      const double old = read_double(how.out, places.outs[0], i);
-      value = how.out == DType::f64 ? old + value : static_cast<float>(old) + static_cast<float>(value);
-    }
     for (int copy = 0; copy < places.out_count; ++copy) write_double(how.out, places.outs[copy], i, value);
   }
+}
+
+template <class T, class Unsigned>
+__device__ inline T wrapping_sum(T sum, T next) {
+  return static_cast<T>(static_cast<Unsigned>(sum) + static_cast<Unsigned>(next));
 }
 
 /// Integers wrap around; a factor is applied in fp64 and rounded to the nearest.
@@ -124,15 +146,12 @@ template <class T, class Unsigned>
 __global__ void integers_kernel(Places places, Reduction how, Count n) {
   for (Count i = grid_thread(); i < n; i += grid_threads()) {
     T value = source<T>(places, 0)[i];
+    if (places.onto) value = wrapping_sum<T, Unsigned>(reinterpret_cast<const T*>(places.onto)[i], value);
     for (int rank = 1; rank < places.source_count; ++rank) {
       const T next = source<T>(places, rank)[i];
-      value = how.op == ReduceOp::sum
-                  ? static_cast<T>(static_cast<Unsigned>(value) + static_cast<Unsigned>(next))
-                  : better(how.op, value, next);
+      value = how.op == ReduceOp::sum ? wrapping_sum<T, Unsigned>(value, next) : better(how.op, value, next);
     }
     if (how.factor != 1) value = static_cast<T>(llrint(static_cast<double>(value) * how.factor));
-    if (how.accumulate)
-      value = static_cast<T>(static_cast<Unsigned>(out<T>(places, 0)[i]) + static_cast<Unsigned>(value));
     for (int copy = 0; copy < places.out_count; ++copy) out<T>(places, copy)[i] = value;
   }
 }
@@ -140,7 +159,7 @@ __global__ void integers_kernel(Places places, Reduction how, Count n) {
 // ---- on the host ----
 
 bool aligned(const Places& places) {
-  bool all = true;
+  bool all = places.onto == nullptr || aligned_for_packs(places.onto);
   for (int r = 0; r < places.source_count; ++r) all = all && aligned_for_packs(places.sources[r]);
   for (int k = 0; k < places.out_count; ++k) all = all && aligned_for_packs(places.outs[k]);
   return all;
@@ -151,8 +170,10 @@ void sum_part(const Target& target, Places places, const Reduction& how, Count b
   if (begin == end) return;
   for (int r = 0; r < places.source_count; ++r) places.sources[r] += begin * static_cast<Count>(sizeof(In));
   for (int k = 0; k < places.out_count; ++k) places.outs[k] += begin * static_cast<Count>(sizeof(Out));
+  if (places.onto) places.onto += begin * static_cast<Count>(size_of(how.onto_type));
+  const DType rounding = how.rounding == how.in ? DType::f32 : how.rounding;  // which then changes nothing
   launch(sum_kernel<width, In, Out>, blocks_for(end - begin, Count{threads} * width, target.processors, 32),
-         threads, 0, target.stream, places, static_cast<float>(how.factor), how.rounding, how.accumulate,
+         threads, 0, target.stream, places, static_cast<float>(how.factor), rounding, how.onto_type,
          end - begin);
 }
 
@@ -190,6 +211,7 @@ void reduce(const Target& target, const Reduction& how, std::span<const std::byt
   Places places{};
   for (const std::byte* from : sources) places.sources[places.source_count++] = from;
   for (std::byte* to : outs) places.outs[places.out_count++] = to;
+  places.onto = how.onto;
   if (how.op == ReduceOp::sum && narrow_float(how.in) && narrow_float(how.out)) {
     if (how.in == DType::f32) return sum_into<float>(target, places, how, n);
     if (how.in == DType::bf16) return sum_into<bf16>(target, places, how, n);

@@ -21,6 +21,7 @@ void reduce_on_gpu(device::CudaDevice& gpu, device::Stream& stream, const Reduct
                    std::int64_t count) {
   for (const std::byte* source : sources) require_reachable(source);
   for (const std::byte* out : outs) require_reachable(out);
+  if (how.onto) require_reachable(how.onto);
   SHERD_CUDA::reduce({gpu, &stream.queue(), gpu.gpu().processors}, how, sources, outs, count);
 }
 

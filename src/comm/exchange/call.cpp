@@ -33,7 +33,7 @@ void check_gathers(const Call& call, int rank, int size) {
 
 void check_reduces(const Call& call, int rank, int size) {
   for (const auto& piece : call.reduces) {
-    const auto& [full, shard, begin, end, accumulate] = piece;
+    const auto& [full, shard, begin, end, onto] = piece;
     require(full.numel() % size == 0 && shard.numel() == full.numel() / size, "reduce_scatter \"", call.label,
             "\": full has ", full.numel(), " elements, shard ", shard.numel(), ", on ",
             counted(size, "rank"));
@@ -47,6 +47,14 @@ void check_reduces(const Call& call, int rank, int size) {
     const Tensor own = full.range(rank * shard.numel(), (rank + 1) * shard.numel());
     require((own.raw() == shard.raw() && shard.dtype() == full.dtype()) || !overlap(shard, full),
             "reduce_scatter \"", call.label, "\": the shard overlaps full outside its own place");
+    if (!onto.defined()) continue;
+    require(onto.numel() == shard.numel(), "reduce_scatter \"", call.label, "\": onto has ", onto.numel(),
+            " elements and the shard ", shard.numel());
+    require(onto.dtype() == shard.dtype() || (floats && onto.dtype() == DType::f32), "reduce_scatter \"",
+            call.label, "\": a sum into ", name_of(shard.dtype()), " cannot begin with ",
+            name_of(onto.dtype()));
+    require((onto.raw() == shard.raw() && onto.dtype() == shard.dtype()) || !overlap(onto, shard),
+            "reduce_scatter \"", call.label, "\": onto overlaps the shard without being it");
   }
 }
 
@@ -106,6 +114,7 @@ Signature sign(const Call& call) {
     out.elements += piece.end - piece.begin;
     out.layout = mix(mix(out.layout, piece.full.numel()), static_cast<int>(piece.full.dtype()));
     out.layout = mix(mix(out.layout, piece.begin), piece.end);
+    out.layout = mix(out.layout, piece.onto.defined() ? static_cast<int>(piece.onto.dtype()) : -1);
     ++out.pieces;
   }
   if (call.kind == Collective::agree) out.elements = static_cast<std::int64_t>(call.words.size());

@@ -36,8 +36,8 @@ struct Signature;
 struct Call {
   Collective kind = Collective::none;
   ReduceOp op = ReduceOp::sum;
-  double factor = 1;
-  DType rounding = DType::f32;
+  double factor = 1;            ///< all_reduce
+  DType rounding = DType::f32;  ///< reduce_scatter
   int peer = -1;  ///< broadcast: the root; send and receive: the other rank
   std::vector<GatherPiece> gathers;
   std::vector<ReducePiece> reduces;
@@ -98,7 +98,10 @@ void check_call(Call& call, int rank, int size);
 template <class Visit>
 void for_each_tensor(const Call& call, const Visit& visit) {
   for (const auto& piece : call.gathers) visit(piece.shard), visit(piece.full);
-  for (const auto& piece : call.reduces) visit(piece.full), visit(piece.shard);
+  for (const auto& piece : call.reduces) {
+    visit(piece.full), visit(piece.shard);
+    if (piece.onto.defined()) visit(piece.onto);
+  }
   for (const Tensor* x : {&call.x, &call.out})
     if (x->defined()) visit(*x);
 }

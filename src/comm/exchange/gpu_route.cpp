@@ -37,11 +37,14 @@ Call GpuRoute::to_host(Call& call) {
     piece.full = staging(call, n * host_->size(), from.full.dtype());
     piece.shard = staging(call, n, from.shard.dtype());
     piece.begin = 0, piece.end = n;
+    if (from.onto.defined()) {
+      piece.onto = from.onto.raw() == from.shard.raw() ? piece.shard : staging(call, n, from.onto.dtype());
+      copy(piece.onto, from.onto.range(from.begin, from.end));
+    }
     for (std::int64_t r = 0; r < host_->size(); ++r) {
       const std::int64_t at = r * from.shard.numel() + from.begin;
       copy(piece.full.range(r * n, (r + 1) * n), from.full.range(at, at + n));
     }
-    if (from.accumulate) copy(piece.shard, from.shard.range(from.begin, from.end));
   }
   if (call.x) {
     staged.x = staging(call, call.x.numel(), call.x.dtype());

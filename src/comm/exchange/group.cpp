@@ -119,10 +119,9 @@ class Group final : public Communicator {
     return submit(std::move(call), options, &Traffic::all_gather);
   }
 
-  Work reduce_scatter(std::vector<ReducePiece> pieces, double factor, DType rounding,
-                      const CallOptions& options) override {
+  Work reduce_scatter(std::vector<ReducePiece> pieces, DType rounding, const CallOptions& options) override {
     Call call = make(Collective::reduce_scatter, options);
-    call.reduces = std::move(pieces), call.factor = factor, call.rounding = rounding;
+    call.reduces = std::move(pieces), call.rounding = rounding;
     return submit(std::move(call), options, &Traffic::reduce_scatter);
   }
 

@@ -145,9 +145,7 @@ void SharedExchange::reduce_piece(const Call& call, const ReducePiece& piece,
                                   std::span<const std::byte* const> sources, std::int64_t begin,
                                   std::int64_t end) {
   std::byte* out = piece.shard.raw() + static_cast<std::size_t>(begin) * size_of(piece.shard.dtype());
-  worker_->reduce(
-      {ReduceOp::sum, call.factor, piece.full.dtype(), call.rounding, piece.shard.dtype(), piece.accumulate},
-      sources, {&out, 1}, end - begin);
+  worker_->reduce(fold_of(piece, call.rounding, begin), sources, {&out, 1}, end - begin);
 }
 
 void SharedExchange::reduce_scatter(Call& call) {
@@ -187,7 +185,7 @@ void SharedExchange::all_reduce(Call& call) {
   if (hidden(0)) return staged_all_reduce(call);
   const auto n = static_cast<std::size_t>(size());
   const std::int64_t count = call.x.numel();
-  const Reduction how{call.op, call.factor, call.x.dtype(), call.x.dtype(), call.x.dtype(), false};
+  const Reduction how{call.op, call.factor, call.x.dtype(), call.x.dtype(), call.x.dtype()};
   std::vector<const std::byte*> from(n);
   std::vector<std::byte*> to(n);
   for (int r = 0; r < size(); ++r) from[static_cast<std::size_t>(r)] = source(r, 0);

@@ -123,8 +123,9 @@ void CpuWorker::reduce(const Reduction& how, std::span<const std::byte* const> s
   args.out = static_cast<Element>(how.out);
   args.combine = static_cast<Combine>(how.op);
   args.factor = how.factor;
-  args.accumulate = how.accumulate;
-  args.stream = stream_ && !how.accumulate && outs.size() == 1 &&
+  args.onto = how.onto;
+  args.onto_type = static_cast<Element>(how.onto_type);
+  args.stream = stream_ && how.onto != to[0] && outs.size() == 1 &&
                 static_cast<std::size_t>(count) * size_of(how.out) >= least_streamed &&
                 std::find(from.begin(), from.end(), to[0]) == from.end();
   const auto body = [&](std::int64_t begin, std::int64_t end) {

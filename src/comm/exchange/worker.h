@@ -15,8 +15,18 @@ struct Reduction {
   ReduceOp op = ReduceOp::sum;
   double factor = 1;
   DType in = DType::f32, rounding = DType::f32, out = DType::f32;
-  bool accumulate = false;
+  const std::byte* onto = nullptr;  ///< what the sum begins with, or null
+  DType onto_type = DType::f32;
 };
+
+/// The reduction of a piece from element `begin` of its shard on.
+inline Reduction fold_of(const ReducePiece& piece, DType rounding, std::int64_t begin) {
+  Reduction how{ReduceOp::sum, 1, piece.full.dtype(), rounding, piece.shard.dtype()};
+  if (!piece.onto.defined()) return how;
+  how.onto = piece.onto.raw() + static_cast<std::size_t>(begin) * size_of(piece.onto.dtype());
+  how.onto_type = piece.onto.dtype();
+  return how;
+}
 
 /// What one rank copies and sums with: threads of the processor, or a stream of its GPU (gpu_worker.h). One
 /// call at a time.
@@ -42,7 +52,8 @@ class Worker {
   /// Copies unless both are the same address. The ranges must not overlap otherwise.
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
 
-  /// Combines `count` elements of every source, in order, into every out (which may be among the sources).
+  /// Combines `count` elements of every source, in order, into every out (which may be among the sources, or
+  /// be `onto`).
   virtual void reduce(const Reduction& how, std::span<const std::byte* const> sources,
                       std::span<std::byte* const> outs, std::int64_t count) = 0;
 };

@@ -146,31 +146,46 @@ inline Vec round_to(Element rounding, Vec v) {
   return v;
 }
 
-/// The sum over ranks of `unroll` vectors from element i on, finished but for accumulation.
-template <class In, int unroll, int fixed_ranks>
-inline void sum_at(const ReduceArgs& args, std::int64_t i, Vec factor, Vec (&sum)[unroll]) {
+/// `unroll` vectors of one source from element i on, each rounded alone where `rounds`: where that may change
+/// them.
+template <class In, bool rounds, int unroll>
+inline void read_source(const ReduceArgs& args, int rank, std::int64_t i, Vec (&values)[unroll]) {
   using T = typename In::Stored;
-  const int ranks = fixed_ranks ? fixed_ranks : args.ranks;
-  const T* first = static_cast<const T*>(args.sources[0]) + i;
-  prefetch<unroll * lanes * sizeof(T)>(first);
-  for (int u = 0; u < unroll; ++u) sum[u] = load(In{}, first + u * lanes);
-  for (int r = 1; r < ranks; ++r) {
-    const T* next = static_cast<const T*>(args.sources[r]) + i;
-    prefetch<unroll * lanes * sizeof(T)>(next);
-    for (int u = 0; u < unroll; ++u) sum[u] = sum[u] + load(In{}, next + u * lanes);
+  const T* from = static_cast<const T*>(args.sources[rank]) + i;
+  prefetch<unroll * lanes * sizeof(T)>(from);
+  for (int u = 0; u < unroll; ++u) {
+    values[u] = load(In{}, from + u * lanes);
+    if constexpr (rounds) values[u] = round_to(args.rounding, values[u]);
   }
-  for (int u = 0; u < unroll; ++u) sum[u] = round_to(args.rounding, sum[u] * factor);
 }
 
-template <class In, class Out, int unroll, int fixed_ranks>
+/// What the sum begins with, in fp32 or in the type of the outputs.
+template <class Out>
+inline Vec load_onto(const ReduceArgs& args, std::int64_t i) {
+  if (args.onto_type == Element::f32) return load(F32{}, static_cast<const float*>(args.onto) + i);
+  return load(Out{}, static_cast<const typename Out::Stored*>(args.onto) + i);
+}
+
+/// The sum of `unroll` vectors from element i on.
+template <class In, class Out, bool rounds, int unroll, int fixed_ranks>
+inline void sum_at(const ReduceArgs& args, std::int64_t i, Vec factor, Vec (&sum)[unroll]) {
+  const int ranks = fixed_ranks ? fixed_ranks : args.ranks;
+  read_source<In, rounds>(args, 0, i, sum);
+  if (args.onto)
+    for (int u = 0; u < unroll; ++u) sum[u] = load_onto<Out>(args, i + u * lanes) + sum[u];
+  for (int r = 1; r < ranks; ++r) {
+    Vec next[unroll];
+    read_source<In, rounds>(args, r, i, next);
+    for (int u = 0; u < unroll; ++u) sum[u] = sum[u] + next[u];
+  }
+  for (int u = 0; u < unroll; ++u) sum[u] = sum[u] * factor;
+}
+
+template <class In, class Out, bool rounds, int unroll, int fixed_ranks>
 inline void step(const ReduceArgs& args, std::int64_t i, Vec factor) {
   using T = typename Out::Stored;
   Vec sum[unroll];
-  sum_at<In, unroll, fixed_ranks>(args, i, factor, sum);
-  if (args.accumulate) {
-    const T* old = static_cast<const T*>(args.outs[0]) + i;
-    for (int u = 0; u < unroll; ++u) sum[u] = load(Out{}, old + u * lanes) + sum[u];
-  }
+  sum_at<In, Out, rounds, unroll, fixed_ranks>(args, i, factor, sum);
   for (int k = 0; k < args.outputs; ++k) {
     T* to = static_cast<T*>(args.outs[k]) + i;
     for (int u = 0; u < unroll; ++u) store(Out{}, to + u * lanes, sum[u]);
@@ -179,32 +194,37 @@ inline void step(const ReduceArgs& args, std::int64_t i, Vec factor) {
 
 /// A few elements at an end take the same instructions as the rest, through padded copies, so that where a
 /// tensor is cut cannot change a result.
-template <class In, class Out>
+template <class In, class Out, bool rounds>
 void fringe(const ReduceArgs& args, std::int64_t i, std::int64_t end, Vec factor) {
   const auto left = static_cast<std::size_t>(end - i);
   using I = typename In::Stored;
   using O = typename Out::Stored;
-  I in[lanes] = {};
-  O out[lanes] = {};
-  __builtin_memcpy(in, static_cast<const I*>(args.sources[0]) + i, left * sizeof(I));
-  Vec sum = load(In{}, in);
-  for (int r = 1; r < args.ranks; ++r) {
+  const auto source = [&](int r) {
+    I in[lanes] = {};
     __builtin_memcpy(in, static_cast<const I*>(args.sources[r]) + i, left * sizeof(I));
-    sum = sum + load(In{}, in);
+    const Vec value = load(In{}, in);
+    return rounds ? round_to(args.rounding, value) : value;
+  };
+  Vec sum = source(0);
+  if (args.onto) {
+    const std::size_t width = args.onto_type == Element::f32 ? sizeof(float) : sizeof(O);
+    alignas(float) char onto[lanes * sizeof(float)] = {};
+    __builtin_memcpy(onto, static_cast<const char*>(args.onto) + static_cast<std::size_t>(i) * width,
+                     left * width);
+    ReduceArgs padded = args;
+    padded.onto = onto;
+    sum = load_onto<Out>(padded, 0) + sum;
   }
-  sum = round_to(args.rounding, sum * factor);
-  if (args.accumulate) {
-    __builtin_memcpy(out, static_cast<const O*>(args.outs[0]) + i, left * sizeof(O));
-    sum = load(Out{}, out) + sum;
-  }
-  store(Out{}, out, sum);
+  for (int r = 1; r < args.ranks; ++r) sum = sum + source(r);
+  O out[lanes] = {};
+  store(Out{}, out, sum * factor);
   for (int k = 0; k < args.outputs; ++k)
     __builtin_memcpy(static_cast<O*>(args.outs[k]) + i, out, left * sizeof(O));
 }
 
 /// As the loop of sum_with(), past the caches: in whole non-temporal stores, after a fringe up to the first
 /// of them.
-template <class In, class Out, int fixed_ranks>
+template <class In, class Out, bool rounds, int fixed_ranks>
 std::int64_t sum_streaming(const ReduceArgs& args, Vec factor) {
   using T = typename Out::Stored;
   constexpr int unroll = 4;
@@ -213,10 +233,10 @@ std::int64_t sum_streaming(const ReduceArgs& args, Vec factor) {
   std::int64_t i = args.begin;
   while (i < args.end && reinterpret_cast<std::uintptr_t>(out + i) % 64 != 0) ++i;
   for (std::int64_t at = args.begin; at < i; at += lanes)
-    fringe<In, Out>(args, at, at + lanes < i ? at + lanes : i, factor);
+    fringe<In, Out, rounds>(args, at, at + lanes < i ? at + lanes : i, factor);
   for (; i + unroll * lanes <= args.end; i += unroll * lanes) {
     Vec sum[unroll];
-    sum_at<In, unroll, fixed_ranks>(args, i, factor, sum);
+    sum_at<In, Out, rounds, unroll, fixed_ranks>(args, i, factor, sum);
     alignas(64) T values[unroll * lanes];
     for (int u = 0; u < unroll; ++u) store(Out{}, values + u * lanes, sum[u]);
     for (std::size_t b = 0; b < bytes; b += streamed)
@@ -226,22 +246,23 @@ std::int64_t sum_streaming(const ReduceArgs& args, Vec factor) {
   return i;
 }
 
-template <class In, class Out, int fixed_ranks>
+template <class In, class Out, bool rounds, int fixed_ranks>
 void sum_with(const ReduceArgs& args) {
   constexpr int unroll = 4;
   const Vec factor = Vec{} + static_cast<float>(args.factor);
-  std::int64_t i = args.stream ? sum_streaming<In, Out, fixed_ranks>(args, factor) : args.begin;
+  std::int64_t i = args.stream ? sum_streaming<In, Out, rounds, fixed_ranks>(args, factor) : args.begin;
   for (; i + unroll * lanes <= args.end; i += unroll * lanes)
-    step<In, Out, unroll, fixed_ranks>(args, i, factor);
-  for (; i + lanes <= args.end; i += lanes) step<In, Out, 1, fixed_ranks>(args, i, factor);
-  if (i < args.end) fringe<In, Out>(args, i, args.end, factor);
+    step<In, Out, rounds, unroll, fixed_ranks>(args, i, factor);
+  for (; i + lanes <= args.end; i += lanes) step<In, Out, rounds, 1, fixed_ranks>(args, i, factor);
+  if (i < args.end) fringe<In, Out, rounds>(args, i, args.end, factor);
 }
 
 template <class In, class Out>
 void sum_floats(const ReduceArgs& args) {
-  if (args.ranks == 2) return sum_with<In, Out, 2>(args);
-  if (args.ranks == 4) return sum_with<In, Out, 4>(args);
-  sum_with<In, Out, 0>(args);
+  if (args.rounding != Element::f32 && args.rounding != args.in) return sum_with<In, Out, true, 0>(args);
+  if (args.ranks == 2) return sum_with<In, Out, false, 2>(args);
+  if (args.ranks == 4) return sum_with<In, Out, false, 4>(args);
+  sum_with<In, Out, false, 0>(args);
 }
 
 template <class In>
@@ -322,23 +343,17 @@ inline T better(Combine combine, T held, T next) {
 /// fp64.
 void reduce_doubles(const ReduceArgs& args) {
   const bool wide = args.in == Element::f64;
+  const auto add = [&](double sum, double next) {
+    return wide ? sum + next : static_cast<float>(sum) + static_cast<float>(next);
+  };
   for (std::int64_t i = args.begin; i < args.end; ++i) {
-    double value = read_double(args.in, args.sources[0], i);
+    double value = round_double(args.rounding, read_double(args.in, args.sources[0], i));
+    if (args.onto) value = add(read_double(args.onto_type, args.onto, i), value);
     for (int r = 1; r < args.ranks; ++r) {
-      const double next = read_double(args.in, args.sources[r], i);
-      if (args.combine != Combine::sum)
-        value = better(args.combine, value, next);
-      else if (wide)
-        value = value + next;
-      else
-        value = static_cast<float>(value) + static_cast<float>(next);
+      const double next = round_double(args.rounding, read_double(args.in, args.sources[r], i));
+      value = args.combine == Combine::sum ? add(value, next) : better(args.combine, value, next);
     }
     value = wide ? value * args.factor : static_cast<float>(value) * static_cast<float>(args.factor);
-    value = round_double(args.rounding, value);
-    if (args.accumulate) {
-      const double old = read_double(args.out, args.outs[0], i);
-      value = args.out == Element::f64 ? old + value : static_cast<float>(old) + static_cast<float>(value);
-    }
     for (int k = 0; k < args.outputs; ++k) write_double(args.out, args.outs[k], i, value);
   }
 }
@@ -346,18 +361,17 @@ void reduce_doubles(const ReduceArgs& args) {
 /// Integers wrap around; a factor is applied in fp64 and rounded to the nearest, ties to even.
 template <class T, class Unsigned>
 void reduce_integers(const ReduceArgs& args) {
+  const auto add = [](T sum, T next) {
+    return static_cast<T>(static_cast<Unsigned>(sum) + static_cast<Unsigned>(next));
+  };
   for (std::int64_t i = args.begin; i < args.end; ++i) {
     T value = static_cast<const T*>(args.sources[0])[i];
+    if (args.onto) value = add(static_cast<const T*>(args.onto)[i], value);
     for (int r = 1; r < args.ranks; ++r) {
       const T next = static_cast<const T*>(args.sources[r])[i];
-      value = args.combine == Combine::sum
-                  ? static_cast<T>(static_cast<Unsigned>(value) + static_cast<Unsigned>(next))
-                  : better(args.combine, value, next);
+      value = args.combine == Combine::sum ? add(value, next) : better(args.combine, value, next);
     }
     if (args.factor != 1) value = static_cast<T>(__builtin_llrint(static_cast<double>(value) * args.factor));
-    if (args.accumulate)
-      value = static_cast<T>(static_cast<Unsigned>(static_cast<const T*>(args.outs[0])[i]) +
-                             static_cast<Unsigned>(value));
     for (int k = 0; k < args.outputs; ++k) static_cast<T*>(args.outs[k])[i] = value;
   }
 }

@@ -11,18 +11,20 @@ namespace sherd::comm {
 enum class Element : std::uint8_t { f32, bf16, f16, f64, i32, i64, u16, u8 };
 enum class Combine : std::uint8_t { sum, max, min };
 
-/// outs[k][i] (+)= round(factor · combine over r of sources[r][i]) for i in [begin, end), ranks in order.
+/// outs[k][i] = factor · (onto[i] + Σ_r round(sources[r][i])) for i in [begin, end), ranks in order, rounded
+/// once to `out`; without `onto` the sum begins with the first source. The extremes take no `onto`.
 struct ReduceArgs {
   const void* const* sources = nullptr;
   int ranks = 0;
-  void* const* outs = nullptr;  ///< each receives the same values; may be among the sources
+  void* const* outs = nullptr;  ///< each receives the same values; may be among the sources, and `onto`
   int outputs = 0;
   std::int64_t begin = 0, end = 0;
+  const void* onto = nullptr;  ///< what the sum begins with, or null
   Element in = Element::f32, rounding = Element::f32, out = Element::f32;
+  Element onto_type = Element::f32;  ///< fp32 or `out`
   Combine combine = Combine::sum;
   double factor = 1;
-  bool accumulate = false;  ///< outs[0] is read and added; only with one output
-  /// Write past the caches: for one output that is not among the sources, is not added to, and is too large
+  /// Write past the caches: for one output that is not among the sources, is not `onto`, and is too large
   /// to be found in them later. Sums of fp32, bf16 and fp16 only.
   bool stream = false;
 };

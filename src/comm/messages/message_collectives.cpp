@@ -56,8 +56,7 @@ void MessageExchange::reduce_scatter(Call& call) {
         call, in, at, [&](int) { return piece.end - piece.begin; },
         [&](std::span<const std::byte* const> from, std::int64_t begin, std::int64_t n) {
           std::byte* to = piece.shard.raw() + static_cast<std::size_t>(piece.begin + begin) * size_of(out);
-          worker_->reduce({ReduceOp::sum, call.factor, in, call.rounding, out, piece.accumulate}, from,
-                          {&to, 1}, n);
+          worker_->reduce(fold_of(piece, call.rounding, piece.begin + begin), from, {&to, 1}, n);
         });
   }
 }
@@ -73,7 +72,7 @@ void MessageExchange::all_reduce(Call& call) {
       call, dtype, at, [&](int r) { return begin_of(r + 1) - begin_of(r); },
       [&](std::span<const std::byte* const> from, std::int64_t begin, std::int64_t count) {
         std::byte* to = at(rank(), begin);
-        worker_->reduce({call.op, call.factor, dtype, dtype, dtype, false}, from, {&to, 1}, count);
+        worker_->reduce({call.op, call.factor, dtype, dtype, dtype}, from, {&to, 1}, count);
       });
   const auto bytes = [&](int r) {
     return static_cast<std::size_t>(begin_of(r + 1) - begin_of(r)) * size_of(dtype);

@@ -41,7 +41,7 @@ class NcclRoute final : public GpuRoute {
     Tensor out;    ///< of own.count elements
     std::int64_t count = 0;         ///< this rank's
     std::vector<std::int64_t> counts;  ///< by rank
-    bool accumulate = false;
+    Tensor onto;                       ///< what the sum begins with, as `out`; or none
   };
 
   int rank() { return host().rank(); }
@@ -58,9 +58,9 @@ class NcclRoute final : public GpuRoute {
   void broadcast(Call& call, std::uint64_t number);
   void all_to_all(Call& call, std::uint64_t number);
   void compare_counts(const Call& call);
-  void sum(Call& call, std::uint64_t number, const Part& part, ReduceOp op, DType rounding);
-  void sum_chunk(const Call& call, std::uint64_t number, const Part& part, const Reduction& how,
-                 std::int64_t begin, std::int64_t chunk, std::byte* scratch);
+  void sum(Call& call, std::uint64_t number, const Part& part, const Reduction& how);
+  void sum_chunk(const Call& call, std::uint64_t number, const Part& part, Reduction how, std::int64_t begin,
+                 std::int64_t chunk, std::byte* scratch);
 
   std::unique_ptr<NcclComm> comm_;
 };
@@ -121,7 +121,7 @@ void NcclRoute::all_gather(Call& call, std::uint64_t number) {
   });
 }
 
-void NcclRoute::sum_chunk(const Call& call, std::uint64_t number, const Part& part, const Reduction& how,
+void NcclRoute::sum_chunk(const Call& call, std::uint64_t number, const Part& part, Reduction how,
                           std::int64_t begin, std::int64_t chunk, std::byte* scratch) {
   const std::size_t width = size_of(how.in);
   const auto elements = [&](std::int64_t count) {
@@ -144,11 +144,14 @@ void NcclRoute::sum_chunk(const Call& call, std::uint64_t number, const Part& pa
   });
   if (mine == 0) return;
   std::byte* out = part.out.raw() + static_cast<std::size_t>(begin) * size_of(how.out);
+  if (part.onto.defined()) {
+    how.onto_type = part.onto.dtype();
+    how.onto = part.onto.raw() + static_cast<std::size_t>(begin) * size_of(how.onto_type);
+  }
   reduce_on_gpu(*gpu(), stream(), how, sources, {&out, 1}, static_cast<std::int64_t>(mine));
 }
 
-void NcclRoute::sum(Call& call, std::uint64_t number, const Part& part, ReduceOp op, DType rounding) {
-  const Reduction how{op, call.factor, part.full.dtype(), rounding, part.out.dtype(), part.accumulate};
+void NcclRoute::sum(Call& call, std::uint64_t number, const Part& part, const Reduction& how) {
   const std::int64_t longest = *std::max_element(part.counts.begin(), part.counts.end());
   if (longest == 0) return;
   // Multiples of 64 elements keep every rank's place aligned.
@@ -173,8 +176,8 @@ void NcclRoute::reduce_scatter(Call& call, std::uint64_t number) {
     part.out = piece.shard.range(piece.begin, piece.end);
     part.counts.assign(static_cast<std::size_t>(size()), part.count);
     for (std::int64_t r = 0; r < size(); ++r) part.first.push_back(r * piece.shard.numel() + piece.begin);
-    part.accumulate = piece.accumulate;
-    sum(call, number, part, ReduceOp::sum, call.rounding);
+    if (piece.onto.defined()) part.onto = piece.onto.range(piece.begin, piece.end);
+    sum(call, number, part, {ReduceOp::sum, 1, piece.full.dtype(), call.rounding, piece.shard.dtype()});
   }
 }
 
@@ -189,7 +192,7 @@ void NcclRoute::all_reduce(Call& call, std::uint64_t number) {
     part.first.push_back(first(r));
     part.counts.push_back(first(r + 1) - first(r));
   }
-  sum(call, number, part, call.op, call.x.dtype());
+  sum(call, number, part, {call.op, call.factor, call.x.dtype(), call.x.dtype(), call.x.dtype()});
   comm_->submit(call, number, [&](ncclComm_t comm) {
     for (int r = 0; r < size(); ++r) {
       const Tensor theirs = call.x.range(first(r), first(r + 1));

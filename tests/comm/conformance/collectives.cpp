@@ -137,7 +137,7 @@ TEST_P(Conformance, ReduceScatterOfEveryType) {
             const Tensor full = tensors.make(n * comm.size(), dtype, shared),
                          shard = tensors.make(n, dtype, false);
             tensors.fill<T>(full, comm.rank());
-            comm.reduce_scatter({{full, shard, 0, n}}, 1, dtype).wait();
+            comm.reduce_scatter({{full, shard, 0, n}}, dtype).wait();
             const std::int64_t base = comm.rank() * n;
             tensors.expect_bits<T>(
                 shard, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), base + i)); },
@@ -158,54 +158,100 @@ TEST_P(Conformance, ReduceScatterOfRangesInPlace) {
       tensors.fill<bf16>(full, comm.rank());
       const std::int64_t base = comm.rank() * n;
       const Tensor shard = full.range(base, base + n);
-      comm.reduce_scatter({{full, shard, cut, n}}, 0.5, DType::bf16).wait();
+      comm.reduce_scatter({{full, shard, cut, n}}, DType::bf16).wait();
       tensors.expect_bits<bf16>(
           full,
           [&](std::int64_t i) {
             const bool reduced = i >= base + cut && i < base + n;
-            return reduced ? bf16(reference_sum<bf16>(comm.size(), i, 0.5)) : element<bf16>(comm.rank(), i);
+            return reduced ? bf16(reference_sum<bf16>(comm.size(), i)) : element<bf16>(comm.rank(), i);
           },
           "second part");
-      comm.reduce_scatter({{full, shard, 0, cut}}, 0.5, DType::bf16).wait();
+      comm.reduce_scatter({{full, shard, 0, cut}}, DType::bf16).wait();
       tensors.expect_bits<bf16>(
-          shard, [&](std::int64_t i) { return bf16(reference_sum<bf16>(comm.size(), base + i, 0.5)); },
-          "both");
+          shard, [&](std::int64_t i) { return bf16(reference_sum<bf16>(comm.size(), base + i)); }, "both");
     }
   });
 }
 
-TEST_P(Conformance, ReduceScatterRoundsThenAccumulates) {
+/// Each rank's part is rounded alone; the sum begins with `onto`, and is rounded once more, to the shard's
+/// type.
+TEST_P(Conformance, ReduceScatterFoldsRoundedPartsOntoASum) {
   run([&](Communicator& comm) {
     Tensors tensors(comm, device(comm));
-    const std::int64_t n = 3001;
-    for (const DType rounding : {DType::f32, DType::bf16, DType::f16})
-      for (const bool shared : {false, true}) {
-        const Tensor full = tensors.make(n * comm.size(), DType::bf16, shared),
-                     shard = tensors.make(n, DType::f32, shared);
-        const Tensor other = tensors.make(7 * comm.size(), DType::f32, shared),
-                     small = tensors.make(7, DType::bf16, false);
-        tensors.fill<bf16>(full, comm.rank()), tensors.fill<float>(other, comm.rank(), 1);
-        tensors.set<float>(shard, [](std::int64_t i) { return static_cast<float>(i) * 0.37f; });
-        comm.reduce_scatter({{full, shard, 0, n, true}, {other, small, 0, 7}}, 0.25, rounding).wait();
-        const auto rounded = [&](float v) {
-          return rounding == DType::bf16  ? static_cast<float>(bf16(v))
-                 : rounding == DType::f16 ? static_cast<float>(f16(v))
-                                          : v;
-        };
-        tensors.expect_bits<float>(
+    const auto begun = [](std::int64_t i) { return static_cast<float>(i) * 0.37f; };
+    for (const auto& [dtype, n] :
+         {std::pair{DType::f32, std::int64_t{3001}}, {DType::bf16, 70001}, {DType::f16, 33}})
+      for (const DType rounding : {DType::f32, DType::bf16, DType::f16})
+        for (const bool shared : {false, true})
+          with_type(dtype, [&]<class T>() {
+            const Tensor full = tensors.make(n * comm.size(), dtype, shared);
+            const Tensor in_place = tensors.make(n, DType::f32, shared),
+                         apart = tensors.make(n, DType::f32, false);
+            const Tensor wide = tensors.make(n, DType::f32, false),
+                         narrow = tensors.make(n, DType::bf16, shared);
+            tensors.fill<T>(full, comm.rank());
+            for (const Tensor& x : {in_place, wide}) tensors.set<float>(x, begun);
+            for (const Tensor& x : {apart, narrow}) tensors.zero(x);
+            comm.reduce_scatter(
+                    {{full, in_place, 0, n, in_place}, {full, apart, 5, n, wide}, {full, narrow, 0, n, wide}},
+                    rounding)
+                .wait();
+            const auto folded = [&](std::int64_t i) {
+              const Wide<T> onto = static_cast<Wide<T>>(begun(i));
+              return static_cast<float>(reference_fold<T>(comm.size(), comm.rank() * n + i, rounding, &onto));
+            };
+            const std::string what = cat(name_of(dtype), " by ", name_of(rounding), shared ? " shared" : "");
+            tensors.expect_bits<float>(in_place, folded, what + " in place");
+            tensors.expect_bits<float>(
+                apart, [&](std::int64_t i) { return i < 5 ? 0.0f : folded(i); }, what + " apart");
+            tensors.expect_bits<bf16>(
+                narrow, [&](std::int64_t i) { return bf16(folded(i)); }, what + " narrow");
+            tensors.expect_bits<float>(wide, begun, what + ": what the sum begins with");
+          });
+  });
+}
+
+/// A sum that goes on from a sum is that of all parts in the order in which they came, on any number of
+/// ranks.
+TEST_P(Conformance, ReduceScatterGoesOnFromAnEarlierSum) {
+  run([&](Communicator& comm) {
+    Tensors tensors(comm, device(comm));
+    const std::int64_t n = 1003, base = comm.rank() * n;
+    const Tensor full = tensors.make(n * comm.size(), DType::f32, true),
+                 shard = tensors.make(n, DType::f32, false);
+    for (int turn = 0; turn < 3; ++turn) {
+      tensors.fill<float>(full, comm.rank(), turn);
+      comm.reduce_scatter({{full, shard, 0, n, turn == 0 ? Tensor() : shard}}, DType::bf16).wait();
+    }
+    tensors.expect_bits<float>(
+        shard,
+        [&](std::int64_t i) {
+          float sum = 0;
+          for (int m = 0; m < 3 * comm.size(); ++m)
+            sum += static_cast<float>(bf16(element<float>(m % comm.size(), base + i, m / comm.size())));
+          return sum;
+        },
+        "three turns");
+  });
+}
+
+TEST_P(Conformance, ReduceScatterBeginsSumsOfEveryType) {
+  run([&](Communicator& comm) {
+    Tensors tensors(comm, device(comm));
+    const std::int64_t n = 517;
+    for (const DType dtype : dtypes())
+      with_type(dtype, [&]<class T>() {
+        const Tensor full = tensors.make(n * comm.size(), dtype, true), shard = tensors.make(n, dtype, false);
+        tensors.fill<T>(full, comm.rank()), tensors.fill<T>(shard, 99);
+        comm.reduce_scatter({{full, shard, 0, n, shard}}, dtype).wait();
+        tensors.expect_bits<T>(
             shard,
             [&](std::int64_t i) {
-              return static_cast<float>(i) * 0.37f +
-                     rounded(reference_sum<bf16>(comm.size(), comm.rank() * n + i, 0.25));
+              const auto onto = static_cast<Wide<T>>(element<T>(99, i));
+              return T(reference_fold<T>(comm.size(), comm.rank() * n + i, dtype, &onto));
             },
-            "accumulate");
-        tensors.expect_bits<bf16>(
-            small,
-            [&](std::int64_t i) {
-              return bf16(rounded(reference_sum<float>(comm.size(), comm.rank() * 7 + i, 0.25, 1)));
-            },
-            "other dtype");
-      }
+            cat("onto ", name_of(dtype)));
+      });
   });
 }
 

@@ -244,11 +244,21 @@ TEST_P(Conformance, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
                 testing::AllOf(HasSubstr("all_gather \"w\""), HasSubstr("10")));
     EXPECT_THAT(usage([&] { comm.all_gather({{a, c}}); }), HasSubstr("bf16"));
     EXPECT_THAT(usage([&] {
-                  comm.reduce_scatter({{b, a, 0, 10}}, 1, DType::f32);
+                  comm.reduce_scatter({{b, a, 0, 10}}, DType::f32);
                 }),
                 HasSubstr("reduce_scatter"));
-    EXPECT_THAT(usage([&] { comm.reduce_scatter({{d, a, 5, 11}}, 1, DType::f32); }), HasSubstr("[5, 11)"));
-    EXPECT_THAT(usage([&] { comm.reduce_scatter({{d, a, 0, 10}}, 1, DType::i32); }), HasSubstr("int32"));
+    EXPECT_THAT(usage([&] { comm.reduce_scatter({{d, a, 5, 11}}, DType::f32); }), HasSubstr("[5, 11)"));
+    EXPECT_THAT(usage([&] { comm.reduce_scatter({{d, a, 0, 10}}, DType::i32); }), HasSubstr("int32"));
+    const auto onto = [&](const Tensor& begun) {
+      return usage([&] { comm.reduce_scatter({{d, a, 0, 10, begun}}, DType::f32); });
+    };
+    EXPECT_THAT(onto(a.range(0, 9)), HasSubstr("onto has 9"));
+    EXPECT_THAT(onto(c.range(0, 10)), HasSubstr("cannot begin with bf16"));
+    const Tensor e = tensors.make(15, DType::f32, false);
+    EXPECT_THAT(usage([&] {
+                  comm.reduce_scatter({{d, e.range(0, 10), 0, 10, e.range(5, 15)}}, DType::f32);
+                }),
+                HasSubstr("onto overlaps"));
     EXPECT_THAT(usage([&] { comm.broadcast(a, comm.size()); }), HasSubstr("is not one of"));
     EXPECT_THAT(usage([&] { comm.send(a, comm.rank()); }), HasSubstr("itself"));
     const std::vector<std::int64_t> wrong(static_cast<std::size_t>(comm.size()), 3);
@@ -259,7 +269,7 @@ TEST_P(Conformance, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
             comm.reduce_scatter(
                 {{d, d.range((comm.rank() + 1) % comm.size() * 10, (comm.rank() + 1) % comm.size() * 10 + 10),
                   0, 10}},
-                1, DType::f32);
+                DType::f32);
           }),
           HasSubstr("overlaps"));
     }

@@ -189,8 +189,8 @@ TEST_P(Conformance, TrafficIsThePayloadSent) {
     const std::uint64_t bytes = x.bytes();
     comm.all_reduce(x);
     comm.all_gather({{shard, x}});
-    comm.reduce_scatter({{x, shard, 0, 840}}, 1, DType::f32, {.async = true}).wait();
-    comm.reduce_scatter({{x, shard, 10, 20}}, 1, DType::f32);
+    comm.reduce_scatter({{x, shard, 0, 840}}, DType::f32, {.async = true}).wait();
+    comm.reduce_scatter({{x, shard, 10, 20}}, DType::f32);
     comm.broadcast(x, 0);
     const Tensor y = tensors.make(840 * comm.size(), DType::f32, false);
     comm.all_to_all(x, y);

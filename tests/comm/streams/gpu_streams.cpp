@@ -9,6 +9,7 @@ namespace {
 using conformance::element;
 using conformance::expect_bits;
 using conformance::fill;
+using conformance::reference_fold;
 using conformance::reference_sum;
 using conformance::with_type;
 using ::testing::HasSubstr;
@@ -31,31 +32,33 @@ TEST_P(GpuTensors, GathersInTheOrderOfTheStreams) {
 TEST_P(GpuTensors, ReducesToTheBitsOfTheProcessor) {
   on_ranks(4, [&](Rank& rank) {
     const std::int64_t n = 4099, begin = 100, end = 4001;
-    for (const DType out : {DType::f32, DType::bf16}) {
-      const Tensor full = rank.on_gpu(4 * n, DType::bf16), shard = rank.on_gpu(n, out);
-      rank.produce<bf16>(full);
-      rank.gpu->zero(shard.raw(), shard.bytes());
-      for (int twice = 0; twice < 2; ++twice)
-        rank.comm
-            .reduce_scatter({{full, shard, begin, end, twice == 1}}, 0.25, DType::bf16, options("gradients"))
-            .wait();
-      rank.overwrite(full);
-      const Tensor got = rank.seen(shard);
-      with_type(out, [&]<class T>() {
-        expect_bits<T>(
-            got,
-            [&](std::int64_t i) {
-              if (i < begin || i >= end) return T(0.0f);
-              const auto once =
-                  static_cast<float>(bf16(reference_sum<bf16>(4, rank.comm.rank() * n + i, 0.25)));
-              if constexpr (std::is_integral_v<T>)
-                return T{};
-              else
-                return T(static_cast<float>(T(once)) + once);
-            },
-            "reduced");
-      });
-    }
+    for (const DType out : {DType::f32, DType::bf16})
+      for (const DType rounding : {DType::bf16, DType::f16}) {
+        const Tensor full = rank.on_gpu(4 * n, DType::bf16), shard = rank.on_gpu(n, out);
+        const Tensor begun = rank.on_gpu(n, DType::f32);
+        rank.produce<bf16>(full), rank.produce<float>(begun, 5);
+        rank.gpu->zero(shard.raw(), shard.bytes());
+        rank.comm.reduce_scatter({{full, shard, begin, end, begun}}, rounding, options("gradients")).wait();
+        rank.comm.reduce_scatter({{full, shard, begin, end, shard}}, rounding, options("gradients")).wait();
+        rank.overwrite(full);
+        const Tensor got = rank.seen(shard);
+        with_type(out, [&]<class T>() {
+          expect_bits<T>(
+              got,
+              [&](std::int64_t i) {
+                if (i < begin || i >= end) return T(0.0f);
+                const std::int64_t at = rank.comm.rank() * n + i;
+                const float onto = element<float>(rank.comm.rank(), i, 5);
+                if constexpr (std::is_integral_v<T>) {
+                  return T{};
+                } else {
+                  const auto once = static_cast<float>(T(reference_fold<bf16>(4, at, rounding, &onto)));
+                  return T(reference_fold<bf16>(4, at, rounding, &once));
+                }
+              },
+              "reduced");
+        });
+      }
   });
 }
 

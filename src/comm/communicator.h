@@ -17,6 +17,13 @@ using tensor::Tensor;
 
 enum class ReduceOp : std::uint8_t { sum, max, min };
 
+/// In whose order ranks' contributions are added up.
+enum class Reduction : std::uint8_t {
+  ordered,  ///< rank order, in fp32: the same bits on every backend
+  native    ///< the backend's own, where it has one: faster; to rounding
+};
+
+
 /// Payload that left this rank for another, by collective. Scalars (loss, norms, flags, barriers) are counted apart.
 struct Traffic {
   std::uint64_t all_reduce = 0, all_gather = 0, reduce_scatter = 0, all_to_all = 0, broadcast = 0, p2p = 0;
@@ -73,6 +80,7 @@ struct ReducePiece {
 struct CallOptions {
   std::string label{};   ///< unit or quantity, e.g. "blocks.3 gradients"
   bool scalar = false;   ///< count as scalars
+  Reduction reduction = Reduction::ordered;  ///< of reduce_scatter and all_reduce
   bool async = false;    ///< run on the communicator's own thread and return at once
 };
 

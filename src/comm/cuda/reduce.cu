@@ -112,7 +112,7 @@ __device__ inline void write_double(DType dtype, std::byte* to, Count i, double 
   }
 }
 
-__device__ inline double read_rounded(const Reduction& how, const std::byte* from, Count i) {
+__device__ inline double read_rounded(const ReduceSpec& how, const std::byte* from, Count i) {
   const double value = read_double(how.in, from, i);
   return how.rounding == DType::f64 ? value : round_single(how.rounding, static_cast<float>(value));
 }
@@ -122,7 +122,7 @@ __device__ inline double add(bool wide, double sum, double next) {
 }
 
 /// Where fp64 takes part, and extremes of floats. Sums run in fp64 only when the sources are fp64.
-__global__ void floats_kernel(Places places, Reduction how, Count n) {
+__global__ void floats_kernel(Places places, ReduceSpec how, Count n) {
   const bool wide = how.in == DType::f64;
   for (Count i = grid_thread(); i < n; i += grid_threads()) {
     double value = read_rounded(how, places.sources[0], i);
@@ -143,7 +143,7 @@ __device__ inline T wrapping_sum(T sum, T next) {
 
 /// Integers wrap around; a factor is applied in fp64 and rounded to the nearest.
 template <class T, class Unsigned>
-__global__ void integers_kernel(Places places, Reduction how, Count n) {
+__global__ void integers_kernel(Places places, ReduceSpec how, Count n) {
   for (Count i = grid_thread(); i < n; i += grid_threads()) {
     T value = source<T>(places, 0)[i];
     if (places.onto) value = wrapping_sum<T, Unsigned>(reinterpret_cast<const T*>(places.onto)[i], value);
@@ -166,7 +166,7 @@ bool aligned(const Places& places) {
 }
 
 template <int width, class In, class Out>
-void sum_part(const Target& target, Places places, const Reduction& how, Count begin, Count end) {
+void sum_part(const Target& target, Places places, const ReduceSpec& how, Count begin, Count end) {
   if (begin == end) return;
   for (int r = 0; r < places.source_count; ++r) places.sources[r] += begin * static_cast<Count>(sizeof(In));
   for (int k = 0; k < places.out_count; ++k) places.outs[k] += begin * static_cast<Count>(sizeof(Out));
@@ -178,7 +178,7 @@ void sum_part(const Target& target, Places places, const Reduction& how, Count b
 }
 
 template <class In, class Out>
-void sum(const Target& target, const Places& places, const Reduction& how, Count n) {
+void sum(const Target& target, const Places& places, const ReduceSpec& how, Count n) {
   constexpr int width = 16 / static_cast<int>(sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out));
   const Count packed = aligned(places) ? n / width * width : 0;
   sum_part<width, In, Out>(target, places, how, 0, packed);
@@ -186,14 +186,14 @@ void sum(const Target& target, const Places& places, const Reduction& how, Count
 }
 
 template <class In>
-void sum_into(const Target& target, const Places& places, const Reduction& how, Count n) {
+void sum_into(const Target& target, const Places& places, const ReduceSpec& how, Count n) {
   if (how.out == DType::f32) return sum<In, float>(target, places, how, n);
   if (how.out == DType::bf16) return sum<In, bf16>(target, places, how, n);
   sum<In, f16>(target, places, how, n);
 }
 
 template <class Kernel>
-void elementwise(const Target& target, Kernel kernel, const Places& places, const Reduction& how, Count n) {
+void elementwise(const Target& target, Kernel kernel, const Places& places, const ReduceSpec& how, Count n) {
   launch(kernel, blocks_for(n, threads, target.processors, 32), threads, 0, target.stream, places, how, n);
 }
 
@@ -203,7 +203,7 @@ bool narrow_float(DType dtype) {
 
 }  // namespace
 
-void reduce(const Target& target, const Reduction& how, std::span<const std::byte* const> sources,
+void reduce(const Target& target, const ReduceSpec& how, std::span<const std::byte* const> sources,
             std::span<std::byte* const> outs, Count n) {
   require(sources.size() <= most_ranks && outs.size() <= most_ranks, "at most ", most_ranks,
           " ranks can share one GPU, not ", sources.size());

@@ -16,7 +16,7 @@ void require_reachable(const void* memory) {
 
 }  // namespace
 
-void reduce_on_gpu(device::CudaDevice& gpu, device::Stream& stream, const Reduction& how,
+void reduce_on_gpu(device::CudaDevice& gpu, device::Stream& stream, const ReduceSpec& how,
                    std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
                    std::int64_t count) {
   for (const std::byte* source : sources) require_reachable(source);

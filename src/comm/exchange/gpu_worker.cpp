@@ -36,7 +36,7 @@ class GpuWorker final : public Worker {
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
     if (to != from) gpu_->copy_on(stream_, to, from, bytes);
   }
-  void reduce(const Reduction& how, std::span<const std::byte* const> sources,
+  void reduce(const ReduceSpec& how, std::span<const std::byte* const> sources,
               std::span<std::byte* const> outs, std::int64_t count) override {
     if (count > 0) reduce_(*gpu_, stream_, how, sources, outs, count);
   }

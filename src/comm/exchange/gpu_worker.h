@@ -19,7 +19,7 @@ struct MarkBoard {
 };
 
 /// Queues on `stream` what Worker::reduce says, on memory that the GPU's kernels reach.
-using GpuReduce = std::function<void(device::CudaDevice& gpu, device::Stream& stream, const Reduction& how,
+using GpuReduce = std::function<void(device::CudaDevice& gpu, device::Stream& stream, const ReduceSpec& how,
                                      std::span<const std::byte* const> sources,
                                      std::span<std::byte* const> outs, std::int64_t count)>;
 

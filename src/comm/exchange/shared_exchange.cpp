@@ -185,7 +185,7 @@ void SharedExchange::all_reduce(Call& call) {
   if (hidden(0)) return staged_all_reduce(call);
   const auto n = static_cast<std::size_t>(size());
   const std::int64_t count = call.x.numel();
-  const Reduction how{call.op, call.factor, call.x.dtype(), call.x.dtype(), call.x.dtype()};
+  const ReduceSpec how{call.op, call.factor, call.x.dtype(), call.x.dtype(), call.x.dtype()};
   std::vector<const std::byte*> from(n);
   std::vector<std::byte*> to(n);
   for (int r = 0; r < size(); ++r) from[static_cast<std::size_t>(r)] = source(r, 0);

@@ -91,7 +91,7 @@ void SharedExchange::staged_reduce_scatter(const Call& call, const std::vector<s
 void SharedExchange::staged_all_reduce(const Call& call) {
   const auto n = static_cast<std::size_t>(size());
   const std::size_t width = size_of(call.x.dtype());
-  const Reduction how{call.op, call.factor, call.x.dtype(), call.x.dtype(), call.x.dtype()};
+  const ReduceSpec how{call.op, call.factor, call.x.dtype(), call.x.dtype(), call.x.dtype()};
   std::vector<const std::byte*> from(n);
   std::vector<std::byte*> to(n);
   for (const Chunk& chunk : cut({0}, {call.x.numel()}, {width}, 1)) {

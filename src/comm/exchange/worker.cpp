@@ -79,7 +79,7 @@ class CpuWorker final : public Worker {
   void begin(const Call&, std::size_t bytes) override { stream_ = bytes > cached_; }
   void end(Call&) override {}
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override;
-  void reduce(const Reduction& how, std::span<const std::byte* const> sources,
+  void reduce(const ReduceSpec& how, std::span<const std::byte* const> sources,
               std::span<std::byte* const> outs, std::int64_t count) override;
 
  private:
@@ -107,7 +107,7 @@ void CpuWorker::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   arena_->parallel_for(static_cast<std::int64_t>(bytes), grain, move);
 }
 
-void CpuWorker::reduce(const Reduction& how, std::span<const std::byte* const> sources,
+void CpuWorker::reduce(const ReduceSpec& how, std::span<const std::byte* const> sources,
                     std::span<std::byte* const> outs, std::int64_t count) {
   constexpr std::int64_t grain = 1 << 17;
   if (count == 0) return;

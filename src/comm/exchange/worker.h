@@ -11,7 +11,7 @@
 namespace sherd::comm {
 
 /// How elements of several ranks become one; see Communicator::all_reduce and ReducePiece for the arithmetic.
-struct Reduction {
+struct ReduceSpec {
   ReduceOp op = ReduceOp::sum;
   double factor = 1;
   DType in = DType::f32, rounding = DType::f32, out = DType::f32;
@@ -20,8 +20,8 @@ struct Reduction {
 };
 
 /// The reduction of a piece from element `begin` of its shard on.
-inline Reduction fold_of(const ReducePiece& piece, DType rounding, std::int64_t begin) {
-  Reduction how{ReduceOp::sum, 1, piece.full.dtype(), rounding, piece.shard.dtype()};
+inline ReduceSpec fold_of(const ReducePiece& piece, DType rounding, std::int64_t begin) {
+  ReduceSpec how{ReduceOp::sum, 1, piece.full.dtype(), rounding, piece.shard.dtype()};
   if (!piece.onto.defined()) return how;
   how.onto = piece.onto.raw() + static_cast<std::size_t>(begin) * size_of(piece.onto.dtype());
   how.onto_type = piece.onto.dtype();
@@ -54,7 +54,7 @@ class Worker {
 
   /// Combines `count` elements of every source, in order, into every out (which may be among the sources, or
   /// be `onto`).
-  virtual void reduce(const Reduction& how, std::span<const std::byte* const> sources,
+  virtual void reduce(const ReduceSpec& how, std::span<const std::byte* const> sources,
                       std::span<std::byte* const> outs, std::int64_t count) = 0;
 };
 

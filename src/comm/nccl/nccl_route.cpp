@@ -58,8 +58,8 @@ class NcclRoute final : public GpuRoute {
   void broadcast(Call& call, std::uint64_t number);
   void all_to_all(Call& call, std::uint64_t number);
   void compare_counts(const Call& call);
-  void sum(Call& call, std::uint64_t number, const Part& part, const Reduction& how);
-  void sum_chunk(const Call& call, std::uint64_t number, const Part& part, Reduction how, std::int64_t begin,
+  void sum(Call& call, std::uint64_t number, const Part& part, const ReduceSpec& how);
+  void sum_chunk(const Call& call, std::uint64_t number, const Part& part, ReduceSpec how, std::int64_t begin,
                  std::int64_t chunk, std::byte* scratch);
 
   std::unique_ptr<NcclComm> comm_;
@@ -121,7 +121,7 @@ void NcclRoute::all_gather(Call& call, std::uint64_t number) {
   });
 }
 
-void NcclRoute::sum_chunk(const Call& call, std::uint64_t number, const Part& part, Reduction how,
+void NcclRoute::sum_chunk(const Call& call, std::uint64_t number, const Part& part, ReduceSpec how,
                           std::int64_t begin, std::int64_t chunk, std::byte* scratch) {
   const std::size_t width = size_of(how.in);
   const auto elements = [&](std::int64_t count) {
@@ -151,7 +151,7 @@ void NcclRoute::sum_chunk(const Call& call, std::uint64_t number, const Part& pa
   reduce_on_gpu(*gpu(), stream(), how, sources, {&out, 1}, static_cast<std::int64_t>(mine));
 }
 
-void NcclRoute::sum(Call& call, std::uint64_t number, const Part& part, const Reduction& how) {
+void NcclRoute::sum(Call& call, std::uint64_t number, const Part& part, const ReduceSpec& how) {
   const std::int64_t longest = *std::max_element(part.counts.begin(), part.counts.end());
   if (longest == 0) return;
   // Multiples of 64 elements keep every rank's place aligned.

@@ -11,16 +11,18 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 }
 }  // namespace
 
-SegmentLayout::SegmentLayout(std::vector<ParameterPtr> parameters, int ranks)
+SegmentLayout::SegmentLayout(std::vector<ParameterPtr> parameters, int ranks, std::int64_t block)
     : parameters_(std::move(parameters)), ranks_(ranks) {
   require(ranks >= 1, "a segment is laid out over at least one rank");
+  require(block > 0 && block % layout_alignment == 0, "a segment's blocks are multiples of ",
+          layout_alignment, " elements, not ", block);
   std::int64_t end = 0;
   for (const ParameterPtr& parameter : parameters_) {
     offsets_.push_back(end);
     payload_ += parameter->numel();
-    end = round_up(end + parameter->numel(), layout_alignment);
+    end = round_up(end + parameter->numel(), block);
   }
-  shard_ = round_up(end, ranks * layout_alignment) / ranks;
+  shard_ = round_up(end, ranks * block) / ranks;
 }
 
 std::vector<Piece> SegmentLayout::pieces(std::int64_t begin, std::int64_t end) const {

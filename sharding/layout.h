@@ -21,13 +21,16 @@ struct Piece {
   std::int64_t count;
 };
 
-/// Where each parameter of a flat segment lies, and which part each rank owns. Pure arithmetic: holds no memory.
+/// Where each parameter of a flat segment lies, and which part each rank owns. Pure arithmetic: holds no
+/// memory.
 ///
-/// The segment is padded to a multiple of ranks·layout_alignment; rank r owns [r·shard, (r+1)·shard), so a parameter may
+/// The segment is padded to a multiple of ranks·block; rank r owns [r·shard, (r+1)·shard), so a parameter may
 /// straddle ranks (ZeRO, Rajbhandari et al. 2020, §5).
 class SegmentLayout {
  public:
-  SegmentLayout(std::vector<ParameterPtr> parameters, int ranks);
+  /// `block`: a multiple of layout_alignment; the largest block of elements that a format of the segment's
+  /// states keeps together. Parameters begin, and shards end, at multiples of it.
+  SegmentLayout(std::vector<ParameterPtr> parameters, int ranks, std::int64_t block = layout_alignment);
 
   const std::vector<ParameterPtr>& parameters() const { return parameters_; }
   std::int64_t offset(std::size_t slot) const { return offsets_[slot]; }

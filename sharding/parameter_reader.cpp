@@ -26,13 +26,13 @@ std::size_t to_page(const device::Storage& storage) {
 ParameterReader::ParameterReader(comm::Communicator& group, device::Device& device, offload::Store* store,
                                  const std::vector<std::unique_ptr<Unit>>& units, int buffers,
                                  std::int64_t buffer_elements)
-    : units_(units), buffers_(std::make_shared<Buffers>()) {
+    : group_(group), units_(units), buffers_(std::make_shared<Buffers>()) {
   std::size_t bytes = 0;
   int stored = 0;
   for (const auto& unit : units) {
     std::size_t unit_bytes = 0;
     std::int64_t elements = 0;
-    for (const Segment* segment : unit->stored_segments())
+    for (const Segment* segment : unit->stored_segments(group_))
       unit_bytes += room_for(*segment), elements += segment->layout().shard();
     if (elements > buffer_elements)
       fail(ErrorKind::config, "zero_optimization.offload_param.buffer_size is ", buffer_elements,
@@ -57,7 +57,7 @@ ParameterReader::~ParameterReader() { forget(); }
 void ParameterReader::expect(const std::vector<int>& units) {
   forget();
   for (const int unit : units)
-    if (!units_[static_cast<std::size_t>(unit)]->stored_segments().empty()) expected_.push_back(unit);
+    if (!units_[static_cast<std::size_t>(unit)]->stored_segments(group_).empty()) expected_.push_back(unit);
   read_ahead();
 }
 
@@ -67,11 +67,11 @@ void ParameterReader::forget() {
 }
 
 bool ParameterReader::can_take(const Unit& unit) const {
-  return !buffers_->free.empty() || !ahead_.empty() || unit.stored_segments().empty();
+  return !buffers_->free.empty() || !ahead_.empty() || unit.stored_segments(group_).empty();
 }
 
 ParameterReader::Staged ParameterReader::take(const Unit& unit) {
-  if (unit.stored_segments().empty()) return {};
+  if (unit.stored_segments(group_).empty()) return {};
   read_ahead();
   if (ahead_.empty() || ahead_.front().unit != unit.index()) {
     forget();
@@ -97,7 +97,7 @@ ParameterReader::Reading ParameterReader::start(const Unit& unit) {
     buffers->free.push_back(index);
   });
   std::size_t at = 0;
-  for (const Segment* segment : unit.stored_segments()) {
+  for (const Segment* segment : unit.stored_segments(group_)) {
     const std::int64_t shard = segment->layout().shard();
     const Tensor to = Tensor::view_of(buffers_->all[index].storage(), buffers_->all[index].byte_offset() + at, {shard},
                                       segment->parameters().dtype());

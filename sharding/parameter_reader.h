@@ -12,10 +12,10 @@ namespace sherd::sharding {
 
 class Unit;
 
-/// Reads the shards of units that live on NVMe into host memory, ahead of their gathers and independently of other ranks.
-/// The memory is a fixed number of buffers, each as large as the largest unit's shard. Peers can gather from it, and it is
-/// lent to the store, so that whole pages come from the drive without a copy.
-/// Used from the rank's thread; the store reads beside it.
+/// Reads the shards of units that live on NVMe and are spread over one group into host memory, ahead of their
+/// gathers and independently of other ranks. The memory is a fixed number of buffers, each as large as the
+/// largest unit's shard. Peers can gather from it, and it is lent to the store, so that whole pages come from
+/// the drive without a copy. Used from the rank's thread; the store reads beside it.
 class ParameterReader {
  public:
   /// A unit's shards in memory: one tensor per stored segment, in the unit's order. The buffer is free for the next unit
@@ -33,7 +33,7 @@ class ParameterReader {
                   std::int64_t buffer_elements);
   ~ParameterReader();
 
-  /// True when no unit of the model has parameters on NVMe.
+  /// True when no unit has such parameters on NVMe.
   bool idle() const { return buffers_->all.empty(); }
 
   /// The order of the coming gathers (indices of units). Starts to read as far ahead as there are buffers.
@@ -61,6 +61,7 @@ class ParameterReader {
   Reading start(const Unit& unit);
   void read_ahead();
 
+  const comm::Communicator& group_;
   const std::vector<std::unique_ptr<Unit>>& units_;
   std::shared_ptr<Buffers> buffers_;
   std::deque<int> expected_;

@@ -16,28 +16,33 @@ namespace {
 constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
 }  // namespace
 
-Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> parameters, const PlacementTable& table,
-                 int moments, std::uint64_t seed, const StateSources& sources)
-    : name_(std::move(name)), key_(key), layout_(std::move(parameters), sources.group.size()),
+Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> parameters,
+                 const PlacementTable& table, const StateFormat& format, std::uint64_t seed,
+                 const StateSources& sources)
+    : name_(std::move(name)),
+      key_(key),
+      layout_(std::move(parameters), key.groups.shards(), format.block),
       kernels_(sources.kernels),
       // Over one rank, sharded and replicated are the same thing, unless the device is not where they stay.
       parameters_sharded_(table.parameters.spread == Spread::sharded && !key.persistent &&
-                          (sources.group.size() > 1 || table.parameters.tier != Tier::device)),
-      gradients_staged_(table.gradients.spread == Spread::sharded &&
-                        (sources.group.size() > 1 || table.gradients.tier != Tier::device)),
-      gradients_sharded_(table.gradients.spread == Spread::sharded && sources.group.size() > 1),
-      optimizer_sharded_(table.masters.spread == Spread::sharded && sources.group.size() > 1),
+                          (key.groups.shards() > 1 || table.parameters.tier != Tier::device)),
+      folds_gradients_(table.gradients.spread == Spread::sharded),
+      gradients_staged_(folds_gradients_ &&
+                        (key.groups.shards() > 1 || table.gradients.tier != Tier::device)),
+      optimizer_sharded_(table.masters.spread == Spread::sharded && key.groups.shards() > 1),
       gather_after_update_(key.trainable && optimizer_sharded_ && !parameters_sharded_),
-      master_form_(table.master_form), own_begin_(sources.group.rank() * layout_.shard()) {
+      master_form_(table.master_form),
+      own_begin_(key.groups.shard->rank() * layout_.shard()) {
   Placement compute = table.parameters;
   if (!parameters_sharded_) compute.tier = Tier::device;
   parameters_ = make(sources, Category::parameters, compute, parameters_sharded_, true, "parameters");
   if (key_.trainable) {
-    gradients_ = make(sources, Category::gradients, table.gradients, gradients_sharded_, true, "gradients");
+    gradients_ = make(sources, Category::gradients, table.gradients,
+                      folds_gradients_ && key.groups.shards() > 1, true, "gradients");
     kernels_.fill(gradients_.tensor(), 0);
     if (master_form_ != MasterForm::in_parameters)
       masters_ = make(sources, Category::optimizer, table.masters, optimizer_sharded_, false, "masters");
-    for (int i = 0; i < moments; ++i) {
+    for (int i = 0; i < format.moments; ++i) {
       moments_.push_back(make(sources, Category::optimizer, table.moments, optimizer_sharded_, false,
                               i == 0 ? "first moments" : "second moments"));
       if (!moments_.back().stored()) kernels_.fill(moments_.back().tensor(), 0);
@@ -59,7 +64,7 @@ StateBuffer Segment::make(const StateSources& sources, Category category, const 
     return StateBuffer(device, *store, name_ + " " + kind, begin, numel, placement.dtype, category, padding);
   }
   const std::size_t bytes = static_cast<std::size_t>(numel) * size_of(placement.dtype);
-  device::Storage storage = shared ? sources.group.allocate(device, bytes, category, placement.tier)
+  device::Storage storage = shared ? key_.groups.shard->allocate(device, bytes, category, placement.tier)
                                    : device.allocate(bytes, category, placement.tier);
   return StateBuffer(device, Tensor::view_of(std::move(storage), 0, {numel}, placement.dtype), begin, placement.tier,
                      category, padding);

@@ -11,30 +11,41 @@
 
 namespace sherd::sharding {
 
+/// What an update rule keeps of its parameters.
+struct StateFormat {
+  int moments = 0;                        ///< tensors per element, beside the masters
+  std::int64_t block = layout_alignment;  ///< elements that lie on one rank together
+};
+
 /// What parameters of one flat segment have in common.
 struct SegmentKey {
   bool trainable = true;
   bool persistent = false;  ///< stays gathered although parameters are sharded (param_persistence_threshold)
+  ParameterGroups groups;
+  int rule = 0;  ///< which of ShardingOptions::rules updates them
   bool operator==(const SegmentKey&) const = default;
 };
 
 /// A flat run of parameters of one unit with all model states that this rank holds of it.
 class Segment {
  public:
-  /// Collective over the group where memory is shared with peers. Draws the initial values of what this rank holds, in
-  /// small chunks, straight into the tier where they live.
+  /// Collective over the shard group where memory is shared with peers. Draws the initial values of what this
+  /// rank holds, in small chunks, straight into the tier where they live.
   Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> parameters, const PlacementTable& table,
-          int moments, std::uint64_t seed, const StateSources& sources);
+          const StateFormat& format, std::uint64_t seed, const StateSources& sources);
 
   const std::string& name() const { return name_; }
   const SegmentKey& key() const { return key_; }
+  const ParameterGroups& groups() const { return key_.groups; }
   const SegmentLayout& layout() const { return layout_; }
   /// The full parameters come and go: this rank keeps its shard (over one rank, all) outside of what modules see.
   bool parameters_sharded() const { return parameters_sharded_; }
-  /// Each micro-batch writes its gradients to a buffer of its own, from where they travel to the lasting ones.
+  /// Each micro-batch's gradients are formed from zero and folded onto the lasting ones, which hold this
+  /// rank's shard of the sum; else backward accumulates where they last, and what it summed is reduced at the
+  /// boundary.
+  bool folds_gradients() const { return folds_gradients_; }
+  /// Backward cannot write where gradients last: they are a shard, or lie off the device.
   bool gradients_staged() const { return gradients_staged_; }
-  /// Lasting gradients are this rank's shard of the sum.
-  bool gradients_sharded() const { return gradients_sharded_; }
   /// Every rank updates the whole segment, and so needs the whole sum of gradients.
   bool optimizer_replicated() const { return !optimizer_sharded_; }
   /// Updated shards have to be gathered into the full parameters.
@@ -86,9 +97,6 @@ class Segment {
   /// When lasting gradients up to flat element `end` are in their place, where they come on a stream of their own
   /// (GradientTraffic).
   device::Mark gradients_arrived(std::int64_t end) const;
-  /// Copies the lasting gradients to or from a staging tensor of the padded segment; over one rank.
-  void load_gradients(const Tensor& full) const { kernels_.copy(gradients_.tensor(), full); }
-  void store_gradients(const Tensor& full) { kernels_.copy(full, gradients_.tensor()); }
 
  private:
   StateBuffer make(const StateSources& sources, device::Category category, const Placement& placement, bool sharded,
@@ -99,7 +107,7 @@ class Segment {
   SegmentKey key_;
   SegmentLayout layout_;
   tensor::Kernels& kernels_;
-  bool parameters_sharded_, gradients_staged_, gradients_sharded_, optimizer_sharded_, gather_after_update_;
+  bool parameters_sharded_, folds_gradients_, gradients_staged_, optimizer_sharded_, gather_after_update_;
   MasterForm master_form_;
   std::int64_t own_begin_;
   StateBuffer parameters_, gradients_, masters_;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
-#include <map>
-#include <unordered_map>
 #include <utility>
 
 #include "config/config.h"
@@ -16,7 +14,7 @@ namespace sherd::sharding {
 ShardingOptions make_sharding_options(const config::Config& config, int moments) {
   ShardingOptions options;
   options.placements = make_placements(config);
-  options.moments = moments;
+  options.rules = {{moments}};
   options.seed = config.training.seed;
   options.residency = {config.zero.prefetch_bucket_size, config.zero.max_live_parameters, config.zero.max_reuse_distance};
   options.persistence_threshold = config.zero.param_persistence_threshold;
@@ -24,6 +22,8 @@ ShardingOptions make_sharding_options(const config::Config& config, int moments)
   options.reduce_bucket = config.zero.reduce_bucket_size;
   options.gather_bucket = config.zero.allgather_bucket_size;
   options.overlap = config.zero.overlap_comm;
+  options.reduction = config.parallel.reduction == config::Reduction::native ? comm::Reduction::native
+                                                                             : comm::Reduction::ordered;
   options.optimizer_offload_ratio = config.zero.offload_optimizer.ratio;
   options.parameters_in_host = config.zero.offload_param.max_in_cpu;
   options.parameter_buffers = static_cast<int>(config.zero.offload_param.buffer_count);
@@ -83,44 +83,22 @@ class ShardedModel::BlockScope final : public autograd::Scope {
   std::deque<device::TraceRange> ranges_;  // likewise, one for all units
 };
 
-ShardedModel::Claim::Claim(const nn::Module* model) {
-  require(model != nullptr, "sharding needs a model");
-  for (const ParameterPtr& parameter : model->parameters()) {
-    if (!parameter->stored.exchange(true)) {
-      held_.push_back(parameter);
-      continue;
-    }
-    release();
-    fail(ErrorKind::usage,
-         "this model, or a part of it, already belongs to another engine or another rank: every rank builds "
-         "its own. Build it inside the function that launch() runs, or give initialize() a function that "
-         "builds it");
-  }
-}
-
-void ShardedModel::Claim::release() {
-  for (const ParameterPtr& parameter : held_) parameter->stored = false;
-}
-
 ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options,
                            const StateSources& sources)
     : model_(std::move(model)),
       claim_(model_.get()),
       options_(options),
       sources_(sources),
-      group_(sources.group),
+      model_ranks_(sources.model_ranks ? *sources.model_ranks : *sources.groups.shard),
       kernels_(sources.kernels),
-      residency_(group_, kernels_.device(), options.residency),
-      reducer_(group_, options.placements.communication, options.reduce_bucket, options.overlap) {
+      residency_(kernels_.device(), options.residency) {
   model_->assign_names();
   build_units();
   states_.resize(units().size());
-  if (group_.size() == 1 && device::stands_for(kernels_.device()) == device::Kind::cuda)
+  if (model_ranks_.size() == 1 && device::stands_for(kernels_.device()) == device::Kind::cuda)
     traffic_ = std::make_unique<GradientTraffic>(kernels_.device());
-  residency_.make_reader(sources_.parameter_store, options_.parameter_buffers, options_.parameter_buffer_elements);
-  reducer_.listen([this](Segment& segment) {
-    if (boundary_ && complete_) complete_(segment);
-  });
+  residency_.make_readers(sources_.parameter_store, options_.parameter_buffers,
+                          options_.parameter_buffer_elements);
 }
 
 ShardedModel::~ShardedModel() {
@@ -131,81 +109,77 @@ ShardedModel::~ShardedModel() {
   traffic_.reset();  // before the gradients that it moves
 }
 
-namespace {
-
-/// A block (or the root) with the parameters it is the first to declare, and those it borrows.
-struct Territory {
-  nn::Module* block;
-  std::vector<ParameterPtr> owned;
-  std::vector<const autograd::Parameter*> borrowed;
-};
-
-void survey(nn::Module& module, std::size_t current, std::vector<Territory>& lands,
-            std::unordered_map<const autograd::Parameter*, std::size_t>& owner) {
-  if (module.is_block() && lands[current].block != &module) {
-    lands.push_back({&module, {}, {}});
-    current = lands.size() - 1;
-  }
-  for (const auto& [name, parameter] : module.own_parameters()) {
-    const auto [it, first] = owner.emplace(parameter.get(), current);
-    if (first) lands[current].owned.push_back(parameter);
-    else if (it->second != current) lands[current].borrowed.push_back(parameter.get());
-  }
-  for (const auto& [name, child] : module.children()) survey(*child, current, lands, owner);
-}
-
-}  // namespace
-
 void ShardedModel::build_units() {
-  std::vector<Territory> lands{{model_.get(), {}, {}}};
-  std::unordered_map<const autograd::Parameter*, std::size_t> owner;
-  survey(*model_, 0, lands, owner);
-
+  const std::vector<BlockParameters> blocks = assign_parameters(*model_);
   Budget budget{options_.model_persistence_threshold, options_.parameters_in_host, 0};
-  for (const Territory& land : lands)
-    for (const ParameterPtr& parameter : land.owned)
+  for (const BlockParameters& block : blocks)
+    for (const ParameterPtr& parameter : block.owned)
       if (parameter->trainable) budget.offload += options_.optimizer_offload_ratio * static_cast<double>(parameter->numel());
-  std::vector<Unit*> unit_of(lands.size(), nullptr);
-  for (std::size_t i = 0; i < lands.size(); ++i) {
-    if (lands[i].owned.empty()) continue;
-    Unit& unit = residency_.add_unit(lands[i].block->path().empty() ? "root" : lands[i].block->path());
-    make_segments(unit, lands[i].owned, budget);
-    for (const ParameterPtr& parameter : lands[i].owned) {
+  std::vector<Unit*> unit_of(blocks.size(), nullptr);
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].owned.empty()) continue;
+    Unit& unit = residency_.add_unit(blocks[i].block->path().empty() ? "root" : blocks[i].block->path());
+    make_segments(unit, blocks[i].owned, budget);
+    for (const ParameterPtr& parameter : blocks[i].owned) {
       owners_.emplace_back(parameter, &unit);
       parameter_count_ += parameter->numel();
     }
     unit_of[i] = &unit;
   }
-  for (std::size_t i = 0; i < lands.size(); ++i) {
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
     std::vector<Unit*> units;
     if (unit_of[i]) units.push_back(unit_of[i]);
-    for (const autograd::Parameter* parameter : lands[i].borrowed) {
-      Unit* lender = unit_of[owner.at(parameter)];
-      if (std::find(units.begin(), units.end(), lender) == units.end()) units.push_back(lender);
-    }
+    for (const std::size_t lender : blocks[i].lenders) units.push_back(unit_of[lender]);
     if (units.empty()) continue;
     scopes_.push_back(std::make_shared<BlockScope>(*this, std::move(units)));
-    lands[i].block->set_scope(scopes_.back());
+    blocks[i].block->set_scope(scopes_.back());
   }
 }
 
 void ShardedModel::make_segments(Unit& unit, const std::vector<ParameterPtr>& parameters, Budget& budget) {
-  std::vector<std::pair<SegmentKey, std::vector<ParameterPtr>>> groups;
+  std::vector<std::pair<SegmentKey, std::vector<ParameterPtr>>> segments;
   for (const ParameterPtr& parameter : parameters) {
     SegmentKey key;
     key.trainable = parameter->trainable;
+    key.groups = sources_.groups_of ? sources_.groups_of(*parameter) : sources_.groups;
+    key.rule = options_.rule_of ? options_.rule_of(*parameter) : 0;
     key.persistent = options_.placements.parameters.spread == Spread::sharded &&
                      parameter->numel() <= options_.persistence_threshold && parameter->numel() <= budget.persistent;
     if (key.persistent) budget.persistent -= parameter->numel(), persistent_elements_ += parameter->numel();
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == key; });
-    if (group == groups.end()) group = groups.insert(groups.end(), {key, {}});
-    group->second.push_back(parameter);
+    auto same = std::find_if(segments.begin(), segments.end(), [&](const auto& s) { return s.first == key; });
+    if (same == segments.end()) same = segments.insert(segments.end(), {key, {}});
+    same->second.push_back(parameter);
   }
-  for (auto& [key, members] : groups) {
-    const PlacementTable table = place(key, SegmentLayout(members, group_.size()), budget);
-    unit.segments().push_back(std::make_unique<Segment>(unit.name(), key, std::move(members), table, options_.moments,
+  for (auto& [key, members] : segments) {
+    const StateFormat& format = options_.rules.at(static_cast<std::size_t>(key.rule));
+    const PlacementTable table =
+        place(key, SegmentLayout(members, key.groups.shards(), format.block), budget);
+    unit.segments().push_back(std::make_unique<Segment>(unit.name(), key, std::move(members), table, format,
                                                         options_.seed, sources_));
+    add_reducer(key.groups);
   }
+}
+
+void ShardedModel::add_reducer(const ParameterGroups& groups) {
+  for (const Reducer& reducer : reducers_)
+    if (reducer.groups() == groups) return;
+  const ReducerOptions how{options_.placements.communication, options_.reduce_bucket, options_.overlap,
+                           options_.reduction};
+  reducers_.emplace_back(groups, kernels_, groups.replica ? &residency_.pool(*groups.replica) : nullptr, how,
+                         reducer_stats_);
+  reducers_.back().listen([this](Segment& segment) { tell_complete(segment); });
+  for (const Publisher& publisher : publishers_)
+    if (&publisher.group() == groups.shard) return;
+  publishers_.emplace_back(*groups.shard, options_.gather_bucket, options_.overlap);
+}
+
+Reducer& ShardedModel::reducer_of(const Segment& segment) {
+  return *std::find_if(reducers_.begin(), reducers_.end(),
+                       [&](const Reducer& reducer) { return reducer.groups() == segment.groups(); });
+}
+
+void ShardedModel::tell_complete(Segment& segment) {
+  if (boundary_ && complete_) complete_(segment);
 }
 
 /// The table's row for one segment: what the limits of the tiers leave of it.
@@ -233,11 +207,9 @@ std::vector<Segment*> ShardedModel::trainable_segments() const {
 
 void ShardedModel::abandon_pass() {
   for (const auto& scope : scopes_) scope->take_back_leases();
-  reducer_.abandon();
+  for (Reducer& reducer : reducers_) reducer.abandon();
   residency_.abandon();
-  published_.clear();
-  published_elements_ = 0;
-  publishing_.clear();
+  for (Publisher& publisher : publishers_) publisher.abandon();
 }
 
 void ShardedModel::require_no_leases() const {
@@ -249,6 +221,7 @@ void ShardedModel::require_no_leases() const {
 void ShardedModel::begin_training(bool boundary) {
   abandon_pass();
   boundary_ = boundary;
+  for (Reducer& reducer : reducers_) reducer.begin(boundary);
   for (UnitState& s : states_) s = {};
   residency_.begin(Residency::Pass::train);
 }
@@ -258,7 +231,7 @@ void ShardedModel::end_training() {
     require(state(*unit).pending == 0, "backward did not come back through block '", unit->name(),
             "': run backward on the loss of the same forward");
   if (boundary_) submit_left_behind();
-  reducer_.finish();
+  for (Reducer& reducer : reducers_) reducer.finish();
   if (traffic_ && boundary_) traffic_->join();
   if (boundary_) fill_missing_gradients();
   residency_.end();
@@ -273,13 +246,18 @@ void ShardedModel::fill_missing_gradients() {
   }
 }
 
-/// A block may have run in an earlier micro-batch and not in the last, which is when replicated gradients are reduced.
+/// A block may have run in an earlier micro-batch and not in the last, which is when replicated gradients are
+/// reduced, and replicas agree.
 void ShardedModel::submit_left_behind() {
   for (const auto& unit : units()) {
     if (state(*unit).sent) continue;
-    for (const auto& segment : unit->segments())
-      if (!segment->gradients_staged() && is_filled(*segment))
-        reducer_.submit(*segment, nullptr, false);
+    for (const auto& segment : unit->segments()) {
+      if (!is_filled(*segment)) continue;
+      if (segment->folds_gradients())
+        reducer_of(*segment).submit_sum(*segment);
+      else
+        reducer_of(*segment).submit(*segment, nullptr, false);
+    }
   }
 }
 
@@ -301,18 +279,26 @@ void ShardedModel::open_gradients(Unit& unit) {
   s.open = true;
   for (const auto& segment : unit.segments()) {
     if (!segment->key().trainable) continue;
-    std::shared_ptr<const Tensor> full;
-    if (segment->gradients_staged()) {
-      // Sums over micro-batches form in the lasting shards; over one rank where backward writes, as without staging.
-      const bool load = !segment->gradients_sharded() && is_filled(*segment);
-      full = traffic_ ? traffic_->open(*segment, load)
-                      : residency_.pool().take(segment->layout().padded(), segment->gradients().dtype());
-      if (load && !traffic_) segment->load_gradients(*full);
-      if (!load) for (const ParameterPtr& parameter : segment->layout().parameters()) parameter->grad_written = false;
-    }
+    s.gradients.push_back(open_gradients(*segment));
+    const auto& full = s.gradients.back().full;
     segment->attach_gradients(full ? *full : segment->gradients().tensor());
-    s.full.push_back(std::move(full));
   }
+}
+
+ShardedModel::OpenGradients ShardedModel::open_gradients(Segment& segment) {
+  const bool filled = is_filled(segment);
+  const bool fold = segment.folds_gradients() && options_.reduction == comm::Reduction::ordered;
+  OpenGradients open;
+  if (traffic_ && segment.gradients_staged()) open.full = open.sum = traffic_->open(segment, filled);
+  // The first micro-batch of a step may write to where the sum forms; what is folded onto it comes from
+  // elsewhere.
+  if ((segment.gradients_staged() && !open.sum) || (fold && filled))
+    open.full =
+        residency_.pool(*segment.groups().shard).take(segment.layout().padded(), segment.gradients().dtype());
+  const bool in_place = open.full == open.sum;
+  if (!in_place || !filled)
+    for (const ParameterPtr& parameter : segment.layout().parameters()) parameter->grad_written = false;
+  return open;
 }
 
 void ShardedModel::close_gradients(Unit& unit) {
@@ -324,53 +310,54 @@ void ShardedModel::close_gradients(Unit& unit) {
   for (const auto& segment : unit.segments()) {
     if (!segment->key().trainable) continue;
     segment->close_gradients();
-    std::shared_ptr<const Tensor> full = std::move(s.full[next++]);
-    const bool filled = is_filled(*segment);
-    if (!filled) filled_.push_back(segment.get());
-    if (full && traffic_) traffic_->send(*segment, *std::exchange(full, nullptr));
-    if (segment->gradients_staged() || boundary_) reducer_.submit(*segment, full, full != nullptr && filled);
+    send_gradients(*segment, std::move(s.gradients[next++]));
   }
   s = {};
   s.sent = true;
+}
+
+/// The gradients of one micro-batch are complete.
+void ShardedModel::send_gradients(Segment& segment, OpenGradients open) {
+  const bool filled = is_filled(segment);
+  if (!filled) filled_.push_back(&segment);
+  if (!open.sum) {
+    const bool fold = open.full && filled;
+    if (segment.folds_gradients() || boundary_)
+      reducer_of(segment).submit(segment, std::move(open.full), fold);
+    return;
+  }
+  const DType rounding = options_.placements.communication;
+  if (open.full != open.sum || (!filled && rounding != open.sum->dtype()))
+    kernels_.sum_ranks({open.full.get(), 1}, 1, rounding, *open.sum, open.full != open.sum);
+  traffic_->send(segment, *open.sum);
+  tell_complete(segment);
 }
 
 tensor::ExactSum ShardedModel::gradient_sum_of_squares() {
   tensor::ExactSum sum;
   fill_missing_gradients();
   std::vector<Tensor> gradients;
-  for (Segment* segment : trainable_segments()) gradients.push_back(segment->own_gradients());
+  for (Segment* segment : trainable_segments())
+    if (segment->groups().replica_index() == 0) gradients.push_back(segment->own_gradients());
   kernels_.sum_of_squares(gradients, sum);
-  if (group_.size() == 1) return sum;
+  if (model_ranks_.size() == 1) return sum;
   std::vector<std::int64_t> words = sum.to_words();
   Tensor travelling = Tensor::of<std::int64_t>(kernels_.device(), {static_cast<std::int64_t>(words.size())}, words);
   comm::CallOptions options;
   options.label = "gradient norm";
   options.scalar = true;
-  group_.all_reduce(travelling, comm::ReduceOp::sum, 1, options).wait();
+  model_ranks_.all_reduce(travelling, comm::ReduceOp::sum, 1, options).wait();
   std::memcpy(words.data(), tensor::to_host(kernels_.device(), travelling).raw(), travelling.bytes());
   return tensor::ExactSum::from_words(words);
 }
 
 void ShardedModel::publish(Segment& segment) {
-  if (!segment.gather_after_update()) return;
-  published_.push_back({segment.own_parameters(), segment.parameters().tensor()});
-  published_elements_ += segment.layout().padded();
-  if (published_elements_ >= options_.gather_bucket) flush_published();
-}
-
-void ShardedModel::flush_published() {
-  if (published_.empty()) return;
-  comm::CallOptions options;
-  options.label = "updated parameters";
-  options.async = options_.overlap;
-  publishing_.push_back(group_.all_gather(std::exchange(published_, {}), options));
-  published_elements_ = 0;
+  for (Publisher& publisher : publishers_)
+    if (&publisher.group() == segment.groups().shard) return publisher.publish(segment);
 }
 
 void ShardedModel::end_step() {
-  flush_published();
-  for (comm::Work& work : publishing_) work.wait();
-  publishing_.clear();
+  for (Publisher& publisher : publishers_) publisher.finish();
   clear_gradients();
 }
 

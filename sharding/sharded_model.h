@@ -1,12 +1,15 @@
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "nn/module.h"
 #include "sharding/gradient_traffic.h"
+#include "sharding/ownership.h"
 #include "sharding/placement.h"
+#include "sharding/publisher.h"
 #include "sharding/reducer.h"
 #include "sharding/unit.h"
 
@@ -15,7 +18,9 @@ namespace sherd::sharding {
 /// How a model is sharded. Sizes in elements.
 struct ShardingOptions {
   PlacementTable placements;
-  int moments = 0;                 ///< fp32 tensors per element that the optimizer keeps
+  std::vector<StateFormat> rules{StateFormat{}};  ///< of the update rules; SegmentKey::rule counts them
+  /// Which of them updates a parameter; null: the first.
+  std::function<int(const autograd::Parameter&)> rule_of = nullptr;
   std::uint64_t seed = 0;          ///< of the initial values
   ResidencyLimits residency;
   std::int64_t persistence_threshold = 0;        ///< parameters of at most this many elements stay gathered
@@ -23,20 +28,24 @@ struct ShardingOptions {
   std::int64_t reduce_bucket = 500'000'000;
   std::int64_t gather_bucket = 500'000'000;      ///< per all-gather of updated parameters
   bool overlap = false;
+  /// Native: by the backend's own collectives where it has them, and one rank accumulates where backward
+  /// writes.
+  comm::Reduction reduction = comm::Reduction::ordered;
   double optimizer_offload_ratio = 1;        ///< share of the elements whose optimizer states leave the device
   std::int64_t parameters_in_host = 0;       ///< elements per rank that stay in the host tier although NVMe is asked for
   int parameter_buffers = 5;                 ///< through which parameters come from NVMe
   std::int64_t parameter_buffer_elements = 100'000'000;  ///< most that one of them may hold
 };
 
-/// The options that a configuration asks for.
+/// The options that a configuration asks for, with one update rule that keeps `moments` tensors.
 ShardingOptions make_sharding_options(const config::Config& config, int moments);
 
-/// A model whose parameters, gradients and optimizer states are spread over a group of ranks.
+/// A model whose parameters, gradients and optimizer states are spread over groups of ranks.
 ///
-/// Cuts the model into units (one per block, the rest forms the root unit), gives every parameter storage by the
-/// placement table, and hangs itself onto the modules' scopes, so that running the model takes leases and sends
-/// gradients off. One per rank, used from its thread; construction and everything marked so is collective.
+/// Cuts the model into units (one per block, the rest forms the root unit), gives every parameter storage by
+/// the placement table, and hangs itself onto the modules' scopes, so that running the model takes leases and
+/// sends gradients off. One per rank, used from its thread; construction and everything marked so is
+/// collective.
 class ShardedModel {
  public:
   /// Collective. Names the model's parameters and draws their initial values: no rank holds more than its placements
@@ -50,7 +59,6 @@ class ShardedModel {
 
   nn::Module& model() const { return *model_; }
   const ShardingOptions& options() const { return options_; }
-  comm::Communicator& group() const { return group_; }
   const std::vector<std::unique_ptr<Unit>>& units() const { return residency_.units(); }
   /// Every segment that trains, in the order of units.
   std::vector<Segment*> trainable_segments() const;
@@ -77,7 +85,8 @@ class ShardedModel {
   /// Throws Error{usage} while somebody holds a lease on gathered parameters: an update would not reach that copy, and
   /// the coming passes would compute with it.
   void require_no_leases() const;
-  /// Collective: the sum of squares of all averaged gradients, exact, and so the same for any placement.
+  /// Collective over all ranks that hold parts of the model: the sum of squares of all gradients, exact, and
+  /// so the same for any placement.
   tensor::ExactSum gradient_sum_of_squares();
   /// Collective: to be called for every trainable segment, in one order on all ranks, once its update range has new
   /// parameters; gathers them where parameters are replicated, in buckets.
@@ -91,27 +100,20 @@ class ShardedModel {
   Unit::Lease gather(const autograd::Parameter& parameter);
 
   ResidencyStats& residency_stats() { return residency_.stats(); }
-  ReducerStats& reducer_stats() { return reducer_.stats(); }
+  ReducerStats& reducer_stats() { return reducer_stats_; }
 
  private:
   class BlockScope;
-  /// Holds every parameter of the model: two that store one parameter would overwrite each other's.
-  class Claim {
-   public:
-    explicit Claim(const nn::Module* model);
-    ~Claim() { release(); }
-    Claim(const Claim&) = delete;
-    Claim& operator=(const Claim&) = delete;
-
-   private:
-    void release();
-    std::vector<ParameterPtr> held_;
+  /// One segment's gradients while a micro-batch writes them.
+  struct OpenGradients {
+    std::shared_ptr<const Tensor> full;  ///< where backward writes; null: where they last
+    std::shared_ptr<const Tensor> sum;   ///< of gradients that leave a GPU: what goes back; may be `full`
   };
   struct UnitState {
     int pending = 0;      ///< uses in forward whose backward is still to come
     bool open = false;    ///< parameters take gradients
     bool sent = false;    ///< gradients of this micro-batch were submitted
-    std::vector<std::shared_ptr<const Tensor>> full;  ///< per trainable segment: gradients under way
+    std::vector<OpenGradients> gradients;  ///< per trainable segment, while open
   };
 
   void build_units();
@@ -126,19 +128,25 @@ class ShardedModel {
   bool is_filled(const Segment& segment) const;
   void fill_missing_gradients();
   void open_gradients(Unit& unit);
+  OpenGradients open_gradients(Segment& segment);
   void close_gradients(Unit& unit);
+  void send_gradients(Segment& segment, OpenGradients open);
   void submit_left_behind();
+  void tell_complete(Segment& segment);
+  Reducer& reducer_of(const Segment& segment);
+  void add_reducer(const ParameterGroups& groups);
   UnitState& state(const Unit& unit) { return states_[static_cast<std::size_t>(unit.index())]; }
-  void flush_published();
 
   std::shared_ptr<nn::Module> model_;
   Claim claim_;
   ShardingOptions options_;
   StateSources sources_;
-  comm::Communicator& group_;
+  comm::Communicator& model_ranks_;
   tensor::Kernels& kernels_;
   Residency residency_;
-  Reducer reducer_;
+  ReducerStats reducer_stats_;
+  std::deque<Reducer> reducers_;              ///< by groups, in the order in which segments name them
+  std::deque<Publisher> publishers_;          ///< by shard group, likewise
   std::unique_ptr<GradientTraffic> traffic_;  ///< of one rank whose gradients leave its GPU, else null
   std::vector<UnitState> states_;
   std::vector<std::shared_ptr<BlockScope>> scopes_;
@@ -146,9 +154,6 @@ class ShardedModel {
   std::vector<Segment*> filled_;  ///< segments whose lasting gradients hold a sum
   bool boundary_ = true;
   std::function<void(Segment&)> complete_;
-  std::vector<comm::GatherPiece> published_;
-  std::int64_t published_elements_ = 0;
-  std::vector<comm::Work> publishing_;
   std::int64_t parameter_count_ = 0, persistent_elements_ = 0;
 };
 

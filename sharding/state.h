@@ -1,12 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "autograd/parameter.h"
 #include "comm/communicator.h"
 #include "offload/store.h"
+#include "sharding/groups.h"
 #include "tensor/kernels.h"
 
 namespace sherd::sharding {
@@ -15,10 +18,14 @@ using tensor::Tensor;
 
 /// What lasting states are made from. Everything must outlive them.
 struct StateSources {
-  comm::Communicator& group;
+  ParameterGroups groups;  ///< of every parameter of which `groups_of` does not say otherwise
   tensor::Kernels& kernels;
   offload::Store* parameter_store = nullptr;  ///< for parameters on NVMe
   offload::Store* optimizer_store = nullptr;  ///< for masters and moments on NVMe
+  /// All ranks that hold parts of the model, over which norms are summed. Null: those of groups.shard.
+  comm::Communicator* model_ranks = nullptr;
+  /// For models whose parameters are spread over different ranks (experts); null: all as `groups`.
+  std::function<ParameterGroups(const autograd::Parameter&)> groups_of = nullptr;
 };
 
 /// One kind of model state of a segment, in whatever tier it lives: elements [begin, end) of the segment's flat layout.

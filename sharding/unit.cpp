@@ -15,10 +15,10 @@ std::int64_t Unit::gathered_elements() const {
   return total;
 }
 
-std::vector<const Segment*> Unit::stored_segments() const {
+std::vector<const Segment*> Unit::stored_segments(const comm::Communicator& group) const {
   std::vector<const Segment*> stored;
   for (const auto& segment : segments_)
-    if (segment->parameters().stored()) stored.push_back(segment.get());
+    if (segment->groups().shard == &group && segment->parameters().stored()) stored.push_back(segment.get());
   return stored;
 }
 
@@ -31,38 +31,39 @@ void Unit::let_go() {
   if (--leases_ == 0) residency_.released(*this);
 }
 
-void Unit::start_gather(ExchangePool& pool, comm::Communicator& group, ParameterReader::Staged staged, bool async) {
-  std::vector<comm::GatherPiece> pieces;
-  std::vector<std::shared_ptr<const Tensor>> gathered;
-  std::size_t next = 0;
-  for (const auto& segment : segments_) {
-    if (!segment->parameters_sharded()) continue;
-    gathered.push_back(pool.take(segment->layout().padded(), segment->parameters().dtype()));
-    pieces.push_back({segment->parameters().stored() ? staged.shards[next++] : segment->parameters().tensor(),
-                      *gathered.back()});
-  }
-  if (!pieces.empty()) {
+void Unit::start_gather(std::deque<GroupMemory>& memories, bool async) {
+  gathered_.assign(segments_.size(), nullptr);
+  for (GroupMemory& memory : memories) {
+    Gathering gathering;
+    if (memory.reader) gathering.staged = memory.reader->take(*this);
+    std::vector<comm::GatherPiece> pieces;
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+      const Segment& segment = *segments_[i];
+      if (!segment.parameters_sharded() || segment.groups().shard != &memory.group) continue;
+      const StateBuffer& own = segment.parameters();
+      gathered_[i] = memory.pool.take(segment.layout().padded(), own.dtype());
+      pieces.push_back({own.stored() ? gathering.staged.shards[next++] : own.tensor(), *gathered_[i]});
+    }
+    if (pieces.empty()) continue;
     comm::CallOptions options;
     options.label = name_ + " parameters";
     options.async = async;
-    gather_work_ = group.all_gather(std::move(pieces), options);
+    gathering.work = memory.group.all_gather(std::move(pieces), options);
+    gathering_.push_back(std::move(gathering));
   }
-  gathered_ = std::move(gathered);
-  staged_ = std::move(staged);
   state_ = State::under_way;
 }
 
 void Unit::settle() {
-  gather_work_.wait();
-  gather_work_ = {};
-  staged_ = {};
+  for (Gathering& gathering : gathering_) gathering.work.wait();
+  gathering_.clear();
 }
 
 void Unit::finish_gather() {
   settle();
-  std::size_t next = 0;
-  for (const auto& segment : segments_)
-    segment->attach_values(segment->parameters_sharded() ? *gathered_[next++] : segment->parameters().tensor());
+  for (std::size_t i = 0; i < segments_.size(); ++i)
+    segments_[i]->attach_values(gathered_[i] ? *gathered_[i] : segments_[i]->parameters().tensor());
   state_ = State::resident;
 }
 
@@ -78,15 +79,31 @@ Unit& Residency::add_unit(std::string name) {
   return *units_.back();
 }
 
-void Residency::make_reader(offload::Store* store, int buffers, std::int64_t elements) {
-  reader_ = std::make_unique<ParameterReader>(group_, device_, store, units_, buffers, elements);
-  if (reader_->idle()) reader_.reset();
+GroupMemory& Residency::memory_of(comm::Communicator& group) {
+  for (GroupMemory& memory : memories_)
+    if (&memory.group == &group) return memory;
+  return memories_.emplace_back(group, ExchangePool(group, device_), nullptr);
+}
+
+void Residency::make_readers(offload::Store* store, int buffers, std::int64_t elements) {
+  for (const auto& unit : units_)
+    for (const auto& segment : unit->segments()) memory_of(*segment->groups().shard);
+  for (GroupMemory& memory : memories_) {
+    memory.reader =
+        std::make_unique<ParameterReader>(memory.group, device_, store, units_, buffers, elements);
+    if (memory.reader->idle()) memory.reader.reset();
+  }
+}
+
+void Residency::forget_reads() {
+  for (GroupMemory& memory : memories_)
+    if (memory.reader) memory.reader->forget();
 }
 
 void Residency::abandon() {
   for (const auto& unit : units_)
     if (unit->leases_ == 0 && unit->state_ != Unit::State::absent) drop(*unit);
-  if (reader_) reader_->forget();
+  forget_reads();
   pass_ = Pass::none;
   following_ = false;
 }
@@ -97,7 +114,9 @@ void Residency::begin(Pass pass) {
   position_ = 0;
   recorded_.clear();
   following_ = trace().complete;
-  if (reader_ && following_) reader_->expect(trace().order);
+  if (!following_) return;
+  for (GroupMemory& memory : memories_)
+    if (memory.reader) memory.reader->expect(trace().order);
 }
 
 void Residency::end() {
@@ -117,7 +136,7 @@ void Residency::end() {
     made.order = gather_order(made.events, made.plan, sizes);
     made.complete = true;
   }
-  if (reader_) reader_->forget();
+  forget_reads();
   pass_ = Pass::none;
   following_ = false;
 }
@@ -136,14 +155,11 @@ const ResidencyStep* Residency::advance(const UseEvent& event) {
 
 void Residency::gather(Unit& unit, bool ahead) {
   const std::int64_t elements = unit.gathered_elements();
-  ParameterReader::Staged staged;
-  if (reader_) {
-    // Gathers under way may hold every buffer; all ranks started the same ones, so they end without our help.
-    if (!reader_->can_take(unit))
+  // Gathers under way may hold every buffer; all ranks started the same ones, so they end without our help.
+  for (const GroupMemory& memory : memories_)
+    if (memory.reader && !memory.reader->can_take(unit))
       for (const auto& other : units_) other->settle();
-    staged = reader_->take(unit);
-  }
-  unit.start_gather(pool_, group_, std::move(staged), ahead);
+  unit.start_gather(memories_, ahead);
   if (elements == 0) return;
   ++stats_.gathers;
   if (ahead) ++stats_.prefetched;

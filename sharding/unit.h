@@ -1,8 +1,9 @@
 #pragma once
 
+#include <deque>
 #include <memory>
-#include <utility>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sharding/parameter_reader.h"
@@ -12,6 +13,7 @@
 namespace sherd::sharding {
 
 class Residency;
+struct GroupMemory;
 
 /// One block's parameters: the grain of gathering, of sending gradients off, and of recompute.
 ///
@@ -45,8 +47,8 @@ class Unit {
   bool trainable() const;
   /// Elements that a gather brings in; 0 when everything is resident anyway.
   std::int64_t gathered_elements() const;
-  /// Segments whose parameters live on NVMe.
-  std::vector<const Segment*> stored_segments() const;
+  /// Segments whose parameters live on NVMe, of those sharded over `group`.
+  std::vector<const Segment*> stored_segments(const comm::Communicator& group) const;
 
   /// The one door to the full parameters.
   Lease gather() { return Lease(*this); }
@@ -59,7 +61,7 @@ class Unit {
 
   void hold();
   void let_go();
-  void start_gather(ExchangePool& pool, comm::Communicator& group, ParameterReader::Staged staged, bool async);
+  void start_gather(std::deque<GroupMemory>& memories, bool async);
   /// Waits until the gather no longer needs what was read for it.
   void settle();
   void finish_gather();
@@ -71,9 +73,21 @@ class Unit {
   std::vector<std::unique_ptr<Segment>> segments_;
   int leases_ = 0;
   State state_ = State::absent;
-  std::vector<std::shared_ptr<const Tensor>> gathered_;
-  ParameterReader::Staged staged_;  ///< until the gather is done
-  comm::Work gather_work_;
+  std::vector<std::shared_ptr<const Tensor>>
+      gathered_;  ///< by segment; null where its parameters are not sharded
+  /// One group's part of a gather under way, and what was read for it.
+  struct Gathering {
+    ParameterReader::Staged staged;
+    comm::Work work;
+  };
+  std::vector<Gathering> gathering_;
+};
+
+/// What the ranks of one shard group exchange parameters and gradients with. Used from the rank's thread.
+struct GroupMemory {
+  comm::Communicator& group;
+  ExchangePool pool;
+  std::unique_ptr<ParameterReader> reader;  ///< null without parameters on NVMe
 };
 
 /// Counts of what residency did; for tests, reports and metrics. Reset by the reader.
@@ -93,15 +107,15 @@ class Residency {
  public:
   enum class Pass : std::uint8_t { none, train, evaluate };
 
-  Residency(comm::Communicator& group, device::Device& device, ResidencyLimits limits)
-      : group_(group), device_(device), pool_(group, device), limits_(limits) {}
+  Residency(device::Device& device, ResidencyLimits limits) : device_(device), limits_(limits) {}
 
   Unit& add_unit(std::string name);
-  /// After the last unit has its segments; collective. The buffers through which parameters come from `store`, each for
-  /// `elements` of them at most.
-  void make_reader(offload::Store* store, int buffers, std::int64_t elements);
+  /// After the last unit has its segments; collective. The buffers through which parameters come from
+  /// `store`, for each shard group `buffers` of them, each for `elements` at most.
+  void make_readers(offload::Store* store, int buffers, std::int64_t elements);
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
-  ExchangePool& pool() { return pool_; }
+  /// Exchange buffers of that group.
+  ExchangePool& pool(comm::Communicator& group) { return memory_of(group).pool; }
 
   /// Starts a pass over the model (one micro-batch, forward and, when training, backward).
   void begin(Pass pass);
@@ -126,14 +140,14 @@ class Residency {
   const ResidencyStep* advance(const UseEvent& event);
   void gather(Unit& unit, bool ahead);
   void drop(Unit& unit);
+  GroupMemory& memory_of(comm::Communicator& group);
+  void forget_reads();
   Trace& trace() { return traces_[pass_ == Pass::train ? 0 : 1]; }
 
-  comm::Communicator& group_;
   device::Device& device_;
-  ExchangePool pool_;
   ResidencyLimits limits_;
+  std::deque<GroupMemory> memories_;  ///< by shard group, in the order in which segments name them
   std::vector<std::unique_ptr<Unit>> units_;
-  std::unique_ptr<ParameterReader> reader_;  ///< null without parameters on NVMe
   Pass pass_ = Pass::none;
   Trace traces_[2];
   std::size_t position_ = 0;

@@ -63,8 +63,14 @@ bool may_update_early(const config::Config& config) {
 
 Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config,
                std::shared_ptr<device::Device> device, std::unique_ptr<tensor::Kernels> kernels)
-    : dist_(std::move(dist)), config_(config), device_(device_for(config, std::move(device), dist_.get())),
-      kernels_(std::move(kernels)), model_(std::move(model)), losses_(*device_), run_ahead_(*device_) {
+    : dist_(std::move(dist)),
+      config_(config),
+      data_ranks_(dist_->world()),
+      device_(device_for(config, std::move(device), dist_.get())),
+      kernels_(std::move(kernels)),
+      model_(std::move(model)),
+      losses_(*device_),
+      run_ahead_(*device_) {
   require(model_ != nullptr, "an engine needs a model");
   if (device_->kind() != device::Kind::meta)
     engine::require_same_setup(config_, *dist_);  // absent ranks tell nothing
@@ -155,8 +161,11 @@ bool Engine::is_gradient_accumulation_boundary() const {
 RandomKey Engine::micro_batch_key() const {
   return RandomKey{config_.training.seed, 0}
       .at(static_cast<std::uint64_t>(counters_.global_steps))
-      .at(static_cast<std::uint64_t>(accumulated_))
-      .at(static_cast<std::uint64_t>(dist_->rank()));
+      .at(static_cast<std::uint64_t>(accumulated_ * data_ranks_.size() + data_ranks_.rank()));
+}
+
+optim::AverageScale Engine::average_scale() const {
+  return optim::AverageScale::over(gradient_accumulation_steps() * data_ranks_.size());
 }
 
 autograd::Var Engine::forward(const tensor::Batch& batch) {
@@ -207,8 +216,7 @@ void Engine::backward(const autograd::Var& loss) {
   phase_ = Phase::in_backward;
   if (boundary_ && updates_early_) begin_early_update();
   end_or_spoil([&] {
-    // The mean over ranks and micro-batches; reductions sum.
-    tape_->backward(loss, scale / static_cast<double>(gradient_accumulation_steps() * dist_->world_size()));
+    tape_->backward(loss, scale * average_scale().seed);
     if (boundary_) report_.early_updates = pipeline_->updated();
     sharded_->end_training();
   });
@@ -225,7 +233,7 @@ void Engine::end_phase() {
 void Engine::begin_early_update() {
   sharded_->require_no_leases();  // before anything begins, so that it can be tried again
   optimizer_->begin_step();
-  end_or_spoil([&] { pipeline_->begin(*optimizer_, optim::gradient_factor(0, 1, config_.gradient_clipping)); });
+  end_or_spoil([&] { pipeline_->begin(*optimizer_, average_scale().rest); });
 }
 
 /// The gradients of `segment` are complete. The loss is looked at no earlier than here, when a GPU has work of backward
@@ -250,7 +258,7 @@ void Engine::require_whole_weights(const char* call) const {
 /// Whether an update under way may have changed weights. What other ranks have done since all agreed on the loss is not known,
 /// and one weight is enough.
 bool Engine::may_have_changed() const {
-  return pipeline_->under_way() && known_loss_ && (pipeline_->updated() > 0 || dist_->world_size() > 1);
+  return pipeline_->under_way() && known_loss_ && (pipeline_->updated() > 0 || data_ranks_.size() > 1);
 }
 
 /// Ends an update under way: one that changed nothing is forgotten, else the weights are lost.
@@ -338,7 +346,8 @@ void Engine::update() {
     pipeline_->update_rest();  // before the norm, for which the thread waits until the GPU is through with backward
   const tensor::ExactSum squares = sharded_->gradient_sum_of_squares();
   const bool overflow = squares.non_finite > 0 || !std::isfinite(report_.loss);
-  report_.grad_norm = std::sqrt(squares.value()) / report_.loss_scale;
+  const double rest = average_scale().rest;
+  report_.grad_norm = std::sqrt(squares.value()) * rest / report_.loss_scale;
   if (scaler_) scaler_->update(overflow);
   if (overflow && !scaler_ && !(config_.precision.compute == DType::bf16 && config_.precision.check_grad_overflow))
     fail(ErrorKind::numerics, "a gradient is NaN or infinite at step ", counters_.global_steps + 1,
@@ -350,8 +359,8 @@ void Engine::update() {
   }
   if (!pipeline_->under_way()) {
     optimizer_->begin_step();
-    pipeline_->begin(*optimizer_,
-                     optim::gradient_factor(report_.grad_norm, report_.loss_scale, config_.gradient_clipping));
+    pipeline_->begin(*optimizer_, rest * optim::gradient_factor(report_.grad_norm, report_.loss_scale,
+                                                                config_.gradient_clipping));
   }
   pipeline_->finish();
   finish_step(true);
@@ -365,18 +374,30 @@ void Engine::finish_step(bool applied) {
   counters_.global_samples += train_batch_size();
 }
 
+/// In the global order of micro-batches, so that it does not depend on how many ranks share them.
 double Engine::mean_loss(std::int64_t micro_batches) {
-  return mean_over_ranks(losses_.sum() / static_cast<double>(micro_batches), "loss");
+  return mean_over_ranks(losses_.values(), micro_batches, "loss");
 }
 
-double Engine::mean_over_ranks(double value, const char* what) {
-  if (dist_->world_size() == 1) return value;
-  Tensor x = Tensor::of<double>(*device_, {1}, std::span<const double>(&value, 1));
-  comm::CallOptions options;
-  options.label = what;
-  options.scalar = true;
-  dist_->world().all_reduce(x, comm::ReduceOp::sum, 1.0 / dist_->world_size(), options).wait();
-  return tensor::read_scalar(*device_, x);
+double Engine::mean_over_ranks(const std::vector<double>& mine, std::int64_t count, const char* what) {
+  const auto ranks = static_cast<std::size_t>(data_ranks_.size()), each = mine.size();
+  std::vector<double> all = mine;
+  if (ranks > 1) {
+    const auto elements = static_cast<std::int64_t>(each);
+    const Tensor shard = Tensor::of<double>(*device_, {elements}, mine);
+    const Tensor full =
+        Tensor::empty(*device_, {elements * data_ranks_.size()}, DType::f64, device::Category::workspace);
+    comm::CallOptions options;
+    options.label = what;
+    options.scalar = true;
+    data_ranks_.all_gather({{shard, full}}, options).wait();
+    all.resize(each * ranks);
+    std::memcpy(all.data(), tensor::to_host(*device_, full).raw(), full.bytes());
+  }
+  double sum = 0;
+  for (std::size_t i = 0; i < each; ++i)
+    for (std::size_t rank = 0; rank < ranks; ++rank) sum += all[rank * each + i];
+  return sum / static_cast<double>(count * data_ranks_.size());
 }
 
 const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next) {
@@ -396,7 +417,7 @@ double Engine::eval_batch(const tensor::Batch& batch) {
   } restore{training_, std::exchange(training_, false)};
   const double loss = item(forward(batch));
   require_finite_update();
-  return mean_over_ranks(loss, "evaluation loss");
+  return mean_over_ranks({loss}, 1, "evaluation loss");
 }
 
 double Engine::item(const autograd::Var& loss) { return tensor::read_scalar(loss.tape().device(), loss.value()); }

@@ -15,6 +15,7 @@
 #include "engine/optimizer.h"
 #include "engine/run_ahead.h"
 #include "nn/module.h"
+#include "optim/clipping.h"
 #include "sharding/sharded_model.h"
 
 namespace sherd {
@@ -182,15 +183,18 @@ class Engine {
   void end_or_spoil(const std::function<void()>& body);
   autograd::Var evaluate(const tensor::Batch& batch);
   RandomKey micro_batch_key() const;
+  optim::AverageScale average_scale() const;
   void update();
   double mean_loss(std::int64_t micro_batches);
-  double mean_over_ranks(double value, const char* what);
+  /// Of what each rank has of `count` micro-batches.
+  double mean_over_ranks(const std::vector<double>& mine, std::int64_t count, const char* what);
   void finish_step(bool applied);
   void print_step() const;
   void print_memory() const;
 
   DistributedPtr dist_;
   config::Config config_;
+  comm::Communicator& data_ranks_;  ///< that train on other data than this one
   std::shared_ptr<device::Device> device_;
   std::unique_ptr<tensor::Kernels> kernels_;
   std::shared_ptr<nn::Model> model_;

@@ -7,7 +7,7 @@ namespace sherd::engine {
 void LossReader::add(const tensor::Tensor& loss) {
   require(loss.numel() == 1, "a loss is one number, not a tensor of shape ", loss.shape().str());
   if (device_.kind() != device::Kind::cuda) {
-    sum_ += tensor::scalar_value(loss);
+    values_.push_back(tensor::scalar_value(loss));
     return;
   }
   pending_.push_back(tensor::Tensor::empty(device_, loss.shape(), loss.dtype(), device::Category::workspace,
@@ -16,20 +16,20 @@ void LossReader::add(const tensor::Tensor& loss) {
   arrived_ = device::as_cuda(device_).compute_stream().mark();
 }
 
-double LossReader::sum() {
-  if (pending_.empty()) return sum_;
+const std::vector<double>& LossReader::values() {
+  if (pending_.empty()) return values_;
   device::CudaDevice& gpu = device::as_cuda(device_);
   arrived_.wait(gpu.deadline(), "the forward pass");
   gpu.check();
-  for (const tensor::Tensor& loss : pending_) sum_ += tensor::scalar_value(loss);
+  for (const tensor::Tensor& loss : pending_) values_.push_back(tensor::scalar_value(loss));
   pending_.clear();
-  return sum_;
+  return values_;
 }
 
 void LossReader::clear() {
   pending_.clear();
   arrived_ = {};
-  sum_ = 0;
+  values_.clear();
 }
 
 void RunAhead::begin() {

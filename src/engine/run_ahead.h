@@ -17,18 +17,18 @@ namespace sherd::engine {
 class LossReader {
  public:
   explicit LossReader(device::Device& device) : device_(device) {}
-  /// Takes a loss into the sum; does not wait.
+  /// Takes a loss down; does not wait.
   void add(const tensor::Tensor& loss);
-  /// Of all losses since clear(), in double and in the order of add(). Waits for the last of them, not for
+  /// All losses since clear(), in double and in the order of add(). Waits for the last of them, not for
   /// work that the device was given later. Throws Error{data} for what kernels have found wrong by then.
-  double sum();
+  const std::vector<double>& values();
   void clear();
 
  private:
   device::Device& device_;
   std::vector<tensor::Tensor> pending_;  ///< where the processor reads them, once arrived_ is reached
   device::Mark arrived_;
-  double sum_ = 0;
+  std::vector<double> values_;
 };
 
 /// Holds the rank's thread back where it is so many micro-batches ahead of an accelerator that more of them

@@ -193,7 +193,7 @@ TEST_F(OffloadEquality, ACheckpointMovesBetweenPlacements) {
       auto engine = make_engine(dist, part);
       if (load) engine->load_checkpoint(spec.directory);
       for (int step = from; step < part.steps; ++step)
-        engine->train_batch([&] { return synthetic_batch(engine->device(), 2, 24, 101, step, 0, dist->rank()); });
+        engine->train_batch([&] { return synthetic_batch(engine->device(), 2, 24, 101, step, dist->rank(), 0); });
       if (!load) engine->save_checkpoint(spec.directory);
       RunResult out;
       collect_weights(*engine, out);
@@ -261,7 +261,7 @@ TEST_F(OffloadEquality, AFlippedBitIsSeen) {
   spec.offload_param = spec.offload_optimizer = "nvme";
   spec.offload_param_extra = all_on_nvme;
   const RunResult plain = train_local(spec);
-  spec.nudge_step = 3;
+  spec.nudge_step = spec.steps - 1;
   EXPECT_FALSE(train_local(spec).bits() == plain.bits());
 }
 

@@ -24,7 +24,7 @@ TEST(OffloadReads, WholePagesOfParametersComeWithoutACopy) {
       auto engine = make_engine(dist, spec);
       std::uint64_t whole = 0, rest = 0;
       for (const auto& unit : engine->sharded().units())
-        for (const auto* segment : unit->stored_segments()) {
+        for (const auto* segment : unit->stored_segments(engine->dist().world())) {
           const std::uint64_t bytes = static_cast<std::uint64_t>(segment->layout().shard()) * sizeof(bf16);
           whole += bytes, rest += copied(bytes);
         }

@@ -23,6 +23,9 @@ struct RunSpec {
   int stage = 0;
   int ranks = 2;
   std::string dtype = "bf16";  ///< fp32, bf16 or fp16
+  std::string accumulate_in;   ///< data_types.grad_accum_dtype; empty: its default
+  int shard_size = 0;          ///< parallel.shard_size; 0: all ranks
+  std::string reduction;       ///< parallel.reduction; empty: its default
   int steps = 30;
   int accumulation = 1;
   long bucket = 500'000'000;
@@ -70,6 +73,7 @@ struct RunSpec {
     std::string precision = dtype == "bf16" ? cat(R"("bf16": {"enabled": true)", check_overflow ? "" : R"(, "check_grad_overflow": false)", "},")
                             : dtype == "fp16" ? cat(R"("fp16": {"enabled": true, "initial_scale_power": 8, "loss_scale_window": )",
                                                     loss_scale_window, "},") : "";
+    if (!accumulate_in.empty()) precision += R"("data_types": {"grad_accum_dtype": ")" + accumulate_in + R"("},)";
     return "{" + precision + R"("train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" + str(accumulation) +
            R"(, "gradient_clipping": )" + str(clipping) +
            R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0.1, "betas": [0.9, 0.95]}},)" +
@@ -90,7 +94,8 @@ struct RunSpec {
            flag(tied) + "}," + R"("training": {"steps": )" + str(steps) + R"(, "seed": 7, "recompute": ")" + recompute +
            (split_masters ? "\"" : R"(", "split_masters": false)") +
            (moments == "fp32" ? "" : R"(, "moments_dtype": ")" + moments + "\"") +
-           R"(}, "parallel": {"timeout_seconds": 60}, "device": {"type": ")" + device + R"(", "threads_per_rank": )" + str(threads) +
+           R"(}, "parallel": {"timeout_seconds": 60)" + (shard_size > 0 ? R"(, "shard_size": )" + str(shard_size) : "") +
+           (reduction.empty() ? "" : R"(, "reduction": ")" + reduction + "\"") + R"(}, "device": {"type": ")" + device + R"(", "threads_per_rank": )" + str(threads) +
            (bind_cores ? R"(, "bind_cores": true)" : "") + (graphs ? R"(, "cuda_graphs": true)" : "") + (device_limit > 0 ? R"(, "device_memory_limit": )" + str(device_limit) : "") + "}}";
   }
 };
@@ -147,7 +152,6 @@ inline tensor::Batch synthetic_batch(device::Device& device, std::int64_t rows, 
 /// Whole fp32 weights and compute parameters of every parameter, on every rank. Collective.
 inline void collect_weights(Engine& engine, RunResult& out) {
   using tensor::Tensor;
-  auto& world = engine.dist().world();
   for (const auto& unit : engine.sharded().units()) {
     for (const auto& segment : unit->segments()) {
       const auto& layout = segment->layout();
@@ -162,8 +166,7 @@ inline void collect_weights(Engine& engine, RunResult& out) {
                                                                                         {parameters, &out.parameters}};
       for (const auto& [shard, to] : kinds) {
         Tensor full = in_host(layout.padded(), shard.dtype());
-        if (world.size() == 1) full = shard;
-        else world.all_gather({{shard, full}}).wait();
+        segment->groups().shard->all_gather({{shard, full}}).wait();
         for (std::size_t i = 0; i < layout.parameters().size(); ++i) {
           const Tensor part = full.range(layout.offset(i), layout.offset(i) + layout.parameters()[i]->numel());
           (*to)[layout.parameters()[i]->name].assign(part.raw(), part.raw() + part.bytes());
@@ -195,18 +198,21 @@ inline std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& s
   return std::make_unique<Engine>(std::move(dist), model, config, gpu, std::make_unique<testing::LazyKernels>(*gpu));
 }
 
-/// The run of one rank; every rank returns the same result but for its own counters.
-inline RunResult train(const DistributedPtr& dist, const RunSpec& spec) {
+/// The run of one rank; every rank returns the same result but for its own counters. `from`: the step to begin with, out of
+/// a checkpoint of the run before it, and `last`, whose state is then saved; 0 and 0: none, and none is.
+inline RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from = 0, int last = 0) {
   RunResult out;
   auto engine = make_engine(dist, spec);
+  if (from > 0) engine->load_checkpoint(spec.directory);
   for (int tier = 0; tier < device::tier_count; ++tier)
     for (const auto category : {device::Category::parameters, device::Category::gradients, device::Category::optimizer})
       out.state_bytes[tier] += engine->device().ledger().current(static_cast<device::Tier>(tier), category);
-  for (int step = 0; step < spec.steps; ++step) {
+  for (int step = from; step < (last > 0 ? last : spec.steps); ++step) {
     if (step == spec.nudge_step) nudge(*engine);
     int micro = 0;
     const auto& report = engine->train_batch([&] {
-      return synthetic_batch(engine->device(), 2, 24, 101, step, micro++, dist->rank());
+      // By the global index of the micro-batch, so that every number of ranks sees the same data.
+      return synthetic_batch(engine->device(), 2, 24, 101, step, micro++ * dist->world_size() + dist->rank(), 0);
     });
     out.losses.push_back(report.loss);
     out.norms.push_back(report.grad_norm);
@@ -221,6 +227,7 @@ inline RunResult train(const DistributedPtr& dist, const RunSpec& spec) {
       engine->load_checkpoint(spec.directory);
     }
   }
+  if (last > 0) engine->save_checkpoint(spec.directory);
   collect_weights(*engine, out);
   out.residency = engine->sharded().residency_stats();
   out.reducer = engine->sharded().reducer_stats();
@@ -233,11 +240,11 @@ inline RunResult train(const DistributedPtr& dist, const RunSpec& spec) {
 }
 
 /// The run on local ranks: rank 0's result, after checking that all ranks agree.
-inline RunResult train_local(const RunSpec& spec) {
+inline RunResult train_local(const RunSpec& spec, int from = 0, int last = 0) {
   std::vector<RunResult> results(static_cast<std::size_t>(spec.ranks));
   comm::CommOptions options;
   options.timeout_seconds = 60;
-  launch_ranks(spec.ranks, [&](DistributedPtr dist) { results[static_cast<std::size_t>(dist->rank())] = train(dist, spec); },
+  launch_ranks(spec.ranks, [&](DistributedPtr dist) { results[static_cast<std::size_t>(dist->rank())] = train(dist, spec, from, last); },
                options);
   for (const RunResult& result : results)
     require(result.bits() == results[0].bits(), "ranks of one run disagree");

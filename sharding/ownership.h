@@ -1,0 +1,37 @@
+#pragma once
+
+#include <vector>
+
+#include "nn/module.h"
+
+namespace sherd::sharding {
+
+using autograd::ParameterPtr;
+
+/// A block (or the root) with the parameters that it is the first to declare, and those that it borrows.
+struct BlockParameters {
+  nn::Module* block;
+  std::vector<ParameterPtr> owned;
+  /// Of other blocks: which one (an index of the list) stores them.
+  std::vector<std::size_t> lenders;
+};
+
+/// Parameter ownership: every parameter of the model belongs to the innermost block around the place where it
+/// is declared first. In the order of declaration, the root first.
+std::vector<BlockParameters> assign_parameters(nn::Module& model);
+
+/// Holds every parameter of the model: two that store one parameter would overwrite each other's.
+class Claim {
+ public:
+  /// Throws Error{usage}, and holds nothing, where somebody else holds one of them.
+  explicit Claim(const nn::Module* model);
+  ~Claim() { release(); }
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+
+ private:
+  void release();
+  std::vector<ParameterPtr> held_;
+};
+
+}  // namespace sherd::sharding

@@ -175,7 +175,7 @@ def save(path, tensors):
     header, blobs, offset = {}, [], 0
     for name, array in tensors.items():
         data = np.ascontiguousarray(array).tobytes()
-        header[name] = {"dtype": {"float32": "F32", "int32": "I32"}[str(array.dtype)], "shape": list(array.shape),
+        header[name] = {"dtype": {"float32": "F32", "float64": "F64", "int32": "I32"}[str(array.dtype)], "shape": list(array.shape),
                         "data_offsets": [offset, offset + len(data)]}
         blobs.append(data)
         offset += len(data)

@@ -160,8 +160,9 @@ inline void collect_weights(Engine& engine, RunResult& out) {
       };
       const Tensor masters = in_host(layout.shard(), DType::f32);
       const Tensor parameters = in_host(layout.shard(), segment->parameters().dtype());
-      segment->read_masters(segment->own_begin(), masters);
       segment->parameters().read(segment->own_begin(), parameters).wait();
+      if (segment->key().trainable) segment->read_masters(segment->own_begin(), masters);
+      else engine.kernels().copy(parameters, masters);  // frozen: no other weights
       const std::pair<Tensor, std::map<std::string, std::vector<std::byte>>*> kinds[] = {{masters, &out.masters},
                                                                                         {parameters, &out.parameters}};
       for (const auto& [shard, to] : kinds) {

@@ -27,10 +27,11 @@ struct ReferenceTensor {
   }
 };
 
-/// Reads the safetensors files that scripts/make_reference.py writes (fp32 and int32, no metadata).
+/// Reads the safetensors files that scripts/make_reference.py and make_engine_reference.py write (fp32, fp64
+/// and int32, no metadata).
 inline std::map<std::string, ReferenceTensor> read_reference(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  require(file.is_open(), "cannot open ", path, ": scripts/make_reference.py makes it");
+  require(file.is_open(), "cannot open ", path, ": a script in scripts/ makes it");
   const std::string content{std::istreambuf_iterator<char>(file), {}};
   std::uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, content.data(), 8);
@@ -52,7 +53,8 @@ inline std::map<std::string, ReferenceTensor> read_reference(const std::string& 
   while (header.find('"', at) != std::string::npos) {
     const std::string name = between("\"", "\":{");
     ReferenceTensor tensor;
-    tensor.dtype = between("\"dtype\":\"", "\"") == "I32" ? DType::i32 : DType::f32;
+    const std::string dtype = between("\"dtype\":\"", "\"");
+    tensor.dtype = dtype == "I32" ? DType::i32 : dtype == "F64" ? DType::f64 : DType::f32;
     const std::vector<std::int64_t> dims = numbers(between("\"shape\":[", "]"));
     tensor.shape = tensor::Shape(std::span<const std::int64_t>(dims));
     const std::vector<std::int64_t> range = numbers(between("\"data_offsets\":[", "]}"));

@@ -290,7 +290,7 @@ SCALINGS = [
     (dict(initial_scale_power=5, loss_scale_window=1, hysteresis=1), []),
     (dict(initial_scale_power=11, loss_scale_window=1000, hysteresis=2), [0, 1, 2, 4]),
     (dict(initial_scale_power=10, loss_scale_window=2, hysteresis=2, consecutive_hysteresis=True), [1, 3, 4]),
-    (dict(initial_scale_power=10, loss_scale_window=2, hysteresis=2, consecutive_hysteresis=False), [1, 3, 4]),
+    (dict(initial_scale_power=10, loss_scale_window=2, hysteresis=2, consecutive_hysteresis=False), [0, 4, 5]),
     (dict(initial_scale_power=10, loss_scale_window=2, hysteresis=1, min_loss_scale=300), [1, 2]),
     (dict(loss_scale=192), [3]),
 ]

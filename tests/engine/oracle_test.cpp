@@ -86,6 +86,7 @@ class Replayed : public nn::Model {
     left_ = block("left", hidden, hidden);
     right_ = block("right", hidden, hidden, tied_to(left_->weight()));
     if (run.unused != "none") extra_ = block("extra", hidden, hidden);
+    if (extra_ && run.tied) extra_->mark_block(false);  // left out of a unit that is in use
     head_ = add("head", std::make_shared<nn::Linear>(hidden, vocab, tied_to(embed_->weight())));
   }
 

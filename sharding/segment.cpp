@@ -71,15 +71,24 @@ StateBuffer Segment::make(const StateSources& sources, Category category, const 
 }
 
 namespace {
+/// Elements from local index `first` on, a run of the logical tensor at a time.
 void draw(const autograd::Parameter& parameter, const Tensor& values, std::int64_t first, std::uint64_t seed,
           tensor::Kernels& kernels) {
-  const RandomKey key{seed, stable_hash(parameter.name)};
+  const autograd::Init& init = parameter.init;
   using Kind = autograd::Init::Kind;
-  switch (parameter.init.kind) {
-    case Kind::constant: return kernels.fill(values, parameter.init.a);
-    case Kind::normal: return kernels.fill_normal(values, key, first, parameter.init.a, parameter.init.b);
-    case Kind::uniform: return kernels.fill_uniform(values, key, first, parameter.init.a, parameter.init.b);
-  }
+  if (init.kind == Kind::constant) return kernels.fill(values, init.a);
+  const tensor::Slice slice = parameter.logical_slice();
+  require(slice.shape() == parameter.shape, "parameter '", parameter.name, "' has the shape ",
+          parameter.shape.str(), ", and its slice is ", slice.str());
+  const RandomKey key{seed, stable_hash(parameter.name)};
+  slice.for_each_run(first, first + values.numel(),
+                     [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
+                       const Tensor run = values.range(local - first, local - first + count);
+                       if (init.kind == Kind::normal)
+                         kernels.fill_normal(run, key, logical, init.a, init.b);
+                       else
+                         kernels.fill_uniform(run, key, logical, init.a, init.b);
+                     });
 }
 }  // namespace
 

@@ -2,13 +2,15 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "tensor/slice.h"
 #include "tensor/tensor.h"
 
 namespace sherd::autograd {
 
-/// How a parameter's first value is drawn: a function of seed, name and global index alone.
+/// How a parameter's first value is drawn: a function of seed, name and logical index alone.
 struct Init {
   enum class Kind : std::uint8_t { constant, normal, uniform };
   Kind kind = Kind::constant;
@@ -27,8 +29,11 @@ struct Init {
 /// parameter's unit (sharding/unit.h); `grad` only while the unit collects gradients. Touched by the owning rank's
 /// thread alone, but for `stored`.
 struct Parameter {
-  std::string name;  ///< full dotted path, given by Module::assign_names
-  tensor::Shape shape;
+  std::string name;     ///< full dotted path, given by Module::assign_names
+  tensor::Shape shape;  ///< of what this rank's layers compute with
+  /// Which part of the logical tensor that is, where model-parallel ranks hold one each; not set: all of it.
+  /// Initial values and checkpoints go by logical indices.
+  std::optional<tensor::Slice> slice;
   Init init;
   bool trainable = true;
   bool decay = true;  ///< weight decay applies (modules switch it off for biases and norms)
@@ -39,6 +44,7 @@ struct Parameter {
   std::atomic<bool> stored = false;  ///< somebody shards it; from any thread (sharding/sharded_model.h)
 
   std::int64_t numel() const { return shape.numel(); }
+  tensor::Slice logical_slice() const { return slice ? *slice : tensor::Slice::whole(shape); }
 };
 using ParameterPtr = std::shared_ptr<Parameter>;
 

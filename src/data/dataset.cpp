@@ -112,6 +112,7 @@ SampleLoader::SampleLoader(std::shared_ptr<const Dataset> dataset, LoaderRank ra
       options.drop_last ? size / global_batch() * global_batch() : (size + world - 1) / world * world;
   require(epoch_samples_ > 0, "drop_last leaves nothing: the dataset has ", counted(size, "sample"),
           ", a batch over ", counted(world, "rank"), " takes ", global_batch());
+  set_epoch_samples(epoch_samples_);
 }
 
 std::int64_t SampleLoader::index_at(std::int64_t epoch, std::int64_t place) {
@@ -127,17 +128,18 @@ std::int64_t SampleLoader::index_at(std::int64_t epoch, std::int64_t place) {
 }
 
 tensor::Batch SampleLoader::next() {
+  // Only a seek, of a run with another batch, leaves less than a batch where each has to be whole, or a
+  // number that the ranks do not divide.
+  if (options_.drop_last && epoch_samples_ - position() % epoch_samples_ < global_batch())
+    advance(epoch_samples_ - position() % epoch_samples_);
   const std::int64_t epoch = position() / epoch_samples_, begin = position() % epoch_samples_;
-  const std::int64_t total = std::min(global_batch(), epoch_samples_ - begin);
-  // Whole batches divide by the ranks, and so does an epoch: what is left divides too, unless a seek came
-  // between.
-  require(total % rank().world == 0, "position ", position(), " splits a sample row of the ", rank().world,
-          " ranks; resume with the same number of ranks");
-  const std::int64_t count = total / rank().world, first = begin + rank().rank * count;
+  const std::int64_t left = epoch_samples_ - begin, world = rank().world;
+  const std::int64_t count = std::min(rank().micro_batch, (left + world - 1) / world);
+  const std::int64_t first = begin + rank().rank * count;
   std::vector<tensor::Batch> samples;
   for (std::int64_t i = 0; i < count; ++i) samples.push_back(dataset_->get(index_at(epoch, first + i)));
   tensor::Batch batch = collate(samples, device_);
-  advance(total);
+  advance(std::min(left, count * world));
   return batch;
 }
 

@@ -12,6 +12,15 @@ void LoaderPosition::set(std::int64_t samples) {
   samples_ = samples;
 }
 
+void LoaderPosition::set(std::int64_t samples, std::int64_t epoch_samples) {
+  set(samples);
+  if (epoch_samples <= 0 || epoch_samples_ <= 0 || epoch_samples == epoch_samples_) return;
+  const std::int64_t epoch = samples / epoch_samples, place = samples % epoch_samples;
+  require(epoch < most / epoch_samples_, "a loader cannot go to epoch ", epoch, " of ", epoch_samples_,
+          " samples");
+  set(epoch * epoch_samples_ + std::min(place, epoch_samples_));
+}
+
 Loader::Loader(LoaderRank rank) : rank_(rank) {
   require(rank.micro_batch > 0, "a micro-batch of ", rank.micro_batch, " samples");
   require(rank.world > 0 && rank.rank >= 0 && rank.rank < rank.world, "rank ", rank.rank, " of ", rank.world);

@@ -27,8 +27,16 @@ class LoaderPosition {
   /// Throws Error{usage} for a position outside [0, most].
   void set(std::int64_t samples);
 
+  /// Samples of one pass where that depends on the number of ranks, which round it; else 0.
+  std::int64_t epoch_samples() const { return epoch_samples_; }
+  /// Of the loader, once.
+  void set_epoch_samples(std::int64_t samples) { epoch_samples_ = samples; }
+  /// Goes to the same epoch, and as far into it, as `samples` were where an epoch had `epoch_samples`. Beyond
+  /// the end of an epoch here is the beginning of the next. Throws as set() does.
+  void set(std::int64_t samples, std::int64_t epoch_samples);
+
  private:
-  std::int64_t samples_ = 0;
+  std::int64_t samples_ = 0, epoch_samples_ = 0;
 };
 
 /// Gives one rank its micro-batches. All ranks walk one global order of samples: batch k of a run is the next
@@ -83,6 +91,7 @@ class Loader {
   const LoaderRank& rank() const { return rank_; }
   /// Samples of one batch over all ranks.
   std::int64_t global_batch() const { return rank_.micro_batch * rank_.world; }
+  void set_epoch_samples(std::int64_t samples) { position_->set_epoch_samples(samples); }
   void advance(std::int64_t samples) { seek(position() + samples); }
 
  private:

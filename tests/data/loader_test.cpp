@@ -216,6 +216,44 @@ TEST_F(SampleLoading, ShufflesEveryEpochAnew) {
   EXPECT_EQ(values(resumed.next().at("y")), second);
 }
 
+/// As after going on with another number of ranks.
+TEST_F(SampleLoading, GoesOnFromAnyPosition) {
+  const auto from = [&](std::int64_t position, int world, bool drop_last) {
+    std::vector<std::vector<std::int32_t>> out;
+    for (int rank = 0; rank < world; ++rank) {
+      SampleLoader loader(numbers(14), {2, rank, world}, {.shuffle = false, .drop_last = drop_last},
+                          *device_);
+      loader.seek(position);
+      auto& seen = out.emplace_back();
+      for (int i = 0; i < 2; ++i)
+        for (const std::int32_t y : values(loader.next().at("y"))) seen.push_back(y);
+    }
+    return out;
+  };
+  using Ranks = std::vector<std::vector<std::int32_t>>;
+  // An epoch of three ranks has 15 samples, and begins anew after what is left of it.
+  EXPECT_EQ(from(8, 3, false), (Ranks{{8, 9, 0}, {10, 11, 1}, {12, 13, 2}}));
+  EXPECT_EQ(from(11, 3, false), (Ranks{{11, 12, 0, 1}, {13, 0, 2, 3}, {1, 2, 4, 5}}));
+  EXPECT_EQ(from(10, 2, false), (Ranks{{10, 11, 0, 1}, {12, 13, 2, 3}}));
+  // With drop_last one of two ranks has 12: what does not fill a batch is left out.
+  EXPECT_EQ(from(6, 2, true), (Ranks{{6, 7, 0, 1}, {8, 9, 2, 3}}));
+}
+
+TEST_F(SampleLoading, APositionOfOtherRanksIsThePlaceInTheEpoch) {
+  SampleLoader loader(numbers(14), {2, 0, 3}, {.shuffle = false}, *device_);  // 15 samples an epoch
+  LoaderPosition& position = *loader.shared_position();
+  EXPECT_EQ(position.epoch_samples(), 15);
+  const auto set = [&](std::int64_t samples, std::int64_t epoch) {
+    position.set(samples, epoch);
+    return loader.position();
+  };
+  EXPECT_EQ(set(2 * 14 + 6, 14), 2 * 15 + 6);
+  EXPECT_EQ(set(2 * 16 + 15, 16), 3 * 15) << "beyond the end here: the next epoch's beginning";
+  EXPECT_EQ(set(47, 15), 47);
+  EXPECT_EQ(set(47, 0), 47) << "nothing is known of the epochs there";
+  expect_error(ErrorKind::usage, "cannot go to", [&] { set(LoaderPosition::most, 1); });
+}
+
 TEST_F(SampleLoading, TakesAFunction) {
   const auto squares = make_dataset(6, [&](std::int64_t i) {
     const std::vector<float> value{static_cast<float>(i * i)};

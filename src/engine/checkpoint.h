@@ -9,6 +9,7 @@
 #include "engine/manifest.h"
 #include "sharding/sharded_model.h"
 #include "tensor/kernels.h"
+#include "tensor/slice.h"
 
 namespace sherd::engine {
 
@@ -16,10 +17,10 @@ namespace sherd::engine {
 /// DIR/latest holds no name.
 std::filesystem::path checkpoint_folder(const std::filesystem::path& directory, const std::string& tag = "");
 
-/// Reads ranges of parameters out of a checkpoint's files, however they were cut.
+/// Reads slices of parameters out of a checkpoint's files, however they were cut and by however many ranks.
 class CheckpointReader {
  public:
-  /// Reads and checks the manifest and opens all files, which must be of one act of saving. Throws
+  /// Reads and checks the manifest and the heads of all files, which must be of one act of saving. Throws
   /// Error{data} or Error{io} naming the file.
   explicit CheckpointReader(std::filesystem::path folder);
   ~CheckpointReader();
@@ -29,13 +30,18 @@ class CheckpointReader {
   const std::filesystem::path& folder() const;
   /// Compares one file's bytes with the manifest's checksum. Throws Error{data}.
   void verify(const std::string& file) const;
-  /// Throws Error{data} unless elements [begin, end) of KIND.PARAMETER are there, in `dtype`.
-  void require_state(const std::string& kind, const std::string& parameter, std::int64_t begin,
-                     std::int64_t end, DType dtype) const;
-  /// Elements [begin, begin + to.numel()) of KIND.PARAMETER into `to`. Throws Error{data} when any of them is
-  /// missing or the dtype differs.
-  void read(const std::string& kind, const std::string& parameter, std::int64_t begin,
-            const tensor::Tensor& to) const;
+  /// verify() for what `rank` of `ranks` is to verify of the ranks' files, so that together they verify each
+  /// of them once.
+  void verify_share(int rank, int ranks) const;
+  /// Throws Error{data} unless local elements [begin, end) of `slice` of KIND.PARAMETER are there, in
+  /// `dtype`.
+  void require_state(const std::string& kind, const std::string& parameter, const tensor::Slice& slice,
+                     std::int64_t begin, std::int64_t end, DType dtype) const;
+  /// Local elements [begin, begin + to.numel()) of `slice` of KIND.PARAMETER into `to`, memory of the
+  /// processor. Of the files, those that hold them are read. Throws Error{data} when any of them is missing
+  /// or the dtype differs.
+  void read(const std::string& kind, const std::string& parameter, const tensor::Slice& slice,
+            std::int64_t begin, const tensor::Tensor& to) const;
 
  private:
   struct Content;

@@ -149,9 +149,10 @@ class Engine {
   /// What fails on one rank is thrown on all, and they can go on. Collective.
   void save_checkpoint(const std::string& directory, const std::string& tag = "", const engine::ClientState& client = {});
   /// Restores everything from DIR/TAG (default: what DIR/latest names), the training loader's position too,
-  /// and returns what the caller had saved. Throws Error{data} or Error{io} naming file and cause, also for
-  /// training data of another tokenizer; a world of another size is Error{config}. Other settings that change
-  /// what is trained (another dataset, seed or optimizer) are a line each in rank 0's log. Collective.
+  /// and returns what the caller had saved. Any number of ranks, stage and placement loads what any others
+  /// saved. Throws Error{data} or Error{io} naming file and cause, also for training data of another
+  /// tokenizer. Other settings that change what is trained (another dataset, seed, batch size or number of
+  /// ranks) are a line each in rank 0's log. Collective.
   engine::ClientState load_checkpoint(const std::string& directory, const std::string& tag = "");
 
   // ---- parts ----

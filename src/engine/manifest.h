@@ -27,6 +27,7 @@ inline constexpr const char* tokenizer_file = "tokenizer.model";
 struct DataRecord {
   /// Of the training loader (LoaderPosition); none: the engine knew of no loader.
   std::optional<std::int64_t> position;
+  std::int64_t epoch_samples = 0;  ///< as LoaderPosition::epoch_samples()
   std::string tokenizer;        ///< "byte", or "spm:MODEL" by its path in that run; empty: unknown
   std::int64_t vocab_size = 0;  ///< of the token data, as are all that follow; 0: unknown
   std::int64_t tokens = 0, sequences = 0;
@@ -37,7 +38,10 @@ struct DataRecord {
 
 /// Everything of a checkpoint but its tensors.
 struct Manifest {
-  int world_size = 0;
+  int format = 3;      ///< of the files, as they were read; what is written has the newest
+  int world_size = 0;  ///< number of ranks that saved, each of which wrote a file
+  /// The sizes of the layout that they formed, by axis ("data", …); empty in formats before 3.
+  std::map<std::string, std::int64_t> grid;
   std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
   std::int64_t optimizer_steps = 0;
   std::string save_id;       ///< of the act of saving; empty in checkpoints of format 1
@@ -47,13 +51,13 @@ struct Manifest {
   std::string config;  ///< config::dump of the run
   ClientState client;
   DataRecord data;
-  std::map<std::string, std::vector<std::int64_t>> shapes;  ///< of every parameter, by name
+  std::map<std::string, std::vector<std::int64_t>> shapes;  ///< logical, of every parameter, by name
   std::map<std::string, FileChecksum> files;
 
   /// In the newest format, with its checksum. Throws Error{usage} where a string is not UTF-8.
   std::string to_json() const;
-  /// Reads this format and the one before, which had no checksum. Throws Error{data} naming `path` where the
-  /// text is not as it was written, or holds a value that no run can have.
+  /// Reads this format and those before, of which the first had no checksum. Throws Error{data} naming `path`
+  /// where the text is not as it was written, or holds a value that no run can have.
   static Manifest from_json(const std::string& text, const std::filesystem::path& path);
 };
 

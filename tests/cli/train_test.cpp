@@ -304,12 +304,15 @@ TEST_F(Train, AnUnusableSaveDirIsFoundBeforeTheFirstStep) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "m.jsonl"));
 }
 
-TEST_F(Train, AnotherWorldSizeOnResumeIsRefused) {
+TEST_F(Train, AnotherNumberOfRanksGoesOn) {
   ASSERT_EQ(sherd(train({"--ranks", "2", "--steps", "1"})).code, 0);
-  const Outcome got = sherd(train({"--ranks", "4", "--resume"}));
-  EXPECT_EQ(got.code, 1);
-  EXPECT_EQ(count(got.err, "error: "), 1u) << got.err;
-  EXPECT_THAT(got.err, HasSubstr("start with --ranks 2"));
+  for (const char* ranks : {"4", "1"}) {
+    const Outcome got =
+        sherd(train({"--ranks", ranks, "--resume", "--steps", ranks == std::string("4") ? "2" : "3"}));
+    EXPECT_EQ(got.code, 0) << got.err;
+    EXPECT_THAT(got.err, HasSubstr(cat("and it goes on with ", ranks)));
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / "global_step3"));
 }
 
 TEST_F(Train, AnotherModelOnResumeIsRefusedByItsKeysAndShapes) {

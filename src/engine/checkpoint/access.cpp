@@ -23,6 +23,7 @@ namespace sherd::engine {
 Manifest CheckpointAccess::describe(const Engine& engine, const ClientState& client) {
   Manifest out;
   out.world_size = engine.dist_->world_size();
+  out.grid = {{"data", out.world_size}};
   out.micro_steps = engine.counters_.micro_steps;
   out.global_steps = engine.counters_.global_steps;
   out.global_samples = engine.counters_.global_samples;
@@ -35,11 +36,11 @@ Manifest CheckpointAccess::describe(const Engine& engine, const ClientState& cli
   out.config = config::dump(engine.config_);
   out.client = client;
   if (engine.training_tokens_) out.data = DataRecord::of(*engine.training_tokens_);
-  if (engine.data_position_) out.data.position = engine.data_position_->samples();
-  for (const nn::ParameterPtr& parameter : engine.model_->parameters()) {
-    const auto dims = parameter->shape.dims();
-    out.shapes[parameter->name] = {dims.begin(), dims.end()};
+  if (engine.data_position_) {
+    out.data.position = engine.data_position_->samples();
+    out.data.epoch_samples = engine.data_position_->epoch_samples();
   }
+  out.shapes = shapes_of(*engine.model_);
   return out;
 }
 
@@ -122,14 +123,6 @@ void CheckpointAccess::save(Engine& engine, const std::string& directory, const 
 
 namespace {
 
-void check_world(const CheckpointReader& reader, int world_size) {
-  const int saved = reader.manifest().world_size;
-  if (saved != world_size)
-    fail(ErrorKind::config, "checkpoint ", reader.folder().string(), " was written by ",
-         counted(saved, "rank"), " and cannot be resumed by ", world_size, ": start with --ranks ", saved,
-         " (resuming at another world size is not in this build)");
-}
-
 /// Where the data's own tokenizer model is gone, the checkpoint's copy is what later checkpoints hold.
 void keep_tokenizer(const CheckpointReader& reader, std::shared_ptr<const TokenData>& tokens) {
   if (!tokens || !tokens->tokenizer_model.empty() || !reader.manifest().files.contains(tokenizer_file))
@@ -160,14 +153,23 @@ void CheckpointAccess::restore_counters(Engine& engine, const Manifest& manifest
 }
 
 void CheckpointAccess::restore_data(Engine& engine, const CheckpointReader& reader) {
-  const std::optional<std::int64_t>& position = reader.manifest().data.position;
-  if (engine.data_position_ && position) engine.data_position_->set(*position);
+  const DataRecord& data = reader.manifest().data;
+  const std::optional<std::int64_t>& position = data.position;
+  if (engine.data_position_ && position) engine.data_position_->set(*position, data.epoch_samples);
   if (engine.dist_->rank() != 0) return;
   if (engine.data_position_ && !position)
     log_warning("checkpoint ", reader.folder().string(),
                 " does not say where in the data it stopped: the loader stays at "
                 "sample ",
                 engine.data_position_->samples());
+  if (const int saved = reader.manifest().world_size; saved != engine.dist_->world_size())
+    log_info("resuming ", reader.folder().string(), ": ", counted(saved, "rank"),
+             " wrote it, and it goes on with ", engine.dist_->world_size());
+  const std::int64_t batch = engine.train_batch_size();
+  if (engine.data_position_ && position && engine.data_position_->samples() % batch != 0)
+    log_info("resuming ", reader.folder().string(), ": the data go on at sample ",
+             engine.data_position_->samples(), ", which is no multiple of train_batch_size (", batch,
+             "): steps begin at other samples than in a run with that size from the start");
   for (const std::string& change : changes_since(reader, engine.config_, engine.training_tokens_.get()))
     log_info("resuming ", reader.folder().string(), ": ", change);
 }
@@ -182,18 +184,16 @@ void CheckpointAccess::forget_findings(Engine& engine) {
   engine.optimizer_->finite();
 }
 
-/// The checkpoint, looked at by all ranks: each verifies its own file, so that together they have verified
-/// all.
+/// The checkpoint, looked at by all ranks: each verifies its share of the files.
 CheckpointReader CheckpointAccess::open(Engine& engine, const std::string& directory,
                                         const std::string& tag) {
   std::optional<CheckpointReader> reader;
   const auto read = gather_results(*engine.dist_, "checkpoint opened", [&] {
     reader.emplace(checkpoint_folder(directory, tag));
-    check_world(*reader, engine.dist_->world_size());
     if (engine.training_tokens_) require_same_tokenizer(*reader, *engine.training_tokens_);
     require_same_model(*reader, *engine.model_, &engine.config_);
     require_states(*reader, engine.sharded(), engine.optimizer_->moment_names());
-    reader->verify(rank_file(engine.dist_->rank()));
+    reader->verify_share(engine.dist_->rank(), engine.dist_->world_size());
     return stable_hash(reader->manifest().to_json());
   });
   const auto other =

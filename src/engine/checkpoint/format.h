@@ -1,6 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
+
+#include "engine/manifest.h"
+#include "tensor/slice.h"
 
 namespace sherd::engine {
 
@@ -16,15 +20,39 @@ namespace sherd::engine {
 // One act of saving writes its own random "save" into the manifest and the metadata of all files, so that
 // files of different ones are not taken for one checkpoint.
 //
-// Tensors carry parameter names and offsets, never offsets within units: "fp32.NAME" holds elements
-// [b, b + n) of the master weights of parameter NAME, and the metadata entry of that tensor's name is b;
-// likewise each of the optimizer's moments ("exp_avg.NAME", …) and "frozen.NAME" for parameters that do not
-// train. So a reader can put any range of any parameter together, whatever the sharding was.
+// A tensor of a rank's file is called KIND.PARAMETER: "fp32.NAME" for the master weights of parameter NAME,
+// likewise each of the optimizer's moments ("exp_avg.NAME", …), and "frozen.NAME" for parameters that do not
+// train. It is flat, and the metadata entry of its name says which elements it holds (PieceRecord): a run of
+// local elements of a slice of the logical tensor. Units, ranks and offsets within segments appear nowhere,
+// so a reader can put any slice of any parameter together, whatever the sharding and the layout were.
+// Together the files hold every element; where two hold the same one they agree.
+//
+// Formats before (the manifest's "format"): in sherd-checkpoint-2 the metadata entry is a number alone, the
+// first element, and all slices are whole; sherd-checkpoint-1 has neither checksum of the manifest nor
+// "save".
 
 /// Name in the folder of a checkpoint: "rank_00007.safetensors".
 std::string rank_file(int rank);
 
 /// Key in the metadata of a rank's file of the act of saving.
 inline constexpr const char* save_id_key = "sherd.save";
+
+/// The formats that a manifest can name; the newest is written.
+inline constexpr int newest_format = 3, first_sealed_format = 2, first_sliced_format = 3;
+
+/// Which elements of a parameter a tensor of a file holds: local elements [elements.begin, elements.end) of
+/// `slice`.
+struct PieceRecord {
+  tensor::Slice slice;
+  tensor::Range elements;
+
+  /// {"shape": [8, 6], "slice": [[[0, 2], [4, 6]], [[0, 6]]], "begin": 12}: the logical shape, the blocks of
+  /// each dimension, the first element.
+  std::string to_json() const;
+  /// Reads what a file of `manifest` says of `numel` elements of `parameter`. Throws Error{data} saying what
+  /// is wrong.
+  static PieceRecord parse(const std::string& text, const Manifest& manifest, const std::string& parameter,
+                           std::int64_t numel);
+};
 
 }  // namespace sherd::engine

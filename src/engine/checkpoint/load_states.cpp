@@ -12,21 +12,23 @@ void require_states(const CheckpointReader& reader, const sharding::ShardedModel
                     const std::vector<std::string>& moment_names) {
   for_each_piece(model, moment_names, Extent::read,
                  [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
-                   reader.require_state(state.kind, parameter.name, piece.parameter_begin,
-                                        piece.parameter_begin + piece.count, state.dtype);
+                   reader.require_state(state.kind, parameter.name, parameter.logical_slice(),
+                                        piece.parameter_begin, piece.parameter_begin + piece.count,
+                                        state.dtype);
                  });
 }
 
 void read_states(const CheckpointReader& reader, const sharding::ShardedModel& model,
                  const std::vector<std::string>& moment_names, device::Device& device) {
-  for_each_piece(model, moment_names, Extent::read,
-                 [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
-                   in_chunks(
-                       device, state.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
-                         reader.read(state.kind, parameter.name, piece.parameter_begin + done, elements);
-                         state.write(piece.flat_begin + done, elements);
-                       });
-                 });
+  for_each_piece(
+      model, moment_names, Extent::read,
+      [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
+        const tensor::Slice slice = parameter.logical_slice();
+        in_chunks(device, state.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
+          reader.read(state.kind, parameter.name, slice, piece.parameter_begin + done, elements);
+          state.write(piece.flat_begin + done, elements);
+        });
+      });
 }
 
 void publish_all(sharding::ShardedModel& model) {

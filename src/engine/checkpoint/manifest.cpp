@@ -16,8 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* format_name = "sherd-checkpoint-2";
-constexpr const char* unsealed_format_name = "sherd-checkpoint-1";  ///< without checksum and "save"
+constexpr std::string_view format_prefix = "sherd-checkpoint-";
 
 /// Every whole number up to here is a double of its own; no run counts so far.
 constexpr std::int64_t most = std::int64_t{1} << 53;
@@ -134,6 +133,7 @@ void read_data(const json& root, DataRecord& out) {
     return data.contains(key) ? number_of(data[key], cat("data.", key), 0, largest) : 0;
   };
   if (data.contains("position")) out.position = count("position", data::LoaderPosition::most);
+  out.epoch_samples = count("epoch_samples", data::LoaderPosition::most);
   if (data.contains("tokenizer")) out.tokenizer = text_of(data, "tokenizer");
   out.vocab_size = count("vocab_size", most);
   out.tokens = count("tokens", most);
@@ -166,15 +166,16 @@ Manifest parse(const std::string& text) {
   const json root = json::parse(text);
   if (!root.is_object()) fail(ErrorKind::data, "it is not an object");
   const std::string format = text_of(root, "format");
-  const bool sealed = format == format_name;
-  if (!sealed && format != unsealed_format_name)
-    fail(ErrorKind::data, "it is of format '", format, "', and this build reads ", format_name, " and ",
-         unsealed_format_name);
+  Manifest out;
+  for (out.format = newest_format; out.format > 0 && format != cat(format_prefix, out.format);) --out.format;
+  if (out.format == 0)
+    fail(ErrorKind::data, "it is of format '", format, "', and this build reads ", format_prefix, "1 to ",
+         newest_format);
+  const bool sealed = out.format >= first_sealed_format;
   if (sealed) check_seal(text);
   // A later format of which a byte changed must not pass for one without a checksum.
   if (!sealed && (root.contains("crc32c") || root.contains("save") || root.contains("data")))
     fail(ErrorKind::data, "its format was changed or damaged after it was written");
-  Manifest out;
   if (sealed) out.save_id = text_of(root, "save");
   out.compute_dtype = text_of(root, "compute_dtype");
   out.scheduler = text_of(root, "scheduler");
@@ -190,12 +191,16 @@ Manifest parse(const std::string& text) {
     read_data_of_client(out.client, out.data);
   read_shapes(root, out);
   read_files(root, out);
+  if (out.format >= first_sliced_format)
+    for (const auto& [axis, size] : object_of(root, "grid").items())
+      out.grid[axis] = number_of(size, cat("grid.", axis), 1, most_ranks);
   return out;
 }
 
 nlohmann::ordered_json to_json_object(const DataRecord& data) {
   auto out = nlohmann::ordered_json::object();
   if (data.position) out["position"] = *data.position;
+  if (data.epoch_samples > 0) out["epoch_samples"] = data.epoch_samples;
   if (!data.tokenizer.empty()) out["tokenizer"] = data.tokenizer;
   if (data.vocab_size > 0) out["vocab_size"] = data.vocab_size;
   if (data.tokens > 0)
@@ -205,16 +210,12 @@ nlohmann::ordered_json to_json_object(const DataRecord& data) {
 
 }  // namespace
 
-std::string rank_file(int rank) {
-  const std::string digits = std::to_string(rank);
-  return "rank_" + std::string(5 - std::min<std::size_t>(5, digits.size()), '0') + digits + ".safetensors";
-}
-
 std::string Manifest::to_json() const {
   nlohmann::ordered_json root;
-  root["format"] = format_name;
+  root["format"] = cat(format_prefix, newest_format);
   root["save"] = save_id;
   root["world_size"] = world_size;
+  root["grid"] = grid;
   root["compute_dtype"] = compute_dtype;
   root["micro_steps"] = micro_steps;
   root["global_steps"] = global_steps;

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <sstream>
 
@@ -7,6 +6,7 @@
 #include "engine/checkpoint.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
+#include "engine/checkpoint/pieces.h"
 #include "engine/checkpoint/safetensors.h"
 #include "engine/checkpoint/save_folder.h"
 
@@ -33,14 +33,6 @@ std::string read_text(const fs::path& path, const std::string& next_step) {
 bool is_there(const fs::path& path) {
   std::error_code error;
   return fs::exists(path, error);
-}
-
-/// The number in the metadata of where a tensor begins; -1 for anything else.
-std::int64_t begin_of(const std::string& text) {
-  std::int64_t begin = -1;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, begin);
-  return error == std::errc() && stop == end ? begin : -1;
 }
 
 /// The whole checkpoints in a folder, for errors.
@@ -74,28 +66,19 @@ fs::path checkpoint_folder(const fs::path& directory, const std::string& tag) {
 }
 
 struct CheckpointReader::Content {
-  struct Part {
-    std::size_t file;
-    std::int64_t begin, count;
-  };
-
   explicit Content(fs::path at);
   void add(SafetensorsFile file);
-  template <class Visit>
-  void for_each_part(const std::string& name, std::int64_t begin, std::int64_t end, const Visit& visit) const;
 
   fs::path folder;
   Manifest manifest;
   std::vector<SafetensorsFile> files;
-  std::map<std::string, std::vector<Part>> parts;  ///< by "KIND.PARAMETER"
+  PieceIndex pieces;
 };
 
 CheckpointReader::Content::Content(fs::path at) : folder(std::move(at)) {
   const auto path = folder / "manifest.json";
   manifest = Manifest::from_json(read_text(path, "is this a checkpoint's folder?"), path);
   for (int rank = 0; rank < manifest.world_size; ++rank) add(SafetensorsFile(folder / rank_file(rank)));
-  for (auto& [name, parts] : parts)
-    std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.begin < b.begin; });
 }
 
 void CheckpointReader::Content::add(SafetensorsFile file) {
@@ -105,31 +88,18 @@ void CheckpointReader::Content::add(SafetensorsFile file) {
          "resume from another checkpoint by naming its tag");
   for (const SafetensorsEntry& entry : file.entries()) {
     const auto text = file.metadata().find(entry.name);
-    const std::int64_t begin = text == file.metadata().end() ? -1 : begin_of(text->second);
-    if (begin < 0 || begin > INT64_MAX - entry.numel())
-      fail(ErrorKind::data, "'", file.path().string(), "' does not say where tensor '", excerpt(entry.name),
-           "' begins");
-    parts[entry.name].push_back({files.size(), begin, entry.numel()});
+    const std::string parameter = entry.name.substr(std::min(entry.name.find('.') + 1, entry.name.size()));
+    try {
+      if (text == file.metadata().end()) fail(ErrorKind::data, "nothing is said of it");
+      pieces.add(entry.name, files.size(),
+                 PieceRecord::parse(text->second, manifest, parameter, entry.numel()));
+    } catch (const Error& error) {
+      fail(ErrorKind::data, "'", file.path().string(),
+           "' does not say which elements of its parameter tensor '", excerpt(entry.name),
+           "' holds: ", excerpt(error.what(), 300));
+    }
   }
   files.push_back(std::move(file));
-}
-
-/// Calls visit(part, first, last) for the parts that together hold elements [begin, end) of tensor `name`.
-template <class Visit>
-void CheckpointReader::Content::for_each_part(const std::string& name, std::int64_t begin, std::int64_t end,
-                                              const Visit& visit) const {
-  std::int64_t at = begin;
-  if (const auto found = parts.find(name); found != parts.end())
-    for (const Part& part : found->second) {
-      if (at >= end || part.begin > at) break;
-      const std::int64_t stop = std::min(end, part.begin + part.count);
-      if (stop <= at) continue;
-      visit(part, at, stop);
-      at = stop;
-    }
-  if (at < end)
-    fail(ErrorKind::data, "checkpoint ", folder.string(), " lacks elements from ", at, " on of '", name,
-         "': it was written by another model or optimizer");
 }
 
 CheckpointReader::CheckpointReader(fs::path folder)
@@ -154,26 +124,41 @@ void CheckpointReader::verify(const std::string& file) const {
        "; resume from an earlier checkpoint by naming its tag");
 }
 
+void CheckpointReader::verify_share(int rank, int ranks) const {
+  for (int file = rank; file < manifest().world_size; file += ranks) verify(rank_file(file));
+}
+
 void CheckpointReader::require_state(const std::string& kind, const std::string& parameter,
-                                     std::int64_t begin, std::int64_t end, DType dtype) const {
+                                     const tensor::Slice& slice, std::int64_t begin, std::int64_t end,
+                                     DType dtype) const {
+  constexpr std::int64_t most = std::int64_t{1}
+                                << 20;  // of which the runs, however short, take little memory
   const std::string name = kind + "." + parameter;
-  content_->for_each_part(name, begin, end, [&](const Content::Part& part, std::int64_t, std::int64_t) {
-    const SafetensorsEntry& entry = content_->files[part.file].at(name);
+  const auto check_type = [&](std::size_t file, std::span<const FileRun>) {
+    const SafetensorsEntry& entry = content_->files[file].at(name);
     if (entry.dtype != dtype)
       fail(ErrorKind::data, "checkpoint ", folder().string(), " holds '", name, "' in ", entry.dtype_name,
            ", and this run keeps it in ", name_of(dtype),
-           ": resume with the optimizer and the training.moments_dtype "
-           "that it was saved with");
-  });
+           ": resume with the optimizer and the training.moments_dtype that it was saved with");
+  };
+  for (; begin < end; begin += std::min(most, end - begin)) {
+    const std::int64_t stop = begin + std::min(most, end - begin);
+    const std::int64_t missing = content_->pieces.for_each_part(name, slice, begin, stop, check_type);
+    if (missing < stop)
+      fail(ErrorKind::data, "checkpoint ", folder().string(), " lacks elements from ", missing, " on of '",
+           name, "', ", slice.str(), ": it was written by another model or optimizer");
+  }
 }
 
-void CheckpointReader::read(const std::string& kind, const std::string& parameter, std::int64_t begin,
-                            const tensor::Tensor& to) const {
+void CheckpointReader::read(const std::string& kind, const std::string& parameter, const tensor::Slice& slice,
+                            std::int64_t begin, const tensor::Tensor& to) const {
   const std::string name = kind + "." + parameter;
-  content_->for_each_part(
-      name, begin, begin + to.numel(), [&](const Content::Part& part, std::int64_t at, std::int64_t stop) {
-        content_->files[part.file].read(name, at - part.begin, to.range(at - begin, stop - begin));
-      });
+  const std::int64_t end = begin + to.numel();
+  require_state(kind, parameter, slice, begin, end, to.dtype());
+  content_->pieces.for_each_part(name, slice, begin, end,
+                                 [&](std::size_t file, std::span<const FileRun> runs) {
+                                   read_runs(content_->files[file], name, runs, begin, to);
+                                 });
 }
 
 }  // namespace sherd::engine

@@ -7,7 +7,6 @@
 namespace sherd::engine {
 namespace {
 
-using Shapes = std::map<std::string, std::vector<std::int64_t>>;
 using Keys = std::map<std::string, std::string>;
 
 std::string text_of(const std::vector<std::int64_t>& shape) {
@@ -41,14 +40,19 @@ std::string listed(const std::vector<std::string>& all) {
   return all.size() > most ? cat(out, ", and ", all.size() - most, " more") : out;
 }
 
-Shapes shapes_of(const nn::Module& model) {
-  Shapes out;
+}  // namespace
+
+ParameterShapes shapes_of(const nn::Module& model) {
+  ParameterShapes out;
   for (const nn::ParameterPtr& parameter : model.parameters()) {
-    const auto dims = parameter->shape.dims();
+    const tensor::Slice slice = parameter->logical_slice();
+    const auto dims = slice.logical().dims();
     out[parameter->name] = {dims.begin(), dims.end()};
   }
   return out;
 }
+
+namespace {
 
 /// Of the `model` section, those that decide which parameters there are.
 Keys model_keys(const config::Config& config) {

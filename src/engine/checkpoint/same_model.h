@@ -1,14 +1,23 @@
 #pragma once
 
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
 #include "config/config.h"
 #include "engine/checkpoint.h"
 #include "nn/module.h"
 
 namespace sherd::engine {
 
-/// Throws Error{data} unless the checkpoint has exactly the parameters of `model`, in their shapes: naming
-/// those that differ and, where `config` made the model, the keys of its `model` section that differ from the
-/// saved run's. `config` may be null.
+/// Logical shapes by name.
+using ParameterShapes = std::map<std::string, std::vector<std::int64_t>>;
+ParameterShapes shapes_of(const nn::Module& model);
+
+/// Throws Error{data} unless the checkpoint has exactly the parameters of `model`, in their logical shapes:
+/// naming those that differ and, where `config` made the model, the keys of its `model` section that differ
+/// from the saved run's. `config` may be null.
 void require_same_model(const CheckpointReader& reader, const nn::Module& model,
                         const config::Config* config);
 

@@ -32,6 +32,10 @@ std::vector<SavedState> saved_states(Segment& segment, const std::vector<std::st
   return out;
 }
 
+tensor::Range written_range(const Segment& segment) {
+  return {segment.own_begin(), segment.own_end()};
+}
+
 void in_chunks(device::Device& device, DType dtype, std::int64_t count,
                const std::function<void(std::int64_t, const Tensor&)>& visit) {
   constexpr std::int64_t most = std::int64_t{1} << 20;

@@ -7,6 +7,7 @@
 
 #include "device/device.h"
 #include "sharding/sharded_model.h"
+#include "tensor/slice.h"
 
 namespace sherd::engine {
 
@@ -23,8 +24,11 @@ struct SavedState {
 std::vector<SavedState> saved_states(sharding::Segment& segment,
                                      const std::vector<std::string>& moment_names);
 
-/// What a rank writes, its own part, so that the ranks together write everything once, replicated or not; and
-/// what it reads.
+/// The flat elements of `segment` that this rank writes: its own part, so that the ranks together write every
+/// element once, replicated or not.
+tensor::Range written_range(const sharding::Segment& segment);
+
+/// What a rank does with its states: it writes the written_range() of each, and reads all that it holds.
 enum class Extent : std::uint8_t { written, read };
 
 /// Calls visit(state, parameter, piece) for the rank's part of the weights and of the moments called
@@ -35,9 +39,9 @@ void for_each_piece(const sharding::ShardedModel& model, const std::vector<std::
   for (const auto& unit : model.units())
     for (const auto& segment : unit->segments())
       for (const SavedState& state : saved_states(*segment, moment_names)) {
-        const bool own = extent == Extent::written;
-        for (const sharding::Piece& piece : segment->layout().pieces(own ? segment->own_begin() : state.begin,
-                                                                     own ? segment->own_end() : state.end))
+        const tensor::Range range =
+            extent == Extent::written ? written_range(*segment) : tensor::Range{state.begin, state.end};
+        for (const sharding::Piece& piece : segment->layout().pieces(range.begin, range.end))
           visit(state, *segment->layout().parameters()[piece.slot], piece);
       }
 }

@@ -17,15 +17,17 @@ using tensor::Tensor;
 void write_rank_file(const std::filesystem::path& path, const sharding::ShardedModel& model,
                      const Optimizer& optimizer, device::Device& device, const std::string& save_id) {
   std::vector<SafetensorsSpec> specs;
-  std::map<std::string, std::string> offsets{{save_id_key, save_id}};
+  std::map<std::string, std::string> metadata{{save_id_key, save_id}};
   const auto each = [&](const auto& visit) {
     for_each_piece(model, optimizer.moment_names(), Extent::written, visit);
   };
   each([&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
     specs.push_back({state.kind + "." + parameter.name, state.dtype, {piece.count}});
-    offsets[specs.back().name] = std::to_string(piece.parameter_begin);
+    const PieceRecord record{parameter.logical_slice(),
+                             {piece.parameter_begin, piece.parameter_begin + piece.count}};
+    metadata[specs.back().name] = record.to_json();
   });
-  SafetensorsWriter writer(path, std::move(specs), offsets);
+  SafetensorsWriter writer(path, std::move(specs), metadata);
   each([&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
     in_chunks(device, state.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
       state.read(piece.flat_begin + done, elements);

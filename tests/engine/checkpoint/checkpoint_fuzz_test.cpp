@@ -65,24 +65,33 @@ TEST(CheckpointFuzz, AnOldManifestIsRefusedOrWithinItsRanges) {
   }
 }
 
-/// Two ranks that share "fp32.w", one of which has "fp32.v" too.
+/// Two ranks that share "fp32.w", by columns, one of which has "fp32.v" too.
 class CheckpointFiles : public ::testing::Test {
  protected:
   CheckpointFiles() {
-    Manifest manifest = sample_manifest();
-    manifest.shapes = {{"w", {8}}, {"v", {3}}};
+    manifest.shapes = {{"w", {2, 4}}, {"v", {3}}};
     for (int rank = 0; rank < 2; ++rank) {
       std::vector<SafetensorsSpec> specs{{"fp32.w", DType::f32, {4}}};
-      std::map<std::string, std::string> begins{{"fp32.w", std::to_string(4 * rank)},
-                                                {save_id_key, manifest.save_id}};
-      if (rank == 1) specs.push_back({"fp32.v", DType::f32, {3}}), begins["fp32.v"] = "0";
-      SafetensorsWriter writer(folder / rank_file(rank), specs, begins);
+      std::map<std::string, std::string> metadata{{"fp32.w", columns(rank).to_json()},
+                                                  {save_id_key, manifest.save_id}};
+      if (rank == 1) {
+        specs.push_back({"fp32.v", DType::f32, {3}});
+        metadata["fp32.v"] = PieceRecord{tensor::Slice::whole({3}), {0, 3}}.to_json();
+      }
+      SafetensorsWriter writer(folder / rank_file(rank), specs, metadata);
       writer.write("fp32.w", 0, values({4}, rank));
       if (rank == 1) writer.write("fp32.v", 0, values({3}, 2));
       writer.finish();
       manifest.files[rank_file(rank)] = checksum_file(folder / rank_file(rank));
     }
     write_text(folder / "manifest.json", manifest.to_json());
+  }
+  /// The first and last column, or those between.
+  static PieceRecord columns(int rank) {
+    using tensor::Range;
+    const std::vector<Range> of_rank =
+        rank == 0 ? std::vector<Range>{{0, 1}, {3, 4}} : std::vector<Range>{{1, 3}};
+    return {tensor::Slice({2, 4}, {{{0, 2}}, of_rank}), {0, 4}};
   }
   tensor::Tensor values(tensor::Shape shape, int seed) {
     tensor::Tensor out = tensor::Tensor::zeros(*device, shape, DType::f32);
@@ -94,17 +103,19 @@ class CheckpointFiles : public ::testing::Test {
     const CheckpointReader reader(folder.path());
     for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
     const tensor::Tensor all = tensor::Tensor::zeros(*device, {11}, DType::f32);
-    reader.read("fp32", "w", 0, all.range(0, 8));
-    reader.read("fp32", "v", 0, all.range(8, 11));
+    reader.read("fp32", "w", tensor::Slice::whole({2, 4}), 0, all.range(0, 8));
+    reader.read("fp32", "v", tensor::Slice::whole({3}), 0, all.range(8, 11));
     return {all.data<float>(), all.data<float>() + 11};
   }
   TempFolder folder;
+  Manifest manifest = sample_manifest();
   std::shared_ptr<device::Device> device = device::make_cpu_device(1);
 };
 
 TEST_F(CheckpointFiles, AreRefusedOrHoldWhatWasSaved) {
   Mutator mutator(3);
-  const std::vector<float> expected = content();
+  const std::vector<float> expected{0, 10, 11, 1, 2, 12, 13, 3, 20, 21, 22};
+  ASSERT_EQ(content(), expected);
   for (const std::string& name : {std::string("manifest.json"), rank_file(0), rank_file(1)}) {
     const std::string good = read_text(folder / name);
     int refused = 0;
@@ -121,6 +132,60 @@ TEST_F(CheckpointFiles, AreRefusedOrHoldWhatWasSaved) {
     replace(folder / name, good);
   }
   EXPECT_EQ(content(), expected);
+}
+
+/// What a file says of its pieces has no checksum where files are only looked at: what is taken for a piece
+/// lies within its parameter.
+TEST_F(CheckpointFiles, ARecordOfAPieceIsRefusedOrWithinItsParameter) {
+  Mutator mutator(5);
+  const std::string good = columns(0).to_json();
+  int taken = 0, refused = 0;
+  for (int round = fuzz_rounds(20'000); round > 0; --round) {
+    const std::string text = mutator.mutate(good);
+    try {
+      const PieceRecord record = PieceRecord::parse(text, manifest, "w", 4);
+      ++taken;
+      ASSERT_EQ(record.slice.logical(), (tensor::Shape{2, 4}));
+      ASSERT_GE(record.elements.begin, 0);
+      ASSERT_EQ(record.elements.size(), 4);
+      ASSERT_LE(record.elements.end, record.slice.numel());
+      record.slice.for_each_run(record.elements.begin, record.elements.end,
+                                [&](std::int64_t, std::int64_t logical, std::int64_t count) {
+                                  ASSERT_GE(logical, 0);
+                                  ASSERT_LE(logical + count, 8);
+                                });
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::data) << error.what();
+      ++refused;
+    }
+  }
+  EXPECT_GT(taken, 0);
+  EXPECT_GT(refused, 0);
+}
+
+/// The same damage in a file, opened without its checksum.
+TEST_F(CheckpointFiles, AFileWithADamagedRecordIsRefusedByItsName) {
+  const std::string path = (folder / rank_file(0)).string(), good = read_text(path);
+  for (const auto& [part, other] : std::vector<std::pair<std::string, std::string>>{{"[3,4]", "[3,5]"},
+                                                                                    {"[3,4]", "[0,4]"},
+                                                                                    {"[2,4]", "[4,2]"},
+                                                                                    {"[2,4]", "[2,-]"},
+                                                                                    {"[2,4]", "[24 ]"},
+                                                                                    {":0}", ":9}"},
+                                                                                    {"slice", "slike"},
+                                                                                    {"begin", "begun"},
+                                                                                    {"shape", "shade"}}) {
+    std::string bad = good;
+    const std::size_t at = bad.find(part);
+    ASSERT_NE(at, std::string::npos) << part;
+    replace(path, bad.replace(at, part.size(), other));
+    try {
+      const CheckpointReader reader(folder.path());
+      ADD_FAILURE() << part << " became " << other;
+    } catch (const Error& error) {
+      expect_named(error, path);
+    }
+  }
 }
 
 /// The header of a safetensors file has no checksum of its own: what opens must be within the file, whatever

@@ -22,6 +22,8 @@ TEST(Manifest, ComesBackAsItWasWritten) {
   const Manifest written = sample_manifest();
   const Manifest read = Manifest::from_json(written.to_json(), "m");
   EXPECT_EQ(read.to_json(), written.to_json());
+  EXPECT_EQ(read.format, 3);
+  EXPECT_EQ(read.grid, (std::map<std::string, std::int64_t>{{"data", 2}}));
   EXPECT_EQ(read.save_id, "0123456789abcdef");
   EXPECT_EQ(read.lr, 0.003);
   EXPECT_EQ(read.client.at("note"), "ü \"quoted\"\n");
@@ -53,18 +55,26 @@ TEST(Manifest, ANewOneWithoutItsChecksumIsRefused) {
   const std::string body = good.substr(0, good.rfind(",\n \"crc32c\""));
   expect_bad(body + "\n}\n", "its checksum is missing");
   std::string renamed = good;
-  renamed.replace(renamed.find("checkpoint-2"), 12, "checkpoint-1");
+  renamed.replace(renamed.find("checkpoint-3"), 12, "checkpoint-1");
   expect_bad(renamed, "its format was changed");
+  renamed = good;
+  renamed.replace(renamed.find("checkpoint-3"), 12, "checkpoint-2");
+  expect_bad(renamed, "its checksum does not match");
   renamed = body + "\n}\n";
-  renamed.replace(renamed.find("checkpoint-2"), 12, "checkpoint-1");
+  renamed.replace(renamed.find("checkpoint-3"), 12, "checkpoint-1");
   expect_bad(renamed, "its format was changed");
-  renamed.replace(renamed.find("checkpoint-1"), 12, "checkpoint-3");
-  expect_bad(renamed, "this build reads sherd-checkpoint-2 and sherd-checkpoint-1");
+  renamed.replace(renamed.find("checkpoint-1"), 12, "checkpoint-4");
+  expect_bad(renamed, "this build reads sherd-checkpoint-1 to 3");
 }
 
-TEST(Manifest, TheFormatBeforeIsReadAndItsValuesHeldToTheirRanges) {
+TEST(Manifest, ThoseOfOlderFormatsAreReadAndTheirValuesHeldToTheirRanges) {
+  const Manifest second = Manifest::from_json(manifest_of_format_2(), "m");
+  EXPECT_EQ(second.format, 2);
+  EXPECT_EQ(second.save_id, "0123456789abcdef");
+  EXPECT_TRUE(second.grid.empty());
   const std::string old = manifest_of_format_1();
   const Manifest read = Manifest::from_json(old, "m");
+  EXPECT_EQ(read.format, 1);
   EXPECT_EQ(read.save_id, "");
   EXPECT_EQ(read.global_steps, 7);
 
@@ -108,7 +118,7 @@ TEST(Manifest, TakesUtf8Only) {
   expect_error(ErrorKind::usage, "UTF-8", [&] { (void)manifest.to_json(); });
 }
 
-TEST(Manifest, NumbersOfTheDataAreChecked) {
+TEST(Manifest, NumbersOfTheDataAndTheGridAreChecked) {
   const auto with = [](const std::string& part, const std::string& other) {
     std::string text = sample_manifest().to_json();
     const std::size_t at = text.find(part);
@@ -121,6 +131,8 @@ TEST(Manifest, NumbersOfTheDataAreChecked) {
     expect_bad(with("\"position\": 28", cat("\"position\": ", value)), "data.position is");
   expect_bad(with("\"fingerprint\": 4294967295", "\"fingerprint\": 4294967296"),
              "data.fingerprint is 4294967296");
+  for (const char* value : {"0", "-1", "\"2\"", "1048577"})
+    expect_bad(with("\"data\": 2", cat("\"data\": ", value)), "grid.data is");
   expect_bad(with("\"tokenizer\": \"byte\"", "\"tokenizer\": 5"), "tokenizer is not a string");
 }
 

@@ -17,6 +17,7 @@ namespace sherd::engine {
 inline Manifest sample_manifest() {
   Manifest out;
   out.world_size = 2;
+  out.grid = {{"data", 2}};
   out.micro_steps = 15, out.global_steps = 7, out.global_samples = 56, out.skipped_steps = 1;
   out.optimizer_steps = 6;
   out.save_id = "0123456789abcdef";
@@ -42,29 +43,44 @@ inline std::string sealed(std::string text) {
   return cat(text, key, crc32c(text.data(), text.size()), "\n}\n");
 }
 
+/// Without what stands between the keys `from` and `to`, the second of which stays.
+inline std::string without(std::string text, const std::string& from, const std::string& to) {
+  const std::size_t at = text.find(cat("\"", from, "\""));
+  return text.erase(at, text.find(cat("\"", to, "\"")) - at);
+}
+
+/// As versions without slices wrote it.
+inline std::string manifest_of_format_2(const Manifest& manifest = sample_manifest()) {
+  std::string text = without(manifest.to_json(), "grid", "compute_dtype");
+  return sealed(text.replace(text.find("checkpoint-3"), 12, "checkpoint-2"));
+}
+
 /// As versions without checksum and save id wrote it.
 inline std::string manifest_of_format_1(const Manifest& manifest = sample_manifest()) {
-  std::string text = manifest.to_json();
+  std::string text = without(without(manifest_of_format_2(manifest), "save", "world_size"), "data", "config");
   text.erase(text.rfind(",\n \"crc32c\""));
   text += "\n}\n";
-  const std::size_t save = text.find("\"save\"");
-  text.erase(save, text.find("\"world_size\"") - save);
-  const std::size_t data = text.find("\"data\"");
-  text.erase(data, text.find("\"config\"") - data);
   return text.replace(text.find("checkpoint-2"), 12, "checkpoint-1");
 }
 
-/// Writes the files of ranks in a checkpoint's folder anew, as versions without save ids did; what its
-/// manifest must say then, the tokenizer's copy, which is removed, left out.
-inline Manifest drop_save_ids(const std::filesystem::path& folder) {
+/// Writes the files of ranks in a checkpoint's folder anew, as versions without slices did, in format 1
+/// without save ids too; what its manifest must say then, in format 1 without the tokenizer's copy, which is
+/// removed.
+inline Manifest to_older_format(const std::filesystem::path& folder, int format) {
   Manifest manifest = Manifest::from_json(testing::read_text(folder / "manifest.json"), "manifest.json");
-  if (manifest.files.erase(tokenizer_file) > 0) std::filesystem::remove(folder / tokenizer_file);
+  if (format == 1)
+    if (manifest.files.erase(tokenizer_file) > 0) std::filesystem::remove(folder / tokenizer_file);
   for (auto& [name, checksum] : manifest.files) {
     const SafetensorsFile file(folder / name);
     std::vector<SafetensorsSpec> specs;
     auto metadata = file.metadata();
-    metadata.erase(save_id_key);
-    for (const auto& entry : file.entries()) specs.push_back({entry.name, *entry.dtype, entry.shape});
+    if (format == 1) metadata.erase(save_id_key);
+    for (const auto& entry : file.entries()) {
+      specs.push_back({entry.name, *entry.dtype, entry.shape});
+      const std::string parameter = entry.name.substr(entry.name.find('.') + 1);
+      metadata[entry.name] = std::to_string(
+          PieceRecord::parse(metadata[entry.name], manifest, parameter, entry.numel()).elements.begin);
+    }
     SafetensorsWriter writer(folder / "copy", specs, metadata);
     for (const auto& entry : file.entries()) {
       std::vector<std::byte> bytes(entry.bytes);

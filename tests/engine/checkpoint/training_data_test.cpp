@@ -67,6 +67,37 @@ TEST_F(TrainingData, LoadingGoesOnWithTheNextSample) {
   });
 }
 
+/// 40 samples; a step takes 8 on two ranks, 4 on one and 12 on three.
+TEST_F(TrainingData, AnotherNumberOfRanksGoesOnWithTheNextSample) {
+  launch_ranks(2, [&](DistributedPtr dist) {
+    Initialized run = make(dist);
+    losses(run, 6);
+    run.engine->save_checkpoint(folder());
+  });
+  for (const int ranks : {1, 3}) {
+    set_log_level(LogLevel::info);
+    ::testing::internal::CaptureStderr();
+    launch_ranks(ranks, [&](DistributedPtr dist) {
+      Initialized run = make(dist);
+      run.engine->load_checkpoint(folder());
+      // One rank's epoch has 40 samples, as that of two; that of three 42.
+      EXPECT_EQ(run.loader->position(), (ranks == 3 ? 42 : 40) + 8);
+      losses(run, 1);
+      EXPECT_EQ(run.loader->position(), (ranks == 3 ? 42 : 40) + 8 + 4 * ranks);
+    });
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(log, ::testing::HasSubstr(cat("2 ranks wrote it, and it goes on with ", ranks)));
+    EXPECT_THAT(log, ::testing::HasSubstr(cat("train_batch_size was 8 and is ", 4 * ranks)));
+    const auto off =
+        ::testing::HasSubstr("the data go on at sample 50, which is no multiple of train_batch_size (12)");
+    if (ranks == 3) {
+      EXPECT_THAT(log, off);
+    } else {
+      EXPECT_THAT(log, ::testing::Not(::testing::HasSubstr("the data go on at")));
+    }
+  }
+}
+
 TEST_F(TrainingData, TheLoaderMayGoBeforeTheEngine) {
   launch_ranks(1, [&](DistributedPtr dist) {
     Initialized run = make(dist);

@@ -1,0 +1,109 @@
+#include "engine/checkpoint/format.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/excerpt.h"
+#include "engine/checkpoint/check_json.h"
+
+namespace sherd::engine {
+namespace {
+
+using nlohmann::json;
+using tensor::Range;
+using tensor::Shape;
+using tensor::Slice;
+
+const json& member(const json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end()) fail(ErrorKind::data, "it has no ", key);
+  return *found;
+}
+
+const json& list_of(const json& value, const char* what) {
+  if (!value.is_array()) fail(ErrorKind::data, what, " is not a list");
+  return value;
+}
+
+std::int64_t number_of(const json& value, const char* what) {
+  if (!value.is_number_unsigned() || value.get<std::uint64_t>() > INT64_MAX)
+    fail(ErrorKind::data, what, " is ", excerpt(value.dump(), 40), ", not a whole number");
+  return value.get<std::int64_t>();
+}
+
+Slice slice_of(const json& value, const Shape& shape) {
+  Slice::Blocks blocks;
+  for (const json& dimension : list_of(value, "slice")) {
+    blocks.emplace_back();
+    for (const json& range : list_of(dimension, "a dimension of slice")) {
+      if (list_of(range, "a block of slice").size() != 2) fail(ErrorKind::data, "a block is not two numbers");
+      blocks.back().push_back({number_of(range[0], "a block's begin"), number_of(range[1], "a block's end")});
+    }
+  }
+  return Slice(shape, std::move(blocks));
+}
+
+/// Of formats without slices.
+std::int64_t plain_begin(const std::string& text) {
+  std::int64_t begin = -1;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, begin);
+  if (error != std::errc() || stop != end || begin < 0)
+    fail(ErrorKind::data, "'", excerpt(text, 40), "' is not a whole number");
+  return begin;
+}
+
+PieceRecord read_record(const std::string& text, bool sliced, const Shape& shape) {
+  if (!sliced) return {Slice::whole(shape), {plain_begin(text), 0}};
+  check_json(text);
+  const json root = json::parse(text);
+  if (!root.is_object()) fail(ErrorKind::data, "it is not an object");
+  std::vector<std::int64_t> extents;
+  for (const json& extent : list_of(member(root, "shape"), "shape"))
+    extents.push_back(number_of(extent, "an extent"));
+  if (!std::ranges::equal(extents, shape.dims()))
+    fail(ErrorKind::data, "its shape is not ", shape.str(), " as in the manifest");
+  return {slice_of(member(root, "slice"), shape), {number_of(member(root, "begin"), "begin"), 0}};
+}
+
+}  // namespace
+
+std::string rank_file(int rank) {
+  const std::string digits = std::to_string(rank);
+  return "rank_" + std::string(5 - std::min<std::size_t>(5, digits.size()), '0') + digits + ".safetensors";
+}
+
+std::string PieceRecord::to_json() const {
+  auto blocks = json::array();
+  for (const std::vector<Range>& ranges : slice.blocks()) {
+    blocks.push_back(json::array());
+    for (const Range& range : ranges) blocks.back().push_back({range.begin, range.end});
+  }
+  nlohmann::ordered_json root;
+  root["shape"] = slice.logical().dims();
+  root["slice"] = std::move(blocks);
+  root["begin"] = elements.begin;
+  return root.dump();
+}
+
+PieceRecord PieceRecord::parse(const std::string& text, const Manifest& manifest,
+                               const std::string& parameter, std::int64_t numel) {
+  const auto shape = manifest.shapes.find(parameter);
+  if (shape == manifest.shapes.end()) fail(ErrorKind::data, "the manifest knows no parameter of that name");
+  PieceRecord out = [&] {
+    try {
+      return read_record(text, manifest.format >= first_sliced_format, Shape(shape->second));
+    } catch (const Error& error) {
+      fail(ErrorKind::data, error.what());
+    }
+  }();
+  if (out.elements.begin > out.slice.numel() - numel)
+    fail(ErrorKind::data, numel, " elements from ", out.elements.begin, " on are more than its slice, ",
+         out.slice.str(), ", has");
+  out.elements.end = out.elements.begin + numel;
+  return out;
+}
+
+}  // namespace sherd::engine

@@ -1,0 +1,102 @@
+#include "engine/checkpoint/pieces.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace sherd::engine {
+
+using tensor::Range;
+using tensor::Slice;
+
+namespace {
+
+/// Logical elements from the first to the last of local elements [begin, end).
+Range span_of(const Slice& slice, std::int64_t begin, std::int64_t end) {
+  if (begin >= end) return {};
+  return {slice.run_at(begin, end).logical, slice.run_at(end - 1, end).logical + 1};
+}
+
+/// Local elements of a slice that were not found yet.
+using Missing = std::vector<Range>;
+
+/// Moves what `record` holds of `missing` to `runs`.
+void take(const Slice& slice, const PieceRecord& record, Missing& missing, std::vector<FileRun>& runs) {
+  Missing left;
+  for (const Range& gap : missing) {
+    std::int64_t at = gap.begin;
+    for_each_common_run(slice, gap.begin, gap.end, record.slice, record.elements.begin, record.elements.end,
+                        [&](std::int64_t local, std::int64_t in_slice, std::int64_t count) {
+                          if (at < local) left.push_back({at, local});
+                          runs.push_back({local, in_slice - record.elements.begin, count});
+                          at = local + count;
+                        });
+    if (at < gap.end) left.push_back({at, gap.end});
+  }
+  missing = std::move(left);
+}
+
+}  // namespace
+
+void PieceIndex::add(const std::string& name, std::size_t file, PieceRecord record) {
+  const Range logical = span_of(record.slice, record.elements.begin, record.elements.end);
+  if (logical.size() == 0) return;
+  std::vector<Part>& parts = parts_[name];
+  const auto after =
+      std::upper_bound(parts.begin(), parts.end(), logical.begin,
+                       [](std::int64_t first, const Part& part) { return first < part.logical.begin; });
+  parts.insert(after, {file, std::move(record), logical});
+}
+
+std::int64_t PieceIndex::for_each_part(
+    const std::string& name, const Slice& slice, std::int64_t begin, std::int64_t end,
+    const std::function<void(std::size_t, std::span<const FileRun>)>& visit) const {
+  const auto found = parts_.find(name);
+  if (begin >= end || found == parts_.end()) return begin;
+  const Range wanted = span_of(slice, begin, end);
+  Missing missing{{begin, end}};
+  std::vector<FileRun> runs;
+  for (const Part& part : found->second) {
+    if (missing.empty() || part.logical.begin >= wanted.end) break;
+    if (part.logical.end <= wanted.begin) continue;
+    runs.clear();
+    take(slice, part.record, missing, runs);
+    if (!runs.empty()) visit(part.file, runs);
+  }
+  return missing.empty() ? end : missing.front().begin;
+}
+
+void read_runs(const SafetensorsFile& file, const std::string& name, std::span<const FileRun> runs,
+               std::int64_t begin, const tensor::Tensor& to) {
+  // What lies between two runs is read with them where a call of its own would cost more than its bytes.
+  constexpr std::int64_t most_between = 64 << 10, most_at_once = 4 << 20;
+  const auto bytes_of = [&](std::int64_t elements) {
+    return elements * static_cast<std::int64_t>(size_of(to.dtype()));
+  };
+  std::vector<std::byte> buffer;
+  while (!runs.empty()) {
+    std::size_t together = 1;
+    std::int64_t end = runs[0].in_file + runs[0].count;
+    for (; together < runs.size(); ++together) {
+      const FileRun& next = runs[together];
+      if (bytes_of(next.in_file - end) > most_between ||
+          bytes_of(next.in_file + next.count - runs[0].in_file) > most_at_once)
+        break;
+      end = next.in_file + next.count;
+    }
+    if (together == 1) {
+      const std::int64_t at = runs[0].local - begin;
+      file.read(name, runs[0].in_file, to.range(at, at + runs[0].count));
+    } else {
+      buffer.resize(static_cast<std::size_t>(bytes_of(end - runs[0].in_file)));
+      file.read_bytes(file.at(name), static_cast<std::uint64_t>(bytes_of(runs[0].in_file)), buffer);
+      for (const FileRun& run : runs.first(together))
+        std::memcpy(to.raw() + bytes_of(run.local - begin),
+                    buffer.data() + bytes_of(run.in_file - runs[0].in_file),
+                    static_cast<std::size_t>(bytes_of(run.count)));
+    }
+    runs = runs.subspan(together);
+  }
+}
+
+}  // namespace sherd::engine

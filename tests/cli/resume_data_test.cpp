@@ -35,7 +35,7 @@ class ResumeData : public Train {
     std::string tag = read_text(folder_ / "run" / "latest");
     tag.pop_back();
     const auto checkpoint = folder_ / "run" / tag, file = checkpoint / "manifest.json";
-    engine::Manifest old = engine::drop_save_ids(checkpoint);
+    engine::Manifest old = engine::to_older_format(checkpoint, 1);
     old.client = {{"data_position", std::to_string(*old.data.position)},
                   {"tokenizer", old.data.tokenizer},
                   {"vocab_size", std::to_string(old.data.vocab_size)}};

@@ -33,7 +33,10 @@ std::vector<SavedState> saved_states(Segment& segment, const std::vector<std::st
 }
 
 tensor::Range written_range(const Segment& segment) {
-  return {segment.own_begin(), segment.own_end()};
+  const sharding::ParameterGroups& groups = segment.groups();
+  const std::int64_t begin = segment.own_begin(), shard = segment.own_end() - begin;
+  const std::int64_t index = groups.replica_index(), replicas = groups.replicas();
+  return {begin + shard * index / replicas, begin + shard * (index + 1) / replicas};
 }
 
 void in_chunks(device::Device& device, DType dtype, std::int64_t count,

@@ -24,8 +24,8 @@ struct SavedState {
 std::vector<SavedState> saved_states(sharding::Segment& segment,
                                      const std::vector<std::string>& moment_names);
 
-/// The flat elements of `segment` that this rank writes: its own part, so that the ranks together write every
-/// element once, replicated or not.
+/// The flat elements of `segment` that this rank writes: its share, as one of the replicas, of its own part,
+/// so that the ranks together write every element once.
 tensor::Range written_range(const sharding::Segment& segment);
 
 /// What a rank does with its states: it writes the written_range() of each, and reads all that it holds.

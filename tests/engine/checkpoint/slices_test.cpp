@@ -190,9 +190,52 @@ TEST(LogicalSlices, AreLoadedHoweverTheyWereCut) {
   }
 }
 
+/// Two replicas over three ranks each: six files, in which every element is once, and as one rank draws it.
+TEST(LogicalSlices, ReplicasWriteEachElementOnce) {
+  TempFolder folder;
+  launch_ranks(6, [&](DistributedPtr dist) {
+    const auto device = device::make_cpu_device(1);
+    dist->world().bind(device);
+    const auto kernels = tensor::make_kernels(*device);
+    const auto shard = dist->world().split(dist->rank() / 3, dist->rank());
+    const auto replica = dist->world().split(dist->rank() % 3, dist->rank());
+    const config::Config config = odd_config(2, R"(, "training": {"seed": 11})");
+    const engine::Optimizer optimizer(config.optimizer, config.training.seed);
+    const sharding::ShardedModel model(std::make_shared<Sliced>(Layout{}),
+                                       sharding::make_sharding_options(config, optimizer.moments()),
+                                       {{*shard, replica.get()}, *kernels});
+    engine::write_rank_file(folder / engine::rank_file(dist->rank()), model, optimizer, *device, "x");
+  });
+  engine::Manifest manifest = engine::sample_manifest();
+  manifest.shapes.clear(), manifest.files.clear();
+  std::int64_t written = 0, elements = 0;
+  manifest.world_size = 6;
+  for (int rank = 0; rank < 6; ++rank) {
+    const auto path = folder / engine::rank_file(rank);
+    manifest.files[engine::rank_file(rank)] = engine::checksum_file(path);
+    const engine::SafetensorsFile file(path);
+    for (const engine::SafetensorsEntry& entry : file.entries()) written += entry.numel();
+  }
+  for (const auto& [name, what] : logical_parameters) {
+    manifest.shapes[name] = {what.first.dims().begin(), what.first.dims().end()};
+    elements += what.first.numel();
+  }
+  EXPECT_EQ(written, 3 * elements);
+  write_text(folder / "manifest.json", manifest.to_json());
+  const LogicalStates expected = states_of(whole(), 1, 0);
+  const auto found = testing::whole_tensors(folder.path());
+  EXPECT_EQ(found.size(), 3 * logical_parameters.size());
+  for (const auto& [name, bytes] : found) EXPECT_EQ(bytes, expected.at(name)) << name;
+}
+
 TEST(LogicalSlices, OfOneRankAloneAreToldToBeIncomplete) {
   TempFolder folder;
-  save(folder.path(), {by_blocks(2)[1]}, 1, 0);
+  save(folder.path(), by_blocks(2), 1, 0);
+  engine::Manifest manifest = CheckpointReader(folder.path()).manifest();
+  fs::rename(folder / engine::rank_file(1), folder / engine::rank_file(0));
+  manifest.world_size = 1;
+  manifest.files = {{engine::rank_file(0), engine::checksum_file(folder / engine::rank_file(0))}};
+  write_text(folder / "manifest.json", manifest.to_json());
   expect_error(ErrorKind::data, "lacks elements from 0 on of 'fp32.", [&] {
     states_of(whole(), 1, 0, [&](Engine& engine) { engine.load_checkpoint(folder.path().string()); });
   });

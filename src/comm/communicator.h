@@ -137,6 +137,11 @@ class Communicator {
   /// Collective: a communicator of the ranks that gave the same color, ordered by key then rank; null for a negative
   /// color.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+  /// Collective: as split(), where every rank knows who goes where: a communicator of the ranks of this group
+  /// that stand with this one in `parts`, in the order in which they stand there; null for a rank in none of
+  /// them. All ranks give the same parts. Throws Error{usage} for parts that are empty, overlap, or hold
+  /// ranks that the group has not.
+  virtual std::unique_ptr<Communicator> part(const std::vector<std::vector<int>>& parts) = 0;
 
   /// Tells peers that this rank has failed, so that their waits end now with `reason` rather than at the deadline, in
   /// this group and in those split from it. From any thread.
@@ -164,8 +169,9 @@ void run_local(int ranks, const CommOptions& options,
 /// A world of one rank.
 std::unique_ptr<Communicator> make_self(const CommOptions& options);
 
-/// Rank `rank` of `size`, of whom no other exists: calls are checked and their traffic counted, but nothing moves and all are
-/// done at once, so that what peers would have sent keeps the value it had. For steps on a meta device. split() throws.
+/// Rank `rank` of `size`, of whom no other exists: calls are checked and their traffic counted, but nothing
+/// moves and all are done at once, so that what peers would have sent keeps the value it had. For steps on a
+/// meta device. It has part(), but split() throws, as no other rank says how it splits.
 std::unique_ptr<Communicator> make_dry_world(int rank, int size);
 
 /// What started this process as one rank of several: an MPI launcher (mpirun, srun), or one that says RANK, WORLD_SIZE,

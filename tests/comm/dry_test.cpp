@@ -36,6 +36,27 @@ TEST(DryWorld, CountsTrafficAndMovesNothing) {
   EXPECT_GT(group->traffic().scalars, 0u);
 }
 
+TEST(DryWorld, HasParts) {
+  const auto device = device::make_meta_device(1);
+  const auto world = make_dry_world(5, 8);
+  const auto half = world->part({{0, 2, 4, 6}, {7, 5, 3, 1}});
+  ASSERT_NE(half, nullptr);
+  EXPECT_EQ(half->rank(), 1);
+  EXPECT_EQ(half->size(), 4);
+  EXPECT_EQ(half->name(), "dry(4 of 8: 7, 5, 3, 1)");
+  const auto pair = half->part({{3, 1}});
+  EXPECT_EQ(pair->rank(), 1);
+  EXPECT_EQ(pair->name(), "dry(2 of 8: 1, 5)");
+  EXPECT_EQ(half->part({{0, 2}, {3}}), nullptr);
+  const Tensor x = Tensor::empty(*device, {100}, DType::f32);
+  half->all_gather({{x.range(0, 25), x}});
+  EXPECT_EQ(half->traffic().all_gather, 300u);
+  EXPECT_EQ(world->traffic().all_gather, 0u);
+  EXPECT_EQ(world->traffic().scalars, 0u);
+  EXPECT_THROW(world->part({{0, 1}, {1, 2}}), Error);
+  EXPECT_THROW(world->part({{0, 8}}), Error);
+}
+
 TEST(DryWorld, ChecksCallsAndKnowsNoSplit) {
   const auto device = device::make_meta_device(1);
   const auto group = make_dry_world(0, 2);

@@ -1,4 +1,5 @@
 #include <mutex>
+#include <numeric>
 
 #include "base/error.h"
 #include "comm/exchange/backend.h"
@@ -8,10 +9,15 @@ namespace {
 
 class DryWorld final : public Backend {
  public:
-  DryWorld(int rank, int size) : rank_(rank), size_(size), name_(cat("dry(", size, ")")) {}
+  /// `members` are the group's ranks in a world of `world_size`.
+  DryWorld(int rank, std::vector<int> members, int world_size)
+      : rank_(rank),
+        members_(std::move(members)),
+        world_size_(world_size),
+        name_(group_name("dry", members_, world_size)) {}
 
   int rank() const override { return rank_; }
-  int size() const override { return size_; }
+  int size() const override { return static_cast<int>(members_.size()); }
   const std::string& name() const override { return name_; }
   double timeout_seconds() const override { return 1; }
   bool immediate() const override { return true; }
@@ -29,7 +35,14 @@ class DryWorld final : public Backend {
     return device.allocate(bytes, category, tier);
   }
   std::unique_ptr<Backend> split(int, int) override {
-    sherd::fail(ErrorKind::usage, name_, ": the other ranks are not there to say how they split");
+    sherd::fail(ErrorKind::usage, name_,
+                ": the other ranks are not there to say how they split; part() says it for all");
+  }
+  std::unique_ptr<Backend> part(const Part& part) override {
+    if (part.color < 0) return nullptr;
+    std::vector<int> members;
+    for (const int member : part.members) members.push_back(members_[static_cast<std::size_t>(member)]);
+    return std::make_unique<DryWorld>(part.rank, std::move(members), world_size_);
   }
 
   void fail(const std::string& reason) noexcept override {
@@ -42,7 +55,9 @@ class DryWorld final : public Backend {
   }
 
  private:
-  int rank_, size_;
+  int rank_;
+  std::vector<int> members_;
+  int world_size_;
   std::string name_;
   mutable std::mutex mutex_;
   std::string failure_;  // guarded by mutex_
@@ -52,7 +67,9 @@ class DryWorld final : public Backend {
 
 std::unique_ptr<Communicator> make_dry_world(int rank, int size) {
   require(0 <= rank && rank < size, "rank ", rank, " is not one of ", size);
-  return make_group(std::make_unique<DryWorld>(rank, size));
+  std::vector<int> all(static_cast<std::size_t>(size));
+  std::iota(all.begin(), all.end(), 0);
+  return make_group(std::make_unique<DryWorld>(rank, std::move(all), size));
 }
 
 }  // namespace sherd::comm

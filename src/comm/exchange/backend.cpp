@@ -38,6 +38,30 @@ SplitPlan plan_split(const std::vector<std::int64_t>& words, int rank) {
   return plan;
 }
 
+Part find_part(const std::vector<std::vector<int>>& parts, int rank, int size) {
+  Part found;
+  found.alone = std::all_of(parts.begin(), parts.end(), [](const auto& each) { return each.size() == 1; });
+  std::vector<bool> taken(static_cast<std::size_t>(size));
+  for (std::size_t k = 0; k < parts.size(); ++k) {
+    require(!parts[k].empty(), "part ", k, " of a group of ", size, " has no ranks");
+    for (std::size_t i = 0; i < parts[k].size(); ++i) {
+      const int member = parts[k][i];
+      require(0 <= member && member < size, "part ", k, " holds rank ", member, ", which is not one of ",
+              size);
+      require(!taken[static_cast<std::size_t>(member)], "rank ", member, " is in two places of the parts");
+      taken[static_cast<std::size_t>(member)] = true;
+      if (member != rank) continue;
+      found.color = static_cast<int>(k), found.members = parts[k], found.rank = static_cast<int>(i);
+    }
+  }
+  return found;
+}
+
+std::unique_ptr<Backend> Backend::part(const Part& part) {
+  if (!part.alone) return split(part.color, part.key());
+  return part.color < 0 ? nullptr : make_alone({.timeout_seconds = timeout_seconds(), .threads = threads()});
+}
+
 std::string group_name(const std::string& backend, const std::vector<int>& world_ranks, int world_size) {
   const int size = static_cast<int>(world_ranks.size());
   if (size == world_size) return cat(backend, "(", size, ")");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -10,6 +11,17 @@
 #include "device/cuda.h"
 
 namespace sherd::comm {
+
+/// A rank's place in a partition of its group that all ranks know.
+struct Part {
+  int color = -1;            ///< which part; -1 in none
+  std::vector<int> members;  ///< the part's ranks in the group, in their new order
+  int rank = -1;             ///< of this rank among them
+  bool alone = false;        ///< every part has one rank, so nobody has to meet another
+  int key() const { return std::max(rank, 0); }
+};
+/// Throws Error{usage} for parts that are empty, overlap, or hold ranks that a group of `size` has not.
+Part find_part(const std::vector<std::vector<int>>& parts, int rank, int size);
 
 /// How one group moves bytes. One thread at a time calls in, but for fail() and nudge(). Everything that
 /// waits ends at the deadline, or when a peer has died, left or failed, with Error{comm}.
@@ -39,6 +51,11 @@ class Backend {
   virtual device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                                    device::Tier tier) = 0;
   virtual std::unique_ptr<Backend> split(int color, int key) = 0;
+  /// As split(), to a part of which all ranks know the members; parts of one rank each are made without a
+  /// word.
+  virtual std::unique_ptr<Backend> part(const Part& part);
+  /// With which each rank copies and sums.
+  virtual int threads() const { return 1; }
 
   /// Ranks are threads of this process.
   virtual bool one_process() const { return false; }
@@ -70,6 +87,9 @@ struct SplitPlan {
   std::vector<int> members;
   int rank = -1;  ///< of this rank among them; -1 for a negative color
 };
+/// A group of one rank in this process.
+std::unique_ptr<Backend> make_alone(const CommOptions& options);
+
 /// From the (color, key) words of all ranks, in rank order.
 SplitPlan plan_split(const std::vector<std::int64_t>& words, int rank);
 

@@ -165,16 +165,21 @@ class Group final : public Communicator {
   }
 
   std::unique_ptr<Communicator> split(int color, int key) override {
+    return split_by([&] { return backend_->split(color, key); }, color, key);
+  }
+
+  std::unique_ptr<Communicator> part(const std::vector<std::vector<int>>& parts) override {
+    const Part mine = find_part(parts, rank(), size());
     throw_if_failed();
-    drain();
-    return guarded([&]() -> std::unique_ptr<Communicator> {
-      std::unique_ptr<Backend> part = backend_->split(color, key);
-      std::unique_ptr<GpuRoute> route = route_ ? route_->split(color, key, part.get()) : nullptr;
-      if (!part) return nullptr;
-      auto group = std::make_unique<Group>(std::move(part));
-      group->route_ = std::move(route), group->order_ = order_;
+    if (mine.alone) {
+      auto group = mine.color < 0 ? nullptr : std::make_unique<Group>(backend_->part(mine));
+      if (group && order_) group->bind(order_->gpu());
       return group;
-    });
+    }
+    std::string label = "parts";  // compared between ranks
+    for (const auto& each : parts) label += cat(" {", list_ranks(each), "}");
+    barrier({.label = std::move(label)});
+    return split_by([&] { return backend_->part(mine); }, mine.color, mine.key());
   }
 
   void abort(const std::string& reason) noexcept override {
@@ -185,6 +190,20 @@ class Group final : public Communicator {
   void reset_traffic() override { traffic_ = {}; }
 
  private:
+  template <class Split>
+  std::unique_ptr<Communicator> split_by(const Split& split_backend, int color, int key) {
+    throw_if_failed();
+    drain();
+    return guarded([&]() -> std::unique_ptr<Communicator> {
+      std::unique_ptr<Backend> part = split_backend();
+      std::unique_ptr<GpuRoute> route = route_ ? route_->split(color, key, part.get()) : nullptr;
+      if (!part) return nullptr;
+      auto group = std::make_unique<Group>(std::move(part));
+      group->route_ = std::move(route), group->order_ = order_;
+      return group;
+    });
+  }
+
   static Call make(Collective kind, const CallOptions& options) {
     Call call;
     call.kind = kind;

@@ -8,6 +8,7 @@ namespace sherd::comm {
 SharedExchange::SharedExchange(std::shared_ptr<Board> board, std::shared_ptr<Memory> memory, int threads)
     : board_(std::move(board)),
       memory_(std::move(memory)),
+      threads_(threads),
       cpu_(make_cpu_worker(threads)),
       worker_(cpu_.get()),
       sends_(static_cast<std::size_t>(size())),

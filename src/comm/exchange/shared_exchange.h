@@ -46,6 +46,7 @@ class SharedExchange : public CollectiveBackend {
   int size() const override { return board_->size(); }
   const std::string& name() const override { return board_->name(); }
   double timeout_seconds() const override { return board_->timeout(); }
+  int threads() const override { return threads_; }
   void run(Call& call) override;
   void start(Call& transfer) override;
   bool advance(Call& transfer) override;
@@ -118,6 +119,7 @@ class SharedExchange : public CollectiveBackend {
 
   std::shared_ptr<Board> board_;
   std::shared_ptr<Memory> memory_;
+  int threads_;
   std::unique_ptr<Worker> cpu_, gpu_;  ///< gpu_: null until use_gpu_worker()
   Worker* worker_;                     ///< of the current collective
   std::vector<Source> own_;                      ///< of the current round

@@ -125,6 +125,14 @@ class LocalExchange final : public SharedExchange {
                 shared_board());
   }
 
+  std::unique_ptr<Backend> part(const Part& part) override {
+    if (!part.alone) return split(part.color, part.key());
+    if (part.color < 0) return nullptr;
+    const int world_rank = group_->world_ranks()[static_cast<std::size_t>(rank())];
+    return make(std::make_shared<LocalGroup>(std::vector<int>{world_rank}), 0, world_size_, false, options_,
+                shared_board());
+  }
+
   static std::unique_ptr<Backend> make(std::shared_ptr<LocalGroup> group, int rank, int world_size,
                                        bool crowded, const LocalOptions& options,
                                        std::shared_ptr<Health> parent) {
@@ -216,9 +224,13 @@ void run_local(int ranks, const LocalOptions& options, const std::function<void(
   errors.rethrow();
 }
 
+std::unique_ptr<Backend> make_alone(const CommOptions& options) {
+  return LocalExchange::make(std::make_shared<LocalGroup>(std::vector<int>{0}), 0, 1, false,
+                             {options, reduce_on_gpu}, nullptr);
+}
+
 std::unique_ptr<Communicator> make_self(const CommOptions& options) {
-  return make_group(LocalExchange::make(std::make_shared<LocalGroup>(std::vector<int>{0}), 0, 1, false,
-                                        {options, reduce_on_gpu}, nullptr));
+  return make_group(make_alone(options));
 }
 
 }  // namespace sherd::comm

@@ -59,6 +59,7 @@ class MessageExchange final : public CollectiveBackend {
   int size() const override { return port_->size(); }
   const std::string& name() const override { return name_; }
   double timeout_seconds() const override { return options_.timeout_seconds; }
+  int threads() const override { return options_.threads; }
   void fail(const std::string& reason) noexcept override { health_->fail(reason); }
   std::string failure() const override { return health_->failure(); }
   void nudge() noexcept override {}  // await() polls

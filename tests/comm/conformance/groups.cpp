@@ -137,6 +137,82 @@ TEST_P(Conformance, SplitMakesGroupsInKeyOrder) {
   });
 }
 
+TEST_P(Conformance, PartsAreGroupsInTheOrderGiven) {
+  run([&](Communicator& comm) {
+    Tensors tensors(comm, device(comm));
+    // Odd ranks from the last to the first, then the even ones.
+    std::vector<std::vector<int>> parts(1);
+    for (int r = 0; r < comm.size(); r += 2) parts[0].push_back(r);
+    if (comm.size() > 1) parts.emplace_back();
+    for (int r = comm.size() - 1; r > 0; --r)
+      if (r % 2) parts[1].push_back(r);
+    const std::vector<int>& mine = parts[static_cast<std::size_t>(comm.rank() % 2)];
+    const auto part = comm.part(parts);
+    ASSERT_NE(part, nullptr);
+    ASSERT_EQ(part->size(), static_cast<int>(mine.size()));
+    ASSERT_EQ(mine[static_cast<std::size_t>(part->rank())], comm.rank());
+    std::string members;
+    for (const int r : mine) members += cat(members.empty() ? "" : ", ", r);
+    if (part->size() > 1) {
+      EXPECT_THAT(part->name(),
+                  testing::HasSubstr(cat("(", mine.size(), " of ", comm.size(), ": ", members, ")")));
+    }
+    const Tensor own = tensors.make(100, DType::i32, false),
+                 all = tensors.make(100 * part->size(), DType::i32, false);
+    tensors.fill<std::int32_t>(own, comm.rank());
+    part->all_gather({{own, all}}).wait();
+    tensors.expect_bits<std::int32_t>(
+        all,
+        [&](std::int64_t i) {
+          return element<std::int32_t>(mine[static_cast<std::size_t>(i / 100)], i % 100);
+        },
+        "gathered in the part's order");
+
+    // Nested: the part's first rank stays out.
+    std::vector<int> rest;
+    for (int r = part->size() - 1; r > 0; --r) rest.push_back(r);
+    std::vector<std::vector<int>> others;
+    if (!rest.empty()) others.push_back(rest);
+    const auto nested = part->part(others);
+    ASSERT_EQ(nested == nullptr, part->rank() == 0);
+    if (nested) {
+      EXPECT_EQ(rest[static_cast<std::size_t>(nested->rank())], part->rank());
+      const Tensor x = tensors.make(7, DType::i32, false);
+      tensors.fill<std::int32_t>(x, nested->rank());
+      nested->broadcast(x, nested->size() - 1).wait();
+      tensors.expect_bits<std::int32_t>(
+          x, [&](std::int64_t i) { return element<std::int32_t>(nested->size() - 1, i); }, "nested");
+    }
+    comm.barrier();
+  });
+}
+
+TEST_P(Conformance, PartsThatMakeNoSenseBreakNothing) {
+  run([&](Communicator& comm) {
+    const auto wrong = [&](const std::vector<std::vector<int>>& parts) {
+      return error_of(ErrorKind::usage, [&] { comm.part(parts); });
+    };
+    EXPECT_THAT(wrong({{0}, {0}}), testing::HasSubstr("rank 0 is in two places"));
+    EXPECT_THAT(wrong({{0, 0}}), testing::HasSubstr("rank 0 is in two places"));
+    EXPECT_THAT(wrong({{0, comm.size()}}),
+                testing::HasSubstr(cat("rank ", comm.size(), ", which is not one of")));
+    EXPECT_THAT(wrong({{-1}}), testing::HasSubstr("rank -1"));
+    EXPECT_THAT(wrong({{0}, {}}), testing::HasSubstr("part 1"));
+    comm.barrier();
+  });
+}
+
+TEST_P(Conformance, PartsThatDifferBetweenRanksAreTold) {
+  if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
+  run([&](Communicator& comm) {
+    const std::string told = error_of(ErrorKind::comm, [&] {
+      comm.part(comm.rank() == 0 ? std::vector<std::vector<int>>{{0, 1}}
+                                 : std::vector<std::vector<int>>{{1, 0}});
+    });
+    EXPECT_THAT(told, testing::AllOf(testing::HasSubstr("parts {0, 1}"), testing::HasSubstr("parts {1, 0}")));
+  });
+}
+
 /// Collectives of a group and of its part at the same time, from the groups' own threads.
 TEST_P(Conformance, GroupsWorkSideBySide) {
   run([&](Communicator& comm) {

@@ -1,0 +1,78 @@
+#include "comm/grid.h"
+
+#include <string>
+
+#include "base/counted.h"
+#include "base/error.h"
+
+namespace sherd::comm {
+namespace {
+
+/// Cuts `whole` into parts of `size` and returns how many there are.
+int cut(const char* key, int size, int whole, const std::string& what) {
+  if (size >= 1 && whole % size == 0) return whole / size;
+  std::string would_do;
+  for (int divisor = 1; divisor <= whole; ++divisor)
+    if (whole % divisor == 0) would_do += cat(would_do.empty() ? "" : ", ", divisor);
+  fail(ErrorKind::config, key, " ", size, " does not divide ", what, "; sizes that do: ", would_do);
+}
+
+}  // namespace
+
+std::string_view name_of(Axis axis) {
+  constexpr std::string_view names[axis_count] = {"tensor", "context",     "shard", "replica", "pipeline",
+                                                  "expert", "expert_data", "data",  "world"};
+  return names[static_cast<std::size_t>(axis)];
+}
+
+Grid::Grid(int ranks, const GridSizes& sizes) {
+  require(ranks >= 1, "a grid needs at least 1 rank, not ", ranks);
+  const auto left = [](int whole, const char* of) { return cat("the ", counted(whole, "rank"), of); };
+  const int stage = cut("parallel.pipeline", sizes.pipeline, ranks, left(ranks, ""));
+  const int sequence = cut("parallel.tensor", sizes.tensor, stage, left(stage, " of a pipeline stage"));
+  const int data =
+      cut("parallel.context", sizes.context, sequence, left(sequence, " that tensor and pipeline leave"));
+  const int shard = sizes.shard == 0 ? data : sizes.shard;
+  const int replica = cut("parallel.shard_size", shard, data, counted(data, "data-parallel rank"));
+  const int copies = cut("parallel.expert", sizes.expert, sequence, left(sequence, " of context × data"));
+
+  const auto set = [&](Axis axis, int stride, int size) {
+    lines_[static_cast<std::size_t>(axis)] = {stride, size};
+  };
+  const int data_stride = sizes.tensor * sizes.context;
+  set(Axis::tensor, 1, sizes.tensor);
+  set(Axis::context, sizes.tensor, sizes.context);
+  set(Axis::data, data_stride, data);
+  set(Axis::shard, data_stride, shard);
+  set(Axis::replica, data_stride * shard, replica);
+  set(Axis::pipeline, stage, sizes.pipeline);
+  set(Axis::expert, sizes.tensor, sizes.expert);
+  set(Axis::expert_data, sizes.tensor * sizes.expert, copies);
+  set(Axis::world, 1, ranks);
+}
+
+int Grid::size(Axis axis) const {
+  return line(axis).size;
+}
+
+int Grid::coordinate(Axis axis, int rank) const {
+  require(0 <= rank && rank < ranks(), "rank ", rank, " is not one of ", ranks());
+  return rank / line(axis).stride % line(axis).size;
+}
+
+std::vector<int> Grid::members(Axis axis, int rank) const {
+  const auto& [stride, size] = line(axis);
+  const int first = rank - coordinate(axis, rank) * stride;
+  std::vector<int> out;
+  for (int k = 0; k < size; ++k) out.push_back(first + k * stride);
+  return out;
+}
+
+std::vector<std::vector<int>> Grid::partition(Axis axis) const {
+  std::vector<std::vector<int>> out;
+  for (int rank = 0; rank < ranks(); ++rank)
+    if (coordinate(axis, rank) == 0) out.push_back(members(axis, rank));
+  return out;
+}
+
+}  // namespace sherd::comm

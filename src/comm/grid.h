@@ -1,0 +1,65 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace sherd::comm {
+
+/// The ways in which ranks form groups. Of a group of one axis, ranks differ in that axis alone.
+enum class Axis : std::uint8_t {
+  tensor,       ///< ranks that hold slices of the same layers
+  context,      ///< ranks that hold pieces of the same sequences
+  shard,        ///< data-parallel ranks that share states
+  replica,      ///< data-parallel ranks that hold the same states, one of each shard group
+  pipeline,     ///< ranks that hold the stages of one model
+  expert,       ///< ranks that hold different experts of the same layers
+  expert_data,  ///< ranks that hold the same experts
+  data,         ///< ranks that see different data: shard × replica
+  world         ///< all
+};
+inline constexpr int axis_count = 9;
+/// "tensor", "expert_data", ...
+std::string_view name_of(Axis axis);
+
+/// What a grid is asked for. What these leave of the world is the data-parallel size.
+struct GridSizes {
+  int tensor = 1, context = 1, pipeline = 1;
+  int expert = 1;  ///< divides context × data
+  int shard = 0;   ///< divides data; 0: all of it
+};
+
+/// The ranks of a world as a grid: pure arithmetic, the same on every rank.
+///
+/// There are two views of the same ranks, in Megatron-LM's order tp-cp-ep-dp-pp with the left fastest: the
+/// dense one of tensor × context × data × pipeline, and that of experts, tensor × expert × expert_data ×
+/// pipeline (experts are cut as dense layers are). Data is cut further into shard × replica, shard fastest,
+/// so that ranks that share states are neighbours.
+class Grid {
+ public:
+  /// Throws Error{config} for a size that the ranks cannot hold, with those that would do; Error{usage} for a
+  /// world of no ranks.
+  explicit Grid(int ranks, const GridSizes& sizes = {});
+
+  int ranks() const { return size(Axis::world); }
+  /// Ranks of each of the axis's groups.
+  int size(Axis axis) const;
+  /// The rank's place in its group of the axis.
+  int coordinate(Axis axis, int rank) const;
+  /// The ranks of its group, in the order of their coordinates.
+  std::vector<int> members(Axis axis, int rank) const;
+  /// All groups of the axis, in the order of their first ranks: every rank is in one.
+  std::vector<std::vector<int>> partition(Axis axis) const;
+
+ private:
+  /// Ranks that differ by multiples of `stride` below stride × size.
+  struct Line {
+    int stride = 1, size = 1;
+  };
+  const Line& line(Axis axis) const { return lines_[static_cast<std::size_t>(axis)]; }
+
+  std::array<Line, axis_count> lines_;
+};
+
+}  // namespace sherd::comm

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/grid.h"
+
+namespace sherd::comm {
+
+/// A grid's groups of which one rank is a member, each made once: axes with the same ranks share a
+/// communicator, and one with all ranks is the world itself. Groups of one rank exchange nothing, here as
+/// later.
+class ProcessGroups {
+ public:
+  /// Collective: all ranks of the world give the same grid, of as many ranks as the world has (else
+  /// Error{usage}). The world, borrowed, must outlive it.
+  ProcessGroups(Communicator& world, const Grid& grid);
+
+  const Grid& grid() const { return grid_; }
+  Communicator& world() const { return group(Axis::world); }
+  Communicator& group(Axis axis) const { return *groups_[static_cast<std::size_t>(axis)]; }
+
+  /// Collective: Communicator::bind() of all groups.
+  void bind(const std::shared_ptr<device::Device>& device);
+
+  /// What a communicator of several ranks carried, under the first of its axes in the order of Axis: each is
+  /// told once.
+  struct AxisTraffic {
+    Axis axis;
+    Traffic traffic;
+  };
+  std::vector<AxisTraffic> traffic() const;
+  void reset_traffic();
+
+ private:
+  /// Calls visit(first axis, communicator) for each communicator once.
+  template <class Visit>
+  void for_each_group(const Visit& visit) const;
+
+  Grid grid_;
+  std::vector<std::unique_ptr<Communicator>> made_;
+  std::array<Communicator*, axis_count> groups_{};
+};
+
+}  // namespace sherd::comm

@@ -17,12 +17,16 @@ using tensor::Tensor;
 
 enum class ReduceOp : std::uint8_t { sum, max, min };
 
-/// In whose order ranks' contributions are added up.
+/// In whose order ranks' contributions are added up. Only sums of floating types differ, and only between
+/// several ranks.
 enum class Reduction : std::uint8_t {
   ordered,  ///< rank order, in fp32: the same bits on every backend
-  native    ///< the backend's own, where it has one: faster; to rounding
+  /// As the library that carries the call adds them: NCCL for tensors in GPU memory, in the communication
+  /// type; MPI for messages of fp32 and fp64, as its algorithm orders them. Ordered where there is none:
+  /// between ranks that share memory, over TCP, and for 16-bit sums over MPI, which has no such types. Agrees
+  /// with `ordered` to rounding.
+  native
 };
-
 
 /// Payload that left this rank for another, by collective. Scalars (loss, norms, flags, barriers) are counted apart.
 struct Traffic {
@@ -80,24 +84,27 @@ struct ReducePiece {
 struct CallOptions {
   std::string label{};   ///< unit or quantity, e.g. "blocks.3 gradients"
   bool scalar = false;   ///< count as scalars
-  Reduction reduction = Reduction::ordered;  ///< of reduce_scatter and all_reduce
+  Reduction reduction = Reduction::ordered;  ///< of reduce_scatter and all_reduce; the same on all ranks
   bool async = false;    ///< run on the communicator's own thread and return at once
 };
 
-/// A group of ranks that exchange tensors. Every rank of the group must call the same collectives in the same order;
-/// different calls, a dead rank, or a rank that does not come before the deadline throw Error{comm} on all ranks.
-/// After an error the communicator stays broken and every further call throws the same error; so do groups split from
-/// it, while the group it was split from works on. Wrong arguments (Error{usage}) are found before anything is sent and
-/// break nothing. Dropping a communicator tells the others that this rank has left.
+/// A group of ranks that exchange tensors. Every rank of the group must call the same collectives in the same
+/// order; different calls, a dead rank, or a rank that does not come before the deadline throw Error{comm} on
+/// all ranks. After an error the communicator stays broken and every further call throws the same error; so
+/// do groups split from it, while the group it was split from works on. Wrong arguments (Error{usage}) are
+/// found before anything is sent and break nothing. Dropping a communicator tells the others that this rank
+/// has left.
 ///
-/// On GPUs (bind()) calls are ordered with the rank's compute stream as kernels are: a call begins after what that stream
-/// was given before it, and what the stream is given after wait(), or after a synchronous call, begins after the call. The
-/// thread does not wait for the GPU, but where tensors in the host's memory take part: these it may touch after wait().
-/// What a GPU meets later than that is thrown by the device's synchronize() and by every further call.
+/// On GPUs (bind()) calls are ordered with the rank's compute stream as kernels are: a call begins after what
+/// that stream was given before it, and what the stream is given after wait(), or after a synchronous call,
+/// begins after the call. The thread does not wait for the GPU, but where tensors in the host's memory take
+/// part: these it may touch after wait(). What a GPU meets later than that is thrown by the device's
+/// synchronize() and by every further call.
 ///
-/// Results do not depend on the backend: reductions sum in rank order, over NCCL too, which only moves bytes. On NCCL calls
-/// that differ between ranks may be told by a later one. One thread at a time calls in. Async calls run
-/// in order on one thread that the communicator owns; a synchronous call first waits for those before it.
+/// Results do not depend on the backend: reductions sum in rank order, over NCCL too, which then only moves
+/// bytes (but see CallOptions::reduction). On NCCL calls that differ between ranks may be told by a later
+/// one. One thread at a time calls in. Async calls run in order on one thread that the communicator owns; a
+/// synchronous call first waits for those before it.
 class Communicator {
  public:
   virtual ~Communicator() = default;

@@ -91,10 +91,14 @@ std::string_view name_of(ReduceOp op) {
   return op == ReduceOp::sum ? "sum" : op == ReduceOp::max ? "max" : "min";
 }
 
+bool wants_native_sum(const Call& call) {
+  return call.reduction == Reduction::native && call.op == ReduceOp::sum;
+}
+
 Signature sign(const Call& call) {
   Signature out;
   out.kind = call.kind, out.op = call.op, out.rounding = call.rounding, out.peer = call.peer;
-  out.gpu = call.gpu;
+  out.gpu = call.gpu, out.reduction = call.reduction;
   const bool transfer = call.kind == Collective::send || call.kind == Collective::receive;
   out.layout = mix_seed(std::bit_cast<std::uint64_t>(call.factor), transfer ? 0 : stable_hash(call.label));
   std::memcpy(out.label.data(), call.label.data(), std::min(call.label.size(), out.label.size() - 1));
@@ -123,7 +127,9 @@ Signature sign(const Call& call) {
 
 std::string describe(const Signature& s) {
   std::string out(name_of(s.kind));
-  if (s.kind == Collective::all_reduce) out += cat(" (", name_of(s.op), ")");
+  const char* how = s.reduction == Reduction::native ? "native " : "";
+  if (s.kind == Collective::all_reduce) out += cat(" (", how, name_of(s.op), ")");
+  if (s.kind == Collective::reduce_scatter && *how) out += " (native sum)";
   if (s.kind == Collective::broadcast) out += cat(" from rank ", s.peer);
   if (s.kind == Collective::all_to_all) out += cat(" of ", name_of(s.dtype));
   if (s.kind != Collective::barrier && s.kind != Collective::all_to_all && s.kind != Collective::agree)

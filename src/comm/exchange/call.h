@@ -38,6 +38,7 @@ struct Call {
   ReduceOp op = ReduceOp::sum;
   double factor = 1;            ///< all_reduce
   DType rounding = DType::f32;  ///< reduce_scatter
+  Reduction reduction = Reduction::ordered;
   int peer = -1;  ///< broadcast: the root; send and receive: the other rank
   std::vector<GatherPiece> gathers;
   std::vector<ReducePiece> reduces;
@@ -73,12 +74,17 @@ struct Signature {
   DType dtype = DType::f32, rounding = DType::f32;
   std::int32_t peer = -1;
   std::uint32_t pieces = 0;
-  std::uint32_t gpu = 0;  ///< some tensor lies in memory of a GPU; 2: and its ranks meet on the host for it
+  Reduction reduction = Reduction::ordered;
+  std::array<std::uint8_t, 2> unused{};  ///< no byte may be left to chance: they are compared
+  std::uint8_t gpu = 0;  ///< some tensor lies in memory of a GPU; 2: and its ranks meet on the host for it
   std::int64_t elements = 0;
   std::uint64_t layout = 0;  ///< hash of the factor, the whole label and every piece's extents
   std::array<char, 80> label{};
 };
 static_assert(std::is_trivially_copyable_v<Signature>);
+
+/// Whether the ranks want this sum made by the library that carries it, where that knows the type.
+bool wants_native_sum(const Call& call);
 
 std::string_view name_of(Collective kind);
 std::string_view name_of(ReduceOp op);

@@ -121,13 +121,13 @@ class Group final : public Communicator {
 
   Work reduce_scatter(std::vector<ReducePiece> pieces, DType rounding, const CallOptions& options) override {
     Call call = make(Collective::reduce_scatter, options);
-    call.reduces = std::move(pieces), call.rounding = rounding;
+    call.reduces = std::move(pieces), call.rounding = rounding, call.reduction = options.reduction;
     return submit(std::move(call), options, &Traffic::reduce_scatter);
   }
 
   Work all_reduce(const Tensor& x, ReduceOp op, double factor, const CallOptions& options) override {
     Call call = make(Collective::all_reduce, options);
-    call.x = x, call.op = op, call.factor = factor;
+    call.x = x, call.op = op, call.factor = factor, call.reduction = options.reduction;
     return submit(std::move(call), options, &Traffic::all_reduce);
   }
 

@@ -11,6 +11,7 @@
 #include "comm/exchange/worker.h"
 #include "comm/messages/announcer.h"
 #include "comm/messages/message_health.h"
+#include "comm/messages/native_sums.h"
 #include "comm/messages/port.h"
 
 namespace sherd::comm {
@@ -86,6 +87,7 @@ class MessageExchange final : public CollectiveBackend {
  private:
   // 3 is the Announcer's; those from 16 on are of transfers.
   static constexpr int signature_tag = 1, data_tag = 2;
+  static constexpr int everybody = -1;  ///< in the place of a peer: a request that all ranks complete
 
   void open_round(const Call& call);
   void check_announced() {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
+
 namespace sherd::comm {
 
 /// How long calls that wait for all ranks may take.
@@ -62,6 +64,13 @@ class Port {
   virtual int receive(void* data, std::size_t bytes, int from, int tag) = 0;
   /// True once the message is done; its handle is then free.
   virtual bool test(int request) = 0;
+  /// Whether the library under the port adds up elements of this type itself, in an order of its own.
+  virtual bool sums(DType) const { return false; }
+  /// Collective, where it does: `to` becomes this rank's block of the sum over ranks of `from`, which has one
+  /// of `count` elements for every rank. The result is a handle for test().
+  virtual int reduce_scatter(const void* from, void* to, std::size_t count, DType dtype);
+  /// Collective, where it does: `to` becomes the sum over ranks of `from`.
+  virtual int all_reduce(const void* from, void* to, std::size_t count, DType dtype);
   /// Gives a receive up; its buffer is not written any more unless the message was already arriving. Handles of messages that
   /// are done are passed over, here and in release().
   virtual void cancel(int request) noexcept = 0;

@@ -100,6 +100,23 @@ class MpiGroup final : public Port {
     return keep(request);
   }
 
+  bool sums(DType dtype) const override { return dtype == DType::f32 || dtype == DType::f64; }
+
+  int reduce_scatter(const void* from, void* to, std::size_t count, DType dtype) override {
+    MPI_Request request;
+    check(MPI_Ireduce_scatter_block(from, to, static_cast<int>(count), type_of(dtype), MPI_SUM, talk_,
+                                    &request),
+          "MPI_Ireduce_scatter_block");
+    return keep(request);
+  }
+
+  int all_reduce(const void* from, void* to, std::size_t count, DType dtype) override {
+    MPI_Request request;
+    check(MPI_Iallreduce(from, to, static_cast<int>(count), type_of(dtype), MPI_SUM, talk_, &request),
+          "MPI_Iallreduce");
+    return keep(request);
+  }
+
   bool test(int request) override {
     int done = 0;
     std::lock_guard lock(mutex_);
@@ -152,6 +169,8 @@ class MpiGroup final : public Port {
   }
 
  private:
+  static MPI_Datatype type_of(DType dtype) { return dtype == DType::f64 ? MPI_DOUBLE : MPI_FLOAT; }
+
   /// The window is never freed: MPI_Win_free is collective, and must not hang a rank whose peers have gone.
   static int make_window(MPI_Comm talk, std::size_t bytes, std::vector<std::byte*>& parts) {
     MPI_Info info;

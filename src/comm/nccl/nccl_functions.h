@@ -27,6 +27,8 @@ SHERD_LAZY_FUNCTION(nccl_library, ncclGroupStart);
 SHERD_LAZY_FUNCTION(nccl_library, ncclGroupEnd);
 SHERD_LAZY_FUNCTION(nccl_library, ncclAllGather);
 SHERD_LAZY_FUNCTION(nccl_library, ncclBroadcast);
+SHERD_LAZY_FUNCTION(nccl_library, ncclReduceScatter);
+SHERD_LAZY_FUNCTION(nccl_library, ncclAllReduce);
 SHERD_LAZY_FUNCTION(nccl_library, ncclSend);
 SHERD_LAZY_FUNCTION(nccl_library, ncclRecv);
 

@@ -3,6 +3,7 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 
 #include "comm/cuda/reduce.h"
@@ -14,10 +15,11 @@ namespace {
 
 /// Collectives over NCCL on a stream of their own; queued on the caller's thread, which waits for nothing.
 ///
-/// NCCL moves bytes only. Its own reductions round 16-bit sums at every hop and choose the order of ranks, so sums are made
-/// here: every rank receives what all hold of its part, which is what a ring would send it too, and adds it up in rank order
-/// in fp32. So results have the bits of every other backend. What that costs is memory for the parts received, bounded by
-/// `scratch_bytes`, and the reductions inside the switch that NCCL knows on some machines.
+/// Under Reduction::ordered NCCL moves bytes only. Its own reductions round 16-bit sums at every hop and
+/// choose the order of ranks, so sums are made here: every rank receives what all hold of its part, which is
+/// what a ring would send it too, and adds it up in rank order in fp32. So results have the bits of every
+/// other backend. What that costs is memory for the parts received, bounded by `scratch_bytes`, and the
+/// reductions inside the switch that NCCL knows on some machines.
 class NcclRoute final : public GpuRoute {
  public:
   NcclRoute(Backend& backend, const std::shared_ptr<device::CudaDevice>& on, std::unique_ptr<NcclComm> comm)
@@ -55,6 +57,10 @@ class NcclRoute final : public GpuRoute {
   void all_gather(Call& call, std::uint64_t number);
   void reduce_scatter(Call& call, std::uint64_t number);
   void all_reduce(Call& call, std::uint64_t number);
+  void native_reduce_scatter(Call& call, std::uint64_t number, const ReducePiece& piece);
+  void native_all_reduce(Call& call, std::uint64_t number);
+  void pack(const ReducePiece& piece, DType dtype, std::int64_t begin, std::int64_t count, std::byte* to);
+  std::byte* scratch(Call& call, std::size_t bytes);
   void broadcast(Call& call, std::uint64_t number);
   void all_to_all(Call& call, std::uint64_t number);
   void compare_counts(const Call& call);
@@ -158,18 +164,102 @@ void NcclRoute::sum(Call& call, std::uint64_t number, const Part& part, const Re
   const auto room = static_cast<std::int64_t>(scratch_bytes / size_of(how.in) / static_cast<std::size_t>(size()));
   const std::int64_t chunk = std::min(std::max<std::int64_t>(room / 64, 1), (longest + 63) / 64) * 64;
   const std::size_t bytes = static_cast<std::size_t>(chunk * size()) * size_of(how.in);
-  // The sums of a call follow each other on the stream, so one that is large enough serves them all.
+  std::byte* room_for_all = scratch(call, bytes);
+  for (std::int64_t begin = 0; begin < longest; begin += chunk)
+    sum_chunk(call, number, part, how, begin, chunk, room_for_all);
+}
+
+/// The sums of a call follow each other on the stream, so memory that is large enough serves them all.
+std::byte* NcclRoute::scratch(Call& call, std::size_t bytes) {
   if (call.staging.empty() || call.staging.back().bytes() < bytes) {
     call.staging.push_back(Tensor::empty(*gpu(), {static_cast<std::int64_t>(bytes)}, DType::u8,
                                          device::Category::communication));
     stream().wait(gpu()->compute_stream().mark());  // in whose order the memory is allocated
   }
-  for (std::int64_t begin = 0; begin < longest; begin += chunk)
-    sum_chunk(call, number, part, how, begin, chunk, call.staging.back().raw());
+  return call.staging.back().raw();
+}
+
+/// NCCL's name for a type that it adds up itself.
+std::optional<ncclDataType_t> native_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return ncclFloat32;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::f16:
+      return ncclFloat16;
+    case DType::f64:
+      return ncclFloat64;
+    default:
+      return std::nullopt;
+  }
+}
+
+/// Elements [begin, begin + count) of every rank's part of `full` behind each other, in `dtype`.
+void NcclRoute::pack(const ReducePiece& piece, DType dtype, std::int64_t begin, std::int64_t count,
+                     std::byte* to) {
+  const DType in = piece.full.dtype();
+  for (std::int64_t r = 0; r < size(); ++r, to += static_cast<std::size_t>(count) * size_of(dtype)) {
+    const std::byte* from =
+        piece.full.raw() + static_cast<std::size_t>(r * piece.shard.numel() + begin) * size_of(in);
+    if (in == dtype)
+      copy(to, from, static_cast<std::size_t>(count) * size_of(in));
+    else
+      reduce_on_gpu(*gpu(), stream(), {ReduceOp::sum, 1, in, dtype, dtype}, {&from, 1}, {&to, 1}, count);
+  }
+}
+
+/// NCCL's sum in the communication type, then folded onto what was there.
+void NcclRoute::native_reduce_scatter(Call& call, std::uint64_t number, const ReducePiece& piece) {
+  const DType dtype = call.rounding;
+  const std::size_t width = size_of(dtype);
+  const bool whole = piece.begin == 0 && piece.end == piece.shard.numel();
+  const bool as_it_lies = whole && piece.full.dtype() == dtype;
+  const bool in_its_place = !piece.onto.defined() && piece.shard.dtype() == dtype;
+  const auto room = static_cast<std::int64_t>(scratch_bytes / width / static_cast<std::size_t>(size() + 1));
+  const std::int64_t most = as_it_lies ? piece.end : std::max<std::int64_t>(room / 64 * 64, 64);
+  for (std::int64_t begin = piece.begin; begin < piece.end; begin += most) {
+    const std::int64_t count = std::min(most, piece.end - begin);
+    const std::size_t bytes = static_cast<std::size_t>(count) * width;
+    const std::size_t packed = as_it_lies ? 0 : bytes * static_cast<std::size_t>(size());
+    std::byte* memory =
+        packed == 0 && in_its_place ? nullptr : scratch(call, packed + (in_its_place ? 0 : bytes));
+    if (packed) pack(piece, dtype, begin, count, memory);
+    std::byte* out = piece.shard.raw() + static_cast<std::size_t>(begin) * size_of(piece.shard.dtype());
+    std::byte* sum = in_its_place ? out : memory + packed;
+    comm_->submit(call, number, [&](ncclComm_t comm) {
+      ncclReduceScatter(packed ? memory : piece.full.raw(), sum, static_cast<std::size_t>(count),
+                        *native_type(dtype), ncclSum, comm, native());
+    });
+    if (in_its_place) continue;
+    ReduceSpec how = fold_of(piece, dtype, begin);
+    how.in = dtype;
+    const std::byte* from = sum;
+    reduce_on_gpu(*gpu(), stream(), how, {&from, 1}, {&out, 1}, count);
+  }
+}
+
+void NcclRoute::native_all_reduce(Call& call, std::uint64_t number) {
+  const DType dtype = call.x.dtype();
+  if (call.x.numel() == 0) return;
+  comm_->submit(call, number, [&](ncclComm_t comm) {
+    ncclAllReduce(call.x.raw(), call.x.raw(), static_cast<std::size_t>(call.x.numel()), *native_type(dtype),
+                  ncclSum, comm, native());
+  });
+  if (call.factor == 1) return;
+  const std::byte* from = call.x.raw();
+  std::byte* to = call.x.raw();
+  reduce_on_gpu(*gpu(), stream(), {ReduceOp::sum, call.factor, dtype, dtype, dtype}, {&from, 1}, {&to, 1},
+                call.x.numel());
 }
 
 void NcclRoute::reduce_scatter(Call& call, std::uint64_t number) {
+  const bool native_sum = wants_native_sum(call) && native_type(call.rounding);
   for (const ReducePiece& piece : call.reduces) {
+    if (native_sum) {
+      native_reduce_scatter(call, number, piece);
+      continue;
+    }
     Part part;
     part.full = piece.full;
     part.count = piece.end - piece.begin;
@@ -182,6 +272,7 @@ void NcclRoute::reduce_scatter(Call& call, std::uint64_t number) {
 }
 
 void NcclRoute::all_reduce(Call& call, std::uint64_t number) {
+  if (wants_native_sum(call) && native_type(call.x.dtype())) return native_all_reduce(call, number);
   const std::int64_t n = call.x.numel();
   const auto first = [&](int r) { return part_begin(n, size(), r); };
   Part part;

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/dtype.h"
 #include "base/error.h"
 #include "support/lazy_cuda.h"
 
@@ -26,11 +27,11 @@ namespace {
 using sherd::testing::LazyQueue;
 
 struct Operation {
-  enum Kind { all_gather, broadcast, send, receive } kind;
+  enum Kind { all_gather, broadcast, send, receive, reduce_scatter, all_reduce } kind;
   const std::byte* from;
   std::byte* to;
-  std::size_t bytes;
-  int peer;
+  std::size_t bytes;  ///< of the sums: what each rank gets
+  int peer;           ///< of the sums: the type
 };
 
 struct Batch {
@@ -127,6 +128,8 @@ bool for_each_move(const Group& group, std::size_t k, const Visit& visit) {
       for (int s = 0; s < group.size; ++s) {
         const std::vector<Operation> theirs = pick(batch(s), false);
         if (theirs.size() != first.size()) return false;
+        if (op.kind == Operation::reduce_scatter || op.kind == Operation::all_reduce)
+          continue;  // in add_sums()
         if (op.kind == Operation::all_gather)
           visit(op.to + static_cast<std::size_t>(s) * op.bytes, theirs[i].from, op.bytes);
         else if (s == op.peer)
@@ -145,6 +148,43 @@ bool for_each_move(const Group& group, std::size_t k, const Visit& visit) {
   return true;
 }
 
+using Moves = std::vector<std::pair<std::byte*, std::vector<std::byte>>>;
+
+/// As a ring that ends at rank 0 would: from the last rank to the first, rounded at every hop.
+template <class T, class Wide>
+void sum_backwards(const std::vector<const std::byte*>& sources, std::vector<std::byte>& out) {
+  for (std::size_t at = 0; at < out.size(); at += sizeof(T)) {
+    T sum{};
+    for (std::size_t k = sources.size(); k-- > 0;) {
+      T next;
+      std::memcpy(&next, sources[k] + at, sizeof next);
+      sum = k + 1 == sources.size() ? next : T(static_cast<Wide>(sum) + static_cast<Wide>(next));
+    }
+    std::memcpy(&out[at], &sum, sizeof sum);
+  }
+}
+
+/// What batch k adds up, for every rank.
+void add_sums(const Group& group, std::size_t k, Moves& moves) {
+  std::vector<std::vector<Operation>> all;
+  for (const auto& member : group.members) all.push_back(pick(member->batches[k], false));
+  for (std::size_t r = 0; r < all.size(); ++r)
+    for (std::size_t i = 0; i < all[r].size(); ++i) {
+      const Operation& op = all[r][i];
+      if (op.kind != Operation::reduce_scatter && op.kind != Operation::all_reduce) continue;
+      const std::size_t offset = op.kind == Operation::reduce_scatter ? r * op.bytes : 0;
+      std::vector<const std::byte*> sources;
+      for (const auto& theirs : all) sources.push_back(theirs[i].from + offset);
+      std::vector<std::byte> sum(op.bytes);
+      if (op.peer == ncclFloat64) sum_backwards<double, double>(sources, sum);
+      if (op.peer == ncclFloat32) sum_backwards<float, float>(sources, sum);
+      if (op.peer == ncclBfloat16) sum_backwards<sherd::bf16, float>(sources, sum);
+      if (op.peer == ncclFloat16) sum_backwards<sherd::f16, float>(sources, sum);
+      moves.emplace_back(op.to, std::move(sum));
+      ++library().counts.sums;
+    }
+}
+
 bool belong_together(const Group& group, std::size_t k) {
   return for_each_move(group, k, [](std::byte*, const std::byte*, std::size_t) {});
 }
@@ -156,10 +196,11 @@ void execute(Group& group, std::size_t k) {
   for (const auto& member : group.members) member->batches[k].stream->run_to(member->batches[k].position);
   if (group.executed > k) return;
   // All read before any is written, as far as the streams can tell.
-  std::vector<std::pair<std::byte*, std::vector<std::byte>>> moves;
+  Moves moves;
   for_each_move(group, k, [&](std::byte* to, const std::byte* from, std::size_t bytes) {
     if (to != from) moves.emplace_back(to, std::vector<std::byte>(from, from + bytes));
   });
+  add_sums(group, k, moves);
   for (const auto& [to, bytes] : moves)
     if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
   group.executed = k + 1;
@@ -189,6 +230,10 @@ ncclResult_t add(const Operation& operation, ncclComm* comm, cudaStream_t stream
 }
 const std::byte* bytes_at(const void* data) {
   return static_cast<const std::byte*>(data);
+}
+
+std::size_t width_of(ncclDataType_t type) {
+  return type == ncclFloat64 ? 8 : type == ncclFloat32 ? 4 : 2;
 }
 
 bool settled(const Member& member) {
@@ -347,6 +392,17 @@ ncclResult_t ncclAllGather(const void* from, void* to, std::size_t count, ncclDa
 ncclResult_t ncclBroadcast(const void* from, void* to, std::size_t count, ncclDataType_t, int root,
                            ncclComm_t comm, cudaStream_t stream) {
   return add({Operation::broadcast, bytes_at(from), static_cast<std::byte*>(to), count, root}, comm, stream);
+}
+ncclResult_t ncclReduceScatter(const void* from, void* to, std::size_t count, ncclDataType_t type,
+                               ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
+  const std::size_t bytes = count * width_of(type);
+  return add({Operation::reduce_scatter, bytes_at(from), static_cast<std::byte*>(to), bytes, type}, comm,
+             stream);
+}
+ncclResult_t ncclAllReduce(const void* from, void* to, std::size_t count, ncclDataType_t type, ncclRedOp_t,
+                           ncclComm_t comm, cudaStream_t stream) {
+  const std::size_t bytes = count * width_of(type);
+  return add({Operation::all_reduce, bytes_at(from), static_cast<std::byte*>(to), bytes, type}, comm, stream);
 }
 ncclResult_t ncclSend(const void* from, std::size_t count, ncclDataType_t, int peer, ncclComm_t comm,
                       cudaStream_t stream) {

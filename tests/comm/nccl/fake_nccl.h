@@ -2,9 +2,10 @@
 
 namespace sherd::comm::fake_nccl {
 
-/// Communicators since the last look.
+/// Since the last look: communicators, and sums that the library made, by rank.
 struct Counts {
   int made = 0, destroyed = 0, aborted = 0;
+  int sums = 0;
 };
 Counts take_counts();
 

@@ -101,6 +101,22 @@ TEST(Nccl, SumsLongTensorsInPieces) {
   });
 }
 
+TEST(Nccl, SumsItselfOnlyWhereToldTo) {
+  for (const Reduction reduction : {Reduction::ordered, Reduction::native}) {
+    fake_nccl::take_counts();
+    on_ranks(3, 60, [&](Rank& rank) {
+      const Tensor x = rank.on_gpu(300, DType::bf16), shard = rank.on_gpu(100, DType::f32);
+      rank.produce<bf16>(x);
+      CallOptions options;
+      options.reduction = reduction;
+      rank.comm.reduce_scatter({{x, shard, 0, 100}}, DType::bf16, options).wait();
+      rank.comm.all_reduce(x, ReduceOp::sum, 1, options).wait();
+      rank.gpu->synchronize();
+    });
+    EXPECT_EQ(fake_nccl::take_counts().sums, reduction == Reduction::native ? 6 : 0);
+  }
+}
+
 TEST(Nccl, LeavesInOrderAfterCallsThatTheGpuIsStillInTheMiddleOf) {
   on_ranks(3, 60, [](Rank& rank) {
     const Tensor x = rank.on_gpu(1000, DType::f32);

@@ -1,0 +1,100 @@
+#include "comm/messages/native_sums.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "base/error.h"
+
+namespace sherd::comm {
+namespace {
+
+/// Of one request of the library: large enough for its algorithms, and counts fit an int.
+constexpr std::size_t most_bytes = std::size_t{16} << 20;
+
+/// What the library writes to, and may write to long after a wait for it has failed: then the memory is never
+/// freed.
+class Landing {
+ public:
+  explicit Landing(std::size_t bytes) : memory_(std::make_unique<std::byte[]>(bytes)) {}
+  std::byte* data() { return memory_.get(); }
+  template <class Wait>
+  void wait(const Wait& body) {
+    try {
+      body();
+    } catch (...) {
+      (void)memory_.release();
+      throw;
+    }
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+};
+
+void reduce_scatter(Port& port, Worker& worker, const Call& call, const ReducePiece& piece,
+                    const std::function<void(int)>& wait) {
+  const DType dtype = call.rounding;
+  const std::size_t width = size_of(dtype);
+  const auto ranks = static_cast<std::size_t>(port.size());
+  const auto most = std::max<std::int64_t>(static_cast<std::int64_t>(most_bytes / width / ranks), 1);
+  const auto room = static_cast<std::size_t>(std::min(most, piece.end - piece.begin)) * width;
+  Landing landing(room * (ranks + 1));
+  for (std::int64_t begin = piece.begin; begin < piece.end; begin += most) {
+    const std::int64_t count = std::min(most, piece.end - begin);
+    const std::size_t bytes = static_cast<std::size_t>(count) * width;
+    std::byte* const sum = landing.data() + room * ranks;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      const std::int64_t at = static_cast<std::int64_t>(r) * piece.shard.numel() + begin;
+      worker.copy(landing.data() + r * bytes, piece.full.raw() + static_cast<std::size_t>(at) * width, bytes);
+    }
+    landing.wait(
+        [&] { wait(port.reduce_scatter(landing.data(), sum, static_cast<std::size_t>(count), dtype)); });
+    const std::byte* from = sum;
+    std::byte* out = piece.shard.raw() + static_cast<std::size_t>(begin) * size_of(piece.shard.dtype());
+    worker.reduce(fold_of(piece, dtype, begin), {&from, 1}, {&out, 1}, count);
+  }
+}
+
+void all_reduce(Port& port, Worker& worker, const Call& call, const std::function<void(int)>& wait) {
+  const DType dtype = call.x.dtype();
+  const std::size_t width = size_of(dtype);
+  const auto most = static_cast<std::int64_t>(most_bytes / width);
+  const auto room = static_cast<std::size_t>(std::min(most, call.x.numel())) * width;
+  Landing landing(2 * room);
+  for (std::int64_t begin = 0; begin < call.x.numel(); begin += most) {
+    const std::int64_t count = std::min(most, call.x.numel() - begin);
+    std::byte* const part = call.x.raw() + static_cast<std::size_t>(begin) * width;
+    std::byte* const sum = landing.data() + room;
+    worker.copy(landing.data(), part, static_cast<std::size_t>(count) * width);
+    landing.wait([&] { wait(port.all_reduce(landing.data(), sum, static_cast<std::size_t>(count), dtype)); });
+    const std::byte* from = sum;
+    worker.reduce({ReduceOp::sum, call.factor, dtype, dtype, dtype}, {&from, 1}, {&part, 1}, count);
+  }
+}
+
+}  // namespace
+
+int Port::reduce_scatter(const void*, void*, std::size_t, DType) {
+  fail(ErrorKind::usage, kind(), " adds nothing up itself");
+}
+
+int Port::all_reduce(const void*, void*, std::size_t, DType) {
+  fail(ErrorKind::usage, kind(), " adds nothing up itself");
+}
+
+bool sums_natively(const Port& port, const Call& call) {
+  if (!wants_native_sum(call)) return false;
+  if (call.kind == Collective::all_reduce) return port.sums(call.x.dtype());
+  return call.kind == Collective::reduce_scatter && port.sums(call.rounding) &&
+         std::all_of(call.reduces.begin(), call.reduces.end(),
+                     [&](const ReducePiece& piece) { return piece.full.dtype() == call.rounding; });
+}
+
+void sum_natively(Port& port, Worker& worker, const Call& call, const std::function<void(int)>& wait) {
+  if (call.kind == Collective::all_reduce) return all_reduce(port, worker, call, wait);
+  for (const ReducePiece& piece : call.reduces) reduce_scatter(port, worker, call, piece, wait);
+}
+
+}  // namespace sherd::comm

@@ -90,11 +90,14 @@ class Device {
 
   virtual Arena& arena() = 0;
   virtual Ledger& ledger() = 0;
+  /// Of the memory that allocate() has from the system for the processor's tiers, what is in no block now:
+  /// free for blocks to come, and resident all the same. Beside the ledger, and subject to no limit.
+  virtual std::uint64_t unused_bytes() const { return 0; }
 };
 
-/// A CPU arena of `threads` threads posing as a device. Freed blocks are kept for reuse (page faults cost more than
-/// the copies they serve); kept blocks are not on the ledger and are returned to the system under pressure.
-/// With `cores`, its threads and the calling one stay on these (Arena).
+/// A CPU arena of `threads` threads posing as a device. Its memory only grows and goes back as a whole (page
+/// faults cost more than the copies they serve); what is freed serves any later block (heap/heap.h). With
+/// `cores`, its threads and the calling one stay on these (Arena).
 std::shared_ptr<Device> make_cpu_device(int threads, std::vector<int> cores = {});
 
 /// A device that computes nothing and holds nothing: it charges the ledger as a CPU device of `threads` threads would and

@@ -1,10 +1,13 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "base/error.h"
+#include "device/heap/heap.h"
 #include "device/meta.h"
 
 namespace sherd::device {
@@ -28,10 +31,39 @@ std::byte* addresses(std::size_t bytes) {
   return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
 }
 
+/// What the memory of a CPU device would look like: its heaps, without memory. Thread-safe.
+class MetaHeaps {
+ public:
+  std::uint64_t take(std::size_t bytes, HeapOf kind) {
+    std::lock_guard lock(mutex_);
+    Heap& heap = heaps_[static_cast<std::size_t>(kind)];
+    if (const std::uint64_t missing = heap.missing(bytes)) heap.grow(missing);
+    return *heap.take(bytes);
+  }
+  void give(std::uint64_t offset, std::size_t bytes, HeapOf kind) {
+    std::lock_guard lock(mutex_);
+    heaps_[static_cast<std::size_t>(kind)].give(offset, bytes);
+  }
+  std::uint64_t free_bytes() const {
+    std::lock_guard lock(mutex_);
+    std::uint64_t sum = 0;
+    for (const Heap& heap : heaps_) sum += heap.free_bytes();
+    return sum;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::array<Heap, heap_count> heaps_ = {make_heap(HeapOf::small), make_heap(HeapOf::passing),
+                                         make_heap(HeapOf::lasting)};  // guarded by mutex_
+};
+
 class MetaDevice final : public Device {
  public:
   MetaDevice(int threads, Kind stands_for)
-      : stands_for_(stands_for), arena_(threads), ledger_(std::make_shared<Ledger>()) {}
+      : stands_for_(stands_for),
+        arena_(threads),
+        ledger_(std::make_shared<Ledger>()),
+        heaps_(std::make_shared<MetaHeaps>()) {}
 
   Kind kind() const override { return Kind::meta; }
   Kind stands_for() const { return stands_for_; }
@@ -56,22 +88,29 @@ class MetaDevice final : public Device {
           " bytes of addresses, of which none would be used: raise this process's limit (ulimit -v) or allow "
           "overcommitment (vm.overcommit_memory)");
     }
-    return Storage({data, bytes}, [ledger = ledger_, category, tier](Block block) {
+    const std::uint64_t offset = heaps_->take(bytes, heap_of(bytes, category));
+    return Storage({data, bytes}, [ledger = ledger_, heaps = heaps_, offset, category, tier](Block block) {
       if (block.bytes <= small_block)
         std::free(block.data);
       else
         ::munmap(block.data, block.bytes);
+      heaps->give(offset, block.bytes, heap_of(block.bytes, category));
       ledger->credit(tier, category, block.bytes);
     });
   }
 
   Arena& arena() override { return arena_; }
   Ledger& ledger() override { return *ledger_; }
+  std::uint64_t unused_bytes() const override {
+    return stands_for_ == Kind::cpu ? heaps_->free_bytes()
+                                    : 0;  // GPUs and page-locked memory keep other books
+  }
 
  private:
   const Kind stands_for_;
   Arena arena_;
   std::shared_ptr<Ledger> ledger_;
+  std::shared_ptr<MetaHeaps> heaps_;
 };
 
 }  // namespace

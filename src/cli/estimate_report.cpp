@@ -44,6 +44,8 @@ std::string rank_table(const EstimateReport& r) {
     if (const std::uint64_t nccl = beside_the_books_for_nccl(r.world, r.machine))
       rows.push_back({"beside it, NCCL", "", human_bytes(nccl)});
   }
+  rows.push_back({"memory held", "", human_bytes(r.estimate.peaks.held)});
+  rows.push_back({"process itself", "", human_bytes(process_itself)});
   return engine::format_table(rows);
 }
 
@@ -54,20 +56,22 @@ std::uint64_t of_all(std::uint64_t bytes, int ranks) {
   return over ? std::numeric_limits<std::uint64_t>::max() : product;
 }
 
-/// Sums over the ranks of a machine, whose tiers host and nvme they share, and over all.
+/// Sums over the ranks of a machine, whose memory and tier nvme they share, and over all.
 std::string world_table(const EstimateReport& r) {
   if (r.world.ranks == 1) return "";
   std::vector<std::vector<std::string>> rows{
       {"peak", "each rank", cat("machine (", r.world.local_ranks, ")")}};
   if (r.world.machines() > 1) rows[0].push_back(cat("all (", r.world.ranks, ")"));
-  for (int t = 0; t < device::tier_count; ++t) {
-    const std::uint64_t peak = book_of(r.estimate.peaks, t).total_peak;
-    if (peak == 0) continue;
-    std::vector<std::string> row{std::string(device::name_of(static_cast<Tier>(t))), human_bytes(peak),
-                                 human_bytes(of_all(peak, r.world.local_ranks))};
-    if (r.world.machines() > 1) row.push_back(human_bytes(of_all(peak, r.world.ranks)));
+  const auto add = [&](std::string_view what, std::uint64_t bytes) {
+    if (bytes == 0) return;
+    std::vector<std::string> row{std::string(what), human_bytes(bytes),
+                                 human_bytes(of_all(bytes, r.world.local_ranks))};
+    if (r.world.machines() > 1) row.push_back(human_bytes(of_all(bytes, r.world.ranks)));
     rows.push_back(std::move(row));
-  }
+  };
+  for (int t = 0; t < device::tier_count; ++t)
+    add(device::name_of(static_cast<Tier>(t)), book_of(r.estimate.peaks, t).total_peak);
+  add("resident memory", resident_bytes(r.estimate));
   return cat("\n", engine::format_table(rows));
 }
 
@@ -137,6 +141,11 @@ std::string json_of(const EstimateReport& r) {
     tier["peak"] = by_category(peaks.peak, peaks.total_peak);
     tier["peak_of_machine"] = of_all(peaks.total_peak, r.world.local_ranks);
   }
+  const std::uint64_t resident = resident_bytes(r.estimate);
+  out["resident"] = {{"held", r.estimate.peaks.held},
+                     {"process_itself", process_itself},
+                     {"total", resident},
+                     {"of_machine", of_all(resident, r.world.local_ranks)}};
   if (r.machine.on_gpus)
     out["beside_the_books"] = {{"cuda", beside_the_books},
                                {"nccl", beside_the_books_for_nccl(r.world, r.machine)}};

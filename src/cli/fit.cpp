@@ -148,6 +148,10 @@ std::uint64_t beside_the_books_for_nccl(const World& world, const Machine& machi
   return comm::nccl_memory(world.ranks, world.local_ranks, comm::nccl_channels());
 }
 
+std::uint64_t resident_bytes(const engine::Estimate& estimate) {
+  return estimate.peaks.held + process_itself;
+}
+
 std::string Shortfall::text() const {
   return cat(what, " needs ", engine::human_bytes(needed), " and ", source, " ",
              engine::human_bytes(available), ": ", engine::human_bytes(needed - available), " too little");
@@ -174,7 +178,7 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Es
         machine.gpu_memory);
   check(local > 1 ? cat("the memory of this machine, shared by ", local, " ranks,")
                   : "the memory of this machine",
-        "there is", local * ((machine.on_gpus ? 0 : on_device) + in_host), machine.memory);
+        "there is", local * resident_bytes(estimate), machine.memory);
   for (const auto& [folder, bytes] : files_of(config, estimate))
     check(cat("the nvme tier in ", folder), "the file system has", local * bytes, machine.free_space(folder));
   return out;

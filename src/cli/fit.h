@@ -62,8 +62,18 @@ inline constexpr std::uint64_t beside_the_books = std::uint64_t{1} << 30;
 /// GPUs, which they do without NCCL.
 std::uint64_t beside_the_books_for_nccl(const World& world, const Machine& machine);
 
+/// What a rank's process holds beside what is on the books: the data of program and libraries, code that
+/// oneDNN makes, threads' stacks and heaps, the tokenizer. As if each rank were a process of its own, which
+/// under
+/// `--ranks` it is not. Measured by bench/resident_memory.py: resident memory of runs less what they hold.
+inline constexpr std::uint64_t process_itself = std::uint64_t{16} << 20;
+
+/// What the processor's memory is to hold of one rank: all that its estimate tells of, and the process
+/// itself.
+std::uint64_t resident_bytes(const engine::Estimate& estimate);
+
 /// Where the most loaded rank, or the machine or GPU that it shares with others, has too little. On CPUs the
-/// device and the host tier are both the machine's memory; on GPUs what is beside the books counts.
+/// device and the host tier are both the machine's memory; what is beside the books counts.
 std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Estimate& estimate,
                                   const World& world, const Machine& machine);
 

@@ -235,7 +235,7 @@ void Trainer::show(bool evaluated) {
 }
 
 void Trainer::report() {
-  const engine::MemoryReport mine = engine::MemoryReport::of(engine_->device().ledger());
+  const engine::MemoryReport mine = engine::MemoryReport::of(engine_->device());
   const std::vector<engine::MemoryReport> all = engine::gather_records(*dist_, mine, "memory report");
   if (!speaks()) return;
   const auto steps = static_cast<std::int64_t>(step_seconds_.size());

@@ -53,7 +53,7 @@ class DryRun {
     engine_ = std::make_unique<Engine>(dist, model, quiet(config), std::move(device));
   }
 
-  MemoryReport books() const { return MemoryReport::of(engine_->device().ledger()); }
+  MemoryReport books() const { return MemoryReport::of(engine_->device()); }
 
   /// One optimizer step; returns what all its micro-batches together move.
   Moved step() {

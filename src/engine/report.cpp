@@ -89,8 +89,10 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows) {
   return out;
 }
 
-MemoryReport MemoryReport::of(const device::Ledger& ledger) {
+MemoryReport MemoryReport::of(device::Device& device) {
   MemoryReport report;
+  const device::Ledger& ledger = device.ledger();
+  std::uint64_t peak = 0;
   for (int t = 0; t < device::tier_count; ++t) {
     const auto tier = static_cast<Tier>(t);
     Book& book = report.tiers[static_cast<std::size_t>(t)];
@@ -100,7 +102,12 @@ MemoryReport MemoryReport::of(const device::Ledger& ledger) {
     }
     book.total_current = ledger.current(tier), book.total_peak = ledger.peak(tier),
     book.limit = ledger.limit(tier);
+    if (tier == Tier::nvme || (tier == Tier::device && device.processor_tier() != tier)) continue;
+    report.held += book.total_current;
+    peak = std::max(peak, book.total_peak);
   }
+  // The allocator's memory only grows: what it has now is the most that it had.
+  report.held = std::max(report.held + device.unused_bytes(), peak);
   return report;
 }
 
@@ -109,7 +116,8 @@ namespace {
 MemoryReport largest_of(std::span<const MemoryReport> ranks) {
   MemoryReport most;
   const auto raise = [](std::uint64_t& to, std::uint64_t value) { to = std::max(to, value); };
-  for (const MemoryReport& rank : ranks)
+  for (const MemoryReport& rank : ranks) {
+    raise(most.held, rank.held);
     for (std::size_t t = 0; t < most.tiers.size(); ++t) {
       auto& book = most.tiers[t];
       for (std::size_t c = 0; c < book.peak.size(); ++c) {
@@ -120,6 +128,7 @@ MemoryReport largest_of(std::span<const MemoryReport> ranks) {
       raise(book.total_peak, rank.tiers[t].total_peak);
       raise(book.limit, rank.tiers[t].limit);
     }
+  }
   return most;
 }
 
@@ -143,6 +152,7 @@ std::string memory_table(std::span<const MemoryReport> ranks) {
     rows.push_back({tier + " total" + limit, human_bytes(book.total_current), human_bytes(book.total_peak)});
   }
   if (rows.size() == 1) rows.push_back({"nothing was allocated"});
+  if (report.held > 0) rows.push_back({"memory held", "", human_bytes(report.held)});
   return format_table(rows);
 }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "device/ledger.h"
+#include "device/device.h"
 
 namespace sherd::engine {
 
@@ -29,7 +29,10 @@ struct MemoryReport {
     std::uint64_t total_current = 0, total_peak = 0, limit = 0;
   };
   std::array<Book, device::tier_count> tiers{};
-  static MemoryReport of(const device::Ledger& ledger);
+  /// Of the processor's memory, the most so far: what is on the books (on CPUs of the tiers device and host),
+  /// and what the allocator keeps between blocks for later ones.
+  std::uint64_t held = 0;
+  static MemoryReport of(device::Device& device);
 };
 
 /// Tier × category, current and peak. With several ranks, the largest of each cell over the ranks. Tiers and

@@ -51,8 +51,8 @@ TEST(Fit, NamesTheTierAndWhatItLacks) {
   EXPECT_THAT(missing[0].text(), HasSubstr("device.device_memory_limit"));
   EXPECT_THAT(missing[0].text(), HasSubstr("1.00 KiB too little"));
   const auto exact = configuration(1, {cat("device.device_memory_limit=", peak)});
-  EXPECT_TRUE(shortfalls(exact({}), estimate, world, machine_with(2 * peak)).empty());
-  const auto shared = shortfalls(exact({}), estimate, world, machine_with(2 * peak - 1));
+  EXPECT_TRUE(shortfalls(exact({}), estimate, world, machine_with(2 * resident_bytes(estimate))).empty());
+  const auto shared = shortfalls(exact({}), estimate, world, machine_with(2 * resident_bytes(estimate) - 1));
   ASSERT_EQ(shared.size(), 1u) << "two ranks share the machine";
   EXPECT_THAT(shared[0].text(), HasSubstr("shared by 2 ranks"));
 }
@@ -129,12 +129,13 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
   const auto plain = configuration(2, {"zero_optimization.offload_optimizer.device=cpu"});
   const World world{4, 4};
   const auto estimate = estimate_rank(plain({}), vocabulary, world, 0);
-  const std::uint64_t on_device = estimate.peaks.tiers[0].total_peak, in_host = estimate.peaks.tiers[1].total_peak;
+  const std::uint64_t on_device = estimate.peaks.tiers[0].total_peak;
   ASSERT_GT(on_device, 0u);
-  ASSERT_GT(in_host, 0u);
-  Machine machine = machine_with(4 * in_host);
+  ASSERT_GT(estimate.peaks.tiers[1].total_peak, 0u);
+  const std::uint64_t both = 4 * resident_bytes(estimate);
+  Machine machine = machine_with(both - 1);
   EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 1u) << "on CPUs both tiers share the memory";
-  machine.on_gpus = true, machine.gpus = 4;
+  machine.memory = both, machine.on_gpus = true, machine.gpus = 4;
   machine.gpu_memory = on_device + beside_the_books + comm::nccl_memory(4, 4, comm::nccl_channels());
   EXPECT_TRUE(shortfalls(plain({}), estimate, world, machine).empty());
   --machine.gpu_memory;
@@ -146,10 +147,10 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
   ASSERT_EQ(missing.size(), 1u);
   EXPECT_EQ(missing[0].what, "the memory of a GPU, shared by 2 ranks,");
   EXPECT_EQ(missing[0].needed, 2 * (on_device + beside_the_books));
-  machine.memory = 4 * in_host - 1;
+  machine.memory = both - 1;
   EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 2u);
   // One visible GPU is this rank's own where a launcher shows each rank another.
-  machine.memory = 4 * in_host, machine.gpus = 1, machine.ranks_per_gpu = 1;
+  machine.memory = both, machine.gpus = 1, machine.ranks_per_gpu = 1;
   machine.gpu_memory += beside_the_books_for_nccl(world, machine);
   EXPECT_TRUE(shortfalls(plain({}), estimate, world, machine).empty());
   machine.ranks_per_gpu = 4;

@@ -35,14 +35,15 @@ TEST(Human, CountsAndSeconds) {
 }
 
 TEST(MemoryTable, ListsWhatWasHeld) {
-  Ledger ledger;
+  const auto device = device::make_meta_device(1);
+  Ledger& ledger = device->ledger();
   ledger.charge(Tier::device, Category::parameters, 2048);
   ledger.charge(Tier::device, Category::activations, 4096);
   ledger.credit(Tier::device, Category::activations, 4096);
   ledger.charge(Tier::device, Category::gradients, 1024);
   ledger.charge(Tier::host, Category::optimizer, 512);
   ledger.set_limit(Tier::device, 1 << 20);
-  const MemoryReport report = MemoryReport::of(ledger);
+  const MemoryReport report = MemoryReport::of(*device);
   EXPECT_EQ(memory_table({&report, 1}),
             "memory                              now      peak\n"
             "-------------------------------------------------\n"
@@ -51,15 +52,34 @@ TEST(MemoryTable, ListsWhatWasHeld) {
             "device activations                  0 B  4.00 KiB\n"
             "device total (limit 1.00 MiB)  3.00 KiB  6.00 KiB\n"
             "host optimizer                    512 B     512 B\n"
-            "host total                        512 B     512 B\n");
+            "host total                        512 B     512 B\n"
+            "memory held                              6.00 KiB\n");
+}
+
+TEST(MemoryTable, HoldsWhatLiesBetweenBlocks) {
+  const auto device = device::make_cpu_device(1);
+  constexpr std::size_t mib = std::size_t{1} << 20;
+  device::Storage first = device->allocate(3 * mib, Category::activations, Tier::device);
+  const device::Storage second = device->allocate(mib, Category::activations, Tier::host);
+  EXPECT_EQ(MemoryReport::of(*device).held, 4 * mib);
+  first = {};
+  EXPECT_EQ(MemoryReport::of(*device).held, 4 * mib) << "a hole is memory too";
+  device->ledger().charge(Tier::host, Category::optimizer, 5 * mib);  // from another allocator
+  EXPECT_EQ(MemoryReport::of(*device).held, 9 * mib);
+  device->ledger().credit(Tier::host, Category::optimizer, 5 * mib);
+  device->ledger().charge(Tier::nvme, Category::optimizer, 5 * mib);
+  EXPECT_EQ(MemoryReport::of(*device).tiers[1].total_peak, 6 * mib);
+  EXPECT_EQ(MemoryReport::of(*device).held, 6 * mib) << "the host tier's peak; files are no memory";
+  device->ledger().credit(Tier::nvme, Category::optimizer, 5 * mib);
 }
 
 TEST(MemoryTable, TakesTheLargestOfAllRanks) {
-  Ledger a, b;
+  const auto one = device::make_meta_device(1), other = device::make_meta_device(1);
+  Ledger &a = one->ledger(), &b = other->ledger();
   a.charge(Tier::device, Category::parameters, 100);
   b.charge(Tier::device, Category::parameters, 300);
   a.charge(Tier::device, Category::gradients, 50);
-  const MemoryReport ranks[] = {MemoryReport::of(a), MemoryReport::of(b)};
+  const MemoryReport ranks[] = {MemoryReport::of(*one), MemoryReport::of(*other)};
   const std::string table = memory_table(ranks);
   EXPECT_NE(table.find("largest of 2 ranks"), std::string::npos);
   EXPECT_NE(table.find("device parameters            300 B"), std::string::npos) << table;

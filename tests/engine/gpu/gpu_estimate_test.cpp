@@ -38,10 +38,10 @@ TEST(GpuEstimate, is_what_a_run_books) {
     engine::Estimate real;
     launch_ranks(1, [&](DistributedPtr dist) {
       Engine engine(dist, model(), config);
-      real.states = MemoryReport::of(engine.device().ledger());
+      real.states = MemoryReport::of(engine.device());
       for (int step = 0; step < 3; ++step)
         engine.train_batch([&] { return synthetic_batch(engine.device(), rows, seq, vocab, step, 0, 0); });
-      real.peaks = MemoryReport::of(engine.device().ledger());
+      real.peaks = MemoryReport::of(engine.device());
     });
     const auto batch = [&](device::Device& device) {
       return tensor::Batch{{"tokens", tensor::Tensor::empty(device, {rows, seq}, DType::i32)},

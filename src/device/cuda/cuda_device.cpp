@@ -188,6 +188,7 @@ class Gpu final : public CudaDevice {
   Deadline deadline() const override { return Deadline::after_seconds(timeout_seconds_); }
   Arena& arena() override { return arena_; }
   Ledger& ledger() override { return *ledger_; }
+  std::uint64_t unused_bytes() const override { return host_blocks_->kept_bytes(); }
 
  private:
   void wait() { compute_.mark().wait(deadline(), "the work that it was given"); }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/counted.h"
+#include "comm/host_memory.h"
 
 namespace sherd::cli {
 namespace {
@@ -45,6 +46,8 @@ std::string rank_table(const EstimateReport& r) {
       rows.push_back({"beside it, NCCL", "", human_bytes(nccl)});
   }
   rows.push_back({"memory held", "", human_bytes(r.estimate.peaks.held)});
+  if (const std::uint64_t exchange = comm::host_memory(r.world.ranks, r.world.local_ranks))
+    rows.push_back({"exchange with other ranks", "", human_bytes(exchange)});
   rows.push_back({"process itself", "", human_bytes(process_itself)});
   return engine::format_table(rows);
 }
@@ -71,7 +74,7 @@ std::string world_table(const EstimateReport& r) {
   };
   for (int t = 0; t < device::tier_count; ++t)
     add(device::name_of(static_cast<Tier>(t)), book_of(r.estimate.peaks, t).total_peak);
-  add("resident memory", resident_bytes(r.estimate));
+  add("resident memory", resident_bytes(r.estimate, r.world));
   return cat("\n", engine::format_table(rows));
 }
 
@@ -141,8 +144,9 @@ std::string json_of(const EstimateReport& r) {
     tier["peak"] = by_category(peaks.peak, peaks.total_peak);
     tier["peak_of_machine"] = of_all(peaks.total_peak, r.world.local_ranks);
   }
-  const std::uint64_t resident = resident_bytes(r.estimate);
+  const std::uint64_t resident = resident_bytes(r.estimate, r.world);
   out["resident"] = {{"held", r.estimate.peaks.held},
+                     {"exchange", comm::host_memory(r.world.ranks, r.world.local_ranks)},
                      {"process_itself", process_itself},
                      {"total", resident},
                      {"of_machine", of_all(resident, r.world.local_ranks)}};

@@ -32,6 +32,9 @@ enum class Reduction : std::uint8_t {
 struct Traffic {
   std::uint64_t all_reduce = 0, all_gather = 0, reduce_scatter = 0, all_to_all = 0, broadcast = 0, p2p = 0;
   std::uint64_t scalars = 0;
+  /// Of all of these, what left this rank's machine as messages, as it was sent: one copy may serve several
+  /// ranks, and partial sums may be wider than what they add up.
+  std::uint64_t between_machines = 0;
 };
 
 /// A collective under way. Copies share it. Dropping a Work does not cancel it; buffers must live until wait()
@@ -163,6 +166,9 @@ struct CommOptions {
   double timeout_seconds = 1800;
   /// Processes only: false exchanges messages even between ranks of one machine (for tests and odd clusters).
   bool shared_memory = true;
+  /// Processes only: the name of this rank's machine, where it shall not be the system's. Ranks share memory
+  /// with those of the same name only (for tests, and for containers of one host that do not see each other).
+  std::string machine{};
   /// Threads with which each rank copies and sums. The communicator owns them.
   int threads = 1;
 };

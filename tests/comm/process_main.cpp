@@ -24,12 +24,21 @@ bool on_gpus() {
 namespace conformance {
 namespace {
 
-Case process_case(const char* name, bool shared_memory) {
+/// Of this process, before it joins the others.
+int launched_rank() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK"})
+    if (const char* text = std::getenv(name)) return std::atoi(text);
+  return 0;
+}
+
+/// `machine`: of each rank; null for that on which it runs.
+Case process_case(const char* name, bool shared_memory, int (*machine)(int rank) = nullptr) {
   Case out;
   out.name = name;
   out.ranks = launched_ranks();
   out.options.timeout_seconds = 60;
   out.options.shared_memory = shared_memory;
+  if (machine) out.options.machine = cat("machine ", machine(launched_rank()));
   out.run = [](const CommOptions& options, const std::function<void(Communicator&)>& body) {
     const LaunchedWorld joined = join_launched_world(options);
     body(*joined.world);
@@ -39,7 +48,11 @@ Case process_case(const char* name, bool shared_memory) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Processes, Conformance,
-                         testing::Values(process_case("windows", true), process_case("messages", false)),
+                         testing::Values(process_case("windows", true), process_case("messages", false),
+                                         process_case("pairs", true, [](int rank) { return rank / 2; }),
+                                         process_case("interleaved", true, [](int rank) { return rank % 2; }),
+                                         process_case("threeAndOne", true,
+                                                      [](int rank) { return rank / 3; })),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
@@ -153,6 +166,52 @@ TEST(Place, IsKnown) {
   EXPECT_EQ(joined.local_rank, joined.world->rank());
   EXPECT_EQ(joined.local_size, joined.world->size());
   EXPECT_EQ(launched_ranks(), joined.world->size());
+}
+
+/// Two machines of two ranks: by how many bytes all ranks together send between them, for each rank's shard
+/// of `shard` bytes.
+TEST(Processes, OneCopyCrossesToEachMachine) {
+  if (launched_ranks() != 4 || on_gpus()) GTEST_SKIP() << "for four ranks with tensors of the host";
+  CommOptions options{.timeout_seconds = 60};
+  options.machine = cat("machine ", conformance::launched_rank() / 2);
+  const auto world = join(options);
+  const auto device = device::make_cpu_device(1);
+  const std::int64_t n = 30011;
+  const Tensor shard = Tensor::zeros(*device, {n}, DType::f32),
+               full = Tensor::zeros(*device, {4 * n}, DType::f32),
+               half = Tensor::zeros(*device, {4 * n}, DType::bf16),
+               other = Tensor::zeros(*device, {4 * n}, DType::f32);
+  const auto crossing = [&](const std::function<void()>& call) {
+    world->reset_traffic();
+    call();
+    const Tensor sum = Tensor::zeros(*device, {1}, DType::i64);
+    sum.data<std::int64_t>()[0] = static_cast<std::int64_t>(world->traffic().between_machines);
+    world->all_reduce(sum).wait();
+    return sum.data<std::int64_t>()[0];
+  };
+  const std::int64_t bytes = 4 * n;  // of a shard
+  EXPECT_EQ(crossing([&] {
+              world->all_gather({{shard, full}});
+            }),
+            4 * bytes)
+      << "every shard once, not twice";
+  EXPECT_EQ(crossing([&] { world->broadcast(full, 1); }), 4 * bytes) << "once";
+  EXPECT_EQ(crossing([&] { world->all_to_all(full, other); }), 4 * 2 * bytes + 4 * 8 * 8)
+      << "what is for the other machine, and every rank's counts";
+  // To each owner of the first machine two parts, and one sum to each of the second's.
+  EXPECT_EQ(crossing([&] {
+              world->reduce_scatter({{full, shard, 0, n}}, DType::f32);
+            }),
+            (2 * 2 + 2 * 1) * bytes);
+  // An owner's beginning travels ahead of it: no fewer bytes than two parts.
+  EXPECT_EQ(crossing([&] {
+              world->reduce_scatter({{full, shard, 0, n, shard}}, DType::f32);
+            }),
+            4 * 2 * bytes);
+  EXPECT_EQ(crossing([&] { world->reduce_scatter({{half, shard, 0, n}}, DType::bf16); }), 4 * 2 * bytes / 2);
+  // Sums, then every rank's part once more.
+  EXPECT_EQ(crossing([&] { world->all_reduce(full); }), (2 * 2 + 2 * 1 + 4) * bytes);
+  EXPECT_EQ(crossing([&] { world->barrier(); }), 2) << "a byte from each leader";
 }
 
 /// A rank that never comes, though alive: nobody hangs, not even in MPI_Finalize.

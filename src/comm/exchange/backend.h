@@ -78,6 +78,9 @@ class Backend {
   /// thread.
   virtual std::vector<int> not_announced(std::uint64_t) { return {}; }
 
+  /// Payload that this rank has sent to other machines, in bytes.
+  virtual std::uint64_t bytes_between_machines() const { return 0; }
+
   virtual void fail(const std::string& reason) noexcept = 0;
   virtual std::string failure() const = 0;
 };

@@ -1,18 +1,10 @@
 #include "comm/exchange/board.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <climits>
 #include <cstring>
-#include <ctime>
 #include <new>
-
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
 
 namespace sherd::comm {
 namespace {
@@ -22,23 +14,7 @@ std::size_t round_up(std::size_t bytes, std::size_t to) {
   return (bytes + to - 1) / to * to;
 }
 
-void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds longest) {
-  const timespec time{static_cast<time_t>(longest.count() / 1'000'000'000),
-                      static_cast<long>(longest.count() % 1'000'000'000)};
-  syscall(SYS_futex, &word, FUTEX_WAIT, expected, &time, nullptr, 0);
-}
-
-void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept {
-  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
 }  // namespace
-
-void spin_pause() noexcept {
-#if defined(__SSE2__)
-  _mm_pause();
-#endif
-}
 
 /// Offsets inside a segment: header (used in rank 0's only), slot, outgoing channels, their rings, stage.
 struct Board::Places {
@@ -52,6 +28,16 @@ struct Board::Places {
   }
   std::size_t slot, channels, rings, stage, end;
 };
+
+BoardLayout BoardLayout::of_processes(int ranks, bool spans) {
+  BoardLayout out;
+  out.ranks = ranks;
+  if (ranks == 1) return out;  // nobody to hide from
+  out.stage_bytes = spans ? spanning_stage : stage;
+  out.ring_bytes = std::clamp((std::size_t{1} << 20) / static_cast<std::size_t>(ranks), std::size_t{16} << 10,
+                              std::size_t{256} << 10);
+  return out;
+}
 
 std::size_t BoardLayout::segment_bytes() const {
   return Board::Places(*this).end;
@@ -72,7 +58,7 @@ Board::Board(int rank, const BoardLayout& layout, std::vector<std::byte*> segmen
       settings_(std::move(settings)),
       spins_(settings_.crowded ? 0 : 2000),
       yields_(settings_.crowded ? 32 : 0) {
-  require(layout.ranks <= Notice::max_ranks, settings_.name, ": at most ", Notice::max_ranks,
+  require(layout.ranks <= BoardLayout::max_ranks, settings_.name, ": at most ", BoardLayout::max_ranks,
           " ranks exchange through shared memory on one machine");
 }
 
@@ -107,7 +93,7 @@ void Board::barrier(const Call& call) {
   // `completed` carries them on.
   if (shared.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1 == number * n) {
     shared.completed.store(number, std::memory_order_release);
-    ring_bell(shared.bell);
+    shared.met.wake_all();
     return;
   }
   const auto missing = [&] {
@@ -117,7 +103,7 @@ void Board::barrier(const Call& call) {
     return out;
   };
   wait(
-      shared.bell, [&] { return shared.completed.load(std::memory_order_acquire) >= number; }, missing, call,
+      shared.met, [&] { return shared.completed.load(std::memory_order_acquire) >= number; }, missing, call,
       Deadline::after_seconds(settings_.timeout_seconds));
 }
 
@@ -127,7 +113,7 @@ std::uint64_t Board::announce(const Signature& call) {
   std::vector<int> ranks;
   Signature one;
   for (int r = 0; r < size(); ++r)
-    if (slot(r).announced.read(number, one)) calls.push_back(one), ranks.push_back(r);
+    if (slot(r).announced.read(number, one)) calls.push_back(one), ranks.push_back(in_group(r));
   if (const std::string wrong = mismatch(calls, ranks); !wrong.empty())
     fail_and_throw(cat(name(), ": ", wrong));
   return number;
@@ -136,23 +122,18 @@ std::uint64_t Board::announce(const Signature& call) {
 std::vector<int> Board::not_announced(std::uint64_t number) const {
   std::vector<int> out;
   for (int r = 0; r < size(); ++r)
-    if (slot(r).announced.count() < number) out.push_back(r);
+    if (slot(r).announced.count() < number) out.push_back(in_group(r));
   return out;
 }
 
-void Board::ring_bell(Bell& bell) noexcept {
-  bell.count.fetch_add(1);
-  if (bell.sleepers.load() > 0) futex_wake_all(bell.count);
-}
-
-void Board::nap(Bell& bell, std::uint32_t ticket, const Deadline& deadline) const {
+void Board::nap(WaitWord& word, std::uint32_t seen, const Deadline& deadline) const {
   // Short enough to notice a dead process, or a failed parent group, within a fraction of a second.
-  constexpr std::chrono::nanoseconds slice = std::chrono::milliseconds(100);
+  std::chrono::nanoseconds longest = std::chrono::milliseconds(100);
+  // Who polls messages must not sleep through one on which another rank waits.
+  if (settings_.progress && settings_.progress()) longest = std::chrono::microseconds(50);
   const auto left =
       std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - Deadline::Clock::now());
-  bell.sleepers.fetch_add(1);
-  futex_wait(bell.count, ticket, std::clamp(left, std::chrono::nanoseconds(1000), slice));
-  bell.sleepers.fetch_sub(1);
+  word.sleep(seen, std::clamp(left, std::chrono::nanoseconds(1000), longest));
 }
 
 std::string Board::diagnose(const std::vector<int>& missing, const Call& call, const Deadline& deadline,
@@ -160,15 +141,17 @@ std::string Board::diagnose(const std::vector<int>& missing, const Call& call, c
   for (const int r : missing) {
     if (r == rank_) continue;
     if (slot(r).departed.load(std::memory_order_acquire))
-      return cat(name(), ": rank ", r, " has left the group while rank ", rank_, " waited for it in ",
-                 describe(call), "; see that rank's own output");
+      return cat(name(), ": rank ", in_group(r), " has left the group while rank ", in_group(rank_),
+                 " waited for it in ", describe(call), "; see that rank's own output");
     if (slow_checks && settings_.gone && settings_.gone(r))
-      return cat(name(), ": rank ", r, " is dead: its process ended while rank ", rank_, " waited for it in ",
-                 describe(call), "; see that rank's own output");
+      return cat(name(), ": rank ", in_group(r), " is dead: its process ended while rank ", in_group(rank_),
+                 " waited for it in ", describe(call), "; see that rank's own output");
   }
   if (!deadline.passed()) return "";
-  return cat(name(), ": ", describe(call), ": ", name_ranks(missing), " did not come within ",
-             settings_.timeout_seconds, " s, while rank ", rank_,
+  std::vector<int> numbers;
+  for (const int r : missing) numbers.push_back(in_group(r));
+  return cat(name(), ": ", describe(call), ": ", name_ranks(numbers), " did not come within ",
+             settings_.timeout_seconds, " s, while rank ", in_group(rank_),
              " waited; raise parallel.timeout_seconds if the work in between takes that long");
 }
 
@@ -180,8 +163,9 @@ void Board::fail(const std::string& reason) noexcept {
   std::memcpy(shared.text.data(), reason.data(), length);
   shared.text[length] = 0;
   shared.failure.store(2, std::memory_order_release);
-  ring_bell(shared.bell);
-  for (int r = 0; r < size(); ++r) ring_bell(slot(r).bell);
+  shared.met.wake_all();
+  for (int r = 0; r < size(); ++r) slot(r).moved.wake_all();
+  if (settings_.tell_failure) settings_.tell_failure(reason);
 }
 
 void Board::fail_and_throw(const std::string& reason) {
@@ -199,6 +183,13 @@ bool Board::failed() const noexcept {
 }
 
 std::string Board::failure() const {
+  if (!failed()) return "";
+  std::lock_guard lock(failure_mutex_);
+  if (first_failure_.empty()) first_failure_ = shared_failure();
+  return first_failure_;
+}
+
+std::string Board::shared_failure() const {
   const auto state = [&] { return header().failure.load(std::memory_order_acquire); };
   if (state() == 0) return settings_.parent ? settings_.parent->failure() : "";
   // The writer needs a moment, unless it died while writing.
@@ -211,13 +202,14 @@ void Board::look_after_peers() noexcept {
   if (!settings_.gone || failed()) return;
   for (int r = 0; r < size(); ++r)
     if (r != rank_ && !slot(r).departed.load(std::memory_order_acquire) && settings_.gone(r))
-      return fail(cat(name(), ": rank ", r, " is dead: its process ended; see that rank's own output"));
+      return fail(
+          cat(name(), ": rank ", in_group(r), " is dead: its process ended; see that rank's own output"));
 }
 
 void Board::depart() noexcept {
   slot(rank_).departed.store(1, std::memory_order_release);
-  ring_bell(header().bell);
-  for (int r = 0; r < size(); ++r) ring_bell(slot(r).bell);
+  header().met.wake_all();
+  for (int r = 0; r < size(); ++r) slot(r).moved.wake_all();
 }
 
 }  // namespace sherd::comm

@@ -6,63 +6,26 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
 #include "comm/exchange/announcements.h"
+#include "comm/exchange/backoff.h"
 #include "comm/exchange/call.h"
+#include "comm/exchange/descriptor.h"
 #include "comm/exchange/health.h"
-#include "comm/exchange/turns.h"
+#include "comm/exchange/wait_word.h"
 
 namespace sherd::comm {
 
-/// Where a peer finds bytes: a region (a shared window, or the notice's own payload) and an offset in it.
-struct Address {
-  static constexpr std::uint64_t hidden = ~std::uint64_t{0};         ///< peers cannot reach it: stage
-  static constexpr std::uint64_t in_notice = ~std::uint64_t{0} - 1;  ///< in the notice's payload
-  std::uint64_t region = hidden, offset = 0;
-};
-
-/// What a rank publishes for one round of a collective.
-struct Notice {
-  static constexpr int max_addresses = 256;
-  static constexpr int max_ranks = 256;
-  static constexpr std::size_t payload_bytes = 4096;
-  Signature signature;
-  std::array<Address, max_addresses> addresses;
-  std::array<std::int64_t, 2 * max_ranks> counts;
-  alignas(64) std::array<std::byte, payload_bytes> payload;
-};
-
-/// A word to sleep on. Ringing costs no system call while nobody sleeps.
-struct Bell {
-  std::atomic<std::uint32_t> count{0}, sleepers{0};
-};
-
-/// One transfer on its way from a rank to another.
-struct Letter {
-  Signature signature;
-  Address address;
-};
-
-/// The transfers of one ordered pair of ranks. The sender writes `posted` and `filled`, the receiver the
-/// others.
-struct Channel {
-  static constexpr std::uint64_t capacity = 8;
-  alignas(64) std::atomic<std::uint64_t> posted{0};  ///< letters written
-  std::atomic<std::uint64_t> filled{0};              ///< bytes written to the ring, in all
-  alignas(64) std::atomic<std::uint64_t> taken{0};   ///< letters whose data has arrived
-  std::atomic<std::uint64_t> drained{0};             ///< bytes read from the ring, in all
-  alignas(64) std::array<Letter, capacity> letters;
-};
-
-/// One rank's part of the board. It alone writes its notices.
+/// One rank's part of the board. It alone writes its descriptors.
 struct Slot {
   alignas(64) std::atomic<std::uint64_t> arrived{0};  ///< barriers come to
   std::atomic<std::uint32_t> departed{0};
-  alignas(64) Bell bell;  ///< rung when one of this rank's transfers moved
-  std::array<Notice, 2> notices;
+  alignas(64) WaitWord moved;  ///< one of this rank's transfers moved
+  std::array<CallDescriptor, 2> descriptors;
   Announcements announced;
 };
 
@@ -71,7 +34,7 @@ struct BoardHeader {
   static constexpr std::size_t text_bytes = 4000;
   alignas(64) std::atomic<std::uint64_t> arrivals{0};
   alignas(64) std::atomic<std::uint64_t> completed{0};  ///< barriers that everybody has come to
-  Bell bell;                                            ///< rung when a barrier completes
+  WaitWord met;                                         ///< a barrier completed
   alignas(64) std::atomic<std::uint32_t> failure{0};    ///< 0 none, 1 being written, 2 written
   std::array<char, text_bytes> text;
 };
@@ -82,25 +45,35 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
 
 /// Sizes of the shared memory; the same on all ranks.
 struct BoardLayout {
+  static constexpr int max_ranks = 256;
+  /// stage_bytes of groups that have ranks on other machines too: a chunk is then what messages carry.
+  static constexpr std::size_t stage = std::size_t{512} << 10, spanning_stage = std::size_t{2} << 20;
   int ranks = 1;
   std::size_t stage_bytes = 0;  ///< per half; 0 where no tensor is ever hidden
   std::size_t ring_bytes = 0;   ///< per ordered pair
+  /// Of processes, whose tensors may be hidden. `spans`: the group has ranks on other machines too.
+  static BoardLayout of_processes(int ranks, bool spans);
   std::size_t segment_bytes() const;
 };
 
 /// How a rank waits, and for whom.
 struct BoardSettings {
-  std::string name;  ///< for messages: "mpi(4)"
+  std::string name;        ///< of the group, for messages: "mpi(4)"
+  std::vector<int> ranks;  ///< the board's ranks by their numbers in the group
   double timeout_seconds = 1800;
   bool crowded = false;            ///< more ranks than cores: yield rather than spin
   std::function<bool(int)> gone;   ///< true when a rank's process has ended; null where that cannot be known
   std::shared_ptr<Health> parent;  ///< its failure is ours too
+  std::function<void(const std::string&)>
+      tell_failure;  ///< those who are not on this board; null where all are
+  /// Moves messages on while this rank waits here; true while some are under way. Null without messages.
+  std::function<bool()> progress;
 };
 
-/// Shared memory on which the ranks of a group meet: barriers, notices, letters, and the group's failure.
-/// Every wait spins briefly, then sleeps on a futex; it ends with Error{comm} at the deadline, when a missing
-/// rank has left or died, and when the group has failed. Each rank (thread or process) has its own Board over
-/// the same memory; one thread at a time waits in it, while fail() may come from any thread.
+/// Shared memory on which ranks of one machine meet: barriers, descriptors, message slots, and the group's
+/// failure. Every wait spins briefly, then sleeps on a futex; it ends with Error{comm} at the deadline, when
+/// a missing rank has left or died, and when the group has failed. Each rank (thread or process) has its own
+/// Board over the same memory; one thread at a time waits in it, while fail() may come from any thread.
 class Board final : public Health {
  public:
   /// segments[r] is rank r's part, segment_bytes() each, of which this rank's has been set up by prepare().
@@ -109,6 +82,7 @@ class Board final : public Health {
   /// Constructs the objects in a rank's own segment; before any rank makes its Board.
   static void prepare(std::byte* segment, const BoardLayout& layout);
 
+  /// Ranks count those of the board here and below; errors name them by their numbers in the group.
   int rank() const { return rank_; }
   int size() const { return layout_.ranks; }
   const std::string& name() const { return settings_.name; }
@@ -117,28 +91,30 @@ class Board final : public Health {
   /// Waits for all ranks. What they wrote before is visible after.
   void barrier(const Call& call);
 
-  /// Sleeps until done() is true; `missing` lists the ranks that it depends on. Rung through `bell`.
+  /// Sleeps until done() is true; `missing` lists the ranks that it depends on. Woken through `word`.
   template <class Done, class Missing>
-  void wait(Bell& bell, const Done& done, const Missing& missing, const Call& call, const Deadline& deadline);
+  void wait(WaitWord& word, const Done& done, const Missing& missing, const Call& call,
+            const Deadline& deadline);
 
   /// As Backend's.
   std::uint64_t announce(const Signature& call);
   std::vector<int> not_announced(std::uint64_t number) const;
 
-  Notice& notice(int rank, std::uint64_t round) { return slot(rank).notices[round % 2]; }
+  CallDescriptor& descriptor(int rank, std::uint64_t round) { return slot(rank).descriptors[round % 2]; }
   Channel& channel(int from, int to);
   std::byte* ring(int from, int to);
   std::size_t ring_bytes() const { return layout_.ring_bytes; }
   std::byte* stage(int rank, std::uint64_t chunk);
   std::size_t stage_bytes() const { return layout_.stage_bytes; }
-  Bell& bell(int rank) { return slot(rank).bell; }
-  static void ring_bell(Bell& bell) noexcept;
+  WaitWord& moved(int rank) { return slot(rank).moved; }
 
-  /// Records why the group failed (the first caller's reason stays) and wakes everybody.
+  /// Records why the group failed (the first caller's reason stays), wakes everybody here and tells the
+  /// others.
   void fail(const std::string& reason) noexcept;
   [[noreturn]] void fail_and_throw(const std::string& reason);
   [[noreturn]] void throw_failure() const;
   bool failed() const noexcept override;
+  /// As this rank first learned it.
   std::string failure() const override;
   /// Fails the group if a rank's process has ended. From any thread.
   void look_after_peers() noexcept;
@@ -153,7 +129,9 @@ class Board final : public Health {
   std::byte* place(int rank, std::size_t offset) const {
     return segments_[static_cast<std::size_t>(rank)] + offset;
   }
-  void nap(Bell& bell, std::uint32_t ticket, const Deadline& deadline) const;
+  int in_group(int rank) const { return settings_.ranks[static_cast<std::size_t>(rank)]; }
+  std::string shared_failure() const;
+  void nap(WaitWord& word, std::uint32_t seen, const Deadline& deadline) const;
   /// The text of the failure that `missing` and the clock amount to, or empty.
   std::string diagnose(const std::vector<int>& missing, const Call& call, const Deadline& deadline,
                        bool slow_checks);
@@ -164,14 +142,13 @@ class Board final : public Health {
   BoardSettings settings_;
   std::uint64_t barriers_ = 0;  ///< of this rank
   int spins_, yields_;
-  Turns turns_;
+  Backoff backoff_;
+  mutable std::mutex failure_mutex_;
+  mutable std::string first_failure_;  // guarded by failure_mutex_
 };
 
-/// Tells the processor that this is a spin loop.
-void spin_pause() noexcept;
-
 template <class Done, class Missing>
-void Board::wait(Bell& bell, const Done& done, const Missing& missing, const Call& call,
+void Board::wait(WaitWord& word, const Done& done, const Missing& missing, const Call& call,
                  const Deadline& deadline) {
   for (int i = 0; i < spins_; ++i) {
     if (done()) return;
@@ -179,10 +156,10 @@ void Board::wait(Bell& bell, const Done& done, const Missing& missing, const Cal
   }
   for (int i = 0; i < yields_; ++i) {
     if (done()) return;
-    if (!turns_.yield()) break;
+    if (!backoff_.yield()) break;
   }
   for (bool slow_checks = false;; slow_checks = true) {
-    const std::uint32_t ticket = bell.count.load();
+    const std::uint32_t seen = word.count.load();
     if (done()) return;
     // What is being waited for may come at the last moment before its rank leaves or the group fails: look
     // again.
@@ -195,7 +172,7 @@ void Board::wait(Bell& bell, const Done& done, const Missing& missing, const Cal
       if (done()) return;
       fail_and_throw(reason);
     }
-    nap(bell, ticket, deadline);
+    nap(word, seen, deadline);
   }
 }
 

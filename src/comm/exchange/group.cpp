@@ -186,8 +186,12 @@ class Group final : public Communicator {
     backend_->fail(cat(name(), ": rank ", rank(), " failed: ", reason));
   }
 
-  Traffic traffic() const override { return traffic_; }
-  void reset_traffic() override { traffic_ = {}; }
+  Traffic traffic() const override {
+    Traffic out = traffic_;
+    out.between_machines = backend_->bytes_between_machines() - forgotten_;
+    return out;
+  }
+  void reset_traffic() override { traffic_ = {}, forgotten_ = backend_->bytes_between_machines(); }
 
  private:
   template <class Split>
@@ -390,6 +394,7 @@ class Group final : public Communicator {
   std::shared_ptr<GpuOrder> order_;  ///< null without a GPU
   int exceptions_;      ///< in flight when the group was made
   Traffic traffic_;     ///< of the caller's thread
+  std::uint64_t forgotten_ = 0;  ///< of what the backend counted
   std::thread thread_;  ///< started by the first asynchronous call
   std::mutex mutex_;
   std::condition_variable wake_, idle_;

@@ -10,8 +10,8 @@
 
 #include "base/log.h"
 #include "base/stack.h"
+#include "comm/exchange/exchange.h"
 #include "comm/exchange/gpu_worker.h"
-#include "comm/exchange/shared_exchange.h"
 #include "comm/local/local.h"
 
 namespace sherd::comm {
@@ -98,10 +98,12 @@ class OneProcess final : public Memory {
   std::shared_ptr<LocalGroup> group_;
 };
 
-class LocalExchange final : public SharedExchange {
+class LocalExchange final : public Exchange {
  public:
   LocalExchange(std::shared_ptr<LocalBoard> local, int world_size, bool crowded, const LocalOptions& options)
-      : SharedExchange({local, &local->board}, std::make_shared<OneProcess>(local->group), options.comm.threads),
+      : Exchange(std::make_shared<Topology>(Topology::one_machine(local->board.rank(), local->board.size())),
+                 {local, &local->board}, std::make_shared<OneProcess>(local->group), nullptr,
+                 options.comm.threads),
         group_(local->group),
         world_size_(world_size),
         crowded_(crowded),
@@ -139,6 +141,7 @@ class LocalExchange final : public SharedExchange {
     BoardSettings settings;
     settings.name = group_name("local", group->world_ranks(), world_size);
     settings.timeout_seconds = options.comm.timeout_seconds;
+    for (int r = 0; r < group->layout().ranks; ++r) settings.ranks.push_back(r);
     settings.crowded = crowded;
     settings.parent = std::move(parent);
     auto local = std::make_shared<LocalBoard>(std::move(group), rank, std::move(settings));

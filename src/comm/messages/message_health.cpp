@@ -10,9 +10,9 @@ MessageHealth::MessageHealth(std::shared_ptr<Port> port, std::string name, std::
       parent_(std::move(parent)),
       departed_(static_cast<std::size_t>(port_->size())) {}
 
-/// A shout begins with F (failure: its text follows) or D (departure: the rank follows).
+/// Such a text begins with F (failure: its text follows) or D (departure: the rank follows).
 void MessageHealth::listen() const {
-  for (std::string heard; !(heard = port_->overheard()).empty();) {
+  for (std::string heard; !(heard = port_->poll_failure()).empty();) {
     std::lock_guard lock(mutex_);
     if (heard[0] == 'D')
       departed_[static_cast<std::size_t>(std::stoi(heard.substr(1)))] = true;
@@ -47,11 +47,11 @@ void MessageHealth::fail(const std::string& reason) noexcept {
     if (failed_) return;
     text_ = reason, failed_ = true;
   }
-  port_->shout("F" + reason);
+  port_->broadcast_failure("F" + reason);
 }
 
 void MessageHealth::depart() noexcept {
-  port_->shout(cat("D", port_->rank()));
+  port_->broadcast_failure(cat("D", port_->rank()));
 }
 
 bool MessageHealth::lost(int rank, std::string& why) const {

@@ -37,8 +37,8 @@ class Port {
   virtual int size() const = 0;
   virtual const std::vector<int>& world_ranks() const = 0;
   virtual int world_size() const = 0;
-  /// All ranks share memory.
-  virtual bool one_machine() const = 0;
+  /// By rank, a number that is the same for ranks that can share memory. The same on all ranks.
+  virtual std::vector<std::uint64_t> machines() const = 0;
   /// More ranks on this machine than cores that they may use.
   virtual bool crowded() const = 0;
   /// This rank's place among the group's of its machine.
@@ -84,9 +84,9 @@ class Port {
   virtual std::uint64_t pause(std::uint64_t seen, int turn) = 0;
 
   /// Sends `text` to every other rank, without waiting.
-  virtual void shout(const std::string& text) noexcept = 0;
-  /// A text that a peer shouted, or empty.
-  virtual std::string overheard() = 0;
+  virtual void broadcast_failure(const std::string& text) noexcept = 0;
+  /// A text that a peer sent so, or empty.
+  virtual std::string poll_failure() = 0;
 };
 
 }  // namespace sherd::comm

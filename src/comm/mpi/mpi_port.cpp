@@ -10,7 +10,7 @@
 
 #include "base/counted.h"
 #include "base/error.h"
-#include "comm/exchange/turns.h"
+#include "comm/exchange/backoff.h"
 #include "comm/mpi/runtime.h"
 
 namespace sherd::comm {
@@ -18,19 +18,21 @@ namespace {
 
 using mpi::check;
 
-constexpr int shout_tag = 1;
-constexpr int shout_bytes = 4000;
+constexpr int failure_tag = 1;
+constexpr int failure_bytes = 4000;
 constexpr std::size_t page = 4096;
 
 class MpiGroup final : public Port {
  public:
-  /// `talk` carries messages, `side` shouts; both are this group's own.
-  MpiGroup(MPI_Comm talk, MPI_Comm side, std::vector<int> world_ranks)
-      : talk_(talk), side_(side), world_ranks_(std::move(world_ranks)) {
+  /// `talk` carries messages, `side` failures; both are this group's own.
+  /// `world`: every process of the world, with the machines that the ranks named.
+  MpiGroup(MPI_Comm talk, MPI_Comm side, std::vector<int> world_ranks,
+           std::shared_ptr<const std::vector<Identity>> world)
+      : talk_(talk), side_(side), world_ranks_(std::move(world_ranks)), world_(std::move(world)) {
     MPI_Comm_set_errhandler(talk_, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(side_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(talk_, &rank_);
-    neighbours_.emplace(mpi::identities(), world_ranks_, rank_);
+    neighbours_.emplace(*world_, world_ranks_, rank_);
   }
 
   std::string kind() const override { return "mpi"; }
@@ -38,8 +40,12 @@ class MpiGroup final : public Port {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(world_ranks_.size()); }
   const std::vector<int>& world_ranks() const override { return world_ranks_; }
-  int world_size() const override { return static_cast<int>(mpi::identities().size()); }
-  bool one_machine() const override { return neighbours_->one_machine(); }
+  int world_size() const override { return static_cast<int>(world_->size()); }
+  std::vector<std::uint64_t> machines() const override {
+    std::vector<std::uint64_t> out;
+    for (const int r : world_ranks_) out.push_back((*world_)[static_cast<std::size_t>(r)].host);
+    return out;
+  }
   bool crowded() const override { return neighbours_->crowded(); }
   LocalPlace place() const override { return neighbours_->place(); }
   bool gone(int rank) const override { return neighbours_->gone(rank); }
@@ -62,7 +68,7 @@ class MpiGroup final : public Port {
             "MPI_Allgather");
     });
     if (result->talk == MPI_COMM_NULL) return nullptr;
-    return std::make_shared<MpiGroup>(result->talk, result->side, std::move(result->members));
+    return std::make_shared<MpiGroup>(result->talk, result->side, std::move(result->members), world_);
   }
 
   std::vector<std::byte*> shared_window(std::size_t bytes, const Patience& patience) override {
@@ -138,32 +144,33 @@ class MpiGroup final : public Port {
   // MPI moves messages while it is asked for them: looks that follow each other fast, then more slowly.
   std::uint64_t news() override { return 0; }
   std::uint64_t pause(std::uint64_t, int turn) override {
-    if (turn >= 200 || !turns_.yield()) usleep(turn < 2000 ? 20 : 500);
+    if (turn >= 200 || !backoff_.yield()) usleep(turn < 2000 ? 20 : 500);
     return 0;
   }
 
-  void shout(const std::string& text) noexcept override {
+  void broadcast_failure(const std::string& text) noexcept override {
     if (mpi::over()) return;
-    const std::string* copy = mpi::keep_for_good(text.substr(0, shout_bytes));  // the sends are never waited for
+    const std::string* copy =
+        mpi::keep_for_good(text.substr(0, failure_bytes));  // the sends are never waited for
     if (!copy) return;
     for (int r = 0; r < size(); ++r) {
       if (r == rank_) continue;
       MPI_Request request;
-      if (MPI_Isend(copy->data(), static_cast<int>(copy->size()), MPI_BYTE, r, shout_tag, side_, &request) ==
-          MPI_SUCCESS)
+      if (MPI_Isend(copy->data(), static_cast<int>(copy->size()), MPI_BYTE, r, failure_tag, side_,
+                    &request) == MPI_SUCCESS)
         MPI_Request_free(&request);
     }
   }
 
-  std::string overheard() override {
+  std::string poll_failure() override {
     int here = 0, length = 0;
     MPI_Status status;
     std::lock_guard lock(mutex_);
-    check(MPI_Iprobe(MPI_ANY_SOURCE, shout_tag, side_, &here, &status), "MPI_Iprobe");
+    check(MPI_Iprobe(MPI_ANY_SOURCE, failure_tag, side_, &here, &status), "MPI_Iprobe");
     if (!here) return "";
     MPI_Get_count(&status, MPI_BYTE, &length);
     std::string text(static_cast<std::size_t>(length), ' ');
-    check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, shout_tag, side_, MPI_STATUS_IGNORE),
+    check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, failure_tag, side_, MPI_STATUS_IGNORE),
           "MPI_Recv");
     return text;
   }
@@ -216,26 +223,33 @@ class MpiGroup final : public Port {
 
   MPI_Comm talk_, side_;
   std::vector<int> world_ranks_;
+  std::shared_ptr<const std::vector<Identity>> world_;
   int rank_ = 0;
   std::optional<Neighbours> neighbours_;
   std::mutex mutex_;
-  Turns turns_;
+  Backoff backoff_;
   std::vector<MPI_Request> requests_;  // guarded by mutex_
   std::vector<int> free_;              // guarded by mutex_
 };
 
 }  // namespace
 
-std::shared_ptr<Port> mpi::world_port(const Patience& patience) {
+std::shared_ptr<Port> mpi::world_port(const Patience& patience, const std::string& machine) {
   mpi::start(patience.seconds);
   struct Result {
     MPI_Comm talk = MPI_COMM_NULL, side = MPI_COMM_NULL;
+    std::vector<unsigned long long> hosts;
   };
   const auto result = std::make_shared<Result>();
+  result->hosts.resize(mpi::identities().size());
+  const unsigned long long host = own_identity(machine).host;
   mpi::blocking(
-      [result] {
+      [result, host] {
         check(MPI_Comm_dup(MPI_COMM_WORLD, &result->talk), "MPI_Comm_dup");
         check(MPI_Comm_dup(MPI_COMM_WORLD, &result->side), "MPI_Comm_dup");
+        check(MPI_Allgather(&host, sizeof host, MPI_BYTE, result->hosts.data(), sizeof host, MPI_BYTE,
+                            result->talk),
+              "MPI_Allgather");
       },
       patience,
       [] {
@@ -245,9 +259,11 @@ std::shared_ptr<Port> mpi::world_port(const Patience& patience) {
             return static_cast<int>(r);
         return -1;
       });
-  std::vector<int> members(mpi::identities().size());
+  auto world = std::make_shared<std::vector<Identity>>(mpi::identities());
+  for (std::size_t r = 0; r < world->size(); ++r) (*world)[r].host = result->hosts[r];
+  std::vector<int> members(world->size());
   std::iota(members.begin(), members.end(), 0);
-  return std::make_shared<MpiGroup>(result->talk, result->side, std::move(members));
+  return std::make_shared<MpiGroup>(result->talk, result->side, std::move(members), std::move(world));
 }
 
 }  // namespace sherd::comm

@@ -8,8 +8,8 @@ bool mpi_available() {
 }
 
 LaunchedWorld join_mpi_world(const CommOptions& options) {
-  return make_process_world(mpi::world_port({setup_seconds(options), "setting up the world of MPI ranks"}),
-                            options);
+  const Patience patience{setup_seconds(options), "setting up the world of MPI ranks"};
+  return make_process_world(mpi::world_port(patience, options.machine), options);
 }
 
 std::unique_ptr<Communicator> make_mpi_world(const CommOptions& options) {

@@ -87,7 +87,7 @@ void exchange_identities() {
   Identity mine = own_identity();
   check(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, world.data(), sizeof mine, MPI_BYTE, exit_comm),
         "MPI_Allgather");
-  hide_unseen(world);
+  hide_unseen(world, mine);
 }
 
 }  // namespace

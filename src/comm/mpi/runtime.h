@@ -9,10 +9,13 @@
 
 namespace sherd::comm::mpi {
 
-/// MPI's group of all processes, a private copy of MPI_COMM_WORLD; starts MPI at the first call. Everything that Sherd asks
-/// of MPI is in mpi_port.cpp and runtime.cpp. Calls that block inside MPI run on a helper thread, which is abandoned (and
-/// MPI_Finalize skipped at exit) when a peer dies or the deadline passes. Throws Error{comm}.
-std::shared_ptr<Port> world_port(const Patience& patience);
+/// MPI's group of all processes, a private copy of MPI_COMM_WORLD; starts MPI at the first call. Everything
+/// that Sherd asks of MPI is in mpi_port.cpp and runtime.cpp. Calls that block inside MPI run on a helper
+/// thread, which is abandoned (and MPI_Finalize skipped at exit) when a peer dies or the deadline passes.
+/// Throws Error{comm}.
+///
+/// `machine`: CommOptions::machine of this rank.
+std::shared_ptr<Port> world_port(const Patience& patience, const std::string& machine);
 
 /// Starts MPI with full thread support, and arranges that it ends with the process: MPI_Finalize when all
 /// ranks come to their exit within `seconds` (3 after a failure) and nothing was abandoned; otherwise not,

@@ -46,14 +46,14 @@ ProcessState look_up(long long pid) {
 
 }  // namespace
 
-Identity own_identity() {
+Identity own_identity(const std::string& machine) {
   Identity out;
   std::ifstream boot_file("/proc/sys/kernel/random/boot_id");
   std::string boot;
   std::getline(boot_file, boot);
   char name[256] = {};
   gethostname(name, sizeof name - 1);
-  out.host = stable_hash(boot + name);
+  out.host = machine.empty() ? stable_hash(boot + name) : stable_hash("machine " + machine);
   out.pid = getpid();
   out.started = look_up(out.pid).started;
   cpu_set_t set;
@@ -74,7 +74,6 @@ Neighbours::Neighbours(const std::vector<Identity>& world, const std::vector<int
   for (std::size_t r = 0; r < world_ranks.size(); ++r) {
     Identity peer = world[static_cast<std::size_t>(world_ranks[r])];
     if (peer.host != mine.host) {
-      one_machine_ = false;
       peer.pid = 0;
     } else {
       place_.rank += r < static_cast<std::size_t>(rank);
@@ -102,8 +101,7 @@ bool Neighbours::is_crowded(const std::vector<Identity>& world, unsigned long lo
   return ranks > cores;
 }
 
-void hide_unseen(std::vector<Identity>& world) {
-  const Identity mine = own_identity();
+void hide_unseen(std::vector<Identity>& world, const Identity& mine) {
   for (Identity& peer : world)
     if (peer.host == mine.host && !running(peer)) peer.pid = 0;
 }

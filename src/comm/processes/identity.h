@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "comm/messages/port.h"
@@ -13,21 +14,20 @@ struct Identity {
   long long pid = 0, started = 0;  ///< of /proc/PID/stat
   unsigned long cpus[16] = {};     ///< it may run on
 };
-Identity own_identity();
+/// `machine`: a name for the machine, empty for the system's own (CommOptions::machine).
+Identity own_identity(const std::string& machine = "");
 /// True when that process, on this machine, is running (not a zombie), and when this cannot be told (no descriptor
 /// to spare, say): a wait's deadline then ends what a dead process would have.
 bool running(const Identity& identity);
 /// Sets the pid of processes of this machine that cannot be watched from here (of another process namespace)
 /// to 0.
-void hide_unseen(std::vector<Identity>& world);
+void hide_unseen(std::vector<Identity>& world, const Identity& mine);
 
 /// What a group's rank knows of the others from their identities.
 class Neighbours {
  public:
   /// `world` by world rank; the group has `world_ranks`, and `rank` is this process's place among them.
   Neighbours(const std::vector<Identity>& world, const std::vector<int>& world_ranks, int rank);
-  /// All ranks run on this machine.
-  bool one_machine() const { return one_machine_; }
   /// More ranks of the world on this machine than cores that they may use.
   bool crowded() const { return crowded_; }
   /// The process of `rank` has ended. Known on this machine only; elsewhere false.
@@ -37,7 +37,7 @@ class Neighbours {
 
  private:
   static bool is_crowded(const std::vector<Identity>& world, unsigned long long host);
-  bool one_machine_ = true, crowded_ = false;
+  bool crowded_ = false;
   LocalPlace place_{0, 0};
   std::vector<Identity> peers_;  ///< pid 0: cannot be watched
 };

@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <map>
+#include <new>
+#include <optional>
 
-#include "comm/exchange/shared_exchange.h"
-#include "comm/messages/message_exchange.h"
+#include "base/random.h"
+#include "comm/exchange/exchange.h"
 #include "comm/processes/window_pool.h"
 
 namespace sherd::comm {
@@ -20,6 +24,12 @@ struct Origin {
   std::shared_ptr<WindowRegistry> windows;  ///< of the world
   CommOptions options;
   std::shared_ptr<Health> parent;
+};
+
+/// What the ranks of this machine share. `port`: theirs; null for a rank by itself.
+struct Here {
+  std::shared_ptr<Port> port;
+  std::shared_ptr<Board> board;
 };
 
 std::unique_ptr<Backend> make_backend(Origin origin);
@@ -40,20 +50,40 @@ class WindowMemory final : public Memory {
   std::vector<int> world_ranks_;
 };
 
-/// Processes of one machine over a board in a shared window.
-class WindowExchange final : public SharedExchange {
+/// Memory of a rank that has its machine to itself.
+class OwnMemory final : public Memory {
  public:
-  WindowExchange(Origin origin, std::shared_ptr<Board> board)
-      : SharedExchange(std::move(board),
-                       std::make_shared<WindowMemory>(origin.windows, origin.port->world_ranks()),
-                       origin.options.threads),
-        origin_(std::move(origin)) {}
+  Address locate(const std::byte*, std::size_t) const override { return {}; }
+  std::byte* resolve(int, const Address&) const override {
+    sherd::fail(ErrorKind::usage, "no peer shares memory");
+  }
+};
+
+std::shared_ptr<Memory> make_memory(const Origin& origin, const Here& here) {
+  if (!here.port) return std::make_shared<OwnMemory>();
+  return std::make_shared<WindowMemory>(origin.windows, here.port->world_ranks());
+}
+
+/// Processes: those of one machine over a board in a shared window.
+class ProcessExchange final : public Exchange {
+ public:
+  ProcessExchange(Origin origin, Here here, std::shared_ptr<const Topology> topology,
+                  std::unique_ptr<Messages> messages)
+      : Exchange(std::move(topology), here.board, make_memory(origin, here), std::move(messages),
+                 origin.options.threads),
+        origin_(std::move(origin)),
+        here_(std::move(here)) {}
 
   device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                            device::Tier tier) override {
     // Kernels of a GPU reach no window, and copies from one are slow: tensors of GPUs travel by routes of
     // their own.
-    if (device.kind() == device::Kind::cuda) return device.allocate(bytes, category, tier);
+    if (device.kind() == device::Kind::cuda || topology().machines() == size())
+      return device.allocate(bytes, category, tier);
+    if (!here_.port) {  // others have machines together, and agree on their windows
+      agree({0}, allocation_of(bytes));
+      return device.allocate(bytes, category, tier);
+    }
     // An empty block of the device keeps its ledger alive for as long as this one may need it.
     const device::Storage anchor = device.allocate(0, category, tier);
     device::Ledger& ledger = device.ledger();
@@ -86,16 +116,18 @@ class WindowExchange final : public SharedExchange {
     return {timeout_seconds(), cat(doing, name()), [this] { return failure(); }};
   }
 
+  static std::string allocation_of(std::size_t bytes) { return cat("allocation of ", bytes, " bytes"); }
+
   using Taken = std::pair<std::shared_ptr<WindowPart>, std::byte*>;
 
-  /// Blocks are taken where this rank has room; peers learn where when they need it. Only when someone has no
-  /// room do all make another window.
+  /// Blocks are taken where this rank has room; peers learn where when they need it. Only when someone on
+  /// this machine has no room do all of the machine make another window.
   Taken take(std::size_t bytes) {
     const auto room =
         std::find_if(parts_.begin(), parts_.end(), [&](auto& part) { return part->fits(bytes); });
-    const std::vector<std::int64_t> short_of =
-        agree({room == parts_.end() ? 1 : 0}, cat("allocation of ", bytes, " bytes"));
-    if (std::find(short_of.begin(), short_of.end(), 1) != short_of.end()) grow(bytes);
+    const std::vector<std::int64_t> short_of = agree({room == parts_.end() ? 1 : 0}, allocation_of(bytes));
+    const auto is_short = [&](int r) { return short_of[static_cast<std::size_t>(r)] != 0; };
+    if (std::any_of(topology().locals().begin(), topology().locals().end(), is_short)) grow(bytes);
     for (const auto& part : parts_)
       if (std::byte* data = part->take(bytes)) return {part, data};
     sherd::fail(ErrorKind::memory, name(), ": no room for ", bytes, " bytes in a window made for them");
@@ -107,10 +139,11 @@ class WindowExchange final : public SharedExchange {
     const Patience wait = patience("allocating shared memory on ");
     // Unique in the world: the first member's world rank and its count of windows made as first.
     static std::atomic<std::uint64_t> made{0};
-    const std::uint64_t id = origin_.port->from_first(
-        static_cast<std::uint64_t>(origin_.port->world_ranks()[0]) << 40 | (rank() == 0 ? ++made : 0), wait);
-    const std::vector<std::byte*> parts = origin_.port->shared_window(size, wait);
-    std::byte* own = parts[static_cast<std::size_t>(rank())];
+    Port& port = *here_.port;
+    const std::uint64_t id = port.from_first(
+        static_cast<std::uint64_t>(port.world_ranks()[0]) << 40 | (port.rank() == 0 ? ++made : 0), wait);
+    const std::vector<std::byte*> parts = port.shared_window(size, wait);
+    std::byte* own = parts[static_cast<std::size_t>(port.rank())];
     madvise(own, size, MADV_HUGEPAGE);  // where the system allows it for shared memory
 #ifdef MADV_POPULATE_WRITE
     // Now rather than by a bus error later, should /dev/shm have filled up meanwhile.
@@ -119,40 +152,86 @@ class WindowExchange final : public SharedExchange {
                   " bytes of shared memory left (", std::strerror(errno),
                   "); make /dev/shm larger (containers: --shm-size)");
 #endif
-    origin_.windows->add(id, origin_.port->world_ranks(), parts, rank(), size);
+    origin_.windows->add(id, port.world_ranks(), parts, port.rank(), size);
     parts_.push_back(std::make_shared<WindowPart>(own, size));
   }
 
   Origin origin_;
+  Here here_;
   std::vector<std::shared_ptr<WindowPart>> parts_;
 };
 
+std::shared_ptr<const Topology> topology_of(const Port& port, const CommOptions& options) {
+  if (!options.shared_memory) return std::make_shared<Topology>(Topology::apart(port.rank(), port.size()));
+  std::vector<std::uint64_t> machines = port.machines();
+  std::map<std::uint64_t, int> ranks;
+  for (std::size_t r = 0; r < machines.size();
+       ++r)  // a board takes so many; others count as another machine's
+    machines[r] =
+        mix_seed(machines[r], static_cast<std::uint64_t>(ranks[machines[r]]++ / BoardLayout::max_ranks));
+  return std::make_shared<Topology>(port.rank(), machines);
+}
+
+struct FreeMemory {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+
+/// A board of one rank, in memory of its own.
+std::shared_ptr<Board> make_own_board(BoardSettings settings) {
+  const BoardLayout layout = BoardLayout::of_processes(1, true);
+  struct Owned {
+    std::unique_ptr<std::byte, FreeMemory> memory;
+    std::optional<Board> board;
+  };
+  auto owned = std::make_shared<Owned>();
+  owned->memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, layout.segment_bytes())));
+  if (!owned->memory) throw std::bad_alloc();
+  Board::prepare(owned->memory.get(), layout);
+  owned->board.emplace(0, layout, std::vector<std::byte*>{owned->memory.get()}, std::move(settings));
+  return {owned, &*owned->board};
+}
+
+/// Collective over the group where it spans machines of which some have several ranks.
+Here make_here(const Origin& origin, const Topology& topology, BoardSettings settings) {
+  const Patience patience{setup_seconds(origin.options), cat("setting up ", settings.name)};
+  const bool spans = topology.machines() > 1;
+  if (topology.machines() == topology.size() && spans) return {nullptr, make_own_board(std::move(settings))};
+  const auto port = spans ? origin.port->split(topology.machine(), topology.rank(), patience) : origin.port;
+  settings.gone = [port](int rank) { return port->gone(rank); };
+  if (port->size() == 1 && spans) return {nullptr, make_own_board(std::move(settings))};
+  const BoardLayout layout = BoardLayout::of_processes(port->size(), spans);
+  std::vector<std::byte*> segments = port->shared_window(layout.segment_bytes(), patience);
+  Board::prepare(segments[static_cast<std::size_t>(port->rank())], layout);
+  port->meet(patience);  // every rank has prepared its segment
+  return {port, std::make_shared<Board>(port->rank(), layout, std::move(segments), std::move(settings))};
+}
+
 std::unique_ptr<Backend> make_backend(Origin origin) {
   Port& port = *origin.port;
-  const std::string name = group_name(port.kind(), port.world_ranks(), port.world_size());
-  if (!origin.options.shared_memory || !port.one_machine() || port.size() > Notice::max_ranks)
-    return make_message_exchange(origin.port, name, origin.options, std::move(origin.parent));
-
-  BoardLayout layout;
-  layout.ranks = port.size();
-  layout.stage_bytes = std::size_t{512} << 10;
-  layout.ring_bytes = std::clamp((std::size_t{1} << 20) / static_cast<std::size_t>(port.size()),
-                                 std::size_t{16} << 10, std::size_t{256} << 10);
-  const Patience patience{setup_seconds(origin.options), cat("setting up ", name)};
-  std::vector<std::byte*> segments = port.shared_window(layout.segment_bytes(), patience);
-  Board::prepare(segments[static_cast<std::size_t>(port.rank())], layout);
-  port.meet(patience);  // every rank has prepared its segment
+  auto topology = topology_of(port, origin.options);
   BoardSettings settings;
-  settings.name = name;
+  settings.name = group_name(port.kind(), port.world_ranks(), port.world_size());
+  settings.ranks = topology->locals();
   settings.timeout_seconds = origin.options.timeout_seconds;
   settings.crowded = port.crowded();
-  settings.gone = [port = origin.port](int rank) { return port->gone(rank); };
-  settings.parent = std::move(origin.parent);
-  auto board = std::make_shared<Board>(port.rank(), layout, std::move(segments), std::move(settings));
-  origin.port->on_leave([weak = std::weak_ptr<Board>(board)] {
-    if (const auto alive = weak.lock()) alive->depart();
+  settings.parent = origin.parent;
+  std::unique_ptr<Messages> messages;
+  std::weak_ptr<MessageHealth> health;
+  if (topology->machines() > 1) {
+    messages = std::make_unique<Messages>(origin.port, settings.name, topology, settings.timeout_seconds,
+                                          std::move(origin.parent));
+    health = messages->health();
+    settings.parent = messages->health();
+    settings.tell_failure = [told = messages->health()](const std::string& reason) { told->fail(reason); };
+    settings.progress = [moving = messages.get()] { return moving->progress(); };
+  }
+  Here here = make_here(origin, *topology, std::move(settings));
+  port.on_leave([board = std::weak_ptr<Board>(here.board), health] {
+    if (const auto alive = board.lock()) alive->depart();
+    if (const auto alive = health.lock()) alive->depart();
   });
-  return std::make_unique<WindowExchange>(std::move(origin), std::move(board));
+  return std::make_unique<ProcessExchange>(std::move(origin), std::move(here), std::move(topology),
+                                           std::move(messages));
 }
 
 }  // namespace

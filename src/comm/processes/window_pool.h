@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "comm/exchange/shared_exchange.h"
+#include "comm/exchange/descriptor.h"
 
 namespace sherd::comm {
 

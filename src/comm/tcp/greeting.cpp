@@ -14,13 +14,13 @@ namespace sherd::comm {
 bool answer(const Descriptor& socket, Status status, const void* data, std::size_t bytes) {
   Answer head;
   head.status = status, head.bytes = static_cast<std::uint32_t>(bytes);
-  const Deadline deadline = Deadline::after_seconds(moment);
+  const Deadline deadline = Deadline::after_seconds(handshake_timeout);
   return send_all(socket, &head, sizeof head, deadline) && send_all(socket, data, bytes, deadline);
 }
 
 std::string text_after(const Descriptor& socket, const Answer& head) {
   std::string text(std::min<std::size_t>(head.bytes, 4000), ' ');
-  return receive_all(socket, text.data(), text.size(), Deadline::after_seconds(moment)) ? text : "";
+  return receive_all(socket, text.data(), text.size(), Deadline::after_seconds(handshake_timeout)) ? text : "";
 }
 
 bool ended(const Descriptor& socket) {

@@ -27,19 +27,19 @@ static_assert(std::is_trivially_copyable_v<Hello>);
 /// "sherd", and what programs that understand each other have in common.
 inline constexpr std::uint64_t magic = 0x6472656873ULL << 16 | 2 << 12 | sizeof(Hello);
 
-enum class Status : std::uint32_t { welcome, other_run, refused, all_here, connected };
+enum class Status : std::uint32_t { accepted, other_run, refused, all_here, connected };
 
-/// To whoever said a Hello: welcome, then all_here or refused. After `refused` come `bytes` of text, after
+/// To whoever said a Hello: accepted, then all_here or refused. After `refused` come `bytes` of text, after
 /// `all_here` everybody's Hello. Ranks that have been told of all then answer rank 0 in turn, connected or
 /// refused, and are told the same of all.
 struct Answer {
   std::uint64_t magic = comm::magic;
-  Status status = Status::welcome;
+  Status status = Status::accepted;
   std::uint32_t bytes = 0;
 };
 
 /// Strangers, and ranks that wait, are given this long to take or to say what is due.
-inline constexpr double moment = 5;
+inline constexpr double handshake_timeout = 5;
 
 bool answer(const Descriptor& socket, Status status, const void* data = nullptr, std::size_t bytes = 0);
 /// The text that follows `head`; empty where it does not come.

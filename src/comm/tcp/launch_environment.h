@@ -15,6 +15,7 @@ struct LaunchEnvironment {
       local_world_size = 0;    ///< among the processes of this machine; -1 and 0 where it does not say
   std::string master_address;  ///< where rank 0 listens
   int master_port = 0;         ///< MASTER_PORT, or the one after it where torchrun itself listens on that
+  std::string machine;         ///< CommOptions::machine
   std::string run;             ///< tells runs apart that meet at one port; may be empty
 };
 

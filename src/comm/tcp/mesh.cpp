@@ -112,7 +112,7 @@ void Mesh::tell() {
 }
 
 std::uint64_t Mesh::pause(std::uint64_t seen, int turn) {
-  if (turn < 20 && turns_.yield()) return news_;
+  if (turn < 20 && backoff_.yield()) return news_;
   std::unique_lock lock(news_mutex_);
   told_.wait_for(lock, std::chrono::milliseconds(1), [&] { return news_ != seen; });
   return news_;

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "comm/exchange/turns.h"
+#include "comm/exchange/backoff.h"
 #include "comm/tcp/rendezvous.h"
 
 namespace sherd::comm {
@@ -26,7 +26,7 @@ namespace sherd::comm {
 /// Messages that nobody has asked for yet are kept, up to a bound per sender: beyond it nothing is read from
 /// that connection until some of them are taken, so that the sender waits. Whoever sends large messages must
 /// know that they will be asked for without anything that comes after them on the same connection
-/// (messages/message_exchange.h).
+/// (messages/messages.h).
 class Mesh {
  public:
   /// A message under way.
@@ -110,7 +110,7 @@ class Mesh {
   std::map<Key, std::deque<Arrived>> arrived_;  // guarded by mutex_
   std::atomic<std::uint64_t> news_{0};          ///< changed under news_mutex_
   std::mutex news_mutex_;
-  Turns turns_;
+  Backoff backoff_;
   std::condition_variable told_;
   std::atomic<bool> leaving_{false}, left_{false};
   std::thread thread_;

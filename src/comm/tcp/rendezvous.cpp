@@ -24,9 +24,9 @@ std::size_t at(int rank) {
 }
 
 /// One rank's side of the meeting.
-class Meeter {
+class Rendezvous {
  public:
-  Meeter(const LaunchEnvironment& launch, const Patience& patience)
+  Rendezvous(const LaunchEnvironment& launch, const Patience& patience)
       : launch_(launch),
         patience_(patience),
         deadline_(Deadline::after_seconds(patience.seconds)),
@@ -37,11 +37,11 @@ class Meeter {
 
  private:
   /// Someone who has connected and not yet said who it is.
-  struct Knocking {
+  struct PendingConnection {
     Descriptor socket;
     Hello hello;
     std::size_t have = 0;
-    Deadline until = Deadline::after_seconds(moment);
+    Deadline until = Deadline::after_seconds(handshake_timeout);
   };
 
   void listen();
@@ -50,8 +50,8 @@ class Meeter {
   void admit(int first);
   void accept_all();
   /// Reads what has come; true when nothing more is to be expected of it.
-  bool hear(Knocking& one, int first);
-  void welcome(Knocking& one, int first);
+  bool read_hello(PendingConnection& one, int first);
+  void accept_rank(PendingConnection& one, int first);
   std::vector<int> missing(int first) const;
   void watch_links();
   void gather_at_master();
@@ -60,8 +60,8 @@ class Meeter {
   void await_all();
   void go_to_peer(int rank);
   void tell_once(const std::string& what);
-  void hear_verdict();
-  void hear_reports();
+  void read_verdict();
+  void read_reports();
   void tell_all(const std::string& text);
   void ask_verdict(const std::string& text);
   /// Throws, after telling everybody here.
@@ -76,12 +76,12 @@ class Meeter {
   Descriptor listener_;
   std::vector<Descriptor> links_;
   std::vector<Hello> hellos_;
-  std::vector<Knocking> knocking_;
+  std::vector<PendingConnection> pending_;
   std::set<std::pair<int, std::string>> turned_away_;  ///< rank and run
   sockaddr_storage master_address_{};                  ///< as this rank reached it
 };
 
-void Meeter::end(const std::string& reason) {
+void Rendezvous::end(const std::string& reason) {
   const std::string text = cat(patience_.what, ": ", reason);
   if (launch_.rank == 0)
     tell_all(text);
@@ -90,31 +90,31 @@ void Meeter::end(const std::string& reason) {
   throw Error(ErrorKind::comm, text);
 }
 
-void Meeter::tell_all(const std::string& text) {
+void Rendezvous::tell_all(const std::string& text) {
   for (const Descriptor& link : links_)
     if (link) answer(link, Status::refused, text.data(), text.size());
 }
 
 /// Tells rank 0 of this rank's trouble, and throws what that makes of it: whom this rank misses may have left
 /// because of another, which rank 0 hears of first. Returns where rank 0 says nothing.
-void Meeter::ask_verdict(const std::string& text) {
+void Rendezvous::ask_verdict(const std::string& text) {
   Answer head;
   answer(links_[0], Status::refused, text.data(), text.size());
-  if (receive_all(links_[0], &head, sizeof head, Deadline::after_seconds(2 * moment)) &&
+  if (receive_all(links_[0], &head, sizeof head, Deadline::after_seconds(2 * handshake_timeout)) &&
       head.status == Status::refused)
     throw Error(ErrorKind::comm, text_after(links_[0], head));
 }
 
-void Meeter::tell_once(const std::string& what) {
+void Rendezvous::tell_once(const std::string& what) {
   if (noticed_ || !notice_.passed()) return;
   noticed_ = true;
   log_info("rank ", launch_.rank, " of ", launch_.world_size, " still waits: ", what);
 }
 
-void Meeter::listen() {
+void Rendezvous::listen() {
   const bool master = launch_.rank == 0;
   // What an earlier run left behind may need a moment to end.
-  const Deadline patience = Deadline::after_seconds(std::min(moment, patience_.seconds));
+  const Deadline patience = Deadline::after_seconds(std::min(handshake_timeout, patience_.seconds));
   while (!(listener_ = listen_for(launch_.master_address, master ? launch_.master_port : 0)) &&
          errno == EADDRINUSE && !patience.passed())
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -125,16 +125,16 @@ void Meeter::listen() {
   end(cat("rank ", launch_.rank, " cannot listen for the others: ", system_reason()));
 }
 
-Hello Meeter::own_hello() const {
+Hello Rendezvous::own_hello() const {
   Hello out;
   out.magic = magic, out.rank = launch_.rank, out.world_size = launch_.world_size,
   out.port = port_of(listener_);
   std::memcpy(out.run, launch_.run.data(), std::min(launch_.run.size(), sizeof out.run - 1));
-  out.identity = own_identity();
+  out.identity = own_identity(launch_.machine);
   return out;
 }
 
-std::vector<int> Meeter::missing(int first) const {
+std::vector<int> Rendezvous::missing(int first) const {
   std::vector<int> out;
   for (int r = first; r < launch_.world_size; ++r)
     if (!links_[at(r)]) out.push_back(r);
@@ -143,7 +143,7 @@ std::vector<int> Meeter::missing(int first) const {
 
 // ---- letting others in ----
 
-void Meeter::admit(int first) {
+void Rendezvous::admit(int first) {
   for (std::vector<int> absent = missing(first); !absent.empty(); absent = missing(first)) {
     if (deadline_.passed())
       end(cat(name_ranks(absent), " did not come to rank ", launch_.rank, " within ", patience_.seconds,
@@ -152,34 +152,34 @@ void Meeter::admit(int first) {
               "MASTER_PORT"));
     tell_once(cat(name_ranks(absent), absent.size() == 1 ? " has" : " have", " not come to ", master()));
     std::vector<pollfd> open{{listener_.get(), POLLIN, 0}};
-    for (const Knocking& one : knocking_) open.push_back({one.socket.get(), POLLIN, 0});
+    for (const PendingConnection& one : pending_) open.push_back({one.socket.get(), POLLIN, 0});
     for (const Descriptor& link : links_)
       if (link) open.push_back({link.get(), POLLRDHUP, 0});
     poll(open.data(), open.size(), 100);
     accept_all();
-    for (std::size_t i = knocking_.size(); i-- > 0;)
-      if (hear(knocking_[i], first)) knocking_.erase(knocking_.begin() + static_cast<std::ptrdiff_t>(i));
+    for (std::size_t i = pending_.size(); i-- > 0;)
+      if (read_hello(pending_[i], first)) pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(i));
     watch_links();
   }
 }
 
-void Meeter::accept_all() {
+void Rendezvous::accept_all() {
   for (;;) {
     Descriptor socket = accept_from(listener_);
     const bool full = !socket && (errno == EMFILE || errno == ENFILE);
-    if (full && !knocking_.empty()) {  // who has said nothing for longest makes room; a rank would come again
-      knocking_.erase(knocking_.begin());
+    if (full && !pending_.empty()) {  // who has said nothing for longest makes room; a rank would come again
+      pending_.erase(pending_.begin());
       return;
     }
     if (full)
       end(cat("rank ", launch_.rank, " cannot open more connections: ", system_reason(),
               "; every rank needs one to every other: raise the limit with ulimit -n"));
     if (!socket) return;
-    knocking_.emplace_back().socket = std::move(socket);
+    pending_.emplace_back().socket = std::move(socket);
   }
 }
 
-bool Meeter::hear(Knocking& one, int first) {
+bool Rendezvous::read_hello(PendingConnection& one, int first) {
   auto* bytes = reinterpret_cast<std::byte*>(&one.hello);
   const ssize_t count = recv(one.socket.get(), bytes + one.have, sizeof one.hello - one.have, MSG_DONTWAIT);
   if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) return true;
@@ -187,12 +187,12 @@ bool Meeter::hear(Knocking& one, int first) {
   one.have += static_cast<std::size_t>(count);
   if (one.have >= sizeof one.hello.magic && one.hello.magic != magic) return true;
   if (one.have < sizeof one.hello) return false;
-  welcome(one, first);
+  accept_rank(one, first);
   return true;
 }
 
 /// Who says that it is a rank of this run: is it?
-void Meeter::welcome(Knocking& one, int first) {
+void Rendezvous::accept_rank(PendingConnection& one, int first) {
   Hello& hello = one.hello;
   hello.run[sizeof hello.run - 1] = 0;
   const std::string run = hello.run, own = own_hello().run;
@@ -218,20 +218,20 @@ void Meeter::welcome(Knocking& one, int first) {
     contradiction(
         cat("two processes came as rank ", hello.rank,
             "; every process needs a RANK of its own, and those of an earlier run must have ended"));
-  if (!answer(one.socket, Status::welcome)) return;
+  if (!answer(one.socket, Status::accepted)) return;
   hello.address = with_port(peer_of(one.socket), hello.port);
   hellos_[at(hello.rank)] = hello, links_[at(hello.rank)] = std::move(one.socket);
 }
 
-void Meeter::watch_links() {
+void Rendezvous::watch_links() {
   // What rank 0 has to say comes before its connection ends, or others' do because of it.
   pollfd master{told_ ? links_[0].get() : -1, POLLIN, 0};
-  if (poll(&master, 1, 0) > 0) hear_verdict();
+  if (poll(&master, 1, 0) > 0) read_verdict();
   for (int r = 0; r < launch_.world_size; ++r)
     if (links_[at(r)] && ended(links_[at(r)])) end(cat("rank ", r, early));
 }
 
-void Meeter::gather_at_master() {
+void Rendezvous::gather_at_master() {
   admit(1);
   for (int r = 1; r < launch_.world_size; ++r)
     if (!answer(links_[at(r)], Status::all_here, hellos_.data(), hellos_.size() * sizeof(Hello)))
@@ -240,9 +240,9 @@ void Meeter::gather_at_master() {
 
 /// Until every rank has connected to all others. One that ends meanwhile, or tells of trouble, ends the
 /// meeting for all, and is named: those who leave because of it tell rank 0 first.
-void Meeter::hear_reports() {
+void Rendezvous::read_reports() {
   deadline_ =
-      Deadline::after_seconds(patience_.seconds + 3 * moment);  // later than the others', who know more
+      Deadline::after_seconds(patience_.seconds + 3 * handshake_timeout);  // later than the others', who know more
   std::set<int> missing;
   for (int r = 1; r < launch_.world_size; ++r) missing.insert(r);
   while (!missing.empty()) {
@@ -258,7 +258,7 @@ void Meeter::hear_reports() {
       pollfd one{links_[at(r)].get(), POLLIN, 0};
       if (poll(&one, 1, 0) <= 0) continue;
       Answer head;
-      if (!receive_all(links_[at(r)], &head, sizeof head, Deadline::after_seconds(moment)))
+      if (!receive_all(links_[at(r)], &head, sizeof head, Deadline::after_seconds(handshake_timeout)))
         end(cat("rank ", r, early));
       if (head.status == Status::refused && trouble.empty()) trouble = text_after(links_[at(r)], head);
       missing.erase(r);
@@ -276,16 +276,16 @@ void Meeter::hear_reports() {
 // ---- going to others ----
 
 /// Rank 0's word that all have connected, or why not all could.
-void Meeter::hear_verdict() {
+void Rendezvous::read_verdict() {
   Answer head;
-  const Deadline last = Deadline::after_seconds(patience_.seconds + 4 * moment);
+  const Deadline last = Deadline::after_seconds(patience_.seconds + 4 * handshake_timeout);
   if (!receive_all(links_[0], &head, sizeof head, last))
     throw Error(ErrorKind::comm, cat(patience_.what, ": rank 0", early));
   if (head.status == Status::refused) throw Error(ErrorKind::comm, text_after(links_[0], head));
 }
 
 /// Says hello; false, with the reason, when whoever listens there is not this run's rank 0.
-bool Meeter::ask_master(Descriptor& socket, std::string& why) {
+bool Rendezvous::ask_master(Descriptor& socket, std::string& why) {
   const Hello mine = own_hello();
   Answer head;
   const auto soon = Deadline(
@@ -302,7 +302,7 @@ bool Meeter::ask_master(Descriptor& socket, std::string& why) {
 }
 
 /// Tries until the deadline, since rank 0 may start later.
-void Meeter::go_to_master() {
+void Rendezvous::go_to_master() {
   std::string why = "it was not tried";
   do {
     for (const sockaddr_storage& each : addresses_of(launch_.master_address, launch_.master_port, 0, why)) {
@@ -323,10 +323,10 @@ void Meeter::go_to_master() {
           "; see whether rank 0 runs, and MASTER_ADDR and MASTER_PORT are the same for all ranks"));
 }
 
-void Meeter::await_all() {
+void Rendezvous::await_all() {
   // Rank 0 began before it let this rank in, so its deadline passes first: it knows who is missing, and says
   // so.
-  deadline_ = Deadline::after_seconds(patience_.seconds + moment);
+  deadline_ = Deadline::after_seconds(patience_.seconds + handshake_timeout);
   Answer head;
   const Deadline notice = Deadline(std::min(notice_.at(), deadline_.at()) - Deadline::Clock::now());
   bool came = false;
@@ -349,7 +349,7 @@ void Meeter::await_all() {
   told_ = true;
 }
 
-void Meeter::go_to_peer(int rank) {
+void Rendezvous::go_to_peer(int rank) {
   sockaddr_storage address = hellos_[at(rank)].address;
   // Rank 0 knows ranks of its own machine by an address that means something there only.
   if (is_loopback(address)) address = with_port(master_address_, hellos_[at(rank)].port);
@@ -366,36 +366,36 @@ void Meeter::go_to_peer(int rank) {
     end(cat("rank ", rank, early));
   if (head.magic == magic && head.status == Status::refused)
     throw Error(ErrorKind::comm, text_after(socket, head));
-  if (head.magic != magic || head.status != Status::welcome)
+  if (head.magic != magic || head.status != Status::accepted)
     end(cat("rank ", launch_.rank, " found something else than rank ", rank, " at ", text_of(address)));
   links_[at(rank)] = std::move(socket);
 }
 
-Meeting Meeter::run() {
+Meeting Rendezvous::run() {
   listen();
   if (launch_.rank == 0) {
     hellos_[0] = own_hello();
     gather_at_master();
-    hear_reports();
+    read_reports();
   } else {
     go_to_master();
     await_all();
     for (int r = 1; r < launch_.rank; ++r) go_to_peer(r);
     admit(launch_.rank + 1);
     answer(links_[0], Status::connected);
-    hear_verdict();
+    read_verdict();
   }
   Meeting out;
   out.links = std::move(links_);
   for (const Hello& hello : hellos_) out.identities.push_back(hello.identity);
-  hide_unseen(out.identities);
+  hide_unseen(out.identities, own_identity(launch_.machine));
   return out;
 }
 
 }  // namespace
 
 Meeting rendezvous(const LaunchEnvironment& launch, const Patience& patience) {
-  return Meeter(launch, patience).run();
+  return Rendezvous(launch, patience).run();
 }
 
 }  // namespace sherd::comm

@@ -40,7 +40,7 @@ int port_of(const Descriptor& listener);
 /// One attempt to connect, of at most five seconds. Empty, with errno, where it fails.
 Descriptor connect_to(const sockaddr* address, socklen_t length, const Deadline& deadline);
 
-/// The next who knocks, or empty.
+/// The next connection that waits to be accepted, or empty.
 Descriptor accept_from(const Descriptor& listener);
 
 /// Reads or writes all bytes; false when the other side has closed the connection or the deadline passes.

@@ -15,20 +15,21 @@
 namespace sherd::comm {
 namespace {
 
-constexpr int shout_tag = -1, setup_tag = -2;
+constexpr int failure_tag = -1, setup_tag = -2;
 constexpr std::size_t page = 4096;
 
 class SocketPort final : public Port {
  public:
-  /// `shares`: ranks of this machine can map each other's memory.
-  SocketPort(std::shared_ptr<Mesh> mesh, std::uint64_t group, std::vector<int> world_ranks, bool shares)
+  /// `machines`: of the world's ranks, as machines() says; those of one can map each other's memory.
+  SocketPort(std::shared_ptr<Mesh> mesh, std::uint64_t group, std::vector<int> world_ranks,
+             std::vector<std::uint64_t> machines)
       : mesh_(std::move(mesh)),
         group_(group),
         world_ranks_(std::move(world_ranks)),
         rank_(static_cast<int>(std::find(world_ranks_.begin(), world_ranks_.end(), mesh_->rank()) -
                                world_ranks_.begin())),
         neighbours_(mesh_->identities(), world_ranks_, rank_),
-        shares_(shares) {}
+        machines_(std::move(machines)) {}
 
   std::string kind() const override { return "tcp"; }
   // The system closes the connections of a process that exits, which tells the others as much.
@@ -37,7 +38,11 @@ class SocketPort final : public Port {
   int size() const override { return static_cast<int>(world_ranks_.size()); }
   const std::vector<int>& world_ranks() const override { return world_ranks_; }
   int world_size() const override { return mesh_->size(); }
-  bool one_machine() const override { return shares_ && neighbours_.one_machine(); }
+  std::vector<std::uint64_t> machines() const override {
+    std::vector<std::uint64_t> out;
+    for (const int r : world_ranks_) out.push_back(machines_[static_cast<std::size_t>(r)]);
+    return out;
+  }
   bool crowded() const override { return neighbours_.crowded(); }
   LocalPlace place() const override { return neighbours_.place(); }
   // Not by the process's end, which is seen before the last that it sent.
@@ -49,7 +54,7 @@ class SocketPort final : public Port {
     if (plan.rank < 0) return nullptr;
     std::vector<int> members;
     for (const int r : plan.members) members.push_back(world(r));
-    return std::make_shared<SocketPort>(mesh_, id, std::move(members), shares_);
+    return std::make_shared<SocketPort>(mesh_, id, std::move(members), machines_);
   }
   std::vector<std::byte*> shared_window(std::size_t bytes, const Patience& patience) override;
   std::uint64_t from_first(std::uint64_t value, const Patience& patience) override {
@@ -78,18 +83,41 @@ class SocketPort final : public Port {
   std::uint64_t news() override { return mesh_->news(); }
   std::uint64_t pause(std::uint64_t seen, int turn) override { return mesh_->pause(seen, turn); }
 
-  void shout(const std::string& text) noexcept override {
+  void broadcast_failure(const std::string& text) noexcept override {
     for (int r = 0; r < size(); ++r) try {
-        if (r != rank_) mesh_->send_copy(world(r), group_, shout_tag, text.data(), text.size());
+        if (r != rank_) mesh_->send_copy(world(r), group_, failure_tag, text.data(), text.size());
       } catch (const std::exception&) {  // who cannot be told finds out by itself
       }
   }
-  std::string overheard() override {
+  std::string poll_failure() override {
     std::vector<std::byte> text;
     for (int r = 0; r < size(); ++r)
-      if (r != rank_ && mesh_->take(world(r), group_, shout_tag, text))
+      if (r != rank_ && mesh_->take(world(r), group_, failure_tag, text))
         return {reinterpret_cast<const char*>(text.data()), text.size()};
     return "";
+  }
+
+  void set_machines(std::vector<std::uint64_t> machines) { machines_ = std::move(machines); }
+
+  /// Every rank's words, in rank order.
+  std::vector<std::int64_t> from_all(const std::vector<std::int64_t>& mine, const Patience& patience) {
+    const std::size_t bytes = mine.size() * sizeof(std::int64_t);
+    for (int r = 0; r < size(); ++r)
+      if (r != rank_) mesh_->send_copy(world(r), group_, setup_tag, mine.data(), bytes);
+    const Deadline deadline = Deadline::after_seconds(patience.seconds);
+    std::vector<std::int64_t> all;
+    for (int r = 0; r < size(); ++r) {
+      std::vector<std::byte> message(bytes);
+      if (r == rank_)
+        std::memcpy(message.data(), mine.data(), bytes);
+      else
+        await(r, message, patience, deadline);
+      require(message.size() == bytes, patience.what, ": rank ", r, " sent ", message.size(), " bytes, not ",
+              bytes);
+      all.resize(all.size() + mine.size());
+      std::memcpy(all.data() + all.size() - mine.size(), message.data(), bytes);
+    }
+    return all;
   }
 
  private:
@@ -114,33 +142,12 @@ class SocketPort final : public Port {
     open_[static_cast<std::size_t>(request)] = nullptr;
   }
 
-  /// Every rank's words, in rank order.
-  std::vector<std::int64_t> from_all(const std::vector<std::int64_t>& mine, const Patience& patience) {
-    const std::size_t bytes = mine.size() * sizeof(std::int64_t);
-    for (int r = 0; r < size(); ++r)
-      if (r != rank_) mesh_->send_copy(world(r), group_, setup_tag, mine.data(), bytes);
-    const Deadline deadline = Deadline::after_seconds(patience.seconds);
-    std::vector<std::int64_t> all;
-    for (int r = 0; r < size(); ++r) {
-      std::vector<std::byte> message(bytes);
-      if (r == rank_)
-        std::memcpy(message.data(), mine.data(), bytes);
-      else
-        await(r, message, patience, deadline);
-      require(message.size() == bytes, patience.what, ": rank ", r, " sent ", message.size(), " bytes, not ",
-              bytes);
-      all.resize(all.size() + mine.size());
-      std::memcpy(all.data() + all.size() - mine.size(), message.data(), bytes);
-    }
-    return all;
-  }
-
   /// Throws, and tells the others: who hears that this rank left because another died names that one.
   [[noreturn]] void blame(int rank, const Patience& patience) {
-    const std::string heard = overheard();
+    const std::string heard = poll_failure();
     if (heard.starts_with('F')) throw Error(ErrorKind::comm, heard.substr(1));
     const std::string text = cat(patience.what, ": ", dead(rank));
-    shout("F" + text);  // a failure, as groups tell them: MessageHealth
+    broadcast_failure("F" + text);  // a failure, as groups tell them: MessageHealth
     throw Error(ErrorKind::comm, text);
   }
 
@@ -198,7 +205,7 @@ class SocketPort final : public Port {
   std::vector<int> world_ranks_;
   int rank_;
   Neighbours neighbours_;
-  bool shares_;
+  std::vector<std::uint64_t> machines_;
   std::uint64_t splits_ = 0;
   std::mutex mutex_;
   std::vector<Mesh::Ticket> open_;  // guarded by mutex_
@@ -241,7 +248,7 @@ bool try_sharing(const std::shared_ptr<Mesh>& mesh, const Patience& patience) {
   for (int r = 0; r < mesh->size(); ++r)
     if (all[static_cast<std::size_t>(r)].host == host) here.push_back(r);
   if (here.size() < 2) return false;
-  SocketPort machine(mesh, mix_seed(0, host), here, true);
+  SocketPort machine(mesh, mix_seed(0, host), here, {});
   try {
     for (std::byte* part : machine.shared_window(page, patience)) unmap(part, page);
     return true;
@@ -261,8 +268,14 @@ std::shared_ptr<Port> make_socket_port(std::shared_ptr<Mesh> mesh, bool shared_m
   std::vector<int> all(static_cast<std::size_t>(mesh->size()));
   std::iota(all.begin(), all.end(), 0);
   const bool shares = shared_memory && try_sharing(mesh, patience);
-  auto port = std::make_shared<SocketPort>(std::move(mesh), 1, std::move(all), shares);
-  port->meet(patience);  // nobody leaves before all have met
+  std::vector<std::uint64_t> machines;
+  for (const Identity& identity : mesh->identities()) machines.push_back(identity.host);
+  auto port = std::make_shared<SocketPort>(std::move(mesh), 1, std::move(all), machines);
+  const std::vector<std::int64_t> sharing =
+      port->from_all({shares}, patience);  // nobody leaves before all have met
+  for (std::size_t r = 0; r < machines.size(); ++r)
+    if (sharing[r] == 0) machines[r] = mix_seed(machines[r], r + 1);  // a machine of its own
+  port->set_machines(std::move(machines));
   return port;
 }
 

@@ -52,7 +52,8 @@ class Departures {
 
 }  // namespace
 
-LaunchedWorld join_tcp_world(const LaunchEnvironment& launch, const CommOptions& options) {
+LaunchedWorld join_tcp_world(LaunchEnvironment launch, const CommOptions& options) {
+  launch.machine = options.machine;
   const Patience patience{setup_seconds(options), "joining the launcher's ranks"};
   Departures& departures = Departures::of_process();
   departures.expect_one();

@@ -7,6 +7,6 @@ namespace sherd::comm {
 
 /// The ranks of a launch over TCP connections, through shared memory where they are on one machine and can
 /// map each other's. Collective. Throws Error{comm} naming ranks that do not come or contradict each other.
-LaunchedWorld join_tcp_world(const LaunchEnvironment& launch, const CommOptions& options);
+LaunchedWorld join_tcp_world(LaunchEnvironment launch, const CommOptions& options);
 
 }  // namespace sherd::comm

@@ -1,4 +1,4 @@
-#include "comm/exchange/turns.h"
+#include "comm/exchange/backoff.h"
 
 #include <sched.h>
 
@@ -12,7 +12,7 @@ constexpr int sleeps_after = 1000;
 
 }  // namespace
 
-bool Turns::yield() noexcept {
+bool Backoff::yield() noexcept {
   using Clock = std::chrono::steady_clock;
   const int sleeps = sleeps_.load(std::memory_order_relaxed);
   if (sleeps > 0) {

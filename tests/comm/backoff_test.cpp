@@ -1,4 +1,4 @@
-#include "comm/exchange/turns.h"
+#include "comm/exchange/backoff.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -12,7 +12,7 @@ namespace sherd::comm {
 namespace {
 
 /// Beside one who works on the same core: it is left to him for a while, and tried again later.
-TEST(Turns, SleepWhereYieldsTakeLong) {
+TEST(Backoff, SleepWhereYieldsTakeLong) {
   cpu_set_t before, one;
   ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
   CPU_ZERO(&one);
@@ -27,7 +27,7 @@ TEST(Turns, SleepWhereYieldsTakeLong) {
     while (!over) {
     }
   });
-  Turns turns;
+  Backoff turns;
   const Deadline limit = Deadline::after_seconds(60);
   while (turns.yield() && !limit.passed()) {
   }

@@ -8,7 +8,7 @@ namespace sherd::comm {
 /// where they give it back soon. Where somebody works meanwhile, it costs all of that turn, and with
 /// schedulers that then count the rest of the thread's own turn as used (as newer Linux) turns to come; a
 /// thread that sleeps is woken at once. Thread-safe.
-class Turns {
+class Backoff {
  public:
   /// Yields and returns true, or returns false: it is better to sleep now. So it says some times after a
   /// yield that took long.

@@ -1,0 +1,126 @@
+#include "comm/exchange/exchange.h"
+
+#include <algorithm>
+
+namespace sherd::comm {
+namespace {
+
+std::vector<int> peers_of(const std::vector<Call*>& transfers) {
+  std::vector<int> peers;
+  for (const Call* transfer : transfers) peers.push_back(transfer->peer);
+  std::sort(peers.begin(), peers.end());
+  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+  return peers;
+}
+
+}  // namespace
+
+Exchange::Exchange(std::shared_ptr<const Topology> topology, std::shared_ptr<Board> board,
+                   std::shared_ptr<Memory> memory, std::unique_ptr<Messages> messages, int threads)
+    : topology_(std::move(topology)),
+      threads_(threads),
+      board_(std::move(board)),
+      messages_(std::move(messages)),
+      machine_(board_, std::move(memory), *topology_, threads),
+      memory_transfers_(machine_, *topology_) {
+  if (!messages_) return;
+  messages_->use_board(board_);
+  message_transfers_ = std::make_unique<MessageTransfers>(*messages_, *board_);
+}
+
+void Exchange::run(Call& call) {
+  machine_.choose_worker(call);
+  machine_.memory().enter();
+  opened_ = false;
+  try {
+    machine_.worker().begin(call, bytes_moved(call));
+    if (messages_ && sums_natively(messages_->port(), call))
+      reduce_natively(call);
+    else
+      dispatch(call);
+    if (messages_) messages_->finish(call);
+    machine_.worker().end(call);
+  } catch (const std::exception& error) {
+    machine_.worker().abandon();
+    // The caller will free the tensors; a peer that came to the round before the failure may be reading them
+    // still, or wait for this rank, of which it hears here.
+    board_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
+    if (messages_) messages_->abandon();
+    machine_.memory().leave();
+    machine_.memory().outlast_readers();
+    throw;
+  }
+  machine_.memory().leave();
+}
+
+void Exchange::open(const Call& call, std::vector<Offer> offers) {
+  machine_.open(call, std::move(offers));
+  if (messages_ && !std::exchange(opened_, true)) messages_->open(call);
+}
+
+std::vector<std::int64_t> Exchange::agree(std::vector<std::int64_t> words, const std::string& what) {
+  Call call;
+  call.kind = Collective::agree;
+  call.words = std::move(words);
+  call.label = what;
+  run(call);  // by the host's worker: the last call may have been a GPU's
+  return std::move(call.words);
+}
+
+// ---- transfers ----
+
+void Exchange::start(Call& transfer) {
+  transfer.deadline = Deadline::after_seconds(timeout_seconds());
+  if (topology_->is_local(transfer.peer)) return memory_transfers_.start(transfer);
+  if (transfer.kind == Collective::send) messages_->count_sent(transfer.x.bytes());
+  message_transfers_->start(transfer);
+}
+
+bool Exchange::advance(Call& transfer) {
+  return topology_->is_local(transfer.peer) ? memory_transfers_.advance(transfer)
+                                            : message_transfers_->advance(transfer);
+}
+
+void Exchange::await(const std::function<bool()>& ready, const std::vector<Call*>& active) {
+  try {
+    messages_ ? await_messages(ready, active) : await_here(ready, active);
+  } catch (const std::exception& error) {
+    // As after a failed collective: the receiver may be reading what the caller is about to free.
+    board_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
+    for (const Call* transfer : active)
+      if (!topology_->is_local(transfer->peer)) message_transfers_->abandon(*transfer);
+    machine_.memory().outlast_readers();
+    throw;
+  }
+}
+
+void Exchange::await_here(const std::function<bool()>& ready, const std::vector<Call*>& active) {
+  const auto missing = [&] { return peers_of(active); };
+  board_->wait(board_->moved(board_->rank()), ready, missing, *active.front(), *active.front()->deadline);
+}
+
+void Exchange::await_messages(const std::function<bool()>& ready, const std::vector<Call*>& active) {
+  std::optional<Deadline> grace;
+  for (Pauses pauses(messages_->port());; pauses.pause()) {
+    if (ready()) return;
+    if (!pauses.every(64) && !active.front()->deadline->passed()) continue;
+    messages_->check_peers(peers_of(active), *active.front(), *active.front()->deadline, grace);
+  }
+}
+
+// ---- peers ----
+
+void Exchange::look_after_peers() noexcept {
+  board_->look_after_peers();
+  if (messages_) messages_->look_after_peers();
+}
+
+std::uint64_t Exchange::announce(const Signature& call) {
+  return messages_ ? messages_->announce(call) : board_->announce(call);
+}
+
+std::vector<int> Exchange::not_announced(std::uint64_t number) {
+  return messages_ ? messages_->not_announced(number) : board_->not_announced(number);
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/exchange/board.h"
+#include "comm/exchange/memory.h"
+#include "comm/exchange/topology.h"
+#include "comm/exchange/worker.h"
+
+namespace sherd::comm {
+
+/// Memory of this rank that ranks of its machine will read.
+struct Offer {
+  enum class Kind : std::uint8_t {
+    tensor,  ///< holds its bytes when the round opens
+    later,   ///< is filled during the round
+    words,   ///< a few words of the host, which travel in the descriptor whatever the worker
+  };
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  Kind kind = Kind::tensor;
+};
+
+/// How an offer is cut into blocks, the same function on all ranks of the machine: block k of rank r is
+/// count(r, k) elements of `width` bytes from element first(r, k) of what r offers. Ranks by their numbers in
+/// the group.
+struct Blocks {
+  std::size_t offer = 0;  ///< index among those of the round
+  std::size_t width = 1;
+  int blocks = 1;
+  std::function<std::int64_t(int rank, int block)> first, count;
+  std::int64_t longest = 0;  ///< of all ranks' blocks; the same on all ranks of the group
+};
+
+/// The transport between ranks that share a machine's memory: they read each other's tensors where they lie.
+/// Knows nothing of collectives.
+///
+/// - A round is: publish where the offers lie, barrier, compare calls, read peers, barrier. Offers of up to
+///   CallDescriptor::payload_bytes travel in the descriptor itself and need the first barrier only: a
+///   descriptor is overwritten two rounds later, and whoever does that has passed the barrier to which all
+///   came after they had read it.
+/// - With tensors of a GPU (ranks of one process on one card) the same rounds queue work on each rank's
+/// stream,
+///   and marks go the way of the barriers, so that streams wait for each other as the threads do. Nothing but
+///   words travels in descriptors then.
+/// - Memory that peers cannot see goes through the stage in chunks, halves in turn, with the same argument.
+class Machine {
+ public:
+  /// Elements [begin, end) of every rank's blocks, while they can be read.
+  class View {
+   public:
+    std::int64_t begin, end;
+    /// Where element `begin` of block `block` of `rank` is seen here.
+    std::byte* at(int rank, int block) const;
+    /// Copies what the view shows of a block.
+    void copy(std::byte* to, int rank, int block) const;
+    /// How many of the block's elements are in the view.
+    std::int64_t count(int rank, int block) const {
+      return std::clamp<std::int64_t>(blocks_->count(rank, block) - begin, 0, end - begin);
+    }
+
+   private:
+    friend class Machine;
+    View(Machine& machine, const Blocks& blocks, std::int64_t from, std::int64_t to, bool staged,
+         std::size_t offset)
+        : begin(from), end(to), machine_(&machine), blocks_(&blocks), staged_(staged), offset_(offset) {}
+    Machine* machine_;
+    const Blocks* blocks_;
+    bool staged_;
+    std::size_t offset_;  ///< in the stage
+  };
+  /// How a visit proceeds.
+  enum class Order : std::uint8_t {
+    whole,    ///< what can be read in place is visited at once
+    chunked,  ///< all in the same chunks on all machines, whatever can be read in place
+  };
+  /// What a chunk carries where every rank has its machine to itself, and hides nothing.
+  static constexpr std::size_t unstaged_room = std::size_t{8} << 20;
+  using Visit = std::function<void(std::size_t index, const View& view)>;
+
+  Machine(std::shared_ptr<Board> board, std::shared_ptr<Memory> memory, const Topology& topology,
+          int threads);
+  ~Machine() { board_->depart(); }
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+
+  Board& board() { return *board_; }
+  Memory& memory() { return *memory_; }
+  Worker& worker() { return *worker_; }
+  Worker& cpu() { return *cpu_; }
+  void use_gpu_worker(std::unique_ptr<Worker> worker) { gpu_ = std::move(worker); }
+  /// Before a call: by whom its bytes are copied and summed. Throws Error{usage} for a GPU that the group is
+  /// not bound to.
+  void choose_worker(const Call& call);
+
+  /// Opens a round: all ranks of the machine come, and have made the same call.
+  void open(const Call& call, std::vector<Offer> offers);
+  /// Visits blocks of the open round's offers. `write_back`: what visitors wrote to peers' blocks lies there
+  /// afterwards, once closed.
+  void visit(const Call& call, std::span<const Blocks> all, Order order, const Visit& visitor,
+             bool write_back = false);
+  /// Ends a round: where peers may have been reading this rank's memory itself, all come again.
+  void close(const Call& call);
+  /// A barrier inside a round.
+  void meet(const Call& call);
+  /// True when all ranks' bytes of these blocks came in descriptors, where nobody can write to them.
+  bool came_inside(const Blocks& blocks) const;
+  /// What a rank offered as words.
+  const std::byte* words(int rank, std::size_t offer) const { return source(rank, offer); }
+
+ private:
+  /// A range of one offer's blocks inside a chunk.
+  struct Segment {
+    std::size_t index = 0;
+    std::int64_t begin = 0, end = 0;
+    std::size_t offset = 0;  ///< in the stage
+  };
+  using Chunk = std::vector<Segment>;
+
+  void compare();
+  /// Calls look(region of the address) for every rank that has a part of these blocks, until one is true.
+  bool any_address(const Blocks& blocks, const std::function<bool(const Address&)>& look) const;
+  bool hidden(const Blocks& blocks) const;
+  /// Cuts what `taken` says into chunks that fit the stage.
+  std::vector<Chunk> cut(std::span<const Blocks> all, const std::vector<bool>& taken) const;
+  void fill_stage(const Blocks& blocks, const View& view);
+  void drain_stage(const Blocks& blocks, const View& view);
+  const std::byte* source(int rank, std::size_t offer) const;
+  std::byte* stage(int rank, std::size_t offset) const;
+
+  std::shared_ptr<Board> board_;
+  std::shared_ptr<Memory> memory_;
+  const Topology& topology_;
+  std::size_t room_;                       ///< of a chunk; the same on all ranks of the group
+  std::unique_ptr<Worker> cpu_, gpu_;      ///< gpu_: null until use_gpu_worker()
+  Worker* worker_;                         ///< of the current call
+  std::vector<Offer> own_;                 ///< of the current round
+  bool read_in_place_ = false;             ///< in this round, by any rank
+  std::uint64_t rounds_ = 0, chunks_ = 0;  ///< descriptors and stage halves used so far
+};
+
+}  // namespace sherd::comm

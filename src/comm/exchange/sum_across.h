@@ -1,0 +1,112 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "comm/exchange/machine.h"
+#include "comm/messages/messages.h"
+
+namespace sherd::comm {
+
+/// A sum of which every rank, as an owner, gets a block.
+struct Summed {
+  std::byte* full = nullptr;  ///< the owners' blocks of this rank's tensor
+  std::size_t bytes = 0;
+  std::function<std::int64_t(int owner)> first, count;  ///< elements
+  std::int64_t longest = 0;
+  ReduceSpec how;            ///< with `onto` at the first element of this rank's block
+  std::byte* out = nullptr;  ///< of this rank's block
+};
+
+/// The type in which partial sums travel.
+DType wide_type(const ReduceSpec& how);
+
+/// By owner, whether its sum goes as a chain from machine to machine, segment by segment in rank order,
+/// beginning with the owner's `onto`: then one partial sum crosses between two segments. Otherwise every rank
+/// of another machine sends its part to the owner; so where that is fewer bytes, or as many, as between
+/// machines of one rank each. The same on all ranks, and never for fp64, whose sums may be of another type
+/// than what they go on from.
+std::vector<bool> plan_chains(const Topology& topology, const ReduceSpec& how);
+
+/// What of one reduction crosses between machines, in bytes per element of an owner's block.
+std::size_t crossing_bytes(const Topology& topology, const ReduceSpec& how, int owner, bool chain);
+
+/// Memory beside the tensors, kept from call to call.
+class Scratch {
+ public:
+  /// Until the next reset().
+  std::byte* take(std::size_t bytes);
+  void reset() { used_ = 0; }
+
+ private:
+  std::vector<std::pair<std::unique_ptr<std::byte[]>, std::size_t>> blocks_;
+  std::size_t used_ = 0;
+};
+
+/// The sums of one call over ranks of several machines, step by step: one chunk of the blocks each. All ranks
+/// take the same steps.
+class SumAcross {
+ public:
+  SumAcross(const Call& call, const Topology& topology, Machine& machine, Messages& messages,
+            Scratch& scratch, std::span<const Summed> works);
+  void step(std::size_t index, const Machine::View& view);
+  /// Waits for the sums that are still on their way here.
+  void finish();
+
+ private:
+  /// One segment's part of an owner's chain, which is this rank's to add.
+  struct Link {
+    std::size_t segment = 0;
+    int owner = 0;
+    Messages::Ticket ticket = 0;
+    std::byte* partial = nullptr;  ///< null where the sum begins here, or with this rank's own onto
+  };
+  /// An own sum that comes from the last machine of its chain.
+  struct Final {
+    Messages::Ticket ticket = 0;
+    std::unique_ptr<std::byte[]> sum;
+    std::size_t index = 0;
+    std::int64_t begin = 0, count = 0;
+  };
+
+  const std::vector<Topology::Segment>& segments() const { return topology_.segments(); }
+  int worker_of(std::size_t segment, int owner) const {
+    return topology_.deputy(segments()[segment].machine, owner);
+  }
+  bool ends_here(int owner) const { return worker_of(segments().size() - 1, owner) == owner; }
+  /// Posts what comes here in this step, in the order in which ranks send.
+  void receive(const Summed& work, std::size_t index, const Machine::View& view);
+  void send_own(const Summed& work, const Machine::View& view);
+  void add_link(const Summed& work, const Machine::View& view, const Link& link);
+  void add_direct(const Summed& work, const Machine::View& view);
+  void complete(Final final);
+  std::byte* out_at(const Summed& work, std::int64_t begin) const {
+    return work.out + static_cast<std::size_t>(begin) * size_of(work.how.out);
+  }
+  const std::byte* onto_at(const Summed& work, std::int64_t begin) const {
+    return work.how.onto + static_cast<std::size_t>(begin) * size_of(work.how.onto_type);
+  }
+  void combine(ReduceSpec how, const std::byte* partial, DType partial_type,
+               std::vector<const std::byte*> sources, std::byte* out, std::int64_t count);
+
+  const Call& call_;
+  const Topology& topology_;
+  Machine& machine_;
+  Messages& messages_;
+  Scratch& scratch_;
+  std::span<const Summed> works_;
+  std::vector<std::vector<bool>> chains_;  ///< by work, owner
+  // Of the current step:
+  std::vector<Link> links_;
+  std::vector<std::byte*> parts_;  ///< of this rank's block, by rank; null where read in place
+  std::vector<Messages::Ticket> part_tickets_, tickets_;
+  std::deque<Final> finals_;  ///< under way, of this and earlier steps
+};
+
+}  // namespace sherd::comm

@@ -4,10 +4,11 @@
 
 namespace sherd::sharding {
 
-Reducer::Reducer(const ParameterGroups& groups, tensor::Kernels& kernels, ExchangePool* replica_pool,
-                 const ReducerOptions& options, ReducerStats& stats)
-    : groups_(groups), kernels_(kernels), replica_pool_(replica_pool), options_(options), stats_(stats) {
-  require(!groups.replica || replica_pool, "replicas need a pool of exchange buffers");
+/// Not of the pool, whose users take and give back at the same points on all ranks; replicas keep a bucket
+/// for different times.
+Tensor Reducer::sums_of(const Segment& segment) const {
+  return Tensor::empty(kernels_.device(), {segment.layout().shard()}, DType::f32,
+                       device::Category::communication);
 }
 
 void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate) {
@@ -19,24 +20,25 @@ void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool 
     if (complete_) complete_(segment);
     return;
   }
-  Item item{&segment, std::move(full), nullptr, accumulate, Agreement::none};
+  Item item{&segment, std::move(full), {}, accumulate, Agreement::none};
   if (boundary_ && groups_.replica)
-    item.agreement = chained() && !accumulate ? Agreement::chain : Agreement::sum;
+    item.agreement = chained() && !accumulate ? Agreement::fold : Agreement::add;
   const bool in_place = !item.full;
   if (in_place) item.full = std::make_shared<const Tensor>(segment.gradients().tensor());
-  // Between replicas sums travel in fp32, in memory of the device, and beside the gradients that are still to
-  // be folded.
-  if (item.agreement == Agreement::chain &&
+  // Between replicas sums travel in fp32, in memory of the device, and beside gradients that are still to be
+  // folded.
+  if (item.agreement == Agreement::fold &&
       (in_place || own.dtype() != DType::f32 || segment.gradients().tier() != device::Tier::device))
-    item.sums = replica_pool_->take(own.numel(), DType::f32);
+    item.sums = sums_of(segment);
   push(std::move(item));
 }
 
 void Reducer::submit_sum(Segment& segment) {
-  if (groups_.replica) push({&segment, nullptr, nullptr, true, Agreement::sum});
+  if (groups_.replica) push({&segment, nullptr, {}, true, Agreement::add});
 }
 
 void Reducer::push(Item item) {
+  if (item.agreement == Agreement::add && chained()) item.sums = sums_of(*item.segment);
   queued_ += item.segment->layout().padded();
   queue_.push_back(std::move(item));
   while (queued_ >= bucket_limit()) send_bucket();
@@ -91,24 +93,21 @@ void Reducer::send_bucket() {
   queued_ -= elements;
   flight.label = gradients_of(names);
   stats_.largest_bucket = std::max(stats_.largest_bucket, elements);
-  if (chained() && groups_.replica_index() > 0)
-    for (const Part& part : flight.parts)
-      if (part.item.agreement == Agreement::chain)
-        flight.incoming.push_back(groups_.replica->receive(part.sums(), groups_.replica_index() - 1,
-                                                           {.label = flight.label, .async = true}));
+  if (boundary_ && groups_.replica) agreed_on_ += "; " + flight.label;
+  if (boundary_ && chained() && !first())
+    transfer(Way::receive, groups_.replica_index() - 1, flight, flight.incoming);
   flights_.push_back(std::move(flight));
   progress(false);
 }
 
 void Reducer::progress(bool drain, bool tell) {
-  // Calls are made at points of the program that are the same on all ranks: a bucket waits one turn for the
-  // sums of the replica before it where the thread need not, and as many as there are replicas for the last
-  // one's. So replicas may be as many buckets apart as there are of them.
-  const std::size_t issue_lag = chained() && options_.overlap ? 1 : 0;
-  const std::size_t pass_lag = issue_lag + (options_.overlap ? 1 : 0);
-  const std::size_t apart = groups_.replica ? static_cast<std::size_t>(groups_.replicas()) : 0;
-  const std::size_t agree_lag = pass_lag + apart;
-  const std::size_t kept = apart > 0 ? agree_lag + apart : options_.overlap ? 2 : 0;
+  // Calls are made at points of the program that are the same on all ranks. A bucket waits one turn for the
+  // sums of the replica before it where the thread need not, and for the result one turn for each replica
+  // behind: whoever waits for a result has then sent all that its maker waits for.
+  const std::size_t turn = options_.overlap ? 1 : 0;
+  const std::size_t issue_lag = groups_.replica ? turn : 0, pass_lag = issue_lag + turn;
+  const auto behind = static_cast<std::size_t>(groups_.replicas() - 1 - groups_.replica_index());
+  const std::size_t kept = groups_.replica ? pass_lag + behind : 2 * turn;
   const auto due = [&](std::size_t lag) {
     return drain ? flights_.size() : flights_.size() - std::min(flights_.size(), lag);
   };
@@ -116,11 +115,11 @@ void Reducer::progress(bool drain, bool tell) {
     if (issued_ < due(issue_lag)) issue(flights_[issued_++]);
     if (passed_ < std::min(issued_, due(pass_lag))) pass_on(flights_[passed_++]);
   }
-  while (agreed_ < due(agree_lag)) agree(flights_[agreed_++]);
+  while (returned_ < due(kept)) pass_back(flights_[returned_++]);
   while (flights_.size() > (drain ? 0 : kept)) {
     Flight flight = std::move(flights_.front());
     flights_.pop_front();
-    --issued_, --passed_, --agreed_;
+    --issued_, --passed_, --returned_;
     settle(flight, tell);
   }
 }
@@ -139,9 +138,10 @@ void Reducer::issue(Flight& flight) {
   std::vector<comm::ReducePiece> pieces;
   for (const Part& part : flight.parts) {
     if (!part.item.full) continue;
-    const bool onto =
-        part.item.accumulate || (part.item.agreement == Agreement::chain && groups_.replica_index() > 0);
-    pieces.push_back({*part.item.full, part.shard(), part.begin, part.end, onto ? part.shard() : Tensor()});
+    const bool chain = part.item.agreement == Agreement::fold;
+    const Tensor shard = chain ? part.shard() : part.item.segment->own_gradients();
+    const bool onto = part.item.accumulate || (chain && !first());
+    pieces.push_back({*part.item.full, shard, part.begin, part.end, onto ? shard : Tensor()});
   }
   if (!pieces.empty()) {
     flight.reduced = groups_.shard->reduce_scatter(std::move(pieces), options_.rounding, options_for(flight));
@@ -151,35 +151,45 @@ void Reducer::issue(Flight& flight) {
   if (!groups_.replica || !boundary_) gather_sums(flight);
 }
 
-/// The chain: sums that this replica has folded go to the next one.
+void Reducer::transfer(Way way, int replica, const Flight& flight, std::vector<comm::Work>& works) {
+  const comm::CallOptions options{.label = flight.label, .async = true};
+  for (const Part& part : flight.parts)
+    works.push_back(way == Way::send ? groups_.replica->send(part.sums(), replica, options)
+                                     : groups_.replica->receive(part.sums(), replica, options));
+}
+
+/// This replica's sums go to the next one.
 void Reducer::pass_on(Flight& flight) {
   if (!groups_.replica || !boundary_) return;
   flight.reduced.wait();
-  if (groups_.replica_index() + 1 == groups_.replicas()) return;
-  for (const Part& part : flight.parts)
-    if (part.item.agreement == Agreement::chain)
-      flight.outgoing.push_back(groups_.replica->send(part.sums(), groups_.replica_index() + 1,
-                                                      {.label = flight.label, .async = true}));
+  if (!chained()) {
+    for (const Part& part : flight.parts)
+      flight.results.push_back(
+          groups_.replica->all_reduce(part.sums(), comm::ReduceOp::sum, 1, options_for(flight)));
+    return;
+  }
+  for (const Part& part : flight.parts) {
+    if (part.item.agreement != Agreement::add) continue;
+    const Tensor own = part.item.segment->own_gradients().range(part.begin, part.end);
+    kernels_.sum_ranks({&own, 1}, 1, own.dtype(), part.sums(), !first());
+  }
+  if (last()) return;
+  transfer(Way::send, groups_.replica_index() + 1, flight, flight.outgoing);
+  transfer(Way::receive, groups_.replica_index() + 1, flight, flight.results);
 }
 
-/// The last replica's sums go to all; sums that formed apart are added up.
-void Reducer::agree(Flight& flight) {
-  comm::CallOptions options = options_for(flight);
-  options.async = true;
-  for (const Part& part : flight.parts) {
-    if (part.item.agreement == Agreement::chain)
-      flight.agreed.push_back(groups_.replica->broadcast(part.sums(), groups_.replicas() - 1, options));
-    if (part.item.agreement == Agreement::sum)
-      flight.agreed.push_back(groups_.replica->all_reduce(part.sums(), comm::ReduceOp::sum, 1, options));
-  }
+/// The last replica's sums come back.
+void Reducer::pass_back(Flight& flight) {
+  for (comm::Work& work : flight.results) work.wait();
+  if (boundary_ && chained() && !first())
+    transfer(Way::send, groups_.replica_index() - 1, flight, flight.outgoing);
 }
 
 void Reducer::settle(Flight& flight, bool tell) {
   flight.reduced.wait();
-  for (auto* works : {&flight.outgoing, &flight.agreed})
-    for (comm::Work& work : *works) work.wait();
+  for (comm::Work& work : flight.outgoing) work.wait();
   for (const Part& part : flight.parts)
-    if (part.item.sums)
+    if (part.item.sums.defined())
       kernels_.copy(part.sums(), part.item.segment->own_gradients().range(part.begin, part.end));
   if (groups_.replica && boundary_) gather_sums(flight);
   flight.gathered.wait();

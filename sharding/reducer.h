@@ -39,16 +39,17 @@ struct ReducerOptions {
 /// the same order.
 class Reducer {
  public:
-  /// `replica_pool`: exchange buffers between replicas; null without them. `stats` are counted up.
-  Reducer(const ParameterGroups& groups, tensor::Kernels& kernels, ExchangePool* replica_pool,
-          const ReducerOptions& options, ReducerStats& stats);
+  /// `stats` are counted up.
+  Reducer(const ParameterGroups& groups, tensor::Kernels& kernels, const ReducerOptions& options,
+          ReducerStats& stats)
+      : groups_(groups), kernels_(kernels), options_(options), stats_(stats) {}
 
   /// `complete` is told of each segment whose submitted gradients have arrived, from submit() or finish(): at
   /// the same points of the program on all ranks.
   void listen(std::function<void(Segment&)> complete) { complete_ = std::move(complete); }
 
   /// Before a micro-batch's first gradients. `boundary`: the last one before a step, when replicas agree.
-  void begin(bool boundary) { boundary_ = boundary; }
+  void begin(bool boundary) { boundary_ = boundary, agreed_on_.clear(); }
   /// Folds `full` (this rank's gradients of the padded segment) over ranks into the segment's lasting
   /// gradients, onto what they hold when `accumulate`. Keeps `full` until it was read; null means the lasting
   /// gradients themselves.
@@ -63,14 +64,18 @@ class Reducer {
   void abandon();
 
   const ParameterGroups& groups() const { return groups_; }
+  /// What replicas have exchanged since begin(true), block by block; empty without replicas. Transfers do not
+  /// compare what they are for: whoever calls a collective over replicas next puts this in its label.
+  const std::string& agreed_on() const { return agreed_on_; }
 
  private:
-  /// How replicas come to agree on a segment: not yet, by the chain of folds, or by adding up their sums.
-  enum class Agreement : std::uint8_t { none, chain, sum };
+  /// How replicas come to agree on a segment: not yet, by folding onto each other's sums, or by adding their
+  /// own.
+  enum class Agreement : std::uint8_t { none, fold, add };
   struct Item {
     Segment* segment;
     std::shared_ptr<const Tensor> full;  ///< null: nothing to fold, only to agree on
-    std::shared_ptr<const Tensor> sums;  ///< of the shard; null: its lasting gradients
+    Tensor sums;                         ///< of the shard; undefined: its lasting gradients
     bool accumulate;
     Agreement agreement;
     std::int64_t sent = 0;  ///< elements of the shard already in a bucket
@@ -79,7 +84,7 @@ class Reducer {
   struct Part {
     Item item;
     std::int64_t begin, end;
-    Tensor shard() const { return item.sums ? *item.sums : item.segment->own_gradients(); }
+    Tensor shard() const { return item.sums.defined() ? item.sums : item.segment->own_gradients(); }
     Tensor sums() const { return shard().range(begin, end); }
   };
   /// A bucket on its way.
@@ -87,11 +92,12 @@ class Reducer {
     std::vector<Part> parts;
     std::vector<Segment*> complete;  ///< whose last part this is
     std::string label;
-    std::vector<comm::Work> incoming, outgoing, agreed;  ///< between replicas
+    std::vector<comm::Work> incoming, results, outgoing;  ///< between replicas
     comm::Work reduced, gathered;
   };
 
   void push(Item item);
+  Tensor sums_of(const Segment& segment) const;
   void send_bucket();
   std::int64_t bucket_limit() const;
   /// Moves flights on: what is due now, or, when draining, all to their end. Where nobody listens `tell` is
@@ -99,21 +105,25 @@ class Reducer {
   void progress(bool drain, bool tell = true);
   void issue(Flight& flight);
   void pass_on(Flight& flight);
-  void agree(Flight& flight);
+  void pass_back(Flight& flight);
   void settle(Flight& flight, bool tell);
   void gather_sums(Flight& flight);
   comm::CallOptions options_for(const Flight& flight) const;
+  enum class Way : std::uint8_t { receive, send };
+  void transfer(Way way, int replica, const Flight& flight, std::vector<comm::Work>& works);
+  bool first() const { return groups_.replica_index() == 0; }
+  bool last() const { return groups_.replica_index() + 1 == groups_.replicas(); }
   bool chained() const { return groups_.replica && options_.reduction == comm::Reduction::ordered; }
 
   ParameterGroups groups_;
   tensor::Kernels& kernels_;
-  ExchangePool* replica_pool_;
   ReducerOptions options_;
   bool boundary_ = true;
+  std::string agreed_on_;
   std::deque<Item> queue_;
   std::int64_t queued_ = 0;  ///< elements in queue_ not yet sent
   std::deque<Flight> flights_;
-  std::size_t issued_ = 0, passed_ = 0, agreed_ = 0;  ///< of flights_, from its front
+  std::size_t issued_ = 0, passed_ = 0, returned_ = 0;  ///< of flights_, from its front
   std::function<void(Segment&)> complete_;
   ReducerStats& stats_;
 };

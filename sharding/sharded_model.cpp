@@ -165,8 +165,7 @@ void ShardedModel::add_reducer(const ParameterGroups& groups) {
     if (reducer.groups() == groups) return;
   const ReducerOptions how{options_.placements.communication, options_.reduce_bucket, options_.overlap,
                            options_.reduction};
-  reducers_.emplace_back(groups, kernels_, groups.replica ? &residency_.pool(*groups.replica) : nullptr, how,
-                         reducer_stats_);
+  reducers_.emplace_back(groups, kernels_, how, reducer_stats_);
   reducers_.back().listen([this](Segment& segment) { tell_complete(segment); });
   for (const Publisher& publisher : publishers_)
     if (&publisher.group() == groups.shard) return;
@@ -345,6 +344,7 @@ tensor::ExactSum ShardedModel::gradient_sum_of_squares() {
   Tensor travelling = Tensor::of<std::int64_t>(kernels_.device(), {static_cast<std::int64_t>(words.size())}, words);
   comm::CallOptions options;
   options.label = "gradient norm";
+  for (const Reducer& reducer : reducers_) options.label += reducer.agreed_on();
   options.scalar = true;
   model_ranks_.all_reduce(travelling, comm::ReduceOp::sum, 1, options).wait();
   std::memcpy(words.data(), tensor::to_host(kernels_.device(), travelling).raw(), travelling.bytes());

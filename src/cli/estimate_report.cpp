@@ -121,9 +121,14 @@ Json by_category(const std::array<std::uint64_t, device::category_count>& bytes,
 std::string text_of(const EstimateReport& r) {
   std::string moved;
   const comm::Traffic& sent = r.estimate.traffic;
-  const std::uint64_t bytes =
-      sent.all_reduce + sent.all_gather + sent.reduce_scatter + sent.all_to_all + sent.broadcast + sent.p2p;
-  if (bytes > 0) moved += cat("\neach rank sends ", human_bytes(bytes), " to others per step\n");
+  if (sent.payload() > 0) {
+    std::string apart;
+    if (r.estimate.traffic_by_axis.size() > 1)
+      for (const auto& [axis, bytes] : r.estimate.traffic_by_axis)
+        apart += cat(apart.empty() ? ", " : " and ", human_bytes(bytes.payload()), " of it in the ",
+                     comm::name_of(axis), " group");
+    moved += cat("\neach rank sends ", human_bytes(sent.payload()), " to others per step", apart, "\n");
+  }
   if (r.estimate.io.read + r.estimate.io.written > 0)
     moved += cat("\neach rank reads ", human_bytes(r.estimate.io.read), " from NVMe and writes ",
                  human_bytes(r.estimate.io.written), " per step\n");
@@ -158,9 +163,12 @@ std::string json_of(const EstimateReport& r) {
                      {"all_gather_bytes", sent.all_gather},
                      {"reduce_scatter_bytes", sent.reduce_scatter},
                      {"all_to_all_bytes", sent.all_to_all},
+                     {"broadcast_bytes", sent.broadcast},
                      {"p2p_bytes", sent.p2p},
                      {"read_bytes", r.estimate.io.read},
                      {"write_bytes", r.estimate.io.written}};
+  for (const auto& [axis, bytes] : r.estimate.traffic_by_axis)
+    out["per_step"]["axes"][std::string(comm::name_of(axis))] = bytes.payload();
   out["fits"] = r.missing.empty();
   out["missing"] = Json::array();
   for (const Shortfall& shortfall : r.missing)

@@ -21,12 +21,6 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-comm::Traffic add(comm::Traffic a, const comm::Traffic& b) {
-  a.all_reduce += b.all_reduce, a.all_gather += b.all_gather, a.reduce_scatter += b.reduce_scatter;
-  a.all_to_all += b.all_to_all, a.broadcast += b.broadcast, a.p2p += b.p2p, a.scalars += b.scalars;
-  return a;
-}
-
 }  // namespace
 
 Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_ptr<const engine::TokenData> data,
@@ -36,15 +30,17 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_p
       better_rate_(std::move(better_rate)) {
   engine_ = std::make_unique<Engine>(dist_, std::make_shared<models::Gpt>(shape_), request_.config);
   const config::Batch& batch = engine_->config().batch;
-  train_loader_ = data_->training_loader(batch, dist_->rank(), dist_->world_size(), engine_->device());
+  train_loader_ = data_->training_loader(batch, engine_->data_ranks().rank(), engine_->data_ranks().size(),
+                                         engine_->device());
   engine_->set_training_data(*train_loader_, data_);
   if (data_->validation)
-    validation_loader_ = data_->validation_loader(batch, request_.config.training.eval_steps, dist_->rank(),
-                                                  dist_->world_size(), engine_->device());
+    validation_loader_ =
+        data_->validation_loader(batch, request_.config.training.eval_steps, engine_->data_ranks().rank(),
+                                 engine_->data_ranks().size(), engine_->device());
   if (validation_loader_ && validation_batches() == 0) {
     if (speaks())
       log_warning("no validation: its split has ", counted(validation_loader_->samples_per_epoch(), "sample"),
-                  ", fewer than the ", batch.micro_batch_size * dist_->world_size(),
+                  ", fewer than the ", batch.micro_batch_size * engine_->data_ranks().size(),
                   " that all ranks take at once; give data.split a larger share");
     validation_loader_.reset();
   }
@@ -148,9 +144,13 @@ void Trainer::train_step() {
   const engine::IoBytes before = engine_->io_bytes();
   engine_->train_batch([&] { return train_loader_->next(); });
   step_seconds_.push_back(seconds_since(start));
-  step_traffic_ = dist_->world().traffic();
-  dist_->world().reset_traffic();
-  total_traffic_ = add(total_traffic_, step_traffic_);
+  step_traffic_ = engine_->groups().traffic();
+  engine_->groups().reset_traffic();
+  total_traffic_.resize(step_traffic_.size());
+  for (std::size_t i = 0; i < step_traffic_.size(); ++i) {
+    total_traffic_[i].axis = step_traffic_[i].axis;
+    total_traffic_[i].traffic.add(step_traffic_[i].traffic);
+  }
   const engine::IoBytes after = engine_->io_bytes();
   step_io_ = {after.read - before.read, after.written - before.written};
   const config::Training& training = request_.config.training;
@@ -174,7 +174,8 @@ void Trainer::rate_step() {
 
 /// Of all ranks; what is left over is not looked at.
 std::int64_t Trainer::validation_batches() const {
-  return validation_loader_->samples_per_epoch() / (engine_->train_micro_batch_size_per_gpu() * dist_->world_size());
+  return validation_loader_->samples_per_epoch() /
+         (engine_->train_micro_batch_size_per_gpu() * engine_->data_ranks().size());
 }
 
 void Trainer::evaluate() {
@@ -183,14 +184,14 @@ void Trainer::evaluate() {
   double sum = 0;
   for (std::int64_t i = 0; i < batches; ++i) sum += engine_->eval_batch(validation_loader_->next());
   val_loss_ = sum / static_cast<double>(batches);
-  dist_->world().reset_traffic();
+  engine_->groups().reset_traffic();
 }
 
 void Trainer::save() {
   const config::Training& training = request_.config.training;
   engine_->save_checkpoint(training.save_dir);
   saved_step_ = engine_->global_steps();
-  dist_->world().reset_traffic();
+  engine_->groups().reset_traffic();
   if (speaks() && training.keep_last > 0)
     engine::remove_old_checkpoints(training.save_dir, static_cast<std::size_t>(training.keep_last),
                                    cat("global_step", engine_->global_steps()));
@@ -213,7 +214,8 @@ void Trainer::write_metrics() {
   line.mfu = mfu_;
   const device::Ledger& ledger = engine_->device().ledger();
   line.mem = {ledger.peak(device::Tier::device), ledger.peak(device::Tier::host), ledger.peak(device::Tier::nvme)};
-  line.comm = step_traffic_;
+  for (const auto& [axis, bytes] : step_traffic_) line.comm.add(bytes);
+  line.axes = step_traffic_;
   line.io.read_bytes = step_io_.read;
   line.io.write_bytes = step_io_.written;
   metrics_->write(line);

@@ -62,9 +62,9 @@ class Trainer {
   bool evaluated_ = false;            ///< after the newest step
   std::int64_t saved_step_ = -1;
   std::vector<double> step_seconds_;  ///< of this run's steps
-  comm::Traffic step_traffic_;
+  std::vector<comm::ProcessGroups::AxisTraffic> step_traffic_;
   engine::IoBytes step_io_;
-  comm::Traffic total_traffic_;
+  std::vector<comm::ProcessGroups::AxisTraffic> total_traffic_;
   std::int64_t first_step_ = 0;
 };
 

@@ -35,6 +35,15 @@ struct Traffic {
   /// Of all of these, what left this rank's machine as messages, as it was sent: one copy may serve several
   /// ranks, and partial sums may be wider than what they add up.
   std::uint64_t between_machines = 0;
+
+  /// Without scalars.
+  std::uint64_t payload() const { return all_reduce + all_gather + reduce_scatter + all_to_all + broadcast + p2p; }
+  void add(const Traffic& other, std::uint64_t times = 1) {
+    all_reduce += times * other.all_reduce, all_gather += times * other.all_gather;
+    reduce_scatter += times * other.reduce_scatter, all_to_all += times * other.all_to_all;
+    broadcast += times * other.broadcast, p2p += times * other.p2p, scalars += times * other.scalars;
+    between_machines += times * other.between_machines;
+  }
 };
 
 /// A collective under way. Copies share it. Dropping a Work does not cancel it; buffers must live until wait()

@@ -65,7 +65,6 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
                std::shared_ptr<device::Device> device, std::unique_ptr<tensor::Kernels> kernels)
     : dist_(std::move(dist)),
       config_(config),
-      data_ranks_(dist_->world()),
       device_(device_for(config, std::move(device), dist_.get())),
       kernels_(std::move(kernels)),
       model_(std::move(model)),
@@ -74,10 +73,12 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   require(model_ != nullptr, "an engine needs a model");
   if (device_->kind() != device::Kind::meta)
     engine::require_same_setup(config_, *dist_);  // absent ranks tell nothing
-  config_.batch = config::resolve_batch(config_, dist_->world_size());
+  const comm::Grid grid(dist_->world_size(), {.shard = static_cast<int>(config_.parallel.shard_size)});
+  config_.batch = config::resolve_batch(config_, grid.size(comm::Axis::data));
   device_->ledger().set_limit(device::Tier::device, config_.device.device_memory_limit);
   device_->ledger().set_limit(device::Tier::host, config_.device.host_memory_limit);
-  dist_->world().bind(device_);
+  groups_ = std::make_unique<comm::ProcessGroups>(dist_->world(), grid);
+  groups_->bind(device_);
   if (!kernels_) kernels_ = engine::make_kernels(config_, *device_);
   optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed);
   scheduler_ = engine::make_scheduler(config_, optimizer_);
@@ -127,7 +128,9 @@ std::unique_ptr<offload::Store> open_store(const config::Config& config, const s
 }  // namespace
 
 sharding::StateSources Engine::open_stores() {
-  sharding::StateSources sources{dist_->world(), *kernels_};
+  sharding::StateSources sources{{groups_->group(comm::Axis::shard), &groups_->group(comm::Axis::replica)},
+                                 *kernels_};
+  sources.model_ranks = &data_ranks();
   const config::Offload &parameters = config_.zero.offload_param, &optimizer = config_.zero.offload_optimizer;
   if (parameters.device == config::OffloadDevice::nvme) {
     parameter_store_ = open_store(config_, parameters.nvme_path, dist_->rank(), *device_);
@@ -161,11 +164,11 @@ bool Engine::is_gradient_accumulation_boundary() const {
 RandomKey Engine::micro_batch_key() const {
   return RandomKey{config_.training.seed, 0}
       .at(static_cast<std::uint64_t>(counters_.global_steps))
-      .at(static_cast<std::uint64_t>(accumulated_ * data_ranks_.size() + data_ranks_.rank()));
+      .at(static_cast<std::uint64_t>(accumulated_ * data_ranks().size() + data_ranks().rank()));
 }
 
 optim::AverageScale Engine::average_scale() const {
-  return optim::AverageScale::over(gradient_accumulation_steps() * data_ranks_.size());
+  return optim::AverageScale::over(gradient_accumulation_steps() * data_ranks().size());
 }
 
 autograd::Var Engine::forward(const tensor::Batch& batch) {
@@ -258,7 +261,7 @@ void Engine::require_whole_weights(const char* call) const {
 /// Whether an update under way may have changed weights. What other ranks have done since all agreed on the loss is not known,
 /// and one weight is enough.
 bool Engine::may_have_changed() const {
-  return pipeline_->under_way() && known_loss_ && (pipeline_->updated() > 0 || data_ranks_.size() > 1);
+  return pipeline_->under_way() && known_loss_ && (pipeline_->updated() > 0 || data_ranks().size() > 1);
 }
 
 /// Ends an update under way: one that changed nothing is forgotten, else the weights are lost.
@@ -380,24 +383,24 @@ double Engine::mean_loss(std::int64_t micro_batches) {
 }
 
 double Engine::mean_over_ranks(const std::vector<double>& mine, std::int64_t count, const char* what) {
-  const auto ranks = static_cast<std::size_t>(data_ranks_.size()), each = mine.size();
+  const auto ranks = static_cast<std::size_t>(data_ranks().size()), each = mine.size();
   std::vector<double> all = mine;
   if (ranks > 1) {
     const auto elements = static_cast<std::int64_t>(each);
     const Tensor shard = Tensor::of<double>(*device_, {elements}, mine);
     const Tensor full =
-        Tensor::empty(*device_, {elements * data_ranks_.size()}, DType::f64, device::Category::workspace);
+        Tensor::empty(*device_, {elements * data_ranks().size()}, DType::f64, device::Category::workspace);
     comm::CallOptions options;
     options.label = what;
     options.scalar = true;
-    data_ranks_.all_gather({{shard, full}}, options).wait();
+    data_ranks().all_gather({{shard, full}}, options).wait();
     all.resize(each * ranks);
     std::memcpy(all.data(), tensor::to_host(*device_, full).raw(), full.bytes());
   }
   double sum = 0;
   for (std::size_t i = 0; i < each; ++i)
     for (std::size_t rank = 0; rank < ranks; ++rank) sum += all[rank * each + i];
-  return sum / static_cast<double>(count * data_ranks_.size());
+  return sum / static_cast<double>(count * data_ranks().size());
 }
 
 const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next) {

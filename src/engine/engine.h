@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "autograd/tape.h"
-#include "comm/communicator.h"
+#include "comm/process_groups.h"
 #include "config/config.h"
 #include "device/device.h"
 #include "engine/distributed.h"
@@ -158,6 +158,10 @@ class Engine {
   // ---- parts ----
   const config::Config& config() const { return config_; }
   Distributed& dist() { return *dist_; }
+  /// The groups in which this rank exchanges tensors, and what they carried, by axis.
+  comm::ProcessGroups& groups() const { return *groups_; }
+  /// The ranks that train on different data, this one among them.
+  comm::Communicator& data_ranks() const { return groups_->group(comm::Axis::data); }
   device::Device& device() { return *device_; }
   tensor::Kernels& kernels() { return *kernels_; }
   nn::Model& module() { return *model_; }
@@ -195,7 +199,7 @@ class Engine {
 
   DistributedPtr dist_;
   config::Config config_;
-  comm::Communicator& data_ranks_;  ///< that train on other data than this one
+  std::unique_ptr<comm::ProcessGroups> groups_;  ///< go after all that exchanges in them
   std::shared_ptr<device::Device> device_;
   std::unique_ptr<tensor::Kernels> kernels_;
   std::shared_ptr<nn::Model> model_;

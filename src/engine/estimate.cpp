@@ -23,20 +23,15 @@ config::Config quiet(config::Config config) {
 
 /// What one micro-batch sends and moves.
 struct Moved {
-  comm::Traffic traffic;
+  std::vector<comm::ProcessGroups::AxisTraffic> traffic;
   IoBytes io;
 
-  void add(const Moved& other, std::uint64_t times = 1) {
-    const auto add = [times](std::uint64_t& to, std::uint64_t value) { to += times * value; };
-    add(traffic.all_reduce, other.traffic.all_reduce);
-    add(traffic.all_gather, other.traffic.all_gather);
-    add(traffic.reduce_scatter, other.traffic.reduce_scatter);
-    add(traffic.all_to_all, other.traffic.all_to_all);
-    add(traffic.broadcast, other.traffic.broadcast);
-    add(traffic.p2p, other.traffic.p2p);
-    add(traffic.scalars, other.traffic.scalars);
-    add(io.read, other.io.read);
-    add(io.written, other.io.written);
+  void add(const Moved& other, std::uint64_t times) {
+    if (traffic.empty())
+      for (const auto& [axis, bytes] : other.traffic) traffic.push_back({axis, {}});
+    for (std::size_t i = 0; i < traffic.size(); ++i) traffic[i].traffic.add(other.traffic[i].traffic, times);
+    io.read += times * other.io.read;
+    io.written += times * other.io.written;
   }
 };
 
@@ -63,17 +58,19 @@ class DryRun {
     for (std::int64_t i = 0; i < run; ++i) {
       engine_->set_gradient_accumulation_boundary(i + 1 == run);
       const IoBytes before = engine_->io_bytes();
-      engine_->dist().world().reset_traffic();
+      engine_->groups().reset_traffic();
       engine_->backward(engine_->forward(batch_(engine_->device())));
       engine_->step();
       const IoBytes after = engine_->io_bytes();
-      const Moved moved{engine_->dist().world().traffic(),
+      const Moved moved{engine_->groups().traffic(),
                         {after.read - before.read, after.written - before.written}};
       sum.add(moved, i + 1 < run ? static_cast<std::uint64_t>(micro_batches - 1) : 1);
     }
     // The boundary gathers a loss of every micro-batch.
-    const auto peers = static_cast<std::uint64_t>(engine_->dist().world_size() - 1);
-    sum.traffic.scalars += static_cast<std::uint64_t>(micro_batches - run) * sizeof(double) * peers;
+    const int ranks = engine_->data_ranks().size();
+    for (auto& [axis, bytes] : sum.traffic)
+      if (&engine_->groups().group(axis) == &engine_->data_ranks())
+        bytes.scalars += static_cast<std::uint64_t>((micro_batches - run) * (ranks - 1)) * sizeof(double);
     return sum;
   }
 
@@ -100,7 +97,8 @@ Estimate estimate(const config::Config& config, const std::shared_ptr<nn::Model>
     run.evaluate();
   }
   const Moved moved = run.step();
-  out.traffic = moved.traffic;
+  out.traffic_by_axis = moved.traffic;
+  for (const auto& [axis, bytes] : moved.traffic) out.traffic.add(bytes);
   out.io = moved.io;
   out.peaks = run.books();
   return out;

@@ -18,6 +18,7 @@ struct Estimate {
       states;  ///< `current`: held once the engine is built, model states and the buffers that live as long
   MemoryReport peaks;     ///< `peak`: the most that training and evaluation hold at any moment
   comm::Traffic traffic;  ///< sent by one optimizer step
+  std::vector<comm::ProcessGroups::AxisTraffic> traffic_by_axis;  ///< the same apart
   IoBytes io;             ///< moved to and from NVMe by one optimizer step
 };
 

@@ -11,7 +11,7 @@ Initialized initialize(const InitializeOptions& options) {
   out.optimizer = out.engine->optimizer();
   out.scheduler = out.engine->scheduler();
   const config::Config& config = out.engine->config();
-  const int rank = options.dist->rank(), world = options.dist->world_size();
+  const int rank = out.engine->data_ranks().rank(), world = out.engine->data_ranks().size();
   if (options.training_data) {
     engine::require_same({{"number of training samples", std::to_string(options.training_data->size())}},
                          *options.dist);

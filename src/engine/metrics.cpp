@@ -96,7 +96,11 @@ std::string to_json(const StepMetrics& m) {
   line.add("all_gather_bytes", m.comm.all_gather);
   line.add("reduce_scatter_bytes", m.comm.reduce_scatter);
   line.add("all_to_all_bytes", m.comm.all_to_all);
+  line.add("broadcast_bytes", m.comm.broadcast);
   line.add("p2p_bytes", m.comm.p2p);
+  line.open("axes");
+  for (const auto& [axis, bytes] : m.axes) line.add(comm::name_of(axis), bytes.payload());
+  line.close();
   line.close();
   line.open("io");
   line.add("read_bytes", m.io.read_bytes);

@@ -4,8 +4,9 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
-#include "comm/communicator.h"
+#include "comm/process_groups.h"
 
 namespace sherd::engine {
 
@@ -26,6 +27,7 @@ struct StepMetrics {
     std::uint64_t device_peak = 0, host_peak = 0, nvme_peak = 0;
   } mem;               ///< bytes on this rank
   comm::Traffic comm;  ///< this rank, this step; scalars are left out
+  std::vector<comm::ProcessGroups::AxisTraffic> axes;  ///< the same by axis of the process grid
   struct Io {
     std::uint64_t read_bytes = 0, write_bytes = 0;
   } io;  ///< this rank, this step

@@ -156,25 +156,25 @@ std::string memory_table(std::span<const MemoryReport> ranks) {
   return format_table(rows);
 }
 
-std::string traffic_table(const comm::Traffic& traffic, std::int64_t steps) {
-  const std::pair<const char*, std::uint64_t> lines[] = {{"all-reduce", traffic.all_reduce},
-                                                         {"all-gather", traffic.all_gather},
-                                                         {"reduce-scatter", traffic.reduce_scatter},
-                                                         {"all-to-all", traffic.all_to_all},
-                                                         {"broadcast", traffic.broadcast},
-                                                         {"point to point", traffic.p2p},
-                                                         {"scalars", traffic.scalars}};
+std::string traffic_table(const std::vector<comm::ProcessGroups::AxisTraffic>& traffic, std::int64_t steps) {
+  comm::Traffic all;
+  for (const auto& [axis, bytes] : traffic) all.add(bytes);
+  std::vector<std::pair<std::string, std::uint64_t>> lines{{"all-reduce", all.all_reduce},
+                                                           {"all-gather", all.all_gather},
+                                                           {"reduce-scatter", all.reduce_scatter},
+                                                           {"all-to-all", all.all_to_all},
+                                                           {"broadcast", all.broadcast},
+                                                           {"point to point", all.p2p},
+                                                           {"scalars", all.scalars},
+                                                           {"total", all.payload() + all.scalars}};
+  if (traffic.size() > 1)
+    for (const auto& [axis, bytes] : traffic)
+      lines.push_back({cat("of it, ", comm::name_of(axis), " group"), bytes.payload() + bytes.scalars});
   std::vector<std::vector<std::string>> rows{{"sent to other ranks", "in all", "per step"}};
-  const auto per_step = [&](std::uint64_t bytes) {
-    return steps > 0 ? human_bytes(bytes / static_cast<std::uint64_t>(steps)) : "-";
-  };
-  std::uint64_t total = 0;
-  for (const auto& [name, bytes] : lines) {
-    if (bytes == 0) continue;
-    rows.push_back({name, human_bytes(bytes), per_step(bytes)});
-    total += bytes;
-  }
-  rows.push_back({"total", human_bytes(total), per_step(total)});
+  for (const auto& [name, bytes] : lines)
+    if (bytes > 0 || name == "total")
+      rows.push_back({name, human_bytes(bytes),
+                      steps > 0 ? human_bytes(bytes / static_cast<std::uint64_t>(steps)) : "-"});
   return format_table(rows);
 }
 

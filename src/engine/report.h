@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/process_groups.h"
 #include "device/device.h"
 
 namespace sherd::engine {
@@ -42,6 +42,6 @@ std::string memory_table(std::span<const MemoryReport> ranks);
 
 /// Bytes by collective, in all and per step, as rank 0 (or whoever's `traffic` it is) sent them. Collectives
 /// that moved nothing are left out.
-std::string traffic_table(const comm::Traffic& traffic, std::int64_t steps);
+std::string traffic_table(const std::vector<comm::ProcessGroups::AxisTraffic>& traffic, std::int64_t steps);
 
 }  // namespace sherd::engine

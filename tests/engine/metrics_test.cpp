@@ -22,7 +22,8 @@ StepMetrics example(std::int64_t step) {
   m.step_ms = 12.5, m.tokens_per_s = 327680, m.mfu = 0.5;
   m.mem = {1, 2, 3};
   m.comm.all_reduce = 4, m.comm.all_gather = 5, m.comm.reduce_scatter = 6, m.comm.all_to_all = 7,
-  m.comm.p2p = 8;
+  m.comm.p2p = 8, m.comm.broadcast = 3;
+  m.axes = {{comm::Axis::shard, m.comm}, {comm::Axis::replica, {.p2p = 2, .scalars = 5}}};
   m.comm.scalars = 1000, m.io = {9, 10};
   return m;
 }
@@ -34,7 +35,7 @@ TEST(Metrics, KeysAreFixedAndInOrder) {
       R"("tokens":4096,"step_ms":12.5,"tokens_per_s":327680,"mfu":0.5,)"
       R"("mem":{"device_peak":1,"host_peak":2,"nvme_peak":3},)"
       R"("comm":{"all_reduce_bytes":4,"all_gather_bytes":5,"reduce_scatter_bytes":6,"all_to_all_bytes":7,)"
-      R"("p2p_bytes":8},"io":{"read_bytes":9,"write_bytes":10}})");
+      R"("broadcast_bytes":3,"p2p_bytes":8,"axes":{"shard":33,"replica":2}},"io":{"read_bytes":9,"write_bytes":10}})");
   StepMetrics evaluated = example(8);
   evaluated.val_loss = 4.25, evaluated.skipped = true;
   EXPECT_NE(to_json(evaluated).find(R"("loss":0.1,"val_loss":4.25,"lr")"), std::string::npos);

@@ -89,8 +89,8 @@ TEST(MemoryTable, TakesTheLargestOfAllRanks) {
 }
 
 TEST(TrafficTable, DividesBySteps) {
-  comm::Traffic traffic;
-  traffic.all_gather = 10 * 1024, traffic.scalars = 100;
+  std::vector<comm::ProcessGroups::AxisTraffic> traffic{
+      {comm::Axis::shard, {.all_gather = 10 * 1024, .scalars = 100}}};
   EXPECT_EQ(traffic_table(traffic, 10),
             "sent to other ranks    in all  per step\n"
             "---------------------------------------\n"
@@ -98,6 +98,10 @@ TEST(TrafficTable, DividesBySteps) {
             "scalars                 100 B      10 B\n"
             "total                10.1 KiB  1.01 KiB\n");
   EXPECT_NE(traffic_table(traffic, 0).find("-\n"), std::string::npos);
+  traffic.push_back({comm::Axis::replica, {.p2p = 500}});
+  const std::string apart = traffic_table(traffic, 10);
+  EXPECT_NE(apart.find("of it, shard group    10.1 KiB"), std::string::npos) << apart;
+  EXPECT_NE(apart.find("of it, replica group     500 B"), std::string::npos) << apart;
 }
 
 }  // namespace

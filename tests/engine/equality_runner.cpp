@@ -16,6 +16,7 @@ sherd::test::RunSpec parse(int argc, char** argv) {
       {"dtype", [&](auto& v) { spec.dtype = v; }},
       {"steps", [&](auto& v) { spec.steps = std::stoi(v); }},
       {"accumulation", [&](auto& v) { spec.accumulation = std::stoi(v); }},
+      {"shard_size", [&](auto& v) { spec.shard_size = std::stoi(v); }},
       {"bucket", [&](auto& v) { spec.bucket = std::stol(v); }},
       {"prefetch", [&](auto& v) { spec.prefetch = std::stol(v); }},
       {"persistence", [&](auto& v) { spec.persistence = std::stol(v); }},

@@ -92,6 +92,28 @@ TEST(Misuse, TheErrorNamesTheBlocksOfBothRanks) {
   }
 }
 
+/// Between replicas sums travel point to point, where nobody compares what they are of.
+TEST(Misuse, ReplicasThatRunDifferentBlocksOfOneSizeAreToldWhich) {
+  for (const int stage : {0, 1, 2, 3})
+    for (const char* overlap : {"false", "true"})
+      for (const char* reduction : {"ordered", "native"}) {
+        SCOPED_TRACE(cat("stage ", stage, ", overlap ", overlap, ", ", reduction));
+        config::Config config =
+            sgd(stage, cat(R"("reduce_bucket_size": 500000000, "overlap_comm": )", overlap));
+        config.parallel.shard_size = 2;
+        config.parallel.reduction =
+            std::string(reduction) == "native" ? config::Reduction::native : config::Reduction::ordered;
+        expect_error(ErrorKind::comm, "mismatched calls", [&] {
+          launch_ranks(4, [&](DistributedPtr dist) {
+            auto model = std::make_shared<Skipping>();
+            Engine engine(dist, model, config);
+            model->left_out = dist->rank() / 2;
+            engine.train_batch([&] { return odd_batch(engine, 0); });
+          });
+        });
+      }
+}
+
 /// Two ranks that leave out different blocks in the first of two micro-batches: stages 0 and 1 reduce at the
 /// last, when both have gradients of all, so nothing is wrong; one rank that runs the same four micro-batches
 /// is the oracle.

@@ -19,7 +19,7 @@ std::vector<std::byte> run_under_mpi(const RunSpec& spec, const TempFolder& fold
   const std::string output = (folder / "bits").string();
   std::string command = cat("timeout 200 ", sherd::testing::mpirun(spec.ranks), SHERD_EQUALITY_RUNNER " ", output, " ranks=", spec.ranks,
                             " stage=", spec.stage, " dtype=", spec.dtype, " steps=", spec.steps, " accumulation=",
-                            spec.accumulation, " bucket=", spec.bucket, " prefetch=", spec.prefetch, " persistence=",
+                            spec.accumulation, " shard_size=", spec.shard_size, " bucket=", spec.bucket, " prefetch=", spec.prefetch, " persistence=",
                             spec.persistence, " overlap=", spec.overlap ? 1 : 0, " recompute=", spec.recompute);
   if (!spec.nvme_path.empty())
     command += cat(" offload_param=", spec.offload_param, " offload_optimizer=", spec.offload_optimizer, " nvme_path=",
@@ -66,6 +66,20 @@ TEST_P(MpiEquality, OffloadedRanksAgreeToo) {
   for (const std::string param : {"cpu", "nvme"}) {
     spec.offload_param = param;
     EXPECT_TRUE(run_under_mpi(spec, folder) == plain) << "offload_param " << param;
+  }
+}
+
+TEST_P(MpiEquality, ReplicasOfShardGroupsToo) {
+  if (!comm::mpi_available()) GTEST_SKIP() << "this build has no MPI";
+  RunSpec spec;
+  std::tie(spec.dtype, spec.ranks) = GetParam();
+  spec.shard_size = spec.ranks / 2;
+  spec.steps = 6;
+  for (const int accumulation : {1, 2}) {
+    spec.stage = accumulation + 1, spec.accumulation = accumulation;
+    spec.overlap = accumulation == 2, spec.bucket = 900;
+    TempFolder folder;
+    EXPECT_TRUE(run_under_mpi(spec, folder) == train_local(spec).bits()) << accumulation << " micro-batches";
   }
 }
 

@@ -68,6 +68,10 @@ std::vector<int> Grid::members(Axis axis, int rank) const {
   return out;
 }
 
+bool Grid::same_groups(Axis a, Axis b) const {
+  return size(a) == size(b) && (size(a) == 1 || line(a).stride == line(b).stride);
+}
+
 std::vector<std::vector<int>> Grid::partition(Axis axis) const {
   std::vector<std::vector<int>> out;
   for (int rank = 0; rank < ranks(); ++rank)

@@ -49,6 +49,8 @@ class Grid {
   int coordinate(Axis axis, int rank) const;
   /// The ranks of its group, in the order of their coordinates.
   std::vector<int> members(Axis axis, int rank) const;
+  /// Whether the two axes have the same groups.
+  bool same_groups(Axis a, Axis b) const;
   /// All groups of the axis, in the order of their first ranks: every rank is in one.
   std::vector<std::vector<int>> partition(Axis axis) const;
 

@@ -10,12 +10,13 @@ ProcessGroups::ProcessGroups(Communicator& world, const Grid& grid) : grid_(grid
   require(grid.ranks() == world.size(), "a grid of ", grid.ranks(), " ranks over ", world.name());
   groups_.back() = &world;
   for (std::size_t axis = 0; axis + 1 < groups_.size(); ++axis) {
-    const auto parts = grid.partition(static_cast<Axis>(axis));
-    // Equal partitions are equal on all ranks, so all make the same groups in the same order.
+    const auto here = static_cast<Axis>(axis);
+    // Same groups are the same on all ranks, so all make them in the same order.
     for (std::size_t other = groups_.size(); other-- > 0 && !groups_[axis];)
-      if (groups_[other] && grid.partition(static_cast<Axis>(other)) == parts) groups_[axis] = groups_[other];
+      if (groups_[other] && grid.same_groups(static_cast<Axis>(other), here)) groups_[axis] = groups_[other];
     if (groups_[axis]) continue;
-    made_.push_back(world.part(parts));
+    // Alone, a rank need not know the others' places, of which a world may have millions.
+    made_.push_back(grid.size(here) == 1 ? world.part({{world.rank()}}) : world.part(grid.partition(here)));
     groups_[axis] = made_.back().get();
   }
 }

@@ -124,6 +124,17 @@ TEST(Grid, NeighboursShareStates) {
   EXPECT_EQ(whole.partition(Axis::shard), whole.partition(Axis::world));
 }
 
+TEST(Grid, KnowsWhichAxesHaveTheSameGroups) {
+  for (const Grid& grid : {Grid(1), Grid(8), Grid(8, {.shard = 2}), Grid(8, {.shard = 1}), Grid(8, {.tensor = 8}),
+                           Grid(16, {.tensor = 2, .pipeline = 2, .expert = 2}), Grid(16, {.context = 4, .expert = 4})})
+    for (int a = 0; a < axis_count; ++a)
+      for (int b = 0; b < axis_count; ++b) {
+        const auto first = static_cast<Axis>(a), second = static_cast<Axis>(b);
+        EXPECT_EQ(grid.same_groups(first, second), grid.partition(first) == grid.partition(second))
+            << name_of(first) << " and " << name_of(second);
+      }
+}
+
 TEST(Grid, SizesThatDoAreNamed) {
   const auto error = [](int ranks, const GridSizes& sizes) {
     return error_of(ErrorKind::config, [&] { Grid(ranks, sizes); });

@@ -1,5 +1,4 @@
 #include <mutex>
-#include <numeric>
 
 #include "base/error.h"
 #include "comm/exchange/backend.h"
@@ -9,15 +8,15 @@ namespace {
 
 class DryWorld final : public Backend {
  public:
-  /// `members` are the group's ranks in a world of `world_size`.
+  /// `members` are the group's ranks in a world of `world_size`; none: all, of which nobody keeps a list.
   DryWorld(int rank, std::vector<int> members, int world_size)
       : rank_(rank),
         members_(std::move(members)),
         world_size_(world_size),
-        name_(group_name("dry", members_, world_size)) {}
+        name_(members_.empty() ? cat("dry(", world_size, ")") : group_name("dry", members_, world_size)) {}
 
   int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(members_.size()); }
+  int size() const override { return members_.empty() ? world_size_ : static_cast<int>(members_.size()); }
   const std::string& name() const override { return name_; }
   double timeout_seconds() const override { return 1; }
   bool immediate() const override { return true; }
@@ -41,7 +40,8 @@ class DryWorld final : public Backend {
   std::unique_ptr<Backend> part(const Part& part) override {
     if (part.color < 0) return nullptr;
     std::vector<int> members;
-    for (const int member : part.members) members.push_back(members_[static_cast<std::size_t>(member)]);
+    for (const int member : part.members)
+      members.push_back(members_.empty() ? member : members_[static_cast<std::size_t>(member)]);
     return std::make_unique<DryWorld>(part.rank, std::move(members), world_size_);
   }
 
@@ -67,9 +67,7 @@ class DryWorld final : public Backend {
 
 std::unique_ptr<Communicator> make_dry_world(int rank, int size) {
   require(0 <= rank && rank < size, "rank ", rank, " is not one of ", size);
-  std::vector<int> all(static_cast<std::size_t>(size));
-  std::iota(all.begin(), all.end(), 0);
-  return make_group(std::make_unique<DryWorld>(rank, std::move(all), size));
+  return make_group(std::make_unique<DryWorld>(rank, std::vector<int>(), size));
 }
 
 }  // namespace sherd::comm

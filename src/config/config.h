@@ -76,7 +76,8 @@ enum class Reduction : std::uint8_t {
 struct Parallel {
   int tensor = 1, sequence = 1, pipeline = 1, expert = 1, context = 1;
   /// Ranks that share states; each such group holds a replica (Zhang et al. 2022, MiCS; hybrid sharding in
-  /// PyTorch's FSDP). ≥ 1; 0 (default): all data-parallel ranks. See resolve_shard_size().
+  /// PyTorch's FSDP). ≥ 1; 0 (default): all data-parallel ranks. comm::Grid
+  /// says which sizes a world can hold.
   std::int64_t shard_size = 0;
   /// `native` is faster; the bits then depend on the backend, and may on the run.
   Reduction reduction = Reduction::ordered;
@@ -159,9 +160,5 @@ std::vector<std::pair<std::string, std::string>> flat_dump(const Config& config)
 /// The three batch numbers for `dp_world` data-parallel ranks, by DeepSpeed's inference (reference A.1).
 /// Throws Error{config} with the four numbers and a combination that would do when they do not multiply.
 Batch resolve_batch(const Config& config, int dp_world);
-
-/// `parallel.shard_size` for `dp_world` data-parallel ranks: `dp_world` where it is not given. Throws
-/// Error{config} with the sizes that would do when it does not divide them.
-int resolve_shard_size(const Parallel& parallel, int dp_world);
 
 }  // namespace sherd::config

@@ -1,4 +1,3 @@
-#include "base/counted.h"
 #include "config/tables.h"
 
 namespace sherd::config {
@@ -28,13 +27,6 @@ Table<Parallel> parallel_table() {
   return table;
 }
 
-std::string divisors_of(int number) {
-  std::string out;
-  for (int size = 1; size <= number; ++size)
-    if (number % size == 0) out += (out.empty() ? "" : ", ") + std::to_string(size);
-  return out;
-}
-
 }  // namespace
 
 Key<Config> parallel_key() {
@@ -45,15 +37,6 @@ void read_mics_shard_size(Config& config, const Value& value) {
   const std::int64_t size = value.integer();
   if (size <= 0) return value.note("off");
   set_shard_size(config.parallel, size, value);
-}
-
-int resolve_shard_size(const Parallel& parallel, int dp_world) {
-  require(dp_world >= 1, "resolve_shard_size: ", dp_world, " data-parallel ranks");
-  if (parallel.shard_size == 0) return dp_world;
-  if (parallel.shard_size > dp_world || dp_world % parallel.shard_size != 0)
-    fail(ErrorKind::config, "parallel.shard_size ", parallel.shard_size, " does not divide ",
-         counted(dp_world, "data-parallel rank"), "; sizes that do: ", divisors_of(dp_world));
-  return static_cast<int>(parallel.shard_size);
 }
 
 }  // namespace sherd::config

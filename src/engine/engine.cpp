@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <climits>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -73,7 +74,7 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   require(model_ != nullptr, "an engine needs a model");
   if (device_->kind() != device::Kind::meta)
     engine::require_same_setup(config_, *dist_);  // absent ranks tell nothing
-  const comm::Grid grid(dist_->world_size(), {.shard = static_cast<int>(config_.parallel.shard_size)});
+  const comm::Grid grid(dist_->world_size(), {.shard = static_cast<int>(std::min<std::int64_t>(config_.parallel.shard_size, INT_MAX))});
   config_.batch = config::resolve_batch(config_, grid.size(comm::Axis::data));
   device_->ledger().set_limit(device::Tier::device, config_.device.device_memory_limit);
   device_->ledger().set_limit(device::Tier::host, config_.device.host_memory_limit);

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/counted.h"
-#include "comm/host_memory.h"
 
 namespace sherd::cli {
 namespace {
@@ -46,8 +45,7 @@ std::string rank_table(const EstimateReport& r) {
       rows.push_back({"beside it, NCCL", "", human_bytes(nccl)});
   }
   rows.push_back({"memory held", "", human_bytes(r.estimate.peaks.held)});
-  if (const std::uint64_t exchange = comm::host_memory(r.world.ranks, r.world.local_ranks))
-    rows.push_back({"exchange with other ranks", "", human_bytes(exchange)});
+  if (r.estimate.exchange > 0) rows.push_back({"exchange with other ranks", "", human_bytes(r.estimate.exchange)});
   rows.push_back({"process itself", "", human_bytes(process_itself)});
   return engine::format_table(rows);
 }
@@ -74,7 +72,7 @@ std::string world_table(const EstimateReport& r) {
   };
   for (int t = 0; t < device::tier_count; ++t)
     add(device::name_of(static_cast<Tier>(t)), book_of(r.estimate.peaks, t).total_peak);
-  add("resident memory", resident_bytes(r.estimate, r.world));
+  add("resident memory", resident_bytes(r.estimate));
   return cat("\n", engine::format_table(rows));
 }
 
@@ -149,9 +147,9 @@ std::string json_of(const EstimateReport& r) {
     tier["peak"] = by_category(peaks.peak, peaks.total_peak);
     tier["peak_of_machine"] = of_all(peaks.total_peak, r.world.local_ranks);
   }
-  const std::uint64_t resident = resident_bytes(r.estimate, r.world);
+  const std::uint64_t resident = resident_bytes(r.estimate);
   out["resident"] = {{"held", r.estimate.peaks.held},
-                     {"exchange", comm::host_memory(r.world.ranks, r.world.local_ranks)},
+                     {"exchange", r.estimate.exchange},
                      {"process_itself", process_itself},
                      {"total", resident},
                      {"of_machine", of_all(resident, r.world.local_ranks)}};

@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "cli/machine.h"
 #include "comm/gpu_memory.h"
-#include "comm/host_memory.h"
 #include "device/cuda.h"
 #include "engine/make_device.h"
 #include "models/from_config.h"
@@ -149,8 +148,8 @@ std::uint64_t beside_the_books_for_nccl(const World& world, const Machine& machi
   return comm::nccl_memory(world.ranks, world.local_ranks, comm::nccl_channels());
 }
 
-std::uint64_t resident_bytes(const engine::Estimate& estimate, const World& world) {
-  return estimate.peaks.held + comm::host_memory(world.ranks, world.local_ranks) + process_itself;
+std::uint64_t resident_bytes(const engine::Estimate& estimate) {
+  return estimate.peaks.held + estimate.exchange + process_itself;
 }
 
 std::string Shortfall::text() const {
@@ -179,7 +178,7 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Es
         machine.gpu_memory);
   check(local > 1 ? cat("the memory of this machine, shared by ", local, " ranks,")
                   : "the memory of this machine",
-        "there is", local * resident_bytes(estimate, world), machine.memory);
+        "there is", local * resident_bytes(estimate), machine.memory);
   for (const auto& [folder, bytes] : files_of(config, estimate))
     check(cat("the nvme tier in ", folder), "the file system has", local * bytes, machine.free_space(folder));
   return out;

@@ -70,7 +70,7 @@ inline constexpr std::uint64_t process_itself = std::uint64_t{16} << 20;
 
 /// What the processor's memory is to hold of one rank: all that its estimate tells of, what it exchanges with
 /// others through (comm/host_memory.h), and the process itself.
-std::uint64_t resident_bytes(const engine::Estimate& estimate, const World& world);
+std::uint64_t resident_bytes(const engine::Estimate& estimate);
 
 /// Where the most loaded rank, or the machine or GPU that it shares with others, has too little. On CPUs the
 /// device and the host tier are both the machine's memory; what is beside the books counts.

@@ -1,5 +1,7 @@
 #include "comm/grid.h"
 
+#include <algorithm>
+
 #include <string>
 
 #include "base/counted.h"
@@ -66,6 +68,16 @@ std::vector<int> Grid::members(Axis axis, int rank) const {
   std::vector<int> out;
   for (int k = 0; k < size; ++k) out.push_back(first + k * stride);
   return out;
+}
+
+int Grid::size_on_machine(Axis axis, int rank, int ranks_of_machine) const {
+  const auto& [stride, size] = line(axis);
+  const int first = rank - coordinate(axis, rank) * stride;
+  const std::int64_t begin = std::int64_t{rank} / ranks_of_machine * ranks_of_machine, end = begin + ranks_of_machine;
+  const auto below = [&](std::int64_t limit) {  // members before that rank
+    return std::clamp<std::int64_t>((limit - first + stride - 1) / stride, 0, size);
+  };
+  return static_cast<int>(below(end) - below(begin));
 }
 
 bool Grid::same_groups(Axis a, Axis b) const {

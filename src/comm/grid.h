@@ -49,6 +49,8 @@ class Grid {
   int coordinate(Axis axis, int rank) const;
   /// The ranks of its group, in the order of their coordinates.
   std::vector<int> members(Axis axis, int rank) const;
+  /// How many of its group's ranks share its machine, where each machine holds so many ranks in their order.
+  int size_on_machine(Axis axis, int rank, int ranks_of_machine) const;
   /// Whether the two axes have the same groups.
   bool same_groups(Axis a, Axis b) const;
   /// All groups of the axis, in the order of their first ranks: every rank is in one.

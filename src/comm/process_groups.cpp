@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "comm/host_memory.h"
 
 namespace sherd::comm {
 
@@ -39,6 +40,14 @@ std::vector<ProcessGroups::AxisTraffic> ProcessGroups::traffic() const {
     if (group.size() > 1) out.push_back({axis, group.traffic()});
   });
   return out;
+}
+
+std::uint64_t ProcessGroups::host_memory(int ranks_of_machine) const {
+  std::uint64_t total = 0;
+  for_each_group([&](Axis axis, const Communicator& group) {
+    total += comm::host_memory(group.size(), grid_.size_on_machine(axis, world().rank(), ranks_of_machine));
+  });
+  return total;
 }
 
 void ProcessGroups::reset_traffic() {

@@ -48,6 +48,7 @@ class DryRun {
     engine_ = std::make_unique<Engine>(dist, model, quiet(config), std::move(device));
   }
 
+  std::uint64_t exchange(int local_ranks) const { return engine_->groups().host_memory(local_ranks); }
   MemoryReport books() const { return MemoryReport::of(engine_->device()); }
 
   /// One optimizer step; returns what all its micro-batches together move.
@@ -89,6 +90,7 @@ Estimate estimate(const config::Config& config, const std::shared_ptr<nn::Model>
   DryRun run(config, model, batch, options);
   Estimate out;
   out.states = run.books();
+  out.exchange = run.exchange(options.local_ranks);
   // The first pass of each kind records the order of use, the next ones follow its plan and hold more. What
   // evaluation adds to the pool of exchange buffers stays there for the steps that come after.
   run.step();

@@ -51,8 +51,8 @@ TEST(Fit, NamesTheTierAndWhatItLacks) {
   EXPECT_THAT(missing[0].text(), HasSubstr("device.device_memory_limit"));
   EXPECT_THAT(missing[0].text(), HasSubstr("1.00 KiB too little"));
   const auto exact = configuration(1, {cat("device.device_memory_limit=", peak)});
-  EXPECT_TRUE(shortfalls(exact({}), estimate, world, machine_with(2 * resident_bytes(estimate, world))).empty());
-  const auto shared = shortfalls(exact({}), estimate, world, machine_with(2 * resident_bytes(estimate, world) - 1));
+  EXPECT_TRUE(shortfalls(exact({}), estimate, world, machine_with(2 * resident_bytes(estimate))).empty());
+  const auto shared = shortfalls(exact({}), estimate, world, machine_with(2 * resident_bytes(estimate) - 1));
   ASSERT_EQ(shared.size(), 1u) << "two ranks share the machine";
   EXPECT_THAT(shared[0].text(), HasSubstr("shared by 2 ranks"));
 }
@@ -132,7 +132,7 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
   const std::uint64_t on_device = estimate.peaks.tiers[0].total_peak;
   ASSERT_GT(on_device, 0u);
   ASSERT_GT(estimate.peaks.tiers[1].total_peak, 0u);
-  const std::uint64_t both = 4 * resident_bytes(estimate, world);
+  const std::uint64_t both = 4 * resident_bytes(estimate);
   Machine machine = machine_with(both - 1);
   EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 1u) << "on CPUs both tiers share the memory";
   machine.memory = both, machine.on_gpus = true, machine.gpus = 4;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -122,6 +123,17 @@ TEST(Grid, NeighboursShareStates) {
   EXPECT_EQ(whole.size(Axis::shard), 8);
   EXPECT_EQ(whole.size(Axis::replica), 1);
   EXPECT_EQ(whole.partition(Axis::shard), whole.partition(Axis::world));
+}
+
+TEST(Grid, CountsTheRanksOfAMachine) {
+  for (const Grid& grid : {Grid(8), Grid(8, {.shard = 2}), Grid(16, {.tensor = 2, .pipeline = 2, .expert = 2})})
+    for (int a = 0; a < axis_count; ++a)
+      for (int rank = 0; rank < grid.ranks(); ++rank)
+        for (const int each : {1, 2, 4, 8}) {
+          const std::vector<int> members = grid.members(static_cast<Axis>(a), rank);
+          EXPECT_EQ(grid.size_on_machine(static_cast<Axis>(a), rank, each),
+                    std::count_if(members.begin(), members.end(), [&](int m) { return m / each == rank / each; }));
+        }
 }
 
 TEST(Grid, KnowsWhichAxesHaveTheSameGroups) {

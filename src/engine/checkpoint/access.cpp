@@ -23,7 +23,8 @@ namespace sherd::engine {
 Manifest CheckpointAccess::describe(const Engine& engine, const ClientState& client) {
   Manifest out;
   out.world_size = engine.dist_->world_size();
-  out.grid = {{"data", out.world_size}};
+  for (const comm::Axis axis : {comm::Axis::data, comm::Axis::shard, comm::Axis::replica})
+    out.grid[std::string(comm::name_of(axis))] = engine.groups().grid().size(axis);
   out.micro_steps = engine.counters_.micro_steps;
   out.global_steps = engine.counters_.global_steps;
   out.global_samples = engine.counters_.global_samples;

@@ -66,14 +66,16 @@ namespace {
 /// may take, what is told and when. The tokenizer and the dataset are compared by what they hold.
 bool is_without_effect(std::string_view key) {
   constexpr std::array prefixes{"zero_optimization.", "aio.",      "activation_checkpointing.",
-                                "parallel.",          "data.path", "data.tokenizer"};
+                                "data.path", "data.tokenizer"};
   constexpr std::array keys{
       "steps_per_print",  "wall_clock_breakdown",           "memory_breakdown", "dump_state", "log_level",
       "model.vocab_size", "model.pad_vocab_to_multiple_of", "model.init_std"};
   constexpr std::array of_training{"training.seed", "training.moments_dtype"};
+  constexpr std::array of_parallel{"parallel.reduction", "parallel.shard_size"};  // the order of sums
   constexpr std::array of_device{"device.tf32", "device.fused_gelu"};
   const auto is = [&](const char* other) { return key == other; };
   if (key.starts_with("training.")) return std::none_of(of_training.begin(), of_training.end(), is);
+  if (key.starts_with("parallel.")) return std::none_of(of_parallel.begin(), of_parallel.end(), is);
   if (key.starts_with("device.")) return std::none_of(of_device.begin(), of_device.end(), is);
   return std::any_of(prefixes.begin(), prefixes.end(),
                      [&](const char* prefix) { return key.starts_with(prefix); }) ||

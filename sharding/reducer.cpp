@@ -1,6 +1,7 @@
 #include "sharding/reducer.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace sherd::sharding {
 
@@ -13,9 +14,11 @@ Tensor Reducer::sums_of(const Segment& segment) const {
 
 void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate) {
   const Tensor own = segment.own_gradients();
+  const bool summed = !full && groups_.shards() == 1 && options_.reduction == comm::Reduction::native;
+  if (summed && groups_.replica) return boundary_ ? submit_sum(segment) : void();  // where backward has written
   if (groups_.shards() == 1 && !groups_.replica) {  // the one rank's fold
     const Tensor from = full ? *full : own;
-    if (full || (options_.rounding != own.dtype() && options_.reduction == comm::Reduction::ordered))
+    if (full || (options_.rounding != own.dtype() && !summed))
       kernels_.sum_ranks({&from, 1}, 1, options_.rounding, own, accumulate);
     if (complete_) complete_(segment);
     return;
@@ -52,6 +55,7 @@ void Reducer::finish() {
 void Reducer::abandon() {
   queue_.clear();
   queued_ = 0;
+  if (failed_) flights_.clear(), issued_ = passed_ = returned_ = 0, failed_ = false;
   progress(true, false);
 }
 
@@ -101,6 +105,19 @@ void Reducer::send_bucket() {
 }
 
 void Reducer::progress(bool drain, bool tell) {
+  try {
+    move_on(drain);
+  } catch (...) {
+    failed_ = true;
+    throw;
+  }
+  if (groups_.replica && !drain) return;  // replicas are some buckets apart until all have come
+  const std::vector<Segment*> arrived = std::exchange(arrived_, {});
+  if (!tell || !complete_) return;
+  for (Segment* segment : arrived) complete_(*segment);
+}
+
+void Reducer::move_on(bool drain) {
   // Calls are made at points of the program that are the same on all ranks. A bucket waits one turn for the
   // sums of the replica before it where the thread need not, and for the result one turn for each replica
   // behind: whoever waits for a result has then sent all that its maker waits for.
@@ -120,7 +137,7 @@ void Reducer::progress(bool drain, bool tell) {
     Flight flight = std::move(flights_.front());
     flights_.pop_front();
     --issued_, --passed_, --returned_;
-    settle(flight, tell);
+    settle(flight);
   }
 }
 
@@ -162,6 +179,7 @@ void Reducer::transfer(Way way, int replica, const Flight& flight, std::vector<c
 void Reducer::pass_on(Flight& flight) {
   if (!groups_.replica || !boundary_) return;
   flight.reduced.wait();
+  for (Part& part : flight.parts) part.item.full.reset();  // read; results may be long in coming
   if (!chained()) {
     for (const Part& part : flight.parts)
       flight.results.push_back(
@@ -185,7 +203,7 @@ void Reducer::pass_back(Flight& flight) {
     transfer(Way::send, groups_.replica_index() - 1, flight, flight.outgoing);
 }
 
-void Reducer::settle(Flight& flight, bool tell) {
+void Reducer::settle(Flight& flight) {
   flight.reduced.wait();
   for (comm::Work& work : flight.outgoing) work.wait();
   for (const Part& part : flight.parts)
@@ -193,8 +211,7 @@ void Reducer::settle(Flight& flight, bool tell) {
       kernels_.copy(part.sums(), part.item.segment->own_gradients().range(part.begin, part.end));
   if (groups_.replica && boundary_) gather_sums(flight);
   flight.gathered.wait();
-  if (!tell || !complete_) return;
-  for (Segment* segment : flight.complete) complete_(*segment);
+  arrived_.insert(arrived_.end(), flight.complete.begin(), flight.complete.end());
 }
 
 /// Where every rank updates everything, it needs the whole sum.

@@ -60,7 +60,7 @@ class Reducer {
   /// Sends what is left and waits for everything.
   void finish();
   /// Forgets what was submitted and not sent, after a pass that an exception ended on all ranks alike; waits for what is
-  /// under way.
+  /// under way, unless that has failed itself.
   void abandon();
 
   const ParameterGroups& groups() const { return groups_; }
@@ -103,10 +103,11 @@ class Reducer {
   /// Moves flights on: what is due now, or, when draining, all to their end. Where nobody listens `tell` is
   /// false.
   void progress(bool drain, bool tell = true);
+  void move_on(bool drain);
   void issue(Flight& flight);
   void pass_on(Flight& flight);
   void pass_back(Flight& flight);
-  void settle(Flight& flight, bool tell);
+  void settle(Flight& flight);
   void gather_sums(Flight& flight);
   comm::CallOptions options_for(const Flight& flight) const;
   enum class Way : std::uint8_t { receive, send };
@@ -123,6 +124,8 @@ class Reducer {
   std::deque<Item> queue_;
   std::int64_t queued_ = 0;  ///< elements in queue_ not yet sent
   std::deque<Flight> flights_;
+  std::vector<Segment*> arrived_;  ///< of whom is to be told
+  bool failed_ = false;            ///< moving flights on has thrown; what they hold is nothing to pass on
   std::size_t issued_ = 0, passed_ = 0, returned_ = 0;  ///< of flights_, from its front
   std::function<void(Segment&)> complete_;
   ReducerStats& stats_;

@@ -81,13 +81,39 @@ TEST(HybridOf, StatesAreShardedInsideTheGroupOnly) {
   EXPECT_NEAR(ratio, 2, 0.1);
 }
 
+/// Replicas are some buckets apart while backward runs, and make the same collectives all the same.
+TEST(HybridOf, UpdatesThatBeginInBackwardAreThoseOfFullSharding) {
+  const auto spec_with = [](int shard_size) {
+    RunSpec spec = spec_of("bf16", 2, shard_size);
+    spec.offload_optimizer = "cpu";
+    spec.clipping = 0, spec.check_overflow = false;
+    spec.bucket = 900;
+    return spec;
+  };
+  const auto expected = train_local(spec_with(4));
+  for (const int shard_size : {1, 2})
+    for (const bool overlap : {false, true}) {
+      RunSpec spec = spec_with(shard_size);
+      spec.overlap = overlap;
+      const auto got = train_local(spec);
+      EXPECT_GT(got.early_updates.back(), 0);
+      EXPECT_TRUE(got.bits() == expected.bits()) << "shard_size " << shard_size << (overlap ? ", overlapped" : "");
+    }
+}
+
 TEST(HybridOf, NativeReductionAgreesToRounding) {
-  const auto ordered = train_local(spec_of("fp32", 3, 2, 2));
-  RunSpec spec = spec_of("fp32", 3, 2, 2);
-  spec.reduction = "native";
-  const auto native = train_local(spec);
-  for (std::size_t step = 0; step < ordered.losses.size(); ++step)
-    EXPECT_NEAR(native.losses[step], ordered.losses[step], 2e-5);
+  for (const auto& [dtype, shard_size] : {std::pair{"fp32", 2}, {"fp32", 1}, {"bf16", 1}}) {
+    RunSpec spec = spec_of(dtype, 2, shard_size, 4);
+    spec.accumulate_in = "fp32";
+    const auto ordered = train_local(spec);
+    spec.reduction = "native";
+    const auto native = train_local(spec);
+    const double tolerance = spec.dtype == "fp32" ? 2e-5 : 2e-3;
+    for (std::size_t step = 0; step < ordered.losses.size(); ++step) {
+      EXPECT_NEAR(native.losses[step], ordered.losses[step], tolerance) << dtype << " " << shard_size;
+      EXPECT_NEAR(native.norms[step] / ordered.norms[step], 1, tolerance) << dtype << " " << shard_size;
+    }
+  }
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ void Exchange::barrier(Call& call) {
     const int machines = topology_->machines(), machine = topology_->machine();
     const std::byte out{1};
     std::byte in{};
+    const Messages::OnUnwinding guard(messages_.get());
     for (int distance = 1; distance < machines; distance *= 2) {
       messages_->receive(topology_->ranks_on((machine + machines - distance) % machines).front(), &in, 1);
       messages_->send(topology_->ranks_on((machine + distance) % machines).front(), &out, 1);
@@ -171,6 +172,7 @@ std::vector<std::int64_t> Exchange::open_all_to_all(Call& call) {
   rows.resize(mine.size() * static_cast<std::size_t>(size()));
   const Gathered work{reinterpret_cast<std::byte*>(mine.data()), reinterpret_cast<std::byte*>(rows.data()),
                       static_cast<std::int64_t>(rows.size()), sizeof(std::int64_t)};
+  const Messages::OnUnwinding guard(messages_.get());
   if (messages_) gather(call, {&work, 1}, Offer::Kind::words);
   open(call, {{work.own, bytes, Offer::Kind::words}, {call.x.raw(), call.x.bytes()}});
   for (int r = 0; !messages_ && r < size(); ++r)

@@ -107,6 +107,7 @@ class SumAcross {
   std::vector<std::byte*> parts_;  ///< of this rank's block, by rank; null where read in place
   std::vector<Messages::Ticket> part_tickets_, tickets_;
   std::deque<Final> finals_;  ///< under way, of this and earlier steps
+  Messages::OnUnwinding guard_{&messages_};
 };
 
 }  // namespace sherd::comm

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <exception>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -71,8 +72,23 @@ class Messages {
   void complete(const Call& call, int request);
   /// Waits for all that is under way, and until the previous machine is known to have made the same call.
   void finish(const Call& call);
-  /// After an error: gives up what is under way.
+  /// After an error: gives up what is under way. Waits that throw have done it.
   void abandon() noexcept;
+  /// Gives up what is under way where an exception passes by: to be declared after memory that messages use and that does
+  /// not outlast the call.
+  class OnUnwinding {
+   public:
+    explicit OnUnwinding(Messages* messages) : messages_(messages), exceptions_(std::uncaught_exceptions()) {}
+    ~OnUnwinding() {
+      if (messages_ && std::uncaught_exceptions() > exceptions_) messages_->abandon();
+    }
+    OnUnwinding(const OnUnwinding&) = delete;
+    OnUnwinding& operator=(const OnUnwinding&) = delete;
+
+   private:
+    Messages* messages_;
+    int exceptions_;
+  };
   /// Moves on what is under way; false when there is nothing.
   bool progress();
 

@@ -148,6 +148,42 @@ TEST(Misuse, DifferentBlocksBeforeTheBoundaryAreSummedWhereTheyBelong) {
   }
 }
 
+/// A block that only the first micro-batches of a step run has its sum when the last ones end; replicas agree on it too.
+/// One rank that runs the same eight micro-batches is the oracle.
+TEST(Misuse, BlocksThatTheLastMicroBatchLeavesOutAreAgreedOnByReplicas) {
+  const auto run = [](int ranks, int stage, int shard_size) {
+    std::vector<std::vector<float>> out(static_cast<std::size_t>(ranks));
+    launch_ranks(ranks, [&](DistributedPtr dist) {
+      auto model = std::make_shared<Skipping>();
+      config::Config config = sgd(stage, R"("overlap_comm": false)",
+                                  cat(R"(, "gradient_accumulation_steps": )", 8 / ranks));
+      config.parallel.shard_size = shard_size;
+      Engine engine(dist, model, config);
+      for (int m = dist->rank(); m < 8; m += ranks) {
+        model->left_out = m < 4 ? -1 : 1;
+        std::vector<float> x;
+        for (int i = 0; i < 32; ++i)
+          x.push_back(uniform_at({3, static_cast<std::uint64_t>(m)}, static_cast<std::uint64_t>(i)));
+        engine.backward(
+            engine.forward({{"x", Tensor::of<float>(engine.device(), {4, 8}, x)},
+                            {"y", Tensor::of<float>(engine.device(), {4, 1}, std::vector<float>(4, 0.5f))}}));
+        engine.step();
+      }
+      out[static_cast<std::size_t>(dist->rank())] = weights(engine);
+    });
+    return out;
+  };
+  const auto expected = run(1, 0, 1).front();
+  for (const int stage : {0, 1, 2, 3})
+    for (const int shard_size : {1, 2, 4}) {
+      SCOPED_TRACE(cat("stage ", stage, ", shard_size ", shard_size));
+      for (const std::vector<float>& found : run(4, stage, shard_size)) {
+        ASSERT_EQ(found.size(), expected.size());
+        for (std::size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 1e-6) << i;
+      }
+    }
+}
+
 TEST(Misuse, BackwardTakesOnlyTheLossOfItsForward) {
   const auto run = [](const config::Config& config, bool stumble) {
     std::vector<float> out;

@@ -272,6 +272,18 @@ TEST(UpdateRule, RefusesIncompleteSpans) {
   EXPECT_TRUE(update(SpanUpdate{}, Hyper(), 1, arena));  // nothing to do
 }
 
+TEST(AverageScale, IsAPowerOfTwoAndARest) {
+  for (int n = 1; n <= 100; ++n) {
+    const AverageScale scale = AverageScale::over(n);
+    int exponent = 0;
+    EXPECT_EQ(std::frexp(scale.seed, &exponent), 0.5) << "a power of two leaves the bits of gradients as they are";
+    EXPECT_LE(1, n * scale.seed) << "sums are no smaller than averages";
+    EXPECT_LT(n * scale.seed, 2) << "nor twice as large";
+    EXPECT_DOUBLE_EQ(n * scale.seed * scale.rest, 1) << n;
+  }
+  EXPECT_THROW(AverageScale::over(0), Error);
+}
+
 TEST(Clipping, OneFactorUnscalesAndClips) {
   EXPECT_EQ(gradient_factor(0.5, 1, 1), 1);
   EXPECT_EQ(gradient_factor(0.5, 1024, 1), 1.0 / 1024);

@@ -16,7 +16,7 @@ namespace {
 using sharding::ParameterGroups;
 using tensor::Tensor;
 
-constexpr int ranks = 4, rows = 3, in = 16, hidden = 24, out = 8;
+constexpr int ranks = 4, rows = 3, in = 16, hidden = 24, out = 5;
 
 /// x → dense → expert; ranks 0 and 1 have another expert than 2 and 3.
 class Experts : public nn::Model {

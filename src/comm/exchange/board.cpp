@@ -207,6 +207,12 @@ void Board::look_after_peers() noexcept {
 }
 
 void Board::depart() noexcept {
+  try {
+    // What was heard from other machines may reach the others here later than the sight of this rank's leaving.
+    if (failed()) fail(failure());
+  } catch (const std::exception&) {
+    fail(cat(name(), ": rank ", in_group(rank_), " left after a failure that it cannot tell"));
+  }
   slot(rank_).departed.store(1, std::memory_order_release);
   header().met.wake_all();
   for (int r = 0; r < size(); ++r) slot(r).moved.wake_all();

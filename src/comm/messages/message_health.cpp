@@ -50,7 +50,8 @@ void MessageHealth::fail(const std::string& reason) noexcept {
   port_->broadcast_failure("F" + reason);
 }
 
-void MessageHealth::depart() noexcept {
+void MessageHealth::depart(const std::string& failure) noexcept {
+  if (!failure.empty()) port_->broadcast_failure("F" + failure);
   port_->broadcast_failure(cat("D", port_->rank()));
 }
 

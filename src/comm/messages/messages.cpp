@@ -108,6 +108,10 @@ bool Messages::progress() {
   return !open_.empty();
 }
 
+Messages::~Messages() {
+  health_->depart(board_ && board_->failed() ? board_->failure() : health_->failure());
+}
+
 void Messages::abandon() noexcept {
   for (const Message& message : open_)
     for (const int request : message.requests)

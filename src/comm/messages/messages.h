@@ -50,7 +50,7 @@ class Messages {
 
   Messages(std::shared_ptr<Port> port, std::string name, std::shared_ptr<const Topology> topology,
            double timeout_seconds, std::shared_ptr<Health> parent);
-  ~Messages() { health_->depart(); }
+  ~Messages();
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;
 

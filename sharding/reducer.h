@@ -32,8 +32,9 @@ struct ReducerOptions {
 ///
 /// Ordered, every element is a fold over ranks in rank order, so no bucket size changes a bit. Replicas form
 /// a chain: each folds its ranks' gradients onto the sums of the replica before it, and the last one's sums
-/// go to all; which is the fold over all ranks. Where micro-batches were summed before the boundary, replicas
-/// add their own sums in replica order.
+/// come back; which is the fold over all ranks. Where micro-batches were summed before the boundary, replicas
+/// add their own sums in replica order. These are transfers between neighbours: they do not wait for each
+/// other in the communicator, as collectives would.
 ///
 /// Of the segments of one ParameterGroups. Used from the rank's thread; all ranks submit the same segments in
 /// the same order.
@@ -45,7 +46,8 @@ class Reducer {
       : groups_(groups), kernels_(kernels), options_(options), stats_(stats) {}
 
   /// `complete` is told of each segment whose submitted gradients have arrived, from submit() or finish(): at
-  /// the same points of the program on all ranks.
+  /// the same points of the program on all ranks. With replicas, which are some buckets apart until then,
+  /// from finish() alone.
   void listen(std::function<void(Segment&)> complete) { complete_ = std::move(complete); }
 
   /// Before a micro-batch's first gradients. `boundary`: the last one before a step, when replicas agree.
@@ -59,8 +61,8 @@ class Reducer {
   void submit_sum(Segment& segment);
   /// Sends what is left and waits for everything.
   void finish();
-  /// Forgets what was submitted and not sent, after a pass that an exception ended on all ranks alike; waits for what is
-  /// under way, unless that has failed itself.
+  /// Forgets what was submitted and not sent, after a pass that an exception ended on all ranks alike; waits
+  /// for what is under way, unless that has failed itself.
   void abandon();
 
   const ParameterGroups& groups() const { return groups_; }

@@ -39,10 +39,6 @@ struct PlacementTable {
 
   /// Gradients kept as shards have to be reduced after each micro-batch; replicated ones only at the boundary.
   bool reduce_every_micro_batch() const { return gradients.spread == Spread::sharded; }
-  /// An updated shard has to be gathered into the replicated parameters.
-  bool gather_after_update() const {
-    return parameters.spread == Spread::replicated && masters.spread == Spread::sharded;
-  }
 };
 
 /// The table for a validated configuration.

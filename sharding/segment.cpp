@@ -26,7 +26,7 @@ Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> par
       // Over one rank, sharded and replicated are the same thing, unless the device is not where they stay.
       parameters_sharded_(table.parameters.spread == Spread::sharded && !key.persistent &&
                           (key.groups.shards() > 1 || table.parameters.tier != Tier::device)),
-      folds_gradients_(table.gradients.spread == Spread::sharded),
+      folds_gradients_(table.reduce_every_micro_batch()),
       gradients_staged_(folds_gradients_ &&
                         (key.groups.shards() > 1 || table.gradients.tier != Tier::device)),
       optimizer_sharded_(table.masters.spread == Spread::sharded && key.groups.shards() > 1),

@@ -114,6 +114,22 @@ TEST(Misuse, ReplicasThatRunDifferentBlocksOfOneSizeAreToldWhich) {
       }
 }
 
+/// A step of `count` micro-batches over all ranks, of which this one runs every so many; the m-th leaves a
+/// block out.
+void run_micro_batches(Engine& engine, Skipping& model, int count,
+                       const std::function<int(int m)>& left_out) {
+  for (int m = engine.dist().rank(); m < count; m += engine.dist().world_size()) {
+    model.left_out = left_out(m);
+    std::vector<float> x;
+    for (int i = 0; i < 32; ++i)
+      x.push_back(uniform_at({3, static_cast<std::uint64_t>(m)}, static_cast<std::uint64_t>(i)));
+    engine.backward(
+        engine.forward({{"x", Tensor::of<float>(engine.device(), {4, 8}, x)},
+                        {"y", Tensor::of<float>(engine.device(), {4, 1}, std::vector<float>(4, 0.5f))}}));
+    engine.step();
+  }
+}
+
 /// Two ranks that leave out different blocks in the first of two micro-batches: stages 0 and 1 reduce at the
 /// last, when both have gradients of all, so nothing is wrong; one rank that runs the same four micro-batches
 /// is the oracle.
@@ -125,17 +141,8 @@ TEST(Misuse, DifferentBlocksBeforeTheBoundaryAreSummedWhereTheyBelong) {
       Engine engine(
           dist, model,
           sgd(stage, R"("overlap_comm": false)", cat(R"(, "gradient_accumulation_steps": )", 4 / ranks)));
-      // Micro-batch m of the four is rank m % 2's; each leaves a block out the first time.
-      for (int m = dist->rank(); m < 4; m += ranks) {
-        model->left_out = m < 2 ? m : -1;
-        std::vector<float> x;
-        for (int i = 0; i < 32; ++i)
-          x.push_back(uniform_at({3, static_cast<std::uint64_t>(m)}, static_cast<std::uint64_t>(i)));
-        engine.backward(
-            engine.forward({{"x", Tensor::of<float>(engine.device(), {4, 8}, x)},
-                            {"y", Tensor::of<float>(engine.device(), {4, 1}, std::vector<float>(4, 0.5f))}}));
-        engine.step();
-      }
+      // Each block is left out by one of the first two.
+      run_micro_batches(engine, *model, 4, [](int m) { return m < 2 ? m : -1; });
       if (const auto all = weights(engine); dist->rank() == 0) out = all;
     });
     return out;
@@ -159,16 +166,7 @@ TEST(Misuse, BlocksThatTheLastMicroBatchLeavesOutAreAgreedOnByReplicas) {
                                   cat(R"(, "gradient_accumulation_steps": )", 8 / ranks));
       config.parallel.shard_size = shard_size;
       Engine engine(dist, model, config);
-      for (int m = dist->rank(); m < 8; m += ranks) {
-        model->left_out = m < 4 ? -1 : 1;
-        std::vector<float> x;
-        for (int i = 0; i < 32; ++i)
-          x.push_back(uniform_at({3, static_cast<std::uint64_t>(m)}, static_cast<std::uint64_t>(i)));
-        engine.backward(
-            engine.forward({{"x", Tensor::of<float>(engine.device(), {4, 8}, x)},
-                            {"y", Tensor::of<float>(engine.device(), {4, 1}, std::vector<float>(4, 0.5f))}}));
-        engine.step();
-      }
+      run_micro_batches(engine, *model, 8, [](int m) { return m < 4 ? -1 : 1; });
       out[static_cast<std::size_t>(dist->rank())] = weights(engine);
     });
     return out;

@@ -8,9 +8,7 @@
 namespace sherd::tensor::meta {
 
 void MetaKernels::book(std::size_t workspace, device::Tier tier) {
-  if (workspace == 0) return;
-  device_.ledger().charge(tier, Category::workspace, workspace);
-  device_.ledger().credit(tier, Category::workspace, workspace);
+  if (workspace > 0) device_.allocate(workspace, Category::workspace, tier);
 }
 
 void MetaKernels::matmul(const Matmul& args) {

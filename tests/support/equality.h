@@ -1,5 +1,8 @@
 #pragma once
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -177,17 +180,18 @@ inline void collect_weights(Engine& engine, RunResult& out) {
   }
 }
 
-/// Flips the lowest bit of the first master weight that this rank updates.
+/// Flips the lowest bit of the largest of the first master weights that this rank updates: of a small one,
+/// the next update may round it away.
 inline void nudge(Engine& engine) {
   sharding::Segment& segment = *engine.sharded().trainable_segments().front();
-  const tensor::Tensor weight = tensor::Tensor::empty(engine.device(), {1}, DType::f32, device::Category::activations,
-                                                      engine.device().processor_tier());
-  segment.read_masters(segment.update_begin(), weight);
-  std::uint32_t bits;
-  std::memcpy(&bits, weight.raw(), sizeof bits);
-  bits ^= 1u;
-  std::memcpy(weight.raw(), &bits, sizeof bits);
-  segment.write_values(segment.update_begin(), weight);
+  const std::int64_t count = std::min<std::int64_t>(segment.update_end() - segment.update_begin(), 64);
+  const tensor::Tensor weights = tensor::Tensor::empty(
+      engine.device(), {count}, DType::f32, device::Category::activations, engine.device().processor_tier());
+  segment.read_masters(segment.update_begin(), weights);
+  float& largest = *std::max_element(weights.data<float>(), weights.data<float>() + count,
+                                     [](float a, float b) { return std::abs(a) < std::abs(b); });
+  largest = std::bit_cast<float>(std::bit_cast<std::uint32_t>(largest) ^ 1u);
+  segment.write_values(segment.update_begin(), weights);
 }
 
 inline std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& spec) {

@@ -146,7 +146,7 @@ class Engine {
   /// while they saved there left. Throws Error{io} naming the process that has the folder. Collective.
   void claim_save_folder(const std::string& directory);
   /// Writes DIR/TAG (default global_stepN) whole or not at all, then moves DIR/latest; claims DIR before.
-  /// What fails on one rank is thrown on all, and they can go on. Collective.
+  /// Replaces nothing but a checkpoint. What fails on one rank is thrown on all, which can go on. Collective.
   void save_checkpoint(const std::string& directory, const std::string& tag = "", const engine::ClientState& client = {});
   /// Restores everything from DIR/TAG (default: what DIR/latest names), the training loader's position too,
   /// and returns what the caller had saved. Any number of ranks, stage and placement loads what any others

@@ -76,6 +76,7 @@ std::string CheckpointAccess::begin_save(Engine& engine, const std::filesystem::
       require_good_tag(tag);
       std::array<char, 16> id{};
       if (engine.dist_->rank() != 0) return id;
+      require_replaceable(base / tag);
       take_folder(engine, base);
       const std::string text = new_save_id();
       std::copy(text.begin(), text.end(), id.begin());

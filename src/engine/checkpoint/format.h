@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "engine/manifest.h"
 #include "tensor/slice.h"
@@ -37,7 +38,8 @@ std::string rank_file(int rank);
 /// Key in the metadata of a rank's file of the act of saving.
 inline constexpr const char* save_id_key = "sherd.save";
 
-/// The formats that a manifest can name; the newest is written.
+/// The formats that a manifest can name, after this; the newest is written.
+inline constexpr std::string_view format_prefix = "sherd-checkpoint-";
 inline constexpr int newest_format = 3, first_sealed_format = 2, first_sliced_format = 3;
 
 /// Which elements of a parameter a tensor of a file holds: local elements [elements.begin, elements.end) of

@@ -16,8 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view format_prefix = "sherd-checkpoint-";
-
 /// Every whole number up to here is a double of its own; no run counts so far.
 constexpr std::int64_t most = std::int64_t{1} << 53;
 constexpr std::int64_t most_ranks = 1 << 20;

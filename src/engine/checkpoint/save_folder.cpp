@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "base/excerpt.h"
 #include "base/log.h"
 #include "engine/checkpoint.h"
+#include "engine/checkpoint/format.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -46,6 +48,15 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return out;
 }
 
+/// Whether a manifest of Sherd's lies in `folder`, of any format, whole or damaged.
+bool is_checkpoint(const fs::path& folder) {
+  std::string head(256, '\0');
+  std::ifstream manifest(folder / "manifest.json", std::ios::binary);
+  manifest.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<std::size_t>(manifest.gcount()));
+  return head.find(cat("\"format\": \"", format_prefix)) != std::string::npos;
+}
+
 }  // namespace
 
 std::string new_save_id() {
@@ -72,6 +83,14 @@ void require_good_tag(const std::string& tag) {
           tag, "', which is a name of Sherd's own");
 }
 
+void require_replaceable(const fs::path& place) {
+  std::error_code error;
+  if (!fs::exists(fs::symlink_status(place, error)) || is_checkpoint(place)) return;
+  if (fs::is_directory(place, error) && fs::is_empty(place, error) && !error) return;
+  fail(ErrorKind::io, "'", place.string(),
+       "' is no checkpoint, and saving would remove it: save under another tag, or move it away");
+}
+
 void remove_folder(const fs::path& folder) noexcept {
   std::error_code error;
   fs::remove_all(folder, error);
@@ -84,7 +103,8 @@ void remove_old_checkpoints(const fs::path& directory, std::size_t keep, const s
   std::vector<std::pair<fs::file_time_type, fs::path>> found;
   for (const fs::path& entry : entries_of(directory)) {
     const std::string name = entry.filename();
-    if (!name.starts_with("global_step") || is_leftover(name) || name == newest) continue;
+    if (!name.starts_with("global_step") || is_leftover(name) || name == newest || !is_checkpoint(entry))
+      continue;
     std::error_code absent;
     const fs::file_time_type time = fs::last_write_time(entry / "manifest.json", absent);
     if (!absent) found.emplace_back(time, entry);
@@ -125,6 +145,7 @@ void SaveFolder::remove_leftovers() const {
 
 void SaveFolder::publish(const fs::path& partial, const std::string& tag) const {
   const fs::path final_name = path_ / tag;
+  require_replaceable(final_name);
   std::error_code absent;
   if (!fs::exists(fs::symlink_status(final_name, absent))) {
     publish_folder(partial, final_name);

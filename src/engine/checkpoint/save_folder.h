@@ -29,7 +29,7 @@ class SaveFolder {
   /// Whether others removed the lock, or the folder with it.
   bool lost() const { return lock_.lost(); }
   /// Puts `partial`, complete, in the place of TAG; a checkpoint of that name is exchanged in one step and
-  /// removed after. Then moves DIR/latest. Throws Error{io}.
+  /// removed after. Then moves DIR/latest. Throws Error{io}, also as require_replaceable() does.
   void publish(const std::filesystem::path& partial, const std::string& tag) const;
 
  private:
@@ -50,6 +50,10 @@ bool is_plain_name(const std::string& tag);
 
 /// Throws Error{usage} unless `tag` is a plain name, and none that Sherd uses itself.
 void require_good_tag(const std::string& tag);
+
+/// Throws Error{io} unless a checkpoint can take `place`: what stands there is a checkpoint, an empty folder
+/// or nothing.
+void require_replaceable(const std::filesystem::path& place);
 
 /// Removes the folder and what is in it, if it is there; where that fails, warns and leaves the rest.
 void remove_folder(const std::filesystem::path& folder) noexcept;

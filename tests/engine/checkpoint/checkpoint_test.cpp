@@ -130,6 +130,29 @@ TEST(CheckpointFaults, AFolderThatAnotherRunSavesInIsRefusedOnAllRanks) {
   EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"global_step2", "latest"}));
 }
 
+/// As where a run's data lie in its save_dir, and a tag is called like them.
+TEST(CheckpointFaults, AFolderThatIsNoCheckpointIsRefusedOnAllRanksBeforeAnythingIsWritten) {
+  TempFolder folder;
+  fs::create_directories(folder / "runs/data");
+  write_text(folder / "runs/data/corpus", "mine");
+  write_text(folder / "runs/data/manifest.json", "{}");
+  write_text(folder / "runs/notes", "mine");
+  const auto before = names_in(folder / "runs");
+  on_two_ranks([&](Engine& engine) {
+    engine.train_batch([&] { return odd_batch(engine, 0); });
+    for (const char* tag : {"data", "notes"}) {
+      const std::string who = engine.dist().rank() == 1 ? "rank 0 failed: " : "";
+      expect_error(ErrorKind::io, cat(who, "'", (folder / "runs").string(), "/", tag, "' is no checkpoint"),
+                   [&] { engine.save_checkpoint((folder / "runs").string(), tag); });
+      EXPECT_EQ(names_in(folder / "runs"), before) << "not even the lock";
+      engine.dist().world().barrier();
+    }
+    engine.save_checkpoint((folder / "runs").string(), "model");  // the ranks can go on
+  });
+  EXPECT_EQ(read_text(folder / "runs/data/corpus"), "mine");
+  EXPECT_EQ(read_text(folder / "runs/notes"), "mine");
+}
+
 TEST(CheckpointFaults, AnEngineHoldsTheFolderThatItSavedInLast) {
   TempFolder folder;
   launch_ranks(1, [&](DistributedPtr dist) {

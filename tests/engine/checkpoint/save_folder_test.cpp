@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "engine/checkpoint/sample_manifest.h"
 #include "support/expect_error.h"
 #include "support/forbid.h"
 #include "support/other_process.h"
@@ -33,7 +34,7 @@ class SaveFolderTest : public ::testing::Test {
  protected:
   void make(const std::string& name, int age = 0) {
     fs::create_directories(folder / name);
-    write_text(folder / name / "manifest.json", name);
+    write_text(folder / name / "manifest.json", sample_manifest().to_json());
     fs::last_write_time(folder / name / "manifest.json",
                         fs::file_time_type::clock::now() - std::chrono::hours(age));
   }
@@ -84,12 +85,45 @@ TEST_F(SaveFolderTest, PublishesUnderTheTagAndMovesLatest) {
   for (const char* id : {"0000000000000001", "0000000000000002"}) {
     const fs::path partial = partial_folder(folder.path(), "a", id);
     fs::create_directory(partial);
-    write_text(partial / "manifest.json", id);
+    Manifest manifest = sample_manifest();
+    manifest.save_id = id;
+    write_text(partial / "manifest.json", manifest.to_json());
     mine.publish(partial, "a");
-    EXPECT_EQ(read_text(folder / "a" / "manifest.json"), id);
+    EXPECT_EQ(read_text(folder / "a" / "manifest.json"), manifest.to_json());
     EXPECT_EQ(read_text(folder / "latest"), "a\n");
     EXPECT_EQ(names(), (Names{".sherd.lock", "a", "latest"}));
   }
+}
+
+TEST_F(SaveFolderTest, PublishesInThePlaceOfACheckpointOrNothingAlone) {
+  const SaveFolder mine(folder.path());
+  const fs::path partial = partial_folder(folder.path(), "a", "0000000000000001");
+  const auto publish = [&] {
+    fs::create_directory(partial);
+    write_text(partial / "manifest.json", sample_manifest().to_json());
+    mine.publish(partial, "a");
+  };
+  const auto expect_refused = [&] {
+    expect_error(ErrorKind::io, cat("'", (folder / "a").string(), "' is no checkpoint"), publish);
+    EXPECT_TRUE(fs::exists(partial));
+  };
+  write_text(folder / "a", "a file");
+  expect_refused();
+  EXPECT_EQ(read_text(folder / "a"), "a file");
+  fs::remove(folder / "a");
+  fs::create_directory(folder / "a");
+  publish();
+  for (const std::string& older : {manifest_of_format_1(), manifest_of_format_2()}) {
+    write_text(folder / "a" / "manifest.json", older.substr(0, older.size() / 2));  // damaged, and still ours
+    publish();
+    EXPECT_EQ(read_text(folder / "a" / "manifest.json"), sample_manifest().to_json());
+  }
+  write_text(folder / "a" / "manifest.json", R"({"format": "another program's"})");
+  expect_refused();
+  fs::remove(folder / "a" / "manifest.json");
+  write_text(folder / "a" / "mine", "a file");
+  expect_refused();
+  EXPECT_EQ(read_text(folder / "a" / "mine"), "a file");
 }
 
 TEST_F(SaveFolderTest, KeepsTheNewestByAge) {
@@ -97,12 +131,14 @@ TEST_F(SaveFolderTest, KeepsTheNewestByAge) {
       make("best", 9);
   make("global_step5.0123456789abcdef.partial", 9);
   fs::create_directory(folder / "global_step1");  // not a checkpoint: nothing is known of it
+  make("global_steps_compared", 9);
+  write_text(folder / "global_steps_compared/manifest.json", "{}");  // of another program
   remove_old_checkpoints(folder.path(), 2, "global_step4");
   EXPECT_EQ(names(), (Names{"best", "global_step1", "global_step3", "global_step4",
-                            "global_step5.0123456789abcdef.partial"}));
+                            "global_step5.0123456789abcdef.partial", "global_steps_compared"}));
   remove_old_checkpoints(folder.path(), 1, "global_step3");  // the newest is never removed, whatever its age
-  EXPECT_EQ(names(),
-            (Names{"best", "global_step1", "global_step3", "global_step5.0123456789abcdef.partial"}));
+  EXPECT_EQ(names(), (Names{"best", "global_step1", "global_step3", "global_step5.0123456789abcdef.partial",
+                            "global_steps_compared"}));
 }
 
 /// In a child process, where the kernel refuses to remove files, or to rename them.

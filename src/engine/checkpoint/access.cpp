@@ -59,6 +59,19 @@ void CheckpointAccess::claim(Engine& engine, const std::string& directory) {
   });
 }
 
+namespace {
+
+/// The folder that rank 0 made, which a rank on another machine may lack.
+void require_shared(const std::filesystem::path& partial) {
+  std::error_code error;
+  if (std::filesystem::is_directory(partial, error)) return;
+  fail(ErrorKind::io, "rank 0 made the folder '", partial.string(), "', and this rank does not see it",
+       error ? ": " + error.message() : "",
+       ". Save in a folder (training.save_dir) that all machines share, under the same path");
+}
+
+}  // namespace
+
 /// Makes the partial folder of a new act of saving, whose id all ranks return, where all ranks can save.
 std::string CheckpointAccess::begin_save(Engine& engine, const std::filesystem::path& base,
                                          const std::string& tag) {
@@ -103,6 +116,7 @@ void CheckpointAccess::save(Engine& engine, const std::string& directory, const 
   const std::filesystem::path partial = partial_folder(base, tag, save_id), mine = partial / rank_file(rank);
   try {
     const auto sums = gather_results(*engine.dist_, "checkpoint checksums", [&] {
+      require_shared(partial);
       write_rank_file(mine, engine.sharded(), *engine.optimizer_, *engine.device_, save_id);
       return checksum_file(mine);
     });

@@ -153,6 +153,25 @@ TEST(CheckpointFaults, AFolderThatIsNoCheckpointIsRefusedOnAllRanksBeforeAnythin
   EXPECT_EQ(read_text(folder / "runs/notes"), "mine");
 }
 
+/// As where each machine has a disk of its own: what rank 0 makes is not there for the other.
+TEST(CheckpointFaults, AFolderThatARankDoesNotShareIsToldToAll) {
+  TempFolder folder;
+  on_two_ranks([&](Engine& engine) {
+    const int rank = engine.dist().rank();
+    const fs::path disk = folder / cat("disk", rank);
+    fs::create_directory(disk);
+    expect_error(
+        ErrorKind::io,
+        cat(rank == 0 ? "rank 1 failed: " : "", "rank 0 made the folder '", (folder / "disk1").string()),
+        [&] { engine.save_checkpoint(disk.string(), "one"); });
+    expect_error(ErrorKind::io, "training.save_dir) that all machines share",
+                 [&] { engine.save_checkpoint(disk.string(), "one"); });
+    engine.dist().world().barrier();
+    EXPECT_EQ(names_in(disk), rank == 0 ? std::set<std::string>{".sherd.lock"} : std::set<std::string>{});
+    engine.save_checkpoint((folder / "disk0").string(), "one");  // the ranks can go on
+  });
+}
+
 TEST(CheckpointFaults, AnEngineHoldsTheFolderThatItSavedInLast) {
   TempFolder folder;
   launch_ranks(1, [&](DistributedPtr dist) {

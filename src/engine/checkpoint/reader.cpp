@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "base/excerpt.h"
@@ -68,6 +69,8 @@ fs::path checkpoint_folder(const fs::path& directory, const std::string& tag) {
 struct CheckpointReader::Content {
   explicit Content(fs::path at);
   void add(SafetensorsFile file);
+  std::string advice_on_dtype(const std::string& kind) const;
+  std::string advice_on_missing(const std::string& kind, const std::string& parameter) const;
 
   fs::path folder;
   Manifest manifest;
@@ -100,6 +103,37 @@ void CheckpointReader::Content::add(SafetensorsFile file) {
     }
   }
   files.push_back(std::move(file));
+}
+
+/// What of the saving run to take up where this run keeps a state in another dtype.
+std::string CheckpointReader::Content::advice_on_dtype(const std::string& kind) const {
+  if (kind == "fp32") return "no run of Sherd saves it so; resume from another checkpoint by naming its tag";
+  if (kind == "frozen")
+    return cat("a frozen parameter is kept in the precision that the run computes in; resume in ",
+               manifest.compute_dtype, ", as it was saved");
+  return "resume with the optimizer and the training.moments_dtype that it was saved with";
+}
+
+/// Where elements of KIND.PARAMETER are missing.
+std::string CheckpointReader::Content::advice_on_missing(const std::string& kind,
+                                                         const std::string& parameter) const {
+  std::set<std::string> kinds, moments;  // of the parameter, and of any
+  for (const SafetensorsFile& file : files)
+    for (const SafetensorsEntry& entry : file.entries()) {
+      const std::string found = entry.name.substr(0, entry.name.find('.'));
+      if (entry.name == cat(found, ".", parameter)) kinds.insert(found);
+      if (found != "fp32" && found != "frozen") moments.insert(found);
+    }
+  if (kind == "fp32" && kinds.contains("frozen"))
+    return "the parameter was frozen when it was saved; freeze it in this run too";
+  if (kind == "frozen" && kinds.contains("fp32"))
+    return "the parameter was trained when it was saved; do not freeze it in this run";
+  if (kind == "fp32" || kind == "frozen" || moments.contains(kind))
+    return "it is not whole; resume from another checkpoint by naming its tag";
+  std::string names;
+  for (const std::string& name : moments) names += (names.empty() ? " " : ", ") + name;
+  return cat("its optimizer kept ", names.empty() ? "no moments" : cat("the moments", excerpt(names, 200)),
+             "; resume with the optimizer that it was saved with");
 }
 
 CheckpointReader::CheckpointReader(fs::path folder)
@@ -138,15 +172,14 @@ void CheckpointReader::require_state(const std::string& kind, const std::string&
     const SafetensorsEntry& entry = content_->files[file].at(name);
     if (entry.dtype != dtype)
       fail(ErrorKind::data, "checkpoint ", folder().string(), " holds '", name, "' in ", entry.dtype_name,
-           ", and this run keeps it in ", name_of(dtype),
-           ": resume with the optimizer and the training.moments_dtype that it was saved with");
+           ", and this run keeps it in ", name_of(dtype), ": ", content_->advice_on_dtype(kind));
   };
   for (; begin < end; begin += std::min(most, end - begin)) {
     const std::int64_t stop = begin + std::min(most, end - begin);
     const std::int64_t missing = content_->pieces.for_each_part(name, slice, begin, stop, check_type);
     if (missing < stop)
       fail(ErrorKind::data, "checkpoint ", folder().string(), " lacks elements from ", missing, " on of '",
-           name, "', ", slice.str(), ": it was written by another model or optimizer");
+           name, "', ", slice.str(), ": ", content_->advice_on_missing(kind, parameter));
   }
 }
 

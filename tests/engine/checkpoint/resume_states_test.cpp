@@ -13,11 +13,20 @@ namespace {
 using sherd::testing::expect_error;
 using sherd::testing::TempFolder;
 
-constexpr const char* bf16 = R"(, "bf16": {"enabled": true})";
+constexpr const char *bf16 = R"(, "bf16": {"enabled": true})",
+                     *bf16_moments = R"(, "bf16": {"enabled": true}, "training": {"moments_dtype": "bf16"})";
+constexpr auto sgd = config::OptimizerType::sgd, adamw = config::OptimizerType::adamw;
 
+struct RunKind {
+  const char* config = "";
+  config::OptimizerType optimizer = config::OptimizerType::adamw;
+  double momentum = 0;
+  bool frozen = false;  ///< the first layer
+};
 struct Case {
-  const char *name, *saved, *resumed, *told;
-  config::OptimizerType saved_type, resumed_type;
+  const char* name;
+  RunKind saved, resumed;
+  const char *told, *next_step;
 };
 void PrintTo(const Case& c, std::ostream* out) {
   *out << c.name;
@@ -28,24 +37,25 @@ class ResumeStates : public ::testing::TestWithParam<std::tuple<int, Case>> {};
 TEST_P(ResumeStates, ThatTheCheckpointLacksAreToldBeforeAnythingChanges) {
   const auto& [stage, c] = GetParam();
   const TempFolder folder;
-  const auto config_of = [&, stage = stage](const char* more, config::OptimizerType type) {
-    config::Config config = odd_config(stage, more);
-    config.optimizer.type = type;
-    return config;
+  const auto make_engine = [stage = stage](const DistributedPtr& dist, const RunKind& run) {
+    config::Config config = odd_config(stage, run.config);
+    config.optimizer.type = run.optimizer, config.optimizer.momentum = run.momentum;
+    return std::make_unique<Engine>(dist, std::make_shared<Odd>(run.frozen), config);
   };
-  launch_ranks(2, [&](DistributedPtr dist) {
-    Engine engine(dist, std::make_shared<Odd>(), config_of(c.saved, c.saved_type));
-    engine.train_batch([&] { return odd_batch(engine, 0); });
-    engine.save_checkpoint(folder.path().string());
+  launch_ranks(2, [&, &c = c](DistributedPtr dist) {
+    const auto engine = make_engine(dist, c.saved);
+    engine->train_batch([&] { return odd_batch(*engine, 0); });
+    engine->save_checkpoint(folder.path().string());
   });
   std::vector<double> undisturbed, refused;
   for (std::vector<double>* losses : {&undisturbed, &refused})
-    launch_ranks(2, [&](DistributedPtr dist) {
-      Engine engine(dist, std::make_shared<Odd>(), config_of(c.resumed, c.resumed_type));
+    launch_ranks(2, [&, &c = c](DistributedPtr dist) {
+      const auto engine = make_engine(dist, c.resumed);
       for (int step = 0; step < 3; ++step) {
         if (losses == &refused)
-          expect_error(ErrorKind::data, c.told, [&] { engine.load_checkpoint(folder.path().string()); });
-        const double loss = engine.train_batch([&] { return odd_batch(engine, step); }).loss;
+          for (const char* told : {c.told, c.next_step})
+            expect_error(ErrorKind::data, told, [&] { engine->load_checkpoint(folder.path().string()); });
+        const double loss = engine->train_batch([&] { return odd_batch(*engine, step); }).loss;
         if (dist->rank() == 0) losses->push_back(loss);
       }
     });
@@ -56,12 +66,42 @@ INSTANTIATE_TEST_SUITE_P(
     All, ResumeStates,
     ::testing::Combine(
         ::testing::Values(0, 3),
-        ::testing::Values(Case{"sgdToAdamW", "", "", "lacks elements from 0 on of 'exp_avg.",
-                               config::OptimizerType::sgd, config::OptimizerType::adamw},
-                          Case{"otherMoments", bf16,
-                               R"(, "bf16": {"enabled": true}, "training": {"moments_dtype": "bf16"})",
-                               "in F32, and this run keeps it in bf16", config::OptimizerType::adamw,
-                               config::OptimizerType::adamw})),
+        ::testing::Values(
+            Case{"sgdToAdamW",
+                 {"", sgd},
+                 {},
+                 "lacks elements from 0 on of 'exp_avg.",
+                 "its optimizer kept no moments; resume with the optimizer that it was saved with"},
+            Case{"momentumToAdamW",
+                 {"", sgd, 0.9},
+                 {},
+                 "lacks elements from 0 on of 'exp_avg.",
+                 "its optimizer kept the moments momentum_buffer; resume with the optimizer"},
+            Case{"adamWToMomentum",
+                 {},
+                 {"", sgd, 0.9},
+                 "lacks elements from 0 on of 'momentum_buffer.",
+                 "its optimizer kept the moments exp_avg, exp_avg_sq; resume with the optimizer"},
+            Case{"otherMoments",
+                 {bf16},
+                 {bf16_moments},
+                 "in F32, and this run keeps it in bf16",
+                 "training.moments_dtype that it was saved with"},
+            Case{"frozenInBf16ToFp32",
+                 {bf16, adamw, 0, true},
+                 {"", adamw, 0, true},
+                 "in BF16, and this run keeps it in fp32",
+                 "resume in bf16, as it was saved"},
+            Case{"frozenToTrained",
+                 {"", adamw, 0, true},
+                 {},
+                 "on of 'fp32.layer0.",
+                 "was frozen when it was saved; freeze it"},
+            Case{"trainedToFrozen",
+                 {},
+                 {"", adamw, 0, true},
+                 "on of 'frozen.layer0.",
+                 "was trained when it was saved; do not freeze it"})),
     [](const auto& one) { return cat("stage", std::get<0>(one.param), "_", std::get<1>(one.param).name); });
 
 }  // namespace

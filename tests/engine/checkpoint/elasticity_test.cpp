@@ -45,7 +45,13 @@ void expect_on_disk(const fs::path& folder, const LogicalStates& states) {
 struct RankLayout {
   int ranks, stage;
   const char *parameters = "none", *optimizer = "none";
+  int shard_size = 0;  ///< 0: all ranks
 };
+
+/// Replicas of `shard_size` ranks each.
+RankLayout sharded_by(int shard_size, int ranks, int stage) {
+  return {ranks, stage, "none", "none", shard_size};
+}
 
 struct Case {
   const char* name;
@@ -62,7 +68,7 @@ class Elasticity : public ::testing::TestWithParam<Case> {
  protected:
   std::string config_of(const RankLayout& setup) const {
     RunSpec spec;
-    spec.stage = setup.stage;
+    spec.stage = setup.stage, spec.shard_size = setup.shard_size;
     spec.offload_param = setup.parameters, spec.offload_optimizer = setup.optimizer;
     spec.nvme_path = (folder_ / "nvme").string();
     spec.dtype = GetParam().dtype, spec.split_masters = GetParam().split_masters;
@@ -104,7 +110,7 @@ TEST_P(Elasticity, StatesAreTheSameElementForElement) {
   });
   expect_on_disk(folder_ / "first" / "global_step2", saved);
   for (const RankLayout& setup : c.loaded) {
-    SCOPED_TRACE(cat(setup.ranks, " ranks, stage ", setup.stage));
+    SCOPED_TRACE(cat(setup.ranks, " ranks, stage ", setup.stage, ", shard_size ", setup.shard_size));
     const LogicalStates loaded = run(setup, [&](Engine& engine) {
       engine.load_checkpoint(folder("first"));
       EXPECT_EQ(engine.global_steps(), 2);
@@ -124,36 +130,46 @@ TEST_P(Elasticity, StatesAreTheSameElementForElement) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, Elasticity,
-    ::testing::Values(Case{"bf16Of4", {4, 2}, {{2, 3, "cpu", "nvme"}, {1, 0}, {3, 1, "none", "cpu"}, {6, 3}}},
-                      Case{"fp32Of4", {4, 3}, {{2, 0}, {1, 2}, {3, 3, "nvme", "cpu"}, {6, 1}}, "fp32"},
-                      Case{"offloadedOf4", {4, 3, "nvme", "nvme"}, {{2, 1}, {6, 2, "none", "cpu"}}},
-                      Case{"replicatedOf3", {3, 0}, {{4, 3, "cpu", "cpu"}, {2, 2, "none", "nvme"}}},
-                      Case{"wholeMastersOf4", {4, 1}, {{3, 3}}, "bf16", false},
-                      Case{"fp16Of1", {1, 3, "cpu", "cpu"}, {{4, 2}, {6, 3}}, "fp16"}),
+    ::testing::Values(
+        Case{"bf16Of4", {4, 2}, {{2, 3, "cpu", "nvme"}, {1, 0}, {3, 1, "none", "cpu"}, {6, 3}}},
+        Case{"fp32Of4", {4, 3}, {{2, 0}, {1, 2}, {3, 3, "nvme", "cpu"}, {6, 1}}, "fp32"},
+        Case{"offloadedOf4", {4, 3, "nvme", "nvme"}, {{2, 1}, {6, 2, "none", "cpu"}}},
+        Case{"replicatedOf3", {3, 0}, {{4, 3, "cpu", "cpu"}, {2, 2, "none", "nvme"}}},
+        Case{"wholeMastersOf4", {4, 1}, {{3, 3}}, "bf16", false},
+        Case{"fp16Of1", {1, 3, "cpu", "cpu"}, {{4, 2}, {6, 3}}, "fp16"},
+        Case{"hybridOf4", sharded_by(2, 4, 2), {{2, 3}, sharded_by(3, 6, 3), {1, 0}}},
+        Case{"hybridOf6", sharded_by(3, 6, 3), {sharded_by(2, 4, 3), sharded_by(1, 2, 1), {1, 0}}, "fp32"},
+        Case{"offloadedHybridOf4", {4, 3, "nvme", "nvme", 2}, {{3, 2}, {6, 3, "cpu", "cpu", 2}}, "fp16"},
+        Case{"wholeToHybrid", {2, 3}, {sharded_by(2, 4, 2), sharded_by(3, 6, 3), sharded_by(1, 3, 0)}},
+        Case{"oneToHybrid", {1, 0}, {sharded_by(2, 4, 3), sharded_by(2, 6, 1)}, "fp32"}),
     [](const auto& one) { return std::string(one.param.name); });
 
 /// What does not train, and what two layers share.
 TEST(ElasticCheckpoints, FrozenAndTiedParametersGoAlong) {
   TempFolder folder;
-  const auto run = [&](int ranks, int stage, const std::function<void(Engine&)>& body) {
+  const auto run = [&](const RankLayout& setup, const std::function<void(Engine&)>& body) {
+    config::Config config = odd_config(setup.stage);
+    config.parallel.shard_size = setup.shard_size;
     LogicalStateCollector states;
-    launch_ranks(ranks, [&](DistributedPtr dist) {
-      Engine engine(dist, std::make_shared<Odd>(true), odd_config(stage));
+    launch_ranks(setup.ranks, [&](DistributedPtr dist) {
+      Engine engine(dist, std::make_shared<Odd>(true), config);
       body(engine);
       states.add(engine);
     });
     return states.take();
   };
-  const LogicalStates saved = run(4, 3, [&](Engine& engine) {
-    engine.train_batch([&] { return odd_batch(engine, 0); });
-    engine.save_checkpoint(folder.path().string(), "a");
-  });
-  EXPECT_FALSE(saved.contains("fp32.layer0.weight"));
-  expect_on_disk(folder / "a", saved);
-  for (const int ranks : {1, 3, 6})
-    EXPECT_EQ(run(ranks, ranks == 3 ? 3 : 1,
-                  [&](Engine& engine) { engine.load_checkpoint(folder.path().string()); }),
-              saved);
+  for (const RankLayout& saving : {RankLayout{4, 3}, sharded_by(2, 4, 3)}) {
+    const LogicalStates saved = run(saving, [&](Engine& engine) {
+      engine.train_batch([&] { return odd_batch(engine, 0); });
+      engine.save_checkpoint(folder.path().string(), "a");
+    });
+    EXPECT_FALSE(saved.contains("fp32.layer0.weight"));
+    expect_on_disk(folder / "a", saved);
+    for (const RankLayout& loading : {RankLayout{1, 1}, {3, 3}, {6, 1}, sharded_by(3, 6, 3)})
+      EXPECT_EQ(run(loading, [&](Engine& engine) { engine.load_checkpoint(folder.path().string()); }), saved)
+          << "shard_size " << saving.shard_size << " to " << loading.shard_size << ", " << loading.ranks
+          << " ranks";
+  }
 }
 
 /// Saved by four ranks, each of which has elements to write; loaded by so many.

@@ -131,6 +131,20 @@ TEST(LogicalSlices, ASliceOfAnotherShapeIsRefused) {
   });
 }
 
+/// Moments as a function of name, kind and logical element: what masters hold, times two and three.
+void fill_moments(const sharding::ShardedModel& model, device::Device& device) {
+  for (const auto& unit : model.units())
+    for (const auto& segment : unit->segments())
+      for (sharding::StateBuffer& moments : segment->moments())
+        for (const sharding::Piece& piece : segment->layout().pieces(moments.begin(), moments.end())) {
+          const auto values = tensor::Tensor::zeros(device, {piece.count}, DType::f32);
+          segment->read_masters(piece.flat_begin, values);
+          for (std::int64_t k = 0; k < piece.count; ++k)
+            values.data<float>()[k] *= &moments == &segment->moments()[0] ? 2 : 3;
+          moments.write(piece.flat_begin, values).wait();
+        }
+}
+
 /// Saves what `layouts` hold, each over `ranks`, as a layout of both would: every rank its file.
 LogicalStates save(const fs::path& folder, const std::vector<Layout>& layouts, int ranks, int stage) {
   fs::create_directories(folder);
@@ -141,18 +155,7 @@ LogicalStates save(const fs::path& folder, const std::vector<Layout>& layouts, i
     manifest.shapes[name] = {what.first.dims().begin(), what.first.dims().end()};
   LogicalStateCollector states;
   on_all(layouts, ranks, stage, [&](Engine& engine, std::size_t i) {
-    for (const auto& unit : engine.sharded().units())
-      for (const auto& segment : unit->segments())
-        for (sharding::StateBuffer& moments : segment->moments())
-          for (const sharding::Piece& piece : segment->layout().pieces(moments.begin(), moments.end())) {
-            // Moments as a function of name, kind and logical element: what masters hold, times two and
-            // three.
-            const auto values = tensor::Tensor::zeros(engine.device(), {piece.count}, DType::f32);
-            segment->read_masters(piece.flat_begin, values);
-            for (std::int64_t k = 0; k < piece.count; ++k)
-              values.data<float>()[k] *= &moments == &segment->moments()[0] ? 2 : 3;
-            moments.write(piece.flat_begin, values).wait();
-          }
+    fill_moments(engine.sharded(), engine.device());
     const auto file = folder / engine::rank_file(static_cast<int>(i) * ranks + engine.dist().rank());
     engine::write_rank_file(file, engine.sharded(), *engine.optimizer(), engine.device(), manifest.save_id);
     states.add(engine);
@@ -190,7 +193,7 @@ TEST(LogicalSlices, AreLoadedHoweverTheyWereCut) {
   }
 }
 
-/// Two replicas over three ranks each: six files, in which every element is once, and as one rank draws it.
+/// Two replicas over three ranks each: six files, in which every element is once, and as one rank has it.
 TEST(LogicalSlices, ReplicasWriteEachElementOnce) {
   TempFolder folder;
   launch_ranks(6, [&](DistributedPtr dist) {
@@ -204,6 +207,7 @@ TEST(LogicalSlices, ReplicasWriteEachElementOnce) {
     const sharding::ShardedModel model(std::make_shared<Sliced>(Layout{}),
                                        sharding::make_sharding_options(config, optimizer.moments()),
                                        {{*shard, replica.get()}, *kernels});
+    fill_moments(model, *device);
     engine::write_rank_file(folder / engine::rank_file(dist->rank()), model, optimizer, *device, "x");
   });
   engine::Manifest manifest = engine::sample_manifest();
@@ -222,7 +226,8 @@ TEST(LogicalSlices, ReplicasWriteEachElementOnce) {
   }
   EXPECT_EQ(written, 3 * elements);
   write_text(folder / "manifest.json", manifest.to_json());
-  const LogicalStates expected = states_of(whole(), 1, 0);
+  const LogicalStates expected =
+      states_of(whole(), 1, 0, [](Engine& engine) { fill_moments(engine.sharded(), engine.device()); });
   const auto found = testing::whole_tensors(folder.path());
   EXPECT_EQ(found.size(), 3 * logical_parameters.size());
   for (const auto& [name, bytes] : found) EXPECT_EQ(bytes, expected.at(name)) << name;

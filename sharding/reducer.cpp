@@ -48,7 +48,8 @@ void Reducer::push(Item item) {
 }
 
 void Reducer::finish() {
-  while (queued_ > 0) send_bucket();
+  while (!queue_.empty()) send_bucket();
+  if (boundary_ && chained()) send_end();
   progress(true);
 }
 
@@ -98,10 +99,24 @@ void Reducer::send_bucket() {
   flight.label = gradients_of(names);
   stats_.largest_bucket = std::max(stats_.largest_bucket, elements);
   if (boundary_ && groups_.replica) agreed_on_ += "; " + flight.label;
+  launch(std::move(flight));
+  progress(false);
+}
+
+/// Behind a replica's last bucket goes a transfer of a size that no part of a bucket has: replicas that
+/// reduce different numbers of buckets find that their calls do not match, instead of waiting for what never
+/// comes.
+void Reducer::send_end() {
+  Flight flight;
+  flight.end = Tensor::zeros(kernels_.device(), {1}, DType::f32, device::Category::communication);
+  flight.label = "the end of the gradients";
+  launch(std::move(flight));
+}
+
+void Reducer::launch(Flight flight) {
   if (boundary_ && chained() && !first())
     transfer(Way::receive, groups_.replica_index() - 1, flight, flight.incoming);
   flights_.push_back(std::move(flight));
-  progress(false);
 }
 
 void Reducer::progress(bool drain, bool tell) {
@@ -170,9 +185,12 @@ void Reducer::issue(Flight& flight) {
 
 void Reducer::transfer(Way way, int replica, const Flight& flight, std::vector<comm::Work>& works) {
   const comm::CallOptions options{.label = flight.label, .async = true};
-  for (const Part& part : flight.parts)
-    works.push_back(way == Way::send ? groups_.replica->send(part.sums(), replica, options)
-                                     : groups_.replica->receive(part.sums(), replica, options));
+  const auto add = [&](const Tensor& sums) {
+    works.push_back(way == Way::send ? groups_.replica->send(sums, replica, options)
+                                     : groups_.replica->receive(sums, replica, options));
+  };
+  for (const Part& part : flight.parts) add(part.sums());
+  if (flight.end.defined()) add(flight.end);
 }
 
 /// This replica's sums go to the next one.

@@ -92,6 +92,7 @@ class Reducer {
   /// A bucket on its way.
   struct Flight {
     std::vector<Part> parts;
+    Tensor end;                      ///< of the flight behind the last bucket, which has no parts
     std::vector<Segment*> complete;  ///< whose last part this is
     std::string label;
     std::vector<comm::Work> incoming, results, outgoing;  ///< between replicas
@@ -101,6 +102,8 @@ class Reducer {
   void push(Item item);
   Tensor sums_of(const Segment& segment) const;
   void send_bucket();
+  void send_end();
+  void launch(Flight flight);
   std::int64_t bucket_limit() const;
   /// Moves flights on: what is due now, or, when draining, all to their end. Where nobody listens `tell` is
   /// false.

@@ -137,7 +137,9 @@ TEST(HeapMemory, WhatIsFreedServesOtherSizes) {
   const std::uint64_t had = memory.free_bytes();
   EXPECT_GE(had, 8 * mib);
   std::byte* both = memory.take(7 * mib, HeapOf::passing);
-  EXPECT_EQ(memory.free_bytes(), had - 7 * mib) << "nothing more was taken from the system";
+  const std::uint64_t taken = had - memory.free_bytes();
+  EXPECT_GE(taken, 7 * mib) << "nothing more was taken from the system";
+  EXPECT_LE(taken, 7 * mib + 4096) << "under AddressSanitizer a block has a gap behind it";
   memory.give(both, 7 * mib);
 }
 

@@ -369,33 +369,49 @@ TEST(Checkpoint, LoadingEndsWhatANanLossLeft) {
 }
 
 TEST(Checkpoint, LoadingEndsWhatAFailedBackwardLeft) {
-  // Gradients wait for a bucket to fill (500 MB), or are under way as soon as they are there (64 elements).
+  // Gradients wait for a bucket to fill (500 MB), or are under way as soon as they are there (64 elements);
+  // with replicas some of them wait for what others send only when they are reminded.
+  struct Layout {
+    int ranks, shard_size;
+  };
   for (const char* schedule : {R"("overlap_comm": false)", R"("overlap_comm": true, "reduce_bucket_size": 64)"})
-    for (const int stage : {1, 2, 3}) {
-      TempFolder folder;
-      const auto run = [&](bool stumble) {
-        std::vector<double> out;
-        launch_ranks(2, [&](DistributedPtr dist) {
-          auto model = std::make_shared<Brittle>();
-          Engine engine(dist, model, odd_config(stage, "", schedule));
-          engine.train_batch([&] { return odd_batch(engine, 0); });
-          if (stumble) {
-            engine.save_checkpoint(folder.path().string());
-            model->fails = true;
-            const auto loss = engine.forward(odd_batch(engine, 7));
-            EXPECT_THROW(engine.backward(loss), Error);
-            model->fails = false;
-            engine.load_checkpoint(folder.path().string());
-          }
-          for (int step = 1; step < 4; ++step) {
-            const auto& report = engine.train_batch([&] { return odd_batch(engine, step); });
-            if (dist->rank() == 0) out.insert(out.end(), {report.loss, report.grad_norm});
-          }
-        });
-        return out;
-      };
-      EXPECT_EQ(run(true), run(false)) << "stage " << stage << ", " << schedule;
-    }
+    for (const auto& [ranks, shard_size] : {Layout{2, 2}, Layout{2, 1}, Layout{3, 1}, Layout{4, 2}})
+      for (const int stage : {1, 2, 3})
+        for (const bool saves : {false, true}) {
+          TempFolder folder;
+          const auto run = [&, ranks = ranks, shard_size = shard_size](bool stumble) {
+            std::vector<double> out;
+            comm::CommOptions options;
+            options.timeout_seconds = 20;
+            launch_ranks(
+                ranks,
+                [&](DistributedPtr dist) {
+                  auto model = std::make_shared<Brittle>();
+                  config::Config config = odd_config(stage, "", schedule);
+                  config.parallel.shard_size = shard_size;
+                  Engine engine(dist, model, config);
+                  engine.train_batch([&] { return odd_batch(engine, 0); });
+                  if (stumble) {
+                    if (!saves) engine.save_checkpoint(folder.path().string());
+                    model->fails = true;
+                    const auto loss = engine.forward(odd_batch(engine, 7));
+                    EXPECT_THROW(engine.backward(loss), Error);
+                    model->fails = false;
+                    if (saves) engine.save_checkpoint(folder.path().string());
+                    engine.load_checkpoint(folder.path().string());
+                  }
+                  for (int step = 1; step < 4; ++step) {
+                    const auto& report = engine.train_batch([&] { return odd_batch(engine, step); });
+                    if (dist->rank() == 0) out.insert(out.end(), {report.loss, report.grad_norm});
+                  }
+                },
+                options);
+            return out;
+          };
+          EXPECT_EQ(run(true), run(false))
+              << "stage " << stage << ", " << schedule << ", " << ranks << " ranks in groups of "
+              << shard_size << (saves ? ", saved" : "");
+        }
 }
 
 TEST(Checkpoint, ARateSetByTheCallerIsKept) {

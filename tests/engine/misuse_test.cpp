@@ -2,6 +2,7 @@
 // models.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <array>
 
 #include "engine/initialize.h"
 #include "support/expect_error.h"
@@ -112,6 +113,36 @@ TEST(Misuse, ReplicasThatRunDifferentBlocksOfOneSizeAreToldWhich) {
           });
         });
       }
+}
+
+/// The ranks that find it say so; others may hear first that one of these has left.
+TEST(Misuse, ReplicasThatRunDifferentNumbersOfBlocksAreTold) {
+  for (const int stage : {0, 2, 3})
+    for (const char* bucket : {"500000000", "200", "0"})
+      for (const char* overlap : {"false", "true"})
+        for (const int more : {0, 1}) {  // the replica that runs one block more
+          config::Config config =
+              sgd(stage, cat(R"("reduce_bucket_size": )", bucket, R"(, "overlap_comm": )", overlap));
+          config.parallel.shard_size = 2;
+          std::array<std::string, 4> errors;
+          EXPECT_THROW(launch_ranks(4,
+                                    [&](DistributedPtr dist) {
+                                      try {
+                                        auto model = std::make_shared<Skipping>();
+                                        Engine engine(dist, model, config);
+                                        model->left_out = dist->rank() / 2 == more ? -1 : 0;
+                                        engine.train_batch([&] { return odd_batch(engine, 0); });
+                                      } catch (const Error& error) {
+                                        errors[static_cast<std::size_t>(dist->rank())] = error.what();
+                                        throw;
+                                      }
+                                    }),
+                       Error);
+          SCOPED_TRACE(cat("stage ", stage, ", bucket ", bucket, ", overlap ", overlap, ", replica ", more));
+          EXPECT_THAT(errors, ::testing::Contains(::testing::HasSubstr("mismatched transfer")));
+          EXPECT_THAT(errors, ::testing::Each(::testing::Not(::testing::AnyOf(
+                                  ::testing::IsEmpty(), ::testing::HasSubstr("did not come")))));
+        }
 }
 
 /// A step of `count` micro-batches over all ranks, of which this one runs every so many; the m-th leaves a

@@ -72,12 +72,26 @@ void require_shared(const std::filesystem::path& partial) {
 
 }  // namespace
 
+/// Ends a backward that an exception left on all ranks, with the transfers that replicas began in it: before
+/// ranks meet, which waits for these. What that fails with is for where they agree.
+std::exception_ptr CheckpointAccess::end_failed_pass(Engine& engine) {
+  if (engine.phase_ != Engine::Phase::in_backward) return nullptr;
+  try {
+    engine.sharded().abandon_pass();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
 /// Makes the partial folder of a new act of saving, whose id all ranks return, where all ranks can save.
 std::string CheckpointAccess::begin_save(Engine& engine, const std::filesystem::path& base,
                                          const std::string& tag) {
   std::filesystem::path partial;  // of rank 0, once it is there
+  const std::exception_ptr failed = end_failed_pass(engine);
   try {
     const auto drawn = gather_results(*engine.dist_, cat("checkpoint ", tag, " begun"), [&] {
+      if (failed) std::rethrow_exception(failed);
       engine.require_finite_update();
       engine.require_whole_weights("save_checkpoint()");
       // A pass that failed is over; one under way would be missing from the checkpoint, and its batch from
@@ -221,9 +235,11 @@ CheckpointReader CheckpointAccess::open(Engine& engine, const std::string& direc
 }
 
 ClientState CheckpointAccess::load(Engine& engine, const std::string& directory, const std::string& tag) {
+  const std::exception_ptr failed = end_failed_pass(engine);
   // What can be wrong with the checkpoint is found before anything of the engine changes.
   const CheckpointReader reader = open(engine, directory, tag);
   gather_results(*engine.dist_, "checkpoint verified", [&] {
+    if (failed) std::rethrow_exception(failed);
     engine.give_update_up();
     forget_findings(engine);
     engine.sharded()

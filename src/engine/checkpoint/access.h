@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <filesystem>
 #include <string>
 
@@ -18,6 +19,7 @@ class CheckpointAccess {
 
  private:
   static Manifest describe(const Engine& engine, const ClientState& client);
+  static std::exception_ptr end_failed_pass(Engine& engine);
   static std::string begin_save(Engine& engine, const std::filesystem::path& base, const std::string& tag);
   static void take_folder(Engine& engine, const std::string& directory);
   static CheckpointReader open(Engine& engine, const std::string& directory, const std::string& tag);

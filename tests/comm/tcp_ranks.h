@@ -79,8 +79,11 @@ inline Descriptor knock(int port) {
   return out;
 }
 
-/// Runs body on every rank's thread; the first error is rethrown.
-inline void on_tcp_ranks(int ranks, const CommOptions& options, const std::function<void(Communicator&)>& body) {
+/// Runs body on every rank's thread; the first error is rethrown. `machines`: the number of the machine that
+/// each rank takes itself to be on; empty where all are on this one.
+inline void on_tcp_ranks(int ranks, const CommOptions& options,
+                         const std::function<void(Communicator&)>& body,
+                         const std::vector<int>& machines = {}) {
   const int port = free_port();
   std::vector<std::thread> threads;
   std::mutex mutex;
@@ -88,7 +91,9 @@ inline void on_tcp_ranks(int ranks, const CommOptions& options, const std::funct
   for (int r = 0; r < ranks; ++r)
     threads.emplace_back([&, r] {
       try {
-        const auto joined = join_tcp_world(launch_of(r, ranks, port), options);
+        CommOptions mine = options;
+        if (!machines.empty()) mine.machine = cat("machine ", machines[static_cast<std::size_t>(r)]);
+        const auto joined = join_tcp_world(launch_of(r, ranks, port), mine);
         body(*joined.world);
       } catch (...) {
         std::lock_guard lock(mutex);

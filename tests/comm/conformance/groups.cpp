@@ -1,4 +1,5 @@
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "tests/comm/conformance.h"
@@ -81,7 +82,24 @@ TEST_P(Conformance, AsynchronousCallsRunInOrder) {
   });
 }
 
+/// Nobody leaves before the last has come. The ranks share a clock, for they are all on this machine.
 TEST_P(Conformance, BarriersHoldEverybody) {
+  run([&](Communicator& comm) {
+    Tensors tensors(comm, device(comm));
+    const Tensor x = tensors.make(1, DType::i64, false);
+    const auto now = [] { return std::chrono::steady_clock::now().time_since_epoch().count(); };
+    for (int late = 0; late < comm.size(); ++late) {
+      if (comm.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      tensors.set<std::int64_t>(x, [&](std::int64_t) { return now(); });
+      comm.barrier({.label = "all"});
+      const std::int64_t left = now();
+      comm.all_reduce(x, ReduceOp::max).wait();
+      EXPECT_GE(left, tensors.read(x).data<std::int64_t>()[0]) << "rank " << late << " came later";
+    }
+  });
+}
+
+TEST_P(Conformance, BarriersAndSumsFollowEachOther) {
   run([&](Communicator& comm) {
     Tensors tensors(comm, device(comm));
     const Tensor x = tensors.make(1, DType::i32, false);

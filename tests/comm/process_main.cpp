@@ -212,6 +212,38 @@ TEST(Processes, OneCopyCrossesToEachMachine) {
   // Sums, then every rank's part once more.
   EXPECT_EQ(crossing([&] { world->all_reduce(full); }), (2 * 2 + 2 * 1 + 4) * bytes);
   EXPECT_EQ(crossing([&] { world->barrier(); }), 2) << "a byte from each leader";
+  EXPECT_EQ(crossing([&] {
+              if (world->rank() == 0) world->send(shard, 1), world->send(shard, 2);
+              if (world->rank() == 1 || world->rank() == 2) world->receive(shard, 0);
+            }),
+            bytes)
+      << "of two transfers one stays on its machine";
+}
+
+/// What the library under the messages sums goes to it in requests, here several of them. The sums are of
+/// small whole numbers, which no order changes.
+TEST(Processes, NativeSumsOfSeveralRequests) {
+  if (on_gpus()) GTEST_SKIP() << "for tensors of the host";
+  const auto world = join({.timeout_seconds = 60, .shared_memory = false});
+  const auto device = device::make_cpu_device(1);
+  const std::int64_t ranks = world->size(), n = (16 << 20) / 4 / ranks + 1001, base = world->rank() * n;
+  const Tensor full = Tensor::zeros(*device, {ranks * n}, DType::f32),
+               shard = Tensor::zeros(*device, {n}, DType::f32);
+  const auto part = [](std::int64_t rank, std::int64_t i) { return static_cast<float>((7 * i + rank) % 61); };
+  const auto sum = [&](std::int64_t i) {
+    float out = 0;
+    for (std::int64_t r = 0; r < ranks; ++r) out += part(r, i);
+    return out;
+  };
+  const auto onto = [](std::int64_t i) { return static_cast<float>(i % 31); };
+  for (std::int64_t i = 0; i < full.numel(); ++i) full.data<float>()[i] = part(world->rank(), i);
+  for (std::int64_t i = 0; i < n; ++i) shard.data<float>()[i] = onto(i);
+  world->reduce_scatter({{full, shard, 5, n, shard}}, DType::f32, {.reduction = Reduction::native});
+  conformance::expect_bits<float>(
+      shard, [&](std::int64_t i) { return onto(i) + (i < 5 ? 0.0f : sum(base + i)); }, "reduce_scatter");
+  world->all_reduce(full, ReduceOp::sum, 0.5, {.reduction = Reduction::native});
+  conformance::expect_bits<float>(
+      full, [&](std::int64_t i) { return 0.5f * sum(i); }, "all_reduce");
 }
 
 /// A rank that never comes, though alive: nobody hangs, not even in MPI_Finalize.

@@ -15,22 +15,24 @@ namespace sherd::comm {
 namespace conformance {
 namespace {
 
-Case tcp_case(const std::string& name, int ranks, bool shared_memory) {
+/// `machines`: as on_tcp_ranks() takes them.
+Case tcp_case(const std::string& name, int ranks, bool shared_memory, const std::vector<int>& machines = {}) {
   Case out;
   out.name = cat(name, ranks);
   out.ranks = ranks;
   out.options.timeout_seconds = 60;
   out.options.shared_memory = shared_memory;
-  out.run = [ranks](const CommOptions& options, const std::function<void(Communicator&)>& body) {
-    on_tcp_ranks(ranks, options, body);
+  out.run = [ranks, machines](const CommOptions& options, const std::function<void(Communicator&)>& body) {
+    on_tcp_ranks(ranks, options, body, machines);
   };
   return out;
 }
 
 INSTANTIATE_TEST_SUITE_P(Tcp, Conformance,
                          ::testing::Values(tcp_case("sockets", 2, false), tcp_case("sockets", 3, false),
-                                         tcp_case("sockets", 4, false), tcp_case("shared", 2, true),
-                                         tcp_case("shared", 4, true)),
+                                           tcp_case("sockets", 4, false), tcp_case("shared", 2, true),
+                                           tcp_case("shared", 4, true),
+                                           tcp_case("interleaved", 3, true, {0, 1, 0})),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace

@@ -133,7 +133,15 @@ void Board::nap(WaitWord& word, std::uint32_t seen, const Deadline& deadline) co
   if (settings_.progress && settings_.progress()) longest = std::chrono::microseconds(50);
   const auto left =
       std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - Deadline::Clock::now());
-  word.sleep(seen, std::clamp(left, std::chrono::nanoseconds(1000), longest));
+  const bool late = left.count() <= 0;  // for a rank that waits elsewhere
+  word.sleep(seen, late ? longest : std::clamp(left, std::chrono::nanoseconds(1000), longest));
+}
+
+/// Past the deadline: whether one of these ranks may still say for whom it waits elsewhere.
+bool Board::may_hear_more(const std::vector<int>& missing, const Deadline& deadline) const {
+  if (Deadline::Clock::now() >= deadline.at() + std::chrono::seconds(1)) return false;
+  return std::any_of(missing.begin(), missing.end(),
+                     [&](int r) { return r != rank_ && slot(r).asks_elsewhere.load() != 0; });
 }
 
 std::string Board::diagnose(const std::vector<int>& missing, const Call& call, const Deadline& deadline,
@@ -147,7 +155,7 @@ std::string Board::diagnose(const std::vector<int>& missing, const Call& call, c
       return cat(name(), ": rank ", in_group(r), " is dead: its process ended while rank ", in_group(rank_),
                  " waited for it in ", describe(call), "; see that rank's own output");
   }
-  if (!deadline.passed()) return "";
+  if (!deadline.passed() || may_hear_more(missing, deadline)) return "";
   std::vector<int> numbers;
   for (const int r : missing) numbers.push_back(in_group(r));
   return cat(name(), ": ", describe(call), ": ", name_ranks(numbers), " did not come within ",

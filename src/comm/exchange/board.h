@@ -24,6 +24,7 @@ namespace sherd::comm {
 struct Slot {
   alignas(64) std::atomic<std::uint64_t> arrived{0};  ///< barriers come to
   std::atomic<std::uint32_t> departed{0};
+  std::atomic<std::uint32_t> asks_elsewhere{0};  ///< waits for ranks of other machines
   alignas(64) WaitWord moved;  ///< one of this rank's transfers moved
   std::array<CallDescriptor, 2> descriptors;
   Announcements announced;
@@ -96,6 +97,19 @@ class Board final : public Health {
   void wait(WaitWord& word, const Done& done, const Missing& missing, const Call& call,
             const Deadline& deadline);
 
+  /// While it lives this rank waits for ranks that are not on this board. Those here that wait for this one
+  /// then let it speak first at the deadline, as it knows who is missing.
+  class WaitElsewhere {
+   public:
+    explicit WaitElsewhere(Board& board) : flag_(board.slot(board.rank_).asks_elsewhere) { flag_ = 1; }
+    ~WaitElsewhere() { flag_ = 0; }
+    WaitElsewhere(const WaitElsewhere&) = delete;
+    WaitElsewhere& operator=(const WaitElsewhere&) = delete;
+
+   private:
+    std::atomic<std::uint32_t>& flag_;
+  };
+
   /// As Backend's.
   std::uint64_t announce(const Signature& call);
   std::vector<int> not_announced(std::uint64_t number) const;
@@ -132,6 +146,7 @@ class Board final : public Health {
   int in_group(int rank) const { return settings_.ranks[static_cast<std::size_t>(rank)]; }
   std::string shared_failure() const;
   void nap(WaitWord& word, std::uint32_t seen, const Deadline& deadline) const;
+  bool may_hear_more(const std::vector<int>& missing, const Deadline& deadline) const;
   /// The text of the failure that `missing` and the clock amount to, or empty.
   std::string diagnose(const std::vector<int>& missing, const Call& call, const Deadline& deadline,
                        bool slow_checks);

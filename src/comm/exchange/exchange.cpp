@@ -100,6 +100,7 @@ void Exchange::await_here(const std::function<bool()>& ready, const std::vector<
 }
 
 void Exchange::await_messages(const std::function<bool()>& ready, const std::vector<Call*>& active) {
+  const Board::WaitElsewhere elsewhere(*board_);
   std::optional<Deadline> grace;
   for (Pauses pauses(messages_->port());; pauses.pause()) {
     if (ready()) return;

@@ -124,6 +124,7 @@ void Messages::abandon() noexcept {
 template <class Done>
 void Messages::wait_until(const Call& call, const Done& done) {
   const OnUnwinding guard(this);
+  const Board::WaitElsewhere elsewhere(*board_);
   const Deadline deadline = Deadline::after_seconds(timeout_seconds_);
   std::optional<Deadline> grace;
   std::size_t before = open_.size();

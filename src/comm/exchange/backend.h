@@ -45,6 +45,9 @@ class Backend {
   virtual bool advance(Call& transfer) = 0;
   /// Sleeps until ready() is true. `active` are the transfers under way, the oldest first; not empty.
   virtual void await(const std::function<bool()>& ready, const std::vector<Call*>& active) = 0;
+  /// After an error has failed the group: gives a transfer up, which may have ended or never been started.
+  /// Returns when its memory may go.
+  virtual void abandon(Call&) noexcept {}
   /// Makes await() look at ready() again.
   virtual void nudge() noexcept = 0;
 

@@ -82,16 +82,12 @@ bool Exchange::advance(Call& transfer) {
 }
 
 void Exchange::await(const std::function<bool()>& ready, const std::vector<Call*>& active) {
-  try {
-    messages_ ? await_messages(ready, active) : await_here(ready, active);
-  } catch (const std::exception& error) {
-    // As after a failed collective: the receiver may be reading what the caller is about to free.
-    board_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
-    for (const Call* transfer : active)
-      if (!topology_->is_local(transfer->peer)) message_transfers_->abandon(*transfer);
-    machine_.memory().outlast_readers();
-    throw;
-  }
+  messages_ ? await_messages(ready, active) : await_here(ready, active);
+}
+
+void Exchange::abandon(Call& transfer) noexcept {
+  if (!topology_->is_local(transfer.peer)) message_transfers_->abandon(transfer);
+  machine_.memory().outlast_readers();  // as after a failed collective: a receiver may be reading
 }
 
 void Exchange::await_here(const std::function<bool()>& ready, const std::vector<Call*>& active) {

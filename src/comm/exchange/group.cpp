@@ -68,10 +68,13 @@ class Group final : public Communicator {
     try {
       return work();
     } catch (const std::exception& error) {
-      if (backend_->failure().empty())
-        backend_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
+      break_group(error);
       throw;
     }
+  }
+  void break_group(const std::exception& error) {
+    if (backend_->failure().empty())
+      backend_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
   }
 
  public:
@@ -267,8 +270,14 @@ class Group final : public Communicator {
   }
 
   void run_transfer(Call& call) {
-    start(call);
-    backend_->await([&] { return advance(call); }, {&call});
+    try {
+      start(call);
+      backend_->await([&] { return advance(call); }, {&call});
+    } catch (const std::exception& error) {
+      break_group(error);
+      backend_->abandon(call);
+      throw;
+    }
   }
   void start(Call& transfer) {
     if (order_) order_->before(transfer);
@@ -326,7 +335,7 @@ class Group final : public Communicator {
       if (transfer)
         serve_transfers();
       else
-        finish(*task, [&] { run(task->call); });
+        run(*task);
       task.reset();
       lock.lock();
       busy_ = false;
@@ -334,11 +343,10 @@ class Group final : public Communicator {
     }
   }
 
-  template <class Body>
-  void finish(Task& task, const Body& body) {
+  void run(Task& task) {
     try {
       throw_if_failed();
-      guarded(body);
+      guarded([&] { run(task.call); });
       task.finish(nullptr);
     } catch (...) {
       task.finish(std::current_exception());
@@ -364,9 +372,11 @@ class Group final : public Communicator {
           }
       }
     } catch (const std::exception& error) {
-      if (backend_->failure().empty())
-        backend_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
-      for (const auto& task : active) task->finish(std::current_exception());
+      break_group(error);
+      for (const auto& task : active) {
+        backend_->abandon(task->call);
+        task->finish(std::current_exception());
+      }
     }
   }
 

@@ -78,9 +78,10 @@ void MessageTransfers::take_payload(Call& transfer) {
     transfer.sends.push_back(port_.send(&go, sizeof go, transfer.peer, go_tag_of(transfer)));
 }
 
-void MessageTransfers::abandon(const Call& transfer) noexcept {
+void MessageTransfers::abandon(Call& transfer) noexcept {
   for (const int request : transfer.receives) port_.cancel(request);
   for (const int request : transfer.sends) port_.release(request);
+  transfer.receives.clear(), transfer.sends.clear();
 }
 
 }  // namespace sherd::comm

@@ -1,0 +1,98 @@
+// What a group does with transfers that come to no good end, and with those that do.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "comm/exchange/backend.h"
+#include "tests/comm/conformance.h"
+#include "tests/comm/tcp_ranks.h"
+
+namespace sherd::comm {
+namespace {
+
+using conformance::error_of;
+using std::chrono::steady_clock;
+using ::testing::HasSubstr;
+
+// ---- starts that fail ----
+
+/// What became of a backend's transfers.
+struct Fates {
+  std::mutex mutex;
+  int starts_left = 0;  ///< before one fails
+  std::vector<const Call*> started, given_up;
+};
+
+/// The first of two ranks, of which the other never moves.
+class Unmoved final : public Backend {
+ public:
+  explicit Unmoved(Fates& fates) : fates_(fates) {}
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  const std::string& name() const override { return name_; }
+  double timeout_seconds() const override { return 20; }
+  void run(Call&) override {}
+  void start(Call& transfer) override {
+    std::lock_guard lock(fates_.mutex);
+    fates_.started.push_back(&transfer);
+    if (fates_.starts_left-- == 0) sherd::fail(ErrorKind::memory, "no room for a copy");
+  }
+  bool advance(Call&) override { return false; }
+  void await(const std::function<bool()>& ready, const std::vector<Call*>&) override {
+    const Deadline deadline = Deadline::after_seconds(timeout_seconds());
+    for (; !ready(); std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+      if (deadline.passed()) sherd::fail(ErrorKind::comm, "too late");
+  }
+  void abandon(Call& transfer) noexcept override {
+    EXPECT_FALSE(failure().empty()) << "peers go on";
+    std::lock_guard lock(fates_.mutex);
+    fates_.given_up.push_back(&transfer);
+  }
+  void nudge() noexcept override {}
+  device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
+                           device::Tier tier) override {
+    return device.allocate(bytes, category, tier);
+  }
+  std::unique_ptr<Backend> split(int, int) override { return nullptr; }
+  void fail(const std::string& reason) noexcept override {
+    std::lock_guard lock(fates_.mutex);
+    if (failure_.empty()) failure_ = reason;
+  }
+  std::string failure() const override {
+    std::lock_guard lock(fates_.mutex);
+    return failure_;
+  }
+
+ private:
+  Fates& fates_;
+  std::string name_ = "unmoved", failure_;
+};
+
+/// Else messages would arrive in memory of calls that are gone.
+TEST(Group, GivesUpWhatItStartedWhereALaterStartFails) {
+  const auto device = device::make_cpu_device(1);
+  const Tensor x = Tensor::zeros(*device, {4}, DType::f32);
+  Fates fates;
+  fates.starts_left = 2;
+  const auto group = make_group(std::make_unique<Unmoved>(fates));
+  std::vector<Work> works;
+  for (int k = 0; k < 3; ++k) works.push_back(group->receive(x, 1, {.async = true}));
+  for (Work& work : works)
+    EXPECT_THAT(error_of(ErrorKind::memory, [&] { work.wait(); }), HasSubstr("no room for a copy"));
+  EXPECT_EQ(fates.started.size(), 3u);
+  EXPECT_EQ(fates.given_up, fates.started);
+}
+
+TEST(Group, GivesUpATransferThatFailsToStart) {
+  const auto device = device::make_cpu_device(1);
+  const Tensor x = Tensor::zeros(*device, {4}, DType::f32);
+  Fates fates;
+  const auto group = make_group(std::make_unique<Unmoved>(fates));
+  error_of(ErrorKind::memory, [&] { group->send(x, 1); });
+  EXPECT_EQ(fates.given_up, fates.started);
+}
+
+}  // namespace
+}  // namespace sherd::comm

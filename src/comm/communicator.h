@@ -105,7 +105,7 @@ struct CallOptions {
 /// all ranks. After an error the communicator stays broken and every further call throws the same error; so
 /// do groups split from it, while the group it was split from works on. Wrong arguments (Error{usage}) are
 /// found before anything is sent and break nothing. Dropping a communicator tells the others that this rank
-/// has left.
+/// has left; where it still had transfers under way, it breaks the group, so that nobody waits for them.
 ///
 /// On GPUs (bind()) calls are ordered with the rank's compute stream as kernels are: a call begins after what
 /// that stream was given before it, and what the stream is given after wait(), or after a synchronous call,

@@ -94,5 +94,64 @@ TEST(Group, GivesUpATransferThatFailsToStart) {
   EXPECT_EQ(fates.given_up, fates.started);
 }
 
+// ---- leaving ----
+
+struct Way {
+  const char* name;
+  void (*run)(int ranks, const CommOptions& options, const std::function<void(Communicator&)>& body);
+};
+class Leaving : public ::testing::TestWithParam<Way> {};
+
+void on_sockets(int ranks, CommOptions options, const std::function<void(Communicator&)>& body) {
+  options.shared_memory = false;
+  on_tcp_ranks(ranks, options, body);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Group, Leaving,
+    ::testing::Values(
+        Way{"local", [](int n, const CommOptions& o, const auto& body) { run_local(n, o, body); }},
+        Way{"shared", [](int n, const CommOptions& o, const auto& body) { on_tcp_ranks(n, o, body); }},
+        Way{"sockets", [](int n, const CommOptions& o, const auto& body) { on_sockets(n, o, body); }}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+/// Each waits for another that has left as well, nobody because of an error.
+TEST_P(Leaving, EndsTransfersThatAreUnderWay) {
+  constexpr int ranks = 3;
+  std::vector<Work> open(ranks);
+  const auto start = steady_clock::now();
+  GetParam().run(ranks, {.timeout_seconds = 20}, [&](Communicator& comm) {
+    const auto device = device::make_cpu_device(1);
+    const auto part = comm.split(0, comm.rank());
+    const Tensor x = Tensor::zeros(*device, {1000}, DType::f32);
+    const auto me = static_cast<std::size_t>(comm.rank());
+    open[me] = part->receive(x, (comm.rank() + 1) % ranks, {.label = "never", .async = true});
+    comm.barrier();
+  });
+  EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(10));
+  for (Work& work : open)
+    EXPECT_THAT(error_of(ErrorKind::comm, [&] { work.wait(); }),
+                HasSubstr("left the group with 1 transfer under way"));
+}
+
+/// What was waited for is not under way any more, however soon its rank leaves.
+TEST_P(Leaving, BreaksNothingWhereTransfersHaveEnded) {
+  GetParam().run(2, {.timeout_seconds = 60}, [&](Communicator& comm) {
+    const auto device = device::make_cpu_device(1);
+    const Tensor x = Tensor::zeros(*device, {1000}, DType::f32),
+                 y = Tensor::zeros(*device, {1000}, DType::f32);
+    for (int round = 0; round < 30; ++round) {
+      auto part = comm.split(0, comm.rank());
+      Work sent = part->send(x, 1 - comm.rank(), {.async = true});
+      Work received = part->receive(y, 1 - comm.rank(), {.async = true});
+      sent.wait();
+      received.wait();
+      if (comm.rank() == round % 2) part.reset();
+      comm.barrier();
+      if (part) part->part({});  // asks nobody, and throws what the group has failed with
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sherd::comm

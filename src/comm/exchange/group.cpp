@@ -5,6 +5,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/counted.h"
 #include "base/log.h"
 #include "comm/exchange/backend.h"
 #include "comm/exchange/gpu_order.h"
@@ -82,10 +83,15 @@ class Group final : public Communicator {
       : backend_(std::move(backend)), exceptions_(std::uncaught_exceptions()) {}
 
   ~Group() override {
-    // Leaving because of an exception: peers shall not wait for what this rank had queued.
+    // Leaving because of an exception, or with transfers whose other ends may never come: peers shall not
+    // wait for what this rank had queued, nor this rank for them.
+    const int open = open_transfers_;
     if (std::uncaught_exceptions() > exceptions_)
       backend_->fail(
           cat(name(), ": rank ", rank(), " left the group because of an error; see its own output"));
+    else if (open > 0 && backend_->failure().empty())
+      backend_->fail(
+          cat(name(), ": rank ", rank(), " left the group with ", counted(open, "transfer"), " under way"));
     {
       std::lock_guard lock(mutex_);
       stopping_ = true;
@@ -296,6 +302,7 @@ class Group final : public Communicator {
       std::lock_guard lock(mutex_);
       queue_.push_back(task);
       queued_.store(true);
+      open_transfers_ += is_transfer(task->call);
       if (!thread_.joinable()) thread_ = std::thread([this, rank = ThreadRank::current()] { serve(rank); });
     }
     wake_.notify_all();
@@ -367,7 +374,7 @@ class Group final : public Communicator {
         backend_->await([&] { return advance_all(calls, over) || queued_.load(); }, calls);
         for (std::size_t i = active.size(); i-- > 0;)
           if (over[i]) {
-            active[i]->finish(nullptr);
+            finish_transfer(*active[i], nullptr);
             active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
           }
       }
@@ -375,9 +382,15 @@ class Group final : public Communicator {
       break_group(error);
       for (const auto& task : active) {
         backend_->abandon(task->call);
-        task->finish(std::current_exception());
+        finish_transfer(*task, std::current_exception());
       }
     }
+  }
+
+  /// Who waited for it finds it no more under way.
+  void finish_transfer(Task& task, std::exception_ptr error) {
+    --open_transfers_;
+    task.finish(std::move(error));
   }
 
   void take_transfers(std::vector<std::shared_ptr<Task>>& active) {
@@ -410,6 +423,7 @@ class Group final : public Communicator {
   std::condition_variable wake_, idle_;
   std::deque<std::shared_ptr<Task>> queue_;  // guarded by mutex_
   std::atomic<bool> queued_{false};          ///< something was added since take_transfers()
+  std::atomic<int> open_transfers_{0};       ///< queued and not finished
   bool busy_ = false;                        // guarded by mutex_
   bool stopping_ = false;                    // guarded by mutex_
 };

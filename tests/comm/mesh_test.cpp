@@ -118,8 +118,8 @@ TEST(SocketPort, PassesOverHandlesOfWhatIsDone) {
   const int word = 11;
   const int sent = ports[0]->send(&word, sizeof word, 1, tag);
   ASSERT_TRUE(comes_true([&] { return ports[0]->test(sent); }));
-  ports[0]->release(sent);
-  ports[0]->cancel(sent);
+  EXPECT_TRUE(ports[0]->release(sent));
+  EXPECT_TRUE(ports[0]->cancel(sent));
 }
 
 /// A rank's memory goes with its process: who then cannot map it says so, and does not ask for memory.

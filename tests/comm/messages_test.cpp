@@ -44,8 +44,8 @@ class ManualPort final : public Port {
   int send(const void* data, std::size_t bytes, int, int tag) override { return add(true, data, bytes, tag); }
   int receive(void* data, std::size_t bytes, int, int tag) override { return add(false, data, bytes, tag); }
   bool test(int request) override { return messages[static_cast<std::size_t>(request)].done; }
-  void cancel(int) noexcept override {}
-  void release(int) noexcept override {}
+  bool cancel(int) noexcept override { return true; }
+  bool release(int) noexcept override { return true; }
   std::uint64_t news() override { return 0; }
   std::uint64_t pause(std::uint64_t, int) override { return 0; }
   void broadcast_failure(const std::string&) noexcept override {}
@@ -173,7 +173,7 @@ TEST_F(MessagesTest, LongTransfersGoInParts) {
     transfer.kind = kind;
     transfers.start(transfer);
     for (auto& message : port->messages) message.done = true;
-    if (kind == Collective::receive) *transfer.envelope = sign(transfer);
+    if (kind == Collective::receive) transfer.envelope->call = sign(transfer);
     const std::size_t before = port->messages.size();
     EXPECT_FALSE(transfers.advance(transfer));
     EXPECT_THAT(places(before, transfer.x.raw()), parts);
@@ -194,7 +194,7 @@ TEST_F(MessagesTest, TransfersHaveTagsOfTheirOwn) {
     const std::size_t before = port->messages.size();
     transfers.start(transfer);
     port->messages.back().done = true;
-    *transfer.envelope = sign(transfer);
+    transfer.envelope->call = sign(transfer);
     transfers.advance(transfer);
     for (std::size_t i = before; i < port->messages.size(); ++i) mine.insert(port->messages[i].tag);
     EXPECT_EQ(mine.size(), 3u) << "the signature's, the payload's and that of the word that it may come";

@@ -3,12 +3,15 @@
 // is started.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
 
+#include "base/deadline.h"
+#include "comm/mpi/runtime.h"
 #include "tests/comm/gpu/gpu_case.h"
 
 namespace sherd::comm {
@@ -245,6 +248,40 @@ TEST(Processes, NativeSumsOfSeveralRequests) {
   conformance::expect_bits<float>(
       full, [&](std::int64_t i) { return 0.5f * sum(i); }, "all_reduce");
 }
+
+#ifndef SHERD_TEST_WITHOUT_MPI
+/// MPI cannot take back a message that has met its receive, and writes on: then it says so. (It does where
+/// ranks copy through memory that they share, by turns; comm.mpi.takeBack.)
+TEST(Mpi, WritesNothingThatItSaysToHaveTakenBack) {
+  const Patience patience{60, "testing"};
+  const auto port = mpi::world_port(patience, "");
+  ASSERT_EQ(port->size(), 2);
+  constexpr std::size_t size = 64 << 20;
+  constexpr int tag = 5, never = 6;
+  std::vector<std::byte> memory(size, std::byte(port->rank()));
+  if (port->rank() == 1) {
+    const int sent = port->send(memory.data(), size, 0, tag);
+    std::this_thread::sleep_for(std::chrono::seconds(2));  // nothing moves meanwhile
+    port->meet(patience);
+    const Deadline deadline = Deadline::after_seconds(2);
+    while (!port->test(sent) && !deadline.passed()) std::this_thread::yield();
+    port->meet(patience);
+    return;
+  }
+  std::vector<std::byte> other(size);
+  const int arriving = port->receive(memory.data(), size, 1, tag),
+            missing = port->receive(other.data(), size, 1, never);
+  const Deadline deadline = Deadline::after_seconds(1);
+  for (bool done = false; !done && !deadline.passed();) done = port->test(arriving);
+  const bool taken_back = port->cancel(arriving);
+  EXPECT_TRUE(port->cancel(missing)) << "nothing was sent";
+  std::fill(memory.begin(), memory.end(), std::byte{2});
+  port->meet(patience);
+  port->meet(patience);
+  const auto left = static_cast<std::size_t>(std::count(memory.begin(), memory.end(), std::byte{2}));
+  EXPECT_TRUE(!taken_back || left == size) << size - left << " bytes were written";
+}
+#endif
 
 /// A rank that never comes, though alive: nobody hangs, not even in MPI_Finalize.
 TEST(Death, Stuck) {

@@ -30,7 +30,7 @@ enum class Collective : std::uint8_t {
   receive
 };
 
-struct Signature;
+struct Envelope;
 
 /// One call of one rank, checked and ready to run. Tensor handles keep the buffers alive.
 struct Call {
@@ -61,8 +61,7 @@ struct Call {
   std::size_t moved = 0;    ///< bytes through the staging ring
   int phase = 0;
   std::vector<int> sends, receives;     ///< message path: open messages
-  std::byte go{};                       ///< message path: the receiver's word that the payload may come
-  std::shared_ptr<Signature> envelope;  ///< message path: the sender's call
+  std::shared_ptr<Envelope> envelope;   ///< message path: what goes ahead of the payload
   std::optional<Deadline> deadline;
 };
 
@@ -82,6 +81,12 @@ struct Signature {
   std::array<char, 80> label{};
 };
 static_assert(std::is_trivially_copyable_v<Signature>);
+
+/// What the ranks of a transfer tell each other by message before its payload comes.
+struct Envelope {
+  Signature call;  ///< the sender's
+  std::byte go{};  ///< the receiver's word
+};
 
 /// Whether the ranks want this sum made by the library that carries it, where that knows the type.
 bool wants_native_sum(const Call& call);

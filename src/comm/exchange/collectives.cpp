@@ -12,12 +12,12 @@ void Exchange::barrier(Call& call) {
   if (topology_->is_leader()) {
     // By rounds of doubling distance, after which every machine knows of all.
     const int machines = topology_->machines(), machine = topology_->machine();
-    const std::byte out{1};
-    std::byte in{};
-    const Messages::OnUnwinding guard(messages_.get());
+    const Messages::Landing words(messages_.get(), 2);
+    std::byte *const out = words.data(), *const in = out + 1;
+    *out = std::byte{1};
     for (int distance = 1; distance < machines; distance *= 2) {
-      messages_->receive(topology_->ranks_on((machine + machines - distance) % machines).front(), &in, 1);
-      messages_->send(topology_->ranks_on((machine + distance) % machines).front(), &out, 1);
+      messages_->receive(topology_->ranks_on((machine + machines - distance) % machines).front(), in, 1);
+      messages_->send(topology_->ranks_on((machine + distance) % machines).front(), out, 1);
       messages_->finish(call);
     }
   }
@@ -127,12 +127,15 @@ void Exchange::all_gather(Call& call) {
 }
 
 void Exchange::agree(Call& call) {
-  const auto n = static_cast<std::int64_t>(call.words.size()) * size();
-  std::vector<std::int64_t> all(static_cast<std::size_t>(n));
-  const Gathered work{reinterpret_cast<std::byte*>(call.words.data()),
-                      reinterpret_cast<std::byte*>(all.data()), n, sizeof(std::int64_t)};
+  const std::size_t n = call.words.size() * static_cast<std::size_t>(size()),
+                    bytes = call.words.size() * sizeof(std::int64_t);
+  const Messages::Landing landing(messages_.get(), bytes + n * sizeof(std::int64_t));
+  const Gathered work{landing.data(), landing.data() + bytes, static_cast<std::int64_t>(n),
+                      sizeof(std::int64_t)};
+  std::memcpy(work.own, call.words.data(), bytes);
   gather(call, {&work, 1}, Offer::Kind::words);
-  call.words = std::move(all);
+  call.words.resize(n);
+  std::memcpy(call.words.data(), work.full, n * sizeof(std::int64_t));
 }
 
 // ---- broadcast and all-to-all ----
@@ -166,17 +169,19 @@ void Exchange::broadcast(Call& call) {
 
 /// Opens the round with x as offer 1; what ranks send and take, a row of in and then out counts for each.
 std::vector<std::int64_t> Exchange::open_all_to_all(Call& call) {
-  std::vector<std::int64_t> mine = call.in_counts, rows;
+  std::vector<std::int64_t> mine = call.in_counts;
   mine.insert(mine.end(), call.out_counts.begin(), call.out_counts.end());
+  std::vector<std::int64_t> rows(mine.size() * static_cast<std::size_t>(size()));
   const std::size_t bytes = mine.size() * sizeof(std::int64_t);
-  rows.resize(mine.size() * static_cast<std::size_t>(size()));
-  const Gathered work{reinterpret_cast<std::byte*>(mine.data()), reinterpret_cast<std::byte*>(rows.data()),
-                      static_cast<std::int64_t>(rows.size()), sizeof(std::int64_t)};
-  const Messages::OnUnwinding guard(messages_.get());
+  const Messages::Landing landing(messages_.get(), bytes + rows.size() * sizeof(std::int64_t));
+  const Gathered work{landing.data(), landing.data() + bytes, static_cast<std::int64_t>(rows.size()),
+                      sizeof(std::int64_t)};
+  std::memcpy(work.own, mine.data(), bytes);
   if (messages_) gather(call, {&work, 1}, Offer::Kind::words);
   open(call, {{work.own, bytes, Offer::Kind::words}, {call.x.raw(), call.x.bytes()}});
   for (int r = 0; !messages_ && r < size(); ++r)
     std::memcpy(work.full + static_cast<std::size_t>(r) * bytes, machine_.words(r, 0), bytes);
+  std::memcpy(rows.data(), work.full, rows.size() * sizeof(std::int64_t));
   if (const std::string wrong = count_mismatch(rows, size()); !wrong.empty())
     board_->fail_and_throw(cat(name(), ": ", describe(call), ": ", wrong));
   return rows;

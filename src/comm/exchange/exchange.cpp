@@ -1,6 +1,9 @@
 #include "comm/exchange/exchange.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "comm/messages/keep_for_good.h"
 
 namespace sherd::comm {
 namespace {
@@ -45,12 +48,19 @@ void Exchange::run(Call& call) {
     // The caller will free the tensors; a peer that came to the round before the failure may be reading them
     // still, or wait for this rank, of which it hears here.
     board_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
-    if (messages_) messages_->abandon();
+    if (messages_) abandon_messages(call);
     machine_.memory().leave();
     machine_.memory().outlast_readers();
     throw;
   }
   machine_.memory().leave();
+}
+
+void Exchange::abandon_messages(const Call& call) noexcept {
+  messages_->abandon();
+  if (!messages_->lingers()) return;
+  for_each_tensor(call, [](const Tensor& x) { keep_for_good(x.storage()); });
+  keep_for_good(std::exchange(scratch_, {}));
 }
 
 void Exchange::open(const Call& call, std::vector<Offer> offers) {

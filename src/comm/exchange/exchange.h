@@ -82,6 +82,7 @@ class Exchange : public CollectiveBackend {
   void agree(Call& call) override;
   std::vector<std::int64_t> open_all_to_all(Call& call);
 
+  void abandon_messages(const Call& call) noexcept;
   void await_here(const std::function<bool()>& ready, const std::vector<Call*>& active);
   void await_messages(const std::function<bool()>& ready, const std::vector<Call*>& active);
 

@@ -103,8 +103,7 @@ void Exchange::reduce_small(const Call& call) {
 /// By what is under the messages, in its own order, whichever machines ranks are on.
 void Exchange::reduce_natively(Call& call) {
   open(call, {});
-  sum_natively(messages_->port(), machine_.worker(), call,
-               [&](int request) { messages_->complete(call, request); });
+  sum_natively(*messages_, machine_.worker(), call);
 }
 
 }  // namespace sherd::comm

@@ -99,10 +99,10 @@ void SumAcross::receive(const Summed& work, std::size_t index, const Machine::Vi
     link.ticket = messages_.receive(worker_of(link.segment - 1, link.owner), link.partial, bytes);
   }
   if (!is_chain(me) || ends_here(me)) return;
-  Final& final = finals_.emplace_back();
-  final.sum = std::make_unique_for_overwrite<std::byte[]>(std::max<std::size_t>(1, count(me) * wide));
-  final.index = index, final.begin = view.begin, final.count = view.count(me, me);
-  final.ticket = messages_.receive(worker_of(segments().size() - 1, me), final.sum.get(), count(me) * wide);
+  finals_.push_back(
+      {Messages::Landing(&messages_, count(me) * wide), 0, index, view.begin, view.count(me, me)});
+  Final& final = finals_.back();
+  final.ticket = messages_.receive(worker_of(segments().size() - 1, me), final.sum.data(), count(me) * wide);
 }
 
 void SumAcross::send_own(const Summed& work, const Machine::View& view) {
@@ -183,7 +183,7 @@ void SumAcross::complete(Final final) {
   messages_.wait(call_, final.ticket);
   const Summed& work = works_[final.index];
   const DType wide = wide_type(work.how);
-  combine({work.how.op, work.how.factor, wide, wide, work.how.out}, nullptr, wide, {final.sum.get()},
+  combine({work.how.op, work.how.factor, wide, wide, work.how.out}, nullptr, wide, {final.sum.data()},
           out_at(work, final.begin), final.count);
 }
 

@@ -69,8 +69,8 @@ class SumAcross {
   };
   /// An own sum that comes from the last machine of its chain.
   struct Final {
+    Messages::Landing sum;
     Messages::Ticket ticket = 0;
-    std::unique_ptr<std::byte[]> sum;
     std::size_t index = 0;
     std::int64_t begin = 0, count = 0;
   };
@@ -107,7 +107,6 @@ class SumAcross {
   std::vector<std::byte*> parts_;  ///< of this rank's block, by rank; null where read in place
   std::vector<Messages::Ticket> part_tickets_, tickets_;
   std::deque<Final> finals_;  ///< under way, of this and earlier steps
-  Messages::OnUnwinding guard_{&messages_};
 };
 
 }  // namespace sherd::comm

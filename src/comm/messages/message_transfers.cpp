@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "comm/messages/keep_for_good.h"
+
 namespace sherd::comm {
 namespace {
 
@@ -36,17 +38,15 @@ void MessageTransfers::start(Call& transfer) {
   const bool sending = transfer.kind == Collective::send;
   transfer.index = (sending ? sends_ : receives_)[static_cast<std::size_t>(transfer.peer)]++;
   transfer.phase = greeting;
-  transfer.envelope = std::make_shared<Signature>(sign(transfer));
-  Signature* envelope = transfer.envelope.get();
+  transfer.envelope = std::make_shared<Envelope>(Envelope{sign(transfer)});
+  auto& [call, word] = *transfer.envelope;
   if (!sending) {
-    transfer.receives.push_back(
-        port_.receive(envelope, sizeof *envelope, transfer.peer, signature_tag_of(transfer)));
+    transfer.receives.push_back(port_.receive(&call, sizeof call, transfer.peer, signature_tag_of(transfer)));
     return;
   }
-  transfer.sends.push_back(port_.send(envelope, sizeof *envelope, transfer.peer, signature_tag_of(transfer)));
+  transfer.sends.push_back(port_.send(&call, sizeof call, transfer.peer, signature_tag_of(transfer)));
   if (transfer.x.bytes() > 0)
-    transfer.receives.push_back(
-        port_.receive(&transfer.go, sizeof transfer.go, transfer.peer, go_tag_of(transfer)));
+    transfer.receives.push_back(port_.receive(&word, sizeof word, transfer.peer, go_tag_of(transfer)));
 }
 
 bool MessageTransfers::advance(Call& transfer) {
@@ -67,7 +67,7 @@ void MessageTransfers::send_payload(Call& transfer) {
 }
 
 void MessageTransfers::take_payload(Call& transfer) {
-  const Signature mine = sign(transfer), theirs = *transfer.envelope;
+  const Signature mine = sign(transfer), theirs = transfer.envelope->call;
   if (theirs.elements != mine.elements || theirs.dtype != mine.dtype)
     board_.fail_and_throw(cat(board_.name(), ": mismatched transfer: rank ", transfer.peer, " called ",
                               describe(theirs), "; rank ", port_.rank(), " called ", describe(mine)));
@@ -79,9 +79,13 @@ void MessageTransfers::take_payload(Call& transfer) {
 }
 
 void MessageTransfers::abandon(Call& transfer) noexcept {
-  for (const int request : transfer.receives) port_.cancel(request);
-  for (const int request : transfer.sends) port_.release(request);
+  bool over = true;
+  for (const int request : transfer.receives) over = port_.cancel(request) && over;
+  for (const int request : transfer.sends) over = port_.release(request) && over;
   transfer.receives.clear(), transfer.sends.clear();
+  if (over) return;
+  keep_for_good(transfer.x.storage());
+  keep_for_good(transfer.envelope);
 }
 
 }  // namespace sherd::comm

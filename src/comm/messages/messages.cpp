@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/random.h"
+#include "comm/messages/keep_for_good.h"
 
 namespace sherd::comm {
 namespace {
@@ -113,17 +114,32 @@ Messages::~Messages() {
 }
 
 void Messages::abandon() noexcept {
-  for (const Message& message : open_)
-    for (const int request : message.requests)
-      message.receiving || message.waits_for_go ? port_->cancel(request) : port_->release(request);
+  std::list<Message> touched;
+  for (auto next = open_.begin(); next != open_.end();) {
+    const auto message = next++;
+    bool over = true;
+    for (const int request : message->requests)
+      over =
+          (message->receiving || message->waits_for_go ? port_->cancel(request) : port_->release(request)) &&
+          over;
+    if (!over) touched.splice(touched.end(), open_, message);
+  }
   open_.clear();
+  if (touched.empty()) return;
+  lingers_ = true;
+  keep_for_good(std::move(touched));  // a receiver's go arrives in the message itself
+}
+
+Messages::Landing::~Landing() {
+  if (!messages_ || !memory_ || std::uncaught_exceptions() <= exceptions_) return;
+  messages_->abandon();
+  if (messages_->lingers()) keep_for_good(std::move(memory_));
 }
 
 // ---- waiting ----
 
 template <class Done>
 void Messages::wait_until(const Call& call, const Done& done) {
-  const OnUnwinding guard(this);
   const Board::WaitElsewhere elsewhere(*board_);
   const Deadline deadline = Deadline::after_seconds(timeout_seconds_);
   std::optional<Deadline> grace;

@@ -1,9 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <exception>
 #include <cstdint>
+#include <exception>
 #include <list>
 #include <memory>
 #include <optional>
@@ -72,21 +73,27 @@ class Messages {
   void complete(const Call& call, int request);
   /// Waits for all that is under way, and until the previous machine is known to have made the same call.
   void finish(const Call& call);
-  /// After an error: gives up what is under way. Waits that throw have done it.
+  /// After an error: gives up what is under way.
   void abandon() noexcept;
-  /// Gives up what is under way where an exception passes by: to be declared after memory that messages use and that does
-  /// not outlast the call.
-  class OnUnwinding {
+  /// After abandon(): the port may still touch memory of what was given up, which must never be freed.
+  bool lingers() const { return lingers_; }
+  /// Memory that messages use and that does not outlast the call. Where an exception passes by, what is under
+  /// way is given up before it goes, and it stays for good where the port may still touch it.
+  class Landing {
    public:
-    explicit OnUnwinding(Messages* messages) : messages_(messages), exceptions_(std::uncaught_exceptions()) {}
-    ~OnUnwinding() {
-      if (messages_ && std::uncaught_exceptions() > exceptions_) messages_->abandon();
-    }
-    OnUnwinding(const OnUnwinding&) = delete;
-    OnUnwinding& operator=(const OnUnwinding&) = delete;
+    /// `messages`: null where there are none.
+    Landing(Messages* messages, std::size_t bytes)
+        : messages_(messages),
+          memory_(std::make_unique_for_overwrite<std::byte[]>(std::max<std::size_t>(1, bytes))),
+          exceptions_(std::uncaught_exceptions()) {}
+    Landing(Landing&&) = default;
+    Landing& operator=(Landing&&) = delete;
+    ~Landing();
+    std::byte* data() const { return memory_.get(); }
 
    private:
     Messages* messages_;
+    std::unique_ptr<std::byte[]> memory_;
     int exceptions_;
   };
   /// Moves on what is under way; false when there is nothing.
@@ -139,6 +146,7 @@ class Messages {
   std::vector<std::size_t> eager_to_,
       eager_from_;  ///< bytes of the call that may still leave unasked, by peer
   std::list<Message> open_;
+  bool lingers_ = false;
   std::vector<bool> blocked_;  ///< by peer, inside progress()
   Ticket tickets_ = 0;
   std::atomic<std::uint64_t> sent_bytes_{0};

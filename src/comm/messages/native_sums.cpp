@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "base/error.h"
@@ -13,34 +12,14 @@ namespace {
 /// Of one request of the library: large enough for its algorithms, and counts fit an int.
 constexpr std::size_t most_bytes = std::size_t{16} << 20;
 
-/// What the library writes to, and may write to long after a wait for it has failed: then the memory is never
-/// freed.
-class Landing {
- public:
-  explicit Landing(std::size_t bytes) : memory_(std::make_unique<std::byte[]>(bytes)) {}
-  std::byte* data() { return memory_.get(); }
-  template <class Wait>
-  void wait(const Wait& body) {
-    try {
-      body();
-    } catch (...) {
-      (void)memory_.release();
-      throw;
-    }
-  }
-
- private:
-  std::unique_ptr<std::byte[]> memory_;
-};
-
-void reduce_scatter(Port& port, Worker& worker, const Call& call, const ReducePiece& piece,
-                    const std::function<void(int)>& wait) {
+void reduce_scatter(Messages& messages, Worker& worker, const Call& call, const ReducePiece& piece) {
+  Port& port = messages.port();
   const DType dtype = call.rounding;
   const std::size_t width = size_of(dtype);
   const auto ranks = static_cast<std::size_t>(port.size());
   const auto most = std::max<std::int64_t>(static_cast<std::int64_t>(most_bytes / width / ranks), 1);
   const auto room = static_cast<std::size_t>(std::min(most, piece.end - piece.begin)) * width;
-  Landing landing(room * (ranks + 1));
+  const Messages::Landing landing(&messages, room * (ranks + 1));
   for (std::int64_t begin = piece.begin; begin < piece.end; begin += most) {
     const std::int64_t count = std::min(most, piece.end - begin);
     const std::size_t bytes = static_cast<std::size_t>(count) * width;
@@ -49,26 +28,26 @@ void reduce_scatter(Port& port, Worker& worker, const Call& call, const ReducePi
       const std::int64_t at = static_cast<std::int64_t>(r) * piece.shard.numel() + begin;
       worker.copy(landing.data() + r * bytes, piece.full.raw() + static_cast<std::size_t>(at) * width, bytes);
     }
-    landing.wait(
-        [&] { wait(port.reduce_scatter(landing.data(), sum, static_cast<std::size_t>(count), dtype)); });
+    messages.complete(call, port.reduce_scatter(landing.data(), sum, static_cast<std::size_t>(count), dtype));
     const std::byte* from = sum;
     std::byte* out = piece.shard.raw() + static_cast<std::size_t>(begin) * size_of(piece.shard.dtype());
     worker.reduce(fold_of(piece, dtype, begin), {&from, 1}, {&out, 1}, count);
   }
 }
 
-void all_reduce(Port& port, Worker& worker, const Call& call, const std::function<void(int)>& wait) {
+void all_reduce(Messages& messages, Worker& worker, const Call& call) {
+  Port& port = messages.port();
   const DType dtype = call.x.dtype();
   const std::size_t width = size_of(dtype);
   const auto most = static_cast<std::int64_t>(most_bytes / width);
   const auto room = static_cast<std::size_t>(std::min(most, call.x.numel())) * width;
-  Landing landing(2 * room);
+  const Messages::Landing landing(&messages, 2 * room);
   for (std::int64_t begin = 0; begin < call.x.numel(); begin += most) {
     const std::int64_t count = std::min(most, call.x.numel() - begin);
     std::byte* const part = call.x.raw() + static_cast<std::size_t>(begin) * width;
     std::byte* const sum = landing.data() + room;
     worker.copy(landing.data(), part, static_cast<std::size_t>(count) * width);
-    landing.wait([&] { wait(port.all_reduce(landing.data(), sum, static_cast<std::size_t>(count), dtype)); });
+    messages.complete(call, port.all_reduce(landing.data(), sum, static_cast<std::size_t>(count), dtype));
     const std::byte* from = sum;
     worker.reduce({ReduceOp::sum, call.factor, dtype, dtype, dtype}, {&from, 1}, {&part, 1}, count);
   }
@@ -92,9 +71,9 @@ bool sums_natively(const Port& port, const Call& call) {
                      [&](const ReducePiece& piece) { return piece.full.dtype() == call.rounding; });
 }
 
-void sum_natively(Port& port, Worker& worker, const Call& call, const std::function<void(int)>& wait) {
-  if (call.kind == Collective::all_reduce) return all_reduce(port, worker, call, wait);
-  for (const ReducePiece& piece : call.reduces) reduce_scatter(port, worker, call, piece, wait);
+void sum_natively(Messages& messages, Worker& worker, const Call& call) {
+  if (call.kind == Collective::all_reduce) return all_reduce(messages, worker, call);
+  for (const ReducePiece& piece : call.reduces) reduce_scatter(messages, worker, call, piece);
 }
 
 }  // namespace sherd::comm

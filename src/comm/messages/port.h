@@ -71,12 +71,13 @@ class Port {
   virtual int reduce_scatter(const void* from, void* to, std::size_t count, DType dtype);
   /// Collective, where it does: `to` becomes the sum over ranks of `from`.
   virtual int all_reduce(const void* from, void* to, std::size_t count, DType dtype);
-  /// Gives a receive up; its buffer is not written any more unless the message was already arriving. Handles of messages that
-  /// are done are passed over, here and in release().
-  virtual void cancel(int request) noexcept = 0;
-  /// Gives a send up: its buffer may go, and what has not left it is sent from a copy, so that messages after it stay whole.
-  /// (MPI offers no such thing and reads on.)
-  virtual void release(int request) noexcept = 0;
+  /// Gives a receive up. False where the port may write its buffer all the same, as MPI does with a message
+  /// that was already arriving: then the memory must never be freed (keep_for_good.h). Handles of messages
+  /// that are done are passed over, here and in release().
+  [[nodiscard]] virtual bool cancel(int request) noexcept = 0;
+  /// Gives a send up: what has not left its buffer is sent from a copy, so that messages after it stay whole.
+  /// False where the port cannot do that, and reads on. For sums too, whose memory is then written as well.
+  [[nodiscard]] virtual bool release(int request) noexcept = 0;
 
   /// For who waits in a loop over test(): returns when a message may have moved since news() was `seen`, at the latest after
   /// a moment; `turn` counts the turns in vain. The result is what news() is then.

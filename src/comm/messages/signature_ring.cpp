@@ -1,11 +1,14 @@
 #include "comm/messages/signature_ring.h"
 
+#include "comm/messages/keep_for_good.h"
+
 namespace sherd::comm {
 
 SignatureRing::~SignatureRing() {
-  for (const auto& one : open_) {
-    if (one->receive >= 0) port_->cancel(one->receive);
-    if (one->send >= 0) port_->release(one->send);
+  for (auto& one : open_) {
+    const bool heard = one->receive < 0 || port_->cancel(one->receive);
+    const bool said = one->send < 0 || port_->release(one->send);
+    if (!heard || !said) keep_for_good(std::move(one));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "comm/exchange/backoff.h"
+#include "comm/messages/keep_for_good.h"
 #include "comm/mpi/runtime.h"
 
 namespace sherd::comm {
@@ -131,15 +132,22 @@ class MpiGroup final : public Port {
     return done != 0;
   }
 
-  void cancel(int request) noexcept override {
+  bool cancel(int request) noexcept override {
     std::lock_guard lock(mutex_);
     MPI_Request& open = requests_[static_cast<std::size_t>(request)];
-    if (open == MPI_REQUEST_NULL || mpi::over()) return;
-    MPI_Cancel(&open);
+    if (open == MPI_REQUEST_NULL) return true;
+    if (mpi::over()) return false;
+    MPI_Cancel(&open);  // without effect on a message that has met its receive
+    if (is_done(open)) return true;
     MPI_Request_free(&open);
+    return false;
   }
 
-  void release(int) noexcept override {}
+  bool release(int request) noexcept override {
+    std::lock_guard lock(mutex_);
+    MPI_Request& open = requests_[static_cast<std::size_t>(request)];
+    return open == MPI_REQUEST_NULL || (!mpi::over() && is_done(open));
+  }
 
   // MPI moves messages while it is asked for them: looks that follow each other fast, then more slowly.
   std::uint64_t news() override { return 0; }
@@ -150,8 +158,7 @@ class MpiGroup final : public Port {
 
   void broadcast_failure(const std::string& text) noexcept override {
     if (mpi::over()) return;
-    const std::string* copy =
-        mpi::keep_for_good(text.substr(0, failure_bytes));  // the sends are never waited for
+    const std::string* copy = keep_for_good(text.substr(0, failure_bytes));  // the sends are never waited for
     if (!copy) return;
     for (int r = 0; r < size(); ++r) {
       if (r == rank_) continue;
@@ -176,6 +183,11 @@ class MpiGroup final : public Port {
   }
 
  private:
+  static bool is_done(MPI_Request& open) noexcept {
+    int done = 0;
+    return MPI_Test(&open, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done != 0;
+  }
+
   static MPI_Datatype type_of(DType dtype) { return dtype == DType::f64 ? MPI_DOUBLE : MPI_FLOAT; }
 
   /// The window is never freed: MPI_Win_free is collective, and must not hang a rank whose peers have gone.

@@ -9,7 +9,6 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -156,17 +155,6 @@ void blocking(const std::function<void()>& call, const Patience& patience, const
 void on_leave(std::function<void()> tell) {
   std::lock_guard lock(leavers_mutex);
   leavers.push_back(std::move(tell));
-}
-
-const std::string* keep_for_good(std::string text) noexcept {
-  static std::mutex mutex;
-  static auto& kept = *new std::deque<std::string>;  // outlives static objects: MPI's threads may still be sending
-  try {
-    std::lock_guard lock(mutex);
-    return &kept.emplace_back(std::move(text));
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
 }
 
 bool over() {

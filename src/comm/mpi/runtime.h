@@ -30,10 +30,6 @@ void blocking(const std::function<void()>& call, const Patience& patience, const
 /// alive. It must not wait.
 void on_leave(std::function<void()> tell);
 
-/// A copy that stays where it is as long as the process lives, for messages that may leave at any time. Null when there is no
-/// memory.
-const std::string* keep_for_good(std::string text) noexcept;
-
 /// MPI has been finalised, or was given up.
 bool over();
 

@@ -73,13 +73,14 @@ class SocketPort final : public Port {
     if (done) drop(request);
     return done;
   }
-  void cancel(int request) noexcept override {
+  bool cancel(int request) noexcept override {
     const Mesh::Ticket open = ticket(request);
-    if (!open) return;
+    if (!open) return true;
     mesh_->give_up(open);
     drop(request);
+    return true;
   }
-  void release(int request) noexcept override { cancel(request); }
+  bool release(int request) noexcept override { return cancel(request); }
   std::uint64_t news() override { return mesh_->news(); }
   std::uint64_t pause(std::uint64_t seen, int turn) override { return mesh_->pause(seen, turn); }
 

@@ -49,6 +49,15 @@ bool comes_true(const std::function<bool()>& condition) {
   return false;
 }
 
+TEST(Mesh, LeavingDoesNotWaitForThoseThatStay) {
+  const Pair pair;
+  const auto start = std::chrono::steady_clock::now();
+  pair.ranks[0]->leave();
+  EXPECT_TRUE(comes_true([&] { return pair.ranks[0]->has_left(); }));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(2500))
+      << "3 s are for peers that hang";
+}
+
 TEST(Mesh, WhatIsGivenUpIsSentFromACopy) {
   const Pair pair;
   std::vector<std::byte> message(16 << 20, std::byte{5}), got(message.size());

@@ -297,8 +297,10 @@ void Mesh::serve() {
     ranks.assign(1, rank_);
     for (int r = 0; r < size(); ++r) {
       Link& way = link(r);
+      // Who has left waits to hear that nothing more comes, also from those that stay.
+      if ((way.closed || (told && !way.pending)) && !std::exchange(way.shut, true))
+        shutdown(way.socket.get(), SHUT_WR);
       if (way.closed) continue;
-      if (told && !way.pending && !std::exchange(way.shut, true)) shutdown(way.socket.get(), SHUT_WR);
       // Who leaves keeps nothing any more, and hears the others out.
       const bool full = !told && way.kept >= most_kept_;
       open.push_back(

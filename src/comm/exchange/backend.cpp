@@ -65,7 +65,8 @@ std::unique_ptr<Backend> Backend::part(const Part& part) {
 std::string group_name(const std::string& backend, const std::vector<int>& world_ranks, int world_size) {
   const int size = static_cast<int>(world_ranks.size());
   if (size == world_size) return cat(backend, "(", size, ")");
-  return cat(backend, "(", size, " of ", world_size, ": ", list_ranks(world_ranks), ")");
+  return cat(backend, "(", size, " of ", world_size, ": ranks ", list_ranks(world_ranks),
+             " of the world, numbered from 0 here)");
 }
 
 }  // namespace sherd::comm

@@ -18,6 +18,9 @@ double seconds_since(steady_clock::time_point start) {
 void expect_mismatch(Tensors& tensors, const std::function<void()>& mine,
                      const std::vector<std::string>& words) {
   Communicator& comm = tensors.comm();
+  // Others may still be on their way out of the call that made the tensors, which a failure would end as
+  // well.
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
   const auto start = steady_clock::now();
   const std::string text = error_of(ErrorKind::comm, [&] {
     mine();

@@ -180,10 +180,7 @@ std::int64_t Trainer::validation_batches() const {
 
 void Trainer::evaluate() {
   validation_loader_->seek(0);
-  const std::int64_t batches = validation_batches();
-  double sum = 0;
-  for (std::int64_t i = 0; i < batches; ++i) sum += engine_->eval_batch(validation_loader_->next());
-  val_loss_ = sum / static_cast<double>(batches);
+  val_loss_ = engine_->eval_batches([this] { return validation_loader_->next(); }, validation_batches());
   engine_->groups().reset_traffic();
 }
 

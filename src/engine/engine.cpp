@@ -415,14 +415,22 @@ const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next
 }
 
 double Engine::eval_batch(const tensor::Batch& batch) {
+  return eval_batches([&] { return batch; }, 1);
+}
+
+double Engine::eval_batches(const std::function<tensor::Batch()>& next, std::int64_t count) {
+  require(count > 0, "eval_batches() needs batches, not ", count);
   struct Restore {
     bool& flag;
     bool value;
     ~Restore() { flag = value; }
   } restore{training_, std::exchange(training_, false)};
-  const double loss = item(forward(batch));
-  require_finite_update();
-  return mean_over_ranks({loss}, 1, "evaluation loss");
+  std::vector<double> losses;
+  for (std::int64_t i = 0; i < count; ++i) {
+    losses.push_back(item(forward(next())));
+    require_finite_update();
+  }
+  return mean_over_ranks(losses, count, "evaluation loss");
 }
 
 double Engine::item(const autograd::Var& loss) { return tensor::read_scalar(loss.tape().device(), loss.value()); }

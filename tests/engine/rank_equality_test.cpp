@@ -72,6 +72,26 @@ TEST_P(RankEquality, AlsoWhenTheNumberOfRanksChangesOnTheWay) {
   EXPECT_TRUE(got.parameters == expected.parameters);
 }
 
+TEST_P(RankEquality, OfEvaluationLosses) {
+  const auto loss_on = [&](int ranks) {
+    std::vector<double> losses(static_cast<std::size_t>(ranks));
+    launch_ranks(ranks, [&](const DistributedPtr& dist) {
+      const auto engine = make_engine(dist, on(ranks, GetParam(), 3));
+      int i = 0;
+      losses[static_cast<std::size_t>(dist->rank())] = engine->eval_batches(
+          [&] {
+            const int global = i++ * ranks + dist->rank();
+            return synthetic_batch(engine->device(), 2, 24, 101, 0, global, 0);
+          },
+          12 / ranks);
+    });
+    for (const double loss : losses) EXPECT_EQ(loss, losses[0]);
+    return losses[0];
+  };
+  const double expected = loss_on(1);
+  for (const int ranks : {2, 3, 4, 6, 12}) EXPECT_EQ(loss_on(ranks), expected) << ranks << " ranks";
+}
+
 INSTANTIATE_TEST_SUITE_P(Local, RankEquality, ::testing::Values("fp32", "bf16"),
                          [](const auto& test) { return test.param; });
 

@@ -1,6 +1,8 @@
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 
+#include "base/arena.h"
 #include "tests/comm/conformance.h"
 
 namespace sherd::comm::conformance {
@@ -162,6 +164,9 @@ TEST_P(Conformance, AsynchronousErrorsComeAtWait) {
 
 /// Also by those who wait for a rank of their machine that itself waits for the late one's message.
 TEST_P(Conformance, ALateRankIsNamedAtTheDeadline) {
+  // Of ranks that poll for messages and take turns on a processor, who is late is a matter of luck.
+  if (ranks() > available_cores() && std::getenv("OMPI_COMM_WORLD_RANK"))
+    GTEST_SKIP() << "needs a processor for each rank under mpirun";
   if (ranks() != 2 && ranks() != 3) GTEST_SKIP() << "waits, so on two and three ranks only";
   CommOptions options = GetParam().options;
   options.timeout_seconds = 2;  // also for all to meet, on a busy machine

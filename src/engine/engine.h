@@ -106,8 +106,8 @@ class Engine {
   void synchronize();
   /// Mean loss over ranks, without gradients and dropout.
   double eval_batch(const tensor::Batch& batch);
-  /// The same over `count` batches of each rank: as many collectives as for one, and the sum has the global
-  /// order of batches, so that the bits do not depend on how many ranks share them.
+  /// The same over `count` batches of each rank, as many on all. Losses are gathered once, and added in the
+  /// global order of batches, so that the bits do not depend on how many ranks share them.
   double eval_batches(const std::function<tensor::Batch()>& next, std::int64_t count);
   /// The number behind a loss, on this rank. Waits for the device.
   static double item(const autograd::Var& loss);

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "base/deadline.h"
-#include "comm/messages/keep_for_good.h"
+#include "comm/messages/port.h"
 #include "comm/mpi/runtime.h"
 #include "tests/comm/gpu/gpu_case.h"
 

@@ -99,7 +99,7 @@ std::unique_ptr<Backend> make_alone(const CommOptions& options);
 /// From the (color, key) words of all ranks, in rank order.
 SplitPlan plan_split(const std::vector<std::int64_t>& words, int rank);
 
-/// "local(4)", or "local(2 of 4: 1, 3)" for a part of the world.
+/// "local(4)", or "local(2 of 4: ranks 1, 3 of the world, numbered from 0 here)" for a part of it.
 std::string group_name(const std::string& backend, const std::vector<int>& world_ranks, int world_size);
 
 /// The Communicator over a backend: checks, traffic, the asynchronous thread and the broken state.

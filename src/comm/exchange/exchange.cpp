@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/messages/keep_for_good.h"
+#include "comm/messages/port.h"
 
 namespace sherd::comm {
 namespace {

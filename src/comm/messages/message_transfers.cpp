@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "comm/messages/keep_for_good.h"
+#include "comm/messages/port.h"
 
 namespace sherd::comm {
 namespace {

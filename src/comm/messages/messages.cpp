@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/random.h"
-#include "comm/messages/keep_for_good.h"
 
 namespace sherd::comm {
 namespace {

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/dtype.h"
@@ -72,7 +75,7 @@ class Port {
   /// Collective, where it does: `to` becomes the sum over ranks of `from`.
   virtual int all_reduce(const void* from, void* to, std::size_t count, DType dtype);
   /// Gives a receive up. False where the port may write its buffer all the same, as MPI does with a message
-  /// that was already arriving: then the memory must never be freed (keep_for_good.h). Handles of messages
+  /// that was already arriving: then the memory must never be freed (keep_for_good()). Handles of messages
   /// that are done are passed over, here and in release().
   [[nodiscard]] virtual bool cancel(int request) noexcept = 0;
   /// Gives a send up: what has not left its buffer is sent from a copy, so that messages after it stay whole.
@@ -89,5 +92,32 @@ class Port {
   /// A text that a peer sent so, or empty.
   virtual std::string poll_failure() = 0;
 };
+
+/// Where what keep_for_good() was given lies, one behind the other; never freed, for threads of libraries may
+/// be at work until the process ends.
+struct Kept {
+  Kept* next = nullptr;
+  static inline std::atomic<Kept*> first{nullptr};
+};
+
+/// Keeps `value` as long as the process lives: memory that a library may still touch, though nobody waits for
+/// it any more. Null where there is no memory for the value's place; what it owns stays all the same.
+template <class T>
+const T* keep_for_good(T value) noexcept {
+  struct Place : Kept {
+    explicit Place(T&& kept) : value(std::move(kept)) {}
+    T value;
+  };
+  Place* const place = new (std::nothrow) Place(std::move(value));
+  if (!place) {
+    alignas(T) std::byte forgotten[sizeof(T)];
+    new (forgotten) T(std::move(value));
+    return nullptr;
+  }
+  place->next = Kept::first.load();
+  while (!Kept::first.compare_exchange_weak(place->next, place)) {
+  }
+  return &place->value;
+}
 
 }  // namespace sherd::comm

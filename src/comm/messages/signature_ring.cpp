@@ -1,7 +1,5 @@
 #include "comm/messages/signature_ring.h"
 
-#include "comm/messages/keep_for_good.h"
-
 namespace sherd::comm {
 
 SignatureRing::~SignatureRing() {

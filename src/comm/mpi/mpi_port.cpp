@@ -11,7 +11,6 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "comm/exchange/backoff.h"
-#include "comm/messages/keep_for_good.h"
 #include "comm/mpi/runtime.h"
 
 namespace sherd::comm {

@@ -25,15 +25,17 @@ struct Settings {
 
 Settings parse(int argc, char** argv) {
   Settings s;
-  bench::Options("bench_gpt2_step",
-                 "[--mode fp32|bf16] [--style gpt2|llama] [--recompute none|selective|full] [--threads 2] [--steps 3]\n"
-                 "  [--warmup 1] [--batch 4] [--seq 512] [--layers 12] [--hidden 768] [--heads 12] [--vocab 50257]\n"
-                 "  [--vocab-multiple 128] [--dropout 0]")
+  bench::Options(
+      "bench_gpt2_step",
+      "[--mode fp32|bf16] [--style gpt2|llama] [--recompute none|selective|full] [--threads 2] [--steps 3]\n"
+      "  [--warmup 1] [--batch 4] [--seq 512] [--layers 12] [--hidden 768] [--heads 12] [--vocab 50257]\n"
+      "  [--vocab-multiple 128] [--dropout 0]")
       .value("mode", s.mode)
-      .value("style", [&](const std::string& text) {
-        require(text == "gpt2" || text == "llama", "--style takes gpt2 or llama, not '", text, "'");
-        s.options = text == "llama" ? models::GptOptions::llama() : models::GptOptions();
-      })
+      .value("style",
+             [&](const std::string& text) {
+               require(text == "gpt2" || text == "llama", "--style takes gpt2 or llama, not '", text, "'");
+               s.options = text == "llama" ? models::GptOptions::llama() : models::GptOptions();
+             })
       .value("recompute", s.recompute)
       .value("threads", s.threads)
       .value("steps", s.steps)
@@ -47,7 +49,8 @@ Settings parse(int argc, char** argv) {
       .value("vocab-multiple", s.vocab_multiple)
       .value("dropout", s.dropout)
       .parse(argc, argv);
-  require(parse_dtype(s.mode).has_value() && s.steps > 0, "--mode must be fp32 or bf16, and --steps positive");
+  require(parse_dtype(s.mode).has_value() && s.steps > 0,
+          "--mode must be fp32 or bf16, and --steps positive");
   s.options.vocab_size = s.vocab, s.options.vocab_multiple = s.vocab_multiple, s.options.max_seq = s.seq;
   s.options.hidden = s.hidden, s.options.layers = s.layers, s.options.heads = s.heads;
   s.options.embedding_dropout = s.options.attention_dropout = s.options.hidden_dropout = s.dropout;
@@ -71,7 +74,8 @@ class Optimizer {
       for (tensor::Tensor* moment : {&state.m, &state.v})
         *moment = tensor::Tensor::zeros(kernels.device(), p->shape, DType::f32, device::Category::optimizer);
       if (p->value.dtype() != DType::f32) {
-        state.master = tensor::Tensor::empty(kernels.device(), p->shape, DType::f32, device::Category::optimizer);
+        state.master =
+            tensor::Tensor::empty(kernels.device(), p->shape, DType::f32, device::Category::optimizer);
         kernels.copy(p->value, state.master);
       }
       states_.push_back(state);
@@ -146,14 +150,17 @@ void run(const Settings& s) {
     return sum;
   }();
   const double gemm = kernels.seconds(bench::Family::gemm);
-  std::printf("{\"peer\": \"sherd\", \"mode\": \"%s\", \"recompute\": \"%s\", \"step_s\": %.4f, \"best_s\": %.4f, "
-              "\"forward_s\": %.4f, \"optimizer_s\": %.4f, \"tokens_per_s\": %.1f, \"loss\": %.5f, \"gemm_share\": %.3f, "
-              "\"gemm_gflops\": %.0f, \"model_gflops\": %.0f, \"activation_peak_mib\": %.0f, \"seconds_per_step\": {",
-              s.mode.c_str(), s.recompute.c_str(), median, *std::min_element(times.begin(), times.end()),
-              cli::median(forward), optimizing / steps, tokens / median, loss, gemm / total, kernels.gemm_flops() / gemm / 1e9,
-              models::flops_per_token(s.options, s.seq, models::AttentionFlops::causal_half) * tokens / median / 1e9,
-              static_cast<double>(cpu.device->ledger().peak(device::Tier::device, device::Category::activations)) /
-                  (1 << 20));
+  std::printf(
+      "{\"peer\": \"sherd\", \"mode\": \"%s\", \"recompute\": \"%s\", \"step_s\": %.4f, \"best_s\": %.4f, "
+      "\"forward_s\": %.4f, \"optimizer_s\": %.4f, \"tokens_per_s\": %.1f, \"loss\": %.5f, \"gemm_share\": "
+      "%.3f, "
+      "\"gemm_gflops\": %.0f, \"model_gflops\": %.0f, \"activation_peak_mib\": %.0f, \"seconds_per_step\": {",
+      s.mode.c_str(), s.recompute.c_str(), median, *std::min_element(times.begin(), times.end()),
+      cli::median(forward), optimizing / steps, tokens / median, loss, gemm / total,
+      kernels.gemm_flops() / gemm / 1e9,
+      models::flops_per_token(s.options, s.seq, models::AttentionFlops::causal_half) * tokens / median / 1e9,
+      static_cast<double>(cpu.device->ledger().peak(device::Tier::device, device::Category::activations)) /
+          (1 << 20));
   double known = 0;
   for (std::size_t i = 0; i < bench::family_names.size(); ++i) {
     const double seconds = kernels.seconds(static_cast<bench::Family>(i));

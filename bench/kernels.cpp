@@ -212,7 +212,8 @@ class KernelCases {
 
   KernelRounds& r_;
   Kernels& k_;
-  std::unique_ptr<Kernels> fast_;  ///< with what a configuration can trade for speed: TF32, attention's atomics
+  std::unique_ptr<Kernels>
+      fast_;  ///< with what a configuration can trade for speed: TF32, attention's atomics
   std::int64_t tokens_ = 2048, seq_ = 512, width_ = 768, vocab_ = 50257, many_ = 12 << 20;
   int heads_ = 12;
 };

@@ -9,12 +9,24 @@
 namespace sherd::bench {
 
 /// What kernels are grouped into in a table of times.
-enum class Family { gemm, attention, norm, activation, dropout, elementwise, embedding, loss, reduction, movement };
+enum class Family {
+  gemm,
+  attention,
+  norm,
+  activation,
+  dropout,
+  elementwise,
+  embedding,
+  loss,
+  reduction,
+  movement
+};
 inline constexpr std::array<std::string_view, 10> family_names{
-    "gemm", "attention", "norm", "activation", "dropout", "elementwise", "embedding", "loss", "reduction", "movement"};
+    "gemm",        "attention", "norm", "activation", "dropout",
+    "elementwise", "embedding", "loss", "reduction",  "movement"};
 
-/// Kernels that add up the seconds spent in each family and pass every call on. The clock is read twice per call,
-/// which is nothing next to what kernels take.
+/// Kernels that add up the seconds spent in each family and pass every call on. The clock is read twice per
+/// call, which is nothing next to what kernels take.
 class TimedKernels final : public tensor::Kernels {
  public:
   using Tensor = tensor::Tensor;
@@ -53,7 +65,8 @@ class TimedKernels final : public tensor::Kernels {
   void activation(tensor::Activation kind, const Tensor& x, const Tensor& out) override {
     time(Family::activation, [&] { inner_.activation(kind, x, out); });
   }
-  void activation_backward(tensor::Activation kind, const Tensor& x, const Tensor& dy, const Tensor& dx) override {
+  void activation_backward(tensor::Activation kind, const Tensor& x, const Tensor& dy,
+                           const Tensor& dx) override {
     time(Family::activation, [&] { inner_.activation_backward(kind, x, dy, dx); });
   }
   void tanh(const Tensor& x, const Tensor& out) override {
@@ -90,7 +103,8 @@ class TimedKernels final : public tensor::Kernels {
     time(Family::norm,
          [&] { inner_.layer_norm_backward(x, weight, mean, rstd, dy, dx, dweight, dbias, accumulate); });
   }
-  void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y, const Tensor& rstd) override {
+  void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
+                const Tensor& rstd) override {
     time(Family::norm, [&] { inner_.rms_norm(x, weight, eps, y, rstd); });
   }
   void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
@@ -100,7 +114,8 @@ class TimedKernels final : public tensor::Kernels {
   void embedding(const Tensor& ids, const Tensor& table, const Tensor& out) override {
     time(Family::embedding, [&] { inner_.embedding(ids, table, out); });
   }
-  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate) override {
+  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,
+                          bool accumulate) override {
     time(Family::embedding, [&] { inner_.embedding_backward(ids, dy, dtable, accumulate); });
   }
   void add_positions(const Tensor& x, const Tensor& table, const Tensor& out) override {
@@ -117,23 +132,24 @@ class TimedKernels final : public tensor::Kernels {
                  const Tensor& lse) override {
     time(Family::attention, [&] { inner_.attention(qkv, geometry, out, lse); });
   }
-  void attention_backward(const Tensor& qkv, const tensor::Attention& geometry, const Tensor& out, const Tensor& lse,
-                          const Tensor& dout, const Tensor& dqkv) override {
+  void attention_backward(const Tensor& qkv, const tensor::Attention& geometry, const Tensor& out,
+                          const Tensor& lse, const Tensor& dout, const Tensor& dqkv) override {
     time(Family::attention, [&] { inner_.attention_backward(qkv, geometry, out, lse, dout, dqkv); });
   }
-  void cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid, std::int32_t ignore_index,
-                     const Tensor& loss, const Tensor& lse) override {
+  void cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid,
+                     std::int32_t ignore_index, const Tensor& loss, const Tensor& lse) override {
     time(Family::loss, [&] { inner_.cross_entropy(logits, targets, valid, ignore_index, loss, lse); });
   }
-  void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse, std::int64_t valid,
-                              std::int32_t ignore_index, const Tensor& dloss) override {
+  void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
+                              std::int64_t valid, std::int32_t ignore_index, const Tensor& dloss) override {
     time(Family::loss,
          [&] { inner_.cross_entropy_backward(logits, targets, lse, valid, ignore_index, dloss); });
   }
   void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override {
     time(Family::loss, [&] { inner_.mean_squared_error(x, y, loss); });
   }
-  void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss, const Tensor& dx) override {
+  void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss,
+                                   const Tensor& dx) override {
     time(Family::loss, [&] { inner_.mean_squared_error_backward(x, y, dloss, dx); });
   }
   void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,

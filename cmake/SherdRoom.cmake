@@ -61,10 +61,10 @@ set(SHERD_CUDA_FLAGS -std=c++20  # by name: CMake 3.25 knows no CUDA_STANDARD ab
 
 # sherd_optional_folder(ROOM FOLDER CONDITION [libraries...])
 # Where the variable CONDITION holds, adds the room's FOLDER (its .cpp files, and its .cu files by nvcc) and links the libraries;
-# elsewhere the absent twin, FOLDER/absent, whose functions say why nothing is there.
+# elsewhere the stub, FOLDER/stub, whose functions say why nothing is there.
 function(sherd_optional_folder room folder condition)
   if(NOT ${condition})
-    file(GLOB sources CONFIGURE_DEPENDS ${folder}/absent/*.cpp)
+    file(GLOB sources CONFIGURE_DEPENDS ${folder}/stub/*.cpp)
     target_sources(sherd_${room} PRIVATE ${sources})
     return()
   endif()

@@ -1,6 +1,7 @@
 // A model of one's own, trained under any ZeRO stage: learns f(x, y) = sin(3x)·cos(2y) from samples.
 //
-//   build/examples/own_model configs/own_model.json [--ranks N]        or        mpirun -n N build/examples/own_model …
+//   build/examples/own_model configs/own_model.json [--ranks N]        or        mpirun -n N
+//   build/examples/own_model …
 #include <sherd/sherd.h>
 
 #include <cmath>
@@ -14,8 +15,8 @@ using namespace sherd;
 class Residual : public nn::Layer {
  public:
   explicit Residual(std::int64_t width)
-      : up_(add("up", std::make_shared<nn::Linear>(width, 4 * width,
-                                                   nn::LinearOptions{.activation = tensor::Activation::gelu_tanh}))),
+      : up_(add("up", std::make_shared<nn::Linear>(
+                          width, 4 * width, nn::LinearOptions{.activation = tensor::Activation::gelu_tanh}))),
         down_(add("down", std::make_shared<nn::Linear>(4 * width, width))) {}
 
  protected:
@@ -28,7 +29,8 @@ class Residual : public nn::Layer {
 class Regressor : public nn::Model {
  public:
   Regressor(std::int64_t width, int depth)
-      : in_(add("in", std::make_shared<nn::Linear>(2, width))), blocks_(add("blocks", std::make_shared<nn::LayerList>())),
+      : in_(add("in", std::make_shared<nn::Linear>(2, width))),
+        blocks_(add("blocks", std::make_shared<nn::LayerList>())),
         out_(add("out", std::make_shared<nn::Linear>(width, 1))) {
     for (int i = 0; i < depth; ++i) blocks_->append(std::make_shared<Residual>(width));
   }
@@ -54,8 +56,8 @@ std::shared_ptr<const data::Dataset> samples(std::int64_t count, device::Device&
     x.insert(x.end(), {a, b});
     y.push_back(std::sin(3 * a) * std::cos(2 * b));
   }
-  return data::make_tensor_dataset({{"x", Tensor::of<float>(device, {count, 2}, x)},
-                                    {"y", Tensor::of<float>(device, {count, 1}, y)}});
+  return data::make_tensor_dataset(
+      {{"x", Tensor::of<float>(device, {count, 2}, x)}, {"y", Tensor::of<float>(device, {count, 1}, y)}});
 }
 
 }  // namespace
@@ -65,16 +67,20 @@ int main(int argc, char** argv) {
   const auto host = device::make_cpu_device(1);
   const auto data = samples(4096, *host);
   return launch(argc, argv, [&](DistributedPtr dist) {
-    auto [engine, optimizer, loader, scheduler] = initialize(
-        {.dist = dist, .model = [] { return std::make_shared<Regressor>(64, 3); }, .config = argv[1], .training_data = data});
+    auto [engine, optimizer, loader, scheduler] =
+        initialize({.dist = dist,
+                    .model = [] { return std::make_shared<Regressor>(64, 3); },
+                    .config = argv[1],
+                    .training_data = data});
     for (int epoch = 1; epoch <= 5; ++epoch) {
       for (auto& batch : *loader) {
         auto loss = engine->forward(batch);
         engine->backward(loss);
         engine->step();
       }
-      if (dist->rank() == 0) std::printf("epoch %d  step %lld  loss %.5f\n", epoch,
-                                         static_cast<long long>(engine->global_steps()), engine->last_step().loss);
+      if (dist->rank() == 0)
+        std::printf("epoch %d  step %lld  loss %.5f\n", epoch, static_cast<long long>(engine->global_steps()),
+                    engine->last_step().loss);
     }
   });
 }

@@ -7,9 +7,12 @@ namespace {
 
 Mlp mlp_for(config::FfnActivation activation) {
   switch (activation) {
-    case config::FfnActivation::gelu: return Mlp::gelu_erf;
-    case config::FfnActivation::swiglu: return Mlp::swiglu;
-    case config::FfnActivation::gelu_tanh: break;
+    case config::FfnActivation::gelu:
+      return Mlp::gelu_erf;
+    case config::FfnActivation::swiglu:
+      return Mlp::swiglu;
+    case config::FfnActivation::gelu_tanh:
+      break;
   }
   return Mlp::gelu_tanh;
 }
@@ -18,12 +21,14 @@ Mlp mlp_for(config::FfnActivation activation) {
 
 GptOptions gpt_options(const config::Config& config, std::int64_t vocabulary) {
   if (!config.model)
-    fail(ErrorKind::config, "there is no `model` section: add one to the configuration (README, \"Your first training run\"), or give "
+    fail(ErrorKind::config,
+         "there is no `model` section: add one to the configuration (README, \"Your first training run\"), "
+         "or give "
          "a second file with --config");
   const config::Model& model = *config.model;
   if (model.vocab_size > 0 && model.vocab_size < vocabulary)
-    fail(ErrorKind::config, "model.vocab_size is ", model.vocab_size, ", but the dataset's tokenizer has ", vocabulary,
-         " ids: raise it or leave it out");
+    fail(ErrorKind::config, "model.vocab_size is ", model.vocab_size, ", but the dataset's tokenizer has ",
+         vocabulary, " ids: raise it or leave it out");
   GptOptions out;
   out.vocab_size = model.vocab_size > 0 ? model.vocab_size : vocabulary;
   out.vocab_multiple = model.pad_vocab_to_multiple_of;

@@ -7,8 +7,9 @@
 
 namespace sherd::models {
 
-/// The transformer that the config's `model` section describes. `vocabulary`: the dataset's token ids, taken where the
-/// section leaves vocab_size out. Throws Error{config} when the section is absent or has fewer ids than the data.
+/// The transformer that the config's `model` section describes. `vocabulary`: the dataset's token ids, taken
+/// where the section leaves vocab_size out. Throws Error{config} when the section is absent or has fewer ids
+/// than the data.
 GptOptions gpt_options(const config::Config& config, std::int64_t vocabulary);
 
 }  // namespace sherd::models

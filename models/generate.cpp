@@ -7,8 +7,8 @@
 namespace sherd::models {
 namespace {
 
-/// Contexts grow to multiples of this, so that few shapes of products need to be prepared. What lies right of a token
-/// cannot reach it through causal attention.
+/// Contexts grow to multiples of this, so that few shapes of products need to be prepared. What lies right of
+/// a token cannot reach it through causal attention.
 constexpr std::int64_t context_step = 32;
 
 /// Ids of the `count` likeliest tokens, likeliest first.
@@ -26,7 +26,9 @@ std::vector<std::int32_t> likeliest(std::span<const float> logits, std::size_t c
 
 class EvaluationMode {
  public:
-  explicit EvaluationMode(autograd::Tape& tape) : tape_(tape), training_(tape.training) { tape.training = false; }
+  explicit EvaluationMode(autograd::Tape& tape) : tape_(tape), training_(tape.training) {
+    tape.training = false;
+  }
   ~EvaluationMode() { tape_.training = training_; }
   EvaluationMode(const EvaluationMode&) = delete;
   EvaluationMode& operator=(const EvaluationMode&) = delete;

@@ -13,7 +13,8 @@ const Tensor& entry(const tensor::Batch& batch, const char* name) {
   if (found != batch.end()) return found->second;
   std::string keys;
   for (const auto& [key, value] : batch) keys += (keys.empty() ? "'" : ", '") + key + "'";
-  fail(ErrorKind::data, "a GPT reads '", name, "' from its batch, which holds ", keys.empty() ? "nothing" : keys);
+  fail(ErrorKind::data, "a GPT reads '", name, "' from its batch, which holds ",
+       keys.empty() ? "nothing" : keys);
 }
 
 /// Ids between the vocabulary and its padding are rows of the table, so the kernel would let them pass.
@@ -37,10 +38,11 @@ Gpt::Gpt(const GptOptions& options) : options_(options.resolved()) {
   blocks_ = add("blocks", std::make_shared<nn::LayerList>());
   for (std::int64_t i = 0; i < o.layers; ++i) blocks_->append(std::make_shared<TransformerBlock>(o));
   norm_ = add("norm", make_norm(o));
-  head_ = add("head", std::make_shared<nn::Linear>(
-                          o.hidden, o.padded_vocab(),
-                          nn::LinearOptions{.bias = false, .init = init,
-                                            .tied = o.tied_embeddings ? tokens_->weight() : nullptr}));
+  head_ = add("head",
+              std::make_shared<nn::Linear>(
+                  o.hidden, o.padded_vocab(),
+                  nn::LinearOptions{
+                      .bias = false, .init = init, .tied = o.tied_embeddings ? tokens_->weight() : nullptr}));
 }
 
 Var Gpt::hidden(Tape& tape, const Tensor& tokens) {
@@ -72,8 +74,9 @@ Tensor Gpt::logits_at(Tape& tape, const Tensor& tokens, std::int64_t position) {
   require(position >= 0 && position < seq, "position ", position, " of ", seq);
   Tensor last = tape.empty({batch, width}, x.dtype());
   for (std::int64_t b = 0; b < batch; ++b)
-    tape.kernels().copy(x.value().reshape({batch * seq, width}).rows(b * seq + position, b * seq + position + 1),
-                        last.rows(b, b + 1));
+    tape.kernels().copy(
+        x.value().reshape({batch * seq, width}).rows(b * seq + position, b * seq + position + 1),
+        last.rows(b, b + 1));
   Tensor out = (*head_)(tape, (*norm_)(tape, tape.input(std::move(last)))).value();
   tape.leave(scope());
   return out;

@@ -4,9 +4,9 @@
 
 namespace sherd::models {
 
-/// A decoder-only language model, GPT-2's or Llama's style by its options. Parts: "tokens", "positions" (learned
-/// ones), "embedding_dropout", "blocks", "norm", "head" (whose weight is the token table when tied). Each block is a
-/// unit of sharding and recompute; the rest forms the model's own.
+/// A decoder-only language model, GPT-2's or Llama's style by its options. Parts: "tokens", "positions"
+/// (learned ones), "embedding_dropout", "blocks", "norm", "head" (whose weight is the token table when tied).
+/// Each block is a unit of sharding and recompute; the rest forms the model's own.
 class Gpt : public nn::Model {
  public:
   /// Throws Error{config} where the options do not fit each other.
@@ -21,8 +21,9 @@ class Gpt : public nn::Model {
   tensor::Tensor logits_at(Tape& tape, const tensor::Tensor& tokens, std::int64_t position);
 
  protected:
-  /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s], or -100
-  /// where none is to be learned. Gives the mean loss. Throws Error{data} for what is missing or does not fit.
+  /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s],
+  /// or -100 where none is to be learned. Gives the mean loss. Throws Error{data} for what is missing or does
+  /// not fit.
   Var forward(Tape& tape, const tensor::Batch& batch) override;
 
  private:

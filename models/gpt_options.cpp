@@ -52,8 +52,8 @@ GptOptions GptOptions::resolved() const {
   GptOptions o = *this;
   check(o.vocab_size > 0, "the vocabulary must not be empty");
   check(o.vocab_multiple > 0, "the vocabulary cannot be padded to a multiple of ", o.vocab_multiple);
-  check(o.max_seq > 0 && o.hidden > 0 && o.layers > 0 && o.heads > 0, "max_seq ", o.max_seq, ", hidden ", o.hidden,
-        ", layers ", o.layers, " and heads ", o.heads, " must all be positive");
+  check(o.max_seq > 0 && o.hidden > 0 && o.layers > 0 && o.heads > 0, "max_seq ", o.max_seq, ", hidden ",
+        o.hidden, ", layers ", o.layers, " and heads ", o.heads, " must all be positive");
   check_bounds(o);
   if (o.kv_heads == 0) o.kv_heads = o.heads;
   check(o.kv_heads > 0 && o.heads % o.kv_heads == 0, o.heads, " heads cannot share ", o.kv_heads,
@@ -64,8 +64,8 @@ GptOptions GptOptions::resolved() const {
     o.head_dim = o.hidden / o.heads;
   }
   check(o.head_dim > 0, "head_dim ", o.head_dim, " must be positive");
-  check(o.positions != PositionKind::rotary || o.head_dim % 2 == 0, "rotary positions need an even head_dim, not ",
-        o.head_dim);
+  check(o.positions != PositionKind::rotary || o.head_dim % 2 == 0,
+        "rotary positions need an even head_dim, not ", o.head_dim);
   if (o.ffn_hidden == 0) o.ffn_hidden = o.mlp == Mlp::swiglu ? round_up(8 * o.hidden / 3, 64) : 4 * o.hidden;
   check(o.ffn_hidden > 0, "ffn_hidden ", o.ffn_hidden, " must be positive");
   for (const float p : {o.embedding_dropout, o.attention_dropout, o.hidden_dropout})
@@ -76,7 +76,9 @@ GptOptions GptOptions::resolved() const {
   return o;
 }
 
-std::int64_t GptOptions::padded_vocab() const { return round_up(vocab_size, vocab_multiple); }
+std::int64_t GptOptions::padded_vocab() const {
+  return round_up(vocab_size, vocab_multiple);
+}
 
 tensor::Attention GptOptions::geometry() const {
   tensor::Attention geometry;

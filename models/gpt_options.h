@@ -14,24 +14,24 @@ enum class Mlp : std::uint8_t { gelu_tanh, gelu_erf, swiglu };
 /// The shape of a decoder-only transformer. The defaults are GPT-2 small.
 struct GptOptions {
   std::int64_t vocab_size = 50257;
-  std::int64_t vocab_multiple = 128;   ///< the tables get rows up to a multiple of this; the loss ignores them
-  std::int64_t max_seq = 1024;         ///< longest sequence
+  std::int64_t vocab_multiple = 128;  ///< the tables get rows up to a multiple of this; the loss ignores them
+  std::int64_t max_seq = 1024;        ///< longest sequence
   std::int64_t hidden = 768;
   std::int64_t layers = 12;
   int heads = 12;
-  int kv_heads = 0;                    ///< key-value heads (grouped queries); 0: as many as heads
-  std::int64_t head_dim = 0;           ///< 0: hidden / heads
-  std::int64_t ffn_hidden = 0;         ///< 0: 4·hidden, or for SwiGLU 8/3·hidden rounded up to a multiple of 64
+  int kv_heads = 0;             ///< key-value heads (grouped queries); 0: as many as heads
+  std::int64_t head_dim = 0;    ///< 0: hidden / heads
+  std::int64_t ffn_hidden = 0;  ///< 0: 4·hidden, or for SwiGLU 8/3·hidden rounded up to a multiple of 64
   Norm norm = Norm::layer_norm;
   double norm_eps = 1e-5;
   PositionKind positions = PositionKind::learned;
   double rotary_base = 10000.0;
   Mlp mlp = Mlp::gelu_tanh;
-  bool bias = true;                    ///< on every linear layer of the blocks
-  bool tied_embeddings = true;         ///< the output projection is the token table
+  bool bias = true;             ///< on every linear layer of the blocks
+  bool tied_embeddings = true;  ///< the output projection is the token table
   float embedding_dropout = 0.0f;
-  float attention_dropout = 0.0f;      ///< of normalised scores
-  float hidden_dropout = 0.0f;         ///< of what blocks add to the residual stream
+  float attention_dropout = 0.0f;  ///< of normalised scores
+  float hidden_dropout = 0.0f;     ///< of what blocks add to the residual stream
   double init_std = 0.02;
 
   /// Llama's style: RMSNorm, rotary positions, SwiGLU, no biases, untied tables.
@@ -50,13 +50,14 @@ struct GptOptions {
 
 /// How attention's products count (both conventions are in use; say which with every number).
 enum class AttentionFlops : std::uint8_t {
-  full,        ///< every score, as Narayanan et al. 2021 count: 72·B·L·s·h²·(1 + s/6h + V/12hL) per iteration
+  full,  ///< every score, as Narayanan et al. 2021 count: 72·B·L·s·h²·(1 + s/6h + V/12hL) per iteration
   causal_half  ///< only what the causal mask leaves: s/12h instead of s/6h
 };
 
-/// Floating-point operations that one token costs in a training step (forward and backward) on sequences of `seq`
-/// tokens; multiplied by tokens per second this gives model FLOP/s, the numerator of MFU. With `recompute` full every
-/// block's forward counts a second time (hardware FLOPs); the output projection never does. Padding does not count.
+/// Floating-point operations that one token costs in a training step (forward and backward) on sequences of
+/// `seq` tokens; multiplied by tokens per second this gives model FLOP/s, the numerator of MFU. With
+/// `recompute` full every block's forward counts a second time (hardware FLOPs); the output projection never
+/// does. Padding does not count.
 double flops_per_token(const GptOptions& options, std::int64_t seq, AttentionFlops convention,
                        autograd::Recompute recompute = autograd::Recompute::none);
 

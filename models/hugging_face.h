@@ -21,8 +21,8 @@ struct HostTensor {
 using HostTensorSource = std::function<std::optional<HostTensor>(const std::string& name)>;
 
 /// Translation between the parameters of Gpt and the state dicts of Hugging Face's GPT2LMHeadModel and
-/// LlamaForCausalLM. Pure: one parameter at a time, any dtype, values only moved. It undoes the grouping of packed qkv,
-/// splits gate and up, transposes GPT-2's matrices and drops the rows that pad the vocabulary.
+/// LlamaForCausalLM. Pure: one parameter at a time, any dtype, values only moved. It undoes the grouping of
+/// packed qkv, splits gate and up, transposes GPT-2's matrices and drops the rows that pad the vocabulary.
 class HuggingFaceLayout {
  public:
   /// Throws Error{config} for options that neither model has (learned positions with RMSNorm, say).
@@ -30,13 +30,15 @@ class HuggingFaceLayout {
 
   /// "gpt2" or "llama", as config.json's model_type.
   const char* model_type() const { return gpt2_ ? "gpt2" : "llama"; }
-  /// The tensors that hold the parameter named `parameter`. Throws Error{usage} for a name that Gpt does not have.
+  /// The tensors that hold the parameter named `parameter`. Throws Error{usage} for a name that Gpt does not
+  /// have.
   std::vector<std::string> names(const std::string& parameter) const;
   /// The parameter's value as those tensors.
-  std::vector<std::pair<std::string, HostTensor>> to(const std::string& parameter, const HostTensor& value) const;
-  /// The parameter's value from those tensors; rows that pad the vocabulary are zero. GPT-2 names are also found
-  /// without their "transformer." in front, as published files have them. Throws Error{data} naming a tensor that is
-  /// missing or has another shape.
+  std::vector<std::pair<std::string, HostTensor>> to(const std::string& parameter,
+                                                     const HostTensor& value) const;
+  /// The parameter's value from those tensors; rows that pad the vocabulary are zero. GPT-2 names are also
+  /// found without their "transformer." in front, as published files have them. Throws Error{data} naming a
+  /// tensor that is missing or has another shape.
   HostTensor from(const std::string& parameter, const HostTensorSource& source) const;
 
  private:

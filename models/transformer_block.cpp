@@ -12,15 +12,18 @@ using autograd::Init;
 
 tensor::Activation fused_activation(Mlp mlp) {
   switch (mlp) {
-    case Mlp::gelu_tanh: return tensor::Activation::gelu_tanh;
-    case Mlp::gelu_erf: return tensor::Activation::gelu_erf;
-    case Mlp::swiglu: break;
+    case Mlp::gelu_tanh:
+      return tensor::Activation::gelu_tanh;
+    case Mlp::gelu_erf:
+      return tensor::Activation::gelu_erf;
+    case Mlp::swiglu:
+      break;
   }
   return tensor::Activation::none;
 }
 
-/// What projects back onto the residual stream starts smaller, so that the stream's variance does not grow with depth
-/// (Radford et al. 2019).
+/// What projects back onto the residual stream starts smaller, so that the stream's variance does not grow
+/// with depth (Radford et al. 2019).
 Init output_init(const GptOptions& o) {
   return Init::normal(0, o.init_std / std::sqrt(2.0 * static_cast<double>(o.layers)));
 }
@@ -39,9 +42,9 @@ SelfAttention::SelfAttention(const GptOptions& o)
       qkv_(add("qkv", std::make_shared<nn::Linear>(
                           o.hidden, o.qkv_width(),
                           nn::LinearOptions{.bias = o.bias, .init = Init::normal(0, o.init_std)}))),
-      projection_(add("projection",
-                      std::make_shared<nn::Linear>(o.heads * o.head_dim, o.hidden,
-                                                   nn::LinearOptions{.bias = o.bias, .init = output_init(o)}))),
+      projection_(add("projection", std::make_shared<nn::Linear>(
+                                        o.heads * o.head_dim, o.hidden,
+                                        nn::LinearOptions{.bias = o.bias, .init = output_init(o)}))),
       dropout_(add("dropout", std::make_shared<nn::Dropout>(o.attention_dropout))) {}
 
 Var SelfAttention::forward(Tape& tape, const Var& x) {
@@ -54,13 +57,13 @@ Var SelfAttention::forward(Tape& tape, const Var& x) {
 
 FeedForward::FeedForward(const GptOptions& o)
     : gated_(o.mlp == Mlp::swiglu),
-      up_(add("up", std::make_shared<nn::Linear>(
-                        o.hidden, gated_ ? 2 * o.ffn_hidden : o.ffn_hidden,
-                        nn::LinearOptions{.bias = o.bias, .activation = fused_activation(o.mlp),
-                                          .init = Init::normal(0, o.init_std)}))),
-      down_(add("down", std::make_shared<nn::Linear>(
-                            o.ffn_hidden, o.hidden,
-                            nn::LinearOptions{.bias = o.bias, .init = output_init(o)}))) {}
+      up_(add("up", std::make_shared<nn::Linear>(o.hidden, gated_ ? 2 * o.ffn_hidden : o.ffn_hidden,
+                                                 nn::LinearOptions{.bias = o.bias,
+                                                                   .activation = fused_activation(o.mlp),
+                                                                   .init = Init::normal(0, o.init_std)}))),
+      down_(add("down",
+                std::make_shared<nn::Linear>(o.ffn_hidden, o.hidden,
+                                             nn::LinearOptions{.bias = o.bias, .init = output_init(o)}))) {}
 
 Var FeedForward::forward(Tape& tape, const Var& x) {
   Var wide = (*up_)(tape, x);

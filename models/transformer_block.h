@@ -8,8 +8,8 @@ namespace sherd::models {
 using autograd::Tape;
 using autograd::Var;
 
-/// Causal self-attention with grouped queries. Parts: "qkv" (one packed projection, grouped per key-value head as
-/// tensor::Attention says), "projection", and "dropout" which names the stream of the scores' mask.
+/// Causal self-attention with grouped queries. Parts: "qkv" (one packed projection, grouped per key-value
+/// head as tensor::Attention says), "projection", and "dropout" which names the stream of the scores' mask.
 class SelfAttention : public nn::Layer {
  public:
   /// `options` must be resolved.

@@ -25,7 +25,7 @@ FiniteCheck::FiniteCheck(device::Device& device)
 
 bool FiniteCheck::finite() {
   try {
-    if (const device::Mark done = std::exchange(done_, {}))
+    if (const device::Event done = std::exchange(done_, {}))
       done.wait(device::as_cuda(device_).deadline(), "the optimizer's update");
   } catch (...) {
     *word_of(memory_) = 0;  // the next series shall not answer for this one
@@ -46,7 +46,7 @@ void update(std::span<const SpanUpdate> spans, const Hyper& hyper, std::int64_t 
   }
   if (queued.empty()) return;
   update_on_gpu(device, queued, not_finite);
-  check.done_ = device::as_cuda(device).compute_stream().mark();
+  check.done_ = device::as_cuda(device).compute_stream().record();
 }
 
 bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device) {

@@ -26,7 +26,7 @@ class FiniteCheck {
   friend void update(std::span<const SpanUpdate>, const Hyper&, std::int64_t, device::Device&, FiniteCheck&);
   device::Device& device_;
   device::Storage memory_;
-  device::Mark done_;  ///< of what was given to a GPU
+  device::Event done_;  ///< of what was given to a GPU
 };
 
 /// As update() of update_rule.h for each of the spans, leaving word in `check`. Those on a GPU share kernels:

@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include "base/arena.h"
-#include "base/dtype.h"
 #include "base/cpu_isa.h"
+#include "base/dtype.h"
 
 namespace sherd::optim {
 
@@ -30,7 +30,8 @@ void split_master_with(CpuIsa isa, const float* master, void* high, std::uint16_
 void join_master_with(CpuIsa isa, const void* high, const std::uint16_t* low, float* master, std::int64_t n,
                       Arena& arena);
 
-/// Rounds n fp32 masters to `dtype`: bf16 to nearest with ties away from zero, fp16 to nearest even, fp32 as is.
+/// Rounds n fp32 masters to `dtype`: bf16 to nearest with ties away from zero, fp16 to nearest even, fp32 as
+/// is.
 void round_masters(const float* master, void* to, DType dtype, std::int64_t n, Arena& arena);
 
 }  // namespace sherd::optim

@@ -32,7 +32,7 @@ GradientTraffic::Buffer& GradientTraffic::free_buffer(std::int64_t numel, DType 
   if (found == buffers_.end() || opens_ - (*found)->opened < opens_between) {
     auto buffer = std::make_shared<Buffer>();
     buffer->memory = Tensor::empty(device_, {numel}, dtype, device::Category::communication);
-    if (gpu_) buffer->idle = gpu_->compute_stream().mark();  // in whose order allocators reuse memory
+    if (gpu_) buffer->idle = gpu_->compute_stream().record();  // in whose order allocators reuse memory
     found = buffers_.insert(buffers_.begin(), std::move(buffer));
   }
   (*found)->opened = opens_;
@@ -49,14 +49,14 @@ std::shared_ptr<const Tensor> GradientTraffic::open(const Segment& segment, bool
     coming_.wait(buffer.idle);
     coming_.wait(segment.gradients_arrived(segment.layout().padded()));
     gpu_->copy_on(coming_, buffer.memory.raw(), segment.gradients().tensor().raw(), buffer.memory.bytes());
-    gpu_->compute_stream().wait(coming_.mark());
+    gpu_->compute_stream().wait(coming_.record());
   } else {
     gpu_->compute_stream().wait(buffer.idle);
   }
   return {&buffer.memory, [held = buffers_.back(), compute = gpu_->compute_stream()](const Tensor*) mutable {
             held->lent = false;
             try {
-              if (!held->sent) held->idle = compute.mark();
+              if (!held->sent) held->idle = compute.record();
             } catch (const Error&) {
               held->lent = true;  // the device has failed: nobody gets it any more
             }
@@ -68,23 +68,23 @@ void GradientTraffic::send(Segment& segment, const Tensor& full, std::int64_t pa
   const auto buffer = std::find_if(buffers_.begin(), buffers_.end(),
                                    [&](const auto& b) { return b->memory.raw() == full.raw(); });
   require(buffer != buffers_.end(), "gradients that did not come from here cannot be sent");
-  going_.wait(gpu_->compute_stream().mark());
+  going_.wait(gpu_->compute_stream().record());
   std::vector<Segment::Arrival> arrivals;
   const std::int64_t all = full.numel();
   for (std::int64_t at = 0; at < all; at += part_elements) {
     const std::int64_t end = std::min(all, at + part_elements);
     const Tensor from = full.range(at, end);
     gpu_->copy_on(going_, segment.gradients().tensor().range(at, end).raw(), from.raw(), from.bytes());
-    arrivals.push_back({end, going_.mark()});
+    arrivals.push_back({end, going_.record()});
   }
-  (*buffer)->idle = arrivals.back().mark;
+  (*buffer)->idle = arrivals.back().event;
   (*buffer)->sent = true;
   segment.gradients_arrive(std::move(arrivals));
 }
 
 void GradientTraffic::join() {
   if (!gpu_) return;
-  for (device::Stream* stream : {&coming_, &going_}) gpu_->compute_stream().wait(stream->mark());
+  for (device::Stream* stream : {&coming_, &going_}) gpu_->compute_stream().wait(stream->record());
 }
 
 }  // namespace sherd::sharding

@@ -33,7 +33,7 @@ class GradientTraffic {
  private:
   struct Buffer {
     Tensor memory;
-    device::Mark idle;        ///< when its last user is done with it
+    device::Event idle;       ///< when its last user is done with it
     std::int64_t opened = 0;  ///< by which of all calls of open()
     bool lent = false, sent = false;
   };

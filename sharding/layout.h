@@ -9,8 +9,9 @@ namespace sherd::sharding {
 
 using autograd::ParameterPtr;
 
-/// Parameters begin, and shards end, at multiples of this many elements. 64 keeps every parameter on a cache line in
-/// every dtype, and is the block of Kernels::sum_of_squares, so that a norm does not depend on the layout.
+/// Parameters begin, and shards end, at multiples of this many elements. 64 keeps every parameter on a cache
+/// line in every dtype, and is the block of Kernels::sum_of_squares, so that a norm does not depend on the
+/// layout.
 inline constexpr std::int64_t layout_alignment = 64;
 
 /// A run of one parameter's elements inside a flat segment.

@@ -12,7 +12,8 @@ constexpr std::size_t page = 4096;
 
 /// Shards begin on pages, as their spans do.
 std::size_t room_for(const Segment& segment) {
-  const std::size_t bytes = static_cast<std::size_t>(segment.layout().shard()) * size_of(segment.parameters().dtype());
+  const std::size_t bytes =
+      static_cast<std::size_t>(segment.layout().shard()) * size_of(segment.parameters().dtype());
   return (bytes + page - 1) / page * page;
 }
 
@@ -36,7 +37,8 @@ ParameterReader::ParameterReader(comm::Communicator& group, device::Device& devi
       unit_bytes += room_for(*segment), elements += segment->layout().shard();
     if (elements > buffer_elements)
       fail(ErrorKind::config, "zero_optimization.offload_param.buffer_size is ", buffer_elements,
-           " elements, but this rank's part of '", unit->name(), "' has ", elements, ": set it to at least that");
+           " elements, but this rank's part of '", unit->name(), "' has ", elements,
+           ": set it to at least that");
     bytes = std::max(bytes, unit_bytes);
     stored += unit_bytes > 0;
   }
@@ -52,7 +54,9 @@ ParameterReader::ParameterReader(comm::Communicator& group, device::Device& devi
   }
 }
 
-ParameterReader::~ParameterReader() { forget(); }
+ParameterReader::~ParameterReader() {
+  forget();
+}
 
 void ParameterReader::expect(const std::vector<int>& units) {
   forget();
@@ -93,14 +97,13 @@ ParameterReader::Reading ParameterReader::start(const Unit& unit) {
   buffers_->free.pop_back();
   Reading reading;
   reading.unit = unit.index();
-  reading.staged.lease = std::shared_ptr<void>(nullptr, [buffers = buffers_, index](void*) {
-    buffers->free.push_back(index);
-  });
+  reading.staged.lease =
+      std::shared_ptr<void>(nullptr, [buffers = buffers_, index](void*) { buffers->free.push_back(index); });
   std::size_t at = 0;
   for (const Segment* segment : unit.stored_segments(group_)) {
     const std::int64_t shard = segment->layout().shard();
-    const Tensor to = Tensor::view_of(buffers_->all[index].storage(), buffers_->all[index].byte_offset() + at, {shard},
-                                      segment->parameters().dtype());
+    const Tensor to = Tensor::view_of(buffers_->all[index].storage(), buffers_->all[index].byte_offset() + at,
+                                      {shard}, segment->parameters().dtype());
     reading.staged.shards.push_back(to);
     reading.ios.push_back(segment->parameters().read(segment->own_begin(), to));
     at += room_for(*segment);

@@ -18,19 +18,18 @@ class Unit;
 /// the drive without a copy. Used from the rank's thread; the store reads beside it.
 class ParameterReader {
  public:
-  /// A unit's shards in memory: one tensor per stored segment, in the unit's order. The buffer is free for the next unit
-  /// when `lease` goes.
+  /// A unit's shards in memory: one tensor per stored segment, in the unit's order. The buffer is free for
+  /// the next unit when `lease` goes.
   struct Staged {
     std::shared_ptr<void> lease;
     std::vector<Tensor> shards;
   };
 
-  /// Collective. `store` holds the parameters, and is null where none are stored. `units` must outlive the reader. Throws
-  /// Error{config} when the largest shard has more elements than
-  /// `buffer_elements` (offload_param.buffer_size).
+  /// Collective. `store` holds the parameters, and is null where none are stored. `units` must outlive the
+  /// reader. Throws Error{config} when the largest shard has more elements than `buffer_elements`
+  /// (offload_param.buffer_size).
   ParameterReader(comm::Communicator& group, device::Device& device, offload::Store* store,
-                  const std::vector<std::unique_ptr<Unit>>& units, int buffers,
-                  std::int64_t buffer_elements);
+                  const std::vector<std::unique_ptr<Unit>>& units, int buffers, std::int64_t buffer_elements);
   ~ParameterReader();
 
   /// True when no unit has such parameters on NVMe.
@@ -43,7 +42,8 @@ class ParameterReader {
 
   /// Whether take() would find a buffer for `unit`.
   bool can_take(const Unit& unit) const;
-  /// The shards of `unit`, read; waits for them. A unit out of order drops what was read ahead. Throws Error{io}.
+  /// The shards of `unit`, read; waits for them. A unit out of order drops what was read ahead. Throws
+  /// Error{io}.
   Staged take(const Unit& unit);
 
  private:

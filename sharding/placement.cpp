@@ -26,23 +26,28 @@ PlacementTable make_placements(int stage, DType compute, DType grad_accumulation
 namespace {
 Tier tier_of(config::OffloadDevice device) {
   switch (device) {
-    case config::OffloadDevice::cpu: return Tier::host;
-    case config::OffloadDevice::nvme: return Tier::nvme;
-    case config::OffloadDevice::none: break;
+    case config::OffloadDevice::cpu:
+      return Tier::host;
+    case config::OffloadDevice::nvme:
+      return Tier::nvme;
+    case config::OffloadDevice::none:
+      break;
   }
   return Tier::device;
 }
 }  // namespace
 
 PlacementTable make_placements(const config::Config& config) {
-  PlacementTable table = make_placements(config.zero.stage, config.precision.compute, config.precision.gradient_dtype(),
-                                         config.precision.communication_dtype(), config.training.split_masters);
+  PlacementTable table =
+      make_placements(config.zero.stage, config.precision.compute, config.precision.gradient_dtype(),
+                      config.precision.communication_dtype(), config.training.split_masters);
   table.parameters.tier = tier_of(config.zero.offload_param.device);
   table.masters.tier = table.moments.tier = tier_of(config.zero.offload_optimizer.device);
   table.moments.dtype = config.training.moments_dtype;
-  // An optimizer off the device takes its gradients there too. Replicated ones are needed where backward runs until they
-  // are reduced; none go to NVMe, since every micro-batch adds to them.
-  if (table.masters.tier != Tier::device && table.gradients.spread == Spread::sharded) table.gradients.tier = Tier::host;
+  // An optimizer off the device takes its gradients there too. Replicated ones are needed where backward runs
+  // until they are reduced; none go to NVMe, since every micro-batch adds to them.
+  if (table.masters.tier != Tier::device && table.gradients.spread == Spread::sharded)
+    table.gradients.tier = Tier::host;
   return table;
 }
 

@@ -23,21 +23,24 @@ struct Placement {
 enum class MasterForm : std::uint8_t {
   in_parameters,  ///< the compute parameters are fp32
   separate,       ///< fp32, beside 16-bit parameters
-  split           ///< the bf16 parameter is the high half, beside it lie the 16 low bits (optim/split_master.h)
+  split  ///< the bf16 parameter is the high half, beside it lie the 16 low bits (optim/split_master.h)
 };
 
 /// What every kind of model state does. A ZeRO stage is one such table and nothing else: no code but
-/// make_placements() looks at the stage number (Rajbhandari et al. 2020, table 1, as rows). The same holds for offload
-/// (Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity): it is the column of tiers.
+/// make_placements() looks at the stage number (Rajbhandari et al. 2020, table 1, as rows). The same holds
+/// for offload (Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity): it is the column of
+/// tiers.
 struct PlacementTable {
-  Placement parameters;  ///< what forward and backward compute with; gathered to the device wherever they live
-  Placement gradients;   ///< what accumulates over micro-batches, in grad_accum_dtype
-  Placement masters;     ///< what the optimizer keeps of the weights, by master_form
-  Placement moments;     ///< the optimizer's own tensors, fp32 or bf16
+  Placement
+      parameters;       ///< what forward and backward compute with; gathered to the device wherever they live
+  Placement gradients;  ///< what accumulates over micro-batches, in grad_accum_dtype
+  Placement masters;    ///< what the optimizer keeps of the weights, by master_form
+  Placement moments;    ///< the optimizer's own tensors, fp32 or bf16
   MasterForm master_form = MasterForm::in_parameters;
   DType communication = DType::f32;  ///< reduced gradients are rounded to this once (communication_data_type)
 
-  /// Gradients kept as shards have to be reduced after each micro-batch; replicated ones only at the boundary.
+  /// Gradients kept as shards have to be reduced after each micro-batch; replicated ones only at the
+  /// boundary.
   bool reduce_every_micro_batch() const { return gradients.spread == Spread::sharded; }
 };
 

@@ -15,8 +15,9 @@ Tensor Reducer::sums_of(const Segment& segment) const {
 void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate) {
   const Tensor own = segment.own_gradients();
   const bool summed = !full && groups_.shards() == 1 && options_.reduction == comm::Reduction::native;
-  if (summed && groups_.replica) return boundary_ ? submit_sum(segment) : void();  // where backward has written
-  if (groups_.shards() == 1 && !groups_.replica) {  // the one rank's fold
+  if (summed && groups_.replica)
+    return boundary_ ? submit_sum(segment) : void();  // where backward has written
+  if (groups_.shards() == 1 && !groups_.replica) {    // the one rank's fold
     const Tensor from = full ? *full : own;
     if (full || (options_.rounding != own.dtype() && !summed))
       kernels_.sum_ranks({&from, 1}, 1, options_.rounding, own, accumulate);

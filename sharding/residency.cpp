@@ -10,7 +10,11 @@ namespace {
 class Planner {
  public:
   Planner(std::span<const UseEvent> trace, std::span<const std::int64_t> sizes, const ResidencyLimits& limits)
-      : trace_(trace), sizes_(sizes), limits_(limits), resident_(sizes.size()), in_use_(sizes.size()),
+      : trace_(trace),
+        sizes_(sizes),
+        limits_(limits),
+        resident_(sizes.size()),
+        in_use_(sizes.size()),
         under_way_(sizes.size()) {}
 
   ResidencyStep at(std::size_t event) {
@@ -77,7 +81,8 @@ class Planner {
     for (std::size_t i = event + 1; i < trace_.size(); ++i) {
       const int unit = trace_[i].unit;
       if (!trace_[i].acquire || size(unit) == 0 || resident(unit)) continue;
-      if (under_way_sum_ + size(unit) > limits_.prefetch_bucket || live_ + size(unit) > limits_.max_live) return;
+      if (under_way_sum_ + size(unit) > limits_.prefetch_bucket || live_ + size(unit) > limits_.max_live)
+        return;
       step.prefetch.push_back(unit);
       bring(unit);
       flag(under_way_, unit) = true;
@@ -94,7 +99,8 @@ class Planner {
 
 }  // namespace
 
-std::vector<ResidencyStep> plan_residency(std::span<const UseEvent> trace, std::span<const std::int64_t> sizes,
+std::vector<ResidencyStep> plan_residency(std::span<const UseEvent> trace,
+                                          std::span<const std::int64_t> sizes,
                                           const ResidencyLimits& limits) {
   Planner planner(trace, sizes, limits);
   std::vector<ResidencyStep> steps;

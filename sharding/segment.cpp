@@ -12,7 +12,8 @@ using device::Category;
 using device::Tier;
 
 namespace {
-/// Elements that pass through memory at once where states are filled or read as a whole: few enough that no tier notices.
+/// Elements that pass through memory at once where states are filled or read as a whole: few enough that no
+/// tier notices.
 constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
 }  // namespace
 
@@ -51,23 +52,24 @@ Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> par
   draw_initial_values(seed);
 }
 
-StateBuffer Segment::make(const StateSources& sources, Category category, const Placement& placement, bool sharded,
-                          bool shared, const char* kind) {
+StateBuffer Segment::make(const StateSources& sources, Category category, const Placement& placement,
+                          bool sharded, bool shared, const char* kind) {
   device::Device& device = kernels_.device();
   const std::int64_t begin = sharded ? own_begin_ : 0;
   const std::int64_t numel = sharded ? layout_.shard() : layout_.padded();
   const auto padding =
       static_cast<std::uint64_t>(numel - layout_.payload_in(begin, begin + numel)) * size_of(placement.dtype);
   if (placement.tier == Tier::nvme) {
-    offload::Store* store = category == Category::parameters ? sources.parameter_store : sources.optimizer_store;
+    offload::Store* store =
+        category == Category::parameters ? sources.parameter_store : sources.optimizer_store;
     require(store != nullptr, "states placed on NVMe need a store");
     return StateBuffer(device, *store, name_ + " " + kind, begin, numel, placement.dtype, category, padding);
   }
   const std::size_t bytes = static_cast<std::size_t>(numel) * size_of(placement.dtype);
   device::Storage storage = shared ? key_.groups.shard->allocate(device, bytes, category, placement.tier)
                                    : device.allocate(bytes, category, placement.tier);
-  return StateBuffer(device, Tensor::view_of(std::move(storage), 0, {numel}, placement.dtype), begin, placement.tier,
-                     category, padding);
+  return StateBuffer(device, Tensor::view_of(std::move(storage), 0, {numel}, placement.dtype), begin,
+                     placement.tier, category, padding);
 }
 
 namespace {
@@ -93,8 +95,8 @@ void draw(const autograd::Parameter& parameter, const Tensor& values, std::int64
 }  // namespace
 
 void Segment::draw_initial_values(std::uint64_t seed) {
-  // Values are drawn in fp32 and rounded as masters are, chunk by chunk, so that no rank needs more memory than what it
-  // will keep.
+  // Values are drawn in fp32 and rounded as masters are, chunk by chunk, so that no rank needs more memory
+  // than what it will keep.
   const std::int64_t begin = parameters_.begin(), end = parameters_.end();
   const std::int64_t most = std::min(chunk_elements, end - begin);
   const Tensor chunk = Tensor::empty(kernels_.device(), {most}, DType::f32, Category::workspace);
@@ -109,8 +111,8 @@ void Segment::draw_initial_values(std::uint64_t seed) {
     kernels_.fill(values, 0);
     for (const Piece& piece : layout_.pieces(at, at + values.numel()))
       draw(*layout_.parameters()[piece.slot],
-           values.range(piece.flat_begin - at, piece.flat_begin - at + piece.count), piece.parameter_begin, seed,
-           kernels_);
+           values.range(piece.flat_begin - at, piece.flat_begin - at + piece.count), piece.parameter_begin,
+           seed, kernels_);
     write_values(at, values);
   }
 }
@@ -121,7 +123,8 @@ void Segment::write_values(std::int64_t begin, const Tensor& from) {
   const Tensor values = tensor::to_host(device, from);
   Tensor rounded = values;
   if (parameters_.dtype() != DType::f32) {
-    rounded = Tensor::empty(device, {from.numel()}, parameters_.dtype(), Category::workspace, device.processor_tier());
+    rounded = Tensor::empty(device, {from.numel()}, parameters_.dtype(), Category::workspace,
+                            device.processor_tier());
     if (device.kind() != device::Kind::meta)
       optim::round_masters(values.data<float>(), rounded.raw(), rounded.dtype(), values.numel(),
                            device.arena());
@@ -136,7 +139,8 @@ void Segment::write_values(std::int64_t begin, const Tensor& from) {
       const Tensor high = Tensor::empty(device, {last - first}, DType::bf16, Category::workspace, tier);
       const Tensor low = Tensor::empty(device, {last - first}, DType::u16, Category::workspace, tier);
       if (device.kind() != device::Kind::meta)
-        optim::split_master(kept.data<float>(), high.raw(), low.data<std::uint16_t>(), kept.numel(), device.arena());
+        optim::split_master(kept.data<float>(), high.raw(), low.data<std::uint16_t>(), kept.numel(),
+                            device.arena());
       kept = low;
     }
     masters_.write(first, kept).wait();
@@ -156,16 +160,17 @@ void Segment::read_masters(std::int64_t begin, const Tensor& to) const {
   optim::join_master(high.raw(), low.data<std::uint16_t>(), to.data<float>(), to.numel(), device.arena());
 }
 
-device::Mark Segment::gradients_arrived(std::int64_t end) const {
+device::Event Segment::gradients_arrived(std::int64_t end) const {
   for (const Arrival& arrival : arrivals_)
-    if (arrival.end >= end) return arrival.mark;
-  return arrivals_.empty() ? device::Mark() : arrivals_.back().mark;
+    if (arrival.end >= end) return arrival.event;
+  return arrivals_.empty() ? device::Event() : arrivals_.back().event;
 }
 
 void Segment::attach_values(const Tensor& full) {
   for (std::size_t i = 0; i < layout_.parameters().size(); ++i) {
     autograd::Parameter& parameter = *layout_.parameters()[i];
-    parameter.value = full.range(layout_.offset(i), layout_.offset(i) + parameter.numel()).reshape(parameter.shape);
+    parameter.value =
+        full.range(layout_.offset(i), layout_.offset(i) + parameter.numel()).reshape(parameter.shape);
   }
 }
 
@@ -176,7 +181,8 @@ void Segment::detach_values() {
 void Segment::attach_gradients(const Tensor& full) {
   for (std::size_t i = 0; i < layout_.parameters().size(); ++i) {
     autograd::Parameter& parameter = *layout_.parameters()[i];
-    parameter.grad = full.range(layout_.offset(i), layout_.offset(i) + parameter.numel()).reshape(parameter.shape);
+    parameter.grad =
+        full.range(layout_.offset(i), layout_.offset(i) + parameter.numel()).reshape(parameter.shape);
   }
 }
 

@@ -38,7 +38,8 @@ class Segment {
   const SegmentKey& key() const { return key_; }
   const ParameterGroups& groups() const { return key_.groups; }
   const SegmentLayout& layout() const { return layout_; }
-  /// The full parameters come and go: this rank keeps its shard (over one rank, all) outside of what modules see.
+  /// The full parameters come and go: this rank keeps its shard (over one rank, all) outside of what modules
+  /// see.
   bool parameters_sharded() const { return parameters_sharded_; }
   /// Each micro-batch's gradients are formed from zero and folded onto the lasting ones, which hold this
   /// rank's shard of the sum; else backward accumulates where they last, and what it summed is reduced at the
@@ -77,8 +78,8 @@ class Segment {
 
   /// The fp32 weights from flat element `begin` of the update range on, into memory of the processor.
   void read_masters(std::int64_t begin, const Tensor& to) const;
-  /// Sets the weights from flat element `begin` on, out of any memory: compute parameters where this rank holds them,
-  /// rounded as masters are, and masters in the update range.
+  /// Sets the weights from flat element `begin` on, out of any memory: compute parameters where this rank
+  /// holds them, rounded as masters are, and masters in the update range.
   void write_values(std::int64_t begin, const Tensor& from);
 
   /// Points the parameters' values into `full` (a flat tensor of the padded segment), or clears them.
@@ -91,16 +92,16 @@ class Segment {
   /// Lasting gradients up to flat element `end`, on their way to where they stay.
   struct Arrival {
     std::int64_t end;
-    device::Mark mark;
+    device::Event event;
   };
   void gradients_arrive(std::vector<Arrival> arrivals) { arrivals_ = std::move(arrivals); }
-  /// When lasting gradients up to flat element `end` are in their place, where they come on a stream of their own
-  /// (GradientTraffic).
-  device::Mark gradients_arrived(std::int64_t end) const;
+  /// When lasting gradients up to flat element `end` are in their place, where they come on a stream of their
+  /// own (GradientTraffic).
+  device::Event gradients_arrived(std::int64_t end) const;
 
  private:
-  StateBuffer make(const StateSources& sources, device::Category category, const Placement& placement, bool sharded,
-                   bool shared, const char* kind);
+  StateBuffer make(const StateSources& sources, device::Category category, const Placement& placement,
+                   bool sharded, bool shared, const char* kind);
   void draw_initial_values(std::uint64_t seed);
 
   std::string name_;

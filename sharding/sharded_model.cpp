@@ -16,7 +16,8 @@ ShardingOptions make_sharding_options(const config::Config& config, int moments)
   options.placements = make_placements(config);
   options.rules = {{moments}};
   options.seed = config.training.seed;
-  options.residency = {config.zero.prefetch_bucket_size, config.zero.max_live_parameters, config.zero.max_reuse_distance};
+  options.residency = {config.zero.prefetch_bucket_size, config.zero.max_live_parameters,
+                       config.zero.max_reuse_distance};
   options.persistence_threshold = config.zero.param_persistence_threshold;
   options.model_persistence_threshold = config.zero.model_persistence_threshold;
   options.reduce_bucket = config.zero.reduce_bucket_size;
@@ -66,20 +67,20 @@ class ShardedModel::BlockScope final : public autograd::Scope {
   }
 
  private:
-  /// A pass of the block: a range for profilers, and a stretch of work that comes again in every step.
+  /// A pass of the block: a range for profilers, and a sequence of work that comes again in every step.
   void begin(const char* pass) {
-    owner_.kernels_.device().end_stretch();
+    owner_.kernels_.device().end_sequence();
     ranges_.emplace_back(pass, units_.front()->name());
   }
   void end() {
-    owner_.kernels_.device().end_stretch();
+    owner_.kernels_.device().end_sequence();
     ranges_.pop_back();
   }
   void let_go() { leases_.resize(leases_.size() - units_.size()); }
 
   ShardedModel& owner_;
   std::vector<Unit*> units_;
-  std::vector<Unit::Lease> leases_;  // a stack: a block may be entered again inside itself
+  std::vector<Unit::Lease> leases_;        // a stack: a block may be entered again inside itself
   std::deque<device::TraceRange> ranges_;  // likewise, one for all units
 };
 
@@ -104,7 +105,8 @@ ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOpti
 ShardedModel::~ShardedModel() {
   model_->for_each([](nn::Module& module) { module.set_scope(nullptr); });
   for (const auto& scope : scopes_) scope->take_back_leases();
-  for (auto& [parameter, unit] : owners_) parameter->value = {}, parameter->grad = {}, parameter->grad_written = false;
+  for (auto& [parameter, unit] : owners_)
+    parameter->value = {}, parameter->grad = {}, parameter->grad_written = false;
   states_.clear();
   traffic_.reset();  // before the gradients that it moves
 }
@@ -114,7 +116,8 @@ void ShardedModel::build_units() {
   Budget budget{options_.model_persistence_threshold, options_.parameters_in_host, 0};
   for (const BlockParameters& block : blocks)
     for (const ParameterPtr& parameter : block.owned)
-      if (parameter->trainable) budget.offload += options_.optimizer_offload_ratio * static_cast<double>(parameter->numel());
+      if (parameter->trainable)
+        budget.offload += options_.optimizer_offload_ratio * static_cast<double>(parameter->numel());
   std::vector<Unit*> unit_of(blocks.size(), nullptr);
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     if (blocks[i].owned.empty()) continue;
@@ -144,7 +147,8 @@ void ShardedModel::make_segments(Unit& unit, const std::vector<ParameterPtr>& pa
     key.groups = sources_.groups_of ? sources_.groups_of(*parameter) : sources_.groups;
     key.rule = options_.rule_of ? options_.rule_of(*parameter) : 0;
     key.persistent = options_.placements.parameters.spread == Spread::sharded &&
-                     parameter->numel() <= options_.persistence_threshold && parameter->numel() <= budget.persistent;
+                     parameter->numel() <= options_.persistence_threshold &&
+                     parameter->numel() <= budget.persistent;
     if (key.persistent) budget.persistent -= parameter->numel(), persistent_elements_ += parameter->numel();
     auto same = std::find_if(segments.begin(), segments.end(), [&](const auto& s) { return s.first == key; });
     if (same == segments.end()) same = segments.insert(segments.end(), {key, {}});
@@ -236,7 +240,8 @@ void ShardedModel::end_training() {
   residency_.end();
 }
 
-/// What no micro-batch of the step wrote is zero, for whoever reads it first: the norm, or an update that began early.
+/// What no micro-batch of the step wrote is zero, for whoever reads it first: the norm, or an update that
+/// began early.
 void ShardedModel::fill_missing_gradients() {
   for (Segment* segment : trainable_segments()) {
     if (is_filled(*segment)) continue;
@@ -264,7 +269,9 @@ void ShardedModel::begin_evaluation() {
   abandon_pass();
   residency_.begin(Residency::Pass::evaluate);
 }
-void ShardedModel::end_evaluation() { residency_.end(); }
+void ShardedModel::end_evaluation() {
+  residency_.end();
+}
 
 bool ShardedModel::is_filled(const Segment& segment) const {
   return std::find(filled_.begin(), filled_.end(), &segment) != filled_.end();
@@ -273,8 +280,10 @@ bool ShardedModel::is_filled(const Segment& segment) const {
 void ShardedModel::open_gradients(Unit& unit) {
   UnitState& s = state(unit);
   if (s.open) return;
-  require(!s.sent, "block '", unit.name(), "' received gradients after they had been sent off: a block that is used "
-          "several times inside another block under full recompute cannot be a unit of its own; take mark_block() off it");
+  require(!s.sent, "block '", unit.name(),
+          "' received gradients after they had been sent off: a block that is used "
+          "several times inside another block under full recompute cannot be a unit of its own; take "
+          "mark_block() off it");
   s.open = true;
   for (const auto& segment : unit.segments()) {
     if (!segment->key().trainable) continue;
@@ -303,8 +312,9 @@ ShardedModel::OpenGradients ShardedModel::open_gradients(Segment& segment) {
 void ShardedModel::close_gradients(Unit& unit) {
   UnitState& s = state(unit);
   if (!s.open) return;
-  require(!complete_ || !boundary_ || !unit.leased() || unit.gathered_elements() == 0, "a lease on the parameters of '",
-          unit.name(), "' is held while their update begins: let it go before backward");
+  require(!complete_ || !boundary_ || !unit.leased() || unit.gathered_elements() == 0,
+          "a lease on the parameters of '", unit.name(),
+          "' is held while their update begins: let it go before backward");
   std::size_t next = 0;
   for (const auto& segment : unit.segments()) {
     if (!segment->key().trainable) continue;
@@ -341,7 +351,8 @@ tensor::ExactSum ShardedModel::gradient_sum_of_squares() {
   kernels_.sum_of_squares(gradients, sum);
   if (model_ranks_.size() == 1) return sum;
   std::vector<std::int64_t> words = sum.to_words();
-  Tensor travelling = Tensor::of<std::int64_t>(kernels_.device(), {static_cast<std::int64_t>(words.size())}, words);
+  Tensor travelling =
+      Tensor::of<std::int64_t>(kernels_.device(), {static_cast<std::int64_t>(words.size())}, words);
   comm::CallOptions options;
   options.label = "gradient norm";
   for (const Reducer& reducer : reducers_) options.label += reducer.agreed_on();

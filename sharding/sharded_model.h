@@ -21,19 +21,20 @@ struct ShardingOptions {
   std::vector<StateFormat> rules{StateFormat{}};  ///< of the update rules; SegmentKey::rule counts them
   /// Which of them updates a parameter; null: the first.
   std::function<int(const autograd::Parameter&)> rule_of = nullptr;
-  std::uint64_t seed = 0;          ///< of the initial values
+  std::uint64_t seed = 0;  ///< of the initial values
   ResidencyLimits residency;
   std::int64_t persistence_threshold = 0;        ///< parameters of at most this many elements stay gathered
   std::int64_t model_persistence_threshold = 0;  ///< … while their sum is at most this
   std::int64_t reduce_bucket = 500'000'000;
-  std::int64_t gather_bucket = 500'000'000;      ///< per all-gather of updated parameters
+  std::int64_t gather_bucket = 500'000'000;  ///< per all-gather of updated parameters
   bool overlap = false;
   /// Native: by the backend's own collectives where it has them, and one rank accumulates where backward
   /// writes.
   comm::Reduction reduction = comm::Reduction::ordered;
-  double optimizer_offload_ratio = 1;        ///< share of the elements whose optimizer states leave the device
-  std::int64_t parameters_in_host = 0;       ///< elements per rank that stay in the host tier although NVMe is asked for
-  int parameter_buffers = 5;                 ///< through which parameters come from NVMe
+  double optimizer_offload_ratio = 1;  ///< share of the elements whose optimizer states leave the device
+  std::int64_t parameters_in_host =
+      0;                      ///< elements per rank that stay in the host tier although NVMe is asked for
+  int parameter_buffers = 5;  ///< through which parameters come from NVMe
   std::int64_t parameter_buffer_elements = 100'000'000;  ///< most that one of them may hold
 };
 
@@ -48,10 +49,11 @@ ShardingOptions make_sharding_options(const config::Config& config, int moments)
 /// collective.
 class ShardedModel {
  public:
-  /// Collective. Names the model's parameters and draws their initial values: no rank holds more than its placements
-  /// say. Throws Error{usage} where another ShardedModel, of this rank or one on another thread, has the model or a part
-  /// of it; nothing is touched then.
-  ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options, const StateSources& sources);
+  /// Collective. Names the model's parameters and draws their initial values: no rank holds more than its
+  /// placements say. Throws Error{usage} where another ShardedModel, of this rank or one on another thread,
+  /// has the model or a part of it; nothing is touched then.
+  ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options,
+               const StateSources& sources);
   /// Takes itself off the modules.
   ~ShardedModel();
   ShardedModel(const ShardedModel&) = delete;
@@ -66,30 +68,32 @@ class ShardedModel {
   std::int64_t persistent_elements() const { return persistent_elements_; }
 
   // ---- a micro-batch ----
-  /// Before forward. `boundary`: the last micro-batch before a step, when replicated gradients are reduced too.
+  /// Before forward. `boundary`: the last micro-batch before a step, when replicated gradients are reduced
+  /// too.
   void begin_training(bool boundary);
   /// After backward; collective. Every gradient that this micro-batch had to send has arrived.
   void end_training();
-  /// `complete` is told, before end_training() returns, of each segment whose gradients will not change any more before
-  /// the step, and whose parameters this pass no longer reads: at the same points of the program on all ranks, on the
-  /// rank's thread, mostly while backward goes on. Not of segments that the last micro-batch left out. Nobody but the pass
-  /// may hold a lease then.
+  /// `complete` is told, before end_training() returns, of each segment whose gradients will not change any
+  /// more before the step, and whose parameters this pass no longer reads: at the same points of the program
+  /// on all ranks, on the rank's thread, mostly while backward goes on. Not of segments that the last
+  /// micro-batch left out. Nobody but the pass may hold a lease then.
   void listen(std::function<void(Segment&)> complete) { complete_ = std::move(complete); }
   void begin_evaluation();
   void end_evaluation();
-  /// Lets go of what a pass or step that an exception ended has left: leases of its blocks, gathered parameters that later
-  /// steps outdate, gradients and updates that were not sent yet. Nothing otherwise. Every pass begins with it.
+  /// Lets go of what a pass or step that an exception ended has left: leases of its blocks, gathered
+  /// parameters that later steps outdate, gradients and updates that were not sent yet. Nothing otherwise.
+  /// Every pass begins with it.
   void abandon_pass();
 
   // ---- the step ----
-  /// Throws Error{usage} while somebody holds a lease on gathered parameters: an update would not reach that copy, and
-  /// the coming passes would compute with it.
+  /// Throws Error{usage} while somebody holds a lease on gathered parameters: an update would not reach that
+  /// copy, and the coming passes would compute with it.
   void require_no_leases() const;
   /// Collective over all ranks that hold parts of the model: the sum of squares of all gradients, exact, and
   /// so the same for any placement.
   tensor::ExactSum gradient_sum_of_squares();
-  /// Collective: to be called for every trainable segment, in one order on all ranks, once its update range has new
-  /// parameters; gathers them where parameters are replicated, in buckets.
+  /// Collective: to be called for every trainable segment, in one order on all ranks, once its update range
+  /// has new parameters; gathers them where parameters are replicated, in buckets.
   void publish(Segment& segment);
   /// Collective: waits for everything published, and clears gradients for the next accumulation.
   void end_step();
@@ -110,9 +114,9 @@ class ShardedModel {
     std::shared_ptr<const Tensor> sum;   ///< of gradients that leave a GPU: what goes back; may be `full`
   };
   struct UnitState {
-    int pending = 0;      ///< uses in forward whose backward is still to come
-    bool open = false;    ///< parameters take gradients
-    bool sent = false;    ///< gradients of this micro-batch were submitted
+    int pending = 0;                       ///< uses in forward whose backward is still to come
+    bool open = false;                     ///< parameters take gradients
+    bool sent = false;                     ///< gradients of this micro-batch were submitted
     std::vector<OpenGradients> gradients;  ///< per trainable segment, while open
   };
 

@@ -8,17 +8,29 @@ namespace sherd::sharding {
 using device::Category;
 using device::Tier;
 
-StateBuffer::StateBuffer(device::Device& device, Tensor tensor, std::int64_t begin, Tier tier, Category category,
-                         std::uint64_t padding_bytes)
-    : device_(&device), tier_(tier), category_(category), dtype_(tensor.dtype()), begin_(begin),
-      numel_(tensor.numel()), padding_(padding_bytes), tensor_(std::move(tensor)) {
+StateBuffer::StateBuffer(device::Device& device, Tensor tensor, std::int64_t begin, Tier tier,
+                         Category category, std::uint64_t padding_bytes)
+    : device_(&device),
+      tier_(tier),
+      category_(category),
+      dtype_(tensor.dtype()),
+      begin_(begin),
+      numel_(tensor.numel()),
+      padding_(padding_bytes),
+      tensor_(std::move(tensor)) {
   device_->ledger().reclassify(tier_, category_, Category::padding, padding_);
 }
 
 StateBuffer::StateBuffer(device::Device& device, offload::Store& store, std::string name, std::int64_t begin,
                          std::int64_t numel, DType dtype, Category category, std::uint64_t padding_bytes)
-    : device_(&device), tier_(Tier::nvme), category_(category), dtype_(dtype), begin_(begin), numel_(numel),
-      padding_(padding_bytes), store_(&store),
+    : device_(&device),
+      tier_(Tier::nvme),
+      category_(category),
+      dtype_(dtype),
+      begin_(begin),
+      numel_(numel),
+      padding_(padding_bytes),
+      store_(&store),
       span_(store.reserve(std::move(name), static_cast<std::uint64_t>(numel) * size_of(dtype), category)) {
   device_->ledger().reclassify(tier_, category_, Category::padding, padding_);
 }
@@ -27,7 +39,9 @@ StateBuffer::~StateBuffer() {
   if (device_) device_->ledger().reclassify(tier_, Category::padding, category_, padding_);
 }
 
-StateBuffer::StateBuffer(StateBuffer&& other) noexcept { *this = std::move(other); }
+StateBuffer::StateBuffer(StateBuffer&& other) noexcept {
+  *this = std::move(other);
+}
 
 StateBuffer& StateBuffer::operator=(StateBuffer&& other) noexcept {
   std::swap(device_, other.device_);
@@ -53,9 +67,9 @@ Tensor StateBuffer::range(std::int64_t begin, std::int64_t end) const {
 }
 
 void StateBuffer::check(std::int64_t begin, const Tensor& other) const {
-  require(other.dtype() == dtype_ && begin >= begin_ && begin + other.numel() <= end(), "elements [", begin, ", ",
-          begin + other.numel(), ") of ", name_of(other.dtype()), " asked of a state that holds [", begin_, ", ", end(),
-          ") of ", name_of(dtype_));
+  require(other.dtype() == dtype_ && begin >= begin_ && begin + other.numel() <= end(), "elements [", begin,
+          ", ", begin + other.numel(), ") of ", name_of(other.dtype()), " asked of a state that holds [",
+          begin_, ", ", end(), ") of ", name_of(dtype_));
 }
 
 void StateBuffer::move(std::byte* to, const std::byte* from, std::size_t bytes) const {
@@ -67,7 +81,8 @@ void StateBuffer::move(std::byte* to, const std::byte* from, std::size_t bytes) 
 offload::Io StateBuffer::read(std::int64_t begin, const Tensor& to) const {
   check(begin, to);
   if (stored())
-    return store_->read(span_, static_cast<std::uint64_t>(begin - begin_) * size_of(dtype_), to.raw(), to.bytes());
+    return store_->read(span_, static_cast<std::uint64_t>(begin - begin_) * size_of(dtype_), to.raw(),
+                        to.bytes());
   move(to.raw(), range(begin, begin + to.numel()).raw(), to.bytes());
   return {};
 }
@@ -75,7 +90,8 @@ offload::Io StateBuffer::read(std::int64_t begin, const Tensor& to) const {
 offload::Io StateBuffer::write(std::int64_t begin, const Tensor& from) {
   check(begin, from);
   if (stored())
-    return store_->write(span_, static_cast<std::uint64_t>(begin - begin_) * size_of(dtype_), from.raw(), from.bytes());
+    return store_->write(span_, static_cast<std::uint64_t>(begin - begin_) * size_of(dtype_), from.raw(),
+                         from.bytes());
   move(range(begin, begin + from.numel()).raw(), from.raw(), from.bytes());
   return {};
 }
@@ -83,7 +99,8 @@ offload::Io StateBuffer::write(std::int64_t begin, const Tensor& from) {
 std::shared_ptr<const Tensor> ExchangePool::take(std::int64_t numel, DType dtype) {
   const std::size_t bytes = static_cast<std::size_t>(numel) * size_of(dtype);
   auto& free = shelf_->free;
-  const auto it = std::find_if(free.begin(), free.end(), [&](const auto& entry) { return entry.first == bytes; });
+  const auto it =
+      std::find_if(free.begin(), free.end(), [&](const auto& entry) { return entry.first == bytes; });
   device::Storage storage;
   if (it != free.end()) {
     storage = std::move(it->second);

@@ -28,18 +28,19 @@ struct StateSources {
   std::function<ParameterGroups(const autograd::Parameter&)> groups_of = nullptr;
 };
 
-/// One kind of model state of a segment, in whatever tier it lives: elements [begin, end) of the segment's flat layout.
-/// All positions are flat indices of the segment. The alignment padding among them is listed apart on the ledger.
+/// One kind of model state of a segment, in whatever tier it lives: elements [begin, end) of the segment's
+/// flat layout. All positions are flat indices of the segment. The alignment padding among them is listed
+/// apart on the ledger.
 class StateBuffer {
  public:
   StateBuffer() = default;
-  /// Takes over memory of the device or host tier, of which the ledger holds all bytes under `category`, and books
-  /// `padding_bytes` of it as padding.
-  StateBuffer(device::Device& device, Tensor tensor, std::int64_t begin, device::Tier tier, device::Category category,
-              std::uint64_t padding_bytes);
+  /// Takes over memory of the device or host tier, of which the ledger holds all bytes under `category`, and
+  /// books `padding_bytes` of it as padding.
+  StateBuffer(device::Device& device, Tensor tensor, std::int64_t begin, device::Tier tier,
+              device::Category category, std::uint64_t padding_bytes);
   /// Reserves a span of zeros for `numel` elements on NVMe.
-  StateBuffer(device::Device& device, offload::Store& store, std::string name, std::int64_t begin, std::int64_t numel,
-              DType dtype, device::Category category, std::uint64_t padding_bytes);
+  StateBuffer(device::Device& device, offload::Store& store, std::string name, std::int64_t begin,
+              std::int64_t numel, DType dtype, device::Category category, std::uint64_t padding_bytes);
   ~StateBuffer();
   StateBuffer(StateBuffer&& other) noexcept;
   StateBuffer& operator=(StateBuffer&& other) noexcept;
@@ -53,13 +54,14 @@ class StateBuffer {
   std::int64_t begin() const { return begin_; }
   std::int64_t end() const { return begin_ + numel_; }
 
-  /// The whole state, or elements [begin, end) of it, in memory. Throws Error{usage} when it is stored on NVMe.
+  /// The whole state, or elements [begin, end) of it, in memory. Throws Error{usage} when it is stored on
+  /// NVMe.
   const Tensor& tensor() const;
   Tensor range(std::int64_t begin, std::int64_t end) const;
 
-  /// Starts to copy elements from `begin` on into `to`, which has this state's dtype, or from `from`; in memory it is
-  /// done on return. The tensors must live until the Io is done, and lie where the processor reads and writes
-  /// (Device::processor_tier).
+  /// Starts to copy elements from `begin` on into `to`, which has this state's dtype, or from `from`; in
+  /// memory it is done on return. The tensors must live until the Io is done, and lie where the processor
+  /// reads and writes (Device::processor_tier).
   offload::Io read(std::int64_t begin, const Tensor& to) const;
   offload::Io write(std::int64_t begin, const Tensor& from);
 
@@ -78,8 +80,9 @@ class StateBuffer {
   offload::Span span_;
 };
 
-/// Exchange buffers for gathered parameters and gradients on their way, kept for reuse by size. Peers can reach them.
-/// All ranks take and give back in the same order, since allocating is a collective. Used from the rank's thread.
+/// Exchange buffers for gathered parameters and gradients on their way, kept for reuse by size. Peers can
+/// reach them. All ranks take and give back in the same order, since allocating is a collective. Used from
+/// the rank's thread.
 class ExchangePool {
  public:
   ExchangePool(comm::Communicator& group, device::Device& device) : group_(group), device_(device) {}

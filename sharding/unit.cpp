@@ -147,7 +147,8 @@ const ResidencyStep* Residency::advance(const UseEvent& event) {
   if (!following_) return nullptr;
   Trace& known = trace();
   if (position_ < known.events.size() && known.events[position_] == event) return &known.plan[position_++];
-  following_ = false;  // the model took another path: what was prefetched is dropped at its release or at the end
+  following_ =
+      false;  // the model took another path: what was prefetched is dropped at its release or at the end
   known.complete = false;
   ++stats_.trace_breaks;
   return nullptr;
@@ -180,8 +181,10 @@ void Residency::acquired(Unit& unit) {
       ++stats_.evicted;
     }
   }
-  if (unit.state_ == Unit::State::absent) gather(unit, false);
-  else if (unit.state_ == Unit::State::resident && unit.gathered_elements() > 0) ++stats_.reused;
+  if (unit.state_ == Unit::State::absent)
+    gather(unit, false);
+  else if (unit.state_ == Unit::State::resident && unit.gathered_elements() > 0)
+    ++stats_.reused;
   if (unit.state_ == Unit::State::under_way) unit.finish_gather();
   if (!step) return;
   for (const int next : step->prefetch) {

@@ -17,12 +17,12 @@ struct GroupMemory;
 
 /// One block's parameters: the grain of gathering, of sending gradients off, and of recompute.
 ///
-/// Whoever reads the full parameters holds a lease; the last lease to go lets them be released. Used from the rank's
-/// thread.
+/// Whoever reads the full parameters holds a lease; the last lease to go lets them be released. Used from the
+/// rank's thread.
 class Unit {
  public:
-  /// Keeps the unit's full parameters readable (Parameter::value) while it lives. Movable, not copyable. Taking the
-  /// first lease on a sharded unit is a collective.
+  /// Keeps the unit's full parameters readable (Parameter::value) while it lives. Movable, not copyable.
+  /// Taking the first lease on a sharded unit is a collective.
   class Lease {
    public:
     Lease() = default;
@@ -32,13 +32,16 @@ class Unit {
       std::swap(unit_, other.unit_);
       return *this;
     }
-    ~Lease() { if (unit_) unit_->let_go(); }
+    ~Lease() {
+      if (unit_) unit_->let_go();
+    }
 
    private:
     Unit* unit_ = nullptr;
   };
 
-  Unit(int index, std::string name, Residency& residency) : index_(index), name_(std::move(name)), residency_(residency) {}
+  Unit(int index, std::string name, Residency& residency)
+      : index_(index), name_(std::move(name)), residency_(residency) {}
 
   int index() const { return index_; }
   const std::string& name() const { return name_; }
@@ -92,17 +95,17 @@ struct GroupMemory {
 
 /// Counts of what residency did; for tests, reports and metrics. Reset by the reader.
 struct ResidencyStats {
-  std::int64_t gathers = 0;            ///< unit gathers, prefetched ones included
-  std::int64_t prefetched = 0;         ///< gathers started before they were needed
-  std::int64_t reused = 0;             ///< acquisitions served by a unit kept from before
-  std::int64_t evicted = 0;            ///< kept units dropped for the live cap
+  std::int64_t gathers = 0;              ///< unit gathers, prefetched ones included
+  std::int64_t prefetched = 0;           ///< gathers started before they were needed
+  std::int64_t reused = 0;               ///< acquisitions served by a unit kept from before
+  std::int64_t evicted = 0;              ///< kept units dropped for the live cap
   std::int64_t live = 0, peak_live = 0;  ///< gathered elements now and at most
-  std::int64_t trace_breaks = 0;       ///< passes that left the recorded order
+  std::int64_t trace_breaks = 0;         ///< passes that left the recorded order
 };
 
-/// Decides when units are gathered and dropped: records the order of use in the first pass of each kind, then follows
-/// the plan made from it (residency.h). A pass that leaves the recorded order goes on without a plan, and the next
-/// one records anew. Used from the rank's thread; all ranks run the same passes.
+/// Decides when units are gathered and dropped: records the order of use in the first pass of each kind, then
+/// follows the plan made from it (residency.h). A pass that leaves the recorded order goes on without a plan,
+/// and the next one records anew. Used from the rank's thread; all ranks run the same passes.
 class Residency {
  public:
   enum class Pass : std::uint8_t { none, train, evaluate };
@@ -119,7 +122,8 @@ class Residency {
 
   /// Starts a pass over the model (one micro-batch, forward and, when training, backward).
   void begin(Pass pass);
-  /// Ends a pass that an exception left open: nothing is gathered or read ahead any more but what somebody leases.
+  /// Ends a pass that an exception left open: nothing is gathered or read ahead any more but what somebody
+  /// leases.
   void abandon();
   /// Ends it: makes the plan after a recording pass, and drops whatever is still gathered and not leased.
   void end();

@@ -4,7 +4,7 @@
 
 #include "optim/isa/update_plan.h"
 
-// The kernels of optim/cuda/update.h by device; optim/cuda/absent stands in where a build has none.
+// The kernels of optim/cuda/update.h by device; optim/cuda/stub stands in where a build has none.
 
 namespace sherd::device {
 class Device;

@@ -48,15 +48,16 @@ Var attention(const Var& qkv, tensor::Attention geometry) {
   if (!tape.recording()) return tape.record(std::move(out), {qkv}, nullptr);
   // Backward reads the result, which may be dropped and made again like anybody else's input.
   auto own = std::make_shared<Saved>();
-  auto backward = [own, kept = Saved(qkv), lse = std::move(lse), dx = qkv.grad_ref(), geometry](Tape& t,
-                                                                                              const Tensor& dy) {
+  auto backward = [own, kept = Saved(qkv), lse = std::move(lse), dx = qkv.grad_ref(), geometry](
+                      Tape& t, const Tensor& dy) {
     const Tensor input = kept.get(t);
     Tensor grad = t.empty(input.shape(), input.dtype());
     t.kernels().attention_backward(input, geometry, own->get(t), lse, dy, grad);
     t.accumulate(dx, std::move(grad));
   };
-  Var result = tape.record(std::move(out), {qkv}, std::move(backward),
-                           [kept = Saved(qkv), geometry](Tape& t) { return run(t, kept.get(t), geometry).out; });
+  Var result =
+      tape.record(std::move(out), {qkv}, std::move(backward),
+                  [kept = Saved(qkv), geometry](Tape& t) { return run(t, kept.get(t), geometry).out; });
   *own = Saved(result);
   return result;
 }

@@ -6,7 +6,9 @@
 namespace sherd::autograd {
 namespace {
 
-void check(float p) { require(p >= 0.0f && p < 1.0f, "the dropout probability must be in [0, 1), not ", p); }
+void check(float p) {
+  require(p >= 0.0f && p < 1.0f, "the dropout probability must be in [0, 1), not ", p);
+}
 
 void pass_through_mask(Tape& tape, const GradRef& dx, const Tensor& dy, float p, RandomKey key) {
   Tensor grad = reuse_or_empty(tape, dy);
@@ -31,8 +33,8 @@ Var dropout_add(const Var& x, const Var& residual, float p, RandomKey key) {
   check(p);
   Tape& tape = x.tape();
   if (p == 0.0f || !tape.training) return add(x, residual);
-  require(x.shape() == residual.shape(), "dropout_add: shapes ", x.shape().str(), " and ", residual.shape().str(),
-          " differ");
+  require(x.shape() == residual.shape(), "dropout_add: shapes ", x.shape().str(), " and ",
+          residual.shape().str(), " differ");
   Tensor out = tape.empty(x.shape(), x.dtype());
   tape.kernels().dropout(x.value(), residual.value(), p, key, out);
   auto backward = [dx = x.grad_ref(), dresidual = residual.grad_ref(), p, key](Tape& t, const Tensor& dy) {

@@ -4,9 +4,9 @@
 
 namespace sherd::autograd {
 
-/// Zeroes each element with probability p and scales the rest by 1/(1-p) (Srivastava et al. 2014). The mask is a
-/// function of `key` and the element's index and is made again in backward, so nothing is kept. Gives x itself when
-/// p is 0 or the tape is not training. Throws Error{usage} unless 0 <= p < 1.
+/// Zeroes each element with probability p and scales the rest by 1/(1-p) (Srivastava et al. 2014). The mask
+/// is a function of `key` and the element's index and is made again in backward, so nothing is kept. Gives x
+/// itself when p is 0 or the tape is not training. Throws Error{usage} unless 0 <= p < 1.
 Var dropout(const Var& x, float p, RandomKey key);
 /// residual + dropout(x), in one pass.
 Var dropout_add(const Var& x, const Var& residual, float p, RandomKey key);

@@ -51,7 +51,9 @@ Var reshape(const Var& x, const Shape& shape) {
   Tensor out = x.value().reshape(shape);
   return x.tape().record(
       std::move(out), {x},
-      [dx = x.grad_ref(), before = x.shape()](Tape& t, const Tensor& dy) { t.accumulate(dx, dy.reshape(before)); },
+      [dx = x.grad_ref(), before = x.shape()](Tape& t, const Tensor& dy) {
+        t.accumulate(dx, dy.reshape(before));
+      },
       [kept = Saved(x), shape](Tape& t) { return kept.get(t).reshape(shape); });
 }
 
@@ -94,7 +96,9 @@ Var activation(const Var& x, tensor::Activation kind) {
   return tape.record(std::move(out), {x}, std::move(backward), std::move(remake));
 }
 
-Var gelu(const Var& x) { return activation(x, tensor::Activation::gelu_tanh); }
+Var gelu(const Var& x) {
+  return activation(x, tensor::Activation::gelu_tanh);
+}
 
 Var tanh(const Var& x) {
   Tape& tape = x.tape();

@@ -23,8 +23,8 @@ Var activation(const Var& x, tensor::Activation kind);
 Var gelu(const Var& x);
 Var tanh(const Var& x);
 Var relu(const Var& x);
-/// silu(gate)·up for x = [gate | up] along the last extent (Shazeer 2020, "GLU variants improve transformer").
-/// x: [..., 2f]; the result: [..., f]. Selective recompute makes it again from x.
+/// silu(gate)·up for x = [gate | up] along the last extent (Shazeer 2020, "GLU variants improve
+/// transformer"). x: [..., 2f]; the result: [..., f]. Selective recompute makes it again from x.
 Var swiglu(const Var& x);
 
 }  // namespace sherd::autograd

@@ -7,7 +7,8 @@ namespace sherd::autograd {
 Var embedding(const Tensor& ids, const Var& table) {
   Tape& tape = table.tape();
   const Shape table_shape = table.shape();
-  require(table_shape.rank() == 2, "embedding: the table must be [vocabulary, width], not ", table_shape.str());
+  require(table_shape.rank() == 2, "embedding: the table must be [vocabulary, width], not ",
+          table_shape.str());
   require(ids.dtype() == DType::i32, "embedding: ids must be int32, not ", name_of(ids.dtype()));
   require(ids.shape().rank() < Shape::max_rank, "embedding: ids have too many extents: ", ids.shape().str());
   std::vector<std::int64_t> dims(ids.shape().dims().begin(), ids.shape().dims().end());
@@ -28,7 +29,8 @@ Var add_positions(const Var& x, const Var& table) {
   Tape& tape = x.tape();
   require(x.shape().rank() == 3 && table.shape().rank() == 2 && x.shape()[2] == table.shape()[1] &&
               x.shape()[1] <= table.shape()[0],
-          "add_positions: ", x.shape().str(), " does not fit a table of positions of shape ", table.shape().str());
+          "add_positions: ", x.shape().str(), " does not fit a table of positions of shape ",
+          table.shape().str());
   Tensor out = tape.empty(x.shape(), x.dtype());
   tape.kernels().add_positions(x.value(), table.value(), out);
   auto backward = [dx = x.grad_ref(), dtable = table.grad_ref(), shape = table.shape()](Tape& t, Tensor dy) {

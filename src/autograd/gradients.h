@@ -5,13 +5,14 @@
 // What the gradients of operations share; not for use outside this room.
 namespace sherd::autograd {
 
-/// Tape::write_grad for kernels. They write gradients in the dtype of their inputs, `dtype`, or in fp32 for narrower ones;
-/// where the destination has yet another, `write` fills a temporary that is then converted and added. The
-/// destination comes with the wanted shape.
+/// Tape::write_grad for kernels. They write gradients in the dtype of their inputs, `dtype`, or in fp32 for
+/// narrower ones; where the destination has yet another, `write` fills a temporary that is then converted and
+/// added. The destination comes with the wanted shape.
 void write_kernel_grad(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype,
                        const std::function<void(const Tensor&, bool)>& write);
 
-/// `dy` itself when nobody else holds its memory, so that an elementwise gradient may overwrite it; else new memory.
+/// `dy` itself when nobody else holds its memory, so that an elementwise gradient may overwrite it; else new
+/// memory.
 Tensor reuse_or_empty(Tape& tape, const Tensor& dy);
 
 }  // namespace sherd::autograd

@@ -44,14 +44,18 @@ struct LinearBackward {
 Var linear(const Var& x, const Var& w, const Var& b, Activation activation) {
   Tape& tape = x.tape();
   const Shape w_shape = w.shape();
-  require(w_shape.rank() == 2 && x.shape().rank() >= 1 && x.shape().back() == w_shape[1], "linear: the weight ",
-          w_shape.str(), " does not take inputs of shape ", x.shape().str());
+  require(w_shape.rank() == 2 && x.shape().rank() >= 1 && x.shape().back() == w_shape[1],
+          "linear: the weight ", w_shape.str(), " does not take inputs of shape ", x.shape().str());
   const bool recorded = tape.recording() && (x.requires_grad() || w.requires_grad() || b.requires_grad());
   Tensor out = tape.empty(x.shape().with_back(w_shape[0]), x.dtype());
   Tensor pre;
   if (recorded && activation != Activation::none) pre = tape.empty(out.shape(), out.dtype());
-  tape.kernels().matmul({.a = x.value(), .b = w.value(), .c = out, .trans_b = true,
-                         .bias = b.defined() ? b.value() : Tensor(), .activation = activation,
+  tape.kernels().matmul({.a = x.value(),
+                         .b = w.value(),
+                         .c = out,
+                         .trans_b = true,
+                         .bias = b.defined() ? b.value() : Tensor(),
+                         .activation = activation,
                          .pre_activation = pre});
   if (!recorded) return tape.record(std::move(out), {x, w, b}, nullptr);
   RemakeFn remake;
@@ -61,15 +65,22 @@ Var linear(const Var& x, const Var& w, const Var& b, Activation activation) {
       t.kernels().activation(activation, pre, again);
       return again;
     };
-  LinearBackward backward{.x = w.requires_grad() ? Saved(x) : Saved(), .w = x.requires_grad() ? Saved(w) : Saved(),
-                          .pre = std::move(pre), .activation = activation, .dx = x.grad_ref(), .dw = w.grad_ref(),
-                          .db = b.grad_ref(), .x_shape = x.shape(), .w_shape = w_shape};
+  LinearBackward backward{.x = w.requires_grad() ? Saved(x) : Saved(),
+                          .w = x.requires_grad() ? Saved(w) : Saved(),
+                          .pre = std::move(pre),
+                          .activation = activation,
+                          .dx = x.grad_ref(),
+                          .dw = w.grad_ref(),
+                          .db = b.grad_ref(),
+                          .x_shape = x.shape(),
+                          .w_shape = w_shape};
   return tape.record(std::move(out), {x, w, b}, std::move(backward), std::move(remake));
 }
 
 Var matmul(const Var& a, const Var& b, bool trans_a, bool trans_b) {
   Tape& tape = a.tape();
-  require(a.shape().rank() == 2 && b.shape().rank() == 2 && a.shape()[trans_a ? 0 : 1] == b.shape()[trans_b ? 1 : 0],
+  require(a.shape().rank() == 2 && b.shape().rank() == 2 &&
+              a.shape()[trans_a ? 0 : 1] == b.shape()[trans_b ? 1 : 0],
           "matmul: ", a.shape().str(), trans_a ? "ᵀ" : "", " times ", b.shape().str(), trans_b ? "ᵀ" : "");
   Tensor out = tape.empty({a.shape()[trans_a ? 1 : 0], b.shape()[trans_b ? 0 : 1]}, a.dtype());
   tape.kernels().matmul({.a = a.value(), .b = b.value(), .c = out, .trans_a = trans_a, .trans_b = trans_b});

@@ -6,7 +6,9 @@
 namespace sherd::autograd {
 namespace {
 
-DType compute_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+DType compute_dtype(DType dtype) {
+  return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
 
 }  // namespace
 
@@ -15,7 +17,8 @@ Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid, std::in
   const Shape shape = logits.shape();
   require(shape.rank() >= 1 && targets.numel() == shape.rows(), "cross_entropy: ", targets.numel(),
           " targets for logits of shape ", shape.str());
-  require(targets.dtype() == DType::i32, "cross_entropy: targets must be int32, not ", name_of(targets.dtype()));
+  require(targets.dtype() == DType::i32, "cross_entropy: targets must be int32, not ",
+          name_of(targets.dtype()));
   Tensor scores = logits.value().reshape({shape.rows(), shape.back()});
   const Tensor flat = targets.reshape({targets.numel()});
   const DType compute = compute_dtype(scores.dtype());
@@ -38,7 +41,8 @@ Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid, std::in
 
 Var mean_squared_error(const Var& x, const Tensor& y) {
   Tape& tape = x.tape();
-  require(x.shape() == y.shape(), "mean_squared_error: shapes ", x.shape().str(), " and ", y.shape().str(), " differ");
+  require(x.shape() == y.shape(), "mean_squared_error: shapes ", x.shape().str(), " and ", y.shape().str(),
+          " differ");
   if (const DType wide = compute_dtype(x.dtype()); x.dtype() != y.dtype()) {
     Tensor target = y;
     if (y.dtype() != wide) tape.kernels().copy(y, target = tape.empty(y.shape(), wide));
@@ -46,12 +50,13 @@ Var mean_squared_error(const Var& x, const Tensor& y) {
   }
   Tensor loss = tape.empty({1}, compute_dtype(x.dtype()));
   tape.kernels().mean_squared_error(x.value(), y, loss);
-  return tape.record(std::move(loss), {x}, [kept = Saved(x), y, dx = x.grad_ref()](Tape& t, const Tensor& dy) {
-    const Tensor input = kept.get(t);
-    Tensor grad = t.empty(input.shape(), input.dtype());
-    t.kernels().mean_squared_error_backward(input, y, dy, grad);
-    t.accumulate(dx, std::move(grad));
-  });
+  return tape.record(std::move(loss), {x},
+                     [kept = Saved(x), y, dx = x.grad_ref()](Tape& t, const Tensor& dy) {
+                       const Tensor input = kept.get(t);
+                       Tensor grad = t.empty(input.shape(), input.dtype());
+                       t.kernels().mean_squared_error_backward(input, y, dy, grad);
+                       t.accumulate(dx, std::move(grad));
+                     });
 }
 
 }  // namespace sherd::autograd

@@ -5,7 +5,9 @@
 namespace sherd::autograd {
 namespace {
 
-DType compute_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+DType compute_dtype(DType dtype) {
+  return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
 
 Tensor row_statistic(Tape& tape, const Tensor& x) {
   return tape.empty({x.shape().rows()}, compute_dtype(x.dtype()));

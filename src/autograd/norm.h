@@ -4,8 +4,8 @@
 
 namespace sherd::autograd {
 
-/// (x - mean)/√(variance + eps)·weight + bias over the last extent (Ba et al. 2016). x: [..., h]; weight, bias: [h].
-/// Row statistics are kept for backward; selective recompute makes the result again from x.
+/// (x - mean)/√(variance + eps)·weight + bias over the last extent (Ba et al. 2016). x: [..., h]; weight,
+/// bias: [h]. Row statistics are kept for backward; selective recompute makes the result again from x.
 Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps = 1e-5);
 /// x/√(mean(x²) + eps)·weight over the last extent (Zhang and Sennrich 2019). Kept and made again likewise.
 Var rms_norm(const Var& x, const Var& weight, double eps = 1e-5);

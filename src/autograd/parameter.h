@@ -26,8 +26,8 @@ struct Init {
 /// One trainable or frozen tensor of a model, declared by a module and stored by whoever shards it.
 ///
 /// Modules share one Parameter to tie weights. `value` is defined only while somebody holds a lease on the
-/// parameter's unit (sharding/unit.h); `grad` only while the unit collects gradients. Touched by the owning rank's
-/// thread alone, but for `stored`.
+/// parameter's unit (sharding/unit.h); `grad` only while the unit collects gradients. Touched by the owning
+/// rank's thread alone, but for `stored`.
 struct Parameter {
   std::string name;     ///< full dotted path, given by Module::assign_names
   tensor::Shape shape;  ///< of what this rank's layers compute with
@@ -40,7 +40,7 @@ struct Parameter {
 
   tensor::Tensor value;
   tensor::Tensor grad;
-  bool grad_written = false;  ///< grad holds a sum already; further contributions accumulate
+  bool grad_written = false;         ///< grad holds a sum already; further contributions accumulate
   std::atomic<bool> stored = false;  ///< somebody shards it; from any thread (sharding/sharded_model.h)
 
   std::int64_t numel() const { return shape.numel(); }

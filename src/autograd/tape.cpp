@@ -34,14 +34,18 @@ const Tensor& Var::grad() const {
 
 Saved::Saved(const Var& var) {
   if (!var.defined()) return;
-  if (var.state_->parameter) parameter_ = var.state_->parameter;
-  else if (var.state_->remake) remake_ = var.state_->remake;
-  else tensor_ = var.state_->value;
+  if (var.state_->parameter)
+    parameter_ = var.state_->parameter;
+  else if (var.state_->remake)
+    remake_ = var.state_->remake;
+  else
+    tensor_ = var.state_->value;
 }
 
 Tensor Saved::get(Tape& tape) const {
   if (parameter_) {
-    require(parameter_->value.defined(), "parameter '", parameter_->name, "' is not gathered during backward");
+    require(parameter_->value.defined(), "parameter '", parameter_->name,
+            "' is not gathered during backward");
     return parameter_->value;
   }
   if (!remake_) return tensor_;
@@ -74,7 +78,8 @@ Var Tape::variable(Tensor value) {
 }
 
 Var Tape::leaf(Tensor value, GradRef slot) {
-  // Sharing the slot sends gradients straight to where the first run's would have gone, in the same order of sums.
+  // Sharing the slot sends gradients straight to where the first run's would have gone, in the same order of
+  // sums.
   Var var = constant(std::move(value));
   if (slot) var.state_->parameter = slot->parameter;
   var.state_->slot = std::move(slot);
@@ -95,7 +100,8 @@ Var Tape::parameter(const ParameterPtr& parameter) {
 
 Var Tape::record(Tensor value, std::initializer_list<Var> inputs, BackwardFn backward, RemakeFn remake,
                  std::source_location where) {
-  const bool wanted = std::any_of(inputs.begin(), inputs.end(), [](const Var& v) { return v.requires_grad(); });
+  const bool wanted =
+      std::any_of(inputs.begin(), inputs.end(), [](const Var& v) { return v.requires_grad(); });
   Var out = wanted ? variable(std::move(value)) : constant(std::move(value));
   if (!wanted) return out;
   out.state_->pass = recording_ ? pass_ : Var::State::unrecorded;
@@ -191,7 +197,8 @@ void Tape::leave(const std::shared_ptr<Scope>& scope) {
 }
 
 Tensor Tape::moved(const Tensor& value, device::Tier tier) const {
-  const Tensor there = Tensor::empty(device(), value.shape(), value.dtype(), device::Category::activations, tier);
+  const Tensor there =
+      Tensor::empty(device(), value.shape(), value.dtype(), device::Category::activations, tier);
   kernels_.copy(value, there);
   return there;
 }
@@ -278,8 +285,10 @@ void Tape::run_back_to(std::size_t mark) {
     Node node = std::move(nodes_.back());
     nodes_.pop_back();
     if (node.scope) {
-      if (node.entering) node.scope->post_backward();
-      else node.scope->pre_backward();
+      if (node.entering)
+        node.scope->post_backward();
+      else
+        node.scope->pre_backward();
       continue;
     }
     if (!node.output->grad.defined()) continue;  // nothing downstream depended on it

@@ -21,12 +21,12 @@ using tensor::Tensor;
 class Tape;
 class Var;
 
-/// What is kept between forward and backward: everything; all but what cheap operations and the attention core can
-/// make again (norms, activations, attention output); or only the inputs of blocks.
+/// What is kept between forward and backward: everything; all but what cheap operations and the attention
+/// core can make again (norms, activations, attention output); or only the inputs of blocks.
 enum class Recompute : std::uint8_t { none, selective, full };
 
-/// Where the gradient of one value gathers during backward. Held by the closures of its consumers, so that they
-/// need not keep the value itself alive.
+/// Where the gradient of one value gathers during backward. Held by the closures of its consumers, so that
+/// they need not keep the value itself alive.
 struct GradSlot {
   Tensor grad;
   ParameterPtr parameter;  ///< set for parameters: their gradient goes to parameter->grad instead
@@ -50,8 +50,8 @@ class Var {
   bool requires_grad() const { return state_ && state_->slot != nullptr; }
   /// Where this value's gradient goes; null when none is wanted.
   GradRef grad_ref() const { return state_ ? state_->slot : nullptr; }
-  /// Makes whoever saves this value from here on keep it, even where selective recompute could make it again. Blocks do
-  /// this to their outputs: a recipe may read parameters that only their own backward has at hand.
+  /// Makes whoever saves this value from here on keep it, even where selective recompute could make it again.
+  /// Blocks do this to their outputs: a recipe may read parameters that only their own backward has at hand.
   void pin() const {
     if (state_) state_->remake = nullptr;
   }
@@ -61,7 +61,7 @@ class Var {
  private:
   struct State {
     Tape* tape = nullptr;
-    Tensor value;             ///< undefined for parameters (read through slot->parameter or frozen)
+    Tensor value;  ///< undefined for parameters (read through slot->parameter or frozen)
     ParameterPtr parameter;
     GradRef slot;
     std::shared_ptr<Remake> remake;
@@ -74,8 +74,8 @@ class Var {
   friend class Saved;
 };
 
-/// A value that backward will read. Keeps it alive, except that a parameter is read from its lease at that time, and
-/// that a value with a recipe (see Tape::record) is made again under selective recompute.
+/// A value that backward will read. Keeps it alive, except that a parameter is read from its lease at that
+/// time, and that a value with a recipe (see Tape::record) is made again under selective recompute.
 class Saved {
  public:
   Saved() = default;
@@ -91,9 +91,10 @@ class Saved {
   std::shared_ptr<Remake> remake_;
 };
 
-/// Told when a block of the model is about to run and has run, in both directions. The sharding room implements it
-/// to take and drop leases and to send gradients off; the tape calls it from the rank's thread. A block that is used
-/// several times in one forward is entered and left as often, and its backward calls mirror that.
+/// Told when a block of the model is about to run and has run, in both directions. The sharding room
+/// implements it to take and drop leases and to send gradients off; the tape calls it from the rank's thread.
+/// A block that is used several times in one forward is entered and left as often, and its backward calls
+/// mirror that.
 class Scope {
  public:
   virtual ~Scope() = default;
@@ -104,7 +105,8 @@ class Scope {
   virtual void post_backward() = 0;
 };
 
-/// Gradient of one recorded operation: receives the gradient of its output and passes gradients on to its inputs.
+/// Gradient of one recorded operation: receives the gradient of its output and passes gradients on to its
+/// inputs.
 using BackwardFn = std::function<void(Tape&, Tensor dy)>;
 /// Makes an operation's output again from what it saved.
 using RemakeFn = std::function<Tensor(Tape&)>;
@@ -121,17 +123,17 @@ class Tape {
   device::Device& device() const { return kernels_.device(); }
 
   // ---- settings for the coming micro-batch ----
-  bool training = true;                    ///< dropout is active
+  bool training = true;  ///< dropout is active
   Recompute recompute = Recompute::none;
-  bool checkpoints_in_host = false;        ///< checkpoint() keeps its inputs in the host tier (cpu_checkpointing)
-  RandomKey random;                        ///< stream keyed by seed, step, micro-batch and rank role
-  std::optional<DType> input_dtype;        ///< the dtype of floating inputs; not set: each keeps its own
+  bool checkpoints_in_host = false;  ///< checkpoint() keeps its inputs in the host tier (cpu_checkpointing)
+  RandomKey random;                  ///< stream keyed by seed, step, micro-batch and rank role
+  std::optional<DType> input_dtype;  ///< the dtype of floating inputs; not set: each keeps its own
 
   // ---- leaves ----
   /// A value that takes no gradient. Floating values are converted to input_dtype, integers stay what they
   /// are.
   Var input(Tensor value);
-  Var variable(Tensor value);              ///< collects a gradient
+  Var variable(Tensor value);  ///< collects a gradient
   Var parameter(const ParameterPtr& parameter);
 
   // ---- for operations ----
@@ -158,12 +160,14 @@ class Tape {
   void enter(const std::shared_ptr<Scope>& scope);
   void leave(const std::shared_ptr<Scope>& scope);
   /// Runs `body` keeping only its inputs; backward runs it again (Chen et al. 2016, "Training deep nets with
-  /// sublinear memory cost"). Parameters used inside are read under whatever lease holds then. Without recording,
-  /// just runs it.
-  Var checkpoint(const std::vector<Var>& inputs, const std::function<Var(Tape&, const std::vector<Var>&)>& body);
+  /// sublinear memory cost"). Parameters used inside are read under whatever lease holds then. Without
+  /// recording, just runs it.
+  Var checkpoint(const std::vector<Var>& inputs,
+                 const std::function<Var(Tape&, const std::vector<Var>&)>& body);
 
-  /// Runs the tape backwards from the scalar `loss`, with d loss = `seed`, and leaves it empty. Throws Error{usage},
-  /// before anything runs, for a loss of another tape, of an earlier pass, or computed without recording.
+  /// Runs the tape backwards from the scalar `loss`, with d loss = `seed`, and leaves it empty. Throws
+  /// Error{usage}, before anything runs, for a loss of another tape, of an earlier pass, or computed without
+  /// recording.
   void backward(const Var& loss, double seed = 1.0);
   /// Drops everything recorded: what comes is another pass.
   void clear() { nodes_.clear(), ++pass_; }
@@ -187,7 +191,7 @@ class Tape {
     GradRef output;  // null for block markers
     BackwardFn backward;
     std::shared_ptr<Scope> scope;
-    bool entering = false;  // the marker pushed by enter(): post_backward
+    bool entering = false;            // the marker pushed by enter(): post_backward
     std::source_location where = {};  // who recorded the operation
   };
   class Running;

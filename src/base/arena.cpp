@@ -100,12 +100,14 @@ namespace {
 /// Whether any arena of this process has ever bound its threads.
 std::atomic<bool> binds_workers = false;
 
-/// Prepares workers, which TBB lends to one arena after the other. A worker may come bound, from an arena that went without
-/// letting it out first; so each arena says where its workers run.
+/// Prepares workers, which TBB lends to one arena after the other. A worker may come bound, from an arena
+/// that went without letting it out first; so each arena says where its workers run.
 class WorkerObserver : public tbb::task_scheduler_observer {
  public:
   WorkerObserver(tbb::task_arena& arena, const std::vector<int>& cores)
-      : tbb::task_scheduler_observer(arena), all_(available_core_ids()), cores_(cores.empty() ? all_ : cores) {
+      : tbb::task_scheduler_observer(arena),
+        all_(available_core_ids()),
+        cores_(cores.empty() ? all_ : cores) {
     if (!cores.empty()) binds_workers = true;
     arena.initialize();  // observe() would, and an observer that fails there for want of memory crashes as it
                          // goes
@@ -126,7 +128,8 @@ class WorkerObserver : public tbb::task_scheduler_observer {
 }  // namespace
 
 struct Arena::Impl {
-  Impl(int count, std::vector<int> on) : threads(count), cores(std::move(on)), arena(count), observer(arena, cores), binding(cores) {}
+  Impl(int count, std::vector<int> on)
+      : threads(count), cores(std::move(on)), arena(count), observer(arena, cores), binding(cores) {}
   int threads;
   std::vector<int> cores;
   tbb::task_arena arena;
@@ -135,8 +138,9 @@ struct Arena::Impl {
 };
 
 namespace {
-/// TBB by itself starts no more workers than there are cores, for all arenas together, and of several limits the
-/// lowest counts; so one high limit is set before the first arena and stays. Each rank then gets its own threads.
+/// TBB by itself starts no more workers than there are cores, for all arenas together, and of several limits
+/// the lowest counts; so one high limit is set before the first arena and stays. Each rank then gets its own
+/// threads.
 void allow_a_thread_per_request() {
   static const tbb::global_control control(tbb::global_control::max_allowed_parallelism, 1024);
 }
@@ -255,6 +259,8 @@ Arena::Arena(int threads, std::vector<int> cores) {
   set_flush_denormals();
 }
 Arena::~Arena() = default;
-int Arena::threads() const { return impl_->threads; }
+int Arena::threads() const {
+  return impl_->threads;
+}
 
 }  // namespace sherd

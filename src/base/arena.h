@@ -16,8 +16,8 @@ class Arena {
  public:
   /// `threads` counts the calling thread. Throws Error{usage} for fewer than 1.
   ///
-  /// With `cores`, all of them stay on these, the calling thread until the arena goes. Threads that it starts meanwhile
-  /// inherit that. Throws Error{usage} when the process may not run there.
+  /// With `cores`, all of them stay on these, the calling thread until the arena goes. Threads that it starts
+  /// meanwhile inherit that. Throws Error{usage} when the process may not run there.
   explicit Arena(int threads, std::vector<int> cores = {});
   ~Arena();
   Arena(const Arena&) = delete;
@@ -25,8 +25,9 @@ class Arena {
 
   int threads() const;
 
-  /// Calls body(begin, end) over chunks that cover [0, count), each of `grain` items but the last, and returns
-  /// when all are done. The first exception thrown by a chunk is rethrown here. Nested calls run serially.
+  /// Calls body(begin, end) over chunks that cover [0, count), each of `grain` items but the last, and
+  /// returns when all are done. The first exception thrown by a chunk is rethrown here. Nested calls run
+  /// serially.
   void parallel_for(std::int64_t count, std::int64_t grain,
                     const std::function<void(std::int64_t, std::int64_t)>& body);
 

@@ -75,8 +75,10 @@ void AtomicFile::reserve(std::uint64_t bytes) {
 }
 
 void AtomicFile::write(const void* data, std::size_t bytes) {
-  if (in_place_) write_on(data, bytes);
-  else write_at(end_, data, bytes);
+  if (in_place_)
+    write_on(data, bytes);
+  else
+    write_at(end_, data, bytes);
   end_ += bytes;
 }
 

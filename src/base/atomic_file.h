@@ -9,8 +9,8 @@ namespace sherd {
 
 /// A file that appears under its name whole or not at all: bytes go to `path` + ".partial" beside it,
 /// commit() syncs them, renames and syncs the folder. Dropped without commit(), it leaves what was at `path`
-/// as it was. A symbolic link is followed, and what is there and no regular file (a pipe, a terminal, /dev/null) is
-/// written to in place.
+/// as it was. A symbolic link is followed, and what is there and no regular file (a pipe, a terminal,
+/// /dev/null) is written to in place.
 ///
 /// write_at() may be called from several threads; everything else from one. Every failure throws Error{io}
 /// naming the file and the system's reason; a full disk says how many bytes were wanted.

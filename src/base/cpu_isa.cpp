@@ -35,16 +35,20 @@ CpuIsa cpu_isa() {
 
 std::string_view name_of(CpuIsa isa) {
   switch (isa) {
-    case CpuIsa::avx512: return "avx512";
-    case CpuIsa::avx2: return "avx2";
-    case CpuIsa::portable: break;
+    case CpuIsa::avx512:
+      return "avx512";
+    case CpuIsa::avx2:
+      return "avx2";
+    case CpuIsa::portable:
+      break;
   }
   return "portable";
 }
 
 bool cpu_has_bf16_products() {
-  constexpr const char* below[] = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_MIC", "AVX512_MIC_4OPS",
-                                   "AVX512_CORE", "AVX512_CORE_VNNI"};
+  constexpr const char* below[] = {
+      "SSE41",           "AVX", "AVX2", "AVX2_VNNI", "AVX512_MIC", "AVX512_MIC_4OPS", "AVX512_CORE",
+      "AVX512_CORE_VNNI"};
   return cpu_isa() == CpuIsa::avx512 && __builtin_cpu_supports("avx512bf16") && !capped_below(below, 8);
 }
 

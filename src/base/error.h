@@ -18,14 +18,14 @@ std::string cat(const Args&... args) {
 
 /// What went wrong, coarse enough to act on.
 enum class ErrorKind {
-  usage,      ///< a caller broke an interface's contract
-  config,     ///< a configuration value is wrong or does not fit
-  data,       ///< a file's content is not what it must be
-  io,         ///< the operating system refused a file operation
-  memory,     ///< a tier's limit would be exceeded
-  comm,       ///< a peer failed, disagreed, or missed the deadline
-  numerics,   ///< NaN or infinity where none may be
-  interrupted ///< a signal or cancellation asked to stop
+  usage,       ///< a caller broke an interface's contract
+  config,      ///< a configuration value is wrong or does not fit
+  data,        ///< a file's content is not what it must be
+  io,          ///< the operating system refused a file operation
+  memory,      ///< a tier's limit would be exceeded
+  comm,        ///< a peer failed, disagreed, or missed the deadline
+  numerics,    ///< NaN or infinity where none may be
+  interrupted  ///< a signal or cancellation asked to stop
 };
 
 /// The one exception type that Sherd throws. The message names the cause and the next step.
@@ -47,7 +47,8 @@ template <class... Args>
 /// Throws Error{usage} with the concatenated arguments unless `condition` holds.
 template <class... Args>
 void require(bool condition, const Args&... args) {
-  if (!condition) [[unlikely]] fail(ErrorKind::usage, args...);
+  if (!condition) [[unlikely]]
+    fail(ErrorKind::usage, args...);
 }
 
 /// The candidate at the smallest edit_distance() from `word`; empty when none is near.

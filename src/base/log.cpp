@@ -22,7 +22,9 @@ const char* line_start() {
 }
 }  // namespace
 
-void set_log_level(LogLevel level) { minimum_level = level; }
+void set_log_level(LogLevel level) {
+  minimum_level = level;
+}
 
 void log_line(LogLevel level, const std::string& message) {
   if (level < minimum_level.load(std::memory_order_relaxed)) return;
@@ -32,8 +34,14 @@ void log_line(LogLevel level, const std::string& message) {
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
-ThreadRank::ThreadRank(int rank) : previous_(thread_rank) { thread_rank = rank; }
-ThreadRank::~ThreadRank() { thread_rank = previous_; }
-int ThreadRank::current() { return thread_rank; }
+ThreadRank::ThreadRank(int rank) : previous_(thread_rank) {
+  thread_rank = rank;
+}
+ThreadRank::~ThreadRank() {
+  thread_rank = previous_;
+}
+int ThreadRank::current() {
+  return thread_rank;
+}
 
 }  // namespace sherd

@@ -16,11 +16,17 @@ void set_log_level(LogLevel level);
 void log_line(LogLevel level, const std::string& message);
 
 template <class... Args>
-void log_debug(const Args&... args) { log_line(LogLevel::debug, cat(args...)); }
+void log_debug(const Args&... args) {
+  log_line(LogLevel::debug, cat(args...));
+}
 template <class... Args>
-void log_info(const Args&... args) { log_line(LogLevel::info, cat(args...)); }
+void log_info(const Args&... args) {
+  log_line(LogLevel::info, cat(args...));
+}
 template <class... Args>
-void log_warning(const Args&... args) { log_line(LogLevel::warning, cat(args...)); }
+void log_warning(const Args&... args) {
+  log_line(LogLevel::warning, cat(args...));
+}
 
 /// Names the calling thread's rank in log lines while it lives.
 class ThreadRank {

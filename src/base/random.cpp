@@ -29,6 +29,8 @@ std::array<float, 4> normal_block(RandomKey key, std::uint64_t block) {
   return out;
 }
 
-float normal_at(RandomKey key, std::uint64_t index) { return normal_block(key, index / 4)[index % 4]; }
+float normal_at(RandomKey key, std::uint64_t index) {
+  return normal_block(key, index / 4)[index % 4];
+}
 
 }  // namespace sherd

@@ -17,8 +17,8 @@ constexpr std::uint64_t mix_seed(std::uint64_t seed, std::uint64_t value) {
   return z ^ (z >> 31);
 }
 
-/// One counter-based random stream: element i of the stream is a pure function of (key, i), whoever asks and in
-/// whatever order. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+/// One counter-based random stream: element i of the stream is a pure function of (key, i), whoever asks and
+/// in whatever order. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
@@ -30,7 +30,8 @@ struct RandomKey {
 /// Four 32-bit words: block `index` of the stream.
 constexpr std::array<std::uint32_t, 4> philox(RandomKey key, std::uint64_t index) {
   std::array<std::uint32_t, 4> c{static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32),
-                                 static_cast<std::uint32_t>(key.stream), static_cast<std::uint32_t>(key.stream >> 32)};
+                                 static_cast<std::uint32_t>(key.stream),
+                                 static_cast<std::uint32_t>(key.stream >> 32)};
   std::uint32_t k0 = static_cast<std::uint32_t>(key.seed), k1 = static_cast<std::uint32_t>(key.seed >> 32);
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t p0 = 0xD2511F53ull * c[0], p1 = 0xCD9E8D57ull * c[2];

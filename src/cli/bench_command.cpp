@@ -157,8 +157,8 @@ std::optional<BenchReport> measure_rank(comm::Communicator& comm, const CommBenc
 void bench_comm(const Arguments& arguments) {
   CommandLine line =
       bench_line("comm", "Measures collectives against memcpy.", "[--ranks N] [--mib M] [--threads T]", "15");
-  line.value("ranks", "N", "local ranks in this process; under mpirun, srun or torchrun the launcher's are taken",
-             "2")
+  line.value("ranks", "N",
+             "local ranks in this process; under mpirun, srun or torchrun the launcher's are taken", "2")
       .value("mib", "M", "size of the whole fp32 tensor", "64")
       .value("threads", "T", "with which each rank copies and sums", "1");
   if (!line.parse(arguments)) return;

@@ -45,7 +45,8 @@ std::string rank_table(const EstimateReport& r) {
       rows.push_back({"beside it, NCCL", "", human_bytes(nccl)});
   }
   rows.push_back({"memory held", "", human_bytes(r.estimate.peaks.held)});
-  if (r.estimate.exchange > 0) rows.push_back({"exchange with other ranks", "", human_bytes(r.estimate.exchange)});
+  if (r.estimate.exchange > 0)
+    rows.push_back({"exchange with other ranks", "", human_bytes(r.estimate.exchange)});
   rows.push_back({"process itself", "", human_bytes(process_itself)});
   return engine::format_table(rows);
 }

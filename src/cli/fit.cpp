@@ -209,11 +209,10 @@ void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& w
   const bool uses_nvme = config.zero.offload_optimizer.device == config::OffloadDevice::nvme ||
                          config.zero.offload_param.device == config::OffloadDevice::nvme;
   fail(ErrorKind::memory, "this run does not fit: ", text, ". ",
-       remedy.keys.empty()
-           ? cat("No key that `sherd estimate` knows makes it fit: use ",
-                 uses_nvme ? "an nvme_path on a drive with more room, " : "",
-                 "more ranks on other machines, a smaller model or shorter sequences")
-           : cat("Cheapest change that fits: ", remedy.line()),
+       remedy.keys.empty() ? cat("No key that `sherd estimate` knows makes it fit: use ",
+                                 uses_nvme ? "an nvme_path on a drive with more room, " : "",
+                                 "more ranks on other machines, a smaller model or shorter sequences")
+                           : cat("Cheapest change that fits: ", remedy.line()),
        " (`sherd estimate` shows the numbers)");
 }
 

@@ -28,7 +28,8 @@ struct Machine {
   /// GPUs here, and the memory of the smallest; 0: unknown, as where a run for others is planned.
   int gpus = 0;
   std::uint64_t gpu_memory = 0;
-  /// Ranks on this rank's GPU, whose memory gpu_memory then is; 0: as `gpus` and the ranks of a machine make it.
+  /// Ranks on this rank's GPU, whose memory gpu_memory then is; 0: as `gpus` and the ranks of a machine make
+  /// it.
   int ranks_per_gpu = 0;
   /// Ranks of `world` on one of these GPUs; 0: unknown.
   std::uint64_t sharing(const World& world) const;

@@ -43,7 +43,9 @@ class Printer {
     std::size_t end = text.size();
     // Back to the start of a UTF-8 sequence that is cut off at the end.
     std::size_t start = end;
-    while (start > printed_ && end - start < 3 && (static_cast<unsigned char>(text[start - 1]) & 0xc0) == 0x80) --start;
+    while (start > printed_ && end - start < 3 &&
+           (static_cast<unsigned char>(text[start - 1]) & 0xc0) == 0x80)
+      --start;
     if (start > printed_) {
       const auto lead = static_cast<unsigned char>(text[start - 1]);
       const std::size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1;
@@ -59,7 +61,8 @@ class Printer {
   std::size_t printed_ = 0;
 };
 
-/// Where to generate, and how: one rank with all of the machine, whatever share of one each rank had in training.
+/// Where to generate, and how: one rank with all of the machine, whatever share of one each rank had in
+/// training.
 config::Device device_section(const config::Device& of_run, const std::string& type) {
   static const std::vector<std::string> types = {"auto", "cpu", "cuda"};
   config::Device section;
@@ -68,7 +71,8 @@ config::Device device_section(const config::Device& of_run, const std::string& t
   if (type.empty()) {
     if (section.type == config::DeviceType::cuda)
       if (const device::CudaStatus status = device::cuda_status(); !status.usable())
-        fail(ErrorKind::config, "the run was made on GPUs, and there is no CUDA device here: ", status.why_not,
+        fail(ErrorKind::config,
+             "the run was made on GPUs, and there is no CUDA device here: ", status.why_not,
              "; give --device cpu");
     return section;
   }
@@ -105,7 +109,8 @@ void generate_command(const Arguments& arguments) {
   const auto kernels = engine::make_kernels(config, *device);
   auto model = std::make_shared<models::Gpt>(models::gpt_options(config, reader.manifest().data.vocab_size));
   sharding::ShardingOptions options;
-  options.placements = sharding::make_placements(0, config.precision.compute, config.precision.compute, config.precision.compute);
+  options.placements = sharding::make_placements(0, config.precision.compute, config.precision.compute,
+                                                 config.precision.compute);
   sharding::ShardedModel sharded(model, options, {dist->world(), *kernels});
   engine::load_weights(reader, sharded, *kernels);
 

@@ -64,13 +64,14 @@ std::string peak_text(const device::CudaGpu& gpu) {
   return peak > 0 ? cat(", ", engine::human_count(peak), "FLOP/s in bf16") : "";
 }
 
-/// "cpu, cuda 0 (NVIDIA H200, 139.8 GiB, compute capability 9.0, 989TFLOP/s in bf16)", or why there is no GPU.
+/// "cpu, cuda 0 (NVIDIA H200, 139.8 GiB, compute capability 9.0, 989TFLOP/s in bf16)", or why there is no
+/// GPU.
 std::string devices_text() {
   const device::CudaStatus status = device::cuda_status();
   std::string text = "cpu";
   for (const device::CudaGpu& gpu : status.gpus)
-    text += cat(", cuda ", gpu.ordinal, " (", gpu.name, ", ", engine::human_bytes(gpu.memory), ", compute capability ",
-                gpu.major, '.', gpu.minor, peak_text(gpu), ")");
+    text += cat(", cuda ", gpu.ordinal, " (", gpu.name, ", ", engine::human_bytes(gpu.memory),
+                ", compute capability ", gpu.major, '.', gpu.minor, peak_text(gpu), ")");
   return status.usable() ? text : cat(text, " (no GPU: ", status.why_not, ")");
 }
 

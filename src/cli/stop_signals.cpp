@@ -50,9 +50,9 @@ extern "C" void on_stop_signal(int signal) {
   errno = error;
 }
 
-std::mutex mutex;                                         // guards what follows
+std::mutex mutex;  // guards what follows
 int living = 0;
-std::array<struct sigaction, stopping.size()> before {};
+std::array<struct sigaction, stopping.size()> before{};
 
 }  // namespace
 
@@ -64,7 +64,8 @@ StopSignals::StopSignals(const char* message) {
   told = message;
   for (std::size_t i = 0; i < stopping.size(); ++i) {
     ::sigaction(stopping[i], nullptr, &before[i]);
-    if ((before[i].sa_flags & SA_SIGINFO) || before[i].sa_handler != SIG_IGN) std::signal(stopping[i], on_stop_signal);
+    if ((before[i].sa_flags & SA_SIGINFO) || before[i].sa_handler != SIG_IGN)
+      std::signal(stopping[i], on_stop_signal);
   }
 }
 
@@ -74,6 +75,8 @@ StopSignals::~StopSignals() {
   for (std::size_t i = 0; i < stopping.size(); ++i) ::sigaction(stopping[i], &before[i], nullptr);
 }
 
-int StopSignals::received() { return came.load(); }
+int StopSignals::received() {
+  return came.load();
+}
 
 }  // namespace sherd::cli

@@ -30,12 +30,13 @@ bool launched() {
 /// What MFU counts against: on GPUs the sum of their peaks (0: unknown), else what this machine's ranks reach
 /// together, times the machines, at least `reached`, which they were seen to reach; that takes 0.1 s unless
 /// it is cached.
-double machine_rate(const config::Config& config, const engine::GpuSharing& sharing, int ranks, int local_ranks,
-                    double reached) {
+double machine_rate(const config::Config& config, const engine::GpuSharing& sharing, int ranks,
+                    int local_ranks, double reached) {
   if (sharing.gpus > 0) return sharing.peak;
   const int threads = engine::compute_threads(config, local_ranks);
   const int online = std::max(available_cores(), static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
-  // A launcher may have bound this rank to a part of the cores on which the machine's ranks run: each has as many.
+  // A launcher may have bound this rank to a part of the cores on which the machine's ranks run: each has as
+  // many.
   const int total = std::min(launched() ? online : available_cores(), threads * local_ranks);
   const int own = std::min(available_cores(), total);
   const double parts = static_cast<double>(total) / own * ((ranks + local_ranks - 1) / local_ranks);
@@ -84,8 +85,10 @@ void check(const TrainRequest& request) {
     fail(ErrorKind::usage, "--plot: the folder '", plot_folder.string(), "' does not exist; create it first");
 }
 
-/// Under a launcher every rank looks, since machines may differ, and none allocates before all of its machine's have looked.
-void check_fit(const TrainRequest& request, const engine::TokenData& data, const World& world, const Machine& machine) {
+/// Under a launcher every rank looks, since machines may differ, and none allocates before all of its
+/// machine's have looked.
+void check_fit(const TrainRequest& request, const engine::TokenData& data, const World& world,
+               const Machine& machine) {
   require_fit(request.reparse, data.vocab_size, world, machine);
 }
 
@@ -99,8 +102,8 @@ void draw(const TrainRequest& request, const engine::TokenData& data) {
   log_info("drew the losses: ", request.plot);
 }
 
-/// One rank's part of a run under a launcher. What it needs is looked at only now, so that a rank that has it not tells the
-/// others.
+/// One rank's part of a run under a launcher. What it needs is looked at only now, so that a rank that has it
+/// not tells the others.
 int train_launched(const TrainRequest& request, const DistributedPtr& dist) {
   check(request);
   const auto data = engine::open_token_data(request.config);
@@ -132,7 +135,9 @@ int train_local(const TrainRequest& request, const comm::CommOptions& options) {
   check_fit(request, *data, {ranks, ranks}, this_machine(request.config));
   check_save_dir(request);
   const engine::GpuSharing sharing = engine::share_gpus_locally(request.config, ranks);
-  const auto rate = [&](double reached) { return machine_rate(request.config, sharing, ranks, ranks, reached); };
+  const auto rate = [&](double reached) {
+    return machine_rate(request.config, sharing, ranks, ranks, reached);
+  };
   const double known = rate(0);  // local ranks wait for nobody: before they start
   std::atomic<int> signal{0};
   launch_ranks(

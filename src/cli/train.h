@@ -14,13 +14,13 @@ namespace sherd::cli {
 
 /// What `sherd train` was asked for.
 struct TrainRequest {
-  config::Config config;    ///< what reparse({}) gives, which train() reads
-  Reparse reparse;          ///< the configuration, with a few more keys
-  int ranks = 0;            ///< 0: the launcher's, or one local rank; a launcher that started others is an error
-  std::string metrics;      ///< JSONL file; empty: none
-  std::string plot;         ///< SVG of the losses, drawn at the end; empty: none
-  bool resume = false;      ///< from training.save_dir's latest checkpoint
-  std::string resume_tag;   ///< another tag
+  config::Config config;  ///< what reparse({}) gives, which train() reads
+  Reparse reparse;        ///< the configuration, with a few more keys
+  int ranks = 0;        ///< 0: the launcher's, or one local rank; a launcher that started others is an error
+  std::string metrics;  ///< JSONL file; empty: none
+  std::string plot;     ///< SVG of the losses, drawn at the end; empty: none
+  bool resume = false;  ///< from training.save_dir's latest checkpoint
+  std::string resume_tag;  ///< another tag
 };
 
 /// Reads the configuration and trains to its training.steps, on local ranks or the launcher's, who tell each

@@ -14,7 +14,8 @@ void train_command(const Arguments& arguments) {
                    "--config F... [--ranks N] [--set a.b.c=V]... [--steps N] [--metrics F.jsonl] [--plot "
                    "F.svg] [--resume]");
   line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
-      .value("ranks", "N", "local ranks in this process, by default 1; mpirun, srun and torchrun bring their own")
+      .value("ranks", "N",
+             "local ranks in this process, by default 1; mpirun, srun and torchrun bring their own")
       .list("set", "a.b.c=V", "override one key, as zero_optimization.stage=3")
       .value("steps", "N", "optimizer steps of the whole run; the same as --set training.steps=N")
       .value("metrics", "F.jsonl", "write one JSON object per optimizer step")
@@ -24,8 +25,10 @@ void train_command(const Arguments& arguments) {
       .rest_to("config");
   if (!line.parse(arguments)) return;
   if (line.all("config").empty()) throw UsageError("no --config given. See 'sherd train --help'");
-  if (line.has("plot") && !line.has("metrics")) throw UsageError("--plot draws what --metrics wrote: give both");
-  if (line.has("tag") && !line.has("resume")) throw UsageError("--tag names a checkpoint to --resume from: give both");
+  if (line.has("plot") && !line.has("metrics"))
+    throw UsageError("--plot draws what --metrics wrote: give both");
+  if (line.has("tag") && !line.has("resume"))
+    throw UsageError("--tag names a checkpoint to --resume from: give both");
   std::vector<std::string> overrides = line.all("set");
   if (line.has("steps")) overrides.push_back("training.steps=" + std::to_string(line.integer("steps", 1)));
   TrainRequest request;

@@ -23,10 +23,14 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_ptr<const engine::TokenData> data,
-                 double gemm_rate, std::function<double(double)> better_rate)
-    : dist_(std::move(dist)), request_(request), data_(std::move(data)),
-      shape_(models::gpt_options(request.config, data_->vocab_size)), gemm_rate_(gemm_rate),
+Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
+                 std::shared_ptr<const engine::TokenData> data, double gemm_rate,
+                 std::function<double(double)> better_rate)
+    : dist_(std::move(dist)),
+      request_(request),
+      data_(std::move(data)),
+      shape_(models::gpt_options(request.config, data_->vocab_size)),
+      gemm_rate_(gemm_rate),
       better_rate_(std::move(better_rate)) {
   engine_ = std::make_unique<Engine>(dist_, std::make_shared<models::Gpt>(shape_), request_.config);
   const config::Batch& batch = engine_->config().batch;
@@ -49,7 +53,8 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_p
   if (request_.resume) resume();
   first_step_ = engine_->global_steps();
   stop_signals_ = std::make_unique<StopSignals>(
-      "\nsherd: stopping after this step, and saving where training.save_dir is set; a second signal ends the run at once, unsaved\n");
+      "\nsherd: stopping after this step, and saving where training.save_dir is set; a second signal ends "
+      "the run at once, unsaved\n");
   if (!speaks()) return;
   if (!request_.metrics.empty())
     metrics_ = std::make_unique<engine::MetricsWriter>(request_.metrics, first_step_ + 1);
@@ -73,8 +78,9 @@ void Trainer::announce() const {
   if (config.training.save_dir.empty()) log_info("nothing will be saved: training.save_dir is not set");
   if (engine_->device().kind() != device::Kind::cuda) return;
   if (gemm_rate_ > 0)
-    log_info("MFU counts against ", engine::human_count(gemm_rate_), "FLOP/s: ",
-             config.device.peak_tflops > 0 ? "device.peak_tflops" : "the data sheet's dense peak", ", over all GPUs");
+    log_info("MFU counts against ", engine::human_count(gemm_rate_),
+             "FLOP/s: ", config.device.peak_tflops > 0 ? "device.peak_tflops" : "the data sheet's dense peak",
+             ", over all GPUs");
   else
     log_info("the peak of GPU '", device::as_cuda(engine_->device()).gpu().name,
              "' is not known, so MFU is not told: set device.peak_tflops");
@@ -108,7 +114,8 @@ int Trainer::train_steps() {
   while (engine_->global_steps() < training.steps && (signal = stop_signal()) == 0) {
     train_step();
     const std::int64_t step = engine_->global_steps();
-    if (!training.save_dir.empty() && training.save_interval > 0 && step % training.save_interval == 0) save();
+    if (!training.save_dir.empty() && training.save_interval > 0 && step % training.save_interval == 0)
+      save();
   }
   if (!training.save_dir.empty() && saved_step_ != engine_->global_steps()) save();
   engine_->synchronize();  // a GPU's last update has been looked at only where it was saved or evaluated
@@ -155,8 +162,8 @@ void Trainer::train_step() {
   step_io_ = {after.read - before.read, after.written - before.written};
   const config::Training& training = request_.config.training;
   const std::int64_t step = engine_->global_steps();
-  evaluated_ = validation_loader_ && (step == training.steps ||
-                                      (training.eval_interval > 0 && step % training.eval_interval == 0));
+  evaluated_ = validation_loader_ &&
+               (step == training.steps || (training.eval_interval > 0 && step % training.eval_interval == 0));
   if (evaluated_) evaluate();
   rate_step();
   write_metrics();
@@ -168,7 +175,8 @@ void Trainer::rate_step() {
   if (!speaks() || gemm_rate_ <= 0) return;
   const double reached =
       tokens_per_s_ * models::flops_per_token(shape_, shape_.max_seq, models::AttentionFlops::causal_half);
-  if (reached > gemm_rate_) gemm_rate_ = better_rate_(reached);  // measured while the machine did other things
+  if (reached > gemm_rate_)
+    gemm_rate_ = better_rate_(reached);  // measured while the machine did other things
   mfu_ = reached / gemm_rate_;
 }
 
@@ -210,7 +218,8 @@ void Trainer::write_metrics() {
   line.tokens_per_s = tokens_per_s_;
   line.mfu = mfu_;
   const device::Ledger& ledger = engine_->device().ledger();
-  line.mem = {ledger.peak(device::Tier::device), ledger.peak(device::Tier::host), ledger.peak(device::Tier::nvme)};
+  line.mem = {ledger.peak(device::Tier::device), ledger.peak(device::Tier::host),
+              ledger.peak(device::Tier::nvme)};
   for (const auto& [axis, bytes] : step_traffic_) line.comm.add(bytes);
   line.axes = step_traffic_;
   line.io.read_bytes = step_io_.read;

@@ -18,8 +18,8 @@ namespace sherd::cli {
 /// One rank's training run: data, engine, loop, evaluation, checkpoints, metrics. Rank 0 speaks.
 class Trainer {
  public:
-  /// Collective. `gemm_rate`: FLOP/s that all ranks together can reach, for MFU; 0: unknown. `better_rate`: asked
-  /// by rank 0 when a step reached more, for a rate that is at least as high.
+  /// Collective. `gemm_rate`: FLOP/s that all ranks together can reach, for MFU; 0: unknown. `better_rate`:
+  /// asked by rank 0 when a step reached more, for a rate that is at least as high.
   Trainer(DistributedPtr dist, const TrainRequest& request, std::shared_ptr<const engine::TokenData> data,
           double gemm_rate, std::function<double(double reached)> better_rate);
 
@@ -56,10 +56,10 @@ class Trainer {
   std::unique_ptr<Progress> progress_;
   double gemm_rate_;
   std::function<double(double)> better_rate_;
-  double tokens_per_s_ = 0;           ///< of the newest step
-  std::optional<double> mfu_;         ///< of the newest step, on rank 0
-  std::optional<double> val_loss_;    ///< of the newest evaluation
-  bool evaluated_ = false;            ///< after the newest step
+  double tokens_per_s_ = 0;         ///< of the newest step
+  std::optional<double> mfu_;       ///< of the newest step, on rank 0
+  std::optional<double> val_loss_;  ///< of the newest evaluation
+  bool evaluated_ = false;          ///< after the newest step
   std::int64_t saved_step_ = -1;
   std::vector<double> step_seconds_;  ///< of this run's steps
   std::vector<comm::ProcessGroups::AxisTraffic> step_traffic_;

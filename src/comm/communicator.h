@@ -28,7 +28,8 @@ enum class Reduction : std::uint8_t {
   native
 };
 
-/// Payload that left this rank for another, by collective. Scalars (loss, norms, flags, barriers) are counted apart.
+/// Payload that left this rank for another, by collective. Scalars (loss, norms, flags, barriers) are counted
+/// apart.
 struct Traffic {
   std::uint64_t all_reduce = 0, all_gather = 0, reduce_scatter = 0, all_to_all = 0, broadcast = 0, p2p = 0;
   std::uint64_t scalars = 0;
@@ -37,7 +38,9 @@ struct Traffic {
   std::uint64_t between_machines = 0;
 
   /// Without scalars.
-  std::uint64_t payload() const { return all_reduce + all_gather + reduce_scatter + all_to_all + broadcast + p2p; }
+  std::uint64_t payload() const {
+    return all_reduce + all_gather + reduce_scatter + all_to_all + broadcast + p2p;
+  }
   void add(const Traffic& other, std::uint64_t times = 1) {
     all_reduce += times * other.all_reduce, all_gather += times * other.all_gather;
     reduce_scatter += times * other.reduce_scatter, all_to_all += times * other.all_to_all;
@@ -46,8 +49,8 @@ struct Traffic {
   }
 };
 
-/// A collective under way. Copies share it. Dropping a Work does not cancel it; buffers must live until wait()
-/// returned or threw.
+/// A collective under way. Copies share it. Dropping a Work does not cancel it; buffers must live until
+/// wait() returned or threw.
 class Work {
  public:
   /// Backends derive from this. Thread-safe.
@@ -61,16 +64,18 @@ class Work {
   Work() = default;  ///< already done
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
   bool done() const { return !state_ || state_->done(); }
-  /// Waits until the collective is done here (buffers may be reused), at most the communicator's deadline. Throws
-  /// Error{comm} naming the rank, the collective and its label.
-  void wait() { if (state_) state_->wait(); }
+  /// Waits until the collective is done here (buffers may be reused), at most the communicator's deadline.
+  /// Throws Error{comm} naming the rank, the collective and its label.
+  void wait() {
+    if (state_) state_->wait();
+  }
 
  private:
   std::shared_ptr<State> state_;
 };
 
-/// Gathers every rank's `shard` into `full` at rank·shard.numel(). full.numel() == size·shard.numel(); the shard may
-/// already lie in its place in `full`.
+/// Gathers every rank's `shard` into `full` at rank·shard.numel(). full.numel() == size·shard.numel(); the
+/// shard may already lie in its place in `full`.
 struct GatherPiece {
   Tensor shard, full;
 };
@@ -91,13 +96,14 @@ struct ReducePiece {
 
 /// What a collective is for; appears in errors and traces, and decides how its bytes are counted.
 ///
-/// The whole `label` takes part in the check that all ranks make the same call (but for send and receive): it names all
-/// that the call's pieces are of, so that ranks never mix different things of one size. Errors show 79 characters of it.
+/// The whole `label` takes part in the check that all ranks make the same call (but for send and receive): it
+/// names all that the call's pieces are of, so that ranks never mix different things of one size. Errors show
+/// 79 characters of it.
 struct CallOptions {
-  std::string label{};   ///< unit or quantity, e.g. "blocks.3 gradients"
-  bool scalar = false;   ///< count as scalars
+  std::string label{};                       ///< unit or quantity, e.g. "blocks.3 gradients"
+  bool scalar = false;                       ///< count as scalars
   Reduction reduction = Reduction::ordered;  ///< of reduce_scatter and all_reduce; the same on all ranks
-  bool async = false;    ///< run on the communicator's own thread and return at once
+  bool async = false;                        ///< run on the communicator's own thread and return at once
 };
 
 /// A group of ranks that exchange tensors. Every rank of the group must call the same collectives in the same
@@ -124,37 +130,38 @@ class Communicator {
   virtual int size() const = 0;
   virtual std::string name() const = 0;  ///< backend and group, e.g. "local(4)"
 
-  /// Collective, before the first call with tensors of a GPU, and again for another device: this rank's tensors lie on
-  /// `device`, which is kept alive. Groups split off later are bound as this one is. Throws Error{config} when some
-  /// ranks have a GPU and others none.
+  /// Collective, before the first call with tensors of a GPU, and again for another device: this rank's
+  /// tensors lie on `device`, which is kept alive. Groups split off later are bound as this one is. Throws
+  /// Error{config} when some ranks have a GPU and others none.
   virtual void bind(const std::shared_ptr<device::Device>& device) = 0;
 
-  /// Memory that peers of this group can reach without a copy. Collective: all ranks ask for the same sizes in the
-  /// same order. Charged to `tier` of `device`'s ledger. Freeing is local.
+  /// Memory that peers of this group can reach without a copy. Collective: all ranks ask for the same sizes
+  /// in the same order. Charged to `tier` of `device`'s ledger. Freeing is local.
   virtual device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                                    device::Tier tier = device::Tier::device) = 0;
 
   virtual Work all_gather(std::vector<GatherPiece> pieces, const CallOptions& options = {}) = 0;
   virtual Work reduce_scatter(std::vector<ReducePiece> pieces, DType rounding,
                               const CallOptions& options = {}) = 0;
-  /// In place. Sums in rank order in fp32 (fp64, and integers, in their own type), factor applied, rounded once.
-  /// Integers wrap around; a factor is applied to them in fp64 and rounded to the nearest. max and min keep a NaN.
+  /// In place. Sums in rank order in fp32 (fp64, and integers, in their own type), factor applied, rounded
+  /// once. Integers wrap around; a factor is applied to them in fp64 and rounded to the nearest. max and min
+  /// keep a NaN.
   virtual Work all_reduce(const Tensor& x, ReduceOp op = ReduceOp::sum, double factor = 1,
                           const CallOptions& options = {}) = 0;
   virtual Work broadcast(const Tensor& x, int root, const CallOptions& options = {}) = 0;
-  /// Block r of `in` goes to rank r; block r of `out` comes from rank r. Counts in elements, by rank; empty means
-  /// equal blocks.
+  /// Block r of `in` goes to rank r; block r of `out` comes from rank r. Counts in elements, by rank; empty
+  /// means equal blocks.
   virtual Work all_to_all(const Tensor& in, const Tensor& out, std::span<const std::int64_t> in_counts = {},
                           std::span<const std::int64_t> out_counts = {}, const CallOptions& options = {}) = 0;
-  /// Point to point: matched by order between a pair of ranks. A send is done when its buffer may be reused, which
-  /// may be only when the receiver has come: ranks that both send first must send with `async`. Transfers that follow each
-  /// other are under way together. Sizes or dtypes that differ break the group.
+  /// Point to point: matched by order between a pair of ranks. A send is done when its buffer may be reused,
+  /// which may be only when the receiver has come: ranks that both send first must send with `async`.
+  /// Transfers that follow each other are under way together. Sizes or dtypes that differ break the group.
   virtual Work send(const Tensor& x, int to, const CallOptions& options = {}) = 0;
   virtual Work receive(const Tensor& x, int from, const CallOptions& options = {}) = 0;
   virtual void barrier(const CallOptions& options = {}) = 0;
 
-  /// Collective: a communicator of the ranks that gave the same color, ordered by key then rank; null for a negative
-  /// color.
+  /// Collective: a communicator of the ranks that gave the same color, ordered by key then rank; null for a
+  /// negative color.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
   /// Collective: as split(), where every rank knows who goes where: a communicator of the ranks of this group
   /// that stand with this one in `parts`, in the order in which they stand there; null for a rank in none of
@@ -162,8 +169,8 @@ class Communicator {
   /// ranks that the group has not.
   virtual std::unique_ptr<Communicator> part(const std::vector<std::vector<int>>& parts) = 0;
 
-  /// Tells peers that this rank has failed, so that their waits end now with `reason` rather than at the deadline, in
-  /// this group and in those split from it. From any thread.
+  /// Tells peers that this rank has failed, so that their waits end now with `reason` rather than at the
+  /// deadline, in this group and in those split from it. From any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
 
   virtual Traffic traffic() const = 0;
@@ -182,11 +189,10 @@ struct CommOptions {
   int threads = 1;
 };
 
-/// Runs body(communicator) on `ranks` threads of this process (rank 0 on the calling thread) and returns when all
-/// have ended. When a rank throws, the others are aborted, and the first error (by time) is rethrown; errors of other
-/// kinds than comm come first, as a comm error may be the echo of one.
-void run_local(int ranks, const CommOptions& options,
-               const std::function<void(Communicator&)>& body);
+/// Runs body(communicator) on `ranks` threads of this process (rank 0 on the calling thread) and returns when
+/// all have ended. When a rank throws, the others are aborted, and the first error (by time) is rethrown;
+/// errors of other kinds than comm come first, as a comm error may be the echo of one.
+void run_local(int ranks, const CommOptions& options, const std::function<void(Communicator&)>& body);
 
 /// A world of one rank.
 std::unique_ptr<Communicator> make_self(const CommOptions& options);
@@ -196,32 +202,33 @@ std::unique_ptr<Communicator> make_self(const CommOptions& options);
 /// meta device. It has part(), but split() throws, as no other rank says how it splits.
 std::unique_ptr<Communicator> make_dry_world(int rank, int size);
 
-/// What started this process as one rank of several: an MPI launcher (mpirun, srun), or one that says RANK, WORLD_SIZE,
-/// MASTER_ADDR and MASTER_PORT in the environment, as torchrun does.
+/// What started this process as one rank of several: an MPI launcher (mpirun, srun), or one that says RANK,
+/// WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, as torchrun does.
 enum class Launcher : std::uint8_t { none, mpi, environment };
 
-/// The one that the environment tells of; starts nothing. Under both, torchrun's own word counts, then MPI's where this
-/// build has it.
+/// The one that the environment tells of; starts nothing. Under both, torchrun's own word counts, then MPI's
+/// where this build has it.
 Launcher launcher();
-/// How many ranks it says that it started, 0 where it does not say before they have joined; 1 without a launcher. Throws
-/// Error{usage} for variables that are missing or make no sense.
+/// How many ranks it says that it started, 0 where it does not say before they have joined; 1 without a
+/// launcher. Throws Error{usage} for variables that are missing or make no sense.
 int launched_ranks();
 
-/// The ranks that a launcher started, and this one's place among those of its machine, which share its cores and GPUs.
+/// The ranks that a launcher started, and this one's place among those of its machine, which share its cores
+/// and GPUs.
 struct LaunchedWorld {
   std::unique_ptr<Communicator> world;
   int local_rank = 0, local_size = 1;
 };
-/// Collective: joins the launcher's ranks, over MPI or over TCP connections that rank 0 arranges on MASTER_PORT. On one
-/// machine they exchange through shared memory either way. Throws Error{usage} without a launcher and for variables
-/// that are missing or make no sense, Error{comm} naming ranks that do not come.
+/// Collective: joins the launcher's ranks, over MPI or over TCP connections that rank 0 arranges on
+/// MASTER_PORT. On one machine they exchange through shared memory either way. Throws Error{usage} without a
+/// launcher and for variables that are missing or make no sense, Error{comm} naming ranks that do not come.
 LaunchedWorld join_launched_world(const CommOptions& options);
 
 /// True when this build has the mpi backend.
 bool mpi_available();
-/// The world communicator over MPI; initialises MPI with threads at the first call and finalises it at exit, unless a
-/// rank has died or does not come to its exit, when finalising would hang. Collective. Ranks of one machine exchange through
-/// shared windows. Throws Error{usage} when the build has no MPI.
+/// The world communicator over MPI; initialises MPI with threads at the first call and finalises it at exit,
+/// unless a rank has died or does not come to its exit, when finalising would hang. Collective. Ranks of one
+/// machine exchange through shared windows. Throws Error{usage} when the build has no MPI.
 std::unique_ptr<Communicator> make_mpi_world(const CommOptions& options);
 
 }  // namespace sherd::comm

@@ -73,7 +73,8 @@ std::vector<int> Grid::members(Axis axis, int rank) const {
 int Grid::size_on_machine(Axis axis, int rank, int ranks_of_machine) const {
   const auto& [stride, size] = line(axis);
   const int first = rank - coordinate(axis, rank) * stride;
-  const std::int64_t begin = std::int64_t{rank} / ranks_of_machine * ranks_of_machine, end = begin + ranks_of_machine;
+  const std::int64_t begin = std::int64_t{rank} / ranks_of_machine * ranks_of_machine,
+                     end = begin + ranks_of_machine;
   const auto below = [&](std::int64_t limit) {  // members before that rank
     return std::clamp<std::int64_t>((limit - first + stride - 1) / stride, 0, size);
   };

@@ -33,7 +33,8 @@ class ProcessGroups {
     Traffic traffic;
   };
   std::vector<AxisTraffic> traffic() const;
-  /// What all groups together take of the host, as comm::host_memory() says, with so many ranks on each machine.
+  /// What all groups together take of the host, as comm::host_memory() says, with so many ranks on each
+  /// machine.
   std::uint64_t host_memory(int ranks_of_machine) const;
   void reset_traffic();
 

@@ -233,12 +233,14 @@ Json whole(const Config& config) {
   return out;
 }
 
-void flatten(const Json& value, const std::string& path, std::vector<std::pair<std::string, std::string>>& out) {
+void flatten(const Json& value, const std::string& path,
+             std::vector<std::pair<std::string, std::string>>& out) {
   if (!value.is_object()) {
     out.emplace_back(path, value.dump());
     return;
   }
-  for (const auto& [name, below] : value.items()) flatten(below, path.empty() ? name : path + "." + name, out);
+  for (const auto& [name, below] : value.items())
+    flatten(below, path.empty() ? name : path + "." + name, out);
 }
 
 }  // namespace

@@ -116,8 +116,8 @@ inline std::string join(const std::string& prefix, const std::string& name) {
 
 /// Reads the value of one key into `target`, unless it counts as absent.
 template <class T>
-void read_key(const Table<T>& table, T& target, const Value& section, const std::string& name, const Node& node, Given& given,
-              std::map<std::string, std::string>& spelled) {
+void read_key(const Table<T>& table, T& target, const Value& section, const std::string& name,
+              const Node& node, Given& given, std::map<std::string, std::string>& spelled) {
   const Value value{node, join(section.path, name), section.context};
   const Key<T>* key = nullptr;
   for (const Key<T>& candidate : table.keys)

@@ -22,8 +22,8 @@ struct Offload {
   std::int64_t buffer_size = 100'000'000;   ///< elements; offload_param, nvme
   std::int64_t max_in_cpu = 1'000'000'000;  ///< elements kept in host memory beside nvme; offload_param, nvme
   bool pin_memory = true;                   ///< page-locked host memory; cannot matter on a CPU device
-  /// offload_optimizer, nvme: read the next sub-groups, write the previous ones, while one is updated. (On unless told
-  /// otherwise, unlike DeepSpeed: only time depends on it.)
+  /// offload_optimizer, nvme: read the next sub-groups, write the previous ones, while one is updated. (On
+  /// unless told otherwise, unlike DeepSpeed: only time depends on it.)
   bool pipeline_read = true, pipeline_write = true;
   double ratio = 1.0;  ///< share of the states to offload, 0–1, below 1 at stage 3 only; offload_optimizer
 

@@ -67,8 +67,9 @@ void check_output_prefix(const std::string& prefix) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error || !fs::is_directory(folder))
-    fail(ErrorKind::io, "cannot write the dataset '", prefix, "': the folder '", folder.string(), "' cannot be made (",
-         error ? error.message() : "a file is in its place", "); choose another prefix");
+    fail(ErrorKind::io, "cannot write the dataset '", prefix, "': the folder '", folder.string(),
+         "' cannot be made (", error ? error.message() : "a file is in its place",
+         "); choose another prefix");
 }
 
 DatasetBuilder::DatasetBuilder(const std::string& prefix, std::int64_t vocab_size)

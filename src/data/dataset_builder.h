@@ -16,8 +16,8 @@ struct DatasetCounts {
   std::int64_t tokens = 0, sequences = 0, documents = 0;
 };
 
-/// Makes the folder that files of this prefix will lie in. Throws Error{usage} unless `prefix` names a file, Error{io} when the
-/// folder cannot be made.
+/// Makes the folder that files of this prefix will lie in. Throws Error{usage} unless `prefix` names a file,
+/// Error{io} when the folder cannot be made.
 void check_output_prefix(const std::string& prefix);
 
 /// Writes PREFIX.bin and PREFIX.idx as a stream: memory does not grow with the dataset (the lengths wait in

@@ -23,7 +23,8 @@ struct CudaGpu {
   int processors = 0;        ///< streaming multiprocessors
   double clock_hz = 0;       ///< the highest that its multiprocessors run at; 0: the driver does not say
   std::size_t shared_per_block = 0;  ///< bytes of shared memory that a block may ask for
-  std::array<std::uint8_t, 16> uuid{};  ///< the same in every process of the machine, of no other GPU; all zero: not known
+  std::array<std::uint8_t, 16>
+      uuid{};  ///< the same in every process of the machine, of no other GPU; all zero: not known
 };
 
 /// What this build and this machine have of CUDA.
@@ -50,7 +51,7 @@ struct CudaDeviceOptions {
   int threads = 1;  ///< compute threads of the processor, for what stays there (offloaded optimizers)
   std::vector<int> cores = {};    ///< as for make_cpu_device()
   double timeout_seconds = 1800;  ///< of every wait for the device
-  bool graphs = false;            ///< run stretches of the compute stream's work that come again as CUDA graphs
+  bool graphs = false;  ///< run sequences of the compute stream's work that come again as CUDA graphs
 };
 
 struct CudaMemory {
@@ -58,7 +59,7 @@ struct CudaMemory {
 };
 
 /// A rank's GPU. Kernels run on the compute stream, in whose order memory of the device tier is reused:
-/// whoever hands it to another stream keeps it alive until the compute stream waits for that (SideUse). The
+/// whoever hands it to another stream keeps it alive until the compute stream waits for that (StreamUse). The
 /// host tier is page-locked memory, of which a freed block is reused when the compute stream has passed that
 /// point.
 ///

@@ -33,7 +33,9 @@ class Storage {
  private:
   struct State {
     State(Block b, std::function<void(Block)> r) : block(b), release(std::move(r)) {}
-    ~State() { if (release) release(block); }
+    ~State() {
+      if (release) release(block);
+    }
     Block block;
     std::function<void(Block)> release;
   };
@@ -55,38 +57,38 @@ class StorageWatch {
 
 enum class Kind : std::uint8_t { cpu, cuda, meta };
 
-/// One rank's compute device: its threads, its memory, its books. Owned by the engine (or a test); everything that
-/// allocates holds a reference, so it outlives them. Allocation is safe from any thread.
+/// One rank's compute device: its threads, its memory, its books. Owned by the engine (or a test); everything
+/// that allocates holds a reference, so it outlives them. Allocation is safe from any thread.
 class Device {
  public:
   virtual ~Device() = default;
   virtual Kind kind() const = 0;
 
-  /// Uninitialised memory of the device or host tier, charged to it. Throws Error{memory} at the ledger's limit or when
-  /// the system has no more. (On a CPU both are the same memory under two accounts, so that a limit on one of them lets
-  /// the machine play a small accelerator beside a large host.)
+  /// Uninitialised memory of the device or host tier, charged to it. Throws Error{memory} at the ledger's
+  /// limit or when the system has no more. (On a CPU both are the same memory under two accounts, so that a
+  /// limit on one of them lets the machine play a small accelerator beside a large host.)
   virtual Storage allocate(std::size_t bytes, Category category, Tier tier = Tier::device) = 0;
 
-  /// Where the processor may read and write memory of this device itself: the device tier on CPUs, the host tier beside an
-  /// accelerator. Memory that belongs to nobody's storage counts as the host's everywhere.
+  /// Where the processor may read and write memory of this device itself: the device tier on CPUs, the host
+  /// tier beside an accelerator. Memory that belongs to nobody's storage counts as the host's everywhere.
   virtual Tier processor_tier() const { return Tier::device; }
 
-  /// Copies bytes between any two memories of this rank, the device's and the host's, after all work that the device was
-  /// given before and ahead of all that it is given later. The call may return earlier where both lie in memory that this
-  /// device allocated or pinned, which may then be freed but not written; what was copied to the host may be read after
-  /// synchronize(). Other memory is done with on return.
+  /// Copies bytes between any two memories of this rank, the device's and the host's, after all work that the
+  /// device was given before and ahead of all that it is given later. The call may return earlier where both
+  /// lie in memory that this device allocated or pinned, which may then be freed but not written; what was
+  /// copied to the host may be read after synchronize(). Other memory is done with on return.
   virtual void copy(void* to, const void* from, std::size_t bytes);
   /// Sets bytes of the device or host tier to zero, in the same order.
   virtual void zero(void* data, std::size_t bytes);
-  /// Page-locks host memory of others until the handle goes, so that copies are fast and kernels reach it. An empty handle
-  /// where the system does not allow it, and on CPUs.
+  /// Page-locks host memory of others until the handle goes, so that copies are fast and kernels reach it. An
+  /// empty handle where the system does not allow it, and on CPUs.
   virtual std::shared_ptr<void> pin(void* data, std::size_t bytes);
 
   /// Waits until everything submitted to the device is done. Nothing to do on CPUs.
   virtual void synchronize() {}
-  /// Ends a stretch of work that comes again step for step, such as a block's pass: a device that puts work off to run a
-  /// whole stretch as one (CUDA graphs) hands over what it has. Elsewhere nothing to do.
-  virtual void end_stretch() {}
+  /// Ends a sequence of work that comes again step for step, such as a block's pass: a device that defers
+  /// work to run a whole sequence as one (CUDA graphs) hands over what it has. Elsewhere nothing to do.
+  virtual void end_sequence() {}
 
   virtual Arena& arena() = 0;
   virtual Ledger& ledger() = 0;
@@ -100,9 +102,9 @@ class Device {
 /// `cores`, its threads and the calling one stay on these (Arena).
 std::shared_ptr<Device> make_cpu_device(int threads, std::vector<int> cores = {});
 
-/// A device that computes nothing and holds nothing: it charges the ledger as a CPU device of `threads` threads would and
-/// gives out addresses that read as zero and take no memory until they are written. A training step run on it tells what a
-/// real one will need.
+/// A device that computes nothing and holds nothing: it charges the ledger as a CPU device of `threads`
+/// threads would and gives out addresses that read as zero and take no memory until they are written. A
+/// training step run on it tells what a real one will need.
 std::shared_ptr<Device> make_meta_device(int threads);
 
 }  // namespace sherd::device

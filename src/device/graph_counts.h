@@ -4,7 +4,7 @@
 
 namespace sherd::device {
 
-/// What became of a stream's work where stretches of it that come again are run as graphs.
+/// What became of a stream's work where sequences of it that come again are run as graphs.
 struct GraphCounts {
   std::uint64_t graphs = 0;           ///< made
   std::uint64_t launches = 0;         ///< of graphs

@@ -33,9 +33,10 @@ void Ledger::charge(Tier tier, Category category, std::uint64_t bytes) {
   std::lock_guard lock(mutex_);
   TierBook& page = book(tier);
   if (page.limit && (bytes > page.limit || page.total.current > page.limit - bytes))
-    fail(ErrorKind::memory, "out of ", name_of(tier), " memory: ", bytes, " more bytes for ", name_of(category),
-         " would pass the limit of ", page.limit, "; held now: ", holders_of(page),
-         ". Shard further (zero_optimization.stage), shrink the micro-batch, turn on training.recompute, or raise ",
+    fail(ErrorKind::memory, "out of ", name_of(tier), " memory: ", bytes, " more bytes for ",
+         name_of(category), " would pass the limit of ", page.limit, "; held now: ", holders_of(page),
+         ". Shard further (zero_optimization.stage), shrink the micro-batch, turn on training.recompute, or "
+         "raise ",
          "device.device_memory_limit");
   for (Account* account : {&page.accounts[static_cast<std::size_t>(category)], &page.total}) {
     account->current += bytes;
@@ -67,7 +68,8 @@ std::string Ledger::holders(Tier tier) const {
 std::string Ledger::holders_of(const TierBook& page) const {
   std::vector<std::pair<std::uint64_t, std::string_view>> held;
   for (int i = 0; i < category_count; ++i)
-    if (page.accounts[i].current) held.emplace_back(page.accounts[i].current, name_of(static_cast<Category>(i)));
+    if (page.accounts[i].current)
+      held.emplace_back(page.accounts[i].current, name_of(static_cast<Category>(i)));
   std::stable_sort(held.begin(), held.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   std::string out;
   for (const auto& [bytes, name] : held) out += cat(out.empty() ? "" : ", ", name, " ", bytes);

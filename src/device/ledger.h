@@ -13,27 +13,37 @@ enum class Tier : std::uint8_t { device, host, nvme };
 inline constexpr int tier_count = 3;
 
 /// What bytes are for. `padding` is the alignment that layouts add to model states, listed apart.
-enum class Category : std::uint8_t { parameters, gradients, optimizer, activations, communication, workspace, padding };
+enum class Category : std::uint8_t {
+  parameters,
+  gradients,
+  optimizer,
+  activations,
+  communication,
+  workspace,
+  padding
+};
 inline constexpr int category_count = 7;
 
 std::string_view name_of(Tier tier);
 std::string_view name_of(Category category);
 
-/// One rank's books: every allocator charges it. Thread-safe (a lock guards all members; charges are rare next to
-/// the work done in the memory they pay for).
+/// One rank's books: every allocator charges it. Thread-safe (a lock guards all members; charges are rare
+/// next to the work done in the memory they pay for).
 class Ledger {
  public:
   /// Refuses charges that would take `tier` above `bytes`; 0 means no limit.
   void set_limit(Tier tier, std::uint64_t bytes);
   std::uint64_t limit(Tier tier) const;
 
-  /// Throws Error{memory} naming tier, category, bytes and the largest holders when the limit would be passed.
+  /// Throws Error{memory} naming tier, category, bytes and the largest holders when the limit would be
+  /// passed.
   void charge(Tier tier, Category category, std::uint64_t bytes);
   void credit(Tier tier, Category category, std::uint64_t bytes) noexcept;
   /// Moves bytes between categories of one tier without a change of the total.
   void reclassify(Tier tier, Category from, Category to, std::uint64_t bytes);
 
-  /// What each category holds of `tier`, the largest first: "parameters 100, gradients 50"; "nothing" where all are empty.
+  /// What each category holds of `tier`, the largest first: "parameters 100, gradients 50"; "nothing" where
+  /// all are empty.
   std::string holders(Tier tier) const;
 
   std::uint64_t current(Tier tier, Category category) const;

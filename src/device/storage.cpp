@@ -21,6 +21,8 @@ void Device::zero(void* data, std::size_t bytes) {
   if (bytes) std::memset(data, 0, bytes);
 }
 
-std::shared_ptr<void> Device::pin(void*, std::size_t) { return nullptr; }
+std::shared_ptr<void> Device::pin(void*, std::size_t) {
+  return nullptr;
+}
 
 }  // namespace sherd::device

@@ -16,7 +16,7 @@ namespace {
 /// one.
 struct Identity {};
 using StreamId = std::shared_ptr<const Identity>;
-/// How many marks of each stream are known to lie in the past of a moment (a vector clock: Fidge 1988,
+/// How many events of each stream are known to lie in the past of a moment (a vector clock: Fidge 1988,
 /// Mattern 1988).
 using Clock = std::map<StreamId, std::uint64_t>;
 
@@ -33,18 +33,18 @@ void StreamQueue::launch(const KernelLaunch&) {
   fail(ErrorKind::usage, "this stream runs no kernels");
 }
 
-struct Mark::Point {
+struct Event::Point {
   StreamId stream;
-  std::uint64_t number;  ///< of the stream's marks, from 1
+  std::uint64_t number;  ///< of the stream's events, from 1
   Clock past;            ///< of this moment, itself included
   std::shared_ptr<const StreamEvent> event;
 };
 
-bool Mark::reached() const {
+bool Event::reached() const {
   return !point_ || point_->event->reached();
 }
 
-void Mark::wait(const Deadline& deadline, std::string_view what) const {
+void Event::wait(const Deadline& deadline, std::string_view what) const {
   using namespace std::chrono_literals;
   // Most waits are for work about to end: the processor turns for a while before it sleeps.
   const auto turning = Deadline::Clock::now() + 100us;
@@ -64,8 +64,8 @@ struct Stream::State {
   std::unique_ptr<StreamQueue> queue;
   StreamId id = std::make_shared<const Identity>();
   std::mutex mutex;
-  std::uint64_t marks = 0;  // guarded by mutex
-  Clock past;               // guarded by mutex: of what is queued next
+  std::uint64_t events = 0;  // guarded by mutex
+  Clock past;                // guarded by mutex: of what is queued next
 };
 
 Stream::Stream(std::unique_ptr<StreamQueue> queue) : state_(std::make_shared<State>()) {
@@ -73,26 +73,26 @@ Stream::Stream(std::unique_ptr<StreamQueue> queue) : state_(std::make_shared<Sta
   state_->queue = std::move(queue);
 }
 
-Mark Stream::mark() {
-  require(state_ != nullptr, "an empty stream has no marks");
+Event Stream::record() {
+  require(state_ != nullptr, "an empty stream has no events");
   std::lock_guard lock(state_->mutex);
-  auto point = std::make_shared<Mark::Point>();
+  auto point = std::make_shared<Event::Point>();
   point->event = state_->queue->record();
   point->stream = state_->id;
-  point->number = ++state_->marks;
+  point->number = ++state_->events;
   state_->past[state_->id] = point->number;
   point->past = state_->past;
-  return Mark(std::move(point));
+  return Event(std::move(point));
 }
 
-void Stream::wait(const Mark& mark) {
+void Stream::wait(const Event& event) {
   require(state_ != nullptr, "an empty stream waits for nothing");
-  if (!mark || mark.point_->stream == state_->id) return;
+  if (!event || event.point_->stream == state_->id) return;
   std::lock_guard lock(state_->mutex);
-  const auto known = state_->past.find(mark.point_->stream);
-  if (known != state_->past.end() && known->second >= mark.point_->number) return;
-  state_->queue->follow(*mark.point_->event);
-  merge(state_->past, mark.point_->past);
+  const auto known = state_->past.find(event.point_->stream);
+  if (known != state_->past.end() && known->second >= event.point_->number) return;
+  state_->queue->follow(*event.point_->event);
+  merge(state_->past, event.point_->past);
 }
 
 void* Stream::native() const {
@@ -104,19 +104,19 @@ StreamQueue& Stream::queue() const {
   return *state_->queue;
 }
 
-SideUse& SideUse::operator=(SideUse&& other) noexcept {
+StreamUse& StreamUse::operator=(StreamUse&& other) noexcept {
   std::swap(done_, other.done_);
   std::swap(memory_, other.memory_);
   return *this;
 }
 
-void SideUse::join(Stream& stream) {
+void StreamUse::join(Stream& stream) {
   stream.wait(done_);
   done_ = {};
   memory_.clear();
 }
 
-SideUse::~SideUse() {
+StreamUse::~StreamUse() {
   if (memory_.empty()) return;
   try {
     done_.wait(Deadline::after_seconds(60), "work on memory that is to be freed");

@@ -48,7 +48,7 @@ struct LibraryCall {
   /// Queues the work on the driver's handle that it is given; that may come later, more than once and on
   /// another thread. Owns what it and its work use of the host (a library's plan); memory of the device is
   /// used in the stream's order. Holds no Storage: the queue may be locked as it lets go of this, and freed
-  /// page-locked memory marks the queue.
+  /// page-locked memory records an event on the queue.
   std::function<void(void* native)> run;
 };
 
@@ -76,19 +76,19 @@ class StreamQueue {
   virtual void launch(const KernelLaunch& kernel);
   /// Queues a library's work.
   virtual void call(const LibraryCall& call) { call.run(native()); }
-  /// Ends a stretch of work that comes again (Device::end_stretch).
-  virtual void end_stretch() {}
+  /// Ends a sequence of work that comes again (Device::end_sequence).
+  virtual void end_sequence() {}
 };
 
 class Stream;
 
 /// "Everything that this stream had been given by then": the only thing that one stream can wait for of
 /// another. A cheap value; it keeps neither the stream nor any memory alive.
-class Mark {
+class Event {
  public:
-  Mark() = default;
+  Event() = default;
   explicit operator bool() const { return point_ != nullptr; }
-  /// Whether that work has ended. An empty mark always has.
+  /// Whether that work has ended. An empty event always has.
   bool reached() const;
   /// Waits for it on the calling thread. Throws Error{comm} naming `what` when the deadline passes first.
   void wait(const Deadline& deadline, std::string_view what) const;
@@ -96,24 +96,24 @@ class Mark {
  private:
   friend class Stream;
   struct Point;
-  explicit Mark(std::shared_ptr<const Point> point) : point_(std::move(point)) {}
+  explicit Event(std::shared_ptr<const Point> point) : point_(std::move(point)) {}
   std::shared_ptr<const Point> point_;
 };
 
 /// Work that a device runs in the order in which it was queued, beside its other streams. Ordering between
-/// streams is said with marks and in no other way: `copies.wait(compute.mark())`. A wait that earlier waits
-/// imply, also through third streams, costs nothing. A shared handle; safe from any thread.
+/// streams is said with events and in no other way: `copies.wait(compute.record())`. A wait that earlier
+/// waits imply, also through third streams, costs nothing. A shared handle; safe from any thread.
 class Stream {
  public:
   Stream() = default;
   explicit Stream(std::unique_ptr<StreamQueue> queue);
   explicit operator bool() const { return state_ != nullptr; }
 
-  /// A mark after everything queued so far.
-  Mark mark();
-  /// What is queued from now on starts after `mark`'s work has ended; the calling thread does not wait. An
-  /// empty mark asks for nothing.
-  void wait(const Mark& mark);
+  /// An event after everything queued so far.
+  Event record();
+  /// What is queued from now on starts after `event`'s work has ended; the calling thread does not wait. An
+  /// empty event asks for nothing.
+  void wait(const Event& event);
   /// The driver's handle (a cudaStream_t), behind everything queued so far.
   void* native() const;
   /// Where kernels and libraries' calls are queued. Lives as long as the stream.
@@ -128,21 +128,21 @@ class Stream {
 /// Memory that work on a side stream still uses. Allocators hand a freed block out again at once, in the
 /// order of the compute stream; so whoever lends memory to another stream keeps it here until the compute
 /// stream waits for that work.
-class SideUse {
+class StreamUse {
  public:
-  SideUse() = default;
-  SideUse(Mark done, std::vector<Storage> memory) : done_(std::move(done)), memory_(std::move(memory)) {}
-  SideUse(SideUse&&) noexcept = default;
-  SideUse& operator=(SideUse&& other) noexcept;
+  StreamUse() = default;
+  StreamUse(Event done, std::vector<Storage> memory) : done_(std::move(done)), memory_(std::move(memory)) {}
+  StreamUse(StreamUse&&) noexcept = default;
+  StreamUse& operator=(StreamUse&& other) noexcept;
   /// Waits on this thread where nobody joined; memory whose work does not end in a minute is never freed.
-  ~SideUse();
+  ~StreamUse();
 
-  const Mark& done() const { return done_; }
+  const Event& done() const { return done_; }
   /// `stream`, on which the memory is going to be reused, waits for the work; then the memory is let go.
   void join(Stream& stream);
 
  private:
-  Mark done_;
+  Event done_;
   std::vector<Storage> memory_;
 };
 

@@ -74,7 +74,8 @@ DistributedPtr init_distributed(int argc, char** argv, const comm::CommOptions& 
   return dist;
 }
 
-void launch_ranks(int ranks, const std::function<void(DistributedPtr)>& body, const comm::CommOptions& options) {
+void launch_ranks(int ranks, const std::function<void(DistributedPtr)>& body,
+                  const comm::CommOptions& options) {
   if (!launched()) {
     const int count = ranks == 0 ? 1 : ranks;
     return comm::run_local(count, options, [&](comm::Communicator& communicator) {
@@ -95,7 +96,8 @@ void launch_ranks(int ranks, const std::function<void(DistributedPtr)>& body, co
   }
 }
 
-int launch(int argc, char** argv, const std::function<void(DistributedPtr)>& body, const comm::CommOptions& options) {
+int launch(int argc, char** argv, const std::function<void(DistributedPtr)>& body,
+           const comm::CommOptions& options) {
   try {
     launch_ranks(ranks_asked_for(argc, argv), body, options);
     return 0;

@@ -1,8 +1,8 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <climits>
 #include <chrono>
+#include <climits>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -41,22 +41,26 @@ class PhaseTimer {
 
 autograd::Recompute recompute_for(const config::Config& config) {
   switch (config.training.recompute) {
-    case config::Recompute::full: return autograd::Recompute::full;
-    case config::Recompute::selective: return autograd::Recompute::selective;
-    case config::Recompute::none: break;
+    case config::Recompute::full:
+      return autograd::Recompute::full;
+    case config::Recompute::selective:
+      return autograd::Recompute::selective;
+    case config::Recompute::none:
+      break;
   }
   return autograd::Recompute::none;
 }
 
-std::shared_ptr<device::Device> device_for(const config::Config& config, std::shared_ptr<device::Device> given,
-                                           const Distributed* dist) {
+std::shared_ptr<device::Device> device_for(const config::Config& config,
+                                           std::shared_ptr<device::Device> given, const Distributed* dist) {
   require(dist != nullptr, "an engine needs ranks");
   return given ? std::move(given) : engine::make_device(config, *dist);
 }
 
 /// Whether an update needs nothing that is known only after backward, and has transfers to hide behind it.
 bool may_update_early(const config::Config& config) {
-  return config.gradient_clipping <= 0 && config.precision.compute == DType::bf16 && !config.precision.check_grad_overflow &&
+  return config.gradient_clipping <= 0 && config.precision.compute == DType::bf16 &&
+         !config.precision.check_grad_overflow &&
          config.zero.offload_optimizer.device != config::OffloadDevice::none;
 }
 
@@ -74,7 +78,9 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   require(model_ != nullptr, "an engine needs a model");
   if (device_->kind() != device::Kind::meta)
     engine::require_same_setup(config_, *dist_);  // absent ranks tell nothing
-  const comm::Grid grid(dist_->world_size(), {.shard = static_cast<int>(std::min<std::int64_t>(config_.parallel.shard_size, INT_MAX))});
+  const comm::Grid grid(
+      dist_->world_size(),
+      {.shard = static_cast<int>(std::min<std::int64_t>(config_.parallel.shard_size, INT_MAX))});
   config_.batch = config::resolve_batch(config_, grid.size(comm::Axis::data));
   device_->ledger().set_limit(device::Tier::device, config_.device.device_memory_limit);
   device_->ledger().set_limit(device::Tier::host, config_.device.host_memory_limit);
@@ -100,7 +106,8 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
     sharded_->listen([this](sharding::Segment& segment) {
       if (pipeline_->under_way()) update_early(segment);
     });
-  if (config_.precision.compute == DType::f16) scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
+  if (config_.precision.compute == DType::f16)
+    scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
   if (config_.log_level) set_log_level(*config_.log_level);
   if (dist_->rank() != 0) return;
   for (const std::string& note : config_.notes) log_info(note);
@@ -154,7 +161,8 @@ engine::IoBytes Engine::io_bytes() const {
   engine::IoBytes out;
   for (const auto* store : {parameter_store_.get(), optimizer_store_.get()})
     if (store)
-      out.read += store->bytes_read(), out.written += store->bytes_written(), out.bounced += store->bytes_bounced();
+      out.read += store->bytes_read(), out.written += store->bytes_written(),
+          out.bounced += store->bytes_bounced();
   return out;
 }
 
@@ -176,7 +184,8 @@ autograd::Var Engine::forward(const tensor::Batch& batch) {
   double unbooked = 0;
   PhaseTimer timer(training_ ? times_.forward : unbooked, training_ ? "forward" : "evaluation");
   require_whole_weights(training_ ? "forward()" : "evaluation");
-  // Between forward() and backward() the tape, its settings and the gathered units belong to that micro-batch.
+  // Between forward() and backward() the tape, its settings and the gathered units belong to that
+  // micro-batch.
   require(phase_ == Phase::idle || (!training_ && phase_ == Phase::backwarded),
           training_ ? "forward() was called again before backward() and step()"
                     : "evaluation between forward() and backward(): finish the micro-batch first");
@@ -240,8 +249,8 @@ void Engine::begin_early_update() {
   end_or_spoil([&] { pipeline_->begin(*optimizer_, average_scale().rest); });
 }
 
-/// The gradients of `segment` are complete. The loss is looked at no earlier than here, when a GPU has work of backward
-/// queued.
+/// The gradients of `segment` are complete. The loss is looked at no earlier than here, when a GPU has work
+/// of backward queued.
 void Engine::update_early(sharding::Segment& segment) {
   if (!known_loss_) known_loss_ = mean_loss(accumulated_ + 1);
   if (std::isfinite(*known_loss_)) return pipeline_->gradients_complete(segment);
@@ -255,12 +264,13 @@ constexpr const char* load_to_go_on = ": load a checkpoint to go on";
 
 void Engine::require_whole_weights(const char* call) const {
   require(spoiled_.empty(), call, ": ", spoiled_, ": go on with load_checkpoint()");
-  require(!pipeline_->under_way(), call, " between backward() and step(): with gradient_clipping and "
+  require(!pipeline_->under_way(), call,
+          " between backward() and step(): with gradient_clipping and "
           "bf16.check_grad_overflow off the update begins in backward(); call step() first");
 }
 
-/// Whether an update under way may have changed weights. What other ranks have done since all agreed on the loss is not known,
-/// and one weight is enough.
+/// Whether an update under way may have changed weights. What other ranks have done since all agreed on the
+/// loss is not known, and one weight is enough.
 bool Engine::may_have_changed() const {
   return pipeline_->under_way() && known_loss_ && (pipeline_->updated() > 0 || data_ranks().size() > 1);
 }
@@ -269,7 +279,8 @@ bool Engine::may_have_changed() const {
 void Engine::give_update_up() {
   if (!pipeline_->under_way()) return;
   if (may_have_changed())
-    spoiled_ = cat("step ", counters_.global_steps + 1, " has changed part of the weights and cannot be undone");
+    spoiled_ =
+        cat("step ", counters_.global_steps + 1, " has changed part of the weights and cannot be undone");
   else
     optimizer_->abandon_step();
   pipeline_->abandon();
@@ -324,7 +335,8 @@ void Engine::drop_accumulated() {
   sharded_->clear_gradients();
 }
 
-/// Fails where the last update wrote something that is not finite, which a GPU tells when it is through with it.
+/// Fails where the last update wrote something that is not finite, which a GPU tells when it is through with
+/// it.
 void Engine::require_finite_update() {
   if (optimizer_->finite()) return;
   if (pipeline_->under_way()) pipeline_->abandon();
@@ -344,16 +356,19 @@ void Engine::update() {
   report_.loss_scale = scaler_ ? scaler_->scale() : 1.0;
   if (!std::isfinite(report_.loss) && !scaler_)
     fail(ErrorKind::numerics, "the loss is ", report_.loss, " at step ", counters_.global_steps + 1,
-         ": nothing was updated; lower the learning rate, clip gradients (gradient_clipping), or resume from the last "
+         ": nothing was updated; lower the learning rate, clip gradients (gradient_clipping), or resume from "
+         "the last "
          "checkpoint");
   if (pipeline_->under_way() && device_->kind() == device::Kind::cuda)
-    pipeline_->update_rest();  // before the norm, for which the thread waits until the GPU is through with backward
+    pipeline_->update_rest();  // before the norm, for which the thread waits until the GPU is through with
+                               // backward
   const tensor::ExactSum squares = sharded_->gradient_sum_of_squares();
   const bool overflow = squares.non_finite > 0 || !std::isfinite(report_.loss);
   const double rest = average_scale().rest;
   report_.grad_norm = std::sqrt(squares.value()) * rest / report_.loss_scale;
   if (scaler_) scaler_->update(overflow);
-  if (overflow && !scaler_ && !(config_.precision.compute == DType::bf16 && config_.precision.check_grad_overflow))
+  if (overflow && !scaler_ &&
+      !(config_.precision.compute == DType::bf16 && config_.precision.check_grad_overflow))
     fail(ErrorKind::numerics, "a gradient is NaN or infinite at step ", counters_.global_steps + 1,
          " although the loss is finite", may_have_changed() ? "" : ": nothing was updated",
          "; lower the learning rate or clip gradients");
@@ -372,8 +387,10 @@ void Engine::update() {
 
 void Engine::finish_step(bool applied) {
   report_.applied = applied;
-  if (!applied) ++counters_.skipped_steps;
-  else if (scheduler_) scheduler_->step();
+  if (!applied)
+    ++counters_.skipped_steps;
+  else if (scheduler_)
+    scheduler_->step();
   ++counters_.global_steps;
   counters_.global_samples += train_batch_size();
 }
@@ -395,7 +412,8 @@ double Engine::mean_over_ranks(const std::vector<double>& mine, std::int64_t cou
     options.label = what;
     options.scalar = true;
     data_ranks().all_gather({{shard, full}}, options).wait();
-    if (device_->kind() == device::Kind::meta) return 0;  // of ranks that are not there, of whom there may be millions
+    if (device_->kind() == device::Kind::meta)
+      return 0;  // of ranks that are not there, of whom there may be millions
     all.resize(each * ranks);
     std::memcpy(all.data(), tensor::to_host(*device_, full).raw(), full.bytes());
   }
@@ -433,7 +451,9 @@ double Engine::eval_batches(const std::function<tensor::Batch()>& next, std::int
   return mean_over_ranks(losses, count, "evaluation loss");
 }
 
-double Engine::item(const autograd::Var& loss) { return tensor::read_scalar(loss.tape().device(), loss.value()); }
+double Engine::item(const autograd::Var& loss) {
+  return tensor::read_scalar(loss.tape().device(), loss.value());
+}
 
 std::optional<double> Engine::get_global_grad_norm() const {
   return stepped_ ? std::optional(report_.grad_norm) : std::nullopt;
@@ -445,8 +465,8 @@ void Engine::print_step() const {
            " lr=", report_.lr.empty() ? 0.0 : report_.lr.front(), " skipped=", counters_.skipped_steps,
            scaler_ ? cat(" loss_scale=", report_.loss_scale) : std::string());
   if (config_.wall_clock_breakdown)
-    log_info("time (ms) | forward ", report_.times.forward, " | backward ", report_.times.backward, " | step ",
-             report_.times.update);
+    log_info("time (ms) | forward ", report_.times.forward, " | backward ", report_.times.backward,
+             " | step ", report_.times.update);
   if (config_.memory_breakdown) print_memory();
 }
 
@@ -455,8 +475,8 @@ void Engine::print_memory() const {
   std::string line;
   for (int c = 0; c < device::category_count; ++c) {
     const auto category = static_cast<device::Category>(c);
-    line += cat(" | ", device::name_of(category), ' ', ledger.current(device::Tier::device, category), " (peak ",
-                ledger.peak(device::Tier::device, category), ')');
+    line += cat(" | ", device::name_of(category), ' ', ledger.current(device::Tier::device, category),
+                " (peak ", ledger.peak(device::Tier::device, category), ')');
   }
   log_info("memory of rank 0's device (bytes)", line);
 }
@@ -475,8 +495,10 @@ void Engine::set_training_data(const data::Loader& loader, std::shared_ptr<const
                 "`sherd generate` will not know it: put it back, or name it with data.tokenizer");
 }
 
-void Engine::save_checkpoint(const std::string& directory, const std::string& tag, const engine::ClientState& client) {
-  engine::CheckpointAccess::save(*this, directory, tag.empty() ? cat("global_step", counters_.global_steps) : tag, client);
+void Engine::save_checkpoint(const std::string& directory, const std::string& tag,
+                             const engine::ClientState& client) {
+  engine::CheckpointAccess::save(*this, directory,
+                                 tag.empty() ? cat("global_step", counters_.global_steps) : tag, client);
 }
 
 engine::ClientState Engine::load_checkpoint(const std::string& directory, const std::string& tag) {

@@ -32,9 +32,9 @@ class SaveFolder;
 class UpdatePipeline;
 struct TokenData;
 
-/// Wall time of the last optimizer step by phase, in milliseconds, summed over its micro-batches. What is updated while
-/// backward runs counts there. A GPU may be behind: unless wall_clock_breakdown asks for phases that wait for it, its time
-/// counts where the thread has to wait, mostly in the update.
+/// Wall time of the last optimizer step by phase, in milliseconds, summed over its micro-batches. What is
+/// updated while backward runs counts there. A GPU may be behind: unless wall_clock_breakdown asks for phases
+/// that wait for it, its time counts where the thread has to wait, mostly in the update.
 struct StepTimes {
   double forward = 0, backward = 0, update = 0;
   double total() const { return forward + backward + update; }
@@ -47,11 +47,12 @@ struct IoBytes {
 
 /// What the last optimizer step did, the same on every rank.
 struct StepReport {
-  bool applied = false;     ///< false when gradients overflowed and the update was skipped
-  double loss = 0;          ///< mean over ranks and micro-batches, of the unscaled loss
-  double grad_norm = 0;     ///< global L2 norm of the averaged gradients, unscaled, before clipping; NaN on overflow
-  double loss_scale = 1;    ///< that the step's gradients were computed with
-  std::vector<double> lr;   ///< used by the step, one per parameter group
+  bool applied = false;  ///< false when gradients overflowed and the update was skipped
+  double loss = 0;       ///< mean over ranks and micro-batches, of the unscaled loss
+  double grad_norm =
+      0;  ///< global L2 norm of the averaged gradients, unscaled, before clipping; NaN on overflow
+  double loss_scale = 1;           ///< that the step's gradients were computed with
+  std::vector<double> lr;          ///< used by the step, one per parameter group
   std::int64_t early_updates = 0;  ///< chunks of this rank's states that were updated before backward ended
   StepTimes times;
 };
@@ -64,45 +65,52 @@ using ClientState = std::map<std::string, std::string>;
 /// Trains one sharded model: forward, backward, step, with DeepSpeed's counters and rules of accumulation.
 ///
 /// Made by initialize(). One per rank; every method is called from that rank's thread, and by all ranks alike
-/// (making one, which throws Error{config} where configurations differ, and all that trains, saves or loads is collective).
+/// (making one, which throws Error{config} where configurations differ, and all that trains, saves or loads
+/// is collective).
 class Engine {
  public:
-  /// `device`: another than the one that the config describes. On a meta device nothing is computed, read or written (also
-  /// not to NVMe), while the ledger's books are those of a real run. `kernels`: others than tensor::make_kernels() has for it.
+  /// `device`: another than the one that the config describes. On a meta device nothing is computed, read or
+  /// written (also not to NVMe), while the ledger's books are those of a real run. `kernels`: others than
+  /// tensor::make_kernels() has for it.
   Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config,
-         std::shared_ptr<device::Device> device = nullptr, std::unique_ptr<tensor::Kernels> kernels = nullptr);
+         std::shared_ptr<device::Device> device = nullptr,
+         std::unique_ptr<tensor::Kernels> kernels = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   // ---- the three calls of a micro-batch ----
-  // On a GPU they only queue work, up to RunAhead::most micro-batches ahead of it; the thread waits for the GPU in the
-  // step() of an accumulation boundary (and where an early update needs the loss). What is wrong with data that only the
-  // GPU has looked at (an id beyond the vocabulary) is thrown there at the latest, or by item(), as Error{data} that names
-  // the value.
+  // On a GPU they only queue work, up to RunAhead::most micro-batches ahead of it; the thread waits for the
+  // GPU in the step() of an accumulation boundary (and where an early update needs the loss). What is wrong
+  // with data that only the GPU has looked at (an id beyond the vocabulary) is thrown there at the latest, or
+  // by item(), as Error{data} that names the value.
 
-  /// The loss of one micro-batch. In train() mode backward() must follow before the next forward(), in either mode.
+  /// The loss of one micro-batch. In train() mode backward() must follow before the next forward(), in either
+  /// mode.
   autograd::Var forward(const tensor::Batch& batch);
-  /// Gradients of `loss`, divided by gradient_accumulation_steps (and multiplied by the loss scale; both are undone or
-  /// meant). Reduces over ranks as the placement says.
+  /// Gradients of `loss`, divided by gradient_accumulation_steps (and multiplied by the loss scale; both are
+  /// undone or meant). Reduces over ranks as the placement says.
   ///
-  /// With an offloaded optimizer in bf16, gradient_clipping off and bf16.check_grad_overflow off, nothing that is known only
-  /// after backward decides about the update: at an accumulation boundary it begins here, with the learning rate of this
-  /// moment, unless the loss is NaN or infinite. No lease on gathered parameters may be held then, and until step() weights
-  /// are partly updated: evaluation and save_checkpoint() are refused. When it fails after it has changed a weight, the step
-  /// cannot be undone: the error says so, and only load_checkpoint() goes on. The same holds for step() in any setting.
+  /// With an offloaded optimizer in bf16, gradient_clipping off and bf16.check_grad_overflow off, nothing
+  /// that is known only after backward decides about the update: at an accumulation boundary it begins here,
+  /// with the learning rate of this moment, unless the loss is NaN or infinite. No lease on gathered
+  /// parameters may be held then, and until step() weights are partly updated: evaluation and
+  /// save_checkpoint() are refused. When it fails after it has changed a weight, the step cannot be undone:
+  /// the error says so, and only load_checkpoint() goes on. The same holds for step() in any setting.
   void backward(const autograd::Var& loss);
-  /// Counts a micro-batch; at an accumulation boundary clips, updates, moves the schedule on, and clears gradients.
-  /// Throws Error{numerics} when the loss is NaN or infinite (fp16: when the loss scale cannot shrink further). A step that
-  /// fails before it changes a weight drops what was accumulated. That a GPU's update has made a weight NaN or infinite is
-  /// thrown by the next boundary's step(), evaluation, save_checkpoint() or synchronize().
+  /// Counts a micro-batch; at an accumulation boundary clips, updates, moves the schedule on, and clears
+  /// gradients. Throws Error{numerics} when the loss is NaN or infinite (fp16: when the loss scale cannot
+  /// shrink further). A step that fails before it changes a weight drops what was accumulated. That a GPU's
+  /// update has made a weight NaN or infinite is thrown by the next boundary's step(), evaluation,
+  /// save_checkpoint() or synchronize().
   void step();
 
   /// forward, backward and step over gradient_accumulation_steps batches from `next`; the report of the step.
   const engine::StepReport& train_batch(const std::function<tensor::Batch()>& next);
-  /// Waits until this rank's device has done all that it was given, and throws what is known only then: Error{numerics} when
-  /// the last update made a weight NaN or infinite, Error{data} for wrong data. For the end of a training after whose last
-  /// step nothing is evaluated or saved, and before weights are read. Not collective: it may fail on one rank alone.
+  /// Waits until this rank's device has done all that it was given, and throws what is known only then:
+  /// Error{numerics} when the last update made a weight NaN or infinite, Error{data} for wrong data. For the
+  /// end of a training after whose last step nothing is evaluated or saved, and before weights are read. Not
+  /// collective: it may fail on one rank alone.
   void synchronize();
   /// Mean loss over ranks, without gradients and dropout.
   double eval_batch(const tensor::Batch& batch);
@@ -117,8 +125,8 @@ class Engine {
   void eval() { train(false); }
 
   // ---- accumulation ----
-  /// Overrules the count until it is called again: is the coming micro-batch the last before an update? Call before
-  /// forward.
+  /// Overrules the count until it is called again: is the coming micro-batch the last before an update? Call
+  /// before forward.
   void set_gradient_accumulation_boundary(bool boundary) { boundary_override_ = boundary; }
   bool is_gradient_accumulation_boundary() const;
 
@@ -150,7 +158,8 @@ class Engine {
   void claim_save_folder(const std::string& directory);
   /// Writes DIR/TAG (default global_stepN) whole or not at all, then moves DIR/latest; claims DIR before.
   /// Replaces nothing but a checkpoint. What fails on one rank is thrown on all, which can go on. Collective.
-  void save_checkpoint(const std::string& directory, const std::string& tag = "", const engine::ClientState& client = {});
+  void save_checkpoint(const std::string& directory, const std::string& tag = "",
+                       const engine::ClientState& client = {});
   /// Restores everything from DIR/TAG (default: what DIR/latest names), the training loader's position too,
   /// and returns what the caller had saved. Any number of ranks, stage and placement loads what any others
   /// saved. Throws Error{data} or Error{io} naming file and cause, also for training data of another
@@ -208,7 +217,8 @@ class Engine {
   std::shared_ptr<nn::Model> model_;
   std::shared_ptr<engine::Optimizer> optimizer_;
   std::shared_ptr<engine::Scheduler> scheduler_;
-  std::unique_ptr<offload::Store> parameter_store_, optimizer_store_;  ///< null without states on NVMe; the first may serve both
+  std::unique_ptr<offload::Store> parameter_store_,
+      optimizer_store_;  ///< null without states on NVMe; the first may serve both
   std::unique_ptr<sharding::ShardedModel> sharded_;
   std::unique_ptr<engine::UpdatePipeline> pipeline_;
   std::unique_ptr<autograd::Tape> tape_;
@@ -229,10 +239,11 @@ class Engine {
       data_position_;  ///< of the training loader; null: the engine knows of none
   std::shared_ptr<const engine::TokenData> training_tokens_;  ///< null: none, or samples of another kind
   engine::StepTimes times_;
-  bool updates_early_ = false;          ///< the configuration lets updates begin while backward runs
-  std::optional<double> known_loss_;    ///< of the step under way; no weight changes before it is known
+  bool updates_early_ = false;        ///< the configuration lets updates begin while backward runs
+  std::optional<double> known_loss_;  ///< of the step under way; no weight changes before it is known
   std::unique_ptr<engine::SaveFolder> save_folder_;  ///< on rank 0, from the first save or claim on
-  std::string spoiled_;                 ///< why the weights are of no use until a checkpoint is loaded; empty: they are whole
+  std::string
+      spoiled_;  ///< why the weights are of no use until a checkpoint is loaded; empty: they are whole
 };
 
 }  // namespace sherd

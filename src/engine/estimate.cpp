@@ -40,9 +40,8 @@ class DryRun {
   DryRun(const config::Config& config, const std::shared_ptr<nn::Model>& model,
          const std::function<tensor::Batch(device::Device&)>& batch, const EstimateOptions& options)
       : batch_(batch) {
-    const auto dist =
-        std::make_shared<Distributed>(comm::make_dry_world(options.rank, options.ranks),
-                                      options.rank % options.local_ranks, options.local_ranks);
+    const auto dist = std::make_shared<Distributed>(comm::make_dry_world(options.rank, options.ranks),
+                                                    options.rank % options.local_ranks, options.local_ranks);
     const int threads = compute_threads(config, options.local_ranks);
     auto device = meant_for_gpus(config) ? device::make_meta_gpu(threads) : device::make_meta_device(threads);
     engine_ = std::make_unique<Engine>(dist, model, quiet(config), std::move(device));

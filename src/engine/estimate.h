@@ -20,7 +20,7 @@ struct Estimate {
   comm::Traffic traffic;  ///< sent by one optimizer step
   std::vector<comm::ProcessGroups::AxisTraffic> traffic_by_axis;  ///< the same apart
   std::uint64_t exchange = 0;  ///< of the host, that exchanging takes beside the books (comm/host_memory.h)
-  IoBytes io;             ///< moved to and from NVMe by one optimizer step
+  IoBytes io;                  ///< moved to and from NVMe by one optimizer step
 };
 
 /// Which rank of what world to play.

@@ -15,9 +15,9 @@ Initialized initialize(const InitializeOptions& options) {
   if (options.training_data) {
     engine::require_same({{"number of training samples", std::to_string(options.training_data->size())}},
                          *options.dist);
-    out.loader = std::make_unique<data::SampleLoader>(options.training_data,
-                                                      data::LoaderRank{config.batch.micro_batch_size, rank, world},
-                                                      options.loader_options, out.engine->device());
+    out.loader = std::make_unique<data::SampleLoader>(
+        options.training_data, data::LoaderRank{config.batch.micro_batch_size, rank, world},
+        options.loader_options, out.engine->device());
     out.engine->set_training_data(*out.loader);
   } else if (config.data) {
     const auto data = engine::open_token_data(config);

@@ -10,13 +10,14 @@
 
 namespace sherd {
 
-/// Where a configuration comes from: a file, several files of which later ones add sections, or one made in code.
+/// Where a configuration comes from: a file, several files of which later ones add sections, or one made in
+/// code.
 class ConfigSource {
  public:
-  ConfigSource(const char* path) : ConfigSource(std::vector<std::string>{path}) {}          // NOLINT
-  ConfigSource(const std::string& path) : ConfigSource(std::vector<std::string>{path}) {}   // NOLINT
+  ConfigSource(const char* path) : ConfigSource(std::vector<std::string>{path}) {}             // NOLINT
+  ConfigSource(const std::string& path) : ConfigSource(std::vector<std::string>{path}) {}      // NOLINT
   ConfigSource(const std::vector<std::string>& paths) : value_(config::parse_files(paths)) {}  // NOLINT
-  ConfigSource(config::Config config) : value_(std::move(config)) {}                        // NOLINT
+  ConfigSource(config::Config config) : value_(std::move(config)) {}                           // NOLINT
   const config::Config& value() const { return value_; }
 
  private:
@@ -27,11 +28,10 @@ class ConfigSource {
 class ModelSource {
  public:
   template <class M>
-    requires std::derived_from<M, nn::Model>
-  ModelSource(std::shared_ptr<M> model) : model_(std::move(model)) {}  // NOLINT
+  requires std::derived_from<M, nn::Model> ModelSource(std::shared_ptr<M> model)
+      : model_(std::move(model)) {}  // NOLINT
   template <class F>
-    requires std::is_invocable_v<F>
-  ModelSource(const F& build) : model_(build()) {}  // NOLINT
+  requires std::is_invocable_v<F> ModelSource(const F& build) : model_(build()) {}  // NOLINT
   const std::shared_ptr<nn::Model>& value() const { return model_; }
 
  private:
@@ -42,13 +42,14 @@ struct InitializeOptions {
   DistributedPtr dist;
   ModelSource model;
   ConfigSource config;
-  /// Samples for the loader; without it, the config's `data` section is read as packed tokens where there is one.
+  /// Samples for the loader; without it, the config's `data` section is read as packed tokens where there is
+  /// one.
   std::shared_ptr<const data::Dataset> training_data = nullptr;
   data::SampleLoaderOptions loader_options = {};
 };
 
-/// What initialize() gives, in DeepSpeed's order. The loader is null without training data, the scheduler without a
-/// `scheduler` section. The engine owns everything that runs; the others must not outlive it.
+/// What initialize() gives, in DeepSpeed's order. The loader is null without training data, the scheduler
+/// without a `scheduler` section. The engine owns everything that runs; the others must not outlive it.
 struct Initialized {
   std::unique_ptr<Engine> engine;
   std::shared_ptr<engine::Optimizer> optimizer;

@@ -33,21 +33,22 @@ std::shared_ptr<device::Device> make_gpu(const config::Config& config, const Dis
   const int count = static_cast<int>(status.gpus.size());
   const device::CudaGpu& gpu =
       status.gpus[static_cast<std::size_t>(device::cuda_ordinal_for(dist.local_rank(), count))];
-  // Under a launcher each rank may be shown a GPU of its own: how they are shared is told by who asked all (gpu_sharing.h).
+  // Under a launcher each rank may be shown a GPU of its own: how they are shared is told by who asked all
+  // (gpu_sharing.h).
   const bool shared = dist.local_size() > count && comm::launcher() == comm::Launcher::none;
   if (dist.rank() == 0)
     log_info("rank 0 runs on GPU ", gpu.ordinal, " ('", gpu.name, "')",
              shared ? cat(", as one of ", dist.local_size(), " ranks on ", counted(count, "GPU")) : "");
-  return device::make_cuda_device(
-      {gpu.ordinal, threads, own_cores(config, dist, threads), config.parallel.timeout_seconds, config.device.cuda_graphs});
+  return device::make_cuda_device({gpu.ordinal, threads, own_cores(config, dist, threads),
+                                   config.parallel.timeout_seconds, config.device.cuda_graphs});
 }
 
 /// The notes that the parser makes where device.type is "cpu", for "auto" that found no GPU.
 void say_what_is_idle(const config::Device& keys) {
-  for (const auto& [name, given] : {std::pair{"tf32", keys.tf32}, std::pair{"fused_gelu", keys.fused_gelu},
-                                    std::pair{"deterministic_attention", !keys.deterministic_attention},
-                                    std::pair{"cuda_graphs", keys.cuda_graphs},
-                                    std::pair{"peak_tflops", keys.peak_tflops > 0}})
+  for (const auto& [name, given] :
+       {std::pair{"tf32", keys.tf32}, std::pair{"fused_gelu", keys.fused_gelu},
+        std::pair{"deterministic_attention", !keys.deterministic_attention},
+        std::pair{"cuda_graphs", keys.cuda_graphs}, std::pair{"peak_tflops", keys.peak_tflops > 0}})
     if (given) log_info("device.", name, ": no effect: there is no GPU here, and this is a matter of GPUs");
 }
 

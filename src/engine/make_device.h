@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "config/config.h"
-#include "device/device.h"
 #include "device/cuda.h"
+#include "device/device.h"
 #include "engine/distributed.h"
 #include "tensor/kernels.h"
 

@@ -28,8 +28,8 @@ struct DataRecord {
   /// Of the training loader (LoaderPosition); none: the engine knew of no loader.
   std::optional<std::int64_t> position;
   std::int64_t epoch_samples = 0;  ///< as LoaderPosition::epoch_samples()
-  std::string tokenizer;        ///< "byte", or "spm:MODEL" by its path in that run; empty: unknown
-  std::int64_t vocab_size = 0;  ///< of the token data, as are all that follow; 0: unknown
+  std::string tokenizer;           ///< "byte", or "spm:MODEL" by its path in that run; empty: unknown
+  std::int64_t vocab_size = 0;     ///< of the token data, as are all that follow; 0: unknown
   std::int64_t tokens = 0, sequences = 0;
   std::uint32_t fingerprint = 0;  ///< IndexedDataset::fingerprint()
 

@@ -18,15 +18,16 @@ struct StepMetrics {
   double lr = 0;                   ///< of the first parameter group, as this step used it
   double grad_norm = 0;            ///< before clipping
   double loss_scale = 1;
-  bool skipped = false;       ///< the step changed nothing, because its gradients overflowed
-  std::int64_t tokens = 0;    ///< all ranks, since the beginning of training
-  double step_ms = 0;         ///< wall time of this step
-  double tokens_per_s = 0;    ///< all ranks, this step
-  std::optional<double> mfu;  ///< model FLOP/s over the GEMM rate, of GPUs the peak; null when that is unknown
+  bool skipped = false;     ///< the step changed nothing, because its gradients overflowed
+  std::int64_t tokens = 0;  ///< all ranks, since the beginning of training
+  double step_ms = 0;       ///< wall time of this step
+  double tokens_per_s = 0;  ///< all ranks, this step
+  std::optional<double>
+      mfu;  ///< model FLOP/s over the GEMM rate, of GPUs the peak; null when that is unknown
   struct Memory {
     std::uint64_t device_peak = 0, host_peak = 0, nvme_peak = 0;
-  } mem;               ///< bytes on this rank
-  comm::Traffic comm;  ///< this rank, this step; scalars are left out
+  } mem;                                               ///< bytes on this rank
+  comm::Traffic comm;                                  ///< this rank, this step; scalars are left out
   std::vector<comm::ProcessGroups::AxisTraffic> axes;  ///< the same by axis of the process grid
   struct Io {
     std::uint64_t read_bytes = 0, write_bytes = 0;

@@ -8,18 +8,26 @@
 
 namespace sherd::engine {
 
-optim::SpanUpdate Optimizer::span_of(const UpdateView& view, const sharding::Piece& piece, double factor) const {
+optim::SpanUpdate Optimizer::span_of(const UpdateView& view, const sharding::Piece& piece,
+                                     double factor) const {
   const std::int64_t begin = piece.flat_begin - view.begin, end = begin + piece.count;
   const sharding::MasterForm form = view.segment->master_form();
   const autograd::Parameter& parameter = *view.segment->layout().parameters()[piece.slot];
   const tensor::Tensor weights = view.parameters.range(begin, end);
   optim::SpanUpdate span;
   switch (form) {
-    case sharding::MasterForm::in_parameters: span.master = weights.data<float>(); break;
-    case sharding::MasterForm::separate: span.master = view.masters.range(begin, end).data<float>(); break;
-    case sharding::MasterForm::split: span.low = view.masters.range(begin, end).data<std::uint16_t>(); break;
+    case sharding::MasterForm::in_parameters:
+      span.master = weights.data<float>();
+      break;
+    case sharding::MasterForm::separate:
+      span.master = view.masters.range(begin, end).data<float>();
+      break;
+    case sharding::MasterForm::split:
+      span.low = view.masters.range(begin, end).data<std::uint16_t>();
+      break;
   }
-  if (form != sharding::MasterForm::in_parameters) span.param = weights.raw(), span.param_dtype = weights.dtype();
+  if (form != sharding::MasterForm::in_parameters)
+    span.param = weights.raw(), span.param_dtype = weights.dtype();
   span.grad = view.gradients.range(begin, end).raw();
   span.grad_dtype = view.gradients.dtype();
   for (std::size_t i = 0; i < view.moments.size(); ++i) {
@@ -54,7 +62,8 @@ bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& k
   }
   const auto spans_of = [&](const UpdateView& part) {
     std::vector<optim::SpanUpdate> spans;
-    for (const sharding::Piece& piece : part.segment->layout().pieces(part.begin, part.begin + part.gradients.numel()))
+    for (const sharding::Piece& piece :
+         part.segment->layout().pieces(part.begin, part.begin + part.gradients.numel()))
       spans.push_back(span_of(part, piece, factor));
     return spans;
   };
@@ -72,7 +81,7 @@ bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& k
   return true;
 }
 
-void Optimizer::announce(const UpdateView& view, const device::Mark& ready, tensor::Kernels& kernels) {
+void Optimizer::announce(const UpdateView& view, const device::Event& ready, tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
   if (device.kind() == device::Kind::cuda && UpdateStaging::by_processor(*view.segment))
     on_gpu(device).staging.announce(view, ready);
@@ -86,7 +95,9 @@ void Optimizer::end_series() noexcept {
   if (gpu_) gpu_->staging.end_series();
 }
 
-bool Optimizer::finite() { return !gpu_ || gpu_->check.finite(); }
+bool Optimizer::finite() {
+  return !gpu_ || gpu_->check.finite();
+}
 
 Scheduler::Scheduler(optim::LrSchedule schedule, std::shared_ptr<Optimizer> optimizer)
     : schedule_(std::move(schedule)), optimizer_(std::move(optimizer)) {
@@ -110,10 +121,12 @@ void Scheduler::apply() {
   if (point.betas) hyper.beta1 = point.betas->first, hyper.beta2 = point.betas->second;
 }
 
-std::shared_ptr<Scheduler> make_scheduler(const config::Config& config, const std::shared_ptr<Optimizer>& optimizer) {
+std::shared_ptr<Scheduler> make_scheduler(const config::Config& config,
+                                          const std::shared_ptr<Optimizer>& optimizer) {
   if (std::holds_alternative<std::monostate>(config.scheduler)) return nullptr;
   const bool betas = config.optimizer.type != config::OptimizerType::sgd;
-  return std::make_shared<Scheduler>(optim::LrSchedule(config.scheduler, config.optimizer.lr, betas), optimizer);
+  return std::make_shared<Scheduler>(optim::LrSchedule(config.scheduler, config.optimizer.lr, betas),
+                                     optimizer);
 }
 
 }  // namespace sherd::engine

@@ -14,8 +14,8 @@
 
 namespace sherd::engine {
 
-/// All states of a stretch of a segment in memory, from flat element `begin` on; `masters` as the segment's form says,
-/// undefined where the parameters are the masters.
+/// All states of a stretch of a segment in memory, from flat element `begin` on; `masters` as the segment's
+/// form says, undefined where the parameters are the masters.
 struct UpdateView {
   const sharding::Segment* segment = nullptr;
   std::int64_t begin = 0;
@@ -23,8 +23,8 @@ struct UpdateView {
   std::vector<tensor::Tensor> moments;
 };
 
-/// Applies an update rule (optim/) to the flat segments that this rank updates. Holds the hyper-parameters and the
-/// count of steps; the moments live with the segments. Used from the rank's thread.
+/// Applies an update rule (optim/) to the flat segments that this rank updates. Holds the hyper-parameters
+/// and the count of steps; the moments live with the segments. Used from the rank's thread.
 class Optimizer {
  public:
   /// `seed`: of the stochastic rounding of 16-bit moments.
@@ -48,25 +48,27 @@ class Optimizer {
   std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps) { steps_ = steps; }
 
-  /// Opens the next update, for which the rates of this moment hold; update() is then called once for every element.
+  /// Opens the next update, for which the rates of this moment hold; update() is then called once for every
+  /// element.
   void begin_step() { ++steps_, used_ = hyper_; }
   /// Takes begin_step() back while nothing was updated yet.
   void abandon_step() { --steps_; }
   /// lr() of the last begin_step().
   std::vector<double> used_lr() const { return {used_.lr}; }
-  /// Gradients times `factor` → moments → masters → compute parameters, in one pass: by the GPU where all of them lie there,
-  /// else by the processor. False when an updated weight or moment is NaN or infinite, as far as that is known at once.
+  /// Gradients times `factor` → moments → masters → compute parameters, in one pass: by the GPU where all of
+  /// them lie there, else by the processor. False when an updated weight or moment is NaN or infinite, as far
+  /// as that is known at once.
   bool update(const UpdateView& view, double factor, tensor::Kernels& kernels);
-  /// Says that `view` is updated after those announced before it, with gradients that are complete, and parameters that
-  /// work no longer reads, from `ready` on: beside a GPU its states begin to come to the processor. Its tensors last until
-  /// end_series().
-  void announce(const UpdateView& view, const device::Mark& ready, tensor::Kernels& kernels);
+  /// Says that `view` is updated after those announced before it, with gradients that are complete, and
+  /// parameters that work no longer reads, from `ready` on: beside a GPU its states begin to come to the
+  /// processor. Its tensors last until end_series().
+  void announce(const UpdateView& view, const device::Event& ready, tensor::Kernels& kernels);
   /// Work that the device is given from now on sees what was updated so far.
   void join();
   /// join(), and forgets what was announced and not updated.
   void end_series() noexcept;
-  /// Waits for what update() gave to a GPU since the last call, not for later work; false when any of it became NaN or
-  /// infinite.
+  /// Waits for what update() gave to a GPU since the last call, not for later work; false when any of it
+  /// became NaN or infinite.
   bool finite();
 
  private:
@@ -103,6 +105,7 @@ class Scheduler {
 };
 
 /// The schedule of the config's `scheduler` section; null without one.
-std::shared_ptr<Scheduler> make_scheduler(const config::Config& config, const std::shared_ptr<Optimizer>& optimizer);
+std::shared_ptr<Scheduler> make_scheduler(const config::Config& config,
+                                          const std::shared_ptr<Optimizer>& optimizer);
 
 }  // namespace sherd::engine

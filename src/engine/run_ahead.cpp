@@ -13,7 +13,7 @@ void LossReader::add(const tensor::Tensor& loss) {
   pending_.push_back(tensor::Tensor::empty(device_, loss.shape(), loss.dtype(), device::Category::workspace,
                                            device_.processor_tier()));
   device_.copy(pending_.back().raw(), loss.raw(), loss.bytes());
-  arrived_ = device::as_cuda(device_).compute_stream().mark();
+  arrived_ = device::as_cuda(device_).compute_stream().record();
 }
 
 const std::vector<double>& LossReader::values() {
@@ -40,7 +40,7 @@ void RunAhead::begin() {
 
 void RunAhead::end() {
   if (device_.kind() == device::Kind::cuda)
-    under_way_.push_back(device::as_cuda(device_).compute_stream().mark());
+    under_way_.push_back(device::as_cuda(device_).compute_stream().record());
 }
 
 }  // namespace sherd::engine

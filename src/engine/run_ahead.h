@@ -27,7 +27,7 @@ class LossReader {
  private:
   device::Device& device_;
   std::vector<tensor::Tensor> pending_;  ///< where the processor reads them, once arrived_ is reached
-  device::Mark arrived_;
+  device::Event arrived_;
   std::vector<double> values_;
 };
 
@@ -45,7 +45,7 @@ class RunAhead {
 
  private:
   device::Device& device_;
-  std::deque<device::Mark> under_way_;
+  std::deque<device::Event> under_way_;
 };
 
 }  // namespace sherd::engine

@@ -13,9 +13,16 @@ namespace {
 
 /// May differ from machine to machine without a trace in what is computed.
 bool is_of_a_machine(std::string_view key) {
-  constexpr std::array of_machines{"data.path", "training.save_dir", "log_level", "device.type", "device.threads_per_rank",
-                                   "device.bind_cores", "device.device_memory_limit", "device.host_memory_limit",
-                                   "device.peak_tflops", "parallel.timeout_seconds"};
+  constexpr std::array of_machines{"data.path",
+                                   "training.save_dir",
+                                   "log_level",
+                                   "device.type",
+                                   "device.threads_per_rank",
+                                   "device.bind_cores",
+                                   "device.device_memory_limit",
+                                   "device.host_memory_limit",
+                                   "device.peak_tflops",
+                                   "parallel.timeout_seconds"};
   return key.ends_with(".nvme_path") || key.starts_with("aio.") ||
          std::find(of_machines.begin(), of_machines.end(), key) != of_machines.end();
 }

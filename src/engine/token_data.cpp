@@ -11,7 +11,9 @@ namespace {
 
 void describe(const config::Config& config, TokenData& data) {
   data.info = data::read_dataset_info(config.data->path);
-  data.tokenizer = !config.data->tokenizer.empty() ? config.data->tokenizer : data.info ? data.info->tokenizer : "";
+  data.tokenizer = !config.data->tokenizer.empty() ? config.data->tokenizer
+                   : data.info                     ? data.info->tokenizer
+                                                   : "";
 }
 
 std::int64_t vocabulary(const config::Config& config, const TokenData& data) {
@@ -23,8 +25,8 @@ std::int64_t vocabulary(const config::Config& config, const TokenData& data) {
          " does not exist to tell it: set model.vocab_size or data.tokenizer, or make the dataset with "
          "`sherd prepare`");
   if (asked > 0 && known > asked)
-    fail(ErrorKind::config, "model.vocab_size is ", asked, ", but the tokenizer of ", config.data->path, " has ", known,
-         " ids: raise it or leave it out");
+    fail(ErrorKind::config, "model.vocab_size is ", asked, ", but the tokenizer of ", config.data->path,
+         " has ", known, " ids: raise it or leave it out");
   return asked > 0 ? asked : known;
 }
 
@@ -45,7 +47,8 @@ std::int64_t vocabulary_size(const config::Config& config) {
   require(config.model.has_value(), "a vocabulary belongs to a `model` section");
   if (config.model->vocab_size > 0) return config.model->vocab_size;
   if (!config.data)
-    fail(ErrorKind::config, "model.vocab_size is not given, and there is no `data` section whose dataset would tell it: set "
+    fail(ErrorKind::config,
+         "model.vocab_size is not given, and there is no `data` section whose dataset would tell it: set "
          "model.vocab_size");
   TokenData data;
   describe(config, data);
@@ -54,10 +57,12 @@ std::int64_t vocabulary_size(const config::Config& config) {
 
 std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
   if (!config.data)
-    fail(ErrorKind::config, "there is no `data` section: add {\"data\": {\"path\": PREFIX}} with the PREFIX that "
+    fail(ErrorKind::config,
+         "there is no `data` section: add {\"data\": {\"path\": PREFIX}} with the PREFIX that "
          "`sherd prepare` wrote, in this file or a further --config");
   if (!config.model)
-    fail(ErrorKind::config, "there is no `model` section: add one to the configuration or give a further --config");
+    fail(ErrorKind::config,
+         "there is no `model` section: add one to the configuration or give a further --config");
   auto out = std::make_shared<TokenData>();
   out->dataset = data::IndexedDataset::open(config.data->path);
   out->fingerprint = out->dataset->fingerprint();
@@ -73,23 +78,26 @@ std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
   out->train = std::make_shared<data::PackedSamples>(out->dataset, ranges[0], packing, "training split");
   packing.shuffle = false;
   if (ranges[1].size() > 0)
-    out->validation = std::make_shared<data::PackedSamples>(out->dataset, ranges[1], packing, "validation split");
+    out->validation =
+        std::make_shared<data::PackedSamples>(out->dataset, ranges[1], packing, "validation split");
   return out;
 }
 
 std::unique_ptr<data::Loader> TokenData::training_loader(const config::Batch& batch, int rank, int world,
                                                          device::Device& device) const {
-  return std::make_unique<data::TokenLoader>(train, data::LoaderRank{batch.micro_batch_size, rank, world}, device);
+  return std::make_unique<data::TokenLoader>(train, data::LoaderRank{batch.micro_batch_size, rank, world},
+                                             device);
 }
 
-std::unique_ptr<data::Loader> TokenData::validation_loader(const config::Batch& batch, std::int64_t steps, int rank,
-                                                           int world, device::Device& device) const {
+std::unique_ptr<data::Loader> TokenData::validation_loader(const config::Batch& batch, std::int64_t steps,
+                                                           int rank, int world,
+                                                           device::Device& device) const {
   require(validation != nullptr, "this dataset has no validation split");
   const std::int64_t round = batch.micro_batch_size * world;
   const std::int64_t wanted = steps * batch.train_batch_size;
   const std::int64_t there = std::max(round, validation->samples_per_round() / round * round);
-  return std::make_unique<data::TokenLoader>(validation, data::LoaderRank{batch.micro_batch_size, rank, world}, device,
-                                             std::min(wanted, there));
+  return std::make_unique<data::TokenLoader>(
+      validation, data::LoaderRank{batch.micro_batch_size, rank, world}, device, std::min(wanted, there));
 }
 
 }  // namespace sherd::engine

@@ -18,27 +18,27 @@ struct TokenData {
   std::string tokenizer;                  ///< spec for data::make_tokenizer; empty: unknown
   std::string
       tokenizer_model;  ///< the bytes of "spm:MODEL"; empty for others, and where the file cannot be read
-  std::int64_t vocab_size = 0;            ///< ids in the data are below this
-  std::uint32_t fingerprint = 0;          ///< of the tokens, when they were opened (IndexedDataset::fingerprint())
+  std::int64_t vocab_size = 0;    ///< ids in the data are below this
+  std::uint32_t fingerprint = 0;  ///< of the tokens, when they were opened (IndexedDataset::fingerprint())
   std::shared_ptr<const data::PackedSamples> train;
   std::shared_ptr<const data::PackedSamples> validation;  ///< null where data.split leaves it no sequence
 
   /// Batches of this rank from the training split, endless.
   std::unique_ptr<data::Loader> training_loader(const config::Batch& batch, int rank, int world,
                                                 device::Device& device) const;
-  /// Batches of this rank from the beginning of the validation split, over and over: `steps` of train_batch_size samples,
-  /// or as many as there are.
-  std::unique_ptr<data::Loader> validation_loader(const config::Batch& batch, std::int64_t steps, int rank, int world,
-                                                  device::Device& device) const;
+  /// Batches of this rank from the beginning of the validation split, over and over: `steps` of
+  /// train_batch_size samples, or as many as there are.
+  std::unique_ptr<data::Loader> validation_loader(const config::Batch& batch, std::int64_t steps, int rank,
+                                                  int world, device::Device& device) const;
 };
 
-/// Opens what `data.path` names. Throws Error{config} without a `data` or `model` section, or when model.vocab_size
-/// and the data disagree; Error{io} or Error{data} naming the file for a missing or damaged dataset, or one that has too
-/// few tokens for a sample in either split.
+/// Opens what `data.path` names. Throws Error{config} without a `data` or `model` section, or when
+/// model.vocab_size and the data disagree; Error{io} or Error{data} naming the file for a missing or damaged
+/// dataset, or one that has too few tokens for a sample in either split.
 std::shared_ptr<const TokenData> open_token_data(const config::Config& config);
 
-/// The model's token ids: model.vocab_size, or what the dataset's description or tokenizer says; the dataset itself need not
-/// be there. Throws Error{config} when nothing tells.
+/// The model's token ids: model.vocab_size, or what the dataset's description or tokenizer says; the dataset
+/// itself need not be there. Throws Error{config} when nothing tells.
 std::int64_t vocabulary_size(const config::Config& config);
 
 }  // namespace sherd::engine

@@ -50,8 +50,8 @@ std::size_t bytes_through(const offload::Store* store, std::span<const UpdateChu
   return most;
 }
 
-/// Elements per chunk where `all` are cut into as few as can be. Of equal size, for a small one at the end would take a
-/// buffer while next to nothing is read ahead or written behind through it.
+/// Elements per chunk where `all` are cut into as few as can be. Of equal size, for a small one at the end
+/// would take a buffer while next to nothing is read ahead or written behind through it.
 std::int64_t even_step(std::int64_t all, std::int64_t most) {
   const std::int64_t count = std::max<std::int64_t>(1, (all + most - 1) / most);
   const std::int64_t step = (all + count - 1) / count;
@@ -61,7 +61,8 @@ std::int64_t even_step(std::int64_t all, std::int64_t most) {
 }  // namespace
 
 std::vector<UpdateChunk> cut_update(const std::vector<Segment*>& segments, std::int64_t most_elements) {
-  const std::int64_t most = std::max(chunk_grain, std::min(most_elements, most_per_chunk) / chunk_grain * chunk_grain);
+  const std::int64_t most =
+      std::max(chunk_grain, std::min(most_elements, most_per_chunk) / chunk_grain * chunk_grain);
   std::vector<UpdateChunk> chunks;
   for (Segment* segment : segments) {
     const bool stored = has_stored_state(*segment);
@@ -73,8 +74,8 @@ std::vector<UpdateChunk> cut_update(const std::vector<Segment*>& segments, std::
   return chunks;
 }
 
-std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers, bool pipeline_read,
-                                           bool pipeline_write) {
+std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers,
+                                           bool pipeline_read, bool pipeline_write) {
   using Op = UpdateInstruction::Op;
   std::vector<std::size_t> stored;
   for (std::size_t i = 0; i < chunks.size(); ++i)
@@ -82,7 +83,9 @@ std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, 
   require(buffers >= 1 || stored.empty(), "offload_optimizer.buffer_count must be at least 1, not ", buffers);
   // One buffer is being updated, and with pipeline_write one more is being written.
   const int ahead = pipeline_read ? std::max(0, buffers - 1 - (pipeline_write && buffers > 2 ? 1 : 0)) : 0;
-  const auto buffer_of = [buffers](std::size_t position) { return static_cast<int>(position % static_cast<std::size_t>(buffers)); };
+  const auto buffer_of = [buffers](std::size_t position) {
+    return static_cast<int>(position % static_cast<std::size_t>(buffers));
+  };
 
   std::vector<UpdateInstruction> plan;
   std::size_t position = 0, read = 0;
@@ -103,10 +106,14 @@ std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, 
 
 UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::StateSources& sources,
                                const UpdatePipelineOptions& options)
-    : model_(model), kernels_(sources.kernels),
-      options_(options), order_(model.trainable_segments()), chunks_(cut_update(order_, options.sub_group_size)),
+    : model_(model),
+      kernels_(sources.kernels),
+      options_(options),
+      order_(model.trainable_segments()),
+      chunks_(cut_update(order_, options.sub_group_size)),
       plan_(plan_update(chunks_, options.buffer_count, options.pipeline_read, options.pipeline_write)) {
-  const auto stored = std::count_if(chunks_.begin(), chunks_.end(), [](const UpdateChunk& c) { return c.stored; });
+  const auto stored =
+      std::count_if(chunks_.begin(), chunks_.end(), [](const UpdateChunk& c) { return c.stored; });
   const int count = static_cast<int>(std::min<std::int64_t>(options.buffer_count, stored));
   add_lane(sources.optimizer_store, count);
   if (sources.parameter_store != sources.optimizer_store) add_lane(sources.parameter_store, count);
@@ -127,8 +134,8 @@ void UpdatePipeline::add_lane(offload::Store* store, int count) {
     if (kernels_.device().kind() != device::Kind::cuda) continue;
     lane.pins.push_back(kernels_.device().pin(lane.buffers.back().data(), bytes));
     if (!lane.pins.back())
-      fail(ErrorKind::memory, "the system does not page-lock ", bytes, " bytes for a buffer between NVMe and the GPU: raise ",
-           "the limit of locked memory (ulimit -l)");
+      fail(ErrorKind::memory, "the system does not page-lock ", bytes,
+           " bytes for a buffer between NVMe and the GPU: raise ", "the limit of locked memory (ulimit -l)");
   }
   buffer_bytes_ += bytes;
   lanes_.push_back(std::move(lane));
@@ -159,14 +166,16 @@ UpdateView UpdatePipeline::bind(const UpdateChunk& chunk, int buffer) const {
 
 namespace {
 /// The point that the device's work has reached by now; empty where it is done on return.
-device::Mark now(device::Device& device) {
-  return device.kind() == device::Kind::cuda ? device::as_cuda(device).compute_stream().mark() : device::Mark();
+device::Event now(device::Device& device) {
+  return device.kind() == device::Kind::cuda ? device::as_cuda(device).compute_stream().record()
+                                             : device::Event();
 }
 }  // namespace
 
 /// From when on the segment may be updated; null when that is not known yet.
-const device::Mark* UpdatePipeline::ready(const Segment& segment, bool wait) {
-  const auto known = std::find_if(complete_.begin(), complete_.end(), [&](const Complete& c) { return c.segment == &segment; });
+const device::Event* UpdatePipeline::ready(const Segment& segment, bool wait) {
+  const auto known = std::find_if(complete_.begin(), complete_.end(),
+                                  [&](const Complete& c) { return c.segment == &segment; });
   if (known != complete_.end()) return &known->ready;
   if (wait && !all_complete_) all_complete_ = now(kernels_.device());
   return all_complete_ ? &*all_complete_ : nullptr;
@@ -176,11 +185,11 @@ const device::Mark* UpdatePipeline::ready(const Segment& segment, bool wait) {
 bool UpdatePipeline::announce(std::size_t chunk, bool wait) {
   for (; announced_ <= chunk; ++announced_) {
     const UpdateChunk& next = chunks_[announced_];
-    const device::Mark* from = ready(*next.segment, wait);
+    const device::Event* from = ready(*next.segment, wait);
     if (!from) return false;
-    const auto instruction = std::find_if(plan_.begin() + static_cast<std::ptrdiff_t>(next_), plan_.end(), [&](const auto& i) {
-      return i.op == UpdateInstruction::Op::update && i.chunk == announced_;
-    });
+    const auto instruction = std::find_if(
+        plan_.begin() + static_cast<std::ptrdiff_t>(next_), plan_.end(),
+        [&](const auto& i) { return i.op == UpdateInstruction::Op::update && i.chunk == announced_; });
     optimizer_->announce(bind(next, instruction->buffer), *from, kernels_);
   }
   return true;
@@ -196,8 +205,10 @@ void UpdatePipeline::update(std::size_t index, const UpdateView& view) {
     fail(ErrorKind::numerics, "the update of unit '", chunk.segment->name(),
          "' is NaN or infinite: lower the learning rate and resume from the last checkpoint");
   if (!chunk.last) return;
-  if (finishing_) publish(*chunk.segment);
-  else unpublished_.push_back(chunk.segment);
+  if (finishing_)
+    publish(*chunk.segment);
+  else
+    unpublished_.push_back(chunk.segment);
 }
 
 void UpdatePipeline::publish(Segment& segment) {
@@ -209,7 +220,8 @@ namespace {
 
 /// Whether all have ended; with `wait`, once they have. Throws what ended them.
 bool ended(std::vector<offload::Io>& ios, bool wait) {
-  if (!wait && !std::all_of(ios.begin(), ios.end(), [](const offload::Io& io) { return io.ready(); })) return false;
+  if (!wait && !std::all_of(ios.begin(), ios.end(), [](const offload::Io& io) { return io.ready(); }))
+    return false;
   const device::TraceRange range("wait for NVMe");
   for (offload::Io& io : ios) io.wait();
   ios.clear();
@@ -236,7 +248,7 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
   const UpdateChunk& chunk = chunks_[instruction.chunk];
   // On a GPU backward is queued far ahead: the thread goes on with that rather than wait for gradients.
   const auto complete = [&] {
-    const device::Mark* from = ready(*chunk.segment, wait);
+    const device::Event* from = ready(*chunk.segment, wait);
     return from && (wait || from->reached());
   };
   if (instruction.buffer < 0) {
@@ -249,18 +261,21 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
     case Op::read:
       if (!ended(stage.writes, wait)) return false;
       stage.view = bind(chunk, instruction.buffer);
-      for_each_stored(chunk, stage.view,
-                      [&](StateBuffer& state, const Tensor& to) { stage.reads.push_back(state.read(chunk.begin, to)); });
+      for_each_stored(chunk, stage.view, [&](StateBuffer& state, const Tensor& to) {
+        stage.reads.push_back(state.read(chunk.begin, to));
+      });
       return true;
     case Op::update:
       if (!complete() || !ended(stage.reads, wait)) return false;
       update(instruction.chunk, stage.view);
       return true;
     case Op::write:
-      for_each_stored(chunk, stage.view,
-                      [&](StateBuffer& state, const Tensor& from) { stage.writes.push_back(state.write(chunk.begin, from)); });
+      for_each_stored(chunk, stage.view, [&](StateBuffer& state, const Tensor& from) {
+        stage.writes.push_back(state.write(chunk.begin, from));
+      });
       return true;
-    case Op::wait_written: return ended(stage.writes, wait);
+    case Op::wait_written:
+      return ended(stage.writes, wait);
   }
   return true;
 }
@@ -309,10 +324,12 @@ void UpdatePipeline::follow_completion() {
   if (complete_.empty()) return;
   std::vector<Segment*> order = model_.trainable_segments();
   const auto place = [&](const Segment* segment) {
-    return std::find_if(complete_.begin(), complete_.end(), [&](const Complete& c) { return c.segment == segment; }) -
+    return std::find_if(complete_.begin(), complete_.end(),
+                        [&](const Complete& c) { return c.segment == segment; }) -
            complete_.begin();
   };
-  std::stable_sort(order.begin(), order.end(), [&](const Segment* a, const Segment* b) { return place(a) < place(b); });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](const Segment* a, const Segment* b) { return place(a) < place(b); });
   if (order == order_) return;
   order_ = std::move(order);
   chunks_ = cut_update(order_, options_.sub_group_size);

@@ -20,12 +20,13 @@ struct UpdateChunk {
   bool last;    ///< of its segment
 };
 
-/// The update ranges of `segments` in order; those with states on NVMe in as few equal chunks of at most `most_elements`
-/// as can be, rounded to whole pages of every dtype.
-std::vector<UpdateChunk> cut_update(const std::vector<sharding::Segment*>& segments, std::int64_t most_elements);
+/// The update ranges of `segments` in order; those with states on NVMe in as few equal chunks of at most
+/// `most_elements` as can be, rounded to whole pages of every dtype.
+std::vector<UpdateChunk> cut_update(const std::vector<sharding::Segment*>& segments,
+                                    std::int64_t most_elements);
 
-/// What the executor does, one after the other. Reads and writes only start; an update waits for its reads, and a read for
-/// the writes that still need its buffer.
+/// What the executor does, one after the other. Reads and writes only start; an update waits for its reads,
+/// and a read for the writes that still need its buffer.
 struct UpdateInstruction {
   enum class Op : std::uint8_t { read, update, write, wait_written } op;
   std::size_t chunk;
@@ -33,10 +34,11 @@ struct UpdateInstruction {
   bool operator==(const UpdateInstruction&) const = default;
 };
 
-/// The offload pipeline of one step (Rajbhandari et al. 2021, ZeRO-Infinity, §5.2.2) as data: while chunk i is updated, the
-/// next ones are being read (`pipeline_read`) and earlier ones written (`pipeline_write`), as far as `buffers` go. Pure.
-std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers, bool pipeline_read,
-                                           bool pipeline_write);
+/// The offload pipeline of one step (Rajbhandari et al. 2021, ZeRO-Infinity, §5.2.2) as data: while chunk i
+/// is updated, the next ones are being read (`pipeline_read`) and earlier ones written (`pipeline_write`), as
+/// far as `buffers` go. Pure.
+std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers,
+                                           bool pipeline_read, bool pipeline_write);
 
 /// How the pipeline is dimensioned; the names are those of `zero_optimization` and its `offload_optimizer`.
 struct UpdatePipelineOptions {
@@ -45,12 +47,13 @@ struct UpdatePipelineOptions {
   bool pipeline_read = true, pipeline_write = true;
 };
 
-/// Updates all trainable segments of a model, wherever their states live. The result does not depend on any option, nor on
-/// when updates begin. One per rank, used from its thread.
+/// Updates all trainable segments of a model, wherever their states live. The result does not depend on any
+/// option, nor on when updates begin. One per rank, used from its thread.
 ///
-/// A step may begin before all gradients are there: then chunks follow each other in the order in which the step before saw
-/// gradients complete (canonical order at first, and after those for what was left out), and those at the head are updated
-/// as soon as their gradients and reads allow. Collectives wait for finish(), so that no rank depends on another's drive.
+/// A step may begin before all gradients are there: then chunks follow each other in the order in which the
+/// step before saw gradients complete (canonical order at first, and after those for what was left out), and
+/// those at the head are updated as soon as their gradients and reads allow. Collectives wait for finish(),
+/// so that no rank depends on another's drive.
 class UpdatePipeline {
  public:
   /// Takes its buffers, if any state lives on NVMe: host memory, as many bytes as buffer_bytes() says.
@@ -60,17 +63,19 @@ class UpdatePipeline {
   /// begin() and finish().
   void run(Optimizer& optimizer, double factor);
 
-  /// Opens a step, with gradients to be multiplied by `factor`, and starts the first reads. Both must last until its end.
+  /// Opens a step, with gradients to be multiplied by `factor`, and starts the first reads. Both must last
+  /// until its end.
   void begin(Optimizer& optimizer, double factor);
-  /// Between the two: the gradients of `segment` are complete, and nobody reads its parameters any more, in the order of the
-  /// device's work. Updates what can be updated without waiting. Throws what finish() throws.
+  /// Between the two: the gradients of `segment` are complete, and nobody reads its parameters any more, in
+  /// the order of the device's work. Updates what can be updated without waiting. Throws what finish()
+  /// throws.
   void gradients_complete(const sharding::Segment& segment);
   /// All gradients are complete: updates the rest.
   void update_rest();
-  /// update_rest(), publishes each segment when its last chunk is done, ends the model's step, and returns when everything
-  /// is written; new parameters are where they belong in the order of the device's work. Throws Error{numerics} when an
-  /// updated weight is NaN or infinite (what a GPU updates, Optimizer::finite() tells), and the store's errors. Collective
-  /// where parameters are replicated.
+  /// update_rest(), publishes each segment when its last chunk is done, ends the model's step, and returns
+  /// when everything is written; new parameters are where they belong in the order of the device's work.
+  /// Throws Error{numerics} when an updated weight is NaN or infinite (what a GPU updates,
+  /// Optimizer::finite() tells), and the store's errors. Collective where parameters are replicated.
   void finish();
   /// Ends a step that an exception left open; waits for transfers, at most the store's deadline.
   void abandon() noexcept;
@@ -89,19 +94,20 @@ class UpdatePipeline {
     UpdateView view;
     std::vector<offload::Io> reads, writes;
   };
-  /// Buffers for what passes through one store, one for each chunk under way: only its own pools' memory travels without
-  /// a copy.
+  /// Buffers for what passes through one store, one for each chunk under way: only its own pools' memory
+  /// travels without a copy.
   struct Lane {
     offload::Store* store = nullptr;
     std::unique_ptr<offload::BufferPool> pool;
     std::vector<offload::Buffer> buffers;
-    std::vector<std::shared_ptr<void>> pins;  ///< page-locked for a GPU that updates in them; go before the buffers
+    std::vector<std::shared_ptr<void>>
+        pins;  ///< page-locked for a GPU that updates in them; go before the buffers
   };
   void add_lane(offload::Store* store, int count);
   UpdateView bind(const UpdateChunk& chunk, int buffer) const;
   void advance(bool wait);
   bool perform(const UpdateInstruction& instruction, bool wait);
-  const device::Mark* ready(const sharding::Segment& segment, bool wait);
+  const device::Event* ready(const sharding::Segment& segment, bool wait);
   bool announce(std::size_t chunk, bool wait);
   void update(std::size_t chunk, const UpdateView& view);
   void publish(sharding::Segment& segment);
@@ -123,14 +129,15 @@ class UpdatePipeline {
   std::size_t next_ = 0;  ///< instruction
   std::int64_t updated_ = 0;
   bool finishing_ = false;
-  /// A segment whose gradients are complete from a point of the device's work on; in the order of their completion.
+  /// A segment whose gradients are complete from a point of the device's work on; in the order of their
+  /// completion.
   struct Complete {
     const sharding::Segment* segment;
-    device::Mark ready;
+    device::Event ready;
   };
   std::vector<Complete> complete_;
-  std::optional<device::Mark> all_complete_;  ///< the point from which on all are
-  std::size_t announced_ = 0;                 ///< chunks that the optimizer was told of
+  std::optional<device::Event> all_complete_;  ///< the point from which on all are
+  std::size_t announced_ = 0;                  ///< chunks that the optimizer was told of
   std::vector<sharding::Segment*> unpublished_;
 };
 

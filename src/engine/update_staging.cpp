@@ -6,7 +6,7 @@
 
 namespace sherd::engine {
 
-using device::Mark;
+using device::Event;
 using device::Tier;
 using sharding::Segment;
 using tensor::Tensor;
@@ -56,7 +56,7 @@ void UpdateStaging::book(device::Device& device, const UpdateView& view, std::in
     room(view.segment->gradients()), room(view.segment->parameters());
 }
 
-void UpdateStaging::announce(const UpdateView& view, const Mark& ready) {
+void UpdateStaging::announce(const UpdateView& view, const Event& ready) {
   const std::int64_t all = view.gradients.numel();
   for (std::int64_t at = 0; at < all; at += part_elements_) {
     const std::int64_t end = std::min(all, at + part_elements_);
@@ -102,7 +102,7 @@ void UpdateStaging::fetch(Part& part) {
       device_.copy_on(fetching_, part.staged.parameters.raw(), part.there.parameters.raw(),
                       part.there.parameters.bytes());
   }
-  slot.fetched = fetching_.mark();
+  slot.fetched = fetching_.record();
 }
 
 void UpdateStaging::send(const Part& part) {
@@ -115,7 +115,7 @@ void UpdateStaging::send(const Part& part) {
     const Tensor to = part.there.parameters.range(at, end);
     device_.copy_on(sending_, to.raw(), part.staged.parameters.range(at, end).raw(), to.bytes());
   }
-  part.slot->sent = sending_.mark();
+  part.slot->sent = sending_.record();
 }
 
 bool UpdateStaging::run(const std::function<bool(const UpdateView&)>& update) {
@@ -135,7 +135,7 @@ bool UpdateStaging::run(const std::function<bool(const UpdateView&)>& update) {
 }
 
 void UpdateStaging::join() {
-  for (device::Stream* stream : {&fetching_, &sending_}) device_.compute_stream().wait(stream->mark());
+  for (device::Stream* stream : {&fetching_, &sending_}) device_.compute_stream().wait(stream->record());
 }
 
 void UpdateStaging::end_series() noexcept {

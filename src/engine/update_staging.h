@@ -27,7 +27,7 @@ class UpdateStaging {
   /// Says that `view` comes after those announced before; its first parts travel as soon as there is room for
   /// them. `ready`: when its gradients are complete and work no longer reads its parameters. Its tensors last
   /// until the end of the series.
-  void announce(const UpdateView& view, const device::Mark& ready);
+  void announce(const UpdateView& view, const device::Event& ready);
   /// Calls `update` for consecutive parts of the earliest announced view that was not updated, all of whose
   /// tensors the processor can then read and write; returns with new parameters on their way. False when a
   /// call returned false.
@@ -47,12 +47,12 @@ class UpdateStaging {
   /// Page-locked memory of one part under way. Three: one comes, one is updated, one goes.
   struct Slot {
     device::Storage gradients, parameters;
-    device::Mark fetched, sent;
+    device::Event fetched, sent;
   };
   /// A stretch of an announced view. `staged`: as the processor updates it.
   struct Part {
     UpdateView there, staged;
-    device::Mark ready;
+    device::Event ready;
     Slot* slot;
     bool last;  ///< of its view
   };

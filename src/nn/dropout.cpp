@@ -10,7 +10,8 @@ Dropout::Dropout(float p) : p_(p) {
 }
 
 RandomKey Dropout::key(const Tape& tape) const {
-  require(!path().empty(), "a dropout layer names its stream after its path: call assign_names() on the model first");
+  require(!path().empty(),
+          "a dropout layer names its stream after its path: call assign_names() on the model first");
   return tape.random.at(stable_hash(path()));
 }
 

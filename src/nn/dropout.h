@@ -4,9 +4,9 @@
 
 namespace sherd::nn {
 
-/// Zeroes elements with probability p while the tape trains, and scales the rest by 1/(1-p). The mask is a function
-/// of the tape's stream and of this module's path, so it does not depend on what else a model computes, or in which
-/// order; a module that runs twice in one forward pass drops the same elements twice.
+/// Zeroes elements with probability p while the tape trains, and scales the rest by 1/(1-p). The mask is a
+/// function of the tape's stream and of this module's path, so it does not depend on what else a model
+/// computes, or in which order; a module that runs twice in one forward pass drops the same elements twice.
 class Dropout : public Layer {
  public:
   explicit Dropout(float p);

@@ -17,7 +17,8 @@ Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) : activ
     weight_ = declare("weight", {out, in}, options.init.value_or(Init::uniform(-bound, bound)));
   }
   if (options.bias)
-    bias_ = declare("bias", {out}, options.init ? Init::zeros() : Init::uniform(-bound, bound), {.decay = false});
+    bias_ =
+        declare("bias", {out}, options.init ? Init::zeros() : Init::uniform(-bound, bound), {.decay = false});
 }
 
 Var Linear::forward(Tape& tape, const Var& x) {

@@ -10,12 +10,12 @@ namespace sherd::nn {
 struct LinearOptions {
   bool bias = true;
   tensor::Activation activation = tensor::Activation::none;  ///< fused into the product
-  std::optional<Init> init{};  ///< of the weight; default uniform in ±1/√in
-  ParameterPtr tied{};       ///< use this weight, shape [out, in], of another module
+  std::optional<Init> init{};                                ///< of the weight; default uniform in ±1/√in
+  ParameterPtr tied{};  ///< use this weight, shape [out, in], of another module
 };
 
-/// act(x·weightᵀ + bias). Parameters: "weight" [out, in]; "bias" [out], zero at first unless `init` is left to the
-/// default, which draws it like the weight; no weight decay on it.
+/// act(x·weightᵀ + bias). Parameters: "weight" [out, in]; "bias" [out], zero at first unless `init` is left
+/// to the default, which draws it like the weight; no weight decay on it.
 class Linear : public Layer {
  public:
   Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});

@@ -9,8 +9,10 @@ std::string join(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
 }
 
-void collect(const Module& module, const std::string& prefix, std::vector<std::pair<std::string, ParameterPtr>>& out) {
-  for (const auto& [name, parameter] : module.own_parameters()) out.emplace_back(join(prefix, name), parameter);
+void collect(const Module& module, const std::string& prefix,
+             std::vector<std::pair<std::string, ParameterPtr>>& out) {
+  for (const auto& [name, parameter] : module.own_parameters())
+    out.emplace_back(join(prefix, name), parameter);
   for (const auto& [name, child] : module.children()) collect(*child, join(prefix, name), out);
 }
 
@@ -53,7 +55,8 @@ void Module::freeze() {
 }
 
 ParameterPtr Module::declare(const std::string& name, const Shape& shape, Init init, Attributes attributes) {
-  require(!name.empty() && name.find('.') == std::string::npos, "a parameter's name is one word, not '", name, "'");
+  require(!name.empty() && name.find('.') == std::string::npos, "a parameter's name is one word, not '", name,
+          "'");
   auto parameter = std::make_shared<autograd::Parameter>();
   parameter->shape = shape;
   parameter->init = init;
@@ -77,7 +80,8 @@ void Module::adopt(const std::string& name, std::shared_ptr<Module> child) {
 Var Module::run(Tape& tape, const std::vector<Var>& inputs,
                 const std::function<Var(Tape&, const std::vector<Var>&)>& body) {
   tape.enter(scope_);
-  Var out = block_ && tape.recompute == autograd::Recompute::full ? tape.checkpoint(inputs, body) : body(tape, inputs);
+  Var out = block_ && tape.recompute == autograd::Recompute::full ? tape.checkpoint(inputs, body)
+                                                                  : body(tape, inputs);
   if (block_ || scope_) out.pin();
   tape.leave(scope_);
   return out;

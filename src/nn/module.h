@@ -22,8 +22,8 @@ struct Attributes {
   bool decay = true;
 };
 
-/// A part of a model: declares named parameters and holds children. Declaring costs no memory; storage comes from
-/// whoever shards the model (sharding/), so a model can be built that fits on no single rank.
+/// A part of a model: declares named parameters and holds children. Declaring costs no memory; storage comes
+/// from whoever shards the model (sharding/), so a model can be built that fits on no single rank.
 ///
 /// Not synchronised: a rank builds and runs its own copy on its own thread.
 class Module {
@@ -36,7 +36,8 @@ class Module {
   /// Full dotted path, empty for the root. Valid after assign_names.
   const std::string& path() const { return path_; }
 
-  /// Every parameter of this module and below, each once (a tied one at its first name), in declaration order.
+  /// Every parameter of this module and below, each once (a tied one at its first name), in declaration
+  /// order.
   std::vector<ParameterPtr> parameters() const;
   /// Every (path, parameter) pair, tied ones under each of their names.
   std::vector<std::pair<std::string, ParameterPtr>> named_parameters() const;
@@ -46,12 +47,12 @@ class Module {
   /// Parameters declared by this very module.
   const std::vector<std::pair<std::string, ParameterPtr>>& own_parameters() const { return parameters_; }
 
-  /// Gives paths to modules and names to parameters; called once by whoever stores the model. Throws Error{usage} on
-  /// a name that occurs twice.
+  /// Gives paths to modules and names to parameters; called once by whoever stores the model. Throws
+  /// Error{usage} on a name that occurs twice.
   void assign_names(const std::string& prefix = "");
 
-  /// Makes this module a unit of sharding, prefetch and recompute (children of a LayerList are so by default), or
-  /// takes that back.
+  /// Makes this module a unit of sharding, prefetch and recompute (children of a LayerList are so by
+  /// default), or takes that back.
   void mark_block(bool block = true) { block_ = block; }
   bool is_block() const { return block_; }
   /// No gradient for any parameter of this module and below.
@@ -94,7 +95,8 @@ class Layer : public Module {
   virtual Var forward(Tape& tape, const Var& x) = 0;
 };
 
-/// A whole model: takes a micro-batch and gives the scalar loss. Everything outside its blocks forms its own unit.
+/// A whole model: takes a micro-batch and gives the scalar loss. Everything outside its blocks forms its own
+/// unit.
 class Model : public Module {
  public:
   Var operator()(Tape& tape, const tensor::Batch& batch);

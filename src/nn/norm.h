@@ -4,7 +4,8 @@
 
 namespace sherd::nn {
 
-/// autograd::layer_norm with parameters "weight" (ones) and "bias" (zeros), [width], both without weight decay.
+/// autograd::layer_norm with parameters "weight" (ones) and "bias" (zeros), [width], both without weight
+/// decay.
 class LayerNorm : public Layer {
  public:
   explicit LayerNorm(std::int64_t width, double eps = 1e-5);

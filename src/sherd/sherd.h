@@ -1,8 +1,8 @@
 #pragma once
 
-// Everything that a program with a model of its own needs: modules and operations to write it with, initialize()
-// and the Engine to train it, datasets to train it on, and Gpt, a transformer. Names that belong to the contract
-// live in sherd:: itself.
+// Everything that a program with a model of its own needs: modules and operations to write it with,
+// initialize() and the Engine to train it, datasets to train it on, and Gpt, a transformer. Names that belong
+// to the contract live in sherd:: itself.
 
 #include "autograd/ops.h"
 #include "base/log.h"

@@ -31,14 +31,16 @@ void ExactSum::add(double term) {
   __extension__ using Wide = unsigned __int128;
   const Wide wide = static_cast<Wide>(value) << offset;
   digits[static_cast<std::size_t>(word)] += static_cast<std::int64_t>(static_cast<std::uint32_t>(wide));
-  digits[static_cast<std::size_t>(word + 1)] += static_cast<std::int64_t>(static_cast<std::uint32_t>(wide >> 32));
-  digits[static_cast<std::size_t>(word + 2)] += static_cast<std::int64_t>(static_cast<std::uint32_t>(wide >> 64));
+  digits[static_cast<std::size_t>(word + 1)] +=
+      static_cast<std::int64_t>(static_cast<std::uint32_t>(wide >> 32));
+  digits[static_cast<std::size_t>(word + 2)] +=
+      static_cast<std::int64_t>(static_cast<std::uint32_t>(wide >> 64));
   if (++pending_ >= (1 << 30)) normalize();
 }
 
 void ExactSum::add(std::span<const double> terms) {
-  // Terms whose exponents lie in a window of 64 meet in 128 bits, in registers: 53 of a mantissa, 63 that it is
-  // moved up by at most, and 11 for as many terms as are taken at once.
+  // Terms whose exponents lie in a window of 64 meet in 128 bits, in registers: 53 of a mantissa, 63 that it
+  // is moved up by at most, and 11 for as many terms as are taken at once.
   constexpr std::size_t most = 2048;
   constexpr int window = 64, lowest = 1075 + lowest_bit, highest = 1300;
   for (; terms.size() > most; terms = terms.subspan(most)) add(terms.first(most));
@@ -113,7 +115,8 @@ double ExactSum::value() const {
   if (non_finite) return std::numeric_limits<double>::quiet_NaN();
   ExactSum copy = *this;
   copy.normalize();
-  // From the top: each further word adds below the last one, and at most three words reach a double's mantissa.
+  // From the top: each further word adds below the last one, and at most three words reach a double's
+  // mantissa.
   double total = 0;
   for (int i = words - 1; i >= 0; --i)
     total += std::ldexp(static_cast<double>(copy.digits[static_cast<std::size_t>(i)]), 32 * i + lowest_bit);

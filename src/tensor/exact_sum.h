@@ -7,13 +7,14 @@
 
 namespace sherd::tensor {
 
-/// A sum of doubles that does not round until it is read: the order and grouping of additions cannot change it.
-/// Fixed point over the whole range of squares of floats, in 32-bit digits held by 64-bit words (a superaccumulator,
-/// Kulisch 2013; Neal, "Fast exact summation using small and large superaccumulators", 2015). Words can be added
-/// across ranks as integers.
+/// A sum of doubles that does not round until it is read: the order and grouping of additions cannot change
+/// it. Fixed point over the whole range of squares of floats, in 32-bit digits held by 64-bit words (a
+/// superaccumulator, Kulisch 2013; Neal, "Fast exact summation using small and large superaccumulators",
+/// 2015). Words can be added across ranks as integers.
 struct ExactSum {
   static constexpr int words = 24;
-  static constexpr int lowest_bit = -320;  ///< weight of bit 0 of word 0 is 2^lowest_bit; smaller parts are cut off
+  static constexpr int lowest_bit =
+      -320;  ///< weight of bit 0 of word 0 is 2^lowest_bit; smaller parts are cut off
 
   std::array<std::int64_t, words> digits{};
   std::int64_t non_finite = 0;  ///< how many NaN or infinite terms were met

@@ -55,8 +55,8 @@ Tensor Tensor::view_of(device::Storage storage, std::size_t byte_offset, const S
   out.shape_ = shape;
   out.numel_ = shape.numel();
   out.dtype_ = dtype;
-  require(byte_offset + out.bytes() <= out.storage_.bytes(), "a view of ", out.bytes(), " bytes at ", byte_offset,
-          " does not fit a storage of ", out.storage_.bytes());
+  require(byte_offset + out.bytes() <= out.storage_.bytes(), "a view of ", out.bytes(), " bytes at ",
+          byte_offset, " does not fit a storage of ", out.storage_.bytes());
   return out;
 }
 
@@ -68,7 +68,8 @@ Tensor Tensor::reshape(const Shape& shape) const {
 }
 
 Tensor Tensor::range(std::int64_t begin, std::int64_t end) const {
-  require(0 <= begin && begin <= end && end <= numel_, "range [", begin, ", ", end, ") of ", numel_, " elements");
+  require(0 <= begin && begin <= end && end <= numel_, "range [", begin, ", ", end, ") of ", numel_,
+          " elements");
   Tensor out = *this;
   out.offset_ += static_cast<std::size_t>(begin) * size_of(dtype_);
   out.shape_ = Shape{end - begin};
@@ -77,8 +78,8 @@ Tensor Tensor::range(std::int64_t begin, std::int64_t end) const {
 }
 
 Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {
-  require(shape_.rank() >= 1 && 0 <= begin && begin <= end && end <= shape_[0], "rows [", begin, ", ", end, ") of ",
-          shape_.str());
+  require(shape_.rank() >= 1 && 0 <= begin && begin <= end && end <= shape_[0], "rows [", begin, ", ", end,
+          ") of ", shape_.str());
   const std::int64_t row = shape_[0] == 0 ? 0 : numel_ / shape_[0];
   std::vector<std::int64_t> dims(shape_.dims().begin(), shape_.dims().end());
   dims[0] = end - begin;
@@ -102,16 +103,23 @@ Tensor to_host(Device& device, const Tensor& x) {
   return out;
 }
 
-double read_scalar(Device& device, const Tensor& x) { return scalar_value(to_host(device, x)); }
+double read_scalar(Device& device, const Tensor& x) {
+  return scalar_value(to_host(device, x));
+}
 
 double scalar_value(const Tensor& value) {
   require(value.numel() == 1, "one number was expected, not a tensor of shape ", value.shape().str());
   switch (value.dtype()) {
-    case DType::f32: return value.data<float>()[0];
-    case DType::f64: return value.data<double>()[0];
-    case DType::bf16: return static_cast<float>(value.data<bf16>()[0]);
-    case DType::f16: return static_cast<float>(value.data<f16>()[0]);
-    default: fail(ErrorKind::usage, "a tensor of ", name_of(value.dtype()), " has no floating number to read");
+    case DType::f32:
+      return value.data<float>()[0];
+    case DType::f64:
+      return value.data<double>()[0];
+    case DType::bf16:
+      return static_cast<float>(value.data<bf16>()[0]);
+    case DType::f16:
+      return static_cast<float>(value.data<f16>()[0]);
+    default:
+      fail(ErrorKind::usage, "a tensor of ", name_of(value.dtype()), " has no floating number to read");
   }
 }
 

@@ -27,7 +27,9 @@ class Shape {
 
   int rank() const { return rank_; }
   /// Negative axes count from the end.
-  std::int64_t operator[](int axis) const { return dims_[static_cast<std::size_t>(axis < 0 ? axis + rank_ : axis)]; }
+  std::int64_t operator[](int axis) const {
+    return dims_[static_cast<std::size_t>(axis < 0 ? axis + rank_ : axis)];
+  }
   std::int64_t back() const { return (*this)[-1]; }
   std::int64_t numel() const;
   /// Product of all extents but the last: the number of rows.
@@ -43,15 +45,16 @@ class Shape {
   int rank_ = 0;
 };
 
-/// A value handle to contiguous elements: copying shares the storage. Owns a share of the storage, so views keep
-/// it alive. Not synchronised: one thread writes at a time.
+/// A value handle to contiguous elements: copying shares the storage. Owns a share of the storage, so views
+/// keep it alive. Not synchronised: one thread writes at a time.
 class Tensor {
  public:
   Tensor() = default;
   /// Uninitialised elements in new storage of `device`.
-  static Tensor empty(Device& device, const Shape& shape, DType dtype, Category category = Category::activations,
-                      device::Tier tier = device::Tier::device);
-  static Tensor zeros(Device& device, const Shape& shape, DType dtype, Category category = Category::activations);
+  static Tensor empty(Device& device, const Shape& shape, DType dtype,
+                      Category category = Category::activations, device::Tier tier = device::Tier::device);
+  static Tensor zeros(Device& device, const Shape& shape, DType dtype,
+                      Category category = Category::activations);
   /// A view of `storage` that begins `byte_offset` in. Throws Error{usage} when it does not fit.
   static Tensor view_of(device::Storage storage, std::size_t byte_offset, const Shape& shape, DType dtype);
   /// Copies host values.
@@ -96,7 +99,8 @@ using Batch = std::map<std::string, Tensor>;
 /// Fills `to` from memory of the processor, which may be reused on return.
 void copy_from_host(Device& device, const Tensor& to, const void* from, std::size_t bytes);
 
-/// `x` where the processor can read it, all work on it done: itself on CPUs, a copy in the host tier beside an accelerator.
+/// `x` where the processor can read it, all work on it done: itself on CPUs, a copy in the host tier beside
+/// an accelerator.
 Tensor to_host(Device& device, const Tensor& x);
 
 /// The one element of a floating tensor; waits for the device. Throws Error{usage} for another size or dtype.
@@ -106,7 +110,8 @@ double scalar_value(const Tensor& x);
 
 template <class T>
 Tensor Tensor::of(Device& device, const Shape& shape, std::span<const T> values) {
-  require(static_cast<std::int64_t>(values.size()) == shape.numel(), values.size(), " values for shape ", shape.str());
+  require(static_cast<std::int64_t>(values.size()) == shape.numel(), values.size(), " values for shape ",
+          shape.str());
   Tensor out = empty(device, shape, dtype_of<T>());
   copy_from_host(device, out, values.data(), values.size_bytes());
   return out;

@@ -84,10 +84,12 @@ TEST(ArrowsTest, AStrayThirdPartyIsFound) {
 }
 
 TEST(ArrowsTest, CudaStaysInItsFolders) {
-  EXPECT_THAT(violations_with("src/tensor/cuda/x.cu", "#include \"device/cuda/launch.cuh\"\n#include <cuda_bf16.h>\n"),
+  EXPECT_THAT(violations_with("src/tensor/cuda/x.cu",
+                              "#include \"device/cuda/launch.cuh\"\n#include <cuda_bf16.h>\n"),
               IsEmpty());
   EXPECT_THAT(violations_with("optim/cuda/x.cu", "#include \"device/cuda/launch.cuh\"\n"), IsEmpty());
-  EXPECT_THAT(violations_with("src/comm/nccl/x.cpp", "#include <nccl.h>\n#include <cuda_runtime_api.h>\n"), IsEmpty());
+  EXPECT_THAT(violations_with("src/comm/nccl/x.cpp", "#include <nccl.h>\n#include <cuda_runtime_api.h>\n"),
+              IsEmpty());
   EXPECT_THAT(violations_with("src/engine/x.cpp", "#include \"device/cuda.h\"\n"), IsEmpty());
   EXPECT_THAT(violations_with("src/tensor/x.cpp", "#include \"tensor/cuda/cuda_kernels.h\"\n"), IsEmpty());
   EXPECT_THAT(violations_with("src/engine/x.cpp", "#include \"device/cuda/driver.h\"\n"),

@@ -18,7 +18,8 @@ class Gradients : public ::testing::Test {
     return cpu_.normal(shape, seed, DType::f64, scale);
   }
   void check(std::vector<Tensor> inputs, const std::function<Var(Tape&, const Vars&)>& f) {
-    test::expect_gradients(cpu_, std::move(inputs), [&](Tape& tape, const Vars& in) { return squash(f(tape, in)); });
+    test::expect_gradients(cpu_, std::move(inputs),
+                           [&](Tape& tape, const Vars& in) { return squash(f(tape, in)); });
   }
 
   test::Cpu cpu_;
@@ -93,7 +94,8 @@ TEST_F(Gradients, Norms) {
 }
 
 TEST_F(Gradients, Embeddings) {
-  const Tensor ids = Tensor::of<std::int32_t>(*cpu_.device, {2, 4}, std::vector<std::int32_t>{3, 0, 3, 1, 4, 3, 0, 0});
+  const Tensor ids =
+      Tensor::of<std::int32_t>(*cpu_.device, {2, 4}, std::vector<std::int32_t>{3, 0, 3, 1, 4, 3, 0, 0});
   check({normal({6, 5}, 1)}, [&](Tape&, const Vars& in) { return embedding(ids, in[0]); });
   check({normal({2, 4, 5}, 1), normal({7, 5}, 2)},
         [](Tape&, const Vars& in) { return add_positions(in[0], in[1]); });
@@ -106,15 +108,17 @@ TEST_F(Gradients, RotaryAndAttention) {
     bool causal;
     float dropout;
   };
-  for (const Case c : {Case{1, 1, 1, 2, true, 0}, Case{4, 2, 7, 4, true, 0}, Case{6, 2, 9, 6, true, 0.3f},
-                       Case{3, 1, 5, 8, false, 0}, Case{2, 2, 6, 2, false, 0.5f}, Case{2, 1, 37, 4, true, 0.1f}}) {
+  for (const Case c :
+       {Case{1, 1, 1, 2, true, 0}, Case{4, 2, 7, 4, true, 0}, Case{6, 2, 9, 6, true, 0.3f},
+        Case{3, 1, 5, 8, false, 0}, Case{2, 2, 6, 2, false, 0.5f}, Case{2, 1, 37, 4, true, 0.1f}}) {
     SCOPED_TRACE(cat(c.heads, " heads, ", c.kv_heads, " kv heads, seq ", c.seq));
-    Attention geometry{.heads = c.heads, .kv_heads = c.kv_heads, .causal = c.causal, .dropout = c.dropout,
-                       .key = {7, 8}};
+    Attention geometry{
+        .heads = c.heads, .kv_heads = c.kv_heads, .causal = c.causal, .dropout = c.dropout, .key = {7, 8}};
     const Shape qkv{2, c.seq, (c.heads + 2 * c.kv_heads) * c.head_dim};
     check({normal(qkv, 1)}, [&](Tape&, const Vars& in) { return rotary(in[0], geometry, 100.0); });
     check({normal(qkv, 1)}, [&](Tape&, const Vars& in) { return attention(in[0], geometry); });
-    check({normal(qkv, 1)}, [&](Tape&, const Vars& in) { return attention(rotary(in[0], geometry), geometry); });
+    check({normal(qkv, 1)},
+          [&](Tape&, const Vars& in) { return attention(rotary(in[0], geometry), geometry); });
   }
   Attention scaled;
   scaled.heads = 2, scaled.kv_heads = 1, scaled.scale = 0.3f;
@@ -135,13 +139,17 @@ TEST_F(Gradients, CrossEntropy) {
 }
 
 TEST_F(Gradients, ChainsUnderCheckpoint) {
-  check({normal({3, 6}, 1), normal({6, 6}, 2), normal({6}, 3), normal({6}, 4)}, [&](Tape& tape, const Vars& in) {
-    const Var x = gelu(in[0]);
-    return add(tape.checkpoint({x, in[1], in[2], in[3]}, [](Tape& t, const Vars& v) {
-      const Var h = layer_norm(linear(v[0], v[1], v[2], Activation::gelu_tanh), v[2], v[3]);
-      return add(dropout(h, 0.3f, t.random.at(3)), v[0]);
-    }), x);
-  });
+  check({normal({3, 6}, 1), normal({6, 6}, 2), normal({6}, 3), normal({6}, 4)},
+        [&](Tape& tape, const Vars& in) {
+          const Var x = gelu(in[0]);
+          return add(tape.checkpoint({x, in[1], in[2], in[3]},
+                                     [](Tape& t, const Vars& v) {
+                                       const Var h = layer_norm(
+                                           linear(v[0], v[1], v[2], Activation::gelu_tanh), v[2], v[3]);
+                                       return add(dropout(h, 0.3f, t.random.at(3)), v[0]);
+                                     }),
+                     x);
+        });
 }
 
 }  // namespace

@@ -65,9 +65,12 @@ class NetTest : public TapeTest {
 TEST_F(NetTest, GradientsGoIntoParametersWhateverTheirDtype) {
   const Net exact = net(DType::f64, DType::f64);
   run(exact);
-  for (const auto& [value, grad, tolerance] :
-       {std::tuple{DType::f32, DType::f32, 1e-5}, {DType::bf16, DType::bf16, 6e-2}, {DType::bf16, DType::f32, 6e-2},
-        {DType::f16, DType::f32, 1e-2}, {DType::f16, DType::bf16, 6e-2}, {DType::f32, DType::bf16, 1e-2}}) {
+  for (const auto& [value, grad, tolerance] : {std::tuple{DType::f32, DType::f32, 1e-5},
+                                               {DType::bf16, DType::bf16, 6e-2},
+                                               {DType::bf16, DType::f32, 6e-2},
+                                               {DType::f16, DType::f32, 1e-2},
+                                               {DType::f16, DType::bf16, 6e-2},
+                                               {DType::f32, DType::bf16, 1e-2}}) {
     SCOPED_TRACE(cat(name_of(value), " with gradients in ", name_of(grad)));
     const Net rounded = net(value, grad);
     run(rounded);
@@ -98,8 +101,10 @@ TEST_F(NetTest, FrozenParametersCostNothing) {
   // Freezing one of a pair that a kernel writes together must leave the other's gradient as it was.
   for (const ParameterPtr& p : {some.table, some.gain, some.b1, some.w2}) p->trainable = false, p->grad = {};
   run(some);
-  for (const auto& [want, got] : {std::pair{all.positions, some.positions}, {all.offset, some.offset},
-                                  {all.w1, some.w1}, {all.rms, some.rms}})
+  for (const auto& [want, got] : {std::pair{all.positions, some.positions},
+                                  {all.offset, some.offset},
+                                  {all.w1, some.w1},
+                                  {all.rms, some.rms}})
     EXPECT_EQ(bytes_of(want->grad), bytes_of(got->grad)) << got->name;
   EXPECT_FALSE(some.gain->grad_written);
 }
@@ -148,8 +153,10 @@ TEST_F(TapeTest, LogitsBecomeTheirGradientInPlace) {
 }
 
 TEST_F(TapeTest, SelectiveRecomputeKeepsLessAndChangesNoBit) {
-  const ParameterPtr w1 = parameter({96, 96}, 1, DType::bf16, DType::bf16), gain = parameter({96}, 2, DType::bf16, DType::bf16),
-                     offset = parameter({96}, 3, DType::bf16, DType::bf16), w2 = parameter({3, 32}, 4, DType::bf16, DType::bf16);
+  const ParameterPtr w1 = parameter({96, 96}, 1, DType::bf16, DType::bf16),
+                     gain = parameter({96}, 2, DType::bf16, DType::bf16),
+                     offset = parameter({96}, 3, DType::bf16, DType::bf16),
+                     w2 = parameter({3, 32}, 4, DType::bf16, DType::bf16);
   const Tensor input = cpu_.normal({2, 64, 96}, 5, DType::bf16);
   const auto run = [&](Recompute recompute) {
     Tape tape(*cpu_.kernels);
@@ -178,7 +185,8 @@ TEST_F(TapeTest, SelectiveRecomputeKeepsLessAndChangesNoBit) {
 
 TEST_F(TapeTest, DropoutIsIdentityOutsideTraining) {
   Tape tape(*cpu_.kernels);
-  const Var x = tape.variable(cpu_.normal({5, 7}, 1, DType::f32)), r = tape.variable(cpu_.normal({5, 7}, 2, DType::f32));
+  const Var x = tape.variable(cpu_.normal({5, 7}, 1, DType::f32)),
+            r = tape.variable(cpu_.normal({5, 7}, 2, DType::f32));
   const Var dropped = dropout(x, 0.5f, {1, 2});
   EXPECT_NE(bytes_of(dropped.value()), bytes_of(x.value()));
   tape.training = false;
@@ -189,7 +197,8 @@ TEST_F(TapeTest, DropoutIsIdentityOutsideTraining) {
 
 TEST_F(TapeTest, ShapesThatDoNotFitAreNamed) {
   Tape tape(*cpu_.kernels);
-  const Var x = tape.input(cpu_.normal({2, 3, 5}, 1, DType::f32)), w = tape.input(cpu_.normal({4, 6}, 1, DType::f32));
+  const Var x = tape.input(cpu_.normal({2, 3, 5}, 1, DType::f32)),
+            w = tape.input(cpu_.normal({4, 6}, 1, DType::f32));
   expect_error(ErrorKind::usage, "[4, 6]", [&] { linear(x, w); });
   expect_error(ErrorKind::usage, "[2, 3, 5]", [&] { add(x, w); });
   expect_error(ErrorKind::usage, "matmul", [&] { matmul(w, w); });
@@ -209,7 +218,9 @@ TEST_F(TapeTest, IdsAndTargetsBeyondTheVocabularyAreDataErrors) {
   const auto ids = Tensor::of<std::int32_t>(*cpu_.device, {2}, std::vector<std::int32_t>{1, 7});
   const Var table = tape.input(cpu_.normal({7, 4}, 1, DType::f32));
   expect_error(ErrorKind::data, "7", [&] { embedding(ids, table); });
-  expect_error(ErrorKind::data, "7", [&] { cross_entropy(tape.input(cpu_.normal({2, 9}, 1, DType::f32)), ids, 7); });
+  expect_error(ErrorKind::data, "7", [&] {
+    cross_entropy(tape.input(cpu_.normal({2, 9}, 1, DType::f32)), ids, 7);
+  });
 }
 
 TEST_F(TapeTest, AValueOfAnEarlierPassTakesNoGradientSilently) {
@@ -218,7 +229,8 @@ TEST_F(TapeTest, AValueOfAnEarlierPassTakesNoGradientSilently) {
   const Var hidden = tanh(x);
   tape.clear();
   expect_error(ErrorKind::usage, "earlier forward pass", [&] { tanh(hidden); });
-  tape.backward(loss_of(add(tanh(tape.input(hidden.value())), tanh(x))));  // cut off on purpose, and a leaf, may go on
+  tape.backward(
+      loss_of(add(tanh(tape.input(hidden.value())), tanh(x))));  // cut off on purpose, and a leaf, may go on
   EXPECT_TRUE(x.grad().defined());
 }
 

@@ -46,7 +46,9 @@ TEST(ArenaCores, ItsThreadsStayOnThemAndTheCallerIsFreeAfterwards) {
 TEST(ArenaCores, WorkersOfAnotherArenaAreFree) {
   const std::vector<int> before = available_core_ids();
   const std::thread::id self = std::this_thread::get_id();
-  const auto pause = [] { std::this_thread::sleep_for(std::chrono::microseconds(300)); };  // so that workers come
+  const auto pause = [] {
+    std::this_thread::sleep_for(std::chrono::microseconds(300));
+  };  // so that workers come
   Arena free(4);
   std::atomic<int> bound = 0, helped = 0;
   for (int round = 0; round < 200; ++round) {

@@ -69,8 +69,10 @@ TEST(CommandLine, AmountsHaveUnits) {
   ASSERT_TRUE(line.parse({"--steps", "3,2k,1M,4GiB", "--lr", "50M"}));
   EXPECT_THAT(line.amounts("steps", 3, 1024), ElementsAre(3, 2048, 1 << 20, std::int64_t{4} << 30));
   EXPECT_EQ(line.amount("lr", 1, 1000), 50'000'000);
-  for (const char* wrong : {"k", "1.5k", "2x", "2kk", "2ki", "9999999T", "99999999999999999999", ",1", "1,,2", ""})
-    expect_usage_error({"--steps", wrong}, "--steps", [](const CommandLine& l) { l.amounts("steps", 0, 1024); });
+  for (const char* wrong :
+       {"k", "1.5k", "2x", "2kk", "2ki", "9999999T", "99999999999999999999", ",1", "1,,2", ""})
+    expect_usage_error({"--steps", wrong}, "--steps",
+                       [](const CommandLine& l) { l.amounts("steps", 0, 1024); });
   expect_usage_error({"--steps", "1k,2"}, "at least 3, not 2",
                      [](const CommandLine& l) { l.amounts("steps", 3, 1024); });
   expect_usage_error({"--steps", "1,2"}, "--steps takes one number, not '1,2'",

@@ -134,7 +134,8 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
   ASSERT_GT(estimate.peaks.tiers[1].total_peak, 0u);
   const std::uint64_t both = 4 * resident_bytes(estimate);
   Machine machine = machine_with(both - 1);
-  EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 1u) << "on CPUs both tiers share the memory";
+  EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 1u)
+      << "on CPUs both tiers share the memory";
   machine.memory = both, machine.on_gpus = true, machine.gpus = 4;
   machine.gpu_memory = on_device + beside_the_books + comm::nccl_memory(4, 4, comm::nccl_channels());
   EXPECT_TRUE(shortfalls(plain({}), estimate, world, machine).empty());
@@ -179,7 +180,8 @@ TEST(Remedy, LooksForSpaceOutsideOfMemory) {
 
 /// Large enough that states weigh more than the buffers in which they come and go.
 std::vector<std::string> with_states_on_host(const std::string& more) {
-  return {"model.hidden_size=512", "model.num_layers=8", "zero_optimization.offload_optimizer.device=cpu", more};
+  return {"model.hidden_size=512", "model.num_layers=8", "zero_optimization.offload_optimizer.device=cpu",
+          more};
 }
 
 TEST(Remedy, TakesTheHostsLimitForWhatItIs) {
@@ -351,7 +353,8 @@ TEST_F(EstimateProgram, TrainRefusesWhatCannotFitAndItsProposalFits) {
 }
 
 TEST_F(EstimateProgram, PlansForGpusThatAreNotHere) {
-  const std::vector<std::string> on_gpus{"--set", "device.type=cuda", "--set", "device.device_memory_limit=40MiB"};
+  const std::vector<std::string> on_gpus{"--set", "device.type=cuda", "--set",
+                                         "device.device_memory_limit=40MiB"};
   std::vector<std::string> as_json = on_gpus;
   as_json.push_back("--json");
   const Outcome cpu = sherd(estimate({"--json"})), gpu = sherd(estimate(as_json));
@@ -369,7 +372,8 @@ TEST_F(EstimateProgram, PlansForGpusThatAreNotHere) {
   EXPECT_THAT(table.out, HasSubstr("no GPU here: each must hold the device tier"));
   EXPECT_THAT(table.out, HasSubstr("beside it, CUDA"));
   EXPECT_THAT(table.out, Not(HasSubstr("beside it, NCCL"))) << "one rank has no peers";
-  EXPECT_THAT(sherd(estimate({"--gpus", "2", "--set", "device.type=cuda"})).out, HasSubstr("beside it, NCCL"));
+  EXPECT_THAT(sherd(estimate({"--gpus", "2", "--set", "device.type=cuda"})).out,
+              HasSubstr("beside it, NCCL"));
   as_json.insert(as_json.end(), {"--gpus", "2"});
   EXPECT_EQ(number(sherd(estimate(as_json)).out, {"beside_the_books", "nccl"}),
             comm::nccl_memory(2, 2, comm::nccl_channels()));

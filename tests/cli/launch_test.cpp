@@ -88,7 +88,8 @@ TEST_F(Launched, ARankThatFailsEndsAllWithItsReason) {
   EXPECT_THAT(got.err, HasSubstr("rank 1 failed"));
 }
 
-/// What a rank sees before it meets the others is told to them, too, who would wait for it until the deadline.
+/// What a rank sees before it meets the others is told to them, too, who would wait for it until the
+/// deadline.
 TEST_F(Launched, ARankThatFailsEarlyEndsAllWithItsReason) {
   const struct {
     const char *more, *reason;
@@ -106,7 +107,8 @@ TEST_F(Launched, ARankThatFailsEarlyEndsAllWithItsReason) {
 
 TEST_F(Launched, RanksOfDifferentConfigurationsAreRefused) {
   const auto run = [&](const std::string& more) {
-    return sherd_launched(2, train({"--set", "training.save_dir="}), cat("if [ $RANK = 1 ]; then set -- \"$@\" --set ", more, "; fi"));
+    return sherd_launched(2, train({"--set", "training.save_dir="}),
+                          cat("if [ $RANK = 1 ]; then set -- \"$@\" --set ", more, "; fi"));
   };
   for (const char* key : {"optimizer.params.lr", "training.steps"}) {
     const Outcome got = run(cat(key, "=5"));
@@ -144,7 +146,7 @@ TEST_F(Launched, ALateRankIsNamedAtTheDeadline) {
 TEST_F(Launched, ASignalSavesAndTheRunGoesOn) {
   const std::string metrics = (folder_ / "term.jsonl").string();
   const pid_t launch = start_line(noted(2, train({"--steps", "100000", "--metrics", metrics})), "term.err");
-  wait_for("term.jsonl", "\"step\":");  // all ranks listen to signals then
+  wait_for("term.jsonl", "\"step\":");                            // all ranks listen to signals then
   for (const int rank : {0, 1}) kill(process_of(rank), SIGTERM);  // as torchrun does
   EXPECT_EQ(end_of(launch), 143);
   EXPECT_THAT(read_text(folder_ / "term.err"), HasSubstr("go on with --resume"));

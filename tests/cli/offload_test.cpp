@@ -8,13 +8,14 @@ namespace {
 
 class OffloadedTrain : public Train {
  protected:
-  std::vector<std::string> offloaded(const std::string& name, const std::vector<std::string>& more = {}) const {
+  std::vector<std::string> offloaded(const std::string& name,
+                                     const std::vector<std::string>& more = {}) const {
     return offloaded_to((folder_ / "nvme").string(), name, more);
   }
   std::vector<std::string> offloaded_to(const std::string& folder, const std::string& name,
                                         const std::vector<std::string>& more) const {
-    std::vector<std::string> out = train({"--ranks", "2", "--metrics", (folder_ / (name + ".jsonl")).string(), "--set",
-                                          cat("training.save_dir=", (folder_ / name).string())});
+    std::vector<std::string> out = train({"--ranks", "2", "--metrics", (folder_ / (name + ".jsonl")).string(),
+                                          "--set", cat("training.save_dir=", (folder_ / name).string())});
     for (const std::string section : {"offload_param", "offload_optimizer"}) {
       out.insert(out.end(), {"--set", cat("zero_optimization.", section, ".device=nvme"), "--set",
                              cat("zero_optimization.", section, ".nvme_path=", folder)});
@@ -88,8 +89,8 @@ TEST_F(OffloadedTrain, AFolderThatCannotBeUsedIsOneClearLine) {
 }
 
 TEST_F(OffloadedTrain, BuffersTooSmallAreToldAtTheStart) {
-  const Outcome got = sherd(offloaded("small", {"--set", "zero_optimization.offload_param.buffer_size=100", "--set",
-                                                "zero_optimization.offload_param.max_in_cpu=0"}));
+  const Outcome got = sherd(offloaded("small", {"--set", "zero_optimization.offload_param.buffer_size=100",
+                                                "--set", "zero_optimization.offload_param.max_in_cpu=0"}));
   EXPECT_EQ(got.code, 1);
   EXPECT_EQ(count(got.err, "sherd: error:"), 1u) << got.err;
   EXPECT_THAT(got.err, HasSubstr("buffer_size"));

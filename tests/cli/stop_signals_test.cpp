@@ -38,7 +38,12 @@ TEST(StopSignals, ASecondOneEndsTheProgramUnlessItIsTheSameRequest) {
   std::raise(SIGINT);  // by a launcher that passes on what the terminal has delivered too
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "stopping soon\n");
   EXPECT_EQ(StopSignals::received(), SIGINT);
-  EXPECT_EXIT({ ::usleep(1'100'000); std::raise(SIGINT); }, ::testing::KilledBySignal(SIGINT), "");
+  EXPECT_EXIT(
+      {
+        ::usleep(1'100'000);
+        std::raise(SIGINT);
+      },
+      ::testing::KilledBySignal(SIGINT), "");
 }
 
 TEST(StopSignals, TellTheMessageOfTheFirst) {

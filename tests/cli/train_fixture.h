@@ -42,7 +42,8 @@ class Train : public ::testing::Test {
  protected:
   Train() {
     std::string text;
-    for (int i = 0; i < 400; ++i) text += cat("The ", i % 7, " shards of jar ", i % 13, " lie in row ", i % 5, ".\n\n");
+    for (int i = 0; i < 400; ++i)
+      text += cat("The ", i % 7, " shards of jar ", i % 13, " lie in row ", i % 5, ".\n\n");
     write_text(folder_ / "text.txt", text);
     write_text(folder_ / "c.json", cat(R"({
   "train_batch_size": 4,
@@ -50,12 +51,14 @@ class Train : public ::testing::Test {
   "bf16": {"enabled": true},
   "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
   "model": {"type": "gpt2", "seq_length": 16, "hidden_size": 32, "num_layers": 2, "num_heads": 2},
-  "data": {"path": ")", prefix(), R"(", "split": [0.9, 0.1]},
-  "training": {"steps": 6, "save_dir": ")", (folder_ / "run").string(), R"(", "log_interval": 0},
+  "data": {"path": ")",
+                                       prefix(), R"(", "split": [0.9, 0.1]},
+  "training": {"steps": 6, "save_dir": ")",
+                                       (folder_ / "run").string(), R"(", "log_interval": 0},
   "parallel": {"timeout_seconds": 60}
 })"));
-    const Outcome prepared = sherd({"prepare", "--input", (folder_ / "text.txt").string(), "--tokenizer", "byte",
-                                    "--output", prefix()});
+    const Outcome prepared = sherd(
+        {"prepare", "--input", (folder_ / "text.txt").string(), "--tokenizer", "byte", "--output", prefix()});
     require(prepared.code == 0, prepared.err);
   }
 
@@ -65,30 +68,34 @@ class Train : public ::testing::Test {
   /// Runs a shell command line with a limit of two minutes; 124 when it took longer.
   Outcome shell(const std::string& command) const {
     const std::string out = (folder_ / "out").string(), err = (folder_ / "err").string();
-    const int status = std::system(cat("XDG_CACHE_HOME=", folder_.path().string(), " timeout 120 ", command, " >", out,
-                                       " 2>", err, " </dev/null").c_str());
+    const int status = std::system(cat("XDG_CACHE_HOME=", folder_.path().string(), " timeout 120 ", command,
+                                       " >", out, " 2>", err, " </dev/null")
+                                       .c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_text(out), read_text(err)};
   }
   static std::string joined(const std::vector<std::string>& arguments) {
-    const char* other = std::getenv("SHERD_TEST_PROGRAM");  // software_card/'s
+    const char* other = std::getenv("SHERD_TEST_PROGRAM");  // emulated_gpu/'s
     std::string line = other ? other : SHERD_PROGRAM;
     for (const std::string& argument : arguments) line += " '" + argument + "'";
     return line;
   }
   Outcome sherd(const std::vector<std::string>& arguments) const { return shell(joined(arguments)); }
-  /// Under mpirun; each rank's exit code ends up on stderr as "exit code N" (with --enable-recovery, without which the
-  /// first rank to fail has the others killed before they can speak, mpirun itself always returns 0).
+  /// Under mpirun; each rank's exit code ends up on stderr as "exit code N" (with --enable-recovery, without
+  /// which the first rank to fail has the others killed before they can speak, mpirun itself always returns
+  /// 0).
   Outcome sherd_mpi(int ranks, const std::vector<std::string>& arguments) const {
-    return shell(cat(sherd::testing::mpirun(ranks, "--enable-recovery"), R"(sh -c '"$@"; echo "exit code $?" >&2' sh )",
-                     joined(arguments)));
+    return shell(cat(sherd::testing::mpirun(ranks, "--enable-recovery"),
+                     R"(sh -c '"$@"; echo "exit code $?" >&2' sh )", joined(arguments)));
   }
-  /// As processes that only the environment tells of each other, as torchrun's; exit codes as above. `before` is shell code
-  /// that each rank runs first.
-  std::string launched(int ranks, const std::vector<std::string>& arguments, const std::string& before = "true") const {
+  /// As processes that only the environment tells of each other, as torchrun's; exit codes as above. `before`
+  /// is shell code that each rank runs first.
+  std::string launched(int ranks, const std::vector<std::string>& arguments,
+                       const std::string& before = "true") const {
     return cat(SHERD_SOURCE_DIR "/tests/support/launch.sh ", ranks, " sh -c '", before,
                R"(; "$@"; code=$?; echo "exit code $code" >&2; exit $code' sh )", joined(arguments));
   }
-  Outcome sherd_launched(int ranks, const std::vector<std::string>& arguments, const std::string& before = "true") const {
+  Outcome sherd_launched(int ranks, const std::vector<std::string>& arguments,
+                         const std::string& before = "true") const {
     return shell(launched(ranks, arguments, before));
   }
   std::vector<std::string> train(const std::vector<std::string>& more = {}) const {

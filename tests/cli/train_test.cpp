@@ -1,4 +1,5 @@
-// `sherd train` and `sherd generate` as a person runs them: the real program, on local ranks and under mpirun.
+// `sherd train` and `sherd generate` as a person runs them: the real program, on local ranks and under
+// mpirun.
 #include <signal.h>
 
 #include <functional>
@@ -25,15 +26,16 @@ TEST_F(Train, TrainsSavesAndReports) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / "global_step6" / "rank_00001.safetensors"));
   EXPECT_THAT(read_text(folder_ / "loss.svg"), HasSubstr("<svg"));
 
-  const Outcome text = sherd({"generate", "--checkpoint", (folder_ / "run").string(), "--prompt", "The 3", "--max-tokens",
-                              "8", "--seed", "1"});
+  const Outcome text = sherd({"generate", "--checkpoint", (folder_ / "run").string(), "--prompt", "The 3",
+                              "--max-tokens", "8", "--seed", "1"});
   EXPECT_EQ(text.code, 0) << text.err;
   EXPECT_EQ(text.out.rfind("The 3", 0), 0u) << text.out;
 
   // Variables that a launcher of something else left behind do not make it wait for others.
-  const Outcome alone = shell(cat("env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 ",
-                                  joined({"generate", "--checkpoint", (folder_ / "run").string(), "--prompt", "The 3",
-                                          "--max-tokens", "8", "--seed", "1"})));
+  const Outcome alone = shell(
+      cat("env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 ",
+          joined({"generate", "--checkpoint", (folder_ / "run").string(), "--prompt", "The 3", "--max-tokens",
+                  "8", "--seed", "1"})));
   EXPECT_EQ(alone.code, 0) << alone.err;
   EXPECT_EQ(alone.out, text.out);
 }
@@ -41,7 +43,8 @@ TEST_F(Train, TrainsSavesAndReports) {
 /// A run on the processor neither is linked to CUDA's libraries nor loads them, nor looks for a driver.
 TEST_F(Train, LoadsNoLibraryOfGpusForTheProcessor) {
   if (!device::cuda_status().built) GTEST_SKIP() << "this build has no CUDA";
-  const Outcome got = shell("env LD_DEBUG=files " + joined(train({"--steps", "1", "--set", "device.type=cpu"})));
+  const Outcome got =
+      shell("env LD_DEBUG=files " + joined(train({"--steps", "1", "--set", "device.type=cpu"})));
   ASSERT_EQ(got.code, 0) << got.err;
   EXPECT_THAT(got.err, HasSubstr("file=libtbb"));  // the dynamic linker tells what it maps
   for (const char* library : {"file=libcublas", "file=libcudnn", "file=libnccl", "file=libcuda"})
@@ -56,15 +59,16 @@ TEST_F(Train, DeviceKeysAreHonouredOrSaidToBeIdle) {
   EXPECT_THAT(none.err, HasSubstr("device.type is \"cuda\", but there is no CUDA device"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
 
-  const Outcome trained = sherd(train({"--steps", "2", "--ranks", "2", "--set", "device.fused_gelu=true", "--set",
-                                       "device.peak_tflops=300"}));
+  const Outcome trained = sherd(train({"--steps", "2", "--ranks", "2", "--set", "device.fused_gelu=true",
+                                       "--set", "device.peak_tflops=300"}));
   ASSERT_EQ(trained.code, 0) << trained.err;
   for (const char* key : {"fused_gelu", "peak_tflops"})
-    EXPECT_EQ(count(trained.err, cat("device.", key, ": no effect: there is no GPU here")), 1u) << trained.err;
+    EXPECT_EQ(count(trained.err, cat("device.", key, ": no effect: there is no GPU here")), 1u)
+        << trained.err;
 
   const auto text = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> command{"generate", "--checkpoint", (folder_ / "run").string(), "--prompt", "The 3",
-                                     "--max-tokens", "4"};
+    std::vector<std::string> command{
+        "generate", "--checkpoint", (folder_ / "run").string(), "--prompt", "The 3", "--max-tokens", "4"};
     command.insert(command.end(), more.begin(), more.end());
     return sherd(command);
   };
@@ -89,11 +93,13 @@ TEST_F(Train, LocalAndMpiPrintTheSameLosses) {
   EXPECT_EQ(metric("mpi.jsonl", "loss").size(), 6u);
 }
 
-/// Also the run that shows races: four ranks of two threads, gathering ahead and reducing on threads of their own.
+/// Also the run that shows races: four ranks of two threads, gathering ahead and reducing on threads of their
+/// own.
 TEST_F(Train, FourRanksResumeToTheSameLosses) {
   const auto run = [&](const std::string& metrics, std::vector<std::string> more) {
-    more.insert(more.end(), {"--ranks", "4", "--set", "device.threads_per_rank=2", "--set",
-                             "zero_optimization.reduce_bucket_size=20000", "--metrics", (folder_ / metrics).string()});
+    more.insert(more.end(),
+                {"--ranks", "4", "--set", "device.threads_per_rank=2", "--set",
+                 "zero_optimization.reduce_bucket_size=20000", "--metrics", (folder_ / metrics).string()});
     return sherd(train(more));
   };
   const Outcome whole = run("whole.jsonl", {});
@@ -112,7 +118,10 @@ TEST_F(Train, FourRanksResumeToTheSameLosses) {
 
 TEST_F(Train, NoStepIsFasterThanTheMachine) {
   const auto mfu = [&] {
-    EXPECT_EQ(sherd(train({"--steps", "2", "--metrics", (folder_ / "m.jsonl").string(), "--set", "training.save_dir="})).code, 0);
+    EXPECT_EQ(sherd(train({"--steps", "2", "--metrics", (folder_ / "m.jsonl").string(), "--set",
+                           "training.save_dir="}))
+                  .code,
+              0);
     return metric("m.jsonl", "mfu");
   };
   mfu();
@@ -150,7 +159,8 @@ TEST_F(Train, ATerminatedRunSavesAndGoesOn) {
   EXPECT_THAT(said, HasSubstr("go on with --resume"));
   const std::string tag = read_text(folder_ / "run" / "latest");
   const std::string step = tag.substr(tag.find_first_of("0123456789"));
-  const Outcome more = sherd(train({"--ranks", "2", "--resume", "--steps", std::to_string(std::stoll(step) + 1)}));
+  const Outcome more =
+      sherd(train({"--ranks", "2", "--resume", "--steps", std::to_string(std::stoll(step) + 1)}));
   EXPECT_EQ(more.code, 0) << more.err;
 }
 
@@ -206,7 +216,8 @@ TEST_F(Train, EveryProblemOfAConfigurationIsALine) {
 
 struct Mistake {
   std::string what;
-  std::function<std::vector<std::string>(const TempFolder&)> arguments;  ///< beyond --config; may damage files first
+  std::function<std::vector<std::string>(const TempFolder&)>
+      arguments;  ///< beyond --config; may damage files first
   std::string says;
 };
 
@@ -276,12 +287,13 @@ TEST_P(TrainErrors, AreOneClearLine) {
   EXPECT_THAT(local.err, HasSubstr(mistake.says)) << mistake.what;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TrainErrors, ::testing::Range(0, static_cast<int>(mistakes().size())), [](const auto& test) {
-  std::string name = mistakes()[static_cast<std::size_t>(test.param)].what;
-  for (char& c : name)
-    if (c == ' ') c = '_';
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(All, TrainErrors, ::testing::Range(0, static_cast<int>(mistakes().size())),
+                         [](const auto& test) {
+                           std::string name = mistakes()[static_cast<std::size_t>(test.param)].what;
+                           for (char& c : name)
+                             if (c == ' ') c = '_';
+                           return name;
+                         });
 
 TEST_F(Train, AnEarlierRunsCheckpointsAreLeftAlone) {
   ASSERT_EQ(sherd(train({"--steps", "2"})).code, 0);
@@ -297,8 +309,8 @@ TEST_F(Train, AnEarlierRunsCheckpointsAreLeftAlone) {
 }
 
 TEST_F(Train, AnUnusableSaveDirIsFoundBeforeTheFirstStep) {
-  const Outcome got = sherd(train({"--set", cat("training.save_dir=", config(), "/x"), "--metrics",
-                                   (folder_ / "m.jsonl").string()}));
+  const Outcome got = sherd(train(
+      {"--set", cat("training.save_dir=", config(), "/x"), "--metrics", (folder_ / "m.jsonl").string()}));
   EXPECT_EQ(got.code, 1);
   EXPECT_THAT(got.err, HasSubstr("training.save_dir"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "m.jsonl"));
@@ -328,11 +340,13 @@ TEST_F(Train, AnotherModelOnResumeIsRefusedByItsKeysAndShapes) {
 }
 
 TEST_F(Train, ThePublishedExampleRunsAsItStands) {
-  write_text(folder_ / "model.json",
-             cat(R"({"model": {"type": "gpt2", "seq_length": 16, "hidden_size": 32, "num_layers": 2, "num_heads": 2},)",
-                 R"("data": {"path": ")", prefix(), R"("}, "training": {"steps": 3}})"));
-  const Outcome got = sherd({"train", "--config", SHERD_SOURCE_DIR "/configs/zero3_fp16_reference.json",
-                             (folder_ / "model.json").string(), "--ranks", "2", "--metrics", (folder_ / "m.jsonl").string()});
+  write_text(
+      folder_ / "model.json",
+      cat(R"({"model": {"type": "gpt2", "seq_length": 16, "hidden_size": 32, "num_layers": 2, "num_heads": 2},)",
+          R"("data": {"path": ")", prefix(), R"("}, "training": {"steps": 3}})"));
+  const Outcome got =
+      sherd({"train", "--config", SHERD_SOURCE_DIR "/configs/zero3_fp16_reference.json",
+             (folder_ / "model.json").string(), "--ranks", "2", "--metrics", (folder_ / "m.jsonl").string()});
   EXPECT_EQ(got.code, 0) << got.err;
   EXPECT_EQ(metric("m.jsonl", "loss").size(), 3u);
   EXPECT_EQ(metric("m.jsonl", "loss_scale").front(), "65536");

@@ -52,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(Streams, GpuTensors,
 /// After a failure its caller frees the tensors.
 TEST(GpuWorker, LeavesNothingUnderWayInACallThatIsAbandoned) {
   const auto gpu = std::make_shared<LazyCudaDevice>();
-  MarkBoard marks(1);
+  EventBoard marks(1);
   const auto worker = make_gpu_worker(gpu, reduce_lazily, marks, 0);
   const Tensor from = Tensor::empty(*gpu, {100}, DType::f32), to = Tensor::empty(*gpu, {100}, DType::f32);
   conformance::fill<float>(from, 0);
@@ -116,7 +116,8 @@ TEST(Bind, NamesGpuMemoryInMismatches) {
                        [] {
                          on_shared_card(2, [](Communicator& comm) {
                            Rank rank(comm);
-                           const Tensor x = rank.comm.rank() ? rank.on_gpu(8, DType::f32) : rank.pinned(8, DType::f32);
+                           const Tensor x =
+                               rank.comm.rank() ? rank.on_gpu(8, DType::f32) : rank.pinned(8, DType::f32);
                            rank.comm.all_reduce(x, ReduceOp::sum, 1, {.label = "loss"});
                          });
                        }),

@@ -126,19 +126,22 @@ TEST(Grid, NeighboursShareStates) {
 }
 
 TEST(Grid, CountsTheRanksOfAMachine) {
-  for (const Grid& grid : {Grid(8), Grid(8, {.shard = 2}), Grid(16, {.tensor = 2, .pipeline = 2, .expert = 2})})
+  for (const Grid& grid :
+       {Grid(8), Grid(8, {.shard = 2}), Grid(16, {.tensor = 2, .pipeline = 2, .expert = 2})})
     for (int a = 0; a < axis_count; ++a)
       for (int rank = 0; rank < grid.ranks(); ++rank)
         for (const int each : {1, 2, 4, 8}) {
           const std::vector<int> members = grid.members(static_cast<Axis>(a), rank);
-          EXPECT_EQ(grid.size_on_machine(static_cast<Axis>(a), rank, each),
-                    std::count_if(members.begin(), members.end(), [&](int m) { return m / each == rank / each; }));
+          EXPECT_EQ(
+              grid.size_on_machine(static_cast<Axis>(a), rank, each),
+              std::count_if(members.begin(), members.end(), [&](int m) { return m / each == rank / each; }));
         }
 }
 
 TEST(Grid, KnowsWhichAxesHaveTheSameGroups) {
-  for (const Grid& grid : {Grid(1), Grid(8), Grid(8, {.shard = 2}), Grid(8, {.shard = 1}), Grid(8, {.tensor = 8}),
-                           Grid(16, {.tensor = 2, .pipeline = 2, .expert = 2}), Grid(16, {.context = 4, .expert = 4})})
+  for (const Grid& grid :
+       {Grid(1), Grid(8), Grid(8, {.shard = 2}), Grid(8, {.shard = 1}), Grid(8, {.tensor = 8}),
+        Grid(16, {.tensor = 2, .pipeline = 2, .expert = 2}), Grid(16, {.context = 4, .expert = 4})})
     for (int a = 0; a < axis_count; ++a)
       for (int b = 0; b < axis_count; ++b) {
         const auto first = static_cast<Axis>(a), second = static_cast<Axis>(b);

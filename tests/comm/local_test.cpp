@@ -135,7 +135,8 @@ TEST(Local, AFailingRankDoesNotPullMemoryFromUnderItsPeers) {
   }
 }
 
-// What a sender that fails does with its memory must not reach a receiver that goes on: all arrives as sent, or nothing.
+// What a sender that fails does with its memory must not reach a receiver that goes on: all arrives as sent,
+// or nothing.
 TEST(Local, AFailingSenderKeepsItsMemoryWhileTheReceiverCopies) {
   for (int round = 0; round < 20; ++round) {
     try {

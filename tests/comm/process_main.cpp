@@ -73,7 +73,8 @@ std::unique_ptr<Communicator> join(const CommOptions& options) {
   return join_launched_world(options).world;
 }
 
-/// Rank 1 dies by `die`; what the others do meanwhile must end long before the deadline with an error that names it.
+/// Rank 1 dies by `die`; what the others do meanwhile must end long before the deadline with an error that
+/// names it.
 void expect_named(bool shared_memory, const std::function<void()>& die,
                   const std::function<void(Communicator&, device::Device&)>& meanwhile) {
   const auto world = join({.timeout_seconds = 60, .shared_memory = shared_memory});
@@ -111,10 +112,12 @@ TEST(Death, Exit) {
   expect_named(true, leave, [](Communicator& comm, device::Device&) { comm.barrier({.label = "epoch"}); });
 }
 TEST(Death, Kill) {
-  expect_named(true, get_killed, [](Communicator& comm, device::Device& device) { reduce(comm, device, false); });
+  expect_named(true, get_killed,
+               [](Communicator& comm, device::Device& device) { reduce(comm, device, false); });
 }
 TEST(Death, KillAsync) {
-  expect_named(true, get_killed, [](Communicator& comm, device::Device& device) { reduce(comm, device, true); });
+  expect_named(true, get_killed,
+               [](Communicator& comm, device::Device& device) { reduce(comm, device, true); });
 }
 TEST(Death, KillInSplit) {
   expect_named(true, get_killed, [](Communicator& comm, device::Device&) { comm.split(0, 0); });
@@ -132,7 +135,8 @@ TEST(Death, KillAllocate) {
   });
 }
 TEST(Death, KillMessages) {
-  expect_named(false, get_killed, [](Communicator& comm, device::Device& device) { reduce(comm, device, false); });
+  expect_named(false, get_killed,
+               [](Communicator& comm, device::Device& device) { reduce(comm, device, false); });
 }
 TEST(Death, KillReceive) {
   expect_named(false, get_killed, [](Communicator& comm, device::Device& device) {

@@ -37,7 +37,8 @@ inline bool reserve(int port) {
   // The first byte stays 0: a name outside of the file system.
   const int length = std::snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "sherd-test-port-%d", port);
   const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<std::size_t>(length));
+  const auto size =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<std::size_t>(length));
   if (::bind(socket, reinterpret_cast<const sockaddr*>(&name), size) == 0) return true;  // stays open
   ::close(socket);
   return false;
@@ -47,9 +48,11 @@ inline bool reserve(int port) {
 /// (tests/support/launch.sh has the ports from 20000 on).
 inline int free_port() {
   constexpr int first = 10'000, count = 10'000;
-  static std::atomic<int> next{static_cast<int>(getpid() % count * 61 % count)};  // processes begin at different places
+  static std::atomic<int> next{
+      static_cast<int>(getpid() % count * 61 % count)};  // processes begin at different places
   const auto [taken_first, taken_last] = ephemeral_ports();
-  const bool others = taken_first > first || taken_last < first + count - 1;  // are there any outside of that range?
+  const bool others =
+      taken_first > first || taken_last < first + count - 1;  // are there any outside of that range?
   for (int turn = 0; turn < count; ++turn) {
     const int port = first + next++ % count;
     if (others && port >= taken_first && port <= taken_last) continue;

@@ -1,4 +1,5 @@
-// What launchers like torchrun say, and the ranks that meet over TCP: here threads, each with connections of its own.
+// What launchers like torchrun say, and the ranks that meet over TCP: here threads, each with connections of
+// its own.
 #include <netinet/tcp.h>
 
 #include <chrono>
@@ -55,8 +56,12 @@ std::optional<LaunchEnvironment> read(const Variables& variables) {
   });
 }
 
-const Variables torchrun{{"RANK", "5"},       {"WORLD_SIZE", "8"},        {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"},
-                         {"MASTER_PORT", "29500"}, {"MASTER_ADDR", "node0"}};
+const Variables torchrun{{"RANK", "5"},
+                         {"WORLD_SIZE", "8"},
+                         {"LOCAL_RANK", "1"},
+                         {"LOCAL_WORLD_SIZE", "4"},
+                         {"MASTER_PORT", "29500"},
+                         {"MASTER_ADDR", "node0"}};
 
 TEST(LaunchEnvironment, ReadsWhatTorchrunSets) {
   const auto launch = read(torchrun);
@@ -95,10 +100,14 @@ TEST(LaunchEnvironment, NamesWhatIsMissingOrWrong) {
   for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
     Variables partial = torchrun;
     partial.erase(name);
-    EXPECT_THAT(error_of(ErrorKind::usage, [&] { read(partial); }), AllOf(HasSubstr(name), HasSubstr("torchrun")));
+    EXPECT_THAT(error_of(ErrorKind::usage, [&] { read(partial); }),
+                AllOf(HasSubstr(name), HasSubstr("torchrun")));
   }
-  for (const auto& [name, value] : Variables{{"RANK", "8"}, {"WORLD_SIZE", "many"}, {"LOCAL_RANK", "-1"},
-                                             {"MASTER_PORT", "70000"}, {"LOCAL_WORLD_SIZE", "1"}}) {
+  for (const auto& [name, value] : Variables{{"RANK", "8"},
+                                             {"WORLD_SIZE", "many"},
+                                             {"LOCAL_RANK", "-1"},
+                                             {"MASTER_PORT", "70000"},
+                                             {"LOCAL_WORLD_SIZE", "1"}}) {
     Variables wrong = torchrun;
     wrong[name] = value;
     EXPECT_THAT(error_of(ErrorKind::usage, [&] { read(wrong); }), AllOf(HasSubstr(name), HasSubstr(value)));
@@ -173,7 +182,8 @@ TEST(Tcp, APartThatFailsLeavesTheWorldWhole) {
     const Tensor x = Tensor::zeros(*device, {100'000}, DType::f32);
     conformance::fill<float>(x, comm.rank());
     comm.all_reduce(x);
-    conformance::expect_bits<float>(x, [](std::int64_t i) { return conformance::reference_sum<float>(3, i); }, "after");
+    conformance::expect_bits<float>(
+        x, [](std::int64_t i) { return conformance::reference_sum<float>(3, i); }, "after");
   });
 }
 
@@ -188,7 +198,8 @@ TEST(Tcp, MemoryOfAGpuIsTheGpus) {
     gpu->submit(gpu->compute_stream(), [&] { conformance::fill<float>(x, comm.rank()); });
     comm.all_reduce(x);
     gpu->synchronize();
-    conformance::expect_bits<float>(x, [](std::int64_t i) { return conformance::reference_sum<float>(2, i); }, "sum");
+    conformance::expect_bits<float>(
+        x, [](std::int64_t i) { return conformance::reference_sum<float>(2, i); }, "sum");
   });
 }
 

@@ -132,16 +132,19 @@ TEST(Offload, IdleKeysAreNotedOnce) {
 
 TEST(Offload, NvmeNeedsABufferOnBothSides) {
   const auto error = [](const std::string& param, const std::string& optimizer) {
-    return error_of(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/d")" + param +
-                    "}" + optimizer + "}}");
+    return error_of(
+        R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/d")" +
+        param + "}" + optimizer + "}}");
   };
-  EXPECT_THAT(error(R"(, "buffer_count": 0)", ""),
-              testing::HasSubstr("offload_param.buffer_count: must be at least 1 with device \"nvme\", not 0"));
+  EXPECT_THAT(
+      error(R"(, "buffer_count": 0)", ""),
+      testing::HasSubstr("offload_param.buffer_count: must be at least 1 with device \"nvme\", not 0"));
   // Parameters on NVMe pass through the update's buffers as well.
   for (const std::string device : {"none", "cpu"})
-    EXPECT_THAT(error("", R"(, "offload_optimizer": {"buffer_count": 0, "device": ")" + device + "\"}"),
-                testing::HasSubstr("offload_optimizer.buffer_count: must be at least 1 with offload_param's device "
-                                   "\"nvme\", not 0"));
+    EXPECT_THAT(
+        error("", R"(, "offload_optimizer": {"buffer_count": 0, "device": ")" + device + "\"}"),
+        testing::HasSubstr("offload_optimizer.buffer_count: must be at least 1 with offload_param's device "
+                           "\"nvme\", not 0"));
   EXPECT_EQ(zero(R"("stage": 3, "offload_optimizer": {"device": "cpu", "buffer_count": 0})")
                 .zero.offload_optimizer.buffer_count,
             0);

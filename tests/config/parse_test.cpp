@@ -58,7 +58,8 @@ TEST(Parse, AutoFollowsItsSection) {
   EXPECT_EQ(config.zero.reduce_bucket_size, 500'000'000);
   EXPECT_TRUE(has_note(config, "zero_optimization.reduce_bucket_size: \"auto\" takes the default"));
   for (const char* section : {"fp16", "bf16"})  // training in fp32 instead would be a surprise
-    EXPECT_NE(error_of(cat("{\"", section, "\": {\"enabled\": \"auto\"}}")).find("give a value here"), std::string::npos);
+    EXPECT_NE(error_of(cat("{\"", section, "\": {\"enabled\": \"auto\"}}")).find("give a value here"),
+              std::string::npos);
   EXPECT_EQ(error_of(R"({"steps_per_print": "auto"})"),
             "run.json:1: steps_per_print: must be an integer >= 0, not \"auto\"");
 }
@@ -225,9 +226,11 @@ TEST(Notes, SayWhenAKeyCannotMatterInThisRun) {
   const std::string data = R"("data": {"path": "p", "split": [1, 0]}, "training": {"eval_interval": 5})";
   const Config idle = parse_text(cat(R"({"wall_clock_breakdown": true, "memory_breakdown": true, )", data,
                                      R"(, "device": {"host_memory_limit": "1GB"}})"));
-  for (const char* key : {"wall_clock_breakdown", "memory_breakdown", "training.eval_interval", "device.host_memory_limit"})
+  for (const char* key :
+       {"wall_clock_breakdown", "memory_breakdown", "training.eval_interval", "device.host_memory_limit"})
     EXPECT_TRUE(has_note(idle, key)) << key;
-  const Config busy = parse_text(R"({"steps_per_print": 1, "wall_clock_breakdown": true, "memory_breakdown": true,
+  const Config busy =
+      parse_text(R"({"steps_per_print": 1, "wall_clock_breakdown": true, "memory_breakdown": true,
                                      "data": {"path": "p"}, "training": {"eval_interval": 5}})");
   for (const char* key : {"wall_clock_breakdown", "memory_breakdown", "training.eval_interval"})
     EXPECT_FALSE(has_note(busy, key)) << key;
@@ -237,7 +240,9 @@ TEST(Notes, SayWhichKeysOfGpusCannotMatter) {
   const auto notes_of = [](const std::string& device, const std::string& rest = "") {
     return parse_text(cat(R"({"device": {)", device, "}", rest, "}")).notes;
   };
-  const auto about = [](const std::string& key) { return ::testing::Contains(::testing::StartsWith("device." + key)); };
+  const auto about = [](const std::string& key) {
+    return ::testing::Contains(::testing::StartsWith("device." + key));
+  };
   const std::string all =
       R"("tf32": true, "fused_gelu": true, "deterministic_attention": false, "cuda_graphs": true, "peak_tflops": 500)";
   const auto on_cpu = notes_of(R"("type": "cpu", )" + all);
@@ -258,7 +263,8 @@ TEST(Notes, SayWhichKeysOfGpusCannotMatter) {
       R"(, "model": {"type": "llama", "seq_length": 8, "hidden_size": 64, "num_layers": 1, "num_heads": 2, )"
       R"("attention_dropout": 0.1})";
   EXPECT_THAT(notes_of(all, bf16 + llama), about("fused_gelu: no effect: model.activation is \"swiglu\""));
-  EXPECT_THAT(notes_of(all, bf16 + llama), about("deterministic_attention: no effect: model.attention_dropout is on"));
+  EXPECT_THAT(notes_of(all, bf16 + llama),
+              about("deterministic_attention: no effect: model.attention_dropout is on"));
   EXPECT_THAT(notes_of(R"("type": "cpu", "peak_tflops": "auto", "tf32": null)"),
               ::testing::Not(::testing::Contains(::testing::HasSubstr("no effect"))));
 }
@@ -283,7 +289,9 @@ TEST(ConfigFiles, PublishedExampleRunsAsItStands) {
 }
 
 TEST(ConfigFiles, OffloadFilesDifferOnlyInWhereStatesLive) {
-  const auto read = [](const char* name) { return parse_files({cat(configs, "gpt2_small_", name, ".json")}); };
+  const auto read = [](const char* name) {
+    return parse_files({cat(configs, "gpt2_small_", name, ".json")});
+  };
   const Config on_device = read("on_device");
   using enum OffloadDevice;
   const std::vector<std::tuple<const char*, OffloadDevice, OffloadDevice>> files = {

@@ -31,7 +31,7 @@ const std::string h200 = description("NVIDIA H200", 900, 132, 232448, 62914560, 
 
 struct Found {
   int planned = 0;  ///< configurations that cuDNN compiled, up to loading them where there is no driver
-  bool no_driver = false;  ///< not even a stub of one
+  bool no_driver = false;      ///< not even a stub of one
   std::int64_t workspace = 0;  ///< bytes that the first configuration wants
 };
 
@@ -62,8 +62,8 @@ Found plan(const Graph& graph, const std::string& gpu) {
   Found found;
   found.no_driver = count == 0 && std::string(said).find("libcuda == nullptr") != std::string::npos;
   if (count == 0) return found;
-  check(cudnnBackendGetAttribute(configuration.raw(), CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
-                                 &found.workspace),
+  check(cudnnBackendGetAttribute(configuration.raw(), CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, CUDNN_TYPE_INT64,
+                                 1, &count, &found.workspace),
         "tell its workspace");
   Descriptor made(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
   made.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
@@ -94,8 +94,8 @@ TEST_P(AttentionGraph, IsOneThatCudnnRecognisesAndCompiles) {
       std::int64_t workspace = 0;
       // What a dry run books for it (workspace.h).
       const auto booked = [&](bool repeatable) {
-        return static_cast<std::int64_t>(cudnn_backward_workspace(slice.batch, slice.heads, slice.kv_heads, slice.seq,
-                                                                  slice.dim, repeatable));
+        return static_cast<std::int64_t>(cudnn_backward_workspace(slice.batch, slice.heads, slice.kv_heads,
+                                                                  slice.seq, slice.dim, repeatable));
       };
       const auto expect_planned = [&](const Graph& graph, const char* what) {
         const Found found = plan(graph, gpu);
@@ -112,7 +112,8 @@ TEST_P(AttentionGraph, IsOneThatCudnnRecognisesAndCompiles) {
       EXPECT_LE(workspace, booked(true)) << "heads " << h.heads << "/" << h.kv_heads << " of " << h.dim;
       EXPECT_GE(workspace, booked(true) - 256) << "heads " << h.heads << "/" << h.kv_heads << " of " << h.dim;
       expect_planned(backward_graph(slice, CUDNN_DATA_BFLOAT16, causal, false), "fast backward");
-      EXPECT_LE(workspace, booked(false)) << "fast, heads " << h.heads << "/" << h.kv_heads << " of " << h.dim;
+      EXPECT_LE(workspace, booked(false))
+          << "fast, heads " << h.heads << "/" << h.kv_heads << " of " << h.dim;
       if (IsSkipped()) return;
     }
 }

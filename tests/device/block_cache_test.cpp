@@ -105,7 +105,7 @@ TEST(BlockCache, gives_kept_blocks_back_before_it_reports_that_memory_is_out) {
 TEST(BlockCache, a_fenced_block_comes_back_when_the_device_has_passed) {
   FakeSystem system;
   FakeStream compute("k");
-  BlockCache cache(std::make_unique<FakeSource>(system), [&] { return compute.stream.mark(); });
+  BlockCache cache(std::make_unique<FakeSource>(system), [&] { return compute.stream.record(); });
   std::byte* a = cache.take(256);
   std::byte* b = cache.take(256);
   cache.give(a, 256);
@@ -140,7 +140,7 @@ TEST(BlockCache, says_what_it_waited_for_in_vain) {
   system.capacity = 1 << 10;
   FakeStream compute("k");
   BlockCache cache(
-      std::make_unique<FakeSource>(system), [&] { return compute.stream.mark(); }, 0.01);
+      std::make_unique<FakeSource>(system), [&] { return compute.stream.record(); }, 0.01);
   cache.give(cache.take(1 << 10), 1 << 10);
   testing::expect_error(ErrorKind::comm, "freed page-locked memory within the deadline",
                         [&] { cache.take(64); });
@@ -150,7 +150,7 @@ TEST(BlockCache, returns_everything_when_it_goes) {
   FakeSystem system;
   FakeStream compute("k");
   {
-    BlockCache cache(std::make_unique<FakeSource>(system), [&] { return compute.stream.mark(); });
+    BlockCache cache(std::make_unique<FakeSource>(system), [&] { return compute.stream.record(); });
     cache.give(cache.take(100), 100);
     cache.give(cache.take(5000), 5000);
   }

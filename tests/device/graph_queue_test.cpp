@@ -1,4 +1,4 @@
-// Work that is put off and run as graphs: in the order of the calls, and with the arguments of each.
+// Work that is deferred and run as graphs: in the order of the calls, and with the arguments of each.
 #include "device/graph/graph_queue.h"
 
 #include <gmock/gmock.h>
@@ -70,10 +70,10 @@ class DriverGraph final : public Graph {
     ++driver_.live_graphs;
   }
   ~DriverGraph() override { --driver_.live_graphs; }
-  void set(std::size_t work, const Stretch& stretch) override {
+  void set(std::size_t work, const KernelSequence& sequence) override {
     Driver apart;
     DriverQueue queue(apart);
-    stretch.run(work, queue);
+    sequence.run(work, queue);
     works_[work] = apart.ran.at(0);
     ++driver_.sets;
   }
@@ -90,12 +90,12 @@ class DriverGraph final : public Graph {
 class DriverMaker final : public GraphMaker {
  public:
   explicit DriverMaker(Driver& driver) : driver_(driver) {}
-  std::unique_ptr<Graph> make(const Stretch& stretch) override {
+  std::unique_ptr<Graph> make(const KernelSequence& sequence) override {
     ++driver_.made;
     if (driver_.refuses) return nullptr;
     Driver captured;
     DriverQueue queue(captured);
-    for (std::size_t i = 0; i < stretch.size(); ++i) stretch.run(i, queue);
+    for (std::size_t i = 0; i < sequence.size(); ++i) sequence.run(i, queue);
     return std::make_unique<DriverGraph>(driver_, std::move(captured.ran));
   }
 
@@ -123,7 +123,7 @@ struct Graphs {
   /// A block's pass with a step's number among the arguments of its kernels, and addresses of its calls.
   void pass(int step, int addresses) {
     kernel(0, step), library(1, addresses), kernel(2, 7), library(3, addresses), kernel(4, step);
-    queue.end_stretch();
+    queue.end_sequence();
   }
 
   Driver driver;
@@ -152,7 +152,7 @@ TEST(GraphQueue, what_comes_again_runs_as_a_graph_with_the_arguments_of_the_day)
   EXPECT_EQ(counts.works_apart, 5u);
 }
 
-TEST(GraphQueue, calls_with_other_addresses_are_other_stretches) {
+TEST(GraphQueue, calls_with_other_addresses_are_other_sequences) {
   Graphs graphs;
   for (int step = 0; step < 3; ++step)
     for (int block = 0; block < 4; ++block) {
@@ -167,7 +167,7 @@ TEST(GraphQueue, calls_with_other_addresses_are_other_stretches) {
 TEST(GraphQueue, whoever_looks_at_the_order_finds_it) {
   for (const auto& look : std::vector<std::function<void(Graphs&)>>{
            [](Graphs& g) { g.queue.record(); }, [](Graphs& g) { g.queue.follow(DriverEvent(g.driver)); },
-           [](Graphs& g) { g.queue.native(); }, [](Graphs& g) { g.queue.end_stretch(); }}) {
+           [](Graphs& g) { g.queue.native(); }, [](Graphs& g) { g.queue.end_sequence(); }}) {
     Graphs graphs;
     graphs.kernel(1, 5);
     graphs.library(2, 6);
@@ -179,7 +179,7 @@ TEST(GraphQueue, whoever_looks_at_the_order_finds_it) {
   }
 }
 
-TEST(GraphQueue, whoever_ends_it_runs_what_was_put_off) {
+TEST(GraphQueue, whoever_ends_it_runs_what_was_deferred) {
   Driver driver;
   {
     GraphQueue queue(std::make_unique<DriverQueue>(driver), std::make_unique<DriverMaker>(driver));
@@ -202,7 +202,7 @@ TEST(GraphQueue, takes_copies_and_keeps_those_that_a_graph_runs) {
     value = 0;
     for (int key = 0; key < 4; ++key) graphs.queue.call({entries, bytes_of(key), [held](void*) {}});
     EXPECT_EQ(held.use_count(), kept + 4);
-    graphs.queue.end_stretch();
+    graphs.queue.end_sequence();
     EXPECT_EQ(graphs.driver.ran.back(), "k0 41 2.000000");
     if (time == 1) kept += 4;
     EXPECT_EQ(held.use_count(), kept);
@@ -223,7 +223,7 @@ TEST(GraphQueue, what_calls_own_outlives_their_graph) {
                                             GraphQueue::Limits{.most_graphs = 1, .idle = 0});
   const auto pass = [&](int which, const std::shared_ptr<void>& plan) {
     for (int key = 0; key < 4; ++key) queue->call({entries + which, bytes_of(key), [plan](void*) {}});
-    queue->end_stretch();
+    queue->end_sequence();
   };
   driver.marks_reached = false;
   for (int which = 0; which < 2; ++which) {
@@ -239,11 +239,11 @@ TEST(GraphQueue, what_calls_own_outlives_their_graph) {
   EXPECT_THAT(graphs_left, ElementsAre(1, 0));
 }
 
-TEST(GraphQueue, short_stretches_run_work_by_work_and_long_ones_are_cut) {
+TEST(GraphQueue, short_sequences_run_work_by_work_and_long_ones_are_cut) {
   Graphs graphs({.least_works = 3, .most_works = 6});
   for (int time = 0; time < 4; ++time) {
     graphs.kernel(0, 1), graphs.kernel(1, 1);
-    graphs.queue.end_stretch();
+    graphs.queue.end_sequence();
   }
   EXPECT_EQ(graphs.driver.made, 0);
   graphs.driver.ran.clear();
@@ -251,7 +251,7 @@ TEST(GraphQueue, short_stretches_run_work_by_work_and_long_ones_are_cut) {
   EXPECT_EQ(graphs.driver.ran.size(), 6u);
 }
 
-TEST(GraphQueue, a_stretch_that_cannot_be_a_graph_is_tried_once) {
+TEST(GraphQueue, a_sequence_that_cannot_be_a_graph_is_tried_once) {
   Graphs graphs;
   graphs.driver.refuses = true;
   for (int step = 0; step < 4; ++step) {
@@ -275,7 +275,7 @@ TEST(GraphQueue, a_failure_is_told_to_everybody_from_then_on) {
   told([&] { graphs.kernel(2, 2); });
   told([&] { graphs.library(2, 2); });
   told([&] { graphs.queue.native(); });
-  told([&] { graphs.queue.end_stretch(); });
+  told([&] { graphs.queue.end_sequence(); });
 }
 
 TEST(GraphQueue, graphs_beyond_the_limit_go_when_the_stream_has_passed_them) {
@@ -296,7 +296,7 @@ TEST(GraphQueue, graphs_beyond_the_limit_go_when_the_stream_has_passed_them) {
   EXPECT_EQ(graphs.driver.ran, expected);
 }
 
-TEST(GraphQueue, work_of_more_stretches_than_graphs_keeps_those_it_has) {
+TEST(GraphQueue, work_of_more_sequences_than_graphs_keeps_those_it_has) {
   Graphs graphs({.most_graphs = 2, .idle = 8});
   for (int step = 0; step < 6; ++step)
     for (int addresses = 0; addresses < 4; ++addresses) {
@@ -312,7 +312,7 @@ TEST(GraphQueue, work_of_more_stretches_than_graphs_keeps_those_it_has) {
   EXPECT_EQ(graphs.driver.made, 4);
 }
 
-TEST(GraphQueue, forgets_stretches_that_never_come_again) {
+TEST(GraphQueue, forgets_sequences_that_never_come_again) {
   Graphs graphs({.most_graphs = 2});
   for (int i = 0; i < 100; ++i) graphs.pass(0, i);
   graphs.pass(1, 0);
@@ -337,7 +337,7 @@ TEST(GraphQueue, random_work_is_run_in_order) {
           expected.record(), graphs.queue.record();
           break;
         case 1:
-          graphs.queue.end_stretch();
+          graphs.queue.end_sequence();
           break;
         case 2:
         case 3:
@@ -347,7 +347,7 @@ TEST(GraphQueue, random_work_is_run_in_order) {
           Graphs::queue_kernel(expected, which, value, 0.5), graphs.kernel(which, value);
       }
     }
-    graphs.queue.end_stretch();
+    graphs.queue.end_sequence();
     plain.ran.push_back("end"), graphs.driver.ran.push_back("end");
     // Marks that retire graphs are the queue's own.
     std::erase(plain.ran, "mark"), std::erase(graphs.driver.ran, "mark");

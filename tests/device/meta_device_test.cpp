@@ -67,14 +67,16 @@ TEST(MetaDevice, StandsForACpuOrAGpu) {
 
 TEST(MetaDevice, CopiesNumbersAndNothingLarge) {
   const auto device = make_meta_gpu(1);
-  const Storage from = device->allocate(8, Category::activations), to = device->allocate(8, Category::activations);
+  const Storage from = device->allocate(8, Category::activations),
+                to = device->allocate(8, Category::activations);
   from.data()[3] = std::byte{7};
   device->copy(to.data(), from.data(), 8);
   EXPECT_EQ(to.data()[3], std::byte{7});
   device->zero(to.data(), 8);
   EXPECT_EQ(to.data()[3], std::byte{0});
   const std::size_t much = std::size_t{1} << 30;
-  const Storage a = device->allocate(much, Category::activations), b = device->allocate(much, Category::activations);
+  const Storage a = device->allocate(much, Category::activations),
+                b = device->allocate(much, Category::activations);
   const std::uint64_t before = resident();
   device->copy(a.data(), b.data(), much);
   device->zero(a.data(), much);

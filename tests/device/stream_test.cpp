@@ -17,8 +17,8 @@ using ::testing::IsEmpty;
 
 TEST(Stream, waits_for_another_stream_and_never_for_itself) {
   FakeStream compute("k"), copies("c");
-  copies.stream.wait(compute.stream.mark());
-  compute.stream.wait(compute.stream.mark());
+  copies.stream.wait(compute.stream.record());
+  compute.stream.wait(compute.stream.record());
   EXPECT_THAT(copies.log->followed, ElementsAre("k1"));
   EXPECT_THAT(compute.log->followed, IsEmpty());
   EXPECT_EQ(compute.stream.native(), compute.log.get());
@@ -26,24 +26,24 @@ TEST(Stream, waits_for_another_stream_and_never_for_itself) {
 
 TEST(Stream, leaves_out_waits_that_earlier_ones_imply) {
   FakeStream compute("k"), copies("c"), comm("n");
-  const Mark first = compute.stream.mark(), second = compute.stream.mark();
+  const Event first = compute.stream.record(), second = compute.stream.record();
   copies.stream.wait(second);
   copies.stream.wait(first);
   copies.stream.wait(second);
   EXPECT_THAT(copies.log->followed, ElementsAre("k2"));
   // Through a third stream: after copies' mark, everything that copies waited for has ended as well.
-  comm.stream.wait(copies.stream.mark());
+  comm.stream.wait(copies.stream.record());
   comm.stream.wait(second);
   EXPECT_THAT(comm.log->followed, ElementsAre("c1"));
   // What compute did later is not implied.
-  comm.stream.wait(compute.stream.mark());
+  comm.stream.wait(compute.stream.record());
   EXPECT_THAT(comm.log->followed, ElementsAre("c1", "k3"));
 }
 
 TEST(Stream, a_mark_knows_only_what_its_stream_had_waited_for_by_then) {
   FakeStream compute("k"), copies("c"), comm("n");
-  const Mark early = copies.stream.mark();
-  const Mark work = compute.stream.mark();
+  const Event early = copies.stream.record();
+  const Event work = compute.stream.record();
   copies.stream.wait(work);
   comm.stream.wait(early);
   comm.stream.wait(work);
@@ -54,27 +54,27 @@ TEST(Stream, a_new_stream_is_not_taken_for_one_that_is_gone) {
   FakeStream compute("k");
   for (int i = 0; i < 50; ++i) {
     FakeStream passing("p");
-    compute.stream.wait(passing.stream.mark());
+    compute.stream.wait(passing.stream.record());
   }
   EXPECT_EQ(compute.log->followed.size(), 50u);
 }
 
-TEST(Mark, waits_on_the_host_until_its_work_has_ended) {
+TEST(Event, waits_on_the_host_until_its_work_has_ended) {
   FakeStream compute("k");
-  const Mark mark = compute.stream.mark();
+  const Event mark = compute.stream.record();
   EXPECT_FALSE(mark.reached());
   compute.log->events[0]->done = true;
   EXPECT_TRUE(mark.reached());
   mark.wait(Deadline::after_seconds(60), "nothing");
-  EXPECT_TRUE(Mark().reached());
-  compute.stream.wait(Mark());
+  EXPECT_TRUE(Event().reached());
+  compute.stream.wait(Event());
   EXPECT_THAT(compute.log->followed, IsEmpty());
 }
 
-TEST(Mark, names_the_work_that_missed_the_deadline) {
+TEST(Event, names_the_work_that_missed_the_deadline) {
   FakeStream compute("k");
   sherd::testing::expect_error(ErrorKind::comm, "did not finish the forward pass within the deadline", [&] {
-    compute.stream.mark().wait(Deadline::after_seconds(0.01), "the forward pass");
+    compute.stream.record().wait(Deadline::after_seconds(0.01), "the forward pass");
   });
 }
 
@@ -83,21 +83,21 @@ Storage watched(bool& freed) {
   return Storage({nullptr, 1}, [&freed](Block) { freed = true; });
 }
 
-TEST(SideUse, keeps_memory_until_the_compute_stream_waits) {
+TEST(StreamUse, keeps_memory_until_the_compute_stream_waits) {
   FakeStream compute("k"), copies("c");
   bool freed = false;
-  SideUse use(copies.stream.mark(), {watched(freed)});
+  StreamUse use(copies.stream.record(), {watched(freed)});
   EXPECT_FALSE(freed);
   use.join(compute.stream);
   EXPECT_TRUE(freed);
   EXPECT_THAT(compute.log->followed, ElementsAre("c1"));
 }
 
-TEST(SideUse, that_nobody_joined_waits_on_the_host) {
+TEST(StreamUse, that_nobody_joined_waits_on_the_host) {
   FakeStream copies("c");
   bool freed = false;
-  std::optional<SideUse> use(std::in_place, copies.stream.mark(), std::vector<Storage>{watched(freed)});
-  SideUse moved = std::move(*use);
+  std::optional<StreamUse> use(std::in_place, copies.stream.record(), std::vector<Storage>{watched(freed)});
+  StreamUse moved = std::move(*use);
   use.reset();
   EXPECT_FALSE(freed);
   copies.log->events[0]->done = true;

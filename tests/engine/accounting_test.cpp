@@ -1,4 +1,5 @@
-// Measured model-state bytes are those of the placement table, and traffic is that of the algorithm, to the byte.
+// Measured model-state bytes are those of the placement table, and traffic is that of the algorithm, to the
+// byte.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -36,10 +37,12 @@ Measured measure(const RunSpec& spec) {
     comm::Traffic traffic;
     for (int step = 0; step < 3; ++step) {
       dist->world().reset_traffic();
-      engine->train_batch([&] { return synthetic_batch(engine->device(), 2, 24, 101, step, 0, dist->rank()); });
+      engine->train_batch(
+          [&] { return synthetic_batch(engine->device(), 2, 24, 101, step, 0, dist->rank()); });
       traffic = dist->world().traffic();
     }
-    // Between steps nothing but model states (and idle exchange buffers, on the books of communication) is held.
+    // Between steps nothing but model states (and idle exchange buffers, on the books of communication) is
+    // held.
     EXPECT_EQ(held(Category::parameters), books.parameters);
     EXPECT_EQ(held(Category::gradients), books.gradients);
     EXPECT_EQ(held(Category::optimizer), books.optimizer);
@@ -67,8 +70,8 @@ TEST_P(Accounting, ModelStatesFollowThePlacementFormula) {
   const Measured got = measure(spec);
   const auto ranks = static_cast<std::uint64_t>(spec.ranks);
   const auto psi = static_cast<std::uint64_t>(got.elements), padded = static_cast<std::uint64_t>(got.padded);
-  const std::uint64_t width = spec.dtype == "fp32" ? 4 : 2;           // of parameters and gradients
-  const std::uint64_t k = spec.dtype == "fp32" ? 8 : 10;              // moments, and what bf16 parameters lack of masters
+  const std::uint64_t width = spec.dtype == "fp32" ? 4 : 2;  // of parameters and gradients
+  const std::uint64_t k = spec.dtype == "fp32" ? 8 : 10;  // moments, and what bf16 parameters lack of masters
   const auto share = [&](int first_stage) { return spec.stage >= first_stage ? ranks : 1; };
   Books sum{};
   for (const Books& rank : got.books) {
@@ -88,7 +91,8 @@ TEST_P(Accounting, TrafficIsTwoPsiOrThreePsi) {
   std::tie(spec.stage, spec.ranks, spec.dtype) = GetParam();
   const Measured got = measure(spec);
   const auto ranks = static_cast<std::uint64_t>(spec.ranks);
-  const std::uint64_t once = static_cast<std::uint64_t>(got.padded) * (spec.dtype == "fp32" ? 4 : 2) * (ranks - 1) / ranks;
+  const std::uint64_t once =
+      static_cast<std::uint64_t>(got.padded) * (spec.dtype == "fp32" ? 4 : 2) * (ranks - 1) / ranks;
   for (const comm::Traffic& sent : got.traffic) {
     EXPECT_EQ(sent.reduce_scatter, once);
     EXPECT_EQ(sent.all_gather, spec.stage == 3 ? 2 * once : once);
@@ -104,12 +108,14 @@ INSTANTIATE_TEST_SUITE_P(All, Accounting,
                                   std::to_string(std::get<1>(test.param)) + "_" + std::get<2>(test.param);
                          });
 
-/// A model whose parameters need no padding for four ranks: then a rank's share is the textbook's to the byte.
+/// A model whose parameters need no padding for four ranks: then a rank's share is the textbook's to the
+/// byte.
 class Square : public nn::Model {
  public:
   Square() {
     for (int i = 0; i < 3; ++i)
-      layers_.push_back(add("layer" + std::to_string(i), std::make_shared<nn::Linear>(64, 64, nn::LinearOptions{.bias = false})));
+      layers_.push_back(add("layer" + std::to_string(i),
+                            std::make_shared<nn::Linear>(64, 64, nn::LinearOptions{.bias = false})));
     layers_[1]->mark_block();
   }
 

@@ -1,4 +1,5 @@
-// The engine's counters, accumulation rules, sharding of unusual models, and what it does when things go wrong.
+// The engine's counters, accumulation rules, sharding of unusual models, and what it does when things go
+// wrong.
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +38,8 @@ TEST(Engine, TiedFrozenAndUnusedParametersTrainTheSameAtEveryStage) {
       EXPECT_LT(expected.back(), expected.front());
       for (const int stage : {1, 2, 3}) {
         EXPECT_EQ(losses(stage, 3, freeze, skip), expected) << stage;
-        EXPECT_EQ(losses(stage, 3, freeze, skip, R"(, "training": {"recompute": "full"})"), expected) << stage;
+        EXPECT_EQ(losses(stage, 3, freeze, skip, R"(, "training": {"recompute": "full"})"), expected)
+            << stage;
       }
     }
 }
@@ -107,7 +109,8 @@ TEST(Engine, TheBoundaryIsFixedAtForward) {
   });
 }
 
-/// The weight of Sometimes on each rank after three steps of two micro-batches, of which the first alone uses it.
+/// The weight of Sometimes on each rank after three steps of two micro-batches, of which the first alone uses
+/// it.
 std::vector<std::vector<float>> train_sometimes(int stage) {
   std::vector<std::vector<float>> out(2);
   launch_ranks(2, [&](DistributedPtr dist) {
@@ -185,8 +188,8 @@ TEST(Engine, EvaluationLeavesTrainingAlone) {
       spec.prefetch = 50'000;
       auto engine = make_engine(dist, spec);
       for (int step = 0; step < 4; ++step) {
-        const auto& report =
-            engine->train_batch([&] { return synthetic_batch(engine->device(), 2, 24, 101, step, 0, dist->rank()); });
+        const auto& report = engine->train_batch(
+            [&] { return synthetic_batch(engine->device(), 2, 24, 101, step, 0, dist->rank()); });
         if (dist->rank() == 0) out.push_back(report.loss);
         if (evaluate) {
           const auto batch = synthetic_batch(engine->device(), 2, 24, 101, 77, 0, 0);
@@ -206,7 +209,8 @@ TEST(Engine, CallsOutOfOrderAreRefused) {
     EXPECT_THROW(engine.step(), Error);
     const auto loss = engine.forward(odd_batch(engine, 0));
     EXPECT_THROW(engine.forward(odd_batch(engine, 0)), Error);
-    EXPECT_THROW(engine.eval_batch(odd_batch(engine, 0)), Error) << "recompute in backward would find dropout off";
+    EXPECT_THROW(engine.eval_batch(odd_batch(engine, 0)), Error)
+        << "recompute in backward would find dropout off";
     EXPECT_THROW(engine.step(), Error);
     engine.backward(loss);
     EXPECT_THROW(engine.backward(loss), Error);
@@ -243,12 +247,13 @@ TEST(Engine, HalfPrecisionSkipsOverflowsAndShrinksTheScale) {
   launch_ranks(2, [](DistributedPtr dist) {
     RunSpec spec;
     spec.dtype = "fp16";
-    config::Config config = config::parse_text(spec.config(), "test", {"fp16.initial_scale_power=40", "fp16.hysteresis=1"});
+    config::Config config =
+        config::parse_text(spec.config(), "test", {"fp16.initial_scale_power=40", "fp16.hysteresis=1"});
     Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(config, 101)), config);
     std::vector<double> scales;
     for (int step = 0; step < 40; ++step) {
-      const auto& report =
-          engine.train_batch([&] { return synthetic_batch(engine.device(), 2, 24, 101, step, 0, dist->rank()); });
+      const auto& report = engine.train_batch(
+          [&] { return synthetic_batch(engine.device(), 2, 24, 101, step, 0, dist->rank()); });
       scales.push_back(report.loss_scale);
       EXPECT_TRUE(std::isfinite(report.loss));
       EXPECT_EQ(report.applied, std::isfinite(report.grad_norm));
@@ -315,7 +320,8 @@ TEST(Checkpoint, DamageIsFoundAndNamed) {
     out.seekp(static_cast<std::streamoff>(size) - 3);
     out.put('\x5a');
   }
-  EXPECT_NE(load_error(folder, 2).find("rank_00001.safetensors is damaged"), std::string::npos) << load_error(folder, 2);
+  EXPECT_NE(load_error(folder, 2).find("rank_00001.safetensors is damaged"), std::string::npos)
+      << load_error(folder, 2);
   std::filesystem::resize_file(file, size / 2);
   EXPECT_NE(load_error(folder, 2).find("rank_00001.safetensors"), std::string::npos);
   std::filesystem::remove(file);
@@ -374,7 +380,8 @@ TEST(Checkpoint, LoadingEndsWhatAFailedBackwardLeft) {
   struct Layout {
     int ranks, shard_size;
   };
-  for (const char* schedule : {R"("overlap_comm": false)", R"("overlap_comm": true, "reduce_bucket_size": 64)"})
+  for (const char* schedule :
+       {R"("overlap_comm": false)", R"("overlap_comm": true, "reduce_bucket_size": 64)"})
     for (const auto& [ranks, shard_size] : {Layout{2, 2}, Layout{2, 1}, Layout{3, 1}, Layout{4, 2}})
       for (const int stage : {1, 2, 3})
         for (const bool saves : {false, true}) {
@@ -417,8 +424,9 @@ TEST(Checkpoint, LoadingEndsWhatAFailedBackwardLeft) {
 TEST(Checkpoint, ARateSetByTheCallerIsKept) {
   const auto run = [](const std::string& more, bool by_hand, double configured) {
     TempFolder folder;
-    const auto config = config::parse_text(cat(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", )",
-                                               R"("params": {"lr": )", configured, "}}", more, "}"));
+    const auto config =
+        config::parse_text(cat(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", )",
+                               R"("params": {"lr": )", configured, "}}", more, "}"));
     launch_ranks(1, [&](DistributedPtr dist) {
       Engine engine(dist, std::make_shared<Odd>(), odd_config(0, more));
       engine.train_batch([&] { return odd_batch(engine, 0); });
@@ -437,7 +445,8 @@ TEST(Checkpoint, ARateSetByTheCallerIsKept) {
   };
   EXPECT_EQ(run("", true, 0.01), 0.003);
   EXPECT_EQ(run("", false, 0.02), 0.02) << "the configuration of the resumed run decides";
-  const char* scheduled = R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_max_lr": 0.01}})";
+  const char* scheduled =
+      R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_max_lr": 0.01}})";
   EXPECT_EQ(run(scheduled, true, 0.01), 0.003) << "as the next step of the saved run would have used";
 }
 

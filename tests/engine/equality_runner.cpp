@@ -1,4 +1,5 @@
-// Runs one RunSpec (support/equality.h) as an MPI job or on local ranks and writes every bit of the outcome to a file:
+// Runs one RunSpec (support/equality.h) as an MPI job or on local ranks and writes every bit of the outcome
+// to a file:
 //   mpirun -n 2 equality_runner OUTPUT key=value…
 #include <cstdio>
 #include <fstream>
@@ -26,7 +27,10 @@ sherd::test::RunSpec parse(int argc, char** argv) {
       {"offload_param", [&](auto& v) { spec.offload_param = v; }},
       {"offload_optimizer", [&](auto& v) { spec.offload_optimizer = v; }},
       {"nvme_path", [&](auto& v) { spec.nvme_path = v; }},
-      {"max_in_cpu", [&](auto& v) { if (spec.offload_param == "nvme") spec.offload_param_extra = ", \"max_in_cpu\": " + v; }},
+      {"max_in_cpu",
+       [&](auto& v) {
+         if (spec.offload_param == "nvme") spec.offload_param_extra = ", \"max_in_cpu\": " + v;
+       }},
       {"directory", [&](auto& v) { spec.directory = v; }},
   };
   for (int i = 2; i < argc; ++i) {
@@ -45,13 +49,17 @@ int main(int argc, char** argv) {
   if (argc < 2) return std::fprintf(stderr, "usage: equality_runner OUTPUT key=value...\n"), 2;
   sherd::comm::CommOptions options;
   options.timeout_seconds = 60;
-  return sherd::launch(argc, argv, [&](sherd::DistributedPtr dist) {
-    const auto spec = parse(argc, argv);
-    sherd::require(dist->world_size() == spec.ranks, "started ", dist->world_size(), " ranks for ranks=", spec.ranks);
-    const auto bits = sherd::test::train(dist, spec).bits();
-    if (dist->rank() != 0) return;
-    std::ofstream out(argv[1], std::ios::binary);
-    out.write(reinterpret_cast<const char*>(bits.data()), static_cast<std::streamsize>(bits.size()));
-    sherd::require(out.good(), "cannot write ", argv[1]);
-  }, options);
+  return sherd::launch(
+      argc, argv,
+      [&](sherd::DistributedPtr dist) {
+        const auto spec = parse(argc, argv);
+        sherd::require(dist->world_size() == spec.ranks, "started ", dist->world_size(),
+                       " ranks for ranks=", spec.ranks);
+        const auto bits = sherd::test::train(dist, spec).bits();
+        if (dist->rank() != 0) return;
+        std::ofstream out(argv[1], std::ios::binary);
+        out.write(reinterpret_cast<const char*>(bits.data()), static_cast<std::streamsize>(bits.size()));
+        sherd::require(out.good(), "cannot write ", argv[1]);
+      },
+      options);
 }

@@ -1,5 +1,6 @@
 // Losses and final weights do not depend, to the last bit, on how the training is spread and scheduled
-// (docs/architecture.md, "Equal to the bit"). Each case asserts from the counters that its setting took effect.
+// (docs/architecture.md, "Equal to the bit"). Each case asserts from the counters that its setting took
+// effect.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +20,9 @@ bool full_matrix() {
   return value && *value && *value != '0';
 }
 
-int steps_per_run() { return 30; }
+int steps_per_run() {
+  return 30;
+}
 
 RunSpec base(const std::string& dtype, int ranks) {
   RunSpec spec;
@@ -90,8 +93,11 @@ TEST_P(Equality, AnUlpIsSeen) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Local, Equality,
-                         ::testing::Values(Setting{"bf16", 2}, Setting{"fp32", 2}, Setting{"bf16", 4}, Setting{"fp32", 4}),
-                         [](const auto& test) { return test.param.dtype + "_" + std::to_string(test.param.ranks); });
+                         ::testing::Values(Setting{"bf16", 2}, Setting{"fp32", 2}, Setting{"bf16", 4},
+                                           Setting{"fp32", 4}),
+                         [](const auto& test) {
+                           return test.param.dtype + "_" + std::to_string(test.param.ranks);
+                         });
 
 // ---- schedule settings at stage 3 and below ----
 
@@ -120,17 +126,25 @@ std::vector<Schedule> schedules() {
     return all;
   }
   // Every pair of values of two settings occurs in some row.
-  return {{3, 500, 20'000, 40, 0, true, "full"},          {3, 5000, 0, 0, 1'000'000'000, true, "none"},
-          {3, 0, 50'000'000, 1'000'000, 0, false, "none"},  {3, 500'000'000, 0, 40, 0, false, "selective"},
-          {3, 500, 50'000'000, 0, 1'000'000'000, false, "selective"}, {3, 5000, 20'000, 1'000'000, 1'000'000'000, false, "full"},
-          {3, 0, 20'000, 0, 0, true, "selective"},          {3, 500'000'000, 50'000'000, 40, 1'000'000'000, true, "full"},
-          {3, 500, 0, 1'000'000, 0, true, "none"},          {2, 500, 0, 0, 0, true, "full"},
-          {2, 500'000'000, 0, 0, 0, false, "none"},         {1, 5000, 0, 0, 0, true, "selective"},
-          {1, 0, 0, 0, 0, false, "full"},                   {0, 500, 0, 0, 0, true, "selective"},
+  return {{3, 500, 20'000, 40, 0, true, "full"},
+          {3, 5000, 0, 0, 1'000'000'000, true, "none"},
+          {3, 0, 50'000'000, 1'000'000, 0, false, "none"},
+          {3, 500'000'000, 0, 40, 0, false, "selective"},
+          {3, 500, 50'000'000, 0, 1'000'000'000, false, "selective"},
+          {3, 5000, 20'000, 1'000'000, 1'000'000'000, false, "full"},
+          {3, 0, 20'000, 0, 0, true, "selective"},
+          {3, 500'000'000, 50'000'000, 40, 1'000'000'000, true, "full"},
+          {3, 500, 0, 1'000'000, 0, true, "none"},
+          {2, 500, 0, 0, 0, true, "full"},
+          {2, 500'000'000, 0, 0, 0, false, "none"},
+          {1, 5000, 0, 0, 0, true, "selective"},
+          {1, 0, 0, 0, 0, false, "full"},
+          {0, 500, 0, 0, 0, true, "selective"},
           {0, 5000, 0, 0, 0, false, "full"}};
 }
 
-void expect_effect(const Schedule& schedule, const RunSpec& spec, const RunResult& got, const RunResult& plain) {
+void expect_effect(const Schedule& schedule, const RunSpec& spec, const RunResult& got,
+                   const RunResult& plain) {
   const long least = 64L * spec.ranks;
   if (schedule.bucket > 0) {
     EXPECT_LE(got.reducer.largest_bucket, std::max(least, schedule.bucket));
@@ -172,7 +186,9 @@ TEST_P(ScheduleEquality, NoSettingChangesABit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Local, ScheduleEquality, ::testing::Values(Setting{"bf16", 2}, Setting{"fp32", 4}),
-                         [](const auto& test) { return test.param.dtype + "_" + std::to_string(test.param.ranks); });
+                         [](const auto& test) {
+                           return test.param.dtype + "_" + std::to_string(test.param.ranks);
+                         });
 
 TEST(EqualityVariants, LlamaUntiedAndHalfPrecisionToo) {
   for (const bool llama : {false, true})

@@ -45,7 +45,8 @@ struct Shape {
         R"(, "hidden_size": 128, "num_layers": 3, "num_heads": 4, "num_kv_heads": )", llama ? 2 : 4,
         R"(}, "training": {"recompute": ")", recompute,
         R"("}, "activation_checkpointing": {"cpu_checkpointing": )", host_checkpoints ? "true" : "false",
-        R"(}, "parallel": {"timeout_seconds": 60}, "device": {"threads_per_rank": )", threads, R"(, "type": ")", device, "\"}}");
+        R"(}, "parallel": {"timeout_seconds": 60}, "device": {"threads_per_rank": )", threads,
+        R"(, "type": ")", device, "\"}}");
   }
 
   std::string name() const {

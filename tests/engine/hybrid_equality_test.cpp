@@ -97,7 +97,8 @@ TEST(HybridOf, UpdatesThatBeginInBackwardAreThoseOfFullSharding) {
       RunSpec spec = spec_with(shard_size);
       spec.overlap = overlap;
       const auto got = train_local(spec);
-      EXPECT_TRUE(got.bits() == expected.bits()) << "shard_size " << shard_size << (overlap ? ", overlapped" : "");
+      EXPECT_TRUE(got.bits() == expected.bits())
+          << "shard_size " << shard_size << (overlap ? ", overlapped" : "");
     }
 }
 

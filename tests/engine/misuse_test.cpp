@@ -186,15 +186,15 @@ TEST(Misuse, DifferentBlocksBeforeTheBoundaryAreSummedWhereTheyBelong) {
   }
 }
 
-/// A block that only the first micro-batches of a step run has its sum when the last ones end; replicas agree on it too.
-/// One rank that runs the same eight micro-batches is the oracle.
+/// A block that only the first micro-batches of a step run has its sum when the last ones end; replicas agree
+/// on it too. One rank that runs the same eight micro-batches is the oracle.
 TEST(Misuse, BlocksThatTheLastMicroBatchLeavesOutAreAgreedOnByReplicas) {
   const auto run = [](int ranks, int stage, int shard_size) {
     std::vector<std::vector<float>> out(static_cast<std::size_t>(ranks));
     launch_ranks(ranks, [&](DistributedPtr dist) {
       auto model = std::make_shared<Skipping>();
-      config::Config config = sgd(stage, R"("overlap_comm": false)",
-                                  cat(R"(, "gradient_accumulation_steps": )", 8 / ranks));
+      config::Config config =
+          sgd(stage, R"("overlap_comm": false)", cat(R"(, "gradient_accumulation_steps": )", 8 / ranks));
       config.parallel.shard_size = shard_size;
       Engine engine(dist, model, config);
       run_micro_batches(engine, *model, 8, [](int m) { return m < 4 ? -1 : 1; });

@@ -1,4 +1,5 @@
-// Updates that begin while backward still runs: the same bits, and nothing that pretends to be whole when it is not.
+// Updates that begin while backward still runs: the same bits, and nothing that pretends to be whole when it
+// is not.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -56,7 +57,8 @@ TEST_P(EarlyPlacements, GiveTheBitsOfLateUpdates) {
     spec.offload_param = param, spec.offload_optimizer = optimizer;
     spec.offload_param_extra = param == "nvme" ? R"(, "max_in_cpu": 0)" : "";
     SCOPED_TRACE(param);
-    spec.bucket = 8192, spec.overlap = ranks == 2;  // a block's gradients travel before the next block's are there
+    spec.bucket = 8192,
+    spec.overlap = ranks == 2;  // a block's gradients travel before the next block's are there
     expect_same_bits(spec);
   }
 }
@@ -65,8 +67,8 @@ INSTANTIATE_TEST_SUITE_P(OffloadEarlyUpdate, EarlyPlacements,
                          ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values(1, 2, 4),
                                             ::testing::Values("cpu", "nvme")),
                          [](const auto& test) {
-                           return cat("stage", std::get<0>(test.param), "_ranks", std::get<1>(test.param), "_",
-                                      std::get<2>(test.param));
+                           return cat("stage", std::get<0>(test.param), "_ranks", std::get<1>(test.param),
+                                      "_", std::get<2>(test.param));
                          });
 
 TEST_F(OffloadEarlyUpdate, WithEverythingElseThatMovesUnits) {
@@ -74,10 +76,12 @@ TEST_F(OffloadEarlyUpdate, WithEverythingElseThatMovesUnits) {
   spec.offload_param = spec.offload_optimizer = "nvme";
   spec.offload_param_extra = R"(, "max_in_cpu": 9000)";
   spec.steps = 6;
-  spec.bucket = 4096, spec.prefetch = 30000, spec.max_reuse = 20000, spec.persistence = 100, spec.overlap = true;
+  spec.bucket = 4096, spec.prefetch = 30000, spec.max_reuse = 20000, spec.persistence = 100,
+  spec.overlap = true;
   for (const char* recompute : {"none", "selective", "full"})
-    for (const char* buffers : {R"(, "buffer_count": 1)", R"(, "pipeline_read": false, "pipeline_write": false)",
-                                R"(, "buffer_count": 6, "ratio": 0.5)"}) {
+    for (const char* buffers :
+         {R"(, "buffer_count": 1)", R"(, "pipeline_read": false, "pipeline_write": false)",
+          R"(, "buffer_count": 6, "ratio": 0.5)"}) {
       SCOPED_TRACE(cat(recompute, buffers));
       spec.recompute = recompute, spec.offload_extra = buffers;
       spec.tied = !spec.tied;
@@ -106,26 +110,30 @@ TEST_F(OffloadEarlyUpdate, FollowsTheOrderInWhichGradientsComplete) {
   RunSpec spec = base(3, 1);
   spec.steps = 4, spec.check_overflow = false, spec.offload_optimizer = "cpu";
   const RunResult run = train_local(spec);
-  // The embeddings come first in the model and last in backward, so that the first step, which knows no order yet, waits
-  // for them. Without reads to wait for, later steps have updated every segment when backward ends.
+  // The embeddings come first in the model and last in backward, so that the first step, which knows no order
+  // yet, waits for them. Without reads to wait for, later steps have updated every segment when backward
+  // ends.
   std::int64_t segments = 0;
   launch_ranks(1, [&](DistributedPtr dist) {
     segments = static_cast<std::int64_t>(make_engine(dist, spec)->sharded().trainable_segments().size());
   });
   EXPECT_GT(segments, 3);
-  for (std::size_t step = 1; step < run.early_updates.size(); ++step) EXPECT_EQ(run.early_updates[step], segments) << step;
+  for (std::size_t step = 1; step < run.early_updates.size(); ++step)
+    EXPECT_EQ(run.early_updates[step], segments) << step;
 }
 
 // ---- models of other shapes; every update of theirs begins early ----
 
 std::string unchecked(bool check = false, const std::string& more = "") {
-  return cat(R"(, "gradient_clipping": 0, "bf16": {"enabled": true, "check_grad_overflow": )", check ? "true" : "false",
-             "}", more);
+  return cat(R"(, "gradient_clipping": 0, "bf16": {"enabled": true, "check_grad_overflow": )",
+             check ? "true" : "false", "}", more);
 }
 
-/// A model whose backward stops in the middle until nothing is read any more: the same losses as with updates that wait.
+/// A model whose backward stops in the middle until nothing is read any more: the same losses as with updates
+/// that wait.
 TEST_F(OffloadEarlyUpdate, UpdatesFromNvmeWhileBackwardRuns) {
-  const std::string nvme = cat(R"("offload_optimizer": {"device": "nvme", "nvme_path": ")", folder_.path().string(), "\"}");
+  const std::string nvme =
+      cat(R"("offload_optimizer": {"device": "nvme", "nvme_path": ")", folder_.path().string(), "\"}");
   const auto run = [&](bool check) {
     std::vector<double> out;
     launch_ranks(1, [&](DistributedPtr dist) {
@@ -136,8 +144,10 @@ TEST_F(OffloadEarlyUpdate, UpdatesFromNvmeWhileBackwardRuns) {
         if (step > 0 && !check)  // the first step knows no order yet
           model->in_backward = [&engine, before] {
             const auto start = std::chrono::steady_clock::now();
-            for (std::uint64_t last = before, now; (now = engine.io_bytes().read) == before || now != last; last = now) {
-              require(std::chrono::steady_clock::now() - start < std::chrono::seconds(20), "nothing was read ahead");
+            for (std::uint64_t last = before, now; (now = engine.io_bytes().read) == before || now != last;
+                 last = now) {
+              require(std::chrono::steady_clock::now() - start < std::chrono::seconds(20),
+                      "nothing was read ahead");
               std::this_thread::sleep_for(std::chrono::milliseconds(50));
             }
           };
@@ -168,7 +178,8 @@ TEST_F(OffloadEarlyUpdate, TiedFrozenAndLeftOutBlocks) {
                     odd_config(stage, unchecked(check, recompute), optimizer_on_host));
       for (int step = 0; step < 6; ++step) {
         const auto& report = engine.train_batch([&] { return odd_batch(engine, step); });
-        if (dist->rank() == 0) out.push_back(report.loss), out.push_back(report.grad_norm), early += report.early_updates;
+        if (dist->rank() == 0)
+          out.push_back(report.loss), out.push_back(report.grad_norm), early += report.early_updates;
       }
     });
     EXPECT_EQ(early > 0, !check);
@@ -178,7 +189,8 @@ TEST_F(OffloadEarlyUpdate, TiedFrozenAndLeftOutBlocks) {
     for (const bool freeze : {false, true})
       for (const bool skip : {false, true})
         for (const char* recompute : {"", R"(, "training": {"recompute": "full"})"})
-          EXPECT_EQ(losses(stage, freeze, skip, false, recompute), losses(stage, freeze, skip, true, recompute))
+          EXPECT_EQ(losses(stage, freeze, skip, false, recompute),
+                    losses(stage, freeze, skip, true, recompute))
               << "stage " << stage << ", frozen " << freeze << ", left out " << skip << recompute;
 }
 
@@ -186,8 +198,9 @@ TEST_F(OffloadEarlyUpdate, ABlockThatTheLastMicroBatchSkips) {
   const auto losses = [&](bool check) {
     std::vector<double> out;
     launch_ranks(2, [&](DistributedPtr dist) {
-      Engine engine(dist, std::make_shared<Sometimes>(),
-                    odd_config(3, unchecked(check, R"(, "gradient_accumulation_steps": 2)"), optimizer_on_host));
+      Engine engine(
+          dist, std::make_shared<Sometimes>(),
+          odd_config(3, unchecked(check, R"(, "gradient_accumulation_steps": 2)"), optimizer_on_host));
       for (int step = 0; step < 6; ++step) {
         int micro = 0;
         const auto& report = engine.train_batch([&] {
@@ -225,7 +238,8 @@ TEST_F(OffloadEarlyUpdate, AFailedBackwardCannotBeUndoneAndLoadingGoesOn) {
         model->fails = false;
         expect_error(ErrorKind::usage, "load_checkpoint()", [&] { engine.backward(loss); });
         expect_error(ErrorKind::usage, "load_checkpoint()", [&] { engine.forward(odd_batch(engine, 7)); });
-        expect_error(ErrorKind::usage, "load_checkpoint()", [&] { engine.save_checkpoint(folder, "broken"); });
+        expect_error(ErrorKind::usage, "load_checkpoint()",
+                     [&] { engine.save_checkpoint(folder, "broken"); });
         engine.eval();
         expect_error(ErrorKind::usage, "load_checkpoint()", [&] { engine.forward(odd_batch(engine, 7)); });
         engine.train();
@@ -281,8 +295,10 @@ TEST_F(OffloadEarlyUpdate, OneRanksChangeSpoilsTheStepForAll) {
     Engine engine(dist, model, odd_config(3, unchecked(), optimizer_on_host));
     model->fails = true;  // before this rank has updated anything; of others it knows nothing
     const auto loss = engine.forward(odd_batch(engine, 0));
-    sherd::testing::expect_error(ErrorKind::usage, "load a checkpoint to go on", [&] { engine.backward(loss); });
-    sherd::testing::expect_error(ErrorKind::usage, "load_checkpoint()", [&] { engine.forward(odd_batch(engine, 0)); });
+    sherd::testing::expect_error(ErrorKind::usage, "load a checkpoint to go on",
+                                 [&] { engine.backward(loss); });
+    sherd::testing::expect_error(ErrorKind::usage, "load_checkpoint()",
+                                 [&] { engine.forward(odd_batch(engine, 0)); });
   });
 }
 
@@ -306,7 +322,9 @@ TEST_F(OffloadEarlyUpdate, ABackwardThatFailsBeforeAnyUpdateLeavesTheWeightsWhol
 TEST_F(OffloadEarlyUpdate, BetweenBackwardAndStepTheWeightsAreNotWhole) {
   launch_ranks(1, [&](DistributedPtr dist) {
     auto model = std::make_shared<Odd>();
-    Engine engine(dist, model, odd_config(3, unchecked(), cat(optimizer_on_host, R"(, "offload_param": {"device": "cpu"})")));
+    Engine engine(
+        dist, model,
+        odd_config(3, unchecked(), cat(optimizer_on_host, R"(, "offload_param": {"device": "cpu"})")));
     for (int step = 0; step < 2; ++step) engine.train_batch([&] { return odd_batch(engine, step); });
     {
       const auto loss = engine.forward(odd_batch(engine, 2));
@@ -318,7 +336,8 @@ TEST_F(OffloadEarlyUpdate, BetweenBackwardAndStepTheWeightsAreNotWhole) {
     const double rate = engine.optimizer()->lr().front();
     engine.optimizer()->set_lr(0.5);  // for the next step: this one has begun
     engine.eval();
-    sherd::testing::expect_error(ErrorKind::usage, "call step() first", [&] { engine.forward(odd_batch(engine, 3)); });
+    sherd::testing::expect_error(ErrorKind::usage, "call step() first",
+                                 [&] { engine.forward(odd_batch(engine, 3)); });
     engine.train();
     sherd::testing::expect_error(ErrorKind::usage, "call step() first",
                                  [&] { engine.save_checkpoint(folder_.path().string()); });

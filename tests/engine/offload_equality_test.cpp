@@ -12,7 +12,9 @@ using device::Tier;
 /// No parameter stays in host memory.
 constexpr const char* all_on_nvme = R"(, "max_in_cpu": 0)";
 
-std::uint64_t held(const RunResult& run, Tier tier) { return run.state_bytes[static_cast<int>(tier)]; }
+std::uint64_t held(const RunResult& run, Tier tier) {
+  return run.state_bytes[static_cast<int>(tier)];
+}
 
 class OffloadEquality : public ::testing::Test {
  protected:
@@ -26,7 +28,8 @@ class OffloadEquality : public ::testing::Test {
   sherd::testing::TempFolder folder_;
 };
 
-class Placements : public OffloadEquality, public ::testing::WithParamInterface<std::tuple<int, std::string>> {};
+class Placements : public OffloadEquality,
+                   public ::testing::WithParamInterface<std::tuple<int, std::string>> {};
 
 TEST_P(Placements, EveryPairGivesTheSameBits) {
   const auto [ranks, dtype] = GetParam();
@@ -64,7 +67,8 @@ TEST_P(Placements, PersistentParametersAreUpdatedFromNvmeToo) {
   EXPECT_GT(held(run, Tier::nvme), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Placements, ::testing::Combine(::testing::Values(1, 2, 4), ::testing::Values("bf16", "fp32")),
+INSTANTIATE_TEST_SUITE_P(All, Placements,
+                         ::testing::Combine(::testing::Values(1, 2, 4), ::testing::Values("bf16", "fp32")),
                          [](const auto& test) {
                            return cat("ranks", std::get<0>(test.param), "_", std::get<1>(test.param));
                          });
@@ -80,7 +84,8 @@ TEST_F(OffloadEquality, EveryStageWithAccumulation) {
         if (stage == 3) spec.offload_param = optimizer;
         spec.offload_param_extra = optimizer == "nvme" ? all_on_nvme : "";
         const RunResult run = train_local(spec);
-        EXPECT_TRUE(run.bits() == plain.bits()) << "stage " << stage << ", " << ranks << " ranks, " << optimizer;
+        EXPECT_TRUE(run.bits() == plain.bits())
+            << "stage " << stage << ", " << ranks << " ranks, " << optimizer;
         EXPECT_GT(held(run, optimizer == "nvme" ? Tier::nvme : Tier::host), 0u);
       }
     }
@@ -97,7 +102,8 @@ TEST_F(OffloadEquality, ChunksBuffersAndPipelines) {
     for (const long sub_group : {4096L, 1'000'000'000L}) {
       spec.offload_extra = extra;
       spec.sub_group = sub_group;
-      spec.offload_param_extra = sub_group == 4096 ? R"(, "buffer_count": 1, "max_in_cpu": 0)" : R"(, "max_in_cpu": 9000)";
+      spec.offload_param_extra =
+          sub_group == 4096 ? R"(, "buffer_count": 1, "max_in_cpu": 0)" : R"(, "max_in_cpu": 9000)";
       const RunResult run = train_local(spec);
       EXPECT_TRUE(run.bits() == plain.bits()) << extra << ", sub_group_size " << sub_group;
       EXPECT_GT(run.io.written, 0u);
@@ -111,10 +117,11 @@ TEST_F(OffloadEquality, BlocksDepthsAndBackends) {
   const RunResult plain = train_local(spec);
   spec.offload_param = spec.offload_optimizer = "nvme";
   spec.offload_param_extra = all_on_nvme;
-  for (const char* aio : {R"("block_size": 4096, "queue_depth": 1)", R"("block_size": 8192, "queue_depth": 64)",
-                          R"("block_size": 1048576, "queue_depth": 4, "backend": "threads", "thread_count": 2)",
-                          R"("block_size": 4096, "queue_depth": 3, "checksums": true, "single_submit": true)",
-                          R"("queue_depth": 5, "overlap_events": false)"}) {
+  for (const char* aio :
+       {R"("block_size": 4096, "queue_depth": 1)", R"("block_size": 8192, "queue_depth": 64)",
+        R"("block_size": 1048576, "queue_depth": 4, "backend": "threads", "thread_count": 2)",
+        R"("block_size": 4096, "queue_depth": 3, "checksums": true, "single_submit": true)",
+        R"("queue_depth": 5, "overlap_events": false)"}) {
     spec.aio = aio;
     EXPECT_TRUE(train_local(spec).bits() == plain.bits()) << aio;
   }
@@ -193,7 +200,8 @@ TEST_F(OffloadEquality, ACheckpointMovesBetweenPlacements) {
       auto engine = make_engine(dist, part);
       if (load) engine->load_checkpoint(spec.directory);
       for (int step = from; step < part.steps; ++step)
-        engine->train_batch([&] { return synthetic_batch(engine->device(), 2, 24, 101, step, dist->rank(), 0); });
+        engine->train_batch(
+            [&] { return synthetic_batch(engine->device(), 2, 24, 101, step, dist->rank(), 0); });
       if (!load) engine->save_checkpoint(spec.directory);
       RunResult out;
       collect_weights(*engine, out);

@@ -1,4 +1,5 @@
-// A drive that fails in the middle of training: one clear error on every rank, soon, and nothing left on the books.
+// A drive that fails in the middle of training: one clear error on every rank, soon, and nothing left on the
+// books.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -15,7 +16,8 @@ using sherd::testing::TempFolder;
 
 std::filesystem::path swap_file(const TempFolder& folder, int rank) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
-    if (entry.path().extension() == ".swap" && entry.path().string().find(cat("rank_0000", rank)) != std::string::npos)
+    if (entry.path().extension() == ".swap" &&
+        entry.path().string().find(cat("rank_0000", rank)) != std::string::npos)
       return entry.path();
   throw std::runtime_error("no swap file");
 }
@@ -44,7 +46,8 @@ TEST_P(DriveFault, EndsTheRunOnEveryRankAndNamesTheFileAndItsRank) {
         for (int step = 0; step < 6; ++step) {
           // The file loses its bytes while rank 1 still has it open.
           if (step == 2 && dist->rank() == 1) std::filesystem::resize_file(swap_file(folder, 1), 0);
-          engine->train_batch([&] { return synthetic_batch(engine->device(), 2, 24, 101, step, 0, dist->rank()); });
+          engine->train_batch(
+              [&] { return synthetic_batch(engine->device(), 2, 24, 101, step, 0, dist->rank()); });
         }
       } catch (const Error& error) {
         told[dist->rank()] = error.what();
@@ -66,7 +69,8 @@ TEST_P(DriveFault, EndsTheRunOnEveryRankAndNamesTheFileAndItsRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, DriveFault,
-                         ::testing::Values(R"("backend": "auto")", R"("backend": "threads", "queue_depth": 2)"),
+                         ::testing::Values(R"("backend": "auto")",
+                                           R"("backend": "threads", "queue_depth": 2)"),
                          [](const auto& test) { return test.index == 0 ? "automatic" : "threads"; });
 
 TEST(OffloadBooks, AreEmptyWhenTheEngineIsGone) {
@@ -79,7 +83,8 @@ TEST(OffloadBooks, AreEmptyWhenTheEngineIsGone) {
       const config::Config config = config::parse_text(spec.config());
       Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(config, 101)), config, device);
       engine.train_batch([&] { return synthetic_batch(engine.device(), 2, 24, 101, 0, 0, dist->rank()); });
-      for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) EXPECT_GT(device->ledger().peak(tier), 0u);
+      for (const Tier tier : {Tier::device, Tier::host, Tier::nvme})
+        EXPECT_GT(device->ledger().peak(tier), 0u);
     }
     for (const Tier tier : {Tier::device, Tier::host, Tier::nvme})
       EXPECT_EQ(device->ledger().current(tier), 0u) << device::name_of(tier);
@@ -94,7 +99,9 @@ TEST(OffloadRecovery, LoadingEndsAPassThatWasLeftOpen) {
     std::vector<double> out;
     launch_ranks(2, [&](DistributedPtr dist) {
       auto engine = make_engine(dist, spec);
-      const auto batch = [&](int step) { return synthetic_batch(engine->device(), 2, 24, 101, step, 0, dist->rank()); };
+      const auto batch = [&](int step) {
+        return synthetic_batch(engine->device(), 2, 24, 101, step, 0, dist->rank());
+      };
       for (int step = 0; step < 3; ++step) engine->train_batch([&] { return batch(step); });
       const auto weight = engine->sharded().trainable_segments().front()->layout().parameters().front();
       const auto value = [&] {

@@ -15,7 +15,8 @@ class OffloadedModels : public ::testing::TestWithParam<std::string> {
  protected:
   /// Keys of zero_optimization that put parameters and optimizer into the tier.
   std::string everything() const {
-    const std::string on = cat(R"({"device": ")", GetParam(), R"(", "nvme_path": ")", folder_.path().string(), "\"");
+    const std::string on =
+        cat(R"({"device": ")", GetParam(), R"(", "nvme_path": ")", folder_.path().string(), "\"");
     return cat(R"("offload_optimizer": )", on, R"(}, "offload_param": )", on, R"(, "max_in_cpu": 0})");
   }
   static std::vector<float> read(Engine& engine, const Odd& model, int layer) {

@@ -7,7 +7,8 @@
 namespace sherd::test {
 namespace {
 
-/// Bytes of a read into memory on a page that the store has to copy: a ragged end, and the whole of what is small.
+/// Bytes of a read into memory on a page that the store has to copy: a ragged end, and the whole of what is
+/// small.
 std::uint64_t copied(std::uint64_t bytes) {
   const std::uint64_t end = bytes % 4096;
   return bytes >= 65536 || end == 0 ? end : bytes;

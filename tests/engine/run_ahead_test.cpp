@@ -106,15 +106,16 @@ INSTANTIATE_TEST_SUITE_P(
                 std::nullopt}),
     [](const auto& tested) { return tested.param.name; });
 
-/// Addresses and kernels come again from step to step, so blocks' passes run as graphs; what is left is a few works at
-/// the seams.
+/// Addresses and kernels come again from step to step, so blocks' passes run as graphs; what is left is a few
+/// works at the seams.
 TEST(GraphsOfAGpu, steady_steps_run_as_graphs) {
   for (const char* optimizer : {"none", "cpu"})
     for (const int stage : {0, 2, 3})
       for (const int accumulation : {1, 4}) {
         if (stage == 0 && optimizer != std::string("none")) continue;
         RunSpec spec = offloaded();
-        spec.steps = 12, spec.stage = stage, spec.accumulation = accumulation, spec.offload_optimizer = optimizer;
+        spec.steps = 12, spec.stage = stage, spec.accumulation = accumulation,
+        spec.offload_optimizer = optimizer;
         spec.lazy = spec.graphs = true;
         const RunResult result = train_local(spec);
         SCOPED_TRACE(cat("stage ", stage, ", optimizer on ", optimizer, ", micro-batches ", accumulation));
@@ -235,8 +236,9 @@ TEST(RunAheadOfAGpu, a_block_that_a_step_skips_has_no_gradient) {
     });
     return out;
   };
-  for (const char* precision : {R"(, "bf16": {"enabled": true})",
-                                R"(, "gradient_clipping": 0, "bf16": {"enabled": true, "check_grad_overflow": false})"})
+  for (const char* precision :
+       {R"(, "bf16": {"enabled": true})",
+        R"(, "gradient_clipping": 0, "bf16": {"enabled": true, "check_grad_overflow": false})"})
     EXPECT_EQ(losses(true, precision), losses(false, precision)) << precision;
 }
 

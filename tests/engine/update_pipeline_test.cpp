@@ -55,8 +55,8 @@ std::vector<UpdateChunk> chunks_of(const std::vector<bool>& stored) {
 }
 
 struct Played {
-  int most_reads = 0;       ///< reads under way, or done and not used, when an update runs
-  int most_writes = 0;      ///< written buffers whose end nobody has waited for, when an update runs
+  int most_reads = 0;   ///< reads under way, or done and not used, when an update runs
+  int most_writes = 0;  ///< written buffers whose end nobody has waited for, when an update runs
   std::vector<std::size_t> updated;
 };
 
@@ -147,7 +147,8 @@ TEST(PlanUpdate, NothingStoredNeedsNoBuffer) {
 }
 
 TEST(PlanUpdate, NeedsABuffer) {
-  testing::expect_error(ErrorKind::usage, "buffer_count", [] { plan_update(chunks_of({true}), 0, true, true); });
+  testing::expect_error(ErrorKind::usage, "buffer_count",
+                        [] { plan_update(chunks_of({true}), 0, true, true); });
 }
 
 }  // namespace

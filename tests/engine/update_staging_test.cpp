@@ -67,7 +67,7 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
           ASSERT_TRUE(UpdateStaging::by_processor(*segment));
           const std::uint64_t held = device.ledger().current(Tier::host);
           device.ledger().reset_peaks();
-          staging->announce(view, device::as_cuda(device).compute_stream().mark());
+          staging->announce(view, device::as_cuda(device).compute_stream().record());
           ASSERT_TRUE(staging->run([&](const UpdateView& part) { return optimizer.update(part, 0.5, cpu); }));
           staging->join();
           const std::uint64_t taken = device.ledger().peak(Tier::host) - held;

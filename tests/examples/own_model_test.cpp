@@ -23,8 +23,8 @@ class OwnModelExample : public ::testing::TestWithParam<const char*> {
     config.insert(config.find('{') + 1, section);
     testing::write_text(folder_ / "c.json", config);
     const std::string out = (folder_ / "out").string();
-    const std::string command =
-        SHERD_EXAMPLES "/own_model " + (folder_ / "c.json").string() + " --ranks 2 >" + out + " 2>&1 </dev/null";
+    const std::string command = SHERD_EXAMPLES "/own_model " + (folder_ / "c.json").string() +
+                                " --ranks 2 >" + out + " 2>&1 </dev/null";
     EXPECT_EQ(std::system(("timeout 120 " + command).c_str()), 0) << read_text(out);
     std::vector<double> found;
     const std::string text = read_text(out);

@@ -16,7 +16,8 @@ using sherd::testing::expect_error;
 TEST(SampleToken, GreedyTakesTheLikeliestAndTheLowerOfTwo) {
   const std::vector<float> logits{0.5f, 2.0f, -1.0f, 2.0f};
   EXPECT_EQ(sample_token(logits, {.temperature = 0}, 0), 1);
-  for (std::uint64_t i = 0; i < 50; ++i) EXPECT_EQ(sample_token(logits, {.temperature = 1.0, .top_k = 1}, i), 1);
+  for (std::uint64_t i = 0; i < 50; ++i)
+    EXPECT_EQ(sample_token(logits, {.temperature = 1.0, .top_k = 1}, i), 1);
 }
 
 TEST(SampleToken, FrequenciesFollowTheSoftmax) {
@@ -33,8 +34,9 @@ TEST(SampleToken, FrequenciesFollowTheSoftmax) {
       std::vector<double> counts(4);
       const int draws = 20000;
       for (int i = 0; i < draws; ++i)
-        counts[static_cast<std::size_t>(sample_token(
-            logits, {.temperature = temperature, .top_k = top_k, .key = {1, 2}}, static_cast<std::uint64_t>(i)))] += 1;
+        counts[static_cast<std::size_t>(
+            sample_token(logits, {.temperature = temperature, .top_k = top_k, .key = {1, 2}},
+                         static_cast<std::uint64_t>(i)))] += 1;
       for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(counts[i] / draws, weights[i] / sum, 0.012);
     }
   }
@@ -43,7 +45,8 @@ TEST(SampleToken, FrequenciesFollowTheSoftmax) {
 TEST(SampleToken, BadArgumentsAreRefused) {
   const std::vector<float> bad{0.0f, std::numeric_limits<float>::quiet_NaN()};
   expect_error(ErrorKind::numerics, "NaN", [&] { sample_token(bad, {}, 0); });
-  expect_error(ErrorKind::usage, "temperature", [&] { sample_token(std::vector<float>{1.0f}, {.temperature = -1}, 0); });
+  expect_error(ErrorKind::usage, "temperature",
+               [&] { sample_token(std::vector<float>{1.0f}, {.temperature = -1}, 0); });
   expect_error(ErrorKind::usage, "no logits", [&] { sample_token(std::vector<float>{}, {}, 0); });
 }
 
@@ -54,7 +57,8 @@ class Generate : public ::testing::Test {
 };
 
 TEST_F(Generate, MatchesAStepByStepReadingAndSlidesPastTheWindow) {
-  for (const GptOptions& o : {test::with_dropout(test::tiny_gpt2()), test::with_dropout(test::tiny_llama())}) {
+  for (const GptOptions& o :
+       {test::with_dropout(test::tiny_gpt2()), test::with_dropout(test::tiny_llama())}) {
     Gpt model(o);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
     const std::vector<std::int32_t> prompt{3, 1, 4};

@@ -86,12 +86,14 @@ TEST_F(GptTest, FlopsFollowThePublishedFormulas) {
   const double tokens = B * s, base = 72 * B * L * s * h * h;
   const auto near = [](double got, double want) { EXPECT_NEAR(got / want, 1.0, 1e-12); };
   near(flops_per_token(o, 512, AttentionFlops::full) * tokens, base * (1 + s / (6 * h) + V / (12 * h * L)));
-  near(flops_per_token(o, 512, AttentionFlops::causal_half) * tokens, base * (1 + s / (12 * h) + V / (12 * h * L)));
+  near(flops_per_token(o, 512, AttentionFlops::causal_half) * tokens,
+       base * (1 + s / (12 * h) + V / (12 * h * L)));
   near(flops_per_token(o, 512, AttentionFlops::full, Recompute::full) * tokens,
        base * 4 / 3 * (1 + s / (6 * h) + V / (16 * h * L)));
   // SwiGLU's third matrix makes the feed-forward part, 48 of the 72, half as large again.
   o.mlp = Mlp::swiglu, o.ffn_hidden = 4 * 768;
-  near(flops_per_token(o, 512, AttentionFlops::full) * tokens, base * (1 + 24.0 / 72 + s / (6 * h) + V / (12 * h * L)));
+  near(flops_per_token(o, 512, AttentionFlops::full) * tokens,
+       base * (1 + 24.0 / 72 + s / (6 * h) + V / (12 * h * L)));
 }
 
 TEST_F(GptTest, OptionsThatDoNotFitAreConfigErrors) {
@@ -117,7 +119,8 @@ TEST_F(GptTest, BatchesThatDoNotFitAreDataErrors) {
   expect_error(ErrorKind::data, "holds 'tokens'", [&] { model(tape, batch); });
   batch["labels"] = cpu_.ids({2, 4}, 1, 5);
   expect_error(ErrorKind::data, "do not match", [&] { model(tape, batch); });
-  expect_error(ErrorKind::data, "max_seq 7", [&] { model(tape, test::tiny_batch(cpu_, model.options(), 1, 8)); });
+  expect_error(ErrorKind::data, "max_seq 7",
+               [&] { model(tape, test::tiny_batch(cpu_, model.options(), 1, 8)); });
   batch = test::tiny_batch(cpu_, model.options(), 2, 5);
   batch["tokens"].data<std::int32_t>()[3] = 13;  // a row of the padded table, yet no token
   expect_error(ErrorKind::data, "token id 13", [&] { model(tape, batch); });
@@ -180,8 +183,10 @@ TEST_F(GptTest, TheFutureDoesNotReachThePast) {
     tokens.data<std::int32_t>()[4] = (tokens.data<std::int32_t>()[4] + 1) % 11;
     const auto after = cpu_.values(model.logits(tape, tokens).value());
     const auto split = static_cast<std::ptrdiff_t>(4 * model.options().padded_vocab());
-    EXPECT_EQ(std::vector(before.begin(), before.begin() + split), std::vector(after.begin(), after.begin() + split));
-    EXPECT_NE(std::vector(before.begin() + split, before.end()), std::vector(after.begin() + split, after.end()));
+    EXPECT_EQ(std::vector(before.begin(), before.begin() + split),
+              std::vector(after.begin(), after.begin() + split));
+    EXPECT_NE(std::vector(before.begin() + split, before.end()),
+              std::vector(after.begin() + split, after.end()));
   }
 }
 

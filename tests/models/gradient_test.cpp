@@ -1,4 +1,5 @@
-// Whole tiny models: gradients against central differences in fp64, and to the bit under every choice of recompute.
+// Whole tiny models: gradients against central differences in fp64, and to the bit under every choice of
+// recompute.
 #include <gtest/gtest.h>
 
 #include "support/numeric_gradient.h"
@@ -62,10 +63,11 @@ TEST_P(WholeModel, GradientsMatchDifferences) {
   tape.random = {1, 2};
   tape.backward(model(tape, batch));
   for (const auto& p : parameters.all()) {
-    const auto numeric = test::numeric_gradient({p->value.data<double>(), static_cast<std::size_t>(p->numel())}, [&] {
-      autograd::Tape::NoGrad pause(tape);
-      return *model(tape, batch).value().data<double>();
-    });
+    const auto numeric =
+        test::numeric_gradient({p->value.data<double>(), static_cast<std::size_t>(p->numel())}, [&] {
+          autograd::Tape::NoGrad pause(tape);
+          return *model(tape, batch).value().data<double>();
+        });
     test::expect_close_gradients(cpu_.values(p->grad), numeric, p->name);
   }
 }
@@ -88,7 +90,8 @@ TEST_P(WholeModel, NeitherDoesTheNumberOfThreads) {
   const GptOptions options = larger(GetParam().options);
   test::Cpu one(1), three(3);
   for (const DType dtype : {DType::f32, DType::bf16})
-    EXPECT_EQ(run(one, dtype, Recompute::none, options), run(three, dtype, Recompute::none, options)) << name_of(dtype);
+    EXPECT_EQ(run(one, dtype, Recompute::none, options), run(three, dtype, Recompute::none, options))
+        << name_of(dtype);
 }
 
 TEST_P(WholeModel, FrozenPartsLeaveTheOthersGradientsAlone) {
@@ -111,7 +114,8 @@ TEST_P(WholeModel, FrozenPartsLeaveTheOthersGradientsAlone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Styles, WholeModel,
-                         ::testing::Values(Style{"gpt2", test::tiny_gpt2()}, Style{"llama", test::tiny_llama()},
+                         ::testing::Values(Style{"gpt2", test::tiny_gpt2()},
+                                           Style{"llama", test::tiny_llama()},
                                            Style{"gpt2_dropout", test::with_dropout(test::tiny_gpt2())},
                                            Style{"llama_dropout", test::with_dropout(test::tiny_llama())}),
                          [](const auto& test) { return std::string(test.param.name); });

@@ -61,7 +61,8 @@ TEST(HuggingFace, LlamaGroupsQueriesWithTheirKeyAndValue) {
 TEST(HuggingFace, Gpt2IsTransposedAndFoundUnderBothNames) {
   GptOptions o = test::tiny_gpt2();
   const HuggingFaceLayout layout(o);
-  EXPECT_EQ(layout.names("blocks.1.mlp.up.weight"), (std::vector<std::string>{"transformer.h.1.mlp.c_fc.weight"}));
+  EXPECT_EQ(layout.names("blocks.1.mlp.up.weight"),
+            (std::vector<std::string>{"transformer.h.1.mlp.c_fc.weight"}));
   const HostTensor stored = counting({6, 10}, 0);
   for (const char* prefix : {"", "transformer."}) {
     const auto up = layout.from("blocks.1.mlp.up.weight",
@@ -82,7 +83,8 @@ TEST(HuggingFace, RoundTripOfEveryParameterAndPaddingIsZero) {
     std::uint16_t first = 1;
     for (const auto& p : model.parameters()) {
       values[p->name] = counting(p->shape, first++);
-      for (auto& [name, tensor] : layout.to(p->name, values[p->name])) EXPECT_TRUE(dict.emplace(name, tensor).second);
+      for (auto& [name, tensor] : layout.to(p->name, values[p->name]))
+        EXPECT_TRUE(dict.emplace(name, tensor).second);
     }
     for (const auto& p : model.parameters()) {
       HostTensor want = values[p->name];
@@ -96,8 +98,9 @@ TEST(HuggingFace, RoundTripOfEveryParameterAndPaddingIsZero) {
 TEST(HuggingFace, WhatIsMissingOrMisshapenIsNamed) {
   const HuggingFaceLayout layout(test::tiny_llama());
   expect_error(ErrorKind::data, "model.norm.weight", [&] { layout.from("norm.weight", map_source({})); });
-  expect_error(ErrorKind::data, "[7]",
-               [&] { layout.from("norm.weight", map_source({{"model.norm.weight", counting({7}, 0)}})); });
+  expect_error(ErrorKind::data, "[7]", [&] {
+    layout.from("norm.weight", map_source({{"model.norm.weight", counting({7}, 0)}}));
+  });
   expect_error(ErrorKind::usage, "blocks.0.nothing.weight", [&] { layout.names("blocks.0.nothing.weight"); });
   expect_error(ErrorKind::usage, "else", [&] { layout.names("else"); });
   expect_error(ErrorKind::usage, "norm.bias", [&] { layout.names("norm.bias"); });

@@ -20,7 +20,8 @@ GptOptions options_of(const std::string& kind) {
     o.vocab_size = 97, o.max_seq = 24, o.hidden = 48, o.layers = 2, o.heads = 4;
   } else {
     o = GptOptions::llama();
-    o.vocab_size = 101, o.max_seq = 32, o.hidden = 48, o.layers = 2, o.heads = 6, o.kv_heads = 2, o.ffn_hidden = 80;
+    o.vocab_size = 101, o.max_seq = 32, o.hidden = 48, o.layers = 2, o.heads = 6, o.kv_heads = 2,
+    o.ffn_hidden = 80;
     o.norm_eps = 1e-6;
   }
   return o;
@@ -47,7 +48,8 @@ class Reference : public ::testing::TestWithParam<std::string> {
  protected:
   Reference()
       : options_(options_of(GetParam()).resolved()),
-        file_(test::read_reference(SHERD_SOURCE_DIR "/tests/models/reference/" + GetParam() + ".safetensors")) {}
+        file_(test::read_reference(SHERD_SOURCE_DIR "/tests/models/reference/" + GetParam() +
+                                   ".safetensors")) {}
 
   HostTensorSource source(const std::string& prefix = "") const {
     return [this, prefix](const std::string& name) -> std::optional<HostTensor> {
@@ -97,7 +99,8 @@ TEST_P(Reference, LogitsAndLoss) {
     test::PlainParameters parameters(*cpu_.kernels, model, dtype);
     load_weights(parameters);
     autograd::Tape tape(*cpu_.kernels);
-    const std::vector<double> difference = minus(without_padding(model.logits(tape, load("tokens")).value()), want);
+    const std::vector<double> difference =
+        minus(without_padding(model.logits(tape, load("tokens")).value()), want);
     EXPECT_LE(largest(difference), tolerance * largest(want));
     EXPECT_LE(norm(difference), tolerance * norm(want));
     const double loss = cpu_.values(model(tape, batch()).value())[0];
@@ -119,7 +122,8 @@ TEST_P(Reference, EveryGradient) {
     EXPECT_GT(everything, 0.1);
     for (const auto& p : parameters.all()) {
       const std::vector<double> want = cpu_.values(translated(p->name, source("grad.")));
-      EXPECT_LE(norm(minus(cpu_.values(p->grad), want)), 1e-5 * std::max(norm(want), 1e-3 * everything)) << p->name;
+      EXPECT_LE(norm(minus(cpu_.values(p->grad), want)), 1e-5 * std::max(norm(want), 1e-3 * everything))
+          << p->name;
     }
   }
 }
@@ -142,14 +146,17 @@ TEST_P(Reference, TenAdamWSteps) {
     autograd::Tape tape(*cpu_.kernels);
     const Var loss = model(tape, inputs);
     const double got = cpu_.values(loss.value())[0], wanted = want[static_cast<std::size_t>(step - 1)];
-    EXPECT_LE(std::abs(got - wanted), 1e-5 * wanted) << "before step " << step << ": " << got << " " << wanted;
+    EXPECT_LE(std::abs(got - wanted), 1e-5 * wanted)
+        << "before step " << step << ": " << got << " " << wanted;
     parameters.zero_grad();
     tape.backward(loss);
     for (std::size_t i = 0; i < parameters.all().size(); ++i) {
       const auto& p = parameters.all()[i];
-      EXPECT_TRUE(optim::update({.master = p->value.data<float>(), .grad = p->grad.raw(),
+      EXPECT_TRUE(optim::update({.master = p->value.data<float>(),
+                                 .grad = p->grad.raw(),
                                  .moments = {moments[i][0].data<float>(), moments[i][1].data<float>()},
-                                 .n = p->numel(), .decay = p->decay},
+                                 .n = p->numel(),
+                                 .decay = p->decay},
                                 hyper, step, cpu_.device->arena()));
     }
   }
@@ -168,7 +175,8 @@ TEST_P(Reference, WeightsSurviveTheWayBack) {
       EXPECT_EQ(tensor.bytes, file_.at(name).bytes) << name;
     }
   }
-  EXPECT_EQ(2 * weights + 5, file_.size());  // each has a gradient; tokens, labels, logits, loss, adamw_losses
+  EXPECT_EQ(2 * weights + 5,
+            file_.size());  // each has a gradient; tokens, labels, logits, loss, adamw_losses
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Reference, ::testing::Values("gpt2", "llama"),

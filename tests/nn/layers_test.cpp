@@ -26,11 +26,13 @@ class Stack : public Model {
     layers_->append(std::make_shared<Swiglu>());
     layers_->append(std::make_shared<Dropout>(0.25f));
     layers_->append(std::make_shared<RmsNorm>(width));
-    layers_->append(std::make_shared<Linear>(width, width, LinearOptions{.activation = tensor::Activation::gelu_erf}));
+    layers_->append(
+        std::make_shared<Linear>(width, width, LinearOptions{.activation = tensor::Activation::gelu_erf}));
     layers_->append(std::make_shared<Tanh>());
     layers_->append(std::make_shared<Gelu>());
     layers_->append(std::make_shared<Dropout>(0.25f));
-    head_ = add("head", std::make_shared<Linear>(width, 9, LinearOptions{.bias = false, .tied = embedding_->weight()}));
+    head_ = add("head", std::make_shared<Linear>(width, 9,
+                                                 LinearOptions{.bias = false, .tied = embedding_->weight()}));
   }
 
   std::shared_ptr<Embedding> embedding_;
@@ -62,17 +64,18 @@ TEST_F(Layers, NamesShapesAndDecay) {
     if (!p->decay) kept.push_back(p->name);
   }
   EXPECT_EQ(names, (std::vector<std::string>{
-                       "embedding.weight[9, 6]", "positions.weight[5, 6]", "layers.0.weight[6]", "layers.0.bias[6]",
-                       "layers.1.weight[12, 6]", "layers.1.bias[12]", "layers.4.weight[6]", "layers.5.weight[6, 6]",
-                       "layers.5.bias[6]"}));
-  EXPECT_EQ(kept, (std::vector<std::string>{"layers.0.weight", "layers.0.bias", "layers.1.bias", "layers.4.weight",
-                                            "layers.5.bias"}));
+                       "embedding.weight[9, 6]", "positions.weight[5, 6]", "layers.0.weight[6]",
+                       "layers.0.bias[6]", "layers.1.weight[12, 6]", "layers.1.bias[12]",
+                       "layers.4.weight[6]", "layers.5.weight[6, 6]", "layers.5.bias[6]"}));
+  EXPECT_EQ(kept, (std::vector<std::string>{"layers.0.weight", "layers.0.bias", "layers.1.bias",
+                                            "layers.4.weight", "layers.5.bias"}));
   EXPECT_EQ(model.named_parameters().back().first, "head.weight");
   EXPECT_EQ(model.named_parameters().back().second, model.embedding_->weight());
 }
 
 TEST_F(Layers, GradientsOfAStackWithDropoutAndATiedWeight) {
-  for (const auto recompute : {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
+  for (const auto recompute :
+       {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
     Stack model(6);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
     const tensor::Batch inputs = batch(DType::f64);
@@ -81,10 +84,11 @@ TEST_F(Layers, GradientsOfAStackWithDropoutAndATiedWeight) {
     tape.recompute = recompute;
     tape.backward(model(tape, inputs));
     for (const auto& p : parameters.all()) {
-      const auto numeric = test::numeric_gradient({p->value.data<double>(), static_cast<std::size_t>(p->numel())}, [&] {
-        Tape::NoGrad pause(tape);
-        return *model(tape, inputs).value().data<double>();
-      });
+      const auto numeric =
+          test::numeric_gradient({p->value.data<double>(), static_cast<std::size_t>(p->numel())}, [&] {
+            Tape::NoGrad pause(tape);
+            return *model(tape, inputs).value().data<double>();
+          });
       test::expect_close_gradients(cpu_.values(p->grad), numeric, p->name);
     }
   }
@@ -170,8 +174,7 @@ TEST_F(Layers, BlocksNeedOnlyTheirOwnParametersUnderEveryRecompute) {
 
 TEST_F(Layers, WrongShapesAreRefused) {
   Embedding table(5, 4);
-  expect_error(ErrorKind::usage, "[5, 4]",
-               [&] { Linear(4, 6, {.bias = false, .tied = table.weight()}); });
+  expect_error(ErrorKind::usage, "[5, 4]", [&] { Linear(4, 6, {.bias = false, .tied = table.weight()}); });
   expect_error(ErrorKind::usage, "0 to 3", [] { Linear(0, 3); });
 }
 
@@ -194,7 +197,8 @@ TEST_F(Layers, OneLayerInTwoPlacesSumsItsGradients) {
     }
   };
   std::vector<std::vector<std::byte>> grads;
-  for (const auto recompute : {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
+  for (const auto recompute :
+       {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
     Twice model(shared);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
     ASSERT_EQ(parameters.all().size(), 2u);

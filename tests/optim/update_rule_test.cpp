@@ -276,7 +276,8 @@ TEST(AverageScale, IsAPowerOfTwoAndARest) {
   for (int n = 1; n <= 100; ++n) {
     const AverageScale scale = AverageScale::over(n);
     int exponent = 0;
-    EXPECT_EQ(std::frexp(scale.seed, &exponent), 0.5) << "a power of two leaves the bits of gradients as they are";
+    EXPECT_EQ(std::frexp(scale.seed, &exponent), 0.5)
+        << "a power of two leaves the bits of gradients as they are";
     EXPECT_LE(1, n * scale.seed) << "sums are no smaller than averages";
     EXPECT_LT(n * scale.seed, 2) << "nor twice as large";
     EXPECT_DOUBLE_EQ(n * scale.seed * scale.rest, 1) << n;

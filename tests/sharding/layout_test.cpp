@@ -52,7 +52,9 @@ TEST(SegmentLayout, AnEmptyRangeHasNoPieces) {
   EXPECT_EQ(layout.payload_in(0, 64), 10);
 }
 
-TEST(SegmentLayout, NeedsARank) { EXPECT_THROW(SegmentLayout({parameter(1)}, 0), Error); }
+TEST(SegmentLayout, NeedsARank) {
+  EXPECT_THROW(SegmentLayout({parameter(1)}, 0), Error);
+}
 
 }  // namespace
 }  // namespace sherd::sharding

@@ -81,7 +81,8 @@ TEST(PlanResidency, ReuseKeepsUnitsThatComeBackSoon) {
   const auto trace = model_trace(4);
   const std::vector<std::int64_t> sizes(4, 10);
   EXPECT_EQ(play(trace, plan_residency(trace, sizes, {0, 1000, 1000}), sizes).gathers, 4);
-  // Distance 10 reaches over the root's own return, and so keeps the last block only; the root comes back at once.
+  // Distance 10 reaches over the root's own return, and so keeps the last block only; the root comes back at
+  // once.
   EXPECT_EQ(play(trace, plan_residency(trace, sizes, {0, 1000, 10}), sizes).gathers, 6);
 }
 

@@ -80,7 +80,8 @@ class RaceCheck {
   std::string found_;
 };
 
-/// Watching takes more time than all else: programs that test other things than kernels turn it off for themselves.
+/// Watching takes more time than all else: programs that test other things than kernels turn it off for
+/// themselves.
 void find_races(bool on);
 /// Whether this build's kernels are watched.
 bool finds_races();

@@ -4,10 +4,10 @@
 #include <sys/mman.h>
 
 #include <deque>
-#include <map>
-#include <mutex>
 #include <exception>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 

@@ -54,7 +54,7 @@ void* dynamic_shared();
 /// own note of which block that was.
 void begin_shared(void* elements, std::size_t bytes, std::uint64_t& block);
 
-// ---- for a runtime that queues kernels (tests/software_card) ----
+// ---- for a runtime that queues kernels (tests/emulated_gpu) ----
 
 /// How a kernel is called with pointers to its arguments, as cudaLaunchKernel() has them.
 struct KernelEntry {

@@ -11,11 +11,12 @@ namespace sherd::test {
 
 /// A CPU of two compute threads and its kernels.
 struct Cpu {
-  explicit Cpu(int threads = 2) : device(device::make_cpu_device(threads)), kernels(tensor::make_kernels(*device)) {}
+  explicit Cpu(int threads = 2)
+      : device(device::make_cpu_device(threads)), kernels(tensor::make_kernels(*device)) {}
 
   /// Standard normal values times `scale` plus `mean`, a function of `seed` and the index.
-  tensor::Tensor normal(const tensor::Shape& shape, std::uint64_t seed, DType dtype = DType::f64, double scale = 1.0,
-                        double mean = 0.0) {
+  tensor::Tensor normal(const tensor::Shape& shape, std::uint64_t seed, DType dtype = DType::f64,
+                        double scale = 1.0, double mean = 0.0) {
     std::vector<double> values(static_cast<std::size_t>(shape.numel()));
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = mean + scale * normal_at({seed, 77}, i);
     return convert(tensor::Tensor::of<double>(*device, shape, values), dtype);
@@ -46,6 +47,8 @@ struct Cpu {
 };
 
 /// The tensor's memory, for comparisons to the bit.
-inline std::vector<std::byte> bytes_of(const tensor::Tensor& x) { return {x.raw(), x.raw() + x.bytes()}; }
+inline std::vector<std::byte> bytes_of(const tensor::Tensor& x) {
+  return {x.raw(), x.raw() + x.bytes()};
+}
 
 }  // namespace sherd::test

@@ -17,8 +17,9 @@
 #include "models/gpt.h"
 #include "support/lazy_kernels.h"
 
-/// Trains a tiny GPT for a few steps under one setting and hands back every bit of the outcome, so that settings can be
-/// compared. Runs on local ranks here, or inside an MPI job (tests/engine/equality_runner.cpp).
+/// Trains a tiny GPT for a few steps under one setting and hands back every bit of the outcome, so that
+/// settings can be compared. Runs on local ranks here, or inside an MPI job
+/// (tests/engine/equality_runner.cpp).
 namespace sherd::test {
 
 /// One setting. Everything that may not change a bit is a field here.
@@ -63,43 +64,60 @@ struct RunSpec {
   long device_limit = 0;  ///< bytes; 0: none
   bool bind_cores = false;
   std::string device = "cpu";  ///< device.type
-  bool lazy = false;           ///< on a device that does everything as late as it may (support/lazy_kernels.h)
-  bool graphs = false;         ///< device.cuda_graphs, also of the lazy device
+  bool lazy = false;    ///< on a device that does everything as late as it may (support/lazy_kernels.h)
+  bool graphs = false;  ///< device.cuda_graphs, also of the lazy device
 
   std::string offload(const std::string& device, const std::string& path, const std::string& extra) const {
-    return R"({"device": ")" + device + "\"" + (device == "nvme" ? R"(, "nvme_path": ")" + path + "\"" : "") + extra + "}";
+    return R"({"device": ")" + device + "\"" + (device == "nvme" ? R"(, "nvme_path": ")" + path + "\"" : "") +
+           extra + "}";
   }
 
   std::string config() const {
     auto str = [](auto v) { return std::to_string(v); };
     auto flag = [](bool b) { return b ? std::string("true") : std::string("false"); };
-    std::string precision = dtype == "bf16" ? cat(R"("bf16": {"enabled": true)", check_overflow ? "" : R"(, "check_grad_overflow": false)", "},")
-                            : dtype == "fp16" ? cat(R"("fp16": {"enabled": true, "initial_scale_power": 8, "loss_scale_window": )",
-                                                    loss_scale_window, "},") : "";
-    if (!accumulate_in.empty()) precision += R"("data_types": {"grad_accum_dtype": ")" + accumulate_in + R"("},)";
-    return "{" + precision + R"("train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" + str(accumulation) +
-           R"(, "gradient_clipping": )" + str(clipping) +
+    std::string precision =
+        dtype == "bf16" ? cat(R"("bf16": {"enabled": true)",
+                              check_overflow ? "" : R"(, "check_grad_overflow": false)", "},")
+        : dtype == "fp16"
+            ? cat(R"("fp16": {"enabled": true, "initial_scale_power": 8, "loss_scale_window": )",
+                  loss_scale_window, "},")
+            : "";
+    if (!accumulate_in.empty())
+      precision += R"("data_types": {"grad_accum_dtype": ")" + accumulate_in + R"("},)";
+    return "{" + precision + R"("train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
+           str(accumulation) + R"(, "gradient_clipping": )" + str(clipping) +
            R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0.1, "betas": [0.9, 0.95]}},)" +
            R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_type": "linear"}},)" +
            R"("zero_optimization": {"stage": )" + str(stage) + R"(, "reduce_bucket_size": )" + str(bucket) +
            R"(, "allgather_bucket_size": )" + str(bucket / 2 * 2) + R"(, "overlap_comm": )" + flag(overlap) +
-           R"(, "stage3_prefetch_bucket_size": )" + str(prefetch) + R"(, "stage3_param_persistence_threshold": )" +
-           str(persistence) + R"(, "stage3_max_live_parameters": )" + str(max_live) +
-           R"(, "stage3_max_reuse_distance": )" + str(max_reuse) +
-           (offload_param != "none" ? R"(, "offload_param": )" + offload(offload_param, param_nvme_path.empty() ? nvme_path : param_nvme_path,
-                                                                        offload_param_extra) : "") +
-           (offload_optimizer != "none" ? R"(, "offload_optimizer": )" + offload(offload_optimizer, nvme_path, offload_extra) : "") +
+           R"(, "stage3_prefetch_bucket_size": )" + str(prefetch) +
+           R"(, "stage3_param_persistence_threshold": )" + str(persistence) +
+           R"(, "stage3_max_live_parameters": )" + str(max_live) + R"(, "stage3_max_reuse_distance": )" +
+           str(max_reuse) +
+           (offload_param != "none"
+                ? R"(, "offload_param": )" + offload(offload_param,
+                                                     param_nvme_path.empty() ? nvme_path : param_nvme_path,
+                                                     offload_param_extra)
+                : "") +
+           (offload_optimizer != "none"
+                ? R"(, "offload_optimizer": )" + offload(offload_optimizer, nvme_path, offload_extra)
+                : "") +
            (sub_group != 1'000'000'000 ? R"(, "sub_group_size": )" + str(sub_group) : "") + "}," +
            (aio.empty() ? "" : R"("aio": {)" + aio + "},") +
            (cpu_checkpointing ? R"("activation_checkpointing": {"cpu_checkpointing": true},)" : "") +
-           R"("model": {"type": ")" + (llama ? "llama" : "gpt2") + R"(", "vocab_size": 101, "seq_length": 24, "hidden_size": )" +
-           str(hidden) + R"(, "num_layers": )" + str(layers) + R"(, "num_heads": 4, "num_kv_heads": 2, "dropout": )" + str(dropout) + R"(, "tie_embeddings": )" +
-           flag(tied) + "}," + R"("training": {"steps": )" + str(steps) + R"(, "seed": 7, "recompute": ")" + recompute +
+           R"("model": {"type": ")" + (llama ? "llama" : "gpt2") +
+           R"(", "vocab_size": 101, "seq_length": 24, "hidden_size": )" + str(hidden) +
+           R"(, "num_layers": )" + str(layers) + R"(, "num_heads": 4, "num_kv_heads": 2, "dropout": )" +
+           str(dropout) + R"(, "tie_embeddings": )" + flag(tied) + "}," + R"("training": {"steps": )" +
+           str(steps) + R"(, "seed": 7, "recompute": ")" + recompute +
            (split_masters ? "\"" : R"(", "split_masters": false)") +
            (moments == "fp32" ? "" : R"(, "moments_dtype": ")" + moments + "\"") +
-           R"(}, "parallel": {"timeout_seconds": 60)" + (shard_size > 0 ? R"(, "shard_size": )" + str(shard_size) : "") +
-           (reduction.empty() ? "" : R"(, "reduction": ")" + reduction + "\"") + R"(}, "device": {"type": ")" + device + R"(", "threads_per_rank": )" + str(threads) +
-           (bind_cores ? R"(, "bind_cores": true)" : "") + (graphs ? R"(, "cuda_graphs": true)" : "") + (device_limit > 0 ? R"(, "device_memory_limit": )" + str(device_limit) : "") + "}}";
+           R"(}, "parallel": {"timeout_seconds": 60)" +
+           (shard_size > 0 ? R"(, "shard_size": )" + str(shard_size) : "") +
+           (reduction.empty() ? "" : R"(, "reduction": ")" + reduction + "\"") +
+           R"(}, "device": {"type": ")" + device + R"(", "threads_per_rank": )" + str(threads) +
+           (bind_cores ? R"(, "bind_cores": true)" : "") + (graphs ? R"(, "cuda_graphs": true)" : "") +
+           (device_limit > 0 ? R"(, "device_memory_limit": )" + str(device_limit) : "") + "}}";
   }
 };
 
@@ -112,7 +130,8 @@ struct RunResult {
   sharding::ReducerStats reducer;
   std::int64_t persistent = 0;
   std::uint64_t activation_peak = 0;
-  std::uint64_t state_bytes[device::tier_count] = {};  ///< of this rank after construction, by tier: parameters, gradients, optimizer
+  std::uint64_t state_bytes[device::tier_count] =
+      {};  ///< of this rank after construction, by tier: parameters, gradients, optimizer
   std::uint64_t device_peak = 0;
   engine::IoBytes io;
   std::int64_t skipped = 0;
@@ -130,7 +149,8 @@ struct RunResult {
     put(norms.data(), norms.size() * sizeof(double));
     put(scales.data(), scales.size() * sizeof(double));
     for (const auto* weights : {&masters, &parameters})
-      for (const auto& [name, bytes] : *weights) put(name.data(), name.size()), put(bytes.data(), bytes.size());
+      for (const auto& [name, bytes] : *weights)
+        put(name.data(), name.size()), put(bytes.data(), bytes.size());
     return out;
   }
 };
@@ -138,13 +158,16 @@ struct RunResult {
 /// Tokens as a function of step, micro-batch and rank alone.
 inline tensor::Batch synthetic_batch(device::Device& device, std::int64_t rows, std::int64_t seq, int vocab,
                                      std::int64_t step, int micro, int rank) {
-  const RandomKey key = RandomKey{99, 0}.at(static_cast<std::uint64_t>(step)).at(static_cast<std::uint64_t>(micro))
+  const RandomKey key = RandomKey{99, 0}
+                            .at(static_cast<std::uint64_t>(step))
+                            .at(static_cast<std::uint64_t>(micro))
                             .at(static_cast<std::uint64_t>(rank));
   std::vector<std::int32_t> tokens, labels;
   for (std::int64_t row = 0; row < rows; ++row)
     for (std::int64_t i = 0; i <= seq; ++i) {
-      const auto id = static_cast<std::int32_t>(philox(key, static_cast<std::uint64_t>(row * (seq + 1) + i))[0] %
-                                                static_cast<std::uint32_t>(vocab));
+      const auto id =
+          static_cast<std::int32_t>(philox(key, static_cast<std::uint64_t>(row * (seq + 1) + i))[0] %
+                                    static_cast<std::uint32_t>(vocab));
       if (i < seq) tokens.push_back(id);
       if (i > 0) labels.push_back(id);
     }
@@ -159,20 +182,24 @@ inline void collect_weights(Engine& engine, RunResult& out) {
     for (const auto& segment : unit->segments()) {
       const auto& layout = segment->layout();
       const auto in_host = [&](std::int64_t numel, DType dtype) {
-        return Tensor::empty(engine.device(), {numel}, dtype, device::Category::activations, engine.device().processor_tier());
+        return Tensor::empty(engine.device(), {numel}, dtype, device::Category::activations,
+                             engine.device().processor_tier());
       };
       const Tensor masters = in_host(layout.shard(), DType::f32);
       const Tensor parameters = in_host(layout.shard(), segment->parameters().dtype());
       segment->parameters().read(segment->own_begin(), parameters).wait();
-      if (segment->key().trainable) segment->read_masters(segment->own_begin(), masters);
-      else engine.kernels().copy(parameters, masters);  // frozen: no other weights
-      const std::pair<Tensor, std::map<std::string, std::vector<std::byte>>*> kinds[] = {{masters, &out.masters},
-                                                                                        {parameters, &out.parameters}};
+      if (segment->key().trainable)
+        segment->read_masters(segment->own_begin(), masters);
+      else
+        engine.kernels().copy(parameters, masters);  // frozen: no other weights
+      const std::pair<Tensor, std::map<std::string, std::vector<std::byte>>*> kinds[] = {
+          {masters, &out.masters}, {parameters, &out.parameters}};
       for (const auto& [shard, to] : kinds) {
         Tensor full = in_host(layout.padded(), shard.dtype());
         segment->groups().shard->all_gather({{shard, full}}).wait();
         for (std::size_t i = 0; i < layout.parameters().size(); ++i) {
-          const Tensor part = full.range(layout.offset(i), layout.offset(i) + layout.parameters()[i]->numel());
+          const Tensor part =
+              full.range(layout.offset(i), layout.offset(i) + layout.parameters()[i]->numel());
           (*to)[layout.parameters()[i]->name].assign(part.raw(), part.raw() + part.bytes());
         }
       }
@@ -200,24 +227,28 @@ inline std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& s
   if (!spec.lazy) return std::make_unique<Engine>(std::move(dist), model, config);
   const auto gpu =
       std::make_shared<testing::LazyCudaDevice>(std::numeric_limits<std::size_t>::max(), spec.graphs);
-  return std::make_unique<Engine>(std::move(dist), model, config, gpu, std::make_unique<testing::LazyKernels>(*gpu));
+  return std::make_unique<Engine>(std::move(dist), model, config, gpu,
+                                  std::make_unique<testing::LazyKernels>(*gpu));
 }
 
-/// The run of one rank; every rank returns the same result but for its own counters. `from`: the step to begin with, out of
-/// a checkpoint of the run before it, and `last`, whose state is then saved; 0 and 0: none, and none is.
+/// The run of one rank; every rank returns the same result but for its own counters. `from`: the step to
+/// begin with, out of a checkpoint of the run before it, and `last`, whose state is then saved; 0 and 0:
+/// none, and none is.
 inline RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from = 0, int last = 0) {
   RunResult out;
   auto engine = make_engine(dist, spec);
   if (from > 0) engine->load_checkpoint(spec.directory);
   for (int tier = 0; tier < device::tier_count; ++tier)
-    for (const auto category : {device::Category::parameters, device::Category::gradients, device::Category::optimizer})
+    for (const auto category :
+         {device::Category::parameters, device::Category::gradients, device::Category::optimizer})
       out.state_bytes[tier] += engine->device().ledger().current(static_cast<device::Tier>(tier), category);
   for (int step = from; step < (last > 0 ? last : spec.steps); ++step) {
     if (step == spec.nudge_step) nudge(*engine);
     int micro = 0;
     const auto& report = engine->train_batch([&] {
       // By the global index of the micro-batch, so that every number of ranks sees the same data.
-      return synthetic_batch(engine->device(), 2, 24, 101, step, micro++ * dist->world_size() + dist->rank(), 0);
+      return synthetic_batch(engine->device(), 2, 24, 101, step, micro++ * dist->world_size() + dist->rank(),
+                             0);
     });
     out.losses.push_back(report.loss);
     out.norms.push_back(report.grad_norm);
@@ -249,8 +280,12 @@ inline RunResult train_local(const RunSpec& spec, int from = 0, int last = 0) {
   std::vector<RunResult> results(static_cast<std::size_t>(spec.ranks));
   comm::CommOptions options;
   options.timeout_seconds = 60;
-  launch_ranks(spec.ranks, [&](DistributedPtr dist) { results[static_cast<std::size_t>(dist->rank())] = train(dist, spec, from, last); },
-               options);
+  launch_ranks(
+      spec.ranks,
+      [&](DistributedPtr dist) {
+        results[static_cast<std::size_t>(dist->rank())] = train(dist, spec, from, last);
+      },
+      options);
   for (const RunResult& result : results)
     require(result.bits() == results[0].bits(), "ranks of one run disagree");
   return std::move(results[0]);

@@ -13,8 +13,8 @@
 
 namespace sherd::test {
 
-/// Whether the GPU is played by the processor (software_card/), some ten thousand times slower.
-inline bool on_software_card() {
+/// Whether the GPU is played by the processor (emulated_gpu/), some ten thousand times slower.
+inline bool on_emulated_gpu() {
   const device::CudaStatus status = device::cuda_status();
   return status.usable() && status.gpus.front().name == "Software card";
 }

@@ -99,14 +99,14 @@ class LazyQueue final : public device::StreamQueue {
   std::shared_ptr<State> state = std::make_shared<State>();
 };
 
-/// Makes graphs for a LazyQueue of what calls were when they were captured: one that should not have been taken for
-/// another shows as stale data.
+/// Makes graphs for a LazyQueue of what calls were when they were captured: one that should not have been
+/// taken for another shows as stale data.
 class LazyGraphMaker final : public device::GraphMaker {
  public:
   explicit LazyGraphMaker(std::shared_ptr<LazyQueue::State> state) : state_(std::move(state)) {}
-  std::unique_ptr<device::Graph> make(const device::Stretch& stretch) override {
+  std::unique_ptr<device::Graph> make(const device::KernelSequence& sequence) override {
     Capture capture;
-    for (std::size_t i = 0; i < stretch.size(); ++i) stretch.run(i, capture);
+    for (std::size_t i = 0; i < sequence.size(); ++i) sequence.run(i, capture);
     auto graph = std::make_unique<LazyGraph>();
     graph->state = state_, graph->works = std::move(capture.works);
     return graph;
@@ -115,7 +115,9 @@ class LazyGraphMaker final : public device::GraphMaker {
  private:
   using Works = std::vector<std::function<void(void*)>>;
   struct Capture final : device::StreamQueue {
-    std::shared_ptr<const device::StreamEvent> record() override { fail(ErrorKind::usage, "a mark was captured"); }
+    std::shared_ptr<const device::StreamEvent> record() override {
+      fail(ErrorKind::usage, "a mark was captured");
+    }
     void follow(const device::StreamEvent&) override { fail(ErrorKind::usage, "a wait was captured"); }
     void* native() override { return nullptr; }
     void call(const device::LibraryCall& call) override { works.push_back(call.run); }
@@ -125,9 +127,9 @@ class LazyGraphMaker final : public device::GraphMaker {
     Works works;
   };
   struct LazyGraph final : device::Graph {
-    void set(std::size_t work, const device::Stretch& stretch) override {
+    void set(std::size_t work, const device::KernelSequence& sequence) override {
       Capture capture;
-      stretch.run(work, capture);
+      sequence.run(work, capture);
       works[work] = std::move(capture.works.at(0));
     }
     void launch() override {
@@ -146,9 +148,10 @@ class LazyGraphMaker final : public device::GraphMaker {
 /// allocated.
 class LazyCudaDevice final : public device::CudaDevice {
  public:
-  /// `host_bytes`: of page-locked memory that the system has. With `graphs` the compute stream runs what comes again as
-  /// graphs.
-  explicit LazyCudaDevice(std::size_t host_bytes = std::numeric_limits<std::size_t>::max(), bool graphs = false)
+  /// `host_bytes`: of page-locked memory that the system has. With `graphs` the compute stream runs what
+  /// comes again as graphs.
+  explicit LazyCudaDevice(std::size_t host_bytes = std::numeric_limits<std::size_t>::max(),
+                          bool graphs = false)
       : arena_(1), ledger_(std::make_shared<device::Ledger>()) {
     if (graphs) {
       auto inner = std::make_unique<LazyQueue>();
@@ -160,10 +163,11 @@ class LazyCudaDevice final : public device::CudaDevice {
       compute_ = LazyCudaDevice::make_stream(false);
     }
     device_blocks_ = std::make_shared<device::BlockCache>(
-        std::make_unique<Memory>(owned_, true, std::numeric_limits<std::size_t>::max()), device::Reuse::lowest);
+        std::make_unique<Memory>(owned_, true, std::numeric_limits<std::size_t>::max()),
+        device::Reuse::lowest);
     host_blocks_ = std::make_shared<device::BlockCache>(
         std::make_unique<Memory>(owned_, false, host_bytes),
-        [compute = compute_]() mutable { return compute.mark(); }, 60);
+        [compute = compute_]() mutable { return compute.record(); }, 60);
   }
   ~LazyCudaDevice() override { finish(compute_); }
 
@@ -184,11 +188,10 @@ class LazyCudaDevice final : public device::CudaDevice {
       ledger_->credit(tier, category, bytes);
       fail(ErrorKind::memory, "the lazy device has no ", bytes, " bytes left");
     }
-    return device::Storage({data, bytes},
-                           [ledger = ledger_, cache, category, tier](device::Block block) {
-                             cache->give(block.data, block.bytes);
-                             ledger->credit(tier, category, block.bytes);
-                           });
+    return device::Storage({data, bytes}, [ledger = ledger_, cache, category, tier](device::Block block) {
+      cache->give(block.data, block.bytes);
+      ledger->credit(tier, category, block.bytes);
+    });
   }
 
   void copy(void* to, const void* from, std::size_t bytes) override { copy_on(compute_, to, from, bytes); }
@@ -199,7 +202,7 @@ class LazyCudaDevice final : public device::CudaDevice {
   void zero(void* data, std::size_t bytes) override {
     submit(compute_, device::bytes_of('z', data, bytes), [=] { std::memset(data, 0, bytes); });
   }
-  void end_stretch() override { compute_.queue().end_stretch(); }
+  void end_sequence() override { compute_.queue().end_sequence(); }
   device::GraphCounts graph_counts() const override {
     return graphs_ ? graphs_->counts() : device::GraphCounts{};
   }
@@ -245,9 +248,7 @@ class LazyCudaDevice final : public device::CudaDevice {
     stream.queue().launch({this, {}, {}, 0, arguments, sizes});
   }
   /// The same for work that never comes again.
-  void submit(device::Stream& stream, std::function<void()> work) {
-    state_of(stream).add(std::move(work));
-  }
+  void submit(device::Stream& stream, std::function<void()> work) { state_of(stream).add(std::move(work)); }
 
  private:
   struct Block {
@@ -290,7 +291,7 @@ class LazyCudaDevice final : public device::CudaDevice {
     return *static_cast<LazyQueue::State*>(stream.native());
   }
   static void finish(device::Stream& stream) {
-    LazyQueue::State& state = state_of(stream);  // which hands over what was put off
+    LazyQueue::State& state = state_of(stream);  // which hands over what was deferred
     std::lock_guard lock(LazyQueue::mutex());
     state.run_to(state.work.size());
   }

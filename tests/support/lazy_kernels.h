@@ -204,9 +204,10 @@ class LazyKernels final : public tensor::Kernels {
     Key key;
     note(key, kernel);
     (note(key, args), ...);
-    queue((changes(args) || ...) ? nullptr : &key, [this, kernel, held = std::tuple<std::decay_t<Params>...>(bare(args)...)] {
-      std::apply([&](const auto&... each) { (cpu_.get()->*kernel)(each...); }, held);
-    });
+    queue((changes(args) || ...) ? nullptr : &key,
+          [this, kernel, held = std::tuple<std::decay_t<Params>...>(bare(args)...)] {
+            std::apply([&](const auto&... each) { (cpu_.get()->*kernel)(each...); }, held);
+          });
   }
   /// Without a key: work that is another each time.
   void queue(const Key* key, std::function<void()> work) {

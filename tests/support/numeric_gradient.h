@@ -12,8 +12,9 @@
 
 namespace sherd::test {
 
-/// The derivative of `f` by each of `values`, which it reads and which are restored: central differences of fourth order,
-/// (8(f(x+h) - f(x-h)) - (f(x+2h) - f(x-2h))) / 12h, whose error of some 1e-12 leaves room under a tolerance of 1e-6.
+/// The derivative of `f` by each of `values`, which it reads and which are restored: central differences of
+/// fourth order, (8(f(x+h) - f(x-h)) - (f(x+2h) - f(x-2h))) / 12h, whose error of some 1e-12 leaves room
+/// under a tolerance of 1e-6.
 inline std::vector<double> numeric_gradient(std::span<double> values, const std::function<double()>& f) {
   std::vector<double> out;
   for (double& x : values) {
@@ -45,8 +46,8 @@ inline void expect_close_gradients(const std::vector<double>& got, const std::ve
 /// A scalar function of some values.
 using ScalarFunction = std::function<autograd::Var(autograd::Tape&, const std::vector<autograd::Var>&)>;
 
-/// Compares the tape's gradient of `f` by every input (fp64) with central differences, without and with selective
-/// recompute.
+/// Compares the tape's gradient of `f` by every input (fp64) with central differences, without and with
+/// selective recompute.
 inline void expect_gradients(Cpu& cpu, std::vector<tensor::Tensor> inputs, const ScalarFunction& f,
                              double tolerance = 1e-6) {
   const auto evaluate = [&] {
@@ -58,7 +59,8 @@ inline void expect_gradients(Cpu& cpu, std::vector<tensor::Tensor> inputs, const
   };
   std::vector<std::vector<double>> numeric;
   for (auto& input : inputs)
-    numeric.push_back(numeric_gradient({input.data<double>(), static_cast<std::size_t>(input.numel())}, evaluate));
+    numeric.push_back(
+        numeric_gradient({input.data<double>(), static_cast<std::size_t>(input.numel())}, evaluate));
   for (const auto recompute : {autograd::Recompute::none, autograd::Recompute::selective}) {
     autograd::Tape tape(*cpu.kernels);
     tape.recompute = recompute;

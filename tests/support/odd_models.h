@@ -13,7 +13,8 @@
 /// Small models that are shaped unlike a stack of equal blocks.
 namespace sherd::test {
 
-/// Three blocks of which the last two share one weight, the first may be frozen; parameters outside blocks too.
+/// Three blocks of which the last two share one weight, the first may be frozen; parameters outside blocks
+/// too.
 class Odd : public nn::Model {
  public:
   explicit Odd(bool freeze_first = false, bool skip_last = false) : skip_last_(skip_last) {
@@ -31,7 +32,8 @@ class Odd : public nn::Model {
  protected:
   nn::Var forward(nn::Tape& tape, const tensor::Batch& batch) override {
     nn::Var x = tape.input(batch.at("x"));
-    for (std::size_t i = 0; i < layers_.size() - (skip_last_ ? 1 : 0); ++i) x = autograd::tanh((*layers_[i])(tape, x));
+    for (std::size_t i = 0; i < layers_.size() - (skip_last_ ? 1 : 0); ++i)
+      x = autograd::tanh((*layers_[i])(tape, x));
     return autograd::mean_squared_error((*out_)(tape, x), batch.at("y"));
   }
 
@@ -41,8 +43,8 @@ class Odd : public nn::Model {
   std::shared_ptr<nn::Linear> out_;
 };
 
-/// An identity whose backward fails or does something once it is told to: when later blocks have handed in their gradients,
-/// and earlier ones have not.
+/// An identity whose backward fails or does something once it is told to: when later blocks have handed in
+/// their gradients, and earlier ones have not.
 class Brittle : public nn::Model {
  public:
   Brittle() {
@@ -99,21 +101,24 @@ class Sometimes : public nn::Model {
 };
 
 inline config::Config odd_config(int stage, const std::string& more = "", const std::string& zero = "") {
-  return config::parse_text(cat(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},)",
-                                R"("zero_optimization": {"stage": )", stage, R"(, "stage3_param_persistence_threshold": 0)", zero.empty() ? "" : ", ", zero, "}",
-                                more, "}"));
+  return config::parse_text(
+      cat(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},)",
+          R"("zero_optimization": {"stage": )", stage, R"(, "stage3_param_persistence_threshold": 0)",
+          zero.empty() ? "" : ", ", zero, "}", more, "}"));
 }
 
 /// In the engine's compute dtype.
 inline tensor::Batch odd_batch(Engine& engine, int step, float y = 0.5f) {
   const auto tensor_of = [&](const tensor::Shape& shape, const std::vector<float>& values) {
-    if (engine.config().precision.compute == DType::f32) return tensor::Tensor::of<float>(engine.device(), shape, values);
+    if (engine.config().precision.compute == DType::f32)
+      return tensor::Tensor::of<float>(engine.device(), shape, values);
     const std::vector<bf16> narrow(values.begin(), values.end());
     return tensor::Tensor::of<bf16>(engine.device(), shape, narrow);
   };
   std::vector<float> x;
   for (int i = 0; i < 32; ++i)
-    x.push_back(uniform_at({3, static_cast<std::uint64_t>(step * 8 + engine.dist().rank())}, static_cast<std::uint64_t>(i)));
+    x.push_back(uniform_at({3, static_cast<std::uint64_t>(step * 8 + engine.dist().rank())},
+                           static_cast<std::uint64_t>(i)));
   return {{"x", tensor_of({4, 8}, x)}, {"y", tensor_of({4, 1}, std::vector<float>(4, y))}};
 }
 

@@ -5,8 +5,8 @@
 
 namespace sherd::test {
 
-/// Stores a module's parameters whole, without the sharding room: values drawn from {seed, hash of the name} by each
-/// parameter's initialiser, gradients where it trains. Names the module's parts.
+/// Stores a module's parameters whole, without the sharding room: values drawn from {seed, hash of the name}
+/// by each parameter's initialiser, gradients where it trains. Names the module's parts.
 class PlainParameters {
  public:
   PlainParameters(tensor::Kernels& kernels, nn::Module& module, DType dtype, std::uint64_t seed = 1,
@@ -18,8 +18,9 @@ class PlainParameters {
       p->value = tensor::Tensor::empty(kernels.device(), p->shape, dtype, device::Category::parameters);
       initialize(*p, RandomKey{seed, stable_hash(p->name)});
       if (p->trainable)
-        p->grad = tensor::Tensor::empty(kernels.device(), p->shape, grad_dtype == DType::u8 ? dtype : grad_dtype,
-                                        device::Category::gradients);
+        p->grad =
+            tensor::Tensor::empty(kernels.device(), p->shape, grad_dtype == DType::u8 ? dtype : grad_dtype,
+                                  device::Category::gradients);
     }
   }
   ~PlainParameters() {
@@ -43,9 +44,15 @@ class PlainParameters {
  private:
   void initialize(const autograd::Parameter& p, RandomKey key) {
     switch (p.init.kind) {
-      case autograd::Init::Kind::constant: kernels_.fill(p.value, p.init.a); break;
-      case autograd::Init::Kind::normal: kernels_.fill_normal(p.value, key, 0, p.init.a, p.init.b); break;
-      case autograd::Init::Kind::uniform: kernels_.fill_uniform(p.value, key, 0, p.init.a, p.init.b); break;
+      case autograd::Init::Kind::constant:
+        kernels_.fill(p.value, p.init.a);
+        break;
+      case autograd::Init::Kind::normal:
+        kernels_.fill_normal(p.value, key, 0, p.init.a, p.init.b);
+        break;
+      case autograd::Init::Kind::uniform:
+        kernels_.fill_uniform(p.value, key, 0, p.init.a, p.init.b);
+        break;
     }
   }
 

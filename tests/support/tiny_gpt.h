@@ -8,7 +8,8 @@ namespace sherd::test {
 /// GPT-2's style, small enough for central differences.
 inline models::GptOptions tiny_gpt2() {
   models::GptOptions o;
-  o.vocab_size = 13, o.vocab_multiple = 8, o.max_seq = 7, o.hidden = 6, o.layers = 2, o.heads = 2, o.ffn_hidden = 10;
+  o.vocab_size = 13, o.vocab_multiple = 8, o.max_seq = 7, o.hidden = 6, o.layers = 2, o.heads = 2,
+  o.ffn_hidden = 10;
   o.init_std = 0.3;
   return o;
 }
@@ -16,7 +17,8 @@ inline models::GptOptions tiny_gpt2() {
 /// Llama's style with grouped queries and a head size of its own.
 inline models::GptOptions tiny_llama() {
   models::GptOptions o = models::GptOptions::llama();
-  o.vocab_size = 11, o.vocab_multiple = 4, o.max_seq = 9, o.hidden = 6, o.layers = 2, o.heads = 4, o.kv_heads = 2;
+  o.vocab_size = 11, o.vocab_multiple = 4, o.max_seq = 9, o.hidden = 6, o.layers = 2, o.heads = 4,
+  o.kv_heads = 2;
   o.head_dim = 2, o.ffn_hidden = 10, o.init_std = 0.3, o.norm_eps = 1e-3;
   return o;
 }

@@ -115,7 +115,9 @@ Tensor random(Machine& m, const Shape& shape, DType dtype, std::uint64_t stream)
   m.kernels.fill_normal(x, {7, stream}, 0, 0.0, 1.0);
   return x;
 }
-Values values(Machine& m, const Tensor& x) { return test::values_of(m.host(x)); }
+Values values(Machine& m, const Tensor& x) {
+  return test::values_of(m.host(x));
+}
 
 /// The tensors of one call of each direction.
 struct Pass {
@@ -180,8 +182,9 @@ TEST_P(AttentionOfDType, FitsCardsWithLittleSharedMemory) {
     expect_definition(small, c);
   simt::set_shared_limit(16 << 10);
   Machine none(simt::Order::ascending);
-  sherd::testing::expect_error(ErrorKind::config, "this GPU has 16384",
-                               [&] { Pass(none, {1, 70, 1, 1, 64}, GetParam()); });
+  sherd::testing::expect_error(ErrorKind::config, "this GPU has 16384", [&] {
+    Pass(none, {1, 70, 1, 1, 64}, GetParam());
+  });
   simt::set_shared_limit(simt::hopper_shared);
 }
 
@@ -234,7 +237,8 @@ TEST(Attention, MaskedKeysHaveNoInfluence) {
       m->kernels.fill(changed.qkv.reshape({c.seq, c.width()}).rows(c.seq - 1, c.seq), 50);
       m->kernels.attention(changed.qkv, c.geometry(), changed.out, changed.lse);
       const Count before = (c.seq - 1) * c.dim;
-      EXPECT_EQ(values(*m, clean.out.range(0, before)), values(*m, changed.out.range(0, before))) << m->name();
+      EXPECT_EQ(values(*m, clean.out.range(0, before)), values(*m, changed.out.range(0, before)))
+          << m->name();
     }
 }
 
@@ -242,7 +246,8 @@ TEST(Attention, LargeScoresDoNotOverflow) {
   const Case c{1, 140, 1, 1, 64, true, 0, 30.0f};
   for (const auto& m : one_of_each()) {
     const Pass run(*m, c, DType::f32);
-    for (const Tensor* t : {&run.out, &run.lse, &run.dqkv}) EXPECT_TRUE(m->kernels.all_finite(*t)) << m->name();
+    for (const Tensor* t : {&run.out, &run.lse, &run.dqkv})
+      EXPECT_TRUE(m->kernels.all_finite(*t)) << m->name();
   }
 }
 

@@ -24,7 +24,8 @@ INSTANTIATE_TEST_SUITE_P(All, Embedding, ::testing::ValuesIn(floating_dtypes),
 TEST_P(Embedding, gathers_rows_and_sums_their_gradients_in_index_order) {
   const DType dtype = GetParam();
   const bool f64 = dtype == DType::f64;
-  for (const auto& [rows, vocab, width] : {std::tuple{0, 5, 4}, {1, 1, 1}, {37, 11, 3}, {600, 50, 301}, {5000, 70000, 2}}) {
+  for (const auto& [rows, vocab, width] :
+       {std::tuple{0, 5, 4}, {1, 1, 1}, {37, 11, 3}, {600, 50, 301}, {5000, 70000, 2}}) {
     const std::vector<std::int32_t> ids = some_ids(rows, vocab);
     const std::vector<double> table = normals_in(dtype, vocab * width, 1),
                               dy = normals_in(dtype, rows * width, 2);

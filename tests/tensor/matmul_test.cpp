@@ -24,7 +24,9 @@ Tensor random(Machine& m, const Shape& shape, DType dtype, std::uint64_t stream)
   m.kernels.fill_normal(x, {7, stream}, 0, 0.0, 1.0);
   return x;
 }
-std::vector<double> values(Machine& m, const Tensor& x) { return test::values_of(m.host(x)); }
+std::vector<double> values(Machine& m, const Tensor& x) {
+  return test::values_of(m.host(x));
+}
 
 std::vector<std::byte> bytes(Machine& m, const Tensor& x) {
   const Tensor readable = m.host(x);
@@ -88,8 +90,8 @@ TEST_P(MatmulOfDType, EqualsTheDoubleReferenceInEveryLayout) {
     Machine& machine = *each;
     SCOPED_TRACE(machine.name());
     for (const auto [m, n, k] :
-         {Case{1, 1, 1}, Case{3, 5, 7}, Case{16, 64, 32}, Case{129, 65, 33}, Case{1, 77, 130}, Case{150, 1, 9},
-          Case{40, 1600, 20}, Case{300, 70, 64}, Case{9, 33, 5001}})
+         {Case{1, 1, 1}, Case{3, 5, 7}, Case{16, 64, 32}, Case{129, 65, 33}, Case{1, 77, 130},
+          Case{150, 1, 9}, Case{40, 1600, 20}, Case{300, 70, 64}, Case{9, 33, 5001}})
       for (const bool ta : {false, true})
         for (const bool tb : {false, true}) {
           const Tensor a = random(machine, ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
@@ -128,8 +130,7 @@ TEST_P(MatmulOfDType, AddsTheBiasBeforeRounding) {
     SCOPED_TRACE(machine.name());
     const Count m = 31, n = 1000, k = 24;
     const Tensor a = random(machine, {m, k}, GetParam(), 1), b = random(machine, {k, n}, GetParam(), 2);
-    const Tensor bias = random(machine, {n}, GetParam(), 3),
-                 c = machine.empty({m, n}, GetParam());
+    const Tensor bias = random(machine, {n}, GetParam(), 3), c = machine.empty({m, n}, GetParam());
     Reference want = multiply(values(machine, a), values(machine, b), m, n, k, false, false);
     const std::vector<double> added = values(machine, bias);
     for (std::size_t i = 0; i < want.sum.size(); ++i)
@@ -203,8 +204,8 @@ TEST_P(MatmulOfDType, FoldsLeadingExtentsIntoRows) {
     const Tensor a = random(machine, {2, 3, 8}, GetParam(), 1), b = random(machine, {8, 5}, GetParam(), 2);
     const Tensor c = Tensor::empty(*machine.device, {2, 3, 5}, GetParam());
     machine.kernels.matmul({.a = a, .b = b, .c = c});
-    expect_close(values(machine, c), multiply(values(machine, a), values(machine, b), 6, 5, 8, false, false), 8,
-                 GetParam(), "folded");
+    expect_close(values(machine, c), multiply(values(machine, a), values(machine, b), 6, 5, 8, false, false),
+                 8, GetParam(), "folded");
   }
 }
 

@@ -117,7 +117,10 @@ class GemmBench {
       const std::string forward = "attention" + suffix + " forward",
                         backward = "attention" + suffix + " backward";
       if (!wanted(dtype, forward) && !wanted(dtype, backward)) continue;
-      const tensor::Attention geometry{.heads = static_cast<int>(heads), .kv_heads = static_cast<int>(heads), .dropout = dropout, .key = {1, 2}};
+      const tensor::Attention geometry{.heads = static_cast<int>(heads),
+                                       .kv_heads = static_cast<int>(heads),
+                                       .dropout = dropout,
+                                       .key = {1, 2}};
       const Tensor qkv = make({batch, seq, 3 * heads * dim}, dtype),
                    dout = make({batch, seq, heads * dim}, dtype);
       const Tensor out = make(dout.shape(), dtype), dqkv = make(qkv.shape(), dtype);

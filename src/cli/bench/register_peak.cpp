@@ -50,7 +50,8 @@ void mul_add_128(Count n) {
 
 // AMX: four sums of 16 × 16, each turn adding four products of depth 32.
 [[gnu::target("amx-tile,amx-bf16")]] void amx_bf16(Count n) {
-  // Static: GCC 12's _tile_loadconfig() says that it reads 8 bytes, so of a local the other stores go missing.
+  // Static: GCC 12's _tile_loadconfig() says that it reads 8 bytes, so of a local the other stores go
+  // missing.
   static constexpr struct alignas(64) {
     std::uint8_t palette = 1, start = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64};

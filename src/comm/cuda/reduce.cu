@@ -49,7 +49,8 @@ __device__ inline void load_onto(const Places& places, DType type, Count at, flo
   }
 }
 
-/// Sums of fp32, bf16 and fp16 into any of them: each element is read once per rank and written once per output.
+/// Sums of fp32, bf16 and fp16 into any of them: each element is read once per rank and written once per
+/// output.
 template <int width, class In, class Out>
 __global__ void sum_kernel(Places places, float factor, DType rounding, DType onto, Count n) {
   for (Count at = grid_thread() * width; at < n; at += grid_threads() * width) {

@@ -9,9 +9,10 @@ namespace {
 void require_reachable(const void* memory) {
   cudaPointerAttributes attributes{};
   device::cuda::check_call(cudaPointerGetAttributes(&attributes, memory), "cudaPointerGetAttributes");
-  require(attributes.type != cudaMemoryTypeUnregistered,
-          "a collective on a GPU was given memory of the host that is not page-locked: allocate it in the host "
-          "tier of the device");
+  require(
+      attributes.type != cudaMemoryTypeUnregistered,
+      "a collective on a GPU was given memory of the host that is not page-locked: allocate it in the host "
+      "tier of the device");
 }
 
 }  // namespace

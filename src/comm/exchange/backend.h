@@ -62,8 +62,8 @@ class Backend {
 
   /// Ranks are threads of this process.
   virtual bool one_process() const { return false; }
-  /// Collectives of this group may have tensors in memory of this GPU from now on, which all ranks share. For those of one
-  /// process only.
+  /// Collectives of this group may have tensors in memory of this GPU from now on, which all ranks share. For
+  /// those of one process only.
   virtual void use_gpu(const std::shared_ptr<device::CudaDevice>&) {
     sherd::fail(ErrorKind::usage, name(), " does not reach memory of GPUs");
   }

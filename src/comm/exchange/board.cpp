@@ -216,7 +216,8 @@ void Board::look_after_peers() noexcept {
 
 void Board::depart() noexcept {
   try {
-    // What was heard from other machines may reach the others here later than the sight of this rank's leaving.
+    // What was heard from other machines may reach the others here later than the sight of this rank's
+    // leaving.
     if (failed()) fail(failure());
   } catch (const std::exception&) {
     fail(cat(name(), ": rank ", in_group(rank_), " left after a failure that it cannot tell"));

@@ -25,7 +25,7 @@ struct Slot {
   alignas(64) std::atomic<std::uint64_t> arrived{0};  ///< barriers come to
   std::atomic<std::uint32_t> departed{0};
   std::atomic<std::uint32_t> asks_elsewhere{0};  ///< waits for ranks of other machines
-  alignas(64) WaitWord moved;  ///< one of this rank's transfers moved
+  alignas(64) WaitWord moved;                    ///< one of this rank's transfers moved
   std::array<CallDescriptor, 2> descriptors;
   Announcements announced;
 };

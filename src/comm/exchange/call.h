@@ -49,19 +49,19 @@ struct Call {
   std::string label;
 
   // Order with this rank's GPU (exchange/gpu_order.h); nothing of it without one.
-  bool gpu = false;              ///< some tensor lies in memory of a GPU
-  bool host = false;             ///< some tensor lies in the host's
-  device::Mark ready;            ///< of the compute stream: before it no tensor may be touched
-  device::Mark done;             ///< set by who runs the call: before it the tensors may be in use on a stream
-  std::vector<Tensor> staging;   ///< memory beside the call's tensors that is in use as long as they are
-  Tensor travelling;             ///< a staged transfer: the copy in the host's memory
+  bool gpu = false;             ///< some tensor lies in memory of a GPU
+  bool host = false;            ///< some tensor lies in the host's
+  device::Event ready;          ///< of the compute stream: before it no tensor may be touched
+  device::Event done;           ///< set by who runs the call: before it the tensors may be in use on a stream
+  std::vector<Tensor> staging;  ///< memory beside the call's tensors that is in use as long as they are
+  Tensor travelling;            ///< a staged transfer: the copy in the host's memory
 
   // Progress of a transfer (send, receive); owned by the backend between start() and the end.
   std::uint64_t index = 0;  ///< position among the transfers of this pair and direction
   std::size_t moved = 0;    ///< bytes through the staging ring
   int phase = 0;
-  std::vector<int> sends, receives;     ///< message path: open messages
-  std::shared_ptr<Envelope> envelope;   ///< message path: what goes ahead of the payload
+  std::vector<int> sends, receives;    ///< message path: open messages
+  std::shared_ptr<Envelope> envelope;  ///< message path: what goes ahead of the payload
   std::optional<Deadline> deadline;
 };
 

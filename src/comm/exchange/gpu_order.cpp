@@ -7,7 +7,7 @@ void GpuOrder::admit(Call& call) const {
   for_each_tensor(call, [&](const Tensor& x) {
     (gpu_->in_gpu_memory(x.storage().data()) ? call.gpu : call.host) = true;
   });
-  if (call.gpu || call.host) call.ready = gpu_->compute_stream().mark();
+  if (call.gpu || call.host) call.ready = gpu_->compute_stream().record();
 }
 
 void GpuOrder::before(const Call& call) const {
@@ -27,7 +27,7 @@ void outlast(Call& call) noexcept {
   std::vector<device::Storage> memory;
   for_each_tensor(call, [&](const Tensor& x) { memory.push_back(x.storage()); });
   for (const Tensor& x : call.staging) memory.push_back(x.storage());
-  const device::SideUse waits(std::exchange(call.done, {}), std::move(memory));
+  const device::StreamUse waits(std::exchange(call.done, {}), std::move(memory));
 }
 
 }  // namespace sherd::comm

@@ -11,8 +11,8 @@ GpuRoute::GpuRoute(Backend& host, std::shared_ptr<device::CudaDevice> gpu)
     : host_(&host), gpu_(std::move(gpu)), stream_(gpu_->make_stream(true)) {}
 
 Tensor GpuRoute::staging(Call& call, std::int64_t elements, DType dtype) {
-  call.staging.push_back(Tensor::empty(*gpu_, {elements}, dtype, device::Category::communication,
-                                       device::Tier::host));
+  call.staging.push_back(
+      Tensor::empty(*gpu_, {elements}, dtype, device::Category::communication, device::Tier::host));
   return call.staging.back();
 }
 
@@ -69,11 +69,11 @@ void GpuRoute::from_host(Call& call, const Call& staged) {
 void GpuRoute::run(Call& call) {
   stream_.wait(call.ready);
   Call staged = to_host(call);
-  call.done = stream_.mark();
+  call.done = stream_.record();
   call.done.wait(gpu_->deadline(), cat("copies to the host for ", describe(call)));
   host_->run(staged);
   from_host(call, staged);
-  call.done = stream_.mark();
+  call.done = stream_.record();
 }
 
 void GpuRoute::start(Call& transfer) {
@@ -81,7 +81,7 @@ void GpuRoute::start(Call& transfer) {
   if (transfer.kind == Collective::send) {
     stream_.wait(transfer.ready);
     copy(transfer.travelling, transfer.x);
-    transfer.done = stream_.mark();
+    transfer.done = stream_.record();
     transfer.done.wait(gpu_->deadline(), cat("copies to the host for ", describe(transfer)));
   }
   // The backend sees the copy; so does whoever it travels to, as the call's only tensor.
@@ -97,7 +97,7 @@ bool GpuRoute::advance(Call& transfer) {
   if (transfer.kind == Collective::receive) {
     stream_.wait(transfer.ready);
     copy(transfer.x, transfer.travelling);
-    transfer.done = stream_.mark();
+    transfer.done = stream_.record();
   }
   return true;
 }
@@ -111,7 +111,8 @@ namespace {
 /// Ranks of one process on one card: the backend's rounds themselves, on the ranks' streams.
 class SharedCardRoute final : public GpuRoute {
  public:
-  SharedCardRoute(Backend& backend, std::shared_ptr<device::CudaDevice> on) : GpuRoute(backend, std::move(on)) {
+  SharedCardRoute(Backend& backend, std::shared_ptr<device::CudaDevice> on)
+      : GpuRoute(backend, std::move(on)) {
     host().use_gpu(gpu());
   }
   std::string_view name() const override { return "memory of the card that they share"; }
@@ -128,7 +129,8 @@ std::vector<GpuCard> exchange_cards(Backend& host, const GpuCard& mine) {
   host.run(call);
   std::vector<GpuCard> all;
   for (std::size_t i = 0; i + 2 < call.words.size(); i += 3)
-    all.push_back({call.words[i] != 0, call.words[i + 1] != 0, static_cast<std::uint64_t>(call.words[i + 2])});
+    all.push_back(
+        {call.words[i] != 0, call.words[i + 1] != 0, static_cast<std::uint64_t>(call.words[i + 2])});
   return all;
 }
 
@@ -151,7 +153,9 @@ GpuPlan plan_gpu_traffic(const std::vector<GpuCard>& by_rank, bool one_process) 
                         std::all_of(by_rank.begin(), by_rank.end(),
                                     [&](const GpuCard& each) { return each.card == by_rank[0].card; });
   if (one_process && one_card) return {GpuTraffic::shared_card, ""};
-  if (!lacking.empty()) return {GpuTraffic::staged, cat("NCCL cannot be used on ", name_ranks(lacking), " (not built in, or a GPU that it does not know)")};
+  if (!lacking.empty())
+    return {GpuTraffic::staged, cat("NCCL cannot be used on ", name_ranks(lacking),
+                                    " (not built in, or a GPU that it does not know)")};
   if (!sharing.empty())
     return {GpuTraffic::staged, cat(name_ranks(sharing), sharing.size() == 1 ? " shares" : " share",
                                     " a GPU with another rank, which NCCL does not allow")};

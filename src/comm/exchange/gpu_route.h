@@ -10,8 +10,9 @@
 
 namespace sherd::comm {
 
-/// How tensors in GPU memory travel between the ranks of a group whose host memory travels by a Backend. This one takes
-/// them through page-locked memory of the host, which works between any ranks; others override what they do better.
+/// How tensors in GPU memory travel between the ranks of a group whose host memory travels by a Backend. This
+/// one takes them through page-locked memory of the host, which works between any ranks; others override what
+/// they do better.
 class GpuRoute {
  public:
   /// `host` must outlive it.
@@ -60,8 +61,8 @@ struct GpuPlan {
   GpuTraffic traffic = GpuTraffic::none;
   std::string why;  ///< where it is staged: what stands against something faster
 };
-/// How the ranks with these cards exchange tensors: a pure function. `one_process`: they are threads of one. Throws
-/// Error{config} where some have a GPU and others have none.
+/// How the ranks with these cards exchange tensors: a pure function. `one_process`: they are threads of one.
+/// Throws Error{config} where some have a GPU and others have none.
 GpuPlan plan_gpu_traffic(const std::vector<GpuCard>& by_rank, bool one_process);
 
 /// Collective: the route of a group, chosen by plan_gpu_traffic(). Null where `gpu` is null on all ranks.

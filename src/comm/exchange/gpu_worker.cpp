@@ -7,11 +7,11 @@ namespace {
 
 class GpuWorker final : public Worker {
  public:
-  GpuWorker(std::shared_ptr<device::CudaDevice> gpu, GpuReduce reduce, MarkBoard& marks, int rank)
+  GpuWorker(std::shared_ptr<device::CudaDevice> gpu, GpuReduce reduce, EventBoard& events, int rank)
       : gpu_(std::move(gpu)),
         stream_(gpu_->make_stream(true)),
         reduce_(std::move(reduce)),
-        marks_(marks),
+        events_(events),
         rank_(static_cast<std::size_t>(rank)) {}
 
   bool immediate() const override { return false; }
@@ -20,14 +20,14 @@ class GpuWorker final : public Worker {
     gpu_->make_current();  // of the group's own thread
     stream_.wait(call.ready);
   }
-  void publish() override { marks_.left[rank_][++published_ % 2] = stream_.mark(); }
+  void publish() override { events_.left[rank_][++published_ % 2] = stream_.record(); }
   void follow() override {
-    for (const auto& left : marks_.left) stream_.wait(left[published_ % 2]);
+    for (const auto& left : events_.left) stream_.wait(left[published_ % 2]);
   }
-  void end(Call& call) override { call.done = stream_.mark(); }
+  void end(Call& call) override { call.done = stream_.record(); }
   void abandon() noexcept override {
     try {
-      stream_.mark().wait(gpu_->deadline(), "a failed collective");
+      stream_.record().wait(gpu_->deadline(), "a failed collective");
     } catch (const std::exception& error) {
       log_warning("after a failed collective: ", error.what());
     }
@@ -45,7 +45,7 @@ class GpuWorker final : public Worker {
   std::shared_ptr<device::CudaDevice> gpu_;
   device::Stream stream_;
   GpuReduce reduce_;
-  MarkBoard& marks_;
+  EventBoard& events_;
   std::size_t rank_;
   std::uint64_t published_ = 0;  ///< the same on all ranks: every round of a call has its barriers
 };
@@ -53,8 +53,8 @@ class GpuWorker final : public Worker {
 }  // namespace
 
 std::unique_ptr<Worker> make_gpu_worker(std::shared_ptr<device::CudaDevice> gpu, GpuReduce reduce,
-                                        MarkBoard& marks, int rank) {
-  return std::make_unique<GpuWorker>(std::move(gpu), std::move(reduce), marks, rank);
+                                        EventBoard& events, int rank) {
+  return std::make_unique<GpuWorker>(std::move(gpu), std::move(reduce), events, rank);
 }
 
 }  // namespace sherd::comm

@@ -11,11 +11,12 @@
 
 namespace sherd::comm {
 
-/// Where ranks that are threads of one process leave marks for each other. Rank r writes its own; a barrier lies between
-/// that and everybody's look at it, and two between that and the rank's next mark in the same place.
-struct MarkBoard {
-  explicit MarkBoard(int ranks) : left(static_cast<std::size_t>(ranks)) {}
-  std::vector<std::array<device::Mark, 2>> left;
+/// Where ranks that are threads of one process leave events for each other. Rank r writes its own; a barrier
+/// lies between that and everybody's look at it, and two between that and the rank's next event in the same
+/// place.
+struct EventBoard {
+  explicit EventBoard(int ranks) : left(static_cast<std::size_t>(ranks)) {}
+  std::vector<std::array<device::Event, 2>> left;
 };
 
 /// Queues on `stream` what Worker::reduce says, on memory that the GPU's kernels reach.
@@ -23,9 +24,9 @@ using GpuReduce = std::function<void(device::CudaDevice& gpu, device::Stream& st
                                      std::span<const std::byte* const> sources,
                                      std::span<std::byte* const> outs, std::int64_t count)>;
 
-/// A worker that queues everything on a stream of its own beside the GPU's compute stream and never waits. `marks` must
-/// outlive it.
+/// A worker that queues everything on a stream of its own beside the GPU's compute stream and never waits.
+/// `events` must outlive it.
 std::unique_ptr<Worker> make_gpu_worker(std::shared_ptr<device::CudaDevice> gpu, GpuReduce reduce,
-                                        MarkBoard& marks, int rank);
+                                        EventBoard& events, int rank);
 
 }  // namespace sherd::comm

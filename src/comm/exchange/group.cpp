@@ -415,10 +415,10 @@ class Group final : public Communicator {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<GpuRoute> route_;  ///< of tensors in GPU memory; null without a GPU
   std::shared_ptr<GpuOrder> order_;  ///< null without a GPU
-  int exceptions_;      ///< in flight when the group was made
-  Traffic traffic_;     ///< of the caller's thread
-  std::uint64_t forgotten_ = 0;  ///< of what the backend counted
-  std::thread thread_;  ///< started by the first asynchronous call
+  int exceptions_;                   ///< in flight when the group was made
+  Traffic traffic_;                  ///< of the caller's thread
+  std::uint64_t forgotten_ = 0;      ///< of what the backend counted
+  std::thread thread_;               ///< started by the first asynchronous call
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
   std::deque<std::shared_ptr<Task>> queue_;  // guarded by mutex_

@@ -108,7 +108,7 @@ void CpuWorker::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
 }
 
 void CpuWorker::reduce(const ReduceSpec& how, std::span<const std::byte* const> sources,
-                    std::span<std::byte* const> outs, std::int64_t count) {
+                       std::span<std::byte* const> outs, std::int64_t count) {
   constexpr std::int64_t grain = 1 << 17;
   if (count == 0) return;
   std::vector<const void*> from(sources.begin(), sources.end());

@@ -21,7 +21,7 @@ namespace {
 class LocalGroup {
  public:
   explicit LocalGroup(std::vector<int> world_ranks)
-      : world_ranks_(std::move(world_ranks)), marks_(static_cast<int>(world_ranks_.size())) {
+      : world_ranks_(std::move(world_ranks)), events_(static_cast<int>(world_ranks_.size())) {
     layout_.ranks = static_cast<int>(world_ranks_.size());
     memory_.reset(static_cast<std::byte*>(
         std::aligned_alloc(4096, layout_.segment_bytes() * static_cast<std::size_t>(layout_.ranks))));
@@ -35,7 +35,7 @@ class LocalGroup {
   const BoardLayout& layout() const { return layout_; }
   const std::vector<std::byte*>& segments() const { return segments_; }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
-  MarkBoard& marks() { return marks_; }
+  EventBoard& events() { return events_; }
   /// Ranks inside a collective.
   std::atomic<int>& inside() { return inside_; }
 
@@ -59,7 +59,7 @@ class LocalGroup {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
   std::vector<int> world_ranks_;
-  MarkBoard marks_;
+  EventBoard events_;
   std::atomic<int> inside_{0};
   BoardLayout layout_;
   std::unique_ptr<std::byte, Free> memory_;
@@ -116,7 +116,7 @@ class LocalExchange final : public Exchange {
 
   bool one_process() const override { return true; }
   void use_gpu(const std::shared_ptr<device::CudaDevice>& gpu) override {
-    use_gpu_worker(make_gpu_worker(gpu, options_.gpu_reduce, group_->marks(), rank()));
+    use_gpu_worker(make_gpu_worker(gpu, options_.gpu_reduce, group_->events(), rank()));
   }
 
   std::unique_ptr<Backend> split(int color, int key) override {

@@ -20,8 +20,8 @@ class MessageHealth final : public Health {
   std::string failure() const override;
   /// Records the first reason and tells the others.
   void fail(const std::string& reason) noexcept;
-  /// Tells the others that this rank will make no more calls, and of the `failure` that it knows of, if any, before: they
-  /// may hear this rank sooner than the one that failed.
+  /// Tells the others that this rank will make no more calls, and of the `failure` that it knows of, if any,
+  /// before: they may hear this rank sooner than the one that failed.
   void depart(const std::string& failure = {}) noexcept;
   /// True when that rank has left or its process has ended; `why` says which.
   bool lost(int rank, std::string& why) const;

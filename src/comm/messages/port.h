@@ -27,7 +27,8 @@ struct LocalPlace {
   int rank = 0, size = 1;
 };
 
-/// A group of processes that send each other messages: over MPI (mpi/mpi_port.cpp) or sockets (tcp/). Thread-safe.
+/// A group of processes that send each other messages: over MPI (mpi/mpi_port.cpp) or sockets (tcp/).
+/// Thread-safe.
 class Port {
  public:
   virtual ~Port() = default;
@@ -46,8 +47,8 @@ class Port {
   virtual bool crowded() const = 0;
   /// This rank's place among the group's of its machine.
   virtual LocalPlace place() const = 0;
-  /// True when the process of `rank` has ended; over TCP also when its machine is not reached any more, and then only once
-  /// everything that it sent is here. MPI knows it on this machine only; elsewhere false.
+  /// True when the process of `rank` has ended; over TCP also when its machine is not reached any more, and
+  /// then only once everything that it sent is here. MPI knows it on this machine only; elsewhere false.
   virtual bool gone(int rank) const = 0;
 
   /// Collective. Null for a negative color.
@@ -82,8 +83,8 @@ class Port {
   /// False where the port cannot do that, and reads on. For sums too, whose memory is then written as well.
   [[nodiscard]] virtual bool release(int request) noexcept = 0;
 
-  /// For who waits in a loop over test(): returns when a message may have moved since news() was `seen`, at the latest after
-  /// a moment; `turn` counts the turns in vain. The result is what news() is then.
+  /// For who waits in a loop over test(): returns when a message may have moved since news() was `seen`, at
+  /// the latest after a moment; `turn` counts the turns in vain. The result is what news() is then.
   virtual std::uint64_t news() = 0;
   virtual std::uint64_t pause(std::uint64_t seen, int turn) = 0;
 

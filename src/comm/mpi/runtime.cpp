@@ -29,7 +29,8 @@ std::vector<Identity> world;  // written by start()
 std::mutex leavers_mutex;
 std::vector<std::function<void()>> leavers;  // guarded by leavers_mutex
 
-/// Waits until every rank has come here as often as this one. False when one is dead or does not come in time.
+/// Waits until every rank has come here as often as this one. False when one is dead or does not come in
+/// time.
 bool all_meet(double seconds) {
   MPI_Request request;
   if (MPI_Ibarrier(exit_comm, &request) != MPI_SUCCESS) return false;
@@ -50,9 +51,9 @@ bool all_meet(double seconds) {
   }
 }
 
-/// True when MPI_Finalize, which waits for every rank, can be called. A rank that failed waits a moment only, yet
-/// that long, so that the launcher, which ends a job at its first failure, lets the others report theirs. It may
-/// thus give up and go while others see its first barrier complete; nobody passes the second one then.
+/// True when MPI_Finalize, which waits for every rank, can be called. A rank that failed waits a moment only,
+/// yet that long, so that the launcher, which ends a job at its first failure, lets the others report theirs.
+/// It may thus give up and go while others see its first barrier complete; nobody passes the second one then.
 bool all_leave(int status) {
   return all_meet(status == 0 ? exit_seconds : std::min(exit_seconds, 3.0)) && all_meet(5);
 }

@@ -26,8 +26,8 @@ void start(double seconds);
 /// `dead` names a rank (it returns -1 while all live); MPI is then not finalised at exit.
 void blocking(const std::function<void()>& call, const Patience& patience, const std::function<int()>& dead);
 
-/// Calls `tell` when the process begins to exit, so that peers need not wait for a rank that exits with its groups
-/// alive. It must not wait.
+/// Calls `tell` when the process begins to exit, so that peers need not wait for a rank that exits with its
+/// groups alive. It must not wait.
 void on_leave(std::function<void()> tell);
 
 /// MPI has been finalised, or was given up.

@@ -50,7 +50,8 @@ ncclUniqueId agree_on_id(Backend& host) {
   host.run(call);
   const auto status = static_cast<ncclResult_t>(call.words[count]);
   if (status != ncclSuccess)
-    fail(ErrorKind::comm, host.name(), ": NCCL cannot make a unique id on rank 0: ", words_for(status, nullptr));
+    fail(ErrorKind::comm, host.name(),
+         ": NCCL cannot make a unique id on rank 0: ", words_for(status, nullptr));
   std::memcpy(&id, call.words.data(), sizeof id);
   return id;
 }
@@ -66,10 +67,10 @@ std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<
   const ncclUniqueId id = agree_on_id(host);
   gpu->make_current();
   ncclConfig_t config = configuration();
-  const ncclResult_t status =
-      ncclCommInitRankConfig(&made->comm_, host.size(), id, host.rank(), &config);
+  const ncclResult_t status = ncclCommInitRankConfig(&made->comm_, host.size(), id, host.rank(), &config);
   if (!under_way(status))
-    made->give_up(cat(host.name(), ": rank ", host.rank(), " cannot join NCCL's group: ", words_for(status, nullptr)));
+    made->give_up(
+        cat(host.name(), ": rank ", host.rank(), " cannot join NCCL's group: ", words_for(status, nullptr)));
   made->settle(cat("joining NCCL's group ", host.name()), setup_seconds(host));
   made->start_watching();
   return made;
@@ -83,7 +84,8 @@ std::unique_ptr<NcclComm> NcclComm::split(int color, int key, Backend* part) {
   {
     std::lock_guard lock(nccl_);
     if (!comm_) fail(ErrorKind::comm, host_.failure());
-    const ncclResult_t status = ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made, &config);
+    const ncclResult_t status =
+        ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made, &config);
     if (!under_way(status)) give_up(cat(host_.name(), ": ", what, ": ", words_for(status, comm_)));
   }
   settle(what, setup_seconds(host_));
@@ -134,7 +136,8 @@ NcclComm::~NcclComm() {
     return;
   }
   ncclResult_t status = ncclCommFinalize(comm_);
-  for (const Deadline patience = Deadline::after_seconds(10); status == ncclInProgress && !patience.passed();) {
+  for (const Deadline patience = Deadline::after_seconds(10);
+       status == ncclInProgress && !patience.passed();) {
     std::this_thread::sleep_for(1ms);
     if (ncclCommGetAsyncError(comm_, &status) != ncclSuccess) break;
   }
@@ -202,7 +205,8 @@ void NcclComm::submit(const Call& call, std::uint64_t number, const std::functio
     queue(comm_);  // what is wrong with a part of it, ncclGroupEnd() says
     const ncclResult_t status = ncclGroupEnd();
     if (!under_way(status))
-      give_up(cat(host_.name(), ": rank ", host_.rank(), ": ", describe(call), ": ", words_for(status, comm_)));
+      give_up(
+          cat(host_.name(), ": rank ", host_.rank(), ": ", describe(call), ": ", words_for(status, comm_)));
     if (status == ncclSuccess) return;
   }
   settle(describe(call), host_.timeout_seconds(), number);

@@ -16,9 +16,10 @@ struct ncclComm;  // NCCL's, whose header is for sources only
 
 namespace sherd::comm {
 
-/// One group's communicator of NCCL, and a thread that watches over what was queued on it: when a call fails, misses its
-/// deadline or the group has failed otherwise, it aborts the communicator, so that the GPU's streams go on, and fails the
-/// group with the reason. Non-blocking: whatever NCCL has to set up first is waited for with the deadline too.
+/// One group's communicator of NCCL, and a thread that watches over what was queued on it: when a call fails,
+/// misses its deadline or the group has failed otherwise, it aborts the communicator, so that the GPU's
+/// streams go on, and fails the group with the reason. Non-blocking: whatever NCCL has to set up first is
+/// waited for with the deadline too.
 class NcclComm {
  public:
   /// Collective. `host` must outlive it. Throws Error{comm}.
@@ -35,7 +36,7 @@ class NcclComm {
 
  private:
   struct Watched {
-    device::Mark ready, done;
+    device::Event ready, done;
     std::string what;
     std::uint64_t number;
     std::optional<Deadline> deadline;  ///< runs once the call could begin

@@ -38,10 +38,10 @@ class NcclRoute final : public GpuRoute {
 
   /// Elements of a sum that this rank is to get from everybody.
   struct Part {
-    Tensor full;   ///< elements for rank r begin at first[r]
+    Tensor full;  ///< elements for rank r begin at first[r]
     std::vector<std::int64_t> first;
-    Tensor out;    ///< of own.count elements
-    std::int64_t count = 0;         ///< this rank's
+    Tensor out;                        ///< of own.count elements
+    std::int64_t count = 0;            ///< this rank's
     std::vector<std::int64_t> counts;  ///< by rank
     Tensor onto;                       ///< what the sum begins with, as `out`; or none
   };
@@ -71,12 +71,15 @@ class NcclRoute final : public GpuRoute {
   std::unique_ptr<NcclComm> comm_;
 };
 
-/// Of tensors that NCCL must reach: all but the shards of gathers and reductions, which copies and kernels reach.
+/// Of tensors that NCCL must reach: all but the shards of gathers and reductions, which copies and kernels
+/// reach.
 bool reaches_host(const Call& call, const device::CudaDevice& gpu) {
   const auto on_host = [&](const Tensor& x) { return x.defined() && !gpu.in_gpu_memory(x.storage().data()); };
   return on_host(call.x) || on_host(call.out) ||
-         std::any_of(call.gathers.begin(), call.gathers.end(), [&](const auto& p) { return on_host(p.full); }) ||
-         std::any_of(call.reduces.begin(), call.reduces.end(), [&](const auto& p) { return on_host(p.full); });
+         std::any_of(call.gathers.begin(), call.gathers.end(),
+                     [&](const auto& p) { return on_host(p.full); }) ||
+         std::any_of(call.reduces.begin(), call.reduces.end(),
+                     [&](const auto& p) { return on_host(p.full); });
 }
 
 bool NcclRoute::queues(const Call& call) const {
@@ -112,7 +115,7 @@ void NcclRoute::run(Call& call) {
     default:
       sherd::fail(ErrorKind::usage, name_of(call.kind), " has no tensors of a GPU");
   }
-  call.done = stream().mark();
+  call.done = stream().record();
   comm_->watch(call, number);
 }
 
@@ -134,7 +137,8 @@ void NcclRoute::sum_chunk(const Call& call, std::uint64_t number, const Part& pa
     return static_cast<std::size_t>(std::clamp<std::int64_t>(count - begin, 0, chunk));
   };
   const auto of = [&](int r) {
-    return part.full.raw() + static_cast<std::size_t>(part.first[static_cast<std::size_t>(r)] + begin) * width;
+    return part.full.raw() +
+           static_cast<std::size_t>(part.first[static_cast<std::size_t>(r)] + begin) * width;
   };
   const std::size_t mine = elements(part.count);
   std::vector<const std::byte*> sources;
@@ -161,7 +165,8 @@ void NcclRoute::sum(Call& call, std::uint64_t number, const Part& part, const Re
   const std::int64_t longest = *std::max_element(part.counts.begin(), part.counts.end());
   if (longest == 0) return;
   // Multiples of 64 elements keep every rank's place aligned.
-  const auto room = static_cast<std::int64_t>(scratch_bytes / size_of(how.in) / static_cast<std::size_t>(size()));
+  const auto room =
+      static_cast<std::int64_t>(scratch_bytes / size_of(how.in) / static_cast<std::size_t>(size()));
   const std::int64_t chunk = std::min(std::max<std::int64_t>(room / 64, 1), (longest + 63) / 64) * 64;
   const std::size_t bytes = static_cast<std::size_t>(chunk * size()) * size_of(how.in);
   std::byte* room_for_all = scratch(call, bytes);
@@ -174,7 +179,7 @@ std::byte* NcclRoute::scratch(Call& call, std::size_t bytes) {
   if (call.staging.empty() || call.staging.back().bytes() < bytes) {
     call.staging.push_back(Tensor::empty(*gpu(), {static_cast<std::int64_t>(bytes)}, DType::u8,
                                          device::Category::communication));
-    stream().wait(gpu()->compute_stream().mark());  // in whose order the memory is allocated
+    stream().wait(gpu()->compute_stream().record());  // in whose order the memory is allocated
   }
   return call.staging.back().raw();
 }
@@ -318,7 +323,8 @@ void NcclRoute::all_to_all(Call& call, std::uint64_t number) {
     std::byte* to = call.out.raw();
     for (int r = 0; r < size(); ++r) {
       const std::size_t sent = static_cast<std::size_t>(call.in_counts[static_cast<std::size_t>(r)]) * width;
-      const std::size_t taken = static_cast<std::size_t>(call.out_counts[static_cast<std::size_t>(r)]) * width;
+      const std::size_t taken =
+          static_cast<std::size_t>(call.out_counts[static_cast<std::size_t>(r)]) * width;
       if (r == rank())
         copy(to, from, sent);
       else {

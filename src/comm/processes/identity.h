@@ -16,8 +16,8 @@ struct Identity {
 };
 /// `machine`: a name for the machine, empty for the system's own (CommOptions::machine).
 Identity own_identity(const std::string& machine = "");
-/// True when that process, on this machine, is running (not a zombie), and when this cannot be told (no descriptor
-/// to spare, say): a wait's deadline then ends what a dead process would have.
+/// True when that process, on this machine, is running (not a zombie), and when this cannot be told (no
+/// descriptor to spare, say): a wait's deadline then ends what a dead process would have.
 bool running(const Identity& identity);
 /// Sets the pid of processes of this machine that cannot be watched from here (of another process namespace)
 /// to 0.

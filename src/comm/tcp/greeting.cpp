@@ -20,7 +20,8 @@ bool answer(const Descriptor& socket, Status status, const void* data, std::size
 
 std::string text_after(const Descriptor& socket, const Answer& head) {
   std::string text(std::min<std::size_t>(head.bytes, 4000), ' ');
-  return receive_all(socket, text.data(), text.size(), Deadline::after_seconds(handshake_timeout)) ? text : "";
+  return receive_all(socket, text.data(), text.size(), Deadline::after_seconds(handshake_timeout)) ? text
+                                                                                                   : "";
 }
 
 bool ended(const Descriptor& socket) {

@@ -241,8 +241,8 @@ void Rendezvous::gather_at_master() {
 /// Until every rank has connected to all others. One that ends meanwhile, or tells of trouble, ends the
 /// meeting for all, and is named: those who leave because of it tell rank 0 first.
 void Rendezvous::read_reports() {
-  deadline_ =
-      Deadline::after_seconds(patience_.seconds + 3 * handshake_timeout);  // later than the others', who know more
+  deadline_ = Deadline::after_seconds(patience_.seconds +
+                                      3 * handshake_timeout);  // later than the others', who know more
   std::set<int> missing;
   for (int r = 1; r < launch_.world_size; ++r) missing.insert(r);
   while (!missing.empty()) {

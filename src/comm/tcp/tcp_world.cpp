@@ -21,7 +21,8 @@ class Departures {
     return all;
   }
 
-  /// Before a mesh is made: makes room, so that add() allocates nothing, as it may be called where nothing may fail.
+  /// Before a mesh is made: makes room, so that add() allocates nothing, as it may be called where nothing
+  /// may fail.
   void expect_one() {
     std::lock_guard lock(mutex_);
     leaving_.reserve(++worlds_);

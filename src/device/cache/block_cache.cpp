@@ -70,20 +70,20 @@ std::byte* BlockCache::take(std::size_t bytes) {
 
 /// Waits until the device has passed all blocks that are kept now. False when there are none.
 bool BlockCache::wait_for_fences() {
-  std::vector<Mark> last;
+  std::vector<Event> last;
   {
     std::lock_guard lock(mutex_);
     for (const auto& [size, blocks] : free_)
       if (!blocks.empty()) last.push_back(blocks.back().fence);
   }
   const Deadline deadline = Deadline::after_seconds(fence_seconds_);
-  for (const Mark& fence : last) fence.wait(deadline, "the work that still uses freed page-locked memory");
+  for (const Event& fence : last) fence.wait(deadline, "the work that still uses freed page-locked memory");
   return !last.empty();
 }
 
 void BlockCache::give(std::byte* data, std::size_t bytes) noexcept {
   try {
-    Kept kept{data, fence_ ? fence_() : Mark()};
+    Kept kept{data, fence_ ? fence_() : Event()};
     std::lock_guard lock(mutex_);
     const std::size_t size = size_for(bytes);
     std::deque<Kept>& blocks = free_[size];

@@ -32,7 +32,8 @@ std::size_t size_class(std::size_t bytes);
 /// Which of the kept blocks of a size serves the next request.
 enum class Reuse : std::uint8_t {
   latest,  ///< the one that the processor's caches still hold
-  lowest,  ///< the one at the lowest address: requests and releases in the same order meet the same addresses each time
+  lowest,  ///< the one at the lowest address: requests and releases in the same order meet the same addresses
+           ///< each time
 };
 
 /// Keeps freed blocks by size for later requests. Thread-safe. Shared by a device and every block it gave
@@ -41,10 +42,10 @@ class BlockCache {
  public:
   /// Marks the point of the device's work from which on a block that is given back now may be written by the
   /// processor.
-  using Fence = std::function<Mark()>;
+  using Fence = std::function<Event()>;
 
-  /// A block is reused at once: right where its users run in the order of the calls (one compute stream, or the
-  /// processor itself).
+  /// A block is reused at once: right where its users run in the order of the calls (one compute stream, or
+  /// the processor itself).
   explicit BlockCache(std::unique_ptr<BlockSource> source, Reuse reuse = Reuse::latest);
   /// The oldest block of a size is reused when its fence has been reached; take() waits for fences,
   /// `fence_seconds` at most, before it reports that memory is out.
@@ -70,7 +71,7 @@ class BlockCache {
  private:
   struct Kept {
     std::byte* data;
-    Mark fence;
+    Event fence;
   };
   std::byte* take_kept(std::size_t size);
   bool wait_for_fences();
@@ -81,8 +82,9 @@ class BlockCache {
   const Fence fence_;
   const double fence_seconds_ = 0;
   mutable std::mutex mutex_;
-  std::map<std::size_t, std::deque<Kept>> free_;  // guarded by mutex_; the next to serve last, with a fence first
-  std::size_t kept_bytes_ = 0;                    // guarded by mutex_
+  std::map<std::size_t, std::deque<Kept>>
+      free_;                    // guarded by mutex_; the next to serve last, with a fence first
+  std::size_t kept_bytes_ = 0;  // guarded by mutex_
 };
 
 }  // namespace sherd::device

@@ -66,14 +66,14 @@ class Gpu final : public CudaDevice {
     device_blocks_ = std::make_shared<BlockCache>(cuda::make_device_memory(gpu_.ordinal, compute_),
                                                   graphs_ ? Reuse::lowest : Reuse::latest);
     host_blocks_ = std::make_shared<BlockCache>(
-        cuda::make_pinned_memory(gpu_.ordinal), [compute = compute_]() mutable { return compute.mark(); },
+        cuda::make_pinned_memory(gpu_.ordinal), [compute = compute_]() mutable { return compute.record(); },
         timeout_seconds_);
   }
 
   ~Gpu() override {
     // Work under way may still use what is freed from here on; a failure has been reported, or nobody asked.
     try {
-      compute_.mark().wait(Gpu::deadline(), "its last work");
+      compute_.record().wait(Gpu::deadline(), "its last work");
     } catch (...) {
     }
   }
@@ -120,7 +120,7 @@ class Gpu final : public CudaDevice {
       check_call(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(native)),
                  "cudaMemcpyAsync");
     };
-    // From or to pageable memory CUDA itself returns only when that memory is done with: no copy to put off.
+    // From or to pageable memory CUDA itself returns only when that memory is done with: no copy to defer.
     if (graphs_ && stream.same_as(compute_) && known_to_cuda(to) && known_to_cuda(from))
       graphs_->call({copies, bytes_of(to, from, bytes), run});
     else
@@ -151,8 +151,8 @@ class Gpu final : public CudaDevice {
     }
     return {data,
             [ordinal = gpu_.ordinal, compute = compute_, seconds = timeout_seconds_](void* pinned) mutable {
-              try {  // copies may be under way, or put off
-                compute.mark().wait(Deadline::after_seconds(seconds), "its work with pinned memory");
+              try {  // copies may be under way, or deferred
+                compute.record().wait(Deadline::after_seconds(seconds), "its work with pinned memory");
               } catch (...) {
                 // The device has failed; whoever uses it next is told.
               }
@@ -182,7 +182,7 @@ class Gpu final : public CudaDevice {
     return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
   }
 
-  void end_stretch() override { compute_.queue().end_stretch(); }
+  void end_sequence() override { compute_.queue().end_sequence(); }
   GraphCounts graph_counts() const override { return graphs_ ? graphs_->counts() : GraphCounts{}; }
 
   Deadline deadline() const override { return Deadline::after_seconds(timeout_seconds_); }
@@ -191,7 +191,7 @@ class Gpu final : public CudaDevice {
   std::uint64_t unused_bytes() const override { return host_blocks_->kept_bytes(); }
 
  private:
-  void wait() { compute_.mark().wait(deadline(), "the work that it was given"); }
+  void wait() { compute_.record().wait(deadline(), "the work that it was given"); }
 
   [[noreturn]] void fail_allocation(std::size_t bytes, Category category, Tier tier) {
     if (tier == Tier::host)

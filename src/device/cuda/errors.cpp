@@ -36,9 +36,10 @@ Advice advice_for(cudaError_t status) {
     case cudaErrorStreamCaptureUnjoined:
     case cudaErrorStreamCaptureIsolation:
     case cudaErrorStreamCaptureImplicit:
-      return {ErrorKind::io,
-              "work cannot be captured as a CUDA graph, or another thread waited for the whole GPU meanwhile: "
-              "set device.cuda_graphs to false if a run ends by it"};
+      return {
+          ErrorKind::io,
+          "work cannot be captured as a CUDA graph, or another thread waited for the whole GPU meanwhile: "
+          "set device.cuda_graphs to false if a run ends by it"};
     default:
       return {ErrorKind::io,
               "what this process has on the GPU is lost: resume from the last checkpoint; "

@@ -40,10 +40,10 @@ class CudaGraph final : public Graph {
   ~CudaGraph() override {
     quietly_on(ordinal_, [this] { cudaGraphExecDestroy(ready_), cudaGraphDestroy(captured_); });
   }
-  void set(std::size_t work, const Stretch& stretch) override {
+  void set(std::size_t work, const KernelSequence& sequence) override {
     const OnGpu on(ordinal_);
     ArgumentSetter setter(ready_, nodes_[work]);
-    stretch.run(work, setter);
+    sequence.run(work, setter);
   }
   void launch() override {
     const OnGpu on(ordinal_);
@@ -58,22 +58,22 @@ class CudaGraph final : public Graph {
   const std::vector<cudaGraphNode_t> nodes_;
 };
 
-/// Captures on a stream of its own, so that the marks of other threads on the compute stream never meet a
+/// Captures on a stream of its own, so that the events of other threads on the compute stream never meet a
 /// capture.
 class CudaGraphMaker final : public GraphMaker {
  public:
   CudaGraphMaker(int ordinal, void* stream)
       : ordinal_(ordinal), stream_(static_cast<cudaStream_t>(stream)), aside_(make_queue(ordinal, false)) {}
 
-  std::unique_ptr<Graph> make(const Stretch& stretch) override {
+  std::unique_ptr<Graph> make(const KernelSequence& sequence) override {
     const OnGpu on(ordinal_);
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t ready = nullptr;
-    std::vector<cudaGraphNode_t> nodes(stretch.size());
+    std::vector<cudaGraphNode_t> nodes(sequence.size());
     try {
       // Relaxed: libraries may do in a capture what they do outside.
       check_call(cudaStreamBeginCapture(aside(), cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
-      capture(stretch, nodes);
+      capture(sequence, nodes);
       check_call(cudaStreamEndCapture(aside(), &graph), "cudaStreamEndCapture");
       check_call(cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
       // It takes memory of the GPU now, when there is a way without it, rather than as it is launched.
@@ -91,10 +91,10 @@ class CudaGraphMaker final : public GraphMaker {
  private:
   cudaStream_t aside() { return static_cast<cudaStream_t>(aside_->native()); }
 
-  void capture(const Stretch& stretch, std::vector<cudaGraphNode_t>& nodes) {
-    for (std::size_t i = 0; i < stretch.size(); ++i) {
-      stretch.run(i, *aside_);
-      if (stretch.is_kernel(i)) nodes[i] = last_node();
+  void capture(const KernelSequence& sequence, std::vector<cudaGraphNode_t>& nodes) {
+    for (std::size_t i = 0; i < sequence.size(); ++i) {
+      sequence.run(i, *aside_);
+      if (sequence.is_kernel(i)) nodes[i] = last_node();
     }
   }
 

@@ -1,11 +1,11 @@
 #pragma once
 
-// The one door from kernels to CUDA. Sources with kernels (*.cu) include this header and the repository's own, nothing
-// else of CUDA; tests/simt has a header of the same name that runs them on the CPU. So what is used of CUDA, here and in
-// kernels, must be there too.
+// The one door from kernels to CUDA. Sources with kernels (*.cu) include this header and the repository's
+// own, nothing else of CUDA; tests/simt has a header of the same name that runs them on the CPU. So what is
+// used of CUDA, here and in kernels, must be there too.
 //
-// Flags of these sources: -fmad=false -ftz=true -prec-div=true -prec-sqrt=true, so that fp32 arithmetic gives the CPU's
-// bits; --expt-relaxed-constexpr, so that constexpr functions of base run on the device.
+// Flags of these sources: -fmad=false -ftz=true -prec-div=true -prec-sqrt=true, so that fp32 arithmetic gives
+// the CPU's bits; --expt-relaxed-constexpr, so that constexpr functions of base run on the device.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,7 @@
 /// A block's array `name` of n elements of T, a type without constructor; uninitialised.
 #define SHERD_SHARED(T, name, n) __shared__ T name[n]
 /// The block's memory that launch() was asked for, as T* `name`, aligned to 16 bytes; uninitialised.
-#define SHERD_DYNAMIC_SHARED(T, name)                                      \
+#define SHERD_DYNAMIC_SHARED(T, name)                                   \
   extern __shared__ __align__(16) unsigned char sherd_dynamic_shared[]; \
   T* name = reinterpret_cast<T*>(sherd_dynamic_shared)
 
@@ -50,8 +50,8 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared
       values);
 }
 
-/// True for memory that kernels can work on by this address: the device's, and the host's where it is page-locked (but
-/// for registered memory of systems on which that has another address on the device).
+/// True for memory that kernels can work on by this address: the device's, and the host's where it is
+/// page-locked (but for registered memory of systems on which that has another address on the device).
 inline bool reachable(const void* memory) {
   cudaPointerAttributes attributes{};
   check_call(cudaPointerGetAttributes(&attributes, memory), "cudaPointerGetAttributes");

@@ -58,7 +58,7 @@ class DeviceMemory final : public BlockSource {
 
   void give_back(std::byte* data, std::size_t) noexcept override {
     quietly_on(ordinal_, [&] {
-      const cudaStream_t stream = native();  // behind what was put off, which may use the block
+      const cudaStream_t stream = native();  // behind what was deferred, which may use the block
       pool_ ? cudaFreeAsync(data, stream) : cudaFree(data);
     });
   }

@@ -44,12 +44,12 @@ class EventPool {
   std::vector<cudaEvent_t> free_;  // guarded by mutex_
 };
 
-class Event final : public StreamEvent {
+class CudaEvent final : public StreamEvent {
  public:
-  explicit Event(std::shared_ptr<EventPool> pool) : pool_(std::move(pool)), event_(pool_->take()) {}
+  explicit CudaEvent(std::shared_ptr<EventPool> pool) : pool_(std::move(pool)), event_(pool_->take()) {}
   // One that is left while pending may be recorded anew: those who wait on the device refer to the record
   // that they saw.
-  ~Event() override { pool_->leave(event_); }
+  ~CudaEvent() override { pool_->leave(event_); }
   bool reached() const override {
     const OnGpu on(pool_->ordinal());  // or a thread that never chose one makes a context on the first
     const cudaError_t status = cudaEventQuery(event_);
@@ -82,14 +82,15 @@ class Queue final : public StreamQueue {
 
   std::shared_ptr<const StreamEvent> record() override {
     const OnGpu on(ordinal_);
-    auto event = std::make_shared<Event>(events_);
+    auto event = std::make_shared<CudaEvent>(events_);
     check_call(cudaEventRecord(event->native(), stream_), "cudaEventRecord");
     return event;
   }
   void follow(const StreamEvent& event) override {
     const OnGpu on(ordinal_);
-    check_call(cudaStreamWaitEvent(stream_, dynamic_cast<const Event&>(event).native(), cudaEventWaitDefault),
-               "cudaStreamWaitEvent");
+    check_call(
+        cudaStreamWaitEvent(stream_, dynamic_cast<const CudaEvent&>(event).native(), cudaEventWaitDefault),
+        "cudaStreamWaitEvent");
   }
   void* native() override { return stream_; }
   void launch(const KernelLaunch& kernel) override {

@@ -16,9 +16,9 @@ namespace sherd::device::SHERD_CUDA {
 /// Where kernels run and what they may know of it. Plain, so that sources which launch kernels can also run
 /// on the emulator (tests/simt), whose device is a CPU's.
 struct Target {
-  Device& device;          ///< gives the memory; outlives the target
+  Device& device;                 ///< gives the memory; outlives the target
   StreamQueue* stream = nullptr;  ///< the compute stream's; outlives the target. The emulator has none
-  int processors = 1;      ///< streaming multiprocessors: how many blocks make a full grid
+  int processors = 1;             ///< streaming multiprocessors: how many blocks make a full grid
   std::size_t shared_per_block = 48 << 10;  ///< bytes of shared memory that a block may ask for
 };
 

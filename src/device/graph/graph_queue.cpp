@@ -44,15 +44,15 @@ void* GraphQueue::native() {
 
 void GraphQueue::launch(const KernelLaunch& kernel) {
   std::lock_guard lock(mutex_);
-  put_off(kernel);
+  defer(kernel);
 }
 
 void GraphQueue::call(const LibraryCall& call) {
   std::lock_guard lock(mutex_);
-  put_off(call);
+  defer(call);
 }
 
-void GraphQueue::end_stretch() {
+void GraphQueue::end_sequence() {
   std::lock_guard lock(mutex_);
   hand_over();
 }
@@ -63,35 +63,35 @@ GraphCounts GraphQueue::counts() const {
 }
 
 template <class Work>
-void GraphQueue::put_off(const Work& work) {
+void GraphQueue::defer(const Work& work) {
   if (failure_) std::rethrow_exception(failure_);
-  stretch_.add(work);
-  if (stretch_.size() >= limits_.most_works) hand_over();
+  sequence_.add(work);
+  if (sequence_.size() >= limits_.most_works) hand_over();
 }
 
 void GraphQueue::hand_over() {
   if (failure_) std::rethrow_exception(failure_);
-  if (stretch_.empty()) return;
-  ++stretches_;
+  if (sequence_.empty()) return;
+  ++sequences_;
   try {
-    if (stretch_.size() < limits_.least_works || !run_as_graph()) run_one_by_one();
+    if (sequence_.size() < limits_.least_works || !run_as_graph()) run_one_by_one();
   } catch (...) {
     failure_ = std::current_exception();
-    stretch_.clear();
+    sequence_.clear();
     throw;
   }
-  stretch_.clear();
+  sequence_.clear();
 }
 
 void GraphQueue::run_one_by_one() {
-  for (std::size_t i = 0; i < stretch_.size(); ++i) stretch_.run(i, *inner_);
-  counts_.works_apart += stretch_.size();
+  for (std::size_t i = 0; i < sequence_.size(); ++i) sequence_.run(i, *inner_);
+  counts_.works_apart += sequence_.size();
 }
 
 bool GraphQueue::run_as_graph() {
-  const auto [at, is_new] = known_.try_emplace(stretch_.fingerprint());
+  const auto [at, is_new] = known_.try_emplace(sequence_.fingerprint());
   Known& known = at->second;
-  known.used = stretches_;
+  known.used = sequences_;
   if (is_new) {
     forget();
     return false;
@@ -99,49 +99,49 @@ bool GraphQueue::run_as_graph() {
   if (known.hopeless) return false;
   if (!known.graph) {
     if (!has_room()) return false;
-    known.graph = maker_->make(stretch_);
+    known.graph = maker_->make(sequence_);
     known.hopeless = !known.graph;
     if (known.hopeless) return false;
     ++counts_.graphs, ++kept_graphs_;
-    known.stretch = stretch_;
+    known.sequence = sequence_;
     forget();
-  } else if (!known.stretch.same_works(stretch_)) {
+  } else if (!known.sequence.same_works(sequence_)) {
     return false;  // two of one hash
   }
-  for (std::size_t i = 0; i < stretch_.size(); ++i) {
-    if (!stretch_.is_kernel(i) || known.stretch.same_arguments(i, stretch_)) continue;
-    known.graph->set(i, stretch_);
-    known.stretch.take_arguments(i, stretch_);
+  for (std::size_t i = 0; i < sequence_.size(); ++i) {
+    if (!sequence_.is_kernel(i) || known.sequence.same_arguments(i, sequence_)) continue;
+    known.graph->set(i, sequence_);
+    known.sequence.take_arguments(i, sequence_);
   }
   known.graph->launch();
   ++counts_.launches;
-  counts_.works_in_graphs += stretch_.size();
+  counts_.works_in_graphs += sequence_.size();
   return true;
 }
 
 /// Whether one more graph may be kept; the longest unused goes for it.
 bool GraphQueue::has_room() {
   if (kept_graphs_ < limits_.most_graphs) return true;
-  if (stretches_ < full_until_) return false;
+  if (sequences_ < full_until_) return false;
   auto oldest = known_.end();
   for (auto each = known_.begin(); each != known_.end(); ++each)
     if (each->second.graph && (oldest == known_.end() || each->second.used < oldest->second.used))
       oldest = each;
   if (oldest == known_.end()) return false;
   full_until_ = oldest->second.used + limits_.idle;
-  if (stretches_ < full_until_) return false;
+  if (sequences_ < full_until_) return false;
   retired_.push_back({std::move(oldest->second), inner_->record()});  // it may still run
   known_.erase(oldest);
   --kept_graphs_;
   return true;
 }
 
-/// Forgets graphs that have run for the last time, and stretches that came once, long ago.
+/// Forgets graphs that have run for the last time, and sequences that came once, long ago.
 void GraphQueue::forget() {
   std::erase_if(retired_, [](const Retired& each) { return each.after->reached(); });
   if (known_.size() - kept_graphs_ > 4 * limits_.most_graphs)
     std::erase_if(known_, [&](const auto& each) {
-      return !each.second.graph && each.second.used + 2 * limits_.most_graphs < stretches_;
+      return !each.second.graph && each.second.used + 2 * limits_.most_graphs < sequences_;
     });
 }
 

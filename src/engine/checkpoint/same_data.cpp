@@ -65,8 +65,8 @@ namespace {
 /// Whether a key leaves what is trained as it is, to the bit: where things lie, how much memory and time they
 /// may take, what is told and when. The tokenizer and the dataset are compared by what they hold.
 bool is_without_effect(std::string_view key) {
-  constexpr std::array prefixes{"zero_optimization.", "aio.",      "activation_checkpointing.",
-                                "data.path", "data.tokenizer"};
+  constexpr std::array prefixes{"zero_optimization.", "aio.", "activation_checkpointing.", "data.path",
+                                "data.tokenizer"};
   constexpr std::array keys{
       "steps_per_print",  "wall_clock_breakdown",           "memory_breakdown", "dump_state", "log_level",
       "model.vocab_size", "model.pad_vocab_to_multiple_of", "model.init_std"};

@@ -14,7 +14,8 @@ namespace sherd::tensor::cpu {
 struct GemmBlock {
   std::int64_t rows = 0, cols = 0, depth = 0;
   std::int64_t full_rows = 0;  ///< rows of the blocks that are not at the edge
-  std::int64_t a_stride = 0;   ///< elements from row to row of a: BlockProduct::a_stride(); 0 for pack_left()'s
+  std::int64_t a_stride =
+      0;  ///< elements from row to row of a: BlockProduct::a_stride(); 0 for pack_left()'s
   /// The part of the depth that a holds, and whether it adds to what c holds; see BlockProduct::depth_step().
   std::int64_t first = 0, count = 0;
   bool add = false;

@@ -24,7 +24,8 @@ class AttentionLibrary {
   virtual bool backward(const AttentionCall& call, bool deterministic) = 0;
 };
 
-/// cuDNN's, which may lend itself to calls that are put off. One that takes no call in a build without it (cudnn/absent), or where it cannot be loaded.
+/// cuDNN's, which may lend itself to calls that are deferred. One that takes no call in a build without it
+/// (cudnn/stub), or where it cannot be loaded.
 std::shared_ptr<AttentionLibrary> make_attention_library(const device::SHERD_CUDA::Target& target);
 
 }  // namespace sherd::tensor::SHERD_CUDA

@@ -17,9 +17,9 @@ class AttentionLibrary;
 /// Throws Error{config} where cuBLASLt, which the first product needs, cannot be loaded.
 void load_matmul_library();
 
-/// Kernels for a CUDA device, issued on its compute stream; none waits but sum_of_squares, all_finite and copies that
-/// narrow integers. Each family lives in a file of its own in this folder: *.cu for own kernels, which also run on the
-/// emulator in tests/simt, *.cpp for what cuBLASLt and cuDNN do.
+/// Kernels for a CUDA device, issued on its compute stream; none waits but sum_of_squares, all_finite and
+/// copies that narrow integers. Each family lives in a file of its own in this folder: *.cu for own kernels,
+/// which also run on the emulator in tests/simt, *.cpp for what cuBLASLt and cuDNN do.
 ///
 /// Against the CPU's: copies, fills, dropout, sum_ranks, sum_of_squares, the fp32 activations and what rounds
 /// once give its bits, random fills as far as the double-precision functions of the two agree; the rest the
@@ -90,7 +90,8 @@ class CudaKernels final : public Kernels {
   void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) override;
 
  private:
-  /// Uninitialised memory for the kernels issued until the tensor goes; stream order lets it be reused at once.
+  /// Uninitialised memory for the kernels issued until the tensor goes; stream order lets it be reused at
+  /// once.
   Tensor scratch(std::int64_t elements, DType dtype, device::Tier tier = device::Tier::device);
   /// Throws Error{data} for a value that To does not have; waits for the kernel.
   template <class To, class From>
@@ -107,7 +108,7 @@ class CudaKernels final : public Kernels {
   Target target_;
   DataErrors errors_;
   RotaryAngles angles_;
-  std::shared_ptr<MatmulLibrary> matmul_library_;        // made by the first call that needs it
+  std::shared_ptr<MatmulLibrary> matmul_library_;  // made by the first call that needs it
   std::shared_ptr<AttentionLibrary> attention_library_;
   std::shared_ptr<void> watch_;
 };

@@ -52,7 +52,7 @@ __global__ void sort_scan_kernel(std::uint32_t* counts, Count blocks) {
   }
 }
 
-/// Brings every key and row of the block's tile to its place. Each warp takes a stretch of the tile, 32 keys
+/// Brings every key and row of the block's tile to its place. Each warp takes a sequence of the tile, 32 keys
 /// after 32.
 __global__ void sort_scatter_kernel(const std::uint32_t* keys, const std::uint32_t* rows, Count n, int shift,
                                     const std::uint32_t* counts, std::uint32_t* to_keys,

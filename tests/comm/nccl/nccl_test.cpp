@@ -278,7 +278,7 @@ TEST_P(NcclWatch, EndsACallOfTheGpuThatDoesNotEnd) {
     const auto comm = NcclComm::create(host, gpu);
     Call call;
     call.kind = Collective::barrier, call.label = "last";
-    call.done = device::Stream(std::make_unique<Stuck>()).mark();
+    call.done = device::Stream(std::make_unique<Stuck>()).record();
     comm->watch(call, 1);
   }  // which waits for the call
   EXPECT_THAT(host.failure(), HasSubstr(GetParam() ? "did not end within 0.3 s on rank 0"
@@ -294,7 +294,7 @@ TEST_P(NcclWatch, EndsACallWhoseGroupHasFailed) {
   const auto comm = NcclComm::create(host, gpu);
   Call call;
   call.kind = Collective::barrier;
-  call.ready = call.done = device::Stream(std::make_unique<Stuck>()).mark();  // no deadline runs yet
+  call.ready = call.done = device::Stream(std::make_unique<Stuck>()).record();  // no deadline runs yet
   comm->watch(call, 1);
   fake_nccl::take_counts();
   host.fail("a bad token");

@@ -103,9 +103,9 @@ TEST_F(CudaDeviceTest, a_copy_stream_follows_the_compute_stream_and_back) {
   for (int round = 0; round < 5; ++round) {
     device->zero(there.data(), bytes);
     device->copy(there.data(), values.data(), bytes);
-    copies.wait(device->compute_stream().mark());
+    copies.wait(device->compute_stream().record());
     device->copy_on(copies, host.data(), there.data(), bytes);
-    SideUse use(copies.mark(), {there, host});
+    StreamUse use(copies.record(), {there, host});
     use.done().wait(Deadline::after_seconds(60), "a copy");
     ASSERT_EQ(std::memcmp(host.data(), values.data(), bytes), 0);
     use.join(device->compute_stream());
@@ -157,7 +157,8 @@ TEST_F(CudaDeviceTest, copies_and_zeros_come_out_of_graphs_as_in_order) {
       {.ordinal = cuda_status().gpus.front().ordinal, .threads = 2, .timeout_seconds = 60, .graphs = true});
   const std::size_t bytes = 1 << 20;
   const std::vector<float> values = counting(bytes / 4);
-  const Storage a = device->allocate(bytes, Category::workspace), b = device->allocate(bytes, Category::workspace);
+  const Storage a = device->allocate(bytes, Category::workspace),
+                b = device->allocate(bytes, Category::workspace);
   const Storage host = device->allocate(bytes, Category::workspace, Tier::host);
   for (int round = 0; round < 4; ++round) {
     const float first = static_cast<float>(round) + 0.5f;
@@ -168,7 +169,7 @@ TEST_F(CudaDeviceTest, copies_and_zeros_come_out_of_graphs_as_in_order) {
     device->copy(b.data() + bytes / 2, a.data() + bytes / 2, bytes / 2);
     device->zero(a.data(), bytes / 2);
     device->copy(host.data(), b.data(), bytes);
-    device->end_stretch();
+    device->end_sequence();
     device->synchronize();
     const auto* out = reinterpret_cast<const float*>(host.data());
     EXPECT_EQ(out[0], 0);

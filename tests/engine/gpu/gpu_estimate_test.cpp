@@ -22,7 +22,7 @@ const MemoryReport::Book& book(const MemoryReport& report, Tier tier) {
 
 TEST(GpuEstimate, is_what_a_run_books) {
   SHERD_NEEDS_GPU();
-  const bool small = on_software_card();
+  const bool small = on_emulated_gpu();
   const std::int64_t rows = 2, seq = small ? 64 : 256, hidden = small ? 128 : 512, layers = small ? 3 : 8;
   const sherd::testing::TempFolder folder;
   for (const char* optimizer : {"none", "cpu", "nvme"}) {
@@ -32,8 +32,8 @@ TEST(GpuEstimate, is_what_a_run_books) {
         R"(, "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": ")",
         optimizer, R"(", "nvme_path": ")", folder.path().string(), R"("}}, "device": {"type": "cuda"},
         "model": {"type": "gpt2", "vocab_size": )",
-        vocab, R"(, "seq_length": )", seq,
-        R"(, "hidden_size": )", hidden, R"(, "num_layers": )", layers, R"(, "num_heads": 8, "dropout": 0}})"));
+        vocab, R"(, "seq_length": )", seq, R"(, "hidden_size": )", hidden, R"(, "num_layers": )", layers,
+        R"(, "num_heads": 8, "dropout": 0}})"));
     const auto model = [&] { return std::make_shared<models::Gpt>(models::gpt_options(config, vocab)); };
     engine::Estimate real;
     launch_ranks(1, [&](DistributedPtr dist) {

@@ -1,4 +1,5 @@
-// A whole training run on a GPU by one rank: close to the processor's, and the same bits whatever is moved off the GPU.
+// A whole training run on a GPU by one rank: close to the processor's, and the same bits whatever is moved
+// off the GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +16,7 @@ RunSpec on_gpu() {
   RunSpec spec;
   spec.device = "cuda";
   spec.ranks = 1;
-  spec.steps = on_software_card() ? 4 : 10;
+  spec.steps = on_emulated_gpu() ? 4 : 10;
   spec.hidden = 64;
   return spec;
 }
@@ -35,7 +36,8 @@ TEST_F(GpuTraining, follows_the_processor_in_fp32) {
     spec.llama = cpu.llama = llama;
     const RunResult here = train_local(cpu), there = train_local(spec);
     for (std::size_t i = 0; i < here.losses.size(); ++i)
-      EXPECT_NEAR(there.losses[i], here.losses[i], 1e-4 * here.losses[i]) << "step " << i << ", llama " << llama;
+      EXPECT_NEAR(there.losses[i], here.losses[i], 1e-4 * here.losses[i])
+          << "step " << i << ", llama " << llama;
   }
 }
 
@@ -72,7 +74,8 @@ TEST_F(GpuTraining, has_the_same_bits_wherever_its_states_are) {
       for (const char* place : {"none", "cpu", "nvme"}) {
         spec.offload_optimizer = place, spec.nvme_path = folder.path();
         const RunResult result = train_local(spec);
-        EXPECT_TRUE(result.bits() == expected) << dtype << ", optimizer on " << place << ", split masters " << split;
+        EXPECT_TRUE(result.bits() == expected)
+            << dtype << ", optimizer on " << place << ", split masters " << split;
         const std::uint64_t off_gpu = result.state_bytes[1] + result.state_bytes[2];
         EXPECT_EQ(off_gpu > 0, std::string(place) != "none") << "the setting took no effect";
       }
@@ -84,12 +87,14 @@ TEST_F(GpuTraining, has_the_same_bits_wherever_its_states_are) {
 TEST_F(GpuTraining, has_the_same_bits_at_every_stage_on_several_ranks) {
   for (const int ranks : {2, 4}) {
     RunSpec spec = on_gpu();
-    spec.ranks = ranks, spec.stage = 0;  // one micro-batch: more of them round at other places at stages 0 and 1 than at 2 and 3
-    spec.steps = on_software_card() ? 2 : 10;
+    spec.ranks = ranks,
+    spec.stage = 0;  // one micro-batch: more of them round at other places at stages 0 and 1 than at 2 and 3
+    spec.steps = on_emulated_gpu() ? 2 : 10;
     spec.nvme_path = folder.path();
     const auto expected = train_local(spec).bits();
     const auto same = [&](const char* what) {
-      EXPECT_TRUE(train_local(spec).bits() == expected) << what << ", stage " << spec.stage << ", ranks " << ranks;
+      EXPECT_TRUE(train_local(spec).bits() == expected)
+          << what << ", stage " << spec.stage << ", ranks " << ranks;
     };
     for (const int stage : {1, 2, 3}) {
       spec.stage = stage;

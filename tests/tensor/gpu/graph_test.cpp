@@ -1,4 +1,4 @@
-// Work that comes again runs as a CUDA graph only with all that it depends on: after a stretch has become a
+// Work that comes again runs as a CUDA graph only with all that it depends on: after a sequence has become a
 // graph, each thing that may change about it does, and the results are those of a device without graphs.
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ struct Operands {
   std::vector<Tensor> all;
 };
 
-/// What of a stretch's works is another than at first.
+/// What of a sequence's works is another than at first.
 struct Variant {
   const char* name;
   std::function<void(Variant&)> change;
@@ -69,7 +69,7 @@ class Machine {
                                           .graphs = graphs})),
         kernels_(make_kernels(*device_, {.fused_gelu = fused_gelu})),
         x_(*device_, *kernels_) {
-    device_->end_stretch();
+    device_->end_sequence();
   }
 
   void run(const Variant& v) {
@@ -97,7 +97,7 @@ class Machine {
     kernels_->copy(x_.c[v.c], x_.after);
     kernels_->scale(x_.after, v.factor, x_.after);
     kernels_->dropout(x_.c[v.c], x_.after, 0.25f, v.key, x_.after);
-    device_->end_stretch();
+    device_->end_sequence();
   }
 
   std::vector<std::byte> bytes() {
@@ -116,9 +116,9 @@ class Machine {
   Operands x_;
 };
 
-class ChangedStretch : public ::testing::TestWithParam<Variant> {};
+class ChangedSequence : public ::testing::TestWithParam<Variant> {};
 
-TEST_P(ChangedStretch, RunsAsItIs) {
+TEST_P(ChangedSequence, RunsAsItIs) {
   SHERD_NEEDS_GPU();
   for (const bool fused_gelu : {false, true}) {
     Machine graphs(true, fused_gelu), plain(false, fused_gelu);
@@ -136,7 +136,7 @@ TEST_P(ChangedStretch, RunsAsItIs) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Graphs, ChangedStretch,
+    Graphs, ChangedSequence,
     ::testing::
         Values(Variant{"nothing", [](Variant&) {}}, Variant{"a", [](Variant& v) { v.a = 1; }},
                Variant{"b", [](Variant& v) { v.b = 1; }}, Variant{"c", [](Variant& v) { v.c = 1; }},

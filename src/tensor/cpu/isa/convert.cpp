@@ -42,7 +42,8 @@ struct SumD8 {
   }
 };
 
-/// sum + d * d. The square of a float is exact in double, so that fusing the two, where that is faster, shows in no bit.
+/// sum + d * d. The square of a float is exact in double, so that fusing the two, where that is faster, shows
+/// in no bit.
 SHERD_INLINE D add_square(D sum, D d) {
 #if defined(SHERD_ISA_avx512)
   return (D)_mm512_fmadd_pd((__m512d)d, (__m512d)d, (__m512d)sum);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Stands before src/device/cuda/launch.cuh on the include path of the emulated kernels (tests/simt/simt.h) and gives them
-// what they use of CUDA, on the CPU.
+// Stands before src/device/cuda/launch.cuh on the include path of the emulated kernels (tests/simt/simt.h)
+// and gives them what they use of CUDA, on the CPU.
 
 #include <bit>
 #include <cmath>
@@ -35,10 +35,18 @@ inline constexpr int warpSize = 32;
 
 // ---- barriers and warps ----
 
-inline void __syncthreads() { sherd::simt::block_barrier(); }
-inline int __syncthreads_or(int predicate) { return sherd::simt::block_vote(predicate != 0) > 0; }
-inline int __syncthreads_count(int predicate) { return sherd::simt::block_vote(predicate != 0); }
-inline void __syncwarp(unsigned mask = 0xffffffffu) { sherd::simt::warp_barrier(mask); }
+inline void __syncthreads() {
+  sherd::simt::block_barrier();
+}
+inline int __syncthreads_or(int predicate) {
+  return sherd::simt::block_vote(predicate != 0) > 0;
+}
+inline int __syncthreads_count(int predicate) {
+  return sherd::simt::block_vote(predicate != 0);
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu) {
+  sherd::simt::warp_barrier(mask);
+}
 
 template <class T>
 T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
@@ -67,8 +75,12 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
     if (mask >> lane & 1u && votes[lane]) out |= 1u << lane;
   return out;
 }
-inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+inline int __any_sync(unsigned mask, int predicate) {
+  return __ballot_sync(mask, predicate) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate) {
+  return __ballot_sync(mask, predicate) == mask;
+}
 
 // ---- atomics: one thread runs at a time ----
 
@@ -109,9 +121,15 @@ inline void __threadfence() {}
 
 // ---- arithmetic ----
 
-inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
-inline int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
+inline int __popc(unsigned x) {
+  return std::popcount(x);
+}
+inline int __clz(int x) {
+  return std::countl_zero(static_cast<unsigned>(x));
+}
+inline int __clzll(long long x) {
+  return std::countl_zero(static_cast<unsigned long long>(x));
+}
 template <class T>
 T __ldg(const T* from) {
   return *from;
@@ -120,8 +138,8 @@ T __ldg(const T* from) {
 namespace sherd::device::SHERD_CUDA {
 
 template <class... Params, std::size_t... i>
-void call_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes, void* const* arguments,
-                 std::index_sequence<i...>) {
+void call_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes,
+                 void* const* arguments, std::index_sequence<i...>) {
   ::sherd::simt::run(grid, block, shared_bytes,
                      [&] { kernel(*static_cast<std::remove_const_t<Params>*>(arguments[i])...); });
 }
@@ -134,9 +152,10 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared
   if (!stream) return ::sherd::simt::run(grid, block, shared_bytes, [&] { std::apply(kernel, values); });
   const auto* entry = reinterpret_cast<const void*>(kernel);
   ::sherd::simt::enroll(
-      entry, {{sizeof(Params)...}, [](const void* at, dim3 blocks, dim3 threads, std::size_t bytes, void* const* arguments) {
-                call_kernel(reinterpret_cast<void (*)(Params...)>(const_cast<void*>(at)), blocks, threads, bytes, arguments,
-                            std::index_sequence_for<Params...>());
+      entry, {{sizeof(Params)...},
+              [](const void* at, dim3 blocks, dim3 threads, std::size_t bytes, void* const* arguments) {
+                call_kernel(reinterpret_cast<void (*)(Params...)>(const_cast<void*>(at)), blocks, threads,
+                            bytes, arguments, std::index_sequence_for<Params...>());
               }});
   std::apply(
       [&](auto&... value) {
@@ -161,8 +180,12 @@ inline void check_alignment(const void* memory, std::size_t alignment) {
   ::sherd::simt::check_alignment(memory, alignment);
 }
 
-inline float fast_exp2(float x) { return std::exp2(x); }
-inline float fast_reciprocal(float x) { return 1.0f / x; }
+inline float fast_exp2(float x) {
+  return std::exp2(x);
+}
+inline float fast_reciprocal(float x) {
+  return 1.0f / x;
+}
 
 }  // namespace sherd::device::SHERD_CUDA
 

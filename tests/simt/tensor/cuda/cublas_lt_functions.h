@@ -1,4 +1,4 @@
 #pragma once
 
-// Stands before src/tensor/cuda/cublas_lt_functions.h on the include path of the emulated GPU: there cuBLASLt's
-// functions are linked, those of tests/software_card/cublas_lt.cpp, and none is loaded.
+// Stands before src/tensor/cuda/cublas_lt_functions.h on the include path of the emulated GPU: there
+// cuBLASLt's functions are linked, those of tests/emulated_gpu/cublas_lt.cpp, and none is loaded.

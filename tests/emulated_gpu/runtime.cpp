@@ -11,13 +11,13 @@
 #include <string_view>
 #include <utility>
 
+#include "emulated_gpu/card.h"
 #include "simt/racecheck.h"
-#include "software_card/card.h"
 
 namespace {
 
 using namespace sherd;
-using namespace sherd::software_card;
+using namespace sherd::emulated_gpu;
 using Lock = std::lock_guard<std::recursive_mutex>;
 
 thread_local cudaError_t last_error = cudaSuccess;
@@ -147,19 +147,19 @@ bool is_reachable(const void* data) {
 
 }  // namespace
 
-bool sherd::software_card::has_context(int card) {
+bool sherd::emulated_gpu::has_context(int card) {
   const Lock lock(mutex());
   return state().contexts.count(card) > 0;
 }
 
-void sherd::software_card::mend() {
+void sherd::emulated_gpu::mend() {
   const Lock lock(mutex());
   break_after(SIZE_MAX - works_run());
   for (const auto& [handle, queue] : state().streams) queue->drop();
   memory().strike_all();
 }
 
-bool sherd::software_card::queue_on(void* stream, Work work) {
+bool sherd::emulated_gpu::queue_on(void* stream, Work work) {
   const Lock lock(mutex());
   return queue_other(static_cast<cudaStream_t>(stream), std::move(work)) == cudaSuccess;
 }
@@ -191,7 +191,7 @@ const char* cudaGetErrorName(cudaError_t error) {
     case cudaErrorNotReady:
       return "cudaErrorNotReady";
     default:
-      return "an error of the software card";
+      return "an error of the emulated GPU";
   }
 }
 const char* cudaGetErrorString(cudaError_t error) {

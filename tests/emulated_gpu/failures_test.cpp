@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "software_card/card.h"
+#include "emulated_gpu/card.h"
 #include "support/equality.h"
 #include "support/gpu.h"
 #include "support/temp_folder.h"
@@ -12,7 +12,7 @@
 namespace sherd::test {
 namespace {
 
-namespace card = software_card;
+namespace card = emulated_gpu;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -78,9 +78,9 @@ TEST(SoftwareCard, is_begun_only_where_a_rank_works) {
     device->copy(there.data(), host.data(), 1 << 20);
     // Threads that never chose a card stand on the first.
     std::thread([&] {
-      copies.wait(device->compute_stream().mark());
+      copies.wait(device->compute_stream().record());
       device->copy_on(copies, host.data(), there.data(), 1 << 20);
-      copies.mark().wait(Deadline::after_seconds(60), "a copy");
+      copies.record().wait(Deadline::after_seconds(60), "a copy");
       host = {};
     }).join();
     device->synchronize();

@@ -10,7 +10,7 @@
 namespace sherd::device {
 
 /// A list of work described rather than done: kernels with copies of their arguments, and libraries' calls.
-class Stretch {
+class KernelSequence {
  public:
   void add(const KernelLaunch& kernel);
   void add(const LibraryCall& call);
@@ -25,11 +25,11 @@ class Stretch {
   /// A hash of everything but the arguments of kernels.
   std::uint64_t fingerprint() const { return fingerprint_; }
   /// The same works as another's in everything but the arguments of kernels.
-  bool same_works(const Stretch& other) const;
+  bool same_works(const KernelSequence& other) const;
   /// The same arguments as another's of the same works have there.
-  bool same_arguments(std::size_t work, const Stretch& other) const;
+  bool same_arguments(std::size_t work, const KernelSequence& other) const;
   /// Takes one work's arguments over from another of the same works.
-  void take_arguments(std::size_t work, const Stretch& other);
+  void take_arguments(std::size_t work, const KernelSequence& other);
 
  private:
   static constexpr auto none = static_cast<std::size_t>(-1);

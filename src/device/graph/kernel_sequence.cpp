@@ -1,4 +1,4 @@
-#include "device/graph/stretch.h"
+#include "device/graph/kernel_sequence.h"
 
 #include <algorithm>
 #include <array>
@@ -23,14 +23,14 @@ std::uint64_t mix(std::uint64_t hash, const Extent3& extent) {
 
 }  // namespace
 
-void Stretch::keep(const void* value, std::size_t size) {
+void KernelSequence::keep(const void* value, std::size_t size) {
   const std::size_t at = bytes_.size();
   bytes_.resize(at + padded(size));
   if (size) std::memcpy(bytes_.data() + at, value, size);
   sizes_.push_back(size);
 }
 
-void Stretch::note(Work work) {
+void KernelSequence::note(Work work) {
   work.count = sizes_.size() - work.first, work.bytes = bytes_.size() - work.begin;
   std::uint64_t hash = mix_seed(fingerprint_, reinterpret_cast<std::uintptr_t>(work.what));
   hash = mix_seed(mix(mix(hash, work.grid), work.block), work.shared_bytes);
@@ -43,7 +43,7 @@ void Stretch::note(Work work) {
   works_.push_back(work);
 }
 
-void Stretch::add(const KernelLaunch& kernel) {
+void KernelSequence::add(const KernelLaunch& kernel) {
   require(kernel.arguments.size() == kernel.sizes.size() && kernel.sizes.size() <= most_arguments,
           "a kernel has ", kernel.arguments.size(), " arguments of ", kernel.sizes.size(), " sizes; at most ",
           most_arguments, " are taken");
@@ -53,23 +53,23 @@ void Stretch::add(const KernelLaunch& kernel) {
   note(work);
 }
 
-void Stretch::add(const LibraryCall& call) {
+void KernelSequence::add(const LibraryCall& call) {
   const Work work{call.what, {}, {}, 0, calls_.size(), sizes_.size(), 0, bytes_.size(), 0};
   keep(call.key.data(), call.key.size());
   calls_.push_back(call.run);
   note(work);
 }
 
-void Stretch::clear() {
+void KernelSequence::clear() {
   works_.clear(), bytes_.clear(), sizes_.clear(), calls_.clear();
   fingerprint_ = 0;
 }
 
-std::span<const std::byte> Stretch::bytes_of(const Work& work) const {
+std::span<const std::byte> KernelSequence::bytes_of(const Work& work) const {
   return {bytes_.data() + work.begin, work.bytes};
 }
 
-void Stretch::run(std::size_t index, StreamQueue& on) const {
+void KernelSequence::run(std::size_t index, StreamQueue& on) const {
   const Work& work = works_[index];
   const std::span<const std::size_t> sizes(sizes_.data() + work.first, work.count);
   if (work.call != none) return on.call({work.what, bytes_of(work).first(sizes.front()), calls_[work.call]});
@@ -80,7 +80,7 @@ void Stretch::run(std::size_t index, StreamQueue& on) const {
   on.launch({work.what, work.grid, work.block, work.shared_bytes, {arguments.data(), sizes.size()}, sizes});
 }
 
-bool Stretch::same_works(const Stretch& other) const {
+bool KernelSequence::same_works(const KernelSequence& other) const {
   if (fingerprint_ != other.fingerprint_ || sizes_ != other.sizes_) return false;
   return std::equal(
       works_.begin(), works_.end(), other.works_.begin(), other.works_.end(),
@@ -92,11 +92,11 @@ bool Stretch::same_works(const Stretch& other) const {
       });
 }
 
-bool Stretch::same_arguments(std::size_t work, const Stretch& other) const {
+bool KernelSequence::same_arguments(std::size_t work, const KernelSequence& other) const {
   return std::ranges::equal(bytes_of(works_[work]), other.bytes_of(other.works_[work]));
 }
 
-void Stretch::take_arguments(std::size_t work, const Stretch& other) {
+void KernelSequence::take_arguments(std::size_t work, const KernelSequence& other) {
   std::ranges::copy(other.bytes_of(other.works_[work]),
                     bytes_.begin() + static_cast<std::ptrdiff_t>(works_[work].begin));
 }

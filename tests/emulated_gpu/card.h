@@ -10,7 +10,7 @@
 
 #include "simt/simt.h"
 
-namespace sherd::software_card {
+namespace sherd::emulated_gpu {
 
 /// One mutex for all cards, streams and memory: whoever calls the runtime, or runs its work, holds it.
 std::recursive_mutex& mutex();
@@ -114,4 +114,4 @@ bool has_context(int card);
 /// Queues what a library does on `stream`, a cudaStream_t, or captures it. False for no stream.
 bool queue_on(void* stream, Work work);
 
-}  // namespace sherd::software_card
+}  // namespace sherd::emulated_gpu

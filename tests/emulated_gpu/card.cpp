@@ -1,4 +1,4 @@
-#include "software_card/card.h"
+#include "emulated_gpu/card.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <exception>
 #include <utility>
 
-namespace sherd::software_card {
+namespace sherd::emulated_gpu {
 
 std::recursive_mutex& mutex() {
   static auto& all = *new std::recursive_mutex;  // work may be freed after statics are gone
@@ -16,7 +16,7 @@ std::recursive_mutex& mutex() {
 }
 
 void stop(const std::string& why) {
-  std::fprintf(stderr, "software card: %s\n", why.c_str());
+  std::fprintf(stderr, "emulated GPU: %s\n", why.c_str());
   std::abort();
 }
 
@@ -141,4 +141,4 @@ void Queue::run_to(std::size_t position) {
   }
 }
 
-}  // namespace sherd::software_card
+}  // namespace sherd::emulated_gpu

@@ -1,4 +1,4 @@
-// What Sherd uses of cuBLASLt, on software cards: plain sums in fp64, whatever the compute type, rounded once
+// What Sherd uses of cuBLASLt, on emulated GPUs: plain sums in fp64, whatever the compute type, rounded once
 // to the result's. An algorithm runs only as it was chosen: with its workspace, and on matrices as aligned as
 // the preference said.
 #include <cublasLt.h>
@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "software_card/card.h"
+#include "emulated_gpu/card.h"
 
 namespace {
 
 using namespace sherd;
-using namespace sherd::software_card;
+using namespace sherd::emulated_gpu;
 
 struct Layout {
   cudaDataType type;
@@ -170,7 +170,7 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
   return CUBLAS_STATUS_SUCCESS;
 }
 const char* cublasLtGetStatusName(cublasStatus_t) {
-  return "a status of the software card";
+  return "a status of the emulated GPU";
 }
 const char* cublasLtGetStatusString(cublasStatus_t status) {
   return cublasLtGetStatusName(status);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "optim/description.h"
 
 namespace sherd::optim {
 namespace {
@@ -95,9 +96,9 @@ void check(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
   if (span.n == 0) return;
   check_masters(span);
   require(span.grad, "optim::update: the span has no gradient");
-  const std::vector<std::string> names = hyper.moment_names();
-  for (std::size_t i = 0; i < names.size(); ++i)
-    require(span.moments[i], "optim::update: the span has no ", names[i]);
+  const std::vector<State> states = describe(hyper).states;
+  for (std::size_t i = 0; i < states.size(); ++i)
+    require(span.moments[i], "optim::update: the span has no ", states[i].name);
 }
 
 }  // namespace

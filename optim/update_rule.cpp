@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "base/error.h"
+#include "optim/description.h"
 #include "optim/isa/update_plan.h"
 
 namespace sherd::optim {
@@ -84,9 +85,11 @@ Hyper::Hyper(const config::Optimizer& c)
       momentum(c.momentum),
       nesterov(c.nesterov) {}
 
-std::vector<std::string> Hyper::moment_names() const {
-  if (type != OptimizerType::sgd) return {"exp_avg", "exp_avg_sq"};
-  return momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{};
+Description describe(const Hyper& hyper) {
+  if (hyper.type == OptimizerType::adam) return {"Adam", {{"exp_avg"}, {"exp_avg_sq"}}};
+  if (hyper.type == OptimizerType::adamw) return {"AdamW", {{"exp_avg"}, {"exp_avg_sq"}}};
+  if (hyper.momentum > 0) return {"SGD", {{"momentum_buffer"}}};
+  return {"SGD", {}};
 }
 
 bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena) {

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "base/arena.h"
 #include "base/cpu_isa.h"
@@ -26,11 +24,6 @@ struct Hyper {
 
   Hyper() = default;
   explicit Hyper(const config::Optimizer& config);
-
-  /// The names in checkpoints of the fp32 tensors that the rule keeps per element: {"exp_avg", "exp_avg_sq"}
-  /// for Adam,
-  /// {"momentum_buffer"} for SGD with momentum, none for plain SGD. All start at zero.
-  std::vector<std::string> moment_names() const;
 };
 
 /// A flat run of elements and everything the rule reads and writes for them. The caller owns all memory;
@@ -44,7 +37,7 @@ struct SpanUpdate {
   std::uint16_t* low = nullptr;  ///< the 16 low bits of split masters; param_dtype is bf16 then
   const void* grad = nullptr;
   DType grad_dtype = DType::f32;          ///< f32, bf16 or f16
-  void* moments[2] = {nullptr, nullptr};  ///< as many as the rule keeps
+  void* moments[2] = {nullptr, nullptr};  ///< as many as the rule keeps (describe(), optim/description.h)
   DType moment_dtype = DType::f32;        ///< f32, or bf16 with stochastic rounding
   RandomKey rounding{};                   ///< bf16 moments: the parameter's stream, {seed, stable_hash(name)}
   std::int64_t first_element = 0;         ///< bf16 moments: the first element's index in the whole parameter

@@ -7,6 +7,7 @@
 
 #include "config/config.h"
 #include "device/stream.h"
+#include "optim/description.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "optim/update_rule.h"
@@ -29,7 +30,12 @@ class Optimizer {
  public:
   /// `seed`: of the stochastic rounding of 16-bit moments.
   Optimizer(const config::Optimizer& config, std::uint64_t seed)
-      : hyper_(config), names_(hyper_.moment_names()), seed_(seed) {}
+      : hyper_(config), description_(optim::describe(hyper_)), seed_(seed) {
+    for (const optim::State& state : description_.states) names_.push_back(state.name);
+  }
+
+  /// What the rule keeps and needs.
+  const optim::Description& description() const { return description_; }
 
   /// Tensors that the rule keeps beside the weights, and their names in checkpoints ("exp_avg", …).
   int moments() const { return static_cast<int>(moment_names().size()); }
@@ -77,7 +83,8 @@ class Optimizer {
   OnGpu& on_gpu(device::Device& device);
 
   optim::Hyper hyper_, used_;  ///< of the coming step, and of the open one
-  std::vector<std::string> names_;
+  optim::Description description_;
+  std::vector<std::string> names_;  ///< of its states
   std::uint64_t seed_;
   std::optional<double> own_lr_;
   std::int64_t steps_ = 0;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "optim/description.h"
 #include "optim/span_fixture.h"
 #include "optim/torch_traces.h"
 #include "support/expect_error.h"
@@ -247,11 +248,15 @@ TEST(UpdateRule, DecayIsPerSpan) {
   }
 }
 
-TEST(UpdateRule, NamesItsMoments) {
-  using Names = std::vector<std::string>;
-  EXPECT_EQ(every_rule()[0].moment_names(), (Names{"exp_avg", "exp_avg_sq"}));
-  EXPECT_EQ(sgd(0, 0.9, false).moment_names(), Names{"momentum_buffer"});
-  EXPECT_EQ(sgd(0, 0, false).moment_names(), Names{});
+TEST(UpdateRule, DescribesItself) {
+  const auto elementwise = [](const char* type, std::vector<State> states) {
+    return Description{type, std::move(states), Gradient::reduced, {Phase::elementwise}};
+  };
+  EXPECT_EQ(describe(adam(OptimizerType::adam, 0.01, 0.9, 0.999, 1e-8, 0)),
+            elementwise("Adam", {{"exp_avg", 0}, {"exp_avg_sq", 0}}));
+  EXPECT_EQ(describe(Hyper()), elementwise("AdamW", {{"exp_avg", 0}, {"exp_avg_sq", 0}}));
+  EXPECT_EQ(describe(sgd(0, 0.9, false)), elementwise("SGD", {{"momentum_buffer", 0}}));
+  EXPECT_EQ(describe(sgd(0, 0, false)), elementwise("SGD", {}));
 }
 
 TEST(UpdateRule, RefusesIncompleteSpans) {

@@ -1,134 +1,131 @@
 #include "sharding/residency.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace sherd::sharding {
-namespace {
 
-/// Plays the trace forward and decides at each event.
-class Planner {
- public:
-  Planner(std::span<const UseEvent> trace, std::span<const std::int64_t> sizes, const ResidencyLimits& limits)
-      : trace_(trace),
-        sizes_(sizes),
-        limits_(limits),
-        resident_(sizes.size()),
-        in_use_(sizes.size()),
-        under_way_(sizes.size()) {}
-
-  ResidencyStep at(std::size_t event) {
-    ResidencyStep step;
-    const int unit = trace_[event].unit;
-    if (size(unit) == 0) return step;
-    if (trace_[event].acquire) {
-      if (!resident(unit)) {
-        make_room(event, unit, step);
-        bring(unit);
-      }
-      flag(in_use_, unit) = true;
-      if (flag(under_way_, unit)) flag(under_way_, unit) = false, under_way_sum_ -= size(unit);
-      prefetch(event, step);
-    } else {
-      flag(in_use_, unit) = false;
-      step.release = !keep(event, unit);
-      if (step.release) drop(unit);
-    }
-    return step;
-  }
-
- private:
-  std::int64_t size(int unit) const { return sizes_[static_cast<std::size_t>(unit)]; }
-  static std::vector<char>::reference flag(std::vector<char>& flags, int unit) {
-    return flags[static_cast<std::size_t>(unit)];
-  }
-  bool resident(int unit) { return flag(resident_, unit); }
-  void bring(int unit) { flag(resident_, unit) = true, live_ += size(unit); }
-  void drop(int unit) { flag(resident_, unit) = false, live_ -= size(unit); }
-
-  std::size_t next_use(std::size_t after, int unit) const {
-    for (std::size_t i = after + 1; i < trace_.size(); ++i)
-      if (trace_[i].acquire && trace_[i].unit == unit) return i;
-    return trace_.size();
-  }
-
-  bool keep(std::size_t event, int unit) const {
-    const std::size_t next = next_use(event, unit);
-    if (next == trace_.size() || live_ > limits_.max_live) return false;
-    std::int64_t distance = 0;
-    for (std::size_t i = event + 1; i < next; ++i)
-      if (trace_[i].acquire) distance += size(trace_[i].unit);
-    return limits_.max_reuse_distance > 0 && distance <= limits_.max_reuse_distance;
-  }
-
-  /// Drops kept units that nobody holds, farthest next use first, until `unit` fits under the cap.
-  void make_room(std::size_t event, int unit, ResidencyStep& step) {
-    while (live_ + size(unit) > limits_.max_live) {
-      int victim = -1;
-      std::size_t farthest = 0;
-      for (int u = 0; u < static_cast<int>(sizes_.size()); ++u) {
-        if (u == unit || !resident(u) || flag(in_use_, u) || flag(under_way_, u)) continue;
-        const std::size_t next = next_use(event, u);
-        if (victim < 0 || next > farthest) victim = u, farthest = next;
-      }
-      if (victim < 0) return;
-      step.evict.push_back(victim);
-      drop(victim);
-    }
-  }
-
-  void prefetch(std::size_t event, ResidencyStep& step) {
-    for (std::size_t i = event + 1; i < trace_.size(); ++i) {
-      const int unit = trace_[i].unit;
-      if (!trace_[i].acquire || size(unit) == 0 || resident(unit)) continue;
-      if (under_way_sum_ + size(unit) > limits_.prefetch_bucket || live_ + size(unit) > limits_.max_live)
-        return;
-      step.prefetch.push_back(unit);
-      bring(unit);
-      flag(under_way_, unit) = true;
-      under_way_sum_ += size(unit);
-    }
-  }
-
-  std::span<const UseEvent> trace_;
-  std::span<const std::int64_t> sizes_;
-  const ResidencyLimits& limits_;
-  std::vector<char> resident_, in_use_, under_way_;
-  std::int64_t live_ = 0, under_way_sum_ = 0;
-};
-
-}  // namespace
-
-std::vector<ResidencyStep> plan_residency(std::span<const UseEvent> trace,
-                                          std::span<const std::int64_t> sizes,
-                                          const ResidencyLimits& limits) {
-  Planner planner(trace, sizes, limits);
-  std::vector<ResidencyStep> steps;
-  steps.reserve(trace.size());
-  for (std::size_t i = 0; i < trace.size(); ++i) steps.push_back(planner.at(i));
-  return steps;
+Unit& Residency::add_unit(std::string name) {
+  units_.push_back(std::make_unique<Unit>(static_cast<int>(units_.size()), std::move(name), *this));
+  return *units_.back();
 }
 
-std::vector<int> gather_order(std::span<const UseEvent> trace, std::span<const ResidencyStep> plan,
-                              std::span<const std::int64_t> sizes) {
-  std::vector<char> there(sizes.size());
-  std::vector<int> order;
-  const auto at = [&](int unit) -> char& { return there[static_cast<std::size_t>(unit)]; };
-  const auto gather = [&](int unit) {
-    if (!std::exchange(at(unit), 1)) order.push_back(unit);
-  };
-  for (std::size_t i = 0; i < trace.size(); ++i) {
-    const int unit = trace[i].unit;
-    if (sizes[static_cast<std::size_t>(unit)] == 0) continue;
-    if (!trace[i].acquire) {
-      if (plan[i].release) at(unit) = 0;
-      continue;
-    }
-    for (const int victim : plan[i].evict) at(victim) = 0;
-    gather(unit);
-    for (const int next : plan[i].prefetch) gather(next);
+GroupMemory& Residency::memory_of(comm::Communicator& group) {
+  for (GroupMemory& memory : memories_)
+    if (&memory.group == &group) return memory;
+  return memories_.emplace_back(group, ExchangePool(group, device_), nullptr);
+}
+
+void Residency::make_readers(offload::Store* store, int buffers, std::int64_t elements) {
+  for (const auto& unit : units_)
+    for (const auto& segment : unit->segments()) memory_of(*segment->groups().shard);
+  for (GroupMemory& memory : memories_) {
+    memory.reader =
+        std::make_unique<ParameterReader>(memory.group, device_, store, units_, buffers, elements);
+    if (memory.reader->idle()) memory.reader.reset();
   }
-  return order;
+}
+
+void Residency::forget_reads() {
+  for (GroupMemory& memory : memories_)
+    if (memory.reader) memory.reader->forget();
+}
+
+void Residency::abandon() {
+  for (const auto& unit : units_)
+    if (unit->leases_ == 0 && unit->state_ != Unit::State::absent) drop(*unit);
+  forget_reads();
+  pass_ = Pass::none;
+  following_ = false;
+}
+
+void Residency::begin(Pass pass) {
+  abandon();
+  pass_ = pass;
+  position_ = 0;
+  recorded_.clear();
+  following_ = trace().complete;
+  if (!following_) return;
+  for (GroupMemory& memory : memories_)
+    if (memory.reader) memory.reader->expect(trace().order);
+}
+
+void Residency::end() {
+  if (following_ && position_ != trace().events.size()) {
+    following_ = false;
+    trace().complete = false;
+    ++stats_.trace_breaks;
+  }
+  for (const auto& unit : units_)
+    if (unit->leases_ == 0 && unit->state_ != Unit::State::absent) drop(*unit);
+  if (!following_) {
+    std::vector<std::int64_t> sizes;
+    for (const auto& unit : units_) sizes.push_back(unit->gathered_elements());
+    Trace& made = trace();
+    made.events = recorded_;
+    made.plan = plan_residency(made.events, sizes, limits_);
+    made.order = gather_order(made.events, made.plan, sizes);
+    made.complete = true;
+  }
+  forget_reads();
+  pass_ = Pass::none;
+  following_ = false;
+}
+
+const ResidencyStep* Residency::advance(const UseEvent& event) {
+  if (pass_ == Pass::none) return nullptr;
+  recorded_.push_back(event);
+  if (!following_) return nullptr;
+  Trace& known = trace();
+  if (position_ < known.events.size() && known.events[position_] == event) return &known.plan[position_++];
+  following_ =
+      false;  // the model took another path: what was prefetched is dropped at its release or at the end
+  known.complete = false;
+  ++stats_.trace_breaks;
+  return nullptr;
+}
+
+void Residency::gather(Unit& unit, bool ahead) {
+  const std::int64_t elements = unit.gathered_elements();
+  // Gathers under way may hold every buffer; all ranks started the same ones, so they end without our help.
+  for (const GroupMemory& memory : memories_)
+    if (memory.reader && !memory.reader->can_take(unit))
+      for (const auto& other : units_) other->settle();
+  unit.start_gather(memories_, ahead);
+  if (elements == 0) return;
+  ++stats_.gathers;
+  if (ahead) ++stats_.prefetched;
+  stats_.live += elements;
+  stats_.peak_live = std::max(stats_.peak_live, stats_.live);
+}
+
+void Residency::drop(Unit& unit) {
+  stats_.live -= unit.gathered_elements();
+  unit.drop();
+}
+
+void Residency::acquired(Unit& unit) {
+  const ResidencyStep* step = advance({unit.index(), true});
+  if (step) {
+    for (const int victim : step->evict) {
+      drop(*units_[static_cast<std::size_t>(victim)]);
+      ++stats_.evicted;
+    }
+  }
+  if (unit.state_ == Unit::State::absent)
+    gather(unit, false);
+  else if (unit.state_ == Unit::State::resident && unit.gathered_elements() > 0)
+    ++stats_.reused;
+  if (unit.state_ == Unit::State::under_way) unit.finish_gather();
+  if (!step) return;
+  for (const int next : step->prefetch) {
+    Unit& coming = *units_[static_cast<std::size_t>(next)];
+    if (coming.state_ == Unit::State::absent) gather(coming, true);
+  }
+}
+
+void Residency::released(Unit& unit) {
+  const ResidencyStep* step = advance({unit.index(), false});
+  if (!step || step->release || unit.gathered_elements() == 0) drop(unit);
 }
 
 }  // namespace sherd::sharding

@@ -1,45 +1,89 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <deque>
+#include <memory>
+#include <string>
 #include <vector>
+
+#include "sharding/parameter_reader.h"
+#include "sharding/residency_plan.h"
+#include "sharding/unit.h"
 
 namespace sherd::sharding {
 
-/// One moment of a micro-batch at which a unit's full parameters start or stop being needed.
-struct UseEvent {
-  int unit;
-  bool acquire;  ///< else release: the last lease went
-  bool operator==(const UseEvent&) const = default;
+/// What the ranks of one shard group exchange parameters and gradients with. Used from the rank's thread.
+struct GroupMemory {
+  comm::Communicator& group;
+  ExchangePool pool;
+  std::unique_ptr<ParameterReader> reader;  ///< null without parameters on NVMe
 };
 
-/// What the executor does at one event, in this order.
-struct ResidencyStep {
-  std::vector<int> evict;     ///< kept units to drop first, so that the live cap holds
-  std::vector<int> prefetch;  ///< units whose gather starts now, after the event's own unit is there
-  bool release = false;       ///< release events: drop the unit (else it is kept for its next use)
+/// Counts of what residency did; for tests, reports and metrics. Reset by the reader.
+struct ResidencyStats {
+  std::int64_t gathers = 0;              ///< unit gathers, prefetched ones included
+  std::int64_t prefetched = 0;           ///< gathers started before they were needed
+  std::int64_t reused = 0;               ///< acquisitions served by a unit kept from before
+  std::int64_t evicted = 0;              ///< kept units dropped for the live cap
+  std::int64_t live = 0, peak_live = 0;  ///< gathered elements now and at most
+  std::int64_t trace_breaks = 0;         ///< passes that left the recorded order
 };
 
-/// Element counts that bound residency; the names are DeepSpeed's.
-struct ResidencyLimits {
-  std::int64_t prefetch_bucket = 0;  ///< gathers under way ahead of use; 0 disables prefetch
-  std::int64_t max_live = 0;         ///< gathered elements that prefetch and reuse respect
-  std::int64_t max_reuse_distance =
-      0;  ///< keep a unit whose next use is at most this many gathered elements away
+/// Decides when units are gathered and dropped: records the order of use in the first pass of each kind, then
+/// follows the plan made from it (residency_plan.h). A pass that leaves the recorded order goes on without a plan,
+/// and the next one records anew. Used from the rank's thread; all ranks run the same passes.
+class Residency {
+ public:
+  enum class Pass : std::uint8_t { none, train, evaluate };
+
+  Residency(device::Device& device, ResidencyLimits limits) : device_(device), limits_(limits) {}
+
+  Unit& add_unit(std::string name);
+  /// After the last unit has its segments; collective. The buffers through which parameters come from
+  /// `store`, for each shard group `buffers` of them, each for `elements` at most.
+  void make_readers(offload::Store* store, int buffers, std::int64_t elements);
+  const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+  /// Exchange buffers of that group.
+  ExchangePool& pool(comm::Communicator& group) { return memory_of(group).pool; }
+
+  /// Starts a pass over the model (one micro-batch, forward and, when training, backward).
+  void begin(Pass pass);
+  /// Ends a pass that an exception left open: nothing is gathered or read ahead any more but what somebody
+  /// leases.
+  void abandon();
+  /// Ends it: makes the plan after a recording pass, and drops whatever is still gathered and not leased.
+  void end();
+
+  ResidencyStats& stats() { return stats_; }
+
+ private:
+  friend class Unit;
+  struct Trace {
+    std::vector<UseEvent> events;
+    std::vector<ResidencyStep> plan;  // empty until events are complete
+    std::vector<int> order;           // of the gathers
+    bool complete = false;
+  };
+
+  void acquired(Unit& unit);
+  void released(Unit& unit);
+  const ResidencyStep* advance(const UseEvent& event);
+  void gather(Unit& unit, bool ahead);
+  void drop(Unit& unit);
+  GroupMemory& memory_of(comm::Communicator& group);
+  void forget_reads();
+  Trace& trace() { return traces_[pass_ == Pass::train ? 0 : 1]; }
+
+  device::Device& device_;
+  ResidencyLimits limits_;
+  std::deque<GroupMemory> memories_;  ///< by shard group, in the order in which segments name them
+  std::vector<std::unique_ptr<Unit>> units_;
+  Pass pass_ = Pass::none;
+  Trace traces_[2];
+  std::size_t position_ = 0;
+  bool following_ = false;
+  std::vector<UseEvent> recorded_;
+  ResidencyStats stats_;
 };
-
-/// The gather schedule of one micro-batch as data: one step per event of `trace`. Pure.
-///
-/// `sizes` are the units' elements that a gather brings in; units of size 0 are always resident and take no
-/// part. A unit is prefetched in order of next use while the sum under way stays within prefetch_bucket and
-/// the live sum within max_live. It is kept at its last release when its next acquisition comes at most
-/// max_reuse_distance gathered elements later and the live sum stays within max_live. Everything is dropped
-/// at its last release of the trace.
-std::vector<ResidencyStep> plan_residency(std::span<const UseEvent> trace,
-                                          std::span<const std::int64_t> sizes, const ResidencyLimits& limits);
-
-/// The units that follow from `plan`, in the order in which the executor starts to gather them.
-std::vector<int> gather_order(std::span<const UseEvent> trace, std::span<const ResidencyStep> plan,
-                              std::span<const std::int64_t> sizes);
 
 }  // namespace sherd::sharding

@@ -11,7 +11,7 @@
 #include "sharding/placement.h"
 #include "sharding/publisher.h"
 #include "sharding/reducer.h"
-#include "sharding/unit.h"
+#include "sharding/residency.h"
 
 namespace sherd::sharding {
 

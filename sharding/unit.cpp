@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "sharding/residency.h"
+
 namespace sherd::sharding {
 
 bool Unit::trainable() const {
@@ -72,130 +74,6 @@ void Unit::drop() {
   for (const auto& segment : segments_) segment->detach_values();
   gathered_.clear();
   state_ = State::absent;
-}
-
-Unit& Residency::add_unit(std::string name) {
-  units_.push_back(std::make_unique<Unit>(static_cast<int>(units_.size()), std::move(name), *this));
-  return *units_.back();
-}
-
-GroupMemory& Residency::memory_of(comm::Communicator& group) {
-  for (GroupMemory& memory : memories_)
-    if (&memory.group == &group) return memory;
-  return memories_.emplace_back(group, ExchangePool(group, device_), nullptr);
-}
-
-void Residency::make_readers(offload::Store* store, int buffers, std::int64_t elements) {
-  for (const auto& unit : units_)
-    for (const auto& segment : unit->segments()) memory_of(*segment->groups().shard);
-  for (GroupMemory& memory : memories_) {
-    memory.reader =
-        std::make_unique<ParameterReader>(memory.group, device_, store, units_, buffers, elements);
-    if (memory.reader->idle()) memory.reader.reset();
-  }
-}
-
-void Residency::forget_reads() {
-  for (GroupMemory& memory : memories_)
-    if (memory.reader) memory.reader->forget();
-}
-
-void Residency::abandon() {
-  for (const auto& unit : units_)
-    if (unit->leases_ == 0 && unit->state_ != Unit::State::absent) drop(*unit);
-  forget_reads();
-  pass_ = Pass::none;
-  following_ = false;
-}
-
-void Residency::begin(Pass pass) {
-  abandon();
-  pass_ = pass;
-  position_ = 0;
-  recorded_.clear();
-  following_ = trace().complete;
-  if (!following_) return;
-  for (GroupMemory& memory : memories_)
-    if (memory.reader) memory.reader->expect(trace().order);
-}
-
-void Residency::end() {
-  if (following_ && position_ != trace().events.size()) {
-    following_ = false;
-    trace().complete = false;
-    ++stats_.trace_breaks;
-  }
-  for (const auto& unit : units_)
-    if (unit->leases_ == 0 && unit->state_ != Unit::State::absent) drop(*unit);
-  if (!following_) {
-    std::vector<std::int64_t> sizes;
-    for (const auto& unit : units_) sizes.push_back(unit->gathered_elements());
-    Trace& made = trace();
-    made.events = recorded_;
-    made.plan = plan_residency(made.events, sizes, limits_);
-    made.order = gather_order(made.events, made.plan, sizes);
-    made.complete = true;
-  }
-  forget_reads();
-  pass_ = Pass::none;
-  following_ = false;
-}
-
-const ResidencyStep* Residency::advance(const UseEvent& event) {
-  if (pass_ == Pass::none) return nullptr;
-  recorded_.push_back(event);
-  if (!following_) return nullptr;
-  Trace& known = trace();
-  if (position_ < known.events.size() && known.events[position_] == event) return &known.plan[position_++];
-  following_ =
-      false;  // the model took another path: what was prefetched is dropped at its release or at the end
-  known.complete = false;
-  ++stats_.trace_breaks;
-  return nullptr;
-}
-
-void Residency::gather(Unit& unit, bool ahead) {
-  const std::int64_t elements = unit.gathered_elements();
-  // Gathers under way may hold every buffer; all ranks started the same ones, so they end without our help.
-  for (const GroupMemory& memory : memories_)
-    if (memory.reader && !memory.reader->can_take(unit))
-      for (const auto& other : units_) other->settle();
-  unit.start_gather(memories_, ahead);
-  if (elements == 0) return;
-  ++stats_.gathers;
-  if (ahead) ++stats_.prefetched;
-  stats_.live += elements;
-  stats_.peak_live = std::max(stats_.peak_live, stats_.live);
-}
-
-void Residency::drop(Unit& unit) {
-  stats_.live -= unit.gathered_elements();
-  unit.drop();
-}
-
-void Residency::acquired(Unit& unit) {
-  const ResidencyStep* step = advance({unit.index(), true});
-  if (step) {
-    for (const int victim : step->evict) {
-      drop(*units_[static_cast<std::size_t>(victim)]);
-      ++stats_.evicted;
-    }
-  }
-  if (unit.state_ == Unit::State::absent)
-    gather(unit, false);
-  else if (unit.state_ == Unit::State::resident && unit.gathered_elements() > 0)
-    ++stats_.reused;
-  if (unit.state_ == Unit::State::under_way) unit.finish_gather();
-  if (!step) return;
-  for (const int next : step->prefetch) {
-    Unit& coming = *units_[static_cast<std::size_t>(next)];
-    if (coming.state_ == Unit::State::absent) gather(coming, true);
-  }
-}
-
-void Residency::released(Unit& unit) {
-  const ResidencyStep* step = advance({unit.index(), false});
-  if (!step || step->release || unit.gathered_elements() == 0) drop(unit);
 }
 
 }  // namespace sherd::sharding

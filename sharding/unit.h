@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "sharding/parameter_reader.h"
-#include "sharding/residency.h"
 #include "sharding/segment.h"
 
 namespace sherd::sharding {
@@ -84,80 +83,6 @@ class Unit {
     comm::Work work;
   };
   std::vector<Gathering> gathering_;
-};
-
-/// What the ranks of one shard group exchange parameters and gradients with. Used from the rank's thread.
-struct GroupMemory {
-  comm::Communicator& group;
-  ExchangePool pool;
-  std::unique_ptr<ParameterReader> reader;  ///< null without parameters on NVMe
-};
-
-/// Counts of what residency did; for tests, reports and metrics. Reset by the reader.
-struct ResidencyStats {
-  std::int64_t gathers = 0;              ///< unit gathers, prefetched ones included
-  std::int64_t prefetched = 0;           ///< gathers started before they were needed
-  std::int64_t reused = 0;               ///< acquisitions served by a unit kept from before
-  std::int64_t evicted = 0;              ///< kept units dropped for the live cap
-  std::int64_t live = 0, peak_live = 0;  ///< gathered elements now and at most
-  std::int64_t trace_breaks = 0;         ///< passes that left the recorded order
-};
-
-/// Decides when units are gathered and dropped: records the order of use in the first pass of each kind, then
-/// follows the plan made from it (residency.h). A pass that leaves the recorded order goes on without a plan,
-/// and the next one records anew. Used from the rank's thread; all ranks run the same passes.
-class Residency {
- public:
-  enum class Pass : std::uint8_t { none, train, evaluate };
-
-  Residency(device::Device& device, ResidencyLimits limits) : device_(device), limits_(limits) {}
-
-  Unit& add_unit(std::string name);
-  /// After the last unit has its segments; collective. The buffers through which parameters come from
-  /// `store`, for each shard group `buffers` of them, each for `elements` at most.
-  void make_readers(offload::Store* store, int buffers, std::int64_t elements);
-  const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
-  /// Exchange buffers of that group.
-  ExchangePool& pool(comm::Communicator& group) { return memory_of(group).pool; }
-
-  /// Starts a pass over the model (one micro-batch, forward and, when training, backward).
-  void begin(Pass pass);
-  /// Ends a pass that an exception left open: nothing is gathered or read ahead any more but what somebody
-  /// leases.
-  void abandon();
-  /// Ends it: makes the plan after a recording pass, and drops whatever is still gathered and not leased.
-  void end();
-
-  ResidencyStats& stats() { return stats_; }
-
- private:
-  friend class Unit;
-  struct Trace {
-    std::vector<UseEvent> events;
-    std::vector<ResidencyStep> plan;  // empty until events are complete
-    std::vector<int> order;           // of the gathers
-    bool complete = false;
-  };
-
-  void acquired(Unit& unit);
-  void released(Unit& unit);
-  const ResidencyStep* advance(const UseEvent& event);
-  void gather(Unit& unit, bool ahead);
-  void drop(Unit& unit);
-  GroupMemory& memory_of(comm::Communicator& group);
-  void forget_reads();
-  Trace& trace() { return traces_[pass_ == Pass::train ? 0 : 1]; }
-
-  device::Device& device_;
-  ResidencyLimits limits_;
-  std::deque<GroupMemory> memories_;  ///< by shard group, in the order in which segments name them
-  std::vector<std::unique_ptr<Unit>> units_;
-  Pass pass_ = Pass::none;
-  Trace traces_[2];
-  std::size_t position_ = 0;
-  bool following_ = false;
-  std::vector<UseEvent> recorded_;
-  ResidencyStats stats_;
 };
 
 }  // namespace sherd::sharding

@@ -1,4 +1,4 @@
-#include "sharding/residency.h"
+#include "sharding/residency_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -73,7 +73,7 @@ bool run(const SpanUpdate& span, const UpdatePlan& plan, Arena& arena,
 
 }  // namespace
 
-Hyper::Hyper(const config::Optimizer& c)
+Hyper::Hyper(const config::OptimizerRule& c)
     : type(c.type),
       lr(c.lr),
       beta1(c.beta1),

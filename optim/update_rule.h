@@ -23,7 +23,7 @@ struct Hyper {
   bool nesterov = false;        ///< SGD
 
   Hyper() = default;
-  explicit Hyper(const config::Optimizer& config);
+  explicit Hyper(const config::OptimizerRule& config);
 };
 
 /// A flat run of elements and everything the rule reads and writes for them. The caller owns all memory;

@@ -11,9 +11,9 @@ namespace sherd::config {
 
 enum class OptimizerType : std::uint8_t { adam, adamw, sgd };
 
-/// Section `optimizer`. Learning rates are per step; a scheduler, when there is one, overrides `lr`.
-struct Optimizer {
-  bool given = false;  ///< false: no section in the files; the defaults below are Sherd's choice
+/// An update rule with its parameters. Learning rates are per step; a scheduler, when there is one, overrides
+/// `lr`.
+struct OptimizerRule {
   OptimizerType type = OptimizerType::adamw;  ///< `type`, case ignored
   double lr = 1e-3;                           ///< `params.lr`, ≥ 0
   double beta1 = 0.9, beta2 = 0.999;          ///< `params.betas`, each in [0, 1); Adam and AdamW
@@ -29,6 +29,12 @@ struct Optimizer {
   bool decoupled_decay() const {
     return type == OptimizerType::adamw || (type == OptimizerType::adam && adam_w_mode);
   }
+  bool operator==(const OptimizerRule&) const = default;
+};
+
+/// Section `optimizer`.
+struct Optimizer : OptimizerRule {
+  bool given = false;  ///< false: no section in the files; the defaults are Sherd's choice
   bool operator==(const Optimizer&) const = default;
 };
 

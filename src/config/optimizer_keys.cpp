@@ -11,21 +11,21 @@ const std::vector<std::string> foreign_types = {
     "MuAdamW",  "MuSGD", "Muon",  "RMSprop",    "NAdam",      "RAdam",       "Adamax",
     "Adadelta", "ASGD",  "Rprop", "LBFGS",      "SparseAdam", "Adafactor"};
 
-std::vector<Key<Optimizer>> common_params() {
-  std::vector<Key<Optimizer>> keys;
-  keys.push_back(real("lr", &Optimizer::lr, "0.0003", 0));
-  keys.push_back(real("weight_decay", &Optimizer::weight_decay, "0.1", 0));
-  keys.push_back(
-      refused<Optimizer>("max_grad_norm", "1.0", "clip with the top-level key \"gradient_clipping\"", never));
-  keys.push_back(refused<Optimizer>("maximize", "true", "training minimises the loss", is_false));
+std::vector<Key<OptimizerRule>> common_params() {
+  std::vector<Key<OptimizerRule>> keys;
+  keys.push_back(real("lr", &OptimizerRule::lr, "0.0003", 0));
+  keys.push_back(real("weight_decay", &OptimizerRule::weight_decay, "0.1", 0));
+  keys.push_back(refused<OptimizerRule>("max_grad_norm", "1.0",
+                                        "clip with the top-level key \"gradient_clipping\"", never));
+  keys.push_back(refused<OptimizerRule>("maximize", "true", "training minimises the loss", is_false));
   for (const char* name : {"foreach", "fused", "capturable", "differentiable"})
     keys.push_back(
-        noted<Optimizer>(name, Holds::boolean, "chooses among PyTorch's kernels; Sherd has one, fused"));
+        noted<OptimizerRule>(name, Holds::boolean, "chooses among PyTorch's kernels; Sherd has one, fused"));
   return keys;
 }
 
-Key<Optimizer> betas_key() {
-  return custom<Optimizer>("betas", "[0.9, 0.95]", [](Optimizer& optimizer, const Value& value) {
+Key<OptimizerRule> betas_key() {
+  return custom<OptimizerRule>("betas", "[0.9, 0.95]", [](OptimizerRule& optimizer, const Value& value) {
     const std::vector<Node>& items = value.node.items;
     if (!value.node.is(Node::Kind::array) || items.size() != 2)
       value.error("must be a list of two numbers such as [0.9, 0.999], not ", value.node.brief());
@@ -39,36 +39,38 @@ Key<Optimizer> betas_key() {
   });
 }
 
-Table<Optimizer> adam_params(OptimizerType type) {
-  std::vector<Key<Optimizer>> keys = common_params();
+Table<OptimizerRule> adam_params(OptimizerType type) {
+  std::vector<Key<OptimizerRule>> keys = common_params();
   keys.push_back(betas_key());
-  keys.push_back(real("eps", &Optimizer::eps, "1e-6", 0));
-  keys.push_back(boolean("bias_correction", &Optimizer::bias_correction));
+  keys.push_back(real("eps", &OptimizerRule::eps, "1e-6", 0));
+  keys.push_back(boolean("bias_correction", &OptimizerRule::bias_correction));
   if (type == OptimizerType::adam)
-    keys.push_back(boolean("adam_w_mode", &Optimizer::adam_w_mode));
+    keys.push_back(boolean("adam_w_mode", &OptimizerRule::adam_w_mode));
   else
-    keys.push_back(
-        noted<Optimizer>("adam_w_mode", Holds::boolean, "type AdamW decouples the decay whatever it says"));
-  keys.push_back(custom<Optimizer>("torch_adam", "true", [](Optimizer&, const Value& value) {
+    keys.push_back(noted<OptimizerRule>("adam_w_mode", Holds::boolean,
+                                        "type AdamW decouples the decay whatever it says"));
+  keys.push_back(custom<OptimizerRule>("torch_adam", "true", [](OptimizerRule&, const Value& value) {
     value.boolean();
     value.note("Sherd has one Adam; only PyTorch's default weight decay of 0.01 is taken over");
   }));
-  keys.push_back(refused<Optimizer>("amsgrad", "true", "the AMSGrad variant is not in this build", is_false));
-  keys.push_back(refused<Optimizer>("fp32_optimizer_states", "false",
-                                    "give training.moments_dtype \"bf16\" instead",
-                                    [](const Value& value) { return value.boolean(); }));
+  keys.push_back(
+      refused<OptimizerRule>("amsgrad", "true", "the AMSGrad variant is not in this build", is_false));
+  keys.push_back(refused<OptimizerRule>("fp32_optimizer_states", "false",
+                                        "give training.moments_dtype \"bf16\" instead",
+                                        [](const Value& value) { return value.boolean(); }));
   return {Auto::needs_caller, std::move(keys)};
 }
 
-Table<Optimizer> sgd_params() {
-  std::vector<Key<Optimizer>> keys = common_params();
-  keys.push_back(real("momentum", &Optimizer::momentum, "0.9", 0));
-  keys.push_back(boolean("nesterov", &Optimizer::nesterov));
-  keys.push_back(refused<Optimizer>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)));
+Table<OptimizerRule> sgd_params() {
+  std::vector<Key<OptimizerRule>> keys = common_params();
+  keys.push_back(real("momentum", &OptimizerRule::momentum, "0.9", 0));
+  keys.push_back(boolean("nesterov", &OptimizerRule::nesterov));
+  keys.push_back(
+      refused<OptimizerRule>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)));
   return {Auto::needs_caller, std::move(keys)};
 }
 
-Table<Optimizer> params_of(OptimizerType type) {
+Table<OptimizerRule> params_of(OptimizerType type) {
   return type == OptimizerType::sgd ? sgd_params() : adam_params(type);
 }
 
@@ -84,7 +86,7 @@ OptimizerType read_type(const Value& section) {
 }
 
 // DeepSpeed hands torch_adam to PyTorch's AdamW, whose own default decay is 0.01.
-void follow_torch_default(Optimizer& optimizer, const Value& params, const Given& given) {
+void follow_torch_default(OptimizerRule& optimizer, const Value& params, const Given& given) {
   const Node* torch_adam = params.node.find("torch_adam");
   if (torch_adam && torch_adam->boolean && optimizer.decoupled_decay() && !given.contains("weight_decay"))
     optimizer.weight_decay = 0.01;
@@ -100,8 +102,9 @@ void read_optimizer(Config& config, const Value& section) {
   table.keys.push_back(
       noted<Optimizer>("legacy_fusion", Holds::boolean, "concerns DeepSpeed's fp16 wrappers"));
   table.keys.push_back(custom<Optimizer>("params", "", [](Optimizer& target, const Value& params) {
-    const Given given = read_section(params_of(target.type), target, params);
-    follow_torch_default(target, params, given);
+    OptimizerRule& rule = target;
+    const Given given = read_section(params_of(rule.type), rule, params);
+    follow_torch_default(rule, params, given);
   }));
   read_section(table, optimizer, section);
   if (optimizer.nesterov && optimizer.momentum == 0)

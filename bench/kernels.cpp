@@ -126,21 +126,11 @@ class KernelCases {
 
   void sharding(DType dtype) {
     const std::int64_t n = many_;
-    const std::vector<Tensor> sources{r_.make({n}, dtype), r_.make({n}, dtype)};
-    const Tensor out = r_.make({n}, dtype), wide = r_.make({n}, DType::f32);
-    r_.measure({"sum_ranks_2",
-                {sources[0], sources[1]},
-                {out},
-                [&] { k_.sum_ranks(sources, 0.5, dtype, out, false); }},
-               dtype);
-    r_.measure({"sum_ranks_2_into_fp32",
-                {sources[0], sources[1], wide},
-                {wide},
-                [&] { k_.sum_ranks(sources, 0.5, dtype, wide, true); }},
-               dtype);
+    const Tensor from = r_.make({n}, dtype), out = r_.make({n}, dtype), wide = r_.make({n}, DType::f32);
+    r_.measure({"fold", {from}, {out}, [&] { k_.fold(from, dtype, out, false); }}, dtype);
+    r_.measure({"fold_onto_fp32", {from, wide}, {wide}, [&] { k_.fold(from, dtype, wide, true); }}, dtype);
     ExactSum sum;
     r_.measure({"sum_of_squares", {out}, {}, [&] { k_.sum_of_squares(out, sum); }}, dtype);
-    r_.measure({"all_finite", {out}, {}, [&] { k_.all_finite(out); }}, dtype);
     r_.measure({"fill", {}, {out}, [&] { k_.fill(out, 0); }}, dtype);
     const Tensor small = r_.make({1 << 20}, dtype);
     r_.measure({"fill_normal_1m", {}, {small}, [&] { k_.fill_normal(small, {1, 2}, 0, 0, 0.02); }}, dtype);

@@ -152,18 +152,12 @@ class TimedKernels final : public tensor::Kernels {
                                    const Tensor& dx) override {
     time(Family::loss, [&] { inner_.mean_squared_error_backward(x, y, dloss, dx); });
   }
-  void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
-                 bool accumulate) override {
-    time(Family::reduction, [&] { inner_.sum_ranks(sources, factor, rounding, out, accumulate); });
+  void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) override {
+    time(Family::reduction, [&] { inner_.fold(from, rounding, to, accumulate); });
   }
   using Kernels::sum_of_squares;
   void sum_of_squares(std::span<const Tensor> all, tensor::ExactSum& sum) override {
     time(Family::reduction, [&] { inner_.sum_of_squares(all, sum); });
-  }
-  bool all_finite(const Tensor& x) override {
-    bool finite = false;
-    time(Family::reduction, [&] { finite = inner_.all_finite(x); });
-    return finite;
   }
   void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override {
     time(Family::movement, [&] { inner_.fill_normal(x, key, first, mean, std); });

@@ -20,7 +20,7 @@ void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool 
   if (groups_.shards() == 1 && !groups_.replica) {    // the one rank's fold
     const Tensor from = full ? *full : own;
     if (full || (options_.rounding != own.dtype() && !summed))
-      kernels_.sum_ranks({&from, 1}, 1, options_.rounding, own, accumulate);
+      kernels_.fold(from, options_.rounding, own, accumulate);
     if (complete_) complete_(segment);
     return;
   }
@@ -208,7 +208,7 @@ void Reducer::pass_on(Flight& flight) {
   for (const Part& part : flight.parts) {
     if (part.item.agreement != Agreement::add) continue;
     const Tensor own = part.item.segment->own_gradients().range(part.begin, part.end);
-    kernels_.sum_ranks({&own, 1}, 1, own.dtype(), part.sums(), !first());
+    kernels_.fold(own, own.dtype(), part.sums(), !first());
   }
   if (last()) return;
   transfer(Way::send, groups_.replica_index() + 1, flight, flight.outgoing);

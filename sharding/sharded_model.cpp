@@ -337,7 +337,7 @@ void ShardedModel::send_gradients(Segment& segment, OpenGradients open) {
   }
   const DType rounding = options_.placements.communication;
   if (open.full != open.sum || (!filled && rounding != open.sum->dtype()))
-    kernels_.sum_ranks({open.full.get(), 1}, 1, rounding, *open.sum, open.full != open.sum);
+    kernels_.fold(*open.full, rounding, *open.sum, open.full != open.sum);
   traffic_->send(segment, *open.sum);
   tell_complete(segment);
 }

@@ -144,18 +144,16 @@ class Kernels {
                                            const Tensor& dx) = 0;
 
   // ---- what sharding and optimizers need ----
-  /// out = (sources[0] + sources[1] + …)·factor, summed in that order in fp32 (fp64 for fp64) and rounded
-  /// once to `rounding` and then to out's dtype. `accumulate`: out = out + that value, in fp32, rounded once.
-  virtual void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
-                         bool accumulate) = 0;
+  /// to (+)= `from` rounded to `rounding`: what one rank gives to a sum of gradients. The value, or the sum
+  /// in the compute type, rounds once to to's dtype. `from` may be fp32 where `to` is narrower, and the
+  /// reverse.
+  virtual void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) = 0;
   /// Adds the squares of all elements to `sum`: blocks of 64 elements, counted from each tensor's start, are
   /// summed in double in a fixed order, the blocks exactly, so the total does not depend on how a tensor was
   /// cut at multiples of
   /// 64. A NaN or infinity sets sum.non_finite. Waits for the device once.
   virtual void sum_of_squares(std::span<const Tensor> all, ExactSum& sum) = 0;
   void sum_of_squares(const Tensor& x, ExactSum& sum) { sum_of_squares(std::span(&x, 1), sum); }
-  /// True when every element is finite.
-  virtual bool all_finite(const Tensor& x) = 0;
   /// x[i] = mean + std·normal_at(key, first + i): initial values by global index, whatever the sharding.
   virtual void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) = 0;
   virtual void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) = 0;

@@ -133,22 +133,13 @@ class LazyKernels final : public tensor::Kernels {
                                    const Tensor& dx) override {
     later(&Kernels::mean_squared_error_backward, x, y, dloss, dx);
   }
-  void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
-                 bool add) override {
-    std::vector<Tensor> from;
-    Key key;
-    for (const Tensor& source : sources) from.push_back(bare(source)), note(key, source);
-    note(key, factor), note(key, rounding), note(key, out), note(key, add);
-    queue(&key, [=, this, to = bare(out)] { cpu_->sum_ranks(from, factor, rounding, to, add); });
+  void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) override {
+    later(&Kernels::fold, from, rounding, to, accumulate);
   }
   using Kernels::sum_of_squares;
   void sum_of_squares(std::span<const Tensor> all, tensor::ExactSum& sum) override {
     device_.synchronize();
     cpu_->sum_of_squares(all, sum);
-  }
-  bool all_finite(const Tensor& x) override {
-    device_.synchronize();
-    return cpu_->all_finite(x);
   }
   void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override {
     later(&Kernels::fill_normal, x, key, first, mean, std);

@@ -247,7 +247,7 @@ TEST(Attention, LargeScoresDoNotOverflow) {
   for (const auto& m : one_of_each()) {
     const Pass run(*m, c, DType::f32);
     for (const Tensor* t : {&run.out, &run.lse, &run.dqkv})
-      EXPECT_TRUE(m->kernels.all_finite(*t)) << m->name();
+      for (const double value : values(*m, *t)) ASSERT_TRUE(std::isfinite(value)) << m->name();
   }
 }
 

@@ -12,32 +12,26 @@ namespace {
 
 using tensor::ExactSum;
 
-TEST(SumRanks, adds_in_order_in_fp32_and_rounds_once) {
-  for (const DType source : {DType::f32, DType::bf16, DType::f16})
+TEST(Fold, rounds_what_is_given_alone_and_the_sum_once) {
+  for (const DType from : {DType::f32, DType::bf16, DType::f16})
     for (const DType rounding : {DType::f32, DType::bf16, DType::f16})
-      for (const DType out_type : {DType::f32, DType::bf16, DType::f16})
+      for (const DType to : {DType::f32, DType::bf16, DType::f16})
         for (const std::int64_t n : {0, 1, 33, 40007}) {
-          std::vector<std::vector<double>> parts;
-          for (std::uint64_t r = 0; r < 3; ++r) parts.push_back(normals_in(source, n, r, r == 1 ? 100 : 1));
-          const std::vector<double> old = normals_in(out_type, n, 9);
+          const std::vector<double> given = normals_in(from, n, 1, 100), old = normals_in(to, n, 9);
           on_every_machine(
               [&](Machine& m) {
-                std::vector<Tensor> sources;
-                for (const auto& part : parts) sources.push_back(m.of({n}, source, part));
-                Tensor fresh = m.empty({n}, out_type), added = m.of({n}, out_type, old);
-                m.kernels.sum_ranks(sources, 1.0 / 3, rounding, fresh, false);
-                m.kernels.sum_ranks(sources, 1.0 / 3, rounding, added, true);
+                Tensor fresh = m.empty({n}, to), added = m.of({n}, to, old);
+                m.kernels.fold(m.of({n}, from, given), rounding, fresh, false);
+                m.kernels.fold(m.of({n}, from, given), rounding, added, true);
                 return std::vector<Tensor>{fresh, added};
               },
               [&](const std::vector<Tensor>& got) {
                 std::vector<double> fresh, added;
                 for (std::size_t i = 0; i < old.size(); ++i) {
-                  float sum = static_cast<float>(parts[0][i]) + static_cast<float>(parts[1][i]);
-                  sum = (sum + static_cast<float>(parts[2][i])) * static_cast<float>(1.0 / 3);
-                  const double value = rounded(static_cast<double>(sum), rounding);
-                  fresh.push_back(rounded(value, out_type));
+                  const double value = rounded(given[i], rounding);
+                  fresh.push_back(rounded(value, to));
                   added.push_back(rounded(
-                      static_cast<double>(static_cast<float>(old[i]) + static_cast<float>(value)), out_type));
+                      static_cast<double>(static_cast<float>(old[i]) + static_cast<float>(value)), to));
                 }
                 EXPECT_EQ(values_of(got[0]), fresh);
                 EXPECT_EQ(values_of(got[1]), added);
@@ -47,56 +41,49 @@ TEST(SumRanks, adds_in_order_in_fp32_and_rounds_once) {
         }
 }
 
-TEST(SumRanks, takes_fp64_and_an_output_among_its_sources) {
+TEST(Fold, takes_any_address_and_its_output_as_its_input) {
+  const std::int64_t n = 1003;
+  for (const DType from : {DType::f32, DType::bf16})
+    for (const std::int64_t at : {0, 1, 2}) {
+      const std::vector<double> given = normals_in(from, n + 3, 4);
+      on_every_machine(
+          [&](Machine& m) {
+            const Tensor x = m.of({n + 3}, from, given).range(at, n + at);
+            Tensor bf16 = m.empty({n + 3}, DType::bf16).range(2 - at, n + 2 - at),
+                   in_place = m.empty({n}, from);
+            m.kernels.fold(x, DType::f32, bf16, false);
+            m.kernels.copy(x, in_place);
+            m.kernels.fold(in_place, DType::f16, in_place, false);
+            return std::vector<Tensor>{bf16, in_place};
+          },
+          [&](const std::vector<Tensor>& got) {
+            std::vector<double> bf16, in_place;
+            for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+              const double value = given[i + static_cast<std::size_t>(at)];
+              bf16.push_back(rounded(value, DType::bf16));
+              in_place.push_back(rounded(rounded(value, DType::f16), from));
+            }
+            EXPECT_EQ(values_of(got[0]), bf16);
+            EXPECT_EQ(values_of(got[1]), in_place);
+          },
+          Alike::to_the_bit);
+    }
+}
+
+TEST(Fold, takes_fp64_and_names_what_does_not_fit) {
   for (const auto& machine : all_machines()) {
     Machine& m = *machine;
     SCOPED_TRACE(m.name());
-    const std::vector<Tensor> wide{m.of({2}, DType::f64, {1, 1e-12}), m.of({2}, DType::f64, {0.25, 1})};
-    Tensor out = m.empty({2}, DType::f64);
-    m.kernels.sum_ranks(wide, 2, DType::f64, out, false);
-    EXPECT_EQ(values_of(m.host(out)), (std::vector<double>{2.5, 2 * (1e-12 + 1)}));
-    m.kernels.sum_ranks(wide, 2, DType::bf16, wide[0], true);
-    EXPECT_EQ(values_of(m.host(wide[0])), (std::vector<double>{3.5, 1e-12 + 2}));
-    testing::expect_error(ErrorKind::usage, "there are no sources",
-                          [&] { m.kernels.sum_ranks({}, 1, DType::f32, out, false); });
-    const std::vector<Tensor> narrow{m.empty({3}, DType::f64)};
-    testing::expect_error(ErrorKind::usage, "a source must have 2 elements",
-                          [&] { m.kernels.sum_ranks(narrow, 1, DType::f64, out, false); });
+    const Tensor from = m.of({2}, DType::f64, {1.0 / 3, 1 + 0x1p-9}), to = m.of({2}, DType::f64, {0.25, 1});
+    m.kernels.fold(from, DType::f64, to, true);
+    EXPECT_EQ(values_of(m.host(to)), (std::vector<double>{0.25 + 1.0 / 3, 2 + 0x1p-9}));
+    m.kernels.fold(from, DType::bf16, to, false);
+    EXPECT_EQ(values_of(m.host(to)), (std::vector<double>{0.333984375, 1}));
+    testing::expect_error(ErrorKind::usage, "from must have 2 elements",
+                          [&] { m.kernels.fold(m.empty({3}, DType::f64), DType::f64, to, false); });
+    testing::expect_error(ErrorKind::usage, "cannot round to int32",
+                          [&] { m.kernels.fold(from, DType::i32, to, false); });
   }
-}
-
-TEST(SumRanks, takes_many_sources_of_several_types_at_any_address) {
-  const std::int64_t n = 1003;
-  for (const DType out_type : {DType::f32, DType::bf16})
-    on_every_machine(
-        [&](Machine& m) {
-          std::vector<Tensor> sources;
-          for (std::uint64_t r = 0; r < 130; ++r) {
-            const DType dtype = r % 5 == 3 ? DType::f32 : DType::bf16;
-            sources.push_back(m.of({n + 3}, dtype, normals_in(dtype, n + 3, r)).range(r % 3, n + r % 3));
-          }
-          Tensor mixed = m.empty({n}, out_type), alike = m.empty({n}, out_type);
-          m.kernels.sum_ranks(sources, 0.5, DType::f32, mixed, false);
-          m.kernels.sum_ranks(std::vector(100, sources[1]), 0.5, DType::f32, alike, false);
-          return std::vector<Tensor>{mixed, alike};
-        },
-        [&](const std::vector<Tensor>& got) {
-          std::vector<float> sum(n), same(n);
-          for (std::uint64_t r = 0; r < 130; ++r) {
-            const std::vector<double> part = normals_in(r % 5 == 3 ? DType::f32 : DType::bf16, n + 3, r);
-            for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += static_cast<float>(part[i + r % 3]);
-            if (r == 1)
-              for (int k = 0; k < 100; ++k)
-                for (std::size_t i = 0; i < same.size(); ++i) same[i] += static_cast<float>(part[i + 1]);
-          }
-          std::vector<double> mixed, alike;
-          for (const float value : sum) mixed.push_back(rounded(static_cast<double>(value * 0.5f), out_type));
-          for (const float value : same)
-            alike.push_back(rounded(static_cast<double>(value * 0.5f), out_type));
-          EXPECT_EQ(values_of(got[0]), mixed);
-          EXPECT_EQ(values_of(got[1]), alike);
-        },
-        Alike::to_the_bit);
 }
 
 TEST(SumRows, adds_rows_within_rounding) {
@@ -174,24 +161,6 @@ TEST(SumOfSquares, counts_what_is_not_finite) {
         EXPECT_GT(sum.non_finite, 0);
         EXPECT_TRUE(std::isnan(sum.value()));
       }
-}
-
-TEST(AllFinite, finds_one_bad_element_anywhere) {
-  for (const DType dtype : floating_dtypes)
-    for (const auto& machine : all_machines()) {
-      Machine& m = *machine;
-      EXPECT_TRUE(m.kernels.all_finite(m.empty({0}, dtype)));
-      std::vector<double> x(70001, dtype == DType::f16 ? 65504 : 3e38);
-      ASSERT_TRUE(m.kernels.all_finite(m.of({70001}, dtype, x))) << m.name();
-      for (const std::size_t place : {0u, 15u, 32768u, 69999u, 70000u})
-        for (const double bad :
-             {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
-              std::numeric_limits<double>::quiet_NaN()}) {
-          const double good = std::exchange(x[place], bad);
-          EXPECT_FALSE(m.kernels.all_finite(m.of({70001}, dtype, x))) << m.name() << " at " << place;
-          x[place] = good;
-        }
-    }
 }
 
 TEST(ExactSumProperties, order_and_grouping_do_not_change_the_digits) {

@@ -58,11 +58,9 @@ class CpuKernels final : public Kernels {
   void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override;
   void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss,
                                    const Tensor& dx) override;
-  void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
-                 bool accumulate) override;
+  void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) override;
   using Kernels::sum_of_squares;
   void sum_of_squares(std::span<const Tensor> all, ExactSum& sum) override;
-  bool all_finite(const Tensor& x) override;
   void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override;
   void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) override;
 

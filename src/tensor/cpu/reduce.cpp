@@ -1,5 +1,3 @@
-#include <atomic>
-#include <cmath>
 #include <cstring>
 #include <mutex>
 
@@ -21,36 +19,32 @@ double round_to(DType dtype, double value) {
   }
 }
 
-void sum_ranks_f64(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
-                   bool accumulate, Count begin, Count count) {
-  double* to = out.data<double>();
+void fold_f64(const Tensor& from, DType rounding, const Tensor& to, bool accumulate, Count begin,
+              Count count) {
+  const double* x = from.data<double>();
+  double* sums = to.data<double>();
   for (Count i = begin; i < begin + count; ++i) {
-    double sum = sources[0].data<double>()[i];
-    for (const Tensor& source : sources.subspan(1)) sum += source.data<double>()[i];
-    sum = round_to(rounding, sum * factor);
-    to[i] = accumulate ? to[i] + sum : sum;
+    const double value = round_to(rounding, x[i]);
+    sums[i] = accumulate ? sums[i] + value : value;
   }
 }
 
 /// n <= stack_block elements from `first` on.
-void sum_ranks_block(const IsaTable& isa, std::span<const Tensor> sources, float factor, DType rounding,
-                     const Tensor& out, bool accumulate, Count first, Count n) {
-  float sums[stack_block];
-  isa.convert[storage_index(sources[0])].load(at(sources[0], first), sums, n);
-  for (const Tensor& source : sources.subspan(1))
-    isa.convert[storage_index(source)].add_to(at(source, first), sums, n);
-  if (factor != 1) isa.elementwise[storage_f32].scale(sums, factor, sums, n);
+void fold_block(const IsaTable& isa, const Tensor& from, DType rounding, const Tensor& to, bool accumulate,
+                Count first, Count n) {
+  float values[stack_block];
+  isa.convert[storage_index(from)].load(at(from, first), values, n);
   if (rounding == DType::bf16 || rounding == DType::f16) {
     std::uint16_t rounded[stack_block];
     const ConvertOps& ops = isa.convert[rounding == DType::bf16 ? storage_bf16 : storage_f16];
-    ops.store(sums, rounded, n);
-    if (rounding == out.dtype() && !accumulate) {
-      std::memcpy(at(out, first), rounded, static_cast<std::size_t>(n) * sizeof(std::uint16_t));
+    ops.store(values, rounded, n);
+    if (rounding == to.dtype() && !accumulate) {
+      std::memcpy(at(to, first), rounded, static_cast<std::size_t>(n) * sizeof(std::uint16_t));
       return;
     }
-    ops.load(rounded, sums, n);
+    ops.load(rounded, values, n);
   }
-  write_sums(isa, sums, out, first, n, accumulate);
+  write_sums(isa, values, to, first, n, accumulate);
 }
 
 /// The fp64 counterpart of block_squares: the same eight lanes and the same folding.
@@ -64,19 +58,14 @@ double block_squares_f64(const double* x, Count n) {
 
 }  // namespace
 
-void CpuKernels::sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
-                           bool accumulate) {
-  require_floating("sum_ranks", "out", out);
-  require(!sources.empty(), "sum_ranks: there are no sources");
-  require(is_floating(rounding), "sum_ranks: cannot round to ", name_of(rounding));
-  for (const Tensor& source : sources)
-    require_gradient("sum_ranks", "a source", source, out.numel(), out.dtype());
-  in_chunks(device_, out.numel(), element_grain, [&](Count begin, Count count) {
-    if (out.dtype() == DType::f64)
-      return sum_ranks_f64(sources, factor, rounding, out, accumulate, begin, count);
+void CpuKernels::fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) {
+  require_floating("fold", "to", to);
+  require(is_floating(rounding), "fold: cannot round to ", name_of(rounding));
+  require_gradient("fold", "from", from, to.numel(), to.dtype());
+  in_chunks(device_, to.numel(), element_grain, [&](Count begin, Count count) {
+    if (to.dtype() == DType::f64) return fold_f64(from, rounding, to, accumulate, begin, count);
     for (Count i = begin; i < begin + count; i += stack_block)
-      sum_ranks_block(isa_, sources, static_cast<float>(factor), rounding, out, accumulate, i,
-                      std::min(stack_block, begin + count - i));
+      fold_block(isa_, from, rounding, to, accumulate, i, std::min(stack_block, begin + count - i));
   });
 }
 
@@ -100,21 +89,6 @@ void CpuKernels::sum_of_squares(std::span<const Tensor> all, ExactSum& sum) {
       sum.add(mine);
     });
   }
-}
-
-bool CpuKernels::all_finite(const Tensor& x) {
-  require_floating("all_finite", "x", x);
-  std::atomic<bool> finite{true};
-  in_chunks(device_, x.numel(), element_grain, [&](Count begin, Count count) {
-    if (!finite.load(std::memory_order_relaxed)) return;
-    bool good = true;
-    if (x.dtype() == DType::f64)
-      for (Count i = begin; i < begin + count; ++i) good &= std::isfinite(x.data<double>()[i]);
-    else
-      good = isa_.convert[storage_index(x)].all_finite(at(x, begin), count);
-    if (!good) finite.store(false, std::memory_order_relaxed);
-  });
-  return finite.load();
 }
 
 }  // namespace sherd::tensor::cpu

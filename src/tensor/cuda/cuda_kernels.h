@@ -17,11 +17,11 @@ class AttentionLibrary;
 /// Throws Error{config} where cuBLASLt, which the first product needs, cannot be loaded.
 void load_matmul_library();
 
-/// Kernels for a CUDA device, issued on its compute stream; none waits but sum_of_squares, all_finite and
+/// Kernels for a CUDA device, issued on its compute stream; none waits but sum_of_squares and
 /// copies that narrow integers. Each family lives in a file of its own in this folder: *.cu for own kernels,
 /// which also run on the emulator in tests/simt, *.cpp for what cuBLASLt and cuDNN do.
 ///
-/// Against the CPU's: copies, fills, dropout, sum_ranks, sum_of_squares, the fp32 activations and what rounds
+/// Against the CPU's: copies, fills, dropout, fold, sum_of_squares, the fp32 activations and what rounds
 /// once give its bits, random fills as far as the double-precision functions of the two agree; the rest the
 /// same values within rounding, and the same bits from run to run.
 class CudaKernels final : public Kernels {
@@ -81,11 +81,9 @@ class CudaKernels final : public Kernels {
   void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override;
   void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss,
                                    const Tensor& dx) override;
-  void sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
-                 bool accumulate) override;
+  void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) override;
   using Kernels::sum_of_squares;
   void sum_of_squares(std::span<const Tensor> all, ExactSum& sum) override;
-  bool all_finite(const Tensor& x) override;
   void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override;
   void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) override;
 

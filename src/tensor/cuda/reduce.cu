@@ -1,4 +1,4 @@
-#include <vector>
+#include <algorithm>
 
 #include "tensor/cuda/families.cuh"
 #include "tensor/cuda/workspace.h"
@@ -46,24 +46,7 @@ __global__ void join_parts_kernel(const Compute<Out>* parts, Count columns, unsi
   }
 }
 
-// ---- sums over ranks ----
-
-constexpr int most_sources = 64;
-template <class S>
-struct RankSources {
-  const S* at[most_sources];
-  int count;
-};
-
-/// What becomes of a sum: scaled, rounded, added to what is there; or kept as it is for the next sources.
-template <class C>
-struct Finish {
-  const C* before;  ///< sums of the sources before these; null for none
-  C* after;         ///< where unfinished sums go; null: these are the last
-  C factor;
-  DType rounding;
-  bool accumulate;
-};
+// ---- what one rank gives to a sum ----
 
 template <class C>
 __device__ inline C round_to(DType dtype, C value) {
@@ -74,75 +57,30 @@ __device__ inline C round_to(DType dtype, C value) {
 }
 
 template <int width, class S, class Out>
-__global__ void sum_ranks_kernel(RankSources<S> sources, Finish<Compute<S>> finish, Count n, Out* to) {
-  using C = Compute<S>;
+__global__ void fold_kernel(const S* from, DType rounding, bool accumulate, Count n, Out* to) {
   for (Count at = grid_thread() * width; at < n; at += grid_threads() * width) {
-    Pack<C, width> sum;
-    if (finish.before) {
-      sum = load_pack<width>(finish.before + at);
-    } else {
-      const Pack<S, width> first = load_pack<width>(sources.at[0] + at);
-      for (int k = 0; k < width; ++k) sum.at[k] = widen(first.at[k]);
-    }
-    for (int source = finish.before ? 0 : 1; source < sources.count; ++source) {
-      const Pack<S, width> next = load_pack<width>(sources.at[source] + at);
-      for (int k = 0; k < width; ++k) sum.at[k] = sum.at[k] + widen(next.at[k]);
-    }
-    if (finish.after) {
-      store_pack(finish.after + at, sum);
-      continue;
-    }
-    Pack<Out, width> result;
-    Pack<Out, width> old{};
-    if (finish.accumulate) old = load_pack<width>(to + at);
+    const Pack<S, width> given = load_pack<width>(from + at);
+    Pack<Out, width> old{}, result;
+    if (accumulate) old = load_pack<width>(to + at);
     for (int k = 0; k < width; ++k) {
-      // Unscaled sums keep their bits, subnormal ones too, as on the CPU.
-      const C scaled = finish.factor == C{1} ? sum.at[k] : sum.at[k] * finish.factor;
-      const C value = round_to(finish.rounding, scaled);
-      result.at[k] = narrow<Out>(finish.accumulate ? widen(old.at[k]) + value : value);
+      const Compute<S> value = round_to(rounding, widen(given.at[k]));
+      result.at[k] = narrow<Out>(accumulate ? widen(old.at[k]) + value : value);
     }
     store_pack(to + at, result);
   }
 }
 
-/// Elements of one access: 16 bytes of the widest of the two, and of the sums kept between launches.
 template <class S, class Out>
-constexpr int rank_width = 16 / static_cast<int>(sizeof(S) > sizeof(Out) ? sizeof(S) : sizeof(Out));
-
-template <class S, class Out>
-void sum_range(const Target& target, const RankSources<S>& sources, Finish<Compute<S>> finish, Count n,
-               Out* to) {
-  constexpr int width = rank_width<S, Out>;
-  bool aligned = aligned_for_packs(to);
-  for (int i = 0; i < sources.count; ++i) aligned = aligned && aligned_for_packs(sources.at[i]);
-  const Count packed = aligned ? n / width * width : 0;
+void fold_range(const Target& target, const S* from, DType rounding, bool accumulate, Count n, Out* to) {
+  constexpr int width = 16 / static_cast<int>(std::max(sizeof(S), sizeof(Out)));  // 16 bytes of the wider one
+  const Count packed = aligned_for_packs(to) && aligned_for_packs(from) ? n / width * width : 0;
   const auto queue = [&](auto kernel, int elements, Count begin, Count end) {
     if (begin == end) return;
-    RankSources<S> moved = sources;
-    for (int i = 0; i < moved.count; ++i) moved.at[i] += begin;
-    Finish<Compute<S>> there = finish;
-    if (there.before) there.before += begin;
-    if (there.after) there.after += begin;
     launch(kernel, blocks_for(end - begin, Count{element_threads} * elements, target.processors, 32),
-           element_threads, 0, target.stream, moved, there, end - begin, to + begin);
+           element_threads, 0, target.stream, from + begin, rounding, accumulate, end - begin, to + begin);
   };
-  queue(sum_ranks_kernel<width, S, Out>, width, 0, packed);
-  queue(sum_ranks_kernel<1, S, Out>, 1, packed, n);
-}
-
-/// As many sources at a time as a launch takes; what is unfinished waits in the tensor of that name.
-template <class S, class Out>
-void sum_by_parts(const Target& target, const std::vector<Tensor>& all, Finish<Compute<S>> finish,
-                  const Tensor& unfinished, const Tensor& to) {
-  Compute<S>* const sums = unfinished ? out<Compute<S>>(unfinished) : nullptr;
-  for (std::size_t begin = 0; begin < all.size(); begin += most_sources) {
-    RankSources<S> some{};
-    for (std::size_t i = begin; i < all.size() && some.count < most_sources; ++i)
-      some.at[some.count++] = in<S>(all[i]);
-    finish.before = begin > 0 ? sums : nullptr;
-    finish.after = begin + most_sources < all.size() ? sums : nullptr;
-    sum_range(target, some, finish, to.numel(), out<Out>(to));
-  }
+  queue(fold_kernel<width, S, Out>, width, 0, packed);
+  queue(fold_kernel<1, S, Out>, 1, packed, n);
 }
 
 // ---- exact sums of squares ----
@@ -239,33 +177,6 @@ __global__ void sum_of_squares_kernel(const S* x, Count n, Word* total) {
     atomicAdd(total + threadIdx.x, digits[threadIdx.x]);
 }
 
-// ---- finiteness ----
-
-template <class S>
-__device__ inline bool not_finite(S x) {
-  if constexpr (std::is_same_v<S, bf16>)
-    return (x.bits & 0x7f80u) == 0x7f80u;
-  else if constexpr (std::is_same_v<S, f16>)
-    return (x.bits & 0x7c00u) == 0x7c00u;
-  else if constexpr (std::is_same_v<S, float>)
-    return (bits_as<std::uint32_t>(x) & 0x7f800000u) == 0x7f800000u;
-  else
-    return (bits_as<std::uint64_t>(x) >> 52 & 0x7ffu) == 0x7ffu;
-}
-
-template <class S>
-__global__ void find_not_finite_kernel(const S* x, Count n, unsigned* found) {
-  constexpr int width = pack_width<S>;
-  const Count packs = reinterpret_cast<std::uintptr_t>(x) % 16 == 0 ? n / width : 0;
-  bool bad = false;
-  for (Count i = grid_thread(); i < packs; i += grid_threads()) {
-    const Pack<S, width> pack = load_pack<width>(x + i * width);
-    for (int k = 0; k < width; ++k) bad |= not_finite(pack.at[k]);
-  }
-  for (Count i = packs * width + grid_thread(); i < n; i += grid_threads()) bad |= not_finite(x[i]);
-  if (bad) atomicOr(found, 1u);
-}
-
 }  // namespace
 
 void CudaKernels::sum_rows(const Tensor& x, const Tensor& out, bool accumulate) {
@@ -296,36 +207,17 @@ void CudaKernels::sum_rows(const Tensor& x, const Tensor& out, bool accumulate) 
   });
 }
 
-void CudaKernels::sum_ranks(std::span<const Tensor> sources, double factor, DType rounding, const Tensor& out,
-                            bool accumulate) {
-  require_floating("sum_ranks", "out", out);
-  require(!sources.empty(), "sum_ranks: there are no sources");
-  require(is_floating(rounding), "sum_ranks: cannot round to ", name_of(rounding));
-  bool mixed = false;
-  for (const Tensor& source : sources) {
-    require_gradient("sum_ranks", "a source", source, out.numel(), out.dtype());
-    mixed = mixed || source.dtype() != sources[0].dtype();
-  }
-  if (out.numel() == 0) return;
-  std::vector<Tensor> all(sources.begin(), sources.end());
-  if (mixed)  // fp32 holds what the narrower ones do
-    for (Tensor& source : all)
-      if (source.dtype() != DType::f32) {
-        const Tensor wide = scratch(source.numel(), DType::f32);
-        copy(source, wide);
-        source = wide;
-      }
-  const Tensor unfinished =
-      all.size() > most_sources ? scratch(out.numel(), compute_type(out.dtype())) : Tensor();
-  with_floating(all[0].dtype(), [&](auto source_type) {
-    with_floating(out.dtype(), [&](auto out_type) {
-      using S = decltype(source_type);
-      using Out = decltype(out_type);
-      if constexpr (std::is_same_v<Compute<S>, Compute<Out>>) {
-        const Finish<Compute<S>> finish{nullptr, nullptr, static_cast<Compute<S>>(factor), rounding,
-                                        accumulate};
-        sum_by_parts<S, Out>(target_, all, finish, unfinished, out);
-      }
+void CudaKernels::fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) {
+  require_floating("fold", "to", to);
+  require(is_floating(rounding), "fold: cannot round to ", name_of(rounding));
+  require_gradient("fold", "from", from, to.numel(), to.dtype());
+  if (to.numel() == 0) return;
+  with_floating(from.dtype(), [&](auto from_type) {
+    with_floating(to.dtype(), [&](auto to_type) {
+      using S = decltype(from_type);
+      using Out = decltype(to_type);
+      if constexpr (std::is_same_v<Compute<S>, Compute<Out>>)
+        fold_range<S, Out>(target_, in<S>(from), rounding, accumulate, to.numel(), out<Out>(to));
     });
   });
 }
@@ -352,22 +244,6 @@ void CudaKernels::sum_of_squares(std::span<const Tensor> all, ExactSum& sum) {
   target_.device.copy(read.raw(), total.raw(), total.bytes());
   target_.device.synchronize();
   sum.add(ExactSum::from_words({in<std::int64_t>(read), static_cast<std::size_t>(words)}));
-}
-
-bool CudaKernels::all_finite(const Tensor& x) {
-  require_floating("all_finite", "x", x);
-  if (x.numel() == 0) return true;
-  const Tensor found = scratch(1, DType::i32, device::Tier::host);
-  auto* word = out<unsigned>(found);
-  *word = 0;
-  with_floating(x.dtype(), [&](auto type) {
-    using S = decltype(type);
-    launch(find_not_finite_kernel<S>,
-           blocks_for(x.numel(), Count{element_threads} * pack_width<S>, target_.processors), element_threads,
-           0, target_.stream, in<S>(x), x.numel(), word);
-  });
-  target_.device.synchronize();
-  return *word == 0;
 }
 
 }  // namespace sherd::tensor::SHERD_CUDA

@@ -69,8 +69,6 @@ inline std::size_t mean_squared_error_backward_workspace(const Tensor& dx) {
 
 /// Of each of the tiers device and host.
 inline constexpr std::size_t sum_of_squares_workspace = (ExactSum::words + 1) * sizeof(std::int64_t);
-/// Of the host tier.
-inline constexpr std::size_t all_finite_workspace = sizeof(std::int32_t);
 
 /// Ceiling for cuDNN's gradient of attention, which holds rows of scores to be repeatable; more sequences
 /// than fit are taken in parts. A little more than 1 GiB, for cuDNN adds a few hundred bytes to what are

@@ -82,9 +82,4 @@ void MetaKernels::sum_of_squares(std::span<const Tensor> all, ExactSum&) {
   book(cuda::sum_of_squares_workspace, device::Tier::host);
 }
 
-bool MetaKernels::all_finite(const Tensor& x) {
-  if (gpu_ && x.numel() > 0) book(cuda::all_finite_workspace, device::Tier::host);
-  return true;
-}
-
 }  // namespace sherd::tensor::meta

@@ -53,10 +53,9 @@ class MetaKernels : public Kernels {
                               const Tensor&) override;
   void mean_squared_error(const Tensor& x, const Tensor&, const Tensor&) override;
   void mean_squared_error_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor& dx) override;
-  void sum_ranks(std::span<const Tensor>, double, DType, const Tensor&, bool) override {}
+  void fold(const Tensor&, DType, const Tensor&, bool) override {}
   using Kernels::sum_of_squares;
   void sum_of_squares(std::span<const Tensor> all, ExactSum&) override;
-  bool all_finite(const Tensor& x) override;
   void fill_normal(const Tensor&, RandomKey, std::int64_t, double, double) override {}
   void fill_uniform(const Tensor&, RandomKey, std::int64_t, double, double) override {}
 

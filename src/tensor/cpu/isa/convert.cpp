@@ -4,20 +4,6 @@
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
 
-/// Infinity and NaN: all exponent bits set.
-template <class S>
-constexpr std::uint32_t exponent_mask = 0x7f80u;
-template <>
-constexpr std::uint32_t exponent_mask<F16> = 0x7c00u;
-
-SHERD_INLINE bool any(I mask) {
-  std::int32_t lane[lanes];
-  __builtin_memcpy(lane, &mask, sizeof lane);
-  std::int32_t bits = 0;
-  for (int i = 0; i < lanes; ++i) bits |= lane[i];
-  return bits != 0;
-}
-
 /// Eight running sums in double, folded in one fixed order.
 struct SumD8 {
   static constexpr int parts = 16 / lanes;  // a D holds lanes/2 doubles
@@ -117,20 +103,6 @@ struct Loops {
         n, out(y), [](F o, F u) { return o + u; }, in(y), x);
   }
 
-  static bool all_finite(const void* x, Count n) {
-    I bad{};
-    Count i = 0;
-    for (; i + lanes <= n; i += lanes) {
-      if constexpr (sizeof(S) == 2)
-        bad |= (widen(load_as<H>(in(x) + i)) & exponent_mask<S>) == exponent_mask<S>;
-      else
-        bad |= ((U)load(in(x) + i) & 0x7f800000u) == 0x7f800000u;
-    }
-    // Widening a 16-bit infinity or NaN gives one of fp32.
-    if (i < n) bad |= ((U)load_tail(in(x) + i, n - i) & 0x7f800000u) == 0x7f800000u;
-    return !any(bad);
-  }
-
   SHERD_INLINE static SumD8 block(const S* x) {
     SumD8 sum;
 #pragma GCC unroll 16
@@ -173,8 +145,7 @@ struct Loops {
 template <class S>
 constexpr ConvertOps table() {
   using L = Loops<S>;
-  return {
-      L::load_, L::store_, L::add_to, L::accumulate, L::all_finite, L::block_squares, L::squared_difference};
+  return {L::load_, L::store_, L::add_to, L::accumulate, L::block_squares, L::squared_difference};
 }
 
 }  // namespace

@@ -46,7 +46,6 @@ struct ConvertOps {
   void (*store)(const float* x, void* out, Count n);
   void (*add_to)(const void* x, float* sum, Count n);      ///< sum += x
   void (*accumulate)(const float* x, void* out, Count n);  ///< out = out + x
-  bool (*all_finite)(const void* x, Count n);
   /// sums[i] = the sum in double of the squares of elements [64·i, 64·i + 64)
   void (*block_squares)(const void* x, double* sums, Count n);
   /// The sum of (x - y)², over lanes of double in a fixed order

@@ -36,10 +36,10 @@ int main(int argc, char** argv) {
     // Sampling runs on all ranks alike; under stage 3 each step gathers block by block.
     const auto tokenizer = data::make_tokenizer(data->tokenizer);
     const std::vector<std::int32_t> prompt{tokenizer->end_of_document()};
-    engine->sharded().begin_evaluation();
-    const auto text = models::generate(*model, engine->tape(), prompt, 64,
-                                       {.temperature = 0.8, .top_k = 40, .key = {1, 2}});
-    engine->sharded().end_evaluation();
+    std::vector<std::int32_t> text;
+    engine->evaluate([&](autograd::Tape& tape) {
+      text = models::generate(*model, tape, prompt, 64, {.temperature = 0.8, .top_k = 40, .key = {1, 2}});
+    });
     if (dist->rank() == 0) std::printf("%s\n", tokenizer->decode(text).c_str());
   });
 }

@@ -12,6 +12,11 @@ Tensor Reducer::sums_of(const Segment& segment) const {
                        device::Category::communication);
 }
 
+void Reducer::begin(bool boundary) {
+  flush();
+  boundary_ = boundary;
+}
+
 void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate) {
   const Tensor own = segment.own_gradients();
   const bool summed = !full && groups_.shards() == 1 && options_.reduction == comm::Reduction::native;
@@ -21,7 +26,7 @@ void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool 
     const Tensor from = full ? *full : own;
     if (full || (options_.rounding != own.dtype() && !summed))
       kernels_.fold(from, options_.rounding, own, accumulate);
-    if (complete_) complete_(segment);
+    if (boundary_) complete_.push_back(&segment);
     return;
   }
   Item item{&segment, std::move(full), {}, accumulate, Agreement::none};
@@ -48,6 +53,11 @@ void Reducer::push(Item item) {
   while (queued_ >= bucket_limit()) send_bucket();
 }
 
+void Reducer::flush() {
+  while (!queue_.empty()) send_bucket();
+  progress(true);
+}
+
 void Reducer::finish() {
   while (!queue_.empty()) send_bucket();
   if (boundary_ && chained()) send_end();
@@ -58,7 +68,8 @@ void Reducer::abandon() {
   queue_.clear();
   queued_ = 0;
   if (failed_) flights_.clear(), issued_ = passed_ = returned_ = 0, failed_ = false;
-  progress(true, false);
+  progress(true);
+  summed_.clear();
 }
 
 std::int64_t Reducer::bucket_limit() const {
@@ -120,7 +131,7 @@ void Reducer::launch(Flight flight) {
   flights_.push_back(std::move(flight));
 }
 
-void Reducer::progress(bool drain, bool tell) {
+void Reducer::progress(bool drain) {
   try {
     move_on(drain);
   } catch (...) {
@@ -128,9 +139,8 @@ void Reducer::progress(bool drain, bool tell) {
     throw;
   }
   if (groups_.replica && !drain) return;  // replicas are some buckets apart until all have come
-  const std::vector<Segment*> arrived = std::exchange(arrived_, {});
-  if (!tell || !complete_) return;
-  for (Segment* segment : arrived) complete_(*segment);
+  if (boundary_) complete_.insert(complete_.end(), summed_.begin(), summed_.end());
+  summed_.clear();
 }
 
 void Reducer::move_on(bool drain) {
@@ -230,7 +240,7 @@ void Reducer::settle(Flight& flight) {
       kernels_.copy(part.sums(), part.item.segment->own_gradients().range(part.begin, part.end));
   if (groups_.replica && boundary_) gather_sums(flight);
   flight.gathered.wait();
-  arrived_.insert(arrived_.end(), flight.complete.begin(), flight.complete.end());
+  summed_.insert(summed_.end(), flight.complete.begin(), flight.complete.end());
 }
 
 /// Where every rank updates everything, it needs the whole sum.

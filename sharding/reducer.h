@@ -1,7 +1,6 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,18 +39,16 @@ struct ReducerOptions {
 /// the same order.
 class Reducer {
  public:
-  /// `stats` are counted up.
+  /// `stats` are counted up. To `complete` goes each segment whose submitted gradients have been summed, from
+  /// submit() or finish(): at the same points of the program on all ranks. With replicas, which are some
+  /// buckets apart until then, from finish() alone. At a boundary only.
   Reducer(const ParameterGroups& groups, tensor::Kernels& kernels, const ReducerOptions& options,
-          ReducerStats& stats)
-      : groups_(groups), kernels_(kernels), options_(options), stats_(stats) {}
-
-  /// `complete` is told of each segment whose submitted gradients have arrived, from submit() or finish(): at
-  /// the same points of the program on all ranks. With replicas, which are some buckets apart until then,
-  /// from finish() alone.
-  void listen(std::function<void(Segment&)> complete) { complete_ = std::move(complete); }
+          std::vector<Segment*>& complete, ReducerStats& stats)
+      : groups_(groups), kernels_(kernels), options_(options), complete_(complete), stats_(stats) {}
 
   /// Before a micro-batch's first gradients. `boundary`: the last one before a step, when replicas agree.
-  void begin(bool boundary) { boundary_ = boundary, agreed_on_.clear(); }
+  /// What another micro-batch has left goes first.
+  void begin(bool boundary);
   /// Folds `full` (this rank's gradients of the padded segment) over ranks into the segment's lasting
   /// gradients, onto what they hold when `accumulate`. Keeps `full` until it was read; null means the lasting
   /// gradients themselves.
@@ -64,9 +61,11 @@ class Reducer {
   /// Forgets what was submitted and not sent, after a pass that an exception ended on all ranks alike; waits
   /// for what is under way, unless that has failed itself.
   void abandon();
+  /// The next micro-batch is the first of a step.
+  void clear() { agreed_on_.clear(); }
 
   const ParameterGroups& groups() const { return groups_; }
-  /// What replicas have exchanged since begin(true), block by block; empty without replicas. Transfers do not
+  /// What replicas have exchanged in this step, block by block; empty without replicas. Transfers do not
   /// compare what they are for: whoever calls a collective over replicas next puts this in its label.
   const std::string& agreed_on() const { return agreed_on_; }
 
@@ -105,9 +104,9 @@ class Reducer {
   void send_end();
   void launch(Flight flight);
   std::int64_t bucket_limit() const;
-  /// Moves flights on: what is due now, or, when draining, all to their end. Where nobody listens `tell` is
-  /// false.
-  void progress(bool drain, bool tell = true);
+  void flush();
+  /// Moves flights on: what is due now, or, when draining, all to their end.
+  void progress(bool drain);
   void move_on(bool drain);
   void issue(Flight& flight);
   void pass_on(Flight& flight);
@@ -129,10 +128,10 @@ class Reducer {
   std::deque<Item> queue_;
   std::int64_t queued_ = 0;  ///< elements in queue_ not yet sent
   std::deque<Flight> flights_;
-  std::vector<Segment*> arrived_;  ///< of whom is to be told
-  bool failed_ = false;            ///< moving flights on has thrown; what they hold is nothing to pass on
+  std::vector<Segment*> summed_;  ///< of whom is to be told
+  bool failed_ = false;           ///< moving flights on has thrown; what they hold is nothing to pass on
   std::size_t issued_ = 0, passed_ = 0, returned_ = 0;  ///< of flights_, from its front
-  std::function<void(Segment&)> complete_;
+  std::vector<Segment*>& complete_;
   ReducerStats& stats_;
 };
 

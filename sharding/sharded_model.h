@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "nn/module.h"
-#include "sharding/gradient_traffic.h"
+#include "sharding/gradients.h"
 #include "sharding/ownership.h"
+#include "sharding/pass.h"
 #include "sharding/placement.h"
 #include "sharding/publisher.h"
-#include "sharding/reducer.h"
 #include "sharding/residency.h"
 
 namespace sherd::sharding {
@@ -63,62 +63,37 @@ class ShardedModel {
   const ShardingOptions& options() const { return options_; }
   const std::vector<std::unique_ptr<Unit>>& units() const { return residency_.units(); }
   /// Every segment that trains, in the order of units.
-  std::vector<Segment*> trainable_segments() const;
+  const std::vector<Segment*>& trainable_segments() const { return gradients_.segments(); }
   std::int64_t parameter_count() const { return parameter_count_; }
   std::int64_t persistent_elements() const { return persistent_elements_; }
-
-  // ---- a micro-batch ----
-  /// Before forward. `boundary`: the last micro-batch before a step, when replicated gradients are reduced
-  /// too.
-  void begin_training(bool boundary);
-  /// After backward; collective. Every gradient that this micro-batch had to send has arrived.
-  void end_training();
-  /// `complete` is told, before end_training() returns, of each segment whose gradients will not change any
-  /// more before the step, and whose parameters this pass no longer reads: at the same points of the program
-  /// on all ranks, on the rank's thread, mostly while backward goes on. Not of segments that the last
-  /// micro-batch left out. Nobody but the pass may hold a lease then.
-  void listen(std::function<void(Segment&)> complete) { complete_ = std::move(complete); }
-  void begin_evaluation();
-  void end_evaluation();
-  /// Lets go of what a pass or step that an exception ended has left: leases of its blocks, gathered
-  /// parameters that later steps outdate, gradients and updates that were not sent yet. Nothing otherwise.
-  /// Every pass begins with it.
-  void abandon_pass();
 
   // ---- the step ----
   /// Throws Error{usage} while somebody holds a lease on gathered parameters: an update would not reach that
   /// copy, and the coming passes would compute with it.
   void require_no_leases() const;
-  /// Collective over all ranks that hold parts of the model: the sum of squares of all gradients, exact, and
-  /// so the same for any placement.
-  tensor::ExactSum gradient_sum_of_squares();
+  /// The same of one segment's unit, whose update is about to begin beside backward.
+  void require_no_leases(const Segment& segment) const;
+  /// What the step has summed so far.
+  Gradients& gradients() { return gradients_; }
+  const Gradients& gradients() const { return gradients_; }
   /// Collective: to be called for every trainable segment, in one order on all ranks, once its update range
   /// has new parameters; gathers them where parameters are replicated, in buckets.
   void publish(Segment& segment);
   /// Collective: waits for everything published, and clears gradients for the next accumulation.
   void end_step();
-  /// Drops gathered gradients without an update (a skipped step).
-  void clear_gradients();
+  /// Lets go of what passes or a step that an exception ended have left: leases of blocks, gathered
+  /// parameters that later steps outdate, gradients and updates that were not sent yet. Nothing otherwise.
+  void abandon_passes();
 
   /// Full parameters of the unit that stores `parameter`; collective where sharded.
   Unit::Lease gather(const autograd::Parameter& parameter);
 
   ResidencyStats& residency_stats() { return residency_.stats(); }
-  ReducerStats& reducer_stats() { return reducer_stats_; }
+  ReducerStats& reducer_stats() { return gradients_.stats(); }
 
  private:
-  class BlockScope;
-  /// One segment's gradients while a micro-batch writes them.
-  struct OpenGradients {
-    std::shared_ptr<const Tensor> full;  ///< where backward writes; null: where they last
-    std::shared_ptr<const Tensor> sum;   ///< of gradients that leave a GPU: what goes back; may be `full`
-  };
-  struct UnitState {
-    int pending = 0;                       ///< uses in forward whose backward is still to come
-    bool open = false;                     ///< parameters take gradients
-    bool sent = false;                     ///< gradients of this micro-batch were submitted
-    std::vector<OpenGradients> gradients;  ///< per trainable segment, while open
-  };
+  friend class Block;
+  friend class Pass;
 
   void build_units();
   /// What is left while segments are placed one after the other.
@@ -129,35 +104,24 @@ class ShardedModel {
   };
   void make_segments(Unit& unit, const std::vector<ParameterPtr>& parameters, Budget& budget);
   PlacementTable place(const SegmentKey& key, const SegmentLayout& layout, Budget& budget) const;
-  bool is_filled(const Segment& segment) const;
-  void fill_missing_gradients();
-  void open_gradients(Unit& unit);
-  OpenGradients open_gradients(Segment& segment);
-  void close_gradients(Unit& unit);
-  void send_gradients(Segment& segment, OpenGradients open);
-  void submit_left_behind();
-  void tell_complete(Segment& segment);
-  Reducer& reducer_of(const Segment& segment);
-  void add_reducer(const ParameterGroups& groups);
-  UnitState& state(const Unit& unit) { return states_[static_cast<std::size_t>(unit.index())]; }
+  void add_publisher(comm::Communicator& group);
+  Pass& pass_of(const autograd::Tape& tape) const;
+  void begin_pass(Pass& pass, Residency::Pass kind);
+  void end_pass(Pass& pass);
+  bool pass_under_way() const;
 
   std::shared_ptr<nn::Module> model_;
   Claim claim_;
   ShardingOptions options_;
   StateSources sources_;
-  comm::Communicator& model_ranks_;
   tensor::Kernels& kernels_;
   Residency residency_;
-  ReducerStats reducer_stats_;
-  std::deque<Reducer> reducers_;              ///< by groups, in the order in which segments name them
-  std::deque<Publisher> publishers_;          ///< by shard group, likewise
-  std::unique_ptr<GradientTraffic> traffic_;  ///< of one rank whose gradients leave its GPU, else null
-  std::vector<UnitState> states_;
-  std::vector<std::shared_ptr<BlockScope>> scopes_;
+  Gradients gradients_;
+  std::deque<Publisher> publishers_;  ///< by shard group, in the order in which segments name them
+  std::vector<std::shared_ptr<Block>> blocks_;
   std::vector<std::pair<ParameterPtr, Unit*>> owners_;
-  std::vector<Segment*> filled_;  ///< segments whose lasting gradients hold a sum
-  bool boundary_ = true;
-  std::function<void(Segment&)> complete_;
+  std::vector<Pass*> passes_;    ///< all there are
+  std::vector<Pass*> attached_;  ///< by unit: whose gradients its parameters take; null: nobody's
   std::int64_t parameter_count_ = 0, persistent_elements_ = 0;
 };
 

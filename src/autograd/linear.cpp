@@ -32,7 +32,9 @@ struct LinearBackward {
       write_kernel_grad(tape, db, Shape{w_shape[0]}, dy.dtype(),
                         [&](const Tensor& to, bool add) { tape.kernels().sum_rows(dy, to, add); });
     if (dw) {
-      write_product(tape, dw, w_shape, dy.dtype(), {.a = dy, .b = x.get(tape), .trans_a = true});
+      tape.weight_gradient(dw, [dw = dw, shape = w_shape, dy, input = x.get(tape)](Tape& t) {
+        write_product(t, dw, shape, dy.dtype(), {.a = dy, .b = input, .trans_a = true});
+      });
       x = {};  // the input goes before its gradient comes
     }
     if (dx) write_product(tape, dx, x_shape, dy.dtype(), {.a = std::move(dy), .b = w.get(tape)});

@@ -186,13 +186,13 @@ void Tape::write_grad(const GradRef& ref, const Shape& shape, DType dtype,
 
 void Tape::enter(const std::shared_ptr<Scope>& scope) {
   if (!scope) return;
-  scope->pre_forward(recording_);
+  scope->pre_forward(*this);
   if (recording_) nodes_.push_back({nullptr, nullptr, scope, true});
 }
 
 void Tape::leave(const std::shared_ptr<Scope>& scope) {
   if (!scope) return;
-  scope->post_forward(recording_);
+  scope->post_forward(*this);
   if (recording_) nodes_.push_back({nullptr, nullptr, scope, false});
 }
 
@@ -252,17 +252,60 @@ void Tape::require_gradient_arrives(const Var& input) const {
           "nowhere. Pass its tensor through Tape::input(), which takes no gradient");
 }
 
-void Tape::backward(const Var& loss, double seed) {
+void Tape::require_output(const Var& output, const char* what) const {
+  require(output.defined() && output.requires_grad(), what, " depends on nothing that takes a gradient");
+  require(output.state_->tape == this &&
+              (output.state_->pass == pass_ || output.state_->pass == Var::State::leaf),
+          what,
+          " was computed by an earlier forward pass, by another engine's, or without recording (NoGrad, "
+          "evaluation): run backward on the loss of the forward just before it");
+  require(begun_ != pass_, "backward has begun on this forward pass already: run forward again");
+}
+
+void Tape::start(const std::vector<OutputGradient>& outputs, WeightGradients when) {
+  when_ = when;
+  begun_ = pass_;
+  entered_.clear();
+  deferred_.clear();
+  for (const OutputGradient& each : outputs) accumulate(each.output.grad_ref(), each.gradient);
+}
+
+void Tape::begin_backward(const Var& loss, double seed, WeightGradients when) {
   require(loss.defined() && loss.shape().numel() == 1, "backward needs a scalar loss");
-  require(loss.requires_grad(), "the loss depends on nothing that takes a gradient");
-  require(
-      loss.state_->tape == this && (loss.state_->pass == pass_ || loss.state_->pass == Var::State::leaf),
-      "the loss was computed by an earlier forward pass, by another engine's, or without recording (NoGrad, "
-      "evaluation): run backward on the loss of the forward just before it");
-  Tensor start = empty(loss.shape(), loss.dtype());
-  kernels_.fill(start, seed);
-  accumulate(loss.grad_ref(), std::move(start));
-  run_back_to(0);
+  require_output(loss, "the loss");
+  Tensor gradient = empty(loss.shape(), loss.dtype());
+  kernels_.fill(gradient, seed);
+  start({{loss, std::move(gradient)}}, when);
+}
+
+void Tape::begin_backward(const std::vector<OutputGradient>& outputs, WeightGradients when) {
+  require(!outputs.empty(), "backward needs an output and its gradient");
+  for (const OutputGradient& each : outputs) {
+    require_output(each.output, "an output");
+    require(each.gradient.defined() && each.gradient.shape() == each.output.shape() &&
+                each.gradient.dtype() == each.output.dtype(),
+            "backward needs a gradient of its output's shape and dtype: ",
+            sherd::name_of(each.output.dtype()), " ", each.output.shape().str());
+  }
+  start(outputs, when);
+}
+
+void Tape::backward(const Var& loss, double seed) {
+  begin_backward(loss, seed);
+  while (continue_backward()) {
+  }
+}
+
+void Tape::backward(const std::vector<OutputGradient>& outputs) {
+  begin_backward(outputs);
+  while (continue_backward()) {
+  }
+}
+
+void Tape::clear() {
+  nodes_.clear();
+  entered_.clear();
+  deferred_.clear();
   ++pass_;
 }
 
@@ -280,21 +323,59 @@ class Tape::Running {
   const Node* outer_;
 };
 
-void Tape::run_back_to(std::size_t mark) {
-  while (nodes_.size() > mark) {
-    Node node = std::move(nodes_.back());
-    nodes_.pop_back();
-    if (node.scope) {
-      if (node.entering)
-        node.scope->post_backward();
-      else
-        node.scope->pre_backward();
-      continue;
-    }
-    if (!node.output->grad.defined()) continue;  // nothing downstream depended on it
-    const Running running(running_, node);
-    node.backward(*this, std::move(node.output->grad));
+/// Takes the newest node off the tape and runs its backward. True where that ended a block's.
+bool Tape::run_last() {
+  Node node = std::move(nodes_.back());
+  nodes_.pop_back();
+  if (node.scope) {
+    if (node.entering) return leave_block(node.scope), true;
+    node.scope->pre_backward(*this);
+    entered_.push_back({node.scope, {}});
+    return false;
   }
+  if (!node.output->grad.defined()) return false;  // nothing downstream depended on it
+  const Running running(running_, node);
+  node.backward(*this, std::move(node.output->grad));
+  return false;
+}
+
+void Tape::leave_block(const std::shared_ptr<Scope>& scope) {
+  Deferred block = std::move(entered_.back());
+  entered_.pop_back();
+  scope->post_backward(*this);
+  if (block.compute.empty())
+    scope->gradients_complete(*this);
+  else
+    deferred_.push_back(std::move(block));
+}
+
+void Tape::run_back_to(std::size_t mark) {
+  while (nodes_.size() > mark) run_last();
+}
+
+bool Tape::continue_backward() {
+  while (!nodes_.empty())
+    if (run_last()) return true;
+  ++pass_;
+  return false;
+}
+
+void Tape::weight_gradient(const GradRef& weight, std::function<void(Tape&)> compute) {
+  const bool later = when_ == WeightGradients::later && weight && weight->parameter && !entered_.empty();
+  if (later)
+    entered_.back().compute.push_back(std::move(compute));
+  else
+    compute(*this);
+}
+
+bool Tape::continue_weight_gradients() {
+  if (deferred_.empty()) return false;
+  const Deferred block = std::move(deferred_.front());
+  deferred_.pop_front();
+  block.scope->pre_weight_gradients(*this);
+  for (const auto& compute : block.compute) compute(*this);
+  block.scope->gradients_complete(*this);
+  return true;
 }
 
 }  // namespace sherd::autograd

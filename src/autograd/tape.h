@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -91,19 +92,35 @@ class Saved {
   std::shared_ptr<Remake> remake_;
 };
 
-/// Told when a block of the model is about to run and has run, in both directions. The sharding room
-/// implements it to take and drop leases and to send gradients off; the tape calls it from the rank's thread.
-/// A block that is used several times in one forward is entered and left as often, and its backward calls
-/// mirror that.
+/// Told when a block of the model is about to run and has run, in both directions, and on which tape. The
+/// sharding room implements it to take and drop leases and to send gradients off; the tape calls it from the
+/// rank's thread. A block that is used several times in one forward is entered and left as often, and its
+/// backward calls mirror that.
 class Scope {
  public:
   virtual ~Scope() = default;
-  /// `recording`: backward calls will follow.
-  virtual void pre_forward(bool recording) = 0;
-  virtual void post_forward(bool recording) = 0;
-  virtual void pre_backward() = 0;
-  virtual void post_backward() = 0;
+  /// Where tape.recording(), backward calls will follow.
+  virtual void pre_forward(Tape& tape) = 0;
+  virtual void post_forward(Tape& tape) = 0;
+  virtual void pre_backward(Tape& tape) = 0;
+  /// The gradients of the block's inputs are there; nothing reads its parameters any more.
+  virtual void post_backward(Tape& tape) = 0;
+  /// Weight gradients that backward has put off are about to be computed.
+  virtual void pre_weight_gradients(Tape& tape) = 0;
+  /// So are the gradients of its parameters, put off or not.
+  virtual void gradients_complete(Tape& tape) = 0;
 };
+
+/// An output of what a tape recorded, and the gradient that reaches it from outside: of its shape and dtype.
+struct OutputGradient {
+  Var output;
+  Tensor gradient;
+};
+
+/// When the gradients of weights are computed that nothing later in backward needs: as backward passes, or in
+/// run_weight_gradients(), so that a pipeline's next stage gets its gradients first (Qi et al. 2024, "Zero
+/// bubble pipeline parallelism").
+enum class WeightGradients : std::uint8_t { now, later };
 
 /// Gradient of one recorded operation: receives the gradient of its output and passes gradients on to its
 /// inputs.
@@ -149,6 +166,10 @@ class Tape {
   /// Error{usage} naming the operation whose backward runs unless `grad` has the value's shape and dtype; a
   /// parameter's may have any floating dtype.
   void accumulate(const GradRef& ref, Tensor grad);
+  /// Runs `compute`, which writes the gradient of `weight` and nothing else: at once, or where backward puts
+  /// weight gradients off and `weight` is a parameter, in run_weight_gradients(). It owns what it reads, and
+  /// reads no parameter.
+  void weight_gradient(const GradRef& weight, std::function<void(Tape&)> compute);
   /// Lets a kernel write a gradient where it belongs: write(destination, accumulate). Checks as accumulate()
   /// does.
   void write_grad(const GradRef& ref, const Shape& shape, DType dtype,
@@ -165,12 +186,25 @@ class Tape {
   Var checkpoint(const std::vector<Var>& inputs,
                  const std::function<Var(Tape&, const std::vector<Var>&)>& body);
 
+  // ---- backward ----
   /// Runs the tape backwards from the scalar `loss`, with d loss = `seed`, and leaves it empty. Throws
   /// Error{usage}, before anything runs, for a loss of another tape, of an earlier pass, or computed without
   /// recording.
   void backward(const Var& loss, double seed = 1.0);
+  /// The same from the gradients of any outputs, as a pipeline's stage gets them from the next one.
+  void backward(const std::vector<OutputGradient>& outputs);
+  /// backward() in parts: between two of them the caller does what the gradients complete so far allow.
+  /// Throws what backward() throws.
+  void begin_backward(const Var& loss, double seed, WeightGradients when = WeightGradients::now);
+  void begin_backward(const std::vector<OutputGradient>& outputs,
+                      WeightGradients when = WeightGradients::now);
+  /// Runs on until a block's backward has ended; false once nothing is left.
+  bool continue_backward();
+  /// Computes the weight gradients that backward has put off, of one block; false once nothing is left.
+  bool continue_weight_gradients();
+
   /// Drops everything recorded: what comes is another pass.
-  void clear() { nodes_.clear(), ++pass_; }
+  void clear();
   std::size_t size() const { return nodes_.size(); }
 
   /// While it lives, nothing is recorded.
@@ -194,6 +228,11 @@ class Tape {
     bool entering = false;            // the marker pushed by enter(): post_backward
     std::source_location where = {};  // who recorded the operation
   };
+  /// A block whose backward runs, and the weight gradients that it has put off.
+  struct Deferred {
+    std::shared_ptr<Scope> scope;
+    std::vector<std::function<void(Tape&)>> compute;
+  };
   class Running;
   Var constant(Tensor value);
   std::string running() const;
@@ -201,13 +240,21 @@ class Tape {
   Var leaf(Tensor value, GradRef slot);
   void require_gradient_arrives(const Var& input) const;
   Tensor moved(const Tensor& value, device::Tier tier) const;
+  void start(const std::vector<OutputGradient>& outputs, WeightGradients when);
+  void require_output(const Var& output, const char* what) const;
   void run_back_to(std::size_t mark);
+  bool run_last();
+  void leave_block(const std::shared_ptr<Scope>& scope);
 
   tensor::Kernels& kernels_;
   std::vector<Node> nodes_;
-  std::uint64_t pass_ = 1;  ///< of what nodes_ holds
+  std::uint64_t pass_ = 1;   ///< of what nodes_ holds
+  std::uint64_t begun_ = 0;  ///< the pass whose backward began last
   bool recording_ = true;
-  const Node* running_ = nullptr;  // whose backward runs
+  WeightGradients when_ = WeightGradients::now;  ///< of the backward under way
+  std::vector<Deferred> entered_;                ///< blocks whose backward runs, the innermost last
+  std::deque<Deferred> deferred_;                ///< blocks whose weight gradients are to come
+  const Node* running_ = nullptr;                // whose backward runs
 };
 
 }  // namespace sherd::autograd

@@ -120,13 +120,14 @@ void generate_command(const Arguments& arguments) {
   sampling.temperature = line.number("temperature");
   sampling.top_k = static_cast<int>(line.integer("top-k", 0));
   sampling.key = RandomKey{static_cast<std::uint64_t>(line.integer("seed", 0)), stable_hash("generate")};
-  autograd::Tape tape(*kernels);
+  sharding::Pass pass(sharded);
   Printer printer(*tokenizer, prompt);
-  models::generate(*model, tape, prompt, line.integer("max-tokens", 1), sampling, [&](std::int32_t id) {
-    if (id == tokenizer->end_of_document()) return false;
-    printer.add(id);
-    return std::ferror(stdout) == 0;
-  });
+  models::generate(*model, pass.tape(), prompt, line.integer("max-tokens", 1), sampling,
+                   [&](std::int32_t id) {
+                     if (id == tokenizer->end_of_document()) return false;
+                     printer.add(id);
+                     return std::ferror(stdout) == 0;
+                   });
   std::fputc('\n', stdout);
 }
 

@@ -13,48 +13,27 @@
 #include "device/device.h"
 #include "engine/distributed.h"
 #include "engine/optimizer.h"
-#include "engine/run_ahead.h"
+#include "engine/step_report.h"
 #include "nn/module.h"
-#include "optim/clipping.h"
 #include "sharding/sharded_model.h"
 
 namespace sherd {
 
 namespace data {
 class Loader;
-class LoaderPosition;
 }  // namespace data
 
 namespace engine {
 
-class CheckpointAccess;
-class SaveFolder;
-class UpdatePipeline;
+class Checkpoints;
+class Executor;
+class Resources;
+class StepUpdate;
 struct TokenData;
-
-/// Wall time of the last optimizer step by phase, in milliseconds, summed over its micro-batches. What is
-/// updated while backward runs counts there. A GPU may be behind: unless wall_clock_breakdown asks for phases
-/// that wait for it, its time counts where the thread has to wait, mostly in the update.
-struct StepTimes {
-  double forward = 0, backward = 0, update = 0;
-  double total() const { return forward + backward + update; }
-};
 
 struct IoBytes {
   std::uint64_t read = 0, written = 0;
   std::uint64_t bounced = 0;  ///< of both, what was copied through buffers of the store on its way
-};
-
-/// What the last optimizer step did, the same on every rank.
-struct StepReport {
-  bool applied = false;  ///< false when gradients overflowed and the update was skipped
-  double loss = 0;       ///< mean over ranks and micro-batches, of the unscaled loss
-  double grad_norm =
-      0;  ///< global L2 norm of the averaged gradients, unscaled, before clipping; NaN on overflow
-  double loss_scale = 1;           ///< that the step's gradients were computed with
-  std::vector<double> lr;          ///< used by the step, one per parameter group
-  std::int64_t early_updates = 0;  ///< chunks of this rank's states that were updated before backward ended
-  StepTimes times;
 };
 
 /// Strings that a caller wants to find again in a checkpoint.
@@ -117,6 +96,9 @@ class Engine {
   /// The same over `count` batches of each rank, as many on all. Losses are gathered once, and added in the
   /// global order of batches, so that the bits do not depend on how many ranks share them.
   double eval_batches(const std::function<tensor::Batch()>& next, std::int64_t count);
+  /// Runs `run` on a tape that records nothing, with dropout off: the model on inputs of any kind, generation
+  /// (models::generate()). Parameters are gathered ahead of use, as in an evaluation. All ranks run the same.
+  void evaluate(const std::function<void(autograd::Tape&)>& run);
   /// The number behind a loss, on this rank. Waits for the device.
   static double item(const autograd::Var& loss);
 
@@ -127,7 +109,7 @@ class Engine {
   // ---- accumulation ----
   /// Overrules the count until it is called again: is the coming micro-batch the last before an update? Call
   /// before forward.
-  void set_gradient_accumulation_boundary(bool boundary) { boundary_override_ = boundary; }
+  void set_gradient_accumulation_boundary(bool boundary);
   bool is_gradient_accumulation_boundary() const;
 
   // ---- counters, as DeepSpeed's ----
@@ -135,14 +117,14 @@ class Engine {
   std::int64_t global_steps() const { return counters_.global_steps; }
   std::int64_t global_samples() const { return counters_.global_samples; }
   std::int64_t skipped_steps() const { return counters_.skipped_steps; }
-  bool was_step_applied() const { return report_.applied; }
+  bool was_step_applied() const { return last_step().applied; }
   /// Unscaled, before clipping; nothing before the first step.
   std::optional<double> get_global_grad_norm() const;
   std::vector<double> get_lr() const { return optimizer_->lr(); }
   std::int64_t train_batch_size() const { return config_.batch.train_batch_size; }
   std::int64_t train_micro_batch_size_per_gpu() const { return config_.batch.micro_batch_size; }
   std::int64_t gradient_accumulation_steps() const { return config_.batch.gradient_accumulation_steps; }
-  const engine::StepReport& last_step() const { return report_; }
+  const engine::StepReport& last_step() const;
   /// Payload that this rank has moved from and to NVMe.
   engine::IoBytes io_bytes() const;
 
@@ -171,79 +153,32 @@ class Engine {
   const config::Config& config() const { return config_; }
   Distributed& dist() { return *dist_; }
   /// The groups in which this rank exchanges tensors, and what they carried, by axis.
-  comm::ProcessGroups& groups() const { return *groups_; }
+  comm::ProcessGroups& groups() const;
   /// The ranks that train on different data, this one among them.
-  comm::Communicator& data_ranks() const { return groups_->group(comm::Axis::data); }
-  device::Device& device() { return *device_; }
-  tensor::Kernels& kernels() { return *kernels_; }
+  comm::Communicator& data_ranks() const { return groups().group(comm::Axis::data); }
+  device::Device& device() const;
+  tensor::Kernels& kernels() const;
   nn::Model& module() { return *model_; }
   sharding::ShardedModel& sharded() { return *sharded_; }
-  autograd::Tape& tape() { return *tape_; }
   const std::shared_ptr<engine::Optimizer>& optimizer() const { return optimizer_; }
   const std::shared_ptr<engine::Scheduler>& scheduler() const { return scheduler_; }
 
  private:
-  friend class engine::CheckpointAccess;
-  struct Counters {
-    std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
-  };
-
-  sharding::StateSources open_stores();
-  void begin_early_update();
-  void update_early(sharding::Segment& segment);
-  void drop_accumulated();
-  void require_finite_update();
-  void end_phase();
-  void require_whole_weights(const char* call) const;
-  bool may_have_changed() const;
-  void give_update_up();
-  void end_or_spoil(const std::function<void()>& body);
-  autograd::Var evaluate(const tensor::Batch& batch);
-  RandomKey micro_batch_key() const;
-  optim::AverageScale average_scale() const;
-  void update();
-  double mean_loss(std::int64_t micro_batches);
-  /// Of what each rank has of `count` micro-batches.
-  double mean_over_ranks(const std::vector<double>& mine, std::int64_t count, const char* what);
-  void finish_step(bool applied);
-  void print_step() const;
-  void print_memory() const;
+  friend class engine::Checkpoints;
 
   DistributedPtr dist_;
   config::Config config_;
-  std::unique_ptr<comm::ProcessGroups> groups_;  ///< go after all that exchanges in them
-  std::shared_ptr<device::Device> device_;
-  std::unique_ptr<tensor::Kernels> kernels_;
+  std::unique_ptr<engine::Resources> resources_;  ///< go after all that uses them
   std::shared_ptr<nn::Model> model_;
   std::shared_ptr<engine::Optimizer> optimizer_;
   std::shared_ptr<engine::Scheduler> scheduler_;
-  std::unique_ptr<offload::Store> parameter_store_,
-      optimizer_store_;  ///< null without states on NVMe; the first may serve both
-  std::unique_ptr<sharding::ShardedModel> sharded_;
-  std::unique_ptr<engine::UpdatePipeline> pipeline_;
-  std::unique_ptr<autograd::Tape> tape_;
   std::unique_ptr<optim::LossScaler> scaler_;  ///< fp16 only
-
-  Counters counters_;
-  engine::StepReport report_;
-  bool stepped_ = false;  ///< report_ holds a step
-  bool training_ = true;
-  std::optional<bool> boundary_override_;
-  /// in_backward: backward() has begun, and stays so where it fails
-  enum class Phase : std::uint8_t { idle, forwarded, in_backward, backwarded } phase_ = Phase::idle;
-  bool boundary_ = true;          ///< the micro-batch that forward() began is the last before an update
-  std::int64_t accumulated_ = 0;  ///< micro-batches since the last boundary
-  engine::LossReader losses_;     ///< of this rank, since the last boundary
-  engine::RunAhead run_ahead_;
-  std::shared_ptr<data::LoaderPosition>
-      data_position_;  ///< of the training loader; null: the engine knows of none
-  std::shared_ptr<const engine::TokenData> training_tokens_;  ///< null: none, or samples of another kind
-  engine::StepTimes times_;
-  bool updates_early_ = false;        ///< the configuration lets updates begin while backward runs
-  std::optional<double> known_loss_;  ///< of the step under way; no weight changes before it is known
-  std::unique_ptr<engine::SaveFolder> save_folder_;  ///< on rank 0, from the first save or claim on
-  std::string
-      spoiled_;  ///< why the weights are of no use until a checkpoint is loaded; empty: they are whole
+  std::unique_ptr<sharding::ShardedModel> sharded_;
+  std::unique_ptr<engine::StepUpdate> update_;
+  std::unique_ptr<engine::Executor> executor_;
+  std::unique_ptr<engine::Checkpoints> checkpoints_;
+  engine::Counters counters_;
+  bool training_ = true;  ///< train() mode, as PyTorch's
 };
 
 }  // namespace sherd

@@ -55,11 +55,14 @@ class DryRun {
     const std::int64_t micro_batches = engine_->gradient_accumulation_steps();
     const std::int64_t run = std::min(micro_batches, most_micro_batches);
     Moved sum;
+    std::size_t loss_bytes = 0;
     for (std::int64_t i = 0; i < run; ++i) {
       engine_->set_gradient_accumulation_boundary(i + 1 == run);
       const IoBytes before = engine_->io_bytes();
       engine_->groups().reset_traffic();
-      engine_->backward(engine_->forward(batch_(engine_->device())));
+      const autograd::Var loss = engine_->forward(batch_(engine_->device()));
+      loss_bytes = loss.value().bytes();
+      engine_->backward(loss);
       engine_->step();
       const IoBytes after = engine_->io_bytes();
       const Moved moved{engine_->groups().traffic(),
@@ -70,7 +73,7 @@ class DryRun {
     const int ranks = engine_->data_ranks().size();
     for (auto& [axis, bytes] : sum.traffic)
       if (&engine_->groups().group(axis) == &engine_->data_ranks())
-        bytes.scalars += static_cast<std::uint64_t>((micro_batches - run) * (ranks - 1)) * sizeof(double);
+        bytes.scalars += static_cast<std::uint64_t>((micro_batches - run) * (ranks - 1)) * loss_bytes;
     return sum;
   }
 

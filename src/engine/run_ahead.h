@@ -12,25 +12,6 @@
 
 namespace sherd::engine {
 
-/// The losses of micro-batches, which the device may still be computing. Each is copied to memory of the
-/// processor behind the work that makes it. Used from the rank's thread.
-class LossReader {
- public:
-  explicit LossReader(device::Device& device) : device_(device) {}
-  /// Takes a loss down; does not wait.
-  void add(const tensor::Tensor& loss);
-  /// All losses since clear(), in double and in the order of add(). Waits for the last of them, not for
-  /// work that the device was given later. Throws Error{data} for what kernels have found wrong by then.
-  const std::vector<double>& values();
-  void clear();
-
- private:
-  device::Device& device_;
-  std::vector<tensor::Tensor> pending_;  ///< where the processor reads them, once arrived_ is reached
-  device::Event arrived_;
-  std::vector<double> values_;
-};
-
 /// Holds the rank's thread back where it is so many micro-batches ahead of an accelerator that more of them
 /// would gain nothing: what is queued keeps page-locked memory (inputs, losses) until the device has passed.
 class RunAhead {

@@ -134,10 +134,12 @@ TEST_F(Layers, InitialValuesAreDrawnAsDeclared) {
 class OnlyInside : public autograd::Scope {
  public:
   explicit OnlyInside(const Module& module) : parameters_(module.parameters()) { hide(); }
-  void pre_forward(bool) override { show(); }
-  void post_forward(bool) override { hide(); }
-  void pre_backward() override { show(); }
-  void post_backward() override { hide(); }
+  void pre_forward(Tape&) override { show(); }
+  void post_forward(Tape&) override { hide(); }
+  void pre_backward(Tape&) override { show(); }
+  void post_backward(Tape&) override { hide(); }
+  void pre_weight_gradients(Tape&) override {}
+  void gradients_complete(Tape&) override {}
   void show() {
     for (std::size_t i = 0; i < hidden_.size(); ++i) parameters_[i]->value = hidden_[i];
     hidden_.clear();

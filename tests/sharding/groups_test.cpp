@@ -149,13 +149,13 @@ TEST_P(Groups, EachKindOfParameterIsSummedOverItsOwnRanks) {
       expert_weights[e].assign(both.data<float>() + e * n, both.data<float>() + (e + 1) * n);
     EXPECT_NE(expert_weights[0], expert_weights[1]);
 
-    autograd::Tape tape(*machine.kernels);
+    sharding::Pass pass(sharded);
     for (int micro = 0; micro < c.micro_batches; ++micro) {
-      tape.clear();
-      sharded.begin_training(micro + 1 == c.micro_batches);
-      const auto loss = (*model)(tape, batch_of(*machine.device, rank, micro));
-      tape.backward(loss, 1);
-      sharded.end_training();
+      pass.begin(micro + 1 == c.micro_batches);
+      pass.begin_backward((*model)(pass.tape(), batch_of(*machine.device, rank, micro)), 1);
+      while (pass.continue_backward()) {
+      }
+      pass.end();
     }
     Matrix dense_sum, expert_sum[2];
     for (int micro = 0; micro < c.micro_batches; ++micro)
@@ -178,7 +178,7 @@ TEST_P(Groups, EachKindOfParameterIsSummedOverItsOwnRanks) {
               << segment->name() << " on rank " << rank;
     }
     const double expected = squares(dense_sum) + squares(expert_sum[0]) + squares(expert_sum[1]);
-    EXPECT_NEAR(sharded.gradient_sum_of_squares().value() / expected, 1, 1e-5);
+    EXPECT_NEAR(sharded.gradients().sum_of_squares().value() / expected, 1, 1e-5);
     sharded.end_step();
   });
 }

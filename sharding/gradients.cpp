@@ -1,0 +1,134 @@
+#include "sharding/gradients.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "device/meta.h"
+
+namespace sherd::sharding {
+
+Gradients::Gradients(tensor::Kernels& kernels, comm::Communicator& model_ranks, const ReducerOptions& options)
+    : kernels_(kernels), model_ranks_(model_ranks), options_(options) {
+  if (model_ranks.size() == 1 && device::stands_for(kernels.device()) == device::Kind::cuda)
+    traffic_ = std::make_unique<GradientTraffic>(kernels.device());
+}
+
+Gradients::~Gradients() = default;
+
+void Gradients::add(Segment& segment) {
+  segments_.push_back(&segment);
+  for (const Reducer& reducer : reducers_)
+    if (reducer.groups() == segment.groups()) return;
+  reducers_.emplace_back(segment.groups(), kernels_, options_, complete_, stats_);
+}
+
+Reducer& Gradients::reducer_of(const Segment& segment) {
+  return *std::find_if(reducers_.begin(), reducers_.end(),
+                       [&](const Reducer& reducer) { return reducer.groups() == segment.groups(); });
+}
+
+bool Gradients::has_sum(const Segment& segment) const {
+  return std::find(summed_.begin(), summed_.end(), &segment) != summed_.end();
+}
+
+void Gradients::begin(bool boundary) {
+  boundary_ = boundary;
+  complete_.clear();
+  for (Reducer& reducer : reducers_) reducer.begin(boundary);
+}
+
+Gradients::Open Gradients::open(Segment& segment, ExchangePool& pool) {
+  const bool fold = segment.folds_gradients() && options_.reduction == comm::Reduction::ordered;
+  Open open;
+  open.onto = has_sum(segment);
+  if (traffic_ && segment.gradients_staged()) open.full = open.sum = traffic_->open(segment, open.onto);
+  // The first micro-batch of a step may write to where the sum forms; what is folded onto it comes from
+  // elsewhere.
+  if ((segment.gradients_staged() && !open.sum) || (fold && open.onto))
+    open.full = pool.take(segment.layout().padded(), segment.gradients().dtype());
+  if (!open.onto) summed_.push_back(&segment);
+  open.shared = open.in_place() && !fold;
+  if (!open.in_place() || !open.onto)
+    for (const ParameterPtr& parameter : segment.layout().parameters()) parameter->grad_written = false;
+  return open;
+}
+
+void Gradients::note_complete(Segment& segment) {
+  if (boundary_) complete_.push_back(&segment);
+}
+
+void Gradients::close(Segment& segment, Open open) {
+  if (!open.sum) {
+    const bool fold = open.full && open.onto;
+    if (segment.folds_gradients() || boundary_)
+      reducer_of(segment).submit(segment, std::move(open.full), fold);
+    return;
+  }
+  const DType rounding = options_.rounding;
+  if (!open.in_place() || (!open.onto && rounding != open.sum->dtype()))
+    kernels_.fold(*open.full, rounding, *open.sum, !open.in_place());
+  traffic_->send(segment, *open.sum);
+  note_complete(segment);
+}
+
+/// A block may have run in an earlier micro-batch and not in the last, which is when replicated gradients are
+/// reduced, and replicas agree.
+void Gradients::close_left_out(Segment& segment) {
+  if (!has_sum(segment)) return;
+  if (segment.folds_gradients())
+    reducer_of(segment).submit_sum(segment);
+  else
+    reducer_of(segment).submit(segment, nullptr, false);
+}
+
+void Gradients::finish() {
+  for (Reducer& reducer : reducers_) reducer.finish();
+  if (!boundary_) return;
+  if (traffic_) traffic_->join();
+  fill_missing();
+}
+
+/// What no micro-batch of the step wrote is zero, for whoever reads it first: the norm, or an update that
+/// began early.
+void Gradients::fill_missing() {
+  for (Segment* segment : segments_) {
+    if (has_sum(*segment)) continue;
+    kernels_.fill(segment->gradients().tensor(), 0);
+    summed_.push_back(segment);
+  }
+}
+
+tensor::ExactSum Gradients::sum_of_squares() {
+  tensor::ExactSum sum;
+  fill_missing();
+  std::vector<Tensor> gradients;
+  for (Segment* segment : segments_)
+    if (segment->groups().replica_index() == 0) gradients.push_back(segment->own_gradients());
+  kernels_.sum_of_squares(gradients, sum);
+  if (model_ranks_.size() == 1) return sum;
+  std::vector<std::int64_t> words = sum.to_words();
+  Tensor travelling =
+      Tensor::of<std::int64_t>(kernels_.device(), {static_cast<std::int64_t>(words.size())}, words);
+  comm::CallOptions options;
+  options.label = "gradient norm";
+  for (const Reducer& reducer : reducers_) options.label += reducer.agreed_on();
+  options.scalar = true;
+  model_ranks_.all_reduce(travelling, comm::ReduceOp::sum, 1, options).wait();
+  std::memcpy(words.data(), tensor::to_host(kernels_.device(), travelling).raw(), travelling.bytes());
+  return tensor::ExactSum::from_words(words);
+}
+
+void Gradients::clear() {
+  summed_.clear();
+  complete_.clear();
+  for (Reducer& reducer : reducers_) reducer.clear();
+  for (Segment* segment : segments_)
+    for (const ParameterPtr& parameter : segment->layout().parameters()) parameter->grad_written = false;
+}
+
+void Gradients::abandon() {
+  for (Reducer& reducer : reducers_) reducer.abandon();
+  complete_.clear();
+}
+
+}  // namespace sherd::sharding

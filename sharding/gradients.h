@@ -1,0 +1,84 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "sharding/gradient_traffic.h"
+#include "sharding/reducer.h"
+
+namespace sherd::sharding {
+
+/// The sums of gradients that the micro-batches of a step form in the lasting gradients of segments: over
+/// this rank's micro-batches, the shard group and the replicas. One per ShardedModel, used from the rank's
+/// thread; all ranks open and close the same segments in the same order.
+class Gradients {
+ public:
+  /// `model_ranks`: all that hold parts of the model, over which the norm is summed.
+  Gradients(tensor::Kernels& kernels, comm::Communicator& model_ranks, const ReducerOptions& options);
+  ~Gradients();
+  Gradients(const Gradients&) = delete;
+  Gradients& operator=(const Gradients&) = delete;
+
+  /// A segment that trains; in the order of units.
+  void add(Segment& segment);
+  const std::vector<Segment*>& segments() const { return segments_; }
+
+  // ---- a micro-batch ----
+  /// Before the first gradients of a micro-batch are closed. `boundary`: the last one before an update, after
+  /// which ranks and replicas agree on the sums. What another micro-batch still has to send goes first.
+  void begin(bool boundary);
+  /// One segment's gradients while a micro-batch writes them.
+  struct Open {
+    std::shared_ptr<const Tensor> full;  ///< where backward writes; null: where they last
+    std::shared_ptr<const Tensor> sum;   ///< of gradients that leave a GPU: what goes back; may be `full`
+    bool onto = false;                   ///< the step has a sum already
+    /// Which parameters hold a gradient (Parameter::grad_written) while their gradients are another pass's;
+    /// none where passes share memory, and so what it holds.
+    std::vector<bool> written;
+    bool shared = false;
+    bool in_place() const { return full == sum; }
+  };
+  /// Memory for this micro-batch's gradients; what has to be formed apart comes from `pool`.
+  Open open(Segment& segment, ExchangePool& pool);
+  /// They are complete: sends them off.
+  void close(Segment& segment, Open open);
+  /// At a boundary: this micro-batch has left the segment out, and an earlier one of the step may have not.
+  void close_left_out(Segment& segment);
+  /// Returns when all that was closed has been summed. Collective.
+  void finish();
+  /// Segments whose gradients do not change any more before the update, since the last call: at the same
+  /// points of the program on all ranks, mostly while backward goes on. Those that the boundary's micro-batch
+  /// left out are not among them.
+  std::vector<Segment*> take_complete() { return std::exchange(complete_, {}); }
+
+  // ---- the step ----
+  /// The sum of squares of all gradients, exact, and so the same for any placement. Collective over all ranks
+  /// that hold parts of the model.
+  tensor::ExactSum sum_of_squares();
+  /// Drops the sums: the next micro-batch begins a step.
+  void clear();
+  /// Forgets what a pass that an exception ended has left to send; waits for what is under way.
+  void abandon();
+
+  ReducerStats& stats() { return stats_; }
+
+ private:
+  bool has_sum(const Segment& segment) const;
+  void fill_missing();
+  Reducer& reducer_of(const Segment& segment);
+  void note_complete(Segment& segment);
+
+  tensor::Kernels& kernels_;
+  comm::Communicator& model_ranks_;
+  ReducerOptions options_;
+  ReducerStats stats_;
+  std::vector<Segment*> segments_;
+  std::deque<Reducer> reducers_;              ///< by groups, in the order in which segments name them
+  std::unique_ptr<GradientTraffic> traffic_;  ///< of one rank whose gradients leave its GPU, else null
+  std::vector<Segment*> summed_;              ///< segments whose lasting gradients hold a sum
+  std::vector<Segment*> complete_;
+  bool boundary_ = true;
+};
+
+}  // namespace sherd::sharding

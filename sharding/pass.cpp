@@ -1,0 +1,185 @@
+#include "sharding/pass.h"
+
+#include "sharding/sharded_model.h"
+
+namespace sherd::sharding {
+
+// ---- what a block does on the tape of a pass ----
+
+Pass& Block::pass_of(autograd::Tape& tape) {
+  return owner_.pass_of(tape);
+}
+
+void Block::pre_forward(autograd::Tape& tape) {
+  Pass& pass = pass_of(tape);
+  require(!tape.recording() || pass.under_way_,
+          "the model was run outside of a pass and is recorded: call it through Engine::forward(), or under "
+          "autograd::Tape::NoGrad");
+  pass.enter("forward", units_);
+  if (!tape.recording()) return;
+  for (const Unit* unit : units_)
+    if (unit->trainable()) ++pass.state(*unit).pending;
+}
+
+void Block::post_forward(autograd::Tape& tape) {
+  pass_of(tape).leave();
+}
+
+void Block::pre_backward(autograd::Tape& tape) {
+  Pass& pass = pass_of(tape);
+  pass.enter("backward", units_);
+  for (Unit* unit : units_)
+    if (unit->trainable()) pass.open_gradients(*unit);
+}
+
+void Block::post_backward(autograd::Tape& tape) {
+  pass_of(tape).leave();
+}
+
+void Block::pre_weight_gradients(autograd::Tape& tape) {
+  Pass& pass = pass_of(tape);
+  for (Unit* unit : units_)
+    if (unit->trainable()) pass.attach_gradients(*unit);
+}
+
+void Block::gradients_complete(autograd::Tape& tape) {
+  Pass& pass = pass_of(tape);
+  for (Unit* unit : units_)
+    if (unit->trainable() && --pass.state(*unit).pending == 0) pass.close_gradients(*unit);
+}
+
+// ---- the pass ----
+
+Pass::Pass(ShardedModel& model) : model_(model), tape_(model.kernels_), units_(model.units().size()) {
+  model_.passes_.push_back(this);
+}
+
+Pass::~Pass() {
+  std::erase(model_.passes_, this);
+}
+
+void Pass::begin(bool boundary) {
+  model_.begin_pass(*this, Residency::Pass::train);
+  boundary_ = boundary;
+  tape_.clear();
+  for (UnitState& unit : units_) unit = {};
+}
+
+void Pass::begin_backward(const autograd::Var& loss, double seed, autograd::WeightGradients when) {
+  tape_.begin_backward(loss, seed, when);
+  model_.gradients_.begin(boundary_);
+}
+
+void Pass::begin_backward(const std::vector<autograd::OutputGradient>& outputs,
+                          autograd::WeightGradients when) {
+  tape_.begin_backward(outputs, when);
+  model_.gradients_.begin(boundary_);
+}
+
+void Pass::end() {
+  for (const auto& unit : model_.units())
+    require(state(*unit).pending == 0, "backward did not come back through block '", unit->name(),
+            "': run backward on the loss of the same forward");
+  if (boundary_)
+    for (const auto& unit : model_.units())
+      if (!state(*unit).sent)
+        for (const auto& segment : unit->segments()) model_.gradients_.close_left_out(*segment);
+  model_.gradients_.finish();
+  model_.end_pass(*this);
+}
+
+void Pass::evaluate(const std::function<void(autograd::Tape&)>& run) {
+  autograd::Tape::NoGrad no_grad(tape_);
+  tape_.training = false;
+  model_.begin_pass(*this, Residency::Pass::evaluate);
+  try {
+    run(tape_);
+    model_.end_pass(*this);
+  } catch (...) {
+    try {
+      model_.abandon_passes();  // a step may follow, and no lease may last until then
+    } catch (const Error&) {
+      // Peers that failed as well; the first error is the one to tell.
+    }
+    throw;
+  }
+}
+
+void Pass::abandon() {
+  running_.clear();
+  under_way_ = false;
+}
+
+/// A block's work is a range for profilers, and a sequence of kernels that comes again in every step.
+void Pass::enter(const char* direction, const Units& units) {
+  tape_.device().end_sequence();
+  Running& block = running_.emplace_back(direction, units.front()->name());
+  for (Unit* unit : units) block.leases.push_back(unit->gather());
+}
+
+void Pass::leave() {
+  running_.back().leases.clear();
+  tape_.device().end_sequence();
+  running_.pop_back();
+}
+
+void Pass::open_gradients(Unit& unit) {
+  UnitState& s = state(unit);
+  if (!s.open) {
+    require(!s.sent, "block '", unit.name(),
+            "' received gradients after they had been sent off: a block that is used several times inside "
+            "another block under full recompute cannot be a unit of its own; take mark_block() off it");
+    s.open = true;
+    for (const auto& segment : unit.segments())
+      if (segment->key().trainable)
+        s.gradients.push_back(
+            model_.gradients_.open(*segment, model_.residency_.pool(*segment->groups().shard)));
+  }
+  attach_gradients(unit);
+}
+
+/// The unit's parameters take the gradients of one pass at a time.
+void Pass::attach_gradients(Unit& unit) {
+  Pass*& attached = model_.attached_[static_cast<std::size_t>(unit.index())];
+  if (attached == this) return;
+  if (attached) attached->detach_gradients(unit);
+  attached = this;
+  std::size_t next = 0;
+  for (const auto& segment : unit.segments()) {
+    if (!segment->key().trainable) continue;
+    Gradients::Open& open = state(unit).gradients[next++];
+    segment->attach_gradients(open.full ? *open.full : segment->gradients().tensor());
+    for (std::size_t i = 0; i < open.written.size(); ++i)
+      segment->layout().parameters()[i]->grad_written = open.written[i];
+  }
+}
+
+void Pass::detach_gradients(Unit& unit) {
+  std::size_t next = 0;
+  for (const auto& segment : unit.segments()) {
+    if (!segment->key().trainable) continue;
+    Gradients::Open& open = state(unit).gradients[next++];
+    require(!open.sum, "weight gradients cannot be put off where gradients leave the GPU");
+    open.written.clear();
+    if (open.shared) continue;
+    for (const ParameterPtr& parameter : segment->layout().parameters())
+      open.written.push_back(parameter->grad_written);
+  }
+}
+
+void Pass::close_gradients(Unit& unit) {
+  UnitState& s = state(unit);
+  if (!s.open) return;
+  attach_gradients(unit);
+  model_.attached_[static_cast<std::size_t>(unit.index())] = nullptr;
+  std::size_t next = 0;
+  for (const auto& segment : unit.segments()) {
+    if (!segment->key().trainable) continue;
+    segment->close_gradients();
+    model_.gradients_.close(*segment, std::move(s.gradients[next++]));
+  }
+  s = {};
+  s.sent = true;
+}
+
+}  // namespace sherd::sharding

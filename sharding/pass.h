@@ -1,0 +1,111 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "autograd/tape.h"
+#include "device/trace_range.h"
+#include "sharding/gradients.h"
+#include "sharding/unit.h"
+
+namespace sherd::sharding {
+
+class ShardedModel;
+
+/// One micro-batch's way through a sharded model: its tape, the leases of the blocks that run, and the
+/// gradients that are open. Several may be under way at once, each on its own tape; their backward passes
+/// begin in the order of the micro-batches, so that sums have that order. Used from the rank's thread.
+///
+///   pass.begin(boundary); Var loss = model(pass.tape(), batch);
+///   pass.begin_backward(loss, seed); while (pass.continue_backward()) {}
+///   pass.end();
+class Pass {
+ public:
+  /// The model must outlive it.
+  explicit Pass(ShardedModel& model);
+  ~Pass();
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
+
+  /// The tape on which the model runs; outside of a pass without recording, for generation for example.
+  autograd::Tape& tape() { return tape_; }
+  bool under_way() const { return under_way_; }
+
+  // ---- training ----
+  /// Before forward. `boundary`: the last micro-batch before an update, when replicated gradients are reduced
+  /// too. The first pass that begins while no other is under way abandons what an exception has left.
+  void begin(bool boundary);
+  /// As Tape::begin_backward().
+  void begin_backward(const autograd::Var& loss, double seed,
+                      autograd::WeightGradients when = autograd::WeightGradients::now);
+  void begin_backward(const std::vector<autograd::OutputGradient>& outputs,
+                      autograd::WeightGradients when = autograd::WeightGradients::now);
+  /// Runs on until a block's backward has ended, and has sent off the gradients that are complete; false once
+  /// nothing is left.
+  bool continue_backward() { return tape_.continue_backward(); }
+  /// The same for weight gradients that backward has put off, after it.
+  bool continue_weight_gradients() { return tape_.continue_weight_gradients(); }
+  /// Every gradient that this micro-batch had to send has been summed. Collective.
+  void end();
+
+  // ---- evaluation ----
+  /// Runs `run` on the tape, without recording and with dropout off. Leases are taken back where it throws.
+  void evaluate(const std::function<void(autograd::Tape&)>& run);
+
+ private:
+  friend class Block;
+  friend class ShardedModel;
+  /// A unit's gradients in this pass.
+  struct UnitState {
+    int pending = 0;                         ///< uses in forward whose backward is still to come
+    bool open = false;                       ///< its parameters take gradients
+    bool sent = false;                       ///< its gradients were closed
+    std::vector<Gradients::Open> gradients;  ///< per segment that trains, while open
+  };
+  /// A block that runs.
+  struct Running {
+    Running(const char* direction, const std::string& name) : range(direction, name) {}
+    std::vector<Unit::Lease> leases;
+    device::TraceRange range;
+  };
+  using Units = std::vector<Unit*>;
+
+  void enter(const char* direction, const Units& units);
+  void leave();
+  void open_gradients(Unit& unit);
+  void attach_gradients(Unit& unit);
+  void detach_gradients(Unit& unit);
+  void close_gradients(Unit& unit);
+  UnitState& state(const Unit& unit) { return units_[static_cast<std::size_t>(unit.index())]; }
+  /// Lets go of everything, after an exception.
+  void abandon();
+
+  ShardedModel& model_;
+  autograd::Tape tape_;
+  std::vector<UnitState> units_;
+  std::deque<Running> running_;  ///< the innermost last
+  bool under_way_ = false, boundary_ = true;
+};
+
+/// Hangs on a block's module: whenever it runs, the pass whose tape it runs on takes leases of the block's
+/// own unit and of units elsewhere whose parameters it shares, and sends their gradients off.
+class Block final : public autograd::Scope {
+ public:
+  Block(ShardedModel& owner, std::vector<Unit*> units) : owner_(owner), units_(std::move(units)) {}
+
+  void pre_forward(autograd::Tape& tape) override;
+  void post_forward(autograd::Tape& tape) override;
+  void pre_backward(autograd::Tape& tape) override;
+  void post_backward(autograd::Tape& tape) override;
+  void pre_weight_gradients(autograd::Tape& tape) override;
+  void gradients_complete(autograd::Tape& tape) override;
+
+ private:
+  Pass& pass_of(autograd::Tape& tape);
+
+  ShardedModel& owner_;
+  std::vector<Unit*> units_;
+};
+
+}  // namespace sherd::sharding

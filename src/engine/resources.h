@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+
+#include "comm/process_groups.h"
+#include "engine/engine.h"
+
+namespace sherd::engine {
+
+/// What an engine computes, exchanges and stores with: device, kernels, the groups of this rank and the stores
+/// on NVMe. One per engine.
+class Resources {
+ public:
+  /// Collective. As Engine's constructor; `config` gets its batch sizes resolved.
+  Resources(Distributed& dist, config::Config& config, std::shared_ptr<device::Device> device,
+            std::unique_ptr<tensor::Kernels> kernels);
+
+  device::Device& device() const { return *device_; }
+  tensor::Kernels& kernels() const { return *kernels_; }
+  comm::ProcessGroups& groups() const { return *groups_; }
+  comm::Communicator& data_ranks() const { return groups_->group(comm::Axis::data); }
+  /// For the states of a model.
+  sharding::StateSources sources() const;
+  IoBytes io_bytes() const;
+
+ private:
+  void open_stores(const config::Config& config, int rank);
+
+  std::shared_ptr<device::Device> device_;
+  std::unique_ptr<comm::ProcessGroups> groups_;
+  std::unique_ptr<tensor::Kernels> kernels_;
+  /// For parameters and optimizer states on NVMe; null without, and one where they share a folder.
+  std::shared_ptr<offload::Store> parameter_store_, optimizer_store_;
+};
+
+}  // namespace sherd::engine

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "comm/communicator.h"
+#include "device/stream.h"
+
+namespace sherd::engine {
+
+/// The mean of the losses of micro-batches over this rank's and all others', which the device may still be
+/// computing. Ranks add as many. Used from the rank's thread.
+class StepLoss {
+ public:
+  /// `ranks`: those that train on different data. Both must outlive it.
+  StepLoss(device::Device& device, comm::Communicator& ranks) : device_(device), ranks_(ranks) {}
+
+  /// Takes the loss of a micro-batch down, behind the work that makes it; does not wait.
+  void add(const tensor::Tensor& loss);
+  /// The losses so far travel to all ranks; on a GPU that is queued. Collective. Nothing on the second call.
+  void share();
+  /// Shares and waits for the losses, not for work that the device was given later. They are added in the global
+  /// order of micro-batches (all ranks' first, then their second …), so that the bits do not depend on how many
+  /// ranks share them. Throws Error{data} for what kernels have found wrong by then. 0 on a meta device.
+  double mean();
+  /// The next loss is the first of another mean.
+  void clear();
+
+ private:
+  tensor::Tensor room(std::int64_t losses, DType dtype) const;
+
+  device::Device& device_;
+  comm::Communicator& ranks_;
+  tensor::Tensor mine_;     ///< with room for more than the `count_` that are in it
+  std::int64_t count_ = 0;
+  tensor::Tensor shared_;   ///< all ranks', one after the other, where the processor reads them
+  device::Event complete_;  ///< from when on they are there
+  std::optional<double> mean_;
+};
+
+}  // namespace sherd::engine

@@ -31,9 +31,9 @@ bool Gradients::has_sum(const Segment& segment) const {
   return std::find(summed_.begin(), summed_.end(), &segment) != summed_.end();
 }
 
-void Gradients::begin(bool boundary) {
+void Gradients::set_boundary(bool boundary) {
+  if (boundary == boundary_) return;
   boundary_ = boundary;
-  complete_.clear();
   for (Reducer& reducer : reducers_) reducer.begin(boundary);
 }
 
@@ -48,8 +48,7 @@ Gradients::Open Gradients::open(Segment& segment, ExchangePool& pool) {
     open.full = pool.take(segment.layout().padded(), segment.gradients().dtype());
   if (!open.onto) summed_.push_back(&segment);
   open.shared = open.in_place() && !fold;
-  if (!open.in_place() || !open.onto)
-    for (const ParameterPtr& parameter : segment.layout().parameters()) parameter->grad_written = false;
+  if (!open.in_place() || !open.onto) open.written.assign(segment.layout().parameters().size(), false);
   return open;
 }
 
@@ -57,7 +56,8 @@ void Gradients::note_complete(Segment& segment) {
   if (boundary_) complete_.push_back(&segment);
 }
 
-void Gradients::close(Segment& segment, Open open) {
+void Gradients::close(Segment& segment, Open open, bool boundary) {
+  set_boundary(boundary);
   if (!open.sum) {
     const bool fold = open.full && open.onto;
     if (segment.folds_gradients() || boundary_)
@@ -74,6 +74,7 @@ void Gradients::close(Segment& segment, Open open) {
 /// A block may have run in an earlier micro-batch and not in the last, which is when replicated gradients are
 /// reduced, and replicas agree.
 void Gradients::close_left_out(Segment& segment) {
+  set_boundary(true);
   if (!has_sum(segment)) return;
   if (segment.folds_gradients())
     reducer_of(segment).submit_sum(segment);
@@ -81,7 +82,8 @@ void Gradients::close_left_out(Segment& segment) {
     reducer_of(segment).submit(segment, nullptr, false);
 }
 
-void Gradients::finish() {
+void Gradients::finish(bool boundary) {
+  set_boundary(boundary);
   for (Reducer& reducer : reducers_) reducer.finish();
   if (!boundary_) return;
   if (traffic_) traffic_->join();

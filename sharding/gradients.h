@@ -25,28 +25,26 @@ class Gradients {
   const std::vector<Segment*>& segments() const { return segments_; }
 
   // ---- a micro-batch ----
-  /// Before the first gradients of a micro-batch are closed. `boundary`: the last one before an update, after
-  /// which ranks and replicas agree on the sums. What another micro-batch still has to send goes first.
-  void begin(bool boundary);
   /// One segment's gradients while a micro-batch writes them.
   struct Open {
     std::shared_ptr<const Tensor> full;  ///< where backward writes; null: where they last
     std::shared_ptr<const Tensor> sum;   ///< of gradients that leave a GPU: what goes back; may be `full`
     bool onto = false;                   ///< the step has a sum already
-    /// Which parameters hold a gradient (Parameter::grad_written) while their gradients are another pass's;
-    /// none where passes share memory, and so what it holds.
+    /// Which parameters hold a gradient (Parameter::grad_written), as it is to be when this memory is theirs;
+    /// empty where it stays as it is, for passes share the memory.
     std::vector<bool> written;
     bool shared = false;
     bool in_place() const { return full == sum; }
   };
   /// Memory for this micro-batch's gradients; what has to be formed apart comes from `pool`.
   Open open(Segment& segment, ExchangePool& pool);
-  /// They are complete: sends them off.
-  void close(Segment& segment, Open open);
+  /// They are complete: sends them off. `boundary`: of the last micro-batch before an update, with which ranks and
+  /// replicas agree on the sums.
+  void close(Segment& segment, Open open, bool boundary);
   /// At a boundary: this micro-batch has left the segment out, and an earlier one of the step may have not.
   void close_left_out(Segment& segment);
   /// Returns when all that was closed has been summed. Collective.
-  void finish();
+  void finish(bool boundary);
   /// Segments whose gradients do not change any more before the update, since the last call: at the same
   /// points of the program on all ranks, mostly while backward goes on. Those that the boundary's micro-batch
   /// left out are not among them.
@@ -65,6 +63,7 @@ class Gradients {
 
  private:
   bool has_sum(const Segment& segment) const;
+  void set_boundary(bool boundary);
   void fill_missing();
   Reducer& reducer_of(const Segment& segment);
   void note_complete(Segment& segment);
@@ -78,7 +77,7 @@ class Gradients {
   std::unique_ptr<GradientTraffic> traffic_;  ///< of one rank whose gradients leave its GPU, else null
   std::vector<Segment*> summed_;              ///< segments whose lasting gradients hold a sum
   std::vector<Segment*> complete_;
-  bool boundary_ = true;
+  bool boundary_ = true;  ///< of the micro-batch whose gradients are being closed
 };
 
 }  // namespace sherd::sharding

@@ -67,13 +67,11 @@ void Pass::begin(bool boundary) {
 
 void Pass::begin_backward(const autograd::Var& loss, double seed, autograd::WeightGradients when) {
   tape_.begin_backward(loss, seed, when);
-  model_.gradients_.begin(boundary_);
 }
 
 void Pass::begin_backward(const std::vector<autograd::OutputGradient>& outputs,
                           autograd::WeightGradients when) {
   tape_.begin_backward(outputs, when);
-  model_.gradients_.begin(boundary_);
 }
 
 void Pass::end() {
@@ -84,7 +82,7 @@ void Pass::end() {
     for (const auto& unit : model_.units())
       if (!state(*unit).sent)
         for (const auto& segment : unit->segments()) model_.gradients_.close_left_out(*segment);
-  model_.gradients_.finish();
+  model_.gradients_.finish(boundary_);
   model_.end_pass(*this);
 }
 
@@ -151,6 +149,7 @@ void Pass::attach_gradients(Unit& unit) {
     segment->attach_gradients(open.full ? *open.full : segment->gradients().tensor());
     for (std::size_t i = 0; i < open.written.size(); ++i)
       segment->layout().parameters()[i]->grad_written = open.written[i];
+    open.written.clear();
   }
 }
 
@@ -160,7 +159,6 @@ void Pass::detach_gradients(Unit& unit) {
     if (!segment->key().trainable) continue;
     Gradients::Open& open = state(unit).gradients[next++];
     require(!open.sum, "weight gradients cannot be put off where gradients leave the GPU");
-    open.written.clear();
     if (open.shared) continue;
     for (const ParameterPtr& parameter : segment->layout().parameters())
       open.written.push_back(parameter->grad_written);
@@ -176,7 +174,7 @@ void Pass::close_gradients(Unit& unit) {
   for (const auto& segment : unit.segments()) {
     if (!segment->key().trainable) continue;
     segment->close_gradients();
-    model_.gradients_.close(*segment, std::move(s.gradients[next++]));
+    model_.gradients_.close(*segment, std::move(s.gradients[next++]), boundary_);
   }
   s = {};
   s.sent = true;

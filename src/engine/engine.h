@@ -59,10 +59,10 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // ---- the three calls of a micro-batch ----
-  // On a GPU they only queue work, up to RunAhead::most micro-batches ahead of it; the thread waits for the
-  // GPU in the step() of an accumulation boundary (and where an early update needs the loss). What is wrong
-  // with data that only the GPU has looked at (an id beyond the vocabulary) is thrown there at the latest, or
-  // by item(), as Error{data} that names the value.
+  // On a GPU they only queue work, up to four micro-batches ahead of it; the thread waits for the GPU in the
+  // step() of an accumulation boundary (and where an early update needs the loss). What is wrong with data that
+  // only the GPU has looked at (an id beyond the vocabulary) is thrown there at the latest, or by item(), as
+  // Error{data} that names the value.
 
   /// The loss of one micro-batch. In train() mode backward() must follow before the next forward(), in either
   /// mode.

@@ -174,23 +174,23 @@ device::Event now(device::Device& device) {
 
 /// From when on the segment may be updated; null when that is not known yet.
 const device::Event* UpdatePipeline::ready(const Segment& segment, bool wait) {
-  const auto known = std::find_if(complete_.begin(), complete_.end(),
+  const auto known = std::find_if(step_->complete.begin(), step_->complete.end(),
                                   [&](const Complete& c) { return c.segment == &segment; });
-  if (known != complete_.end()) return &known->ready;
-  if (wait && !all_complete_) all_complete_ = now(kernels_.device());
-  return all_complete_ ? &*all_complete_ : nullptr;
+  if (known != step_->complete.end()) return &known->ready;
+  if (wait && !step_->all_complete) step_->all_complete = now(kernels_.device());
+  return step_->all_complete ? &*step_->all_complete : nullptr;
 }
 
 /// Tells the optimizer of all chunks up to this one. False when that has to wait for gradients, and may not.
 bool UpdatePipeline::announce(std::size_t chunk, bool wait) {
-  for (; announced_ <= chunk; ++announced_) {
-    const UpdateChunk& next = chunks_[announced_];
+  for (; step_->announced <= chunk; ++step_->announced) {
+    const UpdateChunk& next = chunks_[step_->announced];
     const device::Event* from = ready(*next.segment, wait);
     if (!from) return false;
     const auto instruction = std::find_if(
-        plan_.begin() + static_cast<std::ptrdiff_t>(next_), plan_.end(),
-        [&](const auto& i) { return i.op == UpdateInstruction::Op::update && i.chunk == announced_; });
-    optimizer_->announce(bind(next, instruction->buffer), *from, kernels_);
+        plan_.begin() + static_cast<std::ptrdiff_t>(step_->next), plan_.end(),
+        [&](const auto& i) { return i.op == UpdateInstruction::Op::update && i.chunk == step_->announced; });
+    step_->optimizer.announce(bind(next, instruction->buffer), *from, kernels_);
   }
   return true;
 }
@@ -199,20 +199,20 @@ void UpdatePipeline::update(std::size_t index, const UpdateView& view) {
   const UpdateChunk& chunk = chunks_[index];
   announce(index, true);
   if (index + 1 < chunks_.size()) announce(index + 1, false);  // comes while this one is updated
-  ++updated_;
+  ++step_->updated;
   const device::TraceRange range("update", chunk.segment->name());
-  if (!optimizer_->update(view, factor_, kernels_))
+  if (!step_->optimizer.update(view, step_->factor, kernels_))
     fail(ErrorKind::numerics, "the update of unit '", chunk.segment->name(),
          "' is NaN or infinite: lower the learning rate and resume from the last checkpoint");
   if (!chunk.last) return;
-  if (finishing_)
+  if (step_->publishes)
     publish(*chunk.segment);
   else
-    unpublished_.push_back(chunk.segment);
+    step_->unpublished.push_back(chunk.segment);
 }
 
 void UpdatePipeline::publish(Segment& segment) {
-  if (segment.gather_after_update()) optimizer_->join();  // what is gathered are the new parameters
+  if (segment.gather_after_update()) step_->optimizer.join();  // what is gathered are the new parameters
   model_.publish(segment);
 }
 
@@ -281,7 +281,7 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
 }
 
 void UpdatePipeline::advance(bool wait) {
-  while (next_ < plan_.size() && perform(plan_[next_], wait)) ++next_;
+  while (step_->next < plan_.size() && perform(plan_[step_->next], wait)) ++step_->next;
 }
 
 void UpdatePipeline::run(Optimizer& optimizer, double factor) {
@@ -291,27 +291,26 @@ void UpdatePipeline::run(Optimizer& optimizer, double factor) {
 
 void UpdatePipeline::begin(Optimizer& optimizer, double factor) {
   abandon();
-  optimizer_ = &optimizer;
-  factor_ = factor;
+  step_.emplace(Step{optimizer, factor});
   advance(false);
 }
 
 void UpdatePipeline::gradients_complete(const Segment& segment) {
-  complete_.push_back({&segment, now(kernels_.device())});
+  step_->complete.push_back({&segment, now(kernels_.device())});
   advance(false);
 }
 
 void UpdatePipeline::update_rest() {
   require(under_way(), "an update can only be finished after it began");
-  if (!all_complete_) all_complete_ = now(kernels_.device());
+  if (!step_->all_complete) step_->all_complete = now(kernels_.device());
   advance(true);
 }
 
 void UpdatePipeline::finish() {
   require(under_way(), "an update can only be finished after it began");
-  finishing_ = true;
-  if (!all_complete_) all_complete_ = now(kernels_.device());  // before what publishing adds
-  for (Segment* segment : std::exchange(unpublished_, {})) publish(*segment);
+  step_->publishes = true;
+  if (!step_->all_complete) step_->all_complete = now(kernels_.device());  // before what publishing adds
+  for (Segment* segment : std::exchange(step_->unpublished, {})) publish(*segment);
   update_rest();
   for (Stage& stage : stages_) ended(stage.writes, true);
   model_.end_step();
@@ -321,12 +320,12 @@ void UpdatePipeline::finish() {
 
 /// The order of the next step: that of this one's gradients, then what it was not told of.
 void UpdatePipeline::follow_completion() {
-  if (complete_.empty()) return;
+  if (step_->complete.empty()) return;
   std::vector<Segment*> order = model_.trainable_segments();
   const auto place = [&](const Segment* segment) {
-    return std::find_if(complete_.begin(), complete_.end(),
+    return std::find_if(step_->complete.begin(), step_->complete.end(),
                         [&](const Complete& c) { return c.segment == segment; }) -
-           complete_.begin();
+           step_->complete.begin();
   };
   std::stable_sort(order.begin(), order.end(),
                    [&](const Segment* a, const Segment* b) { return place(a) < place(b); });
@@ -338,15 +337,8 @@ void UpdatePipeline::follow_completion() {
 
 void UpdatePipeline::abandon() noexcept {
   for (Stage& stage : stages_) stage = {};  // waits
-  if (optimizer_) optimizer_->end_series();
-  optimizer_ = nullptr;
-  next_ = 0;
-  updated_ = 0;
-  finishing_ = false;
-  complete_.clear();
-  all_complete_.reset();
-  announced_ = 0;
-  unpublished_.clear();
+  if (step_) step_->optimizer.end_series();
+  step_.reset();
 }
 
 }  // namespace sherd::engine

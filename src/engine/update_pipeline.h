@@ -80,9 +80,9 @@ class UpdatePipeline {
   /// Ends a step that an exception left open; waits for transfers, at most the store's deadline.
   void abandon() noexcept;
 
-  bool under_way() const { return optimizer_ != nullptr; }
+  bool under_way() const { return step_.has_value(); }
   /// Chunks that the step under way has begun to change.
-  std::int64_t updated() const { return updated_; }
+  std::int64_t updated() const { return step_ ? step_->updated : 0; }
 
   const std::vector<UpdateInstruction>& plan() const { return plan_; }
   /// That one chunk takes while it is in memory; 0 when everything always is.
@@ -102,6 +102,22 @@ class UpdatePipeline {
     std::vector<offload::Buffer> buffers;
     std::vector<std::shared_ptr<void>>
         pins;  ///< page-locked for a GPU that updates in them; go before the buffers
+  };
+  /// A segment whose gradients are complete from a point of the device's work on.
+  struct Complete {
+    const sharding::Segment* segment;
+    device::Event ready;
+  };
+  struct Step {
+    Optimizer& optimizer;
+    double factor;
+    std::size_t next = 0;                       ///< instruction
+    std::int64_t updated = 0;                   ///< chunks
+    std::size_t announced = 0;                  ///< chunks that the optimizer was told of
+    std::vector<Complete> complete;             ///< in the order of their completion
+    std::optional<device::Event> all_complete;  ///< the point from which on all are
+    std::vector<sharding::Segment*> unpublished;
+    bool publishes = false;  ///< ranks have come to where they may make collectives
   };
   void add_lane(offload::Store* store, int count);
   UpdateView bind(const UpdateChunk& chunk, int buffer) const;
@@ -123,22 +139,7 @@ class UpdatePipeline {
   std::vector<Lane> lanes_;
   std::vector<Stage> stages_;  ///< by buffer; go before the lanes' memory, as their destructors wait
 
-  // ---- the step under way ----
-  Optimizer* optimizer_ = nullptr;
-  double factor_ = 1;
-  std::size_t next_ = 0;  ///< instruction
-  std::int64_t updated_ = 0;
-  bool finishing_ = false;
-  /// A segment whose gradients are complete from a point of the device's work on; in the order of their
-  /// completion.
-  struct Complete {
-    const sharding::Segment* segment;
-    device::Event ready;
-  };
-  std::vector<Complete> complete_;
-  std::optional<device::Event> all_complete_;  ///< the point from which on all are
-  std::size_t announced_ = 0;                  ///< chunks that the optimizer was told of
-  std::vector<sharding::Segment*> unpublished_;
+  std::optional<Step> step_;  ///< none: no update is under way
 };
 
 }  // namespace sherd::engine

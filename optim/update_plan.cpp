@@ -1,14 +1,10 @@
 #include "optim/isa/update_plan.h"
 
-#include <cmath>
-
 #include "base/error.h"
 #include "optim/description.h"
 
 namespace sherd::optim {
 namespace {
-
-using config::OptimizerType;
 
 // Keeps the rounding bits apart from every other use of the parameter's stream.
 constexpr std::uint64_t moment_rounding = 0x6d6f6d656e74ull;
@@ -59,22 +55,11 @@ std::uint32_t largest_moment(DType dtype) {
   return dtype == DType::bf16 ? 0x7f7f0000u : 0x7f7fffffu;
 }
 
-AdamScalars adam_scalars(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
-  const double t = static_cast<double>(step);
-  const double c1 = hyper.bias_correction ? 1 - std::pow(hyper.beta1, t) : 1.0;
-  const double c2 = hyper.bias_correction ? 1 / std::sqrt(1 - std::pow(hyper.beta2, t)) : 1.0;
-  const double decay = span.decay ? hyper.weight_decay * (hyper.decoupled_decay ? hyper.lr : 1.0) : 0.0;
-  const auto f = [](double x) { return static_cast<float>(x); };
-  return {f(span.grad_factor),   f(hyper.beta1),     f(1 - hyper.beta1),
-          f(hyper.beta2),        f(1 - hyper.beta2), f(c2),
-          f(hyper.eps),          f(decay),           f(hyper.lr / c1),
-          !hyper.decoupled_decay};
-}
-
-SgdScalars sgd_scalars(const SpanUpdate& span, const Hyper& hyper) {
-  return {static_cast<float>(span.grad_factor), static_cast<float>(hyper.momentum),
-          static_cast<float>(span.decay ? hyper.weight_decay : 0.0), static_cast<float>(hyper.lr),
-          hyper.nesterov};
+// Calls visit(rule) with the rule of the list that serves `hyper`, as a default-made struct.
+template <class Visit, class... R>
+void with_rule(const Hyper& hyper, RuleList<R...>, const Visit& visit) {
+  const bool found = ((R::serves(hyper) && (visit(R{}), true)) || ...);
+  require(found, "optim: no update rule serves the optimizer ", config::name_of(hyper.type));
 }
 
 void check_masters(const SpanUpdate& span) {
@@ -103,18 +88,20 @@ void check(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
 
 }  // namespace
 
+Description describe(const Hyper& hyper) {
+  Description out;
+  with_rule(hyper, Rules{}, [&]<class Rule>(const Rule&) { out = Rule::describe(hyper); });
+  return out;
+}
+
 UpdatePlan plan_span(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
   check(span, hyper, step);
   UpdatePlan plan;
   if (span.n == 0) return plan;
   plan.grad = grad_index(span), plan.master = master_index(span), plan.moment = moment_index(span);
-  plan.rule = hyper.type != OptimizerType::sgd ? UpdatePlan::adam
-              : hyper.momentum == 0            ? UpdatePlan::plain_sgd
-                                               : UpdatePlan::momentum_sgd;
-  if (plan.rule == UpdatePlan::adam)
-    plan.adam_scalars = adam_scalars(span, hyper, step);
-  else
-    plan.sgd_scalars = sgd_scalars(span, hyper);
+  with_rule(hyper, Rules{},
+            [&]<class Rule>(const Rule&) { plan.rule = Rule::make(hyper, step, span.decay); });
+  plan.factor = static_cast<float>(span.grad_factor);
   plan.largest_weight = largest_weight(span.param_dtype);
   plan.largest_moment = largest_moment(span.moment_dtype);
   plan.noise = span.rounding.at(moment_rounding).at(static_cast<std::uint64_t>(step));

@@ -12,19 +12,7 @@
 namespace sherd::optim {
 
 /// A rule and its hyper-parameters for one step. lr and the betas may be changed between steps (schedules).
-struct Hyper {
-  config::OptimizerType type = config::OptimizerType::adamw;
-  double lr = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  ///< Adam, AdamW
-  double weight_decay = 0;
-  bool decoupled_decay = true;  ///< decay acts on the weight, not on the gradient
-  bool bias_correction = true;  ///< Adam, AdamW
-  double momentum = 0;          ///< SGD
-  bool nesterov = false;        ///< SGD
-
-  Hyper() = default;
-  explicit Hyper(const config::OptimizerRule& config);
-};
+using Hyper = config::OptimizerRule;
 
 /// A flat run of elements and everything the rule reads and writes for them. The caller owns all memory;
 /// nothing may overlap, but param may be null where the master itself is the parameter.
@@ -48,15 +36,9 @@ struct SpanUpdate {
   bool decay = true;               ///< false: weight decay leaves this span alone
 };
 
-/// One fused pass: gradient·factor → moments → master → 16-bit copy. `step` counts from 1. All arithmetic is
-/// fp32, one rounding per operation, in this order (g: gradient·factor, p: master):
-///
-/// - Adam, AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019): L2: g ← g + wd·p. m ← β1·m + (1−β1)·g;
-///   v ← β2·v + (1−β2)·(g·g); decoupled: p ← p − (lr·wd)·p; p ← p − (lr/c1)·(m/(√v·c2 + eps)), c1 = 1−β1ᵗ,
-///   c2 = 1/√(1−β2ᵗ), both 1 without bias correction. The scalars are formed in double and rounded once.
-/// - SGD: g ← g + wd·p; with momentum b ← µ·b + g and g ← b, or g + µ·b with Nesterov's; p ← p − lr·g.
-/// (PyTorch's,
-///   dampening 0.)
+/// One fused pass: gradient·factor → moments → master → 16-bit copy. `step` counts from 1. The formulas are
+/// those of optim/rules/, in fp32 with one rounding per operation, in the order written there (g:
+/// gradient·factor, p: master). Their scalars are formed in double and rounded once.
 ///
 /// bf16 moments are rounded stochastically as they are stored; the weight moves by their fp32 values. Below
 /// an fp32 moment 16 random bits are added and then the 16 low bits are cut, so that it is rounded away from

@@ -24,8 +24,9 @@ struct Streams {
 };
 
 /// What the spans of a kernel have in common.
-struct Limits {
+struct Common {
   GradIndex grad_index;
+  float factor;  ///< of gradients
   std::uint32_t largest_weight, largest_moment;
 };
 
@@ -33,46 +34,16 @@ struct Limits {
 /// arguments of a kernel may have on every driver.
 struct SpanTable {
   static constexpr int most = 32;
-  Limits limits;
+  Common common;
   unsigned* not_finite;
   int count;
   Streams at[most];
 };
 static_assert(sizeof(SpanTable) + 128 < 4096);
 
-// The rules of optim/isa, one rounding per operation and in the same order.
-struct AdamStep {
-  static constexpr int moments = 2;
-  AdamScalars s;
-  __device__ void operator()(float& p, float g, float& m, float& v) const {
-    g = g * s.factor;
-    if (s.l2) g = g + s.decay * p;
-    m = s.beta1 * m + s.one_minus_beta1 * g;
-    v = s.beta2 * v + s.one_minus_beta2 * (g * g);
-    const float denominator = ::sqrtf(v) * s.root_scale + s.eps;
-    if (!s.l2) p = p - s.decay * p;
-    p = p - s.step_size * (m / denominator);
-  }
-};
-struct PlainStep {
-  static constexpr int moments = 0;
-  SgdScalars s;
-  __device__ void operator()(float& p, float g, float&, float&) const {
-    g = g * s.factor;
-    g = g + s.decay * p;
-    p = p - s.lr * g;
-  }
-};
-struct MomentumStep {
-  static constexpr int moments = 1;
-  SgdScalars s;
-  __device__ void operator()(float& p, float g, float& b, float&) const {
-    g = g * s.factor;
-    g = g + s.decay * p;
-    b = s.momentum * b + g;
-    g = s.nesterov ? g + s.momentum * b : b;
-    p = p - s.lr * g;
-  }
+/// What rules take from here.
+struct Math {
+  __device__ static float root(float x) { return ::sqrtf(x); }
 };
 
 /// Elements that a block takes at a time: a tile of the noise, 64 rows of 64.
@@ -172,44 +143,42 @@ __device__ inline void write_moment(const Streams& x, int moment, Count at, cons
 }
 
 /// `width` elements from `at` on. Says whether something written is not finite in its format.
-template <int width, class Step, MasterIndex form, class M>
-__device__ inline bool step_elements(const Step& step, const Streams& x, const Limits& limits, Count at,
+template <int width, class Rule, MasterIndex form, class M>
+__device__ inline bool step_elements(const Rule& rule, const Streams& x, const Common& common, Count at,
                                      const Noise& noise) {
   float weight[width], grad[width], first[width] = {}, second[width] = {};
-  read_gradient(x, limits.grad_index, at, grad);
+  read_gradient(x, common.grad_index, at, grad);
   read_master<width, form>(x, at, weight);
-  if constexpr (Step::moments > 0) read<width, M>(x.moments[0], at, first);
-  if constexpr (Step::moments > 1) read<width, M>(x.moments[1], at, second);
+  if constexpr (Rule::state_count > 0) read<width, M>(x.moments[0], at, first);
+  if constexpr (Rule::state_count > 1) read<width, M>(x.moments[1], at, second);
   bool bad = false;
   for (int k = 0; k < width; ++k) {
-    step(weight[k], grad[k], first[k], second[k]);
-    bad |= magnitude(weight[k]) > limits.largest_weight;
-    // Where the mean of squares does not overflow, no gradient is above 2^64, and their mean is far from
-    // overflow.
-    if constexpr (Step::moments == 1) bad |= magnitude(first[k]) > limits.largest_moment;
-    if constexpr (Step::moments > 1) bad |= magnitude(second[k]) > limits.largest_moment;
+    step_element(rule, Math{}, weight[k], grad[k] * common.factor, first[k], second[k]);
+    bad |= magnitude(weight[k]) > common.largest_weight;
+    if constexpr (Rule::state_count > 0)
+      bad |= magnitude(Rule::watched == 0 ? first[k] : second[k]) > common.largest_moment;
   }
   write_master<width, form>(x, at, weight);
-  if constexpr (Step::moments > 0) write_moment<width, M>(x, 0, at, first, noise);
-  if constexpr (Step::moments > 1) write_moment<width, M>(x, 1, at, second, noise);
+  if constexpr (Rule::state_count > 0) write_moment<width, M>(x, 0, at, first, noise);
+  if constexpr (Rule::state_count > 1) write_moment<width, M>(x, 1, at, second, noise);
   return bad;
 }
 
 /// Tile by tile of the parameters; packs of four where everything is aligned for them, and one by one what is
 /// left.
-template <class Step, MasterIndex form, class M>
-__global__ void __launch_bounds__(threads) update_kernel(Step step, SpanTable table) {
-  constexpr bool rounded = Step::moments > 0 && std::is_same_v<M, bf16>;
+template <class Rule, MasterIndex form, class M>
+__global__ void __launch_bounds__(threads) update_kernel(Rule rule, SpanTable table) {
+  constexpr bool rounded = Rule::state_count > 0 && std::is_same_v<M, bf16>;
   constexpr int width = 4;
   SHERD_SHARED(Noise, noise, 1);
-  const Limits limits = table.limits;
+  const Common common = table.common;
   const Count tiles = table.at[table.count - 1].end_tile;
   int span = 0;
   bool bad = false;
   for (Count t = blockIdx.x; t < tiles; t += gridDim.x) {
     while (t >= table.at[span].end_tile) ++span;
     const Streams x = table.at[span];
-    step.s.decay = x.decay;
+    rule.decay = x.decay;
     // The tile's index in its parameter: the span's last one is that of its last element.
     const Count tile_index = (x.first_element + x.n - 1) / tile - (x.end_tile - 1 - t);
     if constexpr (rounded) {
@@ -222,55 +191,52 @@ __global__ void __launch_bounds__(threads) update_kernel(Step step, SpanTable ta
     if (begin < 0) begin = 0;
     const Count packed = x.packs ? begin + (end - begin) / width * width : begin;
     for (Count at = begin + Count{threadIdx.x} * width; at < packed; at += Count{threads} * width)
-      bad |= step_elements<width, Step, form, M>(step, x, limits, at, *noise);
+      bad |= step_elements<width, Rule, form, M>(rule, x, common, at, *noise);
     for (Count at = packed + threadIdx.x; at < end; at += threads)
-      bad |= step_elements<1, Step, form, M>(step, x, limits, at, *noise);
+      bad |= step_elements<1, Rule, form, M>(rule, x, common, at, *noise);
   }
   if (bad) atomicOr(table.not_finite, 1u);
 }
 
-template <class Step, class M, class Launch>
+template <class Rule, class M, class Launch>
 void with_master(MasterIndex form, const Launch& run) {
   switch (form) {
     case master_alone:
-      return run(update_kernel<Step, master_alone, M>);
+      return run(update_kernel<Rule, master_alone, M>);
     case master_and_bf16:
-      return run(update_kernel<Step, master_and_bf16, M>);
+      return run(update_kernel<Rule, master_and_bf16, M>);
     case master_and_f16:
-      return run(update_kernel<Step, master_and_f16, M>);
+      return run(update_kernel<Rule, master_and_f16, M>);
     default:
-      return run(update_kernel<Step, master_split, M>);
+      return run(update_kernel<Rule, master_split, M>);
   }
 }
 
-template <class Step>
-void queue(const Target& target, const UpdatePlan& plan, const Step& step, const SpanTable& table) {
+template <class Rule>
+void queue(const Target& target, const UpdatePlan& plan, const Rule& rule, const SpanTable& table) {
   const Count tiles = table.at[table.count - 1].end_tile;
   const auto run = [&](auto kernel) {
-    launch(kernel, blocks_for(tiles, 1, target.processors, 8), threads, 0, target.stream, step, table);
+    launch(kernel, blocks_for(tiles, 1, target.processors, 8), threads, 0, target.stream, rule, table);
   };
-  if (Step::moments > 0 && plan.moment == moment_bf16)
-    with_master<Step, std::conditional_t<(Step::moments > 0), bf16, float>>(plan.master, run);
+  if (Rule::state_count > 0 && plan.moment == moment_bf16)
+    with_master<Rule, std::conditional_t<(Rule::state_count > 0), bf16, float>>(plan.master, run);
   else
-    with_master<Step, float>(plan.master, run);
+    with_master<Rule, float>(plan.master, run);
 }
 
-void queue(const Target& target, const UpdatePlan& plan, const SpanTable& table) {
-  switch (plan.rule) {
-    case UpdatePlan::adam:
-      return queue(target, plan, AdamStep{plan.adam_scalars}, table);
-    case UpdatePlan::plain_sgd:
-      return queue(target, plan, PlainStep{plan.sgd_scalars}, table);
-    case UpdatePlan::momentum_sgd:
-      return queue(target, plan, MomentumStep{plan.sgd_scalars}, table);
-  }
+float decay_of(const AnyRule& any) {
+  return std::visit([](const auto& rule) { return rule.decay; }, any);
+}
+AnyRule with_decay(AnyRule any, float decay) {
+  std::visit([=](auto& rule) { rule.decay = decay; }, any);
+  return any;
 }
 
-/// Whether a kernel for `a` serves `b`, of the same step and Hyper.
+/// Whether a kernel for `a` serves `b`.
 bool share_kernel(const UpdatePlan& a, const UpdatePlan& b) {
-  return a.rule == b.rule && a.grad == b.grad && a.master == b.master && a.moment == b.moment &&
-         a.largest_weight == b.largest_weight && a.largest_moment == b.largest_moment &&
-         a.adam_scalars.factor == b.adam_scalars.factor && a.sgd_scalars.factor == b.sgd_scalars.factor;
+  return with_decay(a.rule, 0) == with_decay(b.rule, 0) && a.factor == b.factor && a.grad == b.grad &&
+         a.master == b.master && a.moment == b.moment && a.largest_weight == b.largest_weight &&
+         a.largest_moment == b.largest_moment;
 }
 
 /// `tiles`: of the spans before it.
@@ -284,7 +250,7 @@ Streams streams_of(const UpdatePlan& plan, const SpanUpdate& span, Count tiles) 
             plan.moment == moment_bf16 ? span.first_element : 0,
             plan.noise,
             0,
-            plan.rule == UpdatePlan::adam ? plan.adam_scalars.decay : plan.sgd_scalars.decay,
+            decay_of(plan.rule),
             false};
   x.end_tile = tiles + (x.first_element + x.n - 1) / tile - x.first_element / tile + 1;
   // A tile's first element may lie anywhere in memory; all others of a tile follow at multiples of four.
@@ -324,7 +290,8 @@ void update(const Target& target, std::span<const PlannedSpan> spans, unsigned* 
   SpanTable table{};
   const UpdatePlan* common = nullptr;
   const auto flush = [&] {
-    if (table.count > 0) queue(target, *common, table);
+    if (table.count > 0)
+      std::visit([&](const auto& rule) { queue(target, *common, rule, table); }, common->rule);
     table.count = 0;
   };
   for (const auto& [plan, span] : spans) {
@@ -332,7 +299,7 @@ void update(const Target& target, std::span<const PlannedSpan> spans, unsigned* 
     if (table.count == SpanTable::most || (table.count > 0 && !share_kernel(*common, plan))) flush();
     if (table.count == 0) {
       common = &plan;
-      table.limits = {plan.grad, plan.largest_weight, plan.largest_moment};
+      table.common = {plan.grad, plan.factor, plan.largest_weight, plan.largest_moment};
       table.not_finite = not_finite;
     }
     table.at[table.count] = streams_of(plan, span, table.count > 0 ? table.at[table.count - 1].end_tile : 0);

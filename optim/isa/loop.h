@@ -4,23 +4,36 @@
 #include "optim/isa/streams.h"
 #include "optim/isa/tables.h"
 
-// The loop around the update rules.
+// The loop around the update rules (optim/rules).
 
 namespace sherd::optim::SHERD_ISA {
 namespace {
 
 /// The streams of one loop: G and P are storage types of gradient and parameter (float: masters alone, Split:
-/// split masters), M of the moments, of which there are `moments`.
-template <class G_, class P_, class M_, int moments_>
+/// split masters), M of the rule's states.
+template <class G_, class P_, class M_, class Rule>
 struct Streams {
   using G = G_;
   using P = P_;
   using M = M_;
-  static constexpr int moments = moments_;
+  static constexpr int moments = Rule::state_count, watched = Rule::watched;
   static constexpr bool rounded = moments > 0 && same_type<M, Bf16>;
   static constexpr bool split = rounded;  // the order of elements in a Pair
   static constexpr bool has_master = !same_type<P, Split>;
   static constexpr bool has_param = !same_type<P, float>;
+};
+
+/// What rules take from here.
+struct Math {
+  SHERD_INLINE static F root(F x) {
+#if defined(SHERD_ISA_avx512)
+    return (F)_mm512_maskz_sqrt_ps(static_cast<__mmask16>(-1), (__m512)x);  // GCC 12 warns of the plain one
+#elif defined(SHERD_ISA_avx2)
+    return (F)_mm256_sqrt_ps((__m256)x);
+#else
+    return (F)_mm_sqrt_ps((__m128)x);
+#endif
+  }
 };
 
 struct Values {
@@ -94,10 +107,7 @@ SHERD_INLINE void step(const Chunk& c, std::int64_t i, const NoiseAt& noise, Top
   }
   write_master<split, typename S::P>(master, param, low, x.weight, c.stream);
   tops.see(tops.weight, x.weight);
-  // Where the mean of squares does not overflow, no gradient is above 2^64, and their mean is far from
-  // overflow.
-  if constexpr (S::moments == 1) tops.see(tops.moment, x.first);
-  if constexpr (S::moments > 1) tops.see(tops.moment, x.second);
+  if constexpr (S::moments > 0) tops.see(tops.moment, S::watched == 0 ? x.first : x.second);
 }
 
 /// Fewer elements than a turn takes: a copy of them, filled up with elements that stay finite under any rule.
@@ -106,10 +116,11 @@ struct Tail {
   alignas(64) float master[turn] = {};
   alignas(64) std::uint16_t low[turn] = {}, param[turn] = {};
   alignas(64) typename S::G grad[turn] = {};
-  alignas(64) typename S::M first[turn] = {}, second[turn];
+  alignas(64) typename S::M first[turn], second[turn];
 
   SHERD_INLINE Tail(const Chunk& c, std::int64_t i, std::int64_t n) {
-    store_pair<false>(second, Pair{all(1.0f), all(1.0f)});  // no 0/0, whatever eps is
+    const Pair ones{all(1.0f), all(1.0f)};  // no 0/0, whatever eps is
+    store_pair<false>(first, ones), store_pair<false>(second, ones);
     each(c, i, [n](auto* mine, const auto* theirs) SHERD_ALWAYS {
       __builtin_memcpy(mine, theirs, static_cast<std::size_t>(n) * sizeof *mine);
     });
@@ -182,14 +193,18 @@ SHERD_INLINE void noisy_stretch(const Chunk& c, Tops& tops, const Rule& rule) {
   }
 }
 
-/// Calls rule(weight, gradient, first moment, second moment) for every register of the chunk, two at a time.
+/// Steps every register of the chunk, two at a time.
 template <class S, class Rule>
-SHERD_INLINE Extremes run(const Chunk& c, const Rule& rule) {
+SHERD_INLINE Extremes run(const Chunk& c, const Rule& given) {
+  const Rule rule = given;  // copies, which no store can alias
+  const float factor = c.factor;
+  const auto step = [&](F& p, F g, F& first, F& second)
+                        SHERD_ALWAYS { step_element(rule, Math{}, p, g * factor, first, second); };
   Tops tops;
   if constexpr (S::rounded)
-    noisy_stretch<S>(c, tops, rule);
+    noisy_stretch<S>(c, tops, step);
   else
-    stretch<S>(c, 0, c.n, {}, tops, rule);
+    stretch<S>(c, 0, c.n, {}, tops, step);
   if (c.stream) _mm_sfence();
   return {largest(tops.weight), largest(tops.moment)};
 }

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "optim/rules/list.h"
+
 // Inner loops that are compiled once per instruction set: plain declarations only, see
 // tensor/cpu/isa/tables.h.
 
@@ -21,25 +23,14 @@ struct Chunk {
   float* master;
   std::uint16_t* low;
   const void* grad;
-  void* first;   ///< exp_avg or momentum_buffer
-  void* second;  ///< exp_avg_sq
+  void* first;   ///< the rule's first state, if it has one
+  void* second;  ///< its second
   void* param;
   std::int64_t n;
-  bool stream;  ///< write the 16-bit copy past the caches (it is 64-byte aligned and will not be read soon)
+  float factor;  ///< of gradients
+  bool stream;   ///< write the 16-bit copy past the caches (it is 64-byte aligned and will not be read soon)
   std::uint64_t noise_seed, noise_stream;  ///< bf16 moments: the key of the rounding bits
   std::int64_t first_element;              ///< bf16 moments: the first element's index in that stream
-};
-
-struct AdamScalars {
-  float factor, beta1, one_minus_beta1, beta2, one_minus_beta2, root_scale, eps;
-  float decay;      ///< lr·wd decoupled, or wd for L2
-  float step_size;  ///< lr/c1
-  bool l2;
-};
-
-struct SgdScalars {
-  float factor, momentum, decay, lr;
-  bool nesterov;
 };
 
 /// The largest magnitudes written, as bit patterns: what the caller compares with the limits of the formats.
@@ -47,12 +38,14 @@ struct Extremes {
   std::uint32_t weight = 0, moment = 0;
 };
 
-struct AdamTable {
-  Extremes (*step[grad_count][master_count][moment_count])(const Chunk&, const AdamScalars&);
+/// One pass of a rule, given as its struct, over a chunk.
+using RuleLoop = Extremes (*)(const Chunk&, const void* rule);
+struct RuleLoops {
+  RuleLoop loop[grad_count][master_count][moment_count];
 };
-struct SgdTable {
-  Extremes (*plain[grad_count][master_count])(const Chunk&, const SgdScalars&);
-  Extremes (*momentum[grad_count][master_count][moment_count])(const Chunk&, const SgdScalars&);
+/// In the order of Rules.
+struct UpdateTable {
+  RuleLoops rule[Rules::count];
 };
 /// optim/split_master.h over n elements.
 struct SplitTable {
@@ -61,18 +54,15 @@ struct SplitTable {
 };
 
 namespace portable {
-extern const AdamTable adam_table;
-extern const SgdTable sgd_table;
+extern const UpdateTable update_table;
 extern const SplitTable split_table;
 }  // namespace portable
 namespace avx2 {
-extern const AdamTable adam_table;
-extern const SgdTable sgd_table;
+extern const UpdateTable update_table;
 extern const SplitTable split_table;
 }  // namespace avx2
 namespace avx512 {
-extern const AdamTable adam_table;
-extern const SgdTable sgd_table;
+extern const UpdateTable update_table;
 extern const SplitTable split_table;
 }  // namespace avx512
 

@@ -1,20 +1,25 @@
 #pragma once
 
+#include <variant>
+
 #include "optim/isa/tables.h"
 #include "optim/update_rule.h"
 
 namespace sherd::optim {
 
+/// A rule of the list.
+template <class... R>
+std::variant<R...> any_of(RuleList<R...>);
+using AnyRule = decltype(any_of(Rules{}));
+
 /// One update() as the loops of every device take it: which loop, with which numbers. All zero for an empty
 /// span.
 struct UpdatePlan {
-  enum Rule : std::uint8_t { adam, plain_sgd, momentum_sgd };
-  Rule rule = adam;
+  AnyRule rule;
+  float factor = 0;  ///< of gradients
   GradIndex grad = grad_f32;
   MasterIndex master = master_alone;
   MomentIndex moment = moment_f32;
-  AdamScalars adam_scalars{};
-  SgdScalars sgd_scalars{};
   /// The largest bit patterns of finite fp32 weights and moments that stay finite in the formats they are
   /// kept in.
   std::uint32_t largest_weight = 0, largest_moment = 0;

@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "config/config.h"
+#include "config/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -15,18 +16,10 @@ void put_batch(Json& out, const Batch& batch) {
 }
 
 Json optimizer_of(const Optimizer& optimizer) {
-  Json params{{"lr", optimizer.lr}, {"weight_decay", optimizer.weight_decay}};
-  if (optimizer.type == OptimizerType::sgd) {
-    params["momentum"] = optimizer.momentum;
-    params["nesterov"] = optimizer.nesterov;
-    return {{"type", "SGD"}, {"params", params}};
-  }
-  params["betas"] = {optimizer.beta1, optimizer.beta2};
-  params["eps"] = optimizer.eps;
-  params["bias_correction"] = optimizer.bias_correction;
-  const bool adam = optimizer.type == OptimizerType::adam;
-  if (adam) params["adam_w_mode"] = optimizer.adam_w_mode;
-  return {{"type", adam ? "Adam" : "AdamW"}, {"params", params}};
+  Json params;
+  for (const auto& [key, value] : param_values(optimizer))
+    std::visit([&](const auto& any) { params[key] = any; }, value);
+  return {{"type", name_of(optimizer.type)}, {"params", params}};
 }
 
 const char* name_of(WarmupType type) {

@@ -4,33 +4,47 @@
 #include <cstdint>
 #include <optional>
 #include <variant>
+#include <vector>
 
 #include "base/dtype.h"
 
 namespace sherd::config {
 
-enum class OptimizerType : std::uint8_t { adam, adamw, sgd };
+enum class OptimizerType : std::uint8_t { adam, adamw, sgd, lion, adagrad };
+
+/// As in configurations: "AdamW".
+const char* name_of(OptimizerType type);
+std::vector<OptimizerType> optimizer_types();
+/// Whether the optimizer has `params.betas`.
+bool has_betas(OptimizerType type);
 
 /// An update rule with its parameters. Learning rates are per step; a scheduler, when there is one, overrides
 /// `lr`.
 struct OptimizerRule {
   OptimizerType type = OptimizerType::adamw;  ///< `type`, case ignored
   double lr = 1e-3;                           ///< `params.lr`, ≥ 0
-  double beta1 = 0.9, beta2 = 0.999;          ///< `params.betas`, each in [0, 1); Adam and AdamW
-  double eps = 1e-8;                          ///< `params.eps`, ≥ 0; Adam and AdamW
+  double beta1 = 0.9, beta2 = 0.999;          ///< `params.betas`, each in [0, 1); Adam, AdamW and Lion
+  double eps = 1e-8;                          ///< `params.eps`, ≥ 0; Adam, AdamW and Adagrad
   double weight_decay = 0;                    ///< `params.weight_decay`, ≥ 0
   bool adam_w_mode = true;      ///< `params.adam_w_mode`; false gives type Adam L2 decay; AdamW ignores it
   bool bias_correction = true;  ///< `params.bias_correction`; Adam and AdamW
   double momentum = 0;          ///< `params.momentum`, ≥ 0; SGD
   bool nesterov = false;        ///< `params.nesterov`; SGD, needs momentum > 0
+  double lr_decay = 0;          ///< `params.lr_decay`, ≥ 0; Adagrad
+  double initial_accumulator_value = 0;  ///< `params.initial_accumulator_value`, ≥ 0; Adagrad
 
-  /// Decay acts on the weight (p ← p − lr·wd·p) rather than on the gradient. DeepSpeed's rule: type AdamW, or
-  /// type Adam unless adam_w_mode is false.
+  /// Whether anything is kept per element beside the weights.
+  bool keeps_states() const { return type != OptimizerType::sgd || momentum > 0; }
+  /// Adam's decay acts on the weight (p ← p − lr·wd·p) rather than on the gradient. DeepSpeed's rule: type
+  /// AdamW, or type Adam unless adam_w_mode is false.
   bool decoupled_decay() const {
     return type == OptimizerType::adamw || (type == OptimizerType::adam && adam_w_mode);
   }
   bool operator==(const OptimizerRule&) const = default;
 };
+
+/// The rule of a section that gives the type alone.
+OptimizerRule default_rule(OptimizerType type);
 
 /// Section `optimizer`.
 struct Optimizer : OptimizerRule {

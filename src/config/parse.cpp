@@ -39,8 +39,9 @@ void note_default_optimizer(Config& config, Context& context) {
 }
 
 void note_precision(const Config& config, const Given& given, Context& context) {
-  if (std::holds_alternative<OneCycle>(config.scheduler) && config.optimizer.type == OptimizerType::sgd)
-    context.note("scheduler.params.cycle_momentum", "no effect with SGD, which has no betas");
+  if (std::holds_alternative<OneCycle>(config.scheduler) && !has_betas(config.optimizer.type))
+    context.note("scheduler.params.cycle_momentum",
+                 cat("no effect with ", name_of(config.optimizer.type), ", which has no betas"));
   if (config.gradient_clipping <= 0 && given.contains("gradient_clipping"))
     context.note("gradient_clipping", "off");
   const auto in_training = [&](const char* key) {
@@ -51,8 +52,7 @@ void note_precision(const Config& config, const Given& given, Context& context) 
   if (in_training("split_masters") && config.precision.compute != DType::bf16)
     context.note("training.split_masters", cat("no effect: the model computes in ",
                                                sherd::name_of(config.precision.compute), ", not in bf16"));
-  if (in_training("moments_dtype") && config.optimizer.type == OptimizerType::sgd &&
-      config.optimizer.momentum == 0)
+  if (in_training("moments_dtype") && !config.optimizer.keeps_states())
     context.note("training.moments_dtype", "no effect: SGD without momentum keeps no moments");
 }
 

@@ -24,6 +24,21 @@ std::vector<Key<Config>> foreign_keys();
 /// The whole file. top_keys.cpp
 const Table<Config>& top_table();
 
+// The optimizers. optimizer_types.cpp
+
+/// "Adam, AdamW and SGD", all of them.
+std::string known_optimizers();
+/// The `type` of a section.
+OptimizerType read_optimizer_type(const Value& type);
+/// `params` of an optimizer of that type.
+Table<OptimizerRule> optimizer_params(OptimizerType type);
+using ParamValue = std::variant<double, bool, std::pair<double, double>>;
+/// The keys of `params` that have an effect, with their values.
+std::vector<std::pair<std::string, ParamValue>> param_values(const OptimizerRule& rule);
+/// Notes the keys that are not in `given` and whose default is not DeepSpeed's; `params`: path of the
+/// section.
+void note_other_defaults(OptimizerType type, const std::string& params, const Given& given, Context& context);
+
 /// Adds what a table cannot: checks across precision keys once the whole file is read.
 void check_precision(const Config& config, const Given& given);
 

@@ -124,7 +124,7 @@ void Scheduler::apply() {
 std::shared_ptr<Scheduler> make_scheduler(const config::Config& config,
                                           const std::shared_ptr<Optimizer>& optimizer) {
   if (std::holds_alternative<std::monostate>(config.scheduler)) return nullptr;
-  const bool betas = config.optimizer.type != config::OptimizerType::sgd;
+  const bool betas = config::has_betas(config.optimizer.type);
   return std::make_shared<Scheduler>(optim::LrSchedule(config.scheduler, config.optimizer.lr, betas),
                                      optimizer);
 }

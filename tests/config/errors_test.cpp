@@ -134,11 +134,13 @@ INSTANTIATE_TEST_SUITE_P(
     OptimizerAndScheduler, Mistakes,
     testing::Values(
         Mistake{"{\"optimizer\": {\"params\": {}}}",
-                "run.json:1: optimizer: needs a \"type\"; this build has Adam, AdamW and SGD"},
-        Mistake{"{\"optimizer\": {\"type\": \"Lion\"}}",
-                "run.json:1: optimizer.type: \"Lion\" is not in this build; use one of Adam, AdamW and SGD"},
+                "run.json:1: optimizer: needs a \"type\"; this build has Adam, AdamW, SGD, Lion and Adagrad"},
+        Mistake{"{\"optimizer\": {\"type\": \"Lamb\"}}",
+                "run.json:1: optimizer.type: \"Lamb\" is not in this build; use one of Adam, AdamW, SGD, "
+                "Lion and Adagrad"},
         Mistake{"{\"optimizer\": {\"type\": \"Adamm\"}}",
-                "run.json:1: optimizer.type: \"Adamm\" is none of Adam, AdamW, SGD; did you mean \"Adam\"?"},
+                "run.json:1: optimizer.type: \"Adamm\" is none of Adam, AdamW, SGD, Lion, Adagrad; did you "
+                "mean \"Adam\"?"},
         Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"max_grad_norm\": 1.0}}}",
                 "run.json:1: optimizer.params.max_grad_norm: Sherd does not support 1.0 here: clip with the "
                 "top-level "

@@ -14,9 +14,6 @@ namespace {
 std::string base_for(const std::string& path) {
   static const std::vector<std::pair<std::string, std::string>> bases = {
       {"optimizer[SGD].params.nesterov", R"({"optimizer": {"type": "SGD", "params": {"momentum": 0.5}}})"},
-      {"optimizer[Adam]", R"({"optimizer": {"type": "Adam"}})"},
-      {"optimizer[AdamW]", R"({"optimizer": {"type": "AdamW"}})"},
-      {"optimizer[SGD]", R"({"optimizer": {"type": "SGD"}})"},
       {"optimizer", R"({"optimizer": {"type": "AdamW"}})"},
       {"scheduler[LRRangeTest]", R"({"scheduler": {"type": "LRRangeTest"}})"},
       {"scheduler[OneCycle]",
@@ -35,7 +32,9 @@ std::string base_for(const std::string& path) {
        R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4, "position": "rotary"}})"},
       {"data", R"({"data": {"path": "corpus/a"}})"}};
   for (const auto& [prefix, text] : bases)
-    if (path.starts_with(prefix)) return text;
+    if (path.starts_with(prefix) && path[prefix.size()] != '[') return text;
+  if (path.starts_with("optimizer["))
+    return R"({"optimizer": {"type": ")" + path.substr(10, path.find(']') - 10) + R"("}})";
   return "{}";
 }
 

@@ -206,7 +206,7 @@ TEST(Bf16Moments, SecondMomentsStayNonNegative) {
 TEST(Bf16Moments, OverflowIsReported) {
   Arena arena(1);
   Hyper momentum;
-  momentum.type = config::OptimizerType::sgd, momentum.decoupled_decay = false;
+  momentum.type = config::OptimizerType::sgd;
   momentum.lr = 1e-30, momentum.momentum = 0.5;
   const auto finite = [&](std::uint32_t gradient, const Hyper& h) {
     bool out = true;

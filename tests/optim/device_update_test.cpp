@@ -210,7 +210,7 @@ TEST_F(DeviceUpdate, FlushesWhatIsBelowTheNormalRange) {
   for (std::size_t i = 0; i < 4096; ++i) {
     const int exponent = static_cast<int>(i % 160) - 160;
     span.set_grad(i, std::ldexp(normal_at({4, 1}, i), exponent));
-    span.first.set(i, std::ldexp(normal_at({4, 2}, i), exponent));
+    span.first.set(i, std::abs(std::ldexp(normal_at({4, 2}, i), exponent)));
     span.second.set(i, std::abs(std::ldexp(normal_at({4, 3}, i), exponent)));
     if (i % 3 == 0) span.master[i] = std::ldexp(span.master[i], exponent);
   }
@@ -234,8 +234,16 @@ TEST_F(DeviceUpdate, ReportsNonFiniteUpdates) {
         large.master[at] = params == DType::bf16 ? 3.4e38f : params == DType::f16 ? 65520.0f : inf;
         EXPECT_FALSE(side->update(large, Hyper(), 2));
       }
+  for (const Hyper& hyper : every_rule())
+    for (const DType moments : {DType::f32, DType::bf16})
+      for (const float bad : {inf, -inf, nan}) {
+        Span span = random_span(300, DType::f32, DType::bf16, moments);
+        ASSERT_TRUE(side->update(span, hyper, 1));
+        span.set_grad(257, bad);
+        EXPECT_FALSE(side->update(span, hyper, 2)) << config::name_of(hyper.type) << " " << bad;
+      }
   Hyper momentum;
-  momentum.type = config::OptimizerType::sgd, momentum.decoupled_decay = false;
+  momentum.type = config::OptimizerType::sgd;
   momentum.lr = 1e-30, momentum.momentum = 0.5;
   for (const auto& [bits, finite] : {std::pair{0x7f7f0000u, true}, {0x7f7f0001u, false}}) {
     Span span(100, DType::f32, DType::f32, DType::bf16);  // finite, but rounding may end at infinity

@@ -94,21 +94,28 @@ inline Span random_span(std::size_t n, DType grads, DType params, DType moments 
   for (std::size_t i = 0; i < n; ++i) {
     span.master[i] = normal_at({seed, 1}, i) * 0.5f;
     span.set_grad(i, normal_at({seed, 2}, i) * 0.1f);
-    span.first.set(i, normal_at({seed, 3}, i) * 0.01f);
+    span.first.set(i, std::abs(normal_at({seed, 3}, i)) * 0.01f);  // may be a sum of squares
     span.second.set(i, std::abs(normal_at({seed, 4}, i)) * 1e-4f);
   }
   return span;
 }
 
+// Every optimizer, and the variants that take another way through a formula or another rule.
 inline std::vector<Hyper> every_rule() {
   using config::OptimizerType;
-  Hyper adamw, adam_l2, plain, momentum, nesterov;
-  adamw.weight_decay = 0.1;
-  adam_l2 = adamw, adam_l2.type = OptimizerType::adam, adam_l2.decoupled_decay = false;
-  plain.type = OptimizerType::sgd, plain.decoupled_decay = false, plain.weight_decay = 0.05, plain.lr = 0.1;
-  momentum = plain, momentum.momentum = 0.9;
-  nesterov = momentum, nesterov.nesterov = true;
-  return {adamw, adam_l2, plain, momentum, nesterov};
+  std::vector<Hyper> out;
+  for (const OptimizerType type : config::optimizer_types()) {
+    Hyper hyper = config::default_rule(type);
+    hyper.lr *= 10, hyper.weight_decay = 0.05;
+    out.push_back(hyper);
+  }
+  Hyper l2 = config::default_rule(OptimizerType::adam), momentum = config::default_rule(OptimizerType::sgd);
+  l2.weight_decay = 0.1, l2.adam_w_mode = false;
+  momentum.lr = 0.1, momentum.weight_decay = 0.05, momentum.momentum = 0.9;
+  Hyper nesterov = momentum, uneven = config::default_rule(OptimizerType::adagrad);
+  nesterov.nesterov = true, uneven.lr_decay = 0.1, uneven.weight_decay = 0.05;
+  out.insert(out.end(), {l2, momentum, nesterov, uneven});
+  return out;
 }
 
 inline std::vector<CpuIsa> every_isa() {

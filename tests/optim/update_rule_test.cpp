@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "optim/description.h"
+#include "optim/long_traces.h"
+#include "optim/rules/list.h"
 #include "optim/span_fixture.h"
 #include "optim/torch_traces.h"
 #include "support/expect_error.h"
@@ -38,14 +41,13 @@ void expect_trace(const double (&want)[Steps][Size], const Hyper& hyper) {
 Hyper adam(OptimizerType type, double lr, double b1, double b2, double eps, double wd) {
   Hyper h;
   h.type = type, h.lr = lr, h.beta1 = b1, h.beta2 = b2, h.eps = eps, h.weight_decay = wd;
-  h.decoupled_decay = type == OptimizerType::adamw;
+  h.adam_w_mode = false;
   return h;
 }
 
 Hyper sgd(double wd, double momentum, bool nesterov) {
   Hyper h;
   h.type = OptimizerType::sgd, h.lr = 0.1, h.weight_decay = wd, h.momentum = momentum, h.nesterov = nesterov;
-  h.decoupled_decay = false;
   return h;
 }
 
@@ -59,6 +61,76 @@ TEST(UpdateRule, FollowsPyTorch) {
   expect_trace(torch_traces::sgd_nesterov, sgd(0.05, 0.9, true));
 }
 
+// Weights and gradients of make_traces.py.
+double long_gradient(int step, int i) {
+  return (2 * ((37 * step + 11 * i + 5 + (step * step * i) % 7) % 41) - 41) / 64.0;
+}
+
+template <std::size_t Rows, std::size_t Size>
+void expect_long_trace(const double (&want)[Rows][Size], const Hyper& hyper) {
+  Arena arena(1);
+  Span span(Size, DType::f32, DType::f32);
+  for (std::size_t i = 0; i < Size; ++i) {
+    span.master[i] = (3.0f * static_cast<float>(i) - 7.0f) / 8.0f;
+    span.first.set(i, static_cast<float>(describe(hyper).states.at(0).initial));
+  }
+  std::size_t row = 0;
+  for (int step = 1; step <= long_traces::steps; ++step) {
+    for (std::size_t i = 0; i < Size; ++i)
+      span.set_grad(i, static_cast<float>(8 * long_gradient(step, static_cast<int>(i))));
+    SpanUpdate update_all = span.all();
+    update_all.grad_factor = 1.0 / 8;
+    ASSERT_TRUE(update(update_all, hyper, step, arena));
+    if (step != long_traces::kept[row]) continue;
+    for (std::size_t i = 0; i < Size; ++i)
+      ASSERT_NEAR(span.master[i], want[row][i], 1e-6 * std::max(1.0, std::abs(want[row][i])))
+          << "step " << step << ", element " << i;
+    ++row;
+  }
+  EXPECT_EQ(row, Rows);
+}
+
+TEST(UpdateRule, AdagradFollowsPyTorchOver50Steps) {
+  const auto adagrad = [](double lr, double lr_decay, double decay, double initial, double eps) {
+    Hyper h = config::default_rule(OptimizerType::adagrad);
+    h.lr = lr, h.lr_decay = lr_decay, h.weight_decay = decay, h.initial_accumulator_value = initial;
+    h.eps = eps;
+    return h;
+  };
+  expect_long_trace(long_traces::adagrad, config::default_rule(OptimizerType::adagrad));
+  expect_long_trace(long_traces::adagrad_lr_decay, adagrad(0.1, 0.05, 0, 0, 1e-10));
+  expect_long_trace(long_traces::adagrad_weight_decay, adagrad(0.05, 0, 0.1, 0, 1e-10));
+  expect_long_trace(long_traces::adagrad_initial, adagrad(0.1, 0, 0, 0.3, 1e-10));
+  expect_long_trace(long_traces::adagrad_eps, adagrad(0.1, 0, 0, 0, 0.05));
+  expect_long_trace(long_traces::adagrad_all, adagrad(0.2, 0.02, 0.05, 0.1, 1e-3));
+}
+
+Hyper lion(double lr, double beta1, double beta2, double decay) {
+  Hyper h = config::default_rule(OptimizerType::lion);
+  h.lr = lr, h.beta1 = beta1, h.beta2 = beta2, h.weight_decay = decay;
+  return h;
+}
+
+TEST(UpdateRule, LionFollowsDeepSpeedOver50Steps) {
+  expect_long_trace(long_traces::lion, config::default_rule(OptimizerType::lion));
+  expect_long_trace(long_traces::lion_decay, lion(0x1p-7, 0.9, 0.99, 0x1p-3));
+  expect_long_trace(long_traces::lion_betas, lion(0x1p-6, 0.95, 0.8, 0x1p-2));
+}
+
+TEST(UpdateRule, LionFollowsThePaperOver50Steps) {
+  expect_long_trace(long_traces::lion_published, lion(0.01, 0.9, 0.99, 0.1));
+}
+
+TEST(UpdateRule, LionLeavesWeightsWithoutGradientsAlone) {
+  Arena arena(1);
+  Span span(40, DType::f32, DType::bf16);
+  for (std::size_t i = 0; i < 40; ++i) span.master[i] = 1, span.set_grad(i, i % 2 == 0 ? 0.0f : -0.0f);
+  span.set_grad(3, 1e-20f), span.set_grad(38, -1e20f);
+  ASSERT_TRUE(update(span.all(), lion(0.25, 0.9, 0.99, 0), 1, arena));
+  for (std::size_t i = 0; i < 40; ++i)
+    EXPECT_EQ(span.master[i], i == 3 ? 0.75f : i == 38 ? 1.25f : 1.0f) << i;
+}
+
 // ---- against the formulas in double ----
 
 struct Exact {
@@ -66,12 +138,12 @@ struct Exact {
 };
 
 Exact adam_in_double(Exact x, double g, const Hyper& h, int step) {
-  if (!h.decoupled_decay) g += h.weight_decay * x.p;
+  if (!h.decoupled_decay()) g += h.weight_decay * x.p;
   x.m = h.beta1 * x.m + (1 - h.beta1) * g;
   x.v = h.beta2 * x.v + (1 - h.beta2) * g * g;
   const double c1 = h.bias_correction ? 1 - std::pow(h.beta1, step) : 1;
   const double c2 = h.bias_correction ? 1 - std::pow(h.beta2, step) : 1;
-  if (h.decoupled_decay) x.p -= h.lr * h.weight_decay * x.p;
+  if (h.decoupled_decay()) x.p -= h.lr * h.weight_decay * x.p;
   x.p -= h.lr * (x.m / c1) / (std::sqrt(x.v / c2) + h.eps);
   return x;
 }
@@ -81,7 +153,8 @@ TEST(UpdateRule, AdamFollowsTheFormulasInDouble) {
   for (const bool decoupled : {false, true})
     for (const bool correct : {false, true}) {
       Hyper h;
-      h.weight_decay = 0.1, h.decoupled_decay = decoupled, h.bias_correction = correct;
+      h.type = decoupled ? OptimizerType::adamw : OptimizerType::adam, h.adam_w_mode = false;
+      h.weight_decay = 0.1, h.bias_correction = correct;
       Span span = random_span(3001, DType::f32, DType::f32);
       std::vector<Exact> exact;
       for (std::size_t i = 0; i < span.master.size(); ++i)
@@ -161,7 +234,7 @@ TEST(UpdateRule, StreamedCopiesAreTheSame) {
 TEST(UpdateRule, CopiesRoundAsMastersDo) {
   Arena arena(1);
   Hyper h;
-  h.type = OptimizerType::sgd, h.lr = 0, h.decoupled_decay = false;
+  h.type = OptimizerType::sgd, h.lr = 0;
   // The second is a tie for bf16 (away from zero), the third one for fp16 (to even).
   const std::vector<float> values = {1.0f,     0x1.01p0f, 0x1.002p0f, -0x1.01p0f,
                                      3.14159f, -65503.0f, 6e-8f,      0.0f};
@@ -222,13 +295,29 @@ TEST(UpdateRule, ReportsNonFiniteUpdates) {
   EXPECT_TRUE(update(largest.all(), sgd(0, 0, false), 1, arena));
 }
 
+TEST(UpdateRule, EveryRuleReportsNonFiniteGradients) {
+  Arena arena(1);
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const Hyper& h : every_rule())
+    for (const DType moments : {DType::f32, DType::bf16})
+      for (const float bad : {inf, -inf, nan})
+        for (const std::size_t n : {std::size_t{3}, std::size_t{1000}}) {
+          Span span = random_span(n, DType::f32, DType::bf16, moments);
+          ASSERT_TRUE(update(span.all(), h, 1, arena));
+          span.set_grad(n / 2, bad);
+          EXPECT_FALSE(update(span.all(), h, 2, arena)) << config::name_of(h.type) << " " << bad;
+        }
+}
+
 TEST(UpdateRule, PaddingLanesDoNotCount) {
   Arena arena(1);
-  Hyper h;
-  h.eps = 0;  // 0/0 in lanes past the end
-  for (std::size_t n = 1; n < 40; ++n) {
-    Span span = random_span(n, DType::f32, DType::bf16);
-    EXPECT_TRUE(update(span.all(), h, 1, arena)) << n;
+  for (Hyper h : every_rule()) {
+    h.eps = 0;  // 0/0 in lanes past the end
+    for (const DType moments : {DType::f32, DType::bf16})
+      for (std::size_t n = 1; n < 40; ++n) {
+        Span span = random_span(n, DType::f32, DType::bf16, moments);
+        EXPECT_TRUE(update(span.all(), h, 1, arena)) << n;
+      }
   }
 }
 
@@ -257,6 +346,33 @@ TEST(UpdateRule, DescribesItself) {
   EXPECT_EQ(describe(Hyper()), elementwise("AdamW", {{"exp_avg", 0}, {"exp_avg_sq", 0}}));
   EXPECT_EQ(describe(sgd(0, 0.9, false)), elementwise("SGD", {{"momentum_buffer", 0}}));
   EXPECT_EQ(describe(sgd(0, 0, false)), elementwise("SGD", {}));
+  EXPECT_EQ(describe(lion(1, 0.9, 0.99, 0)), elementwise("Lion", {{"exp_avg", 0}}));
+  Hyper adagrad = config::default_rule(OptimizerType::adagrad);
+  adagrad.initial_accumulator_value = 0.25;
+  EXPECT_EQ(describe(adagrad), elementwise("Adagrad", {{"sum", 0.25}}));
+}
+
+template <class... R>
+std::vector<int> states_of_those_that_serve(const Hyper& hyper, RuleList<R...>) {
+  std::vector<int> out;
+  ((R::serves(hyper) ? out.push_back(R::state_count) : void()), ...);
+  return out;
+}
+
+template <class... R>
+std::vector<bool> serve_any(const std::vector<Hyper>& all, RuleList<R...>) {
+  return {std::any_of(all.begin(), all.end(), [](const Hyper& h) { return R::serves(h); })...};
+}
+
+TEST(UpdateRule, OneRuleServesEachOptimizer) {
+  for (const Hyper& h : every_rule()) {
+    const std::vector<int> states = states_of_those_that_serve(h, Rules{});
+    ASSERT_EQ(states.size(), 1u) << config::name_of(h.type);
+    EXPECT_EQ(describe(h).states.size(), static_cast<std::size_t>(states[0]));
+    EXPECT_EQ(describe(h).states.empty(), !h.keeps_states());
+    EXPECT_EQ(describe(h).type, config::name_of(h.type));
+  }
+  for (const bool tested : serve_any(every_rule(), Rules{})) EXPECT_TRUE(tested) << "see every_rule()";
 }
 
 TEST(UpdateRule, RefusesIncompleteSpans) {

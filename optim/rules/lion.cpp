@@ -1,0 +1,25 @@
+#include "optim/rules/lion.h"
+
+#include "optim/description.h"
+
+namespace sherd::optim {
+
+bool Lion::serves(const Hyper& hyper) {
+  return hyper.type == config::OptimizerType::lion;
+}
+
+Description Lion::describe(const Hyper& hyper) {
+  return {config::name_of(hyper.type), {{"exp_avg"}}};
+}
+
+Lion Lion::make(const Hyper& hyper, std::int64_t, bool decays) {
+  const auto f = [](double x) { return static_cast<float>(x); };
+  return {f(hyper.beta1),
+          f(1 - hyper.beta1),
+          f(hyper.beta2),
+          f(1 - hyper.beta2),
+          f(decays ? hyper.lr * hyper.weight_decay : 0.0),
+          f(hyper.lr)};
+}
+
+}  // namespace sherd::optim

@@ -1,0 +1,199 @@
+#include "config/tables.h"
+
+// The optimizers that a configuration can name, each an entry of optimizers() below.
+
+namespace sherd::config {
+namespace {
+
+using Rule = OptimizerRule;
+
+/// A key of `params`, and what dump() says of it.
+struct Param {
+  Key<Rule> key;
+  std::function<ParamValue(const Rule&)> value;  ///< null where the key has no effect
+};
+
+struct Entry {
+  const char* name;  ///< `type`
+  Rule defaults;
+  std::vector<Param> params;
+  /// Keys whose default is not DeepSpeed's, with what the log says where they are not given.
+  std::vector<std::pair<const char*, const char*>> unlike_deepspeed = {};
+};
+
+Param number(const char* name, double Rule::*field, const char* example) {
+  return {real(name, field, example, 0), [field](const Rule& rule) { return rule.*field; }};
+}
+Param flag(const char* name, bool Rule::*field) {
+  return {boolean(name, field), [field](const Rule& rule) { return rule.*field; }};
+}
+Param without_effect(Key<Rule> key) {
+  return {std::move(key), nullptr};
+}
+
+std::vector<Param> common_params() {
+  std::vector<Param> out = {number("lr", &Rule::lr, "0.0003"),
+                            number("weight_decay", &Rule::weight_decay, "0.1")};
+  out.push_back(without_effect(
+      refused<Rule>("max_grad_norm", "1.0", "clip with the top-level key \"gradient_clipping\"", never)));
+  out.push_back(without_effect(refused<Rule>("maximize", "true", "training minimises the loss", is_false)));
+  for (const char* name : {"foreach", "fused", "capturable", "differentiable"})
+    out.push_back(without_effect(
+        noted<Rule>(name, Holds::boolean, "chooses among PyTorch's kernels; Sherd has one, fused")));
+  return out;
+}
+
+void read_betas(Rule& rule, const Value& value) {
+  const std::vector<Node>& items = value.node.items;
+  if (!value.node.is(Node::Kind::array) || items.size() != 2)
+    value.error("must be a list of two numbers such as [0.9, 0.999], not ", value.node.brief());
+  const auto beta = [&](std::size_t i) {
+    const Value item{items[i], cat(value.path, "[", i, "]"), value.context};
+    const double number = item.real(0, 1);
+    if (number == 1) item.error("must be below 1");
+    return number;
+  };
+  rule.beta1 = beta(0), rule.beta2 = beta(1);
+}
+
+Param betas() {
+  return {custom<Rule>("betas", "[0.9, 0.95]", read_betas),
+          [](const Rule& rule) { return std::pair(rule.beta1, rule.beta2); }};
+}
+
+Param no_amsgrad() {
+  return without_effect(
+      refused<Rule>("amsgrad", "true", "the AMSGrad variant is not in this build", is_false));
+}
+
+Param fp32_states() {
+  return without_effect(refused<Rule>("fp32_optimizer_states", "false",
+                                      "give training.moments_dtype \"bf16\" instead",
+                                      [](const Value& value) { return value.boolean(); }));
+}
+
+std::vector<Param> adam_params(bool decouples_always) {
+  return {betas(),
+          number("eps", &Rule::eps, "1e-6"),
+          flag("bias_correction", &Rule::bias_correction),
+          decouples_always ? without_effect(noted<Rule>("adam_w_mode", Holds::boolean,
+                                                        "type AdamW decouples the decay whatever it says"))
+                           : flag("adam_w_mode", &Rule::adam_w_mode),
+          without_effect(custom<Rule>(
+              "torch_adam", "true",
+              [](Rule&, const Value& value) {
+                value.boolean();
+                value.note("Sherd has one Adam; only PyTorch's default weight decay of 0.01 is taken over");
+              })),
+          no_amsgrad(),
+          fp32_states()};
+}
+
+/// In the order of OptimizerType.
+std::vector<Entry> optimizers() {
+  using enum OptimizerType;
+  return {
+      {"Adam", {.type = adam}, adam_params(false)},
+      {"AdamW", {.type = adamw}, adam_params(true)},
+      {"SGD",
+       {.type = sgd},
+       {number("momentum", &Rule::momentum, "0.9"), flag("nesterov", &Rule::nesterov),
+        without_effect(refused<Rule>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)))}},
+      {"Lion",
+       {.type = lion, .lr = 1e-4, .beta2 = 0.99},
+       {betas(), fp32_states(),
+        without_effect(
+            noted<Rule>("set_grad_none", Holds::boolean, "concerns PyTorch's buffers of gradients"))},
+       {{"lr", "not given: 1e-4, as published; DeepSpeed takes 1e-3"},
+        {"betas", "not given: [0.9, 0.99], as published; DeepSpeed takes [0.9, 0.999]"}}},
+      {"Adagrad",
+       {.type = adagrad, .lr = 1e-2, .eps = 1e-10},
+       {number("lr_decay", &Rule::lr_decay, "0.01"),
+        number("initial_accumulator_value", &Rule::initial_accumulator_value, "0.1"),
+        number("eps", &Rule::eps, "1e-6"), no_amsgrad(), fp32_states()}}};
+}
+
+const std::vector<Entry>& entries() {
+  static const std::vector<Entry> all = [] {
+    std::vector<Entry> out = optimizers();
+    for (Entry& entry : out) {
+      std::vector<Param> params = common_params();
+      for (Param& param : entry.params) params.push_back(std::move(param));
+      entry.params = std::move(params);
+    }
+    return out;
+  }();
+  return all;
+}
+
+const Entry& entry_of(OptimizerType type) {
+  return entries().at(static_cast<std::size_t>(type));
+}
+
+// Optimizers that DeepSpeed or PyTorch would accept by name.
+const std::vector<std::string> foreign_types = {
+    "Lamb",     "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam",     "MuAdamW",
+    "MuSGD",    "Muon",       "RMSprop",    "NAdam",       "RAdam",      "Adamax",
+    "Adadelta", "ASGD",       "Rprop",      "LBFGS",       "SparseAdam", "Adafactor"};
+
+std::vector<std::string> names() {
+  std::vector<std::string> out;
+  for (const Entry& entry : entries()) out.push_back(entry.name);
+  return out;
+}
+
+}  // namespace
+
+std::string known_optimizers() {
+  const std::vector<std::string> all = names();
+  std::string out = all[0];
+  for (std::size_t i = 1; i < all.size(); ++i) out += (i + 1 < all.size() ? ", " : " and ") + all[i];
+  return out;
+}
+
+const char* name_of(OptimizerType type) {
+  return entry_of(type).name;
+}
+
+OptimizerRule default_rule(OptimizerType type) {
+  return entry_of(type).defaults;
+}
+
+std::vector<OptimizerType> optimizer_types() {
+  std::vector<OptimizerType> out;
+  for (const Entry& entry : entries()) out.push_back(entry.defaults.type);
+  return out;
+}
+
+bool has_betas(OptimizerType type) {
+  const std::vector<Param>& params = entry_of(type).params;
+  return std::any_of(params.begin(), params.end(), [](const Param& p) { return p.key.name == "betas"; });
+}
+
+OptimizerType read_optimizer_type(const Value& type) {
+  for (const std::string& name : foreign_types)
+    if (edit_distance(type.text(), name) == 0)
+      type.error(type.node.brief(), " is not in this build; use one of ", known_optimizers());
+  return static_cast<OptimizerType>(type.choice(names()));
+}
+
+Table<OptimizerRule> optimizer_params(OptimizerType type) {
+  Table<OptimizerRule> out{Auto::needs_caller, {}};
+  for (const Param& param : entry_of(type).params) out.keys.push_back(param.key);
+  return out;
+}
+
+std::vector<std::pair<std::string, ParamValue>> param_values(const OptimizerRule& rule) {
+  std::vector<std::pair<std::string, ParamValue>> out;
+  for (const Param& param : entry_of(rule.type).params)
+    if (param.value) out.emplace_back(param.key.name, param.value(rule));
+  return out;
+}
+
+void note_other_defaults(OptimizerType type, const std::string& params, const Given& given,
+                         Context& context) {
+  for (const auto& [key, note] : entry_of(type).unlike_deepspeed)
+    if (!given.contains(key)) context.note(join(params, key), note);
+}
+
+}  // namespace sherd::config

@@ -5,6 +5,8 @@
 #include <mutex>
 
 #include "autograd/ops.h"
+#include "models/from_config.h"
+#include "models/gpt.h"
 #include "nn/layers.h"
 #include "support/equality.h"
 

@@ -8,6 +8,8 @@
 #include <limits>
 
 #include "engine/initialize.h"
+#include "models/from_config.h"
+#include "models/gpt.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/odd_models.h"

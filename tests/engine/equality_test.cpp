@@ -4,21 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "support/equality.h"
+#include "support/full_suite.h"
 #include "support/temp_folder.h"
 
 namespace sherd::test {
 using sherd::testing::TempFolder;
 
 namespace {
-
-/// scripts/test --full sets this; then the whole matrix runs instead of a part that covers every pair once.
-bool full_matrix() {
-  const char* value = std::getenv("SHERD_TEST_FULL");
-  return value && *value && *value != '0';
-}
 
 int steps_per_run() {
   return 30;
@@ -71,7 +65,7 @@ TEST_P(Equality, StagePairsAgreeWithAccumulation) {
 }
 
 TEST_P(Equality, ResumeContinuesToTheBit) {
-  for (const int stage : full_matrix() ? std::vector{0, 1, 2, 3} : std::vector{0, 3}) {
+  for (const int stage : full_suite() ? std::vector{0, 1, 2, 3} : std::vector{0, 3}) {
     RunSpec s = spec();
     s.stage = stage;
     const auto whole = train_local(s);
@@ -113,7 +107,7 @@ struct Schedule {
 };
 
 std::vector<Schedule> schedules() {
-  if (full_matrix()) {
+  if (full_suite()) {
     std::vector<Schedule> all;
     for (const int stage : {0, 1, 2, 3})
       for (const long bucket : {0L, 500L, 5000L, 500'000'000L})

@@ -5,7 +5,10 @@
 
 #include <mutex>
 
+#include "models/from_config.h"
+#include "models/gpt.h"
 #include "support/equality.h"
+#include "support/full_suite.h"
 #include "support/temp_folder.h"
 
 namespace sherd::test {
@@ -124,19 +127,26 @@ void expect_alike(const Shape& shape) {
   }
 }
 
+const char* const by_pairs = "other tests cover its pairs of values; scripts/test --full runs it";
+const std::vector<int> rank_counts{1, 2, 4};
+const std::vector<std::string> dtypes{"bf16", "fp32"}, recomputes{"none", "selective", "full"},
+    places{"none", "cpu", "nvme"};
+
 using Placed = std::tuple<int, int, std::string, std::string>;
 class EstimateOf : public ::testing::TestWithParam<Placed> {};
 
 TEST_P(EstimateOf, IsWhatARunBooks) {
   Shape shape;
   std::tie(shape.stage, shape.ranks, shape.dtype, shape.recompute) = GetParam();
+  if (!to_run({4, 3, 2, 3}, {shape.stage, place_of(shape.ranks, rank_counts), place_of(shape.dtype, dtypes),
+                             place_of(shape.recompute, recomputes)}))
+    GTEST_SKIP() << by_pairs;
   expect_alike(shape);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EstimateOf,
-                         ::testing::Combine(::testing::Values(0, 1, 2, 3), ::testing::Values(1, 2, 4),
-                                            ::testing::Values("bf16", "fp32"),
-                                            ::testing::Values("none", "selective", "full")),
+                         ::testing::Combine(::testing::Values(0, 1, 2, 3), ::testing::ValuesIn(rank_counts),
+                                            ::testing::ValuesIn(dtypes), ::testing::ValuesIn(recomputes)),
                          [](const auto& test) {
                            Shape shape;
                            std::tie(shape.stage, shape.ranks, shape.dtype, shape.recompute) = test.param;
@@ -149,13 +159,15 @@ class EstimateOfOffload : public ::testing::TestWithParam<Offloaded> {};
 TEST_P(EstimateOfOffload, IsWhatARunBooks) {
   Shape shape;
   std::tie(shape.ranks, shape.dtype, shape.param, shape.optimizer) = GetParam();
+  if (!to_run({3, 2, 3, 3}, {place_of(shape.ranks, rank_counts), place_of(shape.dtype, dtypes),
+                             place_of(shape.param, places), place_of(shape.optimizer, places)}))
+    GTEST_SKIP() << by_pairs;
   for (shape.stage = shape.param == "none" ? 1 : 3; shape.stage <= 3; ++shape.stage) expect_alike(shape);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EstimateOfOffload,
-                         ::testing::Combine(::testing::Values(1, 2, 4), ::testing::Values("bf16", "fp32"),
-                                            ::testing::Values("none", "cpu", "nvme"),
-                                            ::testing::Values("none", "cpu", "nvme")),
+                         ::testing::Combine(::testing::ValuesIn(rank_counts), ::testing::ValuesIn(dtypes),
+                                            ::testing::ValuesIn(places), ::testing::ValuesIn(places)),
                          [](const auto& test) {
                            return cat("ranks", std::get<0>(test.param), "_", std::get<1>(test.param),
                                       "_param_", std::get<2>(test.param), "_optimizer_",

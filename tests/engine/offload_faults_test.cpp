@@ -5,6 +5,8 @@
 #include <chrono>
 #include <filesystem>
 
+#include "models/from_config.h"
+#include "models/gpt.h"
 #include "support/equality.h"
 #include "support/temp_folder.h"
 

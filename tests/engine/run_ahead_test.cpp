@@ -7,8 +7,11 @@
 #include <optional>
 
 #include "engine/step_loss.h"
+#include "models/from_config.h"
+#include "models/gpt.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
+#include "support/lazy_kernels.h"
 #include "support/odd_models.h"
 #include "support/temp_folder.h"
 

@@ -6,6 +6,8 @@
 
 #include "engine/checkpoint.h"
 #include "engine/checkpoint/format.h"
+#include "models/from_config.h"
+#include "models/gpt.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/logical_states.h"

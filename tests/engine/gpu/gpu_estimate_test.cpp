@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "engine/estimate.h"
+#include "models/from_config.h"
+#include "models/gpt.h"
 #include "support/equality.h"
 #include "support/gpu.h"
 #include "support/temp_folder.h"

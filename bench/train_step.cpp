@@ -10,8 +10,8 @@
 #include <memory>
 #include <sstream>
 
-#include "base/counted.h"
 #include "base/cpu_isa.h"
+#include "base/excerpt.h"
 #include "cli/bench/rounds.h"
 #include "config/config.h"
 #include "device/cuda.h"

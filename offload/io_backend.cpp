@@ -1,7 +1,7 @@
 #include "offload/io_backend.h"
 
-#include "base/counted.h"
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "base/log.h"
 
 namespace sherd::offload {

@@ -3,7 +3,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "base/counted.h"
+#include "base/excerpt.h"
 
 namespace sherd::cli {
 namespace {

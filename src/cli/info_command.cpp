@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "base/arena.h"
-#include "base/counted.h"
 #include "base/cpu_isa.h"
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "base/version.h"
 #include "cli/build_info.h"
 #include "cli/command_line.h"

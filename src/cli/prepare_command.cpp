@@ -3,8 +3,8 @@
 #include <chrono>
 #include <cstdio>
 
-#include "base/counted.h"
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
 #include "cli/status_line.h"

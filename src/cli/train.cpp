@@ -10,7 +10,6 @@
 #include <filesystem>
 
 #include "base/arena.h"
-#include "base/counted.h"
 #include "base/excerpt.h"
 #include "base/log.h"
 #include "cli/plot.h"

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "base/counted.h"
+#include "base/excerpt.h"
 #include "base/log.h"
 #include "device/cuda.h"
 #include "engine/checkpoint.h"

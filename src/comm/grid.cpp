@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "base/counted.h"
 #include "base/error.h"
+#include "base/excerpt.h"
 
 namespace sherd::comm {
 namespace {

@@ -1,6 +1,6 @@
 #include <initializer_list>
 
-#include "base/counted.h"
+#include "base/excerpt.h"
 #include "config/config.h"
 #include "config/tables.h"
 

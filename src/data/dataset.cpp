@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/counted.h"
 #include "base/error.h"
+#include "base/excerpt.h"
 
 namespace sherd::data {
 namespace {

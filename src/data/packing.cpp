@@ -4,8 +4,8 @@
 #include <cmath>
 #include <utility>
 
-#include "base/counted.h"
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "data/legacy_random.h"
 
 namespace sherd::data {

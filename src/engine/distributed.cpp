@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "base/arena.h"
-#include "base/counted.h"
 #include "base/excerpt.h"
 #include "base/log.h"
 

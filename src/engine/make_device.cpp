@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/counted.h"
+#include "base/excerpt.h"
 #include "base/log.h"
 #include "tensor/cuda_options.h"
 

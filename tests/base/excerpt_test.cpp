@@ -28,5 +28,11 @@ TEST(Excerpt, EscapesWhatATerminalWouldObey) {
   EXPECT_EQ(excerpt(std::string(100, '\n'), 10), "\\n\\n\\n\\n\\n…");
 }
 
+TEST(Counted, OneThingHasNoPlural) {
+  EXPECT_EQ(counted(1, "thread"), "1 thread");
+  EXPECT_EQ(counted(0, "thread"), "0 threads");
+  EXPECT_EQ(counted(2, "usable core"), "2 usable cores");
+}
+
 }  // namespace
 }  // namespace sherd

@@ -1,4 +1,4 @@
-#include "tensor/cuda/add_row.h"
+#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/families.cuh"
 #include "tensor/extents.h"
 

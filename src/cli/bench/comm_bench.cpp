@@ -4,8 +4,8 @@
 #include <chrono>
 #include <cstring>
 
-#include "base/counted.h"
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "engine/gemm_probe.h"
 #include "engine/report.h"
 

@@ -1,4 +1,4 @@
-#include "comm/exchange/collective_backend.h"
+#include "comm/exchange/backend.h"
 
 #include <algorithm>
 

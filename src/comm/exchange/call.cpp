@@ -5,7 +5,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/counted.h"
+#include "base/excerpt.h"
 
 namespace sherd::comm {
 namespace {

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/exchange/collective_backend.h"
+#include "comm/exchange/backend.h"
 #include "comm/exchange/machine.h"
 #include "comm/exchange/memory_transfers.h"
 #include "comm/exchange/sum_across.h"

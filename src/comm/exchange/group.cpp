@@ -5,7 +5,7 @@
 #include <mutex>
 #include <thread>
 
-#include "base/counted.h"
+#include "base/excerpt.h"
 #include "base/log.h"
 #include "comm/exchange/backend.h"
 #include "comm/exchange/gpu_order.h"

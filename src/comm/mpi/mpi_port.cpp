@@ -8,8 +8,8 @@
 #include <numeric>
 #include <optional>
 
-#include "base/counted.h"
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "comm/exchange/backoff.h"
 #include "comm/mpi/runtime.h"
 

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "base/atomic_file.h"
-#include "base/counted.h"
+#include "base/excerpt.h"
 #include "base/log.h"
 #include "data/tokenizer.h"
 #include "engine/checkpoint/checksum.h"

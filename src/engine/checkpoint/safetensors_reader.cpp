@@ -14,7 +14,6 @@
 #include "base/excerpt.h"
 #include "engine/checkpoint/check_json.h"
 #include "engine/checkpoint/safetensors.h"
-#include "engine/checkpoint/safetensors_types.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;

@@ -8,7 +8,6 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "engine/checkpoint/safetensors.h"
-#include "engine/checkpoint/safetensors_types.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;

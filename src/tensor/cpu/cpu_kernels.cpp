@@ -1,5 +1,7 @@
 #include "tensor/cpu/cpu_kernels.h"
 
+#include "base/cpu_isa.h"
+#include "tensor/cpu/isa/tables.h"
 #include "tensor/cuda/make.h"
 #include "tensor/meta/meta_kernels.h"
 
@@ -16,3 +18,17 @@ std::unique_ptr<Kernels> make_kernels(Device& device, const CudaOptions& options
 }
 
 }  // namespace sherd::tensor
+
+namespace sherd::tensor::cpu {
+
+const IsaTable& isa_table(CpuIsa isa) {
+  static constexpr IsaTable tables[] = {
+      {portable::elementwise, portable::convert, portable::norm, portable::softmax, portable::dropout,
+       portable::normals},
+      {avx2::elementwise, avx2::convert, avx2::norm, avx2::softmax, avx2::dropout, avx2::normals},
+      {avx512::elementwise, avx512::convert, avx512::norm, avx512::softmax, avx512::dropout,
+       avx512::normals}};
+  return tables[static_cast<int>(isa)];
+}
+
+}  // namespace sherd::tensor::cpu

@@ -5,6 +5,7 @@
 #include "device/cuda/target.h"
 #include "tensor/cuda/data_errors.h"
 #include "tensor/cuda_options.h"
+#include "tensor/tensor.h"
 
 namespace sherd::tensor::SHERD_CUDA {
 
@@ -110,5 +111,10 @@ class CudaKernels final : public Kernels {
   std::shared_ptr<AttentionLibrary> attention_library_;
   std::shared_ptr<void> watch_;
 };
+
+/// to[r] = x[r] + table[r mod p], where x and to are [.., n] of one dtype and table [p, n] of any with the
+/// same compute type: positions, and a bias where p is 1. `to` may be x.
+void add_row(const device::SHERD_CUDA::Target& target, const Tensor& x, const Tensor& table,
+             const Tensor& to);
 
 }  // namespace sherd::tensor::SHERD_CUDA

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "tensor/cuda/add_row.h"
+#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/families.cuh"
 #include "tensor/cuda/row_sort.h"
 #include "tensor/extents.h"

@@ -6,7 +6,6 @@
 #include <map>
 
 #include "tensor/argument_checks.h"
-#include "tensor/cuda/add_row.h"
 #include "tensor/cuda/cublas_lt_functions.h"
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/workspace.h"

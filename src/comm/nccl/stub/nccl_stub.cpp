@@ -1,3 +1,4 @@
+#include "comm/library_version.h"
 #include "comm/nccl/nccl_route.h"
 
 namespace sherd::comm {
@@ -12,6 +13,10 @@ std::uint64_t nccl_card(device::CudaDevice&) {
 
 std::unique_ptr<GpuRoute> make_nccl_route(Backend&, const std::shared_ptr<device::CudaDevice>&) {
   fail(ErrorKind::usage, "this build has no NCCL communicator: install NCCL and configure again");
+}
+
+std::string nccl_version() {
+  return "";
 }
 
 }  // namespace sherd::comm

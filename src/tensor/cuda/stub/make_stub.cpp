@@ -1,4 +1,5 @@
 #include "tensor/cuda/make.h"
+#include "tensor/library_version.h"
 
 namespace sherd::tensor {
 
@@ -6,6 +7,10 @@ std::unique_ptr<Kernels> make_cuda_kernels(Device&, const CudaOptions&) {
   fail(ErrorKind::usage,
        "make_kernels: this build has no kernels for CUDA; configure it with -DSHERD_WITH_CUDA=ON where "
        "nvcc is found, or use device type cpu");
+}
+
+std::string cudnn_version() {
+  return "";
 }
 
 }  // namespace sherd::tensor

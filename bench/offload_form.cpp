@@ -72,8 +72,7 @@ config::Config configure(const OffloadSettings& s, const std::string& form, conf
 struct Side {
   Side(const OffloadSettings& s, const config::Config& config, const sharding::StateSources& sources)
       : optimizer(config.optimizer, 1),
-        model(std::make_shared<Blocks>(s.parameters),
-              sharding::make_sharding_options(config, optimizer.moments()), sources) {
+        model(std::make_shared<Blocks>(s.parameters), optimizer.sharding_options(config), sources) {
     std::uint64_t stream = 0;
     for (sharding::Segment* segment : model.trainable_segments())
       sources.kernels.fill_normal(segment->gradients().tensor(), RandomKey{7, ++stream}, 0, 0, 0.01);

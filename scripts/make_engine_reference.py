@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes tests/engine/reference/runs.{txt,safetensors}: what plain PyTorch says that the engine has to do.
+"""Makes tests/engine/reference/{runs,groups,long}.{txt,safetensors}: what plain PyTorch says that the engine has to do.
 
 runs.txt has a line per run: its name, the number of ranks, what is special about the model and the data, and the
 configuration; `#` begins a note. For each run the safetensors file holds `NAME.trace`, fp64 [steps, 5]: loss, global
@@ -14,9 +14,13 @@ computed in double, so that a comparison shows the engine's rounding alone; in b
 dtype, of which the optimizer updates fp32 masters. The runs cover every triple of values of the factors that act on each other (CORE), every pair of
 values of all.
 
-Needs torch and numpy (made with torch 2.15 on a CPU, some minutes); nothing that builds, tests or runs Sherd needs this
+groups.txt has the runs with parameter groups, likewise, and beside their traces `NAME.rates`, fp64 [steps, groups];
+long.txt those of 50 steps, which see the data again and again.
+
+Needs torch and numpy, and DeepSpeed 0.19.8 for its CPU Lion (made with torch 2.15 on a CPU); nothing that builds, tests or runs Sherd needs this
 file. Usage: make_engine_reference.py [OUTPUT_FOLDER]
 """
+import fnmatch
 import itertools
 import json
 import math
@@ -172,15 +176,68 @@ class LossScaler:
 # ---- a run ----
 
 
-def optimizer_of(config, masters):
-    p = dict(config["optimizer"]["params"])
-    decay = p.pop("weight_decay")
-    groups = [{"params": [w for w in masters if w.dim() > 1], "weight_decay": decay},
-              {"params": [w for w in masters if w.dim() == 1], "weight_decay": 0.0}]
-    decoupled = p.pop("adam_w_mode", True)
-    kind = config["optimizer"]["type"]
-    rule = torch.optim.SGD if kind == "SGD" else torch.optim.AdamW if decoupled else torch.optim.Adam
-    return rule(groups, **p)
+def rules_of(section):
+    """The section's rule, and that of each of its groups: type, params."""
+    base = section["type"], dict(section["params"])
+    out = [base]
+    for group in section.get("groups", []):
+        own = {k: v for k, v in group.items() if k not in ("match", "type")}
+        kind = group.get("type", base[0])
+        inherited = base[1] if kind == base[0] else {k: base[1][k] for k in ("lr", "weight_decay") if k in base[1]}
+        out.append((kind, inherited | own))
+    return out
+
+
+def group_of(section, name):
+    """0, or the number from 1 of the first group of which a pattern matches."""
+    for i, group in enumerate(section.get("groups", [])):
+        patterns = group["match"] if isinstance(group["match"], list) else [group["match"]]
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            return i + 1
+    return 0
+
+
+def lion(groups, lr):
+    from deepspeed.ops.lion import DeepSpeedCPULion
+    return DeepSpeedCPULion(groups, lr=lr)
+
+
+def adagrad(groups, lr):
+    optimizer = torch.optim.Adagrad(groups, lr=lr)
+    for group in optimizer.param_groups:  # torch begins all groups alike
+        for p in group["params"]:
+            optimizer.state[p]["sum"].fill_(group["initial_accumulator_value"])
+    return optimizer
+
+
+RULES = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "Lion": lion, "Adagrad": adagrad}
+
+
+def check_signs(optimizers):
+    """Lion's step has the size of lr whatever its sign is taken from: nothing that rounding decides."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups if type(optimizer).__name__ == "DeepSpeedCPULion" else []:
+            for p in group["params"]:
+                mean = optimizer.state[p].get("exp_avg", torch.zeros_like(p))
+                sign = group["betas"][0] * mean + (1 - group["betas"][0]) * p.grad
+                assert ((sign == 0) | (sign.abs() > 1e-8)).all(), sign.abs()[sign != 0].min()
+
+
+def optimizers_of(config, masters):
+    """An optimizer of torch's for each type, whose param_groups hold `share`, the multiple of the schedule's rate."""
+    section, by_type = config["optimizer"], {}
+    rules = rules_of(section)
+    for number, (kind, params) in enumerate(rules):
+        p = dict(params)
+        decay = p.pop("weight_decay", 0.0)
+        if kind == "Adam" and p.pop("adam_w_mode", True):
+            kind = "AdamW"
+        share = 1.0 if p["lr"] == rules[0][1]["lr"] else p["lr"] / rules[0][1]["lr"]
+        mine = [w for name, w in masters.items() if group_of(section, name) == number]
+        for weights, own_decay in (([w for w in mine if w.dim() > 1], decay), ([w for w in mine if w.dim() == 1], 0.0)):
+            by_type.setdefault(kind, []).append(
+                {"params": weights, "weight_decay": own_decay, "share": share, "number": number} | p)
+    return [RULES[kind](groups, lr=1.0) for kind, groups in by_type.items()]
 
 
 def gradients_of(run, weights, batch, flags):
@@ -208,21 +265,22 @@ def overflows(run, flags, grads, scale):
 
 def replay(run, init, data):
     config = run["config"]
-    wide = torch.float64 if run["dtype"] == torch.float64 else torch.float32
+    wide = torch.float64 if run["dtype"] == torch.float64 and not run.get("fp32_masters") else torch.float32
     masters = {name: init[name].to(wide).clone().requires_grad_() for name in shapes(run)}
     trained = {name: w for name, w in masters.items() if not is_frozen(run, name)}
-    optimizer = optimizer_of(config, list(trained.values()))
+    optimizers = optimizers_of(config, trained)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     schedule = schedule_of(config, config["optimizer"]["params"]["lr"])
     scaler = LossScaler(config["fp16"]) if "fp16" in config else None
     accumulation, clipping = config["gradient_accumulation_steps"], config["gradient_clipping"]
-    count, applied, trace = run["ranks"] * accumulation, 0, []
-    for step in range(STEPS):
+    count, applied, trace, rates = run["ranks"] * accumulation, 0, [], []
+    for step in range(run.get("steps", STEPS)):
         scale = scaler.scale if scaler else 1.0
         mean = {name: torch.zeros(w.shape, dtype=torch.float64) for name, w in trained.items()}
         losses, overflow = [], False
         for m in range(count):
             flags = ((step, m) in run["loud"], (step, m) in run["poison"], is_deep(step, m // run["ranks"]))
-            loss, grads = gradients_of(run, masters, {name: t[step, m] for name, t in data.items()}, flags)
+            loss, grads = gradients_of(run, masters, {name: t[step % STEPS, m] for name, t in data.items()}, flags)
             overflow = overflows(run, flags, grads, scale) or overflow
             losses.append(loss)
             for name, g in grads.items():
@@ -234,18 +292,22 @@ def replay(run, init, data):
             scaler.update(overflow)
         lr, betas = schedule(applied - 1)
         trace.append([sum(losses) / count, math.nan if overflow else norm, lr, scale, not overflow])
+        shares = {group["number"]: group["share"] for group in groups}
+        rates.append([lr * shares[number] for number in sorted(shares)])
         if overflow:
             continue
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        for group in groups:
+            group["lr"] = lr * group["share"]
             if betas and "betas" in group:
                 group["betas"] = betas
         if clipping > 0:
             torch.nn.utils.clip_grad_norm_(trained.values(), clipping)
-        optimizer.step()
+        check_signs(optimizers)
+        for optimizer in optimizers:
+            optimizer.step()
         applied += 1
     moved = torch.cat([(masters[n].detach().double() - init[n]).flatten() for n in sorted(masters)])
-    return np.array(trace, dtype=np.float64), moved.float().numpy()
+    return np.array(trace, dtype=np.float64), moved.float().numpy(), np.array(rates, dtype=np.float64)
 
 
 # ---- the runs ----
@@ -365,6 +427,64 @@ def run_of(index, choice, rng):
     return run
 
 
+# Runs with groups: rates and decays alone; two rules, of which the first group to match counts; a section of SGD.
+GROUPED = {
+    "rates": {"type": "AdamW", "params": dict(lr=0.03, betas=[0.9, 0.98], eps=1e-3, weight_decay=0.1), "groups": [
+        {"match": ["*.bias", "norm.*"], "lr": 0.12, "weight_decay": 0.5},
+        {"match": "embed*", "weight_decay": 0.0, "betas": [0.7, 0.9]},
+        {"match": ["up.*", "down.*"], "lr": 0.01, "weight_decay": 0.4, "eps": 1e-2}]},
+    "rules": {"type": "AdamW", "params": dict(lr=0.03, betas=[0.9, 0.98], eps=1e-3, weight_decay=0.1), "groups": [
+        {"match": "*.weight", "type": "SGD", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.05},
+        {"match": ["up.*", "head.?ias"], "lr": 0.06}]},
+    "three": {"type": "SGD", "params": dict(lr=0.08, momentum=0.8, nesterov=True, weight_decay=0.1), "groups": [
+        {"match": "[l-r]*.weight", "type": "AdamW", "lr": 0.02, "eps": 1e-3},
+        {"match": "*.bias", "momentum": 0.0, "nesterov": False, "lr": 0.2},
+        {"match": "embed.weight", "type": "Adam", "adam_w_mode": False, "eps": 1e-2, "betas": [0.8, 0.95]}]},
+}
+
+
+# Runs of 50 steps; DeepSpeed's Lion wants fp32.
+LONG = {
+    "adagrad": {"type": "Adagrad", "params": dict(lr=0.02, weight_decay=0.01, lr_decay=0.01, eps=1e-6,
+                                                  initial_accumulator_value=0.1), "groups": [
+        {"match": ["*.bias", "norm.*"], "lr": 0.05, "initial_accumulator_value": 0.5, "eps": 1e-4},
+        {"match": "up.*", "lr_decay": 0.1, "weight_decay": 0.1}]},
+    "lion": {"type": "Lion", "params": dict(lr=0.001, betas=[0.9, 0.99], weight_decay=0.1), "groups": [
+        {"match": ["*.bias", "norm.*"], "lr": 0.002, "betas": [0.95, 0.98]},
+        {"match": "down.*", "weight_decay": 1.0},
+        {"match": "embed*", "type": "Adagrad", "lr": 0.02, "weight_decay": 0.05, "initial_accumulator_value": 0.25},
+        {"match": "left.*", "type": "SGD", "lr": 0.05, "momentum": 0.5}]},
+}
+
+
+def long_runs():
+    out = []
+    for (name, section), ranks in itertools.product(LONG.items(), (1, 2)):
+        config = {"train_micro_batch_size_per_gpu": ROWS, "gradient_accumulation_steps": 3 - ranks,
+                  "gradient_clipping": [0.0, 1.0][ranks - 1], "optimizer": section}
+        if ranks == 2:
+            config["scheduler"] = {"type": "WarmupLR", "params": dict(
+                warmup_num_steps=20, warmup_type="linear", warmup_min_lr=0.0, warmup_max_lr=section["params"]["lr"])}
+        out.append(dict(ranks=ranks, tied=False, frozen=False, unused="none", loud=set(), poison=set(), steps=50,
+                        name=f"{name}{ranks}_fp32_long", dtype=torch.float64, fp32_masters=name == "lion", config=config))
+    return out
+
+
+def grouped_runs():
+    """Every set of groups on one rank and on two, each with another schedule, accumulation, clipping and precision."""
+    out, schedules = [], ["none", "WarmupLR", "OneCycle", "WarmupCosineLR", "WarmupDecayLR", "LRRangeTest"]
+    for (name, section), ranks in itertools.product(GROUPED.items(), (1, 2)):
+        i = len(out)
+        kind = schedules[i % len(schedules)]
+        config = {"train_micro_batch_size_per_gpu": ROWS, "gradient_accumulation_steps": 1 + i % 2,
+                  "gradient_clipping": [0.2, 0.0, 0.8][i % 3], "optimizer": section}
+        if kind != "none":
+            config["scheduler"] = schedule_config(dict(schedule=kind, flavour=i % 2), section["params"]["lr"])
+        out.append(dict(ranks=ranks, tied=i % 2 == 1, frozen=i % 3 == 2, unused=["none", "sometimes"][i % 2], loud=set(),
+                        poison=set(), name=f"{name}{ranks}_fp32_{kind}", dtype=torch.float64, config=config))
+    return out
+
+
 def line_of(run):
     places = lambda faults: ",".join(f"{step}:{m}" for step, m in sorted(faults)) or "-"
     return " ".join([run["name"], str(run["ranks"]), str(int(run["tied"])), str(int(run["frozen"])), run["unused"],
@@ -379,6 +499,20 @@ def make_data():
     return dict(tokens=tokens, labels=labels, noise=torch.randint(-8, 9, (*tokens.shape, HIDDEN)).double() / 32)
 
 
+def write(folder, stem, runs, init, data, with_rates=False):
+    tensors = {f"init.{name}": w.float().numpy() for name, w in init.items()}
+    tensors |= {"tokens": data["tokens"].int().numpy(), "labels": data["labels"].int().numpy(),
+                "noise": data["noise"].float().numpy()}
+    for run in runs:
+        tensors[run["name"] + ".trace"], tensors[run["name"] + ".moved"], rates = replay(run, init, data)
+        if with_rates:
+            tensors[run["name"] + ".rates"] = rates
+    folder.mkdir(parents=True, exist_ok=True)
+    note = "# scripts/make_engine_reference.py: name ranks tied frozen unused loud poison configuration\n"
+    (folder / (stem + ".txt")).write_text(note + "".join(line_of(run) + "\n" for run in runs))
+    save(folder / (stem + ".safetensors"), tensors)
+
+
 def main():
     default = pathlib.Path(__file__).parent.parent / "tests/engine/reference"
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else default
@@ -386,16 +520,9 @@ def main():
     torch.set_num_threads(1)
     rng = random.Random(11)
     init, data = initial_weights(), make_data()
-    runs = [run_of(i, choice, rng) for i, choice in enumerate(covering_choices(rng))]
-    tensors = {f"init.{name}": w.float().numpy() for name, w in init.items()}
-    tensors |= {"tokens": data["tokens"].int().numpy(), "labels": data["labels"].int().numpy(),
-                "noise": data["noise"].float().numpy()}
-    for run in runs:
-        tensors[run["name"] + ".trace"], tensors[run["name"] + ".moved"] = replay(run, init, data)
-    folder.mkdir(parents=True, exist_ok=True)
-    note = "# scripts/make_engine_reference.py: name ranks tied frozen unused loud poison configuration\n"
-    (folder / "runs.txt").write_text(note + "".join(line_of(run) + "\n" for run in runs))
-    save(folder / "runs.safetensors", tensors)
+    write(folder, "groups", grouped_runs(), init, data, with_rates=True)
+    write(folder, "long", long_runs(), init, data, with_rates=True)
+    write(folder, "runs", [run_of(i, choice, rng) for i, choice in enumerate(covering_choices(rng))], init, data)
 
 
 if __name__ == "__main__":

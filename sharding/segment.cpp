@@ -15,6 +15,18 @@ namespace {
 /// Elements that pass through memory at once where states are filled or read as a whole: few enough that no
 /// tier notices.
 constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
+
+void fill_stored(StateBuffer& state, double value, tensor::Kernels& kernels) {
+  device::Device& device = kernels.device();
+  const std::int64_t most = std::min(chunk_elements, state.end() - state.begin());
+  const Tensor filled = Tensor::empty(device, {most}, state.dtype(), Category::workspace);
+  kernels.fill(filled, value);
+  const Tensor chunk = tensor::to_host(device, filled);
+  for (std::int64_t at = state.begin(); at < state.end(); at += most) {
+    state.write(at, chunk.range(0, std::min(most, state.end() - at))).wait();
+    if (device.kind() == device::Kind::meta) break;  // which books what all chunks would
+  }
+}
 }  // namespace
 
 Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> parameters,
@@ -43,13 +55,21 @@ Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> par
     kernels_.fill(gradients_.tensor(), 0);
     if (master_form_ != MasterForm::in_parameters)
       masters_ = make(sources, Category::optimizer, table.masters, optimizer_sharded_, false, "masters");
-    for (int i = 0; i < format.moments; ++i) {
-      moments_.push_back(make(sources, Category::optimizer, table.moments, optimizer_sharded_, false,
-                              i == 0 ? "first moments" : "second moments"));
-      if (!moments_.back().stored()) kernels_.fill(moments_.back().tensor(), 0);
-    }
+    states_ = format.states;
+    make_moments(sources, table.moments);
   }
   draw_initial_values(seed);
+}
+
+void Segment::make_moments(const StateSources& sources, const Placement& placement) {
+  for (const optim::State& state : states_) {
+    StateBuffer& made = moments_.emplace_back(
+        make(sources, Category::optimizer, placement, optimizer_sharded_, false, state.name.c_str()));
+    if (!made.stored())
+      kernels_.fill(made.tensor(), state.initial);
+    else if (state.initial != 0)  // a new span is all zeros
+      fill_stored(made, state.initial, kernels_);
+  }
 }
 
 StateBuffer Segment::make(const StateSources& sources, Category category, const Placement& placement,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "device/stream.h"
+#include "optim/description.h"
 #include "sharding/layout.h"
 #include "sharding/placement.h"
 #include "sharding/state.h"
@@ -13,7 +14,7 @@ namespace sherd::sharding {
 
 /// What an update rule keeps of its parameters.
 struct StateFormat {
-  int moments = 0;                        ///< tensors per element, beside the masters
+  std::vector<optim::State> states;       ///< tensors per element, beside the masters
   std::int64_t block = layout_alignment;  ///< elements that lie on one rank together
 };
 
@@ -69,7 +70,9 @@ class Segment {
   /// parameters are the masters.
   const StateBuffer& masters() const { return masters_; }
   StateBuffer& masters() { return masters_; }
-  /// Optimizer tensors of the update range, zero at first.
+  /// What the optimizer keeps beside the masters, by name.
+  const std::vector<optim::State>& states() const { return states_; }
+  /// The tensors of states(), of the update range; filled with their initial values at first.
   const std::vector<StateBuffer>& moments() const { return moments_; }
   std::vector<StateBuffer>& moments() { return moments_; }
 
@@ -102,6 +105,7 @@ class Segment {
  private:
   StateBuffer make(const StateSources& sources, device::Category category, const Placement& placement,
                    bool sharded, bool shared, const char* kind);
+  void make_moments(const StateSources& sources, const Placement& placement);
   void draw_initial_values(std::uint64_t seed);
 
   std::string name_;
@@ -112,6 +116,7 @@ class Segment {
   MasterForm master_form_;
   std::int64_t own_begin_;
   StateBuffer parameters_, gradients_, masters_;
+  std::vector<optim::State> states_;
   std::vector<StateBuffer> moments_;
   std::vector<Arrival> arrivals_;
 };

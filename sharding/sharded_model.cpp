@@ -11,10 +11,9 @@
 
 namespace sherd::sharding {
 
-ShardingOptions make_sharding_options(const config::Config& config, int moments) {
+ShardingOptions make_sharding_options(const config::Config& config) {
   ShardingOptions options;
   options.placements = make_placements(config);
-  options.rules = {{moments}};
   options.seed = config.training.seed;
   options.residency = {config.zero.prefetch_bucket_size, config.zero.max_live_parameters,
                        config.zero.max_reuse_distance};
@@ -91,7 +90,7 @@ void ShardedModel::make_segments(Unit& unit, const std::vector<ParameterPtr>& pa
     SegmentKey key;
     key.trainable = parameter->trainable;
     key.groups = sources_.groups_of ? sources_.groups_of(*parameter) : sources_.groups;
-    key.rule = options_.rule_of ? options_.rule_of(*parameter) : 0;
+    key.rule = options_.rule_of && parameter->trainable ? options_.rule_of(*parameter) : 0;
     key.persistent = options_.placements.parameters.spread == Spread::sharded &&
                      parameter->numel() <= options_.persistence_threshold &&
                      parameter->numel() <= budget.persistent;

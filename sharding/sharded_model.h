@@ -38,8 +38,8 @@ struct ShardingOptions {
   std::int64_t parameter_buffer_elements = 100'000'000;  ///< most that one of them may hold
 };
 
-/// The options that a configuration asks for, with one update rule that keeps `moments` tensors.
-ShardingOptions make_sharding_options(const config::Config& config, int moments);
+/// The options that a configuration asks for, but for what its update rules keep.
+ShardingOptions make_sharding_options(const config::Config& config);
 
 /// A model whose parameters, gradients and optimizer states are spread over groups of ranks.
 ///

@@ -148,7 +148,10 @@ std::string format_bar(const ProgressState& state, int width, bool unicode) {
 std::string format_plain(const ProgressState& state) {
   std::string line = cat("step ", state.step, '/', state.total_steps, printed("  loss %.5f", state.loss));
   if (state.val_loss) line += printed("  val_loss %.5f", *state.val_loss);
-  line += printed("  lr %.3e", state.lr) + printed("  grad_norm %.3f", state.grad_norm);
+  line += printed("  lr %.3e", state.lr);
+  for (std::size_t i = 0; state.lrs.size() > 1 && i < state.lrs.size(); ++i)
+    line += printed(i == 0 ? "  lrs %.3e" : ",%.3e", state.lrs[i]);
+  line += printed("  grad_norm %.3f", state.grad_norm);
   line += "  " + human_count(state.tokens_per_s) + " tok/s";
   if (state.mfu) line += printed("  mfu %.3f", *state.mfu);
   if (state.seconds_left >= 0) line += "  eta " + human_seconds(state.seconds_left);

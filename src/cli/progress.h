@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace sherd::cli {
 
@@ -13,6 +14,7 @@ struct ProgressState {
   double loss = 0;
   std::optional<double> val_loss;  ///< the latest
   double lr = 0;
+  std::vector<double> lrs;  ///< of all parameter groups; plain lines have them where there are several
   double grad_norm = 0;
   double tokens_per_s = 0;
   std::optional<double> mfu;  ///< 0…1

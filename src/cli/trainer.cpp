@@ -210,6 +210,7 @@ void Trainer::write_metrics() {
   line.loss = step.loss;
   if (evaluated_) line.val_loss = val_loss_;
   line.lr = step.lr.empty() ? 0 : step.lr.front();
+  line.lrs = step.lr;
   line.grad_norm = step.grad_norm;
   line.loss_scale = step.loss_scale;
   line.skipped = !step.applied;
@@ -236,6 +237,7 @@ void Trainer::show(bool evaluated) {
   state.loss = step.loss;
   state.val_loss = val_loss_;
   state.lr = step.lr.empty() ? 0 : step.lr.front();
+  state.lrs = step.lr;
   state.grad_norm = step.grad_norm;
   state.tokens_per_s = tokens_per_s_;
   state.mfu = mfu_;

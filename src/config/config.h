@@ -143,9 +143,9 @@ struct Config {
 };
 
 /// Reads JSON files (`//` and `/* */` comments and trailing commas allowed) and merges them in order: later
-/// files add sections and override keys. Each override is "a.b.c=VALUE", VALUE in JSON or else taken as a
-/// string. Throws Error{io} for an unreadable file and Error{config} for everything else, naming file, line,
-/// key and the next step.
+/// files add sections and override keys. Each override is "a.b.c=VALUE" ("optimizer.groups[0].lr=VALUE" in a
+/// list), VALUE in JSON or else taken as a string. Throws Error{io} for an unreadable file and Error{config}
+/// for everything else, naming file, line, key and the next step.
 Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides = {});
 
 /// The same from memory; `name` stands for the file in errors.

@@ -15,11 +15,21 @@ void put_batch(Json& out, const Batch& batch) {
     out["gradient_accumulation_steps"] = batch.gradient_accumulation_steps;
 }
 
-Json optimizer_of(const Optimizer& optimizer) {
+Json params_of(const OptimizerRule& rule) {
   Json params;
-  for (const auto& [key, value] : param_values(optimizer))
+  for (const auto& [key, value] : param_values(rule))
     std::visit([&](const auto& any) { params[key] = any; }, value);
-  return {{"type", name_of(optimizer.type)}, {"params", params}};
+  return params;
+}
+
+Json optimizer_of(const Optimizer& optimizer) {
+  Json out{{"type", name_of(optimizer.type)}, {"params", params_of(optimizer)}};
+  for (const OptimizerGroup& group : optimizer.groups) {
+    Json entry{{"match", group.match}, {"type", name_of(group.type)}};
+    entry.update(params_of(group));
+    out["groups"].push_back(std::move(entry));
+  }
+  return out;
 }
 
 const char* name_of(WarmupType type) {
@@ -228,6 +238,11 @@ Json whole(const Config& config) {
 
 void flatten(const Json& value, const std::string& path,
              std::vector<std::pair<std::string, std::string>>& out) {
+  if (value.is_array() && !value.empty() && value.front().is_object()) {
+    for (std::size_t i = 0; i < value.size(); ++i)
+      flatten(value[i], path + "[" + std::to_string(i) + "]", out);
+    return;
+  }
   if (!value.is_object()) {
     out.emplace_back(path, value.dump());
     return;

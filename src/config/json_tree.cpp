@@ -1,6 +1,7 @@
 #include "config/json_tree.h"
 
 #include <algorithm>
+#include <charconv>
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -287,6 +288,35 @@ void merge(Node& base, Node over) {
   }
 }
 
+namespace {
+
+/// What `part` of a path names in `node`, "groups" or "groups[0]"; null where it is not there.
+Node* step_into(Node& node, const std::string& part) {
+  const auto open = part.find('[');
+  Node* found = node.find(part.substr(0, open));
+  if (!found || open == std::string::npos) return found;
+  std::size_t index = found->items.size();
+  const char* const end = part.data() + part.size();
+  const auto read = std::from_chars(part.data() + open + 1, end, index);
+  const bool good = read.ec == std::errc() && std::string_view(read.ptr, end) == "]";
+  return good && index < found->items.size() ? &found->items[index] : nullptr;
+}
+
+/// The entry of a list that `path` names: "optimizer.groups[0]".
+Node& entry_of(Node& root, const std::string& path, const Place& place) {
+  Node* node = &root;
+  for (std::size_t begin = 0, end = 0; begin <= path.size(); begin = end + 1) {
+    end = std::min(path.find('.', begin), path.size());
+    node = step_into(*node, path.substr(begin, end - begin));
+    if (!node || !node->is(Node::Kind::object))
+      fail(ErrorKind::config, place.str(), ": there is no entry ", excerpt(path.substr(0, end)),
+           " in the configuration");
+  }
+  return *node;
+}
+
+}  // namespace
+
 void apply_override(Node& root, const std::string& assignment) {
   const Place place{cat("--set ", excerpt(assignment)), 0};
   const auto equals = assignment.find('=');
@@ -305,6 +335,11 @@ void apply_override(Node& root, const std::string& assignment) {
   set_place(value, place);
   // Wrap the value in one object per path component, innermost first, and merge that.
   std::string path = assignment.substr(0, equals);
+  Node* target = &root;
+  if (const auto close = path.rfind("]."); close != std::string::npos) {
+    target = &entry_of(root, path.substr(0, close + 1), place);
+    path.erase(0, close + 2);
+  }
   while (true) {
     const auto dot = path.rfind('.');
     const std::string name = dot == std::string::npos ? path : path.substr(dot + 1);
@@ -317,7 +352,7 @@ void apply_override(Node& root, const std::string& assignment) {
     if (dot == std::string::npos) break;
     path.resize(dot);
   }
-  merge(root, std::move(value));
+  merge(*target, std::move(value));
 }
 
 }  // namespace sherd::config

@@ -61,7 +61,8 @@ void drop_notes(Node& node);
 /// "type" and "params" of its own, those replace the old ones whole, since parameters belong to their type.
 void merge(Node& base, Node over);
 
-/// Applies "a.b.c=VALUE"; VALUE is JSON, or else a string.
+/// Applies "a.b.c=VALUE", or "a.b[0].c=VALUE" to an entry of a list that is there; VALUE is JSON, or else a
+/// string.
 void apply_override(Node& root, const std::string& assignment);
 
 }  // namespace sherd::config

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -41,14 +42,28 @@ struct OptimizerRule {
     return type == OptimizerType::adamw || (type == OptimizerType::adam && adam_w_mode);
   }
   bool operator==(const OptimizerRule&) const = default;
+
+  /// What a group of type `other` has where it says nothing: this rule where it is of that type, else its lr
+  /// and weight_decay with the defaults of `other`.
+  OptimizerRule for_type(OptimizerType other) const;
 };
 
 /// The rule of a section that gives the type alone.
 OptimizerRule default_rule(OptimizerType type);
 
-/// Section `optimizer`.
+/// An entry of `optimizer.groups`: parameters with a rule of their own (PyTorch's param_groups).
+struct OptimizerGroup : OptimizerRule {
+  /// Shell patterns of full parameter names (fnmatch(3); `*` matches dots too). The first group of which one
+  /// matches has the parameter.
+  std::vector<std::string> match;
+  bool operator==(const OptimizerGroup&) const = default;
+};
+
+/// Section `optimizer`: the rule of the parameters that no group has, which are group 0, and the groups 1, 2,
+/// …
 struct Optimizer : OptimizerRule {
   bool given = false;  ///< false: no section in the files; the defaults are Sherd's choice
+  std::vector<OptimizerGroup> groups;
   bool operator==(const Optimizer&) const = default;
 };
 

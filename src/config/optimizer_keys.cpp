@@ -10,13 +10,6 @@ OptimizerType read_type(const Value& section) {
   return read_optimizer_type({*type, join(section.path, "type"), section.context});
 }
 
-// DeepSpeed hands torch_adam to PyTorch's AdamW, whose own default decay is 0.01.
-void follow_torch_default(OptimizerRule& optimizer, const Value& params, const Given& given) {
-  const Node* torch_adam = params.node.find("torch_adam");
-  if (torch_adam && torch_adam->boolean && optimizer.decoupled_decay() && !given.contains("weight_decay"))
-    optimizer.weight_decay = 0.01;
-}
-
 void read_optimizer(Config& config, const Value& section) {
   Optimizer& optimizer = config.optimizer;
   optimizer.given = true;
@@ -29,21 +22,35 @@ void read_optimizer(Config& config, const Value& section) {
   table.keys.push_back(custom<Optimizer>("params", "", [](Optimizer& target, const Value& params) {
     OptimizerRule& rule = target;
     const Given given = read_section(optimizer_params(rule.type), rule, params);
-    follow_torch_default(rule, params, given);
+    finish_rule(rule, params, given);
     note_other_defaults(rule.type, params.path, given, params.context);
   }));
-  if (!read_section(table, optimizer, section).contains("params"))
+  table.keys.push_back(custom<Optimizer>("groups", "", [](Optimizer&, const Value&) {}));
+  const Given given = read_section(table, optimizer, section);
+  if (!given.contains("params"))
     note_other_defaults(optimizer.type, join(section.path, "params"), {}, section.context);
-  if (optimizer.nesterov && optimizer.momentum == 0)
-    section.error("nesterov needs a momentum above 0; set params.momentum or drop nesterov");
+  // Last, wherever it stands: what a group does not give comes from the section.
+  if (const auto groups = given.find("groups"); groups != given.end())
+    read_optimizer_groups(optimizer, {*groups->second, join(section.path, "groups"), section.context});
 }
 
 }  // namespace
+
+void finish_rule(OptimizerRule& rule, const Value& params, const Given& given) {
+  // DeepSpeed hands torch_adam to PyTorch's AdamW, whose own default decay is 0.01.
+  const Node* torch_adam = params.node.find("torch_adam");
+  if (torch_adam && torch_adam->boolean && rule.decoupled_decay() && !given.contains("weight_decay"))
+    rule.weight_decay = 0.01;
+  if (rule.nesterov && rule.momentum == 0)
+    params.error("nesterov needs a momentum above 0; set momentum or drop nesterov");
+}
 
 Key<Config> optimizer_key() {
   Key<Config> key = custom<Config>("optimizer", "", read_optimizer);
   key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
     out.push_back({prefix + ".type", Effect::effective, "\"SGD\"", ""});
+    out.push_back(
+        {prefix + ".groups", Effect::effective, R"([{"match": "*.bias", "weight_decay": 0.5}])", ""});
     out.push_back({prefix + ".legacy_fusion", Effect::noted, "true", "concerns DeepSpeed's fp16 wrappers"});
     for (const OptimizerType type : optimizer_types())
       list_keys(optimizer_params(type), cat(prefix, "[", name_of(type), "].params"), out);

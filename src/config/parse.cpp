@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <fstream>
@@ -39,7 +40,12 @@ void note_default_optimizer(Config& config, Context& context) {
 }
 
 void note_precision(const Config& config, const Given& given, Context& context) {
-  if (std::holds_alternative<OneCycle>(config.scheduler) && !has_betas(config.optimizer.type))
+  const auto every_rule = [&](const auto& holds) {
+    return holds(config.optimizer) &&
+           std::all_of(config.optimizer.groups.begin(), config.optimizer.groups.end(), holds);
+  };
+  if (std::holds_alternative<OneCycle>(config.scheduler) &&
+      every_rule([](const OptimizerRule& rule) { return !has_betas(rule.type); }))
     context.note("scheduler.params.cycle_momentum",
                  cat("no effect with ", name_of(config.optimizer.type), ", which has no betas"));
   if (config.gradient_clipping <= 0 && given.contains("gradient_clipping"))
@@ -52,7 +58,8 @@ void note_precision(const Config& config, const Given& given, Context& context) 
   if (in_training("split_masters") && config.precision.compute != DType::bf16)
     context.note("training.split_masters", cat("no effect: the model computes in ",
                                                sherd::name_of(config.precision.compute), ", not in bf16"));
-  if (in_training("moments_dtype") && !config.optimizer.keeps_states())
+  if (in_training("moments_dtype") &&
+      every_rule([](const OptimizerRule& rule) { return !rule.keeps_states(); }))
     context.note("training.moments_dtype", "no effect: SGD without momentum keeps no moments");
 }
 
@@ -74,6 +81,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides) {
   context.attempt([&] {
     const Given given = read_section(top_table(), config, Value{tree, "", context});
     check_precision(config, given);
+    check_group_rates(config, given, context);
     note_precision(config, given, context);
     note_idle_keys(config, given, context);
     note_idle_tiers(config, given, context);

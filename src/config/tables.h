@@ -38,6 +38,12 @@ std::vector<std::pair<std::string, ParamValue>> param_values(const OptimizerRule
 /// Notes the keys that are not in `given` and whose default is not DeepSpeed's; `params`: path of the
 /// section.
 void note_other_defaults(OptimizerType type, const std::string& params, const Given& given, Context& context);
+/// What follows from the keys of a rule that were given; throws where they contradict each other.
+void finish_rule(OptimizerRule& rule, const Value& params, const Given& given);
+/// `optimizer.groups`, once the section's own rule is read. optimizer_groups.cpp
+void read_optimizer_groups(Optimizer& optimizer, const Value& list);
+/// Throws where a schedule cannot move the groups' rates in proportion. optimizer_groups.cpp
+void check_group_rates(const Config& config, const Given& given, Context& context);
 
 /// Adds what a table cannot: checks across precision keys once the whole file is read.
 void check_precision(const Config& config, const Given& given);

@@ -18,15 +18,14 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   require(dist_ != nullptr, "an engine needs ranks");
   require(model_ != nullptr, "an engine needs a model");
   resources_ = std::make_unique<engine::Resources>(*dist_, config_, std::move(device), std::move(kernels));
-  optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed);
+  optimizer_ =
+      std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed,
+                                          engine::assign_groups(*model_, config_.optimizer, config_.notes));
   scheduler_ = engine::make_scheduler(config_, optimizer_);
   if (config_.precision.compute == DType::f16)
     scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
   const sharding::StateSources sources = resources_->sources();
-  sharded_ = std::make_unique<sharding::ShardedModel>(
-      model_,
-      sharding::make_sharding_options(config_, static_cast<int>(optimizer_->description().states.size())),
-      sources);
+  sharded_ = std::make_unique<sharding::ShardedModel>(model_, optimizer_->sharding_options(config_), sources);
   update_ = std::make_unique<engine::StepUpdate>(
       engine::StepUpdate::Parts{config_, *sharded_, *optimizer_, scaler_.get(), data_ranks(), this->device()},
       sources);

@@ -7,7 +7,10 @@ namespace sherd {
 
 Initialized initialize(const InitializeOptions& options) {
   Initialized out;
-  out.engine = std::make_unique<Engine>(options.dist, options.model.value(), options.config.value());
+  const auto& model = options.model.value();
+  require(model != nullptr, "an engine needs a model");
+  out.engine = std::make_unique<Engine>(
+      options.dist, model, engine::with_groups(options.config.value(), *model, options.parameter_groups));
   out.optimizer = out.engine->optimizer();
   out.scheduler = out.engine->scheduler();
   const config::Config& config = out.engine->config();

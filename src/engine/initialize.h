@@ -7,6 +7,7 @@
 
 #include "data/dataset.h"
 #include "engine/engine.h"
+#include "engine/parameter_groups.h"
 
 namespace sherd {
 
@@ -46,6 +47,9 @@ struct InitializeOptions {
   /// one.
   std::shared_ptr<const data::Dataset> training_data = nullptr;
   data::SampleLoaderOptions loader_options = {};
+  /// Follow `optimizer.groups` of the configuration, and become such: Engine::config() has them by the
+  /// parameters' names, and checkpoints with it.
+  std::vector<ParameterGroup> parameter_groups = {};
 };
 
 /// What initialize() gives, in DeepSpeed's order. The loader is null without training data, the scheduler
@@ -59,7 +63,8 @@ struct Initialized {
 
 /// Shards the model over the ranks of `dist` as the config says, and makes the engine that trains it.
 /// Collective. Throws Error{config} on every rank where one was given another configuration or other training
-/// data (by their number) than rank 0.
+/// data (by their number) than rank 0; and for parameter groups that no section `optimizer` could have, or
+/// with parameters that are not the model's.
 ///
 ///   auto [engine, optimizer, loader, scheduler] = sherd::initialize({.dist = dist, .model = model, .config =
 ///   "c.json"});

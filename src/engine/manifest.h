@@ -44,8 +44,10 @@ struct Manifest {
   std::map<std::string, std::int64_t> grid;
   std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
   std::int64_t optimizer_steps = 0;
-  std::string save_id;       ///< of the act of saving; empty in checkpoints of format 1
-  std::optional<double> lr;  ///< a rate set by the caller; else the configuration of the resumed run decides
+  std::string save_id;  ///< of the act of saving; empty in checkpoints of format 1
+  /// Rates set by the caller, by parameter group; else the configuration of the resumed run decides. Empty:
+  /// none is.
+  std::vector<std::optional<double>> lr;
   std::string scheduler, loss_scaler;  ///< states as their owners wrote them; empty: none
   std::string compute_dtype;
   std::string config;  ///< config::dump of the run

@@ -16,6 +16,7 @@ struct StepMetrics {
   double loss = 0;                 ///< mean over micro-batches and ranks
   std::optional<double> val_loss;  ///< only after steps that evaluated
   double lr = 0;                   ///< of the first parameter group, as this step used it
+  std::vector<double> lrs;         ///< of all parameter groups; only where there are several
   double grad_norm = 0;            ///< before clipping
   double loss_scale = 1;
   bool skipped = false;     ///< the step changed nothing, because its gradients overflowed

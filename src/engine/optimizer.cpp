@@ -1,12 +1,79 @@
 #include "engine/optimizer.h"
 
 #include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
 
 #include "device/meta.h"
 #include "engine/update_staging.h"
 #include "optim/device_update.h"
 
 namespace sherd::engine {
+
+Optimizer::Optimizer(const config::Optimizer& config, std::uint64_t seed, GroupOf group_of)
+    : group_of_(std::move(group_of)), seed_(seed), own_lr_(1 + config.groups.size()) {
+  configured_.emplace_back(config);
+  for (const config::OptimizerGroup& group : config.groups) configured_.emplace_back(group);
+  for (const optim::Hyper& hyper : configured_) {
+    const optim::Description rule = optim::describe(hyper);
+    const auto known = std::find(rules_.begin(), rules_.end(), rule);
+    rule_of_group_.push_back(static_cast<int>(known - rules_.begin()));
+    if (known == rules_.end()) rules_.push_back(rule);
+  }
+  hyper_ = used_ = configured_;
+}
+
+std::vector<double> Optimizer::rates_of(const std::vector<optim::Hyper>& groups) {
+  std::vector<double> out;
+  for (const optim::Hyper& hyper : groups) out.push_back(hyper.lr);
+  return out;
+}
+
+std::size_t Optimizer::group_of(const autograd::Parameter& parameter) const {
+  const auto found = group_of_.find(&parameter);
+  return found == group_of_.end() ? 0 : static_cast<std::size_t>(found->second);
+}
+
+sharding::ShardingOptions Optimizer::sharding_options(const config::Config& config) const {
+  sharding::ShardingOptions options = sharding::make_sharding_options(config);
+  options.rules.clear();
+  for (const optim::Description& rule : rules_) options.rules.push_back({rule.states});
+  options.rule_of = [by_group = rule_of_group_, groups = group_of_](const autograd::Parameter& parameter) {
+    const auto group = groups.find(&parameter);
+    return by_group[group == groups.end() ? 0 : static_cast<std::size_t>(group->second)];
+  };
+  return options;
+}
+
+void Optimizer::set_lr(double lr) {
+  for (int group = 0; group < groups(); ++group) set_lr(group, lr);
+}
+
+void Optimizer::set_lr(int group, double lr) {
+  require(group >= 0 && group < groups(), "set_lr: group ", group, " of ", groups());
+  hyper_[static_cast<std::size_t>(group)].lr = lr;
+  own_lr_[static_cast<std::size_t>(group)] = lr;
+}
+
+void Optimizer::reset_lr() {
+  follow(rates_of(configured_), {});
+}
+
+std::vector<double> Optimizer::lr_proportions() const {
+  std::vector<double> out;
+  const double base = configured_.front().lr;
+  for (const optim::Hyper& hyper : configured_) out.push_back(hyper.lr == base ? 1.0 : hyper.lr / base);
+  return out;
+}
+
+void Optimizer::follow(const std::vector<double>& lr, const std::optional<std::pair<double, double>>& betas) {
+  for (std::size_t group = 0; group < hyper_.size(); ++group) {
+    hyper_[group].lr = lr[group];
+    if (betas) hyper_[group].beta1 = betas->first, hyper_[group].beta2 = betas->second;
+    own_lr_[group].reset();
+  }
+}
 
 optim::SpanUpdate Optimizer::span_of(const UpdateView& view, const sharding::Piece& piece,
                                      double factor) const {
@@ -60,23 +127,25 @@ bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& k
       UpdateStaging::book(device, view);
     return true;
   }
-  const auto spans_of = [&](const UpdateView& part) {
-    std::vector<optim::SpanUpdate> spans;
-    for (const sharding::Piece& piece :
-         part.segment->layout().pieces(part.begin, part.begin + part.gradients.numel()))
-      spans.push_back(span_of(part, piece, factor));
-    return spans;
+  const auto for_each_span = [&](const UpdateView& part, const auto& visit) {
+    const sharding::SegmentLayout& layout = part.segment->layout();
+    for (const sharding::Piece& piece : layout.pieces(part.begin, part.begin + part.gradients.numel()))
+      visit(group_of(*layout.parameters()[piece.slot]), span_of(part, piece, factor));
   };
   const auto by_processor = [&](const UpdateView& part) {
     bool finite = true;
-    for (const optim::SpanUpdate& span : spans_of(part))
-      finite = optim::update(span, used_, steps_, device.arena()) && finite;
+    for_each_span(part, [&](std::size_t group, const optim::SpanUpdate& span) {
+      finite = optim::update(span, used_[group], steps_, device.arena()) && finite;
+    });
     return finite;
   };
   if (device.kind() == device::Kind::cpu) return by_processor(view);
   OnGpu& gpu = on_gpu(device);
   if (UpdateStaging::by_processor(*view.segment)) return gpu.staging.run(by_processor);
-  optim::update(spans_of(view), used_, steps_, device, gpu.check);
+  std::map<std::size_t, std::vector<optim::SpanUpdate>> by_group;  // a kernel takes spans of one Hyper
+  for_each_span(view,
+                [&](std::size_t group, const optim::SpanUpdate& span) { by_group[group].push_back(span); });
+  for (const auto& [group, spans] : by_group) optim::update(spans, used_[group], steps_, device, gpu.check);
   if (view.segment->parameters().stored()) device.synchronize();  // the store is going to read them
   return true;
 }
@@ -100,8 +169,20 @@ bool Optimizer::finite() {
 }
 
 Scheduler::Scheduler(optim::LrSchedule schedule, std::shared_ptr<Optimizer> optimizer)
-    : schedule_(std::move(schedule)), optimizer_(std::move(optimizer)) {
+    : schedule_(std::move(schedule)),
+      optimizer_(std::move(optimizer)),
+      proportions_(optimizer_->lr_proportions()) {
+  if (!std::all_of(proportions_.begin(), proportions_.end(), [](double x) { return std::isfinite(x); }))
+    fail(ErrorKind::config,
+         "a parameter group's rate keeps its proportion to optimizer.params.lr under a scheduler, ",
+         "and that is 0: give it a rate, or drop the scheduler");
   apply();
+}
+
+std::vector<double> Scheduler::get_lr() const {
+  std::vector<double> out = proportions_;
+  for (double& lr : out) lr *= schedule_.get_lr();
+  return out;
 }
 
 void Scheduler::step() {
@@ -115,16 +196,15 @@ void Scheduler::restore(const std::string& saved) {
 }
 
 void Scheduler::apply() {
-  const optim::SchedulePoint point = schedule_.current();
-  optimizer_->set_scheduled_lr(point.lr);
-  optim::Hyper& hyper = optimizer_->hyper();
-  if (point.betas) hyper.beta1 = point.betas->first, hyper.beta2 = point.betas->second;
+  optimizer_->follow(get_lr(), schedule_.current().betas);
 }
 
 std::shared_ptr<Scheduler> make_scheduler(const config::Config& config,
                                           const std::shared_ptr<Optimizer>& optimizer) {
   if (std::holds_alternative<std::monostate>(config.scheduler)) return nullptr;
-  const bool betas = config::has_betas(config.optimizer.type);
+  const auto has_betas = [](const config::OptimizerRule& rule) { return config::has_betas(rule.type); };
+  const bool betas = has_betas(config.optimizer) ||
+                     std::any_of(config.optimizer.groups.begin(), config.optimizer.groups.end(), has_betas);
   return std::make_shared<Scheduler>(optim::LrSchedule(config.scheduler, config.optimizer.lr, betas),
                                      optimizer);
 }

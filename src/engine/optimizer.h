@@ -2,16 +2,17 @@
 
 #include <memory>
 #include <optional>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "config/config.h"
 #include "device/stream.h"
+#include "engine/parameter_groups.h"
 #include "optim/description.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "optim/update_rule.h"
-#include "sharding/segment.h"
+#include "sharding/sharded_model.h"
 
 namespace sherd::engine {
 
@@ -24,31 +25,38 @@ struct UpdateView {
   std::vector<tensor::Tensor> moments;
 };
 
-/// Applies an update rule (optim/) to the flat segments that this rank updates. Holds the hyper-parameters
-/// and the count of steps; the moments live with the segments. Used from the rank's thread.
+/// Applies update rules (optim/), one for each parameter group, to the flat segments that this rank updates.
+/// Holds the hyper-parameters and the count of steps; the states live with the segments. Used from the rank's
+/// thread.
 class Optimizer {
  public:
-  /// `seed`: of the stochastic rounding of 16-bit moments.
-  Optimizer(const config::Optimizer& config, std::uint64_t seed)
-      : hyper_(config), description_(optim::describe(hyper_)), seed_(seed) {
-    for (const optim::State& state : description_.states) names_.push_back(state.name);
-  }
+  /// `seed`: of the stochastic rounding of 16-bit states. `group_of`: of the parameters that are not in group
+  /// 0.
+  Optimizer(const config::Optimizer& config, std::uint64_t seed, GroupOf group_of = {});
 
-  /// What the rule keeps and needs.
-  const optim::Description& description() const { return description_; }
+  /// Parameter groups: 0 is that of the section itself, then follow those of `optimizer.groups`.
+  int groups() const { return static_cast<int>(hyper_.size()); }
+  /// What the groups' rules keep and need, each once. Groups of one rule share segments, whatever their
+  /// rates.
+  const std::vector<optim::Description>& rules() const { return rules_; }
+  /// How a model is sharded that this is to update: with a segment's worth of states for each of rules().
+  sharding::ShardingOptions sharding_options(const config::Config& config) const;
 
-  /// Tensors that the rule keeps beside the weights, and their names in checkpoints ("exp_avg", …).
-  int moments() const { return static_cast<int>(moment_names().size()); }
-  const std::vector<std::string>& moment_names() const { return names_; }
-
-  /// Learning rates, one per parameter group (Sherd has one).
-  std::vector<double> lr() const { return {hyper_.lr}; }
-  /// Holds from the next step on until a scheduler moves; checkpoints keep it.
-  void set_lr(double lr) { hyper_.lr = lr, own_lr_ = lr; }
-  /// What set_lr() was given, unless a scheduler has moved since.
-  std::optional<double> own_lr() const { return own_lr_; }
-  void set_scheduled_lr(double lr) { hyper_.lr = lr, own_lr_.reset(); }
-  optim::Hyper& hyper() { return hyper_; }
+  /// Learning rates, one per parameter group.
+  std::vector<double> lr() const { return rates_of(hyper_); }
+  /// Of all groups, or of one. Holds from the next step on until a scheduler moves; checkpoints keep it.
+  /// Throws Error{usage} where there is no such group.
+  void set_lr(double lr);
+  void set_lr(int group, double lr);
+  /// What set_lr() was given, by group, unless a scheduler has moved since.
+  const std::vector<std::optional<double>>& own_lr() const { return own_lr_; }
+  /// The rates of the configuration.
+  void reset_lr();
+  /// The configuration's rate of each group, as a multiple of that of group 0; exactly 1 where they are
+  /// equal. Infinite where group 0's is 0.
+  std::vector<double> lr_proportions() const;
+  /// The rates of a schedule, and its betas, which go to all groups.
+  void follow(const std::vector<double>& lr, const std::optional<std::pair<double, double>>& betas);
 
   /// Updates applied so far; the rule's bias correction counts from it.
   std::int64_t steps() const { return steps_; }
@@ -60,7 +68,7 @@ class Optimizer {
   /// Takes begin_step() back while nothing was updated yet.
   void abandon_step() { --steps_; }
   /// lr() of the last begin_step().
-  std::vector<double> used_lr() const { return {used_.lr}; }
+  std::vector<double> used_lr() const { return rates_of(used_); }
   /// Gradients times `factor` → moments → masters → compute parameters, in one pass: by the GPU where all of
   /// them lie there, else by the processor. False when an updated weight or moment is NaN or infinite, as far
   /// as that is known at once.
@@ -79,27 +87,36 @@ class Optimizer {
 
  private:
   struct OnGpu;
+  static std::vector<double> rates_of(const std::vector<optim::Hyper>& groups);
+  std::size_t group_of(const autograd::Parameter& parameter) const;
   optim::SpanUpdate span_of(const UpdateView& view, const sharding::Piece& piece, double factor) const;
   OnGpu& on_gpu(device::Device& device);
 
-  optim::Hyper hyper_, used_;  ///< of the coming step, and of the open one
-  optim::Description description_;
-  std::vector<std::string> names_;  ///< of its states
+  std::vector<optim::Hyper> configured_;    ///< by group
+  std::vector<optim::Hyper> hyper_, used_;  ///< likewise: of the coming step, and of the open one
+  std::vector<optim::Description> rules_;
+  std::vector<int> rule_of_group_;
+  GroupOf group_of_;
   std::uint64_t seed_;
-  std::optional<double> own_lr_;
+  std::vector<std::optional<double>> own_lr_;
   std::int64_t steps_ = 0;
   std::shared_ptr<OnGpu> gpu_;  ///< what updates on or beside a GPU need; null on CPUs
 };
 
-/// Moves an optimizer's learning rate (and betas, for OneCycle) along a schedule (optim/lr_schedule.h).
+/// Moves an optimizer's learning rates (and betas, for OneCycle) along a schedule (optim/lr_schedule.h). The
+/// schedule is that of group 0; a group whose configured rate is another multiple of it keeps its proportion:
+/// lr_g(t) = schedule(t)·lr_g/lr_0. (DeepSpeed's WarmupLR gives all groups the same rates where its own are
+/// no lists.)
 class Scheduler {
  public:
-  /// Sets the rate of the first step.
+  /// Sets the rates of the first step. Throws Error{config} where the rates have no proportions: group 0's is
+  /// 0, and another's is not.
   Scheduler(optim::LrSchedule schedule, std::shared_ptr<Optimizer> optimizer);
 
   /// After every applied optimizer step.
   void step();
-  std::vector<double> get_lr() const { return {schedule_.get_lr()}; }
+  /// One per parameter group, as the schedule has them.
+  std::vector<double> get_lr() const;
   std::int64_t last_batch_iteration() const { return schedule_.last_batch_iteration(); }
   std::string save() const { return schedule_.save(); }
   void restore(const std::string& saved);
@@ -109,6 +126,7 @@ class Scheduler {
 
   optim::LrSchedule schedule_;
   std::shared_ptr<Optimizer> optimizer_;
+  std::vector<double> proportions_;
 };
 
 /// The schedule of the config's `scheduler` section; null without one.

@@ -28,6 +28,7 @@ ProgressState example() {
           .loss = 4.321,
           .val_loss = 4.5,
           .lr = 3e-4,
+          .lrs = {3e-4},
           .grad_norm = 1.25,
           .tokens_per_s = 12345,
           .mfu = 0.314,
@@ -77,6 +78,9 @@ TEST(FormatPlain, HasEveryFigure) {
   EXPECT_EQ(format_plain(example()),
             "step 120/400  loss 4.32100  val_loss 4.50000  lr 3.000e-04  grad_norm 1.250  12.3k tok/s  mfu "
             "0.314  eta 2:31");
+  ProgressState state = example();
+  state.lrs = {3e-4, 0.5};
+  EXPECT_THAT(format_plain(state), HasSubstr("  lr 3.000e-04  lrs 3.000e-04,5.000e-01  grad_norm"));
 }
 
 TEST(Progress, WritesPlainLinesToLogs) {

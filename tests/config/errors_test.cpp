@@ -157,7 +157,7 @@ INSTANTIATE_TEST_SUITE_P(
             "--set optimizer.params.lr=VALUE"},
         Mistake{
             "{\"optimizer\": {\"type\": \"SGD\", \"params\": {\"nesterov\": true}}}",
-            "run.json:1: optimizer: nesterov needs a momentum above 0; set params.momentum or drop nesterov"},
+            "run.json:1: optimizer.params: nesterov needs a momentum above 0; set momentum or drop nesterov"},
         Mistake{"{\"scheduler\": {\"type\": \"StepLR\"}}",
                 "run.json:1: scheduler.type: \"StepLR\" is PyTorch's and not in this build, which has "
                 "LRRangeTest, "

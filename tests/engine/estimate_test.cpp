@@ -27,6 +27,7 @@ struct Shape {
   int accumulation = 1;
   bool llama = false, host_checkpoints = false;
   std::string zero_extra;
+  std::string groups = "[]";
   int threads = 1;
   std::string device = "cpu";
 
@@ -38,9 +39,9 @@ struct Shape {
     return cat(
         "{", dtype == "fp32" ? "" : cat("\"", dtype, R"(": {"enabled": true},)"),
         R"("train_micro_batch_size_per_gpu": )", rows, R"(, "gradient_accumulation_steps": )", accumulation,
-        R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": )",
-        stage, R"(, "stage3_param_persistence_threshold": 100)", zero_extra,
-        param == "none" ? "" : R"(, "offload_param": )" + offload(param, R"(, "max_in_cpu": 0)"),
+        R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}, "groups": )", groups,
+        R"(}, "zero_optimization": {"stage": )", stage, R"(, "stage3_param_persistence_threshold": 100)",
+        zero_extra, param == "none" ? "" : R"(, "offload_param": )" + offload(param, R"(, "max_in_cpu": 0)"),
         optimizer == "none" ? ""
                             : R"(, "offload_optimizer": )" + offload(optimizer, R"(, "pipeline_read": true)"),
         R"(}, "model": {"type": ")", llama ? "llama" : "gpt2", R"(", "vocab_size": )", vocab,
@@ -216,6 +217,18 @@ Estimate planned(Shape shape, const char* device) {
 
 std::uint64_t peak(const Estimate& estimate, Tier tier, Category category) {
   return estimate.peaks.tiers[static_cast<std::size_t>(tier)].peak[static_cast<std::size_t>(category)];
+}
+
+TEST(EstimateOfGroups, OfTwoRules) {
+  Shape shape;
+  shape.groups =
+      R"([{"match": "blocks.1.*", "type": "SGD"}, {"match": "*.weight", "type": "SGD", "momentum": 0.9}])";
+  for (const char* optimizer : {"none", "cpu", "nvme"})
+    for (const int stage : {1, 3}) {
+      shape.stage = stage, shape.ranks = 2, shape.optimizer = optimizer;
+      SCOPED_TRACE(shape.name());
+      expect_alike(shape);
+    }
 }
 
 TEST(EstimateForGpus, DiffersFromCpusInWorkspaceAndStagingAlone) {

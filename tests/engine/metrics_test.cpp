@@ -42,6 +42,15 @@ TEST(Metrics, KeysAreFixedAndInOrder) {
   EXPECT_NE(to_json(evaluated).find(R"("skipped":true)"), std::string::npos);
 }
 
+TEST(Metrics, RatesOfSeveralGroupsFollowTheFirst) {
+  StepMetrics m = example(7);
+  m.lrs = {3e-4};
+  EXPECT_EQ(to_json(m), to_json(example(7)));
+  m.lrs = {3e-4, 0.5, std::numeric_limits<double>::infinity()};
+  EXPECT_NE(to_json(m).find(R"("lr":3e-04,"lrs":[3e-04,0.5,null],"grad_norm")"), std::string::npos)
+      << to_json(m);
+}
+
 TEST(Metrics, NumbersReadBackToTheSameBits) {
   for (const double value :
        {0.1f + 0.2, std::nextafter(2.5, 3.0), 1e-300, 6.02214076e23, -0.0, static_cast<double>(1.0f / 3)}) {

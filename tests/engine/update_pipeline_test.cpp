@@ -23,7 +23,7 @@ TEST(CutUpdate, AStoredSegmentFallsIntoEqualChunks) {
   comm::run_local(1, {}, [&](comm::Communicator& group) {
     sharding::ShardingOptions options;
     options.placements = sharding::make_placements(3, DType::bf16, DType::f32, DType::f32);
-    options.rules = {{2}};
+    options.rules = {{{{"exp_avg"}, {"exp_avg_sq"}}}};
     const auto chunks = [&](device::Tier tier, std::int64_t most) {
       options.placements.masters.tier = options.placements.moments.tier = tier;
       const auto linear = std::make_shared<nn::Linear>(1000, 1000, nn::LinearOptions{.bias = false});

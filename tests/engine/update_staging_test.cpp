@@ -42,7 +42,7 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
     options.placements.masters.tier = options.placements.moments.tier = Tier::host;
     options.placements.gradients.tier = c.gradients;
     options.placements.parameters.tier = c.parameters;
-    options.rules = {{2}};
+    options.rules = {{{{"exp_avg"}, {"exp_avg_sq"}}}};
     sharding::ShardedModel model(std::make_shared<nn::Linear>(200, 257), options,
                                  {group, kernels, nullptr, nullptr});
     config::Optimizer adam;

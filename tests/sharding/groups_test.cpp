@@ -121,7 +121,7 @@ TEST_P(Groups, EachKindOfParameterIsSummedOverItsOwnRanks) {
     auto model = std::make_shared<Experts>(rank / 2);
     sharding::ShardingOptions options;
     options.placements = sharding::make_placements(c.stage, DType::f32, DType::f32, DType::f32);
-    options.rules = {{2}, {0, 128}};
+    options.rules = {{{{"exp_avg"}, {"exp_avg_sq"}}}, {{}, 128}};
     options.rule_of = [&](const autograd::Parameter& p) { return &p == model->expert().get() ? 1 : 0; };
     options.seed = 3;
     const ParameterGroups dense =

@@ -53,6 +53,7 @@ struct RunSpec {
   long sub_group = 1'000'000'000;
   bool split_masters = true;
   std::string moments = "fp32";
+  std::string groups;  ///< optimizer.groups; empty: none
   bool cpu_checkpointing = false;
   long device_limit = 0;  ///< bytes; 0: none
   bool bind_cores = false;

@@ -52,7 +52,7 @@ class LogicalStateCollector {
     segment.read_masters(segment.update_begin(), masters);
     add(segment, "fp32", segment.update_begin(), masters);
     for (std::size_t i = 0; i < segment.moments().size(); ++i)
-      add_buffer(engine.optimizer()->moment_names()[i], segment.moments()[i]);
+      add_buffer(segment.states()[i].name, segment.moments()[i]);
   }
   void add(const sharding::Segment& segment, const std::string& kind, std::int64_t begin,
            const tensor::Tensor& values) {

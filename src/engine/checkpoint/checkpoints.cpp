@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <utility>
 
 #include "base/atomic_file.h"
 #include "base/excerpt.h"
@@ -43,7 +44,9 @@ Manifest Checkpoints::describe(const ClientState& client) const {
   out.global_samples = engine_.counters_.global_samples;
   out.skipped_steps = engine_.counters_.skipped_steps;
   out.optimizer_steps = engine_.optimizer_->steps();
-  out.lr = engine_.optimizer_->own_lr();
+  const std::vector<std::optional<double>>& own_lr = engine_.optimizer_->own_lr();
+  if (std::any_of(own_lr.begin(), own_lr.end(), [](const auto& lr) { return lr.has_value(); }))
+    out.lr = own_lr;
   if (engine_.scheduler_) out.scheduler = engine_.scheduler_->save();
   if (engine_.scaler_) out.loss_scaler = engine_.scaler_->save();
   out.compute_dtype = name_of(engine_.config_.precision.compute);
@@ -142,7 +145,7 @@ void Checkpoints::save(const std::string& directory, const std::string& tag, con
   try {
     const auto sums = gather_results(*engine_.dist_, "checkpoint checksums", [&] {
       require_shared(partial);
-      write_rank_file(mine, engine_.sharded(), *engine_.optimizer_, engine_.device(), save_id);
+      write_rank_file(mine, engine_.sharded(), engine_.device(), save_id);
       return checksum_file(mine);
     });
     gather_results(*engine_.dist_, "checkpoint published", [&] {
@@ -174,6 +177,21 @@ void keep_tokenizer(const CheckpointReader& reader, std::shared_ptr<const TokenD
   tokens = std::move(with_copy);
 }
 
+/// Rates that the saved run's caller had set go by the groups' order. `speaks`: say what cannot.
+void restore_own_lr(const std::vector<std::optional<double>>& saved, Optimizer& optimizer, bool speaks) {
+  if (saved.empty()) return;
+  if (std::cmp_not_equal(saved.size(), optimizer.groups())) {
+    if (speaks)
+      log_warning("the checkpoint holds learning rates of ",
+                  counted(static_cast<std::int64_t>(saved.size()), "parameter group"),
+                  ", set by its run's own code, and here are ", optimizer.groups(),
+                  ": those of the configuration hold");
+    return;
+  }
+  for (std::size_t group = 0; group < saved.size(); ++group)
+    if (saved[group]) optimizer.set_lr(static_cast<int>(group), *saved[group]);
+}
+
 }  // namespace
 
 void Checkpoints::restore_counters(const Manifest& manifest) {
@@ -186,8 +204,8 @@ void Checkpoints::restore_counters(const Manifest& manifest) {
   if (engine_.scheduler_ && !manifest.scheduler.empty())
     engine_.scheduler_->restore(manifest.scheduler);
   else if (!engine_.scheduler_)
-    engine_.optimizer_->set_scheduled_lr(engine_.config_.optimizer.lr);
-  if (manifest.lr) engine_.optimizer_->set_lr(*manifest.lr);
+    engine_.optimizer_->reset_lr();
+  restore_own_lr(manifest.lr, *engine_.optimizer_, engine_.dist_->rank() == 0);
   if (engine_.scaler_ && !manifest.loss_scaler.empty()) engine_.scaler_->restore(manifest.loss_scaler);
 }
 
@@ -230,7 +248,7 @@ CheckpointReader Checkpoints::open(const std::string& directory, const std::stri
     reader.emplace(checkpoint_folder(directory, tag));
     if (tokens_) require_same_tokenizer(*reader, *tokens_);
     require_same_model(*reader, *engine_.model_, &engine_.config_);
-    require_states(*reader, engine_.sharded(), engine_.optimizer_->moment_names());
+    require_states(*reader, engine_.sharded(), Kinds::all);
     reader->verify_share(engine_.dist_->rank(), engine_.dist_->world_size());
     return stable_hash(reader->manifest().to_json());
   });
@@ -258,7 +276,7 @@ ClientState Checkpoints::load(const std::string& directory, const std::string& t
   });
   engine_.update_->poison(cat("loading ", reader.folder().string(), " has ended half-way"));
   gather_results(*engine_.dist_, "checkpoint read", [&] {
-    read_states(reader, engine_.sharded(), engine_.optimizer_->moment_names(), engine_.device());
+    read_states(reader, engine_.sharded(), Kinds::all, engine_.device());
     keep_tokenizer(reader, tokens_);
     return true;
   });

@@ -1,16 +1,14 @@
 #include "engine/checkpoint/load_states.h"
 
 #include "engine/checkpoint/same_model.h"
-#include "engine/checkpoint/states.h"
 
 namespace sherd::engine {
 
 using sharding::Piece;
 using tensor::Tensor;
 
-void require_states(const CheckpointReader& reader, const sharding::ShardedModel& model,
-                    const std::vector<std::string>& moment_names) {
-  for_each_piece(model, moment_names, Extent::read,
+void require_states(const CheckpointReader& reader, const sharding::ShardedModel& model, Kinds kinds) {
+  for_each_piece(model, kinds, Extent::read,
                  [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
                    reader.require_state(state.kind, parameter.name, parameter.logical_slice(),
                                         piece.parameter_begin, piece.parameter_begin + piece.count,
@@ -18,10 +16,10 @@ void require_states(const CheckpointReader& reader, const sharding::ShardedModel
                  });
 }
 
-void read_states(const CheckpointReader& reader, const sharding::ShardedModel& model,
-                 const std::vector<std::string>& moment_names, device::Device& device) {
+void read_states(const CheckpointReader& reader, const sharding::ShardedModel& model, Kinds kinds,
+                 device::Device& device) {
   for_each_piece(
-      model, moment_names, Extent::read,
+      model, kinds, Extent::read,
       [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
         const tensor::Slice slice = parameter.logical_slice();
         in_chunks(device, state.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
@@ -39,7 +37,7 @@ void publish_all(sharding::ShardedModel& model) {
 
 void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model, tensor::Kernels& kernels) {
   require_same_model(reader, model.model(), nullptr);
-  read_states(reader, model, {}, kernels.device());
+  read_states(reader, model, Kinds::weights, kernels.device());
   publish_all(model);
 }
 

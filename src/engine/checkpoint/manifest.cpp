@@ -67,6 +67,26 @@ std::int64_t count_of(const json& object, const std::string& key, std::int64_t l
   return number_of(member(object, key), key, least, largest);
 }
 
+/// One number where there is one group, as it was before there were groups; else a list.
+void read_lr(const json& value, Manifest& out) {
+  const json list = value.is_array() ? value : json::array({value});
+  for (const json& lr : list) {
+    if (value.is_array() && lr.is_null()) {
+      out.lr.emplace_back();
+      continue;
+    }
+    if (!lr.is_number() || !std::isfinite(lr.get<double>()) || lr.get<double>() < 0)
+      fail(ErrorKind::data, "lr is not a number of at least 0");
+    out.lr.emplace_back(lr.get<double>());
+  }
+}
+
+json to_json_value(const std::vector<std::optional<double>>& lr) {
+  json list = json::array();
+  for (const auto& rate : lr) list.push_back(rate ? json(*rate) : json());
+  return lr.size() == 1 ? list.front() : list;
+}
+
 void read_counters(const json& root, Manifest& out) {
   out.world_size = static_cast<int>(count_of(root, "world_size", 1, most_ranks));
   out.micro_steps = count_of(root, "micro_steps", 0, most);
@@ -74,12 +94,7 @@ void read_counters(const json& root, Manifest& out) {
   out.global_samples = count_of(root, "global_samples", out.global_steps, most);
   out.skipped_steps = count_of(root, "skipped_steps", 0, out.global_steps);
   out.optimizer_steps = count_of(root, "optimizer_steps", 0, out.global_steps);
-  if (root.contains("lr")) {
-    const json& lr = root["lr"];
-    if (!lr.is_number() || !std::isfinite(lr.get<double>()) || lr.get<double>() < 0)
-      fail(ErrorKind::data, "lr is not a number of at least 0");
-    out.lr = lr.get<double>();
-  }
+  if (root.contains("lr")) read_lr(root["lr"], out);
 }
 
 /// Their owners read them once more, into the engine; here they find what is wrong before that changes
@@ -220,7 +235,7 @@ std::string Manifest::to_json() const {
   root["global_samples"] = global_samples;
   root["skipped_steps"] = skipped_steps;
   root["optimizer_steps"] = optimizer_steps;
-  if (lr) root["lr"] = *lr;
+  if (!lr.empty()) root["lr"] = to_json_value(lr);
   root["scheduler"] = scheduler;
   root["loss_scaler"] = loss_scaler;
   root["client"] = client;

@@ -117,23 +117,23 @@ std::string CheckpointReader::Content::advice_on_dtype(const std::string& kind) 
 /// Where elements of KIND.PARAMETER are missing.
 std::string CheckpointReader::Content::advice_on_missing(const std::string& kind,
                                                          const std::string& parameter) const {
-  std::set<std::string> kinds, moments;  // of the parameter, and of any
+  std::set<std::string> kinds;  // of the parameter
   for (const SafetensorsFile& file : files)
-    for (const SafetensorsEntry& entry : file.entries()) {
-      const std::string found = entry.name.substr(0, entry.name.find('.'));
-      if (entry.name == cat(found, ".", parameter)) kinds.insert(found);
-      if (found != "fp32" && found != "frozen") moments.insert(found);
-    }
+    for (const SafetensorsEntry& entry : file.entries())
+      if (const std::string found = entry.name.substr(0, entry.name.find('.'));
+          entry.name == cat(found, ".", parameter))
+        kinds.insert(found);
   if (kind == "fp32" && kinds.contains("frozen"))
     return "the parameter was frozen when it was saved; freeze it in this run too";
   if (kind == "frozen" && kinds.contains("fp32"))
     return "the parameter was trained when it was saved; do not freeze it in this run";
-  if (kind == "fp32" || kind == "frozen" || moments.contains(kind))
+  if (kind == "fp32" || kind == "frozen" || kinds.contains(kind))
     return "it is not whole; resume from another checkpoint by naming its tag";
   std::string names;
-  for (const std::string& name : moments) names += (names.empty() ? " " : ", ") + name;
+  for (const std::string& name : kinds)
+    if (name != "fp32") names += (names.empty() ? " " : ", ") + name;
   return cat("its optimizer kept ", names.empty() ? "no moments" : cat("the moments", excerpt(names, 200)),
-             "; resume with the optimizer that it was saved with");
+             "; resume with the optimizer that it was saved with, and the groups");
 }
 
 CheckpointReader::CheckpointReader(fs::path folder)

@@ -21,14 +21,14 @@ SavedState state_of(std::string kind, sharding::StateBuffer& buffer) {
 
 }  // namespace
 
-std::vector<SavedState> saved_states(Segment& segment, const std::vector<std::string>& moment_names) {
+std::vector<SavedState> saved_states(Segment& segment, Kinds kinds) {
   if (!segment.key().trainable) return {state_of("frozen", segment.parameters())};
   std::vector<SavedState> out{
       {"fp32", DType::f32, segment.update_begin(), segment.update_end(),
        [&segment](std::int64_t at, const Tensor& to) { segment.read_masters(at, to); },
        [&segment](std::int64_t at, const Tensor& from) { segment.write_values(at, from); }}};
-  for (std::size_t i = 0; i < moment_names.size(); ++i)
-    out.push_back(state_of(moment_names[i], segment.moments()[i]));
+  for (std::size_t i = 0; kinds == Kinds::all && i < segment.states().size(); ++i)
+    out.push_back(state_of(segment.states()[i].name, segment.moments()[i]));
   return out;
 }
 

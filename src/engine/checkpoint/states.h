@@ -20,9 +20,14 @@ struct SavedState {
   std::function<void(std::int64_t, const tensor::Tensor&)> read, write;
 };
 
-/// The weights first, then the optimizer's moments, of which `moment_names` may name fewer than there are.
-std::vector<SavedState> saved_states(sharding::Segment& segment,
-                                     const std::vector<std::string>& moment_names);
+/// Which states of a model are meant.
+enum class Kinds : std::uint8_t {
+  weights,  ///< fp32 or frozen
+  all       ///< the optimizer's too
+};
+
+/// The weights first, then what the segment's update rule keeps beside them, by name.
+std::vector<SavedState> saved_states(sharding::Segment& segment, Kinds kinds);
 
 /// The flat elements of `segment` that this rank writes: its share, as one of the replicas, of its own part,
 /// so that the ranks together write every element once.
@@ -31,14 +36,12 @@ tensor::Range written_range(const sharding::Segment& segment);
 /// What a rank does with its states: it writes the written_range() of each, and reads all that it holds.
 enum class Extent : std::uint8_t { written, read };
 
-/// Calls visit(state, parameter, piece) for the rank's part of the weights and of the moments called
-/// `moment_names`.
+/// Calls visit(state, parameter, piece) for the rank's part of the states of `kinds`.
 template <class Visit>
-void for_each_piece(const sharding::ShardedModel& model, const std::vector<std::string>& moment_names,
-                    Extent extent, const Visit& visit) {
+void for_each_piece(const sharding::ShardedModel& model, Kinds kinds, Extent extent, const Visit& visit) {
   for (const auto& unit : model.units())
     for (const auto& segment : unit->segments())
-      for (const SavedState& state : saved_states(*segment, moment_names)) {
+      for (const SavedState& state : saved_states(*segment, kinds)) {
         const tensor::Range range =
             extent == Extent::written ? written_range(*segment) : tensor::Range{state.begin, state.end};
         for (const sharding::Piece& piece : segment->layout().pieces(range.begin, range.end))

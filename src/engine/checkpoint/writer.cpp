@@ -15,12 +15,10 @@ using sharding::Piece;
 using tensor::Tensor;
 
 void write_rank_file(const std::filesystem::path& path, const sharding::ShardedModel& model,
-                     const Optimizer& optimizer, device::Device& device, const std::string& save_id) {
+                     device::Device& device, const std::string& save_id) {
   std::vector<SafetensorsSpec> specs;
   std::map<std::string, std::string> metadata{{save_id_key, save_id}};
-  const auto each = [&](const auto& visit) {
-    for_each_piece(model, optimizer.moment_names(), Extent::written, visit);
-  };
+  const auto each = [&](const auto& visit) { for_each_piece(model, Kinds::all, Extent::written, visit); };
   each([&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
     specs.push_back({state.kind + "." + parameter.name, state.dtype, {piece.count}});
     const PieceRecord record{parameter.logical_slice(),

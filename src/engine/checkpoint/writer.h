@@ -4,7 +4,6 @@
 #include <string>
 
 #include "engine/manifest.h"
-#include "engine/optimizer.h"
 #include "sharding/sharded_model.h"
 
 namespace sherd::engine {
@@ -12,7 +11,7 @@ namespace sherd::engine {
 /// Writes what this rank is to write of the model's states, for the act of saving `save_id`. Throws
 /// Error{io}.
 void write_rank_file(const std::filesystem::path& path, const sharding::ShardedModel& model,
-                     const Optimizer& optimizer, device::Device& device, const std::string& save_id);
+                     device::Device& device, const std::string& save_id);
 
 /// Puts the tokenizer of the training data, if it is a file, among the checkpoint's. `tokens` may be null.
 void write_tokenizer(const std::filesystem::path& folder, const TokenData* tokens, Manifest& manifest);

@@ -23,15 +23,15 @@ namespace {
 /// Builds one flat JSON object whose keys need no escaping.
 class JsonLine {
  public:
-  void add(std::string_view key, double value) {
+  void add(std::string_view key, double value) { begin(key), put(value); }
+  void add(std::string_view key, const std::vector<double>& values) {
     begin(key);
-    if (!std::isfinite(value)) {
-      text_ += "null";
-      return;
+    text_ += '[';
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (i > 0) text_ += ',';
+      put(values[i]);
     }
-    std::array<char, 32> digits;
-    const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
-    text_.append(digits.data(), end);
+    text_ += ']';
   }
   void add(std::string_view key, std::int64_t value) { begin(key), text_ += std::to_string(value); }
   void add(std::string_view key, std::uint64_t value) { begin(key), text_ += std::to_string(value); }
@@ -44,6 +44,15 @@ class JsonLine {
   void begin(std::string_view key) {
     if (!std::exchange(first_, false)) text_ += ',';
     text_ += '"', text_ += key, text_ += "\":";
+  }
+  void put(double value) {
+    if (!std::isfinite(value)) {
+      text_ += "null";
+      return;
+    }
+    std::array<char, 32> digits;
+    const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
+    text_.append(digits.data(), end);
   }
   std::string text_ = "{";
   bool first_ = true;
@@ -79,6 +88,7 @@ std::string to_json(const StepMetrics& m) {
   line.add("loss", m.loss);
   if (m.val_loss) line.add("val_loss", *m.val_loss);
   line.add("lr", m.lr);
+  if (m.lrs.size() > 1) line.add("lrs", m.lrs);
   line.add("grad_norm", m.grad_norm);
   line.add("loss_scale", m.loss_scale);
   line.add("skipped", m.skipped);

@@ -25,10 +25,21 @@ TEST(Manifest, ComesBackAsItWasWritten) {
   EXPECT_EQ(read.format, 3);
   EXPECT_EQ(read.grid, (std::map<std::string, std::int64_t>{{"data", 2}}));
   EXPECT_EQ(read.save_id, "0123456789abcdef");
-  EXPECT_EQ(read.lr, 0.003);
+  EXPECT_EQ(read.lr, std::vector<std::optional<double>>{0.003});
   EXPECT_EQ(read.client.at("note"), "ü \"quoted\"\n");
   EXPECT_EQ(read.shapes.at("wte.weight"), (std::vector<std::int64_t>{256, 32}));
   EXPECT_EQ(read.files.at("rank_00001.safetensors"), (FileChecksum{777, 4294967295u}));
+}
+
+TEST(Manifest, HoldsRatesByParameterGroup) {
+  using Rates = std::vector<std::optional<double>>;
+  Manifest written = sample_manifest();
+  EXPECT_NE(written.to_json().find("\"lr\": 0.003,"), std::string::npos)
+      << "one group: as before there were any";
+  for (const Rates& rates : {Rates{}, Rates{0.5}, Rates{std::nullopt, 0.25}, Rates{1, 0, std::nullopt}}) {
+    written.lr = rates;
+    EXPECT_EQ(Manifest::from_json(written.to_json(), "m").lr, rates);
+  }
 }
 
 TEST(Manifest, NoByteCanChangeUnnoticed) {

@@ -21,7 +21,7 @@ inline Manifest sample_manifest() {
   out.micro_steps = 15, out.global_steps = 7, out.global_samples = 56, out.skipped_steps = 1;
   out.optimizer_steps = 6;
   out.save_id = "0123456789abcdef";
-  out.lr = 0.003;
+  out.lr = {0.003};
   out.scheduler = "5";
   out.loss_scaler = "scale=0x1p+16 iteration=7 last_overflow=2 hysteresis=1";
   out.compute_dtype = "bf16";

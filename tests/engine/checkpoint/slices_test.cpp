@@ -157,7 +157,7 @@ LogicalStates save(const fs::path& folder, const std::vector<Layout>& layouts, i
   on_all(layouts, ranks, stage, [&](Engine& engine, std::size_t i) {
     fill_moments(engine.sharded(), engine.device());
     const auto file = folder / engine::rank_file(static_cast<int>(i) * ranks + engine.dist().rank());
-    engine::write_rank_file(file, engine.sharded(), *engine.optimizer(), engine.device(), manifest.save_id);
+    engine::write_rank_file(file, engine.sharded(), engine.device(), manifest.save_id);
     states.add(engine);
   });
   for (int rank = 0; rank < manifest.world_size; ++rank)
@@ -203,12 +203,11 @@ TEST(LogicalSlices, ReplicasWriteEachElementOnce) {
     const auto shard = dist->world().split(dist->rank() / 3, dist->rank());
     const auto replica = dist->world().split(dist->rank() % 3, dist->rank());
     const config::Config config = odd_config(2, R"(, "training": {"seed": 11})");
-    const engine::Optimizer optimizer(config.optimizer, config.training.seed);
     const sharding::ShardedModel model(std::make_shared<Sliced>(Layout{}),
-                                       sharding::make_sharding_options(config, optimizer.moments()),
+                                       engine::Optimizer(config.optimizer, 11).sharding_options(config),
                                        {{*shard, replica.get()}, *kernels});
     fill_moments(model, *device);
-    engine::write_rank_file(folder / engine::rank_file(dist->rank()), model, optimizer, *device, "x");
+    engine::write_rank_file(folder / engine::rank_file(dist->rank()), model, *device, "x");
   });
   engine::Manifest manifest = engine::sample_manifest();
   manifest.shapes.clear(), manifest.files.clear();

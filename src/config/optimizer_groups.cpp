@@ -1,0 +1,102 @@
+#include <algorithm>
+
+#include "config/tables.h"
+
+namespace sherd::config {
+namespace {
+
+void read_match(OptimizerGroup& group, const Value& value) {
+  const bool list = value.node.is(Node::Kind::array);
+  if (!list && !value.node.is(Node::Kind::string))
+    value.error("must be a pattern of parameter names such as \"*.bias\", or a list of them, not ",
+                value.node.brief());
+  if (list && value.node.items.empty()) value.error("needs at least one pattern, such as \"*.bias\"");
+  const auto add = [&](const Value& pattern) {
+    if (pattern.text().empty())
+      pattern.error("must be a pattern of parameter names such as \"*.bias\", not \"\"");
+    group.match.push_back(pattern.text());
+  };
+  if (!list) return add(value);
+  for (std::size_t i = 0; i < value.node.items.size(); ++i)
+    add({value.node.items[i], cat(value.path, "[", i, "]"), value.context});
+}
+
+/// The keys of a group: `match`, `type`, and those of the type's `params` beside them.
+Table<OptimizerGroup> group_keys(OptimizerType type) {
+  Table<OptimizerGroup> table{Auto::needs_caller, {}};
+  table.keys.push_back(custom<OptimizerGroup>("match", "", read_match).with_auto(Auto::is_a_value));
+  table.keys.push_back(custom<OptimizerGroup>("type", "", [](OptimizerGroup&, const Value&) {}));
+  for (const Key<OptimizerRule>& key : optimizer_params(type).keys) {
+    Key<OptimizerGroup> of_group = custom<OptimizerGroup>(key.name, key.example, key.read);
+    of_group.aliases = key.aliases, of_group.reads_null = key.reads_null, of_group.auto_rule = key.auto_rule;
+    table.keys.push_back(std::move(of_group));
+  }
+  return table;
+}
+
+/// Keys that a reader may well expect in a group.
+void check_names(const Value& group, const Table<OptimizerGroup>& table) {
+  for (const auto& [name, node] : group.node.members) {
+    const Value value{node, join(group.path, name), group.context};
+    if (name == "params")
+      value.error("a group has its parameters beside \"match\": put them there, without \"params\"");
+    if (std::any_of(table.keys.begin(), table.keys.end(), [&](const auto& key) { return key.name == name; }))
+      continue;
+    for (const KeyInfo& known : known_keys())
+      if (known.path.starts_with("optimizer[") && known.path.ends_with(cat("].params.", name)))
+        value.error("belongs to the type ", known.path.substr(10, known.path.find(']') - 10),
+                    ", which this group is not of; set its \"type\" or drop it");
+  }
+}
+
+OptimizerGroup read_group(const Optimizer& section, const Value& value) {
+  value.expect(Node::Kind::object);
+  const Node* type = value.node.find("type");
+  OptimizerGroup group;
+  static_cast<OptimizerRule&>(group) =
+      section.for_type(type && !type->is(Node::Kind::null)
+                           ? read_optimizer_type({*type, join(value.path, "type"), value.context})
+                           : section.type);
+  const Table<OptimizerGroup> table = group_keys(group.type);
+  check_names(value, table);
+  Given given = read_section(table, group, value);
+  if (!given.contains("match"))
+    value.error("needs \"match\", a pattern of parameter names such as \"*.bias\", or a list of them");
+  finish_rule(group, value, given);
+  if (group.type != section.type) {
+    given["lr"] = &value.node;  // the section's, in any case
+    note_other_defaults(group.type, value.path, given, value.context);
+  }
+  return group;
+}
+
+}  // namespace
+
+OptimizerRule OptimizerRule::for_type(OptimizerType other) const {
+  if (other == type) return *this;
+  OptimizerRule rule = default_rule(other);
+  rule.lr = lr, rule.weight_decay = weight_decay;
+  return rule;
+}
+
+void read_optimizer_groups(Optimizer& optimizer, const Value& list) {
+  list.expect(Node::Kind::array);
+  for (std::size_t i = 0; i < list.node.items.size(); ++i)
+    list.context.attempt([&] {
+      optimizer.groups.push_back(
+          read_group(optimizer, {list.node.items[i], cat(list.path, "[", i, "]"), list.context}));
+    });
+}
+
+void check_group_rates(const Config& config, const Given& given, Context& context) {
+  const Optimizer& optimizer = config.optimizer;
+  if (std::holds_alternative<std::monostate>(config.scheduler) || optimizer.lr != 0) return;
+  if (std::all_of(optimizer.groups.begin(), optimizer.groups.end(), [](const auto& g) { return g.lr == 0; }))
+    return;
+  Value{*given.at("optimizer"), "optimizer", context}.error(
+      "a group's rate keeps its proportion to params.lr under a scheduler, and params.lr is 0; give it a "
+      "rate, "
+      "or drop the scheduler");
+}
+
+}  // namespace sherd::config

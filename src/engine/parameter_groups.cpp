@@ -1,0 +1,158 @@
+#include "engine/parameter_groups.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "base/excerpt.h"
+
+namespace sherd::engine {
+namespace {
+
+/// Edits that make `pattern` match `name`, where a `*` matches anything: Levenshtein's distance.
+std::size_t distance(const std::string& pattern, const std::string& name) {
+  std::vector<std::size_t> row(name.size() + 1);  // [i]: of the pattern so far to the first i letters
+  for (std::size_t i = 0; i < row.size(); ++i) row[i] = i;
+  for (const char letter : pattern) {
+    std::size_t before = std::exchange(row[0], row[0] + (letter == '*' ? 0 : 1));
+    for (std::size_t i = 1; i < row.size(); ++i) {
+      const std::size_t above = row[i];
+      if (letter == '*')
+        row[i] = std::min(above, row[i - 1]);
+      else
+        row[i] =
+            std::min({above + 1, row[i - 1] + 1, before + (letter == '?' || letter == name[i - 1] ? 0 : 1)});
+      before = above;
+    }
+  }
+  return row.back();
+}
+
+using Names = std::vector<std::string>;
+
+/// The two parameters that a pattern comes nearest to.
+std::string near(const std::string& pattern, const Names& names) {
+  std::vector<std::pair<std::size_t, std::size_t>> order;
+  for (std::size_t i = 0; i < names.size(); ++i) order.emplace_back(distance(pattern, names[i]), i);
+  std::sort(order.begin(), order.end());
+  std::string out;
+  for (std::size_t i = 0; i < std::min<std::size_t>(2, order.size()); ++i)
+    out += cat(i > 0 ? " or '" : "'", names[order[i].second], "'");
+  return out;
+}
+
+/// Every parameter once, with the name that Module::assign_names() gives it.
+std::vector<std::pair<std::string, nn::ParameterPtr>> named(const nn::Module& model) {
+  std::vector<std::pair<std::string, nn::ParameterPtr>> out;
+  std::unordered_set<const autograd::Parameter*> seen;
+  for (const auto& [path, parameter] : model.named_parameters())
+    if (seen.insert(parameter.get()).second)
+      out.emplace_back(parameter->name.empty() ? path : parameter->name, parameter);
+  return out;
+}
+
+bool matches(const std::string& pattern, const std::string& name) {
+  return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+}
+
+/// Throws where the group of that number has patterns, or all of itself, for nothing.
+void check_group(const config::OptimizerGroup& group, std::size_t number, const Names& names, bool empty) {
+  for (const std::string& pattern : group.match) {
+    const auto is_match = [&](const std::string& name) { return matches(pattern, name); };
+    if (std::none_of(names.begin(), names.end(), is_match))
+      fail(ErrorKind::config, "optimizer.groups[", number, "]: no parameter of the model matches '",
+           excerpt(pattern), "'; is ", near(pattern, names), " meant?");
+  }
+  if (empty)
+    fail(ErrorKind::config, "optimizer.groups[", number, "]: earlier groups have all parameters that match '",
+         excerpt(group.match.front()), "'", group.match.size() > 1 ? " and its other patterns" : "",
+         ": put it before them, or drop it");
+}
+
+}  // namespace
+
+GroupOf assign_groups(const nn::Module& model, const config::Optimizer& optimizer,
+                      std::vector<std::string>& notes) {
+  GroupOf out;
+  if (optimizer.groups.empty()) return out;
+  Names names;
+  std::vector<bool> has_any(optimizer.groups.size()), decays(optimizer.groups.size());
+  for (const auto& [name, parameter] : named(model)) {
+    names.push_back(name);
+    const auto group =
+        std::find_if(optimizer.groups.begin(), optimizer.groups.end(), [&](const auto& candidate) {
+          return std::any_of(candidate.match.begin(), candidate.match.end(),
+                             [&](const std::string& pattern) { return matches(pattern, name); });
+        });
+    if (group == optimizer.groups.end()) continue;
+    const auto index = group - optimizer.groups.begin();
+    out[parameter.get()] = static_cast<int>(index) + 1;
+    has_any[static_cast<std::size_t>(index)] = true;
+    if (parameter->decay) decays[static_cast<std::size_t>(index)] = true;
+  }
+  for (std::size_t i = 0; i < optimizer.groups.size(); ++i) {
+    const config::OptimizerGroup& group = optimizer.groups[i];
+    check_group(group, i, names, !has_any[i]);
+    if (!decays[i] && group.weight_decay > 0 && group.weight_decay != optimizer.weight_decay)
+      notes.push_back(cat("optimizer.groups[", i,
+                          "].weight_decay: no effect: the model decays none of these "
+                          "parameters (biases and norms)"));
+  }
+  return out;
+}
+
+namespace {
+
+/// A pattern that matches this name alone.
+std::string literally(const std::string& name) {
+  std::string out;
+  for (const char letter : name) {
+    if (std::string_view("*?[\\").find(letter) != std::string_view::npos) out += '\\';
+    out += letter;
+  }
+  return out;
+}
+
+/// The parser's checks, for a rule that was made in code.
+void check_rules(const config::Config& config) {
+  config::Config part;
+  part.optimizer = config.optimizer, part.scheduler = config.scheduler;
+  // What JSON has no numbers for does not come back.
+  if (!(config::parse_text(config::dump(part), "parameter_groups") == part))
+    fail(ErrorKind::config, "parameter_groups: every number of a rule must be finite");
+}
+
+}  // namespace
+
+config::Config with_groups(config::Config config, const nn::Module& model,
+                           const std::vector<ParameterGroup>& groups) {
+  if (groups.empty()) return config;
+  const auto all = named(model);
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const ParameterGroup& group = groups[i];
+    config::OptimizerGroup& out = config.optimizer.groups.emplace_back();
+    static_cast<config::OptimizerRule&>(out) =
+        config.optimizer.for_type(group.type.value_or(config.optimizer.type));
+    out.lr = group.lr.value_or(out.lr), out.weight_decay = group.weight_decay.value_or(out.weight_decay);
+    if (group.with) group.with(out);
+    if (group.parameters.empty()) fail(ErrorKind::config, "parameter_groups[", i, "] has no parameters");
+    for (const nn::ParameterPtr& parameter : group.parameters) {
+      const auto found =
+          std::find_if(all.begin(), all.end(), [&](const auto& p) { return p.second == parameter; });
+      if (found == all.end())
+        fail(ErrorKind::config, "parameter_groups[", i, "] has a parameter that the model does not have",
+             parameter ? ": its own are those of Module::parameters()" : ", a null pointer");
+      out.match.push_back(literally(found->first));
+    }
+  }
+  config.optimizer.given = true;
+  check_rules(config);
+  return config;
+}
+
+}  // namespace sherd::engine

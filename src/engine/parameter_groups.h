@@ -1,0 +1,44 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "config/config.h"
+#include "nn/module.h"
+
+namespace sherd {
+
+/// Parameters with an update rule of their own, as PyTorch's param_groups. What is not given comes from the
+/// configuration's section `optimizer`, as for its `groups`.
+struct ParameterGroup {
+  std::vector<nn::ParameterPtr> parameters;  ///< of the model: model->head()->parameters()
+  std::optional<config::OptimizerType> type = {};
+  std::optional<double> lr = {}, weight_decay = {};
+  /// Sets what else the rule has: [](config::OptimizerRule& rule) { rule.momentum = 0.9; }
+  std::function<void(config::OptimizerRule&)> with = nullptr;
+};
+
+namespace engine {
+
+/// The parameter group of every parameter that a group of the configuration has: 1 for the first of
+/// `optimizer.groups`, and so on. All others are in group 0.
+using GroupOf = std::unordered_map<const autograd::Parameter*, int>;
+
+/// Every parameter goes to the first group of which a pattern matches its name; a tied one has the name of
+/// its first declaration. Throws Error{config} for a pattern that no parameter has, naming near ones, and for
+/// a group of which earlier ones have taken all. Adds a line to `notes` (Config::notes) for a decay that
+/// cannot matter, as the model exempts all of a group's parameters from it.
+GroupOf assign_groups(const nn::Module& model, const config::Optimizer& optimizer,
+                      std::vector<std::string>& notes);
+
+/// `config` with `groups` after its own `optimizer.groups`, by the parameters' names. Throws Error{config}
+/// where a group has no parameters, one that is not the model's, or a rule that no configuration could have.
+config::Config with_groups(config::Config config, const nn::Module& model,
+                           const std::vector<ParameterGroup>& groups);
+
+}  // namespace engine
+
+}  // namespace sherd

@@ -187,7 +187,7 @@ TEST_F(DeviceUpdate, ManySpansAtOnceHaveTheBitsOfEachAlone) {
           out.back().first_element = static_cast<std::int64_t>(i) * 1001;
           out.back().rounding = {17, i};
           out.back().decay = i % 4 != 1;
-          out.back().grad_factor = i < 60 ? 0.5 : 0.25;
+          out.back().grad_factor = i < 65 ? 0.5 : 0.25;
         }
         return out;
       };

@@ -35,9 +35,8 @@ std::string RunSpec::config() const {
   if (!accumulate_in.empty())
     precision += R"("data_types": {"grad_accum_dtype": ")" + accumulate_in + R"("},)";
   return "{" + precision + R"("train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
-         str(accumulation) + R"(, "gradient_clipping": )" + str(clipping) +
-         R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0.1, "betas": [0.9, 0.95]})" +
-         (groups.empty() ? "" : R"(, "groups": )" + groups) + "}," +
+         str(accumulation) + R"(, "gradient_clipping": )" + str(clipping) + R"(, "optimizer": {)" +
+         optimizer + (groups.empty() ? "" : R"(, "groups": )" + groups) + "}," +
          R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_type": "linear"}},)" +
          R"("zero_optimization": {"stage": )" + str(stage) + R"(, "reduce_bucket_size": )" + str(bucket) +
          R"(, "allgather_bucket_size": )" + str(bucket / 2 * 2) + R"(, "overlap_comm": )" + flag(overlap) +

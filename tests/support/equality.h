@@ -35,6 +35,9 @@ struct RunSpec {
   double dropout = 0.1;
   double clipping = 0.5;
   bool check_overflow = true;  ///< bf16.check_grad_overflow
+  /// Keys of section `optimizer`.
+  std::string optimizer =
+      R"("type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0.1, "betas": [0.9, 0.95]})";
   bool tied = true;
   bool llama = false;
   int hidden = 32, layers = 3;

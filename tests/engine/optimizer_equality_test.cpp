@@ -1,0 +1,54 @@
+// Every optimizer trains to the same bits at every stage, wherever its states live, and after a restart.
+#include <gtest/gtest.h>
+
+#include "support/equality.h"
+#include "support/temp_folder.h"
+
+namespace sherd::test {
+namespace {
+
+class OptimizerEquality : public ::testing::TestWithParam<config::OptimizerType> {
+ protected:
+  RunSpec base() const {
+    RunSpec spec;
+    spec.ranks = 2, spec.dtype = "bf16", spec.steps = 12, spec.layers = 2;
+    const config::OptimizerType type = GetParam();
+    spec.optimizer =
+        cat(R"("type": ")", config::name_of(type), R"(", "params": {"weight_decay": 0.1)",
+            type == config::OptimizerType::adagrad ? R"(, "initial_accumulator_value": 0.3})" : "}");
+    spec.nvme_path = folder_.path();
+    return spec;
+  }
+
+  sherd::testing::TempFolder folder_;
+};
+
+TEST_P(OptimizerEquality, StagesAndTiersGiveTheSameBits) {
+  const RunResult plain = train_local(base());
+  ASSERT_NE(plain.losses.front(), plain.losses.back());
+  for (int stage = 1; stage <= 3; ++stage)
+    for (const std::string tier : {"none", "cpu", "nvme"})
+      for (const std::string moments : {"fp32", "bf16"}) {
+        RunSpec spec = base();
+        spec.moments = moments;
+        const RunResult want = moments == "fp32" ? plain : train_local(spec);
+        spec.stage = stage, spec.offload_optimizer = tier;
+        EXPECT_TRUE(train_local(spec).bits() == want.bits()) << "stage " << stage << ", " << tier;
+        if (stage != 3) break;
+      }
+}
+
+TEST_P(OptimizerEquality, ResumeContinuesToTheBit) {
+  RunSpec spec = base();
+  spec.stage = 2;
+  const RunResult whole = train_local(spec);
+  sherd::testing::TempFolder folder;
+  spec.directory = folder.path().string(), spec.resume_at = 5;
+  EXPECT_TRUE(train_local(spec).bits() == whole.bits());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OptimizerEquality, ::testing::ValuesIn(config::optimizer_types()),
+                         [](const auto& param) { return std::string(config::name_of(param.param)); });
+
+}  // namespace
+}  // namespace sherd::test

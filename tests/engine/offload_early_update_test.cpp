@@ -319,6 +319,20 @@ TEST_F(OffloadEarlyUpdate, ABackwardThatFailsBeforeAnyUpdateLeavesTheWeightsWhol
   });
 }
 
+TEST_F(OffloadEarlyUpdate, ALeaseThatIsTakenInBackwardWouldMissTheUpdate) {
+  launch_ranks(1, [&](DistributedPtr dist) {
+    auto model = std::make_shared<Brittle>();
+    Engine engine(
+        dist, model,
+        odd_config(3, unchecked(), cat(optimizer_on_host, R"(, "offload_param": {"device": "cpu"})")));
+    sharding::Unit::Lease lease;
+    model->in_backward = [&] { lease = engine.sharded().gather(*model->parameters().front()); };
+    const auto loss = engine.forward(odd_batch(engine, 0));
+    sherd::testing::expect_error(ErrorKind::usage, "'layer0' is held while their update begins",
+                                 [&] { engine.backward(loss); });
+  });
+}
+
 TEST_F(OffloadEarlyUpdate, BetweenBackwardAndStepTheWeightsAreNotWhole) {
   launch_ranks(1, [&](DistributedPtr dist) {
     auto model = std::make_shared<Odd>();

@@ -13,24 +13,13 @@ using sharding::Segment;
 using sharding::StateBuffer;
 using tensor::Tensor;
 
-/// Chunks begin and end at whole pages in the narrowest dtype of a state.
-constexpr std::int64_t chunk_grain = 4096;
 constexpr std::size_t page = 4096;
-/// More elements per chunk gain nothing: transfers are long enough, and the buffers would only grow.
-constexpr std::int64_t most_per_chunk = std::int64_t{1} << 22;
-
 /// Every lasting state that an update reads and writes, gradients apart.
 template <class SegmentLike, class Visit>
 void for_each_state(SegmentLike& segment, const Visit& visit) {
   visit(segment.parameters());
   if (segment.masters()) visit(segment.masters());
   for (auto& moment : segment.moments()) visit(moment);
-}
-
-bool has_stored_state(const Segment& segment) {
-  bool stored = false;
-  for_each_state(segment, [&](const StateBuffer& state) { stored = stored || state.stored(); });
-  return stored;
 }
 
 std::size_t room_for(std::int64_t elements, DType dtype) {
@@ -50,59 +39,7 @@ std::size_t bytes_through(const offload::Store* store, std::span<const UpdateChu
   return most;
 }
 
-/// Elements per chunk where `all` are cut into as few as can be. Of equal size, for a small one at the end
-/// would take a buffer while next to nothing is read ahead or written behind through it.
-std::int64_t even_step(std::int64_t all, std::int64_t most) {
-  const std::int64_t count = std::max<std::int64_t>(1, (all + most - 1) / most);
-  const std::int64_t step = (all + count - 1) / count;
-  return (step + chunk_grain - 1) / chunk_grain * chunk_grain;
-}
-
 }  // namespace
-
-std::vector<UpdateChunk> cut_update(const std::vector<Segment*>& segments, std::int64_t most_elements) {
-  const std::int64_t most =
-      std::max(chunk_grain, std::min(most_elements, most_per_chunk) / chunk_grain * chunk_grain);
-  std::vector<UpdateChunk> chunks;
-  for (Segment* segment : segments) {
-    const bool stored = has_stored_state(*segment);
-    const std::int64_t end = segment->update_end(), all = end - segment->update_begin();
-    const std::int64_t step = stored ? even_step(all, most) : all;
-    for (std::int64_t at = segment->update_begin(); at < end; at += step)
-      chunks.push_back({segment, at, std::min(at + step, end), stored, at + step >= end});
-  }
-  return chunks;
-}
-
-std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers,
-                                           bool pipeline_read, bool pipeline_write) {
-  using Op = UpdateInstruction::Op;
-  std::vector<std::size_t> stored;
-  for (std::size_t i = 0; i < chunks.size(); ++i)
-    if (chunks[i].stored) stored.push_back(i);
-  require(buffers >= 1 || stored.empty(), "offload_optimizer.buffer_count must be at least 1, not ", buffers);
-  // One buffer is being updated, and with pipeline_write one more is being written.
-  const int ahead = pipeline_read ? std::max(0, buffers - 1 - (pipeline_write && buffers > 2 ? 1 : 0)) : 0;
-  const auto buffer_of = [buffers](std::size_t position) {
-    return static_cast<int>(position % static_cast<std::size_t>(buffers));
-  };
-
-  std::vector<UpdateInstruction> plan;
-  std::size_t position = 0, read = 0;
-  for (std::size_t i = 0; i < chunks.size(); ++i) {
-    if (!chunks[i].stored) {
-      plan.push_back({Op::update, i, -1});
-      continue;
-    }
-    for (; read < stored.size() && read <= position + static_cast<std::size_t>(ahead); ++read)
-      plan.push_back({Op::read, stored[read], buffer_of(read)});
-    plan.push_back({Op::update, i, buffer_of(position)});
-    plan.push_back({Op::write, i, buffer_of(position)});
-    if (!pipeline_write) plan.push_back({Op::wait_written, i, buffer_of(position)});
-    ++position;
-  }
-  return plan;
-}
 
 UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::StateSources& sources,
                                const UpdatePipelineOptions& options)
@@ -110,8 +47,13 @@ UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::St
       kernels_(sources.kernels),
       options_(options),
       order_(model.trainable_segments()),
-      chunks_(cut_update(order_, options.sub_group_size)),
+      chunks_(cut_update(order_, options_.sub_group_size, options_.rules)),
       plan_(plan_update(chunks_, options.buffer_count, options.pipeline_read, options.pipeline_write)) {
+  for (const optim::Description& rule : options_.rules)
+    for (const optim::Phase phase : rule.phases)
+      if (phase != optim::Phase::elementwise)
+        fail(ErrorKind::config, "optimizer ", rule.type,
+             " needs more than passes over elements, which this build does not run yet: choose another");
   const auto stored =
       std::count_if(chunks_.begin(), chunks_.end(), [](const UpdateChunk& c) { return c.stored; });
   const int count = static_cast<int>(std::min<std::int64_t>(options.buffer_count, stored));
@@ -276,6 +218,10 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
       return true;
     case Op::wait_written:
       return ended(stage.writes, wait);
+    case Op::norms:
+    case Op::whole:
+    case Op::exchange:
+      break;  // of rules that the constructor refuses
   }
   return true;
 }
@@ -331,7 +277,7 @@ void UpdatePipeline::follow_completion() {
                    [&](const Segment* a, const Segment* b) { return place(a) < place(b); });
   if (order == order_) return;
   order_ = std::move(order);
-  chunks_ = cut_update(order_, options_.sub_group_size);
+  chunks_ = cut_update(order_, options_.sub_group_size, options_.rules);
   plan_ = plan_update(chunks_, options_.buffer_count, options_.pipeline_read, options_.pipeline_write);
 }
 

@@ -7,44 +7,18 @@
 #include <vector>
 
 #include "engine/optimizer.h"
+#include "engine/update_plan.h"
 #include "offload/buffer_pool.h"
 #include "sharding/sharded_model.h"
 
 namespace sherd::engine {
-
-/// A stretch of a segment's update range that is updated at once: flat elements [begin, end).
-struct UpdateChunk {
-  sharding::Segment* segment;
-  std::int64_t begin, end;
-  bool stored;  ///< some of its states live on NVMe and pass through a buffer
-  bool last;    ///< of its segment
-};
-
-/// The update ranges of `segments` in order; those with states on NVMe in as few equal chunks of at most
-/// `most_elements` as can be, rounded to whole pages of every dtype.
-std::vector<UpdateChunk> cut_update(const std::vector<sharding::Segment*>& segments,
-                                    std::int64_t most_elements);
-
-/// What the executor does, one after the other. Reads and writes only start; an update waits for its reads,
-/// and a read for the writes that still need its buffer.
-struct UpdateInstruction {
-  enum class Op : std::uint8_t { read, update, write, wait_written } op;
-  std::size_t chunk;
-  int buffer;  ///< -1: all states are in memory
-  bool operator==(const UpdateInstruction&) const = default;
-};
-
-/// The offload pipeline of one step (Rajbhandari et al. 2021, ZeRO-Infinity, §5.2.2) as data: while chunk i
-/// is updated, the next ones are being read (`pipeline_read`) and earlier ones written (`pipeline_write`), as
-/// far as `buffers` go. Pure.
-std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers,
-                                           bool pipeline_read, bool pipeline_write);
 
 /// How the pipeline is dimensioned; the names are those of `zero_optimization` and its `offload_optimizer`.
 struct UpdatePipelineOptions {
   std::int64_t sub_group_size = 1'000'000'000;  ///< elements of a chunk at most
   int buffer_count = 4;
   bool pipeline_read = true, pipeline_write = true;
+  std::vector<optim::Description> rules = {{}};  ///< that update the segments; SegmentKey::rule counts them
 };
 
 /// Updates all trainable segments of a model, wherever their states live. The result does not depend on any
@@ -56,7 +30,8 @@ struct UpdatePipelineOptions {
 /// so that no rank depends on another's drive.
 class UpdatePipeline {
  public:
-  /// Takes its buffers, if any state lives on NVMe: host memory, as many bytes as buffer_bytes() says.
+  /// Takes its buffers, if any state lives on NVMe: host memory, as many bytes as buffer_bytes() says. Throws
+  /// Error{config} for a rule of other phases than passes over elements, which are planned and not run yet.
   UpdatePipeline(sharding::ShardedModel& model, const sharding::StateSources& sources,
                  const UpdatePipelineOptions& options);
 

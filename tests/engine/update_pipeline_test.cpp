@@ -108,6 +108,10 @@ Played play(const std::vector<UpdateChunk>& chunks, int buffers, bool pipeline_r
         EXPECT_EQ(buffer.state, State::writing);
         buffer.state = State::free;
         break;
+      case Op::norms:
+      case Op::whole:
+      case Op::exchange:
+        ADD_FAILURE() << "of no rule here";
     }
   }
   for (std::size_t i = 0; i < chunks.size(); ++i) EXPECT_EQ(written[i], chunks[i].stored) << i;
@@ -123,6 +127,25 @@ TEST(PlanUpdate, UpdatesEveryChunkOnceInOrder) {
         ASSERT_EQ(played.updated.size(), chunks.size());
         for (std::size_t i = 0; i < chunks.size(); ++i) EXPECT_EQ(played.updated[i], i);
       }
+}
+
+TEST(PlanUpdate, PhasesOfARuleFollowEachOther) {
+  using optim::Phase;
+  static constexpr Phase with_norms[] = {Phase::elementwise, Phase::parameter_norms, Phase::elementwise};
+  static constexpr Phase exchanged[] = {Phase::exchange, Phase::elementwise};
+  static constexpr Phase whole[] = {Phase::whole_parameters};
+  const std::vector<UpdateChunk> chunks{{nullptr, 0, 1, true, false, with_norms},
+                                        {nullptr, 1, 2, true, true, with_norms},
+                                        {nullptr, 0, 1, false, true},
+                                        {nullptr, 0, 1, false, true, exchanged},
+                                        {nullptr, 0, 1, false, true, whole}};
+  const std::vector<UpdateInstruction> expected{
+      {Op::read, 0, 0, 0},   {Op::read, 1, 1, 0},   {Op::update, 0, 0, 0},  {Op::write, 0, 0, 0},
+      {Op::update, 1, 1, 0}, {Op::write, 1, 1, 0},  {Op::update, 2, -1, 0}, {Op::exchange, 3, -1, 0},
+      {Op::whole, 4, -1, 0}, {Op::norms, 1, -1, 1}, {Op::update, 3, -1, 1}, {Op::read, 0, 0, 2},
+      {Op::read, 1, 1, 2},   {Op::update, 0, 0, 2}, {Op::write, 0, 0, 2},   {Op::update, 1, 1, 2},
+      {Op::write, 1, 1, 2}};
+  EXPECT_EQ(plan_update(chunks, 2, true, true), expected);
 }
 
 TEST(PlanUpdate, ReadsAheadAndWritesBehindOnlyWhenAsked) {

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "optim/description.h"
+#include "sharding/segment.h"
+
+namespace sherd::engine {
+
+/// A stretch of a segment's update range that is updated at once: flat elements [begin, end).
+struct UpdateChunk {
+  sharding::Segment* segment;
+  std::int64_t begin, end;
+  bool stored;  ///< some of its states live on NVMe and pass through a buffer
+  bool last;    ///< of its segment
+  /// Of the rule that updates it, in order; lives with the rules.
+  std::span<const optim::Phase> phases = elementwise_only;
+
+  static constexpr optim::Phase elementwise_only[] = {optim::Phase::elementwise};
+};
+
+/// The update ranges of `segments`, which `rules` update (SegmentKey::rule), in order; those with states on
+/// NVMe in as few equal chunks of at most `most_elements` as can be, rounded to whole pages of every dtype.
+/// No rules: each is one pass over the elements.
+std::vector<UpdateChunk> cut_update(const std::vector<sharding::Segment*>& segments,
+                                    std::int64_t most_elements,
+                                    std::span<const optim::Description> rules = {});
+
+/// What the executor does, one after the other. Reads and writes only start; an update waits for its reads,
+/// and a read for the writes that still need its buffer. What stands for a whole segment names its last
+/// chunk.
+struct UpdateInstruction {
+  enum class Op : std::uint8_t {
+    read,
+    update,  ///< one pass over the elements
+    write,
+    wait_written,
+    norms,    ///< norms of the segment's parameters, over the ranks that share them
+    whole,    ///< whole parameters of the segment, by lease
+    exchange  ///< between the replicas of the segment
+  } op;
+  std::size_t chunk;
+  int buffer;     ///< -1: all states are in memory
+  int phase = 0;  ///< of the chunk's rule
+  bool operator==(const UpdateInstruction&) const = default;
+};
+
+/// The update of one step as data. The phases of each chunk's rule follow each other, those of the same
+/// number together. A pass over elements is the offload pipeline (Rajbhandari et al. 2021, ZeRO-Infinity,
+/// §5.2.2): while chunk i is updated, the next ones are being read (`pipeline_read`) and earlier ones written
+/// (`pipeline_write`), as far as `buffers` go. Pure.
+std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers,
+                                           bool pipeline_read, bool pipeline_write);
+
+}  // namespace sherd::engine

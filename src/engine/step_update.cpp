@@ -5,13 +5,19 @@
 
 namespace sherd::engine {
 
+namespace {
+UpdatePipelineOptions pipeline_options(const config::Config& config, const Optimizer& optimizer) {
+  const config::Offload& offload = config.zero.offload_optimizer;
+  return {config.zero.sub_group_size,
+          static_cast<int>(offload.buffer_count),
+          offload.pipeline_read,
+          offload.pipeline_write,
+          optimizer.rules()};
+}
+}  // namespace
+
 StepUpdate::StepUpdate(const Parts& parts, const sharding::StateSources& sources)
-    : parts_(parts),
-      pipeline_(parts.model, sources,
-                {parts.config.zero.sub_group_size,
-                 static_cast<int>(parts.config.zero.offload_optimizer.buffer_count),
-                 parts.config.zero.offload_optimizer.pipeline_read,
-                 parts.config.zero.offload_optimizer.pipeline_write}) {}
+    : parts_(parts), pipeline_(parts.model, sources, pipeline_options(parts.config, parts.optimizer)) {}
 
 bool StepUpdate::may_begin_early(const config::Config& config) {
   return config.gradient_clipping <= 0 && config.precision.compute == DType::bf16 &&
@@ -73,8 +79,8 @@ bool StepUpdate::finish(double mean_loss, std::int64_t step, StepReport& report)
   return true;
 }
 
-/// Whether an update under way may have changed weights. What other ranks have done since all know the loss is
-/// not known here, and one weight is enough.
+/// Whether an update under way may have changed weights. What other ranks have done since all know the loss
+/// is not known here, and one weight is enough.
 bool StepUpdate::may_have_changed() const {
   return under_way() && (pipeline_.updated() > 0 || parts_.data_ranks.size() > 1);
 }
@@ -103,9 +109,10 @@ void StepUpdate::guard(std::int64_t step, const std::function<void()>& body) {
 
 void StepUpdate::require_whole_weights(const char* call) const {
   require(poisoned_.empty(), call, ": ", poisoned_, ": go on with load_checkpoint()");
-  require(!under_way(), call,
-          " between backward() and step(): with gradient_clipping and bf16.check_grad_overflow off the update "
-          "begins in backward(); call step() first");
+  require(
+      !under_way(), call,
+      " between backward() and step(): with gradient_clipping and bf16.check_grad_overflow off the update "
+      "begins in backward(); call step() first");
 }
 
 void StepUpdate::require_finite(std::int64_t steps) {

@@ -8,11 +8,8 @@ namespace sherd::engine {
 namespace {
 UpdatePipelineOptions pipeline_options(const config::Config& config, const Optimizer& optimizer) {
   const config::Offload& offload = config.zero.offload_optimizer;
-  return {config.zero.sub_group_size,
-          static_cast<int>(offload.buffer_count),
-          offload.pipeline_read,
-          offload.pipeline_write,
-          optimizer.rules()};
+  return {config.zero.sub_group_size, static_cast<int>(offload.buffer_count), offload.pipeline_read,
+          offload.pipeline_write, optimizer.rules()};
 }
 }  // namespace
 

@@ -264,6 +264,10 @@ TEST(GroupCheckpoints, KeepTheRatesSetByTheCallerByGroup) {
       other = with_groups(
           R"([{"match": "layer0.*", "type": "SGD", "momentum": 0.9, "lr": 0.04}, {"match": "out.bias", "lr": 0.125}])");
   const auto set_one = [](Engine& engine) { engine.optimizer()->set_lr(1, 0.5); };
+  const auto set_last = [](Engine& engine) { engine.optimizer()->set_lr(2, 0.25); };
+  EXPECT_EQ(resumed(config, config, set_last,
+                    [](Engine& engine) { EXPECT_THAT(engine.get_lr(), ElementsAre(0.01, 0.04, 0.25)); }),
+            "");
   EXPECT_EQ(resumed(config, config, set_one,
                     [](Engine& engine) { EXPECT_THAT(engine.get_lr(), ElementsAre(0.01, 0.5, 0.005)); }),
             "");

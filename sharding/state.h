@@ -35,7 +35,7 @@ class StateBuffer {
  public:
   StateBuffer() = default;
   /// Takes over memory of the device or host tier, of which the ledger holds all bytes under `category`, and
-  /// books `padding_bytes` of it as padding.
+  /// charges `padding_bytes` of it as padding.
   StateBuffer(device::Device& device, Tensor tensor, std::int64_t begin, device::Tier tier,
               device::Category category, std::uint64_t padding_bytes);
   /// Reserves a span of zeros for `numel` elements on NVMe.

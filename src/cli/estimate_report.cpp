@@ -13,7 +13,7 @@ using device::Tier;
 using engine::human_bytes;
 using Json = nlohmann::ordered_json;
 
-const engine::MemoryReport::Book& book_of(const engine::MemoryReport& report, int tier) {
+const engine::MemoryReport::TierMemory& memory_of(const engine::MemoryReport& report, int tier) {
   return report.tiers[static_cast<std::size_t>(tier)];
 }
 
@@ -31,7 +31,7 @@ std::string rank_table(const EstimateReport& r) {
   std::vector<std::vector<std::string>> rows{
       {r.world.ranks > 1 ? cat("rank ", r.rank, " of ", r.world.ranks) : "memory", "before steps", "peak"}};
   for (int t = 0; t < device::tier_count; ++t) {
-    const auto &states = book_of(r.estimate.states, t), &peaks = book_of(r.estimate.peaks, t);
+    const auto &states = memory_of(r.estimate.states, t), &peaks = memory_of(r.estimate.peaks, t);
     if (peaks.total_peak == 0) continue;
     const std::string tier(device::name_of(static_cast<Tier>(t)));
     for (std::size_t c = 0; c < peaks.peak.size(); ++c)
@@ -72,7 +72,7 @@ std::string world_table(const EstimateReport& r) {
     rows.push_back(std::move(row));
   };
   for (int t = 0; t < device::tier_count; ++t)
-    add(device::name_of(static_cast<Tier>(t)), book_of(r.estimate.peaks, t).total_peak);
+    add(device::name_of(static_cast<Tier>(t)), memory_of(r.estimate.peaks, t).total_peak);
   add("resident memory", resident_bytes(r.estimate));
   return cat("\n", engine::format_table(rows));
 }
@@ -91,7 +91,7 @@ std::string verdict(const EstimateReport& r) {
     out += cat(counted(r.machine.gpus, "GPU"), " of ", human_bytes(r.machine.gpu_memory), " here\n");
   if (unknown_gpu)
     out += cat("no GPU here: each must hold the device tier, ",
-               human_bytes(book_of(r.estimate.peaks, 0).total_peak), ", and some ",
+               human_bytes(memory_of(r.estimate.peaks, 0).total_peak), ", and some ",
                human_bytes(beside_the_books + beside_the_books_for_nccl(r.world, r.machine)),
                " beside it; device.device_memory_limit says what one has\n");
   if (r.missing.empty())
@@ -142,7 +142,7 @@ std::string json_of(const EstimateReport& r) {
   out["rank"] = r.rank;
   out["device"] = r.machine.on_gpus ? "cuda" : "cpu";
   for (int t = 0; t < device::tier_count; ++t) {
-    const auto &states = book_of(r.estimate.states, t), &peaks = book_of(r.estimate.peaks, t);
+    const auto &states = memory_of(r.estimate.states, t), &peaks = memory_of(r.estimate.peaks, t);
     Json& tier = out["tiers"][std::string(device::name_of(static_cast<Tier>(t)))];
     tier["before_steps"] = by_category(states.current, states.total_current);
     tier["peak"] = by_category(peaks.peak, peaks.total_peak);

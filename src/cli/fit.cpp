@@ -80,24 +80,24 @@ std::uint64_t device_of(const std::string& folder) {
   return ::stat(existing(folder).c_str(), &found) == 0 ? static_cast<std::uint64_t>(found.st_dev) : 0;
 }
 
-const engine::MemoryReport::Book& peak_of(const engine::Estimate& estimate, Tier tier) {
+const engine::MemoryReport::TierMemory& peak_of(const engine::Estimate& estimate, Tier tier) {
   return estimate.peaks.tiers[static_cast<std::size_t>(tier)];
 }
 
 /// Bytes that go to the file systems of offload_param and offload_optimizer.
 std::vector<std::pair<std::string, std::uint64_t>> files_of(const config::Config& config,
                                                             const engine::Estimate& estimate) {
-  const auto& book = peak_of(estimate, Tier::nvme);
+  const auto& memory = peak_of(estimate, Tier::nvme);
   const config::Offload &parameters = config.zero.offload_param, &optimizer = config.zero.offload_optimizer;
   const bool both =
       parameters.device == config::OffloadDevice::nvme && optimizer.device == config::OffloadDevice::nvme;
-  if (book.total_peak == 0) return {};
+  if (memory.total_peak == 0) return {};
   if (!both || device_of(parameters.nvme_path) == device_of(optimizer.nvme_path))
     return {{both || parameters.device == config::OffloadDevice::nvme ? parameters.nvme_path
                                                                       : optimizer.nvme_path,
-             book.total_peak}};
-  const std::uint64_t mine = book.peak[static_cast<std::size_t>(Category::parameters)];
-  return {{parameters.nvme_path, mine}, {optimizer.nvme_path, book.total_peak - mine}};
+             memory.total_peak}};
+  const std::uint64_t mine = memory.peak[static_cast<std::size_t>(Category::parameters)];
+  return {{parameters.nvme_path, mine}, {optimizer.nvme_path, memory.total_peak - mine}};
 }
 
 /// Throws Error{config} for sizes that each are allowed and together are beyond any machine, whose bytes a

@@ -63,7 +63,7 @@ inline constexpr std::uint64_t beside_the_books = std::uint64_t{1} << 30;
 /// GPUs, which they do without NCCL.
 std::uint64_t beside_the_books_for_nccl(const World& world, const Machine& machine);
 
-/// An allowance for what a rank's process holds beside what is on the books: the data of program and
+/// An allowance for what a rank's process holds beside what is tracked: the data of program and
 /// libraries, code that oneDNN makes, threads' stacks, the tokenizer, the ends of shared windows. The runs of
 /// bench/resident_memory.py hold 2 to 11 MiB of it, most of it under mpirun. As if each rank were a process
 /// of its own, which under `--ranks` it is not.
@@ -74,7 +74,7 @@ inline constexpr std::uint64_t process_itself = std::uint64_t{12} << 20;
 std::uint64_t resident_bytes(const engine::Estimate& estimate);
 
 /// Where the most loaded rank, or the machine or GPU that it shares with others, has too little. On CPUs the
-/// device and the host tier are both the machine's memory; what is beside the books counts.
+/// device and the host tier are both the machine's memory; what is untracked counts.
 std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Estimate& estimate,
                                   const World& world, const Machine& machine);
 

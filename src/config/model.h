@@ -11,7 +11,7 @@ enum class Norm : std::uint8_t { layernorm, rmsnorm };
 enum class FfnActivation : std::uint8_t { gelu_tanh, gelu, swiglu };
 
 /// The largest that a model may be along each axis. Far above what anyone trains, and such that no count of
-/// elements overflows and no book that is kept per layer grows large.
+/// elements overflows and nothing that is held per layer grows large.
 inline constexpr std::int64_t most_layers = 2048, most_hidden = 1 << 20, most_ffn_hidden = 1 << 22,
                               most_heads = 1 << 16, most_positions = 1 << 24, most_vocabulary = 1 << 24;
 

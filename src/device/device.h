@@ -57,8 +57,8 @@ class StorageWatch {
 
 enum class Kind : std::uint8_t { cpu, cuda, meta };
 
-/// One rank's compute device: its threads, its memory, its books. Owned by the engine (or a test); everything
-/// that allocates holds a reference, so it outlives them. Allocation is safe from any thread.
+/// One rank's compute device: its threads, its memory, its ledger. Owned by the engine (or a test);
+/// everything that allocates holds a reference, so it outlives them. Allocation is safe from any thread.
 class Device {
  public:
   virtual ~Device() = default;

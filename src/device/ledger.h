@@ -27,8 +27,8 @@ inline constexpr int category_count = 7;
 std::string_view name_of(Tier tier);
 std::string_view name_of(Category category);
 
-/// One rank's books: every allocator charges it. Thread-safe (a lock guards all members; charges are rare
-/// next to the work done in the memory they pay for).
+/// One rank's memory, tracked: every allocator charges it. Thread-safe (a lock guards all members; charges
+/// are rare next to the work done in the memory they pay for).
 class Ledger {
  public:
   /// Refuses charges that would take `tier` above `bytes`; 0 means no limit.

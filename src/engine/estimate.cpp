@@ -48,7 +48,7 @@ class DryRun {
   }
 
   std::uint64_t exchange(int local_ranks) const { return engine_->groups().host_memory(local_ranks); }
-  MemoryReport books() const { return MemoryReport::of(engine_->device()); }
+  MemoryReport tracked() const { return MemoryReport::of(engine_->device()); }
 
   /// One optimizer step; returns what all its micro-batches together move.
   Moved step() {
@@ -91,7 +91,7 @@ Estimate estimate(const config::Config& config, const std::shared_ptr<nn::Model>
                   const EstimateOptions& options) {
   DryRun run(config, model, batch, options);
   Estimate out;
-  out.states = run.books();
+  out.states = run.tracked();
   out.exchange = run.exchange(options.local_ranks);
   // The first pass of each kind records the order of use, the next ones follow its plan and hold more. What
   // evaluation adds to the pool of exchange buffers stays there for the steps that come after.
@@ -104,7 +104,7 @@ Estimate estimate(const config::Config& config, const std::shared_ptr<nn::Model>
   out.traffic_by_axis = moved.traffic;
   for (const auto& [axis, bytes] : moved.traffic) out.traffic.add(bytes);
   out.io = moved.io;
-  out.peaks = run.books();
+  out.peaks = run.tracked();
   return out;
 }
 

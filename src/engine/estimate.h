@@ -19,7 +19,7 @@ struct Estimate {
   MemoryReport peaks;     ///< `peak`: the most that training and evaluation hold at any moment
   comm::Traffic traffic;  ///< sent by one optimizer step
   std::vector<comm::ProcessGroups::AxisTraffic> traffic_by_axis;  ///< the same apart
-  std::uint64_t exchange = 0;  ///< of the host, that exchanging takes beside the books (comm/host_memory.h)
+  std::uint64_t exchange = 0;  ///< of the host, that exchanging takes untracked (comm/host_memory.h)
   IoBytes io;                  ///< moved to and from NVMe by one optimizer step
 };
 
@@ -32,7 +32,7 @@ struct EstimateOptions {
 };
 
 /// Builds the real engine on a meta device, among ranks that are not there, and runs its steps: everything
-/// that a run books is booked, nothing is computed, and no memory or file is used to speak of. Takes
+/// that a run charges is charged, nothing is computed, and no memory or file is used to speak of. Takes
 /// milliseconds for small models and about a second for a thousand layers. The limits of the configuration do
 /// not stop it. `batch` gives the tensors of one micro-batch, whose content is not looked at. Throws what
 /// building the engine throws.

@@ -22,14 +22,14 @@ std::string human_seconds(double seconds);
 /// the first row. Ends with a newline. Widths count code points.
 std::string format_table(const std::vector<std::vector<std::string>>& rows);
 
-/// One rank's books at one moment, as plain numbers that can travel between ranks.
+/// One rank's ledger at one time, as plain numbers that can travel between ranks.
 struct MemoryReport {
-  struct Book {
+  struct TierMemory {
     std::array<std::uint64_t, device::category_count> current{}, peak{};
     std::uint64_t total_current = 0, total_peak = 0, limit = 0;
   };
-  std::array<Book, device::tier_count> tiers{};
-  /// Of the processor's memory, the most so far: what is on the books (on CPUs of the tiers device and host),
+  std::array<TierMemory, device::tier_count> tiers{};
+  /// Of the processor's memory, the most so far: what is tracked (on CPUs of the tiers device and host),
   /// and what the allocator keeps between blocks for later ones.
   std::uint64_t held = 0;
   static MemoryReport of(device::Device& device);

@@ -38,7 +38,7 @@ class UpdateStaging {
   void end_series() noexcept;
 
   /// Takes the memory that a series of views like this one does, and gives it back: for a device that only
-  /// keeps books.
+  /// tracks it.
   static void book(device::Device& device, const UpdateView& view, std::int64_t part_elements = usual_part);
 
  private:

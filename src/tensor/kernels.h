@@ -160,7 +160,7 @@ class Kernels {
 };
 
 /// The kernels for `device`, which must outlive them. Those of a meta device read and write no tensor, find
-/// every sum and norm to be zero, and book the workspace that the CPU's would hold.
+/// every sum and norm to be zero, and charge the workspace that the CPU's would hold.
 std::unique_ptr<Kernels> make_kernels(Device& device);
 
 }  // namespace sherd::tensor

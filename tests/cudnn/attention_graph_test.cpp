@@ -95,7 +95,7 @@ TEST_P(AttentionGraph, IsOneThatCudnnRecognisesAndCompiles) {
       const Slice slice = slice_of(e);
       const std::string& gpu = GetParam() ? h200 : a100;
       std::int64_t workspace = 0;
-      // What a dry run books for it (workspace.h).
+      // What a dry run charges for it (workspace.h).
       const auto booked = [&](bool repeatable) {
         return static_cast<std::int64_t>(cudnn_backward_workspace(slice.batch, slice.heads, slice.kv_heads,
                                                                   slice.seq, slice.dim, repeatable));

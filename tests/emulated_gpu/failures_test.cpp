@@ -1,4 +1,4 @@
-// What only a card that the processor plays can do on demand: break in the middle of a step, lack pools of
+// What only an emulated GPU can do on demand: break in the middle of a step, lack pools of
 // memory, refuse graphs, be one of two.
 #include <gmock/gmock.h>
 
@@ -31,14 +31,14 @@ struct Setting {
   const char* name_;
 };
 
-class BrokenCard : public ::testing::Test {
+class BrokenGpu : public ::testing::Test {
  protected:
   void TearDown() override { card::mend(); }
 };
 
 /// Wherever a card fails, the run ends with an error that names it and the next step, or had its result
 /// before; and so do all destructors.
-TEST_F(BrokenCard, ends_a_run_with_an_error_wherever_it_breaks) {
+TEST_F(BrokenGpu, ends_a_run_with_an_error_wherever_it_breaks) {
   sherd::testing::TempFolder folder;
   for (const char* optimizer : {"none", "cpu", "nvme"})
     for (const bool graphs : {false, true}) {
@@ -67,8 +67,8 @@ TEST_F(BrokenCard, ends_a_run_with_an_error_wherever_it_breaks) {
     }
 }
 
-TEST(SoftwareCard, is_begun_only_where_a_rank_works) {
-  const Setting two("SHERD_SOFTWARE_CARDS", "2");
+TEST(EmulatedGpu, is_begun_only_where_a_rank_works) {
+  const Setting two("SHERD_EMULATED_GPUS", "2");
   ASSERT_FALSE(card::has_context(1)) << "this test comes first to it";
   const bool before = card::has_context(0);
   {
@@ -90,20 +90,20 @@ TEST(SoftwareCard, is_begun_only_where_a_rank_works) {
   EXPECT_EQ(card::has_context(0), before);
 }
 
-TEST(SoftwareCard, without_pools_of_memory_trains_to_the_same_bits) {
+TEST(EmulatedGpu, without_pools_of_memory_trains_to_the_same_bits) {
   RunSpec spec = small();
   const RunResult expected = train_local(spec);
-  const Setting none("SHERD_SOFTWARE_CARD_WITHOUT_POOLS", "1");
+  const Setting none("SHERD_EMULATED_GPU_WITHOUT_POOLS", "1");
   for (const bool graphs : {false, true}) {
     spec.graphs = graphs;
     EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << graphs;
   }
 }
 
-TEST(SoftwareCard, that_makes_no_graphs_trains_without) {
+TEST(EmulatedGpu, that_makes_no_graphs_trains_without) {
   RunSpec spec = small();
   const RunResult expected = train_local(spec);
-  const Setting none("SHERD_SOFTWARE_CARD_WITHOUT_GRAPHS", "1");
+  const Setting none("SHERD_EMULATED_GPU_WITHOUT_GRAPHS", "1");
   spec.graphs = true;
   ::testing::internal::CaptureStderr();
   const RunResult result = train_local(spec);

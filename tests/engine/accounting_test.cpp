@@ -43,7 +43,7 @@ Measured measure(const RunSpec& spec) {
           [&] { return synthetic_batch(engine->device(), 2, 24, 101, step, 0, dist->rank()); });
       traffic = dist->world().traffic();
     }
-    // Between steps nothing but model states (and idle exchange buffers, on the books of communication) is
+    // Between steps nothing but model states (and idle exchange buffers, tracked as communication) is
     // held.
     EXPECT_EQ(held(Category::parameters), books.parameters);
     EXPECT_EQ(held(Category::gradients), books.gradients);

@@ -1,4 +1,4 @@
-// What a dry run predicts is what a real run books: model states to the byte, peaks within 5 %.
+// What a dry run predicts is what a real run charges: model states to the byte, peaks within 5 %.
 #include "engine/estimate.h"
 
 #include <gtest/gtest.h>
@@ -67,7 +67,7 @@ std::shared_ptr<models::Gpt> model_of(const config::Config& config) {
   return std::make_shared<models::Gpt>(models::gpt_options(config, vocab));
 }
 
-/// What a real run books and moves, by rank.
+/// What a real run charges and moves, by rank.
 std::vector<Estimate> measure(const config::Config& config, int ranks) {
   std::vector<Estimate> out(static_cast<std::size_t>(ranks));
   launch_ranks(ranks, [&](DistributedPtr dist) {

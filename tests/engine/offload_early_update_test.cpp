@@ -289,7 +289,7 @@ TEST_F(OffloadEarlyUpdate, ALoadThatFailsBetweenBackwardAndStepChangesNothing) {
   EXPECT_EQ(run(true), run(false));
 }
 
-TEST_F(OffloadEarlyUpdate, OneRanksChangeSpoilsTheStepForAll) {
+TEST_F(OffloadEarlyUpdate, OneRanksChangePoisonsTheStepForAll) {
   launch_ranks(2, [&](DistributedPtr dist) {
     auto model = std::make_shared<Brittle>();
     Engine engine(dist, model, odd_config(3, unchecked(), optimizer_on_host));

@@ -75,7 +75,7 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
           const std::uint64_t left = device.ledger().current(Tier::host);
           device.ledger().reset_peaks();
           UpdateStaging::book(device, view, 4096);
-          EXPECT_EQ(device.ledger().peak(Tier::host) - left, taken) << "what a dry run books for it";
+          EXPECT_EQ(device.ledger().peak(Tier::host) - left, taken) << "what a dry run charges for it";
           EXPECT_GT(taken, 0u);
         } else {
           ASSERT_TRUE(optimizer.update(view, 0.5, kernels));

@@ -16,7 +16,7 @@ namespace sherd::test {
 /// Whether the GPU is played by the processor (emulated_gpu/), some ten thousand times slower.
 inline bool on_emulated_gpu() {
   const device::CudaStatus status = device::cuda_status();
-  return status.usable() && status.gpus.front().name == "Software card";
+  return status.usable() && status.gpus.front().name == "Emulated GPU";
 }
 
 /// Whether this is a run in which tests of kernels take a GPU in place of the emulator (sherd_tests_on_gpu()

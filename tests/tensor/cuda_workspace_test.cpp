@@ -1,5 +1,5 @@
-// A meta device that stands for a GPU books what the CUDA kernels book, call by call: held to the kernels on
-// the emulator, and for the libraries that are not there to their rules.
+// A meta device that stands for a GPU charges what the CUDA kernels charge, call by call: held to the kernels
+// on the emulator, and for the libraries that are not there to their rules.
 #include "tensor/cuda/workspace.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// A meta device books what the CPU's kernels book, call by call.
+// A meta device charges what the CPU's kernels charge, call by call.
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -103,7 +103,7 @@ class MetaDevice final : public Device {
   Ledger& ledger() override { return *ledger_; }
   std::uint64_t unused_bytes() const override {
     return stands_for_ == Kind::cpu ? heaps_->free_bytes()
-                                    : 0;  // GPUs and page-locked memory keep other books
+                                    : 0;  // GPUs and page-locked memory have another ledger
   }
 
  private:

@@ -95,16 +95,16 @@ MemoryReport MemoryReport::of(device::Device& device) {
   std::uint64_t peak = 0;
   for (int t = 0; t < device::tier_count; ++t) {
     const auto tier = static_cast<Tier>(t);
-    Book& book = report.tiers[static_cast<std::size_t>(t)];
+    TierMemory& memory = report.tiers[static_cast<std::size_t>(t)];
     for (int c = 0; c < device::category_count; ++c) {
-      book.current[static_cast<std::size_t>(c)] = ledger.current(tier, static_cast<Category>(c));
-      book.peak[static_cast<std::size_t>(c)] = ledger.peak(tier, static_cast<Category>(c));
+      memory.current[static_cast<std::size_t>(c)] = ledger.current(tier, static_cast<Category>(c));
+      memory.peak[static_cast<std::size_t>(c)] = ledger.peak(tier, static_cast<Category>(c));
     }
-    book.total_current = ledger.current(tier), book.total_peak = ledger.peak(tier),
-    book.limit = ledger.limit(tier);
+    memory.total_current = ledger.current(tier), memory.total_peak = ledger.peak(tier),
+    memory.limit = ledger.limit(tier);
     if (tier == Tier::nvme || (tier == Tier::device && device.processor_tier() != tier)) continue;
-    report.held += book.total_current;
-    peak = std::max(peak, book.total_peak);
+    report.held += memory.total_current;
+    peak = std::max(peak, memory.total_peak);
   }
   // The allocator's memory only grows: what it has now is the most that it had.
   report.held = std::max(report.held + device.unused_bytes(), peak);
@@ -119,14 +119,14 @@ MemoryReport largest_of(std::span<const MemoryReport> ranks) {
   for (const MemoryReport& rank : ranks) {
     raise(most.held, rank.held);
     for (std::size_t t = 0; t < most.tiers.size(); ++t) {
-      auto& book = most.tiers[t];
-      for (std::size_t c = 0; c < book.peak.size(); ++c) {
-        raise(book.current[c], rank.tiers[t].current[c]);
-        raise(book.peak[c], rank.tiers[t].peak[c]);
+      auto& memory = most.tiers[t];
+      for (std::size_t c = 0; c < memory.peak.size(); ++c) {
+        raise(memory.current[c], rank.tiers[t].current[c]);
+        raise(memory.peak[c], rank.tiers[t].peak[c]);
       }
-      raise(book.total_current, rank.tiers[t].total_current);
-      raise(book.total_peak, rank.tiers[t].total_peak);
-      raise(book.limit, rank.tiers[t].limit);
+      raise(memory.total_current, rank.tiers[t].total_current);
+      raise(memory.total_peak, rank.tiers[t].total_peak);
+      raise(memory.limit, rank.tiers[t].limit);
     }
   }
   return most;
@@ -139,17 +139,18 @@ std::string memory_table(std::span<const MemoryReport> ranks) {
   std::vector<std::vector<std::string>> rows{
       {ranks.size() > 1 ? cat("memory (largest of ", ranks.size(), " ranks)") : "memory", "now", "peak"}};
   for (int t = 0; t < device::tier_count; ++t) {
-    const MemoryReport::Book& book = report.tiers[static_cast<std::size_t>(t)];
-    if (book.total_peak == 0) continue;
+    const MemoryReport::TierMemory& memory = report.tiers[static_cast<std::size_t>(t)];
+    if (memory.total_peak == 0) continue;
     const std::string tier(device::name_of(static_cast<Tier>(t)));
     for (int c = 0; c < device::category_count; ++c) {
       const auto i = static_cast<std::size_t>(c);
-      if (book.peak[i] == 0) continue;
-      rows.push_back({cat(tier, " ", device::name_of(static_cast<Category>(c))), human_bytes(book.current[i]),
-                      human_bytes(book.peak[i])});
+      if (memory.peak[i] == 0) continue;
+      rows.push_back({cat(tier, " ", device::name_of(static_cast<Category>(c))),
+                      human_bytes(memory.current[i]), human_bytes(memory.peak[i])});
     }
-    const std::string limit = book.limit ? cat(" (limit ", human_bytes(book.limit), ")") : "";
-    rows.push_back({tier + " total" + limit, human_bytes(book.total_current), human_bytes(book.total_peak)});
+    const std::string limit = memory.limit ? cat(" (limit ", human_bytes(memory.limit), ")") : "";
+    rows.push_back(
+        {tier + " total" + limit, human_bytes(memory.total_current), human_bytes(memory.total_peak)});
   }
   if (rows.size() == 1) rows.push_back({"nothing was allocated"});
   if (report.held > 0) rows.push_back({"memory held", "", human_bytes(report.held)});

@@ -3,8 +3,8 @@
 #include "tensor/kernels.h"
 
 // Bytes of Category::workspace that the CPU kernels hold at most during one call, with every thread of the
-// device at work: what a meta device books in their place. Each function stands beside its kernel and shares
-// its plan. No tensor is read.
+// device at work: what a meta device charges in their place. Each function stands beside its kernel and
+// shares its plan. No tensor is read.
 
 namespace sherd::tensor::cpu {
 

@@ -9,13 +9,13 @@
 #include "tensor/extents.h"
 
 // Bytes of Category::workspace that the CUDA kernels hold at most during one call, and the cuts of the work
-// that decide it: the kernels' own plan, and what a meta device that stands for a GPU books in their place.
+// that decide it: the kernels' own plan, and what a meta device that stands for a GPU charges in their place.
 // In the device tier where nothing else is said. No tensor is read.
 
 namespace sherd::tensor::SHERD_CUDA {
 
 /// Ceiling for one product by cuBLASLt (what NVIDIA advises for Hopper). What its heuristic takes of it, only
-/// a GPU tells; a meta device books all of it.
+/// a GPU tells; a meta device charges all of it.
 inline constexpr std::size_t most_matmul_workspace = std::size_t{32} << 20;
 
 /// Rows that one block of sum_rows adds up. A function of the shape alone, so that a sum has one order on

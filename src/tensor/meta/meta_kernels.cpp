@@ -7,30 +7,30 @@
 
 namespace sherd::tensor::meta {
 
-void MetaKernels::book(std::size_t workspace, device::Tier tier) {
+void MetaKernels::charge(std::size_t workspace, device::Tier tier) {
   if (workspace > 0) device_.allocate(workspace, Category::workspace, tier);
 }
 
 void MetaKernels::matmul(const Matmul& args) {
   const std::size_t workspace = cpu::matmul_workspace(device_, args);  // also checks the shapes
-  if (gpu_) return book(args.c.numel() > 0 ? cuda::most_matmul_workspace : 0);
-  book(workspace);
+  if (gpu_) return charge(args.c.numel() > 0 ? cuda::most_matmul_workspace : 0);
+  charge(workspace);
 }
 
 void MetaKernels::sum_rows(const Tensor& x, const Tensor& out, bool) {
-  book(gpu_ ? cuda::sum_rows_workspace(x, out) : cpu::sum_rows_workspace(x, out));
+  charge(gpu_ ? cuda::sum_rows_workspace(x, out) : cpu::sum_rows_workspace(x, out));
 }
 
 void MetaKernels::layer_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
                                       const Tensor&, const Tensor&, const Tensor& dweight,
                                       const Tensor& dbias, bool) {
-  book(gpu_ ? cuda::norm_backward_workspace(x, dweight, dbias)
-            : cpu::norm_backward_workspace(x, dweight, dbias));
+  charge(gpu_ ? cuda::norm_backward_workspace(x, dweight, dbias)
+              : cpu::norm_backward_workspace(x, dweight, dbias));
 }
 
 void MetaKernels::rms_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
                                     const Tensor&, const Tensor& dweight, bool) {
-  book(gpu_ ? cuda::norm_backward_workspace(x, dweight, {}) : cpu::norm_backward_workspace(x, dweight, {}));
+  charge(gpu_ ? cuda::norm_backward_workspace(x, dweight, {}) : cpu::norm_backward_workspace(x, dweight, {}));
 }
 
 void MetaKernels::rotary(const Tensor& qkv, const Attention& geometry, double base, bool, const Tensor&) {
@@ -45,41 +45,41 @@ void MetaKernels::rotary(const Tensor& qkv, const Attention& geometry, double ba
 }
 
 void MetaKernels::attention(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&) {
-  book(gpu_ ? cuda::attention_workspace(qkv, geometry) : cpu::attention_workspace(device_, qkv, geometry));
+  charge(gpu_ ? cuda::attention_workspace(qkv, geometry) : cpu::attention_workspace(device_, qkv, geometry));
 }
 
 void MetaKernels::attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor&,
                                      const Tensor&, const Tensor&, const Tensor&) {
-  book(gpu_ ? cuda::attention_backward_workspace(qkv, geometry, options_.deterministic_attention)
-            : cpu::attention_backward_workspace(device_, qkv, geometry));
+  charge(gpu_ ? cuda::attention_backward_workspace(qkv, geometry, options_.deterministic_attention)
+              : cpu::attention_backward_workspace(device_, qkv, geometry));
 }
 
 void MetaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool) {
-  if (gpu_ && dy.numel() > 0) book(cuda::embedding_backward_workspace(ids));
+  if (gpu_ && dy.numel() > 0) charge(cuda::embedding_backward_workspace(ids));
 }
 
 void MetaKernels::cross_entropy(const Tensor& logits, const Tensor&, std::int64_t, std::int32_t,
                                 const Tensor&, const Tensor&) {
-  if (gpu_) book(cuda::cross_entropy_workspace(logits));
+  if (gpu_) charge(cuda::cross_entropy_workspace(logits));
 }
 
 void MetaKernels::cross_entropy_backward(const Tensor& logits, const Tensor&, const Tensor&, std::int64_t,
                                          std::int32_t, const Tensor&) {
-  if (gpu_) book(cuda::cross_entropy_backward_workspace(logits));
+  if (gpu_) charge(cuda::cross_entropy_backward_workspace(logits));
 }
 
 void MetaKernels::mean_squared_error(const Tensor& x, const Tensor&, const Tensor&) {
-  if (gpu_) book(cuda::mean_squared_error_workspace(x));
+  if (gpu_) charge(cuda::mean_squared_error_workspace(x));
 }
 
 void MetaKernels::mean_squared_error_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor& dx) {
-  if (gpu_) book(cuda::mean_squared_error_backward_workspace(dx));
+  if (gpu_) charge(cuda::mean_squared_error_backward_workspace(dx));
 }
 
 void MetaKernels::sum_of_squares(std::span<const Tensor> all, ExactSum&) {
   if (!gpu_ || std::all_of(all.begin(), all.end(), [](const Tensor& x) { return x.numel() == 0; })) return;
-  book(cuda::sum_of_squares_workspace);
-  book(cuda::sum_of_squares_workspace, device::Tier::host);
+  charge(cuda::sum_of_squares_workspace);
+  charge(cuda::sum_of_squares_workspace, device::Tier::host);
 }
 
 }  // namespace sherd::tensor::meta

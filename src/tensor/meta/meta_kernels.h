@@ -5,7 +5,7 @@
 
 namespace sherd::tensor::meta {
 
-/// Kernels that read and write no tensor. Each books for a moment the workspace that the kernel holds for
+/// Kernels that read and write no tensor. Each charges for a moment the workspace that the kernel holds for
 /// which it stands, the CPU's with as many threads or a GPU's with `options` (device/meta.h), so that the
 /// ledger's peaks are those of a real run. What cuBLASLt takes is booked at its ceiling, what cuDNN takes by
 /// its rules.
@@ -61,7 +61,7 @@ class MetaKernels : public Kernels {
 
  private:
   /// Raises the peak by what a kernel would hold until it returns.
-  void book(std::size_t workspace, device::Tier tier = device::Tier::device);
+  void charge(std::size_t workspace, device::Tier tier = device::Tier::device);
 
   Device& device_;
   CudaOptions options_;

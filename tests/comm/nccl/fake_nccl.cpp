@@ -1,6 +1,6 @@
 // NCCL for lazy GPUs, whose ranks are threads. What a rank queues as a group is one piece of work on its
 // stream. It runs for all ranks at once, when the first of their streams comes to it, and what the others
-// have queued before it runs first: so data that no mark holds back is stale, and memory that is given up too
+// have queued before it runs first: so data that no mark holds back is stale, and memory that is freed too
 // early has other data in it. As in NCCL, calls do not say whether they belong together: those that do not
 // never end.
 #include "tests/comm/nccl/fake_nccl.h"

@@ -1,4 +1,4 @@
-// What a dry run predicts for a GPU is what a run on one books: model states to the byte, the host tier
+// What a dry run predicts for a GPU is what a run on one charges: model states to the byte, the host tier
 // within 5 %, and the device tier but for the products' workspace, which is booked at its ceiling.
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using engine::MemoryReport;
 
 constexpr std::int64_t vocab = 509;
 
-const MemoryReport::Book& book(const MemoryReport& report, Tier tier) {
+const MemoryReport::TierMemory& book(const MemoryReport& report, Tier tier) {
   return report.tiers[static_cast<std::size_t>(tier)];
 }
 

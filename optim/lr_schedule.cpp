@@ -102,11 +102,6 @@ SchedulePoint LrSchedule::at(std::int64_t t) const {
   return std::visit(Evaluate{t, base_lr_, has_betas_}, scheduler_);
 }
 
-void LrSchedule::set_last_batch_iteration(std::int64_t t) {
-  require(t >= -1, "a schedule's position is -1 or more, not ", t);
-  last_batch_iteration_ = t;
-}
-
 std::string LrSchedule::save() const {
   return std::to_string(last_batch_iteration_);
 }

@@ -47,7 +47,6 @@ class LrSchedule {
   void step() { ++last_batch_iteration_; }
 
   std::int64_t last_batch_iteration() const { return last_batch_iteration_; }
-  void set_last_batch_iteration(std::int64_t t);
 
   /// The position as text that restore() reads. Throws Error{data} for other text.
   std::string save() const;

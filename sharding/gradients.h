@@ -38,8 +38,8 @@ class Gradients {
   };
   /// Memory for this micro-batch's gradients; what has to be formed apart comes from `pool`.
   Open open(Segment& segment, ExchangePool& pool);
-  /// They are complete: sends them off. `boundary`: of the last micro-batch before an update, with which ranks and
-  /// replicas agree on the sums.
+  /// They are complete: sends them off. `boundary`: of the last micro-batch before an update, with which
+  /// ranks and replicas agree on the sums.
   void close(Segment& segment, Open open, bool boundary);
   /// At a boundary: this micro-batch has left the segment out, and an earlier one of the step may have not.
   void close_left_out(Segment& segment);

@@ -35,14 +35,14 @@ struct ReducerOptions {
 /// add their own sums in replica order. These are transfers between neighbours: they do not wait for each
 /// other in the communicator, as collectives would.
 ///
-/// Of the segments of one ParameterGroups. Used from the rank's thread; all ranks submit the same segments in
+/// Of the segments of one RankGroups. Used from the rank's thread; all ranks submit the same segments in
 /// the same order.
 class Reducer {
  public:
   /// `stats` are counted up. To `complete` goes each segment whose submitted gradients have been summed, from
   /// submit() or finish(): at the same points of the program on all ranks. With replicas, which are some
   /// buckets apart until then, from finish() alone. At a boundary only.
-  Reducer(const ParameterGroups& groups, tensor::Kernels& kernels, const ReducerOptions& options,
+  Reducer(const RankGroups& groups, tensor::Kernels& kernels, const ReducerOptions& options,
           std::vector<Segment*>& complete, ReducerStats& stats)
       : groups_(groups), kernels_(kernels), options_(options), complete_(complete), stats_(stats) {}
 
@@ -64,7 +64,7 @@ class Reducer {
   /// The next micro-batch is the first of a step.
   void clear() { agreed_on_.clear(); }
 
-  const ParameterGroups& groups() const { return groups_; }
+  const RankGroups& groups() const { return groups_; }
   /// What replicas have exchanged in this step, block by block; empty without replicas. Transfers do not
   /// compare what they are for: whoever calls a collective over replicas next puts this in its label.
   const std::string& agreed_on() const { return agreed_on_; }
@@ -120,7 +120,7 @@ class Reducer {
   bool last() const { return groups_.replica_index() + 1 == groups_.replicas(); }
   bool chained() const { return groups_.replica && options_.reduction == comm::Reduction::ordered; }
 
-  ParameterGroups groups_;
+  RankGroups groups_;
   tensor::Kernels& kernels_;
   ReducerOptions options_;
   bool boundary_ = true;

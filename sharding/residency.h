@@ -30,8 +30,8 @@ struct ResidencyStats {
 };
 
 /// Decides when units are gathered and dropped: records the order of use in the first pass of each kind, then
-/// follows the plan made from it (residency_plan.h). A pass that leaves the recorded order goes on without a plan,
-/// and the next one records anew. Used from the rank's thread; all ranks run the same passes.
+/// follows the plan made from it (residency_plan.h). A pass that leaves the recorded order goes on without a
+/// plan, and the next one records anew. Used from the rank's thread; all ranks run the same passes.
 class Residency {
  public:
   enum class Pass : std::uint8_t { none, train, evaluate };

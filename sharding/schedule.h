@@ -5,7 +5,8 @@
 
 namespace sherd::sharding {
 
-/// One thing that a rank does for a step. All ranks run lists that fit together, each from its thread, in order.
+/// One thing that a rank does for a step. All ranks run lists that fit together, each from its thread, in
+/// order.
 struct Instruction {
   enum class Op : std::uint8_t {
     forward,       ///< runs the model on the micro-batch
@@ -21,9 +22,9 @@ struct Instruction {
   bool operator==(const Instruction&) const = default;
 };
 
-/// What `accumulate` does for one micro-batch of a step: a step is these lists, one after the other, up to the
-/// one that `ends_step`. With `early_update` nothing decides about the update but the loss, so it begins beside
-/// that backward. A pure function.
+/// What `accumulate` does for one micro-batch of a step: a step is these lists, one after the other, up to
+/// the one that `ends_step`. With `early_update` nothing decides about the update but the loss, so it begins
+/// beside that backward. A pure function.
 std::vector<Instruction> accumulate(std::int64_t micro_batch, bool ends_step, bool early_update);
 
 }  // namespace sherd::sharding

@@ -22,7 +22,7 @@ struct StateFormat {
 struct SegmentKey {
   bool trainable = true;
   bool persistent = false;  ///< stays gathered although parameters are sharded (param_persistence_threshold)
-  ParameterGroups groups;
+  RankGroups groups;
   int rule = 0;  ///< which of ShardingOptions::rules updates them
   bool operator==(const SegmentKey&) const = default;
 };
@@ -37,7 +37,7 @@ class Segment {
 
   const std::string& name() const { return name_; }
   const SegmentKey& key() const { return key_; }
-  const ParameterGroups& groups() const { return key_.groups; }
+  const RankGroups& groups() const { return key_.groups; }
   const SegmentLayout& layout() const { return layout_; }
   /// The full parameters come and go: this rank keeps its shard (over one rank, all) outside of what modules
   /// see.

@@ -9,23 +9,40 @@
 #include "autograd/parameter.h"
 #include "comm/communicator.h"
 #include "offload/store.h"
-#include "sharding/groups.h"
 #include "tensor/kernels.h"
 
 namespace sherd::sharding {
 
 using tensor::Tensor;
 
+/// The ranks that share one kind of parameters. The states of a parameter are sharded over `shard`; every
+/// rank of `replica` holds the same shard as this one (hybrid sharding: Zhang et al. 2022, MiCS). Replicas
+/// agree by exchanging sums of gradients once per step. Refers to communicators that somebody else owns.
+struct RankGroups {
+  comm::Communicator* shard = nullptr;
+  comm::Communicator* replica = nullptr;  ///< null: nobody else holds this rank's shard
+
+  RankGroups() = default;
+  RankGroups(comm::Communicator& shard_group, comm::Communicator* replica_group = nullptr)
+      : shard(&shard_group), replica(replica_group && replica_group->size() > 1 ? replica_group : nullptr) {}
+
+  int shards() const { return shard->size(); }
+  int replicas() const { return replica ? replica->size() : 1; }
+  /// Which of the replicas this rank belongs to.
+  int replica_index() const { return replica ? replica->rank() : 0; }
+  bool operator==(const RankGroups&) const = default;
+};
+
 /// What lasting states are made from. Everything must outlive them.
 struct StateSources {
-  ParameterGroups groups;  ///< of every parameter of which `groups_of` does not say otherwise
+  RankGroups groups;  ///< of every parameter of which `groups_of` does not say otherwise
   tensor::Kernels& kernels;
   offload::Store* parameter_store = nullptr;  ///< for parameters on NVMe
   offload::Store* optimizer_store = nullptr;  ///< for masters and moments on NVMe
   /// All ranks that hold parts of the model, over which norms are summed. Null: those of groups.shard.
   comm::Communicator* model_ranks = nullptr;
   /// For models whose parameters are spread over different ranks (experts); null: all as `groups`.
-  std::function<ParameterGroups(const autograd::Parameter&)> groups_of = nullptr;
+  std::function<RankGroups(const autograd::Parameter&)> groups_of = nullptr;
 };
 
 /// One kind of model state of a segment, in whatever tier it lives: elements [begin, end) of the segment's

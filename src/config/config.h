@@ -61,7 +61,8 @@ struct Training {
   bool split_masters = true;
   /// Of the optimizer's moments: f32, or bf16 rounded stochastically, the same way on every run.
   DType moments_dtype = DType::f32;
-  std::int64_t log_interval = 10;  ///< steps between the plain progress lines of `sherd train`; 0: none
+  std::int64_t log_interval =
+      10;  ///< steps between the plain progress lines of `sherd train`; 0: each has one
   bool operator==(const Training&) const = default;
 };
 
@@ -122,7 +123,7 @@ struct Config {
   Zero zero;
   Aio aio;
   std::int64_t steps_per_print = 0;   ///< optimizer steps between the engine's log lines; 0 (default): none
-  bool wall_clock_breakdown = false;  ///< time forward, backward, reduction and step apart, and log them
+  bool wall_clock_breakdown = false;  ///< time forward, backward and step apart, and log them
   bool memory_breakdown = false;      ///< log the ledger at steps_per_print
   bool dump_state = false;            ///< log the whole configuration when the engine starts
   std::optional<LogLevel> log_level;  ///< debug | info | warning | error

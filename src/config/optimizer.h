@@ -130,7 +130,7 @@ struct LossScaling {
   bool operator==(const LossScaling&) const = default;
 };
 
-/// Sections `fp16`, `bf16` and `data_types`. Masters and moments are fp32 always.
+/// Sections `fp16`, `bf16` and `data_types`. Masters are fp32 always, moments as training.moments_dtype says.
 struct Precision {
   DType compute = DType::f32;  ///< of parameters and activations: f32, bf16 or f16
   LossScaling fp16;            ///< in use when compute is f16

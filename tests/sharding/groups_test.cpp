@@ -13,7 +13,7 @@
 namespace sherd::test {
 namespace {
 
-using sharding::ParameterGroups;
+using sharding::RankGroups;
 using tensor::Tensor;
 
 constexpr int ranks = 4, rows = 3, in = 16, hidden = 24, out = 5;
@@ -124,12 +124,12 @@ TEST_P(Groups, EachKindOfParameterIsSummedOverItsOwnRanks) {
     options.rules = {{{{"exp_avg"}, {"exp_avg_sq"}}}, {{}, 128}};
     options.rule_of = [&](const autograd::Parameter& p) { return &p == model->expert().get() ? 1 : 0; };
     options.seed = 3;
-    const ParameterGroups dense =
-        c.dense_replicas ? ParameterGroups(*pair, across.get()) : ParameterGroups(world);
+    const RankGroups dense =
+        c.dense_replicas ? RankGroups(*pair, across.get()) : RankGroups(world);
     sharding::StateSources sources{dense, *machine.kernels};
     sources.model_ranks = &world;
     sources.groups_of = [&](const autograd::Parameter& p) {
-      return &p == model->expert().get() ? ParameterGroups(*pair) : dense;
+      return &p == model->expert().get() ? RankGroups(*pair) : dense;
     };
     sharding::ShardedModel sharded(model, options, sources);
 

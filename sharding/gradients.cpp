@@ -48,6 +48,7 @@ Gradients::Open Gradients::open(Segment& segment, ExchangePool& pool) {
     open.full = pool.take(segment.layout().padded(), segment.gradients().dtype());
   if (!open.onto) summed_.push_back(&segment);
   open.shared = open.in_place() && !fold;
+  open.turn = turns_[&segment].opened++;
   if (!open.in_place() || !open.onto) open.written.assign(segment.layout().parameters().size(), false);
   return open;
 }
@@ -57,6 +58,10 @@ void Gradients::note_complete(Segment& segment) {
 }
 
 void Gradients::close(Segment& segment, Open open, bool boundary) {
+  require(
+      open.turn == turns_[&segment].closed++, "gradients of '", segment.name(),
+      "' are complete out of turn: micro-batches come back, and compute their weight gradients, in the order "
+      "in which their backward began");
   set_boundary(boundary);
   if (!open.sum) {
     const bool fold = open.full && open.onto;
@@ -122,6 +127,7 @@ tensor::ExactSum Gradients::sum_of_squares() {
 
 void Gradients::clear() {
   summed_.clear();
+  turns_.clear();
   complete_.clear();
   for (Reducer& reducer : reducers_) reducer.clear();
   for (Segment* segment : segments_)
@@ -131,6 +137,7 @@ void Gradients::clear() {
 void Gradients::abandon() {
   for (Reducer& reducer : reducers_) reducer.abandon();
   complete_.clear();
+  turns_.clear();
 }
 
 }  // namespace sherd::sharding

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -34,6 +35,7 @@ class Gradients {
     /// empty where it stays as it is, for passes share the memory.
     std::vector<bool> written;
     bool shared = false;
+    std::int64_t turn = 0;  ///< of all that were opened for the segment in this step
     bool in_place() const { return full == sum; }
   };
   /// Memory for this micro-batch's gradients; what has to be formed apart comes from `pool`.
@@ -77,7 +79,11 @@ class Gradients {
   std::unique_ptr<GradientTraffic> traffic_;  ///< of one rank whose gradients leave its GPU, else null
   std::vector<Segment*> summed_;              ///< segments whose lasting gradients hold a sum
   std::vector<Segment*> complete_;
-  bool boundary_ = true;  ///< of the micro-batch whose gradients are being closed
+  struct Turns {
+    std::int64_t opened = 0, closed = 0;
+  };
+  std::map<const Segment*, Turns> turns_;  ///< of this step
+  bool boundary_ = true;                   ///< of the micro-batch whose gradients are being closed
 };
 
 }  // namespace sherd::sharding

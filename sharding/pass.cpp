@@ -1,5 +1,7 @@
 #include "sharding/pass.h"
 
+#include <algorithm>
+
 #include "sharding/sharded_model.h"
 
 namespace sherd::sharding {
@@ -55,6 +57,7 @@ Pass::Pass(ShardedModel& model) : model_(model), tape_(model.kernels_), units_(m
 }
 
 Pass::~Pass() {
+  std::replace(model_.attached_.begin(), model_.attached_.end(), this, static_cast<Pass*>(nullptr));
   std::erase(model_.passes_, this);
 }
 
@@ -158,7 +161,9 @@ void Pass::detach_gradients(Unit& unit) {
   for (const auto& segment : unit.segments()) {
     if (!segment->key().trainable) continue;
     Gradients::Open& open = state(unit).gradients[next++];
-    require(!open.sum, "weight gradients cannot be put off where gradients leave the GPU");
+    require(!open.sum, "two micro-batches have gradients of block '", unit.name(),
+            "' open, and its gradients leave the GPU: run one backward, with its weight gradients, after the "
+            "other");
     if (open.shared) continue;
     for (const ParameterPtr& parameter : segment->layout().parameters())
       open.written.push_back(parameter->grad_written);

@@ -30,7 +30,10 @@ class Pass {
 
   /// The tape on which the model runs; outside of a pass without recording, for generation for example.
   autograd::Tape& tape() { return tape_; }
+  /// It has begun, and neither ended nor been abandoned.
   bool under_way() const { return under_way_; }
+  /// The last micro-batch before an update.
+  bool at_boundary() const { return boundary_; }
 
   // ---- training ----
   /// Before forward. `boundary`: the last micro-batch before an update, when replicated gradients are reduced

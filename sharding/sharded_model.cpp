@@ -135,7 +135,8 @@ Pass& ShardedModel::pass_of(const autograd::Tape& tape) const {
   for (Pass* pass : passes_)
     if (&pass->tape_ == &tape) return *pass;
   fail(ErrorKind::usage,
-       "the model is sharded: run it on the tape of one of its passes (Engine::forward(), Engine::tape())");
+       "the model is sharded: run it on the tape of one of its passes (Engine::forward(), "
+       "Engine::evaluate())");
 }
 
 bool ShardedModel::pass_under_way() const {
@@ -171,9 +172,10 @@ void ShardedModel::require_no_leases() const {
 
 void ShardedModel::require_no_leases(const Segment& segment) const {
   for (const auto& unit : units())
-    require(unit->name() != segment.name() || !unit->leased() || unit->gathered_elements() == 0,
-            "a lease on the parameters of '", unit->name(),
-            "' is held while their update begins: let it go before backward");
+    for (const auto& own : unit->segments())
+      require(own.get() != &segment || !unit->leased() || unit->gathered_elements() == 0,
+              "a lease on the parameters of '", unit->name(),
+              "' is held while their update begins: let it go before backward");
 }
 
 void ShardedModel::publish(Segment& segment) {

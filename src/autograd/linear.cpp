@@ -31,7 +31,9 @@ struct LinearBackward {
     if (db)
       write_kernel_grad(tape, db, Shape{w_shape[0]}, dy.dtype(),
                         [&](const Tensor& to, bool add) { tape.kernels().sum_rows(dy, to, add); });
-    if (dw) {
+    if (dw && x.is_parameter()) {  // whose lease ends with the block
+      write_product(tape, dw, w_shape, dy.dtype(), {.a = dy, .b = x.get(tape), .trans_a = true});
+    } else if (dw) {
       tape.weight_gradient(dw, [dw = dw, shape = w_shape, dy, input = x.get(tape)](Tape& t) {
         write_product(t, dw, shape, dy.dtype(), {.a = dy, .b = input, .trans_a = true});
       });

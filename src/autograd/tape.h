@@ -85,6 +85,8 @@ class Saved {
   /// The value. Throws Error{usage} for a parameter whose unit is not gathered.
   Tensor get(Tape& tape) const;
   bool defined() const { return tensor_.defined() || parameter_ || remake_; }
+  /// It is read from a lease.
+  bool is_parameter() const { return parameter_ != nullptr; }
 
  private:
   Tensor tensor_;
@@ -118,8 +120,9 @@ struct OutputGradient {
 };
 
 /// When the gradients of weights are computed that nothing later in backward needs: as backward passes, or in
-/// run_weight_gradients(), so that a pipeline's next stage gets its gradients first (Qi et al. 2024, "Zero
-/// bubble pipeline parallelism").
+/// continue_weight_gradients(), so that a pipeline's next stage gets its gradients first (Qi et al. 2024,
+/// "Zero bubble pipeline parallelism"). Those of products are; a table that is tied to a product gets its two
+/// gradients in the other order then, which in 16 bits may round elsewhere.
 enum class WeightGradients : std::uint8_t { now, later };
 
 /// Gradient of one recorded operation: receives the gradient of its output and passes gradients on to its
@@ -167,8 +170,8 @@ class Tape {
   /// parameter's may have any floating dtype.
   void accumulate(const GradRef& ref, Tensor grad);
   /// Runs `compute`, which writes the gradient of `weight` and nothing else: at once, or where backward puts
-  /// weight gradients off and `weight` is a parameter, in run_weight_gradients(). It owns what it reads, and
-  /// reads no parameter.
+  /// weight gradients off and `weight` is a parameter, in continue_weight_gradients(). It owns what it reads,
+  /// and reads no parameter.
   void weight_gradient(const GradRef& weight, std::function<void(Tape&)> compute);
   /// Lets a kernel write a gradient where it belongs: write(destination, accumulate). Checks as accumulate()
   /// does.

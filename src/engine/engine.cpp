@@ -104,7 +104,7 @@ double Engine::eval_batch(const tensor::Batch& batch) {
 
 double Engine::eval_batches(const std::function<tensor::Batch()>& next, std::int64_t count) {
   require(count > 0, "eval_batches() needs batches, not ", count);
-  engine::StepLoss losses(device(), data_ranks());
+  engine::StepLoss losses(device(), data_ranks(), "evaluation loss");
   for (std::int64_t i = 0; i < count; ++i) {
     const autograd::Var loss = executor_->evaluate(next());
     losses.add(loss.value());

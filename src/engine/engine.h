@@ -49,7 +49,7 @@ using ClientState = std::map<std::string, std::string>;
 class Engine {
  public:
   /// `device`: another than the one that the config describes. On a meta device nothing is computed, read or
-  /// written (also not to NVMe), while the ledger's books are those of a real run. `kernels`: others than
+  /// written (also not to NVMe), while the ledger tracks what a real run would hold. `kernels`: others than
   /// tensor::make_kernels() has for it.
   Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config,
          std::shared_ptr<device::Device> device = nullptr,
@@ -60,9 +60,9 @@ class Engine {
 
   // ---- the three calls of a micro-batch ----
   // On a GPU they only queue work, up to four micro-batches ahead of it; the thread waits for the GPU in the
-  // step() of an accumulation boundary (and where an early update needs the loss). What is wrong with data that
-  // only the GPU has looked at (an id beyond the vocabulary) is thrown there at the latest, or by item(), as
-  // Error{data} that names the value.
+  // step() of an accumulation boundary (and where an early update needs the loss). What is wrong with data
+  // that only the GPU has looked at (an id beyond the vocabulary) is thrown there at the latest, or by
+  // item(), as Error{data} that names the value.
 
   /// The loss of one micro-batch. In train() mode backward() must follow before the next forward(), in either
   /// mode.

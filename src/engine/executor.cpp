@@ -69,9 +69,15 @@ void Executor::end_phase() {
   if (parts_.config.wall_clock_breakdown) parts_.device.synchronize();
 }
 
+/// What a failed backward has left of the gradients is of no use, and ranks may be at different places.
+void Executor::require_not_failed(const char* call) const {
+  require(!failed(), call, " after a backward() that failed: go on with load_checkpoint()");
+}
+
 autograd::Var Executor::forward(const tensor::Batch& batch) {
   PhaseTimer timer(times_.forward, "forward");
   parts_.update.require_whole_weights("forward()");
+  require_not_failed("forward()");
   require(idle(), "forward() was called again before backward() and step()");
   const bool boundary = is_boundary();
   run_ahead_.begin();
@@ -79,8 +85,7 @@ autograd::Var Executor::forward(const tensor::Batch& batch) {
   pass_.tape().random = key();
   autograd::Var loss = parts_.model(pass_.tape(), batch);
   loss_.add(loss.value());
-  const auto list =
-      sharding::accumulate(accumulated_, boundary, StepUpdate::may_begin_early(parts_.config));
+  const auto list = sharding::accumulate(accumulated_, boundary, StepUpdate::may_begin_early(parts_.config));
   list_.assign(list.begin() + 1, list.end());  // the forward itself is done
   end_phase();
   return loss;
@@ -89,18 +94,14 @@ autograd::Var Executor::forward(const tensor::Batch& batch) {
 void Executor::backward(const autograd::Var& loss) {
   PhaseTimer timer(times_.backward, "backward");
   parts_.update.require_whole_weights("backward()");
+  require_not_failed("backward()");
   require(!idle() && !next_is(Op::count), "backward() needs the loss of a forward() in train() mode, once");
-  if (list_.size() > 1 && !begun_)
-    for (const sharding::Instruction& each : list_)
-      if (each.op == Op::begin_update) parts_.sharded.require_no_leases();  // so that it can be tried again
+  for (const sharding::Instruction& each : list_)
+    if (each.op == Op::begin_update) parts_.sharded.require_no_leases();  // so that it can be tried again
   parts_.update.guard(coming_step(), [&] {
-    while (!next_is(Op::count)) {
-      begun_ = list_.front();
-      run_backward(*begun_, loss);
-      list_.pop_front();
-      begun_.reset();
-    }
+    for (; !next_is(Op::count); list_.pop_front()) run_backward(list_.front(), loss);
   });
+  begun_.reset();
   run_ahead_.end();
   end_phase();
 }
@@ -113,11 +114,12 @@ void Executor::run_backward(const sharding::Instruction& instruction, const auto
       return parts_.update.begin_early();
     case Op::backward:
       pass_.begin_backward(loss, parts_.update.seed());
+      begun_ = instruction;  // from here on it cannot be tried again
       // Where all gradients are needed before any weight changes, none of them is taken up here.
       while (pass_.continue_backward())
         parts_.update.gradients_complete(parts_.sharded.gradients().take_complete(),
                                          [this] { return loss_.mean(); });
-      report_.early_updates = parts_.update.updated_chunks();
+      if (pass_.at_boundary()) report_.early_updates = parts_.update.updated_chunks();
       return;
     case Op::reduce:
       pass_.end();
@@ -132,6 +134,7 @@ void Executor::run_backward(const sharding::Instruction& instruction, const auto
 }
 
 bool Executor::step() {
+  require_not_failed("step()");
   require(next_is(Op::count), "step() follows backward(), once per micro-batch");
   const bool updates = list_.size() > 1;
   if (updates) {
@@ -158,14 +161,17 @@ void Executor::run_update() {
       drop_accumulated();
       throw;
     }
-    end_phase();
   }
   Counters& counters = parts_.counters;
   if (!report_.applied) ++counters.skipped_steps;
   counters.global_samples += parts_.config.batch.train_batch_size;
   report_.step = ++counters.global_steps;
-  report_.times = std::exchange(times_, {});
   drop_accumulated();
+  {
+    PhaseTimer timer(times_.update, "update");
+    end_phase();
+  }
+  report_.times = std::exchange(times_, {});
 }
 
 /// The coming micro-batch is the first of a step.
@@ -178,9 +184,11 @@ void Executor::drop_accumulated() {
 void Executor::evaluate(const std::function<void(autograd::Tape&)>& run) {
   const device::TraceRange range("evaluation");
   parts_.update.require_whole_weights("evaluation");
+  require_not_failed("evaluation");
   // Between forward() and backward() the gathered units belong to that micro-batch.
   require(idle() || next_is(Op::count),
           "evaluation between forward() and backward(): finish the micro-batch first");
+  if (pass_.under_way()) parts_.sharded.abandon_passes();  // of a forward that has failed
   evaluation_.tape().random = key();
   evaluation_.evaluate(run);
 }

@@ -33,16 +33,14 @@ class Executor {
   /// Begins the list of the coming micro-batch.
   autograd::Var forward(const tensor::Batch& batch);
   void backward(const autograd::Var& loss);
-  /// Counts the micro-batch, and updates where it was the last of its step: true then. What was accumulated goes,
-  /// also where an update throws.
+  /// Counts the micro-batch, and updates where it was the last of its step: true then. What was accumulated
+  /// goes, also where an update throws.
   bool step();
   /// Of the last step; `applied` is false again from the next micro-batch on.
   const StepReport& report() const { return report_; }
 
   /// Runs `forward` without recording, with dropout off.
   void evaluate(const std::function<void(autograd::Tape&)>& run);
-  /// The tape of evaluations; without recording it may be used by anybody between micro-batches.
-  autograd::Tape& tape() { return evaluation_.tape(); }
   /// The loss of `batch` in an evaluation.
   autograd::Var evaluate(const tensor::Batch& batch);
 
@@ -68,6 +66,7 @@ class Executor {
   void run_backward(const sharding::Instruction& instruction, const autograd::Var& loss);
   void run_update();
   void drop_accumulated();
+  void require_not_failed(const char* call) const;
   RandomKey key() const;
   std::int64_t coming_step() const { return parts_.counters.global_steps + 1; }
   void end_phase();

@@ -3,6 +3,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -60,6 +61,11 @@ bool matches(const std::string& pattern, const std::string& name) {
   return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
 }
 
+bool in_group(const config::OptimizerGroup& group, const std::string& name) {
+  return std::any_of(group.match.begin(), group.match.end(),
+                     [&](const std::string& pattern) { return matches(pattern, name); });
+}
+
 /// Throws where the group of that number has patterns, or all of itself, for nothing.
 void check_group(const config::OptimizerGroup& group, std::size_t number, const Names& names, bool empty) {
   for (const std::string& pattern : group.match) {
@@ -84,11 +90,8 @@ GroupOf assign_groups(const nn::Module& model, const config::Optimizer& optimize
   std::vector<bool> has_any(optimizer.groups.size()), decays(optimizer.groups.size());
   for (const auto& [name, parameter] : named(model)) {
     names.push_back(name);
-    const auto group =
-        std::find_if(optimizer.groups.begin(), optimizer.groups.end(), [&](const auto& candidate) {
-          return std::any_of(candidate.match.begin(), candidate.match.end(),
-                             [&](const std::string& pattern) { return matches(pattern, name); });
-        });
+    const auto group = std::find_if(optimizer.groups.begin(), optimizer.groups.end(),
+                                    [&](const auto& candidate) { return in_group(candidate, name); });
     if (group == optimizer.groups.end()) continue;
     const auto index = group - optimizer.groups.begin();
     out[parameter.get()] = static_cast<int>(index) + 1;
@@ -122,9 +125,15 @@ std::string literally(const std::string& name) {
 void check_rules(const config::Config& config) {
   config::Config part;
   part.optimizer = config.optimizer, part.scheduler = config.scheduler;
-  // What JSON has no numbers for does not come back.
+  for (const config::OptimizerGroup& group : part.optimizer.groups)
+    for (const double x : {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum,
+                           group.lr_decay, group.initial_accumulator_value})
+      if (!std::isfinite(x))
+        fail(ErrorKind::config, "parameter_groups: every number of a rule must be finite");
   if (!(config::parse_text(config::dump(part), "parameter_groups") == part))
-    fail(ErrorKind::config, "parameter_groups: every number of a rule must be finite");
+    fail(ErrorKind::config,
+         "parameter_groups: a group sets what its type of optimizer does not have "
+         "(momentum of AdamW, for example): give it the type that has it");
 }
 
 }  // namespace
@@ -133,6 +142,7 @@ config::Config with_groups(config::Config config, const nn::Module& model,
                            const std::vector<ParameterGroup>& groups) {
   if (groups.empty()) return config;
   const auto all = named(model);
+  const std::size_t in_file = config.optimizer.groups.size();
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const ParameterGroup& group = groups[i];
     config::OptimizerGroup& out = config.optimizer.groups.emplace_back();
@@ -147,6 +157,12 @@ config::Config with_groups(config::Config config, const nn::Module& model,
       if (found == all.end())
         fail(ErrorKind::config, "parameter_groups[", i, "] has a parameter that the model does not have",
              parameter ? ": its own are those of Module::parameters()" : ", a null pointer");
+      for (std::size_t other = 0; other + 1 < config.optimizer.groups.size(); ++other)
+        if (in_group(config.optimizer.groups[other], found->first))
+          fail(ErrorKind::config, "parameter_groups[", i, "] has '", found->first, "', which is in ",
+               other < in_file ? cat("optimizer.groups[", other, "] of the configuration")
+                               : cat("parameter_groups[", other - in_file, "]"),
+               " already: leave it out of one of them");
       out.match.push_back(literally(found->first));
     }
   }

@@ -70,7 +70,8 @@ sharding::StateSources Resources::sources() const {
 IoBytes Resources::io_bytes() const {
   IoBytes out;
   const auto add = [&](const offload::Store& store) {
-    out.read += store.bytes_read(), out.written += store.bytes_written(), out.bounced += store.bytes_bounced();
+    out.read += store.bytes_read(), out.written += store.bytes_written(),
+        out.bounced += store.bytes_bounced();
   };
   if (parameter_store_) add(*parameter_store_);
   if (optimizer_store_ && optimizer_store_ != parameter_store_) add(*optimizer_store_);

@@ -7,8 +7,8 @@
 
 namespace sherd::engine {
 
-/// What an engine computes, exchanges and stores with: device, kernels, the groups of this rank and the stores
-/// on NVMe. One per engine.
+/// What an engine computes, exchanges and stores with: device, kernels, the groups of this rank and the
+/// stores on NVMe. One per engine.
 class Resources {
  public:
   /// Collective. As Engine's constructor; `config` gets its batch sizes resolved.

@@ -28,21 +28,23 @@ void StepLoss::add(const Tensor& loss) {
 
 void StepLoss::share() {
   if (shared_.defined() || count_ == 0) return;
-  shared_ = mine_.range(0, count_);
+  Tensor all = mine_.range(0, count_);
   if (ranks_.size() > 1) {
     const Tensor full = room(count_ * ranks_.size(), mine_.dtype());
     comm::CallOptions options;
-    options.label = "loss";
+    options.label = label_;
     options.scalar = true;
-    ranks_.all_gather({{shared_, full}}, options).wait();
-    shared_ = full;
+    ranks_.all_gather({{all, full}}, options).wait();
+    all = full;
   }
-  if (device_.kind() != device::Kind::cuda) return;
-  const Tensor here = Tensor::empty(device_, shared_.shape(), shared_.dtype(), device::Category::workspace,
-                                    device_.processor_tier());
-  device_.copy(here.raw(), shared_.raw(), shared_.bytes());
-  complete_ = device::as_cuda(device_).compute_stream().record();
-  shared_ = here;
+  if (device_.kind() == device::Kind::cuda) {
+    const Tensor here = Tensor::empty(device_, all.shape(), all.dtype(), device::Category::workspace,
+                                      device_.processor_tier());
+    device_.copy(here.raw(), all.raw(), all.bytes());
+    complete_ = device::as_cuda(device_).compute_stream().record();
+    all = here;
+  }
+  shared_ = all;  // last: where this throws, nothing was shared
 }
 
 double StepLoss::mean() {

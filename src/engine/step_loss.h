@@ -12,16 +12,19 @@ namespace sherd::engine {
 /// computing. Ranks add as many. Used from the rank's thread.
 class StepLoss {
  public:
-  /// `ranks`: those that train on different data. Both must outlive it.
-  StepLoss(device::Device& device, comm::Communicator& ranks) : device_(device), ranks_(ranks) {}
+  /// `ranks`: those that train on different data. Both must outlive it. `label`: of the collective, so that
+  /// ranks never mix different means.
+  StepLoss(device::Device& device, comm::Communicator& ranks, const char* label = "loss")
+      : device_(device), ranks_(ranks), label_(label) {}
 
   /// Takes the loss of a micro-batch down, behind the work that makes it; does not wait.
   void add(const tensor::Tensor& loss);
   /// The losses so far travel to all ranks; on a GPU that is queued. Collective. Nothing on the second call.
   void share();
-  /// Shares and waits for the losses, not for work that the device was given later. They are added in the global
-  /// order of micro-batches (all ranks' first, then their second …), so that the bits do not depend on how many
-  /// ranks share them. Throws Error{data} for what kernels have found wrong by then. 0 on a meta device.
+  /// Shares and waits for the losses, not for work that the device was given later. They are added in the
+  /// global order of micro-batches (all ranks' first, then their second …), so that the bits do not depend on
+  /// how many ranks share them. Throws Error{data} for what kernels have found wrong by then. 0 on a meta
+  /// device.
   double mean();
   /// The next loss is the first of another mean.
   void clear();
@@ -31,7 +34,8 @@ class StepLoss {
 
   device::Device& device_;
   comm::Communicator& ranks_;
-  tensor::Tensor mine_;     ///< with room for more than the `count_` that are in it
+  const char* label_;
+  tensor::Tensor mine_;  ///< with room for more than the `count_` that are in it
   std::int64_t count_ = 0;
   tensor::Tensor shared_;   ///< all ranks', one after the other, where the processor reads them
   device::Event complete_;  ///< from when on they are there

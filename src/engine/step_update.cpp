@@ -28,12 +28,14 @@ optim::AverageScale StepUpdate::average_scale() const {
 }
 
 void StepUpdate::begin_early() {
+  taken_up_ = false;
   parts_.optimizer.begin_step();
   pipeline_.begin(parts_.optimizer, average_scale().rest);
 }
 
 void StepUpdate::gradients_complete(const std::vector<sharding::Segment*>& segments,
                                     const std::function<double()>& mean_loss) {
+  taken_up_ = true;
   for (const sharding::Segment* segment : segments) {
     if (!under_way()) return;
     parts_.model.require_no_leases(*segment);
@@ -69,6 +71,7 @@ bool StepUpdate::finish(double mean_loss, std::int64_t step, StepReport& report)
   if (overflow) return false;
   if (!under_way()) {
     parts_.optimizer.begin_step();
+    taken_up_ = true;
     pipeline_.begin(parts_.optimizer, rest * optim::gradient_factor(report.grad_norm, report.loss_scale,
                                                                     parts_.config.gradient_clipping));
   }
@@ -76,10 +79,10 @@ bool StepUpdate::finish(double mean_loss, std::int64_t step, StepReport& report)
   return true;
 }
 
-/// Whether an update under way may have changed weights. What other ranks have done since all know the loss
-/// is not known here, and one weight is enough.
+/// Whether an update under way may have changed weights. What other ranks have done since gradients may be
+/// complete is not known here, and one weight is enough.
 bool StepUpdate::may_have_changed() const {
-  return under_way() && (pipeline_.updated() > 0 || parts_.data_ranks.size() > 1);
+  return under_way() && (pipeline_.updated() > 0 || (parts_.data_ranks.size() > 1 && taken_up_));
 }
 
 void StepUpdate::abort(std::int64_t step) {

@@ -11,8 +11,8 @@
 
 namespace sherd::engine {
 
-/// Decides about the update of a step and runs it, from the first gradients that allow it to published weights;
-/// knows what is left of the weights where one fails. One per rank, used from its thread.
+/// Decides about the update of a step and runs it, from the first gradients that allow it to published
+/// weights; knows what is left of the weights where one fails. One per rank, used from its thread.
 class StepUpdate {
  public:
   /// What it works with, all of which must outlive it. `scaler`: null without loss scaling.
@@ -33,12 +33,12 @@ class StepUpdate {
 
   /// Opens the update beside backward, with the rates of this moment.
   void begin_early();
-  /// These segments' gradients will not change any more; begins to update them where an update is open, unless
-  /// `mean_loss()` is NaN or infinite, which ends it.
+  /// These segments' gradients will not change any more; begins to update them where an update is open,
+  /// unless `mean_loss()` is NaN or infinite, which ends it.
   void gradients_complete(const std::vector<sharding::Segment*>& segments,
                           const std::function<double()>& mean_loss);
-  /// The rest of the step: looks for overflow, clips, updates and publishes. False where it was skipped. Fills in
-  /// what `report` says of it, but times. Collective.
+  /// The rest of the step: looks for overflow, clips, updates and publishes. False where it was skipped.
+  /// Fills in what `report` says of it, but times. Collective.
   bool finish(double mean_loss, std::int64_t step, StepReport& report);
 
   bool under_way() const { return pipeline_.under_way(); }
@@ -51,8 +51,8 @@ class StepUpdate {
   // ---- whether the weights are those that whole steps made ----
   /// Throws Error{usage} where they are not, or are partly updated, naming the call that needs them.
   void require_whole_weights(const char* call) const;
-  /// Throws Error{numerics}, and poisons the weights, where the last update wrote something that is not finite,
-  /// which a GPU tells when it is through with it.
+  /// Throws Error{numerics}, and poisons the weights, where the last update wrote something that is not
+  /// finite, which a GPU tells when it is through with it.
   void require_finite(std::int64_t steps);
   /// The weights are of no use from here on, for this reason, until restored() says that they are.
   void poison(std::string reason) { poisoned_ = std::move(reason); }
@@ -64,7 +64,8 @@ class StepUpdate {
 
   Parts parts_;
   UpdatePipeline pipeline_;
-  std::string poisoned_;  ///< empty: the weights are whole
+  bool taken_up_ = false;  ///< gradients of the update under way may be complete, on some rank
+  std::string poisoned_;   ///< empty: the weights are whole
 };
 
 }  // namespace sherd::engine

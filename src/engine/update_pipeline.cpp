@@ -49,11 +49,14 @@ UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::St
       order_(model.trainable_segments()),
       chunks_(cut_update(order_, options_.sub_group_size, options_.rules)),
       plan_(plan_update(chunks_, options.buffer_count, options.pipeline_read, options.pipeline_write)) {
-  for (const optim::Description& rule : options_.rules)
-    for (const optim::Phase phase : rule.phases)
-      if (phase != optim::Phase::elementwise)
-        fail(ErrorKind::config, "optimizer ", rule.type,
-             " needs more than passes over elements, which this build does not run yet: choose another");
+  for (const optim::Description& rule : options_.rules) {
+    const bool passes = std::all_of(rule.phases.begin(), rule.phases.end(),
+                                    [](optim::Phase phase) { return phase == optim::Phase::elementwise; });
+    if (!passes || rule.gradient != optim::Gradient::reduced)
+      fail(ErrorKind::config, "optimizer ", rule.type,
+           " needs more than passes over elements with reduced gradients, which this build does not run yet: "
+           "choose another");
+  }
   const auto stored =
       std::count_if(chunks_.begin(), chunks_.end(), [](const UpdateChunk& c) { return c.stored; });
   const int count = static_cast<int>(std::min<std::int64_t>(options.buffer_count, stored));

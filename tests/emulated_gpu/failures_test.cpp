@@ -52,7 +52,7 @@ TEST_F(BrokenGpu, ends_a_run_with_an_error_wherever_it_breaks) {
       const int parts = full_suite() ? 8 : 3;
       for (int part = 0; part < parts; ++part) {
         SCOPED_TRACE(cat("optimizer on ", optimizer, ", graphs ", graphs, ", part ", part));
-        card::break_after(all * static_cast<std::size_t>(part) / parts + 1);
+        card::break_after(all * static_cast<std::size_t>(part + 1) / static_cast<std::size_t>(parts + 1));
         try {
           EXPECT_TRUE(train_local(spec).bits() == expected);
         } catch (const Error& error) {

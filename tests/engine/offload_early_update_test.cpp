@@ -333,6 +333,24 @@ TEST_F(OffloadEarlyUpdate, ALeaseThatIsTakenInBackwardWouldMissTheUpdate) {
   });
 }
 
+TEST_F(OffloadEarlyUpdate, ALossThatBackwardRefusesLeavesTheWeightsWhole) {
+  launch_ranks(2, [&](DistributedPtr dist) {
+    Engine engine(dist, std::make_shared<Odd>(), odd_config(2, unchecked(), optimizer_on_host));
+    engine.set_gradient_accumulation_boundary(false);
+    const auto earlier = engine.forward(odd_batch(engine, 0));
+    engine.backward(earlier);
+    engine.step();
+    engine.set_gradient_accumulation_boundary(true);
+    const auto loss = engine.forward(odd_batch(engine, 1));
+    sherd::testing::expect_error(ErrorKind::usage, "an earlier forward pass",
+                                 [&] { engine.backward(earlier); });
+    engine.backward(loss);  // no block had run
+    engine.step();
+    EXPECT_TRUE(engine.was_step_applied());
+    EXPECT_EQ(engine.optimizer()->steps(), 1);
+  });
+}
+
 TEST_F(OffloadEarlyUpdate, BetweenBackwardAndStepTheWeightsAreNotWhole) {
   launch_ranks(1, [&](DistributedPtr dist) {
     auto model = std::make_shared<Odd>();

@@ -47,6 +47,17 @@ TEST_P(OptimizerEquality, ResumeContinuesToTheBit) {
   EXPECT_TRUE(train_local(spec).bits() == whole.bits());
 }
 
+TEST_P(OptimizerEquality, AGpuGivesTheSameBitsWhereverItsStatesAre) {
+  RunSpec spec = base();
+  spec.ranks = 1, spec.stage = 2, spec.steps = 6;
+  const RunResult want = train_local(spec);
+  spec.lazy = true;
+  for (const std::string tier : {"none", "cpu", "nvme"}) {
+    spec.offload_optimizer = tier;
+    EXPECT_TRUE(train_local(spec).bits() == want.bits()) << tier;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, OptimizerEquality, ::testing::ValuesIn(config::optimizer_types()),
                          [](const auto& param) { return std::string(config::name_of(param.param)); });
 

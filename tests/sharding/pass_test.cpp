@@ -48,8 +48,7 @@ void weights(Pass& pass) {
 /// Runs `schedule` on a new model, with a pass for each micro-batch; the bits of this rank's gradients.
 using Schedule = std::function<void(nn::Model&, std::vector<std::unique_ptr<Pass>>&, Cpu&, int rank)>;
 std::vector<std::vector<std::byte>> gradients_after(const Case& c, const Schedule& schedule) {
-  std::vector<std::vector<std::byte>> out;
-  std::mutex lock;
+  std::vector<std::vector<std::vector<std::byte>>> by_rank(static_cast<std::size_t>(c.ranks));
   comm::run_local(c.ranks, {.timeout_seconds = 20}, [&](comm::Communicator& world) {
     Cpu cpu(1);
     const auto model = std::make_shared<Odd>();
@@ -68,10 +67,8 @@ std::vector<std::vector<std::byte>> gradients_after(const Case& c, const Schedul
     for (int step = 0; step < 2; ++step) {  // the second follows a plan
       sharded.residency_stats() = {};
       schedule(*model, passes, cpu, world.rank());
-      const std::lock_guard guard(lock);
-      if (world.rank() == 0)
-        for (sharding::Segment* segment : sharded.trainable_segments())
-          out.push_back(bytes_of(segment->gradients().tensor()));
+      for (sharding::Segment* segment : sharded.trainable_segments())
+        by_rank[static_cast<std::size_t>(world.rank())].push_back(bytes_of(segment->gradients().tensor()));
       sharded.gradients().clear();
     }
     const sharding::ResidencyStats& stats = sharded.residency_stats();
@@ -80,6 +77,8 @@ std::vector<std::vector<std::byte>> gradients_after(const Case& c, const Schedul
       EXPECT_GT(2 * stats.prefetched, stats.gathers) << "all passes follow the plan";
     }
   });
+  std::vector<std::vector<std::byte>> out;
+  for (const auto& rank : by_rank) out.insert(out.end(), rank.begin(), rank.end());
   return out;
 }
 
@@ -209,6 +208,28 @@ TEST(Passes, AModelCutInTwoHasTheGradientsOfOneTape) {
     sherd::testing::expect_error(ErrorKind::usage, "has begun on this forward pass already", [&] {
       first.begin_backward({{out, y}});
     });
+    sharded.abandon_passes();
+  });
+}
+
+TEST(Passes, GradientsThatAreCompleteOutOfTurnAreRefused) {
+  comm::run_local(1, {}, [&](comm::Communicator& alone) {
+    Cpu cpu(1);
+    const auto model = std::make_shared<Odd>();
+    sharding::ShardingOptions options;
+    options.placements = sharding::make_placements(2, DType::f32, DType::f32, DType::f32);
+    sharding::ShardedModel sharded(model, options, {alone, *cpu.kernels});
+    Pass first(sharded), second(sharded);
+    std::vector<nn::Var> losses;
+    for (Pass* pass : {&first, &second}) {
+      pass->begin(pass == &second);
+      losses.push_back((*model)(pass->tape(), batch_of(cpu, 0, 0)));
+    }
+    first.begin_backward(losses[0], 1, WeightGradients::later);
+    back(first);
+    second.begin_backward(losses[1], 1, WeightGradients::later);
+    back(second);
+    sherd::testing::expect_error(ErrorKind::usage, "complete out of turn", [&] { weights(second); });
     sharded.abandon_passes();
   });
 }

@@ -268,10 +268,10 @@ ClientState Checkpoints::load(const std::string& directory, const std::string& t
     if (failed) std::rethrow_exception(failed);
     engine_.update_->abort(engine_.global_steps() + 1);
     forget_errors();
-    engine_.executor_->reset();
     engine_.sharded()
         .abandon_passes();  // passes that failed are no reason to refuse; the caller's leases are
     engine_.sharded().require_no_leases();
+    engine_.executor_->reset();
     return true;
   });
   engine_.update_->poison(cat("loading ", reader.folder().string(), " has ended half-way"));

@@ -124,8 +124,7 @@ TEST_P(Groups, EachKindOfParameterIsSummedOverItsOwnRanks) {
     options.rules = {{{{"exp_avg"}, {"exp_avg_sq"}}}, {{}, 128}};
     options.rule_of = [&](const autograd::Parameter& p) { return &p == model->expert().get() ? 1 : 0; };
     options.seed = 3;
-    const RankGroups dense =
-        c.dense_replicas ? RankGroups(*pair, across.get()) : RankGroups(world);
+    const RankGroups dense = c.dense_replicas ? RankGroups(*pair, across.get()) : RankGroups(world);
     sharding::StateSources sources{dense, *machine.kernels};
     sources.model_ranks = &world;
     sources.groups_of = [&](const autograd::Parameter& p) {

@@ -9,8 +9,8 @@ void log_memory(const device::Ledger& ledger) {
   std::string line;
   for (int c = 0; c < device::category_count; ++c) {
     const auto category = static_cast<device::Category>(c);
-    line += cat(" | ", device::name_of(category), ' ', ledger.current(device::Tier::device, category), " (peak ",
-                ledger.peak(device::Tier::device, category), ')');
+    line += cat(" | ", device::name_of(category), ' ', ledger.current(device::Tier::device, category),
+                " (peak ", ledger.peak(device::Tier::device, category), ')');
   }
   log_info("memory of rank 0's device (bytes)", line);
 }

@@ -18,9 +18,8 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   require(dist_ != nullptr, "an engine needs ranks");
   require(model_ != nullptr, "an engine needs a model");
   resources_ = std::make_unique<engine::Resources>(*dist_, config_, std::move(device), std::move(kernels));
-  optimizer_ =
-      std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed,
-                                          engine::assign_groups(*model_, config_.optimizer, config_.notes));
+  const engine::GroupOf group_of = engine::assign_groups(*model_, config_.optimizer, config_.notes);
+  optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed, group_of);
   scheduler_ = engine::make_scheduler(config_, optimizer_);
   if (config_.precision.compute == DType::f16)
     scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
@@ -35,6 +34,9 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   if (config_.log_level) set_log_level(*config_.log_level);
   if (dist_->rank() != 0) return;
   for (const std::string& note : config_.notes) log_info(note);
+  if (this->device().kind() != device::Kind::meta)
+    for (const std::string& line : engine::describe_groups(*model_, config_.optimizer, group_of))
+      log_info(line);
   if (config_.dump_state) log_info("configuration: ", config::dump(config_));
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/excerpt.h"
+#include "engine/report.h"
 
 namespace sherd::engine {
 namespace {
@@ -105,6 +106,32 @@ GroupOf assign_groups(const nn::Module& model, const config::Optimizer& optimize
       notes.push_back(cat("optimizer.groups[", i,
                           "].weight_decay: no effect: the model decays none of these "
                           "parameters (biases and norms)"));
+  }
+  return out;
+}
+
+std::vector<std::string> describe_groups(const nn::Module& model, const config::Optimizer& optimizer,
+                                         const GroupOf& group_of) {
+  std::vector<std::string> out;
+  for (std::size_t group = 0; !optimizer.groups.empty() && group <= optimizer.groups.size(); ++group) {
+    std::int64_t tensors = 0, elements = 0;
+    for (const auto& [name, parameter] : named(model)) {
+      const auto found = group_of.find(parameter.get());
+      if (!parameter->trainable || std::cmp_not_equal(found == group_of.end() ? 0 : found->second, group))
+        continue;
+      ++tensors;
+      elements += parameter->numel();
+    }
+    const config::OptimizerRule& rule =
+        group == 0 ? static_cast<const config::OptimizerRule&>(optimizer) : optimizer.groups[group - 1];
+    std::string patterns = group == 0 ? "the rest" : "";
+    if (group > 0)
+      for (const std::string& pattern : optimizer.groups[group - 1].match)
+        patterns += cat(patterns.empty() ? "" : ", ", excerpt(pattern));
+    if (patterns.size() > 60) patterns = patterns.substr(0, 57) + "...";
+    out.push_back(cat("parameter group ", group, " (", patterns, "): ", counted(tensors, "tensor"), ", ",
+                      human_count(static_cast<double>(elements)), " elements, ", config::name_of(rule.type),
+                      ", lr ", rule.lr, ", weight_decay ", rule.weight_decay));
   }
   return out;
 }

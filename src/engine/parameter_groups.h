@@ -34,6 +34,11 @@ using GroupOf = std::unordered_map<const autograd::Parameter*, int>;
 GroupOf assign_groups(const nn::Module& model, const config::Optimizer& optimizer,
                       std::vector<std::string>& notes);
 
+/// A line for each parameter group: its patterns, what it got and the rule that updates it. None without
+/// groups.
+std::vector<std::string> describe_groups(const nn::Module& model, const config::Optimizer& optimizer,
+                                         const GroupOf& group_of);
+
 /// `config` with `groups` after its own `optimizer.groups`, by the parameters' names. Throws Error{config}
 /// where a group has no parameters, one that is not the model's, or a rule that no configuration could have.
 config::Config with_groups(config::Config config, const nn::Module& model,

@@ -262,7 +262,7 @@ TEST(GroupCheckpoints, KeepTheRatesSetByTheCallerByGroup) {
   const config::Config
       config = with_groups(three_groups),
       other = with_groups(
-          R"([{"match": "layer0.*", "type": "SGD", "momentum": 0.9, "lr": 0.04}, {"match": "out.bias", "lr": 0.125}])");
+          R"([{"match": "out.bias", "lr": 0.125}, {"match": "layer0.*", "type": "SGD", "momentum": 0.9, "lr": 0.04}])");
   const auto set_one = [](Engine& engine) { engine.optimizer()->set_lr(1, 0.5); };
   const auto set_last = [](Engine& engine) { engine.optimizer()->set_lr(2, 0.25); };
   EXPECT_EQ(resumed(config, config, set_last,
@@ -271,9 +271,12 @@ TEST(GroupCheckpoints, KeepTheRatesSetByTheCallerByGroup) {
   EXPECT_EQ(resumed(config, config, set_one,
                     [](Engine& engine) { EXPECT_THAT(engine.get_lr(), ElementsAre(0.01, 0.5, 0.005)); }),
             "");
-  // Other patterns: rates go by the group's number.
+  // Whatever its number, the group that has the patterns gets the rate; without one it is dropped.
   EXPECT_EQ(resumed(config, other, set_one,
-                    [](Engine& engine) { EXPECT_THAT(engine.get_lr(), ElementsAre(0.01, 0.5, 0.125)); }),
+                    [](Engine& engine) { EXPECT_THAT(engine.get_lr(), ElementsAre(0.01, 0.125, 0.5)); }),
+            "");
+  EXPECT_EQ(resumed(config, other, set_last,
+                    [](Engine& engine) { EXPECT_THAT(engine.get_lr(), ElementsAre(0.01, 0.125, 0.04)); }),
             "");
   const auto set_all = [](Engine& engine) { engine.optimizer()->set_lr(0.75); };
   EXPECT_EQ(resumed(config, config, set_all,
@@ -281,16 +284,16 @@ TEST(GroupCheckpoints, KeepTheRatesSetByTheCallerByGroup) {
             "");
 }
 
-TEST(GroupCheckpoints, OfAnotherNumberOfGroupsLeaveTheConfiguredRates) {
+TEST(GroupCheckpoints, OfOtherGroupsGiveTheirRatesToThoseThatAreLeft) {
   const config::Config one = with_groups("[]"), two = with_groups(R"([{"match": "*.bias", "lr": 0.125}])");
   const auto set_all = [](Engine& engine) { engine.optimizer()->set_lr(0.75); };
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(resumed(one, two, set_all,
-                    [](Engine& engine) { EXPECT_THAT(engine.get_lr(), ElementsAre(0.01, 0.125)); }),
+                    [](Engine& engine) { EXPECT_THAT(engine.get_lr(), ElementsAre(0.75, 0.125)); }),
             "");
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(log,
-              HasSubstr("learning rates of 1 parameter group, set by its run's own code, and here are 2"));
+              HasSubstr("the rate 0.75 that the saved run's own code had set for group 0 holds for group 0"));
   EXPECT_THAT(log, HasSubstr("optimizer.groups[0].match was not set and is"));
   EXPECT_EQ(
       resumed(one, one, set_all, [](Engine& engine) { EXPECT_THAT(engine.get_lr(), ElementsAre(0.75)); }),

@@ -177,24 +177,40 @@ void keep_tokenizer(const CheckpointReader& reader, std::shared_ptr<const TokenD
   tokens = std::move(with_copy);
 }
 
-/// Rates that the saved run's caller had set go by the groups' order. `speaks`: say what cannot.
-void restore_own_lr(const std::vector<std::optional<double>>& saved, Optimizer& optimizer, bool speaks) {
+/// The patterns of each parameter group; none of group 0.
+std::vector<std::vector<std::string>> patterns_of(const config::Optimizer& optimizer) {
+  std::vector<std::vector<std::string>> out(1);
+  for (const config::OptimizerGroup& group : optimizer.groups) out.push_back(group.match);
+  return out;
+}
+
+/// Rates that the saved run's caller had set go to the groups that have the same patterns as then. `speaks`:
+/// say so, and of which no group is left.
+void restore_own_lr(const CheckpointReader& reader, const config::Optimizer& here, Optimizer& optimizer,
+                    bool speaks) {
+  const std::vector<std::optional<double>>& saved = reader.manifest().lr;
   if (saved.empty()) return;
-  if (std::cmp_not_equal(saved.size(), optimizer.groups())) {
-    if (speaks)
-      log_warning("the checkpoint holds learning rates of ",
-                  counted(static_cast<std::int64_t>(saved.size()), "parameter group"),
-                  ", set by its run's own code, and here are ", optimizer.groups(),
-                  ": those of the configuration hold");
-    return;
+  const auto then =
+      patterns_of(config::parse_text(reader.manifest().config, "the checkpoint's configuration").optimizer);
+  const auto now = patterns_of(here);
+  for (std::size_t group = 0; group < saved.size(); ++group) {
+    if (!saved[group]) continue;
+    const auto same = group < then.size() ? std::find(now.begin(), now.end(), then[group]) : now.end();
+    if (same != now.end()) optimizer.set_lr(static_cast<int>(same - now.begin()), *saved[group]);
+    if (!speaks) continue;
+    const std::string rate =
+        cat("the rate ", *saved[group], " that the saved run's own code had set for group ", group);
+    if (same != now.end())
+      log_info(rate, " holds for group ", same - now.begin(), " until the schedule or set_lr() moves it");
+    else
+      log_warning(rate, " is dropped: no group has its patterns any more");
   }
-  for (std::size_t group = 0; group < saved.size(); ++group)
-    if (saved[group]) optimizer.set_lr(static_cast<int>(group), *saved[group]);
 }
 
 }  // namespace
 
-void Checkpoints::restore_counters(const Manifest& manifest) {
+void Checkpoints::restore_counters(const CheckpointReader& reader) {
+  const Manifest& manifest = reader.manifest();
   engine_.counters_ = {manifest.micro_steps, manifest.global_steps, manifest.global_samples,
                        manifest.skipped_steps};
   // Whatever was under way, after a NaN loss for example, is over.
@@ -205,7 +221,7 @@ void Checkpoints::restore_counters(const Manifest& manifest) {
     engine_.scheduler_->restore(manifest.scheduler);
   else if (!engine_.scheduler_)
     engine_.optimizer_->reset_lr();
-  restore_own_lr(manifest.lr, *engine_.optimizer_, engine_.dist_->rank() == 0);
+  restore_own_lr(reader, engine_.config_.optimizer, *engine_.optimizer_, engine_.dist_->rank() == 0);
   if (engine_.scaler_ && !manifest.loss_scaler.empty()) engine_.scaler_->restore(manifest.loss_scaler);
 }
 
@@ -281,7 +297,7 @@ ClientState Checkpoints::load(const std::string& directory, const std::string& t
     return true;
   });
   publish_all(engine_.sharded());
-  restore_counters(reader.manifest());
+  restore_counters(reader);
   restore_data(reader);
   return reader.manifest().client;
 }

@@ -35,7 +35,7 @@ class Checkpoints {
   void take_folder(const std::string& directory);
   CheckpointReader open(const std::string& directory, const std::string& tag);
   void forget_errors();
-  void restore_counters(const Manifest& manifest);
+  void restore_counters(const CheckpointReader& reader);
   void restore_data(const CheckpointReader& reader);
   void log_changes(const CheckpointReader& reader) const;
 

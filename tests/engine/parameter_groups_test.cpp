@@ -300,6 +300,25 @@ TEST(GroupCheckpoints, OfOtherGroupsGiveTheirRatesToThoseThatAreLeft) {
       "");
 }
 
+TEST(GroupCheckpoints, OfAProgramWithOtherKeysGiveTheirRateToGroup0) {
+  const TempFolder folder;
+  on_one_rank(with_groups("[]"), [&](Engine& engine) {
+    engine.train_batch([&] { return odd_batch(engine, 0); });
+    engine.optimizer()->set_lr(0.75);
+    engine.save_checkpoint(folder.path().string(), "a");
+  });
+  const auto path = folder / "a" / "manifest.json";
+  for (const char* config : {"", R"({"a_key_that_is_no_more": 1})"}) {
+    engine::Manifest manifest = engine::Manifest::from_json(read_text(path), path);
+    manifest.config = config;
+    sherd::testing::write_text(path, manifest.to_json());
+    on_one_rank(with_groups("[]"), [&](Engine& engine) {
+      engine.load_checkpoint(folder.path().string(), "a");
+      EXPECT_THAT(engine.get_lr(), ElementsAre(0.75)) << config;
+    });
+  }
+}
+
 TEST(GroupCheckpoints, SayWhichParameterHasAnotherRule) {
   const config::Config adam = with_groups("[]"),
                        sgd = with_groups(R"([{"match": "layer1.weight", "type": "SGD", "momentum": 0.9}])"),

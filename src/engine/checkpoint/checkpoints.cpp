@@ -184,14 +184,22 @@ std::vector<std::vector<std::string>> patterns_of(const config::Optimizer& optim
   return out;
 }
 
+/// Of the run that saved. A configuration of an older program, or none, tells of group 0 alone.
+std::vector<std::vector<std::string>> saved_patterns(const Manifest& manifest) {
+  try {
+    return patterns_of(config::parse_text(manifest.config, "the checkpoint's configuration").optimizer);
+  } catch (const Error&) {
+    return patterns_of({});
+  }
+}
+
 /// Rates that the saved run's caller had set go to the groups that have the same patterns as then. `speaks`:
 /// say so, and of which no group is left.
 void restore_own_lr(const CheckpointReader& reader, const config::Optimizer& here, Optimizer& optimizer,
                     bool speaks) {
   const std::vector<std::optional<double>>& saved = reader.manifest().lr;
   if (saved.empty()) return;
-  const auto then =
-      patterns_of(config::parse_text(reader.manifest().config, "the checkpoint's configuration").optimizer);
+  const auto then = saved_patterns(reader.manifest());
   const auto now = patterns_of(here);
   for (std::size_t group = 0; group < saved.size(); ++group) {
     if (!saved[group]) continue;

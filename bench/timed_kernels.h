@@ -45,6 +45,20 @@ class TimedKernels final : public tensor::Kernels {
   void copy(const Tensor& from, const Tensor& to) override {
     time(Family::movement, [&] { inner_.copy(from, to); });
   }
+  void copy_rows(const tensor::StridedRows& from, const tensor::StridedRows& to, std::int64_t rows,
+                 std::int64_t columns, bool accumulate) override {
+    time(Family::movement, [&] { inner_.copy_rows(from, to, rows, columns, accumulate); });
+  }
+  void add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to, bool accumulate) override {
+    time(Family::elementwise, [&] { inner_.add_scaled(from, factor, to, accumulate); });
+  }
+  void quotient(const Tensor& a, const Tensor& b, double factor, const Tensor& out) override {
+    time(Family::loss, [&] { inner_.quotient(a, b, factor, out); });
+  }
+  void merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first, bool begin,
+                       const Tensor& out, const Tensor& lse) override {
+    time(Family::attention, [&] { inner_.merge_attention(part, part_lse, first, begin, out, lse); });
+  }
   void matmul(const tensor::Matmul& m) override {
     const std::int64_t depth = m.trans_a ? m.a.shape().rows() : m.a.shape().back();
     gemm_flops_ += 2.0 * static_cast<double>(m.c.numel()) * static_cast<double>(depth);
@@ -87,11 +101,12 @@ class TimedKernels final : public tensor::Kernels {
   void swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx) override {
     time(Family::activation, [&] { inner_.swiglu_backward(x, dy, dx); });
   }
-  void dropout(const Tensor& x, const Tensor& residual, float p, RandomKey key, const Tensor& out) override {
-    time(Family::dropout, [&] { inner_.dropout(x, residual, p, key, out); });
+  void dropout(const Tensor& x, const Tensor& residual, float p, tensor::RandomElements random,
+               const Tensor& out) override {
+    time(Family::dropout, [&] { inner_.dropout(x, residual, p, random, out); });
   }
-  void dropout_backward(const Tensor& dy, float p, RandomKey key, const Tensor& dx) override {
-    time(Family::dropout, [&] { inner_.dropout_backward(dy, p, key, dx); });
+  void dropout_backward(const Tensor& dy, float p, tensor::RandomElements random, const Tensor& dx) override {
+    time(Family::dropout, [&] { inner_.dropout_backward(dy, p, random, dx); });
   }
   void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& y,
                   const Tensor& mean, const Tensor& rstd) override {
@@ -111,18 +126,21 @@ class TimedKernels final : public tensor::Kernels {
                          const Tensor& dx, const Tensor& dweight, bool accumulate) override {
     time(Family::norm, [&] { inner_.rms_norm_backward(x, weight, rstd, dy, dx, dweight, accumulate); });
   }
-  void embedding(const Tensor& ids, const Tensor& table, const Tensor& out) override {
-    time(Family::embedding, [&] { inner_.embedding(ids, table, out); });
+  void embedding(const Tensor& ids, const Tensor& table, const Tensor& out,
+                 const tensor::VocabSlice& slice) override {
+    time(Family::embedding, [&] { inner_.embedding(ids, table, out, slice); });
   }
-  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,
-                          bool accumulate) override {
-    time(Family::embedding, [&] { inner_.embedding_backward(ids, dy, dtable, accumulate); });
+  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate,
+                          const tensor::VocabSlice& slice) override {
+    time(Family::embedding, [&] { inner_.embedding_backward(ids, dy, dtable, accumulate, slice); });
   }
-  void add_positions(const Tensor& x, const Tensor& table, const Tensor& out) override {
-    time(Family::embedding, [&] { inner_.add_positions(x, table, out); });
+  void add_positions(const Tensor& x, const Tensor& table, const Tensor& out,
+                     const tensor::Positions& positions) override {
+    time(Family::embedding, [&] { inner_.add_positions(x, table, out, positions); });
   }
-  void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate) override {
-    time(Family::embedding, [&] { inner_.add_positions_backward(dy, dtable, accumulate); });
+  void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
+                              const tensor::Positions& positions) override {
+    time(Family::embedding, [&] { inner_.add_positions_backward(dy, dtable, accumulate, positions); });
   }
   void rotary(const Tensor& qkv, const tensor::Attention& geometry, double base, bool inverse,
               const Tensor& out) override {

@@ -37,6 +37,9 @@ struct Parameter {
   Init init;
   bool trainable = true;
   bool decay = true;  ///< weight decay applies (modules switch it off for biases and norms)
+  /// Tensor-parallel ranks hold the same value and each finds a part of the gradient, which is their sum:
+  /// what sequence parallelism makes of norms and biases. Otherwise ranks that hold the same find the same.
+  bool partial_gradient = false;
 
   tensor::Tensor value;
   tensor::Tensor grad;

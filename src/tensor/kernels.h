@@ -31,6 +31,54 @@ struct Matmul {
   Tensor pre_activation{};  ///< optional [m,n], dtype of c: receives the value before the activation
 };
 
+/// The logical positions of the rows of a tensor [batch.., rows, width] that holds a part of a sequence: up
+/// to two ranges, one after the other, as a context-parallel rank has them. By default the rows are the
+/// sequence.
+struct Positions {
+  std::int64_t first = 0;   ///< position of row 0
+  std::int64_t count = 0;   ///< rows from `first` on; 0: all
+  std::int64_t second = 0;  ///< position of row `count`
+  constexpr std::int64_t at(std::int64_t row) const {
+    return count == 0 || row < count ? first + row : second + row - count;
+  }
+  /// One more than the highest position of so many rows; 0 of none.
+  constexpr std::int64_t end(std::int64_t rows) const {
+    if (rows == 0) return 0;
+    if (count == 0 || rows <= count) return first + rows;
+    const std::int64_t a = first + count, b = second + rows - count;
+    return a > b ? a : b;
+  }
+  bool operator==(const Positions&) const = default;
+};
+
+/// The part of a vocabulary whose rows, or columns, a rank holds: ids [first, first + those of the tensor).
+struct VocabSlice {
+  std::int64_t first = 0;
+  std::int64_t ids = 0;  ///< of the whole vocabulary; those from it on are padding. 0: up to the tensor's end
+};
+
+/// Elements of a random stream: the element of a tensor with flat index i draws element first + i.
+struct RandomElements {
+  RandomKey key;
+  std::uint64_t first = 0;
+  RandomElements(RandomKey stream, std::uint64_t first_element = 0)  // NOLINT(google-explicit-constructor)
+      : key(stream), first(first_element) {}
+};
+
+/// Rows of `columns` elements within a tensor: row i begins at flat element first + i·stride.
+struct StridedRows {
+  Tensor tensor;
+  std::int64_t first = 0, stride = 0;
+};
+
+/// Where the scores of a call of attention lie among those that dropout numbers: of `heads` query heads and
+/// `seq` keys and queries in all, the call's heads begin with `head`, its queries at position `query`, its
+/// keys at `key`. 0 heads or seq: those of the call.
+struct ScoreIndex {
+  std::int64_t heads = 0, seq = 0;
+  std::int64_t head = 0, query = 0, key = 0;
+};
+
 /// Geometry of causal self-attention over packed projections.
 ///
 /// qkv: [batch, seq, (heads + 2·kv_heads)·head_dim], grouped per key-value head: for group g the columns are
@@ -39,9 +87,11 @@ struct Matmul {
 struct Attention {
   int heads = 1, kv_heads = 1;
   bool causal = true;
-  float scale = 0;    ///< multiplies q·k; 0 means 1/√head_dim
-  float dropout = 0;  ///< probability of zeroing a normalised score
-  RandomKey key;      ///< stream of the dropout mask: element ((b·heads + h)·seq + i)·seq + j
+  float scale = 0;      ///< multiplies q·k; 0 means 1/√head_dim
+  float dropout = 0;    ///< probability of zeroing a normalised score
+  RandomKey key;        ///< stream of the dropout mask: element ((b·heads + h)·seq + i)·seq + j
+  ScoreIndex scores;    ///< with which b, h, i and j count, where this is a part of a larger attention
+  Positions positions;  ///< of the rows, for rotary()
   std::int64_t head_dim(std::int64_t width) const { return width / (heads + 2 * kv_heads); }
 };
 
@@ -63,6 +113,16 @@ class Kernels {
       const Tensor& from,
       const Tensor& to) = 0;  ///< equal numel; converts between dtypes (also integers of one width)
 
+  /// to (+)= from, for `rows` rows of `columns` elements each; converts between floating dtypes, rounding
+  /// once. The two must not overlap.
+  virtual void copy_rows(const StridedRows& from, const StridedRows& to, std::int64_t rows,
+                         std::int64_t columns, bool accumulate = false) = 0;
+  /// to (+)= from·factor[0]; factor: [1], fp32 or fp64. Equal numel; converts between floating dtypes,
+  /// rounding once.
+  virtual void add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to, bool accumulate) = 0;
+  /// out[0] = factor·a[0]/b[0], 0 where b[0] is 0, for fp32 and fp64 tensors of one element each.
+  virtual void quotient(const Tensor& a, const Tensor& b, double factor, const Tensor& out) = 0;
+
   // ---- dense products ----
   virtual void matmul(const Matmul& args) = 0;
   /// out[n] (+)= sum over rows of x[m,n]
@@ -83,12 +143,12 @@ class Kernels {
   /// x: [rows, 2f] = [gate | up]; out[rows, f] = silu(gate)·up
   virtual void swiglu(const Tensor& x, const Tensor& out) = 0;
   virtual void swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx) = 0;
-  /// out = residual + keep(x)/(1-p); element i is kept when uniform_at(key, i) >= p. `residual` may be
-  /// undefined (0).
-  virtual void dropout(const Tensor& x, const Tensor& residual, float p, RandomKey key,
+  /// out = residual + keep(x)/(1-p); element i is kept when uniform_at(key, first + i) >= p. `residual` may
+  /// be undefined (0).
+  virtual void dropout(const Tensor& x, const Tensor& residual, float p, RandomElements random,
                        const Tensor& out) = 0;
   /// dx = keep(dy)/(1-p) with the same mask
-  virtual void dropout_backward(const Tensor& dy, float p, RandomKey key, const Tensor& dx) = 0;
+  virtual void dropout_backward(const Tensor& dy, float p, RandomElements random, const Tensor& dx) = 0;
 
   // ---- normalisation over the last extent ----
   /// mean, rstd: [rows] in the compute type (fp32, or fp64 for fp64)
@@ -104,19 +164,24 @@ class Kernels {
                                  const Tensor& dx, const Tensor& dweight, bool accumulate) = 0;
 
   // ---- embeddings and positions ----
-  /// ids: int32 [rows]; table: [vocab, width]; out: [rows, width]. An id outside the table throws
+  /// ids: int32 [rows]; table: [vocab, width], whose row 0 is that of id slice.first; out: [rows, width]. Ids
+  /// of the vocabulary that the table does not hold give zeros; one outside the vocabulary throws
   /// Error{data}.
-  virtual void embedding(const Tensor& ids, const Tensor& table, const Tensor& out) = 0;
-  /// dtable[ids[i]] += dy[i] in index order, so that the sum has one order. `accumulate` false zeroes dtable
-  /// first.
-  virtual void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,
-                                  bool accumulate) = 0;
-  /// out[b,s,:] = x[b,s,:] + table[s,:]
-  virtual void add_positions(const Tensor& x, const Tensor& table, const Tensor& out) = 0;
-  /// dtable[s,:] (+)= sum over b of dy[b,s,:]; rows past seq are zeroed when not accumulating
-  virtual void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate) = 0;
+  virtual void embedding(const Tensor& ids, const Tensor& table, const Tensor& out,
+                         const VocabSlice& slice = {}) = 0;
+  /// dtable[ids[i] - slice.first] += dy[i] in index order, so that the sum has one order; ids that the table
+  /// does not hold are left out. `accumulate` false zeroes dtable first.
+  virtual void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate,
+                                  const VocabSlice& slice = {}) = 0;
+  /// out[b,s,:] = x[b,s,:] + table[positions.at(s),:]
+  virtual void add_positions(const Tensor& x, const Tensor& table, const Tensor& out,
+                             const Positions& positions = {}) = 0;
+  /// dtable[positions.at(s),:] (+)= sum over b of dy[b,s,:]; other rows are zeroed when not accumulating
+  virtual void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
+                                      const Positions& positions = {}) = 0;
   /// Rotates the query and key heads of packed qkv (Attention's layout), half-split pairing (i, i + d/2) as
-  /// in Llama/NeoX, angle = position·base^(-2i/d). `inverse` rotates back (the gradient). out may be qkv.
+  /// in Llama/NeoX, angle = position·base^(-2i/d), by geometry.positions. `inverse` rotates back (the
+  /// gradient). out may be qkv.
   virtual void rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
                       const Tensor& out) = 0;
 
@@ -127,6 +192,13 @@ class Kernels {
                          const Tensor& lse) = 0;
   virtual void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out,
                                   const Tensor& lse, const Tensor& dout, const Tensor& dqkv) = 0;
+
+  /// Takes another part of the keys into an attention: out, fp32 [batch, seq, heads·head_dim], and lse,
+  /// [batch, heads, seq], both in the compute type, become those of all keys so far. part and part_lse are
+  /// what attention() gave for rows [first, first + those of part) of every sequence. `begin`: there was
+  /// nothing before; those rows are set.
+  virtual void merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first, bool begin,
+                               const Tensor& out, const Tensor& lse) = 0;
 
   // ---- losses ----
   /// Mean over targets != ignore_index of -log softmax(logits)[target]. logits: [rows, vocab]; targets: int32

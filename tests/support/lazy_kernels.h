@@ -41,6 +41,20 @@ class LazyKernels final : public tensor::Kernels {
     if (from.dtype() == to.dtype()) return device_.copy(to.raw(), from.raw(), from.bytes());
     later(&Kernels::copy, from, to);
   }
+  void copy_rows(const tensor::StridedRows& from, const tensor::StridedRows& to, std::int64_t rows,
+                 std::int64_t columns, bool add) override {
+    later(&Kernels::copy_rows, from, to, rows, columns, add);
+  }
+  void add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to, bool add) override {
+    later(&Kernels::add_scaled, from, factor, to, add);
+  }
+  void quotient(const Tensor& a, const Tensor& b, double factor, const Tensor& out) override {
+    later(&Kernels::quotient, a, b, factor, out);
+  }
+  void merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first, bool begin,
+                       const Tensor& out, const Tensor& lse) override {
+    later(&Kernels::merge_attention, part, part_lse, first, begin, out, lse);
+  }
   void matmul(const tensor::Matmul& args) override { later(&Kernels::matmul, args); }
   void sum_rows(const Tensor& x, const Tensor& out, bool add) override {
     later(&Kernels::sum_rows, x, out, add);
@@ -71,11 +85,12 @@ class LazyKernels final : public tensor::Kernels {
   void swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx) override {
     later(&Kernels::swiglu_backward, x, dy, dx);
   }
-  void dropout(const Tensor& x, const Tensor& residual, float p, RandomKey key, const Tensor& out) override {
-    later(&Kernels::dropout, x, residual, p, key, out);
+  void dropout(const Tensor& x, const Tensor& residual, float p, tensor::RandomElements random,
+               const Tensor& out) override {
+    later(&Kernels::dropout, x, residual, p, random, out);
   }
-  void dropout_backward(const Tensor& dy, float p, RandomKey key, const Tensor& dx) override {
-    later(&Kernels::dropout_backward, dy, p, key, dx);
+  void dropout_backward(const Tensor& dy, float p, tensor::RandomElements random, const Tensor& dx) override {
+    later(&Kernels::dropout_backward, dy, p, random, dx);
   }
   void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& y,
                   const Tensor& mean, const Tensor& rstd) override {
@@ -94,17 +109,21 @@ class LazyKernels final : public tensor::Kernels {
                          const Tensor& dx, const Tensor& dweight, bool add) override {
     later(&Kernels::rms_norm_backward, x, weight, rstd, dy, dx, dweight, add);
   }
-  void embedding(const Tensor& ids, const Tensor& table, const Tensor& out) override {
-    later(&Kernels::embedding, ids, table, out);
+  void embedding(const Tensor& ids, const Tensor& table, const Tensor& out,
+                 const tensor::VocabSlice& slice) override {
+    later(&Kernels::embedding, ids, table, out, slice);
   }
-  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool add) override {
-    later(&Kernels::embedding_backward, ids, dy, dtable, add);
+  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool add,
+                          const tensor::VocabSlice& slice) override {
+    later(&Kernels::embedding_backward, ids, dy, dtable, add, slice);
   }
-  void add_positions(const Tensor& x, const Tensor& table, const Tensor& out) override {
-    later(&Kernels::add_positions, x, table, out);
+  void add_positions(const Tensor& x, const Tensor& table, const Tensor& out,
+                     const tensor::Positions& positions) override {
+    later(&Kernels::add_positions, x, table, out, positions);
   }
-  void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool add) override {
-    later(&Kernels::add_positions_backward, dy, dtable, add);
+  void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool add,
+                              const tensor::Positions& positions) override {
+    later(&Kernels::add_positions_backward, dy, dtable, add, positions);
   }
   void rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
               const Tensor& out) override {

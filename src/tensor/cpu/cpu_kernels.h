@@ -17,6 +17,10 @@ class CpuKernels final : public Kernels {
   Device& device() override { return device_; }
   void fill(const Tensor& x, double value) override;
   void copy(const Tensor& from, const Tensor& to) override;
+  void copy_rows(const StridedRows& from, const StridedRows& to, std::int64_t rows, std::int64_t columns,
+                 bool accumulate) override;
+  void add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to, bool accumulate) override;
+  void quotient(const Tensor& a, const Tensor& b, double factor, const Tensor& out) override;
   void matmul(const Matmul& args) override;
   void sum_rows(const Tensor& x, const Tensor& out, bool accumulate) override;
   void add(const Tensor& a, const Tensor& b, const Tensor& out) override;
@@ -30,8 +34,9 @@ class CpuKernels final : public Kernels {
   void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
   void swiglu(const Tensor& x, const Tensor& out) override;
   void swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx) override;
-  void dropout(const Tensor& x, const Tensor& residual, float p, RandomKey key, const Tensor& out) override;
-  void dropout_backward(const Tensor& dy, float p, RandomKey key, const Tensor& dx) override;
+  void dropout(const Tensor& x, const Tensor& residual, float p, RandomElements random,
+               const Tensor& out) override;
+  void dropout_backward(const Tensor& dy, float p, RandomElements random, const Tensor& dx) override;
   void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& y,
                   const Tensor& mean, const Tensor& rstd) override;
   void layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
@@ -41,16 +46,20 @@ class CpuKernels final : public Kernels {
                 const Tensor& rstd) override;
   void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
                          const Tensor& dx, const Tensor& dweight, bool accumulate) override;
-  void embedding(const Tensor& ids, const Tensor& table, const Tensor& out) override;
-  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,
-                          bool accumulate) override;
-  void add_positions(const Tensor& x, const Tensor& table, const Tensor& out) override;
-  void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate) override;
+  void embedding(const Tensor& ids, const Tensor& table, const Tensor& out, const VocabSlice& slice) override;
+  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate,
+                          const VocabSlice& slice) override;
+  void add_positions(const Tensor& x, const Tensor& table, const Tensor& out,
+                     const Positions& positions) override;
+  void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
+                              const Positions& positions) override;
   void rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
               const Tensor& out) override;
   void attention(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse) override;
   void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse,
                           const Tensor& dout, const Tensor& dqkv) override;
+  void merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first, bool begin,
+                       const Tensor& out, const Tensor& lse) override;
   void cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid,
                      std::int32_t ignore_index, const Tensor& loss, const Tensor& lse) override;
   void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,

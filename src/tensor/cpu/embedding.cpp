@@ -58,7 +58,7 @@ void add_run(const IsaTable& isa, std::span<const std::uint64_t> keys, const Ten
 
 }  // namespace
 
-void CpuKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor& out) {
+void CpuKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor& out, const VocabSlice&) {
   const Count width = check_embedding("embedding", ids, table, out);
   require(out.dtype() == table.dtype(), "embedding: the output must be ", name_of(table.dtype()), ", not ",
           name_of(out.dtype()));
@@ -72,7 +72,7 @@ void CpuKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor&
 }
 
 void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,
-                                    bool accumulate) {
+                                    bool accumulate, const VocabSlice&) {
   constexpr const char* name = "embedding_backward";
   const Count width = check_embedding(name, ids, dtable, dy);
   check_summable(name, dy, dtable);
@@ -97,7 +97,7 @@ void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const T
   });
 }
 
-void CpuKernels::add_positions(const Tensor& x, const Tensor& table, const Tensor& out) {
+void CpuKernels::add_positions(const Tensor& x, const Tensor& table, const Tensor& out, const Positions&) {
   require_alike("add_positions", out, {&x});
   const Count seq = check_positions("add_positions", x, table), width = table.shape()[1];
   require(table.dtype() == x.dtype(), "add_positions: dtypes differ: ", name_of(table.dtype()), " and ",
@@ -118,7 +118,8 @@ void CpuKernels::add_positions(const Tensor& x, const Tensor& table, const Tenso
   });
 }
 
-void CpuKernels::add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate) {
+void CpuKernels::add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
+                                        const Positions&) {
   constexpr const char* name = "add_positions_backward";
   const Count seq = check_positions(name, dy, dtable), width = dtable.shape()[1];
   check_summable(name, dy, dtable);

@@ -48,7 +48,9 @@ void fill_stream(Device& device, const IsaTable& isa, const char* kernel, const 
 
 }  // namespace
 
-void CpuKernels::dropout(const Tensor& x, const Tensor& residual, float p, RandomKey key, const Tensor& out) {
+void CpuKernels::dropout(const Tensor& x, const Tensor& residual, float p, RandomElements random,
+                         const Tensor& out) {
+  const RandomKey key = random.key;
   require_alike("dropout", out, {&x});
   if (residual) require_alike("dropout", out, {&residual});
   const std::uint32_t threshold = keep_threshold("dropout", p);
@@ -61,8 +63,8 @@ void CpuKernels::dropout(const Tensor& x, const Tensor& residual, float p, Rando
   });
 }
 
-void CpuKernels::dropout_backward(const Tensor& dy, float p, RandomKey key, const Tensor& dx) {
-  dropout(dy, {}, p, key, dx);
+void CpuKernels::dropout_backward(const Tensor& dy, float p, RandomElements random, const Tensor& dx) {
+  dropout(dy, {}, p, random, dx);
 }
 
 void CpuKernels::fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) {

@@ -136,7 +136,7 @@ void add_row(const Target& target, const Tensor& x, const Tensor& table, const T
   });
 }
 
-void CudaKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor& out) {
+void CudaKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor& out, const VocabSlice&) {
   const Count width = check_embedding("embedding", ids, table, out), rows = ids.numel();
   require(out.dtype() == table.dtype(), "embedding: the output must be ", name_of(table.dtype()), ", not ",
           name_of(out.dtype()));
@@ -153,7 +153,7 @@ void CudaKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor
 }
 
 void CudaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,
-                                     bool accumulate) {
+                                     bool accumulate, const VocabSlice&) {
   constexpr const char* name = "embedding_backward";
   const Count width = check_embedding(name, ids, dtable, dy), rows = ids.numel(), vocab = dtable.shape()[0];
   check_summable(name, dy, dtable);
@@ -173,7 +173,7 @@ void CudaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const 
   });
 }
 
-void CudaKernels::add_positions(const Tensor& x, const Tensor& table, const Tensor& out) {
+void CudaKernels::add_positions(const Tensor& x, const Tensor& table, const Tensor& out, const Positions&) {
   require_alike("add_positions", out, {&x});
   const Count seq = check_positions("add_positions", x, table);
   require(table.dtype() == x.dtype(), "add_positions: dtypes differ: ", name_of(table.dtype()), " and ",
@@ -181,7 +181,8 @@ void CudaKernels::add_positions(const Tensor& x, const Tensor& table, const Tens
   add_row(target_, x, table.rows(0, seq), out);
 }
 
-void CudaKernels::add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate) {
+void CudaKernels::add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
+                                         const Positions&) {
   constexpr const char* name = "add_positions_backward";
   const Count used = check_positions(name, dy, dtable) * dtable.shape()[1];
   check_summable(name, dy, dtable);

@@ -108,8 +108,9 @@ void fill_stream(const Target& target, const char* kernel, const Tensor& x, Rand
 
 }  // namespace
 
-void CudaKernels::dropout(const Tensor& x, const Tensor& residual, float p, RandomKey key,
+void CudaKernels::dropout(const Tensor& x, const Tensor& residual, float p, RandomElements random,
                           const Tensor& out) {
+  const RandomKey key = random.key;
   require_alike("dropout", out, {&x});
   if (residual) require_alike("dropout", out, {&residual});
   const std::uint32_t threshold = keep_threshold("dropout", p);
@@ -128,8 +129,8 @@ void CudaKernels::dropout(const Tensor& x, const Tensor& residual, float p, Rand
   });
 }
 
-void CudaKernels::dropout_backward(const Tensor& dy, float p, RandomKey key, const Tensor& dx) {
-  dropout(dy, {}, p, key, dx);
+void CudaKernels::dropout_backward(const Tensor& dy, float p, RandomElements random, const Tensor& dx) {
+  dropout(dy, {}, p, random, dx);
 }
 
 void CudaKernels::fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) {

@@ -54,7 +54,8 @@ void MetaKernels::attention_backward(const Tensor& qkv, const Attention& geometr
               : cpu::attention_backward_workspace(device_, qkv, geometry));
 }
 
-void MetaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool) {
+void MetaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool,
+                                     const VocabSlice&) {
   if (gpu_ && dy.numel() > 0) charge(cuda::embedding_backward_workspace(ids));
 }
 

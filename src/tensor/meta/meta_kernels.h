@@ -17,6 +17,9 @@ class MetaKernels : public Kernels {
   Device& device() override { return device_; }
   void fill(const Tensor&, double) override {}
   void copy(const Tensor&, const Tensor&) override {}
+  void copy_rows(const StridedRows&, const StridedRows&, std::int64_t, std::int64_t, bool) override {}
+  void add_scaled(const Tensor&, const Tensor&, const Tensor&, bool) override {}
+  void quotient(const Tensor&, const Tensor&, double, const Tensor&) override {}
   void matmul(const Matmul& args) override;
   void sum_rows(const Tensor& x, const Tensor& out, bool) override;
   void add(const Tensor&, const Tensor&, const Tensor&) override {}
@@ -30,8 +33,8 @@ class MetaKernels : public Kernels {
   void relu_backward(const Tensor&, const Tensor&, const Tensor&) override {}
   void swiglu(const Tensor&, const Tensor&) override {}
   void swiglu_backward(const Tensor&, const Tensor&, const Tensor&) override {}
-  void dropout(const Tensor&, const Tensor&, float, RandomKey, const Tensor&) override {}
-  void dropout_backward(const Tensor&, float, RandomKey, const Tensor&) override {}
+  void dropout(const Tensor&, const Tensor&, float, RandomElements, const Tensor&) override {}
+  void dropout_backward(const Tensor&, float, RandomElements, const Tensor&) override {}
   void layer_norm(const Tensor&, const Tensor&, const Tensor&, double, const Tensor&, const Tensor&,
                   const Tensor&) override {}
   void layer_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
@@ -39,14 +42,17 @@ class MetaKernels : public Kernels {
   void rms_norm(const Tensor&, const Tensor&, double, const Tensor&, const Tensor&) override {}
   void rms_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                          const Tensor& dweight, bool) override;
-  void embedding(const Tensor&, const Tensor&, const Tensor&) override {}
-  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool) override;
-  void add_positions(const Tensor&, const Tensor&, const Tensor&) override {}
-  void add_positions_backward(const Tensor&, const Tensor&, bool) override {}
+  void embedding(const Tensor&, const Tensor&, const Tensor&, const VocabSlice&) override {}
+  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool,
+                          const VocabSlice&) override;
+  void add_positions(const Tensor&, const Tensor&, const Tensor&, const Positions&) override {}
+  void add_positions_backward(const Tensor&, const Tensor&, bool, const Positions&) override {}
   void rotary(const Tensor& qkv, const Attention& geometry, double base, bool, const Tensor&) override;
   void attention(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&) override;
   void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&,
                           const Tensor&, const Tensor&) override;
+  void merge_attention(const Tensor&, const Tensor&, std::int64_t, bool, const Tensor&,
+                       const Tensor&) override {}
   void cross_entropy(const Tensor& logits, const Tensor&, std::int64_t, std::int32_t, const Tensor&,
                      const Tensor&) override;
   void cross_entropy_backward(const Tensor& logits, const Tensor&, const Tensor&, std::int64_t, std::int32_t,

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+
+#include "comm/communicator.h"
+#include "tensor/kernels.h"
+#include "tensor/slice.h"
+
+namespace sherd::parallel {
+
+/// How ranks that hold pieces of the same sequences attend to each other's.
+enum class ContextMethod : std::uint8_t {
+  ring,    ///< keys and values go around (Liu et al. 2023, "Ring Attention"); any number of heads
+  ulysses  ///< all-to-all: each rank takes whole sequences of its heads (Jacobs et al. 2023)
+};
+
+/// The ranks with which this one computes one model: whose slices of layers fit its own, and how they cut
+/// sequences. Parallel layers are made with it. A value; refers to communicators that somebody else owns
+/// (comm::ProcessGroups). By default there is one rank, and every layer is its serial counterpart.
+///
+/// A sequence of S tokens is cut over context ranks first; what a rank then holds is its *inner* part, on
+/// which column-parallel layers, attention and row-parallel layers work. Between those lies the *stream*
+/// (residual, norms, dropout), of which sequence parallelism (Korthikanti et al. 2022) gives each tensor rank
+/// an equal part, in order; without it, the stream is the inner part. With the ring each context rank has two
+/// chunks of S/2c tokens, r and 2c − 1 − r, so that a causal mask leaves all the same work; with Ulysses one
+/// of S/c.
+struct Layout {
+  comm::Communicator* tensor = nullptr;   ///< ranks that hold slices of the same layers; null: this one alone
+  comm::Communicator* context = nullptr;  ///< ranks that hold pieces of the same sequences; null: likewise
+  bool sequence_parallel = true;          ///< where there are several tensor ranks
+  ContextMethod context_method = ContextMethod::ring;
+
+  int tensor_size() const { return tensor ? tensor->size() : 1; }
+  int tensor_rank() const { return tensor ? tensor->rank() : 0; }
+  int context_size() const { return context ? context->size() : 1; }
+  int context_rank() const { return context ? context->rank() : 0; }
+  /// Sequence parallelism is on.
+  bool cuts_stream() const { return sequence_parallel && tensor_size() > 1; }
+
+  /// What sequences must be a multiple of, so that all ranks get as many tokens.
+  std::int64_t sequence_multiple() const;
+  /// Positions of the inner part, of `rows` tokens; throws Error{usage} where these cannot be one.
+  tensor::Positions inner_positions(std::int64_t rows) const;
+  /// Positions of this rank's part of the stream, of `rows` tokens.
+  tensor::Positions stream_positions(std::int64_t rows) const;
+  /// Which elements of the whole stream [batch, S, width] this rank's part, of that shape, holds.
+  tensor::Slice stream_slice(const tensor::Shape& local) const;
+};
+
+}  // namespace sherd::parallel

@@ -16,6 +16,18 @@ Count rows_of(const Tensor& t) {
   return rows;
 }
 
+/// Sets what numbers the scores.
+void number_scores(const char* kernel, const ScoreIndex& scores, AttentionExtents& e) {
+  e.score_heads = scores.heads != 0 ? scores.heads : e.heads;
+  e.score_seq = scores.seq != 0 ? scores.seq : e.seq;
+  require(scores.head >= 0 && scores.head + e.heads <= e.score_heads, kernel, ": ", e.heads,
+          " heads from head ", scores.head, " on are not among ", e.score_heads);
+  for (const std::int64_t first : {scores.query, scores.key})
+    require(first >= 0 && first + e.seq <= e.score_seq, kernel, ": ", e.seq, " tokens from position ", first,
+            " on are not in a sequence of ", e.score_seq);
+  e.first_score = (scores.head * e.score_seq + scores.query) * e.score_seq + scores.key;
+}
+
 }  // namespace
 
 void check_norm(const char* kernel, const Tensor& x, const Tensor& weight, const Tensor& bias,
@@ -111,6 +123,7 @@ AttentionExtents attention_extents(const char* kernel, const Tensor& qkv, const 
   require(e.scale > 0, kernel, ": scale ", geometry.scale, " is not positive");
   require(geometry.dropout >= 0 && geometry.dropout < 1, kernel, ": dropout ", geometry.dropout,
           " is outside [0, 1)");
+  number_scores(kernel, geometry.scores, e);
   return e;
 }
 

@@ -38,8 +38,14 @@ struct AttentionExtents {
   std::int64_t batch = 0, seq = 0, dim = 0;
   std::int64_t heads = 0, kv_heads = 0;
   double scale = 0;
+  /// Of the whole attention, whose scores dropout numbers; the number of the call's first one.
+  std::int64_t score_heads = 0, score_seq = 0, first_score = 0;
 
   std::int64_t group() const { return heads / kv_heads; }  ///< query heads per key-value head
+  /// The number of head h's score of the call's first query and key.
+  std::int64_t first_score_of(std::int64_t b, std::int64_t h) const {
+    return first_score + (b * score_heads + h) * score_seq * score_seq;
+  }
   std::int64_t width() const { return (heads + 2 * kv_heads) * dim; }
   /// Columns of the packed projections where the heads of group g begin.
   std::int64_t query_col(std::int64_t g, std::int64_t r) const { return (g * (group() + 2) + r) * dim; }

@@ -23,6 +23,7 @@ struct Case {
   bool causal = true;
   float dropout = 0;
   float scale = 0;
+  ScoreIndex scores{};
 
   Count width() const { return (heads + 2 * kv_heads) * dim; }
   Attention geometry() const {
@@ -31,11 +32,19 @@ struct Case {
             .causal = causal,
             .scale = scale,
             .dropout = dropout,
-            .key = {11, 12}};
+            .key = {11, 12},
+            .scores = scores};
+  }
+  /// The number by which dropout knows a score.
+  std::uint64_t number(Count b, Count h, Count i, Count j) const {
+    const Count all_heads = scores.heads ? scores.heads : heads, all = scores.seq ? scores.seq : seq;
+    return static_cast<std::uint64_t>(((b * all_heads + scores.head + h) * all + scores.query + i) * all +
+                                      scores.key + j);
   }
   std::string str() const {
     return cat(batch, " x ", seq, ", heads ", heads, "/", kv_heads, " of ", dim,
-               causal ? ", causal" : ", full", ", dropout ", dropout, ", scale ", scale);
+               causal ? ", causal" : ", full", ", dropout ", dropout, ", scale ", scale, ", score ",
+               number(0, 0, 0, 0));
   }
 };
 
@@ -52,7 +61,11 @@ const std::vector<Case>& cases() {
                                         {1, 140, 2, 1, 8, false, 0.1f},
                                         {1, 70, 1, 1, 16, true, 0, 0.7f},
                                         {1, 257, 1, 1, 66, true, 0.3f},
-                                        {1, 70, 2, 1, 200, true, 0.1f}};
+                                        {1, 70, 2, 1, 200, true, 0.1f},
+                                        // Parts of larger ones.
+                                        {2, 33, 4, 2, 7, true, 0.2f, 0, {6, 100, 2, 64, 64}},
+                                        {1, 140, 2, 1, 8, false, 0.1f, 0, {4, 281, 1, 141, 3}},
+                                        {1, 64, 2, 2, 16, false, 0.3f, 0, {3, 70000, 1, 65536, 32768}}};
   return all;
 }
 
@@ -83,9 +96,7 @@ Result reference(const Case& c, const Values& qkv, const Values& dout) {
           total += p[size(j)] = std::exp(s * scale);
           if (c.dropout > 0)
             kept[size(j)] =
-                uniform_at({11, 12}, std::uint64_t(((b * c.heads + h) * c.seq + i) * c.seq + j)) >= c.dropout
-                    ? 1 / (1 - double(c.dropout))
-                    : 0;
+                uniform_at({11, 12}, c.number(b, h, i, j)) >= c.dropout ? 1 / (1 - double(c.dropout)) : 0;
         }
         r.lse[size((b * c.heads + h) * c.seq + i)] = std::log(total);
         const std::size_t row = size(((b * c.seq + i) * c.heads + h) * c.dim);
@@ -189,7 +200,7 @@ TEST_P(AttentionOfDType, FitsCardsWithLittleSharedMemory) {
 }
 
 TEST_P(AttentionOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
-  const Case c{2, 150, 4, 2, 24, true, 0.1f};
+  const Case c{2, 150, 4, 2, 24, true, 0.1f, 0, {8, 400, 4, 150, 150}};
   test::on_every_machine(
       [&](Machine& m) {
         const Pass run(m, c, GetParam()), again(m, c, GetParam());
@@ -265,6 +276,10 @@ TEST(Attention, NamesWhatDoesNotFit) {
   expect_error(ErrorKind::usage, "[1, 4, 24]", call({.heads = 5, .kv_heads = 5, .key = {}}, out));
   expect_error(ErrorKind::usage, "dropout 1",
                call({.heads = 2, .kv_heads = 2, .dropout = 1.0f, .key = {}}, out));
+  expect_error(ErrorKind::usage, "2 heads from head 3 on are not among 4",
+               call({.heads = 2, .kv_heads = 2, .key = {}, .scores = {.heads = 4, .head = 3}}, out));
+  expect_error(ErrorKind::usage, "4 tokens from position 5 on are not in a sequence of 8",
+               call({.heads = 2, .kv_heads = 2, .key = {}, .scores = {.seq = 8, .key = 5}}, out));
   expect_error(ErrorKind::usage, "out",
                call({.heads = 2, .kv_heads = 2, .key = {}}, random(machine, {1, 4, 7}, DType::f32, 4)));
 }

@@ -27,7 +27,7 @@ struct HeadF64 {
   /// The factor that dropout puts on score (i, j).
   double kept(Count i, Count j) const {
     if (geometry.dropout == 0) return 1;
-    const auto index = static_cast<std::uint64_t>(((b * e.heads + head()) * e.seq + i) * e.seq + j);
+    const auto index = static_cast<std::uint64_t>(e.first_score_of(b, head()) + i * e.score_seq + j);
     return uniform_at(geometry.key, index) >= geometry.dropout
                ? 1 / (1 - static_cast<double>(geometry.dropout))
                : 0;
@@ -127,7 +127,7 @@ class Heads {
       out.threshold = static_cast<std::uint32_t>(std::ceil(static_cast<double>(geometry_.dropout) * 0x1p24));
       out.factor = 1 / (1 - geometry_.dropout);
       out.seed = geometry_.key.seed, out.stream = geometry_.key.stream;
-      out.first = static_cast<std::uint64_t>((b * e_.heads + h) * e_.seq * e_.seq);
+      out.first = static_cast<std::uint64_t>(e_.first_score_of(b, h)), out.score_row = e_.score_seq;
     }
     return out;
   }

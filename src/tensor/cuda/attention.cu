@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionA
   SHERD_DYNAMIC_SHARED(C, shared);
   C *queries = shared, *keys = queries + tile * a.row, *weights = keys + tile * a.row;
   const TileIndex index(a.seq, a.heads, tile, a.causal);
-  const Count q0 = index.first, head = index.batch * a.heads + index.head;
+  const Count q0 = index.first, head = index.batch * a.heads + index.head,
+              numbered = a.first_score_of(index.batch, index.head);
   const int ty = static_cast<int>(threadIdx.x) / attention_side,
             tx = static_cast<int>(threadIdx.x) % attention_side;
   const int g = index.head / a.group(), dim = static_cast<int>(a.dim);
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionA
       total[i] = total[i] * fade + fold_columns(sum, device::SHERD_CUDA::Plus{});
       top[i] = high;
       if (a.threshold) {
-        const unsigned kept = kept_scores<r>(a, head, query, first);
+        const unsigned kept = kept_scores<r>(a, numbered, query, first);
         SHERD_UNROLL
         for (int c = 0; c < r; ++c) scores[i][c] = kept >> c & 1u ? scores[i][c] * a.factor : C{0};
       }
@@ -140,6 +141,7 @@ __global__ void __launch_bounds__(attention_threads) attention_dq_kernel(Attenti
     *slopes = keys + tile * a.row;
   const TileIndex index(a.seq, a.heads, tile, a.causal);
   const Count q0 = index.first, head = index.batch * a.heads + index.head, out_row = Count{a.heads} * a.dim;
+  const Count numbered = a.first_score_of(index.batch, index.head);
   const int ty = static_cast<int>(threadIdx.x) / attention_side,
             tx = static_cast<int>(threadIdx.x) % attention_side;
   const int g = index.head / a.group(), dim = static_cast<int>(a.dim);
@@ -172,7 +174,7 @@ __global__ void __launch_bounds__(attention_threads) attention_dq_kernel(Attenti
     for (int i = 0; i < r; ++i) {
       const Count query = q0 + ty * r + i, first = k0 + tx * r;
       const Count seen = query >= a.seq ? 0 : a.causal ? query + 1 : a.seq;
-      const unsigned kept = a.threshold ? kept_scores<r>(a, head, query, first) : ~0u;
+      const unsigned kept = a.threshold ? kept_scores<r>(a, numbered, query, first) : ~0u;
       SHERD_UNROLL
       for (int c = 0; c < r; ++c)
         scores[i][c] = differentiate<S>(scores[i][c] * a.scale, products[i][c], lse[i], delta[i],
@@ -207,7 +209,7 @@ __global__ void __launch_bounds__(attention_threads) attention_dkv_kernel(Attent
   RowSums<Shape, C> dk, dv;
   dk.clear(), dv.clear();
   for (int own = g * a.group(); own < (g + 1) * a.group(); ++own) {
-    const Count head = index.batch * a.heads + own;
+    const Count head = index.batch * a.heads + own, numbered = a.first_score_of(index.batch, own);
     for (Count q0 = a.causal ? k0 : 0; q0 < a.seq; q0 += tile) {
       const S* query_rows = rows + q0 * a.width + a.query_col(own);
       C scores[r][r], products[r][r];
@@ -226,7 +228,7 @@ __global__ void __launch_bounds__(attention_threads) attention_dkv_kernel(Attent
         const Count seen = query >= a.seq ? 0 : a.causal ? query + 1 : a.seq;
         const C lse = query < a.seq ? a.lse[head * a.seq + query] : C{0};
         const C delta = query < a.seq ? a.delta[head * a.seq + query] : C{0};
-        const unsigned kept = a.threshold ? kept_scores<r>(a, head, query, first) : ~0u;
+        const unsigned kept = a.threshold ? kept_scores<r>(a, numbered, query, first) : ~0u;
         SHERD_UNROLL
         for (int i = 0; i < r; ++i) {
           const ScoreGradient<C> made = differentiate<S>(scores[i][c] * a.scale, products[i][c], lse, delta,
@@ -272,6 +274,7 @@ AttentionArguments<S> arguments(const AttentionCall& call) {
     a.threshold = keep_threshold("attention", call.geometry.dropout);
     a.factor = C{1} / (C{1} - static_cast<C>(call.geometry.dropout));
     a.key = call.geometry.key;
+    a.score_heads = e.score_heads, a.score_seq = e.score_seq, a.first_score = e.first_score;
   }
   return a;
 }

@@ -33,6 +33,7 @@ struct AttentionArguments {
   std::uint32_t threshold;  ///< of dropout; 0 without
   Compute<S> factor;        ///< 1/(1 - p)
   RandomKey key;
+  Count score_heads, score_seq, first_score;  ///< as in AttentionExtents
 
   __device__ int group() const { return heads / kv_heads; }
   __device__ Count query_col(int head) const {
@@ -40,6 +41,9 @@ struct AttentionArguments {
   }
   __device__ Count key_col(int g) const { return (Count{g} * (group() + 2) + group()) * dim; }
   __device__ Count value_col(int g) const { return key_col(g) + dim; }
+  __device__ Count first_score_of(Count b, int head) const {
+    return first_score + (b * score_heads + head) * score_seq * score_seq;
+  }
 };
 
 /// a·b + c rounded once, on the device and on the emulator.
@@ -174,10 +178,11 @@ struct RowSums {
   }
 };
 
-/// Bit c tells whether dropout keeps the score of `query` and key `key` + c, for c < n <= 4.
+/// Bit c tells whether dropout keeps the score of `query` and key `key` + c, for c < n <= 4. `first`: the
+/// number of the head's first score.
 template <int n, class S>
-__device__ unsigned kept_scores(const AttentionArguments<S>& a, Count head, Count query, Count key) {
-  const auto index = static_cast<std::uint64_t>((head * a.seq + query) * a.seq + key);
+__device__ unsigned kept_scores(const AttentionArguments<S>& a, Count first, Count query, Count key) {
+  const auto index = static_cast<std::uint64_t>(first + query * a.score_seq + key);
   const unsigned shift = static_cast<unsigned>(index % 4);
   const auto words = philox(a.key, index / 4);
   unsigned bits = 0;

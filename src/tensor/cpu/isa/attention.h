@@ -15,11 +15,12 @@ struct AttentionHead {
   std::int64_t seq = 0, dim = 0;
   float scale = 1;  ///< positive
   bool causal = true;
-  /// Dropout: score (i, j) is kept when the upper 24 bits of word first + i·seq + j of the Philox stream are
-  /// at least `threshold`, and then multiplied by `factor`. Threshold 0: none.
+  /// Dropout: score (i, j) is kept when the upper 24 bits of word first + i·score_row + j of the Philox
+  /// stream are at least `threshold`, and then multiplied by `factor`. Threshold 0: none.
   std::uint32_t threshold = 0;
   float factor = 1;
   std::uint64_t seed = 0, stream = 0, first = 0;
+  std::int64_t score_row = 0;
 };
 
 struct AttentionOps {

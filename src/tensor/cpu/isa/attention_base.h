@@ -80,10 +80,10 @@ SHERD_INLINE I lane_indices(Count q0) {
 class Keeper {
  public:
   Keeper(const AttentionHead& head, Count q0)
-      : head_(head), aligned_(head.seq % 4 == 0 && head.first % 4 == 0) {
+      : head_(head), aligned_(head.score_row % 4 == 0 && head.first % 4 == 0) {
     std::uint32_t low[lanes], high[lanes];
     for (int l = 0; l < lanes; ++l) {
-      const std::uint64_t index = head.first + static_cast<std::uint64_t>((q0 + l) * head.seq);
+      const std::uint64_t index = head.first + static_cast<std::uint64_t>((q0 + l) * head.score_row);
       low[l] = static_cast<std::uint32_t>(index);
       high[l] = static_cast<std::uint32_t>(index >> 32);
     }

@@ -36,6 +36,7 @@ class Memory {
 struct Offer {
   enum class Kind : std::uint8_t {
     tensor,  ///< holds its bytes when the round opens
+    part,    ///< likewise, but for elements that no rank reads: those may be changing
     later,   ///< is filled during the round
     words,   ///< a few words of the host, which travel in the descriptor whatever the worker
   };

@@ -11,7 +11,9 @@ void Exchange::reduce(const Call& call, std::span<const Summed> works, bool spre
   std::vector<Blocks> all;
   for (std::size_t i = 0; i < works.size(); ++i) {
     const Summed& w = works[i];
-    offers.push_back({w.full, w.bytes});
+    const bool whole =
+        static_cast<std::size_t>(w.longest) * static_cast<std::size_t>(size()) * size_of(w.how.in) >= w.bytes;
+    offers.push_back({w.full, w.bytes, whole ? Offer::Kind::tensor : Offer::Kind::part});
     all.push_back({i, size_of(w.how.in), size(), [&w](int, int owner) { return w.first(owner); },
                    [&w](int, int owner) { return w.count(owner); }, w.longest});
   }

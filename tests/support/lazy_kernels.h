@@ -177,6 +177,9 @@ class LazyKernels final : public tensor::Kernels {
     for (Tensor* x : {&args.a, &args.b, &args.c, &args.bias, &args.pre_activation}) *x = bare(*x);
     return args;
   }
+  static tensor::StridedRows bare(const tensor::StridedRows& rows) {
+    return {bare(rows.tensor), rows.first, rows.stride};
+  }
   template <class T>
   static T bare(const T& value) {
     return value;
@@ -195,6 +198,9 @@ class LazyKernels final : public tensor::Kernels {
     if (!x.defined()) return;
     note(key, x.raw()), note(key, x.dtype());
     for (const std::int64_t extent : x.shape().dims()) note(key, extent);
+  }
+  static void note(Key& key, const tensor::StridedRows& rows) {
+    note(key, rows.tensor), note(key, rows.first), note(key, rows.stride);
   }
   static void note(Key& key, const tensor::Matmul& args) {
     for (const Tensor* x : {&args.a, &args.b, &args.c, &args.bias, &args.pre_activation}) note(key, *x);

@@ -33,6 +33,10 @@ function(sherd_room name)
   endforeach()
   set_property(GLOBAL APPEND PROPERTY SHERD_ROOMS ${name})
   set_property(GLOBAL PROPERTY SHERD_ROOM_FOLDER_${name} ${CMAKE_CURRENT_SOURCE_DIR})
+  # How #include lines call it: "nn", "sharding/parallel".
+  file(RELATIVE_PATH path ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
+  string(REGEX REPLACE "^src/" "" path ${path})
+  set_property(GLOBAL PROPERTY SHERD_ROOM_PATH_${name} ${path})
 endfunction()
 
 # sherd_isa_sources(TARGET files...)

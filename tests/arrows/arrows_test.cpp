@@ -51,6 +51,7 @@ TEST(ArrowsTest, GoodFilesPass) {
   EXPECT_THAT(
       violations_with("sharding/x.h", "#include \"comm/communicator.h\"\n#include \"tensor/tensor.h\"\n"),
       IsEmpty());
+  EXPECT_THAT(violations_with("models/x.h", "#include \"sharding/parallel/layout.h\"\n"), IsEmpty());
   EXPECT_THAT(violations_with("src/comm/mpi/x.cpp", "#include <mpi.h>\n"), IsEmpty());
   EXPECT_THAT(violations_with("examples/x.cpp", "#include <sherd/sherd.h>\n"), IsEmpty());
 }
@@ -60,6 +61,10 @@ TEST(ArrowsTest, AnUpwardIncludeIsFound) {
               ElementsAre("src/base/x.h:3: tensor/tensor.h: no arrow leads from 'base' to 'tensor'"));
   EXPECT_THAT(violations_with("src/nn/deep/x.cpp", "  #  include   \"comm/communicator.h\" // why not\n"),
               ElementsAre(HasSubstr("src/nn/deep/x.cpp:1:")));
+  EXPECT_THAT(violations_with("sharding/parallel/x.cpp", "#include \"sharding/unit.h\"\n"),
+              ElementsAre(HasSubstr("no arrow leads from 'parallel' to 'sharding'")));
+  EXPECT_THAT(violations_with("sharding/x.cpp", "#include \"sharding/parallel/layout.h\"\n"),
+              ElementsAre(HasSubstr("no arrow leads from 'sharding' to 'parallel'")));
   EXPECT_THAT(violations_with("src/engine/x.cpp", "#include \"models/gpt.h\"\n"),
               ElementsAre(HasSubstr("no arrow leads from 'engine' to 'models'")));
   EXPECT_THAT(violations_with("optim/x.cpp", "#include \"nn/module.h\"\n"),

@@ -29,8 +29,9 @@ inline const std::map<std::string, std::set<std::string>>& direct_arrows() {
       {"offload", {"device"}},
       {"optim", {"tensor", "config"}},
       {"sharding", {"nn", "comm", "offload", "optim", "config"}},
-      {"models", {"nn", "sharding"}},
-      {"engine", {"sharding", "optim", "offload", "comm", "data", "config"}},
+      {"parallel", {"nn", "comm"}},
+      {"models", {"nn", "sharding", "parallel"}},
+      {"engine", {"sharding", "parallel", "optim", "offload", "comm", "data", "config"}},
       {"cli", {"engine", "models"}},
       {"sherd", {"engine", "models"}},  // the umbrella header
       {"examples", {"sherd"}},
@@ -118,6 +119,7 @@ inline bool starts_with_any(const std::string& text, const std::vector<std::stri
 /// The room that a path from the project's root lies in; empty for none.
 inline std::string room_of(std::string path) {
   if (path.starts_with("src/")) path.erase(0, 4);
+  if (path.starts_with("sharding/parallel/")) return "parallel";  // a room within another's folder
   const std::size_t slash = path.find('/');
   return slash == std::string::npos ? "" : path.substr(0, slash);
 }

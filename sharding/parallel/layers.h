@@ -1,0 +1,5 @@
+#pragma once
+
+// Everything in this room: what it takes to write a model that several ranks share.
+#include "sharding/parallel/collectives.h"
+#include "sharding/parallel/layout.h"

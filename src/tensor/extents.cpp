@@ -1,5 +1,6 @@
 #include "tensor/extents.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "tensor/argument_checks.h"
@@ -26,6 +27,22 @@ void number_scores(const char* kernel, const ScoreIndex& scores, AttentionExtent
     require(first >= 0 && first + e.seq <= e.score_seq, kernel, ": ", e.seq, " tokens from position ", first,
             " on are not in a sequence of ", e.score_seq);
   e.first_score = (scores.head * e.score_seq + scores.query) * e.score_seq + scores.key;
+}
+
+/// Rows that somebody reads, and with `apart` writes, lie within their tensor.
+void check_rows(const char* name, const StridedRows& x, Count rows, Count columns, bool apart) {
+  require(x.tensor.defined(), "copy_rows: ", name, " is not defined");
+  if (rows == 0 || columns == 0) return;
+  const Count least = apart && rows > 1 ? columns : 0;
+  require(x.first >= 0 && x.stride >= least && x.first + (rows - 1) * x.stride + columns <= x.tensor.numel(),
+          "copy_rows: ", rows, " rows of ", columns, ", from element ", x.first, " on in steps of ", x.stride,
+          ", do not fit ", name, ", ", x.tensor.shape().str());
+}
+
+/// A floating type that factors and sums of losses have: fp32 or fp64, one element.
+void require_number(const char* kernel, const char* name, const Tensor& x) {
+  require(x.defined() && x.numel() == 1 && (x.dtype() == DType::f32 || x.dtype() == DType::f64), kernel, ": ",
+          name, " must be one number in fp32 or fp64");
 }
 
 }  // namespace
@@ -64,16 +81,65 @@ Count check_embedding(const char* kernel, const Tensor& ids, const Tensor& table
   return width;
 }
 
-Count check_positions(const char* kernel, const Tensor& values, const Tensor& table) {
+Count check_vocab_slice(const char* kernel, const Tensor& table, const VocabSlice& slice) {
+  require(slice.first >= 0 && slice.ids >= 0, kernel, ": a part of the vocabulary from id ", slice.first,
+          " on, of ", slice.ids, " ids");
+  return slice.ids > 0 ? slice.ids : slice.first + table.shape()[0];
+}
+
+std::vector<PositionRange> position_ranges(const char* kernel, const Positions& positions, Count rows) {
+  const auto& [first, count, second] = positions;
+  const Count before = count == 0 ? rows : std::min(rows, count);
+  require(first >= 0 && count >= 0 && (before == rows || second >= 0), kernel,
+          ": positions must not be negative");
+  std::vector<PositionRange> out;
+  if (before > 0) out.push_back({0, first, before});
+  if (before < rows) out.push_back({before, second, rows - before});
+  if (out.size() < 2) return out;
+  if (out[1].position < out[0].position) std::swap(out[0], out[1]);
+  require(out[0].position + out[0].count <= out[1].position, kernel,
+          ": two ranges of positions overlap: ", first, " to ", first + before, " and ", second, " to ",
+          second + rows - before);
+  return out;
+}
+
+std::vector<PositionRange> check_positions(const char* kernel, const Tensor& values, const Tensor& table,
+                                           const Positions& positions) {
   require_floating(kernel, "the table", table);
   require_floating(kernel, "the values", values);
   require(
       table.shape().rank() == 2 && values.shape().rank() >= 2 && values.shape().back() == table.shape()[1],
       kernel, ": a table of ", table.shape().str(), " does not fit values of ", values.shape().str());
-  const Count seq = values.shape()[-2];
+  const std::vector<PositionRange> ranges = position_ranges(kernel, positions, values.shape()[-2]);
+  const Count seq = positions.end(values.shape()[-2]);
   require(seq <= table.shape()[0], kernel, ": a sequence of ", seq, " is longer than the ", table.shape()[0],
           " learned positions. Shorten it, or give the model more positions");
-  return seq;
+  return ranges;
+}
+
+void check_copy_rows(const StridedRows& from, const StridedRows& to, Count rows, Count columns,
+                     bool accumulate) {
+  require(rows >= 0 && columns >= 0, "copy_rows: ", rows, " rows of ", columns);
+  check_rows("from", from, rows, columns, false);
+  check_rows("to", to, rows, columns, true);
+  const DType source = from.tensor.dtype(), target = to.tensor.dtype();
+  require((source == target && !accumulate) || (is_floating(source) && is_floating(target)),
+          "copy_rows: ", name_of(source), accumulate ? " cannot be added to " : " cannot become ",
+          name_of(target));
+}
+
+void check_add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to) {
+  require_floating("add_scaled", "from", from);
+  require_floating("add_scaled", "to", to);
+  require(from.numel() == to.numel(), "add_scaled: ", from.shape().str(), " and ", to.shape().str(),
+          " differ in their number of elements");
+  require_number("add_scaled", "the factor", factor);
+}
+
+void check_quotient(const Tensor& a, const Tensor& b, const Tensor& out) {
+  require_number("quotient", "a", a);
+  require_number("quotient", "b", b);
+  require_number("quotient", "out", out);
 }
 
 void check_summable(const char* kernel, const Tensor& from, const Tensor& to) {
@@ -91,6 +157,7 @@ RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, double 
   const Count width = qkv.shape().back(), head = geometry.head_dim(width);
   require(head * (heads + 2 * groups) == width && head % 2 == 0, "rotary: a width of ", width,
           " does not hold ", heads, " query and ", groups, " key and value heads of an even size");
+  (void)position_ranges("rotary", geometry.positions, qkv.shape()[-2]);
   return {qkv.shape().rows(), qkv.shape()[-2], head};
 }
 
@@ -141,6 +208,29 @@ AttentionExtents check_attention_backward(const char* kernel, const Tensor& qkv,
   const AttentionExtents e = check_attention(kernel, qkv, geometry, out, lse);
   require_vector(kernel, "dout", dout, out.numel(), qkv.dtype());
   require_vector(kernel, "dqkv", dqkv, qkv.numel(), qkv.dtype());
+  return e;
+}
+
+MergeExtents check_merge_attention(const Tensor& part, const Tensor& part_lse, Count first, const Tensor& out,
+                                   const Tensor& lse) {
+  constexpr const char* name = "merge_attention";
+  require_floating(name, "part", part);
+  const DType compute = compute_type(part.dtype());
+  require(out.defined() && lse.defined() && part.shape().rank() == 3 && out.shape().rank() == 3 &&
+              lse.shape().rank() == 3,
+          name, ": part and out must be [batch, rows, width] and lse [batch, heads, seq]");
+  MergeExtents e{part.shape()[0], part.shape()[1], out.shape()[1], lse.shape()[1], 0};
+  const Count width = part.shape()[2];
+  require(e.heads >= 1 && width % e.heads == 0, name, ": rows of ", width, " do not hold ", e.heads,
+          " heads");
+  e.dim = width / e.heads;
+  require(first >= 0 && first + e.rows <= e.seq, name, ": rows ", first, " to ", first + e.rows,
+          " are not among ", e.seq);
+  require_vector(name, "part_lse", part_lse, e.batch * e.heads * e.rows, compute);
+  require(out.shape() == Shape({e.batch, e.seq, width}) && out.dtype() == compute, name, ": out is ",
+          name_of(out.dtype()), " ", out.shape().str(), " and must be ", name_of(compute), " with ", e.batch,
+          " sequences of rows of ", width);
+  require_vector(name, "lse", lse, e.batch * e.heads * e.seq, compute);
   return e;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "tensor/kernels.h"
 
@@ -19,10 +20,26 @@ void check_norm_backward(const char* kernel, const Tensor& x, const Tensor& weig
 /// ids: int32 [rows] against values: [rows, width] and table: [vocab, width]. Returns the width.
 std::int64_t check_embedding(const char* kernel, const Tensor& ids, const Tensor& table,
                              const Tensor& values);
-/// values: [batch…, seq, width] against table: [positions, width]. Returns seq.
-std::int64_t check_positions(const char* kernel, const Tensor& values, const Tensor& table);
+/// The part of a vocabulary that the table holds. Returns the number of ids in all of it.
+std::int64_t check_vocab_slice(const char* kernel, const Tensor& table, const VocabSlice& slice);
+
+/// Rows that follow each other and whose positions do.
+struct PositionRange {
+  std::int64_t row, position, count;
+};
+/// The positions of so many rows as ranges, none empty, in ascending order of positions.
+std::vector<PositionRange> position_ranges(const char* kernel, const Positions& positions, std::int64_t rows);
+/// values: [batch…, seq, width] against table: [most positions, width]. Returns the ranges of seq rows.
+std::vector<PositionRange> check_positions(const char* kernel, const Tensor& values, const Tensor& table,
+                                           const Positions& positions);
 /// The sums of `from` fit the dtype of `to`.
 void check_summable(const char* kernel, const Tensor& from, const Tensor& to);
+
+/// The arguments of copy_rows(), add_scaled() and quotient().
+void check_copy_rows(const StridedRows& from, const StridedRows& to, std::int64_t rows, std::int64_t columns,
+                     bool accumulate);
+void check_add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to);
+void check_quotient(const Tensor& a, const Tensor& b, const Tensor& out);
 
 /// The heads of packed projections that rotary turns, and their size.
 struct RotaryExtents {
@@ -58,6 +75,14 @@ AttentionExtents check_attention(const char* kernel, const Tensor& qkv, const At
 AttentionExtents check_attention_backward(const char* kernel, const Tensor& qkv, const Attention& geometry,
                                           const Tensor& out, const Tensor& lse, const Tensor& dout,
                                           const Tensor& dqkv);
+
+/// `rows` rows of each of `batch` sequences go into rows of `seq`.
+struct MergeExtents {
+  std::int64_t batch = 0, rows = 0, seq = 0;
+  std::int64_t heads = 0, dim = 0;
+};
+MergeExtents check_merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first,
+                                   const Tensor& out, const Tensor& lse);
 
 /// c[m,n] = a[m,k]·b[k,n]
 struct MatmulExtents {

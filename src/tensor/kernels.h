@@ -87,11 +87,11 @@ struct ScoreIndex {
 struct Attention {
   int heads = 1, kv_heads = 1;
   bool causal = true;
-  float scale = 0;      ///< multiplies q·k; 0 means 1/√head_dim
-  float dropout = 0;    ///< probability of zeroing a normalised score
-  RandomKey key;        ///< stream of the dropout mask: element ((b·heads + h)·seq + i)·seq + j
-  ScoreIndex scores;    ///< with which b, h, i and j count, where this is a part of a larger attention
-  Positions positions;  ///< of the rows, for rotary()
+  float scale = 0;        ///< multiplies q·k; 0 means 1/√head_dim
+  float dropout = 0;      ///< probability of zeroing a normalised score
+  RandomKey key;          ///< stream of the dropout mask: element ((b·heads + h)·seq + i)·seq + j
+  ScoreIndex scores{};    ///< with which b, h, i and j count, where this is a part of a larger attention
+  Positions positions{};  ///< of the rows, for rotary()
   std::int64_t head_dim(std::int64_t width) const { return width / (heads + 2 * kv_heads); }
 };
 
@@ -114,7 +114,7 @@ class Kernels {
       const Tensor& to) = 0;  ///< equal numel; converts between dtypes (also integers of one width)
 
   /// to (+)= from, for `rows` rows of `columns` elements each; converts between floating dtypes, rounding
-  /// once. The two must not overlap.
+  /// once. Integers are copied to their own dtype. The two must not overlap, nor rows of `to` each other.
   virtual void copy_rows(const StridedRows& from, const StridedRows& to, std::int64_t rows,
                          std::int64_t columns, bool accumulate = false) = 0;
   /// to (+)= from·factor[0]; factor: [1], fp32 or fp64. Equal numel; converts between floating dtypes,
@@ -193,10 +193,10 @@ class Kernels {
   virtual void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out,
                                   const Tensor& lse, const Tensor& dout, const Tensor& dqkv) = 0;
 
-  /// Takes another part of the keys into an attention: out, fp32 [batch, seq, heads·head_dim], and lse,
-  /// [batch, heads, seq], both in the compute type, become those of all keys so far. part and part_lse are
-  /// what attention() gave for rows [first, first + those of part) of every sequence. `begin`: there was
-  /// nothing before; those rows are set.
+  /// Takes another part of the keys into an attention: out [batch, seq, heads·head_dim] and lse [batch,
+  /// heads, seq], both in the compute type, become those of all keys so far. part and part_lse are what
+  /// attention() gave for rows [first, first + those of part) of every sequence. `begin`: there was nothing
+  /// before; those rows are set. A log-sum-exp of -inf stands for no keys, whose part is not looked at.
   virtual void merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first, bool begin,
                                const Tensor& out, const Tensor& lse) = 0;
 

@@ -135,6 +135,20 @@ TEST_P(CudaWorkspace, OfAttentionByOwnKernelsAndOfRotary) {
   }
 }
 
+TEST_P(CudaWorkspace, OfRotaryUpToTheLastPosition) {
+  Attention geometry;
+  for (const Positions& at : {Positions{.first = 5000}, Positions{.first = 10, .count = 4, .second = 9000},
+                              Positions{.first = 9000, .count = 4, .second = 10}}) {
+    geometry.positions = at;
+    expect_alike(
+        [&](Kernels& k) {
+          const Tensor qkv = some(k, {2, 20, 3 * 64}, GetParam());
+          k.rotary(qkv, geometry, 10000, false, qkv);
+        },
+        cat("from ", at.first));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, CudaWorkspace,
                          ::testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64),
                          [](const auto& test) { return std::string(name_of(test.param)); });

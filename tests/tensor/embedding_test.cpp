@@ -70,6 +70,92 @@ TEST_P(Embedding, gathers_rows_and_sums_their_gradients_in_index_order) {
   }
 }
 
+TEST_P(Embedding, holds_a_part_of_the_vocabulary) {
+  const DType dtype = GetParam();
+  const int rows = 600, vocab = 47, first = 17, held = 20, width = 37;
+  const std::vector<std::int32_t> ids = some_ids(rows, vocab);
+  const std::vector<double> table = normals_in(dtype, held * width, 1),
+                            dy = normals_in(dtype, rows * width, 2);
+  for (const std::int64_t all : {0, 47})  // the table's end, or further ids; 30 of them padding
+    on_every_machine(
+        [&](Machine& m) {
+          const tensor::VocabSlice slice{.first = all == 0 ? vocab - held : first, .ids = all};
+          const Tensor t = m.of({held, width}, dtype, table), g = m.of({rows, width}, dtype, dy);
+          Tensor out = m.empty({rows, width}, dtype), fresh = m.empty({held, width}, dtype);
+          m.kernels.fill(out, 5);
+          m.kernels.fill(fresh, 5);
+          m.kernels.embedding(m.ids({rows}, ids), t, out, slice);
+          m.kernels.embedding_backward(m.ids({rows}, ids), g, fresh, false, slice);
+          m.kernels.embedding_backward(m.ids({rows}, ids), g, t, true, slice);
+          m.settle();  // nothing was wrong
+          return std::vector<Tensor>{out, fresh, t};
+        },
+        [&](const std::vector<Tensor>& got) {
+          const int begin = all == 0 ? vocab - held : first;
+          std::vector<double> out(dy.size()), fresh(table.size()), added(table);
+          const auto step = [&](double sum) {
+            return dtype == DType::f64 ? sum : static_cast<double>(static_cast<float>(sum));
+          };
+          for (std::size_t i = 0; i < out.size(); ++i) {
+            const int row = ids[i / width] - begin;
+            if (row < 0 || row >= held) continue;
+            const auto cell = static_cast<std::size_t>(row * width) + i % width;
+            out[i] = table[cell];
+            fresh[cell] = step(fresh[cell] + dy[i]);
+            added[cell] = step(added[cell] + dy[i]);
+          }
+          for (double& value : fresh) value = rounded(value, dtype);
+          for (double& value : added) value = rounded(value, dtype);
+          EXPECT_EQ(values_of(got[0]), out);
+          EXPECT_EQ(values_of(got[1]), fresh);
+          EXPECT_EQ(values_of(got[2]), added);
+        },
+        Alike::to_the_bit);
+}
+
+TEST_P(Embedding, positions_of_a_part_of_a_sequence) {
+  const DType dtype = GetParam();
+  using tensor::Positions;
+  const std::int64_t batch = 3, seq = 6, most = 20;
+  for (const int width : {1, 7, 64})
+    for (const Positions& at :
+         {Positions{.first = 5}, Positions{.first = 14, .count = 6},
+          Positions{.first = 3, .count = 2, .second = 10}, Positions{.first = 16, .count = 3, .second = 0},
+          Positions{.first = 2, .count = 4, .second = 6}}) {
+      const std::vector<double> x = normals_in(dtype, batch * seq * width, 1),
+                                table = normals_in(dtype, most * width, 2);
+      on_every_machine(
+          [&](Machine& m) {
+            const Tensor tx = m.of({batch, seq, width}, dtype, x), t = m.of({most, width}, dtype, table);
+            Tensor out = m.empty({batch, seq, width}, dtype), fresh = m.empty({most, width}, dtype);
+            m.kernels.fill(fresh, 9);
+            m.kernels.add_positions(tx, t, out, at);
+            m.kernels.add_positions_backward(tx, fresh, false, at);
+            m.kernels.add_positions_backward(tx, t, true, at);
+            return std::vector<Tensor>{out, fresh, t};
+          },
+          [&](const std::vector<Tensor>& got) {
+            std::vector<double> out(x), fresh(table.size());
+            for (std::size_t i = 0; i < x.size(); ++i) {
+              const auto row = static_cast<std::int64_t>(i) / width % seq;
+              const std::int64_t position =
+                  at.count > 0 && row >= at.count ? at.second + row - at.count : at.first + row;
+              const auto cell =
+                  static_cast<std::size_t>(position * width + static_cast<std::int64_t>(i) % width);
+              out[i] += table[cell];
+              fresh[cell] += x[i];
+            }
+            std::vector<double> added(table);
+            for (std::size_t i = 0; i < added.size(); ++i) added[i] += fresh[i];
+            expect_close(values_of(got[0]), out, dtype, 1, 0, "add_positions");
+            expect_close(values_of(got[1]), fresh, dtype, 4, 8, "add_positions_backward");
+            expect_close(values_of(got[2]), added, dtype, 4, 8, "add_positions_backward, accumulating");
+          },
+          Alike::to_the_bit);
+      if (HasFatalFailure()) return;
+    }
+}
+
 TEST_P(Embedding, positions_repeat_for_each_sequence_and_sum_over_the_batch) {
   const DType dtype = GetParam();
   for (const auto& [batch, seq, most, width] :
@@ -133,6 +219,42 @@ TEST(EmbeddingErrors, name_the_id_its_position_and_the_vocabulary) {
   });
 }
 
+TEST(EmbeddingErrors, know_the_whole_vocabulary) {
+  using testing::expect_error;
+  for (const auto& each : one_of_each()) {
+    Machine& m = *each;
+    const Tensor table = m.of({3, 2}, DType::f32, {1, 2, 3, 4, 5, 6}), ids = m.ids({4}, {0, 6, 5, 7});
+    const Tensor out = m.empty({4, 2}, DType::f32), sums = m.empty({3, 2}, DType::f32);
+    for (const tensor::VocabSlice& slice : {tensor::VocabSlice{4, 0}, {5, 7}})  // up to 7, the latter padding
+      for (const bool backward : {false, true})
+        expect_error(ErrorKind::data, "id 7 at position 3 ", [&] {
+          if (backward)
+            m.kernels.embedding_backward(ids, out, sums, false, slice);
+          else
+            m.kernels.embedding(ids, table, out, slice);
+          m.settle();
+        });
+    expect_error(ErrorKind::data, "outside the vocabulary of 7", [&] {
+      m.kernels.embedding(ids, table, out, {5, 7});
+      m.settle();
+    });
+    m.kernels.embedding(ids, table, out, {5, 8});
+    m.settle();
+    EXPECT_EQ(values_of(m.host(out)), (std::vector<double>{0, 0, 3, 4, 1, 2, 5, 6}));
+    expect_error(ErrorKind::usage, "a part of the vocabulary from id -1 on", [&] {
+      m.kernels.embedding(ids, table, out, {-1, 0});
+    });
+    const Tensor x = m.empty({1, 4, 2}, DType::f32), places = m.empty({9, 2}, DType::f32);
+    expect_error(ErrorKind::usage, "a sequence of 10 is longer than the 9 learned positions",
+                 [&] { m.kernels.add_positions(x, places, x, {.first = 1, .count = 2, .second = 8}); });
+    expect_error(ErrorKind::usage, "two ranges of positions overlap: 4 to 6 and 3 to 5", [&] {
+      m.kernels.add_positions_backward(x, places, true, {.first = 4, .count = 2, .second = 3});
+    });
+    expect_error(ErrorKind::usage, "must not be negative",
+                 [&] { m.kernels.add_positions(x, places, x, {.first = -1}); });
+  }
+}
+
 TEST(EmbeddingErrors, come_with_the_next_wait_where_kernels_run_on_their_own) {
   for (const auto& each : one_of_each()) {
     if (each->family == "cpu") continue;
@@ -141,7 +263,7 @@ TEST(EmbeddingErrors, come_with_the_next_wait_where_kernels_run_on_their_own) {
     Tensor out = m.empty({4, 2}, DType::f32), sums = m.empty({3, 2}, DType::f32);
     using testing::expect_error;
     m.kernels.embedding(ids, table, out);
-    expect_error(ErrorKind::data, "id 3 at position 1 is outside a table of 3 rows", [&] { m.settle(); });
+    expect_error(ErrorKind::data, "id 3 at position 1 is outside the vocabulary of 3", [&] { m.settle(); });
     EXPECT_EQ(values_of(m.host(out)), (std::vector<double>{5, 6, 0, 0, 1, 2, 0, 0}));
     m.settle();  // said once
     m.kernels.embedding_backward(ids, out, sums, false);

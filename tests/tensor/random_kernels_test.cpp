@@ -44,6 +44,53 @@ TEST(Dropout, keeps_exactly_the_elements_of_the_stream_and_rescales_them) {
       }
 }
 
+TEST(Dropout, of_some_elements_has_the_mask_of_all) {
+  for (const DType dtype : floating_dtypes)
+    for (const std::uint64_t first : {1ull, 2ull, 3ull, 4ull, 7ull, 4099ull, (1ull << 34) - 5})
+      for (const std::int64_t n : {0, 1, 2, 3, 5, 66, 33001}) {
+        if (n > 1000 && first > 4) continue;
+        const std::vector<double> x = normals_in(dtype, n, 1), residual = normals_in(dtype, n, 2, 4);
+        on_every_machine(
+            [&](Machine& m) {
+              const float p = 0.3f;
+              Tensor alone = m.empty({n}, dtype), added = m.empty({n}, dtype), in_place = m.of({n}, dtype, x);
+              m.kernels.dropout(in_place, {}, p, {key, first}, alone);
+              m.kernels.dropout(in_place, m.of({n}, dtype, residual), p, {key, first}, added);
+              m.kernels.dropout_backward(in_place, p, {key, first}, in_place);
+              return std::vector<Tensor>{alone, added, in_place};
+            },
+            [&](const std::vector<Tensor>& got) {
+              std::vector<double> alone(x.size()), added(x.size());
+              for (std::size_t i = 0; i < x.size(); ++i) {
+                alone[i] = uniform_at(key, first + i) >= 0.3f ? x[i] / (1 - static_cast<double>(0.3f)) : 0;
+                added[i] = residual[i] + alone[i];
+              }
+              expect_close(values_of(got[0]), alone, dtype, 3, 0, "dropout");
+              expect_close(values_of(got[1]), added, dtype, 3, 8, "dropout with residual");
+              EXPECT_EQ(values_of(got[0]), values_of(got[2])) << "backward";
+            },
+            Alike::to_the_bit);
+        if (HasFatalFailure()) return;
+      }
+}
+
+/// Cut anywhere, also where neither memory nor the stream is aligned.
+TEST(Dropout, of_pieces_gives_the_bits_of_the_whole) {
+  const std::int64_t n = 1031;
+  for (const DType dtype : floating_dtypes)
+    for (const auto& machine : all_machines()) {
+      const Tensor x = machine->of({n}, dtype, normals_in(dtype, n, 1)), whole = machine->empty({n}, dtype),
+                   pieces = machine->empty({n}, dtype);
+      machine->kernels.dropout(x, x, 0.4f, key, whole);
+      for (std::int64_t begin = 0, size = 1; begin < n; begin += size++) {
+        const std::int64_t end = std::min(n, begin + size);
+        machine->kernels.dropout(x.range(begin, end), x.range(begin, end), 0.4f,
+                                 {key, static_cast<std::uint64_t>(begin)}, pieces.range(begin, end));
+      }
+      EXPECT_EQ(values_of(machine->host(pieces)), values_of(machine->host(whole))) << machine->name();
+    }
+}
+
 TEST(Dropout, a_dropped_infinity_leaves_zero) {
   for (const auto& machine : all_machines()) {
     Tensor x = machine->empty({1000}, DType::bf16), y = machine->empty({1000}, DType::bf16);

@@ -51,6 +51,42 @@ TEST_P(Rotary, turns_query_and_key_heads_by_their_position_and_leaves_values) {
   }
 }
 
+TEST_P(Rotary, of_a_part_of_a_sequence_gives_the_bits_of_the_whole) {
+  const DType dtype = GetParam();
+  using tensor::Positions;
+  const std::int64_t seq = 24, part = 6, width = 4 * 10;
+  const std::vector<double> x = normals_in(dtype, 2 * seq * width, 1);
+  for (const Positions& at : {Positions{.first = 9}, Positions{.first = 3, .count = 2, .second = 20},
+                              Positions{.first = 17, .count = 4, .second = 0}})
+    for (const auto& machine : all_machines()) {
+      Machine& m = *machine;
+      Attention geometry;
+      geometry.heads = 2, geometry.kv_heads = 1;
+      std::vector<double> some, want;
+      for (std::int64_t b = 0; b < 2; ++b)
+        for (std::int64_t row = 0; row < part; ++row) {
+          const std::int64_t position =
+              row < at.count || at.count == 0 ? at.first + row : at.second + row - at.count;
+          const auto begin = x.begin() + (b * seq + position) * width;
+          some.insert(some.end(), begin, begin + width);
+        }
+      const Tensor turned = m.of({2, part, width}, dtype, some), all = m.of({2, seq, width}, dtype, x);
+      geometry.positions = at;
+      m.kernels.rotary(turned, geometry, 10000, false, turned);  // makes the angles that it needs
+      geometry.positions = {};
+      m.kernels.rotary(all, geometry, 10000, false, all);
+      const std::vector<double> whole = values_of(m.host(all));
+      for (std::int64_t b = 0; b < 2; ++b)
+        for (std::int64_t row = 0; row < part; ++row) {
+          const std::int64_t position =
+              row < at.count || at.count == 0 ? at.first + row : at.second + row - at.count;
+          const auto begin = whole.begin() + (b * seq + position) * width;
+          want.insert(want.end(), begin, begin + width);
+        }
+      EXPECT_EQ(values_of(m.host(turned)), want) << m.name();
+    }
+}
+
 TEST(RotaryAngles, follow_a_change_of_geometry) {
   Machine m(CpuIsa::portable, 1);
   const auto rotate = [](Machine& machine, std::int64_t seq, double base, DType dtype) {
@@ -77,6 +113,11 @@ TEST(RotaryErrors, name_the_geometry) {
   using testing::expect_error;
   expect_error(ErrorKind::usage, "3 heads cannot share 2",
                [&] { m.kernels.rotary(x, geometry, 1e4, false, x); });
+  geometry.kv_heads = 3;
+  geometry.positions.first = -1;
+  const Tensor nine = m.empty({1, 2, 18}, DType::f32);
+  expect_error(ErrorKind::usage, "rotary: positions must not be negative",
+               [&] { m.kernels.rotary(nine, geometry, 1e4, false, nine); });
   geometry.heads = 2, geometry.kv_heads = 1;
   expect_error(ErrorKind::usage, "a width of 12 does not hold 2 query and 1",
                [&] { m.kernels.rotary(x, geometry, 1e4, false, x); });

@@ -1,61 +1,11 @@
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <type_traits>
 
-#include "tensor/cpu/loops.h"
+#include "tensor/cpu/conversions.h"
 
 namespace sherd::tensor::cpu {
 namespace {
-
-/// Calls f with a value of the C++ type that `dtype` stores.
-template <class Fn>
-void with_type(DType dtype, const Fn& f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::bf16:
-      return f(bf16{});
-    case DType::f16:
-      return f(f16{});
-    case DType::f64:
-      return f(double{});
-    case DType::i32:
-      return f(std::int32_t{});
-    case DType::i64:
-      return f(std::int64_t{});
-    case DType::u16:
-      return f(std::uint16_t{});
-    case DType::u8:
-      return f(std::uint8_t{});
-  }
-}
-
-/// Rounds to an odd last bit whatever fp32 cannot hold, so that a second rounding to fewer bits is the only
-/// one that shows.
-float round_to_odd(double value) {
-  const float near = static_cast<float>(value);
-  if (static_cast<double>(near) == value || std::isnan(value)) return near;
-  auto bits = std::bit_cast<std::uint32_t>(near);
-  if (std::fabs(static_cast<double>(near)) > std::fabs(value)) --bits;
-  return std::bit_cast<float>(bits | 1u);
-}
-
-template <class T>
-constexpr bool is_small_float = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
-
-/// One element of a floating or integer type as `To`; integers are range-checked by the caller.
-template <class To, class From>
-To convert_one(From value) {
-  if constexpr (is_small_float<From>)
-    return convert_one<To>(static_cast<float>(value));
-  else if constexpr (is_small_float<To> && std::is_same_v<From, float>)
-    return To(value);
-  else if constexpr (is_small_float<To>)
-    return To(round_to_odd(static_cast<double>(value)));
-  else
-    return static_cast<To>(value);
-}
 
 template <class To, class From>
 void convert_integers(const From* from, To* to, Count first, Count n) {
@@ -120,17 +70,8 @@ void CpuKernels::copy(const Tensor& from, const Tensor& to) {
       std::memmove(at(to, begin), at(from, begin), static_cast<std::size_t>(count) * size_of(from.dtype()));
     } else if (!vector) {
       convert_plain(from, to, begin, count);
-    } else if (to.dtype() == DType::f32) {
-      isa_.convert[storage_index(from)].load(at(from, begin), to.data<float>() + begin, count);
-    } else if (from.dtype() == DType::f32) {
-      isa_.convert[storage_index(to)].store(from.data<float>() + begin, at(to, begin), count);
     } else {
-      float block[stack_block];
-      for (Count i = begin; i < begin + count; i += stack_block) {
-        const Count n = std::min(stack_block, begin + count - i);
-        isa_.convert[storage_index(from)].load(at(from, i), block, n);
-        isa_.convert[storage_index(to)].store(block, at(to, i), n);
-      }
+      convert_floats(isa_, from, begin, to, begin, count);
     }
   });
 }

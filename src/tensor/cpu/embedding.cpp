@@ -8,7 +8,8 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-void check_ids(const char* kernel, const Tensor& ids, Count vocab) {
+void check_ids(const char* kernel, const Tensor& ids, const Tensor& table, const VocabSlice& slice) {
+  const Count vocab = check_vocab_slice(kernel, table, slice);
   const std::int32_t* id = ids.data<std::int32_t>();
   for (Count i = 0; i < ids.numel(); ++i)
     if (id[i] < 0 || id[i] >= vocab) [[unlikely]]
@@ -17,27 +18,30 @@ void check_ids(const char* kernel, const Tensor& ids, Count vocab) {
            ". Prepare the data with the model's tokenizer, or raise the model's vocabulary size");
 }
 
-/// Positions in `ids` in order of id, those of one id in index order, and where each id's run begins.
+/// Positions in `ids` in order of the table's rows, those of one row in index order, and where each row's run
+/// begins.
 struct Runs {
-  std::vector<std::uint64_t> keys;  ///< id in the upper 32 bits, position in the lower
+  std::vector<std::uint64_t> keys;  ///< row in the upper 32 bits, position in the lower
   std::vector<Count> begin;         ///< one more than there are runs
 };
 
-Runs runs_of(const Tensor& ids) {
+/// Of the ids that a table of `rows` from id `first` on holds.
+Runs runs_of(const Tensor& ids, Count first, Count rows) {
   Runs runs;
   const std::int32_t* id = ids.data<std::int32_t>();
-  runs.keys.resize(static_cast<std::size_t>(ids.numel()));
+  runs.keys.reserve(static_cast<std::size_t>(ids.numel()));
   require(ids.numel() <= std::numeric_limits<std::uint32_t>::max(), "embedding_backward: too many ids");
-  for (std::size_t i = 0; i < runs.keys.size(); ++i)
-    runs.keys[i] = static_cast<std::uint64_t>(id[i]) << 32 | i;
+  for (Count i = 0; i < ids.numel(); ++i)
+    if (const Count row = id[i] - first; row >= 0 && row < rows)
+      runs.keys.push_back(static_cast<std::uint64_t>(row) << 32 | static_cast<std::uint64_t>(i));
   std::sort(runs.keys.begin(), runs.keys.end());
   for (std::size_t i = 0; i < runs.keys.size(); ++i)
     if (i == 0 || runs.keys[i] >> 32 != runs.keys[i - 1] >> 32) runs.begin.push_back(static_cast<Count>(i));
-  runs.begin.push_back(ids.numel());
+  runs.begin.push_back(static_cast<Count>(runs.keys.size()));
   return runs;
 }
 
-/// dtable[id, from .. from + n) += the rows of dy that `keys` names, in order, rounded once.
+/// dtable[row, from .. from + n) += the rows of dy that `keys` names, in order, rounded once.
 void add_run(const IsaTable& isa, std::span<const std::uint64_t> keys, const Tensor& dy, const Tensor& dtable,
              Count from, Count n) {
   const Count width = dtable.shape()[1], target = static_cast<Count>(keys[0] >> 32) * width + from;
@@ -56,30 +60,62 @@ void add_run(const IsaTable& isa, std::span<const std::uint64_t> keys, const Ten
   isa.convert[storage_index(dtable)].store(sums, at(dtable, target), n);
 }
 
+/// The range's rows of dtable (+)= the sum over sequences of its rows of dy.
+void sum_batch(Device& device, const IsaTable& isa, const Tensor& dy, const Tensor& dtable,
+               const PositionRange& range, bool accumulate) {
+  const Count width = dtable.shape()[1], sequence = dy.shape()[-2] * width;
+  const Count batch = sequence == 0 ? 0 : dy.numel() / sequence;
+  const Count source = range.row * width, target = range.position * width;
+  in_chunks(device, range.count * width, 16 * stack_block, [&](Count begin, Count count) {
+    for (Count i = begin; i < begin + count; i += stack_block) {
+      const Count n = std::min(stack_block, begin + count - i);
+      if (dy.dtype() == DType::f64) {
+        double* to = dtable.data<double>() + target;
+        for (Count k = i; k < i + n; ++k) {
+          double sum = 0;
+          for (Count b = 0; b < batch; ++b) sum += dy.data<double>()[b * sequence + source + k];
+          to[k] = accumulate ? to[k] + sum : sum;
+        }
+        continue;
+      }
+      float sums[stack_block] = {};
+      for (Count b = 0; b < batch; ++b)
+        isa.convert[storage_index(dy)].add_to(at(dy, b * sequence + source + i), sums, n);
+      write_sums(isa, sums, dtable, target + i, n, accumulate);
+    }
+  });
+}
+
 }  // namespace
 
-void CpuKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor& out, const VocabSlice&) {
+void CpuKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor& out,
+                           const VocabSlice& slice) {
   const Count width = check_embedding("embedding", ids, table, out);
   require(out.dtype() == table.dtype(), "embedding: the output must be ", name_of(table.dtype()), ", not ",
           name_of(out.dtype()));
-  check_ids("embedding", ids, table.shape()[0]);
+  check_ids("embedding", ids, table, slice);
   const std::int32_t* id = ids.data<std::int32_t>();
   const std::size_t bytes = static_cast<std::size_t>(width) * size_of(table.dtype());
   in_chunks(device_, ids.numel(), row_grain(width), [&](Count begin, Count count) {
-    for (Count i = begin; i < begin + count; ++i)
-      std::memcpy(at(out, i * width), at(table, id[i] * width), bytes);
+    for (Count i = begin; i < begin + count; ++i) {
+      const Count row = id[i] - slice.first;
+      if (row >= 0 && row < table.shape()[0])
+        std::memcpy(at(out, i * width), at(table, row * width), bytes);
+      else
+        std::memset(at(out, i * width), 0, bytes);
+    }
   });
 }
 
 void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,
-                                    bool accumulate, const VocabSlice&) {
+                                    bool accumulate, const VocabSlice& slice) {
   constexpr const char* name = "embedding_backward";
   const Count width = check_embedding(name, ids, dtable, dy);
   check_summable(name, dy, dtable);
-  check_ids(name, ids, dtable.shape()[0]);
+  check_ids(name, ids, dtable, slice);
   if (!accumulate) fill(dtable, 0);
   if (dy.numel() == 0) return;
-  const Runs runs = runs_of(ids);
+  const Runs runs = runs_of(ids, slice.first, dtable.shape()[0]);
   const Count run_count = static_cast<Count>(runs.begin.size()) - 1;
   // Columns are cut as well, for texts in which one id makes up most of the rows.
   constexpr Count columns = 256;
@@ -97,15 +133,17 @@ void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const T
   });
 }
 
-void CpuKernels::add_positions(const Tensor& x, const Tensor& table, const Tensor& out, const Positions&) {
+void CpuKernels::add_positions(const Tensor& x, const Tensor& table, const Tensor& out,
+                               const Positions& positions) {
   require_alike("add_positions", out, {&x});
-  const Count seq = check_positions("add_positions", x, table), width = table.shape()[1];
+  check_positions("add_positions", x, table, positions);
+  const Count seq = x.shape()[-2], width = table.shape()[1];
   require(table.dtype() == x.dtype(), "add_positions: dtypes differ: ", name_of(table.dtype()), " and ",
           name_of(x.dtype()));
   if (x.numel() == 0) return;
   in_chunks(device_, x.shape().rows(), row_grain(width), [&](Count begin, Count count) {
     for (Count row = begin; row < begin + count; ++row) {
-      const Count position = row % seq;
+      const Count position = positions.at(row % seq);
       if (x.dtype() != DType::f64) {
         isa_.elementwise[storage_index(x)].add(at(x, row * width), at(table, position * width),
                                                at(out, row * width), width);
@@ -119,29 +157,17 @@ void CpuKernels::add_positions(const Tensor& x, const Tensor& table, const Tenso
 }
 
 void CpuKernels::add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
-                                        const Positions&) {
+                                        const Positions& positions) {
   constexpr const char* name = "add_positions_backward";
-  const Count seq = check_positions(name, dy, dtable), width = dtable.shape()[1];
+  const std::vector<PositionRange> ranges = check_positions(name, dy, dtable, positions);
   check_summable(name, dy, dtable);
-  const Count used = seq * width, batch = used == 0 ? 0 : dy.numel() / used;
-  if (!accumulate) fill(dtable.range(used, dtable.numel()), 0);
-  in_chunks(device_, used, 16 * stack_block, [&](Count begin, Count count) {
-    for (Count i = begin; i < begin + count; i += stack_block) {
-      const Count n = std::min(stack_block, begin + count - i);
-      if (dy.dtype() == DType::f64) {
-        double* to = dtable.data<double>();
-        for (Count k = i; k < i + n; ++k) {
-          double sum = 0;
-          for (Count b = 0; b < batch; ++b) sum += dy.data<double>()[b * used + k];
-          to[k] = accumulate ? to[k] + sum : sum;
-        }
-        continue;
-      }
-      float sums[stack_block] = {};
-      for (Count b = 0; b < batch; ++b) isa_.convert[storage_index(dy)].add_to(at(dy, b * used + i), sums, n);
-      write_sums(isa_, sums, dtable, i, n, accumulate);
-    }
-  });
+  Count at = 0;  // rows before it are done
+  for (const PositionRange& range : ranges) {
+    if (!accumulate) fill(dtable.rows(at, range.position), 0);
+    sum_batch(device_, isa_, dy, dtable, range, accumulate);
+    at = range.position + range.count;
+  }
+  if (!accumulate) fill(dtable.rows(at, dtable.shape()[0]), 0);
 }
 
 }  // namespace sherd::tensor::cpu

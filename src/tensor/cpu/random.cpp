@@ -1,23 +1,40 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "tensor/cpu/loops.h"
 
 namespace sherd::tensor::cpu {
 namespace {
 
-void dropout_f64(Device& device, const Tensor& x, const Tensor& residual, float p, RandomKey key,
-                 const Tensor& out) {
+void dropout_f64(Device& device, const Tensor& x, const Tensor& residual, float p,
+                 const RandomElements& random, const Tensor& out) {
   const double factor = 1 / (1 - static_cast<double>(p));
   const double* from = x.data<double>();
   const double* base = residual ? residual.data<double>() : nullptr;
   double* to = out.data<double>();
   in_chunks(device, out.numel(), element_grain, [&](Count begin, Count count) {
     for (Count i = begin; i < begin + count; ++i) {
-      const double kept = uniform_at(key, static_cast<std::uint64_t>(i)) >= p ? from[i] * factor : 0;
+      const double kept =
+          uniform_at(random.key, random.first + static_cast<std::uint64_t>(i)) >= p ? from[i] * factor : 0;
       to[i] = base ? base[i] + kept : kept;
     }
   });
+}
+
+/// dropout() of the n < 4 elements from `first` on of a block of the stream, of which it makes all four.
+void dropout_within_block(const DropoutOps& ops, const Tensor& x, const Tensor& residual, const Tensor& out,
+                          Count n, const RandomElements& random, std::uint32_t threshold, float factor) {
+  const auto before = static_cast<Count>(random.first % 4);
+  const std::size_t skipped = static_cast<std::size_t>(before) * size_of(x.dtype()),
+                    bytes = static_cast<std::size_t>(n) * size_of(x.dtype());
+  std::byte values[16] = {}, base[16] = {}, results[16];  // four of fp32
+  std::memcpy(values + skipped, x.raw(), bytes);
+  if (residual) std::memcpy(base + skipped, residual.raw(), bytes);
+  ops.dropout(values, residual ? base : nullptr, results, before + n,
+              random.first - static_cast<std::uint64_t>(before), random.key.seed, random.key.stream,
+              threshold, factor);
+  std::memcpy(out.raw(), results + skipped, bytes);
 }
 
 /// x[i] = offset + factor·(element first + i of a stream), in double, then rounded to fp32 and to x's dtype.
@@ -50,16 +67,21 @@ void fill_stream(Device& device, const IsaTable& isa, const char* kernel, const 
 
 void CpuKernels::dropout(const Tensor& x, const Tensor& residual, float p, RandomElements random,
                          const Tensor& out) {
-  const RandomKey key = random.key;
   require_alike("dropout", out, {&x});
   if (residual) require_alike("dropout", out, {&residual});
   const std::uint32_t threshold = keep_threshold("dropout", p);
   if (threshold == 0) return residual ? add(residual, x, out) : copy(x, out);
-  if (out.dtype() == DType::f64) return dropout_f64(device_, x, residual, p, key, out);
-  const auto op = isa_.dropout[storage_index(out)].dropout;
-  in_chunks(device_, out.numel(), element_grain, [&](Count begin, Count count) {
-    op(at(x, begin), residual ? at(residual, begin) : nullptr, at(out, begin), count,
-       static_cast<std::uint64_t>(begin), key.seed, key.stream, threshold, 1.0f / (1.0f - p));
+  if (out.dtype() == DType::f64) return dropout_f64(device_, x, residual, p, random, out);
+  const DropoutOps& ops = isa_.dropout[storage_index(out)];
+  const float factor = 1.0f / (1.0f - p);
+  // Vectors take whole blocks of four; the elements before the first one are made by themselves.
+  const Count before = std::min(out.numel(), static_cast<Count>((4 - random.first % 4) % 4));
+  if (before > 0) dropout_within_block(ops, x, residual, out, before, random, threshold, factor);
+  in_chunks(device_, out.numel() - before, element_grain, [&](Count begin, Count count) {
+    const Count i = before + begin;
+    ops.dropout(at(x, i), residual ? at(residual, i) : nullptr, at(out, i), count,
+                random.first + static_cast<std::uint64_t>(i), random.key.seed, random.key.stream, threshold,
+                factor);
   });
 }
 

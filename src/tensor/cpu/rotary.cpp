@@ -53,10 +53,12 @@ void CpuKernels::rotary(const Tensor& qkv, const Attention& geometry, double bas
   const Count heads = geometry.heads, groups = geometry.kv_heads, width = qkv.shape().back();
   const Count half = head / 2, per_group = heads / groups + 2;
   const double direction = inverse ? -1 : 1;
-  const RotaryAngles& angles = rotary_angles(seq, half, base, compute_type(qkv.dtype()));
+  const RotaryAngles& angles =
+      rotary_angles(geometry.positions.end(seq), half, base, compute_type(qkv.dtype()));
   in_chunks(device_, rows, row_grain(width), [&](Count begin, Count count) {
     for (Count h = begin * (heads + 2 * groups); h < (begin + count) * (heads + 2 * groups); ++h) {
-      const Count row = h / (heads + 2 * groups), angle = row % seq * half, from = h * head;
+      const Count row = h / (heads + 2 * groups), from = h * head;
+      const Count angle = geometry.positions.at(row % seq) * half;
       if (h % (heads + 2 * groups) % per_group == per_group - 1) {  // the value head
         if (out.raw() != qkv.raw())
           std::memcpy(at(out, from), at(qkv, from), static_cast<std::size_t>(head) * size_of(qkv.dtype()));

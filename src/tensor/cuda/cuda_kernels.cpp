@@ -25,8 +25,8 @@ void DataErrors::check() {
     const auto value = static_cast<std::int32_t>(found.first & 0xffffffffu);
     const std::uint64_t position = found.first >> 32;
     if (static_cast<DataError>(kind) == DataError::embedding_id)
-      fail(ErrorKind::data, "embedding: id ", value, " at position ", position, " is outside a table of ",
-           found.limit, " rows");
+      fail(ErrorKind::data, "embedding: id ", value, " at position ", position,
+           " is outside the vocabulary of ", found.limit);
     fail(ErrorKind::data, "cross_entropy: target ", value, " at position ", position, " is outside [0, ",
          found.limit, ")");
   }

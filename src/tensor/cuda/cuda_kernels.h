@@ -33,7 +33,7 @@ class CudaKernels final : public Kernels {
   const Target& target() const { return target_; }
   /// Takes effect with the next call.
   CudaOptions options;
-  /// Throws Error{data} for what a kernel that has finished met: an id outside a table, a target outside the
+  /// Throws Error{data} for what a kernel that has finished met: an id or a target outside the
   /// vocabulary. Does not wait.
   void check_data() { errors_.check(); }
   /// Keeps a handle as long as the kernels live: check_data()'s registration with the device.

@@ -8,17 +8,19 @@
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
 
-/// to[row] = table[ids[row]]; zeros, and word of it, for an id that the table lacks.
+/// to[row] = the table's row of ids[row]; zeros for an id that it lacks, and word of one that is outside the
+/// vocabulary.
 template <int width, class S>
-__global__ void embedding_kernel(const std::int32_t* ids, Count rows, Count vocab, Count n, const S* table,
+__global__ void embedding_kernel(const std::int32_t* ids, Count rows, HeldIds held, Count n, const S* table,
                                  S* to, DataErrorSlot* wrong) {
   for (Count row = blockIdx.x; row < rows; row += gridDim.x) {
     const std::int32_t id = ids[row];
-    const bool known = id >= 0 && id < vocab;
-    if (!known && threadIdx.x == 0) raise(wrong, row, id, vocab);
+    if ((id < 0 || id >= held.vocab) && threadIdx.x == 0) raise(wrong, row, id, held.vocab);
+    const Count from = id - held.first;
+    const bool known = from >= 0 && from < held.rows;
     for (Count at = Count{threadIdx.x} * width; at < n; at += Count{blockDim.x} * width) {
       Pack<S, width> values{};
-      if (known) values = load_pack<width>(table + id * n + at);
+      if (known) values = load_pack<width>(table + from * n + at);
       store_pack(to + row * n + at, values);
     }
   }
@@ -27,18 +29,18 @@ __global__ void embedding_kernel(const std::int32_t* ids, Count rows, Count voca
 /// Rows whose loads are under way together.
 constexpr int ahead = 8;
 
-/// table[id] += the rows of dy of each id, in order, rounded once. `keys` are ids in order, of equal ones the
-/// rows in order too. Blocks of x take the places where a run of one id begins, blocks of y parts of its
-/// columns.
+/// The table's rows += the rows of dy of each, in order, rounded once. `keys` are the table's rows in order,
+/// of equal ones the rows of dy in order too. Blocks of x take the places where a run of one id begins,
+/// blocks of y parts of its columns.
 template <int width, class S, class T>
-__global__ void embedding_backward_kernel(SortedRows sorted, Count rows, Count vocab, Count n, const S* dy,
+__global__ void embedding_backward_kernel(SortedRows sorted, Count rows, Count held, Count n, const S* dy,
                                           T* table) {
   using C = Compute<S>;
   const Count at = (Count{blockIdx.y} * blockDim.x + threadIdx.x) * width;
   if (at >= n) return;
   for (Count begin = blockIdx.x; begin < rows; begin += gridDim.x) {
     const std::uint32_t id = sorted.keys[begin];
-    if (id >= vocab || (begin > 0 && sorted.keys[begin - 1] == id)) continue;
+    if (id >= held || (begin > 0 && sorted.keys[begin - 1] == id)) continue;
     T* to = table + Count{id} * n + at;
     Pack<T, width> old = load_pack<width>(to);
     C sums[width];
@@ -62,29 +64,30 @@ __global__ void embedding_backward_kernel(SortedRows sorted, Count rows, Count v
   }
 }
 
-/// to[r, i] = x[r, i] + table[r mod positions, i]. A thread adds one part of a table's row wherever it
-/// belongs.
+/// to[r·stride + i] = x[r·stride + i] + table[i]. A thread adds one part of the table wherever it belongs.
 template <int width, class S, class T>
-__global__ void add_rows_kernel(const S* x, const T* table, Count table_size, Count repeats, S* to) {
+__global__ void add_rows_kernel(const S* x, const T* table, Count table_size, Count repeats, Count stride,
+                                S* to) {
   const Count at = grid_thread() * width;
   if (at >= table_size) return;
   const Pack<T, width> added = load_pack<width>(table + at);
   for (Count repeat = blockIdx.y; repeat < repeats; repeat += gridDim.y) {
-    Pack<S, width> values = load_pack<width>(x + repeat * table_size + at);
+    Pack<S, width> values = load_pack<width>(x + repeat * stride + at);
     for (int k = 0; k < width; ++k) values.at[k] = narrow<S>(widen(values.at[k]) + widen(added.at[k]));
-    store_pack(to + repeat * table_size + at, values);
+    store_pack(to + repeat * stride + at, values);
   }
 }
 
-/// to[i] (+)= the sum of dy[repeat, i] over repeats, in order.
+/// to[i] (+)= the sum of dy[repeat·stride + i] over repeats, in order.
 template <int width, class S, class T>
-__global__ void sum_repeats_kernel(const S* dy, Count size, Count repeats, T* to, bool accumulate) {
+__global__ void sum_repeats_kernel(const S* dy, Count size, Count repeats, Count stride, T* to,
+                                   bool accumulate) {
   using C = Compute<S>;
   const Count at = grid_thread() * width;
   if (at >= size) return;
   C sums[width] = {};
   for (Count repeat = 0; repeat < repeats; ++repeat) {
-    const Pack<S, width> values = load_pack<width>(dy + repeat * size + at);
+    const Pack<S, width> values = load_pack<width>(dy + repeat * stride + at);
     for (int k = 0; k < width; ++k) sums[k] = sums[k] + widen(values.at[k]);
   }
   Pack<T, width> old{};
@@ -117,27 +120,57 @@ unsigned row_threads(Count packs) {
   return packs >= element_threads ? element_threads : ceil_div(packs, 32) * 32;
 }
 
-}  // namespace
-
-void add_row(const Target& target, const Tensor& x, const Tensor& table, const Tensor& to) {
-  const Count size = table.numel(), repeats = size == 0 ? 0 : x.numel() / size;
+/// to[first + r·stride + i] = x[first + r·stride + i] + table[i], for every r whose sequence of `stride`
+/// elements x has.
+void add_repeated(const Target& target, const Tensor& x, Count first, Count stride, const Tensor& table,
+                  const Tensor& to) {
+  const Count size = table.numel(), repeats = x.numel() / stride;
   if (repeats == 0) return;
   with_two(x.dtype(), table.dtype(), [&](auto a, auto b) {
     using S = decltype(a);
     using T = decltype(b);
     constexpr int width = common_width<S, T>;
-    const bool packs = size % width == 0 && aligned_for_packs(x.raw(), table.raw(), to.raw());
+    const S* from = in<S>(x) + first;
+    S* result = out<S>(to) + first;
+    const bool packs =
+        size % width == 0 && stride % width == 0 && aligned_for_packs(from, in<T>(table), result);
     const unsigned grid = ceil_div(size, packs ? element_threads * width : element_threads);
     // Enough blocks to fill the device, each of which reads its part of the table once.
     const Count wanted = ceil_div(Count{target.processors} * 16, grid);
     const dim3 blocks(grid, static_cast<unsigned>(std::min<Count>({repeats, wanted, 65535})));
     launch(packs ? add_rows_kernel<width, S, T> : add_rows_kernel<1, S, T>, blocks, element_threads, 0,
-           target.stream, in<S>(x), in<T>(table), size, repeats, out<S>(to));
+           target.stream, from, in<T>(table), size, repeats, stride, result);
   });
 }
 
-void CudaKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor& out, const VocabSlice&) {
+/// The range's rows of dtable (+)= the sum over sequences of its rows of dy.
+void sum_batch(const Target& target, const Tensor& dy, const Tensor& dtable, const PositionRange& range,
+               bool accumulate) {
+  const Count columns = dtable.shape()[1], stride = dy.shape()[-2] * columns, size = range.count * columns;
+  if (size == 0) return;
+  with_two(dy.dtype(), dtable.dtype(), [&](auto a, auto b) {
+    using S = decltype(a);
+    using T = decltype(b);
+    constexpr int width = common_width<S, T>;
+    const S* from = in<S>(dy) + range.row * columns;
+    T* to = out<T>(dtable) + range.position * columns;
+    const bool packs = size % width == 0 && stride % width == 0 && aligned_for_packs(from, to);
+    launch(packs ? sum_repeats_kernel<width, S, T> : sum_repeats_kernel<1, S, T>,
+           ceil_div(size, packs ? element_threads * width : element_threads), element_threads, 0,
+           target.stream, from, size, dy.numel() / stride, stride, to, accumulate);
+  });
+}
+
+}  // namespace
+
+void add_row(const Target& target, const Tensor& x, const Tensor& table, const Tensor& to) {
+  if (table.numel() > 0) add_repeated(target, x, 0, table.numel(), table, to);
+}
+
+void CudaKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor& out,
+                            const VocabSlice& slice) {
   const Count width = check_embedding("embedding", ids, table, out), rows = ids.numel();
+  const HeldIds held{slice.first, table.shape()[0], check_vocab_slice("embedding", table, slice)};
   require(out.dtype() == table.dtype(), "embedding: the output must be ", name_of(table.dtype()), ", not ",
           name_of(out.dtype()));
   if (out.numel() == 0) return;
@@ -147,19 +180,20 @@ void CudaKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor
     const bool packs = width % pack == 0 && aligned_for_packs(table.raw(), out.raw());
     launch(packs ? embedding_kernel<pack, S> : embedding_kernel<1, S>,
            blocks_for(rows, 1, target_.processors, 32), row_threads(packs ? width / pack : width), 0,
-           target_.stream, in<std::int32_t>(ids), rows, table.shape()[0], width, in<S>(table),
-           SHERD_CUDA::out<S>(out), errors_.slot(DataError::embedding_id));
+           target_.stream, in<std::int32_t>(ids), rows, held, width, in<S>(table), SHERD_CUDA::out<S>(out),
+           errors_.slot(DataError::embedding_id));
   });
 }
 
 void CudaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,
-                                     bool accumulate, const VocabSlice&) {
+                                     bool accumulate, const VocabSlice& slice) {
   constexpr const char* name = "embedding_backward";
-  const Count width = check_embedding(name, ids, dtable, dy), rows = ids.numel(), vocab = dtable.shape()[0];
+  const Count width = check_embedding(name, ids, dtable, dy), rows = ids.numel();
+  const HeldIds held{slice.first, dtable.shape()[0], check_vocab_slice(name, dtable, slice)};
   check_summable(name, dy, dtable);
   if (!accumulate) fill(dtable, 0);
   if (dy.numel() == 0) return;
-  const RowSort sort(target_, ids, vocab, errors_.slot(DataError::embedding_id));
+  const RowSort sort(target_, ids, held, errors_.slot(DataError::embedding_id));
   with_two(dy.dtype(), dtable.dtype(), [&](auto a, auto b) {
     using S = decltype(a);
     using T = decltype(b);
@@ -169,34 +203,34 @@ void CudaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const 
     const dim3 blocks(blocks_for(rows, 1, target_.processors, 64),
                       ceil_div(width, threads * (packs ? pack : 1)));
     launch(packs ? embedding_backward_kernel<pack, S, T> : embedding_backward_kernel<1, S, T>, blocks,
-           threads, 0, target_.stream, sort.sorted(), rows, vocab, width, in<S>(dy), out<T>(dtable));
+           threads, 0, target_.stream, sort.sorted(), rows, held.rows, width, in<S>(dy), out<T>(dtable));
   });
 }
 
-void CudaKernels::add_positions(const Tensor& x, const Tensor& table, const Tensor& out, const Positions&) {
+void CudaKernels::add_positions(const Tensor& x, const Tensor& table, const Tensor& out,
+                                const Positions& positions) {
   require_alike("add_positions", out, {&x});
-  const Count seq = check_positions("add_positions", x, table);
+  const std::vector<PositionRange> ranges = check_positions("add_positions", x, table, positions);
   require(table.dtype() == x.dtype(), "add_positions: dtypes differ: ", name_of(table.dtype()), " and ",
           name_of(x.dtype()));
-  add_row(target_, x, table.rows(0, seq), out);
+  if (x.numel() == 0) return;
+  const Count width = table.shape()[1];
+  for (const auto& [row, position, count] : ranges)
+    add_repeated(target_, x, row * width, x.shape()[-2] * width, table.rows(position, position + count), out);
 }
 
 void CudaKernels::add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
-                                         const Positions&) {
+                                         const Positions& positions) {
   constexpr const char* name = "add_positions_backward";
-  const Count used = check_positions(name, dy, dtable) * dtable.shape()[1];
+  const std::vector<PositionRange> ranges = check_positions(name, dy, dtable, positions);
   check_summable(name, dy, dtable);
-  if (!accumulate && used < dtable.numel()) fill(dtable.range(used, dtable.numel()), 0);
-  if (used == 0) return;
-  with_two(dy.dtype(), dtable.dtype(), [&](auto a, auto b) {
-    using S = decltype(a);
-    using T = decltype(b);
-    constexpr int width = common_width<S, T>;
-    const bool packs = used % width == 0 && aligned_for_packs(dy.raw(), dtable.raw());
-    launch(packs ? sum_repeats_kernel<width, S, T> : sum_repeats_kernel<1, S, T>,
-           ceil_div(used, packs ? element_threads * width : element_threads), element_threads, 0,
-           target_.stream, in<S>(dy), used, dy.numel() / used, out<T>(dtable), accumulate);
-  });
+  Count at = 0;  // rows before it are done
+  for (const PositionRange& range : ranges) {
+    if (!accumulate) fill(dtable.rows(at, range.position), 0);
+    sum_batch(target_, dy, dtable, range, accumulate);
+    at = range.position + range.count;
+  }
+  if (!accumulate) fill(dtable.rows(at, dtable.shape()[0]), 0);
 }
 
 }  // namespace sherd::tensor::SHERD_CUDA

@@ -11,16 +11,20 @@ constexpr int dropout_width = pack_width<S> > 4 ? pack_width<S> : 4;
 template <class C>
 struct Keep {
   RandomKey key;
+  std::uint64_t first;
   std::uint32_t threshold;
   C factor;
 };
 
-/// to[i] = (residual[i] +) x[i]·factor where the word of element i says so.
+/// to[i] = (residual[i] +) x[i]·factor where the word of element keep.first + i says so. Without packs, the
+/// first thread begins with the block of the stream that element keep.first is in.
 template <bool packs, bool with_residual, class S>
 __global__ void dropout_kernel(const S* x, const S* residual, S* to, Count n, Keep<Compute<S>> keep) {
   using C = Compute<S>;
   constexpr int width = dropout_width<S>;
-  for (Count first = grid_thread() * width; first < n; first += grid_threads() * width) {
+  const Count skipped = packs ? 0 : static_cast<Count>(keep.first % 4);
+  for (Count at = grid_thread() * width; at < skipped + n; at += grid_threads() * width) {
+    const Count first = at - skipped;  // below 0 where the stream's block begins before
     const bool whole = first + width <= n;
     Pack<S, width> value{}, base{};
     if (packs && whole) {
@@ -28,12 +32,13 @@ __global__ void dropout_kernel(const S* x, const S* residual, S* to, Count n, Ke
       if (with_residual) base = load_pack<width>(residual + first);
     } else {
       for (int k = 0; k < width && first + k < n; ++k) {
+        if (first + k < 0) continue;
         value.at[k] = x[first + k];
         if (with_residual) base.at[k] = residual[first + k];
       }
     }
     for (int block = 0; block < width / 4; ++block) {
-      const auto words = philox(keep.key, static_cast<std::uint64_t>(first / 4 + block));
+      const auto words = philox(keep.key, keep.first / 4 + static_cast<std::uint64_t>(at / 4 + block));
       for (int k = 0; k < 4; ++k) {
         S& element = value.at[4 * block + k];
         const C kept = words[k] >> 8 >= keep.threshold ? widen(element) * keep.factor : C{0};
@@ -43,7 +48,8 @@ __global__ void dropout_kernel(const S* x, const S* residual, S* to, Count n, Ke
     if (packs && whole)
       store_pack(to + first, value);
     else
-      for (int k = 0; k < width && first + k < n; ++k) to[first + k] = value.at[k];
+      for (int k = 0; k < width && first + k < n; ++k)
+        if (first + k >= 0) to[first + k] = value.at[k];
   }
 }
 
@@ -110,7 +116,6 @@ void fill_stream(const Target& target, const char* kernel, const Tensor& x, Rand
 
 void CudaKernels::dropout(const Tensor& x, const Tensor& residual, float p, RandomElements random,
                           const Tensor& out) {
-  const RandomKey key = random.key;
   require_alike("dropout", out, {&x});
   if (residual) require_alike("dropout", out, {&residual});
   const std::uint32_t threshold = keep_threshold("dropout", p);
@@ -120,11 +125,12 @@ void CudaKernels::dropout(const Tensor& x, const Tensor& residual, float p, Rand
     using S = decltype(type);
     using C = Compute<S>;
     const S* base = residual ? in<S>(residual) : nullptr;
-    const Keep<C> keep{key, threshold, C{1} / (C{1} - static_cast<C>(p))};
-    const bool packs = aligned_for_packs(x.raw(), out.raw(), base);
+    const Keep<C> keep{random.key, random.first, threshold, C{1} / (C{1} - static_cast<C>(p))};
+    const bool packs = random.first % 4 == 0 && aligned_for_packs(x.raw(), out.raw(), base);
     const auto kernel = packs ? (base ? dropout_kernel<true, true, S> : dropout_kernel<true, false, S>)
                               : (base ? dropout_kernel<false, true, S> : dropout_kernel<false, false, S>);
-    launch(kernel, blocks_for(out.numel(), Count{element_threads} * dropout_width<S>, target_.processors, 32),
+    launch(kernel,
+           blocks_for(out.numel() + 3, Count{element_threads} * dropout_width<S>, target_.processors, 32),
            element_threads, 0, target_.stream, in<S>(x), base, SHERD_CUDA::out<S>(out), out.numel(), keep);
   });
 }

@@ -22,6 +22,7 @@ struct RotaryArguments {
   const Compute<S>*cosine, *sine;
   Compute<S> direction;
   Count rows, seq, half;
+  Positions positions;
   int heads, per_group;  ///< of all kinds in a row, and in a group, whose last one holds values
 };
 
@@ -31,7 +32,7 @@ __global__ void rotary_kernel(RotaryArguments<S> a) {
   using C = Compute<S>;
   const Count packs = a.half / width;  // per half a head
   for (Count row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const Count angles = row % a.seq * a.half;
+    const Count angles = a.positions.at(row % a.seq) * a.half;
     for (Count item = threadIdx.x; item < a.heads * packs; item += blockDim.x) {
       const Count head = item / packs, i = (item - head * packs) * width;
       const Count at = (row * a.heads + head) * 2 * a.half + i;
@@ -76,7 +77,8 @@ void CudaKernels::rotary(const Tensor& qkv, const Attention& geometry, double ba
                          const Tensor& out) {
   const auto [rows, seq, head] = check_rotary(qkv, geometry, base, out);
   if (qkv.numel() == 0) return;
-  const RotaryAngles& angles = rotary_angles(seq, head / 2, base, compute_type(qkv.dtype()));
+  const RotaryAngles& angles =
+      rotary_angles(geometry.positions.end(seq), head / 2, base, compute_type(qkv.dtype()));
   with_floating(qkv.dtype(), [&, rows = rows, seq = seq, half = head / 2](auto type) {
     using S = decltype(type);
     using C = Compute<S>;
@@ -89,6 +91,7 @@ void CudaKernels::rotary(const Tensor& qkv, const Attention& geometry, double ba
                                   rows,
                                   seq,
                                   half,
+                                  geometry.positions,
                                   geometry.heads + 2 * geometry.kv_heads,
                                   geometry.heads / geometry.kv_heads + 2};
     const bool packs = half % width == 0 && aligned_for_packs(qkv.raw(), out.raw());

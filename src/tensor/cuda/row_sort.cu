@@ -9,14 +9,14 @@ namespace {
 constexpr int sort_bits = 8, sort_warps = 8, sort_steps = 8;
 static_assert(sort_digits == 1 << sort_bits && sort_tile == sort_warps * 32 * sort_steps);
 
-/// The keys of the first pass; word of ids that the table lacks.
-__global__ void sort_keys_kernel(const std::int32_t* ids, Count n, Count vocab, std::uint32_t* keys,
+/// The keys of the first pass; word of ids outside the vocabulary.
+__global__ void sort_keys_kernel(const std::int32_t* ids, Count n, HeldIds held, std::uint32_t* keys,
                                  std::uint32_t* rows, DataErrorSlot* wrong) {
   for (Count i = grid_thread(); i < n; i += grid_threads()) {
     const std::int32_t id = ids[i];
-    const bool known = id >= 0 && id < vocab;
-    if (!known) raise(wrong, i, id, vocab);
-    keys[i] = static_cast<std::uint32_t>(known ? id : vocab);
+    if (id < 0 || id >= held.vocab) raise(wrong, i, id, held.vocab);
+    const Count row = id - held.first;
+    keys[i] = static_cast<std::uint32_t>(row >= 0 && row < held.rows ? row : held.rows);
     rows[i] = static_cast<std::uint32_t>(i);
   }
 }
@@ -106,10 +106,10 @@ SortedRows RowSort::sorted() const {
   return {words(result_), words(result_) + rows_};
 }
 
-RowSort::RowSort(const Target& target, const Tensor& ids, Count vocab, DataErrorSlot* wrong)
+RowSort::RowSort(const Target& target, const Tensor& ids, const HeldIds& held, DataErrorSlot* wrong)
     : rows_(ids.numel()) {
   const Count n = rows_, blocks = (n + sort_tile - 1) / sort_tile;
-  require(n <= 0xffffffffll && vocab < 0xffffffffll, "embedding_backward: too many ids");
+  require(n <= 0xffffffffll && held.rows < 0xffffffffll, "embedding_backward: too many ids");
   const auto get = [&](Count elements) {
     return Tensor::empty(target.device, {elements}, DType::i32, Category::workspace);
   };
@@ -117,8 +117,8 @@ RowSort::RowSort(const Target& target, const Tensor& ids, Count vocab, DataError
   const Tensor other = get(2 * n), counts = get(sort_digits * blocks);
   std::uint32_t *from = words(result_), *to = words(other);
   launch(sort_keys_kernel, blocks_for(n, element_threads, target.processors), element_threads, 0,
-         target.stream, in<std::int32_t>(ids), n, vocab, from, from + n, wrong);
-  for (int shift = 0; shift < 32 && vocab >> shift != 0; shift += sort_bits) {
+         target.stream, in<std::int32_t>(ids), n, held, from, from + n, wrong);
+  for (int shift = 0; shift < 32 && held.rows >> shift != 0; shift += sort_bits) {
     launch(sort_count_kernel, static_cast<unsigned>(blocks), sort_warps * 32, 0, target.stream, from, n,
            shift, words(counts));
     launch(sort_scan_kernel, 1, sort_digits, 0, target.stream, words(counts), blocks);

@@ -6,8 +6,13 @@
 
 namespace sherd::tensor::SHERD_CUDA {
 
-/// Ids in order, those of one id in the order of their rows, and these rows. What is no id of the table comes
-/// last, with the key `vocab`.
+/// The ids that a table holds, `rows` from `first` on, of a vocabulary.
+struct HeldIds {
+  std::int64_t first, rows, vocab;
+};
+
+/// The table's rows in order, as keys, those of one row in the order of the rows that carry its id, and these
+/// rows. What is no id of the table comes last, with the key `rows`.
 struct SortedRows {
   const std::uint32_t *keys, *rows;
 };
@@ -17,7 +22,7 @@ struct SortedRows {
 /// same every time. Holds the memory of the result.
 class RowSort {
  public:
-  RowSort(const device::SHERD_CUDA::Target& target, const Tensor& ids, std::int64_t vocab,
+  RowSort(const device::SHERD_CUDA::Target& target, const Tensor& ids, const HeldIds& held,
           DataErrorSlot* wrong);
   SortedRows sorted() const;
 

@@ -34,7 +34,8 @@ void MetaKernels::rms_norm_backward(const Tensor& x, const Tensor&, const Tensor
 }
 
 void MetaKernels::rotary(const Tensor& qkv, const Attention& geometry, double base, bool, const Tensor&) {
-  const std::int64_t seq = qkv.shape()[-2], half = geometry.head_dim(qkv.shape().back()) / 2;
+  const std::int64_t seq = geometry.positions.end(qkv.shape()[-2]),
+                     half = geometry.head_dim(qkv.shape().back()) / 2;
   const DType compute = qkv.dtype() == DType::f64 ? DType::f64 : DType::f32;
   if (angles_ && angles_.shape()[1] >= seq && angles_.shape()[2] == half && angles_base_ == base &&
       angles_.dtype() == compute)

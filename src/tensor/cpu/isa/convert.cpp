@@ -102,6 +102,10 @@ struct Loops {
     map(
         n, out(y), [](F o, F u) { return o + u; }, in(y), x);
   }
+  static void blend(const void* x, float factor, float* sum, float keep, Count n) {
+    map(
+        n, sum, [=](F s, F u) { return s * keep + u * factor; }, static_cast<const float*>(sum), in(x));
+  }
 
   SHERD_INLINE static SumD8 block(const S* x) {
     SumD8 sum;
@@ -145,7 +149,7 @@ struct Loops {
 template <class S>
 constexpr ConvertOps table() {
   using L = Loops<S>;
-  return {L::load_, L::store_, L::add_to, L::accumulate, L::block_squares, L::squared_difference};
+  return {L::load_, L::store_, L::add_to, L::accumulate, L::blend, L::block_squares, L::squared_difference};
 }
 
 }  // namespace

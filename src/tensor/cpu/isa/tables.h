@@ -46,6 +46,8 @@ struct ConvertOps {
   void (*store)(const float* x, void* out, Count n);
   void (*add_to)(const void* x, float* sum, Count n);      ///< sum += x
   void (*accumulate)(const float* x, void* out, Count n);  ///< out = out + x
+  /// sum = sum·keep + x·factor
+  void (*blend)(const void* x, float factor, float* sum, float keep, Count n);
   /// sums[i] = the sum in double of the squares of elements [64·i, 64·i + 64)
   void (*block_squares)(const void* x, double* sums, Count n);
   /// The sum of (x - y)², over lanes of double in a fixed order

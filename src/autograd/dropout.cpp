@@ -6,40 +6,70 @@
 namespace sherd::autograd {
 namespace {
 
-void check(float p) {
-  require(p >= 0.0f && p < 1.0f, "the dropout probability must be in [0, 1), not ", p);
-}
+/// The random numbers of one tensor's elements.
+struct Mask {
+  float p;
+  RandomKey key;
+  tensor::Slice elements;  ///< of the whole of x
 
-void pass_through_mask(Tape& tape, const GradRef& dx, const Tensor& dy, float p, RandomKey key) {
-  Tensor grad = reuse_or_empty(tape, dy);
-  tape.kernels().dropout_backward(dy, p, key, grad);
-  tape.accumulate(dx, std::move(grad));
-}
+  Mask(const Var& x, float probability, RandomKey stream, const tensor::Slice& slice)
+      : p(probability), key(stream), elements(slice) {
+    require(p >= 0.0f && p < 1.0f, "the dropout probability must be in [0, 1), not ", p);
+    if (slice.logical().rank() == 0) elements = tensor::Slice::whole(x.shape());
+    require(elements.numel() == x.shape().numel(), "dropout of ", x.shape().str(), " as elements ",
+            elements.str());
+  }
+
+  /// Calls apply(part, random) for each run of elements that follow each other, where part(t) is that of t.
+  template <class Apply>
+  void for_each_run(const Apply& apply) const {
+    const std::int64_t n = elements.numel();
+    elements.for_each_run(0, n, [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
+      const auto part = [&](const Tensor& t) { return t ? t.range(local, local + count) : t; };
+      apply(part, tensor::RandomElements(key, static_cast<std::uint64_t>(logical)));
+    });
+  }
+
+  /// out = residual + dropout(x); residual may be undefined.
+  void forward(Tape& tape, const Tensor& x, const Tensor& residual, const Tensor& out) const {
+    for_each_run([&](const auto& part, const tensor::RandomElements& random) {
+      tape.kernels().dropout(part(x), part(residual), p, random, part(out));
+    });
+  }
+  void backward(Tape& tape, const GradRef& dx, const Tensor& dy) const {
+    Tensor grad = reuse_or_empty(tape, dy);
+    for_each_run([&](const auto& part, const tensor::RandomElements& random) {
+      tape.kernels().dropout_backward(part(dy), p, random, part(grad));
+    });
+    tape.accumulate(dx, std::move(grad));
+  }
+};
 
 }  // namespace
 
-Var dropout(const Var& x, float p, RandomKey key) {
-  check(p);
+Var dropout(const Var& x, float p, RandomKey key, const tensor::Slice& elements) {
+  Mask mask(x, p, key, elements);
   Tape& tape = x.tape();
   if (p == 0.0f || !tape.training) return x;
   Tensor out = tape.empty(x.shape(), x.dtype());
-  tape.kernels().dropout(x.value(), Tensor(), p, key, out);
-  return tape.record(std::move(out), {x}, [dx = x.grad_ref(), p, key](Tape& t, const Tensor& dy) {
-    pass_through_mask(t, dx, dy, p, key);
-  });
+  mask.forward(tape, x.value(), Tensor(), out);
+  return tape.record(
+      std::move(out), {x},
+      [dx = x.grad_ref(), mask = std::move(mask)](Tape& t, const Tensor& dy) { mask.backward(t, dx, dy); });
 }
 
-Var dropout_add(const Var& x, const Var& residual, float p, RandomKey key) {
-  check(p);
+Var dropout_add(const Var& x, const Var& residual, float p, RandomKey key, const tensor::Slice& elements) {
+  Mask mask(x, p, key, elements);
   Tape& tape = x.tape();
   if (p == 0.0f || !tape.training) return add(x, residual);
   require(x.shape() == residual.shape(), "dropout_add: shapes ", x.shape().str(), " and ",
           residual.shape().str(), " differ");
   Tensor out = tape.empty(x.shape(), x.dtype());
-  tape.kernels().dropout(x.value(), residual.value(), p, key, out);
-  auto backward = [dx = x.grad_ref(), dresidual = residual.grad_ref(), p, key](Tape& t, const Tensor& dy) {
+  mask.forward(tape, x.value(), residual.value(), out);
+  auto backward = [dx = x.grad_ref(), dresidual = residual.grad_ref(), mask = std::move(mask)](
+                      Tape& t, const Tensor& dy) {
     t.accumulate(dresidual, dy);
-    if (dx) pass_through_mask(t, dx, dy, p, key);
+    if (dx) mask.backward(t, dx, dy);
   };
   return tape.record(std::move(out), {x, residual}, std::move(backward));
 }

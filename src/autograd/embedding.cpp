@@ -4,7 +4,7 @@
 
 namespace sherd::autograd {
 
-Var embedding(const Tensor& ids, const Var& table) {
+Var embedding(const Tensor& ids, const Var& table, const tensor::VocabSlice& slice) {
   Tape& tape = table.tape();
   const Shape table_shape = table.shape();
   require(table_shape.rank() == 2, "embedding: the table must be [vocabulary, width], not ",
@@ -16,27 +16,29 @@ Var embedding(const Tensor& ids, const Var& table) {
   const Tensor flat = ids.reshape({ids.numel()});
   Tensor out = tape.empty(Shape(std::span<const std::int64_t>(dims)), table.dtype());
   const Shape rows{ids.numel(), table_shape[1]};
-  tape.kernels().embedding(flat, table.value(), out.reshape(rows));
-  auto backward = [flat, rows, dtable = table.grad_ref(), table_shape](Tape& t, const Tensor& dy) {
+  tape.kernels().embedding(flat, table.value(), out.reshape(rows), slice);
+  auto backward = [flat, rows, slice, dtable = table.grad_ref(), table_shape](Tape& t, const Tensor& dy) {
     write_kernel_grad(t, dtable, table_shape, dy.dtype(), [&](const Tensor& to, bool add) {
-      t.kernels().embedding_backward(flat, dy.reshape(rows), to, add);
+      t.kernels().embedding_backward(flat, dy.reshape(rows), to, add, slice);
     });
   };
   return tape.record(std::move(out), {table}, std::move(backward));
 }
 
-Var add_positions(const Var& x, const Var& table) {
+Var add_positions(const Var& x, const Var& table, const tensor::Positions& positions) {
   Tape& tape = x.tape();
   require(x.shape().rank() == 3 && table.shape().rank() == 2 && x.shape()[2] == table.shape()[1] &&
-              x.shape()[1] <= table.shape()[0],
-          "add_positions: ", x.shape().str(), " does not fit a table of positions of shape ",
-          table.shape().str());
+              positions.end(x.shape()[1]) <= table.shape()[0],
+          "add_positions: ", x.shape().str(), " from position ", positions.first,
+          " on does not fit a table of positions of shape ", table.shape().str());
   Tensor out = tape.empty(x.shape(), x.dtype());
-  tape.kernels().add_positions(x.value(), table.value(), out);
-  auto backward = [dx = x.grad_ref(), dtable = table.grad_ref(), shape = table.shape()](Tape& t, Tensor dy) {
+  tape.kernels().add_positions(x.value(), table.value(), out, positions);
+  auto backward = [dx = x.grad_ref(), dtable = table.grad_ref(), shape = table.shape(), positions](
+                      Tape& t, Tensor dy) {
     if (dtable)
-      write_kernel_grad(t, dtable, shape, dy.dtype(),
-                        [&](const Tensor& to, bool add) { t.kernels().add_positions_backward(dy, to, add); });
+      write_kernel_grad(t, dtable, shape, dy.dtype(), [&](const Tensor& to, bool add) {
+        t.kernels().add_positions_backward(dy, to, add, positions);
+      });
     t.accumulate(dx, std::move(dy));
   };
   return tape.record(std::move(out), {x, table}, std::move(backward));

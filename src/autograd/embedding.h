@@ -5,9 +5,11 @@
 namespace sherd::autograd {
 
 /// Rows of `table` by id. ids: int32 of any shape; table: [vocab, width]; the result: [ids..., width].
-/// Throws Error{data} for an id outside the table.
-Var embedding(const Tensor& ids, const Var& table);
-/// x[b, s, :] + table[s, :]. x: [batch, seq, width]; table: [at least seq, width].
-Var add_positions(const Var& x, const Var& table);
+/// `slice`: the part of the vocabulary that the table holds; other ids give zeros, and their gradients are
+/// left out. Throws Error{data} for an id outside the vocabulary.
+Var embedding(const Tensor& ids, const Var& table, const tensor::VocabSlice& slice = {});
+/// x[b, s, :] + table[positions.at(s), :]. x: [batch, seq, width]; table: [at least positions.end(seq),
+/// width].
+Var add_positions(const Var& x, const Var& table, const tensor::Positions& positions = {});
 
 }  // namespace sherd::autograd

@@ -15,12 +15,13 @@ RandomKey Dropout::key(const Tape& tape) const {
   return tape.random.at(stable_hash(path()));
 }
 
-Var Dropout::add_to(Tape& tape, const Var& x, const Var& residual) {
-  return idle(tape) ? autograd::add(x, residual) : autograd::dropout_add(x, residual, p_, key(tape));
+Var Dropout::add_to(Tape& tape, const Var& x, const Var& residual, const tensor::Slice& elements) {
+  return idle(tape) ? autograd::add(x, residual)
+                    : autograd::dropout_add(x, residual, p_, key(tape), elements);
 }
 
-Var Dropout::forward(Tape& tape, const Var& x) {
-  return idle(tape) ? x : autograd::dropout(x, p_, key(tape));
+Var Dropout::apply(Tape& tape, const Var& x, const tensor::Slice& elements) {
+  return idle(tape) ? x : autograd::dropout(x, p_, key(tape), elements);
 }
 
 }  // namespace sherd::nn

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "nn/module.h"
+#include "tensor/slice.h"
 
 namespace sherd::nn {
 
@@ -10,14 +11,16 @@ namespace sherd::nn {
 class Dropout : public Layer {
  public:
   explicit Dropout(float p);
+  /// dropout(x), where x holds these elements of a logical tensor, whose mask they get; by default all of it.
+  Var apply(Tape& tape, const Var& x, const tensor::Slice& elements = {});
   /// residual + dropout(x) in one pass.
-  Var add_to(Tape& tape, const Var& x, const Var& residual);
+  Var add_to(Tape& tape, const Var& x, const Var& residual, const tensor::Slice& elements = {});
   /// This module's stream. Throws Error{usage} before assign_names has given it a path.
   RandomKey key(const Tape& tape) const;
   float p() const { return p_; }
 
  protected:
-  Var forward(Tape& tape, const Var& x) override;
+  Var forward(Tape& tape, const Var& x) override { return apply(tape, x); }
 
  private:
   bool idle(const Tape& tape) const { return p_ == 0.0f || !tape.training; }

@@ -20,6 +20,12 @@ Positions::Positions(std::int64_t max_positions, std::int64_t width, Init init)
   require(max_positions > 0 && width > 0, "a table of ", max_positions, " positions of ", width);
 }
 
+Var Positions::add_to(Tape& tape, const Var& x, const tensor::Positions& positions) {
+  return run(tape, {x}, [this, positions](Tape& t, const std::vector<Var>& in) {
+    return autograd::add_positions(in[0], t.parameter(weight_), positions);
+  });
+}
+
 Var Positions::forward(Tape& tape, const Var& x) {
   return autograd::add_positions(x, tape.parameter(weight_));
 }

@@ -20,6 +20,8 @@ class Embedding : public Module {
 class Positions : public Layer {
  public:
   Positions(std::int64_t max_positions, std::int64_t width, Init init = Init::normal(0, 0.02));
+  /// Adds row positions.at(s) to x[b, s, :], where x holds those rows of sequences.
+  Var add_to(Tape& tape, const Var& x, const tensor::Positions& positions);
   const ParameterPtr& weight() const { return weight_; }
 
  protected:

@@ -80,6 +80,10 @@ TEST_F(Gradients, Dropout) {
   check({normal({5, 13}, 1)}, [&](Tape&, const Vars& in) { return dropout_add(in[0], in[0], 0.4f, key); });
   check({normal({5, 13}, 1), normal({5, 13}, 2)},
         [&](Tape&, const Vars& in) { return dropout_add(in[0], in[1], 0.0f, key); });
+  const tensor::Slice elements({9, 13}, {{{1, 3}, {5, 8}}, {{0, 13}}});
+  check({normal({5, 13}, 1)}, [&](Tape&, const Vars& in) { return dropout(in[0], 0.4f, key, elements); });
+  check({normal({5, 13}, 1), normal({5, 13}, 2)},
+        [&](Tape&, const Vars& in) { return dropout_add(in[0], in[1], 0.4f, key, elements); });
 }
 
 TEST_F(Gradients, Norms) {
@@ -99,6 +103,10 @@ TEST_F(Gradients, Embeddings) {
   check({normal({6, 5}, 1)}, [&](Tape&, const Vars& in) { return embedding(ids, in[0]); });
   check({normal({2, 4, 5}, 1), normal({7, 5}, 2)},
         [](Tape&, const Vars& in) { return add_positions(in[0], in[1]); });
+  check({normal({2, 5}, 1)}, [&](Tape&, const Vars& in) { return embedding(ids, in[0], {1, 5}); });
+  check({normal({2, 4, 5}, 1), normal({9, 5}, 2)}, [](Tape&, const Vars& in) {
+    return add_positions(in[0], in[1], {.first = 7, .count = 2, .second = 3});
+  });
 }
 
 TEST_F(Gradients, RotaryAndAttention) {
@@ -120,6 +128,9 @@ TEST_F(Gradients, RotaryAndAttention) {
     check({normal(qkv, 1)},
           [&](Tape&, const Vars& in) { return attention(rotary(in[0], geometry), geometry); });
   }
+  Attention part;
+  part.heads = 2, part.positions = {.first = 3, .count = 1, .second = 9};
+  check({normal({2, 3, 16}, 1)}, [&](Tape&, const Vars& in) { return rotary(in[0], part, 100.0); });
   Attention scaled;
   scaled.heads = 2, scaled.kv_heads = 1, scaled.scale = 0.3f;
   check({normal({1, 5, 16}, 1)}, [&](Tape&, const Vars& in) { return attention(in[0], scaled); });

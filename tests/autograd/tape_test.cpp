@@ -195,6 +195,43 @@ TEST_F(TapeTest, DropoutIsIdentityOutsideTraining) {
   expect_error(ErrorKind::usage, "in [0, 1)", [&] { dropout(x, 1.0f, {1, 2}); });
 }
 
+/// Rows of two ranges of tokens, as a rank has them, and a part of the columns.
+TEST_F(TapeTest, DropoutOfASliceHasTheMaskOfTheWhole) {
+  const RandomKey key{1, 2};
+  const Shape whole{2, 12, 6};
+  const Tensor x = cpu_.normal(whole, 1, DType::f32), r = cpu_.normal(whole, 2, DType::f32);
+  const auto part_of = [&](const tensor::Slice& slice, const Tensor& of) {
+    const Tensor part = Tensor::empty(*cpu_.device, slice.shape(), DType::f32);
+    slice.for_each_run(0, slice.numel(), [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
+      cpu_.kernels->copy(of.range(logical, logical + count), part.range(local, local + count));
+    });
+    return part;
+  };
+  const auto outcome = [&](const Tensor& in, const Tensor& residual, bool add,
+                           const tensor::Slice& elements) {
+    Tape tape(*cpu_.kernels);
+    const Var a = tape.variable(in), b = tape.variable(residual);
+    const Var y = add ? dropout_add(a, b, 0.5f, key, elements) : dropout(a, 0.5f, key, elements);
+    tape.backward(mean_squared_error(scale(y, 1000), Tensor::zeros(*cpu_.device, in.shape(), DType::f32)));
+    return std::pair(y.value(), a.grad());
+  };
+  for (const tensor::Slice& slice : {tensor::Slice(whole, {{{0, 2}}, {{1, 4}, {9, 12}}, {{0, 6}}}),
+                                     tensor::Slice(whole, {{{1, 2}}, {{0, 12}}, {{1, 3}, {4, 5}}})})
+    for (const bool add : {false, true}) {
+      const auto [all, all_grad] = outcome(x, r, add, {});
+      const auto [part, part_grad] = outcome(part_of(slice, x), part_of(slice, r), add, slice);
+      EXPECT_EQ(bytes_of(part), bytes_of(part_of(slice, all)));
+      const auto want = cpu_.values(part_of(slice, all_grad)), got = cpu_.values(part_grad);
+      const double more = static_cast<double>(x.numel()) / static_cast<double>(part.numel());
+      for (std::size_t i = 0; i < got.size(); ++i)
+        EXPECT_NEAR(got[i], more * want[i], 1e-5 * std::abs(got[i]));
+    }
+  Tape tape(*cpu_.kernels);
+  expect_error(ErrorKind::usage, "dropout of [2, 12, 6] as elements [0:2, 1:4] of [2, 12]", [&] {
+    dropout(tape.input(x), 0.5f, key, tensor::Slice({2, 12}, {{{0, 2}}, {{1, 4}}}));
+  });
+}
+
 TEST_F(TapeTest, ShapesThatDoNotFitAreNamed) {
   Tape tape(*cpu_.kernels);
   const Var x = tape.input(cpu_.normal({2, 3, 5}, 1, DType::f32)),
@@ -206,6 +243,9 @@ TEST_F(TapeTest, ShapesThatDoNotFitAreNamed) {
   expect_error(ErrorKind::usage, "layer_norm", [&] { layer_norm(x, w, w); });
   expect_error(ErrorKind::usage, "int32", [&] { embedding(w.value(), w); });
   expect_error(ErrorKind::usage, "positions", [&] { add_positions(x, w); });
+  const Var places = tape.input(cpu_.normal({4, 5}, 1, DType::f32));
+  add_positions(x, places, {.first = 1});
+  expect_error(ErrorKind::usage, "from position 2 on", [&] { add_positions(x, places, {.first = 2}); });
   tensor::Attention geometry;
   geometry.heads = 3, geometry.kv_heads = 2;
   expect_error(ErrorKind::usage, "evenly", [&] { attention(x, geometry); });
@@ -218,6 +258,8 @@ TEST_F(TapeTest, IdsAndTargetsBeyondTheVocabularyAreDataErrors) {
   const auto ids = Tensor::of<std::int32_t>(*cpu_.device, {2}, std::vector<std::int32_t>{1, 7});
   const Var table = tape.input(cpu_.normal({7, 4}, 1, DType::f32));
   expect_error(ErrorKind::data, "7", [&] { embedding(ids, table); });
+  embedding(ids, table, {1, 0});
+  expect_error(ErrorKind::data, "7", [&] { embedding(ids, table, {1, 7}); });
   expect_error(ErrorKind::data, "7", [&] {
     cross_entropy(tape.input(cpu_.normal({2, 9}, 1, DType::f32)), ids, 7);
   });

@@ -116,6 +116,37 @@ TEST_F(Layers, DropoutStreamsFollowPathsNotCallOrder) {
   expect_error(ErrorKind::usage, "[0, 1)", [] { Dropout(1.0f); });
 }
 
+TEST_F(Layers, PartsOfSequencesGetWhatTheirRowsOfTheWholeGet) {
+  Stack model(6);
+  test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  Tape tape(*cpu_.kernels);
+  tape.random = {3, 4};
+  const Tensor x = cpu_.normal({1, 5, 6}, 1, DType::f32), r = cpu_.normal({1, 5, 6}, 2, DType::f32);
+  // Rows 3 and 4, then row 1.
+  const auto part_of = [&](const Tensor& of) {
+    const Tensor part = Tensor::empty(*cpu_.device, {1, 3, 6}, DType::f32);
+    cpu_.kernels->copy(of.range(18, 30), part.range(0, 12));
+    cpu_.kernels->copy(of.range(6, 12), part.range(12, 18));
+    return part;
+  };
+  const Var all = tape.input(x), part = tape.input(part_of(x));
+  EXPECT_EQ(bytes_of(model.positions_->add_to(tape, part, {.first = 3, .count = 2, .second = 1}).value()),
+            bytes_of(part_of((*model.positions_)(tape, all).value())));
+  EXPECT_EQ(bytes_of(model.positions_->add_to(tape, all, {}).value()),
+            bytes_of((*model.positions_)(tape, all).value()));
+
+  auto& dropout = dynamic_cast<Dropout&>((*model.layers_)[3]);
+  const tensor::Slice elements({1, 5, 6}, {{{0, 1}}, {{3, 5}}, {{0, 6}}});
+  const Var rows = tape.input(x.range(18, 30).reshape({1, 2, 6})),
+            residual = tape.input(r.range(18, 30).reshape({1, 2, 6}));
+  EXPECT_EQ(bytes_of(dropout.apply(tape, rows, elements).value()),
+            bytes_of(dropout(tape, all).value().range(18, 30)));
+  EXPECT_EQ(bytes_of(dropout.add_to(tape, rows, residual, elements).value()),
+            bytes_of(dropout.add_to(tape, all, tape.input(r)).value().range(18, 30)));
+  tape.training = false;
+  EXPECT_EQ(bytes_of(dropout.apply(tape, rows, elements).value()), bytes_of(rows.value()));
+}
+
 TEST_F(Layers, InitialValuesAreDrawnAsDeclared) {
   Linear layer(400, 300);
   Linear own(400, 300, {.init = Init::normal(0, 0.5)});

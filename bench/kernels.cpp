@@ -112,15 +112,21 @@ class KernelCases {
     const Tensor logits = r_.make({tokens_, vocab_}, dtype),
                  targets = r_.ids(tokens_, static_cast<std::int32_t>(vocab_)),
                  lse = r_.make({tokens_}, DType::f32);
-    const Tensor value = r_.make({1}, DType::f32);
+    const Tensor picked = r_.make({tokens_}, DType::f32), total = r_.make({2}, DType::f64),
+                 factor = r_.make({1}, DType::f32);
     r_.measure(
-        {"cross_entropy", {logits}, {}, [&] { k_.cross_entropy(logits, targets, 0, -100, value, lse); }},
+        {"cross_entropy", {logits}, {}, [&] { k_.cross_entropy(logits, targets, {}, -100, lse, picked); }},
         dtype);
-    k_.cross_entropy(logits, targets, 0, -100, value, lse);
+    k_.cross_entropy(logits, targets, {}, -100, lse, picked);
+    r_.measure({"cross_entropy_total",
+                {lse, picked},
+                {},
+                [&] { k_.cross_entropy_total(lse, picked, targets, -100, lse, total, false); }},
+               dtype);
     r_.measure({"cross_entropy_backward",
                 {logits},
                 {logits},
-                [&] { k_.cross_entropy_backward(logits, targets, lse, 0, -100, value); }},
+                [&] { k_.cross_entropy_backward(logits, targets, lse, {}, -100, factor); }},
                dtype);
   }
 

@@ -154,14 +154,21 @@ class TimedKernels final : public tensor::Kernels {
                           const Tensor& lse, const Tensor& dout, const Tensor& dqkv) override {
     time(Family::attention, [&] { inner_.attention_backward(qkv, geometry, out, lse, dout, dqkv); });
   }
-  void cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid,
-                     std::int32_t ignore_index, const Tensor& loss, const Tensor& lse) override {
-    time(Family::loss, [&] { inner_.cross_entropy(logits, targets, valid, ignore_index, loss, lse); });
+  void cross_entropy(const Tensor& logits, const Tensor& targets, const tensor::VocabSlice& slice,
+                     std::int32_t ignore_index, const Tensor& lse, const Tensor& picked) override {
+    time(Family::loss, [&] { inner_.cross_entropy(logits, targets, slice, ignore_index, lse, picked); });
+  }
+  void cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
+                           std::int32_t ignore_index, const Tensor& lse_all, const Tensor& total,
+                           bool accumulate) override {
+    time(Family::loss,
+         [&] { inner_.cross_entropy_total(lse, picked, targets, ignore_index, lse_all, total, accumulate); });
   }
   void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
-                              std::int64_t valid, std::int32_t ignore_index, const Tensor& dloss) override {
+                              const tensor::VocabSlice& slice, std::int32_t ignore_index,
+                              const Tensor& factor) override {
     time(Family::loss,
-         [&] { inner_.cross_entropy_backward(logits, targets, lse, valid, ignore_index, dloss); });
+         [&] { inner_.cross_entropy_backward(logits, targets, lse, slice, ignore_index, factor); });
   }
   void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override {
     time(Family::loss, [&] { inner_.mean_squared_error(x, y, loss); });

@@ -19,12 +19,18 @@ Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid, std::in
           " targets for logits of shape ", shape.str());
   require(targets.dtype() == DType::i32, "cross_entropy: targets must be int32, not ",
           name_of(targets.dtype()));
+  require(valid >= 0 && valid <= shape.back(), "cross_entropy: ", valid, " valid columns of ", shape.back());
   Tensor scores = logits.value().reshape({shape.rows(), shape.back()});
   const Tensor flat = targets.reshape({targets.numel()});
   const DType compute = compute_dtype(scores.dtype());
-  Tensor loss = tape.empty({1}, compute), lse = tape.empty({shape.rows()}, compute);
-  tape.kernels().cross_entropy(scores, flat, valid, ignore_index, loss, lse);
-  auto backward = [scores, flat, lse, dlogits = logits.grad_ref(), shape, valid, ignore_index](
+  const tensor::VocabSlice all{0, valid};
+  Tensor loss = tape.empty({1}, compute), lse = tape.empty({shape.rows()}, compute),
+         picked = tape.empty({shape.rows()}, compute), total = tape.empty({2}, DType::f64);
+  tensor::Kernels& kernels = tape.kernels();
+  kernels.cross_entropy(scores, flat, all, ignore_index, lse, picked);
+  kernels.cross_entropy_total(lse, picked, flat, ignore_index, lse, total, false);
+  kernels.quotient(total.range(0, 1), total.range(1, 2), 1, loss);
+  auto backward = [scores, flat, lse, total, dlogits = logits.grad_ref(), shape, all, ignore_index](
                       Tape& t, const Tensor& dy) mutable {
     Tensor own = std::move(scores);
     if (!own.storage().unique()) {  // somebody else still reads the logits
@@ -32,7 +38,9 @@ Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid, std::in
       t.kernels().copy(own, copy);
       own = std::move(copy);
     }
-    t.kernels().cross_entropy_backward(own, flat, lse, valid, ignore_index, dy);
+    const Tensor factor = t.empty({1}, DType::f64);
+    t.kernels().quotient(dy, total.range(1, 2), 1, factor);
+    t.kernels().cross_entropy_backward(own, flat, lse, all, ignore_index, factor);
     t.accumulate(dlogits, own.reshape(shape));
   };
   scores = {};

@@ -81,10 +81,10 @@ Count check_embedding(const char* kernel, const Tensor& ids, const Tensor& table
   return width;
 }
 
-Count check_vocab_slice(const char* kernel, const Tensor& table, const VocabSlice& slice) {
+Count check_vocab_slice(const char* kernel, Count held, const VocabSlice& slice) {
   require(slice.first >= 0 && slice.ids >= 0, kernel, ": a part of the vocabulary from id ", slice.first,
           " on, of ", slice.ids, " ids");
-  return slice.ids > 0 ? slice.ids : slice.first + table.shape()[0];
+  return slice.ids > 0 ? slice.ids : slice.first + held;
 }
 
 std::vector<PositionRange> position_ranges(const char* kernel, const Positions& positions, Count rows) {
@@ -161,17 +161,38 @@ RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, double 
   return {qkv.shape().rows(), qkv.shape()[-2], head};
 }
 
-Count check_cross_entropy(const char* kernel, const Tensor& logits, const Tensor& targets, const Tensor& lse,
-                          Count valid) {
+LossExtents check_cross_entropy(const char* kernel, const Tensor& logits, const Tensor& targets,
+                                const Tensor& lse, const VocabSlice& slice) {
   require_floating(kernel, "logits", logits);
   require(logits.shape().rank() >= 1, kernel, ": logits must be [rows, vocab]");
-  const Count vocab = logits.shape().back(), rows = logits.shape().rows();
-  require(targets.defined() && targets.dtype() == DType::i32 && targets.numel() == rows, kernel,
-          ": targets must be int32 with ", rows, " elements");
-  require_vector(kernel, "lse", lse, rows, compute_type(logits.dtype()));
-  require(valid >= 0 && valid <= vocab, kernel, ": ", valid, " valid columns of ", vocab);
-  require(vocab > 0, kernel, ": logits have no columns");
-  return valid == 0 ? vocab : valid;
+  LossExtents e;
+  e.columns = logits.shape().back(), e.rows = rows_of(logits);
+  require(e.columns > 0, kernel, ": logits have no columns");
+  e.first = slice.first, e.ids = check_vocab_slice(kernel, e.columns, slice);
+  e.valid = std::clamp<Count>(e.ids - e.first, 0, e.columns);
+  require(targets.defined() && targets.dtype() == DType::i32 && targets.numel() == e.rows, kernel,
+          ": targets must be int32 with ", e.rows, " elements");
+  require_vector(kernel, "lse", lse, e.rows, compute_type(logits.dtype()));
+  return e;
+}
+
+void check_cross_entropy_factor(const char* kernel, const Tensor& factor) {
+  require_number(kernel, "the factor", factor);
+}
+
+Count check_cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
+                                const Tensor& lse_all, const Tensor& total) {
+  constexpr const char* name = "cross_entropy_total";
+  require(targets.defined() && targets.dtype() == DType::i32, name, ": targets must be int32");
+  const Count rows = targets.numel();
+  require(lse.defined() && (lse.dtype() == DType::f32 || lse.dtype() == DType::f64), name,
+          ": lse must be fp32 or fp64");
+  require(rows == 0 ? lse.numel() == 0 : lse.numel() >= rows && lse.numel() % rows == 0, name, ": lse is ",
+          lse.shape().str(), " and must have ", rows, " elements for each part");
+  require_vector(name, "picked", picked, lse.numel(), lse.dtype());
+  require_vector(name, "lse_all", lse_all, rows, lse.dtype());
+  require_vector(name, "total", total, 2, DType::f64);
+  return rows == 0 ? 1 : lse.numel() / rows;
 }
 
 AttentionExtents attention_extents(const char* kernel, const Tensor& qkv, const Attention& geometry) {

@@ -20,8 +20,9 @@ void check_norm_backward(const char* kernel, const Tensor& x, const Tensor& weig
 /// ids: int32 [rows] against values: [rows, width] and table: [vocab, width]. Returns the width.
 std::int64_t check_embedding(const char* kernel, const Tensor& ids, const Tensor& table,
                              const Tensor& values);
-/// The part of a vocabulary that the table holds. Returns the number of ids in all of it.
-std::int64_t check_vocab_slice(const char* kernel, const Tensor& table, const VocabSlice& slice);
+/// The part of a vocabulary that a tensor with rows, or columns, of `held` ids has. Returns the number of ids
+/// in all of it.
+std::int64_t check_vocab_slice(const char* kernel, std::int64_t held, const VocabSlice& slice);
 
 /// Rows that follow each other and whose positions do.
 struct PositionRange {
@@ -47,9 +48,19 @@ struct RotaryExtents {
 };
 RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, double base, const Tensor& out);
 
-/// The arguments that both directions of the loss share. Returns the number of columns that take part.
-std::int64_t check_cross_entropy(const char* kernel, const Tensor& logits, const Tensor& targets,
-                                 const Tensor& lse, std::int64_t valid);
+/// Logits of `rows` rows of `columns`, for the ids from `first` on of `ids`; the first `valid` columns take
+/// part.
+struct LossExtents {
+  std::int64_t rows = 0, columns = 0, valid = 0;
+  std::int64_t first = 0, ids = 0;
+};
+/// The arguments that both directions of the loss share.
+LossExtents check_cross_entropy(const char* kernel, const Tensor& logits, const Tensor& targets,
+                                const Tensor& lse, const VocabSlice& slice);
+void check_cross_entropy_factor(const char* kernel, const Tensor& factor);
+/// The arguments of cross_entropy_total(). Returns the number of parts.
+std::int64_t check_cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
+                                       const Tensor& lse_all, const Tensor& total);
 
 struct AttentionExtents {
   std::int64_t batch = 0, seq = 0, dim = 0;

@@ -201,15 +201,28 @@ class Kernels {
                                const Tensor& out, const Tensor& lse) = 0;
 
   // ---- losses ----
-  /// Mean over targets != ignore_index of -log softmax(logits)[target]. logits: [rows, vocab]; targets: int32
-  /// [rows]; loss: [1] and lse: [rows] in the compute type. Columns from `valid` on are padding and take no
-  /// part (0: none). A target outside [0, valid) throws Error{data}.
-  virtual void cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid,
-                             std::int32_t ignore_index, const Tensor& loss, const Tensor& lse) = 0;
-  /// Overwrites logits with their gradient, in place. dloss: [1] in the compute type, the loss's own
-  /// gradient.
+  // The cross-entropy of targets != ignore_index, -log softmax(logits)[target], over a vocabulary that ranks
+  // may share (Shoeybi et al. 2019, "Megatron-LM"): each finds what its columns give, all add up what all
+  // found, and each makes its columns' gradient. One rank with all columns is a group of one.
+
+  /// What this rank's columns give. logits: [rows, n], the columns of ids [slice.first, slice.first + n), of
+  /// which those from slice.ids on are padding and take no part; targets: int32 [rows], ids of the whole
+  /// vocabulary; lse, picked: [rows] in the compute type. lse[i] = log Σ_j exp(logits[i,j]), the least finite
+  /// value where no column takes part; picked[i] = the target's logit, 0 where another rank has that column;
+  /// both 0 in rows that do not count. A target outside the vocabulary throws Error{data}.
+  virtual void cross_entropy(const Tensor& logits, const Tensor& targets, const VocabSlice& slice,
+                             std::int32_t ignore_index, const Tensor& lse, const Tensor& picked) = 0;
+  /// What all parts of the vocabulary give together. lse, picked: [parts, rows]; lse_all: [rows], which may
+  /// be the first part's; total: fp64 [2], (+)= {sum of -log softmax, number of targets that count}. Parts
+  /// and rows are taken in order, so that all ranks get the same bits.
+  virtual void cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
+                                   std::int32_t ignore_index, const Tensor& lse_all, const Tensor& total,
+                                   bool accumulate) = 0;
+  /// Overwrites logits with factor[0]·(softmax - onehot), given the log-sum-exp over all parts; padding and
+  /// rows that do not count with 0. factor: [1], fp32 or fp64.
   virtual void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
-                                      std::int64_t valid, std::int32_t ignore_index, const Tensor& dloss) = 0;
+                                      const VocabSlice& slice, std::int32_t ignore_index,
+                                      const Tensor& factor) = 0;
   /// loss[1] = mean((x - y)²), in the compute type like dloss
   virtual void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) = 0;
   virtual void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss,

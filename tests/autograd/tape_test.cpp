@@ -250,6 +250,9 @@ TEST_F(TapeTest, ShapesThatDoNotFitAreNamed) {
   geometry.heads = 3, geometry.kv_heads = 2;
   expect_error(ErrorKind::usage, "evenly", [&] { attention(x, geometry); });
   expect_error(ErrorKind::usage, "5 targets", [&] { cross_entropy(x, cpu_.ids({5}, 1, 3)); });
+  expect_error(ErrorKind::usage, cat(x.shape().back() + 1, " valid columns of ", x.shape().back()), [&] {
+    cross_entropy(x, cpu_.ids({x.shape().rows()}, 1, 3), x.shape().back() + 1);
+  });
   expect_error(ErrorKind::usage, "undefined", [&] { linear(Var(), w); });
 }
 

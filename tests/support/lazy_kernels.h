@@ -137,13 +137,19 @@ class LazyKernels final : public tensor::Kernels {
                           const Tensor& dout, const Tensor& dqkv) override {
     later(&Kernels::attention_backward, qkv, geometry, out, lse, dout, dqkv);
   }
-  void cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid, std::int32_t ignored,
-                     const Tensor& loss, const Tensor& lse) override {
-    later(&Kernels::cross_entropy, logits, targets, valid, ignored, loss, lse);
+  void cross_entropy(const Tensor& logits, const Tensor& targets, const tensor::VocabSlice& slice,
+                     std::int32_t ignored, const Tensor& lse, const Tensor& picked) override {
+    later(&Kernels::cross_entropy, logits, targets, slice, ignored, lse, picked);
+  }
+  void cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
+                           std::int32_t ignored, const Tensor& lse_all, const Tensor& total,
+                           bool add) override {
+    later(&Kernels::cross_entropy_total, lse, picked, targets, ignored, lse_all, total, add);
   }
   void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
-                              std::int64_t valid, std::int32_t ignored, const Tensor& dloss) override {
-    later(&Kernels::cross_entropy_backward, logits, targets, lse, valid, ignored, dloss);
+                              const tensor::VocabSlice& slice, std::int32_t ignored,
+                              const Tensor& factor) override {
+    later(&Kernels::cross_entropy_backward, logits, targets, lse, slice, ignored, factor);
   }
   void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override {
     later(&Kernels::mean_squared_error, x, y, loss);

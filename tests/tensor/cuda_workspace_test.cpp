@@ -85,17 +85,12 @@ TEST_P(CudaWorkspace, OfLossesAndEmbeddings) {
     expect_alike(
         [&](Kernels& k) {
           const Tensor logits = some(k, {rows, 12}, dtype), targets = some(k, {rows}, DType::i32),
-                       lse = some(k, {rows}, compute), loss = some(k, {1}, compute);
-          k.cross_entropy(logits, targets, 0, -100, loss, lse);
+                       lse = some(k, {rows}, compute), picked = some(k, {rows}, compute);
+          k.cross_entropy(logits, targets, {0, 12}, -100, lse, picked);
+          k.cross_entropy_total(lse, picked, targets, -100, lse, some(k, {2}, DType::f64), false);
+          k.cross_entropy_backward(logits, targets, lse, {0, 12}, -100, some(k, {1}, compute));
         },
         cat("cross_entropy of ", rows));
-    expect_alike(
-        [&](Kernels& k) {
-          const Tensor logits = some(k, {rows, 12}, dtype), targets = some(k, {rows}, DType::i32),
-                       lse = some(k, {rows}, compute);
-          k.cross_entropy_backward(logits, targets, lse, 0, -100, some(k, {1}, compute));
-        },
-        cat("cross_entropy_backward of ", rows));
     expect_alike(
         [&](Kernels& k) {
           const Tensor x = some(k, {rows, 12}, dtype);

@@ -11,30 +11,73 @@ namespace {
 
 constexpr std::int32_t ignored = -100;
 
+using Columns = std::vector<std::int64_t>;
+
 struct Reference {
-  double loss = 0;
+  double loss = 0, counted = 0;
   std::vector<double> lse, gradient;
 };
 
 Reference cross_entropy(const std::vector<double>& logits, const std::vector<std::int32_t>& targets,
-                        std::int64_t vocab, std::int64_t valid, double factor) {
+                        std::int64_t ids, double factor) {
   Reference out;
   out.gradient.resize(logits.size());
-  double counted = 0;
-  for (const std::int32_t target : targets) counted += target != ignored;
   for (std::size_t r = 0; r < targets.size(); ++r) {
-    const double* row = logits.data() + r * static_cast<std::size_t>(vocab);
-    const double top = *std::max_element(row, row + valid);
+    const double* row = logits.data() + r * static_cast<std::size_t>(ids);
+    const double top = *std::max_element(row, row + ids);
     double sum = 0;
-    for (std::int64_t i = 0; i < valid; ++i) sum += std::exp(row[i] - top);
-    const double lse = top + std::log(sum);
+    for (std::int64_t i = 0; i < ids; ++i) sum += std::exp(row[i] - top);
+    const bool counts = targets[r] != ignored;
+    const double lse = counts ? top + std::log(sum) : 0;
     out.lse.push_back(lse);
-    if (targets[r] == ignored) continue;
-    out.loss += (lse - row[targets[r]]) / counted;
-    for (std::int64_t i = 0; i < valid; ++i)
-      out.gradient[r * static_cast<std::size_t>(vocab) + static_cast<std::size_t>(i)] =
-          (std::exp(row[i] - lse) - (i == targets[r])) * factor / counted;
+    if (!counts) continue;
+    out.loss += lse - row[targets[r]];
+    out.counted += 1;
+    for (std::int64_t i = 0; i < ids; ++i)
+      out.gradient[r * static_cast<std::size_t>(ids) + static_cast<std::size_t>(i)] =
+          (std::exp(row[i] - lse) - (i == targets[r])) * factor;
   }
+  return out;
+}
+
+/// Columns [first, first + columns) of `rows` rows of `ids` values; `beyond` behind the last.
+std::vector<double> cut(const std::vector<double>& values, std::size_t rows, std::int64_t ids,
+                        std::int64_t first, std::int64_t columns, double beyond) {
+  std::vector<double> out;
+  for (std::size_t r = 0; r < rows; ++r)
+    for (std::int64_t i = first; i < first + columns; ++i)
+      out.push_back(i < ids ? values[r * static_cast<std::size_t>(ids) + static_cast<std::size_t>(i)]
+                            : beyond);
+  return out;
+}
+
+/// What ranks that hold so many columns each find together: the total and the log-sum-exp, and each part's
+/// gradient. Padding is infinite: it must not matter, whatever it holds.
+std::vector<Tensor> loss_of_parts(Machine& m, DType dtype, const std::vector<double>& logits,
+                                  const std::vector<std::int32_t>& targets, std::int64_t ids,
+                                  const Columns& parts, double factor) {
+  const DType compute = dtype == DType::f64 ? DType::f64 : DType::f32;
+  const auto rows = static_cast<std::int64_t>(targets.size()),
+             count = static_cast<std::int64_t>(parts.size());
+  const Tensor lse = m.empty({count, rows}, compute), picked = m.empty({count, rows}, compute),
+               lse_all = m.empty({rows}, compute), total = m.empty({2}, DType::f64);
+  const Tensor t = m.ids({rows}, targets);
+  std::vector<Tensor> out{total, lse_all};
+  std::vector<tensor::VocabSlice> slices;
+  std::int64_t first = 0;
+  for (std::int64_t p = 0; p < count; ++p) {
+    const std::int64_t columns = parts[static_cast<std::size_t>(p)];
+    slices.push_back({first, ids});
+    out.push_back(
+        m.of({rows, columns}, dtype,
+             cut(logits, targets.size(), ids, first, columns, std::numeric_limits<double>::infinity())));
+    m.kernels.cross_entropy(out.back(), t, slices.back(), ignored, lse.rows(p, p + 1), picked.rows(p, p + 1));
+    first += columns;
+  }
+  m.kernels.cross_entropy_total(lse, picked, t, ignored, lse_all, total, false);
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    m.kernels.cross_entropy_backward(out[2 + p], t, lse_all, slices[p], ignored,
+                                     m.of({1}, p % 2 ? DType::f64 : DType::f32, {factor}));
   return out;
 }
 
@@ -42,38 +85,46 @@ class CrossEntropy : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(All, CrossEntropy, ::testing::ValuesIn(floating_dtypes),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
-TEST_P(CrossEntropy, loss_and_gradient_agree_with_double_arithmetic_and_across_machines) {
+TEST_P(CrossEntropy, of_any_parts_agrees_with_double_arithmetic_and_across_machines) {
   const DType dtype = GetParam(), compute = dtype == DType::f64 ? DType::f64 : DType::f32;
-  for (const auto& [rows, vocab, valid] :
-       {std::tuple{1, 1, 0}, {5, 7, 0}, {40, 33, 31}, {9, 5003, 5000}, {3, 50257, 0}}) {
-    std::vector<double> logits = normals_in(dtype, static_cast<std::int64_t>(rows) * vocab, 1, 4);
-    const std::int64_t columns = valid ? valid : vocab;
-    for (std::int64_t r = 0; r < rows; ++r)  // padding must not matter, whatever it holds
-      for (std::int64_t i = columns; i < vocab; ++i)
-        logits[static_cast<std::size_t>(r * vocab + i)] = std::numeric_limits<double>::infinity();
+  const struct {
+    int rows;
+    std::int64_t ids;
+    Columns parts;
+  } cases[] = {
+      {1, 1, {1}},
+      {5, 7, {7}},
+      {40, 31, {33}},
+      {9, 5000, {5003}},
+      {3, 50257, {50257}},
+      {6, 7, {5, 5}},
+      {7, 5000, {1667, 3333}},  // padding behind the last, none at all
+      {9, 3001, {17, 2501, 701}},
+      {40, 31, {9, 11, 13, 20}},  // the last part is all padding
+      {4, 3, {2, 2, 2, 2}},
+  };
+  for (const auto& [rows, ids, parts] : cases) {
+    const std::vector<double> logits = normals_in(dtype, rows * ids, 1, 4);
     std::vector<std::int32_t> targets;
     for (int r = 0; r < rows; ++r)
-      targets.push_back(rows > 4 && r % 5 == 2 ? ignored : static_cast<std::int32_t>(r * 977 % columns));
-    const double factor = 1024;
+      targets.push_back(rows > 4 && r % 5 == 2 ? ignored : static_cast<std::int32_t>((r + 1) * 977 % ids));
+    const double factor = 96;
+    const Reference want = cross_entropy(logits, targets, ids, factor);
+    SCOPED_TRACE(cat(rows, " rows of ", ids, " in ", parts.size(), " parts"));
     on_every_machine(
-        [&, rows = rows, vocab = vocab, valid = valid](Machine& m) {
-          Tensor x = m.of({rows, vocab}, dtype, logits), loss = m.empty({1}, compute),
-                 lse = m.empty({rows}, compute);
-          const Tensor t = m.ids({rows}, targets);
-          m.kernels.cross_entropy(x, t, valid, ignored, loss, lse);
-          m.kernels.cross_entropy_backward(x, t, lse, valid, ignored, m.of({1}, compute, {factor}));
-          return std::vector<Tensor>{loss, lse, x};
+        [&, ids = ids, parts = parts](Machine& m) {
+          return loss_of_parts(m, dtype, logits, targets, ids, parts, factor);
         },
-        [&, vocab = vocab](const std::vector<Tensor>& got) {
-          const Reference want = cross_entropy(logits, targets, vocab, columns, factor);
-          expect_close(values_of(got[0]), {want.loss}, compute, 4, 20, "loss");
-          for (std::size_t r = 0; r < targets.size(); ++r)
-            if (targets[r] != ignored)
-              expect_close({values_of(got[1])[r]}, {want.lse[r]}, compute, 4, 4, "lse");
+        [&, ids = ids, parts = parts](const std::vector<Tensor>& got) {
+          const std::vector<double> total = values_of(got[0]);
+          EXPECT_EQ(total[1], want.counted);
+          expect_close({total[0] / total[1]}, {want.loss / want.counted}, compute, 4, 20, "loss");
+          expect_close(values_of(got[1]), want.lse, compute, 4, 4, "lse");
           // exp turns the rounding of the log-sum-exp, which is below 20, into an error of the probability.
-          const double counted = static_cast<double>(std::count_if(
-              targets.begin(), targets.end(), [](std::int32_t target) { return target != ignored; }));
-          expect_close(values_of(got[2]), want.gradient, dtype, 20, factor / counted, "gradient");
+          std::int64_t first = 0;
+          for (std::size_t p = 0; p < parts.size(); first += parts[p++])
+            expect_close(values_of(got[2 + p]), cut(want.gradient, targets.size(), ids, first, parts[p], 0),
+                         dtype, 24, factor, cat("gradient of part ", p));
         });
     if (HasFatalFailure()) return;
   }
@@ -82,50 +133,94 @@ TEST_P(CrossEntropy, loss_and_gradient_agree_with_double_arithmetic_and_across_m
 TEST(CrossEntropyCases, survive_masked_and_extreme_logits) {
   const double inf = std::numeric_limits<double>::infinity();
   for (const DType dtype : floating_dtypes)
-    for (const auto& machine : all_machines()) {
-      Machine& m = *machine;
-      const DType compute = dtype == DType::f64 ? DType::f64 : DType::f32;
-      // The first block of columns is masked out entirely; the target towers over the rest.
-      std::vector<double> row(5000, -inf);
-      row[4000] = 60000, row[4500] = -60000;
-      Tensor x = m.of({1, 5000}, dtype, row), loss = m.empty({1}, compute), lse = m.empty({1}, compute);
-      m.kernels.cross_entropy(x, m.ids({1}, {4000}), 0, ignored, loss, lse);
-      EXPECT_EQ(values_of(m.host(loss))[0], 0) << m.name();
-      m.kernels.cross_entropy_backward(x, m.ids({1}, {4000}), lse, 0, ignored, m.of({1}, compute, {1}));
-      EXPECT_EQ(values_of(m.host(x)), std::vector<double>(5000, 0)) << m.name();
+    for (const auto& machine : all_machines())
+      for (const Columns& parts : {Columns{5000}, Columns{2500, 2500}, Columns{3999, 2, 999}}) {
+        Machine& m = *machine;
+        SCOPED_TRACE(cat(m.name(), ", ", name_of(dtype), ", ", parts.size(), " parts"));
+        // The first columns are masked out entirely; the target towers over the rest.
+        std::vector<double> row(5000, -inf);
+        row[4000] = 60000, row[4500] = -60000;
+        const std::vector<Tensor> got = loss_of_parts(m, dtype, row, {4000}, 5000, parts, 1);
+        EXPECT_EQ(values_of(m.host(got[0])), (std::vector<double>{0, 1}));
+        for (std::size_t p = 0; p < parts.size(); ++p)
+          EXPECT_EQ(values_of(m.host(got[2 + p])),
+                    std::vector<double>(static_cast<std::size_t>(parts[p]), 0));
 
-      // NaN anywhere reaches the loss.
-      for (const std::size_t place : {0u, 17u, 4999u}) {
-        std::vector<double> bad(5000, place == 17 ? -inf : 1.0);
-        bad[place] = std::numeric_limits<double>::quiet_NaN();
-        m.kernels.cross_entropy(m.of({1, 5000}, dtype, bad), m.ids({1}, {3000}), 0, ignored, loss, lse);
-        EXPECT_TRUE(std::isnan(values_of(m.host(loss))[0])) << m.name() << " at " << place;
+        // NaN anywhere reaches the loss.
+        for (const std::size_t place : {0u, 17u, 4999u}) {
+          std::vector<double> bad(5000, place == 17 ? -inf : 1.0);
+          bad[place] = std::numeric_limits<double>::quiet_NaN();
+          const Tensor total = loss_of_parts(m, dtype, bad, {3000}, 5000, parts, 1)[0];
+          EXPECT_TRUE(std::isnan(values_of(m.host(total))[0])) << "at " << place;
+        }
       }
+}
 
-      // No target at all: no loss and no gradient.
-      Tensor y = m.of({2, 3}, dtype, {1, 2, 3, 4, 5, 6}), two = m.empty({2}, compute);
-      const Tensor none = m.ids({2}, {ignored, ignored});
-      m.kernels.cross_entropy(y, none, 0, ignored, loss, two);
-      EXPECT_EQ(values_of(m.host(loss))[0], 0);
-      m.kernels.cross_entropy_backward(y, none, two, 0, ignored, m.of({1}, compute, {1}));
-      EXPECT_EQ(values_of(m.host(y)), std::vector<double>(6, 0));
+TEST(CrossEntropyCases, without_a_target_have_no_loss_and_no_gradient) {
+  for (const DType dtype : floating_dtypes)
+    for (const auto& m : one_of_each()) {
+      const auto got = loss_of_parts(*m, dtype, {1, 2, 3, 4, 5, 6}, {ignored, ignored}, 3, {2, 2}, 1);
+      EXPECT_EQ(values_of(m->host(got[0])), (std::vector<double>{0, 0})) << m->name();
+      for (const std::size_t p : {2u, 3u})
+        EXPECT_EQ(values_of(m->host(got[p])), std::vector<double>(4, 0)) << m->name();
     }
+}
+
+TEST(CrossEntropyCases, of_parts_give_the_gradient_of_small_probabilities) {
+  // A target whose probability is near 1, in one part, and its rivals in the other.
+  for (const auto& m : one_of_each()) {
+    const auto got = loss_of_parts(*m, DType::f32, {0, -30, -31, -32}, {0}, 4, {2, 2}, 1);
+    const double sum = std::exp(-30.0) + std::exp(-31.0) + std::exp(-32.0);
+    expect_close(values_of(m->host(got[3])), {std::exp(-31.0), std::exp(-32.0)}, DType::f32, 4, 0, m->name());
+    EXPECT_NEAR(values_of(m->host(got[2]))[0], 0, 2 * sum) << m->name();
+  }
+}
+
+TEST(CrossEntropyTotal, adds_chunks_of_rows_and_takes_the_first_part_as_the_sum) {
+  for (const auto& each : one_of_each()) {
+    Machine& m = *each;
+    const Tensor lse = m.of({2, 3}, DType::f32, {1, 2, 0, 1, -50, 0}),
+                 picked = m.of({2, 3}, DType::f32, {0, 0.5, 0, 0.25, 0, 0}), total = m.empty({2}, DType::f64),
+                 targets = m.ids({3}, {4, 1, ignored});
+    m.kernels.fill(total, 10);
+    m.kernels.cross_entropy_total(lse, picked, targets, ignored, lse.rows(0, 1), total, true);
+    const std::vector<double> all = values_of(m.host(lse.rows(0, 1)));
+    expect_close(all, {1 + std::log(2.0), 2, 0}, DType::f32, 1, 0, m.name());
+    EXPECT_EQ(values_of(m.host(total)), (std::vector<double>{10 + (all[0] - 0.25) + (all[1] - 0.5), 12}));
+    m.kernels.cross_entropy_total(m.empty({0}, DType::f64), m.empty({0}, DType::f64), m.ids({0}, {}), ignored,
+                                  m.empty({0}, DType::f64), total, false);
+    EXPECT_EQ(values_of(m.host(total)), (std::vector<double>{0, 0}));
+  }
 }
 
 TEST(CrossEntropyErrors, name_the_target_its_position_and_the_vocabulary) {
   Machine m(CpuIsa::portable, 1);
   const Tensor x = m.empty({2, 10}, DType::f32), lse = m.empty({2}, DType::f32),
-               loss = m.empty({1}, DType::f32);
+               picked = m.empty({2}, DType::f32), factor = m.of({1}, DType::f32, {1});
   using testing::expect_error;
-  for (const std::int32_t bad : {8, 10, -1})
-    expect_error(ErrorKind::data,
-                 cat("target id ", bad, " at position 1 of [2] is outside the vocabulary of 8"), [&] {
-                   m.kernels.cross_entropy(x, m.ids({2}, {0, bad}), 8, ignored, loss, lse);
-                 });
+  for (const std::int64_t first : {0, 5, 10})
+    for (const std::int32_t bad : {8, 10, -1}) {
+      const std::string what = cat("target id ", bad, " at position 1 of [2] is outside the vocabulary of 8");
+      const Tensor targets = m.ids({2}, {0, bad});
+      expect_error(ErrorKind::data, what, [&] {
+        m.kernels.cross_entropy(x, targets, {first, 8}, ignored, lse, picked);
+      });
+      expect_error(ErrorKind::data, what, [&] {
+        m.kernels.cross_entropy_backward(x, targets, lse, {first, 8}, ignored, factor);
+      });
+    }
   expect_error(ErrorKind::usage, "targets must be int32 with 2 elements",
-               [&] { m.kernels.cross_entropy(x, m.ids({1}, {0}), 8, ignored, loss, lse); });
-  expect_error(ErrorKind::usage, "11 valid columns of 10", [&] {
-    m.kernels.cross_entropy(x, m.ids({2}, {0, 1}), 11, ignored, loss, lse);
+               [&] { m.kernels.cross_entropy(x, m.ids({1}, {0}), {}, ignored, lse, picked); });
+  expect_error(ErrorKind::usage, "a part of the vocabulary from id -1", [&] {
+    m.kernels.cross_entropy(x, m.ids({2}, {0, 1}), {-1, 8}, ignored, lse, picked);
+  });
+  expect_error(ErrorKind::usage, "the factor must be one number", [&] {
+    m.kernels.cross_entropy_backward(x, m.ids({2}, {0, 1}), lse, {}, ignored, lse);
+  });
+  expect_error(ErrorKind::usage, "lse is [3] and must have 2 elements for each part", [&] {
+    const Tensor three = m.empty({3}, DType::f32);
+    m.kernels.cross_entropy_total(three, three, m.ids({2}, {0, 1}), ignored, lse, m.empty({2}, DType::f64),
+                                  false);
   });
 }
 
@@ -133,15 +228,19 @@ TEST(CrossEntropyErrors, come_with_the_next_wait_where_kernels_run_on_their_own)
   for (const auto& each : one_of_each()) {
     if (each->family == "cpu") continue;
     Machine& m = *each;
-    Tensor x = m.of({3, 2}, DType::f32, {1, 1, 7, 7, 3, 3}), loss = m.empty({1}, DType::f32),
+    Tensor x = m.of({3, 2}, DType::f32, {1, 1, 7, 7, 3, 3}), picked = m.empty({3}, DType::f32),
            lse = m.empty({3}, DType::f32);
-    const Tensor targets = m.ids({3}, {1, 2, ignored});
     using testing::expect_error;
-    m.kernels.cross_entropy(x, targets, 0, ignored, loss, lse);
-    expect_error(ErrorKind::data, "target 2 at position 1 is outside [0, 2)", [&] { m.settle(); });
-    m.kernels.cross_entropy_backward(x, targets, lse, 0, ignored, m.of({1}, DType::f32, {1}));
-    expect_error(ErrorKind::data, "target 2 at position 1", [&] { m.settle(); });
-    m.settle();
+    for (const std::int64_t first : {0, 2, 7}) {  // whatever the rank holds
+      const std::int64_t ids = std::max<std::int64_t>(first, 2);
+      const Tensor targets = m.ids({3}, {1, static_cast<std::int32_t>(ids), ignored});
+      m.kernels.cross_entropy(x, targets, {first, ids}, ignored, lse, picked);
+      expect_error(ErrorKind::data, cat("target ", ids, " at position 1 is outside [0, ", ids, ")"),
+                   [&] { m.settle(); });
+      m.kernels.cross_entropy_backward(x, targets, lse, {first, ids}, ignored, m.of({1}, DType::f32, {1}));
+      expect_error(ErrorKind::data, cat("target ", ids, " at position 1"), [&] { m.settle(); });
+      m.settle();
+    }
   }
 }
 

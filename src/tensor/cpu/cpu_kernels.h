@@ -60,10 +60,14 @@ class CpuKernels final : public Kernels {
                           const Tensor& dout, const Tensor& dqkv) override;
   void merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first, bool begin,
                        const Tensor& out, const Tensor& lse) override;
-  void cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid,
-                     std::int32_t ignore_index, const Tensor& loss, const Tensor& lse) override;
+  void cross_entropy(const Tensor& logits, const Tensor& targets, const VocabSlice& slice,
+                     std::int32_t ignore_index, const Tensor& lse, const Tensor& picked) override;
+  void cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
+                           std::int32_t ignore_index, const Tensor& lse_all, const Tensor& total,
+                           bool accumulate) override;
   void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
-                              std::int64_t valid, std::int32_t ignore_index, const Tensor& dloss) override;
+                              const VocabSlice& slice, std::int32_t ignore_index,
+                              const Tensor& factor) override;
   void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override;
   void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss,
                                    const Tensor& dx) override;

@@ -9,7 +9,7 @@ namespace sherd::tensor::cpu {
 namespace {
 
 void check_ids(const char* kernel, const Tensor& ids, const Tensor& table, const VocabSlice& slice) {
-  const Count vocab = check_vocab_slice(kernel, table, slice);
+  const Count vocab = check_vocab_slice(kernel, table.shape()[0], slice);
   const std::int32_t* id = ids.data<std::int32_t>();
   for (Count i = 0; i < ids.numel(); ++i)
     if (id[i] < 0 || id[i] >= vocab) [[unlikely]]

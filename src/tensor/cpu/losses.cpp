@@ -1,5 +1,6 @@
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "tensor/cpu/loops.h"
@@ -8,20 +9,17 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-/// The targets that take part, after checking all of them.
-Count count_targets(const char* kernel, const Tensor& targets, Count valid, std::int32_t ignore_index) {
+/// Throws for a target outside the vocabulary.
+void check_targets(const char* kernel, const Tensor& targets, Count ids, std::int32_t ignore_index) {
   const std::int32_t* target = targets.data<std::int32_t>();
-  Count counted = 0;
   for (Count i = 0; i < targets.numel(); ++i) {
-    if (target[i] == ignore_index) continue;
-    if (target[i] < 0 || target[i] >= valid) [[unlikely]]
-      fail(ErrorKind::data, kernel, ": target id ", target[i], " at position ", i, " of ",
-           targets.shape().str(), " is outside the vocabulary of ", valid,
-           ". Prepare the data with the model's tokenizer, raise the model's ",
-           "vocabulary size, or mark positions that do not count with ", ignore_index);
-    ++counted;
+    if (target[i] == ignore_index || (target[i] >= 0 && target[i] < ids)) [[likely]]
+      continue;
+    fail(ErrorKind::data, kernel, ": target id ", target[i], " at position ", i, " of ",
+         targets.shape().str(), " is outside the vocabulary of ", ids,
+         ". Prepare the data with the model's tokenizer, raise the model's ",
+         "vocabulary size, or mark positions that do not count with ", ignore_index);
   }
-  return counted;
 }
 
 double log_sum_exp_f64(const double* row, Count n) {
@@ -32,10 +30,31 @@ double log_sum_exp_f64(const double* row, Count n) {
   return maximum + std::log(sum);
 }
 
-void gradient_row_f64(double* row, Count n, Count target, double lse, double factor) {
-  const double at_target = std::expm1(row[target] - lse) * factor;
-  for (Count i = 0; i < n; ++i) row[i] = std::exp(row[i] - lse) * factor;
-  row[target] = at_target;
+/// The log-sum-exp of one row over all parts.
+template <class T>
+T merged(const T* lse, Count parts, Count rows, Count row) {
+  if (parts == 1) return lse[row];
+  T top = std::numeric_limits<T>::lowest();
+  for (Count p = 0; p < parts; ++p) top = std::max(top, lse[p * rows + row]);
+  double sum = 0;
+  for (Count p = 0; p < parts; ++p)
+    sum += std::exp(static_cast<double>(lse[p * rows + row]) - static_cast<double>(top));
+  return static_cast<T>(static_cast<double>(top) + std::log(sum));
+}
+
+template <class T>
+void add_up(const T* lse, const T* picked, Count parts, const Tensor& targets, std::int32_t ignore_index,
+            T* lse_all, double* total) {
+  const std::int32_t* target = targets.data<std::int32_t>();
+  const Count rows = targets.numel();
+  for (Count row = 0; row < rows; ++row) {
+    lse_all[row] = target[row] == ignore_index ? T{0} : merged(lse, parts, rows, row);
+    if (target[row] == ignore_index) continue;
+    double at_target = 0;
+    for (Count p = 0; p < parts; ++p) at_target += static_cast<double>(picked[p * rows + row]);
+    total[0] += static_cast<double>(lse_all[row]) - at_target;
+    total[1] += 1;
+  }
 }
 
 /// In blocks, whose short sums keep the rounding errors of a long one away.
@@ -49,82 +68,100 @@ double squared_difference_f64(const double* x, const double* y, Count n) {
   return total;
 }
 
-/// One element of any of the three storage types, through the conversions that the loops use.
-float load_one(const IsaTable& isa, const Tensor& x, Count element) {
+/// One element of any floating dtype.
+double load_one(const IsaTable& isa, const Tensor& x, Count element) {
+  if (x.dtype() == DType::f64) return x.data<double>()[element];
   float value;
   isa.convert[storage_index(x)].load(at(x, element), &value, 1);
-  return value;
+  return static_cast<double>(value);
 }
 
-/// The one element of a tensor of a compute type.
-double number_in(const Tensor& x) {
-  return x.dtype() == DType::f64 ? x.data<double>()[0] : static_cast<double>(x.data<float>()[0]);
+void store_one(const IsaTable& isa, double value, const Tensor& x, Count element) {
+  if (x.dtype() == DType::f64) {
+    x.data<double>()[element] = value;
+    return;
+  }
+  const float narrow = static_cast<float>(value);
+  isa.convert[storage_index(x)].store(&narrow, at(x, element), 1);
+}
+
+/// log Σ exp of n elements from `first` on.
+double log_sum_exp(const IsaTable& isa, const Tensor& x, Count first, Count n) {
+  if (n == 0)
+    return x.dtype() == DType::f64 ? std::numeric_limits<double>::lowest()
+                                   : static_cast<double>(std::numeric_limits<float>::lowest());
+  if (x.dtype() == DType::f64) return log_sum_exp_f64(x.data<double>() + first, n);
+  float maximum, sum;
+  isa.softmax[storage_index(x)].max_and_sum(at(x, first), n, &maximum, &sum);
+  return static_cast<double>(maximum) + std::log(static_cast<double>(sum));
+}
+
+/// x = e^(x - lse)·factor, for n elements from `first` on.
+void softmax_in_place(const IsaTable& isa, const Tensor& x, Count first, Count n, double lse, double factor) {
+  if (n == 0) return;
+  if (x.dtype() == DType::f64) {
+    double* row = x.data<double>() + first;
+    for (Count i = 0; i < n; ++i) row[i] = std::exp(row[i] - lse) * factor;
+  } else {
+    isa.softmax[storage_index(x)].gradient(at(x, first), n, static_cast<float>(lse),
+                                           static_cast<float>(factor));
+  }
 }
 
 }  // namespace
 
-void CpuKernels::cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid,
-                               std::int32_t ignore_index, const Tensor& loss, const Tensor& lse) {
-  const Count columns = check_cross_entropy("cross_entropy", logits, targets, lse, valid);
-  require_vector("cross_entropy", "loss", loss, 1, compute_type(logits.dtype()));
-  const Count counted = count_targets("cross_entropy", targets, columns, ignore_index);
-  const Count vocab = logits.shape().back(), rows = logits.shape().rows();
+void CpuKernels::cross_entropy(const Tensor& logits, const Tensor& targets, const VocabSlice& slice,
+                               std::int32_t ignore_index, const Tensor& lse, const Tensor& picked) {
+  const LossExtents e = check_cross_entropy("cross_entropy", logits, targets, lse, slice);
+  require_vector("cross_entropy", "picked", picked, e.rows, compute_type(logits.dtype()));
+  check_targets("cross_entropy", targets, e.ids, ignore_index);
   const std::int32_t* target = targets.data<std::int32_t>();
-  const bool f64 = logits.dtype() == DType::f64;
-  in_chunks(device_, rows, row_grain(vocab), [&](Count begin, Count count) {
-    for (Count r = begin; r < begin + count; ++r) {
-      if (f64) {
-        lse.data<double>()[r] = log_sum_exp_f64(logits.data<double>() + r * vocab, columns);
-      } else if (target[r] == ignore_index) {
-        lse.data<float>()[r] = 0;
-      } else {
-        float maximum, sum;
-        isa_.softmax[storage_index(logits)].max_and_sum(at(logits, r * vocab), columns, &maximum, &sum);
-        lse.data<float>()[r] =
-            static_cast<float>(static_cast<double>(maximum) + std::log(static_cast<double>(sum)));
-      }
+  in_chunks(device_, e.rows, row_grain(e.columns), [&](Count begin, Count count) {
+    for (Count row = begin; row < begin + count; ++row) {
+      const bool counts = target[row] != ignore_index;
+      const Count first = row * e.columns, column = target[row] - e.first;
+      const bool held = counts && column >= 0 && column < e.valid;
+      store_one(isa_, counts ? log_sum_exp(isa_, logits, first, e.valid) : 0, lse, row);
+      store_one(isa_, held ? load_one(isa_, logits, first + column) : 0, picked, row);
     }
   });
-  double total = 0;
-  for (Count r = 0; r < rows; ++r) {
-    if (target[r] == ignore_index) continue;
-    const Count element = r * vocab + target[r];
-    total += f64 ? lse.data<double>()[r] - logits.data<double>()[element]
-                 : static_cast<double>(lse.data<float>()[r]) -
-                       static_cast<double>(load_one(isa_, logits, element));
-  }
-  const double mean = counted == 0 ? 0 : total / static_cast<double>(counted);
-  f64 ? void(loss.data<double>()[0] = mean) : void(loss.data<float>()[0] = static_cast<float>(mean));
+}
+
+void CpuKernels::cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
+                                     std::int32_t ignore_index, const Tensor& lse_all, const Tensor& total,
+                                     bool accumulate) {
+  const Count parts = check_cross_entropy_total(lse, picked, targets, lse_all, total);
+  double* sums = total.data<double>();
+  if (!accumulate) sums[0] = sums[1] = 0;
+  if (lse.dtype() == DType::f64)
+    add_up(lse.data<double>(), picked.data<double>(), parts, targets, ignore_index, lse_all.data<double>(),
+           sums);
+  else
+    add_up(lse.data<float>(), picked.data<float>(), parts, targets, ignore_index, lse_all.data<float>(),
+           sums);
 }
 
 void CpuKernels::cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
-                                        std::int64_t valid, std::int32_t ignore_index, const Tensor& dloss) {
+                                        const VocabSlice& slice, std::int32_t ignore_index,
+                                        const Tensor& factor) {
   constexpr const char* name = "cross_entropy_backward";
-  const Count columns = check_cross_entropy(name, logits, targets, lse, valid);
-  require_vector(name, "dloss", dloss, 1, compute_type(logits.dtype()));
-  const Count counted = count_targets(name, targets, columns, ignore_index);
-  const Count vocab = logits.shape().back(), rows = logits.shape().rows();
+  const LossExtents e = check_cross_entropy(name, logits, targets, lse, slice);
+  check_cross_entropy_factor(name, factor);
+  check_targets(name, targets, e.ids, ignore_index);
   const std::int32_t* target = targets.data<std::int32_t>();
-  const double scale = counted == 0 ? 0 : number_in(dloss) / static_cast<double>(counted);
-  const std::size_t size = size_of(logits.dtype());
-  in_chunks(device_, rows, row_grain(vocab), [&](Count begin, Count count) {
-    for (Count r = begin; r < begin + count; ++r) {
-      const bool ignored = target[r] == ignore_index;
-      const Count from = ignored ? 0 : columns, element = r * vocab + target[r];
-      std::memset(at(logits, r * vocab + from), 0, static_cast<std::size_t>(vocab - from) * size);
-      if (ignored) continue;
-      if (logits.dtype() == DType::f64) {
-        gradient_row_f64(logits.data<double>() + r * vocab, columns, target[r], lse.data<double>()[r], scale);
-        continue;
-      }
-      const float row_lse = lse.data<float>()[r];
+  const double by = scalar_value(factor);
+  in_chunks(device_, e.rows, row_grain(e.columns), [&](Count begin, Count count) {
+    for (Count row = begin; row < begin + count; ++row) {
+      const bool counts = target[row] != ignore_index;
+      const Count first = row * e.columns, column = target[row] - e.first, valid = counts ? e.valid : 0;
+      std::memset(at(logits, first + valid), 0,
+                  static_cast<std::size_t>(e.columns - valid) * size_of(logits.dtype()));
+      const bool held = column >= 0 && column < valid;
+      const double row_lse = load_one(isa_, lse, row);
       // expm1 keeps the digits of a target whose probability is near 1.
-      const double distance =
-          static_cast<double>(load_one(isa_, logits, element)) - static_cast<double>(row_lse);
-      const float at_target = static_cast<float>(std::expm1(distance) * scale);
-      isa_.softmax[storage_index(logits)].gradient(at(logits, r * vocab), columns, row_lse,
-                                                   static_cast<float>(scale));
-      isa_.convert[storage_index(logits)].store(&at_target, at(logits, element), 1);
+      const double at_target = held ? std::expm1(load_one(isa_, logits, first + column) - row_lse) * by : 0;
+      softmax_in_place(isa_, logits, first, valid, row_lse, by);
+      if (held) store_one(isa_, at_target, logits, first + column);
     }
   });
 }
@@ -152,7 +189,7 @@ void CpuKernels::mean_squared_error_backward(const Tensor& x, const Tensor& y, c
   require_alike("mean_squared_error_backward", dx, {&x, &y});
   require_vector("mean_squared_error_backward", "dloss", dloss, 1, compute_type(dx.dtype()));
   if (dx.numel() == 0) return;
-  const double scale = 2 * number_in(dloss) / static_cast<double>(dx.numel());
+  const double scale = 2 * scalar_value(dloss) / static_cast<double>(dx.numel());
   if (dx.dtype() == DType::f64)
     return map_f64(
         device_, dx, [=](double u, double v) { return (u - v) * scale; }, x, y);

@@ -170,7 +170,7 @@ void add_row(const Target& target, const Tensor& x, const Tensor& table, const T
 void CudaKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor& out,
                             const VocabSlice& slice) {
   const Count width = check_embedding("embedding", ids, table, out), rows = ids.numel();
-  const HeldIds held{slice.first, table.shape()[0], check_vocab_slice("embedding", table, slice)};
+  const HeldIds held{slice.first, table.shape()[0], check_vocab_slice("embedding", table.shape()[0], slice)};
   require(out.dtype() == table.dtype(), "embedding: the output must be ", name_of(table.dtype()), ", not ",
           name_of(out.dtype()));
   if (out.numel() == 0) return;
@@ -189,7 +189,7 @@ void CudaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const 
                                      bool accumulate, const VocabSlice& slice) {
   constexpr const char* name = "embedding_backward";
   const Count width = check_embedding(name, ids, dtable, dy), rows = ids.numel();
-  const HeldIds held{slice.first, dtable.shape()[0], check_vocab_slice(name, dtable, slice)};
+  const HeldIds held{slice.first, dtable.shape()[0], check_vocab_slice(name, dtable.shape()[0], slice)};
   check_summable(name, dy, dtable);
   if (!accumulate) fill(dtable, 0);
   if (dy.numel() == 0) return;

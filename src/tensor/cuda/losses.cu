@@ -58,85 +58,103 @@ __device__ void add_elements(SoftmaxSum<Compute<S>>& s, const Pack<S, width>& x)
 struct Targets {
   const std::int32_t* at;
   std::int32_t ignore_index;
-  Count valid;
+  LossExtents extents;
   DataErrorSlot* wrong;
 
-  __device__ bool counts(Count row) const { return at[row] != ignore_index; }
-  /// The row's target, or -1 where it takes no part; word of one that is out of range.
-  __device__ Count of(Count row) const {
+  /// The row takes part; word of a target that is out of range, whose row does not.
+  __device__ bool counts(Count row) const {
     const std::int32_t target = at[row];
-    if (target == ignore_index) return -1;
-    if (target >= 0 && target < valid) return target;
-    if (threadIdx.x == 0) raise(wrong, row, target, valid);
-    return -1;
+    if (target == ignore_index) return false;
+    if (target >= 0 && target < extents.ids) return true;
+    if (threadIdx.x == 0) raise(wrong, row, target, extents.ids);
+    return false;
+  }
+  /// The column of a row's target that takes part, or -1 where another rank has it.
+  __device__ Count column(Count row) const {
+    const Count column = at[row] - extents.first;
+    return column >= 0 && column < extents.valid ? column : -1;
   }
 };
 
-/// lse[row], and terms[row] = lse - logit of the target.
 template <class S>
-__global__ void cross_entropy_kernel(const S* logits, Count rows, Count vocab, Targets targets,
-                                     Compute<S>* lse, double* terms) {
+__global__ void cross_entropy_kernel(const S* logits, Targets targets, Compute<S>* lse, Compute<S>* picked) {
   using C = Compute<S>;
-  for (Count row = blockIdx.x; row < rows; row += gridDim.x) {
-    const Count target = targets.of(row);
-    if (target < 0) {
-      if (threadIdx.x == 0) lse[row] = 0, terms[row] = 0;
+  const LossExtents& e = targets.extents;
+  for (Count row = blockIdx.x; row < e.rows; row += gridDim.x) {
+    if (!targets.counts(row)) {
+      if (threadIdx.x == 0) lse[row] = 0, picked[row] = 0;
       continue;
     }
-    const S* x = logits + row * vocab;
+    const S* x = logits + row * e.columns;
     SoftmaxSum<C> mine;
-    for_row<S>(x, targets.valid, [&](const auto& pack, Count) { add_elements<S>(mine, pack); });
+    for_row<S>(x, e.valid, [&](const auto& pack, Count) { add_elements<S>(mine, pack); });
     const C top = block_reduce(mine.top, device::SHERD_CUDA::Larger{}, lowest<C>);
     const C sum = block_sum(mine.sum * exp_for<S>(mine.top - top));
     if (threadIdx.x != 0) continue;
-    const C result = static_cast<C>(static_cast<double>(top) + ::log(static_cast<double>(sum)));
-    lse[row] = result;
-    terms[row] = static_cast<double>(result) - static_cast<double>(widen(x[target]));
+    const Count column = targets.column(row);
+    lse[row] =
+        e.valid == 0 ? lowest<C> : static_cast<C>(static_cast<double>(top) + ::log(static_cast<double>(sum)));
+    picked[row] = column < 0 ? C{0} : widen(x[column]);
   }
 }
 
-/// How many targets take part. One block.
-__device__ inline Count count_targets(Count rows, const Targets& targets) {
-  Count counted = 0;
-  for (Count row = threadIdx.x; row < rows; row += blockDim.x) counted += targets.counts(row) ? 1 : 0;
-  return block_sum(counted);
+/// lse_all[row] = the log-sum-exp of a row over all parts, 0 where it does not count.
+template <class C>
+__global__ void merge_parts_kernel(const C* lse, Count parts, Count rows, const std::int32_t* targets,
+                                   std::int32_t ignore_index, C* lse_all) {
+  for (Count row = grid_thread(); row < rows; row += grid_threads()) {
+    if (targets[row] == ignore_index || parts == 1) {
+      lse_all[row] = targets[row] == ignore_index ? C{0} : lse[row];
+      continue;
+    }
+    C top = lowest<C>;
+    for (Count p = 0; p < parts; ++p) top = lse[p * rows + row] > top ? lse[p * rows + row] : top;
+    double sum = 0;
+    for (Count p = 0; p < parts; ++p)
+      sum += ::exp(static_cast<double>(lse[p * rows + row]) - static_cast<double>(top));
+    lse_all[row] = static_cast<C>(static_cast<double>(top) + ::log(sum));
+  }
 }
 
-/// loss = the sum of terms over how many count, one order of sums. One block.
+/// total (+)= {sum of lse_all - logit of the target, rows that count}, in one order of sums. One block.
 template <class C>
-__global__ void mean_term_kernel(const double* terms, Count rows, Targets targets, C* loss) {
+__global__ void total_kernel(const C* lse_all, const C* picked, Count parts, Count rows,
+                             const std::int32_t* targets, std::int32_t ignore_index, double* total,
+                             bool accumulate) {
   double sum = 0;
-  for (Count row = threadIdx.x; row < rows; row += blockDim.x) sum += terms[row];
+  Count counted = 0;
+  for (Count row = threadIdx.x; row < rows; row += blockDim.x) {
+    if (targets[row] == ignore_index) continue;
+    double at_target = 0;
+    for (Count p = 0; p < parts; ++p) at_target += static_cast<double>(picked[p * rows + row]);
+    sum += static_cast<double>(lse_all[row]) - at_target;
+    ++counted;
+  }
   sum = block_sum(sum);
-  const Count counted = count_targets(rows, targets);
-  if (threadIdx.x == 0) loss[0] = counted == 0 ? C{0} : static_cast<C>(sum / static_cast<double>(counted));
+  counted = block_sum(counted);
+  if (threadIdx.x != 0) return;
+  total[0] = accumulate ? total[0] + sum : sum;
+  total[1] = (accumulate ? total[1] : 0) + static_cast<double>(counted);
 }
 
-/// scale = dloss over how many targets count. One block.
-template <class C>
-__global__ void gradient_scale_kernel(Count rows, Targets targets, const C* dloss, double* scale) {
-  const Count counted = count_targets(rows, targets);
-  if (threadIdx.x == 0)
-    scale[0] = counted == 0 ? 0 : static_cast<double>(dloss[0]) / static_cast<double>(counted);
-}
-
-template <class S>
-__global__ void cross_entropy_backward_kernel(S* logits, Count rows, Count vocab, Targets targets,
-                                              const Compute<S>* lse, const double* scales) {
+template <class S, class F>
+__global__ void cross_entropy_backward_kernel(S* logits, Targets targets, const Compute<S>* lse,
+                                              const F* factor) {
   using C = Compute<S>;
-  const double scale = scales[0];
+  const LossExtents& e = targets.extents;
+  const double scale = static_cast<double>(factor[0]);
   const C narrow_scale = static_cast<C>(scale);
-  for (Count row = blockIdx.x; row < rows; row += gridDim.x) {
-    const Count target = targets.of(row);
+  for (Count row = blockIdx.x; row < e.rows; row += gridDim.x) {
+    const bool counts = targets.counts(row);
+    const Count valid = counts ? e.valid : 0, target = counts ? targets.column(row) : -1;
     const C row_lse = lse[row];
-    S* x = logits + row * vocab;
-    for_row<S>(x, vocab, [&](auto pack, Count first) {
+    S* x = logits + row * e.columns;
+    for_row<S>(x, e.columns, [&](auto pack, Count first) {
       constexpr int width = sizeof(pack.at) / sizeof(S);
       SHERD_UNROLL
       for (int k = 0; k < width; ++k) {
-        const bool counts = target >= 0 && first + k < targets.valid;
         const C value = widen(pack.at[k]);
-        C slope = counts ? exp_for<S>(value - row_lse) * narrow_scale : C{0};
+        C slope = first + k < valid ? exp_for<S>(value - row_lse) * narrow_scale : C{0};
         // expm1 keeps the digits of a target whose probability is near 1.
         if (first + k == target)
           slope = static_cast<C>(::expm1(static_cast<double>(value) - static_cast<double>(row_lse)) * scale);
@@ -183,40 +201,53 @@ struct ScaledDifference {
 
 }  // namespace
 
-void CudaKernels::cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t valid,
-                                std::int32_t ignore_index, const Tensor& loss, const Tensor& lse) {
-  const Count columns = check_cross_entropy("cross_entropy", logits, targets, lse, valid);
-  require_vector("cross_entropy", "loss", loss, 1, compute_type(logits.dtype()));
-  const Count vocab = logits.shape().back(), rows = logits.shape().rows();
-  const Targets wanted{in<std::int32_t>(targets), ignore_index, columns,
-                       errors_.slot(DataError::loss_target)};
-  const Tensor terms = scratch(rows, DType::f64);
+void CudaKernels::cross_entropy(const Tensor& logits, const Tensor& targets, const VocabSlice& slice,
+                                std::int32_t ignore_index, const Tensor& lse, const Tensor& picked) {
+  const LossExtents e = check_cross_entropy("cross_entropy", logits, targets, lse, slice);
+  require_vector("cross_entropy", "picked", picked, e.rows, compute_type(logits.dtype()));
+  if (e.rows == 0) return;
+  const Targets wanted{in<std::int32_t>(targets), ignore_index, e, errors_.slot(DataError::loss_target)};
   with_floating(logits.dtype(), [&](auto type) {
     using S = decltype(type);
     using C = Compute<S>;
-    if (rows > 0)
-      launch(cross_entropy_kernel<S>, blocks_for(rows, 1, target_.processors, 16), row_threads, 0,
-             target_.stream, in<S>(logits), rows, vocab, wanted, out<C>(lse), out<double>(terms));
-    launch(mean_term_kernel<C>, 1, sum_threads, 0, target_.stream, in<double>(terms), rows, wanted,
-           out<C>(loss));
+    launch(cross_entropy_kernel<S>, blocks_for(e.rows, 1, target_.processors, 16), row_threads, 0,
+           target_.stream, in<S>(logits), wanted, out<C>(lse), out<C>(picked));
   });
 }
 
+void CudaKernels::cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
+                                      std::int32_t ignore_index, const Tensor& lse_all, const Tensor& total,
+                                      bool accumulate) {
+  const Count parts = check_cross_entropy_total(lse, picked, targets, lse_all, total);
+  const Count rows = targets.numel();
+  const std::int32_t* target = in<std::int32_t>(targets);
+  const auto run = [&](auto type) {
+    using C = decltype(type);
+    if (rows > 0)
+      launch(merge_parts_kernel<C>, blocks_for(rows, element_threads, target_.processors, 32),
+             element_threads, 0, target_.stream, in<C>(lse), parts, rows, target, ignore_index,
+             out<C>(lse_all));
+    launch(total_kernel<C>, 1, sum_threads, 0, target_.stream, in<C>(lse_all), in<C>(picked), parts, rows,
+           target, ignore_index, out<double>(total), accumulate);
+  };
+  lse.dtype() == DType::f64 ? run(double{}) : run(float{});
+}
+
 void CudaKernels::cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
-                                         std::int64_t valid, std::int32_t ignore_index, const Tensor& dloss) {
-  const Count columns = check_cross_entropy("cross_entropy_backward", logits, targets, lse, valid);
-  require_vector("cross_entropy_backward", "dloss", dloss, 1, compute_type(logits.dtype()));
-  const Count vocab = logits.shape().back(), rows = logits.shape().rows();
-  if (rows == 0) return;
-  const Targets wanted{in<std::int32_t>(targets), ignore_index, columns,
-                       errors_.slot(DataError::loss_target)};
-  const Tensor scale = scratch(1, DType::f64);
+                                         const VocabSlice& slice, std::int32_t ignore_index,
+                                         const Tensor& factor) {
+  const LossExtents e = check_cross_entropy("cross_entropy_backward", logits, targets, lse, slice);
+  check_cross_entropy_factor("cross_entropy_backward", factor);
+  if (e.rows == 0) return;
+  const Targets wanted{in<std::int32_t>(targets), ignore_index, e, errors_.slot(DataError::loss_target)};
   with_floating(logits.dtype(), [&](auto type) {
     using S = decltype(type);
-    launch(gradient_scale_kernel<Compute<S>>, 1, sum_threads, 0, target_.stream, rows, wanted,
-           in<Compute<S>>(dloss), out<double>(scale));
-    launch(cross_entropy_backward_kernel<S>, blocks_for(rows, 1, target_.processors, 16), row_threads, 0,
-           target_.stream, out<S>(logits), rows, vocab, wanted, in<Compute<S>>(lse), in<double>(scale));
+    const auto run = [&](auto number) {
+      using F = decltype(number);
+      launch(cross_entropy_backward_kernel<S, F>, blocks_for(e.rows, 1, target_.processors, 16), row_threads,
+             0, target_.stream, out<S>(logits), wanted, in<Compute<S>>(lse), in<F>(factor));
+    };
+    factor.dtype() == DType::f64 ? run(double{}) : run(float{});
   });
 }
 

@@ -50,12 +50,6 @@ inline std::size_t embedding_backward_workspace(const Tensor& ids) {
   return static_cast<std::size_t>(4 * n + sort_digits * ((n + sort_tile - 1) / sort_tile)) * 4;
 }
 
-inline std::size_t cross_entropy_workspace(const Tensor& logits) {
-  return static_cast<std::size_t>(logits.shape().rows()) * sizeof(double);
-}
-inline std::size_t cross_entropy_backward_workspace(const Tensor& logits) {
-  return logits.shape().rows() > 0 ? sizeof(double) : 0;
-}
 /// Elements whose squared differences one block sums; the blocks' sums are added in order. Depends on nothing
 /// else.
 inline constexpr std::int64_t squares_per_block = 16384;

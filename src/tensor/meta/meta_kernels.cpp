@@ -60,16 +60,6 @@ void MetaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const 
   if (gpu_ && dy.numel() > 0) charge(cuda::embedding_backward_workspace(ids));
 }
 
-void MetaKernels::cross_entropy(const Tensor& logits, const Tensor&, std::int64_t, std::int32_t,
-                                const Tensor&, const Tensor&) {
-  if (gpu_) charge(cuda::cross_entropy_workspace(logits));
-}
-
-void MetaKernels::cross_entropy_backward(const Tensor& logits, const Tensor&, const Tensor&, std::int64_t,
-                                         std::int32_t, const Tensor&) {
-  if (gpu_) charge(cuda::cross_entropy_backward_workspace(logits));
-}
-
 void MetaKernels::mean_squared_error(const Tensor& x, const Tensor&, const Tensor&) {
   if (gpu_) charge(cuda::mean_squared_error_workspace(x));
 }

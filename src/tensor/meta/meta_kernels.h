@@ -53,10 +53,12 @@ class MetaKernels : public Kernels {
                           const Tensor&, const Tensor&) override;
   void merge_attention(const Tensor&, const Tensor&, std::int64_t, bool, const Tensor&,
                        const Tensor&) override {}
-  void cross_entropy(const Tensor& logits, const Tensor&, std::int64_t, std::int32_t, const Tensor&,
-                     const Tensor&) override;
-  void cross_entropy_backward(const Tensor& logits, const Tensor&, const Tensor&, std::int64_t, std::int32_t,
-                              const Tensor&) override;
+  void cross_entropy(const Tensor&, const Tensor&, const VocabSlice&, std::int32_t, const Tensor&,
+                     const Tensor&) override {}
+  void cross_entropy_total(const Tensor&, const Tensor&, const Tensor&, std::int32_t, const Tensor&,
+                           const Tensor&, bool) override {}
+  void cross_entropy_backward(const Tensor&, const Tensor&, const Tensor&, const VocabSlice&, std::int32_t,
+                              const Tensor&) override {}
   void mean_squared_error(const Tensor& x, const Tensor&, const Tensor&) override;
   void mean_squared_error_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor& dx) override;
   void fold(const Tensor&, DType, const Tensor&, bool) override {}

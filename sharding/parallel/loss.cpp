@@ -1,0 +1,225 @@
+#include "sharding/parallel/loss.h"
+
+#include <algorithm>
+
+#include "autograd/gradients.h"
+#include "sharding/parallel/exchanges.h"
+#include "tensor/argument_checks.h"
+
+namespace sherd::parallel {
+namespace {
+
+using autograd::GradRef;
+using autograd::Saved;
+using autograd::Tape;
+using autograd::Var;
+using tensor::Shape;
+
+/// What gradients of chunks are multiplied by, whose divisor is known only when all ranks have counted their
+/// labels: fp16 keeps small probabilities so, and a power of two rounds nothing.
+constexpr double chunk_factor = 256;
+
+/// A call's arguments but for the tensors that are computed.
+struct Head {
+  Layout layout;
+  Tensor labels;  ///< [rows]
+  tensor::VocabSlice slice;
+  std::int32_t ignore_index;
+  Shape x_shape, inner_shape, w_shape;
+  DType dtype;
+
+  std::int64_t rows() const { return labels.numel(); }
+  DType compute() const { return tensor::compute_type(dtype); }
+  /// Tokens whose logits take as much memory as the weight's gradient in the compute type.
+  std::int64_t most_rows() const {
+    return static_cast<std::int64_t>(size_of(compute()) / size_of(dtype)) * w_shape[1];
+  }
+  /// Tokens of a chunk: equal parts of what is there, but for the last.
+  std::int64_t chunk_rows() const {
+    constexpr std::int64_t step = 64;  // what products like
+    const std::int64_t most = std::max(step, most_rows() / step * step);
+    const std::int64_t chunks = std::max<std::int64_t>(1, (rows() + most - 1) / most);
+    return std::max(step, (rows() + chunks * step - 1) / (chunks * step) * step);
+  }
+};
+
+Head checked(const Var& x, const Var& weight, const Tensor& labels, std::int64_t vocabulary,
+             const Layout& layout, std::int32_t ignore_index) {
+  const Shape &stream = x.shape(), &table = weight.shape();
+  require(stream.rank() == 3 && table.rank() == 2 && table[1] == stream[2] && x.dtype() == weight.dtype(),
+          "vocab_cross_entropy: a table of ", name_of(weight.dtype()), " ", table.str(), " does not take ",
+          name_of(x.dtype()), " ", stream.str());
+  const Shape inner{stream[0], stream[1] * (layout.cuts_stream() ? layout.tensor_size() : 1), stream[2]};
+  require(labels.defined() && labels.dtype() == DType::i32 && labels.shape() == Shape({inner[0], inner[1]}),
+          "vocab_cross_entropy: labels must be int32 [", inner[0], ", ", inner[1], "], not ",
+          labels.defined() ? cat(name_of(labels.dtype()), " ", labels.shape().str()) : "undefined");
+  require(vocabulary > 0 && vocabulary <= table[0] * layout.tensor_size(), "vocab_cross_entropy: a table of ",
+          table[0], " rows on each of ", layout.tensor_size(), " tensor-parallel ranks does not hold ",
+          vocabulary, " ids");
+  return {layout,
+          labels.reshape({labels.numel()}),
+          {layout.tensor_rank() * table[0], vocabulary},
+          ignore_index,
+          stream,
+          inner,
+          table,
+          x.dtype()};
+}
+
+/// All tokens of this context rank, from its part of the stream.
+Exchange begin_inner(tensor::Kernels& kernels, const Head& head, const Tensor& x, bool async) {
+  if (!head.layout.cuts_stream()) return {{}, {}, x};
+  return begin_all_gather(kernels, *head.layout.tensor, x, 1,
+                          {.label = "the loss: tokens of the sequence", .async = async});
+}
+
+/// The sum over tensor ranks of what each finds as the gradient of all tokens, as that of its part of the
+/// stream. It runs beside what comes next.
+Exchange begin_stream_gradient(tensor::Kernels& kernels, const Head& head, const Tensor& dx) {
+  Communicator* group = head.layout.tensor;
+  const Tensor inner = dx.reshape(head.inner_shape);
+  if (alone(group)) return {{}, {}, inner};
+  const comm::CallOptions options{.label = "the loss: gradient of the tokens", .async = true};
+  if (head.layout.cuts_stream()) return begin_reduce_scatter(kernels, *group, inner, 1, options);
+  return begin_all_reduce(*group, inner, options);
+}
+
+/// Adds what these tokens' logits give to `total` and returns their log-sum-exp over the whole vocabulary.
+Tensor add_loss(Tape& tape, const Head& head, const Tensor& logits, const Tensor& labels,
+                const Tensor& total) {
+  const int parts = head.layout.tensor_size(), mine = head.layout.tensor_rank();
+  const Shape shape{parts, labels.numel()};
+  const Tensor lse = tape.empty(shape, head.compute()), picked = tape.empty(shape, head.compute());
+  const Tensor own_lse = lse.rows(mine, mine + 1), own_picked = picked.rows(mine, mine + 1);
+  tape.kernels().cross_entropy(logits, labels, head.slice, head.ignore_index, own_lse, own_picked);
+  if (!alone(head.layout.tensor))
+    head.layout.tensor
+        ->all_gather({{own_lse, lse}, {own_picked, picked}}, {.label = "the loss: parts of the vocabulary"})
+        .wait();
+  const Tensor all = lse.range(0, labels.numel());
+  tape.kernels().cross_entropy_total(lse, picked, labels, head.ignore_index, all, total, true);
+  return all;
+}
+
+Tensor make_logits(Tape& tape, const Head& head, const Tensor& x, const Tensor& weight) {
+  Tensor logits = tape.empty({x.shape()[0], head.w_shape[0]}, head.dtype);
+  tape.kernels().matmul({.a = x, .b = weight, .c = logits, .trans_b = true});
+  return logits;
+}
+
+/// Turns `logits` into factor·(softmax - onehot).
+void differentiate(Tape& tape, const Head& head, const Tensor& logits, const Tensor& labels,
+                   const Tensor& lse, const Tensor& factor) {
+  tape.kernels().cross_entropy_backward(logits, labels, lse, head.slice, head.ignore_index, factor);
+}
+
+/// factor·dy over the number of labels that count.
+Tensor gradient_factor(Tape& tape, const Tensor& dy, const Tensor& total, double factor) {
+  Tensor out = tape.empty({1}, DType::f64);
+  tape.kernels().quotient(dy, total.range(1, 2), factor, out);
+  return out;
+}
+
+/// Backward of a loss whose logits were kept.
+struct WholeBackward {
+  Head head;
+  Saved x, weight;
+  GradRef dx, dw;
+  Tensor logits, lse, total;
+
+  void operator()(Tape& tape, const Tensor& dy) {
+    tensor::Kernels& kernels = tape.kernels();
+    Exchange inner = dw ? begin_inner(kernels, head, x.get(tape), true) : Exchange();
+    x = {};
+    differentiate(tape, head, logits, head.labels, lse, gradient_factor(tape, dy, total, 1));
+    Exchange sum = dx ? begin_stream_gradient(kernels, head, product(tape)) : Exchange();
+    if (dw)
+      tape.weight_gradient(dw, [ref = dw, shape = head.w_shape, dlogits = std::move(logits),
+                                rows = inner.wait().reshape({head.rows(), head.w_shape[1]})](Tape& t) {
+        autograd::write_kernel_grad(t, ref, shape, dlogits.dtype(), [&](const Tensor& to, bool add) {
+          t.kernels().matmul({.a = dlogits, .b = rows, .c = to, .trans_a = true, .accumulate = add});
+        });
+      });
+    if (dx) tape.accumulate(dx, sum.wait());
+  }
+
+  Tensor product(Tape& tape) const {
+    Tensor out = tape.empty({head.rows(), head.w_shape[1]}, head.dtype);
+    tape.kernels().matmul({.a = logits, .b = weight.get(tape), .c = out});
+    return out;
+  }
+};
+
+/// The gradients of a loss that was taken in chunks, times chunk_factor.
+struct ChunkGradients {
+  Head head;
+  GradRef dx_ref, dw_ref;
+  Tensor dx, dw;  ///< [rows, hidden] in x's dtype; of the weight, in the compute type
+  Tensor total;
+
+  /// Backward.
+  void operator()(Tape& tape, const Tensor& dy) {
+    tensor::Kernels& kernels = tape.kernels();
+    const Tensor factor = gradient_factor(tape, dy, total, 1 / chunk_factor);
+    if (dx) kernels.add_scaled(dx, factor, dx, false);
+    Exchange sum = dx ? begin_stream_gradient(kernels, head, dx) : Exchange();
+    dx = {};
+    tape.write_grad(dw_ref, head.w_shape, head.dtype,
+                    [&](const Tensor& to, bool add) { kernels.add_scaled(dw, factor, to, add); });
+    dw = {};
+    if (dx_ref) tape.accumulate(dx_ref, sum.wait());
+  }
+};
+
+/// Takes the loss in chunks of tokens, with the gradients that `want` asks for.
+void take_chunks(Tape& tape, const Tensor& x, const Tensor& weight, ChunkGradients& want) {
+  const Head& head = want.head;
+  const Tensor factor = tape.empty({1}, DType::f32);
+  tape.kernels().fill(factor, chunk_factor);
+  if (want.dx_ref) want.dx = tape.empty(x.shape(), head.dtype);
+  if (want.dw_ref) want.dw = tape.empty(head.w_shape, head.compute());
+  const std::int64_t step = head.chunk_rows();
+  for (std::int64_t begin = 0; begin < head.rows(); begin += step) {
+    const std::int64_t end = std::min(head.rows(), begin + step);
+    const Tensor rows = x.rows(begin, end), labels = head.labels.range(begin, end);
+    const Tensor logits = make_logits(tape, head, rows, weight);
+    const Tensor lse = add_loss(tape, head, logits, labels, want.total);
+    if (!want.dx && !want.dw) continue;
+    differentiate(tape, head, logits, labels, lse, factor);
+    if (want.dx) tape.kernels().matmul({.a = logits, .b = weight, .c = want.dx.rows(begin, end)});
+    if (want.dw)
+      tape.kernels().matmul({.a = logits, .b = rows, .c = want.dw, .trans_a = true, .accumulate = begin > 0});
+  }
+}
+
+}  // namespace
+
+Var vocab_cross_entropy(const Var& x, const Var& weight, const Tensor& labels, std::int64_t vocabulary,
+                        const Layout& layout, std::int32_t ignore_index) {
+  Tape& tape = x.tape();
+  const Head head = checked(x, weight, labels, vocabulary, layout, ignore_index);
+  const bool recorded = tape.recording() && (x.requires_grad() || weight.requires_grad());
+  const GradRef dx = recorded ? x.grad_ref() : nullptr, dw = recorded ? weight.grad_ref() : nullptr;
+  const Tensor total = tape.empty({2}, DType::f64);
+  tape.kernels().fill(total, 0);
+  Tensor rows = begin_inner(tape.kernels(), head, x.value(), false).wait();
+  rows = rows.reshape({head.rows(), head.w_shape[1]});
+  autograd::BackwardFn backward;
+  if (recorded && head.rows() <= head.most_rows()) {
+    const Tensor logits = make_logits(tape, head, rows, weight.value());
+    const Tensor lse = add_loss(tape, head, logits, head.labels, total);
+    backward = WholeBackward{head, dw ? Saved(x) : Saved(), dx ? Saved(weight) : Saved(), dx, dw, logits, lse,
+                             total};
+  } else {
+    ChunkGradients gradients{head, dx, dw, {}, {}, total};
+    take_chunks(tape, rows, weight.value(), gradients);
+    if (recorded) backward = std::move(gradients);
+  }
+  if (!alone(layout.context))
+    layout.context->all_reduce(total, comm::ReduceOp::sum, 1, {.label = "the loss", .scalar = true}).wait();
+  Tensor loss = tape.empty({1}, head.compute());
+  tape.kernels().quotient(total.range(0, 1), total.range(1, 2), 1, loss);
+  return tape.record(std::move(loss), {x, weight}, std::move(backward));
+}
+
+}  // namespace sherd::parallel

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+
+#include "autograd/tape.h"
+#include "sharding/parallel/layout.h"
+
+namespace sherd::parallel {
+
+/// The head of a language model and its loss: the mean of -log softmax(x·weightᵀ)[label] over the labels
+/// other than `ignore_index` of all context ranks, as [1] in fp32 (fp64 for fp64), the same bits on all ranks
+/// of both groups.
+///
+/// x: this rank's part of the stream, [batch, rows, hidden]; weight: this tensor rank's rows of a table that
+/// ranks cut evenly, [n, hidden] with the ids from tensor_rank·n on, of which those from `vocabulary` on are
+/// padding; labels: int32 [batch, inner rows] of this context rank. Tensor ranks exchange two numbers per
+/// token, never logits (Shoeybi et al. 2019). Weight's gradient is that of this rank's tokens: context ranks'
+/// are yet to be summed.
+///
+/// Logits are the largest tensor of a step. As long as they take no more memory than the weight's gradient in
+/// fp32 they are kept, and backward turns them into their gradient in place. Beyond that tokens are taken in
+/// chunks of that size, whose gradients are computed at once, so that no product runs twice: what is kept for
+/// backward is x's gradient and the weight's, in fp32.
+///
+/// Throws Error{usage} for shapes that do not fit, Error{data} for a label outside the vocabulary,
+/// Error{comm} where ranks do not come.
+autograd::Var vocab_cross_entropy(const autograd::Var& x, const autograd::Var& weight,
+                                  const tensor::Tensor& labels, std::int64_t vocabulary, const Layout& layout,
+                                  std::int32_t ignore_index = -100);
+
+}  // namespace sherd::parallel

@@ -1,0 +1,298 @@
+#include "sharding/parallel/loss.h"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "autograd/linear.h"
+#include "autograd/loss.h"
+#include "sharding/parallel/dense_head.h"
+#include "support/expect_error.h"
+#include "support/print_dtype.h"
+
+namespace sherd::parallel {
+namespace {
+
+using autograd::Parameter;
+using autograd::ParameterPtr;
+
+/// Of all ranks: losses, and gradients put together.
+struct Found {
+  std::vector<double> losses, dx, dweight;
+  double padding = 0;  ///< the largest gradient of a row that is padding
+};
+
+Found run(const Dense& dense, DType dtype, const Grid& sizes, double dy) {
+  Found out;
+  out.dx.resize(dense.x.size()), out.dweight.resize(dense.weight.size());
+  std::mutex mutex;
+  on_grid(dense, dtype, sizes, [&](Rank& rank) {
+    Tape tape(*rank.cpu.kernels);
+    const Var x = tape.variable(rank.x()), weight = tape.variable(rank.weight());
+    const Var loss = rank.loss(x, weight);
+    const double value = rank.cpu.values(loss.value())[0];
+    tape.backward(loss, dy);
+    const std::vector<double> dx = rank.cpu.values(x.grad()), dw = rank.cpu.values(weight.grad());
+    const std::lock_guard lock(mutex);
+    out.losses.push_back(value);
+    rank.for_stream([&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t k = 0; k < dense.hidden; ++k) dense.at(out.dx, to, k) = dense.at(dx, from, k);
+    });
+    for (std::int64_t row = 0; row < rank.table_rows(); ++row)
+      for (std::int64_t k = 0; k < dense.hidden; ++k) {
+        const std::int64_t id = rank.first_id() + row;
+        if (id < dense.ids)
+          dense.at(out.dweight, id, k) += dense.at(dw, row, k);  // over context ranks
+        else
+          out.padding = std::max(out.padding, std::abs(dense.at(dw, row, k)));
+      }
+  });
+  return out;
+}
+
+void expect_near(const std::vector<double>& got, const std::vector<double>& want, double relative,
+                 const char* what) {
+  double most = 0;
+  for (const double value : want) most = std::max(most, std::abs(value));
+  for (std::size_t i = 0; i < want.size(); ++i)
+    ASSERT_NEAR(got[i], want[i], relative * most) << what << " of element " << i;
+}
+
+struct Tolerance {
+  double loss, gradient;
+};
+Tolerance tolerance(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return {1e-13, 1e-12};
+    case DType::f32:
+      return {1e-6, 1e-5};
+    case DType::f16:
+      return {1e-3, 6e-3};
+    default:
+      return {5e-3, 3e-2};
+  }
+}
+
+/// Runs the head on all grids of up to eight ranks and holds it to the dense one.
+void expect_agreement(Dense dense, DType dtype, const std::vector<Grid>& grids) {
+  const double dy = 24;
+  dense.compute(dy);
+  for (const Grid& sizes : grids) {
+    SCOPED_TRACE(cat(name_of(dtype), ", tensor ", sizes.tensor, ", context ", sizes.context,
+                     sizes.sequence ? ", sequence-parallel" : ""));
+    const Found found = run(dense, dtype, sizes, dy);
+    const Tolerance most = tolerance(dtype);
+    for (const double loss : found.losses) {
+      EXPECT_EQ(loss, found.losses[0]);  // the same bits on all ranks
+      EXPECT_NEAR(loss, dense.loss, most.loss * dense.loss);
+    }
+    expect_near(found.dx, dense.dx, most.gradient, "the tokens' gradient");
+    expect_near(found.dweight, dense.dweight, most.gradient, "the weight's gradient");
+    EXPECT_EQ(found.padding, 0);
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+std::vector<Grid> all_grids() {
+  std::vector<Grid> out;
+  for (const int tensor : {1, 2, 4})
+    for (const int context : {1, 2})
+      for (const bool sequence : {false, true})
+        if (tensor > 1 || sequence) out.push_back({tensor, context, sequence});
+  return out;
+}
+
+class VocabCrossEntropy : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(All, VocabCrossEntropy,
+                         ::testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
+// 32 or 16 tokens of 40 numbers: the logits take no more memory than the weight's gradient.
+TEST_P(VocabCrossEntropy, OfKeptLogitsIsTheDenseOne) {
+  Dense dense(GetParam(), 2, 16, 40, 37);  // padding in the last slice
+  dense.ignore([](std::int64_t at) { return at % 3 == 1 || at > 12; });
+  expect_agreement(dense, GetParam(), all_grids());
+}
+
+// 192 or 96 tokens of 24 numbers: chunks of 64.
+TEST_P(VocabCrossEntropy, InChunksIsTheDenseOne) {
+  Dense dense(GetParam(), 2, 96, 24, 37);
+  dense.ignore([](std::int64_t at) { return at % 3 == 1 || at > 80; });
+  expect_agreement(dense, GetParam(), all_grids());
+}
+
+TEST_P(VocabCrossEntropy, OfASliceThatIsAllPaddingIsTheDenseOne) {
+  for (const std::int64_t seq : {8, 96}) {
+    const Dense dense(GetParam(), 1, seq, 24, 5);  // of 8 rows on 4 ranks
+    expect_agreement(dense, GetParam(), {{4, 1, true}, {4, 2, false}});
+  }
+}
+
+TEST(VocabCrossEntropyLabels, MayAllBeIgnoredOnOneContextRank) {
+  for (const std::int64_t seq : {16, 192}) {
+    Dense dense(DType::f32, 2, seq, 24, 37);
+    // The ring's second rank has the two middle quarters.
+    dense.ignore([&](std::int64_t at) { return at >= seq / 4 && at < 3 * seq / 4; });
+    expect_agreement(dense, DType::f32, {{1, 2, true}, {2, 2, true}});
+  }
+}
+
+TEST(VocabCrossEntropyLabels, MayAllBeIgnored) {
+  for (const std::int64_t seq : {16, 192}) {
+    Dense dense(DType::f32, 2, seq, 24, 37);
+    dense.ignore([](std::int64_t) { return true; });
+    const Found found = run(dense, DType::f32, {2, 2, true}, 1);
+    EXPECT_EQ(found.losses, std::vector<double>(4, 0));
+    EXPECT_EQ(found.dx, std::vector<double>(dense.x.size(), 0));
+    EXPECT_EQ(found.dweight, std::vector<double>(dense.weight.size(), 0));
+  }
+}
+
+TEST(VocabCrossEntropyOfOneRank, IsThatOfALinearLayerAndALossInSixteenBitsToo) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+    for (const std::int64_t seq : {16, 300}) {
+      const Dense dense(dtype, 1, seq, 48, 37);
+      Cpu cpu(1);
+      const Rank rank{cpu, dense, {}, dtype};  // without groups
+      const auto with = [&](const std::function<Var(const Var&, const Var&)>& loss) {
+        Tape tape(*cpu.kernels);
+        const Var x = tape.variable(rank.x()), weight = tape.variable(rank.weight());
+        const Var out = loss(x, weight);
+        std::vector<std::vector<double>> found{cpu.values(out.value())};
+        tape.backward(out, 1024);
+        for (const Var& leaf : {x, weight}) found.push_back(cpu.values(leaf.grad()));
+        return found;
+      };
+      const auto got = with([&](const Var& x, const Var& weight) { return rank.loss(x, weight); });
+      const auto want = with([&](const Var& x, const Var& weight) {
+        return autograd::cross_entropy(autograd::linear(x, weight), rank.labels(), dense.ids);
+      });
+      EXPECT_EQ(got[0], want[0]);
+      const double most = dtype == DType::f32 ? 1e-6 : dtype == DType::f16 ? 2e-3 : 1.6e-2;
+      expect_near(got[1], want[1], most, "the tokens' gradient");
+      expect_near(got[2], want[2], most, "the weight's gradient");
+    }
+}
+
+ParameterPtr table(const Rank& rank, DType gradient) {
+  auto out = std::make_shared<Parameter>();
+  out->name = "table", out->value = rank.weight(), out->shape = out->value.shape();
+  out->grad = Tensor::empty(*rank.cpu.device, out->shape, gradient);
+  rank.cpu.kernels->fill(out->grad, 3);
+  return out;
+}
+
+TEST(VocabCrossEntropyOfAParameter, AddsToWhatItsGradientHolds) {
+  for (const std::int64_t seq : {16, 96})
+    for (const bool written : {false, true}) {
+      Dense dense(DType::bf16, 1, seq, 24, 37);
+      dense.compute(1);
+      Cpu cpu(1);
+      const Rank rank{cpu, dense, {}, DType::bf16};
+      for (const DType gradient : {DType::f32, DType::bf16}) {
+        const ParameterPtr weight = table(rank, gradient);
+        weight->grad_written = written;
+        Tape tape(*cpu.kernels);
+        const Var x = tape.input(rank.x());
+        tape.backward(rank.loss(x, tape.parameter(weight)));
+        EXPECT_TRUE(weight->grad_written);
+        const std::vector<double> got = cpu.values(weight->grad);
+        for (std::size_t i = 0; i < dense.dweight.size(); ++i)
+          ASSERT_NEAR(got[i], dense.dweight[i] + (written ? 3 : 0), gradient == DType::f32 ? 2e-3 : 1e-2);
+      }
+    }
+}
+
+TEST(VocabCrossEntropyWithoutGradients, IsTheSameLossAndGivesOnlyWhatIsWanted) {
+  for (const std::int64_t seq : {16, 192})
+    on_grid(Dense(DType::f32, 1, seq, 24, 37), DType::f32, {2, 1, true}, [](Rank& rank) {
+      Tape tape(*rank.cpu.kernels);
+      const auto bits = [](const Var& loss) { return test::bytes_of(loss.value()); };
+      const Var x = tape.variable(rank.x()), w = tape.variable(rank.weight());
+      const std::vector<std::byte> want = bits(rank.loss(x, w));
+      {
+        Tape::NoGrad pause(tape);
+        EXPECT_EQ(bits(rank.loss(x, w)), want);
+      }
+      EXPECT_EQ(bits(rank.loss(tape.input(rank.x()), tape.input(rank.weight()))), want);
+      tape.clear();
+      tape.backward(rank.loss(x, tape.input(rank.weight())));
+      tape.backward(rank.loss(tape.input(rank.x()), w));
+      const std::vector<double> dx = rank.cpu.values(x.grad()), dw = rank.cpu.values(w.grad());
+      const Var both_x = tape.variable(rank.x()), both_w = tape.variable(rank.weight());
+      tape.backward(rank.loss(both_x, both_w));
+      EXPECT_EQ(rank.cpu.values(both_x.grad()), dx);
+      EXPECT_EQ(rank.cpu.values(both_w.grad()), dw);
+    });
+}
+
+TEST(VocabCrossEntropyInChunks, HoldsTheLogitsOfAChunkAndTwoGradients) {
+  const Dense dense(DType::f32, 1, 1024, 64, 4096);
+  Cpu cpu(1);
+  const Rank rank{cpu, dense, {}, DType::f32};
+  Tape tape(*cpu.kernels);
+  const Var x = tape.variable(rank.x()), weight = tape.variable(rank.weight());
+  device::Ledger& ledger = cpu.device->ledger();
+  const auto held = [&](const std::function<void()>& body) {
+    const std::uint64_t before = ledger.current(device::Tier::device, device::Category::activations);
+    ledger.reset_peaks();
+    body();
+    return ledger.peak(device::Tier::device, device::Category::activations) - before;
+  };
+  const std::uint64_t table = 4096 * 64 * 4, tokens = 1024 * 64 * 4, small = 32 << 10;
+  const std::uint64_t forward = held([&] {
+    Tape::NoGrad pause(tape);
+    rank.loss(x, weight);
+  });
+  EXPECT_LE(forward, table + small);  // logits of 64 tokens
+  const std::uint64_t all = held([&] { tape.backward(rank.loss(x, weight)); });
+  EXPECT_LE(all, 2 * table + tokens + small);
+  EXPECT_GE(all, 2 * table + tokens);
+}
+
+TEST(VocabCrossEntropyTraffic, IsOfTokensAndNeverOfLogits) {
+  for (const std::int64_t seq : {8, 192})
+    for (const bool sequence : {false, true})
+      on_grid(Dense(DType::f32, 2, seq, 24, 4000), DType::f32, {4, 1, sequence}, [&](Rank& rank) {
+        Tape tape(*rank.cpu.kernels);
+        const Var x = tape.variable(rank.x()), weight = tape.variable(rank.weight());
+        comm::Communicator& group = *rank.layout.tensor;
+        group.reset_traffic();
+        tape.backward(rank.loss(x, weight));
+        const comm::Traffic traffic = group.traffic();
+        const std::uint64_t tokens = 2 * static_cast<std::uint64_t>(seq), pairs = tokens * 2 * 4 * 3;
+        const std::uint64_t part = tokens * 24 * 4 / 4 * 3;  // what a gather of the stream sends
+        const bool kept = seq == 8;                          // backward gathers the stream again
+        EXPECT_EQ(traffic.all_gather, pairs + (sequence ? (kept ? 2 : 1) * part : 0));
+        EXPECT_EQ(traffic.reduce_scatter, sequence ? part : 0);
+        EXPECT_EQ(traffic.all_reduce, sequence ? 0 : 2 * part);
+      });
+}
+
+TEST(VocabCrossEntropyErrors, NameTheShapes) {
+  const Dense dense(DType::f32, 2, 8, 24, 37);
+  Cpu cpu(1);
+  const Rank rank{cpu, dense, {}, DType::f32};
+  Tape tape(*cpu.kernels);
+  const Var x = tape.variable(rank.x()), weight = tape.variable(rank.weight());
+  using testing::expect_error;
+  const auto call = [&](const Var& tokens, const Var& rows, const Tensor& labels, std::int64_t ids) {
+    return [=] { vocab_cross_entropy(tokens, rows, labels, ids, {}); };
+  };
+  const Tensor labels = rank.labels();
+  expect_error(ErrorKind::usage, "a table of fp32 [40, 24] does not take fp32 [16, 24]",
+               call(tape.input(rank.x().reshape({16, 24})), weight, labels, 37));
+  expect_error(ErrorKind::usage, "does not take",
+               call(x, tape.input(cpu.normal({40, 8}, 1, DType::f32)), labels, 37));
+  expect_error(ErrorKind::usage, "does not take",
+               call(x, tape.input(cpu.convert(rank.weight(), DType::bf16)), labels, 37));
+  expect_error(ErrorKind::usage, "labels must be int32 [2, 8], not int32 [16]",
+               call(x, weight, labels.reshape({16}), 37));
+  expect_error(ErrorKind::usage, "a table of 40 rows on each of 1 tensor-parallel ranks does not hold 41 ids",
+               call(x, weight, labels, 41));
+  expect_error(ErrorKind::data, "is outside the vocabulary of 10", call(x, weight, labels, 10));
+}
+
+}  // namespace
+}  // namespace sherd::parallel

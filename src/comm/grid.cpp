@@ -10,20 +10,24 @@
 namespace sherd::comm {
 namespace {
 
-/// Cuts `whole` into parts of `size` and returns how many there are.
-int cut(const char* key, int size, int whole, const std::string& what) {
-  if (size >= 1 && whole % size == 0) return whole / size;
+/// Cuts `whole` into parts of `size`, a multiple of `unit` as `whole` is, and returns how many there are.
+int cut(const char* key, int size, int whole, const std::string& what, int unit = 1) {
+  if (size >= 1 && whole % size == 0 && size % unit == 0) return whole / size;
   std::string would_do;
-  for (int divisor = 1; divisor <= whole; ++divisor)
+  for (int divisor = unit; divisor <= whole; divisor += unit)
     if (whole % divisor == 0) would_do += cat(would_do.empty() ? "" : ", ", divisor);
+  if (size >= 1 && whole % size == 0)
+    fail(ErrorKind::config, key, " ", size, " is no multiple of parallel.context ", unit,
+         ", whose ranks share states; sizes that do: ", would_do);
   fail(ErrorKind::config, key, " ", size, " does not divide ", what, "; sizes that do: ", would_do);
 }
 
 }  // namespace
 
 std::string_view name_of(Axis axis) {
-  constexpr std::string_view names[axis_count] = {"tensor", "context",     "shard", "replica", "pipeline",
-                                                  "expert", "expert_data", "data",  "world"};
+  constexpr std::string_view names[axis_count] = {"tensor",       "context",  "shard",  "replica",
+                                                  "tensor_shard", "pipeline", "expert", "expert_data",
+                                                  "data",         "world"};
   return names[static_cast<std::size_t>(axis)];
 }
 
@@ -34,8 +38,11 @@ Grid::Grid(int ranks, const GridSizes& sizes) {
   const int sequence = cut("parallel.tensor", sizes.tensor, stage, left(stage, " of a pipeline stage"));
   const int data =
       cut("parallel.context", sizes.context, sequence, left(sequence, " that tensor and pipeline leave"));
-  const int shard = sizes.shard == 0 ? data : sizes.shard;
-  const int replica = cut("parallel.shard_size", shard, data, counted(data, "data-parallel rank"));
+  const int shard = sizes.shard == 0 ? sequence : sizes.shard;
+  const int replica =
+      cut("parallel.shard_size", shard, sequence,
+          sizes.context == 1 ? counted(data, "data-parallel rank") : left(sequence, " of context × data"),
+          sizes.context);
   const int copies = cut("parallel.expert", sizes.expert, sequence, left(sequence, " of context × data"));
 
   const auto set = [&](Axis axis, int stride, int size) {
@@ -45,8 +52,9 @@ Grid::Grid(int ranks, const GridSizes& sizes) {
   set(Axis::tensor, 1, sizes.tensor);
   set(Axis::context, sizes.tensor, sizes.context);
   set(Axis::data, data_stride, data);
-  set(Axis::shard, data_stride, shard);
-  set(Axis::replica, data_stride * shard, replica);
+  set(Axis::shard, sizes.tensor, shard);
+  set(Axis::replica, sizes.tensor * shard, replica);
+  set(Axis::tensor_shard, 1, sizes.tensor * shard);
   set(Axis::pipeline, stage, sizes.pipeline);
   set(Axis::expert, sizes.tensor, sizes.expert);
   set(Axis::expert_data, sizes.tensor * sizes.expert, copies);

@@ -7,19 +7,21 @@
 
 namespace sherd::comm {
 
-/// The ways in which ranks form groups. Of a group of one axis, ranks differ in that axis alone.
+/// The ways in which ranks form groups. Of a group of one axis, ranks differ in that axis alone (of an axis
+/// made of others, in these).
 enum class Axis : std::uint8_t {
-  tensor,       ///< ranks that hold slices of the same layers
-  context,      ///< ranks that hold pieces of the same sequences
-  shard,        ///< data-parallel ranks that share states
-  replica,      ///< data-parallel ranks that hold the same states, one of each shard group
-  pipeline,     ///< ranks that hold the stages of one model
-  expert,       ///< ranks that hold different experts of the same layers
-  expert_data,  ///< ranks that hold the same experts
-  data,         ///< ranks that see different data: shard × replica
-  world         ///< all
+  tensor,        ///< ranks that hold slices of the same layers
+  context,       ///< ranks that hold pieces of the same sequences
+  shard,         ///< ranks that share states: context × a part of data
+  replica,       ///< ranks that hold the same states, one of each shard group
+  tensor_shard,  ///< tensor × shard: of parameters whose gradients are sums over tensor ranks too
+  pipeline,      ///< ranks that hold the stages of one model
+  expert,        ///< ranks that hold different experts of the same layers
+  expert_data,   ///< ranks that hold the same experts
+  data,          ///< ranks that see different data
+  world          ///< all
 };
-inline constexpr int axis_count = 9;
+inline constexpr int axis_count = 10;
 /// "tensor", "expert_data", ...
 std::string_view name_of(Axis axis);
 
@@ -27,15 +29,15 @@ std::string_view name_of(Axis axis);
 struct GridSizes {
   int tensor = 1, context = 1, pipeline = 1;
   int expert = 1;  ///< divides context × data
-  int shard = 0;   ///< divides data; 0: all of it
+  int shard = 0;   ///< a multiple of context that divides context × data; 0: all of it
 };
 
 /// The ranks of a world as a grid: pure arithmetic, the same on every rank.
 ///
 /// There are two views of the same ranks, in Megatron-LM's order tp-cp-ep-dp-pp with the left fastest: the
 /// dense one of tensor × context × data × pipeline, and that of experts, tensor × expert × expert_data ×
-/// pipeline (experts are cut as dense layers are). Data is cut further into shard × replica, shard fastest,
-/// so that ranks that share states are neighbours.
+/// pipeline (experts are cut as dense layers are). Context × data is cut further into shard × replica, shard
+/// fastest, so that ranks that share states are neighbours; each shard group holds whole context groups.
 class Grid {
  public:
   /// Throws Error{config} for a size that the ranks cannot hold, with those that would do; Error{usage} for a

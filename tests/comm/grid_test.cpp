@@ -75,16 +75,19 @@ TEST(Grid, AgreesWithCountingRanksOff) {
               if (data < 1 || ranks != tensor * context * pipeline * data || data % shard ||
                   sequence % expert)
                 continue;
-              const Grid grid(ranks, {tensor, context, pipeline, expert, shard});
+              const Grid grid(ranks, {tensor, context, pipeline, expert, context * shard});
+              constexpr auto part = Axis::world;  // stands for the data ranks of a shard group
               const auto dense = count_off({{Axis::tensor, tensor},
                                             {Axis::context, context},
-                                            {Axis::shard, shard},
+                                            {part, shard},
                                             {Axis::replica, data / shard},
                                             {Axis::pipeline, pipeline}});
-              for (const Axis axis :
-                   {Axis::tensor, Axis::context, Axis::shard, Axis::replica, Axis::pipeline})
+              for (const Axis axis : {Axis::tensor, Axis::context, Axis::replica, Axis::pipeline})
                 expect_groups(grid, axis, brute_force(dense, {axis}));
-              expect_groups(grid, Axis::data, brute_force(dense, {Axis::shard, Axis::replica}));
+              expect_groups(grid, Axis::data, brute_force(dense, {part, Axis::replica}));
+              expect_groups(grid, Axis::shard, brute_force(dense, {Axis::context, part}));
+              expect_groups(grid, Axis::tensor_shard,
+                            brute_force(dense, {Axis::tensor, Axis::context, part}));
               const auto experts = count_off({{Axis::tensor, tensor},
                                               {Axis::expert, expert},
                                               {Axis::expert_data, sequence / expert},
@@ -125,6 +128,20 @@ TEST(Grid, NeighboursShareStates) {
   EXPECT_EQ(whole.partition(Axis::shard), whole.partition(Axis::world));
 }
 
+/// Two tensor ranks of two context ranks of two data ranks.
+TEST(Grid, ContextRanksShareStates) {
+  const Grid grid(8, {.tensor = 2, .context = 2});
+  EXPECT_EQ(grid.partition(Axis::tensor), (Groups{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
+  EXPECT_EQ(grid.partition(Axis::context), (Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}}));
+  EXPECT_EQ(grid.partition(Axis::data), (Groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}}));
+  EXPECT_EQ(grid.partition(Axis::shard), (Groups{{0, 2, 4, 6}, {1, 3, 5, 7}}));
+  EXPECT_EQ(grid.partition(Axis::tensor_shard), grid.partition(Axis::world));
+  const Grid hybrid(8, {.tensor = 2, .context = 2, .shard = 2});
+  EXPECT_EQ(hybrid.partition(Axis::shard), hybrid.partition(Axis::context));
+  EXPECT_EQ(hybrid.partition(Axis::replica), hybrid.partition(Axis::data));
+  EXPECT_EQ(hybrid.partition(Axis::tensor_shard), (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}}));
+}
+
 TEST(Grid, CountsTheRanksOfAMachine) {
   for (const Grid& grid :
        {Grid(8), Grid(8, {.shard = 2}), Grid(16, {.tensor = 2, .pipeline = 2, .expert = 2})})
@@ -141,7 +158,8 @@ TEST(Grid, CountsTheRanksOfAMachine) {
 TEST(Grid, KnowsWhichAxesHaveTheSameGroups) {
   for (const Grid& grid :
        {Grid(1), Grid(8), Grid(8, {.shard = 2}), Grid(8, {.shard = 1}), Grid(8, {.tensor = 8}),
-        Grid(16, {.tensor = 2, .pipeline = 2, .expert = 2}), Grid(16, {.context = 4, .expert = 4})})
+        Grid(16, {.tensor = 2, .pipeline = 2, .expert = 2}), Grid(16, {.context = 4, .expert = 4}),
+        Grid(8, {.tensor = 2, .context = 2, .shard = 2})})
     for (int a = 0; a < axis_count; ++a)
       for (int b = 0; b < axis_count; ++b) {
         const auto first = static_cast<Axis>(a), second = static_cast<Axis>(b);
@@ -163,6 +181,12 @@ TEST(Grid, SizesThatDoAreNamed) {
   EXPECT_THAT(
       error(12, {.tensor = 2, .shard = 4}),
       HasSubstr("parallel.shard_size 4 does not divide 6 data-parallel ranks; sizes that do: 1, 2, 3, 6"));
+  EXPECT_THAT(error(12, {.context = 3, .shard = 2}),
+              HasSubstr("parallel.shard_size 2 is no multiple of parallel.context 3, whose ranks share "
+                        "states; sizes that do: 3, 6, 12"));
+  EXPECT_THAT(error(12, {.context = 3, .shard = 9}),
+              HasSubstr("parallel.shard_size 9 does not divide the 12 ranks of context × data; sizes that "
+                        "do: 3, 6, 12"));
   EXPECT_THAT(error(8, {.tensor = 2, .expert = 3}),
               HasSubstr("parallel.expert 3 does not divide the 4 ranks"));
   EXPECT_THAT(error(8, {.tensor = 0}), HasSubstr("parallel.tensor 0"));

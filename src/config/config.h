@@ -72,13 +72,24 @@ enum class Reduction : std::uint8_t {
   native    ///< as the backend's own reduce-scatter and all-reduce do; one rank accumulates in place
 };
 
+/// How ranks that hold pieces of the same sequences attend to each other's (parallel::ContextMethod).
+enum class ContextMethod : std::uint8_t {
+  ring,    ///< keys and values go around
+  ulysses  ///< all-to-all: whole sequences of some heads each; what `sequence_parallel_size` means
+};
+
 /// Section `parallel`. Ranks that none of these dimensions takes form the data-parallel dimension. This build
-/// accepts only 1 for each of the five sizes.
+/// accepts only 1 for `pipeline` and `expert`. comm::Grid says which sizes a world can hold.
 struct Parallel {
-  int tensor = 1, sequence = 1, pipeline = 1, expert = 1, context = 1;
-  /// Ranks that share states; each such group holds a replica (Zhang et al. 2022, MiCS; hybrid sharding in
-  /// PyTorch's FSDP). ≥ 1; 0 (default): all data-parallel ranks. comm::Grid
-  /// says which sizes a world can hold.
+  int tensor = 1;  ///< ranks that hold slices of the same layers, ≥ 1
+  bool sequence_parallel =
+      true;         ///< with tensor > 1, norms, dropout and residuals are cut along the sequence
+  int context = 1;  ///< ranks that hold pieces of the same sequences, ≥ 1
+  ContextMethod context_method = ContextMethod::ring;
+  int pipeline = 1, expert = 1;
+  /// Ranks that share states, context ranks among them; each such group holds a replica (Zhang et al. 2022,
+  /// MiCS; hybrid sharding in PyTorch's FSDP). A multiple of `context`; 0 (default): all that hold the same
+  /// parameters.
   std::int64_t shard_size = 0;
   /// `native` is faster; the bits then depend on the backend, and may on the run.
   Reduction reduction = Reduction::ordered;

@@ -183,7 +183,11 @@ Json training_of(const Training& t) {
 }
 
 Json parallel_of(const Parallel& parallel) {
-  return {{"shard_size", parallel.shard_size ? Json(parallel.shard_size) : Json(nullptr)},
+  return {{"tensor", parallel.tensor},
+          {"sequence_parallel", parallel.sequence_parallel},
+          {"context", parallel.context},
+          {"context_method", parallel.context_method == ContextMethod::ulysses ? "ulysses" : "ring"},
+          {"shard_size", parallel.shard_size ? Json(parallel.shard_size) : Json(nullptr)},
           {"reduction", parallel.reduction == Reduction::native ? "native" : "ordered"},
           {"timeout_seconds", parallel.timeout_seconds}};
 }

@@ -119,12 +119,6 @@ std::vector<Key<Config>> feature_sections() {
               {"enabled", "max_out_tokens", "inference_tp_size", "release_inference_cache", "pin_parameters",
                "tp_gather_partition_size"},
               enabled, "there is no inference engine in this build", not_enabled),
-      foreign(
-          "tensor_parallel",
-          {"autotp_size", "dtype", "tp", "injection_policy_tuple", "keep_module_on_host",
-           "replace_with_kernel_inject", "tp_overlap_comm", "preset_model", "partition_config", "tp_size"},
-          "{\"autotp_size\": 2}", "tensor parallelism is not in this build yet",
-          numbers_at_most(1, {"autotp_size", "tp_size", "tp"})),
       foreign("expert_parallel",
               {"enabled", "autoep_size", "expert_tensor_parallel_size", "preset_model", "use_grouped_mm"},
               enabled, "expert parallelism is not in this build yet", not_enabled),
@@ -192,7 +186,6 @@ std::vector<Key<Config>> switches() {
   });
   refuse("managed_gradient_accumulation", "false",
          "Sherd manages it; programs move the boundary with set_gradient_accumulation_boundary()", is_true);
-  refuse("sequence_parallel_size", "2", "sequence parallelism is not in this build yet", equals_number(1));
   refuse("data_parallel_size", "2", "it follows from the number of ranks", equals_number(1));
   refuse("use_data_before_expert_parallelism", "true", "expert parallelism is not in this build yet",
          is_false);
@@ -238,6 +231,8 @@ std::vector<Key<Config>> foreign_keys() {
   append(keys, monitor_sections());
   append(keys, feature_sections());
   append(keys, training_method_sections());
+  keys.push_back(tensor_parallel_key());
+  keys.push_back(sequence_parallel_size_key());
   keys.push_back(section_of_nothing("pipeline", pipeline_keys()));
   return keys;
 }

@@ -25,7 +25,8 @@ inline constexpr double infinity = std::numeric_limits<double>::infinity();
 /// What the parser gathers on its way.
 struct Context {
   std::vector<std::string> notes;
-  std::vector<std::string> problems;  ///< messages of errors, all of which are told at once
+  std::vector<std::string> problems;          ///< messages of errors, all of which are told at once
+  std::map<std::string, std::int64_t> given;  ///< by key, what another key may say too
   void note(const std::string& path, const std::string& reason) { notes.push_back(path + ": " + reason); }
   /// Calls `read`; an Error{config} of it becomes a problem, so that the keys after it are read too.
   void attempt(const std::function<void()>& read);

@@ -17,6 +17,9 @@ std::vector<Key<Config>> tier_keys();   // offload_keys.cpp: aio, activation_che
 std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: model, data, training, parallel, device
 Key<Config> parallel_key();             // parallel_keys.cpp
 Key<Config> device_key();               // device_keys.cpp
+/// DeepSpeed's section and switch for parallel.tensor and parallel.context. parallel_keys.cpp
+Key<Config> tensor_parallel_key();
+Key<Config> sequence_parallel_size_key();
 /// `zero_optimization.mics_shard_size`, which means parallel.shard_size; 0 or less: off.
 void read_mics_shard_size(Config& config, const Value& value);
 /// Sections and switches that DeepSpeed knows and Sherd does not have. foreign_keys.cpp

@@ -180,10 +180,27 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{
             "{\"amp\": {\"enabled\": true}}",
             "run.json:1: amp: Sherd does not support this section: use bf16 or fp16; remove or disable it"},
-        Mistake{"{\"tensor_parallel\": {\"tp\": {\"tp_size\": 2}}}",
-                "run.json:1: tensor_parallel: Sherd does not support this section: tensor parallelism is not "
-                "in this "
-                "build yet; remove or disable it"},
+        Mistake{"{\"parallel\": {\"sequence\": 2}}",
+                "run.json:1: parallel.sequence: Sherd does not support 2 here: parallel.sequence_parallel "
+                "(with parallel.tensor) cuts what lies between a layer's products along the sequence, "
+                "parallel.context all of it: give one of these"},
+        Mistake{"{\"parallel\": {\"tensor\": 0}}",
+                "run.json:1: parallel.tensor: must be an integer >= 1, not 0"},
+        Mistake{"{\"parallel\": {\"context_method\": \"rings\"}}",
+                "run.json:1: parallel.context_method: \"rings\" is none of ring, ulysses; did you mean "
+                "\"ring\"?"},
+        Mistake{"{\"tensor_parallel\": {\"tp\": {\"tp_size\": 2}},\n \"parallel\": {\"tensor\": 4}}",
+                "run.json:2: parallel.tensor: parallel.tensor and tensor_parallel.autotp_size say the same, "
+                "the ranks that hold slices of the same layers, but are given as 2 and 4; keep one of them"},
+        Mistake{
+            "{\"parallel\": {\"tensor\": 1}, \"tensor_parallel\": {\"autotp_size\": 2}}",
+            "run.json:1: tensor_parallel.autotp_size: parallel.tensor and tensor_parallel.autotp_size say "
+            "the same, the ranks that hold slices of the same layers, but are given as 1 and 2; keep one "
+            "of them"},
+        Mistake{"{\"parallel\": {\"context\": 2}, \"sequence_parallel_size\": 4}",
+                "run.json:1: sequence_parallel_size: parallel.context and sequence_parallel_size say the "
+                "same, the ranks that hold pieces of the same sequences, but are given as 2 and 4; keep one "
+                "of them"},
         Mistake{"{\"device\": {\"type\": \"gpu\"}}",
                 "run.json:1: device.type: \"gpu\" is none of auto, cpu, cuda; did you mean \"cuda\"?"},
         Mistake{"{\"device\": {\"type\": \"CPUs\"}}",

@@ -109,11 +109,29 @@ TEST(Parse, DisabledSectionsPassWithANote) {
       "zero_hpz_partition_size": 1, "offload_param": {"device": "none", "pin_memory": true}}})");
   for (const char* start :
        {"amp: disabled", "tensorboard: disabled", "elasticity: disabled", "compile: disabled",
-        "tensor_parallel: disabled", "compression_training: disabled",
+        "tensor_parallel.autotp_size: off", "compression_training: disabled",
         "prescale_gradients: ", "pipeline.stages: off", "zero_optimization.mics_shard_size: off",
         "zero_optimization.zero_hpz_partition_size: off",
         "zero_optimization.offload_param.pin_memory: no effect with device \"none\""})
     EXPECT_TRUE(has_note(config, start)) << start;
+}
+
+TEST(Parse, DeepSpeedsParallelSizesAreSherds) {
+  const auto parallel = [](const std::string& text) { return parse_text(text).parallel; };
+  EXPECT_EQ(parallel(R"({"tensor_parallel": {"autotp_size": 4}})").tensor, 4);
+  EXPECT_EQ(parallel(R"({"tensor_parallel": {"tp": {"tp_size": 2}}, "parallel": {"tensor": 2}})").tensor, 2);
+  EXPECT_EQ(parallel(R"({"tensor_parallel": {"autotp_size": 0}, "parallel": {"tensor": 2}})").tensor, 2);
+  const Parallel ulysses = parallel(R"({"sequence_parallel_size": 2})");
+  EXPECT_EQ(ulysses.context, 2);
+  EXPECT_EQ(ulysses.context_method, ContextMethod::ulysses);
+  EXPECT_EQ(parallel(R"({"sequence_parallel_size": 1, "parallel": {"context": 2}})").context, 2);
+  EXPECT_EQ(parallel(R"({"parallel": {"context": 2}})").context_method, ContextMethod::ring);
+  for (const char* text : {R"({"parallel": {"context_method": "ring"}, "sequence_parallel_size": 2})",
+                           R"({"sequence_parallel_size": 2, "parallel": {"context_method": "ring"}})"}) {
+    EXPECT_EQ(parallel(text).context_method, ContextMethod::ring) << text;
+    EXPECT_EQ(parallel(text).context, 2) << text;
+  }
+  EXPECT_TRUE(parallel("{}").sequence_parallel);
 }
 
 TEST(Parse, Stage3KeysBelowStage3AreNoted) {

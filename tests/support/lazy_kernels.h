@@ -217,7 +217,7 @@ class LazyKernels final : public tensor::Kernels {
   /// Random keys are others in every micro-batch.
   template <class T>
   static bool changes(const T&) {
-    return std::is_same_v<T, RandomKey>;
+    return std::is_same_v<T, RandomKey> || std::is_same_v<T, tensor::RandomElements>;
   }
   static bool changes(const Attention& geometry) { return geometry.dropout > 0; }
 

@@ -110,7 +110,7 @@ tensor::ExactSum Gradients::sum_of_squares() {
   fill_missing();
   std::vector<Tensor> gradients;
   for (Segment* segment : segments_)
-    if (segment->groups().replica_index() == 0) gradients.push_back(segment->own_gradients());
+    if (segment->groups().holder() == 0) gradients.push_back(segment->own_gradients());
   kernels_.sum_of_squares(gradients, sum);
   if (model_ranks_.size() == 1) return sum;
   std::vector<std::int64_t> words = sum.to_words();

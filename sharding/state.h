@@ -21,16 +21,29 @@ using tensor::Tensor;
 struct RankGroups {
   comm::Communicator* shard = nullptr;
   comm::Communicator* replica = nullptr;  ///< null: nobody else holds this rank's shard
+  /// Ranks that hold the same shard too, and find the same gradients by themselves: tensor-parallel ranks, of
+  /// a parameter that is not cut. They exchange nothing. Null: there are none.
+  comm::Communicator* copies = nullptr;
 
   RankGroups() = default;
-  RankGroups(comm::Communicator& shard_group, comm::Communicator* replica_group = nullptr)
-      : shard(&shard_group), replica(replica_group && replica_group->size() > 1 ? replica_group : nullptr) {}
+  RankGroups(comm::Communicator& shard_group, comm::Communicator* replica_group = nullptr,
+             comm::Communicator* copy_group = nullptr)
+      : shard(&shard_group), replica(several(replica_group)), copies(several(copy_group)) {}
 
   int shards() const { return shard->size(); }
   int replicas() const { return replica ? replica->size() : 1; }
   /// Which of the replicas this rank belongs to.
   int replica_index() const { return replica ? replica->rank() : 0; }
+  /// How many ranks hold the same shard, replicas and copies, and which of them this one is: what is to be
+  /// counted or written once is the first one's, or divided among them.
+  int holders() const { return replicas() * (copies ? copies->size() : 1); }
+  int holder() const { return copies ? replica_index() * copies->size() + copies->rank() : replica_index(); }
   bool operator==(const RankGroups&) const = default;
+
+ private:
+  static comm::Communicator* several(comm::Communicator* group) {
+    return group && group->size() > 1 ? group : nullptr;
+  }
 };
 
 /// What lasting states are made from. Everything must outlive them.
@@ -41,7 +54,8 @@ struct StateSources {
   offload::Store* optimizer_store = nullptr;  ///< for masters and moments on NVMe
   /// All ranks that hold parts of the model, over which norms are summed. Null: those of groups.shard.
   comm::Communicator* model_ranks = nullptr;
-  /// For models whose parameters are spread over different ranks (experts); null: all as `groups`.
+  /// For models whose parameters are spread over different ranks (what tensor ranks cut and what they all
+  /// hold; experts); null: all as `groups`.
   std::function<RankGroups(const autograd::Parameter&)> groups_of = nullptr;
 };
 

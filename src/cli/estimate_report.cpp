@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/excerpt.h"
+#include "engine/process_grid.h"
 
 namespace sherd::cli {
 namespace {
@@ -18,7 +19,7 @@ const engine::MemoryReport::TierMemory& memory_of(const engine::MemoryReport& re
 }
 
 std::string heading(const EstimateReport& r) {
-  const config::Batch batch = config::resolve_batch(r.config, r.world.ranks);
+  const config::Batch batch = config::resolve_batch(r.config, engine::data_ranks(r.config, r.world.ranks));
   return cat(config::name_of(r.config.model->type), " with ",
              engine::human_count(static_cast<double>(r.parameters)), " parameters in ",
              name_of(r.config.precision.compute), ", ZeRO stage ", r.config.zero.stage, ", ",

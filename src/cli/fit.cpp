@@ -14,6 +14,7 @@
 #include "comm/gpu_memory.h"
 #include "device/cuda.h"
 #include "engine/make_device.h"
+#include "engine/process_grid.h"
 #include "models/from_config.h"
 
 namespace sherd::cli {
@@ -187,13 +188,15 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Es
 engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world,
                                int rank) {
   const models::GptOptions shape = models::gpt_options(config, vocabulary);
-  const std::int64_t rows = config::resolve_batch(config, world.ranks).micro_batch_size;
+  const std::int64_t rows =
+      config::resolve_batch(config, engine::data_ranks(config, world.ranks)).micro_batch_size;
   require_countable(shape, rows);
   const auto batch = [rows, seq = shape.max_seq](device::Device& device) {
     return tensor::Batch{{"tokens", tensor::Tensor::empty(device, {rows, seq}, DType::i32)},
                          {"labels", tensor::Tensor::empty(device, {rows, seq}, DType::i32)}};
   };
-  return engine::estimate(config, std::make_shared<models::Gpt>(shape), batch,
+  const auto model = [&](const parallel::Layout& layout) { return models::make_gpt(shape, layout); };
+  return engine::estimate(config, model, batch,
                           {.ranks = world.ranks, .local_ranks = world.local_ranks, .rank = rank});
 }
 

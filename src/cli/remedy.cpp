@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "cli/fit.h"
+#include "engine/process_grid.h"
 
 namespace sherd::cli {
 namespace {
@@ -85,7 +86,7 @@ class Changes {
   }
 
   void micro_batches() {
-    const config::Batch batch = config::resolve_batch(config_, ranks_);
+    const config::Batch batch = config::resolve_batch(config_, engine::data_ranks(config_, ranks_));
     for (std::int64_t part = 2; part <= 8 && batch.micro_batch_size % part == 0; part *= 2)
       add(3 + 2 * static_cast<double>(part), "more and smaller micro-batches",
           {{"train_micro_batch_size_per_gpu", std::to_string(batch.micro_batch_size / part)},

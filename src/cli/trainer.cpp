@@ -11,6 +11,7 @@
 #include "device/cuda.h"
 #include "engine/checkpoint.h"
 #include "engine/gather_records.h"
+#include "engine/process_grid.h"
 #include "engine/report.h"
 #include "models/from_config.h"
 
@@ -32,7 +33,9 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
       shape_(models::gpt_options(request.config, data_->vocab_size)),
       gemm_rate_(gemm_rate),
       better_rate_(std::move(better_rate)) {
-  engine_ = std::make_unique<Engine>(dist_, std::make_shared<models::Gpt>(shape_), request_.config);
+  const auto groups = make_groups(dist_, request_.config);
+  engine_ = std::make_unique<Engine>(dist_, models::make_gpt(shape_, layout_of(*groups, request_.config)),
+                                     request_.config, nullptr, nullptr, groups);
   const config::Batch& batch = engine_->config().batch;
   train_loader_ = data_->training_loader(batch, engine_->data_ranks().rank(), engine_->data_ranks().size(),
                                          engine_->device());
@@ -63,17 +66,24 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
                                          request_.config.training.log_interval);
 }
 
+/// ", tensor 2 x context 1 x data 2" where ranks share more than data.
+std::string Trainer::layout_shown() const {
+  const comm::Grid& grid = engine_->groups().grid();
+  return grid.size(comm::Axis::data) == grid.ranks() ? "" : cat(", ", engine::describe(grid));
+}
+
 void Trainer::announce() const {
   const config::Config& config = engine_->config();
   log_info(config::name_of(config.model->type), " with ",
            engine::human_count(static_cast<double>(shape_.num_parameters())), " parameters (",
            counted(shape_.layers, "layer"), ", ", shape_.hidden, " hidden, ", shape_.vocab_size,
            " vocabulary) in ", name_of(config.precision.compute), ", ZeRO stage ", config.zero.stage,
-           " over ", dist_->world().name(), ", ", counted(engine_->device().arena().threads(), "thread"),
-           " per rank");
+           " over ", dist_->world().name(), layout_shown(), ", ",
+           counted(engine_->device().arena().threads(), "thread"), " per rank");
   log_info("batch ", config.batch.train_batch_size, " = ", config.batch.micro_batch_size, " per rank x ",
-           config.batch.gradient_accumulation_steps, " accumulated x ", counted(dist_->world_size(), "rank"),
-           ", ", counted(shape_.max_seq, "token"), " each; data ", config.data->path, ": ",
+           config.batch.gradient_accumulation_steps, " accumulated x ",
+           counted(engine_->data_ranks().size(), "rank"), ", ", counted(shape_.max_seq, "token"),
+           " each; data ", config.data->path, ": ",
            engine::human_count(static_cast<double>(data_->train->tokens())), " training tokens");
   if (config.training.save_dir.empty()) log_info("nothing will be saved: training.save_dir is not set");
   if (engine_->device().kind() != device::Kind::cuda) return;

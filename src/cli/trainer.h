@@ -31,6 +31,7 @@ class Trainer {
 
  private:
   bool speaks() const { return dist_->rank() == 0; }
+  std::string layout_shown() const;
   void announce() const;
   void resume();
   void train_step();

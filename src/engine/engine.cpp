@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "engine/checkpoint/checkpoints.h"
 #include "engine/executor.h"
+#include "engine/process_grid.h"
 #include "engine/report/step_log.h"
 #include "engine/resources.h"
 
@@ -13,11 +14,14 @@ namespace sherd {
 using engine::StepReport;
 
 Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config,
-               std::shared_ptr<device::Device> device, std::unique_ptr<tensor::Kernels> kernels)
+               std::shared_ptr<device::Device> device, std::unique_ptr<tensor::Kernels> kernels,
+               std::shared_ptr<comm::ProcessGroups> groups)
     : dist_(std::move(dist)), config_(config), model_(std::move(model)) {
   require(dist_ != nullptr, "an engine needs ranks");
   require(model_ != nullptr, "an engine needs a model");
-  resources_ = std::make_unique<engine::Resources>(*dist_, config_, std::move(device), std::move(kernels));
+  resources_ = std::make_unique<engine::Resources>(*dist_, config_, std::move(device), std::move(kernels),
+                                                   std::move(groups));
+  engine::require_cut(*model_, this->groups(), *dist_, this->device().kind() != device::Kind::meta);
   const engine::GroupOf group_of = engine::assign_groups(*model_, config_.optimizer, config_.notes);
   optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed, group_of);
   scheduler_ = engine::make_scheduler(config_, optimizer_);
@@ -26,7 +30,8 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   const sharding::StateSources sources = resources_->sources();
   sharded_ = std::make_unique<sharding::ShardedModel>(model_, optimizer_->sharding_options(config_), sources);
   update_ = std::make_unique<engine::StepUpdate>(
-      engine::StepUpdate::Parts{config_, *sharded_, *optimizer_, scaler_.get(), data_ranks(), this->device()},
+      engine::StepUpdate::Parts{config_, *sharded_, *optimizer_, scaler_.get(), data_ranks(),
+                                this->groups().world(), this->device()},
       sources);
   executor_ = std::make_unique<engine::Executor>(engine::Executor::Parts{
       config_, *model_, *sharded_, this->device(), data_ranks(), *update_, counters_});

@@ -50,10 +50,11 @@ class Engine {
  public:
   /// `device`: another than the one that the config describes. On a meta device nothing is computed, read or
   /// written (also not to NVMe), while the ledger tracks what a real run would hold. `kernels`: others than
-  /// tensor::make_kernels() has for it.
+  /// tensor::make_kernels() has for it. `groups`: those with whose layout the model was built (make_groups(),
+  /// or the caller's own); null: made here.
   Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const config::Config& config,
-         std::shared_ptr<device::Device> device = nullptr,
-         std::unique_ptr<tensor::Kernels> kernels = nullptr);
+         std::shared_ptr<device::Device> device = nullptr, std::unique_ptr<tensor::Kernels> kernels = nullptr,
+         std::shared_ptr<comm::ProcessGroups> groups = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

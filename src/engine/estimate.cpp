@@ -4,6 +4,7 @@
 
 #include "device/meta.h"
 #include "engine/make_device.h"
+#include "engine/process_grid.h"
 
 namespace sherd::engine {
 namespace {
@@ -37,14 +38,17 @@ struct Moved {
 
 class DryRun {
  public:
-  DryRun(const config::Config& config, const std::shared_ptr<nn::Model>& model,
+  DryRun(const config::Config& config, const ModelSource& model,
          const std::function<tensor::Batch(device::Device&)>& batch, const EstimateOptions& options)
       : batch_(batch) {
     const auto dist = std::make_shared<Distributed>(comm::make_dry_world(options.rank, options.ranks),
                                                     options.rank % options.local_ranks, options.local_ranks);
     const int threads = compute_threads(config, options.local_ranks);
     auto device = meant_for_gpus(config) ? device::make_meta_gpu(threads) : device::make_meta_device(threads);
-    engine_ = std::make_unique<Engine>(dist, model, quiet(config), std::move(device));
+    const auto groups =
+        std::make_shared<comm::ProcessGroups>(dist->world(), comm::Grid(options.ranks, grid_sizes(config)));
+    engine_ = std::make_unique<Engine>(dist, model.build(layout_of(*groups, config)), quiet(config),
+                                       std::move(device), nullptr, groups);
   }
 
   std::uint64_t exchange(int local_ranks) const { return engine_->groups().host_memory(local_ranks); }
@@ -86,7 +90,7 @@ class DryRun {
 
 }  // namespace
 
-Estimate estimate(const config::Config& config, const std::shared_ptr<nn::Model>& model,
+Estimate estimate(const config::Config& config, const ModelSource& model,
                   const std::function<tensor::Batch(device::Device&)>& batch,
                   const EstimateOptions& options) {
   DryRun run(config, model, batch, options);

@@ -1,13 +1,12 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 
 #include "comm/communicator.h"
 #include "config/config.h"
 #include "engine/engine.h"
+#include "engine/model_source.h"
 #include "engine/report.h"
-#include "nn/module.h"
 
 namespace sherd::engine {
 
@@ -36,7 +35,7 @@ struct EstimateOptions {
 /// milliseconds for small models and about a second for a thousand layers. The limits of the configuration do
 /// not stop it. `batch` gives the tensors of one micro-batch, whose content is not looked at. Throws what
 /// building the engine throws.
-Estimate estimate(const config::Config& config, const std::shared_ptr<nn::Model>& model,
+Estimate estimate(const config::Config& config, const ModelSource& model,
                   const std::function<tensor::Batch(device::Device&)>& batch, const EstimateOptions& options);
 
 }  // namespace sherd::engine

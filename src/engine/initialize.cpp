@@ -7,10 +7,14 @@ namespace sherd {
 
 Initialized initialize(const InitializeOptions& options) {
   Initialized out;
-  const auto& model = options.model.value();
+  require(options.dist != nullptr, "an engine needs ranks");
+  const config::Config& asked = options.config.value();
+  const auto groups = options.grid ? options.grid : make_groups(options.dist, asked);
+  const auto model = options.model.build(layout_of(*groups, asked));
   require(model != nullptr, "an engine needs a model");
-  out.engine = std::make_unique<Engine>(
-      options.dist, model, engine::with_groups(options.config.value(), *model, options.parameter_groups));
+  out.engine = std::make_unique<Engine>(options.dist, model,
+                                        engine::with_groups(asked, *model, options.parameter_groups), nullptr,
+                                        nullptr, groups);
   out.optimizer = out.engine->optimizer();
   out.scheduler = out.engine->scheduler();
   const config::Config& config = out.engine->config();

@@ -7,7 +7,9 @@
 
 #include "data/dataset.h"
 #include "engine/engine.h"
+#include "engine/model_source.h"
 #include "engine/parameter_groups.h"
+#include "engine/process_grid.h"
 
 namespace sherd {
 
@@ -25,20 +27,6 @@ class ConfigSource {
   config::Config value_;
 };
 
-/// A model, or how to build one. Modules only declare parameters, so building costs no memory either way.
-class ModelSource {
- public:
-  template <class M>
-  requires std::derived_from<M, nn::Model> ModelSource(std::shared_ptr<M> model)
-      : model_(std::move(model)) {}  // NOLINT
-  template <class F>
-  requires std::is_invocable_v<F> ModelSource(const F& build) : model_(build()) {}  // NOLINT
-  const std::shared_ptr<nn::Model>& value() const { return model_; }
-
- private:
-  std::shared_ptr<nn::Model> model_;
-};
-
 struct InitializeOptions {
   DistributedPtr dist;
   ModelSource model;
@@ -50,6 +38,9 @@ struct InitializeOptions {
   /// Follow `optimizer.groups` of the configuration, and become such: Engine::config() has them by the
   /// parameters' names, and checkpoints with it.
   std::vector<ParameterGroup> parameter_groups = {};
+  /// Groups of the caller's own, with which it may have built the model (DeepSpeed's mpu); null: made as
+  /// section `parallel` says (make_groups()). Its sizes must not contradict those of a configuration.
+  std::shared_ptr<comm::ProcessGroups> grid = nullptr;
 };
 
 /// What initialize() gives, in DeepSpeed's order. The loader is null without training data, the scheduler

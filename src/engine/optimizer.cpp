@@ -102,12 +102,30 @@ optim::SpanUpdate Optimizer::span_of(const UpdateView& view, const sharding::Pie
     span.moment_dtype = view.moments[i].dtype();
   }
   span.rounding = {seed_, stable_hash(parameter.name)};
-  span.first_element = piece.parameter_begin;
   span.n = piece.count;
   span.grad_factor = factor;
   span.decay = parameter.decay;
   return span;
 }
+
+namespace {
+
+/// Calls visit(run, first logical element) for the parts of a piece that are updated by themselves: all of
+/// it, but where moments are rounded by the element's place in the whole parameter, of which there is a
+/// slice.
+template <class Visit>
+void for_each_run(const UpdateView& view, const sharding::Piece& piece, const Visit& visit) {
+  const tensor::Slice slice = view.segment->layout().parameters()[piece.slot]->logical_slice();
+  if (slice.is_whole() || view.moments.empty() || view.moments[0].dtype() == DType::f32)
+    return visit(piece, piece.parameter_begin);
+  slice.for_each_run(piece.parameter_begin, piece.parameter_begin + piece.count,
+                     [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
+                       const std::int64_t flat = piece.flat_begin + local - piece.parameter_begin;
+                       visit(sharding::Piece{piece.slot, local, flat, count}, logical);
+                     });
+}
+
+}  // namespace
 
 struct Optimizer::OnGpu {
   explicit OnGpu(device::CudaDevice& device) : check(device), staging(device) {}
@@ -130,7 +148,11 @@ bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& k
   const auto for_each_span = [&](const UpdateView& part, const auto& visit) {
     const sharding::SegmentLayout& layout = part.segment->layout();
     for (const sharding::Piece& piece : layout.pieces(part.begin, part.begin + part.gradients.numel()))
-      visit(group_of(*layout.parameters()[piece.slot]), span_of(part, piece, factor));
+      for_each_run(part, piece, [&](const sharding::Piece& run, std::int64_t first_element) {
+        optim::SpanUpdate span = span_of(part, run, factor);
+        span.first_element = first_element;
+        visit(group_of(*layout.parameters()[run.slot]), span);
+      });
   };
   const auto by_processor = [&](const UpdateView& part) {
     bool finite = true;

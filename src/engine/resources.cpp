@@ -1,10 +1,9 @@
 #include "engine/resources.h"
 
-#include <algorithm>
-#include <climits>
 #include <filesystem>
 
 #include "engine/make_device.h"
+#include "engine/process_grid.h"
 #include "engine/same_setup.h"
 
 namespace sherd::engine {
@@ -34,15 +33,19 @@ bool same_folder(const std::string& a, const std::string& b) {
 }  // namespace
 
 Resources::Resources(Distributed& dist, config::Config& config, std::shared_ptr<device::Device> device,
-                     std::unique_ptr<tensor::Kernels> kernels)
-    : device_(device ? std::move(device) : make_device(config, dist)), kernels_(std::move(kernels)) {
+                     std::unique_ptr<tensor::Kernels> kernels, std::shared_ptr<comm::ProcessGroups> groups)
+    : device_(device ? std::move(device) : make_device(config, dist)),
+      groups_(std::move(groups)),
+      kernels_(std::move(kernels)) {
   if (device_->kind() != device::Kind::meta) require_same_setup(config, dist);  // absent ranks tell nothing
-  const auto shard = static_cast<int>(std::min<std::int64_t>(config.parallel.shard_size, INT_MAX));
-  const comm::Grid grid(dist.world_size(), {.shard = shard});
-  config.batch = config::resolve_batch(config, grid.size(comm::Axis::data));
+  if (!groups_)
+    groups_ = std::make_shared<comm::ProcessGroups>(dist.world(),
+                                                    comm::Grid(dist.world_size(), grid_sizes(config)));
+  require(&groups_->world() == &dist.world(), "the groups that an engine is given are of its own world");
+  adopt_grid(config, groups_->grid());
+  config.batch = config::resolve_batch(config, groups_->grid().size(comm::Axis::data));
   device_->ledger().set_limit(device::Tier::device, config.device.device_memory_limit);
   device_->ledger().set_limit(device::Tier::host, config.device.host_memory_limit);
-  groups_ = std::make_unique<comm::ProcessGroups>(dist.world(), grid);
   groups_->bind(device_);
   if (!kernels_) kernels_ = make_kernels(config, *device_);
   open_stores(config, dist.rank());
@@ -63,7 +66,10 @@ sharding::StateSources Resources::sources() const {
                                  *kernels_,
                                  parameter_store_.get(),
                                  optimizer_store_.get()};
-  sources.model_ranks = &data_ranks();
+  sources.model_ranks = &groups_->world();
+  sources.groups_of = [this](const autograd::Parameter& parameter) {
+    return engine::groups_of(parameter, *groups_);
+  };
   return sources;
 }
 

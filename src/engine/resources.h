@@ -11,14 +11,14 @@ namespace sherd::engine {
 /// stores on NVMe. One per engine.
 class Resources {
  public:
-  /// Collective. As Engine's constructor; `config` gets its batch sizes resolved.
+  /// Collective. As Engine's constructor; `config` gets its batch sizes resolved,
+  /// and sizes that a grid of the caller's own has.
   Resources(Distributed& dist, config::Config& config, std::shared_ptr<device::Device> device,
-            std::unique_ptr<tensor::Kernels> kernels);
+            std::unique_ptr<tensor::Kernels> kernels, std::shared_ptr<comm::ProcessGroups> groups);
 
   device::Device& device() const { return *device_; }
   tensor::Kernels& kernels() const { return *kernels_; }
   comm::ProcessGroups& groups() const { return *groups_; }
-  comm::Communicator& data_ranks() const { return groups_->group(comm::Axis::data); }
   /// For the states of a model.
   sharding::StateSources sources() const;
   IoBytes io_bytes() const;
@@ -27,7 +27,7 @@ class Resources {
   void open_stores(const config::Config& config, int rank);
 
   std::shared_ptr<device::Device> device_;
-  std::unique_ptr<comm::ProcessGroups> groups_;
+  std::shared_ptr<comm::ProcessGroups> groups_;
   std::unique_ptr<tensor::Kernels> kernels_;
   /// For parameters and optimizer states on NVMe; null without, and one where they share a folder.
   std::shared_ptr<offload::Store> parameter_store_, optimizer_store_;

@@ -82,7 +82,7 @@ bool StepUpdate::finish(double mean_loss, std::int64_t step, StepReport& report)
 /// Whether an update under way may have changed weights. What other ranks have done since gradients may be
 /// complete is not known here, and one weight is enough.
 bool StepUpdate::may_have_changed() const {
-  return under_way() && (pipeline_.updated() > 0 || (parts_.data_ranks.size() > 1 && taken_up_));
+  return under_way() && (pipeline_.updated() > 0 || (parts_.model_ranks.size() > 1 && taken_up_));
 }
 
 void StepUpdate::abort(std::int64_t step) {

@@ -21,7 +21,8 @@ class StepUpdate {
     sharding::ShardedModel& model;
     Optimizer& optimizer;
     optim::LossScaler* scaler;
-    comm::Communicator& data_ranks;
+    comm::Communicator& data_ranks;   ///< over which gradients are averaged
+    comm::Communicator& model_ranks;  ///< all that take part in the step
     device::Device& device;
   };
   StepUpdate(const Parts& parts, const sharding::StateSources& sources);

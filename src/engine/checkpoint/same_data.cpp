@@ -71,7 +71,9 @@ bool is_without_effect(std::string_view key) {
       "steps_per_print",  "wall_clock_breakdown",           "memory_breakdown", "dump_state", "log_level",
       "model.vocab_size", "model.pad_vocab_to_multiple_of", "model.init_std"};
   constexpr std::array of_training{"training.seed", "training.moments_dtype"};
-  constexpr std::array of_parallel{"parallel.reduction", "parallel.shard_size"};  // the order of sums
+  // The order of sums; of tensor and context ranks the log tells with the number of ranks.
+  constexpr std::array of_parallel{"parallel.reduction", "parallel.shard_size", "parallel.sequence_parallel",
+                                   "parallel.context_method"};
   constexpr std::array of_device{"device.tf32", "device.fused_gelu"};
   const auto is = [&](const char* other) { return key == other; };
   if (key.starts_with("training.")) return std::none_of(of_training.begin(), of_training.end(), is);

@@ -35,8 +35,8 @@ std::vector<SavedState> saved_states(Segment& segment, Kinds kinds) {
 tensor::Range written_range(const Segment& segment) {
   const sharding::RankGroups& groups = segment.groups();
   const std::int64_t begin = segment.own_begin(), shard = segment.own_end() - begin;
-  const std::int64_t index = groups.replica_index(), replicas = groups.replicas();
-  return {begin + shard * index / replicas, begin + shard * (index + 1) / replicas};
+  const std::int64_t index = groups.holder(), holders = groups.holders();
+  return {begin + shard * index / holders, begin + shard * (index + 1) / holders};
 }
 
 void in_chunks(device::Device& device, DType dtype, std::int64_t count,

@@ -29,8 +29,8 @@ enum class Kinds : std::uint8_t {
 /// The weights first, then what the segment's update rule keeps beside them, by name.
 std::vector<SavedState> saved_states(sharding::Segment& segment, Kinds kinds);
 
-/// The flat elements of `segment` that this rank writes: its share, as one of the replicas, of its own part,
-/// so that the ranks together write every element once.
+/// The flat elements of `segment` that this rank writes: its share, as one of those that hold the same, of
+/// its own part, so that the ranks together write every element once.
 tensor::Range written_range(const sharding::Segment& segment);
 
 /// What a rank does with its states: it writes the written_range() of each, and reads all that it holds.

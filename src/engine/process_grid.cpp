@@ -1,0 +1,155 @@
+#include "engine/process_grid.h"
+
+#include <algorithm>
+#include <climits>
+
+#include "base/random.h"
+#include "engine/gather_results.h"
+#include "engine/same_setup.h"
+
+namespace sherd {
+
+using comm::Axis;
+
+std::shared_ptr<comm::ProcessGroups> make_groups(const DistributedPtr& dist, const config::Config& config) {
+  require(dist != nullptr, "groups need ranks");
+  engine::require_same_setup(config, *dist);
+  struct Owned {
+    DistributedPtr dist;  ///< whose world the groups refer to
+    comm::ProcessGroups groups;
+  };
+  const comm::Grid grid(dist->world_size(), engine::grid_sizes(config));
+  auto owned = std::make_shared<Owned>(dist, comm::ProcessGroups(dist->world(), grid));
+  return {owned, &owned->groups};
+}
+
+parallel::Layout layout_of(const comm::ProcessGroups& groups, const config::Config& config) {
+  const auto several = [&](Axis axis) {
+    return groups.grid().size(axis) > 1 ? &groups.group(axis) : nullptr;
+  };
+  parallel::Layout layout;
+  layout.tensor = several(Axis::tensor);
+  layout.context = several(Axis::context);
+  layout.sequence_parallel = config.parallel.sequence_parallel;
+  layout.context_method = config.parallel.context_method == config::ContextMethod::ulysses
+                              ? parallel::ContextMethod::ulysses
+                              : parallel::ContextMethod::ring;
+  return layout;
+}
+
+namespace engine {
+
+comm::GridSizes grid_sizes(const config::Config& config) {
+  const config::Parallel& parallel = config.parallel;
+  return {.tensor = parallel.tensor,
+          .context = parallel.context,
+          .pipeline = parallel.pipeline,
+          .expert = parallel.expert,
+          .shard = static_cast<int>(std::min<std::int64_t>(parallel.shard_size, INT_MAX))};
+}
+
+int data_ranks(const config::Config& config, int ranks) {
+  return comm::Grid(ranks, grid_sizes(config)).size(Axis::data);
+}
+
+std::string describe(const comm::Grid& grid) {
+  return cat("tensor ", grid.size(Axis::tensor), " x context ", grid.size(Axis::context), " x data ",
+             grid.size(Axis::data));
+}
+
+namespace {
+
+/// `size` is the configuration's, of which `open` leaves it to the grid.
+template <class I>
+void adopt(I& size, I open, int of_grid, const char* key) {
+  if (size == open) size = static_cast<I>(of_grid);
+  if (size != of_grid)
+    fail(ErrorKind::config, key, " is ", size, ", and the groups that the program brings have ", of_grid,
+         ": leave the key out, or make them alike");
+}
+
+}  // namespace
+
+void adopt_grid(config::Config& config, const comm::Grid& grid) {
+  for (const Axis axis : {Axis::pipeline, Axis::expert})
+    if (grid.size(axis) != 1)
+      fail(ErrorKind::config, "the groups that the program brings have a ", comm::name_of(axis), " size of ",
+           grid.size(axis), ", and this build trains over tensor, context and data ranks only");
+  config::Parallel& parallel = config.parallel;
+  adopt(parallel.tensor, 1, grid.size(Axis::tensor), "parallel.tensor");
+  adopt(parallel.context, 1, grid.size(Axis::context), "parallel.context");
+  const int shard = grid.size(Axis::shard), all = grid.size(Axis::context) * grid.size(Axis::data);
+  if (parallel.shard_size == 0 && shard == all) return;  // follows the ranks of each run
+  adopt(parallel.shard_size, std::int64_t{0}, shard, "parallel.shard_size");
+}
+
+sharding::RankGroups groups_of(const autograd::Parameter& parameter, const comm::ProcessGroups& groups) {
+  comm::Communicator* replica = &groups.group(Axis::replica);
+  if (parameter.partial_gradient) return {groups.group(Axis::tensor_shard), replica};
+  const bool cut = !parameter.logical_slice().is_whole();
+  return {groups.group(Axis::shard), replica, cut ? nullptr : &groups.group(Axis::tensor)};
+}
+
+namespace {
+
+/// What a tensor rank's model looks like, for comparing.
+struct Cut {
+  std::uint64_t shapes = 0;  ///< of all parameters: names, local and logical shapes
+  std::uint64_t slices = 0;  ///< of those that are cut, which of them
+};
+
+Cut cut_of(nn::Module& model, int tensor_size) {
+  std::string shapes, slices;
+  for (const autograd::ParameterPtr& parameter : model.parameters()) {
+    const tensor::Slice slice = parameter->logical_slice();
+    shapes += cat(parameter->name, ' ', slice.shape().str(), ' ', slice.logical().str(), ' ',
+                  parameter->partial_gradient ? "partial" : "", '\n');
+    if (slice.is_whole()) continue;
+    if (parameter->partial_gradient)
+      fail(ErrorKind::config, "parameter '", parameter->name,
+           "' is cut and has a partial gradient: only what all tensor ranks hold can have one");
+    if (slice.numel() * tensor_size != slice.logical().numel())
+      fail(ErrorKind::config, "parameter '", parameter->name, "' is ", slice.str(),
+           " on this rank, of which ", tensor_size,
+           " tensor ranks do not make the whole: build the model with the layout of the engine's groups");
+    slices += cat(parameter->name, ' ', slice.str(), '\n');
+  }
+  if (slices.empty())
+    fail(
+        ErrorKind::config, "parallel.tensor is ", tensor_size,
+        ", and no parameter of the model is cut: build it with the layout that initialize() gives, {.model = "
+        "[](const parallel::Layout& layout) { ... }}, of layers that take it (sharding/parallel/)");
+  return {stable_hash(shapes), stable_hash(slices)};
+}
+
+}  // namespace
+
+void require_cut(nn::Module& model, const comm::ProcessGroups& groups, const Distributed& dist,
+                 bool others_exist) {
+  const int size = groups.grid().size(Axis::tensor);
+  if (size == 1) return;
+  model.assign_names();
+  if (!others_exist) {
+    cut_of(model, size);
+    return;
+  }
+  const auto cuts = gather_results(dist, "slices of the model", [&] { return cut_of(model, size); });
+  const auto tensor_rank = [&](std::size_t rank) {
+    return groups.grid().coordinate(Axis::tensor, static_cast<int>(rank));
+  };
+  for (std::size_t rank = 0; rank < cuts.size(); ++rank) {
+    if (cuts[rank].shapes != cuts[0].shapes)
+      fail(ErrorKind::config, "rank ", rank,
+           " has other parameters than rank 0, or cuts them otherwise: "
+           "tensor ranks hold equal parts of the same model");
+    for (std::size_t other = 0; other < rank; ++other)
+      if ((cuts[rank].slices == cuts[other].slices) != (tensor_rank(rank) == tensor_rank(other)))
+        fail(ErrorKind::config, "ranks ", other, " and ", rank, " hold ",
+             tensor_rank(rank) == tensor_rank(other) ? "other" : "the same",
+             " slices of the model, and their places among the tensor ranks are ", tensor_rank(other),
+             " and ", tensor_rank(rank), ": each builds its own with the layout of its own groups");
+  }
+}
+
+}  // namespace engine
+}  // namespace sherd

@@ -34,6 +34,8 @@ struct Head {
   std::int64_t most_rows() const {
     return static_cast<std::int64_t>(size_of(compute()) / size_of(dtype)) * w_shape[1];
   }
+  /// Logits take no more memory than chunks would, which hold that gradient and the logits of one.
+  bool keeps_logits() const { return rows() <= 2 * most_rows(); }
   /// Tokens of a chunk: equal parts of what is there, but for the last.
   std::int64_t chunk_rows() const {
     constexpr std::int64_t step = 64;  // what products like
@@ -205,7 +207,7 @@ Var vocab_cross_entropy(const Var& x, const Var& weight, const Tensor& labels, s
   Tensor rows = begin_inner(tape.kernels(), head, x.value(), false).wait();
   rows = rows.reshape({head.rows(), head.w_shape[1]});
   autograd::BackwardFn backward;
-  if (recorded && head.rows() <= head.most_rows()) {
+  if (recorded && head.keeps_logits()) {
     const Tensor logits = make_logits(tape, head, rows, weight.value());
     const Tensor lse = add_loss(tape, head, logits, head.labels, total);
     backward = WholeBackward{head, dw ? Saved(x) : Saved(), dx ? Saved(weight) : Saved(), dx, dw, logits, lse,

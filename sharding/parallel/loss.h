@@ -17,10 +17,11 @@ namespace sherd::parallel {
 /// token, never logits (Shoeybi et al. 2019). Weight's gradient is that of this rank's tokens: context ranks'
 /// are yet to be summed.
 ///
-/// Logits are the largest tensor of a step. As long as they take no more memory than the weight's gradient in
-/// fp32 they are kept, and backward turns them into their gradient in place. Beyond that tokens are taken in
-/// chunks of that size, whose gradients are computed at once, so that no product runs twice: what is kept for
-/// backward is x's gradient and the weight's, in fp32.
+/// Logits are the largest tensor of a step. As long as they take no more memory than twice the weight's
+/// gradient in fp32 they are kept, and backward turns them into their gradient in place. Beyond that tokens
+/// are taken in chunks whose logits take as much as that gradient at most. Gradients of chunks are computed
+/// at once, so that no product runs twice: what is kept for backward is x's gradient, and the weight's in
+/// fp32.
 ///
 /// Throws Error{usage} for shapes that do not fit, Error{data} for a label outside the vocabulary,
 /// Error{comm} where ranks do not come.

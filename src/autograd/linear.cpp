@@ -1,6 +1,7 @@
 #include "autograd/linear.h"
 
 #include "autograd/gradients.h"
+#include "autograd/linear_parts.h"
 
 namespace sherd::autograd {
 namespace {
@@ -22,63 +23,96 @@ struct LinearBackward {
   Shape x_shape, w_shape;
 
   void operator()(Tape& tape, Tensor dy) {
-    if (activation != Activation::none) {
-      Tensor dpre = reuse_or_empty(tape, dy);
-      tape.kernels().activation_backward(activation, pre, dy, dpre);
-      dy = std::move(dpre);
-      pre = {};
-    }
-    if (db)
-      write_kernel_grad(tape, db, Shape{w_shape[0]}, dy.dtype(),
-                        [&](const Tensor& to, bool add) { tape.kernels().sum_rows(dy, to, add); });
-    if (dw && x.is_parameter()) {  // whose lease ends with the block
-      write_product(tape, dw, w_shape, dy.dtype(), {.a = dy, .b = x.get(tape), .trans_a = true});
-    } else if (dw) {
-      tape.weight_gradient(dw, [dw = dw, shape = w_shape, dy, input = x.get(tape)](Tape& t) {
-        write_product(t, dw, shape, dy.dtype(), {.a = dy, .b = input, .trans_a = true});
-      });
-      x = {};  // the input goes before its gradient comes
-    }
-    if (dx) write_product(tape, dx, x_shape, dy.dtype(), {.a = std::move(dy), .b = w.get(tape)});
+    dy = pre_activation_gradient(tape, activation, pre, std::move(dy));
+    pre = {};
+    bias_gradient(tape, db, dy);
+    if (dw) weight_gradient(tape, dw, w_shape, dy, x.get(tape), x.is_parameter());
+    x = {};  // the input goes before its gradient comes
+    if (dx) input_gradient(tape, dx, x_shape, std::move(dy), w.get(tape));
   }
 };
 
 }  // namespace
 
+void check_linear(const Shape& x, const Shape& w) {
+  require(w.rank() == 2 && x.rank() >= 1 && x.back() == w[1], "linear: the weight ", w.str(),
+          " does not take inputs of shape ", x.str());
+}
+
+LinearOutput linear_output(Tape& tape, const Tensor& x, const Tensor& w, const Tensor& b,
+                           Activation activation, bool recorded) {
+  LinearOutput made;
+  made.out = tape.empty(x.shape().with_back(w.shape()[0]), x.dtype());
+  if (recorded && activation != Activation::none) made.pre = tape.empty(made.out.shape(), x.dtype());
+  tape.kernels().matmul({.a = x,
+                         .b = w,
+                         .c = made.out,
+                         .trans_b = true,
+                         .bias = b,
+                         .activation = activation,
+                         .pre_activation = made.pre});
+  return made;
+}
+
+RemakeFn remake_linear_output(const Tensor& pre, Activation activation) {
+  if (activation == Activation::none) return nullptr;
+  return [pre, activation](Tape& tape) {
+    Tensor again = tape.empty(pre.shape(), pre.dtype());
+    tape.kernels().activation(activation, pre, again);
+    return again;
+  };
+}
+
+Tensor pre_activation_gradient(Tape& tape, Activation activation, const Tensor& pre, Tensor dy) {
+  if (activation == Activation::none) return dy;
+  Tensor dpre = reuse_or_empty(tape, dy);
+  tape.kernels().activation_backward(activation, pre, dy, dpre);
+  return dpre;
+}
+
+void bias_gradient(Tape& tape, const GradRef& db, const Tensor& dy) {
+  if (db)
+    write_kernel_grad(tape, db, Shape{dy.shape().back()}, dy.dtype(),
+                      [&](const Tensor& to, bool add) { tape.kernels().sum_rows(dy, to, add); });
+}
+
+void weight_gradient(Tape& tape, const GradRef& dw, const Shape& w, const Tensor& dy, const Tensor& x,
+                     bool leased) {
+  if (!dw) return;
+  const auto compute = [dw, w, dy, x](Tape& t) {
+    write_product(t, dw, w, dy.dtype(), {.a = dy, .b = x, .trans_a = true});
+  };
+  if (leased)
+    compute(tape);
+  else
+    tape.weight_gradient(dw, compute);
+}
+
+void input_gradient(Tape& tape, const GradRef& dx, const Shape& x, Tensor dy, const Tensor& w) {
+  if (!dx) return;
+  const DType dtype = dy.dtype();
+  write_product(tape, dx, x, dtype, {.a = std::move(dy), .b = w});
+}
+
 Var linear(const Var& x, const Var& w, const Var& b, Activation activation) {
   Tape& tape = x.tape();
   const Shape w_shape = w.shape();
-  require(w_shape.rank() == 2 && x.shape().rank() >= 1 && x.shape().back() == w_shape[1],
-          "linear: the weight ", w_shape.str(), " does not take inputs of shape ", x.shape().str());
+  check_linear(x.shape(), w_shape);
   const bool recorded = tape.recording() && (x.requires_grad() || w.requires_grad() || b.requires_grad());
-  Tensor out = tape.empty(x.shape().with_back(w_shape[0]), x.dtype());
-  Tensor pre;
-  if (recorded && activation != Activation::none) pre = tape.empty(out.shape(), out.dtype());
-  tape.kernels().matmul({.a = x.value(),
-                         .b = w.value(),
-                         .c = out,
-                         .trans_b = true,
-                         .bias = b.defined() ? b.value() : Tensor(),
-                         .activation = activation,
-                         .pre_activation = pre});
-  if (!recorded) return tape.record(std::move(out), {x, w, b}, nullptr);
-  RemakeFn remake;
-  if (activation != Activation::none)
-    remake = [pre, activation](Tape& t) {
-      Tensor again = t.empty(pre.shape(), pre.dtype());
-      t.kernels().activation(activation, pre, again);
-      return again;
-    };
+  LinearOutput made =
+      linear_output(tape, x.value(), w.value(), b.defined() ? b.value() : Tensor(), activation, recorded);
+  if (!recorded) return tape.record(std::move(made.out), {x, w, b}, nullptr);
+  RemakeFn remake = remake_linear_output(made.pre, activation);
   LinearBackward backward{.x = w.requires_grad() ? Saved(x) : Saved(),
                           .w = x.requires_grad() ? Saved(w) : Saved(),
-                          .pre = std::move(pre),
+                          .pre = std::move(made.pre),
                           .activation = activation,
                           .dx = x.grad_ref(),
                           .dw = w.grad_ref(),
                           .db = b.grad_ref(),
                           .x_shape = x.shape(),
                           .w_shape = w_shape};
-  return tape.record(std::move(out), {x, w, b}, std::move(backward), std::move(remake));
+  return tape.record(std::move(made.out), {x, w, b}, std::move(backward), std::move(remake));
 }
 
 Var matmul(const Var& a, const Var& b, bool trans_a, bool trans_b) {

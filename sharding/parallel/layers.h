@@ -2,4 +2,6 @@
 
 // Everything in this room: what it takes to write a model that several ranks share.
 #include "sharding/parallel/collectives.h"
+#include "sharding/parallel/embedding.h"
 #include "sharding/parallel/layout.h"
+#include "sharding/parallel/linear.h"

@@ -42,18 +42,18 @@ class PlainParameters {
   }
 
  private:
+  /// By logical index, where this is a slice of a larger tensor.
   void initialize(const autograd::Parameter& p, RandomKey key) {
-    switch (p.init.kind) {
-      case autograd::Init::Kind::constant:
-        kernels_.fill(p.value, p.init.a);
-        break;
-      case autograd::Init::Kind::normal:
-        kernels_.fill_normal(p.value, key, 0, p.init.a, p.init.b);
-        break;
-      case autograd::Init::Kind::uniform:
-        kernels_.fill_uniform(p.value, key, 0, p.init.a, p.init.b);
-        break;
-    }
+    using Kind = autograd::Init::Kind;
+    if (p.init.kind == Kind::constant) return kernels_.fill(p.value, p.init.a);
+    const tensor::Slice slice = p.logical_slice();
+    slice.for_each_run(0, p.numel(), [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
+      const tensor::Tensor run = p.value.range(local, local + count);
+      if (p.init.kind == Kind::normal)
+        kernels_.fill_normal(run, key, logical, p.init.a, p.init.b);
+      else
+        kernels_.fill_uniform(run, key, logical, p.init.a, p.init.b);
+    });
   }
 
   tensor::Kernels& kernels_;

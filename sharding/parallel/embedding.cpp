@@ -1,0 +1,29 @@
+#include "sharding/parallel/embedding.h"
+
+#include "autograd/embedding.h"
+#include "sharding/parallel/collectives.h"
+#include "sharding/parallel/slices.h"
+
+namespace sherd::parallel {
+
+VocabEmbedding::VocabEmbedding(std::int64_t rows, std::int64_t width, const Layout& layout, nn::Init init,
+                               std::int64_t vocabulary)
+    : layout_(layout) {
+  const std::string what = cat("an embedding of ", rows, " rows of ", width);
+  require(rows > 0 && width > 0 && 0 <= vocabulary && vocabulary <= rows, what, " for ", vocabulary, " ids");
+  const tensor::Slice held = tensor_slice(what, {rows, width}, 0, layout);
+  weight_ = declare("weight", held.shape(), init);
+  if (!held.is_whole()) weight_->slice = held;
+  held_ = {.first = held.blocks()[0][0].begin, .ids = vocabulary ? vocabulary : rows};
+}
+
+Var VocabEmbedding::operator()(Tape& tape, const tensor::Tensor& ids) {
+  return run(tape, {}, [this, ids](Tape& t, const std::vector<Var>&) {
+    const Var found = autograd::embedding(ids, t.parameter(weight_), held_);
+    const std::string label = path().empty() ? "vocabulary-parallel embedding" : path();
+    return layout_.cuts_stream() ? reduce_scatter(found, -2, layout_.tensor, label)
+                                 : all_reduce(found, layout_.tensor, label);
+  });
+}
+
+}  // namespace sherd::parallel

@@ -1,0 +1,33 @@
+#pragma once
+
+#include "nn/module.h"
+#include "sharding/parallel/layout.h"
+
+namespace sherd::parallel {
+
+using autograd::Tape;
+using autograd::Var;
+
+/// A table of vectors by id, whose rows the tensor-parallel ranks of a layout share in equal parts
+/// (Shoeybi et al. 2019): each looks up the ids that it holds, and the results are summed, into the stream.
+/// On one rank it is nn::Embedding, to the bit. Parameter: "weight", logical [rows, width], cut by rows, with
+/// nn::Embedding's initial values.
+class VocabEmbedding : public nn::Module {
+ public:
+  /// Ids from `vocabulary` on are padding, and errors in data; 0: there is none. Throws Error{config} for
+  /// rows that the ranks do not divide.
+  VocabEmbedding(std::int64_t rows, std::int64_t width, const Layout& layout,
+                 nn::Init init = nn::Init::normal(0, 1), std::int64_t vocabulary = 0);
+  /// ids: int32 [batch.., rows] of the inner part, the same on all tensor ranks; the result: the stream,
+  /// [batch.., rows, width], of which this rank has a part under sequence parallelism. Throws Error{data} for
+  /// an id outside the vocabulary.
+  Var operator()(Tape& tape, const tensor::Tensor& ids);
+  const nn::ParameterPtr& weight() const { return weight_; }
+
+ private:
+  Layout layout_;
+  nn::ParameterPtr weight_;
+  tensor::VocabSlice held_;
+};
+
+}  // namespace sherd::parallel

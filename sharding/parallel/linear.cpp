@@ -1,0 +1,215 @@
+#include "sharding/parallel/linear.h"
+
+#include <cmath>
+
+#include "autograd/linear.h"
+#include "autograd/linear_parts.h"
+#include "sharding/parallel/exchanges.h"
+#include "sharding/parallel/slices.h"
+
+namespace sherd::parallel {
+
+using autograd::GradRef;
+using autograd::Saved;
+using nn::Init;
+using nn::ParameterPtr;
+using tensor::Activation;
+using tensor::Shape;
+
+namespace {
+
+/// Rows of [..., rows, features], over which the stream is cut.
+constexpr int row_dim = -2;
+
+/// What nn::Linear draws weights and biases from, by the logical number of inputs.
+Init default_init(std::int64_t in) {
+  const double bound = 1.0 / std::sqrt(static_cast<double>(in));
+  return Init::uniform(-bound, bound);
+}
+
+void hold(const ParameterPtr& parameter, tensor::Slice slice) {
+  if (!slice.is_whole()) parameter->slice = std::move(slice);
+}
+
+/// Where a layer exchanges, and how its calls are named.
+struct Place {
+  Communicator* group;
+  bool rows_cut;
+  std::string name;
+
+  Place(const Layout& layout, const nn::Module& module, const char* otherwise)
+      : group(layout.tensor),
+        rows_cut(layout.cuts_stream()),
+        name(module.path().empty() ? otherwise : module.path()) {}
+  /// A call that runs beside this rank's work, or at once.
+  comm::CallOptions call(const char* what, bool async) const {
+    return {.label = cat(name, " ", what), .async = async};
+  }
+};
+
+void check_rows(const Place& place, const Shape& x) {
+  require(!place.rows_cut || x.rank() >= 2, place.name, ": sequence parallelism cuts the rows of [.., rows, ",
+          "features], which ", x.str(), " has not");
+}
+
+/// Backward of a column-parallel layer. Keeps the rank's own rows of the input alone.
+struct ColumnBackward {
+  Place place;
+  Saved x, w;
+  Tensor pre;
+  Activation activation;
+  GradRef dx, dw, db;
+  Shape w_shape;
+
+  /// The input, whole: gathered again beside what comes first.
+  Exchange begin_input(Tape& tape) const {
+    if (!dw || !place.rows_cut) return {};
+    return begin_all_gather(tape.kernels(), *place.group, x.get(tape), row_dim,
+                            place.call("input again", true));
+  }
+  /// The gradient that this rank's columns give, on its way into the sum.
+  Exchange begin_sum(Tape& tape, const Tensor& dy) const {
+    if (!dx) return {};
+    Tensor part = tape.empty(dy.shape().with_back(w_shape[1]), dy.dtype());
+    tape.kernels().matmul({.a = dy, .b = w.get(tape), .c = part});
+    const comm::CallOptions call = place.call("input gradient", true);
+    return place.rows_cut ? begin_reduce_scatter(tape.kernels(), *place.group, part, row_dim, call)
+                          : begin_all_reduce(*place.group, part, call);
+  }
+
+  void operator()(Tape& tape, Tensor dy) {
+    dy = autograd::pre_activation_gradient(tape, activation, pre, std::move(dy));
+    pre = {};
+    Exchange input = begin_input(tape);
+    autograd::bias_gradient(tape, db, dy);
+    Exchange sum = begin_sum(tape, dy);
+    if (dw) {
+      const Tensor whole = place.rows_cut ? input.wait() : x.get(tape);
+      autograd::weight_gradient(tape, dw, w_shape, dy, whole, !place.rows_cut && x.is_parameter());
+    }
+    x = {};
+    if (dx) tape.accumulate(dx, sum.wait());
+  }
+};
+
+Var column_linear(const Var& x, const Var& w, const Var& b, Activation activation, const Place& place) {
+  Tape& tape = x.tape();
+  autograd::check_linear(x.shape(), w.shape());
+  check_rows(place, x.shape());
+  const bool recorded = tape.recording() && (x.requires_grad() || w.requires_grad() || b.requires_grad());
+  Tensor whole = x.value();
+  if (place.rows_cut)
+    whole = begin_all_gather(tape.kernels(), *place.group, whole, row_dim, place.call("input", false)).wait();
+  autograd::LinearOutput made = autograd::linear_output(
+      tape, whole, w.value(), b.defined() ? b.value() : Tensor(), activation, recorded);
+  if (!recorded) return tape.record(std::move(made.out), {x, w, b}, nullptr);
+  autograd::RemakeFn remake = autograd::remake_linear_output(made.pre, activation);
+  ColumnBackward backward{.place = place,
+                          .x = w.requires_grad() ? Saved(x) : Saved(),
+                          .w = x.requires_grad() ? Saved(w) : Saved(),
+                          .pre = std::move(made.pre),
+                          .activation = activation,
+                          .dx = x.grad_ref(),
+                          .dw = w.grad_ref(),
+                          .db = b.grad_ref(),
+                          .w_shape = w.shape()};
+  return tape.record(std::move(made.out), {x, w, b}, std::move(backward), std::move(remake));
+}
+
+/// Backward of a row-parallel layer.
+struct RowBackward {
+  Place place;
+  Saved x, w;
+  GradRef dx, dw, db;
+  Shape x_shape, w_shape;
+
+  void operator()(Tape& tape, Tensor dy) {
+    const bool gathers = place.rows_cut && (dx || dw);
+    Exchange whole = gathers ? begin_all_gather(tape.kernels(), *place.group, dy, row_dim,
+                                                place.call("output gradient", true))
+                             : Exchange();
+    autograd::bias_gradient(tape, db, dy);
+    if (gathers) dy = whole.wait();
+    if (dw) autograd::weight_gradient(tape, dw, w_shape, dy, x.get(tape), x.is_parameter());
+    x = {};
+    if (dx) autograd::input_gradient(tape, dx, x_shape, std::move(dy), w.get(tape));
+  }
+};
+
+/// x + b, in place: each row is a sequence of one position.
+void add_bias(Tape& tape, const Tensor& x, const Tensor& b) {
+  const Tensor rows = x.reshape({x.shape().rows(), 1, b.numel()});
+  tape.kernels().add_positions(rows, b.reshape({1, b.numel()}), rows);
+}
+
+Var row_linear(const Var& x, const Var& w, const Var& b, const Place& place) {
+  Tape& tape = x.tape();
+  autograd::check_linear(x.shape(), w.shape());
+  check_rows(place, x.shape());
+  Tensor out = autograd::linear_output(tape, x.value(), w.value(), {}, Activation::none, false).out;
+  const comm::CallOptions call = place.call("output", false);
+  out = place.rows_cut ? begin_reduce_scatter(tape.kernels(), *place.group, out, row_dim, call).wait()
+                       : begin_all_reduce(*place.group, out, call).wait();
+  if (b.defined()) add_bias(tape, out, b.value());
+  RowBackward backward{.place = place,
+                       .x = w.requires_grad() ? Saved(x) : Saved(),
+                       .w = x.requires_grad() ? Saved(w) : Saved(),
+                       .dx = x.grad_ref(),
+                       .dw = w.grad_ref(),
+                       .db = b.grad_ref(),
+                       .x_shape = x.shape(),
+                       .w_shape = w.shape()};
+  return tape.record(std::move(out), {x, w, b}, std::move(backward));
+}
+
+Var bias_of(Tape& tape, const ParameterPtr& bias) {
+  return bias ? tape.parameter(bias) : Var();
+}
+
+}  // namespace
+
+ColumnLinear::ColumnLinear(std::int64_t in, std::int64_t out, const Layout& layout, nn::LinearOptions options,
+                           std::vector<std::int64_t> blocks)
+    : layout_(layout), activation_(options.activation) {
+  require(in > 0 && out > 0, "a linear layer from ", in, " to ", out, " features");
+  const std::string what = cat("a column-parallel linear layer from ", in, " to ", out, " features");
+  const tensor::Slice held = tensor_slice(what, {out, in}, 0, layout, blocks);
+  if (options.tied) {
+    require(options.tied->logical_slice() == held, what, " holds ", held.str(), ", which a weight of ",
+            options.tied->logical_slice().str(), " cannot serve");
+    weight_ = share("weight", options.tied);
+  } else {
+    hold(weight_ = declare("weight", held.shape(), options.init.value_or(default_init(in))), held);
+  }
+  if (!options.bias) return;
+  const tensor::Slice bias = tensor_slice(what, {out}, 0, layout, blocks);
+  const Init init = options.init ? Init::zeros() : default_init(in);
+  hold(bias_ = declare("bias", bias.shape(), init, {.decay = false}), bias);
+}
+
+Var ColumnLinear::forward(Tape& tape, const Var& x) {
+  const Var w = tape.parameter(weight_), b = bias_of(tape, bias_);
+  if (alone(layout_.tensor)) return autograd::linear(x, w, b, activation_);
+  return column_linear(x, w, b, activation_, Place(layout_, *this, "column-parallel linear"));
+}
+
+RowLinear::RowLinear(std::int64_t in, std::int64_t out, const Layout& layout, nn::LinearOptions options)
+    : layout_(layout) {
+  require(in > 0 && out > 0, "a linear layer from ", in, " to ", out, " features");
+  const std::string what = cat("a row-parallel linear layer from ", in, " to ", out, " features");
+  require(options.activation == Activation::none && !options.tied, what,
+          " takes neither an activation, which would come before the sum, nor a tied weight");
+  const tensor::Slice held = tensor_slice(what, {out, in}, 1, layout);
+  hold(weight_ = declare("weight", held.shape(), options.init.value_or(default_init(in))), held);
+  if (!options.bias) return;
+  bias_ = declare("bias", {out}, options.init ? Init::zeros() : default_init(in), {.decay = false});
+  bias_->partial_gradient = layout.cuts_stream();
+}
+
+Var RowLinear::forward(Tape& tape, const Var& x) {
+  const Var w = tape.parameter(weight_), b = bias_of(tape, bias_);
+  if (alone(layout_.tensor)) return autograd::linear(x, w, b);
+  return row_linear(x, w, b, Place(layout_, *this, "row-parallel linear"));
+}
+
+}  // namespace sherd::parallel

@@ -5,3 +5,4 @@
 #include "sharding/parallel/embedding.h"
 #include "sharding/parallel/layout.h"
 #include "sharding/parallel/linear.h"
+#include "sharding/parallel/loss.h"

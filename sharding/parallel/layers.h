@@ -1,6 +1,7 @@
 #pragma once
 
 // Everything in this room: what it takes to write a model that several ranks share.
+#include "sharding/parallel/attention.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/embedding.h"
 #include "sharding/parallel/layout.h"

@@ -1,0 +1,146 @@
+#include "sharding/parallel/attention.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "sharding/parallel/collectives.h"
+#include "sharding/parallel/exchanges.h"
+#include "sharding/parallel/ring.h"
+#include "tensor/extents.h"
+
+namespace sherd::parallel {
+
+using autograd::Saved;
+using autograd::Tape;
+using tensor::Shape;
+
+namespace {
+
+// ---- heads over tensor ranks ----
+
+bool shares_heads(const tensor::Attention& whole, int ranks) {
+  return whole.heads % ranks == 0 && (whole.kv_heads % ranks == 0 || ranks % whole.kv_heads == 0);
+}
+
+/// The query heads of a rank within the packed columns of all heads, and the key and value that they need.
+struct RankColumns {
+  std::int64_t queries, query_width, keys, key_width;
+};
+
+RankColumns columns_of(const tensor::Attention& whole, int ranks, int rank, std::int64_t head_dim) {
+  const int group = whole.heads / whole.kv_heads, own = whole.heads / ranks;
+  const int first = rank * own, shared = first / group;  // query head, and the key-value head that it needs
+  const std::int64_t begin = shared * std::int64_t{group + 2} * head_dim;
+  return {begin + first % group * head_dim, own * head_dim, begin + group * head_dim, 2 * head_dim};
+}
+
+/// Copies between rows of all heads and rows of one rank's.
+void copy_columns(tensor::Kernels& kernels, const RankColumns& at, const Tensor& all, const Tensor& own,
+                  bool to_own) {
+  const std::int64_t rows = all.shape().rows(), stride = all.shape().back(), own_stride = own.shape().back();
+  const auto copy = [&](std::int64_t in_all, std::int64_t in_own, std::int64_t width) {
+    const tensor::StridedRows whole{all, in_all, stride}, part{own, in_own, own_stride};
+    kernels.copy_rows(to_own ? whole : part, to_own ? part : whole, rows, width);
+  };
+  copy(at.queries, 0, at.query_width);
+  copy(at.keys, at.query_width, at.key_width);
+}
+
+// ---- tokens over context ranks ----
+
+Var ring(const Var& qkv, const tensor::Attention& geometry, comm::Communicator& ranks) {
+  Tape& tape = qkv.tape();
+  RingResult result = ring_attention(tape.kernels(), ranks, qkv.value(), geometry);
+  if (!tape.recording()) return tape.record(std::move(result.out), {qkv}, nullptr);
+  auto own = std::make_shared<Saved>();  // the result: backward reads it
+  auto backward = [own, kept = Saved(qkv), lse = result.lse, dx = qkv.grad_ref(), geometry, &ranks](
+                      Tape& t, const Tensor& dy) {
+    t.accumulate(dx,
+                 ring_attention_backward(t.kernels(), ranks, kept.get(t), geometry, {own->get(t), lse}, dy));
+  };
+  Var out = tape.record(std::move(result.out), {qkv}, std::move(backward),
+                        [kept = Saved(qkv), geometry, &ranks](Tape& t) {
+                          return ring_attention(t.kernels(), ranks, kept.get(t), geometry).out;
+                        });
+  *own = Saved(out);
+  return out;
+}
+
+constexpr int tokens = 1, columns = 2;  // dimensions of [batch, tokens, columns]
+
+Var ulysses(const Var& qkv, tensor::Attention geometry, comm::Communicator& ranks) {
+  const int size = ranks.size();
+  if (geometry.kv_heads % size != 0)
+    fail(ErrorKind::config, "Ulysses: ", size, " context ranks cannot share ", geometry.kv_heads,
+         " key-value heads of a tensor rank evenly: take parallel.context_method \"ring\", which works with "
+         "any number, or a parallel.context that divides them");
+  geometry.heads /= size, geometry.kv_heads /= size;
+  geometry.scores.head += std::int64_t{ranks.rank()} * geometry.heads;
+  const Var whole = all_to_all(qkv, columns, tokens, &ranks, "Ulysses: queries, keys and values");
+  const Var out = autograd::attention(whole, geometry);
+  const comm::CallOptions there{.label = "Ulysses: attention"}, back{.label = "Ulysses: attention gradient"};
+  const auto to_tokens = [&ranks, there](Tape& t, const Tensor& x) {
+    return all_to_all(t.kernels(), ranks, x, tokens, columns, there);
+  };
+  Tape& tape = qkv.tape();
+  return tape.record(
+      to_tokens(tape, out.value()), {out},
+      [dx = out.grad_ref(), &ranks, back](Tape& t, const Tensor& dy) {
+        t.accumulate(dx, all_to_all(t.kernels(), ranks, dy, columns, tokens, back));
+      },
+      [kept = Saved(out), to_tokens](Tape& t) { return to_tokens(t, kept.get(t)); });
+}
+
+}  // namespace
+
+tensor::Attention rank_heads(tensor::Attention whole, const Layout& layout) {
+  const int ranks = layout.tensor_size();
+  require(whole.heads > 0 && whole.kv_heads > 0 && whole.heads % whole.kv_heads == 0, whole.heads,
+          " heads cannot share ", whole.kv_heads, " key-value heads evenly");
+  if (!shares_heads(whole, ranks)) {
+    std::string would_do;
+    for (int n = 1; n <= whole.heads; ++n)
+      if (shares_heads(whole, n)) would_do += cat(would_do.empty() ? "" : ", ", n);
+    fail(ErrorKind::config, ranks, " tensor ranks cannot share ", whole.heads, " heads with ", whole.kv_heads,
+         " key-value heads evenly: parallel.tensor may be ", would_do);
+  }
+  whole.heads /= ranks;
+  whole.kv_heads = std::max(1, whole.kv_heads / ranks);
+  return whole;
+}
+
+Var exchange_heads(const Var& qkv, const tensor::Attention& whole, const Layout& layout) {
+  const int ranks = layout.tensor_size();
+  const tensor::Attention own = rank_heads(whole, layout);
+  if (ranks <= whole.kv_heads) return qkv;
+  const Var all = all_gather(qkv, columns, layout.tensor, "queries, keys and values of all heads");
+  const std::int64_t width = all.shape().back(), parts = whole.heads + 2 * whole.kv_heads;
+  require(width % parts == 0, "exchange_heads: ", width, " columns, ", qkv.shape().back(), " of each of ",
+          ranks, " tensor ranks, are not those of ", parts, " heads");
+  const std::int64_t head_dim = width / parts;
+  const RankColumns at = columns_of(whole, ranks, layout.tensor_rank(), head_dim);
+  const Shape& shape = all.shape();
+  Tape& tape = qkv.tape();
+  Tensor out = tape.empty(shape.with_back((own.heads + 2) * head_dim), all.dtype());
+  copy_columns(tape.kernels(), at, all.value(), out, true);
+  return tape.record(std::move(out), {all}, [dx = all.grad_ref(), at, shape](Tape& t, const Tensor& dy) {
+    Tensor grad = t.empty(shape, dy.dtype());
+    t.kernels().fill(grad, 0);
+    copy_columns(t.kernels(), at, grad, dy, false);
+    t.accumulate(dx, std::move(grad));
+  });
+}
+
+Var attention(const Var& qkv, tensor::Attention geometry, const Layout& layout) {
+  const tensor::AttentionExtents e = attention_extents("attention", qkv.value(), geometry);
+  geometry.scores = {.heads = layout.tensor_size() * e.heads,
+                     .seq = layout.context_size() * e.seq,
+                     .head = layout.tensor_rank() * e.heads};
+  if (layout.context_size() == 1) return autograd::attention(qkv, geometry);
+  if (!qkv.tape().training) geometry.dropout = 0;
+  if (layout.context_method == ContextMethod::ring) return ring(qkv, geometry, *layout.context);
+  return ulysses(qkv, geometry, *layout.context);
+}
+
+}  // namespace sherd::parallel

@@ -45,6 +45,9 @@ class Task final : public Work::State {
   void finish(std::exception_ptr error) {
     {
       std::lock_guard lock(mutex_);
+      // Who waits may let its memory go now: how much a rank holds shall not depend on when the group's
+      // thread forgets the call. A GPU may still be at work in it.
+      if (!order_) call.x = {}, call.out = {}, call.gathers.clear(), call.reduces.clear();
       done_ = true;
       error_ = std::move(error);
     }

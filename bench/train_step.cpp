@@ -1,12 +1,15 @@
-// The optimizer step of the whole engine on one rank, on the processor or a GPU, as a configuration describes
-// it: every time is taken between two moments at which the device has done all its work. One batch of random
-// tokens is trained on over and over, so that no dataset is needed. Prints one JSON object; with --serve a
-// script sets it beside others (bench/train_vs_peers.py).
+// The optimizer step of the whole engine, on the processor or a GPU, as a configuration describes it: every
+// time is taken between two moments at which the device has done all its work. One batch of random tokens is
+// trained on over and over, so that no dataset is needed. Prints one JSON object; with --serve a script sets
+// it beside others (bench/train_vs_peers.py, bench/parallel_vs_pytorch.py). With --ranks several ranks of
+// this process share the work, and rank 0 takes the times.
 //
-//   bench_train_step --config F [--config F] [--set a.b.c=V]... [--warmup 2] [--steps 5] [--serve]
+//   bench_train_step --config F [--config F] [--set a.b.c=V]... [--ranks 1] [--warmup 2] [--steps 5]
+//   [--serve]
 //
 // --serve answers the lines "steps N" with the seconds of N steps, "phases" with where a step's time goes
 // when the device is waited for after each phase, and "report" with losses and memory.
+#include <array>
 #include <memory>
 #include <sstream>
 
@@ -15,8 +18,8 @@
 #include "cli/bench/rounds.h"
 #include "config/config.h"
 #include "device/cuda.h"
-#include "engine/engine.h"
 #include "engine/gpu_sharing.h"
+#include "engine/initialize.h"
 #include "engine/token_data.h"
 #include "models/from_config.h"
 #include "options.h"
@@ -29,7 +32,7 @@ using device::Tier;
 
 struct Settings {
   std::vector<std::string> files, overrides;
-  int warmup = 2, steps = 5;
+  int ranks = 1, warmup = 2, steps = 5;
   bool serve = false;
 };
 
@@ -39,8 +42,15 @@ class Training {
   Training(const Settings& s, const DistributedPtr& dist)
       : config_(config::parse_files(s.files, s.overrides)),
         shape_(models::gpt_options(config_, engine::vocabulary_size(config_))) {
+    config_.data.reset();  // which random ids stand for
     const double build = bench::seconds_of([&] {
-      engine_ = std::make_unique<Engine>(dist, std::make_shared<models::Gpt>(shape_), config_);
+      engine_ = initialize({.dist = dist,
+                            .model =
+                                [&](const parallel::Layout& layout) {
+                                  return std::make_shared<models::Gpt>(shape_, layout);
+                                },
+                            .config = config_})
+                    .engine;
       batch_ = {{"tokens", random_ids(1)}, {"labels", random_ids(2)}};
       engine_->device().synchronize();
     });
@@ -95,6 +105,7 @@ class Training {
     out.precision(9);
     out << "{\"step\": " << engine_->global_steps() << ", \"loss\": " << step.loss
         << ", \"grad_norm\": " << step.grad_norm << ", \"device_peak\": " << ledger.peak(Tier::device)
+        << ", \"activation_peak\": " << ledger.peak(Tier::device, device::Category::activations)
         << ", \"host_peak\": " << ledger.peak(Tier::host) << ", \"nvme_peak\": " << ledger.peak(Tier::nvme)
         << ", \"nvme_read\": " << engine_->io_bytes().read
         << ", \"nvme_written\": " << engine_->io_bytes().written;
@@ -105,6 +116,23 @@ class Training {
     }
     out << "}";
     return out.str();
+  }
+
+  /// Ranks other than 0 do as it says, until it says 0 steps.
+  void follow() {
+    for (int count = 1; count != 0;) {
+      count = told(0);
+      if (count > 0) steps(count);
+      if (count < 0) phases();
+    }
+  }
+  /// The same number on all ranks: what rank 0 gives.
+  int told(int count) {
+    comm::Communicator& world = engine_->dist().world();
+    if (world.size() == 1) return count;
+    const tensor::Tensor x = tensor::Tensor::of<std::int32_t>(engine_->device(), {1}, std::array{count});
+    world.broadcast(x, 0, {.label = "what to do", .scalar = true}).wait();
+    return tensor::to_host(engine_->device(), x).data<std::int32_t>()[0];
   }
 
   double tokens_per_step() const { return static_cast<double>(engine_->train_batch_size() * shape_.max_seq); }
@@ -143,29 +171,32 @@ std::string answer(Training& training, const std::string& line) {
   std::string word;
   int count = 1;
   in >> word >> count;
-  if (word == "steps") return cat(training.steps(count));
-  if (word == "phases") return training.phases();
+  if (word == "steps") return cat(training.steps(training.told(count)));
+  if (word == "phases") return training.told(-1), training.phases();
   if (word == "report") return training.report();
   fail(ErrorKind::usage, "asked for '", line, "': steps N, phases and report are answered");
 }
 
 void measure(Training& training, const Settings& s) {
-  training.steps(s.warmup);
+  if (s.warmup > 0) training.steps(training.told(s.warmup));
   std::vector<double> seconds(static_cast<std::size_t>(s.steps));
-  for (double& step : seconds) step = training.steps(1);
+  for (double& step : seconds) step = training.steps(training.told(1));
+  training.told(-1);
+  const std::string phases = training.phases();
   const double median = cli::median(seconds);
   std::cout << "{\"bench\": \"train_step\", \"step_s\": " << median
             << ", \"tokens_per_s\": " << training.tokens_per_step() / median
-            << ", \"facts\": " << training.facts() << ", \"phases\": " << training.phases()
+            << ", \"facts\": " << training.facts() << ", \"phases\": " << phases
             << ", \"report\": " << training.report() << "}" << std::endl;
 }
 
 Settings parse(int argc, char** argv) {
   Settings s;
   bench::Options("bench_train_step",
-                 "--config F [--config F] [--set a.b.c=V]... [--warmup 2] [--steps 5] [--serve]")
+                 "--config F [--config F] [--set a.b.c=V]... [--ranks 1] [--warmup 2] [--steps 5] [--serve]")
       .list("config", s.files)
       .list("set", s.overrides)
+      .value("ranks", s.ranks)
       .value("warmup", s.warmup)
       .value("steps", s.steps)
       .flag("serve", s.serve)
@@ -180,10 +211,14 @@ Settings parse(int argc, char** argv) {
 int main(int argc, char** argv) {
   return bench::guarded("bench_train_step", [&] {
     const Settings s = parse(argc, argv);
-    launch_ranks(1, [&](const DistributedPtr& dist) {
+    launch_ranks(s.ranks, [&](const DistributedPtr& dist) {
       Training training(s, dist);
-      if (!s.serve) return measure(training, s);
-      bench::serve(training.facts(), [&](const std::string& line) { return answer(training, line); });
+      if (dist->rank() > 0) return training.follow();
+      if (s.serve)
+        bench::serve(training.facts(), [&](const std::string& line) { return answer(training, line); });
+      else
+        measure(training, s);
+      training.told(0);
     });
   });
 }

@@ -52,8 +52,4 @@ GptOptions gpt_options(const config::Config& config, std::int64_t vocabulary) {
   return out.resolved();
 }
 
-std::shared_ptr<Gpt> make_gpt(const GptOptions& options, const parallel::Layout&) {
-  return std::make_shared<Gpt>(options);
-}
-
 }  // namespace sherd::models

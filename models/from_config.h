@@ -4,7 +4,6 @@
 
 #include "config/config.h"
 #include "models/gpt.h"
-#include "sharding/parallel/layout.h"
 
 namespace sherd::models {
 
@@ -12,8 +11,5 @@ namespace sherd::models {
 /// where the section leaves vocab_size out. Throws Error{config} when the section is absent or has fewer ids
 /// than the data.
 GptOptions gpt_options(const config::Config& config, std::int64_t vocabulary);
-
-/// The transformer of `options` for the ranks that share it.
-std::shared_ptr<Gpt> make_gpt(const GptOptions& options, const parallel::Layout& layout);
 
 }  // namespace sherd::models

@@ -1,6 +1,10 @@
 #include "models/gpt.h"
 
-#include "autograd/loss.h"
+#include "autograd/linear.h"
+#include "base/excerpt.h"
+#include "sharding/parallel/collectives.h"
+#include "sharding/parallel/loss.h"
+#include "sharding/parallel/sequence.h"
 
 namespace sherd::models {
 namespace {
@@ -17,67 +21,93 @@ const Tensor& entry(const tensor::Batch& batch, const char* name) {
        keys.empty() ? "nothing" : keys);
 }
 
-/// Ids between the vocabulary and its padding are rows of the table, so the kernel would let them pass.
-void check_ids(const Tensor& tokens, std::int64_t vocab_size) {
-  const std::int32_t* ids = tokens.data<std::int32_t>();
-  for (std::int64_t i = 0; i < tokens.numel(); ++i)
-    if (ids[i] < 0 || ids[i] >= vocab_size)
-      fail(ErrorKind::data, "token id ", ids[i], " is beyond the model's vocabulary of ", vocab_size,
-           ": prepare the data with the tokenizer that the model was sized for, or raise model.vocab_size");
+/// What parallel layers would say of their own sizes, in the configuration's words.
+void check_layout(const GptOptions& o, const parallel::Layout& layout) {
+  const std::int64_t multiple = layout.sequence_multiple();
+  // Padded sequences must fit too.
+  if (o.max_seq % multiple != 0)
+    fail(ErrorKind::config, "sequences of ", o.max_seq, " tokens cannot be cut over ", layout.tensor_size(),
+         " tensor and ", counted(layout.context_size(), "context rank"),
+         ": make model.seq_length a multiple of ", multiple);
+  if (o.padded_vocab() % layout.tensor_size() != 0)
+    fail(ErrorKind::config, "a vocabulary padded to ", o.padded_vocab(), " ids cannot be cut over ",
+         counted(layout.tensor_size(), "tensor rank"), ": make model.pad_vocab_to_multiple_of a multiple of ",
+         layout.tensor_size());
+  (void)parallel::rank_heads(o.geometry(), layout);
 }
 
 }  // namespace
 
-Gpt::Gpt(const GptOptions& options) : options_(options.resolved()) {
+Gpt::Gpt(const GptOptions& options, const parallel::Layout& layout)
+    : options_(options.resolved()), layout_(layout) {
   const GptOptions& o = options_;
+  check_layout(o, layout);
   const Init init = Init::normal(0, o.init_std);
-  tokens_ = add("tokens", std::make_shared<nn::Embedding>(o.padded_vocab(), o.hidden, init));
+  tokens_ = add("tokens", std::make_shared<parallel::VocabEmbedding>(o.padded_vocab(), o.hidden, layout, init,
+                                                                     o.vocab_size));
   if (o.positions == PositionKind::learned)
-    positions_ = add("positions", std::make_shared<nn::Positions>(o.max_seq, o.hidden, init));
+    positions_ = add("positions",
+                     parallel::on_stream(std::make_shared<nn::Positions>(o.max_seq, o.hidden, init), layout));
   embedding_dropout_ = add("embedding_dropout", std::make_shared<nn::Dropout>(o.embedding_dropout));
   blocks_ = add("blocks", std::make_shared<nn::LayerList>());
-  for (std::int64_t i = 0; i < o.layers; ++i) blocks_->append(std::make_shared<TransformerBlock>(o));
-  norm_ = add("norm", make_norm(o));
+  for (std::int64_t i = 0; i < o.layers; ++i) blocks_->append(std::make_shared<TransformerBlock>(o, layout));
+  norm_ = add("norm", make_norm(o, layout));
   head_ = add("head",
-              std::make_shared<nn::Linear>(
-                  o.hidden, o.padded_vocab(),
+              std::make_shared<parallel::ColumnLinear>(
+                  o.hidden, o.padded_vocab(), layout,
                   nn::LinearOptions{
                       .bias = false, .init = init, .tied = o.tied_embeddings ? tokens_->weight() : nullptr}));
 }
 
-Var Gpt::hidden(Tape& tape, const Tensor& tokens) {
+void Gpt::check_tokens(const Tensor& tokens) const {
   if (tokens.dtype() != DType::i32 || tokens.shape().rank() != 2)
     fail(ErrorKind::data, "tokens must be int32 [batch, seq], not ", name_of(tokens.dtype()), " ",
          tokens.shape().str());
   if (tokens.shape()[1] > options_.max_seq)
     fail(ErrorKind::data, "a sequence of ", tokens.shape()[1], " tokens is longer than the model's max_seq ",
          options_.max_seq);
-  if (tape.device().kind() == device::Kind::cpu) check_ids(tokens, options_.vocab_size);
-  Var x = (*tokens_)(tape, tokens);
-  if (positions_) x = (*positions_)(tape, x);
-  x = (*embedding_dropout_)(tape, x);
+}
+
+Var Gpt::hidden(Tape& tape, const Tensor& tokens) {
+  check_tokens(tokens);
+  Var x = (*tokens_)(tape, parallel::inner_part(tape.kernels(), tokens, layout_));
+  if (positions_) x = positions_->add_to(tape, x, layout_.stream_positions(x.shape()[1]));
+  x = embedding_dropout_->apply(tape, x, layout_.stream_slice(x.shape()));
   return (*blocks_)(tape, x);
 }
 
 Var Gpt::logits(Tape& tape, const Tensor& tokens) {
   tape.enter(scope());
-  Var out = (*head_)(tape, (*norm_)(tape, hidden(tape, tokens)));
+  const Var scores = (*head_)(tape, (*norm_)(tape, hidden(tape, tokens)));
+  Var out = parallel::gather_sequence(parallel::gather(scores, 2, layout_.tensor), layout_);
   tape.leave(scope());
+  return out;
+}
+
+/// Tokens behind `position` cannot reach it, so they may be any: enough that all ranks get as many.
+Tensor Gpt::padded(Tape& tape, const Tensor& tokens) const {
+  const std::int64_t batch = tokens.shape()[0], seq = tokens.shape()[1];
+  const std::int64_t multiple = layout_.sequence_multiple(), more = (multiple - seq % multiple) % multiple;
+  if (more == 0) return tokens;
+  Tensor out = tape.empty({batch, seq + more}, DType::i32);
+  tape.kernels().fill(out, 0);
+  tape.kernels().copy_rows({tokens, 0, seq}, {out, 0, seq + more}, batch, seq);
   return out;
 }
 
 Tensor Gpt::logits_at(Tape& tape, const Tensor& tokens, std::int64_t position) {
   Tape::NoGrad pause(tape);
+  check_tokens(tokens);
+  require(position >= 0 && position < tokens.shape()[1], "position ", position, " of ", tokens.shape()[1]);
   tape.enter(scope());
-  const Var x = hidden(tape, tokens);
+  const Var inner = parallel::gather((*norm_)(tape, hidden(tape, padded(tape, tokens))), 1,
+                                     layout_.cuts_stream() ? layout_.tensor : nullptr);
+  const Var x = parallel::gather_sequence(inner, layout_);
   const std::int64_t batch = x.shape()[0], seq = x.shape()[1], width = x.shape()[2];
-  require(position >= 0 && position < seq, "position ", position, " of ", seq);
   Tensor last = tape.empty({batch, width}, x.dtype());
-  for (std::int64_t b = 0; b < batch; ++b)
-    tape.kernels().copy(
-        x.value().reshape({batch * seq, width}).rows(b * seq + position, b * seq + position + 1),
-        last.rows(b, b + 1));
-  Tensor out = (*head_)(tape, (*norm_)(tape, tape.input(std::move(last)))).value();
+  tape.kernels().copy_rows({x.value(), position * width, seq * width}, {last, 0, width}, batch, width);
+  const Var scores = autograd::linear(tape.input(std::move(last)), tape.parameter(head_->weight()));
+  Tensor out = parallel::gather(scores, 1, layout_.tensor).value();
   tape.leave(scope());
   return out;
 }
@@ -87,8 +117,10 @@ Var Gpt::forward(Tape& tape, const tensor::Batch& batch) {
   const Tensor& labels = entry(batch, "labels");
   if (labels.shape() != tokens.shape())
     fail(ErrorKind::data, "labels ", labels.shape().str(), " do not match tokens ", tokens.shape().str());
-  Var logits = (*head_)(tape, (*norm_)(tape, hidden(tape, tokens)));
-  return autograd::cross_entropy(std::move(logits), labels, options_.vocab_size);
+  const Var x = (*norm_)(tape, hidden(tape, tokens));
+  return parallel::vocab_cross_entropy(x, tape.parameter(head_->weight()),
+                                       parallel::inner_part(tape.kernels(), labels, layout_),
+                                       options_.vocab_size, layout_);
 }
 
 }  // namespace sherd::models

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "models/transformer_block.h"
+#include "sharding/parallel/embedding.h"
 
 namespace sherd::models {
 
@@ -9,15 +10,20 @@ namespace sherd::models {
 /// Each block is a unit of sharding and recompute; the rest forms the model's own.
 class Gpt : public nn::Model {
  public:
-  /// Throws Error{config} where the options do not fit each other.
-  explicit Gpt(const GptOptions& options);
+  /// `layout`: the ranks with which this one computes the model; by default it is alone. Throws Error{config}
+  /// where the options do not fit each other, or cannot be shared by the ranks.
+  explicit Gpt(const GptOptions& options, const parallel::Layout& layout = {});
 
   /// The resolved options.
   const GptOptions& options() const { return options_; }
+  const parallel::Layout& layout() const { return layout_; }
   /// Scores of the next token after every position. tokens: int32 [batch, seq]; the result: [batch, seq,
-  /// padded_vocab], of which columns from vocab_size on mean nothing.
+  /// padded_vocab], of which columns from vocab_size on mean nothing. Every rank of the layout gives all
+  /// tokens and gets all scores, and must do the same with them. Throws Error{data} where seq is not a
+  /// multiple of layout().sequence_multiple().
   Var logits(Tape& tape, const tensor::Tensor& tokens);
-  /// The same after position `position` of every sequence alone: [batch, padded_vocab]. Not recorded.
+  /// The same after position `position` of every sequence alone: [batch, padded_vocab], for any seq. Not
+  /// recorded.
   tensor::Tensor logits_at(Tape& tape, const tensor::Tensor& tokens, std::int64_t position);
 
  protected:
@@ -27,15 +33,19 @@ class Gpt : public nn::Model {
   Var forward(Tape& tape, const tensor::Batch& batch) override;
 
  private:
+  void check_tokens(const tensor::Tensor& tokens) const;
+  tensor::Tensor padded(Tape& tape, const tensor::Tensor& tokens) const;
+  /// This rank's part of the stream behind the blocks.
   Var hidden(Tape& tape, const tensor::Tensor& tokens);
 
   GptOptions options_;
-  std::shared_ptr<nn::Embedding> tokens_;
+  parallel::Layout layout_;
+  std::shared_ptr<parallel::VocabEmbedding> tokens_;
   std::shared_ptr<nn::Positions> positions_;
   std::shared_ptr<nn::Dropout> embedding_dropout_;
   std::shared_ptr<nn::LayerList> blocks_;
   std::shared_ptr<nn::Layer> norm_;
-  std::shared_ptr<nn::Linear> head_;
+  std::shared_ptr<parallel::ColumnLinear> head_;
 };
 
 }  // namespace sherd::models

@@ -30,40 +30,48 @@ Init output_init(const GptOptions& o) {
 
 }  // namespace
 
-std::shared_ptr<nn::Layer> make_norm(const GptOptions& options) {
-  if (options.norm == Norm::rms_norm) return std::make_shared<nn::RmsNorm>(options.hidden, options.norm_eps);
-  return std::make_shared<nn::LayerNorm>(options.hidden, options.norm_eps);
+std::shared_ptr<nn::Layer> make_norm(const GptOptions& options, const parallel::Layout& layout) {
+  std::shared_ptr<nn::Layer> norm;
+  if (options.norm == Norm::rms_norm)
+    norm = std::make_shared<nn::RmsNorm>(options.hidden, options.norm_eps);
+  else
+    norm = std::make_shared<nn::LayerNorm>(options.hidden, options.norm_eps);
+  return parallel::on_stream(std::move(norm), layout);
 }
 
-SelfAttention::SelfAttention(const GptOptions& o)
-    : geometry_(o.geometry()),
+SelfAttention::SelfAttention(const GptOptions& o, const parallel::Layout& layout)
+    : layout_(layout),
+      geometry_(o.geometry()),
       rotary_(o.positions == PositionKind::rotary),
       rotary_base_(o.rotary_base),
-      qkv_(add("qkv", std::make_shared<nn::Linear>(
-                          o.hidden, o.qkv_width(),
+      qkv_(add("qkv", std::make_shared<parallel::ColumnLinear>(
+                          o.hidden, o.qkv_width(), layout,
                           nn::LinearOptions{.bias = o.bias, .init = Init::normal(0, o.init_std)}))),
-      projection_(add("projection", std::make_shared<nn::Linear>(
-                                        o.heads * o.head_dim, o.hidden,
+      projection_(add("projection", std::make_shared<parallel::RowLinear>(
+                                        o.heads * o.head_dim, o.hidden, layout,
                                         nn::LinearOptions{.bias = o.bias, .init = output_init(o)}))),
       dropout_(add("dropout", std::make_shared<nn::Dropout>(o.attention_dropout))) {}
 
 Var SelfAttention::forward(Tape& tape, const Var& x) {
-  tensor::Attention geometry = geometry_;
+  Var qkv = parallel::exchange_heads((*qkv_)(tape, x), geometry_, layout_);
+  tensor::Attention geometry = parallel::rank_heads(geometry_, layout_);
+  geometry.positions = layout_.inner_positions(qkv.shape()[1]);
   if (tape.training && geometry.dropout > 0) geometry.key = dropout_->key(tape);
-  Var qkv = (*qkv_)(tape, x);
   if (rotary_) qkv = autograd::rotary(qkv, geometry, rotary_base_);
-  return (*projection_)(tape, autograd::attention(qkv, geometry));
+  return (*projection_)(tape, parallel::attention(qkv, geometry, layout_));
 }
 
-FeedForward::FeedForward(const GptOptions& o)
+FeedForward::FeedForward(const GptOptions& o, const parallel::Layout& layout)
     : gated_(o.mlp == Mlp::swiglu),
-      up_(add("up", std::make_shared<nn::Linear>(o.hidden, gated_ ? 2 * o.ffn_hidden : o.ffn_hidden,
-                                                 nn::LinearOptions{.bias = o.bias,
-                                                                   .activation = fused_activation(o.mlp),
-                                                                   .init = Init::normal(0, o.init_std)}))),
-      down_(add("down",
-                std::make_shared<nn::Linear>(o.ffn_hidden, o.hidden,
-                                             nn::LinearOptions{.bias = o.bias, .init = output_init(o)}))) {}
+      up_(add("up", std::make_shared<parallel::ColumnLinear>(
+                        o.hidden, gated_ ? 2 * o.ffn_hidden : o.ffn_hidden, layout,
+                        nn::LinearOptions{.bias = o.bias,
+                                          .activation = fused_activation(o.mlp),
+                                          .init = Init::normal(0, o.init_std)},
+                        gated_ ? std::vector{o.ffn_hidden, o.ffn_hidden} : std::vector<std::int64_t>{}))),
+      down_(add("down", std::make_shared<parallel::RowLinear>(
+                            o.ffn_hidden, o.hidden, layout,
+                            nn::LinearOptions{.bias = o.bias, .init = output_init(o)}))) {}
 
 Var FeedForward::forward(Tape& tape, const Var& x) {
   Var wide = (*up_)(tape, x);
@@ -71,19 +79,21 @@ Var FeedForward::forward(Tape& tape, const Var& x) {
   return (*down_)(tape, wide);
 }
 
-TransformerBlock::TransformerBlock(const GptOptions& o)
-    : norm_1_(add("norm_1", make_norm(o))),
+TransformerBlock::TransformerBlock(const GptOptions& o, const parallel::Layout& layout)
+    : layout_(layout),
+      norm_1_(add("norm_1", make_norm(o, layout))),
       norm_2_(nullptr),
-      attention_(add("attention", std::make_shared<SelfAttention>(o))),
+      attention_(add("attention", std::make_shared<SelfAttention>(o, layout))),
       attention_dropout_(add("attention_dropout", std::make_shared<nn::Dropout>(o.hidden_dropout))) {
-  norm_2_ = add("norm_2", make_norm(o));
-  mlp_ = add("mlp", std::make_shared<FeedForward>(o));
+  norm_2_ = add("norm_2", make_norm(o, layout));
+  mlp_ = add("mlp", std::make_shared<FeedForward>(o, layout));
   mlp_dropout_ = add("mlp_dropout", std::make_shared<nn::Dropout>(o.hidden_dropout));
 }
 
 Var TransformerBlock::forward(Tape& tape, const Var& x) {
-  Var middle = attention_dropout_->add_to(tape, (*attention_)(tape, (*norm_1_)(tape, x)), x);
-  return mlp_dropout_->add_to(tape, (*mlp_)(tape, (*norm_2_)(tape, middle)), middle);
+  const tensor::Slice elements = layout_.stream_slice(x.shape());
+  Var middle = attention_dropout_->add_to(tape, (*attention_)(tape, (*norm_1_)(tape, x)), x, elements);
+  return mlp_dropout_->add_to(tape, (*mlp_)(tape, (*norm_2_)(tape, middle)), middle, elements);
 }
 
 }  // namespace sherd::models

@@ -2,6 +2,8 @@
 
 #include "models/gpt_options.h"
 #include "nn/layers.h"
+#include "sharding/parallel/attention.h"
+#include "sharding/parallel/linear.h"
 
 namespace sherd::models {
 
@@ -10,52 +12,58 @@ using autograd::Var;
 
 /// Causal self-attention with grouped queries. Parts: "qkv" (one packed projection, grouped per key-value
 /// head as tensor::Attention says), "projection", and "dropout" which names the stream of the scores' mask.
+/// Tensor ranks have their own heads, context ranks their own queries.
 class SelfAttention : public nn::Layer {
  public:
   /// `options` must be resolved.
-  explicit SelfAttention(const GptOptions& options);
+  SelfAttention(const GptOptions& options, const parallel::Layout& layout);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
 
  private:
+  parallel::Layout layout_;
   tensor::Attention geometry_;
   bool rotary_;
   double rotary_base_;
-  std::shared_ptr<nn::Linear> qkv_, projection_;
+  std::shared_ptr<parallel::ColumnLinear> qkv_;
+  std::shared_ptr<parallel::RowLinear> projection_;
   std::shared_ptr<nn::Dropout> dropout_;
 };
 
 /// The feed-forward part. Parts: "up" (for SwiGLU [gate; up] fused, gate first) and "down".
 class FeedForward : public nn::Layer {
  public:
-  explicit FeedForward(const GptOptions& options);
+  FeedForward(const GptOptions& options, const parallel::Layout& layout);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
 
  private:
   bool gated_;
-  std::shared_ptr<nn::Linear> up_, down_;
+  std::shared_ptr<parallel::ColumnLinear> up_;
+  std::shared_ptr<parallel::RowLinear> down_;
 };
 
 /// One pre-norm decoder block: x + attention(norm(x)), then x + mlp(norm(x)). Parts: "norm_1", "attention",
-/// "attention_dropout", "norm_2", "mlp", "mlp_dropout". x and the result: [batch, seq, hidden].
+/// "attention_dropout", "norm_2", "mlp", "mlp_dropout". x and the result: this rank's part of the stream
+/// [batch, seq, hidden] (parallel::Layout).
 class TransformerBlock : public nn::Layer {
  public:
-  explicit TransformerBlock(const GptOptions& options);
+  TransformerBlock(const GptOptions& options, const parallel::Layout& layout);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
 
  private:
+  parallel::Layout layout_;
   std::shared_ptr<nn::Layer> norm_1_, norm_2_;
   std::shared_ptr<SelfAttention> attention_;
   std::shared_ptr<FeedForward> mlp_;
   std::shared_ptr<nn::Dropout> attention_dropout_, mlp_dropout_;
 };
 
-/// The norm that `options` asks for.
-std::shared_ptr<nn::Layer> make_norm(const GptOptions& options);
+/// The norm that `options` asks for, of the stream.
+std::shared_ptr<nn::Layer> make_norm(const GptOptions& options, const parallel::Layout& layout);
 
 }  // namespace sherd::models

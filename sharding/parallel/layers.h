@@ -7,3 +7,4 @@
 #include "sharding/parallel/layout.h"
 #include "sharding/parallel/linear.h"
 #include "sharding/parallel/loss.h"
+#include "sharding/parallel/sequence.h"

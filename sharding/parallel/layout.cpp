@@ -29,8 +29,8 @@ std::int64_t Layout::sequence_multiple() const {
   return rows * context_size();
 }
 
-Positions Layout::inner_positions(std::int64_t rows) const {
-  const std::int64_t c = context_size(), r = context_rank();
+Positions Layout::inner_positions(std::int64_t rows, int rank) const {
+  const std::int64_t c = context_size(), r = rank;
   if (c == 1) return {};
   if (context_method == ContextMethod::ulysses) return {.first = r * rows};
   require(rows % 2 == 0, "a context-parallel rank has two chunks of each sequence, which ", rows,

@@ -39,8 +39,10 @@ struct Layout {
 
   /// What sequences must be a multiple of, so that all ranks get as many tokens.
   std::int64_t sequence_multiple() const;
-  /// Positions of the inner part, of `rows` tokens; throws Error{usage} where these cannot be one.
-  tensor::Positions inner_positions(std::int64_t rows) const;
+  /// Positions of the inner part, of `rows` tokens, of this context rank or another; throws Error{usage}
+  /// where these cannot be one.
+  tensor::Positions inner_positions(std::int64_t rows) const { return inner_positions(rows, context_rank()); }
+  tensor::Positions inner_positions(std::int64_t rows, int context_rank) const;
   /// Positions of this rank's part of the stream, of `rows` tokens.
   tensor::Positions stream_positions(std::int64_t rows) const;
   /// Which elements of the whole stream [batch, S, width] this rank's part, of that shape, holds.

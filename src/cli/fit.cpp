@@ -195,7 +195,9 @@ engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabu
     return tensor::Batch{{"tokens", tensor::Tensor::empty(device, {rows, seq}, DType::i32)},
                          {"labels", tensor::Tensor::empty(device, {rows, seq}, DType::i32)}};
   };
-  const auto model = [&](const parallel::Layout& layout) { return models::make_gpt(shape, layout); };
+  const auto model = [&](const parallel::Layout& layout) {
+    return std::make_shared<models::Gpt>(shape, layout);
+  };
   return engine::estimate(config, model, batch,
                           {.ranks = world.ranks, .local_ranks = world.local_ranks, .rank = rank});
 }

@@ -34,8 +34,9 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
       gemm_rate_(gemm_rate),
       better_rate_(std::move(better_rate)) {
   const auto groups = make_groups(dist_, request_.config);
-  engine_ = std::make_unique<Engine>(dist_, models::make_gpt(shape_, layout_of(*groups, request_.config)),
-                                     request_.config, nullptr, nullptr, groups);
+  engine_ = std::make_unique<Engine>(
+      dist_, std::make_shared<models::Gpt>(shape_, layout_of(*groups, request_.config)), request_.config,
+      nullptr, nullptr, groups);
   const config::Batch& batch = engine_->config().batch;
   train_loader_ = data_->training_loader(batch, engine_->data_ranks().rank(), engine_->data_ranks().size(),
                                          engine_->device());

@@ -30,7 +30,7 @@ inline const std::map<std::string, std::set<std::string>>& direct_arrows() {
       {"optim", {"tensor", "config"}},
       {"sharding", {"nn", "comm", "offload", "optim", "config"}},
       {"parallel", {"nn", "comm"}},
-      {"models", {"nn", "sharding", "parallel"}},
+      {"models", {"nn", "parallel", "config"}},
       {"engine", {"sharding", "parallel", "optim", "offload", "comm", "data", "config"}},
       {"cli", {"engine", "models"}},
       {"sherd", {"engine", "models"}},  // the umbrella header

@@ -3,8 +3,10 @@
 
 #include <cmath>
 
+#include "comm/process_groups.h"
 #include "models/hugging_face.h"
 #include "optim/update_rule.h"
+#include "support/logical_gradients.h"
 #include "support/places.h"
 #include "support/reference_file.h"
 #include "support/tiny_gpt.h"
@@ -58,12 +60,7 @@ class Reference : public ::testing::TestWithParam<std::string> {
       return HostTensor{found->second.shape, found->second.dtype, found->second.bytes};
     };
   }
-  Tensor load(const std::string& name) {
-    const test::ReferenceTensor& stored = file_.at(name);
-    Tensor out = Tensor::empty(*cpu_.device, stored.shape, stored.dtype);
-    tensor::copy_from_host(*cpu_.device, out, stored.bytes.data(), stored.bytes.size());
-    return out;
-  }
+  Tensor load(const std::string& name) { return read(cpu_, name); }
   Tensor translated(const std::string& parameter, const HostTensorSource& from) {
     const HostTensor host = HuggingFaceLayout(options_).from(parameter, from);
     Tensor out = Tensor::empty(*cpu_.device, host.shape, host.dtype);
@@ -73,9 +70,39 @@ class Reference : public ::testing::TestWithParam<std::string> {
   void load_weights(const test::PlainParameters& parameters) {
     for (const auto& p : parameters.all()) cpu_.kernels->copy(translated(p->name, source()), p->value);
   }
+  /// The same for the rank of one thread.
+  Tensor read(test::Cpu& cpu, const std::string& name) const {
+    const test::ReferenceTensor& stored = file_.at(name);
+    Tensor out = Tensor::empty(*cpu.device, stored.shape, stored.dtype);
+    tensor::copy_from_host(*cpu.device, out, stored.bytes.data(), stored.bytes.size());
+    return out;
+  }
+  /// ids that ranks can cut, with `filler` behind those of the file.
+  Tensor lengthened(test::Cpu& cpu, const std::string& name, std::int32_t filler) const {
+    const Tensor ids = read(cpu, name);
+    const std::int64_t batch = ids.shape()[0], seq = ids.shape()[1], longer = options_.max_seq;
+    const Tensor out =
+        Tensor::of<std::int32_t>(*cpu.device, {batch, longer},
+                                 std::vector<std::int32_t>(static_cast<std::size_t>(batch * longer), filler));
+    cpu.kernels->copy_rows({ids, 0, seq}, {out, 0, longer}, batch, seq);
+    return out;
+  }
+  /// The scores of the tokens that are in the file.
+  static Tensor shortened(test::Cpu& cpu, const Tensor& logits, std::int64_t seq) {
+    const std::int64_t batch = logits.shape()[0], longer = logits.shape()[1], ids = logits.shape()[2];
+    Tensor out = Tensor::empty(*cpu.device, {batch, seq, ids}, logits.dtype());
+    cpu.kernels->copy_rows({logits, 0, longer * ids}, {out, 0, seq * ids}, batch, seq * ids);
+    return out;
+  }
+  static std::vector<double> host_values(const HostTensor& host) {
+    test::Cpu cpu(1);
+    const Tensor out = Tensor::empty(*cpu.device, host.shape, host.dtype);
+    tensor::copy_from_host(*cpu.device, out, host.bytes.data(), host.bytes.size());
+    return cpu.values(out);
+  }
   /// The columns of logits that are tokens.
-  std::vector<double> without_padding(const Tensor& logits) {
-    const std::vector<double> all = cpu_.values(logits);
+  std::vector<double> without_padding(const Tensor& logits) { return without_padding(cpu_.values(logits)); }
+  std::vector<double> without_padding(const std::vector<double>& all) const {
     std::vector<double> out;
     const auto padded = static_cast<std::size_t>(options_.padded_vocab());
     for (std::size_t row = 0; row * padded < all.size(); ++row)
@@ -177,6 +204,54 @@ TEST_P(Reference, WeightsSurviveTheWayBack) {
   }
   EXPECT_EQ(2 * weights + 5,
             file_.size());  // each has a gradient; tokens, labels, logits, loss, adamw_losses
+}
+
+/// The same numbers where ranks share the model: what each holds of PyTorch's weights, and finds of its
+/// gradients.
+TEST_P(Reference, OverTensorAndContextRanks) {
+  const std::vector<double> want_logits = cpu_.values(load("logits"));
+  const double want_loss = cpu_.values(load("loss"))[0];
+  for (const auto& [tensor_ranks, context_ranks] : {std::pair{2, 1}, {1, 2}, {2, 2}}) {
+    SCOPED_TRACE(cat("tensor ", tensor_ranks, ", context ", context_ranks));
+    test::LogicalGradients gradients;
+    comm::run_local(tensor_ranks * context_ranks, {.timeout_seconds = 60}, [&](comm::Communicator& world) {
+      const comm::Grid grid(world.size(), {.tensor = tensor_ranks, .context = context_ranks});
+      const comm::ProcessGroups groups(world, grid);
+      const parallel::Layout layout{&groups.group(comm::Axis::tensor), &groups.group(comm::Axis::context)};
+      test::Cpu cpu(1);
+      Gpt model(options_, layout);
+      const test::PlainParameters parameters(*cpu.kernels, model, DType::f32);
+      for (const auto& p : parameters.all()) {
+        const std::vector<double> whole = host_values(HuggingFaceLayout(options_).from(p->name, source()));
+        p->logical_slice().for_each_run(
+            0, p->numel(), [&](std::int64_t local, std::int64_t logical, std::int64_t n) {
+              for (std::int64_t i = 0; i < n; ++i)
+                p->value.data<float>()[local + i] =
+                    static_cast<float>(whole[static_cast<std::size_t>(logical + i)]);
+            });
+      }
+      autograd::Tape tape(*cpu.kernels);
+      const tensor::Batch batch{{"tokens", lengthened(cpu, "tokens", 0)},
+                                {"labels", lengthened(cpu, "labels", -100)}};
+      const std::int64_t seq = file_.at("tokens").shape[1];
+      const Tensor logits = model.logits(tape, batch.at("tokens")).value();
+      const auto scores = without_padding(cpu.values(shortened(cpu, logits, seq)));
+      EXPECT_LE(norm(minus(scores, want_logits)), 1e-5 * norm(want_logits));
+      tape.clear();
+      const autograd::Var loss = model(tape, batch);
+      EXPECT_NEAR(cpu.values(loss.value())[0], want_loss, 1e-5 * want_loss);
+      tape.backward(loss);
+      gradients.add(cpu, parameters, layout);
+    });
+    double everything = 0;
+    std::map<std::string, std::vector<double>> want;
+    for (const auto& [name, got] : gradients.take()) {
+      want[name] = host_values(HuggingFaceLayout(options_).from(name, source("grad.")));
+      everything = std::hypot(everything, norm(want[name]));
+      EXPECT_LE(norm(minus(got, want[name])), 1e-5 * std::max(norm(want[name]), 1e-2)) << name;
+    }
+    EXPECT_GT(everything, 0.1);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Reference, ::testing::Values("gpt2", "llama"),

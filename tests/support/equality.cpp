@@ -8,6 +8,7 @@
 
 #include "base/random.h"
 #include "config/config.h"
+#include "engine/process_grid.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/lazy_kernels.h"
@@ -64,8 +65,11 @@ std::string RunSpec::config() const {
          (moments == "fp32" ? "" : R"(, "moments_dtype": ")" + moments + "\"") +
          R"(}, "parallel": {"timeout_seconds": 60)" +
          (shard_size > 0 ? R"(, "shard_size": )" + str(shard_size) : "") +
-         (reduction.empty() ? "" : R"(, "reduction": ")" + reduction + "\"") + R"(}, "device": {"type": ")" +
-         device + R"(", "threads_per_rank": )" + str(threads) +
+         (reduction.empty() ? "" : R"(, "reduction": ")" + reduction + "\"") + R"(, "tensor": )" +
+         str(tensor) + (tensor > 1 ? R"(, "sequence_parallel": )" + flag(sequence_parallel) : "") +
+         R"(, "context": )" + str(context) +
+         (context > 1 ? R"(, "context_method": ")" + context_method + "\"" : "") +
+         R"(}, "device": {"type": ")" + device + R"(", "threads_per_rank": )" + str(threads) +
          (bind_cores ? R"(, "bind_cores": true)" : "") + (graphs ? R"(, "cuda_graphs": true)" : "") +
          (device_limit > 0 ? R"(, "device_memory_limit": )" + str(device_limit) : "") + "}}";
 }
@@ -125,9 +129,12 @@ void collect_weights(Engine& engine, RunResult& out) {
         Tensor full = in_host(layout.padded(), shard.dtype());
         segment->groups().shard->all_gather({{shard, full}}).wait();
         for (std::size_t i = 0; i < layout.parameters().size(); ++i) {
-          const Tensor part =
-              full.range(layout.offset(i), layout.offset(i) + layout.parameters()[i]->numel());
-          (*to)[layout.parameters()[i]->name].assign(part.raw(), part.raw() + part.bytes());
+          const std::int64_t numel = layout.parameters()[i]->numel();
+          const Tensor part = full.range(layout.offset(i), layout.offset(i) + numel);
+          comm::Communicator& tensor_ranks = engine.groups().group(comm::Axis::tensor);
+          const Tensor all = in_host(numel * tensor_ranks.size(), part.dtype());
+          tensor_ranks.all_gather({{part, all}}).wait();
+          (*to)[layout.parameters()[i]->name].assign(all.raw(), all.raw() + all.bytes());
         }
       }
     }
@@ -148,8 +155,10 @@ void nudge(Engine& engine) {
 
 std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& spec) {
   const config::Config config = config::parse_text(spec.config());
-  const auto model = std::make_shared<models::Gpt>(models::gpt_options(config, 101));
-  if (!spec.lazy) return std::make_unique<Engine>(std::move(dist), model, config);
+  const auto groups = make_groups(dist, config);
+  const auto model =
+      std::make_shared<models::Gpt>(models::gpt_options(config, 101), layout_of(*groups, config));
+  if (!spec.lazy) return std::make_unique<Engine>(std::move(dist), model, config, nullptr, nullptr, groups);
   const auto gpu =
       std::make_shared<testing::LazyCudaDevice>(std::numeric_limits<std::size_t>::max(), spec.graphs);
   return std::make_unique<Engine>(std::move(dist), model, config, gpu,
@@ -169,8 +178,8 @@ RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from, int l
     int micro = 0;
     const auto& report = engine->train_batch([&] {
       // By the global index of the micro-batch, so that every number of ranks sees the same data.
-      return synthetic_batch(engine->device(), 2, 24, 101, step, micro++ * dist->world_size() + dist->rank(),
-                             0);
+      const comm::Communicator& ranks = engine->data_ranks();
+      return synthetic_batch(engine->device(), 2, 24, 101, step, micro++ * ranks.size() + ranks.rank(), 0);
     });
     out.losses.push_back(report.loss);
     out.norms.push_back(report.grad_norm);

@@ -22,7 +22,10 @@ struct RunSpec {
   std::string dtype = "bf16";  ///< fp32, bf16 or fp16
   std::string accumulate_in;   ///< data_types.grad_accum_dtype; empty: its default
   int shard_size = 0;          ///< parallel.shard_size; 0: all ranks
-  std::string reduction;       ///< parallel.reduction; empty: its default
+  int tensor = 1, context = 1;
+  bool sequence_parallel = true;
+  std::string context_method = "ring";
+  std::string reduction;  ///< parallel.reduction; empty: its default
   int steps = 30;
   int accumulation = 1;
   long bucket = 500'000'000;
@@ -71,7 +74,8 @@ struct RunSpec {
 /// Every bit of the outcome, plus the counters by which a test sees that a setting took effect.
 struct RunResult {
   std::vector<double> losses, norms, scales;
-  std::map<std::string, std::vector<std::byte>> masters;     ///< fp32 weights by parameter
+  /// fp32 weights by parameter; where tensor ranks hold slices, one after the other.
+  std::map<std::string, std::vector<std::byte>> masters;
   std::map<std::string, std::vector<std::byte>> parameters;  ///< compute parameters
   sharding::ResidencyStats residency;
   sharding::ReducerStats reducer;

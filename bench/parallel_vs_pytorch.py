@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Tensor and context parallel training steps on the cores of this machine, in alternating rounds.
+
+  bench/parallel_vs_pytorch.py [--config configs/gpt2_small_zero0.json] [--set a.b.c=V]... [--ranks 2]
+                               [--seq 512] [--long 8192] [--rounds 3] [--steps 2] [--python PYTHON_WITH_TORCH]
+
+Each contender trains GPT-2 (no dropout, untied tables) on the same number of tokens of random ids:
+  one rank             with --ranks threads
+  tensor               --ranks ranks of one thread, each with its slice of every layer (sequence parallel)
+  pytorch tensor       the same by PyTorch: parallelize_module and loss_parallel over gloo
+and with one sequence of --long tokens: `one rank, long`, `context ring`, `context ulysses`, and `pytorch context`.
+Prints a JSON line per round, then ratios of medians of tokens/s, and activations' bytes. Contenders that cannot run here
+are named with the reason.
+"""
+import argparse
+import json
+import os
+import sys
+
+from contenders import HERE, Contender, alternate, median_of_ratios, medians, program
+from gpt_configs import as_options, load, override, padded_vocabulary
+
+
+def parse():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--config", default=os.path.join(HERE, "..", "configs", "gpt2_small_zero0.json"))
+    ap.add_argument("--set", action="append", default=[], metavar="a.b.c=V")
+    ap.add_argument("--ranks", type=int, default=2)
+    ap.add_argument("--batch", type=int, default=4)
+    ap.add_argument("--seq", type=int, default=512)
+    ap.add_argument("--long", type=int, default=8192)
+    ap.add_argument("--rounds", type=int, default=3)
+    ap.add_argument("--steps", type=int, default=2)
+    ap.add_argument("--only", nargs="*", help="names of contenders")
+    ap.add_argument("--build", default=os.path.join(HERE, "..", "build"))
+    ap.add_argument("--python", default=sys.executable, help="one that has torch")
+    ap.add_argument("--timeout", type=float, default=900)
+    return ap.parse_args()
+
+
+def ours(a, name, ranks, settings):
+    common = ["model.dropout=0", "model.tie_embeddings=false", "device.type=cpu", "gradient_accumulation_steps=1",
+              f"device.threads_per_rank={a.ranks // ranks}"]
+    command = [program(a.build, "bench_train_step"), "--serve", "--ranks", ranks, "--config", a.config,
+               *as_options(common + a.set + settings)]
+    return Contender(name, command, {"OMP_NUM_THREADS": a.ranks // ranks}, a.timeout)
+
+
+def torch(a, name, batch, seq, arguments):
+    model = override(load(a.config), a.set)["model"]
+    command = [a.python, os.path.join(HERE, "gpt2_parallel_pytorch.py"), *arguments, "--threads", 1, "--batch", batch,
+               "--seq", seq, "--layers", model["num_layers"], "--hidden", model["hidden_size"], "--heads", model["num_heads"],
+               "--vocab", padded_vocabulary(model)]
+    return Contender(name, command, {"OMP_NUM_THREADS": 1}, a.timeout)
+
+
+def contenders(a):
+    short = [f"model.seq_length={a.seq}", f"train_micro_batch_size_per_gpu={a.batch}"]
+    long = [f"model.seq_length={a.long}", "train_micro_batch_size_per_gpu=1"]
+    context = f"parallel.context={a.ranks}"
+    out = [ours(a, "one rank", 1, short), ours(a, "tensor", a.ranks, short + [f"parallel.tensor={a.ranks}"]),
+           torch(a, "pytorch tensor", a.batch, a.seq, ["--tensor", a.ranks]),
+           ours(a, "one rank, long", 1, long), ours(a, "context ring", a.ranks, long + [context]),
+           ours(a, "context ulysses", a.ranks, long + [context, "parallel.context_method=ulysses"]),
+           torch(a, "pytorch context", 1, a.long, ["--context", a.ranks])]
+    return [c for c in out if not a.only or c.name in a.only]
+
+
+def main():
+    a = parse()
+    all_contenders = contenders(a)
+
+    def rate(contender):
+        fresh = contender.process is None
+        facts = contender.start()
+        if fresh:
+            contender.ask("steps 1")
+        seconds = contender.ask(f"steps {a.steps}")
+        contender.facts["report"] = contender.ask("report")
+        return a.steps * facts["tokens_per_step"] / seconds
+
+    rounds = []
+    for taken in alternate(all_contenders, a.rounds, rate, restart=True):
+        rounds.append(taken)
+        print(json.dumps({"round": len(rounds) - 1, **{name: round(value, 1) for name, value in taken.items()}}), flush=True)
+    taken = medians(rounds)
+    for contender in all_contenders:
+        if contender.name not in taken:
+            print(f"{contender.name}: unavailable: {contender.facts.get('unavailable', 'not measured')}")
+            continue
+        report = contender.facts.get("report", {})
+        memory = f", activations at most {report['activation_peak'] / 2 ** 20:.0f} MiB per rank" if "activation_peak" in report else ""
+        print(f"{contender.name}: {taken[contender.name]:.0f} tokens/s, loss {report.get('loss', 0):.4f}{memory}")
+    for above, below in [("tensor", "one rank"), ("tensor", "pytorch tensor"), ("context ring", "one rank, long"),
+                         ("context ulysses", "one rank, long"), ("context ring", "pytorch context")]:
+        if above in taken and below in taken:
+            print(f"{above} / {below}: {taken[above] / taken[below]:.3f} "
+                  f"(of rounds {median_of_ratios(rounds, above, below):.3f})")
+
+
+if __name__ == "__main__":
+    main()

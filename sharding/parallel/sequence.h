@@ -1,0 +1,22 @@
+#pragma once
+
+#include "autograd/tape.h"
+#include "sharding/parallel/layout.h"
+
+namespace sherd::parallel {
+
+using autograd::Tape;
+using autograd::Var;
+using tensor::Tensor;
+
+/// This context rank's inner part of sequences that every rank holds whole: ids [batch, S], int32, give
+/// [batch, S/c]; over one rank, ids itself. Throws Error{data} where S is not a multiple of
+/// layout.sequence_multiple().
+Tensor inner_part(tensor::Kernels& kernels, const Tensor& ids, const Layout& layout);
+
+/// The reverse for values: the inner parts of all context ranks, [batch, rows, width] each, as the whole
+/// sequence [batch, c·rows, width] on every rank, in the order of positions. The gradient of each rank's part
+/// is its part of the gradient: all ranks do the same with the whole.
+Var gather_sequence(const Var& inner, const Layout& layout);
+
+}  // namespace sherd::parallel

@@ -1,0 +1,189 @@
+// Models cut over tensor and context ranks against the same model on one rank, which reference_test.cpp holds
+// against PyTorch.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <mutex>
+
+#include "comm/process_groups.h"
+#include "support/expect_error.h"
+#include "support/logical_gradients.h"
+#include "support/tiny_gpt.h"
+
+namespace sherd::models {
+namespace {
+
+using parallel::ContextMethod;
+using parallel::Layout;
+using Values = std::vector<double>;
+
+struct Cut {
+  int tensor = 1, context = 1;
+  bool sequence = true;
+  ContextMethod method = ContextMethod::ring;
+  std::string str() const {
+    return "t" + std::to_string(tensor) + "c" + std::to_string(context) +
+           (tensor > 1 && !sequence ? "_whole" : "") +
+           (context > 1 ? method == ContextMethod::ring ? "_ring" : "_ulysses" : "");
+  }
+};
+
+/// GPT-2's style; what is cut over four ranks has no other factor of two to spare.
+GptOptions gpt2() {
+  GptOptions o;
+  o.vocab_size = 91, o.vocab_multiple = 4, o.max_seq = 48, o.hidden = 20, o.layers = 2, o.heads = 4;
+  o.ffn_hidden = 44, o.init_std = 0.2;
+  return test::with_dropout(o);
+}
+
+/// Llama's, with grouped queries; over four ranks there are fewer key-value heads than ranks.
+GptOptions llama() {
+  GptOptions o = GptOptions::llama();
+  o.vocab_size = 45, o.vocab_multiple = 4, o.max_seq = 48, o.hidden = 20, o.layers = 2, o.heads = 8;
+  o.kv_heads = 2, o.head_dim = 6, o.ffn_hidden = 28, o.init_std = 0.2;
+  return test::with_dropout(o);
+}
+
+/// What a micro-batch gives: logits of the whole sequence, loss, and the logical gradients.
+struct Outcome {
+  Values logits;
+  double loss = 0;
+  std::map<std::string, Values> gradients;
+};
+
+class ParallelModel {
+ public:
+  ParallelModel(GptOptions options, DType dtype, autograd::Recompute recompute = autograd::Recompute::none)
+      : options_(std::move(options)), dtype_(dtype), recompute_(recompute) {}
+
+  Outcome run(const Cut& cut) {
+    Outcome out;
+    std::mutex mutex;
+    test::LogicalGradients gradients;
+    comm::run_local(cut.tensor * cut.context, {.timeout_seconds = 60}, [&](comm::Communicator& world) {
+      comm::ProcessGroups groups(world,
+                                 comm::Grid(world.size(), {.tensor = cut.tensor, .context = cut.context}));
+      const Layout layout{&groups.group(comm::Axis::tensor), &groups.group(comm::Axis::context), cut.sequence,
+                          cut.method};
+      run_rank(layout, world.rank(), out, gradients, mutex);
+    });
+    out.gradients = gradients.take();
+    return out;
+  }
+
+ private:
+  void run_rank(const Layout& layout, int rank, Outcome& out, test::LogicalGradients& gradients,
+                std::mutex& mutex) const {
+    test::Cpu cpu(1);
+    Gpt model(options_, layout);
+    const test::PlainParameters parameters(*cpu.kernels, model, dtype_);
+    tensor::Batch batch = test::tiny_batch(cpu, options_, 2, options_.max_seq);
+    for (int i = 0; i < 20; ++i) batch["labels"].data<std::int32_t>()[3 * i] = -100;  // unevenly over ranks
+    autograd::Tape tape(*cpu.kernels);
+    tape.random = {5, 6};
+    tape.recompute = recompute_;
+    const auto logits = cpu.values(model.logits(tape, batch["tokens"]).value());
+    tape.clear();
+    const autograd::Var loss = model(tape, batch);
+    const double value = cpu.values(loss.value())[0];
+    tape.backward(loss);
+    gradients.add(cpu, parameters, layout);
+    const std::lock_guard lock(mutex);
+    if (rank == 0) out.logits = logits, out.loss = value;
+    EXPECT_EQ(logits, rank == 0 ? logits : out.logits.empty() ? logits : out.logits);
+    EXPECT_EQ(value, out.loss == 0 ? value : out.loss) << "ranks have different losses";
+  }
+
+  GptOptions options_;
+  DType dtype_;
+  autograd::Recompute recompute_;
+};
+
+double norm(const Values& x) {
+  double squares = 0;
+  for (const double v : x) squares += v * v;
+  return std::sqrt(squares);
+}
+
+double distance(const Values& a, const Values& b) {
+  EXPECT_EQ(a.size(), b.size());
+  Values difference = a;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) difference[i] -= b[i];
+  return norm(difference) / norm(b);
+}
+
+void expect_close(const Outcome& got, const Outcome& want, double tolerance) {
+  EXPECT_LE(distance(got.logits, want.logits), tolerance);
+  EXPECT_NEAR(got.loss, want.loss, tolerance * want.loss);
+  ASSERT_EQ(got.gradients.size(), want.gradients.size());
+  for (const auto& [name, gradient] : want.gradients) {
+    ASSERT_GT(norm(gradient), 0) << name;
+    EXPECT_LE(distance(got.gradients.at(name), gradient), tolerance) << name;
+  }
+}
+
+class Cuts : public ::testing::TestWithParam<Cut> {
+ protected:
+  /// Ulysses takes whole key-value heads.
+  bool fits(const GptOptions& o) const {
+    const int kv_heads = o.kv_heads == 0 ? o.heads : o.kv_heads;
+    const int own = std::max(1, kv_heads / GetParam().tensor);
+    return GetParam().method == ContextMethod::ring || GetParam().context == 1 ||
+           own % GetParam().context == 0;
+  }
+};
+
+TEST_P(Cuts, GiveWhatOneRankGives) {
+  for (const GptOptions& o : {gpt2(), llama()}) {
+    if (!fits(o)) continue;
+    SCOPED_TRACE(o.norm == Norm::rms_norm ? "llama" : "gpt2");
+    for (const auto& [dtype, tolerance] :
+         {std::pair{DType::f64, 1e-11}, {DType::f32, 1e-5}, {DType::bf16, 6e-2}}) {
+      SCOPED_TRACE(name_of(dtype));
+      ParallelModel model(o, dtype);
+      expect_close(model.run(GetParam()), model.run({}), tolerance);
+    }
+  }
+}
+
+TEST_P(Cuts, RecomputeTheSameBits) {
+  for (const GptOptions& o : {gpt2(), llama()}) {
+    if (!fits(o)) continue;
+    SCOPED_TRACE(o.norm == Norm::rms_norm ? "llama" : "gpt2");
+    const Outcome want = ParallelModel(o, DType::f32).run(GetParam());
+    for (const auto recompute : {autograd::Recompute::selective, autograd::Recompute::full}) {
+      const Outcome got = ParallelModel(o, DType::f32, recompute).run(GetParam());
+      EXPECT_EQ(got.loss, want.loss);
+      EXPECT_EQ(got.gradients, want.gradients);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, Cuts,
+                         ::testing::Values(Cut{2}, Cut{2, 1, false}, Cut{4}, Cut{4, 1, false}, Cut{1, 2},
+                                           Cut{1, 4}, Cut{1, 2, true, ContextMethod::ulysses},
+                                           Cut{1, 4, true, ContextMethod::ulysses}, Cut{2, 2},
+                                           Cut{2, 2, false}, Cut{2, 2, true, ContextMethod::ulysses},
+                                           Cut{2, 4}, Cut{4, 2}),
+                         [](const auto& test) { return test.param.str(); });
+
+TEST(ParallelModels, ThatCannotBeCutAreConfigErrors) {
+  const auto refuses = [](const std::string& part, const Cut& cut,
+                          const std::function<void(GptOptions&)>& change) {
+    GptOptions o = gpt2();
+    change(o);
+    const auto tensor = comm::make_dry_world(0, cut.tensor), context = comm::make_dry_world(0, cut.context);
+    testing::expect_error(ErrorKind::config, part, [&] {
+      Gpt model(o, {tensor.get(), context.get(), cut.sequence, cut.method});
+    });
+  };
+  refuses("3 tensor ranks cannot share 4 heads", {3}, [](GptOptions& o) { o.vocab_multiple = 3; });
+  refuses("42 is no multiple of 4", {4}, [](GptOptions& o) { o.ffn_hidden = 42; });
+  refuses("model.seq_length a multiple of 2", {2}, [](GptOptions& o) { o.max_seq = 47; });
+  refuses("model.seq_length a multiple of 8", {1, 4}, [](GptOptions& o) { o.max_seq = 12; });
+  refuses("padded to 90 ids", {4}, [](GptOptions& o) { o.vocab_multiple = 2, o.vocab_size = 90; });
+}
+
+}  // namespace
+}  // namespace sherd::models

@@ -19,11 +19,14 @@ const engine::MemoryReport::TierMemory& memory_of(const engine::MemoryReport& re
 }
 
 std::string heading(const EstimateReport& r) {
-  const config::Batch batch = config::resolve_batch(r.config, engine::data_ranks(r.config, r.world.ranks));
+  const comm::Grid grid(r.world.ranks, engine::grid_sizes(r.config));
+  const int data = grid.size(comm::Axis::data);
+  const config::Batch batch = config::resolve_batch(r.config, data);
   return cat(config::name_of(r.config.model->type), " with ",
              engine::human_count(static_cast<double>(r.parameters)), " parameters in ",
              name_of(r.config.precision.compute), ", ZeRO stage ", r.config.zero.stage, ", ",
              counted(r.world.ranks, "rank"), " on ", counted(r.world.machines(), "machine"),
+             data == r.world.ranks ? "" : cat(", ", engine::describe(grid)),
              r.machine.on_gpus ? " with GPUs" : "", ", micro-batches of ", batch.micro_batch_size, " x ",
              counted(r.config.model->seq_length, "token"), "\n\n");
 }
@@ -141,6 +144,9 @@ std::string json_of(const EstimateReport& r) {
   out["ranks"] = r.world.ranks;
   out["ranks_per_machine"] = r.world.local_ranks;
   out["rank"] = r.rank;
+  out["layout"] = {{"tensor", r.config.parallel.tensor},
+                   {"context", r.config.parallel.context},
+                   {"data", engine::data_ranks(r.config, r.world.ranks)}};
   out["device"] = r.machine.on_gpus ? "cuda" : "cpu";
   for (int t = 0; t < device::tier_count; ++t) {
     const auto &states = memory_of(r.estimate.states, t), &peaks = memory_of(r.estimate.peaks, t);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 
 #include "base/excerpt.h"
 #include "cli/command_line.h"
@@ -9,6 +10,7 @@
 #include "device/cuda.h"
 #include "engine/checkpoint.h"
 #include "engine/make_device.h"
+#include "engine/process_grid.h"
 #include "models/from_config.h"
 #include "models/generate.h"
 
@@ -82,52 +84,101 @@ config::Device device_section(const config::Device& of_run, const std::string& t
   return section;
 }
 
+/// The run's configuration with the layout that is asked for here: one rank, unless `overrides` say else.
+config::Config config_of(const engine::CheckpointReader& reader, const std::vector<std::string>& overrides) {
+  std::vector<std::string> all{"parallel.tensor=1", "parallel.context=1", "parallel.shard_size=null"};
+  for (const std::string& override : overrides) {
+    if (!override.starts_with("parallel."))
+      throw UsageError(cat("--set takes keys of the section parallel here, as parallel.tensor=2, not '",
+                           excerpt(override), "'"));
+    all.push_back(override);
+  }
+  config::Config config =
+      config::parse_text(reader.manifest().config,
+                         cat("the configuration in ", (reader.folder() / "manifest.json").string()), all);
+  if (config.parallel.context != 1)
+    fail(ErrorKind::config, "parallel.context is ", config.parallel.context,
+         ": a text grows by one token at a time, which has no parts; generate with tensor ranks alone");
+  return config;
+}
+
+/// What generates: its checkpoint and tokenizer, and how.
+struct Request {
+  const engine::CheckpointReader& reader;
+  const data::Tokenizer& tokenizer;
+  const config::Config& config;
+  std::vector<std::int32_t> prompt;
+  std::int64_t max_tokens;
+  models::Sampling sampling;
+};
+
+/// One rank's part: all draw the same tokens, and rank 0 prints them.
+void generate(const Request& request, const DistributedPtr& dist) {
+  const config::Config& config = request.config;
+  const auto device = engine::make_device(config, *dist);
+  const auto kernels = engine::make_kernels(config, *device);
+  const auto groups = make_groups(dist, config);
+  groups->bind(device);
+  const auto model = models::make_gpt(models::gpt_options(config, request.reader.manifest().data.vocab_size),
+                                      layout_of(*groups, config));
+  engine::require_cut(*model, *groups, *dist, true);
+  sharding::ShardingOptions options;
+  options.placements = sharding::make_placements(0, config.precision.compute, config.precision.compute,
+                                                 config.precision.compute);
+  sharding::StateSources sources{{groups->group(comm::Axis::shard)}, *kernels};
+  sources.model_ranks = &groups->world();
+  sources.groups_of = [&](const autograd::Parameter& parameter) {
+    return engine::groups_of(parameter, *groups);
+  };
+  sharding::ShardedModel sharded(model, options, sources);
+  engine::load_weights(request.reader, sharded, *kernels);
+  sharding::Pass pass(sharded);
+  std::optional<Printer> printer;
+  if (dist->rank() == 0) printer.emplace(request.tokenizer, request.prompt);
+  const bool alone = dist->world_size() == 1;
+  models::generate(*model, pass.tape(), request.prompt, request.max_tokens, request.sampling,
+                   [&](std::int32_t id) {
+                     if (id == request.tokenizer.end_of_document()) return false;
+                     if (printer) printer->add(id);
+                     return !alone || std::ferror(stdout) == 0;  // of which other ranks know nothing
+                   });
+}
+
 }  // namespace
 
 void generate_command(const Arguments& arguments) {
   CommandLine line("generate", "Continues a text with a trained model.",
                    "--checkpoint D --prompt T [--max-tokens N] [--temperature X] [--top-k K] [--seed S] "
-                   "[--device T]");
+                   "[--device T] [--set parallel.tensor=N]");
   line.value("checkpoint", "D", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("prompt", "T", "the text to continue; empty: from the beginning of a document")
       .value("max-tokens", "N", "at most this many tokens", "100")
       .value("temperature", "X", "0 takes the likeliest token, 1 samples the model's distribution", "0.8")
       .value("top-k", "K", "sample among the K likeliest tokens; 0: all", "40")
       .value("seed", "S", "of the sampling", "0")
-      .value("device", "T", "auto, cpu or cuda; not given: what the run's device.type says");
+      .value("device", "T", "auto, cpu or cuda; not given: what the run's device.type says")
+      .list("set", "parallel.tensor=N",
+            "this many ranks share the model, each on a GPU or a part of the cores of its own");
   if (!line.parse(arguments)) return;
   const engine::CheckpointReader reader(engine::checkpoint_folder(line.required("checkpoint")));
   for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
   const auto tokenizer = tokenizer_of(reader);
-  config::Config config = config::parse_text(
-      reader.manifest().config, cat("the configuration in ", (reader.folder() / "manifest.json").string()));
+  config::Config config = config_of(reader, line.all("set"));
   config.device = device_section(config.device, line.text("device"));
-
-  // Of itself alone: a launcher's variables may be left over, and nobody else would join.
-  const auto dist = std::make_shared<Distributed>(comm::make_self({}), 0, 1);
-  const auto device = engine::make_device(config, *dist);
-  const auto kernels = engine::make_kernels(config, *device);
-  auto model = std::make_shared<models::Gpt>(models::gpt_options(config, reader.manifest().data.vocab_size));
-  sharding::ShardingOptions options;
-  options.placements = sharding::make_placements(0, config.precision.compute, config.precision.compute,
-                                                 config.precision.compute);
-  sharding::ShardedModel sharded(model, options, {dist->world(), *kernels});
-  engine::load_weights(reader, sharded, *kernels);
-
   std::vector<std::int32_t> prompt = tokenizer->encode(line.text("prompt"));
   if (prompt.empty()) prompt.push_back(tokenizer->end_of_document());
   models::Sampling sampling;
   sampling.temperature = line.number("temperature");
   sampling.top_k = static_cast<int>(line.integer("top-k", 0));
   sampling.key = RandomKey{static_cast<std::uint64_t>(line.integer("seed", 0)), stable_hash("generate")};
-  sharding::Pass pass(sharded);
-  Printer printer(*tokenizer, prompt);
-  models::generate(*model, pass.tape(), prompt, line.integer("max-tokens", 1), sampling,
-                   [&](std::int32_t id) {
-                     if (id == tokenizer->end_of_document()) return false;
-                     printer.add(id);
-                     return std::ferror(stdout) == 0;
-                   });
+  const Request request{reader, *tokenizer, config, prompt, line.integer("max-tokens", 1), sampling};
+  // Of these ranks alone: a launcher's variables may be left over, and nobody else would join.
+  const int ranks = config.parallel.tensor;
+  comm::run_local(ranks, {.timeout_seconds = config.parallel.timeout_seconds},
+                  [&](comm::Communicator& world) {
+                    const std::shared_ptr<comm::Communicator> borrowed(std::shared_ptr<void>(), &world);
+                    generate(request, std::make_shared<Distributed>(borrowed, world.rank(), ranks));
+                  });
   std::fputc('\n', stdout);
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "base/error.h"
@@ -8,24 +9,28 @@
 namespace sherd::cli {
 namespace {
 
+using Keys = std::vector<std::pair<std::string, std::string>>;
+
 /// One step down a ladder: keys and values, and the expected slow-down of a step in percent. The numbers only
 /// put the steps in order; they are those of a machine whose ranks and tiers are well connected.
 struct Change {
   double slow_down = 0;
   std::string reason;
-  std::vector<std::pair<std::string, std::string>> keys;
-  bool back = false;  ///< moves states into a tier that is faster than theirs
+  Keys keys;
+  bool back = false;    ///< moves states into a tier that is faster than theirs
+  bool shares = false;  ///< more ranks share a model
 };
 
 class Changes {
  public:
   /// `room_is_known`: of the device tier, into which nothing is moved else.
-  Changes(const config::Config& config, int ranks, bool room_is_known)
-      : config_(config), ranks_(ranks), room_is_known_(room_is_known) {
+  Changes(const config::Config& config, const World& world, bool room_is_known)
+      : config_(config), ranks_(world.ranks), local_ranks_(world.local_ranks), room_is_known_(room_is_known) {
     buckets();
     stages();
     recompute();
     micro_batches();
+    model_ranks();
     offload();
     std::stable_sort(all_.begin(), all_.end(),
                      [](const Change& a, const Change& b) { return a.slow_down < b.slow_down; });
@@ -37,7 +42,7 @@ class Changes {
   std::pair<std::string, std::string> stage(int least) const {
     return {zero("stage"), std::to_string(std::max(config_.zero.stage, least))};
   }
-  void add(double slow_down, std::string reason, std::vector<std::pair<std::string, std::string>> keys) {
+  void add(double slow_down, std::string reason, Keys keys) {
     all_.push_back({slow_down, std::move(reason), std::move(keys)});
   }
   /// A change that makes a step faster if anything, where there is room.
@@ -93,6 +98,34 @@ class Changes {
            {"gradient_accumulation_steps", std::to_string(batch.gradient_accumulation_steps * part)}});
   }
 
+  /// More ranks share a model, of which there are then fewer: of the same batch, each takes more
+  /// micro-batches.
+  void model_ranks() {
+    const auto share = [&](const char* key, int now, int most, double slow_down, const char* reason) {
+      for (int more = 2; now * more <= most && more <= 8; more *= 2)
+        if (auto keys = with_batch(key, now * more, more); !keys.empty())
+          all_.push_back({slow_down * std::log2(more), reason, std::move(keys), false, true});
+    };
+    share("parallel.tensor", config_.parallel.tensor, local_ranks_, 10, "layers are cut over more ranks");
+    share("parallel.context", config_.parallel.context, ranks_, 12, "sequences are cut over more ranks");
+  }
+
+  /// The key, with those that keep the batch and its micro-batches where they do not follow by themselves;
+  /// none where so many ranks cannot share a model.
+  Keys with_batch(const char* key, int size, int times_fewer) const {
+    const int data = engine::data_ranks(config_, ranks_);
+    if (data % times_fewer != 0) return {};
+    Keys keys{{key, std::to_string(size)}};
+    const config::Batch batch = config::resolve_batch(config_, data);
+    if (config_.batch.gradient_accumulation_steps == 0 && config_.batch.train_batch_size > 0 &&
+        config_.batch.micro_batch_size > 0)
+      return keys;
+    keys.emplace_back("train_micro_batch_size_per_gpu", std::to_string(batch.micro_batch_size));
+    keys.emplace_back("gradient_accumulation_steps",
+                      std::to_string(batch.gradient_accumulation_steps * times_fewer));
+    return keys;
+  }
+
   /// A folder that the configuration already writes to, or this one.
   std::string folder() const {
     for (const std::string* known : {&config_.zero.offload_optimizer.nvme_path,
@@ -138,7 +171,7 @@ class Changes {
   }
 
   const config::Config& config_;
-  int ranks_;
+  int ranks_, local_ranks_;
   bool room_is_known_;
   std::vector<Change> all_;
 };
@@ -172,7 +205,7 @@ class Search {
         world_(world),
         machine_(machine),
         config_(reparse({})),
-        changes_(config_, world.ranks, machine.knows_devices(config_)) {}
+        changes_(config_, world, machine.knows_devices(config_)) {}
 
   Remedy run() const {
     for (const Change& change : changes_.all())
@@ -187,12 +220,13 @@ class Search {
 
   /// As many changes as it takes, from the cheapest on; none when all are too few. A choosy search leaves out
   /// what makes the shortage worse, as moving states into a host that is full already. That may be what a
-  /// later change needs: the other takes all but those that move states back.
+  /// later change needs: the other takes all but those that move states back, and those of ranks that share a
+  /// model, which not every model and batch allows.
   Taken together(bool choosy) const {
     Taken taken;
     double best = shortage({});
     for (const Change& change : changes_.all()) {
-      if (!choosy && change.back) continue;
+      if (!choosy && (change.back || change.shares)) continue;
       taken.push_back(&change);
       const double now = shortage(merged(taken, config_));
       if (now == 0) return taken;
@@ -210,6 +244,7 @@ class Search {
   double shortage(const Remedy& remedy) const {
     try {
       const config::Config config = reparse_(remedy.overrides());
+      if (batch_of(config) != batch_of(config_)) return std::numeric_limits<double>::infinity();
       double sum = 0;
       for (const Shortfall& missing :
            shortfalls(config, estimate_rank(config, vocabulary_, world_, 0), world_, machine_))
@@ -218,6 +253,10 @@ class Search {
     } catch (const Error&) {
       return std::numeric_limits<double>::infinity();  // not a combination that a run would accept
     }
+  }
+
+  std::int64_t batch_of(const config::Config& config) const {
+    return config::resolve_batch(config, engine::data_ranks(config, world_.ranks)).train_batch_size;
   }
 
   /// Without the changes that it takes not, the most expensive first.

@@ -67,7 +67,7 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
                                          request_.config.training.log_interval);
 }
 
-/// ", tensor 2 x context 1 x data 2" where ranks share more than data.
+/// ", tensor 2 x context 1 x data 2" where ranks share a model.
 std::string Trainer::layout_shown() const {
   const comm::Grid& grid = engine_->groups().grid();
   return grid.size(comm::Axis::data) == grid.ranks() ? "" : cat(", ", engine::describe(grid));
@@ -261,6 +261,8 @@ void Trainer::report() {
   if (!speaks()) return;
   const auto steps = static_cast<std::int64_t>(step_seconds_.size());
   std::printf("\n%s", engine::memory_table(all).c_str());
+  if (const std::string layout = layout_shown(); !layout.empty())
+    std::printf("\n%s%s\n", counted(dist_->world_size(), "rank").c_str(), layout.c_str());
   if (steps > 0 && all.size() > 1) std::printf("\n%s", engine::traffic_table(total_traffic_, steps).c_str());
   if (steps > 0) {
     std::sort(step_seconds_.begin(), step_seconds_.end());

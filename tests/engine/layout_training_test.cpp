@@ -6,6 +6,7 @@
 #include "engine/checkpoint.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/estimate.h"
 #include "engine/initialize.h"
 #include "support/cut_model.h"
 #include "support/expect_error.h"
@@ -310,6 +311,43 @@ TEST(LayoutGroups, MayBeTheCallers) {
         ErrorKind::config, "parallel.tensor is 2, and the groups that the program brings have 4",
         [&] { initialize({.dist = dist, .model = cut_model, .config = run.config(), .grid = groups}); });
   });
+}
+
+/// An estimate's rank among absent ones books and sends what the real one does.
+TEST(LayoutEstimates, AreWhatARunBooksAndSends) {
+  for (const Spec& spec : {Spec{.sizes = {2, 1, 2}, .stage = 3, .accumulation = 2},
+                           Spec{.sizes = {2, 2, 2}, .stage = 1, .shard = 2},
+                           Spec{.sizes = {1, 2, 2}, .stage = 2}, Spec{.sizes = {4, 1, 1}, .stage = 0}}) {
+    SCOPED_TRACE(spec.sizes.text());
+    const int ranks = spec.sizes.ranks();
+    std::vector<engine::Estimate> planned;
+    const auto batch = [](device::Device& device) {
+      return tensor::Batch{{"x", tensor::Tensor::empty(device, {cut::tokens, cut::in}, DType::f32)},
+                           {"y", tensor::Tensor::empty(device, {cut::tokens, cut::out}, DType::f32)}};
+    };
+    for (int rank = 0; rank < ranks; ++rank)
+      planned.push_back(
+          engine::estimate(spec.config(), cut_model, batch,
+                           {.ranks = ranks, .local_ranks = ranks, .rank = rank, .evaluates = false}));
+    launch_ranks(ranks, [&](DistributedPtr dist) {
+      const engine::Estimate& mine = planned[static_cast<std::size_t>(dist->rank())];
+      const auto made = initialize({.dist = dist, .model = cut_model, .config = spec.config()});
+      EXPECT_EQ(engine::MemoryReport::of(made.engine->device()).tiers[0].total_current,
+                mine.states.tiers[0].total_current);
+      train(*made.engine, 0, 1);
+      made.engine->groups().reset_traffic();
+      train(*made.engine, 1, 2);
+      const auto sent = made.engine->groups().traffic();
+      ASSERT_EQ(sent.size(), mine.traffic_by_axis.size());
+      for (std::size_t i = 0; i < sent.size(); ++i) {
+        EXPECT_EQ(sent[i].axis, mine.traffic_by_axis[i].axis);
+        EXPECT_EQ(sent[i].traffic.payload(), mine.traffic_by_axis[i].traffic.payload())
+            << comm::name_of(sent[i].axis);
+        EXPECT_EQ(sent[i].traffic.scalars, mine.traffic_by_axis[i].traffic.scalars)
+            << comm::name_of(sent[i].axis);
+      }
+    });
+  }
 }
 
 /// Rounded stochastically by their logical element: those that are 0 but for rounding show the bits.

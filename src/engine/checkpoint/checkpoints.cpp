@@ -21,13 +21,6 @@
 
 namespace sherd::engine {
 
-using comm::Axis;
-
-namespace {
-/// Along which ranks share a model.
-constexpr Axis model_axes[] = {Axis::tensor, Axis::context};
-}  // namespace
-
 Checkpoints::Checkpoints(Engine& engine) : engine_(engine) {}
 Checkpoints::~Checkpoints() = default;
 
@@ -44,7 +37,8 @@ void Checkpoints::set_training_data(const data::Loader& loader, std::shared_ptr<
 Manifest Checkpoints::describe(const ClientState& client) const {
   Manifest out;
   out.world_size = engine_.dist_->world_size();
-  for (const comm::Axis axis : {Axis::tensor, Axis::context, Axis::data, Axis::shard, Axis::replica})
+  for (const comm::Axis axis :
+       {comm::Axis::tensor, comm::Axis::context, comm::Axis::data, comm::Axis::shard, comm::Axis::replica})
     out.grid[std::string(comm::name_of(axis))] = engine_.groups().grid().size(axis);
   out.micro_steps = engine_.counters_.micro_steps;
   out.global_steps = engine_.counters_.global_steps;
@@ -250,7 +244,8 @@ void Checkpoints::restore_data(const CheckpointReader& reader) {
                 " does not say where in the data it stopped: the loader stays at "
                 "sample ",
                 data_position_->samples());
-  log_layout(reader);
+  if (const std::string change = layout_change(reader.manifest(), engine_.groups().grid()); !change.empty())
+    log_info("resuming ", reader.folder().string(), ": ", change);
   const std::int64_t batch = engine_.train_batch_size();
   if (data_position_ && position && data_position_->samples() % batch != 0)
     log_info("resuming ", reader.folder().string(), ": the data go on at sample ", data_position_->samples(),
@@ -258,29 +253,6 @@ void Checkpoints::restore_data(const CheckpointReader& reader) {
              "): steps begin at other samples than in a run with that size from the start");
   for (const std::string& change : changes_since(reader, engine_.config_, tokens_.get()))
     log_info("resuming ", reader.folder().string(), ": ", change);
-}
-
-/// Other ranks, or others that share the model: the sizes of the layout where one of the two has any.
-void Checkpoints::log_layout(const CheckpointReader& reader) const {
-  const Manifest& manifest = reader.manifest();
-  const comm::Grid& grid = engine_.groups().grid();
-  const auto saved = [&](Axis axis) {
-    const auto size = manifest.grid.find(std::string(comm::name_of(axis)));
-    return size == manifest.grid.end() ? std::int64_t{1} : size->second;
-  };
-  const bool same = std::all_of(std::begin(model_axes), std::end(model_axes),
-                                [&](Axis axis) { return saved(axis) == grid.size(axis); });
-  if (same && manifest.world_size == grid.ranks()) return;
-  const bool only_data = same && saved(Axis::tensor) * saved(Axis::context) == 1;
-  const auto shown = [&](std::int64_t tensor, std::int64_t context, int ranks) {
-    return only_data ? std::string()
-                     : cat(" (tensor ", tensor, " x context ", context, " x data ",
-                           ranks / (tensor * context), ")");
-  };
-  log_info("resuming ", reader.folder().string(), ": ", counted(manifest.world_size, "rank"),
-           shown(saved(Axis::tensor), saved(Axis::context), manifest.world_size),
-           " wrote it, and it goes on with ", grid.ranks(),
-           shown(grid.size(Axis::tensor), grid.size(Axis::context), grid.ranks()));
 }
 
 /// What work queued before may still find wrong, with its data or in what it writes, is of the past.

@@ -37,7 +37,6 @@ class Checkpoints {
   void forget_errors();
   void restore_counters(const CheckpointReader& reader);
   void restore_data(const CheckpointReader& reader);
-  void log_layout(const CheckpointReader& reader) const;
 
   Engine& engine_;
   std::unique_ptr<SaveFolder> save_folder_;  ///< on rank 0, from the first save or claim on

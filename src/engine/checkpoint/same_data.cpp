@@ -6,7 +6,9 @@
 #include <tuple>
 
 #include "base/crc32c.h"
+#include "base/excerpt.h"
 #include "engine/checkpoint.h"
+#include "engine/process_grid.h"
 
 namespace sherd::engine {
 DataRecord DataRecord::of(const TokenData& tokens) {
@@ -106,6 +108,24 @@ void add_changed_keys(const config::Config& saved, const config::Config& config,
 }
 
 }  // namespace
+
+std::string layout_change(const Manifest& saved, const comm::Grid& grid) {
+  using comm::Axis;
+  const auto size_there = [&](Axis axis) {
+    const auto size = saved.grid.find(std::string(comm::name_of(axis)));
+    return size == saved.grid.end() ? std::int64_t{1} : size->second;
+  };
+  const std::int64_t tensor = size_there(Axis::tensor), context = size_there(Axis::context);
+  const bool same = tensor == grid.size(Axis::tensor) && context == grid.size(Axis::context);
+  if (same && saved.world_size == grid.ranks()) return "";
+  // Sizes of the layout where ranks share a model on one of the two sides.
+  const bool only_data = same && tensor * context == 1;
+  const std::string there =
+      cat("tensor ", tensor, " x context ", context, " x data ", saved.world_size / (tensor * context));
+  return cat(counted(saved.world_size, "rank"), only_data ? "" : cat(" (", there, ")"),
+             " wrote it, and it goes on with ", grid.ranks(),
+             only_data ? "" : cat(" (", describe(grid), ")"));
+}
 
 std::vector<std::string> changes_since(const CheckpointReader& reader, const config::Config& config,
                                        const TokenData* tokens) {

@@ -119,8 +119,8 @@ void generate(const Request& request, const DistributedPtr& dist) {
   const auto kernels = engine::make_kernels(config, *device);
   const auto groups = make_groups(dist, config);
   groups->bind(device);
-  const auto model = models::make_gpt(models::gpt_options(config, request.reader.manifest().data.vocab_size),
-                                      layout_of(*groups, config));
+  const auto model = std::make_shared<models::Gpt>(
+      models::gpt_options(config, request.reader.manifest().data.vocab_size), layout_of(*groups, config));
   engine::require_cut(*model, *groups, *dist, true);
   sharding::ShardingOptions options;
   options.placements = sharding::make_placements(0, config.precision.compute, config.precision.compute,

@@ -101,6 +101,7 @@ class Changes {
   /// More ranks share a model, of which there are then fewer: of the same batch, each takes more
   /// micro-batches.
   void model_ranks() {
+    if (ranks_ > 100'000) return;  // whose groups take seconds to list, in each try
     const auto share = [&](const char* key, int now, int most, double slow_down, const char* reason) {
       for (int more = 2; now * more <= most && more <= 8; more *= 2)
         if (auto keys = with_batch(key, now * more, more); !keys.empty())

@@ -7,7 +7,7 @@
 
 namespace sherd::comm {
 
-ProcessGroups::ProcessGroups(Communicator& world, const Grid& grid) : grid_(grid) {
+ProcessGroups::ProcessGroups(Communicator& world, const Grid& grid, bool others_exist) : grid_(grid) {
   require(grid.ranks() == world.size(), "a grid of ", grid.ranks(), " ranks over ", world.name());
   groups_.back() = &world;
   for (std::size_t axis = 0; axis + 1 < groups_.size(); ++axis) {
@@ -17,7 +17,8 @@ ProcessGroups::ProcessGroups(Communicator& world, const Grid& grid) : grid_(grid
       if (groups_[other] && grid.same_groups(static_cast<Axis>(other), here)) groups_[axis] = groups_[other];
     if (groups_[axis]) continue;
     // Alone, a rank need not know the others' places, of which a world may have millions.
-    made_.push_back(grid.size(here) == 1 ? world.part({{world.rank()}}) : world.part(grid.partition(here)));
+    made_.push_back(grid.size(here) == 1 || !others_exist ? world.part({grid.members(here, world.rank())})
+                                                          : world.part(grid.partition(here)));
     groups_[axis] = made_.back().get();
   }
 }

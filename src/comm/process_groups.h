@@ -16,8 +16,9 @@ namespace sherd::comm {
 class ProcessGroups {
  public:
   /// Collective: all ranks of the world give the same grid, of as many ranks as the world has (else
-  /// Error{usage}). The world, borrowed, must outlive it.
-  ProcessGroups(Communicator& world, const Grid& grid);
+  /// Error{usage}). The world, borrowed, must outlive it. `others_exist`: false in a dry world, of whose
+  /// perhaps millions of ranks only the members of this one's groups are looked at then.
+  ProcessGroups(Communicator& world, const Grid& grid, bool others_exist = true);
 
   const Grid& grid() const { return grid_; }
   Communicator& world() const { return group(Axis::world); }

@@ -45,8 +45,8 @@ class DryRun {
                                                     options.rank % options.local_ranks, options.local_ranks);
     const int threads = compute_threads(config, options.local_ranks);
     auto device = meant_for_gpus(config) ? device::make_meta_gpu(threads) : device::make_meta_device(threads);
-    const auto groups =
-        std::make_shared<comm::ProcessGroups>(dist->world(), comm::Grid(options.ranks, grid_sizes(config)));
+    const auto groups = std::make_shared<comm::ProcessGroups>(
+        dist->world(), comm::Grid(options.ranks, grid_sizes(config)), false);
     engine_ = std::make_unique<Engine>(dist, model.build(layout_of(*groups, config)), quiet(config),
                                        std::move(device), nullptr, groups);
   }

@@ -1,0 +1,114 @@
+// Ranks that share a model, through the program: train, resume, generate, estimate and its advice.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cli/train_fixture.h"
+
+namespace sherd::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class LayoutProgram : public Train {
+ protected:
+  static std::vector<std::string> with(std::vector<std::string> first, const std::vector<std::string>& more) {
+    for (const std::string& key : more) first.push_back("--set"), first.push_back(key);
+    return first;
+  }
+  std::vector<double> losses(const std::string& file) const {
+    std::vector<double> out;
+    for (const std::string& text : metric(file, "loss")) out.push_back(std::stod(text));
+    return out;
+  }
+  std::string metrics(const std::string& file) const { return (folder_ / file).string(); }
+};
+
+TEST_F(LayoutProgram, TrainsAsDataRanksDo) {
+  const std::string batch = "train_micro_batch_size_per_gpu=1", fp32 = "bf16.enabled=false";
+  const auto run = [&](const std::string& ranks, const std::vector<std::string>& keys,
+                       const std::string& file) {
+    std::vector<std::string> all{batch, fp32, "training.save_dir="};
+    all.insert(all.end(), keys.begin(), keys.end());
+    const Outcome outcome = sherd(with(train({"--ranks", ranks, "--metrics", metrics(file)}), all));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome;
+  };
+  const Outcome plain = run("2", {}, "plain.jsonl");
+  EXPECT_THAT(plain.err, Not(HasSubstr("tensor 1")));
+  const Outcome shared = run("4", {"parallel.tensor=2"}, "shared.jsonl");
+  EXPECT_THAT(shared.err, HasSubstr("over local(4), tensor 2 x context 1 x data 2, "));
+  EXPECT_THAT(shared.err, HasSubstr("batch 4 = 1 per rank x 2 accumulated x 2 ranks"));
+  EXPECT_THAT(shared.out, HasSubstr("4 ranks, tensor 2 x context 1 x data 2\n"));
+  EXPECT_THAT(shared.out, HasSubstr("of it, tensor group"));
+  EXPECT_THAT(shared.out, HasSubstr("of it, shard group"));
+  const Outcome context = run("2", {"sequence_parallel_size=2"}, "context.jsonl");
+  EXPECT_THAT(context.err, HasSubstr("batch 4 = 1 per rank x 4 accumulated x 1 rank"));
+  const std::vector<double> expected = losses("plain.jsonl");
+  ASSERT_EQ(expected.size(), 6u);
+  for (const char* file : {"shared.jsonl", "context.jsonl"}) {
+    const std::vector<double> got = losses(file);
+    ASSERT_EQ(got.size(), expected.size());
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 2e-4) << file;
+    EXPECT_EQ(metric(file, "tokens"), metric("plain.jsonl", "tokens")) << file;
+  }
+}
+
+TEST_F(LayoutProgram, ResumesAndGeneratesInAnotherLayout) {
+  const Outcome uneven = sherd(with(train({"--ranks", "4"}), {"parallel.tensor=4"}));
+  EXPECT_NE(uneven.code, 0);
+  EXPECT_THAT(uneven.err, HasSubstr("4 tensor ranks cannot share 2 heads"));
+  const Outcome saved = sherd(with(train({"--ranks", "4"}), {"parallel.tensor=2", "parallel.context=2"}));
+  ASSERT_EQ(saved.code, 0) << saved.err;
+  const Outcome resumed =
+      sherd(with(train({"--ranks", "2", "--resume"}), {"parallel.tensor=2", "training.steps=8"}));
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_THAT(resumed.err,
+              HasSubstr("4 ranks (tensor 2 x context 2 x data 1) wrote it, and it goes on with 2 "
+                        "(tensor 2 x context 1 x data 1)"));
+  const std::vector<std::string> generate{"generate", "--checkpoint", (folder_ / "run").string(),
+                                          "--prompt", "The 3",        "--temperature",
+                                          "0",        "--max-tokens", "12"};
+  const Outcome alone = sherd(generate), shared = sherd(with(generate, {"parallel.tensor=2"}));
+  EXPECT_EQ(alone.code, 0) << alone.err;
+  EXPECT_EQ(shared.code, 0) << shared.err;
+  EXPECT_EQ(shared.out, alone.out);
+  const Outcome refused = sherd(with(generate, {"parallel.context=2"}));
+  EXPECT_THAT(refused.err, HasSubstr("parallel.context is 2: a text grows by one token at a time"));
+  EXPECT_THAT(sherd(with(generate, {"model.num_layers=3"})).err,
+              HasSubstr("--set takes keys of the section parallel here"));
+}
+
+TEST_F(LayoutProgram, IsEstimatedAndAdvised) {
+  const std::vector<std::string> frugal{"train_micro_batch_size_per_gpu=1",
+                                        "zero_optimization.offload_optimizer.device=cpu",
+                                        "zero_optimization.offload_param.device=cpu",
+                                        "zero_optimization.reduce_bucket_size=500000",
+                                        "zero_optimization.stage3_prefetch_bucket_size=0",
+                                        "zero_optimization.stage3_max_reuse_distance=0",
+                                        "training.recompute=full",
+                                        "activation_checkpointing.cpu_checkpointing=true"};
+  const auto peak = [&](const std::vector<std::string>& more) {
+    const Outcome told =
+        sherd(with(with({"estimate", "--config", config(), "--gpus", "2", "--json"}, frugal), more));
+    EXPECT_EQ(told.code, 0) << told.err;
+    EXPECT_THAT(told.out, HasSubstr(more.empty() ? "\"data\": 2" : "\"tensor\": 2"));
+    const auto device = told.out.find("\"device\": {"), at = told.out.find("\"peak\"", device);
+    return std::stoull(told.out.substr(told.out.find("\"total\": ", at) + 9));
+  };
+  const auto whole = peak({}), shared = peak({"parallel.tensor=2"});
+  ASSERT_LT(shared, whole);
+  const Outcome tight = sherd(with(with({"estimate", "--config", config(), "--gpus", "2"}, frugal),
+                                   {cat("device.device_memory_limit=", (whole + shared) / 2)}));
+  EXPECT_EQ(tight.code, 3) << tight.out << tight.err;
+  EXPECT_THAT(tight.out, HasSubstr("Cheapest change that fits: --set parallel.tensor=2\n"));
+  EXPECT_THAT(tight.out, HasSubstr("layers are cut over more ranks"));
+  EXPECT_THAT(sherd(with({"estimate", "--config", config(), "--gpus", "4"}, {"parallel.tensor=2"})).out,
+              HasSubstr("4 ranks on 1 machine, tensor 2 x context 1 x data 2, micro-batches of 2"));
+  EXPECT_THAT(
+      sherd(with({"estimate", "--config", config(), "--gpus", "4"}, {"parallel.tensor=3"})).err,
+      HasSubstr("parallel.tensor 3 does not divide the 4 ranks of a pipeline stage; sizes that do: 1, 2, 4"));
+}
+
+}  // namespace
+}  // namespace sherd::cli

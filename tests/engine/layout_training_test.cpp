@@ -41,7 +41,7 @@ struct Spec {
     return config::parse_text(
         cat(R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": )", accumulation,
             R"(, "gradient_clipping": )", clipping, R"(, "optimizer": {)", optimizer,
-            R"(}, "training": {"seed": 5, "recompute": ")", recompute,
+            R"(}, "training": {"seed": 5, "recompute": ")", recompute, R"(", "moments_dtype": ")", moments,
             R"("}, "zero_optimization": {"stage": )", stage, R"(, "stage3_param_persistence_threshold": 4)",
             zero.empty() ? "" : ", ", zero, R"(}, "parallel": {"tensor": )", sizes.tensor, R"(, "context": )",
             sizes.context, R"(, "sequence_parallel": )", sizes.sequence_parallel ? "true" : "false",
@@ -257,7 +257,9 @@ TEST(LayoutErrors, ARankWithAnotherLayoutIsToldOnAll) {
   launch_ranks(4, [](DistributedPtr dist) {
     Spec run{.sizes = {2, 1, 2}};
     if (dist->rank() == 3) run.sizes = {1, 2, 2};
-    expect_error(ErrorKind::config, "rank 3 was started with another parallel.tensor",
+    const char* text = "rank 3 was started with another parallel.tensor";
+    expect_error(ErrorKind::config, text, [&] { make_groups(dist, run.config()); });
+    expect_error(ErrorKind::config, text,
                  [&] { initialize({.dist = dist, .model = cut_model, .config = run.config()}); });
   });
 }
@@ -382,6 +384,7 @@ TEST(LayoutStates, MomentsRoundByTheLogicalElement) {
   };
   const LogicalStates expected = moments_of({1, 1, 1});
   const auto* first = reinterpret_cast<const std::uint16_t*>(expected.at("exp_avg.up.weight").data());
+  ASSERT_EQ(expected.at("exp_avg.up.weight").size(), 48 * sizeof(std::uint16_t));
   EXPECT_GT(std::set<std::uint16_t>(first, first + 48).size(), 1u) << "nothing was rounded at random";
   EXPECT_EQ(moments_of({2, 1, 1}), expected);
   EXPECT_EQ(moments_of({4, 1, 2}), expected);

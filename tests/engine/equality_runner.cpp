@@ -1,7 +1,8 @@
-// Runs one RunSpec (support/equality.h) as an MPI job or on local ranks and writes every bit of the outcome
-// to a file:
+// Runs one RunSpec (support/equality.h) on the ranks of a launcher, or on local ones, and writes every bit of
+// the outcome to a file (support/equality_processes.h):
 //   mpirun -n 2 equality_runner OUTPUT key=value…
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 
 #include "base/log.h"
@@ -9,8 +10,21 @@
 
 namespace {
 
-sherd::test::RunSpec parse(int argc, char** argv) {
+struct Task {
   sherd::test::RunSpec spec;
+  sherd::comm::CommOptions options{.timeout_seconds = 60};
+};
+
+/// Of this process, before it joins the others.
+std::size_t launched_rank() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "RANK"})
+    if (const char* text = std::getenv(name)) return static_cast<std::size_t>(std::atoi(text));
+  return 0;
+}
+
+Task parse(int argc, char** argv) {
+  Task task;
+  sherd::test::RunSpec& spec = task.spec;
   const std::map<std::string, std::function<void(const std::string&)>> keys{
       {"stage", [&](auto& v) { spec.stage = std::stoi(v); }},
       {"ranks", [&](auto& v) { spec.ranks = std::stoi(v); }},
@@ -18,6 +32,10 @@ sherd::test::RunSpec parse(int argc, char** argv) {
       {"steps", [&](auto& v) { spec.steps = std::stoi(v); }},
       {"accumulation", [&](auto& v) { spec.accumulation = std::stoi(v); }},
       {"shard_size", [&](auto& v) { spec.shard_size = std::stoi(v); }},
+      {"tensor", [&](auto& v) { spec.tensor = std::stoi(v); }},
+      {"context", [&](auto& v) { spec.context = std::stoi(v); }},
+      {"sequence_parallel", [&](auto& v) { spec.sequence_parallel = v == "1"; }},
+      {"context_method", [&](auto& v) { spec.context_method = v; }},
       {"bucket", [&](auto& v) { spec.bucket = std::stol(v); }},
       {"prefetch", [&](auto& v) { spec.prefetch = std::stol(v); }},
       {"persistence", [&](auto& v) { spec.persistence = std::stol(v); }},
@@ -32,6 +50,10 @@ sherd::test::RunSpec parse(int argc, char** argv) {
          if (spec.offload_param == "nvme") spec.offload_param_extra = ", \"max_in_cpu\": " + v;
        }},
       {"directory", [&](auto& v) { spec.directory = v; }},
+      {"layers", [&](auto& v) { spec.layers = std::stoi(v); }},
+      {"shared_memory", [&](auto& v) { task.options.shared_memory = v == "1"; }},
+      // A digit for each rank: the machine that it takes itself to be on.
+      {"machines", [&](auto& v) { task.options.machine = {v.at(launched_rank())}; }},
   };
   for (int i = 2; i < argc; ++i) {
     const std::string arg = argv[i];
@@ -40,19 +62,18 @@ sherd::test::RunSpec parse(int argc, char** argv) {
     sherd::require(equals != std::string::npos && key != keys.end(), "unknown setting '", arg, "'");
     key->second(arg.substr(equals + 1));
   }
-  return spec;
+  return task;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 2) return std::fprintf(stderr, "usage: equality_runner OUTPUT key=value...\n"), 2;
-  sherd::comm::CommOptions options;
-  options.timeout_seconds = 60;
+  const Task task = parse(argc, argv);
   return sherd::launch(
       argc, argv,
       [&](sherd::DistributedPtr dist) {
-        const auto spec = parse(argc, argv);
+        const sherd::test::RunSpec& spec = task.spec;
         sherd::require(dist->world_size() == spec.ranks, "started ", dist->world_size(),
                        " ranks for ranks=", spec.ranks);
         const auto bits = sherd::test::train(dist, spec).bits();
@@ -61,5 +82,5 @@ int main(int argc, char** argv) {
         out.write(reinterpret_cast<const char*>(bits.data()), static_cast<std::streamsize>(bits.size()));
         sherd::require(out.good(), "cannot write ", argv[1]);
       },
-      options);
+      task.options);
 }

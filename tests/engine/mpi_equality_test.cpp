@@ -1,15 +1,9 @@
 // The same training on threads of one process and as MPI jobs gives the same bytes.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
-
-#include "support/equality.h"
+#include "support/equality_processes.h"
 #include "support/full_suite.h"
 #include "support/mpirun.h"
-#include "support/places.h"
-#include "support/temp_folder.h"
 
 namespace sherd::test {
 namespace {
@@ -17,23 +11,7 @@ namespace {
 using sherd::testing::TempFolder;
 
 std::vector<std::byte> run_under_mpi(const RunSpec& spec, const TempFolder& folder) {
-  const std::string output = (folder / "bits").string();
-  std::string command =
-      cat("timeout 200 ", sherd::testing::mpirun(spec.ranks), SHERD_EQUALITY_RUNNER " ", output,
-          " ranks=", spec.ranks, " stage=", spec.stage, " dtype=", spec.dtype, " steps=", spec.steps,
-          " accumulation=", spec.accumulation, " shard_size=", spec.shard_size, " bucket=", spec.bucket,
-          " prefetch=", spec.prefetch, " persistence=", spec.persistence, " overlap=", spec.overlap ? 1 : 0,
-          " recompute=", spec.recompute);
-  if (!spec.nvme_path.empty())
-    command += cat(" offload_param=", spec.offload_param, " offload_optimizer=", spec.offload_optimizer,
-                   " nvme_path=", spec.nvme_path, " max_in_cpu=0");
-  if (spec.resume_at)
-    command += cat(" resume_at=", spec.resume_at, " directory=", (folder / "mpi_checkpoint").string());
-  EXPECT_EQ(std::system(command.c_str()), 0) << command;
-  std::ifstream in(output, std::ios::binary);
-  std::vector<char> bytes{std::istreambuf_iterator<char>(in), {}};
-  const auto* begin = reinterpret_cast<const std::byte*>(bytes.data());
-  return {begin, begin + bytes.size()};
+  return run_processes({.launcher = sherd::testing::mpirun(spec.ranks)}, spec, folder);
 }
 
 class MpiEquality : public ::testing::TestWithParam<std::tuple<std::string, int>> {

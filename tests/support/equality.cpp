@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/arena.h"
 #include "base/random.h"
 #include "config/config.h"
 #include "engine/process_grid.h"
@@ -162,7 +163,7 @@ std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& spec) {
   const auto gpu =
       std::make_shared<testing::LazyCudaDevice>(std::numeric_limits<std::size_t>::max(), spec.graphs);
   return std::make_unique<Engine>(std::move(dist), model, config, gpu,
-                                  std::make_unique<testing::LazyKernels>(*gpu));
+                                  std::make_unique<testing::LazyKernels>(*gpu), groups);
 }
 
 RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from, int last) {
@@ -206,19 +207,23 @@ RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from, int l
   return out;
 }
 
-RunResult train_local(const RunSpec& spec, int from, int last) {
+RunResult train_on(const StartRanks& start, const RunSpec& spec, int from, int last) {
   std::vector<RunResult> results(static_cast<std::size_t>(spec.ranks));
-  comm::CommOptions options;
-  options.timeout_seconds = 60;
-  launch_ranks(
-      spec.ranks,
-      [&](DistributedPtr dist) {
-        results[static_cast<std::size_t>(dist->rank())] = train(dist, spec, from, last);
-      },
-      options);
+  start(spec.ranks, {.timeout_seconds = 60}, [&](comm::Communicator& world) {
+    set_flush_denormals();
+    const auto dist = std::make_shared<Distributed>(
+        std::shared_ptr<comm::Communicator>(std::shared_ptr<void>(), &world), world.rank(), world.size());
+    results[static_cast<std::size_t>(world.rank())] = train(dist, spec, from, last);
+  });
   for (const RunResult& result : results)
     require(result.bits() == results[0].bits(), "ranks of one run disagree");
   return std::move(results[0]);
+}
+
+RunResult train_local(const RunSpec& spec, int from, int last) {
+  return train_on([](int ranks, const comm::CommOptions& options,
+                     const auto& body) { comm::run_local(ranks, options, body); },
+                  spec, from, last);
 }
 
 }  // namespace sherd::test

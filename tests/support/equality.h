@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -111,7 +112,15 @@ std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& spec);
 /// none, and none is.
 RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from = 0, int last = 0);
 
-/// The run on local ranks: rank 0's result, after checking that all ranks agree.
+/// Starts `ranks` ranks, calls the body with each one's world, and returns when all have ended.
+using StartRanks = std::function<void(int ranks, const comm::CommOptions& options,
+                                      const std::function<void(comm::Communicator&)>& body)>;
+
+/// The run on ranks of this process that `start` starts: rank 0's result, after checking that all ranks
+/// agree.
+RunResult train_on(const StartRanks& start, const RunSpec& spec, int from = 0, int last = 0);
+
+/// The same on local ranks.
 RunResult train_local(const RunSpec& spec, int from = 0, int last = 0);
 
 }  // namespace sherd::test

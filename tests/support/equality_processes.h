@@ -1,0 +1,49 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "support/equality.h"
+#include "support/places.h"
+#include "support/temp_folder.h"
+
+namespace sherd::test {
+
+/// How processes are started, and by which ways they exchange.
+struct Processes {
+  std::string launcher;  ///< the start of a command line that runs a program on all ranks
+  bool shared_memory = true;
+  std::string machines{};  ///< a digit for each rank: the machine that it takes itself to be on; empty: this
+};
+
+/// The bits of a run on the ranks of a launcher. Not all settings of a RunSpec go there: see the body.
+inline std::vector<std::byte> run_processes(const Processes& how, const RunSpec& spec,
+                                            const testing::TempFolder& folder) {
+  const std::string output = (folder / "bits").string();
+  std::string command =
+      cat("timeout 200 ", how.launcher, SHERD_EQUALITY_RUNNER " ", output, " ranks=", spec.ranks,
+          " stage=", spec.stage, " dtype=", spec.dtype, " layers=", spec.layers, " steps=", spec.steps,
+          " accumulation=", spec.accumulation, " shard_size=", spec.shard_size, " tensor=", spec.tensor,
+          " context=", spec.context, " sequence_parallel=", spec.sequence_parallel ? 1 : 0,
+          " context_method=", spec.context_method, " bucket=", spec.bucket, " prefetch=", spec.prefetch,
+          " persistence=", spec.persistence, " overlap=", spec.overlap ? 1 : 0, " recompute=", spec.recompute,
+          " shared_memory=", how.shared_memory ? 1 : 0);
+  if (!how.machines.empty()) command += cat(" machines=", how.machines);
+  if (!spec.nvme_path.empty())
+    command += cat(" offload_param=", spec.offload_param, " offload_optimizer=", spec.offload_optimizer,
+                   " nvme_path=", spec.nvme_path, " max_in_cpu=0");
+  if (spec.resume_at)
+    command += cat(" resume_at=", spec.resume_at, " directory=", (folder / "checkpoint").string());
+  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  std::ifstream in(output, std::ios::binary);
+  std::vector<char> bytes{std::istreambuf_iterator<char>(in), {}};
+  const auto* begin = reinterpret_cast<const std::byte*>(bytes.data());
+  return {begin, begin + bytes.size()};
+}
+
+}  // namespace sherd::test

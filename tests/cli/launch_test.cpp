@@ -110,8 +110,8 @@ TEST_F(Launched, RanksOfDifferentConfigurationsAreRefused) {
     return sherd_launched(2, train({"--set", "training.save_dir="}),
                           cat("if [ $RANK = 1 ]; then set -- \"$@\" --set ", more, "; fi"));
   };
-  for (const char* key : {"optimizer.params.lr", "training.steps"}) {
-    const Outcome got = run(cat(key, "=5"));
+  for (const char* key : {"optimizer.params.lr", "training.steps", "parallel.tensor"}) {
+    const Outcome got = run(cat(key, key[0] == 'p' ? "=2" : "=5"));
     EXPECT_EQ(got.code, 1);
     EXPECT_EQ(count(got.err, cat("rank 1 was started with another ", key)), 2u) << got.err;
   }

@@ -1,6 +1,7 @@
 // Runs one RunSpec (support/equality.h) on the ranks of a launcher, or on local ones, and writes every bit of
 // the outcome to a file (support/equality_processes.h):
 //   mpirun -n 2 equality_runner OUTPUT key=value…
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -51,6 +52,13 @@ Task parse(int argc, char** argv) {
        }},
       {"directory", [&](auto& v) { spec.directory = v; }},
       {"layers", [&](auto& v) { spec.layers = std::stoi(v); }},
+      // The rank whose process is killed in the third step.
+      {"killed",
+       [&](auto& v) {
+         spec.before_batch = [killed = std::stoi(v)](int rank, int step) {
+           if (rank == killed && step == 2) std::raise(SIGKILL);
+         };
+       }},
       {"shared_memory", [&](auto& v) { task.options.shared_memory = v == "1"; }},
       // A digit for each rank: the machine that it takes itself to be on.
       {"machines", [&](auto& v) { task.options.machine = {v.at(launched_rank())}; }},

@@ -60,8 +60,7 @@ TEST_P(ParallelProcesses, HaveTheBitsOfThreads) {
     const RunSpec spec = spec_of(layout, stage);
     const RunResult local = train_local(spec);
     ASSERT_NE(local.losses.front(), local.losses.back());
-    const std::string tcp = cat(SHERD_SOURCE_DIR "/tests/support/launch.sh ", spec.ranks, ' ');
-    const Processes how{.launcher = way.mpi ? sherd::testing::mpirun(spec.ranks) : tcp,
+    const Processes how{.launcher = way.mpi ? sherd::testing::mpirun(spec.ranks) : tcp_launcher(spec.ranks),
                         .shared_memory = way.shared_memory,
                         .machines = way.machines};
     const TempFolder folder;

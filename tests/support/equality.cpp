@@ -178,6 +178,7 @@ RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from, int l
     if (step == spec.nudge_step) nudge(*engine);
     int micro = 0;
     const auto& report = engine->train_batch([&] {
+      if (spec.before_batch) spec.before_batch(dist->rank(), step);
       // By the global index of the micro-batch, so that every number of ranks sees the same data.
       const comm::Communicator& ranks = engine->data_ranks();
       return synthetic_batch(engine->device(), 2, 24, 101, step, micro++ * ranks.size() + ranks.rank(), 0);

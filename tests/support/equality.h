@@ -67,6 +67,8 @@ struct RunSpec {
   std::string device = "cpu";  ///< device.type
   bool lazy = false;    ///< on a device that does everything as late as it may (support/lazy_kernels.h)
   bool graphs = false;  ///< device.cuda_graphs, also of the lazy device
+  /// Called before each batch: for ranks that are to fail.
+  std::function<void(int rank, int step)> before_batch = nullptr;
 
   /// The configuration as JSON.
   std::string config() const;

@@ -21,10 +21,15 @@ struct Processes {
   std::string machines{};  ///< a digit for each rank: the machine that it takes itself to be on; empty: this
 };
 
-/// The bits of a run on the ranks of a launcher. Not all settings of a RunSpec go there: see the body.
-inline std::vector<std::byte> run_processes(const Processes& how, const RunSpec& spec,
-                                            const testing::TempFolder& folder) {
-  const std::string output = (folder / "bits").string();
+/// As torchrun does.
+inline std::string tcp_launcher(int ranks) {
+  return cat(SHERD_SOURCE_DIR "/tests/support/launch.sh ", ranks, ' ');
+}
+
+/// A shell's command line for a run on the ranks of a launcher, whose bits go to `output`. Not all settings
+/// of a RunSpec go there: see the body.
+inline std::string processes_command(const Processes& how, const RunSpec& spec, const std::string& output,
+                                     const testing::TempFolder& folder) {
   std::string command =
       cat("timeout 200 ", how.launcher, SHERD_EQUALITY_RUNNER " ", output, " ranks=", spec.ranks,
           " stage=", spec.stage, " dtype=", spec.dtype, " layers=", spec.layers, " steps=", spec.steps,
@@ -39,6 +44,14 @@ inline std::vector<std::byte> run_processes(const Processes& how, const RunSpec&
                    " nvme_path=", spec.nvme_path, " max_in_cpu=0");
   if (spec.resume_at)
     command += cat(" resume_at=", spec.resume_at, " directory=", (folder / "checkpoint").string());
+  return command;
+}
+
+/// The bits of a run on the ranks of a launcher.
+inline std::vector<std::byte> run_processes(const Processes& how, const RunSpec& spec,
+                                            const testing::TempFolder& folder) {
+  const std::string output = (folder / "bits").string();
+  const std::string command = processes_command(how, spec, output, folder);
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
   std::ifstream in(output, std::ios::binary);
   std::vector<char> bytes{std::istreambuf_iterator<char>(in), {}};

@@ -10,6 +10,7 @@
 #include "comm/exchange/backend.h"
 #include "comm/exchange/gpu_order.h"
 #include "comm/exchange/gpu_route.h"
+#include "comm/exchange/siblings.h"
 #include "device/trace_range.h"
 
 namespace sherd::comm {
@@ -82,16 +83,20 @@ class Group final : public Communicator {
   }
 
  public:
-  explicit Group(std::unique_ptr<Backend> backend)
-      : backend_(std::move(backend)), exceptions_(std::uncaught_exceptions()) {}
+  explicit Group(std::unique_ptr<Backend> backend,
+                 std::shared_ptr<Siblings> siblings = std::make_shared<Siblings>())
+      : backend_(std::move(backend)),
+        siblings_(std::move(siblings)),
+        exceptions_(std::uncaught_exceptions()) {
+    siblings_->add(*backend_);
+  }
 
   ~Group() override {
     // Leaving because of an exception, or with transfers whose other ends may never come: peers shall not
     // wait for what this rank had queued, nor this rank for them.
     const int open = open_transfers_;
-    if (std::uncaught_exceptions() > exceptions_)
-      backend_->fail(
-          cat(name(), ": rank ", rank(), " left the group because of an error; see its own output"));
+    if (std::uncaught_exceptions() > exceptions_ && backend_->failure().empty())
+      backend_->fail(leaving_because(siblings_->cause()));
     else if (open > 0 && backend_->failure().empty())
       backend_->fail(
           cat(name(), ": rank ", rank(), " left the group with ", counted(open, "transfer"), " under way"));
@@ -102,6 +107,7 @@ class Group final : public Communicator {
     wake_.notify_all();
     backend_->nudge();
     if (thread_.joinable()) thread_.join();
+    siblings_->remove(*backend_);
   }
 
   int rank() const override { return backend_->rank(); }
@@ -184,7 +190,7 @@ class Group final : public Communicator {
     const Part mine = find_part(parts, rank(), size());
     throw_if_failed();
     if (mine.alone) {
-      auto group = mine.color < 0 ? nullptr : std::make_unique<Group>(backend_->part(mine));
+      auto group = mine.color < 0 ? nullptr : std::make_unique<Group>(backend_->part(mine), siblings_);
       if (group && order_) group->bind(order_->gpu());
       return group;
     }
@@ -206,6 +212,11 @@ class Group final : public Communicator {
   void reset_traffic() override { traffic_ = {}, forgotten_ = backend_->bytes_between_machines(); }
 
  private:
+  std::string leaving_because(const std::string& cause) const {
+    const std::string left = cat(name(), ": rank ", rank(), " left the group because of an error");
+    return cause.empty() ? cat(left, "; see its own output") : cat(left, " in another: ", cause);
+  }
+
   template <class Split>
   std::unique_ptr<Communicator> split_by(const Split& split_backend, int color, int key) {
     throw_if_failed();
@@ -214,7 +225,7 @@ class Group final : public Communicator {
       std::unique_ptr<Backend> part = split_backend();
       std::unique_ptr<GpuRoute> route = route_ ? route_->split(color, key, part.get()) : nullptr;
       if (!part) return nullptr;
-      auto group = std::make_unique<Group>(std::move(part));
+      auto group = std::make_unique<Group>(std::move(part), siblings_);
       group->route_ = std::move(route), group->order_ = order_;
       return group;
     });
@@ -416,6 +427,7 @@ class Group final : public Communicator {
   }
 
   std::unique_ptr<Backend> backend_;
+  std::shared_ptr<Siblings> siblings_;
   std::unique_ptr<GpuRoute> route_;  ///< of tensors in GPU memory; null without a GPU
   std::shared_ptr<GpuOrder> order_;  ///< null without a GPU
   int exceptions_;                   ///< in flight when the group was made

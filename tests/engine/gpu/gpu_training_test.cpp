@@ -123,6 +123,28 @@ TEST_F(GpuTraining, has_the_same_bits_at_every_stage_on_several_ranks) {
   }
 }
 
+/// Tensor ranks with sequence parallelism, and both ways of context parallelism.
+TEST_F(GpuTraining, ranks_that_share_a_model_follow_the_processor) {
+  struct Layout {
+    int tensor, context;
+    const char* method;
+  };
+  for (const auto& [tensor, context, method] : {Layout{2, 1, "ring"}, {1, 2, "ring"}, {1, 2, "ulysses"}}) {
+    SCOPED_TRACE(cat("tensor ", tensor, ", context ", context, " by ", method));
+    RunSpec spec = on_gpu();
+    spec.ranks = 2, spec.tensor = tensor, spec.context = context, spec.context_method = method;
+    spec.dtype = "fp32", spec.dropout = 0, spec.layers = 2;
+    spec.steps = on_emulated_gpu() ? 2 : 10;
+    RunSpec cpu = spec;
+    cpu.device = "cpu";
+    const RunResult here = train_local(cpu), there = train_local(spec);
+    for (std::size_t i = 0; i < here.losses.size(); ++i)
+      EXPECT_NEAR(there.losses[i], here.losses[i], 1e-4 * here.losses[i]) << "step " << i;
+    spec.stage = 3, spec.graphs = true, spec.recompute = "selective";
+    EXPECT_TRUE(train_local(spec).bits() == there.bits());
+  }
+}
+
 TEST_F(GpuTraining, recompute_and_resume_change_no_bit) {
   RunSpec spec = on_gpu();
   const auto expected = train_local(spec).bits();

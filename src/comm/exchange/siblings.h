@@ -1,0 +1,44 @@
+#pragma once
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/exchange/backend.h"
+
+namespace sherd::comm {
+
+/// The groups that one rank has split from one world. A rank that leaves one because another failed tells its
+/// ranks why: they may be in no group with the rank that began it. Thread-safe.
+class Siblings {
+ public:
+  void add(const Backend& group) {
+    std::lock_guard lock(mutex_);
+    groups_.push_back(&group);
+    cause_.reset();
+  }
+  void remove(const Backend& group) {
+    std::lock_guard lock(mutex_);
+    groups_.erase(std::find(groups_.begin(), groups_.end(), &group));
+    if (groups_.empty()) cause_.reset();
+  }
+  /// For a rank that leaves its groups, one after the other, because of an error: the failure of one of them
+  /// when it left the first; empty where all were well, so that the error is its own.
+  std::string cause() {
+    std::lock_guard lock(mutex_);
+    if (cause_) return *cause_;
+    cause_.emplace();
+    for (const Backend* group : groups_)
+      if (cause_->empty()) cause_ = group->failure();
+    return *cause_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<const Backend*> groups_;  // guarded by mutex_
+  std::optional<std::string> cause_;    // guarded by mutex_
+};
+
+}  // namespace sherd::comm

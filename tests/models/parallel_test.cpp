@@ -6,7 +6,7 @@
 #include <map>
 #include <mutex>
 
-#include "comm/process_groups.h"
+#include "support/cut.h"
 #include "support/expect_error.h"
 #include "support/logical_gradients.h"
 #include "support/tiny_gpt.h"
@@ -16,18 +16,8 @@ namespace {
 
 using parallel::ContextMethod;
 using parallel::Layout;
+using test::Cut;
 using Values = std::vector<double>;
-
-struct Cut {
-  int tensor = 1, context = 1;
-  bool sequence = true;
-  ContextMethod method = ContextMethod::ring;
-  std::string str() const {
-    return "t" + std::to_string(tensor) + "c" + std::to_string(context) +
-           (tensor > 1 && !sequence ? "_whole" : "") +
-           (context > 1 ? method == ContextMethod::ring ? "_ring" : "_ulysses" : "");
-  }
-};
 
 /// GPT-2's style; what is cut over four ranks has no other factor of two to spare.
 GptOptions gpt2() {
@@ -61,12 +51,9 @@ class ParallelModel {
     Outcome out;
     std::mutex mutex;
     test::LogicalGradients gradients;
-    comm::run_local(cut.tensor * cut.context, {.timeout_seconds = 60}, [&](comm::Communicator& world) {
-      comm::ProcessGroups groups(world,
-                                 comm::Grid(world.size(), {.tensor = cut.tensor, .context = cut.context}));
-      const Layout layout{&groups.group(comm::Axis::tensor), &groups.group(comm::Axis::context), cut.sequence,
-                          cut.method};
-      run_rank(layout, world.rank(), out, gradients, mutex);
+    comm::run_local(cut.ranks(), {.timeout_seconds = 60}, [&](comm::Communicator& world) {
+      comm::ProcessGroups groups(world, cut.grid());
+      run_rank(cut.layout(groups), world.rank(), out, gradients, mutex);
     });
     out.gradients = gradients.take();
     return out;

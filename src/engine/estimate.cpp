@@ -47,6 +47,7 @@ class DryRun {
     auto device = meant_for_gpus(config) ? device::make_meta_gpu(threads) : device::make_meta_device(threads);
     const auto groups = std::make_shared<comm::ProcessGroups>(
         dist->world(), comm::Grid(options.ranks, grid_sizes(config)), false);
+    require_takes_layout(model.takes_layout(), *groups);
     engine_ = std::make_unique<Engine>(dist, model.build(layout_of(*groups, config)), quiet(config),
                                        std::move(device), nullptr, groups);
   }

@@ -10,6 +10,7 @@ Initialized initialize(const InitializeOptions& options) {
   require(options.dist != nullptr, "an engine needs ranks");
   const config::Config& asked = options.config.value();
   const auto groups = options.grid ? options.grid : make_groups(options.dist, asked);
+  engine::require_takes_layout(options.grid || options.model.takes_layout(), *groups);
   const auto model = options.model.build(layout_of(*groups, asked));
   require(model != nullptr, "an engine needs a model");
   out.engine = std::make_unique<Engine>(options.dist, model,

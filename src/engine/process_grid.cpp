@@ -124,6 +124,16 @@ Cut cut_of(nn::Module& model, int tensor_size) {
 
 }  // namespace
 
+void require_takes_layout(bool takes_layout, const comm::ProcessGroups& groups) {
+  const int ranks = groups.grid().size(Axis::context);
+  if (takes_layout || ranks == 1) return;
+  fail(ErrorKind::config, "parallel.context is ", ranks,
+       ", and the model was built without the layout of the ranks that share its sequences: give "
+       "initialize() a "
+       "function that builds it, {.model = [](const parallel::Layout& layout) { ... }}, of layers that take "
+       "the layout (sharding/parallel/), or the groups that it was built with, {.grid = ...}");
+}
+
 void require_cut(nn::Module& model, const comm::ProcessGroups& groups, const Distributed& dist,
                  bool others_exist) {
   const int size = groups.grid().size(Axis::tensor);

@@ -37,6 +37,11 @@ void adopt_grid(config::Config& config, const comm::Grid& grid);
 /// whose gradient is a sum over these (Parameter::partial_gradient), tensor ranks too.
 sharding::RankGroups groups_of(const autograd::Parameter& parameter, const comm::ProcessGroups& groups);
 
+/// Throws Error{config} where several context ranks are to train a model that was built without their layout:
+/// each would compute whole sequences, and the sum of their gradients count these as often as there are
+/// ranks. That it is not cut for tensor ranks, require_cut() finds.
+void require_takes_layout(bool takes_layout, const comm::ProcessGroups& groups);
+
 /// Throws Error{config} on all ranks where a model is not cut for as many tensor ranks as there are: a
 /// parameter is whole on all of them, or they hold slices of it, of one shape, that together are all. Names
 /// the model's parameters. Collective where `others_exist`; else this rank looks at its own model.

@@ -38,9 +38,11 @@ Resources::Resources(Distributed& dist, config::Config& config, std::shared_ptr<
       groups_(std::move(groups)),
       kernels_(std::move(kernels)) {
   if (device_->kind() != device::Kind::meta) require_same_setup(config, dist);  // absent ranks tell nothing
-  if (!groups_)
+  if (!groups_) {
     groups_ = std::make_shared<comm::ProcessGroups>(dist.world(),
                                                     comm::Grid(dist.world_size(), grid_sizes(config)));
+    require_takes_layout(false, *groups_);
+  }
   require(&groups_->world() == &dist.world(), "the groups that an engine is given are of its own world");
   adopt_grid(config, groups_->grid());
   config.batch = config::resolve_batch(config, groups_->grid().size(comm::Axis::data));

@@ -290,6 +290,26 @@ TEST(LayoutErrors, ModelsThatAreCutOtherwiseAreRefused) {
   });
 }
 
+/// Whose gradients would count each sequence once per context rank.
+TEST(LayoutErrors, ModelsWithoutTheLayoutOfContextRanksAreRefused) {
+  const char* text = "parallel.context is 2, and the model was built without the layout";
+  const Spec run{.sizes = {1, 2, 1}};
+  const auto whole = [] { return std::make_shared<cut::Model>(parallel::Layout()); };
+  launch_ranks(2, [&](DistributedPtr dist) {
+    expect_error(ErrorKind::config, text,
+                 [&] { initialize({.dist = dist, .model = whole, .config = run.config()}); });
+    expect_error(ErrorKind::config, text,
+                 [&] { initialize({.dist = dist, .model = whole(), .config = run.config()}); });
+    expect_error(ErrorKind::config, text, [&] { Engine(dist, whole(), run.config()); });
+    const auto groups = make_groups(dist, run.config());
+    const auto model = cut_model(layout_of(*groups, run.config()));
+    initialize({.dist = dist, .model = model, .config = run.config(), .grid = groups});
+  });
+  const auto no_batch = [](device::Device&) { return tensor::Batch(); };
+  expect_error(ErrorKind::config, text,
+               [&] { engine::estimate(run.config(), whole, no_batch, {.ranks = 2, .local_ranks = 2}); });
+}
+
 /// A grid of the caller's own, from which the model takes its layout.
 TEST(LayoutGroups, MayBeTheCallers) {
   const Spec run{.sizes = {2, 1, 2}, .stage = 2};

@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <new>
 #include <numeric>
 
 #include "base/dtype.h"
+#include "sharding/parallel/exchanges.h"
 #include "sharding/parallel/ranks.h"
 #include "support/expect_error.h"
 
@@ -328,6 +330,22 @@ TEST(Collectives, ADeadRankIsAnErrorOnTheOthers) {
     });
   });
   EXPECT_EQ(told, 2);
+}
+
+/// It is gone while an error of this rank's own unwinds, perhaps.
+TEST(Exchanges, ThatAreDroppedDropWhateverTheyThrew) {
+  struct OutOfMemory final : comm::Work::State {
+    bool done() override { return true; }
+    void wait() override {
+      ++waits;
+      throw std::bad_alloc();
+    }
+    int waits = 0;
+  };
+  const auto state = std::make_shared<OutOfMemory>();
+  { const Exchange dropped(comm::Work(state), {}, {}); }
+  EXPECT_EQ(state->waits, 1);
+  EXPECT_THROW(Exchange(comm::Work(state), {}, {}).wait(), std::bad_alloc);
 }
 
 TEST(Collectives, RanksThatCallOtherThingsAreTold) {

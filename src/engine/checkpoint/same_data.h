@@ -9,9 +9,6 @@
 
 namespace sherd::engine {
 
-/// How the ranks that saved differ from those here, in number or in how they share the model; empty: not.
-std::string layout_change(const Manifest& saved, const comm::Grid& grid);
-
 /// Throws Error{data} naming both tokenizers where `tokens` were made with another one than the checkpoint's:
 /// by kind, number of ids, and the model file's bytes where both are known.
 void require_same_tokenizer(const CheckpointReader& reader, const TokenData& tokens);

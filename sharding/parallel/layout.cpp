@@ -34,7 +34,7 @@ Positions Layout::inner_positions(std::int64_t rows, int rank) const {
   if (c == 1) return {};
   if (context_method == ContextMethod::ulysses) return {.first = r * rows};
   require(rows % 2 == 0, "a context-parallel rank has two chunks of each sequence, which ", rows,
-          " tokens are not");
+          " tokens are not: make the sequence a multiple of ", sequence_multiple(), " tokens");
   const std::int64_t chunk = rows / 2;
   return {.first = r * chunk, .count = chunk, .second = (2 * c - 1 - r) * chunk};
 }

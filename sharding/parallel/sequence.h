@@ -16,7 +16,8 @@ Tensor inner_part(tensor::Kernels& kernels, const Tensor& ids, const Layout& lay
 
 /// The reverse for values: the inner parts of all context ranks, [batch, rows, width] each, as the whole
 /// sequence [batch, c·rows, width] on every rank, in the order of positions. The gradient of each rank's part
-/// is its part of the gradient: all ranks do the same with the whole.
+/// is its part of the gradient: all ranks do the same with the whole. Parameters that are used behind it find
+/// their whole gradient on every context rank, which a training sums: scale that by 1/c, or use none.
 Var gather_sequence(const Var& inner, const Layout& layout);
 
 }  // namespace sherd::parallel

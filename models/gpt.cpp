@@ -23,6 +23,7 @@ const Tensor& entry(const tensor::Batch& batch, const char* name) {
 
 /// What parallel layers would say of their own sizes, in the configuration's words.
 void check_layout(const GptOptions& o, const parallel::Layout& layout) {
+  (void)parallel::rank_heads(o.geometry(), layout);  // first, for heads cannot be changed
   const std::int64_t multiple = layout.sequence_multiple();
   // Padded sequences must fit too.
   if (o.max_seq % multiple != 0)
@@ -33,7 +34,6 @@ void check_layout(const GptOptions& o, const parallel::Layout& layout) {
     fail(ErrorKind::config, "a vocabulary padded to ", o.padded_vocab(), " ids cannot be cut over ",
          counted(layout.tensor_size(), "tensor rank"), ": make model.pad_vocab_to_multiple_of a multiple of ",
          layout.tensor_size());
-  (void)parallel::rank_heads(o.geometry(), layout);
 }
 
 }  // namespace

@@ -35,9 +35,11 @@ Grid::Grid(int ranks, const GridSizes& sizes) {
   require(ranks >= 1, "a grid needs at least 1 rank, not ", ranks);
   const auto left = [](int whole, const char* of) { return cat("the ", counted(whole, "rank"), of); };
   const int stage = cut("parallel.pipeline", sizes.pipeline, ranks, left(ranks, ""));
-  const int sequence = cut("parallel.tensor", sizes.tensor, stage, left(stage, " of a pipeline stage"));
+  const int sequence = cut("parallel.tensor", sizes.tensor, stage,
+                           left(stage, sizes.pipeline == 1 ? "" : " of a pipeline stage"));
   const int data =
-      cut("parallel.context", sizes.context, sequence, left(sequence, " that tensor and pipeline leave"));
+      cut("parallel.context", sizes.context, sequence,
+          left(sequence, sizes.tensor * sizes.pipeline == 1 ? "" : " that tensor and pipeline leave"));
   const int shard = sizes.shard == 0 ? sequence : sizes.shard;
   const int replica =
       cut("parallel.shard_size", shard, sequence,

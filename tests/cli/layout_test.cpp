@@ -105,9 +105,8 @@ TEST_F(LayoutProgram, IsEstimatedAndAdvised) {
   EXPECT_THAT(tight.out, HasSubstr("layers are cut over more ranks"));
   EXPECT_THAT(sherd(with({"estimate", "--config", config(), "--gpus", "4"}, {"parallel.tensor=2"})).out,
               HasSubstr("4 ranks on 1 machine, tensor 2 x context 1 x data 2, micro-batches of 2"));
-  EXPECT_THAT(
-      sherd(with({"estimate", "--config", config(), "--gpus", "4"}, {"parallel.tensor=3"})).err,
-      HasSubstr("parallel.tensor 3 does not divide the 4 ranks of a pipeline stage; sizes that do: 1, 2, 4"));
+  EXPECT_THAT(sherd(with({"estimate", "--config", config(), "--gpus", "4"}, {"parallel.tensor=3"})).err,
+              HasSubstr("parallel.tensor 3 does not divide the 4 ranks; sizes that do: 1, 2, 4"));
 }
 
 }  // namespace

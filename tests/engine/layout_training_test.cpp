@@ -247,8 +247,7 @@ TEST(LayoutErrors, SizesThatDoNotDivideNameThoseThatDo) {
                    [&] { initialize({.dist = dist, .model = cut_model, .config = run.config()}); });
     });
   };
-  error(4, {.sizes = {3, 1, 1}},
-        "parallel.tensor 3 does not divide the 4 ranks of a pipeline stage; sizes that do: 1, 2, 4");
+  error(4, {.sizes = {3, 1, 1}}, "parallel.tensor 3 does not divide the 4 ranks; sizes that do: 1, 2, 4");
   error(4, {.sizes = {2, 4, 1}}, "parallel.context 4 does not divide the 2 ranks");
   error(4, {.sizes = {1, 2, 2}, .shard = 1}, "parallel.shard_size 1 is no multiple of parallel.context 2");
 }

@@ -100,13 +100,9 @@ Tensor Gpt::logits_at(Tape& tape, const Tensor& tokens, std::int64_t position) {
   check_tokens(tokens);
   require(position >= 0 && position < tokens.shape()[1], "position ", position, " of ", tokens.shape()[1]);
   tape.enter(scope());
-  const Var inner = parallel::gather((*norm_)(tape, hidden(tape, padded(tape, tokens))), 1,
-                                     layout_.cuts_stream() ? layout_.tensor : nullptr);
-  const Var x = parallel::gather_sequence(inner, layout_);
-  const std::int64_t batch = x.shape()[0], seq = x.shape()[1], width = x.shape()[2];
-  Tensor last = tape.empty({batch, width}, x.dtype());
-  tape.kernels().copy_rows({x.value(), position * width, seq * width}, {last, 0, width}, batch, width);
-  const Var scores = autograd::linear(tape.input(std::move(last)), tape.parameter(head_->weight()));
+  const Var stream = hidden(tape, padded(tape, tokens));
+  const Tensor row = parallel::stream_row(tape.kernels(), stream.value(), position, layout_);
+  const Var scores = autograd::linear((*norm_)(tape, tape.input(row)), tape.parameter(head_->weight()));
   Tensor out = parallel::gather(scores, 1, layout_.tensor).value();
   tape.leave(scope());
   return out;

@@ -16,11 +16,10 @@ class Gpt : public nn::Model {
 
   /// The resolved options.
   const GptOptions& options() const { return options_; }
-  const parallel::Layout& layout() const { return layout_; }
   /// Scores of the next token after every position. tokens: int32 [batch, seq]; the result: [batch, seq,
   /// padded_vocab], of which columns from vocab_size on mean nothing. Every rank of the layout gives all
   /// tokens and gets all scores, and must do the same with them. Throws Error{data} where seq is not a
-  /// multiple of layout().sequence_multiple().
+  /// multiple of the layout's sequence_multiple().
   Var logits(Tape& tape, const tensor::Tensor& tokens);
   /// The same after position `position` of every sequence alone: [batch, padded_vocab], for any seq. Not
   /// recorded.

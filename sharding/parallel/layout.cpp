@@ -1,5 +1,7 @@
 #include "sharding/parallel/layout.h"
 
+#include <numeric>
+
 #include "base/error.h"
 
 namespace sherd::parallel {
@@ -11,32 +13,27 @@ namespace {
 
 /// Rows [first, first + rows) of those that lie at `all`.
 Positions part_of(const Positions& all, std::int64_t first, std::int64_t rows) {
-  if (all.count == 0 || first + rows <= all.count) return {.first = all.at(first)};
-  if (first >= all.count) return {.first = all.at(first)};
+  if (first + rows <= all.count || first >= all.count) return {.first = all.at(first)};
   return {.first = all.at(first), .count = all.count - first, .second = all.second};
 }
 
 }  // namespace
 
 std::int64_t Layout::sequence_multiple() const {
-  const std::int64_t chunks =
-      context_size() > 1 && context_method == ContextMethod::ring ? 2 * context_size() : context_size();
-  // Equal parts of the stream of equal inner parts.
-  const std::int64_t inner = context_size() > 1 ? chunks / context_size() : 1;
-  const std::int64_t stream = cuts_stream() ? tensor_size() : 1;
-  std::int64_t rows = inner;  // of an inner part: a multiple of both
-  while (rows % stream != 0) rows += inner;
-  return rows * context_size();
+  const int chunks = context_size() > 1 && context_method == ContextMethod::ring ? 2 : 1;
+  return context_size() * std::lcm<std::int64_t>(chunks, cuts_stream() ? tensor_size() : 1);
 }
 
 Positions Layout::inner_positions(std::int64_t rows, int rank) const {
-  const std::int64_t c = context_size(), r = rank;
-  if (c == 1) return {};
-  if (context_method == ContextMethod::ulysses) return {.first = r * rows};
+  const int ranks = context_size();
+  if (ranks == 1) return {};
+  if (context_method == ContextMethod::ulysses) return {.first = rank * rows};
   require(rows % 2 == 0, "a context-parallel rank has two chunks of each sequence, which ", rows,
           " tokens are not: make the sequence a multiple of ", sequence_multiple(), " tokens");
   const std::int64_t chunk = rows / 2;
-  return {.first = r * chunk, .count = chunk, .second = (2 * c - 1 - r) * chunk};
+  return {.first = ring_chunk(rank, ranks, 0) * chunk,
+          .count = chunk,
+          .second = ring_chunk(rank, ranks, 1) * chunk};
 }
 
 Positions Layout::stream_positions(std::int64_t rows) const {

@@ -14,6 +14,11 @@ enum class ContextMethod : std::uint8_t {
   ulysses  ///< all-to-all: each rank takes whole sequences of its heads (Jacobs et al. 2023)
 };
 
+/// Which of a sequence's 2·ranks chunks a rank's chunk 0 or 1 is, under the ring.
+constexpr int ring_chunk(int rank, int ranks, int chunk) {
+  return chunk == 0 ? rank : 2 * ranks - 1 - rank;
+}
+
 /// The ranks with which this one computes one model: whose slices of layers fit its own, and how they cut
 /// sequences. Parallel layers are made with it. A value; refers to communicators that somebody else owns
 /// (comm::ProcessGroups). By default there is one rank, and every layer is its serial counterpart.

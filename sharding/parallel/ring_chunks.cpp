@@ -20,7 +20,7 @@ std::vector<RingPair> RingChunks::pairs(int from) const {
   std::vector<RingPair> all;
   for (int query = 0; query < 2; ++query)
     for (int key = 0; key < 2; ++key) {
-      const Count own = place(rank_, query), other = place(from, key);
+      const Count own = ring_chunk(rank_, ranks_, query), other = ring_chunk(from, ranks_, key);
       if (geometry_.causal && own < other) continue;
       RingPair pair{query, key, geometry_};
       pair.geometry.causal = geometry_.causal && own == other;

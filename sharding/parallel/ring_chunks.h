@@ -3,6 +3,7 @@
 #include <array>
 #include <vector>
 
+#include "sharding/parallel/layout.h"
 #include "tensor/extents.h"
 #include "tensor/kernels.h"
 
@@ -77,8 +78,6 @@ class RingChunks {
  private:
   std::int64_t query_width() const { return e_.group() * e_.dim; }
   std::int64_t key_width() const { return 2 * e_.dim; }
-  /// A chunk's place in the sequence.
-  std::int64_t place(int rank, int chunk) const { return chunk == 0 ? rank : 2 * ranks_ - 1 - rank; }
 
   tensor::Kernels& kernels_;
   int rank_, ranks_;

@@ -83,8 +83,8 @@ void Trainer::announce() const {
            counted(engine_->device().arena().threads(), "thread"), " per rank");
   log_info("batch ", config.batch.train_batch_size, " = ", config.batch.micro_batch_size, " per rank x ",
            config.batch.gradient_accumulation_steps, " accumulated x ",
-           counted(engine_->data_ranks().size(), "rank"), ", ", counted(shape_.max_seq, "token"),
-           " each; data ", config.data->path, ": ",
+           counted(engine_->data_ranks().size(), "data-parallel rank"), ", ",
+           counted(shape_.max_seq, "token"), " each; data ", config.data->path, ": ",
            engine::human_count(static_cast<double>(data_->train->tokens())), " training tokens");
   if (config.training.save_dir.empty()) log_info("nothing will be saved: training.save_dir is not set");
   if (engine_->device().kind() != device::Kind::cuda) return;

@@ -19,7 +19,8 @@ int cut(const char* key, int size, int whole, const std::string& what, int unit 
   if (size >= 1 && whole % size == 0)
     fail(ErrorKind::config, key, " ", size, " is no multiple of parallel.context ", unit,
          ", whose ranks share states; sizes that do: ", would_do);
-  fail(ErrorKind::config, key, " ", size, " does not divide ", what, "; sizes that do: ", would_do);
+  fail(ErrorKind::config, key, " ", size, " does not divide ", what, "; sizes that do: ", would_do,
+       size > whole ? "; or start more ranks" : "");
 }
 
 }  // namespace

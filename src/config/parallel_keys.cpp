@@ -90,6 +90,17 @@ Key<Config> parallel_key() {
   return section("parallel", &Config::parallel, parallel_table());
 }
 
+void note_idle_parallel(const Config& config, const Given& given, Context& context) {
+  const auto section = given.find("parallel");
+  if (section == given.end()) return;
+  const auto idle = [&](const char* key, int size, const char* needed) {
+    if (size == 1 && section->second->find(key))
+      context.note(join("parallel", key), cat("no effect without ", needed, " above 1"));
+  };
+  idle("sequence_parallel", config.parallel.tensor, "parallel.tensor");
+  idle("context_method", config.parallel.context, "parallel.context");
+}
+
 Key<Config> tensor_parallel_key() {
   const Table<Config> table = tensor_parallel_table();
   Key<Config> key = custom<Config>("tensor_parallel", "{}", [table](Config& config, const Value& value) {

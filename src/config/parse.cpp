@@ -85,6 +85,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides) {
     note_precision(config, given, context);
     note_idle_keys(config, given, context);
     note_idle_tiers(config, given, context);
+    note_idle_parallel(config, given, context);
     note_idle_device(config, given, context);
     note_default_optimizer(config, context);
   });

@@ -58,6 +58,8 @@ void check_batch_keys(const Value& file);
 void check_offload(const Zero& zero, const Given& given, const Value& section);
 /// Notes what cannot matter given the whole file: aio without NVMe, activation offload without recompute, …
 void note_idle_tiers(const Config& config, const Given& given, Context& context);
+/// Notes the keys of the section parallel that matter only where several ranks share layers or sequences.
+void note_idle_parallel(const Config& config, const Given& given, Context& context);
 /// Notes the keys of the section device that only GPUs know, where no GPU would ask for them.
 void note_idle_device(const Config& config, const Given& given, Context& context);
 

@@ -152,7 +152,8 @@ void require_cut(nn::Module& model, const comm::ProcessGroups& groups, const Dis
       fail(ErrorKind::config, "rank ", rank,
            " has other parameters than rank 0, or cuts them otherwise: "
            "tensor ranks hold equal parts of the same model");
-    for (std::size_t other = 0; other < rank; ++other)
+    // Ranks below `size` are the tensor ranks of one model, one of each.
+    for (std::size_t other = 0; other < std::min(rank, static_cast<std::size_t>(size)); ++other)
       if ((cuts[rank].slices == cuts[other].slices) != (tensor_rank(rank) == tensor_rank(other)))
         fail(ErrorKind::config, "ranks ", other, " and ", rank, " hold ",
              tensor_rank(rank) == tensor_rank(other) ? "other" : "the same",

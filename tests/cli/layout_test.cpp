@@ -38,12 +38,12 @@ TEST_F(LayoutProgram, TrainsAsDataRanksDo) {
   EXPECT_THAT(plain.err, Not(HasSubstr("tensor 1")));
   const Outcome shared = run("4", {"parallel.tensor=2"}, "shared.jsonl");
   EXPECT_THAT(shared.err, HasSubstr("over local(4), tensor 2 x context 1 x data 2, "));
-  EXPECT_THAT(shared.err, HasSubstr("batch 4 = 1 per rank x 2 accumulated x 2 ranks"));
+  EXPECT_THAT(shared.err, HasSubstr("batch 4 = 1 per rank x 2 accumulated x 2 data-parallel ranks"));
   EXPECT_THAT(shared.out, HasSubstr("4 ranks, tensor 2 x context 1 x data 2\n"));
   EXPECT_THAT(shared.out, HasSubstr("of it, tensor group"));
   EXPECT_THAT(shared.out, HasSubstr("of it, shard group"));
   const Outcome context = run("2", {"sequence_parallel_size=2"}, "context.jsonl");
-  EXPECT_THAT(context.err, HasSubstr("batch 4 = 1 per rank x 4 accumulated x 1 rank"));
+  EXPECT_THAT(context.err, HasSubstr("batch 4 = 1 per rank x 4 accumulated x 1 data-parallel rank"));
   const std::vector<double> expected = losses("plain.jsonl");
   ASSERT_EQ(expected.size(), 6u);
   for (const char* file : {"shared.jsonl", "context.jsonl"}) {

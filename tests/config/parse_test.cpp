@@ -134,6 +134,17 @@ TEST(Parse, DeepSpeedsParallelSizesAreSherds) {
   EXPECT_TRUE(parallel("{}").sequence_parallel);
 }
 
+TEST(Parse, ParallelKeysWithoutTheirRanksAreNoted) {
+  const std::string method = "parallel.context_method: no effect without parallel.context above 1";
+  const std::string sequence = "parallel.sequence_parallel: no effect without parallel.tensor above 1";
+  const Config idle = parse_text(R"({"parallel": {"context_method": "ring", "sequence_parallel": true}})");
+  EXPECT_TRUE(has_note(idle, method));
+  EXPECT_TRUE(has_note(idle, sequence));
+  const Config used = parse_text(R"({"parallel": {"context_method": "ring", "context": 2}})");
+  EXPECT_FALSE(has_note(used, method));
+  EXPECT_FALSE(has_note(used, sequence));
+}
+
 TEST(Parse, Stage3KeysBelowStage3AreNoted) {
   const Config config = parse_text(R"({"zero_optimization": {"stage": 2, "stage3_max_reuse_distance": 5}})");
   EXPECT_TRUE(has_note(config, "zero_optimization.stage3_max_reuse_distance: no effect at stage 2"));

@@ -16,6 +16,7 @@ namespace {
 
 using parallel::ContextMethod;
 using parallel::Layout;
+using tensor::Tensor;
 using test::Cut;
 using Values = std::vector<double>;
 
@@ -131,6 +132,43 @@ TEST_P(Cuts, GiveWhatOneRankGives) {
       ParallelModel model(o, dtype);
       expect_close(model.run(GetParam()), model.run({}), tolerance);
     }
+  }
+}
+
+/// Also of texts that the ranks do not divide, as generation has them.
+TEST_P(Cuts, ScoreOnePositionAsOneRankDoes) {
+  const Cut cut = GetParam();
+  for (const GptOptions& o : {gpt2(), llama()}) {
+    if (!fits(o)) continue;
+    constexpr std::int64_t seq = 13;
+    test::Cpu cpu(1);
+    Gpt alone(o);
+    const test::PlainParameters parameters(*cpu.kernels, alone, DType::f64);
+    const Tensor text = cpu.ids({2, seq}, 3, static_cast<std::int32_t>(o.vocab_size));
+    autograd::Tape tape(*cpu.kernels);
+    tape.training = false;
+    const Values want = cpu.values(alone.logits(tape, text).value());
+    comm::run_local(cut.tensor * cut.context, {.timeout_seconds = 60}, [&](comm::Communicator& world) {
+      const comm::ProcessGroups groups(
+          world, comm::Grid(world.size(), {.tensor = cut.tensor, .context = cut.context}));
+      const Layout layout{&groups.group(comm::Axis::tensor), &groups.group(comm::Axis::context), cut.sequence,
+                          cut.method};
+      test::Cpu mine(1);
+      Gpt model(o, layout);
+      const test::PlainParameters held(*mine.kernels, model, DType::f64);
+      autograd::Tape own(*mine.kernels);
+      own.training = false;
+      const Tensor ids = mine.ids({2, seq}, 3, static_cast<std::int32_t>(o.vocab_size));
+      for (const std::int64_t position : {0L, 6L, seq - 1}) {
+        const Values got = mine.values(model.logits_at(own, ids, position));
+        const std::size_t scores = got.size() / 2;
+        for (std::size_t i = 0; i < got.size(); ++i)
+          ASSERT_NEAR(got[i],
+                      want[(i / scores * seq + static_cast<std::size_t>(position)) * scores + i % scores],
+                      1e-9)
+              << position;
+      }
+    });
   }
 }
 

@@ -56,6 +56,13 @@ struct Training {
   /// `activation_checkpointing.cpu_checkpointing`: what full recompute keeps, the inputs of the blocks, lies
   /// in the host tier (Rajbhandari et al. 2020, ZeRO, P_a+cpu). No effect without full recompute.
   bool cpu_checkpointing = false;
+  /// `activation_checkpointing.nvme_checkpointing`: the same on NVMe, in the folder of
+  /// `zero_optimization.offload_param.nvme_path` or `offload_optimizer.nvme_path`.
+  bool nvme_checkpointing = false;
+  /// Blocks of each chunk of a stage that recompute, the first ones; -1: all.
+  std::int64_t recompute_blocks = -1;
+  /// Micro-batches of a step that recompute, those that are longest in flight; -1: all.
+  std::int64_t recompute_micro_batches = -1;
   /// Where compute is bf16: the optimizer keeps of each fp32 master only the 16 bits that the bf16 parameter
   /// lacks. The same values in 2 bytes less per parameter; false keeps whole masters.
   bool split_masters = true;
@@ -78,15 +85,34 @@ enum class ContextMethod : std::uint8_t {
   ulysses  ///< all-to-all: whole sequences of some heads each; what `sequence_parallel_size` means
 };
 
+/// In which order the micro-batches of a step pass the parts of a model (sharding/schedule/).
+enum class Schedule : std::uint8_t {
+  automatic,  ///< 1f1b, or interleaved, with a pipeline; else layered where that saves traffic, or accumulate
+  accumulate,  ///< one micro-batch after the other
+  layered,     ///< all of them pass a part before the next one: parameters come twice per step
+  gpipe,
+  one_forward_one_backward,  ///< "1f1b"
+  interleaved,
+  zero_bubble
+};
+
 /// Section `parallel`. Ranks that none of these dimensions takes form the data-parallel dimension. This build
-/// accepts only 1 for `pipeline` and `expert`. comm::Grid says which sizes a world can hold.
+/// accepts only 1 for `expert`. comm::Grid says which sizes a world can hold.
 struct Parallel {
   int tensor = 1;  ///< ranks that hold slices of the same layers, ≥ 1
   bool sequence_parallel =
       true;         ///< with tensor > 1, norms, dropout and residuals are cut along the sequence
   int context = 1;  ///< ranks that hold pieces of the same sequences, ≥ 1
   ContextMethod context_method = ContextMethod::ring;
-  int pipeline = 1, expert = 1;
+  int pipeline = 1;  ///< ranks that hold the stages of one model, ≥ 1
+  int expert = 1;
+  Schedule schedule = Schedule::automatic;
+  int virtual_stages = 1;  ///< runs of parts that each stage holds, > 1 with `interleaved` only
+  /// Of `interleaved`: so many micro-batches pass a virtual stage before the next one's turn; 0: `pipeline`.
+  std::int64_t micro_batch_group = 0;
+  /// How parts go to stages, as DeepSpeed's `partition_method`: "parameters" (equal numbers), "uniform"
+  /// (equal numbers of parts), or "type:REGEX" (equal numbers of parts whose class matches).
+  std::string partition_method = "parameters";
   /// Ranks that share states, context ranks among them; each such group holds a replica (Zhang et al. 2022,
   /// MiCS; hybrid sharding in PyTorch's FSDP). A multiple of `context`; 0 (default): all that hold the same
   /// parameters.

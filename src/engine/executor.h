@@ -9,11 +9,11 @@
 #include "engine/step_loss.h"
 #include "engine/step_update.h"
 #include "nn/module.h"
-#include "sharding/schedule.h"
+#include "sharding/schedule/instruction.h"
 
 namespace sherd::engine {
 
-/// Runs the instructions of steps (sharding/schedule.h) on one rank: the passes of micro-batches, and between
+/// Runs the instructions of steps (sharding/schedule/) on one rank: the passes of micro-batches, and between
 /// two blocks of a backward the updates that complete gradients allow. One per rank, used from its thread.
 class Executor {
  public:

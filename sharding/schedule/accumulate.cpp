@@ -1,4 +1,4 @@
-#include "sharding/schedule.h"
+#include "sharding/schedule/instruction.h"
 
 namespace sherd::sharding {
 

@@ -1,5 +1,5 @@
 // Lists of instructions: what has to come before what.
-#include "sharding/schedule.h"
+#include "sharding/schedule/instruction.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace sherd::sharding {
+
+/// One thing that a rank does for a step. All ranks run lists that fit together, each from its thread, in
+/// order.
+///
+/// A *chunk* is a run of a model's parts (nn::LayeredModel) that a rank computes at once. A rank's chunks
+/// count from 0; chunk c of stage s is number c · stages + s of the model's. Between two chunks of one rank
+/// values stay there; else they travel: a receive only begins it, and whoever needs the value waits.
+struct Instruction {
+  enum class Op : std::uint8_t {
+    update_chunk,        ///< what the step before has left of the chunk's update; micro_batch −1
+    gather,              ///< the chunk's parameters come, and stay until `release`; micro_batch −1
+    release,             ///< micro_batch −1
+    receive_activation,  ///< the chunk's input begins to come from the stage before
+    forward,             ///< runs the chunk on the micro-batch
+    send_activation,     ///< its output begins to go to the stage behind
+    share_loss,    ///< ranks tell each other the losses of all micro-batches so far; nobody waits for it yet
+    begin_update,  ///< what states need to be updated begins to come; parameters may change from here on
+    receive_gradient,  ///< the gradient of the chunk's output begins to come from the stage behind
+    backward,          ///< gradients; those that are complete are sent off, and updated where an update has
+                       ///< begun
+    backward_input,    ///< the same but for the weights of products, whose gradients `weight_gradients` forms
+    send_gradient,     ///< the gradient of the chunk's input begins to go to the stage before
+    weight_gradients,  ///< what backward_input has put off
+    reduce,            ///< all gradients of the micro-batch are summed (of all, where chunk is −1)
+    count,             ///< the micro-batch is done
+    update             ///< clips, updates what is left (or leaves it to update_chunk), publishes parameters
+  };
+  Op op;
+  std::int64_t micro_batch;  ///< of the step, from 0; of `update`, the last one
+  int chunk = 0;             ///< of this rank
+  bool operator==(const Instruction&) const = default;
+};
+
+/// What a schedule is made for: one stage of a pipeline; without one, the only stage.
+struct ScheduleShape {
+  int stages = 1, stage = 0;       ///< stage in [0, stages)
+  int chunks = 1;                  ///< of each stage (virtual stages; with `layered`, the parts of the model)
+  std::int64_t micro_batches = 1;  ///< of the step
+  /// Of `interleaved`: so many micro-batches pass a chunk before the next one's turn; 0: as many as stages.
+  std::int64_t group = 0;
+  bool early_update = false;  ///< nothing decides about the update but the loss: it begins beside the last
+                              ///< micro-batch's backward
+  bool late_update = false;   ///< the update may go on beside the next step's forward (`update_chunk`)
+};
+
+/// What `accumulate` does for one micro-batch of a step: a step is these lists, one after the other, up to
+/// the one that `ends_step`. With `early_update` nothing decides about the update but the loss, so it begins
+/// beside that backward. A pure function, as all here are.
+std::vector<Instruction> accumulate(std::int64_t micro_batch, bool ends_step, bool early_update);
+
+}  // namespace sherd::sharding

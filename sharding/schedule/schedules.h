@@ -1,0 +1,25 @@
+#pragma once
+
+#include "sharding/schedule/instruction.h"
+
+namespace sherd::sharding {
+
+// The list of one step for one stage. Pure functions; all throw Error{config} for a shape that they cannot
+// serve, naming the keys of section `parallel` (or the batch's) and values that would do.
+
+/// All micro-batches' forward, then all their backward, in ascending order (Huang et al. 2019, "GPipe").
+std::vector<Instruction> gpipe(const ScheduleShape& shape);
+/// One forward, one backward after a warm-up of min(stages − stage − 1, micro_batches) forwards: at most
+/// stages − stage micro-batches are in flight (Narayanan et al. 2019, "PipeDream"; 2021, §2.2.1).
+std::vector<Instruction> one_forward_one_backward(const ScheduleShape& shape);
+/// The same over several chunks per stage, which divides the bubble by their number (Narayanan et al. 2021,
+/// "Efficient large-scale language model training on GPU clusters", §2.2.2).
+std::vector<Instruction> interleaved(const ScheduleShape& shape);
+/// 1F1B with backward split, weight gradients filling what would be bubbles: ZB-H1, which needs the memory
+/// of 1F1B (Qi et al. 2024, "Zero bubble pipeline parallelism", §2.2).
+std::vector<Instruction> zero_bubble(const ScheduleShape& shape);
+/// All micro-batches pass a chunk before the next one is gathered, forward as backward, so that parameters
+/// come twice per step whatever the accumulation. One stage; chunks are the parts of the model.
+std::vector<Instruction> layered(const ScheduleShape& shape);
+
+}  // namespace sherd::sharding

@@ -1,0 +1,72 @@
+#pragma once
+
+#include "nn/module.h"
+
+namespace sherd::nn {
+
+/// Where the parts of a model are that several ranks share as stages of a pipeline, and how values get from
+/// one to the next. What runs a model whole (evaluation, generation) goes through it; training sends and
+/// receives as its schedule says.
+class Stages {
+ public:
+  virtual ~Stages() = default;
+  /// This rank computes part `part`.
+  virtual bool has(std::size_t part) const = 0;
+  /// Called by every rank between parts `part` − 1 and `part`, in order: `x` is what part − 1 gave, and
+  /// undefined on ranks that do not have it. Gives it to the rank that has `part`; undefined elsewhere. On a
+  /// tape that does not record. Collective over the two ranks.
+  virtual Var cross(Tape& tape, std::size_t part, const Var& x) = 0;
+  /// What the rank with the last part has, on all stages; its shape and dtype need not be known elsewhere.
+  /// Collective.
+  virtual tensor::Tensor from_last(Tape& tape, const tensor::Tensor& value) = 0;
+};
+
+/// A model that is an ordered list of parts, between which schedules may cut it: ranks hold stages of it
+/// (pipeline parallelism), or all micro-batches pass a part before the next one (layered accumulation). One
+/// value goes from each part to the next. Other models train on the schedule `accumulate` only.
+class LayeredModel : public Model {
+ public:
+  /// Parts follow each other; at least one.
+  std::size_t parts() const { return parts_.size(); }
+  /// The modules of part `part`. A part of one block is that block; the parameters of another part, outside
+  /// of blocks, form a unit of sharding. A parameter that several parts use is tied between them.
+  const std::vector<std::shared_ptr<Module>>& modules(std::size_t part) const {
+    return parts_.at(part).modules;
+  }
+  /// Runs parts [begin, end), all of which this rank has, on `x`, the output of part begin − 1 (undefined for
+  /// the first part). Gives what part end − 1 gives; the last part gives the mean loss, a scalar.
+  Var run(Tape& tape, std::size_t begin, std::size_t end, Var x, const tensor::Batch& batch);
+
+  /// Entered and left around a part that is no block of its own; set by the sharding room.
+  void set_part_scope(std::size_t part, std::shared_ptr<autograd::Scope> scope) {
+    parts_.at(part).scope = std::move(scope);
+  }
+  /// Null: this rank has all parts. Must outlive its use; set by the engine.
+  void set_stages(Stages* stages) { stages_ = stages; }
+
+ protected:
+  /// Declares the next part, made of modules that were added before. Modules of parts hold all parameters of
+  /// a model that is cut.
+  void append_part(std::vector<std::shared_ptr<Module>> modules);
+  /// Part `part` of forward(). Reads of `batch` what it needs: a rank gives the batch to the first and the
+  /// last part, and an empty one to others.
+  virtual Var forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) = 0;
+  /// Runs `body` as a part of that number, under its scope: for outputs other than the loss, such as logits.
+  Var run_part(Tape& tape, std::size_t part, const std::function<Var()>& body);
+  /// Parts [0, end) on whatever ranks have them: the output of part end − 1, on the rank that has part `end`
+  /// (or, where that is all, part end − 1); undefined elsewhere.
+  Var run_to(Tape& tape, std::size_t end, const tensor::Batch& batch);
+  Stages* stages() const { return stages_; }
+  /// All parts; the loss, undefined on ranks without the last part.
+  Var forward(Tape& tape, const tensor::Batch& batch) final { return run_to(tape, parts(), batch); }
+
+ private:
+  struct Part {
+    std::vector<std::shared_ptr<Module>> modules;
+    std::shared_ptr<autograd::Scope> scope;
+  };
+  std::vector<Part> parts_;
+  Stages* stages_ = nullptr;
+};
+
+}  // namespace sherd::nn

@@ -1,16 +1,24 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 namespace sherd::sharding {
 
+/// A run of a model's parts (nn::LayeredModel) that one rank computes at once: [begin, end). Of a model
+/// without parts: the whole of it, [0, 1).
+struct Chunk {
+  std::size_t begin = 0, end = 1;
+  bool operator==(const Chunk&) const = default;
+};
+
 /// One thing that a rank does for a step. All ranks run lists that fit together, each from its thread, in
 /// order.
 ///
-/// A *chunk* is a run of a model's parts (nn::LayeredModel) that a rank computes at once. A rank's chunks
-/// count from 0; chunk c of stage s is number c · stages + s of the model's. Between two chunks of one rank
-/// values stay there; else they travel: a receive only begins it, and whoever needs the value waits.
+/// A rank's chunks count from 0; chunk c of stage s is number c · stages + s of the model's. Between two
+/// chunks of one rank values stay there; else they travel: a receive only begins it, and whoever needs the
+/// value waits.
 struct Instruction {
   enum class Op : std::uint8_t {
     update_chunk,        ///< what the step before has left of the chunk's update; micro_batch −1

@@ -1,11 +1,28 @@
 #include "sharding/gradients.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 
 #include "device/meta.h"
 
 namespace sherd::sharding {
+namespace {
+
+/// Squares of the gradients of all copies, and what they would be if each were like the first one. Native
+/// reductions may differ in last bits.
+void require_alike(const tensor::ExactSum& found, const tensor::ExactSum& expected) {
+  if (found.non_finite + expected.non_finite > 0) return;  // an overflow, which is told elsewhere
+  const double is = found.value(), should_be = expected.value();
+  require(std::abs(is - should_be) <= 1e-6 * std::max(is, should_be),
+          "tensor ranks have found different gradients for parameters that each of them holds whole: nothing "
+          "was updated. What runs on a part of the sequence takes its parameters through "
+          "parallel::on_stream(), and what comes before a layer that is cut goes through parallel::copy_to() "
+          "(docs/parallel.md)");
+}
+
+}  // namespace
 
 Gradients::Gradients(tensor::Kernels& kernels, comm::Communicator& model_ranks, const ReducerOptions& options)
     : kernels_(kernels), model_ranks_(model_ranks), options_(options) {
@@ -106,14 +123,34 @@ void Gradients::fill_missing() {
 }
 
 tensor::ExactSum Gradients::sum_of_squares() {
-  tensor::ExactSum sum;
   fill_missing();
-  std::vector<Tensor> gradients;
-  for (Segment* segment : segments_)
-    if (segment->groups().holder() == 0) gradients.push_back(segment->own_gradients());
-  kernels_.sum_of_squares(gradients, sum);
-  if (model_ranks_.size() == 1) return sum;
-  std::vector<std::int64_t> words = sum.to_words();
+  std::vector<Tensor> counted, copied;
+  const comm::Communicator* copies = nullptr;
+  for (const Segment* segment : segments_) {
+    const RankGroups& groups = segment->groups();
+    if (groups.holder() == 0) counted.push_back(segment->own_gradients());
+    if (!groups.copies || groups.replica_index() > 0) continue;
+    copied.push_back(segment->own_gradients());
+    copies = groups.copies;
+  }
+  std::array<tensor::ExactSum, 3> sums;  // of all, of every copy, and of these if each were like the first
+  kernels_.sum_of_squares(counted, sums[0]);
+  if (model_ranks_.size() == 1) return sums[0];
+  if (copies) {
+    kernels_.sum_of_squares(copied, sums[1]);
+    for (int i = 0; copies->rank() == 0 && i < copies->size(); ++i) sums[2].add(sums[1]);
+  }
+  sum_over_ranks(sums);
+  require_alike(sums[1], sums[2]);
+  return sums[0];
+}
+
+void Gradients::sum_over_ranks(std::span<tensor::ExactSum> sums) {
+  std::vector<std::int64_t> words;
+  for (const tensor::ExactSum& sum : sums) {
+    const std::vector<std::int64_t> more = sum.to_words();
+    words.insert(words.end(), more.begin(), more.end());
+  }
   Tensor travelling =
       Tensor::of<std::int64_t>(kernels_.device(), {static_cast<std::int64_t>(words.size())}, words);
   comm::CallOptions options;
@@ -122,7 +159,9 @@ tensor::ExactSum Gradients::sum_of_squares() {
   options.scalar = true;
   model_ranks_.all_reduce(travelling, comm::ReduceOp::sum, 1, options).wait();
   std::memcpy(words.data(), tensor::to_host(kernels_.device(), travelling).raw(), travelling.bytes());
-  return tensor::ExactSum::from_words(words);
+  const std::size_t each = words.size() / sums.size();
+  for (std::size_t i = 0; i < sums.size(); ++i)
+    sums[i] = tensor::ExactSum::from_words(std::span(words).subspan(i * each, each));
 }
 
 void Gradients::clear() {

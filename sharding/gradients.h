@@ -3,6 +3,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "sharding/gradient_traffic.h"
@@ -54,7 +55,8 @@ class Gradients {
 
   // ---- the step ----
   /// The sum of squares of all gradients, exact, and so the same for any placement. Collective over all ranks
-  /// that hold parts of the model.
+  /// that hold parts of the model. Throws Error{usage} on all of them where tensor ranks have found different
+  /// gradients for what each of them holds whole: a model of one's own lacks a reduction.
   tensor::ExactSum sum_of_squares();
   /// Drops the sums: the next micro-batch begins a step.
   void clear();
@@ -67,6 +69,7 @@ class Gradients {
   bool has_sum(const Segment& segment) const;
   void set_boundary(bool boundary);
   void fill_missing();
+  void sum_over_ranks(std::span<tensor::ExactSum> sums);
   Reducer& reducer_of(const Segment& segment);
   void note_complete(Segment& segment);
 

@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <set>
+#include <utility>
+
 #include "engine/checkpoint.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/safetensors.h"
@@ -290,6 +294,30 @@ TEST(LayoutErrors, ModelsThatAreCutOtherwiseAreRefused) {
 }
 
 /// Whose gradients would count each sequence once per context rank.
+/// A gain that applies to a part of the tokens, and does not say so (parallel::on_stream()).
+TEST(LayoutErrors, CopiesThatFindDifferentGradientsAreToldOnAll) {
+  std::atomic<int> told = 0;
+  launch_ranks(4, [&](DistributedPtr dist) {
+    const auto forgetful = [](const parallel::Layout& layout) {
+      auto model = std::make_shared<cut::Model>(layout);
+      EXPECT_TRUE(std::exchange(model->parameters()[0]->partial_gradient, false));
+      return model;
+    };
+    const Spec run{.sizes = {2, 1, 2}, .stage = 2};
+    const auto made = initialize({.dist = dist, .model = forgetful, .config = run.config()});
+    try {
+      train(*made.engine, 0, 1);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::usage);
+      EXPECT_THAT(error.what(),
+                  ::testing::HasSubstr("different gradients for parameters that each of them holds whole"));
+      ++told;
+    }
+    EXPECT_EQ(made.engine->global_steps(), 0);
+  });
+  EXPECT_EQ(told, 4);
+}
+
 TEST(LayoutErrors, ModelsWithoutTheLayoutOfContextRanksAreRefused) {
   const char* text = "parallel.context is 2, and the model was built without the layout";
   const Spec run{.sizes = {1, 2, 1}};

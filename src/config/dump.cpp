@@ -177,19 +177,28 @@ Json training_of(const Training& t) {
           {"save_interval", t.save_interval},
           {"keep_last", t.keep_last},
           {"recompute", recompute[static_cast<std::size_t>(t.recompute)]},
+          {"recompute_blocks", t.recompute_blocks < 0 ? Json(nullptr) : Json(t.recompute_blocks)},
+          {"recompute_micro_batches",
+           t.recompute_micro_batches < 0 ? Json(nullptr) : Json(t.recompute_micro_batches)},
           {"split_masters", t.split_masters},
           {"moments_dtype", sherd::name_of(t.moments_dtype)},
           {"log_interval", t.log_interval}};
 }
 
 Json parallel_of(const Parallel& parallel) {
-  return {{"tensor", parallel.tensor},
-          {"sequence_parallel", parallel.sequence_parallel},
-          {"context", parallel.context},
-          {"context_method", parallel.context_method == ContextMethod::ulysses ? "ulysses" : "ring"},
-          {"shard_size", parallel.shard_size ? Json(parallel.shard_size) : Json(nullptr)},
-          {"reduction", parallel.reduction == Reduction::native ? "native" : "ordered"},
-          {"timeout_seconds", parallel.timeout_seconds}};
+  return {
+      {"tensor", parallel.tensor},
+      {"sequence_parallel", parallel.sequence_parallel},
+      {"context", parallel.context},
+      {"context_method", parallel.context_method == ContextMethod::ulysses ? "ulysses" : "ring"},
+      {"pipeline", parallel.pipeline},
+      {"schedule", name_of(parallel.schedule)},
+      {"virtual_stages", parallel.virtual_stages},
+      {"micro_batch_group", parallel.micro_batch_group ? Json(parallel.micro_batch_group) : Json(nullptr)},
+      {"partition_method", parallel.partition_method},
+      {"shard_size", parallel.shard_size ? Json(parallel.shard_size) : Json(nullptr)},
+      {"reduction", parallel.reduction == Reduction::native ? "native" : "ordered"},
+      {"timeout_seconds", parallel.timeout_seconds}};
 }
 
 void put_run(Json& out, const Config& config) {
@@ -234,7 +243,8 @@ Json whole(const Config& config) {
   put_precision(out, config.precision);
   out["zero_optimization"] = zero_of(config.zero);
   if (config.aio != Aio{}) out["aio"] = aio_of(config.aio);
-  if (config.training.cpu_checkpointing) out["activation_checkpointing"] = {{"cpu_checkpointing", true}};
+  if (config.training.cpu_checkpointing) out["activation_checkpointing"]["cpu_checkpointing"] = true;
+  if (config.training.nvme_checkpointing) out["activation_checkpointing"]["nvme_checkpointing"] = true;
   put_run(out, config);
   put_sherd(out, config);
   return out;

@@ -201,29 +201,6 @@ std::vector<Key<Config>> switches() {
   return keys;
 }
 
-std::vector<Key<Nothing>> pipeline_keys() {
-  std::vector<Key<Nothing>> keys;
-  const char* reason = "there is no pipeline parallelism in this build yet";
-  keys.push_back(refused<Nothing>("stages", "2", reason, [](const Value& value) {
-    return value.node.is_text("auto") || value.integer(1) == 1;
-  }));
-  for (const char* name : {"seed_layers", "pipe_partitioned", "grad_partitioned", "use_reentrant"})
-    keys.push_back(noted<Nothing>(name, Holds::boolean, reason));
-  keys.push_back(noted<Nothing>("partition", Holds::text, reason));
-  keys.push_back(noted<Nothing>("activation_checkpoint_interval", Holds::count, reason));
-  return keys;
-}
-
-Key<Config> section_of_nothing(const std::string& name, std::vector<Key<Nothing>> keys) {
-  const Table<Nothing> table{Auto::is_a_value, std::move(keys)};
-  Key<Config> key = custom<Config>(name, "", [table](Config&, const Value& value) {
-    Nothing nothing;
-    read_section(table, nothing, value);
-  });
-  key.list = [table](const std::string& prefix, std::vector<KeyInfo>& out) { list_keys(table, prefix, out); };
-  return key;
-}
-
 }  // namespace
 
 std::vector<Key<Config>> foreign_keys() {
@@ -233,7 +210,7 @@ std::vector<Key<Config>> foreign_keys() {
   append(keys, training_method_sections());
   keys.push_back(tensor_parallel_key());
   keys.push_back(sequence_parallel_size_key());
-  keys.push_back(section_of_nothing("pipeline", pipeline_keys()));
+  keys.push_back(pipeline_key());
   return keys;
 }
 

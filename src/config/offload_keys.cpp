@@ -13,6 +13,10 @@ bool uses_nvme(const Zero& zero) {
          zero.offload_optimizer.device == OffloadDevice::nvme;
 }
 
+bool activations_on_nvme(const Config& config) {
+  return config.training.nvme_checkpointing && config.training.recompute == Recompute::full;
+}
+
 // ---- offload_param, offload_optimizer ----
 
 std::vector<Key<Offload>> common_offload_keys() {
@@ -117,15 +121,20 @@ void check_side(const Zero& zero, const Given& given, const Value& section, cons
   require_one(here, "buffer_size", offload.buffer_size);
 }
 
+std::string no_effect_with(OffloadDevice device) {
+  return cat("no effect with device \"", devices[static_cast<std::size_t>(device)], "\"");
+}
+
 // Why `key` of a section cannot matter; empty when it does, or has said so itself.
 std::string why_idle(const Zero& zero, const Offload& offload, const std::string& key) {
-  const bool with_nvme = key == "nvme_path" || key == "buffer_size" || key == "max_in_cpu";
+  if (key == "nvme_path") return {};  // note_idle_tiers() knows
+  const bool with_nvme = key == "buffer_size" || key == "max_in_cpu";
   const bool of_update = key == "pipeline_read" || key == "pipeline_write" ||
                          (key == "buffer_count" && &offload == &zero.offload_optimizer);
   if (of_update) return uses_nvme(zero) ? "" : nothing_on_nvme;
   if (offload.device == OffloadDevice::none ||
       (offload.device == OffloadDevice::cpu && (with_nvme || key == "buffer_count")))
-    return cat("no effect with device \"", devices[static_cast<std::size_t>(offload.device)], "\"");
+    return no_effect_with(offload.device);
   if (key == "pin_memory") return "cannot matter on a CPU device";
   return {};
 }
@@ -153,7 +162,7 @@ Table<Aio> aio_table() {
 }
 
 void note_idle_aio(const Config& config, const Node& section, Context& context) {
-  if (!uses_nvme(config.zero)) return context.note("aio", nothing_on_nvme);
+  if (!uses_nvme(config.zero) && !activations_on_nvme(config)) return context.note("aio", nothing_on_nvme);
   const auto idle_with = [&](Aio::Backend backend, const char* name, const char* key) {
     const Node* node = section.find(key);
     if (config.aio.backend == backend && node && !node->is(Node::Kind::null))
@@ -174,6 +183,7 @@ Table<Training> activation_checkpointing_table() {
     table.keys.push_back(noted<Training>(name, Holds::boolean, reason));
   table.keys.push_back(noted<Training>("number_checkpoints", Holds::count, reason));
   table.keys.push_back(boolean("cpu_checkpointing", &Training::cpu_checkpointing));
+  table.keys.push_back(boolean("nvme_checkpointing", &Training::nvme_checkpointing));
   return table;
 }
 
@@ -219,12 +229,35 @@ std::vector<Key<Config>> tier_keys() {
   return keys;
 }
 
+void check_tiers(const Config& config, const Value& file) {
+  const Node* section = file.node.find("activation_checkpointing");
+  const Node* node = section ? section->find("nvme_checkpointing") : nullptr;
+  if (!node || !config.training.nvme_checkpointing) return;
+  const Value key{*node, "activation_checkpointing.nvme_checkpointing", file.context};
+  if (config.training.cpu_checkpointing)
+    key.error("the inputs of blocks lie on NVMe or in the host's memory; drop this or cpu_checkpointing");
+  if (activations_on_nvme(config) && config.zero.offload_param.nvme_path.empty() &&
+      config.zero.offload_optimizer.nvme_path.empty())
+    key.error("needs a directory on the drive: \"nvme_path\" in zero_optimization.offload_param (or ",
+              "offload_optimizer)");
+}
+
 void note_idle_tiers(const Config& config, const Given& given, Context& context) {
   if (given.contains("aio")) note_idle_aio(config, *given.at("aio"), context);
-  const bool activations = config.training.cpu_checkpointing && config.training.recompute == Recompute::full;
-  if (config.training.cpu_checkpointing && !activations)
-    context.note("activation_checkpointing.cpu_checkpointing",
-                 "no effect without \"recompute\": \"full\" in the section training");
+  const auto section = given.find("zero_optimization");
+  for (const Side& side : sides_of(config.zero)) {
+    const Node* offload = section == given.end() ? nullptr : section->second->find(side.name);
+    const bool here = offload && offload->is(Node::Kind::object) && !side.offload.nvme_path.empty();
+    if (here && side.offload.device != OffloadDevice::nvme && !activations_on_nvme(config))
+      context.note(cat("zero_optimization.", side.name, ".nvme_path"), no_effect_with(side.offload.device));
+  }
+  const bool full = config.training.recompute == Recompute::full;
+  const bool activations = config.training.cpu_checkpointing && full;
+  for (const auto& [key, on] : {std::pair{"cpu_checkpointing", config.training.cpu_checkpointing},
+                                std::pair{"nvme_checkpointing", config.training.nvme_checkpointing}})
+    if (on && !full)
+      context.note(join("activation_checkpointing", key),
+                   "no effect without \"recompute\": \"full\" in the section training");
   const bool states = config.zero.offload_param.device != OffloadDevice::none ||
                       config.zero.offload_optimizer.device != OffloadDevice::none;
   if (config.device.host_memory_limit > 0 && !states && !activations)

@@ -3,10 +3,6 @@
 namespace sherd::config {
 namespace {
 
-/// A size for which DeepSpeed has a key of its own.
-struct Twin {
-  const char *own, *foreign, *what;
-};
 constexpr Twin tensor_size{"parallel.tensor", "tensor_parallel.autotp_size",
                            "the ranks that hold slices of the same layers"};
 constexpr Twin context_size{"parallel.context", "sequence_parallel_size",
@@ -15,18 +11,8 @@ constexpr Twin shard_size{"parallel.shard_size", "zero_optimization.mics_shard_s
                           "the ranks that share states"};
 constexpr const char* context_method = "parallel.context_method";
 
-/// Either key may give it, in any order; both, where they agree.
-template <class I>
-void set(I& field, const Twin& twin, std::int64_t size, const Value& value) {
-  const auto [known, first] = value.context.given.emplace(twin.own, size);
-  if (!first && known->second != size)
-    value.error(twin.own, " and ", twin.foreign, " say the same, ", twin.what, ", but are given as ",
-                known->second, " and ", size, "; keep one of them");
-  field = static_cast<I>(size);
-}
-
-std::int64_t ranks_of(const Value& value) {
-  return value.integer(1, std::numeric_limits<int>::max());
+int ranks_of(const Value& value) {
+  return static_cast<int>(value.integer(1, std::numeric_limits<int>::max()));
 }
 
 Table<Parallel> parallel_table() {
@@ -39,7 +25,7 @@ Table<Parallel> parallel_table() {
   add("context", "2", [](Parallel& p, const Value& v) { set(p.context, context_size, ranks_of(v), v); });
   add("context_method", "\"ulysses\"", [](Parallel& p, const Value& v) {
     p.context_method = static_cast<ContextMethod>(v.choice({"ring", "ulysses"}));
-    v.context.given.emplace(context_method, 1);
+    v.context.given.insert(context_method);
   });
   const auto is_one = [](const Value& value) { return ranks_of(value) == 1; };
   table.keys.push_back(
@@ -47,9 +33,9 @@ Table<Parallel> parallel_table() {
                         "parallel.sequence_parallel (with parallel.tensor) cuts what lies between a layer's "
                         "products along the sequence, parallel.context all of it: give one of these",
                         is_one));
-  for (const char* name : {"pipeline", "expert"})
-    table.keys.push_back(
-        refused<Parallel>(name, "2", "only 1 is in this build yet (roadmap: docs/architecture.md)", is_one));
+  append(table.keys, schedule_keys());
+  table.keys.push_back(refused<Parallel>(
+      "expert", "2", "only 1 is in this build yet (roadmap: docs/architecture.md)", is_one));
   add("shard_size", "2", [](Parallel& p, const Value& v) { set(p.shard_size, shard_size, v.integer(1), v); });
   table.keys.push_back(choice("reduction", &Parallel::reduction, {"ordered", "native"}, "\"native\""));
   table.keys.push_back(real("timeout_seconds", &Parallel::timeout_seconds, "30", 0, infinity, true));
@@ -60,7 +46,7 @@ Table<Parallel> parallel_table() {
 void read_tensor_size(Config& config, const Value& value) {
   const std::int64_t size = value.integer(0, std::numeric_limits<int>::max());
   if (size <= 1) return value.note("off");
-  set(config.parallel.tensor, tensor_size, size, value);
+  set(config.parallel.tensor, tensor_size, static_cast<int>(size), value);
 }
 
 Table<Config> tensor_parallel_table() {
@@ -112,7 +98,7 @@ Key<Config> tensor_parallel_key() {
 
 Key<Config> sequence_parallel_size_key() {
   return custom<Config>("sequence_parallel_size", "2", [](Config& config, const Value& value) {
-    const std::int64_t size = ranks_of(value);
+    const int size = ranks_of(value);
     if (size == 1) return value.note("off");
     set(config.parallel.context, context_size, size, value);
     if (!value.context.given.contains(context_method))

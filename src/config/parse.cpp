@@ -82,10 +82,13 @@ Config read_config(Node tree, const std::vector<std::string>& overrides) {
     const Given given = read_section(top_table(), config, Value{tree, "", context});
     check_precision(config, given);
     check_group_rates(config, given, context);
+    check_schedule(config.parallel, Value{tree, "", context});
+    check_tiers(config, Value{tree, "", context});
     note_precision(config, given, context);
     note_idle_keys(config, given, context);
     note_idle_tiers(config, given, context);
     note_idle_parallel(config, given, context);
+    note_idle_schedule(config, given, context);
     note_idle_device(config, given, context);
     note_default_optimizer(config, context);
   });

@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,8 +26,8 @@ inline constexpr double infinity = std::numeric_limits<double>::infinity();
 /// What the parser gathers on its way.
 struct Context {
   std::vector<std::string> notes;
-  std::vector<std::string> problems;          ///< messages of errors, all of which are told at once
-  std::map<std::string, std::int64_t> given;  ///< by key, what another key may say too
+  std::vector<std::string> problems;  ///< messages of errors, all of which are told at once
+  std::set<std::string> given;        ///< keys that have a value, though another key may have said it
   void note(const std::string& path, const std::string& reason) { notes.push_back(path + ": " + reason); }
   /// Calls `read`; an Error{config} of it becomes a problem, so that the keys after it are read too.
   void attempt(const std::function<void()>& read);
@@ -64,6 +65,21 @@ struct Value {
   /// nearest one where one is near.
   std::size_t choice(const std::vector<std::string>& names, const Synonyms& meant = {}) const;
 };
+
+/// A value for which DeepSpeed has a key of its own.
+struct Twin {
+  const char *own, *foreign, *what;
+};
+
+/// Sets what either key may give, in any order; both, where they agree.
+template <class T>
+void set(T& field, const Twin& twin, const T& asked, const Value& value) {
+  const bool first = value.context.given.insert(twin.own).second;
+  if (!first && field != asked)
+    value.error(twin.own, " and ", twin.foreign, " say the same, ", twin.what, ", but are given as ", field,
+                " and ", asked, "; keep one of them");
+  field = asked;
+}
 
 /// How a section treats the string "auto" (DeepSpeed leaves that to its callers).
 enum class Auto : std::uint8_t {

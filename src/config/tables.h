@@ -17,6 +17,13 @@ std::vector<Key<Config>> tier_keys();   // offload_keys.cpp: aio, activation_che
 std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: model, data, training, parallel, device
 Key<Config> parallel_key();             // parallel_keys.cpp
 Key<Config> device_key();               // device_keys.cpp
+/// Keys of section parallel that cut a model into stages and order its micro-batches. pipeline_keys.cpp
+std::vector<Key<Parallel>> schedule_keys();
+/// DeepSpeed's section for these.
+Key<Config> pipeline_key();
+/// `training.recompute`, which DeepSpeed's section may give too.
+void read_recompute(Training& training, const Value& value);
+std::string_view name_of(Schedule schedule);
 /// DeepSpeed's section and switch for parallel.tensor and parallel.context. parallel_keys.cpp
 Key<Config> tensor_parallel_key();
 Key<Config> sequence_parallel_size_key();
@@ -51,15 +58,22 @@ void check_group_rates(const Config& config, const Given& given, Context& contex
 /// Adds what a table cannot: checks across precision keys once the whole file is read.
 void check_precision(const Config& config, const Given& given);
 
+/// Throws where the keys of a schedule contradict each other.
+void check_schedule(const Parallel& parallel, const Value& file);
+
 /// Throws where batch sizes are left to "auto" and none is given, which no number of ranks would mend.
 void check_batch_keys(const Value& file);
 
 /// The rules of offload within the section, as errors, and a note for every key of it that cannot matter.
 void check_offload(const Zero& zero, const Given& given, const Value& section);
+/// Throws where activations cannot lie where the keys say.
+void check_tiers(const Config& config, const Value& file);
 /// Notes what cannot matter given the whole file: aio without NVMe, activation offload without recompute, …
 void note_idle_tiers(const Config& config, const Given& given, Context& context);
 /// Notes the keys of the section parallel that matter only where several ranks share layers or sequences.
 void note_idle_parallel(const Config& config, const Given& given, Context& context);
+/// Notes the keys of stages and recompute that matter only where there are any.
+void note_idle_schedule(const Config& config, const Given& given, Context& context);
 /// Notes the keys of the section device that only GPUs know, where no GPU would ask for them.
 void note_idle_device(const Config& config, const Given& given, Context& context);
 

@@ -205,8 +205,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: device.type: \"gpu\" is none of auto, cpu, cuda; did you mean \"cuda\"?"},
         Mistake{"{\"device\": {\"type\": \"CPUs\"}}",
                 "run.json:1: device.type: \"CPUs\" is none of auto, cpu, cuda; did you mean \"cpu\"?"},
-        Mistake{"{\"parallel\": {\"pipeline\": 2}}",
-                "run.json:1: parallel.pipeline: Sherd does not support 2 here: only 1 is in this build yet "
+        Mistake{"{\"parallel\": {\"expert\": 2}}",
+                "run.json:1: parallel.expert: Sherd does not support 2 here: only 1 is in this build yet "
                 "(roadmap: "
                 "docs/architecture.md)"},
         Mistake{"{\"zero_optimization\": {\"zero_quantized_weights\": true}}",

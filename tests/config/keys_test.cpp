@@ -30,6 +30,7 @@ std::string base_for(const std::string& path) {
        R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4}})"},
       {"model",
        R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4, "position": "rotary"}})"},
+      {"parallel.virtual_stages", R"({"parallel": {"schedule": "interleaved"}})"},
       {"data", R"({"data": {"path": "corpus/a"}})"}};
   for (const auto& [prefix, text] : bases)
     if (path.starts_with(prefix) && path[prefix.size()] != '[') return text;

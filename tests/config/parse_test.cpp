@@ -105,7 +105,7 @@ TEST(Parse, DisabledSectionsPassWithANote) {
       parse_text(R"({"amp": {"enabled": false, "opt_level": "O1"}, "tensorboard": {"enabled": false},
       "elasticity": {}, "compile": {"deepcompile": false}, "tensor_parallel": {"autotp_size": 1},
       "sparse_attention": null, "compression_training": {}, "prescale_gradients": false,
-      "pipeline": {"stages": "auto"}, "zero_optimization": {"stage": 1, "mics_shard_size": -1,
+      "pipeline": {"stages": 1}, "zero_optimization": {"stage": 1, "mics_shard_size": -1,
       "zero_hpz_partition_size": 1, "offload_param": {"device": "none", "pin_memory": true}}})");
   for (const char* start :
        {"amp: disabled", "tensorboard: disabled", "elasticity: disabled", "compile: disabled",

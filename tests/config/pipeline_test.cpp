@@ -1,0 +1,128 @@
+#include <gmock/gmock.h>
+
+#include "config/support.h"
+
+namespace sherd::config {
+namespace {
+
+using testing::HasSubstr;
+
+Parallel parallel(const std::string& text) {
+  return parse_text(text).parallel;
+}
+
+TEST(PipelineKeys, DefaultsAreOneStage) {
+  const Parallel defaults = parallel("{}");
+  EXPECT_EQ(defaults.pipeline, 1);
+  EXPECT_EQ(defaults.schedule, Schedule::automatic);
+  EXPECT_EQ(defaults.virtual_stages, 1);
+  EXPECT_EQ(defaults.micro_batch_group, 0);
+  EXPECT_EQ(defaults.partition_method, "parameters");
+}
+
+TEST(PipelineKeys, EveryScheduleHasItsName) {
+  const std::vector<std::pair<std::string, Schedule>> names = {{"auto", Schedule::automatic},
+                                                               {"accumulate", Schedule::accumulate},
+                                                               {"layered", Schedule::layered},
+                                                               {"gpipe", Schedule::gpipe},
+                                                               {"1F1B", Schedule::one_forward_one_backward},
+                                                               {"interleaved", Schedule::interleaved},
+                                                               {"zero_bubble", Schedule::zero_bubble}};
+  for (const auto& [name, schedule] : names)
+    EXPECT_EQ(parallel(R"({"parallel": {"schedule": ")" + name + "\"}}").schedule, schedule) << name;
+}
+
+TEST(PipelineKeys, DeepSpeedsSectionMeansTheSame) {
+  const Parallel of_both = parallel(R"({"pipeline": {"stages": 4, "partition": "type:Block"}})");
+  EXPECT_EQ(of_both.pipeline, 4);
+  EXPECT_EQ(of_both.partition_method, "type:Block");
+  EXPECT_EQ(parallel(R"({"pipeline": {"stages": "auto"}, "parallel": {"pipeline": 2}})").pipeline, 2);
+  EXPECT_EQ(parallel(R"({"parallel": {"pipeline": 2}, "pipeline": {"stages": 1}})").pipeline, 2);
+  EXPECT_EQ(parallel(R"({"parallel": {"pipeline": 2}, "pipeline": {"stages": 2}})").pipeline, 2);
+  // DeepSpeed's default, and its other name for the key.
+  EXPECT_EQ(parallel(R"({"pipeline": {"partition": "best"}})").partition_method, "parameters");
+  EXPECT_EQ(parallel(R"({"pipeline": {"partition_method": "uniform"}})").partition_method, "uniform");
+
+  const auto recompute = [](const std::string& text) { return parse_text(text).training.recompute; };
+  EXPECT_EQ(recompute(R"({"pipeline": {"activation_checkpoint_interval": 1}})"), Recompute::full);
+  EXPECT_EQ(recompute(R"({"pipeline": {"activation_checkpoint_interval": 0}})"), Recompute::none);
+  EXPECT_EQ(recompute(R"({"training": {"recompute": "selective"},
+                          "pipeline": {"activation_checkpoint_interval": 0}})"),
+            Recompute::selective);
+  EXPECT_EQ(recompute(R"({"training": {"recompute": "full"},
+                          "pipeline": {"activation_checkpoint_interval": 1}})"),
+            Recompute::full);
+}
+
+TEST(PipelineKeys, WhatHasNoEffectIsNoted) {
+  const auto noted = [](const std::string& text, const std::string& note) {
+    EXPECT_TRUE(has_note(parse_text(text), note)) << text;
+  };
+  noted(R"({"parallel": {"partition_method": "uniform"}})",
+        "parallel.partition_method: no effect: the model");
+  noted(R"({"pipeline": {"partition": "uniform"}})", "pipeline.partition: no effect: the model is not cut");
+  noted(R"({"parallel": {"pipeline": 2, "micro_batch_group": 4}})",
+        "parallel.micro_batch_group: no effect without parallel.virtual_stages");
+  noted(R"({"training": {"recompute_blocks": 2}})",
+        "training.recompute_blocks: no effect without training.rec");
+  noted(R"({"training": {"recompute_micro_batches": 2}})", "training.recompute_micro_batches: no effect");
+  noted(R"({"pipeline": {"activation_checkpoint_interval": 3}})",
+        "pipeline.activation_checkpoint_interval: each block recomputes from its own input");
+  noted(R"({"activation_checkpointing": {"nvme_checkpointing": true}})",
+        "activation_checkpointing.nvme_checkpointing: no effect without \"recompute\": \"full\"");
+
+  const Config cut = parse_text(R"({"parallel": {"pipeline": 2, "virtual_stages": 2, "micro_batch_group": 4,
+      "partition_method": "uniform"}, "training": {"recompute": "full", "recompute_blocks": 0,
+      "recompute_micro_batches": 1}})");
+  for (const std::string& note : cut.notes) EXPECT_TRUE(note.starts_with("optimizer")) << note;
+}
+
+TEST(PipelineKeys, ActivationsOnNvmeUseItsPathAndItsBuffers) {
+  const std::string tail = R"("activation_checkpointing": {"nvme_checkpointing": true},
+      "training": {"recompute": "full"}, "aio": {"queue_depth": 8}, "zero_optimization": {"stage": 3)";
+  const Config config =
+      parse_text("{" + tail + R"(, "offload_param": {"device": "cpu", "nvme_path": "/d"}}})");
+  for (const std::string& note : config.notes) EXPECT_TRUE(note.starts_with("optimizer:")) << note;
+  EXPECT_THAT(error_of("{" + tail + "}}"), HasSubstr("activation_checkpointing.nvme_checkpointing: needs a "
+                                                     "directory on the drive: \"nvme_path\""));
+  EXPECT_THAT(error_of(R"({"activation_checkpointing": {"cpu_checkpointing": true,
+                                                        "nvme_checkpointing": true}})"),
+              HasSubstr("drop this or cpu_checkpointing"));
+}
+
+TEST(PipelineKeys, ContradictionsAreErrorsThatSayWhatWouldDo) {
+  const auto refused = [](const std::string& text, const std::string& message) {
+    EXPECT_THAT(error_of(text), HasSubstr(message));
+  };
+  refused(R"({"parallel": {"pipeline": 2, "schedule": "layered"}})",
+          "run.json:1: parallel.schedule: \"layered\" runs the whole model on every rank, and "
+          "parallel.pipeline is 2; take one of auto, gpipe, 1f1b, interleaved and zero_bubble, or set "
+          "parallel.pipeline to 1");
+  refused(R"({"pipeline": {"stages": 2}, "parallel": {"schedule": "accumulate"}})",
+          "parallel.schedule: \"accumulate\" runs the whole model on every rank");
+  refused(R"({"parallel": {"virtual_stages": 2}})",
+          "parallel.virtual_stages: 2 needs parallel.schedule \"interleaved\", not \"auto\", or "
+          "parallel.pipeline above 1");
+  refused(R"({"parallel": {"pipeline": 2, "virtual_stages": 2, "schedule": "1f1b"}})",
+          "parallel.virtual_stages: 2 needs parallel.schedule \"interleaved\", not \"1f1b\"; or set it to 1");
+  refused(R"({"parallel": {"pipeline": 4, "virtual_stages": 2, "micro_batch_group": 2}})",
+          "parallel.micro_batch_group: must be at least parallel.pipeline, 4, not 2; without the key it is");
+  refused(R"({"parallel": {"partition_method": "type:"}})", "holds no regular expression after \"type:\"");
+  refused(R"({"parallel": {"partition_method": "type:(a"}})", "holds no regular expression after \"type:\"");
+  refused(R"({"parallel": {"partition_method": "profile"}})",
+          "\"profile\" is none of parameters, uniform, best, type:REGEX");
+  refused(R"({"parallel": {"pipeline": 0}})", "parallel.pipeline: must be an integer >= 1, not 0");
+  refused(R"({"parallel": {"pipeline": 2}, "pipeline": {"stages": 4}})",
+          "pipeline.stages: parallel.pipeline and pipeline.stages say the same, the ranks that hold the "
+          "stages of one model, but are given as 2 and 4; keep one of them");
+  refused(R"({"pipeline": {"partition": "uniform"}, "parallel": {"partition_method": "parameters"}})",
+          "are given as uniform and parameters; keep one of them");
+  for (const char* text : {R"({"training": {"recompute": "none"},
+                               "pipeline": {"activation_checkpoint_interval": 1}})",
+                           R"({"pipeline": {"activation_checkpoint_interval": 1},
+                               "training": {"recompute": "selective"}})"})
+    refused(text, "; keep one of them");
+}
+
+}  // namespace
+}  // namespace sherd::config

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "base/excerpt.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/exchanges.h"
 #include "sharding/parallel/ring.h"
@@ -72,8 +73,9 @@ constexpr int tokens = 1, columns = 2;  // dimensions of [batch, tokens, columns
 Var ulysses(const Var& qkv, tensor::Attention geometry, comm::Communicator& ranks) {
   const int size = ranks.size();
   if (geometry.kv_heads % size != 0)
-    fail(ErrorKind::config, "Ulysses: ", size, " context ranks cannot share ", geometry.kv_heads,
-         " key-value heads of a tensor rank evenly: take parallel.context_method \"ring\", which works with "
+    fail(ErrorKind::config, "Ulysses: ", size, " context ranks cannot share ",
+         counted(geometry.kv_heads, "key-value head"),
+         " of a tensor rank evenly: take parallel.context_method \"ring\", which works with "
          "any number, or a parallel.context that divides them");
   geometry.heads /= size, geometry.kv_heads /= size;
   geometry.scores.head += std::int64_t{ranks.rank()} * geometry.heads;
@@ -96,14 +98,15 @@ Var ulysses(const Var& qkv, tensor::Attention geometry, comm::Communicator& rank
 
 tensor::Attention rank_heads(tensor::Attention whole, const Layout& layout) {
   const int ranks = layout.tensor_size();
-  require(whole.heads > 0 && whole.kv_heads > 0 && whole.heads % whole.kv_heads == 0, whole.heads,
-          " heads cannot share ", whole.kv_heads, " key-value heads evenly");
+  require(whole.heads > 0 && whole.kv_heads > 0 && whole.heads % whole.kv_heads == 0,
+          counted(whole.heads, "head"), " cannot share ", counted(whole.kv_heads, "key-value head"),
+          " evenly");
   if (!shares_heads(whole, ranks)) {
     std::string would_do;
     for (int n = 1; n <= whole.heads; ++n)
       if (shares_heads(whole, n)) would_do += cat(would_do.empty() ? "" : ", ", n);
-    fail(ErrorKind::config, ranks, " tensor ranks cannot share ", whole.heads, " heads with ", whole.kv_heads,
-         " key-value heads evenly: parallel.tensor may be ", would_do);
+    fail(ErrorKind::config, ranks, " tensor ranks cannot share ", counted(whole.heads, "head"), " with ",
+         counted(whole.kv_heads, "key-value head"), " evenly: parallel.tensor may be ", would_do);
   }
   whole.heads /= ranks;
   whole.kv_heads = std::max(1, whole.kv_heads / ranks);

@@ -12,6 +12,12 @@ namespace {
 
 World world_of(const CommandLine& line) {
   constexpr std::int64_t most_gpus = 1024, most_nodes = 100'000;
+  if (line.has("ranks")) {
+    if (line.has("gpus") || line.has("nodes"))
+      throw UsageError("give either --ranks, all on one machine, or --gpus and --nodes");
+    const auto ranks = static_cast<int>(line.integer("ranks", 1, most_gpus));
+    return {ranks, ranks};
+  }
   const auto local = static_cast<int>(line.integer("gpus", 1, most_gpus));
   return {local * static_cast<int>(line.integer("nodes", 1, most_nodes)), local};
 }
@@ -24,9 +30,10 @@ void estimate_command(const Arguments& arguments) {
       "Tells what memory a run will take, by tier, category and rank, and what to change when it does "
       "not fit. The run itself is gone through without data; nothing is computed, allocated or written. Ends "
       "with exit code 3 when the run does not fit.",
-      "--config F... [--set a.b.c=V]... [--gpus N] [--nodes M] [--rank R] [--json]");
+      "--config F... [--set a.b.c=V]... [--ranks N | --gpus N --nodes M] [--rank R] [--json]");
   line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
       .list("set", "a.b.c=V", "override one key, as zero_optimization.stage=3")
+      .value("ranks", "N", "ranks, all on one machine, as of 'sherd train'")
       .value("gpus", "N", "ranks on each machine (one per accelerator, or per part of the cores)", "1")
       .value("nodes", "M", "machines", "1")
       .value("rank", "R", "the rank to look at; all ranks have the same totals", "0")

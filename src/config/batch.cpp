@@ -45,13 +45,20 @@ std::string suggestion(const Batch& given, const Batch& filled, std::int64_t ran
              "), or change one of the others");
 }
 
+/// What the sizes make, where they make anything.
+std::string sizes(const Batch& filled, std::int64_t ranks) {
+  if (filled.micro_batch_size == 0 || filled.gradient_accumulation_steps == 0)
+    return "that is less than one sample for each of them";
+  return cat(filled.micro_batch_size, " x ", filled.gradient_accumulation_steps, " x ", ranks, " = ",
+             told(product({filled.micro_batch_size, filled.gradient_accumulation_steps, ranks})),
+             " samples per step");
+}
+
 [[noreturn]] void mismatch(const Batch& given, const Batch& filled, std::int64_t ranks) {
   fail(ErrorKind::config, tb_key, " ", shown(given.train_batch_size), ", ", mb_key, " ",
        shown(given.micro_batch_size), ", ", gas_key, " ", shown(given.gradient_accumulation_steps), " and ",
-       counted(ranks, "data-parallel rank"), " do not fit: ", filled.micro_batch_size, " x ",
-       filled.gradient_accumulation_steps, " x ", ranks, " = ",
-       told(product({filled.micro_batch_size, filled.gradient_accumulation_steps, ranks})),
-       " samples per step; ", suggestion(given, filled, ranks));
+       counted(ranks, "data-parallel rank"), " do not fit: ", sizes(filled, ranks), "; ",
+       suggestion(given, filled, ranks));
 }
 
 Batch infer(const Batch& given, std::int64_t ranks) {

@@ -266,6 +266,13 @@ class EstimateProgram : public Train {
   }
 };
 
+TEST_F(EstimateProgram, RanksOfOneMachineAreAsTrainCountsThem) {
+  EXPECT_EQ(sherd(estimate({"--ranks", "2", "--json"})).out, sherd(estimate({"--gpus", "2", "--json"})).out);
+  const Outcome both = sherd(estimate({"--ranks", "2", "--nodes", "3"}));
+  EXPECT_EQ(both.code, 2);
+  EXPECT_THAT(both.err, HasSubstr("give either --ranks, all on one machine, or --gpus and --nodes"));
+}
+
 TEST_F(EstimateProgram, SaysWhatTrainingThenTakes) {
   const Outcome told = sherd(estimate({"--gpus", "2", "--json"}));
   ASSERT_EQ(told.code, 0) << told.err;

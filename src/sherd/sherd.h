@@ -15,6 +15,7 @@
 #include "models/gpt.h"
 #include "nn/layers.h"
 #include "nn/module.h"
+#include "nn/sequential_model.h"
 #include "sharding/parallel/layers.h"
 
 namespace sherd {

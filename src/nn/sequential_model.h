@@ -1,0 +1,27 @@
+#pragma once
+
+#include "nn/layered_model.h"
+
+namespace sherd::nn {
+
+/// Layers one after the other, between an input and a loss; each layer is a part and a block. What DeepSpeed
+/// calls PipelineModule(layers, loss_fn). Parameters are named as in PyTorch's nn.Sequential: "0.weight", ...
+class SequentialModel : public LayeredModel {
+ public:
+  /// What the first layer takes of a batch, as tape.input(batch.at("x")).
+  using Input = std::function<Var(Tape& tape, const tensor::Batch& batch)>;
+  /// The mean loss, a scalar, of what the last layer gives.
+  using Loss = std::function<Var(const Var& y, const tensor::Batch& batch)>;
+  /// At least one layer.
+  SequentialModel(const std::vector<std::shared_ptr<Layer>>& layers, Input input, Loss loss);
+
+ protected:
+  Var forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) override;
+
+ private:
+  std::vector<std::shared_ptr<Layer>> layers_;
+  Input input_;
+  Loss loss_;
+};
+
+}  // namespace sherd::nn

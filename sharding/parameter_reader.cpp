@@ -1,6 +1,7 @@
 #include "sharding/parameter_reader.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "device/trace_range.h"
 #include "sharding/unit.h"
@@ -83,6 +84,7 @@ ParameterReader::Staged ParameterReader::take(const Unit& unit) {
   }
   Reading reading = std::move(ahead_.front());
   ahead_.pop_front();
+  require(reading.awaited == 0, "parameters of '", unit.name(), "' are read before they have changed");
   {
     const device::TraceRange range("read from NVMe", unit.name());
     for (offload::Io& io : reading.ios) io.wait();
@@ -105,7 +107,10 @@ ParameterReader::Reading ParameterReader::start(const Unit& unit) {
     const Tensor to = Tensor::view_of(buffers_->all[index].storage(), buffers_->all[index].byte_offset() + at,
                                       {shard}, segment->parameters().dtype());
     reading.staged.shards.push_back(to);
-    reading.ios.push_back(segment->parameters().read(segment->own_begin(), to));
+    if (unit.unchanged() && segment->key().trainable)
+      reading.awaited += shard;
+    else
+      reading.ios.push_back(segment->parameters().read(segment->own_begin(), to));
     at += room_for(*segment);
   }
   return reading;
@@ -113,8 +118,30 @@ ParameterReader::Reading ParameterReader::start(const Unit& unit) {
 
 void ParameterReader::read_ahead() {
   while (!expected_.empty() && !buffers_->free.empty()) {
-    ahead_.push_back(start(*units_[static_cast<std::size_t>(expected_.front())]));
+    const Unit& next = *units_[static_cast<std::size_t>(expected_.front())];
+    if (!next.changed() && (!next.unchanged() || awaits(next))) return;  // its change ends first
+    ahead_.push_back(start(next));
     expected_.pop_front();
+  }
+}
+
+bool ParameterReader::awaits(const Unit& unit) const {
+  return std::any_of(ahead_.begin(), ahead_.end(), [&](const Reading& reading) {
+    return reading.unit == unit.index() && reading.awaited > 0;
+  });
+}
+
+void ParameterReader::hand_over(const Unit& unit, const Segment& segment, std::int64_t begin,
+                                const Tensor& from) {
+  for (Reading& reading : ahead_) {
+    if (reading.unit != unit.index() || reading.awaited == 0) continue;
+    const std::vector<const Segment*> stored = unit.stored_segments(group_);
+    const auto at =
+        static_cast<std::size_t>(std::find(stored.begin(), stored.end(), &segment) - stored.begin());
+    const std::int64_t first = begin - segment.own_begin();
+    const Tensor to = reading.staged.shards[at].range(first, first + from.numel());
+    if (to.raw()) std::memcpy(to.raw(), from.raw(), from.bytes());  // none on a device without memory
+    reading.awaited -= from.numel();
   }
 }
 

@@ -46,6 +46,16 @@ class ParameterReader {
   /// Error{io}.
   Staged take(const Unit& unit);
 
+  // ---- units that are outdated (Unit::outdated()) ----
+  // They are not read before they have changed. A buffer that would be theirs waits for the new parameters
+  // instead.
+  /// Whether one does, of which nothing has come yet.
+  bool awaits(const Unit& unit) const;
+  /// New elements of the stored segment from flat element `begin` on; copied where a buffer waits for them.
+  void hand_over(const Unit& unit, const Segment& segment, std::int64_t begin, const Tensor& from);
+  /// Starts to read as far ahead as buffers and changes of units allow.
+  void read_ahead();
+
  private:
   struct Buffers {
     std::vector<Tensor> all;  ///< uint8, on page boundaries
@@ -55,11 +65,11 @@ class ParameterReader {
   struct Reading {
     int unit = -1;
     Staged staged;
+    std::int64_t awaited = 0;      ///< elements that an update is to hand over
     std::vector<offload::Io> ios;  ///< go first: they write into the staged memory
   };
 
   Reading start(const Unit& unit);
-  void read_ahead();
 
   const comm::Communicator& group_;
   const std::vector<std::unique_ptr<Unit>>& units_;

@@ -1,6 +1,7 @@
 #include "sharding/residency.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace sherd::sharding {
 
@@ -30,7 +31,67 @@ void Residency::forget_reads() {
     if (memory.reader) memory.reader->forget();
 }
 
+void Residency::begin_changes() {
+  for (const auto& unit : units_) {
+    unit->outdated_ = unit->trainable();
+    unit->touched_ = false;
+    unit->segments_to_change_ = static_cast<int>(std::count_if(
+        unit->segments().begin(), unit->segments().end(), [](const auto& s) { return s->key().trainable; }));
+  }
+}
+
+Unit& Residency::unit_of(const Segment& segment) const {
+  for (const auto& unit : units_)
+    for (const auto& own : unit->segments())
+      if (own.get() == &segment) return *unit;
+  fail(ErrorKind::usage, "segment '", segment.name(), "' does not belong to this model");
+}
+
+bool Residency::may_change(const Segment& segment) const {
+  if (!segment.parameters().stored()) return true;
+  const Unit& unit = unit_of(segment);
+  return std::all_of(memories_.begin(), memories_.end(), [&](const GroupMemory& memory) {
+    return !memory.reader || unit.stored_segments(memory.group).empty() || unit.touched_ ||
+           memory.reader->awaits(unit);
+  });
+}
+
+void Residency::changed(const Segment& segment, std::int64_t begin, const Tensor& to, bool last) {
+  Unit& unit = unit_of(segment);
+  unit.touched_ = true;
+  if (last) --unit.segments_to_change_;
+  for (GroupMemory& memory : memories_) {
+    if (!memory.reader) continue;
+    if (to.defined() && segment.parameters().stored() && segment.groups().shard == &memory.group)
+      memory.reader->hand_over(unit, segment, begin, to);
+    if (unit.changed()) memory.reader->read_ahead();
+  }
+}
+
+void Residency::end_changes(std::span<Unit* const> units) {
+  for (Unit* unit : units) {
+    require(unit->changed(), "parameters of '", unit->name(), "' are to change still");
+    unit->outdated_ = false;
+  }
+  for (Unit* unit : std::exchange(put_off_, {})) {
+    if (unit->outdated_)
+      put_off_.push_back(unit);
+    else if (following_ && unit->state_ == Unit::State::absent)
+      gather(*unit, true);
+  }
+}
+
+bool Residency::changes() const {
+  return std::any_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->outdated_; });
+}
+
+void Residency::abandon_changes() noexcept {
+  for (const auto& unit : units_) unit->outdated_ = false, unit->segments_to_change_ = 0;
+  put_off_.clear();
+}
+
 void Residency::abandon() {
+  put_off_.clear();
   for (const auto& unit : units_)
     if (unit->leases_ == 0 && unit->state_ != Unit::State::absent) drop(*unit);
   forget_reads();
@@ -67,6 +128,7 @@ void Residency::end() {
     made.complete = true;
   }
   forget_reads();
+  put_off_.clear();
   pass_ = Pass::none;
   following_ = false;
 }
@@ -104,6 +166,7 @@ void Residency::drop(Unit& unit) {
 }
 
 void Residency::acquired(Unit& unit) {
+  if (unit.outdated_ && finish_changes_) finish_changes_();
   const ResidencyStep* step = advance({unit.index(), true});
   if (step) {
     for (const int victim : step->evict) {
@@ -119,7 +182,10 @@ void Residency::acquired(Unit& unit) {
   if (!step) return;
   for (const int next : step->prefetch) {
     Unit& coming = *units_[static_cast<std::size_t>(next)];
-    if (coming.state_ == Unit::State::absent) gather(coming, true);
+    if (coming.outdated_)
+      put_off_.push_back(&coming);
+    else if (coming.state_ == Unit::State::absent)
+      gather(coming, true);
   }
 }
 

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -54,6 +56,23 @@ class Residency {
   /// Ends it: makes the plan after a recording pass, and drops whatever is still gathered and not leased.
   void end();
 
+  // ---- parameters that are going to change, while passes may be under way ----
+  /// Those of all units that train: no unit is gathered or read ahead before its change has ended.
+  void begin_changes();
+  /// Called where somebody takes a lease on a unit whose change has not ended; has to end it.
+  void set_finish_changes(std::function<void()> finish) { finish_changes_ = std::move(finish); }
+  /// Whether `segment` may change without anybody waiting for it: where its parameters are stored, a buffer
+  /// waits for the new ones, so that the coming gather does not have to read them.
+  bool may_change(const Segment& segment) const;
+  /// Elements of the segment from `begin` on are `to`, and whoever reads them from where they are stored
+  /// finds that; `last`: the whole segment has changed. Undefined: nothing is handed over.
+  void changed(const Segment& segment, std::int64_t begin, const Tensor& to, bool last);
+  /// The units may be gathered again; gathers that were to come ahead meanwhile begin.
+  void end_changes(std::span<Unit* const> units);
+  /// Whether any unit's change has not ended.
+  bool changes() const;
+  void abandon_changes() noexcept;
+
   ResidencyStats& stats() { return stats_; }
 
  private:
@@ -72,6 +91,7 @@ class Residency {
   void drop(Unit& unit);
   GroupMemory& memory_of(comm::Communicator& group);
   void forget_reads();
+  Unit& unit_of(const Segment& segment) const;
   Trace& trace() { return traces_[pass_ == Pass::train ? 0 : 1]; }
 
   device::Device& device_;
@@ -83,6 +103,8 @@ class Residency {
   std::size_t position_ = 0;
   bool following_ = false;
   std::vector<UseEvent> recorded_;
+  std::function<void()> finish_changes_;
+  std::vector<Unit*> put_off_;  ///< gathers ahead that wait for the end of changes
   ResidencyStats stats_;
 };
 

@@ -188,6 +188,11 @@ void ShardedModel::end_step() {
   gradients_.clear();
 }
 
+void ShardedModel::end_changes(std::span<Unit* const> units) {
+  for (Publisher& publisher : publishers_) publisher.finish();
+  residency_.end_changes(units);
+}
+
 Unit::Lease ShardedModel::gather(const autograd::Parameter& parameter) {
   for (auto& [known, unit] : owners_)
     if (known.get() == &parameter) return unit->gather();

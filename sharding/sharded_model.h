@@ -81,6 +81,20 @@ class ShardedModel {
   void publish(Segment& segment);
   /// Collective: waits for everything published, and clears gradients for the next accumulation.
   void end_step();
+  // ---- an update beside the next step's forward; see Residency ----
+  /// The parameters of everything that trains are going to change. `finish`: as
+  /// Residency::set_finish_changes().
+  void begin_changes() { residency_.begin_changes(); }
+  void set_finish_changes(std::function<void()> finish) { residency_.set_finish_changes(std::move(finish)); }
+  bool may_change(const Segment& segment) const { return residency_.may_change(segment); }
+  void changed(const Segment& segment, std::int64_t begin, const Tensor& to, bool last) {
+    residency_.changed(segment, begin, to, last);
+  }
+  /// Waits for what was published, and lets the units be gathered. Collective.
+  void end_changes(std::span<Unit* const> units);
+  bool changes() const { return residency_.changes(); }
+  void abandon_changes() noexcept { residency_.abandon_changes(); }
+
   /// Lets go of what passes or a step that an exception ended have left: leases of blocks, gathered
   /// parameters that later steps outdate, gradients and updates that were not sent yet. Nothing otherwise.
   void abandon_passes();

@@ -55,6 +55,13 @@ class Unit {
   /// The one door to the full parameters.
   Lease gather() { return Lease(*this); }
   bool leased() const { return leases_ > 0; }
+  /// An update is going to change its parameters, or does so: nobody may gather them before its end, at the
+  /// same point of the program on all ranks.
+  bool outdated() const { return outdated_; }
+  /// Of an outdated unit, on this rank alone: none of its parameters has changed yet; all have, and what
+  /// stores them reads the new ones.
+  bool unchanged() const { return outdated_ && !touched_; }
+  bool changed() const { return segments_to_change_ == 0; }
 
  private:
   friend class Residency;
@@ -75,6 +82,8 @@ class Unit {
   std::vector<std::unique_ptr<Segment>> segments_;
   int leases_ = 0;
   State state_ = State::absent;
+  bool outdated_ = false, touched_ = false;
+  int segments_to_change_ = 0;
   std::vector<std::shared_ptr<const Tensor>>
       gathered_;  ///< by segment; null where its parameters are not sharded
   /// One group's part of a gather under way, and what was read for it.

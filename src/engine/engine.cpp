@@ -97,6 +97,7 @@ const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next
 }
 
 void Engine::synchronize() {
+  update_->complete();
   device().synchronize();
   update_->require_finite(global_steps());
 }

@@ -87,10 +87,11 @@ class Engine {
 
   /// forward, backward and step over gradient_accumulation_steps batches from `next`; the report of the step.
   const engine::StepReport& train_batch(const std::function<tensor::Batch()>& next);
-  /// Waits until this rank's device has done all that it was given, and throws what is known only then:
-  /// Error{numerics} when the last update made a weight NaN or infinite, Error{data} for wrong data. For the
-  /// end of a training after whose last step nothing is evaluated or saved, and before weights are read. Not
-  /// collective: it may fail on one rank alone.
+  /// Ends an update that train_batch() left for beside the next step (parallel.schedule layered), waits until
+  /// this rank's device has done all that it was given, and throws what is known only then: Error{numerics}
+  /// when the last update made a weight NaN or infinite, Error{data} for wrong data, Error{io}. For the end
+  /// of a training after whose last step nothing is evaluated or saved, and before weights are read. To be
+  /// called by all ranks; it may fail on one of them alone.
   void synchronize();
   /// Mean loss over ranks, without gradients and dropout.
   double eval_batch(const tensor::Batch& batch);

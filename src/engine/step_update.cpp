@@ -3,6 +3,8 @@
 #include <cmath>
 #include <utility>
 
+#include "device/meta.h"
+
 namespace sherd::engine {
 
 namespace {
@@ -14,7 +16,13 @@ UpdatePipelineOptions pipeline_options(const config::Config& config, const Optim
 }  // namespace
 
 StepUpdate::StepUpdate(const Parts& parts, const sharding::StateSources& sources)
-    : parts_(parts), pipeline_(parts.model, sources, pipeline_options(parts.config, parts.optimizer)) {}
+    : parts_(parts), pipeline_(parts.model, sources, pipeline_options(parts.config, parts.optimizer)) {
+  parts_.model.set_finish_changes([this] { complete(); });
+}
+
+StepUpdate::~StepUpdate() {
+  parts_.model.set_finish_changes(nullptr);
+}
 
 bool StepUpdate::may_begin_early(const config::Config& config) {
   return config.gradient_clipping <= 0 && config.precision.compute == DType::bf16 &&
@@ -28,7 +36,9 @@ optim::AverageScale StepUpdate::average_scale() const {
 }
 
 void StepUpdate::begin_early() {
+  complete();
   taken_up_ = false;
+  if (!may_begin_early(parts_.config)) return pipeline_.begin(parts_.optimizer, std::nullopt);
   parts_.optimizer.begin_step();
   pipeline_.begin(parts_.optimizer, average_scale().rest);
 }
@@ -37,7 +47,7 @@ void StepUpdate::gradients_complete(const std::vector<sharding::Segment*>& segme
                                     const std::function<double()>& mean_loss) {
   taken_up_ = true;
   for (const sharding::Segment* segment : segments) {
-    if (!under_way()) return;
+    if (!decided()) return;
     parts_.model.require_no_leases(*segment);
     if (!std::isfinite(mean_loss())) {  // finish() will say so
       pipeline_.abandon();
@@ -48,15 +58,15 @@ void StepUpdate::gradients_complete(const std::vector<sharding::Segment*>& segme
   }
 }
 
-bool StepUpdate::finish(double mean_loss, std::int64_t step, StepReport& report) {
-  report.lr = under_way() ? parts_.optimizer.used_lr() : parts_.optimizer.lr();
+bool StepUpdate::finish(double mean_loss, std::int64_t step, StepReport& report, bool late) {
+  report.lr = decided() ? parts_.optimizer.used_lr() : parts_.optimizer.lr();
   report.loss = mean_loss;
   report.loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
   if (!std::isfinite(mean_loss) && !parts_.scaler)
     fail(ErrorKind::numerics, "the loss is ", mean_loss, " at step ", step,
          ": nothing was updated; lower the learning rate, clip gradients (gradient_clipping), or resume from "
          "the last checkpoint");
-  if (under_way() && parts_.device.kind() == device::Kind::cuda)
+  if (decided() && parts_.device.kind() == device::Kind::cuda)
     pipeline_.update_rest();  // before the norm, for which the thread waits until the GPU is through with
                               // backward
   const tensor::ExactSum squares = parts_.model.gradients().sum_of_squares();
@@ -68,56 +78,107 @@ bool StepUpdate::finish(double mean_loss, std::int64_t step, StepReport& report)
   if (overflow && !parts_.scaler && !(precision.compute == DType::bf16 && precision.check_grad_overflow))
     fail(ErrorKind::numerics, "a gradient is NaN or infinite at step ", step, " although the loss is finite",
          may_have_changed() ? "" : ": nothing was updated", "; lower the learning rate or clip gradients");
-  if (overflow) return false;
-  if (!under_way()) {
+  if (overflow) {
+    pipeline_.abandon();
+    return false;
+  }
+  if (!decided()) {
+    if (!pipeline_.under_way()) pipeline_.begin(parts_.optimizer, std::nullopt);
     parts_.optimizer.begin_step();
     taken_up_ = true;
-    pipeline_.begin(parts_.optimizer, rest * optim::gradient_factor(report.grad_norm, report.loss_scale,
-                                                                    parts_.config.gradient_clipping));
+    pipeline_.decide(
+        rest * optim::gradient_factor(report.grad_norm, report.loss_scale, parts_.config.gradient_clipping));
   }
-  pipeline_.finish();
+  if (!late || !may_end_late(parts_.device)) return pipeline_.finish(), true;
+  late_step_ = step;
+  guard_late([&] { pipeline_.leave(); });
   return true;
 }
 
+// Beside a GPU the processor updates what the GPU hands it in an order of its own (UpdateStaging).
+bool StepUpdate::may_end_late(const device::Device& device) {
+  return device::stands_for(device) != device::Kind::cuda;
+}
+
+void StepUpdate::update_units(std::span<sharding::Unit* const> units) {
+  if (pending()) guard_late([&] { pipeline_.update_units(units); });
+}
+
+void StepUpdate::poll() {
+  if (!pending()) return pipeline_.poll();
+  guard_late([&] { pipeline_.poll(); });
+  if (!pipeline_.under_way()) late_step_.reset();
+}
+
+void StepUpdate::complete() {
+  if (!pending()) return;
+  guard_late([&] { pipeline_.complete(); });
+  late_step_.reset();
+}
+
+void StepUpdate::guard_late(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    abort(*late_step_);
+    fail_poisoned(error);
+  } catch (...) {
+    abort(*late_step_);
+    throw;
+  }
+}
+
 /// Whether an update under way may have changed weights. What other ranks have done since gradients may be
-/// complete is not known here, and one weight is enough.
+/// complete is not known here, and one weight is enough. A step whose update is late counts as taken.
 bool StepUpdate::may_have_changed() const {
-  return under_way() && (pipeline_.updated() > 0 || (parts_.model_ranks.size() > 1 && taken_up_));
+  return pending() ||
+         (decided() && (pipeline_.updated() > 0 || (parts_.model_ranks.size() > 1 && taken_up_)));
 }
 
 void StepUpdate::abort(std::int64_t step) {
-  if (!under_way()) return;
+  if (!pipeline_.under_way()) return;
   if (may_have_changed())
-    poison(cat("step ", step, " has changed part of the weights and cannot be undone"));
-  else
+    poison(cat("step ", late_step_.value_or(step), " has changed part of the weights and cannot be undone"));
+  else if (decided())
     parts_.optimizer.abandon_step();
   pipeline_.abandon();
+  late_step_.reset();
+}
+
+void StepUpdate::fail_poisoned(const Error& error) const {
+  throw Error(error.kind(), cat(error.what(), "; ", poisoned_, ": load a checkpoint to go on"));
 }
 
 void StepUpdate::guard(std::int64_t step, const std::function<void()>& body) {
   try {
     body();
   } catch (const Error& error) {
+    if (pending() || !poisoned_.empty()) throw;  // of what is late, which has said so, or of no update
     abort(step);
     if (poisoned_.empty()) throw;
-    throw Error(error.kind(), cat(error.what(), "; ", poisoned_, ": load a checkpoint to go on"));
+    fail_poisoned(error);
   } catch (...) {
-    abort(step);
+    if (!pending()) abort(step);
     throw;
   }
 }
 
-void StepUpdate::require_whole_weights(const char* call) const {
+void StepUpdate::require_usable_weights(const char* call) const {
   require(poisoned_.empty(), call, ": ", poisoned_, ": go on with load_checkpoint()");
+}
+
+void StepUpdate::require_whole_weights(const char* call) {
+  require_usable_weights(call);
+  complete();
   require(
-      !under_way(), call,
+      !pipeline_.under_way(), call,
       " between backward() and step(): with gradient_clipping and bf16.check_grad_overflow off the update "
       "begins in backward(); call step() first");
 }
 
 void StepUpdate::require_finite(std::int64_t steps) {
   if (parts_.optimizer.finite()) return;
-  if (under_way()) pipeline_.abandon();
+  pipeline_.abandon();
   poison(cat("step ", steps, " has made a weight NaN or infinite"));
   fail(ErrorKind::numerics, poisoned_, ": lower the learning rate and load the last checkpoint");
 }

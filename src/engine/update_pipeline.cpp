@@ -146,10 +146,10 @@ void UpdatePipeline::update(std::size_t index, const UpdateView& view) {
   if (index + 1 < chunks_.size()) announce(index + 1, false);  // comes while this one is updated
   ++step_->updated;
   const device::TraceRange range("update", chunk.segment->name());
-  if (!step_->optimizer.update(view, step_->factor, kernels_))
+  if (!step_->optimizer.update(view, *step_->factor, kernels_))
     fail(ErrorKind::numerics, "the update of unit '", chunk.segment->name(),
          "' is NaN or infinite: lower the learning rate and resume from the last checkpoint");
-  if (!chunk.last) return;
+  if (!chunk.last || step_->late) return;
   if (step_->publishes)
     publish(*chunk.segment);
   else
@@ -193,12 +193,16 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
   const UpdateChunk& chunk = chunks_[instruction.chunk];
   // On a GPU backward is queued far ahead: the thread goes on with that rather than wait for gradients.
   const auto complete = [&] {
+    if (!step_->factor) return false;
+    if (step_->late && !wait && !model_.may_change(*chunk.segment)) return false;
     const device::Event* from = ready(*chunk.segment, wait);
     return from && (wait || from->reached());
   };
   if (instruction.buffer < 0) {
     if (!complete()) return false;
-    update(instruction.chunk, bind(chunk, instruction.buffer));
+    const UpdateView view = bind(chunk, instruction.buffer);
+    update(instruction.chunk, view);
+    if (step_->late) model_.changed(*chunk.segment, chunk.begin, view.parameters, chunk.last);
     return true;
   }
   Stage& stage = stages_[static_cast<std::size_t>(instruction.buffer)];
@@ -218,6 +222,8 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
       for_each_stored(chunk, stage.view, [&](StateBuffer& state, const Tensor& from) {
         stage.writes.push_back(state.write(chunk.begin, from));
       });
+      // Reads that begin from here on see what is being written.
+      if (step_->late) model_.changed(*chunk.segment, chunk.begin, stage.view.parameters, chunk.last);
       return true;
     case Op::wait_written:
       return ended(stage.writes, wait);
@@ -238,7 +244,7 @@ void UpdatePipeline::run(Optimizer& optimizer, double factor) {
   finish();
 }
 
-void UpdatePipeline::begin(Optimizer& optimizer, double factor) {
+void UpdatePipeline::begin(Optimizer& optimizer, std::optional<double> factor) {
   abandon();
   step_.emplace(Step{optimizer, factor});
   advance(false);
@@ -267,6 +273,70 @@ void UpdatePipeline::finish() {
   abandon();
 }
 
+void UpdatePipeline::leave() {
+  require(decided(), "an update can only be left for later after it began");
+  step_->late = true;
+  step_->unpublished.clear();  // each unit is published when its turn comes
+  if (!step_->all_complete) step_->all_complete = now(kernels_.device());
+  model_.begin_changes();
+  for (std::int64_t i = 0; i < step_->updated; ++i) {
+    const UpdateChunk& chunk = chunks_[static_cast<std::size_t>(i)];
+    model_.changed(*chunk.segment, chunk.begin, {}, chunk.last);
+  }
+  poll();
+}
+
+/// Up to its last chunk, whose writes have begun.
+void UpdatePipeline::update_through(const Segment& segment) {
+  const auto last = std::find_if(chunks_.begin(), chunks_.end(), [&](const UpdateChunk& chunk) {
+    return chunk.segment == &segment && chunk.last;
+  });
+  if (last == chunks_.end()) return;
+  const auto performs_next = [&] {
+    if (step_->next >= plan_.size()) return false;
+    if (step_->updated <= last - chunks_.begin()) return true;
+    const UpdateInstruction::Op op = plan_[step_->next].op;
+    return op == UpdateInstruction::Op::write || op == UpdateInstruction::Op::wait_written;
+  };
+  for (; performs_next(); ++step_->next) perform(plan_[step_->next], true);
+}
+
+void UpdatePipeline::update_units(std::span<sharding::Unit* const> units) {
+  std::vector<sharding::Unit*> outdated;
+  for (sharding::Unit* unit : units)
+    if (unit->outdated()) outdated.push_back(unit);
+  if (outdated.empty()) return;
+  for (const sharding::Unit* unit : outdated)
+    for (const auto& segment : unit->segments())
+      if (segment->key().trainable) update_through(*segment);
+  for (const sharding::Unit* unit : outdated)
+    for (const auto& segment : unit->segments())
+      if (segment->key().trainable) publish(*segment);
+  model_.end_changes(outdated);
+}
+
+void UpdatePipeline::poll() {
+  if (!step_) return;
+  advance(false);
+  if (step_->late && !model_.changes()) end_late(false);
+}
+
+void UpdatePipeline::complete() {
+  require(step_ && step_->late, "no update was left for later");
+  std::vector<sharding::Unit*> all;
+  for (const auto& unit : model_.units()) all.push_back(unit.get());
+  update_units(all);
+  advance(true);
+  end_late(true);
+}
+
+void UpdatePipeline::end_late(bool wait) {
+  for (Stage& stage : stages_)
+    if (!ended(stage.writes, wait)) return;
+  follow_completion();
+  abandon();
+}
+
 /// The order of the next step: that of this one's gradients, then what it was not told of.
 void UpdatePipeline::follow_completion() {
   if (step_->complete.empty()) return;
@@ -287,6 +357,7 @@ void UpdatePipeline::follow_completion() {
 void UpdatePipeline::abandon() noexcept {
   for (Stage& stage : stages_) stage = {};  // waits
   if (step_) step_->optimizer.end_series();
+  if (step_ && step_->late) model_.abandon_changes();
   step_.reset();
 }
 

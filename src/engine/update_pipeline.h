@@ -28,6 +28,9 @@ struct UpdatePipelineOptions {
 /// step before saw gradients complete (canonical order at first, and after those for what was left out), and
 /// those at the head are updated as soon as their gradients and reads allow. Collectives wait for finish(),
 /// so that no rank depends on another's drive.
+///
+/// It may also end later: after leave() weights are updated unit by unit (update_units()), beside the next
+/// step's forward, and poll() goes ahead of that as far as transfers allow.
 class UpdatePipeline {
  public:
   /// Takes its buffers, if any state lives on NVMe: host memory, as many bytes as buffer_bytes() says. Throws
@@ -39,8 +42,9 @@ class UpdatePipeline {
   void run(Optimizer& optimizer, double factor);
 
   /// Opens a step, with gradients to be multiplied by `factor`, and starts the first reads. Both must last
-  /// until its end.
-  void begin(Optimizer& optimizer, double factor);
+  /// until its end. Without a factor nothing is updated before decide().
+  void begin(Optimizer& optimizer, std::optional<double> factor);
+  void decide(double factor) { step_->factor = factor; }
   /// Between the two: the gradients of `segment` are complete, and nobody reads its parameters any more, in
   /// the order of the device's work. Updates what can be updated without waiting. Throws what finish()
   /// throws.
@@ -52,10 +56,22 @@ class UpdatePipeline {
   /// Throws Error{numerics} when an updated weight is NaN or infinite (what a GPU updates,
   /// Optimizer::finite() tells), and the store's errors. Collective where parameters are replicated.
   void finish();
+  /// Instead of finish(): the rest is for update_units(). Until then nobody gathers these parameters
+  /// (ShardedModel::begin_changes()), and gradients stay as they are.
+  void leave();
+  /// After leave(): parameters of these units are new, published, and may be gathered, on return. Writes may
+  /// be under way still. Throws what finish() throws. Collective where parameters are replicated.
+  void update_units(std::span<sharding::Unit* const> units);
+  /// Goes on without waiting, where a step is open.
+  void poll();
+  /// After leave(): everything is updated and written. Collective as update_units().
+  void complete();
   /// Ends a step that an exception left open; waits for transfers, at most the store's deadline.
   void abandon() noexcept;
 
   bool under_way() const { return step_.has_value(); }
+  /// An update is open whose factor is known: weights may change.
+  bool decided() const { return step_ && step_->factor; }
   /// Chunks that the step under way has begun to change.
   std::int64_t updated() const { return step_ ? step_->updated : 0; }
 
@@ -85,18 +101,21 @@ class UpdatePipeline {
   };
   struct Step {
     Optimizer& optimizer;
-    double factor;
-    std::size_t next = 0;                       ///< instruction
-    std::int64_t updated = 0;                   ///< chunks
-    std::size_t announced = 0;                  ///< chunks that the optimizer was told of
-    std::vector<Complete> complete;             ///< in the order of their completion
-    std::optional<device::Event> all_complete;  ///< the point from which on all are
-    std::vector<sharding::Segment*> unpublished;
+    std::optional<double> factor;
+    std::size_t next = 0;                         ///< instruction
+    std::int64_t updated = 0;                     ///< chunks
+    std::size_t announced = 0;                    ///< chunks that the optimizer was told of
+    std::vector<Complete> complete{};             ///< in the order of their completion
+    std::optional<device::Event> all_complete{};  ///< the point from which on all are
+    std::vector<sharding::Segment*> unpublished{};
     bool publishes = false;  ///< ranks have come to where they may make collectives
+    bool late = false;       ///< leave() was called
   };
   void add_lane(offload::Store* store, int count);
   UpdateView bind(const UpdateChunk& chunk, int buffer) const;
   void advance(bool wait);
+  void update_through(const sharding::Segment& segment);
+  void end_late(bool wait);
   bool perform(const UpdateInstruction& instruction, bool wait);
   const device::Event* ready(const sharding::Segment& segment, bool wait);
   bool announce(std::size_t chunk, bool wait);

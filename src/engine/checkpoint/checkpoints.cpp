@@ -100,10 +100,21 @@ std::exception_ptr Checkpoints::end_failed_pass() {
   return nullptr;
 }
 
+/// Ends what the last step has left of its update.
+std::exception_ptr Checkpoints::end_late_update() {
+  try {
+    engine_.update_->complete();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
 /// Makes the partial folder of a new act of saving, whose id all ranks return, where all ranks can save.
 std::string Checkpoints::begin_save(const std::filesystem::path& base, const std::string& tag) {
   std::filesystem::path partial;  // of rank 0, once it is there
-  const std::exception_ptr failed = end_failed_pass();
+  std::exception_ptr failed = end_failed_pass();
+  if (!failed) failed = end_late_update();
   try {
     const auto drawn = gather_results(*engine_.dist_, cat("checkpoint ", tag, " begun"), [&] {
       if (failed) std::rethrow_exception(failed);
@@ -286,6 +297,7 @@ CheckpointReader Checkpoints::open(const std::string& directory, const std::stri
 
 ClientState Checkpoints::load(const std::string& directory, const std::string& tag) {
   const std::exception_ptr failed = end_failed_pass();
+  end_late_update();  // a checkpoint that cannot be loaded leaves whole weights; another replaces lost ones
   // What can be wrong with the checkpoint is found before anything of the engine changes.
   const CheckpointReader reader = open(directory, tag);
   gather_results(*engine_.dist_, "checkpoint verified", [&] {

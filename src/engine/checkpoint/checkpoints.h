@@ -31,6 +31,7 @@ class Checkpoints {
  private:
   Manifest describe(const ClientState& client) const;
   std::exception_ptr end_failed_pass();
+  std::exception_ptr end_late_update();
   std::string begin_save(const std::filesystem::path& base, const std::string& tag);
   void take_folder(const std::string& directory);
   CheckpointReader open(const std::string& directory, const std::string& tag);

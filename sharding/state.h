@@ -24,6 +24,9 @@ struct RankGroups {
   /// Ranks that hold the same shard too, and find the same gradients by themselves: tensor-parallel ranks, of
   /// a parameter that is not cut. They exchange nothing. Null: there are none.
   comm::Communicator* copies = nullptr;
+  /// Replicas are of different stages of a pipeline, too, each of which finds a part of every micro-batch's
+  /// gradient: they add their own sums, and never go on from each other's.
+  bool over_stages = false;
 
   RankGroups() = default;
   RankGroups(comm::Communicator& shard_group, comm::Communicator* replica_group = nullptr,

@@ -122,13 +122,15 @@ void generate(const Request& request, const DistributedPtr& dist) {
   const auto model = std::make_shared<models::Gpt>(
       models::gpt_options(config, request.reader.manifest().data.vocab_size), layout_of(*groups, config));
   engine::require_cut(*model, *groups, *dist, true);
+  const engine::StageLayout stages = engine::agree_on_stages(*model, config, *groups, *dist, true);
+  const engine::StateGroups state_groups(*model, stages, *groups);
   sharding::ShardingOptions options;
   options.placements = sharding::make_placements(0, config.precision.compute, config.precision.compute,
                                                  config.precision.compute);
   sharding::StateSources sources{{groups->group(comm::Axis::shard)}, *kernels};
   sources.model_ranks = &groups->world();
   sources.groups_of = [&](const autograd::Parameter& parameter) {
-    return engine::groups_of(parameter, *groups);
+    return state_groups.of(parameter);
   };
   sharding::ShardedModel sharded(model, options, sources);
   engine::load_weights(request.reader, sharded, *kernels);

@@ -81,6 +81,25 @@ std::vector<int> Grid::members(Axis axis, int rank) const {
   return out;
 }
 
+std::vector<int> Grid::replicas_on(const std::vector<int>& stages, int rank) const {
+  std::vector<int> out;
+  for (const int stage : stages) {
+    require(0 <= stage && stage < size(Axis::pipeline), "stage ", stage, " is not one of ",
+            size(Axis::pipeline));
+    const int there = rank + (stage - coordinate(Axis::pipeline, rank)) * line(Axis::pipeline).stride;
+    for (const int member : members(Axis::replica, there)) out.push_back(member);
+  }
+  return out;
+}
+
+std::vector<std::vector<int>> Grid::partition_on(const std::vector<int>& stages) const {
+  std::vector<std::vector<int>> out;
+  for (int rank = 0; rank < ranks(); ++rank)
+    if (coordinate(Axis::pipeline, rank) == stages.front() && coordinate(Axis::replica, rank) == 0)
+      out.push_back(replicas_on(stages, rank));
+  return out;
+}
+
 int Grid::size_on_machine(Axis axis, int rank, int ranks_of_machine) const {
   const auto& [stride, size] = line(axis);
   const int first = rank - coordinate(axis, rank) * stride;

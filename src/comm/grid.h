@@ -51,6 +51,11 @@ class Grid {
   int coordinate(Axis axis, int rank) const;
   /// The ranks of its group, in the order of their coordinates.
   std::vector<int> members(Axis axis, int rank) const;
+  /// The rank's replicas (Axis::replica), itself among them, on each of the pipeline stages `stages`, one
+  /// stage after the other: who holds its shard of what these stages all have.
+  std::vector<int> replicas_on(const std::vector<int>& stages, int rank) const;
+  /// All such groups.
+  std::vector<std::vector<int>> partition_on(const std::vector<int>& stages) const;
   /// How many of its group's ranks share its machine, where each machine holds so many ranks in their order.
   int size_on_machine(Axis axis, int rank, int ranks_of_machine) const;
   /// Whether the two axes have the same groups.

@@ -7,7 +7,8 @@
 
 namespace sherd::comm {
 
-ProcessGroups::ProcessGroups(Communicator& world, const Grid& grid, bool others_exist) : grid_(grid) {
+ProcessGroups::ProcessGroups(Communicator& world, const Grid& grid, bool others_exist)
+    : grid_(grid), others_exist_(others_exist) {
   require(grid.ranks() == world.size(), "a grid of ", grid.ranks(), " ranks over ", world.name());
   groups_.back() = &world;
   for (std::size_t axis = 0; axis + 1 < groups_.size(); ++axis) {
@@ -24,11 +25,32 @@ ProcessGroups::ProcessGroups(Communicator& world, const Grid& grid, bool others_
 }
 
 template <class Visit>
-void ProcessGroups::for_each_group(const Visit& visit) const {
+void ProcessGroups::for_each_axis(const Visit& visit) const {
   for (std::size_t axis = 0; axis < groups_.size(); ++axis) {
     const auto end = groups_.begin() + static_cast<std::ptrdiff_t>(axis);
     if (std::find(groups_.begin(), end, groups_[axis]) == end) visit(static_cast<Axis>(axis), *groups_[axis]);
   }
+}
+
+template <class Visit>
+void ProcessGroups::for_each_group(const Visit& visit) const {
+  for_each_axis(visit);
+  for (const auto& [stages, group] : on_stages_)
+    if (group) visit(Axis::pipeline, *group);
+}
+
+Communicator* ProcessGroups::replicas_on(const std::vector<int>& stages) {
+  require(!stages.empty() && std::is_sorted(stages.begin(), stages.end()), "stages are given in order");
+  const auto [known, first] = on_stages_.emplace(stages, nullptr);
+  if (!first) return known->second;
+  const int own = grid_.coordinate(Axis::pipeline, world().rank());
+  const bool here = std::find(stages.begin(), stages.end(), own) != stages.end();
+  if (others_exist_)
+    made_.push_back(world().part(grid_.partition_on(stages)));
+  else if (here)
+    made_.push_back(world().part({grid_.replicas_on(stages, world().rank())}));
+  if (here) known->second = made_.back().get();
+  return known->second;
 }
 
 void ProcessGroups::bind(const std::shared_ptr<device::Device>& device) {
@@ -38,16 +60,31 @@ void ProcessGroups::bind(const std::shared_ptr<device::Device>& device) {
 std::vector<ProcessGroups::AxisTraffic> ProcessGroups::traffic() const {
   std::vector<AxisTraffic> out;
   for_each_group([&](Axis axis, const Communicator& group) {
-    if (group.size() > 1) out.push_back({axis, group.traffic()});
+    if (group.size() == 1) return;
+    const auto same =
+        std::find_if(out.begin(), out.end(), [&](const auto& told) { return told.axis == axis; });
+    if (same == out.end())
+      out.push_back({axis, group.traffic()});
+    else
+      same->traffic.add(group.traffic());
   });
   return out;
 }
 
 std::uint64_t ProcessGroups::host_memory(int ranks_of_machine) const {
   std::uint64_t total = 0;
-  for_each_group([&](Axis axis, const Communicator& group) {
-    total += comm::host_memory(group.size(), grid_.size_on_machine(axis, world().rank(), ranks_of_machine));
+  const int rank = world().rank();
+  for_each_axis([&](Axis axis, const Communicator& group) {
+    total += comm::host_memory(group.size(), grid_.size_on_machine(axis, rank, ranks_of_machine));
   });
+  for (const auto& [stages, group] : on_stages_) {
+    if (!group) continue;
+    const std::vector<int> ranks = grid_.replicas_on(stages, rank);
+    const auto here = std::count_if(ranks.begin(), ranks.end(), [&](int other) {
+      return other / ranks_of_machine == rank / ranks_of_machine;
+    });
+    total += comm::host_memory(group->size(), static_cast<int>(here));
+  }
   return total;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,11 +25,15 @@ class ProcessGroups {
   Communicator& world() const { return group(Axis::world); }
   Communicator& group(Axis axis) const { return *groups_[static_cast<std::size_t>(axis)]; }
 
+  /// Collective: the group of Grid::replicas_on(), made on the first call for these stages (ascending, at
+  /// least one); null on other stages. What it carries is told under Axis::pipeline.
+  Communicator* replicas_on(const std::vector<int>& stages);
+
   /// Collective: Communicator::bind() of all groups.
   void bind(const std::shared_ptr<device::Device>& device);
 
-  /// What a communicator of several ranks carried, under the first of its axes in the order of Axis: each is
-  /// told once.
+  /// What communicators of several ranks carried, each told once, under the first of its axes in the order of
+  /// Axis.
   struct AxisTraffic {
     Axis axis;
     Traffic traffic;
@@ -40,13 +45,18 @@ class ProcessGroups {
   void reset_traffic();
 
  private:
-  /// Calls visit(first axis, communicator) for each communicator once.
+  /// Calls visit(first axis, communicator) for each communicator of an axis once.
+  template <class Visit>
+  void for_each_axis(const Visit& visit) const;
+  /// The same, and for those of replicas_on().
   template <class Visit>
   void for_each_group(const Visit& visit) const;
 
   Grid grid_;
   std::vector<std::unique_ptr<Communicator>> made_;
   std::array<Communicator*, axis_count> groups_{};
+  bool others_exist_;
+  std::map<std::vector<int>, Communicator*> on_stages_;  ///< by stages
 };
 
 }  // namespace sherd::comm

@@ -110,9 +110,10 @@ struct Parallel {
   int virtual_stages = 1;  ///< runs of parts that each stage holds, > 1 with `interleaved` only
   /// Of `interleaved`: so many micro-batches pass a virtual stage before the next one's turn; 0: `pipeline`.
   std::int64_t micro_batch_group = 0;
-  /// How parts go to stages, as DeepSpeed's `partition_method`: "parameters" (equal numbers), "uniform"
-  /// (equal numbers of parts), or "type:REGEX" (equal numbers of parts whose class matches).
-  std::string partition_method = "parameters";
+  /// How parts go to stages, as DeepSpeed's `partition_method`: "best" (equal work: parameters that a part
+  /// computes with), "parameters" (equal numbers of them), "uniform" (of parts), or "type:REGEX" (of parts
+  /// whose class matches).
+  std::string partition_method = "best";
   /// Ranks that share states, context ranks among them; each such group holds a replica (Zhang et al. 2022,
   /// MiCS; hybrid sharding in PyTorch's FSDP). A multiple of `context`; 0 (default): all that hold the same
   /// parameters.

@@ -13,14 +13,11 @@ constexpr Twin partition{"parallel.partition_method", "pipeline.partition", "how
 const std::vector<std::string> schedules = {"auto", "accumulate",  "layered",    "gpipe",
                                             "1f1b", "interleaved", "zero_bubble"};
 
-/// DeepSpeed's default, "best", is to balance.
 std::string partition_of(const Value& value) {
   constexpr std::string_view type = "type:";
   const std::string& text = value.text();
-  if (!text.starts_with(type)) {
-    const std::size_t which = value.choice({"parameters", "uniform", "best", "type:REGEX"});
-    return which == 1 ? "uniform" : Parallel{}.partition_method;
-  }
+  const std::vector<std::string> names = {"best", "parameters", "uniform", "type:REGEX"};
+  if (!text.starts_with(type)) return names[value.choice(names)];
   try {
     if (text.size() == type.size()) throw std::regex_error(std::regex_constants::error_brack);
     std::ignore = std::regex(text.substr(type.size()), std::regex::ECMAScript | std::regex::icase);

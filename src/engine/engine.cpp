@@ -21,13 +21,15 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   require(model_ != nullptr, "an engine needs a model");
   resources_ = std::make_unique<engine::Resources>(*dist_, config_, std::move(device), std::move(kernels),
                                                    std::move(groups));
-  engine::require_cut(*model_, this->groups(), *dist_, this->device().kind() != device::Kind::meta);
+  const bool others_exist = this->device().kind() != device::Kind::meta;
+  engine::require_cut(*model_, this->groups(), *dist_, others_exist);
+  stages_ = engine::agree_on_stages(*model_, config_, this->groups(), *dist_, others_exist);
   const engine::GroupOf group_of = engine::assign_groups(*model_, config_.optimizer, config_.notes);
   optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed, group_of);
   scheduler_ = engine::make_scheduler(config_, optimizer_);
   if (config_.precision.compute == DType::f16)
     scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
-  const sharding::StateSources sources = resources_->sources();
+  const sharding::StateSources sources = resources_->sources(engine::StateGroups(*model_, stages_, this->groups()));
   sharded_ = std::make_unique<sharding::ShardedModel>(model_, optimizer_->sharding_options(config_), sources);
   update_ = std::make_unique<engine::StepUpdate>(
       engine::StepUpdate::Parts{config_, *sharded_, *optimizer_, scaler_.get(), data_ranks(),

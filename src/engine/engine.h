@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "engine/distributed.h"
 #include "engine/optimizer.h"
+#include "engine/stage_layout.h"
 #include "engine/step_report.h"
 #include "nn/module.h"
 #include "sharding/sharded_model.h"
@@ -156,6 +157,8 @@ class Engine {
   Distributed& dist() { return *dist_; }
   /// The groups in which this rank exchanges tensors, and what they carried, by axis.
   comm::ProcessGroups& groups() const;
+  /// How the model's parts lie on the ranks of a pipeline.
+  const engine::StageLayout& stages() const { return stages_; }
   /// The ranks that train on different data, this one among them.
   comm::Communicator& data_ranks() const { return groups().group(comm::Axis::data); }
   device::Device& device() const;
@@ -172,6 +175,7 @@ class Engine {
   config::Config config_;
   std::unique_ptr<engine::Resources> resources_;  ///< go after all that uses them
   std::shared_ptr<nn::Model> model_;
+  engine::StageLayout stages_;
   std::shared_ptr<engine::Optimizer> optimizer_;
   std::shared_ptr<engine::Scheduler> scheduler_;
   std::unique_ptr<optim::LossScaler> scaler_;  ///< fp16 only

@@ -53,8 +53,9 @@ int data_ranks(const config::Config& config, int ranks) {
 }
 
 std::string describe(const comm::Grid& grid) {
+  const int stages = grid.size(Axis::pipeline);
   return cat("tensor ", grid.size(Axis::tensor), " x context ", grid.size(Axis::context), " x data ",
-             grid.size(Axis::data));
+             grid.size(Axis::data), stages > 1 ? cat(" x pipeline ", stages) : "");
 }
 
 namespace {
@@ -71,23 +72,78 @@ void adopt(I& size, I open, int of_grid, const char* key) {
 }  // namespace
 
 void adopt_grid(config::Config& config, const comm::Grid& grid) {
-  for (const Axis axis : {Axis::pipeline, Axis::expert})
-    if (grid.size(axis) != 1)
-      fail(ErrorKind::config, "the groups that the program brings have a ", comm::name_of(axis), " size of ",
-           grid.size(axis), ", and this build trains over tensor, context and data ranks only");
+  if (grid.size(Axis::expert) != 1)
+    fail(ErrorKind::config, "the groups that the program brings have an expert size of ",
+         grid.size(Axis::expert),
+         ", and this build trains over tensor, context, data and pipeline ranks only");
   config::Parallel& parallel = config.parallel;
   adopt(parallel.tensor, 1, grid.size(Axis::tensor), "parallel.tensor");
   adopt(parallel.context, 1, grid.size(Axis::context), "parallel.context");
+  adopt(parallel.pipeline, 1, grid.size(Axis::pipeline), "parallel.pipeline");
   const int shard = grid.size(Axis::shard), all = grid.size(Axis::context) * grid.size(Axis::data);
   if (parallel.shard_size == 0 && shard == all) return;  // follows the ranks of each run
   adopt(parallel.shard_size, std::int64_t{0}, shard, "parallel.shard_size");
 }
 
-sharding::RankGroups groups_of(const autograd::Parameter& parameter, const comm::ProcessGroups& groups) {
-  comm::Communicator* replica = &groups.group(Axis::replica);
-  if (parameter.partial_gradient) return {groups.group(Axis::tensor_shard), replica};
-  const bool cut = !parameter.logical_slice().is_whole();
-  return {groups.group(Axis::shard), replica, cut ? nullptr : &groups.group(Axis::tensor)};
+StateGroups::StateGroups(nn::Model& model, const StageLayout& layout, comm::ProcessGroups& groups)
+    : groups_(&groups) {
+  if (layout.stages == 1) return;
+  const auto stages_of = stages_of_parameters(model, layout);
+  for (const autograd::ParameterPtr& parameter : model.parameters())  // in one order on all ranks
+    if (const std::vector<int>& stages = stages_of.at(parameter.get()); stages.size() > 1)
+      over_stages_[parameter.get()] = groups.replicas_on(stages);
+}
+
+sharding::RankGroups StateGroups::of(const autograd::Parameter& parameter) const {
+  const auto shared = over_stages_.find(&parameter);
+  const bool copied = !parameter.partial_gradient && parameter.logical_slice().is_whole();
+  sharding::RankGroups out(groups_->group(parameter.partial_gradient ? Axis::tensor_shard : Axis::shard),
+                           shared == over_stages_.end() ? &groups_->group(Axis::replica) : shared->second,
+                           copied ? &groups_->group(Axis::tensor) : nullptr);
+  out.over_stages = shared != over_stages_.end();
+  return out;
+}
+
+namespace {
+
+/// What a rank's model looks like to a pipeline, for comparing.
+struct PipelineView {
+  std::uint64_t cut = 0;    ///< which parts form chunks
+  std::uint64_t parts = 0;  ///< names and logical shapes of their parameters
+};
+
+PipelineView view_of(nn::Model& model, const StageLayout& layout) {
+  std::string cut, parts;
+  for (const sharding::Chunk& chunk : layout.chunks) cut += cat(chunk.begin, ' ', chunk.end, '\n');
+  const auto stages_of = stages_of_parameters(model, layout);
+  for (const autograd::ParameterPtr& parameter : model.parameters()) {
+    parts += cat(parameter->name, ' ', parameter->logical_slice().logical().str());
+    for (const int stage : stages_of.at(parameter.get())) parts += cat(' ', stage);
+  }
+  return {stable_hash(cut), stable_hash(parts)};
+}
+
+}  // namespace
+
+StageLayout agree_on_stages(nn::Model& model, const config::Config& config, const comm::ProcessGroups& groups,
+                            const Distributed& dist, bool others_exist) {
+  StageLayout layout;
+  const auto look = [&] {
+    layout = make_stage_layout(model, config.parallel, groups.grid().coordinate(Axis::pipeline, dist.rank()));
+    return view_of(model, layout);
+  };
+  if (!others_exist || groups.grid().size(Axis::pipeline) == 1) {
+    look();
+    return layout;
+  }
+  const auto views = gather_results(dist, "stages of the model", look);
+  for (std::size_t rank = 0; rank < views.size(); ++rank)
+    if (views[rank].cut != views[0].cut || views[rank].parts != views[0].parts)
+      fail(ErrorKind::config, "rank ", rank, " has ",
+           views[rank].cut == views[0].cut ? "other parameters in the stages of its model"
+                                           : "its model cut into stages at other parts",
+           " than rank 0: all ranks build the same model, with all of its parts");
+  return layout;
 }
 
 namespace {

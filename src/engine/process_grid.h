@@ -1,11 +1,13 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 
 #include "comm/process_groups.h"
 #include "config/config.h"
 #include "engine/distributed.h"
+#include "engine/stage_layout.h"
 #include "nn/module.h"
 #include "sharding/parallel/layout.h"
 #include "sharding/state.h"
@@ -33,14 +35,31 @@ std::string describe(const comm::Grid& grid);
 /// where it says others, and for a grid that this build cannot train on.
 void adopt_grid(config::Config& config, const comm::Grid& grid);
 
-/// The ranks that share a parameter's states: context and data ranks; of one that all tensor ranks hold and
-/// whose gradient is a sum over these (Parameter::partial_gradient), tensor ranks too.
-sharding::RankGroups groups_of(const autograd::Parameter& parameter, const comm::ProcessGroups& groups);
+/// The ranks that share the states of a model's parameters. A plain value; refers to the groups.
+class StateGroups {
+ public:
+  /// Collective: makes a group of each set of stages that have a parameter together (a tied one).
+  StateGroups(nn::Model& model, const StageLayout& layout, comm::ProcessGroups& groups);
+  /// Context and data ranks; of a parameter that all tensor ranks hold and whose gradient is a sum over these
+  /// (Parameter::partial_gradient), tensor ranks too. Replicas of one that several stages have are on all of
+  /// these. Of a parameter that this rank's stage has.
+  sharding::RankGroups of(const autograd::Parameter& parameter) const;
+
+ private:
+  const comm::ProcessGroups* groups_;
+  std::map<const autograd::Parameter*, comm::Communicator*> over_stages_;  ///< replicas, of shared ones
+};
 
 /// Throws Error{config} where several context ranks are to train a model that was built without their layout:
 /// each would compute whole sequences, and the sum of their gradients count these as often as there are
 /// ranks. That it is not cut for tensor ranks, require_cut() finds.
 void require_takes_layout(bool takes_layout, const comm::ProcessGroups& groups);
+
+/// How the model lies on the ranks of a pipeline. Throws Error{config} on all ranks where it cannot
+/// (make_stage_layout()), or where one of them cuts it at other parts, or has other parameters in these, than
+/// rank 0. Collective where `others_exist`; else this rank looks at its own model.
+StageLayout agree_on_stages(nn::Model& model, const config::Config& config, const comm::ProcessGroups& groups,
+                            const Distributed& dist, bool others_exist);
 
 /// Throws Error{config} on all ranks where a model is not cut for as many tensor ranks as there are: a
 /// parameter is whole on all of them, or they hold slices of it, of one shape, that together are all. Names

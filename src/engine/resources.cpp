@@ -3,7 +3,6 @@
 #include <filesystem>
 
 #include "engine/make_device.h"
-#include "engine/process_grid.h"
 #include "engine/same_setup.h"
 
 namespace sherd::engine {
@@ -63,15 +62,13 @@ void Resources::open_stores(const config::Config& config, int rank) {
                          : open_store(config, optimizer.nvme_path, rank, *device_);
 }
 
-sharding::StateSources Resources::sources() const {
+sharding::StateSources Resources::sources(const StateGroups& groups_of) const {
   sharding::StateSources sources{{groups_->group(comm::Axis::shard), &groups_->group(comm::Axis::replica)},
                                  *kernels_,
                                  parameter_store_.get(),
                                  optimizer_store_.get()};
   sources.model_ranks = &groups_->world();
-  sources.groups_of = [this](const autograd::Parameter& parameter) {
-    return engine::groups_of(parameter, *groups_);
-  };
+  sources.groups_of = [groups_of](const autograd::Parameter& parameter) { return groups_of.of(parameter); };
   return sources;
 }
 

@@ -4,6 +4,7 @@
 
 #include "comm/process_groups.h"
 #include "engine/engine.h"
+#include "engine/process_grid.h"
 
 namespace sherd::engine {
 
@@ -19,8 +20,8 @@ class Resources {
   device::Device& device() const { return *device_; }
   tensor::Kernels& kernels() const { return *kernels_; }
   comm::ProcessGroups& groups() const { return *groups_; }
-  /// For the states of a model.
-  sharding::StateSources sources() const;
+  /// For the states of a model whose parameters lie so.
+  sharding::StateSources sources(const StateGroups& groups_of) const;
   IoBytes io_bytes() const;
 
  private:

@@ -118,6 +118,19 @@ TEST(Grid, HasMegatronsGroups) {
             (Groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}, {8, 12}, {9, 13}, {10, 14}, {11, 15}}));
 }
 
+/// 16 ranks: tensor 2, 2 shards, 2 replicas, 2 stages of 8; and 3 stages of which two have a thing.
+TEST(Grid, StagesThatShareAParameterHaveItsReplicas) {
+  const Grid grid(16, {.tensor = 2, .pipeline = 2, .shard = 2});
+  EXPECT_EQ(grid.replicas_on({0, 1}, 0), (std::vector<int>{0, 4, 8, 12}));
+  EXPECT_EQ(grid.replicas_on({0, 1}, 15), (std::vector<int>{3, 7, 11, 15}));
+  EXPECT_EQ(grid.partition_on({0, 1}),
+            (Groups{{0, 4, 8, 12}, {1, 5, 9, 13}, {2, 6, 10, 14}, {3, 7, 11, 15}}));
+  const Grid three(6, {.pipeline = 3});
+  EXPECT_EQ(three.replicas_on({0, 2}, 5), (std::vector<int>{1, 5}));
+  EXPECT_EQ(three.partition_on({0, 2}), (Groups{{0, 4}, {1, 5}}));
+  EXPECT_EQ(three.partition_on({1}), (Groups{{2}, {3}}));
+}
+
 TEST(Grid, NeighboursShareStates) {
   const Grid grid(8, {.shard = 4});
   EXPECT_EQ(grid.partition(Axis::shard), (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}}));

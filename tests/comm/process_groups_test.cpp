@@ -47,6 +47,32 @@ TEST(ProcessGroups, AreTheGridsGroups) {
     });
 }
 
+TEST(ProcessGroups, OfStagesAreMadeOnce) {
+  const Grid grid(8, {.pipeline = 4});
+  run_local(8, CommOptions{}, [&](Communicator& world) {
+    ProcessGroups groups(world, grid);
+    Communicator* ends = groups.replicas_on({0, 3});
+    EXPECT_EQ(groups.replicas_on({0, 3}), ends);
+    Communicator* middle = groups.replicas_on({1, 2});
+    const bool outer = world.rank() < 2 || world.rank() >= 6;
+    EXPECT_EQ(ends != nullptr, outer);
+    EXPECT_EQ(middle != nullptr, !outer);
+    Communicator& own = outer ? *ends : *middle;
+    EXPECT_EQ(gathered(own, world.rank()),
+              outer ? grid.replicas_on({0, 3}, world.rank()) : grid.replicas_on({1, 2}, world.rank()));
+    // 4 bytes to the other rank, told under the pipeline, whose own group has carried nothing.
+    for (const auto& [axis, traffic] : groups.traffic())
+      EXPECT_EQ(traffic.all_gather, axis == Axis::pipeline ? 4u : 0u) << name_of(axis);
+  });
+  // Of absent peers a rank looks at those of its own groups alone.
+  const auto world = make_dry_world(5, 8);
+  ProcessGroups dry(*world, grid, false);
+  EXPECT_EQ(dry.replicas_on({0, 3}), nullptr);
+  ASSERT_NE(dry.replicas_on({0, 2}), nullptr);
+  EXPECT_EQ(dry.replicas_on({0, 2})->size(), 2);
+  EXPECT_EQ(dry.replicas_on({0, 2})->rank(), 1);
+}
+
 TEST(ProcessGroups, OfOneRankNobodyHears) {
   run_local(2, CommOptions{.timeout_seconds = 20}, [](Communicator& world) {
     const auto device = device::make_cpu_device(1);

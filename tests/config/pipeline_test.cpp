@@ -17,7 +17,7 @@ TEST(PipelineKeys, DefaultsAreOneStage) {
   EXPECT_EQ(defaults.schedule, Schedule::automatic);
   EXPECT_EQ(defaults.virtual_stages, 1);
   EXPECT_EQ(defaults.micro_batch_group, 0);
-  EXPECT_EQ(defaults.partition_method, "parameters");
+  EXPECT_EQ(defaults.partition_method, "best");
 }
 
 TEST(PipelineKeys, EveryScheduleHasItsName) {
@@ -40,7 +40,7 @@ TEST(PipelineKeys, DeepSpeedsSectionMeansTheSame) {
   EXPECT_EQ(parallel(R"({"parallel": {"pipeline": 2}, "pipeline": {"stages": 1}})").pipeline, 2);
   EXPECT_EQ(parallel(R"({"parallel": {"pipeline": 2}, "pipeline": {"stages": 2}})").pipeline, 2);
   // DeepSpeed's default, and its other name for the key.
-  EXPECT_EQ(parallel(R"({"pipeline": {"partition": "best"}})").partition_method, "parameters");
+  EXPECT_EQ(parallel(R"({"pipeline": {"partition": "best"}})").partition_method, "best");
   EXPECT_EQ(parallel(R"({"pipeline": {"partition_method": "uniform"}})").partition_method, "uniform");
 
   const auto recompute = [](const std::string& text) { return parse_text(text).training.recompute; };
@@ -110,7 +110,7 @@ TEST(PipelineKeys, ContradictionsAreErrorsThatSayWhatWouldDo) {
   refused(R"({"parallel": {"partition_method": "type:"}})", "holds no regular expression after \"type:\"");
   refused(R"({"parallel": {"partition_method": "type:(a"}})", "holds no regular expression after \"type:\"");
   refused(R"({"parallel": {"partition_method": "profile"}})",
-          "\"profile\" is none of parameters, uniform, best, type:REGEX");
+          "\"profile\" is none of best, parameters, uniform, type:REGEX");
   refused(R"({"parallel": {"pipeline": 0}})", "parallel.pipeline: must be an integer >= 1, not 0");
   refused(R"({"parallel": {"pipeline": 2}, "pipeline": {"stages": 4}})",
           "pipeline.stages: parallel.pipeline and pipeline.stages say the same, the ranks that hold the "

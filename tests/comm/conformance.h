@@ -32,6 +32,8 @@ struct Case {
   /// Calls are only queued for a GPU: what goes wrong is thrown later, by its synchronize() and further
   /// calls.
   bool queues = false;
+  /// The ranks share memory, so that each knows for whom another waits.
+  bool one_machine = true;
   /// Why this machine cannot run the case, or empty.
   std::function<std::string()> unavailable = [] { return std::string(); };
 };

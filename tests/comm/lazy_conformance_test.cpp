@@ -27,7 +27,7 @@ Case shared_card(int ranks) {
 
 Case staged(int ranks, bool shared_memory) {
   Case out = lazy_case(shared_memory ? "windows" : "messages", ranks);
-  out.options.shared_memory = shared_memory;
+  out.options.shared_memory = out.one_machine = shared_memory;
   out.run = [ranks](const CommOptions& options, const std::function<void(Communicator&)>& body) {
     on_tcp_ranks(ranks, options, body);
   };

@@ -82,7 +82,7 @@ class MessagesTest : public ::testing::Test {
   std::shared_ptr<Board> make_board() {
     Board::prepare(memory_.get(), layout_);
     BoardSettings settings;
-    settings.name = "manual", settings.ranks = {0};
+    settings.name = "manual", settings.ranks = settings.world = {0};
     return std::make_shared<Board>(0, layout_, std::vector{memory_.get()}, std::move(settings));
   }
 

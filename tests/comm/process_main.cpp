@@ -42,6 +42,7 @@ Case process_case(const char* name, bool shared_memory, int (*machine)(int rank)
   out.ranks = launched_ranks();
   out.options.timeout_seconds = 60;
   out.options.shared_memory = shared_memory;
+  out.one_machine = shared_memory && !machine;
   if (machine) out.options.machine = cat("machine ", machine(launched_rank()));
   out.run = [](const CommOptions& options, const std::function<void(Communicator&)>& body) {
     const LaunchedWorld joined = join_launched_world(options);

@@ -23,6 +23,7 @@ Case tcp_case(const std::string& name, int ranks, bool shared_memory, const std:
   out.ranks = ranks;
   out.options.timeout_seconds = 60;
   out.options.shared_memory = shared_memory;
+  out.one_machine = shared_memory && machines.empty();
   out.run = [ranks, machines](const CommOptions& options, const std::function<void(Communicator&)>& body) {
     on_tcp_ranks(ranks, options, body, machines);
   };

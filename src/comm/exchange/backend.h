@@ -43,7 +43,7 @@ class Backend {
   virtual void start(Call& transfer) = 0;
   /// Moves it on without waiting; true when it is finished.
   virtual bool advance(Call& transfer) = 0;
-  /// Sleeps until ready() is true. `active` are the transfers under way, the oldest first; not empty.
+  /// Sleeps until ready() is true. `active` are the transfers under way, with their deadlines; not empty.
   virtual void await(const std::function<bool()>& ready, const std::vector<Call*>& active) = 0;
   /// After an error has failed the group: gives a transfer up, which may have ended or never been started.
   /// Returns when its memory may go.
@@ -80,6 +80,13 @@ class Backend {
   /// Those of whom this rank could know that they have announced so many calls, and does not. From any
   /// thread.
   virtual std::vector<int> not_announced(std::uint64_t) { return {}; }
+
+  /// The number in the world of a rank of this group.
+  virtual int world_rank(int rank) const { return rank; }
+  /// Lets the ranks of this machine know for whose transfer, by its number in the world, this one's thread
+  /// waits, in whatever group; -1: for none. Who waits too long for this rank then names that one. From any
+  /// thread.
+  virtual void tell_wait(int /*world_rank*/) noexcept {}
 
   /// Payload that this rank has sent to other machines, in bytes.
   virtual std::uint64_t bytes_between_machines() const { return 0; }

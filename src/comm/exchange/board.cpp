@@ -102,9 +102,12 @@ void Board::barrier(const Call& call) {
       if (slot(r).arrived.load(std::memory_order_acquire) < number) out.push_back(r);
     return out;
   };
+  const Deadline deadline = Deadline::after_seconds(settings_.timeout_seconds);
   wait(
-      shared.met, [&] { return shared.completed.load(std::memory_order_acquire) >= number; }, missing, call,
-      Deadline::after_seconds(settings_.timeout_seconds));
+      shared.met, [&] { return shared.completed.load(std::memory_order_acquire) >= number; },
+      [&] {
+        return Waited{call, missing(), deadline};
+      });
 }
 
 std::uint64_t Board::announce(const Signature& call) {
@@ -144,8 +147,8 @@ bool Board::may_hear_more(const std::vector<int>& missing, const Deadline& deadl
                      [&](int r) { return r != rank_ && slot(r).asks_elsewhere.load() != 0; });
 }
 
-std::string Board::diagnose(const std::vector<int>& missing, const Call& call, const Deadline& deadline,
-                            bool slow_checks) {
+std::string Board::diagnose(const Waited& waited, bool slow_checks) {
+  const auto& [call, missing, deadline] = waited;
   for (const int r : missing) {
     if (r == rank_) continue;
     if (slot(r).departed.load(std::memory_order_acquire))
@@ -156,11 +159,44 @@ std::string Board::diagnose(const std::vector<int>& missing, const Call& call, c
                  " waited for it in ", describe(call), "; see that rank's own output");
   }
   if (!deadline.passed() || may_hear_more(missing, deadline)) return "";
+  return cat(name(), ": ", describe(call), ": ", say_late(missing),
+             "; raise parallel.timeout_seconds if the work in between takes that long");
+}
+
+/// For whom `rank` waits in a transfer, for whom that one, and so on, by their numbers in the world. Empty
+/// where it waits for none, or they wait for each other.
+std::vector<int> Board::waits_behind(int rank) const {
+  std::vector<int> out, seen{world_rank(in_group(rank_)), world_rank(in_group(rank))};
+  for (int at = rank;;) {
+    const int next = slot(at).waits_for.load();
+    if (next < 0) return out;
+    if (std::find(seen.begin(), seen.end(), next) != seen.end()) return {};
+    out.push_back(next), seen.push_back(next);
+    const auto here = std::find_if(settings_.ranks.begin(), settings_.ranks.end(),
+                                   [&](int r) { return world_rank(r) == next; });
+    if (here == settings_.ranks.end()) return out;
+    at = static_cast<int>(here - settings_.ranks.begin());
+  }
+}
+
+std::string Board::name_in_world(int rank) const {
+  const auto at = std::find(settings_.world.begin(), settings_.world.end(), rank);
+  if (at == settings_.world.end()) return cat("rank ", rank, " of the world");
+  return cat("rank ", at - settings_.world.begin());
+}
+
+/// Names those who did not come. Who waits itself for another in a transfer is not to blame.
+std::string Board::say_late(const std::vector<int>& missing) const {
   std::vector<int> numbers;
   for (const int r : missing) numbers.push_back(in_group(r));
-  return cat(name(), ": ", describe(call), ": ", name_ranks(numbers), " did not come within ",
-             settings_.timeout_seconds, " s, while rank ", in_group(rank_),
-             " waited; raise parallel.timeout_seconds if the work in between takes that long");
+  const std::vector<int> behind = missing.size() == 1 ? waits_behind(missing[0]) : std::vector<int>{};
+  const std::string late = behind.empty() ? name_ranks(numbers) : name_in_world(behind.back());
+  std::string text = cat(late, " did not come within ", settings_.timeout_seconds, " s, while rank ",
+                         in_group(rank_), " waited");
+  if (behind.empty()) return text;
+  text += cat(" for ", name_ranks(numbers));
+  for (const int r : behind) text += cat(", that for ", name_in_world(r));
+  return text;
 }
 
 void Board::fail(const std::string& reason) noexcept {

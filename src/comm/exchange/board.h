@@ -25,7 +25,8 @@ struct Slot {
   alignas(64) std::atomic<std::uint64_t> arrived{0};  ///< barriers come to
   std::atomic<std::uint32_t> departed{0};
   std::atomic<std::uint32_t> asks_elsewhere{0};  ///< waits for ranks of other machines
-  alignas(64) WaitWord moved;                    ///< one of this rank's transfers moved
+  std::atomic<std::int32_t> waits_for{-1};  ///< rank of the world for whose transfer this one's thread waits
+  alignas(64) WaitWord moved;               ///< one of this rank's transfers moved
   std::array<CallDescriptor, 2> descriptors;
   Announcements announced;
 };
@@ -61,6 +62,7 @@ struct BoardLayout {
 struct BoardSettings {
   std::string name;        ///< of the group, for messages: "mpi(4)"
   std::vector<int> ranks;  ///< the board's ranks by their numbers in the group
+  std::vector<int> world;  ///< the group's ranks by their numbers in the world
   double timeout_seconds = 1800;
   bool crowded = false;            ///< more ranks than cores: yield rather than spin
   std::function<bool(int)> gone;   ///< true when a rank's process has ended; null where that cannot be known
@@ -92,10 +94,15 @@ class Board final : public Health {
   /// Waits for all ranks. What they wrote before is visible after.
   void barrier(const Call& call);
 
-  /// Sleeps until done() is true; `missing` lists the ranks that it depends on. Woken through `word`.
-  template <class Done, class Missing>
-  void wait(WaitWord& word, const Done& done, const Missing& missing, const Call& call,
-            const Deadline& deadline);
+  /// What a rank waits for, and until when; `missing`: on which ranks that depends.
+  struct Waited {
+    const Call& call;
+    std::vector<int> missing;
+    Deadline deadline;
+  };
+  /// Sleeps until done() is true. Woken through `word`; looks at what waited() says from time to time.
+  template <class Done, class WaitedFor>
+  void wait(WaitWord& word, const Done& done, const WaitedFor& waited);
 
   /// While it lives this rank waits for ranks that are not on this board. Those here that wait for this one
   /// then let it speak first at the deadline, as it knows who is missing.
@@ -111,6 +118,8 @@ class Board final : public Health {
   };
 
   /// As Backend's.
+  int world_rank(int group_rank) const { return settings_.world[static_cast<std::size_t>(group_rank)]; }
+  void tell_wait(int world_rank) noexcept { slot(rank_).waits_for.store(world_rank); }
   std::uint64_t announce(const Signature& call);
   std::vector<int> not_announced(std::uint64_t number) const;
 
@@ -146,10 +155,12 @@ class Board final : public Health {
   int in_group(int rank) const { return settings_.ranks[static_cast<std::size_t>(rank)]; }
   std::string shared_failure() const;
   void nap(WaitWord& word, std::uint32_t seen, const Deadline& deadline) const;
+  std::vector<int> waits_behind(int rank) const;
+  std::string name_in_world(int rank) const;
+  std::string say_late(const std::vector<int>& missing) const;
   bool may_hear_more(const std::vector<int>& missing, const Deadline& deadline) const;
-  /// The text of the failure that `missing` and the clock amount to, or empty.
-  std::string diagnose(const std::vector<int>& missing, const Call& call, const Deadline& deadline,
-                       bool slow_checks);
+  /// The text of the failure that what is waited for and the clock amount to, or empty.
+  std::string diagnose(const Waited& waited, bool slow_checks);
 
   int rank_;
   BoardLayout layout_;
@@ -162,9 +173,8 @@ class Board final : public Health {
   mutable std::string first_failure_;  // guarded by failure_mutex_
 };
 
-template <class Done, class Missing>
-void Board::wait(WaitWord& word, const Done& done, const Missing& missing, const Call& call,
-                 const Deadline& deadline) {
+template <class Done, class WaitedFor>
+void Board::wait(WaitWord& word, const Done& done, const WaitedFor& waited) {
   for (int i = 0; i < spins_; ++i) {
     if (done()) return;
     spin_pause();
@@ -182,12 +192,13 @@ void Board::wait(WaitWord& word, const Done& done, const Missing& missing, const
       if (done()) return;
       throw_failure();
     }
-    const std::string reason = diagnose(missing(), call, deadline, slow_checks);
+    const Waited now = waited();
+    const std::string reason = diagnose(now, slow_checks);
     if (!reason.empty()) {
       if (done()) return;
       fail_and_throw(reason);
     }
-    nap(word, seen, deadline);
+    nap(word, seen, now.deadline);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -32,6 +33,25 @@ enum class Collective : std::uint8_t {
 
 struct Envelope;
 
+/// When a transfer is late: some time after somebody has begun to wait for it. So a rank that computes for
+/// long, or hangs, while its transfers are under way blames nobody for them. Thread-safe.
+class TransferDeadline {
+ public:
+  /// Only the first time counts.
+  void begin(double seconds) {
+    auto none = never;
+    at_.compare_exchange_strong(none, Deadline::after_seconds(seconds).at().time_since_epoch().count());
+  }
+  Deadline get() const {
+    using Clock = Deadline::Clock;
+    return Deadline(Clock::time_point(Clock::duration(at_.load())) - Clock::now());
+  }
+
+ private:
+  static constexpr auto never = (Deadline::Clock::time_point::max)().time_since_epoch().count() / 2;
+  std::atomic<Deadline::Clock::rep> at_{never};
+};
+
 /// One call of one rank, checked and ready to run. Tensor handles keep the buffers alive.
 struct Call {
   Collective kind = Collective::none;
@@ -55,6 +75,8 @@ struct Call {
   device::Event done;           ///< set by who runs the call: before it the tensors may be in use on a stream
   std::vector<Tensor> staging;  ///< memory beside the call's tensors that is in use as long as they are
   Tensor travelling;            ///< a staged transfer: the copy in the host's memory
+  /// A transfer that a GpuRoute moves itself: what it tells the other rank of it on the host.
+  std::shared_ptr<Call> greeting;
 
   // Progress of a transfer (send, receive); owned by the backend between start() and the end.
   std::uint64_t index = 0;  ///< position among the transfers of this pair and direction
@@ -62,8 +84,13 @@ struct Call {
   int phase = 0;
   std::vector<int> sends, receives;    ///< message path: open messages
   std::shared_ptr<Envelope> envelope;  ///< message path: what goes ahead of the payload
-  std::optional<Deadline> deadline;
+  std::shared_ptr<TransferDeadline> deadline;
+  bool polled = false;  ///< nobody is woken when it can move on: look again soon
 };
+
+inline bool is_transfer(const Call& call) {
+  return call.kind == Collective::send || call.kind == Collective::receive;
+}
 
 /// What a rank publishes of its call, for the others to compare. Plain bytes: it lives in shared memory and
 /// travels in messages.

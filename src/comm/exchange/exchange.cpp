@@ -8,12 +8,18 @@
 namespace sherd::comm {
 namespace {
 
-std::vector<int> peers_of(const std::vector<Call*>& transfers) {
+/// What transfers wait for: once some are late, those alone.
+Board::Waited waited_for(const std::vector<Call*>& transfers) {
+  const auto at = [](const Call* transfer) { return transfer->deadline->get().at(); };
+  const auto first = *std::min_element(transfers.begin(), transfers.end(),
+                                       [&](const Call* a, const Call* b) { return at(a) < at(b); });
+  const Deadline deadline = first->deadline->get();
   std::vector<int> peers;
-  for (const Call* transfer : transfers) peers.push_back(transfer->peer);
+  for (const Call* transfer : transfers)
+    if (!deadline.passed() || transfer->deadline->get().passed()) peers.push_back(transfer->peer);
   std::sort(peers.begin(), peers.end());
   peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-  return peers;
+  return {*first, std::move(peers), deadline};
 }
 
 }  // namespace
@@ -80,7 +86,6 @@ std::vector<std::int64_t> Exchange::agree(std::vector<std::int64_t> words, const
 // ---- transfers ----
 
 void Exchange::start(Call& transfer) {
-  transfer.deadline = Deadline::after_seconds(timeout_seconds());
   if (topology_->is_local(transfer.peer)) return memory_transfers_.start(transfer);
   if (transfer.kind == Collective::send) messages_->count_sent(transfer.x.bytes());
   message_transfers_->start(transfer);
@@ -101,8 +106,7 @@ void Exchange::abandon(Call& transfer) noexcept {
 }
 
 void Exchange::await_here(const std::function<bool()>& ready, const std::vector<Call*>& active) {
-  const auto missing = [&] { return peers_of(active); };
-  board_->wait(board_->moved(board_->rank()), ready, missing, *active.front(), *active.front()->deadline);
+  board_->wait(board_->moved(board_->rank()), ready, [&] { return waited_for(active); });
 }
 
 void Exchange::await_messages(const std::function<bool()>& ready, const std::vector<Call*>& active) {
@@ -110,8 +114,9 @@ void Exchange::await_messages(const std::function<bool()>& ready, const std::vec
   std::optional<Deadline> grace;
   for (Pauses pauses(messages_->port());; pauses.pause()) {
     if (ready()) return;
-    if (!pauses.every(64) && !active.front()->deadline->passed()) continue;
-    messages_->check_peers(peers_of(active), *active.front(), *active.front()->deadline, grace);
+    if (!pauses.every(64)) continue;
+    const auto waited = waited_for(active);
+    messages_->check_peers(waited.missing, waited.call, waited.deadline, grace);
   }
 }
 

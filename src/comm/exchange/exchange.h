@@ -41,6 +41,8 @@ class Exchange : public CollectiveBackend {
   void fail(const std::string& reason) noexcept override { board_->fail(reason); }
   std::string failure() const override { return board_->failure(); }
   void look_after_peers() noexcept override;
+  int world_rank(int rank) const override { return board_->world_rank(rank); }
+  void tell_wait(int world_rank) noexcept override { board_->tell_wait(world_rank); }
   std::uint64_t announce(const Signature& call) override;
   std::vector<int> not_announced(std::uint64_t number) override;
   std::uint64_t bytes_between_machines() const override { return messages_ ? messages_->sent_bytes() : 0; }

@@ -27,9 +27,10 @@ class GpuRoute {
 
   /// Runs a checked collective of which some tensor is the GPU's, after Call::ready; sets Call::done.
   virtual void run(Call& call);
-  /// As Backend's, for transfers of such tensors.
-  void start(Call& transfer);
-  bool advance(Call& transfer);
+  /// As Backend's, for transfers of such tensors. start() sets Call::travelling or Call::greeting.
+  virtual void start(Call& transfer);
+  virtual bool advance(Call& transfer);
+  virtual void abandon(Call& transfer) noexcept { host_->abandon(transfer); }
 
   /// Collective: the route of the group that a split made; `part` is null where this rank is in none.
   virtual std::unique_ptr<GpuRoute> split(int color, int key, Backend* part);

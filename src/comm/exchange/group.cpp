@@ -1,7 +1,8 @@
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
-#include <exception>
 #include <mutex>
 #include <thread>
 
@@ -11,60 +12,11 @@
 #include "comm/exchange/gpu_order.h"
 #include "comm/exchange/gpu_route.h"
 #include "comm/exchange/siblings.h"
+#include "comm/exchange/task.h"
 #include "device/trace_range.h"
 
 namespace sherd::comm {
 namespace {
-
-bool is_transfer(const Call& call) {
-  return call.kind == Collective::send || call.kind == Collective::receive;
-}
-
-/// One asynchronous call: queued by the caller's thread, run by the group's, waited for by anyone.
-class Task final : public Work::State {
- public:
-  Task(Call queued, double timeout_seconds, std::shared_ptr<const GpuOrder> order)
-      : call(std::move(queued)), timeout_(timeout_seconds), order_(std::move(order)) {}
-  ~Task() override { outlast(call); }
-
-  bool done() override {
-    std::lock_guard lock(mutex_);
-    return done_ && call.done.reached();
-  }
-
-  void wait() override {
-    std::unique_lock lock(mutex_);
-    // The running call keeps the deadline itself and says more; this one is for calls stuck behind it.
-    const Deadline deadline = Deadline::after_seconds(timeout_ + 2);
-    if (!finished_.wait_until(lock, deadline.at(), [&] { return done_; }))
-      fail(ErrorKind::comm, describe(call), " is not done after ", timeout_,
-           " s: the calls queued before it take too long");
-    if (error_) std::rethrow_exception(error_);
-    if (order_) order_->settle(call);
-  }
-
-  void finish(std::exception_ptr error) {
-    {
-      std::lock_guard lock(mutex_);
-      // Who waits may let its memory go now: how much a rank holds shall not depend on when the group's
-      // thread forgets the call. A GPU may still be at work in it.
-      if (!order_) call.x = {}, call.out = {}, call.gathers.clear(), call.reduces.clear();
-      done_ = true;
-      error_ = std::move(error);
-    }
-    finished_.notify_all();
-  }
-
-  Call call;  ///< touched by the group's thread only, once queued and until it is finished
-
- private:
-  double timeout_;
-  std::shared_ptr<const GpuOrder> order_;  ///< null without a GPU
-  std::mutex mutex_;
-  std::condition_variable finished_;
-  bool done_ = false;         // guarded by mutex_
-  std::exception_ptr error_;  // guarded by mutex_
-};
 
 class Group final : public Communicator {
   /// Runs `work`; whatever it throws breaks the group, for a peer cannot know how far this rank came.
@@ -94,7 +46,7 @@ class Group final : public Communicator {
   ~Group() override {
     // Leaving because of an exception, or with transfers whose other ends may never come: peers shall not
     // wait for what this rank had queued, nor this rank for them.
-    const int open = open_transfers_;
+    const std::size_t open = open_transfers();
     if (std::uncaught_exceptions() > exceptions_ && backend_->failure().empty())
       backend_->fail(leaving_because(siblings_->cause()));
     else if (open > 0 && backend_->failure().empty())
@@ -260,20 +212,20 @@ class Group final : public Communicator {
       return work;
     }
     drain();
-    Task now(std::move(call), backend_->timeout_seconds(), order_);  // whose destructor outlasts streams
+    const auto now = make_task(std::move(call));  // whose destructor outlasts streams
     guarded([&] {
-      if (is_transfer(now.call))
-        run_transfer(now.call);
+      if (is_transfer(now->call))
+        run_transfer(now->call);
       else
-        run(now.call);
+        run(now->call);
     });
-    if (order_) order_->settle(now.call);
+    if (order_) order_->settle(now->call);
     return {};
   }
 
   /// Where running a call takes no time: on the caller's thread, asynchronous or not.
   Work queue_on_gpu(Call call, const CallOptions& options) {
-    auto task = std::make_shared<Task>(std::move(call), backend_->timeout_seconds(), order_);
+    auto task = make_task(std::move(call));
     guarded([&] { run(task->call); });
     task->finish(nullptr);
     if (!options.async) task->wait();
@@ -289,13 +241,22 @@ class Group final : public Communicator {
       backend_->run(call);
   }
 
+  std::shared_ptr<Task> make_task(Call call) {
+    int peer = -1;
+    if (is_transfer(call))
+      peer = backend_->world_rank(call.peer), call.deadline = std::make_shared<TransferDeadline>();
+    return std::make_shared<Task>(std::move(call), backend_->timeout_seconds(), order_, siblings_, peer);
+  }
+
   void run_transfer(Call& call) {
+    const Siblings::Wait told(*siblings_, backend_->world_rank(call.peer));
+    call.deadline->begin(backend_->timeout_seconds());
     try {
       start(call);
-      backend_->await([&] { return advance(call); }, {&call});
+      for (bool over = false; !over;) await_some([&] { return over = advance(call); }, {&call});
     } catch (const std::exception& error) {
       break_group(error);
-      backend_->abandon(call);
+      abandon(call);
       throw;
     }
   }
@@ -307,16 +268,30 @@ class Group final : public Communicator {
       backend_->start(transfer);
   }
   bool advance(Call& transfer) {
-    return transfer.travelling ? route_->advance(transfer) : backend_->advance(transfer);
+    return by_route(transfer) ? route_->advance(transfer) : backend_->advance(transfer);
+  }
+  void abandon(Call& transfer) noexcept {
+    by_route(transfer) ? route_->abandon(transfer) : backend_->abandon(transfer);
+  }
+  static bool by_route(const Call& transfer) { return transfer.travelling || transfer.greeting; }
+
+  /// Returns when ready() was true, or soon where a transfer must be looked at.
+  void await_some(const std::function<bool()>& ready, const std::vector<Call*>& active) {
+    const auto polled = [&] {
+      return std::any_of(active.begin(), active.end(), [](const Call* call) { return call->polled; });
+    };
+    bool done = false;
+    backend_->await([&] { return (done = ready()) || polled(); }, active);
+    if (!done) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
   Work enqueue(Call call) {
-    auto task = std::make_shared<Task>(std::move(call), backend_->timeout_seconds(), order_);
+    auto task = make_task(std::move(call));
     {
       std::lock_guard lock(mutex_);
       queue_.push_back(task);
       queued_.store(true);
-      open_transfers_ += is_transfer(task->call);
+      if (is_transfer(task->call)) open_.push_back(task->call.deadline);
       if (!thread_.joinable()) thread_ = std::thread([this, rank = ThreadRank::current()] { serve(rank); });
     }
     wake_.notify_all();
@@ -329,11 +304,17 @@ class Group final : public Communicator {
     return busy_ || !queue_.empty();
   }
 
+  std::size_t open_transfers() {
+    std::lock_guard lock(mutex_);
+    return open_.size();
+  }
+
   /// Waits until the group's thread has nothing left to do. Each call that it runs ends at its own deadline.
   void drain() {
     if (!thread_.joinable()) return;
     {
       std::unique_lock lock(mutex_);
+      for (const auto& transfer : open_) transfer->begin(backend_->timeout_seconds());
       idle_.wait(lock, [&] { return queue_.empty() && !busy_; });
     }
     throw_if_failed();
@@ -385,7 +366,7 @@ class Group final : public Communicator {
         std::vector<Call*> calls;
         for (const auto& task : active) calls.push_back(&task->call);
         std::vector<bool> over(active.size());
-        backend_->await([&] { return advance_all(calls, over) || queued_.load(); }, calls);
+        await_some([&] { return advance_all(calls, over) || queued_.load(); }, calls);
         for (std::size_t i = active.size(); i-- > 0;)
           if (over[i]) {
             finish_transfer(*active[i], nullptr);
@@ -395,7 +376,7 @@ class Group final : public Communicator {
     } catch (const std::exception& error) {
       break_group(error);
       for (const auto& task : active) {
-        backend_->abandon(task->call);
+        abandon(task->call);
         finish_transfer(*task, std::current_exception());
       }
     }
@@ -403,18 +384,23 @@ class Group final : public Communicator {
 
   /// Who waited for it finds it no more under way.
   void finish_transfer(Task& task, std::exception_ptr error) {
-    --open_transfers_;
+    {
+      std::lock_guard lock(mutex_);
+      std::erase(open_, task.call.deadline);
+    }
     task.finish(std::move(error));
   }
 
   void take_transfers(std::vector<std::shared_ptr<Task>>& active) {
-    std::lock_guard lock(mutex_);
-    while (!queue_.empty() && is_transfer(queue_.front()->call)) {
-      active.push_back(queue_.front());
-      queue_.pop_front();
-      start(active.back()->call);
+    std::size_t before = active.size();
+    {
+      std::lock_guard lock(mutex_);
+      for (; !queue_.empty() && is_transfer(queue_.front()->call); queue_.pop_front())
+        active.push_back(queue_.front());
+      queued_.store(false);
     }
-    queued_.store(false);
+    // Which may wait for a GPU; who queues the next one shall not.
+    for (; before < active.size(); ++before) start(active[before]->call);
   }
 
   bool advance_all(const std::vector<Call*>& calls, std::vector<bool>& over) {
@@ -438,9 +424,10 @@ class Group final : public Communicator {
   std::condition_variable wake_, idle_;
   std::deque<std::shared_ptr<Task>> queue_;  // guarded by mutex_
   std::atomic<bool> queued_{false};          ///< something was added since take_transfers()
-  std::atomic<int> open_transfers_{0};       ///< queued and not finished
-  bool busy_ = false;                        // guarded by mutex_
-  bool stopping_ = false;                    // guarded by mutex_
+  /// Of transfers that are queued and not finished. Guarded by mutex_.
+  std::vector<std::shared_ptr<TransferDeadline>> open_;
+  bool busy_ = false;      // guarded by mutex_
+  bool stopping_ = false;  // guarded by mutex_
 };
 
 }  // namespace

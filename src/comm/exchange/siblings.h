@@ -14,7 +14,7 @@ namespace sherd::comm {
 /// ranks why: they may be in no group with the rank that began it. Thread-safe.
 class Siblings {
  public:
-  void add(const Backend& group) {
+  void add(Backend& group) {
     std::lock_guard lock(mutex_);
     groups_.push_back(&group);
     cause_.reset();
@@ -24,6 +24,23 @@ class Siblings {
     groups_.erase(std::find(groups_.begin(), groups_.end(), &group));
     if (groups_.empty()) cause_.reset();
   }
+  /// While it lives, the calling thread waits for a transfer with that rank of the world; -1: it does not.
+  class Wait {
+   public:
+    Wait(Siblings& groups, int world_rank) : groups_(world_rank < 0 ? nullptr : &groups) { tell(world_rank); }
+    ~Wait() { tell(-1); }
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+
+   private:
+    void tell(int world_rank) {
+      if (!groups_) return;
+      std::lock_guard lock(groups_->mutex_);
+      for (Backend* group : groups_->groups_) group->tell_wait(world_rank);
+    }
+    Siblings* groups_;
+  };
+
   /// For a rank that leaves its groups, one after the other, because of an error: the failure of one of them
   /// when it left the first; empty where all were well, so that the error is its own.
   std::string cause() {
@@ -37,8 +54,8 @@ class Siblings {
 
  private:
   std::mutex mutex_;
-  std::vector<const Backend*> groups_;  // guarded by mutex_
-  std::optional<std::string> cause_;    // guarded by mutex_
+  std::vector<Backend*> groups_;      // guarded by mutex_
+  std::optional<std::string> cause_;  // guarded by mutex_
 };
 
 }  // namespace sherd::comm

@@ -142,6 +142,7 @@ class LocalExchange final : public Exchange {
     settings.name = group_name("local", group->world_ranks(), world_size);
     settings.timeout_seconds = options.comm.timeout_seconds;
     for (int r = 0; r < group->layout().ranks; ++r) settings.ranks.push_back(r);
+    settings.world = group->world_ranks();
     settings.crowded = crowded;
     settings.parent = std::move(parent);
     auto local = std::make_shared<LocalBoard>(std::move(group), rank, std::move(settings));

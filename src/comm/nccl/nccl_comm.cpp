@@ -76,6 +76,21 @@ std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<
   return made;
 }
 
+std::unique_ptr<NcclComm> NcclComm::join_pair(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu,
+                                              const void* id, int rank) {
+  std::unique_ptr<NcclComm> made(new NcclComm(host, gpu));
+  gpu->make_current();
+  ncclConfig_t config = configuration();
+  ncclUniqueId words;
+  std::memcpy(&words, id, sizeof words);
+  const ncclResult_t status = ncclCommInitRankConfig(&made->comm_, 2, words, rank, &config);
+  if (!under_way(status))
+    made->give_up(cat(host.name(), ": rank ", host.rank(),
+                      " cannot join another rank over NCCL: ", words_for(status, nullptr)));
+  made->start_watching();
+  return made;
+}
+
 std::unique_ptr<NcclComm> NcclComm::split(int color, int key, Backend* part) {
   gpu_->make_current();
   ncclConfig_t config = configuration();
@@ -147,23 +162,34 @@ NcclComm::~NcclComm() {
 /// Waits until NCCL has set up what it was asked for.
 void NcclComm::settle(const std::string& what, double seconds, std::uint64_t number) {
   const Deadline deadline = Deadline::after_seconds(seconds);
-  for (int turn = 0;; ++turn) {
-    ncclResult_t status = ncclInProgress;
-    {
-      std::lock_guard lock(nccl_);
-      if (!comm_) fail(ErrorKind::comm, host_.failure());
-      const ncclResult_t asked = ncclCommGetAsyncError(comm_, &status);
-      if (asked != ncclSuccess) status = asked;
-      if (status == ncclSuccess) return;
-      if (!under_way(status))
-        give_up(cat(host_.name(), ": rank ", host_.rank(), ": ", what, ": ", words_for(status, comm_)));
+  while (!settled(what, deadline, seconds, number))
+    if (turns_ > 100) std::this_thread::sleep_for(turns_ > 2000 ? 1ms : 20us);
+}
+
+bool NcclComm::settled(const std::string& what, const Deadline& deadline, double seconds,
+                       std::uint64_t number) {
+  ncclResult_t status = ncclInProgress;
+  {
+    std::lock_guard lock(nccl_);
+    if (!comm_) fail(ErrorKind::comm, host_.failure());
+    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &status);
+    if (asked != ncclSuccess) status = asked;
+    if (status == ncclSuccess) {
+      turns_ = 0;
+      return true;
     }
-    if (const std::string reason = host_.failure(); !reason.empty()) give_up(reason);
-    if (turn % 64 == 63) host_.look_after_peers();
-    if (deadline.passed())
-      if (const std::string late = overdue(what, deadline, seconds, number); !late.empty()) give_up(late);
-    if (turn > 100) std::this_thread::sleep_for(turn > 2000 ? 1ms : 20us);
+    if (!under_way(status))
+      give_up(cat(host_.name(), ": rank ", host_.rank(), ": ", what, ": ", words_for(status, comm_)));
   }
+  if (const std::string reason = host_.failure(); !reason.empty()) give_up(reason);
+  if (++turns_ % 64 == 0) host_.look_after_peers();
+  if (deadline.passed())
+    if (const std::string late = overdue(what, deadline, seconds, number); !late.empty()) give_up(late);
+  return false;
+}
+
+bool NcclComm::settled(const Call& call, const Deadline& deadline) {
+  return settled(describe(call), deadline, host_.timeout_seconds(), 0);
 }
 
 void NcclComm::give_up(const std::string& reason) {
@@ -197,19 +223,24 @@ std::string NcclComm::overdue(const std::string& what, const Deadline& deadline,
       "(NCCL_DEBUG=INFO says more); raise parallel.timeout_seconds if the work before it takes that long");
 }
 
+/// Whether its work is on the stream by now.
+bool NcclComm::queue_group(const Call& call, const std::function<void(ncclComm*)>& queue) {
+  std::lock_guard lock(nccl_);
+  if (!comm_) fail(ErrorKind::comm, host_.failure());
+  ncclGroupStart();
+  queue(comm_);  // what is wrong with a part of it, ncclGroupEnd() says
+  const ncclResult_t status = ncclGroupEnd();
+  if (!under_way(status))
+    give_up(cat(host_.name(), ": rank ", host_.rank(), ": ", describe(call), ": ", words_for(status, comm_)));
+  return status == ncclSuccess;
+}
+
 void NcclComm::submit(const Call& call, std::uint64_t number, const std::function<void(ncclComm*)>& queue) {
-  {
-    std::lock_guard lock(nccl_);
-    if (!comm_) fail(ErrorKind::comm, host_.failure());
-    ncclGroupStart();
-    queue(comm_);  // what is wrong with a part of it, ncclGroupEnd() says
-    const ncclResult_t status = ncclGroupEnd();
-    if (!under_way(status))
-      give_up(
-          cat(host_.name(), ": rank ", host_.rank(), ": ", describe(call), ": ", words_for(status, comm_)));
-    if (status == ncclSuccess) return;
-  }
-  settle(describe(call), host_.timeout_seconds(), number);
+  if (!queue_group(call, queue)) settle(describe(call), host_.timeout_seconds(), number);
+}
+
+void NcclComm::begin(const Call& call, const std::function<void(ncclComm*)>& queue) {
+  queue_group(call, queue);
 }
 
 void NcclComm::watch(const Call& call, std::uint64_t number) {

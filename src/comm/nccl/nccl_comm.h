@@ -24,6 +24,10 @@ class NcclComm {
  public:
   /// Collective. `host` must outlive it. Throws Error{comm}.
   static std::unique_ptr<NcclComm> create(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu);
+  /// This rank's end of a pair's communicator, which comes to be while settled() is asked. `id`: an
+  /// ncclUniqueId; `rank`: of the two.
+  static std::unique_ptr<NcclComm> join_pair(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu,
+                                             const void* id, int rank);
   /// Collective over this group; null for a negative color. `part` is the new group's backend.
   std::unique_ptr<NcclComm> split(int color, int key, Backend* part);
   ~NcclComm();
@@ -31,6 +35,11 @@ class NcclComm {
   /// Queues what `queue` says as one group of NCCL's. Throws Error{comm} naming `call`, whose number among
   /// those that were announced to the other ranks is `number`.
   void submit(const Call& call, std::uint64_t number, const std::function<void(ncclComm*)>& queue);
+  /// As submit(), without waiting for what NCCL has to set up first: the work is queued once settled().
+  void begin(const Call& call, const std::function<void(ncclComm*)>& queue);
+  /// Whether NCCL has done all that it was asked for. Throws Error{comm} naming `call`, at `deadline` too. To
+  /// be asked again and again: waits for nothing.
+  bool settled(const Call& call, const Deadline& deadline);
   /// The call's work is all queued: watch over it until call.done.
   void watch(const Call& call, std::uint64_t number);
 
@@ -45,6 +54,8 @@ class NcclComm {
   void load();
   void start_watching();
   void settle(const std::string& what, double seconds, std::uint64_t number = 0);
+  bool settled(const std::string& what, const Deadline& deadline, double seconds, std::uint64_t number);
+  bool queue_group(const Call& call, const std::function<void(ncclComm*)>& queue);
   std::string overdue(const std::string& what, const Deadline& deadline, double seconds,
                       std::uint64_t number);
   [[noreturn]] void give_up(const std::string& reason);
@@ -58,6 +69,7 @@ class NcclComm {
   std::shared_ptr<void> check_;  ///< registration with the device
   std::recursive_mutex nccl_;    ///< one thread at a time talks to NCCL about comm_
   ncclComm* comm_ = nullptr;     // guarded by nccl_; null once aborted
+  int turns_ = 0;                ///< that settled() was asked in vain
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
   std::deque<Watched> watched_;  // guarded by mutex_

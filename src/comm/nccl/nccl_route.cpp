@@ -9,6 +9,7 @@
 #include "comm/cuda/reduce.h"
 #include "comm/nccl/nccl_comm.h"
 #include "comm/nccl/nccl_functions.h"
+#include "comm/nccl/nccl_transfers.h"
 
 namespace sherd::comm {
 namespace {
@@ -23,11 +24,14 @@ namespace {
 class NcclRoute final : public GpuRoute {
  public:
   NcclRoute(Backend& backend, const std::shared_ptr<device::CudaDevice>& on, std::unique_ptr<NcclComm> comm)
-      : GpuRoute(backend, on), comm_(std::move(comm)) {}
+      : GpuRoute(backend, on), comm_(std::move(comm)), transfers_(backend, on) {}
   std::string_view name() const override { return "NCCL"; }
   bool immediate() const override { return true; }
   bool queues(const Call& call) const override;
   void run(Call& call) override;
+  void start(Call& transfer) override { transfers_.start(transfer); }
+  bool advance(Call& transfer) override { return transfers_.advance(transfer); }
+  void abandon(Call& transfer) noexcept override { transfers_.abandon(transfer); }
   std::unique_ptr<GpuRoute> split(int color, int key, Backend* part) override {
     std::unique_ptr<NcclComm> comm = comm_->split(color, key, part);
     return comm ? std::make_unique<NcclRoute>(*part, gpu(), std::move(comm)) : nullptr;
@@ -69,6 +73,7 @@ class NcclRoute final : public GpuRoute {
                  std::int64_t chunk, std::byte* scratch);
 
   std::unique_ptr<NcclComm> comm_;
+  NcclTransfers transfers_;
 };
 
 /// Of tensors that NCCL must reach: all but the shards of gathers and reductions, which copies and kernels

@@ -212,7 +212,7 @@ std::unique_ptr<Backend> make_backend(Origin origin) {
   auto topology = topology_of(port, origin.options);
   BoardSettings settings;
   settings.name = group_name(port.kind(), port.world_ranks(), port.world_size());
-  settings.ranks = topology->locals();
+  settings.ranks = topology->locals(), settings.world = port.world_ranks();
   settings.timeout_seconds = origin.options.timeout_seconds;
   settings.crowded = port.crowded();
   settings.parent = origin.parent;

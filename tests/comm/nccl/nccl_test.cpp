@@ -42,7 +42,7 @@ Case nccl(int ranks, bool shared_memory) {
   out.ranks = ranks;
   out.queues = true;
   out.options.timeout_seconds = 60;
-  out.options.shared_memory = shared_memory;
+  out.options.shared_memory = out.one_machine = shared_memory;
   out.device = [](Communicator&) { return std::make_shared<sherd::testing::LazyCudaDevice>(); };
   out.run = [ranks](const CommOptions& options, const std::function<void(Communicator&)>& body) {
     on_tcp_ranks(ranks, options, body);

@@ -1,0 +1,110 @@
+#include "comm/nccl/nccl_transfers.h"
+
+#include <nccl.h>
+
+#include <cstring>
+
+#include "comm/nccl/nccl_functions.h"
+
+namespace sherd::comm {
+namespace {
+
+enum Phase : int { greeting, joining, queueing };
+
+/// What the sender tells the receiver.
+struct Greeting {
+  Signature call;
+  ncclUniqueId id{};  ///< of the pair's communicator; with the first transfer
+};
+static_assert(std::is_trivially_copyable_v<Greeting>);
+
+Greeting read(const Call& transfer) {
+  Greeting out;
+  std::memcpy(&out, transfer.greeting->x.raw(), sizeof out);
+  return out;
+}
+
+}  // namespace
+
+NcclTransfers::NcclTransfers(Backend& host, std::shared_ptr<device::CudaDevice> gpu)
+    : host_(host), gpu_(std::move(gpu)) {}
+
+NcclTransfers::Way& NcclTransfers::way_of(const Call& transfer) {
+  return ways_[{transfer.peer, transfer.kind}];
+}
+
+void NcclTransfers::start(Call& transfer) {
+  transfer.phase = greeting;
+  transfer.index = way_of(transfer).started++;
+  auto greets = std::make_shared<Call>();
+  greets->kind = transfer.kind, greets->peer = transfer.peer, greets->label = transfer.label;
+  greets->x = Tensor::empty(*gpu_, {sizeof(Greeting)}, DType::u8, device::Category::communication,
+                            device::Tier::host);
+  transfer.greeting = std::move(greets);
+  if (transfer.kind == Collective::send) greet(transfer);
+  host_.start(*transfer.greeting);
+}
+
+void NcclTransfers::greet(Call& transfer) {
+  Greeting words{sign(transfer)};
+  if (transfer.index == 0)
+    if (const ncclResult_t status = ncclGetUniqueId(&words.id); status != ncclSuccess)
+      fail(ErrorKind::comm, host_.name(), ": rank ", host_.rank(), ": ", describe(transfer),
+           ": NCCL cannot make a unique id: ", ncclGetErrorString(status));
+  std::memcpy(transfer.greeting->x.raw(), &words, sizeof words);
+}
+
+bool NcclTransfers::advance(Call& transfer) {
+  Way& way = way_of(transfer);
+  if (transfer.phase == greeting) {
+    if (!host_.advance(*transfer.greeting)) return false;
+    compare(transfer);
+    if (transfer.index == 0) join(transfer, way);
+    transfer.phase = joining;
+    transfer.polled = true;  // NCCL wakes nobody
+  }
+  if (transfer.phase == joining) {
+    if (way.queued != transfer.index || !way.comm->settled(transfer, transfer.deadline->get())) return false;
+    if (transfer.x.bytes() > 0) queue(transfer, way);
+    transfer.phase = queueing;
+  }
+  if (!way.comm->settled(transfer, transfer.deadline->get())) return false;
+  transfer.done = way.stream.record();
+  way.comm->watch(transfer, 0);
+  transfer.polled = false;
+  ++way.queued;
+  return true;
+}
+
+void NcclTransfers::compare(const Call& transfer) const {
+  if (transfer.kind == Collective::send) return;
+  const Signature mine = sign(transfer), theirs = read(transfer).call;
+  if (theirs.elements == mine.elements && theirs.dtype == mine.dtype) return;
+  host_.fail(cat(host_.name(), ": mismatched transfer: rank ", transfer.peer, " called ", describe(theirs),
+                 "; rank ", host_.rank(), " called ", describe(mine)));
+  throw Error(ErrorKind::comm, host_.failure());
+}
+
+void NcclTransfers::join(Call& transfer, Way& way) {
+  way.stream = gpu_->make_stream(true);
+  const ncclUniqueId id = read(transfer).id;
+  way.comm = NcclComm::join_pair(host_, gpu_, &id, transfer.kind == Collective::send ? 0 : 1);
+}
+
+void NcclTransfers::abandon(Call& transfer) noexcept {
+  host_.abandon(*transfer.greeting);
+}
+
+void NcclTransfers::queue(Call& transfer, Way& way) {
+  gpu_->make_current();
+  way.stream.wait(transfer.ready);
+  const auto on = static_cast<cudaStream_t>(way.stream.native());
+  way.comm->begin(transfer, [&](ncclComm_t comm) {
+    if (transfer.kind == Collective::send)
+      ncclSend(transfer.x.raw(), transfer.x.bytes(), ncclInt8, 1, comm, on);
+    else
+      ncclRecv(transfer.x.raw(), transfer.x.bytes(), ncclInt8, 0, comm, on);
+  });
+}
+
+}  // namespace sherd::comm

@@ -3,6 +3,12 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace sherd {
 namespace {
 
@@ -50,6 +56,23 @@ bool cpu_has_bf16_products() {
       "SSE41",           "AVX", "AVX2", "AVX2_VNNI", "AVX512_MIC", "AVX512_MIC_4OPS", "AVX512_CORE",
       "AVX512_CORE_VNNI"};
   return cpu_isa() == CpuIsa::avx512 && __builtin_cpu_supports("avx512bf16") && !capped_below(below, 8);
+}
+
+bool cpu_has_bf16_tiles() {
+  static const bool tiles = [] {
+    constexpr const char* below[] = {"AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX2_VNNI_2"};
+    if (!cpu_has_bf16_products() || capped_below(below, 3)) return false;
+#if defined(__x86_64__) && defined(__linux__)
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & amx_bf16) == 0 || (d & amx_tile) == 0) return false;
+    constexpr long request_permission = 0x1023, tile_data = 18;  // of arch_prctl(2): Linux 5.16 and newer
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+    return false;
+#endif
+  }();
+  return tiles;
 }
 
 }  // namespace sherd

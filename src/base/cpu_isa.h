@@ -16,4 +16,7 @@ std::string_view name_of(CpuIsa isa);
 /// True when products of bf16 matrices run in hardware (AVX512-BF16 or AMX) and oneDNN may use it.
 bool cpu_has_bf16_products();
 
+/// True when they run on tiles (AMX), for which this asks the system once.
+bool cpu_has_bf16_tiles();
+
 }  // namespace sherd

@@ -85,7 +85,7 @@ void backward_f64(const HeadF64& h, const double* qkv, const double* out, const 
 // ---- fp32, bf16 and fp16 ----
 
 const AttentionOps& ops_for(bool bf16_products) {
-  if (bf16_products) return avx512::attention_bf16;
+  if (bf16_products) return cpu_has_bf16_tiles() ? avx512::attention_amx : avx512::attention_bf16;
   switch (cpu_isa()) {
     case CpuIsa::avx512:
       return avx512::attention_f32;

@@ -50,6 +50,7 @@ extern const AttentionOps attention_f32;
 namespace avx512 {
 extern const AttentionOps attention_f32;
 extern const AttentionOps attention_bf16;  ///< needs AVX512-BF16
+extern const AttentionOps attention_amx;   ///< needs AMX too
 }  // namespace avx512
 
 }  // namespace sherd::tensor::cpu

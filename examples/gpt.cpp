@@ -25,8 +25,8 @@ int main(int argc, char** argv) {
                     step.times.total());
     }
     if (data->validation) {
-      const auto validation = data->validation_loader(engine->config().batch, 1, dist->rank(),
-                                                      dist->world_size(), engine->device());
+      const auto validation =
+          data->validation_loader(engine->loader_rank(), engine->train_batch_size(), engine->device());
       const double loss = engine->eval_batch(validation->next());
       if (dist->rank() == 0) std::printf("validation loss %.4f\n", loss);
     }

@@ -38,13 +38,12 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
       dist_, std::make_shared<models::Gpt>(shape_, layout_of(*groups, request_.config)), request_.config,
       nullptr, nullptr, groups);
   const config::Batch& batch = engine_->config().batch;
-  train_loader_ = data_->training_loader(batch, engine_->data_ranks().rank(), engine_->data_ranks().size(),
-                                         engine_->device());
+  train_loader_ = data_->training_loader(engine_->loader_rank(), engine_->device());
   engine_->set_training_data(*train_loader_, data_);
   if (data_->validation)
-    validation_loader_ =
-        data_->validation_loader(batch, request_.config.training.eval_steps, engine_->data_ranks().rank(),
-                                 engine_->data_ranks().size(), engine_->device());
+    validation_loader_ = data_->validation_loader(
+        engine_->loader_rank(), request_.config.training.eval_steps * batch.train_batch_size,
+        engine_->device());
   if (validation_loader_ && validation_batches() == 0) {
     if (speaks())
       log_warning("no validation: its split has ", counted(validation_loader_->samples_per_epoch(), "sample"),

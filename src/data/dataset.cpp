@@ -137,8 +137,9 @@ tensor::Batch SampleLoader::next() {
   const std::int64_t count = std::min(rank().micro_batch, (left + world - 1) / world);
   const std::int64_t first = begin + rank().rank * count;
   std::vector<tensor::Batch> samples;
-  for (std::int64_t i = 0; i < count; ++i) samples.push_back(dataset_->get(index_at(epoch, first + i)));
-  tensor::Batch batch = collate(samples, device_);
+  for (std::int64_t i = 0; rank().reads && i < count; ++i)
+    samples.push_back(dataset_->get(index_at(epoch, first + i)));
+  tensor::Batch batch = rank().reads ? collate(samples, device_) : tensor::Batch();
   advance(std::min(left, count * world));
   return batch;
 }

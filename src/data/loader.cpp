@@ -51,6 +51,10 @@ TokenLoader::TokenLoader(std::shared_ptr<const PackedSamples> samples, LoaderRan
 }
 
 tensor::Batch TokenLoader::next() {
+  if (!rank().reads) {
+    advance(global_batch());
+    return {};
+  }
   const std::int64_t first = position() + rank().rank * rank().micro_batch;
   const std::int64_t length = samples_->seq_length();
   for (std::int64_t i = 0; i < rank().micro_batch; ++i) {

@@ -13,6 +13,9 @@ namespace sherd::data {
 struct LoaderRank {
   std::int64_t micro_batch = 1;  ///< samples per batch of one rank
   int rank = 0, world = 1;
+  /// False: nobody here needs the samples, as on a pipeline's stages between the first and the last. Batches
+  /// are then empty, and nothing is read; the position moves as ever.
+  bool reads = true;
 };
 
 /// How far a loader has come. Shared by the loader and by whoever saves and restores that (the Engine's
@@ -49,7 +52,7 @@ class Loader {
  public:
   virtual ~Loader() = default;
 
-  /// This rank's next micro-batch; never ends.
+  /// This rank's next micro-batch (LoaderRank::reads); never ends.
   virtual tensor::Batch next() = 0;
 
   /// Samples that all ranks together have consumed. seek(position()) in another run resumes at the same

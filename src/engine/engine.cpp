@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "data/loader.h"
 #include "engine/checkpoint/checkpoints.h"
 #include "engine/executor.h"
 #include "engine/process_grid.h"
@@ -51,6 +52,9 @@ Engine::~Engine() = default;
 
 comm::ProcessGroups& Engine::groups() const {
   return resources_->groups();
+}
+data::LoaderRank Engine::loader_rank() const {
+  return {config_.batch.micro_batch_size, data_ranks().rank(), data_ranks().size(), stages_.reads_batches()};
 }
 device::Device& Engine::device() const {
   return resources_->device();

@@ -22,6 +22,7 @@ namespace sherd {
 
 namespace data {
 class Loader;
+struct LoaderRank;
 }  // namespace data
 
 namespace engine {
@@ -159,6 +160,8 @@ class Engine {
   comm::ProcessGroups& groups() const;
   /// How the model's parts lie on the ranks of a pipeline.
   const engine::StageLayout& stages() const { return stages_; }
+  /// What this rank's loaders are to give.
+  data::LoaderRank loader_rank() const;
   /// The ranks that train on different data, this one among them.
   comm::Communicator& data_ranks() const { return groups().group(comm::Axis::data); }
   device::Device& device() const;

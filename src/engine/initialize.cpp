@@ -19,18 +19,16 @@ Initialized initialize(const InitializeOptions& options) {
   out.optimizer = out.engine->optimizer();
   out.scheduler = out.engine->scheduler();
   const config::Config& config = out.engine->config();
-  const int rank = out.engine->data_ranks().rank(), world = out.engine->data_ranks().size();
   if (options.training_data) {
     engine::require_same({{"number of training samples", std::to_string(options.training_data->size())}},
                          *options.dist);
-    out.loader = std::make_unique<data::SampleLoader>(
-        options.training_data, data::LoaderRank{config.batch.micro_batch_size, rank, world},
-        options.loader_options, out.engine->device());
+    out.loader = std::make_unique<data::SampleLoader>(options.training_data, out.engine->loader_rank(),
+                                                      options.loader_options, out.engine->device());
     out.engine->set_training_data(*out.loader);
   } else if (config.data) {
     const auto data = engine::open_token_data(config);
     engine::require_same_data(*data, *options.dist);
-    out.loader = data->training_loader(config.batch, rank, world, out.engine->device());
+    out.loader = data->training_loader(out.engine->loader_rank(), out.engine->device());
     out.engine->set_training_data(*out.loader, data);
   }
   return out;

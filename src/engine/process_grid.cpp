@@ -52,10 +52,14 @@ int data_ranks(const config::Config& config, int ranks) {
   return comm::Grid(ranks, grid_sizes(config)).size(Axis::data);
 }
 
+std::string describe(std::int64_t tensor, std::int64_t context, std::int64_t data, std::int64_t pipeline) {
+  return cat("tensor ", tensor, " x context ", context, " x data ", data,
+             pipeline > 1 ? cat(" x pipeline ", pipeline) : "");
+}
+
 std::string describe(const comm::Grid& grid) {
-  const int stages = grid.size(Axis::pipeline);
-  return cat("tensor ", grid.size(Axis::tensor), " x context ", grid.size(Axis::context), " x data ",
-             grid.size(Axis::data), stages > 1 ? cat(" x pipeline ", stages) : "");
+  return describe(grid.size(Axis::tensor), grid.size(Axis::context), grid.size(Axis::data),
+                  grid.size(Axis::pipeline));
 }
 
 namespace {

@@ -26,6 +26,8 @@ struct StageLayout {
   /// Chunk `chunk` of this rank has the first part of the model, or the last.
   bool has_first(int chunk) const { return chunk == 0 && stage == 0; }
   bool has_last(int chunk) const { return chunk + 1 == own_chunks() && stage + 1 == stages; }
+  /// This rank needs batches.
+  bool reads_batches() const { return stage == 0 || stage + 1 == stages; }
   /// The stage that has part `part`.
   int stage_of(std::size_t part) const;
   bool operator==(const StageLayout&) const = default;

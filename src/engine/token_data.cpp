@@ -83,21 +83,17 @@ std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
   return out;
 }
 
-std::unique_ptr<data::Loader> TokenData::training_loader(const config::Batch& batch, int rank, int world,
+std::unique_ptr<data::Loader> TokenData::training_loader(const data::LoaderRank& rank,
                                                          device::Device& device) const {
-  return std::make_unique<data::TokenLoader>(train, data::LoaderRank{batch.micro_batch_size, rank, world},
-                                             device);
+  return std::make_unique<data::TokenLoader>(train, rank, device);
 }
 
-std::unique_ptr<data::Loader> TokenData::validation_loader(const config::Batch& batch, std::int64_t steps,
-                                                           int rank, int world,
+std::unique_ptr<data::Loader> TokenData::validation_loader(const data::LoaderRank& rank, std::int64_t samples,
                                                            device::Device& device) const {
   require(validation != nullptr, "this dataset has no validation split");
-  const std::int64_t round = batch.micro_batch_size * world;
-  const std::int64_t wanted = steps * batch.train_batch_size;
+  const std::int64_t round = rank.micro_batch * rank.world;
   const std::int64_t there = std::max(round, validation->samples_per_round() / round * round);
-  return std::make_unique<data::TokenLoader>(
-      validation, data::LoaderRank{batch.micro_batch_size, rank, world}, device, std::min(wanted, there));
+  return std::make_unique<data::TokenLoader>(validation, rank, device, std::min(samples, there));
 }
 
 }  // namespace sherd::engine

@@ -24,12 +24,11 @@ struct TokenData {
   std::shared_ptr<const data::PackedSamples> validation;  ///< null where data.split leaves it no sequence
 
   /// Batches of this rank from the training split, endless.
-  std::unique_ptr<data::Loader> training_loader(const config::Batch& batch, int rank, int world,
-                                                device::Device& device) const;
-  /// Batches of this rank from the beginning of the validation split, over and over: `steps` of
-  /// train_batch_size samples, or as many as there are.
-  std::unique_ptr<data::Loader> validation_loader(const config::Batch& batch, std::int64_t steps, int rank,
-                                                  int world, device::Device& device) const;
+  std::unique_ptr<data::Loader> training_loader(const data::LoaderRank& rank, device::Device& device) const;
+  /// Batches of this rank from the beginning of the validation split, over and over: `samples` of all ranks,
+  /// or as many as there are.
+  std::unique_ptr<data::Loader> validation_loader(const data::LoaderRank& rank, std::int64_t samples,
+                                                  device::Device& device) const;
 };
 
 /// Opens what `data.path` names. Throws Error{config} without a `data` or `model` section, or when

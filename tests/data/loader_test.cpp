@@ -111,6 +111,14 @@ TEST_F(TokenLoading, ResumesAtTheSample) {
   expect_error(ErrorKind::usage, "position -1", [&] { resumed.seek(-1); });
 }
 
+TEST_F(TokenLoading, WhoDoesNotReadMovesOnAlike) {
+  TokenLoader reads(samples(), {2, 1, 3}, *device_), moves(samples(), {2, 1, 3, false}, *device_);
+  std::filesystem::resize_file(bin_path(dataset_->prefix()), 0);
+  for (int i = 0; i < 50; ++i) EXPECT_TRUE(moves.next().empty());
+  EXPECT_EQ(moves.position(), 300);
+  expect_error(ErrorKind::data, "was cut while in use", [&] { reads.next(); });
+}
+
 TEST_F(TokenLoading, AWindowRepeats) {
   TokenLoader loader(samples(8, false), {.micro_batch = 2}, *device_, 6);
   EXPECT_EQ(loader.samples_per_epoch(), 6);
@@ -176,6 +184,21 @@ class SampleLoading : public ::testing::Test {
 
   std::shared_ptr<device::Device> device_ = device::make_cpu_device(1);
 };
+
+TEST_F(SampleLoading, WhoDoesNotReadMovesOnAlike) {
+  const auto none = make_dataset(13, [](std::int64_t) -> tensor::Batch { throw std::runtime_error("read"); });
+  for (const bool drop_last : {false, true}) {
+    const SampleLoaderOptions options{.shuffle = true, .drop_last = drop_last};
+    SampleLoader reads(numbers(13), {2, 0, 2}, options, *device_),
+        moves(none, {2, 1, 2, false}, options, *device_);
+    reads.seek(1), moves.seek(1);  // so that the end of an epoch is left out
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_FALSE(reads.next().empty());
+      EXPECT_TRUE(moves.next().empty());
+      EXPECT_EQ(reads.position(), moves.position());
+    }
+  }
+}
 
 TEST_F(SampleLoading, StacksSamples) {
   SampleLoader loader(numbers(5), {.micro_batch = 2}, {.shuffle = false}, *device_);

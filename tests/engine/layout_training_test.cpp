@@ -235,7 +235,7 @@ TEST(LayoutCheckpoints, NameTheLayout) {
   const engine::CheckpointReader reader(folder / "here");
   EXPECT_EQ(reader.manifest().grid,
             (std::map<std::string, std::int64_t>{
-                {"tensor", 2}, {"context", 2}, {"data", 2}, {"shard", 2}, {"replica", 2}}));
+                {"tensor", 2}, {"context", 2}, {"data", 2}, {"shard", 2}, {"replica", 2}, {"pipeline", 1}}));
   ::testing::internal::CaptureStderr();
   on_all({.sizes = {1, 2, 1}}, [&](Engine& engine) { engine.load_checkpoint(folder.path().string()); });
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),

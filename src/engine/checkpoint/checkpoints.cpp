@@ -37,8 +37,9 @@ void Checkpoints::set_training_data(const data::Loader& loader, std::shared_ptr<
 Manifest Checkpoints::describe(const ClientState& client) const {
   Manifest out;
   out.world_size = engine_.dist_->world_size();
-  for (const comm::Axis axis :
-       {comm::Axis::tensor, comm::Axis::context, comm::Axis::data, comm::Axis::shard, comm::Axis::replica})
+  using comm::Axis;
+  for (const Axis axis :
+       {Axis::tensor, Axis::context, Axis::data, Axis::shard, Axis::replica, Axis::pipeline})
     out.grid[std::string(comm::name_of(axis))] = engine_.groups().grid().size(axis);
   out.micro_steps = engine_.counters_.micro_steps;
   out.global_steps = engine_.counters_.global_steps;

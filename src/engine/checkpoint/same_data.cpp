@@ -73,7 +73,7 @@ bool is_without_effect(std::string_view key) {
       "steps_per_print",  "wall_clock_breakdown",           "memory_breakdown", "dump_state", "log_level",
       "model.vocab_size", "model.pad_vocab_to_multiple_of", "model.init_std"};
   constexpr std::array of_training{"training.seed", "training.moments_dtype"};
-  // The order of sums; of tensor and context ranks the log tells with the number of ranks.
+  // The order of sums; of tensor, context and pipeline ranks the log tells with the number of ranks.
   constexpr std::array of_parallel{"parallel.reduction", "parallel.shard_size", "parallel.sequence_parallel",
                                    "parallel.context_method"};
   constexpr std::array of_device{"device.tf32", "device.fused_gelu"};
@@ -115,13 +115,15 @@ std::string layout_change(const Manifest& saved, const comm::Grid& grid) {
     const auto size = saved.grid.find(std::string(comm::name_of(axis)));
     return size == saved.grid.end() ? std::int64_t{1} : size->second;
   };
-  const std::int64_t tensor = size_there(Axis::tensor), context = size_there(Axis::context);
-  const bool same = tensor == grid.size(Axis::tensor) && context == grid.size(Axis::context);
+  const auto differs = [&](Axis axis) { return size_there(axis) != grid.size(axis); };
+  const std::int64_t tensor = size_there(Axis::tensor), context = size_there(Axis::context),
+                     pipeline = size_there(Axis::pipeline);
+  const bool same = !differs(Axis::tensor) && !differs(Axis::context) && !differs(Axis::pipeline);
   if (same && saved.world_size == grid.ranks()) return "";
   // Sizes of the layout where ranks share a model on one of the two sides.
-  const bool only_data = same && tensor * context == 1;
+  const bool only_data = same && tensor * context * pipeline == 1;
   const std::string there =
-      cat("tensor ", tensor, " x context ", context, " x data ", saved.world_size / (tensor * context));
+      describe(tensor, context, saved.world_size / (tensor * context * pipeline), pipeline);
   return cat(counted(saved.world_size, "rank"), only_data ? "" : cat(" (", there, ")"),
              " wrote it, and it goes on with ", grid.ranks(),
              only_data ? "" : cat(" (", describe(grid), ")"));

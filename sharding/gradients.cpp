@@ -48,12 +48,6 @@ bool Gradients::has_sum(const Segment& segment) const {
   return std::find(summed_.begin(), summed_.end(), &segment) != summed_.end();
 }
 
-void Gradients::set_boundary(bool boundary) {
-  if (boundary == boundary_) return;
-  boundary_ = boundary;
-  for (Reducer& reducer : reducers_) reducer.begin(boundary);
-}
-
 Gradients::Open Gradients::open(Segment& segment, ExchangePool& pool) {
   const bool fold = segment.folds_gradients() && options_.reduction == comm::Reduction::ordered;
   Open open;
@@ -70,44 +64,43 @@ Gradients::Open Gradients::open(Segment& segment, ExchangePool& pool) {
   return open;
 }
 
-void Gradients::note_complete(Segment& segment) {
-  if (boundary_) complete_.push_back(&segment);
-}
-
-void Gradients::close(Segment& segment, Open open, bool boundary) {
+void Gradients::close(Segment& segment, Open open, bool last) {
   require(
       open.turn == turns_[&segment].closed++, "gradients of '", segment.name(),
       "' are complete out of turn: micro-batches come back, and compute their weight gradients, in the order "
       "in which their backward began");
-  set_boundary(boundary);
   if (!open.sum) {
     const bool fold = open.full && open.onto;
-    if (segment.folds_gradients() || boundary_)
-      reducer_of(segment).submit(segment, std::move(open.full), fold);
+    // Stages close what they share at different times, and in different orders: finish() lets them agree.
+    const bool agrees = last && !segment.groups().over_stages;
+    if (agrees) agreed_.insert(&segment);
+    if (segment.folds_gradients() || agrees)
+      reducer_of(segment).submit(segment, std::move(open.full), fold, agrees);
     return;
   }
   const DType rounding = options_.rounding;
   if (!open.in_place() || (!open.onto && rounding != open.sum->dtype()))
     kernels_.fold(*open.full, rounding, *open.sum, !open.in_place());
   traffic_->send(segment, *open.sum);
-  note_complete(segment);
+  if (last) agreed_.insert(&segment), complete_.push_back(&segment);
 }
 
-/// A block may have run in an earlier micro-batch and not in the last, which is when replicated gradients are
-/// reduced, and replicas agree.
-void Gradients::close_left_out(Segment& segment) {
-  set_boundary(true);
-  if (!has_sum(segment)) return;
-  if (segment.folds_gradients())
-    reducer_of(segment).submit_sum(segment);
-  else
-    reducer_of(segment).submit(segment, nullptr, false);
+/// Of what several stages share; or of a block that has run in an earlier micro-batch and not in the last,
+/// which is when replicated gradients are reduced, and replicas agree.
+void Gradients::agree(Segment& segment) {
+  Reducer& reducer = reducer_of(segment);
+  if (!segment.folds_gradients()) reducer.submit(segment, nullptr, false, !segment.groups().over_stages);
+  if (segment.folds_gradients() || segment.groups().over_stages) reducer.submit_sum(segment);
 }
 
-void Gradients::finish(bool boundary) {
-  set_boundary(boundary);
+void Gradients::settle() {
+  for (Reducer& reducer : reducers_) reducer.settle();
+}
+
+void Gradients::finish() {
+  for (Segment* segment : segments_)
+    if (has_sum(*segment) && agreed_.insert(segment).second) agree(*segment);
   for (Reducer& reducer : reducers_) reducer.finish();
-  if (!boundary_) return;
   if (traffic_) traffic_->join();
   fill_missing();
 }
@@ -167,6 +160,7 @@ void Gradients::sum_over_ranks(std::span<tensor::ExactSum> sums) {
 void Gradients::clear() {
   summed_.clear();
   turns_.clear();
+  agreed_.clear();
   complete_.clear();
   for (Reducer& reducer : reducers_) reducer.clear();
   for (Segment* segment : segments_)

@@ -3,6 +3,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -41,16 +42,18 @@ class Gradients {
   };
   /// Memory for this micro-batch's gradients; what has to be formed apart comes from `pool`.
   Open open(Segment& segment, ExchangePool& pool);
-  /// They are complete: sends them off. `boundary`: of the last micro-batch before an update, with which
-  /// ranks and replicas agree on the sums.
-  void close(Segment& segment, Open open, bool boundary);
-  /// At a boundary: this micro-batch has left the segment out, and an earlier one of the step may have not.
-  void close_left_out(Segment& segment);
-  /// Returns when all that was closed has been summed. Collective.
-  void finish(bool boundary);
+  /// They are complete: sends them off. `last`: nothing is added to the segment's any more in this step, with
+  /// which ranks and replicas agree on the sum.
+  void close(Segment& segment, Open open, bool last);
+  /// Returns when all that was closed has been summed over the shard groups. Waits for no replicas, which may
+  /// be stages of a pipeline, and elsewhere in their step. Collective.
+  void settle();
+  /// All micro-batches of the step have been closed: returns when everything is summed, over replicas too.
+  /// Collective.
+  void finish();
   /// Segments whose gradients do not change any more before the update, since the last call: at the same
-  /// points of the program on all ranks, mostly while backward goes on. Those that the boundary's micro-batch
-  /// left out are not among them.
+  /// points of the program on all ranks, mostly while backward goes on. Those that the step's last
+  /// micro-batch left out may not be among them.
   std::vector<Segment*> take_complete() { return std::exchange(complete_, {}); }
 
   // ---- the step ----
@@ -67,7 +70,7 @@ class Gradients {
 
  private:
   bool has_sum(const Segment& segment) const;
-  void set_boundary(bool boundary);
+  void agree(Segment& segment);
   void fill_missing();
   void sum_over_ranks(std::span<tensor::ExactSum> sums);
   Reducer& reducer_of(const Segment& segment);
@@ -86,7 +89,7 @@ class Gradients {
     std::int64_t opened = 0, closed = 0;
   };
   std::map<const Segment*, Turns> turns_;  ///< of this step
-  bool boundary_ = true;                   ///< of the micro-batch whose gradients are being closed
+  std::set<const Segment*> agreed_;        ///< closed for the step
 };
 
 }  // namespace sherd::sharding

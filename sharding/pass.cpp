@@ -61,9 +61,12 @@ Pass::~Pass() {
   std::erase(model_.passes_, this);
 }
 
-void Pass::begin(bool boundary) {
+void Pass::begin(const Chunk& parts, bool last) {
+  require(parts.begin < parts.end && parts.end <= model_.parts(), "parts [", parts.begin, ", ", parts.end,
+          ") of a model of ", model_.parts());
   model_.begin_pass(*this, Residency::Pass::train);
-  boundary_ = boundary;
+  parts_ = parts;
+  last_ = last;
   tape_.clear();
   for (UnitState& unit : units_) unit = {};
 }
@@ -81,11 +84,7 @@ void Pass::end() {
   for (const auto& unit : model_.units())
     require(state(*unit).pending == 0, "backward did not come back through block '", unit->name(),
             "': run backward on the loss of the same forward");
-  if (boundary_)
-    for (const auto& unit : model_.units())
-      if (!state(*unit).sent)
-        for (const auto& segment : unit->segments()) model_.gradients_.close_left_out(*segment);
-  model_.gradients_.finish(boundary_);
+  model_.gradients_.settle();
   model_.end_pass(*this);
 }
 
@@ -122,6 +121,11 @@ void Pass::leave() {
   running_.back().leases.clear();
   tape_.device().end_sequence();
   running_.pop_back();
+}
+
+bool Pass::completes(const Unit& unit) const {
+  const std::size_t lowest = model_.lowest_part(unit);
+  return last_ && parts_.begin <= lowest && lowest < parts_.end;
 }
 
 void Pass::open_gradients(Unit& unit) {
@@ -179,7 +183,7 @@ void Pass::close_gradients(Unit& unit) {
   for (const auto& segment : unit.segments()) {
     if (!segment->key().trainable) continue;
     segment->close_gradients();
-    model_.gradients_.close(*segment, std::move(s.gradients[next++]), boundary_);
+    model_.gradients_.close(*segment, std::move(s.gradients[next++]), completes(unit));
   }
   s = {};
   s.sent = true;

@@ -7,6 +7,7 @@
 #include "autograd/tape.h"
 #include "device/trace_range.h"
 #include "sharding/gradients.h"
+#include "sharding/schedule/instruction.h"
 #include "sharding/unit.h"
 
 namespace sherd::sharding {
@@ -17,9 +18,12 @@ class ShardedModel;
 /// gradients that are open. Several may be under way at once, each on its own tape; their backward passes
 /// begin in the order of the micro-batches, so that sums have that order. Used from the rank's thread.
 ///
-///   pass.begin(boundary); Var loss = model(pass.tape(), batch);
+/// Of a model in parts (nn::LayeredModel) a pass may go through some of them, and others go through the rest.
+///
+///   pass.begin(parts, last); Var loss = model(pass.tape(), batch);
 ///   pass.begin_backward(loss, seed); while (pass.continue_backward()) {}
 ///   pass.end();
+///   ... and behind the last pass of a step ShardedModel::finish_gradients()
 class Pass {
  public:
   /// The model must outlive it.
@@ -32,13 +36,16 @@ class Pass {
   autograd::Tape& tape() { return tape_; }
   /// It has begun, and neither ended nor been abandoned.
   bool under_way() const { return under_way_; }
-  /// The last micro-batch before an update.
-  bool at_boundary() const { return boundary_; }
+  /// The micro-batch is the last before an update.
+  bool last() const { return last_; }
 
   // ---- training ----
-  /// Before forward. `boundary`: the last micro-batch before an update, when replicated gradients are reduced
-  /// too. The first pass that begins while no other is under way abandons what an exception has left.
-  void begin(bool boundary);
+  /// Before forward through `parts`, of those that this rank has; a model without parts has one. `last`: of
+  /// the step's last micro-batch. Gradients of a unit are complete for the step, and replicated ones reduced,
+  /// in the pass of that micro-batch which has the lowest of the parts that use the unit: backward comes
+  /// there last. Outside of a list (ShardedModel::begin_list()) the first pass that begins while no other is
+  /// under way abandons what an exception has left.
+  void begin(const Chunk& parts, bool last);
   /// As Tape::begin_backward().
   void begin_backward(const autograd::Var& loss, double seed,
                       autograd::WeightGradients when = autograd::WeightGradients::now);
@@ -49,7 +56,8 @@ class Pass {
   bool continue_backward() { return tape_.continue_backward(); }
   /// The same for weight gradients that backward has put off, after it.
   bool continue_weight_gradients() { return tape_.continue_weight_gradients(); }
-  /// Every gradient that this micro-batch had to send has been summed. Collective.
+  /// Every gradient that this pass had to send has been summed over the shard group, which is all where there
+  /// are no replicas. Collective.
   void end();
 
   // ---- evaluation ----
@@ -80,6 +88,8 @@ class Pass {
   void attach_gradients(Unit& unit);
   void detach_gradients(Unit& unit);
   void close_gradients(Unit& unit);
+  /// No other pass adds to the unit's gradients in this step.
+  bool completes(const Unit& unit) const;
   UnitState& state(const Unit& unit) { return units_[static_cast<std::size_t>(unit.index())]; }
   /// Lets go of everything, after an exception.
   void abandon();
@@ -88,7 +98,8 @@ class Pass {
   autograd::Tape tape_;
   std::vector<UnitState> units_;
   std::deque<Running> running_;  ///< the innermost last
-  bool under_way_ = false, boundary_ = true;
+  Chunk parts_;
+  bool under_way_ = false, last_ = true;
 };
 
 /// Hangs on a block's module: whenever it runs, the pass whose tape it runs on takes leases of the block's

@@ -12,26 +12,19 @@ Tensor Reducer::sums_of(const Segment& segment) const {
                        device::Category::communication);
 }
 
-void Reducer::begin(bool boundary) {
-  flush();
-  boundary_ = boundary;
-}
-
-void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate) {
+void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate, bool last) {
   const Tensor own = segment.own_gradients();
   const bool summed = !full && groups_.shards() == 1 && options_.reduction == comm::Reduction::native;
-  if (summed && groups_.replica)
-    return boundary_ ? submit_sum(segment) : void();  // where backward has written
-  if (groups_.shards() == 1 && !groups_.replica) {    // the one rank's fold
+  if (summed && groups_.replica) return last ? submit_sum(segment) : void();  // where backward has written
+  if (groups_.shards() == 1 && !groups_.replica) {                            // the one rank's fold
     const Tensor from = full ? *full : own;
     if (full || (options_.rounding != own.dtype() && !summed))
       kernels_.fold(from, options_.rounding, own, accumulate);
-    if (boundary_) complete_.push_back(&segment);
+    if (last) complete_.push_back(&segment);
     return;
   }
-  Item item{&segment, std::move(full), {}, accumulate, Agreement::none};
-  if (boundary_ && groups_.replica)
-    item.agreement = chained() && !accumulate ? Agreement::fold : Agreement::add;
+  Item item{&segment, std::move(full), {}, accumulate, last, Agreement::none};
+  if (last && groups_.replica) item.agreement = chained() && !accumulate ? Agreement::fold : Agreement::add;
   const bool in_place = !item.full;
   if (in_place) item.full = std::make_shared<const Tensor>(segment.gradients().tensor());
   // Between replicas sums travel in fp32, in memory of the device, and beside gradients that are still to be
@@ -43,24 +36,29 @@ void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool 
 }
 
 void Reducer::submit_sum(Segment& segment) {
-  if (groups_.replica) push({&segment, nullptr, {}, true, Agreement::add});
+  if (groups_.replica) push({&segment, nullptr, {}, true, true, Agreement::add});
 }
 
 void Reducer::push(Item item) {
   if (item.agreement == Agreement::add && chained()) item.sums = sums_of(*item.segment);
+  if (!queue_.empty() && queue_.back().last != item.last) send_buckets();  // one kind to a bucket
   queued_ += item.segment->layout().padded();
   queue_.push_back(std::move(item));
   while (queued_ >= bucket_limit()) send_bucket();
 }
 
-void Reducer::flush() {
+void Reducer::send_buckets() {
   while (!queue_.empty()) send_bucket();
-  progress(true);
+}
+
+void Reducer::settle() {
+  send_buckets();
+  progress(!groups_.replica);
 }
 
 void Reducer::finish() {
-  while (!queue_.empty()) send_bucket();
-  if (boundary_ && chained()) send_end();
+  send_buckets();
+  if (chained()) send_end();
   progress(true);
 }
 
@@ -92,6 +90,7 @@ void Reducer::send_bucket() {
   const std::int64_t limit = bucket_limit();
   const int ranks = groups_.shards();
   Flight flight;
+  flight.last = queue_.front().last;
   std::vector<std::string> names;
   std::int64_t elements = 0;
   while (!queue_.empty() && elements + layout_alignment * ranks <= limit) {
@@ -110,7 +109,7 @@ void Reducer::send_bucket() {
   queued_ -= elements;
   flight.label = gradients_of(names);
   stats_.largest_bucket = std::max(stats_.largest_bucket, elements);
-  if (boundary_ && groups_.replica) agreed_on_ += "; " + flight.label;
+  if (flight.last && groups_.replica) agreed_on_ += "; " + flight.label;
   launch(std::move(flight));
   progress(false);
 }
@@ -126,7 +125,7 @@ void Reducer::send_end() {
 }
 
 void Reducer::launch(Flight flight) {
-  if (boundary_ && chained() && !first())
+  if (flight.last && chained() && !first())
     transfer(Way::receive, groups_.replica_index() - 1, flight, flight.incoming);
   flights_.push_back(std::move(flight));
 }
@@ -139,7 +138,7 @@ void Reducer::progress(bool drain) {
     throw;
   }
   if (groups_.replica && !drain) return;  // replicas are some buckets apart until all have come
-  if (boundary_) complete_.insert(complete_.end(), summed_.begin(), summed_.end());
+  complete_.insert(complete_.end(), summed_.begin(), summed_.end());
   summed_.clear();
 }
 
@@ -191,7 +190,7 @@ void Reducer::issue(Flight& flight) {
     ++stats_.buckets;
     stats_.overlapped += options_.overlap;
   }
-  if (!groups_.replica || !boundary_) gather_sums(flight);
+  if (!groups_.replica) gather_sums(flight);
 }
 
 void Reducer::transfer(Way way, int replica, const Flight& flight, std::vector<comm::Work>& works) {
@@ -206,9 +205,10 @@ void Reducer::transfer(Way way, int replica, const Flight& flight, std::vector<c
 
 /// This replica's sums go to the next one.
 void Reducer::pass_on(Flight& flight) {
-  if (!groups_.replica || !boundary_) return;
+  if (!groups_.replica) return;
   flight.reduced.wait();
   for (Part& part : flight.parts) part.item.full.reset();  // read; results may be long in coming
+  if (!flight.last) return;
   if (!chained()) {
     for (const Part& part : flight.parts)
       flight.results.push_back(
@@ -228,7 +228,7 @@ void Reducer::pass_on(Flight& flight) {
 /// The last replica's sums come back.
 void Reducer::pass_back(Flight& flight) {
   for (comm::Work& work : flight.results) work.wait();
-  if (boundary_ && chained() && !first())
+  if (flight.last && chained() && !first())
     transfer(Way::send, groups_.replica_index() - 1, flight, flight.outgoing);
 }
 
@@ -238,9 +238,9 @@ void Reducer::settle(Flight& flight) {
   for (const Part& part : flight.parts)
     if (part.item.sums.defined())
       kernels_.copy(part.sums(), part.item.segment->own_gradients().range(part.begin, part.end));
-  if (groups_.replica && boundary_) gather_sums(flight);
+  if (groups_.replica && flight.last) gather_sums(flight);
   flight.gathered.wait();
-  summed_.insert(summed_.end(), flight.complete.begin(), flight.complete.end());
+  if (flight.last) summed_.insert(summed_.end(), flight.complete.begin(), flight.complete.end());
 }
 
 /// Where every rank updates everything, it needs the whole sum.

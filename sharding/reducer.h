@@ -39,24 +39,23 @@ struct ReducerOptions {
 /// the same order.
 class Reducer {
  public:
-  /// `stats` are counted up. To `complete` goes each segment whose submitted gradients have been summed, from
-  /// submit() or finish(): at the same points of the program on all ranks. With replicas, which are some
-  /// buckets apart until then, from finish() alone. At a boundary only.
+  /// `stats` are counted up. To `complete` goes each segment whose last gradients of the step have been
+  /// summed, from submit(), settle() or finish(): at the same points of the program on all ranks. With
+  /// replicas, which are some buckets apart until then, from finish() alone.
   Reducer(const RankGroups& groups, tensor::Kernels& kernels, const ReducerOptions& options,
           std::vector<Segment*>& complete, ReducerStats& stats)
       : groups_(groups), kernels_(kernels), options_(options), complete_(complete), stats_(stats) {}
 
-  /// Before a micro-batch's first gradients. `boundary`: the last one before a step, when replicas agree.
-  /// What another micro-batch has left goes first.
-  void begin(bool boundary);
   /// Folds `full` (this rank's gradients of the padded segment) over ranks into the segment's lasting
   /// gradients, onto what they hold when `accumulate`. Keeps `full` until it was read; null means the lasting
-  /// gradients themselves.
-  void submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate);
-  /// At the boundary: the lasting gradients are this rank's sum already, which only the replicas have to
-  /// agree on.
+  /// gradients themselves. `last`: of the step, with which replicas agree.
+  void submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate, bool last);
+  /// The lasting gradients are the sum over this shard group and the step already, which only the replicas
+  /// have to agree on.
   void submit_sum(Segment& segment);
-  /// Sends what is left and waits for everything.
+  /// Sends what is left. Without replicas, waits for everything.
+  void settle();
+  /// At the end of a step: sends what is left and waits for everything.
   void finish();
   /// Forgets what was submitted and not sent, after a pass that an exception ended on all ranks alike; waits
   /// for what is under way, unless that has failed itself.
@@ -77,7 +76,7 @@ class Reducer {
     Segment* segment;
     std::shared_ptr<const Tensor> full;  ///< null: nothing to fold, only to agree on
     Tensor sums;                         ///< of the shard; undefined: its lasting gradients
-    bool accumulate;
+    bool accumulate, last;
     Agreement agreement;
     std::int64_t sent = 0;  ///< elements of the shard already in a bucket
   };
@@ -90,6 +89,7 @@ class Reducer {
   };
   /// A bucket on its way.
   struct Flight {
+    bool last = true;  ///< all of its items are
     std::vector<Part> parts;
     Tensor end;                      ///< of the flight behind the last bucket, which has no parts
     std::vector<Segment*> complete;  ///< whose last part this is
@@ -104,7 +104,7 @@ class Reducer {
   void send_end();
   void launch(Flight flight);
   std::int64_t bucket_limit() const;
-  void flush();
+  void send_buckets();
   /// Moves flights on: what is due now, or, when draining, all to their end.
   void progress(bool drain);
   void move_on(bool drain);
@@ -123,7 +123,6 @@ class Reducer {
   RankGroups groups_;
   tensor::Kernels& kernels_;
   ReducerOptions options_;
-  bool boundary_ = true;
   std::string agreed_on_;
   std::deque<Item> queue_;
   std::int64_t queued_ = 0;  ///< elements in queue_ not yet sent

@@ -34,6 +34,7 @@ ShardingOptions make_sharding_options(const config::Config& config) {
 ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options,
                            const StateSources& sources)
     : model_(std::move(model)),
+      layered_(dynamic_cast<nn::LayeredModel*>(model_.get())),
       claim_(model_.get()),
       options_(options),
       sources_(sources),
@@ -44,6 +45,7 @@ ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOpti
           {options.placements.communication, options.reduce_bucket, options.overlap, options.reduction}) {
   model_->assign_names();
   build_units();
+  find_lowest_parts();
   attached_.resize(units().size());
   residency_.make_readers(sources_.parameter_store, options_.parameter_buffers,
                           options_.parameter_buffer_elements);
@@ -82,6 +84,24 @@ void ShardedModel::build_units() {
     blocks_.push_back(std::make_shared<Block>(*this, std::move(units)));
     blocks[i].block->set_scope(blocks_.back());
   }
+}
+
+void ShardedModel::find_lowest_parts() {
+  lowest_parts_.assign(units().size(), 0);
+  std::vector<bool> found(units().size());
+  for (std::size_t part = 0; layered_ && part < parts(); ++part)
+    for (const auto& module : layered_->modules(part))
+      for (const ParameterPtr& parameter : module->parameters()) {
+        const auto unit = static_cast<std::size_t>(unit_of(*parameter).index());
+        if (!found[unit]) lowest_parts_[unit] = part;
+        found[unit] = true;
+      }
+}
+
+Unit& ShardedModel::unit_of(const autograd::Parameter& parameter) const {
+  for (const auto& [known, unit] : owners_)
+    if (known.get() == &parameter) return *unit;
+  fail(ErrorKind::usage, "parameter '", parameter.name, "' does not belong to this model");
 }
 
 void ShardedModel::make_segments(Unit& unit, const std::vector<ParameterPtr>& parameters, Budget& budget) {
@@ -143,8 +163,23 @@ bool ShardedModel::pass_under_way() const {
   return std::any_of(passes_.begin(), passes_.end(), [](const Pass* pass) { return pass->under_way_; });
 }
 
+void ShardedModel::begin_list() {
+  abandon_passes();
+  residency_.begin(Residency::Pass::train);
+  in_list_ = true;
+}
+
+void ShardedModel::end_list() {
+  require(in_list_ && !pass_under_way(), "a list ends behind all of its passes");
+  in_list_ = false;
+  residency_.end();
+}
+
 void ShardedModel::begin_pass(Pass& pass, Residency::Pass kind) {
-  if (pass.under_way_ || !pass_under_way()) {
+  if (in_list_) {
+    require(kind == Residency::Pass::train && !pass.under_way_,
+            "a list of instructions is under way: evaluate after it, and begin passes that have ended");
+  } else if (pass.under_way_ || !pass_under_way()) {
     abandon_passes();
     residency_.begin(kind);
   }
@@ -153,10 +188,11 @@ void ShardedModel::begin_pass(Pass& pass, Residency::Pass kind) {
 
 void ShardedModel::end_pass(Pass& pass) {
   pass.under_way_ = false;
-  if (!pass_under_way()) residency_.end();
+  if (!in_list_ && !pass_under_way()) residency_.end();
 }
 
 void ShardedModel::abandon_passes() {
+  in_list_ = false;
   for (Pass* pass : passes_) pass->abandon();
   std::fill(attached_.begin(), attached_.end(), nullptr);
   gradients_.abandon();
@@ -194,9 +230,7 @@ void ShardedModel::end_changes(std::span<Unit* const> units) {
 }
 
 Unit::Lease ShardedModel::gather(const autograd::Parameter& parameter) {
-  for (auto& [known, unit] : owners_)
-    if (known.get() == &parameter) return unit->gather();
-  fail(ErrorKind::usage, "parameter '", parameter.name, "' does not belong to this model");
+  return unit_of(parameter).gather();
 }
 
 }  // namespace sherd::sharding

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "nn/module.h"
+#include "nn/layered_model.h"
 #include "sharding/gradients.h"
 #include "sharding/ownership.h"
 #include "sharding/pass.h"
@@ -66,8 +66,23 @@ class ShardedModel {
   const std::vector<Segment*>& trainable_segments() const { return gradients_.segments(); }
   std::int64_t parameter_count() const { return parameter_count_; }
   std::int64_t persistent_elements() const { return persistent_elements_; }
+  /// Of an nn::LayeredModel; other models have one.
+  std::size_t parts() const { return layered_ ? layered_->parts() : 1; }
+  /// The lowest part that uses parameters of `unit`.
+  std::size_t lowest_part(const Unit& unit) const {
+    return lowest_parts_[static_cast<std::size_t>(unit.index())];
+  }
 
   // ---- the step ----
+  /// Around the passes of a list of instructions (sharding/schedule/), which may leave gaps between them:
+  /// units are gathered and kept by a plan for the whole list, made from the list before. Abandons what an
+  /// exception has left. Training passes outside of lists are planned for as long as one is under way.
+  void begin_list();
+  /// All passes have ended; whatever is gathered and not leased is dropped.
+  void end_list();
+  /// Behind the last pass of a step: its gradients are summed over all ranks that share them. Collective,
+  /// over the stages of a pipeline too.
+  void finish_gradients() { gradients_.finish(); }
   /// Throws Error{usage} while somebody holds a lease on gathered parameters: an update would not reach that
   /// copy, and the coming passes would compute with it.
   void require_no_leases() const;
@@ -110,6 +125,7 @@ class ShardedModel {
   friend class Pass;
 
   void build_units();
+  void find_lowest_parts();
   /// What is left while segments are placed one after the other.
   struct Budget {
     std::int64_t persistent;  ///< elements that may stay gathered
@@ -119,12 +135,14 @@ class ShardedModel {
   void make_segments(Unit& unit, const std::vector<ParameterPtr>& parameters, Budget& budget);
   PlacementTable place(const SegmentKey& key, const SegmentLayout& layout, Budget& budget) const;
   void add_publisher(comm::Communicator& group);
+  Unit& unit_of(const autograd::Parameter& parameter) const;
   Pass& pass_of(const autograd::Tape& tape) const;
   void begin_pass(Pass& pass, Residency::Pass kind);
   void end_pass(Pass& pass);
   bool pass_under_way() const;
 
   std::shared_ptr<nn::Module> model_;
+  nn::LayeredModel* layered_;  ///< the same, where it is one, else null
   Claim claim_;
   ShardingOptions options_;
   StateSources sources_;
@@ -134,8 +152,10 @@ class ShardedModel {
   std::deque<Publisher> publishers_;  ///< by shard group, in the order in which segments name them
   std::vector<std::shared_ptr<Block>> blocks_;
   std::vector<std::pair<ParameterPtr, Unit*>> owners_;
-  std::vector<Pass*> passes_;    ///< all there are
-  std::vector<Pass*> attached_;  ///< by unit: whose gradients its parameters take; null: nobody's
+  std::vector<std::size_t> lowest_parts_;  ///< by unit
+  std::vector<Pass*> passes_;              ///< all there are
+  std::vector<Pass*> attached_;            ///< by unit: whose gradients its parameters take; null: nobody's
+  bool in_list_ = false;
   std::int64_t parameter_count_ = 0, persistent_elements_ = 0;
 };
 

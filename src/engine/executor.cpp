@@ -81,7 +81,7 @@ autograd::Var Executor::forward(const tensor::Batch& batch) {
   require(idle(), "forward() was called again before backward() and step()");
   const bool boundary = is_boundary();
   run_ahead_.begin();
-  pass_.begin(boundary);
+  pass_.begin({0, parts_.sharded.parts()}, boundary);
   pass_.tape().random = key();
   autograd::Var loss = parts_.model(pass_.tape(), batch);
   loss_.add(loss.value());
@@ -119,10 +119,11 @@ void Executor::run_backward(const sharding::Instruction& instruction, const auto
       while (pass_.continue_backward())
         parts_.update.gradients_complete(parts_.sharded.gradients().take_complete(),
                                          [this] { return loss_.mean(); });
-      if (pass_.at_boundary()) report_.early_updates = parts_.update.updated_chunks();
+      if (pass_.last()) report_.early_updates = parts_.update.updated_chunks();
       return;
     case Op::reduce:
       pass_.end();
+      if (pass_.last()) parts_.sharded.finish_gradients();
       return parts_.update.gradients_complete(parts_.sharded.gradients().take_complete(),
                                               [this] { return loss_.mean(); });
     case Op::forward:

@@ -150,12 +150,13 @@ TEST_P(Groups, EachKindOfParameterIsSummedOverItsOwnRanks) {
 
     sharding::Pass pass(sharded);
     for (int micro = 0; micro < c.micro_batches; ++micro) {
-      pass.begin(micro + 1 == c.micro_batches);
+      pass.begin({}, micro + 1 == c.micro_batches);
       pass.begin_backward((*model)(pass.tape(), batch_of(*machine.device, rank, micro)), 1);
       while (pass.continue_backward()) {
       }
       pass.end();
     }
+    sharded.finish_gradients();
     Matrix dense_sum, expert_sum[2];
     for (int micro = 0; micro < c.micro_batches; ++micro)
       for (int r = 0; r < ranks; ++r) {

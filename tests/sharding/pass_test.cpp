@@ -67,6 +67,7 @@ std::vector<std::vector<std::byte>> gradients_after(const Case& c, const Schedul
     for (int step = 0; step < 2; ++step) {  // the second follows a plan
       sharded.residency_stats() = {};
       schedule(*model, passes, cpu, world.rank());
+      sharded.finish_gradients();
       for (sharding::Segment* segment : sharded.trainable_segments())
         by_rank[static_cast<std::size_t>(world.rank())].push_back(bytes_of(segment->gradients().tensor()));
       sharded.gradients().clear();
@@ -83,7 +84,7 @@ std::vector<std::vector<std::byte>> gradients_after(const Case& c, const Schedul
 }
 
 nn::Var forward(nn::Model& model, Pass& pass, Cpu& cpu, int rank, int micro) {
-  pass.begin(micro + 1 == micro_batches);
+  pass.begin({}, micro + 1 == micro_batches);
   return model(pass.tape(), batch_of(cpu, rank, micro));
 }
 
@@ -177,17 +178,18 @@ TEST(Passes, AModelCutInTwoHasTheGradientsOfOneTape) {
     };
     const Tensor x = cpu.normal({4, 8}, 1, DType::f32), y = cpu.normal({4, 8}, 2, DType::f32);
     Pass whole(sharded);
-    whole.begin(true);
+    whole.begin({}, true);
     whole.begin_backward(
         autograd::mean_squared_error(run(whole.tape(), 1, run(whole.tape(), 0, whole.tape().input(x))), y),
         2);
     back(whole);
     whole.end();
+    sharded.finish_gradients();
     const auto expected = gradients();
 
     Pass first(sharded), second(sharded);
-    first.begin(true);
-    second.begin(true);
+    first.begin({}, true);
+    second.begin({}, true);
     const nn::Var sent = run(first.tape(), 0, first.tape().input(x));
     const nn::Var received = second.tape().variable(sent.value());
     second.begin_backward(autograd::mean_squared_error(run(second.tape(), 1, received), y), 2);
@@ -196,9 +198,10 @@ TEST(Passes, AModelCutInTwoHasTheGradientsOfOneTape) {
     first.begin_backward({{sent, received.grad()}});
     back(first);
     first.end();
+    sharded.finish_gradients();
     EXPECT_TRUE(gradients() == expected);
 
-    first.begin(true);
+    first.begin({}, true);
     const nn::Var out = run(first.tape(), 0, first.tape().input(x));
     sherd::testing::expect_error(ErrorKind::usage, "a gradient of its output's shape and dtype: fp32 [4, 8]",
                                  [&] {
@@ -222,7 +225,7 @@ TEST(Passes, GradientsThatAreCompleteOutOfTurnAreRefused) {
     Pass first(sharded), second(sharded);
     std::vector<nn::Var> losses;
     for (Pass* pass : {&first, &second}) {
-      pass->begin(pass == &second);
+      pass->begin({}, pass == &second);
       losses.push_back((*model)(pass->tape(), batch_of(cpu, 0, 0)));
     }
     first.begin_backward(losses[0], 1, WeightGradients::later);

@@ -110,6 +110,18 @@ void Residency::begin(Pass pass) {
     if (memory.reader) memory.reader->expect(trace().order);
 }
 
+void Residency::begin_list(const std::vector<int>& order) {
+  abandon();
+  pass_ = Pass::list;
+  for (GroupMemory& memory : memories_)
+    if (memory.reader) memory.reader->expect(order);
+}
+
+void Residency::gather_ahead(Unit& unit) {
+  require(!unit.outdated_, "parameters of '", unit.name(), "' are gathered before they have changed");
+  if (unit.state_ == Unit::State::absent) gather(unit, true);
+}
+
 void Residency::end() {
   if (following_ && position_ != trace().events.size()) {
     following_ = false;
@@ -118,7 +130,7 @@ void Residency::end() {
   }
   for (const auto& unit : units_)
     if (unit->leases_ == 0 && unit->state_ != Unit::State::absent) drop(*unit);
-  if (!following_) {
+  if (!following_ && pass_ != Pass::list) {
     std::vector<std::int64_t> sizes;
     for (const auto& unit : units_) sizes.push_back(unit->gathered_elements());
     Trace& made = trace();
@@ -134,7 +146,7 @@ void Residency::end() {
 }
 
 const ResidencyStep* Residency::advance(const UseEvent& event) {
-  if (pass_ == Pass::none) return nullptr;
+  if (pass_ == Pass::none || pass_ == Pass::list) return nullptr;
   recorded_.push_back(event);
   if (!following_) return nullptr;
   Trace& known = trace();

@@ -36,7 +36,7 @@ struct ResidencyStats {
 /// plan, and the next one records anew. Used from the rank's thread; all ranks run the same passes.
 class Residency {
  public:
-  enum class Pass : std::uint8_t { none, train, evaluate };
+  enum class Pass : std::uint8_t { none, train, evaluate, list };
 
   Residency(device::Device& device, ResidencyLimits limits) : device_(device), limits_(limits) {}
 
@@ -50,6 +50,11 @@ class Residency {
 
   /// Starts a pass over the model (one micro-batch, forward and, when training, backward).
   void begin(Pass pass);
+  /// Instead of begin(): a list of instructions follows, which says itself what is gathered ahead and when it
+  /// goes. `order`: its gathers, by index of unit.
+  void begin_list(const std::vector<int>& order);
+  /// In a list: starts to gather the unit, unless that is there, or on its way.
+  void gather_ahead(Unit& unit);
   /// Ends a pass that an exception left open: nothing is gathered or read ahead any more but what somebody
   /// leases.
   void abandon();

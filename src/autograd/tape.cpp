@@ -203,6 +203,17 @@ Tensor Tape::moved(const Tensor& value, device::Tier tier) const {
   return there;
 }
 
+/// What brings an input of checkpoint() back.
+std::function<Tensor(Tape&)> Tape::keep(const Var& input) {
+  if (checkpoint_keeper)
+    return [restore = checkpoint_keeper->keep(input.value())](Tape&) { return restore(); };
+  if (checkpoints_in_host)
+    return [there = moved(input.value(), device::Tier::host)](Tape& tape) {
+      return tape.moved(there, device::Tier::device);
+    };
+  return [kept = Saved(input)](Tape& tape) { return kept.get(tape); };
+}
+
 Var Tape::checkpoint(const std::vector<Var>& inputs,
                      const std::function<Var(Tape&, const std::vector<Var>&)>& body) {
   if (!recording_) return body(*this, inputs);
@@ -212,25 +223,21 @@ Var Tape::checkpoint(const std::vector<Var>& inputs,
     ran = body(*this, inputs);
   }
   if (!ran.requires_grad()) return ran;
-  const bool in_host = checkpoints_in_host;
-  std::vector<Saved> kept;
+  std::vector<std::function<Tensor(Tape&)>> kept;
   std::vector<GradRef> refs;
   for (const Var& input : inputs) {
     require_gradient_arrives(input);
-    kept.push_back(in_host ? Saved(moved(input.value(), device::Tier::host)) : Saved(input));
+    kept.push_back(keep(input));
     refs.push_back(input.grad_ref());
   }
   Var out = variable(ran.value());
   out.state_->pass = pass_;
   nodes_.push_back({out.grad_ref(),
-                    [kept = std::move(kept), refs = std::move(refs), body, in_host](Tape& tape, Tensor dy) {
+                    [kept = std::move(kept), refs = std::move(refs), body](Tape& tape, Tensor dy) {
                       const std::size_t mark = tape.nodes_.size();
                       std::vector<Var> again;
-                      for (std::size_t i = 0; i < kept.size(); ++i) {
-                        const Tensor value = kept[i].get(tape);
-                        again.push_back(
-                            tape.leaf(in_host ? tape.moved(value, device::Tier::device) : value, refs[i]));
-                      }
+                      for (std::size_t i = 0; i < kept.size(); ++i)
+                        again.push_back(tape.leaf(kept[i](tape), refs[i]));
                       {
                         Var output = body(tape, again);
                         tape.accumulate(output.grad_ref(), std::move(dy));
@@ -282,10 +289,11 @@ void Tape::begin_backward(const std::vector<OutputGradient>& outputs, WeightGrad
   require(!outputs.empty(), "backward needs an output and its gradient");
   for (const OutputGradient& each : outputs) {
     require_output(each.output, "an output");
-    require(each.gradient.defined() && each.gradient.shape() == each.output.shape() &&
-                each.gradient.dtype() == each.output.dtype(),
-            "backward needs a gradient of its output's shape and dtype: ",
-            sherd::name_of(each.output.dtype()), " ", each.output.shape().str());
+    const GradSlot& slot = *each.output.grad_ref();
+    require(
+        each.gradient.defined() && each.gradient.shape() == slot.shape && each.gradient.dtype() == slot.dtype,
+        "backward needs a gradient of its output's shape and dtype: ", sherd::name_of(slot.dtype), " ",
+        slot.shape.str());
   }
   start(outputs, when);
 }

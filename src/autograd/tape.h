@@ -51,6 +51,10 @@ class Var {
   bool requires_grad() const { return state_ && state_->slot != nullptr; }
   /// Where this value's gradient goes; null when none is wanted.
   GradRef grad_ref() const { return state_ ? state_->slot : nullptr; }
+  /// Lets go of the value, where only its gradient is still wanted.
+  void drop_value() const {
+    if (state_) state_->value = {};
+  }
   /// Makes whoever saves this value from here on keep it, even where selective recompute could make it again.
   /// Blocks do this to their outputs: a recipe may read parameters that only their own backward has at hand.
   void pin() const {
@@ -125,6 +129,16 @@ struct OutputGradient {
 /// gradients in the other order then, which in 16 bits may round elsewhere.
 enum class WeightGradients : std::uint8_t { now, later };
 
+/// Where checkpoint() keeps its inputs, if neither on the device nor in the host tier.
+class CheckpointKeeper {
+ public:
+  /// Brings a value back into the device's memory; called once at most. Lets go of it with its last copy.
+  using Restore = std::function<Tensor()>;
+  virtual ~CheckpointKeeper() = default;
+  /// A copy of `value` is kept; its own memory is free on return.
+  virtual Restore keep(const Tensor& value) = 0;
+};
+
 /// Gradient of one recorded operation: receives the gradient of its output and passes gradients on to its
 /// inputs.
 using BackwardFn = std::function<void(Tape&, Tensor dy)>;
@@ -146,7 +160,8 @@ class Tape {
   bool training = true;  ///< dropout is active
   Recompute recompute = Recompute::none;
   bool checkpoints_in_host = false;  ///< checkpoint() keeps its inputs in the host tier (cpu_checkpointing)
-  RandomKey random;                  ///< stream keyed by seed, step, micro-batch and rank role
+  CheckpointKeeper* checkpoint_keeper = nullptr;  ///< where it keeps them instead; outlives what is recorded
+  RandomKey random;                               ///< stream keyed by seed, step, micro-batch and rank role
   std::optional<DType> input_dtype;  ///< the dtype of floating inputs; not set: each keeps its own
 
   // ---- leaves ----
@@ -243,6 +258,7 @@ class Tape {
   Var leaf(Tensor value, GradRef slot);
   void require_gradient_arrives(const Var& input) const;
   Tensor moved(const Tensor& value, device::Tier tier) const;
+  std::function<Tensor(Tape&)> keep(const Var& input);
   void start(const std::vector<OutputGradient>& outputs, WeightGradients when);
   void require_output(const Var& output, const char* what) const;
   void run_back_to(std::size_t mark);

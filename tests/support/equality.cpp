@@ -57,6 +57,7 @@ std::string RunSpec::config() const {
          (sub_group != 1'000'000'000 ? R"(, "sub_group_size": )" + str(sub_group) : "") + "}," +
          (aio.empty() ? "" : R"("aio": {)" + aio + "},") +
          (cpu_checkpointing ? R"("activation_checkpointing": {"cpu_checkpointing": true},)" : "") +
+         (nvme_checkpointing ? R"("activation_checkpointing": {"nvme_checkpointing": true},)" : "") +
          R"("model": {"type": ")" + (llama ? "llama" : "gpt2") +
          R"(", "vocab_size": 101, "seq_length": 24, "hidden_size": )" + str(hidden) + R"(, "num_layers": )" +
          str(layers) + R"(, "num_heads": 4, "num_kv_heads": 2, "dropout": )" + str(dropout) +
@@ -66,7 +67,8 @@ std::string RunSpec::config() const {
          (moments == "fp32" ? "" : R"(, "moments_dtype": ")" + moments + "\"") +
          R"(}, "parallel": {"timeout_seconds": 60)" +
          (shard_size > 0 ? R"(, "shard_size": )" + str(shard_size) : "") +
-         (reduction.empty() ? "" : R"(, "reduction": ")" + reduction + "\"") + R"(, "tensor": )" +
+         (reduction.empty() ? "" : R"(, "reduction": ")" + reduction + "\"") +
+         (schedule.empty() ? "" : R"(, "schedule": ")" + schedule + "\"") + R"(, "tensor": )" +
          str(tensor) + (tensor > 1 ? R"(, "sequence_parallel": )" + flag(sequence_parallel) : "") +
          R"(, "context": )" + str(context) +
          (context > 1 ? R"(, "context_method": ")" + context_method + "\"" : "") +
@@ -110,6 +112,7 @@ tensor::Batch synthetic_batch(device::Device& device, std::int64_t rows, std::in
 
 void collect_weights(Engine& engine, RunResult& out) {
   using tensor::Tensor;
+  engine.synchronize();
   for (const auto& unit : engine.sharded().units()) {
     for (const auto& segment : unit->segments()) {
       const auto& layout = segment->layout();
@@ -143,6 +146,7 @@ void collect_weights(Engine& engine, RunResult& out) {
 }
 
 void nudge(Engine& engine) {
+  engine.synchronize();
   sharding::Segment& segment = *engine.sharded().trainable_segments().front();
   const std::int64_t count = std::min<std::int64_t>(segment.update_end() - segment.update_begin(), 64);
   const tensor::Tensor weights = tensor::Tensor::empty(

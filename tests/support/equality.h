@@ -61,7 +61,8 @@ struct RunSpec {
   bool split_masters = true;
   std::string moments = "fp32";
   std::string groups;  ///< optimizer.groups; empty: none
-  bool cpu_checkpointing = false;
+  bool cpu_checkpointing = false, nvme_checkpointing = false;
+  std::string schedule;  ///< parallel.schedule; empty: its default
   long device_limit = 0;  ///< bytes; 0: none
   bool bind_cores = false;
   std::string device = "cpu";  ///< device.type

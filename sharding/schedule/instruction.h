@@ -18,30 +18,33 @@ struct Chunk {
 ///
 /// A rank's chunks count from 0; chunk c of stage s is number c · stages + s of the model's. Between two
 /// chunks of one rank values stay there; else they travel: a receive only begins it, and whoever needs the
-/// value waits.
+/// value waits. Values of one kind (activations, gradients) that go from one stage to another arrive in the
+/// order in which they were sent. They must not wait for values of the other kind, nor for those that come
+/// back: with two stages both directions join the same pair of ranks.
 struct Instruction {
   enum class Op : std::uint8_t {
     update_chunk,        ///< what the step before has left of the chunk's update; micro_batch −1
-    gather,              ///< the chunk's parameters come, and stay until `release`; micro_batch −1
+    gather,              ///< the chunk's parameters begin to come, and stay until `release`; micro_batch −1
     release,             ///< micro_batch −1
     receive_activation,  ///< the chunk's input begins to come from the stage before
     forward,             ///< runs the chunk on the micro-batch
     send_activation,     ///< its output begins to go to the stage behind
-    share_loss,    ///< ranks tell each other the losses of all micro-batches so far; nobody waits for it yet
-    begin_update,  ///< what states need to be updated begins to come; parameters may change from here on
+    share_loss,          ///< ranks tell each other the losses of the step; nobody waits for it yet
+    begin_update,      ///< what states need to be updated begins to come; parameters may change from here on,
+                       ///< each once its gradients are complete
     receive_gradient,  ///< the gradient of the chunk's output begins to come from the stage behind
     backward,          ///< gradients; those that are complete are sent off, and updated where an update has
                        ///< begun
     backward_input,    ///< the same but for the weights of products, whose gradients `weight_gradients` forms
     send_gradient,     ///< the gradient of the chunk's input begins to go to the stage before
     weight_gradients,  ///< what backward_input has put off
-    reduce,            ///< all gradients of the micro-batch are summed (of all, where chunk is −1)
+    reduce,            ///< all gradients that were sent off are summed: waits for them
     count,             ///< the micro-batch is done
     update             ///< clips, updates what is left (or leaves it to update_chunk), publishes parameters
   };
   Op op;
-  std::int64_t micro_batch;  ///< of the step, from 0; of `update`, the last one
-  int chunk = 0;             ///< of this rank
+  std::int64_t micro_batch;  ///< of the step, from 0; of what is done once per step, the last one
+  int chunk = 0;             ///< of this rank; 0 for what concerns no chunk
   bool operator==(const Instruction&) const = default;
 };
 

@@ -1,11 +1,14 @@
 #pragma once
 
+#include "config/config.h"
 #include "sharding/schedule/instruction.h"
 
 namespace sherd::sharding {
 
 // The list of one step for one stage. Pure functions; all throw Error{config} for a shape that they cannot
-// serve, naming the keys of section `parallel` (or the batch's) and values that would do.
+// serve, naming the keys of section `parallel` (or the batch's) and values that would do. In all of them the
+// micro-batches of a chunk come back, and form weight gradients, in ascending order, so that sums are formed
+// in that order.
 
 /// All micro-batches' forward, then all their backward, in ascending order (Huang et al. 2019, "GPipe").
 std::vector<Instruction> gpipe(const ScheduleShape& shape);
@@ -13,13 +16,22 @@ std::vector<Instruction> gpipe(const ScheduleShape& shape);
 /// stages − stage micro-batches are in flight (Narayanan et al. 2019, "PipeDream"; 2021, §2.2.1).
 std::vector<Instruction> one_forward_one_backward(const ScheduleShape& shape);
 /// The same over several chunks per stage, which divides the bubble by their number (Narayanan et al. 2021,
-/// "Efficient large-scale language model training on GPU clusters", §2.2.2).
+/// "Efficient large-scale language model training on GPU clusters", §2.2.2). Micro-batches pass the chunks in
+/// groups, each of at least as many as there are stages; what the last stage gives a larger group waits for
+/// the first one, so group − stages + 1 sends of one kind are under way, and must not hold their stage up.
 std::vector<Instruction> interleaved(const ScheduleShape& shape);
-/// 1F1B with backward split, weight gradients filling what would be bubbles: ZB-H1, which needs the memory
-/// of 1F1B (Qi et al. 2024, "Zero bubble pipeline parallelism", §2.2).
+/// 1F1B with backward split, weight gradients filling what would be bubbles: ZB-H1, which needs the memory of
+/// 1F1B's first stage on all of them (Qi et al. 2024, "Zero bubble pipeline parallelism", §2.2).
 std::vector<Instruction> zero_bubble(const ScheduleShape& shape);
-/// All micro-batches pass a chunk before the next one is gathered, forward as backward, so that parameters
-/// come twice per step whatever the accumulation. One stage; chunks are the parts of the model.
+/// All micro-batches pass a chunk before the next one, forward as backward, so that parameters come twice per
+/// step whatever the accumulation: a chunk's begin to come while the chunk before it runs, and go behind its
+/// last micro-batch. Those of the last two chunks come once. The last chunk's micro-batches go back at once,
+/// so that logits of one are kept. One stage; chunks are the parts of the model.
 std::vector<Instruction> layered(const ScheduleShape& shape);
+/// accumulate() of each micro-batch, one after the other. One stage of one chunk.
+std::vector<Instruction> accumulate(const ScheduleShape& shape);
+
+/// The list of the schedule of that name, which is not `automatic`.
+std::vector<Instruction> make_schedule(config::Schedule schedule, const ScheduleShape& shape);
 
 }  // namespace sherd::sharding

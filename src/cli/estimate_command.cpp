@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <cstdio>
 
 #include "cli/command_line.h"
 #include "cli/estimate_report.h"
 #include "cli/program.h"
+#include "engine/process_grid.h"
 #include "engine/token_data.h"
 #include "models/from_config.h"
 
@@ -22,6 +24,18 @@ World world_of(const CommandLine& line) {
   return {local * static_cast<int>(line.integer("nodes", 1, most_nodes)), local};
 }
 
+/// The rank with the place of `rank` in the stage that takes most of the device; that one itself where it was
+/// `chosen`.
+void look_at(EstimateReport& report, int rank, bool chosen) {
+  const comm::Grid grid(report.world.ranks, engine::grid_sizes(report.config));
+  const auto most = std::max_element(
+      report.stages.begin(), report.stages.end(),
+      [](const auto& a, const auto& b) { return a.peaks.tiers[0].total_peak < b.peaks.tiers[0].total_peak; });
+  report.stage =
+      chosen ? grid.coordinate(comm::Axis::pipeline, rank) : static_cast<int>(most - report.stages.begin());
+  report.rank = grid.members(comm::Axis::pipeline, rank)[static_cast<std::size_t>(report.stage)];
+}
+
 }  // namespace
 
 void estimate_command(const Arguments& arguments) {
@@ -36,7 +50,10 @@ void estimate_command(const Arguments& arguments) {
       .value("ranks", "N", "ranks, all on one machine, as of 'sherd train'")
       .value("gpus", "N", "ranks on each machine (one per accelerator, or per part of the cores)", "1")
       .value("nodes", "M", "machines", "1")
-      .value("rank", "R", "the rank to look at; all ranks have the same totals", "0")
+      .value("rank", "R",
+             "the rank to look at; those of one pipeline stage have the same totals (default: one of "
+             "the stage that takes most)",
+             "0")
       .flag("json", "print one JSON object, bytes as numbers")
       .rest_to("config");
   if (!line.parse(arguments)) return;
@@ -53,7 +70,6 @@ void estimate_command(const Arguments& arguments) {
   if (rank >= report.world.ranks)
     throw UsageError(
         cat("--rank ", rank, " is not one of the ", report.world.ranks, " ranks, which count from 0"));
-  report.rank = static_cast<int>(rank);
   report.config = reparse({});
   if (!report.config.model)
     fail(ErrorKind::config,
@@ -61,8 +77,9 @@ void estimate_command(const Arguments& arguments) {
   const std::int64_t vocabulary = engine::vocabulary_size(report.config);
   report.parameters = models::gpt_options(report.config, vocabulary).num_parameters();
   report.machine = this_machine(report.config);
-  report.estimate = estimate_rank(report.config, vocabulary, report.world, report.rank);
-  report.missing = shortfalls(report.config, report.estimate, report.world, report.machine);
+  report.stages = estimate_stages(report.config, vocabulary, report.world, static_cast<int>(rank));
+  look_at(report, static_cast<int>(rank), line.has("rank"));
+  report.missing = shortfalls(report.config, report.stages, report.world, report.machine);
   if (!report.missing.empty())
     report.remedy = cheapest_remedy(reparse, vocabulary, report.world, report.machine);
   std::fputs((line.has("json") ? json_of(report) : text_of(report)).c_str(), stdout);

@@ -1,6 +1,6 @@
 #include "cli/estimate_report.h"
 
-#include <limits>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/excerpt.h"
@@ -31,11 +31,16 @@ std::string heading(const EstimateReport& r) {
              counted(r.config.model->seq_length, "token"), "\n\n");
 }
 
+std::string stage_shown(const EstimateReport& r) {
+  return r.stages.size() > 1 ? cat(", stage ", r.stage) : "";
+}
+
 std::string rank_table(const EstimateReport& r) {
   std::vector<std::vector<std::string>> rows{
-      {r.world.ranks > 1 ? cat("rank ", r.rank, " of ", r.world.ranks) : "memory", "before steps", "peak"}};
+      {r.world.ranks > 1 ? cat("rank ", r.rank, " of ", r.world.ranks, stage_shown(r)) : "memory",
+       "before steps", "peak"}};
   for (int t = 0; t < device::tier_count; ++t) {
-    const auto &states = memory_of(r.estimate.states, t), &peaks = memory_of(r.estimate.peaks, t);
+    const auto &states = memory_of(r.estimate().states, t), &peaks = memory_of(r.estimate().peaks, t);
     if (peaks.total_peak == 0) continue;
     const std::string tier(device::name_of(static_cast<Tier>(t)));
     for (std::size_t c = 0; c < peaks.peak.size(); ++c)
@@ -48,36 +53,48 @@ std::string rank_table(const EstimateReport& r) {
     if (const std::uint64_t nccl = beside_the_books_for_nccl(r.world, r.machine))
       rows.push_back({"beside it, NCCL", "", human_bytes(nccl)});
   }
-  rows.push_back({"memory held", "", human_bytes(r.estimate.peaks.held)});
-  if (r.estimate.exchange > 0)
-    rows.push_back({"exchange with other ranks", "", human_bytes(r.estimate.exchange)});
+  rows.push_back({"memory held", "", human_bytes(r.estimate().peaks.held)});
+  if (r.estimate().exchange > 0)
+    rows.push_back({"exchange with other ranks", "", human_bytes(r.estimate().exchange)});
   rows.push_back({"process itself", "", human_bytes(process_itself)});
   return engine::format_table(rows);
 }
 
-/// `bytes` of each of some ranks; of more than a number holds the largest.
-std::uint64_t of_all(std::uint64_t bytes, int ranks) {
-  std::uint64_t product = 0;
-  const bool over = __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(ranks), &product);
-  return over ? std::numeric_limits<std::uint64_t>::max() : product;
+/// What a rank of each stage needs, in `bytes_of`.
+template <class Bytes>
+std::vector<std::uint64_t> by_stage(const EstimateReport& r, const Bytes& bytes_of) {
+  std::vector<std::uint64_t> out;
+  for (const engine::Estimate& stage : r.stages) out.push_back(bytes_of(stage));
+  return out;
 }
 
-/// Sums over the ranks of a machine, whose memory and tier nvme they share, and over all.
+/// What all ranks need; of more than a number holds the largest.
+std::uint64_t of_all(const std::vector<std::uint64_t>& bytes, const World& world) {
+  return most_on_a_machine(bytes, {world.ranks, world.ranks});
+}
+
+/// Sums over the ranks of a machine, whose memory and tier nvme they share (of the one that has most), and
+/// over all.
 std::string world_table(const EstimateReport& r) {
   if (r.world.ranks == 1) return "";
-  std::vector<std::vector<std::string>> rows{
-      {"peak", "each rank", cat("machine (", r.world.local_ranks, ")")}};
+  std::vector<std::vector<std::string>> rows{{"peak"}};
+  for (std::size_t stage = 0; stage < r.stages.size(); ++stage)
+    rows[0].push_back(r.stages.size() == 1 ? "each rank" : cat("rank of stage ", stage));
+  rows[0].push_back(cat("machine (", r.world.local_ranks, ")"));
   if (r.world.machines() > 1) rows[0].push_back(cat("all (", r.world.ranks, ")"));
-  const auto add = [&](std::string_view what, std::uint64_t bytes) {
-    if (bytes == 0) return;
-    std::vector<std::string> row{std::string(what), human_bytes(bytes),
-                                 human_bytes(of_all(bytes, r.world.local_ranks))};
-    if (r.world.machines() > 1) row.push_back(human_bytes(of_all(bytes, r.world.ranks)));
+  const auto add = [&](std::string_view what, const auto& bytes_of) {
+    const std::vector<std::uint64_t> bytes = by_stage(r, bytes_of);
+    if (std::all_of(bytes.begin(), bytes.end(), [](std::uint64_t b) { return b == 0; })) return;
+    std::vector<std::string> row{std::string(what)};
+    for (const std::uint64_t each : bytes) row.push_back(human_bytes(each));
+    row.push_back(human_bytes(most_on_a_machine(bytes, r.world)));
+    if (r.world.machines() > 1) row.push_back(human_bytes(of_all(bytes, r.world)));
     rows.push_back(std::move(row));
   };
   for (int t = 0; t < device::tier_count; ++t)
-    add(device::name_of(static_cast<Tier>(t)), memory_of(r.estimate.peaks, t).total_peak);
-  add("resident memory", resident_bytes(r.estimate));
+    add(device::name_of(static_cast<Tier>(t)),
+        [&](const engine::Estimate& stage) { return memory_of(stage.peaks, t).total_peak; });
+  add("resident memory", resident_bytes);
   return cat("\n", engine::format_table(rows));
 }
 
@@ -95,7 +112,7 @@ std::string verdict(const EstimateReport& r) {
     out += cat(counted(r.machine.gpus, "GPU"), " of ", human_bytes(r.machine.gpu_memory), " here\n");
   if (unknown_gpu)
     out += cat("no GPU here: each must hold the device tier, ",
-               human_bytes(memory_of(r.estimate.peaks, 0).total_peak), ", and some ",
+               human_bytes(memory_of(r.estimate().peaks, 0).total_peak), ", and some ",
                human_bytes(beside_the_books + beside_the_books_for_nccl(r.world, r.machine)),
                " beside it; device.device_memory_limit says what one has\n");
   if (r.missing.empty())
@@ -123,18 +140,18 @@ Json by_category(const std::array<std::uint64_t, device::category_count>& bytes,
 
 std::string text_of(const EstimateReport& r) {
   std::string moved;
-  const comm::Traffic& sent = r.estimate.traffic;
+  const comm::Traffic& sent = r.estimate().traffic;
   if (sent.payload() > 0) {
     std::string apart;
-    if (r.estimate.traffic_by_axis.size() > 1)
-      for (const auto& [axis, bytes] : r.estimate.traffic_by_axis)
+    if (r.estimate().traffic_by_axis.size() > 1)
+      for (const auto& [axis, bytes] : r.estimate().traffic_by_axis)
         apart += cat(apart.empty() ? ", " : " and ", human_bytes(bytes.payload()), " of it in the ",
                      comm::name_of(axis), " group");
     moved += cat("\neach rank sends ", human_bytes(sent.payload()), " to others per step", apart, "\n");
   }
-  if (r.estimate.io.read + r.estimate.io.written > 0)
-    moved += cat("\neach rank reads ", human_bytes(r.estimate.io.read), " from NVMe and writes ",
-                 human_bytes(r.estimate.io.written), " per step\n");
+  if (r.estimate().io.read + r.estimate().io.written > 0)
+    moved += cat("\neach rank reads ", human_bytes(r.estimate().io.read), " from NVMe and writes ",
+                 human_bytes(r.estimate().io.written), " per step\n");
   return heading(r) + rank_table(r) + world_table(r) + moved + verdict(r);
 }
 
@@ -146,35 +163,41 @@ std::string json_of(const EstimateReport& r) {
   out["rank"] = r.rank;
   out["layout"] = {{"tensor", r.config.parallel.tensor},
                    {"context", r.config.parallel.context},
-                   {"data", engine::data_ranks(r.config, r.world.ranks)}};
+                   {"data", engine::data_ranks(r.config, r.world.ranks)},
+                   {"pipeline", r.config.parallel.pipeline}};
   out["device"] = r.machine.on_gpus ? "cuda" : "cpu";
   for (int t = 0; t < device::tier_count; ++t) {
-    const auto &states = memory_of(r.estimate.states, t), &peaks = memory_of(r.estimate.peaks, t);
+    const auto &states = memory_of(r.estimate().states, t), &peaks = memory_of(r.estimate().peaks, t);
     Json& tier = out["tiers"][std::string(device::name_of(static_cast<Tier>(t)))];
     tier["before_steps"] = by_category(states.current, states.total_current);
     tier["peak"] = by_category(peaks.peak, peaks.total_peak);
-    tier["peak_of_machine"] = of_all(peaks.total_peak, r.world.local_ranks);
+    tier["peak_of_machine"] = most_on_a_machine(
+        by_stage(r, [&](const engine::Estimate& stage) { return memory_of(stage.peaks, t).total_peak; }),
+        r.world);
   }
-  const std::uint64_t resident = resident_bytes(r.estimate);
-  out["resident"] = {{"held", r.estimate.peaks.held},
-                     {"exchange", r.estimate.exchange},
+  const std::uint64_t resident = resident_bytes(r.estimate());
+  out["resident"] = {{"held", r.estimate().peaks.held},
+                     {"exchange", r.estimate().exchange},
                      {"process_itself", process_itself},
                      {"total", resident},
-                     {"of_machine", of_all(resident, r.world.local_ranks)}};
+                     {"of_machine", most_on_a_machine(by_stage(r, resident_bytes), r.world)}};
   if (r.machine.on_gpus)
     out["beside_the_books"] = {{"cuda", beside_the_books},
                                {"nccl", beside_the_books_for_nccl(r.world, r.machine)}};
-  const comm::Traffic& sent = r.estimate.traffic;
-  out["per_step"] = {{"all_reduce_bytes", sent.all_reduce},
-                     {"all_gather_bytes", sent.all_gather},
-                     {"reduce_scatter_bytes", sent.reduce_scatter},
-                     {"all_to_all_bytes", sent.all_to_all},
-                     {"broadcast_bytes", sent.broadcast},
-                     {"p2p_bytes", sent.p2p},
-                     {"read_bytes", r.estimate.io.read},
-                     {"write_bytes", r.estimate.io.written}};
-  for (const auto& [axis, bytes] : r.estimate.traffic_by_axis)
+  const comm::Traffic& sent = r.estimate().traffic;
+  out["per_step"] = {{"all_reduce_bytes", sent.all_reduce},         {"all_gather_bytes", sent.all_gather},
+                     {"reduce_scatter_bytes", sent.reduce_scatter}, {"all_to_all_bytes", sent.all_to_all},
+                     {"broadcast_bytes", sent.broadcast},           {"p2p_bytes", sent.p2p},
+                     {"read_bytes", r.estimate().io.read},          {"write_bytes", r.estimate().io.written}};
+  for (const auto& [axis, bytes] : r.estimate().traffic_by_axis)
     out["per_step"]["axes"][std::string(comm::name_of(axis))] = bytes.payload();
+  out["stages"] = Json::array();
+  for (const engine::Estimate& stage : r.stages) {
+    Json peaks;
+    for (int t = 0; t < device::tier_count; ++t)
+      peaks[std::string(device::name_of(static_cast<Tier>(t)))] = memory_of(stage.peaks, t).total_peak;
+    out["stages"].push_back({{"peak", peaks}, {"resident", resident_bytes(stage)}});
+  }
   out["fits"] = r.missing.empty();
   out["missing"] = Json::array();
   for (const Shortfall& shortfall : r.missing)

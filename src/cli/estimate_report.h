@@ -13,8 +13,10 @@ struct EstimateReport {
   std::int64_t parameters = 0;
   World world;
   Machine machine;
-  int rank = 0;
-  engine::Estimate estimate;
+  int rank = 0;           ///< the one that is looked at
+  int stage = 0;          ///< of a pipeline, in which that rank is
+  StageEstimates stages;  ///< of ranks with its place in each stage
+  const engine::Estimate& estimate() const { return stages[static_cast<std::size_t>(stage)]; }
   std::vector<Shortfall> missing;  ///< empty: it fits
   Remedy remedy;                   ///< where it does not fit; without keys when none helps
 };

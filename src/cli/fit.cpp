@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
+#include <limits>
 #include <string_view>
 
 #include "base/error.h"
@@ -92,10 +93,11 @@ std::vector<std::pair<std::string, std::uint64_t>> files_of(const config::Config
   const config::Offload &parameters = config.zero.offload_param, &optimizer = config.zero.offload_optimizer;
   const bool both =
       parameters.device == config::OffloadDevice::nvme && optimizer.device == config::OffloadDevice::nvme;
-  if (memory.total_peak == 0) return {};
+  if (parameters.nvme_path.empty() && optimizer.nvme_path.empty()) return {};
   if (!both || device_of(parameters.nvme_path) == device_of(optimizer.nvme_path))
-    return {{both || parameters.device == config::OffloadDevice::nvme ? parameters.nvme_path
-                                                                      : optimizer.nvme_path,
+    return {{parameters.device == config::OffloadDevice::nvme || optimizer.nvme_path.empty()
+                 ? parameters.nvme_path
+                 : optimizer.nvme_path,
              memory.total_peak}};
   const std::uint64_t mine = memory.peak[static_cast<std::size_t>(Category::parameters)];
   return {{parameters.nvme_path, mine}, {optimizer.nvme_path, memory.total_peak - mine}};
@@ -158,7 +160,30 @@ std::string Shortfall::text() const {
              engine::human_bytes(available), ": ", engine::human_bytes(needed - available), " too little");
 }
 
-std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Estimate& estimate,
+std::uint64_t most_on_a_machine(const std::vector<std::uint64_t>& bytes, const World& world) {
+  constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
+  const int stage_ranks = world.ranks / static_cast<int>(bytes.size());
+  const auto stage_of = [&](int rank) { return static_cast<std::size_t>(rank / stage_ranks); };
+  std::uint64_t largest = 0;
+  for (int machine = 0; machine < world.machines(); ++machine) {
+    const int begin = machine * world.local_ranks;
+    const int end = std::min(world.ranks, begin + world.local_ranks);
+    std::uint64_t sum = 0;
+    for (int rank = begin; rank < end;) {
+      const int next = std::min(end, (rank / stage_ranks + 1) * stage_ranks);
+      std::uint64_t part = 0;
+      if (__builtin_mul_overflow(bytes[stage_of(rank)], static_cast<std::uint64_t>(next - rank), &part) ||
+          __builtin_add_overflow(sum, part, &sum))
+        return most;
+      rank = next;
+    }
+    largest = std::max(largest, sum);
+    if (bytes.size() == 1) break;  // machines are alike
+  }
+  return largest;
+}
+
+std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstimates& stages,
                                   const World& world, const Machine& machine) {
   std::vector<Shortfall> out;
   const auto check = [&](std::string what, std::string source, std::uint64_t needed,
@@ -166,22 +191,35 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Es
     if (available > 0 && needed > available)
       out.push_back({std::move(what), std::move(source), needed, available});
   };
-  const std::uint64_t on_device = peak_of(estimate, Tier::device).total_peak,
-                      in_host = peak_of(estimate, Tier::host).total_peak;
-  const auto local = static_cast<std::uint64_t>(world.local_ranks);
-  check("the device tier of each rank", "device.device_memory_limit allows", on_device,
+  const auto by_stage = [&](const auto& bytes_of) {
+    std::vector<std::uint64_t> bytes;
+    for (const engine::Estimate& stage : stages) bytes.push_back(bytes_of(stage));
+    return bytes;
+  };
+  const auto of_rank = [&](Tier tier) {
+    const auto bytes = by_stage([&](const auto& stage) { return peak_of(stage, tier).total_peak; });
+    return *std::max_element(bytes.begin(), bytes.end());
+  };
+  const std::string each = stages.size() > 1 ? "of the fullest rank" : "of each rank";
+  check("the device tier " + each, "device.device_memory_limit allows", of_rank(Tier::device),
         config.device.device_memory_limit);
-  check("the host tier of each rank", "device.host_memory_limit allows", in_host,
+  check("the host tier " + each, "device.host_memory_limit allows", of_rank(Tier::host),
         config.device.host_memory_limit);
   const std::uint64_t sharing = machine.sharing(world);
   check(sharing > 1 ? cat("the memory of a GPU, shared by ", sharing, " ranks,") : "the memory of a GPU",
-        "there is", sharing * (on_device + beside_the_books + beside_the_books_for_nccl(world, machine)),
+        "there is",
+        sharing * (of_rank(Tier::device) + beside_the_books + beside_the_books_for_nccl(world, machine)),
         machine.gpu_memory);
-  check(local > 1 ? cat("the memory of this machine, shared by ", local, " ranks,")
-                  : "the memory of this machine",
-        "there is", local * resident_bytes(estimate), machine.memory);
-  for (const auto& [folder, bytes] : files_of(config, estimate))
-    check(cat("the nvme tier in ", folder), "the file system has", local * bytes, machine.free_space(folder));
+  check(world.local_ranks > 1 ? cat("the memory of this machine, shared by ", world.local_ranks, " ranks,")
+                              : "the memory of this machine",
+        "there is", most_on_a_machine(by_stage(resident_bytes), world), machine.memory);
+  const auto files = files_of(config, stages[0]);
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const auto bytes = by_stage([&](const auto& stage) { return files_of(config, stage)[i].second; });
+    const std::string& folder = files[i].first;
+    check(cat("the nvme tier in ", folder), "the file system has", most_on_a_machine(bytes, world),
+          machine.free_space(folder));
+  }
   return out;
 }
 
@@ -202,11 +240,20 @@ engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabu
                           {.ranks = world.ranks, .local_ranks = world.local_ranks, .rank = rank});
 }
 
+StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabulary, const World& world,
+                               int rank) {
+  const comm::Grid grid(world.ranks, engine::grid_sizes(config));
+  StageEstimates out;
+  for (const int other : grid.members(comm::Axis::pipeline, rank))
+    out.push_back(estimate_rank(config, vocabulary, world, other));
+  return out;
+}
+
 void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& world,
                  const Machine& machine) {
   const config::Config config = reparse({});
   const std::vector<Shortfall> missing =
-      shortfalls(config, estimate_rank(config, vocabulary, world, 0), world, machine);
+      shortfalls(config, estimate_stages(config, vocabulary, world), world, machine);
   if (missing.empty()) return;
   std::string text;
   for (const Shortfall& shortfall : missing) text += cat(text.empty() ? "" : "; ", shortfall.text());

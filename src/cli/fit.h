@@ -73,14 +73,25 @@ inline constexpr std::uint64_t process_itself = std::uint64_t{12} << 20;
 /// others through (comm/host_memory.h), and the process itself.
 std::uint64_t resident_bytes(const engine::Estimate& estimate);
 
+/// What a rank of each stage of a pipeline needs, in the order of stages, which hold as many ranks each;
+/// without a pipeline one estimate, of all ranks.
+using StageEstimates = std::vector<engine::Estimate>;
+
+/// `bytes` of a rank of each stage: what all ranks of the machine that has most of it take together. Of more
+/// than a number holds the largest.
+std::uint64_t most_on_a_machine(const std::vector<std::uint64_t>& bytes, const World& world);
+
 /// Where the most loaded rank, or the machine or GPU that it shares with others, has too little. On CPUs the
 /// device and the host tier are both the machine's memory; what is untracked counts.
-std::vector<Shortfall> shortfalls(const config::Config& config, const engine::Estimate& estimate,
+std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstimates& stages,
                                   const World& world, const Machine& machine);
 
 /// The estimate of one rank of the GPT that `config` describes. Throws what building it throws.
 engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world,
                                int rank);
+/// Of the rank of each stage that has the place of `rank` in its own.
+StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabulary, const World& world,
+                               int rank = 0);
 
 /// Keys to change, "a.b.c" and their values, and what that costs a step, in words.
 struct Remedy {

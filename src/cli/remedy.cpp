@@ -109,6 +109,7 @@ class Changes {
     };
     share("parallel.tensor", config_.parallel.tensor, local_ranks_, 10, "layers are cut over more ranks");
     share("parallel.context", config_.parallel.context, ranks_, 12, "sequences are cut over more ranks");
+    share("parallel.pipeline", config_.parallel.pipeline, ranks_, 15, "layers lie on more ranks, in stages");
   }
 
   /// The key, with those that keep the batch and its micro-batches where they do not follow by themselves;
@@ -248,7 +249,7 @@ class Search {
       if (batch_of(config) != batch_of(config_)) return std::numeric_limits<double>::infinity();
       double sum = 0;
       for (const Shortfall& missing :
-           shortfalls(config, estimate_rank(config, vocabulary_, world_, 0), world_, machine_))
+           shortfalls(config, estimate_stages(config, vocabulary_, world_), world_, machine_))
         sum += static_cast<double>(missing.needed) / static_cast<double>(missing.available);
       return sum;
     } catch (const Error&) {

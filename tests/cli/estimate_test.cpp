@@ -36,7 +36,7 @@ std::uint64_t device_peak(const Reparse& reparse, const World& world) {
 
 bool fits(const Reparse& reparse, const Remedy& remedy, const World& world, const Machine& machine) {
   const config::Config config = reparse(remedy.overrides());
-  return shortfalls(config, estimate_rank(config, vocabulary, world, 0), world, machine).empty();
+  return shortfalls(config, {estimate_rank(config, vocabulary, world, 0)}, world, machine).empty();
 }
 
 TEST(Fit, NamesTheTierAndWhatItLacks) {
@@ -44,15 +44,15 @@ TEST(Fit, NamesTheTierAndWhatItLacks) {
   const std::uint64_t peak = device_peak(configuration(1), world);
   const auto limited = configuration(1, {cat("device.device_memory_limit=", peak - 1024)});
   const auto estimate = estimate_rank(limited({}), vocabulary, world, 0);
-  const auto missing = shortfalls(limited({}), estimate, world, machine_with(plenty));
+  const auto missing = shortfalls(limited({}), {estimate}, world, machine_with(plenty));
   ASSERT_EQ(missing.size(), 1u);
   EXPECT_EQ(missing[0].needed - missing[0].available, 1024u);
   EXPECT_THAT(missing[0].text(), HasSubstr("the device tier of each rank"));
   EXPECT_THAT(missing[0].text(), HasSubstr("device.device_memory_limit"));
   EXPECT_THAT(missing[0].text(), HasSubstr("1.00 KiB too little"));
   const auto exact = configuration(1, {cat("device.device_memory_limit=", peak)});
-  EXPECT_TRUE(shortfalls(exact({}), estimate, world, machine_with(2 * resident_bytes(estimate))).empty());
-  const auto shared = shortfalls(exact({}), estimate, world, machine_with(2 * resident_bytes(estimate) - 1));
+  EXPECT_TRUE(shortfalls(exact({}), {estimate}, world, machine_with(2 * resident_bytes(estimate))).empty());
+  const auto shared = shortfalls(exact({}), {estimate}, world, machine_with(2 * resident_bytes(estimate) - 1));
   ASSERT_EQ(shared.size(), 1u) << "two ranks share the machine";
   EXPECT_THAT(shared[0].text(), HasSubstr("shared by 2 ranks"));
 }
@@ -61,12 +61,12 @@ TEST(Fit, CountsHostAndFiles) {
   const World world{1, 1};
   const auto host =
       configuration(2, {"zero_optimization.offload_optimizer.device=cpu", "device.host_memory_limit=1000"});
-  auto missing = shortfalls(host({}), estimate_rank(host({}), vocabulary, world, 0), world, machine_with(0));
+  auto missing = shortfalls(host({}), {estimate_rank(host({}), vocabulary, world, 0)}, world, machine_with(0));
   ASSERT_EQ(missing.size(), 1u);
   EXPECT_THAT(missing[0].text(), HasSubstr("host_memory_limit"));
   const auto nvme = configuration(3, {"zero_optimization.offload_optimizer.device=nvme",
                                       "zero_optimization.offload_optimizer.nvme_path=/somewhere/fast"});
-  missing = shortfalls(nvme({}), estimate_rank(nvme({}), vocabulary, world, 0), world, machine_with(0, 1000));
+  missing = shortfalls(nvme({}), {estimate_rank(nvme({}), vocabulary, world, 0)}, world, machine_with(0, 1000));
   ASSERT_EQ(missing.size(), 1u);
   EXPECT_THAT(missing[0].text(), HasSubstr("the nvme tier in /somewhere/fast"));
 }
@@ -134,28 +134,28 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
   ASSERT_GT(estimate.peaks.tiers[1].total_peak, 0u);
   const std::uint64_t both = 4 * resident_bytes(estimate);
   Machine machine = machine_with(both - 1);
-  EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 1u)
+  EXPECT_EQ(shortfalls(plain({}), {estimate}, world, machine).size(), 1u)
       << "on CPUs both tiers share the memory";
   machine.memory = both, machine.on_gpus = true, machine.gpus = 4;
   machine.gpu_memory = on_device + beside_the_books + comm::nccl_memory(4, 4, comm::nccl_channels());
-  EXPECT_TRUE(shortfalls(plain({}), estimate, world, machine).empty());
+  EXPECT_TRUE(shortfalls(plain({}), {estimate}, world, machine).empty());
   --machine.gpu_memory;
-  EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 1u);
+  EXPECT_EQ(shortfalls(plain({}), {estimate}, world, machine).size(), 1u);
   // Ranks that share GPUs do without NCCL.
   machine.gpu_memory = on_device + beside_the_books;
   machine.gpus = 2;
-  auto missing = shortfalls(plain({}), estimate, world, machine);
+  auto missing = shortfalls(plain({}), {estimate}, world, machine);
   ASSERT_EQ(missing.size(), 1u);
   EXPECT_EQ(missing[0].what, "the memory of a GPU, shared by 2 ranks,");
   EXPECT_EQ(missing[0].needed, 2 * (on_device + beside_the_books));
   machine.memory = both - 1;
-  EXPECT_EQ(shortfalls(plain({}), estimate, world, machine).size(), 2u);
+  EXPECT_EQ(shortfalls(plain({}), {estimate}, world, machine).size(), 2u);
   // One visible GPU is this rank's own where a launcher shows each rank another.
   machine.memory = both, machine.gpus = 1, machine.ranks_per_gpu = 1;
   machine.gpu_memory += beside_the_books_for_nccl(world, machine);
-  EXPECT_TRUE(shortfalls(plain({}), estimate, world, machine).empty());
+  EXPECT_TRUE(shortfalls(plain({}), {estimate}, world, machine).empty());
   machine.ranks_per_gpu = 4;
-  missing = shortfalls(plain({}), estimate, world, machine);
+  missing = shortfalls(plain({}), {estimate}, world, machine);
   ASSERT_EQ(missing.size(), 1u);
   EXPECT_EQ(missing[0].what, "the memory of a GPU, shared by 4 ranks,");
 }

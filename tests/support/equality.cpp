@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -64,17 +65,30 @@ std::string RunSpec::config() const {
          R"(, "tie_embeddings": )" + flag(tied) + "}," + R"("training": {"steps": )" + str(steps) +
          R"(, "seed": 7, "recompute": ")" + recompute +
          (split_masters ? "\"" : R"(", "split_masters": false)") +
+         (recompute_blocks >= 0 ? cat(R"(, "recompute_blocks": )", recompute_blocks) : "") +
+         (recompute_micro_batches >= 0 ? cat(R"(, "recompute_micro_batches": )", recompute_micro_batches)
+                                       : "") +
          (moments == "fp32" ? "" : R"(, "moments_dtype": ")" + moments + "\"") +
          R"(}, "parallel": {"timeout_seconds": 60)" +
          (shard_size > 0 ? R"(, "shard_size": )" + str(shard_size) : "") +
-         (reduction.empty() ? "" : R"(, "reduction": ")" + reduction + "\"") +
-         (schedule.empty() ? "" : R"(, "schedule": ")" + schedule + "\"") + R"(, "tensor": )" +
-         str(tensor) + (tensor > 1 ? R"(, "sequence_parallel": )" + flag(sequence_parallel) : "") +
-         R"(, "context": )" + str(context) +
-         (context > 1 ? R"(, "context_method": ")" + context_method + "\"" : "") +
+         (reduction.empty() ? "" : R"(, "reduction": ")" + reduction + "\"") + stages_keys() +
+         R"(, "tensor": )" + str(tensor) +
+         (tensor > 1 ? R"(, "sequence_parallel": )" + flag(sequence_parallel) : "") + R"(, "context": )" +
+         str(context) + (context > 1 ? R"(, "context_method": ")" + context_method + "\"" : "") +
          R"(}, "device": {"type": ")" + device + R"(", "threads_per_rank": )" + str(threads) +
          (bind_cores ? R"(, "bind_cores": true)" : "") + (graphs ? R"(, "cuda_graphs": true)" : "") +
          (device_limit > 0 ? R"(, "device_memory_limit": )" + str(device_limit) : "") + "}}";
+}
+
+std::string RunSpec::stages_keys() const {
+  std::string out;
+  const auto add = [&](const char* key, const std::string& value) { out += cat(", \"", key, "\": ", value); };
+  if (pipeline > 1) add("pipeline", cat(pipeline));
+  if (virtual_stages > 1) add("virtual_stages", cat(virtual_stages));
+  if (!schedule.empty()) add("schedule", cat('"', schedule, '"'));
+  if (!partition.empty()) add("partition_method", cat('"', partition, '"'));
+  if (micro_batch_group > 0) add("micro_batch_group", cat(micro_batch_group));
+  return out;
 }
 
 std::vector<std::byte> RunResult::bits() const {
@@ -110,6 +124,48 @@ tensor::Batch synthetic_batch(device::Device& device, std::int64_t rows, std::in
           {"labels", tensor::Tensor::of<std::int32_t>(device, {rows, seq}, labels)}};
 }
 
+namespace {
+
+using Weights = std::map<std::string, std::vector<std::byte>>;
+
+/// Adds what the other stages hold.
+void collect_from_stages(Engine& engine, Weights& weights) {
+  comm::Communicator& stages = engine.groups().group(comm::Axis::pipeline);
+  if (stages.size() == 1) return;
+  const auto in_host = [&](std::size_t count, DType dtype) {
+    return tensor::Tensor::empty(engine.device(), {static_cast<std::int64_t>(count)}, dtype,
+                                 device::Category::activations, engine.device().processor_tier());
+  };
+  const Weights own = weights;
+  for (int stage = 0; stage < stages.size(); ++stage) {
+    const tensor::Tensor count = in_host(1, DType::i64);
+    *count.data<std::int64_t>() = static_cast<std::int64_t>(own.size());
+    stages.broadcast(count, stage).wait();
+    auto next = own.begin();
+    for (std::int64_t i = 0; i < *count.data<std::int64_t>(); ++i) {
+      const bool mine = stage == stages.rank();
+      const tensor::Tensor sizes = in_host(2, DType::i64);
+      auto* size = sizes.data<std::int64_t>();
+      if (mine) size[0] = std::ssize(next->first), size[1] = std::ssize(next->second);
+      stages.broadcast(sizes, stage).wait();
+      const auto length = static_cast<std::size_t>(size[0]);
+      const tensor::Tensor all = in_host(length + static_cast<std::size_t>(size[1]), DType::u8);
+      if (mine) {
+        std::memcpy(all.raw(), next->first.data(), length);
+        std::memcpy(all.raw() + length, next->second.data(), next->second.size());
+        ++next;
+      }
+      stages.broadcast(all, stage).wait();
+      const std::string name(reinterpret_cast<const char*>(all.raw()), length);
+      std::vector<std::byte> bytes(all.raw() + length, all.raw() + all.bytes());
+      const auto [place, fresh] = weights.try_emplace(name, bytes);
+      require(fresh || place->second == bytes, "stages hold different copies of ", name);
+    }
+  }
+}
+
+}  // namespace
+
 void collect_weights(Engine& engine, RunResult& out) {
   using tensor::Tensor;
   engine.synchronize();
@@ -143,6 +199,7 @@ void collect_weights(Engine& engine, RunResult& out) {
       }
     }
   }
+  for (Weights* weights : {&out.masters, &out.parameters}) collect_from_stages(engine, *weights);
 }
 
 void nudge(Engine& engine) {

@@ -27,6 +27,11 @@ struct RunSpec {
   bool sequence_parallel = true;
   std::string context_method = "ring";
   std::string reduction;  ///< parallel.reduction; empty: its default
+  int pipeline = 1, virtual_stages = 1;
+  std::string schedule;        ///< parallel.schedule; empty: its default
+  std::string partition;       ///< parallel.partition_method; empty: its default
+  long micro_batch_group = 0;  ///< 0: its default
+  long recompute_blocks = -1, recompute_micro_batches = -1;
   int steps = 30;
   int accumulation = 1;
   long bucket = 500'000'000;
@@ -62,7 +67,6 @@ struct RunSpec {
   std::string moments = "fp32";
   std::string groups;  ///< optimizer.groups; empty: none
   bool cpu_checkpointing = false, nvme_checkpointing = false;
-  std::string schedule;  ///< parallel.schedule; empty: its default
   long device_limit = 0;  ///< bytes; 0: none
   bool bind_cores = false;
   std::string device = "cpu";  ///< device.type
@@ -73,12 +77,15 @@ struct RunSpec {
 
   /// The configuration as JSON.
   std::string config() const;
+
+ private:
+  std::string stages_keys() const;
 };
 
 /// Every bit of the outcome, plus the counters by which a test sees that a setting took effect.
 struct RunResult {
   std::vector<double> losses, norms, scales;
-  /// fp32 weights by parameter; where tensor ranks hold slices, one after the other.
+  /// fp32 weights by parameter, of all stages; where tensor ranks hold slices, one after the other.
   std::map<std::string, std::vector<std::byte>> masters;
   std::map<std::string, std::vector<std::byte>> parameters;  ///< compute parameters
   sharding::ResidencyStats residency;
@@ -101,7 +108,8 @@ struct RunResult {
 tensor::Batch synthetic_batch(device::Device& device, std::int64_t rows, std::int64_t seq, int vocab,
                               std::int64_t step, int micro, int rank);
 
-/// Whole fp32 weights and compute parameters of every parameter, on every rank. Collective.
+/// Whole fp32 weights and compute parameters of every parameter, on every rank. Collective. Throws where
+/// stages hold different copies of one.
 void collect_weights(Engine& engine, RunResult& out);
 
 /// Flips the lowest bit of the largest of the first master weights that this rank updates: of a small one,

@@ -37,7 +37,9 @@ inline std::string processes_command(const Processes& how, const RunSpec& spec, 
           " context=", spec.context, " sequence_parallel=", spec.sequence_parallel ? 1 : 0,
           " context_method=", spec.context_method, " bucket=", spec.bucket, " prefetch=", spec.prefetch,
           " persistence=", spec.persistence, " overlap=", spec.overlap ? 1 : 0, " recompute=", spec.recompute,
-          " shared_memory=", how.shared_memory ? 1 : 0);
+          " shared_memory=", how.shared_memory ? 1 : 0, " pipeline=", spec.pipeline,
+          " virtual_stages=", spec.virtual_stages, " tied=", spec.tied ? 1 : 0);
+  if (!spec.schedule.empty()) command += cat(" schedule=", spec.schedule);
   if (!how.machines.empty()) command += cat(" machines=", how.machines);
   if (!spec.nvme_path.empty())
     command += cat(" offload_param=", spec.offload_param, " offload_optimizer=", spec.offload_optimizer,

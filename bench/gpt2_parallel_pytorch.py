@@ -3,7 +3,8 @@
 
 --tensor N cuts layers with parallelize_module: column and row parallel linear layers, sequence parallel norms, a vocabulary
 cut over ranks with loss_parallel. --context N cuts sequences with torch.distributed.tensor.experimental.context_parallel,
-where this PyTorch has attention that takes part in it on this device. Serves as bench/gpt2_pytorch.py does: "steps N"
+where this PyTorch has attention that takes part in it on this device. --pipeline N cuts the model into stages, for
+torch.distributed.pipelining's 1F1B over --micro-batches of --batch sequences. Serves as bench/gpt2_pytorch.py does: "steps N"
 gives the seconds of N optimizer steps. Needs torch; nothing that Sherd builds or runs needs this file.
 """
 import argparse
@@ -121,10 +122,82 @@ class Training:
         return time.perf_counter() - start
 
 
+class Stage(nn.Module):
+    """A run of a GPT's layers: with the embedding where it begins, with the head where it ends."""
+
+    def __init__(self, a, rank):
+        super().__init__()
+        model = GPT(a.vocab, a.seq, a.hidden, a.layers, a.heads)
+        cuts = balanced(a)
+        self.first, self.last = rank == 0, rank + 1 == a.pipeline
+        self.blocks = model.blocks[cuts[rank]:cuts[rank + 1]]
+        if self.first:
+            self.wte, self.wpe = model.wte, model.wpe
+        if self.last:
+            self.ln_f, self.head = model.ln_f, model.head
+
+    def forward(self, x):
+        if self.first:
+            x = self.wte(x) + self.wpe.weight
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.ln_f(x)) if self.last else x
+
+
+def balanced(a):
+    """Where stages begin, by the parameters that layers compute with; the head counts to the last one."""
+    block, head = 12 * a.hidden * a.hidden, a.vocab * a.hidden
+    share = (a.layers * block + head) / a.pipeline
+    return [0, *(min(round(s * share / block), a.layers) for s in range(1, a.pipeline)), a.layers]
+
+
+class Pipeline:
+    """One stage of a pipeline in training."""
+
+    def __init__(self, a):
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+        torch.set_num_threads(a.threads)
+        torch.manual_seed(0)
+        self.a, rank = a, dist.get_rank()
+        self.stage = Stage(a, rank).to(torch.bfloat16 if a.mode == "bf16" else torch.float32)
+        self.opt = torch.optim.AdamW(self.stage.parameters(), lr=1e-4, foreach=True)
+        data = torch.randint(0, a.vocab, (a.batch, a.seq + 1)).repeat(a.micro_batches, 1)
+        self.tokens, self.labels = data[:, :-1].contiguous(), data[:, 1:].contiguous()
+        self.schedule = Schedule1F1B(PipelineStage(self.stage, rank, a.pipeline, torch.device("cpu")), a.micro_batches,
+                                     loss_fn=lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten()))
+        self.loss = torch.zeros(())
+
+    def step(self):
+        losses = []
+        if self.stage.last:
+            self.schedule.step(target=self.labels, losses=losses)
+            self.loss = torch.stack([each.detach().float() for each in losses]).mean()
+        elif self.stage.first:
+            self.schedule.step(self.tokens)
+        else:
+            self.schedule.step()
+        self.opt.step()
+        self.opt.zero_grad(set_to_none=True)
+
+    def steps(self, count):
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(count):
+            self.step()
+        dist.barrier()
+        seconds = time.perf_counter() - start
+        dist.broadcast(self.loss, self.a.pipeline - 1)
+        return seconds
+
+
+def ranks_of(a):
+    return a.tensor * a.context * a.pipeline
+
+
 def lead(a, training, out):
     """Rank 0 answers, and tells the others how many steps to make; 0 ends them."""
-    facts = {"peer": f"torch {torch.__version__}", "tensor": a.tensor, "context": a.context, "mode": a.mode,
-             "tokens_per_step": a.batch * a.seq}
+    facts = {"peer": f"torch {torch.__version__}", "tensor": a.tensor, "context": a.context, "pipeline": a.pipeline,
+             "mode": a.mode, "tokens_per_step": a.batch * a.seq * (a.micro_batches if a.pipeline > 1 else 1)}
     print("ready", json.dumps(facts), file=out, flush=True)
     for line in sys.stdin:
         word, *rest = line.split()
@@ -138,10 +211,10 @@ def lead(a, training, out):
 
 
 def rank_main(rank, a, port, out):
-    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(a.tensor * a.context),
+    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks_of(a)),
                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": str(a.threads)})
     dist.init_process_group("gloo")
-    training = Training(a)
+    training = Pipeline(a) if a.pipeline > 1 else Training(a)
     if rank == 0:
         lead(a, training, out)
     else:
@@ -158,6 +231,8 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--tensor", type=int, default=1)
     ap.add_argument("--context", type=int, default=1)
+    ap.add_argument("--pipeline", type=int, default=1)
+    ap.add_argument("--micro-batches", type=int, default=8)
     ap.add_argument("--mode", choices=["fp32", "bf16"], default="bf16")
     ap.add_argument("--threads", type=int, default=1)
     for name, value in [("batch", 4), ("seq", 512), ("layers", 12), ("hidden", 768), ("heads", 12), ("vocab", 50304)]:
@@ -169,7 +244,7 @@ def main():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    others = [context.Process(target=rank_main, args=(r, a, port, None), daemon=True) for r in range(1, a.tensor * a.context)]
+    others = [context.Process(target=rank_main, args=(r, a, port, None), daemon=True) for r in range(1, ranks_of(a))]
     for process in others:
         process.start()
     rank_main(0, a, port, out)

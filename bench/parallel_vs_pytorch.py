@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Tensor and context parallel training steps on the cores of this machine, in alternating rounds.
+"""Tensor, context and pipeline parallel training steps on the cores of this machine, in alternating rounds.
 
   bench/parallel_vs_pytorch.py [--config configs/gpt2_small_zero0.json] [--set a.b.c=V]... [--ranks 2]
-                               [--seq 512] [--long 8192] [--rounds 3] [--steps 2] [--python PYTHON_WITH_TORCH]
+                               [--seq 512] [--long 8192] [--micro-batches 8] [--rounds 3] [--steps 2] [--python PYTHON_WITH_TORCH]
 
 Each contender trains GPT-2 (no dropout, untied tables) on the same number of tokens of random ids:
   one rank             with --ranks threads
   tensor               --ranks ranks of one thread, each with its slice of every layer (sequence parallel)
   pytorch tensor       the same by PyTorch: parallelize_module and loss_parallel over gloo
 and with one sequence of --long tokens: `one rank, long`, `context ring`, `context ulysses`, and `pytorch context`.
+With --micro-batches of one sequence: `one rank, accumulating`, --ranks stages by `1f1b` and `zero_bubble`, and `pytorch 1f1b`
+(torch.distributed.pipelining over gloo). Of stages the rate of one rank less 1F1B's bubble is the ideal.
 Prints a JSON line per round, then ratios of medians of tokens/s, and activations' bytes. Contenders that cannot run here
 are named with the reason.
 """
@@ -29,6 +31,7 @@ def parse():
     ap.add_argument("--batch", type=int, default=4)
     ap.add_argument("--seq", type=int, default=512)
     ap.add_argument("--long", type=int, default=8192)
+    ap.add_argument("--micro-batches", type=int, default=8)
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--steps", type=int, default=2)
     ap.add_argument("--only", nargs="*", help="names of contenders")
@@ -39,7 +42,7 @@ def parse():
 
 
 def ours(a, name, ranks, settings):
-    common = ["model.dropout=0", "model.tie_embeddings=false", "device.type=cpu", "gradient_accumulation_steps=1",
+    common = ["model.dropout=0", "model.tie_embeddings=false", "device.type=cpu",
               f"device.threads_per_rank={a.ranks // ranks}"]
     command = [program(a.build, "bench_train_step"), "--serve", "--ranks", ranks, "--config", a.config,
                *as_options(common + a.set + settings)]
@@ -55,14 +58,20 @@ def torch(a, name, batch, seq, arguments):
 
 
 def contenders(a):
-    short = [f"model.seq_length={a.seq}", f"train_micro_batch_size_per_gpu={a.batch}"]
-    long = [f"model.seq_length={a.long}", "train_micro_batch_size_per_gpu=1"]
+    once = "gradient_accumulation_steps=1"
+    short = [f"model.seq_length={a.seq}", f"train_micro_batch_size_per_gpu={a.batch}", once]
+    long = [f"model.seq_length={a.long}", "train_micro_batch_size_per_gpu=1", once]
+    many = [f"model.seq_length={a.seq}", "train_micro_batch_size_per_gpu=1", f"gradient_accumulation_steps={a.micro_batches}"]
+    stages = f"parallel.pipeline={a.ranks}"
     context = f"parallel.context={a.ranks}"
     out = [ours(a, "one rank", 1, short), ours(a, "tensor", a.ranks, short + [f"parallel.tensor={a.ranks}"]),
            torch(a, "pytorch tensor", a.batch, a.seq, ["--tensor", a.ranks]),
            ours(a, "one rank, long", 1, long), ours(a, "context ring", a.ranks, long + [context]),
            ours(a, "context ulysses", a.ranks, long + [context, "parallel.context_method=ulysses"]),
-           torch(a, "pytorch context", 1, a.long, ["--context", a.ranks])]
+           torch(a, "pytorch context", 1, a.long, ["--context", a.ranks]),
+           ours(a, "one rank, accumulating", 1, many),
+           *(ours(a, name, a.ranks, many + [stages, f"parallel.schedule={name}"]) for name in ["1f1b", "zero_bubble"]),
+           torch(a, "pytorch 1f1b", 1, a.seq, ["--pipeline", a.ranks, "--micro-batches", a.micro_batches])]
     return [c for c in out if not a.only or c.name in a.only]
 
 
@@ -84,6 +93,7 @@ def main():
         rounds.append(taken)
         print(json.dumps({"round": len(rounds) - 1, **{name: round(value, 1) for name, value in taken.items()}}), flush=True)
     taken = medians(rounds)
+    ideal = a.micro_batches / (a.micro_batches + a.ranks - 1)  # 1 - bubble
     for contender in all_contenders:
         if contender.name not in taken:
             print(f"{contender.name}: unavailable: {contender.facts.get('unavailable', 'not measured')}")
@@ -92,10 +102,13 @@ def main():
         memory = f", activations at most {report['activation_peak'] / 2 ** 20:.0f} MiB per rank" if "activation_peak" in report else ""
         print(f"{contender.name}: {taken[contender.name]:.0f} tokens/s, loss {report.get('loss', 0):.4f}{memory}")
     for above, below in [("tensor", "one rank"), ("tensor", "pytorch tensor"), ("context ring", "one rank, long"),
-                         ("context ulysses", "one rank, long"), ("context ring", "pytorch context")]:
+                         ("context ulysses", "one rank, long"), ("context ring", "pytorch context"),
+                         ("1f1b", "one rank, accumulating"), ("zero_bubble", "one rank, accumulating"),
+                         ("1f1b", "pytorch 1f1b"), ("zero_bubble", "pytorch 1f1b")]:
         if above in taken and below in taken:
             print(f"{above} / {below}: {taken[above] / taken[below]:.3f} "
-                  f"(of rounds {median_of_ratios(rounds, above, below):.3f})")
+                  f"(of rounds {median_of_ratios(rounds, above, below):.3f})"
+                  + (f", of the ideal {taken[above] / taken[below] / ideal:.3f}" if "accumulating" in below else ""))
 
 
 if __name__ == "__main__":

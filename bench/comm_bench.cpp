@@ -45,6 +45,7 @@ void measure(comm::Communicator& comm, cli::CommBenchOptions options) {
   for (auto& row : report.rows) {
     const auto& name = std::get<std::string>(row[0].value);
     const std::string theirs = "mpi_" + name.substr(0, name.find("_staged"));
+    if (!times.has(theirs)) continue;
     row.push_back({"mpi_median_ms", "", times.median_seconds(theirs) * 1e3});
     row.push_back({"times_faster_than_mpi", "", times.ratio(theirs, name)});
   }

@@ -118,7 +118,7 @@ TEST_F(Bench, CommOverLocalRanks) {
   EXPECT_EQ(report["ranks"], 3);
   EXPECT_EQ(report["bytes"], (1 << 20) / 12 * 12);
   EXPECT_GT(report["barrier_us"].get<double>(), 0.0);
-  EXPECT_THAT(cases(report), ElementsAre("all_reduce", "reduce_scatter", "all_gather"));
+  EXPECT_THAT(cases(report), ElementsAre("all_reduce", "reduce_scatter", "all_gather", "send"));
   const auto bus_by_rate = [&](int row) {
     return report["cases"][row]["bus_gb_per_s"].get<double>() /
            report["cases"][row]["gb_per_s"].get<double>();

@@ -28,37 +28,52 @@ Tensor make(comm::Communicator& comm, device::Device& device, std::int64_t count
   return x;
 }
 
+/// Round a ring: every rank sends its tensor to the next one.
+void pass_on(comm::Communicator& comm, const CollectiveBuffers& b) {
+  comm::CallOptions later;
+  later.async = true;
+  comm::Work sent = comm.send(b.full, (comm.rank() + 1) % comm.size(), later);
+  comm.receive(b.other, (comm.rank() + comm.size() - 1) % comm.size()).wait();
+  sent.wait();
+}
+
 std::vector<Contender> collectives(comm::Communicator& comm, const CollectiveBuffers& b,
                                    const std::string& suffix) {
   const std::int64_t shard = b.shard.numel();
   const auto meet = [&comm] { comm.barrier(); };
   // A factor keeps the repeated sums from growing without end.
-  return {{"all_reduce" + suffix,
-           [&comm, b] { comm.all_reduce(b.full, comm::ReduceOp::sum, 1.0 / comm.size()).wait(); }, meet},
-          {"reduce_scatter" + suffix,
-           [&comm, b, shard] {
-             comm.reduce_scatter({{b.full, b.shard, 0, shard}}, DType::f32).wait();
-           },
-           meet},
-          {"all_gather" + suffix,
-           [&comm, b] {
-             comm.all_gather({{b.shard, b.full}}).wait();
-           },
-           meet}};
+  std::vector<Contender> out{
+      {"all_reduce" + suffix,
+       [&comm, b] { comm.all_reduce(b.full, comm::ReduceOp::sum, 1.0 / comm.size()).wait(); }, meet},
+      {"reduce_scatter" + suffix,
+       [&comm, b, shard] {
+         comm.reduce_scatter({{b.full, b.shard, 0, shard}}, DType::f32).wait();
+       },
+       meet},
+      {"all_gather" + suffix,
+       [&comm, b] {
+         comm.all_gather({{b.shard, b.full}}).wait();
+       },
+       meet}};
+  if (comm.size() > 1) out.push_back({"send" + suffix, [&comm, b] { pass_on(comm, b); }, meet});
+  return out;
 }
 
 }  // namespace
 
 double comm_bench_memory(const CommBenchOptions& options, int ranks) {
   const auto full = static_cast<double>(elements(options, ranks)) * sizeof(float);
-  return 3 * full + 2 * full / ranks;
+  return 5 * full + 2 * full / ranks;
 }
 
 Rounds measure_collectives(comm::Communicator& comm, const CommBenchOptions& options, const Tell& tell) {
   const auto device = device::make_cpu_device(1);
   const std::int64_t n = elements(options, comm.size()), part = n / comm.size();
-  const CollectiveBuffers reachable{make(comm, *device, n, true), make(comm, *device, part, true)};
-  const CollectiveBuffers own{make(comm, *device, n, false), make(comm, *device, part, false)};
+  const auto buffers = [&](bool reached) {
+    return CollectiveBuffers{make(comm, *device, n, reached), make(comm, *device, part, reached),
+                             make(comm, *device, n, reached)};
+  };
+  const CollectiveBuffers reachable = buffers(true), own = buffers(false);
   const Tensor copy = make(comm, *device, n, false);
   std::vector<Contender> contenders{{"memcpy",
                                      [&] { std::memcpy(copy.raw(), own.full.raw(), own.full.bytes()); },
@@ -108,7 +123,7 @@ BenchReport comm_report(const Rounds& times, const CommBenchOptions& options, co
   const double share = static_cast<double>(ranks - 1) / ranks;
   for (const Row& c :
        {Row{"all_reduce", "all-reduce", 2 * share}, Row{"reduce_scatter", "reduce-scatter", share},
-        Row{"all_gather", "all-gather", share}})
+        Row{"all_gather", "all-gather", share}, Row{"send", "send to the next rank", 1}})
     for (const char* suffix : {"", "_staged"}) {
       const std::string name = cat(c.name, suffix);
       if (!times.has(name)) continue;

@@ -11,9 +11,9 @@
 
 namespace sherd::cli {
 
-/// One rank's fp32 tensors: `full` of size · shard elements, and a `shard`.
+/// One rank's fp32 tensors: `full` and `other` of size · shard elements, and a `shard`.
 struct CollectiveBuffers {
-  tensor::Tensor full, shard;
+  tensor::Tensor full, shard, other;
 };
 
 struct CommBenchOptions {
@@ -28,8 +28,8 @@ struct CommBenchOptions {
 /// What each rank allocates.
 double comm_bench_memory(const CommBenchOptions& options, int ranks);
 
-/// All-reduce, reduce-scatter and all-gather beside a memcpy of as many bytes by every rank at once, in
-/// alternating rounds. Collective; every rank gets its own times.
+/// All-reduce, reduce-scatter, all-gather and, between several ranks, a send and a receive beside a memcpy of
+/// as many bytes by every rank at once, in alternating rounds. Collective; every rank gets its own times.
 Rounds measure_collectives(comm::Communicator& comm, const CommBenchOptions& options, const Tell& tell);
 
 /// Microseconds per barrier. Collective.

@@ -8,6 +8,7 @@
 #include "config/config.h"
 #include "device/meta.h"
 #include "device/trace_range.h"
+#include "nn/layered_model.h"
 
 namespace sherd::sharding {
 
@@ -231,6 +232,19 @@ void ShardedModel::end_changes(std::span<Unit* const> units) {
 
 Unit::Lease ShardedModel::gather(const autograd::Parameter& parameter) {
   return unit_of(parameter).gather();
+}
+
+std::vector<Unit*> ShardedModel::units_of(const Chunk& chunk) const {
+  const auto* layered = dynamic_cast<const nn::LayeredModel*>(model_.get());
+  require(layered, "only a model that offers its parts (nn::LayeredModel) has units of some of them");
+  std::vector<Unit*> units;
+  for (std::size_t part = chunk.begin; part < chunk.end; ++part)
+    for (const auto& module : layered->modules(part))
+      module->for_each([&](nn::Module& each) {
+        if (const auto* block = dynamic_cast<const Block*>(each.scope().get()))
+          units.insert(units.end(), block->units().begin(), block->units().end());
+      });
+  return units;
 }
 
 }  // namespace sherd::sharding

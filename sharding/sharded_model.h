@@ -12,6 +12,7 @@
 #include "sharding/placement.h"
 #include "sharding/publisher.h"
 #include "sharding/residency.h"
+#include "sharding/schedule/instruction.h"
 
 namespace sherd::sharding {
 
@@ -116,6 +117,8 @@ class ShardedModel {
 
   /// Full parameters of the unit that stores `parameter`; collective where sharded.
   Unit::Lease gather(const autograd::Parameter& parameter);
+  /// All units that these parts of an nn::LayeredModel use, in their order.
+  std::vector<Unit*> units_of(const Chunk& chunk) const;
 
   ResidencyStats& residency_stats() { return residency_.stats(); }
   ReducerStats& reducer_stats() { return gradients_.stats(); }

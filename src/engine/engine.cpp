@@ -9,6 +9,7 @@
 #include "engine/process_grid.h"
 #include "engine/report/step_log.h"
 #include "engine/resources.h"
+#include "engine/train_schedule.h"
 
 namespace sherd {
 
@@ -30,14 +31,17 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   scheduler_ = engine::make_scheduler(config_, optimizer_);
   if (config_.precision.compute == DType::f16)
     scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
-  const sharding::StateSources sources = resources_->sources(engine::StateGroups(*model_, stages_, this->groups()));
+  const sharding::StateSources sources =
+      resources_->sources(engine::StateGroups(*model_, stages_, this->groups()));
   sharded_ = std::make_unique<sharding::ShardedModel>(model_, optimizer_->sharding_options(config_), sources);
   update_ = std::make_unique<engine::StepUpdate>(
       engine::StepUpdate::Parts{config_, *sharded_, *optimizer_, scaler_.get(), data_ranks(),
                                 this->groups().world(), this->device()},
       sources);
-  executor_ = std::make_unique<engine::Executor>(engine::Executor::Parts{
-      config_, *model_, *sharded_, this->device(), data_ranks(), *update_, counters_});
+  schedule_ = std::make_unique<const engine::TrainSchedule>(choose_schedule(config_, *model_, stages_));
+  executor_ = std::make_unique<engine::Executor>(
+      engine::Executor::Parts{config_, *model_, *sharded_, this->device(), data_ranks(),
+                              this->groups().group(comm::Axis::pipeline), stages_, *update_, counters_});
   checkpoints_ = std::make_unique<engine::Checkpoints>(*this);
   if (config_.log_level) set_log_level(*config_.log_level);
   if (dist_->rank() != 0) return;
@@ -86,7 +90,10 @@ void Engine::backward(const autograd::Var& loss) {
 }
 
 void Engine::step() {
-  if (!executor_->step()) return;
+  if (executor_->step()) after_update();
+}
+
+void Engine::after_update() {
   if (scheduler_ && was_step_applied()) scheduler_->step();
   const bool prints = config_.steps_per_print > 0 && global_steps() % config_.steps_per_print == 0;
   if (prints && dist_->rank() == 0) engine::log_step(*this);
@@ -94,12 +101,22 @@ void Engine::step() {
 
 const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next) {
   require(training_, "train_batch() needs train() mode");
-  const std::int64_t before = global_steps();
-  while (global_steps() == before) {
-    backward(forward(next()));
-    step();
+  if (schedule_->runs_micro_batches(config_, executor_->by_micro_batches())) {
+    const std::int64_t before = global_steps();
+    while (global_steps() == before) {
+      backward(forward(next()));
+      step();
+    }
+    return last_step();
   }
+  executor_->run(make_list(*schedule_, config_, engine::StepUpdate::may_begin_early(config_)),
+                 schedule_->layout, next);
+  after_update();
   return last_step();
+}
+
+void Engine::set_observer(engine::InstructionObserver* observer) {
+  executor_->set_observer(observer);
 }
 
 void Engine::synchronize() {
@@ -118,11 +135,11 @@ double Engine::eval_batch(const tensor::Batch& batch) {
 
 double Engine::eval_batches(const std::function<tensor::Batch()>& next, std::int64_t count) {
   require(count > 0, "eval_batches() needs batches, not ", count);
-  engine::StepLoss losses(device(), data_ranks(), "evaluation loss");
+  engine::StepLoss losses(device(), data_ranks(), groups().group(comm::Axis::pipeline), "evaluation loss");
   for (std::int64_t i = 0; i < count; ++i) {
     const autograd::Var loss = executor_->evaluate(next());
-    losses.add(loss.value());
-    item(loss);  // a GPU is not to be given more than one of them
+    losses.add(loss.defined() ? loss.value() : tensor::Tensor());
+    if (loss.defined()) item(loss);  // a GPU is not to be given more than one of them
     update_->require_finite(global_steps());
   }
   return losses.mean();

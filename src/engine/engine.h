@@ -30,8 +30,10 @@ namespace engine {
 class Checkpoints;
 class Executor;
 class Resources;
+class InstructionObserver;
 class StepUpdate;
 struct TokenData;
+struct TrainSchedule;
 
 struct IoBytes {
   std::uint64_t read = 0, written = 0;
@@ -68,7 +70,8 @@ class Engine {
   // item(), as Error{data} that names the value.
 
   /// The loss of one micro-batch. In train() mode backward() must follow before the next forward(), in either
-  /// mode.
+  /// mode. On a pipeline there is no such thing to go back from: train_batch() trains, and in eval() mode the
+  /// loss is undefined on stages but the last.
   autograd::Var forward(const tensor::Batch& batch);
   /// Gradients of `loss`, divided by gradient_accumulation_steps (and multiplied by the loss scale; both are
   /// undone or meant). Reduces over ranks as the placement says.
@@ -87,7 +90,15 @@ class Engine {
   /// save_checkpoint() or synchronize().
   void step();
 
-  /// forward, backward and step over gradient_accumulation_steps batches from `next`; the report of the step.
+  /// A whole step: the schedule that section `parallel` asks for, over gradient_accumulation_steps batches
+  /// from `next`, which comes for them in order; the report of the step. On every stage of a pipeline `next`
+  /// is called as often; stages with neither the first nor the last part of the model look at nothing that it
+  /// gives.
+  ///
+  /// `accumulate` is forward(), backward() and step() in a loop, up to the next update: only this schedule
+  /// goes by set_gradient_accumulation_boundary() and ends a step that forward() has begun. `auto` comes to
+  /// it then; others are refused. All micro-batches of a pipeline's step have one shape. What one stage
+  /// throws, the others tell; a pipeline that has failed in the middle of a step trains no more.
   const engine::StepReport& train_batch(const std::function<tensor::Batch()>& next);
   /// Ends an update that train_batch() left for beside the next step (parallel.schedule layered), waits until
   /// this rank's device has done all that it was given, and throws what is known only then: Error{numerics}
@@ -129,6 +140,8 @@ class Engine {
   std::int64_t train_micro_batch_size_per_gpu() const { return config_.batch.micro_batch_size; }
   std::int64_t gradient_accumulation_steps() const { return config_.batch.gradient_accumulation_steps; }
   const engine::StepReport& last_step() const;
+  /// Is told of every instruction of training from here on, until null is given; must outlive its use.
+  void set_observer(engine::InstructionObserver* observer);
   /// Payload that this rank has moved from and to NVMe.
   engine::IoBytes io_bytes() const;
 
@@ -174,6 +187,8 @@ class Engine {
  private:
   friend class engine::Checkpoints;
 
+  void after_update();
+
   DistributedPtr dist_;
   config::Config config_;
   std::unique_ptr<engine::Resources> resources_;  ///< go after all that uses them
@@ -184,6 +199,7 @@ class Engine {
   std::unique_ptr<optim::LossScaler> scaler_;  ///< fp16 only
   std::unique_ptr<sharding::ShardedModel> sharded_;
   std::unique_ptr<engine::StepUpdate> update_;
+  std::unique_ptr<const engine::TrainSchedule> schedule_;  ///< of train_batch()
   std::unique_ptr<engine::Executor> executor_;
   std::unique_ptr<engine::Checkpoints> checkpoints_;
   engine::Counters counters_;

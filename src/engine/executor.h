@@ -2,19 +2,24 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <vector>
 
+#include "engine/chunk_runner.h"
+#include "engine/instruction_observer.h"
+#include "engine/model_stages.h"
 #include "engine/run_ahead.h"
 #include "engine/step_loss.h"
 #include "engine/step_update.h"
 #include "nn/module.h"
-#include "sharding/schedule/instruction.h"
 
 namespace sherd::engine {
 
-/// Runs the instructions of steps (sharding/schedule/) on one rank: the passes of micro-batches, and between
-/// two blocks of a backward the updates that complete gradients allow. One per rank, used from its thread.
+/// Runs the instructions of steps (sharding/schedule/) on one rank: chunks of the model on micro-batches, and
+/// between two blocks of a backward the updates that complete gradients allow. One per rank, used from its
+/// thread.
 class Executor {
  public:
   /// What it works with, all of which must outlive it.
@@ -24,36 +29,52 @@ class Executor {
     sharding::ShardedModel& sharded;
     device::Device& device;
     comm::Communicator& data_ranks;
+    comm::Communicator& stages;  ///< the ranks that hold the stages of this one's model, in order
+    const StageLayout& layout;   ///< of these stages
     StepUpdate& update;
     Counters& counters;  ///< of which it counts micro-batches and steps
   };
+  /// Collective over the stages.
   explicit Executor(const Parts& parts);
 
-  // ---- the calls of a micro-batch, each of which runs its part of the list ----
+  // ---- the calls of a micro-batch, each of which runs its part of the list `accumulate` ----
   /// Begins the list of the coming micro-batch.
   autograd::Var forward(const tensor::Batch& batch);
   void backward(const autograd::Var& loss);
   /// Counts the micro-batch, and updates where it was the last of its step: true then. What was accumulated
   /// goes, also where an update throws.
   bool step();
+
+  // ---- a step at once ----
+  /// Gives the batches of a step in order, as they are needed.
+  using Next = std::function<tensor::Batch()>;
+  /// Runs a whole step's list over the chunks of `layout`, which outlives the call. Where it throws before a
+  /// backward or in the update, what was accumulated is dropped; in between it has failed(), as a backward()
+  /// that throws. On several stages the others are told why then, and no transfer works any more.
+  void run(const std::vector<sharding::Instruction>& list, const StageLayout& layout, const Next& next);
+
   /// Of the last step; `applied` is false again from the next micro-batch on.
   const StepReport& report() const { return report_; }
+  /// Null: nobody. Must outlive its use.
+  void set_observer(InstructionObserver* observer) { observer_ = observer; }
 
-  /// Runs `forward` without recording, with dropout off.
+  /// Runs `run` without recording, with dropout off.
   void evaluate(const std::function<void(autograd::Tape&)>& run);
-  /// The loss of `batch` in an evaluation.
+  /// The loss of `batch` in an evaluation; undefined on stages without the model's last part.
   autograd::Var evaluate(const tensor::Batch& batch);
 
   // ---- accumulation ----
   /// As Engine::set_gradient_accumulation_boundary().
   void set_boundary(bool boundary) { boundary_ = boundary; }
   bool is_boundary() const;
+  /// The caller has said where a step ends, or has begun one by forward(): only that can end it.
+  bool by_micro_batches() const { return boundary_ || accumulated_ > 0; }
   /// Micro-batches since the last update.
   std::int64_t accumulated() const { return accumulated_; }
   /// Between micro-batches: nothing is to be done before the next forward.
   bool idle() const { return list_.empty(); }
   /// A backward was begun, and has not ended but with an exception.
-  bool failed() const { return begun_.has_value(); }
+  bool failed() const { return failed_; }
   /// Ends the passes of a failed micro-batch, with the transfers that replicas began in it. Throws what these
   /// fail with.
   void abandon_failed();
@@ -61,25 +82,50 @@ class Executor {
   void reset();
 
  private:
-  using Op = sharding::Instruction::Op;
+  using Instruction = sharding::Instruction;
+  using Op = Instruction::Op;
   bool next_is(Op op) const { return !list_.empty() && list_.front().op == op; }
-  void run_backward(const sharding::Instruction& instruction, const autograd::Var& loss);
+  void set_list(const std::vector<Instruction>& list, const StageLayout& layout);
+  void run_next();
+  void execute(const Instruction& instruction);
+  void run_forward(const Instruction& instruction);
+  void run_backward(const Instruction& instruction);
+  void run_weight_gradients(const Instruction& instruction);
+  void hand_over_complete();
+  void reduce(const Instruction& instruction);
+  void count();
   void run_update();
+  void give_up();
   void drop_accumulated();
   void require_not_failed(const char* call) const;
-  RandomKey key() const;
+  const tensor::Batch& batch_of(std::int64_t micro_batch);
+  RandomKey random_key(std::int64_t micro_batch) const;
   std::int64_t coming_step() const { return parts_.counters.global_steps + 1; }
   void end_phase();
 
   Parts parts_;
-  sharding::Pass pass_, evaluation_;
+  const StageLayout whole_;                 ///< of `accumulate`: one chunk
+  std::unique_ptr<StageLink> link_;         ///< null with one stage
+  std::unique_ptr<ModelStages> in_stages_;  ///< of evaluations; null with one stage
+  ChunkRunner chunks_;
+  sharding::Pass evaluation_;
   RunAhead run_ahead_;
   StepLoss loss_;
+  InstructionObserver* observer_ = nullptr;
   StepTimes times_;  ///< of the step under way
   StepReport report_;
-  std::deque<sharding::Instruction> list_;      ///< what is left of the micro-batch under way
-  std::optional<sharding::Instruction> begun_;  ///< of it, what has begun and not ended
-  std::optional<bool> boundary_;                ///< said by the caller
+
+  // ---- the list under way ----
+  std::deque<Instruction> list_;  ///< what is left of it
+  const StageLayout* layout_ = &whole_;
+  std::int64_t last_ = -1;  ///< the step's last micro-batch; −1: another list has it
+  Next next_;
+  std::map<std::int64_t, tensor::Batch> batches_;  ///< that are still needed
+  std::int64_t batches_read_ = 0;
+  std::vector<sharding::Segment*> complete_;  ///< that no update has taken up yet
+  autograd::Var loss_of_forward_;             ///< what the last forward gave
+  bool failed_ = false;
+  std::optional<bool> boundary_;  ///< said by the caller
   std::int64_t accumulated_ = 0;
 };
 

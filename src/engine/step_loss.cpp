@@ -13,8 +13,15 @@ Tensor StepLoss::room(std::int64_t losses, DType dtype) const {
 }
 
 void StepLoss::add(const Tensor& loss) {
-  require(loss.numel() == 1, "a loss is one number, not a tensor of shape ", loss.shape().str());
   require(!shared_.defined(), "a loss was added after the others had been shared");
+  if (!has_losses()) {
+    ++count_;
+    return;
+  }
+  require(loss.defined() && loss.numel() == 1, "a loss is one number, not a tensor of shape ",
+          loss.shape().str());
+  require(stages_.size() == 1 || loss.dtype() == DType::f32,
+          "with a pipeline the model's last part gives its loss in fp32, not ", name_of(loss.dtype()));
   require(count_ == 0 || loss.dtype() == mine_.dtype(), "the losses of one step are of one dtype, not ",
           name_of(loss.dtype()), " after ", count_ == 0 ? "" : name_of(mine_.dtype()));
   if (count_ == 0 || count_ == mine_.numel()) {
@@ -26,30 +33,47 @@ void StepLoss::add(const Tensor& loss) {
   ++count_;
 }
 
+/// This rank's and those of the ranks with other data.
+Tensor StepLoss::gather() {
+  const Tensor own = mine_.range(0, count_);
+  if (ranks_.size() == 1) return own;
+  const Tensor all = room(count_ * ranks_.size(), own.dtype());
+  comm::CallOptions options;
+  options.label = label_;
+  options.scalar = true;
+  ranks_.all_gather({{own, all}}, options).wait();
+  return all;
+}
+
 void StepLoss::share() {
   if (shared_.defined() || count_ == 0) return;
-  Tensor all = mine_.range(0, count_);
-  if (ranks_.size() > 1) {
-    const Tensor full = room(count_ * ranks_.size(), mine_.dtype());
+  const Tensor all = has_losses() ? gather() : room(count_ * ranks_.size(), DType::f32);
+  if (stages_.size() > 1) {
     comm::CallOptions options;
     options.label = label_;
-    options.scalar = true;
-    ranks_.all_gather({{all, full}}, options).wait();
-    all = full;
-  }
-  if (device_.kind() == device::Kind::cuda) {
-    const Tensor here = Tensor::empty(device_, all.shape(), all.dtype(), device::Category::workspace,
-                                      device_.processor_tier());
-    device_.copy(here.raw(), all.raw(), all.bytes());
-    complete_ = device::as_cuda(device_).compute_stream().record();
-    all = here;
+    options.scalar = options.async = true;
+    told_ = stages_.broadcast(all, stages_.size() - 1, options);
   }
   shared_ = all;  // last: where this throws, nothing was shared
+  if (stages_.size() == 1) bring_here();
+}
+
+/// Where the processor reads them, once the device's work up to here is done.
+void StepLoss::bring_here() {
+  told_.wait();
+  here_ = true;
+  if (device_.kind() != device::Kind::cuda) return;
+  const Tensor here = Tensor::empty(device_, shared_.shape(), shared_.dtype(), device::Category::workspace,
+                                    device_.processor_tier());
+  device_.copy(here.raw(), shared_.raw(), shared_.bytes());
+  complete_ = device::as_cuda(device_).compute_stream().record();
+  shared_ = here;
 }
 
 double StepLoss::mean() {
   if (mean_) return *mean_;
   share();
+  if (!here_) bring_here();
   if (device_.kind() == device::Kind::meta) return 0;  // of ranks that are not there, perhaps millions
   if (device_.kind() == device::Kind::cuda) {
     complete_.wait(device::as_cuda(device_).deadline(), "the forward pass");
@@ -64,8 +88,15 @@ double StepLoss::mean() {
 }
 
 void StepLoss::clear() {
+  try {
+    if (!here_) told_.wait();  // its memory is about to go
+  } catch (const Error&) {
+    // What ended the step tells of it.
+  }
   mine_ = shared_ = {};
   complete_ = {};
+  told_ = {};
+  here_ = false;
   count_ = 0;
   mean_.reset();
 }

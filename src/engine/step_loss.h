@@ -12,14 +12,18 @@ namespace sherd::engine {
 /// computing. Ranks add as many. Used from the rank's thread.
 class StepLoss {
  public:
-  /// `ranks`: those that train on different data. Both must outlive it. `label`: of the collective, so that
-  /// ranks never mix different means.
-  StepLoss(device::Device& device, comm::Communicator& ranks, const char* label = "loss")
-      : device_(device), ranks_(ranks), label_(label) {}
+  /// `ranks`: those that train on different data. `stages`: those that hold the stages of this one's model,
+  /// of which the last one has the losses, in fp32 where they are several. All must outlive it. `label`: of
+  /// the collective, so that ranks never mix different means.
+  StepLoss(device::Device& device, comm::Communicator& ranks, comm::Communicator& stages,
+           const char* label = "loss")
+      : device_(device), ranks_(ranks), stages_(stages), label_(label) {}
 
-  /// Takes the loss of a micro-batch down, behind the work that makes it; does not wait.
+  /// Takes the loss of a micro-batch down, behind the work that makes it; does not wait. Undefined on stages
+  /// but the last.
   void add(const tensor::Tensor& loss);
-  /// The losses so far travel to all ranks; on a GPU that is queued. Collective. Nothing on the second call.
+  /// The losses so far travel to all ranks; on a GPU that is queued, and between stages it goes on beside
+  /// this thread. Collective. Nothing on the second call.
   void share();
   /// Shares and waits for the losses, not for work that the device was given later. They are added in the
   /// global order of micro-batches (all ranks' first, then their second …), so that the bits do not depend on
@@ -31,13 +35,19 @@ class StepLoss {
 
  private:
   tensor::Tensor room(std::int64_t losses, DType dtype) const;
+  bool has_losses() const { return stages_.rank() + 1 == stages_.size(); }
+  tensor::Tensor gather();
+  void bring_here();
 
   device::Device& device_;
   comm::Communicator& ranks_;
+  comm::Communicator& stages_;
   const char* label_;
   tensor::Tensor mine_;  ///< with room for more than the `count_` that are in it
   std::int64_t count_ = 0;
-  tensor::Tensor shared_;   ///< all ranks', one after the other, where the processor reads them
+  tensor::Tensor shared_;  ///< all ranks', one after the other; once `here_` where the processor reads them
+  bool here_ = false;
+  comm::Work told_;         ///< to the other stages
   device::Event complete_;  ///< from when on they are there
   std::optional<double> mean_;
 };

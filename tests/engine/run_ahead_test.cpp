@@ -25,7 +25,7 @@ using tensor::Tensor;
 TEST(StepLoss, waits_for_the_losses_and_for_nothing_later) {
   LazyCudaDevice gpu;
   comm::run_local(1, {}, [&](comm::Communicator& alone) {
-    engine::StepLoss losses(gpu, alone);
+    engine::StepLoss losses(gpu, alone, alone);
     const Tensor loss = Tensor::empty(gpu, {1}, DType::f32);
     for (int i = 0; i < 12; ++i) {  // more than it has room for at first
       gpu.submit(gpu.compute_stream(), [at = loss.data<float>(), i] { *at = static_cast<float>(i * i); });

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <vector>
+
+#include "config/config.h"
+#include "engine/stage_layout.h"
+#include "nn/module.h"
+#include "sharding/schedule/instruction.h"
+
+namespace sherd::engine {
+
+/// What train_batch() runs.
+struct TrainSchedule {
+  config::Schedule schedule = config::Schedule::accumulate;  ///< never automatic
+  StageLayout layout;
+
+  /// train_batch() is forward(), backward() and step() in a loop. `by_micro_batches`: the caller has said
+  /// where the step ends, or has begun it so; throws Error{usage} where the configuration asks for a schedule
+  /// that cannot go by that.
+  bool runs_micro_batches(const config::Config& config, bool by_micro_batches) const;
+};
+
+/// All of a model on one stage, as one chunk.
+StageLayout whole_model(const nn::Model& model);
+
+/// The schedule that a configuration asks for, or what `automatic` comes to. `layout`: of the pipeline; with
+/// one stage of one chunk, `layered` cuts the model into its parts. Throws Error{config} naming keys that
+/// would do, for a schedule that model or pipeline cannot have.
+TrainSchedule choose_schedule(const config::Config& config, const nn::Model& model, StageLayout layout);
+
+/// The instructions of a step on this rank.
+std::vector<sharding::Instruction> make_list(const TrainSchedule& schedule, const config::Config& config,
+                                             bool early_update);
+
+}  // namespace sherd::engine

@@ -1,0 +1,177 @@
+// Steps of several micro-batches in flight, on one rank and over the stages of a pipeline: the losses, norms
+// and weights of one micro-batch after the other, to the bit.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+
+#include "autograd/ops.h"
+#include "engine/initialize.h"
+#include "nn/dropout.h"
+#include "nn/layered_model.h"
+#include "nn/layers.h"
+#include "sharding/sharded_model.h"
+#include "support/expect_error.h"
+
+namespace sherd::test {
+namespace {
+
+using sherd::testing::expect_error;
+using tensor::Tensor;
+
+constexpr std::int64_t width = 8, rows = 4;
+
+/// A product, tanh and dropout.
+class Hidden : public nn::Layer {
+ public:
+  Hidden() : linear_(add("linear", std::make_shared<nn::Linear>(width, width))) {
+    add("dropout", dropout_);
+    mark_block();
+  }
+
+ protected:
+  nn::Var forward(nn::Tape& tape, const nn::Var& x) override {
+    return (*dropout_)(tape, autograd::tanh((*linear_)(tape, x)));
+  }
+
+ private:
+  std::shared_ptr<nn::Linear> linear_;
+  std::shared_ptr<nn::Dropout> dropout_ = std::make_shared<nn::Dropout>(0.2);
+};
+
+/// Six such parts, the last of which gives the loss.
+class Stack : public nn::LayeredModel {
+ public:
+  static constexpr std::size_t count = 6;
+  Stack() {
+    for (std::size_t i = 0; i < count; ++i) {
+      layers_.push_back(add(cat("part", i), std::make_shared<Hidden>()));
+      append_part({layers_.back()});
+    }
+  }
+
+ protected:
+  nn::Var forward_part(nn::Tape& tape, std::size_t part, const nn::Var& x,
+                       const tensor::Batch& batch) override {
+    const nn::Var y = (*layers_[part])(tape, part == 0 ? tape.input(batch.at("x")) : x);
+    return part + 1 < count ? y : autograd::mean_squared_error(y, batch.at("y"));
+  }
+
+ private:
+  std::vector<std::shared_ptr<Hidden>> layers_;
+};
+
+struct Case {
+  const char* schedule = "accumulate";
+  int stages = 1, chunks = 1, data = 1, zero = 0;
+  std::int64_t micro_batches = 4;
+  const char* more = "";  ///< keys of the configuration
+
+  config::Config config() const {
+    return config::parse_text(
+        cat(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": )", micro_batches,
+            R"(, "gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, )", more,
+            R"("training": {"seed": 5}, "zero_optimization": {"stage": )", zero,
+            R"(}, "parallel": {"schedule": ")", schedule, R"(", "pipeline": )", stages,
+            R"(, "virtual_stages": )", chunks, "}}"));
+  }
+};
+void PrintTo(const Case& c, std::ostream* to) {
+  *to << c.schedule << ", " << c.stages << " stages of " << c.chunks << ", data " << c.data << ", zero "
+      << c.zero << ", " << c.micro_batches << " micro-batches";
+}
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  double evaluation = 0;
+  std::map<std::string, std::vector<std::byte>> weights;  ///< by parameter
+  bool operator==(const Outcome&) const = default;
+};
+
+tensor::Batch batch_of(device::Device& device, std::int64_t number) {
+  tensor::Batch batch;
+  for (const char* name : {"x", "y"}) {
+    std::vector<float> values;
+    for (std::int64_t i = 0; i < rows * width; ++i)
+      values.push_back(static_cast<float>((number * 31 + i * 7 + name[0]) % 23) / 11.0f - 1.0f);
+    batch[name] = Tensor::of<float>(device, {rows, width}, values);
+  }
+  return batch;
+}
+
+/// Of the parts that this rank has.
+void add_weights(Engine& engine, Outcome& out) {
+  const engine::StageLayout& stages = engine.stages();
+  for (const auto& unit : engine.sharded().units()) {
+    const auto lease = unit->gather();
+    for (const auto& segment : unit->segments())
+      for (const auto& parameter : segment->layout().parameters()) {
+        const auto part = static_cast<std::size_t>(parameter->name.at(4) - '0');  // "part3.linear.bias"
+        if (stages.stage_of(part) != stages.stage) continue;
+        const Tensor& value = parameter->value;
+        out.weights[parameter->name] = {value.raw(), value.raw() + value.bytes()};
+      }
+  }
+}
+
+constexpr int steps = 3;
+
+/// What all ranks agree on of some steps, and the weights of all.
+Outcome train(const Case& c) {
+  Outcome out;
+  std::mutex mutex;
+  launch_ranks(c.stages * c.data, [&](DistributedPtr dist) {
+    const auto made = initialize({.dist = dist, .model = std::make_shared<Stack>(), .config = c.config()});
+    Engine& engine = *made.engine;
+    Outcome mine;
+    std::int64_t next = engine.data_ranks().rank();
+    const auto batches = [&] { return batch_of(engine.device(), std::exchange(next, next + c.data)); };
+    for (int step = 0; step < steps; ++step) {
+      const auto& report = engine.train_batch(batches);
+      mine.losses.push_back(report.loss);
+      mine.norms.push_back(report.grad_norm);
+    }
+    mine.evaluation = engine.eval_batches(batches, 2);
+    const std::lock_guard lock(mutex);
+    if (!out.losses.empty()) {
+      EXPECT_EQ(out.losses, mine.losses) << "rank " << dist->rank();
+      EXPECT_EQ(out.norms, mine.norms) << "rank " << dist->rank();
+      EXPECT_EQ(out.evaluation, mine.evaluation) << "rank " << dist->rank();
+    }
+    mine.weights = std::move(out.weights);
+    out = std::move(mine);
+    add_weights(engine, out);
+  });
+  return out;
+}
+
+class Schedules : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Schedules, GiveTheBitsOfOneMicroBatchAfterTheOther) {
+  Case one_by_one = GetParam();
+  one_by_one.schedule = "accumulate";
+  one_by_one.stages = one_by_one.chunks = 1;
+  const Outcome expected = train(one_by_one);
+  ASSERT_EQ(expected.weights.size(), 2 * Stack::count);
+  const Outcome found = train(GetParam());
+  EXPECT_EQ(found.losses, expected.losses);
+  EXPECT_EQ(found.norms, expected.norms);
+  EXPECT_EQ(found.evaluation, expected.evaluation);
+  EXPECT_TRUE(found.weights == expected.weights);
+}
+
+INSTANTIATE_TEST_SUITE_P(OneStage, Schedules,
+                         ::testing::Values(Case{"layered"}, Case{"layered", 1, 1, 2, 0},
+                                           Case{"layered", 1, 1, 2, 3}, Case{"gpipe", 1, 1, 1, 2},
+                                           Case{"1f1b", 1, 1, 2, 3}, Case{"zero_bubble", 1, 1, 2, 3}));
+INSTANTIATE_TEST_SUITE_P(TwoStages, Schedules,
+                         ::testing::Values(Case{"gpipe", 2}, Case{"1f1b", 2}, Case{"interleaved", 2, 2},
+                                           Case{"zero_bubble", 2}, Case{"1f1b", 2, 1, 2, 3},
+                                           Case{"interleaved", 2, 2, 2, 0}));
+INSTANTIATE_TEST_SUITE_P(MoreStages, Schedules,
+                         ::testing::Values(Case{"1f1b", 3, 1, 1, 0, 7}, Case{"interleaved", 3, 2, 1, 0, 6},
+                                           Case{"1f1b", 4, 1, 1, 2, 2}, Case{"zero_bubble", 4, 1, 1, 3, 8},
+                                           Case{"gpipe", 4}));
+
+}  // namespace
+}  // namespace sherd::test

@@ -190,7 +190,11 @@ void Residency::acquired(Unit& unit) {
     gather(unit, false);
   else if (unit.state_ == Unit::State::resident && unit.gathered_elements() > 0)
     ++stats_.reused;
-  if (unit.state_ == Unit::State::under_way) unit.finish_gather();
+  if (unit.state_ == Unit::State::under_way) {
+    unit.finish_gather();
+    for (GroupMemory& memory : memories_)  // into the buffers that it has left
+      if (memory.reader) memory.reader->read_ahead();
+  }
   if (!step) return;
   for (const int next : step->prefetch) {
     Unit& coming = *units_[static_cast<std::size_t>(next)];

@@ -164,10 +164,20 @@ bool ShardedModel::pass_under_way() const {
   return std::any_of(passes_.begin(), passes_.end(), [](const Pass* pass) { return pass->under_way_; });
 }
 
-void ShardedModel::begin_list() {
+void ShardedModel::begin_list(std::span<const Instruction> gathers, std::span<const Chunk> chunks) {
   abandon_passes();
-  residency_.begin(Residency::Pass::train);
   in_list_ = true;
+  if (gathers.empty()) return residency_.begin(Residency::Pass::train);
+  std::vector<int> order, holders(units().size());
+  for (const Instruction& i : gathers)
+    for (const Unit* unit : units_of(chunks[static_cast<std::size_t>(i.chunk)])) {
+      int& held = holders[static_cast<std::size_t>(unit->index())];
+      if (i.op == Instruction::Op::release)
+        --held;
+      else if (held++ == 0)
+        order.push_back(unit->index());
+    }
+  residency_.begin_list(order);
 }
 
 void ShardedModel::end_list() {

@@ -75,10 +75,12 @@ class ShardedModel {
   }
 
   // ---- the step ----
-  /// Around the passes of a list of instructions (sharding/schedule/), which may leave gaps between them:
-  /// units are gathered and kept by a plan for the whole list, made from the list before. Abandons what an
-  /// exception has left. Training passes outside of lists are planned for as long as one is under way.
-  void begin_list();
+  /// Around the passes of a list of instructions (sharding/schedule/), which may leave gaps between them.
+  /// Where the list gathers chunks, `gathers` are its instructions `gather` and `release`, and `chunks` what
+  /// their numbers mean: units come and go as these say. Else units are gathered and kept by a plan for the
+  /// whole list, made from the list before. Abandons what an exception has left. Training passes outside of
+  /// lists are planned for as long as one is under way.
+  void begin_list(std::span<const Instruction> gathers = {}, std::span<const Chunk> chunks = {});
   /// All passes have ended; whatever is gathered and not leased is dropped.
   void end_list();
   /// Behind the last pass of a step: its gradients are summed over all ranks that share them. Collective,
@@ -102,6 +104,8 @@ class ShardedModel {
   /// Residency::set_finish_changes().
   void begin_changes() { residency_.begin_changes(); }
   void set_finish_changes(std::function<void()> finish) { residency_.set_finish_changes(std::move(finish)); }
+  /// Starts to gather a unit in a list that says so.
+  void gather_ahead(Unit& unit) { residency_.gather_ahead(unit); }
   bool may_change(const Segment& segment) const { return residency_.may_change(segment); }
   void changed(const Segment& segment, std::int64_t begin, const Tensor& to, bool last) {
     residency_.changed(segment, begin, to, last);

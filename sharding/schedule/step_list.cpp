@@ -98,7 +98,7 @@ class StepList {
   void begin_end_of_step(const Instruction& i) {
     if (!is_backward(i.op) || i.micro_batch != last() || i.chunk != shape_.chunks - 1) return;
     add(Op::share_loss, last(), 0);
-    if (shape_.early_update) add(Op::begin_update, last(), 0);
+    if (shape_.early_update || shape_.late_update) add(Op::begin_update, last(), 0);
   }
 
   /// The first chunk's gradients are a micro-batch's last work.

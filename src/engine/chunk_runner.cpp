@@ -55,12 +55,17 @@ Var ChunkRunner::forward(const Instruction& i, const tensor::Batch& batch, const
   if (!layout_->has_first(i.chunk))
     input = value_of(outputs_, {i.micro_batch, i.chunk - 1},
                      parts_.link ? &parts_.link->activations() : nullptr, key_of(i));
+  hold(i);
   Flight& flight = flights_.begin(i.micro_batch, i.chunk, parts_of(i), i.micro_batch == last_);
   Tape& tape = flight.pass->tape();
   tape.random = random;
   if (input.defined()) flight.input = tape.variable(std::move(input));
   flight.output = run(tape, parts_of(i), flight.input, batch);
-  if (!layout_->has_last(i.chunk)) outputs_[key_of(i)] = flight.output.value();
+  if (flight.input.defined()) flight.input.drop_value();
+  if (!layout_->has_last(i.chunk)) {
+    outputs_[key_of(i)] = flight.output.value();
+    flight.output.drop_value();
+  }
   return flight.output;
 }
 
@@ -70,6 +75,7 @@ void ChunkRunner::set_loss(const Instruction& i, const Var& loss) {
 
 void ChunkRunner::begin_backward(const Instruction& i, double seed) {
   const WeightGradients when = i.op == Op::backward_input ? WeightGradients::later : WeightGradients::now;
+  hold(i);
   Flight& flight = flight_of(i);
   if (layout_->has_last(i.chunk)) return flight.pass->begin_backward(flight.output, seed, when);
   Tensor gradient = value_of(input_gradients_, {i.micro_batch, i.chunk + 1},
@@ -123,8 +129,14 @@ void ChunkRunner::transfer(const Instruction& i) {
 
 void ChunkRunner::gather(const Instruction& i) {
   Gathered gathered{parts_.sharded.units_of(parts_of(i)), {}};
-  for (sharding::Unit* unit : gathered.units) gathered.leases.push_back(unit->gather());
+  for (sharding::Unit* unit : gathered.units) parts_.sharded.gather_ahead(*unit);
   gathered_[i.chunk] = std::move(gathered);
+}
+
+void ChunkRunner::hold(const Instruction& i) {
+  const auto at = gathered_.find(i.chunk);
+  if (at == gathered_.end() || !at->second.leases.empty()) return;
+  for (sharding::Unit* unit : at->second.units) at->second.leases.push_back(unit->gather());
 }
 
 void ChunkRunner::release(const Instruction& i) {

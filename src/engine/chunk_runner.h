@@ -47,6 +47,7 @@ class ChunkRunner {
   void end_weight_gradients(const Instruction& instruction);
   /// A send or a receive.
   void transfer(const Instruction& instruction);
+  /// The chunk's parameters begin to come; whatever needs them waits.
   void gather(const Instruction& instruction);
   void release(const Instruction& instruction);
 
@@ -67,6 +68,7 @@ class ChunkRunner {
   const sharding::Chunk& parts_of(const Instruction& i) const { return layout_->own(i.chunk); }
   tensor::Tensor value_of(std::map<Key, tensor::Tensor>& given, const Key& giver, StageChannel* channel,
                           const Key& taker);
+  void hold(const Instruction& instruction);
   autograd::Var run(autograd::Tape& tape, const sharding::Chunk& chunk, const autograd::Var& input,
                     const tensor::Batch& batch) const;
 
@@ -79,7 +81,7 @@ class ChunkRunner {
   std::map<Key, tensor::Tensor> outputs_, input_gradients_;
   struct Gathered {
     std::vector<sharding::Unit*> units;
-    std::vector<sharding::Unit::Lease> leases;
+    std::vector<sharding::Unit::Lease> leases;  ///< from the first use on
   };
   std::map<int, Gathered> gathered_;  ///< by chunk
   double waited_ = 0;

@@ -6,6 +6,7 @@
 #include "data/loader.h"
 #include "engine/checkpoint/checkpoints.h"
 #include "engine/executor.h"
+#include "engine/nvme_checkpoints.h"
 #include "engine/process_grid.h"
 #include "engine/report/step_log.h"
 #include "engine/resources.h"
@@ -39,9 +40,11 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
                                 this->groups().world(), this->device()},
       sources);
   schedule_ = std::make_unique<const engine::TrainSchedule>(choose_schedule(config_, *model_, stages_));
-  executor_ = std::make_unique<engine::Executor>(
-      engine::Executor::Parts{config_, *model_, *sharded_, this->device(), data_ranks(),
-                              this->groups().group(comm::Axis::pipeline), stages_, *update_, counters_});
+  if (offload::Store* store = resources_->activation_store())
+    activations_ = std::make_unique<engine::NvmeCheckpoints>(this->kernels(), *store);
+  executor_ = std::make_unique<engine::Executor>(engine::Executor::Parts{
+      config_, *model_, *sharded_, this->device(), data_ranks(), this->groups().group(comm::Axis::pipeline),
+      stages_, *update_, counters_, activations_.get()});
   checkpoints_ = std::make_unique<engine::Checkpoints>(*this);
   if (config_.log_level) set_log_level(*config_.log_level);
   if (dist_->rank() != 0) return;
@@ -109,7 +112,8 @@ const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next
     }
     return last_step();
   }
-  executor_->run(make_list(*schedule_, config_, engine::StepUpdate::may_begin_early(config_)),
+  executor_->run(make_list(*schedule_, config_, engine::StepUpdate::may_begin_early(config_),
+                           engine::StepUpdate::may_end_late(config_, device())),
                  schedule_->layout, next);
   after_update();
   return last_step();

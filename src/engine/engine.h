@@ -31,6 +31,7 @@ class Checkpoints;
 class Executor;
 class Resources;
 class InstructionObserver;
+class NvmeCheckpoints;
 class StepUpdate;
 struct TokenData;
 struct TrainSchedule;
@@ -200,6 +201,7 @@ class Engine {
   std::unique_ptr<sharding::ShardedModel> sharded_;
   std::unique_ptr<engine::StepUpdate> update_;
   std::unique_ptr<const engine::TrainSchedule> schedule_;  ///< of train_batch()
+  std::unique_ptr<engine::NvmeCheckpoints> activations_;   ///< null where they are not on NVMe
   std::unique_ptr<engine::Executor> executor_;
   std::unique_ptr<engine::Checkpoints> checkpoints_;
   engine::Counters counters_;

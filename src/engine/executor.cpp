@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "device/trace_range.h"
@@ -39,8 +40,9 @@ autograd::Recompute recompute_for(const config::Config& config) {
   return autograd::Recompute::none;
 }
 
-void set_up(autograd::Tape& tape, const config::Config& config) {
+void set_up(autograd::Tape& tape, const config::Config& config, autograd::CheckpointKeeper* keeper) {
   tape.recompute = recompute_for(config);
+  tape.checkpoint_keeper = keeper;
   tape.input_dtype = config.precision.compute;
   tape.checkpoints_in_host = config.training.cpu_checkpointing;
 }
@@ -65,11 +67,11 @@ Executor::Executor(const Parts& parts)
                                                        parts.layout, parts.stages)
                        : nullptr),
       chunks_({parts.model, parts.sharded, link_.get()},
-              [&config = parts.config](autograd::Tape& tape) { set_up(tape, config); }),
+              [this](autograd::Tape& tape) { set_up(tape, parts_.config, parts_.checkpoint_keeper); }),
       evaluation_(parts.sharded),
       run_ahead_(parts.device),
       loss_(parts.device, parts.data_ranks, parts.stages) {
-  set_up(evaluation_.tape(), parts.config);
+  set_up(evaluation_.tape(), parts.config, nullptr);
 }
 
 bool Executor::is_boundary() const {
@@ -151,8 +153,9 @@ void Executor::run(const std::vector<Instruction>& list, const StageLayout& layo
   parts_.sharded.require_no_leases();
   set_list(list, layout);
   next_ = next;
+  if (!ends_late_) parts_.update.complete();
   try {
-    parts_.sharded.begin_list();
+    begin_gathers(list);
     while (!next_is(Op::update)) run_next();
     chunks_.finish();
     parts_.sharded.end_list();
@@ -174,6 +177,8 @@ void Executor::set_list(const std::vector<Instruction>& list, const StageLayout&
   const auto update =
       std::find_if(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::update; });
   last_ = update == list.end() ? -1 : update->micro_batch;
+  ends_late_ =
+      std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::update_chunk; });
   layout_ = &layout;
   next_ = nullptr;
   batches_.clear();
@@ -181,11 +186,24 @@ void Executor::set_list(const std::vector<Instruction>& list, const StageLayout&
   chunks_.begin(layout, last_);
 }
 
+void Executor::begin_gathers(const std::vector<Instruction>& list) {
+  std::vector<Instruction> gathers;
+  std::copy_if(list.begin(), list.end(), std::back_inserter(gathers),
+               [](const Instruction& i) { return i.op == Op::gather || i.op == Op::release; });
+  std::vector<sharding::Chunk> chunks;
+  for (int c = 0; c < layout_->own_chunks(); ++c) chunks.push_back(layout_->own(c));
+  chunks_.recover();
+  parts_.sharded.begin_list(gathers, chunks);
+}
+
 void Executor::run_next() {
   const Instruction instruction = list_.front();
   if (observer_) observer_->begin(instruction);
   try {
-    parts_.update.guard(coming_step(), [&] { execute(instruction); });
+    parts_.update.guard(coming_step(), [&] {
+      execute(instruction);
+      parts_.update.poll();
+    });
   } catch (...) {
     if (instruction.op == Op::update) list_.clear(), drop_accumulated();
     throw;
@@ -217,7 +235,7 @@ void Executor::execute(const Instruction& instruction) {
     case Op::share_loss:
       return loss_.share();
     case Op::begin_update:
-      return parts_.update.begin_early();
+      return parts_.update.begin();
     case Op::reduce:
       return reduce(instruction);
     case Op::count:
@@ -292,7 +310,7 @@ void Executor::count() {
 void Executor::run_update() {
   {
     PhaseTimer timer(times_.update, "update");
-    report_.applied = parts_.update.finish(loss_.mean(), coming_step(), report_);
+    report_.applied = parts_.update.finish(loss_.mean(), coming_step(), report_, ends_late_);
   }
   Counters& counters = parts_.counters;
   if (!report_.applied) ++counters.skipped_steps;

@@ -32,7 +32,8 @@ class Executor {
     comm::Communicator& stages;  ///< the ranks that hold the stages of this one's model, in order
     const StageLayout& layout;   ///< of these stages
     StepUpdate& update;
-    Counters& counters;  ///< of which it counts micro-batches and steps
+    Counters& counters;                                       ///< of which it counts micro-batches and steps
+    autograd::CheckpointKeeper* checkpoint_keeper = nullptr;  ///< for full recompute, where not on the device
   };
   /// Collective over the stages.
   explicit Executor(const Parts& parts);
@@ -86,6 +87,7 @@ class Executor {
   using Op = Instruction::Op;
   bool next_is(Op op) const { return !list_.empty() && list_.front().op == op; }
   void set_list(const std::vector<Instruction>& list, const StageLayout& layout);
+  void begin_gathers(const std::vector<Instruction>& list);
   void run_next();
   void execute(const Instruction& instruction);
   void run_forward(const Instruction& instruction);
@@ -119,6 +121,7 @@ class Executor {
   std::deque<Instruction> list_;  ///< what is left of it
   const StageLayout* layout_ = &whole_;
   std::int64_t last_ = -1;  ///< the step's last micro-batch; −1: another list has it
+  bool ends_late_ = false;  ///< the step after it ends the update
   Next next_;
   std::map<std::int64_t, tensor::Batch> batches_;  ///< that are still needed
   std::int64_t batches_read_ = 0;

@@ -56,10 +56,15 @@ void Resources::open_stores(const config::Config& config, int rank) {
   const config::Offload &parameters = config.zero.offload_param, &optimizer = config.zero.offload_optimizer;
   if (parameters.device == config::OffloadDevice::nvme)
     parameter_store_ = open_store(config, parameters.nvme_path, rank, *device_);
-  if (optimizer.device != config::OffloadDevice::nvme) return;
-  optimizer_store_ = parameter_store_ && same_folder(optimizer.nvme_path, parameters.nvme_path)
-                         ? parameter_store_
-                         : open_store(config, optimizer.nvme_path, rank, *device_);
+  if (optimizer.device == config::OffloadDevice::nvme)
+    optimizer_store_ = parameter_store_ && same_folder(optimizer.nvme_path, parameters.nvme_path)
+                           ? parameter_store_
+                           : open_store(config, optimizer.nvme_path, rank, *device_);
+  if (!config.training.nvme_checkpointing || config.training.recompute != config::Recompute::full) return;
+  activation_store_ = parameter_store_ ? parameter_store_ : optimizer_store_;
+  if (!activation_store_)
+    activation_store_ = open_store(
+        config, parameters.nvme_path.empty() ? optimizer.nvme_path : parameters.nvme_path, rank, *device_);
 }
 
 sharding::StateSources Resources::sources(const StateGroups& groups_of) const {
@@ -80,6 +85,7 @@ IoBytes Resources::io_bytes() const {
   };
   if (parameter_store_) add(*parameter_store_);
   if (optimizer_store_ && optimizer_store_ != parameter_store_) add(*optimizer_store_);
+  if (activation_store_ && !parameter_store_ && !optimizer_store_) add(*activation_store_);
   return out;
 }
 

@@ -22,6 +22,8 @@ class Resources {
   comm::ProcessGroups& groups() const { return *groups_; }
   /// For the states of a model whose parameters lie so.
   sharding::StateSources sources(const StateGroups& groups_of) const;
+  /// For activations on NVMe; null where none go there.
+  offload::Store* activation_store() const { return activation_store_.get(); }
   IoBytes io_bytes() const;
 
  private:
@@ -30,8 +32,8 @@ class Resources {
   std::shared_ptr<device::Device> device_;
   std::shared_ptr<comm::ProcessGroups> groups_;
   std::unique_ptr<tensor::Kernels> kernels_;
-  /// For parameters and optimizer states on NVMe; null without, and one where they share a folder.
-  std::shared_ptr<offload::Store> parameter_store_, optimizer_store_;
+  /// For what lies on NVMe; null without, and one where several share a folder.
+  std::shared_ptr<offload::Store> parameter_store_, optimizer_store_, activation_store_;
 };
 
 }  // namespace sherd::engine

@@ -35,7 +35,7 @@ optim::AverageScale StepUpdate::average_scale() const {
                                    parts_.data_ranks.size());
 }
 
-void StepUpdate::begin_early() {
+void StepUpdate::begin() {
   complete();
   taken_up_ = false;
   if (!may_begin_early(parts_.config)) return pipeline_.begin(parts_.optimizer, std::nullopt);
@@ -89,15 +89,17 @@ bool StepUpdate::finish(double mean_loss, std::int64_t step, StepReport& report,
     pipeline_.decide(
         rest * optim::gradient_factor(report.grad_norm, report.loss_scale, parts_.config.gradient_clipping));
   }
-  if (!late || !may_end_late(parts_.device)) return pipeline_.finish(), true;
+  if (!late) return pipeline_.finish(), true;
   late_step_ = step;
   guard_late([&] { pipeline_.leave(); });
   return true;
 }
 
 // Beside a GPU the processor updates what the GPU hands it in an order of its own (UpdateStaging).
-bool StepUpdate::may_end_late(const device::Device& device) {
-  return device::stands_for(device) != device::Kind::cuda;
+bool StepUpdate::may_end_late(const config::Config& config, const device::Device& device) {
+  const auto on_nvme = [](const config::Offload& o) { return o.device == config::OffloadDevice::nvme; };
+  return device::stands_for(device) != device::Kind::cuda &&
+         (on_nvme(config.zero.offload_param) || on_nvme(config.zero.offload_optimizer));
 }
 
 void StepUpdate::update_units(std::span<sharding::Unit* const> units) {

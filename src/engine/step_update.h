@@ -39,21 +39,21 @@ class StepUpdate {
 
   /// What is left of the step before is ended; then, where nothing but the loss decides about the update,
   /// opens it beside backward, with the rates of this moment; else only starts to read what it needs.
-  void begin_early();
+  void begin();
   /// These segments' gradients will not change any more; begins to update them where an update is open,
   /// unless `mean_loss()` is NaN or infinite, which ends it.
   void gradients_complete(const std::vector<sharding::Segment*>& segments,
                           const std::function<double()>& mean_loss);
   /// The rest of the step: looks for overflow, clips, updates and publishes. False where it was skipped.
-  /// Fills in what `report` says of it, but times. `late`: of what is left of the update, unit by unit is
-  /// done by update_units() where the device allows that; weights are whole again after complete().
+  /// Fills in what `report` says of it, but times. `late`: of what is left of the update is done
+  /// unit by unit (update_units()), where may_end_late(); weights are whole again after complete().
   /// Collective.
   bool finish(double mean_loss, std::int64_t step, StepReport& report, bool late = false);
 
   // ---- what finish() has left for later ----
   // An error here is one of the step that finish() was called for: it says so, and poisons the weights.
-  /// Whether `device` can go on with an update beside the next step.
-  static bool may_end_late(const device::Device& device);
+  /// Whether an update has transfers to hide behind the next step, and `device` can go on with it then.
+  static bool may_end_late(const config::Config& config, const device::Device& device);
   /// On return these units have their new parameters, and may be gathered. Collective.
   void update_units(std::span<sharding::Unit* const> units);
   /// Goes on with transfers, and updates, that nobody has to wait for.

@@ -61,7 +61,7 @@ TrainSchedule choose_schedule(const config::Config& config, const nn::Model& mod
 }
 
 std::vector<sharding::Instruction> make_list(const TrainSchedule& schedule, const config::Config& config,
-                                             bool early_update) {
+                                             bool early_update, bool late_update) {
   sharding::ScheduleShape shape;
   shape.stages = schedule.layout.stages;
   shape.stage = schedule.layout.stage;
@@ -69,6 +69,7 @@ std::vector<sharding::Instruction> make_list(const TrainSchedule& schedule, cons
   shape.micro_batches = config.batch.gradient_accumulation_steps;
   shape.group = config.parallel.micro_batch_group;
   shape.early_update = early_update;
+  shape.late_update = late_update && schedule.schedule == Schedule::layered;
   return sharding::make_schedule(schedule.schedule, shape);
 }
 

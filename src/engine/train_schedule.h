@@ -28,8 +28,8 @@ StageLayout whole_model(const nn::Model& model);
 /// would do, for a schedule that model or pipeline cannot have.
 TrainSchedule choose_schedule(const config::Config& config, const nn::Model& model, StageLayout layout);
 
-/// The instructions of a step on this rank.
+/// The instructions of a step on this rank. Only `layered` ends updates late.
 std::vector<sharding::Instruction> make_list(const TrainSchedule& schedule, const config::Config& config,
-                                             bool early_update);
+                                             bool early_update, bool late_update);
 
 }  // namespace sherd::engine

@@ -2,6 +2,7 @@
 // and weights of one micro-batch after the other, to the bit.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 #include <mutex>
 
@@ -65,20 +66,22 @@ struct Case {
   const char* schedule = "accumulate";
   int stages = 1, chunks = 1, data = 1, zero = 0;
   std::int64_t micro_batches = 4;
-  const char* more = "";  ///< keys of the configuration
+  bool early = false;  ///< the update begins beside backward
 
   config::Config config() const {
     return config::parse_text(
         cat(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": )", micro_batches,
-            R"(, "gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, )", more,
-            R"("training": {"seed": 5}, "zero_optimization": {"stage": )", zero,
-            R"(}, "parallel": {"schedule": ")", schedule, R"(", "pipeline": )", stages,
-            R"(, "virtual_stages": )", chunks, "}}"));
+            R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "training": {"seed": 5}, )",
+            early ? R"("gradient_clipping": 0, "bf16": {"enabled": true, "check_grad_overflow": false}, )"
+                  : R"("gradient_clipping": 0.5, )",
+            R"("zero_optimization": {"stage": )", zero,
+            early ? R"(, "offload_optimizer": {"device": "cpu"})" : "", R"(}, "parallel": {"schedule": ")",
+            schedule, R"(", "pipeline": )", stages, R"(, "virtual_stages": )", chunks, "}}"));
   }
 };
 void PrintTo(const Case& c, std::ostream* to) {
   *to << c.schedule << ", " << c.stages << " stages of " << c.chunks << ", data " << c.data << ", zero "
-      << c.zero << ", " << c.micro_batches << " micro-batches";
+      << c.zero << ", " << c.micro_batches << " micro-batches" << (c.early ? ", early update" : "");
 }
 
 struct Outcome {
@@ -128,6 +131,9 @@ Outcome train(const Case& c) {
     const auto batches = [&] { return batch_of(engine.device(), std::exchange(next, next + c.data)); };
     for (int step = 0; step < steps; ++step) {
       const auto& report = engine.train_batch(batches);
+      if (c.early && c.data == 1 && step + 1 == steps) {  // the order of the first step's gradients is known
+        EXPECT_GT(report.early_updates, 0) << "rank " << dist->rank();
+      }
       mine.losses.push_back(report.loss);
       mine.norms.push_back(report.grad_norm);
     }
@@ -172,6 +178,70 @@ INSTANTIATE_TEST_SUITE_P(MoreStages, Schedules,
                          ::testing::Values(Case{"1f1b", 3, 1, 1, 0, 7}, Case{"interleaved", 3, 2, 1, 0, 6},
                                            Case{"1f1b", 4, 1, 1, 2, 2}, Case{"zero_bubble", 4, 1, 1, 3, 8},
                                            Case{"gpipe", 4}));
+INSTANTIATE_TEST_SUITE_P(EarlyUpdate, Schedules,
+                         ::testing::Values(Case{"layered", 1, 1, 1, 3, 4, true},
+                                           Case{"1f1b", 2, 1, 2, 2, 4, true},
+                                           Case{"interleaved", 2, 2, 1, 1, 4, true}));
+
+/// Only the last stage has seen it, in one micro-batch of one data rank.
+TEST(Schedules, ALossThatIsNoNumberEndsTheStepOnAllStagesAndChangesNothing) {
+  const Case c{"1f1b", 2, 1, 2, 1};
+  const Outcome expected = train(c);
+  launch_ranks(4, [&](DistributedPtr dist) {
+    const auto made = initialize({.dist = dist, .model = std::make_shared<Stack>(), .config = c.config()});
+    Engine& engine = *made.engine;
+    std::int64_t next = engine.data_ranks().rank();
+    const auto batches = [&] { return batch_of(engine.device(), std::exchange(next, next + c.data)); };
+    for (int step = 0; step < steps; ++step) {
+      if (step == 1)
+        expect_error(ErrorKind::numerics, "the loss is nan at step 2: nothing was updated", [&] {
+          engine.train_batch([&] {
+            tensor::Batch batch = batch_of(engine.device(), 5);
+            if (dist->rank() == 3) *batch["y"].data<float>() = std::numeric_limits<float>::quiet_NaN();
+            return batch;
+          });
+        });
+      engine.train_batch(batches);
+      EXPECT_EQ(engine.last_step().loss, expected.losses[static_cast<std::size_t>(step)]);
+      EXPECT_EQ(engine.last_step().grad_norm, expected.norms[static_cast<std::size_t>(step)]);
+    }
+  });
+}
+
+/// The other stages wait for what it was to send.
+TEST(Schedules, AStageThatThrowsInTheMiddleIsNamedByTheOthersAndLeavesNoActivations) {
+  std::mutex mutex;
+  std::vector<std::string> errors(3);
+  EXPECT_THROW(
+      launch_ranks(
+          3,
+          [&](DistributedPtr dist) {
+            const auto made = initialize(
+                {.dist = dist, .model = std::make_shared<Stack>(), .config = Case{"1f1b", 3}.config()});
+            Engine& engine = *made.engine;
+            int calls = 0;
+            try {
+              engine.train_batch([&] {
+                if (dist->rank() == 0 && ++calls == 3) fail(ErrorKind::data, "no more text");
+                return batch_of(engine.device(), 0);
+              });
+            } catch (const Error& error) {
+              const std::lock_guard lock(mutex);
+              errors[static_cast<std::size_t>(dist->rank())] = error.what();
+            }
+            EXPECT_EQ(engine.device().ledger().current(device::Tier::device, device::Category::activations),
+                      0u)
+                << "rank " << dist->rank();
+            EXPECT_THROW(engine.train_batch([&] { return batch_of(engine.device(), 0); }), Error);
+            fail(ErrorKind::data, "done");
+          }),
+      Error);
+  EXPECT_EQ(errors[0], "no more text");
+  for (const int rank : {1, 2}) {
+    EXPECT_NE(errors[static_cast<std::size_t>(rank)].find("rank 0 failed: no more text"), std::string::npos)
+        << errors[static_cast<std::size_t>(rank)];
+  }
+}
 
 }  // namespace
 }  // namespace sherd::test

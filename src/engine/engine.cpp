@@ -39,7 +39,8 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
       engine::StepUpdate::Parts{config_, *sharded_, *optimizer_, scaler_.get(), data_ranks(),
                                 this->groups().world(), this->device()},
       sources);
-  schedule_ = std::make_unique<const engine::TrainSchedule>(choose_schedule(config_, *model_, stages_));
+  schedule_ = std::make_unique<const engine::TrainSchedule>(
+      choose_schedule(config_, *model_, stages_, this->groups().group(comm::Axis::shard).size()));
   if (offload::Store* store = resources_->activation_store())
     activations_ = std::make_unique<engine::NvmeCheckpoints>(this->kernels(), *store);
   executor_ = std::make_unique<engine::Executor>(engine::Executor::Parts{
@@ -117,6 +118,10 @@ const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next
                  schedule_->layout, next);
   after_update();
   return last_step();
+}
+
+config::Schedule Engine::schedule() const {
+  return schedule_->schedule;
 }
 
 void Engine::set_observer(engine::InstructionObserver* observer) {

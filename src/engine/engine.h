@@ -141,6 +141,8 @@ class Engine {
   std::int64_t train_micro_batch_size_per_gpu() const { return config_.batch.micro_batch_size; }
   std::int64_t gradient_accumulation_steps() const { return config_.batch.gradient_accumulation_steps; }
   const engine::StepReport& last_step() const;
+  /// That train_batch() runs; never automatic.
+  config::Schedule schedule() const;
   /// Is told of every instruction of training from here on, until null is given; must outlive its use.
   void set_observer(engine::InstructionObserver* observer);
   /// Payload that this rank has moved from and to NVMe.

@@ -57,6 +57,22 @@ class DryRun {
 
   /// One optimizer step; returns what all its micro-batches together move.
   Moved step() {
+    return engine_->schedule() == config::Schedule::accumulate ? step_by_micro_batches() : whole_step();
+  }
+
+  void evaluate() { engine_->eval_batch(batch_(engine_->device())); }
+
+ private:
+  /// As train_batch() runs it; what a step leaves of its update for the next one counts there.
+  Moved whole_step() {
+    const IoBytes before = engine_->io_bytes();
+    engine_->groups().reset_traffic();
+    engine_->train_batch([&] { return batch_(engine_->device()); });
+    const IoBytes after = engine_->io_bytes();
+    return {engine_->groups().traffic(), {after.read - before.read, after.written - before.written}};
+  }
+
+  Moved step_by_micro_batches() {
     const std::int64_t micro_batches = engine_->gradient_accumulation_steps();
     const std::int64_t run = std::min(micro_batches, most_micro_batches);
     Moved sum;
@@ -82,9 +98,6 @@ class DryRun {
     return sum;
   }
 
-  void evaluate() { engine_->eval_batch(batch_(engine_->device())); }
-
- private:
   const std::function<tensor::Batch(device::Device&)>& batch_;
   std::unique_ptr<Engine> engine_;
 };

@@ -1,5 +1,6 @@
 #include "engine/train_schedule.h"
 
+#include <map>
 #include <utility>
 
 #include "nn/layered_model.h"
@@ -8,6 +9,7 @@
 namespace sherd::engine {
 
 using config::Schedule;
+
 bool TrainSchedule::runs_micro_batches(const config::Config& config, bool by_micro_batches) const {
   if (schedule == Schedule::accumulate) return true;
   if (!by_micro_batches) return false;
@@ -28,9 +30,13 @@ StageLayout whole_model(const nn::Model& model) {
 
 namespace {
 
-Schedule automatic(const StageLayout& layout) {
-  if (layout.own_chunks() > 1) return Schedule::interleaved;
-  return layout.stages > 1 ? Schedule::one_forward_one_backward : Schedule::accumulate;
+bool ties_parts(const nn::LayeredModel& model) {
+  std::map<const autograd::Parameter*, std::size_t> part_of;
+  for (std::size_t part = 0; part < model.parts(); ++part)
+    for (const auto& module : model.modules(part))
+      for (const auto& parameter : module->parameters())
+        if (part_of.emplace(parameter.get(), part).first->second != part) return true;
+  return false;
 }
 
 /// One stage whose chunks are the parts.
@@ -48,9 +54,24 @@ StageLayout by_parts(const nn::Model& model) {
 
 }  // namespace
 
-TrainSchedule choose_schedule(const config::Config& config, const nn::Model& model, StageLayout layout) {
+Schedule layered_or_accumulate(const config::Config& config, const nn::Model& model, int shards) {
+  const auto* layered = dynamic_cast<const nn::LayeredModel*>(&model);
+  const bool comes_again = config.zero.stage == 3 &&
+                           (shards > 1 || config.zero.offload_param.device != config::OffloadDevice::none);
+  return layered && layered->parts() > 1 && comes_again && config.batch.gradient_accumulation_steps > 1 &&
+                 config.training.recompute == config::Recompute::full && !ties_parts(*layered)
+             ? Schedule::layered
+             : Schedule::accumulate;
+}
+
+TrainSchedule choose_schedule(const config::Config& config, const nn::Model& model, StageLayout layout,
+                              int shards) {
   Schedule schedule = config.parallel.schedule;
-  if (schedule == Schedule::automatic) schedule = automatic(layout);
+  if (schedule == Schedule::automatic && layout.own_chunks() > 1)
+    schedule = Schedule::interleaved;
+  else if (schedule == Schedule::automatic)
+    schedule =
+        layout.stages > 1 ? Schedule::one_forward_one_backward : layered_or_accumulate(config, model, shards);
   const bool one_stage = schedule == Schedule::accumulate || schedule == Schedule::layered;
   if (one_stage && layout.stages > 1)
     fail(ErrorKind::config, "parallel.schedule ", schedule == Schedule::layered ? "layered" : "accumulate",

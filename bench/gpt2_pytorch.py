@@ -117,7 +117,8 @@ class Fsdp(Eager):
 
 
 class DeepSpeed:
-    """ZeRO stage 2 of DeepSpeed; with --offload its optimizer is updated by the processor (ZeRO-Offload)."""
+    """ZeRO stage 2 of DeepSpeed; with --offload its optimizer is updated by the processor (ZeRO-Offload). With --nvme
+    stage 3, parameters and optimizer on that drive, pipelined (ZeRO-Infinity)."""
 
     def __init__(self, a, device, model):
         one_rank(device)
@@ -126,10 +127,19 @@ class DeepSpeed:
         zero = {"stage": 2, "overlap_comm": True, "contiguous_gradients": True}
         if a.offload:
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
+        more = {}
+        if a.nvme:
+            on_nvme = {"device": "nvme", "nvme_path": a.nvme, "pin_memory": True}
+            zero = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True, "sub_group_size": 2 ** 24,
+                    "stage3_param_persistence_threshold": 1e4,
+                    "offload_param": {**on_nvme, "buffer_count": 6, "buffer_size": 5e7, "max_in_cpu": 0},
+                    "offload_optimizer": {**on_nvme, "buffer_count": 12, "pipeline_read": True, "pipeline_write": True}}
+            more["aio"] = {"block_size": 1 << 20, "queue_depth": 32, "single_submit": False, "overlap_events": True,
+                           "intra_op_parallelism": 1}
         config = {"train_micro_batch_size_per_gpu": a.batch, "gradient_accumulation_steps": a.accumulation,
                   "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01}},
                   "bf16": {"enabled": a.mode != "fp32"}, "gradient_clipping": 1.0, "zero_optimization": zero,
-                  "steps_per_print": 1 << 30}
+                  "steps_per_print": 1 << 30, **more}
         if device.type == "cpu":
             deepspeed.init_distributed(dist_backend="gloo")
         self.engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
@@ -207,6 +217,7 @@ def parse():
     ap.add_argument("--compile", action="store_true")
     ap.add_argument("--sharding", choices=["plain", "fsdp", "deepspeed"], default="plain")
     ap.add_argument("--offload", action="store_true")
+    ap.add_argument("--nvme", metavar="DIR", help="of DeepSpeed: parameters and optimizer lie there")
     ap.add_argument("--serve", action="store_true")
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--steps", type=int, default=3)

@@ -35,13 +35,13 @@ Gradients::~Gradients() = default;
 void Gradients::add(Segment& segment) {
   segments_.push_back(&segment);
   for (const Reducer& reducer : reducers_)
-    if (reducer.groups() == segment.groups()) return;
+    if (reducer.serves(segment.groups())) return;
   reducers_.emplace_back(segment.groups(), kernels_, options_, complete_, stats_);
 }
 
 Reducer& Gradients::reducer_of(const Segment& segment) {
   return *std::find_if(reducers_.begin(), reducers_.end(),
-                       [&](const Reducer& reducer) { return reducer.groups() == segment.groups(); });
+                       [&](const Reducer& reducer) { return reducer.serves(segment.groups()); });
 }
 
 bool Gradients::has_sum(const Segment& segment) const {
@@ -148,7 +148,8 @@ void Gradients::sum_over_ranks(std::span<tensor::ExactSum> sums) {
       Tensor::of<std::int64_t>(kernels_.device(), {static_cast<std::int64_t>(words.size())}, words);
   comm::CallOptions options;
   options.label = "gradient norm";
-  for (const Reducer& reducer : reducers_) options.label += reducer.agreed_on();
+  if (!options_.compare_replicas)
+    for (const Reducer& reducer : reducers_) options.label += reducer.agreed_on();
   options.scalar = true;
   model_ranks_.all_reduce(travelling, comm::ReduceOp::sum, 1, options).wait();
   std::memcpy(words.data(), tensor::to_host(kernels_.device(), travelling).raw(), travelling.bytes());

@@ -14,9 +14,10 @@ Tensor Reducer::sums_of(const Segment& segment) const {
 
 void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate, bool last) {
   const Tensor own = segment.own_gradients();
-  const bool summed = !full && groups_.shards() == 1 && options_.reduction == comm::Reduction::native;
+  const int shards = segment.groups().shards();
+  const bool summed = !full && shards == 1 && options_.reduction == comm::Reduction::native;
   if (summed && groups_.replica) return last ? submit_sum(segment) : void();  // where backward has written
-  if (groups_.shards() == 1 && !groups_.replica) {                            // the one rank's fold
+  if (shards == 1 && !groups_.replica) {                                      // the one rank's fold
     const Tensor from = full ? *full : own;
     if (full || (options_.rounding != own.dtype() && !summed))
       kernels_.fold(from, options_.rounding, own, accumulate);
@@ -41,39 +42,55 @@ void Reducer::submit_sum(Segment& segment) {
 
 void Reducer::push(Item item) {
   if (item.agreement == Agreement::add && chained()) item.sums = sums_of(*item.segment);
-  if (!queue_.empty() && queue_.back().last != item.last) send_buckets();  // one kind to a bucket
-  queued_ += item.segment->layout().padded();
-  queue_.push_back(std::move(item));
-  while (queued_ >= bucket_limit()) send_bucket();
+  Queue& queue = queue_of(*item.segment);
+  if (!queue.items.empty() && queue.items.back().last != item.last) send_buckets(queue);  // one kind to each
+  queue.elements += item.segment->layout().padded();
+  queue.items.push_back(std::move(item));
+  while (queue.elements >= bucket_limit(queue)) send_bucket(queue);
 }
 
-void Reducer::send_buckets() {
-  while (!queue_.empty()) send_bucket();
+Reducer::Queue& Reducer::queue_of(const Segment& segment) {
+  for (Queue& queue : queues_)
+    if (&queue.shard == segment.groups().shard) return queue;
+  return queues_.emplace_back(*segment.groups().shard);
+}
+
+void Reducer::send_buckets(Queue& queue) {
+  while (!queue.items.empty()) send_bucket(queue);
 }
 
 void Reducer::settle() {
-  send_buckets();
-  progress(!groups_.replica);
+  for (Queue& queue : queues_) send_buckets(queue);
+  progress(!groups_.replica ||
+           std::none_of(flights_.begin(), flights_.end(), [](const Flight& flight) { return flight.last; }));
 }
 
 void Reducer::finish() {
-  send_buckets();
+  for (Queue& queue : queues_) send_buckets(queue);
   if (chained()) send_end();
   progress(true);
+  if (chained() && options_.compare_replicas) compare_replicas();
+}
+
+void Reducer::compare_replicas() {
+  const Tensor nothing = Tensor::zeros(kernels_.device(), {1}, DType::f32, device::Category::communication);
+  comm::CallOptions options;
+  options.label = "gradients of replicas" + agreed_on_;
+  options.scalar = true;
+  groups_.replica->all_reduce(nothing, comm::ReduceOp::sum, 1, options).wait();
 }
 
 void Reducer::abandon() {
-  queue_.clear();
-  queued_ = 0;
+  for (Queue& queue : queues_) queue.items.clear(), queue.elements = 0;
   if (failed_) flights_.clear(), issued_ = passed_ = returned_ = 0, failed_ = false;
   progress(true);
   summed_.clear();
 }
 
-std::int64_t Reducer::bucket_limit() const {
-  const std::int64_t least = layout_alignment * groups_.shards();
+std::int64_t Reducer::bucket_limit(const Queue& queue) const {
+  const std::int64_t least = layout_alignment * queue.shard.size();
   if (options_.bucket_elements == 0)
-    return queue_.empty() ? least : std::max(least, queue_.front().segment->layout().padded());
+    return queue.items.empty() ? least : std::max(least, queue.items.front().segment->layout().padded());
   return std::max(least, options_.bucket_elements);
 }
 
@@ -86,15 +103,16 @@ std::string gradients_of(const std::vector<std::string>& names) {
 }
 }  // namespace
 
-void Reducer::send_bucket() {
-  const std::int64_t limit = bucket_limit();
-  const int ranks = groups_.shards();
+void Reducer::send_bucket(Queue& queue) {
+  const std::int64_t limit = bucket_limit(queue);
+  const int ranks = queue.shard.size();
   Flight flight;
-  flight.last = queue_.front().last;
+  flight.last = queue.items.front().last;
+  flight.shard = &queue.shard;
   std::vector<std::string> names;
   std::int64_t elements = 0;
-  while (!queue_.empty() && elements + layout_alignment * ranks <= limit) {
-    Item& item = queue_.front();
+  while (!queue.items.empty() && elements + layout_alignment * ranks <= limit) {
+    Item& item = queue.items.front();
     const std::int64_t shard = item.segment->layout().shard();
     const std::int64_t room = (limit - elements) / ranks / layout_alignment * layout_alignment;
     const std::int64_t count = std::min(shard - item.sent, room);
@@ -104,9 +122,9 @@ void Reducer::send_bucket() {
     item.sent += count;
     if (item.sent < shard) continue;
     flight.complete.push_back(item.segment);
-    queue_.pop_front();
+    queue.items.pop_front();
   }
-  queued_ -= elements;
+  queue.elements -= elements;
   flight.label = gradients_of(names);
   stats_.largest_bucket = std::max(stats_.largest_bucket, elements);
   if (flight.last && groups_.replica) agreed_on_ += "; " + flight.label;
@@ -186,7 +204,7 @@ void Reducer::issue(Flight& flight) {
     pieces.push_back({*part.item.full, shard, part.begin, part.end, onto ? shard : Tensor()});
   }
   if (!pieces.empty()) {
-    flight.reduced = groups_.shard->reduce_scatter(std::move(pieces), options_.rounding, options_for(flight));
+    flight.reduced = flight.shard->reduce_scatter(std::move(pieces), options_.rounding, options_for(flight));
     ++stats_.buckets;
     stats_.overlapped += options_.overlap;
   }
@@ -247,9 +265,9 @@ void Reducer::settle(Flight& flight) {
 void Reducer::gather_sums(Flight& flight) {
   std::vector<comm::GatherPiece> gathers;
   for (const Segment* segment : flight.complete)
-    if (segment->optimizer_replicated() && groups_.shards() > 1)
+    if (segment->optimizer_replicated() && flight.shard->size() > 1)
       gathers.push_back({segment->own_gradients(), segment->gradients().tensor()});
-  if (!gathers.empty()) flight.gathered = groups_.shard->all_gather(std::move(gathers), options_for(flight));
+  if (!gathers.empty()) flight.gathered = flight.shard->all_gather(std::move(gathers), options_for(flight));
 }
 
 }  // namespace sherd::sharding

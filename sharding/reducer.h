@@ -23,6 +23,7 @@ struct ReducerOptions {
       500'000'000;       ///< bound of one reduce-scatter; 0 sends each segment by itself
   bool overlap = false;  ///< on the communicator's thread, at most two at a time
   comm::Reduction reduction = comm::Reduction::ordered;
+  bool compare_replicas = false;  ///< they compare what they have exchanged as a step finishes
 };
 
 /// Sends finished gradients off in buckets while backward goes on: folds each segment onto its shard of the
@@ -35,8 +36,9 @@ struct ReducerOptions {
 /// add their own sums in replica order. These are transfers between neighbours: they do not wait for each
 /// other in the communicator, as collectives would.
 ///
-/// Of the segments of one RankGroups. Used from the rank's thread; all ranks submit the same segments in
-/// the same order.
+/// Of the segments of one RankGroups, or of all that one group of replicas has: these match transfers by
+/// their order, whatever shard groups they are for. Used from the rank's thread; all ranks submit the same
+/// segments in the same order.
 class Reducer {
  public:
   /// `stats` are counted up. To `complete` goes each segment whose last gradients of the step have been
@@ -53,7 +55,7 @@ class Reducer {
   /// The lasting gradients are the sum over this shard group and the step already, which only the replicas
   /// have to agree on.
   void submit_sum(Segment& segment);
-  /// Sends what is left. Without replicas, waits for everything.
+  /// Sends what is left, and waits for everything, but for replicas.
   void settle();
   /// At the end of a step: sends what is left and waits for everything.
   void finish();
@@ -63,9 +65,13 @@ class Reducer {
   /// The next micro-batch is the first of a step.
   void clear() { agreed_on_.clear(); }
 
-  const RankGroups& groups() const { return groups_; }
+  /// Takes segments of these groups.
+  bool serves(const RankGroups& groups) const {
+    return groups_.replica ? groups.replica == groups_.replica : groups == groups_;
+  }
   /// What replicas have exchanged in this step, block by block; empty without replicas. Transfers do not
-  /// compare what they are for: whoever calls a collective over replicas next puts this in its label.
+  /// compare what they are for: without ReducerOptions::compare_replicas, whoever calls a collective over
+  /// replicas next puts this in its label.
   const std::string& agreed_on() const { return agreed_on_; }
 
  private:
@@ -87,9 +93,16 @@ class Reducer {
     Tensor shard() const { return item.sums.defined() ? item.sums : item.segment->own_gradients(); }
     Tensor sums() const { return shard().range(begin, end); }
   };
+  /// What waits for a bucket, of one shard group.
+  struct Queue {
+    comm::Communicator& shard;
+    std::deque<Item> items;
+    std::int64_t elements = 0;  ///< not yet sent
+  };
   /// A bucket on its way.
   struct Flight {
-    bool last = true;  ///< all of its items are
+    bool last = true;                     ///< all of its items are
+    comm::Communicator* shard = nullptr;  ///< over which it is summed
     std::vector<Part> parts;
     Tensor end;                      ///< of the flight behind the last bucket, which has no parts
     std::vector<Segment*> complete;  ///< whose last part this is
@@ -100,11 +113,12 @@ class Reducer {
 
   void push(Item item);
   Tensor sums_of(const Segment& segment) const;
-  void send_bucket();
+  void send_bucket(Queue& queue);
   void send_end();
   void launch(Flight flight);
-  std::int64_t bucket_limit() const;
-  void send_buckets();
+  std::int64_t bucket_limit(const Queue& queue) const;
+  Queue& queue_of(const Segment& segment);
+  void send_buckets(Queue& queue);
   /// Moves flights on: what is due now, or, when draining, all to their end.
   void progress(bool drain);
   void move_on(bool drain);
@@ -113,6 +127,7 @@ class Reducer {
   void pass_back(Flight& flight);
   void settle(Flight& flight);
   void gather_sums(Flight& flight);
+  void compare_replicas();
   comm::CallOptions options_for(const Flight& flight) const;
   enum class Way : std::uint8_t { receive, send };
   void transfer(Way way, int replica, const Flight& flight, std::vector<comm::Work>& works);
@@ -124,8 +139,7 @@ class Reducer {
   tensor::Kernels& kernels_;
   ReducerOptions options_;
   std::string agreed_on_;
-  std::deque<Item> queue_;
-  std::int64_t queued_ = 0;  ///< elements in queue_ not yet sent
+  std::deque<Queue> queues_;  ///< in the order in which segments name their groups
   std::deque<Flight> flights_;
   std::vector<Segment*> summed_;  ///< of whom is to be told
   bool failed_ = false;           ///< moving flights on has thrown; what they hold is nothing to pass on

@@ -57,6 +57,10 @@ Gpt::Gpt(const GptOptions& options, const parallel::Layout& layout)
                   o.hidden, o.padded_vocab(), layout,
                   nn::LinearOptions{
                       .bias = false, .init = init, .tied = o.tied_embeddings ? tokens_->weight() : nullptr}));
+  append_part(positions_ ? std::vector<std::shared_ptr<nn::Module>>{tokens_, positions_, embedding_dropout_}
+                         : std::vector<std::shared_ptr<nn::Module>>{tokens_, embedding_dropout_});
+  for (const auto& [index, block] : blocks_->children()) append_part({block});
+  append_part({norm_, head_});
 }
 
 void Gpt::check_tokens(const Tensor& tokens) const {
@@ -68,20 +72,26 @@ void Gpt::check_tokens(const Tensor& tokens) const {
          options_.max_seq);
 }
 
-Var Gpt::hidden(Tape& tape, const Tensor& tokens) {
+Var Gpt::embed(Tape& tape, const Tensor& tokens) {
   check_tokens(tokens);
   Var x = (*tokens_)(tape, parallel::inner_part(tape.kernels(), tokens, layout_));
   if (positions_) x = positions_->add_to(tape, x, layout_.stream_positions(x.shape()[1]));
-  x = embedding_dropout_->apply(tape, x, layout_.stream_slice(x.shape()));
-  return (*blocks_)(tape, x);
+  return embedding_dropout_->apply(tape, x, layout_.stream_slice(x.shape()));
+}
+
+Var Gpt::scores(Tape& tape, const Tensor& tokens, const std::function<Var(const Var& x)>& head) {
+  const std::size_t last = parts() - 1;
+  const Var x = run_to(tape, last, {{"tokens", tokens}});
+  const auto run_head = [&] { return run_part(tape, last, [&] { return head(x); }); };
+  if (!stages()) return run_head();
+  return tape.input(stages()->from_last(tape, stages()->has(last) ? run_head().value() : Tensor()));
 }
 
 Var Gpt::logits(Tape& tape, const Tensor& tokens) {
-  tape.enter(scope());
-  const Var scores = (*head_)(tape, (*norm_)(tape, hidden(tape, tokens)));
-  Var out = parallel::gather_sequence(parallel::gather(scores, 2, layout_.tensor), layout_);
-  tape.leave(scope());
-  return out;
+  return scores(tape, tokens, [&](const Var& x) {
+    const Var own = (*head_)(tape, (*norm_)(tape, x));
+    return parallel::gather_sequence(parallel::gather(own, 2, layout_.tensor), layout_);
+  });
 }
 
 /// Tokens behind `position` cannot reach it, so they may be any: enough that all ranks get as many.
@@ -99,22 +109,26 @@ Tensor Gpt::logits_at(Tape& tape, const Tensor& tokens, std::int64_t position) {
   Tape::NoGrad pause(tape);
   check_tokens(tokens);
   require(position >= 0 && position < tokens.shape()[1], "position ", position, " of ", tokens.shape()[1]);
-  tape.enter(scope());
-  const Var stream = hidden(tape, padded(tape, tokens));
-  const Tensor row = parallel::stream_row(tape.kernels(), stream.value(), position, layout_);
-  const Var scores = autograd::linear((*norm_)(tape, tape.input(row)), tape.parameter(head_->weight()));
-  Tensor out = parallel::gather(scores, 1, layout_.tensor).value();
-  tape.leave(scope());
-  return out;
+  const auto head = [&](const Var& x) {
+    const Tensor row = parallel::stream_row(tape.kernels(), x.value(), position, layout_);
+    const Var own = autograd::linear((*norm_)(tape, tape.input(row)), tape.parameter(head_->weight()));
+    return parallel::gather(own, 1, layout_.tensor);
+  };
+  return scores(tape, padded(tape, tokens), head).value();
 }
 
-Var Gpt::forward(Tape& tape, const tensor::Batch& batch) {
+Var Gpt::forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) {
+  if (part == 0) return embed(tape, entry(batch, "tokens"));
+  if (part + 1 == parts()) return loss(tape, x, batch);
+  return (*blocks_)[part - 1](tape, x);
+}
+
+Var Gpt::loss(Tape& tape, const Var& x, const tensor::Batch& batch) {
   const Tensor& tokens = entry(batch, "tokens");
   const Tensor& labels = entry(batch, "labels");
   if (labels.shape() != tokens.shape())
     fail(ErrorKind::data, "labels ", labels.shape().str(), " do not match tokens ", tokens.shape().str());
-  const Var x = (*norm_)(tape, hidden(tape, tokens));
-  return parallel::vocab_cross_entropy(x, tape.parameter(head_->weight()),
+  return parallel::vocab_cross_entropy((*norm_)(tape, x), tape.parameter(head_->weight()),
                                        parallel::inner_part(tape.kernels(), labels, layout_),
                                        options_.vocab_size, layout_);
 }

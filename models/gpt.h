@@ -1,14 +1,16 @@
 #pragma once
 
 #include "models/transformer_block.h"
+#include "nn/layered_model.h"
 #include "sharding/parallel/embedding.h"
 
 namespace sherd::models {
 
 /// A decoder-only language model, GPT-2's or Llama's style by its options. Parts: "tokens", "positions"
 /// (learned ones), "embedding_dropout", "blocks", "norm", "head" (whose weight is the token table when tied).
-/// Each block is a unit of sharding and recompute; the rest forms the model's own.
-class Gpt : public nn::Model {
+/// A list of parts: the embeddings, each block, norm and head. Each is a unit of sharding, a block one of
+/// recompute too.
+class Gpt : public nn::LayeredModel {
  public:
   /// `layout`: the ranks with which this one computes the model; by default it is alone. Throws Error{config}
   /// where the options do not fit each other, or cannot be shared by the ranks.
@@ -18,8 +20,9 @@ class Gpt : public nn::Model {
   const GptOptions& options() const { return options_; }
   /// Scores of the next token after every position. tokens: int32 [batch, seq]; the result: [batch, seq,
   /// padded_vocab], of which columns from vocab_size on mean nothing. Every rank of the layout gives all
-  /// tokens and gets all scores, and must do the same with them. Throws Error{data} where seq is not a
-  /// multiple of the layout's sequence_multiple().
+  /// tokens and gets all scores, and must do the same with them; of the stages of a pipeline, all too, on
+  /// tapes that do not record. Throws Error{data} where seq is not a multiple of the layout's
+  /// sequence_multiple().
   Var logits(Tape& tape, const tensor::Tensor& tokens);
   /// The same after position `position` of every sequence alone: [batch, padded_vocab], for any seq. Not
   /// recorded.
@@ -27,15 +30,17 @@ class Gpt : public nn::Model {
 
  protected:
   /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s],
-  /// or -100 where none is to be learned. Gives the mean loss. Throws Error{data} for what is missing or does
-  /// not fit.
-  Var forward(Tape& tape, const tensor::Batch& batch) override;
+  /// or -100 where none is to be learned. Throws Error{data} for what is missing or does not fit.
+  Var forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) override;
 
  private:
   void check_tokens(const tensor::Tensor& tokens) const;
   tensor::Tensor padded(Tape& tape, const tensor::Tensor& tokens) const;
-  /// This rank's part of the stream behind the blocks.
-  Var hidden(Tape& tape, const tensor::Tensor& tokens);
+  /// This rank's part of the stream before the blocks.
+  Var embed(Tape& tape, const tensor::Tensor& tokens);
+  Var loss(Tape& tape, const Var& x, const tensor::Batch& batch);
+  /// What `head` makes of the stream behind the blocks, on all ranks.
+  Var scores(Tape& tape, const tensor::Tensor& tokens, const std::function<Var(const Var& x)>& head);
 
   GptOptions options_;
   parallel::Layout layout_;

@@ -6,31 +6,69 @@
 namespace sherd::sharding {
 namespace {
 
-using Owners = std::unordered_map<const autograd::Parameter*, std::size_t>;
+/// Goes through a model's modules in the order of declaration.
+class Assignment {
+ public:
+  explicit Assignment(nn::Module& model) : blocks_{{.block = &model}} {
+    const auto* layered = dynamic_cast<nn::LayeredModel*>(&model);
+    for (std::size_t part = 0; layered && part < layered->parts(); ++part) {
+      const auto& modules = layered->modules(part);
+      if (modules.size() == 1 && modules[0]->is_block()) continue;
+      for (const auto& module : modules) parts_of_[module.get()].push_back(part);
+    }
+    visit(model, 0);
+  }
+  std::vector<BlockParameters> take() { return std::move(blocks_); }
 
-void assign(nn::Module& module, std::size_t current, std::vector<BlockParameters>& blocks, Owners& owners) {
-  if (module.is_block() && blocks[current].block != &module) {
-    blocks.push_back({&module, {}, {}});
-    current = blocks.size() - 1;
+ private:
+  void visit(nn::Module& module, std::size_t current) {
+    const auto parts = parts_of_.find(&module);
+    if (parts == parts_of_.end()) return visit_inside(module, current);
+    for (const std::size_t part : parts->second) visit_inside(module, block_of(part));
   }
-  for (const auto& [name, parameter] : module.own_parameters()) {
-    const auto [it, first] = owners.emplace(parameter.get(), current);
-    std::vector<std::size_t>& lenders = blocks[current].lenders;
-    if (first)
-      blocks[current].owned.push_back(parameter);
-    else if (it->second != current && std::find(lenders.begin(), lenders.end(), it->second) == lenders.end())
-      lenders.push_back(it->second);
+
+  void visit_inside(nn::Module& module, std::size_t current) {
+    if (module.is_block() && blocks_[current].block != &module) {
+      blocks_.push_back({.block = &module});
+      current = blocks_.size() - 1;
+    }
+    for (const auto& [name, parameter] : module.own_parameters()) {
+      const auto [it, first] = owners_.emplace(parameter.get(), current);
+      std::vector<std::size_t>& lenders = blocks_[current].lenders;
+      if (first)
+        blocks_[current].owned.push_back(parameter);
+      else if (it->second != current &&
+               std::find(lenders.begin(), lenders.end(), it->second) == lenders.end())
+        lenders.push_back(it->second);
+    }
+    for (const auto& [name, child] : module.children()) visit(*child, current);
   }
-  for (const auto& [name, child] : module.children()) assign(*child, current, blocks, owners);
-}
+
+  std::size_t block_of(std::size_t part) {
+    const auto found =
+        std::find_if(blocks_.begin(), blocks_.end(), [&](const auto& block) { return block.part == part; });
+    if (found != blocks_.end()) return static_cast<std::size_t>(found - blocks_.begin());
+    blocks_.push_back({.part = part});
+    return blocks_.size() - 1;
+  }
+
+  std::vector<BlockParameters> blocks_;
+  std::unordered_map<const nn::Module*, std::vector<std::size_t>> parts_of_;
+  std::unordered_map<const autograd::Parameter*, std::size_t> owners_;
+};
 
 }  // namespace
 
 std::vector<BlockParameters> assign_parameters(nn::Module& model) {
-  std::vector<BlockParameters> blocks{{&model, {}, {}}};
-  Owners owners;
-  assign(model, 0, blocks, owners);
-  return blocks;
+  return Assignment(model).take();
+}
+
+std::string name_of(const BlockParameters& block, nn::Module& model) {
+  if (block.block) return block.block == &model ? "root" : block.block->path();
+  std::string name;
+  for (const auto& module : dynamic_cast<nn::LayeredModel&>(model).modules(*block.part))
+    if (!module->parameters().empty()) name += (name.empty() ? "" : " + ") + module->path();
+  return name;
 }
 
 Claim::Claim(const nn::Module* model) {

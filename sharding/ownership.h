@@ -1,24 +1,32 @@
 #pragma once
 
+#include <optional>
+#include <string>
 #include <vector>
 
-#include "nn/module.h"
+#include "nn/layered_model.h"
 
 namespace sherd::sharding {
 
 using autograd::ParameterPtr;
 
-/// A block (or the root) with the parameters that it is the first to declare, and those that it borrows.
+/// A block with the parameters that it is the first to declare, and those that it borrows. What is outside of
+/// blocks belongs to the root, or, of an nn::LayeredModel, to the part that has it, but for a part that is
+/// one block.
 struct BlockParameters {
-  nn::Module* block;
-  std::vector<ParameterPtr> owned;
+  nn::Module* block = nullptr;        ///< or the root; null for a part
+  std::optional<std::size_t> part{};  ///< of the model
+  std::vector<ParameterPtr> owned{};
   /// Of other blocks: which one (an index of the list) stores them.
-  std::vector<std::size_t> lenders;
+  std::vector<std::size_t> lenders{};
 };
 
 /// Parameter ownership: every parameter of the model belongs to the innermost block around the place where it
 /// is declared first. In the order of declaration, the root first.
 std::vector<BlockParameters> assign_parameters(nn::Module& model);
+
+/// "root", the path of a block, or the paths of a part's modules that have parameters, as "norm + head".
+std::string name_of(const BlockParameters& block, nn::Module& model);
 
 /// Holds every parameter of the model: two that store one parameter would overwrite each other's.
 class Claim {

@@ -62,8 +62,8 @@ Pass::~Pass() {
 }
 
 void Pass::begin(const Chunk& parts, bool last) {
-  require(parts.begin < parts.end && parts.end <= model_.parts(), "parts [", parts.begin, ", ", parts.end,
-          ") of a model of ", model_.parts());
+  require(parts.begin < parts.end && model_.has_parts(parts), "a pass through parts [", parts.begin, ", ",
+          parts.end, "), which this rank does not have");
   model_.begin_pass(*this, Residency::Pass::train);
   parts_ = parts;
   last_ = last;

@@ -114,7 +114,6 @@ class Block final : public autograd::Scope {
   void post_backward(autograd::Tape& tape) override;
   void pre_weight_gradients(autograd::Tape& tape) override;
   void gradients_complete(autograd::Tape& tape) override;
-  const std::vector<Unit*>& units() const { return units_; }
 
  private:
   Pass& pass_of(autograd::Tape& tape);

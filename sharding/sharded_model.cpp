@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <set>
 #include <utility>
 
 #include "config/config.h"
@@ -32,19 +33,30 @@ ShardingOptions make_sharding_options(const config::Config& config) {
   return options;
 }
 
+namespace {
+ShardingOptions with_parts(ShardingOptions options, std::size_t parts) {
+  if (options.parts.empty()) options.parts = {{0, parts}};
+  for (const Chunk& chunk : options.parts)
+    require(chunk.begin < chunk.end && chunk.end <= parts, "parts [", chunk.begin, ", ", chunk.end,
+            ") of a model of ", parts);
+  return options;
+}
+}  // namespace
+
 ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options,
                            const StateSources& sources)
     : model_(std::move(model)),
       layered_(dynamic_cast<nn::LayeredModel*>(model_.get())),
       claim_(model_.get()),
-      options_(options),
+      options_(with_parts(options, parts())),
       sources_(sources),
       kernels_(sources.kernels),
       residency_(kernels_.device(), options.residency),
-      gradients_(
-          kernels_, sources.model_ranks ? *sources.model_ranks : *sources.groups.shard,
-          {options.placements.communication, options.reduce_bucket, options.overlap, options.reduction}) {
+      gradients_(kernels_, sources.model_ranks ? *sources.model_ranks : *sources.groups.shard,
+                 {options.placements.communication, options.reduce_bucket, options.overlap, options.reduction,
+                  !has_parts({0, parts()})}) {
   model_->assign_names();
+  find_own_parameters();
   build_units();
   find_lowest_parts();
   attached_.resize(units().size());
@@ -54,6 +66,7 @@ ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOpti
 
 ShardedModel::~ShardedModel() {
   model_->for_each([](nn::Module& module) { module.set_scope(nullptr); });
+  for (std::size_t part = 0; layered_ && part < parts(); ++part) layered_->set_part_scope(part, nullptr);
   for (Pass* pass : passes_) pass->abandon();
   for (auto& [parameter, unit] : owners_)
     parameter->value = {}, parameter->grad = {}, parameter->grad_written = false;
@@ -61,17 +74,21 @@ ShardedModel::~ShardedModel() {
 
 void ShardedModel::build_units() {
   const std::vector<BlockParameters> blocks = assign_parameters(*model_);
-  Budget budget{options_.model_persistence_threshold, options_.parameters_in_host, 0};
+  find_persistent(blocks);
+  Budget budget{options_.parameters_in_host, 0};
   for (const BlockParameters& block : blocks)
     for (const ParameterPtr& parameter : block.owned)
-      if (parameter->trainable)
+      if (parameter->trainable && has(parameter))
         budget.offload += options_.optimizer_offload_ratio * static_cast<double>(parameter->numel());
   std::vector<Unit*> unit_of(blocks.size(), nullptr);
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    if (blocks[i].owned.empty()) continue;
-    Unit& unit = residency_.add_unit(blocks[i].block->path().empty() ? "root" : blocks[i].block->path());
-    make_segments(unit, blocks[i].owned, budget);
-    for (const ParameterPtr& parameter : blocks[i].owned) {
+    std::vector<ParameterPtr> own;
+    for (const ParameterPtr& parameter : blocks[i].owned)
+      if (has(parameter)) own.push_back(parameter);
+    if (own.empty()) continue;
+    Unit& unit = residency_.add_unit(name_of(blocks[i], *model_));
+    make_segments(unit, own, budget);
+    for (const ParameterPtr& parameter : own) {
       owners_.emplace_back(parameter, &unit);
       parameter_count_ += parameter->numel();
     }
@@ -80,28 +97,78 @@ void ShardedModel::build_units() {
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     std::vector<Unit*> units;
     if (unit_of[i]) units.push_back(unit_of[i]);
-    for (const std::size_t lender : blocks[i].lenders) units.push_back(unit_of[lender]);
+    for (const std::size_t lender : blocks[i].lenders)
+      if (unit_of[lender]) units.push_back(unit_of[lender]);
     if (units.empty()) continue;
     blocks_.push_back(std::make_shared<Block>(*this, std::move(units)));
-    blocks[i].block->set_scope(blocks_.back());
+    if (blocks[i].part)
+      layered_->set_part_scope(*blocks[i].part, blocks_.back());
+    else
+      blocks[i].block->set_scope(blocks_.back());
   }
 }
 
-void ShardedModel::find_lowest_parts() {
-  lowest_parts_.assign(units().size(), 0);
-  std::vector<bool> found(units().size());
-  for (std::size_t part = 0; layered_ && part < parts(); ++part)
+void ShardedModel::find_own_parameters() {
+  const auto visit = [&](bool own, const auto& each) {
+    for (std::size_t part = 0; layered_ && part < parts(); ++part)
+      for (const auto& module : layered_->modules(part))
+        if (has_parts({part, part + 1}) == own)
+          for (const ParameterPtr& parameter : module->parameters()) each(parameter.get());
+  };
+  visit(false, [&](const autograd::Parameter* parameter) { elsewhere_.insert(parameter); });
+  visit(true, [&](const autograd::Parameter* parameter) { elsewhere_.erase(parameter); });
+}
+
+bool ShardedModel::has_parts(const Chunk& parts) const {
+  for (std::size_t part = parts.begin; part < parts.end; ++part)
+    if (std::none_of(options_.parts.begin(), options_.parts.end(),
+                     [&](const Chunk& own) { return own.begin <= part && part < own.end; }))
+      return false;
+  return true;
+}
+
+std::vector<Unit*> ShardedModel::units_of(const Chunk& parts) const {
+  if (!layered_ || parts == Chunk{0, this->parts()}) {
+    std::vector<Unit*> all;
+    for (const auto& unit : units()) all.push_back(unit.get());
+    return all;
+  }
+  std::set<int> indices;
+  for (std::size_t part = parts.begin; part < parts.end; ++part)
     for (const auto& module : layered_->modules(part))
-      for (const ParameterPtr& parameter : module->parameters()) {
-        const auto unit = static_cast<std::size_t>(unit_of(*parameter).index());
-        if (!found[unit]) lowest_parts_[unit] = part;
-        found[unit] = true;
-      }
+      for (const ParameterPtr& parameter : module->parameters()) indices.insert(unit_of(*parameter).index());
+  std::vector<Unit*> out;
+  for (const int index : indices) out.push_back(units()[static_cast<std::size_t>(index)].get());
+  return out;
+}
+
+void ShardedModel::find_lowest_parts() {
+  lowest_parts_.assign(units().size(), options_.parts.front().begin);
+  for (auto chunk = options_.parts.rbegin(); layered_ && chunk != options_.parts.rend(); ++chunk)
+    for (std::size_t part = chunk->end; part-- > chunk->begin;)
+      for (const auto& module : layered_->modules(part))
+        for (const ParameterPtr& parameter : module->parameters())
+          lowest_parts_[static_cast<std::size_t>(unit_of(*parameter).index())] = part;
+}
+
+/// The same on all ranks: stages that share a parameter lay it out alike.
+void ShardedModel::find_persistent(const std::vector<BlockParameters>& blocks) {
+  std::int64_t room = options_.model_persistence_threshold;
+  if (options_.placements.parameters.spread != Spread::sharded) return;
+  for (const BlockParameters& block : blocks)
+    for (const ParameterPtr& parameter : block.owned) {
+      const std::int64_t elements = parameter->numel();
+      if (elements > options_.persistence_threshold || elements > room) continue;
+      persistent_.insert(parameter.get());
+      room -= elements;
+    }
 }
 
 Unit& ShardedModel::unit_of(const autograd::Parameter& parameter) const {
   for (const auto& [known, unit] : owners_)
     if (known.get() == &parameter) return *unit;
+  require(elsewhere_.count(&parameter) == 0, "parameter '", parameter.name,
+          "' is not on this rank: it belongs to parts of the model that other stages of the pipeline have");
   fail(ErrorKind::usage, "parameter '", parameter.name, "' does not belong to this model");
 }
 
@@ -112,10 +179,8 @@ void ShardedModel::make_segments(Unit& unit, const std::vector<ParameterPtr>& pa
     key.trainable = parameter->trainable;
     key.groups = sources_.groups_of ? sources_.groups_of(*parameter) : sources_.groups;
     key.rule = options_.rule_of && parameter->trainable ? options_.rule_of(*parameter) : 0;
-    key.persistent = options_.placements.parameters.spread == Spread::sharded &&
-                     parameter->numel() <= options_.persistence_threshold &&
-                     parameter->numel() <= budget.persistent;
-    if (key.persistent) budget.persistent -= parameter->numel(), persistent_elements_ += parameter->numel();
+    key.persistent = persistent_.contains(parameter.get());
+    if (key.persistent) persistent_elements_ += parameter->numel();
     auto same = std::find_if(segments.begin(), segments.end(), [&](const auto& s) { return s.first == key; });
     if (same == segments.end()) same = segments.insert(segments.end(), {key, {}});
     same->second.push_back(parameter);
@@ -242,19 +307,6 @@ void ShardedModel::end_changes(std::span<Unit* const> units) {
 
 Unit::Lease ShardedModel::gather(const autograd::Parameter& parameter) {
   return unit_of(parameter).gather();
-}
-
-std::vector<Unit*> ShardedModel::units_of(const Chunk& chunk) const {
-  const auto* layered = dynamic_cast<const nn::LayeredModel*>(model_.get());
-  require(layered, "only a model that offers its parts (nn::LayeredModel) has units of some of them");
-  std::vector<Unit*> units;
-  for (std::size_t part = chunk.begin; part < chunk.end; ++part)
-    for (const auto& module : layered->modules(part))
-      module->for_each([&](nn::Module& each) {
-        if (const auto* block = dynamic_cast<const Block*>(each.scope().get()))
-          units.insert(units.end(), block->units().begin(), block->units().end());
-      });
-  return units;
 }
 
 }  // namespace sherd::sharding

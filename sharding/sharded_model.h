@@ -3,6 +3,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <unordered_set>
 #include <vector>
 
 #include "nn/layered_model.h"
@@ -22,10 +23,13 @@ struct ShardingOptions {
   std::vector<StateFormat> rules{StateFormat{}};  ///< of the update rules; SegmentKey::rule counts them
   /// Which of them updates a parameter; null: the first.
   std::function<int(const autograd::Parameter&)> rule_of = nullptr;
+  /// Parts of an nn::LayeredModel that this rank computes, in ascending order; empty: all. Parameters that
+  /// none of them uses are not stored here, but have their names and shapes.
+  std::vector<Chunk> parts;
   std::uint64_t seed = 0;  ///< of the initial values
   ResidencyLimits residency;
   std::int64_t persistence_threshold = 0;        ///< parameters of at most this many elements stay gathered
-  std::int64_t model_persistence_threshold = 0;  ///< … while their sum is at most this
+  std::int64_t model_persistence_threshold = 0;  ///< … while their sum over the whole model is at most this
   std::int64_t reduce_bucket = 500'000'000;
   std::int64_t gather_bucket = 500'000'000;  ///< per all-gather of updated parameters
   bool overlap = false;
@@ -44,7 +48,8 @@ ShardingOptions make_sharding_options(const config::Config& config);
 
 /// A model whose parameters, gradients and optimizer states are spread over groups of ranks.
 ///
-/// Cuts the model into units (one per block, the rest forms the root unit), gives every parameter storage by
+/// Cuts the model into units (one per block, and one of what else a part of an nn::LayeredModel has; the rest
+/// forms the root unit), gives every parameter storage by
 /// the placement table, and hangs itself onto the modules' scopes, so that running the model takes leases and
 /// sends gradients off. One per rank, used from its thread; construction and everything marked so is
 /// collective.
@@ -62,14 +67,22 @@ class ShardedModel {
 
   nn::Module& model() const { return *model_; }
   const ShardingOptions& options() const { return options_; }
+  /// Those of which this rank's parts use parameters; in the order of the model.
   const std::vector<std::unique_ptr<Unit>>& units() const { return residency_.units(); }
   /// Every segment that trains, in the order of units.
   const std::vector<Segment*>& trainable_segments() const { return gradients_.segments(); }
+  /// Elements that this rank's parts use, each once, of which it stores its shard; of a model that no
+  /// pipeline cuts, all.
   std::int64_t parameter_count() const { return parameter_count_; }
+  /// Of these, those that stay gathered.
   std::int64_t persistent_elements() const { return persistent_elements_; }
-  /// Of an nn::LayeredModel; other models have one.
+  /// Of the whole nn::LayeredModel; other models have one.
   std::size_t parts() const { return layered_ ? layered_->parts() : 1; }
-  /// The lowest part that uses parameters of `unit`.
+  /// This rank computes all of these parts.
+  bool has_parts(const Chunk& parts) const;
+  /// The units whose parameters these parts of this rank use, in the order of units().
+  std::vector<Unit*> units_of(const Chunk& parts) const;
+  /// The lowest part of this rank that uses parameters of `unit`.
   std::size_t lowest_part(const Unit& unit) const {
     return lowest_parts_[static_cast<std::size_t>(unit.index())];
   }
@@ -119,10 +132,9 @@ class ShardedModel {
   /// parameters that later steps outdate, gradients and updates that were not sent yet. Nothing otherwise.
   void abandon_passes();
 
-  /// Full parameters of the unit that stores `parameter`; collective where sharded.
+  /// Full parameters of the unit that stores `parameter`; collective where sharded. Throws Error{usage} for
+  /// one that only other stages of a pipeline have.
   Unit::Lease gather(const autograd::Parameter& parameter);
-  /// All units that these parts of an nn::LayeredModel use, in their order.
-  std::vector<Unit*> units_of(const Chunk& chunk) const;
 
   ResidencyStats& residency_stats() { return residency_.stats(); }
   ReducerStats& reducer_stats() { return gradients_.stats(); }
@@ -132,12 +144,14 @@ class ShardedModel {
   friend class Pass;
 
   void build_units();
+  void find_own_parameters();
+  void find_persistent(const std::vector<BlockParameters>& blocks);
   void find_lowest_parts();
+  bool has(const ParameterPtr& parameter) const { return elsewhere_.count(parameter.get()) == 0; }
   /// What is left while segments are placed one after the other.
   struct Budget {
-    std::int64_t persistent;  ///< elements that may stay gathered
-    std::int64_t host;        ///< elements per rank that may stay in the host tier
-    double offload;           ///< elements whose optimizer states are still to leave the device
+    std::int64_t host;  ///< elements per rank that may stay in the host tier
+    double offload;     ///< elements whose optimizer states are still to leave the device
   };
   void make_segments(Unit& unit, const std::vector<ParameterPtr>& parameters, Budget& budget);
   PlacementTable place(const SegmentKey& key, const SegmentLayout& layout, Budget& budget) const;
@@ -159,9 +173,11 @@ class ShardedModel {
   std::deque<Publisher> publishers_;  ///< by shard group, in the order in which segments name them
   std::vector<std::shared_ptr<Block>> blocks_;
   std::vector<std::pair<ParameterPtr, Unit*>> owners_;
-  std::vector<std::size_t> lowest_parts_;  ///< by unit
-  std::vector<Pass*> passes_;              ///< all there are
-  std::vector<Pass*> attached_;            ///< by unit: whose gradients its parameters take; null: nobody's
+  std::vector<std::size_t> lowest_parts_;                     ///< by unit
+  std::unordered_set<const autograd::Parameter*> elsewhere_,  ///< not stored on this rank
+      persistent_;
+  std::vector<Pass*> passes_;    ///< all there are
+  std::vector<Pass*> attached_;  ///< by unit: whose gradients its parameters take; null: nobody's
   bool in_list_ = false;
   std::int64_t parameter_count_ = 0, persistent_elements_ = 0;
 };

@@ -149,6 +149,10 @@ Loan Store::lend(const device::Storage& storage) {
   return Loan(std::move(memory));
 }
 
+void Store::set_observer(std::function<void(const TransferTime&)> observer) {
+  if (queue_) queue_->set_observer(std::move(observer));
+}
+
 std::uint64_t Store::bytes_read() const {
   return queue_ ? queue_->bytes_read.load() : dry_read_.load();
 }

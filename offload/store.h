@@ -1,9 +1,11 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -39,6 +41,13 @@ struct StoreOptions {
   /// No file, and memory left as it is: spans and buffers are only charged to the ledger, and transfers are
   /// counted and done at once. For steps on a meta device.
   bool dry = false;
+};
+
+/// A transfer that has ended well: from when the store began with it.
+struct TransferTime {
+  bool write = false;
+  std::size_t bytes = 0;
+  std::chrono::steady_clock::time_point begin, end;
 };
 
 /// A named extent of a store's file. Copies name the same bytes.
@@ -134,6 +143,10 @@ class Store {
   /// being used: after the store's error its content may still change. Only pages on page boundaries travel
   /// without a copy. Throws Error{usage} for storage that is lent already.
   Loan lend(const device::Storage& storage);
+
+  /// `observer` is told of transfers from here on, on the store's thread, and must not call the store; null:
+  /// nobody is. After the call the one before is told nothing more.
+  void set_observer(std::function<void(const TransferTime&)> observer);
 
   /// Payload of finished requests; what alignment adds is not counted.
   std::uint64_t bytes_read() const;

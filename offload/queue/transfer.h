@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -54,6 +55,7 @@ struct Transfer {
   std::shared_ptr<void> lease;  // keeps the memory, where it is a pool's, while requests may use it
   std::uint64_t cut = 0;        // bytes that have become requests
   int under_way = 0;            // requests
+  std::chrono::steady_clock::time_point begun;
 };
 
 }  // namespace sherd::offload

@@ -6,6 +6,7 @@
 #include "base/deadline.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "device/trace_range.h"
 #include "offload/queue/io_thread.h"
 #include "offload/queue/page_checksums.h"
 
@@ -121,6 +122,7 @@ std::shared_ptr<Transfer> TransferQueue::take_ready() {
   if (ready_.empty()) return nullptr;
   auto transfer = std::move(ready_.front());
   ready_.pop_front();
+  if (observer_) transfer->begun = std::chrono::steady_clock::now();
   return transfer;
 }
 
@@ -134,6 +136,8 @@ void TransferQueue::finish(const std::shared_ptr<Transfer>& transfer) {
   for (auto& follower : transfer->followers)
     if (--follower->blockers == 0) ready_.push_back(std::move(follower));
   transfer->followers.clear();
+  if (observer_ && transfer->begun.time_since_epoch().count() > 0)
+    observer_({transfer->write, transfer->bytes, transfer->begun, std::chrono::steady_clock::now()});
   transfer->done = true;
   changed_.notify_all();
 }
@@ -182,8 +186,15 @@ TransferQueue::Transfers TransferQueue::miss_deadline(std::unique_lock<std::mute
            "last checkpoint, or raise parallel.timeout_seconds")});
 }
 
+void TransferQueue::set_observer(std::function<void(const TransferTime&)> observer) {
+  std::lock_guard lock(mutex_);
+  observer_ = std::move(observer);
+}
+
 void TransferQueue::wait(Transfer& transfer) {
   if (!transfer.done) {
+    const device::TraceRange range(transfer.write ? "wait for write of" : "wait for read of",
+                                   transfer.extent->name);
     const Deadline deadline = Deadline::after_seconds(options.timeout_seconds);
     Transfers ended;
     std::unique_lock lock(mutex_);

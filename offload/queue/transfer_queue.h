@@ -17,6 +17,7 @@
 #include "offload/file/swap_file.h"
 #include "offload/io_backend.h"
 #include "offload/queue/transfer.h"
+#include "offload/store.h"
 
 namespace sherd::offload {
 
@@ -49,6 +50,9 @@ class TransferQueue : public std::enable_shared_from_this<TransferQueue> {
   void wait(Transfer& transfer);
   /// Throws the error that broke the store.
   void check();
+
+  /// As Store::set_observer().
+  void set_observer(std::function<void(const TransferTime&)> observer);
 
   /// Lets transfers use the memory directly while `owner` lives. Returns whether the kernel registered it.
   bool lend(std::byte* data, std::size_t bytes, std::weak_ptr<LentMemory> owner);
@@ -98,6 +102,7 @@ class TransferQueue : public std::enable_shared_from_this<TransferQueue> {
   std::deque<std::shared_ptr<Transfer>> ready_;
   std::map<const std::byte*, Lent> lent_;  // by address
   std::optional<Failure> broken_;
+  std::function<void(const TransferTime&)> observer_;
   bool copying_ = false, stuck_ = false, thread_ended_ = false, refusal_logged_ = false;
   int extents_ = 0;
   std::atomic<bool> stopping_ = false, abandoned_ = false;

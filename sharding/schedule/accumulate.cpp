@@ -1,6 +1,17 @@
 #include "sharding/schedule/instruction.h"
 
+#include <array>
+
 namespace sherd::sharding {
+
+std::string_view name_of(Instruction::Op op) {
+  static constexpr std::array<std::string_view, 16> names = {
+      "update_chunk",     "gather",          "release",        "receive_activation",
+      "forward",          "send_activation", "share_loss",     "begin_update",
+      "receive_gradient", "backward",        "backward_input", "send_gradient",
+      "weight_gradients", "reduce",          "count",          "update"};
+  return names.at(static_cast<std::size_t>(op));
+}
 
 std::vector<Instruction> accumulate(std::int64_t micro_batch, bool ends_step, bool early_update) {
   using Op = Instruction::Op;

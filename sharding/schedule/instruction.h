@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 namespace sherd::sharding {
@@ -47,6 +48,9 @@ struct Instruction {
   int chunk = 0;             ///< of this rank; 0 for what concerns no chunk
   bool operator==(const Instruction&) const = default;
 };
+
+/// "receive_activation"
+std::string_view name_of(Instruction::Op op);
 
 /// What a schedule is made for: one stage of a pipeline; without one, the only stage.
 struct ScheduleShape {

@@ -17,6 +17,7 @@ struct TrainRequest {
   config::Config config;  ///< what reparse({}) gives, which train() reads
   Reparse reparse;        ///< the configuration, with a few more keys
   int ranks = 0;        ///< 0: the launcher's, or one local rank; a launcher that started others is an error
+  std::string trace;    ///< file for the trace of all ranks; empty: none
   std::string metrics;  ///< JSONL file; empty: none
   std::string plot;     ///< SVG of the losses, drawn at the end; empty: none
   bool resume = false;  ///< from training.save_dir's latest checkpoint

@@ -12,7 +12,7 @@ void train_command(const Arguments& arguments) {
                    "stop it after a step, "
                    "saved and reported as at its end, with exit code 130, 143 and 129.",
                    "--config F... [--ranks N] [--set a.b.c=V]... [--steps N] [--metrics F.jsonl] [--plot "
-                   "F.svg] [--resume]");
+                   "F.svg] [--trace F.json] [--resume]");
   line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
       .value("ranks", "N",
              "local ranks in this process, by default 1; mpirun, srun and torchrun bring their own")
@@ -20,6 +20,7 @@ void train_command(const Arguments& arguments) {
       .value("steps", "N", "optimizer steps of the whole run; the same as --set training.steps=N")
       .value("metrics", "F.jsonl", "write one JSON object per optimizer step")
       .value("plot", "F.svg", "draw the losses when done; needs --metrics")
+      .value("trace", "F.json", "write what each rank did when, for ui.perfetto.dev, and report shares of it")
       .flag("resume", "go on from the latest checkpoint in training.save_dir")
       .value("tag", "TAG", "with --resume: from this checkpoint instead of the latest")
       .rest_to("config");
@@ -40,6 +41,7 @@ void train_command(const Arguments& arguments) {
   if (line.has("ranks")) request.ranks = static_cast<int>(line.integer("ranks", 1, 1024));
   request.metrics = line.text("metrics");
   request.plot = line.text("plot");
+  request.trace = line.text("trace");
   request.resume = line.has("resume");
   request.resume_tag = line.text("tag");
   if (const int signal = train(std::move(request)); signal != 0) throw Finding{stopped_by(signal)};

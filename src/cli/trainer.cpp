@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "base/atomic_file.h"
 #include "base/excerpt.h"
 #include "base/log.h"
 #include "device/cuda.h"
@@ -55,6 +56,11 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
     engine_->claim_save_folder(folder);
   if (request_.resume) resume();
   first_step_ = engine_->global_steps();
+  if (!request_.trace.empty()) {
+    if (speaks()) AtomicFile probe(request_.trace);  // an error now rather than after the last step
+    trace_ = std::make_unique<engine::Trace>();
+    engine_->set_trace(trace_.get());
+  }
   stop_signals_ = std::make_unique<StopSignals>(
       "\nsherd: stopping after this step, and saving where training.save_dir is set; a second signal ends "
       "the run at once, unsaved\n");
@@ -153,6 +159,7 @@ int Trainer::run() {
                  ? "; nothing was saved because training.save_dir is not set"
                  : cat("; go on with --resume (checkpoint in ", request_.config.training.save_dir, ")"));
   report();
+  report_trace();
   return signal;
 }
 
@@ -252,6 +259,17 @@ void Trainer::show(bool evaluated) {
   state.tokens_per_s = tokens_per_s_;
   state.mfu = mfu_;
   progress_->update(state, evaluated);
+}
+
+void Trainer::report_trace() {
+  if (!trace_) return;
+  engine_->set_trace(nullptr);
+  const std::vector<engine::TraceTotals> all =
+      engine::gather_records(*dist_, trace_->totals(), "totals of the trace");
+  engine::write_trace(*dist_, *trace_, request_.trace);
+  if (speaks())
+    std::printf("\n%s",
+                engine::trace_table(all, engine_->groups().grid().size(comm::Axis::pipeline)).c_str());
 }
 
 void Trainer::report() {

@@ -11,6 +11,7 @@
 #include "cli/train.h"
 #include "engine/engine.h"
 #include "engine/metrics.h"
+#include "engine/trace.h"
 #include "models/gpt.h"
 
 namespace sherd::cli {
@@ -42,6 +43,7 @@ class Trainer {
   void write_metrics();
   void show(bool evaluated);
   void report();
+  void report_trace();
   int train_steps();
   std::string with_next_step(const std::string& message) const;
   int stop_signal();
@@ -50,6 +52,7 @@ class Trainer {
   const TrainRequest& request_;
   std::shared_ptr<const engine::TokenData> data_;
   models::GptOptions shape_;
+  std::unique_ptr<engine::Trace> trace_;  ///< null: not asked for
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<data::Loader> train_loader_, validation_loader_;
   std::unique_ptr<engine::MetricsWriter> metrics_;

@@ -10,6 +10,7 @@
 #include "engine/process_grid.h"
 #include "engine/report/step_log.h"
 #include "engine/resources.h"
+#include "engine/trace.h"
 #include "engine/train_schedule.h"
 
 namespace sherd {
@@ -126,6 +127,11 @@ config::Schedule Engine::schedule() const {
 
 void Engine::set_observer(engine::InstructionObserver* observer) {
   executor_->set_observer(observer);
+}
+
+void Engine::set_trace(engine::Trace* trace) {
+  set_observer(trace);
+  resources_->set_trace(trace);
 }
 
 void Engine::synchronize() {

@@ -33,6 +33,7 @@ class Resources;
 class InstructionObserver;
 class NvmeCheckpoints;
 class StepUpdate;
+class Trace;
 struct TokenData;
 struct TrainSchedule;
 
@@ -145,6 +146,9 @@ class Engine {
   config::Schedule schedule() const;
   /// Is told of every instruction of training from here on, until null is given; must outlive its use.
   void set_observer(engine::InstructionObserver* observer);
+  /// Records training from here on, on this thread (engine/trace.h), in place of another observer; null: no
+  /// more. Must outlive its use.
+  void set_trace(engine::Trace* trace);
   /// Payload that this rank has moved from and to NVMe.
   engine::IoBytes io_bytes() const;
 

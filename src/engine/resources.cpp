@@ -4,6 +4,7 @@
 
 #include "engine/make_device.h"
 #include "engine/same_setup.h"
+#include "engine/trace.h"
 
 namespace sherd::engine {
 namespace {
@@ -75,6 +76,15 @@ sharding::StateSources Resources::sources(const StateGroups& groups_of) const {
   sources.model_ranks = &groups_->world();
   sources.groups_of = [groups_of](const autograd::Parameter& parameter) { return groups_of.of(parameter); };
   return sources;
+}
+
+void Resources::set_trace(Trace* trace) {
+  std::function<void(const offload::TransferTime&)> observer;
+  if (trace) observer = [trace](const offload::TransferTime& time) { trace->transferred(time); };
+  for (const auto& store : {parameter_store_, optimizer_store_, activation_store_})
+    if (store) store->set_observer(observer);
+  if (trace || trace_) device::observe_ranges(trace);
+  trace_ = trace;
 }
 
 IoBytes Resources::io_bytes() const {

@@ -16,6 +16,9 @@ class Resources {
   /// and sizes that a grid of the caller's own has.
   Resources(Distributed& dist, config::Config& config, std::shared_ptr<device::Device> device,
             std::unique_ptr<tensor::Kernels> kernels, std::shared_ptr<comm::ProcessGroups> groups);
+  ~Resources() { set_trace(nullptr); }
+  Resources(const Resources&) = delete;
+  Resources& operator=(const Resources&) = delete;
 
   device::Device& device() const { return *device_; }
   tensor::Kernels& kernels() const { return *kernels_; }
@@ -25,6 +28,8 @@ class Resources {
   /// For activations on NVMe; null where none go there.
   offload::Store* activation_store() const { return activation_store_.get(); }
   IoBytes io_bytes() const;
+  /// Is told of all transfers of NVMe, and of this thread's ranges; null: nobody.
+  void set_trace(Trace* trace);
 
  private:
   void open_stores(const config::Config& config, int rank);
@@ -34,6 +39,7 @@ class Resources {
   std::unique_ptr<tensor::Kernels> kernels_;
   /// For what lies on NVMe; null without, and one where several share a folder.
   std::shared_ptr<offload::Store> parameter_store_, optimizer_store_, activation_store_;
+  Trace* trace_ = nullptr;
 };
 
 }  // namespace sherd::engine

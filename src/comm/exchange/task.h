@@ -4,12 +4,14 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "comm/communicator.h"
 #include "comm/exchange/call.h"
 #include "comm/exchange/gpu_order.h"
 #include "comm/exchange/siblings.h"
+#include "device/trace_range.h"
 
 namespace sherd::comm {
 
@@ -33,6 +35,8 @@ class Task final : public Work::State {
   }
 
   void wait() override {
+    std::optional<device::TraceRange> range;
+    if (!finished()) range.emplace("wait for", call.label);
     const Siblings::Wait told(*siblings_, finished() ? -1 : peer_);
     if (late_) late_->begin(timeout_);
     std::unique_lock lock(mutex_);

@@ -1,4 +1,4 @@
-#include "device/trace_range.h"
+#include "device/cuda/profiler_range.h"
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace sherd::device {
 
-TraceRange::TraceRange(std::string_view what, std::string_view of) {
+void push_profiler_range(std::string_view what, std::string_view of) {
   std::array<char, 128> text;
   char* const end = text.data() + text.size() - 1;
   const auto put = [end](char* at, std::string_view part) {
@@ -21,7 +21,7 @@ TraceRange::TraceRange(std::string_view what, std::string_view of) {
   nvtxRangePushA(text.data());
 }
 
-TraceRange::~TraceRange() {
+void pop_profiler_range() {
   nvtxRangePop();
 }
 
@@ -30,8 +30,8 @@ TraceRange::~TraceRange() {
 #else
 namespace sherd::device {
 
-TraceRange::TraceRange(std::string_view, std::string_view) {}
-TraceRange::~TraceRange() = default;
+void push_profiler_range(std::string_view, std::string_view) {}
+void pop_profiler_range() {}
 
 }  // namespace sherd::device
 #endif

@@ -1,0 +1,166 @@
+// What ranks record of their steps: bubbles against the formulas of the papers, and the file.
+#include "engine/trace.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "engine/engine.h"
+#include "engine/initialize.h"
+#include "engine/trace/sleeping_model.h"
+#include "sharding/schedule/schedules.h"
+#include "support/expect_error.h"
+#include "support/temp_folder.h"
+
+namespace sherd::test {
+namespace {
+
+using engine::Trace;
+using engine::TraceTotals;
+using std::chrono::milliseconds;
+
+config::Config config_of(int stages, int micro_batches, int virtual_stages, const std::string& schedule) {
+  return config::parse_text(
+      cat(R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": )", micro_batches,
+          R"(, "gradient_clipping": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},)",
+          R"("parallel": {"pipeline": )", stages, R"(, "partition_method": "uniform", "virtual_stages": )",
+          virtual_stages, R"(, "schedule": ")", schedule, R"("}})"));
+}
+
+tensor::Batch batch_on(Engine& engine) {
+  tensor::Tensor x = tensor::Tensor::empty(engine.device(), {1, 8}, DType::f32);
+  engine.kernels().fill(x, 0);
+  return {{"x", x}};
+}
+
+/// The least bubble of a few steps: what disturbs a run only makes it larger.
+double bubble(const std::string& schedule, int stages, int micro_batches, int virtual_stages,
+              milliseconds each) {
+  constexpr int steps = 3;
+  std::mutex mutex;
+  std::array<TraceTotals, steps> sums;
+  launch_ranks(stages, [&](DistributedPtr dist) {
+    Engine engine(dist, sleeping_model(stages * virtual_stages, each),
+                  config_of(stages, micro_batches, virtual_stages, schedule));
+    for (TraceTotals& sum : sums) {
+      Trace trace;
+      engine.set_trace(&trace);
+      engine.train_batch([&] { return batch_on(engine); });
+      engine.set_trace(nullptr);
+      const TraceTotals mine = trace.totals();
+      const std::lock_guard lock(mutex);
+      sum.steps += mine.steps, sum.computing += mine.computing;
+    }
+  });
+  double least = 1e9;
+  for (const TraceTotals& sum : sums) least = std::min(least, sum.steps / sum.computing - 1);
+  return least;
+}
+
+TEST(Bubble, OfLayersThatSleepIsWhatThePapersSay) {
+  for (const int p : {2, 4, 8}) {
+    const milliseconds each(p == 8 ? 10 : 15);
+    const double expected = (p - 1.0) / p;  // as many micro-batches as stages
+    const auto expect_near = [&](const char* schedule, double found, double formula) {
+      RecordProperty(cat(schedule, "_p", p), cat(found, " of ", formula));
+      EXPECT_NEAR(found, formula, 0.1 * formula) << schedule << ", p = " << p;
+    };
+    const double plain = bubble("1f1b", p, p, 1, each), split = bubble("zero_bubble", p, p, 1, each);
+    expect_near("1f1b", plain, expected);
+    expect_near("gpipe", bubble("gpipe", p, p, 1, each), expected);
+    expect_near("interleaved", bubble("interleaved", p, p, 2, milliseconds(10)), expected / 2);
+    expect_near("zero_bubble", split, expected / 3);
+    EXPECT_LE(split, plain / 2);
+  }
+}
+
+// ---- the file ----
+
+/// Instructions of a rank in the file, in order, as the schedule lists them.
+std::vector<std::pair<std::string, std::int64_t>> instructions_of(const nlohmann::json& file, int rank) {
+  std::vector<std::pair<std::string, std::int64_t>> found;
+  double end = 0;
+  for (const auto& event : file.at("traceEvents")) {
+    if (event.at("pid") != rank || event.value("cat", "") != "instruction") continue;
+    found.emplace_back(event.at("name"), event.at("args").at("micro_batch"));
+    EXPECT_GE(event.at("ts").get<double>() + 0.002, end) << "instructions follow each other";
+    end = event.at("ts").get<double>() + event.at("dur").get<double>();
+  }
+  return found;
+}
+
+TEST(TraceFile, HoldsTheListsOfAllRanksWithTheirWaits) {
+  const sherd::testing::TempFolder folder;
+  const std::string path = (folder.path() / "trace.json").string();
+  launch_ranks(2, [&](DistributedPtr dist) {
+    Engine engine(dist, sleeping_model(2, milliseconds(2)), config_of(2, 3, 1, "1f1b"));
+    Trace trace;
+    engine.set_trace(&trace);
+    engine.train_batch([&] { return batch_on(engine); });
+    engine.set_trace(nullptr);
+    engine::write_trace(*dist, trace, path);
+  });
+  const nlohmann::json file = nlohmann::json::parse(std::ifstream(path));
+  for (int rank = 0; rank < 2; ++rank) {
+    std::vector<std::pair<std::string, std::int64_t>> expected;
+    for (const auto& i : sharding::one_forward_one_backward({.stages = 2, .stage = rank, .micro_batches = 3}))
+      expected.emplace_back(sharding::name_of(i.op), i.micro_batch);
+    EXPECT_EQ(instructions_of(file, rank), expected) << "rank " << rank;
+  }
+  int waits = 0, blocks = 0;
+  for (const auto& event : file.at("traceEvents")) {
+    waits += event.at("name") == "wait for stage";
+    blocks += event.at("name") == "forward 1";
+  }
+  EXPECT_GE(waits, 3) << "the last stage waits for each activation, or the first for gradients";
+  EXPECT_EQ(blocks, 3);
+}
+
+TEST(Trace, TellsHowMuchOfIoIsBesideComputing) {
+  using Op = sharding::Instruction::Op;
+  Trace trace;
+  const auto start = std::chrono::steady_clock::now();
+  trace.begin({Op::forward, 0});
+  std::this_thread::sleep_for(milliseconds(30));
+  trace.begin_range("wait for read of", "h.0");
+  std::this_thread::sleep_for(milliseconds(10));
+  trace.end_range();
+  trace.end({Op::forward, 0}, 0);
+  const auto computed = std::chrono::steady_clock::now();
+  trace.begin({Op::update, 0});
+  std::this_thread::sleep_for(milliseconds(20));
+  trace.end({Op::update, 0}, 0);
+  // Two at once count once.
+  trace.transferred({false, 100, start, computed + milliseconds(10)});
+  trace.transferred({true, 100, start, computed});
+  const TraceTotals totals = trace.totals();
+  EXPECT_NEAR(totals.hidden_io, totals.computing, 1e-3);
+  EXPECT_NEAR(totals.io, totals.computing + totals.storage + 0.010, 1e-3);
+  EXPECT_GE(totals.storage, 0.010);
+  EXPECT_EQ(totals.step_count, 1);
+  EXPECT_NEAR(totals.steps,
+              totals.instructions[static_cast<std::size_t>(Op::forward)] +
+                  totals.instructions[static_cast<std::size_t>(Op::update)],
+              1e-3);
+  const std::string table = engine::trace_table({totals}, 1);
+  EXPECT_NE(table.find("of it: waits for NVMe"), std::string::npos) << table;
+  EXPECT_EQ(table.find("bubble"), std::string::npos) << table;
+}
+
+TEST(Trace, KeepsNoMoreThanItMay) {
+  using Op = sharding::Instruction::Op;
+  Trace trace(3);
+  for (int m = 0; m < 5; ++m) {
+    trace.begin({Op::forward, m});
+    trace.end({Op::forward, m}, 0);
+  }
+  EXPECT_FALSE(trace.totals().whole);
+  const auto events = nlohmann::json::parse("[" + trace.events(0) + "]");
+  EXPECT_EQ(events.size(), 2 + 3) << "two of metadata";
+  EXPECT_EQ(events.back().at("args").at("micro_batch"), 2);
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "device/cuda/profiler_range.h"
+#include "device/profiler_range.h"
 
 namespace sherd::device {
 

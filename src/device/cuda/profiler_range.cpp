@@ -1,4 +1,4 @@
-#include "device/cuda/profiler_range.h"
+#include "device/profiler_range.h"
 
 #include <algorithm>
 #include <array>

@@ -51,9 +51,8 @@ void estimate_command(const Arguments& arguments) {
       .value("gpus", "N", "ranks on each machine (one per accelerator, or per part of the cores)", "1")
       .value("nodes", "M", "machines", "1")
       .value("rank", "R",
-             "the rank to look at; those of one pipeline stage have the same totals (default: one of "
-             "the stage that takes most)",
-             "0")
+             "the rank to look at; by default one of the pipeline stage that takes most (within a "
+             "stage all ranks have the same totals)")
       .flag("json", "print one JSON object, bytes as numbers")
       .rest_to("config");
   if (!line.parse(arguments)) return;
@@ -66,7 +65,7 @@ void estimate_command(const Arguments& arguments) {
   };
   EstimateReport report;
   report.world = world_of(line);
-  const std::int64_t rank = line.integer("rank", 0);
+  const std::int64_t rank = line.has("rank") ? line.integer("rank", 0) : 0;
   if (rank >= report.world.ranks)
     throw UsageError(
         cat("--rank ", rank, " is not one of the ", report.world.ranks, " ranks, which count from 0"));

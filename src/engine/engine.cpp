@@ -35,7 +35,9 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
     scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
   const sharding::StateSources sources =
       resources_->sources(engine::StateGroups(*model_, stages_, this->groups()));
-  sharded_ = std::make_unique<sharding::ShardedModel>(model_, optimizer_->sharding_options(config_), sources);
+  sharding::ShardingOptions options = optimizer_->sharding_options(config_);
+  options.parts = stages_.all_own();
+  sharded_ = std::make_unique<sharding::ShardedModel>(model_, options, sources);
   update_ = std::make_unique<engine::StepUpdate>(
       engine::StepUpdate::Parts{config_, *sharded_, *optimizer_, scaler_.get(), data_ranks(),
                                 this->groups().world(), this->device()},

@@ -18,6 +18,12 @@ namespace sherd::engine {
 using autograd::Parameter;
 using sharding::Chunk;
 
+std::vector<Chunk> StageLayout::all_own() const {
+  std::vector<Chunk> out;
+  for (int chunk = 0; chunk < own_chunks(); ++chunk) out.push_back(own(chunk));
+  return out;
+}
+
 int StageLayout::stage_of(std::size_t part) const {
   const auto at = std::find_if(chunks.begin(), chunks.end(),
                                [&](const Chunk& chunk) { return part >= chunk.begin && part < chunk.end; });

@@ -23,6 +23,7 @@ struct StageLayout {
   const sharding::Chunk& own(int chunk) const {
     return chunks.at(static_cast<std::size_t>(chunk * stages + stage));
   }
+  std::vector<sharding::Chunk> all_own() const;
   /// Chunk `chunk` of this rank has the first part of the model, or the last.
   bool has_first(int chunk) const { return chunk == 0 && stage == 0; }
   bool has_last(int chunk) const { return chunk + 1 == own_chunks() && stage + 1 == stages; }

@@ -79,6 +79,7 @@ TEST(StageLayout, ChunksGoAroundTheStages) {
   layout = make_stage_layout(model, pipeline_of(2, "uniform", 3), 1);
   ASSERT_EQ(layout.own_chunks(), 3);
   EXPECT_EQ(layout.own(0), (Chunk{1, 2}));
+  EXPECT_EQ(layout.all_own(), (std::vector<Chunk>{{1, 2}, {3, 4}, {5, 6}}));
   EXPECT_EQ(layout.own(2), (Chunk{5, 6}));
   for (std::size_t part = 0; part < 6; ++part) EXPECT_EQ(layout.stage_of(part), static_cast<int>(part % 2));
   EXPECT_FALSE(layout.has_first(0));

@@ -1,6 +1,7 @@
 #include "comm/process_groups.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "comm/host_memory.h"
@@ -37,6 +38,15 @@ void ProcessGroups::for_each_group(const Visit& visit) const {
   for_each_axis(visit);
   for (const auto& [stages, group] : on_stages_)
     if (group) visit(Axis::pipeline, *group);
+  for (const auto& [axis, group] : further_) visit(axis, *group);
+}
+
+Communicator& ProcessGroups::another(Axis axis) {
+  std::vector<int> all(static_cast<std::size_t>(group(axis).size()));
+  std::iota(all.begin(), all.end(), 0);
+  made_.push_back(group(axis).part({all}));
+  further_.emplace_back(axis, made_.back().get());
+  return *made_.back();
 }
 
 Communicator* ProcessGroups::replicas_on(const std::vector<int>& stages) {
@@ -77,6 +87,8 @@ std::uint64_t ProcessGroups::host_memory(int ranks_of_machine) const {
   for_each_axis([&](Axis axis, const Communicator& group) {
     total += comm::host_memory(group.size(), grid_.size_on_machine(axis, rank, ranks_of_machine));
   });
+  for (const auto& [axis, group] : further_)
+    total += comm::host_memory(group->size(), grid_.size_on_machine(axis, rank, ranks_of_machine));
   for (const auto& [stages, group] : on_stages_) {
     if (!group) continue;
     const std::vector<int> ranks = grid_.replicas_on(stages, rank);

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -29,6 +30,10 @@ class ProcessGroups {
   /// least one); null on other stages. What it carries is told under Axis::pipeline.
   Communicator* replicas_on(const std::vector<int>& stages);
 
+  /// Collective over the axis's group: a further communicator of its ranks, split from it, whose calls wait
+  /// for no others. What it carries is told under `axis`.
+  Communicator& another(Axis axis);
+
   /// Collective: Communicator::bind() of all groups.
   void bind(const std::shared_ptr<device::Device>& device);
 
@@ -48,7 +53,7 @@ class ProcessGroups {
   /// Calls visit(first axis, communicator) for each communicator of an axis once.
   template <class Visit>
   void for_each_axis(const Visit& visit) const;
-  /// The same, and for those of replicas_on().
+  /// The same, and for those of replicas_on() and another().
   template <class Visit>
   void for_each_group(const Visit& visit) const;
 
@@ -57,6 +62,7 @@ class ProcessGroups {
   std::array<Communicator*, axis_count> groups_{};
   bool others_exist_;
   std::map<std::vector<int>, Communicator*> on_stages_;  ///< by stages
+  std::vector<std::pair<Axis, Communicator*>> further_;  ///< of another()
 };
 
 }  // namespace sherd::comm

@@ -44,11 +44,18 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
       sources);
   schedule_ = std::make_unique<const engine::TrainSchedule>(
       choose_schedule(config_, *model_, stages_, this->groups().group(comm::Axis::shard).size()));
+  if (schedule_->schedule != config::Schedule::accumulate)  // what it cannot serve is told before any step
+    make_list(*schedule_, config_, engine::StepUpdate::may_begin_early(config_),
+              engine::StepUpdate::may_end_late(config_, this->device()));
   if (offload::Store* store = resources_->activation_store())
     activations_ = std::make_unique<engine::NvmeCheckpoints>(this->kernels(), *store);
+  const auto link = [&] {
+    return stages_.stages > 1 ? &this->groups().another(comm::Axis::pipeline) : nullptr;
+  };
+  comm::Communicator *const up = link(), *const down = link();
   executor_ = std::make_unique<engine::Executor>(engine::Executor::Parts{
       config_, *model_, *sharded_, this->device(), data_ranks(), this->groups().group(comm::Axis::pipeline),
-      stages_, *update_, counters_, activations_.get()});
+      stages_, *update_, counters_, activations_.get(), up, down});
   checkpoints_ = std::make_unique<engine::Checkpoints>(*this);
   if (config_.log_level) set_log_level(*config_.log_level);
   if (dist_->rank() != 0) return;

@@ -182,6 +182,9 @@ class Engine {
   const engine::StageLayout& stages() const { return stages_; }
   /// What this rank's loaders are to give.
   data::LoaderRank loader_rank() const;
+  /// On a meta device, whose other stages are not there to tell it: what each part of the model gives. Before
+  /// the first step.
+  void assume_values(std::vector<engine::ValueForm> of_parts) { stages_.given = std::move(of_parts); }
   /// The ranks that train on different data, this one among them.
   comm::Communicator& data_ranks() const { return groups().group(comm::Axis::data); }
   device::Device& device() const;

@@ -5,6 +5,7 @@
 #include "device/meta.h"
 #include "engine/make_device.h"
 #include "engine/process_grid.h"
+#include "nn/layered_model.h"
 
 namespace sherd::engine {
 namespace {
@@ -36,10 +37,12 @@ struct Moved {
   }
 };
 
+using MakeBatch = std::function<tensor::Batch(device::Device&)>;
+
 class DryRun {
  public:
-  DryRun(const config::Config& config, const ModelSource& model,
-         const std::function<tensor::Batch(device::Device&)>& batch, const EstimateOptions& options)
+  DryRun(const config::Config& config, const ModelSource& model, const MakeBatch& batch,
+         const EstimateOptions& options)
       : batch_(batch) {
     const auto dist = std::make_shared<Distributed>(comm::make_dry_world(options.rank, options.ranks),
                                                     options.rank % options.local_ranks, options.local_ranks);
@@ -54,6 +57,7 @@ class DryRun {
 
   std::uint64_t exchange(int local_ranks) const { return engine_->groups().host_memory(local_ranks); }
   MemoryReport tracked() const { return MemoryReport::of(engine_->device()); }
+  Engine& engine() { return *engine_; }
 
   /// One optimizer step; returns what all its micro-batches together move.
   Moved step() {
@@ -98,16 +102,48 @@ class DryRun {
     return sum;
   }
 
-  const std::function<tensor::Batch(device::Device&)>& batch_;
+  const MakeBatch& batch_;
   std::unique_ptr<Engine> engine_;
 };
 
+/// Takes down what passes from part to part of a model that one rank runs whole.
+class FormRecorder final : public nn::Stages {
+ public:
+  explicit FormRecorder(nn::LayeredModel& model) : model_(model) { model_.set_stages(this); }
+  ~FormRecorder() override { model_.set_stages(nullptr); }
+  bool has(std::size_t) const override { return true; }
+  autograd::Var cross(autograd::Tape&, std::size_t, const autograd::Var& x) override {
+    forms_.push_back({x.value().shape(), x.value().dtype()});
+    return x;
+  }
+  tensor::Tensor from_last(autograd::Tape&, const tensor::Tensor& value) override { return value; }
+  const std::vector<ValueForm>& forms() const { return forms_; }
+
+ private:
+  nn::LayeredModel& model_;
+  std::vector<ValueForm> forms_;
+};
+
+/// What each part of the model but the last gives, where one stage has them all.
+std::vector<ValueForm> forms_of_parts(config::Config config, const ModelSource& model, const MakeBatch& batch,
+                                      const EstimateOptions& options) {
+  const int stage_ranks = options.ranks / config.parallel.pipeline;
+  config.batch = config::resolve_batch(config, data_ranks(config, options.ranks));
+  config.parallel.pipeline = config.parallel.virtual_stages = 1;
+  config.parallel.schedule = config::Schedule::accumulate;
+  DryRun whole(config, model, batch,
+               {.ranks = stage_ranks, .local_ranks = std::min(options.local_ranks, stage_ranks)});
+  FormRecorder recorder(dynamic_cast<nn::LayeredModel&>(whole.engine().module()));
+  whole.evaluate();
+  return recorder.forms();
+}
+
 }  // namespace
 
-Estimate estimate(const config::Config& config, const ModelSource& model,
-                  const std::function<tensor::Batch(device::Device&)>& batch,
+Estimate estimate(const config::Config& config, const ModelSource& model, const MakeBatch& batch,
                   const EstimateOptions& options) {
   DryRun run(config, model, batch, options);
+  if (config.parallel.pipeline > 1) run.engine().assume_values(forms_of_parts(config, model, batch, options));
   Estimate out;
   out.states = run.tracked();
   out.exchange = run.exchange(options.local_ranks);

@@ -62,7 +62,10 @@ std::string reason_of(const std::exception_ptr& what) {
 Executor::Executor(const Parts& parts)
     : parts_(parts),
       whole_(whole_model(parts.model)),
-      link_(parts.stages.size() > 1 ? std::make_unique<StageLink>(parts.device, parts.stages) : nullptr),
+      link_(parts.stages.size() > 1
+                ? std::make_unique<StageLink>(parts.device, parts.layout, parts.stages, *parts.activations,
+                                              *parts.gradients)
+                : nullptr),
       in_stages_(link_ ? std::make_unique<ModelStages>(dynamic_cast<nn::LayeredModel&>(parts.model),
                                                        parts.layout, parts.stages)
                        : nullptr),

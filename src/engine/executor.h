@@ -34,6 +34,8 @@ class Executor {
     StepUpdate& update;
     Counters& counters;                                       ///< of which it counts micro-batches and steps
     autograd::CheckpointKeeper* checkpoint_keeper = nullptr;  ///< for full recompute, where not on the device
+    /// Split from `stages`, for what these pass to each other; null with one stage.
+    comm::Communicator *activations = nullptr, *gradients = nullptr;
   };
   /// Collective over the stages.
   explicit Executor(const Parts& parts);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "engine/value_header.h"
 #include "nn/layered_model.h"
 #include "sharding/schedule/instruction.h"
 
@@ -17,6 +18,8 @@ struct StageLayout {
   /// Of all stages, in the order of the model: number n is chunk n / stages of stage n % stages. Together
   /// they are the model's parts; of a model without parts, its only chunk.
   std::vector<sharding::Chunk> chunks = {sharding::Chunk{}};
+  /// What each part gives, on a meta device, where no other stage is there to tell; else empty.
+  std::vector<ValueForm> given;
 
   /// Of this rank.
   int own_chunks() const { return static_cast<int>(chunks.size()) / stages; }

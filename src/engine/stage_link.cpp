@@ -1,7 +1,6 @@
 #include "engine/stage_link.h"
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 namespace sherd::engine {
@@ -9,13 +8,6 @@ namespace sherd::engine {
 using tensor::Tensor;
 
 namespace {
-
-/// A second communicator of the same ranks.
-std::unique_ptr<comm::Communicator> twin_of(comm::Communicator& group) {
-  std::vector<int> all(static_cast<std::size_t>(group.size()));
-  std::iota(all.begin(), all.end(), 0);
-  return group.part({all});
-}
 
 int before(const comm::Communicator& group) {
   return (group.rank() + group.size() - 1) % group.size();
@@ -42,7 +34,7 @@ void StageChannel::send(const Key& key, const Tensor& value) {
   const auto [known, first] = sent_.emplace(key.second, form);
   if (first) {
     const Tensor header = make_header(device_);
-    write_header(header, value);
+    if (device_.kind() != device::Kind::meta) write_header(header, value);
     departures_.push_back({header, group_.send(header, to_, options(key, true))});
   }
   require(
@@ -54,7 +46,8 @@ void StageChannel::send(const Key& key, const Tensor& value) {
 }
 
 void StageChannel::receive(const Key& key) {
-  const bool first = announced_.insert(key.second).second;
+  bool first = announced_.insert(key.second).second;
+  if (device_.kind() == device::Kind::meta) received_[key.second] = absent_(key.second), first = false;
   arrivals_.push_back({key, first ? make_header(device_) : Tensor()});
   begin_arrivals(nullptr);
 }
@@ -124,11 +117,13 @@ void StageChannel::abandon() noexcept {
   announced_.clear();
 }
 
-StageLink::StageLink(device::Device& device, comm::Communicator& pipeline)
+StageLink::StageLink(device::Device& device, const StageLayout& layout, comm::Communicator& pipeline,
+                     comm::Communicator& activations, comm::Communicator& gradients)
     : pipeline_(pipeline),
-      groups_{twin_of(pipeline), twin_of(pipeline)},
-      activations_("activation", device, *groups_[0], before(pipeline), behind(pipeline)),
-      gradients_("gradient", device, *groups_[1], behind(pipeline), before(pipeline)) {}
+      activations_("activation", device, activations, before(pipeline), behind(pipeline),
+                   [&layout](int chunk) { return layout.given.at(layout.own(chunk).begin - 1); }),
+      gradients_("gradient", device, gradients, behind(pipeline), before(pipeline),
+                 [&layout](int chunk) { return layout.given.at(layout.own(chunk).end - 1); }) {}
 
 void StageLink::finish() {
   activations_.finish();

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
+#include "engine/stage_layout.h"
 #include "engine/value_header.h"
 
 namespace sherd::engine {
@@ -25,9 +27,11 @@ class StageChannel {
   using Key = std::pair<std::int64_t, int>;
 
   /// `what` the values are, for errors and labels: "activation". `group`: its own, so that nothing else
-  /// delays it; must outlive this, as the device.
-  StageChannel(const char* what, device::Device& device, comm::Communicator& group, int from, int to)
-      : what_(what), device_(device), group_(group), from_(from), to_(to) {}
+  /// delays it; must outlive this, as the device. `absent`: the form of what comes for a chunk of this rank,
+  /// on a meta device, to which nobody tells it.
+  StageChannel(const char* what, device::Device& device, comm::Communicator& group, int from, int to,
+               std::function<ValueForm(int chunk)> absent)
+      : what_(what), device_(device), group_(group), from_(from), to_(to), absent_(std::move(absent)) {}
   /// Waits for what is under way.
   ~StageChannel() { abandon(); }
   StageChannel(const StageChannel&) = delete;
@@ -65,6 +69,7 @@ class StageChannel {
   device::Device& device_;
   comm::Communicator& group_;
   int from_, to_;
+  std::function<ValueForm(int chunk)> absent_;
   std::map<int, ValueForm> sent_, received_;  ///< by chunk, of this step
   std::set<int> announced_;                   ///< chunks whose form has come or will
   std::deque<Arrival> arrivals_;
@@ -76,8 +81,10 @@ class StageChannel {
 /// waits for the other.
 class StageLink {
  public:
-  /// `pipeline`: the ranks that hold the stages of one model, in order. Collective.
-  StageLink(device::Device& device, comm::Communicator& pipeline);
+  /// `pipeline`: the ranks that hold the stages of one model, in order; `activations` and `gradients`: split
+  /// from it. All must outlive this, as the device and the layout.
+  StageLink(device::Device& device, const StageLayout& layout, comm::Communicator& pipeline,
+            comm::Communicator& activations, comm::Communicator& gradients);
 
   StageChannel& activations() { return activations_; }
   StageChannel& gradients() { return gradients_; }
@@ -89,7 +96,6 @@ class StageLink {
 
  private:
   comm::Communicator& pipeline_;
-  std::unique_ptr<comm::Communicator> groups_[2];
   StageChannel activations_, gradients_;
 };
 

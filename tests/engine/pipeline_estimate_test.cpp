@@ -1,0 +1,82 @@
+// What the estimate of a rank of a pipeline says, among stages that are not there, is what a run books and
+// sends.
+#include <gmock/gmock.h>
+
+#include "engine/estimate.h"
+#include "engine/initialize.h"
+#include "models/from_config.h"
+#include "models/gpt.h"
+#include "support/equality.h"
+
+namespace sherd::test {
+namespace {
+
+struct Spec {
+  int pipeline = 2, tensor = 1, data = 1, zero = 0, virtual_stages = 1;
+  config::Schedule schedule = config::Schedule::automatic;
+  bool tied = true;
+  std::string recompute = "none";
+
+  int ranks() const { return pipeline * tensor * data; }
+  config::Config config() const {
+    RunSpec spec;
+    spec.stage = zero, spec.tensor = tensor, spec.tied = tied, spec.dtype = "bf16", spec.layers = 6;
+    spec.hidden = 64, spec.accumulation = 6, spec.recompute = recompute, spec.clipping = 1;
+    config::Config config = config::parse_text(spec.config());
+    config.parallel.pipeline = pipeline, config.parallel.virtual_stages = virtual_stages;
+    config.parallel.schedule = schedule;
+    return config;
+  }
+};
+
+TEST(PipelineEstimates, AreWhatARunBooksAndSends) {
+  using enum config::Schedule;
+  for (const Spec& spec : {Spec{}, Spec{.pipeline = 3, .zero = 1, .schedule = gpipe, .tied = false},
+                           Spec{.data = 2, .zero = 3, .schedule = zero_bubble},
+                           Spec{.tensor = 2, .zero = 1, .recompute = "full"},
+                           Spec{.pipeline = 3, .zero = 3, .virtual_stages = 2}}) {
+    const config::Config config = spec.config();
+    SCOPED_TRACE(
+        cat(spec.pipeline, " stages, ZeRO ", spec.zero, ", schedule ", static_cast<int>(spec.schedule)));
+    const auto build = [&](const parallel::Layout& layout) {
+      return std::make_shared<models::Gpt>(models::gpt_options(config, 101), layout);
+    };
+    const auto batch = [](device::Device& device) {
+      return tensor::Batch{{"tokens", tensor::Tensor::empty(device, {2, 24}, DType::i32)},
+                           {"labels", tensor::Tensor::empty(device, {2, 24}, DType::i32)}};
+    };
+    std::vector<engine::Estimate> planned;
+    for (int rank = 0; rank < spec.ranks(); ++rank)
+      planned.push_back(engine::estimate(config, build, batch,
+                                         {.ranks = spec.ranks(), .local_ranks = spec.ranks(), .rank = rank}));
+    launch_ranks(spec.ranks(), [&](DistributedPtr dist) {
+      const engine::Estimate& mine = planned[static_cast<std::size_t>(dist->rank())];
+      const auto made = initialize({.dist = dist, .model = build, .config = config});
+      Engine& engine = *made.engine;
+      EXPECT_EQ(engine::MemoryReport::of(engine.device()).tiers[0].total_current,
+                mine.states.tiers[0].total_current);
+      const auto next = [&] { return synthetic_batch(engine.device(), 2, 24, 101, 0, 0, 0); };
+      engine.train_batch(next);
+      engine.eval_batch(next());
+      engine.eval_batch(next());
+      engine.groups().reset_traffic();
+      engine.train_batch(next);
+      const auto sent = engine.groups().traffic();
+      ASSERT_EQ(sent.size(), mine.traffic_by_axis.size());
+      for (std::size_t i = 0; i < sent.size(); ++i) {
+        EXPECT_EQ(sent[i].axis, mine.traffic_by_axis[i].axis);
+        EXPECT_EQ(sent[i].traffic.payload(), mine.traffic_by_axis[i].traffic.payload())
+            << comm::name_of(sent[i].axis);
+        EXPECT_EQ(sent[i].traffic.scalars, mine.traffic_by_axis[i].traffic.scalars)
+            << comm::name_of(sent[i].axis);
+      }
+      const auto peak = static_cast<double>(engine::MemoryReport::of(engine.device()).tiers[0].total_peak);
+      EXPECT_NEAR(static_cast<double>(mine.peaks.tiers[0].total_peak), peak, 0.05 * peak);
+    });
+    // The first stage of 1F1B keeps more micro-batches than the last; all know what they pass on.
+    for (const engine::Estimate& each : planned) EXPECT_GT(each.traffic.p2p, 0u);
+  }
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -10,6 +10,7 @@
 #include "device/cuda.h"
 #include "engine/checkpoint.h"
 #include "engine/make_device.h"
+#include "engine/model_stages.h"
 #include "engine/process_grid.h"
 #include "models/from_config.h"
 #include "models/generate.h"
@@ -86,7 +87,9 @@ config::Device device_section(const config::Device& of_run, const std::string& t
 
 /// The run's configuration with the layout that is asked for here: one rank, unless `overrides` say else.
 config::Config config_of(const engine::CheckpointReader& reader, const std::vector<std::string>& overrides) {
-  std::vector<std::string> all{"parallel.tensor=1", "parallel.context=1", "parallel.shard_size=null"};
+  std::vector<std::string> all{"parallel.tensor=1",      "parallel.context=1",
+                               "parallel.pipeline=1",    "parallel.virtual_stages=1",
+                               "parallel.schedule=auto", "parallel.shard_size=null"};
   for (const std::string& override : overrides) {
     if (!override.starts_with("parallel."))
       throw UsageError(cat("--set takes keys of the section parallel here, as parallel.tensor=2, not '",
@@ -97,8 +100,9 @@ config::Config config_of(const engine::CheckpointReader& reader, const std::vect
       config::parse_text(reader.manifest().config,
                          cat("the configuration in ", (reader.folder() / "manifest.json").string()), all);
   if (config.parallel.context != 1)
-    fail(ErrorKind::config, "parallel.context is ", config.parallel.context,
-         ": a text grows by one token at a time, which has no parts; generate with tensor ranks alone");
+    fail(
+        ErrorKind::config, "parallel.context is ", config.parallel.context,
+        ": a text grows by one token at a time, which has no parts; generate with tensor and pipeline ranks");
   return config;
 }
 
@@ -129,12 +133,13 @@ void generate(const Request& request, const DistributedPtr& dist) {
                                                  config.precision.compute);
   sharding::StateSources sources{{groups->group(comm::Axis::shard)}, *kernels};
   sources.model_ranks = &groups->world();
-  sources.groups_of = [&](const autograd::Parameter& parameter) {
-    return state_groups.of(parameter);
-  };
+  sources.groups_of = [&](const autograd::Parameter& parameter) { return state_groups.of(parameter); };
+  options.parts = stages.all_own();
   sharding::ShardedModel sharded(model, options, sources);
   engine::load_weights(request.reader, sharded, *kernels);
   sharding::Pass pass(sharded);
+  std::optional<engine::ModelStages> over_stages;
+  if (stages.stages > 1) over_stages.emplace(*model, stages, groups->group(comm::Axis::pipeline));
   std::optional<Printer> printer;
   if (dist->rank() == 0) printer.emplace(request.tokenizer, request.prompt);
   const bool alone = dist->world_size() == 1;
@@ -151,7 +156,7 @@ void generate(const Request& request, const DistributedPtr& dist) {
 void generate_command(const Arguments& arguments) {
   CommandLine line("generate", "Continues a text with a trained model.",
                    "--checkpoint D --prompt T [--max-tokens N] [--temperature X] [--top-k K] [--seed S] "
-                   "[--device T] [--set parallel.tensor=N]");
+                   "[--device T] [--set parallel.tensor=N] [--set parallel.pipeline=N]");
   line.value("checkpoint", "D", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("prompt", "T", "the text to continue; empty: from the beginning of a document")
       .value("max-tokens", "N", "at most this many tokens", "100")
@@ -175,7 +180,7 @@ void generate_command(const Arguments& arguments) {
   sampling.key = RandomKey{static_cast<std::uint64_t>(line.integer("seed", 0)), stable_hash("generate")};
   const Request request{reader, *tokenizer, config, prompt, line.integer("max-tokens", 1), sampling};
   // Of these ranks alone: a launcher's variables may be left over, and nobody else would join.
-  const int ranks = config.parallel.tensor;
+  const int ranks = config.parallel.tensor * config.parallel.pipeline;
   comm::run_local(ranks, {.timeout_seconds = config.parallel.timeout_seconds},
                   [&](comm::Communicator& world) {
                     const std::shared_ptr<comm::Communicator> borrowed(std::shared_ptr<void>(), &world);

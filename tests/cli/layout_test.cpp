@@ -79,6 +79,44 @@ TEST_F(LayoutProgram, ResumesAndGeneratesInAnotherLayout) {
               HasSubstr("--set takes keys of the section parallel here"));
 }
 
+TEST_F(LayoutProgram, TrainsInStages) {
+  const auto run = [&](std::vector<std::string> arguments, std::vector<std::string> keys,
+                       const std::string& file) {
+    for (const char* key : {"train_micro_batch_size_per_gpu=1", "bf16.enabled=false", "model.dropout=0.1",
+                            "model.tie_embeddings=false"})
+      keys.emplace_back(key);
+    arguments.insert(arguments.end(), {"--metrics", metrics(file)});
+    const Outcome outcome = sherd(with(train(arguments), keys));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome;
+  };
+  run({"--ranks", "1"}, {"training.save_dir="}, "alone.jsonl");
+  const Outcome stages = run(
+      {"--ranks", "3"}, {"parallel.pipeline=3", "training.steps=4", "training.eval_interval=2"}, "a.jsonl");
+  EXPECT_THAT(stages.err, HasSubstr("over local(3), tensor 1 x context 1 x data 1 x pipeline 3, "));
+  EXPECT_THAT(stages.out, HasSubstr("point to point"));
+  // Where the middle stage read no batch, the loaders have come as far: the samples that follow are the same.
+  run({"--ranks", "4", "--resume"}, {"pipeline.stages=2", "pipeline.partition=uniform"}, "b.jsonl");
+  std::vector<std::string> got = metric("a.jsonl", "loss");
+  for (const std::string& loss : metric("b.jsonl", "loss")) got.push_back(loss);
+  EXPECT_EQ(got, metric("alone.jsonl", "loss")) << "to the bit, on any number of stages and data ranks";
+  EXPECT_EQ(metric("b.jsonl", "val_loss").back(), metric("alone.jsonl", "val_loss").back());
+
+  const std::vector<std::string> generate{"generate", "--checkpoint", (folder_ / "run").string(),
+                                          "--prompt", "The 3",        "--temperature",
+                                          "0",        "--max-tokens", "12"};
+  const Outcome alone = sherd(generate), shared = sherd(with(generate, {"parallel.pipeline=2"}));
+  EXPECT_EQ(alone.code, 0) << alone.err;
+  EXPECT_EQ(shared.code, 0) << shared.err;
+  EXPECT_EQ(shared.out, alone.out);
+  EXPECT_THAT(sherd(with(train({"--ranks", "5"}), {"parallel.pipeline=5"})).err,
+              HasSubstr("parallel.pipeline is 5: 5 runs of parts, and the model has 4 parts"));
+  EXPECT_THAT(sherd(with(train({"--ranks", "2"}), {"parallel.pipeline=2", "parallel.virtual_stages=2",
+                                                   "train_micro_batch_size_per_gpu=4"}))
+                  .err,
+              HasSubstr("set gradient_accumulation_steps to 2 or a multiple, or take schedule 1f1b"));
+}
+
 TEST_F(LayoutProgram, IsEstimatedAndAdvised) {
   const std::vector<std::string> frugal{"train_micro_batch_size_per_gpu=1",
                                         "zero_optimization.offload_optimizer.device=cpu",

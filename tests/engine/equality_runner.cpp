@@ -14,6 +14,7 @@ namespace {
 struct Task {
   sherd::test::RunSpec spec;
   sherd::comm::CommOptions options{.timeout_seconds = 60};
+  int killed = -1;
 };
 
 /// Of this process, before it joins the others.
@@ -59,8 +60,20 @@ Task parse(int argc, char** argv) {
       // The rank whose process is killed in the third step.
       {"killed",
        [&](auto& v) {
-         spec.before_batch = [killed = std::stoi(v)](int rank, int step) {
+         task.killed = std::stoi(v);
+         spec.before_batch = [killed = task.killed](int rank, int step) {
            if (rank == killed && step == 2) std::raise(SIGKILL);
+         };
+       }},
+      // Before which instruction of the second step, of the third micro-batch.
+      {"killed_in",
+       [&](auto& v) {
+         using Op = sherd::sharding::Instruction::Op;
+         const std::map<std::string, Op> ops{
+             {"forward", Op::forward}, {"backward", Op::backward}, {"send_activation", Op::send_activation}};
+         spec.before_batch = nullptr;
+         spec.before_instruction = [killed = task.killed, op = ops.at(v)](int rank, int step, const auto& i) {
+           if (rank == killed && step == 1 && i.op == op && i.micro_batch == 2) std::raise(SIGKILL);
          };
        }},
       {"shared_memory", [&](auto& v) { task.options.shared_memory = v == "1"; }},

@@ -229,7 +229,9 @@ std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& spec) {
 
 RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from, int last) {
   RunResult out;
+  Before before(spec, dist->rank());
   auto engine = make_engine(dist, spec);
+  engine->set_observer(&before);
   if (from > 0) engine->load_checkpoint(spec.directory);
   for (int tier = 0; tier < device::tier_count; ++tier)
     for (const auto category :
@@ -237,13 +239,23 @@ RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from, int l
       out.state_bytes[tier] += engine->device().ledger().current(static_cast<device::Tier>(tier), category);
   for (int step = from; step < (last > 0 ? last : spec.steps); ++step) {
     if (step == spec.nudge_step) nudge(*engine);
+    if (spec.between_steps) spec.between_steps(*engine);
     int micro = 0;
-    const auto& report = engine->train_batch([&] {
+    before.step = step;
+    const auto next = [&] {
       if (spec.before_batch) spec.before_batch(dist->rank(), step);
       // By the global index of the micro-batch, so that every number of ranks sees the same data.
       const comm::Communicator& ranks = engine->data_ranks();
       return synthetic_batch(engine->device(), 2, 24, 101, step, micro++ * ranks.size() + ranks.rank(), 0);
-    });
+    };
+    const auto& report = [&]() -> const engine::StepReport& {
+      try {
+        return engine->train_batch(next);
+      } catch (...) {
+        if (spec.when_failed) spec.when_failed(*engine);
+        throw;
+      }
+    }();
     out.losses.push_back(report.loss);
     out.norms.push_back(report.grad_norm);
     out.scales.push_back(report.loss_scale);
@@ -254,6 +266,7 @@ RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from, int l
       engine->save_checkpoint(spec.directory, "middle");
       engine.reset();
       engine = make_engine(dist, spec);
+      engine->set_observer(&before);
       engine->load_checkpoint(spec.directory);
     }
   }

@@ -10,6 +10,7 @@
 
 #include "config/config.h"
 #include "engine/engine.h"
+#include "engine/instruction_observer.h"
 
 /// Trains a tiny GPT for a few steps under one setting and hands back every bit of the outcome, so that
 /// settings can be compared. Runs on local ranks here, or inside an MPI job
@@ -74,12 +75,32 @@ struct RunSpec {
   bool graphs = false;  ///< device.cuda_graphs, also of the lazy device
   /// Called before each batch: for ranks that are to fail.
   std::function<void(int rank, int step)> before_batch = nullptr;
+  /// Called before each instruction of a step's list.
+  std::function<void(int rank, int step, const sharding::Instruction&)> before_instruction = nullptr;
+  std::function<void(Engine&)> between_steps = nullptr;
+  /// Called with the engine of a step that threw.
+  std::function<void(Engine&)> when_failed = nullptr;
 
   /// The configuration as JSON.
   std::string config() const;
 
  private:
   std::string stages_keys() const;
+};
+
+/// Calls RunSpec::before_instruction.
+class Before final : public engine::InstructionObserver {
+ public:
+  Before(const RunSpec& spec, int rank) : spec_(spec), rank_(rank) {}
+  void begin(const sharding::Instruction& instruction) override {
+    if (spec_.before_instruction) spec_.before_instruction(rank_, step, instruction);
+  }
+  void end(const sharding::Instruction&, double) override {}
+  int step = 0;
+
+ private:
+  const RunSpec& spec_;
+  int rank_;
 };
 
 /// Every bit of the outcome, plus the counters by which a test sees that a setting took effect.

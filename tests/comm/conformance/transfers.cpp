@@ -169,7 +169,9 @@ TEST_P(Conformance, WhoHoldsUpAChainOfRanksIsNamed) {
     });
     down->abort(text);  // as who leaves because of an error
     EXPECT_THAT(text, HasSubstr("rank 2 did not come within 1.5 s"));
-    if (comm.rank() != 1) EXPECT_THAT(text, HasSubstr("rank 0 waited for rank 1, that for rank 2"));
+    if (comm.rank() != 1) {
+      EXPECT_THAT(text, HasSubstr("rank 0 waited for rank 1, that for rank 2"));
+    }
   });
 }
 

@@ -10,7 +10,7 @@
 #include "engine/initialize.h"
 #include "nn/dropout.h"
 #include "nn/layered_model.h"
-#include "nn/layers.h"
+#include "sharding/parallel/linear.h"
 #include "sharding/sharded_model.h"
 #include "support/expect_error.h"
 
@@ -22,21 +22,23 @@ using tensor::Tensor;
 
 constexpr std::int64_t width = 8, rows = 4;
 
-/// A product, tanh and dropout.
+/// Two products that tensor ranks share, with tanh and dropout.
 class Hidden : public nn::Layer {
  public:
-  Hidden() : linear_(add("linear", std::make_shared<nn::Linear>(width, width))) {
+  explicit Hidden(const parallel::Layout& layout)
+      : up_(add("up", std::make_shared<parallel::ColumnLinear>(width, 2 * width, layout))),
+        down_(add("down", std::make_shared<parallel::RowLinear>(2 * width, width, layout))) {
     add("dropout", dropout_);
     mark_block();
   }
 
  protected:
   nn::Var forward(nn::Tape& tape, const nn::Var& x) override {
-    return (*dropout_)(tape, autograd::tanh((*linear_)(tape, x)));
+    return (*dropout_)(tape, (*down_)(tape, autograd::tanh((*up_)(tape, x))));
   }
 
  private:
-  std::shared_ptr<nn::Linear> linear_;
+  std::shared_ptr<nn::Layer> up_, down_;
   std::shared_ptr<nn::Dropout> dropout_ = std::make_shared<nn::Dropout>(0.2);
 };
 
@@ -44,9 +46,9 @@ class Hidden : public nn::Layer {
 class Stack : public nn::LayeredModel {
  public:
   static constexpr std::size_t count = 6;
-  Stack() {
+  explicit Stack(const parallel::Layout& layout) {
     for (std::size_t i = 0; i < count; ++i) {
-      layers_.push_back(add(cat("part", i), std::make_shared<Hidden>()));
+      layers_.push_back(add(cat("part", i), std::make_shared<Hidden>(layout)));
       append_part({layers_.back()});
     }
   }
@@ -62,11 +64,16 @@ class Stack : public nn::LayeredModel {
   std::vector<std::shared_ptr<Hidden>> layers_;
 };
 
+std::shared_ptr<nn::Model> stack(const parallel::Layout& layout) {
+  return std::make_shared<Stack>(layout);
+}
+
 struct Case {
   const char* schedule = "accumulate";
   int stages = 1, chunks = 1, data = 1, zero = 0;
   std::int64_t micro_batches = 4;
   bool early = false;  ///< the update begins beside backward
+  int tensor = 1;
 
   config::Config config() const {
     return config::parse_text(
@@ -76,12 +83,14 @@ struct Case {
                   : R"("gradient_clipping": 0.5, )",
             R"("zero_optimization": {"stage": )", zero,
             early ? R"(, "offload_optimizer": {"device": "cpu"})" : "", R"(}, "parallel": {"schedule": ")",
-            schedule, R"(", "pipeline": )", stages, R"(, "virtual_stages": )", chunks, "}}"));
+            schedule, R"(")", tensor > 1 ? R"(, "sequence_parallel": false)" : "", R"(, "tensor": )", tensor,
+            R"(, "pipeline": )", stages, R"(, "virtual_stages": )", chunks, "}}"));
   }
 };
 void PrintTo(const Case& c, std::ostream* to) {
   *to << c.schedule << ", " << c.stages << " stages of " << c.chunks << ", data " << c.data << ", zero "
-      << c.zero << ", " << c.micro_batches << " micro-batches" << (c.early ? ", early update" : "");
+      << c.zero << ", " << c.micro_batches << " micro-batches" << (c.early ? ", early update" : "")
+      << ", tensor " << c.tensor;
 }
 
 struct Outcome {
@@ -105,14 +114,16 @@ tensor::Batch batch_of(device::Device& device, std::int64_t number) {
 /// Of the parts that this rank has.
 void add_weights(Engine& engine, Outcome& out) {
   const engine::StageLayout& stages = engine.stages();
+  const int tensor = engine.groups().group(comm::Axis::tensor).rank();
   for (const auto& unit : engine.sharded().units()) {
     const auto lease = unit->gather();
     for (const auto& segment : unit->segments())
       for (const auto& parameter : segment->layout().parameters()) {
-        const auto part = static_cast<std::size_t>(parameter->name.at(4) - '0');  // "part3.linear.bias"
+        const auto part = static_cast<std::size_t>(parameter->name.at(4) - '0');  // "part3.up.bias"
         if (stages.stage_of(part) != stages.stage) continue;
         const Tensor& value = parameter->value;
-        out.weights[parameter->name] = {value.raw(), value.raw() + value.bytes()};
+        out.weights[cat(parameter->name, " of tensor rank ", tensor)] = {value.raw(),
+                                                                         value.raw() + value.bytes()};
       }
   }
 }
@@ -123,8 +134,8 @@ constexpr int steps = 3;
 Outcome train(const Case& c) {
   Outcome out;
   std::mutex mutex;
-  launch_ranks(c.stages * c.data, [&](DistributedPtr dist) {
-    const auto made = initialize({.dist = dist, .model = std::make_shared<Stack>(), .config = c.config()});
+  launch_ranks(c.stages * c.data * c.tensor, [&](DistributedPtr dist) {
+    const auto made = initialize({.dist = dist, .model = stack, .config = c.config()});
     Engine& engine = *made.engine;
     Outcome mine;
     std::int64_t next = engine.data_ranks().rank();
@@ -158,7 +169,7 @@ TEST_P(Schedules, GiveTheBitsOfOneMicroBatchAfterTheOther) {
   one_by_one.schedule = "accumulate";
   one_by_one.stages = one_by_one.chunks = 1;
   const Outcome expected = train(one_by_one);
-  ASSERT_EQ(expected.weights.size(), 2 * Stack::count);
+  ASSERT_EQ(expected.weights.size(), 4 * Stack::count * static_cast<std::size_t>(one_by_one.tensor));
   const Outcome found = train(GetParam());
   EXPECT_EQ(found.losses, expected.losses);
   EXPECT_EQ(found.norms, expected.norms);
@@ -178,6 +189,9 @@ INSTANTIATE_TEST_SUITE_P(MoreStages, Schedules,
                          ::testing::Values(Case{"1f1b", 3, 1, 1, 0, 7}, Case{"interleaved", 3, 2, 1, 0, 6},
                                            Case{"1f1b", 4, 1, 1, 2, 2}, Case{"zero_bubble", 4, 1, 1, 3, 8},
                                            Case{"gpipe", 4}));
+INSTANTIATE_TEST_SUITE_P(TensorRanks, Schedules,
+                         ::testing::Values(Case{"1f1b", 2, 1, 1, 1, 4, false, 2},
+                                           Case{"zero_bubble", 2, 1, 2, 3, 4, false, 2}));
 INSTANTIATE_TEST_SUITE_P(EarlyUpdate, Schedules,
                          ::testing::Values(Case{"layered", 1, 1, 1, 3, 4, true},
                                            Case{"1f1b", 2, 1, 2, 2, 4, true},
@@ -188,7 +202,7 @@ TEST(Schedules, ALossThatIsNoNumberEndsTheStepOnAllStagesAndChangesNothing) {
   const Case c{"1f1b", 2, 1, 2, 1};
   const Outcome expected = train(c);
   launch_ranks(4, [&](DistributedPtr dist) {
-    const auto made = initialize({.dist = dist, .model = std::make_shared<Stack>(), .config = c.config()});
+    const auto made = initialize({.dist = dist, .model = stack, .config = c.config()});
     Engine& engine = *made.engine;
     std::int64_t next = engine.data_ranks().rank();
     const auto batches = [&] { return batch_of(engine.device(), std::exchange(next, next + c.data)); };
@@ -216,8 +230,7 @@ TEST(Schedules, AStageThatThrowsInTheMiddleIsNamedByTheOthersAndLeavesNoActivati
       launch_ranks(
           3,
           [&](DistributedPtr dist) {
-            const auto made = initialize(
-                {.dist = dist, .model = std::make_shared<Stack>(), .config = Case{"1f1b", 3}.config()});
+            const auto made = initialize({.dist = dist, .model = stack, .config = Case{"1f1b", 3}.config()});
             Engine& engine = *made.engine;
             int calls = 0;
             try {

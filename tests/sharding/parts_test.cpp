@@ -198,11 +198,12 @@ sharding::ShardingOptions options_of(int stage) {
 using Bits = std::vector<std::vector<std::byte>>;
 
 /// Losses and this rank's gradients of two steps, of all ranks.
-Bits bits_of(const Case& c, std::vector<Chunk> chunks, Order order, bool in_list = true) {
+Bits bits_of(const Case& c, const std::vector<Chunk>& chunks, Order order, bool in_list = true,
+             bool tied = false) {
   std::vector<Bits> by_rank(static_cast<std::size_t>(c.ranks));
   comm::run_local(c.ranks, {.timeout_seconds = 20}, [&](comm::Communicator& world) {
     Cpu cpu(1);
-    const auto model = std::make_shared<Tower>(false);
+    const auto model = std::make_shared<Tower>(tied);
     sharding::ShardedModel sharded(model, options_of(c.stage), {world, *cpu.kernels});
     Cut cut(*model, sharded, cpu, world.rank(), chunks);
     Bits& out = by_rank[static_cast<std::size_t>(world.rank())];
@@ -215,7 +216,7 @@ Bits bits_of(const Case& c, std::vector<Chunk> chunks, Order order, bool in_list
       for (auto& loss : cut.take_losses()) out.push_back(std::move(loss));
       EXPECT_EQ(sharded.gradients().take_complete().size(), sharded.trainable_segments().size());
       for (sharding::Segment* segment : sharded.trainable_segments())
-        out.push_back(bytes_of(segment->gradients().tensor()));
+        out.push_back(bytes_of(segment->own_gradients()));
       sharded.gradients().clear();
     }
     const sharding::ResidencyStats& stats = sharded.residency_stats();
@@ -243,6 +244,21 @@ TEST_P(Parts, PassesThroughChunksHaveTheBitsOfUncutOnes) {
   EXPECT_TRUE(bits_of(GetParam(), all, layered) == expected) << "layered";
   EXPECT_TRUE(bits_of(GetParam(), three, interleaved) == expected) << "interleaved";
   EXPECT_TRUE(bits_of(GetParam(), {{0, 3}, {3, 5}}, zero_bubble) == expected) << "zero bubble";
+}
+
+/// Both parts' gradients of a tied table are in its sum, in another order than uncut.
+TEST_P(Parts, ATableThatTwoChunksUseHasTheSumOfBoth) {
+  const Bits expected = bits_of(GetParam(), {{0, 5}}, one_by_one, false, true);
+  for (const Order order : {one_by_one, layered, interleaved}) {
+    const Bits got = bits_of(GetParam(), {{0, 2}, {2, 4}, {4, 5}}, order, true, true);
+    ASSERT_EQ(got.size(), expected.size());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(got[i].size(), expected[i].size());
+      const auto* a = reinterpret_cast<const float*>(got[i].data());
+      const auto* b = reinterpret_cast<const float*>(expected[i].data());
+      for (std::size_t k = 0; k < got[i].size() / sizeof(float); ++k) ASSERT_NEAR(a[k], b[k], 1e-5);
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, Parts,

@@ -7,7 +7,7 @@
 #include "autograd/tape.h"
 #include "device/trace_range.h"
 #include "sharding/gradients.h"
-#include "sharding/schedule/instruction.h"
+#include "sharding/instruction.h"
 #include "sharding/unit.h"
 
 namespace sherd::sharding {

@@ -8,12 +8,12 @@
 
 #include "nn/layered_model.h"
 #include "sharding/gradients.h"
+#include "sharding/instruction.h"
 #include "sharding/ownership.h"
 #include "sharding/pass.h"
 #include "sharding/placement.h"
 #include "sharding/publisher.h"
 #include "sharding/residency.h"
-#include "sharding/schedule/instruction.h"
 
 namespace sherd::sharding {
 

@@ -1,4 +1,4 @@
-#include "sharding/schedule/instruction.h"
+#include "sharding/instruction.h"
 
 #include <array>
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "config/config.h"
-#include "sharding/schedule/instruction.h"
+#include "sharding/instruction.h"
 
 namespace sherd::sharding {
 

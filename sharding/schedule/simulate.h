@@ -3,7 +3,7 @@
 #include <functional>
 #include <vector>
 
-#include "sharding/schedule/instruction.h"
+#include "sharding/instruction.h"
 
 namespace sherd::sharding {
 

@@ -5,8 +5,8 @@
 #include <functional>
 #include <memory>
 
+#include "sharding/instruction.h"
 #include "sharding/pass.h"
-#include "sharding/schedule/instruction.h"
 
 namespace sherd::engine {
 

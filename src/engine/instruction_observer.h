@@ -1,6 +1,6 @@
 #pragma once
 
-#include "sharding/schedule/instruction.h"
+#include "sharding/instruction.h"
 
 namespace sherd::engine {
 

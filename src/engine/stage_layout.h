@@ -8,7 +8,7 @@
 #include "config/config.h"
 #include "engine/value_header.h"
 #include "nn/layered_model.h"
-#include "sharding/schedule/instruction.h"
+#include "sharding/instruction.h"
 
 namespace sherd::engine {
 

@@ -5,7 +5,7 @@
 #include "config/config.h"
 #include "engine/stage_layout.h"
 #include "nn/module.h"
-#include "sharding/schedule/instruction.h"
+#include "sharding/instruction.h"
 
 namespace sherd::engine {
 

@@ -23,6 +23,7 @@ done)
 to_compile() {
   echo "$sources/examples/gpt.cpp"
   echo "$sources/examples/own_model.cpp"
+  echo "$sources/examples/pipeline.cpp"
   echo "$sources/examples/tensor_parallel_mlp.cpp"
   for header in $headers; do
     name=${header#sherd/}

@@ -1,5 +1,5 @@
 // Lists of instructions: what has to come before what.
-#include "sharding/schedule/instruction.h"
+#include "sharding/instruction.h"
 
 #include <gtest/gtest.h>
 

@@ -83,7 +83,7 @@ void note_idle_parallel(const Config& config, const Given& given, Context& conte
     if (size == 1 && section->second->find(key))
       context.note(join("parallel", key), cat("no effect without ", needed, " above 1"));
   };
-  idle("sequence_parallel", config.parallel.tensor, "parallel.tensor");
+  if (config.parallel.sequence_parallel) idle("sequence_parallel", config.parallel.tensor, "parallel.tensor");
   idle("context_method", config.parallel.context, "parallel.context");
 }
 

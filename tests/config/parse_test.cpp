@@ -143,6 +143,7 @@ TEST(Parse, ParallelKeysWithoutTheirRanksAreNoted) {
   const Config used = parse_text(R"({"parallel": {"context_method": "ring", "context": 2}})");
   EXPECT_FALSE(has_note(used, method));
   EXPECT_FALSE(has_note(used, sequence));
+  EXPECT_FALSE(has_note(parse_text(R"({"parallel": {"sequence_parallel": false}})"), sequence));
 }
 
 TEST(Parse, Stage3KeysBelowStage3AreNoted) {

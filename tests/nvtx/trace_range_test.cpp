@@ -79,8 +79,8 @@ TEST(TraceRange, NamesUnitsCollectivesAndOffloadOfTraining) {
   taken();
   train_local(spec);
   const auto seen = taken();
-  for (const char* name : {"forward/forward root/forward blocks.0",
-                           "backward/backward root/backward blocks.0", "update/update blocks.0"})
+  for (const char* name : {"forward/forward tokens + positions", "forward/forward blocks.0",
+                           "backward/backward blocks.0", "update/update blocks.0"})
     EXPECT_THAT(seen, Contains(StartsWith(name)));
   using ::testing::HasSubstr;
   for (const char* part : {"all_gather", "reduce_scatter", "update/wait for NVMe", "read from NVMe"})

@@ -207,7 +207,7 @@ TEST_F(BenchProgram, CommUnderMpirunTakesItsRanks) {
   ASSERT_TRUE(report.is_object()) << outcome.out;
   EXPECT_EQ(report["backend"], "mpi");
   EXPECT_EQ(report["ranks"], 2);
-  EXPECT_EQ(report["cases"].size(), 6u);
+  EXPECT_EQ(report["cases"].size(), 8u);
   EXPECT_EQ(report["cases"][1]["case"], "all_reduce_staged");
   for (const auto& row : report["cases"]) EXPECT_GT(row["of_limit"].get<double>(), 0.0) << row;
 }

@@ -171,8 +171,9 @@ TEST_F(RunEnds, ALimitOfFileSizesIsAnErrorThatNamesTheFile) {
 TEST_F(RunEnds, ASmallRunIsAnnouncedAsWhatItIs) {
   const Outcome got = sherd(train({"--set", "device.threads_per_rank=1", "--set", "model.num_layers=1"}));
   ASSERT_EQ(got.code, 0) << got.err;
-  EXPECT_THAT(got.err, AllOf(HasSubstr("(1 layer, "), HasSubstr("1 thread per rank"),
-                             HasSubstr("x 1 rank, 16 tokens each"), Not(HasSubstr("no NVIDIA driver"))));
+  EXPECT_THAT(got.err,
+              AllOf(HasSubstr("(1 layer, "), HasSubstr("1 thread per rank"),
+                    HasSubstr("x 1 data-parallel rank, 16 tokens each"), Not(HasSubstr("no NVIDIA driver"))));
 }
 
 }  // namespace

@@ -141,9 +141,6 @@ void note_idle_schedule(const Config& config, const Given& given, Context& conte
   note("pipeline", "partition_method", !cut, uncut);
   note("parallel", "micro_batch_group", parallel.virtual_stages == 1,
        "no effect without parallel.virtual_stages above 1");
-  for (const char* key : {"recompute_blocks", "recompute_micro_batches"})
-    note("training", key, config.training.recompute == Recompute::none,
-         "no effect without training.recompute");
 }
 
 }  // namespace sherd::config

@@ -63,17 +63,13 @@ TEST(PipelineKeys, WhatHasNoEffectIsNoted) {
   noted(R"({"pipeline": {"partition": "uniform"}})", "pipeline.partition: no effect: the model is not cut");
   noted(R"({"parallel": {"pipeline": 2, "micro_batch_group": 4}})",
         "parallel.micro_batch_group: no effect without parallel.virtual_stages");
-  noted(R"({"training": {"recompute_blocks": 2}})",
-        "training.recompute_blocks: no effect without training.rec");
-  noted(R"({"training": {"recompute_micro_batches": 2}})", "training.recompute_micro_batches: no effect");
   noted(R"({"pipeline": {"activation_checkpoint_interval": 3}})",
         "pipeline.activation_checkpoint_interval: each block recomputes from its own input");
   noted(R"({"activation_checkpointing": {"nvme_checkpointing": true}})",
         "activation_checkpointing.nvme_checkpointing: no effect without \"recompute\": \"full\"");
 
   const Config cut = parse_text(R"({"parallel": {"pipeline": 2, "virtual_stages": 2, "micro_batch_group": 4,
-      "partition_method": "uniform"}, "training": {"recompute": "full", "recompute_blocks": 0,
-      "recompute_micro_batches": 1}})");
+      "partition_method": "uniform"}, "training": {"recompute": "full"}})");
   for (const std::string& note : cut.notes) EXPECT_TRUE(note.starts_with("optimizer")) << note;
 }
 

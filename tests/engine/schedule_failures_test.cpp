@@ -228,12 +228,13 @@ TEST(FailingStages, LeaveNothingInMemory) {
       if (rank == 1 && step == 1 && i.op == place.op && i.micro_batch == place.micro_batch)
         fail(ErrorKind::data, "shard 17");
     };
-    using Held = std::array<std::uint64_t, 3 * device::tier_count>;
+    // Not what exchanges hold: their pools keep memory for the next step, which the failed one may have
+    // asked for first.
+    using Held = std::array<std::uint64_t, 2 * device::tier_count>;
     const auto held = [](Engine& engine) {
       Held out{};
       std::size_t at = 0;
-      for (const auto category :
-           {device::Category::activations, device::Category::communication, device::Category::workspace})
+      for (const auto category : {device::Category::activations, device::Category::workspace})
         for (int tier = 0; tier < device::tier_count; ++tier)
           out[at++] = engine.device().ledger().current(static_cast<device::Tier>(tier), category);
       return out;

@@ -59,7 +59,7 @@ double bubble(const std::string& schedule, int stages, int micro_batches, int vi
 }
 
 TEST(Bubble, OfLayersThatSleepIsWhatThePapersSay) {
-  const double tolerance = full_suite() ? 0.05 : 0.1;
+  const double tolerance = full_suite() ? 0.05 : 0.25;  // the full suite runs with nothing beside it
   for (const int p : {2, 4, 8}) {
     if (p == 8 && !full_suite()) continue;
     const milliseconds each(p == 2 ? 25 : 12);

@@ -350,16 +350,10 @@ void PrintTo(const Layout& l, std::ostream* to) {
       << " micro-batches" << (l.reduction == comm::Reduction::native ? ", native" : "");
 }
 
-class TiedStages : public ::testing::TestWithParam<Layout> {};
-
-/// Rank = pipeline stage · data + data rank. The second stage ends each pass before it hands its gradient on:
-/// it must not wait there for the first.
-TEST_P(TiedStages, AgreeOnTheSumOfAFormula) {
-  const Layout c = GetParam();
-  const int ranks = 2 * c.data, replicas = c.data / c.shard;
-  std::vector<Bits> gradients(static_cast<std::size_t>(ranks));
-  comm::run_local(ranks, {.timeout_seconds = 20}, [&](comm::Communicator& world) {
-    const int stage = world.rank() / c.data, data = world.rank() % c.data;
+/// Rank = pipeline stage · data + data rank.
+struct StageGroups {
+  StageGroups(comm::Communicator& world, const Layout& c) {
+    const int ranks = 2 * c.data, replicas = c.data / c.shard;
     std::vector<std::vector<int>> shards, same, ends;
     for (int rank = 0; rank < ranks; rank += c.shard) {
       shards.emplace_back();
@@ -370,8 +364,52 @@ TEST_P(TiedStages, AgreeOnTheSumOfAFormula) {
       for (int block = 0; block < 2 * replicas; ++block) same.back().push_back(block * c.shard + i);
     }
     for (int i = 0; i < c.data; ++i) ends.push_back({i, c.data + i});
-    const auto shard = world.part(shards), replica = world.part(same), pipeline = world.part(ends);
+    shard = world.part(shards), replica = world.part(same), pipeline = world.part(ends);
+  }
+  std::unique_ptr<comm::Communicator> shard, replica, pipeline;
+};
 
+/// A step of one stage. The second ends each pass before it hands its gradient on: it must not wait there for
+/// the first.
+void run_step(Twice& model, sharding::ShardedModel& sharded, Pass& pass, Cpu& cpu,
+              comm::Communicator& pipeline, int data, int micro_batches) {
+  sharded.begin_list();
+  for (int micro = 0; micro < micro_batches; ++micro) {
+    const tensor::Batch batch = batch_of(cpu, data, micro);
+    const Tensor travelling = Tensor::empty(*cpu.device, {4, 8}, DType::f32);
+    pass.begin(sharded.options().parts[0], micro + 1 == micro_batches);
+    if (pipeline.rank() == 0) {
+      const nn::Var out = model.run(pass.tape(), 0, 1, {}, batch);
+      pipeline.send(out.value(), 1, {.async = true});
+      pipeline.receive(travelling, 1).wait();
+      pass.begin_backward({{out, travelling}});
+    } else {
+      pipeline.receive(travelling, 0).wait();
+      const nn::Var in = pass.tape().variable(travelling);
+      pass.begin_backward(model.run(pass.tape(), 1, 2, in, batch), 1);
+      while (pass.continue_backward()) {
+      }
+      pass.end();
+      pipeline.send(in.grad(), 0).wait();
+      continue;
+    }
+    while (pass.continue_backward()) {
+    }
+    pass.end();
+  }
+  sharded.end_list();
+  sharded.finish_gradients();
+}
+
+class TiedStages : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(TiedStages, AgreeOnTheSumOfAFormula) {
+  const Layout c = GetParam();
+  const int ranks = 2 * c.data;
+  std::vector<Bits> gradients(static_cast<std::size_t>(ranks));
+  comm::run_local(ranks, {.timeout_seconds = 20}, [&](comm::Communicator& world) {
+    const int stage = world.rank() / c.data, data = world.rank() % c.data;
+    const StageGroups groups(world, c);
     Cpu cpu(1);
     const auto model = std::make_shared<Twice>();
     sharding::ShardingOptions options = options_of(c.stage);
@@ -379,12 +417,12 @@ TEST_P(TiedStages, AgreeOnTheSumOfAFormula) {
     options.overlap = c.overlap;
     const auto part = static_cast<std::size_t>(stage);
     options.parts = {{part, part + 1}};
-    sharding::StateSources sources{*shard, *cpu.kernels};
+    sharding::StateSources sources{*groups.shard, *cpu.kernels};
     sources.model_ranks = &world;
     sources.groups_of = [&](const autograd::Parameter&) {
-      RankGroups groups(*shard, replica.get());
-      groups.over_stages = true;
-      return groups;
+      RankGroups of_tied(*groups.shard, groups.replica.get());
+      of_tied.over_stages = true;
+      return of_tied;
     };
     sharding::ShardedModel sharded(model, options, sources);
     Matrix w;
@@ -394,32 +432,7 @@ TEST_P(TiedStages, AgreeOnTheSumOfAFormula) {
     }
     Pass pass(sharded);
     for (int step = 0; step < 2; ++step) {
-      sharded.begin_list();
-      for (int micro = 0; micro < c.micro_batches; ++micro) {
-        const tensor::Batch batch = batch_of(cpu, data, micro);
-        const Tensor travelling = Tensor::empty(*cpu.device, {4, 8}, DType::f32);
-        pass.begin(options.parts[0], micro + 1 == c.micro_batches);
-        if (stage == 0) {
-          const nn::Var out = model->run(pass.tape(), 0, 1, {}, batch);
-          pipeline->send(out.value(), 1, {.async = true});
-          pipeline->receive(travelling, 1).wait();
-          pass.begin_backward({{out, travelling}});
-        } else {
-          pipeline->receive(travelling, 0).wait();
-          const nn::Var in = pass.tape().variable(travelling);
-          pass.begin_backward(model->run(pass.tape(), 1, 2, in, batch), 1);
-          while (pass.continue_backward()) {
-          }
-          pass.end();
-          pipeline->send(in.grad(), 0).wait();
-          continue;
-        }
-        while (pass.continue_backward()) {
-        }
-        pass.end();
-      }
-      sharded.end_list();
-      sharded.finish_gradients();
+      run_step(*model, sharded, pass, cpu, *groups.pipeline, data, c.micro_batches);
 
       Matrix sum(64);
       for (int micro = 0; micro < c.micro_batches; ++micro)

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Layered accumulation with everything on NVMe beside `accumulate`, and beside the same model on the device.
 
-  bench/layered.py --path DIR [--accumulation 8 32] [--set a.b.c=V]... [--rounds 5] [--steps 4] [--threads 2]
-                   [--recompute none] [--build build] [--deepspeed PYTHON]
+  bench/layered.py --path DIR [--model gpt2_small] [--accumulation 8 32] [--only NAME...] [--set a.b.c=V]...
+                   [--rounds 5] [--steps 4] [--threads 2] [--recompute none] [--build build] [--deepspeed PYTHON]
 
-One rank trains GPT-2 small (configs/gpt2_small_everything_on_nvme.json, micro-batches of 128 tokens) on random tokens,
-in alternating rounds of bench_train_step; each turn is --steps steps. DIR needs 6 GB. Contenders: `on_device` (accumulate,
-every state in memory, no recompute), `in_memory` (layered, every state in memory), `accumulate` and `layered` with all on
-NVMe, with clipping and, as `layered_unclipped`, without clipping and overflow check.
+One rank trains a GPT (GPT-2 small, one of 350 million parameters, or GPT-2 XL; micro-batches of 128 tokens) on random
+tokens, in alternating rounds of bench_train_step; each turn is --steps steps. DIR needs 50 bytes per parameter.
+Contenders: `on_device` (accumulate, every state in memory, no recompute), `in_memory` (layered, every state in memory),
+`accumulate` and `layered` with all on NVMe, with clipping and, as `layered_unclipped`, without clipping and overflow check.
+GPT-2 XL does not fit the first two's memory here: take --only accumulate layered.
 
 The bound is what layered cannot beat: computing takes what `in_memory` takes; what travels, by the counts of a step, at the
 drive's rate measured while `in_memory` computes. With clipping the update's transfers hide behind forward alone (a third
@@ -27,11 +28,15 @@ from contenders import HERE, Contender, Unavailable, alternate, medians, program
 from gpt_configs import as_options
 
 CONFIGS = os.path.join(HERE, "..", "configs")
+SIZES = {"gpt2_small": (12, 768, 12), "gpt_350m": (24, 1024, 16), "gpt2_xl": (48, 1600, 25)}  # layers, hidden, heads
+VOCABULARY = 50304
 
 
 def parse():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--path", required=True)
+    ap.add_argument("--model", default="gpt2_small", choices=SIZES)
+    ap.add_argument("--only", nargs="*", metavar="NAME", help="of the contenders; default all")
     ap.add_argument("--accumulation", type=int, nargs="*", default=[8, 32])
     ap.add_argument("--set", action="append", default=[], metavar="a.b.c=V")
     ap.add_argument("--rounds", type=int, default=5)
@@ -44,6 +49,15 @@ def parse():
     return ap.parse_args()
 
 
+def model_options(a):
+    """Of the configuration files, which are GPT-2 small's. What is cached or staged has room for the largest parameter."""
+    layers, hidden, heads = SIZES[a.model]
+    table, block = VOCABULARY * hidden, 12 * hidden * hidden
+    return [f"model.num_layers={layers}", f"model.hidden_size={hidden}", f"model.num_heads={heads}",
+            "model.seq_length=128", f"zero_optimization.offload_param.buffer_size={round(1.03 * table)}",
+            f"zero_optimization.stage3_max_live_parameters={round(max(0.75 * table, 4 * block))}"]
+
+
 def contenders_of(a, micro_batches):
     nvme = [f"zero_optimization.{part}.nvme_path={a.path}" for part in ("offload_param", "offload_optimizer")]
     unclipped = ["gradient_clipping=0", "bf16.check_grad_overflow=false"]
@@ -53,6 +67,7 @@ def contenders_of(a, micro_batches):
              "accumulate": ("everything_on_nvme", ["parallel.schedule=accumulate", *nvme, *recompute]),
              "layered": ("everything_on_nvme", ["parallel.schedule=layered", *nvme, *recompute]),
              "layered_unclipped": ("everything_on_nvme", ["parallel.schedule=layered", *nvme, *recompute, *unclipped])}
+    sizes = {"on_device": model_options(a)[:4], "everything_on_nvme": model_options(a)}
     out = []
     for name, (config, keys) in kinds.items():
         folder = [key if "nvme_path" not in key else f"{key}/{name}" for key in keys]
@@ -61,17 +76,19 @@ def contenders_of(a, micro_batches):
         out.append(Contender(name, [program(a.build, "bench_train_step"), "--serve", "--config",
                                     os.path.join(CONFIGS, f"gpt2_small_{config}.json"),
                                     *as_options([f"gradient_accumulation_steps={micro_batches}",
-                                                 "train_micro_batch_size_per_gpu=1", "model.seq_length=128",
+                                                 "train_micro_batch_size_per_gpu=1", *sizes[config],
                                                  f"device.threads_per_rank={a.threads}", *folder, *a.set])],
                              {"OMP_NUM_THREADS": a.threads}, a.timeout))
     if a.deepspeed:
+        layers, hidden, heads = SIZES[a.model]
         folder = os.path.join(a.path, "deepspeed")
         os.makedirs(folder, exist_ok=True)
         out.append(Contender("deepspeed", [a.deepspeed, os.path.join(HERE, "gpt2_pytorch.py"), "--serve", "--sharding",
-                                           "deepspeed", "--nvme", folder, "--threads", a.threads, "--batch", 1, "--seq", 128,
-                                           "--vocab", 50304, "--accumulation", micro_batches],
+                                           "deepspeed", "--nvme", folder, "--threads", a.threads, "--batch", 1,
+                                           "--seq", 128, "--vocab", VOCABULARY, "--layers", layers, "--hidden", hidden,
+                                           "--heads", heads, "--accumulation", micro_batches],
                              {"OMP_NUM_THREADS": a.threads}, a.timeout))
-    return out
+    return [contender for contender in out if not a.only or contender.name in a.only]
 
 
 class Turns:
@@ -132,10 +149,13 @@ def measure(a, micro_batches):
             print(f"{contender.name}: {contender.facts['unavailable']}", file=sys.stderr)
     taken = medians(rounds)
     rate = statistics.median(rates) if rates else 0
-    limit = bounds(a, taken, turns.bytes, rate) if rate and "layered_unclipped" in taken else {}
+    limit = bounds(a, taken, turns.bytes, rate) if rate and {"layered", "layered_unclipped"} <= taken.keys() else {}
     of_device = {k: round(v / taken["on_device"], 3) for k, v in taken.items()} if "on_device" in taken else {}
-    print(json.dumps({"bench": "layered", "micro_batches": micro_batches, "recompute": a.recompute, "rounds": len(rounds),
+    print(json.dumps({"bench": "layered", "model": a.model, "micro_batches": micro_batches,
+                      "recompute": a.recompute, "rounds": len(rounds),
                       "step_s": {k: round(v, 3) for k, v in taken.items()}, "of_on_device": of_device,
+                      "times_faster_than_deepspeed": {k: round(taken["deepspeed"] / v, 2) for k, v in taken.items()}
+                                                     if "deepspeed" in taken else {},
                       "gb_read_written": {k: [round(b / 1e9, 3) for b in v] for k, v in turns.bytes.items()},
                       "drive_gb_per_s": round(rate / 1e9, 2), "bound_s": {k: round(v, 3) for k, v in limit.items()},
                       "of_bound": {k: round(v / taken[k], 3) for k, v in limit.items()}}))

@@ -131,8 +131,9 @@ class DeepSpeed:
         if a.nvme:
             on_nvme = {"device": "nvme", "nvme_path": a.nvme, "pin_memory": True}
             zero = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True, "sub_group_size": 2 ** 24,
-                    "stage3_param_persistence_threshold": 1e4,
-                    "offload_param": {**on_nvme, "buffer_count": 6, "max_in_cpu": 0,
+                    "stage3_param_persistence_threshold": 1e4, "stage3_prefetch_bucket_size": 20_000_000,
+                    "stage3_max_live_parameters": 60_000_000, "stage3_max_reuse_distance": 0,
+                    "offload_param": {**on_nvme, "buffer_count": 32, "max_in_cpu": 0,
                                       "buffer_size": max(50_000_000, a.vocab * a.hidden)},
                     "offload_optimizer": {**on_nvme, "buffer_count": 12, "pipeline_read": True, "pipeline_write": True}}
             more["aio"] = {"block_size": 1 << 20, "queue_depth": 32, "single_submit": False, "overlap_events": True,

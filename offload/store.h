@@ -25,7 +25,7 @@ class TransferQueue;
 
 /// How a store reads and writes; the names are those of DeepSpeed's `aio` section where it has one.
 struct StoreOptions {
-  /// The store keeps its file, rank_RRRRR.swap, in the folder sherd-swap below this one, which it makes.
+  /// Of the file sherd-swap/rank_RRRRR.swap. Made where missing; of an absolute path its last folder alone.
   std::filesystem::path folder;
   int rank = 0;
   std::size_t block_size = 1 << 20;  ///< bytes of one request; a multiple of 4096

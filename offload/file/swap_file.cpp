@@ -24,6 +24,19 @@ fs::path file_path(const fs::path& folder, int rank, const char* extension) {
   return fs::absolute(folder) / "sherd-swap" / name;
 }
 
+/// A folder with its parent, so that a mistyped mount point is an error rather than a folder on another disk.
+const fs::path& with_parent(const fs::path& folder) {
+  fs::path parent = folder.lexically_normal();
+  if (!parent.has_filename()) parent = parent.parent_path();  // "drive/"
+  parent = parent.parent_path();
+  std::error_code unknown;
+  if (folder.is_absolute() && !fs::is_directory(parent, unknown))
+    fail(ErrorKind::io, "nvme_path '", folder.string(), "': there is no folder '", parent.string(),
+         "', and only the last folder of an absolute path is made: correct the path, mount the drive, or "
+         "make that folder");
+  return folder;
+}
+
 /// Some file systems accept the flag and refuse the reads.
 bool direct_reads_work(int descriptor) {
   const std::unique_ptr<void, decltype(&std::free)> buffer(std::aligned_alloc(page, page), &std::free);
@@ -43,7 +56,7 @@ int grow(int descriptor, std::uint64_t from, std::uint64_t size) {
 }  // namespace
 
 SwapFile::SwapFile(const fs::path& folder, int rank, bool direct)
-    : path_(file_path(folder, rank, "swap")),
+    : path_(file_path(with_parent(folder), rank, "swap")),
       lock_(file_path(folder, rank, "lock"), {path_, "store", "another nvme_path"}),
       rank_(rank) {
   try {

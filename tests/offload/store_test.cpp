@@ -205,5 +205,18 @@ TEST_F(StoreFixture, options_that_make_no_sense_are_refused) {
   expect_error(ErrorKind::io, "Choose another nvme_path", [&] { Store(options, ledger); });
 }
 
+TEST_F(StoreFixture, of_an_absolute_path_only_the_last_folder_is_made) {
+  for (const char* mistyped : {"moutn/drive", "moutn/drive/", "moutn/./drive"}) {
+    options.folder = folder / mistyped;
+    expect_error(ErrorKind::io, cat("there is no folder '", (folder / "moutn").string(), "', and only"),
+                 [&] { Store(options, ledger); });
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "moutn"));
+  for (const char* good : {"drive", "other/", "."}) {
+    options.folder = folder / good;
+    EXPECT_TRUE(std::filesystem::exists(Store(options, ledger).path().parent_path()));
+  }
+}
+
 }  // namespace
 }  // namespace sherd::offload

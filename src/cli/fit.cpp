@@ -146,9 +146,27 @@ std::uint64_t Machine::sharing(const World& world) const {
   return gpus > 0 ? static_cast<std::uint64_t>((world.local_ranks + gpus - 1) / gpus) : 0;
 }
 
-std::uint64_t beside_the_books_for_nccl(const World& world, const Machine& machine) {
+namespace {
+
+/// Of a stage between two others, which training sends to and receives from on a communicator for each way,
+/// and evaluation on a third. With two stages, one neighbour; the last one receives more.
+std::uint64_t nccl_of_stages(const config::Parallel& parallel, const World& world, int channels) {
+  if (parallel.pipeline == 1) return 0;
+  const bool one_neighbour = parallel.pipeline == 2 && parallel.virtual_stages == 1;
+  const int sends = one_neighbour ? 1 : 3, receives = one_neighbour ? 2 : 3;
+  const std::uint64_t near = comm::nccl_pairs_memory(sends, receives, true, channels);
+  if (world.machines() == 1) return near;
+  return std::max(near, comm::nccl_pairs_memory(sends, receives, false, channels));
+}
+
+}  // namespace
+
+std::uint64_t beside_the_books_for_nccl(const config::Parallel& parallel, const World& world,
+                                        const Machine& machine) {
   if (!machine.on_gpus || machine.sharing(world) > 1) return 0;
-  return comm::nccl_memory(world.ranks, world.local_ranks, comm::nccl_channels());
+  const int channels = comm::nccl_channels();
+  return comm::nccl_memory(world.ranks, world.local_ranks, channels) +
+         nccl_of_stages(parallel, world, channels);
 }
 
 std::uint64_t resident_bytes(const engine::Estimate& estimate) {
@@ -208,7 +226,8 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstim
   const std::uint64_t sharing = machine.sharing(world);
   check(sharing > 1 ? cat("the memory of a GPU, shared by ", sharing, " ranks,") : "the memory of a GPU",
         "there is",
-        sharing * (of_rank(Tier::device) + beside_the_books + beside_the_books_for_nccl(world, machine)),
+        sharing * (of_rank(Tier::device) + beside_the_books +
+                   beside_the_books_for_nccl(config.parallel, world, machine)),
         machine.gpu_memory);
   check(world.local_ranks > 1 ? cat("the memory of this machine, shared by ", world.local_ranks, " ranks,")
                               : "the memory of this machine",

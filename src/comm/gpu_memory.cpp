@@ -18,6 +18,13 @@ std::uint64_t nccl_memory(int ranks, int ranks_of_machine, int channels) {
   return bytes;
 }
 
+std::uint64_t nccl_pairs_memory(int sends, int receives, bool one_machine, int channels) {
+  constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+  const auto out = static_cast<std::uint64_t>(sends), in = static_cast<std::uint64_t>(receives);
+  if (!one_machine) return (out + in) * 128 * mib;
+  return (out * 2 + in * 10) * static_cast<std::uint64_t>(channels) * mib;
+}
+
 int nccl_channels() {
   constexpr int most = 32;
   int out = most;

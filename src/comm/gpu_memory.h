@@ -17,6 +17,11 @@ namespace sherd::comm {
 /// pair has 2 channels, it is far too much.
 std::uint64_t nccl_memory(int ranks, int ranks_of_machine, int channels);
 
+/// The same of the communicators that point-to-point transfers make, one for each pair and direction
+/// (nccl/nccl_transfers.h): what `sends` such pairs take on the sender and `receives` on the receiver, which
+/// hold 2 MiB and 10 MiB per channel on one machine, and 128 MiB each between machines. They make no rings.
+std::uint64_t nccl_pairs_memory(int sends, int receives, bool one_machine, int channels);
+
 /// The channels that NCCL may use of a pair of ranks, at most 32: NCCL_MAX_P2P_NCHANNELS and NCCL_MAX_CTAS
 /// (or its older name NCCL_MAX_NCHANNELS) in the environment lower it, for NCCL and for what is booked.
 int nccl_channels();

@@ -52,7 +52,8 @@ TEST(Fit, NamesTheTierAndWhatItLacks) {
   EXPECT_THAT(missing[0].text(), HasSubstr("1.00 KiB too little"));
   const auto exact = configuration(1, {cat("device.device_memory_limit=", peak)});
   EXPECT_TRUE(shortfalls(exact({}), {estimate}, world, machine_with(2 * resident_bytes(estimate))).empty());
-  const auto shared = shortfalls(exact({}), {estimate}, world, machine_with(2 * resident_bytes(estimate) - 1));
+  const auto shared =
+      shortfalls(exact({}), {estimate}, world, machine_with(2 * resident_bytes(estimate) - 1));
   ASSERT_EQ(shared.size(), 1u) << "two ranks share the machine";
   EXPECT_THAT(shared[0].text(), HasSubstr("shared by 2 ranks"));
 }
@@ -61,12 +62,14 @@ TEST(Fit, CountsHostAndFiles) {
   const World world{1, 1};
   const auto host =
       configuration(2, {"zero_optimization.offload_optimizer.device=cpu", "device.host_memory_limit=1000"});
-  auto missing = shortfalls(host({}), {estimate_rank(host({}), vocabulary, world, 0)}, world, machine_with(0));
+  auto missing =
+      shortfalls(host({}), {estimate_rank(host({}), vocabulary, world, 0)}, world, machine_with(0));
   ASSERT_EQ(missing.size(), 1u);
   EXPECT_THAT(missing[0].text(), HasSubstr("host_memory_limit"));
   const auto nvme = configuration(3, {"zero_optimization.offload_optimizer.device=nvme",
                                       "zero_optimization.offload_optimizer.nvme_path=/somewhere/fast"});
-  missing = shortfalls(nvme({}), {estimate_rank(nvme({}), vocabulary, world, 0)}, world, machine_with(0, 1000));
+  missing =
+      shortfalls(nvme({}), {estimate_rank(nvme({}), vocabulary, world, 0)}, world, machine_with(0, 1000));
   ASSERT_EQ(missing.size(), 1u);
   EXPECT_THAT(missing[0].text(), HasSubstr("the nvme tier in /somewhere/fast"));
 }
@@ -152,12 +155,30 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
   EXPECT_EQ(shortfalls(plain({}), {estimate}, world, machine).size(), 2u);
   // One visible GPU is this rank's own where a launcher shows each rank another.
   machine.memory = both, machine.gpus = 1, machine.ranks_per_gpu = 1;
-  machine.gpu_memory += beside_the_books_for_nccl(world, machine);
+  machine.gpu_memory += beside_the_books_for_nccl(plain({}).parallel, world, machine);
   EXPECT_TRUE(shortfalls(plain({}), {estimate}, world, machine).empty());
   machine.ranks_per_gpu = 4;
   missing = shortfalls(plain({}), {estimate}, world, machine);
   ASSERT_EQ(missing.size(), 1u);
   EXPECT_EQ(missing[0].what, "the memory of a GPU, shared by 4 ranks,");
+}
+
+TEST(Shortfalls, CountWhatNcclTakesForThePairsOfStages) {
+  config::Parallel parallel;
+  Machine machine;
+  const World world{4, 4};
+  const int channels = comm::nccl_channels();
+  EXPECT_EQ(beside_the_books_for_nccl(parallel, world, machine), 0u) << "on CPUs";
+  machine.on_gpus = true;
+  const std::uint64_t all = beside_the_books_for_nccl(parallel, world, machine);
+  parallel.pipeline = 2;
+  EXPECT_EQ(beside_the_books_for_nccl(parallel, world, machine) - all,
+            comm::nccl_pairs_memory(1, 2, true, channels));
+  parallel.pipeline = 4;
+  const std::uint64_t between = comm::nccl_pairs_memory(3, 3, true, channels);
+  EXPECT_EQ(beside_the_books_for_nccl(parallel, world, machine) - all, between);
+  parallel.pipeline = 2, parallel.virtual_stages = 2;
+  EXPECT_EQ(beside_the_books_for_nccl(parallel, world, machine) - all, between);
 }
 
 TEST(Remedy, LooksForSpaceOutsideOfMemory) {

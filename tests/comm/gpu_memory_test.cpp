@@ -23,6 +23,13 @@ TEST(NcclMemory, DoesNotGrowWithMachines) {
       << "one rank per machine has no neighbours there";
 }
 
+TEST(NcclMemory, CountsPairsByDirection) {
+  EXPECT_EQ(nccl_pairs_memory(0, 0, true, 32), 0u);
+  EXPECT_EQ(nccl_pairs_memory(1, 0, true, 32), 64 * mib);
+  EXPECT_EQ(nccl_pairs_memory(0, 2, true, 4), 80 * mib);
+  EXPECT_EQ(nccl_pairs_memory(1, 2, false, 32), 3 * 128 * mib);
+}
+
 TEST(NcclMemory, FollowsTheEnvironmentAsNcclDoes) {
   ::unsetenv("NCCL_MAX_P2P_NCHANNELS"), ::unsetenv("NCCL_MAX_CTAS"), ::unsetenv("NCCL_MAX_NCHANNELS");
   EXPECT_EQ(nccl_channels(), 32);

@@ -48,8 +48,12 @@ struct Place {
 };
 
 void check_rows(const Place& place, const Shape& x) {
-  require(!place.rows_cut || x.rank() >= 2, place.name, ": sequence parallelism cuts the rows of [.., rows, ",
-          "features], which ", x.str(), " has not");
+  require(
+      !place.rows_cut || x.rank() >= 3, place.name,
+      ": sequence parallelism cuts the rows of [batch, rows, features], and ", x.str(),
+      " has no sequences: where all tensor ranks have all rows of a batch, set "
+      "parallel.sequence_parallel to false, or layout.sequence_parallel in the copy that this layer gets; "
+      "tokens of one sequence are [1, rows, features]");
 }
 
 /// Backward of a column-parallel layer. Keeps the rank's own rows of the input alone.

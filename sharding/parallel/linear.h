@@ -21,9 +21,10 @@ using autograd::Var;
 /// `blocks`. x: the stream, [..., rows, in]; the result: [..., inner rows, out/ranks].
 ///
 /// Parameters: "weight", logical [out, in], and "bias", logical [out], both cut by outputs. Under sequence
-/// parallelism x is all-gathered over rows, in backward too instead of being kept, and its gradient is
-/// reduce-scattered; otherwise all ranks have the same x, whose gradient is all-reduced. That sum runs while
-/// the weight's gradient is computed.
+/// parallelism x, [batch, rows, in] at least (rows of a batch without sequences are an Error{usage}: they
+/// would count once per rank), is all-gathered over rows, in backward too instead of being kept, and its
+/// gradient is reduce-scattered; otherwise all ranks have the same x, whose gradient is all-reduced. That sum
+/// runs while the weight's gradient is computed.
 class ColumnLinear : public nn::Layer {
  public:
   /// `blocks` add up to `out`, and are cut each by itself, as gate and up are, {f, f}; by default there is

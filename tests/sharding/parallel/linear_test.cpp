@@ -343,6 +343,30 @@ TEST(ParallelLinear, SizesThatDoNotDivideAreNamed) {
   });
 }
 
+/// Rows that are samples, which every rank has: taken for parts of sequences, they would count once per rank
+/// in the gradients of what is cut.
+TEST(ParallelLinear, RowsWithoutSequencesAreRefusedWhereTheseAreCut) {
+  on_ranks(2, [](Cpu& cpu, Communicator& group) {
+    for (const bool sequence : {true, false}) {
+      const Layout layout{.tensor = &group, .sequence_parallel = sequence};
+      ColumnLinear up(4, 8, layout);
+      RowLinear down(8, 4, layout);
+      const test::PlainParameters of_up(*cpu.kernels, up, DType::f32),
+          of_down(*cpu.kernels, down, DType::f32);
+      Tape tape(*cpu.kernels);
+      const auto run_up = [&] { return up(tape, tape.variable(cpu.normal({6, 4}, 1, DType::f32))); };
+      const auto run_down = [&] { return down(tape, tape.variable(cpu.normal({6, 4}, 1, DType::f32))); };
+      if (!sequence) {
+        EXPECT_EQ(run_up().shape(), (Shape{6, 4}));
+        EXPECT_EQ(run_down().shape(), (Shape{6, 4}));
+        continue;
+      }
+      expect_error(ErrorKind::usage, "column-parallel linear: sequence parallelism cuts the rows of", run_up);
+      expect_error(ErrorKind::usage, "set parallel.sequence_parallel to false", run_down);
+    }
+  });
+}
+
 /// One rank fails between the two layers, on the way forward or back: the others get one error each, in time.
 TEST(ParallelLinear, ADeadRankIsAnErrorOnTheOthers) {
   for (const bool backward : {false, true})

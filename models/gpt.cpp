@@ -21,27 +21,32 @@ const Tensor& entry(const tensor::Batch& batch, const char* name) {
        keys.empty() ? "nothing" : keys);
 }
 
-/// What parallel layers would say of their own sizes, in the configuration's words.
-void check_layout(const GptOptions& o, const parallel::Layout& layout) {
-  (void)parallel::rank_heads(o.geometry(), layout);  // first, for heads cannot be changed
-  const std::int64_t multiple = layout.sequence_multiple();
-  // Padded sequences must fit too.
-  if (o.max_seq % multiple != 0)
-    fail(ErrorKind::config, "sequences of ", o.max_seq, " tokens cannot be cut over ", layout.tensor_size(),
-         " tensor and ", counted(layout.context_size(), "context rank"),
-         ": make model.seq_length a multiple of ", multiple);
-  if (o.padded_vocab() % layout.tensor_size() != 0)
-    fail(ErrorKind::config, "a vocabulary padded to ", o.padded_vocab(), " ids cannot be cut over ",
-         counted(layout.tensor_size(), "tensor rank"), ": make model.pad_vocab_to_multiple_of a multiple of ",
-         layout.tensor_size());
-}
-
 }  // namespace
+
+/// What parallel layers would say of their own sizes, in the configuration's words.
+void check_layout(const GptOptions& o, const parallel::Layout& layout, Problems& problems) {
+  problems.attempt([&] { (void)parallel::rank_heads(o.geometry(), layout); });
+  const int ranks = layout.tensor_size();
+  const std::string over = cat(" cannot be cut over ", counted(ranks, "tensor rank"));
+  if (o.ffn_hidden % ranks != 0)
+    problems.add(cat("a feed-forward width of ", o.ffn_hidden, over,
+                     ": make model.ffn_hidden_size a multiple of ", ranks));
+  // Padded sequences must fit too.
+  if (const std::int64_t multiple = layout.sequence_multiple(); o.max_seq % multiple != 0)
+    problems.add(cat("sequences of ", o.max_seq, " tokens cannot be cut over ", ranks, " tensor and ",
+                     counted(layout.context_size(), "context rank"), ": make model.seq_length a multiple of ",
+                     multiple));
+  if (o.padded_vocab() % ranks != 0)
+    problems.add(cat("a vocabulary padded to ", o.padded_vocab(), " ids", over,
+                     ": make model.pad_vocab_to_multiple_of a multiple of ", ranks));
+}
 
 Gpt::Gpt(const GptOptions& options, const parallel::Layout& layout)
     : options_(options.resolved()), layout_(layout) {
   const GptOptions& o = options_;
-  check_layout(o, layout);
+  Problems problems;
+  check_layout(o, layout, problems);
+  problems.raise();
   const Init init = Init::normal(0, o.init_std);
   tokens_ = add("tokens", std::make_shared<parallel::VocabEmbedding>(o.padded_vocab(), o.hidden, layout, init,
                                                                      o.vocab_size));

@@ -1,10 +1,15 @@
 #pragma once
 
+#include "base/problems.h"
 #include "models/transformer_block.h"
 #include "nn/layered_model.h"
 #include "sharding/parallel/embedding.h"
 
 namespace sherd::models {
+
+/// Adds to `problems` whatever the ranks of a layout cannot share evenly: heads, the feed-forward width,
+/// sequences, the vocabulary. Resolved options.
+void check_layout(const GptOptions& options, const parallel::Layout& layout, Problems& problems);
 
 /// A decoder-only language model, GPT-2's or Llama's style by its options. Parts: "tokens", "positions"
 /// (learned ones), "embedding_dropout", "blocks", "norm", "head" (whose weight is the token table when tied).

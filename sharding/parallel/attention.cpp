@@ -70,13 +70,17 @@ Var ring(const Var& qkv, const tensor::Attention& geometry, comm::Communicator& 
 
 constexpr int tokens = 1, columns = 2;  // dimensions of [batch, tokens, columns]
 
-Var ulysses(const Var& qkv, tensor::Attention geometry, comm::Communicator& ranks) {
-  const int size = ranks.size();
-  if (geometry.kv_heads % size != 0)
-    fail(ErrorKind::config, "Ulysses: ", size, " context ranks cannot share ",
-         counted(geometry.kv_heads, "key-value head"),
+void check_ulysses(const tensor::Attention& own, int ranks) {
+  if (own.kv_heads % ranks != 0)
+    fail(ErrorKind::config, "Ulysses: ", ranks, " context ranks cannot share ",
+         counted(own.kv_heads, "key-value head"),
          " of a tensor rank evenly: take parallel.context_method \"ring\", which works with "
          "any number, or a parallel.context that divides them");
+}
+
+Var ulysses(const Var& qkv, tensor::Attention geometry, comm::Communicator& ranks) {
+  const int size = ranks.size();
+  check_ulysses(geometry, size);
   geometry.heads /= size, geometry.kv_heads /= size;
   geometry.scores.head += std::int64_t{ranks.rank()} * geometry.heads;
   const Var whole = all_to_all(qkv, columns, tokens, &ranks, "Ulysses: queries, keys and values");
@@ -110,6 +114,7 @@ tensor::Attention rank_heads(tensor::Attention whole, const Layout& layout) {
   }
   whole.heads /= ranks;
   whole.kv_heads = std::max(1, whole.kv_heads / ranks);
+  if (layout.context_method == ContextMethod::ulysses) check_ulysses(whole, layout.context_size());
   return whole;
 }
 

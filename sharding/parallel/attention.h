@@ -11,7 +11,8 @@ using autograd::Var;
 
 /// The heads that this tensor rank computes, of all of `whole`: heads/t, with kv_heads/t key-value heads, or
 /// with the one that they share where there are fewer than ranks. Throws Error{config} that says which
-/// numbers of ranks would do, where these do not share the heads evenly.
+/// numbers of ranks would do, where these do not share the heads evenly, or context ranks (Ulysses) do not
+/// share those.
 tensor::Attention rank_heads(tensor::Attention whole, const Layout& layout);
 
 /// Where there are fewer key-value heads than tensor ranks, gives each rank the columns of its heads and of

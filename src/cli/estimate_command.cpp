@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "cli/command_line.h"
+#include "cli/config_files.h"
 #include "cli/estimate_report.h"
 #include "cli/program.h"
 #include "engine/process_grid.h"
@@ -36,6 +37,23 @@ void look_at(EstimateReport& report, int rank, bool chosen) {
   report.rank = grid.members(comm::Axis::pipeline, rank)[static_cast<std::size_t>(report.stage)];
 }
 
+/// What is asked for: everything but the world and the rank, which `report` has.
+void fill(EstimateReport& report, const ConfigFiles& files, int rank, bool chosen) {
+  const auto reparse = [&](const std::vector<std::string>& more) { return files.parse(more); };
+  report.config = files.parse();
+  if (!report.config.model)
+    fail(ErrorKind::config,
+         "there is no `model` section: add one to the configuration or give a further --config");
+  const std::int64_t vocabulary = engine::vocabulary_size(report.config);
+  report.parameters = models::gpt_options(report.config, vocabulary).num_parameters();
+  report.machine = this_machine(report.config);
+  report.stages = estimate_stages(report.config, vocabulary, report.world, rank);
+  look_at(report, rank, chosen);
+  report.missing = shortfalls(report.config, report.stages, report.world, report.machine);
+  if (!report.missing.empty())
+    report.remedy = cheapest_remedy(reparse, vocabulary, report.world, report.machine);
+}
+
 }  // namespace
 
 void estimate_command(const Arguments& arguments) {
@@ -56,31 +74,15 @@ void estimate_command(const Arguments& arguments) {
       .flag("json", "print one JSON object, bytes as numbers")
       .rest_to("config");
   if (!line.parse(arguments)) return;
-  const std::vector<std::string> files = line.all("config"), overrides = line.all("set");
-  if (files.empty()) throw UsageError("no --config given. See 'sherd estimate --help'");
-  const auto reparse = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> all = overrides;
-    all.insert(all.end(), more.begin(), more.end());
-    return config::parse_files(files, all);
-  };
+  const ConfigFiles files{line.all("config"), line.all("set")};
+  if (files.paths.empty()) throw UsageError("no --config given. See 'sherd estimate --help'");
   EstimateReport report;
   report.world = world_of(line);
   const std::int64_t rank = line.has("rank") ? line.integer("rank", 0) : 0;
   if (rank >= report.world.ranks)
     throw UsageError(
         cat("--rank ", rank, " is not one of the ", report.world.ranks, " ranks, which count from 0"));
-  report.config = reparse({});
-  if (!report.config.model)
-    fail(ErrorKind::config,
-         "there is no `model` section: add one to the configuration or give a further --config");
-  const std::int64_t vocabulary = engine::vocabulary_size(report.config);
-  report.parameters = models::gpt_options(report.config, vocabulary).num_parameters();
-  report.machine = this_machine(report.config);
-  report.stages = estimate_stages(report.config, vocabulary, report.world, static_cast<int>(rank));
-  look_at(report, static_cast<int>(rank), line.has("rank"));
-  report.missing = shortfalls(report.config, report.stages, report.world, report.machine);
-  if (!report.missing.empty())
-    report.remedy = cheapest_remedy(reparse, vocabulary, report.world, report.machine);
+  files.in_their_words([&] { fill(report, files, static_cast<int>(rank), line.has("rank")); });
   std::fputs((line.has("json") ? json_of(report) : text_of(report)).c_str(), stdout);
   if (!report.missing.empty()) throw Finding{does_not_fit};
 }

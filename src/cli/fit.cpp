@@ -11,11 +11,13 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/problems.h"
 #include "cli/machine.h"
 #include "comm/gpu_memory.h"
 #include "device/cuda.h"
 #include "engine/make_device.h"
 #include "engine/process_grid.h"
+#include "engine/stage_layout.h"
 #include "models/from_config.h"
 
 namespace sherd::cli {
@@ -259,13 +261,49 @@ engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabu
                           {.ranks = world.ranks, .local_ranks = world.local_ranks, .rank = rank});
 }
 
+namespace {
+
+/// Throws one error of all sizes that do not fit the world or the model, each of which is checked again by
+/// whoever needs it, alone.
+void raise_sizes(const config::Config& config, const models::GptOptions& shape, int ranks) {
+  Problems problems;
+  problems.attempt([&] { (void)comm::Grid(ranks, engine::grid_sizes(config)); });
+  if (problems.size() == 0)
+    problems.attempt([&] { config::resolve_batch(config, engine::data_ranks(config, ranks)); });
+  const config::Parallel& parallel = config.parallel;
+  const auto tensor = comm::make_dry_world(0, parallel.tensor);
+  const auto context = comm::make_dry_world(0, parallel.context);
+  const bool ulysses = parallel.context_method == config::ContextMethod::ulysses;
+  models::check_layout(
+      shape,
+      {.tensor = tensor.get(),
+       .context = context.get(),
+       .sequence_parallel = parallel.sequence_parallel,
+       .context_method = ulysses ? parallel::ContextMethod::ulysses : parallel::ContextMethod::ring},
+      problems);
+  if (parallel.pipeline > 1 || parallel.virtual_stages > 1)
+    problems.attempt([&] {
+      models::Gpt whole(shape);
+      engine::make_stage_layout(whole, parallel, 0);
+    });
+  problems.raise();
+}
+
+}  // namespace
+
 StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabulary, const World& world,
                                int rank) {
-  const comm::Grid grid(world.ranks, engine::grid_sizes(config));
-  StageEstimates out;
-  for (const int other : grid.members(comm::Axis::pipeline, rank))
-    out.push_back(estimate_rank(config, vocabulary, world, other));
-  return out;
+  try {
+    const comm::Grid grid(world.ranks, engine::grid_sizes(config));
+    StageEstimates out;
+    for (const int other : grid.members(comm::Axis::pipeline, rank))
+      out.push_back(estimate_rank(config, vocabulary, world, other));
+    return out;
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::config)
+      raise_sizes(config, models::gpt_options(config, vocabulary), world.ranks);
+    throw;
+  }
 }
 
 void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& world,

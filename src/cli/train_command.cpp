@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "cli/command_line.h"
+#include "cli/config_files.h"
 #include "cli/program.h"
 #include "cli/train.h"
 
@@ -30,21 +31,20 @@ void train_command(const Arguments& arguments) {
     throw UsageError("--plot draws what --metrics wrote: give both");
   if (line.has("tag") && !line.has("resume"))
     throw UsageError("--tag names a checkpoint to --resume from: give both");
-  std::vector<std::string> overrides = line.all("set");
-  if (line.has("steps")) overrides.push_back("training.steps=" + std::to_string(line.integer("steps", 1)));
+  ConfigFiles files{line.all("config"), line.all("set")};
+  if (line.has("steps"))
+    files.overrides.push_back("training.steps=" + std::to_string(line.integer("steps", 1)));
   TrainRequest request;
-  request.reparse = [files = line.all("config"), overrides](const std::vector<std::string>& more) {
-    std::vector<std::string> all = overrides;
-    all.insert(all.end(), more.begin(), more.end());
-    return config::parse_files(files, all);
-  };
+  request.reparse = [files](const std::vector<std::string>& more) { return files.parse(more); };
   if (line.has("ranks")) request.ranks = static_cast<int>(line.integer("ranks", 1, 1024));
   request.metrics = line.text("metrics");
   request.plot = line.text("plot");
   request.trace = line.text("trace");
   request.resume = line.has("resume");
   request.resume_tag = line.text("tag");
-  if (const int signal = train(std::move(request)); signal != 0) throw Finding{stopped_by(signal)};
+  int signal = 0;
+  files.in_their_words([&] { signal = train(std::move(request)); });
+  if (signal != 0) throw Finding{stopped_by(signal)};
 }
 
 }  // namespace sherd::cli

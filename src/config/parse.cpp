@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/excerpt.h"
+#include "config/given_keys.h"
 #include "config/tables.h"
 
 namespace sherd::config {
@@ -73,11 +74,10 @@ void note_idle_keys(const Config& config, const Given& given, Context& context) 
     context.note("training.eval_interval", "no effect: data.split leaves nothing for validation");
 }
 
-Config read_config(Node tree, const std::vector<std::string>& overrides) {
+Config read_config(Node tree, const std::vector<std::string>& overrides, Context& context) {
   for (const std::string& assignment : overrides) apply_override(tree, assignment);
   drop_notes(tree);
   Config config;
-  Context context;
   context.attempt([&] {
     const Given given = read_section(top_table(), config, Value{tree, "", context});
     check_precision(config, given);
@@ -98,17 +98,34 @@ Config read_config(Node tree, const std::vector<std::string>& overrides) {
   return config;
 }
 
-}  // namespace
-
-Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides) {
+Node read_trees(const std::vector<std::string>& paths) {
   if (paths.empty()) fail(ErrorKind::usage, "no configuration file given");
   Node tree = read_tree(paths.front());
   for (std::size_t i = 1; i < paths.size(); ++i) merge(tree, read_tree(paths[i]));
-  return read_config(std::move(tree), overrides);
+  return tree;
+}
+
+}  // namespace
+
+Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides) {
+  Context context;
+  return read_config(read_trees(paths), overrides, context);
+}
+
+std::string in_given_keys(std::string text, const std::vector<std::string>& paths,
+                          const std::vector<std::string>& overrides) {
+  Context context;
+  try {
+    read_config(read_trees(paths), overrides, context);
+  } catch (const Error&) {  // which the text may be about
+    return text;
+  }
+  return in_given_keys(std::move(text), context.given_as);
 }
 
 Config parse_text(std::string_view text, const std::string& name, const std::vector<std::string>& overrides) {
-  return read_config(parse_tree(text, name), overrides);
+  Context context;
+  return read_config(parse_tree(text, name), overrides, context);
 }
 
 bool Config::operator==(const Config& other) const {

@@ -41,7 +41,7 @@ void read_interval(Config& config, const Value& value) {
   if (value.context.given.contains(recompute) && config.training.recompute != Recompute::full)
     value.error(interval, " means that blocks are recomputed whole, and ", recompute,
                 " says otherwise; keep one of them");
-  value.context.given.insert(recompute);
+  if (value.context.given.insert(recompute).second) value.context.given_as[recompute] = value.path;
   config.training.recompute = Recompute::full;
 }
 
@@ -93,6 +93,7 @@ Key<Config> pipeline_key() {
 
 void read_recompute(Training& training, const Value& value) {
   const auto asked = static_cast<Recompute>(value.choice({"none", "selective", "full"}));
+  value.context.given_as.erase(recompute);
   if (value.context.given.contains(recompute) && asked != training.recompute)
     value.error("\"full\" is what pipeline.activation_checkpoint_interval means, and this is ",
                 value.node.brief(), "; keep one of them");

@@ -8,8 +8,6 @@
 namespace sherd::config {
 namespace {
 
-constexpr std::size_t most_problems = 30;  // that are told
-
 bool same_word(std::string_view a, std::string_view b) {
   return edit_distance(a, b) == 0;
 }
@@ -105,21 +103,26 @@ std::string range_of(double min, double max, bool open_min) {
 
 void Context::attempt(const std::function<void()>& read) {
   try {
-    read();
+    problems.attempt(read);
   } catch (const Reported&) {
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::config) throw;
-    problems.push_back(error.what());
   }
 }
 
-void Context::raise() const {
-  if (problems.empty()) return;
-  if (problems.size() == 1) fail(ErrorKind::config, problems.front());
-  std::string all;
-  for (std::size_t i = 0; i < std::min(most_problems, problems.size()); ++i) all += "\n" + problems[i];
-  if (problems.size() > most_problems) all += cat("\nand ", problems.size() - most_problems, " more");
-  fail(ErrorKind::config, "the configuration has ", problems.size(), " problems:", all);
+void Context::raise() {
+  problems.for_each([this](std::string& message) { message = in_given_keys(std::move(message), given_as); });
+  problems.raise();
+}
+
+std::string in_given_keys(std::string text, const std::map<std::string, std::string>& given_as) {
+  const auto in_key = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+  for (const auto& [own, given] : given_as)
+    for (std::size_t at = text.find(own); at != std::string::npos; at = text.find(own, at + 1)) {
+      const std::size_t end = at + own.size();
+      const bool inside = (at > 0 && (in_key(text[at - 1]) || text[at - 1] == '.')) ||
+                          (end < text.size() && in_key(text[end]));
+      if (!inside) text.replace(at, own.size(), given);
+    }
+  return text;
 }
 
 void Value::expect(Node::Kind kind) const {
@@ -178,7 +181,7 @@ std::size_t Value::choice(const std::vector<std::string>& names, const Synonyms&
 
 void unknown_key(const Value& section, const std::string& name, const Node& value,
                  const std::vector<std::string>& known) {
-  const bool told = section.context.problems.size() < most_problems;
+  const bool told = section.context.problems.size() < Problems::most;
   fail(ErrorKind::config, value.place.str(), ": unknown key \"", join(section.path, excerpt(name)), "\"; ",
        told ? advice(section, name, known) : "");
 }

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/problems.h"
 #include "config/json_tree.h"
 #include "config/keys.h"
 
@@ -26,14 +27,18 @@ inline constexpr double infinity = std::numeric_limits<double>::infinity();
 /// What the parser gathers on its way.
 struct Context {
   std::vector<std::string> notes;
-  std::vector<std::string> problems;  ///< messages of errors, all of which are told at once
-  std::set<std::string> given;        ///< keys that have a value, though another key may have said it
+  Problems problems;
+  std::set<std::string> given;  ///< keys that have a value, though another key may have said it
+  std::map<std::string, std::string> given_as;  ///< of these, by the other key alone: that key
   void note(const std::string& path, const std::string& reason) { notes.push_back(path + ": " + reason); }
   /// Calls `read`; an Error{config} of it becomes a problem, so that the keys after it are read too.
   void attempt(const std::function<void()>& read);
-  /// Throws Error{config} with all problems, if there are any.
-  void raise() const;
+  /// Throws Error{config} with all problems, if there are any, in words of the keys that were given.
+  void raise();
 };
+
+/// The text with keys as they were given (Context::given_as).
+std::string in_given_keys(std::string text, const std::map<std::string, std::string>& given_as);
 
 /// Thrown by a section with problems when they are in the context, so that nothing is concluded from it.
 struct Reported {};
@@ -75,6 +80,10 @@ struct Twin {
 template <class T>
 void set(T& field, const Twin& twin, const T& asked, const Value& value) {
   const bool first = value.context.given.insert(twin.own).second;
+  if (!first)
+    value.context.given_as.erase(twin.own);
+  else if (value.path != twin.own)
+    value.context.given_as[twin.own] = value.path;
   if (!first && field != asked)
     value.error(twin.own, " and ", twin.foreign, " say the same, ", twin.what, ", but are given as ", field,
                 " and ", asked, "; keep one of them");

@@ -147,5 +147,33 @@ TEST_F(LayoutProgram, IsEstimatedAndAdvised) {
               HasSubstr("parallel.tensor 3 does not divide the 4 ranks; sizes that do: 1, 2, 4"));
 }
 
+TEST_F(LayoutProgram, TellsOfAllSizesThatDoNotFitAtOnceInTheKeysThatWereGiven) {
+  const std::vector<std::string> keys{"tensor_parallel.autotp_size=5", "pipeline.stages=2",
+                                      "parallel.virtual_stages=3"};
+  const std::vector<std::string> told{
+      "the configuration has 6 problems:",
+      "tensor_parallel.autotp_size 5 does not divide the 2 ranks of a pipeline stage; sizes that do: 1, 2",
+      "5 tensor ranks cannot share 2 heads with 2 key-value heads evenly: tensor_parallel.autotp_size may be "
+      "1, 2",
+      "a feed-forward width of 128 cannot be cut over 5 tensor ranks: make model.ffn_hidden_size a multiple "
+      "of "
+      "5",
+      "sequences of 16 tokens cannot be cut over 5 tensor and 1 context rank: make model.seq_length a "
+      "multiple "
+      "of 5",
+      "ids cannot be cut over 5 tensor ranks: make model.pad_vocab_to_multiple_of a multiple of 5",
+      "pipeline.stages is 2, with 3 virtual stages each: 6 runs of parts, and the model has 4 parts; take "
+      "pipeline.stages x parallel.virtual_stages of at most 4"};
+  for (const auto& command : {train({"--ranks", "4"}), {"estimate", "--config", config(), "--ranks", "4"}}) {
+    const Outcome refused = sherd(with(command, keys));
+    EXPECT_EQ(refused.code, 1);
+    for (const std::string& problem : told) EXPECT_THAT(refused.err, HasSubstr(problem));
+    EXPECT_THAT(refused.err, Not(HasSubstr("parallel.tensor")));
+  }
+  const Outcome ulysses =
+      sherd(with({"estimate", "--config", config(), "--ranks", "4"}, {"sequence_parallel_size=4"}));
+  EXPECT_THAT(ulysses.err, HasSubstr("or a sequence_parallel_size that divides them"));
+}
+
 }  // namespace
 }  // namespace sherd::cli

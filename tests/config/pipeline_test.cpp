@@ -1,11 +1,13 @@
 #include <gmock/gmock.h>
 
+#include "config/given_keys.h"
 #include "config/support.h"
+#include "support/temp_folder.h"
 
 namespace sherd::config {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 Parallel parallel(const std::string& text) {
   return parse_text(text).parallel;
@@ -96,6 +98,9 @@ TEST(PipelineKeys, ContradictionsAreErrorsThatSayWhatWouldDo) {
           "parallel.pipeline to 1");
   refused(R"({"pipeline": {"stages": 2}, "parallel": {"schedule": "accumulate"}})",
           "parallel.schedule: \"accumulate\" runs the whole model on every rank");
+  refused(R"({"pipeline": {"stages": 2}, "parallel": {"schedule": "layered"}})",
+          "and pipeline.stages is 2; take one of auto, gpipe, 1f1b, interleaved and zero_bubble, or set "
+          "pipeline.stages to 1");
   refused(R"({"parallel": {"virtual_stages": 2}})",
           "parallel.virtual_stages: 2 needs parallel.schedule \"interleaved\", not \"auto\", or "
           "parallel.pipeline above 1");
@@ -118,6 +123,31 @@ TEST(PipelineKeys, ContradictionsAreErrorsThatSayWhatWouldDo) {
                            R"({"pipeline": {"activation_checkpoint_interval": 1},
                                "training": {"recompute": "selective"}})"})
     refused(text, "; keep one of them");
+  refused(R"({"pipeline": {"activation_checkpoint_interval": 1}, "training": {"recompute": "selective"}})",
+          "training.recompute: \"full\" is what pipeline.activation_checkpoint_interval means");
+}
+
+TEST(GivenKeys, AreThoseOfTheFiles) {
+  const sherd::testing::TempFolder folder;
+  const std::string file = (folder / "c.json").string(), other = (folder / "d.json").string();
+  sherd::testing::write_text(folder / "c.json",
+                             R"({"train_batch_size": 4, "tensor_parallel": {"tp": {"tp_size": 2}},
+      "sequence_parallel_size": 2, "zero_optimization": {"stage": 1, "mics_shard_size": 4},
+      "pipeline": {"stages": 1, "partition": "uniform", "activation_checkpoint_interval": 2}})");
+  sherd::testing::write_text(folder / "d.json", R"({"parallel": {"tensor": 2}})");
+  const std::string text =
+      "parallel.tensor 2, parallel.tensors or x.parallel.tensor (parallel.tensor); parallel.context, "
+      "--set parallel.shard_size=4 parallel.pipeline parallel.partition_method training.recompute.";
+  EXPECT_EQ(
+      in_given_keys(text, {file}),
+      "tensor_parallel.tp.tp_size 2, parallel.tensors or x.parallel.tensor (tensor_parallel.tp.tp_size); "
+      "sequence_parallel_size, --set zero_optimization.mics_shard_size=4 parallel.pipeline "
+      "pipeline.partition pipeline.activation_checkpoint_interval.");
+  EXPECT_EQ(in_given_keys("parallel.tensor", {file, other}), "parallel.tensor") << "both are given";
+  EXPECT_EQ(in_given_keys("parallel.tensor", {other}), "parallel.tensor");
+  EXPECT_EQ(in_given_keys("parallel.tensor", {other}, {"tensor_parallel.autotp_size=4"}), "parallel.tensor")
+      << "files that contradict each other";
+  EXPECT_EQ(in_given_keys("parallel.tensor", {(folder / "none").string()}), "parallel.tensor");
 }
 
 }  // namespace

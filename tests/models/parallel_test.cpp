@@ -203,8 +203,10 @@ TEST(ParallelModels, ThatCannotBeCutAreConfigErrors) {
       Gpt model(o, {tensor.get(), context.get(), cut.sequence, cut.method});
     });
   };
-  refuses("3 tensor ranks cannot share 4 heads", {3}, [](GptOptions& o) { o.vocab_multiple = 3; });
-  refuses("42 is no multiple of 4", {4}, [](GptOptions& o) { o.ffn_hidden = 42; });
+  refuses("3 tensor ranks cannot share 4 heads", {3},
+          [](GptOptions& o) { o.vocab_multiple = 3, o.ffn_hidden = 45; });
+  refuses("width of 42 cannot be cut over 4 tensor ranks: make model.ffn_hidden_size a multiple of 4", {4},
+          [](GptOptions& o) { o.ffn_hidden = 42; });
   refuses("model.seq_length a multiple of 2", {2}, [](GptOptions& o) { o.max_seq = 47; });
   refuses("model.seq_length a multiple of 8", {1, 4}, [](GptOptions& o) { o.max_seq = 12; });
   refuses("padded to 90 ids", {4}, [](GptOptions& o) { o.vocab_multiple = 2, o.vocab_size = 90; });

@@ -1,0 +1,23 @@
+#include "cli/config_files.h"
+
+#include "base/error.h"
+#include "config/given_keys.h"
+
+namespace sherd::cli {
+
+config::Config ConfigFiles::parse(const std::vector<std::string>& more) const {
+  std::vector<std::string> all = overrides;
+  all.insert(all.end(), more.begin(), more.end());
+  return config::parse_files(paths, all);
+}
+
+void ConfigFiles::in_their_words(const std::function<void()>& run) const {
+  try {
+    run();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::config) throw;
+    throw Error(error.kind(), config::in_given_keys(error.what(), paths, overrides));
+  }
+}
+
+}  // namespace sherd::cli

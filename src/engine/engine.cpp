@@ -96,7 +96,9 @@ bool Engine::is_gradient_accumulation_boundary() const {
 }
 
 autograd::Var Engine::forward(const tensor::Batch& batch) {
-  return training_ ? executor_->forward(batch) : executor_->evaluate(batch);
+  if (!training_) return executor_->evaluate(batch);
+  schedule_->require_micro_batches(config_);
+  return executor_->forward(batch);
 }
 
 void Engine::backward(const autograd::Var& loss) {

@@ -73,7 +73,7 @@ class Engine {
 
   /// The loss of one micro-batch. In train() mode backward() must follow before the next forward(), in either
   /// mode. On a pipeline there is no such thing to go back from: train_batch() trains, and in eval() mode the
-  /// loss is undefined on stages but the last.
+  /// loss is undefined on stages but the last. Trains by parallel.schedule `auto` and `accumulate` alone.
   autograd::Var forward(const tensor::Batch& batch);
   /// Gradients of `loss`, divided by gradient_accumulation_steps (and multiplied by the loss scale; both are
   /// undone or meant). Reduces over ranks as the placement says.

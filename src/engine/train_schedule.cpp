@@ -21,6 +21,13 @@ bool TrainSchedule::runs_micro_batches(const config::Config& config, bool by_mic
   return true;
 }
 
+void TrainSchedule::require_micro_batches(const config::Config& config) const {
+  const bool can = schedule == Schedule::accumulate || config.parallel.schedule == Schedule::automatic;
+  require(can || layout.stages > 1,
+          "forward() takes one micro-batch at a time, and this parallel.schedule whole steps: call "
+          "train_batch(), or set it to auto or accumulate");
+}
+
 StageLayout whole_model(const nn::Model& model) {
   const auto* layered = dynamic_cast<const nn::LayeredModel*>(&model);
   StageLayout layout;

@@ -18,6 +18,9 @@ struct TrainSchedule {
   /// where the step ends, or has begun it so; throws Error{usage} where the configuration asks for a schedule
   /// that cannot go by that.
   bool runs_micro_batches(const config::Config& config, bool by_micro_batches) const;
+  /// Throws Error{usage} where the configuration asks for another schedule than that of forward(), on one
+  /// stage.
+  void require_micro_batches(const config::Config& config) const;
 };
 
 /// All of a model on one stage, as one chunk.

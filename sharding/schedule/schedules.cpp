@@ -69,18 +69,21 @@ bool serves(std::int64_t group, const ScheduleShape& shape) {
 void check_group(std::int64_t group, const ScheduleShape& shape) {
   if (serves(group, shape)) return;
   const std::int64_t m = shape.micro_batches, stages = shape.stages;
-  const std::string what = cat("parallel.schedule interleaved: groups of ", group, " micro-batches (",
-                               shape.group > 0 ? "parallel.micro_batch_group" : "as many as stages",
-                               ") do not fit gradient_accumulation_steps = ", m,
-                               ", for none may be smaller than parallel.pipeline = ", stages);
+  const std::string what =
+      cat("parallel.schedule interleaved: groups of ", group, " micro-batches (",
+          shape.group > 0 ? "parallel.micro_batch_group" : "as many as stages",
+          ") do not fit gradient_accumulation_steps = ", m,
+          group > m ? ", which is less than one"
+                    : cat(", for none may be smaller than parallel.pipeline = ", stages));
+  const std::int64_t enough = std::max(group, stages);
   if (m < stages)
-    fail(ErrorKind::config, what, ": set gradient_accumulation_steps to ", stages,
+    fail(ErrorKind::config, what, ": set gradient_accumulation_steps to ", enough,
          " or a multiple, or take schedule 1f1b");
   std::string groups;
   for (std::int64_t g = stages, found = 0; g <= m && found < 4; ++g)
     if (serves(g, shape)) groups += cat(found++ > 0 ? ", " : "", g);
   fail(ErrorKind::config, what, ": set parallel.micro_batch_group to one of ", groups,
-       ", or gradient_accumulation_steps to a multiple of ", stages);
+       ", or gradient_accumulation_steps to a multiple of ", enough);
 }
 
 /// Groups of micro-batches, and in a group chunk after chunk; backward visits chunks from the last one.

@@ -171,6 +171,17 @@ TEST(Schedules, ErrorsNameKeysAndValuesThatWouldDo) {
                [] { interleaved(shape_of(4, 12, 2, 5)); });
   expect_error(ErrorKind::config, "set parallel.micro_batch_group to one of 6",
                [] { interleaved(shape_of(4, 6, 2)); });
+  expect_error(ErrorKind::config, "gradient_accumulation_steps to a multiple of 5",
+               [] { interleaved(shape_of(4, 12, 2, 5)); });
+  EXPECT_FALSE(interleaved(shape_of(4, 15, 2, 5)).empty());
+  expect_error(
+      ErrorKind::config,
+      "gradient_accumulation_steps = 6, which is less than one: set parallel.micro_batch_group to one "
+      "of 6, or gradient_accumulation_steps to a multiple of 8",
+      [] { interleaved(shape_of(4, 6, 2, 8)); });
+  expect_error(ErrorKind::config, "set gradient_accumulation_steps to 8 or a multiple",
+               [] { interleaved(shape_of(4, 3, 2, 8)); });
+  EXPECT_FALSE(interleaved(shape_of(4, 8, 2, 8)).empty());
   expect_error(ErrorKind::usage, "chosen", [] { make_schedule(Schedule::automatic, {}); });
 }
 

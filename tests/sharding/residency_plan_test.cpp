@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <set>
 
 namespace sherd::sharding {
@@ -115,6 +116,23 @@ TEST(GatherOrder, IsTheOneInWhichThePlanGathers) {
         EXPECT_EQ(gather_order(trace, plan, sizes), play(trace, plan, sizes).order)
             << "prefetch " << prefetch << ", reuse " << reuse << ", cap " << cap;
       }
+}
+
+/// A thousand micro-batches of 48 blocks, which all stay: their plan is made between two steps.
+TEST(PlanResidency, OfALongListIsMadeInNoTime) {
+  std::vector<UseEvent> trace;
+  for (int micro = 0; micro < 1024; ++micro) {
+    const auto one = model_trace(49);
+    trace.insert(trace.end(), one.begin(), one.end());
+  }
+  const std::vector<std::int64_t> sizes(49, 10);
+  for (const std::int64_t reuse : {0, 1'000'000}) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto plan = plan_residency(trace, sizes, {30, 1'000'000, reuse});
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1))
+        << "some 20 ms on idle cores";
+    EXPECT_EQ(play(trace, plan, sizes).gathers, reuse ? 49 : 1024 * 98);
+  }
 }
 
 TEST(PlanResidency, AUnitLargerThanTheCapIsStillGathered) {

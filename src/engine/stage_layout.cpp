@@ -120,6 +120,16 @@ StageLayout make_stage_layout(nn::Model& model, const config::Parallel& parallel
   return layout;
 }
 
+const Parameter* outside_of_parts(const nn::LayeredModel& model) {
+  std::set<const Parameter*> inside;
+  for (std::size_t part = 0; part < model.parts(); ++part)
+    for (const auto& module : model.modules(part))
+      for (const auto& parameter : module->parameters()) inside.insert(parameter.get());
+  for (const auto& parameter : model.parameters())
+    if (!inside.contains(parameter.get())) return parameter.get();
+  return nullptr;
+}
+
 std::map<const Parameter*, std::vector<int>> stages_of_parameters(nn::Model& model,
                                                                   const StageLayout& layout) {
   std::map<const Parameter*, std::vector<int>> out;
@@ -128,6 +138,10 @@ std::map<const Parameter*, std::vector<int>> stages_of_parameters(nn::Model& mod
     for (const auto& parameter : model.parameters()) out[parameter.get()] = {0};
     return out;
   }
+  model.assign_names();
+  if (const Parameter* outside = outside_of_parts(*layered))
+    fail(ErrorKind::config, "no part of the model has parameter '", outside->name,
+         "', so no stage of a pipeline would: give its module to append_part()");
   for (std::size_t part = 0; part < layered->parts(); ++part)
     for (const auto& module : layered->modules(part))
       for (const auto& parameter : module->parameters()) {
@@ -136,11 +150,6 @@ std::map<const Parameter*, std::vector<int>> stages_of_parameters(nn::Model& mod
         const auto at = std::lower_bound(stages.begin(), stages.end(), stage);
         if (at == stages.end() || *at != stage) stages.insert(at, stage);
       }
-  model.assign_names();
-  for (const auto& parameter : model.parameters())
-    if (!out.contains(parameter.get()))
-      fail(ErrorKind::config, "no part of the model has parameter '", parameter->name,
-           "', so no stage of a pipeline would: give its module to append_part()");
   return out;
 }
 

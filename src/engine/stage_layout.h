@@ -50,6 +50,10 @@ std::vector<std::int64_t> part_weights(nn::LayeredModel& model, const std::strin
 /// than its stages need.
 StageLayout make_stage_layout(nn::Model& model, const config::Parallel& parallel, int stage);
 
+/// The first parameter that no part of the model has, so that it belongs to none of a model that is cut;
+/// null: parts have all.
+const autograd::Parameter* outside_of_parts(const nn::LayeredModel& model);
+
 /// The stages that compute with each parameter, in ascending order, by parameter. Throws Error{config} for a
 /// parameter of a model that is cut which no part has.
 std::map<const autograd::Parameter*, std::vector<int>> stages_of_parameters(nn::Model& model,

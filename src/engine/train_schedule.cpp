@@ -37,6 +37,13 @@ StageLayout whole_model(const nn::Model& model) {
 
 namespace {
 
+/// A model that is run part by part never runs what belongs to none of them.
+void require_all_in_parts(const nn::LayeredModel& model) {
+  if (const autograd::Parameter* outside = outside_of_parts(model))
+    fail(ErrorKind::config, "parallel.schedule runs the model part by part, and no part has parameter '",
+         outside->name, "': give its module to append_part(), or choose accumulate");
+}
+
 bool ties_parts(const nn::LayeredModel& model) {
   std::map<const autograd::Parameter*, std::size_t> part_of;
   for (std::size_t part = 0; part < model.parts(); ++part)
@@ -66,7 +73,8 @@ Schedule layered_or_accumulate(const config::Config& config, const nn::Model& mo
   const bool comes_again = config.zero.stage == 3 &&
                            (shards > 1 || config.zero.offload_param.device != config::OffloadDevice::none);
   return layered && layered->parts() > 1 && comes_again && config.batch.gradient_accumulation_steps > 1 &&
-                 config.training.recompute == config::Recompute::full && !ties_parts(*layered)
+                 config.training.recompute == config::Recompute::full && !ties_parts(*layered) &&
+                 !outside_of_parts(*layered)
              ? Schedule::layered
              : Schedule::accumulate;
 }
@@ -85,6 +93,7 @@ TrainSchedule choose_schedule(const config::Config& config, const nn::Model& mod
          " runs on one stage, and parallel.pipeline is ", layout.stages,
          ": choose 1f1b, gpipe, interleaved or zero_bubble");
   if (schedule == Schedule::layered) layout = by_parts(model);
+  if (layout.chunks.size() > 1) require_all_in_parts(dynamic_cast<const nn::LayeredModel&>(model));
   return {schedule, std::move(layout)};
 }
 

@@ -29,12 +29,12 @@ StageLayout whole_model(const nn::Model& model);
 /// The schedule that a configuration asks for, or what `automatic` comes to. `layout`: of the pipeline; with
 /// one stage of one chunk, `layered` cuts the model into its parts. `shards`: ranks that share the states of
 /// a parameter. Throws Error{config} naming keys that would do, for a schedule that model or pipeline cannot
-/// have.
+/// have, and for a model to be cut of which a parameter belongs to no part. Parameters have their names.
 TrainSchedule choose_schedule(const config::Config& config, const nn::Model& model, StageLayout layout,
                               int shards);
 /// What `automatic` comes to with one stage. `layered` where parameters would come again for each of several
 /// micro-batches (from other ranks, host memory or NVMe), full recompute leaves little of them to be kept,
-/// and it gives the bits of `accumulate`: no parameter is used by two parts.
+/// and it gives the bits of `accumulate`: each parameter is used by one part.
 config::Schedule layered_or_accumulate(const config::Config& config, const nn::Model& model, int shards);
 
 /// The instructions of a step on this rank. Only `layered` ends updates late.

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "engine/process_grid.h"
+#include "engine/train_schedule.h"
 #include "nn/embedding.h"
 #include "nn/linear.h"
 #include "tests/support/expect_error.h"
@@ -129,6 +130,32 @@ TEST(StageLayout, WhatCannotBeCutSaysWhatWouldDo) {
   const StageLayout layout = make_stage_layout(without_head, pipeline_of(2), 0);
   expect_error(ErrorKind::config, "no part of the model has parameter 'head.weight'",
                [&] { stages_of_parameters(without_head, layout); });
+}
+
+/// Run part by part on one stage, too.
+TEST(TrainSchedule, ParametersOutsideOfPartsAreNamed) {
+  config::Config config;
+  config.zero.stage = 3, config.zero.offload_param.device = config::OffloadDevice::cpu;
+  config.training.recompute = config::Recompute::full;
+  config.batch.gradient_accumulation_steps = 4;
+  Ladder whole(false), without_head(false, true);
+  const auto choose = [&](Ladder& model, config::Schedule schedule, int virtual_stages = 1) {
+    model.assign_names();
+    config.parallel = pipeline_of(1, "uniform", virtual_stages);
+    config.parallel.schedule = schedule;
+    return choose_schedule(config, model, make_stage_layout(model, config.parallel, 0), 1).schedule;
+  };
+  using enum config::Schedule;
+  for (const auto& [schedule, chunks] : {std::pair{layered, 1}, {interleaved, 2}}) {
+    EXPECT_EQ(choose(whole, schedule, chunks), schedule);
+    expect_error(
+        ErrorKind::config,
+        "no part has parameter 'head.weight': give its module to append_part(), or choose accumulate",
+        [&] { choose(without_head, schedule, chunks); });
+  }
+  EXPECT_EQ(choose(whole, automatic), layered);
+  EXPECT_EQ(choose(without_head, automatic), accumulate);
+  EXPECT_EQ(choose(without_head, gpipe), gpipe) << "all of it at once";
 }
 
 config::Config config_of(const config::Parallel& parallel) {

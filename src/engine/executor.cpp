@@ -62,10 +62,9 @@ std::string reason_of(const std::exception_ptr& what) {
 Executor::Executor(const Parts& parts)
     : parts_(parts),
       whole_(whole_model(parts.model)),
-      link_(parts.stages.size() > 1
-                ? std::make_unique<StageLink>(parts.device, parts.layout, parts.stages, *parts.activations,
-                                              *parts.gradients)
-                : nullptr),
+      link_(parts.stages.size() > 1 ? std::make_unique<StageLink>(parts.device, parts.layout, parts.stages,
+                                                                  *parts.activations, *parts.gradients)
+                                    : nullptr),
       in_stages_(link_ ? std::make_unique<ModelStages>(dynamic_cast<nn::LayeredModel&>(parts.model),
                                                        parts.layout, parts.stages)
                        : nullptr),
@@ -129,7 +128,10 @@ void Executor::backward(const autograd::Var& loss) {
   try {
     while (!next_is(Op::count)) run_next();
   } catch (...) {
-    if (failed()) give_up();
+    if (failed()) {
+      give_up();
+      loss_.clear();
+    }
     throw;
   }
   failed_ = false;
@@ -167,7 +169,10 @@ void Executor::run(const std::vector<Instruction>& list, const StageLayout& layo
   } catch (...) {
     give_up();
     if (link_) link_->abandon(reason_of(std::current_exception()));
-    if (!failed()) drop_accumulated();
+    if (failed())
+      loss_.clear();
+    else
+      drop_accumulated();
     throw;
   }
   while (!idle()) run_next();

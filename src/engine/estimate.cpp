@@ -154,7 +154,9 @@ Estimate estimate(const config::Config& config, const ModelSource& model, const 
     run.evaluate();
     run.evaluate();
   }
-  const Moved moved = run.step();
+  Moved moved = run.step();
+  if (run.engine().schedule() == config::Schedule::layered)
+    moved = run.step();  // with what that one has left
   out.traffic_by_axis = moved.traffic;
   for (const auto& [axis, bytes] : moved.traffic) out.traffic.add(bytes);
   out.io = moved.io;

@@ -29,7 +29,7 @@ struct Shape {
   std::string zero_extra;
   std::string groups = "[]";
   int threads = 1;
-  std::string device = "cpu";
+  std::string device = "cpu", schedule = "auto";
 
   std::string text(const std::string& nvme) const {
     const auto offload = [&](const std::string& device, const char* extra) {
@@ -49,8 +49,8 @@ struct Shape {
         R"(, "hidden_size": 128, "num_layers": 3, "num_heads": 4, "num_kv_heads": )", llama ? 2 : 4,
         R"(}, "training": {"recompute": ")", recompute,
         R"("}, "activation_checkpointing": {"cpu_checkpointing": )", host_checkpoints ? "true" : "false",
-        R"(}, "parallel": {"timeout_seconds": 60}, "device": {"threads_per_rank": )", threads,
-        R"(, "type": ")", device, "\"}}");
+        R"(}, "parallel": {"timeout_seconds": 60, "schedule": ")", schedule,
+        R"("}, "device": {"threads_per_rank": )", threads, R"(, "type": ")", device, "\"}}");
   }
 
   std::string name() const {
@@ -74,18 +74,28 @@ std::vector<Estimate> measure(const config::Config& config, int ranks) {
     Engine engine(dist, model_of(config), config);
     Estimate& mine = out[static_cast<std::size_t>(dist->rank())];
     mine.states = MemoryReport::of(engine.device());
-    for (int step = 0; step < 3; ++step) {
-      int micro = 0;
-      const auto next = [&] {
-        return synthetic_batch(engine.device(), rows, seq, vocab, step, micro++, dist->rank());
-      };
-      dist->world().reset_traffic();
+    int micro = 0;
+    const auto next = [&] {
+      return synthetic_batch(engine.device(), rows, seq, vocab, 0, micro++, dist->rank());
+    };
+    const auto io_of = [&](int steps) {
       const engine::IoBytes before = engine.io_bytes();
-      engine.train_batch(next);
-      mine.traffic = dist->world().traffic();
+      for (int step = 0; step < steps; ++step) {
+        dist->world().reset_traffic();
+        engine.train_batch(next);
+        mine.traffic = dist->world().traffic();
+      }
+      engine.synchronize();
       const engine::IoBytes after = engine.io_bytes();
-      mine.io = {after.read - before.read, after.written - before.written};
+      return engine::IoBytes{after.read - before.read, after.written - before.written};
+    };
+    for (int step = 0; step < 3; ++step) {
+      mine.io = io_of(1);
       engine.eval_batch(next());
+    }
+    if (engine.schedule() == config::Schedule::layered) {  // updates end in the steps after them
+      const engine::IoBytes more = io_of(3);
+      mine.io = {(more.read - mine.io.read) / 2, (more.written - mine.io.written) / 2};
     }
     mine.peaks = MemoryReport::of(engine.device());
   });
@@ -206,6 +216,20 @@ TEST(EstimateOfVariants, IsWhatARunBooks) {
   Shape threads;
   threads.threads = 2;
   expect_alike(threads);
+}
+
+TEST(EstimateOfLayered, IsWhatARunBooks) {
+  Shape shape;
+  shape.schedule = "layered", shape.llama = true, shape.accumulation = 4;
+  shape.stage = 3, shape.recompute = "full", shape.optimizer = shape.param = "nvme";
+  for (shape.ranks = 1; shape.ranks <= 2; ++shape.ranks) {
+    SCOPED_TRACE(shape.name());
+    expect_alike(shape);
+  }
+  shape.llama = false, shape.stage = 1, shape.recompute = "none", shape.param = "none";  // tied embeddings
+  SCOPED_TRACE(shape.name());
+  shape.ranks = 2;
+  expect_alike(shape);
 }
 
 /// What a rank of two takes for steps of `shape`, on CPUs or on GPUs, which nobody needs here.

@@ -11,93 +11,17 @@
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/safetensors.h"
 #include "engine/estimate.h"
-#include "engine/initialize.h"
-#include "support/cut_model.h"
 #include "support/expect_error.h"
 #include "support/full_suite.h"
 #include "support/temp_folder.h"
 #include "support/whole_tensors.h"
+#include "tests/engine/cut_runs.h"
 
 namespace sherd::test {
 namespace {
 
 using sherd::testing::expect_error;
 using sherd::testing::TempFolder;
-
-struct Sizes {
-  int tensor, context, data;
-  bool sequence_parallel = true;
-  int ranks() const { return tensor * context * data; }
-  std::string text() const {
-    return cat("t", tensor, "c", context, "d", data, sequence_parallel ? "" : "_plain");
-  }
-};
-
-struct Spec {
-  Sizes sizes{};
-  int stage = 0, shard = 0, accumulation = 1;
-  double clipping = 0;
-  std::string zero{};  ///< more keys of its section
-  std::string recompute = "none", moments = "fp32";
-  std::string optimizer = R"("type": "SGD", "params": {"lr": 0.1})";
-
-  config::Config config() const {
-    return config::parse_text(
-        cat(R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": )", accumulation,
-            R"(, "gradient_clipping": )", clipping, R"(, "optimizer": {)", optimizer,
-            R"(}, "training": {"seed": 5, "recompute": ")", recompute, R"(", "moments_dtype": ")", moments,
-            R"("}, "zero_optimization": {"stage": )", stage, R"(, "stage3_param_persistence_threshold": 4)",
-            zero.empty() ? "" : ", ", zero, R"(}, "parallel": {"tensor": )", sizes.tensor, R"(, "context": )",
-            sizes.context, R"(, "sequence_parallel": )", sizes.sequence_parallel ? "true" : "false",
-            shard ? cat(R"(, "shard_size": )", shard) : "", "}}"));
-  }
-};
-
-struct Outcome {
-  std::vector<double> losses, norms;
-  LogicalStates states;
-  bool operator==(const Outcome&) const = default;
-};
-
-std::shared_ptr<nn::Model> cut_model(const parallel::Layout& layout) {
-  return std::make_shared<cut::Model>(layout);
-}
-
-/// Runs `body` in an engine on every rank of the run's layout; returns all states at the end.
-LogicalStates on_all(const Spec& run, const std::function<void(Engine&)>& body) {
-  LogicalStateCollector states;
-  launch_ranks(run.sizes.ranks(), [&](DistributedPtr dist) {
-    const auto made = initialize({.dist = dist, .model = cut_model, .config = run.config()});
-    body(*made.engine);
-    states.add(*made.engine);
-  });
-  return states.take();
-}
-
-void train(Engine& engine, int from, int to, Outcome* out = nullptr) {
-  for (int step = from; step < to; ++step) {
-    int micro = 0;
-    engine.train_batch(
-        [&] { return cut::batch(engine.device(), step, micro++, engine.data_ranks().rank()); });
-    if (!out || engine.dist().rank() != 0) continue;
-    out->losses.push_back(engine.last_step().loss);
-    out->norms.push_back(engine.last_step().grad_norm);
-  }
-}
-
-Outcome outcome_of(const Spec& run, int steps = 4) {
-  Outcome out;
-  out.states = on_all(run, [&](Engine& engine) { train(engine, 0, steps, &out); });
-  return out;
-}
-
-void expect_near(const LogicalStates& states, const cut::Weights& expected) {
-  for (const auto& [name, values] : cut::weights_of(states)) {
-    ASSERT_EQ(values.size(), expected.at(name).size()) << name;
-    for (std::size_t i = 0; i < values.size(); ++i)
-      EXPECT_NEAR(values[i], expected.at(name)[i], 2e-6) << name;
-  }
-}
 
 const std::vector<Sizes> layouts{{2, 1, 1}, {2, 1, 2}, {1, 2, 2},       {2, 2, 1},
                                  {4, 1, 1}, {2, 2, 2}, {2, 1, 2, false}};

@@ -7,6 +7,7 @@
 
 #include "autograd/ops.h"
 #include "engine/engine.h"
+#include "nn/layered_model.h"
 #include "sharding/parallel/layout.h"
 #include "support/logical_states.h"
 
@@ -75,13 +76,33 @@ inline tensor::Slice part_of(const tensor::Shape& logical, int axis, int part, i
   return {logical, blocks};
 }
 
-/// tanh(W·(gain·x) + b): gain on 1/t of the tokens (its gradient is partial), W and b cut by rows.
+/// gain·x: computed on 1/t of the tokens, so that the gain's gradient is partial.
+class Gain : public nn::Layer {
+ public:
+  explicit Gain(const parallel::Layout& layout)
+      : layout_(layout), weight_(declare("weight", {in}, nn::Init::uniform(0.5, 1.5))) {
+    weight_->partial_gradient = layout.cuts_stream();
+  }
+
+ protected:
+  nn::Var forward(nn::Tape& tape, const nn::Var& x) override {
+    if (!layout_.cuts_stream()) return scaled(x, tape.parameter(weight_));
+    const std::int64_t elements = x.value().numel() / layout_.tensor_size();
+    const std::int64_t first = layout_.tensor_rank() * elements;
+    const nn::Var own = tape.input(x.value().range(first, first + elements).reshape({elements / in, in}));
+    return gather_rows(scaled(own, tape.parameter(weight_)), layout_.tensor);
+  }
+
+ private:
+  parallel::Layout layout_;
+  nn::ParameterPtr weight_;
+};
+
+/// tanh(W·x + b), W and b cut by rows.
 class Up : public nn::Layer {
  public:
   explicit Up(const parallel::Layout& layout) : layout_(layout) {
     const int t = layout.tensor_size(), r = layout.tensor_rank();
-    gain_ = declare("gain", {in}, nn::Init::uniform(0.5, 1.5));
-    gain_->partial_gradient = layout.cuts_stream();
     weight_ = declare("weight", {hidden / t, in}, nn::Init::normal(0, 0.5));
     bias_ = declare("bias", {hidden / t}, nn::Init::uniform(-0.5, 0.5));
     if (t > 1) weight_->slice = part_of({hidden, in}, 0, r, t), bias_->slice = part_of({hidden}, 0, r, t);
@@ -89,17 +110,7 @@ class Up : public nn::Layer {
 
  protected:
   nn::Var forward(nn::Tape& tape, const nn::Var& x) override {
-    nn::Var own = x;
-    if (layout_.cuts_stream()) {
-      const std::int64_t elements = x.value().numel() / layout_.tensor_size();
-      const std::int64_t first = layout_.tensor_rank() * elements;
-      own = tape.input(x.value().range(first, first + elements).reshape({elements / in, in}));
-    }
-    nn::Var y = scaled(own, tape.parameter(gain_));
-    if (layout_.cuts_stream())
-      y = gather_rows(y, layout_.tensor);
-    else if (layout_.tensor)
-      y = copied(y);
+    const nn::Var y = layout_.tensor && !layout_.cuts_stream() ? copied(x) : x;
     return autograd::tanh(autograd::linear(y, tape.parameter(weight_), tape.parameter(bias_)));
   }
 
@@ -116,28 +127,41 @@ class Up : public nn::Layer {
         });
   }
   parallel::Layout layout_;
-  nn::ParameterPtr gain_, weight_, bias_;
+  nn::ParameterPtr weight_, bias_;
 };
 
-/// W·x + b: W cut by columns, b whole and added once.
+/// W·x, W cut by columns.
 class Down : public nn::Layer {
  public:
   explicit Down(const parallel::Layout& layout) : layout_(layout) {
     const int t = layout.tensor_size();
     weight_ = declare("weight", {out, hidden / t}, nn::Init::normal(0, 0.5));
     if (t > 1) weight_->slice = part_of({out, hidden}, 1, layout.tensor_rank(), t);
-    bias_ = declare("bias", {out}, nn::Init::uniform(-0.5, 0.5));
   }
 
  protected:
   nn::Var forward(nn::Tape& tape, const nn::Var& x) override {
-    const nn::Var sum = reduce(autograd::linear(x, tape.parameter(weight_)), layout_.tensor);
+    return reduce(autograd::linear(x, tape.parameter(weight_)), layout_.tensor);
+  }
+
+ private:
+  parallel::Layout layout_;
+  nn::ParameterPtr weight_;
+};
+
+/// x + b, b whole on all ranks.
+class Shift : public nn::Layer {
+ public:
+  Shift() : bias_(declare("bias", {out}, nn::Init::uniform(-0.5, 0.5))) {}
+
+ protected:
+  nn::Var forward(nn::Tape& tape, const nn::Var& x) override {
     const nn::Var bias = tape.parameter(bias_);
-    const tensor::Tensor y = tape.empty(sum.shape(), DType::f32);
+    const tensor::Tensor y = tape.empty(x.shape(), DType::f32);
     for (std::int64_t i = 0; i < looked_at(tape, y.numel()); ++i)
-      y.data<float>()[i] = sum.value().data<float>()[i] + bias.value().data<float>()[i % out];
-    return tape.record(y, {sum, bias},
-                       [dx = sum.grad_ref(), db = bias.grad_ref()](nn::Tape& t, const tensor::Tensor& dy) {
+      y.data<float>()[i] = x.value().data<float>()[i] + bias.value().data<float>()[i % out];
+    return tape.record(y, {x, bias},
+                       [dx = x.grad_ref(), db = bias.grad_ref()](nn::Tape& t, const tensor::Tensor& dy) {
                          const tensor::Tensor grad = t.empty({out}, DType::f32);
                          t.kernels().fill(grad, 0);
                          for (std::int64_t i = 0; i < looked_at(t, dy.numel()); ++i)
@@ -148,38 +172,45 @@ class Down : public nn::Layer {
   }
 
  private:
-  parallel::Layout layout_;
-  nn::ParameterPtr weight_, bias_;
+  nn::ParameterPtr bias_;
 };
 
-/// The mean of squares over a sequence of which each context rank sees its part, in order.
-class Model : public nn::Model {
+/// Four parts, each a block. The mean of squares over a sequence of which each context rank sees its part, in
+/// order.
+class Model : public nn::LayeredModel {
  public:
   explicit Model(const parallel::Layout& layout) : layout_(layout) {
-    up_ = add("up", std::make_shared<Up>(layout));
-    down_ = add("down", std::make_shared<Down>(layout));
-    up_->mark_block();
-    down_->mark_block();
+    append("gain", std::make_shared<Gain>(layout));
+    append("up", std::make_shared<Up>(layout));
+    append("down", std::make_shared<Down>(layout));
+    append("shift", std::make_shared<Shift>());
   }
 
  protected:
-  nn::Var forward(nn::Tape& tape, const tensor::Batch& batch) override {
-    const auto own = [&](const tensor::Tensor& whole) {
-      const std::int64_t elements = whole.numel() / layout_.context_size(),
-                         first = layout_.context_rank() * elements;
-      return whole.range(first, first + elements)
-          .reshape({whole.shape()[0] / layout_.context_size(), whole.shape()[1]});
-    };
-    const nn::Var y = (*down_)(tape, (*up_)(tape, tape.input(own(batch.at("x")))));
+  nn::Var forward_part(nn::Tape& tape, std::size_t part, const nn::Var& x,
+                       const tensor::Batch& batch) override {
+    const nn::Var y = (*layers_[part])(tape, part == 0 ? tape.input(own(batch.at("x"))) : x);
+    if (part + 1 < parts()) return y;
     const nn::Var loss = autograd::mean_squared_error(y, own(batch.at("y")));
     return layout_.context ? reduce(autograd::scale(loss, 1.0 / layout_.context_size()), layout_.context)
                            : loss;
   }
 
  private:
+  void append(const std::string& name, const std::shared_ptr<nn::Layer>& layer) {
+    layer->mark_block();
+    layers_.push_back(add(name, layer));
+    append_part({layer});
+  }
+  tensor::Tensor own(const tensor::Tensor& whole) const {
+    const std::int64_t elements = whole.numel() / layout_.context_size(),
+                       first = layout_.context_rank() * elements;
+    return whole.range(first, first + elements)
+        .reshape({whole.shape()[0] / layout_.context_size(), whole.shape()[1]});
+  }
+
   parallel::Layout layout_;
-  std::shared_ptr<Up> up_;
-  std::shared_ptr<Down> down_;
+  std::vector<std::shared_ptr<nn::Layer>> layers_;
 };
 
 using Values = std::vector<double>;
@@ -217,8 +248,9 @@ inline Weights weights_of(const LogicalStates& states) {
 /// The loss of one micro-batch; adds its gradients to `sums`.
 inline double loss_of(const Weights& weights, int step, int micro, int data_rank, Weights& sums) {
   const Values x = sample(in, step, micro, data_rank, 1), target = sample(out, step, micro, data_rank, 2);
-  const Values &gain = weights.at("up.gain"), &up = weights.at("up.weight"), &up_bias = weights.at("up.bias"),
-               &down = weights.at("down.weight"), &down_bias = weights.at("down.bias");
+  const Values &gain = weights.at("gain.weight"), &up = weights.at("up.weight"),
+               &up_bias = weights.at("up.bias"), &down = weights.at("down.weight"),
+               &down_bias = weights.at("shift.bias");
   for (const auto& [name, values] : weights) sums[name].resize(values.size());
   double loss = 0;
   for (std::size_t token = 0; token < tokens; ++token) {
@@ -233,7 +265,7 @@ inline double loss_of(const Weights& weights, int step, int micro, int data_rank
       for (std::size_t j = 0; j < hidden; ++j) y += down[o * hidden + j] * h[j];
       const double error = y - target[token * out + o], dy = 2 * error / (tokens * out);
       loss += error * error / (tokens * out);
-      sums["down.bias"][o] += dy;
+      sums["shift.bias"][o] += dy;
       for (std::size_t j = 0; j < hidden; ++j)
         sums["down.weight"][o * hidden + j] += dy * h[j], dh[j] += dy * down[o * hidden + j];
     }
@@ -242,7 +274,7 @@ inline double loss_of(const Weights& weights, int step, int micro, int data_rank
       sums["up.bias"][j] += d;
       for (std::size_t i = 0; i < in; ++i) {
         sums["up.weight"][j * in + i] += d * gain[i] * x[token * in + i];
-        sums["up.gain"][i] += d * up[j * in + i] * x[token * in + i];
+        sums["gain.weight"][i] += d * up[j * in + i] * x[token * in + i];
       }
     }
   }

@@ -8,6 +8,7 @@
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"
+#include "tests/comm/tcp_ranks.h"
 
 namespace sherd::test {
 namespace {
@@ -88,6 +89,24 @@ TEST_F(Layered, SkipsStepsThatOverflow) {
   spec.dtype = "fp16", spec.loss_scale_window = 1, spec.steps = 16;
   EXPECT_GT(run(spec, "layered").skipped, 0);
   expect_same_bits(spec);
+}
+
+/// What an update leaves for the next step's forward goes to the other ranks then.
+TEST_F(Layered, PublishesLateOverSockets) {
+  for (const int stage : {1, 3})
+    for (const bool shared_memory : {true, false}) {
+      SCOPED_TRACE(cat("stage ", stage, shared_memory ? "" : ", messages"));
+      RunSpec spec = base(stage, 2);
+      spec.steps = 3, spec.overlap = true, spec.offload_optimizer = "nvme", spec.sub_group = 4096;
+      if (stage == 3) spec.persistence = 100;  // biases and norms
+      const auto over_tcp = [=](int ranks, comm::CommOptions options, const auto& body) {
+        options.shared_memory = shared_memory;
+        comm::on_tcp_ranks(ranks, options, body);
+      };
+      const RunResult want = run(spec, "accumulate");
+      spec.schedule = "layered";
+      EXPECT_TRUE(train_on(over_tcp, spec).bits() == want.bits());
+    }
 }
 
 TEST_F(Layered, ResumesInTheMiddleOfAnUpdate) {

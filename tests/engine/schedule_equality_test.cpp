@@ -9,6 +9,7 @@
 
 #include "comm/local/local.h"
 #include "support/equality_processes.h"
+#include "support/expect_error.h"
 #include "support/full_suite.h"
 #include "support/mpirun.h"
 #include "tests/comm/lazy_gpus.h"
@@ -77,6 +78,13 @@ void expect_same(const RunResult& got, const RunResult& want) {
   ASSERT_EQ(got.masters.size(), want.masters.size());
   for (const auto& [name, bytes] : want.masters) EXPECT_TRUE(got.masters.at(name) == bytes) << name;
   EXPECT_TRUE(got.bits() == want.bits());
+}
+
+void expect_near(const RunResult& got, const RunResult& want, double tolerance) {
+  for (std::size_t step = 0; step < want.losses.size(); ++step) {
+    EXPECT_NEAR(got.losses[step], want.losses[step], tolerance) << "step " << step;
+    EXPECT_NEAR(got.norms[step] / want.norms[step], 1, 5 * tolerance) << "step " << step;
+  }
 }
 
 /// The index of a way, ZeRO's stage, dtype, tier, recompute, partition, and optimizer.
@@ -182,19 +190,26 @@ TEST(ScheduleRuns, OverOtherRanksGiveTheBitsOfOneStage) {
   struct Ranks {
     int tensor, context, data;
   };
-  for (const Ranks& ranks : {Ranks{2, 1, 1}, Ranks{1, 2, 1}, Ranks{1, 1, 2}})
+  for (const Ranks& ranks : {Ranks{2, 1, 1}, Ranks{1, 2, 1}, Ranks{1, 1, 2}, Ranks{2, 2, 2}})
     for (const int stage : {1, 3}) {
+      const bool all_at_once = ranks.tensor * ranks.context * ranks.data > 2;
       SCOPED_TRACE(cat("tensor ", ranks.tensor, ", context ", ranks.context, ", data ", ranks.data,
                        ", stage ", stage));
       RunSpec spec = base(stage);
       spec.tensor = ranks.tensor, spec.context = ranks.context, spec.accumulation = 4 / ranks.data;
-      spec.schedule = "accumulate", spec.ranks = 2;
+      spec.schedule = "accumulate", spec.ranks = ranks.tensor * ranks.context * ranks.data;
+      if (all_at_once) spec.dtype = "fp32", spec.steps = 2;
       const RunResult want = train_local(spec);
+      if (all_at_once) {
+        RunSpec alone = spec;
+        alone.accumulation = 4;
+        expect_near(want, expected(alone), 2e-5);
+      }
       for (const Way& way :
            {Way{"layered"}, Way{stage == 1 ? "1f1b" : "zero_bubble", 2}, Way{"interleaved", 2, 2}}) {
-        if (way.chunks > 1 && !full_suite() && ranks.data == 1) continue;
+        if (way.chunks > 1 && !full_suite() && (ranks.data == 1 || all_at_once)) continue;
         RunSpec cut = over(way, spec);
-        cut.ranks = 2 * way.stages;
+        cut.ranks = spec.ranks * way.stages;
         expect_same(train_local(cut), want);
       }
     }
@@ -233,10 +248,7 @@ TEST(ScheduleRuns, OfTiedEmbeddingsAgreeAmongStagesToTheBit) {
       RunSpec one = spec;
       one.schedule = "accumulate";
       const RunResult want = train_local(one);
-      for (std::size_t step = 0; step < want.losses.size(); ++step) {
-        EXPECT_NEAR(two.losses[step], want.losses[step], tolerance);
-        EXPECT_NEAR(two.norms[step] / want.norms[step], 1, 5 * tolerance);
-      }
+      expect_near(two, want, tolerance);
       spec.stage = stage + 1;
       for (const Way& way : {Way{"gpipe", 3}, Way{"interleaved", 2, 2}, Way{"zero_bubble", 4}}) {
         SCOPED_TRACE(way.str());
@@ -250,6 +262,25 @@ TEST(ScheduleRuns, OfTiedEmbeddingsAgreeAmongStagesToTheBit) {
     }
 }
 
+/// "type:REGEX" of the configuration: blocks lie evenly, whatever the other parts weigh.
+TEST(ScheduleRuns, CutWhereTheClassesOfPartsSay) {
+  RunSpec spec = over({"1f1b", 3}, base(1));
+  spec.partition = "type:transformerblock";
+  launch_ranks(3, [&](DistributedPtr dist) {
+    const std::vector<sharding::Chunk> two_each{{0, 3}, {3, 5}, {5, 8}};
+    EXPECT_EQ(make_engine(dist, spec)->stages().chunks, two_each);
+  });
+  expect_same(train_local(spec), expected(spec));
+  spec.partition = "type:conv";
+  launch_ranks(3, [&](DistributedPtr dist) {
+    testing::expect_error(ErrorKind::config, "no part of the model matches \"conv\"",
+                          [&] { make_engine(dist, spec); });
+  });
+  spec.partition = "type:(block";
+  testing::expect_error(ErrorKind::config, "parallel.partition_method: \"type:(block\" holds no regular",
+                        [&] { config::parse_text(spec.config()); });
+}
+
 // ---- other ranks and devices ----
 
 TEST(ScheduleProcesses, HaveTheBitsOfThreads) {
@@ -257,13 +288,16 @@ TEST(ScheduleProcesses, HaveTheBitsOfThreads) {
     Way way;
     bool mpi, shared_memory;
     const char* machines = "";
+    int data = 1;
   };
-  for (const Kind& kind : {Kind{{"1f1b", 2}, true, true}, Kind{{"zero_bubble", 2}, false, false},
-                           Kind{{"interleaved", 2, 2}, false, true, "01"}}) {
+  for (const Kind& kind :
+       {Kind{{"1f1b", 2}, true, true}, Kind{{"zero_bubble", 2}, false, false},
+        Kind{{"interleaved", 2, 2}, false, true, "01"}, Kind{{"1f1b", 2}, false, false, "", 2}}) {
     SCOPED_TRACE(kind.way.str());
     if (kind.mpi && !comm::mpi_available()) continue;
     RunSpec spec = over(kind.way, base(3));
-    spec.hidden = 32;
+    spec.hidden = 32, spec.ranks *= kind.data;
+    if (kind.data > 1) spec.persistence = 100;  // parameters that are published
     const Processes how{.launcher = kind.mpi ? sherd::testing::mpirun(spec.ranks) : tcp_launcher(spec.ranks),
                         .shared_memory = kind.shared_memory,
                         .machines = kind.machines};

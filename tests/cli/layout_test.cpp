@@ -171,7 +171,8 @@ TEST_F(LayoutProgram, TellsOfAllSizesThatDoNotFitAtOnceInTheKeysThatWereGiven) {
     EXPECT_THAT(refused.err, Not(HasSubstr("parallel.tensor")));
   }
   const Outcome ulysses =
-      sherd(with({"estimate", "--config", config(), "--ranks", "4"}, {"sequence_parallel_size=4"}));
+      sherd(with({"estimate", "--config", config(), "--ranks", "2"}, {"sequence_parallel_size=4"}));
+  EXPECT_THAT(ulysses.err, HasSubstr("sequence_parallel_size 4 does not divide the 2 ranks"));
   EXPECT_THAT(ulysses.err, HasSubstr("or a sequence_parallel_size that divides them"));
 }
 

@@ -304,13 +304,13 @@ TEST(Mpi, WritesNothingThatItSaysToHaveTakenBack) {
 
 /// A rank that never comes, though alive: nobody hangs, not even in MPI_Finalize.
 TEST(Death, Stuck) {
-  const auto world = join({.timeout_seconds = 5});  // also for all to come, on a busy machine
+  const auto world = join({.timeout_seconds = 3});  // also for all to come, on a busy machine
   if (world->rank() == 1) {
-    std::this_thread::sleep_for(std::chrono::seconds(9));
+    std::this_thread::sleep_for(std::chrono::seconds(6));
     _exit(0);
   }
   EXPECT_THAT(error_of(ErrorKind::comm, [&] { world->barrier(); }),
-              HasSubstr("rank 1 did not come within 5 s"));
+              HasSubstr("rank 1 did not come within 3 s"));
 }
 
 }  // namespace

@@ -25,6 +25,12 @@ inline bool gpu_run() {
   return std::getenv("SHERD_TEST_GPU") != nullptr;
 }
 
+/// Whether tests of kernels leave out the emulator, whose are the same for every instruction set of the
+/// processor (scripts/test, as on AVX2).
+inline bool cpu_run() {
+  return std::getenv("SHERD_TEST_CPU") != nullptr;
+}
+
 /// The first GPU, or nothing, and then the running test is marked as skipped.
 inline std::shared_ptr<device::CudaDevice> first_gpu_or_skip() {
   const auto skip = [] { SHERD_NEEDS_GPU(); };

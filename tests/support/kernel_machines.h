@@ -114,9 +114,10 @@ inline std::vector<std::unique_ptr<Machine>> all_cpus() {
   return out;
 }
 
-/// All CPUs, and the emulator with its threads in either order. In a run for GPUs one CPU and the GPU; where
-/// there is none the test counts as skipped.
+/// All CPUs, and the emulator with its threads in either order. In a run for CPUs no emulator; in one for
+/// GPUs one CPU and the GPU; where there is none the test counts as skipped.
 inline std::vector<std::unique_ptr<Machine>> all_machines() {
+  if (cpu_run()) return all_cpus();
   if (!gpu_run()) {
     std::vector<std::unique_ptr<Machine>> out = all_cpus();
     for (const simt::Order order : {simt::Order::ascending, simt::Order::descending})

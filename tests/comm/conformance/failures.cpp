@@ -178,7 +178,7 @@ TEST_P(Conformance, ALateRankIsNamedAtTheDeadline) {
     GTEST_SKIP() << "needs a processor for each rank under mpirun";
   if (ranks() != 2 && ranks() != 3) GTEST_SKIP() << "waits, so on two and three ranks only";
   CommOptions options = GetParam().options;
-  options.timeout_seconds = 2;  // also for all to meet, on a busy machine
+  options.timeout_seconds = 1.5;  // also for all to meet, on a busy machine
   const auto sum_of = [](std::int64_t n) {
     return [n](Tensors& tensors) {
       tensors.comm().all_reduce(tensors.make(n, DType::f32, false), ReduceOp::sum, 1, {.label = "late"});
@@ -201,7 +201,7 @@ TEST_P(Conformance, ALateRankIsNamedAtTheDeadline) {
         call(tensors);
         tensors.finish();
       });
-      EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 1 did not come within 2 s"), HasSubstr(name),
+      EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 1 did not come within 1.5 s"), HasSubstr(name),
                                        HasSubstr("\"late\"")));
       EXPECT_LT(seconds_since(start), 30.0);
     });
@@ -210,14 +210,14 @@ TEST_P(Conformance, ALateRankIsNamedAtTheDeadline) {
 TEST_P(Conformance, AReceiveWithoutASendEndsAtTheDeadline) {
   if (ranks() != 2 && ranks() != 3) GTEST_SKIP() << "waits, so on two and three ranks only";
   CommOptions options = GetParam().options;
-  options.timeout_seconds = 2;  // also for all to meet, on a busy machine
+  options.timeout_seconds = 1.5;  // also for all to meet, on a busy machine
   run(options, [&](Communicator& comm) {
     Tensors tensors(comm, device(comm));
     const Tensor x = tensors.make(20, DType::f32, false);
     comm.barrier();
     if (comm.rank() == 0) {
       const std::string text = error_of(ErrorKind::comm, [&] { comm.receive(x, 1, {.label = "never"}); });
-      EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 1 did not come within 2 s"),
+      EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 1 did not come within 1.5 s"),
                                        HasSubstr("receive of 20 fp32 from rank 1"), HasSubstr("\"never\"")));
     } else {
       // Stays until rank 0's failure has broken the group.

@@ -32,7 +32,7 @@ class StepList {
       list_.push_back(order_[i]);
       send(order_[i]);
       if (returns) receive(*next);
-      if (gathers_ == Gathers::by_chunk && run_end(i) == i + 1) release(i);
+      if (gathers_ == Gathers::by_chunk && ends_run(i)) release(i);
       count(order_[i]);
     }
     add(Op::reduce, last(), 0);
@@ -46,20 +46,29 @@ class StepList {
   bool is_first(int chunk) const { return chunk == 0 && shape_.stage == 0; }
   bool is_last(int chunk) const { return chunk == shape_.chunks - 1 && shape_.stage == shape_.stages - 1; }
 
-  /// Behind what is computed in a row on the chunk of order_[i].
-  std::size_t run_end(std::size_t i) const {
-    std::size_t end = i + 1;
-    while (end < order_.size() && order_[end].chunk == order_[i].chunk) ++end;
-    return end;
+  /// order_[i] is the last that is computed in a row on its chunk.
+  bool ends_run(std::size_t i) const {
+    return i + 1 == order_.size() || order_[i + 1].chunk != order_[i].chunk;
   }
 
-  /// Before order_[i]: what parameters need, those of the next chunk in turn too where they are gathered.
+  /// Behind what is computed in a row on the chunk of order_[i].
+  std::size_t run_end(std::size_t i) const {
+    while (!ends_run(i)) ++i;
+    return i + 1;
+  }
+
+  /// Before order_[i]: what parameters need. Where they are gathered those of the next chunk in turn begin to
+  /// come with a run, but what has to be updated first only in the middle of it: nobody waits for what of the
+  /// update goes on beside its first half, and the second half is for the parameters' way.
   void prepare_chunks(std::size_t i) {
-    if (i > 0 && order_[i - 1].chunk == order_[i].chunk) return;
-    if (gathers_ == Gathers::by_block) return update_chunk(order_[i].chunk);
+    const bool begins = i == 0 || ends_run(i - 1);
+    if (begins) begin_ = i, end_ = run_end(i);
+    if (gathers_ == Gathers::by_block) return begins ? update_chunk(order_[i].chunk) : void();
     if (i == 0) gather(order_[0].chunk);
-    const std::size_t next = run_end(i);
-    if (next < order_.size()) gather(order_[next].chunk);
+    if (end_ == order_.size()) return;
+    const int next = order_[end_].chunk;
+    const bool updates = shape_.late_update && !seen_[static_cast<std::size_t>(next)];
+    if (i == (updates ? begin_ + (end_ - begin_) / 2 : begin_)) gather(next);
   }
 
   void gather(int chunk) {
@@ -110,8 +119,9 @@ class StepList {
   const ScheduleShape& shape_;
   const ComputeOrder& order_;
   Gathers gathers_;
-  std::vector<bool> seen_;  ///< chunks whose parameters were asked for
-  std::vector<bool> held_;  ///< chunks that were gathered, and not released
+  std::size_t begin_ = 0, end_ = 0;  ///< of the run on one chunk that is being listed
+  std::vector<bool> seen_;           ///< chunks whose parameters were asked for
+  std::vector<bool> held_;           ///< chunks that were gathered, and not released
   std::vector<Instruction> list_;
 };
 

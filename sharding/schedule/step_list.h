@@ -19,7 +19,8 @@ enum class Gathers {
 ///   forward whose output it belongs to; sends follow their computation;
 /// - with `by_chunk`, parameters begin to come a chunk ahead, and go behind the last use in a row, unless the
 ///   chunk after the next one is the same (where forward turns back);
-/// - update_chunk comes before the first use of the chunk's parameters;
+/// - update_chunk comes before the first use of the chunk's parameters; with `by_chunk` they begin to come
+///   behind it, in the middle of the run on the chunk before;
 /// - losses are shared, and an early update begins, before the last micro-batch's first backward: the last
 ///   stage knows all losses there, the others have to wait there for the gradient anyway, and no gradient is
 ///   complete before;

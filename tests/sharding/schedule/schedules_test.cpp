@@ -142,21 +142,34 @@ TEST(Schedules, GroupsOfMicroBatchesPassChunkAfterChunk) {
   EXPECT_EQ(forwards, "F0 F1 F2 F0b F1b F2b F3 F4 F3b F4b ");
 }
 
+/// "ua" update_chunk, "ga" gather and "ra" release of chunk a; "F0a" and "B0a"; "L" share_loss, "S"
+/// begin_update, "#" count, "R" reduce, "U" update.
+std::string listed(const std::vector<Instruction>& list) {
+  static const std::map<Op, std::string> names = {
+      {Op::update_chunk, "u"}, {Op::gather, "g"},     {Op::release, "r"},      {Op::forward, "F"},
+      {Op::backward, "B"},     {Op::share_loss, "L"}, {Op::begin_update, "S"}, {Op::count, "#"},
+      {Op::reduce, "R"},       {Op::update, "U"}};
+  std::string text;
+  for (const Instruction& i : list)
+    text += names.at(i.op) + (i.micro_batch < 0 ? "" : std::to_string(i.micro_batch)) +
+            static_cast<char>('a' + i.chunk) + " ";
+  return text;
+}
+
 TEST(Schedules, ParametersOfLayersComeTwicePerStepAChunkAhead) {
   ScheduleShape shape = shape_of(1, 2, 4);
   shape.early_update = shape.late_update = true;
-  std::string text;
-  for (const Instruction& i : layered(shape)) {
-    static const std::map<Op, std::string> names = {
-        {Op::update_chunk, "u"}, {Op::gather, "g"},     {Op::release, "r"},      {Op::forward, "F"},
-        {Op::backward, "B"},     {Op::share_loss, "L"}, {Op::begin_update, "S"}, {Op::count, "#"},
-        {Op::reduce, "R"},       {Op::update, "U"}};
-    text += names.at(i.op) + (i.micro_batch < 0 ? "" : std::to_string(i.micro_batch)) +
-            static_cast<char>('a' + i.chunk) + " ";
-  }
-  EXPECT_EQ(text,
-            "ua ga ub gb F0a F1a ra uc gc F0b F1b rb ud gd F0c F1c F0d B0d F1d L1a S1a B1d rd gb B0c B1c rc "
+  EXPECT_EQ(listed(layered(shape)),
+            "ua ga F0a ub gb F1a ra F0b uc gc F1b rb F0c ud gd F1c F0d B0d F1d L1a S1a B1d rd gb B0c B1c rc "
             "ga B0b B1b rb B0a #0a B1a ra #1a R1a U1a ");
+}
+
+TEST(Schedules, AnUpdateHasHalfALayersTimeBeforeItIsWaitedFor) {
+  ScheduleShape shape = shape_of(1, 4, 3);
+  EXPECT_TRUE(listed(layered(shape)).starts_with("ga gb F0a F1a F2a F3a ra gc F0b F1b F2b F3b F0c "));
+  shape.late_update = true;
+  EXPECT_TRUE(
+      listed(layered(shape)).starts_with("ua ga F0a F1a ub gb F2a F3a ra F0b F1b uc gc F2b F3b F0c "));
 }
 
 // ---- what cannot be ----

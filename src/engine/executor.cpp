@@ -262,8 +262,9 @@ const tensor::Batch& Executor::batch_of(std::int64_t micro_batch) {
 
 void Executor::run_forward(const Instruction& i) {
   PhaseTimer timer(times_.forward, "forward");
-  if (i.chunk == 0) run_ahead_.begin();
+  run_ahead_.begin(layout_->own_chunks());
   loss_of_forward_ = chunks_.forward(i, batch_of(i.micro_batch), random_key(i.micro_batch));
+  run_ahead_.end();
   if (i.chunk + 1 == layout_->own_chunks()) {
     loss_.add(layout_->has_last(i.chunk) ? loss_of_forward_.value() : tensor::Tensor());
     batches_.erase(i.micro_batch);
@@ -273,13 +274,14 @@ void Executor::run_forward(const Instruction& i) {
 
 void Executor::run_backward(const Instruction& i) {
   PhaseTimer timer(times_.backward, "backward");
+  run_ahead_.begin(layout_->own_chunks());
   chunks_.begin_backward(i, parts_.update.seed());
   failed_ = true;  // until all has ended well: from here on it cannot be tried again
   // Where all gradients are needed before any weight changes, none of them is taken up here.
   while (chunks_.continue_backward(i)) hand_over_complete();
   if (i.micro_batch == last_) report_.early_updates = parts_.update.updated_chunks();
   chunks_.end_backward(i);
-  if (i.chunk == 0) run_ahead_.end();
+  run_ahead_.end();
   end_phase();
 }
 

@@ -4,9 +4,9 @@
 
 namespace sherd::engine {
 
-void RunAhead::begin() {
+void RunAhead::begin(int chunks) {
   if (device_.kind() != device::Kind::cuda) return;
-  for (; under_way_.size() >= most; under_way_.pop_front())
+  for (; under_way_.size() >= 2 * most * static_cast<std::size_t>(chunks); under_way_.pop_front())
     under_way_.front().wait(device::as_cuda(device_).deadline(), "an earlier micro-batch");
 }
 

@@ -43,15 +43,18 @@ TEST(StepLoss, waits_for_the_losses_and_for_nothing_later) {
   });
 }
 
-TEST(RunAhead, lets_a_few_micro_batches_wait_and_no_more) {
-  LazyCudaDevice gpu;
-  engine::RunAhead run_ahead(gpu);
-  int done = 0;
-  for (int i = 0; i < 20; ++i) {
-    run_ahead.begin();
-    gpu.submit(gpu.compute_stream(), [&] { ++done; });
-    run_ahead.end();
-    EXPECT_EQ(done, std::max(0, i + 1 - static_cast<int>(engine::RunAhead::most))) << i;
+TEST(RunAhead, lets_a_few_micro_batches_wait_and_no_more_in_any_order) {
+  for (const int chunks : {1, 3}) {
+    LazyCudaDevice gpu;
+    engine::RunAhead run_ahead(gpu);
+    const int most = 2 * chunks * static_cast<int>(engine::RunAhead::most);
+    int done = 0;
+    for (int i = 0; i < 3 * most; ++i) {
+      run_ahead.begin(chunks);
+      gpu.submit(gpu.compute_stream(), [&] { ++done; });
+      run_ahead.end();
+      EXPECT_EQ(done, std::max(0, i + 1 - most)) << i;
+    }
   }
 }
 

@@ -153,6 +153,7 @@ std::string text_of(const EstimateReport& r) {
   if (r.estimate().io.read + r.estimate().io.written > 0)
     moved += cat("\neach rank reads ", human_bytes(r.estimate().io.read), " from NVMe and writes ",
                  human_bytes(r.estimate().io.written), " per step\n");
+  if (!r.estimate().schedule.empty()) moved += cat("\n", r.estimate().schedule, "\n");
   return heading(r) + rank_table(r) + world_table(r) + moved + verdict(r);
 }
 
@@ -199,6 +200,7 @@ std::string json_of(const EstimateReport& r) {
       peaks[std::string(device::name_of(static_cast<Tier>(t)))] = memory_of(stage.peaks, t).total_peak;
     out["stages"].push_back({{"peak", peaks}, {"resident", resident_bytes(stage)}});
   }
+  if (r.stages.size() > 1) out["bubble"] = r.estimate().bubble;
   out["fits"] = r.missing.empty();
   out["missing"] = Json::array();
   for (const Shortfall& shortfall : r.missing)

@@ -2,6 +2,7 @@
 
 #include "config/config.h"
 #include "config/reader.h"
+#include "config/schedule.h"
 
 // The tables of keys, one source file per group. Internal to this room.
 namespace sherd::config {
@@ -23,7 +24,6 @@ std::vector<Key<Parallel>> schedule_keys();
 Key<Config> pipeline_key();
 /// `training.recompute`, which DeepSpeed's section may give too.
 void read_recompute(Training& training, const Value& value);
-std::string_view name_of(Schedule schedule);
 /// DeepSpeed's section and switch for parallel.tensor and parallel.context. parallel_keys.cpp
 Key<Config> tensor_parallel_key();
 Key<Config> sequence_parallel_size_key();

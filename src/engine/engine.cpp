@@ -42,8 +42,9 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
       engine::StepUpdate::Parts{config_, *sharded_, *optimizer_, scaler_.get(), data_ranks(),
                                 this->groups().world(), this->device()},
       sources);
-  schedule_ = std::make_unique<const engine::TrainSchedule>(
-      choose_schedule(config_, *model_, stages_, this->groups().group(comm::Axis::shard).size()));
+  const int shards = this->groups().group(comm::Axis::shard).size();
+  schedule_ =
+      std::make_unique<const engine::TrainSchedule>(choose_schedule(config_, *model_, stages_, shards));
   if (schedule_->schedule != config::Schedule::accumulate)  // what it cannot serve is told before any step
     make_list(*schedule_, config_, engine::StepUpdate::may_begin_early(config_),
               engine::StepUpdate::may_end_late(config_, this->device()));
@@ -60,9 +61,12 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   if (config_.log_level) set_log_level(*config_.log_level);
   if (dist_->rank() != 0) return;
   for (const std::string& note : config_.notes) log_info(note);
-  if (this->device().kind() != device::Kind::meta)
+  if (this->device().kind() != device::Kind::meta) {
     for (const std::string& line : engine::describe_groups(*model_, config_.optimizer, group_of))
       log_info(line);
+    const std::string line = describe_schedule(*schedule_, config_, *model_, shards);
+    if (!line.empty()) log_info(line);
+  }
   if (config_.dump_state) log_info("configuration: ", config::dump(config_));
 }
 

@@ -5,6 +5,7 @@
 #include "device/meta.h"
 #include "engine/make_device.h"
 #include "engine/process_grid.h"
+#include "engine/train_schedule.h"
 #include "nn/layered_model.h"
 
 namespace sherd::engine {
@@ -161,6 +162,12 @@ Estimate estimate(const config::Config& config, const ModelSource& model, const 
   for (const auto& [axis, bytes] : moved.traffic) out.traffic.add(bytes);
   out.io = moved.io;
   out.peaks = run.tracked();
+  Engine& engine = run.engine();
+  const TrainSchedule schedule{engine.schedule(), engine.stages()};
+  out.schedule = describe_schedule(schedule, engine.config(), engine.module(),
+                                   engine.groups().group(comm::Axis::shard).size());
+  if (schedule.layout.stages > 1)
+    out.bubble = ideal_bubble(schedule, engine.config(), dynamic_cast<nn::LayeredModel&>(engine.module()));
   return out;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "comm/communicator.h"
 #include "config/config.h"
@@ -20,6 +21,8 @@ struct Estimate {
   std::vector<comm::ProcessGroups::AxisTraffic> traffic_by_axis;  ///< the same apart
   std::uint64_t exchange = 0;  ///< of the host, that exchanging takes untracked (comm/host_memory.h)
   IoBytes io;                  ///< moved to and from NVMe by one optimizer step
+  std::string schedule;        ///< what there is to tell of it (describe_schedule())
+  double bubble = 0;           ///< of a pipeline's schedule (ideal_bubble())
 };
 
 /// Which rank of what world to play.

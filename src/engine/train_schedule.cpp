@@ -1,10 +1,14 @@
 #include "engine/train_schedule.h"
 
+#include <cstdio>
 #include <map>
 #include <utility>
 
+#include "base/excerpt.h"
+#include "config/schedule.h"
 #include "nn/layered_model.h"
 #include "sharding/schedule/schedules.h"
+#include "sharding/schedule/simulate.h"
 
 namespace sherd::engine {
 
@@ -66,17 +70,30 @@ StageLayout by_parts(const nn::Model& model) {
   return layout;
 }
 
+/// Parameters that have to come for each use: from where. Null where they are there.
+const char* source_of_parameters(const config::Config& config, int shards) {
+  if (config.zero.stage < 3) return nullptr;
+  if (config.zero.offload_param.device == config::OffloadDevice::nvme) return "NVMe";
+  if (config.zero.offload_param.device == config::OffloadDevice::cpu) return "host memory";
+  return shards > 1 ? "other ranks" : nullptr;
+}
+
+/// Whether parameters would come again with each of several micro-batches, and once for all of them with
+/// `layered`.
+bool saves_traffic(const config::Config& config, const nn::Model& model, int shards) {
+  const auto* layered = dynamic_cast<const nn::LayeredModel*>(&model);
+  return layered && layered->parts() > 1 && !outside_of_parts(*layered) &&
+         config.batch.gradient_accumulation_steps > 1 && source_of_parameters(config, shards);
+}
+
 }  // namespace
 
 Schedule layered_or_accumulate(const config::Config& config, const nn::Model& model, int shards) {
-  const auto* layered = dynamic_cast<const nn::LayeredModel*>(&model);
-  const bool comes_again = config.zero.stage == 3 &&
-                           (shards > 1 || config.zero.offload_param.device != config::OffloadDevice::none);
-  return layered && layered->parts() > 1 && comes_again && config.batch.gradient_accumulation_steps > 1 &&
-                 config.training.recompute == config::Recompute::full && !ties_parts(*layered) &&
-                 !outside_of_parts(*layered)
-             ? Schedule::layered
-             : Schedule::accumulate;
+  if (!saves_traffic(config, model, shards) || config.training.recompute != config::Recompute::full)
+    return Schedule::accumulate;
+  const bool offloaded = config.zero.offload_param.device != config::OffloadDevice::none;
+  return offloaded || !ties_parts(dynamic_cast<const nn::LayeredModel&>(model)) ? Schedule::layered
+                                                                                : Schedule::accumulate;
 }
 
 TrainSchedule choose_schedule(const config::Config& config, const nn::Model& model, StageLayout layout,
@@ -108,6 +125,58 @@ std::vector<sharding::Instruction> make_list(const TrainSchedule& schedule, cons
   shape.early_update = early_update;
   shape.late_update = late_update && schedule.schedule == Schedule::layered;
   return sharding::make_schedule(schedule.schedule, shape);
+}
+
+double ideal_bubble(const TrainSchedule& schedule, const config::Config& config, nn::LayeredModel& model) {
+  using Op = sharding::Instruction::Op;
+  const std::vector<std::int64_t> weights = part_weights(model, "best");
+  TrainSchedule of_stage = schedule;
+  std::vector<std::vector<sharding::Instruction>> lists;
+  for (of_stage.layout.stage = 0; of_stage.layout.stage < schedule.layout.stages; ++of_stage.layout.stage)
+    lists.push_back(make_list(of_stage, config, false, false));
+  const double again = config.training.recompute == config::Recompute::full ? 1 : 0;
+  const auto seconds = [&](int stage, const sharding::Instruction& i) {
+    const auto number = static_cast<std::size_t>(i.chunk * schedule.layout.stages + stage);
+    double forward = 0;
+    for (std::size_t part = schedule.layout.chunks[number].begin; part < schedule.layout.chunks[number].end;)
+      forward += static_cast<double>(weights[part++]);
+    switch (i.op) {
+      case Op::forward:
+      case Op::weight_gradients:
+        return forward;
+      case Op::backward_input:
+        return forward * (1 + again);
+      case Op::backward:
+        return forward * (2 + again);
+      default:
+        return 0.0;
+    }
+  };
+  return sharding::simulate(lists, seconds).bubble();
+}
+
+std::string describe_schedule(const TrainSchedule& schedule, const config::Config& config, nn::Model& model,
+                              int shards) {
+  const std::int64_t micro_batches = config.batch.gradient_accumulation_steps;
+  const std::string name = cat("schedule ", config::name_of(schedule.schedule));
+  if (schedule.layout.stages > 1) {
+    char bubble[32];
+    std::snprintf(bubble, sizeof bubble, "%.3f",
+                  ideal_bubble(schedule, config, dynamic_cast<nn::LayeredModel&>(model)));
+    return cat(name, ", ", schedule.layout.stages, " stages, gradient_accumulation_steps ", micro_batches,
+               ": a bubble of ", bubble, " of the time that ranks compute, as their parts' parameters weigh");
+  }
+  if (!saves_traffic(config, model, shards)) return "";
+  const char* source = source_of_parameters(config, shards);
+  if (schedule.schedule == Schedule::layered)
+    return cat(name, ": parameters come from ", source, " twice per step, not with each of ", micro_batches,
+               " micro-batches",
+               ties_parts(dynamic_cast<const nn::LayeredModel&>(model))
+                   ? "; gradients of what parts of the model share agree with accumulate's to rounding"
+                   : "");
+  return cat(name, ": parameters come from ", source, " with each of ", micro_batches,
+             " micro-batches; with parallel.schedule layered twice per step, which keeps the activations of "
+             "all micro-batches (few with training.recompute full)");
 }
 
 }  // namespace sherd::engine

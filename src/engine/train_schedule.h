@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "config/config.h"
@@ -32,13 +33,24 @@ StageLayout whole_model(const nn::Model& model);
 /// have, and for a model to be cut of which a parameter belongs to no part. Parameters have their names.
 TrainSchedule choose_schedule(const config::Config& config, const nn::Model& model, StageLayout layout,
                               int shards);
-/// What `automatic` comes to with one stage. `layered` where parameters would come again for each of several
-/// micro-batches (from other ranks, host memory or NVMe), full recompute leaves little of them to be kept,
-/// and it gives the bits of `accumulate`: each parameter is used by one part.
+/// What `automatic` comes to with one stage, by the configuration alone. `layered` where parameters would
+/// come again with each of several micro-batches (from other ranks, host memory or NVMe) and full recompute
+/// leaves little of these to be kept. A model whose parts share a parameter gets it only with
+/// `offload_param`: sums of that parameter's gradient agree to rounding then, and the number of ranks must
+/// not decide.
 config::Schedule layered_or_accumulate(const config::Config& config, const nn::Model& model, int shards);
 
 /// The instructions of a step on this rank. Only `layered` ends updates late.
 std::vector<sharding::Instruction> make_list(const TrainSchedule& schedule, const config::Config& config,
                                              bool early_update, bool late_update);
+
+/// The bubble of a pipeline's schedule (sharding::SimulatedStep), where parts take the time of their
+/// part_weights() by "best", products of backward that of forward each, and transfers none.
+double ideal_bubble(const TrainSchedule& schedule, const config::Config& config, nn::LayeredModel& model);
+
+/// What a run tells of its schedule before it starts: a pipeline's bubble; with one stage how often
+/// parameters come, and what another schedule would do about it. Empty where there is nothing to choose.
+std::string describe_schedule(const TrainSchedule& schedule, const config::Config& config, nn::Model& model,
+                              int shards);
 
 }  // namespace sherd::engine

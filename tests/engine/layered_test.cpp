@@ -131,63 +131,69 @@ TEST_F(Layered, TiedEmbeddingsAgreeToRounding) {
 
 /// What a step moves: parameters once for backward, and with the optimizer's states once for the update,
 /// which hands new ones to the next forward. Of the last part, whose backward follows at once, those of
-/// forward serve.
+/// forward serve. A tied table, and what else the first part has, comes once more, for the last part.
 TEST_F(Layered, ReadsParametersAndStatesAsOftenAsAStepNeedsThem) {
-  for (const int ranks : {1, 2})
-    for (const int accumulation : {1, 4}) {
-      RunSpec spec = on_nvme(ranks);
-      spec.accumulation = accumulation, spec.schedule = "layered";
-      launch_ranks(ranks, [&](DistributedPtr dist) {
-        auto engine = make_engine(dist, spec);
-        std::uint64_t parameters = 0, states = 0, last = 0;
-        for (const auto& unit : engine->sharded().units())
-          for (const auto* segment : unit->stored_segments(engine->dist().world())) {
-            const auto bytes = [](const sharding::StateBuffer& state) {
-              return static_cast<std::uint64_t>(state.end() - state.begin()) * size_of(state.dtype());
-            };
-            parameters += bytes(segment->parameters());
-            if (unit->index() + 2 >= static_cast<int>(engine->sharded().units().size()))
-              last += bytes(segment->parameters());
-            states += bytes(segment->masters());
-            for (const auto& moment : segment->moments()) states += bytes(moment);
-          }
-        const auto step = [&](int number) {
-          const engine::IoBytes before = engine->io_bytes();
-          const std::int64_t gathers = engine->sharded().residency_stats().gathers;
-          int micro = 0;
-          engine->train_batch(
-              [&] { return synthetic_batch(engine->device(), 2, 24, 101, number, micro++, dist->rank()); });
-          const auto units = static_cast<std::int64_t>(engine->sharded().units().size());
-          EXPECT_EQ(engine->sharded().residency_stats().gathers - gathers, 2 * units - 2);
-          engine::IoBytes moved = engine->io_bytes();
-          moved.read -= before.read, moved.written -= before.written;
-          return moved;
-        };
-        const auto end = [&] {
-          const engine::IoBytes before = engine->io_bytes();
-          engine->synchronize();
-          engine::IoBytes moved = engine->io_bytes();
-          moved.read -= before.read, moved.written -= before.written;
-          return moved;
-        };
-        // The first step's forward reads what nobody hands over, and nothing is updated before it. What is
-        // read ahead of its decision is the update's.
-        const engine::IoBytes first = step(0), first_end = end();
-        EXPECT_EQ(first.read + first_end.read, 2 * parameters - last + parameters + states);
-        EXPECT_EQ(first.written + first_end.written, parameters + states);
-        std::uint64_t read = 0, written = 0;
-        constexpr std::uint64_t steps = 4;
-        for (std::uint64_t i = 0; i < steps; ++i) {
-          const engine::IoBytes moved = step(static_cast<int>(1 + i));
-          read += moved.read, written += moved.written;
+  for (const auto& [ranks, accumulation, tied] :
+       {std::tuple{1, 1, false}, {1, 4, false}, {2, 1, false}, {2, 4, false}, {1, 4, true}, {2, 1, true}}) {
+    SCOPED_TRACE(cat(ranks, " ranks, accumulation ", accumulation, tied ? ", tied" : ""));
+    RunSpec spec = on_nvme(ranks);
+    spec.accumulation = accumulation, spec.schedule = "layered", spec.tied = tied;
+    if (tied)
+      spec.offload_param_extra = R"(, "max_in_cpu": 0, "buffer_count": 4)";  // so that each is handed over
+    launch_ranks(ranks, [&, tied = tied](DistributedPtr dist) {
+      auto engine = make_engine(dist, spec);
+      const std::vector<sharding::Unit*> of_first = engine->sharded().units_of({0, 1});
+      ASSERT_EQ(of_first.size(), 1u);
+      std::uint64_t parameters = 0, states = 0, last = 0, again = 0;
+      for (const auto& unit : engine->sharded().units())
+        for (const auto* segment : unit->stored_segments(engine->dist().world())) {
+          const auto bytes = [](const sharding::StateBuffer& state) {
+            return static_cast<std::uint64_t>(state.end() - state.begin()) * size_of(state.dtype());
+          };
+          parameters += bytes(segment->parameters());
+          if (unit->index() + 2 >= static_cast<int>(engine->sharded().units().size()))
+            last += bytes(segment->parameters());
+          if (tied && unit.get() == of_first.front()) again += bytes(segment->parameters());
+          states += bytes(segment->masters());
+          for (const auto& moment : segment->moments()) states += bytes(moment);
         }
-        const engine::IoBytes rest = end();
-        read += rest.read, written += rest.written;
-        // Only the first of these forwards follows an update that had ended.
-        EXPECT_EQ(read, steps * (2 * parameters - last + states) + parameters);
-        EXPECT_EQ(written, steps * (parameters + states));
-      });
-    }
+      const auto step = [&](int number) {
+        const engine::IoBytes before = engine->io_bytes();
+        const std::int64_t gathers = engine->sharded().residency_stats().gathers;
+        int micro = 0;
+        engine->train_batch(
+            [&] { return synthetic_batch(engine->device(), 2, 24, 101, number, micro++, dist->rank()); });
+        const auto units = static_cast<std::int64_t>(engine->sharded().units().size());
+        EXPECT_EQ(engine->sharded().residency_stats().gathers - gathers, 2 * units - 2 + tied);
+        engine::IoBytes moved = engine->io_bytes();
+        moved.read -= before.read, moved.written -= before.written;
+        return moved;
+      };
+      const auto end = [&] {
+        const engine::IoBytes before = engine->io_bytes();
+        engine->synchronize();
+        engine::IoBytes moved = engine->io_bytes();
+        moved.read -= before.read, moved.written -= before.written;
+        return moved;
+      };
+      // The first step's forward reads what nobody hands over, and nothing is updated before it. What is
+      // read ahead of its decision is the update's.
+      const engine::IoBytes first = step(0), first_end = end();
+      EXPECT_EQ(first.read + first_end.read, 2 * parameters - last + again + parameters + states);
+      EXPECT_EQ(first.written + first_end.written, parameters + states);
+      std::uint64_t read = 0, written = 0;
+      constexpr std::uint64_t steps = 4;
+      for (std::uint64_t i = 0; i < steps; ++i) {
+        const engine::IoBytes moved = step(static_cast<int>(1 + i));
+        read += moved.read, written += moved.written;
+      }
+      const engine::IoBytes rest = end();
+      read += rest.read, written += rest.written;
+      // Only the first of these forwards follows an update that had ended.
+      EXPECT_EQ(read, steps * (2 * parameters - last + again + states) + parameters);
+      EXPECT_EQ(written, steps * (parameters + states));
+    });
+  }
 }
 
 TEST_F(Layered, EvaluatesBetweenStepsWithWholeWeights) {
@@ -257,7 +263,7 @@ TEST_F(Layered, ALateUpdateThatFailsNamesItsStepAndPoisonsTheWeights) {
   });
 }
 
-TEST_F(Layered, IsTakenByItselfWhereItSavesTrafficAndKeepsTheBits) {
+TEST_F(Layered, IsTakenByItselfWhereItSavesTraffic) {
   const auto chosen = [](const RunSpec& spec) {
     config::Schedule out{};
     launch_ranks(spec.ranks, [&](DistributedPtr dist) {
@@ -271,6 +277,9 @@ TEST_F(Layered, IsTakenByItselfWhereItSavesTrafficAndKeepsTheBits) {
   EXPECT_EQ(chosen(spec), Schedule::layered);
   spec.offload_param = "cpu", spec.offload_param_extra = "";
   EXPECT_EQ(chosen(spec), Schedule::layered);
+  spec.tied = true;
+  EXPECT_EQ(chosen(spec), Schedule::layered);
+  spec.tied = false;
   spec.offload_param = "none";
   EXPECT_EQ(chosen(spec), Schedule::accumulate);
   spec.ranks = 2;

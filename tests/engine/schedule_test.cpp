@@ -8,6 +8,7 @@
 
 #include "autograd/ops.h"
 #include "engine/initialize.h"
+#include "engine/train_schedule.h"
 #include "nn/dropout.h"
 #include "nn/layered_model.h"
 #include "sharding/parallel/linear.h"
@@ -196,6 +197,27 @@ INSTANTIATE_TEST_SUITE_P(EarlyUpdate, Schedules,
                          ::testing::Values(Case{"layered", 1, 1, 1, 3, 4, true},
                                            Case{"1f1b", 2, 1, 2, 2, 4, true},
                                            Case{"interleaved", 2, 2, 1, 1, 4, true}));
+
+/// Parts of equal weight. Narayanan et al. 2021, §2.2; Qi et al. 2024, table 1.
+TEST(Schedules, TellTheBubblesOfThePapers) {
+  const auto bubble = [](const Case& c, const char* recompute) {
+    config::Config config = c.config();
+    config.batch = config::resolve_batch(config, 1);
+    if (std::string_view(recompute) == "full") config.training.recompute = config::Recompute::full;
+    Stack model{{}};
+    const engine::StageLayout layout = engine::make_stage_layout(model, config.parallel, 0);
+    const engine::TrainSchedule schedule = engine::choose_schedule(config, model, layout, 1);
+    const std::string line = engine::describe_schedule(schedule, config, model, 1);
+    EXPECT_NE(line.find(cat("schedule ", c.schedule, ", ", c.stages, " stages, ")), std::string::npos)
+        << line;
+    return engine::ideal_bubble(schedule, config, model);
+  };
+  EXPECT_NEAR(bubble({"1f1b", 2, 1, 1, 0, 8}, "none"), 1 / 8.0, 1e-12);
+  EXPECT_NEAR(bubble({"1f1b", 6, 1, 1, 0, 8}, "full"), 5 / 8.0, 1e-12);
+  EXPECT_NEAR(bubble({"interleaved", 3, 2, 1, 0, 9}, "none"), 2 / 18.0, 1e-12);
+  EXPECT_NEAR(bubble({"zero_bubble", 3, 1, 1, 0, 6}, "none"), 2 * 1 / (6 * 3.0), 1e-12);
+  EXPECT_NEAR(bubble({"zero_bubble", 3, 1, 1, 0, 6}, "full"), 2 * 2 / (6 * 4.0), 1e-12);
+}
 
 /// Only the last stage has seen it, in one micro-batch of one data rank.
 TEST(Schedules, ALossThatIsNoNumberEndsTheStepOnAllStagesAndChangesNothing) {

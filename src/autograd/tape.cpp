@@ -286,7 +286,6 @@ void Tape::begin_backward(const Var& loss, double seed, WeightGradients when) {
 }
 
 void Tape::begin_backward(const std::vector<OutputGradient>& outputs, WeightGradients when) {
-  require(!outputs.empty(), "backward needs an output and its gradient");
   for (const OutputGradient& each : outputs) {
     require_output(each.output, "an output");
     const GradSlot& slot = *each.output.grad_ref();
@@ -305,6 +304,7 @@ void Tape::backward(const Var& loss, double seed) {
 }
 
 void Tape::backward(const std::vector<OutputGradient>& outputs) {
+  require(!outputs.empty(), "backward needs an output and its gradient");
   begin_backward(outputs);
   while (continue_backward()) {
   }

@@ -212,7 +212,8 @@ class Tape {
   /// The same from the gradients of any outputs, as a pipeline's stage gets them from the next one.
   void backward(const std::vector<OutputGradient>& outputs);
   /// backward() in parts: between two of them the caller does what the gradients complete so far allow.
-  /// Throws what backward() throws.
+  /// Throws what backward() throws. No outputs at all: nothing on the tape takes a gradient, and only blocks
+  /// end.
   void begin_backward(const Var& loss, double seed, WeightGradients when = WeightGradients::now);
   void begin_backward(const std::vector<OutputGradient>& outputs,
                       WeightGradients when = WeightGradients::now);

@@ -61,11 +61,11 @@ Var ChunkRunner::forward(const Instruction& i, const tensor::Batch& batch, const
   tape.random = random;
   if (input.defined()) flight.input = tape.variable(std::move(input));
   flight.output = run(tape, parts_of(i), flight.input, batch);
+  const bool hands_on = !layout_->has_last(i.chunk);
+  if (hands_on)
+    outputs_[key_of(i)] = flight.output.value();  // before the input's is dropped: they may be one
   if (flight.input.defined()) flight.input.drop_value();
-  if (!layout_->has_last(i.chunk)) {
-    outputs_[key_of(i)] = flight.output.value();
-    flight.output.drop_value();
-  }
+  if (hands_on) flight.output.drop_value();
   return flight.output;
 }
 
@@ -80,7 +80,9 @@ void ChunkRunner::begin_backward(const Instruction& i, double seed) {
   if (layout_->has_last(i.chunk)) return flight.pass->begin_backward(flight.output, seed, when);
   Tensor gradient = value_of(input_gradients_, {i.micro_batch, i.chunk + 1},
                              parts_.link ? &parts_.link->gradients() : nullptr, key_of(i));
-  const std::vector<autograd::OutputGradient> outputs{{flight.output, std::move(gradient)}};
+  std::vector<autograd::OutputGradient> outputs;
+  if (flight.output.requires_grad())  // not where the model begins with frozen parts
+    outputs.push_back({flight.output, std::move(gradient)});
   flight.pass->begin_backward(outputs, when);
 }
 

@@ -362,7 +362,13 @@ void Executor::evaluate(const std::function<void(autograd::Tape&)>& run) {
           "evaluation between forward() and backward(): finish the micro-batch first");
   chunks_.recover();  // from a forward that has failed
   evaluation_.tape().random = random_key(accumulated_);
-  evaluation_.evaluate(run);
+  try {
+    evaluation_.evaluate(run);
+  } catch (...) {
+    // Stages that wait for this one would take the next evaluation's values for this one's.
+    if (link_) link_->abandon(reason_of(std::current_exception()));
+    throw;
+  }
 }
 
 autograd::Var Executor::evaluate(const tensor::Batch& batch) {

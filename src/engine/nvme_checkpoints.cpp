@@ -117,8 +117,9 @@ class NvmeCheckpoints::Pool {
       if (buffer->room >= bytes) return buffer;
       --count_;
     }
+    auto buffer = std::make_unique<HostBuffer>(device(), store_, bytes);
     ++count_;
-    return std::make_unique<HostBuffer>(device(), store_, bytes);
+    return buffer;
   }
 
   Kept* victim() const {

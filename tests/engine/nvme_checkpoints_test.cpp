@@ -110,5 +110,16 @@ TEST_F(NvmeCheckpointsTest, ALostWriteIsAnErrorThatNamesTheDrive) {
   }
 }
 
+TEST_F(NvmeCheckpointsTest, GoOnAfterHostMemoryWasShort) {
+  offload::Store store(options_, device_->ledger());
+  NvmeCheckpoints checkpoints(*kernels_, store, 2);
+  device_->ledger().set_limit(Tier::host, device_->ledger().current(Tier::host) + 100);
+  for (int i = 0; i < 5; ++i) EXPECT_THROW((void)checkpoints.keep(value(i, 1)), Error);
+  device_->ledger().set_limit(Tier::host, 0);
+  const std::vector<Restore> kept{checkpoints.keep(value(1, 1)), checkpoints.keep(value(2, 1))};
+  expect_value(kept[0], 1, 1);
+  expect_value(kept[1], 2, 1);
+}
+
 }  // namespace
 }  // namespace sherd::engine

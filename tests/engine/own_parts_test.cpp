@@ -1,0 +1,157 @@
+// Cut models whose parts are not like a GPT's blocks: frozen, without parameters, or handing on what they
+// were given. Each trains as it does uncut, to the bit. And an evaluation that fails on one stage fails on
+// all.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "autograd/ops.h"
+#include "nn/layers.h"
+#include "nn/sequential_model.h"
+#include "support/equality.h"
+
+namespace sherd::test {
+namespace {
+
+using tensor::Tensor;
+using ::testing::HasSubstr;
+using Layers = std::vector<std::shared_ptr<nn::Layer>>;
+
+std::shared_ptr<nn::Layer> linear() {
+  return std::make_shared<nn::Linear>(8, 8);
+}
+std::shared_ptr<nn::Layer> tanh() {
+  return std::make_shared<nn::Tanh>();
+}
+std::shared_ptr<nn::Layer> same() {
+  return std::make_shared<nn::Dropout>(0.0f);
+}
+std::shared_ptr<nn::Layer> frozen() {
+  auto layer = linear();
+  layer->freeze();
+  return layer;
+}
+
+std::shared_ptr<nn::Model> model_of(const Layers& layers) {
+  return std::make_shared<nn::SequentialModel>(
+      layers, [](nn::Tape& tape, const tensor::Batch& batch) { return tape.input(batch.at("x")); },
+      [](const nn::Var& y, const tensor::Batch& batch) {
+        return autograd::mean_squared_error(y, batch.at("y"));
+      });
+}
+
+struct Cut {
+  const char* schedule;
+  int stages, virtual_stages;
+};
+
+config::Config config_of(const Cut& cut, const char* recompute) {
+  return config::parse_text(cat(
+      R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "gradient_clipping": 0.5,
+              "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+              "training": {"seed": 5, "recompute": ")",
+      recompute, R"("}, "parallel": {"timeout_seconds": 20, "partition_method": "uniform", "schedule": ")",
+      cut.schedule, R"(", "pipeline": )", cut.stages, R"(, "virtual_stages": )", cut.virtual_stages, "}}"));
+}
+
+tensor::Batch batch_of(device::Device& device, int number) {
+  tensor::Batch batch;
+  for (const char* name : {"x", "y"}) {
+    std::vector<float> values;
+    for (int i = 0; i < 32; ++i)
+      values.push_back(static_cast<float>((number * 31 + i * 7 + name[0]) % 23) / 11.0f - 1.0f);
+    batch[name] = Tensor::of<float>(device, {4, 8}, values);
+  }
+  return batch;
+}
+
+/// Losses and norms of three steps, and the loss of an evaluation after them, as rank 0 tells them.
+std::vector<double> train(const std::function<Layers()>& layers, const Cut& cut, const char* recompute) {
+  std::vector<double> told;
+  launch_ranks(cut.stages, [&](DistributedPtr dist) {
+    Engine engine(dist, model_of(layers()), config_of(cut, recompute));
+    std::vector<double> mine;
+    int next = 0;
+    for (int step = 0; step < 3; ++step) {
+      engine.train_batch([&] { return batch_of(engine.device(), next++); });
+      mine.push_back(engine.last_step().loss);
+      mine.push_back(engine.last_step().grad_norm);
+    }
+    mine.push_back(engine.eval_batch(batch_of(engine.device(), 99)));
+    if (dist->rank() == 0) told = mine;
+  });
+  return told;
+}
+
+struct Case {
+  const char* name;
+  std::function<Layers()> layers;
+};
+const Case cases[] = {
+    {"first_part_frozen",
+     [] {
+       return Layers{frozen(), tanh(), linear(), linear()};
+     }},
+    {"only_the_last_part_trains",
+     [] {
+       return Layers{frozen(), frozen(), tanh(), linear()};
+     }},
+    {"frozen_in_the_middle",
+     [] {
+       return Layers{linear(), frozen(), frozen(), linear()};
+     }},
+    {"first_part_without_parameters",
+     [] {
+       return Layers{tanh(), linear(), linear(), tanh()};
+     }},
+    {"stages_without_parameters",
+     [] {
+       return Layers{linear(), tanh(), tanh(), linear()};
+     }},
+    {"a_part_gives_back_its_input",
+     [] {
+       return Layers{linear(), same(), linear(), same()};
+     }},
+};
+
+class OwnParts : public ::testing::TestWithParam<int> {};
+
+TEST_P(OwnParts, TrainAsTheUncutModel) {
+  for (const char* recompute : {"none", "full"}) {
+    const auto expected = train(cases[GetParam()].layers, {"accumulate", 1, 1}, recompute);
+    EXPECT_NE(expected[0], expected[2]);
+    for (const Cut& cut :
+         {Cut{"layered", 1, 1}, Cut{"1f1b", 2, 1}, Cut{"zero_bubble", 4, 1}, Cut{"interleaved", 2, 2}})
+      EXPECT_EQ(train(cases[GetParam()].layers, cut, recompute), expected)
+          << cut.schedule << " over " << cut.stages << " stages, recompute " << recompute;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OwnParts, ::testing::Range(0, static_cast<int>(std::ssize(cases))),
+                         [](const auto& info) { return cases[info.param].name; });
+
+TEST(FailingEvaluation, EndsOnAllStages) {
+  std::vector<std::string> errors(2), after(2);
+  const auto told = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return {};
+  };
+  launch_ranks(2, [&](DistributedPtr dist) {
+    const auto layers = [] { return Layers{linear(), tanh(), linear(), linear()}; };
+    Engine engine(dist, model_of(layers()), config_of({"1f1b", 2, 1}, "none"));
+    const auto rank = static_cast<std::size_t>(dist->rank());
+    tensor::Batch broken = batch_of(engine.device(), 1);
+    if (rank == 0) broken.erase("x");
+    errors[rank] = told([&] { engine.eval_batch(broken); });
+    after[rank] = told([&] { engine.eval_batch(batch_of(engine.device(), 2)); });
+  });
+  EXPECT_THAT(errors[0], HasSubstr("x"));
+  EXPECT_THAT(errors[1], HasSubstr("rank 0 failed"));
+  for (const auto& text : after) EXPECT_THAT(text, HasSubstr("failed"));
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -52,6 +52,8 @@ class SampleLoader final : public Loader {
 
   tensor::Batch next() override;
   std::int64_t samples_per_epoch() const override { return epoch_samples_; }
+  /// Every batch has as many samples as the others: none is cut short at the end of an epoch.
+  bool batches_are_whole() const { return epoch_samples_ % global_batch() == 0; }
 
  private:
   std::int64_t index_at(std::int64_t epoch, std::int64_t place);

@@ -1,5 +1,7 @@
 #include "engine/initialize.h"
 
+#include "base/excerpt.h"
+
 #include "engine/same_setup.h"
 #include "engine/token_data.h"
 
@@ -22,8 +24,12 @@ Initialized initialize(const InitializeOptions& options) {
   if (options.training_data) {
     engine::require_same({{"number of training samples", std::to_string(options.training_data->size())}},
                          *options.dist);
-    out.loader = std::make_unique<data::SampleLoader>(options.training_data, out.engine->loader_rank(),
-                                                      options.loader_options, out.engine->device());
+    auto loader = std::make_unique<data::SampleLoader>(options.training_data, out.engine->loader_rank(),
+                                                       options.loader_options, out.engine->device());
+    if (config.parallel.pipeline > 1 && !loader->batches_are_whole())
+      fail(ErrorKind::config, "a pipeline takes micro-batches of one shape, and the last one of an epoch of ",
+           counted(options.training_data->size(), "sample"), " is smaller: set loader_options.drop_last");
+    out.loader = std::move(loader);
     out.engine->set_training_data(*out.loader);
   } else if (config.data) {
     const auto data = engine::open_token_data(config);

@@ -18,9 +18,9 @@ namespace sherd::engine {
 /// Seconds of one rank's steps, from the first instruction of each to the end of its update.
 struct TraceTotals {
   double steps = 0;
-  double computing = 0;                   ///< forward, backward and weight gradients, without waits
-  double stages = 0, storage = 0;         ///< waits for other stages; for NVMe
-  double io = 0, hidden_io = 0;           ///< reads or writes of NVMe were under way; and the rank computed
+  double computing = 0;            ///< forward, backward and weight gradients, without waits
+  double stages = 0, storage = 0;  ///< waits for other stages; for NVMe
+  double io = 0, hidden_io = 0;    ///< reads or writes of NVMe were under way in them; and the rank computed
   std::array<double, 16> instructions{};  ///< by Instruction::Op
   std::int64_t step_count = 0;
   bool whole = true;  ///< false: the trace was full before the end
@@ -77,9 +77,11 @@ class Trace final : public InstructionObserver, public device::RangeObserver {
   struct Span {
     Time begin, end;
   };
+  std::vector<Span> steps_;
   std::vector<Span> computing_, waits_;  ///< instructions that compute; waits inside of them
   mutable std::mutex mutex_;
   std::vector<Transfer> transfers_;  ///< guarded by mutex_
+  bool transfers_left_out_ = false;  ///< guarded by mutex_
 };
 
 /// All ranks' traces as one file for chrome://tracing or ui.perfetto.dev, written by rank 0. Collective.

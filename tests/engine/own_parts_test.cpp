@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include "autograd/ops.h"
+#include "engine/initialize.h"
 #include "nn/layers.h"
 #include "nn/sequential_model.h"
 #include "support/equality.h"
+#include "support/expect_error.h"
 
 namespace sherd::test {
 namespace {
@@ -44,13 +46,14 @@ struct Cut {
   int stages, virtual_stages;
 };
 
-config::Config config_of(const Cut& cut, const char* recompute) {
+config::Config config_of(const Cut& cut, const char* recompute, int zero = 0) {
   return config::parse_text(cat(
       R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "gradient_clipping": 0.5,
               "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-              "training": {"seed": 5, "recompute": ")",
-      recompute, R"("}, "parallel": {"timeout_seconds": 20, "partition_method": "uniform", "schedule": ")",
-      cut.schedule, R"(", "pipeline": )", cut.stages, R"(, "virtual_stages": )", cut.virtual_stages, "}}"));
+              "zero_optimization": {"stage": )",
+      zero, R"(}, "training": {"seed": 5, "recompute": ")", recompute,
+      R"("}, "parallel": {"timeout_seconds": 20, "partition_method": "uniform", "schedule": ")", cut.schedule,
+      R"(", "pipeline": )", cut.stages, R"(, "virtual_stages": )", cut.virtual_stages, "}}"));
 }
 
 tensor::Batch batch_of(device::Device& device, int number) {
@@ -65,10 +68,11 @@ tensor::Batch batch_of(device::Device& device, int number) {
 }
 
 /// Losses and norms of three steps, and the loss of an evaluation after them, as rank 0 tells them.
-std::vector<double> train(const std::function<Layers()>& layers, const Cut& cut, const char* recompute) {
+std::vector<double> train(const std::function<Layers()>& layers, const Cut& cut, const char* recompute,
+                          int zero) {
   std::vector<double> told;
   launch_ranks(cut.stages, [&](DistributedPtr dist) {
-    Engine engine(dist, model_of(layers()), config_of(cut, recompute));
+    Engine engine(dist, model_of(layers()), config_of(cut, recompute, zero));
     std::vector<double> mine;
     int next = 0;
     for (int step = 0; step < 3; ++step) {
@@ -116,18 +120,44 @@ const Case cases[] = {
 class OwnParts : public ::testing::TestWithParam<int> {};
 
 TEST_P(OwnParts, TrainAsTheUncutModel) {
-  for (const char* recompute : {"none", "full"}) {
-    const auto expected = train(cases[GetParam()].layers, {"accumulate", 1, 1}, recompute);
+  const auto& layers = cases[GetParam()].layers;
+  for (const auto& [recompute, zero] : {std::pair{"none", 0}, {"full", 0}, {"full", 3}}) {
+    const auto expected = train(layers, {"accumulate", 1, 1}, recompute, zero);
     EXPECT_NE(expected[0], expected[2]);
     for (const Cut& cut :
          {Cut{"layered", 1, 1}, Cut{"1f1b", 2, 1}, Cut{"zero_bubble", 4, 1}, Cut{"interleaved", 2, 2}})
-      EXPECT_EQ(train(cases[GetParam()].layers, cut, recompute), expected)
-          << cut.schedule << " over " << cut.stages << " stages, recompute " << recompute;
+      EXPECT_EQ(train(layers, cut, recompute, zero), expected)
+          << cut.schedule << " over " << cut.stages << " stages, recompute " << recompute << ", ZeRO "
+          << zero;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OwnParts, ::testing::Range(0, static_cast<int>(std::ssize(cases))),
                          [](const auto& info) { return cases[info.param].name; });
+
+TEST(SmallerLastBatch, IsRefusedForStages) {
+  const auto rows = [](std::int64_t count) {
+    const auto host = device::make_cpu_device(1);
+    const Tensor x =
+        Tensor::of<float>(*host, {count, 8}, std::vector<float>(static_cast<std::size_t>(8 * count)));
+    return data::make_tensor_dataset({{"x", x}, {"y", x}});
+  };
+  const auto made = [&](std::int64_t count, bool drop_last) {
+    launch_ranks(2, [&](DistributedPtr dist) {
+      const auto model = model_of({linear(), linear()});
+      auto trained = initialize({.dist = dist,
+                                 .model = model,
+                                 .config = config_of({"1f1b", 2, 1}, "none"),
+                                 .training_data = rows(count),
+                                 .loader_options = {.drop_last = drop_last}});
+      for (int step = 0; step < 3; ++step)
+        trained.engine->train_batch([&] { return trained.loader->next(); });
+    });
+  };
+  sherd::testing::expect_error(ErrorKind::config, "drop_last", [&] { made(22, false); });
+  made(22, true);
+  made(24, false);
+}
 
 TEST(FailingEvaluation, EndsOnAllStages) {
   std::vector<std::string> errors(2), after(2);

@@ -109,6 +109,7 @@ void Trace::end(const sharding::Instruction& instruction, double waited) {
   }
   computes_ = false;
   if (instruction.op != Op::update) return;
+  steps_.push_back({step_begin_, instruction_.end});
   totals_.steps += static_cast<double>(instruction_.end - step_begin_) * 1e-9;
   ++totals_.step_count;
   in_step_ = false;
@@ -142,18 +143,22 @@ void Trace::add_wait(Time begin, Time end, double& total) {
 
 void Trace::transferred(const offload::TransferTime& time) {
   std::lock_guard lock(mutex_);
-  if (transfers_.size() < most_) transfers_.push_back({time.write, time.bytes, at(time.begin), at(time.end)});
+  if (transfers_.size() < most_)
+    transfers_.push_back({time.write, time.bytes, at(time.begin), at(time.end)});
+  else
+    transfers_left_out_ = true;
 }
 
 TraceTotals Trace::totals() const {
+  TraceTotals totals = totals_;
   std::vector<Span> io;
   {
     std::lock_guard lock(mutex_);
     for (const Transfer& transfer : transfers_) io.push_back({transfer.begin, transfer.end});
+    totals.whole = totals.whole && !transfers_left_out_;
   }
   io = united(std::move(io));
-  TraceTotals totals = totals_;
-  totals.io = shared(io, io);
+  totals.io = shared(io, steps_);
   totals.hidden_io = shared(io, computing_) - shared(io, united(waits_));
   return totals;
 }
@@ -183,19 +188,24 @@ std::string Trace::events(int rank) const {
 }
 
 void write_trace(const Distributed& dist, const Trace& trace, const std::string& path) {
+  constexpr std::size_t piece = 1 << 20;  // of each rank at a time, as all ranks get all of what is gathered
   const std::string mine = trace.events(dist.rank());
   const std::vector<std::size_t> sizes = gather_records(dist, mine.size(), "size of the trace");
   const std::size_t most = *std::max_element(sizes.begin(), sizes.end());
-  std::string padded = mine;
-  padded.resize(most, ' ');
-  const std::vector<char> all = gather_records(dist, std::span<const char>(padded), "trace");
+  std::vector<std::string> texts(sizes.size());
+  for (std::size_t begin = 0; begin < most; begin += piece) {
+    const std::size_t count = std::min(piece, most - begin);
+    std::string part = begin < mine.size() ? mine.substr(begin, count) : "";
+    part.resize(count, ' ');
+    const std::vector<char> parts = gather_records(dist, std::span<const char>(part), "trace");
+    for (std::size_t rank = 0; dist.rank() == 0 && rank < sizes.size(); ++rank)
+      texts[rank].append(parts.data() + rank * count, count);
+  }
   gather_results(dist, "whether the trace was written", [&] {
     if (dist.rank() != 0) return true;
     std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-    for (std::size_t rank = 0; rank < sizes.size(); ++rank) {
-      if (rank > 0) text += ",\n";
-      text.append(all.data() + rank * most, sizes[rank]);
-    }
+    for (std::size_t rank = 0; rank < texts.size(); ++rank)
+      (text += rank > 0 ? ",\n" : "").append(texts[rank], 0, sizes[rank]);
     write_file_atomically(path, text + "\n]}\n");
     return true;
   });

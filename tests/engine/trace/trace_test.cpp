@@ -136,6 +136,7 @@ TEST(Trace, TellsHowMuchOfIoIsBesideComputing) {
   // Two at once count once.
   trace.transferred({false, 100, start, computed + milliseconds(10)});
   trace.transferred({true, 100, start, computed});
+  trace.transferred({false, 100, start - milliseconds(50), start - milliseconds(10)});  // a checkpoint's
   const TraceTotals totals = trace.totals();
   EXPECT_NEAR(totals.hidden_io, totals.computing, 1e-3);
   EXPECT_NEAR(totals.io, totals.computing + totals.storage + 0.010, 1e-3);
@@ -161,6 +162,13 @@ TEST(Trace, KeepsNoMoreThanItMay) {
   const auto events = nlohmann::json::parse("[" + trace.events(0) + "]");
   EXPECT_EQ(events.size(), 2 + 3) << "two of metadata";
   EXPECT_EQ(events.back().at("args").at("micro_batch"), 2);
+
+  Trace of_transfers(1);
+  const auto now = std::chrono::steady_clock::now();
+  of_transfers.transferred({false, 100, now, now});
+  EXPECT_TRUE(of_transfers.totals().whole);
+  of_transfers.transferred({false, 100, now, now});
+  EXPECT_FALSE(of_transfers.totals().whole);
 }
 
 }  // namespace

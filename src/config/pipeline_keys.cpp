@@ -140,6 +140,14 @@ void note_idle_schedule(const Config& config, const Given& given, Context& conte
   note("parallel", "partition_method", !cut, uncut);
   note("pipeline", "partition", !cut, uncut);
   note("pipeline", "partition_method", !cut, uncut);
+  const Schedule schedule = parallel.schedule;
+  const bool of_stages =
+      schedule != Schedule::automatic && schedule != Schedule::accumulate && schedule != Schedule::layered;
+  note("parallel", "schedule", of_stages && !cut,
+       "of stages, and the model is not cut into any: set parallel.pipeline to their number");
+  note("parallel", "schedule",
+       schedule == Schedule::interleaved && parallel.pipeline > 1 && parallel.virtual_stages == 1,
+       "interleaved with one chunk per stage is 1f1b: set parallel.virtual_stages above 1");
   note("parallel", "micro_batch_group", parallel.virtual_stages == 1,
        "no effect without parallel.virtual_stages above 1");
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,11 @@
 
 namespace sherd::engine {
 
-/// Seconds of one rank's steps, from the first instruction of each to the end of its update.
+/// Seconds of one rank's steps, from the first instruction of each to the end of its update. `computing` and
+/// `instructions` are without waits.
 struct TraceTotals {
   double steps = 0;
-  double computing = 0;            ///< forward, backward and weight gradients, without waits
+  double computing = 0;            ///< forward, backward and weight gradients
   double stages = 0, storage = 0;  ///< waits for other stages; for NVMe
   double io = 0, hidden_io = 0;    ///< reads or writes of NVMe were under way in them; and the rank computed
   std::array<double, 16> instructions{};  ///< by Instruction::Op
@@ -70,8 +72,9 @@ class Trace final : public InstructionObserver, public device::RangeObserver {
   std::vector<const std::string*> names_;
   std::vector<Slice> slices_;
   std::vector<Slice> open_;  ///< ranges, the innermost last
-  Slice instruction_;        ///< under way
-  bool computes_ = false, in_step_ = false;
+  Slice instruction_;        ///< under way where op_ is
+  std::optional<sharding::Instruction::Op> op_;
+  bool in_step_ = false;
   Time step_begin_ = 0;
   TraceTotals totals_;
   struct Span {

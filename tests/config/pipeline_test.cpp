@@ -65,6 +65,10 @@ TEST(PipelineKeys, WhatHasNoEffectIsNoted) {
   noted(R"({"pipeline": {"partition": "uniform"}})", "pipeline.partition: no effect: the model is not cut");
   noted(R"({"parallel": {"pipeline": 2, "micro_batch_group": 4}})",
         "parallel.micro_batch_group: no effect without parallel.virtual_stages");
+  noted(R"({"parallel": {"schedule": "1f1b"}})",
+        "parallel.schedule: of stages, and the model is not cut into any: set parallel.pipeline");
+  noted(R"({"parallel": {"pipeline": 2, "schedule": "interleaved"}})",
+        "parallel.schedule: interleaved with one chunk per stage is 1f1b: set parallel.virtual_stages");
   noted(R"({"pipeline": {"activation_checkpoint_interval": 3}})",
         "pipeline.activation_checkpoint_interval: each block recomputes from its own input");
   noted(R"({"activation_checkpointing": {"nvme_checkpointing": true}})",

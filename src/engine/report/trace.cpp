@@ -86,14 +86,14 @@ bool Trace::has_room() {
 void Trace::begin(const sharding::Instruction& instruction) {
   instruction_ = {name(std::string(sharding::name_of(instruction.op))), at(std::chrono::steady_clock::now()),
                   0, instruction.micro_batch, instruction.chunk};
-  computes_ = computes(instruction.op);
+  op_ = instruction.op;
   if (!in_step_) step_begin_ = instruction_.begin;
   in_step_ = true;
 }
 
 void Trace::end(const sharding::Instruction& instruction, double waited) {
   instruction_.end = at(std::chrono::steady_clock::now());
-  if (!has_room()) return;
+  if (!has_room()) return op_.reset();
   const Time wait = std::min(static_cast<Time>(waited * 1e9), instruction_.end - instruction_.begin);
   if (wait > 0) {
     const Time until = instruction_.begin + wait;
@@ -103,11 +103,11 @@ void Trace::end(const sharding::Instruction& instruction, double waited) {
   slices_.push_back(instruction_);
   const double seconds = static_cast<double>(instruction_.end - instruction_.begin) * 1e-9;
   totals_.instructions[static_cast<std::size_t>(instruction.op)] += seconds;
-  if (computes_) {
+  if (computes(instruction.op)) {
     computing_.push_back({instruction_.begin, instruction_.end});
     totals_.computing += seconds;
   }
-  computes_ = false;
+  op_.reset();
   if (instruction.op != Op::update) return;
   steps_.push_back({step_begin_, instruction_.end});
   totals_.steps += static_cast<double>(instruction_.end - step_begin_) * 1e-9;
@@ -136,7 +136,9 @@ void Trace::end_range() {
 void Trace::add_wait(Time begin, Time end, double& total) {
   const double seconds = static_cast<double>(end - begin) * 1e-9;
   total += seconds;
-  if (!computes_) return;
+  if (!op_) return;
+  totals_.instructions[static_cast<std::size_t>(*op_)] -= seconds;
+  if (!computes(*op_)) return;
   totals_.computing -= seconds;
   waits_.push_back({begin, end});
 }

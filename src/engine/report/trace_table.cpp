@@ -37,8 +37,8 @@ std::string trace_table(const std::vector<TraceTotals>& ranks, int stages) {
   for (std::size_t op = 0; op < sum.instructions.size(); ++op)
     if (sum.instructions[op] > 0)
       add(std::string(sharding::name_of(static_cast<sharding::Instruction::Op>(op))), sum.instructions[op]);
-  if (sum.stages > 0) add("of it: waits for stages", sum.stages);
-  if (sum.storage > 0) add("of it: waits for NVMe", sum.storage);
+  if (sum.stages > 0) add("waits for stages", sum.stages);
+  if (sum.storage > 0) add("waits for NVMe", sum.storage);
   std::string text = format_table(rows);
   if (stages > 1)
     text += cat("bubble: ", percent(sum.steps - sum.computing, sum.computing),

@@ -144,10 +144,10 @@ TEST(Trace, TellsHowMuchOfIoIsBesideComputing) {
   EXPECT_EQ(totals.step_count, 1);
   EXPECT_NEAR(totals.steps,
               totals.instructions[static_cast<std::size_t>(Op::forward)] +
-                  totals.instructions[static_cast<std::size_t>(Op::update)],
+                  totals.instructions[static_cast<std::size_t>(Op::update)] + totals.storage,
               1e-3);
   const std::string table = engine::trace_table({totals}, 1);
-  EXPECT_NE(table.find("of it: waits for NVMe"), std::string::npos) << table;
+  EXPECT_NE(table.find("waits for NVMe"), std::string::npos) << table;
   EXPECT_EQ(table.find("bubble"), std::string::npos) << table;
 }
 

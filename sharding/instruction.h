@@ -44,8 +44,9 @@ struct Instruction {
     update             ///< clips, updates what is left (or leaves it to update_chunk), publishes parameters
   };
   Op op;
-  std::int64_t micro_batch;  ///< of the step, from 0; of what is done once per step, the last one
-  int chunk = 0;             ///< of this rank; 0 for what concerns no chunk
+  std::int64_t micro_batch;        ///< of the step, from 0; of what is done once per step, the last one
+  int chunk = 0;                   ///< of this rank; 0 for what concerns no chunk
+  bool keeps_activations = false;  ///< of forward: nothing is recomputed (keep_activations())
   bool operator==(const Instruction&) const = default;
 };
 

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "base/error.h"
 #include "cli/fit.h"
 #include "engine/process_grid.h"
+#include "engine/train_schedule.h"
 
 namespace sherd::cli {
 namespace {
@@ -19,6 +21,21 @@ struct Change {
   Keys keys;
   bool back = false;    ///< moves states into a tier that is faster than theirs
   bool shares = false;  ///< more ranks share a model
+};
+
+/// A change of which there may be less: `key` takes a number from `least` to `most`, each of which slows a
+/// step down by the change's.
+struct Scale {
+  Change each;
+  std::string key;
+  std::int64_t least = 1, most = 0;
+
+  Change by(std::int64_t number) const {
+    Change change = each;
+    change.slow_down *= static_cast<double>(number);
+    change.keys.emplace_back(key, std::to_string(number));
+    return change;
+  }
 };
 
 class Changes {
@@ -36,6 +53,7 @@ class Changes {
                      [](const Change& a, const Change& b) { return a.slow_down < b.slow_down; });
   }
   const std::vector<Change>& all() const { return all_; }
+  const std::vector<Scale>& scales() const { return scales_; }
 
  private:
   static std::string zero(const char* key) { return cat("zero_optimization.", key); }
@@ -80,14 +98,64 @@ class Changes {
   }
 
   void recompute() {
-    const std::pair<std::string, std::string> full{"training.recompute", "full"};
-    if (config_.training.recompute == config::Recompute::none)
-      add(4, "norms and activations are computed again in backward", {{"training.recompute", "selective"}});
-    if (config_.training.recompute != config::Recompute::full)
-      add(30, "whole blocks are computed again in backward", {full});
+    const config::Recompute now = config_.training.recompute;
+    if (now == config::Recompute::none)
+      add(4, "norms and activations are computed again in backward", of_all("selective"));
+    const Keys full = of_all("full");
+    if (now != config::Recompute::full || full.size() > 1)
+      add(whole_blocks, "whole blocks are computed again in backward", full);
+    Keys in_host = full;
+    in_host.emplace_back("activation_checkpointing.cpu_checkpointing", "true");
     if (!config_.training.cpu_checkpointing)
-      add(33, "whole blocks are computed again in backward, from inputs that wait in host memory",
-          {full, {"activation_checkpointing.cpu_checkpointing", "true"}});
+      add(33, "whole blocks are computed again in backward, from inputs that wait in host memory", in_host);
+    part_of_recompute();
+  }
+
+  /// That recompute, of all blocks and micro-batches: what names a part now names the whole.
+  Keys of_all(const char* recompute) const {
+    Keys keys{{"training.recompute", recompute}};
+    if (config_.training.recompute_blocks >= 0) keys.emplace_back(blocks, std::to_string(layers()));
+    if (config_.training.recompute_micro_batches >= 0)
+      keys.emplace_back(flights, std::to_string(in_flight()));
+    return keys;
+  }
+
+  /// Full recompute of as little as is enough: of micro-batches, where several are in flight (later stages
+  /// have fewer, and spare more), or of blocks.
+  void part_of_recompute() {
+    const config::Training& training = config_.training;
+    const bool full = training.recompute == config::Recompute::full;
+    const auto part = [&](const char* key, std::int64_t now, std::int64_t all, double share,
+                          const char* reason) {
+      if (full && now < 0) return;  // all of them do
+      Keys keys = of_all("full");
+      std::erase_if(keys, [&](const auto& each) { return each.first == key; });
+      scales_.push_back({{whole_blocks * share, reason, std::move(keys)}, key, full ? now + 1 : 1, all - 1});
+    };
+    const std::int64_t most = in_flight();
+    part(flights, training.recompute_micro_batches, most, 1 / static_cast<double>(most),
+         "some micro-batches are computed again in backward");
+    part(blocks, training.recompute_blocks, layers(),
+         static_cast<double>(config_.parallel.pipeline) / static_cast<double>(layers()),
+         "some blocks are computed again in backward");
+  }
+
+  std::int64_t layers() const { return config_.model ? config_.model->num_layers : 1; }
+  /// Micro-batches on the fullest stage.
+  std::int64_t in_flight() const {
+    const config::Parallel& parallel = config_.parallel;
+    using enum config::Schedule;
+    engine::TrainSchedule schedule;
+    schedule.schedule = parallel.schedule;
+    if (parallel.schedule == automatic)
+      schedule.schedule = parallel.virtual_stages > 1 ? interleaved
+                          : parallel.pipeline > 1     ? one_forward_one_backward
+                                                      : accumulate;
+    schedule.layout.stages = parallel.pipeline;
+    schedule.layout.chunks.resize(static_cast<std::size_t>(parallel.pipeline * parallel.virtual_stages));
+    config::Config resolved = config_;
+    resolved.batch = config::resolve_batch(config_, engine::data_ranks(config_, ranks_));
+    return engine::most_in_flight(schedule, resolved);
   }
 
   void micro_batches() {
@@ -172,10 +240,15 @@ class Changes {
            {zero("offload_param.max_in_cpu"), "0"}});
   }
 
+  static constexpr double whole_blocks = 30;
+  static constexpr const char *blocks = "training.recompute_blocks",
+                              *flights = "training.recompute_micro_batches";
+
   const config::Config& config_;
   int ranks_, local_ranks_;
   bool room_is_known_;
   std::vector<Change> all_;
+  std::vector<Scale> scales_;
 };
 
 /// All keys of some changes; of a key that several set, the last value: changes come in the order of their
@@ -210,15 +283,70 @@ class Search {
         changes_(config_, world, machine.knows_devices(config_)) {}
 
   Remedy run() const {
-    for (const Change& change : changes_.all())
-      if (const Remedy alone = merged({&change}, config_); fits(alone)) return alone;
+    if (const std::optional<Change> one = alone()) return merged({&*one}, config_);
     for (const bool choosy : {true, false})
-      if (const auto taken = together(choosy); !taken.empty()) return merged(pruned(taken), config_);
+      if (const auto taken = together(choosy); !taken.empty()) return lessened(pruned(taken));
     return {};
   }
 
  private:
   using Taken = std::vector<const Change*>;
+
+  /// The cheapest change that is enough by itself. What one of a scale costs is known once its number is.
+  std::optional<Change> alone() const {
+    std::vector<Change> ladder = changes_.all();
+    std::vector<const Scale*> scales;
+    for (const Scale& scale : changes_.scales()) scales.push_back(&scale);
+    for (std::size_t i = 0; i < ladder.size(); ++i) {
+      std::erase_if(scales, [&](const Scale* scale) {
+        if (scale->by(scale->least).slow_down > ladder[i].slow_down) return false;
+        if (const std::int64_t number = least({}, *scale)) put(scale->by(number), ladder);
+        return true;
+      });
+      if (fits(merged({&ladder[i]}, config_))) return ladder[i];
+    }
+    return {};
+  }
+
+  static void put(Change change, std::vector<Change>& ladder) {
+    const auto behind = std::find_if(ladder.begin(), ladder.end(),
+                                     [&](const Change& each) { return each.slow_down > change.slow_down; });
+    ladder.insert(behind, std::move(change));
+  }
+
+  /// The least number of the scale that is enough beside `taken`; 0: none is.
+  std::int64_t least(Taken taken, const Scale& scale) const {
+    const auto enough = [&](std::int64_t number) {
+      const Change change = scale.by(number);
+      Taken all = taken;
+      all.push_back(&change);
+      return fits(merged(all, config_));
+    };
+    std::int64_t low = scale.least, high = scale.most;
+    if (low > high || !enough(high)) return 0;
+    while (low < high) {
+      const std::int64_t middle = low + (high - low) / 2;
+      if (enough(middle))
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    return high;
+  }
+
+  /// With as little of what there may be less of as is enough.
+  Remedy lessened(Taken taken) const {
+    for (const Scale& scale : changes_.scales()) {
+      const auto whole = [&](const Change* change) { return change->keys == scale.each.keys; };
+      if (std::none_of(taken.begin(), taken.end(), whole)) continue;
+      if (const std::int64_t number = least(taken, scale)) {
+        const Change part = scale.by(number);
+        taken.push_back(&part);
+        return merged(taken, config_);
+      }
+    }
+    return merged(taken, config_);
+  }
 
   /// As many changes as it takes, from the cheapest on; none when all are too few. A choosy search leaves out
   /// what makes the shortage worse, as moving states into a host that is full already. That may be what a

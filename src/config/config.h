@@ -59,9 +59,9 @@ struct Training {
   /// `activation_checkpointing.nvme_checkpointing`: the same on NVMe, in the folder of
   /// `zero_optimization.offload_param.nvme_path` or `offload_optimizer.nvme_path`.
   bool nvme_checkpointing = false;
-  /// Blocks of each chunk of a stage that recompute, the first ones; -1: all.
+  /// Blocks of a stage that recompute, the first ones in the order of the model's parts; -1: all.
   std::int64_t recompute_blocks = -1;
-  /// Micro-batches of a step that recompute, those that are longest in flight; -1: all.
+  /// Micro-batches that recompute of all that the fullest stage has in flight at once; -1: all.
   std::int64_t recompute_micro_batches = -1;
   /// Where compute is bf16: the optimizer keeps of each fp32 master only the 16 bits that the bf16 parameter
   /// lacks. The same values in 2 bytes less per parameter; false keeps whole masters.

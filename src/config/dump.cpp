@@ -177,6 +177,9 @@ Json training_of(const Training& t) {
           {"save_interval", t.save_interval},
           {"keep_last", t.keep_last},
           {"recompute", recompute[static_cast<std::size_t>(t.recompute)]},
+          {"recompute_blocks", t.recompute_blocks >= 0 ? Json(t.recompute_blocks) : Json(nullptr)},
+          {"recompute_micro_batches",
+           t.recompute_micro_batches >= 0 ? Json(t.recompute_micro_batches) : Json(nullptr)},
           {"split_masters", t.split_masters},
           {"moments_dtype", sherd::name_of(t.moments_dtype)},
           {"log_interval", t.log_interval}};

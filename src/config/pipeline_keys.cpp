@@ -150,6 +150,14 @@ void note_idle_schedule(const Config& config, const Given& given, Context& conte
        "interleaved with one chunk per stage is 1f1b: set parallel.virtual_stages above 1");
   note("parallel", "micro_batch_group", parallel.virtual_stages == 1,
        "no effect without parallel.virtual_stages above 1");
+  const Training& training = config.training;
+  for (const char* key : {"recompute_blocks", "recompute_micro_batches"})
+    note("training", key, training.recompute == Recompute::none,
+         "no effect without training.recompute selective or full");
+  note("training", "recompute_micro_batches",
+       training.recompute != Recompute::none && training.recompute_micro_batches > 0 && !cut &&
+           parallel.schedule != Schedule::layered,
+       "no effect above 0: without a pipeline or schedule \"layered\" one micro-batch is in flight");
 }
 
 }  // namespace sherd::config

@@ -130,11 +130,8 @@ Table<Training> training_table() {
   table.keys.push_back(integer("save_interval", &T::save_interval, "50", 0));
   table.keys.push_back(integer("keep_last", &T::keep_last, "2", 0));
   table.keys.push_back(custom<T>("recompute", "\"full\"", read_recompute));
-  for (const char* name : {"recompute_blocks", "recompute_micro_batches"})
-    table.keys.push_back(refused<T>(name, "2",
-                                    "recompute of a part of the blocks or micro-batches is not in this build "
-                                    "yet (roadmap: docs/architecture.md)",
-                                    never));
+  table.keys.push_back(integer("recompute_blocks", &T::recompute_blocks, "2", 0));
+  table.keys.push_back(integer("recompute_micro_batches", &T::recompute_micro_batches, "2", 0));
   table.keys.push_back(boolean("split_masters", &T::split_masters));
   table.keys.push_back(custom<T>("moments_dtype", "\"bf16\"", [](Training& training, const Value& value) {
     training.moments_dtype = value.choice({"fp32", "bf16"}) == 0 ? DType::f32 : DType::bf16;

@@ -7,6 +7,7 @@
 #include "engine/checkpoint/checkpoints.h"
 #include "engine/executor.h"
 #include "engine/nvme_checkpoints.h"
+#include "engine/partial_recompute.h"
 #include "engine/process_grid.h"
 #include "engine/report/step_log.h"
 #include "engine/resources.h"
@@ -48,6 +49,7 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   if (schedule_->schedule != config::Schedule::accumulate)  // what it cannot serve is told before any step
     make_list(*schedule_, config_, engine::StepUpdate::may_begin_early(config_),
               engine::StepUpdate::may_end_late(config_, this->device()));
+  const std::int64_t blocks = engine::choose_blocks(*model_, config_.training, stages_);
   if (offload::Store* store = resources_->activation_store())
     activations_ = std::make_unique<engine::NvmeCheckpoints>(this->kernels(), *store);
   const auto link = [&] {
@@ -66,6 +68,8 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
       log_info(line);
     const std::string line = describe_schedule(*schedule_, config_, *model_, shards);
     if (!line.empty()) log_info(line);
+    if (const std::string part = describe_partial_recompute(config_, blocks, *schedule_); !part.empty())
+      log_info(part);
   }
   if (config_.dump_state) log_info("configuration: ", config::dump(config_));
 }

@@ -29,6 +29,7 @@ class PhaseTimer {
 };
 
 autograd::Recompute recompute_for(const config::Config& config) {
+  if (config.training.recompute_micro_batches == 0) return autograd::Recompute::none;
   switch (config.training.recompute) {
     case config::Recompute::full:
       return autograd::Recompute::full;

@@ -7,6 +7,7 @@
 #include "base/excerpt.h"
 #include "config/schedule.h"
 #include "nn/layered_model.h"
+#include "sharding/schedule/in_flight.h"
 #include "sharding/schedule/schedules.h"
 #include "sharding/schedule/simulate.h"
 
@@ -89,8 +90,10 @@ bool saves_traffic(const config::Config& config, const nn::Model& model, int sha
 }  // namespace
 
 Schedule layered_or_accumulate(const config::Config& config, const nn::Model& model, int shards) {
-  if (!saves_traffic(config, model, shards) || config.training.recompute != config::Recompute::full)
-    return Schedule::accumulate;
+  const config::Training& training = config.training;
+  const bool recomputes_all = training.recompute == config::Recompute::full &&
+                              training.recompute_blocks < 0 && training.recompute_micro_batches < 0;
+  if (!saves_traffic(config, model, shards) || !recomputes_all) return Schedule::accumulate;
   const bool offloaded = config.zero.offload_param.device != config::OffloadDevice::none;
   return offloaded || !ties_parts(dynamic_cast<const nn::LayeredModel&>(model)) ? Schedule::layered
                                                                                 : Schedule::accumulate;
@@ -114,17 +117,35 @@ TrainSchedule choose_schedule(const config::Config& config, const nn::Model& mod
   return {schedule, std::move(layout)};
 }
 
-std::vector<sharding::Instruction> make_list(const TrainSchedule& schedule, const config::Config& config,
-                                             bool early_update, bool late_update) {
+namespace {
+
+/// Of the first stage.
+sharding::ScheduleShape shape_of(const TrainSchedule& schedule, const config::Config& config) {
   sharding::ScheduleShape shape;
   shape.stages = schedule.layout.stages;
-  shape.stage = schedule.layout.stage;
   shape.chunks = schedule.layout.own_chunks();
   shape.micro_batches = config.batch.gradient_accumulation_steps;
   shape.group = config.parallel.micro_batch_group;
+  return shape;
+}
+
+}  // namespace
+
+std::int64_t most_in_flight(const TrainSchedule& schedule, const config::Config& config) {
+  if (schedule.schedule == Schedule::accumulate) return 1;
+  return sharding::most_in_flight(sharding::make_schedule(schedule.schedule, shape_of(schedule, config)));
+}
+
+std::vector<sharding::Instruction> make_list(const TrainSchedule& schedule, const config::Config& config,
+                                             bool early_update, bool late_update) {
+  sharding::ScheduleShape shape = shape_of(schedule, config);
+  shape.stage = schedule.layout.stage;
   shape.early_update = early_update;
   shape.late_update = late_update && schedule.schedule == Schedule::layered;
-  return sharding::make_schedule(schedule.schedule, shape);
+  std::vector<sharding::Instruction> list = sharding::make_schedule(schedule.schedule, shape);
+  if (const std::int64_t recompute = config.training.recompute_micro_batches; recompute >= 0)
+    sharding::keep_activations(list, most_in_flight(schedule, config) - recompute);
+  return list;
 }
 
 double ideal_bubble(const TrainSchedule& schedule, const config::Config& config, nn::LayeredModel& model) {

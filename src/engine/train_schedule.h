@@ -35,12 +35,17 @@ TrainSchedule choose_schedule(const config::Config& config, const nn::Model& mod
                               int shards);
 /// What `automatic` comes to with one stage, by the configuration alone. `layered` where parameters would
 /// come again with each of several micro-batches (from other ranks, host memory or NVMe) and full recompute
-/// leaves little of these to be kept. A model whose parts share a parameter gets it only with
+/// of everything leaves little of these to be kept. A model whose parts share a parameter gets it only with
 /// `offload_param`: sums of that parameter's gradient agree to rounding then, and the number of ranks must
 /// not decide.
 config::Schedule layered_or_accumulate(const config::Config& config, const nn::Model& model, int shards);
 
-/// The instructions of a step on this rank. Only `layered` ends updates late.
+/// Micro-batches that the fullest stage has in flight at once: the first one.
+std::int64_t most_in_flight(const TrainSchedule& schedule, const config::Config& config);
+
+/// The instructions of a step on this rank. Only `layered` ends updates late. With
+/// `training.recompute_micro_batches` = r, as many micro-batches keep their activations on each stage as on
+/// the fullest one, which has r more in flight.
 std::vector<sharding::Instruction> make_list(const TrainSchedule& schedule, const config::Config& config,
                                              bool early_update, bool late_update);
 

@@ -1,5 +1,6 @@
 #include "nn/module.h"
 
+#include <optional>
 #include <unordered_set>
 
 namespace sherd::nn {
@@ -15,6 +16,20 @@ void collect(const Module& module, const std::string& prefix,
     out.emplace_back(join(prefix, name), parameter);
   for (const auto& [name, child] : module.children()) collect(*child, join(prefix, name), out);
 }
+
+/// While it lives, the tape keeps what is recorded.
+class KeepAll {
+ public:
+  explicit KeepAll(Tape& tape)
+      : tape_(tape), before_(std::exchange(tape.recompute, autograd::Recompute::none)) {}
+  ~KeepAll() { tape_.recompute = before_; }
+  KeepAll(const KeepAll&) = delete;
+  KeepAll& operator=(const KeepAll&) = delete;
+
+ private:
+  Tape& tape_;
+  autograd::Recompute before_;
+};
 
 }  // namespace
 
@@ -80,8 +95,11 @@ void Module::adopt(const std::string& name, std::shared_ptr<Module> child) {
 Var Module::run(Tape& tape, const std::vector<Var>& inputs,
                 const std::function<Var(Tape&, const std::vector<Var>&)>& body) {
   tape.enter(scope_);
+  std::optional<KeepAll> keeps;
+  if (block_ && !recomputes_) keeps.emplace(tape);
   Var out = block_ && tape.recompute == autograd::Recompute::full ? tape.checkpoint(inputs, body)
                                                                   : body(tape, inputs);
+  keeps.reset();
   if (block_ || scope_) out.pin();
   tape.leave(scope_);
   return out;

@@ -55,6 +55,9 @@ class Module {
   /// default), or takes that back.
   void mark_block(bool block = true) { block_ = block; }
   bool is_block() const { return block_; }
+  /// Whether a block recomputes where the tape says so (default), or keeps all that is made within it. Set by
+  /// the engine.
+  void set_recomputes(bool recomputes) { recomputes_ = recomputes; }
   /// No gradient for any parameter of this module and below.
   void freeze();
 
@@ -72,7 +75,7 @@ class Module {
     return child;
   }
   /// Runs body(tape, inputs) as this module's forward: under its scope, and, for blocks under full recompute,
-  /// keeping only the inputs.
+  /// keeping only the inputs (those that do so: set_recomputes()).
   Var run(Tape& tape, const std::vector<Var>& inputs,
           const std::function<Var(Tape&, const std::vector<Var>&)>& body);
 
@@ -83,7 +86,7 @@ class Module {
   std::vector<std::pair<std::string, ParameterPtr>> parameters_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
   std::shared_ptr<autograd::Scope> scope_;
-  bool block_ = false;
+  bool block_ = false, recomputes_ = true;
 };
 
 /// A module with one input and one output.

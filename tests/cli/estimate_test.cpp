@@ -113,6 +113,66 @@ TEST(Remedy, TakesTheCheapestThatIsEnough) {
             "--set training.recompute=selective");
 }
 
+/// The least number of `key`, beside full recompute, with which every rank of `world` has at most `most`,
+/// tried one by one; and what it then has.
+std::pair<int, std::uint64_t> least_part(const std::vector<std::string>& keys, const std::string& key,
+                                         int all, std::uint64_t most, const World& world) {
+  for (int number = 1; number <= all; ++number) {
+    std::vector<std::string> with = keys;
+    with.insert(with.end(), {"training.recompute=full", cat(key, "=", number)});
+    std::uint64_t peak = 0;
+    for (const engine::Estimate& stage : estimate_stages(configuration(1, with)({}), vocabulary, world))
+      peak = std::max(peak, stage.peaks.tiers[0].total_peak);
+    if (peak <= most) return {number, peak};
+  }
+  return {0, 0};
+}
+
+/// Long sequences, where activations weigh most by far, in micro-batches of one.
+std::vector<std::string> of_activations(const std::vector<std::string>& more) {
+  std::vector<std::string> keys{"model.seq_length=4096", "model.num_layers=8",
+                                "train_micro_batch_size_per_gpu=1"};
+  keys.insert(keys.end(), more.begin(), more.end());
+  return keys;
+}
+
+TEST(Remedy, RecomputesAsFewBlocksAsAreEnough) {
+  const World world{1, 1};
+  const std::vector<std::string> keys = of_activations({});
+  const std::uint64_t selective =
+      device_peak(configuration(1, of_activations({"training.recompute=selective"})), world);
+  const auto [number, peak] = least_part(keys, "training.recompute_blocks", 8, selective - 1, world);
+  ASSERT_GT(number, 2);
+  for (const auto& [limit, blocks] : {std::pair{peak, number}, {peak - 1, number + 1}}) {
+    std::vector<std::string> limited = keys;
+    limited.push_back(cat("device.device_memory_limit=", limit));
+    EXPECT_EQ(cheapest_remedy(configuration(1, limited), vocabulary, world, machine_with(plenty)).line(),
+              cat("--set training.recompute=full --set training.recompute_blocks=", blocks));
+    // From a part that is too small.
+    limited.insert(limited.end(), {"training.recompute=full", "training.recompute_blocks=1"});
+    EXPECT_EQ(cheapest_remedy(configuration(1, limited), vocabulary, world, machine_with(plenty)).line(),
+              cat("--set training.recompute=full --set training.recompute_blocks=", blocks));
+  }
+}
+
+TEST(Remedy, RecomputesAsFewMicroBatchesAsAreEnough) {
+  const World world{4, 4};
+  const std::vector<std::string> keys =
+      of_activations({"parallel.pipeline=4", "gradient_accumulation_steps=6", "model.tie_embeddings=false"});
+  const auto selective = estimate_stages(
+      configuration(1, of_activations({"parallel.pipeline=4", "gradient_accumulation_steps=6",
+                                       "model.tie_embeddings=false", "training.recompute=selective"}))({}),
+      vocabulary, world);
+  std::uint64_t most = 0;
+  for (const engine::Estimate& stage : selective) most = std::max(most, stage.peaks.tiers[0].total_peak);
+  const auto [number, peak] = least_part(keys, "training.recompute_micro_batches", 4, most - 1, world);
+  ASSERT_GT(number, 1);
+  std::vector<std::string> limited = keys;
+  limited.push_back(cat("device.device_memory_limit=", peak));
+  EXPECT_EQ(cheapest_remedy(configuration(1, limited), vocabulary, world, machine_with(plenty)).line(),
+            cat("--set training.recompute=full --set training.recompute_micro_batches=", number));
+}
+
 TEST(Fit, SizesBeyondAnyMachineAreRefusedBeforeTheyOverflow) {
   const World world{1, 1};
   const auto refused = [&](const std::vector<std::string>& keys, const std::string& part) {

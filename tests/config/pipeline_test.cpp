@@ -79,6 +79,34 @@ TEST(PipelineKeys, WhatHasNoEffectIsNoted) {
   for (const std::string& note : cut.notes) EXPECT_TRUE(note.starts_with("optimizer")) << note;
 }
 
+TEST(PipelineKeys, APartMayRecompute) {
+  const auto training = [](const std::string& keys) {
+    return parse_text(R"({"parallel": {"pipeline": 2}, "training": {"recompute": "full")" + keys + "}}")
+        .training;
+  };
+  EXPECT_EQ(training("").recompute_blocks, -1);
+  EXPECT_EQ(training("").recompute_micro_batches, -1);
+  EXPECT_EQ(training(R"(, "recompute_blocks": 3)").recompute_blocks, 3);
+  EXPECT_EQ(training(R"(, "recompute_blocks": 0)").recompute_blocks, 0);
+  EXPECT_EQ(training(R"(, "recompute_blocks": null)").recompute_blocks, -1);
+  EXPECT_EQ(training(R"(, "recompute_micro_batches": 2)").recompute_micro_batches, 2);
+  for (const char* key : {"recompute_blocks", "recompute_micro_batches"}) {
+    EXPECT_THAT(error_of(cat(R"({"training": {")", key, R"(": -1}})")),
+                HasSubstr(cat("training.", key, ": must be an integer >= 0, not -1")));
+    EXPECT_TRUE(has_note(parse_text(cat(R"({"training": {")", key, R"(": 1}})")),
+                         cat("training.", key, ": no effect without training.recompute")));
+  }
+  const auto noted = [](const char* part, const char* parallel) {
+    return has_note(parse_text(cat(R"({"training": {"recompute": "full", "recompute_micro_batches": )", part,
+                                   R"(}, "parallel": {)", parallel, "}}")),
+                    "training.recompute_micro_batches: no effect above 0: without a pipeline");
+  };
+  EXPECT_TRUE(noted("1", ""));
+  EXPECT_FALSE(noted("0", ""));
+  EXPECT_FALSE(noted("1", R"("pipeline": 2)"));
+  EXPECT_FALSE(noted("1", R"("schedule": "layered")"));
+}
+
 TEST(PipelineKeys, ActivationsOnNvmeUseItsPathAndItsBuffers) {
   const std::string tail = R"("activation_checkpointing": {"nvme_checkpointing": true},
       "training": {"recompute": "full"}, "aio": {"queue_depth": 8}, "zero_optimization": {"stage": 3)";

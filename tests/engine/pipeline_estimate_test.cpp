@@ -17,7 +17,8 @@ struct Spec {
   config::Schedule schedule = config::Schedule::automatic;
   bool tied = true;
   std::string recompute = "none";
-  std::string nvme{};  ///< where states are; empty: on the device
+  std::string nvme{};                    ///< where states are; empty: on the device
+  long blocks = -1, micro_batches = -1;  ///< that recompute
 
   int ranks() const { return pipeline * tensor * data; }
   config::Config config() const {
@@ -27,6 +28,7 @@ struct Spec {
     if (!nvme.empty()) spec.offload_optimizer = "nvme", spec.nvme_path = nvme;
     if (!nvme.empty() && zero == 3)
       spec.offload_param = "nvme", spec.offload_param_extra = R"(, "max_in_cpu": 0)";
+    spec.recompute_blocks = blocks, spec.recompute_micro_batches = micro_batches;
     config::Config config = config::parse_text(spec.config());
     config.parallel.pipeline = pipeline, config.parallel.virtual_stages = virtual_stages;
     config.parallel.schedule = schedule;
@@ -41,6 +43,7 @@ TEST(PipelineEstimates, AreWhatARunBooksAndSends) {
        {Spec{}, Spec{.pipeline = 3, .zero = 1, .schedule = gpipe, .tied = false},
         Spec{.data = 2, .zero = 3, .schedule = zero_bubble},
         Spec{.tensor = 2, .zero = 1, .recompute = "full"},
+        Spec{.pipeline = 3, .recompute = "full", .blocks = 1, .micro_batches = 2},
         Spec{.pipeline = 3, .zero = 3, .virtual_stages = 2}, Spec{.zero = 1, .nvme = folder.path().string()},
         Spec{.data = 2, .zero = 3, .recompute = "full", .nvme = folder.path().string()}}) {
     const config::Config config = spec.config();

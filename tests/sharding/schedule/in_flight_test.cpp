@@ -46,7 +46,7 @@ TEST(InFlight, AreAsManyAsThePapersSay) {
       shape.stage = 0;
       EXPECT_EQ(most_in_flight(gpipe(shape)), m);
       EXPECT_EQ(most_in_flight(zero_bubble(shape)), std::min<std::int64_t>(m, p));
-      EXPECT_EQ(most_in_flight(layered(shape_of(1, m, p))), m);
+      EXPECT_EQ(most_in_flight(layered(shape_of(1, m, p + 1))), m);
       EXPECT_EQ(most_in_flight(accumulate(shape_of(1, m))), 1);
     }
 }

@@ -285,7 +285,7 @@ class Search {
   Remedy run() const {
     if (const std::optional<Change> one = alone()) return merged({&*one}, config_);
     for (const bool choosy : {true, false})
-      if (const auto taken = together(choosy); !taken.empty()) return lessened(pruned(taken));
+      if (const auto taken = together(choosy); !taken.empty()) return merged(pruned(taken), config_);
     return {};
   }
 
@@ -300,7 +300,7 @@ class Search {
     for (std::size_t i = 0; i < ladder.size(); ++i) {
       std::erase_if(scales, [&](const Scale* scale) {
         if (scale->by(scale->least).slow_down > ladder[i].slow_down) return false;
-        if (const std::int64_t number = least({}, *scale)) put(scale->by(number), ladder);
+        if (const std::int64_t number = least(*scale)) put(scale->by(number), ladder);
         return true;
       });
       if (fits(merged({&ladder[i]}, config_))) return ladder[i];
@@ -314,13 +314,11 @@ class Search {
     ladder.insert(behind, std::move(change));
   }
 
-  /// The least number of the scale that is enough beside `taken`; 0: none is.
-  std::int64_t least(Taken taken, const Scale& scale) const {
+  /// The least number of the scale that is enough by itself; 0: none is.
+  std::int64_t least(const Scale& scale) const {
     const auto enough = [&](std::int64_t number) {
       const Change change = scale.by(number);
-      Taken all = taken;
-      all.push_back(&change);
-      return fits(merged(all, config_));
+      return fits(merged({&change}, config_));
     };
     std::int64_t low = scale.least, high = scale.most;
     if (low > high || !enough(high)) return 0;
@@ -332,20 +330,6 @@ class Search {
         low = middle + 1;
     }
     return high;
-  }
-
-  /// With as little of what there may be less of as is enough.
-  Remedy lessened(Taken taken) const {
-    for (const Scale& scale : changes_.scales()) {
-      const auto whole = [&](const Change* change) { return change->keys == scale.each.keys; };
-      if (std::none_of(taken.begin(), taken.end(), whole)) continue;
-      if (const std::int64_t number = least(taken, scale)) {
-        const Change part = scale.by(number);
-        taken.push_back(&part);
-        return merged(taken, config_);
-      }
-    }
-    return merged(taken, config_);
   }
 
   /// As many changes as it takes, from the cheapest on; none when all are too few. A choosy search leaves out

@@ -168,7 +168,8 @@ Unit& ShardedModel::unit_of(const autograd::Parameter& parameter) const {
   for (const auto& [known, unit] : owners_)
     if (known.get() == &parameter) return *unit;
   require(elsewhere_.count(&parameter) == 0, "parameter '", parameter.name,
-          "' is not on this rank: it belongs to parts of the model that other stages of the pipeline have");
+          "' is not on this rank: it belongs to parts of the model that other stages of the pipeline have "
+          "(ShardedModel::has() tells)");
   fail(ErrorKind::usage, "parameter '", parameter.name, "' does not belong to this model");
 }
 

@@ -132,6 +132,8 @@ class ShardedModel {
   /// parameters that later steps outdate, gradients and updates that were not sent yet. Nothing otherwise.
   void abandon_passes();
 
+  /// Whether this rank's stage of the pipeline has the parameter: all of them do without stages.
+  bool has(const ParameterPtr& parameter) const { return elsewhere_.count(parameter.get()) == 0; }
   /// Full parameters of the unit that stores `parameter`; collective where sharded. Throws Error{usage} for
   /// one that only other stages of a pipeline have.
   Unit::Lease gather(const autograd::Parameter& parameter);
@@ -147,7 +149,6 @@ class ShardedModel {
   void find_own_parameters();
   void find_persistent(const std::vector<BlockParameters>& blocks);
   void find_lowest_parts();
-  bool has(const ParameterPtr& parameter) const { return elsewhere_.count(parameter.get()) == 0; }
   /// What is left while segments are placed one after the other.
   struct Budget {
     std::int64_t host;  ///< elements per rank that may stay in the host tier

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/excerpt.h"
 #include "config/tables.h"
 
 namespace sherd::config {
@@ -251,6 +252,12 @@ void note_idle_tiers(const Config& config, const Given& given, Context& context)
     if (here && side.offload.device != OffloadDevice::nvme && !activations_on_nvme(config))
       context.note(cat("zero_optimization.", side.name, ".nvme_path"), no_effect_with(side.offload.device));
   }
+  const Node* param = section == given.end() ? nullptr : section->second->find("offload_param");
+  if (config.zero.offload_param.device == OffloadDevice::nvme && param && !param->find("max_in_cpu"))
+    context.note("zero_optimization.offload_param.max_in_cpu",
+                 cat("by default, as DeepSpeed's, the first ",
+                     counted(config.zero.offload_param.max_in_cpu, "parameter"),
+                     " of each rank stay in host memory; 0 puts all on NVMe"));
   const bool full = config.training.recompute == Recompute::full;
   const bool activations = config.training.cpu_checkpointing && full;
   for (const auto& [key, on] : {std::pair{"cpu_checkpointing", config.training.cpu_checkpointing},

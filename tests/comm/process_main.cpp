@@ -132,9 +132,11 @@ TEST(Death, KillInSplit) {
 TEST(Death, KillInPart) {
   std::unique_ptr<Communicator> part;
   const auto world = join({.timeout_seconds = 60});
-  part = world->split(0, world->rank());
+  part = world->split(0, -world->rank());
   if (world->rank() == 1) get_killed();
-  EXPECT_THAT(error_of(ErrorKind::comm, [&] { part->barrier(); }), HasSubstr("rank 1 is dead"));
+  const int number = world->size() - 2;
+  EXPECT_THAT(error_of(ErrorKind::comm, [&] { part->barrier(); }),
+              HasSubstr(cat("rank ", number, " is dead", number == 1 ? ":" : " (rank 1 of the world):")));
 }
 TEST(Death, KillAllocate) {
   expect_named(true, get_killed, [](Communicator& comm, device::Device& device) {

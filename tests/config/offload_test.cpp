@@ -127,7 +127,8 @@ TEST(Offload, IdleKeysAreNotedOnce) {
                              R"(, "offload_optimizer": {"device": "cpu", "buffer_count": 6,
                                   "pipeline_read": true})",
                          R"(, "aio": {"thread_count": 2})")),
-              testing::IsEmpty());
+              testing::ElementsAre(path + "param.max_in_cpu: by default, as DeepSpeed's, the first 1000000000 "
+                                          "parameters of each rank stay in host memory; 0 puts all on NVMe"));
 }
 
 TEST(Offload, NvmeNeedsABufferOnBothSides) {

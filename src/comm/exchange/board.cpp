@@ -152,11 +152,12 @@ std::string Board::diagnose(const Waited& waited, bool slow_checks) {
   for (const int r : missing) {
     if (r == rank_) continue;
     if (slot(r).departed.load(std::memory_order_acquire))
-      return cat(name(), ": rank ", in_group(r), " has left the group while rank ", in_group(rank_),
-                 " waited for it in ", describe(call), "; see that rank's own output");
+      return cat(name(), ": rank ", in_group(r), " has left the group", number_in_world(r), " while rank ",
+                 in_group(rank_), " waited for it in ", describe(call), "; see that rank's own output");
     if (slow_checks && settings_.gone && settings_.gone(r))
-      return cat(name(), ": rank ", in_group(r), " is dead: its process ended while rank ", in_group(rank_),
-                 " waited for it in ", describe(call), "; see that rank's own output");
+      return cat(name(), ": rank ", in_group(r), " is dead", number_in_world(r),
+                 ": its process ended while rank ", in_group(rank_), " waited for it in ", describe(call),
+                 "; see that rank's own output");
   }
   if (!deadline.passed() || may_hear_more(missing, deadline)) return "";
   return cat(name(), ": ", describe(call), ": ", say_late(missing),
@@ -183,6 +184,12 @@ std::string Board::name_in_world(int rank) const {
   const auto at = std::find(settings_.world.begin(), settings_.world.end(), rank);
   if (at == settings_.world.end()) return cat("rank ", rank, " of the world");
   return cat("rank ", at - settings_.world.begin());
+}
+
+/// For texts that name a rank by its number in a part of the world.
+std::string Board::number_in_world(int rank) const {
+  const int number = world_rank(in_group(rank));
+  return number == in_group(rank) ? "" : cat(" (rank ", number, " of the world)");
 }
 
 /// Names those who did not come. Who waits itself for another in a transfer is not to blame.
@@ -246,8 +253,8 @@ void Board::look_after_peers() noexcept {
   if (!settings_.gone || failed()) return;
   for (int r = 0; r < size(); ++r)
     if (r != rank_ && !slot(r).departed.load(std::memory_order_acquire) && settings_.gone(r))
-      return fail(
-          cat(name(), ": rank ", in_group(r), " is dead: its process ended; see that rank's own output"));
+      return fail(cat(name(), ": rank ", in_group(r), " is dead", number_in_world(r),
+                      ": its process ended; see that rank's own output"));
 }
 
 void Board::depart() noexcept {

@@ -157,6 +157,7 @@ class Board final : public Health {
   void nap(WaitWord& word, std::uint32_t seen, const Deadline& deadline) const;
   std::vector<int> waits_behind(int rank) const;
   std::string name_in_world(int rank) const;
+  std::string number_in_world(int rank) const;
   std::string say_late(const std::vector<int>& missing) const;
   bool may_hear_more(const std::vector<int>& missing, const Deadline& deadline) const;
   /// The text of the failure that what is waited for and the clock amount to, or empty.

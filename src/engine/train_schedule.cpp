@@ -93,10 +93,9 @@ Schedule layered_or_accumulate(const config::Config& config, const nn::Model& mo
   const config::Training& training = config.training;
   const bool recomputes_all = training.recompute == config::Recompute::full &&
                               training.recompute_blocks < 0 && training.recompute_micro_batches < 0;
-  if (!saves_traffic(config, model, shards) || !recomputes_all) return Schedule::accumulate;
-  const bool offloaded = config.zero.offload_param.device != config::OffloadDevice::none;
-  return offloaded || !ties_parts(dynamic_cast<const nn::LayeredModel&>(model)) ? Schedule::layered
-                                                                                : Schedule::accumulate;
+  const bool same_bits =
+      saves_traffic(config, model, shards) && !ties_parts(dynamic_cast<const nn::LayeredModel&>(model));
+  return same_bits && recomputes_all ? Schedule::layered : Schedule::accumulate;
 }
 
 TrainSchedule choose_schedule(const config::Config& config, const nn::Model& model, StageLayout layout,

@@ -35,9 +35,8 @@ TrainSchedule choose_schedule(const config::Config& config, const nn::Model& mod
                               int shards);
 /// What `automatic` comes to with one stage, by the configuration alone. `layered` where parameters would
 /// come again with each of several micro-batches (from other ranks, host memory or NVMe) and full recompute
-/// of everything leaves little of these to be kept. A model whose parts share a parameter gets it only with
-/// `offload_param`: sums of that parameter's gradient agree to rounding then, and the number of ranks must
-/// not decide.
+/// of everything leaves little of these to be kept. Not for a model whose parts share a parameter: sums of
+/// its gradient would agree to rounding only, and neither tier nor number of ranks may decide about bits.
 config::Schedule layered_or_accumulate(const config::Config& config, const nn::Model& model, int shards);
 
 /// Micro-batches that the fullest stage has in flight at once: the first one.

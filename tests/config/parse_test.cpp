@@ -335,11 +335,13 @@ TEST(ConfigFiles, OffloadFilesDifferOnlyInWhereStatesLive) {
     EXPECT_EQ(config.zero.offload_param.device, parameters);
     EXPECT_EQ(config.zero.offload_optimizer.device, optimizer);
     EXPECT_EQ(config.training.cpu_checkpointing, parameters == nvme);
+    EXPECT_EQ(config.parallel.schedule, parameters == nvme ? Schedule::layered : Schedule::automatic);
     EXPECT_THAT(config.notes, ::testing::IsEmpty());
     config.zero.offload_param = on_device.zero.offload_param;
     config.zero.offload_optimizer = on_device.zero.offload_optimizer;
     config.zero.sub_group_size = on_device.zero.sub_group_size;
     config.aio = on_device.aio;
+    config.parallel.schedule = on_device.parallel.schedule;
     config.training.cpu_checkpointing = false;
     config.training.recompute = Recompute::none;
     config.training.save_dir = on_device.training.save_dir;

@@ -18,7 +18,8 @@ namespace {
   const char* next = error == ENOSPC || error == EDQUOT ? ". Free space there, or save elsewhere"
                      : error == EACCES || error == EPERM || error == EROFS
                          ? ". Choose a folder that this user may write"
-                         : "";
+                     : error == ENOENT ? ". Create the folder first"
+                                       : "";
   fail(ErrorKind::io, "cannot ", action, " '", path.string(), "': ", std::strerror(error), next);
 }
 
@@ -46,7 +47,7 @@ AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   partial_ = path_;
   if (!in_place_) partial_ += ".partial";
   descriptor_ = ::open(partial_.c_str(), (in_place_ ? 0 : O_CREAT | O_TRUNC) | O_WRONLY | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) fail_errno(in_place_ ? "open" : "create", partial_, errno);
+  if (descriptor_ < 0) fail_errno(in_place_ ? "open" : "create", path_, errno);
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept

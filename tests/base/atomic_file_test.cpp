@@ -65,7 +65,8 @@ TEST(AtomicFile, WritesAnywhereInReservedSpace) {
 
 TEST(AtomicFile, NamesTheFileAndTheReason) {
   TempFolder folder;
-  expect_error(ErrorKind::io, "No such file", [&] { AtomicFile file(folder / "no/such/folder"); });
+  expect_error(ErrorKind::io, "no/such/folder': No such file or directory. Create the folder first",
+               [&] { AtomicFile file(folder / "no/such/folder"); });
   fs::create_directory(folder / "taken");
   write_text(folder / "taken/inside", "");
   expect_error(ErrorKind::io, "taken", [&] { write_file_atomically(folder / "taken", "x"); });

@@ -146,9 +146,11 @@ std::string text_of(const EstimateReport& r) {
     std::string apart;
     if (r.estimate().traffic_by_axis.size() > 1)
       for (const auto& [axis, bytes] : r.estimate().traffic_by_axis)
-        apart += cat(apart.empty() ? ", " : " and ", human_bytes(bytes.payload()), " of it in the ",
-                     comm::name_of(axis), " group");
-    moved += cat("\neach rank sends ", human_bytes(sent.payload()), " to others per step", apart, "\n");
+        if (bytes.payload() > 0)
+          apart += cat(apart.empty() ? ", " : " and ", human_bytes(bytes.payload()),
+                       apart.empty() ? " of it in the " : " in the ", comm::name_of(axis), " group");
+    moved += cat("\n", r.estimate().bubble > 0 ? "this" : "each", " rank sends ", human_bytes(sent.payload()),
+                 " to others per step", apart, "\n");
   }
   if (r.estimate().io.read + r.estimate().io.written > 0)
     moved += cat("\neach rank reads ", human_bytes(r.estimate().io.read), " from NVMe and writes ",

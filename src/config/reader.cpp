@@ -74,10 +74,30 @@ std::optional<Home> home_of(const std::string& name) {
   return std::nullopt;
 }
 
+/// Sizes of a layout by the words of Megatron-LM and other trainers.
+const Synonyms& words_of_others() {
+  static const Synonyms words = {{"pp", "parallel.pipeline"},
+                                 {"pp_size", "parallel.pipeline"},
+                                 {"num_stages", "parallel.pipeline"},
+                                 {"pipeline_parallel_size", "parallel.pipeline"},
+                                 {"pipeline_model_parallel_size", "parallel.pipeline"},
+                                 {"virtual_pipeline_model_parallel_size", "parallel.virtual_stages"},
+                                 {"tp", "parallel.tensor"},
+                                 {"tp_size", "parallel.tensor"},
+                                 {"tensor_parallel_size", "parallel.tensor"},
+                                 {"tensor_model_parallel_size", "parallel.tensor"},
+                                 {"cp", "parallel.context"},
+                                 {"cp_size", "parallel.context"},
+                                 {"context_parallel_size", "parallel.context"}};
+  return words;
+}
+
 /// What to do about a key that a section does not know.
 std::string advice(const Value& section, const std::string& name, const std::vector<std::string>& known) {
   constexpr std::size_t longest = 100, most_listed = 24;
   if (known.empty()) return "this section takes no keys";
+  if (const auto word = words_of_others().find(name); word != words_of_others().end())
+    return cat("did you mean \"", word->second, "\"?");
   if (const std::string close = nearest(name, known); !close.empty())
     return cat("did you mean \"", close, "\"?");
   if (name.size() <= longest)

@@ -11,11 +11,13 @@
 namespace sherd {
 namespace {
 
+/// What the example prints; its log, which tells of stages, is shown where it fails.
 std::string told(const std::string& arguments) {
   const testing::TempFolder folder;
-  const std::string out = (folder / "out").string();
+  const std::string out = (folder / "out").string(), log = (folder / "log").string();
   const std::string command = "timeout 120 " SHERD_EXAMPLES "/pipeline " + arguments;
-  EXPECT_EQ(std::system((command + " >" + out + " 2>&1 </dev/null").c_str()), 0) << testing::read_text(out);
+  EXPECT_EQ(std::system((command + " >" + out + " 2>" + log + " </dev/null").c_str()), 0)
+      << testing::read_text(log);
   return testing::read_text(out);
 }
 

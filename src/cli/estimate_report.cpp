@@ -149,7 +149,7 @@ std::string text_of(const EstimateReport& r) {
         if (bytes.payload() > 0)
           apart += cat(apart.empty() ? ", " : " and ", human_bytes(bytes.payload()),
                        apart.empty() ? " of it in the " : " in the ", comm::name_of(axis), " group");
-    moved += cat("\n", r.estimate().bubble > 0 ? "this" : "each", " rank sends ", human_bytes(sent.payload()),
+    moved += cat("\n", r.stages.size() > 1 ? "this" : "each", " rank sends ", human_bytes(sent.payload()),
                  " to others per step", apart, "\n");
   }
   if (r.estimate().io.read + r.estimate().io.written > 0)

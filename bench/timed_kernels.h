@@ -131,8 +131,8 @@ class TimedKernels final : public tensor::Kernels {
     time(Family::embedding, [&] { inner_.embedding(ids, table, out, slice); });
   }
   void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate,
-                          const tensor::VocabSlice& slice) override {
-    time(Family::embedding, [&] { inner_.embedding_backward(ids, dy, dtable, accumulate, slice); });
+                          const tensor::VocabSlice& slice, std::optional<DType> fold) override {
+    time(Family::embedding, [&] { inner_.embedding_backward(ids, dy, dtable, accumulate, slice, fold); });
   }
   void add_positions(const Tensor& x, const Tensor& table, const Tensor& out,
                      const tensor::Positions& positions) override {
@@ -180,6 +180,7 @@ class TimedKernels final : public tensor::Kernels {
   void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) override {
     time(Family::reduction, [&] { inner_.fold(from, rounding, to, accumulate); });
   }
+  bool folds_gradients() const override { return inner_.folds_gradients(); }
   using Kernels::sum_of_squares;
   void sum_of_squares(std::span<const Tensor> all, tensor::ExactSum& sum) override {
     time(Family::reduction, [&] { inner_.sum_of_squares(all, sum); });

@@ -59,12 +59,18 @@ Gradients::Open Gradients::open(Segment& segment, ExchangePool& pool) {
     open.full = pool.take(segment.layout().padded(), segment.gradients().dtype());
   if (!open.onto) summed_.push_back(&segment);
   open.shared = open.in_place() && !fold;
-  open.turn = turns_[&segment].opened++;
-  if (!open.in_place() || !open.onto) open.written.assign(segment.layout().parameters().size(), false);
+  Turns& turns = turns_[&segment];
+  // Sums have the order of the micro-batches: nobody folds before an earlier one is complete.
+  if (fold && kernels_.folds_gradients() && segment.groups().alone() &&
+      segment.gradients().dtype() == DType::f32 && turns.opened == turns.closed)
+    open.fold = options_.rounding;
+  open.turn = turns.opened++;
+  if (!open.in_place() || !open.onto)
+    open.written.assign(segment.layout().parameters().size(), Written::nowhere);
   return open;
 }
 
-void Gradients::close(Segment& segment, Open open, bool last) {
+void Gradients::close(Segment& segment, Open open, bool last, std::span<const Segment::Range> apart) {
   require(
       open.turn == turns_[&segment].closed++, "gradients of '", segment.name(),
       "' are complete out of turn: micro-batches come back, and compute their weight gradients, in the order "
@@ -75,7 +81,7 @@ void Gradients::close(Segment& segment, Open open, bool last) {
     const bool agrees = last && !segment.groups().over_stages;
     if (agrees) agreed_.insert(&segment);
     if (segment.folds_gradients() || agrees)
-      reducer_of(segment).submit(segment, std::move(open.full), fold, agrees);
+      reducer_of(segment).submit(segment, std::move(open.full), fold, agrees, apart);
     return;
   }
   const DType rounding = options_.rounding;
@@ -89,7 +95,9 @@ void Gradients::close(Segment& segment, Open open, bool last) {
 /// which is when replicated gradients are reduced, and replicas agree.
 void Gradients::agree(Segment& segment) {
   Reducer& reducer = reducer_of(segment);
-  if (!segment.folds_gradients()) reducer.submit(segment, nullptr, false, !segment.groups().over_stages);
+  const Segment::Range whole{0, segment.layout().padded()};
+  if (!segment.folds_gradients())
+    reducer.submit(segment, nullptr, false, !segment.groups().over_stages, {&whole, 1});
   if (segment.folds_gradients() || segment.groups().over_stages) reducer.submit_sum(segment);
 }
 

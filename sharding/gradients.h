@@ -3,6 +3,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <vector>
@@ -28,23 +29,27 @@ class Gradients {
   const std::vector<Segment*>& segments() const { return segments_; }
 
   // ---- a micro-batch ----
+  /// Where a parameter's gradient of the micro-batch is: autograd::Parameter::grad_written,
+  /// GradientSum::folded.
+  enum class Written : std::uint8_t { nowhere, apart, folded };
   /// One segment's gradients while a micro-batch writes them.
   struct Open {
     std::shared_ptr<const Tensor> full;  ///< where backward writes; null: where they last
     std::shared_ptr<const Tensor> sum;   ///< of gradients that leave a GPU: what goes back; may be `full`
     bool onto = false;                   ///< the step has a sum already
-    /// Which parameters hold a gradient (Parameter::grad_written), as it is to be when this memory is theirs;
-    /// empty where it stays as it is, for passes share the memory.
-    std::vector<bool> written;
+    std::optional<DType> fold;           ///< operations may fold theirs, rounded so, into where they last
+    /// By parameter, as it is to be when this memory is theirs; empty where it stays as it is, for passes
+    /// share the memory.
+    std::vector<Written> written;
     bool shared = false;
     std::int64_t turn = 0;  ///< of all that were opened for the segment in this step
     bool in_place() const { return full == sum; }
   };
   /// Memory for this micro-batch's gradients; what has to be formed apart comes from `pool`.
   Open open(Segment& segment, ExchangePool& pool);
-  /// They are complete: sends them off. `last`: nothing is added to the segment's any more in this step, with
-  /// which ranks and replicas agree on the sum.
-  void close(Segment& segment, Open open, bool last);
+  /// They are complete: sends them off, but for what operations have folded: `apart` are the others. `last`:
+  /// nothing is added to the segment's any more in this step, with which ranks and replicas agree on the sum.
+  void close(Segment& segment, Open open, bool last, std::span<const Segment::Range> apart);
   /// Returns when all that was closed has been summed over the shard groups. Waits for no replicas, which may
   /// be stages of a pipeline, and elsewhere in their step. Collective.
   void settle();

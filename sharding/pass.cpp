@@ -153,9 +153,12 @@ void Pass::attach_gradients(Unit& unit) {
   for (const auto& segment : unit.segments()) {
     if (!segment->key().trainable) continue;
     Gradients::Open& open = state(unit).gradients[next++];
-    segment->attach_gradients(open.full ? *open.full : segment->gradients().tensor());
-    for (std::size_t i = 0; i < open.written.size(); ++i)
-      segment->layout().parameters()[i]->grad_written = open.written[i];
+    segment->attach_gradients(open.full ? *open.full : segment->gradients().tensor(), open.fold, open.onto);
+    for (std::size_t i = 0; i < open.written.size(); ++i) {
+      autograd::Parameter& parameter = *segment->layout().parameters()[i];
+      parameter.grad_written = open.written[i] == Gradients::Written::apart;
+      parameter.grad_sum.folded = open.written[i] == Gradients::Written::folded;
+    }
     open.written.clear();
   }
 }
@@ -170,7 +173,9 @@ void Pass::detach_gradients(Unit& unit) {
             "other");
     if (open.shared) continue;
     for (const ParameterPtr& parameter : segment->layout().parameters())
-      open.written.push_back(parameter->grad_written);
+      open.written.push_back(parameter->grad_sum.folded ? Gradients::Written::folded
+                             : parameter->grad_written  ? Gradients::Written::apart
+                                                        : Gradients::Written::nowhere);
   }
 }
 
@@ -182,8 +187,8 @@ void Pass::close_gradients(Unit& unit) {
   std::size_t next = 0;
   for (const auto& segment : unit.segments()) {
     if (!segment->key().trainable) continue;
-    segment->close_gradients();
-    model_.gradients_.close(*segment, std::move(s.gradients[next++]), completes(unit));
+    const std::vector<Segment::Range> apart = segment->close_gradients();
+    model_.gradients_.close(*segment, std::move(s.gradients[next++]), completes(unit), apart);
   }
   s = {};
   s.sent = true;

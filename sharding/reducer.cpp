@@ -12,15 +12,17 @@ Tensor Reducer::sums_of(const Segment& segment) const {
                        device::Category::communication);
 }
 
-void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate, bool last) {
+void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate, bool last,
+                     std::span<const Segment::Range> apart) {
   const Tensor own = segment.own_gradients();
   const int shards = segment.groups().shards();
   const bool summed = !full && shards == 1 && options_.reduction == comm::Reduction::native;
   if (summed && groups_.replica) return last ? submit_sum(segment) : void();  // where backward has written
-  if (shards == 1 && !groups_.replica) {                                      // the one rank's fold
+  if (segment.groups().alone()) {                                             // the one rank's fold
     const Tensor from = full ? *full : own;
     if (full || (options_.rounding != own.dtype() && !summed))
-      kernels_.fold(from, options_.rounding, own, accumulate);
+      for (const auto& [begin, end] : apart)
+        kernels_.fold(from.range(begin, end), options_.rounding, own.range(begin, end), accumulate);
     if (last) complete_.push_back(&segment);
     return;
   }

@@ -2,6 +2,7 @@
 
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,8 +51,10 @@ class Reducer {
 
   /// Folds `full` (this rank's gradients of the padded segment) over ranks into the segment's lasting
   /// gradients, onto what they hold when `accumulate`. Keeps `full` until it was read; null means the lasting
-  /// gradients themselves. `last`: of the step, with which replicas agree.
-  void submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate, bool last);
+  /// gradients themselves. `last`: of the step, with which replicas agree. Of one rank alone, only the ranges
+  /// `apart` are folded: operations have folded the rest.
+  void submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate, bool last,
+              std::span<const Segment::Range> apart);
   /// The lasting gradients are the sum over this shard group and the step already, which only the replicas
   /// have to agree on.
   void submit_sum(Segment& segment);

@@ -198,26 +198,42 @@ void Segment::detach_values() {
   for (const ParameterPtr& parameter : layout_.parameters()) parameter->value = {};
 }
 
-void Segment::attach_gradients(const Tensor& full) {
+void Segment::attach_gradients(const Tensor& full, std::optional<DType> fold, bool onto) {
   for (std::size_t i = 0; i < layout_.parameters().size(); ++i) {
     autograd::Parameter& parameter = *layout_.parameters()[i];
-    parameter.grad =
-        full.range(layout_.offset(i), layout_.offset(i) + parameter.numel()).reshape(parameter.shape);
+    const auto of = [&](const Tensor& flat) {
+      return flat.range(layout_.offset(i), layout_.offset(i) + parameter.numel()).reshape(parameter.shape);
+    };
+    parameter.grad = of(full);
+    parameter.grad_sum = {};
+    if (fold) parameter.grad_sum = {of(gradients_.tensor()), *fold, onto, false};
   }
 }
 
-void Segment::close_gradients() {
+std::vector<Segment::Range> Segment::close_gradients() {
+  std::vector<Range> apart;
+  const auto add = [&](std::int64_t begin, std::int64_t end) {
+    if (begin == end) return;
+    if (!apart.empty() && apart.back().end == begin)
+      apart.back().end = end;
+    else
+      apart.push_back({begin, end});
+  };
   for (std::size_t i = 0; i < layout_.parameters().size(); ++i) {
     autograd::Parameter& parameter = *layout_.parameters()[i];
     if (!parameter.grad.defined()) continue;
-    if (!parameter.grad_written) kernels_.fill(parameter.grad, 0);
+    const bool folded = parameter.grad_sum.folded;
+    if (!folded && !parameter.grad_written) kernels_.fill(parameter.grad, 0);
     // The gap up to the next parameter takes part in sums over the flat segment.
     const std::int64_t end = layout_.offset(i) + parameter.numel();
     const std::int64_t next = i + 1 < layout_.parameters().size() ? layout_.offset(i + 1) : layout_.padded();
     const std::size_t after = parameter.grad.byte_offset() + parameter.grad.bytes();
     kernels_.fill(Tensor::view_of(parameter.grad.storage(), after, {next - end}, parameter.grad.dtype()), 0);
+    add(folded ? end : layout_.offset(i), next);
     parameter.grad = {};
+    parameter.grad_sum = {};
   }
+  return apart;
 }
 
 }  // namespace sherd::sharding

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -88,10 +89,16 @@ class Segment {
   /// Points the parameters' values into `full` (a flat tensor of the padded segment), or clears them.
   void attach_values(const Tensor& full);
   void detach_values();
-  /// Points the trainable parameters' gradients into `full`.
-  void attach_gradients(const Tensor& full);
-  /// Zeroes what no operation wrote, and clears the parameters' gradients.
-  void close_gradients();
+  /// Points the trainable parameters' gradients into `full`. With `fold`, operations may fold theirs, rounded
+  /// so, into the lasting ones; `onto` what these hold (autograd::GradientSum).
+  void attach_gradients(const Tensor& full, std::optional<DType> fold = {}, bool onto = false);
+  /// Flat elements [begin, end).
+  struct Range {
+    std::int64_t begin, end;
+  };
+  /// Zeroes what no operation wrote, and clears the parameters' gradients. Returns the ranges whose gradients
+  /// are where they were attached: all but those that operations have folded.
+  std::vector<Range> close_gradients();
   /// Lasting gradients up to flat element `end`, on their way to where they stay.
   struct Arrival {
     std::int64_t end;

@@ -69,7 +69,7 @@ ShardedModel::~ShardedModel() {
   for (std::size_t part = 0; layered_ && part < parts(); ++part) layered_->set_part_scope(part, nullptr);
   for (Pass* pass : passes_) pass->abandon();
   for (auto& [parameter, unit] : owners_)
-    parameter->value = {}, parameter->grad = {}, parameter->grad_written = false;
+    parameter->value = {}, parameter->grad = {}, parameter->grad_sum = {}, parameter->grad_written = false;
 }
 
 void ShardedModel::build_units() {

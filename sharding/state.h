@@ -34,6 +34,8 @@ struct RankGroups {
       : shard(&shard_group), replica(several(replica_group)), copies(several(copy_group)) {}
 
   int shards() const { return shard->size(); }
+  /// One rank finds the whole gradient.
+  bool alone() const { return shards() == 1 && !replica; }
   int replicas() const { return replica ? replica->size() : 1; }
   /// Which of the replicas this rank belongs to.
   int replica_index() const { return replica ? replica->rank() : 0; }

@@ -138,9 +138,11 @@ struct WholeBackward {
     if (dw)
       tape.weight_gradient(dw, [ref = dw, shape = head.w_shape, dlogits = std::move(logits),
                                 rows = inner.wait().reshape({head.rows(), head.w_shape[1]})](Tape& t) {
-        autograd::write_kernel_grad(t, ref, shape, dlogits.dtype(), [&](const Tensor& to, bool add) {
-          t.kernels().matmul({.a = dlogits, .b = rows, .c = to, .trans_a = true, .accumulate = add});
-        });
+        autograd::write_folded_grad(
+            t, ref, shape, dlogits.dtype(), [&](const Tensor& to, bool add, std::optional<DType> fold) {
+              t.kernels().matmul(
+                  {.a = dlogits, .b = rows, .c = to, .trans_a = true, .accumulate = add, .fold = fold});
+            });
       });
     if (dx) tape.accumulate(dx, sum.wait());
   }

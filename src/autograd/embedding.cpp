@@ -18,9 +18,10 @@ Var embedding(const Tensor& ids, const Var& table, const tensor::VocabSlice& sli
   const Shape rows{ids.numel(), table_shape[1]};
   tape.kernels().embedding(flat, table.value(), out.reshape(rows), slice);
   auto backward = [flat, rows, slice, dtable = table.grad_ref(), table_shape](Tape& t, const Tensor& dy) {
-    write_kernel_grad(t, dtable, table_shape, dy.dtype(), [&](const Tensor& to, bool add) {
-      t.kernels().embedding_backward(flat, dy.reshape(rows), to, add, slice);
-    });
+    write_folded_grad(t, dtable, table_shape, dy.dtype(),
+                      [&](const Tensor& to, bool add, std::optional<DType> fold) {
+                        t.kernels().embedding_backward(flat, dy.reshape(rows), to, add, slice, fold);
+                      });
   };
   return tape.record(std::move(out), {table}, std::move(backward));
 }

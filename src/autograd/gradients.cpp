@@ -21,6 +21,15 @@ void write_kernel_grad(Tape& tape, const GradRef& ref, const Shape& shape, DType
   });
 }
 
+void write_folded_grad(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype,
+                       const std::function<void(const Tensor&, bool, std::optional<DType>)>& write) {
+  const bool folded = tape.fold_grad(ref, shape, dtype, [&](const Tensor& to, bool add, DType rounding) {
+    write(to.reshape(shape), add, rounding);
+  });
+  if (!folded)
+    write_kernel_grad(tape, ref, shape, dtype, [&](const Tensor& to, bool add) { write(to, add, {}); });
+}
+
 Tensor reuse_or_empty(Tape& tape, const Tensor& dy) {
   return dy.storage().unique() ? dy : tape.empty(dy.shape(), dy.dtype());
 }

@@ -11,6 +11,12 @@ namespace sherd::autograd {
 void write_kernel_grad(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype,
                        const std::function<void(const Tensor&, bool)>& write);
 
+/// The same for kernels that can fold their gradient into the sum over micro-batches (Tape::fold_grad()):
+/// write(destination, accumulate, fold), with `fold` as in tensor::Matmul.
+void write_folded_grad(
+    Tape& tape, const GradRef& ref, const Shape& shape, DType dtype,
+    const std::function<void(const Tensor& to, bool add, std::optional<DType> fold)>& write);
+
 /// `dy` itself when nobody else holds its memory, so that an elementwise gradient may overwrite it; else new
 /// memory.
 Tensor reuse_or_empty(Tape& tape, const Tensor& dy);

@@ -7,9 +7,10 @@ namespace sherd::autograd {
 namespace {
 
 void write_product(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype, tensor::Matmul product) {
-  write_kernel_grad(tape, ref, shape, dtype, [&](const Tensor& to, bool add) {
+  write_folded_grad(tape, ref, shape, dtype, [&](const Tensor& to, bool add, std::optional<DType> fold) {
     product.c = to;
     product.accumulate = add;
+    product.fold = fold;
     tape.kernels().matmul(product);
   });
 }

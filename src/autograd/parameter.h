@@ -23,6 +23,15 @@ struct Init {
   static Init uniform(double low, double high) { return {Kind::uniform, low, high}; }
 };
 
+/// Where a parameter's gradients are summed over micro-batches, for operations that fold theirs into the sum
+/// themselves (write_folded_grad()), past Parameter::grad.
+struct GradientSum {
+  tensor::Tensor to;  ///< fp32; undefined: only to Parameter::grad
+  DType rounding = DType::f32;
+  bool onto = false;    ///< it holds earlier micro-batches' sum
+  bool folded = false;  ///< this micro-batch's gradient is in it, and nothing is in Parameter::grad
+};
+
 /// One trainable or frozen tensor of a model, declared by a module and stored by whoever shards it.
 ///
 /// Modules share one Parameter to tie weights. `value` is defined only while somebody holds a lease on the
@@ -43,7 +52,8 @@ struct Parameter {
 
   tensor::Tensor value;
   tensor::Tensor grad;
-  bool grad_written = false;         ///< grad holds a sum already; further contributions accumulate
+  bool grad_written = false;  ///< grad holds a sum already; further contributions accumulate
+  GradientSum grad_sum;
   std::atomic<bool> stored = false;  ///< somebody shards it; from any thread (sharding/sharded_model.h)
 
   std::int64_t numel() const { return shape.numel(); }

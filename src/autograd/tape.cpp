@@ -100,6 +100,7 @@ Var Tape::parameter(const ParameterPtr& parameter) {
 
 Var Tape::record(Tensor value, std::initializer_list<Var> inputs, BackwardFn backward, RemakeFn remake,
                  std::source_location where) {
+  count_uses(inputs);
   const bool wanted =
       std::any_of(inputs.begin(), inputs.end(), [](const Var& v) { return v.requires_grad(); });
   Var out = wanted ? variable(std::move(value)) : constant(std::move(value));
@@ -119,6 +120,13 @@ Var Tape::record(Tensor value, std::initializer_list<Var> inputs, BackwardFn bac
   }
   nodes_.push_back({out.state_->slot, std::move(backward), nullptr, false, where});
   return out;
+}
+
+/// Recompute runs operations again, which is no other use.
+void Tape::count_uses(std::initializer_list<Var> inputs) {
+  if (begun_ == pass_) return;
+  for (const Var& input : inputs)
+    if (const GradRef ref = input.grad_ref(); ref && ref->parameter) ++uses_[ref->parameter.get()];
 }
 
 std::string Tape::running() const {
@@ -169,6 +177,8 @@ void Tape::write_grad(const GradRef& ref, const Shape& shape, DType dtype,
     autograd::Parameter& parameter = *ref->parameter;
     require(parameter.grad.defined(), "parameter '", parameter.name,
             "' takes no gradient outside its block's backward");
+    require(!parameter.grad_sum.folded, running(), " gave a second gradient for parameter '", parameter.name,
+            "', which only one operation has named among its inputs");
     write(parameter.grad, parameter.grad_written);
     parameter.grad_written = true;
     return;
@@ -182,6 +192,18 @@ void Tape::write_grad(const GradRef& ref, const Shape& shape, DType dtype,
     ref->grad = std::move(own);
   }
   write(ref->grad, add);
+}
+
+bool Tape::fold_grad(const GradRef& ref, const Shape& shape, DType dtype,
+                     const std::function<void(const Tensor&, bool, DType)>& write) {
+  if (!ref || !ref->parameter || dtype == DType::f64) return false;
+  GradientSum& sum = ref->parameter->grad_sum;
+  const auto uses = uses_.find(ref->parameter.get());
+  if (!sum.to.defined() || sum.folded || uses == uses_.end() || uses->second != 1) return false;
+  check_gradient(*ref, shape, dtype);
+  write(sum.to, sum.onto, sum.rounding);
+  sum.folded = true;
+  return true;
 }
 
 void Tape::enter(const std::shared_ptr<Scope>& scope) {
@@ -314,6 +336,7 @@ void Tape::clear() {
   nodes_.clear();
   entered_.clear();
   deferred_.clear();
+  uses_.clear();
   ++pass_;
 }
 

@@ -9,6 +9,7 @@
 #include <source_location>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "autograd/parameter.h"
@@ -192,6 +193,11 @@ class Tape {
   /// does.
   void write_grad(const GradRef& ref, const Shape& shape, DType dtype,
                   const std::function<void(const Tensor&, bool)>& write);
+  /// Lets a kernel fold a parameter's gradient into the sum over micro-batches, write(destination,
+  /// accumulate, rounding), where the parameter has a sum (Parameter::grad_sum) and this operation alone uses
+  /// it in the pass. False where it has to go through write_grad(). Checks as accumulate() does.
+  bool fold_grad(const GradRef& ref, const Shape& shape, DType dtype,
+                 const std::function<void(const Tensor&, bool, DType)>& write);
   /// Activation memory of this tape's device.
   Tensor empty(const Shape& shape, DType dtype) const { return Tensor::empty(device(), shape, dtype); }
 
@@ -255,6 +261,7 @@ class Tape {
   class Running;
   Var constant(Tensor value);
   std::string running() const;
+  void count_uses(std::initializer_list<Var> inputs);
   void check_gradient(const GradSlot& slot, const Shape& shape, DType dtype) const;
   Var leaf(Tensor value, GradRef slot);
   void require_gradient_arrives(const Var& input) const;
@@ -271,10 +278,11 @@ class Tape {
   std::uint64_t pass_ = 1;   ///< of what nodes_ holds
   std::uint64_t begun_ = 0;  ///< the pass whose backward began last
   bool recording_ = true;
-  WeightGradients when_ = WeightGradients::now;  ///< of the backward under way
-  std::vector<Deferred> entered_;                ///< blocks whose backward runs, the innermost last
-  std::deque<Deferred> deferred_;                ///< blocks whose weight gradients are to come
-  const Node* running_ = nullptr;                // whose backward runs
+  std::unordered_map<const Parameter*, int> uses_;  ///< by operations of the forward pass, recorded or not
+  WeightGradients when_ = WeightGradients::now;     ///< of the backward under way
+  std::vector<Deferred> entered_;                   ///< blocks whose backward runs, the innermost last
+  std::deque<Deferred> deferred_;                   ///< blocks whose weight gradients are to come
+  const Node* running_ = nullptr;                   // whose backward runs
 };
 
 }  // namespace sherd::autograd

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "base/random.h"
@@ -26,7 +27,8 @@ struct Matmul {
   Tensor a{}, b{}, c{};
   bool trans_a = false, trans_b = false;
   bool accumulate = false;
-  Tensor bias{};                             ///< optional [n], dtype of a
+  std::optional<DType> fold{};  ///< set: c, in fp32, gets what Kernels::fold() of the product would give it
+  Tensor bias{};                ///< optional [n], dtype of a; not with fold
   Activation activation = Activation::none;  ///< not with accumulate
   Tensor pre_activation{};  ///< optional [m,n], dtype of c: receives the value before the activation
 };
@@ -170,9 +172,10 @@ class Kernels {
   virtual void embedding(const Tensor& ids, const Tensor& table, const Tensor& out,
                          const VocabSlice& slice = {}) = 0;
   /// dtable[ids[i] - slice.first] += dy[i] in index order, so that the sum has one order; ids that the table
-  /// does not hold are left out. `accumulate` false zeroes dtable first.
+  /// does not hold are left out. `accumulate` false zeroes dtable first. With `fold` dtable, in fp32, gets
+  /// what fold() of the gradient would give it; rows that no id names stay what they are.
   virtual void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate,
-                                  const VocabSlice& slice = {}) = 0;
+                                  const VocabSlice& slice = {}, std::optional<DType> fold = {}) = 0;
   /// out[b,s,:] = x[b,s,:] + table[positions.at(s),:]
   virtual void add_positions(const Tensor& x, const Tensor& table, const Tensor& out,
                              const Positions& positions = {}) = 0;
@@ -233,6 +236,8 @@ class Kernels {
   /// in the compute type, rounds once to to's dtype. `from` may be fp32 where `to` is narrower, and the
   /// reverse.
   virtual void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) = 0;
+  /// Whether matmul() and embedding_backward() fold, which spares the way of a gradient through memory.
+  virtual bool folds_gradients() const { return false; }
   /// Adds the squares of all elements to `sum`: blocks of 64 elements, counted from each tensor's start, are
   /// summed in double in a fixed order, the blocks exactly, so the total does not depend on how a tensor was
   /// cut at multiples of

@@ -126,6 +126,97 @@ TEST_F(NetTest, ReleasedParametersAreNamed) {
   expect_error(ErrorKind::usage, "'p8' is not gathered", [&] { tape.backward(loss); });
 }
 
+/// Sums for operations to fold into, of every parameter.
+std::vector<Tensor> attach_sums(test::Cpu& cpu, const Net& net, DType rounding, bool onto) {
+  std::vector<Tensor> sums;
+  for (const ParameterPtr& p : net.all()) {
+    sums.push_back(cpu.normal(p->shape, 77, DType::f32));
+    p->grad_sum = {sums.back(), rounding, onto, false};
+  }
+  return sums;
+}
+
+TEST_F(NetTest, ProductsAndTablesFoldTheirGradientsIntoTheSum) {
+  for (const bool onto : {false, true})
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+      const Net apart = net(DType::bf16, DType::f32), folding = net(DType::bf16, DType::f32);
+      run(apart);
+      const std::vector<Tensor> sums = attach_sums(cpu_, folding, DType::bf16, onto);
+      Tape tape(*cpu_.kernels);
+      tape.recompute = recompute;
+      const Var y = recompute == Recompute::full
+                        ? tape.checkpoint({}, [&](Tape& t, const Vars&) { return folding(t, ids_); })
+                        : folding(tape, ids_);
+      tape.backward(loss_of(y));
+      for (std::size_t i = 0; i < sums.size(); ++i) {
+        const ParameterPtr p = folding.all()[i], want = apart.all()[i];
+        const bool folds = p == folding.table || p == folding.w1 || p == folding.w2;
+        ASSERT_EQ(p->grad_sum.folded, folds) << p->name;
+        ASSERT_EQ(p->grad_written, !folds) << p->name;
+        const Tensor expected = cpu_.normal(p->shape, 77, DType::f32);
+        if (folds) cpu_.kernels->fold(want->grad, DType::bf16, expected, onto);
+        EXPECT_EQ(bytes_of(sums[i]), bytes_of(expected)) << p->name;
+        if (!folds) {
+          EXPECT_EQ(bytes_of(p->grad), bytes_of(want->grad)) << p->name;
+        }
+      }
+    }
+}
+
+/// What one rank gives to the sum is rounded alone, so that all uses of a parameter have to come first.
+TEST_F(NetTest, WhatIsUsedTwiceIsNotFolded) {
+  const Net twice = net(DType::bf16, DType::f32), want = net(DType::bf16, DType::f32);
+  const auto backward = [&](const Net& each) {
+    Tape tape(*cpu_.kernels);
+    const Var y = tape.checkpoint({}, [&](Tape& t, const Vars&) {
+      const Var table = t.parameter(each.table);
+      const Var x = layer_norm(add_positions(embedding(ids_, table), t.parameter(each.positions)),
+                               t.parameter(each.gain), t.parameter(each.offset));
+      return linear(x, table);
+    });
+    tape.backward(loss_of(y));
+  };
+  const std::vector<Tensor> sums = attach_sums(cpu_, twice, DType::bf16, true);
+  backward(twice);
+  backward(want);
+  EXPECT_FALSE(twice.table->grad_sum.folded);
+  EXPECT_EQ(bytes_of(twice.table->grad), bytes_of(want.table->grad));
+  EXPECT_EQ(bytes_of(sums[0]), bytes_of(cpu_.normal(twice.table->shape, 77, DType::f32)));
+}
+
+TEST_F(NetTest, EachPassCountsUsesAnew) {
+  const Net some = net(DType::f32, DType::f32);
+  Tape tape(*cpu_.kernels);
+  for (int i = 0; i < 2; ++i) {
+    tape.clear();
+    attach_sums(cpu_, some, DType::f32, false);
+    {
+      Tape::NoGrad pause(tape);  // an evaluation between passes
+      some(tape, ids_);
+    }
+    tape.clear();
+    const Var loss = loss_of(some(tape, ids_));
+    tape.begin_backward(loss, 1, WeightGradients::later);
+    while (tape.continue_backward()) {
+    }
+    EXPECT_TRUE(some.w2->grad_sum.folded);
+  }
+}
+
+TEST_F(TapeTest, ASecondGradientBehindAFoldedOneIsRefused) {
+  const ParameterPtr w = parameter({3, 8}, 1, DType::f32, DType::f32);
+  w->grad_sum = {cpu_.normal({3, 8}, 2, DType::f32), DType::f32, true, false};
+  Tape tape(*cpu_.kernels);
+  const Var weight = tape.parameter(w), x = tape.variable(cpu_.normal({4, 8}, 3, DType::f32));
+  const Var y =
+      tape.record(x.value(), {x}, [&, dw = weight.grad_ref(), dx = x.grad_ref()](Tape& t, Tensor dy) {
+        t.accumulate(dw, cpu_.normal({3, 8}, 4, DType::f32));  // of an input that record() was not told of
+        t.accumulate(dx, std::move(dy));
+      });
+  const Var loss = loss_of(linear(y, weight));
+  expect_error(ErrorKind::usage, "a second gradient for parameter 'p1'", [&] { tape.backward(loss); });
+}
+
 TEST_F(TapeTest, LogitsBecomeTheirGradientInPlace) {
   const Tensor targets = cpu_.ids({64}, 3, 1000);
   const Tensor x = cpu_.normal({64, 8}, 1, DType::f32);
@@ -250,9 +341,8 @@ TEST_F(TapeTest, ShapesThatDoNotFitAreNamed) {
   geometry.heads = 3, geometry.kv_heads = 2;
   expect_error(ErrorKind::usage, "evenly", [&] { attention(x, geometry); });
   expect_error(ErrorKind::usage, "5 targets", [&] { cross_entropy(x, cpu_.ids({5}, 1, 3)); });
-  expect_error(ErrorKind::usage, cat(x.shape().back() + 1, " valid columns of ", x.shape().back()), [&] {
-    cross_entropy(x, cpu_.ids({x.shape().rows()}, 1, 3), x.shape().back() + 1);
-  });
+  expect_error(ErrorKind::usage, cat(x.shape().back() + 1, " valid columns of ", x.shape().back()),
+               [&] { cross_entropy(x, cpu_.ids({x.shape().rows()}, 1, 3), x.shape().back() + 1); });
   expect_error(ErrorKind::usage, "undefined", [&] { linear(Var(), w); });
 }
 

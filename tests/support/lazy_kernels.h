@@ -114,8 +114,8 @@ class LazyKernels final : public tensor::Kernels {
     later(&Kernels::embedding, ids, table, out, slice);
   }
   void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool add,
-                          const tensor::VocabSlice& slice) override {
-    later(&Kernels::embedding_backward, ids, dy, dtable, add, slice);
+                          const tensor::VocabSlice& slice, std::optional<DType> fold) override {
+    later(&Kernels::embedding_backward, ids, dy, dtable, add, slice, fold);
   }
   void add_positions(const Tensor& x, const Tensor& table, const Tensor& out,
                      const tensor::Positions& positions) override {

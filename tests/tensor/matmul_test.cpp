@@ -184,6 +184,42 @@ TEST_P(MatmulOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
     }
 }
 
+TEST_P(MatmulOfDType, FoldsAsIfTheProductHadBeenFormedApart) {
+  if (GetParam() == DType::f64) GTEST_SKIP() << "fp64 has no sums in fp32";
+  for (const auto& each : one_of_each()) {
+    Machine& machine = *each;
+    if (!machine.kernels.folds_gradients()) continue;
+    SCOPED_TRACE(machine.name());
+    for (const auto [m, n, k] : {Case{1, 1, 1}, Case{130, 1700, 96}, Case{70, 40, 5001}, Case{3, 5, 0}})
+      for (const bool ta : {false, true})
+        for (const DType rounding : {DType::f32, DType::bf16, DType::f16})
+          for (const bool accumulate : {false, true}) {
+            const Tensor a = random(machine, ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
+            const Tensor b = random(machine, {k, n}, GetParam(), 2);
+            const Tensor apart = machine.empty({m, n}, DType::f32);
+            const Tensor want = random(machine, {m, n}, DType::f32, 3),
+                         got = random(machine, {m, n}, DType::f32, 3);
+            machine.kernels.matmul({.a = a, .b = b, .c = apart, .trans_a = ta});
+            machine.kernels.fold(apart, rounding, want, accumulate);
+            machine.kernels.matmul(
+                {.a = a, .b = b, .c = got, .trans_a = ta, .accumulate = accumulate, .fold = rounding});
+            ASSERT_EQ(bytes(machine, got), bytes(machine, want))
+                << m << "x" << n << "x" << k << (ta ? " T, " : ", ") << name_of(rounding) << accumulate;
+          }
+  }
+}
+
+TEST(Matmul, FoldsAProductAloneIntoFp32) {
+  Machine machine(cpu_isa(), 1);
+  const Tensor a = random(machine, {2, 2}, DType::bf16, 1), narrow = machine.empty({2, 2}, DType::bf16),
+               wide = machine.empty({2, 2}, DType::f32), bias = random(machine, {2}, DType::bf16, 2);
+  for (const Matmul& wrong : {Matmul{.a = a, .b = a, .c = narrow, .fold = DType::bf16},
+                              Matmul{.a = a, .b = a, .c = wide, .fold = DType::f64},
+                              Matmul{.a = a, .b = a, .c = wide, .fold = DType::bf16, .bias = bias}})
+    sherd::testing::expect_error(ErrorKind::usage, "only a product alone can be folded",
+                                 [&] { machine.kernels.matmul(wrong); });
+}
+
 TEST_P(MatmulOfDType, EmptyInnerExtentGivesTheBias) {
   for (const auto& each : one_of_each()) {
     Machine& machine = *each;

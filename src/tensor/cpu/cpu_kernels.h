@@ -48,7 +48,7 @@ class CpuKernels final : public Kernels {
                          const Tensor& dx, const Tensor& dweight, bool accumulate) override;
   void embedding(const Tensor& ids, const Tensor& table, const Tensor& out, const VocabSlice& slice) override;
   void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate,
-                          const VocabSlice& slice) override;
+                          const VocabSlice& slice, std::optional<DType> fold) override;
   void add_positions(const Tensor& x, const Tensor& table, const Tensor& out,
                      const Positions& positions) override;
   void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
@@ -72,6 +72,7 @@ class CpuKernels final : public Kernels {
   void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss,
                                    const Tensor& dx) override;
   void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) override;
+  bool folds_gradients() const override { return true; }
   using Kernels::sum_of_squares;
   void sum_of_squares(std::span<const Tensor> all, ExactSum& sum) override;
   void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override;

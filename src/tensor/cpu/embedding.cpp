@@ -41,9 +41,10 @@ Runs runs_of(const Tensor& ids, Count first, Count rows) {
   return runs;
 }
 
-/// dtable[row, from .. from + n) += the rows of dy that `keys` names, in order, rounded once.
+/// dtable[row, from .. from + n) += the rows of dy that `keys` names, in order, rounded once; or their sum is
+/// folded.
 void add_run(const IsaTable& isa, std::span<const std::uint64_t> keys, const Tensor& dy, const Tensor& dtable,
-             Count from, Count n) {
+             Count from, Count n, std::optional<DType> fold) {
   const Count width = dtable.shape()[1], target = static_cast<Count>(keys[0] >> 32) * width + from;
   if (dy.dtype() == DType::f64) {
     for (const std::uint64_t key : keys) {
@@ -52,11 +53,12 @@ void add_run(const IsaTable& isa, std::span<const std::uint64_t> keys, const Ten
     }
     return;
   }
-  float sums[stack_block];
-  isa.convert[storage_index(dtable)].load(at(dtable, target), sums, n);
+  float sums[stack_block] = {};
+  if (!fold) isa.convert[storage_index(dtable)].load(at(dtable, target), sums, n);
   const auto add_to = isa.convert[storage_index(dy)].add_to;
   for (const std::uint64_t key : keys)
     add_to(at(dy, static_cast<Count>(key & 0xffffffffu) * width + from), sums, n);
+  if (fold) return fold_values(isa, sums, *fold, dtable, target, n, true);
   isa.convert[storage_index(dtable)].store(sums, at(dtable, target), n);
 }
 
@@ -108,11 +110,13 @@ void CpuKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor&
 }
 
 void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,
-                                    bool accumulate, const VocabSlice& slice) {
+                                    bool accumulate, const VocabSlice& slice, std::optional<DType> fold) {
   constexpr const char* name = "embedding_backward";
   const Count width = check_embedding(name, ids, dtable, dy);
   check_summable(name, dy, dtable);
   check_ids(name, ids, dtable, slice);
+  require(!fold || (dtable.dtype() == DType::f32 && is_floating(*fold) && *fold != DType::f64),
+          "embedding_backward: gradients are folded into fp32, rounded to fp32, bf16 or fp16");
   if (!accumulate) fill(dtable, 0);
   if (dy.numel() == 0) return;
   const Runs runs = runs_of(ids, slice.first, dtable.shape()[0]);
@@ -128,7 +132,7 @@ void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const T
       add_run(isa_,
               keys.subspan(static_cast<std::size_t>(runs.begin[run]),
                            static_cast<std::size_t>(runs.begin[run + 1] - runs.begin[run])),
-              dy, dtable, from, std::min(columns, width - from));
+              dy, dtable, from, std::min(columns, width - from), fold);
     }
   });
 }

@@ -10,6 +10,7 @@ namespace sherd::tensor::cpu {
 namespace {
 
 constexpr Count panel_cols = 768;
+static_assert(panel_cols <= stack_block);
 constexpr Count max_depth = 4096;
 constexpr Count depth_step = 3072;  ///< depths beyond max_depth are cut into about this much
 constexpr Count packed_group = Count{12}
@@ -19,11 +20,12 @@ Count ceil_div(Count a, Count b) {
   return (a + b - 1) / b;
 }
 
-/// Finishes rows of fp32 sums: bias, accumulation, rounding, activation.
+/// Finishes rows of up to panel_cols fp32 sums: bias, accumulation, rounding, activation.
 class Epilogue {
  public:
   Epilogue(const IsaTable& isa, const Matmul& args, Count n)
       : args_(args),
+        isa_(isa),
         n_(n),
         add_(isa.elementwise[storage_f32].add),
         convert_(isa.convert[storage_index(args.c)]),
@@ -36,6 +38,8 @@ class Epilogue {
   void row(float* sums, const float* bias, Count row, Count col, Count cols) const {
     const std::size_t at = static_cast<std::size_t>(row * n_ + col) * size_of(args_.c.dtype());
     std::byte* out = args_.c.raw() + at;
+    if (args_.fold)
+      return fold_values(isa_, sums, *args_.fold, args_.c, row * n_ + col, cols, args_.accumulate);
     if (bias) add_(sums, bias, sums, cols);
     if (args_.accumulate) return convert_.accumulate(sums, out, cols);
     std::byte* before = this->before().raw() + at;
@@ -57,6 +61,7 @@ class Epilogue {
 
  private:
   const Matmul& args_;
+  const IsaTable& isa_;
   Count n_;
   void (*add_)(const void*, const void*, void*, Count);
   const ConvertOps& convert_;
@@ -183,10 +188,12 @@ class BlockedProduct {
     if (product_.depth_step() == 0) return depth;
     return ceil_div(ceil_div(depth, ceil_div(depth, product_.depth_step())), 64) * 64;
   }
+  /// The product can do what becomes of its sums (GemmFinish), up to the activation.
+  bool finishes() const { return args_.fold != DType::f16; }
   /// Bytes that multiply() needs for a block.
   Count multiplying_bytes(Count depth) const {
     const Count step = depth_step_of(depth);
-    const bool tile = product_.depth_step() == 0 || (depths_ == 1 && step < depth);
+    const bool tile = product_.depth_step() == 0 || (depths_ == 1 && (step < depth || !finishes()));
     return (tile ? rows_ * product_.c_stride(panel_) * 4 : 0) + rows_bytes(std::min(step, depth));
   }
 
@@ -287,20 +294,28 @@ class BlockedProduct {
                          float* sums, const float* bias) {
     const Count step = depth_step_of(shape.depth);
     device::Storage tile;
-    if (!sums && step < shape.depth) {
+    if (!sums && (step < shape.depth || !finishes())) {
       tile = scratch(shape.rows * product_.c_stride(shape.cols) * 4);
       sums = reinterpret_cast<float*>(tile.data());
     }
     const Tensor& to = epilogue_.before();
-    const GemmFinish finish{at(to, row * e_.n + col), e_.n, to.dtype() == DType::f32, args_.accumulate, bias};
+    const GemmFinish finish{.out = at(to, row * e_.n + col),
+                            .out_stride = e_.n,
+                            .wide = to.dtype() == DType::f32,
+                            .accumulate = args_.accumulate,
+                            .folds = args_.fold == DType::bf16,
+                            .bias = bias};
     for (; shape.first < shape.depth; shape.first += step) {
       shape.count = std::min(step, shape.depth - shape.first);
       shape.add = d > 0 || shape.first > 0;
       const bool last = d + 1 == depths_ && shape.first + step >= shape.depth;
       device::Storage copy;
       const std::byte* a = rows_of_a(shape, row, d * depth_ + shape.first, copy);
-      product_.multiply(shape, a, packed, sums, last ? &finish : nullptr);
+      product_.multiply(shape, a, packed, sums, last && finishes() ? &finish : nullptr);
     }
+    if (d + 1 == depths_ && !finishes())
+      for (Count i = 0; i < shape.rows; ++i)
+        epilogue_.row(sums + i * product_.c_stride(shape.cols), bias, row + i, col, shape.cols);
     if (d + 1 < depths_ || (args_.activation == Activation::none && !args_.pre_activation)) return;
     for (Count i = row; i < row + shape.rows; ++i)
       epilogue_.activate(at(to, i * e_.n + col), at(args_.c, i * e_.n + col), shape.cols);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "tensor/argument_checks.h"
 #include "tensor/cpu/cpu_kernels.h"
@@ -56,6 +57,22 @@ inline void write_sums(const IsaTable& isa, const float* sums, const Tensor& out
                        bool accumulate) {
   const ConvertOps& ops = isa.convert[storage_index(out)];
   (accumulate ? ops.accumulate : ops.store)(sums, at(out, first), n);
+}
+
+/// fold() of n <= stack_block fp32 values, which it rounds where they lie, into out[first, first + n).
+inline void fold_values(const IsaTable& isa, float* values, DType rounding, const Tensor& out, Count first,
+                        Count n, bool accumulate) {
+  if (rounding == DType::bf16 || rounding == DType::f16) {
+    std::uint16_t rounded[stack_block];
+    const ConvertOps& ops = isa.convert[rounding == DType::bf16 ? storage_bf16 : storage_f16];
+    ops.store(values, rounded, n);
+    if (rounding == out.dtype() && !accumulate) {
+      std::memcpy(at(out, first), rounded, static_cast<std::size_t>(n) * sizeof(std::uint16_t));
+      return;
+    }
+    ops.load(rounded, values, n);
+  }
+  write_sums(isa, values, out, first, n, accumulate);
 }
 
 }  // namespace sherd::tensor::cpu

@@ -34,17 +34,7 @@ void fold_block(const IsaTable& isa, const Tensor& from, DType rounding, const T
                 Count first, Count n) {
   float values[stack_block];
   isa.convert[storage_index(from)].load(at(from, first), values, n);
-  if (rounding == DType::bf16 || rounding == DType::f16) {
-    std::uint16_t rounded[stack_block];
-    const ConvertOps& ops = isa.convert[rounding == DType::bf16 ? storage_bf16 : storage_f16];
-    ops.store(values, rounded, n);
-    if (rounding == to.dtype() && !accumulate) {
-      std::memcpy(at(to, first), rounded, static_cast<std::size_t>(n) * sizeof(std::uint16_t));
-      return;
-    }
-    ops.load(rounded, values, n);
-  }
-  write_sums(isa, values, to, first, n, accumulate);
+  fold_values(isa, values, rounding, to, first, n, accumulate);
 }
 
 /// The fp64 counterpart of block_squares: the same eight lanes and the same folding.

@@ -72,7 +72,7 @@ class CudaKernels final : public Kernels {
                          const Tensor& dx, const Tensor& dweight, bool accumulate) override;
   void embedding(const Tensor& ids, const Tensor& table, const Tensor& out, const VocabSlice& slice) override;
   void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate,
-                          const VocabSlice& slice) override;
+                          const VocabSlice& slice, std::optional<DType> fold) override;
   void add_positions(const Tensor& x, const Tensor& table, const Tensor& out,
                      const Positions& positions) override;
   void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,

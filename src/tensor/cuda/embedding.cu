@@ -186,8 +186,9 @@ void CudaKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor
 }
 
 void CudaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,
-                                     bool accumulate, const VocabSlice& slice) {
+                                     bool accumulate, const VocabSlice& slice, std::optional<DType> fold) {
   constexpr const char* name = "embedding_backward";
+  require(!fold, "embedding_backward: a GPU folds no gradients");
   const Count width = check_embedding(name, ids, dtable, dy), rows = ids.numel();
   const HeldIds held{slice.first, dtable.shape()[0], check_vocab_slice(name, dtable.shape()[0], slice)};
   check_summable(name, dy, dtable);

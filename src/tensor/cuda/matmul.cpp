@@ -257,6 +257,7 @@ struct Steps {
 }  // namespace
 
 void CudaKernels::matmul(const Matmul& args) {
+  require(!args.fold, "matmul: a GPU folds no products");
   const MatmulExtents e = check_matmul(args);
   if (e.m == 0 || e.n == 0) return;
   Steps steps(args, e, options);

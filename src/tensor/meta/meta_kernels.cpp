@@ -56,7 +56,7 @@ void MetaKernels::attention_backward(const Tensor& qkv, const Attention& geometr
 }
 
 void MetaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool,
-                                     const VocabSlice&) {
+                                     const VocabSlice&, std::optional<DType>) {
   if (gpu_ && dy.numel() > 0) charge(cuda::embedding_backward_workspace(ids));
 }
 

@@ -43,8 +43,8 @@ class MetaKernels : public Kernels {
   void rms_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                          const Tensor& dweight, bool) override;
   void embedding(const Tensor&, const Tensor&, const Tensor&, const VocabSlice&) override {}
-  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool,
-                          const VocabSlice&) override;
+  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool, const VocabSlice&,
+                          std::optional<DType>) override;
   void add_positions(const Tensor&, const Tensor&, const Tensor&, const Positions&) override {}
   void add_positions_backward(const Tensor&, const Tensor&, bool, const Positions&) override {}
   void rotary(const Tensor& qkv, const Attention& geometry, double base, bool, const Tensor&) override;
@@ -62,6 +62,7 @@ class MetaKernels : public Kernels {
   void mean_squared_error(const Tensor& x, const Tensor&, const Tensor&) override;
   void mean_squared_error_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor& dx) override;
   void fold(const Tensor&, DType, const Tensor&, bool) override {}
+  bool folds_gradients() const override { return !gpu_; }
   using Kernels::sum_of_squares;
   void sum_of_squares(std::span<const Tensor> all, ExactSum&) override;
   void fill_normal(const Tensor&, RandomKey, std::int64_t, double, double) override {}

@@ -17,11 +17,12 @@ struct TransposeOps {
                 std::int64_t to_stride);
 };
 
-/// What becomes of finished sums: out = round(sums + bias), or out = round(out + sums + bias).
+/// What becomes of finished sums: out = round(sums + bias), or out = round(out + sums + bias). With `folds`
+/// the sums themselves are rounded to bf16 before.
 struct GemmFinish {
   void* out = nullptr;          ///< bf16, or fp32 where `wide`
   std::int64_t out_stride = 0;  ///< elements
-  bool wide = false, accumulate = false;
+  bool wide = false, accumulate = false, folds = false;
   const float* bias = nullptr;  ///< [cols rounded up to slivers], or null
 };
 

@@ -62,6 +62,7 @@ struct Finished {
 
   SHERD_INLINE void end(Count row, F first, F second) const {
     if (add) first = load(c + row * c_stride) + first, second = load(c + row * c_stride + lanes) + second;
+    if (finish.folds) first = rounded(first), second = rounded(second);
     if (finish.bias)
       first = first + load(finish.bias + col), second = second + load(finish.bias + col + lanes);
     const Count at = row * finish.out_stride + col;
@@ -72,6 +73,9 @@ struct Finished {
   }
 
  private:
+  /// As ConvertOps round: DotBf16 takes denormals for zeros.
+  SHERD_INLINE static F rounded(F sums) { return (F)(round_to_bf16(sums) & 0xffff0000u); }
+
   template <class S>
   SHERD_INLINE void write(S* out, F first, F second) const {
     if (cols - col < sliver) [[unlikely]]

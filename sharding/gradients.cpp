@@ -61,8 +61,7 @@ Gradients::Open Gradients::open(Segment& segment, ExchangePool& pool) {
   open.shared = open.in_place() && !fold;
   Turns& turns = turns_[&segment];
   // Sums have the order of the micro-batches: nobody folds before an earlier one is complete.
-  if (fold && kernels_.folds_gradients() && segment.groups().alone() &&
-      segment.gradients().dtype() == DType::f32 && turns.opened == turns.closed)
+  if (fold && kernels_.folds_gradients() && segment.groups().alone() && turns.opened == turns.closed)
     open.fold = options_.rounding;
   open.turn = turns.opened++;
   if (!open.in_place() || !open.onto)

@@ -26,7 +26,7 @@ struct Init {
 /// Where a parameter's gradients are summed over micro-batches, for operations that fold theirs into the sum
 /// themselves (write_folded_grad()), past Parameter::grad.
 struct GradientSum {
-  tensor::Tensor to;  ///< fp32; undefined: only to Parameter::grad
+  tensor::Tensor to;  ///< undefined: gradients only go to Parameter::grad
   DType rounding = DType::f32;
   bool onto = false;    ///< it holds earlier micro-batches' sum
   bool folded = false;  ///< this micro-batch's gradient is in it, and nothing is in Parameter::grad

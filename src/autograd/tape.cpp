@@ -199,7 +199,9 @@ bool Tape::fold_grad(const GradRef& ref, const Shape& shape, DType dtype,
   if (!ref || !ref->parameter || dtype == DType::f64) return false;
   GradientSum& sum = ref->parameter->grad_sum;
   const auto uses = uses_.find(ref->parameter.get());
-  if (!sum.to.defined() || sum.folded || uses == uses_.end() || uses->second != 1) return false;
+  if (!sum.to.defined() || (sum.to.dtype() != dtype && sum.to.dtype() != DType::f32) || sum.folded ||
+      uses == uses_.end() || uses->second != 1)
+    return false;
   check_gradient(*ref, shape, dtype);
   write(sum.to, sum.onto, sum.rounding);
   sum.folded = true;

@@ -281,9 +281,9 @@ MatmulExtents check_matmul(const Matmul& args) {
   require(args.activation == Activation::none || !args.accumulate,
           "matmul: an activation cannot follow accumulate");
   if (args.fold)
-    require(c.dtype() == DType::f32 && !args.bias && !args.pre_activation &&
+    require(c.dtype() != DType::f64 && !args.bias && !args.pre_activation &&
                 args.activation == Activation::none && is_floating(*args.fold) && *args.fold != DType::f64,
-            "matmul: only a product alone can be folded, into fp32, rounded to fp32, bf16 or fp16");
+            "matmul: only a product alone can be folded, rounded to fp32, bf16 or fp16, and none of fp64");
   if (args.pre_activation)
     require(args.pre_activation.numel() == e.m * e.n && args.pre_activation.dtype() == c.dtype(),
             "matmul: pre_activation is ", name_of(args.pre_activation.dtype()), " ",

@@ -27,7 +27,7 @@ struct Matmul {
   Tensor a{}, b{}, c{};
   bool trans_a = false, trans_b = false;
   bool accumulate = false;
-  std::optional<DType> fold{};  ///< set: c, in fp32, gets what Kernels::fold() of the product would give it
+  std::optional<DType> fold{};  ///< set: c gets what Kernels::fold() of the product, in c's dtype, would give
   Tensor bias{};                ///< optional [n], dtype of a; not with fold
   Activation activation = Activation::none;  ///< not with accumulate
   Tensor pre_activation{};  ///< optional [m,n], dtype of c: receives the value before the activation
@@ -172,8 +172,8 @@ class Kernels {
   virtual void embedding(const Tensor& ids, const Tensor& table, const Tensor& out,
                          const VocabSlice& slice = {}) = 0;
   /// dtable[ids[i] - slice.first] += dy[i] in index order, so that the sum has one order; ids that the table
-  /// does not hold are left out. `accumulate` false zeroes dtable first. With `fold` dtable, in fp32, gets
-  /// what fold() of the gradient would give it; rows that no id names stay what they are.
+  /// does not hold are left out. `accumulate` false zeroes dtable first. With `fold` dtable gets what
+  /// fold() of the gradient, in its dtype, would give; rows that no id names stay what they are.
   virtual void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate,
                                   const VocabSlice& slice = {}, std::optional<DType> fold = {}) = 0;
   /// out[b,s,:] = x[b,s,:] + table[positions.at(s),:]

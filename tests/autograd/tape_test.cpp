@@ -127,10 +127,10 @@ TEST_F(NetTest, ReleasedParametersAreNamed) {
 }
 
 /// Sums for operations to fold into, of every parameter.
-std::vector<Tensor> attach_sums(test::Cpu& cpu, const Net& net, DType rounding, bool onto) {
+std::vector<Tensor> attach_sums(test::Cpu& cpu, const Net& net, DType dtype, DType rounding, bool onto) {
   std::vector<Tensor> sums;
   for (const ParameterPtr& p : net.all()) {
-    sums.push_back(cpu.normal(p->shape, 77, DType::f32));
+    sums.push_back(cpu.normal(p->shape, 77, dtype));
     p->grad_sum = {sums.back(), rounding, onto, false};
   }
   return sums;
@@ -138,29 +138,30 @@ std::vector<Tensor> attach_sums(test::Cpu& cpu, const Net& net, DType rounding, 
 
 TEST_F(NetTest, ProductsAndTablesFoldTheirGradientsIntoTheSum) {
   for (const bool onto : {false, true})
-    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
-      const Net apart = net(DType::bf16, DType::f32), folding = net(DType::bf16, DType::f32);
-      run(apart);
-      const std::vector<Tensor> sums = attach_sums(cpu_, folding, DType::bf16, onto);
-      Tape tape(*cpu_.kernels);
-      tape.recompute = recompute;
-      const Var y = recompute == Recompute::full
-                        ? tape.checkpoint({}, [&](Tape& t, const Vars&) { return folding(t, ids_); })
-                        : folding(tape, ids_);
-      tape.backward(loss_of(y));
-      for (std::size_t i = 0; i < sums.size(); ++i) {
-        const ParameterPtr p = folding.all()[i], want = apart.all()[i];
-        const bool folds = p == folding.table || p == folding.w1 || p == folding.w2;
-        ASSERT_EQ(p->grad_sum.folded, folds) << p->name;
-        ASSERT_EQ(p->grad_written, !folds) << p->name;
-        const Tensor expected = cpu_.normal(p->shape, 77, DType::f32);
-        if (folds) cpu_.kernels->fold(want->grad, DType::bf16, expected, onto);
-        EXPECT_EQ(bytes_of(sums[i]), bytes_of(expected)) << p->name;
-        if (!folds) {
-          EXPECT_EQ(bytes_of(p->grad), bytes_of(want->grad)) << p->name;
+    for (const DType sum : {DType::bf16, DType::f32})
+      for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+        const Net apart = net(DType::bf16, sum), folding = net(DType::bf16, sum);
+        run(apart);
+        const std::vector<Tensor> sums = attach_sums(cpu_, folding, sum, DType::bf16, onto);
+        Tape tape(*cpu_.kernels);
+        tape.recompute = recompute;
+        const Var y = recompute == Recompute::full
+                          ? tape.checkpoint({}, [&](Tape& t, const Vars&) { return folding(t, ids_); })
+                          : folding(tape, ids_);
+        tape.backward(loss_of(y));
+        for (std::size_t i = 0; i < sums.size(); ++i) {
+          const ParameterPtr p = folding.all()[i], want = apart.all()[i];
+          const bool folds = p == folding.table || p == folding.w1 || p == folding.w2;
+          ASSERT_EQ(p->grad_sum.folded, folds) << p->name;
+          ASSERT_EQ(p->grad_written, !folds) << p->name;
+          const Tensor expected = cpu_.normal(p->shape, 77, sum);
+          if (folds) cpu_.kernels->fold(want->grad, DType::bf16, expected, onto);
+          EXPECT_EQ(bytes_of(sums[i]), bytes_of(expected)) << p->name;
+          if (!folds) {
+            EXPECT_EQ(bytes_of(p->grad), bytes_of(want->grad)) << p->name;
+          }
         }
       }
-    }
 }
 
 /// What one rank gives to the sum is rounded alone, so that all uses of a parameter have to come first.
@@ -176,7 +177,7 @@ TEST_F(NetTest, WhatIsUsedTwiceIsNotFolded) {
     });
     tape.backward(loss_of(y));
   };
-  const std::vector<Tensor> sums = attach_sums(cpu_, twice, DType::bf16, true);
+  const std::vector<Tensor> sums = attach_sums(cpu_, twice, DType::f32, DType::bf16, true);
   backward(twice);
   backward(want);
   EXPECT_FALSE(twice.table->grad_sum.folded);
@@ -189,7 +190,7 @@ TEST_F(NetTest, EachPassCountsUsesAnew) {
   Tape tape(*cpu_.kernels);
   for (int i = 0; i < 2; ++i) {
     tape.clear();
-    attach_sums(cpu_, some, DType::f32, false);
+    attach_sums(cpu_, some, DType::f32, DType::f32, false);
     {
       Tape::NoGrad pause(tape);  // an evaluation between passes
       some(tape, ids_);

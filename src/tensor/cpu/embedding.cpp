@@ -115,8 +115,8 @@ void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const T
   const Count width = check_embedding(name, ids, dtable, dy);
   check_summable(name, dy, dtable);
   check_ids(name, ids, dtable, slice);
-  require(!fold || (dtable.dtype() == DType::f32 && is_floating(*fold) && *fold != DType::f64),
-          "embedding_backward: gradients are folded into fp32, rounded to fp32, bf16 or fp16");
+  require(!fold || (dtable.dtype() != DType::f64 && is_floating(*fold) && *fold != DType::f64),
+          "embedding_backward: gradients are folded rounded to fp32, bf16 or fp16, and none of fp64");
   if (!accumulate) fill(dtable, 0);
   if (dy.numel() == 0) return;
   const Runs runs = runs_of(ids, slice.first, dtable.shape()[0]);

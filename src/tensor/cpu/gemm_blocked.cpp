@@ -189,7 +189,12 @@ class BlockedProduct {
     return ceil_div(ceil_div(depth, ceil_div(depth, product_.depth_step())), 64) * 64;
   }
   /// The product can do what becomes of its sums (GemmFinish), up to the activation.
-  bool finishes() const { return args_.fold != DType::f16; }
+  bool finishes() const { return !args_.fold || folds_bf16() || *args_.fold == args_.c.dtype(); }
+  /// What is folded is bf16.
+  bool folds_bf16() const {
+    if (args_.c.dtype() == DType::bf16) return args_.fold == DType::bf16 || args_.fold == DType::f32;
+    return args_.fold == DType::bf16;
+  }
   /// Bytes that multiply() needs for a block.
   Count multiplying_bytes(Count depth) const {
     const Count step = depth_step_of(depth);
@@ -303,7 +308,7 @@ class BlockedProduct {
                             .out_stride = e_.n,
                             .wide = to.dtype() == DType::f32,
                             .accumulate = args_.accumulate,
-                            .folds = args_.fold == DType::bf16,
+                            .folds = folds_bf16(),
                             .bias = bias};
     for (; shape.first < shape.depth; shape.first += step) {
       shape.count = std::min(step, shape.depth - shape.first);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 
 #include "tensor/argument_checks.h"
 #include "tensor/cpu/cpu_kernels.h"
@@ -59,19 +58,21 @@ inline void write_sums(const IsaTable& isa, const float* sums, const Tensor& out
   (accumulate ? ops.accumulate : ops.store)(sums, at(out, first), n);
 }
 
-/// fold() of n <= stack_block fp32 values, which it rounds where they lie, into out[first, first + n).
+/// Rounds n <= stack_block fp32 values where they lie.
+inline void round_values(const IsaTable& isa, float* values, DType dtype, Count n) {
+  if (dtype != DType::bf16 && dtype != DType::f16) return;
+  std::uint16_t rounded[stack_block];
+  const ConvertOps& ops = isa.convert[dtype == DType::bf16 ? storage_bf16 : storage_f16];
+  ops.store(values, rounded, n);
+  ops.load(rounded, values, n);
+}
+
+/// fold() into out[first, first + n) of n <= stack_block fp32 values, as if they had been in out's dtype.
+/// Overwrites them.
 inline void fold_values(const IsaTable& isa, float* values, DType rounding, const Tensor& out, Count first,
                         Count n, bool accumulate) {
-  if (rounding == DType::bf16 || rounding == DType::f16) {
-    std::uint16_t rounded[stack_block];
-    const ConvertOps& ops = isa.convert[rounding == DType::bf16 ? storage_bf16 : storage_f16];
-    ops.store(values, rounded, n);
-    if (rounding == out.dtype() && !accumulate) {
-      std::memcpy(at(out, first), rounded, static_cast<std::size_t>(n) * sizeof(std::uint16_t));
-      return;
-    }
-    ops.load(rounded, values, n);
-  }
+  if (rounding != out.dtype() || accumulate) round_values(isa, values, out.dtype(), n);
+  if (rounding != out.dtype()) round_values(isa, values, rounding, n);
   write_sums(isa, values, out, first, n, accumulate);
 }
 

@@ -34,7 +34,9 @@ void fold_block(const IsaTable& isa, const Tensor& from, DType rounding, const T
                 Count first, Count n) {
   float values[stack_block];
   isa.convert[storage_index(from)].load(at(from, first), values, n);
-  fold_values(isa, values, rounding, to, first, n, accumulate);
+  const bool rounds_anyway = rounding == from.dtype() || (rounding == to.dtype() && !accumulate);
+  if (!rounds_anyway) round_values(isa, values, rounding, n);
+  write_sums(isa, values, to, first, n, accumulate);
 }
 
 /// The fp64 counterpart of block_squares: the same eight lanes and the same folding.

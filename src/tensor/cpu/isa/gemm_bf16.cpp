@@ -62,7 +62,7 @@ struct Finished {
 
   SHERD_INLINE void end(Count row, F first, F second) const {
     if (add) first = load(c + row * c_stride) + first, second = load(c + row * c_stride + lanes) + second;
-    if (finish.folds) first = rounded(first), second = rounded(second);
+    if (finish.folds) round_alone(first, second);
     if (finish.bias)
       first = first + load(finish.bias + col), second = second + load(finish.bias + col + lanes);
     const Count at = row * finish.out_stride + col;
@@ -73,8 +73,16 @@ struct Finished {
   }
 
  private:
-  /// As ConvertOps round: DotBf16 takes denormals for zeros.
-  SHERD_INLINE static F rounded(F sums) { return (F)(round_to_bf16(sums) & 0xffff0000u); }
+  /// What the product would be apart, as bf16.
+  SHERD_INLINE void round_alone(F& first, F& second) const {
+    if (finish.wide) {
+      first = (F)(round_to_bf16(first) & 0xffff0000u), second = (F)(round_to_bf16(second) & 0xffff0000u);
+    } else {
+      Bf16 alone[sliver];
+      store_as(alone, DotBf16::round(first, second));
+      first = load(alone), second = load(alone + lanes);
+    }
+  }
 
   template <class S>
   SHERD_INLINE void write(S* out, F first, F second) const {
@@ -96,11 +104,15 @@ struct Finished {
     __builtin_memcpy(out, sliver_of_out, bytes);
   }
 
-  SHERD_INLINE static void store_whole(float* out, F first, F second) {
+  SHERD_INLINE void store_whole(float* out, F first, F second) const {
     store(out, first), store(out + lanes, second);
   }
-  SHERD_INLINE static void store_whole(Bf16* out, F first, F second) {
-    store_as(out, DotBf16::round(first, second));
+  /// Kernels::fold() keeps denormals, which DotBf16 takes for zeros.
+  SHERD_INLINE void store_whole(Bf16* out, F first, F second) const {
+    if (finish.folds)
+      store(out, first), store(out + lanes, second);
+    else
+      store_as(out, DotBf16::round(first, second));
   }
 };
 

@@ -96,7 +96,7 @@ TEST(TraceFile, HoldsTheListsOfAllRanksWithTheirWaits) {
   const sherd::testing::TempFolder folder;
   const std::string path = (folder.path() / "trace.json").string();
   launch_ranks(2, [&](DistributedPtr dist) {
-    Engine engine(dist, sleeping_model(2, milliseconds(2)), config_of(2, 3, 1, "1f1b"));
+    Engine engine(dist, sleeping_model(2, milliseconds(40)), config_of(2, 3, 1, "1f1b"));
     Trace trace;
     engine.set_trace(&trace);
     engine.train_batch([&] { return batch_on(engine); });
@@ -115,7 +115,8 @@ TEST(TraceFile, HoldsTheListsOfAllRanksWithTheirWaits) {
     waits += event.at("name") == "wait for stage";
     blocks += event.at("name") == "forward 1";
   }
-  EXPECT_GE(waits, 3) << "the last stage waits for each activation, or the first for gradients";
+  // No fewer, as long as a rank is not held up for 40 ms.
+  EXPECT_GE(waits, 2) << "the last stage waits for its first activation, the first for its first gradient";
   EXPECT_EQ(blocks, 3);
 }
 
@@ -133,19 +134,24 @@ TEST(Trace, TellsHowMuchOfIoIsBesideComputing) {
   trace.begin({Op::update, 0});
   std::this_thread::sleep_for(milliseconds(20));
   trace.end({Op::update, 0}, 0);
+  const auto finished = std::chrono::steady_clock::now();
   // Two at once count once.
   trace.transferred({false, 100, start, computed + milliseconds(10)});
   trace.transferred({true, 100, start, computed});
   trace.transferred({false, 100, start - milliseconds(50), start - milliseconds(10)});  // a checkpoint's
   const TraceTotals totals = trace.totals();
-  EXPECT_NEAR(totals.hidden_io, totals.computing, 1e-3);
-  EXPECT_NEAR(totals.io, totals.computing + totals.storage + 0.010, 1e-3);
+  // The machine may stop this thread between any two lines: what was measured around them bounds the sums.
+  const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
+  const double rounding = 1e-6;
+  EXPECT_NEAR(totals.hidden_io, totals.computing, rounding);
+  EXPECT_GE(totals.io, totals.computing + totals.storage + 0.010 - rounding);
+  EXPECT_LE(totals.io, seconds(computed - start) + 0.010 + rounding);
   EXPECT_GE(totals.storage, 0.010);
   EXPECT_EQ(totals.step_count, 1);
-  EXPECT_NEAR(totals.steps,
-              totals.instructions[static_cast<std::size_t>(Op::forward)] +
-                  totals.instructions[static_cast<std::size_t>(Op::update)] + totals.storage,
-              1e-3);
+  EXPECT_GE(totals.steps, totals.instructions[static_cast<std::size_t>(Op::forward)] +
+                              totals.instructions[static_cast<std::size_t>(Op::update)] + totals.storage -
+                              rounding);
+  EXPECT_LE(totals.steps, seconds(finished - start) + rounding);
   const std::string table = engine::trace_table({totals}, 1);
   EXPECT_NE(table.find("waits for NVMe"), std::string::npos) << table;
   EXPECT_EQ(table.find("bubble"), std::string::npos) << table;

@@ -58,7 +58,7 @@ bool Residency::may_change(const Segment& segment) const {
 
 void Residency::changed(const Segment& segment, std::int64_t begin, const Tensor& to, bool last) {
   Unit& unit = unit_of(segment);
-  unit.touched_ = true;
+  if (segment.parameters().stored()) unit.touched_ = true;
   if (last) --unit.segments_to_change_;
   for (GroupMemory& memory : memories_) {
     if (!memory.reader) continue;

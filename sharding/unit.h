@@ -58,8 +58,8 @@ class Unit {
   /// An update is going to change its parameters, or does so: nobody may gather them before its end, at the
   /// same point of the program on all ranks.
   bool outdated() const { return outdated_; }
-  /// Of an outdated unit, on this rank alone: none of its parameters has changed yet; all have, and what
-  /// stores them reads the new ones.
+  /// Of an outdated unit, on this rank alone: none of its stored parameters has changed yet; all parameters
+  /// have, and what stores them reads the new ones.
   bool unchanged() const { return outdated_ && !touched_; }
   bool changed() const { return segments_to_change_ == 0; }
 

@@ -23,16 +23,39 @@ constexpr int micro_batches = 3;
 
 tensor::Batch batch_of(Cpu& cpu, int rank, int micro) {
   const auto seed = static_cast<std::uint64_t>(rank * 100 + micro);
-  return {{"x", cpu.normal({4, 8}, seed, DType::f32)}, {"y", cpu.normal({4, 1}, seed + 50, DType::f32)}};
+  tensor::Batch out = {{"x", cpu.normal({4, 8}, seed, DType::f32)},
+                       {"y", cpu.normal({4, 1}, seed + 50, DType::f32)},
+                       {"ids", cpu.ids({4}, seed, 3)}};
+  if (micro % 2 == 1) out["again"] = cpu.ids({4}, seed + 25, 3);
+  return out;
 }
+
+/// Odd, and a table that no block holds: some micro-batches look into it once, others twice. Its gradient is
+/// never put off.
+class WithTable : public Odd {
+ public:
+  WithTable() : table_(add("table", std::make_shared<nn::Embedding>(3, 8))) {}
+
+ protected:
+  nn::Var forward(nn::Tape& tape, const tensor::Batch& batch) override {
+    nn::Var rows = (*table_)(tape, batch.at("ids"));
+    if (batch.contains("again")) rows = autograd::add(rows, (*table_)(tape, batch.at("again")));
+    return autograd::add(Odd::forward(tape, batch), autograd::mean_squared_error(rows, batch.at("x")));
+  }
+
+ private:
+  std::shared_ptr<nn::Embedding> table_;
+};
 
 struct Case {
   int ranks, stage;
   autograd::Recompute recompute = autograd::Recompute::none;
   comm::Reduction reduction = comm::Reduction::ordered;
+  bool table = false;
 };
 void PrintTo(const Case& c, std::ostream* to) {
-  *to << c.ranks << " ranks, stage " << c.stage << ", recompute " << static_cast<int>(c.recompute);
+  *to << c.ranks << " ranks, stage " << c.stage << ", recompute " << static_cast<int>(c.recompute)
+      << (c.table ? ", with a table" : "");
 }
 
 void back(Pass& pass) {
@@ -51,7 +74,7 @@ std::vector<std::vector<std::byte>> gradients_after(const Case& c, const Schedul
   std::vector<std::vector<std::vector<std::byte>>> by_rank(static_cast<std::size_t>(c.ranks));
   comm::run_local(c.ranks, {.timeout_seconds = 20}, [&](comm::Communicator& world) {
     Cpu cpu(1);
-    const auto model = std::make_shared<Odd>();
+    const auto model = c.table ? std::make_shared<WithTable>() : std::make_shared<Odd>();
     sharding::ShardingOptions options;
     options.placements = sharding::make_placements(c.stage, DType::f32, DType::f32, DType::f32);
     options.seed = 3;
@@ -154,7 +177,9 @@ INSTANTIATE_TEST_SUITE_P(Stages, Passes,
                                            Case{2, 0}, Case{2, 1}, Case{2, 2}, Case{2, 3},
                                            Case{2, 3, autograd::Recompute::full},
                                            Case{2, 3, autograd::Recompute::selective}, Case{3, 3},
-                                           Case{1, 2, autograd::Recompute::none, comm::Reduction::native}));
+                                           Case{1, 2, autograd::Recompute::none, comm::Reduction::native},
+                                           Case{1, 2, autograd::Recompute::none, comm::Reduction::ordered, true},
+                                           Case{2, 2, autograd::Recompute::none, comm::Reduction::ordered, true}));
 
 /// Two layers, each on a tape of its own, as two stages of a pipeline on one rank.
 TEST(Passes, AModelCutInTwoHasTheGradientsOfOneTape) {

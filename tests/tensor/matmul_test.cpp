@@ -185,7 +185,7 @@ TEST_P(MatmulOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
     }
 }
 
-/// `std`: of a, b and the sum before; small ones make denormals.
+/// `std`: of a and b; small ones give products and sums on both sides of the smallest normal number.
 void expect_folds_as_apart(Machine& machine, const Case& size, double std, DType dtype, DType to) {
   const auto [m, n, k] = size;
   for (const bool ta : {false, true})
@@ -214,7 +214,7 @@ TEST_P(MatmulOfDType, FoldsAsIfTheProductHadBeenFormedApart) {
     for (const DType to : std::set{GetParam(), DType::f32}) {
       for (const Case& size : {Case{1, 1, 1}, Case{130, 1700, 96}, Case{70, 40, 5001}, Case{3, 5, 0}})
         expect_folds_as_apart(machine, size, 1, GetParam(), to);
-      expect_folds_as_apart(machine, {130, 90, 96}, 1e-20, GetParam(), to);
+      expect_folds_as_apart(machine, {130, 90, 96}, 1e-19, GetParam(), to);
       if (HasFatalFailure()) return;
     }
   }

@@ -107,12 +107,8 @@ struct Finished {
   SHERD_INLINE void store_whole(float* out, F first, F second) const {
     store(out, first), store(out + lanes, second);
   }
-  /// Kernels::fold() keeps denormals, which DotBf16 takes for zeros.
   SHERD_INLINE void store_whole(Bf16* out, F first, F second) const {
-    if (finish.folds)
-      store(out, first), store(out + lanes, second);
-    else
-      store_as(out, DotBf16::round(first, second));
+    store_as(out, DotBf16::round(first, second));
   }
 };
 

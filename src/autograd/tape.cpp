@@ -200,7 +200,7 @@ bool Tape::fold_grad(const GradRef& ref, const Shape& shape, DType dtype,
   GradientSum& sum = ref->parameter->grad_sum;
   const auto uses = uses_.find(ref->parameter.get());
   if (!sum.to.defined() || (sum.to.dtype() != dtype && sum.to.dtype() != DType::f32) || sum.folded ||
-      uses == uses_.end() || uses->second != 1)
+      ref->parameter->grad_written || uses == uses_.end() || uses->second != 1)
     return false;
   check_gradient(*ref, shape, dtype);
   write(sum.to, sum.onto, sum.rounding);

@@ -196,10 +196,7 @@ TEST_F(NetTest, EachPassCountsUsesAnew) {
       some(tape, ids_);
     }
     tape.clear();
-    const Var loss = loss_of(some(tape, ids_));
-    tape.begin_backward(loss, 1, WeightGradients::later);
-    while (tape.continue_backward()) {
-    }
+    tape.backward(loss_of(some(tape, ids_)));
     EXPECT_TRUE(some.w2->grad_sum.folded);
   }
 }
@@ -216,6 +213,30 @@ TEST_F(TapeTest, ASecondGradientBehindAFoldedOneIsRefused) {
       });
   const Var loss = loss_of(linear(y, weight));
   expect_error(ErrorKind::usage, "a second gradient for parameter 'p1'", [&] { tape.backward(loss); });
+}
+
+TEST_F(TapeTest, AGradientBesideOneThatIsWrittenIsWrittenToo) {
+  const ParameterPtr w = parameter({3, 8}, 1, DType::f32, DType::f32);
+  const Tensor sum = cpu_.normal({3, 8}, 2, DType::f32), more = cpu_.normal({3, 8}, 4, DType::f32);
+  const std::vector<double> before = cpu_.values(sum), added = cpu_.values(more);
+  const Tensor x = cpu_.normal({4, 8}, 3, DType::f32);
+  const auto gradient = [&](bool both) {
+    Tape tape(*cpu_.kernels);
+    w->grad_sum = {sum, DType::f32, true, false};
+    w->grad_written = false;
+    const Var weight = tape.parameter(w), y = linear(tape.input(x), weight);
+    // What comes last runs backward first.
+    tape.backward(loss_of(
+        tape.record(y.value(), {y}, [&, dw = weight.grad_ref(), to = y.grad_ref()](Tape& t, Tensor dy) {
+          if (both) t.accumulate(dw, more);
+          t.accumulate(to, std::move(dy));
+        })));
+    EXPECT_EQ(w->grad_sum.folded, !both);
+    return cpu_.values(both ? w->grad : sum);
+  };
+  const std::vector<double> written = gradient(true), folded = gradient(false);
+  for (std::size_t i = 0; i < written.size(); ++i)
+    EXPECT_NEAR(written[i], folded[i] - before[i] + added[i], 1e-5);
 }
 
 TEST_F(TapeTest, LogitsBecomeTheirGradientInPlace) {

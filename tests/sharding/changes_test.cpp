@@ -16,14 +16,16 @@ using tensor::Tensor;
 
 constexpr float before = 1, after = 2;
 
-/// One rank with a tower whose parameters are all `before`, in a store.
+/// One rank with a tower whose parameters are all `before`, in a store, but for those of at most `persistent`
+/// elements.
 class Changes : public ::testing::Test {
  protected:
-  Changes() : store_(options(), cpu_.device->ledger()) {
+  explicit Changes(std::int64_t persistent = 0) : store_(options(), cpu_.device->ledger()) {
     comm_ = comm::make_self({});
     sharding::ShardingOptions sharding = options_of(3);
     sharding.placements.parameters.tier = device::Tier::nvme;
     sharding.parameter_buffers = 2, sharding.parameter_buffer_elements = 1000;
+    sharding.persistence_threshold = persistent, sharding.model_persistence_threshold = 1000;
     sharding::StateSources sources{*comm_, *cpu_.kernels};
     sources.parameter_store = &store_;
     model_ = std::make_unique<sharding::ShardedModel>(std::make_shared<Tower>(false), sharding, sources);
@@ -34,9 +36,11 @@ class Changes : public ::testing::Test {
     out.folder = folder_.path();
     return out;
   }
-  static Segment& segment_of(const Unit& unit) {
-    EXPECT_EQ(unit.segments().size(), 1u);
-    return *unit.segments()[0];
+  static Segment& segment_of(const Unit& unit) { return segment_of(unit, false); }
+  static Segment& segment_of(const Unit& unit, bool persistent) {
+    for (const auto& segment : unit.segments())
+      if (segment->key().persistent == persistent) return *segment;
+    fail(ErrorKind::usage, unit.name(), " has no such segment");
   }
   Tensor filled(std::int64_t elements, float value) {
     return Tensor::of<float>(*cpu_.device, {elements},
@@ -124,6 +128,32 @@ TEST_F(Changes, AUnitThatIsExpectedBeforeItChangesIsHandedOver) {
     expect_new(unit);
   }
   EXPECT_FALSE(model_->may_change(segment_of(*model_->units()[3]))) << "nobody waits for what comes later";
+  EXPECT_EQ(store_.bytes_read(), read);
+  model_->abandon_changes();
+  model_->end_list();
+}
+
+class ChangesBesideSmallOnes : public Changes {
+ protected:
+  ChangesBesideSmallOnes() : Changes(8) {}
+};
+
+TEST_F(ChangesBesideSmallOnes, AreHandedOver) {
+  model_->begin_changes();
+  const auto read = store_.bytes_read();
+  Unit& unit = *model_->units()[1];
+  Segment& biases = segment_of(unit, true);
+  EXPECT_FALSE(biases.parameters().stored());
+  write(biases, 0, 1, after);
+  model_->changed(biases, biases.own_begin(), {}, true);
+  begin_list();
+  EXPECT_TRUE(model_->may_change(segment_of(unit))) << "a buffer waits for what is stored";
+  testing::expect_error(ErrorKind::usage, "are gathered before they have changed",
+                        [&] { model_->gather_ahead(unit); });
+  change(unit, 0, 1, true);
+  end_change(unit);
+  model_->gather_ahead(unit);
+  expect_new(unit);
   EXPECT_EQ(store_.bytes_read(), read);
   model_->abandon_changes();
   model_->end_list();

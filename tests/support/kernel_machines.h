@@ -144,6 +144,11 @@ inline std::vector<std::unique_ptr<Machine>> one_of_each() {
   return out;
 }
 
+inline std::vector<std::byte> bytes(Machine& m, const Tensor& x) {
+  const Tensor readable = m.host(x);
+  return {readable.raw(), readable.raw() + readable.bytes()};
+}
+
 inline std::vector<double> values_of(const Tensor& x) {
   std::vector<double> out(static_cast<std::size_t>(x.numel()));
   for (std::size_t i = 0; i < out.size(); ++i) {

@@ -42,9 +42,9 @@ Runs runs_of(const Tensor& ids, Count first, Count rows) {
 }
 
 /// dtable[row, from .. from + n) += the rows of dy that `keys` names, in order, rounded once; or their sum is
-/// folded.
+/// folded, onto that or, without `accumulate`, in its place.
 void add_run(const IsaTable& isa, std::span<const std::uint64_t> keys, const Tensor& dy, const Tensor& dtable,
-             Count from, Count n, std::optional<DType> fold) {
+             Count from, Count n, std::optional<DType> fold, bool accumulate) {
   const Count width = dtable.shape()[1], target = static_cast<Count>(keys[0] >> 32) * width + from;
   if (dy.dtype() == DType::f64) {
     for (const std::uint64_t key : keys) {
@@ -58,7 +58,7 @@ void add_run(const IsaTable& isa, std::span<const std::uint64_t> keys, const Ten
   const auto add_to = isa.convert[storage_index(dy)].add_to;
   for (const std::uint64_t key : keys)
     add_to(at(dy, static_cast<Count>(key & 0xffffffffu) * width + from), sums, n);
-  if (fold) return fold_values(isa, sums, *fold, dtable, target, n, true);
+  if (fold) return fold_values(isa, sums, *fold, dtable, target, n, accumulate);
   isa.convert[storage_index(dtable)].store(sums, at(dtable, target), n);
 }
 
@@ -132,7 +132,7 @@ void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const T
       add_run(isa_,
               keys.subspan(static_cast<std::size_t>(runs.begin[run]),
                            static_cast<std::size_t>(runs.begin[run + 1] - runs.begin[run])),
-              dy, dtable, from, std::min(columns, width - from), fold);
+              dy, dtable, from, std::min(columns, width - from), fold, accumulate);
     }
   });
 }

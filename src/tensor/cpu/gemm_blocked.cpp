@@ -33,8 +33,8 @@ class Epilogue {
 
   void add(const float* a, const float* b, float* out, Count n) const { add_(a, b, out, n); }
 
-  /// sums[cols] becomes columns [col, col + cols) of row `row` of c. `bias` holds fp32 for these columns, or
-  /// is null.
+  /// sums[cols], at most stack_block, becomes columns [col, col + cols) of row `row` of c. `bias` holds fp32
+  /// for these columns, or is null.
   void row(float* sums, const float* bias, Count row, Count col, Count cols) const {
     const std::size_t at = static_cast<std::size_t>(row * n_ + col) * size_of(args_.c.dtype());
     std::byte* out = args_.c.raw() + at;
@@ -357,13 +357,13 @@ class BlockedProduct {
 /// The product of an empty inner extent: zeros, plus what the epilogue adds.
 void multiply_empty(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& e) {
   const Tensor bias = Tensor::zeros(device, Shape{e.n}, DType::f32, device::Category::workspace);
-  const Tensor sums = Tensor::empty(device, Shape{e.n}, DType::f32, device::Category::workspace);
   if (args.bias) isa.convert[storage_index(args.bias)].load(args.bias.raw(), bias.data<float>(), e.n);
   const Epilogue epilogue(isa, args, e.n);
-  for (Count i = 0; i < e.m; ++i) {
-    std::fill_n(sums.data<float>(), e.n, 0.0f);
-    epilogue.row(sums.data<float>(), bias.data<float>(), i, 0, e.n);
-  }
+  for (Count i = 0; i < e.m; ++i)
+    for (Count col = 0; col < e.n; col += stack_block) {
+      float sums[stack_block] = {};
+      epilogue.row(sums, bias.data<float>() + col, i, col, std::min(stack_block, e.n - col));
+    }
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ enum class Gradient : std::uint8_t {
 /// What an update does, in order.
 enum class Phase : std::uint8_t {
   elementwise,       ///< one pass over the elements, see SpanUpdate
-  parameter_norms,   ///< norms of each logical parameter, between two passes (LAMB)
+  parameter_norms,   ///< norms of each logical parameter, from a pass that changes nothing (LAMB, LARS)
   whole_parameters,  ///< whole matrices, by lease (Muon)
   exchange           ///< an exchange between replicas (1-bit Adam)
 };
@@ -41,5 +41,13 @@ struct Description {
 /// Of the rule that `hyper` names: Adam keeps "exp_avg" and "exp_avg_sq", SGD with momentum
 /// "momentum_buffer", plain SGD nothing.
 Description describe(const Hyper& hyper);
+
+/// Whether it measures parameters before it updates them (Phase::parameter_norms).
+bool measures(const Description& rule);
+
+/// By what the step of a logical parameter is multiplied, from the norms that measure() finds (0 and more):
+/// of the weight, and of what the rule measures. `matrix`: it has two dimensions or more. 1 for rules that do
+/// not measure.
+double trust_ratio(const Hyper& hyper, double weight, double measured, bool matrix);
 
 }  // namespace sherd::optim

@@ -1,5 +1,7 @@
 #include "optim/isa/update_plan.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "optim/description.h"
 
@@ -94,13 +96,27 @@ Description describe(const Hyper& hyper) {
   return out;
 }
 
+bool measures(const Description& rule) {
+  return std::find(rule.phases.begin(), rule.phases.end(), Phase::parameter_norms) != rule.phases.end();
+}
+
+double trust_ratio(const Hyper& hyper, double weight, double measured, bool matrix) {
+  double out = 1;
+  with_rule(hyper, Rules{}, [&]<class Rule>(const Rule&) {
+    if constexpr (requires { Rule::trust(hyper, weight, measured, matrix); })
+      out = Rule::trust(hyper, weight, measured, matrix);
+  });
+  return out;
+}
+
 UpdatePlan plan_span(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
   check(span, hyper, step);
   UpdatePlan plan;
   if (span.n == 0) return plan;
   plan.grad = grad_index(span), plan.master = master_index(span), plan.moment = moment_index(span);
-  with_rule(hyper, Rules{},
-            [&]<class Rule>(const Rule&) { plan.rule = Rule::make(hyper, step, span.decay); });
+  with_rule(hyper, Rules{}, [&]<class Rule>(const Rule&) {
+    plan.rule = Rule::make(hyper, step, {span.decay, span.trust, span.measures});
+  });
   plan.factor = static_cast<float>(span.grad_factor);
   plan.largest_weight = largest_weight(span.param_dtype);
   plan.largest_moment = largest_moment(span.moment_dtype);

@@ -34,6 +34,8 @@ struct SpanUpdate {
   std::int64_t n = 0;              ///< elements
   double grad_factor = 1;          ///< gradients are multiplied by this, rounded to fp32 (gradient_factor())
   bool decay = true;               ///< false: weight decay leaves this span alone
+  double trust = 1;                ///< trust_ratio() of the parameter, for rules that take one
+  bool measures = false;           ///< what trust_ratio() takes a norm of comes in place of the weight
 };
 
 /// One fused pass: gradient·factor → moments → master → 16-bit copy. `step` counts from 1. The formulas are

@@ -210,7 +210,71 @@ def adagrad(groups, lr):
     return optimizer
 
 
-RULES = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "Lion": lion, "Adagrad": adagrad}
+class Rule(torch.optim.Optimizer):
+    """The formula of a paper, in torch's arithmetic. `everything`: the trained weights of all optimizers."""
+    everything = ()
+
+    def __init__(self, groups, lr):
+        super().__init__(groups, dict(lr=lr))
+
+    def mean_of(self, p, name):
+        return self.state[p].setdefault(name, torch.zeros_like(p))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for p in group["params"]:
+                self.update(p, group)
+
+
+class Lamb(Rule):
+    """You et al. 2020, algorithm 2, with DeepSpeed's limits of the trust ratio."""
+
+    def direction(self, p, group, g):
+        beta1, beta2 = group["betas"]
+        m, v, t = self.mean_of(p, "m"), self.mean_of(p, "v"), group["step"]
+        m.mul_(beta1).add_(g, alpha=1 - beta1)
+        v.mul_(beta2).add_(g * g, alpha=1 - beta2)
+        c1, c2 = (1 - beta1**t, 1 - beta2**t) if group.get("bias_correction", True) else (1, 1)
+        return (m / c1) / ((v / c2).sqrt() + group["eps"]) + group["weight_decay"] * p
+
+    def limited(self, ratio, group):
+        return min(max(ratio, group.get("min_coeff", 0.01)), group.get("max_coeff", 10.0))
+
+    def update(self, p, group):
+        u = self.direction(p, group, p.grad)
+        weight, step = p.norm().item(), u.norm().item()
+        p -= group["lr"] * (self.limited(weight / step, group) if weight > 0 and step > 0 else 1) * u
+
+
+class NVLamb(Lamb):
+    """Gradients over their global norm where that exceeds a limit, and no limits of the ratio."""
+
+    def direction(self, p, group, g):
+        norm = math.sqrt(sum((w.grad.double()**2).sum().item() for w in self.everything))
+        return super().direction(p, group, g / norm if norm > group.get("normalize_above", 0) else g)
+
+    def limited(self, ratio, group):
+        return ratio
+
+
+class Lars(Rule):
+    """You, Gitman and Ginsburg 2017; clipped: LARC."""
+
+    def update(self, p, group):
+        weight, gradient, decay = p.norm().item(), p.grad.norm().item(), group["weight_decay"]
+        rate = group["lr"]
+        if p.dim() > 1 and weight > 0 and gradient > 0:
+            own = group.get("trust_coefficient", 1e-3) * weight / (gradient + decay * weight + group["eps"])
+            rate = min(own, rate) if group.get("clip") else own * rate
+        b = self.mean_of(p, "b")
+        b.mul_(group["momentum"]).add_(p.grad + decay * p, alpha=rate)
+        p -= b
+
+
+RULES = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "Lion": lion, "Adagrad": adagrad,
+         "Lamb": Lamb, "NVLamb": NVLamb, "LARS": Lars}
 
 
 def check_signs(optimizers):
@@ -269,6 +333,8 @@ def replay(run, init, data):
     masters = {name: init[name].to(wide).clone().requires_grad_() for name in shapes(run)}
     trained = {name: w for name, w in masters.items() if not is_frozen(run, name)}
     optimizers = optimizers_of(config, trained)
+    for optimizer in optimizers:
+        optimizer.everything = list(trained.values())
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     schedule = schedule_of(config, config["optimizer"]["params"]["lr"])
     scaler = LossScaler(config["fp16"]) if "fp16" in config else None
@@ -454,6 +520,15 @@ LONG = {
         {"match": "down.*", "weight_decay": 1.0},
         {"match": "embed*", "type": "Adagrad", "lr": 0.02, "weight_decay": 0.05, "initial_accumulator_value": 0.25},
         {"match": "left.*", "type": "SGD", "lr": 0.05, "momentum": 0.5}]},
+    "lamb": {"type": "Lamb", "params": dict(lr=0.01, betas=[0.9, 0.99], eps=1e-6, weight_decay=0.1), "groups": [
+        {"match": ["*.bias", "norm.*"], "lr": 0.02, "max_coeff": 0.5, "min_coeff": 0.1},
+        {"match": "down.*", "bias_correction": False, "lr": 0.005},
+        {"match": "embed*", "type": "Adagrad", "lr": 0.02, "initial_accumulator_value": 0.25},
+        {"match": "left.*", "type": "LARS", "lr": 0.5, "momentum": 0.5, "trust_coefficient": 0.02, "eps": 1e-6}]},
+    "nvlamb": {"type": "NVLamb", "params": dict(lr=0.01, betas=[0.8, 0.95], eps=1e-6, weight_decay=0.05), "groups": [
+        {"match": ["*.bias", "norm.*"], "normalize_above": 0.5},
+        {"match": "down.*", "type": "LARS", "lr": 0.02, "momentum": 0.9, "trust_coefficient": 0.05, "eps": 1e-8,
+         "clip": True, "weight_decay": 0.1}]},
 }
 
 

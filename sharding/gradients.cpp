@@ -140,12 +140,16 @@ tensor::ExactSum Gradients::sum_of_squares() {
     kernels_.sum_of_squares(copied, sums[1]);
     for (int i = 0; copies->rank() == 0 && i < copies->size(); ++i) sums[2].add(sums[1]);
   }
-  sum_over_ranks(sums);
+  std::string label = "gradient norm";
+  if (!options_.compare_replicas)
+    for (const Reducer& reducer : reducers_) label += reducer.agreed_on();
+  sum_over_ranks(sums, label);
   require_alike(sums[1], sums[2]);
   return sums[0];
 }
 
-void Gradients::sum_over_ranks(std::span<tensor::ExactSum> sums) {
+void Gradients::sum_over_ranks(std::span<tensor::ExactSum> sums, const std::string& label) {
+  if (model_ranks_.size() == 1) return;
   std::vector<std::int64_t> words;
   for (const tensor::ExactSum& sum : sums) {
     const std::vector<std::int64_t> more = sum.to_words();
@@ -153,12 +157,7 @@ void Gradients::sum_over_ranks(std::span<tensor::ExactSum> sums) {
   }
   Tensor travelling =
       Tensor::of<std::int64_t>(kernels_.device(), {static_cast<std::int64_t>(words.size())}, words);
-  comm::CallOptions options;
-  options.label = "gradient norm";
-  if (!options_.compare_replicas)
-    for (const Reducer& reducer : reducers_) options.label += reducer.agreed_on();
-  options.scalar = true;
-  model_ranks_.all_reduce(travelling, comm::ReduceOp::sum, 1, options).wait();
+  model_ranks_.all_reduce(travelling, comm::ReduceOp::sum, 1, {.label = label, .scalar = true}).wait();
   std::memcpy(words.data(), tensor::to_host(kernels_.device(), travelling).raw(), travelling.bytes());
   const std::size_t each = words.size() / sums.size();
   for (std::size_t i = 0; i < sums.size(); ++i)

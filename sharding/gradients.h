@@ -66,6 +66,10 @@ class Gradients {
   /// that hold parts of the model. Throws Error{usage} on all of them where tensor ranks have found different
   /// gradients for what each of them holds whole: a model of one's own lacks a reduction.
   tensor::ExactSum sum_of_squares();
+  /// Adds up exact sums over these ranks. Collective. `label`: what they are.
+  void sum_over_ranks(std::span<tensor::ExactSum> sums, const std::string& label);
+  /// All that hold parts of the model.
+  comm::Communicator& model_ranks() { return model_ranks_; }
   /// Drops the sums: the next micro-batch begins a step.
   void clear();
   /// Forgets what a pass that an exception ended has left to send; waits for what is under way.
@@ -77,7 +81,6 @@ class Gradients {
   bool has_sum(const Segment& segment) const;
   void agree(Segment& segment);
   void fill_missing();
-  void sum_over_ranks(std::span<tensor::ExactSum> sums);
   Reducer& reducer_of(const Segment& segment);
   void note_complete(Segment& segment);
 

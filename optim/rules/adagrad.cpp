@@ -12,9 +12,9 @@ Description Adagrad::describe(const Hyper& hyper) {
   return {config::name_of(hyper.type), {{"sum", hyper.initial_accumulator_value}}};
 }
 
-Adagrad Adagrad::make(const Hyper& hyper, std::int64_t step, bool decays) {
+Adagrad Adagrad::make(const Hyper& hyper, std::int64_t step, const SpanTerms& terms) {
   const double rate = hyper.lr / (1 + static_cast<double>(step - 1) * hyper.lr_decay);
-  return {static_cast<float>(hyper.eps), static_cast<float>(decays ? hyper.weight_decay : 0.0),
+  return {static_cast<float>(hyper.eps), static_cast<float>(terms.decays ? hyper.weight_decay : 0.0),
           static_cast<float>(rate)};
 }
 

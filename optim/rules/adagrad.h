@@ -23,7 +23,7 @@ struct Adagrad {
 
   static bool serves(const config::OptimizerRule& hyper);
   static Description describe(const config::OptimizerRule& hyper);
-  static Adagrad make(const config::OptimizerRule& hyper, std::int64_t step, bool decays);
+  static Adagrad make(const config::OptimizerRule& hyper, std::int64_t step, const SpanTerms& terms);
   friend bool operator==(const Adagrad&, const Adagrad&) = default;
 };
 

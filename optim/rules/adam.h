@@ -30,7 +30,7 @@ struct Adam {
 
   static bool serves(const config::OptimizerRule& hyper);
   static Description describe(const config::OptimizerRule& hyper);
-  static Adam make(const config::OptimizerRule& hyper, std::int64_t step, bool decays);
+  static Adam make(const config::OptimizerRule& hyper, std::int64_t step, const SpanTerms& terms);
   friend bool operator==(const Adam&, const Adam&) = default;
 };
 

@@ -12,13 +12,13 @@ Description Lion::describe(const Hyper& hyper) {
   return {config::name_of(hyper.type), {{"exp_avg"}}};
 }
 
-Lion Lion::make(const Hyper& hyper, std::int64_t, bool decays) {
+Lion Lion::make(const Hyper& hyper, std::int64_t, const SpanTerms& terms) {
   const auto f = [](double x) { return static_cast<float>(x); };
   return {f(hyper.beta1),
           f(1 - hyper.beta1),
           f(hyper.beta2),
           f(1 - hyper.beta2),
-          f(decays ? hyper.lr * hyper.weight_decay : 0.0),
+          f(terms.decays ? hyper.lr * hyper.weight_decay : 0.0),
           f(hyper.lr)};
 }
 

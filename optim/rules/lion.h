@@ -29,7 +29,7 @@ struct Lion {
 
   static bool serves(const config::OptimizerRule& hyper);
   static Description describe(const config::OptimizerRule& hyper);
-  static Lion make(const config::OptimizerRule& hyper, std::int64_t step, bool decays);
+  static Lion make(const config::OptimizerRule& hyper, std::int64_t step, const SpanTerms& terms);
   friend bool operator==(const Lion&, const Lion&) = default;
 };
 

@@ -2,6 +2,8 @@
 
 #include "optim/rules/adagrad.h"
 #include "optim/rules/adam.h"
+#include "optim/rules/lamb.h"
+#include "optim/rules/lars.h"
 #include "optim/rules/lion.h"
 #include "optim/rules/sgd.h"
 
@@ -9,6 +11,6 @@ namespace sherd::optim {
 
 /// Every update rule. The loops of each instruction set, the kernels and describe() follow from it. One rule
 /// serves each Hyper.
-using Rules = RuleList<Adam, PlainSgd, MomentumSgd, Lion, Adagrad>;
+using Rules = RuleList<Adam, PlainSgd, MomentumSgd, Lion, Adagrad, Lamb, Lars>;
 
 }  // namespace sherd::optim

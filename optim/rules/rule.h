@@ -18,7 +18,11 @@
 //   float decay;                       // all that may differ between spans of one Hyper (SpanUpdate::decay)
 //   static bool serves(const config::OptimizerRule&);
 //   static Description describe(const config::OptimizerRule&);
-//   static Rule make(const config::OptimizerRule&, std::int64_t step, bool decays);
+//   static Rule make(const config::OptimizerRule&, std::int64_t step, const SpanTerms&);
+//
+// and, where describe() has Phase::parameter_norms,
+//
+//   static double trust(const config::OptimizerRule&, double weight, double measured, bool matrix);
 //   friend bool operator==(const Rule&, const Rule&) = default;
 //
 // Headers of rules are compiled once per instruction set: plain declarations and the formula alone, nothing
@@ -37,6 +41,13 @@ struct OptimizerRule;
 namespace sherd::optim {
 
 struct Description;
+
+/// What an update of one span has beside its Hyper and the step.
+struct SpanTerms {
+  bool decays = true;     ///< weight decay applies
+  double trust = 1;       ///< trust() of the parameter
+  bool measures = false;  ///< nothing is updated: what trust() takes a norm of comes in place of the weight
+};
 
 /// Rules, by number.
 template <class... Rules>

@@ -19,8 +19,8 @@ Description PlainSgd::describe(const Hyper& hyper) {
   return {config::name_of(hyper.type), {}};
 }
 
-PlainSgd PlainSgd::make(const Hyper& hyper, std::int64_t, bool decays) {
-  return {decay_of(hyper, decays), static_cast<float>(hyper.lr)};
+PlainSgd PlainSgd::make(const Hyper& hyper, std::int64_t, const SpanTerms& terms) {
+  return {decay_of(hyper, terms.decays), static_cast<float>(hyper.lr)};
 }
 
 bool MomentumSgd::serves(const Hyper& hyper) {
@@ -31,8 +31,8 @@ Description MomentumSgd::describe(const Hyper& hyper) {
   return {config::name_of(hyper.type), {{"momentum_buffer"}}};
 }
 
-MomentumSgd MomentumSgd::make(const Hyper& hyper, std::int64_t, bool decays) {
-  return {static_cast<float>(hyper.momentum), decay_of(hyper, decays), static_cast<float>(hyper.lr),
+MomentumSgd MomentumSgd::make(const Hyper& hyper, std::int64_t, const SpanTerms& terms) {
+  return {static_cast<float>(hyper.momentum), decay_of(hyper, terms.decays), static_cast<float>(hyper.lr),
           hyper.nesterov};
 }
 

@@ -19,7 +19,7 @@ struct PlainSgd {
 
   static bool serves(const config::OptimizerRule& hyper);
   static Description describe(const config::OptimizerRule& hyper);
-  static PlainSgd make(const config::OptimizerRule& hyper, std::int64_t step, bool decays);
+  static PlainSgd make(const config::OptimizerRule& hyper, std::int64_t step, const SpanTerms& terms);
   friend bool operator==(const PlainSgd&, const PlainSgd&) = default;
 };
 
@@ -42,7 +42,7 @@ struct MomentumSgd {
 
   static bool serves(const config::OptimizerRule& hyper);
   static Description describe(const config::OptimizerRule& hyper);
-  static MomentumSgd make(const config::OptimizerRule& hyper, std::int64_t step, bool decays);
+  static MomentumSgd make(const config::OptimizerRule& hyper, std::int64_t step, const SpanTerms& terms);
   friend bool operator==(const MomentumSgd&, const MomentumSgd&) = default;
 };
 

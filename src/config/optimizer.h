@@ -11,7 +11,7 @@
 
 namespace sherd::config {
 
-enum class OptimizerType : std::uint8_t { adam, adamw, sgd, lion, adagrad };
+enum class OptimizerType : std::uint8_t { adam, adamw, sgd, lion, adagrad, lamb, nvlamb, lars };
 
 /// As in configurations: "AdamW".
 const char* name_of(OptimizerType type);
@@ -24,15 +24,20 @@ bool has_betas(OptimizerType type);
 struct OptimizerRule {
   OptimizerType type = OptimizerType::adamw;  ///< `type`, case ignored
   double lr = 1e-3;                           ///< `params.lr`, ≥ 0
-  double beta1 = 0.9, beta2 = 0.999;          ///< `params.betas`, each in [0, 1); Adam, AdamW and Lion
-  double eps = 1e-8;                          ///< `params.eps`, ≥ 0; Adam, AdamW and Adagrad
+  double beta1 = 0.9, beta2 = 0.999;          ///< `params.betas`, each in [0, 1); Adam, AdamW, Lion and LAMB
+  double eps = 1e-8;                          ///< `params.eps`, ≥ 0; all but SGD and Lion
   double weight_decay = 0;                    ///< `params.weight_decay`, ≥ 0
   bool adam_w_mode = true;      ///< `params.adam_w_mode`; false gives type Adam L2 decay; AdamW ignores it
-  bool bias_correction = true;  ///< `params.bias_correction`; Adam and AdamW
-  double momentum = 0;          ///< `params.momentum`, ≥ 0; SGD
+  bool bias_correction = true;  ///< `params.bias_correction`; Adam, AdamW and LAMB
+  double momentum = 0;          ///< `params.momentum`, ≥ 0; SGD and LARS
   bool nesterov = false;        ///< `params.nesterov`; SGD, needs momentum > 0
   double lr_decay = 0;          ///< `params.lr_decay`, ≥ 0; Adagrad
-  double initial_accumulator_value = 0;  ///< `params.initial_accumulator_value`, ≥ 0; Adagrad
+  double initial_accumulator_value = 0;     ///< `params.initial_accumulator_value`, ≥ 0; Adagrad
+  double max_coeff = 10, min_coeff = 0.01;  ///< `params.max_coeff`, `.min_coeff`, ≥ 0; of Lamb's trust ratio
+  double normalize_above = 0;  ///< `params.normalize_above`, ≥ 0; NVLamb divides gradients by their global
+                               ///< norm where that is larger
+  double trust_coefficient = 1e-3;  ///< `params.trust_coefficient`, ≥ 0; LARS
+  bool clip = false;                ///< `params.clip`; LARS: at most lr, as LARC
 
   /// Whether anything is kept per element beside the weights.
   bool keeps_states() const { return type != OptimizerType::sgd || momentum > 0; }

@@ -43,6 +43,8 @@ void finish_rule(OptimizerRule& rule, const Value& params, const Given& given) {
     rule.weight_decay = 0.01;
   if (rule.nesterov && rule.momentum == 0)
     params.error("nesterov needs a momentum above 0; set momentum or drop nesterov");
+  if (rule.min_coeff > rule.max_coeff)
+    params.error("min_coeff ", rule.min_coeff, " is above max_coeff ", rule.max_coeff);
 }
 
 Key<Config> optimizer_key() {

@@ -110,7 +110,24 @@ std::vector<Entry> optimizers() {
        {.type = adagrad, .lr = 1e-2, .eps = 1e-10},
        {number("lr_decay", &Rule::lr_decay, "0.01"),
         number("initial_accumulator_value", &Rule::initial_accumulator_value, "0.1"),
-        number("eps", &Rule::eps, "1e-6"), no_amsgrad(), fp32_states()}}};
+        number("eps", &Rule::eps, "1e-6"), no_amsgrad(), fp32_states()}},
+      {"Lamb",
+       {.type = lamb},
+       {betas(), number("eps", &Rule::eps, "1e-6"), flag("bias_correction", &Rule::bias_correction),
+        number("max_coeff", &Rule::max_coeff, "5.0"), number("min_coeff", &Rule::min_coeff, "0.1"),
+        without_effect(refused<Rule>("eps_inside_sqrt", "true", "eps stands outside of the root", is_false)),
+        no_amsgrad()}},
+      {"NVLamb",
+       {.type = nvlamb},
+       {betas(), number("eps", &Rule::eps, "1e-6"), flag("bias_correction", &Rule::bias_correction),
+        number("normalize_above", &Rule::normalize_above, "1.0"), no_amsgrad()}},
+      {"LARS",
+       {.type = lars, .momentum = 0.9},
+       {number("momentum", &Rule::momentum, "0.8"), number("eps", &Rule::eps, "1e-6"),
+        number("trust_coefficient", &Rule::trust_coefficient, "0.02"), flag("clip", &Rule::clip),
+        without_effect(refused<Rule>("nesterov", "true", "LARS has plain momentum", is_false)),
+        without_effect(
+            refused<Rule>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)))}}};
 }
 
 const std::vector<Entry>& entries() {
@@ -132,9 +149,9 @@ const Entry& entry_of(OptimizerType type) {
 
 // Optimizers that DeepSpeed or PyTorch would accept by name.
 const std::vector<std::string> foreign_types = {
-    "Lamb",     "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam",     "MuAdamW",
-    "MuSGD",    "Muon",       "RMSprop",    "NAdam",       "RAdam",      "Adamax",
-    "Adadelta", "ASGD",       "Rprop",      "LBFGS",       "SparseAdam", "Adafactor"};
+    "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam",     "MuAdamW",  "MuSGD",
+    "Muon",       "RMSprop",    "NAdam",       "RAdam",      "Adamax",   "Adadelta",
+    "ASGD",       "Rprop",      "LBFGS",       "SparseAdam", "Adafactor"};
 
 std::vector<std::string> names() {
   std::vector<std::string> out;

@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "base/cpu_isa.h"
 #include "device/meta.h"
 #include "engine/update_staging.h"
 #include "optim/device_update.h"
@@ -22,6 +23,15 @@ Optimizer::Optimizer(const config::Optimizer& config, std::uint64_t seed, GroupO
     if (known == rules_.end()) rules_.push_back(rule);
   }
   hyper_ = used_ = configured_;
+}
+
+UpdateView UpdateView::part(std::int64_t from, std::int64_t to) const {
+  const auto range = [&](const tensor::Tensor& x) {
+    return x.defined() ? x.range(from - begin, to - begin) : tensor::Tensor();
+  };
+  UpdateView out{segment, from, range(parameters), range(gradients), range(masters), {}};
+  for (const tensor::Tensor& moment : moments) out.moments.push_back(range(moment));
+  return out;
 }
 
 std::vector<double> Optimizer::rates_of(const std::vector<optim::Hyper>& groups) {
@@ -127,6 +137,28 @@ void for_each_run(const UpdateView& view, const sharding::Piece& piece, const Vi
 
 }  // namespace
 
+template <class Visit>
+void Optimizer::for_each_span(const UpdateView& view, double factor, const Visit& visit) const {
+  const sharding::SegmentLayout& layout = view.segment->layout();
+  for (const sharding::Piece& piece : layout.pieces(view.begin, view.end())) {
+    const autograd::Parameter& parameter = *layout.parameters()[piece.slot];
+    const std::size_t group = group_of(parameter);
+    const optim::Hyper& hyper = used_[group];
+    const bool normalizes = hyper.type == config::OptimizerType::nvlamb && norm_ > hyper.normalize_above;
+    for_each_run(view, piece, [&](const sharding::Piece& run, std::int64_t first_element) {
+      optim::SpanUpdate span = span_of(view, run, normalizes ? factor / norm_ : factor);
+      span.first_element = first_element;
+      if (optim::measures(rules_[static_cast<std::size_t>(rule_of_group_[group])]))
+        span.trust = norms_.trust(parameter, hyper);
+      visit(group, parameter, span);
+    });
+  }
+}
+
+bool Optimizer::measures() const {
+  return std::any_of(rules_.begin(), rules_.end(), optim::measures);
+}
+
 struct Optimizer::OnGpu {
   explicit OnGpu(device::CudaDevice& device) : check(device), staging(device) {}
   optim::FiniteCheck check;
@@ -145,18 +177,9 @@ bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& k
       UpdateStaging::book(device, view);
     return true;
   }
-  const auto for_each_span = [&](const UpdateView& part, const auto& visit) {
-    const sharding::SegmentLayout& layout = part.segment->layout();
-    for (const sharding::Piece& piece : layout.pieces(part.begin, part.begin + part.gradients.numel()))
-      for_each_run(part, piece, [&](const sharding::Piece& run, std::int64_t first_element) {
-        optim::SpanUpdate span = span_of(part, run, factor);
-        span.first_element = first_element;
-        visit(group_of(*layout.parameters()[run.slot]), span);
-      });
-  };
   const auto by_processor = [&](const UpdateView& part) {
     bool finite = true;
-    for_each_span(part, [&](std::size_t group, const optim::SpanUpdate& span) {
+    for_each_span(part, factor, [&](std::size_t group, const auto&, const optim::SpanUpdate& span) {
       finite = optim::update(span, used_[group], steps_, device.arena()) && finite;
     });
     return finite;
@@ -165,11 +188,47 @@ bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& k
   OnGpu& gpu = on_gpu(device);
   if (UpdateStaging::by_processor(*view.segment)) return gpu.staging.run(by_processor);
   std::map<std::size_t, std::vector<optim::SpanUpdate>> by_group;  // a kernel takes spans of one Hyper
-  for_each_span(view,
-                [&](std::size_t group, const optim::SpanUpdate& span) { by_group[group].push_back(span); });
+  for_each_span(view, factor, [&](std::size_t group, const auto&, const optim::SpanUpdate& span) {
+    by_group[group].push_back(span);
+  });
   for (const auto& [group, spans] : by_group) optim::update(spans, used_[group], steps_, device, gpu.check);
   if (view.segment->parameters().stored()) device.synchronize();  // the store is going to read them
   return true;
+}
+
+void Optimizer::measure(const UpdateView& view, double factor, tensor::Kernels& kernels) {
+  device::Device& device = kernels.device();
+  const bool on_gpu_side = device::stands_for(device) == device::Kind::cuda;
+  const bool by_processor = on_gpu_side && UpdateStaging::by_processor(*view.segment);
+  if (device.kind() == device::Kind::meta) {
+    if (on_gpu_side && !by_processor) optim::book_measure(device, view.moments.size());
+    return;
+  }
+  const auto measure = [&](const UpdateView& all) {
+    const sharding::Segment::Range counted = ParameterNorms::counted(*all.segment);
+    const std::int64_t begin = std::max(counted.begin, all.begin), end = std::min(counted.end, all.end());
+    if (begin >= end) return true;
+    for_each_span(
+        all.part(begin, end), factor,
+        [&](std::size_t group, const autograd::Parameter& parameter, const optim::SpanUpdate& span) {
+          optim::NormSums& sums = norms_.of(parameter);
+          if (by_processor)
+            optim::measure_with(cpu_isa(), span, used_[group], steps_, device.arena(), sums);
+          else
+            optim::measure(span, used_[group], steps_, kernels, sums);
+        });
+    return true;
+  };
+  if (by_processor)
+    on_gpu(device).staging.run(measure, false);
+  else
+    measure(view);
+}
+
+void Optimizer::share_norms(sharding::ShardedModel& model, device::Device& device) {
+  norms_.share(model, device, [&](const sharding::Segment& segment) {
+    return optim::measures(rules_[static_cast<std::size_t>(segment.key().rule)]);
+  });
 }
 
 void Optimizer::announce(const UpdateView& view, const device::Event& ready, tensor::Kernels& kernels) {

@@ -8,6 +8,7 @@
 #include "config/config.h"
 #include "device/stream.h"
 #include "engine/parameter_groups.h"
+#include "engine/parameter_norms.h"
 #include "optim/description.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
@@ -23,6 +24,10 @@ struct UpdateView {
   std::int64_t begin = 0;
   tensor::Tensor parameters, gradients, masters;
   std::vector<tensor::Tensor> moments;
+
+  std::int64_t end() const { return begin + gradients.numel(); }
+  /// Flat elements [from, to) of it.
+  UpdateView part(std::int64_t from, std::int64_t to) const;
 };
 
 /// Applies update rules (optim/), one for each parameter group, to the flat segments that this rank updates.
@@ -62,9 +67,12 @@ class Optimizer {
   std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps) { steps_ = steps; }
 
+  /// Some rule asks for norms of whole parameters, and maybe of all gradients, before it updates anything.
+  bool measures() const;
   /// Opens the next update, for which the rates of this moment hold; update() is then called once for every
-  /// element.
-  void begin_step() { ++steps_, used_ = hyper_; }
+  /// element. `norm`: of all gradients, as they are multiplied with update()'s factor; for rules that
+  /// measure.
+  void begin_step(double norm = 0) { ++steps_, used_ = hyper_, norm_ = norm; }
   /// Takes begin_step() back while nothing was updated yet.
   void abandon_step() { --steps_; }
   /// lr() of the last begin_step().
@@ -73,9 +81,14 @@ class Optimizer {
   /// them lie there, else by the processor. False when an updated weight or moment is NaN or infinite, as far
   /// as that is known at once.
   bool update(const UpdateView& view, double factor, tensor::Kernels& kernels);
-  /// Says that `view` is updated after those announced before it, with gradients that are complete, and
-  /// parameters that work no longer reads, from `ready` on: beside a GPU its states begin to come to the
-  /// processor. Its tensors last until end_series().
+  /// Of rules that measure, before the first update() of such a rule: every view that update() is going to
+  /// have, with the same factor. Changes nothing.
+  void measure(const UpdateView& view, double factor, tensor::Kernels& kernels);
+  /// All has been measured: what update() takes is known. Collective over all ranks of the model.
+  void share_norms(sharding::ShardedModel& model, device::Device& device);
+  /// Says that `view` is updated, or measured, after those announced before it, with gradients that are
+  /// complete, and parameters that work no longer reads, from `ready` on: beside a GPU its states begin to
+  /// come to the processor. Its tensors last until end_series().
   void announce(const UpdateView& view, const device::Event& ready, tensor::Kernels& kernels);
   /// Work that the device is given from now on sees what was updated so far.
   void join();
@@ -90,6 +103,9 @@ class Optimizer {
   static std::vector<double> rates_of(const std::vector<optim::Hyper>& groups);
   std::size_t group_of(const autograd::Parameter& parameter) const;
   optim::SpanUpdate span_of(const UpdateView& view, const sharding::Piece& piece, double factor) const;
+  /// Calls visit(parameter group, parameter, span) for what is updated at once of each parameter in the view.
+  template <class Visit>
+  void for_each_span(const UpdateView& view, double factor, const Visit& visit) const;
   OnGpu& on_gpu(device::Device& device);
 
   std::vector<optim::Hyper> configured_;    ///< by group
@@ -100,6 +116,8 @@ class Optimizer {
   std::uint64_t seed_;
   std::vector<std::optional<double>> own_lr_;
   std::int64_t steps_ = 0;
+  double norm_ = 0;  ///< of the open step's gradients
+  ParameterNorms norms_;
   std::shared_ptr<OnGpu> gpu_;  ///< what updates on or beside a GPU need; null on CPUs
 };
 

@@ -1,5 +1,6 @@
 #include "engine/step_update.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -24,9 +25,17 @@ StepUpdate::~StepUpdate() {
   parts_.model.set_finish_changes(nullptr);
 }
 
+namespace {
+bool measures(const config::Optimizer& optimizer) {
+  return optim::measures(optim::describe(optimizer)) ||
+         std::any_of(optimizer.groups.begin(), optimizer.groups.end(),
+                     [](const auto& group) { return optim::measures(optim::describe(group)); });
+}
+}  // namespace
+
 bool StepUpdate::may_begin_early(const config::Config& config) {
   return config.gradient_clipping <= 0 && config.precision.compute == DType::bf16 &&
-         !config.precision.check_grad_overflow &&
+         !config.precision.check_grad_overflow && !measures(config.optimizer) &&
          config.zero.offload_optimizer.device != config::OffloadDevice::none;
 }
 
@@ -84,10 +93,10 @@ bool StepUpdate::finish(double mean_loss, std::int64_t step, StepReport& report,
   }
   if (!decided()) {
     if (!pipeline_.under_way()) pipeline_.begin(parts_.optimizer, std::nullopt);
-    parts_.optimizer.begin_step();
+    const double clipping = parts_.config.gradient_clipping;
+    parts_.optimizer.begin_step(report.grad_norm * optim::clip_factor(report.grad_norm, clipping));
     taken_up_ = true;
-    pipeline_.decide(
-        rest * optim::gradient_factor(report.grad_norm, report.loss_scale, parts_.config.gradient_clipping));
+    pipeline_.decide(rest * optim::gradient_factor(report.grad_norm, report.loss_scale, clipping));
   }
   if (!late) return pipeline_.finish(), true;
   late_step_ = step;

@@ -43,26 +43,41 @@ std::size_t bytes_through(const offload::Store* store, std::span<const UpdateChu
 
 UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::StateSources& sources,
                                const UpdatePipelineOptions& options)
-    : model_(model),
-      kernels_(sources.kernels),
-      options_(options),
-      order_(model.trainable_segments()),
-      chunks_(cut_update(order_, options_.sub_group_size, options_.rules)),
-      plan_(plan_update(chunks_, options.buffer_count, options.pipeline_read, options.pipeline_write)) {
+    : model_(model), kernels_(sources.kernels), options_(options), order_(model.trainable_segments()) {
   for (const optim::Description& rule : options_.rules) {
-    const bool passes = std::all_of(rule.phases.begin(), rule.phases.end(),
-                                    [](optim::Phase phase) { return phase == optim::Phase::elementwise; });
+    const bool passes = std::all_of(rule.phases.begin(), rule.phases.end(), [](optim::Phase phase) {
+      return phase == optim::Phase::elementwise || phase == optim::Phase::parameter_norms;
+    });
     if (!passes || rule.gradient != optim::Gradient::reduced)
       fail(ErrorKind::config, "optimizer ", rule.type,
            " needs more than passes over elements with reduced gradients, which this build does not run yet: "
            "choose another");
   }
+  make_plan();
   const auto stored =
       std::count_if(chunks_.begin(), chunks_.end(), [](const UpdateChunk& c) { return c.stored; });
   const int count = static_cast<int>(std::min<std::int64_t>(options.buffer_count, stored));
   add_lane(sources.optimizer_store, count);
   if (sources.parameter_store != sources.optimizer_store) add_lane(sources.parameter_store, count);
   stages_.resize(static_cast<std::size_t>(count));
+}
+
+/// Chunks, and what is done to them, in the order of the segments. Those of rules with fewer phases come
+/// first, so that chunks are updated in their order.
+void UpdatePipeline::make_plan() {
+  std::stable_sort(order_.begin(), order_.end(), [&](const Segment* a, const Segment* b) {
+    const auto phases = [&](const Segment* s) {
+      return options_.rules[static_cast<std::size_t>(s->key().rule)].phases.size();
+    };
+    return phases(a) < phases(b);
+  });
+  chunks_ = cut_update(order_, options_.sub_group_size, options_.rules);
+  plan_ = plan_update(chunks_, options_.buffer_count, options_.pipeline_read, options_.pipeline_write,
+                      options_.rules);
+  passes_.clear();
+  for (std::size_t i = 0; i < plan_.size(); ++i)
+    if (plan_[i].op == UpdateInstruction::Op::update || plan_[i].op == UpdateInstruction::Op::measure)
+      passes_.push_back(i);
 }
 
 void UpdatePipeline::add_lane(offload::Store* store, int count) {
@@ -126,24 +141,34 @@ const device::Event* UpdatePipeline::ready(const Segment& segment, bool wait) {
   return step_->all_complete ? &*step_->all_complete : nullptr;
 }
 
-/// Tells the optimizer of all chunks up to this one. False when that has to wait for gradients, and may not.
-bool UpdatePipeline::announce(std::size_t chunk, bool wait) {
-  for (; step_->announced <= chunk; ++step_->announced) {
-    const UpdateChunk& next = chunks_[step_->announced];
+/// Tells the optimizer of all passes up to this one. False when that has to wait for gradients, and may not.
+bool UpdatePipeline::announce(std::size_t pass, bool wait) {
+  for (; step_->announced <= pass; ++step_->announced) {
+    const UpdateInstruction& instruction = plan_[passes_[step_->announced]];
+    const UpdateChunk& next = chunks_[instruction.chunk];
     const device::Event* from = ready(*next.segment, wait);
     if (!from) return false;
-    const auto instruction = std::find_if(
-        plan_.begin() + static_cast<std::ptrdiff_t>(step_->next), plan_.end(),
-        [&](const auto& i) { return i.op == UpdateInstruction::Op::update && i.chunk == step_->announced; });
-    step_->optimizer.announce(bind(next, instruction->buffer), *from, kernels_);
+    step_->optimizer.announce(bind(next, instruction.buffer), *from, kernels_);
   }
   return true;
 }
 
+/// The one that is made now, and the next, which comes meanwhile.
+void UpdatePipeline::announce_pass() {
+  const std::size_t pass = step_->passed++;
+  announce(pass, true);
+  if (pass + 1 < passes_.size()) announce(pass + 1, false);
+}
+
+void UpdatePipeline::measure(const UpdateView& view) {
+  announce_pass();
+  const device::TraceRange range("measure", view.segment->name());
+  step_->optimizer.measure(view, *step_->factor, kernels_);
+}
+
 void UpdatePipeline::update(std::size_t index, const UpdateView& view) {
   const UpdateChunk& chunk = chunks_[index];
-  announce(index, true);
-  if (index + 1 < chunks_.size()) announce(index + 1, false);  // comes while this one is updated
+  announce_pass();
   ++step_->updated;
   const device::TraceRange range("update", chunk.segment->name());
   if (!step_->optimizer.update(view, *step_->factor, kernels_))
@@ -190,6 +215,10 @@ void for_each_stored(const UpdateChunk& chunk, const UpdateView& view, const Vis
 /// False when that would have to wait, and may not.
 bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
   using Op = UpdateInstruction::Op;
+  if (instruction.op == Op::norms) {
+    if (wait) step_->optimizer.share_norms(model_, kernels_.device());
+    return wait;
+  }
   const UpdateChunk& chunk = chunks_[instruction.chunk];
   // On a GPU backward is queued far ahead: the thread goes on with that rather than wait for gradients.
   const auto complete = [&] {
@@ -201,6 +230,7 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
   if (instruction.buffer < 0) {
     if (!complete()) return false;
     const UpdateView view = bind(chunk, instruction.buffer);
+    if (instruction.op == Op::measure) return measure(view), true;
     update(instruction.chunk, view);
     if (step_->late) model_.changed(*chunk.segment, chunk.begin, view.parameters, chunk.last);
     return true;
@@ -213,6 +243,10 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
       for_each_stored(chunk, stage.view, [&](StateBuffer& state, const Tensor& to) {
         stage.reads.push_back(state.read(chunk.begin, to));
       });
+      return true;
+    case Op::measure:
+      if (!complete() || !ended(stage.reads, wait)) return false;
+      measure(stage.view);
       return true;
     case Op::update:
       if (!complete() || !ended(stage.reads, wait)) return false;
@@ -275,6 +309,12 @@ void UpdatePipeline::finish() {
 
 void UpdatePipeline::leave() {
   require(decided(), "an update can only be left for later after it began");
+  // All ranks come by here, and so to what measuring adds up over them.
+  const auto norms = std::find_if(plan_.rbegin(), plan_.rend(), [](const UpdateInstruction& i) {
+    return i.op == UpdateInstruction::Op::norms;
+  });
+  for (const auto end = static_cast<std::size_t>(plan_.rend() - norms); step_->next < end; ++step_->next)
+    perform(plan_[step_->next], true);
   step_->late = true;
   step_->unpublished.clear();  // each unit is published when its turn comes
   if (!step_->all_complete) step_->all_complete = now(kernels_.device());
@@ -350,8 +390,7 @@ void UpdatePipeline::follow_completion() {
                    [&](const Segment* a, const Segment* b) { return place(a) < place(b); });
   if (order == order_) return;
   order_ = std::move(order);
-  chunks_ = cut_update(order_, options_.sub_group_size, options_.rules);
-  plan_ = plan_update(chunks_, options_.buffer_count, options_.pipeline_read, options_.pipeline_write);
+  make_plan();
 }
 
 void UpdatePipeline::abandon() noexcept {

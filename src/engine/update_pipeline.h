@@ -34,7 +34,8 @@ struct UpdatePipelineOptions {
 class UpdatePipeline {
  public:
   /// Takes its buffers, if any state lives on NVMe: host memory, as many bytes as buffer_bytes() says. Throws
-  /// Error{config} for a rule of other phases than passes over elements, which are planned and not run yet.
+  /// Error{config} for a rule that takes whole matrices, or exchanges between replicas: these are planned and
+  /// not run yet.
   UpdatePipeline(sharding::ShardedModel& model, const sharding::StateSources& sources,
                  const UpdatePipelineOptions& options);
 
@@ -104,7 +105,8 @@ class UpdatePipeline {
     std::optional<double> factor;
     std::size_t next = 0;                         ///< instruction
     std::int64_t updated = 0;                     ///< chunks
-    std::size_t announced = 0;                    ///< chunks that the optimizer was told of
+    std::size_t announced = 0;                    ///< passes that the optimizer was told of
+    std::size_t passed = 0;                       ///< passes that it has made
     std::vector<Complete> complete{};             ///< in the order of their completion
     std::optional<device::Event> all_complete{};  ///< the point from which on all are
     std::vector<sharding::Segment*> unpublished{};
@@ -118,8 +120,11 @@ class UpdatePipeline {
   void end_late(bool wait);
   bool perform(const UpdateInstruction& instruction, bool wait);
   const device::Event* ready(const sharding::Segment& segment, bool wait);
-  bool announce(std::size_t chunk, bool wait);
+  void make_plan();
+  bool announce(std::size_t pass, bool wait);
+  void announce_pass();
   void update(std::size_t chunk, const UpdateView& view);
+  void measure(const UpdateView& view);
   void publish(sharding::Segment& segment);
   void follow_completion();
 
@@ -129,6 +134,7 @@ class UpdatePipeline {
   std::vector<sharding::Segment*> order_;
   std::vector<UpdateChunk> chunks_;
   std::vector<UpdateInstruction> plan_;
+  std::vector<std::size_t> passes_;  ///< of the plan: where chunks are measured and updated
   std::size_t buffer_bytes_ = 0;
   std::vector<Lane> lanes_;
   std::vector<Stage> stages_;  ///< by buffer; go before the lanes' memory, as their destructors wait

@@ -54,17 +54,12 @@ namespace {
 /// What is done once for a whole segment in a phase.
 UpdateInstruction::Op op_of(optim::Phase phase) {
   using Op = UpdateInstruction::Op;
-  switch (phase) {
-    case optim::Phase::parameter_norms:
-      return Op::norms;
-    case optim::Phase::whole_parameters:
-      return Op::whole;
-    case optim::Phase::exchange:
-      return Op::exchange;
-    case optim::Phase::elementwise:
-      break;
-  }
-  return Op::update;
+  return phase == optim::Phase::exchange ? Op::exchange : Op::whole;
+}
+
+/// A pass over all elements, chunk by chunk.
+bool passes(optim::Phase phase) {
+  return phase == optim::Phase::elementwise || phase == optim::Phase::parameter_norms;
 }
 
 /// One phase of an update's plan, behind those before it.
@@ -74,19 +69,20 @@ class PhasePlanner {
                std::vector<UpdateInstruction>& plan)
       : chunks_(chunks), phase_(phase), buffers_(static_cast<std::size_t>(buffers)), plan_(plan) {
     for (std::size_t i = 0; i < chunks.size(); ++i)
-      if (chunks[i].stored && of(chunks[i]) == optim::Phase::elementwise) stored_.push_back(i);
+      if (const auto own = of(chunks[i]); chunks[i].stored && own && passes(*own)) stored_.push_back(i);
   }
 
   void run(std::size_t ahead, bool pipeline_write) {
     for (std::size_t i = 0; i < chunks_.size(); ++i) {
       const std::optional<optim::Phase> phase = of(chunks_[i]);
       if (!phase) continue;
-      if (phase != optim::Phase::elementwise) {
+      const Op op = *phase == optim::Phase::parameter_norms ? Op::measure : Op::update;
+      if (!passes(*phase)) {
         if (chunks_[i].last) plan_.push_back({op_of(*phase), i, -1, phase_});
       } else if (!chunks_[i].stored) {
-        plan_.push_back({Op::update, i, -1, phase_});
+        plan_.push_back({op, i, -1, phase_});
       } else {
-        pass(i, ahead, pipeline_write);
+        pass(i, op, ahead, pipeline_write);
       }
     }
   }
@@ -98,11 +94,12 @@ class PhasePlanner {
     return phase < chunk.phases.size() ? std::optional(chunk.phases[phase]) : std::nullopt;
   }
   int buffer_of(std::size_t position) const { return static_cast<int>(position % buffers_); }
-  void pass(std::size_t chunk, std::size_t ahead, bool pipeline_write) {
+  void pass(std::size_t chunk, Op op, std::size_t ahead, bool pipeline_write) {
     for (; read_ < stored_.size() && read_ <= position_ + ahead; ++read_)
       plan_.push_back({Op::read, stored_[read_], buffer_of(read_), phase_});
     const int buffer = buffer_of(position_++);
-    plan_.push_back({Op::update, chunk, buffer, phase_});
+    plan_.push_back({op, chunk, buffer, phase_});
+    if (op == Op::measure) return;
     plan_.push_back({Op::write, chunk, buffer, phase_});
     if (!pipeline_write) plan_.push_back({Op::wait_written, chunk, buffer, phase_});
   }
@@ -118,8 +115,10 @@ class PhasePlanner {
 }  // namespace
 
 std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers,
-                                           bool pipeline_read, bool pipeline_write) {
+                                           bool pipeline_read, bool pipeline_write,
+                                           std::span<const optim::Description> rules) {
   std::size_t phases = 0;
+  for (const optim::Description& rule : rules) phases = std::max(phases, rule.phases.size());
   for (const UpdateChunk& chunk : chunks) {
     require(buffers >= 1 || !chunk.stored, "offload_optimizer.buffer_count must be at least 1, not ",
             buffers);
@@ -128,9 +127,15 @@ std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, 
   // One buffer is being updated, and with pipeline_write one more is being written.
   const int ahead = pipeline_read ? std::max(0, buffers - 1 - (pipeline_write && buffers > 2 ? 1 : 0)) : 0;
   std::vector<UpdateInstruction> plan;
-  for (std::size_t phase = 0; phase < phases; ++phase)
+  for (std::size_t phase = 0; phase < phases; ++phase) {
     PhasePlanner(chunks, static_cast<int>(phase), buffers, plan)
         .run(static_cast<std::size_t>(ahead), pipeline_write);
+    const auto measures = [&](const optim::Description& rule) {
+      return phase < rule.phases.size() && rule.phases[phase] == optim::Phase::parameter_norms;
+    };
+    if (std::any_of(rules.begin(), rules.end(), measures))
+      plan.push_back({UpdateInstruction::Op::norms, chunks.size(), -1, static_cast<int>(phase)});
+  }
   return plan;
 }
 

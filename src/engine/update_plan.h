@@ -34,10 +34,11 @@ std::vector<UpdateChunk> cut_update(const std::vector<sharding::Segment*>& segme
 struct UpdateInstruction {
   enum class Op : std::uint8_t {
     read,
-    update,  ///< one pass over the elements
+    measure,  ///< a pass over the elements that changes nothing
+    update,   ///< one pass over the elements
     write,
     wait_written,
-    norms,    ///< norms of the segment's parameters, over the ranks that share them
+    norms,    ///< what has been measured is added up over all ranks; of no chunk
     whole,    ///< whole parameters of the segment, by lease
     exchange  ///< between the replicas of the segment
   } op;
@@ -48,10 +49,13 @@ struct UpdateInstruction {
 };
 
 /// The update of one step as data. The phases of each chunk's rule follow each other, those of the same
-/// number together. A pass over elements is the offload pipeline (Rajbhandari et al. 2021, ZeRO-Infinity,
-/// §5.2.2): while chunk i is updated, the next ones are being read (`pipeline_read`) and earlier ones written
-/// (`pipeline_write`), as far as `buffers` go. Pure.
+/// number together. What is measured is added up once, behind all passes of the phase: also where no chunk
+/// here is of such a rule, as other ranks may have some. A pass over elements is the offload pipeline
+/// (Rajbhandari et al. 2021, ZeRO-Infinity, §5.2.2): while chunk i is updated, the next ones are being read
+/// (`pipeline_read`) and earlier ones written
+/// (`pipeline_write`), as far as `buffers` go. `rules`: of the whole model. Pure.
 std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers,
-                                           bool pipeline_read, bool pipeline_write);
+                                           bool pipeline_read, bool pipeline_write,
+                                           std::span<const optim::Description> rules = {});
 
 }  // namespace sherd::engine

@@ -17,21 +17,6 @@ bool with_gpu(const sharding::StateBuffer& state) {
   return state.tier() == Tier::device;
 }
 
-Tensor range_of(const Tensor& x, std::int64_t begin, std::int64_t end) {
-  return x.defined() ? x.range(begin, end) : Tensor();
-}
-
-UpdateView part_of(const UpdateView& view, std::int64_t begin, std::int64_t end) {
-  UpdateView part;
-  part.segment = view.segment;
-  part.begin = view.begin + begin;
-  part.parameters = view.parameters.range(begin, end);
-  part.gradients = view.gradients.range(begin, end);
-  part.masters = range_of(view.masters, begin, end);
-  for (const Tensor& moment : view.moments) part.moments.push_back(moment.range(begin, end));
-  return part;
-}
-
 }  // namespace
 
 UpdateStaging::UpdateStaging(device::CudaDevice& device, std::int64_t part_elements)
@@ -60,7 +45,7 @@ void UpdateStaging::announce(const UpdateView& view, const Event& ready) {
   const std::int64_t all = view.gradients.numel();
   for (std::int64_t at = 0; at < all; at += part_elements_) {
     const std::int64_t end = std::min(all, at + part_elements_);
-    parts_.push_back({part_of(view, at, end), {}, ready, nullptr, end == all});
+    parts_.push_back({view.part(view.begin + at, view.begin + end), {}, ready, nullptr, end == all});
   }
   fetch_ahead();
 }
@@ -118,14 +103,14 @@ void UpdateStaging::send(const Part& part) {
   part.slot->sent = sending_.record();
 }
 
-bool UpdateStaging::run(const std::function<bool(const UpdateView&)>& update) {
+bool UpdateStaging::run(const std::function<bool(const UpdateView&)>& update, bool changes) {
   const device::TraceRange range("offload", parts_.empty() ? "" : parts_.front().there.segment->name());
   bool finite = true, last = parts_.empty();
   while (!last) {
     const Part part = parts_.front();
     part.slot->fetched.wait(device_.deadline(), "the gradients' way to the host");
     finite = update(part.staged) && finite;
-    send(part);
+    if (changes) send(part);
     last = part.last;
     parts_.pop_front();
     --fetched_;

@@ -30,8 +30,8 @@ class UpdateStaging {
   void announce(const UpdateView& view, const device::Event& ready);
   /// Calls `update` for consecutive parts of the earliest announced view that was not updated, all of whose
   /// tensors the processor can then read and write; returns with new parameters on their way. False when a
-  /// call returned false.
-  bool run(const std::function<bool(const UpdateView&)>& update);
+  /// call returned false. `changes` false: the calls only read, and nothing goes back.
+  bool run(const std::function<bool(const UpdateView&)>& update, bool changes = true);
   /// Work that the compute stream is given from now on sees the parameters updated so far.
   void join();
   /// join(), and forgets what was announced and not updated; its memory goes back.

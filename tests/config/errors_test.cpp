@@ -137,14 +137,21 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     OptimizerAndScheduler, Mistakes,
     testing::Values(
-        Mistake{"{\"optimizer\": {\"params\": {}}}",
-                "run.json:1: optimizer: needs a \"type\"; this build has Adam, AdamW, SGD, Lion and Adagrad"},
-        Mistake{"{\"optimizer\": {\"type\": \"Lamb\"}}",
-                "run.json:1: optimizer.type: \"Lamb\" is not in this build; use one of Adam, AdamW, SGD, "
-                "Lion and Adagrad"},
+        Mistake{
+            "{\"optimizer\": {\"params\": {}}}",
+            "run.json:1: optimizer: needs a \"type\"; this build has Adam, AdamW, SGD, Lion, Adagrad, Lamb, "
+            "NVLamb and LARS"},
+        Mistake{"{\"optimizer\": {\"type\": \"Muon\"}}",
+                "run.json:1: optimizer.type: \"Muon\" is not in this build; use one of Adam, AdamW, SGD, "
+                "Lion, Adagrad, Lamb, NVLamb and LARS"},
+        Mistake{R"({"optimizer": {"type": "Lamb", "params": {"min_coeff": 20}}})",
+                "run.json:1: optimizer.params: min_coeff 20 is above max_coeff 10"},
+        Mistake{R"({"optimizer": {"type": "Lamb", "params": {"eps_inside_sqrt": true}}})",
+                "run.json:1: optimizer.params.eps_inside_sqrt: Sherd does not support true here: eps stands "
+                "outside of the root"},
         Mistake{"{\"optimizer\": {\"type\": \"Adamm\"}}",
-                "run.json:1: optimizer.type: \"Adamm\" is none of Adam, AdamW, SGD, Lion, Adagrad; did you "
-                "mean \"Adam\"?"},
+                "run.json:1: optimizer.type: \"Adamm\" is none of Adam, AdamW, SGD, Lion, Adagrad, Lamb, "
+                "NVLamb, LARS; did you mean \"Adam\"?"},
         Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"max_grad_norm\": 1.0}}}",
                 "run.json:1: optimizer.params.max_grad_norm: Sherd does not support 1.0 here: clip with the "
                 "top-level "

@@ -350,6 +350,14 @@ TEST(UpdateRule, DescribesItself) {
   Hyper adagrad = config::default_rule(OptimizerType::adagrad);
   adagrad.initial_accumulator_value = 0.25;
   EXPECT_EQ(describe(adagrad), elementwise("Adagrad", {{"sum", 0.25}}));
+  for (const auto& [type, states] :
+       {std::pair(OptimizerType::lamb, std::vector<State>{{"exp_avg"}, {"exp_avg_sq"}}),
+        {OptimizerType::nvlamb, {{"exp_avg"}, {"exp_avg_sq"}}},
+        {OptimizerType::lars, {{"momentum_buffer"}}}}) {
+    Description measured = elementwise(config::name_of(type), states);
+    measured.phases = {Phase::parameter_norms, Phase::elementwise};
+    EXPECT_EQ(describe(config::default_rule(type)), measured);
+  }
 }
 
 template <class... R>

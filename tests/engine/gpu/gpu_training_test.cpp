@@ -91,6 +91,22 @@ TEST_F(GpuTraining, has_the_same_bits_wherever_its_states_are) {
   }
 }
 
+/// Rules that measure parameters: on the GPU by its kernels, off it by the processor.
+TEST_F(GpuTraining, measures_the_same_bits_wherever_its_states_are) {
+  for (const char* moments : {"bf16", "fp32"}) {
+    RunSpec spec = on_gpu();
+    spec.stage = 2, spec.steps = 3, spec.moments = moments;
+    spec.optimizer = R"("type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.1})";
+    spec.groups = R"([{"match": "*mlp*", "type": "LARS", "lr": 0.05}, {"match": "*bias", "type": "AdamW"}])";
+    const RunResult expected = train_local(spec);
+    EXPECT_NE(expected.losses.front(), expected.losses.back());
+    for (const char* place : {"cpu", "nvme"}) {
+      spec.offload_optimizer = place, spec.nvme_path = folder.path();
+      EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << moments << ", optimizer on " << place;
+    }
+  }
+}
+
 /// Ranks that share one card where there are no more: their tensors are read in place.
 TEST_F(GpuTraining, has_the_same_bits_at_every_stage_on_several_ranks) {
   for (const int ranks : {2, 4}) {

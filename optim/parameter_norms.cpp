@@ -1,0 +1,141 @@
+#include "optim/parameter_norms.h"
+
+#include <array>
+#include <cstring>
+#include <mutex>
+
+#include "device/cuda.h"
+#include "optim/cuda/dispatch.h"
+#include "optim/description.h"
+#include "optim/device_update.h"
+#include "optim/split_master.h"
+
+namespace sherd::optim {
+namespace {
+
+using device::Category;
+using tensor::Tensor;
+
+/// Elements of the copies: that stay in a core's cache; that are made in a GPU's memory.
+constexpr std::int64_t piece = 2048, piece_on_gpu = std::int64_t{1} << 20;
+
+template <class Pointer>
+Pointer moved(Pointer base, std::int64_t elements, DType dtype) {
+  if (!base) return nullptr;
+  using Byte =
+      std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const std::byte, std::byte>;
+  return reinterpret_cast<Pointer>(reinterpret_cast<Byte*>(base) +
+                                   elements * static_cast<std::int64_t>(size_of(dtype)));
+}
+
+/// Elements [begin, begin + n) of `span`.
+SpanUpdate part_of(const SpanUpdate& span, std::int64_t begin, std::int64_t n) {
+  SpanUpdate out = span;
+  out.master = moved(span.master, begin, DType::f32);
+  out.low = moved(span.low, begin, DType::u16);
+  out.grad = moved(span.grad, begin, span.grad_dtype);
+  for (void*& moment : out.moments) moment = moved(moment, begin, span.moment_dtype);
+  out.param = moved(span.param, begin, span.param_dtype);
+  out.first_element += begin;
+  out.n = n;
+  return out;
+}
+
+/// As `part`, with everything that an update writes elsewhere: fp32 weights in `weights`, alone, and moments.
+SpanUpdate copied(const SpanUpdate& part, float* weights, const std::array<void*, 2>& moments) {
+  SpanUpdate out = part;
+  out.master = weights, out.low = nullptr, out.param = nullptr, out.param_dtype = DType::f32;
+  for (std::size_t i = 0; i < moments.size(); ++i)
+    if (part.moments[i]) out.moments[i] = moments[i];
+  out.measures = true;
+  return out;
+}
+
+/// Sums of squares of blocks of 64, in the order of Kernels::sum_of_squares(): eight lanes, then pairs.
+void add_squares(const float* x, std::int64_t n, tensor::ExactSum& sum) {
+  std::array<double, piece / 64> blocks;
+  std::size_t count = 0;
+  for (std::int64_t first = 0; first < n; first += 64, ++count) {
+    double lane[8] = {};
+    const std::int64_t end = std::min<std::int64_t>(n - first, 64);
+    for (std::int64_t i = 0; i < end; ++i) {
+      const double value = x[first + i];
+      lane[i % 8] += value * value;
+    }
+    for (int width = 4; width >= 1; width /= 2)
+      for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+    blocks[count] = lane[0];
+  }
+  sum.add(std::span(blocks).first(count));
+}
+
+void measure_on_gpu(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, tensor::Kernels& kernels,
+                    NormSums& sums) {
+  device::Device& device = kernels.device();
+  const std::int64_t most = std::min(span.n, piece_on_gpu);
+  const Tensor weights = Tensor::empty(device, {most}, DType::f32, Category::workspace);
+  std::array<Tensor, 2> moments;
+  for (std::size_t i = 0; i < moments.size(); ++i)
+    if (span.moments[i]) moments[i] = Tensor::empty(device, {most}, span.moment_dtype, Category::workspace);
+  FiniteCheck unused(device);
+  for (std::int64_t at = 0; at < span.n; at += most) {
+    const SpanUpdate part = part_of(span, at, std::min(most, span.n - at));
+    const auto bytes = [&](DType dtype) { return static_cast<std::size_t>(part.n) * size_of(dtype); };
+    if (part.low)
+      join_on_gpu(device, part.param, part.low, weights.data<float>(), part.n);
+    else
+      device.copy(weights.raw(), part.master, bytes(DType::f32));
+    for (std::size_t i = 0; i < moments.size(); ++i)
+      if (part.moments[i]) device.copy(moments[i].raw(), part.moments[i], bytes(part.moment_dtype));
+    const Tensor here = weights.range(0, part.n);
+    kernels.sum_of_squares(here, sums.weight);
+    const SpanUpdate copy = copied(part, weights.data<float>(),
+                                   {moments[0].defined() ? moments[0].raw() : nullptr,
+                                    moments[1].defined() ? moments[1].raw() : nullptr});
+    update(std::span(&copy, 1), hyper, step, device, unused);
+    kernels.sum_of_squares(here, sums.measured);
+  }
+}
+
+}  // namespace
+
+void measure_with(CpuIsa isa, const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena,
+                  NormSums& sums) {
+  std::mutex mutex;  // guards `sums`; the order of additions does not show in an exact sum
+  arena.parallel_for(span.n, 16 * piece, [&](std::int64_t begin, std::int64_t end) {
+    alignas(64) float weights[piece];
+    alignas(64) float moments[2][piece];
+    NormSums mine;
+    for (std::int64_t at = begin; at < end; at += piece) {
+      const SpanUpdate part = part_of(span, at, std::min(piece, end - at));
+      const auto bytes = [&](DType dtype) { return static_cast<std::size_t>(part.n) * size_of(dtype); };
+      if (part.low)
+        join_master_with(isa, part.param, part.low, weights, part.n, arena);
+      else
+        std::memcpy(weights, part.master, bytes(DType::f32));
+      for (std::size_t i = 0; i < 2; ++i)
+        if (part.moments[i]) std::memcpy(moments[i], part.moments[i], bytes(part.moment_dtype));
+      add_squares(weights, part.n, mine.weight);
+      update_with(isa, copied(part, weights, {moments[0], moments[1]}), hyper, step, arena);
+      add_squares(weights, part.n, mine.measured);
+    }
+    const std::lock_guard lock(mutex);
+    sums.weight.add(mine.weight);
+    sums.measured.add(mine.measured);
+  });
+}
+
+void book_measure(device::Device& device, std::size_t states) {
+  std::vector<Tensor> all;
+  for (std::size_t i = 0; i < 1 + states; ++i)
+    all.push_back(Tensor::empty(device, {piece_on_gpu}, DType::f32, Category::workspace));
+}
+
+void measure(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, tensor::Kernels& kernels,
+             NormSums& sums) {
+  if (span.n > 0 && on_gpu(kernels.device(), span.grad))
+    return measure_on_gpu(span, hyper, step, kernels, sums);
+  measure_with(cpu_isa(), span, hyper, step, kernels.device().arena(), sums);
+}
+
+}  // namespace sherd::optim

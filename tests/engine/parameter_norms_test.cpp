@@ -1,0 +1,108 @@
+// Rules that measure whole parameters before they update them (LAMB, LARS): the same bits wherever a
+// parameter's parts lie, and beside rules that do not. What they compute is judged by LongOracle.
+#include <gtest/gtest.h>
+
+#include "support/equality.h"
+#include "support/temp_folder.h"
+
+namespace sherd::test {
+namespace {
+
+using sherd::testing::TempFolder;
+
+/// Blocks by NVLAMB and AdamW, what lies outside by LAMB, biases and norms by LARS.
+RunSpec mixed(int stage, int ranks) {
+  RunSpec spec;
+  spec.stage = stage, spec.ranks = ranks, spec.steps = 6, spec.tied = false, spec.accumulation = 2;
+  spec.optimizer = R"("type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.1})";
+  spec.groups = R"([{"match": ["*.bias", "*norm*"], "type": "LARS", "lr": 0.05},
+                    {"match": "*mlp*", "type": "AdamW", "lr": 0.003},
+                    {"match": "*attention*", "type": "NVLamb", "lr": 0.01}])";
+  return spec;
+}
+
+TEST(ParameterNorms, ReplicasAndStagesGiveTheSameBits) {
+  const RunResult two = train_local(mixed(2, 2));
+  ASSERT_NE(two.losses.front(), two.losses.back());
+  for (const int stages : {2, 3}) {
+    RunSpec spec = mixed(2, 2 * stages);
+    spec.pipeline = stages;
+    EXPECT_TRUE(train_local(spec).bits() == two.bits()) << stages << " stages";
+    spec.stage = 3;
+    EXPECT_TRUE(train_local(spec).bits() == two.bits()) << stages << " stages, ZeRO 3";
+  }
+  RunSpec whole = mixed(3, 4);
+  whole.accumulation = 1;
+  const RunResult expected = train_local(whole);
+  for (const int shard_size : {1, 2})
+    for (const int stage : {0, 1, 3}) {
+      RunSpec spec = whole;
+      spec.shard_size = shard_size, spec.stage = stage;
+      EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << shard_size << ", stage " << stage;
+    }
+}
+
+/// A table that two stages hold is measured once.
+TEST(ParameterNorms, TiedTablesOfStagesCountOnce) {
+  RunSpec spec = mixed(2, 2);
+  spec.tied = true, spec.pipeline = 2;
+  const RunResult two = train_local(spec);
+  spec.pipeline = 4, spec.ranks = 4, spec.layers = 4;
+  RunSpec other = spec;
+  other.pipeline = 2, other.ranks = 2;
+  EXPECT_TRUE(train_local(spec).bits() == train_local(other).bits());
+  RunSpec one = mixed(2, 1);
+  one.tied = true;
+  const RunResult alone = train_local(one);
+  for (std::size_t step = 0; step < alone.losses.size(); ++step)
+    EXPECT_NEAR(two.losses[step], alone.losses[step], 2e-2 * alone.losses[step]) << step;
+}
+
+TEST(ParameterNorms, SlicesOfTensorRanksAreMeasuredTogether) {
+  RunSpec spec = mixed(2, 1);
+  spec.dtype = "fp32", spec.dropout = 0;
+  const RunResult alone = train_local(spec);
+  for (const bool sequence : {false, true}) {
+    RunSpec sliced = spec;
+    sliced.ranks = sliced.tensor = 2, sliced.sequence_parallel = sequence;
+    const RunResult two = train_local(sliced);
+    for (std::size_t step = 0; step < alone.losses.size(); ++step)
+      EXPECT_NEAR(two.losses[step], alone.losses[step], 1e-5 * alone.losses[step]) << step;
+  }
+}
+
+TEST(ParameterNorms, LateUpdatesOnNvmeReadStatesTwice) {
+  const TempFolder folder;
+  RunSpec spec = mixed(3, 2);
+  const RunResult expected = train_local(spec);
+  spec.offload_param = spec.offload_optimizer = "nvme", spec.nvme_path = folder.path().string();
+  spec.offload_param_extra = R"(, "max_in_cpu": 0, "buffer_count": 2)", spec.sub_group = 4096;
+  spec.recompute = "full";
+  for (const char* schedule : {"accumulate", "layered"})
+    for (const char* buffers : {R"(, "buffer_count": 1)", R"(, "buffer_count": 5)"}) {
+      spec.schedule = schedule, spec.offload_extra = buffers;
+      EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << schedule << buffers;
+    }
+  RunSpec adam = mixed(1, 1), lamb = adam;
+  adam.groups.clear(), lamb.groups.clear();
+  adam.optimizer = R"("type": "AdamW", "params": {"lr": 0.01})";
+  adam.offload_optimizer = lamb.offload_optimizer = "nvme";
+  adam.nvme_path = lamb.nvme_path = folder.path().string();
+  const auto read = [](const RunSpec& run) { return static_cast<double>(train_local(run).io.read); };
+  EXPECT_NEAR(read(lamb), 2 * read(adam), 0.05 * read(lamb));
+}
+
+/// Nothing of it can begin before all gradients are there.
+TEST(ParameterNorms, NoUpdateBeginsBesideBackward) {
+  const TempFolder folder;
+  RunSpec spec = mixed(2, 2);
+  spec.clipping = 0, spec.check_overflow = false;
+  const RunResult expected = train_local(spec);
+  for (const char* tier : {"cpu", "nvme"}) {
+    spec.offload_optimizer = tier, spec.nvme_path = folder.path().string();
+    EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << tier;
+  }
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -106,7 +106,8 @@ void Board::barrier(const Call& call) {
   wait(
       shared.met, [&] { return shared.completed.load(std::memory_order_acquire) >= number; },
       [&] {
-        return Waited{call, missing(), deadline};
+        const bool late = deadline.passed();  // first: who comes meanwhile is not missing
+        return Waited{call, missing(), deadline, late};
       });
 }
 
@@ -148,7 +149,7 @@ bool Board::may_hear_more(const std::vector<int>& missing, const Deadline& deadl
 }
 
 std::string Board::diagnose(const Waited& waited, bool slow_checks) {
-  const auto& [call, missing, deadline] = waited;
+  const auto& [call, missing, deadline, late] = waited;
   for (const int r : missing) {
     if (r == rank_) continue;
     if (slot(r).departed.load(std::memory_order_acquire))
@@ -159,7 +160,7 @@ std::string Board::diagnose(const Waited& waited, bool slow_checks) {
                  ": its process ended while rank ", in_group(rank_), " waited for it in ", describe(call),
                  "; see that rank's own output");
   }
-  if (!deadline.passed() || may_hear_more(missing, deadline)) return "";
+  if (!late || may_hear_more(missing, deadline)) return "";
   return cat(name(), ": ", describe(call), ": ", say_late(missing),
              "; raise parallel.timeout_seconds if the work in between takes that long");
 }

@@ -99,6 +99,7 @@ class Board final : public Health {
     const Call& call;
     std::vector<int> missing;
     Deadline deadline;
+    bool late = deadline.passed();  ///< when `missing` was looked for
   };
   /// Sleeps until done() is true. Woken through `word`; looks at what waited() says from time to time.
   template <class Done, class WaitedFor>

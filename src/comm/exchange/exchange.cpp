@@ -14,12 +14,13 @@ Board::Waited waited_for(const std::vector<Call*>& transfers) {
   const auto first = *std::min_element(transfers.begin(), transfers.end(),
                                        [&](const Call* a, const Call* b) { return at(a) < at(b); });
   const Deadline deadline = first->deadline->get();
+  const bool late = deadline.passed();
   std::vector<int> peers;
   for (const Call* transfer : transfers)
-    if (!deadline.passed() || transfer->deadline->get().passed()) peers.push_back(transfer->peer);
+    if (!late || transfer->deadline->get().passed()) peers.push_back(transfer->peer);
   std::sort(peers.begin(), peers.end());
   peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-  return {*first, std::move(peers), deadline};
+  return {*first, std::move(peers), deadline, late};
 }
 
 }  // namespace
@@ -116,7 +117,7 @@ void Exchange::await_messages(const std::function<bool()>& ready, const std::vec
     if (ready()) return;
     if (!pauses.every(64)) continue;
     const auto waited = waited_for(active);
-    messages_->check_peers(waited.missing, waited.call, waited.deadline, grace);
+    messages_->check_peers(waited.missing, waited.call, waited.late, grace);
   }
 }
 

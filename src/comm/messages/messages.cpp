@@ -150,13 +150,14 @@ void Messages::wait_until(const Call& call, const Done& done) {
     before = open_.size();
     if (!pauses.every(64) && !deadline.passed()) continue;
     check_calls();
+    const bool late = deadline.passed();
     std::vector<int> peers = calls_.absent(call_number_);
     for (const Message& message : open_)
       for (int r = 0; r < topology_->size(); ++r)
         if (r == message.peer || (message.peer < 0 && r != topology_->rank())) peers.push_back(r);
     std::sort(peers.begin(), peers.end());
     peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-    check_peers(peers, call, deadline, grace);
+    check_peers(peers, call, late, grace);
   }
 }
 
@@ -190,7 +191,7 @@ void Messages::check_calls() {
     if (const std::string wrong = ring->check(); !wrong.empty()) fail_and_throw(wrong);
 }
 
-void Messages::check_peers(const std::vector<int>& peers, const Call& call, const Deadline& deadline,
+void Messages::check_peers(const std::vector<int>& peers, const Call& call, bool late,
                            std::optional<Deadline>& grace) {
   if (board_->failed()) board_->throw_failure();
   std::string why;
@@ -201,7 +202,7 @@ void Messages::check_peers(const std::vector<int>& peers, const Call& call, cons
     fail_and_throw(cat("rank ", peer, " ", why, " while rank ", topology_->rank(), " waited for it in ",
                        describe(call), "; see that rank's own output"));
   }
-  if (deadline.passed())
+  if (late)
     fail_and_throw(cat(describe(call), ": ", name_ranks(peers), " did not come within ", timeout_seconds_,
                        " s, while rank ", topology_->rank(),
                        " waited; raise parallel.timeout_seconds if the work in between takes that long"));

@@ -69,14 +69,24 @@ void add_squares(const float* x, std::int64_t n, tensor::ExactSum& sum) {
   sum.add(std::span(blocks).first(count));
 }
 
+/// Room for what an update writes of a part of a span, in a GPU's memory.
+struct Copies {
+  Copies(device::Device& device, std::int64_t elements, DType moment_dtype, std::size_t states)
+      : most(std::min(elements, piece_on_gpu)),
+        weights(Tensor::empty(device, {most}, DType::f32, Category::workspace)) {
+    for (std::size_t i = 0; i < states; ++i)
+      moments[i] = Tensor::empty(device, {most}, moment_dtype, Category::workspace);
+  }
+  std::int64_t most;
+  Tensor weights;
+  std::array<Tensor, 2> moments;
+};
+
 void measure_on_gpu(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, tensor::Kernels& kernels,
                     NormSums& sums) {
   device::Device& device = kernels.device();
-  const std::int64_t most = std::min(span.n, piece_on_gpu);
-  const Tensor weights = Tensor::empty(device, {most}, DType::f32, Category::workspace);
-  std::array<Tensor, 2> moments;
-  for (std::size_t i = 0; i < moments.size(); ++i)
-    if (span.moments[i]) moments[i] = Tensor::empty(device, {most}, span.moment_dtype, Category::workspace);
+  const Copies copies(device, span.n, span.moment_dtype, describe(hyper).states.size());
+  const auto& [most, weights, moments] = copies;
   FiniteCheck unused(device);
   for (std::int64_t at = 0; at < span.n; at += most) {
     const SpanUpdate part = part_of(span, at, std::min(most, span.n - at));
@@ -125,10 +135,8 @@ void measure_with(CpuIsa isa, const SpanUpdate& span, const Hyper& hyper, std::i
   });
 }
 
-void book_measure(device::Device& device, std::size_t states) {
-  std::vector<Tensor> all;
-  for (std::size_t i = 0; i < 1 + states; ++i)
-    all.push_back(Tensor::empty(device, {piece_on_gpu}, DType::f32, Category::workspace));
+void book_measure(device::Device& device, std::int64_t elements, DType moment_dtype, std::size_t states) {
+  const Copies booked(device, elements, moment_dtype, states);
 }
 
 void measure(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, tensor::Kernels& kernels,

@@ -23,8 +23,8 @@ void measure(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, tens
 void measure_with(CpuIsa isa, const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena,
                   NormSums& sums);
 
-/// Takes the memory that measure() does on a GPU, of a rule with so many states, and gives it back: for a
-/// device that only tracks it.
-void book_measure(device::Device& device, std::size_t states);
+/// Takes the memory that measure() does on a GPU for a span of `elements` with `states` moments, and gives it
+/// back: for a device that only tracks it.
+void book_measure(device::Device& device, std::int64_t elements, DType moment_dtype, std::size_t states);
 
 }  // namespace sherd::optim

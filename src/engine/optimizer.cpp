@@ -201,7 +201,11 @@ void Optimizer::measure(const UpdateView& view, double factor, tensor::Kernels& 
   const bool on_gpu_side = device::stands_for(device) == device::Kind::cuda;
   const bool by_processor = on_gpu_side && UpdateStaging::by_processor(*view.segment);
   if (device.kind() == device::Kind::meta) {
-    if (on_gpu_side && !by_processor) optim::book_measure(device, view.moments.size());
+    std::int64_t most = 0;
+    for (const sharding::Piece& piece : view.segment->layout().pieces(view.begin, view.end()))
+      most = std::max(most, piece.count);
+    if (on_gpu_side && !by_processor && most > 0)
+      optim::book_measure(device, most, view.moments.front().dtype(), view.moments.size());
     return;
   }
   const auto measure = [&](const UpdateView& all) {

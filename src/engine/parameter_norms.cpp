@@ -22,7 +22,7 @@ std::vector<std::uint64_t> ParameterNorms::gather_names(comm::Communicator& rank
                                                         device::Device& device) const {
   std::vector<std::int64_t> names;
   for (const auto& [name, parameter] : mine_) names.push_back(static_cast<std::int64_t>(name));
-  if (ranks.size() > 1) {
+  if (ranks.size() > 1 && device.kind() != device::Kind::meta) {  // peers of a dry run know the same ones
     const comm::CallOptions options{.label = "names of measured parameters", .scalar = true};
     const auto gather = [&](const std::vector<std::int64_t>& each) {
       const auto count = static_cast<std::int64_t>(each.size());
@@ -44,7 +44,6 @@ std::vector<std::uint64_t> ParameterNorms::gather_names(comm::Communicator& rank
 
 void ParameterNorms::share(sharding::ShardedModel& model, device::Device& device,
                            const std::function<bool(const Segment&)>& measured) {
-  if (device.kind() == device::Kind::meta) return;
   if (names_.empty()) {
     for (const Segment* segment : model.trainable_segments()) {
       if (!measured(*segment)) continue;

@@ -264,6 +264,17 @@ TEST(EstimateOfGroups, OfTwoRules) {
     }
 }
 
+/// States come twice a step, and norms travel.
+TEST(EstimateOfGroups, OfRulesThatMeasure) {
+  Shape shape;
+  shape.groups = R"([{"match": "blocks.1.*", "type": "Lamb"}, {"match": "*.weight", "type": "LARS"}])";
+  for (const char* optimizer : {"none", "nvme"}) {
+    shape.stage = 3, shape.ranks = 2, shape.optimizer = optimizer;
+    SCOPED_TRACE(shape.name());
+    expect_alike(shape);
+  }
+}
+
 TEST(EstimateForGpus, DiffersFromCpusInWorkspaceAndStagingAlone) {
   for (const char* optimizer : {"none", "cpu"}) {
     Shape shape;

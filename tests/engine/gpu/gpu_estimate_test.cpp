@@ -31,7 +31,7 @@ TEST(GpuEstimate, is_what_a_run_books) {
     SCOPED_TRACE(optimizer);
     const config::Config config = config::parse_text(cat(
         R"({"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": )", rows,
-        R"(, "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": ")",
+        R"(, "optimizer": {"type": "AdamW", "groups": [{"match": "*up*", "type": "Lamb"}]}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": ")",
         optimizer, R"(", "nvme_path": ")", folder.path().string(), R"("}}, "device": {"type": "cuda"},
         "model": {"type": "gpt2", "vocab_size": )",
         vocab, R"(, "seq_length": )", seq, R"(, "hidden_size": )", hidden, R"(, "num_layers": )", layers,

@@ -72,7 +72,7 @@ class Optimizer {
   /// Opens the next update, for which the rates of this moment hold; update() is then called once for every
   /// element. `norm`: of all gradients, as they are multiplied with update()'s factor; for rules that
   /// measure.
-  void begin_step(double norm = 0) { ++steps_, used_ = hyper_, norm_ = norm; }
+  void begin_step(double norm = 0) { ++steps_, used_ = hyper_, norm_ = norm, norms_.begin(); }
   /// Takes begin_step() back while nothing was updated yet.
   void abandon_step() { --steps_; }
   /// lr() of the last begin_step().

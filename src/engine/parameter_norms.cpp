@@ -69,7 +69,6 @@ void ParameterNorms::share(sharding::ShardedModel& model, device::Device& device
   for_each_of_mine([&](const autograd::Parameter* parameter, const auto& weight, const auto& update) {
     norms_[parameter] = {std::sqrt(weight.value()), std::sqrt(update.value())};
   });
-  sums_.clear();
 }
 
 double ParameterNorms::trust(const autograd::Parameter& parameter, const optim::Hyper& hyper) const {

@@ -17,6 +17,8 @@ class ParameterNorms {
   /// Elements of the segment whose squares this rank adds, [begin, end): its shard, where it is the first of
   /// those that hold it.
   static sharding::Segment::Range counted(const sharding::Segment& segment);
+  /// Opens a step: forgets what one that was abandoned has measured.
+  void begin() { sums_.clear(); }
   /// To which they are added, of the step under way.
   optim::NormSums& of(const autograd::Parameter& parameter) { return sums_[&parameter]; }
   /// Adds up the sums over all ranks that hold parts of the model, of the parameters in segments that

@@ -96,6 +96,15 @@ TEST(ParameterNorms, LateUpdatesOnNvmeReadStatesTwice) {
   EXPECT_NEAR(read(lamb), 2 * read(adam), 0.05 * read(lamb));
 }
 
+TEST(ParameterNorms, AnAbandonedStepLeavesNothing) {
+  engine::ParameterNorms norms;
+  const autograd::Parameter parameter;
+  norms.of(parameter).weight.add(4.0);
+  EXPECT_EQ(norms.of(parameter).weight.value(), 4);
+  norms.begin();
+  EXPECT_EQ(norms.of(parameter).weight.value(), 0);
+}
+
 /// Nothing of it can begin before all gradients are there.
 TEST(ParameterNorms, NoUpdateBeginsBesideBackward) {
   const TempFolder folder;

@@ -57,10 +57,17 @@ void add_squares(const float* x, std::int64_t n, tensor::ExactSum& sum) {
   std::size_t count = 0;
   for (std::int64_t first = 0; first < n; first += 64, ++count) {
     double lane[8] = {};
-    const std::int64_t end = std::min<std::int64_t>(n - first, 64);
-    for (std::int64_t i = 0; i < end; ++i) {
-      const double value = x[first + i];
-      lane[i % 8] += value * value;
+    if (n - first >= 64) {  // with as many turns as the compiler knows
+      for (int turn = 0; turn < 8; ++turn)
+        for (int i = 0; i < 8; ++i) {
+          const double value = x[first + 8 * turn + i];
+          lane[i] += value * value;
+        }
+    } else {
+      for (std::int64_t i = 0; first + i < n; ++i) {
+        const double value = x[first + i];
+        lane[i % 8] += value * value;
+      }
     }
     for (int width = 4; width >= 1; width /= 2)
       for (int i = 0; i < width; ++i) lane[i] += lane[i + width];

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,17 +9,19 @@
 
 namespace sherd::optim {
 
+/// Which replicas hold what of a state.
+enum class Held : std::uint8_t {
+  by_all,         ///< all have the same values
+  by_each,        ///< each has values of its own
+  by_one_of_them  ///< each element has one replica that holds it, as many for each
+};
+
 /// A tensor that a rule keeps per element beside the masters, in the dtype of the configuration's moments.
 struct State {
   std::string name;    ///< as in checkpoints: "exp_avg"
   double initial = 0;  ///< of every element before the first step
+  Held held = Held::by_all;
   bool operator==(const State&) const = default;
-};
-
-/// The gradient that a rule takes.
-enum class Gradient : std::uint8_t {
-  reduced,  ///< the mean over all data-parallel ranks
-  local     ///< this replica's own
 };
 
 /// What an update does, in order.
@@ -26,17 +29,26 @@ enum class Phase : std::uint8_t {
   elementwise,       ///< one pass over the elements, see SpanUpdate
   parameter_norms,   ///< norms of each logical parameter, from a pass that changes nothing (LAMB, LARS)
   whole_parameters,  ///< whole matrices, by lease (Muon)
-  exchange           ///< an exchange between replicas (1-bit Adam)
+  compress,          ///< one pass over momentum that replicas are to exchange (1-bit Adam)
+  exchange           ///< replicas agree on that momentum
 };
 
 /// What the engine must know of an optimizer to keep its states and run its update.
 struct Description {
   std::string type;           ///< as in the configuration: "AdamW"
-  std::vector<State> states;  ///< in the order of SpanUpdate::moments
-  Gradient gradient = Gradient::reduced;
+  std::vector<State> states;  ///< those held by all are SpanUpdate::moments, and come first
   std::vector<Phase> phases = {Phase::elementwise};
+  /// After so many steps replicas no longer agree on gradients: each takes its own, and they exchange
+  /// compressed momentum (1-bit Adam). None: never.
+  std::optional<std::int64_t> freeze_step{};
   bool operator==(const Description&) const = default;
+
+  /// Whether it is so in step number `step`, which counts from 1.
+  bool exchanges_momentum(std::int64_t step) const { return freeze_step && step > *freeze_step; }
 };
+
+/// What an update of replicas does that exchange momentum.
+inline constexpr Phase momentum_phases[] = {Phase::compress, Phase::exchange, Phase::elementwise};
 
 /// Of the rule that `hyper` names: Adam keeps "exp_avg" and "exp_avg_sq", SGD with momentum
 /// "momentum_buffer", plain SGD nothing.

@@ -19,28 +19,6 @@ using tensor::Tensor;
 /// Elements of the copies: that stay in a core's cache; that are made in a GPU's memory.
 constexpr std::int64_t piece = 2048, piece_on_gpu = std::int64_t{1} << 20;
 
-template <class Pointer>
-Pointer moved(Pointer base, std::int64_t elements, DType dtype) {
-  if (!base) return nullptr;
-  using Byte =
-      std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const std::byte, std::byte>;
-  return reinterpret_cast<Pointer>(reinterpret_cast<Byte*>(base) +
-                                   elements * static_cast<std::int64_t>(size_of(dtype)));
-}
-
-/// Elements [begin, begin + n) of `span`.
-SpanUpdate part_of(const SpanUpdate& span, std::int64_t begin, std::int64_t n) {
-  SpanUpdate out = span;
-  out.master = moved(span.master, begin, DType::f32);
-  out.low = moved(span.low, begin, DType::u16);
-  out.grad = moved(span.grad, begin, span.grad_dtype);
-  for (void*& moment : out.moments) moment = moved(moment, begin, span.moment_dtype);
-  out.param = moved(span.param, begin, span.param_dtype);
-  out.first_element += begin;
-  out.n = n;
-  return out;
-}
-
 /// As `part`, with everything that an update writes elsewhere: fp32 weights in `weights`, alone, and moments.
 SpanUpdate copied(const SpanUpdate& part, float* weights, const std::array<void*, 2>& moments) {
   SpanUpdate out = part;

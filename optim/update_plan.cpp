@@ -84,7 +84,7 @@ void check(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
   check_masters(span);
   require(span.grad, "optim::update: the span has no gradient");
   const std::vector<State> states = describe(hyper).states;
-  for (std::size_t i = 0; i < states.size(); ++i)
+  for (std::size_t i = 0; i < states.size() && states[i].held == Held::by_all; ++i)
     require(span.moments[i], "optim::update: the span has no ", states[i].name);
 }
 
@@ -115,7 +115,7 @@ UpdatePlan plan_span(const SpanUpdate& span, const Hyper& hyper, std::int64_t st
   if (span.n == 0) return plan;
   plan.grad = grad_index(span), plan.master = master_index(span), plan.moment = moment_index(span);
   with_rule(hyper, Rules{}, [&]<class Rule>(const Rule&) {
-    plan.rule = Rule::make(hyper, step, {span.decay, span.trust, span.measures});
+    plan.rule = Rule::make(hyper, step, {span.decay, span.trust, span.measures, span.agreed});
   });
   plan.factor = static_cast<float>(span.grad_factor);
   plan.largest_weight = largest_weight(span.param_dtype);

@@ -51,7 +51,28 @@ Chunk chunk_of(const SpanUpdate& span, const UpdatePlan& plan, std::int64_t begi
   return chunk;
 }
 
+template <class Pointer>
+Pointer moved(Pointer base, std::int64_t elements, DType dtype) {
+  if (!base) return nullptr;
+  using Byte =
+      std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const std::byte, std::byte>;
+  return reinterpret_cast<Pointer>(reinterpret_cast<Byte*>(base) +
+                                   elements * static_cast<std::int64_t>(size_of(dtype)));
+}
+
 }  // namespace
+
+SpanUpdate part_of(const SpanUpdate& span, std::int64_t begin, std::int64_t n) {
+  SpanUpdate out = span;
+  out.master = moved(span.master, begin, DType::f32);
+  out.low = moved(span.low, begin, DType::u16);
+  out.grad = moved(span.grad, begin, span.grad_dtype);
+  for (void*& moment : out.moments) moment = moved(moment, begin, span.moment_dtype);
+  out.param = moved(span.param, begin, span.param_dtype);
+  out.first_element += begin;
+  out.n = n;
+  return out;
+}
 
 bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena) {
   return update_with(cpu_isa(), span, hyper, step, arena);

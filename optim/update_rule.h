@@ -36,7 +36,11 @@ struct SpanUpdate {
   bool decay = true;               ///< false: weight decay leaves this span alone
   double trust = 1;                ///< trust_ratio() of the parameter, for rules that take one
   bool measures = false;           ///< what trust_ratio() takes a norm of comes in place of the weight
+  bool agreed = false;             ///< momentum comes in place of the gradient (optim/one_bit.h)
 };
+
+/// Elements [begin, begin + n) of `span`.
+SpanUpdate part_of(const SpanUpdate& span, std::int64_t begin, std::int64_t n);
 
 /// One fused pass: gradient·factor → moments → master → 16-bit copy. `step` counts from 1. The formulas are
 /// those of optim/rules/, in fp32 with one rounding per operation, in the order written there (g:

@@ -34,14 +34,14 @@ Gradients::~Gradients() = default;
 
 void Gradients::add(Segment& segment) {
   segments_.push_back(&segment);
-  for (const Reducer& reducer : reducers_)
-    if (reducer.serves(segment.groups())) return;
-  reducers_.emplace_back(segment.groups(), kernels_, options_, complete_, stats_);
+  reducer_of(segment);
 }
 
 Reducer& Gradients::reducer_of(const Segment& segment) {
-  return *std::find_if(reducers_.begin(), reducers_.end(),
-                       [&](const Reducer& reducer) { return reducer.serves(segment.groups()); });
+  const RankGroups groups = segment.gradient_groups();
+  for (Reducer& reducer : reducers_)
+    if (reducer.serves(groups)) return reducer;
+  return reducers_.emplace_back(groups, kernels_, options_, complete_, stats_);
 }
 
 bool Gradients::has_sum(const Segment& segment) const {
@@ -52,6 +52,7 @@ Gradients::Open Gradients::open(Segment& segment, ExchangePool& pool) {
   const bool fold = segment.folds_gradients() && options_.reduction == comm::Reduction::ordered;
   Open open;
   open.onto = has_sum(segment);
+  if (!open.onto) segment.keep_own_gradients(keeps_own_ && keeps_own_(segment));
   if (traffic_ && segment.gradients_staged()) open.full = open.sum = traffic_->open(segment, open.onto);
   // The first micro-batch of a step may write to where the sum forms; what is folded onto it comes from
   // elsewhere.
@@ -61,7 +62,7 @@ Gradients::Open Gradients::open(Segment& segment, ExchangePool& pool) {
   open.shared = open.in_place() && !fold;
   Turns& turns = turns_[&segment];
   // Sums have the order of the micro-batches: nobody folds before an earlier one is complete.
-  if (fold && kernels_.folds_gradients() && segment.groups().alone() && turns.opened == turns.closed)
+  if (fold && kernels_.folds_gradients() && segment.gradient_groups().alone() && turns.opened == turns.closed)
     open.fold = options_.rounding;
   open.turn = turns.opened++;
   if (!open.in_place() || !open.onto)
@@ -118,23 +119,33 @@ void Gradients::fill_missing() {
   for (Segment* segment : segments_) {
     if (has_sum(*segment)) continue;
     kernels_.fill(segment->gradients().tensor(), 0);
+    segment->keep_own_gradients(keeps_own_ && keeps_own_(*segment));
     summed_.push_back(segment);
   }
 }
 
 tensor::ExactSum Gradients::sum_of_squares() {
   fill_missing();
-  std::vector<Tensor> counted, copied;
+  std::vector<Tensor> counted, copied, own;
+  int replicas = 1;
   const comm::Communicator* copies = nullptr;
   for (const Segment* segment : segments_) {
     const RankGroups& groups = segment->groups();
-    if (groups.holder() == 0) counted.push_back(segment->own_gradients());
+    if (segment->keeps_own_gradients()) {
+      replicas = groups.replicas();
+      if (!groups.copies || groups.copies->rank() == 0) own.push_back(segment->own_gradients());
+    } else if (groups.holder() == 0) {
+      counted.push_back(segment->own_gradients());
+    }
     if (!groups.copies || groups.replica_index() > 0) continue;
     copied.push_back(segment->own_gradients());
     copies = groups.copies;
   }
   std::array<tensor::ExactSum, 3> sums;  // of all, of every copy, and of these if each were like the first
   kernels_.sum_of_squares(counted, sums[0]);
+  tensor::ExactSum of_own;
+  kernels_.sum_of_squares(own, of_own);
+  for (int i = 0; i < replicas; ++i) sums[0].add(of_own);
   if (model_ranks_.size() == 1) return sums[0];
   if (copies) {
     kernels_.sum_of_squares(copied, sums[1]);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,6 +28,9 @@ class Gradients {
   /// A segment that trains; in the order of units.
   void add(Segment& segment);
   const std::vector<Segment*>& segments() const { return segments_; }
+  /// Asked of each segment as the first of a step's micro-batches comes to it: whether replicas keep their
+  /// own sums, the same on all ranks. Never by default.
+  void set_keeps_own(std::function<bool(const Segment&)> keeps_own) { keeps_own_ = std::move(keeps_own); }
 
   // ---- a micro-batch ----
   /// Where a parameter's gradient of the micro-batch is: autograd::Parameter::grad_written,
@@ -62,9 +66,11 @@ class Gradients {
   std::vector<Segment*> take_complete() { return std::exchange(complete_, {}); }
 
   // ---- the step ----
-  /// The sum of squares of all gradients, exact, and so the same for any placement. Collective over all ranks
-  /// that hold parts of the model. Throws Error{usage} on all of them where tensor ranks have found different
-  /// gradients for what each of them holds whole: a model of one's own lacks a reduction.
+  /// The sum of squares of all gradients, exact, and so the same for any placement; where replicas keep their
+  /// own, which are sums over fewer ranks, the mean over replicas of what each would have if all were like
+  /// it. Collective over all ranks that hold parts of the model. Throws Error{usage} on all of them where
+  /// tensor ranks have found different gradients for what each of them holds whole: a model of one's own
+  /// lacks a reduction.
   tensor::ExactSum sum_of_squares();
   /// Adds up exact sums over these ranks. Collective. `label`: what they are.
   void sum_over_ranks(std::span<tensor::ExactSum> sums, const std::string& label);
@@ -97,7 +103,8 @@ class Gradients {
     std::int64_t opened = 0, closed = 0;
   };
   std::map<const Segment*, Turns> turns_;  ///< of this step
-  std::set<const Segment*> agreed_;        ///< closed for the step
+  std::function<bool(const Segment&)> keeps_own_;
+  std::set<const Segment*> agreed_;  ///< closed for the step
 };
 
 }  // namespace sherd::sharding

@@ -18,7 +18,7 @@ void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool 
   const int shards = segment.groups().shards();
   const bool summed = !full && shards == 1 && options_.reduction == comm::Reduction::native;
   if (summed && groups_.replica) return last ? submit_sum(segment) : void();  // where backward has written
-  if (segment.groups().alone()) {                                             // the one rank's fold
+  if (segment.gradient_groups().alone()) {                                    // the one rank's fold
     const Tensor from = full ? *full : own;
     if (full || (options_.rounding != own.dtype() && !summed))
       for (const auto& [begin, end] : apart)

@@ -48,14 +48,17 @@ Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> par
       own_begin_(key.groups.shard->rank() * layout_.shard()) {
   Placement compute = table.parameters;
   if (!parameters_sharded_) compute.tier = Tier::device;
-  parameters_ = make(sources, Category::parameters, compute, parameters_sharded_, true, "parameters");
+  parameters_ = make(sources, Category::parameters, compute, held(parameters_sharded_), true, "parameters");
   if (key_.trainable) {
     gradients_ = make(sources, Category::gradients, table.gradients,
-                      folds_gradients_ && key.groups.shards() > 1, true, "gradients");
+                      held(folds_gradients_ && key.groups.shards() > 1), true, "gradients");
     kernels_.fill(gradients_.tensor(), 0);
     if (master_form_ != MasterForm::in_parameters)
-      masters_ = make(sources, Category::optimizer, table.masters, optimizer_sharded_, false, "masters");
-    states_ = format.states;
+      masters_ =
+          make(sources, Category::optimizer, table.masters, held(optimizer_sharded_), false, "masters");
+    for (const optim::State& state : format.states)
+      if (state.held == optim::Held::by_all || (key.groups.replica && !key.groups.over_stages))
+        states_.push_back(state);
     make_moments(sources, table.moments);
   }
   draw_initial_values(seed);
@@ -63,8 +66,10 @@ Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> par
 
 void Segment::make_moments(const StateSources& sources, const Placement& placement) {
   for (const optim::State& state : states_) {
+    const Range range = state.held == optim::Held::by_one_of_them ? served() : held(optimizer_sharded_);
     StateBuffer& made = moments_.emplace_back(
-        make(sources, Category::optimizer, placement, optimizer_sharded_, false, state.name.c_str()));
+        make(sources, Category::optimizer, placement, range, false, state.name.c_str()));
+    if (range.begin == range.end) continue;
     if (!made.stored())
       kernels_.fill(made.tensor(), state.initial);
     else if (state.initial != 0)  // a new span is all zeros
@@ -73,10 +78,9 @@ void Segment::make_moments(const StateSources& sources, const Placement& placeme
 }
 
 StateBuffer Segment::make(const StateSources& sources, Category category, const Placement& placement,
-                          bool sharded, bool shared, const char* kind) {
+                          Range range, bool shared, const char* kind) {
   device::Device& device = kernels_.device();
-  const std::int64_t begin = sharded ? own_begin_ : 0;
-  const std::int64_t numel = sharded ? layout_.shard() : layout_.padded();
+  const std::int64_t begin = range.begin, numel = range.end - begin;
   const auto padding =
       static_cast<std::uint64_t>(numel - layout_.payload_in(begin, begin + numel)) * size_of(placement.dtype);
   if (placement.tier == Tier::nvme) {
@@ -90,6 +94,25 @@ StateBuffer Segment::make(const StateSources& sources, Category category, const 
                                    : device.allocate(bytes, category, placement.tier);
   return StateBuffer(device, Tensor::view_of(std::move(storage), 0, {numel}, placement.dtype), begin,
                      placement.tier, category, padding);
+}
+
+bool Segment::can_exchange_momentum() const {
+  return std::any_of(states_.begin(), states_.end(),
+                     [](const optim::State& state) { return state.held != optim::Held::by_all; });
+}
+
+Segment::Range Segment::served() const {
+  const std::int64_t all = update_end() - update_begin(), replicas = groups().replicas();
+  const std::int64_t each =
+      ((all + replicas - 1) / replicas + layout_alignment - 1) / layout_alignment * layout_alignment;
+  const std::int64_t begin = std::min(all, each * groups().replica_index());
+  return {update_begin() + begin, update_begin() + std::min(all, begin + each)};
+}
+
+RankGroups Segment::gradient_groups() const {
+  RankGroups groups = key_.groups;
+  if (own_gradients_only_) groups.replica = nullptr;
+  return groups;
 }
 
 namespace {

@@ -31,6 +31,10 @@ struct SegmentKey {
 /// A flat run of parameters of one unit with all model states that this rank holds of it.
 class Segment {
  public:
+  /// Flat elements [begin, end).
+  struct Range {
+    std::int64_t begin, end;
+  };
   /// Collective over the shard group where memory is shared with peers. Draws the initial values of what this
   /// rank holds, in small chunks, straight into the tier where they live.
   Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> parameters, const PlacementTable& table,
@@ -71,9 +75,19 @@ class Segment {
   /// parameters are the masters.
   const StateBuffer& masters() const { return masters_; }
   StateBuffer& masters() { return masters_; }
+  /// Replicas may exchange momentum in place of gradients: some of states() are not held by all of them.
+  bool can_exchange_momentum() const;
+  /// The part of the update range of which this replica holds what one of them does (optim::Held): elements
+  /// of the same number for each replica, a multiple of 64, as far as there are any.
+  Range served() const;
+  /// Gradients of the step under way are summed over the shard group alone, as replicas exchange momentum.
+  void keep_own_gradients(bool own) { own_gradients_only_ = own; }
+  bool keeps_own_gradients() const { return own_gradients_only_; }
+  /// Over which gradients of the step under way are summed.
+  RankGroups gradient_groups() const;
   /// What the optimizer keeps beside the masters, by name.
   const std::vector<optim::State>& states() const { return states_; }
-  /// The tensors of states(), of the update range; filled with their initial values at first.
+  /// The tensors of states(), of the update range, or of served(); filled with their initial values at first.
   const std::vector<StateBuffer>& moments() const { return moments_; }
   std::vector<StateBuffer>& moments() { return moments_; }
 
@@ -92,10 +106,6 @@ class Segment {
   /// Points the trainable parameters' gradients into `full`. With `fold`, operations may fold theirs, rounded
   /// so, into the lasting ones; `onto` what these hold (autograd::GradientSum).
   void attach_gradients(const Tensor& full, std::optional<DType> fold = {}, bool onto = false);
-  /// Flat elements [begin, end).
-  struct Range {
-    std::int64_t begin, end;
-  };
   /// Zeroes what no operation wrote, and clears the parameters' gradients. Returns the ranges whose gradients
   /// are where they were attached: all but those that operations have folded.
   std::vector<Range> close_gradients();
@@ -111,7 +121,10 @@ class Segment {
 
  private:
   StateBuffer make(const StateSources& sources, device::Category category, const Placement& placement,
-                   bool sharded, bool shared, const char* kind);
+                   Range range, bool shared, const char* kind);
+  Range held(bool sharded) const {
+    return sharded ? Range{own_begin(), own_end()} : Range{0, layout_.padded()};
+  }
   void make_moments(const StateSources& sources, const Placement& placement);
   void draw_initial_values(std::uint64_t seed);
 
@@ -126,6 +139,7 @@ class Segment {
   std::vector<optim::State> states_;
   std::vector<StateBuffer> moments_;
   std::vector<Arrival> arrivals_;
+  bool own_gradients_only_ = false;
 };
 
 }  // namespace sherd::sharding

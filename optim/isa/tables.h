@@ -53,17 +53,35 @@ struct SplitTable {
   void (*join)(const std::uint16_t* high, const std::uint16_t* low, float* master, std::int64_t n);
 };
 
+/// optim/one_bit.h over n elements, the signs of 64 to a word: bit i is 1 where element i is negative. Sums
+/// of squares are those of blocks of 64.
+struct OneBitTable {
+  void (*compress[grad_count])(const void* grad, float factor, float beta, float one_minus_beta,
+                               const float* momentum, float* error, std::uint64_t* signs, double* squares,
+                               std::int64_t n);
+  /// error += mean over `count` of ±scale; the signs of the result.
+  void (*average)(const std::uint64_t* const* signs, const float* scales, int count, float* error,
+                  std::uint64_t* result, double* squares, std::int64_t n);
+  void (*settle)(float* error, float scale, std::int64_t n);
+  /// The same where `variance` is above 0; elsewhere the error is 0.
+  void (*settle_masked)(float* error, const float* variance, float scale, std::int64_t n);
+  void (*expand)(const std::uint64_t* signs, float scale, float* out, std::int64_t n);
+};
+
 namespace portable {
 extern const UpdateTable update_table;
 extern const SplitTable split_table;
+extern const OneBitTable one_bit_table;
 }  // namespace portable
 namespace avx2 {
 extern const UpdateTable update_table;
 extern const SplitTable split_table;
+extern const OneBitTable one_bit_table;
 }  // namespace avx2
 namespace avx512 {
 extern const UpdateTable update_table;
 extern const SplitTable split_table;
+extern const OneBitTable one_bit_table;
 }  // namespace avx512
 
 }  // namespace sherd::optim

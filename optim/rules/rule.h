@@ -47,6 +47,7 @@ struct SpanTerms {
   bool decays = true;     ///< weight decay applies
   double trust = 1;       ///< trust() of the parameter
   bool measures = false;  ///< nothing is updated: what trust() takes a norm of comes in place of the weight
+  bool agreed = false;    ///< momentum that replicas agreed on comes in place of the gradient
 };
 
 /// Rules, by number.

@@ -11,7 +11,7 @@
 
 namespace sherd::config {
 
-enum class OptimizerType : std::uint8_t { adam, adamw, sgd, lion, adagrad, lamb, nvlamb, lars };
+enum class OptimizerType : std::uint8_t { adam, adamw, sgd, lion, adagrad, lamb, nvlamb, lars, onebitadam };
 
 /// As in configurations: "AdamW".
 const char* name_of(OptimizerType type);
@@ -38,6 +38,8 @@ struct OptimizerRule {
                                ///< norm where that is larger
   double trust_coefficient = 1e-3;  ///< `params.trust_coefficient`, ≥ 0; LARS
   bool clip = false;                ///< `params.clip`; LARS: at most lr, as LARC
+  std::int64_t freeze_step = 100000;  ///< `params.freeze_step`, steps, ≥ 0; OneBitAdam: after them replicas
+                                      ///< exchange compressed momentum in place of gradients
 
   /// Whether anything is kept per element beside the weights.
   bool keeps_states() const { return type != OptimizerType::sgd || momentum > 0; }
@@ -46,6 +48,8 @@ struct OptimizerRule {
   bool decoupled_decay() const {
     return type == OptimizerType::adamw || (type == OptimizerType::adam && adam_w_mode);
   }
+  /// Replicas exchange momentum, after freeze_step.
+  bool exchanges_momentum() const { return type == OptimizerType::onebitadam; }
   bool operator==(const OptimizerRule&) const = default;
 
   /// What a group of type `other` has where it says nothing: this rule where it is of that type, else its lr

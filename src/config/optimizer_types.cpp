@@ -27,6 +27,9 @@ Param number(const char* name, double Rule::*field, const char* example) {
 Param flag(const char* name, bool Rule::*field) {
   return {boolean(name, field), [field](const Rule& rule) { return rule.*field; }};
 }
+Param steps(const char* name, std::int64_t Rule::*field, const char* example) {
+  return {integer(name, field, example, 0), [field](const Rule& rule) { return rule.*field; }};
+}
 Param without_effect(Key<Rule> key) {
   return {std::move(key), nullptr};
 }
@@ -89,6 +92,21 @@ std::vector<Param> adam_params(bool decouples_always) {
           fp32_states()};
 }
 
+std::vector<Param> one_bit_params() {
+  std::vector<Param> out = {
+      betas(), number("eps", &Rule::eps, "1e-6"), steps("freeze_step", &Rule::freeze_step, "23000"),
+      without_effect(refused<Rule>("eps_inside_sqrt", "true", "eps stands outside of the root", is_false)),
+      no_amsgrad()};
+  for (const auto& [name, holds] :
+       {std::pair{"bias_correction", Holds::boolean}, std::pair{"cuda_aware", Holds::boolean},
+        std::pair{"comm_backend_name", Holds::text}})
+    out.push_back(without_effect(noted<Rule>(name, holds,
+                                             holds == Holds::text || name[0] == 'c'
+                                                 ? "momentum travels by the communicator that gradients do"
+                                                 : "1-bit Adam corrects no bias, here as in DeepSpeed")));
+  return out;
+}
+
 /// In the order of OptimizerType.
 std::vector<Entry> optimizers() {
   using enum OptimizerType;
@@ -126,8 +144,8 @@ std::vector<Entry> optimizers() {
        {number("momentum", &Rule::momentum, "0.8"), number("eps", &Rule::eps, "1e-6"),
         number("trust_coefficient", &Rule::trust_coefficient, "0.02"), flag("clip", &Rule::clip),
         without_effect(refused<Rule>("nesterov", "true", "LARS has plain momentum", is_false)),
-        without_effect(
-            refused<Rule>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)))}}};
+        without_effect(refused<Rule>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)))}},
+      {"OneBitAdam", {.type = onebitadam}, one_bit_params()}};
 }
 
 const std::vector<Entry>& entries() {
@@ -148,10 +166,9 @@ const Entry& entry_of(OptimizerType type) {
 }
 
 // Optimizers that DeepSpeed or PyTorch would accept by name.
-const std::vector<std::string> foreign_types = {
-    "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam",     "MuAdamW",  "MuSGD",
-    "Muon",       "RMSprop",    "NAdam",       "RAdam",      "Adamax",   "Adadelta",
-    "ASGD",       "Rprop",      "LBFGS",       "SparseAdam", "Adafactor"};
+const std::vector<std::string> foreign_types = {"OneBitLamb", "MuAdam", "MuAdamW", "MuSGD",      "Muon",
+                                                "RMSprop",    "NAdam",  "RAdam",   "Adamax",     "Adadelta",
+                                                "ASGD",       "Rprop",  "LBFGS",   "SparseAdam", "Adafactor"};
 
 std::vector<std::string> names() {
   std::vector<std::string> out;
@@ -188,6 +205,9 @@ bool has_betas(OptimizerType type) {
 }
 
 OptimizerType read_optimizer_type(const Value& type) {
+  if (edit_distance(type.text(), "ZeroOneAdam") == 0)
+    type.error("0/1 Adam takes steps that only some replicas know of, so that their weights differ between ",
+               "exchanges: use OneBitAdam, whose replicas always agree");
   for (const std::string& name : foreign_types)
     if (edit_distance(type.text(), name) == 0)
       type.error(type.node.brief(), " is not in this build; use one of ", known_optimizers());

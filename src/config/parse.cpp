@@ -82,6 +82,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides, Context
     const Given given = read_section(top_table(), config, Value{tree, "", context});
     check_precision(config, given);
     check_group_rates(config, given, context);
+    check_replicas(config, Value{tree, "", context});
     check_schedule(config.parallel, Value{tree, "", context});
     check_tiers(config, Value{tree, "", context});
     note_precision(config, given, context);

@@ -42,7 +42,7 @@ std::string known_optimizers();
 OptimizerType read_optimizer_type(const Value& type);
 /// `params` of an optimizer of that type.
 Table<OptimizerRule> optimizer_params(OptimizerType type);
-using ParamValue = std::variant<double, bool, std::pair<double, double>>;
+using ParamValue = std::variant<double, bool, std::int64_t, std::pair<double, double>>;
 /// The keys of `params` that have an effect, with their values.
 std::vector<std::pair<std::string, ParamValue>> param_values(const OptimizerRule& rule);
 /// Notes the keys that are not in `given` and whose default is not DeepSpeed's; `params`: path of the
@@ -54,6 +54,10 @@ void finish_rule(OptimizerRule& rule, const Value& params, const Given& given);
 void read_optimizer_groups(Optimizer& optimizer, const Value& list);
 /// Throws where a schedule cannot move the groups' rates in proportion. optimizer_groups.cpp
 void check_group_rates(const Config& config, const Given& given, Context& context);
+
+/// What an optimizer whose replicas exchange momentum asks of the rest of the file: who the replicas are, and
+/// fp32 moments. Throws where there would be none. optimizer_keys.cpp
+void check_replicas(Config& config, const Value& file);
 
 /// Adds what a table cannot: checks across precision keys once the whole file is read.
 void check_precision(const Config& config, const Given& given);

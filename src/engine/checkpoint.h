@@ -37,6 +37,8 @@ class CheckpointReader {
   /// `dtype`.
   void require_state(const std::string& kind, const std::string& parameter, const tensor::Slice& slice,
                      std::int64_t begin, std::int64_t end, DType dtype) const;
+  /// Whether there are elements of KIND.PARAMETER.
+  bool holds(const std::string& kind, const std::string& parameter) const;
   /// Local elements [begin, begin + to.numel()) of `slice` of KIND.PARAMETER into `to`, memory of the
   /// processor. Of the files, those that hold them are read. Throws Error{data} when any of them is missing
   /// or the dtype differs.

@@ -107,7 +107,7 @@ optim::SpanUpdate Optimizer::span_of(const UpdateView& view, const sharding::Pie
     span.param = weights.raw(), span.param_dtype = weights.dtype();
   span.grad = view.gradients.range(begin, end).raw();
   span.grad_dtype = view.gradients.dtype();
-  for (std::size_t i = 0; i < view.moments.size(); ++i) {
+  for (std::size_t i = 0; i < view.moments.size() && i < std::size(span.moments); ++i) {
     span.moments[i] = view.moments[i].range(begin, end).raw();
     span.moment_dtype = view.moments[i].dtype();
   }
@@ -140,17 +140,20 @@ void for_each_run(const UpdateView& view, const sharding::Piece& piece, const Vi
 template <class Visit>
 void Optimizer::for_each_span(const UpdateView& view, double factor, const Visit& visit) const {
   const sharding::SegmentLayout& layout = view.segment->layout();
+  // A replica that keeps its gradients takes the mean over its own ranks.
+  const double own =
+      exchanges_momentum(*view.segment, steps_) ? factor * view.segment->groups().replicas() : factor;
   for (const sharding::Piece& piece : layout.pieces(view.begin, view.end())) {
     const autograd::Parameter& parameter = *layout.parameters()[piece.slot];
     const std::size_t group = group_of(parameter);
     const optim::Hyper& hyper = used_[group];
     const bool normalizes = hyper.type == config::OptimizerType::nvlamb && norm_ > hyper.normalize_above;
     for_each_run(view, piece, [&](const sharding::Piece& run, std::int64_t first_element) {
-      optim::SpanUpdate span = span_of(view, run, normalizes ? factor / norm_ : factor);
+      optim::SpanUpdate span = span_of(view, run, normalizes ? own / norm_ : own);
       span.first_element = first_element;
       if (optim::measures(rules_[static_cast<std::size_t>(rule_of_group_[group])]))
         span.trust = norms_.trust(parameter, hyper);
-      visit(group, parameter, span);
+      visit(group, parameter, span, run.flat_begin);
     });
   }
 }
@@ -179,16 +182,21 @@ bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& k
   }
   const auto by_processor = [&](const UpdateView& part) {
     bool finite = true;
-    for_each_span(part, factor, [&](std::size_t group, const auto&, const optim::SpanUpdate& span) {
-      finite = optim::update(span, used_[group], steps_, device.arena()) && finite;
-    });
+    const PackedMomentum* momentum =
+        exchanges_momentum(*part.segment, steps_) ? &momentum_.of(*part.segment, device) : nullptr;
+    for_each_span(part, factor,
+                  [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t begin) {
+                    finite = (momentum ? update_by(*momentum, part, span, begin, used_[group], device.arena())
+                                       : optim::update(span, used_[group], steps_, device.arena())) &&
+                             finite;
+                  });
     return finite;
   };
   if (device.kind() == device::Kind::cpu) return by_processor(view);
   OnGpu& gpu = on_gpu(device);
   if (UpdateStaging::by_processor(*view.segment)) return gpu.staging.run(by_processor);
   std::map<std::size_t, std::vector<optim::SpanUpdate>> by_group;  // a kernel takes spans of one Hyper
-  for_each_span(view, factor, [&](std::size_t group, const auto&, const optim::SpanUpdate& span) {
+  for_each_span(view, factor, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, auto) {
     by_group[group].push_back(span);
   });
   for (const auto& [group, spans] : by_group) optim::update(spans, used_[group], steps_, device, gpu.check);
@@ -214,7 +222,7 @@ void Optimizer::measure(const UpdateView& view, double factor, tensor::Kernels& 
     if (begin >= end) return true;
     for_each_span(
         all.part(begin, end), factor,
-        [&](std::size_t group, const autograd::Parameter& parameter, const optim::SpanUpdate& span) {
+        [&](std::size_t group, const autograd::Parameter& parameter, const optim::SpanUpdate& span, auto) {
           optim::NormSums& sums = norms_.of(parameter);
           if (by_processor)
             optim::measure_with(cpu_isa(), span, used_[group], steps_, device.arena(), sums);
@@ -233,6 +241,54 @@ void Optimizer::share_norms(sharding::ShardedModel& model, device::Device& devic
   norms_.share(model, device, [&](const sharding::Segment& segment) {
     return optim::measures(rules_[static_cast<std::size_t>(segment.key().rule)]);
   });
+}
+
+/// The error is the last of the view's moments.
+bool Optimizer::update_by(const PackedMomentum& momentum, const UpdateView& view,
+                          const optim::SpanUpdate& span, std::int64_t begin, const optim::Hyper& hyper,
+                          Arena& arena) const {
+  bool finite = true;
+  float* error = view.moments.back().data<float>() + (begin - view.begin);
+  momentum.for_each_run(begin, begin + span.n, error,
+                        [&](std::int64_t from, std::int64_t to, const optim::AgreedMomentum& agreed) {
+                          optim::SpanUpdate part = optim::part_of(span, from - begin, to - from);
+                          part.grad = nullptr;
+                          finite = optim::update_agreed(part, agreed, hyper, steps_, arena) && finite;
+                        });
+  return finite;
+}
+
+void Optimizer::prepare_exchanges(const std::vector<sharding::Segment*>& segments, device::Device& device) {
+  for (const sharding::Segment* segment : segments)
+    if (segment->can_exchange_momentum()) momentum_.of(*segment, device);
+}
+
+void Optimizer::compress(const UpdateView& view, double factor, tensor::Kernels& kernels) {
+  device::Device& device = kernels.device();
+  if (device.kind() == device::Kind::meta) {
+    if (device::stands_for(device) == device::Kind::cuda) UpdateStaging::book(device, view);
+    return;
+  }
+  PackedMomentum& momentum = momentum_.of(*view.segment, device);
+  const auto compress = [&](const UpdateView& part) {
+    for_each_span(
+        part, factor, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t begin) {
+          optim::MomentumSpan packs{span.grad, span.grad_dtype, span.grad_factor, used_[group].beta1};
+          packs.momentum = static_cast<const float*>(span.moments[0]);
+          packs.error = part.moments.back().data<float>() + (begin - part.begin);
+          packs.n = span.n;
+          momentum.compress(begin, packs, device.arena());
+        });
+    return true;
+  };
+  if (device.kind() == device::Kind::cpu)
+    compress(view);
+  else
+    on_gpu(device).staging.run(compress, false);
+}
+
+void Optimizer::exchange_momentum(sharding::Segment& segment, device::Device& device) {
+  momentum_.of(segment, device).exchange(segment, device);
 }
 
 void Optimizer::announce(const UpdateView& view, const device::Event& ready, tensor::Kernels& kernels) {

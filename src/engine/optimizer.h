@@ -7,6 +7,7 @@
 
 #include "config/config.h"
 #include "device/stream.h"
+#include "engine/momentum_exchange.h"
 #include "engine/parameter_groups.h"
 #include "engine/parameter_norms.h"
 #include "optim/description.h"
@@ -69,10 +70,21 @@ class Optimizer {
 
   /// Some rule asks for norms of whole parameters, and maybe of all gradients, before it updates anything.
   bool measures() const;
+  /// In step number `step` replicas keep gradients of this segment to themselves, and exchange momentum.
+  bool exchanges_momentum(const sharding::Segment& segment, std::int64_t step) const {
+    return rules_[static_cast<std::size_t>(segment.key().rule)].exchanges_momentum(step) &&
+           segment.can_exchange_momentum();
+  }
+  /// Takes the memory that exchanging momentum of these segments will need, where any of them can.
+  void prepare_exchanges(const std::vector<sharding::Segment*>& segments, device::Device& device);
+  /// Gives that back, before the device goes.
+  void end_exchanges() { momentum_ = {}; }
   /// Opens the next update, for which the rates of this moment hold; update() is then called once for every
   /// element. `norm`: of all gradients, as they are multiplied with update()'s factor; for rules that
   /// measure.
-  void begin_step(double norm = 0) { ++steps_, used_ = hyper_, norm_ = norm, norms_.begin(); }
+  void begin_step(double norm = 0) {
+    ++steps_, used_ = hyper_, norm_ = norm, norms_.begin(), momentum_.begin();
+  }
   /// Takes begin_step() back while nothing was updated yet.
   void abandon_step() { --steps_; }
   /// lr() of the last begin_step().
@@ -86,6 +98,11 @@ class Optimizer {
   void measure(const UpdateView& view, double factor, tensor::Kernels& kernels);
   /// All has been measured: what update() takes is known. Collective over all ranks of the model.
   void share_norms(sharding::ShardedModel& model, device::Device& device);
+  /// Of segments that exchange momentum, before update(), every view that that is going to have: packs what
+  /// replicas send, with the same factor.
+  void compress(const UpdateView& view, double factor, tensor::Kernels& kernels);
+  /// All of the segment has been compressed: replicas agree. Collective over them.
+  void exchange_momentum(sharding::Segment& segment, device::Device& device);
   /// Says that `view` is updated, or measured, after those announced before it, with gradients that are
   /// complete, and parameters that work no longer reads, from `ready` on: beside a GPU its states begin to
   /// come to the processor. Its tensors last until end_series().
@@ -103,7 +120,10 @@ class Optimizer {
   static std::vector<double> rates_of(const std::vector<optim::Hyper>& groups);
   std::size_t group_of(const autograd::Parameter& parameter) const;
   optim::SpanUpdate span_of(const UpdateView& view, const sharding::Piece& piece, double factor) const;
-  /// Calls visit(parameter group, parameter, span) for what is updated at once of each parameter in the view.
+  bool update_by(const PackedMomentum& momentum, const UpdateView& view, const optim::SpanUpdate& span,
+                 std::int64_t begin, const optim::Hyper& hyper, Arena& arena) const;
+  /// Calls visit(parameter group, parameter, span, its first flat element) for what is updated at once of
+  /// each parameter in the view.
   template <class Visit>
   void for_each_span(const UpdateView& view, double factor, const Visit& visit) const;
   OnGpu& on_gpu(device::Device& device);
@@ -118,6 +138,7 @@ class Optimizer {
   std::int64_t steps_ = 0;
   double norm_ = 0;  ///< of the open step's gradients
   ParameterNorms norms_;
+  MomentumExchange momentum_;
   std::shared_ptr<OnGpu> gpu_;  ///< what updates on or beside a GPU need; null on CPUs
 };
 

@@ -19,23 +19,31 @@ UpdatePipelineOptions pipeline_options(const config::Config& config, const Optim
 StepUpdate::StepUpdate(const Parts& parts, const sharding::StateSources& sources)
     : parts_(parts), pipeline_(parts.model, sources, pipeline_options(parts.config, parts.optimizer)) {
   parts_.model.set_finish_changes([this] { complete(); });
+  parts_.optimizer.prepare_exchanges(parts_.model.trainable_segments(), parts_.device);
+  parts_.model.gradients().set_keeps_own([this](const sharding::Segment& segment) {
+    return parts_.optimizer.exchanges_momentum(segment, parts_.optimizer.steps() + 1);
+  });
 }
 
 StepUpdate::~StepUpdate() {
   parts_.model.set_finish_changes(nullptr);
+  parts_.model.gradients().set_keeps_own(nullptr);
+  parts_.optimizer.end_exchanges();
 }
 
 namespace {
-bool measures(const config::Optimizer& optimizer) {
-  return optim::measures(optim::describe(optimizer)) ||
-         std::any_of(optimizer.groups.begin(), optimizer.groups.end(),
-                     [](const auto& group) { return optim::measures(optim::describe(group)); });
+/// Whether some rule needs all gradients, or other ranks, before it updates anything.
+bool waits(const config::Optimizer& optimizer) {
+  const auto of_rule = [](const config::OptimizerRule& rule) {
+    return optim::measures(optim::describe(rule)) || rule.exchanges_momentum();
+  };
+  return of_rule(optimizer) || std::any_of(optimizer.groups.begin(), optimizer.groups.end(), of_rule);
 }
 }  // namespace
 
 bool StepUpdate::may_begin_early(const config::Config& config) {
   return config.gradient_clipping <= 0 && config.precision.compute == DType::bf16 &&
-         !config.precision.check_grad_overflow && !measures(config.optimizer) &&
+         !config.precision.check_grad_overflow && !waits(config.optimizer) &&
          config.zero.offload_optimizer.device != config::OffloadDevice::none;
 }
 
@@ -142,8 +150,7 @@ void StepUpdate::guard_late(const std::function<void()>& body) {
 /// Whether an update under way may have changed weights. What other ranks have done since gradients may be
 /// complete is not known here, and one weight is enough. A step whose update is late counts as taken.
 bool StepUpdate::may_have_changed() const {
-  return pending() ||
-         (decided() && (pipeline_.updated() > 0 || (parts_.model_ranks.size() > 1 && taken_up_)));
+  return pending() || (decided() && (pipeline_.changed() || (parts_.model_ranks.size() > 1 && taken_up_)));
 }
 
 void StepUpdate::abort(std::int64_t step) {

@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "device/cuda.h"
+#include "device/meta.h"
 #include "device/trace_range.h"
+#include "engine/update_staging.h"
 
 namespace sherd::engine {
 namespace {
@@ -14,12 +16,19 @@ using sharding::StateBuffer;
 using tensor::Tensor;
 
 constexpr std::size_t page = 4096;
-/// Every lasting state that an update reads and writes, gradients apart.
+
+/// Of which a pass over elements has its part: all but what is exchanged as a whole.
+bool in_passes(const optim::State& state) {
+  return state.held != optim::Held::by_one_of_them;
+}
+
+/// Every lasting state that passes over elements read or write, gradients apart.
 template <class SegmentLike, class Visit>
 void for_each_state(SegmentLike& segment, const Visit& visit) {
   visit(segment.parameters());
   if (segment.masters()) visit(segment.masters());
-  for (auto& moment : segment.moments()) visit(moment);
+  for (std::size_t i = 0; i < segment.moments().size(); ++i)
+    if (in_passes(segment.states()[i])) visit(segment.moments()[i]);
 }
 
 std::size_t room_for(std::int64_t elements, DType dtype) {
@@ -45,15 +54,18 @@ UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::St
                                const UpdatePipelineOptions& options)
     : model_(model), kernels_(sources.kernels), options_(options), order_(model.trainable_segments()) {
   for (const optim::Description& rule : options_.rules) {
-    const bool passes = std::all_of(rule.phases.begin(), rule.phases.end(), [](optim::Phase phase) {
-      return phase == optim::Phase::elementwise || phase == optim::Phase::parameter_norms;
-    });
-    if (!passes || rule.gradient != optim::Gradient::reduced)
+    if (std::count(rule.phases.begin(), rule.phases.end(), optim::Phase::whole_parameters) > 0)
       fail(ErrorKind::config, "optimizer ", rule.type,
-           " needs more than passes over elements with reduced gradients, which this build does not run yet: "
-           "choose another");
+           " takes whole matrices, which this build does not run yet: choose another");
   }
-  make_plan();
+  for (const Segment* segment : order_)
+    if (segment->can_exchange_momentum() && device::stands_for(kernels_.device()) == device::Kind::cuda &&
+        !UpdateStaging::by_processor(*segment))
+      fail(ErrorKind::config, "optimizer ",
+           options_.rules[static_cast<std::size_t>(segment->key().rule)].type,
+           " exchanges momentum that the processor packs: put its states there with ",
+           "zero_optimization.offload_optimizer: {\"device\": \"cpu\"}, or \"nvme\"");
+  make_plan(1);
   const auto stored =
       std::count_if(chunks_.begin(), chunks_.end(), [](const UpdateChunk& c) { return c.stored; });
   const int count = static_cast<int>(std::min<std::int64_t>(options.buffer_count, stored));
@@ -64,19 +76,18 @@ UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::St
 
 /// Chunks, and what is done to them, in the order of the segments. Those of rules with fewer phases come
 /// first, so that chunks are updated in their order.
-void UpdatePipeline::make_plan() {
+void UpdatePipeline::make_plan(std::int64_t step) {
   std::stable_sort(order_.begin(), order_.end(), [&](const Segment* a, const Segment* b) {
-    const auto phases = [&](const Segment* s) {
-      return options_.rules[static_cast<std::size_t>(s->key().rule)].phases.size();
-    };
+    const auto phases = [&](const Segment* s) { return phases_of(*s, options_.rules, step).size(); };
     return phases(a) < phases(b);
   });
-  chunks_ = cut_update(order_, options_.sub_group_size, options_.rules);
+  chunks_ = cut_update(order_, options_.sub_group_size, options_.rules, step);
   plan_ = plan_update(chunks_, options_.buffer_count, options_.pipeline_read, options_.pipeline_write,
                       options_.rules);
+  using Op = UpdateInstruction::Op;
   passes_.clear();
   for (std::size_t i = 0; i < plan_.size(); ++i)
-    if (plan_[i].op == UpdateInstruction::Op::update || plan_[i].op == UpdateInstruction::Op::measure)
+    if (const Op op = plan_[i].op; op == Op::update || op == Op::measure || op == Op::compress)
       passes_.push_back(i);
 }
 
@@ -119,7 +130,8 @@ UpdateView UpdatePipeline::bind(const UpdateChunk& chunk, int buffer) const {
   out.begin = chunk.begin;
   out.parameters = view(segment.parameters());
   if (segment.masters()) out.masters = view(segment.masters());
-  for (const StateBuffer& moment : segment.moments()) out.moments.push_back(view(moment));
+  for (std::size_t i = 0; i < segment.moments().size(); ++i)
+    if (in_passes(segment.states()[i])) out.moments.push_back(view(segment.moments()[i]));
   out.gradients = segment.gradients().range(chunk.begin, chunk.end);
   return out;
 }
@@ -166,6 +178,13 @@ void UpdatePipeline::measure(const UpdateView& view) {
   step_->optimizer.measure(view, *step_->factor, kernels_);
 }
 
+void UpdatePipeline::compress(const UpdateView& view) {
+  announce_pass();
+  step_->compressed = true;
+  const device::TraceRange range("compress", view.segment->name());
+  step_->optimizer.compress(view, *step_->factor, kernels_);
+}
+
 void UpdatePipeline::update(std::size_t index, const UpdateView& view) {
   const UpdateChunk& chunk = chunks_[index];
   announce_pass();
@@ -198,16 +217,34 @@ bool ended(std::vector<offload::Io>& ios, bool wait) {
   return true;
 }
 
-/// Visits each stored state of the chunk's segment with its part of the view.
+enum class Way : std::uint8_t { read, write };
+
+/// Whether a pass reads, or writes, a state that is not the weight. Where momentum is exchanged, packing
+/// takes the momentum and the error, and leaves the error; then what was agreed on comes in place of the
+/// momentum, and the variance stays.
+bool moves(const UpdateChunk& chunk, int phase, const optim::State& state, Way way) {
+  const bool exchanges = chunk.phases.front() == optim::Phase::compress;
+  if (!exchanges || state.held == optim::Held::by_each) return exchanges || state.held == optim::Held::by_all;
+  const bool momentum = &state == chunk.segment->states().data();
+  if (phase == 0) return way == Way::read && momentum;
+  return momentum == (way == Way::write);
+}
+
+/// Visits each stored state of the chunk's segment that a pass of this phase reads, or writes, with its part
+/// of the view.
 template <class Visit>
-void for_each_stored(const UpdateChunk& chunk, const UpdateView& view, const Visit& visit) {
-  std::size_t moment = 0;
+void for_each_stored(const UpdateChunk& chunk, int phase, Way way, const UpdateView& view,
+                     const Visit& visit) {
+  Segment& segment = *chunk.segment;
   const auto each = [&](StateBuffer& state, const Tensor& staged) {
     if (state.stored()) visit(state, staged);
   };
-  each(chunk.segment->parameters(), view.parameters);
-  if (chunk.segment->masters()) each(chunk.segment->masters(), view.masters);
-  for (StateBuffer& state : chunk.segment->moments()) each(state, view.moments[moment++]);
+  if (chunk.phases[static_cast<std::size_t>(phase)] != optim::Phase::compress) {
+    each(segment.parameters(), view.parameters);
+    if (segment.masters()) each(segment.masters(), view.masters);
+  }
+  for (std::size_t i = 0; i < view.moments.size(); ++i)
+    if (moves(chunk, phase, segment.states()[i], way)) each(segment.moments()[i], view.moments[i]);
 }
 
 }  // namespace
@@ -220,6 +257,11 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
     return wait;
   }
   const UpdateChunk& chunk = chunks_[instruction.chunk];
+  if (instruction.op == Op::exchange) {
+    const device::TraceRange range("exchange momentum", chunk.segment->name());
+    if (wait) step_->optimizer.exchange_momentum(*chunk.segment, kernels_.device());
+    return wait;
+  }
   // On a GPU backward is queued far ahead: the thread goes on with that rather than wait for gradients.
   const auto complete = [&] {
     if (!step_->factor) return false;
@@ -231,6 +273,7 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
     if (!complete()) return false;
     const UpdateView view = bind(chunk, instruction.buffer);
     if (instruction.op == Op::measure) return measure(view), true;
+    if (instruction.op == Op::compress) return compress(view), true;
     update(instruction.chunk, view);
     if (step_->late) model_.changed(*chunk.segment, chunk.begin, view.parameters, chunk.last);
     return true;
@@ -240,22 +283,27 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
     case Op::read:
       if (!ended(stage.writes, wait)) return false;
       stage.view = bind(chunk, instruction.buffer);
-      for_each_stored(chunk, stage.view, [&](StateBuffer& state, const Tensor& to) {
-        stage.reads.push_back(state.read(chunk.begin, to));
-      });
+      for_each_stored(
+          chunk, instruction.phase, Way::read, stage.view,
+          [&](StateBuffer& state, const Tensor& to) { stage.reads.push_back(state.read(chunk.begin, to)); });
       return true;
     case Op::measure:
+    case Op::compress:
       if (!complete() || !ended(stage.reads, wait)) return false;
-      measure(stage.view);
+      if (instruction.op == Op::measure)
+        measure(stage.view);
+      else
+        compress(stage.view);
       return true;
     case Op::update:
       if (!complete() || !ended(stage.reads, wait)) return false;
       update(instruction.chunk, stage.view);
       return true;
     case Op::write:
-      for_each_stored(chunk, stage.view, [&](StateBuffer& state, const Tensor& from) {
-        stage.writes.push_back(state.write(chunk.begin, from));
-      });
+      for_each_stored(chunk, instruction.phase, Way::write, stage.view,
+                      [&](StateBuffer& state, const Tensor& from) {
+                        stage.writes.push_back(state.write(chunk.begin, from));
+                      });
       // Reads that begin from here on see what is being written.
       if (step_->late) model_.changed(*chunk.segment, chunk.begin, stage.view.parameters, chunk.last);
       return true;
@@ -280,6 +328,11 @@ void UpdatePipeline::run(Optimizer& optimizer, double factor) {
 
 void UpdatePipeline::begin(Optimizer& optimizer, std::optional<double> factor) {
   abandon();
+  const std::int64_t coming = optimizer.steps() + 1;
+  const bool as_planned = std::all_of(chunks_.begin(), chunks_.end(), [&](const UpdateChunk& chunk) {
+    return chunk.phases.data() == phases_of(*chunk.segment, options_.rules, coming).data();
+  });
+  if (!as_planned) make_plan(coming);
   step_.emplace(Step{optimizer, factor});
   advance(false);
 }
@@ -309,11 +362,11 @@ void UpdatePipeline::finish() {
 
 void UpdatePipeline::leave() {
   require(decided(), "an update can only be left for later after it began");
-  // All ranks come by here, and so to what measuring adds up over them.
-  const auto norms = std::find_if(plan_.rbegin(), plan_.rend(), [](const UpdateInstruction& i) {
-    return i.op == UpdateInstruction::Op::norms;
+  // All ranks come by here, and so to what they exchange beside parameters.
+  const auto exchanged = std::find_if(plan_.rbegin(), plan_.rend(), [](const UpdateInstruction& i) {
+    return i.op == UpdateInstruction::Op::norms || i.op == UpdateInstruction::Op::exchange;
   });
-  for (const auto end = static_cast<std::size_t>(plan_.rend() - norms); step_->next < end; ++step_->next)
+  for (const auto end = static_cast<std::size_t>(plan_.rend() - exchanged); step_->next < end; ++step_->next)
     perform(plan_[step_->next], true);
   step_->late = true;
   step_->unpublished.clear();  // each unit is published when its turn comes
@@ -390,7 +443,7 @@ void UpdatePipeline::follow_completion() {
                    [&](const Segment* a, const Segment* b) { return place(a) < place(b); });
   if (order == order_) return;
   order_ = std::move(order);
-  make_plan();
+  make_plan(step_->optimizer.steps());
 }
 
 void UpdatePipeline::abandon() noexcept {

@@ -30,21 +30,26 @@ std::int64_t even_step(std::int64_t all, std::int64_t most) {
 
 }  // namespace
 
+std::span<const optim::Phase> phases_of(const Segment& segment, std::span<const optim::Description> rules,
+                                        std::int64_t step) {
+  if (rules.empty()) return UpdateChunk::elementwise_only;
+  const optim::Description& rule = rules[static_cast<std::size_t>(segment.key().rule)];
+  if (rule.exchanges_momentum(step) && segment.can_exchange_momentum()) return optim::momentum_phases;
+  return rule.phases;
+}
+
 std::vector<UpdateChunk> cut_update(const std::vector<Segment*>& segments, std::int64_t most_elements,
-                                    std::span<const optim::Description> rules) {
+                                    std::span<const optim::Description> rules, std::int64_t step) {
   const std::int64_t most =
       std::max(chunk_grain, std::min(most_elements, most_per_chunk) / chunk_grain * chunk_grain);
   std::vector<UpdateChunk> chunks;
   for (Segment* segment : segments) {
     const bool stored = has_stored_state(*segment);
-    const std::span<const optim::Phase> phases =
-        rules.empty()
-            ? std::span(UpdateChunk::elementwise_only)
-            : std::span<const optim::Phase>(rules[static_cast<std::size_t>(segment->key().rule)].phases);
+    const std::span<const optim::Phase> phases = phases_of(*segment, rules, step);
     const std::int64_t end = segment->update_end(), all = end - segment->update_begin();
-    const std::int64_t step = stored ? even_step(all, most) : all;
-    for (std::int64_t at = segment->update_begin(); at < end; at += step)
-      chunks.push_back({segment, at, std::min(at + step, end), stored, at + step >= end, phases});
+    const std::int64_t each = stored ? even_step(all, most) : all;
+    for (std::int64_t at = segment->update_begin(); at < end; at += each)
+      chunks.push_back({segment, at, std::min(at + each, end), stored, at + each >= end, phases});
   }
   return chunks;
 }
@@ -59,7 +64,13 @@ UpdateInstruction::Op op_of(optim::Phase phase) {
 
 /// A pass over all elements, chunk by chunk.
 bool passes(optim::Phase phase) {
-  return phase == optim::Phase::elementwise || phase == optim::Phase::parameter_norms;
+  return phase != optim::Phase::whole_parameters && phase != optim::Phase::exchange;
+}
+
+UpdateInstruction::Op pass_of(optim::Phase phase) {
+  using Op = UpdateInstruction::Op;
+  if (phase == optim::Phase::parameter_norms) return Op::measure;
+  return phase == optim::Phase::compress ? Op::compress : Op::update;
 }
 
 /// One phase of an update's plan, behind those before it.
@@ -76,7 +87,7 @@ class PhasePlanner {
     for (std::size_t i = 0; i < chunks_.size(); ++i) {
       const std::optional<optim::Phase> phase = of(chunks_[i]);
       if (!phase) continue;
-      const Op op = *phase == optim::Phase::parameter_norms ? Op::measure : Op::update;
+      const Op op = pass_of(*phase);
       if (!passes(*phase)) {
         if (chunks_[i].last) plan_.push_back({op_of(*phase), i, -1, phase_});
       } else if (!chunks_[i].stored) {

@@ -21,12 +21,17 @@ struct UpdateChunk {
   static constexpr optim::Phase elementwise_only[] = {optim::Phase::elementwise};
 };
 
-/// The update ranges of `segments`, which `rules` update (SegmentKey::rule), in order; those with states on
-/// NVMe in as few equal chunks of at most `most_elements` as can be, rounded to whole pages of every dtype.
-/// No rules: each is one pass over the elements.
+/// What is done to a segment in step number `step` by its rule, one of `rules` (SegmentKey::rule); lives with
+/// these.
+std::span<const optim::Phase> phases_of(const sharding::Segment& segment,
+                                        std::span<const optim::Description> rules, std::int64_t step);
+
+/// The update ranges of `segments`, which `rules` update in step number `step`, in order; those with states
+/// on NVMe in as few equal chunks of at most `most_elements` as can be, rounded to whole pages of every
+/// dtype. No rules: each is one pass over the elements.
 std::vector<UpdateChunk> cut_update(const std::vector<sharding::Segment*>& segments,
                                     std::int64_t most_elements,
-                                    std::span<const optim::Description> rules = {});
+                                    std::span<const optim::Description> rules = {}, std::int64_t step = 1);
 
 /// What the executor does, one after the other. Reads and writes only start; an update waits for its reads,
 /// and a read for the writes that still need its buffer. What stands for a whole segment names its last
@@ -34,13 +39,14 @@ std::vector<UpdateChunk> cut_update(const std::vector<sharding::Segment*>& segme
 struct UpdateInstruction {
   enum class Op : std::uint8_t {
     read,
-    measure,  ///< a pass over the elements that changes nothing
-    update,   ///< one pass over the elements
+    measure,   ///< a pass over the elements that changes nothing
+    compress,  ///< a pass over momentum that replicas are going to exchange
+    update,    ///< one pass over the elements
     write,
     wait_written,
     norms,    ///< what has been measured is added up over all ranks; of no chunk
     whole,    ///< whole parameters of the segment, by lease
-    exchange  ///< between the replicas of the segment
+    exchange  ///< between the replicas of the segment, of what was compressed
   } op;
   std::size_t chunk;
   int buffer;     ///< -1: all states are in memory

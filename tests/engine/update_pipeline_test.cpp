@@ -109,6 +109,7 @@ Played play(const std::vector<UpdateChunk>& chunks, int buffers, bool pipeline_r
         buffer.state = State::free;
         break;
       case Op::measure:
+      case Op::compress:
       case Op::norms:
       case Op::whole:
       case Op::exchange:
@@ -133,19 +134,19 @@ TEST(PlanUpdate, UpdatesEveryChunkOnceInOrder) {
 TEST(PlanUpdate, PhasesOfARuleFollowEachOther) {
   using optim::Phase;
   static constexpr Phase with_norms[] = {Phase::parameter_norms, Phase::elementwise};
-  static constexpr Phase exchanged[] = {Phase::exchange, Phase::elementwise};
   static constexpr Phase whole[] = {Phase::whole_parameters};
   const std::vector<UpdateChunk> chunks{{nullptr, 0, 1, true, false, with_norms},
                                         {nullptr, 1, 2, true, true, with_norms},
                                         {nullptr, 0, 1, false, true},
-                                        {nullptr, 0, 1, false, true, exchanged},
+                                        {nullptr, 0, 1, true, true, optim::momentum_phases},
                                         {nullptr, 0, 1, false, true, whole}};
   const std::vector<optim::Description> rules{{.phases = {with_norms[0], with_norms[1]}}, {}};
   const std::vector<UpdateInstruction> expected{
-      {Op::read, 0, 0, 0},    {Op::read, 1, 1, 0},      {Op::measure, 0, 0, 0}, {Op::measure, 1, 1, 0},
-      {Op::update, 2, -1, 0}, {Op::exchange, 3, -1, 0}, {Op::whole, 4, -1, 0},  {Op::norms, 5, -1, 0},
-      {Op::read, 0, 0, 1},    {Op::read, 1, 1, 1},      {Op::update, 0, 0, 1},  {Op::write, 0, 0, 1},
-      {Op::update, 1, 1, 1},  {Op::write, 1, 1, 1},     {Op::update, 3, -1, 1}};
+      {Op::read, 0, 0, 0},      {Op::read, 1, 1, 0},    {Op::measure, 0, 0, 0},  {Op::read, 3, 0, 0},
+      {Op::measure, 1, 1, 0},   {Op::update, 2, -1, 0}, {Op::compress, 3, 0, 0}, {Op::write, 3, 0, 0},
+      {Op::whole, 4, -1, 0},    {Op::norms, 5, -1, 0},  {Op::read, 0, 0, 1},     {Op::read, 1, 1, 1},
+      {Op::update, 0, 0, 1},    {Op::write, 0, 0, 1},   {Op::update, 1, 1, 1},   {Op::write, 1, 1, 1},
+      {Op::exchange, 3, -1, 1}, {Op::read, 3, 0, 2},    {Op::update, 3, 0, 2},   {Op::write, 3, 0, 2}};
   EXPECT_EQ(plan_update(chunks, 2, true, true, rules), expected);
   // A rank without chunks of such a rule adds up, too.
   EXPECT_EQ(plan_update(std::span(chunks).subspan(2, 1), 2, true, true, rules),

@@ -339,7 +339,7 @@ TEST(UpdateRule, DecayIsPerSpan) {
 
 TEST(UpdateRule, DescribesItself) {
   const auto elementwise = [](const char* type, std::vector<State> states) {
-    return Description{type, std::move(states), Gradient::reduced, {Phase::elementwise}};
+    return Description{type, std::move(states), {Phase::elementwise}};
   };
   EXPECT_EQ(describe(adam(OptimizerType::adam, 0.01, 0.9, 0.999, 1e-8, 0)),
             elementwise("Adam", {{"exp_avg", 0}, {"exp_avg_sq", 0}}));
@@ -358,6 +358,16 @@ TEST(UpdateRule, DescribesItself) {
     measured.phases = {Phase::parameter_norms, Phase::elementwise};
     EXPECT_EQ(describe(config::default_rule(type)), measured);
   }
+  Hyper one_bit = config::default_rule(OptimizerType::onebitadam);
+  one_bit.freeze_step = 7;
+  Description exchanged = elementwise("OneBitAdam", {{"exp_avg"},
+                                                     {"exp_avg_sq"},
+                                                     {"worker_error", 0, Held::by_each},
+                                                     {"server_error", 0, Held::by_one_of_them}});
+  exchanged.freeze_step = 7;
+  EXPECT_EQ(describe(one_bit), exchanged);
+  EXPECT_FALSE(exchanged.exchanges_momentum(7));
+  EXPECT_TRUE(exchanged.exchanges_momentum(8));
 }
 
 template <class... R>
@@ -376,7 +386,10 @@ TEST(UpdateRule, OneRuleServesEachOptimizer) {
   for (const Hyper& h : every_rule()) {
     const std::vector<int> states = states_of_those_that_serve(h, Rules{});
     ASSERT_EQ(states.size(), 1u) << config::name_of(h.type);
-    EXPECT_EQ(describe(h).states.size(), static_cast<std::size_t>(states[0]));
+    const std::vector<State> kept = describe(h).states;  // that a pass takes, which come first
+    const auto taken =
+        std::find_if(kept.begin(), kept.end(), [](const State& s) { return s.held != Held::by_all; });
+    EXPECT_EQ(taken - kept.begin(), states[0]);
     EXPECT_EQ(describe(h).states.empty(), !h.keeps_states());
     EXPECT_EQ(describe(h).type, config::name_of(h.type));
   }

@@ -26,6 +26,7 @@ class PieceIndex {
  public:
   void add(const std::string& name, std::size_t file, PieceRecord record);
 
+  bool holds(const std::string& name) const { return parts_.contains(name); }
   /// Finds local elements [begin, end) of `slice` of tensor `name`: calls visit(file, runs) for each file
   /// that is needed, with runs in ascending order; together they are all that is there, each element once.
   /// Returns the first local element that is in no file; `end` where all are there.

@@ -183,6 +183,10 @@ void CheckpointReader::require_state(const std::string& kind, const std::string&
   }
 }
 
+bool CheckpointReader::holds(const std::string& kind, const std::string& parameter) const {
+  return content_->pieces.holds(kind + "." + parameter);
+}
+
 void CheckpointReader::read(const std::string& kind, const std::string& parameter, const tensor::Slice& slice,
                             std::int64_t begin, const tensor::Tensor& to) const {
   const std::string name = kind + "." + parameter;

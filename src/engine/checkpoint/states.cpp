@@ -10,6 +10,24 @@ using tensor::Tensor;
 
 namespace {
 
+/// The part of [begin, end) that one of `holders` writes, of those that hold it.
+tensor::Range share_of(std::int64_t begin, std::int64_t end, std::int64_t holder, std::int64_t holders) {
+  const std::int64_t all = std::max<std::int64_t>(0, end - begin);
+  return {begin + all * holder / holders, begin + all * (holder + 1) / holders};
+}
+
+/// Of a rank's own shard, what of it is to be written here.
+tensor::Range written_range(const Segment& segment, optim::Held held) {
+  const sharding::RankGroups& groups = segment.groups();
+  const std::int64_t begin = segment.own_begin(), end = segment.own_end();
+  if (held == optim::Held::by_all) return share_of(begin, end, groups.holder(), groups.holders());
+  const int copy = groups.copies ? groups.copies->rank() : 0,
+            copies = groups.copies ? groups.copies->size() : 1;
+  if (held == optim::Held::by_each) return share_of(begin, end, copy, copies);
+  const Segment::Range served = segment.served();
+  return share_of(std::max(begin, served.begin), std::min(end, served.end), copy, copies);
+}
+
 SavedState state_of(std::string kind, sharding::StateBuffer& buffer) {
   return {std::move(kind),
           buffer.dtype(),
@@ -19,24 +37,32 @@ SavedState state_of(std::string kind, sharding::StateBuffer& buffer) {
           [&buffer](std::int64_t at, const Tensor& from) { buffer.write(at, from).wait(); }};
 }
 
-}  // namespace
-
-std::vector<SavedState> saved_states(Segment& segment, Kinds kinds) {
+std::vector<SavedState> states_of(Segment& segment, Kinds kinds) {
   if (!segment.key().trainable) return {state_of("frozen", segment.parameters())};
   std::vector<SavedState> out{
       {"fp32", DType::f32, segment.update_begin(), segment.update_end(),
        [&segment](std::int64_t at, const Tensor& to) { segment.read_masters(at, to); },
        [&segment](std::int64_t at, const Tensor& from) { segment.write_values(at, from); }}};
-  for (std::size_t i = 0; kinds == Kinds::all && i < segment.states().size(); ++i)
+  for (std::size_t i = 0; kinds == Kinds::all && i < segment.states().size(); ++i) {
     out.push_back(state_of(segment.states()[i].name, segment.moments()[i]));
+    out.back().held = segment.states()[i].held;
+  }
   return out;
 }
 
-tensor::Range written_range(const Segment& segment) {
-  const sharding::RankGroups& groups = segment.groups();
-  const std::int64_t begin = segment.own_begin(), shard = segment.own_end() - begin;
-  const std::int64_t index = groups.holder(), holders = groups.holders();
-  return {begin + shard * index / holders, begin + shard * (index + 1) / holders};
+}  // namespace
+
+std::vector<SavedState> saved_states(Segment& segment, Kinds kinds) {
+  std::vector<SavedState> out = states_of(segment, kinds);
+  for (SavedState& state : out) {
+    state.written = written_range(segment, state.held);
+    state.replica = segment.groups().replica_index(), state.replicas = segment.groups().replicas();
+  }
+  return out;
+}
+
+std::string kind_of_replica(const std::string& kind, std::int64_t replica) {
+  return cat(kind, "_", replica);
 }
 
 void in_chunks(device::Device& device, DType dtype, std::int64_t count,

@@ -14,11 +14,19 @@ namespace sherd::engine {
 /// One state of a segment that a checkpoint holds: flat elements [begin, end), and how to read and set them
 /// from a flat element on, in memory of the processor.
 struct SavedState {
-  std::string kind;  ///< "fp32", "frozen", "exp_avg", …
+  std::string kind;  ///< "fp32", "frozen", "exp_avg", …; of what each replica has, without its number
   DType dtype;
   std::int64_t begin, end;
   std::function<void(std::int64_t, const tensor::Tensor&)> read, write;
+  optim::Held held = optim::Held::by_all;
+  int replica = 0, replicas = 1;  ///< which of how many this rank belongs to
+  /// Which of them this rank writes, so that the ranks together write every element once, of what each
+  /// replica has once for each.
+  tensor::Range written{0, 0};
 };
+
+/// As it is called in files where replica number `replica` has values of its own.
+std::string kind_of_replica(const std::string& kind, std::int64_t replica);
 
 /// Which states of a model are meant.
 enum class Kinds : std::uint8_t {
@@ -29,11 +37,7 @@ enum class Kinds : std::uint8_t {
 /// The weights first, then what the segment's update rule keeps beside them, by name.
 std::vector<SavedState> saved_states(sharding::Segment& segment, Kinds kinds);
 
-/// The flat elements of `segment` that this rank writes: its share, as one of those that hold the same, of
-/// its own part, so that the ranks together write every element once.
-tensor::Range written_range(const sharding::Segment& segment);
-
-/// What a rank does with its states: it writes the written_range() of each, and reads all that it holds.
+/// What a rank does with its states: it writes its share of each, and reads all that it holds.
 enum class Extent : std::uint8_t { written, read };
 
 /// Calls visit(state, parameter, piece) for the rank's part of the states of `kinds`.
@@ -43,7 +47,7 @@ void for_each_piece(const sharding::ShardedModel& model, Kinds kinds, Extent ext
     for (const auto& segment : unit->segments())
       for (const SavedState& state : saved_states(*segment, kinds)) {
         const tensor::Range range =
-            extent == Extent::written ? written_range(*segment) : tensor::Range{state.begin, state.end};
+            extent == Extent::written ? state.written : tensor::Range{state.begin, state.end};
         for (const sharding::Piece& piece : segment->layout().pieces(range.begin, range.end))
           visit(state, *segment->layout().parameters()[piece.slot], piece);
       }

@@ -18,18 +18,27 @@ void write_rank_file(const std::filesystem::path& path, const sharding::ShardedM
                      device::Device& device, const std::string& save_id) {
   std::vector<SafetensorsSpec> specs;
   std::map<std::string, std::string> metadata{{save_id_key, save_id}};
-  const auto each = [&](const auto& visit) { for_each_piece(model, Kinds::all, Extent::written, visit); };
-  each([&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
-    specs.push_back({state.kind + "." + parameter.name, state.dtype, {piece.count}});
+  const auto each = [&](const auto& visit) {
+    for_each_piece(model, Kinds::all, Extent::written,
+                   [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
+                     const std::string kind = state.held == optim::Held::by_each
+                                                  ? kind_of_replica(state.kind, state.replica)
+                                                  : state.kind;
+                     visit(state, kind + "." + parameter.name, parameter, piece);
+                   });
+  };
+  each([&](const SavedState& state, const std::string& name, const autograd::Parameter& parameter,
+           const Piece& piece) {
+    specs.push_back({name, state.dtype, {piece.count}});
     const PieceRecord record{parameter.logical_slice(),
                              {piece.parameter_begin, piece.parameter_begin + piece.count}};
     metadata[specs.back().name] = record.to_json();
   });
   SafetensorsWriter writer(path, std::move(specs), metadata);
-  each([&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
+  each([&](const SavedState& state, const std::string& name, const autograd::Parameter&, const Piece& piece) {
     in_chunks(device, state.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
       state.read(piece.flat_begin + done, elements);
-      writer.write(state.kind + "." + parameter.name, done, elements);
+      writer.write(name, done, elements);
     });
   });
   writer.finish();

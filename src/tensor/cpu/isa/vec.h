@@ -254,6 +254,54 @@ struct Sum32 {
   }
 };
 
+/// Eight running sums in double, folded in one fixed order.
+struct SumD8 {
+  static constexpr int parts = 16 / lanes;  // a D holds lanes/2 doubles
+  D part[parts]{};
+
+  /// Lane i + lane i + 4, then i + 2, then i + 1.
+  SHERD_INLINE double total() const {
+    using D2 = double __attribute__((vector_size(16)));
+#if defined(SHERD_ISA_portable)
+    const D2 two = (part[0] + part[2]) + (part[1] + part[3]);
+#else
+    using D4 = double __attribute__((vector_size(32)));
+#if defined(SHERD_ISA_avx512)
+    const D4 four = __builtin_shufflevector(part[0], part[0], 0, 1, 2, 3) +
+                    __builtin_shufflevector(part[0], part[0], 4, 5, 6, 7);
+#else
+    const D4 four = part[0] + part[1];
+#endif
+    const D2 two = __builtin_shufflevector(four, four, 0, 1) + __builtin_shufflevector(four, four, 2, 3);
+#endif
+    return two[0] + two[1];
+  }
+};
+
+/// sum + d * d. The square of a float is exact in double, so that fusing the two, where that is faster, shows
+/// in no bit.
+SHERD_INLINE D add_square(D sum, D d) {
+#if defined(SHERD_ISA_avx512)
+  return (D)_mm512_fmadd_pd((__m512d)d, (__m512d)d, (__m512d)sum);
+#elif defined(SHERD_ISA_avx2)
+  return (D)_mm256_fmadd_pd((__m256d)d, (__m256d)d, (__m256d)sum);
+#else
+  return sum + d * d;
+#endif
+}
+
+/// Adds the squares of the `lanes` elements that lie `offset`, a multiple of lanes, past a multiple of 8.
+SHERD_INLINE void add_squares(F f, int offset, SumD8& sum) {
+  HalfF half[2];
+  __builtin_memcpy(half, &f, sizeof f);
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; ++h) {
+    const D d = widen(half[h]);
+    D& part = sum.part[(offset + h * (lanes / 2)) % 8 / (lanes / 2)];
+    part = add_square(part, d);
+  }
+}
+
 /// Calls f(part, real, x...) for each register of the n elements behind each of xs, in order; `part` counts
 /// within groups of 32. The last group is filled up with zeros, and `real` is the mask of the lanes that are
 /// not filling.

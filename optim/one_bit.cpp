@@ -1,0 +1,128 @@
+#include "optim/one_bit.h"
+
+#include <atomic>
+#include <cmath>
+#include <mutex>
+#include <vector>
+
+#include "base/error.h"
+#include "optim/isa/tables.h"
+
+namespace sherd::optim {
+namespace {
+
+constexpr std::int64_t word = 64;
+/// Elements that a thread takes at once, and that momentum is unpacked for while they stay in a core's cache.
+constexpr std::int64_t grain = 1 << 16, piece = 1 << 14;
+
+const OneBitTable& table_of(CpuIsa isa) {
+  switch (isa) {
+    case CpuIsa::avx512:
+      return avx512::one_bit_table;
+    case CpuIsa::avx2:
+      return avx2::one_bit_table;
+    case CpuIsa::portable:
+      break;
+  }
+  return portable::one_bit_table;
+}
+
+GradIndex index_of(DType dtype) {
+  if (dtype == DType::f32) return grad_f32;
+  require(dtype == DType::bf16 || dtype == DType::f16,
+          "compress_momentum: the gradient must be fp32, bf16 or fp16, not ", name_of(dtype));
+  return dtype == DType::bf16 ? grad_bf16 : grad_f16;
+}
+
+/// Runs pass(begin, end, room for the squares of its blocks of 64) over all elements, and adds the squares
+/// up.
+template <class Pass>
+void summed(std::int64_t n, Arena& arena, tensor::ExactSum& squares, const Pass& pass) {
+  std::mutex mutex;  // guards `squares`; the order of additions does not show in an exact sum
+  arena.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
+    double blocks[piece / word];
+    tensor::ExactSum mine;
+    for (std::int64_t at = begin; at < end; at += piece) {
+      const std::int64_t to = std::min(at + piece, end);
+      pass(at, to, blocks);
+      mine.add(std::span<const double>(blocks).first(static_cast<std::size_t>((to - at + word - 1) / word)));
+    }
+    const std::lock_guard lock(mutex);
+    squares.add(mine);
+  });
+}
+
+}  // namespace
+
+void compress_momentum(const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares) {
+  compress_momentum_with(cpu_isa(), span, arena, squares);
+}
+
+void compress_momentum_with(CpuIsa isa, const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares) {
+  require(span.n == 0 || (span.grad && span.momentum && span.error && span.signs),
+          "compress_momentum: no memory for ", span.n, " elements");
+  const auto compress = table_of(isa).compress[index_of(span.grad_dtype)];
+  const auto bytes = static_cast<std::int64_t>(size_of(span.grad_dtype));
+  const auto beta = static_cast<float>(span.beta1), rest = static_cast<float>(1 - span.beta1);
+  summed(span.n, arena, squares, [&](std::int64_t begin, std::int64_t end, double* blocks) {
+    compress(static_cast<const std::byte*>(span.grad) + begin * bytes, static_cast<float>(span.grad_factor),
+             beta, rest, span.momentum + begin, span.error + begin, span.signs + begin / word, blocks,
+             end - begin);
+  });
+}
+
+void average_momentum(std::span<const std::uint64_t* const> signs, std::span<const float> scales,
+                      float* error, std::uint64_t* result, std::int64_t n, Arena& arena,
+                      tensor::ExactSum& squares) {
+  average_momentum_with(cpu_isa(), signs, scales, error, result, n, arena, squares);
+}
+
+void average_momentum_with(CpuIsa isa, std::span<const std::uint64_t* const> signs,
+                           std::span<const float> scales, float* error, std::uint64_t* result, std::int64_t n,
+                           Arena& arena, tensor::ExactSum& squares) {
+  require(!signs.empty() && signs.size() == scales.size(), "average_momentum: the signs of ", signs.size(),
+          " replicas and the scales of ", scales.size());
+  summed(n, arena, squares, [&](std::int64_t begin, std::int64_t end, double* blocks) {
+    std::vector<const std::uint64_t*> from(signs.begin(), signs.end());
+    for (const std::uint64_t*& words : from) words += begin / word;
+    table_of(isa).average(from.data(), scales.data(), static_cast<int>(from.size()), error + begin,
+                          result + begin / word, blocks, end - begin);
+  });
+}
+
+float one_bit_scale(const tensor::ExactSum& squares, std::int64_t n) {
+  return n == 0 ? 0.0f : static_cast<float>(std::sqrt(squares.value() / static_cast<double>(n)));
+}
+
+void settle_error(float* error, float scale, std::int64_t n, Arena& arena) {
+  arena.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
+    table_of(cpu_isa()).settle(error + begin, scale, end - begin);
+  });
+}
+
+bool update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const Hyper& hyper,
+                   std::int64_t step, Arena& arena) {
+  return update_agreed_with(cpu_isa(), span, momentum, hyper, step, arena);
+}
+
+bool update_agreed_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum& momentum,
+                        const Hyper& hyper, std::int64_t step, Arena& arena) {
+  require(span.moment_dtype == DType::f32 && !span.grad,
+          "update_agreed: takes fp32 moments, and momentum in place of a gradient");
+  const OneBitTable& table = table_of(isa);
+  const auto* variance = static_cast<const float*>(span.moments[1]);
+  std::atomic<bool> finite = true;
+  arena.parallel_for(span.n, grain, [&](std::int64_t begin, std::int64_t end) {
+    alignas(64) float unpacked[piece];
+    for (std::int64_t at = begin; at < end; at += piece) {
+      SpanUpdate part = part_of(span, at, std::min(piece, end - at));
+      table.settle_masked(momentum.error + at, variance + at, momentum.settled, part.n);
+      table.expand(momentum.signs + at / word, momentum.scale, unpacked, part.n);
+      part.grad = unpacked, part.grad_dtype = DType::f32, part.grad_factor = 1, part.agreed = true;
+      if (!update_with(isa, part, hyper, step, arena)) finite.store(false, std::memory_order_relaxed);
+    }
+  });
+  return finite.load();
+}
+
+}  // namespace sherd::optim

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "optim/update_rule.h"
+#include "tensor/exact_sum.h"
+
+// Momentum that replicas exchange as one bit per element (Tang et al., "1-bit Adam: communication efficient
+// large-scale training with Adam's convergence speed", 2021). A run of elements travels as signs and one
+// scale, ‖x‖/√n, and what that leaves out, the error, is added to what travels next. Signs are words of 64:
+// bit i is 1 where element i is negative, and what fills up the last word is not. Everything here is on the
+// processor; spans cut at multiples of 64, threads and instruction sets give the same bits.
+
+namespace sherd::optim {
+
+/// A run of elements whose momentum is to travel.
+struct MomentumSpan {
+  const void* grad = nullptr;
+  DType grad_dtype = DType::f32;  ///< f32, bf16 or f16
+  double grad_factor = 1;
+  double beta1 = 0.9;
+  const float* momentum = nullptr;  ///< of the step before
+  float* error = nullptr;
+  std::uint64_t* signs = nullptr;
+  std::int64_t n = 0;
+};
+
+/// error ← β1·momentum + (1−β1)·grad·factor + error, what is to travel, and its signs. Adds its squares to
+/// `squares`. settle_error() takes away what did travel.
+void compress_momentum(const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares);
+
+/// What replicas have sent of a run, added up by the one that serves it: error ← error + mean over replicas
+/// of ±scale, in their order; `result`: its signs. Adds the squares to `squares`.
+void average_momentum(std::span<const std::uint64_t* const> signs, std::span<const float> scales,
+                      float* error, std::uint64_t* result, std::int64_t n, Arena& arena,
+                      tensor::ExactSum& squares);
+
+/// ‖x‖/√n.
+float one_bit_scale(const tensor::ExactSum& squares, std::int64_t n);
+
+/// error ← error − scale·sign(error): what has travelled is no error.
+void settle_error(float* error, float scale, std::int64_t n, Arena& arena);
+
+/// What replicas agreed on for a run, or for a part of it that begins at a multiple of 64.
+struct AgreedMomentum {
+  const std::uint64_t* signs = nullptr;
+  float scale = 0;
+  float* error = nullptr;  ///< this replica's, which settles: where `settled` travelled
+  float settled = 0;
+};
+
+/// update() by the momentum that replicas agreed on, in place of a gradient (OneBitAdam behind its
+/// freeze_step): `span` has no gradient and fp32 moments. Where the variance is 0, as no gradient came before
+/// it froze, there is neither momentum nor error: one bit cannot say so.
+bool update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const Hyper& hyper,
+                   std::int64_t step, Arena& arena);
+
+/// These with the loops of one instruction set, which the processor must have; for tests.
+void compress_momentum_with(CpuIsa isa, const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares);
+void average_momentum_with(CpuIsa isa, std::span<const std::uint64_t* const> signs,
+                           std::span<const float> scales, float* error, std::uint64_t* result, std::int64_t n,
+                           Arena& arena, tensor::ExactSum& squares);
+bool update_agreed_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum& momentum,
+                        const Hyper& hyper, std::int64_t step, Arena& arena);
+
+}  // namespace sherd::optim

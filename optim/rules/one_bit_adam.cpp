@@ -1,0 +1,28 @@
+#include "optim/rules/one_bit_adam.h"
+
+#include "optim/description.h"
+
+namespace sherd::optim {
+
+bool OneBitAdam::serves(const Hyper& hyper) {
+  return hyper.type == config::OptimizerType::onebitadam;
+}
+
+Description OneBitAdam::describe(const Hyper& hyper) {
+  Description out{config::name_of(hyper.type),
+                  {{"exp_avg"},
+                   {"exp_avg_sq"},
+                   {"worker_error", 0, Held::by_each},
+                   {"server_error", 0, Held::by_one_of_them}}};
+  out.freeze_step = hyper.freeze_step;
+  return out;
+}
+
+OneBitAdam OneBitAdam::make(const Hyper& hyper, std::int64_t step, const SpanTerms& terms) {
+  const auto f = [](double x) { return static_cast<float>(x); };
+  const double decay = terms.decays ? hyper.weight_decay : 0.0;
+  return {f(hyper.beta1), f(1 - hyper.beta1), f(hyper.beta2),           f(1 - hyper.beta2), f(hyper.eps),
+          f(hyper.lr),    f(decay),           step > hyper.freeze_step, terms.agreed};
+}
+
+}  // namespace sherd::optim

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "optim/one_bit.h"
+#include "sharding/segment.h"
+
+namespace sherd::engine {
+
+/// One segment's momentum on its way between replicas (1-bit Adam). The update range is cut into as many
+/// equal parts as there are replicas, of which each serves one: all send it their signs of that part, it adds
+/// them up, and sends the signs of the mean back. A *run* is what a part has of one parameter; it has a scale
+/// of its own. Memory of the processor, which lasts with this. Used from the rank's thread.
+class PackedMomentum {
+ public:
+  PackedMomentum(const sharding::Segment& segment, device::Device& device);
+
+  /// Bytes that each replica sends to each other one, twice a step: signs and scales of a part.
+  std::int64_t block_bytes() const { return block_bytes_; }
+  /// Opens a step.
+  void begin();
+  /// Packs elements of a parameter from flat element `begin` on; each element once a step.
+  void compress(std::int64_t begin, const optim::MomentumSpan& span, Arena& arena);
+  /// Replicas agree. Collective over them.
+  void exchange(sharding::Segment& segment, device::Device& device);
+  /// Calls visit(flat begin, flat end, what was agreed on there) for the runs of flat elements [begin, end).
+  /// `error`: this replica's, of element `begin`.
+  template <class Visit>
+  void for_each_run(std::int64_t begin, std::int64_t end, float* error, const Visit& visit) const {
+    for (const Run& run : runs_) {
+      const std::int64_t from = std::max(begin, run.begin), to = std::min(end, run.end);
+      if (from < to)
+        visit(from, to,
+              optim::AgreedMomentum{signs(run, from), *scale(run), error + (from - begin), run.sent_scale});
+    }
+  }
+
+ private:
+  struct Run {
+    std::int64_t begin, end;   ///< flat elements
+    std::int64_t part, place;  ///< of whom, and which of the part's scales
+    tensor::ExactSum squares;  ///< of what this replica sends
+    float sent_scale = 0;
+  };
+  std::byte* block(const tensor::Tensor& of, std::int64_t part) const;
+  std::uint64_t* signs(const Run& run, std::int64_t element) const;
+  float* scale(const Run& run) const;
+  void serve(Run& run, const tensor::Tensor& errors, Arena& arena);
+
+  std::string name_;
+  std::int64_t begin_, part_, block_bytes_ = 0;  ///< of the update range; elements of a part
+  int replicas_, own_;
+  std::vector<Run> runs_;
+  tensor::Tensor packed_, received_;  ///< a block for each part, and from each replica
+};
+
+/// What replicas exchange in place of gradients, of every segment whose rule says so.
+class MomentumExchange {
+ public:
+  /// Of a segment that can exchange momentum; made where it is not there yet.
+  PackedMomentum& of(const sharding::Segment& segment, device::Device& device);
+  /// Opens a step: forgets what one that was abandoned has packed.
+  void begin() {
+    for (auto& [segment, packed] : packed_) packed->begin();
+  }
+
+ private:
+  std::unordered_map<const sharding::Segment*, std::unique_ptr<PackedMomentum>> packed_;
+};
+
+}  // namespace sherd::engine

@@ -328,7 +328,7 @@ void UpdatePipeline::run(Optimizer& optimizer, double factor) {
 
 void UpdatePipeline::begin(Optimizer& optimizer, std::optional<double> factor) {
   abandon();
-  const std::int64_t coming = optimizer.steps() + 1;
+  const std::int64_t coming = optimizer.steps() + (factor ? 0 : 1);
   const bool as_planned = std::all_of(chunks_.begin(), chunks_.end(), [&](const UpdateChunk& chunk) {
     return chunk.phases.data() == phases_of(*chunk.segment, options_.rules, coming).data();
   });

@@ -43,7 +43,8 @@ class UpdatePipeline {
   void run(Optimizer& optimizer, double factor);
 
   /// Opens a step, with gradients to be multiplied by `factor`, and starts the first reads. Both must last
-  /// until its end. Without a factor nothing is updated before decide().
+  /// until its end. With a factor, Optimizer::begin_step() has been called; without one nothing is updated
+  /// before decide(), and it is called before that.
   void begin(Optimizer& optimizer, std::optional<double> factor);
   void decide(double factor) { step_->factor = factor; }
   /// Between the two: the gradients of `segment` are complete, and nobody reads its parameters any more, in

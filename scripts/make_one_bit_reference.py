@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Makes tests/engine/reference/one_bit.safetensors: what 1-bit Adam does, with simulated workers.
+
+The algorithm is that of Tang et al., "1-bit Adam" (2021), Algorithm 1, with DeepSpeed's update (no bias correction,
+weight decay added to the direction), in NumPy, fp32 but for the sums of squares (double). Workers' gradients and the
+first weights come from formulas that the test has too (tests/engine/one_bit_oracle_test.cpp), so that the file holds
+results alone: `CASE.STEP.KIND`, fp32, of both parameters one after the other (worker_error with a row per worker).
+A case is a number of workers (replicas) and of shards into which each replica's states are cut; what one worker serves
+is an equal part of a shard, and a scale belongs to what that part has of one parameter.
+
+Needs numpy (and torch, which make_reference.py takes). Usage: make_one_bit_reference.py [OUTPUT_FILE]
+"""
+import pathlib
+import sys
+
+import numpy as np
+
+from make_reference import save
+
+SHAPES = [340, 17]  # elements of the parameters
+ALIGNED = 64  # parameters, shards and parts begin at multiples of it
+BETA1, BETA2, EPS, DECAY, RATE, FREEZE, STEPS = 0.9, 0.99, 1e-3, 0.1, 0.01, 8, 50
+KEPT = [8, 9, 20, 50]
+F = np.float32
+
+
+def up(n, to):
+    return (n + to - 1) // to * to
+
+
+def layout(workers, shards):
+    """Where parameters begin in the flat segment, its length, and the runs: (worker that serves it, begin, end)."""
+    begins, at = [], 0
+    for n in SHAPES:
+        begins.append(at)
+        at += up(n, ALIGNED)
+    shard = up(up(at, shards) // shards, ALIGNED)
+    part = up(-(-shard // workers), ALIGNED)
+    runs = []
+    for first in range(0, shard * shards, shard):
+        for worker in range(workers):
+            low, high = first + min(shard, worker * part), first + min(shard, (worker + 1) * part)
+            for begin, n in zip(begins, SHAPES):
+                a, b = max(low, begin), min(high, begin + n)
+                if a < b:
+                    runs.append((worker, a, b))
+    return begins, shard * shards, runs
+
+
+def gradient(i, step, worker):
+    """Of elements i; those at 7 of 50 get none before the variance freezes."""
+    value = ((i * 7919 + step * 104729 + worker * 1299709) % 2003 - 1001).astype(F) / F(1001) * (1 + i % 5).astype(F)
+    return np.where((i % 50 == 7) & (step <= FREEZE), F(0), value)
+
+
+def weight(i):
+    return ((i * 4813) % 997 - 498).astype(F) / F(498)
+
+
+def signs(x):
+    return np.where(x < 0, F(-1), F(1))
+
+
+def scale(x):
+    return F(np.sqrt(np.sum(x.astype(np.float64) ** 2) / x.size))
+
+
+def run(workers, shards):
+    begins, length, runs = layout(workers, shards)
+    places = np.concatenate([begin + np.arange(n) for begin, n in zip(begins, SHAPES)])
+    index = np.arange(places.size, dtype=np.int64)
+    flat = lambda values: np.put(out := np.zeros(length, F), places, values) or out
+    p, m, v, server = flat(weight(index)), flat(0), flat(0), flat(0)
+    errors = [flat(0) for _ in range(workers)]
+    kept = {}
+    for step in range(1, STEPS + 1):
+        grads = [flat(gradient(index, step, worker)) for worker in range(workers)]
+        if step <= FREEZE:
+            total = grads[0].copy()
+            for g in grads[1:]:
+                total += g
+            g = total * F(1 / workers)
+            m = F(BETA1) * m + F(1 - BETA1) * g
+            v = F(BETA2) * v + F(1 - BETA2) * (g * g)
+        elif workers == 1:  # nobody to send anything to
+            m = np.where(v > 0, F(BETA1) * m + F(1 - BETA1) * grads[0], F(0))
+        else:
+            sent = [F(BETA1) * m + F(1 - BETA1) * g + e for g, e in zip(grads, errors)]
+            agreed = np.zeros(length, F)
+            for _, a, b in runs:
+                scales = [scale(x[a:b]) for x in sent]
+                mean = np.zeros(b - a, F)
+                for x, s in zip(sent, scales):
+                    mean += s * signs(x[a:b])
+                y = mean * F(1 / workers) + server[a:b]
+                s = scale(y)
+                agreed[a:b] = s * signs(y)
+                server[a:b] = y - s * signs(y)
+                for e, x, s in zip(errors, sent, scales):
+                    e[a:b] = np.where(v[a:b] > 0, x[a:b] - s * signs(x[a:b]), F(0))
+            m = np.where(v > 0, agreed, F(0))
+        p = p - F(RATE) * (m / (np.sqrt(v) + F(EPS)) + F(DECAY) * p)
+        if step in KEPT:
+            for kind, x in [("fp32", p), ("exp_avg", m), ("exp_avg_sq", v), ("server_error", server)]:
+                kept[f"{step}.{kind}"] = x[places]
+            kept[f"{step}.worker_error"] = np.stack([e[places] for e in errors])
+    return kept
+
+
+def main():
+    default = pathlib.Path(__file__).parent.parent / "tests/engine/reference/one_bit.safetensors"
+    tensors = {}
+    for workers, shards in [(1, 1), (2, 1), (3, 1), (2, 2)]:
+        for name, values in run(workers, shards).items():
+            if workers > 1 or "error" not in name:
+                tensors[f"{workers}x{shards}.{name}"] = values.astype(F)
+    save(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else default, tensors)
+
+
+if __name__ == "__main__":
+    main()

@@ -155,6 +155,12 @@ std::string text_of(const EstimateReport& r) {
   if (r.estimate().io.read + r.estimate().io.written > 0)
     moved += cat("\neach rank reads ", human_bytes(r.estimate().io.read), " from NVMe and writes ",
                  human_bytes(r.estimate().io.written), " per step\n");
+  if (const auto& before = r.estimate().warm_up) {
+    moved += cat("\nup to freeze_step ", before->steps, " it sends ", human_bytes(before->sent));
+    if (before->io.read + before->io.written > 0)
+      moved += cat(", reads ", human_bytes(before->io.read), " and writes ", human_bytes(before->io.written));
+    moved += " per step\n";
+  }
   if (!r.estimate().schedule.empty()) moved += cat("\n", r.estimate().schedule, "\n");
   return heading(r) + rank_table(r) + world_table(r) + moved + verdict(r);
 }
@@ -195,6 +201,11 @@ std::string json_of(const EstimateReport& r) {
                      {"read_bytes", r.estimate().io.read},          {"write_bytes", r.estimate().io.written}};
   for (const auto& [axis, bytes] : r.estimate().traffic_by_axis)
     out["per_step"]["axes"][std::string(comm::name_of(axis))] = bytes.payload();
+  if (const auto& before = r.estimate().warm_up)
+    out["per_step_up_to_freeze_step"] = {{"steps", before->steps},
+                                         {"sent_bytes", before->sent},
+                                         {"read_bytes", before->io.read},
+                                         {"write_bytes", before->io.written}};
   out["stages"] = Json::array();
   for (const engine::Estimate& stage : r.stages) {
     Json peaks;

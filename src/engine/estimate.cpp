@@ -29,6 +29,11 @@ struct Moved {
   std::vector<comm::ProcessGroups::AxisTraffic> traffic;
   IoBytes io;
 
+  std::uint64_t payload() const {
+    std::uint64_t sum = 0;
+    for (const auto& [axis, bytes] : traffic) sum += bytes.payload();
+    return sum;
+  }
   void add(const Moved& other, std::uint64_t times) {
     if (traffic.empty())
       for (const auto& [axis, bytes] : other.traffic) traffic.push_back({axis, {}});
@@ -158,6 +163,12 @@ Estimate estimate(const config::Config& config, const ModelSource& model, const 
   Moved moved = run.step();
   if (run.engine().schedule() == config::Schedule::layered)
     moved = run.step();  // with what that one has left
+  if (const auto freeze_step = run.engine().optimizer()->freeze_step(run.engine().sharded())) {
+    out.warm_up = {*freeze_step, moved.payload(), moved.io};
+    run.engine().optimizer()->set_steps(*freeze_step);
+    run.step();
+    moved = run.step();
+  }
   out.traffic_by_axis = moved.traffic;
   for (const auto& [axis, bytes] : moved.traffic) out.traffic.add(bytes);
   out.io = moved.io;

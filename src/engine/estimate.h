@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "comm/communicator.h"
@@ -21,8 +22,16 @@ struct Estimate {
   std::vector<comm::ProcessGroups::AxisTraffic> traffic_by_axis;  ///< the same apart
   std::uint64_t exchange = 0;  ///< of the host, that exchanging takes untracked (comm/host_memory.h)
   IoBytes io;                  ///< moved to and from NVMe by one optimizer step
-  std::string schedule;        ///< what there is to tell of it (describe_schedule())
-  double bubble = 0;           ///< of a pipeline's schedule (ideal_bubble())
+  /// Where replicas come to exchange momentum: what steps up to the freeze_step send and move; the fields
+  /// above are of steps after it.
+  struct WarmUp {
+    std::int64_t steps = 0;
+    std::uint64_t sent = 0;
+    IoBytes io;
+  };
+  std::optional<WarmUp> warm_up{};
+  std::string schedule;  ///< what there is to tell of it (describe_schedule())
+  double bubble = 0;     ///< of a pipeline's schedule (ideal_bubble())
 };
 
 /// Which rank of what world to play.

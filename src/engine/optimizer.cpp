@@ -258,6 +258,14 @@ bool Optimizer::update_by(const PackedMomentum& momentum, const UpdateView& view
   return finite;
 }
 
+std::optional<std::int64_t> Optimizer::freeze_step(const sharding::ShardedModel& model) const {
+  std::optional<std::int64_t> out;
+  for (const sharding::Segment* segment : model.trainable_segments())
+    if (segment->can_exchange_momentum())
+      out = std::max(out, rules_[static_cast<std::size_t>(segment->key().rule)].freeze_step);
+  return out;
+}
+
 void Optimizer::prepare_exchanges(const std::vector<sharding::Segment*>& segments, device::Device& device) {
   for (const sharding::Segment* segment : segments)
     if (segment->can_exchange_momentum()) momentum_.of(*segment, device);

@@ -75,6 +75,9 @@ class Optimizer {
     return rules_[static_cast<std::size_t>(segment.key().rule)].exchanges_momentum(step) &&
            segment.can_exchange_momentum();
   }
+  /// After how many steps all rules exchange momentum that do so for some part of the model; none do:
+  /// nothing.
+  std::optional<std::int64_t> freeze_step(const sharding::ShardedModel& model) const;
   /// Takes the memory that exchanging momentum of these segments will need, where any of them can.
   void prepare_exchanges(const std::vector<sharding::Segment*>& segments, device::Device& device);
   /// Gives that back, before the device goes.

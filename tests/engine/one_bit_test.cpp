@@ -89,5 +89,86 @@ TEST(OneBitAdam, EveryPrecisionScheduleAndLayout) {
   EXPECT_TRUE(train_local(stages).bits() == two.bits());
 }
 
+/// What a rank has after `steps` steps in which all ranks read the same samples.
+struct Alike {
+  double norm = 0;
+  std::vector<std::vector<float>> momentum;  ///< by segment
+  std::vector<sharding::SegmentLayout> layouts;
+  std::vector<std::uint64_t> sent;  ///< to other replicas, by step
+};
+
+Alike train_alike(RunSpec spec, int freeze_step) {
+  spec.dtype = "fp32", spec.dropout = 0, spec.clipping = 0, spec.shard_size = 1;
+  spec.optimizer =
+      cat(R"("type": "OneBitAdam", "params": {"lr": 0.003, "eps": 1e-4, "freeze_step": )", freeze_step, "}");
+  Alike out;
+  launch_ranks(spec.ranks, [&](DistributedPtr dist) {
+    const auto engine = make_engine(dist, spec);
+    comm::Communicator& replicas = engine->groups().group(comm::Axis::replica);
+    for (int step = 0; step < spec.steps; ++step) {
+      replicas.reset_traffic();
+      const tensor::Batch batch = synthetic_batch(engine->device(), 2, 16, 64, step, 0, 0);
+      engine->backward(engine->forward(batch));
+      engine->step();
+      if (dist->rank() == 0) out.sent.push_back(replicas.traffic().payload());
+    }
+    if (dist->rank() > 0) return;
+    out.norm = *engine->get_global_grad_norm();
+    for (const sharding::Segment* segment : engine->sharded().trainable_segments()) {
+      const float* m = segment->moments()[0].tensor().data<float>();
+      out.momentum.emplace_back(m, m + segment->update_end());
+      out.layouts.push_back(segment->layout());
+    }
+  });
+  return out;
+}
+
+/// Where all replicas find the same gradient, its mean over them is that, and what each sends, and they agree
+/// on, is the signs of the momentum that an exact step has, with the root mean square of each parameter's
+/// run.
+TEST(OneBitAdam, ReplicasOfOneMindAgreeOnTheSignsOfTheirMomentum) {
+  RunSpec spec;
+  spec.stage = 2, spec.steps = 5, spec.layers = 2;
+  const Alike exact = train_alike(spec, 100), frozen = train_alike(spec, 4);
+  EXPECT_NEAR(frozen.norm, exact.norm, 1e-6 * exact.norm);
+  std::size_t runs = 0;
+  for (std::size_t s = 0; s < exact.momentum.size(); ++s) {
+    const std::int64_t all = exact.layouts[s].padded(), half = (all / 2 + 63) / 64 * 64;
+    for (const auto& [begin, end] : {std::pair(std::int64_t{0}, half), std::pair(half, all)})
+      for (const sharding::Piece& run : exact.layouts[s].pieces(begin, end)) {
+        double squares = 0;
+        const float* is = frozen.momentum[s].data() + run.flat_begin;
+        const float* was = exact.momentum[s].data() + run.flat_begin;
+        for (std::int64_t i = 0; i < run.count; ++i) squares += static_cast<double>(was[i]) * was[i];
+        const double scale = std::sqrt(squares / static_cast<double>(run.count));
+        ++runs;
+        for (std::int64_t i = 0; i < run.count; ++i) {
+          if (is[i] == 0) continue;  // no gradient yet, of tokens that did not come
+          ASSERT_NEAR(is[i], was[i] < 0 ? -scale : scale, 1e-5 * scale);
+        }
+      }
+  }
+  EXPECT_GT(runs, 20u);
+}
+
+/// Counted: signs and scales, 1/15.5 of what two replicas send to reduce fp16 gradients.
+TEST(OneBitAdam, SendsAFifteenthOfFp16Gradients) {
+  RunSpec spec;
+  spec.stage = 2, spec.steps = 6, spec.layers = 2, spec.hidden = 256;
+  for (const int replicas : {2, 4}) {
+    spec.ranks = replicas;
+    const Alike run = train_alike(spec, 4);
+    double elements = 0;
+    for (const sharding::SegmentLayout& layout : run.layouts)
+      elements += static_cast<double>(layout.payload());
+    const double fp16 = 2 * 2 * elements * (replicas - 1) / replicas;
+    EXPECT_LT(static_cast<double>(run.sent[4]), fp16 / 15.5) << replicas;
+    EXPECT_EQ(run.sent[4], run.sent[5]);
+    EXPECT_GT(static_cast<double>(run.sent[3]), fp16) << replicas;
+    // A whole run that warms up for 15 % of its steps, against fp16 gradients in all of them.
+    EXPECT_GT(1 / (0.15 + 0.85 * static_cast<double>(run.sent[4]) / fp16), 4.85) << replicas;
+  }
+}
+
 }  // namespace
 }  // namespace sherd::test

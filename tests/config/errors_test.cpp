@@ -140,10 +140,23 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{
             "{\"optimizer\": {\"params\": {}}}",
             "run.json:1: optimizer: needs a \"type\"; this build has Adam, AdamW, SGD, Lion, Adagrad, Lamb, "
-            "NVLamb and LARS"},
+            "NVLamb, LARS and OneBitAdam"},
         Mistake{"{\"optimizer\": {\"type\": \"Muon\"}}",
                 "run.json:1: optimizer.type: \"Muon\" is not in this build; use one of Adam, AdamW, SGD, "
-                "Lion, Adagrad, Lamb, NVLamb and LARS"},
+                "Lion, Adagrad, Lamb, NVLamb, LARS and OneBitAdam"},
+        Mistake{R"({"optimizer": {"type": "ZeroOneAdam"}})",
+                "run.json:1: optimizer.type: 0/1 Adam takes steps that only some replicas know of, so that "
+                "their weights differ between exchanges: use OneBitAdam, whose replicas always agree"},
+        Mistake{R"({"optimizer": {"type": "OneBitAdam"}, "zero_optimization": {"stage": 2}})",
+                "run.json:1: optimizer: OneBitAdam compresses what replicas exchange, and at "
+                "zero_optimization.stage 2 all ranks share one replica's states: give parallel.shard_size, "
+                "the ranks that share (such as those of one machine), or take stage 0"},
+        Mistake{R"({"optimizer": {"type": "AdamW", "groups": [{"match": "*", "type": "OneBitAdam"}]},
+                    "training": {"moments_dtype": "bf16"}})",
+                "run.json:1: optimizer: what OneBitAdam has not sent yet is kept in fp32: drop "
+                "training.moments_dtype"},
+        Mistake{R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": -1}}})",
+                "run.json:1: optimizer.params.freeze_step: must be an integer >= 0, not -1"},
         Mistake{R"({"optimizer": {"type": "Lamb", "params": {"min_coeff": 20}}})",
                 "run.json:1: optimizer.params: min_coeff 20 is above max_coeff 10"},
         Mistake{R"({"optimizer": {"type": "Lamb", "params": {"eps_inside_sqrt": true}}})",
@@ -151,7 +164,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "outside of the root"},
         Mistake{"{\"optimizer\": {\"type\": \"Adamm\"}}",
                 "run.json:1: optimizer.type: \"Adamm\" is none of Adam, AdamW, SGD, Lion, Adagrad, Lamb, "
-                "NVLamb, LARS; did you mean \"Adam\"?"},
+                "NVLamb, LARS, OneBitAdam; did you mean \"Adam\"?"},
         Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"max_grad_norm\": 1.0}}}",
                 "run.json:1: optimizer.params.max_grad_norm: Sherd does not support 1.0 here: clip with the "
                 "top-level "

@@ -5,6 +5,7 @@
 
 #include "support/equality.h"
 #include "support/temp_folder.h"
+#include "support/whole_tensors.h"
 
 namespace sherd::test {
 namespace {
@@ -167,6 +168,99 @@ TEST(OneBitAdam, SendsAFifteenthOfFp16Gradients) {
     EXPECT_GT(static_cast<double>(run.sent[3]), fp16) << replicas;
     // A whole run that warms up for 15 % of its steps, against fp16 gradients in all of them.
     EXPECT_GT(1 / (0.15 + 0.85 * static_cast<double>(run.sent[4]) / fp16), 4.85) << replicas;
+  }
+}
+
+using Tensors = std::map<std::string, std::vector<float>>;
+
+Tensors errors_in(const std::filesystem::path& checkpoint) {
+  Tensors out;
+  for (const auto& [name, bytes] : sherd::testing::whole_tensors(checkpoint)) {
+    if (name.find("_error") == std::string::npos) continue;
+    std::vector<float>& values = out[name];
+    values.resize(bytes.size() / sizeof(float));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+  }
+  return out;
+}
+
+/// What a checkpoint of the first step after loading holds depends on the gradients of other ranks; so no
+/// step is taken: the errors are saved as they were loaded.
+Tensors reloaded(RunSpec spec) {
+  launch_ranks(spec.ranks, [&](DistributedPtr dist) {
+    const auto engine = make_engine(dist, spec);
+    engine->load_checkpoint(spec.directory, "global_step7");
+    engine->save_checkpoint(spec.directory, "again");
+  });
+  return errors_in(std::filesystem::path(spec.directory) / "again");
+}
+
+/// Those of the checkpoint that seven steps leave.
+Tensors saved_errors(const RunSpec& spec) {
+  train_local(spec, 0, 7);
+  return errors_in(std::filesystem::path(spec.directory) / "global_step7");
+}
+
+/// A new number of replicas takes the mean of the old ones' errors; what they served is a logical tensor.
+TEST(OneBitAdam, ErrorsGoIntoOtherNumbersOfReplicas) {
+  const TempFolder folder;
+  RunSpec spec = two_by_two(2);
+  spec.directory = folder.path().string();
+  const Tensors saved = saved_errors(spec);
+  const auto of_replica = [](const std::string& name, int replica) {
+    return cat("worker_error_", replica, name.substr(name.find('.')));
+  };
+  const auto expect_mean = [&](const Tensors& found, int replicas) {
+    for (const auto& [name, values] : saved) {
+      if (name.starts_with("server_error")) {
+        EXPECT_EQ(found.at(name), values) << name << " of " << replicas;
+        continue;
+      }
+      std::vector<float> mean = saved.at(of_replica(name, 0));
+      const std::vector<float>& other = saved.at(of_replica(name, 1));
+      for (std::size_t i = 0; i < mean.size(); ++i) mean[i] = (mean[i] + other[i]) / 2;
+      for (int replica = 0; replica < replicas; ++replica)
+        EXPECT_EQ(found.at(of_replica(name, replica)), mean) << name << " of " << replicas;
+    }
+  };
+  RunSpec four = spec, three = spec, two = spec, one = spec;
+  four.shard_size = 1, three.ranks = three.shard_size = 3, two.ranks = 2, two.shard_size = 1;
+  two.offload_optimizer = "nvme", two.nvme_path = folder.path().string(), one.ranks = one.shard_size = 1;
+  expect_mean(reloaded(four), 4);
+  EXPECT_EQ(reloaded(two), saved) << "as many replicas, of one rank each";
+  EXPECT_TRUE(reloaded(one).empty()) << "one replica has nobody to send anything to";
+  EXPECT_TRUE(reloaded(three).empty());
+  spec.directory = folder.path() / "from one";
+  RunSpec alone = spec;
+  alone.ranks = alone.shard_size = 1;
+  ASSERT_TRUE(saved_errors(alone).empty());
+  for (const auto& [name, values] : reloaded(spec))
+    EXPECT_EQ(values, std::vector<float>(values.size())) << name << ": nothing was left out";
+}
+
+/// The norm that clips, and is told, is the same on all ranks: the root of the mean over replicas of the
+/// squares of their own. Gradients that one replica alone finds not finite skip the step on all.
+TEST(OneBitAdam, ReplicasClipAndSkipTogether) {
+  RunSpec spec = two_by_two(2);
+  spec.dtype = "fp16", spec.steps = 16, spec.clipping = 0.01, spec.loss_scale_window = 1;
+  const RunResult expected = train_local(spec);  // compares weights over all ranks
+  EXPECT_GT(expected.skipped, 0) << "the loss scale doubles until gradients overflow";
+  RunSpec other = spec;
+  other.clipping = 1e6;
+  EXPECT_FALSE(train_local(other).bits() == expected.bits());
+}
+
+/// Parameters of another rule are reduced exactly beside those whose momentum travels.
+TEST(OneBitAdam, BesideOtherRules) {
+  const TempFolder folder;
+  RunSpec spec = two_by_two(1);
+  spec.groups = R"([{"match": "*norm*", "type": "AdamW", "lr": 0.002}, {"match": "*bias", "type": "Lamb"},
+                    {"match": "*up*", "freeze_step": 6}, {"match": "*down*", "lr": 0.001}])";
+  const RunResult expected = train_local(spec);
+  for (const int stage : {2, 3}) {
+    spec.stage = stage, spec.offload_optimizer = "nvme", spec.nvme_path = folder.path().string();
+    spec.sub_group = 4096, spec.offload_extra = R"(, "buffer_count": 1)";
+    EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << stage;
   }
 }
 

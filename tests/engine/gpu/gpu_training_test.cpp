@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "support/equality.h"
+#include "support/expect_error.h"
 #include "support/full_suite.h"
 #include "support/gpu.h"
 #include "support/temp_folder.h"
@@ -137,6 +138,20 @@ TEST_F(GpuTraining, has_the_same_bits_at_every_stage_on_several_ranks) {
     spec.offload_param = "nvme";
     if (chosen(1)) same("parameters on NVMe");
   }
+}
+
+/// The processor packs momentum, updates, and hands new parameters back.
+TEST_F(GpuTraining, replicas_exchange_momentum_that_the_processor_packs) {
+  RunSpec spec = on_gpu();
+  spec.ranks = 2, spec.shard_size = 1, spec.stage = 1, spec.steps = 4;
+  spec.optimizer =
+      R"("type": "OneBitAdam", "params": {"lr": 0.003, "weight_decay": 0.1, "freeze_step": 2, "eps": 1e-4})";
+  spec.offload_optimizer = "cpu";
+  const auto expected = train_local(spec).bits();
+  spec.offload_optimizer = "nvme", spec.nvme_path = folder.path(), spec.stage = 2;
+  EXPECT_TRUE(train_local(spec).bits() == expected);
+  spec.offload_optimizer = "none";
+  sherd::testing::expect_error(ErrorKind::config, "offload_optimizer", [&] { train_local(spec); });
 }
 
 /// Tensor ranks with sequence parallelism, and both ways of context parallelism.

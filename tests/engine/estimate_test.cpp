@@ -28,7 +28,7 @@ struct Shape {
   bool llama = false, host_checkpoints = false;
   std::string zero_extra;
   std::string groups = "[]";
-  int threads = 1, layers = 3, persistent = 100;
+  int threads = 1, layers = 3, persistent = 100, shard_size = 0;
   std::string device = "cpu", schedule = "auto";
 
   std::string text(const std::string& nvme) const {
@@ -50,7 +50,8 @@ struct Shape {
                R"(, "num_heads": 4, "num_kv_heads": )", llama ? 2 : 4, R"(}, "training": {"recompute": ")",
                recompute, R"("}, "activation_checkpointing": {"cpu_checkpointing": )",
                host_checkpoints ? "true" : "false", R"(}, "parallel": {"timeout_seconds": 60, "schedule": ")",
-               schedule, R"("}, "device": {"threads_per_rank": )", threads, R"(, "type": ")", device, "\"}}");
+               schedule, "\"", shard_size > 0 ? cat(R"(, "shard_size": )", shard_size) : "",
+               R"(}, "device": {"threads_per_rank": )", threads, R"(, "type": ")", device, "\"}}");
   }
 
   std::string name() const {
@@ -81,9 +82,10 @@ std::vector<Estimate> measure(const config::Config& config, int ranks) {
     const auto io_of = [&](int steps) {
       const engine::IoBytes before = engine.io_bytes();
       for (int step = 0; step < steps; ++step) {
-        dist->world().reset_traffic();
+        engine.groups().reset_traffic();
         engine.train_batch(next);
-        mine.traffic = dist->world().traffic();
+        mine.traffic = {};
+        for (const auto& [axis, bytes] : engine.groups().traffic()) mine.traffic.add(bytes);
       }
       engine.synchronize();
       const engine::IoBytes after = engine.io_bytes();
@@ -132,6 +134,7 @@ void expect_alike(const Shape& shape) {
         << "memory held by rank " << rank;
     EXPECT_EQ(predicted.traffic.all_gather, got.traffic.all_gather);
     EXPECT_EQ(predicted.traffic.reduce_scatter, got.traffic.reduce_scatter);
+    EXPECT_EQ(predicted.traffic.all_to_all, got.traffic.all_to_all);
     EXPECT_EQ(predicted.traffic.scalars, got.traffic.scalars);
     EXPECT_EQ(predicted.io.read, got.io.read);
     EXPECT_EQ(predicted.io.written, got.io.written);
@@ -273,6 +276,18 @@ TEST(EstimateOfGroups, OfRulesThatMeasure) {
     SCOPED_TRACE(shape.name());
     expect_alike(shape);
   }
+}
+
+/// Of steps in which replicas exchange momentum, and of those before.
+TEST(EstimateOfGroups, OfReplicasThatExchangeMomentum) {
+  Shape shape;
+  shape.groups = R"([{"match": "*", "type": "OneBitAdam", "freeze_step": 1}])";
+  for (const char* optimizer : {"none", "nvme"})
+    for (const int shard_size : {1, 2}) {
+      shape.stage = 2, shape.ranks = 4, shape.shard_size = shard_size, shape.optimizer = optimizer;
+      SCOPED_TRACE(cat(shape.name(), ", shard_size ", shard_size));
+      expect_alike(shape);
+    }
 }
 
 TEST(EstimateForGpus, DiffersFromCpusInWorkspaceAndStagingAlone) {

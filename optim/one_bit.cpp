@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "base/error.h"
-#include "optim/isa/tables.h"
+#include "optim/isa/update_plan.h"
 
 namespace sherd::optim {
 namespace {
 
 constexpr std::int64_t word = 64;
-/// Elements that a thread takes at once, and that momentum is unpacked for while they stay in a core's cache.
+/// Elements that a thread takes at once, and whose squares it adds up at once.
 constexpr std::int64_t grain = 1 << 16, piece = 1 << 14;
 
 const OneBitTable& table_of(CpuIsa isa) {
@@ -109,18 +109,20 @@ bool update_agreed_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum
                         const Hyper& hyper, std::int64_t step, Arena& arena) {
   require(span.moment_dtype == DType::f32 && !span.grad,
           "update_agreed: takes fp32 moments, and momentum in place of a gradient");
-  const OneBitTable& table = table_of(isa);
-  const auto* variance = static_cast<const float*>(span.moments[1]);
+  SpanUpdate given = span;
+  given.grad_dtype = DType::f32, given.grad_factor = momentum.scale, given.agreed = true;
+  const UpdatePlan plan = plan_span(given, hyper, step);
+  if (span.n == 0) return true;
+  const auto* rule = std::get_if<OneBitAdam>(&plan.rule);
+  require(rule, "update_agreed: ", config::name_of(hyper.type), " takes gradients");
   std::atomic<bool> finite = true;
   arena.parallel_for(span.n, grain, [&](std::int64_t begin, std::int64_t end) {
-    alignas(64) float unpacked[piece];
-    for (std::int64_t at = begin; at < end; at += piece) {
-      SpanUpdate part = part_of(span, at, std::min(piece, end - at));
-      table.settle_masked(momentum.error + at, variance + at, momentum.settled, part.n);
-      table.expand(momentum.signs + at / word, momentum.scale, unpacked, part.n);
-      part.grad = unpacked, part.grad_dtype = DType::f32, part.grad_factor = 1, part.agreed = true;
-      if (!update_with(isa, part, hyper, step, arena)) finite.store(false, std::memory_order_relaxed);
-    }
+    Chunk chunk = chunk_of(given, plan, begin, end);
+    chunk.grad = momentum.signs + begin / word;
+    const Extremes top =
+        table_of(isa).update[plan.master](chunk, rule, momentum.error + begin, momentum.settled);
+    if (top.weight > plan.largest_weight || top.moment > plan.largest_moment)
+      finite.store(false, std::memory_order_relaxed);
   });
   return finite.load();
 }

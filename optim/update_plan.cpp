@@ -82,7 +82,7 @@ void check(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
           span.first_element);
   if (span.n == 0) return;
   check_masters(span);
-  require(span.grad, "optim::update: the span has no gradient");
+  require(span.grad || span.agreed, "optim::update: the span has no gradient");
   const std::vector<State> states = describe(hyper).states;
   for (std::size_t i = 0; i < states.size() && states[i].held == Held::by_all; ++i)
     require(span.moments[i], "optim::update: the span has no ", states[i].name);

@@ -34,6 +34,8 @@ std::byte* at(void* base, std::int64_t begin, DType dtype) {
   return at(static_cast<std::byte*>(base), begin, dtype);
 }
 
+}  // namespace
+
 Chunk chunk_of(const SpanUpdate& span, const UpdatePlan& plan, std::int64_t begin, std::int64_t end) {
   Chunk chunk{};
   chunk.master = span.low ? nullptr : span.master + begin;
@@ -59,8 +61,6 @@ Pointer moved(Pointer base, std::int64_t elements, DType dtype) {
   return reinterpret_cast<Pointer>(reinterpret_cast<Byte*>(base) +
                                    elements * static_cast<std::int64_t>(size_of(dtype)));
 }
-
-}  // namespace
 
 SpanUpdate part_of(const SpanUpdate& span, std::int64_t begin, std::int64_t n) {
   SpanUpdate out = span;

@@ -1,4 +1,4 @@
-#include "optim/isa/streams.h"
+#include "optim/isa/loop.h"
 #include "optim/isa/tables.h"
 
 // Elements are taken by 64, whose signs are a word. What is left at the end is done to a copy that zeros fill
@@ -8,15 +8,18 @@ namespace sherd::optim::SHERD_ISA {
 namespace {
 
 constexpr int block = 64;
+/// Elements that packing fetches ahead: it has few streams, and they go by quickly.
+constexpr std::int64_t packing_ahead = 512;
 
 /// One bit for each lane of x that is below 0.
 SHERD_INLINE std::uint64_t negative(F x) {
-  const I below = x < F{};
 #if defined(SHERD_ISA_avx512)
-  return _mm512_movepi32_mask((__m512i)below);
+  return _mm512_cmp_ps_mask((__m512)x, (__m512)F{}, _CMP_LT_OQ);
 #elif defined(SHERD_ISA_avx2)
+  const I below = x < F{};
   return static_cast<std::uint32_t>(_mm256_movemask_ps((__m256)below));
 #else
+  const I below = x < F{};
   return static_cast<std::uint32_t>(_mm_movemask_ps((__m128)below));
 #endif
 }
@@ -49,8 +52,8 @@ struct Momentum {
 };
 
 template <class G>
-SHERD_INLINE double compress_block(const Momentum& rule, const G* grad, const float* momentum, float* error,
-                                   std::uint64_t& signs) {
+SHERD_INLINE SumD8 compress_block(const Momentum& rule, const G* grad, const float* momentum, float* error,
+                                  std::uint64_t& signs) {
   SumD8 sum;
   std::uint64_t word = 0;
 #pragma GCC unroll 16
@@ -62,7 +65,7 @@ SHERD_INLINE double compress_block(const Momentum& rule, const G* grad, const fl
     word |= negative(x) << k;
   }
   signs = word;
-  return sum.total();
+  return sum;
 }
 
 template <class G>
@@ -71,15 +74,26 @@ void compress(const void* grads, float factor, float beta, float one_minus_beta,
   const G* grad = static_cast<const G*>(grads);
   const Momentum rule{factor, beta, one_minus_beta};
   std::int64_t i = 0;
-  for (; i + block <= n; i += block) {
-    _mm_prefetch(reinterpret_cast<const char*>(grad + i + 8 * block), _MM_HINT_T0);
-    *squares++ = compress_block(rule, grad + i, momentum + i, error + i, *signs++);
+  for (; i + sums_at_once * block <= n; i += sums_at_once * block) {
+    SumD8 sums[sums_at_once];
+#pragma GCC unroll 8
+    for (int b = 0; b < sums_at_once; ++b) {
+      const std::int64_t at = i + b * block;
+      for (int k = 0; k < block; k += turn)
+        fetch<G>(grad, at + packing_ahead + k), fetch<float>(momentum, at + packing_ahead + k),
+            fetch<float>(error, at + packing_ahead + k);
+      sums[b] = compress_block(rule, grad + at, momentum + at, error + at, *signs++);
+    }
+    store_totals(sums, squares);
+    squares += sums_at_once;
   }
+  for (; i + block <= n; i += block)
+    *squares++ = compress_block(rule, grad + i, momentum + i, error + i, *signs++).total();
   if (i == n) return;
   const Copy<G> g(grad + i, n - i);
   const Copy<float> m(momentum + i, n - i);
   Copy<float> e(error + i, n - i);
-  *squares = compress_block(rule, g.values, m.values, e.values, *signs);
+  *squares = compress_block(rule, g.values, m.values, e.values, *signs).total();
   e.put_back(error + i, n - i);
 }
 
@@ -130,25 +144,87 @@ void settle(float* error, float scale, std::int64_t n) {
       n, error, [&](F e) SHERD_ALWAYS { return settled(e, scale); }, error);
 }
 
-void settle_masked(float* error, const float* variance, float scale, std::int64_t n) {
-  const auto masked = [&](F e, F v) SHERD_ALWAYS {
-    const I varies = v > F{};
-    return varies ? settled(e, scale) : F{};
-  };
-  map(n, error, masked, error, variance);
+/// What a turn of the update has beside the chunk.
+struct Agreed {
+  const std::uint64_t* signs;
+  float scale;
+  float* error;
+  float settled;
+};
+
+/// Past the caches where it can be: it was not read, and is not soon to be.
+SHERD_INLINE void write_momentum(float* to, Pair m) {
+  if (reinterpret_cast<std::uintptr_t>(to) % 64 != 0) return store_pair<false>(to, m);
+#if defined(SHERD_ISA_avx512)
+  _mm512_stream_ps(to, (__m512)m.a), _mm512_stream_ps(to + lanes, (__m512)m.b);
+#elif defined(SHERD_ISA_avx2)
+  _mm256_stream_ps(to, (__m256)m.a), _mm256_stream_ps(to + lanes, (__m256)m.b);
+#else
+  _mm_stream_ps(to, (__m128)m.a), _mm_stream_ps(to + lanes, (__m128)m.b);
+#endif
 }
 
-void expand(const std::uint64_t* signs, float scale, float* out, std::int64_t n) {
+/// One register at element i.
+SHERD_INLINE F step_register(const OneBitAdam& rule, const Agreed& agreed, std::int64_t i, F weight, F& m,
+                             F v) {
+  const F e = load(agreed.error + i);
+  const I varies = v > F{};
+  store(agreed.error + i, varies ? settled(e, agreed.settled) : F{});
+  const F sent = signed_by(agreed.signs[i / block], static_cast<int>(i % block), agreed.scale);
+  rule(Math{}, weight, sent, m, v);
+  return weight;
+}
+
+template <class S>
+SHERD_INLINE void step_agreed(const Chunk& c, std::int64_t i, const OneBitAdam& rule, const Agreed& agreed,
+                              Tops& tops) {
+  float* master = S::has_master ? c.master + i : nullptr;
+  std::uint16_t* low = S::has_master ? nullptr : c.low + i;
+  void* param = S::has_param ? static_cast<std::uint16_t*>(c.param) + i : nullptr;
+  Pair weight = read_master<false, typename S::P>(master, param, low), m{};
+  const Pair v = load_pair<false>(static_cast<const float*>(c.second) + i);
+  weight.a = step_register(rule, agreed, i, weight.a, m.a, v.a);
+  weight.b = step_register(rule, agreed, i + lanes, weight.b, m.b, v.b);
+  write_momentum(static_cast<float*>(c.first) + i, m);
+  write_master<false, typename S::P>(master, param, low, weight, c.stream);
+  tops.see(tops.weight, weight);
+  tops.see(tops.moment, m);
+}
+
+template <class P>
+Extremes update(const Chunk& c, const void* given, float* error, float settled) {
+  using S = Streams<float, P, float, OneBitAdam>;
+  const OneBitAdam rule = *static_cast<const OneBitAdam*>(given);
+  Agreed agreed{static_cast<const std::uint64_t*>(c.grad), c.factor, error, settled};
+  Tops tops;
   std::int64_t i = 0;
-  for (; i + block <= n; i += block, ++signs)
-#pragma GCC unroll 16
-    for (int k = 0; k < block; k += lanes) store(out + i + k, signed_by(*signs, k, scale));
-  for (int k = 0; i + k < n; ++k) out[i + k] = *signs >> k & 1 ? -scale : scale;
+  for (; i + turn <= c.n; i += turn) {
+    fetch<float>(error, i + ahead);
+    fetch<float>(c.second, i + ahead);
+    if constexpr (S::has_master) fetch<float>(c.master, i + ahead);
+    step_agreed<S>(c, i, rule, agreed, tops);
+  }
+  if (i < c.n) {
+    const std::int64_t n = c.n - i;
+    Chunk rest = c;
+    rest.grad = error;  // any memory: a tail copies a gradient, too
+    Tail<S> tail(rest, i, n);
+    Copy<float> errors(error + i, n);
+    const std::uint64_t signs = agreed.signs[i / block] >> (i % block);
+    agreed.signs = &signs, agreed.error = errors.values;
+    step_agreed<S>(tail.chunk(rest), 0, rule, agreed, tops);
+    tail.put_back(rest, i, n);
+    errors.put_back(error + i, n);
+  }
+  _mm_sfence();
+  return {largest(tops.weight), largest(tops.moment)};
 }
 
 }  // namespace
 
-const OneBitTable one_bit_table = {
-    {compress<float>, compress<Bf16>, compress<F16>}, average, settle, settle_masked, expand};
+const OneBitTable one_bit_table = {{compress<float>, compress<Bf16>, compress<F16>},
+                                   average,
+                                   settle,
+                                   {update<float>, update<Bf16>, update<F16>, update<Split>}};
 
 }  // namespace sherd::optim::SHERD_ISA

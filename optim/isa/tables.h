@@ -63,9 +63,9 @@ struct OneBitTable {
   void (*average)(const std::uint64_t* const* signs, const float* scales, int count, float* error,
                   std::uint64_t* result, double* squares, std::int64_t n);
   void (*settle)(float* error, float scale, std::int64_t n);
-  /// The same where `variance` is above 0; elsewhere the error is 0.
-  void (*settle_masked)(float* error, const float* variance, float scale, std::int64_t n);
-  void (*expand)(const std::uint64_t* signs, float scale, float* out, std::int64_t n);
+  /// One pass of OneBitAdam, given as its struct, by agreed momentum; a chunk's `grad` is its signs, its
+  /// `factor` the scale.
+  Extremes (*update[master_count])(const Chunk&, const void* rule, float* error, float settled);
 };
 
 namespace portable {

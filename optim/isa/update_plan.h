@@ -29,6 +29,9 @@ struct UpdatePlan {
 /// Throws Error{usage} as update() does.
 UpdatePlan plan_span(const SpanUpdate& span, const Hyper& hyper, std::int64_t step);
 
+/// Elements [begin, end) of a span, as loops of the processor take them.
+Chunk chunk_of(const SpanUpdate& span, const UpdatePlan& plan, std::int64_t begin, std::int64_t end);
+
 /// A span and what its plan makes of it.
 struct PlannedSpan {
   UpdatePlan plan;

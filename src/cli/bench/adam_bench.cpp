@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "engine/gemm_probe.h"
 #include "engine/report.h"
+#include "optim/one_bit.h"
 #include "tensor/exact_sum.h"
 
 namespace sherd::cli {
@@ -35,7 +36,9 @@ AdamBench::AdamBench(std::int64_t parameters, int threads)
       high_(make(DType::bf16, 0.5)),
       low_(make(DType::bf16, 0)),
       m16_(make(DType::bf16, 0)),
-      v16_(make(DType::bf16, 0)) {
+      v16_(make(DType::bf16, 0)),
+      error_(make(DType::f32, 0.01)),
+      signs_(Tensor::zeros(*device_, {n_ / 8}, DType::u8)) {
   require(n_ > 0 && n_ % 64 == 0, "the number of parameters must be a multiple of 64, not ", n_);
   hyper_.weight_decay = 0.1;
   streams_ = {p_.data<float>(), m_.data<float>(), v_.data<float>(),
@@ -81,6 +84,26 @@ void AdamBench::norm_and_fused(optim::SpanUpdate span) {
   fused(span);
 }
 
+void AdamBench::pack_momentum() {
+  tensor::ExactSum squares;
+  optim::MomentumSpan span{g16_.raw(), DType::bf16, 1.0, 0.9};
+  span.momentum = streams_.m, span.error = error_.data<float>(), span.n = n_;
+  span.signs = reinterpret_cast<std::uint64_t*>(signs_.raw());
+  optim::compress_momentum(span, device_->arena(), squares);
+  scale_ = optim::one_bit_scale(squares, n_);
+}
+
+void AdamBench::update_by_momentum() {
+  optim::Hyper one_bit = config::default_rule(config::OptimizerType::onebitadam);
+  one_bit.freeze_step = 0;
+  optim::SpanUpdate update = span(DType::bf16, Masters::split, DType::f32);
+  update.grad = nullptr;
+  const auto* signs = reinterpret_cast<const std::uint64_t*>(signs_.raw());
+  if (!optim::update_agreed(update, {signs, scale_, error_.data<float>(), scale_}, one_bit, ++step_,
+                            device_->arena()))
+    fail(ErrorKind::numerics, "the measured 1-bit Adam step overflowed; this is a bug in Sherd");
+}
+
 void AdamBench::add_cases() {
   const DType f32 = DType::f32, bf16 = DType::bf16;
   const auto add = [&](const char* name, const char* what, int bytes, std::function<void()> run) {
@@ -102,6 +125,11 @@ void AdamBench::add_cases() {
       [=, this] { norm_and_fused(span(bf16, Masters::split, f32)); });
   add("path_moments16", "norm + split masters, bf16 gradients and moments", 20,
       [=, this] { norm_and_fused(span(bf16, Masters::split, bf16)); });
+  // What replicas do that exchange momentum, before and after the exchange.
+  add("one_bit_pack", "1-bit Adam: bf16 gradients, momentum and error to signs", 14,
+      [this] { pack_momentum(); });
+  add("one_bit_update", "1-bit Adam: signs to error, momentum and split masters", 24,
+      [this] { update_by_momentum(); });
 }
 
 BenchReport measure_adam(std::int64_t parameters, int threads, int rounds, const Tell& tell) {

@@ -14,7 +14,7 @@
 
 namespace sherd::cli {
 
-/// An AdamW step over some layout of state.
+/// An AdamW step over some layout of state, or a pass of 1-bit Adam's.
 struct AdamCase {
   std::string name, what;
   int bytes = 0;  ///< per parameter, read and written
@@ -36,7 +36,7 @@ class AdamBench {
   void each(const std::function<void(std::int64_t, std::int64_t)>& body);
 
   /// What it allocates for each parameter.
-  static constexpr int memory_per_parameter = 28;
+  static constexpr int memory_per_parameter = 33;
 
  private:
   enum class Masters { fp32, split };
@@ -44,12 +44,16 @@ class AdamBench {
   optim::SpanUpdate span(DType grad, Masters masters, DType moments) const;
   void fused(const optim::SpanUpdate& span);
   void norm_and_fused(optim::SpanUpdate span);
+  void pack_momentum();
+  void update_by_momentum();
   void add_cases();
 
   std::int64_t n_;
   std::shared_ptr<device::Device> device_;
   std::unique_ptr<tensor::Kernels> kernels_;
   tensor::Tensor p_, m_, v_, g_, p16_, g16_, high_, low_, m16_, v16_;
+  tensor::Tensor error_, signs_;  ///< of momentum that travels as one bit
+  float scale_ = 0;
   OptimizerStreams streams_{};
   optim::Hyper hyper_;
   std::int64_t step_ = 0;

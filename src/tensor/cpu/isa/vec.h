@@ -290,6 +290,35 @@ SHERD_INLINE D add_square(D sum, D d) {
 #endif
 }
 
+#if defined(SHERD_ISA_avx512)
+/// How many sums of eight are folded at once: transposed, their folds fill whole registers.
+constexpr int sums_at_once = 8;
+
+/// totals[b] = sums[b].total().
+SHERD_INLINE void store_totals(const SumD8 (&sums)[sums_at_once], double* totals) {
+  D four[4], two[2];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const D a = sums[2 * j].part[0], b = sums[2 * j + 1].part[0];
+    four[j] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +
+              __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+#pragma GCC unroll 2
+  for (int j = 0; j < 2; ++j)
+    two[j] = __builtin_shufflevector(four[2 * j], four[2 * j + 1], 0, 1, 4, 5, 8, 9, 12, 13) +
+             __builtin_shufflevector(four[2 * j], four[2 * j + 1], 2, 3, 6, 7, 10, 11, 14, 15);
+  const D one = __builtin_shufflevector(two[0], two[1], 0, 8, 2, 10, 4, 12, 6, 14) +
+                __builtin_shufflevector(two[0], two[1], 1, 9, 3, 11, 5, 13, 7, 15);
+  store_as(totals, __builtin_shufflevector(one, one, 0, 2, 4, 6, 1, 3, 5, 7));
+}
+#else
+constexpr int sums_at_once = 1;
+
+SHERD_INLINE void store_totals(const SumD8 (&sums)[sums_at_once], double* totals) {
+  *totals = sums[0].total();
+}
+#endif
+
 /// Adds the squares of the `lanes` elements that lie `offset`, a multiple of lanes, past a multiple of 8.
 SHERD_INLINE void add_squares(F f, int offset, SumD8& sum) {
   HalfF half[2];

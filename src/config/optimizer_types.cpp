@@ -89,6 +89,43 @@ std::vector<Param> adam_params(bool decouples_always) {
           fp32_states()};
 }
 
+void read_coefficients(Rule& rule, const Value& value) {
+  const std::vector<Node>& items = value.node.items;
+  if (!value.node.is(Node::Kind::array) || items.size() != 3)
+    value.error("must be a list of three numbers such as [3.4445, -4.775, 2.0315], not ", value.node.brief());
+  for (std::size_t i = 0; i < 3; ++i)
+    rule.ns_coefficients[i] = Value{items[i], cat(value.path, "[", i, "]"), value.context}.real();
+  if (rule.ns_coefficients[2] < 0) value.error("needs a last coefficient of 0 or more");
+}
+
+const std::vector<std::string> muon_scales = {"original", "match_rms_adamw", "spectral_unclamped"};
+
+std::vector<Param> muon_params() {
+  const auto read_scale = [](Rule& rule, const Value& value) {
+    rule.adjust_lr_fn = static_cast<MuonScale>(value.choice(muon_scales));
+  };
+  // Sorted out by finish_rule(), whatever the order in which they stand.
+  const auto read_adam_lr = [](Rule& rule, const Value& value) { rule.adam_lr = value.real(0); };
+  return {number("momentum", &Rule::momentum, "0.9"),
+          flag("nesterov", &Rule::nesterov),
+          {integer("ns_steps", &Rule::ns_steps, "6", 1, 99), [](const Rule& rule) { return rule.ns_steps; }},
+          {custom<Rule>("ns_coefficients", "[2.0, -1.5, 0.5]", read_coefficients),
+           [](const Rule& rule) { return rule.ns_coefficients; }},
+          number("ns_eps", &Rule::ns_eps, "1e-6"),
+          {custom<Rule>("adjust_lr_fn", "\"match_rms_adamw\"", read_scale),
+           [](const Rule& rule) { return muon_scales[static_cast<std::size_t>(rule.adjust_lr_fn)]; }},
+          without_effect(custom<Rule>("muon_lr", "0.02", [](Rule&, const Value& value) { value.real(0); })),
+          {custom<Rule>("adam_lr", "0.0005", read_adam_lr),
+           [](const Rule& rule) { return rule.adam_lr.value_or(rule.lr); }},
+          betas(),
+          number("eps", &Rule::eps, "1e-6"),
+          without_effect(refused<Rule>("adam_w_mode", "false",
+                                       "what Muon leaves goes to AdamW, whose decay is decoupled",
+                                       [](const Value& value) { return value.boolean(); })),
+          without_effect(
+              noted<Rule>("ns_method", Holds::text, "Sherd has one way to iterate, the published one"))};
+}
+
 /// In the order of OptimizerType.
 std::vector<Entry> optimizers() {
   using enum OptimizerType;
@@ -126,8 +163,12 @@ std::vector<Entry> optimizers() {
        {number("momentum", &Rule::momentum, "0.8"), number("eps", &Rule::eps, "1e-6"),
         number("trust_coefficient", &Rule::trust_coefficient, "0.02"), flag("clip", &Rule::clip),
         without_effect(refused<Rule>("nesterov", "true", "LARS has plain momentum", is_false)),
-        without_effect(
-            refused<Rule>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)))}}};
+        without_effect(refused<Rule>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)))}},
+      {"Muon",
+       {.type = muon, .weight_decay = 0.1, .momentum = 0.95, .nesterov = true},
+       muon_params(),
+       {{"lr", "not given: 1e-3, as torch.optim.Muon has it; DeepSpeed takes 0.02 for the matrices"},
+        {"weight_decay", "not given: 0.1, as torch.optim.Muon has it; DeepSpeed takes 0"}}}};
 }
 
 const std::vector<Entry>& entries() {
@@ -149,9 +190,8 @@ const Entry& entry_of(OptimizerType type) {
 
 // Optimizers that DeepSpeed or PyTorch would accept by name.
 const std::vector<std::string> foreign_types = {
-    "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam",     "MuAdamW",  "MuSGD",
-    "Muon",       "RMSprop",    "NAdam",       "RAdam",      "Adamax",   "Adadelta",
-    "ASGD",       "Rprop",      "LBFGS",       "SparseAdam", "Adafactor"};
+    "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam", "MuAdamW", "MuSGD", "RMSprop",    "NAdam",
+    "RAdam",      "Adamax",     "Adadelta",    "ASGD",   "Rprop",   "LBFGS", "SparseAdam", "Adafactor"};
 
 std::vector<std::string> names() {
   std::vector<std::string> out;

@@ -26,16 +26,21 @@ StepUpdate::~StepUpdate() {
 }
 
 namespace {
-bool measures(const config::Optimizer& optimizer) {
-  return optim::measures(optim::describe(optimizer)) ||
+/// Ranks exchange something before they update.
+bool exchanges_first(const config::OptimizerRule& rule) {
+  const optim::Description what = optim::describe(rule);
+  return optim::measures(what) || optim::takes_matrices(what);
+}
+bool exchanges_first(const config::Optimizer& optimizer) {
+  return exchanges_first(static_cast<const config::OptimizerRule&>(optimizer)) ||
          std::any_of(optimizer.groups.begin(), optimizer.groups.end(),
-                     [](const auto& group) { return optim::measures(optim::describe(group)); });
+                     [](const config::OptimizerRule& group) { return exchanges_first(group); });
 }
 }  // namespace
 
 bool StepUpdate::may_begin_early(const config::Config& config) {
   return config.gradient_clipping <= 0 && config.precision.compute == DType::bf16 &&
-         !config.precision.check_grad_overflow && !measures(config.optimizer) &&
+         !config.precision.check_grad_overflow && !exchanges_first(config.optimizer) &&
          config.zero.offload_optimizer.device != config::OffloadDevice::none;
 }
 
@@ -142,8 +147,7 @@ void StepUpdate::guard_late(const std::function<void()>& body) {
 /// Whether an update under way may have changed weights. What other ranks have done since gradients may be
 /// complete is not known here, and one weight is enough. A step whose update is late counts as taken.
 bool StepUpdate::may_have_changed() const {
-  return pending() ||
-         (decided() && (pipeline_.updated() > 0 || (parts_.model_ranks.size() > 1 && taken_up_)));
+  return pending() || (decided() && (pipeline_.changed() || (parts_.model_ranks.size() > 1 && taken_up_)));
 }
 
 void StepUpdate::abort(std::int64_t step) {

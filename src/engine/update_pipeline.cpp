@@ -45,13 +45,11 @@ UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::St
                                const UpdatePipelineOptions& options)
     : model_(model), kernels_(sources.kernels), options_(options), order_(model.trainable_segments()) {
   for (const optim::Description& rule : options_.rules) {
-    const bool passes = std::all_of(rule.phases.begin(), rule.phases.end(), [](optim::Phase phase) {
-      return phase == optim::Phase::elementwise || phase == optim::Phase::parameter_norms;
-    });
+    const bool passes = std::all_of(rule.phases.begin(), rule.phases.end(),
+                                    [](optim::Phase phase) { return phase != optim::Phase::exchange; });
     if (!passes || rule.gradient != optim::Gradient::reduced)
       fail(ErrorKind::config, "optimizer ", rule.type,
-           " needs more than passes over elements with reduced gradients, which this build does not run yet: "
-           "choose another");
+           " exchanges between replicas, which this build does not run yet: choose another");
   }
   make_plan();
   const auto stored =
@@ -76,7 +74,9 @@ void UpdatePipeline::make_plan() {
                       options_.rules);
   passes_.clear();
   for (std::size_t i = 0; i < plan_.size(); ++i)
-    if (plan_[i].op == UpdateInstruction::Op::update || plan_[i].op == UpdateInstruction::Op::measure)
+    if (const auto op = plan_[i].op; op == UpdateInstruction::Op::update ||
+                                     op == UpdateInstruction::Op::measure ||
+                                     op == UpdateInstruction::Op::direct)
       passes_.push_back(i);
 }
 
@@ -166,10 +166,20 @@ void UpdatePipeline::measure(const UpdateView& view) {
   step_->optimizer.measure(view, *step_->factor, kernels_);
 }
 
+void UpdatePipeline::make_directions(const UpdateView& view) {
+  announce_pass();
+  step_->changed = true;
+  const device::TraceRange range("directions", view.segment->name());
+  if (!step_->optimizer.make_directions(view, *step_->factor, kernels_))
+    fail(ErrorKind::numerics, "the momentum of unit '", view.segment->name(),
+         "' is NaN or infinite: lower the learning rate and resume from the last checkpoint");
+}
+
 void UpdatePipeline::update(std::size_t index, const UpdateView& view) {
   const UpdateChunk& chunk = chunks_[index];
   announce_pass();
   ++step_->updated;
+  step_->changed = true;
   const device::TraceRange range("update", chunk.segment->name());
   if (!step_->optimizer.update(view, *step_->factor, kernels_))
     fail(ErrorKind::numerics, "the update of unit '", chunk.segment->name(),
@@ -198,15 +208,18 @@ bool ended(std::vector<offload::Io>& ios, bool wait) {
   return true;
 }
 
-/// Visits each stored state of the chunk's segment with its part of the view.
+/// Visits each stored state of the chunk's segment that the phase reads and writes, with its part of the
+/// view: directions need no weights, nor what is made of them moments.
 template <class Visit>
-void for_each_stored(const UpdateChunk& chunk, const UpdateView& view, const Visit& visit) {
+void for_each_stored(const UpdateChunk& chunk, int phase, const UpdateView& view, const Visit& visit) {
+  const bool directs = chunk.phases[static_cast<std::size_t>(phase)] == optim::Phase::direction;
   std::size_t moment = 0;
   const auto each = [&](StateBuffer& state, const Tensor& staged) {
     if (state.stored()) visit(state, staged);
   };
-  each(chunk.segment->parameters(), view.parameters);
-  if (chunk.segment->masters()) each(chunk.segment->masters(), view.masters);
+  if (!directs) each(chunk.segment->parameters(), view.parameters);
+  if (!directs && chunk.segment->masters()) each(chunk.segment->masters(), view.masters);
+  if (!directs && chunk.batch > 0) return;
   for (StateBuffer& state : chunk.segment->moments()) each(state, view.moments[moment++]);
 }
 
@@ -217,6 +230,10 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
   using Op = UpdateInstruction::Op;
   if (instruction.op == Op::norms) {
     if (wait) step_->optimizer.share_norms(model_, kernels_.device());
+    return wait;
+  }
+  if (instruction.op == Op::whole) {
+    if (wait) step_->optimizer.orthogonalize(kernels_);
     return wait;
   }
   const UpdateChunk& chunk = chunks_[instruction.chunk];
@@ -231,6 +248,7 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
     if (!complete()) return false;
     const UpdateView view = bind(chunk, instruction.buffer);
     if (instruction.op == Op::measure) return measure(view), true;
+    if (instruction.op == Op::direct) return make_directions(view), true;
     update(instruction.chunk, view);
     if (step_->late) model_.changed(*chunk.segment, chunk.begin, view.parameters, chunk.last);
     return true;
@@ -240,7 +258,7 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
     case Op::read:
       if (!ended(stage.writes, wait)) return false;
       stage.view = bind(chunk, instruction.buffer);
-      for_each_stored(chunk, stage.view, [&](StateBuffer& state, const Tensor& to) {
+      for_each_stored(chunk, instruction.phase, stage.view, [&](StateBuffer& state, const Tensor& to) {
         stage.reads.push_back(state.read(chunk.begin, to));
       });
       return true;
@@ -248,16 +266,21 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
       if (!complete() || !ended(stage.reads, wait)) return false;
       measure(stage.view);
       return true;
+    case Op::direct:
+      if (!complete() || !ended(stage.reads, wait)) return false;
+      make_directions(stage.view);
+      return true;
     case Op::update:
       if (!complete() || !ended(stage.reads, wait)) return false;
       update(instruction.chunk, stage.view);
       return true;
     case Op::write:
-      for_each_stored(chunk, stage.view, [&](StateBuffer& state, const Tensor& from) {
+      for_each_stored(chunk, instruction.phase, stage.view, [&](StateBuffer& state, const Tensor& from) {
         stage.writes.push_back(state.write(chunk.begin, from));
       });
       // Reads that begin from here on see what is being written.
-      if (step_->late) model_.changed(*chunk.segment, chunk.begin, stage.view.parameters, chunk.last);
+      if (step_->late && chunk.phases[static_cast<std::size_t>(instruction.phase)] != optim::Phase::direction)
+        model_.changed(*chunk.segment, chunk.begin, stage.view.parameters, chunk.last);
       return true;
     case Op::wait_written:
       return ended(stage.writes, wait);

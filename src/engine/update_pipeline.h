@@ -34,8 +34,7 @@ struct UpdatePipelineOptions {
 class UpdatePipeline {
  public:
   /// Takes its buffers, if any state lives on NVMe: host memory, as many bytes as buffer_bytes() says. Throws
-  /// Error{config} for a rule that takes whole matrices, or exchanges between replicas: these are planned and
-  /// not run yet.
+  /// Error{config} for a rule that exchanges between replicas: these are planned and not run yet.
   UpdatePipeline(sharding::ShardedModel& model, const sharding::StateSources& sources,
                  const UpdatePipelineOptions& options);
 
@@ -75,6 +74,8 @@ class UpdatePipeline {
   bool decided() const { return step_ && step_->factor; }
   /// Chunks that the step under way has begun to change.
   std::int64_t updated() const { return step_ ? step_->updated : 0; }
+  /// Whether it has begun to change weights or states.
+  bool changed() const { return step_ && step_->changed; }
 
   const std::vector<UpdateInstruction>& plan() const { return plan_; }
   /// That one chunk takes while it is in memory; 0 when everything always is.
@@ -105,6 +106,7 @@ class UpdatePipeline {
     std::optional<double> factor;
     std::size_t next = 0;                         ///< instruction
     std::int64_t updated = 0;                     ///< chunks
+    bool changed = false;                         ///< weights or states
     std::size_t announced = 0;                    ///< passes that the optimizer was told of
     std::size_t passed = 0;                       ///< passes that it has made
     std::vector<Complete> complete{};             ///< in the order of their completion
@@ -125,6 +127,7 @@ class UpdatePipeline {
   void announce_pass();
   void update(std::size_t chunk, const UpdateView& view);
   void measure(const UpdateView& view);
+  void make_directions(const UpdateView& view);
   void publish(sharding::Segment& segment);
   void follow_completion();
 

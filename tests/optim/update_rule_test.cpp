@@ -358,6 +358,10 @@ TEST(UpdateRule, DescribesItself) {
     measured.phases = {Phase::parameter_norms, Phase::elementwise};
     EXPECT_EQ(describe(config::default_rule(type)), measured);
   }
+  Description muon = elementwise("Muon", {{"momentum_buffer"}});
+  muon.phases = {Phase::direction, Phase::whole_parameters, Phase::elementwise};
+  EXPECT_EQ(describe(config::default_rule(OptimizerType::muon)), muon);
+  EXPECT_TRUE(takes_matrices(muon));
 }
 
 template <class... R>

@@ -37,10 +37,12 @@ void read_optimizer(Config& config, const Value& section) {
 }  // namespace
 
 namespace {
-/// `lr` is the rate of both parts, where they have no rate of their own.
+/// Where the matrices have a rate of their own, `lr` is that of the rest.
 void finish_muon(OptimizerRule& rule, const Value& params, const Given& given) {
-  if (!rule.adam_lr) rule.adam_lr = rule.lr;
-  if (const auto own = given.find("muon_lr"); own != given.end()) rule.lr = own->second->number;
+  if (const auto own = given.find("muon_lr"); own != given.end()) {
+    rule.adam_lr = rule.adam_lr.value_or(rule.lr);
+    rule.lr = own->second->number;
+  }
   if (rule.momentum >= 1) params.error("momentum ", rule.momentum, " must be below 1: Muon's is a mean");
   if (rule.ns_eps == 0) params.error("ns_eps must be above 0: it divides matrices of zeros");
 }

@@ -10,7 +10,8 @@ using Rule = OptimizerRule;
 /// A key of `params`, and what dump() says of it.
 struct Param {
   Key<Rule> key;
-  std::function<ParamValue(const Rule&)> value;  ///< null where the key has no effect
+  /// Null where the key has no effect; nothing where it is not set.
+  std::function<std::optional<ParamValue>(const Rule&)> value;
 };
 
 struct Entry {
@@ -33,7 +34,7 @@ Param without_effect(Key<Rule> key) {
 
 std::vector<Param> common_params() {
   std::vector<Param> out = {number("lr", &Rule::lr, "0.0003"),
-                            number("weight_decay", &Rule::weight_decay, "0.1")};
+                            number("weight_decay", &Rule::weight_decay, "0.05")};
   out.push_back(without_effect(
       refused<Rule>("max_grad_norm", "1.0", "clip with the top-level key \"gradient_clipping\"", never)));
   out.push_back(without_effect(refused<Rule>("maximize", "true", "training minimises the loss", is_false)));
@@ -104,10 +105,12 @@ std::vector<Param> muon_params() {
   const auto read_scale = [](Rule& rule, const Value& value) {
     rule.adjust_lr_fn = static_cast<MuonScale>(value.choice(muon_scales));
   };
+  const auto read_nesterov = [](Rule& rule, const Value& value) { rule.nesterov = value.boolean(); };
   // Sorted out by finish_rule(), whatever the order in which they stand.
   const auto read_adam_lr = [](Rule& rule, const Value& value) { rule.adam_lr = value.real(0); };
   return {number("momentum", &Rule::momentum, "0.9"),
-          flag("nesterov", &Rule::nesterov),
+          {custom<Rule>("nesterov", "false", read_nesterov),  // true by default
+           [](const Rule& rule) { return rule.nesterov; }},
           {integer("ns_steps", &Rule::ns_steps, "6", 1, 99), [](const Rule& rule) { return rule.ns_steps; }},
           {custom<Rule>("ns_coefficients", "[2.0, -1.5, 0.5]", read_coefficients),
            [](const Rule& rule) { return rule.ns_coefficients; }},
@@ -115,8 +118,7 @@ std::vector<Param> muon_params() {
           {custom<Rule>("adjust_lr_fn", "\"match_rms_adamw\"", read_scale),
            [](const Rule& rule) { return muon_scales[static_cast<std::size_t>(rule.adjust_lr_fn)]; }},
           without_effect(custom<Rule>("muon_lr", "0.02", [](Rule&, const Value& value) { value.real(0); })),
-          {custom<Rule>("adam_lr", "0.0005", read_adam_lr),
-           [](const Rule& rule) { return rule.adam_lr.value_or(rule.lr); }},
+          {custom<Rule>("adam_lr", "0.0005", read_adam_lr), [](const Rule& rule) { return rule.adam_lr; }},
           betas(),
           number("eps", &Rule::eps, "1e-6"),
           without_effect(refused<Rule>("adam_w_mode", "false",
@@ -243,7 +245,8 @@ Table<OptimizerRule> optimizer_params(OptimizerType type) {
 std::vector<std::pair<std::string, ParamValue>> param_values(const OptimizerRule& rule) {
   std::vector<std::pair<std::string, ParamValue>> out;
   for (const Param& param : entry_of(rule.type).params)
-    if (param.value) out.emplace_back(param.key.name, param.value(rule));
+    if (param.value)
+      if (const auto value = param.value(rule)) out.emplace_back(param.key.name, *value);
   return out;
 }
 

@@ -176,7 +176,6 @@ config::Config with_groups(config::Config config, const nn::Module& model,
         config.optimizer.for_type(group.type.value_or(config.optimizer.type));
     out.lr = group.lr.value_or(out.lr), out.weight_decay = group.weight_decay.value_or(out.weight_decay);
     if (group.with) group.with(out);
-    if (out.type == config::OptimizerType::muon) out.adam_lr = out.adam_lr.value_or(out.lr);
     if (group.parameters.empty()) fail(ErrorKind::config, "parameter_groups[", i, "] has no parameters");
     for (const nn::ParameterPtr& parameter : group.parameters) {
       const auto found =

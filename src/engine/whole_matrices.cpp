@@ -296,7 +296,7 @@ void WholeMatrices::orthogonalize(const std::function<const optim::Hyper&(const 
   });
   for (const Segment* segment : order_)
     if (beside_gpu) device.copy(kept_.at(segment).raw(), there.at(segment).raw(), there.at(segment).bytes());
-  if (beside_gpu) device.synchronize();  // the processor reads them
+  if (device.kind() == device::Kind::cuda) device.synchronize();  // the processor may read them
   order_.clear();
 }
 

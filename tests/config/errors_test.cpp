@@ -149,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "match_rms_adamw, spectral_unclamped"},
         Mistake{R"({"optimizer": {"type": "Muon", "params": {"ns_coefficients": [1, 2]}}})",
                 "run.json:1: optimizer.params.ns_coefficients: must be a list of three numbers such as "
-                "[3.4445, -4.775, 2.0315], not a list"},
+                "[3.4445, -4.775, 2.0315], not […]"},
         Mistake{R"({"optimizer": {"type": "Muon", "params": {"ns_coefficients": [1, 2, -3]}}})",
                 "run.json:1: optimizer.params.ns_coefficients: needs a last coefficient of 0 or more"},
         Mistake{R"({"optimizer": {"type": "Muon", "params": {"momentum": 1}}})",

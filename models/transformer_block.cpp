@@ -28,6 +28,25 @@ Init output_init(const GptOptions& o) {
   return Init::normal(0, o.init_std / std::sqrt(2.0 * static_cast<double>(o.layers)));
 }
 
+using Matrices = std::vector<std::vector<tensor::Range>>;
+
+/// The rows of Q, K and V, which lie side by side in each group of heads (tensor::Attention).
+Matrices qkv_matrices(const GptOptions& o) {
+  Matrices out(3);
+  const std::int64_t queries = o.heads / o.kv_heads * o.head_dim;
+  for (std::int64_t begin = 0; begin < o.qkv_width(); begin += queries + 2 * o.head_dim) {
+    const std::int64_t key = begin + queries, value = key + o.head_dim;
+    out[0].push_back({begin, key}), out[1].push_back({key, value});
+    out[2].push_back({value, value + o.head_dim});
+  }
+  return out;
+}
+
+/// The rows of gate and up.
+Matrices gated_matrices(const GptOptions& o) {
+  return {{{0, o.ffn_hidden}}, {{o.ffn_hidden, 2 * o.ffn_hidden}}};
+}
+
 }  // namespace
 
 std::shared_ptr<nn::Layer> make_norm(const GptOptions& options, const parallel::Layout& layout) {
@@ -44,9 +63,11 @@ SelfAttention::SelfAttention(const GptOptions& o, const parallel::Layout& layout
       geometry_(o.geometry()),
       rotary_(o.positions == PositionKind::rotary),
       rotary_base_(o.rotary_base),
-      qkv_(add("qkv", std::make_shared<parallel::ColumnLinear>(
-                          o.hidden, o.qkv_width(), layout,
-                          nn::LinearOptions{.bias = o.bias, .init = Init::normal(0, o.init_std)}))),
+      qkv_(add("qkv",
+               std::make_shared<parallel::ColumnLinear>(
+                   o.hidden, o.qkv_width(), layout,
+                   nn::LinearOptions{
+                       .bias = o.bias, .init = Init::normal(0, o.init_std), .matrices = qkv_matrices(o)}))),
       projection_(add("projection", std::make_shared<parallel::RowLinear>(
                                         o.heads * o.head_dim, o.hidden, layout,
                                         nn::LinearOptions{.bias = o.bias, .init = output_init(o)}))),
@@ -67,7 +88,8 @@ FeedForward::FeedForward(const GptOptions& o, const parallel::Layout& layout)
                         o.hidden, gated_ ? 2 * o.ffn_hidden : o.ffn_hidden, layout,
                         nn::LinearOptions{.bias = o.bias,
                                           .activation = fused_activation(o.mlp),
-                                          .init = Init::normal(0, o.init_std)},
+                                          .init = Init::normal(0, o.init_std),
+                                          .matrices = gated_ ? gated_matrices(o) : Matrices()},
                         gated_ ? std::vector{o.ffn_hidden, o.ffn_hidden} : std::vector<std::int64_t>{}))),
       down_(add("down", std::make_shared<parallel::RowLinear>(
                             o.ffn_hidden, o.hidden, layout,

@@ -28,7 +28,8 @@ struct State {
 enum class Phase : std::uint8_t {
   elementwise,       ///< one pass over the elements, see SpanUpdate
   parameter_norms,   ///< norms of each logical parameter, from a pass that changes nothing (LAMB, LARS)
-  whole_parameters,  ///< whole matrices, by lease (Muon)
+  direction,         ///< one pass that updates states and makes what whole_parameters takes (Muon)
+  whole_parameters,  ///< whole matrices, dealt out over the ranks that share them (Muon)
   compress,          ///< one pass over momentum that replicas are to exchange (1-bit Adam)
   exchange           ///< replicas agree on that momentum
 };
@@ -56,6 +57,9 @@ Description describe(const Hyper& hyper);
 
 /// Whether it measures parameters before it updates them (Phase::parameter_norms).
 bool measures(const Description& rule);
+
+/// Whether it takes whole matrices (Phase::whole_parameters).
+bool takes_matrices(const Description& rule);
 
 /// By what the step of a logical parameter is multiplied, from the norms that measure() finds (0 and more):
 /// of the weight, and of what the rule measures. `matrix`: it has two dimensions or more. 1 for rules that do

@@ -100,6 +100,10 @@ bool measures(const Description& rule) {
   return std::find(rule.phases.begin(), rule.phases.end(), Phase::parameter_norms) != rule.phases.end();
 }
 
+bool takes_matrices(const Description& rule) {
+  return std::find(rule.phases.begin(), rule.phases.end(), Phase::whole_parameters) != rule.phases.end();
+}
+
 double trust_ratio(const Hyper& hyper, double weight, double measured, bool matrix) {
   double out = 1;
   with_rule(hyper, Rules{}, [&]<class Rule>(const Rule&) {

@@ -34,6 +34,7 @@ import torch.nn.functional as F
 
 from make_reference import save
 
+BLOCKS = ("fixed", "left", "right", "extra", "up", "down")
 VOCAB, HIDDEN, FFN, ROWS, SEQ, STEPS, MOST = 11, 6, 7, 8, 4, 8, 12
 LOUD = 2.0**24  # what multiplies the loss of a micro-batch whose fp16 gradients must overflow
 
@@ -197,6 +198,25 @@ def group_of(section, name):
     return 0
 
 
+def with_adamw_beside_muon(section):
+    """The section with groups of AdamW for what Muon leaves: all but the weights of the blocks, behind those of others."""
+    rules, groups = rules_of(section), [dict(group) for group in section.get("groups", [])]
+    names = shapes(dict(unused="never", tied=False))
+    left = [[] for _ in rules]
+    for name in names:
+        if rules[group_of(section, name)][0] == "Muon" and (name.split(".")[0] not in BLOCKS or name.endswith("bias")):
+            left[group_of(section, name)].append(name)
+    def beside(number):
+        params = rules[number][1]
+        group = {"match": left[number], "type": "AdamW", "lr": params.get("adam_lr", params["lr"]),
+                 "weight_decay": params.get("weight_decay", 0.1)}
+        return group | {key: params[key] for key in ("betas", "eps") if key in params}
+    out = []
+    for number, group in enumerate(groups, 1):
+        out += [beside(number)] * (rules[number][0] == "Muon" and bool(left[number])) + [group]
+    return section | {"groups": out + [beside(0)] * (rules[0][0] == "Muon" and bool(left[0]))}
+
+
 def lion(groups, lr):
     from deepspeed.ops.lion import DeepSpeedCPULion
     return DeepSpeedCPULion(groups, lr=lr)
@@ -273,8 +293,28 @@ class Lars(Rule):
         p -= b
 
 
+class Muon(Rule):
+    """torch.optim.Muon, which iterates in bf16, in the dtype of the weights."""
+
+    def update(self, p, group):
+        import torch.optim._muon as muon
+        b = self.mean_of(p, "b")
+        mu = group.get("momentum", 0.95)
+        b.lerp_(p.grad, 1 - mu)
+        x = p.grad.lerp(b, mu) if group.get("nesterov", True) else b.clone()
+        x = x.T if x.shape[0] > x.shape[1] else x
+        x = x / x.norm().clamp(min=group.get("ns_eps", 1e-7))
+        a, b, c = group.get("ns_coefficients", (3.4445, -4.7750, 2.0315))
+        for _ in range(group.get("ns_steps", 5)):
+            gram = x @ x.T
+            x = a * x + (b * gram + c * gram @ gram) @ x
+        x = x.T if p.shape[0] > p.shape[1] else x
+        p *= 1 - group["lr"] * group["weight_decay"]
+        p -= muon._adjust_lr(group["lr"], group.get("adjust_lr_fn"), p.shape) * x
+
+
 RULES = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "Lion": lion, "Adagrad": adagrad,
-         "Lamb": Lamb, "NVLamb": NVLamb, "LARS": Lars}
+         "Lamb": Lamb, "NVLamb": NVLamb, "LARS": Lars, "Muon": Muon}
 
 
 def check_signs(optimizers):
@@ -289,7 +329,7 @@ def check_signs(optimizers):
 
 def optimizers_of(config, masters):
     """An optimizer of torch's for each type, whose param_groups hold `share`, the multiple of the schedule's rate."""
-    section, by_type = config["optimizer"], {}
+    section, by_type = with_adamw_beside_muon(config["optimizer"]), {}
     rules = rules_of(section)
     for number, (kind, params) in enumerate(rules):
         p = dict(params)
@@ -529,6 +569,12 @@ LONG = {
         {"match": ["*.bias", "norm.*"], "normalize_above": 0.5},
         {"match": "down.*", "type": "LARS", "lr": 0.02, "momentum": 0.9, "trust_coefficient": 0.05, "eps": 1e-8,
          "clip": True, "weight_decay": 0.1}]},
+    "muon": {"type": "Muon", "params": dict(lr=5e-4, adam_lr=0.01, weight_decay=0.2, betas=[0.9, 0.99], eps=1e-6), "groups": [
+        {"match": "up.*", "momentum": 0.8, "nesterov": False, "adjust_lr_fn": "match_rms_adamw"},
+        {"match": ["down.weight", "norm.*"], "lr": 1e-3, "ns_steps": 3, "ns_coefficients": [2.0, -1.5, 0.5],
+         "adjust_lr_fn": "spectral_unclamped"},
+        {"match": "right.weight", "ns_coefficients": [1.5, -0.5, 0.0], "ns_steps": 7},
+        {"match": "head.weight", "type": "SGD", "lr": 0.05, "momentum": 0.5}]},
 }
 
 

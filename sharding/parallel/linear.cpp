@@ -184,6 +184,7 @@ ColumnLinear::ColumnLinear(std::int64_t in, std::int64_t out, const Layout& layo
     weight_ = share("weight", options.tied);
   } else {
     hold(weight_ = declare("weight", held.shape(), options.init.value_or(default_init(in))), held);
+    weight_->matrices = std::move(options.matrices);
   }
   if (!options.bias) return;
   const tensor::Slice bias = tensor_slice(what, {out}, 0, layout, blocks);
@@ -205,6 +206,7 @@ RowLinear::RowLinear(std::int64_t in, std::int64_t out, const Layout& layout, nn
           " takes neither an activation, which would come before the sum, nor a tied weight");
   const tensor::Slice held = tensor_slice(what, {out, in}, 1, layout);
   hold(weight_ = declare("weight", held.shape(), options.init.value_or(default_init(in))), held);
+  weight_->matrices = std::move(options.matrices);
   if (!options.bias) return;
   bias_ = declare("bias", {out}, options.init ? Init::zeros() : default_init(in), {.decay = false});
   bias_->partial_gradient = layout.cuts_stream();

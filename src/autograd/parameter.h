@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tensor/slice.h"
 #include "tensor/tensor.h"
@@ -49,6 +50,10 @@ struct Parameter {
   /// Tensor-parallel ranks hold the same value and each finds a part of the gradient, which is their sum:
   /// what sequence parallelism makes of norms and biases. Otherwise ranks that hold the same find the same.
   bool partial_gradient = false;
+
+  /// The matrices that a 2-dimensional one is made of, each as ranges of logical rows in ascending order: Q,
+  /// K and V of a projection that packs them. Empty: it is one. For optimizers of whole matrices.
+  std::vector<std::vector<tensor::Range>> matrices;
 
   tensor::Tensor value;
   tensor::Tensor grad;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -11,7 +12,25 @@
 
 namespace sherd::config {
 
-enum class OptimizerType : std::uint8_t { adam, adamw, sgd, lion, adagrad, lamb, nvlamb, lars, onebitadam };
+enum class OptimizerType : std::uint8_t {
+  adam,
+  adamw,
+  sgd,
+  lion,
+  adagrad,
+  lamb,
+  nvlamb,
+  lars,
+  onebitadam,
+  muon
+};
+
+/// By what Muon's step of a matrix of so many rows and columns is multiplied.
+enum class MuonScale : std::uint8_t {
+  original,           ///< √max(1, rows/columns) (Jordan et al. 2024)
+  match_rms_adamw,    ///< 0.2·√max(rows, columns): the size of AdamW's steps (Liu et al. 2025)
+  spectral_unclamped  ///< √(rows/columns) (Bernstein 2025)
+};
 
 /// As in configurations: "AdamW".
 const char* name_of(OptimizerType type);
@@ -24,22 +43,31 @@ bool has_betas(OptimizerType type);
 struct OptimizerRule {
   OptimizerType type = OptimizerType::adamw;  ///< `type`, case ignored
   double lr = 1e-3;                           ///< `params.lr`, ≥ 0
-  double beta1 = 0.9, beta2 = 0.999;          ///< `params.betas`, each in [0, 1); Adam, AdamW, Lion and LAMB
-  double eps = 1e-8;                          ///< `params.eps`, ≥ 0; all but SGD and Lion
-  double weight_decay = 0;                    ///< `params.weight_decay`, ≥ 0
+  double beta1 = 0.9, beta2 = 0.999;          ///< `params.betas`, each in [0, 1); Adam, AdamW, Lion, LAMB,
+                                              ///< and the AdamW beside Muon
+  double eps = 1e-8;            ///< `params.eps`, ≥ 0; all but SGD and Lion; beside Muon AdamW's
+  double weight_decay = 0;      ///< `params.weight_decay`, ≥ 0
   bool adam_w_mode = true;      ///< `params.adam_w_mode`; false gives type Adam L2 decay; AdamW ignores it
   bool bias_correction = true;  ///< `params.bias_correction`; Adam, AdamW and LAMB
-  double momentum = 0;          ///< `params.momentum`, ≥ 0; SGD and LARS
-  bool nesterov = false;        ///< `params.nesterov`; SGD, needs momentum > 0
+  double momentum = 0;          ///< `params.momentum`, ≥ 0; SGD, LARS and Muon (there < 1)
+  bool nesterov = false;        ///< `params.nesterov`; SGD and Muon, needs momentum > 0
   double lr_decay = 0;          ///< `params.lr_decay`, ≥ 0; Adagrad
   double initial_accumulator_value = 0;     ///< `params.initial_accumulator_value`, ≥ 0; Adagrad
   double max_coeff = 10, min_coeff = 0.01;  ///< `params.max_coeff`, `.min_coeff`, ≥ 0; of Lamb's trust ratio
   double normalize_above = 0;  ///< `params.normalize_above`, ≥ 0; NVLamb divides gradients by their global
                                ///< norm where that is larger
-  double trust_coefficient = 1e-3;  ///< `params.trust_coefficient`, ≥ 0; LARS
-  bool clip = false;                ///< `params.clip`; LARS: at most lr, as LARC
+  double trust_coefficient = 1e-3;    ///< `params.trust_coefficient`, ≥ 0; LARS
+  bool clip = false;                  ///< `params.clip`; LARS: at most lr, as LARC
   std::int64_t freeze_step = 100000;  ///< `params.freeze_step`, steps, ≥ 0; OneBitAdam: after them replicas
                                       ///< exchange compressed momentum in place of gradients
+  std::int64_t ns_steps = 5;          ///< `params.ns_steps`, 1 to 99; Muon's Newton-Schulz iterations
+  /// `params.ns_coefficients`: X ← a·X + b·(X·Xᵀ)·X + c·(X·Xᵀ)²·X; c ≥ 0
+  std::array<double, 3> ns_coefficients = {3.4445, -4.7750, 2.0315};
+  double ns_eps = 1e-7;  ///< `params.ns_eps`, > 0: what a matrix's Frobenius norm is at least taken for
+  MuonScale adjust_lr_fn = MuonScale::original;  ///< `params.adjust_lr_fn`
+  /// `params.adam_lr`, ≥ 0: the rate of what Muon leaves to AdamW (optim::beside_muon()); none: lr.
+  /// (`muon_lr` overrides `lr` for the matrices.)
+  std::optional<double> adam_lr{};
 
   /// Whether anything is kept per element beside the weights.
   bool keeps_states() const { return type != OptimizerType::sgd || momentum > 0; }

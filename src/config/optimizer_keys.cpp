@@ -38,11 +38,24 @@ void read_optimizer(Config& config, const Value& section) {
 
 }  // namespace
 
+namespace {
+/// Where the matrices have a rate of their own, `lr` is that of the rest.
+void finish_muon(OptimizerRule& rule, const Value& params, const Given& given) {
+  if (const auto own = given.find("muon_lr"); own != given.end()) {
+    rule.adam_lr = rule.adam_lr.value_or(rule.lr);
+    rule.lr = own->second->number;
+  }
+  if (rule.momentum >= 1) params.error("momentum ", rule.momentum, " must be below 1: Muon's is a mean");
+  if (rule.ns_eps == 0) params.error("ns_eps must be above 0: it divides matrices of zeros");
+}
+}  // namespace
+
 void finish_rule(OptimizerRule& rule, const Value& params, const Given& given) {
   // DeepSpeed hands torch_adam to PyTorch's AdamW, whose own default decay is 0.01.
   const Node* torch_adam = params.node.find("torch_adam");
   if (torch_adam && torch_adam->boolean && rule.decoupled_decay() && !given.contains("weight_decay"))
     rule.weight_decay = 0.01;
+  if (rule.type == OptimizerType::muon) finish_muon(rule, params, given);
   if (rule.nesterov && rule.momentum == 0)
     params.error("nesterov needs a momentum above 0; set momentum or drop nesterov");
   if (rule.min_coeff > rule.max_coeff)

@@ -10,7 +10,8 @@ using Rule = OptimizerRule;
 /// A key of `params`, and what dump() says of it.
 struct Param {
   Key<Rule> key;
-  std::function<ParamValue(const Rule&)> value;  ///< null where the key has no effect
+  /// Null where the key has no effect; nothing where it is not set.
+  std::function<std::optional<ParamValue>(const Rule&)> value;
 };
 
 struct Entry {
@@ -36,7 +37,7 @@ Param without_effect(Key<Rule> key) {
 
 std::vector<Param> common_params() {
   std::vector<Param> out = {number("lr", &Rule::lr, "0.0003"),
-                            number("weight_decay", &Rule::weight_decay, "0.1")};
+                            number("weight_decay", &Rule::weight_decay, "0.2")};
   out.push_back(without_effect(
       refused<Rule>("max_grad_norm", "1.0", "clip with the top-level key \"gradient_clipping\"", never)));
   out.push_back(without_effect(refused<Rule>("maximize", "true", "training minimises the loss", is_false)));
@@ -107,6 +108,44 @@ std::vector<Param> one_bit_params() {
   return out;
 }
 
+void read_coefficients(Rule& rule, const Value& value) {
+  const std::vector<Node>& items = value.node.items;
+  if (!value.node.is(Node::Kind::array) || items.size() != 3)
+    value.error("must be a list of three numbers such as [3.4445, -4.775, 2.0315], not ", value.node.brief());
+  for (std::size_t i = 0; i < 3; ++i)
+    rule.ns_coefficients[i] = Value{items[i], cat(value.path, "[", i, "]"), value.context}.real();
+  if (rule.ns_coefficients[2] < 0) value.error("needs a last coefficient of 0 or more");
+}
+
+const std::vector<std::string> muon_scales = {"original", "match_rms_adamw", "spectral_unclamped"};
+
+std::vector<Param> muon_params() {
+  const auto read_scale = [](Rule& rule, const Value& value) {
+    rule.adjust_lr_fn = static_cast<MuonScale>(value.choice(muon_scales));
+  };
+  const auto read_nesterov = [](Rule& rule, const Value& value) { rule.nesterov = value.boolean(); };
+  // Sorted out by finish_rule(), whatever the order in which they stand.
+  const auto read_adam_lr = [](Rule& rule, const Value& value) { rule.adam_lr = value.real(0); };
+  return {number("momentum", &Rule::momentum, "0.9"),
+          {custom<Rule>("nesterov", "false", read_nesterov),  // true by default
+           [](const Rule& rule) { return rule.nesterov; }},
+          {integer("ns_steps", &Rule::ns_steps, "6", 1, 99), [](const Rule& rule) { return rule.ns_steps; }},
+          {custom<Rule>("ns_coefficients", "[2.0, -1.5, 0.5]", read_coefficients),
+           [](const Rule& rule) { return rule.ns_coefficients; }},
+          number("ns_eps", &Rule::ns_eps, "1e-6"),
+          {custom<Rule>("adjust_lr_fn", "\"match_rms_adamw\"", read_scale),
+           [](const Rule& rule) { return muon_scales[static_cast<std::size_t>(rule.adjust_lr_fn)]; }},
+          without_effect(custom<Rule>("muon_lr", "0.02", [](Rule&, const Value& value) { value.real(0); })),
+          {custom<Rule>("adam_lr", "0.0005", read_adam_lr), [](const Rule& rule) { return rule.adam_lr; }},
+          betas(),
+          number("eps", &Rule::eps, "1e-6"),
+          without_effect(refused<Rule>("adam_w_mode", "false",
+                                       "what Muon leaves goes to AdamW, whose decay is decoupled",
+                                       [](const Value& value) { return value.boolean(); })),
+          without_effect(
+              noted<Rule>("ns_method", Holds::text, "Sherd has one way to iterate, the published one"))};
+}
+
 /// In the order of OptimizerType.
 std::vector<Entry> optimizers() {
   using enum OptimizerType;
@@ -145,7 +184,12 @@ std::vector<Entry> optimizers() {
         number("trust_coefficient", &Rule::trust_coefficient, "0.02"), flag("clip", &Rule::clip),
         without_effect(refused<Rule>("nesterov", "true", "LARS has plain momentum", is_false)),
         without_effect(refused<Rule>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)))}},
-      {"OneBitAdam", {.type = onebitadam}, one_bit_params()}};
+      {"OneBitAdam", {.type = onebitadam}, one_bit_params()},
+      {"Muon",
+       {.type = muon, .weight_decay = 0.1, .momentum = 0.95, .nesterov = true},
+       muon_params(),
+       {{"lr", "not given: 1e-3, as torch.optim.Muon has it; DeepSpeed takes 0.02 for the matrices"},
+        {"weight_decay", "not given: 0.1, as torch.optim.Muon has it; DeepSpeed takes 0"}}}};
 }
 
 const std::vector<Entry>& entries() {
@@ -166,9 +210,9 @@ const Entry& entry_of(OptimizerType type) {
 }
 
 // Optimizers that DeepSpeed or PyTorch would accept by name.
-const std::vector<std::string> foreign_types = {"OneBitLamb", "MuAdam", "MuAdamW", "MuSGD",      "Muon",
-                                                "RMSprop",    "NAdam",  "RAdam",   "Adamax",     "Adadelta",
-                                                "ASGD",       "Rprop",  "LBFGS",   "SparseAdam", "Adafactor"};
+const std::vector<std::string> foreign_types = {"OneBitLamb", "MuAdam", "MuAdamW",    "MuSGD",    "RMSprop",
+                                                "NAdam",      "RAdam",  "Adamax",     "Adadelta", "ASGD",
+                                                "Rprop",      "LBFGS",  "SparseAdam", "Adafactor"};
 
 std::vector<std::string> names() {
   std::vector<std::string> out;
@@ -223,7 +267,8 @@ Table<OptimizerRule> optimizer_params(OptimizerType type) {
 std::vector<std::pair<std::string, ParamValue>> param_values(const OptimizerRule& rule) {
   std::vector<std::pair<std::string, ParamValue>> out;
   for (const Param& param : entry_of(rule.type).params)
-    if (param.value) out.emplace_back(param.key.name, param.value(rule));
+    if (param.value)
+      if (const auto value = param.value(rule)) out.emplace_back(param.key.name, *value);
   return out;
 }
 

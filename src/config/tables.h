@@ -42,7 +42,8 @@ std::string known_optimizers();
 OptimizerType read_optimizer_type(const Value& type);
 /// `params` of an optimizer of that type.
 Table<OptimizerRule> optimizer_params(OptimizerType type);
-using ParamValue = std::variant<double, bool, std::int64_t, std::pair<double, double>>;
+using ParamValue =
+    std::variant<double, bool, std::pair<double, double>, std::int64_t, std::array<double, 3>, std::string>;
 /// The keys of `params` that have an effect, with their values.
 std::vector<std::pair<std::string, ParamValue>> param_values(const OptimizerRule& rule);
 /// Notes the keys that are not in `given` and whose default is not DeepSpeed's; `params`: path of the

@@ -158,6 +158,40 @@ void Optimizer::for_each_span(const UpdateView& view, double factor, const Visit
   }
 }
 
+template <class Visit>
+void Optimizer::for_each_matrix_span(const UpdateView& view, const tensor::Tensor& kept,
+                                     const Visit& visit) const {
+  const sharding::SegmentLayout& layout = view.segment->layout();
+  for (const sharding::Piece& piece : layout.pieces(view.begin, view.end())) {
+    const autograd::Parameter& parameter = *layout.parameters()[piece.slot];
+    const std::size_t group = group_of(parameter);
+    const auto each = [&](std::int64_t begin, std::int64_t count, std::int64_t rows, std::int64_t columns) {
+      const std::int64_t flat = piece.flat_begin + begin - piece.parameter_begin;
+      optim::SpanUpdate span =
+          span_of(view, {piece.slot, begin, flat, count}, optim::step_scale(used_[group], rows, columns));
+      const std::int64_t at = flat - view.segment->update_begin();
+      span.grad = kept.range(at, at + count).raw(), span.grad_dtype = kept.dtype();
+      for (void*& moment : span.moments) moment = nullptr;
+      visit(group, parameter, span, flat);
+    };
+    for_each_shape(parameter, piece.parameter_begin, piece.parameter_begin + piece.count, each);
+  }
+}
+
+bool Optimizer::takes_matrices(const sharding::Segment& segment) const {
+  return optim::takes_matrices(rules_[static_cast<std::size_t>(segment.key().rule)]);
+}
+
+void Optimizer::begin_step(double norm) {
+  ++steps_;
+  used_ = moves_ = hyper_;
+  for (optim::Hyper& hyper : moves_)
+    if (hyper.type == config::OptimizerType::muon) hyper = optim::step_rule(hyper);
+  norm_ = norm;
+  norms_.begin(), momentum_.begin();
+  matrices_.clear();
+}
+
 bool Optimizer::measures() const {
   return std::any_of(rules_.begin(), rules_.end(), optim::measures);
 }
@@ -174,32 +208,43 @@ Optimizer::OnGpu& Optimizer::on_gpu(device::Device& device) {
 }
 
 bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& kernels) {
+  const bool finite = move_weights(view, factor, kernels);
+  if (view.end() == view.segment->update_end()) matrices_.drop(*view.segment);
+  return finite;
+}
+
+bool Optimizer::move_weights(const UpdateView& view, double factor, tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
   if (device.kind() == device::Kind::meta) {
     if (device::stands_for(device) == device::Kind::cuda && UpdateStaging::by_processor(*view.segment))
       UpdateStaging::book(device, view);
     return true;
   }
+  const auto for_each = [&](const UpdateView& part, const auto& visit) {
+    if (takes_matrices(*part.segment))
+      for_each_matrix_span(part, kept_directions(*part.segment, device), visit);
+    else
+      for_each_span(part, factor, visit);
+  };
   const auto by_processor = [&](const UpdateView& part) {
     bool finite = true;
     const PackedMomentum* momentum =
         exchanges_momentum(*part.segment, steps_) ? &momentum_.of(*part.segment, device) : nullptr;
-    for_each_span(part, factor,
-                  [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t begin) {
-                    finite = (momentum ? update_by(*momentum, part, span, begin, used_[group], device.arena())
-                                       : optim::update(span, used_[group], steps_, device.arena())) &&
-                             finite;
-                  });
+    for_each(part, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t begin) {
+      finite = (momentum ? update_by(*momentum, part, span, begin, used_[group], device.arena())
+                         : optim::update(span, moves_[group], steps_, device.arena())) &&
+               finite;
+    });
     return finite;
   };
   if (device.kind() == device::Kind::cpu) return by_processor(view);
   OnGpu& gpu = on_gpu(device);
   if (UpdateStaging::by_processor(*view.segment)) return gpu.staging.run(by_processor);
   std::map<std::size_t, std::vector<optim::SpanUpdate>> by_group;  // a kernel takes spans of one Hyper
-  for_each_span(view, factor, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, auto) {
+  for_each(view, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, auto) {
     by_group[group].push_back(span);
   });
-  for (const auto& [group, spans] : by_group) optim::update(spans, used_[group], steps_, device, gpu.check);
+  for (const auto& [group, spans] : by_group) optim::update(spans, moves_[group], steps_, device, gpu.check);
   if (view.segment->parameters().stored()) device.synchronize();  // the store is going to read them
   return true;
 }
@@ -235,6 +280,52 @@ void Optimizer::measure(const UpdateView& view, double factor, tensor::Kernels& 
     on_gpu(device).staging.run(measure, false);
   else
     measure(view);
+}
+
+/// Where those that update the segment find its directions.
+const tensor::Tensor& Optimizer::kept_directions(const sharding::Segment& segment, device::Device& device) {
+  const bool beside_gpu =
+      device::stands_for(device) == device::Kind::cuda && UpdateStaging::by_processor(segment);
+  return matrices_.of(segment, device, beside_gpu ? device::Tier::host : device::Tier::device);
+}
+
+bool Optimizer::make_directions(const UpdateView& view, double factor, tensor::Kernels& kernels) {
+  device::Device& device = kernels.device();
+  const tensor::Tensor kept = kept_directions(*view.segment, device);
+  const bool beside_gpu =
+      device::stands_for(device) == device::Kind::cuda && UpdateStaging::by_processor(*view.segment);
+  if (device.kind() == device::Kind::meta) {
+    if (beside_gpu) UpdateStaging::book(device, view);
+    if (device::stands_for(device) == device::Kind::cuda && !beside_gpu)
+      optim::book_directions(device, view.gradients.numel(), kept.dtype());
+    return true;
+  }
+  const auto for_each = [&](const UpdateView& part, const auto& visit) {
+    for_each_span(part, factor,
+                  [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t flat) {
+                    const std::int64_t at = flat - view.segment->update_begin();
+                    visit(span, used_[group], kept.range(at, at + span.n).raw());
+                  });
+  };
+  const auto by_processor = [&](const UpdateView& part) {
+    bool finite = true;
+    for_each(part, [&](const optim::SpanUpdate& span, const optim::Hyper& hyper, void* to) {
+      finite = optim::directions(span, hyper, steps_, to, kept.dtype(), device.arena()) && finite;
+    });
+    return finite;
+  };
+  if (device.kind() == device::Kind::cpu) return by_processor(view);
+  if (beside_gpu) return on_gpu(device).staging.run(by_processor, false);
+  for_each(view, [&](const optim::SpanUpdate& span, const optim::Hyper& hyper, void* to) {
+    optim::directions(span, hyper, steps_, to, kept.dtype(), device, on_gpu(device).check);
+  });
+  return true;
+}
+
+void Optimizer::orthogonalize(tensor::Kernels& kernels) {
+  matrices_.orthogonalize(
+      [&](const autograd::Parameter& parameter) -> const optim::Hyper& { return used_[group_of(parameter)]; },
+      kernels);
 }
 
 void Optimizer::share_norms(sharding::ShardedModel& model, device::Device& device) {
@@ -310,6 +401,7 @@ void Optimizer::join() {
 }
 
 void Optimizer::end_series() noexcept {
+  matrices_.clear();
   if (gpu_) gpu_->staging.end_series();
 }
 

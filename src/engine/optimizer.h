@@ -10,6 +10,7 @@
 #include "engine/momentum_exchange.h"
 #include "engine/parameter_groups.h"
 #include "engine/parameter_norms.h"
+#include "engine/whole_matrices.h"
 #include "optim/description.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
@@ -85,9 +86,7 @@ class Optimizer {
   /// Opens the next update, for which the rates of this moment hold; update() is then called once for every
   /// element. `norm`: of all gradients, as they are multiplied with update()'s factor; for rules that
   /// measure.
-  void begin_step(double norm = 0) {
-    ++steps_, used_ = hyper_, norm_ = norm, norms_.begin(), momentum_.begin();
-  }
+  void begin_step(double norm = 0);
   /// Takes begin_step() back while nothing was updated yet.
   void abandon_step() { --steps_; }
   /// lr() of the last begin_step().
@@ -106,6 +105,12 @@ class Optimizer {
   void compress(const UpdateView& view, double factor, tensor::Kernels& kernels);
   /// All of the segment has been compressed: replicas agree. Collective over them.
   void exchange_momentum(sharding::Segment& segment, device::Device& device);
+  /// Of rules that take matrices, before the first update() of such a view: its momenta are updated, and what
+  /// they give is kept. Returns as update() does.
+  bool make_directions(const UpdateView& view, double factor, tensor::Kernels& kernels);
+  /// Orthogonalises what make_directions() has kept since the last call, of whole segments: update() of their
+  /// views takes it. Collective over the ranks that share these.
+  void orthogonalize(tensor::Kernels& kernels);
   /// Says that `view` is updated, or measured, after those announced before it, with gradients that are
   /// complete, and parameters that work no longer reads, from `ready` on: beside a GPU its states begin to
   /// come to the processor. Its tensors last until end_series().
@@ -129,10 +134,18 @@ class Optimizer {
   /// each parameter in the view.
   template <class Visit>
   void for_each_span(const UpdateView& view, double factor, const Visit& visit) const;
+  /// The same of rules that take matrices, whose orthogonal directions are the gradients. `kept`: of the
+  /// segment.
+  template <class Visit>
+  void for_each_matrix_span(const UpdateView& view, const tensor::Tensor& kept, const Visit& visit) const;
+  bool takes_matrices(const sharding::Segment& segment) const;
+  bool move_weights(const UpdateView& view, double factor, tensor::Kernels& kernels);
   OnGpu& on_gpu(device::Device& device);
+  const tensor::Tensor& kept_directions(const sharding::Segment& segment, device::Device& device);
 
   std::vector<optim::Hyper> configured_;    ///< by group
   std::vector<optim::Hyper> hyper_, used_;  ///< likewise: of the coming step, and of the open one
+  std::vector<optim::Hyper> moves_;  ///< by which weights move in the open one: optim::step_rule() of Muon's
   std::vector<optim::Description> rules_;
   std::vector<int> rule_of_group_;
   GroupOf group_of_;
@@ -142,6 +155,7 @@ class Optimizer {
   double norm_ = 0;  ///< of the open step's gradients
   ParameterNorms norms_;
   MomentumExchange momentum_;
+  WholeMatrices matrices_;
   std::shared_ptr<OnGpu> gpu_;  ///< what updates on or beside a GPU need; null on CPUs
 };
 

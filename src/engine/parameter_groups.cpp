@@ -14,6 +14,34 @@
 #include "engine/report.h"
 
 namespace sherd::engine {
+
+std::vector<std::pair<std::string, nn::ParameterPtr>> named_once(const nn::Module& model) {
+  std::vector<std::pair<std::string, nn::ParameterPtr>> out;
+  std::unordered_set<const autograd::Parameter*> seen;
+  for (const auto& [path, parameter] : model.named_parameters())
+    if (seen.insert(parameter.get()).second)
+      out.emplace_back(parameter->name.empty() ? path : parameter->name, parameter);
+  return out;
+}
+
+bool matches(const std::string& pattern, const std::string& name) {
+  return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+}
+
+bool in_group(const config::OptimizerGroup& group, const std::string& name) {
+  return std::any_of(group.match.begin(), group.match.end(),
+                     [&](const std::string& pattern) { return matches(pattern, name); });
+}
+
+std::string literally(const std::string& name) {
+  std::string out;
+  for (const char letter : name) {
+    if (std::string_view("*?[\\").find(letter) != std::string_view::npos) out += '\\';
+    out += letter;
+  }
+  return out;
+}
+
 namespace {
 
 /// Edits that make `pattern` match `name`, where a `*` matches anything: Levenshtein's distance.
@@ -48,25 +76,6 @@ std::string near(const std::string& pattern, const Names& names) {
   return out;
 }
 
-/// Every parameter once, with the name that Module::assign_names() gives it.
-std::vector<std::pair<std::string, nn::ParameterPtr>> named(const nn::Module& model) {
-  std::vector<std::pair<std::string, nn::ParameterPtr>> out;
-  std::unordered_set<const autograd::Parameter*> seen;
-  for (const auto& [path, parameter] : model.named_parameters())
-    if (seen.insert(parameter.get()).second)
-      out.emplace_back(parameter->name.empty() ? path : parameter->name, parameter);
-  return out;
-}
-
-bool matches(const std::string& pattern, const std::string& name) {
-  return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-}
-
-bool in_group(const config::OptimizerGroup& group, const std::string& name) {
-  return std::any_of(group.match.begin(), group.match.end(),
-                     [&](const std::string& pattern) { return matches(pattern, name); });
-}
-
 /// Throws where the group of that number has patterns, or all of itself, for nothing.
 void check_group(const config::OptimizerGroup& group, std::size_t number, const Names& names, bool empty) {
   for (const std::string& pattern : group.match) {
@@ -89,7 +98,7 @@ GroupOf assign_groups(const nn::Module& model, const config::Optimizer& optimize
   if (optimizer.groups.empty()) return out;
   Names names;
   std::vector<bool> has_any(optimizer.groups.size()), decays(optimizer.groups.size());
-  for (const auto& [name, parameter] : named(model)) {
+  for (const auto& [name, parameter] : named_once(model)) {
     names.push_back(name);
     const auto group = std::find_if(optimizer.groups.begin(), optimizer.groups.end(),
                                     [&](const auto& candidate) { return in_group(candidate, name); });
@@ -115,7 +124,7 @@ std::vector<std::string> describe_groups(const nn::Module& model, const config::
   std::vector<std::string> out;
   for (std::size_t group = 0; !optimizer.groups.empty() && group <= optimizer.groups.size(); ++group) {
     std::int64_t tensors = 0, elements = 0;
-    for (const auto& [name, parameter] : named(model)) {
+    for (const auto& [name, parameter] : named_once(model)) {
       const auto found = group_of.find(parameter.get());
       if (!parameter->trainable || std::cmp_not_equal(found == group_of.end() ? 0 : found->second, group))
         continue;
@@ -138,16 +147,6 @@ std::vector<std::string> describe_groups(const nn::Module& model, const config::
 
 namespace {
 
-/// A pattern that matches this name alone.
-std::string literally(const std::string& name) {
-  std::string out;
-  for (const char letter : name) {
-    if (std::string_view("*?[\\").find(letter) != std::string_view::npos) out += '\\';
-    out += letter;
-  }
-  return out;
-}
-
 /// The parser's checks, for a rule that was made in code.
 void check_rules(const config::Config& config) {
   config::Config part;
@@ -168,7 +167,7 @@ void check_rules(const config::Config& config) {
 config::Config with_groups(config::Config config, const nn::Module& model,
                            const std::vector<ParameterGroup>& groups) {
   if (groups.empty()) return config;
-  const auto all = named(model);
+  const auto all = named_once(model);
   const std::size_t in_file = config.optimizer.groups.size();
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const ParameterGroup& group = groups[i];

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "config/config.h"
@@ -26,6 +27,14 @@ namespace engine {
 /// The parameter group of every parameter that a group of the configuration has: 1 for the first of
 /// `optimizer.groups`, and so on. All others are in group 0.
 using GroupOf = std::unordered_map<const autograd::Parameter*, int>;
+
+/// Every parameter once, with the name that Module::assign_names() gives it.
+std::vector<std::pair<std::string, nn::ParameterPtr>> named_once(const nn::Module& model);
+/// Whether a pattern of the group matches the name.
+bool in_group(const config::OptimizerGroup& group, const std::string& name);
+bool matches(const std::string& pattern, const std::string& name);
+/// A pattern that matches this name alone.
+std::string literally(const std::string& name);
 
 /// Every parameter goes to the first group of which a pattern matches its name; a tied one has the name of
 /// its first declaration. Throws Error{config} for a pattern that no parameter has, naming near ones, and for

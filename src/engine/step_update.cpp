@@ -35,7 +35,8 @@ namespace {
 /// Whether some rule needs all gradients, or other ranks, before it updates anything.
 bool waits(const config::Optimizer& optimizer) {
   const auto of_rule = [](const config::OptimizerRule& rule) {
-    return optim::measures(optim::describe(rule)) || rule.exchanges_momentum();
+    const optim::Description what = optim::describe(rule);
+    return optim::measures(what) || optim::takes_matrices(what) || rule.exchanges_momentum();
   };
   return of_rule(optimizer) || std::any_of(optimizer.groups.begin(), optimizer.groups.end(), of_rule);
 }

@@ -53,11 +53,6 @@ std::size_t bytes_through(const offload::Store* store, std::span<const UpdateChu
 UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::StateSources& sources,
                                const UpdatePipelineOptions& options)
     : model_(model), kernels_(sources.kernels), options_(options), order_(model.trainable_segments()) {
-  for (const optim::Description& rule : options_.rules) {
-    if (std::count(rule.phases.begin(), rule.phases.end(), optim::Phase::whole_parameters) > 0)
-      fail(ErrorKind::config, "optimizer ", rule.type,
-           " takes whole matrices, which this build does not run yet: choose another");
-  }
   for (const Segment* segment : order_)
     if (segment->can_exchange_momentum() && device::stands_for(kernels_.device()) == device::Kind::cuda &&
         !UpdateStaging::by_processor(*segment))
@@ -84,11 +79,9 @@ void UpdatePipeline::make_plan(std::int64_t step) {
   chunks_ = cut_update(order_, options_.sub_group_size, options_.rules, step);
   plan_ = plan_update(chunks_, options_.buffer_count, options_.pipeline_read, options_.pipeline_write,
                       options_.rules);
-  using Op = UpdateInstruction::Op;
   passes_.clear();
   for (std::size_t i = 0; i < plan_.size(); ++i)
-    if (const Op op = plan_[i].op; op == Op::update || op == Op::measure || op == Op::compress)
-      passes_.push_back(i);
+    if (is_pass(plan_[i].op)) passes_.push_back(i);
 }
 
 void UpdatePipeline::add_lane(offload::Store* store, int count) {
@@ -172,22 +165,29 @@ void UpdatePipeline::announce_pass() {
   if (pass + 1 < passes_.size()) announce(pass + 1, false);
 }
 
-void UpdatePipeline::measure(const UpdateView& view) {
+void UpdatePipeline::pass(const UpdateInstruction& instruction, const UpdateView& view) {
+  using Op = UpdateInstruction::Op;
   announce_pass();
-  const device::TraceRange range("measure", view.segment->name());
-  step_->optimizer.measure(view, *step_->factor, kernels_);
+  step_->changed = step_->changed || instruction.op != Op::measure;
+  const std::string& unit = view.segment->name();
+  Optimizer& optimizer = step_->optimizer;
+  if (instruction.op == Op::measure) {
+    const device::TraceRange range("measure", unit);
+    optimizer.measure(view, *step_->factor, kernels_);
+  } else if (instruction.op == Op::compress) {
+    const device::TraceRange range("compress", unit);
+    optimizer.compress(view, *step_->factor, kernels_);
+  } else if (instruction.op == Op::direct) {
+    const device::TraceRange range("directions", unit);
+    if (!optimizer.make_directions(view, *step_->factor, kernels_))
+      fail(ErrorKind::numerics, "the momentum of unit '", unit,
+           "' is NaN or infinite: lower the learning rate and resume from the last checkpoint");
+  } else {
+    update(chunks_[instruction.chunk], view);
+  }
 }
 
-void UpdatePipeline::compress(const UpdateView& view) {
-  announce_pass();
-  step_->compressed = true;
-  const device::TraceRange range("compress", view.segment->name());
-  step_->optimizer.compress(view, *step_->factor, kernels_);
-}
-
-void UpdatePipeline::update(std::size_t index, const UpdateView& view) {
-  const UpdateChunk& chunk = chunks_[index];
-  announce_pass();
+void UpdatePipeline::update(const UpdateChunk& chunk, const UpdateView& view) {
   ++step_->updated;
   const device::TraceRange range("update", chunk.segment->name());
   if (!step_->optimizer.update(view, *step_->factor, kernels_))
@@ -219,10 +219,18 @@ bool ended(std::vector<offload::Io>& ios, bool wait) {
 
 enum class Way : std::uint8_t { read, write };
 
+/// Whether a pass reads and writes the weights.
+bool moves_weights(const UpdateChunk& chunk, int phase) {
+  const optim::Phase pass = chunk.phases[static_cast<std::size_t>(phase)];
+  return pass != optim::Phase::compress && pass != optim::Phase::direction;
+}
+
 /// Whether a pass reads, or writes, a state that is not the weight. Where momentum is exchanged, packing
 /// takes the momentum and the error, and leaves the error; then what was agreed on comes in place of the
 /// momentum, and the variance stays.
 bool moves(const UpdateChunk& chunk, int phase, const optim::State& state, Way way) {
+  // Whole matrices lie between a pass over momenta and one over weights.
+  if (chunk.batch > 0) return !moves_weights(chunk, phase);
   const bool exchanges = chunk.phases.front() == optim::Phase::compress;
   if (!exchanges || state.held == optim::Held::by_each) return exchanges || state.held == optim::Held::by_all;
   const bool momentum = &state == chunk.segment->states().data();
@@ -239,7 +247,7 @@ void for_each_stored(const UpdateChunk& chunk, int phase, Way way, const UpdateV
   const auto each = [&](StateBuffer& state, const Tensor& staged) {
     if (state.stored()) visit(state, staged);
   };
-  if (chunk.phases[static_cast<std::size_t>(phase)] != optim::Phase::compress) {
+  if (moves_weights(chunk, phase)) {
     each(segment.parameters(), view.parameters);
     if (segment.masters()) each(segment.masters(), view.masters);
   }
@@ -254,6 +262,10 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
   using Op = UpdateInstruction::Op;
   if (instruction.op == Op::norms) {
     if (wait) step_->optimizer.share_norms(model_, kernels_.device());
+    return wait;
+  }
+  if (instruction.op == Op::whole) {
+    if (wait) step_->optimizer.orthogonalize(kernels_);
     return wait;
   }
   const UpdateChunk& chunk = chunks_[instruction.chunk];
@@ -272,10 +284,9 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
   if (instruction.buffer < 0) {
     if (!complete()) return false;
     const UpdateView view = bind(chunk, instruction.buffer);
-    if (instruction.op == Op::measure) return measure(view), true;
-    if (instruction.op == Op::compress) return compress(view), true;
-    update(instruction.chunk, view);
-    if (step_->late) model_.changed(*chunk.segment, chunk.begin, view.parameters, chunk.last);
+    pass(instruction, view);
+    if (step_->late && moves_weights(chunk, instruction.phase))
+      model_.changed(*chunk.segment, chunk.begin, view.parameters, chunk.last);
     return true;
   }
   Stage& stage = stages_[static_cast<std::size_t>(instruction.buffer)];
@@ -289,15 +300,10 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
       return true;
     case Op::measure:
     case Op::compress:
-      if (!complete() || !ended(stage.reads, wait)) return false;
-      if (instruction.op == Op::measure)
-        measure(stage.view);
-      else
-        compress(stage.view);
-      return true;
+    case Op::direct:
     case Op::update:
       if (!complete() || !ended(stage.reads, wait)) return false;
-      update(instruction.chunk, stage.view);
+      pass(instruction, stage.view);
       return true;
     case Op::write:
       for_each_stored(chunk, instruction.phase, Way::write, stage.view,
@@ -305,14 +311,15 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
                         stage.writes.push_back(state.write(chunk.begin, from));
                       });
       // Reads that begin from here on see what is being written.
-      if (step_->late) model_.changed(*chunk.segment, chunk.begin, stage.view.parameters, chunk.last);
+      if (step_->late && moves_weights(chunk, instruction.phase))
+        model_.changed(*chunk.segment, chunk.begin, stage.view.parameters, chunk.last);
       return true;
     case Op::wait_written:
       return ended(stage.writes, wait);
     case Op::norms:
     case Op::whole:
     case Op::exchange:
-      break;  // of rules that the constructor refuses
+      break;  // handled above
   }
   return true;
 }

@@ -34,8 +34,7 @@ struct UpdatePipelineOptions {
 class UpdatePipeline {
  public:
   /// Takes its buffers, if any state lives on NVMe: host memory, as many bytes as buffer_bytes() says. Throws
-  /// Error{config} for a rule that takes whole matrices, which is planned and not run yet, and for one that
-  /// exchanges momentum where a GPU would update.
+  /// Error{config} for a rule that exchanges momentum where a GPU would update.
   UpdatePipeline(sharding::ShardedModel& model, const sharding::StateSources& sources,
                  const UpdatePipelineOptions& options);
 
@@ -76,8 +75,8 @@ class UpdatePipeline {
   bool decided() const { return step_ && step_->factor; }
   /// Chunks of which the step under way has begun to change the weights.
   std::int64_t updated() const { return step_ ? step_->updated : 0; }
-  /// Whether it has begun to change anything.
-  bool changed() const { return step_ && (step_->compressed || step_->updated > 0); }
+  /// Whether it has begun to change weights or states.
+  bool changed() const { return step_ && step_->changed; }
 
   const std::vector<UpdateInstruction>& plan() const { return plan_; }
   /// That one chunk takes while it is in memory; 0 when everything always is.
@@ -108,7 +107,7 @@ class UpdatePipeline {
     std::optional<double> factor;
     std::size_t next = 0;                         ///< instruction
     std::int64_t updated = 0;                     ///< chunks
-    bool compressed = false;                      ///< some momentum
+    bool changed = false;                         ///< weights or states
     std::size_t announced = 0;                    ///< passes that the optimizer was told of
     std::size_t passed = 0;                       ///< passes that it has made
     std::vector<Complete> complete{};             ///< in the order of their completion
@@ -127,9 +126,8 @@ class UpdatePipeline {
   void make_plan(std::int64_t step);
   bool announce(std::size_t pass, bool wait);
   void announce_pass();
-  void update(std::size_t chunk, const UpdateView& view);
-  void measure(const UpdateView& view);
-  void compress(const UpdateView& view);
+  void pass(const UpdateInstruction& instruction, const UpdateView& view);
+  void update(const UpdateChunk& chunk, const UpdateView& view);
   void publish(sharding::Segment& segment);
   void follow_completion();
 

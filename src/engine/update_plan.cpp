@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "engine/whole_matrices.h"
+
 namespace sherd::engine {
 
 using sharding::Segment;
@@ -38,18 +40,49 @@ std::span<const optim::Phase> phases_of(const Segment& segment, std::span<const 
   return rule.phases;
 }
 
+namespace {
+
+bool takes_matrices(std::span<const optim::Phase> phases) {
+  return std::find(phases.begin(), phases.end(), optim::Phase::whole_parameters) != phases.end();
+}
+
+/// Numbers batches of neighbouring segments. One is full when its work can be dealt out evenly: as the ranks
+/// times its largest matrix.
+class BatchNumbers {
+ public:
+  int next(const Segment& segment) {
+    if (full_ || segment.groups().shard != group_ || segment.optimizer_replicated() != replicated_)
+      ++number_, work_ = largest_ = 0;
+    group_ = segment.groups().shard, replicated_ = segment.optimizer_replicated();
+    for (const Matrix& matrix : matrices_of(segment))
+      work_ += matrix.work(), largest_ = std::max(largest_, matrix.work());
+    full_ = work_ >= group_->size() * largest_;
+    return number_;
+  }
+
+ private:
+  const comm::Communicator* group_ = nullptr;
+  bool full_ = false, replicated_ = false;
+  int number_ = 0;
+  double work_ = 0, largest_ = 0;
+};
+
+}  // namespace
+
 std::vector<UpdateChunk> cut_update(const std::vector<Segment*>& segments, std::int64_t most_elements,
                                     std::span<const optim::Description> rules, std::int64_t step) {
   const std::int64_t most =
       std::max(chunk_grain, std::min(most_elements, most_per_chunk) / chunk_grain * chunk_grain);
   std::vector<UpdateChunk> chunks;
+  BatchNumbers batches;
   for (Segment* segment : segments) {
     const bool stored = has_stored_state(*segment);
     const std::span<const optim::Phase> phases = phases_of(*segment, rules, step);
     const std::int64_t end = segment->update_end(), all = end - segment->update_begin();
+    const int batch = takes_matrices(phases) ? batches.next(*segment) : 0;
     const std::int64_t each = stored ? even_step(all, most) : all;
     for (std::int64_t at = segment->update_begin(); at < end; at += each)
-      chunks.push_back({segment, at, std::min(at + each, end), stored, at + each >= end, phases});
+      chunks.push_back({segment, at, std::min(at + each, end), stored, at + each >= end, phases, batch});
   }
   return chunks;
 }
@@ -62,68 +95,102 @@ UpdateInstruction::Op op_of(optim::Phase phase) {
   return phase == optim::Phase::exchange ? Op::exchange : Op::whole;
 }
 
-/// A pass over all elements, chunk by chunk.
-bool passes(optim::Phase phase) {
-  return phase != optim::Phase::whole_parameters && phase != optim::Phase::exchange;
-}
-
-UpdateInstruction::Op pass_of(optim::Phase phase) {
+/// Of what is done chunk by chunk; none for other phases.
+std::optional<UpdateInstruction::Op> pass_of(optim::Phase phase) {
   using Op = UpdateInstruction::Op;
-  if (phase == optim::Phase::parameter_norms) return Op::measure;
-  return phase == optim::Phase::compress ? Op::compress : Op::update;
+  switch (phase) {
+    case optim::Phase::elementwise:
+      return Op::update;
+    case optim::Phase::parameter_norms:
+      return Op::measure;
+    case optim::Phase::compress:
+      return Op::compress;
+    case optim::Phase::direction:
+      return Op::direct;
+    case optim::Phase::whole_parameters:
+    case optim::Phase::exchange:
+      break;
+  }
+  return std::nullopt;
 }
 
-/// One phase of an update's plan, behind those before it.
-class PhasePlanner {
+/// What is done in a phase to the chunks of that batch that have it, without transfers.
+void add_phase(std::span<const UpdateChunk> chunks, std::size_t phase, int batch,
+               std::vector<UpdateInstruction>& out) {
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    const UpdateChunk& chunk = chunks[i];
+    if (chunk.batch != batch || phase >= chunk.phases.size()) continue;
+    const auto pass = pass_of(chunk.phases[phase]);
+    const bool ends = batch > 0 ? i + 1 == chunks.size() || chunks[i + 1].batch != batch : chunk.last;
+    if (pass)
+      out.push_back({*pass, i, -1, static_cast<int>(phase)});
+    else if (ends)
+      out.push_back({op_of(chunk.phases[phase]), i, -1, static_cast<int>(phase)});
+  }
+}
+
+/// Adds transfers to passes over chunks that are stored, whatever stands between them.
+class TransferPlanner {
  public:
-  PhasePlanner(std::span<const UpdateChunk> chunks, int phase, int buffers,
-               std::vector<UpdateInstruction>& plan)
-      : chunks_(chunks), phase_(phase), buffers_(static_cast<std::size_t>(buffers)), plan_(plan) {
-    for (std::size_t i = 0; i < chunks.size(); ++i)
-      if (const auto own = of(chunks[i]); chunks[i].stored && own && passes(*own)) stored_.push_back(i);
+  TransferPlanner(std::span<const UpdateChunk> chunks, std::span<const UpdateInstruction> work, int buffers)
+      : chunks_(chunks), work_(work), buffers_(static_cast<std::size_t>(buffers)) {
+    for (std::size_t i = 0; i < work.size(); ++i)
+      if (passes_buffer(work[i])) stored_.push_back(i);
   }
 
-  void run(std::size_t ahead, bool pipeline_write) {
-    for (std::size_t i = 0; i < chunks_.size(); ++i) {
-      const std::optional<optim::Phase> phase = of(chunks_[i]);
-      if (!phase) continue;
-      const Op op = pass_of(*phase);
-      if (!passes(*phase)) {
-        if (chunks_[i].last) plan_.push_back({op_of(*phase), i, -1, phase_});
-      } else if (!chunks_[i].stored) {
-        plan_.push_back({op, i, -1, phase_});
-      } else {
-        pass(i, op, ahead, pipeline_write);
-      }
+  void run(std::size_t ahead, bool pipeline_write, std::vector<UpdateInstruction>& plan) {
+    for (const UpdateInstruction& instruction : work_) {
+      if (passes_buffer(instruction))
+        pass(instruction, ahead, pipeline_write, plan);
+      else
+        plan.push_back(instruction);
     }
   }
 
  private:
   using Op = UpdateInstruction::Op;
-  std::optional<optim::Phase> of(const UpdateChunk& chunk) const {
-    const auto phase = static_cast<std::size_t>(phase_);
-    return phase < chunk.phases.size() ? std::optional(chunk.phases[phase]) : std::nullopt;
+  bool passes_buffer(const UpdateInstruction& work) const {
+    return is_pass(work.op) && chunks_[work.chunk].stored;
   }
   int buffer_of(std::size_t position) const { return static_cast<int>(position % buffers_); }
-  void pass(std::size_t chunk, Op op, std::size_t ahead, bool pipeline_write) {
-    for (; read_ < stored_.size() && read_ <= position_ + ahead; ++read_)
-      plan_.push_back({Op::read, stored_[read_], buffer_of(read_), phase_});
+  void pass(const UpdateInstruction& work, std::size_t ahead, bool pipeline_write,
+            std::vector<UpdateInstruction>& plan) {
+    for (; read_ < stored_.size() && read_ <= position_ + ahead; ++read_) {
+      const UpdateInstruction& coming = work_[stored_[read_]];
+      plan.push_back({Op::read, coming.chunk, buffer_of(read_), coming.phase});
+    }
     const int buffer = buffer_of(position_++);
-    plan_.push_back({op, chunk, buffer, phase_});
-    if (op == Op::measure) return;
-    plan_.push_back({Op::write, chunk, buffer, phase_});
-    if (!pipeline_write) plan_.push_back({Op::wait_written, chunk, buffer, phase_});
+    plan.push_back({work.op, work.chunk, buffer, work.phase});
+    if (work.op == Op::measure) return;
+    plan.push_back({Op::write, work.chunk, buffer, work.phase});
+    if (!pipeline_write) plan.push_back({Op::wait_written, work.chunk, buffer, work.phase});
   }
 
   std::span<const UpdateChunk> chunks_;
-  int phase_;
+  std::span<const UpdateInstruction> work_;
   std::size_t buffers_;
-  std::vector<UpdateInstruction>& plan_;
-  std::vector<std::size_t> stored_;      ///< chunks that pass through a buffer
-  std::size_t position_ = 0, read_ = 0;  ///< of stored_: the next to be updated, and to be read
+  std::vector<std::size_t> stored_;      ///< of work_: what passes through a buffer
+  std::size_t position_ = 0, read_ = 0;  ///< of stored_: the next to be done, and to be read
 };
 
+/// All phases of all batches, one batch after the other.
+std::vector<UpdateInstruction> work_of_batches(std::span<const UpdateChunk> chunks) {
+  std::vector<UpdateInstruction> out;
+  int last = 0;
+  for (const UpdateChunk& chunk : chunks)
+    if (const int batch = chunk.batch; batch > last) {
+      last = batch;
+      for (std::size_t phase = 0; phase < chunk.phases.size(); ++phase) add_phase(chunks, phase, batch, out);
+    }
+  return out;
+}
+
 }  // namespace
+
+bool is_pass(UpdateInstruction::Op op) {
+  using Op = UpdateInstruction::Op;
+  return op == Op::measure || op == Op::compress || op == Op::direct || op == Op::update;
+}
 
 std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers,
                                            bool pipeline_read, bool pipeline_write,
@@ -138,15 +205,20 @@ std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, 
   // One buffer is being updated, and with pipeline_write one more is being written.
   const int ahead = pipeline_read ? std::max(0, buffers - 1 - (pipeline_write && buffers > 2 ? 1 : 0)) : 0;
   std::vector<UpdateInstruction> plan;
+  const auto add = [&](const std::vector<UpdateInstruction>& work) {
+    TransferPlanner(chunks, work, buffers).run(static_cast<std::size_t>(ahead), pipeline_write, plan);
+  };
   for (std::size_t phase = 0; phase < phases; ++phase) {
-    PhasePlanner(chunks, static_cast<int>(phase), buffers, plan)
-        .run(static_cast<std::size_t>(ahead), pipeline_write);
+    std::vector<UpdateInstruction> work;
+    add_phase(chunks, phase, 0, work);
+    add(work);
     const auto measures = [&](const optim::Description& rule) {
       return phase < rule.phases.size() && rule.phases[phase] == optim::Phase::parameter_norms;
     };
     if (std::any_of(rules.begin(), rules.end(), measures))
       plan.push_back({UpdateInstruction::Op::norms, chunks.size(), -1, static_cast<int>(phase)});
   }
+  add(work_of_batches(chunks));
   return plan;
 }
 

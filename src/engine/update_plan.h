@@ -17,6 +17,8 @@ struct UpdateChunk {
   bool last;    ///< of its segment
   /// Of the rule that updates it, in order; lives with the rules.
   std::span<const optim::Phase> phases = elementwise_only;
+  /// Segments whose matrices are exchanged together have a number, from 1 on; others, 0.
+  int batch = 0;
 
   static constexpr optim::Phase elementwise_only[] = {optim::Phase::elementwise};
 };
@@ -28,7 +30,7 @@ std::span<const optim::Phase> phases_of(const sharding::Segment& segment,
 
 /// The update ranges of `segments`, which `rules` update in step number `step`, in order; those with states
 /// on NVMe in as few equal chunks of at most `most_elements` as can be, rounded to whole pages of every
-/// dtype. No rules: each is one pass over the elements.
+/// dtype. Neighbours with matrices form batches. No rules: each is one pass over the elements.
 std::vector<UpdateChunk> cut_update(const std::vector<sharding::Segment*>& segments,
                                     std::int64_t most_elements,
                                     std::span<const optim::Description> rules = {}, std::int64_t step = 1);
@@ -41,11 +43,12 @@ struct UpdateInstruction {
     read,
     measure,   ///< a pass over the elements that changes nothing
     compress,  ///< a pass over momentum that replicas are going to exchange
+    direct,    ///< a pass that updates states, and makes directions (Phase::direction)
     update,    ///< one pass over the elements
     write,
     wait_written,
     norms,    ///< what has been measured is added up over all ranks; of no chunk
-    whole,    ///< whole parameters of the segment, by lease
+    whole,    ///< whole matrices of a batch, by all who share them; of its last chunk
     exchange  ///< between the replicas of the segment, of what was compressed
   } op;
   std::size_t chunk;
@@ -54,9 +57,13 @@ struct UpdateInstruction {
   bool operator==(const UpdateInstruction&) const = default;
 };
 
+/// A pass over the elements of a chunk.
+bool is_pass(UpdateInstruction::Op op);
+
 /// The update of one step as data. The phases of each chunk's rule follow each other, those of the same
 /// number together. What is measured is added up once, behind all passes of the phase: also where no chunk
-/// here is of such a rule, as other ranks may have some. A pass over elements is the offload pipeline
+/// here is of such a rule, as other ranks may have some. Batches come behind all else, each with all of its
+/// phases, so that directions of one alone are kept at a time. A pass over elements is the offload pipeline
 /// (Rajbhandari et al. 2021, ZeRO-Infinity, §5.2.2): while chunk i is updated, the next ones are being read
 /// (`pipeline_read`) and earlier ones written
 /// (`pipeline_write`), as far as `buffers` go. `rules`: of the whole model. Pure.

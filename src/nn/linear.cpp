@@ -1,6 +1,7 @@
 #include "nn/linear.h"
 
 #include <cmath>
+#include <utility>
 
 #include "autograd/linear.h"
 
@@ -15,6 +16,7 @@ Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) : activ
     weight_ = share("weight", options.tied);
   } else {
     weight_ = declare("weight", {out, in}, options.init.value_or(Init::uniform(-bound, bound)));
+    weight_->matrices = std::move(options.matrices);
   }
   if (options.bias)
     bias_ =

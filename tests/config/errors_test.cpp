@@ -140,10 +140,25 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{
             "{\"optimizer\": {\"params\": {}}}",
             "run.json:1: optimizer: needs a \"type\"; this build has Adam, AdamW, SGD, Lion, Adagrad, Lamb, "
-            "NVLamb, LARS and OneBitAdam"},
-        Mistake{"{\"optimizer\": {\"type\": \"Muon\"}}",
-                "run.json:1: optimizer.type: \"Muon\" is not in this build; use one of Adam, AdamW, SGD, "
-                "Lion, Adagrad, Lamb, NVLamb, LARS and OneBitAdam"},
+            "NVLamb, LARS, OneBitAdam and Muon"},
+        Mistake{"{\"optimizer\": {\"type\": \"MuAdam\"}}",
+                "run.json:1: optimizer.type: \"MuAdam\" is not in this build; use one of Adam, AdamW, SGD, "
+                "Lion, Adagrad, Lamb, NVLamb, LARS, OneBitAdam and Muon"},
+        Mistake{R"({"optimizer": {"type": "Muon", "params": {"adjust_lr_fn": "moonshot"}}})",
+                "run.json:1: optimizer.params.adjust_lr_fn: \"moonshot\" is none of original, "
+                "match_rms_adamw, spectral_unclamped"},
+        Mistake{R"({"optimizer": {"type": "Muon", "params": {"ns_coefficients": [1, 2]}}})",
+                "run.json:1: optimizer.params.ns_coefficients: must be a list of three numbers such as "
+                "[3.4445, -4.775, 2.0315], not […]"},
+        Mistake{R"({"optimizer": {"type": "Muon", "params": {"ns_coefficients": [1, 2, -3]}}})",
+                "run.json:1: optimizer.params.ns_coefficients: needs a last coefficient of 0 or more"},
+        Mistake{R"({"optimizer": {"type": "Muon", "params": {"momentum": 1}}})",
+                "run.json:1: optimizer.params: momentum 1 must be below 1: Muon's is a mean"},
+        Mistake{R"({"optimizer": {"type": "Muon", "params": {"ns_eps": 0}}})",
+                "run.json:1: optimizer.params: ns_eps must be above 0: it divides matrices of zeros"},
+        Mistake{R"({"optimizer": {"type": "Muon", "params": {"adam_w_mode": false}}})",
+                "run.json:1: optimizer.params.adam_w_mode: Sherd does not support false here: what Muon "
+                "leaves goes to AdamW, whose decay is decoupled"},
         Mistake{R"({"optimizer": {"type": "ZeroOneAdam"}})",
                 "run.json:1: optimizer.type: 0/1 Adam takes steps that only some replicas know of, so that "
                 "their weights differ between exchanges: use OneBitAdam, whose replicas always agree"},
@@ -164,7 +179,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "outside of the root"},
         Mistake{"{\"optimizer\": {\"type\": \"Adamm\"}}",
                 "run.json:1: optimizer.type: \"Adamm\" is none of Adam, AdamW, SGD, Lion, Adagrad, Lamb, "
-                "NVLamb, LARS, OneBitAdam; did you mean \"Adam\"?"},
+                "NVLamb, LARS, OneBitAdam, Muon; did you mean \"Adam\"?"},
         Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"max_grad_norm\": 1.0}}}",
                 "run.json:1: optimizer.params.max_grad_norm: Sherd does not support 1.0 here: clip with the "
                 "top-level "

@@ -24,6 +24,30 @@ TEST(Optimizers, AreNamedInAnyCase) {
   }
 }
 
+TEST(Optimizers, MuonHasTwoRates) {
+  const auto rates = [](const std::string& params) {
+    const Optimizer optimizer = of("Muon", params).optimizer;
+    return std::pair(optimizer.lr, optimizer.adam_lr.value_or(optimizer.lr));
+  };
+  EXPECT_EQ(rates("{}"), std::pair(1e-3, 1e-3));
+  EXPECT_EQ(rates(R"({"lr": 0.5})"), std::pair(0.5, 0.5));
+  EXPECT_EQ(rates(R"({"adam_lr": 0.25, "lr": 0.5})"), std::pair(0.5, 0.25));
+  EXPECT_EQ(rates(R"({"muon_lr": 2, "lr": 0.5})"), std::pair(2.0, 0.5));
+  EXPECT_EQ(rates(R"({"muon_lr": 2, "adam_lr": 0.25})"), std::pair(2.0, 0.25));
+  EXPECT_EQ(rates(R"({"muon_lr": 0})"), std::pair(0.0, 1e-3));
+}
+
+TEST(Optimizers, MuonHasTorchsDefaults) {
+  const Optimizer muon = of("Muon").optimizer;
+  EXPECT_EQ(muon.weight_decay, 0.1);
+  EXPECT_EQ(muon.momentum, 0.95);
+  EXPECT_TRUE(muon.nesterov);
+  EXPECT_EQ(muon.ns_steps, 5);
+  EXPECT_EQ(muon.ns_coefficients, (std::array<double, 3>{3.4445, -4.775, 2.0315}));
+  EXPECT_EQ(muon.ns_eps, 1e-7);
+  EXPECT_EQ(muon.adjust_lr_fn, MuonScale::original);
+}
+
 TEST(Optimizers, HaveTheirOwnDefaults) {
   const Optimizer lion = of("Lion").optimizer, adagrad = of("Adagrad").optimizer, sgd = of("SGD").optimizer;
   EXPECT_EQ(lion.lr, 1e-4);

@@ -290,6 +290,19 @@ TEST(EstimateOfGroups, OfReplicasThatExchangeMomentum) {
     }
 }
 
+/// Directions, whole matrices and squares of them, for a batch at a time.
+TEST(EstimateOfGroups, OfRulesThatTakeMatrices) {
+  Shape shape;
+  shape.groups = R"([{"match": "blocks.*", "type": "Muon"}])";
+  for (const int stage : {0, 1, 3})
+    for (const char* optimizer : {"none", "cpu", "nvme"}) {
+      if (stage == 0 && std::string(optimizer) != "none") continue;
+      shape.stage = stage, shape.ranks = 2, shape.optimizer = optimizer;
+      SCOPED_TRACE(shape.name());
+      expect_alike(shape);
+    }
+}
+
 TEST(EstimateForGpus, DiffersFromCpusInWorkspaceAndStagingAlone) {
   for (const char* optimizer : {"none", "cpu"}) {
     Shape shape;

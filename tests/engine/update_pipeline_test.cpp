@@ -110,6 +110,7 @@ Played play(const std::vector<UpdateChunk>& chunks, int buffers, bool pipeline_r
         break;
       case Op::measure:
       case Op::compress:
+      case Op::direct:
       case Op::norms:
       case Op::whole:
       case Op::exchange:
@@ -151,6 +152,23 @@ TEST(PlanUpdate, PhasesOfARuleFollowEachOther) {
   // A rank without chunks of such a rule adds up, too.
   EXPECT_EQ(plan_update(std::span(chunks).subspan(2, 1), 2, true, true, rules),
             (std::vector<UpdateInstruction>{{Op::update, 0, -1, 0}, {Op::norms, 1, -1, 0}}));
+}
+
+/// Segments 1 and 2 are one batch, segment 3 another; reads go ahead over what stands between passes.
+TEST(PlanUpdate, BatchesFollowEachOtherWithAllTheirPhases) {
+  using optim::Phase;
+  static constexpr Phase muon[] = {Phase::direction, Phase::whole_parameters, Phase::elementwise};
+  const std::vector<UpdateChunk> chunks{{nullptr, 0, 1, false, true},
+                                        {nullptr, 0, 1, true, true, muon, 1},
+                                        {nullptr, 0, 1, false, true, muon, 1},
+                                        {nullptr, 0, 1, true, true, muon, 2}};
+  const std::vector<UpdateInstruction> expected{
+      {Op::update, 0, -1, 0}, {Op::read, 1, 0, 0},    {Op::read, 1, 1, 2},    {Op::direct, 1, 0, 0},
+      {Op::write, 1, 0, 0},   {Op::direct, 2, -1, 0}, {Op::whole, 2, -1, 1},  {Op::read, 3, 0, 0},
+      {Op::update, 1, 1, 2},  {Op::write, 1, 1, 2},   {Op::update, 2, -1, 2}, {Op::read, 3, 1, 2},
+      {Op::direct, 3, 0, 0},  {Op::write, 3, 0, 0},   {Op::whole, 3, -1, 1},  {Op::update, 3, 1, 2},
+      {Op::write, 3, 1, 2}};
+  EXPECT_EQ(plan_update(chunks, 2, true, true), expected);
 }
 
 TEST(PlanUpdate, ReadsAheadAndWritesBehindOnlyWhenAsked) {

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "optim/muon.h"
+#include "sharding/segment.h"
+
+namespace sherd::engine {
+
+/// A matrix that an optimizer takes whole (Parameter::matrices).
+struct Matrix {
+  const sharding::Segment* segment;
+  const autograd::Parameter* parameter;
+  std::int64_t rows, columns;
+  std::vector<sharding::Segment::Range> runs;  ///< its rows in order, as flat elements of the segment
+
+  std::int64_t numel() const { return rows * columns; }
+  /// What orthogonalising it costs, in any unit.
+  double work() const { return optim::orthogonalize_flops(rows, columns, {}); }
+};
+
+/// Those of all parameters of a segment, in order. Pure arithmetic.
+std::vector<Matrix> matrices_of(const sharding::Segment& segment);
+
+/// Calls visit(begin, count, rows, columns) for the runs of a parameter's flat elements [begin, end) that are
+/// of matrices of one shape each, in order.
+void for_each_shape(const autograd::Parameter& parameter, std::int64_t begin, std::int64_t end,
+                    const std::function<void(std::int64_t, std::int64_t, std::int64_t, std::int64_t)>& visit);
+
+/// The rank that takes each piece of work: the largest first, each to the rank with the least so far. Pure,
+/// so that all ranks know.
+std::vector<int> deal_out(std::span<const double> work, int ranks);
+
+/// What lies between the two passes of an optimizer of whole matrices: directions of the segments of one
+/// batch, in whose place their orthogonal forms come. Used from the rank's thread.
+class WholeMatrices {
+ public:
+  /// Directions of the segment's update range; memory of the tier, made where there is none yet. On a GPU all
+  /// segments of a batch have one tier.
+  const tensor::Tensor& of(const sharding::Segment& segment, device::Device& device, device::Tier tier);
+  /// Orthogonalises everything there is. Each matrix comes to one rank of the shard group, is worked on
+  /// there, and goes back: about 2 bytes per element each way, 4 where the model computes in fp32; where
+  /// every rank updates everything, only back. Collective over the shard group.
+  void orthogonalize(const std::function<const optim::Hyper&(const autograd::Parameter&)>& hyper_of,
+                     tensor::Kernels& kernels);
+  /// Its update has ended.
+  void drop(const sharding::Segment& segment) { kept_.erase(&segment); }
+  void clear() { kept_.clear(), order_.clear(); }
+
+ private:
+  std::map<const sharding::Segment*, tensor::Tensor> kept_;
+  std::vector<const sharding::Segment*> order_;  ///< of the batch, as they came
+  device::Tier tier_ = device::Tier::device;
+};
+
+}  // namespace sherd::engine

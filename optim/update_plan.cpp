@@ -41,8 +41,8 @@ MasterIndex master_index(const SpanUpdate& span) {
 }
 
 MomentIndex moment_index(const SpanUpdate& span) {
-  if (span.moment_dtype == DType::f32) return moment_f32;
-  require(span.moment_dtype == DType::bf16, "optim::update: the moments must be fp32 or bf16, not ",
+  if (span.moment_dtype == DType::f32 || span.moment_dtype == DType::u8) return moment_f32;
+  require(span.moment_dtype == DType::bf16, "optim::update: the moments must be fp32, bf16 or uint8, not ",
           name_of(span.moment_dtype));
   return moment_bf16;
 }
@@ -84,8 +84,13 @@ void check(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
   check_masters(span);
   require(span.grad || span.agreed, "optim::update: the span has no gradient");
   const std::vector<State> states = describe(hyper).states;
-  for (std::size_t i = 0; i < states.size() && states[i].held == Held::by_all; ++i)
+  for (std::size_t i = 0; i < states.size() && states[i].held == Held::by_all; ++i) {
     require(span.moments[i], "optim::update: the span has no ", states[i].name);
+    require(span.moment_dtype != DType::u8 || span.scales[i], "optim::update: the span has no scales of ",
+            states[i].name);
+  }
+  require(span.moment_dtype != DType::u8 || (Adam::serves(hyper) && !span.measures && !span.agreed),
+          "optim::update: ", config::name_of(hyper.type), " has no 8-bit states");
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 #include <atomic>
 
 #include "base/error.h"
+#include "optim/isa/quantized.h"
 #include "optim/isa/update_plan.h"
+#include "optim/quantized.h"
 
 namespace sherd::optim {
 namespace {
@@ -68,6 +70,7 @@ SpanUpdate part_of(const SpanUpdate& span, std::int64_t begin, std::int64_t n) {
   out.low = moved(span.low, begin, DType::u16);
   out.grad = moved(span.grad, begin, span.grad_dtype);
   for (void*& moment : out.moments) moment = moved(moment, begin, span.moment_dtype);
+  for (float*& scale : out.scales) scale = moved(scale, begin / quantized_block, DType::f32);
   out.param = moved(span.param, begin, span.param_dtype);
   out.first_element += begin;
   out.n = n;
@@ -81,6 +84,7 @@ bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena
 bool update_with(CpuIsa isa, const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena) {
   const UpdatePlan plan = plan_span(span, hyper, step);
   if (span.n == 0) return true;
+  if (span.moment_dtype == DType::u8) return update_codes(isa, span, plan, arena);
   const RuleLoop loop = table_of(isa).rule[plan.rule.index()].loop[plan.grad][plan.master][plan.moment];
   const void* rule = std::visit([](const auto& any) -> const void* { return &any; }, plan.rule);
   std::atomic<bool> finite = true;

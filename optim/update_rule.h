@@ -26,7 +26,10 @@ struct SpanUpdate {
   const void* grad = nullptr;
   DType grad_dtype = DType::f32;          ///< f32, bf16 or f16
   void* moments[2] = {nullptr, nullptr};  ///< as many as the rule keeps (describe(), optim/description.h)
-  DType moment_dtype = DType::f32;        ///< f32, or bf16 with stochastic rounding
+  /// f32, bf16 with stochastic rounding, or u8: codes of optim/quantized.h, Adam's only. The span begins with
+  /// a block then.
+  DType moment_dtype = DType::f32;
+  float* scales[2] = {nullptr, nullptr};  ///< u8 moments: of each block, for each state
   RandomKey rounding{};                   ///< bf16 moments: the parameter's stream, {seed, stable_hash(name)}
   std::int64_t first_element = 0;         ///< bf16 moments: the first element's index in the whole parameter
   void* param = nullptr;  ///< 16-bit parameter: bf16 to nearest with ties away from zero, fp16 to even

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "optim/isa/dynamic_map.h"
 #include "optim/rules/list.h"
 
 // Inner loops that are compiled once per instruction set: plain declarations only, see
@@ -68,20 +69,34 @@ struct OneBitTable {
   Extremes (*update[master_count])(const Chunk&, const void* rule, float* error, float settled);
 };
 
+/// optim/quantized.h over n elements, the first of which begins a block.
+struct QuantizedTable {
+  /// Without signs, and with them.
+  void (*quantize[2])(const DynamicMap& map, const float* values, std::uint8_t* codes, float* scales,
+                      std::int64_t n);
+  /// One pass of Adam, given as its struct, over codes of its states.
+  Extremes (*update[grad_count][master_count])(const Chunk&, const void* rule, const DynamicMap& signs,
+                                               const DynamicMap& sizes, float* first_scales,
+                                               float* second_scales);
+};
+
 namespace portable {
 extern const UpdateTable update_table;
 extern const SplitTable split_table;
 extern const OneBitTable one_bit_table;
+extern const QuantizedTable quantized_table;
 }  // namespace portable
 namespace avx2 {
 extern const UpdateTable update_table;
 extern const SplitTable split_table;
 extern const OneBitTable one_bit_table;
+extern const QuantizedTable quantized_table;
 }  // namespace avx2
 namespace avx512 {
 extern const UpdateTable update_table;
 extern const SplitTable split_table;
 extern const OneBitTable one_bit_table;
+extern const QuantizedTable quantized_table;
 }  // namespace avx512
 
 }  // namespace sherd::optim

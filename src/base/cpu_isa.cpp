@@ -30,8 +30,8 @@ CpuIsa cpu_isa() {
     // Everything that cmake/SherdRoom.cmake lets the compiler use for each set.
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
+                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx512 && !capped_below(below_avx512, 4)) return CpuIsa::avx512;
     if (avx2 && !capped_below(below_avx2, 2)) return CpuIsa::avx2;
     return CpuIsa::portable;

@@ -8,6 +8,7 @@
 #include "engine/gemm_probe.h"
 #include "engine/report.h"
 #include "optim/one_bit.h"
+#include "optim/quantized.h"
 #include "tensor/exact_sum.h"
 
 namespace sherd::cli {
@@ -19,6 +20,10 @@ constexpr std::int64_t grain = 1 << 16;
 
 std::uint16_t* halves(const Tensor& x) {
   return reinterpret_cast<std::uint16_t*>(x.raw());
+}
+
+std::int64_t blocks(std::int64_t elements) {
+  return (elements + optim::quantized_block - 1) / optim::quantized_block;
 }
 
 }  // namespace
@@ -37,6 +42,8 @@ AdamBench::AdamBench(std::int64_t parameters, int threads)
       low_(make(DType::bf16, 0)),
       m16_(make(DType::bf16, 0)),
       v16_(make(DType::bf16, 0)),
+      codes_(Tensor::zeros(*device_, {2 * n_}, DType::u8)),
+      scales_(Tensor::zeros(*device_, {2 * blocks(n_)}, DType::f32)),
       error_(make(DType::f32, 0.01)),
       signs_(Tensor::zeros(*device_, {n_ / 8}, DType::u8)) {
   require(n_ > 0 && n_ % 64 == 0, "the number of parameters must be a multiple of 64, not ", n_);
@@ -63,8 +70,13 @@ optim::SpanUpdate AdamBench::span(DType grad, Masters masters, DType moments) co
   else
     u.master = streams_.p;
   u.grad = grad == DType::bf16 ? g16_.raw() : g_.raw(), u.grad_dtype = grad;
-  u.moments[0] = moments == DType::bf16 ? m16_.raw() : m_.raw();
-  u.moments[1] = moments == DType::bf16 ? v16_.raw() : v_.raw();
+  if (moments == DType::u8) {
+    u.moments[0] = codes_.raw(), u.moments[1] = codes_.raw() + n_;
+    u.scales[0] = scales_.data<float>(), u.scales[1] = u.scales[0] + blocks(n_);
+  } else {
+    u.moments[0] = moments == DType::bf16 ? m16_.raw() : m_.raw();
+    u.moments[1] = moments == DType::bf16 ? v16_.raw() : v_.raw();
+  }
   u.moment_dtype = moments, u.rounding = {1, 2};
   u.param = masters == Masters::split ? high_.raw() : p16_.raw(), u.param_dtype = DType::bf16;
   u.n = n_;
@@ -118,6 +130,8 @@ void AdamBench::add_cases() {
   add("split", "split masters, bf16 gradients", 26, [=, this] { fused(span(bf16, Masters::split, f32)); });
   add("split_moments16", "split masters, bf16 gradients and moments", 18,
       [=, this] { fused(span(bf16, Masters::split, bf16)); });
+  add("split_moments8", "split masters, bf16 gradients, moments in 8 bits", 14,
+      [=, this] { fused(span(bf16, Masters::split, DType::u8)); });
   // Two more bytes: the norm reads the gradients first.
   add("path", "norm + fp32 masters, bf16 gradients and copy", 30,
       [=, this] { norm_and_fused(span(bf16, Masters::fp32, f32)); });
@@ -125,6 +139,8 @@ void AdamBench::add_cases() {
       [=, this] { norm_and_fused(span(bf16, Masters::split, f32)); });
   add("path_moments16", "norm + split masters, bf16 gradients and moments", 20,
       [=, this] { norm_and_fused(span(bf16, Masters::split, bf16)); });
+  add("path_moments8", "norm + split masters, bf16 gradients, moments in 8 bits", 16,
+      [=, this] { norm_and_fused(span(bf16, Masters::split, DType::u8)); });
   // What replicas do that exchange momentum, before and after the exchange.
   add("one_bit_pack", "1-bit Adam: bf16 gradients, momentum and error to signs", 14,
       [this] { pack_momentum(); });

@@ -36,7 +36,7 @@ class AdamBench {
   void each(const std::function<void(std::int64_t, std::int64_t)>& body);
 
   /// What it allocates for each parameter.
-  static constexpr int memory_per_parameter = 33;
+  static constexpr int memory_per_parameter = 36;
 
  private:
   enum class Masters { fp32, split };
@@ -52,6 +52,7 @@ class AdamBench {
   std::shared_ptr<device::Device> device_;
   std::unique_ptr<tensor::Kernels> kernels_;
   tensor::Tensor p_, m_, v_, g_, p16_, g16_, high_, low_, m16_, v16_;
+  tensor::Tensor codes_, scales_;  ///< of both moments, one behind the other
   tensor::Tensor error_, signs_;  ///< of momentum that travels as one bit
   float scale_ = 0;
   OptimizerStreams streams_{};

@@ -7,6 +7,9 @@
 
 namespace sherd::optim {
 
+/// Blocks with a smaller scale are zeros: it would have no reciprocal.
+inline constexpr float least_scale = 0x1p-120f;
+
 /// A magnitude of the map has a number k: 2^L + f for part f of the decade that is divided into 2^L parts, so
 /// that the highest bit of k tells the decade, in which values are evenly spaced: base + slope·k. One more
 /// power of two stands for 1. Signed codes are 127 ± k, where k = 0 stands for 0; unsigned ones are k - 1,

@@ -5,8 +5,6 @@ namespace sherd::optim::SHERD_ISA {
 namespace {
 
 constexpr int block = 256;
-/// Scales below this would have no reciprocal.
-constexpr float least_scale = 0x1p-120f;
 
 struct Codes {
   alignas(64) std::uint8_t codes[block] = {};

@@ -278,7 +278,7 @@ TEST(Bf16Moments, RefusesOtherTypes) {
   Span span = random_span(8, DType::f32, DType::f32, DType::bf16);
   SpanUpdate u = span.all();
   u.moment_dtype = DType::f16;
-  testing::expect_error(ErrorKind::usage, "moments must be fp32 or bf16, not fp16",
+  testing::expect_error(ErrorKind::usage, "moments must be fp32, bf16 or uint8, not fp16",
                         [&] { update(u, Hyper(), 1, arena); });
   u = span.all(), u.first_element = -1;
   testing::expect_error(ErrorKind::usage, "8 elements from -1", [&] { update(u, Hyper(), 1, arena); });

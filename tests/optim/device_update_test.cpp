@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "optim/quantized.h"
 #include "optim/span_fixture.h"
 #include "simt/emulated.h"
 #include "support/expect_error.h"
@@ -24,15 +25,16 @@ class Side {
     std::vector<SpanUpdate> moved(spans.begin(), spans.end());
     std::vector<Upload> all;
     for (SpanUpdate& u : moved) {
-      const auto upload = [&](auto*& pointer, std::size_t element) {
+      const auto upload = [&](auto*& pointer, std::size_t element, std::int64_t count = 0) {
         if (!pointer) return;
         all.emplace_back(*device_, const_cast<void*>(static_cast<const void*>(pointer)),
-                         element * static_cast<std::size_t>(u.n));
+                         element * static_cast<std::size_t>(count > 0 ? count : u.n));
         pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(all.back().there());
       };
       upload(u.master, 4), upload(u.low, 2), upload(u.grad, size_of(u.grad_dtype));
       upload(u.moments[0], size_of(u.moment_dtype)), upload(u.moments[1], size_of(u.moment_dtype));
       upload(u.param, size_of(u.param_dtype));
+      for (float*& scale : u.scales) upload(scale, 4, (u.n + quantized_block - 1) / quantized_block);
     }
     FiniteCheck check(*device_);
     optim::update(moved, h, step, *device_, check);
@@ -303,6 +305,49 @@ TEST(FiniteCheck, RemembersUntilItIsAsked) {
   EXPECT_TRUE(check.finite());
   update(std::vector<SpanUpdate>{good.all()}, Hyper(), 2, *device, check);
   EXPECT_TRUE(check.finite());
+}
+
+/// 8-bit moments: codes and scales, too, in every form of the weights, with a short block at the end.
+TEST_F(DeviceUpdate, OfCodesGivesTheBitsOfTheProcessor) {
+  constexpr std::int64_t n = 9 * quantized_block + 77, blocks = 10;
+  Arena arena(1);
+  struct Codes {
+    std::vector<std::uint8_t> first, second;
+    std::vector<float> scales;
+    bool operator==(const Codes&) const = default;
+  };
+  const auto of = [&](Span& span, Codes& codes) {
+    SpanUpdate u = span.all();
+    u.moments[0] = codes.first.data(), u.moments[1] = codes.second.data(), u.moment_dtype = DType::u8;
+    u.scales[0] = codes.scales.data(), u.scales[1] = codes.scales.data() + blocks;
+    return u;
+  };
+  for (const DType grads : {DType::f32, DType::bf16, DType::f16})
+    for (const DType params : {DType::f32, DType::bf16, DType::f16})
+      for (const bool split : {false, true}) {
+        if (split && params != DType::bf16) continue;
+        SCOPED_TRACE(cat(name_of(grads), " ", name_of(params), split ? " split" : ""));
+        Span cpu = random_span(n, grads, params);
+        if (split) cpu = cpu.as_split(arena);
+        Span gpu = cpu;
+        Codes here{std::vector<std::uint8_t>(n, 127), std::vector<std::uint8_t>(n),
+                   std::vector<float>(2 * blocks)};
+        Codes there = here;
+        const Hyper hyper = config::default_rule(config::OptimizerType::adamw);
+        for (std::int64_t step = 1; step <= 4; ++step) {
+          for (std::int64_t i = 0; i < n; ++i) {
+            const float g = normal_at({7, static_cast<std::uint64_t>(step)}, static_cast<std::uint64_t>(i)) *
+                            std::pow(10.0f, -static_cast<float>(i % 7));
+            cpu.set_grad(static_cast<std::size_t>(i), g), gpu.set_grad(static_cast<std::size_t>(i), g);
+          }
+          ASSERT_TRUE(optim::update(of(cpu, here), hyper, step, arena));
+          ASSERT_TRUE(side->update(of(gpu, there), hyper, step));
+        }
+        EXPECT_EQ(gpu, cpu);
+        EXPECT_EQ(there, here);
+        gpu.set_grad(n - 1, std::numeric_limits<float>::infinity());
+        EXPECT_FALSE(side->update(of(gpu, there), hyper, 5));
+      }
 }
 
 }  // namespace

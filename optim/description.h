@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "optim/quantized.h"
 #include "optim/update_rule.h"
 
 namespace sherd::optim {
@@ -16,11 +17,13 @@ enum class Held : std::uint8_t {
   by_one_of_them  ///< each element has one replica that holds it, as many for each
 };
 
-/// A tensor that a rule keeps per element beside the masters, in the dtype of the configuration's moments.
+/// A tensor that a rule keeps per element beside the masters, in the dtype of the configuration's moments, or
+/// in codes.
 struct State {
   std::string name;    ///< as in checkpoints: "exp_avg"
   double initial = 0;  ///< of every element before the first step
   Held held = Held::by_all;
+  Code code = Code::none;  ///< initial values are 0 where there is one
   bool operator==(const State&) const = default;
 };
 
@@ -60,6 +63,13 @@ bool measures(const Description& rule);
 
 /// Whether it takes whole matrices (Phase::whole_parameters).
 bool takes_matrices(const Description& rule);
+
+/// Whether it keeps states in blocks that share a scale.
+bool has_codes(const Description& rule);
+
+/// By what a rule has others of its parameters updated that it does not take itself: AdamW beside Muon and
+/// 8-bit AdamW. None: it takes all.
+std::optional<Hyper> beside(const Hyper& hyper);
 
 /// By what the step of a logical parameter is multiplied, from the norms that measure() finds (0 and more):
 /// of the weight, and of what the rule measures. `matrix`: it has two dimensions or more. 1 for rules that do

@@ -110,6 +110,10 @@ std::span<const float, 256> dynamic_map(Code code) {
   return map_of(code).values;
 }
 
+std::uint8_t zero_code(Code code) {
+  return code == Code::signed_8bit ? 127 : 0;
+}
+
 void quantize(Code code, std::span<const float> values, std::uint8_t* codes, float* scales, Arena& arena) {
   quantize_with(cpu_isa(), code, values, codes, scales, arena);
 }
@@ -124,14 +128,14 @@ void quantize_with(CpuIsa isa, Code code, std::span<const float> values, std::ui
       });
 }
 
-void dequantize(Code code, std::span<const std::uint8_t> codes, const float* scales, float* values,
-                Arena& arena) {
+void dequantize(Code code, std::span<const std::uint8_t> codes, std::int64_t skipped, const float* scales,
+                float* values, Arena& arena) {
   const DynamicMap& map = map_of(code);
   arena.parallel_for(
       static_cast<std::int64_t>(codes.size()), grain, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
           const std::uint8_t at = codes[static_cast<std::size_t>(i)];
-          values[i] = (map.has_signs && at == 0 ? -1.0f : map.values[at]) * scales[i / quantized_block];
+          values[i] = (map.has_signs && at == 0 ? -1.0f : map.values[at]) * scales[(skipped + i) / quantized_block];
         }
       });
 }

@@ -30,6 +30,9 @@ enum class Code : std::uint8_t {
 /// The values of an 8-bit code's map, in the order of the codes.
 std::span<const float, 256> dynamic_map(Code code);
 
+/// The code of 0.
+std::uint8_t zero_code(Code code);
+
 /// The codes whose values lie nearest to elements divided by the scales of their blocks, and these: one for
 /// each block, the first of which begins with the first element. Below 2⁻¹²⁰ a scale is 0, and so are the
 /// elements. The same bits with any threads and instruction set.
@@ -40,7 +43,8 @@ void quantize_with(CpuIsa isa, Code code, std::span<const float> values, std::ui
 /// The values that codes stand for, for those who keep them in fp32: quantize() makes the same codes and
 /// scales of them again. That is why the lowest code of signed numbers gives -1 times the scale, which only
 /// numbers next to the largest magnitude have, and not the map's -0.993.
-void dequantize(Code code, std::span<const std::uint8_t> codes, const float* scales, float* values,
-                Arena& arena);
+/// `skipped`: elements of the first block that come before the first one, less than a block.
+void dequantize(Code code, std::span<const std::uint8_t> codes, std::int64_t skipped, const float* scales,
+                float* values, Arena& arena);
 
 }  // namespace sherd::optim

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "optim/description.h"
+#include "optim/muon.h"
 
 namespace sherd::optim {
 namespace {
@@ -107,6 +108,19 @@ bool measures(const Description& rule) {
 
 bool takes_matrices(const Description& rule) {
   return std::find(rule.phases.begin(), rule.phases.end(), Phase::whole_parameters) != rule.phases.end();
+}
+
+bool has_codes(const Description& rule) {
+  return std::any_of(rule.states.begin(), rule.states.end(),
+                     [](const State& state) { return state.code != Code::none; });
+}
+
+std::optional<Hyper> beside(const Hyper& hyper) {
+  if (hyper.type == config::OptimizerType::muon) return beside_muon(hyper);
+  if (hyper.type != config::OptimizerType::adamw8bit) return std::nullopt;
+  Hyper out = hyper;
+  out.type = config::OptimizerType::adamw;
+  return out;
 }
 
 double trust_ratio(const Hyper& hyper, double weight, double measured, bool matrix) {

@@ -66,14 +66,25 @@ Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> par
 
 void Segment::make_moments(const StateSources& sources, const Placement& placement) {
   for (const optim::State& state : states_) {
+    const bool coded = state.code != optim::Code::none;
     const Range range = state.held == optim::Held::by_one_of_them ? served() : held(optimizer_sharded_);
-    StateBuffer& made = moments_.emplace_back(
-        make(sources, Category::optimizer, placement, range, false, state.name.c_str()));
+    Placement where = placement;
+    if (coded) where.dtype = DType::u8;
+    StateBuffer& made =
+        moments_.emplace_back(make(sources, Category::optimizer, where, range, false, state.name.c_str()));
+    scales_.emplace_back();
     if (range.begin == range.end) continue;
+    if (coded) {
+      const std::int64_t blocks = (range.end - range.begin) / optim::quantized_block;
+      scales_.back() = Tensor::empty(kernels_.device(), {blocks}, DType::f32, Category::optimizer,
+                                     where.tier == Tier::nvme ? Tier::host : where.tier);
+      kernels_.fill(scales_.back(), 0);
+    }
+    const double initial = coded ? optim::zero_code(state.code) : state.initial;
     if (!made.stored())
-      kernels_.fill(made.tensor(), state.initial);
-    else if (state.initial != 0)  // a new span is all zeros
-      fill_stored(made, state.initial, kernels_);
+      kernels_.fill(made.tensor(), initial);
+    else if (initial != 0)  // a new span is all zeros
+      fill_stored(made, initial, kernels_);
   }
 }
 
@@ -94,6 +105,75 @@ StateBuffer Segment::make(const StateSources& sources, Category category, const 
                                    : device.allocate(bytes, category, placement.tier);
   return StateBuffer(device, Tensor::view_of(std::move(storage), 0, {numel}, placement.dtype), begin,
                      placement.tier, category, padding);
+}
+
+std::int64_t Segment::block_length(std::int64_t begin) const {
+  const auto pieces = layout_.pieces(begin, begin + optim::quantized_block);
+  return pieces.empty() ? 0 : pieces.front().count;
+}
+
+namespace {
+/// Codes or scales in memory of the processor.
+Tensor room(device::Device& device, std::int64_t elements, DType dtype) {
+  return Tensor::empty(device, {elements}, dtype, Category::workspace, device.processor_tier());
+}
+}  // namespace
+
+void Segment::read_state(std::size_t state, std::int64_t begin, const Tensor& to) const {
+  const optim::Code code = states_[state].code;
+  if (code == optim::Code::none) return moments_[state].read(begin, to).wait();
+  device::Device& device = kernels_.device();
+  const std::int64_t count = to.numel(), first = begin - update_begin(),
+                     block = first / optim::quantized_block, skipped = first % optim::quantized_block,
+                     blocks = (skipped + count + optim::quantized_block - 1) / optim::quantized_block;
+  if (device.kind() == device::Kind::meta) return;
+  const Tensor codes = room(device, count, DType::u8), scales = room(device, blocks, DType::f32);
+  moments_[state].read(begin, codes).wait();
+  device.copy(scales.raw(), scales_[state].range(block, block + blocks).raw(), scales.bytes());
+  device.synchronize();
+  optim::dequantize(code, {codes.data<std::uint8_t>(), static_cast<std::size_t>(count)}, skipped,
+                    scales.data<float>(), to.data<float>(), device.arena());
+}
+
+void Segment::write_state(std::size_t state, std::int64_t begin, const Tensor& from) {
+  if (states_[state].code == optim::Code::none) return moments_[state].write(begin, from).wait();
+  if (kernels_.device().kind() == device::Kind::meta) return;
+  constexpr std::int64_t block = optim::quantized_block;
+  std::span<const float> rest(from.data<float>(), static_cast<std::size_t>(from.numel()));
+  const auto drop = [&](std::int64_t count) { rest = rest.subspan(static_cast<std::size_t>(count)), begin += count; };
+  while (!rest.empty()) {
+    const std::int64_t skipped = (begin - update_begin()) % block, length = block_length(begin - skipped);
+    const auto left = static_cast<std::int64_t>(rest.size());
+    if (skipped == 0 && left >= length) {
+      const std::int64_t whole = length < block ? length : left / block * block;
+      encode(state, begin, rest.first(static_cast<std::size_t>(whole)));
+      drop(whole);
+      continue;
+    }
+    const auto key = std::pair(state, begin - skipped);
+    PartialBlock& partial = partial_[key];
+    const std::int64_t count = std::min(left, length - skipped);
+    std::copy_n(rest.data(), count, partial.values.data() + skipped);
+    partial.count += count;
+    if (partial.count == length) {
+      encode(state, begin - skipped, std::span(partial.values).first(static_cast<std::size_t>(length)));
+      partial_.erase(key);
+    }
+    drop(count);
+  }
+}
+
+void Segment::encode(std::size_t state, std::int64_t begin, std::span<const float> values) {
+  device::Device& device = kernels_.device();
+  const auto count = static_cast<std::int64_t>(values.size());
+  const std::int64_t block = (begin - update_begin()) / optim::quantized_block,
+                     blocks = (count + optim::quantized_block - 1) / optim::quantized_block;
+  const Tensor codes = room(device, count, DType::u8), scales = room(device, blocks, DType::f32);
+  optim::quantize(states_[state].code, values, codes.data<std::uint8_t>(), scales.data<float>(),
+                  device.arena());
+  moments_[state].write(begin, codes).wait();
+  device.copy(scales_[state].range(block, block + blocks).raw(), scales.raw(), scales.bytes());
+  device.synchronize();
 }
 
 bool Segment::can_exchange_momentum() const {

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <array>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -90,6 +93,13 @@ class Segment {
   /// The tensors of states(), of the update range, or of served(); filled with their initial values at first.
   const std::vector<StateBuffer>& moments() const { return moments_; }
   std::vector<StateBuffer>& moments() { return moments_; }
+  /// Of states in codes: the scales of their blocks, counted from the first block of the update range on,
+  /// fp32, in memory always. Undefined for others.
+  const Tensor& scales(std::size_t state) const { return scales_[state]; }
+  /// Elements of a state from flat element `begin` on, into or out of memory of the processor: in its dtype,
+  /// or fp32 where it is kept in codes. A block is encoded when all of its elements have been written.
+  void read_state(std::size_t state, std::int64_t begin, const Tensor& to) const;
+  void write_state(std::size_t state, std::int64_t begin, const Tensor& from);
 
   Tensor own_parameters() const { return parameters_.range(own_begin(), own_end()); }
   Tensor own_gradients() const { return gradients_.range(own_begin(), own_end()); }
@@ -120,6 +130,13 @@ class Segment {
   device::Event gradients_arrived(std::int64_t end) const;
 
  private:
+  struct PartialBlock {
+    std::array<float, optim::quantized_block> values{};
+    std::int64_t count = 0;
+  };
+  /// The elements of a block, which belong to one parameter, or to none.
+  std::int64_t block_length(std::int64_t begin) const;
+  void encode(std::size_t state, std::int64_t begin, std::span<const float> values);
   StateBuffer make(const StateSources& sources, device::Category category, const Placement& placement,
                    Range range, bool shared, const char* kind);
   Range held(bool sharded) const {
@@ -138,6 +155,9 @@ class Segment {
   StateBuffer parameters_, gradients_, masters_;
   std::vector<optim::State> states_;
   std::vector<StateBuffer> moments_;
+  std::vector<Tensor> scales_;
+  /// Elements of blocks that write_state() has not been given as a whole, by state and block.
+  std::map<std::pair<std::size_t, std::int64_t>, PartialBlock> partial_;
   std::vector<Arrival> arrivals_;
   bool own_gradients_only_ = false;
 };

@@ -9,11 +9,15 @@ namespace sherd::optim {
 using config::OptimizerType;
 
 bool Adam::serves(const Hyper& hyper) {
-  return hyper.type == OptimizerType::adam || hyper.type == OptimizerType::adamw;
+  return hyper.type == OptimizerType::adam || hyper.type == OptimizerType::adamw ||
+         hyper.type == OptimizerType::adamw8bit;
 }
 
 Description Adam::describe(const Hyper& hyper) {
-  return {config::name_of(hyper.type), {{"exp_avg"}, {"exp_avg_sq"}}};
+  Description out{config::name_of(hyper.type), {{"exp_avg"}, {"exp_avg_sq"}}};
+  if (hyper.type == OptimizerType::adamw8bit)
+    out.states[0].code = Code::signed_8bit, out.states[1].code = Code::unsigned_8bit;
+  return out;
 }
 
 Adam Adam::make(const Hyper& hyper, std::int64_t step, const SpanTerms& terms) {

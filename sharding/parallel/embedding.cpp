@@ -13,6 +13,7 @@ VocabEmbedding::VocabEmbedding(std::int64_t rows, std::int64_t width, const Layo
   require(rows > 0 && width > 0 && 0 <= vocabulary && vocabulary <= rows, what, " for ", vocabulary, " ids");
   const tensor::Slice held = tensor_slice(what, {rows, width}, 0, layout);
   weight_ = declare("weight", held.shape(), init);
+  weight_->is_table = true;
   if (!held.is_whole()) weight_->slice = held;
   held_ = {.first = held.blocks()[0][0].begin, .ids = vocabulary ? vocabulary : rows};
 }

@@ -55,6 +55,8 @@ struct Parameter {
   /// K and V of a projection that packs them. Empty: it is one. For optimizers of whole matrices.
   std::vector<std::vector<tensor::Range>> matrices;
 
+  bool is_table = false;  ///< rows that tokens or positions look up
+
   tensor::Tensor value;
   tensor::Tensor grad;
   bool grad_written = false;  ///< grad holds a sum already; further contributions accumulate

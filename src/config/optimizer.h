@@ -22,7 +22,8 @@ enum class OptimizerType : std::uint8_t {
   nvlamb,
   lars,
   onebitadam,
-  muon
+  muon,
+  adamw8bit
 };
 
 /// By what Muon's step of a matrix of so many rows and columns is multiplied.
@@ -65,7 +66,7 @@ struct OptimizerRule {
   std::array<double, 3> ns_coefficients = {3.4445, -4.7750, 2.0315};
   double ns_eps = 1e-7;  ///< `params.ns_eps`, > 0: what a matrix's Frobenius norm is at least taken for
   MuonScale adjust_lr_fn = MuonScale::original;  ///< `params.adjust_lr_fn`
-  /// `params.adam_lr`, ≥ 0: the rate of what Muon leaves to AdamW (optim::beside_muon()); none: lr.
+  /// `params.adam_lr`, ≥ 0: the rate of what Muon leaves to AdamW (optim::beside()); none: lr.
   /// (`muon_lr` overrides `lr` for the matrices.)
   std::optional<double> adam_lr{};
 
@@ -74,7 +75,8 @@ struct OptimizerRule {
   /// Adam's decay acts on the weight (p ← p − lr·wd·p) rather than on the gradient. DeepSpeed's rule: type
   /// AdamW, or type Adam unless adam_w_mode is false.
   bool decoupled_decay() const {
-    return type == OptimizerType::adamw || (type == OptimizerType::adam && adam_w_mode);
+    return type == OptimizerType::adamw || type == OptimizerType::adamw8bit ||
+           (type == OptimizerType::adam && adam_w_mode);
   }
   /// Replicas exchange momentum, after freeze_step.
   bool exchanges_momentum() const { return type == OptimizerType::onebitadam; }

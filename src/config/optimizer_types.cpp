@@ -189,7 +189,8 @@ std::vector<Entry> optimizers() {
        {.type = muon, .weight_decay = 0.1, .momentum = 0.95, .nesterov = true},
        muon_params(),
        {{"lr", "not given: 1e-3, as torch.optim.Muon has it; DeepSpeed takes 0.02 for the matrices"},
-        {"weight_decay", "not given: 0.1, as torch.optim.Muon has it; DeepSpeed takes 0"}}}};
+        {"weight_decay", "not given: 0.1, as torch.optim.Muon has it; DeepSpeed takes 0"}}},
+      {"AdamW8bit", {.type = adamw8bit}, adam_params(true)}};
 }
 
 const std::vector<Entry>& entries() {

@@ -6,7 +6,7 @@
 #include "data/loader.h"
 #include "engine/checkpoint/checkpoints.h"
 #include "engine/executor.h"
-#include "engine/muon_groups.h"
+#include "engine/companion_groups.h"
 #include "engine/nvme_checkpoints.h"
 #include "engine/partial_recompute.h"
 #include "engine/process_grid.h"
@@ -30,7 +30,7 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   const bool others_exist = this->device().kind() != device::Kind::meta;
   engine::require_cut(*model_, this->groups(), *dist_, others_exist);
   stages_ = engine::agree_on_stages(*model_, config_, this->groups(), *dist_, others_exist);
-  config_.optimizer = engine::with_muon_groups(config_.optimizer, *model_);
+  config_.optimizer = engine::with_companions(config_.optimizer, *model_);
   const engine::GroupOf group_of = engine::assign_groups(*model_, config_.optimizer, config_.notes);
   optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed, group_of);
   scheduler_ = engine::make_scheduler(config_, optimizer_);

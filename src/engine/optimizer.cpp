@@ -25,12 +25,23 @@ Optimizer::Optimizer(const config::Optimizer& config, std::uint64_t seed, GroupO
   hyper_ = used_ = configured_;
 }
 
+namespace {
+std::int64_t blocks_before(std::int64_t elements) {
+  return elements / optim::quantized_block;
+}
+std::int64_t blocks_up_to(std::int64_t elements) {
+  return (elements + optim::quantized_block - 1) / optim::quantized_block;
+}
+}  // namespace
+
 UpdateView UpdateView::part(std::int64_t from, std::int64_t to) const {
   const auto range = [&](const tensor::Tensor& x) {
     return x.defined() ? x.range(from - begin, to - begin) : tensor::Tensor();
   };
-  UpdateView out{segment, from, range(parameters), range(gradients), range(masters), {}};
+  UpdateView out{segment, from, range(parameters), range(gradients), range(masters), {}, {}};
   for (const tensor::Tensor& moment : moments) out.moments.push_back(range(moment));
+  for (const tensor::Tensor& each : scales)
+    out.scales.push_back(each.defined() ? each.range(blocks_before(from - begin), blocks_up_to(to - begin)) : each);
   return out;
 }
 
@@ -48,7 +59,10 @@ std::size_t Optimizer::group_of(const autograd::Parameter& parameter) const {
 sharding::ShardingOptions Optimizer::sharding_options(const config::Config& config) const {
   sharding::ShardingOptions options = sharding::make_sharding_options(config);
   options.rules.clear();
-  for (const optim::Description& rule : rules_) options.rules.push_back({rule.states});
+  for (const optim::Description& rule : rules_) {
+    options.rules.push_back({rule.states});
+    if (optim::has_codes(rule)) options.rules.back().block = optim::quantized_block;
+  }
   options.rule_of = [by_group = rule_of_group_, groups = group_of_](const autograd::Parameter& parameter) {
     const auto group = groups.find(&parameter);
     return by_group[group == groups.end() ? 0 : static_cast<std::size_t>(group->second)];
@@ -110,6 +124,8 @@ optim::SpanUpdate Optimizer::span_of(const UpdateView& view, const sharding::Pie
   for (std::size_t i = 0; i < view.moments.size() && i < std::size(span.moments); ++i) {
     span.moments[i] = view.moments[i].range(begin, end).raw();
     span.moment_dtype = view.moments[i].dtype();
+    if (view.scales[i].defined())
+      span.scales[i] = view.scales[i].range(blocks_before(begin), blocks_up_to(end)).data<float>();
   }
   span.rounding = {seed_, stable_hash(parameter.name)};
   span.n = piece.count;
@@ -126,7 +142,7 @@ namespace {
 template <class Visit>
 void for_each_run(const UpdateView& view, const sharding::Piece& piece, const Visit& visit) {
   const tensor::Slice slice = view.segment->layout().parameters()[piece.slot]->logical_slice();
-  if (slice.is_whole() || view.moments.empty() || view.moments[0].dtype() == DType::f32)
+  if (slice.is_whole() || view.moments.empty() || view.moments[0].dtype() != DType::bf16)
     return visit(piece, piece.parameter_begin);
   slice.for_each_run(piece.parameter_begin, piece.parameter_begin + piece.count,
                      [&](std::int64_t local, std::int64_t logical, std::int64_t count) {

@@ -26,6 +26,7 @@ struct UpdateView {
   std::int64_t begin = 0;
   tensor::Tensor parameters, gradients, masters;
   std::vector<tensor::Tensor> moments;
+  std::vector<tensor::Tensor> scales;  ///< of moments in codes, by moment: of their blocks; else undefined
 
   std::int64_t end() const { return begin + gradients.numel(); }
   /// Flat elements [from, to) of it.

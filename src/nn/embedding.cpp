@@ -7,6 +7,7 @@ namespace sherd::nn {
 Embedding::Embedding(std::int64_t rows, std::int64_t width, Init init)
     : weight_(declare("weight", {rows, width}, init)) {
   require(rows > 0 && width > 0, "an embedding of ", rows, " rows of ", width);
+  weight_->is_table = true;
 }
 
 Var Embedding::operator()(Tape& tape, const tensor::Tensor& ids) {
@@ -18,6 +19,7 @@ Var Embedding::operator()(Tape& tape, const tensor::Tensor& ids) {
 Positions::Positions(std::int64_t max_positions, std::int64_t width, Init init)
     : weight_(declare("weight", {max_positions, width}, init)) {
   require(max_positions > 0 && width > 0, "a table of ", max_positions, " positions of ", width);
+  weight_->is_table = true;
 }
 
 Var Positions::add_to(Tape& tape, const Var& x, const tensor::Positions& positions) {

@@ -303,6 +303,19 @@ TEST(EstimateOfGroups, OfRulesThatTakeMatrices) {
     }
 }
 
+/// Codes and their scales, beside what is small.
+TEST(EstimateOfGroups, OfStatesInCodes) {
+  Shape shape;
+  shape.groups = R"([{"match": "*", "type": "AdamW8bit"}])";
+  for (const int stage : {0, 3})
+    for (const char* optimizer : {"none", "cpu", "nvme"}) {
+      if (stage == 0 && std::string(optimizer) != "none") continue;
+      shape.stage = stage, shape.ranks = 2, shape.optimizer = optimizer;
+      SCOPED_TRACE(shape.name());
+      expect_alike(shape);
+    }
+}
+
 TEST(EstimateForGpus, DiffersFromCpusInWorkspaceAndStagingAlone) {
   for (const char* optimizer : {"none", "cpu"}) {
     Shape shape;

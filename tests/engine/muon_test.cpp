@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "engine/initialize.h"
-#include "engine/muon_groups.h"
+#include "engine/companion_groups.h"
 #include "engine/parameter_groups.h"
 #include "engine/whole_matrices.h"
 #include "support/equality.h"
@@ -29,7 +29,7 @@ config::Optimizer muon_section() {
 
 /// Type of the rule that updates each parameter.
 std::map<std::string, OptimizerType> types_of(nn::Module& model, const config::Optimizer& asked) {
-  const config::Optimizer optimizer = engine::with_muon_groups(asked, model);
+  const config::Optimizer optimizer = engine::with_companions(asked, model);
   std::vector<std::string> notes;
   const engine::GroupOf groups = engine::assign_groups(model, optimizer, notes);
   model.assign_names();
@@ -67,12 +67,12 @@ TEST(MuonGroups, AreFewPatternsAndTheSameWhenAskedTwice) {
   models::Gpt model(tiny_llama());
   config::Optimizer section = muon_section();
   section.adam_lr = 0.25;
-  const config::Optimizer once = engine::with_muon_groups(section, model);
+  const config::Optimizer once = engine::with_companions(section, model);
   ASSERT_EQ(once.groups.size(), 1u);
   EXPECT_THAT(once.groups[0].match, ElementsAre("blocks.*.norm_1.weight", "blocks.*.norm_2.weight",
                                                 "head.weight", "norm.weight", "tokens.weight"));
   EXPECT_EQ(once.groups[0].lr, 0.25);
-  EXPECT_TRUE(engine::with_muon_groups(once, model) == once);
+  EXPECT_TRUE(engine::with_companions(once, model) == once);
 }
 
 TEST(MuonGroups, StandBeforeTheGroupsThatTheyAreOf) {
@@ -83,7 +83,7 @@ TEST(MuonGroups, StandBeforeTheGroupsThatTheyAreOf) {
   config::OptimizerGroup& blocks = section.groups.emplace_back();
   static_cast<config::OptimizerRule&>(blocks) = config::default_rule(OptimizerType::muon);
   blocks.match = {"blocks.1.*"}, blocks.eps = 0.5;
-  const config::Optimizer got = engine::with_muon_groups(section, model);
+  const config::Optimizer got = engine::with_companions(section, model);
   ASSERT_EQ(got.groups.size(), 3u);
   EXPECT_EQ(got.groups[1].type, OptimizerType::adamw);
   EXPECT_EQ(got.groups[1].eps, 0.5);
@@ -101,7 +101,7 @@ TEST(MuonGroups, WithoutAMatrixAreRefused) {
   expect_error(ErrorKind::config,
                "optimizer.groups[0] is of type Muon, which takes matrices of blocks, and has none: "
                "'tokens.weight' is no 2-dimensional weight of a block (mark_block()); choose another type",
-               [&] { engine::with_muon_groups(section, model); });
+               [&] { engine::with_companions(section, model); });
 }
 
 TEST(MuonGroups, RefuseMatricesThatAreNotTheRows) {
@@ -110,7 +110,7 @@ TEST(MuonGroups, RefuseMatricesThatAreNotTheRows) {
     if (name == "blocks.1.mlp.up.weight") parameter->matrices = {{{0, 4}}, {{5, 10}}};
   expect_error(ErrorKind::usage,
                "parameter 'blocks.1.mlp.up.weight' has matrices that are not its 10 rows, each once",
-               [&] { engine::with_muon_groups(muon_section(), model); });
+               [&] { engine::with_companions(muon_section(), model); });
 }
 
 /// One segment of these parameters over so many ranks.

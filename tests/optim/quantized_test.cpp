@@ -32,7 +32,7 @@ Quantized quantized(CpuIsa isa, Code code, std::span<const float> values, Arena&
 
 std::vector<float> values_of(Code code, const Quantized& from, Arena& arena) {
   std::vector<float> out(from.codes.size());
-  dequantize(code, from.codes, from.scales.data(), out.data(), arena);
+  dequantize(code, from.codes, 0, from.scales.data(), out.data(), arena);
   return out;
 }
 

@@ -44,8 +44,13 @@ std::vector<SavedState> states_of(Segment& segment, Kinds kinds) {
        [&segment](std::int64_t at, const Tensor& to) { segment.read_masters(at, to); },
        [&segment](std::int64_t at, const Tensor& from) { segment.write_values(at, from); }}};
   for (std::size_t i = 0; kinds == Kinds::all && i < segment.states().size(); ++i) {
-    out.push_back(state_of(segment.states()[i].name, segment.moments()[i]));
-    out.back().held = segment.states()[i].held;
+    const optim::State& kept = segment.states()[i];
+    const sharding::StateBuffer& buffer = segment.moments()[i];
+    out.push_back({kept.name, kept.code == optim::Code::none ? buffer.dtype() : DType::f32, buffer.begin(),
+                   buffer.end(),
+                   [&segment, i](std::int64_t at, const Tensor& to) { segment.read_state(i, at, to); },
+                   [&segment, i](std::int64_t at, const Tensor& from) { segment.write_state(i, at, from); },
+                   kept.held});
   }
   return out;
 }

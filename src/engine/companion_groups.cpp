@@ -1,4 +1,4 @@
-#include "engine/muon_groups.h"
+#include "engine/companion_groups.h"
 
 #include <algorithm>
 #include <cctype>
@@ -7,7 +7,7 @@
 
 #include "base/excerpt.h"
 #include "engine/parameter_groups.h"
-#include "optim/muon.h"
+#include "optim/description.h"
 #include "sharding/ownership.h"
 
 namespace sherd::engine {
@@ -71,22 +71,47 @@ Names patterns_of(const std::set<std::string>& names, const Names& all) {
   return out;
 }
 
-config::OptimizerGroup group_beside(const config::OptimizerRule& muon, Names match) {
+config::OptimizerGroup group_beside(const config::OptimizerRule& rule, Names match) {
   config::OptimizerGroup out;
-  static_cast<config::OptimizerRule&>(out) = optim::beside_muon(muon);
+  static_cast<config::OptimizerRule&>(out) = *optim::beside(rule);
   out.match = std::move(match);
   return out;
 }
 
+/// Fewer elements are not worth codes, and bitsandbytes keeps them as they are.
+constexpr std::int64_t least_in_codes = 4096;
+
+/// What of a model a rule with a companion takes itself.
+class Taken {
+ public:
+  explicit Taken(nn::Module& model) : matrices_(matrices_of_blocks(model)) {}
+  bool operator()(const config::OptimizerRule& rule, const std::string& name,
+                  const autograd::Parameter& parameter) const {
+    if (rule.type != config::OptimizerType::muon)
+      return !parameter.is_table && parameter.logical_slice().logical().numel() >= least_in_codes;
+    if (!matrices_.contains(&parameter)) return false;
+    check_matrix(name, parameter);
+    return true;
+  }
+
+ private:
+  std::unordered_set<const autograd::Parameter*> matrices_;
+};
+
+void require_matrices(const std::string& where, const std::string& left) {
+  fail(ErrorKind::config, where, " is of type Muon, which takes matrices of blocks, and has none: '",
+       excerpt(left), "' is no 2-dimensional weight of a block (mark_block()); choose another type");
+}
+
 }  // namespace
 
-config::Optimizer with_muon_groups(config::Optimizer optimizer, nn::Module& model) {
-  const auto is_muon = [](const config::OptimizerRule& rule) {
-    return rule.type == config::OptimizerType::muon;
-  };
+config::Optimizer with_companions(config::Optimizer optimizer, nn::Module& model) {
   const std::vector<config::OptimizerGroup> groups = std::move(optimizer.groups);
   optimizer.groups.clear();
-  const auto matrices = matrices_of_blocks(model);
+  const auto rule_of = [&](std::size_t index) -> const config::OptimizerRule& {
+    return index == groups.size() ? static_cast<const config::OptimizerRule&>(optimizer) : groups[index];
+  };
+  const Taken takes(model);
   std::vector<std::set<std::string>> left(groups.size() + 1);  // by group, the section's last
   std::vector<std::size_t> taken(groups.size() + 1);
   Names all;
@@ -95,27 +120,19 @@ config::Optimizer with_muon_groups(config::Optimizer optimizer, nn::Module& mode
     const auto found = std::find_if(groups.begin(), groups.end(),
                                     [&, &name = name](const auto& group) { return in_group(group, name); });
     const auto index = static_cast<std::size_t>(found - groups.begin());
-    if (!is_muon(found == groups.end() ? optimizer : static_cast<const config::OptimizerRule&>(*found)))
-      continue;
-    if (!matrices.contains(parameter.get())) {
+    if (!optim::beside(rule_of(index)) || takes(rule_of(index), name, *parameter))
+      ++taken[index];
+    else
       left[index].insert(name);
-      continue;
-    }
-    check_matrix(name, *parameter);
-    ++taken[index];
   }
   for (std::size_t i = 0; i < left.size(); ++i) {
     const bool section = i == groups.size();
     if (!left[i].empty()) {
-      if (taken[i] == 0)
-        fail(ErrorKind::config, section ? "optimizer" : cat("optimizer.groups[", i, "]"),
-             " is of type Muon, which takes matrices of blocks, and has none: '", excerpt(*left[i].begin()),
-             "' is no 2-dimensional weight of a block (mark_block()); choose another type");
-      optimizer.groups.push_back(
-          group_beside(section ? optimizer : static_cast<const config::OptimizerRule&>(groups[i]),
-                       patterns_of(left[i], all)));
+      if (taken[i] == 0 && rule_of(i).type == config::OptimizerType::muon)
+        require_matrices(section ? "optimizer" : cat("optimizer.groups[", i, "]"), *left[i].begin());
+      optimizer.groups.push_back(group_beside(rule_of(i), patterns_of(left[i], all)));
     }
-    if (!section) optimizer.groups.push_back(groups[i]);
+    if (!section && (taken[i] > 0 || left[i].empty())) optimizer.groups.push_back(groups[i]);
   }
   return optimizer;
 }

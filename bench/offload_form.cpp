@@ -63,8 +63,10 @@ config::Config configure(const OffloadSettings& s, const std::string& form, conf
     config.training.split_masters = false;
   else if (form == "split_moments16")
     config.training.moments_dtype = DType::bf16;
+  else if (form == "split_moments8")
+    config.optimizer.type = config::OptimizerType::adamw8bit;
   else
-    require(form == "split", "--forms are fp32, split and split_moments16, not ", form);
+    require(form == "split", "--forms are fp32, split, split_moments16 and split_moments8, not ", form);
   return config;
 }
 
@@ -141,7 +143,8 @@ class Transfers {
 
 std::int64_t bytes_per_parameter(const OffloadSettings& s, const std::string& form) {
   const auto table = sharding::make_placements(configure(s, form, config::OffloadDevice::nvme));
-  return static_cast<std::int64_t>(size_of(table.masters.dtype) + 2 * size_of(table.moments.dtype)) +
+  const DType moments = form == "split_moments8" ? DType::u8 : table.moments.dtype;
+  return static_cast<std::int64_t>(size_of(table.masters.dtype) + 2 * size_of(moments)) +
          (s.parameters_on_nvme ? 2 : 0);
 }
 
@@ -219,8 +222,12 @@ struct OffloadForm::Parts {
                       range(segment.parameters()),
                       range(segment.gradients()),
                       range(segment.masters()),
+                      {},
                       {}};
-      for (const StateBuffer& moments : segment.moments()) view.moments.push_back(range(moments));
+      for (std::size_t i = 0; i < segment.moments().size(); ++i) {
+        view.moments.push_back(range(segment.moments()[i]));
+        view.scales.push_back(segment.scales(i, chunk.begin, chunk.end));
+      }
       require(side.optimizer.update(view, 1, *kernels_), "the update overflowed");
       if (chunk.last) ++index;
     }

@@ -10,8 +10,9 @@
 //                      [--serve]
 //
 // Forms: fp32 masters and moments (12 bytes per parameter); split masters (10); split masters and bf16
-// moments (6). With --serve it answers each form named on a line of standard input with the seconds of one
-// step (offload_vs_deepspeed.py). DIR needs the room for one form's states, with --serve for all.
+// moments (6), or moments in 8 bits (4; split_moments8). With --serve it answers each form named on a line of
+// standard input with the seconds of one step (offload_vs_deepspeed.py). DIR needs the room for one form's
+// states, with --serve for all.
 #include <unistd.h>
 
 #include <algorithm>

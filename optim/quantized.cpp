@@ -135,7 +135,8 @@ void dequantize(Code code, std::span<const std::uint8_t> codes, std::int64_t ski
       static_cast<std::int64_t>(codes.size()), grain, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
           const std::uint8_t at = codes[static_cast<std::size_t>(i)];
-          values[i] = (map.has_signs && at == 0 ? -1.0f : map.values[at]) * scales[(skipped + i) / quantized_block];
+          values[i] =
+              (map.has_signs && at == 0 ? -1.0f : map.values[at]) * scales[(skipped + i) / quantized_block];
         }
       });
 }

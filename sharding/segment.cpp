@@ -119,17 +119,23 @@ Tensor room(device::Device& device, std::int64_t elements, DType dtype) {
 }
 }  // namespace
 
+Tensor Segment::scales(std::size_t state, std::int64_t begin, std::int64_t end) const {
+  constexpr std::int64_t block = optim::quantized_block;
+  const Tensor& all = scales_[state];
+  if (!all.defined()) return {};
+  return all.range((begin - update_begin()) / block, (end - update_begin() + block - 1) / block);
+}
+
 void Segment::read_state(std::size_t state, std::int64_t begin, const Tensor& to) const {
   const optim::Code code = states_[state].code;
   if (code == optim::Code::none) return moments_[state].read(begin, to).wait();
   device::Device& device = kernels_.device();
-  const std::int64_t count = to.numel(), first = begin - update_begin(),
-                     block = first / optim::quantized_block, skipped = first % optim::quantized_block,
+  const std::int64_t count = to.numel(), skipped = (begin - update_begin()) % optim::quantized_block,
                      blocks = (skipped + count + optim::quantized_block - 1) / optim::quantized_block;
   if (device.kind() == device::Kind::meta) return;
   const Tensor codes = room(device, count, DType::u8), scales = room(device, blocks, DType::f32);
   moments_[state].read(begin, codes).wait();
-  device.copy(scales.raw(), scales_[state].range(block, block + blocks).raw(), scales.bytes());
+  device.copy(scales.raw(), this->scales(state, begin, begin + count).raw(), scales.bytes());
   device.synchronize();
   optim::dequantize(code, {codes.data<std::uint8_t>(), static_cast<std::size_t>(count)}, skipped,
                     scales.data<float>(), to.data<float>(), device.arena());
@@ -140,7 +146,9 @@ void Segment::write_state(std::size_t state, std::int64_t begin, const Tensor& f
   if (kernels_.device().kind() == device::Kind::meta) return;
   constexpr std::int64_t block = optim::quantized_block;
   std::span<const float> rest(from.data<float>(), static_cast<std::size_t>(from.numel()));
-  const auto drop = [&](std::int64_t count) { rest = rest.subspan(static_cast<std::size_t>(count)), begin += count; };
+  const auto drop = [&](std::int64_t count) {
+    rest = rest.subspan(static_cast<std::size_t>(count)), begin += count;
+  };
   while (!rest.empty()) {
     const std::int64_t skipped = (begin - update_begin()) % block, length = block_length(begin - skipped);
     const auto left = static_cast<std::int64_t>(rest.size());
@@ -166,13 +174,12 @@ void Segment::write_state(std::size_t state, std::int64_t begin, const Tensor& f
 void Segment::encode(std::size_t state, std::int64_t begin, std::span<const float> values) {
   device::Device& device = kernels_.device();
   const auto count = static_cast<std::int64_t>(values.size());
-  const std::int64_t block = (begin - update_begin()) / optim::quantized_block,
-                     blocks = (count + optim::quantized_block - 1) / optim::quantized_block;
+  const std::int64_t blocks = (count + optim::quantized_block - 1) / optim::quantized_block;
   const Tensor codes = room(device, count, DType::u8), scales = room(device, blocks, DType::f32);
   optim::quantize(states_[state].code, values, codes.data<std::uint8_t>(), scales.data<float>(),
                   device.arena());
   moments_[state].write(begin, codes).wait();
-  device.copy(scales_[state].range(block, block + blocks).raw(), scales.raw(), scales.bytes());
+  device.copy(this->scales(state, begin, begin + count).raw(), scales.raw(), scales.bytes());
   device.synchronize();
 }
 

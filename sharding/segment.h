@@ -93,9 +93,9 @@ class Segment {
   /// The tensors of states(), of the update range, or of served(); filled with their initial values at first.
   const std::vector<StateBuffer>& moments() const { return moments_; }
   std::vector<StateBuffer>& moments() { return moments_; }
-  /// Of states in codes: the scales of their blocks, counted from the first block of the update range on,
-  /// fp32, in memory always. Undefined for others.
-  const Tensor& scales(std::size_t state) const { return scales_[state]; }
+  /// Of states in codes: fp32 scales of the blocks of flat elements [begin, end), where `begin` is that of a
+  /// block. In memory always. Undefined for other states.
+  Tensor scales(std::size_t state, std::int64_t begin, std::int64_t end) const;
   /// Elements of a state from flat element `begin` on, into or out of memory of the processor: in its dtype,
   /// or fp32 where it is kept in codes. A block is encoded when all of its elements have been written.
   void read_state(std::size_t state, std::int64_t begin, const Tensor& to) const;
@@ -155,7 +155,7 @@ class Segment {
   StateBuffer parameters_, gradients_, masters_;
   std::vector<optim::State> states_;
   std::vector<StateBuffer> moments_;
-  std::vector<Tensor> scales_;
+  std::vector<Tensor> scales_;  ///< of all blocks of the update range; undefined for states without
   /// Elements of blocks that write_state() has not been given as a whole, by state and block.
   std::map<std::pair<std::size_t, std::int64_t>, PartialBlock> partial_;
   std::vector<Arrival> arrivals_;

@@ -41,7 +41,8 @@ UpdateView UpdateView::part(std::int64_t from, std::int64_t to) const {
   UpdateView out{segment, from, range(parameters), range(gradients), range(masters), {}, {}};
   for (const tensor::Tensor& moment : moments) out.moments.push_back(range(moment));
   for (const tensor::Tensor& each : scales)
-    out.scales.push_back(each.defined() ? each.range(blocks_before(from - begin), blocks_up_to(to - begin)) : each);
+    out.scales.push_back(each.defined() ? each.range(blocks_before(from - begin), blocks_up_to(to - begin))
+                                        : each);
   return out;
 }
 
@@ -124,7 +125,7 @@ optim::SpanUpdate Optimizer::span_of(const UpdateView& view, const sharding::Pie
   for (std::size_t i = 0; i < view.moments.size() && i < std::size(span.moments); ++i) {
     span.moments[i] = view.moments[i].range(begin, end).raw();
     span.moment_dtype = view.moments[i].dtype();
-    if (view.scales[i].defined())
+    if (i < view.scales.size() && view.scales[i].defined())
       span.scales[i] = view.scales[i].range(blocks_before(begin), blocks_up_to(end)).data<float>();
   }
   span.rounding = {seed_, stable_hash(parameter.name)};

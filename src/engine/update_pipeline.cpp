@@ -126,11 +126,7 @@ UpdateView UpdatePipeline::bind(const UpdateChunk& chunk, int buffer) const {
   for (std::size_t i = 0; i < segment.moments().size(); ++i)
     if (in_passes(segment.states()[i])) {
       out.moments.push_back(view(segment.moments()[i]));
-      const Tensor& scales = segment.scales(i);
-      const auto block = [&](std::int64_t at) {
-        return (at - segment.update_begin() + optim::quantized_block - 1) / optim::quantized_block;
-      };
-      out.scales.push_back(scales.defined() ? scales.range(block(chunk.begin), block(chunk.end)) : scales);
+      out.scales.push_back(segment.scales(i, chunk.begin, chunk.end));
     }
   out.gradients = segment.gradients().range(chunk.begin, chunk.end);
   return out;

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/random.h"
 #include "device/cuda/launch.cuh"
 #include "optim/cuda/update.h"

@@ -143,9 +143,11 @@ tensor::ExactSum Gradients::sum_of_squares() {
   }
   std::array<tensor::ExactSum, 3> sums;  // of all, of every copy, and of these if each were like the first
   kernels_.sum_of_squares(counted, sums[0]);
-  tensor::ExactSum of_own;
-  kernels_.sum_of_squares(own, of_own);
-  for (int i = 0; i < replicas; ++i) sums[0].add(of_own);
+  if (!own.empty()) {
+    tensor::ExactSum of_own;
+    kernels_.sum_of_squares(own, of_own);
+    for (int i = 0; i < replicas; ++i) sums[0].add(of_own);
+  }
   if (model_ranks_.size() == 1) return sums[0];
   if (copies) {
     kernels_.sum_of_squares(copied, sums[1]);

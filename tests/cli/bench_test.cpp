@@ -76,8 +76,9 @@ TEST_F(Bench, Adam) {
   const auto report = measured({"adam", "--parameters", "100k", "--threads", "2"}, "gb_per_s");
   EXPECT_EQ(report["parameters"], 99968);  // whole runs of 64
   EXPECT_EQ(report["threads"], 2);
-  EXPECT_THAT(cases(report), ElementsAre("limit", "fused", "fused_grad16", "split", "split_moments16", "path",
-                                         "path_split", "path_moments16", "one_bit_pack", "one_bit_update"));
+  EXPECT_THAT(cases(report), ElementsAre("limit", "fused", "fused_grad16", "split", "split_moments16",
+                                         "split_moments8", "path", "path_split", "path_moments16",
+                                         "path_moments8", "one_bit_pack", "one_bit_update"));
   EXPECT_EQ(report["cases"][0]["of_limit"], 1.0);
   EXPECT_EQ(report["cases"][1]["bytes_per_parameter"], 30);
   EXPECT_EQ(report["cases"][4]["bytes_per_parameter"], 18);

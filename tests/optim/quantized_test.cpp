@@ -244,7 +244,9 @@ TEST(AdamWInEightBits, GivesTheSameBitsEverywhere) {
       for (const CpuIsa isa : every_isa()) {
         EXPECT_EQ(trained(isa, n, one, false), expected) << name_of(isa);
         EXPECT_EQ(trained(isa, 512, four, false), expected) << name_of(isa);
-        if (params == DType::bf16) EXPECT_EQ(trained(isa, 256, one, true), expected) << name_of(isa);
+        if (params == DType::bf16) {
+          EXPECT_EQ(trained(isa, 256, one, true), expected) << name_of(isa);
+        }
       }
     }
 }

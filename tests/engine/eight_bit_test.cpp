@@ -132,6 +132,22 @@ TEST(EightBitAdamW, GoesOnFromAdamW) {
   EXPECT_NE(got.losses.back(), whole.losses.back());
 }
 
+/// Files of AdamW cut blocks apart where other ranks' shards began.
+TEST(EightBitAdamW, EncodesBlocksThatComeInParts) {
+  const auto after = [](int ranks) {
+    const TempFolder folder;
+    RunSpec spec = eight_bit(3, ranks);
+    const std::string codes = spec.optimizer;
+    spec.accumulation = 12 / ranks, spec.accumulate_in = "fp32", spec.directory = folder.path().string();
+    spec.optimizer = R"("type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0.1})";
+    train_local(spec, 0, 2);
+    spec.optimizer = codes, spec.ranks = 1, spec.accumulation = 12;
+    return train_local(spec, 2, 4).masters;
+  };
+  const auto expected = after(1);
+  for (const int ranks : {3, 4, 6}) EXPECT_TRUE(after(ranks) == expected) << ranks << " ranks";
+}
+
 TEST(EightBitAdamW, StagesOfAPipelineGiveTheSameBits) {
   RunSpec spec = eight_bit(2, 2);
   spec.tied = false;

@@ -107,11 +107,6 @@ StateBuffer Segment::make(const StateSources& sources, Category category, const 
                      placement.tier, category, padding);
 }
 
-std::int64_t Segment::block_length(std::int64_t begin) const {
-  const auto pieces = layout_.pieces(begin, begin + optim::quantized_block);
-  return pieces.empty() ? 0 : pieces.front().count;
-}
-
 namespace {
 /// Codes or scales in memory of the processor.
 Tensor room(device::Device& device, std::int64_t elements, DType dtype) {
@@ -142,44 +137,19 @@ void Segment::read_state(std::size_t state, std::int64_t begin, const Tensor& to
 }
 
 void Segment::write_state(std::size_t state, std::int64_t begin, const Tensor& from) {
-  if (states_[state].code == optim::Code::none) return moments_[state].write(begin, from).wait();
-  if (kernels_.device().kind() == device::Kind::meta) return;
-  constexpr std::int64_t block = optim::quantized_block;
-  std::span<const float> rest(from.data<float>(), static_cast<std::size_t>(from.numel()));
-  const auto drop = [&](std::int64_t count) {
-    rest = rest.subspan(static_cast<std::size_t>(count)), begin += count;
-  };
-  while (!rest.empty()) {
-    const std::int64_t skipped = (begin - update_begin()) % block, length = block_length(begin - skipped);
-    const auto left = static_cast<std::int64_t>(rest.size());
-    if (skipped == 0 && left >= length) {
-      const std::int64_t whole = length < block ? length : left / block * block;
-      encode(state, begin, rest.first(static_cast<std::size_t>(whole)));
-      drop(whole);
-      continue;
-    }
-    const auto key = std::pair(state, begin - skipped);
-    PartialBlock& partial = partial_[key];
-    const std::int64_t count = std::min(left, length - skipped);
-    std::copy_n(rest.data(), count, partial.values.data() + skipped);
-    partial.count += count;
-    if (partial.count == length) {
-      encode(state, begin - skipped, std::span(partial.values).first(static_cast<std::size_t>(length)));
-      partial_.erase(key);
-    }
-    drop(count);
-  }
-}
-
-void Segment::encode(std::size_t state, std::int64_t begin, std::span<const float> values) {
+  const optim::Code code = states_[state].code;
+  if (code == optim::Code::none) return moments_[state].write(begin, from).wait();
   device::Device& device = kernels_.device();
-  const auto count = static_cast<std::int64_t>(values.size());
-  const std::int64_t blocks = (count + optim::quantized_block - 1) / optim::quantized_block;
-  const Tensor codes = room(device, count, DType::u8), scales = room(device, blocks, DType::f32);
-  optim::quantize(states_[state].code, values, codes.data<std::uint8_t>(), scales.data<float>(),
-                  device.arena());
+  if (device.kind() == device::Kind::meta) return;
+  require((begin - update_begin()) % optim::quantized_block == 0, "state ", states_[state].name, " of '",
+          name_, "' is written from within a block");
+  const std::int64_t count = from.numel();
+  const Tensor to = scales(state, begin, begin + count), codes = room(device, count, DType::u8),
+               scales = room(device, to.numel(), DType::f32);
+  optim::quantize(code, {from.data<float>(), static_cast<std::size_t>(count)}, codes.data<std::uint8_t>(),
+                  scales.data<float>(), device.arena());
   moments_[state].write(begin, codes).wait();
-  device.copy(this->scales(state, begin, begin + count).raw(), scales.raw(), scales.bytes());
+  device.copy(to.raw(), scales.raw(), scales.bytes());
   device.synchronize();
 }
 

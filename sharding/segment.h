@@ -1,10 +1,7 @@
 #pragma once
 
-#include <array>
-#include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -97,7 +94,7 @@ class Segment {
   /// block. In memory always. Undefined for other states.
   Tensor scales(std::size_t state, std::int64_t begin, std::int64_t end) const;
   /// Elements of a state from flat element `begin` on, into or out of memory of the processor: in its dtype,
-  /// or fp32 where it is kept in codes. A block is encoded when all of its elements have been written.
+  /// or fp32 where it is kept in codes. Of these whole blocks are written, but at the end of a parameter.
   void read_state(std::size_t state, std::int64_t begin, const Tensor& to) const;
   void write_state(std::size_t state, std::int64_t begin, const Tensor& from);
 
@@ -130,13 +127,6 @@ class Segment {
   device::Event gradients_arrived(std::int64_t end) const;
 
  private:
-  struct PartialBlock {
-    std::array<float, optim::quantized_block> values{};
-    std::int64_t count = 0;
-  };
-  /// The elements of a block, which belong to one parameter, or to none.
-  std::int64_t block_length(std::int64_t begin) const;
-  void encode(std::size_t state, std::int64_t begin, std::span<const float> values);
   StateBuffer make(const StateSources& sources, device::Category category, const Placement& placement,
                    Range range, bool shared, const char* kind);
   Range held(bool sharded) const {
@@ -156,8 +146,6 @@ class Segment {
   std::vector<optim::State> states_;
   std::vector<StateBuffer> moments_;
   std::vector<Tensor> scales_;  ///< of all blocks of the update range; undefined for states without
-  /// Elements of blocks that write_state() has not been given as a whole, by state and block.
-  std::map<std::pair<std::size_t, std::int64_t>, PartialBlock> partial_;
   std::vector<Arrival> arrivals_;
   bool own_gradients_only_ = false;
 };

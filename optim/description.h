@@ -24,6 +24,7 @@ struct State {
   double initial = 0;  ///< of every element before the first step
   Held held = Held::by_all;
   Code code = Code::none;  ///< initial values are 0 where there is one
+  bool fresh = false;      ///< Phase::refresh alone takes it
   bool operator==(const State&) const = default;
 };
 
@@ -34,7 +35,8 @@ enum class Phase : std::uint8_t {
   direction,         ///< one pass that updates states and makes what whole_parameters takes (Muon)
   whole_parameters,  ///< whole matrices, dealt out over the ranks that share them (Muon)
   compress,          ///< one pass over momentum that replicas are to exchange (1-bit Adam)
-  exchange           ///< replicas agree on that momentum
+  exchange,          ///< replicas agree on that momentum
+  refresh            ///< one pass that takes it, refreshes a state and measures (1-bit LAMB)
 };
 
 /// What the engine must know of an optimizer to keep its states and run its update.
@@ -45,14 +47,13 @@ struct Description {
   /// After so many steps replicas no longer agree on gradients: each takes its own, and they exchange
   /// compressed momentum (1-bit Adam). None: never.
   std::optional<std::int64_t> freeze_step{};
+  /// What an update does then. The first two phases are left out where there is one replica.
+  std::vector<Phase> frozen_phases{};
   bool operator==(const Description&) const = default;
 
   /// Whether it is so in step number `step`, which counts from 1.
   bool exchanges_momentum(std::int64_t step) const { return freeze_step && step > *freeze_step; }
 };
-
-/// What an update of replicas does that exchange momentum.
-inline constexpr Phase momentum_phases[] = {Phase::compress, Phase::exchange, Phase::elementwise};
 
 /// Of the rule that `hyper` names: Adam keeps "exp_avg" and "exp_avg_sq", SGD with momentum
 /// "momentum_buffer", plain SGD nothing.
@@ -60,6 +61,9 @@ Description describe(const Hyper& hyper);
 
 /// Whether it measures parameters before it updates them (Phase::parameter_norms).
 bool measures(const Description& rule);
+
+/// Whether behind its freeze_step it measures as it takes momentum (Phase::refresh).
+bool refreshes(const Description& rule);
 
 /// Whether it takes whole matrices (Phase::whole_parameters).
 bool takes_matrices(const Description& rule);

@@ -15,25 +15,6 @@ constexpr std::int64_t word = 64;
 /// Elements that a thread takes at once, and whose squares it adds up at once.
 constexpr std::int64_t grain = 1 << 16, piece = 1 << 14;
 
-const OneBitTable& table_of(CpuIsa isa) {
-  switch (isa) {
-    case CpuIsa::avx512:
-      return avx512::one_bit_table;
-    case CpuIsa::avx2:
-      return avx2::one_bit_table;
-    case CpuIsa::portable:
-      break;
-  }
-  return portable::one_bit_table;
-}
-
-GradIndex index_of(DType dtype) {
-  if (dtype == DType::f32) return grad_f32;
-  require(dtype == DType::bf16 || dtype == DType::f16,
-          "compress_momentum: the gradient must be fp32, bf16 or fp16, not ", name_of(dtype));
-  return dtype == DType::bf16 ? grad_bf16 : grad_f16;
-}
-
 /// Runs pass(begin, end, room for the squares of its blocks of 64) over all elements, and adds the squares
 /// up.
 template <class Pass>
@@ -54,6 +35,18 @@ void summed(std::int64_t n, Arena& arena, tensor::ExactSum& squares, const Pass&
 
 }  // namespace
 
+const OneBitTable& one_bit_table(CpuIsa isa) {
+  switch (isa) {
+    case CpuIsa::avx512:
+      return avx512::one_bit_table;
+    case CpuIsa::avx2:
+      return avx2::one_bit_table;
+    case CpuIsa::portable:
+      break;
+  }
+  return portable::one_bit_table;
+}
+
 void compress_momentum(const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares) {
   compress_momentum_with(cpu_isa(), span, arena, squares);
 }
@@ -61,7 +54,7 @@ void compress_momentum(const MomentumSpan& span, Arena& arena, tensor::ExactSum&
 void compress_momentum_with(CpuIsa isa, const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares) {
   require(span.n == 0 || (span.grad && span.momentum && span.error && span.signs),
           "compress_momentum: no memory for ", span.n, " elements");
-  const auto compress = table_of(isa).compress[index_of(span.grad_dtype)];
+  const auto compress = one_bit_table(isa).compress[grad_index(span.grad_dtype)];
   const auto bytes = static_cast<std::int64_t>(size_of(span.grad_dtype));
   const auto beta = static_cast<float>(span.beta1), rest = static_cast<float>(1 - span.beta1);
   summed(span.n, arena, squares, [&](std::int64_t begin, std::int64_t end, double* blocks) {
@@ -85,8 +78,8 @@ void average_momentum_with(CpuIsa isa, std::span<const std::uint64_t* const> sig
   summed(n, arena, squares, [&](std::int64_t begin, std::int64_t end, double* blocks) {
     std::vector<const std::uint64_t*> from(signs.begin(), signs.end());
     for (const std::uint64_t*& words : from) words += begin / word;
-    table_of(isa).average(from.data(), scales.data(), static_cast<int>(from.size()), error + begin,
-                          result + begin / word, blocks, end - begin);
+    one_bit_table(isa).average(from.data(), scales.data(), static_cast<int>(from.size()), error + begin,
+                               result + begin / word, blocks, end - begin);
   });
 }
 
@@ -96,7 +89,7 @@ float one_bit_scale(const tensor::ExactSum& squares, std::int64_t n) {
 
 void settle_error(float* error, float scale, std::int64_t n, Arena& arena) {
   arena.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
-    table_of(cpu_isa()).settle(error + begin, scale, end - begin);
+    one_bit_table(cpu_isa()).settle(error + begin, scale, end - begin);
   });
 }
 
@@ -120,7 +113,7 @@ bool update_agreed_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum
     Chunk chunk = chunk_of(given, plan, begin, end);
     chunk.grad = momentum.signs + begin / word;
     const Extremes top =
-        table_of(isa).update[plan.master](chunk, rule, momentum.error + begin, momentum.settled);
+        one_bit_table(isa).update[plan.master](chunk, rule, momentum.error + begin, momentum.settled);
     if (top.weight > plan.largest_weight || top.moment > plan.largest_moment)
       finite.store(false, std::memory_order_relaxed);
   });

@@ -59,7 +59,7 @@ struct Copies {
   Copies(device::Device& device, std::int64_t elements, DType moment_dtype, std::size_t states)
       : most(std::min(elements, piece_on_gpu)),
         weights(Tensor::empty(device, {most}, DType::f32, Category::workspace)) {
-    for (std::size_t i = 0; i < states; ++i)
+    for (std::size_t i = 0; i < std::min(states, moments.size()); ++i)
       moments[i] = Tensor::empty(device, {most}, moment_dtype, Category::workspace);
   }
   std::int64_t most;

@@ -11,6 +11,7 @@ namespace sherd::optim {
 /// Kernels::sum_of_squares() makes them: how a parameter is cut at multiples of 64 does not show.
 struct NormSums {
   tensor::ExactSum weight, measured;
+  float ratio = 0;  ///< 1-bit LAMB's, see refresh_variance(); else 0
 };
 
 /// Adds what Phase::parameter_norms asks of a span to `sums`: what update() of the same arguments is going to

@@ -12,20 +12,6 @@ namespace {
 // Keeps the rounding bits apart from every other use of the parameter's stream.
 constexpr std::uint64_t moment_rounding = 0x6d6f6d656e74ull;
 
-GradIndex grad_index(const SpanUpdate& span) {
-  switch (span.grad_dtype) {
-    case DType::f32:
-      return grad_f32;
-    case DType::bf16:
-      return grad_bf16;
-    case DType::f16:
-      return grad_f16;
-    default:
-      fail(ErrorKind::usage, "optim::update: the gradient must be fp32, bf16 or fp16, not ",
-           name_of(span.grad_dtype));
-  }
-}
-
 MasterIndex master_index(const SpanUpdate& span) {
   if (span.low) return master_split;
   switch (span.param_dtype) {
@@ -85,7 +71,7 @@ void check(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
   check_masters(span);
   require(span.grad || span.agreed, "optim::update: the span has no gradient");
   const std::vector<State> states = describe(hyper).states;
-  for (std::size_t i = 0; i < states.size() && states[i].held == Held::by_all; ++i) {
+  for (std::size_t i = 0; i < states.size() && states[i].held == Held::by_all && !states[i].fresh; ++i) {
     require(span.moments[i], "optim::update: the span has no ", states[i].name);
     require(span.moment_dtype != DType::u8 || span.scales[i], "optim::update: the span has no scales of ",
             states[i].name);
@@ -96,18 +82,35 @@ void check(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
 
 }  // namespace
 
+GradIndex grad_index(DType dtype) {
+  if (dtype == DType::f32) return grad_f32;
+  require(dtype == DType::bf16 || dtype == DType::f16,
+          "optim::update: the gradient must be fp32, bf16 or fp16, not ", name_of(dtype));
+  return dtype == DType::bf16 ? grad_bf16 : grad_f16;
+}
+
 Description describe(const Hyper& hyper) {
   Description out;
   with_rule(hyper, Rules{}, [&]<class Rule>(const Rule&) { out = Rule::describe(hyper); });
   return out;
 }
 
+namespace {
+bool contains(const std::vector<Phase>& phases, Phase wanted) {
+  return std::find(phases.begin(), phases.end(), wanted) != phases.end();
+}
+}  // namespace
+
 bool measures(const Description& rule) {
-  return std::find(rule.phases.begin(), rule.phases.end(), Phase::parameter_norms) != rule.phases.end();
+  return contains(rule.phases, Phase::parameter_norms);
+}
+
+bool refreshes(const Description& rule) {
+  return contains(rule.frozen_phases, Phase::refresh);
 }
 
 bool takes_matrices(const Description& rule) {
-  return std::find(rule.phases.begin(), rule.phases.end(), Phase::whole_parameters) != rule.phases.end();
+  return contains(rule.phases, Phase::whole_parameters);
 }
 
 bool has_codes(const Description& rule) {
@@ -136,7 +139,7 @@ UpdatePlan plan_span(const SpanUpdate& span, const Hyper& hyper, std::int64_t st
   check(span, hyper, step);
   UpdatePlan plan;
   if (span.n == 0) return plan;
-  plan.grad = grad_index(span), plan.master = master_index(span), plan.moment = moment_index(span);
+  plan.grad = grad_index(span.grad_dtype), plan.master = master_index(span), plan.moment = moment_index(span);
   with_rule(hyper, Rules{}, [&]<class Rule>(const Rule&) {
     plan.rule = Rule::make(hyper, step, {span.decay, span.trust, span.measures, span.agreed});
   });

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Makes tests/engine/reference/one_bit.safetensors: what 1-bit Adam does, with simulated workers.
+"""Makes tests/engine/reference/one_bit.safetensors: what 1-bit Adam and 1-bit LAMB do, with simulated workers.
 
-The algorithm is that of Tang et al., "1-bit Adam" (2021), Algorithm 1, with DeepSpeed's update (no bias correction,
-weight decay added to the direction), in NumPy, fp32 but for the sums of squares (double). Workers' gradients and the
-first weights come from formulas that the test has too (tests/engine/one_bit_oracle_test.cpp), so that the file holds
-results alone: `CASE.STEP.KIND`, fp32, of both parameters one after the other (worker_error with a row per worker).
-A case is a number of workers (replicas) and of shards into which each replica's states are cut; what one worker serves
-is an equal part of a shard, and a scale belongs to what that part has of one parameter.
+The algorithms are those of Tang et al., "1-bit Adam" (2021), Algorithm 1, and Li et al., "1-bit LAMB" (2022), Algorithm
+1, with DeepSpeed's updates (no bias correction, weight decay added to the direction), in NumPy, fp32 but for the sums
+of squares and 1-bit LAMB's coefficients (double). Workers' gradients and the first weights come from formulas that the
+test has too (tests/engine/one_bit_oracle_test.cpp), so that the file holds results alone: `CASE.STEP.KIND`, fp32, of
+both parameters one after the other (worker_error with a row per worker). A case is a
+number of workers (replicas) and of shards into which each replica's states are cut; what one worker serves is an
+equal part of a shard, and a scale belongs to what that part has of one parameter.
 
 Needs numpy (and torch, which make_reference.py takes). Usage: make_one_bit_reference.py [OUTPUT_FILE]
 """
@@ -21,6 +22,8 @@ SHAPES = [340, 17]  # elements of the parameters
 ALIGNED = 64  # parameters, shards and parts begin at multiples of it
 BETA1, BETA2, EPS, DECAY, RATE, FREEZE, STEPS = 0.9, 0.99, 1e-3, 0.1, 0.01, 8, 50
 KEPT = [8, 9, 20, 50]
+MIN_COEFF, MAX_COEFF, COEFF_BETA = 0.01, 10.0, 0.8
+FACTOR_MIN, FACTOR_MAX, FACTOR_THRESHOLD = 0.9, 1.2, 0.05
 F = np.float32
 
 
@@ -65,8 +68,49 @@ def scale(x):
     return F(np.sqrt(np.sum(x.astype(np.float64) ** 2) / x.size))
 
 
-def run(workers, shards):
+def norm(x):
+    return np.sqrt(np.sum(x.astype(np.float64) ** 2))
+
+
+class Lamb:
+    """The trust ratios of the parameters, which stand at `ranges` of the flat segment."""
+
+    def __init__(self, ranges, length):
+        self.ranges, self.mean, self.factor = ranges, [0.0] * len(ranges), [1.0] * len(ranges)
+        self.fresh = np.zeros(length, F)
+
+    def step(self, step, p, m, before, v):
+        """By what each element's step is multiplied; m and v are already those of the step."""
+        direction = m / (np.sqrt(v) + F(EPS))
+        update = direction + F(DECAY) * p
+        ratio = np.ones_like(p)
+        if step > FREEZE:
+            if step == FREEZE + 1:
+                self.fresh = v.copy()
+            g = (m - F(BETA1) * before) / F(1 - BETA1)
+            self.fresh = F(BETA2) * self.fresh + F(1 - BETA2) * (g * g)
+            ratio = (np.sqrt(v) + F(EPS)) / (np.sqrt(self.fresh) + F(EPS))
+        out = np.ones_like(p)
+        for k, (a, b) in enumerate(self.ranges):
+            if step <= FREEZE:
+                weight, size = norm(p[a:b]), norm(update[a:b])
+                trust = np.clip(weight / size, MIN_COEFF, MAX_COEFF) if weight > 0 and size > 0 else 1.0
+                if trust != 1.0:
+                    self.mean[k] = COEFF_BETA * self.mean[k] + (1 - COEFF_BETA) * trust
+            else:
+                part = min(1.0, norm(direction[a:b]) / norm(update[a:b]))
+                factor = float(ratio[a:b].max()) * part + 1 - part
+                factor = np.clip(factor, FACTOR_MIN, FACTOR_MAX)
+                last = self.factor[k]
+                self.factor[k] = np.clip(factor, last * (1 - FACTOR_THRESHOLD), last * (1 + FACTOR_THRESHOLD))
+                trust = self.mean[k] * self.factor[k]
+            out[a:b] = F(RATE * trust)
+        return out
+
+
+def run(workers, shards, lamb=False):
     begins, length, runs = layout(workers, shards)
+    trusts = Lamb([(begin, begin + n) for begin, n in zip(begins, SHAPES)], length)
     places = np.concatenate([begin + np.arange(n) for begin, n in zip(begins, SHAPES)])
     index = np.arange(places.size, dtype=np.int64)
     flat = lambda values: np.put(out := np.zeros(length, F), places, values) or out
@@ -74,6 +118,7 @@ def run(workers, shards):
     errors = [flat(0) for _ in range(workers)]
     kept = {}
     for step in range(1, STEPS + 1):
+        before = m
         grads = [flat(gradient(index, step, worker)) for worker in range(workers)]
         if step <= FREEZE:
             total = grads[0].copy()
@@ -99,21 +144,25 @@ def run(workers, shards):
                 for e, x, s in zip(errors, sent, scales):
                     e[a:b] = np.where(v[a:b] > 0, x[a:b] - s * signs(x[a:b]), F(0))
             m = np.where(v > 0, agreed, F(0))
-        p = p - F(RATE) * (m / (np.sqrt(v) + F(EPS)) + F(DECAY) * p)
+        rate = trusts.step(step, p, m, before, v) if lamb else F(RATE)
+        p = p - rate * (m / (np.sqrt(v) + F(EPS)) + F(DECAY) * p)
         if step in KEPT:
             for kind, x in [("fp32", p), ("exp_avg", m), ("exp_avg_sq", v), ("server_error", server)]:
                 kept[f"{step}.{kind}"] = x[places]
             kept[f"{step}.worker_error"] = np.stack([e[places] for e in errors])
+            if lamb:
+                kept[f"{step}.exp_avg_sq_fresh"] = trusts.fresh[places]
     return kept
 
 
 def main():
     default = pathlib.Path(__file__).parent.parent / "tests/engine/reference/one_bit.safetensors"
     tensors = {}
-    for workers, shards in [(1, 1), (2, 1), (3, 1), (2, 2)]:
-        for name, values in run(workers, shards).items():
-            if workers > 1 or "error" not in name:
-                tensors[f"{workers}x{shards}.{name}"] = values.astype(F)
+    for lamb in [False, True]:
+        for workers, shards in [(1, 1), (2, 1), (3, 1), (2, 2)]:
+            for name, values in run(workers, shards, lamb).items():
+                if workers > 1 or "error" not in name:
+                    tensors[f"{'lamb' if lamb else 'adam'}.{workers}x{shards}.{name}"] = values.astype(F)
     save(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else default, tensors)
 
 

@@ -1,6 +1,7 @@
 #include "optim/cuda/dispatch.h"
 
 #include "device/cuda.h"
+#include "optim/cuda/one_bit.h"
 #include "optim/cuda/update.h"
 
 namespace sherd::optim {
@@ -29,6 +30,10 @@ void split_on_gpu(device::Device& device, const float* master, void* high, std::
 void join_on_gpu(device::Device& device, const void* high, const std::uint16_t* low, float* master,
                  std::int64_t n) {
   SHERD_CUDA::join_master(target_of(device), high, low, master, n);
+}
+void refresh_on_gpu(device::Device& device, const FrozenLamb& rule, const SpanUpdate& span,
+                    const float* weights, float* fresh, bool first, const RefreshResults& results) {
+  SHERD_CUDA::refresh_variance(target_of(device), rule, span, weights, fresh, first, results);
 }
 void round_on_gpu(device::Device& device, const float* master, void* to, DType dtype, std::int64_t n) {
   SHERD_CUDA::round_masters(target_of(device), master, to, dtype, n);

@@ -22,6 +22,13 @@ void split_on_gpu(device::Device& device, const float* master, void* high, std::
                   std::int64_t n);
 void join_on_gpu(device::Device& device, const void* high, const std::uint16_t* low, float* master,
                  std::int64_t n);
+/// Where refresh_variance() puts what it measures: for each element, and the largest ratio, to be begun with
+/// 0.
+struct RefreshResults {
+  float *directions, *updates, *ratio;
+};
+void refresh_on_gpu(device::Device& device, const FrozenLamb& rule, const SpanUpdate& span,
+                    const float* weights, float* fresh, bool first, const RefreshResults& results);
 void round_on_gpu(device::Device& device, const float* master, void* to, DType dtype, std::int64_t n);
 
 }  // namespace sherd::optim

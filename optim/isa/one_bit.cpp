@@ -220,11 +220,88 @@ Extremes update(const Chunk& c, const void* given, float* error, float settled) 
   return {largest(tops.weight), largest(tops.moment)};
 }
 
+/// Where a register's new momentum comes from, at element i of a run, before that of the step is taken.
+template <class G>
+struct FromGradients {
+  SHERD_INLINE static F at(const FrozenLamb& rule, const FrozenRun& run, std::int64_t i, F m, F) {
+    return rule.beta1 * m + rule.one_minus_beta1 * (load(static_cast<const G*>(run.source) + i) * run.factor);
+  }
+};
+struct FromSigns {
+  SHERD_INLINE static F at(const FrozenLamb&, const FrozenRun& run, std::int64_t i, F, F v) {
+    const I varies = v > F{};
+    store(run.error + i, varies ? settled(load(run.error + i), run.settled) : F{});
+    const std::uint64_t word = static_cast<const std::uint64_t*>(run.source)[i / block];
+    return signed_by(word, static_cast<int>(i % block), run.factor);
+  }
+};
+
+/// 64 elements from `i` on.
+template <class Source>
+SHERD_INLINE F refresh_block(const FrozenLamb& rule, const FrozenRun& run, std::int64_t i, F top) {
+  SumD8 directions, updates;
+  for (int k = 0; k < block; k += lanes) {
+    const std::int64_t at = i + k;
+    F m = load(run.momentum + at), fresh = load(run.fresh_before + at), direction, update, ratio;
+    const F v = load(run.variance + at), sent = Source::at(rule, run, at, m, v);
+    rule(Math{}, load(run.weight + at), sent, m, v, fresh, direction, update, ratio);
+    store(run.momentum + at, m);
+    store(run.fresh + at, fresh);
+    add_squares(direction, k, directions);
+    add_squares(update, k, updates);
+    const I above = ratio > top;
+    top = above ? ratio : top;
+  }
+  run.direction[i / block] = directions.total();
+  run.update[i / block] = updates.total();
+  return top;
+}
+
+/// A last block that is not full: a copy, filled up with elements whose ratio is 0.
+template <class Source, class S>
+SHERD_INLINE F refresh_rest(const FrozenLamb& rule, const FrozenRun& run, std::int64_t i, F top,
+                            const S* source, std::int64_t in_source) {
+  const std::int64_t n = run.n - i;
+  const Copy<S> from(source, in_source);
+  Copy<float> momentum(run.momentum + i, n), fresh(run.fresh_before + i, n);
+  const Copy<float> variance(run.variance + i, n), weight(run.weight + i, n);
+  Copy<float> error(run.error ? run.error + i : run.momentum + i, n);
+  for (std::int64_t k = n; k < block; ++k) fresh.values[k] = 0x1p100f;
+  FrozenRun rest = run;
+  rest.source = from.values, rest.error = error.values, rest.momentum = momentum.values;
+  rest.variance = variance.values, rest.weight = weight.values;
+  rest.fresh_before = rest.fresh = fresh.values;
+  rest.direction += i / block, rest.update += i / block;
+  top = refresh_block<Source>(rule, rest, 0, top);
+  momentum.put_back(run.momentum + i, n), fresh.put_back(run.fresh + i, n);
+  if (run.error) error.put_back(run.error + i, n);
+  return top;
+}
+
+template <class Source, class S>
+float refresh(const FrozenLamb& given, const FrozenRun& run) {
+  const FrozenLamb rule = given;
+  constexpr bool signs = same_type<S, std::uint64_t>;
+  F top{};
+  std::int64_t i = 0;
+  for (; i + block <= run.n; i += block) top = refresh_block<Source>(rule, run, i, top);
+  if (i < run.n) {
+    const S* source = static_cast<const S*>(run.source);
+    top = refresh_rest<Source>(rule, run, i, top, source + (signs ? i / block : i), signs ? 1 : run.n - i);
+  }
+  float out = 0;
+  for (int k = 0; k < lanes; ++k) out = top[k] > out ? top[k] : out;
+  return out;
+}
+
 }  // namespace
 
 const OneBitTable one_bit_table = {{compress<float>, compress<Bf16>, compress<F16>},
                                    average,
                                    settle,
-                                   {update<float>, update<Bf16>, update<F16>, update<Split>}};
+                                   {update<float>, update<Bf16>, update<F16>, update<Split>},
+                                   {refresh<FromGradients<float>, float>, refresh<FromGradients<Bf16>, Bf16>,
+                                    refresh<FromGradients<F16>, F16>},
+                                   refresh<FromSigns, std::uint64_t>};
 
 }  // namespace sherd::optim::SHERD_ISA

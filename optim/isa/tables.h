@@ -54,6 +54,19 @@ struct SplitTable {
   void (*join)(const std::uint16_t* high, const std::uint16_t* low, float* master, std::int64_t n);
 };
 
+/// A run that FrozenLamb takes.
+struct FrozenRun {
+  const void* source;  ///< of the new momentum: agreed signs, or gradients
+  float factor;        ///< the signs' scale, or of gradients
+  float* error;        ///< with signs: this replica's, of which `settled` has travelled
+  float settled;
+  float* momentum;
+  const float *variance, *fresh_before, *weight;
+  float* fresh;
+  double *direction, *update;  ///< sums of squares
+  std::int64_t n;
+};
+
 /// optim/one_bit.h over n elements, the signs of 64 to a word: bit i is 1 where element i is negative. Sums
 /// of squares are those of blocks of 64.
 struct OneBitTable {
@@ -67,6 +80,9 @@ struct OneBitTable {
   /// One pass of OneBitAdam, given as its struct, by agreed momentum; a chunk's `grad` is its signs, its
   /// `factor` the scale.
   Extremes (*update[master_count])(const Chunk&, const void* rule, float* error, float settled);
+  /// With gradients, by their type; with signs. Returns the largest ratio.
+  float (*refresh[grad_count])(const FrozenLamb& rule, const FrozenRun&);
+  float (*refresh_agreed)(const FrozenLamb& rule, const FrozenRun&);
 };
 
 /// optim/quantized.h over n elements, the first of which begins a block.

@@ -26,8 +26,14 @@ struct UpdatePlan {
   RandomKey noise{};  ///< stream of the bits that round bf16 moments in this step
 };
 
+/// Throws Error{usage} where gradients cannot be of that type.
+GradIndex grad_index(DType dtype);
+
 /// Throws Error{usage} as update() does.
 UpdatePlan plan_span(const SpanUpdate& span, const Hyper& hyper, std::int64_t step);
+
+/// Loops of one instruction set.
+const OneBitTable& one_bit_table(CpuIsa isa);
 
 /// Elements [begin, end) of a span, as loops of the processor take them.
 Chunk chunk_of(const SpanUpdate& span, const UpdatePlan& plan, std::int64_t begin, std::int64_t end);

@@ -15,6 +15,7 @@ Description OneBitAdam::describe(const Hyper& hyper) {
                    {"worker_error", 0, Held::by_each},
                    {"server_error", 0, Held::by_one_of_them}}};
   out.freeze_step = hyper.freeze_step;
+  out.frozen_phases = {Phase::compress, Phase::exchange, Phase::elementwise};
   return out;
 }
 

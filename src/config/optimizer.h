@@ -22,6 +22,7 @@ enum class OptimizerType : std::uint8_t {
   nvlamb,
   lars,
   onebitadam,
+  onebitlamb,
   muon,
   adamw8bit
 };
@@ -55,13 +56,17 @@ struct OptimizerRule {
   double lr_decay = 0;          ///< `params.lr_decay`, ≥ 0; Adagrad
   double initial_accumulator_value = 0;     ///< `params.initial_accumulator_value`, ≥ 0; Adagrad
   double max_coeff = 10, min_coeff = 0.01;  ///< `params.max_coeff`, `.min_coeff`, ≥ 0; of Lamb's trust ratio
+  double coeff_beta = 0.9;  ///< `params.coeff_beta`, in [0, 1); OneBitLamb: of the mean of its trust ratios
+  /// `params.factor_max`, `.factor_min`, `.factor_threshold`, ≥ 0; OneBitLamb: bounds of the factor on that
+  /// mean after freeze_step, and of its relative change in a step
+  double factor_max = 4, factor_min = 0.5, factor_threshold = 0.1;
   double normalize_above = 0;  ///< `params.normalize_above`, ≥ 0; NVLamb divides gradients by their global
                                ///< norm where that is larger
   double trust_coefficient = 1e-3;    ///< `params.trust_coefficient`, ≥ 0; LARS
   bool clip = false;                  ///< `params.clip`; LARS: at most lr, as LARC
-  std::int64_t freeze_step = 100000;  ///< `params.freeze_step`, steps, ≥ 0; OneBitAdam: after them replicas
-                                      ///< exchange compressed momentum in place of gradients
-  std::int64_t ns_steps = 5;          ///< `params.ns_steps`, 1 to 99; Muon's Newton-Schulz iterations
+  std::int64_t freeze_step = 100000;  ///< `params.freeze_step`, steps, ≥ 1; OneBitAdam and OneBitLamb: after
+                                      ///< them replicas exchange compressed momentum, not gradients
+  std::int64_t ns_steps = 5;  ///< `params.ns_steps`, 1 to 99; Muon's Newton-Schulz iterations
   /// `params.ns_coefficients`: X ← a·X + b·(X·Xᵀ)·X + c·(X·Xᵀ)²·X; c ≥ 0
   std::array<double, 3> ns_coefficients = {3.4445, -4.7750, 2.0315};
   double ns_eps = 1e-7;  ///< `params.ns_eps`, > 0: what a matrix's Frobenius norm is at least taken for
@@ -79,7 +84,9 @@ struct OptimizerRule {
            (type == OptimizerType::adam && adam_w_mode);
   }
   /// Replicas exchange momentum, after freeze_step.
-  bool exchanges_momentum() const { return type == OptimizerType::onebitadam; }
+  bool exchanges_momentum() const {
+    return type == OptimizerType::onebitadam || type == OptimizerType::onebitlamb;
+  }
   bool operator==(const OptimizerRule&) const = default;
 
   /// What a group of type `other` has where it says nothing: this rule where it is of that type, else its lr

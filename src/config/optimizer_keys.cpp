@@ -60,25 +60,30 @@ void finish_rule(OptimizerRule& rule, const Value& params, const Given& given) {
     params.error("nesterov needs a momentum above 0; set momentum or drop nesterov");
   if (rule.min_coeff > rule.max_coeff)
     params.error("min_coeff ", rule.min_coeff, " is above max_coeff ", rule.max_coeff);
+  if (rule.coeff_beta >= 1) params.error("coeff_beta ", rule.coeff_beta, " must be below 1: it is a mean's");
+  if (rule.factor_min > rule.factor_max)
+    params.error("factor_min ", rule.factor_min, " is above factor_max ", rule.factor_max);
 }
 
 void check_replicas(Config& config, const Value& file) {
-  const auto exchanges = [](const OptimizerRule& rule) { return rule.exchanges_momentum(); };
-  const std::vector<OptimizerGroup>& groups = config.optimizer.groups;
-  if (!exchanges(config.optimizer) && std::none_of(groups.begin(), groups.end(), exchanges)) return;
+  const OptimizerRule* exchanges = config.optimizer.exchanges_momentum() ? &config.optimizer : nullptr;
+  for (const OptimizerGroup& group : config.optimizer.groups)
+    if (!exchanges && group.exchanges_momentum()) exchanges = &group;
+  if (!exchanges) return;
+  const std::string type = name_of(exchanges->type);
   const Node* section = file.node.find("optimizer");
   const Value optimizer{section ? *section : file.node, "optimizer", file.context};
   if (config.training.moments_dtype != DType::f32)
-    optimizer.error("what OneBitAdam has not sent yet is kept in fp32: drop training.moments_dtype");
+    optimizer.error("what ", type, " has not sent yet is kept in fp32: drop training.moments_dtype");
   if (config.parallel.shard_size > 0) return;
   if (config.zero.stage > 0)
-    optimizer.error("OneBitAdam compresses what replicas exchange, and at zero_optimization.stage ",
+    optimizer.error(type, " compresses what replicas exchange, and at zero_optimization.stage ",
                     config.zero.stage,
-                    " all ranks share one replica's states: give parallel.shard_size, the ",
-                    "ranks that share (such as those of one machine), or take stage 0");
+                    " all ranks share one replica's states: give parallel.shard_size, the ranks ",
+                    "that share (such as those of one machine), or take stage 0");
   config.parallel.shard_size = config.parallel.context;
   file.context.note("parallel.shard_size",
-                    cat(config.parallel.shard_size, ", as OneBitAdam at stage 0 makes each rank a replica"));
+                    cat(config.parallel.shard_size, ", as ", type, " at stage 0 makes each rank a replica"));
 }
 
 Key<Config> optimizer_key() {

@@ -29,7 +29,7 @@ Param flag(const char* name, bool Rule::*field) {
   return {boolean(name, field), [field](const Rule& rule) { return rule.*field; }};
 }
 Param steps(const char* name, std::int64_t Rule::*field, const char* example) {
-  return {integer(name, field, example, 0), [field](const Rule& rule) { return rule.*field; }};
+  return {integer(name, field, example, 1), [field](const Rule& rule) { return rule.*field; }};
 }
 Param without_effect(Key<Rule> key) {
   return {std::move(key), nullptr};
@@ -93,7 +93,7 @@ std::vector<Param> adam_params(bool decouples_always) {
           fp32_states()};
 }
 
-std::vector<Param> one_bit_params() {
+std::vector<Param> one_bit_params(std::vector<Param> own = {}) {
   std::vector<Param> out = {
       betas(), number("eps", &Rule::eps, "1e-6"), steps("freeze_step", &Rule::freeze_step, "23000"),
       without_effect(refused<Rule>("eps_inside_sqrt", "true", "eps stands outside of the root", is_false)),
@@ -101,10 +101,11 @@ std::vector<Param> one_bit_params() {
   for (const auto& [name, holds] :
        {std::pair{"bias_correction", Holds::boolean}, std::pair{"cuda_aware", Holds::boolean},
         std::pair{"comm_backend_name", Holds::text}})
-    out.push_back(without_effect(noted<Rule>(name, holds,
-                                             holds == Holds::text || name[0] == 'c'
-                                                 ? "momentum travels by the communicator that gradients do"
-                                                 : "1-bit Adam corrects no bias, here as in DeepSpeed")));
+    out.push_back(without_effect(noted<Rule>(
+        name, holds,
+        holds == Holds::text || name[0] == 'c' ? "momentum travels by the communicator that gradients do"
+                                               : "1-bit optimizers correct no bias, here as in DeepSpeed")));
+  std::move(own.begin(), own.end(), std::back_inserter(out));
   return out;
 }
 
@@ -185,6 +186,13 @@ std::vector<Entry> optimizers() {
         without_effect(refused<Rule>("nesterov", "true", "LARS has plain momentum", is_false)),
         without_effect(refused<Rule>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)))}},
       {"OneBitAdam", {.type = onebitadam}, one_bit_params()},
+      {"OneBitLamb",
+       {.type = onebitlamb},
+       one_bit_params(
+           {number("max_coeff", &Rule::max_coeff, "5.0"), number("min_coeff", &Rule::min_coeff, "0.1"),
+            number("coeff_beta", &Rule::coeff_beta, "0.8"), number("factor_max", &Rule::factor_max, "3.0"),
+            number("factor_min", &Rule::factor_min, "0.6"),
+            number("factor_threshold", &Rule::factor_threshold, "0.05")})},
       {"Muon",
        {.type = muon, .weight_decay = 0.1, .momentum = 0.95, .nesterov = true},
        muon_params(),
@@ -211,9 +219,9 @@ const Entry& entry_of(OptimizerType type) {
 }
 
 // Optimizers that DeepSpeed or PyTorch would accept by name.
-const std::vector<std::string> foreign_types = {"OneBitLamb", "MuAdam", "MuAdamW",    "MuSGD",    "RMSprop",
-                                                "NAdam",      "RAdam",  "Adamax",     "Adadelta", "ASGD",
-                                                "Rprop",      "LBFGS",  "SparseAdam", "Adafactor"};
+const std::vector<std::string> foreign_types = {"MuAdam", "MuAdamW",    "MuSGD",    "RMSprop", "NAdam",
+                                                "RAdam",  "Adamax",     "Adadelta", "ASGD",    "Rprop",
+                                                "LBFGS",  "SparseAdam", "Adafactor"};
 
 std::vector<std::string> names() {
   std::vector<std::string> out;

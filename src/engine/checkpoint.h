@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -39,6 +40,8 @@ class CheckpointReader {
                      std::int64_t begin, std::int64_t end, DType dtype) const;
   /// Whether there are elements of KIND.PARAMETER.
   bool holds(const std::string& kind, const std::string& parameter) const;
+  /// What optimizers had learned of whole parameters, by name, as ParameterNorms::save() gave it.
+  std::map<std::string, std::string> learned() const;
   /// Local elements [begin, begin + to.numel()) of `slice` of KIND.PARAMETER into `to`, memory of the
   /// processor. Of the files, those that hold them are read. Throws Error{data} when any of them is missing
   /// or the dtype differs.

@@ -169,7 +169,7 @@ void Optimizer::for_each_span(const UpdateView& view, double factor, const Visit
       optim::SpanUpdate span = span_of(view, run, normalizes ? own / norm_ : own);
       span.first_element = first_element;
       if (optim::measures(rules_[static_cast<std::size_t>(rule_of_group_[group])]))
-        span.trust = norms_.trust(parameter, hyper);
+        span.trust = norms_.trust(parameter);
       visit(group, parameter, span, run.flat_begin);
     });
   }
@@ -195,8 +195,8 @@ void Optimizer::for_each_matrix_span(const UpdateView& view, const tensor::Tenso
   }
 }
 
-bool Optimizer::takes_matrices(const sharding::Segment& segment) const {
-  return optim::takes_matrices(rules_[static_cast<std::size_t>(segment.key().rule)]);
+const optim::Description& Optimizer::rule_of(const sharding::Segment& segment) const {
+  return rules_[static_cast<std::size_t>(segment.key().rule)];
 }
 
 void Optimizer::begin_step(double norm) {
@@ -238,7 +238,7 @@ bool Optimizer::move_weights(const UpdateView& view, double factor, tensor::Kern
     return true;
   }
   const auto for_each = [&](const UpdateView& part, const auto& visit) {
-    if (takes_matrices(*part.segment))
+    if (optim::takes_matrices(rule_of(*part.segment)))
       for_each_matrix_span(part, kept_directions(*part.segment, device), visit);
     else
       for_each_span(part, factor, visit);
@@ -246,7 +246,9 @@ bool Optimizer::move_weights(const UpdateView& view, double factor, tensor::Kern
   const auto by_processor = [&](const UpdateView& part) {
     bool finite = true;
     const PackedMomentum* momentum =
-        exchanges_momentum(*part.segment, steps_) ? &momentum_.of(*part.segment, device) : nullptr;
+        exchanges_momentum(*part.segment, steps_) && !optim::refreshes(rule_of(*part.segment))
+            ? &momentum_.of(*part.segment, device)
+            : nullptr;
     for_each(part, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t begin) {
       finite = (momentum ? update_by(*momentum, part, span, begin, used_[group], device.arena())
                          : optim::update(span, moves_[group], steps_, device.arena())) &&
@@ -346,9 +348,14 @@ void Optimizer::orthogonalize(tensor::Kernels& kernels) {
 }
 
 void Optimizer::share_norms(sharding::ShardedModel& model, device::Device& device) {
-  norms_.share(model, device, [&](const sharding::Segment& segment) {
-    return optim::measures(rules_[static_cast<std::size_t>(segment.key().rule)]);
+  const auto hyper_of = [&](const autograd::Parameter& parameter) {
+    const std::size_t group = group_of(parameter);
+    return optim::measures(rules_[static_cast<std::size_t>(rule_of_group_[group])]) ? &used_[group] : nullptr;
+  };
+  const bool ratios = std::any_of(rules_.begin(), rules_.end(), [&](const optim::Description& rule) {
+    return rule.exchanges_momentum(steps_) && optim::refreshes(rule);
   });
+  norms_.share(model, device, steps_, hyper_of, ratios);
 }
 
 /// The error is the last of the view's moments.
@@ -401,6 +408,59 @@ void Optimizer::compress(const UpdateView& view, double factor, tensor::Kernels&
     compress(view);
   else
     on_gpu(device).staging.run(compress, false);
+}
+
+void Optimizer::refresh(const UpdateView& view, double factor, tensor::Kernels& kernels) {
+  device::Device& device = kernels.device();
+  const bool beside_gpu =
+      device::stands_for(device) == device::Kind::cuda && UpdateStaging::by_processor(*view.segment);
+  if (device.kind() == device::Kind::meta) {
+    if (beside_gpu) UpdateStaging::book(device, view);
+    if (device::stands_for(device) == device::Kind::cuda && !beside_gpu)
+      optim::book_refresh(device, view.gradients.numel());
+    return;
+  }
+  const PackedMomentum* momentum =
+      exchanges_momentum(*view.segment, steps_) ? &momentum_.of(*view.segment, device) : nullptr;
+  const sharding::Segment::Range counted = ParameterNorms::counted(*view.segment);
+  const auto refresh = [&](const UpdateView& part, bool counts) {
+    for_each_span(part, factor,
+                  [&](std::size_t group, const autograd::Parameter& parameter, const optim::SpanUpdate& span,
+                      std::int64_t begin) {
+                    optim::NormSums unused;
+                    refresh_span(momentum, part, span, begin, used_[group], kernels,
+                                 counts ? norms_.of(parameter) : unused);
+                  });
+  };
+  // All of the view, of which a part is counted here.
+  const auto by_parts = [&](const UpdateView& all) {
+    const std::int64_t begin = std::clamp(counted.begin, all.begin, all.end()),
+                       end = std::clamp(counted.end, begin, all.end());
+    if (all.begin < begin) refresh(all.part(all.begin, begin), false);
+    if (begin < end) refresh(all.part(begin, end), true);
+    if (end < all.end()) refresh(all.part(end, all.end()), false);
+    return true;
+  };
+  if (beside_gpu)
+    on_gpu(device).staging.run(by_parts, false);
+  else
+    by_parts(view);
+}
+
+/// The fresh variance is the third of the view's moments, and the error the last.
+void Optimizer::refresh_span(const PackedMomentum* momentum, const UpdateView& view,
+                             const optim::SpanUpdate& span, std::int64_t begin, const optim::Hyper& hyper,
+                             tensor::Kernels& kernels, optim::NormSums& sums) const {
+  float* fresh = view.moments[2].data<float>() + (begin - view.begin);
+  const bool first = steps_ == hyper.freeze_step + 1;
+  if (!momentum) return optim::refresh_variance(span, fresh, first, hyper, kernels, sums);
+  float* error = view.moments.back().data<float>() + (begin - view.begin);
+  momentum->for_each_run(begin, begin + span.n, error,
+                         [&](std::int64_t from, std::int64_t to, const optim::AgreedMomentum& agreed) {
+                           optim::refresh_variance(optim::part_of(span, from - begin, to - from), &agreed,
+                                                   fresh + (from - begin), first, hyper,
+                                                   kernels.device().arena(), sums);
+                         });
 }
 
 void Optimizer::exchange_momentum(sharding::Segment& segment, device::Device& device) {

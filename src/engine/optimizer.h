@@ -74,8 +74,7 @@ class Optimizer {
   bool measures() const;
   /// In step number `step` replicas keep gradients of this segment to themselves, and exchange momentum.
   bool exchanges_momentum(const sharding::Segment& segment, std::int64_t step) const {
-    return rules_[static_cast<std::size_t>(segment.key().rule)].exchanges_momentum(step) &&
-           segment.can_exchange_momentum();
+    return rule_of(segment).exchanges_momentum(step) && segment.can_exchange_momentum();
   }
   /// After how many steps all rules exchange momentum that do so for some part of the model; none do:
   /// nothing.
@@ -106,6 +105,11 @@ class Optimizer {
   void compress(const UpdateView& view, double factor, tensor::Kernels& kernels);
   /// All of the segment has been compressed: replicas agree. Collective over them.
   void exchange_momentum(sharding::Segment& segment, device::Device& device);
+  /// Of 1-bit LAMB behind its freeze_step, before update(), every view that that is going to have: takes the
+  /// momentum of the step, refreshes the variance, and measures.
+  void refresh(const UpdateView& view, double factor, tensor::Kernels& kernels);
+  /// Of whole parameters, for checkpoints: see ParameterNorms::save(), restore().
+  ParameterNorms& norms() { return norms_; }
   /// Of rules that take matrices, before the first update() of such a view: its momenta are updated, and what
   /// they give is kept. Returns as update() does.
   bool make_directions(const UpdateView& view, double factor, tensor::Kernels& kernels);
@@ -131,6 +135,9 @@ class Optimizer {
   optim::SpanUpdate span_of(const UpdateView& view, const sharding::Piece& piece, double factor) const;
   bool update_by(const PackedMomentum& momentum, const UpdateView& view, const optim::SpanUpdate& span,
                  std::int64_t begin, const optim::Hyper& hyper, Arena& arena) const;
+  void refresh_span(const PackedMomentum* momentum, const UpdateView& view, const optim::SpanUpdate& span,
+                    std::int64_t begin, const optim::Hyper& hyper, tensor::Kernels& kernels,
+                    optim::NormSums& sums) const;
   /// Calls visit(parameter group, parameter, span, its first flat element) for what is updated at once of
   /// each parameter in the view.
   template <class Visit>
@@ -139,7 +146,7 @@ class Optimizer {
   /// segment.
   template <class Visit>
   void for_each_matrix_span(const UpdateView& view, const tensor::Tensor& kept, const Visit& visit) const;
-  bool takes_matrices(const sharding::Segment& segment) const;
+  const optim::Description& rule_of(const sharding::Segment& segment) const;
   bool move_weights(const UpdateView& view, double factor, tensor::Kernels& kernels);
   OnGpu& on_gpu(device::Device& device);
   const tensor::Tensor& kept_directions(const sharding::Segment& segment, device::Device& device);

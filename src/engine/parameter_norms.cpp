@@ -1,8 +1,10 @@
 #include "engine/parameter_norms.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 
+#include "base/excerpt.h"
 #include "base/random.h"
 #include "device/device.h"
 #include "optim/description.h"
@@ -42,40 +44,94 @@ std::vector<std::uint64_t> ParameterNorms::gather_names(comm::Communicator& rank
   return out;
 }
 
-void ParameterNorms::share(sharding::ShardedModel& model, device::Device& device,
-                           const std::function<bool(const Segment&)>& measured) {
-  if (names_.empty()) {
-    for (const Segment* segment : model.trainable_segments()) {
-      if (!measured(*segment)) continue;
-      for (const auto& parameter : segment->layout().parameters()) {
-        const auto [at, added] = mine_.emplace(stable_hash(parameter->name), parameter.get());
-        require(added, "parameters '", parameter->name, "' and '", at->second->name,
-                "' have names of one hash: rename one of them");
-      }
+void ParameterNorms::learn_names(sharding::ShardedModel& model, device::Device& device,
+                                 const HyperOf& hyper_of) {
+  for (const Segment* segment : model.trainable_segments())
+    for (const auto& parameter : segment->layout().parameters()) {
+      if (!hyper_of(*parameter)) continue;
+      const auto [at, added] = mine_.emplace(stable_hash(parameter->name), parameter.get());
+      require(added, "parameters '", parameter->name, "' and '", at->second->name,
+              "' have names of one hash: rename one of them");
     }
-    names_ = gather_names(model.gradients().model_ranks(), device);
-  }
+  names_ = gather_names(model.gradients().model_ranks(), device);
+}
+
+/// The largest ratios, of every parameter.
+void ParameterNorms::share_ratios(comm::Communicator& ranks, device::Device& device) {
+  if (ranks.size() == 1 || device.kind() == device::Kind::meta) return;
+  std::vector<float> ratios(names_.size());
+  for (std::size_t i = 0; i < names_.size(); ++i)
+    if (const auto found = mine_.find(names_[i]); found != mine_.end())
+      ratios[i] = sums_[found->second].ratio;
+  const Tensor all = Tensor::of<float>(device, {std::ssize(ratios)}, std::span<const float>(ratios));
+  ranks.all_reduce(all, comm::ReduceOp::max, 1, {.label = "ratios of variances", .scalar = true}).wait();
+  const Tensor here = tensor::to_host(device, all);
+  for (std::size_t i = 0; i < names_.size(); ++i)
+    if (const auto found = mine_.find(names_[i]); found != mine_.end())
+      sums_[found->second].ratio = here.data<float>()[i];
+}
+
+double ParameterNorms::trust_of(const autograd::Parameter& parameter, const optim::NormSums& sums,
+                                std::int64_t step, const optim::Hyper& hyper) {
+  const double weight = std::sqrt(sums.weight.value()), measured = std::sqrt(sums.measured.value());
+  const bool remembers = hyper.type == config::OptimizerType::onebitlamb;
+  if (remembers && step > hyper.freeze_step)
+    return optim::frozen_trust(hyper, weight, measured, sums.ratio, memories_[parameter.name]);
+  const bool matrix = parameter.logical_slice().shape().rank() > 1;
+  const double trust = optim::trust_ratio(hyper, weight, measured, matrix);
+  if (remembers) optim::remember(hyper, trust, memories_[parameter.name]);
+  return trust;
+}
+
+void ParameterNorms::share(sharding::ShardedModel& model, device::Device& device, std::int64_t step,
+                           const HyperOf& hyper_of, bool ratios) {
+  if (names_.empty()) learn_names(model, device, hyper_of);
   std::vector<tensor::ExactSum> sums(2 * names_.size());
   const auto for_each_of_mine = [&](const auto& visit) {
     for (std::size_t i = 0; i < names_.size(); ++i)
       if (const auto found = mine_.find(names_[i]); found != mine_.end())
-        visit(found->second, sums[2 * i], sums[2 * i + 1]);
+        visit(*found->second, sums_[found->second], sums[2 * i], sums[2 * i + 1]);
   };
-  for_each_of_mine([&](const autograd::Parameter* parameter, auto& weight, auto& update) {
-    const optim::NormSums& own = sums_[parameter];
-    weight = own.weight, update = own.measured;
+  for_each_of_mine([&](const auto&, const optim::NormSums& own, auto& weight, auto& measured) {
+    weight = own.weight, measured = own.measured;
   });
   model.gradients().sum_over_ranks(sums, "parameter norms");
-  for_each_of_mine([&](const autograd::Parameter* parameter, const auto& weight, const auto& update) {
-    norms_[parameter] = {std::sqrt(weight.value()), std::sqrt(update.value())};
+  if (ratios) share_ratios(model.gradients().model_ranks(), device);
+  for_each_of_mine([&](const autograd::Parameter& parameter, optim::NormSums& own, const auto& weight,
+                       const auto& measured) {
+    own.weight = weight, own.measured = measured;
+    trust_[&parameter] = trust_of(parameter, own, step, *hyper_of(parameter));
   });
 }
 
-double ParameterNorms::trust(const autograd::Parameter& parameter, const optim::Hyper& hyper) const {
-  const auto found = norms_.find(&parameter);
-  if (found == norms_.end()) return 1;
-  const bool matrix = parameter.logical_slice().shape().rank() > 1;
-  return optim::trust_ratio(hyper, found->second.weight, found->second.measured, matrix);
+std::map<std::string, std::string> ParameterNorms::save() const {
+  std::map<std::string, std::string> out;
+  for (const auto& [name, memory] : memories_) {
+    char text[64];
+    char* end = std::to_chars(text, text + 31, memory.mean).ptr;
+    *end++ = ' ';
+    out[name] = std::string(text, std::to_chars(end, text + sizeof text, memory.factor).ptr);
+  }
+  return out;
+}
+
+void ParameterNorms::restore(const std::map<std::string, std::string>& saved) {
+  memories_.clear();
+  for (const auto& [name, text] : saved) {
+    optim::TrustMemory& memory = memories_[name];
+    const char* end = text.data() + text.size();
+    const auto mean = std::from_chars(text.data(), end, memory.mean);
+    const auto factor = mean.ptr < end ? std::from_chars(mean.ptr + 1, end, memory.factor) : mean;
+    if (mean.ec != std::errc() || factor.ec != std::errc() || factor.ptr != end || !(memory.mean >= 0) ||
+        !(memory.factor >= 0) || std::isinf(memory.mean + memory.factor))
+      fail(ErrorKind::data, "what the optimizer has learned of '", name, "' is '", excerpt(text, 40),
+           "', not two numbers");
+  }
+}
+
+double ParameterNorms::trust(const autograd::Parameter& parameter) const {
+  const auto found = trust_.find(&parameter);
+  return found == trust_.end() ? 1 : found->second;
 }
 
 }  // namespace sherd::engine

@@ -69,12 +69,11 @@ UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::St
   stages_.resize(static_cast<std::size_t>(count));
 }
 
-/// Chunks, and what is done to them, in the order of the segments. Those of rules with fewer phases come
-/// first, so that chunks are updated in their order.
+/// Chunks, and what is done to them, in the order of the segments. Batches come last, so that chunks are
+/// updated in their order.
 void UpdatePipeline::make_plan(std::int64_t step) {
-  std::stable_sort(order_.begin(), order_.end(), [&](const Segment* a, const Segment* b) {
-    const auto phases = [&](const Segment* s) { return phases_of(*s, options_.rules, step).size(); };
-    return phases(a) < phases(b);
+  std::stable_partition(order_.begin(), order_.end(), [&](const Segment* segment) {
+    return !optim::takes_matrices(options_.rules[static_cast<std::size_t>(segment->key().rule)]);
   });
   chunks_ = cut_update(order_, options_.sub_group_size, options_.rules, step);
   plan_ = plan_update(chunks_, options_.buffer_count, options_.pipeline_read, options_.pipeline_write,
@@ -180,6 +179,9 @@ void UpdatePipeline::pass(const UpdateInstruction& instruction, const UpdateView
   } else if (instruction.op == Op::compress) {
     const device::TraceRange range("compress", unit);
     optimizer.compress(view, *step_->factor, kernels_);
+  } else if (instruction.op == Op::refresh) {
+    const device::TraceRange range("refresh", unit);
+    optimizer.refresh(view, *step_->factor, kernels_);
   } else if (instruction.op == Op::direct) {
     const device::TraceRange range("directions", unit);
     if (!optimizer.make_directions(view, *step_->factor, kernels_))
@@ -222,23 +224,39 @@ bool ended(std::vector<offload::Io>& ios, bool wait) {
 
 enum class Way : std::uint8_t { read, write };
 
-/// Whether a pass reads and writes the weights.
-bool moves_weights(const UpdateChunk& chunk, int phase) {
-  const optim::Phase pass = chunk.phases[static_cast<std::size_t>(phase)];
+optim::Phase pass_of(const UpdateChunk& chunk, int phase) {
+  return chunk.phases[static_cast<std::size_t>(phase)];
+}
+
+/// Whether a pass reads, or writes, the weights.
+bool moves_weights(const UpdateChunk& chunk, int phase, Way way) {
+  const optim::Phase pass = pass_of(chunk, phase);
+  if (pass == optim::Phase::refresh) return way == Way::read;
   return pass != optim::Phase::compress && pass != optim::Phase::direction;
 }
 
-/// Whether a pass reads, or writes, a state that is not the weight. Where momentum is exchanged, packing
-/// takes the momentum and the error, and leaves the error; then what was agreed on comes in place of the
-/// momentum, and the variance stays.
+/// Whether a pass reads, or writes, a state that is not the weight. Packing takes the momentum and the error,
+/// and leaves the error. Then what was agreed on comes in place of the momentum, and the variance stays:
+/// either as the weights are updated, or in a pass before that, which reads all.
 bool moves(const UpdateChunk& chunk, int phase, const optim::State& state, Way way) {
+  using optim::Phase;
   // Whole matrices lie between a pass over momenta and one over weights.
-  if (chunk.batch > 0) return !moves_weights(chunk, phase);
-  const bool exchanges = chunk.phases.front() == optim::Phase::compress;
-  if (!exchanges || state.held == optim::Held::by_each) return exchanges || state.held == optim::Held::by_all;
-  const bool momentum = &state == chunk.segment->states().data();
-  if (phase == 0) return way == Way::read && momentum;
-  return momentum == (way == Way::write);
+  if (chunk.batch > 0) return !moves_weights(chunk, phase, way);
+  const auto has = [&](Phase wanted) {
+    return std::find(chunk.phases.begin(), chunk.phases.end(), wanted) != chunk.phases.end();
+  };
+  const bool exchanges = has(Phase::compress), refreshes = has(Phase::refresh);
+  const bool error = state.held == optim::Held::by_each, momentum = &state == chunk.segment->states().data();
+  switch (pass_of(chunk, phase)) {
+    case Phase::compress:
+      return error || (momentum && way == Way::read);
+    case Phase::refresh:
+      return way == Way::read || momentum || error || state.fresh;
+    default:
+      if (refreshes) return way == Way::read && !error && !state.fresh;
+      if (exchanges) return error || momentum == (way == Way::write);
+      return !error && !state.fresh;
+  }
 }
 
 /// Visits each stored state of the chunk's segment that a pass of this phase reads, or writes, with its part
@@ -250,7 +268,7 @@ void for_each_stored(const UpdateChunk& chunk, int phase, Way way, const UpdateV
   const auto each = [&](StateBuffer& state, const Tensor& staged) {
     if (state.stored()) visit(state, staged);
   };
-  if (moves_weights(chunk, phase)) {
+  if (moves_weights(chunk, phase, way)) {
     each(segment.parameters(), view.parameters);
     if (segment.masters()) each(segment.masters(), view.masters);
   }
@@ -288,7 +306,7 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
     if (!complete()) return false;
     const UpdateView view = bind(chunk, instruction.buffer);
     pass(instruction, view);
-    if (step_->late && moves_weights(chunk, instruction.phase))
+    if (step_->late && moves_weights(chunk, instruction.phase, Way::write))
       model_.changed(*chunk.segment, chunk.begin, view.parameters, chunk.last);
     return true;
   }
@@ -303,6 +321,7 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
       return true;
     case Op::measure:
     case Op::compress:
+    case Op::refresh:
     case Op::direct:
     case Op::update:
       if (!complete() || !ended(stage.reads, wait)) return false;
@@ -314,7 +333,7 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
                         stage.writes.push_back(state.write(chunk.begin, from));
                       });
       // Reads that begin from here on see what is being written.
-      if (step_->late && moves_weights(chunk, instruction.phase))
+      if (step_->late && moves_weights(chunk, instruction.phase, Way::write))
         model_.changed(*chunk.segment, chunk.begin, stage.view.parameters, chunk.last);
       return true;
     case Op::wait_written:

@@ -36,8 +36,9 @@ std::span<const optim::Phase> phases_of(const Segment& segment, std::span<const 
                                         std::int64_t step) {
   if (rules.empty()) return UpdateChunk::elementwise_only;
   const optim::Description& rule = rules[static_cast<std::size_t>(segment.key().rule)];
-  if (rule.exchanges_momentum(step) && segment.can_exchange_momentum()) return optim::momentum_phases;
-  return rule.phases;
+  if (!rule.exchanges_momentum(step)) return rule.phases;
+  const std::span<const optim::Phase> frozen = rule.frozen_phases;
+  return segment.can_exchange_momentum() ? frozen : frozen.subspan(2);
 }
 
 namespace {
@@ -107,6 +108,8 @@ std::optional<UpdateInstruction::Op> pass_of(optim::Phase phase) {
       return Op::compress;
     case optim::Phase::direction:
       return Op::direct;
+    case optim::Phase::refresh:
+      return Op::refresh;
     case optim::Phase::whole_parameters:
     case optim::Phase::exchange:
       break;
@@ -114,12 +117,13 @@ std::optional<UpdateInstruction::Op> pass_of(optim::Phase phase) {
   return std::nullopt;
 }
 
-/// What is done in a phase to the chunks of that batch that have it, without transfers.
-void add_phase(std::span<const UpdateChunk> chunks, std::size_t phase, int batch,
+/// What is done to the chunks of that batch `left` phases before their last one, without transfers.
+void add_phase(std::span<const UpdateChunk> chunks, std::size_t left, int batch,
                std::vector<UpdateInstruction>& out) {
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     const UpdateChunk& chunk = chunks[i];
-    if (chunk.batch != batch || phase >= chunk.phases.size()) continue;
+    if (chunk.batch != batch || left >= chunk.phases.size()) continue;
+    const std::size_t phase = chunk.phases.size() - 1 - left;
     const auto pass = pass_of(chunk.phases[phase]);
     const bool ends = batch > 0 ? i + 1 == chunks.size() || chunks[i + 1].batch != batch : chunk.last;
     if (pass)
@@ -180,7 +184,7 @@ std::vector<UpdateInstruction> work_of_batches(std::span<const UpdateChunk> chun
   for (const UpdateChunk& chunk : chunks)
     if (const int batch = chunk.batch; batch > last) {
       last = batch;
-      for (std::size_t phase = 0; phase < chunk.phases.size(); ++phase) add_phase(chunks, phase, batch, out);
+      for (std::size_t left = chunk.phases.size(); left-- > 0;) add_phase(chunks, left, batch, out);
     }
   return out;
 }
@@ -189,14 +193,13 @@ std::vector<UpdateInstruction> work_of_batches(std::span<const UpdateChunk> chun
 
 bool is_pass(UpdateInstruction::Op op) {
   using Op = UpdateInstruction::Op;
-  return op == Op::measure || op == Op::compress || op == Op::direct || op == Op::update;
+  return op == Op::measure || op == Op::compress || op == Op::refresh || op == Op::direct || op == Op::update;
 }
 
 std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers,
                                            bool pipeline_read, bool pipeline_write,
                                            std::span<const optim::Description> rules) {
   std::size_t phases = 0;
-  for (const optim::Description& rule : rules) phases = std::max(phases, rule.phases.size());
   for (const UpdateChunk& chunk : chunks) {
     require(buffers >= 1 || !chunk.stored, "offload_optimizer.buffer_count must be at least 1, not ",
             buffers);
@@ -208,15 +211,12 @@ std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, 
   const auto add = [&](const std::vector<UpdateInstruction>& work) {
     TransferPlanner(chunks, work, buffers).run(static_cast<std::size_t>(ahead), pipeline_write, plan);
   };
-  for (std::size_t phase = 0; phase < phases; ++phase) {
+  const bool measured = std::any_of(rules.begin(), rules.end(), optim::measures);
+  for (std::size_t left = std::max<std::size_t>(phases, 1); left-- > 0;) {
+    if (left == 0 && measured) plan.push_back({UpdateInstruction::Op::norms, chunks.size(), -1});
     std::vector<UpdateInstruction> work;
-    add_phase(chunks, phase, 0, work);
+    add_phase(chunks, left, 0, work);
     add(work);
-    const auto measures = [&](const optim::Description& rule) {
-      return phase < rule.phases.size() && rule.phases[phase] == optim::Phase::parameter_norms;
-    };
-    if (std::any_of(rules.begin(), rules.end(), measures))
-      plan.push_back({UpdateInstruction::Op::norms, chunks.size(), -1, static_cast<int>(phase)});
   }
   add(work_of_batches(chunks));
   return plan;

@@ -43,6 +43,7 @@ struct UpdateInstruction {
     read,
     measure,   ///< a pass over the elements that changes nothing
     compress,  ///< a pass over momentum that replicas are going to exchange
+    refresh,   ///< a pass that takes momentum, refreshes a state and measures (Phase::refresh)
     direct,    ///< a pass that updates states, and makes directions (Phase::direction)
     update,    ///< one pass over the elements
     write,
@@ -60,11 +61,12 @@ struct UpdateInstruction {
 /// A pass over the elements of a chunk.
 bool is_pass(UpdateInstruction::Op op);
 
-/// The update of one step as data. The phases of each chunk's rule follow each other, those of the same
-/// number together. What is measured is added up once, behind all passes of the phase: also where no chunk
-/// here is of such a rule, as other ranks may have some. Batches come behind all else, each with all of its
-/// phases, so that directions of one alone are kept at a time. A pass over elements is the offload pipeline
-/// (Rajbhandari et al. 2021, ZeRO-Infinity, §5.2.2): while chunk i is updated, the next ones are being read
+/// The update of one step as data. The phases of each chunk's rule follow each other, with the last ones of
+/// all chunks together, those before them, and so on. What is measured is added up once, before the last
+/// ones: also where no chunk here is of such a rule, as other ranks may have some. Batches come behind all
+/// else, each with all of its phases, so that directions of one alone are kept at a time. A pass over
+/// elements is the offload pipeline (Rajbhandari et al. 2021, ZeRO-Infinity, §5.2.2): while chunk i is
+/// updated, the next ones are being read
 /// (`pipeline_read`) and earlier ones written
 /// (`pipeline_write`), as far as `buffers` go. `rules`: of the whole model. Pure.
 std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers,

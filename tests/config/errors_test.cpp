@@ -140,10 +140,10 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{
             "{\"optimizer\": {\"params\": {}}}",
             "run.json:1: optimizer: needs a \"type\"; this build has Adam, AdamW, SGD, Lion, Adagrad, Lamb, "
-            "NVLamb, LARS, OneBitAdam, Muon and AdamW8bit"},
+            "NVLamb, LARS, OneBitAdam, OneBitLamb, Muon and AdamW8bit"},
         Mistake{"{\"optimizer\": {\"type\": \"MuAdam\"}}",
                 "run.json:1: optimizer.type: \"MuAdam\" is not in this build; use one of Adam, AdamW, SGD, "
-                "Lion, Adagrad, Lamb, NVLamb, LARS, OneBitAdam, Muon and AdamW8bit"},
+                "Lion, Adagrad, Lamb, NVLamb, LARS, OneBitAdam, OneBitLamb, Muon and AdamW8bit"},
         Mistake{R"({"optimizer": {"type": "Muon", "params": {"adjust_lr_fn": "moonshot"}}})",
                 "run.json:1: optimizer.params.adjust_lr_fn: \"moonshot\" is none of original, "
                 "match_rms_adamw, spectral_unclamped"},
@@ -171,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: optimizer: what OneBitAdam has not sent yet is kept in fp32: drop "
                 "training.moments_dtype"},
         Mistake{R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": -1}}})",
-                "run.json:1: optimizer.params.freeze_step: must be an integer >= 0, not -1"},
+                "run.json:1: optimizer.params.freeze_step: must be an integer >= 1, not -1"},
         Mistake{R"({"optimizer": {"type": "Lamb", "params": {"min_coeff": 20}}})",
                 "run.json:1: optimizer.params: min_coeff 20 is above max_coeff 10"},
         Mistake{R"({"optimizer": {"type": "Lamb", "params": {"eps_inside_sqrt": true}}})",
@@ -179,7 +179,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "outside of the root"},
         Mistake{"{\"optimizer\": {\"type\": \"Adamm\"}}",
                 "run.json:1: optimizer.type: \"Adamm\" is none of Adam, AdamW, SGD, Lion, Adagrad, Lamb, "
-                "NVLamb, LARS, OneBitAdam, Muon, AdamW8bit; did you mean \"Adam\"?"},
+                "NVLamb, LARS, OneBitAdam, OneBitLamb, Muon, AdamW8bit; did you mean \"Adam\"?"},
         Mistake{"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"max_grad_norm\": 1.0}}}",
                 "run.json:1: optimizer.params.max_grad_norm: Sherd does not support 1.0 here: clip with the "
                 "top-level "

@@ -150,7 +150,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "without \"params\""},
         Mistake{R"([{"match": "a", "type": "SGDD"}])",
                 "run.json:1: optimizer.groups[0].type: \"SGDD\" is none of Adam, AdamW, SGD, Lion, Adagrad, "
-                "Lamb, NVLamb, LARS, OneBitAdam, Muon, AdamW8bit; did you mean "
+                "Lamb, NVLamb, LARS, OneBitAdam, OneBitLamb, Muon, AdamW8bit; did you mean "
                 "\"SGD\"?"},
         Mistake{R"([{"match": "a", "type": "SGD", "nesterov": true}])",
                 "run.json:1: optimizer.groups[0]: nesterov needs a momentum above 0; set momentum or drop "

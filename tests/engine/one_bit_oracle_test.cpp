@@ -1,5 +1,5 @@
-// 1-bit Adam against NumPy with simulated workers (scripts/make_one_bit_reference.py): weights, momentum,
-// variance, and both errors, over 50 steps.
+// 1-bit Adam and 1-bit LAMB against NumPy with simulated workers (scripts/make_one_bit_reference.py):
+// weights, momentum, variances, and both errors, over 50 steps.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -46,14 +46,17 @@ void for_each_element(const sharding::Segment& segment, std::int64_t begin, std:
 /// One rank's part of the two parameters, updated by gradients that the test writes.
 class Worker {
  public:
-  Worker(comm::Communicator& shard, comm::Communicator& replica, int shards)
+  Worker(const std::string& optimizer, comm::Communicator& world, comm::Communicator& shard,
+         comm::Communicator& replica, int shards)
       : replica_(replica),
         device_(device::make_cpu_device(1)),
         kernels_(tensor::make_kernels(*device_)),
-        config_(config::parse_text(R"({"train_batch_size": 1, "optimizer": {"type": "OneBitAdam", "params":
-            {"lr": 0.01, "betas": [0.9, 0.99], "eps": 1e-3, "weight_decay": 0.1, "freeze_step": 8}}})")),
+        config_(config::parse_text(cat(
+            R"({"train_batch_size": 1, "optimizer": {"params": {"lr": 0.01, "betas": [0.9, 0.99], "eps": 1e-3,
+                    "weight_decay": 0.1, "freeze_step": 8)",
+            optimizer, "}}"))),
         optimizer_(config_.optimizer, 1),
-        sources_{{shard, &replica}, *kernels_},
+        sources_{{shard, &replica}, *kernels_, nullptr, nullptr, &world},
         model_(two_parameters(), options(shards), sources_),
         pipeline_(model_, sources_, {.rules = optimizer_.rules()}) {
     const Tensor start = Tensor::empty(*device_, {segment().layout().padded()}, DType::f32);
@@ -86,7 +89,9 @@ class Worker {
     for_each_element(segment(), state.begin(), state.end(), [&](std::int64_t i, std::int64_t at) {
       const float is = state.tensor().data<float>()[at], wanted = values[static_cast<std::size_t>(i)];
       ASSERT_NEAR(is, wanted, tolerance) << what << ", element " << i << " on rank " << replica_.rank();
-      if (std::abs(wanted) > tolerance) ASSERT_EQ(is < 0, wanted < 0) << what << ", element " << i;
+      if (std::abs(wanted) > tolerance) {
+        ASSERT_EQ(is < 0, wanted < 0) << what << ", element " << i;
+      }
     });
   }
   comm::Communicator& replica() { return replica_; }
@@ -108,20 +113,31 @@ class Worker {
   UpdatePipeline pipeline_;
 };
 
-class OneBitOracle : public ::testing::TestWithParam<std::pair<int, int>> {};
+constexpr const char* adam = R"(}, "type": "OneBitAdam")";
+constexpr const char* lamb =
+    R"(, "coeff_beta": 0.8, "factor_min": 0.9, "factor_max": 1.2, "factor_threshold": 0.05}, "type": "OneBitLamb")";
+
+struct Case {
+  bool lamb;
+  int workers, shards;
+  std::string name() const { return cat(lamb ? "lamb" : "adam", ".", workers, "x", shards); }
+};
+
+class OneBitOracle : public ::testing::TestWithParam<Case> {};
 
 TEST_P(OneBitOracle, AgreesWithSimulatedWorkers) {
-  const auto [workers, shards] = GetParam();
+  const Case& one = GetParam();
+  const int workers = one.workers, shards = one.shards;
   const auto reference = test::read_reference(SHERD_SOURCE_DIR "/tests/engine/reference/one_bit.safetensors");
   comm::run_local(workers * shards, {}, [&](comm::Communicator& world) {
     const auto shard = world.split(world.rank() / shards, world.rank());
     const auto replica = world.split(world.rank() % shards, world.rank());
-    Worker worker(*shard, *replica, shards);
+    Worker worker(one.lamb ? lamb : adam, world, *shard, *replica, shards);
     for (int step = 1; step <= steps; ++step) {
       worker.step(step);
       if (step != 8 && step != 9 && step != 20 && step != 50) continue;
       const auto values = [&](const std::string& kind) {
-        return reference.at(cat(workers, "x", shards, ".", step, ".", kind)).values<float>();
+        return reference.at(cat(one.name(), ".", step, ".", kind)).values<float>();
       };
       const double tolerance = 2e-6;
       worker.expect(worker.segment().parameters(), values("fp32"), tolerance, cat("weights of step ", step));
@@ -140,9 +156,14 @@ TEST_P(OneBitOracle, AgreesWithSimulatedWorkers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OneBitOracle,
-                         ::testing::Values(std::pair(1, 1), std::pair(2, 1), std::pair(3, 1),
-                                           std::pair(2, 2)),
-                         [](const auto& info) { return cat(info.param.first, "x", info.param.second); });
+                         ::testing::Values(Case{false, 1, 1}, Case{false, 2, 1}, Case{false, 3, 1},
+                                           Case{false, 2, 2}, Case{true, 1, 1}, Case{true, 2, 1},
+                                           Case{true, 3, 1}, Case{true, 2, 2}),
+                         [](const auto& each) {
+                           std::string name = each.param.name();
+                           name[4] = '_';
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace sherd::engine

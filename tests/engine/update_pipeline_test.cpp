@@ -110,6 +110,7 @@ Played play(const std::vector<UpdateChunk>& chunks, int buffers, bool pipeline_r
         break;
       case Op::measure:
       case Op::compress:
+      case Op::refresh:
       case Op::direct:
       case Op::norms:
       case Op::whole:
@@ -135,23 +136,27 @@ TEST(PlanUpdate, UpdatesEveryChunkOnceInOrder) {
 TEST(PlanUpdate, PhasesOfARuleFollowEachOther) {
   using optim::Phase;
   static constexpr Phase with_norms[] = {Phase::parameter_norms, Phase::elementwise};
-  static constexpr Phase whole[] = {Phase::whole_parameters};
+  static constexpr Phase exchanging[] = {Phase::compress, Phase::exchange, Phase::elementwise};
+  static constexpr Phase refreshing[] = {Phase::compress, Phase::exchange, Phase::refresh,
+                                         Phase::elementwise};
   const std::vector<UpdateChunk> chunks{{nullptr, 0, 1, true, false, with_norms},
                                         {nullptr, 1, 2, true, true, with_norms},
                                         {nullptr, 0, 1, false, true},
-                                        {nullptr, 0, 1, true, true, optim::momentum_phases},
-                                        {nullptr, 0, 1, false, true, whole}};
-  const std::vector<optim::Description> rules{{.phases = {with_norms[0], with_norms[1]}}, {}};
+                                        {nullptr, 0, 1, true, true, exchanging},
+                                        {nullptr, 0, 1, false, true, refreshing}};
+  std::vector<optim::Description> rules(2);
+  rules[0].phases = {with_norms[0], with_norms[1]};
   const std::vector<UpdateInstruction> expected{
-      {Op::read, 0, 0, 0},      {Op::read, 1, 1, 0},    {Op::measure, 0, 0, 0},  {Op::read, 3, 0, 0},
-      {Op::measure, 1, 1, 0},   {Op::update, 2, -1, 0}, {Op::compress, 3, 0, 0}, {Op::write, 3, 0, 0},
-      {Op::whole, 4, -1, 0},    {Op::norms, 5, -1, 0},  {Op::read, 0, 0, 1},     {Op::read, 1, 1, 1},
-      {Op::update, 0, 0, 1},    {Op::write, 0, 0, 1},   {Op::update, 1, 1, 1},   {Op::write, 1, 1, 1},
-      {Op::exchange, 3, -1, 1}, {Op::read, 3, 0, 2},    {Op::update, 3, 0, 2},   {Op::write, 3, 0, 2}};
+      {Op::compress, 4, -1, 0}, {Op::read, 3, 0, 0},      {Op::compress, 3, 0, 0}, {Op::write, 3, 0, 0},
+      {Op::exchange, 4, -1, 1}, {Op::read, 0, 0, 0},      {Op::read, 1, 1, 0},     {Op::measure, 0, 0, 0},
+      {Op::measure, 1, 1, 0},   {Op::exchange, 3, -1, 1}, {Op::refresh, 4, -1, 2}, {Op::norms, 5, -1, 0},
+      {Op::read, 0, 0, 1},      {Op::read, 1, 1, 1},      {Op::update, 0, 0, 1},   {Op::write, 0, 0, 1},
+      {Op::read, 3, 0, 2},      {Op::update, 1, 1, 1},    {Op::write, 1, 1, 1},    {Op::update, 2, -1, 0},
+      {Op::update, 3, 0, 2},    {Op::write, 3, 0, 2},     {Op::update, 4, -1, 3}};
   EXPECT_EQ(plan_update(chunks, 2, true, true, rules), expected);
   // A rank without chunks of such a rule adds up, too.
   EXPECT_EQ(plan_update(std::span(chunks).subspan(2, 1), 2, true, true, rules),
-            (std::vector<UpdateInstruction>{{Op::update, 0, -1, 0}, {Op::norms, 1, -1, 0}}));
+            (std::vector<UpdateInstruction>{{Op::norms, 1, -1, 0}, {Op::update, 0, -1, 0}}));
 }
 
 /// Segments 1 and 2 are one batch, segment 3 another; reads go ahead over what stands between passes.

@@ -25,7 +25,9 @@ double measured(const Hyper& h, int step, double p, double g, double m, double v
   if (h.type == OptimizerType::lars) return g;
   m = h.beta1 * m + (1 - h.beta1) * g;
   v = h.beta2 * v + (1 - h.beta2) * g * g;
-  const double c1 = 1 - std::pow(h.beta1, step), c2 = 1 - std::pow(h.beta2, step);
+  const bool corrects = h.type != OptimizerType::onebitlamb;
+  const double c1 = corrects ? 1 - std::pow(h.beta1, step) : 1,
+               c2 = corrects ? 1 - std::pow(h.beta2, step) : 1;
   return m / c1 / (std::sqrt(v / c2) + h.eps) + h.weight_decay * p;
 }
 

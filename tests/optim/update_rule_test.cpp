@@ -366,9 +366,17 @@ TEST(UpdateRule, DescribesItself) {
                                                      {"worker_error", 0, Held::by_each},
                                                      {"server_error", 0, Held::by_one_of_them}});
   exchanged.freeze_step = 7;
+  exchanged.frozen_phases = {Phase::compress, Phase::exchange, Phase::elementwise};
   EXPECT_EQ(describe(one_bit), exchanged);
   EXPECT_FALSE(exchanged.exchanges_momentum(7));
   EXPECT_TRUE(exchanged.exchanges_momentum(8));
+  one_bit.type = OptimizerType::onebitlamb;
+  exchanged.type = "OneBitLamb";
+  exchanged.states.insert(exchanged.states.begin() + 2, {.name = "exp_avg_sq_fresh", .fresh = true});
+  exchanged.phases = {Phase::parameter_norms, Phase::elementwise};
+  exchanged.frozen_phases = {Phase::compress, Phase::exchange, Phase::refresh, Phase::elementwise};
+  EXPECT_EQ(describe(one_bit), exchanged);
+  EXPECT_TRUE(measures(exchanged) && refreshes(exchanged));
   Description muon = elementwise("Muon", {{"momentum_buffer"}});
   muon.phases = {Phase::direction, Phase::whole_parameters, Phase::elementwise};
   EXPECT_EQ(describe(config::default_rule(OptimizerType::muon)), muon);
@@ -392,8 +400,8 @@ TEST(UpdateRule, OneRuleServesEachOptimizer) {
     const std::vector<int> states = states_of_those_that_serve(h, Rules{});
     ASSERT_EQ(states.size(), 1u) << config::name_of(h.type);
     const std::vector<State> kept = describe(h).states;  // that a pass takes, which come first
-    const auto taken =
-        std::find_if(kept.begin(), kept.end(), [](const State& s) { return s.held != Held::by_all; });
+    const auto taken = std::find_if(kept.begin(), kept.end(),
+                                    [](const State& s) { return s.held != Held::by_all || s.fresh; });
     EXPECT_EQ(taken - kept.begin(), states[0]);
     EXPECT_EQ(describe(h).states.empty(), !h.keeps_states());
     EXPECT_EQ(describe(h).type, config::name_of(h.type));

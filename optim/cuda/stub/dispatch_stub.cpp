@@ -22,6 +22,10 @@ void split_on_gpu(device::Device&, const float*, void*, std::uint16_t*, std::int
 void join_on_gpu(device::Device&, const void*, const std::uint16_t*, float*, std::int64_t) {
   refuse();
 }
+void refresh_on_gpu(device::Device&, const FrozenLamb&, const SpanUpdate&, const float*, float*, bool,
+                    const RefreshResults&) {
+  refuse();
+}
 void round_on_gpu(device::Device&, const float*, void*, DType, std::int64_t) {
   refuse();
 }

@@ -158,7 +158,7 @@ void Checkpoints::save(const std::string& directory, const std::string& tag, con
   try {
     const auto sums = gather_results(*engine_.dist_, "checkpoint checksums", [&] {
       require_shared(partial);
-      write_rank_file(mine, engine_.sharded(), engine_.device(), save_id);
+      write_rank_file(mine, engine_.sharded(), engine_.device(), save_id, engine_.optimizer_->norms().save());
       return checksum_file(mine);
     });
     gather_results(*engine_.dist_, "checkpoint published", [&] {
@@ -314,6 +314,7 @@ ClientState Checkpoints::load(const std::string& directory, const std::string& t
   engine_.update_->poison(cat("loading ", reader.folder().string(), " has ended half-way"));
   gather_results(*engine_.dist_, "checkpoint read", [&] {
     read_states(reader, engine_.sharded(), Kinds::all, engine_.device());
+    engine_.optimizer_->norms().restore(reader.learned());
     keep_tokenizer(reader, tokens_);
     return true;
   });

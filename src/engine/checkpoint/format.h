@@ -38,6 +38,10 @@ std::string rank_file(int rank);
 /// Key in the metadata of a rank's file of the act of saving.
 inline constexpr const char* save_id_key = "sherd.save";
 
+/// Before a parameter's name, key in the metadata of a rank's file of what its optimizer has learned of the
+/// whole parameter (ParameterNorms::save()). Files that have the same one agree.
+inline constexpr const char* learned_prefix = "sherd.learned.";
+
 /// The formats that a manifest can name, after this; the newest is written.
 inline constexpr std::string_view format_prefix = "sherd-checkpoint-";
 inline constexpr int newest_format = 3, first_sealed_format = 2, first_sliced_format = 3;

@@ -187,6 +187,15 @@ bool CheckpointReader::holds(const std::string& kind, const std::string& paramet
   return content_->pieces.holds(kind + "." + parameter);
 }
 
+std::map<std::string, std::string> CheckpointReader::learned() const {
+  std::map<std::string, std::string> out;
+  const std::string prefix = learned_prefix;
+  for (const SafetensorsFile& file : content_->files)
+    for (const auto& [key, text] : file.metadata())
+      if (key.starts_with(prefix)) out[key.substr(prefix.size())] = text;
+  return out;
+}
+
 void CheckpointReader::read(const std::string& kind, const std::string& parameter, const tensor::Slice& slice,
                             std::int64_t begin, const tensor::Tensor& to) const {
   const std::string name = kind + "." + parameter;

@@ -15,9 +15,11 @@ using sharding::Piece;
 using tensor::Tensor;
 
 void write_rank_file(const std::filesystem::path& path, const sharding::ShardedModel& model,
-                     device::Device& device, const std::string& save_id) {
+                     device::Device& device, const std::string& save_id,
+                     const std::map<std::string, std::string>& learned) {
   std::vector<SafetensorsSpec> specs;
   std::map<std::string, std::string> metadata{{save_id_key, save_id}};
+  for (const auto& [parameter, text] : learned) metadata[learned_prefix + parameter] = text;
   const auto each = [&](const auto& visit) {
     for_each_piece(model, Kinds::all, Extent::written,
                    [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {

@@ -142,16 +142,22 @@ TEST_F(GpuTraining, has_the_same_bits_at_every_stage_on_several_ranks) {
 
 /// The processor packs momentum, updates, and hands new parameters back.
 TEST_F(GpuTraining, replicas_exchange_momentum_that_the_processor_packs) {
-  RunSpec spec = on_gpu();
-  spec.ranks = 2, spec.shard_size = 1, spec.stage = 1, spec.steps = 4;
-  spec.optimizer =
-      R"("type": "OneBitAdam", "params": {"lr": 0.003, "weight_decay": 0.1, "freeze_step": 2, "eps": 1e-4})";
-  spec.offload_optimizer = "cpu";
-  const auto expected = train_local(spec).bits();
-  spec.offload_optimizer = "nvme", spec.nvme_path = folder.path(), spec.stage = 2;
-  EXPECT_TRUE(train_local(spec).bits() == expected);
-  spec.offload_optimizer = "none";
-  sherd::testing::expect_error(ErrorKind::config, "offload_optimizer", [&] { train_local(spec); });
+  for (const std::string type : {"OneBitAdam", "OneBitLamb"}) {
+    RunSpec spec = on_gpu();
+    spec.ranks = 2, spec.shard_size = 1, spec.stage = 1, spec.steps = 4;
+    spec.optimizer = cat(R"("type": ")", type,
+                         R"(", "params": {"lr": 0.003, "weight_decay": 0.1, "freeze_step": 2, "eps": 1e-4})");
+    spec.offload_optimizer = "cpu";
+    const auto expected = train_local(spec).bits();
+    spec.offload_optimizer = "nvme", spec.nvme_path = folder.path(), spec.stage = 2;
+    EXPECT_TRUE(train_local(spec).bits() == expected) << type;
+    spec.offload_optimizer = "none";
+    sherd::testing::expect_error(ErrorKind::config, "offload_optimizer", [&] { train_local(spec); });
+    spec.ranks = 1;  // who has nobody to send anything to
+    const auto alone = train_local(spec).bits();
+    spec.offload_optimizer = "cpu";
+    EXPECT_TRUE(train_local(spec).bits() == alone) << type;
+  }
 }
 
 /// Tensor ranks with sequence parallelism, and both ways of context parallelism.

@@ -1,0 +1,133 @@
+#include "optim/one_bit_lamb.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "base/error.h"
+#include "device/device.h"
+#include "optim/cuda/dispatch.h"
+#include "optim/isa/update_plan.h"
+#include "optim/split_master.h"
+
+namespace sherd::optim {
+namespace {
+
+using device::Category;
+using tensor::Tensor;
+
+constexpr std::int64_t word = 64;
+/// Elements that a thread takes at once; whose weights it joins at once; that a GPU takes at once.
+constexpr std::int64_t grain = 1 << 15, piece = 2048, piece_on_gpu = std::int64_t{1} << 20;
+
+void check(const SpanUpdate& span, const float* fresh, const Hyper& hyper) {
+  require(hyper.type == config::OptimizerType::onebitlamb, "refresh_variance: ", config::name_of(hyper.type),
+          " has no fresh variance");
+  require(span.moment_dtype == DType::f32, "refresh_variance: takes fp32 moments, not ",
+          name_of(span.moment_dtype));
+  require(span.n == 0 || (span.moments[0] && span.moments[1] && fresh), "refresh_variance: no memory for ",
+          span.n, " elements");
+}
+
+/// The fp32 weights of a part of a span, which `room` has space for.
+const float* weights_of(CpuIsa isa, const SpanUpdate& part, float* room, Arena& arena) {
+  if (!part.low) return part.master;
+  join_master_with(isa, part.param, part.low, room, part.n, arena);
+  return room;
+}
+
+/// What a GPU makes of a piece of a span.
+struct Room {
+  Room(device::Device& device, std::int64_t elements)
+      : most(std::min(elements, piece_on_gpu)),
+        weights(Tensor::empty(device, {most}, DType::f32, Category::workspace)),
+        directions(Tensor::empty(device, {most}, DType::f32, Category::workspace)),
+        updates(Tensor::empty(device, {most}, DType::f32, Category::workspace)),
+        ratio(Tensor::empty(device, {1}, DType::f32, Category::workspace)) {}
+  std::int64_t most;
+  Tensor weights, directions, updates, ratio;
+};
+
+}  // namespace
+
+void remember(const Hyper& hyper, double trust, TrustMemory& memory) {
+  if (trust != 1) memory.mean = hyper.coeff_beta * memory.mean + (1 - hyper.coeff_beta) * trust;
+}
+
+double frozen_trust(const Hyper& hyper, double direction, double update, double ratio, TrustMemory& memory) {
+  const double part = update > direction ? direction / update : 1.0;
+  const double near = std::clamp(ratio * part + 1 - part, hyper.factor_min, hyper.factor_max);
+  memory.factor = std::clamp(near, memory.factor * (1 - hyper.factor_threshold),
+                             memory.factor * (1 + hyper.factor_threshold));
+  return (memory.mean == 0 ? 1 : memory.mean) * memory.factor;
+}
+
+void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh, bool first,
+                      const Hyper& hyper, Arena& arena, NormSums& sums) {
+  refresh_variance_with(cpu_isa(), span, agreed, fresh, first, hyper, arena, sums);
+}
+
+void refresh_variance_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh,
+                           bool first, const Hyper& hyper, Arena& arena, NormSums& sums) {
+  check(span, fresh, hyper);
+  const OneBitTable& table = one_bit_table(isa);
+  const auto refresh = agreed ? table.refresh_agreed : table.refresh[grad_index(span.grad_dtype)];
+  const FrozenLamb rule = FrozenLamb::make(hyper, span.decay);
+  std::mutex mutex;  // guards `sums`; the order of additions does not show in an exact sum
+  arena.parallel_for(span.n, grain, [&](std::int64_t begin, std::int64_t end) {
+    alignas(64) float room[piece];
+    double directions[piece / word], updates[piece / word];
+    NormSums mine;
+    for (std::int64_t at = begin; at < end; at += piece) {
+      const SpanUpdate part = part_of(span, at, std::min(piece, end - at));
+      FrozenRun run{};
+      run.source = part.grad, run.factor = static_cast<float>(span.grad_factor);
+      if (agreed) {
+        run.source = agreed->signs + at / word, run.factor = agreed->scale;
+        run.error = agreed->error + at, run.settled = agreed->settled;
+      }
+      run.momentum = static_cast<float*>(part.moments[0]);
+      run.variance = static_cast<const float*>(part.moments[1]);
+      run.fresh = fresh + at, run.fresh_before = first ? run.variance : run.fresh;
+      run.weight = weights_of(isa, part, room, arena);
+      run.direction = directions, run.update = updates, run.n = part.n;
+      mine.ratio = std::max(mine.ratio, refresh(rule, run));
+      const auto blocks = static_cast<std::size_t>((part.n + word - 1) / word);
+      mine.weight.add(std::span<const double>(directions).first(blocks));
+      mine.measured.add(std::span<const double>(updates).first(blocks));
+    }
+    const std::lock_guard lock(mutex);
+    sums.weight.add(mine.weight), sums.measured.add(mine.measured);
+    sums.ratio = std::max(sums.ratio, mine.ratio);
+  });
+}
+
+void refresh_variance(const SpanUpdate& span, float* fresh, bool first, const Hyper& hyper,
+                      tensor::Kernels& kernels, NormSums& sums) {
+  device::Device& device = kernels.device();
+  if (span.n == 0) return;
+  if (!on_gpu(device, span.grad))
+    return refresh_variance(span, nullptr, fresh, first, hyper, device.arena(), sums);
+  check(span, fresh, hyper);
+  const Room room(device, span.n);
+  kernels.fill(room.ratio, 0);
+  for (std::int64_t at = 0; at < span.n; at += room.most) {
+    const SpanUpdate part = part_of(span, at, std::min(room.most, span.n - at));
+    const float* weights = part.master;
+    if (part.low) {
+      weights = room.weights.data<float>();
+      join_on_gpu(device, part.param, part.low, room.weights.data<float>(), part.n);
+    }
+    refresh_on_gpu(device, FrozenLamb::make(hyper, span.decay), part, weights, fresh + at, first,
+                   {room.directions.data<float>(), room.updates.data<float>(), room.ratio.data<float>()});
+    kernels.sum_of_squares(room.directions.range(0, part.n), sums.weight);
+    kernels.sum_of_squares(room.updates.range(0, part.n), sums.measured);
+  }
+  sums.ratio = std::max(sums.ratio, *tensor::to_host(device, room.ratio).data<float>());
+}
+
+void book_refresh(device::Device& device, std::int64_t elements) {
+  const Room booked(device, elements);
+}
+
+}  // namespace sherd::optim

@@ -1,0 +1,49 @@
+#pragma once
+
+#include "optim/one_bit.h"
+#include "optim/parameter_norms.h"
+
+// What 1-bit LAMB does behind its freeze_step (Li et al., "1-bit LAMB: communication efficient large-scale
+// large-batch training with LAMB's convergence speed", 2022, algorithm 1): trust ratios that replicas cannot
+// know without their gradients are made from those of before and from how much variances have changed since.
+
+namespace sherd::optim {
+
+/// What is kept of a logical parameter from step to step.
+struct TrustMemory {
+  double mean = 0;    ///< of its trust ratios up to freeze_step; 0: there was none but 1
+  double factor = 1;  ///< on that, of the step before
+  bool operator==(const TrustMemory&) const = default;
+};
+
+/// Up to freeze_step: takes a step's trust ratio into the mean, coeff_beta of which stays. Of 1, which stands
+/// for norms of 0, nothing is learned.
+void remember(const Hyper& hyper, double trust, TrustMemory& memory);
+
+/// Behind it: mean·f, the trust ratio of this step. From the norms of m/(√v + eps) and of that + wd·p, ρ =
+/// min(1, their quotient), and the largest (√v + eps)/(√w + eps), w the fresh variance, f = ratio·ρ + 1 − ρ,
+/// within [factor_min, factor_max] and factor_threshold of the one before. Where there is no mean, as all
+/// trust ratios were 1, it is 1.
+double frozen_trust(const Hyper& hyper, double direction, double update, double ratio, TrustMemory& memory);
+
+/// The pass that takes the momentum of the step, in place, refreshes the variance, and adds to `sums` what
+/// frozen_trust() needs: squares of directions as those of weights, of updates as measured, and the largest
+/// ratio. The momentum is what replicas `agreed` on, or comes from the span's gradient where that is null.
+/// `fresh`: as many elements as the span; `first`: it begins as the variance. Processor only; spans cut at
+/// multiples of 64, threads and instruction sets give the same bits.
+void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh, bool first,
+                      const Hyper& hyper, Arena& arena, NormSums& sums);
+
+/// The same with the loops of one instruction set, which the processor must have; for tests.
+void refresh_variance_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh,
+                           bool first, const Hyper& hyper, Arena& arena, NormSums& sums);
+
+/// The same by gradients, where the memory is, as update() of device_update.h; a GPU is waited for.
+void refresh_variance(const SpanUpdate& span, float* fresh, bool first, const Hyper& hyper,
+                      tensor::Kernels& kernels, NormSums& sums);
+
+/// Takes the memory that this does on a GPU for a span of `elements`, and gives it back: for a device that
+/// only tracks it.
+void book_refresh(device::Device& device, std::int64_t elements);
+
+}  // namespace sherd::optim

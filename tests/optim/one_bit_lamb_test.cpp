@@ -1,0 +1,162 @@
+// What 1-bit LAMB does behind its freeze_step, against plain loops over scalars, and the same bits from every
+// instruction set, however spans are cut. Whole runs are judged by tests/engine/one_bit_oracle_test.cpp.
+#include "optim/one_bit_lamb.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "optim/span_fixture.h"
+
+namespace sherd::optim {
+namespace {
+
+constexpr std::int64_t word = 64;
+
+Hyper one_bit_lamb() {
+  Hyper hyper = config::default_rule(config::OptimizerType::onebitlamb);
+  hyper.lr = 0.01, hyper.weight_decay = 0.1, hyper.freeze_step = 3, hyper.eps = 1e-6;
+  return hyper;
+}
+
+/// All memory of a pass, with signs and errors beside the span. The variance of every 13th element is 0.
+struct Pass {
+  Pass(std::size_t n, DType grads, bool split, Arena& arena)
+      : span(random_span(n, grads, DType::bf16)), fresh(n), error(n), signs((n + 63) / 64) {
+    for (std::size_t i = 0; i < n; ++i) {
+      if (i % 13 == 5) span.second.set(i, 0), span.first.set(i, 0);
+      fresh[i] = i % 13 == 5 ? 0 : std::abs(normal_at({7, 1}, i)) * 1e-4f;
+      error[i] = normal_at({7, 2}, i);
+    }
+    for (std::size_t i = 0; i < signs.size(); ++i) signs[i] = 0x123456789abcdefull * (i + 1);
+    weights = span.master;
+    if (split) span = span.as_split(arena), weights = span.joined(arena).master;
+  }
+  /// Elements from `begin` on, up to `end`.
+  void run(CpuIsa isa, bool agreed, bool first, std::int64_t begin, std::int64_t end, Arena& arena,
+           NormSums& sums) {
+    SpanUpdate update = span.update(begin, end);
+    update.grad_factor = 0.5;
+    const AgreedMomentum momentum{signs.data() + begin / word, 0.25f, error.data() + begin, 0.5f};
+    refresh_variance_with(isa, update, agreed ? &momentum : nullptr, fresh.data() + begin, first,
+                          one_bit_lamb(), arena, sums);
+  }
+
+  Span span;
+  std::vector<float> weights, fresh, error;
+  std::vector<std::uint64_t> signs;
+};
+
+void expect_formulas(std::size_t n, DType grads, bool split, bool agreed, bool first) {
+  Arena arena(2);
+  const Pass before(n, grads, split, arena);
+  for (const CpuIsa isa : every_isa()) {
+    Pass pass = before;
+    NormSums sums;
+    pass.run(isa, agreed, first, 0, static_cast<std::int64_t>(n), arena, sums);
+    double directions = 0, updates = 0;
+    float ratio = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      const float old = before.span.first.get(i), v = before.span.second.get(i);
+      float m = 0.9f * old + static_cast<float>(1 - 0.9) * (before.span.grad.get(i) * 0.5f);
+      if (agreed) m = before.signs[i / 64] >> (i % 64) & 1 ? -0.25f : 0.25f;
+      if (v == 0) m = 0;
+      ASSERT_EQ(pass.span.first.get(i), m) << i;
+      const float e = before.error[i];
+      ASSERT_EQ(pass.error[i], !agreed ? e : v == 0 ? 0 : e - (e < 0 ? -0.5f : 0.5f)) << i;
+      const float g = (m - 0.9f * old) * static_cast<float>(1 / (1 - 0.9));
+      const float fresh = 0.999f * (first ? v : before.fresh[i]) + static_cast<float>(1 - 0.999) * (g * g);
+      ASSERT_EQ(pass.fresh[i], fresh) << i;
+      const float denominator = std::sqrt(v) + 1e-6f, direction = m / denominator;
+      directions += static_cast<double>(direction) * direction;
+      const float update = direction + 0.1f * before.weights[i];
+      updates += static_cast<double>(update) * update;
+      ratio = std::max(ratio, denominator / (std::sqrt(fresh) + 1e-6f));
+    }
+    EXPECT_NEAR(sums.weight.value() / directions, 1, 1e-12);
+    EXPECT_NEAR(sums.measured.value() / updates, 1, 1e-12);
+    EXPECT_EQ(sums.ratio, ratio);
+    pass.span.first = before.span.first;
+    EXPECT_TRUE(pass.span == before.span) << "weights and variance stay";
+  }
+}
+
+TEST(OneBitLamb, RefreshesTheVarianceAndMeasuresAsAPlainLoop) {
+  for (const std::size_t n : {std::size_t{1}, std::size_t{63}, std::size_t{64}, std::size_t{40001}})
+    for (const DType grads : {DType::f32, DType::bf16, DType::f16})
+      for (const bool split : {false, true})
+        for (const bool agreed : {false, true})
+          for (const bool first : {false, true}) expect_formulas(n, grads, split, agreed, first);
+}
+
+TEST(OneBitLamb, CutsAndThreadsDoNotShow) {
+  constexpr std::int64_t n = 70000;
+  Arena one(1), two(2);
+  for (const bool agreed : {false, true}) {
+    Pass whole(n, DType::bf16, true, one), parts(n, DType::bf16, true, one);
+    NormSums of_whole, of_parts;
+    whole.run(cpu_isa(), agreed, false, 0, n, one, of_whole);
+    for (std::int64_t at = 0; at < n; at += 640)
+      parts.run(cpu_isa(), agreed, false, at, std::min(n, at + 640), two, of_parts);
+    EXPECT_TRUE(parts.span == whole.span);
+    EXPECT_TRUE(parts.fresh == whole.fresh && parts.error == whole.error);
+    EXPECT_EQ(of_parts.weight.to_words(), of_whole.weight.to_words());
+    EXPECT_EQ(of_parts.measured.to_words(), of_whole.measured.to_words());
+    EXPECT_EQ(of_parts.ratio, of_whole.ratio);
+  }
+}
+
+/// A parameter whose ratios are all below 1: what fills up its last block has none.
+TEST(OneBitLamb, TheLargestRatioIsAnElements) {
+  Arena arena(1);
+  Pass pass(70, DType::f32, false, arena);
+  for (std::size_t i = 0; i < 70; ++i) pass.span.second.set(i, 1e-4f), pass.fresh[i] = 1;
+  NormSums sums;
+  pass.run(cpu_isa(), true, false, 0, 70, arena, sums);
+  EXPECT_GT(sums.ratio, 0);
+  EXPECT_LT(sums.ratio, 0.011);
+}
+
+TEST(OneBitLamb, LearnsTrustRatiosUpToTheFreezeStep) {
+  Hyper hyper = one_bit_lamb();
+  hyper.coeff_beta = 0.75;
+  TrustMemory memory;
+  remember(hyper, 1, memory);  // of norms of 0
+  EXPECT_EQ(memory, (TrustMemory{0, 1}));
+  remember(hyper, 4, memory);
+  remember(hyper, 2, memory);
+  EXPECT_EQ(memory, (TrustMemory{1.25, 1}));  // 0.75·1 + 0.25·2
+}
+
+TEST(OneBitLamb, FollowsVariancesWithinItsBounds) {
+  Hyper hyper = one_bit_lamb();
+  hyper.factor_min = 0.5, hyper.factor_max = 2, hyper.factor_threshold = 0.25;
+  TrustMemory memory{3, 1};
+  EXPECT_EQ(frozen_trust(hyper, 1, 2, 1.25, memory), 3 * 1.125);  // half of the step is direction
+  EXPECT_EQ(memory.factor, 1.125);
+  EXPECT_EQ(frozen_trust(hyper, 1, 1, 1.25, memory), 3 * 1.25);
+  EXPECT_EQ(frozen_trust(hyper, 2, 1, 1.25, memory), 3 * 1.25) << "decay made the step smaller";
+  EXPECT_EQ(frozen_trust(hyper, 1, 1, 9, memory), 3 * 1.5625) << "a quarter more at most";
+  EXPECT_EQ(frozen_trust(hyper, 1, 1, 9, memory), 3 * 1.953125);
+  EXPECT_EQ(frozen_trust(hyper, 1, 1, 9, memory), 3 * 2.0) << "factor_max";
+  for (int i = 0; i < 5; ++i) frozen_trust(hyper, 1, 1, 0.01, memory);
+  EXPECT_EQ(memory.factor, 0.5) << "factor_min";
+  EXPECT_EQ(frozen_trust(hyper, 0, 0, 1, memory), 3 * 0.625) << "nothing moves";
+  memory = {};
+  EXPECT_EQ(frozen_trust(hyper, 1, 1, 1, memory), 1) << "nothing was learned";
+}
+
+TEST(OneBitLamb, RefusesOtherRulesAndStates) {
+  Arena arena(1);
+  Span span = random_span(8, DType::f32, DType::f32),
+       rounded = random_span(8, DType::f32, DType::f32, DType::bf16);
+  float fresh[8] = {};
+  NormSums sums;
+  const Hyper lamb = config::default_rule(config::OptimizerType::lamb);
+  EXPECT_THROW(refresh_variance(span.all(), nullptr, fresh, false, lamb, arena, sums), Error);
+  EXPECT_THROW(refresh_variance(rounded.all(), nullptr, fresh, false, one_bit_lamb(), arena, sums), Error);
+  EXPECT_THROW(refresh_variance(span.all(), nullptr, nullptr, false, one_bit_lamb(), arena, sums), Error);
+}
+
+}  // namespace
+}  // namespace sherd::optim

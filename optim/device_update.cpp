@@ -34,6 +34,10 @@ bool FiniteCheck::finite() {
   return std::exchange(*word_of(memory_), 0u) == 0;
 }
 
+void FiniteCheck::fail() {
+  *word_of(memory_) = 1;
+}
+
 void update(std::span<const SpanUpdate> spans, const Hyper& hyper, std::int64_t step, device::Device& device,
             FiniteCheck& check) {
   unsigned* not_finite = word_of(check.memory_);
@@ -42,7 +46,7 @@ void update(std::span<const SpanUpdate> spans, const Hyper& hyper, std::int64_t 
     if (on_gpu(device, span.grad))
       queued.push_back({plan_span(span, hyper, step), span});
     else if (!update(span, hyper, step, device.arena()))
-      *not_finite = 1;
+      check.fail();
   }
   if (queued.empty()) return;
   update_on_gpu(device, queued, not_finite);

@@ -21,6 +21,8 @@ class FiniteCheck {
   /// Waits for the series where it was given to a GPU, not for later work, and begins anew. False when an
   /// updated weight, its 16-bit form or a moment became NaN or infinite (update_rule.h).
   bool finite();
+  /// What the processor found: something is not finite.
+  void fail();
 
  private:
   friend void update(std::span<const SpanUpdate>, const Hyper&, std::int64_t, device::Device&, FiniteCheck&);

@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "optim/isa/update_plan.h"
+#include "device/device.h"
+#include "optim/cuda/dispatch.h"
 
 namespace sherd::optim {
 namespace {
@@ -14,6 +15,12 @@ namespace {
 constexpr std::int64_t word = 64;
 /// Elements that a thread takes at once, and whose squares it adds up at once.
 constexpr std::int64_t grain = 1 << 16, piece = 1 << 14;
+
+/// Memory of a device as a tensor.
+tensor::Tensor at(float* data, std::int64_t n) {
+  const device::Block block{reinterpret_cast<std::byte*>(data), static_cast<std::size_t>(n) * sizeof(float)};
+  return tensor::Tensor::view_of(device::Storage(block, nullptr), 0, {n}, DType::f32);
+}
 
 /// Runs pass(begin, end, room for the squares of its blocks of 64) over all elements, and adds the squares
 /// up.
@@ -64,23 +71,42 @@ void compress_momentum_with(CpuIsa isa, const MomentumSpan& span, Arena& arena, 
   });
 }
 
-void average_momentum(std::span<const std::uint64_t* const> signs, std::span<const float> scales,
-                      float* error, std::uint64_t* result, std::int64_t n, Arena& arena,
-                      tensor::ExactSum& squares) {
-  average_momentum_with(cpu_isa(), signs, scales, error, result, n, arena, squares);
+void compress_momentum(const MomentumSpan& span, tensor::Kernels& kernels, tensor::ExactSum& squares) {
+  device::Device& device = kernels.device();
+  if (!on_gpu(device, span.error)) return compress_momentum(span, device.arena(), squares);
+  compress_on_gpu(device, span);
+  if (span.n > 0) kernels.sum_of_squares(at(span.error, span.n), squares);
 }
 
-void average_momentum_with(CpuIsa isa, std::span<const std::uint64_t* const> signs,
-                           std::span<const float> scales, float* error, std::uint64_t* result, std::int64_t n,
-                           Arena& arena, tensor::ExactSum& squares) {
-  require(!signs.empty() && signs.size() == scales.size(), "average_momentum: the signs of ", signs.size(),
-          " replicas and the scales of ", scales.size());
+void average_momentum(const SentMomentum& sent, float* error, std::uint64_t* result, std::int64_t n,
+                      Arena& arena, tensor::ExactSum& squares) {
+  average_momentum_with(cpu_isa(), sent, error, result, n, arena, squares);
+}
+
+void average_momentum_with(CpuIsa isa, const SentMomentum& sent, float* error, std::uint64_t* result,
+                           std::int64_t n, Arena& arena, tensor::ExactSum& squares) {
+  require(sent.replicas > 0, "average_momentum: of no replicas");
+  std::vector<float> scales;
+  const auto from = [&](const auto* first, int replica) {
+    return reinterpret_cast<decltype(first)>(reinterpret_cast<const std::byte*>(first) +
+                                             replica * sent.stride);
+  };
+  for (int replica = 0; replica < sent.replicas; ++replica) scales.push_back(*from(sent.scale, replica));
   summed(n, arena, squares, [&](std::int64_t begin, std::int64_t end, double* blocks) {
-    std::vector<const std::uint64_t*> from(signs.begin(), signs.end());
-    for (const std::uint64_t*& words : from) words += begin / word;
-    one_bit_table(isa).average(from.data(), scales.data(), static_cast<int>(from.size()), error + begin,
+    std::vector<const std::uint64_t*> signs;
+    for (int replica = 0; replica < sent.replicas; ++replica)
+      signs.push_back(from(sent.signs, replica) + begin / word);
+    one_bit_table(isa).average(signs.data(), scales.data(), sent.replicas, error + begin,
                                result + begin / word, blocks, end - begin);
   });
+}
+
+void average_momentum(const SentMomentum& sent, float* error, std::uint64_t* result, std::int64_t n,
+                      tensor::Kernels& kernels, tensor::ExactSum& squares) {
+  device::Device& device = kernels.device();
+  if (!on_gpu(device, error)) return average_momentum(sent, error, result, n, device.arena(), squares);
+  average_on_gpu(device, sent, error, result, n);
+  if (n > 0) kernels.sum_of_squares(at(error, n), squares);
 }
 
 float one_bit_scale(const tensor::ExactSum& squares, std::int64_t n) {
@@ -91,6 +117,29 @@ void settle_error(float* error, float scale, std::int64_t n, Arena& arena) {
   arena.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
     one_bit_table(cpu_isa()).settle(error + begin, scale, end - begin);
   });
+}
+
+AgreedMomentum part_of(const AgreedMomentum& momentum, std::int64_t begin) {
+  return {momentum.signs + begin / word, momentum.scale, momentum.error + begin, momentum.settled};
+}
+
+void settle_error(float* error, float scale, std::int64_t n, device::Device& device) {
+  if (!on_gpu(device, error)) return settle_error(error, scale, n, device.arena());
+  settle_on_gpu(device, error, scale, n);
+}
+
+void update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const Hyper& hyper,
+                   std::int64_t step, device::Device& device, FiniteCheck& check) {
+  if (!on_gpu(device, momentum.error)) {
+    if (!update_agreed(span, momentum, hyper, step, device.arena())) check.fail();
+    return;
+  }
+  // In place of the momentum, which is read no more; then as if that were a gradient.
+  take_on_gpu(device, momentum, static_cast<const float*>(span.moments[1]),
+              static_cast<float*>(span.moments[0]), span.n);
+  SpanUpdate taken = span;
+  taken.grad = span.moments[0], taken.grad_dtype = DType::f32, taken.grad_factor = 1, taken.agreed = true;
+  update(std::span(&taken, 1), hyper, step, device, check);
 }
 
 bool update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const Hyper& hyper,

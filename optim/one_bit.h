@@ -1,16 +1,18 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
-#include "optim/update_rule.h"
+#include "optim/device_update.h"
 #include "tensor/exact_sum.h"
+#include "tensor/kernels.h"
 
 // Momentum that replicas exchange as one bit per element (Tang et al., "1-bit Adam: communication efficient
 // large-scale training with Adam's convergence speed", 2021). A run of elements travels as signs and one
 // scale, ‖x‖/√n, and what that leaves out, the error, is added to what travels next. Signs are words of 64:
-// bit i is 1 where element i is negative, and what fills up the last word is not. Everything here is on the
-// processor; spans cut at multiples of 64, threads and instruction sets give the same bits.
+// bit i is 1 where element i is negative, and what fills up the last word is not. Spans cut at multiples of
+// 64, threads, instruction sets and GPUs give the same bits. What takes an Arena is done by the processor;
+// what takes Kernels, or a Device, where the memory is: a GPU's is queued, and waited for where there are
+// sums.
 
 namespace sherd::optim {
 
@@ -30,17 +32,30 @@ struct MomentumSpan {
 /// `squares`. settle_error() takes away what did travel.
 void compress_momentum(const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares);
 
-/// What replicas have sent of a run, added up by the one that serves it: error ← error + mean over replicas
-/// of ±scale, in their order; `result`: its signs. Adds the squares to `squares`.
-void average_momentum(std::span<const std::uint64_t* const> signs, std::span<const float> scales,
-                      float* error, std::uint64_t* result, std::int64_t n, Arena& arena,
-                      tensor::ExactSum& squares);
+void compress_momentum(const MomentumSpan& span, tensor::Kernels& kernels, tensor::ExactSum& squares);
+
+/// What replicas have sent of a run: the first one's, and those of the others `stride` bytes after each
+/// other.
+struct SentMomentum {
+  const std::uint64_t* signs = nullptr;
+  const float* scale = nullptr;
+  std::int64_t stride = 0;
+  int replicas = 0;
+};
+
+/// That, added up by the one that serves the run: error ← error + mean over replicas of ±scale, in their
+/// order; `result`: its signs. Adds the squares to `squares`.
+void average_momentum(const SentMomentum& sent, float* error, std::uint64_t* result, std::int64_t n,
+                      Arena& arena, tensor::ExactSum& squares);
+void average_momentum(const SentMomentum& sent, float* error, std::uint64_t* result, std::int64_t n,
+                      tensor::Kernels& kernels, tensor::ExactSum& squares);
 
 /// ‖x‖/√n.
 float one_bit_scale(const tensor::ExactSum& squares, std::int64_t n);
 
 /// error ← error − scale·sign(error): what has travelled is no error.
 void settle_error(float* error, float scale, std::int64_t n, Arena& arena);
+void settle_error(float* error, float scale, std::int64_t n, device::Device& device);
 
 /// What replicas agreed on for a run, or for a part of it that begins at a multiple of 64.
 struct AgreedMomentum {
@@ -50,17 +65,22 @@ struct AgreedMomentum {
   float settled = 0;
 };
 
+/// From element `begin` of it on, a multiple of 64.
+AgreedMomentum part_of(const AgreedMomentum& momentum, std::int64_t begin);
+
 /// update() by the momentum that replicas agreed on, in place of a gradient (OneBitAdam behind its
 /// freeze_step): `span` has no gradient and fp32 moments. Where the variance is 0, as no gradient came before
 /// it froze, there is neither momentum nor error: one bit cannot say so.
 bool update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const Hyper& hyper,
                    std::int64_t step, Arena& arena);
+/// The same; `check` tells whether what was written is finite.
+void update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const Hyper& hyper,
+                   std::int64_t step, device::Device& device, FiniteCheck& check);
 
 /// These with the loops of one instruction set, which the processor must have; for tests.
 void compress_momentum_with(CpuIsa isa, const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares);
-void average_momentum_with(CpuIsa isa, std::span<const std::uint64_t* const> signs,
-                           std::span<const float> scales, float* error, std::uint64_t* result, std::int64_t n,
-                           Arena& arena, tensor::ExactSum& squares);
+void average_momentum_with(CpuIsa isa, const SentMomentum& sent, float* error, std::uint64_t* result,
+                           std::int64_t n, Arena& arena, tensor::ExactSum& squares);
 bool update_agreed_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum& momentum,
                         const Hyper& hyper, std::int64_t step, Arena& arena);
 

@@ -83,8 +83,9 @@ void refresh_variance_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomen
       FrozenRun run{};
       run.source = part.grad, run.factor = static_cast<float>(span.grad_factor);
       if (agreed) {
-        run.source = agreed->signs + at / word, run.factor = agreed->scale;
-        run.error = agreed->error + at, run.settled = agreed->settled;
+        const AgreedMomentum here = part_of(*agreed, at);
+        run.source = here.signs, run.factor = here.scale;
+        run.error = here.error, run.settled = here.settled;
       }
       run.momentum = static_cast<float*>(part.moments[0]);
       run.variance = static_cast<const float*>(part.moments[1]);
@@ -102,12 +103,12 @@ void refresh_variance_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomen
   });
 }
 
-void refresh_variance(const SpanUpdate& span, float* fresh, bool first, const Hyper& hyper,
-                      tensor::Kernels& kernels, NormSums& sums) {
+void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh, bool first,
+                      const Hyper& hyper, tensor::Kernels& kernels, NormSums& sums) {
   device::Device& device = kernels.device();
   if (span.n == 0) return;
-  if (!on_gpu(device, span.grad))
-    return refresh_variance(span, nullptr, fresh, first, hyper, device.arena(), sums);
+  if (!on_gpu(device, fresh))
+    return refresh_variance(span, agreed, fresh, first, hyper, device.arena(), sums);
   check(span, fresh, hyper);
   const Room room(device, span.n);
   kernels.fill(room.ratio, 0);
@@ -118,7 +119,9 @@ void refresh_variance(const SpanUpdate& span, float* fresh, bool first, const Hy
       weights = room.weights.data<float>();
       join_on_gpu(device, part.param, part.low, room.weights.data<float>(), part.n);
     }
-    refresh_on_gpu(device, FrozenLamb::make(hyper, span.decay), part, weights, fresh + at, first,
+    const AgreedMomentum rest = agreed ? part_of(*agreed, at) : AgreedMomentum();
+    refresh_on_gpu(device, FrozenLamb::make(hyper, span.decay), part, agreed ? &rest : nullptr, weights,
+                   fresh + at, first,
                    {room.directions.data<float>(), room.updates.data<float>(), room.ratio.data<float>()});
     kernels.sum_of_squares(room.directions.range(0, part.n), sums.weight);
     kernels.sum_of_squares(room.updates.range(0, part.n), sums.measured);

@@ -29,8 +29,7 @@ double frozen_trust(const Hyper& hyper, double direction, double update, double 
 /// The pass that takes the momentum of the step, in place, refreshes the variance, and adds to `sums` what
 /// frozen_trust() needs: squares of directions as those of weights, of updates as measured, and the largest
 /// ratio. The momentum is what replicas `agreed` on, or comes from the span's gradient where that is null.
-/// `fresh`: as many elements as the span; `first`: it begins as the variance. Processor only; spans cut at
-/// multiples of 64, threads and instruction sets give the same bits.
+/// `fresh`: as many elements as the span; `first`: it begins as the variance.
 void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh, bool first,
                       const Hyper& hyper, Arena& arena, NormSums& sums);
 
@@ -38,9 +37,9 @@ void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, floa
 void refresh_variance_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh,
                            bool first, const Hyper& hyper, Arena& arena, NormSums& sums);
 
-/// The same by gradients, where the memory is, as update() of device_update.h; a GPU is waited for.
-void refresh_variance(const SpanUpdate& span, float* fresh, bool first, const Hyper& hyper,
-                      tensor::Kernels& kernels, NormSums& sums);
+/// The same where the memory is; a GPU is waited for.
+void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh, bool first,
+                      const Hyper& hyper, tensor::Kernels& kernels, NormSums& sums);
 
 /// Takes the memory that this does on a GPU for a span of `elements`, and gives it back: for a device that
 /// only tracks it.

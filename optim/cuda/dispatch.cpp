@@ -32,8 +32,23 @@ void join_on_gpu(device::Device& device, const void* high, const std::uint16_t* 
   SHERD_CUDA::join_master(target_of(device), high, low, master, n);
 }
 void refresh_on_gpu(device::Device& device, const FrozenLamb& rule, const SpanUpdate& span,
-                    const float* weights, float* fresh, bool first, const RefreshResults& results) {
-  SHERD_CUDA::refresh_variance(target_of(device), rule, span, weights, fresh, first, results);
+                    const AgreedMomentum* agreed, const float* weights, float* fresh, bool first,
+                    const RefreshResults& results) {
+  SHERD_CUDA::refresh_variance(target_of(device), rule, span, agreed, weights, fresh, first, results);
+}
+void compress_on_gpu(device::Device& device, const MomentumSpan& span) {
+  SHERD_CUDA::compress_momentum(target_of(device), span);
+}
+void average_on_gpu(device::Device& device, const SentMomentum& sent, float* error, std::uint64_t* result,
+                    std::int64_t n) {
+  SHERD_CUDA::average_momentum(target_of(device), sent, error, result, n);
+}
+void settle_on_gpu(device::Device& device, float* error, float scale, std::int64_t n) {
+  SHERD_CUDA::settle_error(target_of(device), error, scale, n);
+}
+void take_on_gpu(device::Device& device, const AgreedMomentum& agreed, const float* variance, float* momentum,
+                 std::int64_t n) {
+  SHERD_CUDA::take_momentum(target_of(device), agreed, variance, momentum, n);
 }
 void round_on_gpu(device::Device& device, const float* master, void* to, DType dtype, std::int64_t n) {
   SHERD_CUDA::round_masters(target_of(device), master, to, dtype, n);

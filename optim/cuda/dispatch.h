@@ -3,6 +3,7 @@
 #include <span>
 
 #include "optim/isa/update_plan.h"
+#include "optim/one_bit.h"
 
 // The kernels of optim/cuda/update.h by device; optim/cuda/stub stands in where a build has none.
 
@@ -27,8 +28,19 @@ void join_on_gpu(device::Device& device, const void* high, const std::uint16_t* 
 struct RefreshResults {
   float *directions, *updates, *ratio;
 };
+/// `agreed`: null where the momentum comes from the span's gradient.
 void refresh_on_gpu(device::Device& device, const FrozenLamb& rule, const SpanUpdate& span,
-                    const float* weights, float* fresh, bool first, const RefreshResults& results);
+                    const AgreedMomentum* agreed, const float* weights, float* fresh, bool first,
+                    const RefreshResults& results);
+
+// Of optim/one_bit.h, without the sums of squares.
+void compress_on_gpu(device::Device& device, const MomentumSpan& span);
+void average_on_gpu(device::Device& device, const SentMomentum& sent, float* error, std::uint64_t* result,
+                    std::int64_t n);
+void settle_on_gpu(device::Device& device, float* error, float scale, std::int64_t n);
+/// ±scale in place of the momentum, 0 where the variance is; the error settles, and is 0 likewise.
+void take_on_gpu(device::Device& device, const AgreedMomentum& agreed, const float* variance, float* momentum,
+                 std::int64_t n);
 void round_on_gpu(device::Device& device, const float* master, void* to, DType dtype, std::int64_t n);
 
 }  // namespace sherd::optim

@@ -1,6 +1,9 @@
 #include "engine/momentum_exchange.h"
 
 #include <algorithm>
+#include <span>
+
+#include "engine/update_staging.h"
 
 namespace sherd::engine {
 
@@ -18,18 +21,19 @@ PackedMomentum::PackedMomentum(const Segment& segment, device::Device& device)
       own_(segment.groups().replica_index()) {
   const std::int64_t all = segment.update_end() - begin_;
   part_ = ((all + replicas_ - 1) / replicas_ + word - 1) / word * word;
-  std::int64_t most = 0;
   for (std::int64_t part = 0; part < replicas_; ++part) {
     std::int64_t place = 0;
     const std::int64_t from = std::min(all, part * part_), to = std::min(all, from + part_);
     for (const sharding::Piece& piece : segment.layout().pieces(begin_ + from, begin_ + to))
       runs_.push_back({piece.flat_begin, piece.flat_begin + piece.count, part, place++, {}});
-    most = std::max(most, place);
+    places_ = std::max(places_, (place + 1) / 2 * 2);  // words stay aligned
   }
-  block_bytes_ = part_ / 8 + (most + 1) / 2 * 2 * static_cast<std::int64_t>(sizeof(float));
+  block_bytes_ = part_ / 8 + places_ * static_cast<std::int64_t>(sizeof(float));
+  const device::Tier tier =
+      UpdateStaging::by_processor(segment) ? device.processor_tier() : device::Tier::device;
   for (Tensor* tensor : {&packed_, &received_})
-    *tensor = Tensor::empty(device, {replicas_ * block_bytes_}, DType::u8, device::Category::communication,
-                            device.processor_tier());
+    *tensor =
+        Tensor::empty(device, {replicas_ * block_bytes_}, DType::u8, device::Category::communication, tier);
 }
 
 std::byte* PackedMomentum::block(const Tensor& of, std::int64_t part) const {
@@ -41,15 +45,25 @@ std::uint64_t* PackedMomentum::signs(const Run& run, std::int64_t element) const
   return reinterpret_cast<std::uint64_t*>(block(packed_, run.part)) + within / word;
 }
 
-float* PackedMomentum::scale(const Run& run) const {
-  return reinterpret_cast<float*>(block(packed_, run.part) + part_ / 8) + run.place;
+float* PackedMomentum::scales(const Tensor& of, std::int64_t part) const {
+  return reinterpret_cast<float*>(block(of, part) + part_ / 8);
+}
+
+/// Calls visit(part, its runs).
+template <class Visit>
+void PackedMomentum::for_each_part(const Visit& visit) const {
+  for (auto at = runs_.begin(); at != runs_.end();) {
+    const auto end = std::find_if(at, runs_.end(), [&](const Run& run) { return run.part != at->part; });
+    visit(at->part, std::span(at, end));
+    at = end;
+  }
 }
 
 void PackedMomentum::begin() {
   for (Run& run : runs_) run.squares = {};
 }
 
-void PackedMomentum::compress(std::int64_t begin, const optim::MomentumSpan& span, Arena& arena) {
+void PackedMomentum::compress(std::int64_t begin, const optim::MomentumSpan& span, tensor::Kernels& kernels) {
   const auto bytes = static_cast<std::int64_t>(size_of(span.grad_dtype));
   for (Run& run : runs_) {
     const std::int64_t from = std::max(begin, run.begin), to = std::min(begin + span.n, run.end);
@@ -58,25 +72,20 @@ void PackedMomentum::compress(std::int64_t begin, const optim::MomentumSpan& spa
     part.grad = static_cast<const std::byte*>(span.grad) + (from - begin) * bytes;
     part.momentum += from - begin, part.error += from - begin;
     part.signs = signs(run, from), part.n = to - from;
-    optim::compress_momentum(part, arena, run.squares);
+    optim::compress_momentum(part, kernels, run.squares);
   }
 }
 
 /// Of a run of this replica's part: the mean of what all have sent, in place of its own.
-void PackedMomentum::serve(Run& run, const Tensor& errors, Arena& arena) {
+void PackedMomentum::serve(Run& run, const Tensor& errors, tensor::Kernels& kernels) {
   const std::int64_t n = run.end - run.begin, first = run.begin - begin_ - run.part * part_;
-  std::vector<const std::uint64_t*> from;
-  std::vector<float> scales;
-  for (int replica = 0; replica < replicas_; ++replica) {
-    const std::byte* sent = block(received_, replica);
-    from.push_back(reinterpret_cast<const std::uint64_t*>(sent) + first / word);
-    scales.push_back(reinterpret_cast<const float*>(sent + part_ / 8)[run.place]);
-  }
+  const optim::SentMomentum sent{reinterpret_cast<const std::uint64_t*>(block(received_, 0)) + first / word,
+                                 scales(received_, 0) + run.place, block_bytes_, replicas_};
   float* error = errors.data<float>() + first;
   tensor::ExactSum squares;
-  optim::average_momentum(from, scales, error, signs(run, run.begin), n, arena, squares);
-  *scale(run) = optim::one_bit_scale(squares, n);
-  optim::settle_error(error, *scale(run), n, arena);
+  optim::average_momentum(sent, error, signs(run, run.begin), n, kernels, squares);
+  run.agreed_scale = optim::one_bit_scale(squares, n);
+  optim::settle_error(error, run.agreed_scale, n, kernels.device());
 }
 
 namespace {
@@ -90,22 +99,40 @@ Tensor server_errors(const sharding::StateBuffer& errors, device::Device& device
 }
 }  // namespace
 
-void PackedMomentum::exchange(Segment& segment, device::Device& device) {
+void PackedMomentum::exchange(Segment& segment, tensor::Kernels& kernels) {
+  device::Device& device = kernels.device();
   const bool computes = device.kind() != device::Kind::meta;
-  for (Run& run : runs_) {
-    run.sent_scale = optim::one_bit_scale(run.squares, run.end - run.begin);
-    if (computes) *scale(run) = run.sent_scale;
-  }
+  std::vector<float> here(static_cast<std::size_t>(places_));
+  const auto bytes_of = [](std::span<const Run> runs) { return runs.size() * sizeof(float); };
+  const auto put = [&](std::int64_t part, std::span<const Run> runs, float Run::*scale) {
+    for (std::size_t i = 0; i < runs.size(); ++i) here[i] = runs[i].*scale;
+    device.copy(scales(packed_, part), here.data(), bytes_of(runs));
+    device.synchronize();
+  };
+  for (Run& run : runs_) run.sent_scale = optim::one_bit_scale(run.squares, run.end - run.begin);
+  if (computes) for_each_part([&](auto part, auto runs) { put(part, runs, &Run::sent_scale); });
+
   comm::Communicator& replicas = *segment.groups().replica;
   const comm::CallOptions options{.label = name_ + " momentum"};
   replicas.all_to_all(packed_, received_, {}, {}, options).wait();
   sharding::StateBuffer& state = segment.moments().back();
   const Tensor errors = server_errors(state, device);
   for (Run& run : runs_)
-    if (run.part == own_ && computes) serve(run, errors, device.arena());
+    if (run.part == own_ && computes) serve(run, errors, kernels);
   if (state.stored() && errors.numel() > 0) state.write(state.begin(), errors).wait();
+  if (computes)
+    for_each_part([&](auto part, auto runs) {
+      if (part == own_) put(part, runs, &Run::agreed_scale);
+    });
   const Tensor own = packed_.range(own_ * block_bytes_, (own_ + 1) * block_bytes_);
   replicas.all_gather({{own, packed_}}, options).wait();
+  if (!computes) return;
+  std::size_t at = 0;
+  for_each_part([&](auto part, auto runs) {
+    device.copy(here.data(), scales(packed_, part), bytes_of(runs));
+    device.synchronize();
+    for (std::size_t i = 0; i < runs.size(); ++i) runs_[at++].agreed_scale = here[i];
+  });
 }
 
 PackedMomentum& MomentumExchange::of(const Segment& segment, device::Device& device) {

@@ -14,7 +14,7 @@ namespace sherd::engine {
 /// One segment's momentum on its way between replicas (1-bit Adam). The update range is cut into as many
 /// equal parts as there are replicas, of which each serves one: all send it their signs of that part, it adds
 /// them up, and sends the signs of the mean back. A *run* is what a part has of one parameter; it has a scale
-/// of its own. Memory of the processor, which lasts with this. Used from the rank's thread.
+/// of its own. Memory of who updates the segment, which lasts with this. Used from the rank's thread.
 class PackedMomentum {
  public:
   PackedMomentum(const sharding::Segment& segment, device::Device& device);
@@ -24,9 +24,9 @@ class PackedMomentum {
   /// Opens a step.
   void begin();
   /// Packs elements of a parameter from flat element `begin` on; each element once a step.
-  void compress(std::int64_t begin, const optim::MomentumSpan& span, Arena& arena);
+  void compress(std::int64_t begin, const optim::MomentumSpan& span, tensor::Kernels& kernels);
   /// Replicas agree. Collective over them.
-  void exchange(sharding::Segment& segment, device::Device& device);
+  void exchange(sharding::Segment& segment, tensor::Kernels& kernels);
   /// Calls visit(flat begin, flat end, what was agreed on there) for the runs of flat elements [begin, end).
   /// `error`: this replica's, of element `begin`.
   template <class Visit>
@@ -35,7 +35,8 @@ class PackedMomentum {
       const std::int64_t from = std::max(begin, run.begin), to = std::min(end, run.end);
       if (from < to)
         visit(from, to,
-              optim::AgreedMomentum{signs(run, from), *scale(run), error + (from - begin), run.sent_scale});
+              optim::AgreedMomentum{signs(run, from), run.agreed_scale, error + (from - begin),
+                                    run.sent_scale});
     }
   }
 
@@ -44,15 +45,18 @@ class PackedMomentum {
     std::int64_t begin, end;   ///< flat elements
     std::int64_t part, place;  ///< of whom, and which of the part's scales
     tensor::ExactSum squares;  ///< of what this replica sends
-    float sent_scale = 0;
+    float sent_scale = 0, agreed_scale = 0;
   };
   std::byte* block(const tensor::Tensor& of, std::int64_t part) const;
   std::uint64_t* signs(const Run& run, std::int64_t element) const;
-  float* scale(const Run& run) const;
-  void serve(Run& run, const tensor::Tensor& errors, Arena& arena);
+  float* scales(const tensor::Tensor& of, std::int64_t part) const;
+  template <class Visit>
+  void for_each_part(const Visit& visit) const;
+  void serve(Run& run, const tensor::Tensor& errors, tensor::Kernels& kernels);
 
   std::string name_;
   std::int64_t begin_, part_, block_bytes_ = 0;  ///< of the update range; elements of a part
+  std::int64_t places_ = 0;                      ///< for scales in a part
   int replicas_, own_;
   std::vector<Run> runs_;
   tensor::Tensor packed_, received_;  ///< a block for each part, and from each replica

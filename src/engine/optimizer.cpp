@@ -26,6 +26,11 @@ Optimizer::Optimizer(const config::Optimizer& config, std::uint64_t seed, GroupO
 }
 
 namespace {
+/// The processor updates what a GPU computes with.
+bool by_processor_beside_gpu(device::Device& device, const sharding::Segment& segment) {
+  return device::stands_for(device) == device::Kind::cuda && UpdateStaging::by_processor(segment);
+}
+
 std::int64_t blocks_before(std::int64_t elements) {
   return elements / optim::quantized_block;
 }
@@ -245,20 +250,32 @@ bool Optimizer::move_weights(const UpdateView& view, double factor, tensor::Kern
   };
   const auto by_processor = [&](const UpdateView& part) {
     bool finite = true;
-    const PackedMomentum* momentum =
-        exchanges_momentum(*part.segment, steps_) && !optim::refreshes(rule_of(*part.segment))
-            ? &momentum_.of(*part.segment, device)
-            : nullptr;
+    const PackedMomentum* momentum = agreed_of(*part.segment, device);
     for_each(part, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t begin) {
-      finite = (momentum ? update_by(*momentum, part, span, begin, used_[group], device.arena())
-                         : optim::update(span, moves_[group], steps_, device.arena())) &&
-               finite;
+      if (!momentum) {
+        finite = optim::update(span, moves_[group], steps_, device.arena()) && finite;
+        return;
+      }
+      for_each_agreed(*momentum, part, span, begin,
+                      [&](const optim::SpanUpdate& run, const optim::AgreedMomentum& agreed, auto) {
+                        finite =
+                            optim::update_agreed(run, agreed, used_[group], steps_, device.arena()) && finite;
+                      });
     });
     return finite;
   };
   if (device.kind() == device::Kind::cpu) return by_processor(view);
   OnGpu& gpu = on_gpu(device);
   if (UpdateStaging::by_processor(*view.segment)) return gpu.staging.run(by_processor);
+  if (const PackedMomentum* momentum = agreed_of(*view.segment, device)) {
+    for_each(view, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t begin) {
+      for_each_agreed(*momentum, view, span, begin,
+                      [&](const optim::SpanUpdate& run, const optim::AgreedMomentum& agreed, auto) {
+                        optim::update_agreed(run, agreed, used_[group], steps_, device, gpu.check);
+                      });
+    });
+    return true;
+  }
   std::map<std::size_t, std::vector<optim::SpanUpdate>> by_group;  // a kernel takes spans of one Hyper
   for_each(view, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, auto) {
     by_group[group].push_back(span);
@@ -303,16 +320,14 @@ void Optimizer::measure(const UpdateView& view, double factor, tensor::Kernels& 
 
 /// Where those that update the segment find its directions.
 const tensor::Tensor& Optimizer::kept_directions(const sharding::Segment& segment, device::Device& device) {
-  const bool beside_gpu =
-      device::stands_for(device) == device::Kind::cuda && UpdateStaging::by_processor(segment);
+  const bool beside_gpu = by_processor_beside_gpu(device, segment);
   return matrices_.of(segment, device, beside_gpu ? device::Tier::host : device::Tier::device);
 }
 
 bool Optimizer::make_directions(const UpdateView& view, double factor, tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
   const tensor::Tensor kept = kept_directions(*view.segment, device);
-  const bool beside_gpu =
-      device::stands_for(device) == device::Kind::cuda && UpdateStaging::by_processor(*view.segment);
+  const bool beside_gpu = by_processor_beside_gpu(device, *view.segment);
   if (device.kind() == device::Kind::meta) {
     if (beside_gpu) UpdateStaging::book(device, view);
     if (device::stands_for(device) == device::Kind::cuda && !beside_gpu)
@@ -358,19 +373,25 @@ void Optimizer::share_norms(sharding::ShardedModel& model, device::Device& devic
   norms_.share(model, device, steps_, hyper_of, ratios);
 }
 
-/// The error is the last of the view's moments.
-bool Optimizer::update_by(const PackedMomentum& momentum, const UpdateView& view,
-                          const optim::SpanUpdate& span, std::int64_t begin, const optim::Hyper& hyper,
-                          Arena& arena) const {
-  bool finite = true;
+/// What the segment is updated by in place of gradients, where refresh() has not taken it; null: by these.
+const PackedMomentum* Optimizer::agreed_of(const sharding::Segment& segment, device::Device& device) {
+  return exchanges_momentum(segment, steps_) && !optim::refreshes(rule_of(segment))
+             ? &momentum_.of(segment, device)
+             : nullptr;
+}
+
+/// Calls visit(run of the span, what was agreed on there, its first element in the span); no run has a
+/// gradient. The error is the last of the view's moments.
+template <class Visit>
+void Optimizer::for_each_agreed(const PackedMomentum& momentum, const UpdateView& view,
+                                const optim::SpanUpdate& span, std::int64_t begin, const Visit& visit) const {
   float* error = view.moments.back().data<float>() + (begin - view.begin);
   momentum.for_each_run(begin, begin + span.n, error,
                         [&](std::int64_t from, std::int64_t to, const optim::AgreedMomentum& agreed) {
-                          optim::SpanUpdate part = optim::part_of(span, from - begin, to - from);
-                          part.grad = nullptr;
-                          finite = optim::update_agreed(part, agreed, hyper, steps_, arena) && finite;
+                          optim::SpanUpdate run = optim::part_of(span, from - begin, to - from);
+                          run.grad = nullptr;
+                          visit(run, agreed, from - begin);
                         });
-  return finite;
 }
 
 std::optional<std::int64_t> Optimizer::freeze_step(const sharding::ShardedModel& model) const {
@@ -388,8 +409,9 @@ void Optimizer::prepare_exchanges(const std::vector<sharding::Segment*>& segment
 
 void Optimizer::compress(const UpdateView& view, double factor, tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
+  const bool beside_gpu = by_processor_beside_gpu(device, *view.segment);
   if (device.kind() == device::Kind::meta) {
-    if (device::stands_for(device) == device::Kind::cuda) UpdateStaging::book(device, view);
+    if (beside_gpu) UpdateStaging::book(device, view);
     return;
   }
   PackedMomentum& momentum = momentum_.of(*view.segment, device);
@@ -400,20 +422,19 @@ void Optimizer::compress(const UpdateView& view, double factor, tensor::Kernels&
           packs.momentum = static_cast<const float*>(span.moments[0]);
           packs.error = part.moments.back().data<float>() + (begin - part.begin);
           packs.n = span.n;
-          momentum.compress(begin, packs, device.arena());
+          momentum.compress(begin, packs, kernels);
         });
     return true;
   };
-  if (device.kind() == device::Kind::cpu)
-    compress(view);
-  else
+  if (beside_gpu)
     on_gpu(device).staging.run(compress, false);
+  else
+    compress(view);
 }
 
 void Optimizer::refresh(const UpdateView& view, double factor, tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
-  const bool beside_gpu =
-      device::stands_for(device) == device::Kind::cuda && UpdateStaging::by_processor(*view.segment);
+  const bool beside_gpu = by_processor_beside_gpu(device, *view.segment);
   if (device.kind() == device::Kind::meta) {
     if (beside_gpu) UpdateStaging::book(device, view);
     if (device::stands_for(device) == device::Kind::cuda && !beside_gpu)
@@ -447,24 +468,21 @@ void Optimizer::refresh(const UpdateView& view, double factor, tensor::Kernels& 
     by_parts(view);
 }
 
-/// The fresh variance is the third of the view's moments, and the error the last.
+/// The fresh variance is the third of the view's moments.
 void Optimizer::refresh_span(const PackedMomentum* momentum, const UpdateView& view,
                              const optim::SpanUpdate& span, std::int64_t begin, const optim::Hyper& hyper,
                              tensor::Kernels& kernels, optim::NormSums& sums) const {
   float* fresh = view.moments[2].data<float>() + (begin - view.begin);
   const bool first = steps_ == hyper.freeze_step + 1;
-  if (!momentum) return optim::refresh_variance(span, fresh, first, hyper, kernels, sums);
-  float* error = view.moments.back().data<float>() + (begin - view.begin);
-  momentum->for_each_run(begin, begin + span.n, error,
-                         [&](std::int64_t from, std::int64_t to, const optim::AgreedMomentum& agreed) {
-                           optim::refresh_variance(optim::part_of(span, from - begin, to - from), &agreed,
-                                                   fresh + (from - begin), first, hyper,
-                                                   kernels.device().arena(), sums);
-                         });
+  if (!momentum) return optim::refresh_variance(span, nullptr, fresh, first, hyper, kernels, sums);
+  for_each_agreed(*momentum, view, span, begin,
+                  [&](const optim::SpanUpdate& run, const optim::AgreedMomentum& agreed, std::int64_t at) {
+                    optim::refresh_variance(run, &agreed, fresh + at, first, hyper, kernels, sums);
+                  });
 }
 
-void Optimizer::exchange_momentum(sharding::Segment& segment, device::Device& device) {
-  momentum_.of(segment, device).exchange(segment, device);
+void Optimizer::exchange_momentum(sharding::Segment& segment, tensor::Kernels& kernels) {
+  momentum_.of(segment, kernels.device()).exchange(segment, kernels);
 }
 
 void Optimizer::announce(const UpdateView& view, const device::Event& ready, tensor::Kernels& kernels) {

@@ -104,7 +104,7 @@ class Optimizer {
   /// replicas send, with the same factor.
   void compress(const UpdateView& view, double factor, tensor::Kernels& kernels);
   /// All of the segment has been compressed: replicas agree. Collective over them.
-  void exchange_momentum(sharding::Segment& segment, device::Device& device);
+  void exchange_momentum(sharding::Segment& segment, tensor::Kernels& kernels);
   /// Of 1-bit LAMB behind its freeze_step, before update(), every view that that is going to have: takes the
   /// momentum of the step, refreshes the variance, and measures.
   void refresh(const UpdateView& view, double factor, tensor::Kernels& kernels);
@@ -133,8 +133,10 @@ class Optimizer {
   static std::vector<double> rates_of(const std::vector<optim::Hyper>& groups);
   std::size_t group_of(const autograd::Parameter& parameter) const;
   optim::SpanUpdate span_of(const UpdateView& view, const sharding::Piece& piece, double factor) const;
-  bool update_by(const PackedMomentum& momentum, const UpdateView& view, const optim::SpanUpdate& span,
-                 std::int64_t begin, const optim::Hyper& hyper, Arena& arena) const;
+  const PackedMomentum* agreed_of(const sharding::Segment& segment, device::Device& device);
+  template <class Visit>
+  void for_each_agreed(const PackedMomentum& momentum, const UpdateView& view, const optim::SpanUpdate& span,
+                       std::int64_t begin, const Visit& visit) const;
   void refresh_span(const PackedMomentum* momentum, const UpdateView& view, const optim::SpanUpdate& span,
                     std::int64_t begin, const optim::Hyper& hyper, tensor::Kernels& kernels,
                     optim::NormSums& sums) const;

@@ -53,13 +53,6 @@ std::size_t bytes_through(const offload::Store* store, std::span<const UpdateChu
 UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::StateSources& sources,
                                const UpdatePipelineOptions& options)
     : model_(model), kernels_(sources.kernels), options_(options), order_(model.trainable_segments()) {
-  for (const Segment* segment : order_)
-    if (segment->can_exchange_momentum() && device::stands_for(kernels_.device()) == device::Kind::cuda &&
-        !UpdateStaging::by_processor(*segment))
-      fail(ErrorKind::config, "optimizer ",
-           options_.rules[static_cast<std::size_t>(segment->key().rule)].type,
-           " exchanges momentum that the processor packs: put its states there with ",
-           "zero_optimization.offload_optimizer: {\"device\": \"cpu\"}, or \"nvme\"");
   make_plan(1);
   const auto stored =
       std::count_if(chunks_.begin(), chunks_.end(), [](const UpdateChunk& c) { return c.stored; });
@@ -292,7 +285,7 @@ bool UpdatePipeline::perform(const UpdateInstruction& instruction, bool wait) {
   const UpdateChunk& chunk = chunks_[instruction.chunk];
   if (instruction.op == Op::exchange) {
     const device::TraceRange range("exchange momentum", chunk.segment->name());
-    if (wait) step_->optimizer.exchange_momentum(*chunk.segment, kernels_.device());
+    if (wait) step_->optimizer.exchange_momentum(*chunk.segment, kernels_);
     return wait;
   }
   // On a GPU backward is queued far ahead: the thread goes on with that rather than wait for gradients.

@@ -33,8 +33,7 @@ struct UpdatePipelineOptions {
 /// step's forward, and poll() goes ahead of that as far as transfers allow.
 class UpdatePipeline {
  public:
-  /// Takes its buffers, if any state lives on NVMe: host memory, as many bytes as buffer_bytes() says. Throws
-  /// Error{config} for a rule that exchanges momentum where a GPU would update.
+  /// Takes its buffers, if any state lives on NVMe: host memory, as many bytes as buffer_bytes() says.
   UpdatePipeline(sharding::ShardedModel& model, const sharding::StateSources& sources,
                  const UpdatePipelineOptions& options);
 

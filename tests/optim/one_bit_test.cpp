@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <vector>
 
@@ -94,13 +95,19 @@ TEST(OneBit, AddsUpWhatReplicasSendInTheirOrder) {
       compress_momentum(replicas.back().span(0, n), arena, unused);
     }
     const std::vector<float> scales = {0.7f, 1.1f, 0.3f}, before = Packed(n, 77).error;
-    std::vector<const std::uint64_t*> signs;
-    for (const Packed& replica : replicas) signs.push_back(replica.signs.data());
+    std::vector<std::uint64_t> blocks;  // of signs, with the scale behind them
+    for (std::size_t r = 0; r < 3; ++r) {
+      blocks.insert(blocks.end(), replicas[r].signs.begin(), replicas[r].signs.end());
+      blocks.push_back(std::bit_cast<std::uint32_t>(scales[r]));
+    }
+    const std::size_t words = replicas[0].signs.size();
+    const SentMomentum sent{blocks.data(), reinterpret_cast<const float*>(blocks.data() + words),
+                            static_cast<std::int64_t>((words + 1) * sizeof(std::uint64_t)), 3};
     for (const CpuIsa isa : every_isa()) {
       std::vector<float> error = before;
       std::vector<std::uint64_t> result(replicas[0].signs.size(), ~0ull);
       tensor::ExactSum squares;
-      average_momentum_with(isa, signs, scales, error.data(), result.data(), n, arena, squares);
+      average_momentum_with(isa, sent, error.data(), result.data(), n, arena, squares);
       double sum = 0;
       for (std::int64_t i = 0; i < n; ++i) {
         const auto k = static_cast<std::size_t>(i);

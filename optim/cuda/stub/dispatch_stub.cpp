@@ -22,8 +22,20 @@ void split_on_gpu(device::Device&, const float*, void*, std::uint16_t*, std::int
 void join_on_gpu(device::Device&, const void*, const std::uint16_t*, float*, std::int64_t) {
   refuse();
 }
-void refresh_on_gpu(device::Device&, const FrozenLamb&, const SpanUpdate&, const float*, float*, bool,
-                    const RefreshResults&) {
+void refresh_on_gpu(device::Device&, const FrozenLamb&, const SpanUpdate&, const AgreedMomentum*,
+                    const float*, float*, bool, const RefreshResults&) {
+  refuse();
+}
+void compress_on_gpu(device::Device&, const MomentumSpan&) {
+  refuse();
+}
+void average_on_gpu(device::Device&, const SentMomentum&, float*, std::uint64_t*, std::int64_t) {
+  refuse();
+}
+void settle_on_gpu(device::Device&, float*, float, std::int64_t) {
+  refuse();
+}
+void take_on_gpu(device::Device&, const AgreedMomentum&, const float*, float*, std::int64_t) {
   refuse();
 }
 void round_on_gpu(device::Device&, const float*, void*, DType, std::int64_t) {

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "optim/span_fixture.h"
+#include "simt/emulated.h"
 
 namespace sherd::optim {
 namespace {
@@ -104,6 +105,39 @@ TEST(OneBitLamb, CutsAndThreadsDoNotShow) {
     EXPECT_EQ(of_parts.measured.to_words(), of_whole.measured.to_words());
     EXPECT_EQ(of_parts.ratio, of_whole.ratio);
   }
+}
+
+/// The kernel against the processor's loop; sums are Kernels::sum_of_squares().
+TEST(OneBitLamb, AGpuHasTheBitsOfTheProcessor) {
+  Arena arena(1);
+  const auto device = device::make_cpu_device(1);
+  for (const std::int64_t n : {1, 33, 64, 5001})
+    for (const DType grads : {DType::f32, DType::bf16, DType::f16})
+      for (const bool agreed : {false, true})
+        for (const bool first : {false, true}) {
+          Pass here(static_cast<std::size_t>(n), grads, false, arena), there = here;
+          NormSums sums;
+          here.run(cpu_isa(), agreed, first, 0, n, arena, sums);
+          SpanUpdate span = there.span.all();
+          span.grad_factor = 0.5;
+          const AgreedMomentum momentum{there.signs.data(), 0.25f, there.error.data(), 0.5f};
+          std::vector<float> directions(static_cast<std::size_t>(n)), updates = directions;
+          float ratio = 0;
+          test::emulated_refresh(FrozenLamb::make(one_bit_lamb(), true), span, agreed ? &momentum : nullptr,
+                                 there.weights.data(), there.fresh.data(), first,
+                                 {directions.data(), updates.data(), &ratio}, *device);
+          EXPECT_TRUE(there.span == here.span);
+          EXPECT_TRUE(there.fresh == here.fresh && there.error == here.error);
+          EXPECT_EQ(ratio, sums.ratio);
+          const auto kernels = tensor::make_kernels(*device);
+          NormSums of_kernel;
+          kernels->sum_of_squares(tensor::Tensor::of<float>(*device, {n}, std::span<const float>(directions)),
+                                  of_kernel.weight);
+          kernels->sum_of_squares(tensor::Tensor::of<float>(*device, {n}, std::span<const float>(updates)),
+                                  of_kernel.measured);
+          EXPECT_EQ(of_kernel.weight.to_words(), sums.weight.to_words());
+          EXPECT_EQ(of_kernel.measured.to_words(), sums.measured.to_words());
+        }
 }
 
 /// A parameter whose ratios are all below 1: what fills up its last block has none.

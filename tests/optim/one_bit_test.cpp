@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "optim/span_fixture.h"
+#include "simt/emulated.h"
 
 namespace sherd::optim {
 namespace {
@@ -128,6 +129,55 @@ TEST(OneBit, WhatHasTravelledIsNoError) {
   std::vector<float> error = {3, -3, 0.5f, 0, -0.0f};
   settle_error(error.data(), 2, std::ssize(error), arena);
   EXPECT_EQ(error, (std::vector<float>{1, -1, -1.5f, -2, -2}));
+}
+
+/// Kernels against the processor's loops; a whole run on a GPU is tests/engine/gpu/.
+TEST(OneBit, AGpuHasTheBitsOfTheProcessor) {
+  Arena arena(1);
+  const auto device = device::make_cpu_device(1);
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+    for (const std::int64_t n : {1, 33, 64, 700, 5001}) {
+      Packed here(n, 5, dtype), there(n, 5, dtype);
+      tensor::ExactSum squares;
+      compress_momentum(here.span(0, n), arena, squares);
+      test::emulated_compress(there.span(0, n), *device);
+      EXPECT_EQ(there.error, here.error);
+      EXPECT_EQ(there.signs, here.signs);
+      const auto words = std::ssize(here.signs);
+      std::vector<std::uint64_t> blocks(static_cast<std::size_t>(2 * words + 2), 0x123456789abcdefull);
+      std::copy(here.signs.begin(), here.signs.end(), blocks.begin());
+      if (n % word > 0) blocks[static_cast<std::size_t>(2 * words)] &= ~(~0ull << (n % word));
+      const float scales[2] = {0.5f, 0.75f};
+      for (const int r : {0, 1})
+        std::memcpy(&blocks[static_cast<std::size_t>((r + 1) * (words + 1) - 1)], &scales[r], sizeof(float));
+      const SentMomentum sent{blocks.data(), reinterpret_cast<const float*>(blocks.data() + words),
+                              (words + 1) * 8, 2};
+      average_momentum(sent, here.error.data(), here.signs.data(), n, arena, squares);
+      test::emulated_average(sent, there.error.data(), there.signs.data(), n, *device);
+      EXPECT_EQ(there.error, here.error);
+      EXPECT_EQ(there.signs, here.signs);
+      settle_error(here.error.data(), 0.25f, n, arena);
+      test::emulated_settle(there.error.data(), 0.25f, n, *device);
+      EXPECT_EQ(there.error, here.error);
+    }
+}
+
+TEST(OneBit, AGpuTakesWhatReplicasAgreedOn) {
+  const auto device = device::make_cpu_device(1);
+  for (const std::int64_t n : {1, 33, 64, 700}) {
+    Packed packed(n);
+    std::vector<float> error = packed.error, momentum = packed.momentum, variance(momentum.size(), 1);
+    for (std::size_t i = 0; i < variance.size(); i += 5) variance[i] = 0;
+    for (std::uint64_t& signs : packed.signs) signs = 0x123456789abcdefull;
+    test::emulated_take({packed.signs.data(), 0.25f, error.data(), 0.5f}, variance.data(), momentum.data(), n,
+                        *device);
+    for (std::size_t i = 0; i < variance.size(); ++i) {
+      const float e = packed.error[i],
+                  sent = negative(packed.signs, static_cast<std::int64_t>(i)) ? -0.25f : 0.25f;
+      EXPECT_EQ(momentum[i], i % 5 == 0 ? 0 : sent) << i;
+      EXPECT_EQ(error[i], i % 5 == 0 ? 0 : e - (e < 0 ? -0.5f : 0.5f)) << i;
+    }
+  }
 }
 
 Hyper one_bit_adam() {

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "optim/cuda/one_bit.h"
 #include "optim/cuda/update.h"
 #include "tensor/cuda/cuda_kernels.h"
 
@@ -42,6 +43,26 @@ void emulated_join_master(const void* high, const std::uint16_t* low, float* mas
 void emulated_round_masters(const float* master, void* to, DType dtype, std::int64_t n,
                             device::Device& device) {
   optim::SHERD_CUDA::round_masters(target_on(device), master, to, dtype, n);
+}
+
+void emulated_compress(const optim::MomentumSpan& span, device::Device& device) {
+  optim::SHERD_CUDA::compress_momentum(target_on(device), span);
+}
+void emulated_average(const optim::SentMomentum& sent, float* error, std::uint64_t* result, std::int64_t n,
+                      device::Device& device) {
+  optim::SHERD_CUDA::average_momentum(target_on(device), sent, error, result, n);
+}
+void emulated_settle(float* error, float scale, std::int64_t n, device::Device& device) {
+  optim::SHERD_CUDA::settle_error(target_on(device), error, scale, n);
+}
+void emulated_take(const optim::AgreedMomentum& agreed, const float* variance, float* momentum,
+                   std::int64_t n, device::Device& device) {
+  optim::SHERD_CUDA::take_momentum(target_on(device), agreed, variance, momentum, n);
+}
+void emulated_refresh(const optim::FrozenLamb& rule, const optim::SpanUpdate& span,
+                      const optim::AgreedMomentum* agreed, const float* weights, float* fresh, bool first,
+                      const optim::RefreshResults& results, device::Device& device) {
+  optim::SHERD_CUDA::refresh_variance(target_on(device), rule, span, agreed, weights, fresh, first, results);
 }
 
 }  // namespace sherd::test

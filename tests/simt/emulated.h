@@ -3,6 +3,7 @@
 #include <memory>
 #include <span>
 
+#include "optim/cuda/dispatch.h"
 #include "optim/update_rule.h"
 #include "simt/simt.h"
 #include "tensor/kernels.h"
@@ -23,5 +24,16 @@ void emulated_join_master(const void* high, const std::uint16_t* low, float* mas
                           device::Device& device);
 void emulated_round_masters(const float* master, void* to, DType dtype, std::int64_t n,
                             device::Device& device);
+
+/// Those of optim/cuda/dispatch.h for 1-bit optimizers.
+void emulated_compress(const optim::MomentumSpan& span, device::Device& device);
+void emulated_average(const optim::SentMomentum& sent, float* error, std::uint64_t* result, std::int64_t n,
+                      device::Device& device);
+void emulated_settle(float* error, float scale, std::int64_t n, device::Device& device);
+void emulated_take(const optim::AgreedMomentum& agreed, const float* variance, float* momentum,
+                   std::int64_t n, device::Device& device);
+void emulated_refresh(const optim::FrozenLamb& rule, const optim::SpanUpdate& span,
+                      const optim::AgreedMomentum* agreed, const float* weights, float* fresh, bool first,
+                      const optim::RefreshResults& results, device::Device& device);
 
 }  // namespace sherd::test

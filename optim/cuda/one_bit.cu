@@ -1,13 +1,11 @@
-#include "device/cuda/launch.cuh"
 #include "optim/cuda/one_bit.h"
+
+#include "optim/cuda/streams.cuh"
 
 namespace sherd::optim::SHERD_CUDA {
 namespace {
 
-using namespace device::SHERD_CUDA;
-using Count = std::int64_t;
-
-constexpr unsigned threads = 256, warp = 32;
+constexpr unsigned warp = 32;
 constexpr Count word = 64;
 
 /// Elements up to the end of the last word of signs: whole warps go through them together.
@@ -110,11 +108,6 @@ __global__ void take_kernel(Agreed agreed, const float* variance, float* momentu
     momentum[i] = v > 0.0f ? sent : 0.0f;
   }
 }
-
-/// What rules take from here.
-struct Math {
-  __device__ static float root(float x) { return ::sqrtf(x); }
-};
 
 struct Refreshing {
   FrozenLamb rule;

@@ -12,10 +12,11 @@
 #include "config/config.h"
 #include "device/device.h"
 #include "engine/distributed.h"
-#include "engine/optimizer.h"
+#include "engine/scheduler.h"
 #include "engine/stage_layout.h"
 #include "engine/step_report.h"
 #include "nn/module.h"
+#include "optim/loss_scaler.h"
 #include "sharding/sharded_model.h"
 
 namespace sherd {

@@ -5,10 +5,7 @@
 #include <map>
 #include <utility>
 
-#include "base/cpu_isa.h"
-#include "device/meta.h"
-#include "engine/update_staging.h"
-#include "optim/device_update.h"
+#include "engine/optimizer_spans.h"
 
 namespace sherd::engine {
 
@@ -26,14 +23,10 @@ Optimizer::Optimizer(const config::Optimizer& config, std::uint64_t seed, GroupO
 }
 
 namespace {
-/// The processor updates what a GPU computes with.
-bool by_processor_beside_gpu(device::Device& device, const sharding::Segment& segment) {
-  return device::stands_for(device) == device::Kind::cuda && UpdateStaging::by_processor(segment);
-}
-
 std::int64_t blocks_before(std::int64_t elements) {
   return elements / optim::quantized_block;
 }
+
 std::int64_t blocks_up_to(std::int64_t elements) {
   return (elements + optim::quantized_block - 1) / optim::quantized_block;
 }
@@ -140,66 +133,6 @@ optim::SpanUpdate Optimizer::span_of(const UpdateView& view, const sharding::Pie
   return span;
 }
 
-namespace {
-
-/// Calls visit(run, first logical element) for the parts of a piece that are updated by themselves: all of
-/// it, but where moments are rounded by the element's place in the whole parameter, of which there is a
-/// slice.
-template <class Visit>
-void for_each_run(const UpdateView& view, const sharding::Piece& piece, const Visit& visit) {
-  const tensor::Slice slice = view.segment->layout().parameters()[piece.slot]->logical_slice();
-  if (slice.is_whole() || view.moments.empty() || view.moments[0].dtype() != DType::bf16)
-    return visit(piece, piece.parameter_begin);
-  slice.for_each_run(piece.parameter_begin, piece.parameter_begin + piece.count,
-                     [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
-                       const std::int64_t flat = piece.flat_begin + local - piece.parameter_begin;
-                       visit(sharding::Piece{piece.slot, local, flat, count}, logical);
-                     });
-}
-
-}  // namespace
-
-template <class Visit>
-void Optimizer::for_each_span(const UpdateView& view, double factor, const Visit& visit) const {
-  const sharding::SegmentLayout& layout = view.segment->layout();
-  // A replica that keeps its gradients takes the mean over its own ranks.
-  const double own =
-      exchanges_momentum(*view.segment, steps_) ? factor * view.segment->groups().replicas() : factor;
-  for (const sharding::Piece& piece : layout.pieces(view.begin, view.end())) {
-    const autograd::Parameter& parameter = *layout.parameters()[piece.slot];
-    const std::size_t group = group_of(parameter);
-    const optim::Hyper& hyper = used_[group];
-    const bool normalizes = hyper.type == config::OptimizerType::nvlamb && norm_ > hyper.normalize_above;
-    for_each_run(view, piece, [&](const sharding::Piece& run, std::int64_t first_element) {
-      optim::SpanUpdate span = span_of(view, run, normalizes ? own / norm_ : own);
-      span.first_element = first_element;
-      if (optim::measures(rules_[static_cast<std::size_t>(rule_of_group_[group])]))
-        span.trust = norms_.trust(parameter);
-      visit(group, parameter, span, run.flat_begin);
-    });
-  }
-}
-
-template <class Visit>
-void Optimizer::for_each_matrix_span(const UpdateView& view, const tensor::Tensor& kept,
-                                     const Visit& visit) const {
-  const sharding::SegmentLayout& layout = view.segment->layout();
-  for (const sharding::Piece& piece : layout.pieces(view.begin, view.end())) {
-    const autograd::Parameter& parameter = *layout.parameters()[piece.slot];
-    const std::size_t group = group_of(parameter);
-    const auto each = [&](std::int64_t begin, std::int64_t count, std::int64_t rows, std::int64_t columns) {
-      const std::int64_t flat = piece.flat_begin + begin - piece.parameter_begin;
-      optim::SpanUpdate span =
-          span_of(view, {piece.slot, begin, flat, count}, optim::step_scale(used_[group], rows, columns));
-      const std::int64_t at = flat - view.segment->update_begin();
-      span.grad = kept.range(at, at + count).raw(), span.grad_dtype = kept.dtype();
-      for (void*& moment : span.moments) moment = nullptr;
-      visit(group, parameter, span, flat);
-    };
-    for_each_shape(parameter, piece.parameter_begin, piece.parameter_begin + piece.count, each);
-  }
-}
-
 const optim::Description& Optimizer::rule_of(const sharding::Segment& segment) const {
   return rules_[static_cast<std::size_t>(segment.key().rule)];
 }
@@ -217,12 +150,6 @@ void Optimizer::begin_step(double norm) {
 bool Optimizer::measures() const {
   return std::any_of(rules_.begin(), rules_.end(), optim::measures);
 }
-
-struct Optimizer::OnGpu {
-  explicit OnGpu(device::CudaDevice& device) : check(device), staging(device) {}
-  optim::FiniteCheck check;
-  UpdateStaging staging;
-};
 
 Optimizer::OnGpu& Optimizer::on_gpu(device::Device& device) {
   if (!gpu_) gpu_ = std::make_shared<OnGpu>(device::as_cuda(device));
@@ -285,204 +212,11 @@ bool Optimizer::move_weights(const UpdateView& view, double factor, tensor::Kern
   return true;
 }
 
-void Optimizer::measure(const UpdateView& view, double factor, tensor::Kernels& kernels) {
-  device::Device& device = kernels.device();
-  const bool on_gpu_side = device::stands_for(device) == device::Kind::cuda;
-  const bool by_processor = on_gpu_side && UpdateStaging::by_processor(*view.segment);
-  if (device.kind() == device::Kind::meta) {
-    std::int64_t most = 0;
-    for (const sharding::Piece& piece : view.segment->layout().pieces(view.begin, view.end()))
-      most = std::max(most, piece.count);
-    if (on_gpu_side && !by_processor && most > 0)
-      optim::book_measure(device, most, view.moments.front().dtype(), view.moments.size());
-    return;
-  }
-  const auto measure = [&](const UpdateView& all) {
-    const sharding::Segment::Range counted = ParameterNorms::counted(*all.segment);
-    const std::int64_t begin = std::max(counted.begin, all.begin), end = std::min(counted.end, all.end());
-    if (begin >= end) return true;
-    for_each_span(
-        all.part(begin, end), factor,
-        [&](std::size_t group, const autograd::Parameter& parameter, const optim::SpanUpdate& span, auto) {
-          optim::NormSums& sums = norms_.of(parameter);
-          if (by_processor)
-            optim::measure_with(cpu_isa(), span, used_[group], steps_, device.arena(), sums);
-          else
-            optim::measure(span, used_[group], steps_, kernels, sums);
-        });
-    return true;
-  };
-  if (by_processor)
-    on_gpu(device).staging.run(measure, false);
-  else
-    measure(view);
-}
-
-/// Where those that update the segment find its directions.
-const tensor::Tensor& Optimizer::kept_directions(const sharding::Segment& segment, device::Device& device) {
-  const bool beside_gpu = by_processor_beside_gpu(device, segment);
-  return matrices_.of(segment, device, beside_gpu ? device::Tier::host : device::Tier::device);
-}
-
-bool Optimizer::make_directions(const UpdateView& view, double factor, tensor::Kernels& kernels) {
-  device::Device& device = kernels.device();
-  const tensor::Tensor kept = kept_directions(*view.segment, device);
-  const bool beside_gpu = by_processor_beside_gpu(device, *view.segment);
-  if (device.kind() == device::Kind::meta) {
-    if (beside_gpu) UpdateStaging::book(device, view);
-    if (device::stands_for(device) == device::Kind::cuda && !beside_gpu)
-      optim::book_directions(device, view.gradients.numel(), kept.dtype());
-    return true;
-  }
-  const auto for_each = [&](const UpdateView& part, const auto& visit) {
-    for_each_span(part, factor,
-                  [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t flat) {
-                    const std::int64_t at = flat - view.segment->update_begin();
-                    visit(span, used_[group], kept.range(at, at + span.n).raw());
-                  });
-  };
-  const auto by_processor = [&](const UpdateView& part) {
-    bool finite = true;
-    for_each(part, [&](const optim::SpanUpdate& span, const optim::Hyper& hyper, void* to) {
-      finite = optim::directions(span, hyper, steps_, to, kept.dtype(), device.arena()) && finite;
-    });
-    return finite;
-  };
-  if (device.kind() == device::Kind::cpu) return by_processor(view);
-  if (beside_gpu) return on_gpu(device).staging.run(by_processor, false);
-  for_each(view, [&](const optim::SpanUpdate& span, const optim::Hyper& hyper, void* to) {
-    optim::directions(span, hyper, steps_, to, kept.dtype(), device, on_gpu(device).check);
-  });
-  return true;
-}
-
-void Optimizer::orthogonalize(tensor::Kernels& kernels) {
-  matrices_.orthogonalize(
-      [&](const autograd::Parameter& parameter) -> const optim::Hyper& { return used_[group_of(parameter)]; },
-      kernels);
-}
-
-void Optimizer::share_norms(sharding::ShardedModel& model, device::Device& device) {
-  const auto hyper_of = [&](const autograd::Parameter& parameter) {
-    const std::size_t group = group_of(parameter);
-    return optim::measures(rules_[static_cast<std::size_t>(rule_of_group_[group])]) ? &used_[group] : nullptr;
-  };
-  const bool ratios = std::any_of(rules_.begin(), rules_.end(), [&](const optim::Description& rule) {
-    return rule.exchanges_momentum(steps_) && optim::refreshes(rule);
-  });
-  norms_.share(model, device, steps_, hyper_of, ratios);
-}
-
 /// What the segment is updated by in place of gradients, where refresh() has not taken it; null: by these.
 const PackedMomentum* Optimizer::agreed_of(const sharding::Segment& segment, device::Device& device) {
   return exchanges_momentum(segment, steps_) && !optim::refreshes(rule_of(segment))
              ? &momentum_.of(segment, device)
              : nullptr;
-}
-
-/// Calls visit(run of the span, what was agreed on there, its first element in the span); no run has a
-/// gradient. The error is the last of the view's moments.
-template <class Visit>
-void Optimizer::for_each_agreed(const PackedMomentum& momentum, const UpdateView& view,
-                                const optim::SpanUpdate& span, std::int64_t begin, const Visit& visit) const {
-  float* error = view.moments.back().data<float>() + (begin - view.begin);
-  momentum.for_each_run(begin, begin + span.n, error,
-                        [&](std::int64_t from, std::int64_t to, const optim::AgreedMomentum& agreed) {
-                          optim::SpanUpdate run = optim::part_of(span, from - begin, to - from);
-                          run.grad = nullptr;
-                          visit(run, agreed, from - begin);
-                        });
-}
-
-std::optional<std::int64_t> Optimizer::freeze_step(const sharding::ShardedModel& model) const {
-  std::optional<std::int64_t> out;
-  for (const sharding::Segment* segment : model.trainable_segments())
-    if (segment->can_exchange_momentum())
-      out = std::max(out, rules_[static_cast<std::size_t>(segment->key().rule)].freeze_step);
-  return out;
-}
-
-void Optimizer::prepare_exchanges(const std::vector<sharding::Segment*>& segments, device::Device& device) {
-  for (const sharding::Segment* segment : segments)
-    if (segment->can_exchange_momentum()) momentum_.of(*segment, device);
-}
-
-void Optimizer::compress(const UpdateView& view, double factor, tensor::Kernels& kernels) {
-  device::Device& device = kernels.device();
-  const bool beside_gpu = by_processor_beside_gpu(device, *view.segment);
-  if (device.kind() == device::Kind::meta) {
-    if (beside_gpu) UpdateStaging::book(device, view);
-    return;
-  }
-  PackedMomentum& momentum = momentum_.of(*view.segment, device);
-  const auto compress = [&](const UpdateView& part) {
-    for_each_span(
-        part, factor, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t begin) {
-          optim::MomentumSpan packs{span.grad, span.grad_dtype, span.grad_factor, used_[group].beta1};
-          packs.momentum = static_cast<const float*>(span.moments[0]);
-          packs.error = part.moments.back().data<float>() + (begin - part.begin);
-          packs.n = span.n;
-          momentum.compress(begin, packs, kernels);
-        });
-    return true;
-  };
-  if (beside_gpu)
-    on_gpu(device).staging.run(compress, false);
-  else
-    compress(view);
-}
-
-void Optimizer::refresh(const UpdateView& view, double factor, tensor::Kernels& kernels) {
-  device::Device& device = kernels.device();
-  const bool beside_gpu = by_processor_beside_gpu(device, *view.segment);
-  if (device.kind() == device::Kind::meta) {
-    if (beside_gpu) UpdateStaging::book(device, view);
-    if (device::stands_for(device) == device::Kind::cuda && !beside_gpu)
-      optim::book_refresh(device, view.gradients.numel());
-    return;
-  }
-  const PackedMomentum* momentum =
-      exchanges_momentum(*view.segment, steps_) ? &momentum_.of(*view.segment, device) : nullptr;
-  const sharding::Segment::Range counted = ParameterNorms::counted(*view.segment);
-  const auto refresh = [&](const UpdateView& part, bool counts) {
-    for_each_span(part, factor,
-                  [&](std::size_t group, const autograd::Parameter& parameter, const optim::SpanUpdate& span,
-                      std::int64_t begin) {
-                    optim::NormSums unused;
-                    refresh_span(momentum, part, span, begin, used_[group], kernels,
-                                 counts ? norms_.of(parameter) : unused);
-                  });
-  };
-  // All of the view, of which a part is counted here.
-  const auto by_parts = [&](const UpdateView& all) {
-    const std::int64_t begin = std::clamp(counted.begin, all.begin, all.end()),
-                       end = std::clamp(counted.end, begin, all.end());
-    if (all.begin < begin) refresh(all.part(all.begin, begin), false);
-    if (begin < end) refresh(all.part(begin, end), true);
-    if (end < all.end()) refresh(all.part(end, all.end()), false);
-    return true;
-  };
-  if (beside_gpu)
-    on_gpu(device).staging.run(by_parts, false);
-  else
-    by_parts(view);
-}
-
-/// The fresh variance is the third of the view's moments.
-void Optimizer::refresh_span(const PackedMomentum* momentum, const UpdateView& view,
-                             const optim::SpanUpdate& span, std::int64_t begin, const optim::Hyper& hyper,
-                             tensor::Kernels& kernels, optim::NormSums& sums) const {
-  float* fresh = view.moments[2].data<float>() + (begin - view.begin);
-  const bool first = steps_ == hyper.freeze_step + 1;
-  if (!momentum) return optim::refresh_variance(span, nullptr, fresh, first, hyper, kernels, sums);
-  for_each_agreed(*momentum, view, span, begin,
-                  [&](const optim::SpanUpdate& run, const optim::AgreedMomentum& agreed, std::int64_t at) {
-                    optim::refresh_variance(run, &agreed, fresh + at, first, hyper, kernels, sums);
-                  });
-}
-
-void Optimizer::exchange_momentum(sharding::Segment& segment, tensor::Kernels& kernels) {
-  momentum_.of(segment, kernels.device()).exchange(segment, kernels);
 }
 
 void Optimizer::announce(const UpdateView& view, const device::Event& ready, tensor::Kernels& kernels) {
@@ -502,47 +236,6 @@ void Optimizer::end_series() noexcept {
 
 bool Optimizer::finite() {
   return !gpu_ || gpu_->check.finite();
-}
-
-Scheduler::Scheduler(optim::LrSchedule schedule, std::shared_ptr<Optimizer> optimizer)
-    : schedule_(std::move(schedule)),
-      optimizer_(std::move(optimizer)),
-      proportions_(optimizer_->lr_proportions()) {
-  if (!std::all_of(proportions_.begin(), proportions_.end(), [](double x) { return std::isfinite(x); }))
-    fail(ErrorKind::config,
-         "a parameter group's rate keeps its proportion to optimizer.params.lr under a scheduler, ",
-         "and that is 0: give it a rate, or drop the scheduler");
-  apply();
-}
-
-std::vector<double> Scheduler::get_lr() const {
-  std::vector<double> out = proportions_;
-  for (double& lr : out) lr *= schedule_.get_lr();
-  return out;
-}
-
-void Scheduler::step() {
-  schedule_.step();
-  apply();
-}
-
-void Scheduler::restore(const std::string& saved) {
-  schedule_.restore(saved);
-  apply();
-}
-
-void Scheduler::apply() {
-  optimizer_->follow(get_lr(), schedule_.current().betas);
-}
-
-std::shared_ptr<Scheduler> make_scheduler(const config::Config& config,
-                                          const std::shared_ptr<Optimizer>& optimizer) {
-  if (std::holds_alternative<std::monostate>(config.scheduler)) return nullptr;
-  const auto has_betas = [](const config::OptimizerRule& rule) { return config::has_betas(rule.type); };
-  const bool betas = has_betas(config.optimizer) ||
-                     std::any_of(config.optimizer.groups.begin(), config.optimizer.groups.end(), has_betas);
-  return std::make_shared<Scheduler>(optim::LrSchedule(config.scheduler, config.optimizer.lr, betas),
-                                     optimizer);
 }
 
 }  // namespace sherd::engine

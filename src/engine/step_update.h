@@ -10,6 +10,7 @@
 #include "engine/step_report.h"
 #include "engine/update_pipeline.h"
 #include "optim/clipping.h"
+#include "optim/loss_scaler.h"
 
 namespace sherd::engine {
 

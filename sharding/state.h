@@ -24,6 +24,9 @@ struct RankGroups {
   /// Ranks that hold the same shard too, and find the same gradients by themselves: tensor-parallel ranks, of
   /// a parameter that is not cut. They exchange nothing. Null: there are none.
   comm::Communicator* copies = nullptr;
+  /// Ranks that together hold all of a parameter that tensor ranks cut: the tensor ranks of each shard, one
+  /// shard after the other. Null: the shard group does.
+  comm::Communicator* whole = nullptr;
   /// Replicas are of different stages of a pipeline, too, each of which finds a part of every micro-batch's
   /// gradient: they add their own sums, and never go on from each other's.
   bool over_stages = false;
@@ -34,6 +37,8 @@ struct RankGroups {
       : shard(&shard_group), replica(several(replica_group)), copies(several(copy_group)) {}
 
   int shards() const { return shard->size(); }
+  /// The ranks that together hold whole parameters.
+  comm::Communicator& holders_of_all() const { return whole ? *whole : *shard; }
   /// One rank finds the whole gradient.
   bool alone() const { return shards() == 1 && !replica; }
   int replicas() const { return replica ? replica->size() : 1; }

@@ -27,18 +27,15 @@ std::unordered_set<const autograd::Parameter*> matrices_of_blocks(nn::Module& mo
 }
 
 void check_matrix(const std::string& name, const autograd::Parameter& parameter) {
-  if (!parameter.logical_slice().is_whole())
-    fail(ErrorKind::config, "optimizer Muon takes whole matrices, and parallel.tensor cuts '", name,
-         "': set parallel.tensor to 1, or give such matrices another type in optimizer.groups");
+  const std::int64_t all = parameter.logical_slice().logical()[0];
   std::vector<tensor::Range> rows;
   for (const std::vector<tensor::Range>& matrix : parameter.matrices)
     rows.insert(rows.end(), matrix.begin(), matrix.end());
   std::sort(rows.begin(), rows.end(), [](auto& a, auto& b) { return a.begin < b.begin; });
   std::int64_t end = 0;
-  for (const tensor::Range& range : rows)
-    end = range.begin == end && range.size() > 0 ? range.end : parameter.shape[0] + 1;
-  require(rows.empty() || end == parameter.shape[0], "parameter '", name, "' has matrices that are not its ",
-          parameter.shape[0], " rows, each once");
+  for (const tensor::Range& range : rows) end = range.begin == end && range.size() > 0 ? range.end : all + 1;
+  require(rows.empty() || end == all, "parameter '", name, "' has matrices that are not its ", all,
+          " rows, each once");
 }
 
 /// A name with `*` for its numbers, as those of blocks.

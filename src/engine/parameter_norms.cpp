@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <set>
 
 #include "base/excerpt.h"
 #include "base/random.h"
 #include "device/device.h"
+#include "engine/gather_lists.h"
 #include "optim/description.h"
 
 namespace sherd::engine {
@@ -19,31 +21,6 @@ Segment::Range ParameterNorms::counted(const Segment& segment) {
   return {segment.own_begin(), segment.own_end()};
 }
 
-/// What all ranks measure, in one order: those of other stages and slices know other parameters.
-std::vector<std::uint64_t> ParameterNorms::gather_names(comm::Communicator& ranks,
-                                                        device::Device& device) const {
-  std::vector<std::int64_t> names;
-  for (const auto& [name, parameter] : mine_) names.push_back(static_cast<std::int64_t>(name));
-  if (ranks.size() > 1 && device.kind() != device::Kind::meta) {  // peers of a dry run know the same ones
-    const comm::CallOptions options{.label = "names of measured parameters", .scalar = true};
-    const auto gather = [&](const std::vector<std::int64_t>& each) {
-      const auto count = static_cast<std::int64_t>(each.size());
-      const Tensor full = Tensor::empty(device, {count * ranks.size()}, DType::i64);
-      ranks.all_gather({{Tensor::of<std::int64_t>(device, {count}, std::span(each)), full}}, options).wait();
-      const Tensor here = tensor::to_host(device, full);
-      return std::vector<std::int64_t>(here.data<std::int64_t>(), here.data<std::int64_t>() + here.numel());
-    };
-    const std::vector<std::int64_t> counts = gather({static_cast<std::int64_t>(names.size())});
-    names.resize(static_cast<std::size_t>(*std::max_element(counts.begin(), counts.end())));
-    if (!names.empty()) names = gather(names);
-  }
-  std::vector<std::uint64_t> out(names.begin(), names.end());
-  std::erase(out, 0u);  // what fills up the shorter lists
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
-  return out;
-}
-
 void ParameterNorms::learn_names(sharding::ShardedModel& model, device::Device& device,
                                  const HyperOf& hyper_of) {
   for (const Segment* segment : model.trainable_segments())
@@ -53,7 +30,14 @@ void ParameterNorms::learn_names(sharding::ShardedModel& model, device::Device& 
       require(added, "parameters '", parameter->name, "' and '", at->second->name,
               "' have names of one hash: rename one of them");
     }
-  names_ = gather_names(model.gradients().model_ranks(), device);
+  // In one order on all ranks: those of other stages and slices know other parameters.
+  std::vector<std::int64_t> mine;
+  for (const auto& [name, parameter] : mine_) mine.push_back(static_cast<std::int64_t>(name));
+  std::set<std::uint64_t> all;
+  for (const std::vector<std::int64_t>& names :
+       gather_lists(model.gradients().model_ranks(), device, std::move(mine), "names of measured parameters"))
+    all.insert(names.begin(), names.end());
+  names_.assign(all.begin(), all.end());
 }
 
 /// The largest ratios, of every parameter.

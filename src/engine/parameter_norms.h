@@ -43,7 +43,6 @@ class ParameterNorms {
   void share_ratios(comm::Communicator& ranks, device::Device& device);
   double trust_of(const autograd::Parameter& parameter, const optim::NormSums& sums, std::int64_t step,
                   const optim::Hyper& hyper);
-  std::vector<std::uint64_t> gather_names(comm::Communicator& ranks, device::Device& device) const;
 
   std::unordered_map<const autograd::Parameter*, optim::NormSums> sums_;
   std::unordered_map<const autograd::Parameter*, double> trust_;

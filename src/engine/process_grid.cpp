@@ -104,6 +104,7 @@ sharding::RankGroups StateGroups::of(const autograd::Parameter& parameter) const
   sharding::RankGroups out(groups_->group(parameter.partial_gradient ? Axis::tensor_shard : Axis::shard),
                            shared == over_stages_.end() ? &groups_->group(Axis::replica) : shared->second,
                            copied ? &groups_->group(Axis::tensor) : nullptr);
+  if (!parameter.logical_slice().is_whole()) out.whole = &groups_->group(Axis::tensor_shard);
   out.over_stages = shared != over_stages_.end();
   return out;
 }

@@ -52,9 +52,10 @@ bool takes_matrices(std::span<const optim::Phase> phases) {
 class BatchNumbers {
  public:
   int next(const Segment& segment) {
-    if (full_ || segment.groups().shard != group_ || segment.optimizer_replicated() != replicated_)
+    if (full_ || &segment.groups().holders_of_all() != group_ ||
+        segment.optimizer_replicated() != replicated_)
       ++number_, work_ = largest_ = 0;
-    group_ = segment.groups().shard, replicated_ = segment.optimizer_replicated();
+    group_ = &segment.groups().holders_of_all(), replicated_ = segment.optimizer_replicated();
     for (const Matrix& matrix : matrices_of(segment))
       work_ += matrix.work(), largest_ = std::max(largest_, matrix.work());
     full_ = work_ >= group_->size() * largest_;

@@ -10,13 +10,14 @@
 
 namespace sherd::engine {
 
-/// A matrix that an optimizer takes whole (Parameter::matrices).
+/// A matrix that an optimizer takes whole (Parameter::matrices), of logical rows and columns.
 struct Matrix {
   const sharding::Segment* segment;
-  const autograd::Parameter* parameter;
+  std::size_t slot;  ///< of its parameter in the segment
   std::int64_t rows, columns;
-  std::vector<sharding::Segment::Range> runs;  ///< its rows in order, as flat elements of the segment
+  std::vector<tensor::Range> ranges;  ///< its rows in order, as flat elements of the logical parameter
 
+  const autograd::Parameter& parameter() const { return *segment->layout().parameters()[slot]; }
   std::int64_t numel() const { return rows * columns; }
   /// What orthogonalising it costs, in any unit.
   double work() const { return optim::orthogonalize_flops(rows, columns, {}); }
@@ -25,8 +26,8 @@ struct Matrix {
 /// Those of all parameters of a segment, in order. Pure arithmetic.
 std::vector<Matrix> matrices_of(const sharding::Segment& segment);
 
-/// Calls visit(begin, count, rows, columns) for the runs of a parameter's flat elements [begin, end) that are
-/// of matrices of one shape each, in order.
+/// Calls visit(begin, count, rows, columns) for the runs of a parameter's local elements [begin, end) that
+/// are of matrices of one (logical) shape each, in order.
 void for_each_shape(const autograd::Parameter& parameter, std::int64_t begin, std::int64_t end,
                     const std::function<void(std::int64_t, std::int64_t, std::int64_t, std::int64_t)>& visit);
 
@@ -41,9 +42,10 @@ class WholeMatrices {
   /// Directions of the segment's update range; memory of the tier, made where there is none yet. On a GPU all
   /// segments of a batch have one tier.
   const tensor::Tensor& of(const sharding::Segment& segment, device::Device& device, device::Tier tier);
-  /// Orthogonalises everything there is. Each matrix comes to one rank of the shard group, is worked on
-  /// there, and goes back: about 2 bytes per element each way, 4 where the model computes in fp32; where
-  /// every rank updates everything, only back. Collective over the shard group.
+  /// Orthogonalises everything there is. Each matrix comes to one rank of those that together hold it
+  /// (RankGroups::holders_of_all()), is worked on there, and goes back: about 2 bytes per element each way, 4
+  /// where the model computes in fp32; what all shards hold comes once, and goes back to all. Collective over
+  /// these ranks.
   void orthogonalize(const std::function<const optim::Hyper&(const autograd::Parameter&)>& hyper_of,
                      tensor::Kernels& kernels);
   /// Its update has ended.
@@ -51,6 +53,12 @@ class WholeMatrices {
   void clear() { kept_.clear(), order_.clear(); }
 
  private:
+  /// What each rank of its group holds of a segment's parameters, by rank and slot; of those that are not cut
+  /// nothing.
+  using Slices = std::vector<std::vector<tensor::Slice>>;
+  const Slices& slices_of(const sharding::Segment& segment, device::Device& device);
+
+  std::map<const sharding::Segment*, Slices> slices_;
   std::map<const sharding::Segment*, tensor::Tensor> kept_;
   std::vector<const sharding::Segment*> order_;  ///< of the batch, as they came
   device::Tier tier_ = device::Tier::device;

@@ -2,8 +2,8 @@
 // on it. What it computes is judged by LongOracle and tests/optim/muon_test.cpp.
 #include <gmock/gmock.h>
 
-#include "engine/initialize.h"
 #include "engine/companion_groups.h"
+#include "engine/initialize.h"
 #include "engine/parameter_groups.h"
 #include "engine/whole_matrices.h"
 #include "support/equality.h"
@@ -274,14 +274,52 @@ TEST(Muon, NoUpdateBeginsBesideBackward) {
   }
 }
 
-TEST(Muon, MatricesThatTensorRanksCutAreRefused) {
-  RunSpec spec = muon(2, 2);
-  spec.tensor = 2;
-  expect_error(ErrorKind::config,
-               "optimizer Muon takes whole matrices, and parallel.tensor cuts "
-               "'blocks.0.attention.qkv.weight': set parallel.tensor to 1, or give such matrices another "
-               "type in optimizer.groups",
-               [&] { train_local(spec); });
+/// Rows of queries, keys and values and of the MLP's first matrix are cut, columns of its second; with 4
+/// ranks a shard ends within them, too.
+TEST(Muon, MatricesThatTensorRanksCutAreTakenWhole) {
+  for (const bool llama : {false, true}) {
+    RunSpec whole = muon(2, 1);
+    whole.dtype = "fp32", whole.dropout = 0, whole.llama = llama;
+    const RunResult one = train_local(whole);
+    for (const int data : {1, 2}) {
+      RunSpec spec = whole;
+      spec.tensor = 2, spec.ranks = 2 * data, spec.accumulation = 2 / data;
+      const RunResult cut = train_local(spec);
+      for (std::size_t step = 0; step < one.losses.size(); ++step)
+        EXPECT_NEAR(cut.losses[step], one.losses[step], 1e-4 * one.losses[step]) << llama << data << step;
+    }
+  }
+}
+
+TEST(Muon, StagesTiersAndRestartsOfCutMatricesGiveTheSameBits) {
+  const TempFolder folder;
+  for (const int ranks : {2, 4, 6}) {
+    RunSpec base = muon(2, ranks);
+    base.tensor = 2, base.llama = ranks != 4;
+    const RunResult expected = train_local(base);
+    for (const int stage : {2, 3})
+      for (const char* tier : {"none", "nvme"}) {
+        RunSpec spec = base;
+        spec.stage = stage, spec.offload_optimizer = tier, spec.nvme_path = folder.path().string();
+        spec.sub_group = 512;
+        EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << ranks << ' ' << stage << tier;
+      }
+    base.resume_at = 3, base.directory = folder.path().string();
+    EXPECT_TRUE(train_local(base).bits() == expected.bits()) << ranks;
+  }
+}
+
+/// All of the states on each rank: what a matrix's shards hold comes once, and goes to all.
+TEST(Muon, ReplicatedStatesOfCutMatricesGiveTheSameBits) {
+  RunSpec whole = muon(3, 4);
+  whole.tensor = 2, whole.accumulation = 1;
+  const RunResult expected = train_local(whole);
+  for (const int shard_size : {1, 2})
+    for (const int stage : {0, 1, 3}) {
+      RunSpec spec = whole;
+      spec.shard_size = shard_size, spec.stage = stage;
+      EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << shard_size << ", stage " << stage;
+    }
 }
 
 }  // namespace

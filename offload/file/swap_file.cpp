@@ -121,11 +121,13 @@ std::uint64_t SwapFile::extend(const std::string& name, std::uint64_t bytes) {
 }
 
 std::string SwapFile::damage() const {
+  const std::uint64_t expected =
+      size_;  // before the look at the file: another thread may extend it meanwhile
   struct stat now {};
   if (::fstat(descriptor_, &now) != 0) return cat("cannot be examined: ", std::strerror(errno));
   if (now.st_nlink == 0) return "was removed under the run. Resume from the last checkpoint";
-  if (static_cast<std::uint64_t>(now.st_size) < size_)
-    return cat("was cut off under the run; it should have ", size_.load(),
+  if (static_cast<std::uint64_t>(now.st_size) < expected)
+    return cat("was cut off under the run; it should have ", expected,
                " bytes. Resume from the last checkpoint");
   return "";
 }

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -8,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "offload/file/swap_file.h"
 #include "offload/store_fixture.h"
 #include "support/expect_error.h"
 #include "support/faulty_backend.h"
@@ -201,6 +203,19 @@ TEST_P(FaultTest, a_file_that_was_cut_off_is_found) {
   open();
   std::filesystem::resize_file(store->path(), 4096);
   expect_error(ErrorKind::io, "was cut off", [&] { store->reserve("more", 1 << 20, Category::optimizer); });
+}
+
+TEST_F(StoreFixture, a_file_that_grows_meanwhile_is_whole) {
+  SwapFile file(folder.path(), 0, false);
+  std::atomic<bool> stop = false;
+  std::thread grows([&] {
+    for (int i = 0; i < 2000; ++i) file.extend("a span", 4096);
+    stop = true;
+  });
+  std::string found;
+  while (!stop && found.empty()) found = file.damage();
+  grows.join();
+  EXPECT_EQ(found, "");
 }
 
 TEST_P(FaultTest, a_file_that_was_removed_is_found) {

@@ -188,7 +188,7 @@ Hyper one_bit_adam() {
 
 TEST(OneBit, UpdatesByTheMomentumThatReplicasAgreedOn) {
   Arena arena(2);
-  constexpr std::size_t n = 40000;
+  constexpr std::size_t n = 40041;
   const Hyper hyper = one_bit_adam();
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
     for (const bool split : {false, true}) {

@@ -26,9 +26,9 @@ int cut(const char* key, int size, int whole, const std::string& what, int unit 
 }  // namespace
 
 std::string_view name_of(Axis axis) {
-  constexpr std::string_view names[axis_count] = {"tensor",       "context",  "shard",  "replica",
-                                                  "tensor_shard", "pipeline", "expert", "expert_data",
-                                                  "data",         "world"};
+  constexpr std::string_view names[axis_count] = {"tensor",       "context",  "shard", "replica",
+                                                  "tensor_shard", "pipeline", "data",  "expert",
+                                                  "expert_data",  "world"};
   return names[static_cast<std::size_t>(axis)];
 }
 

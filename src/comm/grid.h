@@ -16,9 +16,9 @@ enum class Axis : std::uint8_t {
   replica,       ///< ranks that hold the same states, one of each shard group
   tensor_shard,  ///< tensor × shard: of parameters whose gradients are sums over tensor ranks too
   pipeline,      ///< ranks that hold the stages of one model
+  data,          ///< ranks that see different data
   expert,        ///< ranks that hold different experts of the same layers
   expert_data,   ///< ranks that hold the same experts
-  data,          ///< ranks that see different data
   world          ///< all
 };
 inline constexpr int axis_count = 10;

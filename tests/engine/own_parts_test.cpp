@@ -133,7 +133,7 @@ TEST_P(OwnParts, TrainAsTheUncutModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OwnParts, ::testing::Range(0, static_cast<int>(std::ssize(cases))),
-                         [](const auto& info) { return cases[info.param].name; });
+                         [](const auto& one) { return cases[one.param].name; });
 
 TEST(SmallerLastBatch, IsRefusedForStages) {
   const auto rows = [](std::int64_t count) {

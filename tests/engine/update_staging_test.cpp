@@ -58,9 +58,10 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
         Tensor noise = Tensor::empty(device, {end - begin}, DType::f32);
         kernels.fill_normal(noise, {3, static_cast<std::uint64_t>(step)}, 0, 0, 1);
         kernels.copy(noise, segment->gradients().tensor());
-        UpdateView view{
-            segment, begin, segment->parameters().range(begin, end), segment->gradients().range(begin, end),
-            {},      {}};
+        UpdateView view{};
+        view.segment = segment, view.begin = begin;
+        view.parameters = segment->parameters().range(begin, end);
+        view.gradients = segment->gradients().range(begin, end);
         if (segment->masters()) view.masters = segment->masters().range(begin, end);
         for (const auto& moment : segment->moments()) view.moments.push_back(moment.range(begin, end));
         if (staging) {

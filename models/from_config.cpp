@@ -17,6 +17,31 @@ Mlp mlp_for(config::FfnActivation activation) {
   return Mlp::gelu_tanh;
 }
 
+tensor::RouterScores scores_for(config::Router router) {
+  switch (router) {
+    case config::Router::softmax_topk:
+      return tensor::RouterScores::softmax_of_chosen;
+    case config::Router::sigmoid:
+      return tensor::RouterScores::sigmoid;
+    case config::Router::softmax:
+      break;
+  }
+  return tensor::RouterScores::softmax;
+}
+
+ExpertsOptions experts_for(const config::Moe& moe) {
+  ExpertsOptions out;
+  out.count = moe.experts, out.ffn_hidden = moe.ffn_hidden_size;
+  out.every = moe.every, out.first_dense = moe.first_dense, out.shared = moe.shared_experts;
+  out.routing = {static_cast<int>(moe.top_k), scores_for(moe.router),       moe.norm_topk,
+                 moe.routed_scaling_factor,   static_cast<int>(moe.groups), static_cast<int>(moe.top_groups)};
+  out.losses = {moe.aux_loss, moe.z_loss};
+  out.capacity_factor = moe.capacity_factor;
+  out.drop =
+      moe.drop == config::DropPolicy::position ? parallel::Drop::by_position : parallel::Drop::by_weight;
+  return out;
+}
+
 }  // namespace
 
 GptOptions gpt_options(const config::Config& config, std::int64_t vocabulary) {
@@ -38,6 +63,7 @@ GptOptions gpt_options(const config::Config& config, std::int64_t vocabulary) {
   out.heads = static_cast<int>(model.num_heads);
   out.kv_heads = static_cast<int>(model.num_kv_heads);
   out.ffn_hidden = model.ffn_hidden_size;
+  if (model.moe.experts > 0) out.experts = experts_for(model.moe);
   out.norm = model.norm == config::Norm::rmsnorm ? Norm::rms_norm : Norm::layer_norm;
   out.norm_eps = model.norm_epsilon;
   out.positions = model.position == config::Positions::rotary ? PositionKind::rotary : PositionKind::learned;

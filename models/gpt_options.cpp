@@ -1,6 +1,7 @@
 #include "models/gpt_options.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "config/model.h"
 
@@ -36,6 +37,29 @@ void check_bounds(const GptOptions& o) {
     check(value <= most, name, " ", value, " is beyond ", most, ", the most there can be");
 }
 
+/// Elements of a feed-forward network, and the multiply-adds of one token in it.
+std::int64_t feed_forward_weights(const GptOptions& o, std::int64_t width) {
+  return (o.mlp == Mlp::swiglu ? 3 : 2) * o.hidden * width;
+}
+std::int64_t feed_forward_biases(const GptOptions& o, std::int64_t width) {
+  return o.bias ? (o.mlp == Mlp::swiglu ? 2 : 1) * width + o.hidden : 0;
+}
+
+void resolve_experts(GptOptions& o) {
+  ExpertsOptions& e = o.experts;
+  if (e.count == 0) return;
+  if (e.ffn_hidden == 0) e.ffn_hidden = o.ffn_hidden;
+  check(e.count > 0 && e.count <= config::most_experts, e.count, " experts: there may be 1 to ",
+        config::most_experts);
+  check(e.ffn_hidden > 0 && e.ffn_hidden <= config::most_ffn_hidden, "an expert's width of ", e.ffn_hidden,
+        " is beyond ", config::most_ffn_hidden, ", the most there can be");
+  check(e.every >= 1 && e.first_dense >= 0 && e.shared >= 0, "experts in every ", e.every, "th block behind ",
+        e.first_dense, " dense ones, ", e.shared, " of them shared, make no sense");
+  check(e.shared <= config::most_ffn_hidden / e.ffn_hidden, e.shared, " shared experts are too many");
+  check(e.blocks(o.layers) > 0, "no block of ", o.layers, " has experts: the first ", e.first_dense,
+        " have none, and of the others every ", e.every, "th has");
+}
+
 }  // namespace
 
 GptOptions GptOptions::llama() {
@@ -68,6 +92,7 @@ GptOptions GptOptions::resolved() const {
         "rotary positions need an even head_dim, not ", o.head_dim);
   if (o.ffn_hidden == 0) o.ffn_hidden = o.mlp == Mlp::swiglu ? round_up(8 * o.hidden / 3, 64) : 4 * o.hidden;
   check(o.ffn_hidden > 0, "ffn_hidden ", o.ffn_hidden, " must be positive");
+  resolve_experts(o);
   for (const float p : {o.embedding_dropout, o.attention_dropout, o.hidden_dropout})
     check(p >= 0.0f && p < 1.0f, "a dropout probability must be in [0, 1), not ", p);
   check(o.norm_eps > 0, "norm_eps ", o.norm_eps, " must be positive");
@@ -80,6 +105,22 @@ std::int64_t GptOptions::padded_vocab() const {
   return round_up(vocab_size, vocab_multiple);
 }
 
+tensor::Activation fused_activation(Mlp mlp) {
+  switch (mlp) {
+    case Mlp::gelu_tanh:
+      return tensor::Activation::gelu_tanh;
+    case Mlp::gelu_erf:
+      return tensor::Activation::gelu_erf;
+    case Mlp::swiglu:
+      break;
+  }
+  return tensor::Activation::none;
+}
+
+autograd::Init GptOptions::output_init() const {
+  return autograd::Init::normal(0, init_std / std::sqrt(2.0 * static_cast<double>(layers)));
+}
+
 tensor::Attention GptOptions::geometry() const {
   tensor::Attention geometry;
   geometry.heads = heads;
@@ -88,32 +129,58 @@ tensor::Attention GptOptions::geometry() const {
   return geometry;
 }
 
+parallel::MoeOptions GptOptions::moe() const {
+  parallel::MoeOptions out;
+  out.hidden = hidden, out.ffn_hidden = experts.ffn_hidden, out.experts = experts.count;
+  out.routing = experts.routing, out.losses = experts.losses;
+  out.capacity_factor = experts.capacity_factor, out.drop = experts.drop;
+  out.gated = mlp == Mlp::swiglu, out.activation = fused_activation(mlp);
+  out.bias = bias;
+  out.init = autograd::Init::normal(0, init_std), out.output_init = output_init();
+  return out;
+}
+
 std::int64_t GptOptions::num_parameters(bool padding) const {
   const GptOptions o = resolved();
   const std::int64_t rows = padding ? o.padded_vocab() : o.vocab_size;
   const std::int64_t norm_size = o.norm == Norm::layer_norm ? 2 * o.hidden : o.hidden;
   const std::int64_t attention_width = o.heads * o.head_dim;
-  const std::int64_t up_width = o.mlp == Mlp::swiglu ? 2 * o.ffn_hidden : o.ffn_hidden;
-  const std::int64_t weights = o.hidden * (o.qkv_width() + attention_width + up_width + o.ffn_hidden);
-  const std::int64_t biases = o.bias ? o.qkv_width() + o.hidden + up_width + o.hidden : 0;
+  const std::int64_t weights = o.hidden * (o.qkv_width() + attention_width);
+  const std::int64_t biases = o.bias ? o.qkv_width() + o.hidden : 0;
+  const auto feed_forward = [&](std::int64_t width) {
+    return width == 0 ? 0 : feed_forward_weights(o, width) + feed_forward_biases(o, width);
+  };
+  const ExpertsOptions& e = o.experts;
+  const std::int64_t with_experts = e.blocks(o.layers);
+  const std::int64_t networks = (o.layers - with_experts) * feed_forward(o.ffn_hidden) +
+                                with_experts * (e.count * (feed_forward(e.ffn_hidden) + o.hidden) +
+                                                feed_forward(e.shared * e.ffn_hidden));
   const std::int64_t tables = rows * o.hidden * (o.tied_embeddings ? 1 : 2) +
                               (o.positions == PositionKind::learned ? o.max_seq * o.hidden : 0);
-  return tables + o.layers * (weights + biases + 2 * norm_size) + norm_size;
+  return tables + o.layers * (weights + biases + 2 * norm_size) + networks + norm_size;
 }
 
 double flops_per_token(const GptOptions& options, std::int64_t seq, AttentionFlops convention,
                        autograd::Recompute recompute) {
   const GptOptions o = options.resolved();
-  const double h = static_cast<double>(o.hidden), f = static_cast<double>(o.ffn_hidden);
+  const double h = static_cast<double>(o.hidden);
   const double attention_width = static_cast<double>(o.heads * o.head_dim);
-  const double products = h * static_cast<double>(o.qkv_width()) + attention_width * h +
-                          (o.mlp == Mlp::swiglu ? 3.0 : 2.0) * h * f;
+  const double products = h * static_cast<double>(o.qkv_width()) + attention_width * h;
+  const ExpertsOptions& e = o.experts;
+  const std::int64_t with_experts = e.blocks(o.layers);
+  const double networks =
+      static_cast<double>(o.layers - with_experts) *
+          static_cast<double>(feed_forward_weights(o, o.ffn_hidden)) +
+      static_cast<double>(with_experts) *
+          static_cast<double>(feed_forward_weights(o, (e.routing.top_k + e.shared) * e.ffn_hidden) +
+                              e.count * o.hidden);
   // Scores and their product with the values: one multiply-add each per pair of positions and column.
   const double pairs = static_cast<double>(seq) * (convention == AttentionFlops::full ? 1.0 : 0.5);
-  const double block = 2.0 * products + 2.0 * 2.0 * pairs * attention_width;
+  const double blocks =
+      static_cast<double>(o.layers) * (2.0 * products + 2.0 * 2.0 * pairs * attention_width) + 2.0 * networks;
   const double head = 2.0 * h * static_cast<double>(o.vocab_size);
   const double passes = recompute == autograd::Recompute::full ? 4.0 : 3.0;
-  return passes * static_cast<double>(o.layers) * block + 3.0 * head;
+  return passes * blocks + 3.0 * head;
 }
 
 }  // namespace sherd::models

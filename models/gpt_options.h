@@ -3,13 +3,37 @@
 #include <cstdint>
 
 #include "autograd/tape.h"
-#include "tensor/kernels.h"
+#include "sharding/parallel/moe.h"
 
 namespace sherd::models {
 
 enum class Norm : std::uint8_t { layer_norm, rms_norm };
 enum class PositionKind : std::uint8_t { learned, rotary };
 enum class Mlp : std::uint8_t { gelu_tanh, gelu_erf, swiglu };
+/// What goes into the product that it follows; none: nothing does.
+tensor::Activation fused_activation(Mlp mlp);
+
+/// Experts in place of the feed-forward part of some blocks.
+struct ExpertsOptions {
+  std::int64_t count = 0;        ///< of each such block; 0: there are none
+  std::int64_t ffn_hidden = 0;   ///< of each expert; 0: that of dense blocks
+  std::int64_t every = 1;        ///< each so-manieth of the blocks behind the first dense ones has experts
+  std::int64_t first_dense = 0;  ///< blocks
+  std::int64_t shared = 0;       ///< a dense part of so many times ffn_hidden beside them, for all tokens
+  tensor::Routing routing{.top_k = 2, .normalize = true};
+  autograd::RouterLosses losses{.balance = 0.01};
+  double capacity_factor = 0;
+  parallel::Drop drop = parallel::Drop::by_weight;
+
+  /// Whether the block has experts.
+  bool in(std::int64_t block) const {
+    return count > 0 && block >= first_dense && (block - first_dense) % every == every - 1;
+  }
+  /// How many of so many blocks have.
+  std::int64_t blocks(std::int64_t layers) const {
+    return count == 0 || layers < first_dense ? 0 : (layers - first_dense) / every;
+  }
+};
 
 /// The shape of a decoder-only transformer. The defaults are GPT-2 small.
 struct GptOptions {
@@ -22,6 +46,7 @@ struct GptOptions {
   int kv_heads = 0;             ///< key-value heads (grouped queries); 0: as many as heads
   std::int64_t head_dim = 0;    ///< 0: hidden / heads
   std::int64_t ffn_hidden = 0;  ///< 0: 4·hidden, or for SwiGLU 8/3·hidden rounded up to a multiple of 64
+  ExpertsOptions experts;
   Norm norm = Norm::layer_norm;
   double norm_eps = 1e-5;
   PositionKind positions = PositionKind::learned;
@@ -44,6 +69,11 @@ struct GptOptions {
   // ---- of resolved options ----
   std::int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   tensor::Attention geometry() const;
+  /// What projects back onto the residual stream starts smaller, so that the stream's variance does not grow
+  /// with depth (Radford et al. 2019).
+  autograd::Init output_init() const;
+  /// What a layer of experts is made with.
+  parallel::MoeOptions moe() const;
   /// Elements of all parameters, tied ones once; `padding`: with the rows that only pad the vocabulary.
   std::int64_t num_parameters(bool padding = true) const;
 };
@@ -55,9 +85,9 @@ enum class AttentionFlops : std::uint8_t {
 };
 
 /// Floating-point operations that one token costs in a training step (forward and backward) on sequences of
-/// `seq` tokens; multiplied by tokens per second this gives model FLOP/s, the numerator of MFU. With
-/// `recompute` full every block's forward counts a second time (hardware FLOPs); the output projection never
-/// does. Padding does not count.
+/// `seq` tokens, of experts those that a token takes; multiplied by tokens per second this gives model
+/// FLOP/s, the numerator of MFU. With `recompute` full every block's forward counts a second time (hardware
+/// FLOPs); the output projection never does. Padding does not count.
 double flops_per_token(const GptOptions& options, std::int64_t seq, AttentionFlops convention,
                        autograd::Recompute recompute = autograd::Recompute::none);
 

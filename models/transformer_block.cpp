@@ -1,7 +1,5 @@
 #include "models/transformer_block.h"
 
-#include <cmath>
-
 #include "autograd/attention.h"
 #include "autograd/elementwise.h"
 
@@ -9,24 +7,6 @@ namespace sherd::models {
 namespace {
 
 using autograd::Init;
-
-tensor::Activation fused_activation(Mlp mlp) {
-  switch (mlp) {
-    case Mlp::gelu_tanh:
-      return tensor::Activation::gelu_tanh;
-    case Mlp::gelu_erf:
-      return tensor::Activation::gelu_erf;
-    case Mlp::swiglu:
-      break;
-  }
-  return tensor::Activation::none;
-}
-
-/// What projects back onto the residual stream starts smaller, so that the stream's variance does not grow
-/// with depth (Radford et al. 2019).
-Init output_init(const GptOptions& o) {
-  return Init::normal(0, o.init_std / std::sqrt(2.0 * static_cast<double>(o.layers)));
-}
 
 using Matrices = std::vector<std::vector<tensor::Range>>;
 
@@ -43,8 +23,8 @@ Matrices qkv_matrices(const GptOptions& o) {
 }
 
 /// The rows of gate and up.
-Matrices gated_matrices(const GptOptions& o) {
-  return {{{0, o.ffn_hidden}}, {{o.ffn_hidden, 2 * o.ffn_hidden}}};
+Matrices gated_matrices(std::int64_t width) {
+  return {{{0, width}}, {{width, 2 * width}}};
 }
 
 }  // namespace
@@ -70,7 +50,7 @@ SelfAttention::SelfAttention(const GptOptions& o, const parallel::Layout& layout
                        .bias = o.bias, .init = Init::normal(0, o.init_std), .matrices = qkv_matrices(o)}))),
       projection_(add("projection", std::make_shared<parallel::RowLinear>(
                                         o.heads * o.head_dim, o.hidden, layout,
-                                        nn::LinearOptions{.bias = o.bias, .init = output_init(o)}))),
+                                        nn::LinearOptions{.bias = o.bias, .init = o.output_init()}))),
       dropout_(add("dropout", std::make_shared<nn::Dropout>(o.attention_dropout))) {}
 
 Var SelfAttention::forward(Tape& tape, const Var& x) {
@@ -82,18 +62,18 @@ Var SelfAttention::forward(Tape& tape, const Var& x) {
   return (*projection_)(tape, parallel::attention(qkv, geometry, layout_));
 }
 
-FeedForward::FeedForward(const GptOptions& o, const parallel::Layout& layout)
+FeedForward::FeedForward(const GptOptions& o, std::int64_t width, const parallel::Layout& layout)
     : gated_(o.mlp == Mlp::swiglu),
       up_(add("up", std::make_shared<parallel::ColumnLinear>(
-                        o.hidden, gated_ ? 2 * o.ffn_hidden : o.ffn_hidden, layout,
+                        o.hidden, gated_ ? 2 * width : width, layout,
                         nn::LinearOptions{.bias = o.bias,
                                           .activation = fused_activation(o.mlp),
                                           .init = Init::normal(0, o.init_std),
-                                          .matrices = gated_ ? gated_matrices(o) : Matrices()},
-                        gated_ ? std::vector{o.ffn_hidden, o.ffn_hidden} : std::vector<std::int64_t>{}))),
-      down_(add("down", std::make_shared<parallel::RowLinear>(
-                            o.ffn_hidden, o.hidden, layout,
-                            nn::LinearOptions{.bias = o.bias, .init = output_init(o)}))) {}
+                                          .matrices = gated_ ? gated_matrices(width) : Matrices()},
+                        gated_ ? std::vector{width, width} : std::vector<std::int64_t>{}))),
+      down_(add("down",
+                std::make_shared<parallel::RowLinear>(
+                    width, o.hidden, layout, nn::LinearOptions{.bias = o.bias, .init = o.output_init()}))) {}
 
 Var FeedForward::forward(Tape& tape, const Var& x) {
   Var wide = (*up_)(tape, x);
@@ -101,14 +81,29 @@ Var FeedForward::forward(Tape& tape, const Var& x) {
   return (*down_)(tape, wide);
 }
 
-TransformerBlock::TransformerBlock(const GptOptions& o, const parallel::Layout& layout)
+ExpertsAndShared::ExpertsAndShared(const GptOptions& o, const parallel::Layout& layout)
+    : parallel::Moe(o.moe(), layout) {
+  if (o.experts.shared > 0)
+    shared_ =
+        add("shared", std::make_shared<FeedForward>(o, o.experts.shared * o.experts.ffn_hidden, layout));
+}
+
+Var ExpertsAndShared::forward(Tape& tape, const Var& x) {
+  const Var routed = parallel::Moe::forward(tape, x);
+  return shared_ ? autograd::add(routed, (*shared_)(tape, x)) : routed;
+}
+
+TransformerBlock::TransformerBlock(const GptOptions& o, std::int64_t index, const parallel::Layout& layout)
     : layout_(layout),
       norm_1_(add("norm_1", make_norm(o, layout))),
       norm_2_(nullptr),
       attention_(add("attention", std::make_shared<SelfAttention>(o, layout))),
       attention_dropout_(add("attention_dropout", std::make_shared<nn::Dropout>(o.hidden_dropout))) {
   norm_2_ = add("norm_2", make_norm(o, layout));
-  mlp_ = add("mlp", std::make_shared<FeedForward>(o, layout));
+  if (o.experts.in(index))
+    mlp_ = add("mlp", std::make_shared<ExpertsAndShared>(o, layout));
+  else
+    mlp_ = add("mlp", std::make_shared<FeedForward>(o, o.ffn_hidden, layout));
   mlp_dropout_ = add("mlp_dropout", std::make_shared<nn::Dropout>(o.hidden_dropout));
 }
 

@@ -4,6 +4,7 @@
 #include "nn/layers.h"
 #include "sharding/parallel/attention.h"
 #include "sharding/parallel/linear.h"
+#include "sharding/parallel/moe.h"
 
 namespace sherd::models {
 
@@ -34,7 +35,7 @@ class SelfAttention : public nn::Layer {
 /// The feed-forward part. Parts: "up" (for SwiGLU [gate; up] fused, gate first) and "down".
 class FeedForward : public nn::Layer {
  public:
-  FeedForward(const GptOptions& options, const parallel::Layout& layout);
+  FeedForward(const GptOptions& options, std::int64_t width, const parallel::Layout& layout);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
@@ -45,12 +46,25 @@ class FeedForward : public nn::Layer {
   std::shared_ptr<parallel::RowLinear> down_;
 };
 
+/// Experts, and where there is one the feed-forward part that all tokens take beside them, "shared".
+class ExpertsAndShared : public parallel::Moe {
+ public:
+  ExpertsAndShared(const GptOptions& options, const parallel::Layout& layout);
+
+ protected:
+  Var forward(Tape& tape, const Var& x) override;
+
+ private:
+  std::shared_ptr<FeedForward> shared_;
+};
+
 /// One pre-norm decoder block: x + attention(norm(x)), then x + mlp(norm(x)). Parts: "norm_1", "attention",
 /// "attention_dropout", "norm_2", "mlp", "mlp_dropout". x and the result: this rank's part of the stream
 /// [batch, seq, hidden] (parallel::Layout).
 class TransformerBlock : public nn::Layer {
  public:
-  TransformerBlock(const GptOptions& options, const parallel::Layout& layout);
+  /// `index`: which of the model's blocks, as some may have experts.
+  TransformerBlock(const GptOptions& options, std::int64_t index, const parallel::Layout& layout);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
@@ -59,7 +73,7 @@ class TransformerBlock : public nn::Layer {
   parallel::Layout layout_;
   std::shared_ptr<nn::Layer> norm_1_, norm_2_;
   std::shared_ptr<SelfAttention> attention_;
-  std::shared_ptr<FeedForward> mlp_;
+  std::shared_ptr<nn::Layer> mlp_;
   std::shared_ptr<nn::Dropout> attention_dropout_, mlp_dropout_;
 };
 

@@ -1,5 +1,7 @@
 #include "sharding/parallel/collectives.h"
 
+#include <numeric>
+
 #include "sharding/parallel/exchanges.h"
 
 namespace sherd::parallel {
@@ -94,6 +96,39 @@ Var all_to_all(const Var& x, int split_dim, int gather_dim, Communicator* group,
                      [dx = x.grad_ref(), split_dim, gather_dim, group, calls](Tape& t, const Tensor& dy) {
                        t.accumulate(
                            dx, all_to_all(t.kernels(), *group, dy, gather_dim, split_dim, calls.backward));
+                     });
+}
+
+namespace {
+
+/// Rows on their way by counts of rows.
+Tensor move_rows(Tape& tape, const Tensor& x, const std::vector<std::int64_t>& send,
+                 const std::vector<std::int64_t>& receive, Communicator& group,
+                 const comm::CallOptions& options) {
+  const std::int64_t width = x.shape()[1];
+  std::vector<std::int64_t> in, out;
+  std::int64_t rows = 0;
+  for (const std::int64_t n : send) in.push_back(n * width);
+  for (const std::int64_t n : receive) out.push_back(n * width), rows += n;
+  Tensor moved = tape.empty({rows, width}, x.dtype());
+  group.all_to_all(x, moved, in, out, options).wait();
+  return moved;
+}
+
+}  // namespace
+
+Var all_to_all_rows(const Var& x, const std::vector<std::int64_t>& send,
+                    const std::vector<std::int64_t>& receive, Communicator* group, const std::string& label) {
+  if (alone(group)) return x;
+  Tape& tape = x.tape();
+  const Calls calls("all_to_all_rows", label);
+  require(x.shape().rank() == 2 && std::ssize(send) == group->size() && send.size() == receive.size() &&
+              std::accumulate(send.begin(), send.end(), std::int64_t{0}) == x.shape()[0],
+          calls.forward.label, ": rows of ", x.shape().str(), " cannot go to ", group->size(),
+          " ranks by their counts");
+  return tape.record(move_rows(tape, x.value(), send, receive, *group, calls.forward), {x},
+                     [dx = x.grad_ref(), send, receive, group, calls](Tape& t, const Tensor& dy) {
+                       t.accumulate(dx, move_rows(t, dy, receive, send, *group, calls.backward));
                      });
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "autograd/tape.h"
 #include "comm/communicator.h"
@@ -53,5 +54,12 @@ Var reduce_scatter(const Var& x, int dim, Communicator* group, const std::string
 /// (Jacobs et al. 2023).
 Var all_to_all(const Var& x, int split_dim, int gather_dim, Communicator* group,
                const std::string& label = {});
+
+/// The first send[0] rows of x, [Σ send, width], go to rank 0, and so on; what comes, receive[r] rows from
+/// rank r, lies in rank order. The gradient goes the other way. PyTorch's all_to_all_single_autograd with
+/// split sizes; what experts' tokens take. Ranks' counts must fit each other.
+Var all_to_all_rows(const Var& x, const std::vector<std::int64_t>& send,
+                    const std::vector<std::int64_t>& receive, Communicator* group,
+                    const std::string& label = {});
 
 }  // namespace sherd::parallel

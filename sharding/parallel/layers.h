@@ -7,4 +7,5 @@
 #include "sharding/parallel/layout.h"
 #include "sharding/parallel/linear.h"
 #include "sharding/parallel/loss.h"
+#include "sharding/parallel/moe.h"
 #include "sharding/parallel/sequence.h"

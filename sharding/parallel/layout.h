@@ -34,11 +34,16 @@ struct Layout {
   comm::Communicator* context = nullptr;  ///< ranks that hold pieces of the same sequences; null: likewise
   bool sequence_parallel = true;          ///< where there are several tensor ranks
   ContextMethod context_method = ContextMethod::ring;
+  comm::Communicator* expert =
+      nullptr;  ///< ranks that share out the experts of a layer; null: this one alone
+  comm::Communicator* expert_data = nullptr;  ///< ranks that have the same experts; null: likewise
 
   int tensor_size() const { return tensor ? tensor->size() : 1; }
   int tensor_rank() const { return tensor ? tensor->rank() : 0; }
   int context_size() const { return context ? context->size() : 1; }
   int context_rank() const { return context ? context->rank() : 0; }
+  int expert_size() const { return expert ? expert->size() : 1; }
+  int expert_rank() const { return expert ? expert->rank() : 0; }
   /// Sequence parallelism is on.
   bool cuts_stream() const { return sequence_parallel && tensor_size() > 1; }
 

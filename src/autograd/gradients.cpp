@@ -1,5 +1,7 @@
 #include "autograd/gradients.h"
 
+#include <numeric>
+
 namespace sherd::autograd {
 
 void write_kernel_grad(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype,
@@ -28,6 +30,84 @@ void write_folded_grad(Tape& tape, const GradRef& ref, const Shape& shape, DType
   });
   if (!folded)
     write_kernel_grad(tape, ref, shape, dtype, [&](const Tensor& to, bool add) { write(to, add, {}); });
+}
+
+namespace {
+
+/// Gradients by source, into where they are summed or each by itself.
+class BySource {
+ public:
+  using Write = std::function<void(const SourceRows&, const Tensor&, bool, std::optional<DType>)>;
+  BySource(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype, bool folds, const Write& write)
+      : tape_(tape), ref_(ref), shape_(shape), dtype_(dtype), folds_(folds), write_(write) {}
+
+  void run(std::span<const std::int64_t> sources) {
+    Parameter& parameter = *ref_->parameter;
+    require(std::ssize(sources) == parameter.grad_sources && !parameter.grad_written &&
+                !parameter.grad_sum.folded,
+            "parameter '", parameter.name, "' takes one gradient from each of ", parameter.grad_sources,
+            " sources, not another one, or of ", sources.size());
+    const Tensor first = parameter.grad;
+    const bool summed = parameter.grad_sum.to.defined();
+    std::int64_t begin = 0;
+    for (std::size_t source = 0; source < sources.size(); ++source) {
+      const SourceRows rows{begin, begin + sources[source]};
+      begin = rows.end;
+      if (summed) {
+        fold(rows, parameter.grad_sum, parameter.grad_sum.onto || source > 0);
+      } else {
+        parameter.grad = source == 0 ? first : parameter.source_grads[source - 1];
+        write_apart(rows);
+      }
+    }
+    parameter.grad = first;
+    parameter.grad_sum.folded = summed;
+    parameter.grad_written = !summed;
+  }
+
+ private:
+  void fold(const SourceRows& rows, const GradientSum& sum, bool onto) {
+    if (rows.begin == rows.end) {
+      if (!onto) tape_.kernels().fill(sum.to, 0);
+    } else if (folds_ && tape_.kernels().folds_gradients() && dtype_ != DType::f64 &&
+               (sum.to.dtype() == dtype_ || sum.to.dtype() == DType::f32)) {
+      write_(rows, sum.to.reshape(shape_), onto, sum.rounding);
+    } else {
+      write_apart(rows);
+      tape_.kernels().fold(ref_->parameter->grad, sum.rounding, sum.to, onto);
+    }
+  }
+  void write_apart(const SourceRows& rows) {
+    ref_->parameter->grad_written = false;
+    if (rows.begin == rows.end) return tape_.kernels().fill(ref_->parameter->grad, 0);
+    write_kernel_grad(tape_, ref_, shape_, dtype_,
+                      [&](const Tensor& to, bool add) { write_(rows, to, add, {}); });
+  }
+
+  Tape& tape_;
+  const GradRef& ref_;
+  const Shape& shape_;
+  DType dtype_;
+  bool folds_;
+  const Write& write_;
+};
+
+}  // namespace
+
+void write_by_source(
+    Tape& tape, const GradRef& ref, const Shape& shape, DType dtype, std::span<const std::int64_t> sources,
+    bool folds,
+    const std::function<void(const SourceRows&, const Tensor&, bool, std::optional<DType>)>& write) {
+  if (!ref) return;
+  if (ref->parameter && ref->parameter->grad_sources > 1)
+    return BySource(tape, ref, shape, dtype, folds, write).run(sources);
+  const SourceRows all{0, std::accumulate(sources.begin(), sources.end(), std::int64_t{0})};
+  if (folds)
+    write_folded_grad(tape, ref, shape, dtype, [&](const Tensor& to, bool add, std::optional<DType> fold) {
+      write(all, to, add, fold);
+    });
+  else
+    write_kernel_grad(tape, ref, shape, dtype, [&](const Tensor& to, bool add) { write(all, to, add, {}); });
 }
 
 Tensor reuse_or_empty(Tape& tape, const Tensor& dy) {

@@ -17,6 +17,18 @@ void write_folded_grad(
     Tape& tape, const GradRef& ref, const Shape& shape, DType dtype,
     const std::function<void(const Tensor& to, bool add, std::optional<DType> fold)>& write);
 
+/// Rows [begin, end) of one source.
+struct SourceRows {
+  std::int64_t begin, end;
+};
+/// The same for gradients of rows that come from several sources, `sources` of each, one after the other. Of
+/// a parameter that sums these apart (Parameter::grad_sources), each source's are written by themselves; else
+/// write() is told all rows. `folds`: it can fold.
+void write_by_source(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype,
+                     std::span<const std::int64_t> sources, bool folds,
+                     const std::function<void(const SourceRows& rows, const Tensor& to, bool add,
+                                              std::optional<DType> fold)>& write);
+
 /// `dy` itself when nobody else holds its memory, so that an elementwise gradient may overwrite it; else new
 /// memory.
 Tensor reuse_or_empty(Tape& tape, const Tensor& dy);

@@ -5,6 +5,7 @@
 #include "autograd/dropout.h"
 #include "autograd/elementwise.h"
 #include "autograd/embedding.h"
+#include "autograd/experts.h"
 #include "autograd/linear.h"
 #include "autograd/loss.h"
 #include "autograd/norm.h"

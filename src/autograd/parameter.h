@@ -56,11 +56,16 @@ struct Parameter {
   std::vector<std::vector<tensor::Range>> matrices;
 
   bool is_table = false;  ///< rows that tokens or positions look up
+  int expert_rank = -1;   ///< which of the ranks that share out experts has it; −1: every rank
 
   tensor::Tensor value;
   tensor::Tensor grad;
   bool grad_written = false;  ///< grad holds a sum already; further contributions accumulate
   GradientSum grad_sum;
+  /// Of how many sources the pass's gradients are summed apart, each rounded alone (linear_by_source()): the
+  /// first one's goes to `grad`, the others' to `source_grads`, unless all go to `grad_sum` one by one.
+  int grad_sources = 1;
+  std::vector<tensor::Tensor> source_grads;
   std::atomic<bool> stored = false;  ///< somebody shards it; from any thread (sharding/sharded_model.h)
 
   std::int64_t numel() const { return shape.numel(); }

@@ -98,7 +98,7 @@ Var Tape::parameter(const ParameterPtr& parameter) {
   return Var(std::move(state));
 }
 
-Var Tape::record(Tensor value, std::initializer_list<Var> inputs, BackwardFn backward, RemakeFn remake,
+Var Tape::record(Tensor value, std::span<const Var> inputs, BackwardFn backward, RemakeFn remake,
                  std::source_location where) {
   count_uses(inputs);
   const bool wanted =
@@ -123,7 +123,7 @@ Var Tape::record(Tensor value, std::initializer_list<Var> inputs, BackwardFn bac
 }
 
 /// Recompute runs operations again, which is no other use.
-void Tape::count_uses(std::initializer_list<Var> inputs) {
+void Tape::count_uses(std::span<const Var> inputs) {
   if (begun_ == pass_) return;
   for (const Var& input : inputs)
     if (const GradRef ref = input.grad_ref(); ref && ref->parameter) ++uses_[ref->parameter.get()];
@@ -306,6 +306,7 @@ void Tape::begin_backward(const Var& loss, double seed, WeightGradients when) {
   require_output(loss, "the loss");
   Tensor gradient = empty(loss.shape(), loss.dtype());
   kernels_.fill(gradient, seed);
+  loss_seed = seed;
   start({{loss, std::move(gradient)}}, when);
 }
 

@@ -106,6 +106,8 @@ class Saved {
 class Scope {
  public:
   virtual ~Scope() = default;
+  /// The block is going to run, behind others that were announced: its parameters may begin to come.
+  virtual void announce(Tape&) {}
   /// Where tape.recording(), backward calls will follow.
   virtual void pre_forward(Tape& tape) = 0;
   virtual void post_forward(Tape& tape) = 0;
@@ -163,6 +165,7 @@ class Tape {
   bool checkpoints_in_host = false;  ///< checkpoint() keeps its inputs in the host tier (cpu_checkpointing)
   CheckpointKeeper* checkpoint_keeper = nullptr;  ///< where it keeps them instead; outlives what is recorded
   RandomKey random;                               ///< stream keyed by seed, step, micro-batch and rank role
+  double loss_seed = 1;              ///< d loss of the backward to come, for losses that operations add
   std::optional<DType> input_dtype;  ///< the dtype of floating inputs; not set: each keeps its own
 
   // ---- leaves ----
@@ -180,6 +183,11 @@ class Tape {
   /// Error{usage} for an input that wants a gradient and was recorded in an earlier pass, where none can go
   /// any more.
   Var record(Tensor value, std::initializer_list<Var> inputs, BackwardFn backward, RemakeFn remake = nullptr,
+             std::source_location where = std::source_location::current()) {
+    return record(std::move(value), std::span(inputs.begin(), inputs.size()), std::move(backward),
+                  std::move(remake), where);
+  }
+  Var record(Tensor value, std::span<const Var> inputs, BackwardFn backward, RemakeFn remake = nullptr,
              std::source_location where = std::source_location::current());
   /// Adds `grad` to what `ref` has gathered. Takes the handle: a first gradient is not copied. Throws
   /// Error{usage} naming the operation whose backward runs unless `grad` has the value's shape and dtype; a
@@ -261,7 +269,7 @@ class Tape {
   class Running;
   Var constant(Tensor value);
   std::string running() const;
-  void count_uses(std::initializer_list<Var> inputs);
+  void count_uses(std::span<const Var> inputs);
   void check_gradient(const GradSlot& slot, const Shape& shape, DType dtype) const;
   Var leaf(Tensor value, GradRef slot);
   void require_gradient_arrives(const Var& input) const;

@@ -144,27 +144,47 @@ Json zero_of(const Zero& zero) {
   return out;
 }
 
-Json model_of(const Model& m) {
-  return {{"type", name_of(m.type)},
-          {"vocab_size", m.vocab_size},
-          {"pad_vocab_to_multiple_of", m.pad_vocab_to_multiple_of},
-          {"seq_length", m.seq_length},
-          {"hidden_size", m.hidden_size},
-          {"num_layers", m.num_layers},
-          {"num_heads", m.num_heads},
-          {"num_kv_heads", m.num_kv_heads},
+Json moe_of(const Moe& m) {
+  return {{"experts", m.experts},
+          {"top_k", m.top_k},
           {"ffn_hidden_size", m.ffn_hidden_size},
-          {"position", name_of(m.position)},
-          {"rotary_base", m.rotary_base},
-          {"norm", name_of(m.norm)},
-          {"norm_epsilon", m.norm_epsilon},
-          {"activation", name_of(m.activation)},
-          {"dropout", m.dropout},
-          {"attention_dropout", m.attention_dropout},
-          {"embedding_dropout", m.embedding_dropout},
-          {"tie_embeddings", m.tie_embeddings},
-          {"bias", m.bias},
-          {"init_std", m.init_std}};
+          {"every", m.every},
+          {"first_dense", m.first_dense},
+          {"shared_experts", m.shared_experts},
+          {"router", name_of(m.router)},
+          {"norm_topk", m.norm_topk},
+          {"routed_scaling_factor", m.routed_scaling_factor},
+          {"groups", m.groups},
+          {"top_groups", m.top_groups},
+          {"capacity_factor", m.capacity_factor},
+          {"drop", name_of(m.drop)},
+          {"aux_loss", m.aux_loss},
+          {"z_loss", m.z_loss}};
+}
+
+Json model_of(const Model& m) {
+  Json out{{"type", name_of(m.type)},
+           {"vocab_size", m.vocab_size},
+           {"pad_vocab_to_multiple_of", m.pad_vocab_to_multiple_of},
+           {"seq_length", m.seq_length},
+           {"hidden_size", m.hidden_size},
+           {"num_layers", m.num_layers},
+           {"num_heads", m.num_heads},
+           {"num_kv_heads", m.num_kv_heads},
+           {"ffn_hidden_size", m.ffn_hidden_size},
+           {"position", name_of(m.position)},
+           {"rotary_base", m.rotary_base},
+           {"norm", name_of(m.norm)},
+           {"norm_epsilon", m.norm_epsilon},
+           {"activation", name_of(m.activation)},
+           {"dropout", m.dropout},
+           {"attention_dropout", m.attention_dropout},
+           {"embedding_dropout", m.embedding_dropout},
+           {"tie_embeddings", m.tie_embeddings},
+           {"bias", m.bias},
+           {"init_std", m.init_std}};
+  if (m.moe.experts > 0) out["moe"] = moe_of(m.moe);
+  return out;
 }
 
 Json training_of(const Training& t) {

@@ -13,7 +13,31 @@ enum class FfnActivation : std::uint8_t { gelu_tanh, gelu, swiglu };
 /// The largest that a model may be along each axis. Far above what anyone trains, and such that no count of
 /// elements overflows and nothing that is held per layer grows large.
 inline constexpr std::int64_t most_layers = 2048, most_hidden = 1 << 20, most_ffn_hidden = 1 << 22,
-                              most_heads = 1 << 16, most_positions = 1 << 24, most_vocabulary = 1 << 24;
+                              most_heads = 1 << 16, most_positions = 1 << 24, most_vocabulary = 1 << 24,
+                              most_experts = 1 << 12;
+
+enum class Router : std::uint8_t { softmax, softmax_topk, sigmoid };
+enum class DropPolicy : std::uint8_t { weight, position };
+
+/// Section `model.moe`: experts in place of the feed-forward part of some blocks.
+struct Moe {
+  std::int64_t experts = 0;          ///< of each such block, required; 0: there is no such section
+  std::int64_t top_k = 2;            ///< experts of a token
+  std::int64_t ffn_hidden_size = 0;  ///< width of each; default the model's
+  std::int64_t every = 1;            ///< each so-manieth block behind the first dense ones has experts
+  std::int64_t first_dense = 0;      ///< blocks without experts at the start
+  std::int64_t shared_experts = 0;   ///< width of a dense part beside them, in experts
+  /// Of softmax over all experts, of softmax over those chosen, or sigmoids.
+  Router router = Router::softmax;
+  bool norm_topk = true;                    ///< a token's weights add up to 1; default false where top_k is 1
+  double routed_scaling_factor = 1;         ///< > 0; multiplies the weights
+  std::int64_t groups = 1, top_groups = 1;  ///< of equal groups of experts a token takes the best few
+  double capacity_factor = 0;  ///< ≥ 0; of a micro-batch's fair share that an expert takes; 0: all
+  DropPolicy drop = DropPolicy::weight;
+  double aux_loss = 0.01;  ///< ≥ 0; factor of the balance loss
+  double z_loss = 0;       ///< ≥ 0; factor of the router z-loss
+  bool operator==(const Moe&) const = default;
+};
 
 /// Section `model`: a decoder-only transformer. `type` picks the defaults of the fields marked "by type";
 /// every field may still be set by itself. The section is for `sherd train`; callers with a model of their
@@ -43,6 +67,7 @@ struct Model {
   bool bias = true;              ///< of linear layers; by type: gpt2 yes, llama no
   /// Of normal initial weights, > 0; divided by √(2·num_layers) where they feed the residual stream.
   double init_std = 0.02;
+  Moe moe;
 
   std::int64_t head_dim() const { return hidden_size / num_heads; }
   /// `vocabulary` rounded up to a multiple of pad_vocab_to_multiple_of.
@@ -56,5 +81,7 @@ std::string_view name_of(ModelType type);            ///< "gpt2", "llama"
 std::string_view name_of(Positions positions);       ///< "learned", "rotary"
 std::string_view name_of(Norm norm);                 ///< "layernorm", "rmsnorm"
 std::string_view name_of(FfnActivation activation);  ///< "gelu_tanh", "gelu", "swiglu"
+std::string_view name_of(Router router);             ///< "softmax", "softmax_topk", "sigmoid"
+std::string_view name_of(DropPolicy policy);         ///< "weight", "position"
 
 }  // namespace sherd::config

@@ -79,6 +79,7 @@ void ChunkRunner::begin_backward(const Instruction& i, double seed) {
   hold(i);
   Flight& flight = flight_of(i);
   if (layout_->has_last(i.chunk)) return flight.pass->begin_backward(flight.output, seed, when);
+  flight.pass->tape().loss_seed = seed;
   Tensor gradient = value_of(input_gradients_, {i.micro_batch, i.chunk + 1},
                              parts_.link ? &parts_.link->gradients() : nullptr, key_of(i));
   std::vector<autograd::OutputGradient> outputs;

@@ -55,6 +55,10 @@ class Module {
   /// default), or takes that back.
   void mark_block(bool block = true) { block_ = block; }
   bool is_block() const { return block_; }
+  /// Says of a block that passes may leave it out, as they do experts without tokens: it is gathered where it
+  /// runs, or is announced (autograd::Scope::announce()), and expected nowhere. All ranks run the same ones.
+  void mark_on_demand() { on_demand_ = true; }
+  bool is_on_demand() const { return on_demand_; }
   /// Whether a block recomputes where the tape says so (default), or keeps all that is made within it. Set by
   /// the engine.
   void set_recomputes(bool recomputes) { recomputes_ = recomputes; }
@@ -86,7 +90,7 @@ class Module {
   std::vector<std::pair<std::string, ParameterPtr>> parameters_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
   std::shared_ptr<autograd::Scope> scope_;
-  bool block_ = false, recomputes_ = true;
+  bool block_ = false, on_demand_ = false, recomputes_ = true;
 };
 
 /// A module with one input and one output.

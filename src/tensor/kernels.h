@@ -7,6 +7,7 @@
 
 #include "base/random.h"
 #include "tensor/exact_sum.h"
+#include "tensor/routing.h"
 #include "tensor/tensor.h"
 
 namespace sherd::tensor {
@@ -202,6 +203,27 @@ class Kernels {
   /// before; those rows are set. A log-sum-exp of -inf stands for no keys, whose part is not looked at.
   virtual void merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first, bool begin,
                                const Tensor& out, const Tensor& lse) = 0;
+
+  // ---- experts ----
+  /// logits: [tokens, experts], fp32 or fp64, as are bias, weights and scores. bias: [experts] or undefined.
+  /// scores: [tokens, experts], the softmax over all experts or sigmoids; chosen: int32 [tokens, top_k], the
+  /// most preferred first; weights: [tokens, top_k]. A NaN is chosen last.
+  virtual void route(const Tensor& logits, const Tensor& bias, const Routing& routing, const Tensor& scores,
+                     const Tensor& chosen, const Tensor& weights) = 0;
+  /// dlogits: [tokens, experts], from the gradient of the weights (undefined: 0), and what auxiliary losses
+  /// add: of Σ over tokens of balance·P, P the softmax or sigmoids over their sum, and of squared
+  /// log-sum-exps.
+  virtual void route_backward(const Tensor& logits, const Routing& routing, const Tensor& scores,
+                              const Tensor& chosen, const Tensor& dweights, const RouterLossGradients& losses,
+                              const Tensor& dlogits) = 0;
+  /// out[t] = Σ_j weights[t, j]·rows[places[t, j]], in order of j, without those whose place is -1. rows: [n,
+  /// width]; places: int32 [tokens, top_k], no two alike; weights: in the compute type.
+  virtual void combine_rows(const Tensor& rows, const Tensor& places, const Tensor& weights,
+                            const Tensor& out) = 0;
+  /// drows[places[t, j]] = weights[t, j]·dout[t]; dweights[t, j] = dout[t]·rows[places[t, j]], 0 for -1.
+  /// Either may be undefined. Rows of drows that no place names stay what they are.
+  virtual void combine_rows_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
+                                     const Tensor& dout, const Tensor& drows, const Tensor& dweights) = 0;
 
   // ---- losses ----
   // The cross-entropy of targets != ignore_index, -log softmax(logits)[target], over a vocabulary that ranks

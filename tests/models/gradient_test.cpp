@@ -113,9 +113,29 @@ TEST_P(WholeModel, FrozenPartsLeaveTheOthersGradientsAlone) {
   }
 }
 
+/// DeepSeek-V3's router, and a dense part beside the experts.
+GptOptions sigmoid_experts() {
+  GptOptions o = test::with_experts(test::tiny_llama());
+  o.experts.routing.scores = tensor::RouterScores::sigmoid, o.experts.routing.scale = 2.5;
+  o.experts.routing.groups = 2, o.experts.routing.top_groups = 1;
+  o.experts.shared = 1, o.experts.first_dense = 1;
+  return o;
+}
+
+/// Each token takes one expert, if there is room in it.
+GptOptions switch_experts() {
+  GptOptions o = test::with_experts(test::tiny_gpt2());
+  o.experts.routing = {.top_k = 1};
+  o.experts.capacity_factor = 1, o.experts.drop = parallel::Drop::by_position;
+  return o;
+}
+
 INSTANTIATE_TEST_SUITE_P(Styles, WholeModel,
                          ::testing::Values(Style{"gpt2", test::tiny_gpt2()},
                                            Style{"llama", test::tiny_llama()},
+                                           Style{"gpt2_experts", test::with_experts(test::tiny_gpt2())},
+                                           Style{"llama_sigmoid_experts", sigmoid_experts()},
+                                           Style{"gpt2_switch", switch_experts()},
                                            Style{"gpt2_dropout", test::with_dropout(test::tiny_gpt2())},
                                            Style{"llama_dropout", test::with_dropout(test::tiny_llama())}),
                          [](const auto& test) { return std::string(test.param.name); });

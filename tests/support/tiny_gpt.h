@@ -28,6 +28,12 @@ inline models::GptOptions with_dropout(models::GptOptions o) {
   return o;
 }
 
+/// Experts in its blocks, whose balance loss is no part of the loss that a model gives.
+inline models::GptOptions with_experts(models::GptOptions o) {
+  o.experts.count = 4, o.experts.routing.top_k = 2, o.experts.losses = {};
+  return o;
+}
+
 /// Random tokens and labels, one label ignored.
 inline tensor::Batch tiny_batch(Cpu& cpu, const models::GptOptions& o, std::int64_t batch, std::int64_t seq,
                                 std::uint64_t seed = 1) {

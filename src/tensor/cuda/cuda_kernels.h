@@ -84,6 +84,15 @@ class CudaKernels final : public Kernels {
                           const Tensor& dout, const Tensor& dqkv) override;
   void merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first, bool begin,
                        const Tensor& out, const Tensor& lse) override;
+  void route(const Tensor& logits, const Tensor& bias, const Routing& routing, const Tensor& scores,
+             const Tensor& chosen, const Tensor& weights) override;
+  void route_backward(const Tensor& logits, const Routing& routing, const Tensor& scores,
+                      const Tensor& chosen, const Tensor& dweights, const RouterLossGradients& losses,
+                      const Tensor& dlogits) override;
+  void combine_rows(const Tensor& rows, const Tensor& places, const Tensor& weights,
+                    const Tensor& out) override;
+  void combine_rows_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
+                             const Tensor& dout, const Tensor& drows, const Tensor& dweights) override;
   void cross_entropy(const Tensor& logits, const Tensor& targets, const VocabSlice& slice,
                      std::int32_t ignore_index, const Tensor& lse, const Tensor& picked) override;
   void cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,

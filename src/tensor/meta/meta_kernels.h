@@ -53,6 +53,13 @@ class MetaKernels : public Kernels {
                           const Tensor&, const Tensor&) override;
   void merge_attention(const Tensor&, const Tensor&, std::int64_t, bool, const Tensor&,
                        const Tensor&) override {}
+  void route(const Tensor&, const Tensor&, const Routing&, const Tensor&, const Tensor&,
+             const Tensor&) override {}
+  void route_backward(const Tensor&, const Routing&, const Tensor&, const Tensor&, const Tensor&,
+                      const RouterLossGradients&, const Tensor&) override {}
+  void combine_rows(const Tensor&, const Tensor&, const Tensor&, const Tensor&) override {}
+  void combine_rows_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                             const Tensor&) override {}
   void cross_entropy(const Tensor&, const Tensor&, const VocabSlice&, std::int32_t, const Tensor&,
                      const Tensor&) override {}
   void cross_entropy_total(const Tensor&, const Tensor&, const Tensor&, std::int32_t, const Tensor&,

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "autograd/experts.h"
+#include "nn/linear.h"
+#include "sharding/parallel/dispatch.h"
+#include "sharding/parallel/layout.h"
+
+namespace sherd::parallel {
+
+using autograd::Tape;
+using autograd::Var;
+
+/// What experts are.
+struct ExpertOptions {
+  std::int64_t hidden = 0, ffn_hidden = 0;  ///< widths of the stream, and within an expert
+  std::int64_t experts = 0;
+  bool gated = false;                                             ///< SwiGLU experts: "up" is [gate; up]
+  tensor::Activation activation = tensor::Activation::gelu_tanh;  ///< of experts that are not gated
+  bool bias = false;
+  nn::Init init = nn::Init::normal(0, 0.02), output_init = nn::Init::normal(0, 0.02);
+};
+
+/// Feed-forward networks, each of which computes the rows that are sent to it. Every expert is a block of its
+/// own, gathered where it has rows on any rank, and left alone otherwise (nn::Module::mark_on_demand()).
+///
+/// Parameters, of expert e: "e.up.weight" [ffn_hidden, or twice that where gated, hidden] and
+/// "e.down.weight" [hidden, ffn_hidden], with biases where asked. Expert ranks (Layout::expert) share experts
+/// out evenly, in order: Parameter::expert_rank. Tensor ranks cut each as they cut dense layers.
+class Experts : public nn::Module {
+ public:
+  /// Throws Error{config} for sizes that do not divide.
+  explicit Experts(const ExpertOptions& options, const Layout& layout = {});
+
+  /// out[t] = Σ_j weights[t, j] · expert(rows[t]), over the choices that `plan` has places for. rows: this
+  /// rank's tokens, [tokens, hidden]; weights: [tokens, top_k]. Of tensor ranks, which all have the same
+  /// rows, each gives a part of the sum; its gradients of rows and weights are parts too. Collective over the
+  /// ranks of the layout, whatever their plans: counts of rows first, which say who computes what.
+  Var operator()(Tape& tape, const Var& rows, const Var& weights, const Dispatch& plan);
+
+ private:
+  class Expert;
+
+  std::vector<std::vector<std::int64_t>> gather_counts(Tape& tape,
+                                                       const std::vector<std::int64_t>& own) const;
+  std::vector<bool> in_use(Tape& tape, std::vector<std::int64_t> rows) const;
+  Var compute(Tape& tape, const Var& rows, const std::vector<std::vector<std::int64_t>>& by_source);
+  std::string label(const char* what) const;
+
+  Layout layout_;
+  std::vector<std::shared_ptr<Expert>> all_;
+};
+
+}  // namespace sherd::parallel

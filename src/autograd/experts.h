@@ -1,0 +1,65 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "autograd/linear.h"
+
+// What layers of experts are made of (sharding/parallel/moe.h puts them together).
+namespace sherd::autograd {
+
+/// x·wᵀ in fp32 (fp64 for fp64), whatever their dtype: a router's logits. x: [tokens, in]; w: [experts, in];
+/// the result: [tokens, experts]. Gradients are formed in fp32 too, and round once.
+Var router_logits(const Var& x, const Var& w);
+
+/// What a router has chosen.
+struct Routed {
+  Var weights;                           ///< [tokens, top_k], fp32 or fp64
+  std::vector<std::int32_t> chosen;      ///< [tokens, top_k], of the most preferred first
+  std::vector<std::int64_t> per_expert;  ///< how many of these each expert has
+};
+
+/// Factors of the losses that a router adds to a micro-batch's loss, of T tokens among E experts.
+struct RouterLosses {
+  double balance = 0;  ///< of E/(k·T²)·Σ_i n_i·Σ_t P(t, i), n: choices of expert i (Fedus et al. 2021,
+                       ///< "Switch transformers"), P: the softmax, or sigmoids over their sum
+  double z = 0;        ///< of the mean of (log Σ exp logits)² (Zoph et al. 2022, "ST-MoE")
+};
+/// Both, for one layer's micro-batch, without factors.
+struct RouterLossValues {
+  double balance = 0, z = 0;
+};
+RouterLossValues router_losses(Tape& tape, const Tensor& logits, const Routed& routed,
+                               const tensor::Routing& routing);
+
+/// Chooses experts by logits of [tokens, experts]; `bias` ([experts], may be undefined) counts for the choice
+/// alone. The gradients of `losses` go to the logits in backward, times Tape::loss_seed. Waits for the
+/// device.
+Routed route(const Var& logits, const Tensor& bias, const tensor::Routing& routing,
+             const RouterLosses& losses);
+
+/// The rows of x that `rows` (int32) names. x: [n, width]; the result: [rows.numel(), width]. Gradients of
+/// one row are added in the order of `rows`.
+Var take_rows(const Var& x, const Tensor& rows);
+/// x in another order: row i of the result is row `order[i]` of x; `inverse` leads back. Both int32, on the
+/// device.
+Var permute_rows(const Var& x, const Tensor& order, const Tensor& inverse);
+
+/// x cut into runs of rows, which share its memory: the first counts[0] rows, and so on, without runs of
+/// none. x: [Σ counts, width]. Each run has to be used, and takes a gradient where x does.
+std::vector<Var> split_rows(const Var& x, std::span<const std::int64_t> counts);
+/// Runs of rows, one behind the other, as split_rows() would cut them; at least one.
+Var join_rows(std::span<const Var> runs);
+
+/// out[t] = Σ_j weights[t, j]·rows[places[t, j]] without places of -1; see Kernels::combine_rows().
+Var combine_rows(const Var& rows, const Tensor& places, const Var& weights);
+
+/// autograd::linear() of rows from several sources, x's runs of `sources` rows, one after the other: where
+/// the parameters' gradients are summed apart for each (Parameter::grad_sources, which is as many), each run
+/// gives a contribution of its own, in the order of the sources; else all rows together give one. x: [Σ
+/// sources, in].
+/// Where not `adds_bias`, b is left to another rank's part of a sum, and only its gradient is found.
+Var linear_by_source(const Var& x, const Var& w, const Var& b, Activation activation,
+                     std::vector<std::int64_t> sources, bool adds_bias = true);
+
+}  // namespace sherd::autograd

@@ -1,0 +1,143 @@
+#include <algorithm>
+#include <cmath>
+
+#include "autograd/experts.h"
+#include "autograd/gradients.h"
+#include "device/meta.h"
+#include "tensor/argument_checks.h"
+
+namespace sherd::autograd {
+namespace {
+
+Tensor in_type(Tape& tape, const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  Tensor out = tape.empty(x.shape(), dtype);
+  tape.kernels().copy(x, out);
+  return out;
+}
+
+/// What the processor knows of a choice. A dry run's tokens take all experts in turn.
+std::vector<std::int32_t> on_host(device::Device& device, const Tensor& chosen, std::int64_t experts) {
+  std::vector<std::int32_t> out(static_cast<std::size_t>(chosen.numel()));
+  if (device.kind() == device::Kind::meta) {
+    for (std::size_t i = 0; i < out.size(); ++i)
+      out[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) % experts);
+    return out;
+  }
+  const Tensor here = tensor::to_host(device, chosen);
+  std::copy_n(here.data<std::int32_t>(), out.size(), out.begin());
+  return out;
+}
+
+/// [experts] in the compute type: what each token's P(t, i) is multiplied by in the balance loss.
+Tensor balance_factors(Tape& tape, const std::vector<std::int64_t>& per_expert, double factor,
+                       std::int64_t choices, std::int64_t tokens, DType dtype) {
+  std::vector<double> values;
+  for (const std::int64_t n : per_expert)
+    values.push_back(factor * static_cast<double>(std::ssize(per_expert)) * static_cast<double>(n) /
+                     (static_cast<double>(choices) * static_cast<double>(tokens)));
+  const tensor::Shape shape{std::ssize(per_expert)};
+  if (dtype == DType::f64) return Tensor::of<double>(tape.device(), shape, values);
+  const std::vector<float> narrow(values.begin(), values.end());
+  return Tensor::of<float>(tape.device(), shape, narrow);
+}
+
+struct RouteBackward {
+  Saved logits;
+  Tensor scores, chosen;
+  tensor::Routing routing;
+  RouterLosses losses;
+  std::vector<std::int64_t> per_expert;
+  GradRef dlogits;
+
+  void operator()(Tape& tape, const Tensor& dweights) const {
+    const Tensor z = logits.get(tape);
+    const std::int64_t tokens = z.shape()[0];
+    tensor::RouterLossGradients added;
+    if (losses.balance != 0)
+      added.balance = balance_factors(tape, per_expert, losses.balance * tape.loss_seed, chosen.numel(),
+                                      tokens, z.dtype());
+    if (losses.z != 0) added.z = losses.z * tape.loss_seed / static_cast<double>(tokens);
+    Tensor out = tape.empty(z.shape(), z.dtype());
+    tape.kernels().route_backward(z, routing, scores, chosen, dweights, added, out);
+    tape.accumulate(dlogits, std::move(out));
+  }
+};
+
+}  // namespace
+
+Var router_logits(const Var& x, const Var& w) {
+  Tape& tape = x.tape();
+  require(x.shape().rank() == 2 && x.dtype() == w.dtype(), "router_logits: inputs must be [tokens, in] of ",
+          name_of(w.dtype()), ", not ", name_of(x.dtype()), " ", x.shape().str());
+  const Shape shape = w.shape();
+  require(shape.rank() == 2 && shape[1] == x.shape()[1], "router_logits: a weight ", shape.str(),
+          " does not take inputs of shape ", x.shape().str());
+  const DType compute = tensor::compute_type(x.dtype());
+  Tensor out = tape.empty({x.shape()[0], shape[0]}, compute);
+  tape.kernels().matmul({.a = x.value(), .b = w.value(), .c = out, .trans_b = true});
+  auto backward = [kx = w.requires_grad() ? Saved(x) : Saved(), kw = x.requires_grad() ? Saved(w) : Saved(),
+                   dx = x.grad_ref(), dw = w.grad_ref(), shape,
+                   dtype = x.dtype()](Tape& t, const Tensor& dy) {
+    if (dw)
+      write_kernel_grad(t, dw, shape, dy.dtype(), [&](const Tensor& to, bool add) {
+        t.kernels().matmul(
+            {.a = dy, .b = in_type(t, kx.get(t), dy.dtype()), .c = to, .trans_a = true, .accumulate = add});
+      });
+    if (!dx) return;
+    Tensor grad = t.empty({dy.shape()[0], shape[1]}, dy.dtype());
+    t.kernels().matmul({.a = dy, .b = in_type(t, kw.get(t), dy.dtype()), .c = grad});
+    t.accumulate(dx, in_type(t, grad, dtype));
+  };
+  return tape.record(std::move(out), {x, w}, std::move(backward));
+}
+
+Routed route(const Var& logits, const Tensor& bias, const tensor::Routing& routing,
+             const RouterLosses& losses) {
+  Tape& tape = logits.tape();
+  require(logits.shape().rank() == 2, "route: logits must be [tokens, experts], not ", logits.shape().str());
+  const std::int64_t tokens = logits.shape()[0], experts = logits.shape()[1];
+  Tensor scores = tape.empty(logits.shape(), logits.dtype());
+  Tensor weights = tape.empty({tokens, routing.top_k}, logits.dtype());
+  const Tensor chosen = Tensor::empty(tape.device(), {tokens, routing.top_k}, DType::i32);
+  tape.kernels().route(logits.value(), bias, routing, scores, chosen, weights);
+  Routed out;
+  out.chosen = on_host(tape.device(), chosen, experts);
+  out.per_expert.resize(static_cast<std::size_t>(experts));
+  for (const std::int32_t expert : out.chosen) ++out.per_expert[static_cast<std::size_t>(expert)];
+  out.weights = tape.record(
+      std::move(weights), {logits},
+      RouteBackward{logits, std::move(scores), chosen, routing, losses, out.per_expert, logits.grad_ref()});
+  return out;
+}
+
+RouterLossValues router_losses(Tape& tape, const Tensor& logits, const Routed& routed,
+                               const tensor::Routing& routing) {
+  RouterLossValues out;
+  if (tape.device().kind() == device::Kind::meta || logits.numel() == 0) return out;
+  const std::int64_t tokens = logits.shape()[0], experts = logits.shape()[1];
+  Tensor wide = tape.empty(logits.shape(), DType::f64);
+  tape.kernels().copy(logits, wide);
+  const Tensor here = tensor::to_host(tape.device(), wide);
+  std::vector<double> mean(static_cast<std::size_t>(experts)), p(mean.size());
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const double* row = here.data<double>() + t * experts;
+    const double top = *std::max_element(row, row + experts);
+    double exponentials = 0, sum = 0;
+    for (std::int64_t i = 0; i < experts; ++i) exponentials += std::exp(row[i] - top);
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      p[i] = routing.scores == tensor::RouterScores::sigmoid ? 1 / (1 + std::exp(-row[i]))
+                                                             : std::exp(row[i] - top);
+      sum += p[i];
+    }
+    for (std::size_t i = 0; i < p.size(); ++i) mean[i] += p[i] / sum / static_cast<double>(tokens);
+    const double lse = top + std::log(exponentials);
+    out.z += lse * lse / static_cast<double>(tokens);
+  }
+  for (std::size_t i = 0; i < mean.size(); ++i)
+    out.balance += static_cast<double>(experts) * mean[i] * static_cast<double>(routed.per_expert[i]) /
+                   static_cast<double>(std::ssize(routed.chosen));
+  return out;
+}
+
+}  // namespace sherd::autograd

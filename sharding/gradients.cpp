@@ -54,16 +54,18 @@ Gradients::Open Gradients::open(Segment& segment, ExchangePool& pool) {
   open.onto = has_sum(segment);
   if (!open.onto) segment.keep_own_gradients(keeps_own_ && keeps_own_(segment));
   if (traffic_ && segment.gradients_staged()) open.full = open.sum = traffic_->open(segment, open.onto);
+  Turns& turns = turns_[&segment];
+  const int sources = segment.sources();
+  // Sums have the order of the micro-batches: nobody folds before an earlier one is complete.
+  if (fold && (kernels_.folds_gradients() || sources > 1) && segment.gradient_groups().alone() &&
+      turns.opened == turns.closed)
+    open.fold = options_.rounding;
   // The first micro-batch of a step may write to where the sum forms; what is folded onto it comes from
   // elsewhere.
-  if ((segment.gradients_staged() && !open.sum) || (fold && open.onto))
-    open.full = pool.take(segment.layout().padded(), segment.gradients().dtype());
+  if ((segment.gradients_staged() && !open.sum) || (fold && open.onto) || sources > 1)
+    open.full = pool.take(segment.layout().padded() * (open.fold ? 1 : sources), segment.gradients().dtype());
   if (!open.onto) summed_.push_back(&segment);
   open.shared = open.in_place() && !fold;
-  Turns& turns = turns_[&segment];
-  // Sums have the order of the micro-batches: nobody folds before an earlier one is complete.
-  if (fold && kernels_.folds_gradients() && segment.gradient_groups().alone() && turns.opened == turns.closed)
-    open.fold = options_.rounding;
   open.turn = turns.opened++;
   if (!open.in_place() || !open.onto)
     open.written.assign(segment.layout().parameters().size(), Written::nowhere);

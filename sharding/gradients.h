@@ -38,10 +38,12 @@ class Gradients {
   enum class Written : std::uint8_t { nowhere, apart, folded };
   /// One segment's gradients while a micro-batch writes them.
   struct Open {
-    std::shared_ptr<const Tensor> full;  ///< where backward writes; null: where they last
+    /// Where backward writes, each source's by itself unless operations fold them; null: where they last.
+    std::shared_ptr<const Tensor> full;
     std::shared_ptr<const Tensor> sum;   ///< of gradients that leave a GPU: what goes back; may be `full`
     bool onto = false;                   ///< the step has a sum already
-    std::optional<DType> fold;           ///< operations may fold theirs, rounded so, into where they last
+    std::optional<DType> fold;           ///< operations may fold theirs, rounded so, into where they last;
+                                         ///< of several sources they do
     /// By parameter, as it is to be when this memory is theirs; empty where it stays as it is, for passes
     /// share the memory.
     std::vector<Written> written;

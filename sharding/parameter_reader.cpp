@@ -31,6 +31,7 @@ ParameterReader::ParameterReader(comm::Communicator& group, device::Device& devi
     : group_(group), units_(units), buffers_(std::make_shared<Buffers>()) {
   std::size_t bytes = 0;
   int stored = 0;
+  bool any_on_demand = false;
   for (const auto& unit : units) {
     std::size_t unit_bytes = 0;
     std::int64_t elements = 0;
@@ -42,8 +43,10 @@ ParameterReader::ParameterReader(comm::Communicator& group, device::Device& devi
            ": set it to at least that");
     bytes = std::max(bytes, unit_bytes);
     stored += unit_bytes > 0;
+    any_on_demand |= unit->on_demand() && unit_bytes > 0;
   }
   if (bytes == 0) return;
+  if (any_on_demand) reserved_ = static_cast<std::size_t>(std::clamp(buffers - 1, 0, 2));
   for (int i = 0; i < std::min(buffers, stored); ++i) {
     device::Storage storage =
         group.allocate(device, bytes + page, device::Category::communication, device::Tier::host);
@@ -66,8 +69,15 @@ void ParameterReader::expect(const std::vector<int>& units) {
   read_ahead();
 }
 
+void ParameterReader::announce(const Unit& unit) {
+  if (unit.stored_segments(group_).empty()) return;
+  announced_.push_back(unit.index());
+  read_ahead();
+}
+
 void ParameterReader::forget() {
   expected_.clear();
+  announced_.clear();
   ahead_.clear();
 }
 
@@ -78,12 +88,22 @@ bool ParameterReader::can_take(const Unit& unit) const {
 ParameterReader::Staged ParameterReader::take(const Unit& unit) {
   if (unit.stored_segments(group_).empty()) return {};
   read_ahead();
-  if (ahead_.empty() || ahead_.front().unit != unit.index()) {
-    forget();
-    ahead_.push_back(start(unit));
+  const auto is_next = [&](const Reading& r) {
+    return unit.on_demand() ? r.unit == unit.index() : !on_demand(r.unit);
+  };
+  auto at = std::find_if(ahead_.begin(), ahead_.end(), is_next);
+  if (at == ahead_.end() || at->unit != unit.index()) {
+    if (unit.on_demand()) {
+      std::erase(announced_, unit.index());
+      make_room();
+    } else {
+      forget();
+    }
+    ahead_.push_front(start(unit));
+    at = ahead_.begin();
   }
-  Reading reading = std::move(ahead_.front());
-  ahead_.pop_front();
+  Reading reading = std::move(*at);
+  ahead_.erase(at);
   require(reading.awaited == 0, "parameters of '", unit.name(), "' are read before they have changed");
   {
     const device::TraceRange range("read from NVMe", unit.name());
@@ -91,6 +111,19 @@ ParameterReader::Staged ParameterReader::take(const Unit& unit) {
   }
   read_ahead();
   return std::move(reading.staged);
+}
+
+bool ParameterReader::on_demand(int unit) const {
+  return units_[static_cast<std::size_t>(unit)]->on_demand();
+}
+
+/// What was read last goes, and is read again in its turn.
+void ParameterReader::make_room() {
+  while (buffers_->free.empty() && !ahead_.empty()) {
+    const int unit = ahead_.back().unit;
+    ahead_.pop_back();
+    (on_demand(unit) ? announced_ : expected_).push_front(unit);
+  }
 }
 
 ParameterReader::Reading ParameterReader::start(const Unit& unit) {
@@ -117,7 +150,13 @@ ParameterReader::Reading ParameterReader::start(const Unit& unit) {
 }
 
 void ParameterReader::read_ahead() {
-  while (!expected_.empty() && !buffers_->free.empty()) {
+  while (!announced_.empty() && !buffers_->free.empty()) {
+    const Unit& next = *units_[static_cast<std::size_t>(announced_.front())];
+    if (!next.changed()) break;
+    ahead_.push_back(start(next));
+    announced_.pop_front();
+  }
+  while (!expected_.empty() && buffers_->free.size() > reserved_) {
     const Unit& next = *units_[static_cast<std::size_t>(expected_.front())];
     if (!next.changed() && (!next.unchanged() || awaits(next))) return;  // its change ends first
     ahead_.push_back(start(next));

@@ -37,13 +37,15 @@ class ParameterReader {
 
   /// The order of the coming gathers (indices of units). Starts to read as far ahead as there are buffers.
   void expect(const std::vector<int>& units);
+  /// A unit on demand is going to be taken, behind those announced before.
+  void announce(const Unit& unit);
   /// Forgets the order and what was read ahead.
   void forget();
 
   /// Whether take() would find a buffer for `unit`.
   bool can_take(const Unit& unit) const;
-  /// The shards of `unit`, read; waits for them. A unit out of order drops what was read ahead. Throws
-  /// Error{io}.
+  /// The shards of `unit`, read; waits for them. A unit out of order drops what was read ahead; one on demand
+  /// only what takes the buffer that it needs. Throws Error{io}.
   Staged take(const Unit& unit);
 
   // ---- units that are outdated (Unit::outdated()) ----
@@ -70,11 +72,14 @@ class ParameterReader {
   };
 
   Reading start(const Unit& unit);
+  bool on_demand(int unit) const;
+  void make_room();
 
   const comm::Communicator& group_;
   const std::vector<std::unique_ptr<Unit>>& units_;
   std::shared_ptr<Buffers> buffers_;
-  std::deque<int> expected_;
+  std::size_t reserved_ = 0;  ///< buffers that units in order leave to those on demand
+  std::deque<int> expected_, announced_;
   std::deque<Reading> ahead_;
 };
 

@@ -12,6 +12,11 @@ Pass& Block::pass_of(autograd::Tape& tape) {
   return owner_.pass_of(tape);
 }
 
+void Block::announce(autograd::Tape&) {
+  for (Unit* unit : units_)
+    if (unit->on_demand()) owner_.residency_.announce(*unit);
+}
+
 void Block::pre_forward(autograd::Tape& tape) {
   Pass& pass = pass_of(tape);
   require(!tape.recording() || pass.under_way_,
@@ -19,8 +24,10 @@ void Block::pre_forward(autograd::Tape& tape) {
           "autograd::Tape::NoGrad");
   pass.enter("forward", units_);
   if (!tape.recording()) return;
-  for (const Unit* unit : units_)
+  for (Unit* unit : units_) {
     if (unit->trainable()) ++pass.state(*unit).pending;
+    if (unit->on_demand()) pass.ran_.push_back(unit);
+  }
 }
 
 void Block::post_forward(autograd::Tape& tape) {
@@ -29,6 +36,8 @@ void Block::post_forward(autograd::Tape& tape) {
 
 void Block::pre_backward(autograd::Tape& tape) {
   Pass& pass = pass_of(tape);
+  for (const Unit* unit : units_)
+    if (unit->on_demand()) pass.come_back(*unit);
   pass.enter("backward", units_);
   for (Unit* unit : units_)
     if (unit->trainable()) pass.open_gradients(*unit);
@@ -67,6 +76,7 @@ void Pass::begin(const Chunk& parts, bool last) {
   model_.begin_pass(*this, Residency::Pass::train);
   parts_ = parts;
   last_ = last;
+  ran_.clear();
   tape_.clear();
   for (UnitState& unit : units_) unit = {};
 }
@@ -115,6 +125,15 @@ void Pass::enter(const char* direction, const Units& units) {
   tape_.device().end_sequence();
   Running& block = running_.emplace_back(direction, units.front()->name());
   for (Unit* unit : units) block.leases.push_back(unit->gather());
+}
+
+/// Backward comes to units on demand in the reverse order, so that it is known which are next.
+void Pass::come_back(const Unit& unit) {
+  constexpr std::size_t ahead = 2;
+  while (!ran_.empty() && ran_.back() != &unit) ran_.pop_back();
+  if (!ran_.empty()) ran_.pop_back();
+  for (std::size_t i = 0; i < std::min(ahead, ran_.size()); ++i)
+    model_.residency_.announce(*ran_[ran_.size() - 1 - i]);
 }
 
 void Pass::leave() {

@@ -83,6 +83,7 @@ class Pass {
   using Units = std::vector<Unit*>;
 
   void enter(const char* direction, const Units& units);
+  void come_back(const Unit& unit);
   void leave();
   void open_gradients(Unit& unit);
   void attach_gradients(Unit& unit);
@@ -98,6 +99,7 @@ class Pass {
   autograd::Tape tape_;
   std::vector<UnitState> units_;
   std::deque<Running> running_;  ///< the innermost last
+  std::vector<Unit*> ran_;       ///< units on demand whose backward is to come, in the order of forward
   Chunk parts_;
   bool under_way_ = false, last_ = true;
 };
@@ -108,6 +110,7 @@ class Block final : public autograd::Scope {
  public:
   Block(ShardedModel& owner, std::vector<Unit*> units) : owner_(owner), units_(std::move(units)) {}
 
+  void announce(autograd::Tape& tape) override;
   void pre_forward(autograd::Tape& tape) override;
   void post_forward(autograd::Tape& tape) override;
   void pre_backward(autograd::Tape& tape) override;

@@ -20,9 +20,12 @@ void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool 
   if (summed && groups_.replica) return last ? submit_sum(segment) : void();  // where backward has written
   if (segment.gradient_groups().alone()) {                                    // the one rank's fold
     const Tensor from = full ? *full : own;
+    const std::int64_t padded = segment.layout().padded();
     if (full || (options_.rounding != own.dtype() && !summed))
-      for (const auto& [begin, end] : apart)
-        kernels_.fold(from.range(begin, end), options_.rounding, own.range(begin, end), accumulate);
+      for (std::int64_t at = 0; at < from.numel(); at += padded)
+        for (const auto& [begin, end] : apart)
+          kernels_.fold(from.range(at + begin, at + end), options_.rounding, own.range(begin, end),
+                        accumulate || at > 0);
     if (last) complete_.push_back(&segment);
     return;
   }
@@ -203,6 +206,10 @@ void Reducer::issue(Flight& flight) {
     const bool chain = part.item.agreement == Agreement::fold;
     const Tensor shard = chain ? part.shard() : part.item.segment->own_gradients();
     const bool onto = part.item.accumulate || (chain && !first());
+    if (part.item.segment->sources() > 1) {
+      flight.by_source.push_back(send_sources(part, shard, onto, flight));
+      continue;
+    }
     pieces.push_back({*part.item.full, shard, part.begin, part.end, onto ? shard : Tensor()});
   }
   if (!pieces.empty()) {
@@ -211,6 +218,41 @@ void Reducer::issue(Flight& flight) {
     stats_.overlapped += options_.overlap;
   }
   if (!groups_.replica) gather_sums(flight);
+}
+
+/// What each rank has of several sources goes to the owners, who fold it in order.
+Reducer::BySource Reducer::send_sources(const Part& part, const Tensor& shard, bool onto,
+                                        const Flight& flight) {
+  const SegmentLayout& layout = part.item.segment->layout();
+  const std::int64_t ranks = layout.ranks(), sources = part.item.segment->sources(), n = part.end - part.begin;
+  const auto room = [&] {
+    return Tensor::empty(kernels_.device(), {ranks * sources * n}, options_.rounding,
+                         device::Category::communication);
+  };
+  BySource out{room(), room(), shard.range(part.begin, part.end), onto, {}};
+  for (std::int64_t i = 0; i < ranks * sources; ++i) {
+    const std::int64_t from = i % sources * layout.padded() + i / sources * layout.shard() + part.begin;
+    kernels_.copy(part.item.full->range(from, from + n), out.sent.range(i * n, (i + 1) * n));
+  }
+  out.work = flight.shard->all_to_all(out.sent, out.received, {}, {}, options_for(flight));
+  return out;
+}
+
+/// The fold over the shard group has ended.
+void Reducer::finish_sums(Flight& flight) {
+  flight.reduced.wait();
+  for (BySource& part : std::exchange(flight.by_source, {})) {
+    part.work.wait();
+    const std::int64_t n = part.sums.numel();
+    Tensor sums = part.sums;
+    if (sums.dtype() != DType::f32) {  // which rounds once
+      sums = Tensor::empty(kernels_.device(), {n}, DType::f32, device::Category::communication);
+      if (part.onto) kernels_.copy(part.sums, sums);
+    }
+    for (std::int64_t at = 0; at < part.received.numel(); at += n)
+      kernels_.fold(part.received.range(at, at + n), options_.rounding, sums, part.onto || at > 0);
+    if (sums.dtype() != part.sums.dtype()) kernels_.copy(sums, part.sums);
+  }
 }
 
 void Reducer::transfer(Way way, int replica, const Flight& flight, std::vector<comm::Work>& works) {
@@ -226,7 +268,7 @@ void Reducer::transfer(Way way, int replica, const Flight& flight, std::vector<c
 /// This replica's sums go to the next one.
 void Reducer::pass_on(Flight& flight) {
   if (!groups_.replica) return;
-  flight.reduced.wait();
+  finish_sums(flight);
   for (Part& part : flight.parts) part.item.full.reset();  // read; results may be long in coming
   if (!flight.last) return;
   if (!chained()) {
@@ -253,7 +295,7 @@ void Reducer::pass_back(Flight& flight) {
 }
 
 void Reducer::settle(Flight& flight) {
-  flight.reduced.wait();
+  finish_sums(flight);
   for (comm::Work& work : flight.outgoing) work.wait();
   for (const Part& part : flight.parts)
     if (part.item.sums.defined())

@@ -49,7 +49,8 @@ class Reducer {
           std::vector<Segment*>& complete, ReducerStats& stats)
       : groups_(groups), kernels_(kernels), options_(options), complete_(complete), stats_(stats) {}
 
-  /// Folds `full` (this rank's gradients of the padded segment) over ranks into the segment's lasting
+  /// Folds `full` (this rank's gradients of the padded segment, of each of Segment::sources() one after the
+  /// other where they lie apart) over ranks into the segment's lasting
   /// gradients, onto what they hold when `accumulate`. Keeps `full` until it was read; null means the lasting
   /// gradients themselves. `last`: of the step, with which replicas agree. Of one rank alone, only the ranges
   /// `apart` are folded: operations have folded the rest.
@@ -102,6 +103,13 @@ class Reducer {
     std::deque<Item> items;
     std::int64_t elements = 0;  ///< not yet sent
   };
+  /// A part of which each rank gives several tensors, in the order of the ranks and of each one's sources.
+  struct BySource {
+    Tensor sent, received;  ///< [ranks, sources, elements], rounded
+    Tensor sums;
+    bool onto;
+    comm::Work work;
+  };
   /// A bucket on its way.
   struct Flight {
     bool last = true;                     ///< all of its items are
@@ -111,6 +119,7 @@ class Reducer {
     std::vector<Segment*> complete;  ///< whose last part this is
     std::string label;
     std::vector<comm::Work> incoming, results, outgoing;  ///< between replicas
+    std::vector<BySource> by_source;                      ///< on their way to those who fold them
     comm::Work reduced, gathered;
   };
 
@@ -129,6 +138,8 @@ class Reducer {
   void pass_on(Flight& flight);
   void pass_back(Flight& flight);
   void settle(Flight& flight);
+  BySource send_sources(const Part& part, const Tensor& shard, bool onto, const Flight& flight);
+  void finish_sums(Flight& flight);
   void gather_sums(Flight& flight);
   void compare_replicas();
   comm::CallOptions options_for(const Flight& flight) const;

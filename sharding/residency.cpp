@@ -5,8 +5,9 @@
 
 namespace sherd::sharding {
 
-Unit& Residency::add_unit(std::string name) {
-  units_.push_back(std::make_unique<Unit>(static_cast<int>(units_.size()), std::move(name), *this));
+Unit& Residency::add_unit(std::string name, bool on_demand) {
+  units_.push_back(
+      std::make_unique<Unit>(static_cast<int>(units_.size()), std::move(name), *this, on_demand));
   return *units_.back();
 }
 
@@ -27,6 +28,7 @@ void Residency::make_readers(offload::Store* store, int buffers, std::int64_t el
 }
 
 void Residency::forget_reads() {
+  announced_.clear();
   for (GroupMemory& memory : memories_)
     if (memory.reader) memory.reader->forget();
 }
@@ -92,8 +94,10 @@ void Residency::abandon_changes() noexcept {
 
 void Residency::abandon() {
   put_off_.clear();
-  for (const auto& unit : units_)
+  for (const auto& unit : units_) {
+    unit->stays_ = false;
     if (unit->leases_ == 0 && unit->state_ != Unit::State::absent) drop(*unit);
+  }
   forget_reads();
   pass_ = Pass::none;
   following_ = false;
@@ -120,6 +124,30 @@ void Residency::begin_list(const std::vector<int>& order) {
 void Residency::gather_ahead(Unit& unit) {
   require(!unit.outdated_, "parameters of '", unit.name(), "' are gathered before they have changed");
   if (unit.state_ == Unit::State::absent) gather(unit, true);
+}
+
+void Residency::announce(Unit& unit) {
+  if (unit.state_ != Unit::State::absent || unit.gathered_elements() == 0 ||
+      std::find(announced_.begin(), announced_.end(), &unit) != announced_.end())
+    return;
+  announced_.push_back(&unit);
+  for (GroupMemory& memory : memories_)
+    if (memory.reader) memory.reader->announce(unit);
+}
+
+void Residency::let_stay(Unit& unit, bool stays) {
+  unit.stays_ = stays;
+  if (!stays && unit.leases_ == 0 && unit.state_ != Unit::State::absent) drop(unit);
+}
+
+/// While a unit on demand is in use, the one that comes behind it is gathered.
+void Residency::gather_announced(const Unit& leased) {
+  const auto at = std::find(announced_.begin(), announced_.end(), &leased);
+  if (at != announced_.end()) announced_.erase(announced_.begin(), at + 1);
+  while (!announced_.empty() && announced_.front()->state_ != Unit::State::absent) announced_.pop_front();
+  if (announced_.empty() || announced_.front()->outdated_) return;
+  Unit& next = *announced_.front();
+  if (stats_.live + next.gathered_elements() <= limits_.max_live) gather(next, true);
 }
 
 void Residency::end() {
@@ -179,7 +207,7 @@ void Residency::drop(Unit& unit) {
 
 void Residency::acquired(Unit& unit) {
   if (unit.outdated_ && finish_changes_) finish_changes_();
-  const ResidencyStep* step = advance({unit.index(), true});
+  const ResidencyStep* step = unit.on_demand() ? nullptr : advance({unit.index(), true});
   if (step) {
     for (const int victim : step->evict) {
       drop(*units_[static_cast<std::size_t>(victim)]);
@@ -195,6 +223,7 @@ void Residency::acquired(Unit& unit) {
     for (GroupMemory& memory : memories_)  // into the buffers that it has left
       if (memory.reader) memory.reader->read_ahead();
   }
+  if (unit.on_demand()) gather_announced(unit);
   if (!step) return;
   for (const int next : step->prefetch) {
     Unit& coming = *units_[static_cast<std::size_t>(next)];
@@ -206,6 +235,7 @@ void Residency::acquired(Unit& unit) {
 }
 
 void Residency::released(Unit& unit) {
+  if (unit.on_demand()) return unit.stays_ ? void() : drop(unit);
   const ResidencyStep* step = advance({unit.index(), false});
   if (!step || step->release || unit.gathered_elements() == 0) drop(unit);
 }

@@ -40,7 +40,7 @@ class Residency {
 
   Residency(device::Device& device, ResidencyLimits limits) : device_(device), limits_(limits) {}
 
-  Unit& add_unit(std::string name);
+  Unit& add_unit(std::string name, bool on_demand = false);
   /// After the last unit has its segments; collective. The buffers through which parameters come from
   /// `store`, for each shard group `buffers` of them, each for `elements` at most.
   void make_readers(offload::Store* store, int buffers, std::int64_t elements);
@@ -55,6 +55,11 @@ class Residency {
   void begin_list(const std::vector<int>& order);
   /// In a list: starts to gather the unit, unless that is there, or on its way.
   void gather_ahead(Unit& unit);
+  /// A unit on demand is going to be leased, behind those announced before: what stores it begins to read it,
+  /// and it is gathered while the one before is in use.
+  void announce(Unit& unit);
+  /// In a list: a unit on demand stays once it has been gathered, until this is taken back.
+  void let_stay(Unit& unit, bool stays);
   /// Ends a pass that an exception left open: nothing is gathered or read ahead any more but what somebody
   /// leases.
   void abandon();
@@ -90,6 +95,7 @@ class Residency {
   };
 
   void acquired(Unit& unit);
+  void gather_announced(const Unit& leased);
   void released(Unit& unit);
   const ResidencyStep* advance(const UseEvent& event);
   void gather(Unit& unit, bool ahead);
@@ -109,7 +115,8 @@ class Residency {
   bool following_ = false;
   std::vector<UseEvent> recorded_;
   std::function<void()> finish_changes_;
-  std::vector<Unit*> put_off_;  ///< gathers ahead that wait for the end of changes
+  std::vector<Unit*> put_off_;   ///< gathers ahead that wait for the end of changes
+  std::deque<Unit*> announced_;  ///< units on demand that are going to be leased
   ResidencyStats stats_;
 };
 

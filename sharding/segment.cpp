@@ -284,8 +284,12 @@ void Segment::attach_gradients(const Tensor& full, std::optional<DType> fold, bo
     const auto of = [&](const Tensor& flat) {
       return flat.range(layout_.offset(i), layout_.offset(i) + parameter.numel()).reshape(parameter.shape);
     };
-    parameter.grad = of(full);
+    parameter.grad = of(full.range(0, layout_.padded()));
     parameter.grad_sum = {};
+    parameter.grad_sources = sources();
+    parameter.source_grads.clear();
+    for (std::int64_t at = layout_.padded(); at < full.numel(); at += layout_.padded())
+      parameter.source_grads.push_back(of(full.range(at, at + layout_.padded())));
     if (fold) parameter.grad_sum = {of(gradients_.tensor()), *fold, onto, false};
   }
 }
@@ -303,15 +307,20 @@ std::vector<Segment::Range> Segment::close_gradients() {
     autograd::Parameter& parameter = *layout_.parameters()[i];
     if (!parameter.grad.defined()) continue;
     const bool folded = parameter.grad_sum.folded;
-    if (!folded && !parameter.grad_written) kernels_.fill(parameter.grad, 0);
-    // The gap up to the next parameter takes part in sums over the flat segment.
     const std::int64_t end = layout_.offset(i) + parameter.numel();
     const std::int64_t next = i + 1 < layout_.parameters().size() ? layout_.offset(i + 1) : layout_.padded();
-    const std::size_t after = parameter.grad.byte_offset() + parameter.grad.bytes();
-    kernels_.fill(Tensor::view_of(parameter.grad.storage(), after, {next - end}, parameter.grad.dtype()), 0);
+    parameter.source_grads.push_back(parameter.grad);
+    for (const Tensor& grad : parameter.source_grads) {
+      if (!folded && !parameter.grad_written) kernels_.fill(grad, 0);
+      // The gap up to the next parameter takes part in sums over the flat segment.
+      const std::size_t after = grad.byte_offset() + grad.bytes();
+      kernels_.fill(Tensor::view_of(grad.storage(), after, {next - end}, grad.dtype()), 0);
+    }
     add(folded ? end : layout_.offset(i), next);
     parameter.grad = {};
     parameter.grad_sum = {};
+    parameter.grad_sources = 1;
+    parameter.source_grads.clear();
   }
   return apart;
 }

@@ -51,6 +51,8 @@ class Segment {
   /// rank's shard of the sum; else backward accumulates where they last, and what it summed is reduced at the
   /// boundary.
   bool folds_gradients() const { return folds_gradients_; }
+  /// From so many sources come a micro-batch's gradients, to be folded apart; see RankGroups::sources.
+  int sources() const { return folds_gradients_ ? key_.groups.sources : 1; }
   /// Backward cannot write where gradients last: they are a shard, or lie off the device.
   bool gradients_staged() const { return gradients_staged_; }
   /// Every rank updates the whole segment, and so needs the whole sum of gradients.
@@ -110,7 +112,8 @@ class Segment {
   /// Points the parameters' values into `full` (a flat tensor of the padded segment), or clears them.
   void attach_values(const Tensor& full);
   void detach_values();
-  /// Points the trainable parameters' gradients into `full`. With `fold`, operations may fold theirs, rounded
+  /// Points the trainable parameters' gradients into `full`: of one source, or of all of them, one after the
+  /// other. With `fold`, operations may fold theirs, rounded
   /// so, into the lasting ones; `onto` what these hold (autograd::GradientSum).
   void attach_gradients(const Tensor& full, std::optional<DType> fold = {}, bool onto = false);
   /// Zeroes what no operation wrote, and clears the parameters' gradients. Returns the ranges whose gradients

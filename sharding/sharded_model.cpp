@@ -86,7 +86,8 @@ void ShardedModel::build_units() {
     for (const ParameterPtr& parameter : blocks[i].owned)
       if (has(parameter)) own.push_back(parameter);
     if (own.empty()) continue;
-    Unit& unit = residency_.add_unit(name_of(blocks[i], *model_));
+    Unit& unit = residency_.add_unit(name_of(blocks[i], *model_),
+                                     blocks[i].block && blocks[i].block->is_on_demand());
     make_segments(unit, own, budget);
     for (const ParameterPtr& parameter : own) {
       owners_.emplace_back(parameter, &unit);
@@ -117,6 +118,9 @@ void ShardedModel::find_own_parameters() {
   };
   visit(false, [&](const autograd::Parameter* parameter) { elsewhere_.insert(parameter); });
   visit(true, [&](const autograd::Parameter* parameter) { elsewhere_.erase(parameter); });
+  for (const ParameterPtr& parameter : model_->parameters())
+    if (parameter->expert_rank >= 0 && parameter->expert_rank != options_.expert_rank)
+      elsewhere_.insert(parameter.get());
 }
 
 bool ShardedModel::has_parts(const Chunk& parts) const {
@@ -136,7 +140,8 @@ std::vector<Unit*> ShardedModel::units_of(const Chunk& parts) const {
   std::set<int> indices;
   for (std::size_t part = parts.begin; part < parts.end; ++part)
     for (const auto& module : layered_->modules(part))
-      for (const ParameterPtr& parameter : module->parameters()) indices.insert(unit_of(*parameter).index());
+      for (const ParameterPtr& parameter : module->parameters())
+        if (has(parameter)) indices.insert(unit_of(*parameter).index());
   std::vector<Unit*> out;
   for (const int index : indices) out.push_back(units()[static_cast<std::size_t>(index)].get());
   return out;
@@ -147,8 +152,10 @@ void ShardedModel::find_lowest_parts() {
   for (auto chunk = options_.parts.rbegin(); layered_ && chunk != options_.parts.rend(); ++chunk)
     for (std::size_t part = chunk->end; part-- > chunk->begin;)
       for (const auto& module : layered_->modules(part))
-        for (const ParameterPtr& parameter : module->parameters())
+        for (const ParameterPtr& parameter : module->parameters()) {
+          if (!has(parameter)) continue;
           lowest_parts_[static_cast<std::size_t>(unit_of(*parameter).index())] = part;
+        }
 }
 
 /// The same on all ranks: stages that share a parameter lay it out alike.
@@ -168,8 +175,8 @@ Unit& ShardedModel::unit_of(const autograd::Parameter& parameter) const {
   for (const auto& [known, unit] : owners_)
     if (known.get() == &parameter) return *unit;
   require(elsewhere_.count(&parameter) == 0, "parameter '", parameter.name,
-          "' is not on this rank: it belongs to parts of the model that other stages of the pipeline have "
-          "(ShardedModel::has() tells)");
+          "' is not on this rank: it belongs to parts of the model that other stages of the pipeline have, or "
+          "to experts of other ranks (ShardedModel::has() tells)");
   fail(ErrorKind::usage, "parameter '", parameter.name, "' does not belong to this model");
 }
 
@@ -237,6 +244,7 @@ void ShardedModel::begin_list(std::span<const Instruction> gathers, std::span<co
   std::vector<int> order, holders(units().size());
   for (const Instruction& i : gathers)
     for (const Unit* unit : units_of(chunks[static_cast<std::size_t>(i.chunk)])) {
+      if (unit->on_demand()) continue;
       int& held = holders[static_cast<std::size_t>(unit->index())];
       if (i.op == Instruction::Op::release)
         --held;

@@ -26,6 +26,7 @@ struct ShardingOptions {
   /// Parts of an nn::LayeredModel that this rank computes, in ascending order; empty: all. Parameters that
   /// none of them uses are not stored here, but have their names and shapes.
   std::vector<Chunk> parts;
+  int expert_rank = 0;     ///< parameters of others (Parameter::expert_rank) are not stored here either
   std::uint64_t seed = 0;  ///< of the initial values
   ResidencyLimits residency;
   std::int64_t persistence_threshold = 0;        ///< parameters of at most this many elements stay gathered
@@ -119,6 +120,7 @@ class ShardedModel {
   void set_finish_changes(std::function<void()> finish) { residency_.set_finish_changes(std::move(finish)); }
   /// Starts to gather a unit in a list that says so.
   void gather_ahead(Unit& unit) { residency_.gather_ahead(unit); }
+  void let_stay(Unit& unit, bool stays) { residency_.let_stay(unit, stays); }
   bool may_change(const Segment& segment) const { return residency_.may_change(segment); }
   void changed(const Segment& segment, std::int64_t begin, const Tensor& to, bool last) {
     residency_.changed(segment, begin, to, last);

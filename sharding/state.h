@@ -27,6 +27,10 @@ struct RankGroups {
   /// Ranks that together hold all of a parameter that tensor ranks cut: the tensor ranks of each shard, one
   /// shard after the other. Null: the shard group does.
   comm::Communicator* whole = nullptr;
+  /// Of how many ranks' micro-batches each rank of the shard group finds the gradients, its own among them: of
+  /// experts, those with which it exchanges tokens. Summed apart, in their order, where sums have that of
+  /// micro-batches.
+  int sources = 1;
   /// Replicas are of different stages of a pipeline, too, each of which finds a part of every micro-batch's
   /// gradient: they add their own sums, and never go on from each other's.
   bool over_stages = false;
@@ -39,7 +43,7 @@ struct RankGroups {
   int shards() const { return shard->size(); }
   /// The ranks that together hold whole parameters.
   comm::Communicator& holders_of_all() const { return whole ? *whole : *shard; }
-  /// One rank finds the whole gradient.
+  /// One rank finds the whole gradient, of however many sources.
   bool alone() const { return shards() == 1 && !replica; }
   int replicas() const { return replica ? replica->size() : 1; }
   /// Which of the replicas this rank belongs to.

@@ -39,13 +39,15 @@ class Unit {
     Unit* unit_ = nullptr;
   };
 
-  Unit(int index, std::string name, Residency& residency)
-      : index_(index), name_(std::move(name)), residency_(residency) {}
+  Unit(int index, std::string name, Residency& residency, bool on_demand)
+      : index_(index), name_(std::move(name)), residency_(residency), on_demand_(on_demand) {}
 
   int index() const { return index_; }
   const std::string& name() const { return name_; }
   std::vector<std::unique_ptr<Segment>>& segments() { return segments_; }
   const std::vector<std::unique_ptr<Segment>>& segments() const { return segments_; }
+  /// Passes may leave it out (nn::Module::mark_on_demand()): no plan has it.
+  bool on_demand() const { return on_demand_; }
   bool trainable() const;
   /// Elements that a gather brings in; 0 when everything is resident anyway.
   std::int64_t gathered_elements() const;
@@ -79,6 +81,7 @@ class Unit {
   int index_;
   std::string name_;
   Residency& residency_;
+  bool on_demand_, stays_ = false;
   std::vector<std::unique_ptr<Segment>> segments_;
   int leases_ = 0;
   State state_ = State::absent;

@@ -28,7 +28,7 @@ int cut(const char* key, int size, int whole, const std::string& what, int unit 
 std::string_view name_of(Axis axis) {
   constexpr std::string_view names[axis_count] = {"tensor",       "context",  "shard", "replica",
                                                   "tensor_shard", "pipeline", "data",  "expert",
-                                                  "expert_data",  "world"};
+                                                  "expert_data", "expert_shard", "expert_replica", "world"};
   return names[static_cast<std::size_t>(axis)];
 }
 
@@ -51,7 +51,7 @@ Grid::Grid(int ranks, const GridSizes& sizes) {
   const auto set = [&](Axis axis, int stride, int size) {
     lines_[static_cast<std::size_t>(axis)] = {stride, size};
   };
-  const int data_stride = sizes.tensor * sizes.context;
+  const int data_stride = sizes.tensor * sizes.context, tensor_expert = sizes.tensor * sizes.expert;
   set(Axis::tensor, 1, sizes.tensor);
   set(Axis::context, sizes.tensor, sizes.context);
   set(Axis::data, data_stride, data);
@@ -60,7 +60,10 @@ Grid::Grid(int ranks, const GridSizes& sizes) {
   set(Axis::tensor_shard, 1, sizes.tensor * shard);
   set(Axis::pipeline, stage, sizes.pipeline);
   set(Axis::expert, sizes.tensor, sizes.expert);
-  set(Axis::expert_data, sizes.tensor * sizes.expert, copies);
+  set(Axis::expert_data, tensor_expert, copies);
+  const int expert_shard = shard % sizes.expert == 0 ? shard / sizes.expert : 1;
+  set(Axis::expert_shard, tensor_expert, expert_shard);
+  set(Axis::expert_replica, tensor_expert * expert_shard, copies / expert_shard);
   set(Axis::world, 1, ranks);
 }
 

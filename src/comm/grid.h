@@ -19,9 +19,11 @@ enum class Axis : std::uint8_t {
   data,          ///< ranks that see different data
   expert,        ///< ranks that hold different experts of the same layers
   expert_data,   ///< ranks that hold the same experts
-  world          ///< all
+  expert_shard,  ///< of these, ranks that share the experts' states
+  expert_replica,  ///< of these, ranks that hold the same states of experts, one of each shard group
+  world            ///< all
 };
-inline constexpr int axis_count = 10;
+inline constexpr int axis_count = 12;
 /// "tensor", "expert_data", ...
 std::string_view name_of(Axis axis);
 
@@ -38,6 +40,8 @@ struct GridSizes {
 /// dense one of tensor × context × data × pipeline, and that of experts, tensor × expert × expert_data ×
 /// pipeline (experts are cut as dense layers are). Context × data is cut further into shard × replica, shard
 /// fastest, so that ranks that share states are neighbours; each shard group holds whole context groups.
+/// expert_data is cut as that cuts it: where a shard group holds whole expert groups, those of its ranks that
+/// have the same experts share their states; else each rank has its experts' states whole.
 class Grid {
  public:
   /// Throws Error{config} for a size that the ranks cannot hold, with those that would do; Error{usage} for a

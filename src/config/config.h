@@ -96,8 +96,8 @@ enum class Schedule : std::uint8_t {
   zero_bubble
 };
 
-/// Section `parallel`. Ranks that none of these dimensions takes form the data-parallel dimension. This build
-/// accepts only 1 for `expert`. comm::Grid says which sizes a world can hold.
+/// Section `parallel`. Ranks that none of these dimensions takes form the data-parallel dimension.
+/// comm::Grid says which sizes a world can hold.
 struct Parallel {
   int tensor = 1;  ///< ranks that hold slices of the same layers, ≥ 1
   bool sequence_parallel =
@@ -105,7 +105,7 @@ struct Parallel {
   int context = 1;  ///< ranks that hold pieces of the same sequences, ≥ 1
   ContextMethod context_method = ContextMethod::ring;
   int pipeline = 1;  ///< ranks that hold the stages of one model, ≥ 1
-  int expert = 1;
+  int expert = 1;    ///< ranks that share out the experts of a layer; divides context × data
   Schedule schedule = Schedule::automatic;
   int virtual_stages = 1;  ///< runs of parts that each stage holds, > 1 with `interleaved` only
   /// Of `interleaved`: so many micro-batches pass a virtual stage before the next one's turn; 0: `pipeline`.

@@ -34,8 +34,7 @@ Table<Parallel> parallel_table() {
                         "products along the sequence, parallel.context all of it: give one of these",
                         is_one));
   append(table.keys, schedule_keys());
-  table.keys.push_back(refused<Parallel>(
-      "expert", "2", "only 1 is in this build yet (roadmap: docs/architecture.md)", is_one));
+  add("expert", "2", [](Parallel& p, const Value& v) { p.expert = ranks_of(v); });
   add("shard_size", "2", [](Parallel& p, const Value& v) { set(p.shard_size, shard_size, v.integer(1), v); });
   table.keys.push_back(choice("reduction", &Parallel::reduction, {"ordered", "native"}, "\"native\""));
   table.keys.push_back(real("timeout_seconds", &Parallel::timeout_seconds, "30", 0, infinity, true));

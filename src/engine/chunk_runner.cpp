@@ -133,18 +133,28 @@ void ChunkRunner::transfer(const Instruction& i) {
 
 void ChunkRunner::gather(const Instruction& i) {
   Gathered gathered{parts_.sharded.units_of(parts_of(i)), {}};
-  for (sharding::Unit* unit : gathered.units) parts_.sharded.gather_ahead(*unit);
+  for (sharding::Unit* unit : gathered.units) {
+    if (unit->on_demand())
+      parts_.sharded.let_stay(*unit, true);
+    else
+      parts_.sharded.gather_ahead(*unit);
+  }
   gathered_[i.chunk] = std::move(gathered);
 }
 
 void ChunkRunner::hold(const Instruction& i) {
   const auto at = gathered_.find(i.chunk);
   if (at == gathered_.end() || !at->second.leases.empty()) return;
-  for (sharding::Unit* unit : at->second.units) at->second.leases.push_back(unit->gather());
+  for (sharding::Unit* unit : at->second.units)
+    if (!unit->on_demand()) at->second.leases.push_back(unit->gather());
 }
 
 void ChunkRunner::release(const Instruction& i) {
-  gathered_.erase(i.chunk);
+  const auto at = gathered_.find(i.chunk);
+  if (at == gathered_.end()) return;
+  for (sharding::Unit* unit : at->second.units)
+    if (unit->on_demand()) parts_.sharded.let_stay(*unit, false);
+  gathered_.erase(at);
 }
 
 bool ChunkRunner::holds(const sharding::Segment& segment) const {

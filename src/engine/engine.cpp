@@ -29,6 +29,7 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
                                                    std::move(groups));
   const bool others_exist = this->device().kind() != device::Kind::meta;
   engine::require_cut(*model_, this->groups(), *dist_, others_exist);
+  engine::require_experts(*model_, this->groups(), config_);
   stages_ = engine::agree_on_stages(*model_, config_, this->groups(), *dist_, others_exist);
   config_.optimizer = engine::with_companions(config_.optimizer, *model_);
   const engine::GroupOf group_of = engine::assign_groups(*model_, config_.optimizer, config_.notes);
@@ -37,9 +38,11 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   if (config_.precision.compute == DType::f16)
     scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
   const sharding::StateSources sources =
-      resources_->sources(engine::StateGroups(*model_, stages_, this->groups()));
+      resources_->sources(engine::StateGroups(*model_, stages_, this->groups(),
+                                              config_.parallel.reduction == config::Reduction::ordered));
   sharding::ShardingOptions options = optimizer_->sharding_options(config_);
   options.parts = stages_.all_own();
+  options.expert_rank = this->groups().grid().coordinate(comm::Axis::expert, dist_->rank());
   sharded_ = std::make_unique<sharding::ShardedModel>(model_, options, sources);
   update_ = std::make_unique<engine::StepUpdate>(
       engine::StepUpdate::Parts{config_, *sharded_, *optimizer_, scaler_.get(), data_ranks(),

@@ -6,6 +6,7 @@
 #include "base/random.h"
 #include "engine/gather_results.h"
 #include "engine/same_setup.h"
+#include "optim/description.h"
 
 namespace sherd {
 
@@ -30,6 +31,8 @@ parallel::Layout layout_of(const comm::ProcessGroups& groups, const config::Conf
   parallel::Layout layout;
   layout.tensor = several(Axis::tensor);
   layout.context = several(Axis::context);
+  layout.expert = several(Axis::expert);
+  layout.expert_data = several(Axis::expert_data);
   layout.sequence_parallel = config.parallel.sequence_parallel;
   layout.context_method = config.parallel.context_method == config::ContextMethod::ulysses
                               ? parallel::ContextMethod::ulysses
@@ -76,21 +79,19 @@ void adopt(I& size, I open, int of_grid, const char* key) {
 }  // namespace
 
 void adopt_grid(config::Config& config, const comm::Grid& grid) {
-  if (grid.size(Axis::expert) != 1)
-    fail(ErrorKind::config, "the groups that the program brings have an expert size of ",
-         grid.size(Axis::expert),
-         ", and this build trains over tensor, context, data and pipeline ranks only");
   config::Parallel& parallel = config.parallel;
   adopt(parallel.tensor, 1, grid.size(Axis::tensor), "parallel.tensor");
   adopt(parallel.context, 1, grid.size(Axis::context), "parallel.context");
   adopt(parallel.pipeline, 1, grid.size(Axis::pipeline), "parallel.pipeline");
+  adopt(parallel.expert, 1, grid.size(Axis::expert), "parallel.expert");
   const int shard = grid.size(Axis::shard), all = grid.size(Axis::context) * grid.size(Axis::data);
   if (parallel.shard_size == 0 && shard == all) return;  // follows the ranks of each run
   adopt(parallel.shard_size, std::int64_t{0}, shard, "parallel.shard_size");
 }
 
-StateGroups::StateGroups(nn::Model& model, const StageLayout& layout, comm::ProcessGroups& groups)
-    : groups_(&groups) {
+StateGroups::StateGroups(nn::Model& model, const StageLayout& layout, comm::ProcessGroups& groups,
+                         bool ordered)
+    : groups_(&groups), ordered_(ordered) {
   if (layout.stages == 1) return;
   const auto stages_of = stages_of_parameters(model, layout);
   for (const autograd::ParameterPtr& parameter : model.parameters())  // in one order on all ranks
@@ -98,7 +99,16 @@ StateGroups::StateGroups(nn::Model& model, const StageLayout& layout, comm::Proc
       over_stages_[parameter.get()] = groups.replicas_on(stages);
 }
 
+sharding::RankGroups StateGroups::of_expert(const autograd::Parameter& parameter) const {
+  const bool copied = parameter.logical_slice().is_whole();
+  sharding::RankGroups out(groups_->group(Axis::expert_shard), &groups_->group(Axis::expert_replica),
+                           copied ? &groups_->group(Axis::tensor) : nullptr);
+  if (ordered_) out.sources = groups_->grid().size(Axis::expert);
+  return out;
+}
+
 sharding::RankGroups StateGroups::of(const autograd::Parameter& parameter) const {
+  if (parameter.expert_rank >= 0) return of_expert(parameter);
   const auto shared = over_stages_.find(&parameter);
   const bool copied = !parameter.partial_gradient && parameter.logical_slice().is_whole();
   sharding::RankGroups out(groups_->group(parameter.partial_gradient ? Axis::tensor_shard : Axis::shard),
@@ -184,6 +194,34 @@ Cut cut_of(nn::Module& model, int tensor_size) {
 }
 
 }  // namespace
+
+void require_experts(nn::Model& model, const comm::ProcessGroups& groups, const config::Config& config) {
+  const int ranks = groups.grid().size(Axis::expert);
+  int highest = -1;
+  bool cut = false;
+  for (const autograd::ParameterPtr& parameter : model.parameters()) {
+    highest = std::max(highest, parameter->expert_rank);
+    cut |= parameter->expert_rank >= 0 && !parameter->logical_slice().is_whole();
+  }
+  if (ranks == 1 && highest < 0) return;
+  if (highest < 0)
+    fail(ErrorKind::config, "parallel.expert is ", ranks,
+         ", and the model has no experts to share out: build it with the layout that initialize() gives, of "
+         "layers that take it (parallel::Moe), or ask for model.moe");
+  if (highest + 1 != ranks)
+    fail(ErrorKind::config, "parallel.expert is ", ranks, ", and the model's experts are shared out among ",
+         highest + 1, " ranks: build it with the layout of the engine's groups");
+  const auto takes_matrices = [](const config::OptimizerRule& rule) {
+    return optim::takes_matrices(optim::describe(rule));
+  };
+  const config::Optimizer& optimizer = config.optimizer;
+  if (cut && (takes_matrices(optimizer) ||
+              std::any_of(optimizer.groups.begin(), optimizer.groups.end(), takes_matrices)))
+    fail(ErrorKind::config, "optimizer: Muon takes whole matrices, and those of experts are cut by ",
+         groups.grid().size(Axis::tensor), " tensor ranks and shared out among ", ranks,
+         " expert ranks: set parallel.tensor or parallel.expert to 1, or give 'blocks.*.experts.*' AdamW in "
+         "optimizer.groups");
+}
 
 void require_takes_layout(bool takes_layout, const comm::ProcessGroups& groups) {
   const int ranks = groups.grid().size(Axis::context);

@@ -39,17 +39,26 @@ void adopt_grid(config::Config& config, const comm::Grid& grid);
 /// The ranks that share the states of a model's parameters. A plain value; refers to the groups.
 class StateGroups {
  public:
-  /// Collective: makes a group of each set of stages that have a parameter together (a tied one).
-  StateGroups(nn::Model& model, const StageLayout& layout, comm::ProcessGroups& groups);
-  /// Context and data ranks; of a parameter that all tensor ranks hold and whose gradient is a sum over these
+  /// Collective: makes a group of each set of stages that have a parameter together (a tied one). `ordered`:
+  /// sums have the order of micro-batches.
+  StateGroups(nn::Model& model, const StageLayout& layout, comm::ProcessGroups& groups, bool ordered = true);
+  /// Of experts that expert ranks share out, those that have the same ones. Else context and data ranks; of a parameter that all tensor ranks hold and whose gradient is a sum over these
   /// (Parameter::partial_gradient), tensor ranks too. Replicas of one that several stages have are on all of
   /// these. Of a parameter that this rank's stage has.
   sharding::RankGroups of(const autograd::Parameter& parameter) const;
 
  private:
+  sharding::RankGroups of_expert(const autograd::Parameter& parameter) const;
+
   const comm::ProcessGroups* groups_;
+  bool ordered_;
   std::map<const autograd::Parameter*, comm::Communicator*> over_stages_;  ///< replicas, of shared ones
 };
+
+/// Throws Error{config} where experts are to be shared out and the model has none, or has them for another
+/// number of ranks; and where `config` asks for an optimizer of whole matrices that tensor and expert ranks
+/// would cut.
+void require_experts(nn::Model& model, const comm::ProcessGroups& groups, const config::Config& config);
 
 /// Throws Error{config} where several context ranks are to train a model that was built without their layout:
 /// each would compute whole sequences, and the sum of their gradients count these as often as there are

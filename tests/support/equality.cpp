@@ -62,7 +62,8 @@ std::string RunSpec::config() const {
          R"("model": {"type": ")" + (llama ? "llama" : "gpt2") +
          R"(", "vocab_size": 101, "seq_length": 24, "hidden_size": )" + str(hidden) + R"(, "num_layers": )" +
          str(layers) + R"(, "num_heads": 4, "num_kv_heads": 2, "dropout": )" + str(dropout) +
-         R"(, "tie_embeddings": )" + flag(tied) + "}," + R"("training": {"steps": )" + str(steps) +
+         R"(, "tie_embeddings": )" + flag(tied) + (moe.empty() ? "" : R"(, "moe": {)" + moe + "}") + "}," +
+         R"("training": {"steps": )" + str(steps) +
          R"(, "seed": 7, "recompute": ")" + recompute +
          (split_masters ? "\"" : R"(", "split_masters": false)") +
          (recompute_blocks >= 0 ? cat(R"(, "recompute_blocks": )", recompute_blocks) : "") +
@@ -84,6 +85,7 @@ std::string RunSpec::stages_keys() const {
   std::string out;
   const auto add = [&](const char* key, const std::string& value) { out += cat(", \"", key, "\": ", value); };
   if (pipeline > 1) add("pipeline", cat(pipeline));
+  if (expert > 1) add("expert", cat(expert));
   if (virtual_stages > 1) add("virtual_stages", cat(virtual_stages));
   if (!schedule.empty()) add("schedule", cat('"', schedule, '"'));
   if (!partition.empty()) add("partition_method", cat('"', partition, '"'));
@@ -128,9 +130,9 @@ namespace {
 
 using Weights = std::map<std::string, std::vector<std::byte>>;
 
-/// Adds what the other stages hold.
-void collect_from_stages(Engine& engine, Weights& weights) {
-  comm::Communicator& stages = engine.groups().group(comm::Axis::pipeline);
+/// Adds what the other ranks of an axis hold: stages of a pipeline, or experts.
+void collect_from(comm::Axis axis, Engine& engine, Weights& weights) {
+  comm::Communicator& stages = engine.groups().group(axis);
   if (stages.size() == 1) return;
   const auto in_host = [&](std::size_t count, DType dtype) {
     return tensor::Tensor::empty(engine.device(), {static_cast<std::int64_t>(count)}, dtype,
@@ -159,7 +161,7 @@ void collect_from_stages(Engine& engine, Weights& weights) {
       const std::string name(reinterpret_cast<const char*>(all.raw()), length);
       std::vector<std::byte> bytes(all.raw() + length, all.raw() + all.bytes());
       const auto [place, fresh] = weights.try_emplace(name, bytes);
-      require(fresh || place->second == bytes, "stages hold different copies of ", name);
+      require(fresh || place->second == bytes, "ranks hold different copies of ", name);
     }
   }
 }
@@ -199,7 +201,9 @@ void collect_weights(Engine& engine, RunResult& out) {
       }
     }
   }
-  for (Weights* weights : {&out.masters, &out.parameters}) collect_from_stages(engine, *weights);
+  for (Weights* weights : {&out.masters, &out.parameters})
+    for (const comm::Axis axis : {comm::Axis::expert, comm::Axis::pipeline})
+      collect_from(axis, engine, *weights);
 }
 
 void nudge(Engine& engine) {

@@ -25,6 +25,8 @@ struct RunSpec {
   std::string accumulate_in;   ///< data_types.grad_accum_dtype; empty: its default
   int shard_size = 0;          ///< parallel.shard_size; 0: all ranks
   int tensor = 1, context = 1;
+  int expert = 1;   ///< parallel.expert
+  std::string moe;  ///< keys of model.moe; empty: no experts
   bool sequence_parallel = true;
   std::string context_method = "ring";
   std::string reduction;  ///< parallel.reduction; empty: its default
@@ -106,7 +108,7 @@ class Before final : public engine::InstructionObserver {
 /// Every bit of the outcome, plus the counters by which a test sees that a setting took effect.
 struct RunResult {
   std::vector<double> losses, norms, scales;
-  /// fp32 weights by parameter, of all stages; where tensor ranks hold slices, one after the other.
+  /// fp32 weights by parameter, of all stages and experts; where tensor ranks hold slices, one after the other.
   std::map<std::string, std::vector<std::byte>> masters;
   std::map<std::string, std::vector<std::byte>> parameters;  ///< compute parameters
   sharding::ResidencyStats residency;

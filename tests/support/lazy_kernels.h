@@ -55,6 +55,23 @@ class LazyKernels final : public tensor::Kernels {
                        const Tensor& out, const Tensor& lse) override {
     later(&Kernels::merge_attention, part, part_lse, first, begin, out, lse);
   }
+  void route(const Tensor& logits, const Tensor& bias, const tensor::Routing& routing, const Tensor& scores,
+             const Tensor& chosen, const Tensor& weights) override {
+    later(&Kernels::route, logits, bias, routing, scores, chosen, weights);
+  }
+  void route_backward(const Tensor& logits, const tensor::Routing& routing, const Tensor& scores,
+                      const Tensor& chosen, const Tensor& dweights, const tensor::RouterLossGradients& losses,
+                      const Tensor& dlogits) override {
+    later(&Kernels::route_backward, logits, routing, scores, chosen, dweights, losses, dlogits);
+  }
+  void combine_rows(const Tensor& rows, const Tensor& places, const Tensor& weights,
+                    const Tensor& out) override {
+    later(&Kernels::combine_rows, rows, places, weights, out);
+  }
+  void combine_rows_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
+                             const Tensor& dout, const Tensor& drows, const Tensor& dweights) override {
+    later(&Kernels::combine_rows_backward, rows, places, weights, dout, drows, dweights);
+  }
   void matmul(const tensor::Matmul& args) override { later(&Kernels::matmul, args); }
   void sum_rows(const Tensor& x, const Tensor& out, bool add) override {
     later(&Kernels::sum_rows, x, out, add);
@@ -186,6 +203,10 @@ class LazyKernels final : public tensor::Kernels {
   static tensor::StridedRows bare(const tensor::StridedRows& rows) {
     return {bare(rows.tensor), rows.first, rows.stride};
   }
+  static tensor::RouterLossGradients bare(tensor::RouterLossGradients losses) {
+    losses.balance = bare(losses.balance);
+    return losses;
+  }
   template <class T>
   static T bare(const T& value) {
     return value;
@@ -207,6 +228,9 @@ class LazyKernels final : public tensor::Kernels {
   }
   static void note(Key& key, const tensor::StridedRows& rows) {
     note(key, rows.tensor), note(key, rows.first), note(key, rows.stride);
+  }
+  static void note(Key& key, const tensor::RouterLossGradients& losses) {
+    note(key, losses.balance), note(key, losses.z);
   }
   static void note(Key& key, const tensor::Matmul& args) {
     for (const Tensor* x : {&args.a, &args.b, &args.c, &args.bias, &args.pre_activation}) note(key, *x);

@@ -43,6 +43,15 @@ ShardingOptions with_parts(ShardingOptions options, std::size_t parts) {
 }
 }  // namespace
 
+namespace {
+/// Then ranks reduce different things, as the stages of a pipeline do.
+bool shares_out_experts(const nn::Module& model) {
+  const std::vector<ParameterPtr> all = model.parameters();
+  return std::any_of(all.begin(), all.end(),
+                     [](const auto& parameter) { return parameter->expert_rank >= 0; });
+}
+}  // namespace
+
 ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOptions& options,
                            const StateSources& sources)
     : model_(std::move(model)),
@@ -54,7 +63,7 @@ ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOpti
       residency_(kernels_.device(), options.residency),
       gradients_(kernels_, sources.model_ranks ? *sources.model_ranks : *sources.groups.shard,
                  {options.placements.communication, options.reduce_bucket, options.overlap, options.reduction,
-                  !has_parts({0, parts()})}) {
+                  !has_parts({0, parts()}) || shares_out_experts(*model_)}) {
   model_->assign_names();
   find_own_parameters();
   build_units();
@@ -86,8 +95,8 @@ void ShardedModel::build_units() {
     for (const ParameterPtr& parameter : blocks[i].owned)
       if (has(parameter)) own.push_back(parameter);
     if (own.empty()) continue;
-    Unit& unit = residency_.add_unit(name_of(blocks[i], *model_),
-                                     blocks[i].block && blocks[i].block->is_on_demand());
+    Unit& unit =
+        residency_.add_unit(name_of(blocks[i], *model_), blocks[i].block && blocks[i].block->is_on_demand());
     make_segments(unit, own, budget);
     for (const ParameterPtr& parameter : own) {
       owners_.emplace_back(parameter, &unit);
@@ -174,9 +183,10 @@ void ShardedModel::find_persistent(const std::vector<BlockParameters>& blocks) {
 Unit& ShardedModel::unit_of(const autograd::Parameter& parameter) const {
   for (const auto& [known, unit] : owners_)
     if (known.get() == &parameter) return *unit;
-  require(elsewhere_.count(&parameter) == 0, "parameter '", parameter.name,
-          "' is not on this rank: it belongs to parts of the model that other stages of the pipeline have, or "
-          "to experts of other ranks (ShardedModel::has() tells)");
+  require(
+      elsewhere_.count(&parameter) == 0, "parameter '", parameter.name,
+      "' is not on this rank: it belongs to parts of the model that other stages of the pipeline have, or "
+      "to experts of other ranks (ShardedModel::has() tells)");
   fail(ErrorKind::usage, "parameter '", parameter.name, "' does not belong to this model");
 }
 

@@ -244,10 +244,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: device.type: \"gpu\" is none of auto, cpu, cuda; did you mean \"cuda\"?"},
         Mistake{"{\"device\": {\"type\": \"CPUs\"}}",
                 "run.json:1: device.type: \"CPUs\" is none of auto, cpu, cuda; did you mean \"cpu\"?"},
-        Mistake{"{\"parallel\": {\"expert\": 2}}",
-                "run.json:1: parallel.expert: Sherd does not support 2 here: only 1 is in this build yet "
-                "(roadmap: "
-                "docs/architecture.md)"},
+        Mistake{"{\"parallel\": {\"expert\": 0}}",
+                "run.json:1: parallel.expert: must be an integer >= 1, not 0"},
         Mistake{"{\"zero_optimization\": {\"zero_quantized_weights\": true}}",
                 "run.json:1: zero_optimization.zero_quantized_weights: Sherd does not support true here: "
                 "ZeRO++ is not in this build"},

@@ -124,6 +124,57 @@ TEST_P(ExpertEquality, AlsoWhenTheLayoutChangesOnTheWay) {
   EXPECT_TRUE(got.parameters == expected.parameters);
 }
 
+/// Pipelines, in any schedule, and layers in turn keep the bits too.
+TEST_P(ExpertEquality, InEverySchedule) {
+  const auto four_layers = [](RunSpec spec) {
+    spec.layers = 4, spec.tied = false;
+    spec.recompute = "full";
+    return spec;
+  };
+  const RunResult expected = train_local(four_layers(on(1, 1, GetParam(), 3)));
+  const TempFolder folder;
+  for (const auto& [ranks, expert] : {std::pair{1, 1}, {2, 2}}) {
+    RunSpec spec = four_layers(on(ranks, expert, GetParam(), 3));
+    spec.schedule = "layered";
+    expect_bits(spec, expected);
+    spec.offload_param = spec.offload_optimizer = "nvme";
+    spec.nvme_path = folder.path().string();
+    expect_bits(spec, expected);
+  }
+  for (const char* schedule : {"1f1b", "gpipe", "zero_bubble"}) {
+    RunSpec spec = four_layers(on(2, 2, GetParam(), 3));
+    spec.ranks = 4, spec.pipeline = 2, spec.schedule = schedule;
+    spec.recompute = "none";
+    expect_bits(spec, expected);
+  }
+}
+
+/// Tensor and context ranks change the order of sums.
+TEST_P(ExpertEquality, AgreesToRoundingOverTensorAndContextRanks) {
+  const auto with_biases = [](RunSpec spec) {
+    spec.dropout = 0;
+    spec.moe += R"(, "capacity_factor": 1.0, "shared_experts": 1)";
+    return spec;
+  };
+  const RunResult expected = train_local(with_biases(on(2, 1, GetParam(), 3)));
+  const double tolerance = GetParam() == "fp32" ? 2e-5 : 0.02;
+  for (const auto& [tensor, context, expert, sequence] : {std::tuple{2, 1, 1, true},
+                                                          {2, 1, 2, true},
+                                                          {2, 1, 2, false},
+                                                          {1, 2, 2, true},
+                                                          {1, 2, 4, true},
+                                                          {2, 2, 2, true}}) {
+    RunSpec spec = with_biases(on(2, expert, GetParam(), 3));
+    spec.ranks = 2 * tensor * context, spec.tensor = tensor, spec.context = context;
+    spec.sequence_parallel = sequence;
+    const RunResult got = train_local(spec);
+    for (std::size_t i = 0; i < expected.losses.size(); ++i) {
+      EXPECT_NEAR(got.losses[i], expected.losses[i], tolerance) << name(spec) << " tensor " << tensor;
+      EXPECT_NEAR(got.norms[i] / expected.norms[i], 1, 10 * tolerance) << name(spec) << " tensor " << tensor;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Precisions, ExpertEquality, ::testing::Values("fp32", "bf16"),
                          [](const auto& test) { return test.param; });
 

@@ -29,13 +29,27 @@ tensor::RouterScores scores_for(config::Router router) {
   return tensor::RouterScores::softmax;
 }
 
+parallel::BalanceLoss loss_for(config::AuxLoss loss) {
+  switch (loss) {
+    case config::AuxLoss::gshard:
+      return parallel::BalanceLoss::first_choices;
+    case config::AuxLoss::hf:
+      return parallel::BalanceLoss::pooled;
+    case config::AuxLoss::switch_layers:
+      break;
+  }
+  return parallel::BalanceLoss::all_choices;
+}
+
 ExpertsOptions experts_for(const config::Moe& moe) {
   ExpertsOptions out;
   out.count = moe.experts, out.ffn_hidden = moe.ffn_hidden_size;
   out.every = moe.every, out.first_dense = moe.first_dense, out.shared = moe.shared_experts;
   out.routing = {static_cast<int>(moe.top_k), scores_for(moe.router),       moe.norm_topk,
                  moe.routed_scaling_factor,   static_cast<int>(moe.groups), static_cast<int>(moe.top_groups)};
-  out.losses = {moe.aux_loss, moe.z_loss};
+  out.losses = {moe.aux_loss, moe.z_loss, loss_for(moe.aux_loss_type)};
+  out.jitter = moe.jitter, out.bias_update = moe.bias_update;
+  out.shared_gate = moe.shared_expert_gate, out.residual = moe.use_residual;
   out.capacity_factor = moe.capacity_factor;
   out.drop =
       moe.drop == config::DropPolicy::position ? parallel::Drop::by_position : parallel::Drop::by_weight;

@@ -55,8 +55,11 @@ Gpt::Gpt(const GptOptions& options, const parallel::Layout& layout)
                      parallel::on_stream(std::make_shared<nn::Positions>(o.max_seq, o.hidden, init), layout));
   embedding_dropout_ = add("embedding_dropout", std::make_shared<nn::Dropout>(o.embedding_dropout));
   blocks_ = add("blocks", std::make_shared<nn::LayerList>());
+  const auto pooled = o.experts.losses.kind == parallel::BalanceLoss::pooled
+                          ? std::make_shared<parallel::PooledChoices>()
+                          : nullptr;
   for (std::int64_t i = 0; i < o.layers; ++i)
-    blocks_->append(std::make_shared<TransformerBlock>(o, i, layout));
+    blocks_->append(std::make_shared<TransformerBlock>(o, i, layout, pooled));
   norm_ = add("norm", make_norm(o, layout));
   head_ = add("head",
               std::make_shared<parallel::ColumnLinear>(

@@ -55,6 +55,8 @@ void resolve_experts(GptOptions& o) {
         " is beyond ", config::most_ffn_hidden, ", the most there can be");
   check(e.every >= 1 && e.first_dense >= 0 && e.shared >= 0, "experts in every ", e.every, "th block behind ",
         e.first_dense, " dense ones, ", e.shared, " of them shared, make no sense");
+  check(!e.residual || e.shared == 0, "shared experts and a residual part are both a dense part beside the ",
+        "experts: take one");
   check(e.shared <= config::most_ffn_hidden / e.ffn_hidden, e.shared, " shared experts are too many");
   check(e.blocks(o.layers) > 0, "no block of ", o.layers, " has experts: the first ", e.first_dense,
         " have none, and of the others every ", e.every, "th has");
@@ -129,11 +131,13 @@ tensor::Attention GptOptions::geometry() const {
   return geometry;
 }
 
-parallel::MoeOptions GptOptions::moe() const {
+parallel::MoeOptions GptOptions::moe(std::shared_ptr<parallel::PooledChoices> pooled) const {
   parallel::MoeOptions out;
   out.hidden = hidden, out.ffn_hidden = experts.ffn_hidden, out.experts = experts.count;
   out.routing = experts.routing, out.losses = experts.losses;
+  out.pooled = std::move(pooled);
   out.capacity_factor = experts.capacity_factor, out.drop = experts.drop;
+  out.jitter = experts.jitter, out.bias_update = experts.bias_update;
   out.gated = mlp == Mlp::swiglu, out.activation = fused_activation(mlp);
   out.bias = bias;
   out.init = autograd::Init::normal(0, init_std), out.output_init = output_init();
@@ -152,9 +156,11 @@ std::int64_t GptOptions::num_parameters(bool padding) const {
   };
   const ExpertsOptions& e = o.experts;
   const std::int64_t with_experts = e.blocks(o.layers);
+  std::int64_t beside = feed_forward(e.shared * e.ffn_hidden);
+  if (e.shared > 0 && e.shared_gate) beside += o.hidden;
+  if (e.residual) beside += feed_forward(o.ffn_hidden) + 2 * o.hidden + 2;
   const std::int64_t networks = (o.layers - with_experts) * feed_forward(o.ffn_hidden) +
-                                with_experts * (e.count * (feed_forward(e.ffn_hidden) + o.hidden) +
-                                                feed_forward(e.shared * e.ffn_hidden));
+                                with_experts * (e.count * (feed_forward(e.ffn_hidden) + o.hidden) + beside);
   const std::int64_t tables = rows * o.hidden * (o.tied_embeddings ? 1 : 2) +
                               (o.positions == PositionKind::learned ? o.max_seq * o.hidden : 0);
   return tables + o.layers * (weights + biases + 2 * norm_size) + networks + norm_size;
@@ -168,12 +174,14 @@ double flops_per_token(const GptOptions& options, std::int64_t seq, AttentionFlo
   const double products = h * static_cast<double>(o.qkv_width()) + attention_width * h;
   const ExpertsOptions& e = o.experts;
   const std::int64_t with_experts = e.blocks(o.layers);
+  const std::int64_t gates =
+      o.hidden * (e.count + (e.shared > 0 && e.shared_gate ? 1 : 0) + (e.residual ? 2 : 0));
   const double networks =
       static_cast<double>(o.layers - with_experts) *
           static_cast<double>(feed_forward_weights(o, o.ffn_hidden)) +
       static_cast<double>(with_experts) *
-          static_cast<double>(feed_forward_weights(o, (e.routing.top_k + e.shared) * e.ffn_hidden) +
-                              e.count * o.hidden);
+          static_cast<double>(feed_forward_weights(o, (e.routing.top_k + e.shared) * e.ffn_hidden) + gates +
+                              feed_forward_weights(o, e.residual ? o.ffn_hidden : 0));
   // Scores and their product with the values: one multiply-add each per pair of positions and column.
   const double pairs = static_cast<double>(seq) * (convention == AttentionFlops::full ? 1.0 : 0.5);
   const double blocks =

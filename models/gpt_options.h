@@ -21,9 +21,15 @@ struct ExpertsOptions {
   std::int64_t first_dense = 0;  ///< blocks
   std::int64_t shared = 0;       ///< a dense part of so many times ffn_hidden beside them, for all tokens
   tensor::Routing routing{.top_k = 2, .normalize = true};
-  autograd::RouterLosses losses{.balance = 0.01};
+  parallel::RouterLosses losses{.balance = 0.01};
   double capacity_factor = 0;
   parallel::Drop drop = parallel::Drop::by_weight;
+  double jitter = 0, bias_update = 0;  ///< as parallel::MoeOptions
+  bool shared_gate = false;            ///< the shared part times sigmoid(x·w) (Qwen2-MoE)
+  /// A feed-forward part of a dense block's width beside the experts; the two are weighed by a softmax of
+  /// x·wᵀ
+  /// + b (Rajbhandari et al. 2022, "DeepSpeed-MoE").
+  bool residual = false;
 
   /// Whether the block has experts.
   bool in(std::int64_t block) const {
@@ -72,8 +78,8 @@ struct GptOptions {
   /// What projects back onto the residual stream starts smaller, so that the stream's variance does not grow
   /// with depth (Radford et al. 2019).
   autograd::Init output_init() const;
-  /// What a layer of experts is made with.
-  parallel::MoeOptions moe() const;
+  /// What a layer of experts is made with. `pooled`: what these layers share, where their loss asks for it.
+  parallel::MoeOptions moe(std::shared_ptr<parallel::PooledChoices> pooled = nullptr) const;
   /// Elements of all parameters, tied ones once; `padding`: with the rows that only pad the vocabulary.
   std::int64_t num_parameters(bool padding = true) const;
 };

@@ -81,19 +81,62 @@ Var FeedForward::forward(Tape& tape, const Var& x) {
   return (*down_)(tape, wide);
 }
 
-ExpertsAndShared::ExpertsAndShared(const GptOptions& o, const parallel::Layout& layout)
-    : parallel::Moe(o.moe(), layout) {
-  if (o.experts.shared > 0)
-    shared_ =
-        add("shared", std::make_shared<FeedForward>(o, o.experts.shared * o.experts.ffn_hidden, layout));
+ExpertsAndShared::ExpertsAndShared(const GptOptions& o, const parallel::Layout& layout,
+                                   std::shared_ptr<parallel::PooledChoices> pooled)
+    : parallel::Moe(o.moe(std::move(pooled)), layout) {
+  const ExpertsOptions& e = o.experts;
+  const auto gate = [&](std::int64_t outputs, bool bias) {
+    return parallel::on_stream(
+        std::make_shared<nn::Linear>(o.hidden, outputs,
+                                     nn::LinearOptions{.bias = bias, .init = Init::normal(0, o.init_std)}),
+        layout);
+  };
+  if (e.shared > 0)
+    shared_ = add("shared", std::make_shared<FeedForward>(o, e.shared * e.ffn_hidden, layout));
+  if (shared_ && e.shared_gate) shared_gate_ = add("shared_gate", gate(1, false));
+  if (!e.residual) return;
+  dense_ = add("dense", std::make_shared<FeedForward>(o, o.ffn_hidden, layout));
+  coefficient_ = add("coefficient", gate(2, true));
 }
+
+namespace {
+
+/// The parts' rows, each times the score that the gate's output of the same number has.
+Var weighed(Tape& tape, const Var& x, nn::Linear& gate, tensor::RouterScores scores,
+            const std::vector<Var>& parts) {
+  const std::int64_t tokens = x.shape().rows(), width = x.shape().back();
+  const auto as_rows = [&](const Var& part) { return autograd::reshape(part, {tokens, width}); };
+  const Var logits = autograd::router_logits(as_rows(x), tape.parameter(gate.weight()),
+                                             gate.bias() ? tape.parameter(gate.bias()) : Var());
+  // A router that takes everything.
+  const int all = static_cast<int>(parts.size());
+  const autograd::Routed routed = autograd::route(logits, {}, {.top_k = all, .scores = scores});
+  std::vector<std::int32_t> places;
+  for (std::size_t i = 0; i < routed.chosen.size(); ++i)
+    places.push_back(
+        static_cast<std::int32_t>(routed.chosen[i] * tokens + static_cast<std::int64_t>(i) / all));
+  std::vector<Var> rows;
+  for (const Var& part : parts) rows.push_back(as_rows(part));
+  const Var sum = autograd::combine_rows(
+      all == 1 ? rows[0] : autograd::join_rows(rows),
+      tensor::Tensor::of<std::int32_t>(tape.device(), {tokens, all}, places), routed.weights);
+  return autograd::reshape(sum, x.shape());
+}
+
+}  // namespace
 
 Var ExpertsAndShared::forward(Tape& tape, const Var& x) {
   const Var routed = parallel::Moe::forward(tape, x);
-  return shared_ ? autograd::add(routed, (*shared_)(tape, x)) : routed;
+  if (dense_)
+    return weighed(tape, x, *coefficient_, tensor::RouterScores::softmax, {routed, (*dense_)(tape, x)});
+  if (!shared_) return routed;
+  Var beside = (*shared_)(tape, x);
+  if (shared_gate_) beside = weighed(tape, x, *shared_gate_, tensor::RouterScores::sigmoid, {beside});
+  return autograd::add(routed, beside);
 }
 
-TransformerBlock::TransformerBlock(const GptOptions& o, std::int64_t index, const parallel::Layout& layout)
+TransformerBlock::TransformerBlock(const GptOptions& o, std::int64_t index, const parallel::Layout& layout,
+                                   std::shared_ptr<parallel::PooledChoices> pooled)
     : layout_(layout),
       norm_1_(add("norm_1", make_norm(o, layout))),
       norm_2_(nullptr),
@@ -101,7 +144,7 @@ TransformerBlock::TransformerBlock(const GptOptions& o, std::int64_t index, cons
       attention_dropout_(add("attention_dropout", std::make_shared<nn::Dropout>(o.hidden_dropout))) {
   norm_2_ = add("norm_2", make_norm(o, layout));
   if (o.experts.in(index))
-    mlp_ = add("mlp", std::make_shared<ExpertsAndShared>(o, layout));
+    mlp_ = add("mlp", std::make_shared<ExpertsAndShared>(o, layout, std::move(pooled)));
   else
     mlp_ = add("mlp", std::make_shared<FeedForward>(o, o.ffn_hidden, layout));
   mlp_dropout_ = add("mlp_dropout", std::make_shared<nn::Dropout>(o.hidden_dropout));

@@ -46,16 +46,20 @@ class FeedForward : public nn::Layer {
   std::shared_ptr<parallel::RowLinear> down_;
 };
 
-/// Experts, and where there is one the feed-forward part that all tokens take beside them, "shared".
+/// Experts, and where there is one a feed-forward part that all tokens take beside them: "shared", added to
+/// what they make, times sigmoid(x·wᵀ) with w "shared_gate.weight" [1, hidden] where it has a gate; or
+/// "dense", where the two are weighed by a softmax of "coefficient", a linear layer of two outputs.
 class ExpertsAndShared : public parallel::Moe {
  public:
-  ExpertsAndShared(const GptOptions& options, const parallel::Layout& layout);
+  ExpertsAndShared(const GptOptions& options, const parallel::Layout& layout,
+                   std::shared_ptr<parallel::PooledChoices> pooled);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
 
  private:
-  std::shared_ptr<FeedForward> shared_;
+  std::shared_ptr<FeedForward> shared_, dense_;
+  std::shared_ptr<nn::Linear> shared_gate_, coefficient_;
 };
 
 /// One pre-norm decoder block: x + attention(norm(x)), then x + mlp(norm(x)). Parts: "norm_1", "attention",
@@ -63,8 +67,9 @@ class ExpertsAndShared : public parallel::Moe {
 /// [batch, seq, hidden] (parallel::Layout).
 class TransformerBlock : public nn::Layer {
  public:
-  /// `index`: which of the model's blocks, as some may have experts.
-  TransformerBlock(const GptOptions& options, std::int64_t index, const parallel::Layout& layout);
+  /// `index`: which of the model's blocks, as some may have experts; `pooled`: as GptOptions::moe().
+  TransformerBlock(const GptOptions& options, std::int64_t index, const parallel::Layout& layout,
+                   std::shared_ptr<parallel::PooledChoices> pooled = nullptr);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
+#include "autograd/dropout.h"
 #include "autograd/elementwise.h"
 #include "base/excerpt.h"
 #include "device/meta.h"
@@ -31,22 +34,75 @@ void check(const MoeOptions& o) {
          "softmax scores over all experts without normalizing them, or more experts per token");
   config(r.scale > 0 && std::isfinite(r.scale), "weights cannot be multiplied by ", r.scale);
   config(o.capacity_factor >= 0, "a capacity factor of ", o.capacity_factor, " is negative");
+  config(o.jitter >= 0 && o.jitter < 1, "a jitter of ", o.jitter, " is not in [0, 1)");
+  config(o.bias_update >= 0 && std::isfinite(o.bias_update), "biases cannot move by ", o.bias_update);
+  config(o.losses.kind != BalanceLoss::pooled || o.pooled, "a loss over all layers needs what these share");
 }
 
 /// Rows of [batch, rows, width], over which the stream is cut.
 constexpr int row_dim = -2;
 
+/// On the processor, where those that are no number come last (dropped_choices() compares them).
 std::vector<double> host_values(Tape& tape, const Tensor& x) {
   std::vector<double> out(static_cast<std::size_t>(x.numel()));
   if (tape.device().kind() == device::Kind::meta) return out;
   Tensor wide = tape.empty(x.shape(), DType::f64);
   tape.kernels().copy(x, wide);
   const Tensor here = tensor::to_host(tape.device(), wide);
+  std::replace_copy_if(
+      here.data<double>(), here.data<double>() + out.size(), out.begin(),
+      [](double value) { return std::isnan(value); }, -1.0);
+  return out;
+}
+
+/// All ranks' numbers, one rank's after the other's.
+std::vector<double> gathered(Tape& tape, std::span<const double> own, comm::Communicator& group,
+                             const std::string& label) {
+  const auto n = static_cast<std::int64_t>(own.size());
+  std::vector<double> out(own.size() * static_cast<std::size_t>(group.size()));
+  if (tape.device().kind() == device::Kind::meta) return out;
+  const Tensor mine = Tensor::of<double>(tape.device(), {n}, own);
+  const Tensor all = tape.empty({n * group.size()}, DType::f64);
+  group.all_gather({{mine, all}}, {.label = label}).wait();
+  const Tensor here = tensor::to_host(tape.device(), all);
   std::copy_n(here.data<double>(), out.size(), out.begin());
   return out;
 }
 
+/// Which of the whole micro-batch's tokens are those of a context rank, [batch, rows].
+std::vector<std::size_t> places_of(const Layout& layout, std::int64_t batch, std::int64_t rows, int rank) {
+  const tensor::Positions at = layout.inner_positions(rows, rank);
+  std::vector<std::size_t> out;
+  for (std::int64_t b = 0; b < batch; ++b)
+    for (std::int64_t row = 0; row < rows; ++row)
+      out.push_back(static_cast<std::size_t>(b * rows * layout.context_size() + at.at(row)));
+  return out;
+}
+
+double sum_of_products(const std::vector<double>& a, const std::vector<double>& b) {
+  return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+}
+
 }  // namespace
+
+/// What the losses of a micro-batch in this layer are made of, once it has chosen.
+struct Moe::MicroBatch {
+  RandomKey key;
+  double tokens = 0;      ///< on all context ranks, as are those of n
+  std::vector<double> n;  ///< the choices of each expert that the balance loss counts
+  /// Σ_t P(t, i) of this rank's tokens, until the balance loss is told; empty: it need not be.
+  std::vector<double> probabilities;
+};
+
+double RoutingTotals::imbalance() const {
+  if (choices == 0) return 0;
+  return static_cast<double>(*std::max_element(per_expert.begin(), per_expert.end())) *
+         static_cast<double>(per_expert.size()) / static_cast<double>(choices);
+}
+
+double RoutingTotals::dropped_share() const {
+  return choices == 0 ? 0 : static_cast<double>(dropped) / static_cast<double>(choices);
+}
 
 std::int64_t expert_capacity(const MoeOptions& options, std::int64_t tokens) {
   if (options.capacity_factor == 0) return -1;
@@ -61,29 +117,22 @@ Moe::Moe(const MoeOptions& options, const Layout& layout) : options_(options), l
       add("router", std::make_shared<nn::Linear>(options.hidden, options.experts,
                                                  nn::LinearOptions{.bias = false, .init = options.init}));
   experts_ = add("experts", std::make_shared<Experts>(options, layout));
-}
-
-std::vector<bool> Moe::dropped(Tape& tape, const autograd::Routed& routed, std::int64_t tokens) const {
-  const MoeOptions& o = options_;
-  const std::int64_t capacity = expert_capacity(o, tokens);
-  if (capacity < 0) return {};
-  std::vector<double> weights;
-  if (o.drop == Drop::by_weight) weights = host_values(tape, routed.weights.value());
-  return dropped_choices(routed.chosen, o.experts, o.routing.top_k, capacity, o.drop, weights);
+  if (options.pooled) layer_ = options.pooled->add_layer();
+  if (options.bias_update > 0) bias_.resize(static_cast<std::size_t>(options.experts));
 }
 
 Var Moe::forward(Tape& tape, const Var& x) {
   const MoeOptions& o = options_;
   // Tensor ranks route all of the inner part's tokens, and each gives what its slices make of them.
   const Var inner = layout_.cuts_stream() ? gather(x, row_dim, layout_.tensor, path() + " input") : x;
-  const std::int64_t tokens = inner.shape().rows();
-  const Var rows = autograd::reshape(inner, {tokens, x.shape().back()});
-  const Var logits = autograd::router_logits(rows, tape.parameter(router_->weight()));
-  const autograd::Routed routed = autograd::route(logits, {}, o.routing, o.losses);
+  const Var rows = autograd::reshape(inner, {inner.shape().rows(), x.shape().back()});
+  const Var logits =
+      autograd::router_logits(router_input(tape, rows, inner.shape()), tape.parameter(router_->weight()));
+  const autograd::Routed routed = route(tape, logits);
   const Dispatch plan =
-      plan_dispatch(routed.chosen, o.experts, o.routing.top_k, dropped(tape, routed, tokens));
+      plan_dispatch(routed.chosen, o.experts, o.routing.top_k, dropped(tape, routed, inner.shape()));
   if (tape.training && tape.recording())
-    count(tape, logits, routed, std::ssize(routed.chosen) - std::ssize(plan.sources));
+    totals_.dropped += std::ssize(routed.chosen) - std::ssize(plan.sources);
   const Var made = (*experts_)(tape, copy_to(rows, layout_.tensor, path() + " tokens"),
                                copy_to(routed.weights, layout_.tensor, path() + " weights"), plan);
   const Var out = autograd::reshape(made, inner.shape());
@@ -91,18 +140,175 @@ Var Moe::forward(Tape& tape, const Var& x) {
                                : all_reduce(out, layout_.tensor, path() + " output");
 }
 
-void Moe::count(Tape& tape, const Var& logits, const autograd::Routed& routed, std::int64_t dropped) {
+/// Numbers go by the element of the whole micro-batch, so that they do not depend on who computes it.
+Var Moe::router_input(Tape& tape, const Var& rows, const tensor::Shape& inner) const {
+  if (options_.jitter == 0 || !tape.training) return rows;
+  require(!path().empty(),
+          "a router's jitter is named after its path: call assign_names() on the model first");
+  Layout uncut = layout_;
+  uncut.sequence_parallel = false;
+  return autograd::jitter(rows, options_.jitter, tape.random.at(stable_hash(path() + ".jitter")),
+                          inner.rank() == 3 ? uncut.stream_slice(inner) : tensor::Slice());
+}
+
+Tensor Moe::bias_tensor(Tape& tape, DType dtype) const {
+  if (bias_.empty()) return {};
+  if (dtype == DType::f32) return Tensor::of<float>(tape.device(), {std::ssize(bias_)}, bias_);
+  const std::vector<double> wide(bias_.begin(), bias_.end());
+  return Tensor::of<double>(tape.device(), {std::ssize(bias_)}, wide);
+}
+
+autograd::Routed Moe::route(Tape& tape, const Var& logits) {
+  const MoeOptions& o = options_;
+  const auto of = std::make_shared<MicroBatch>();
+  autograd::Routed routed = autograd::route(logits, bias_tensor(tape, logits.dtype()), o.routing,
+                                            [this, of] { return loss_factors(*of); });
+  if (!tape.training && !tape.recording()) return routed;
+  std::vector<std::int64_t> counts = routed.per_expert;
+  if (o.losses.kind == BalanceLoss::first_choices) {
+    std::fill(counts.begin(), counts.end(), 0);
+    const auto k = static_cast<std::size_t>(o.routing.top_k);
+    for (std::size_t c = 0; c < routed.chosen.size(); c += k)
+      ++counts[static_cast<std::size_t>(routed.chosen[c])];
+  }
+  counts = over_context(tape, std::move(counts));
+  of->key = tape.random;
+  of->tokens = static_cast<double>(logits.shape()[0] * layout_.context_size());
+  of->n.assign(counts.begin(), counts.end());
+  if (o.losses.kind == BalanceLoss::pooled) o.pooled->put(of->key, layer_, of->n);
+  if (tape.training && tape.recording()) count(tape, logits, routed, *of);
+  return routed;
+}
+
+std::vector<std::int64_t> Moe::over_context(Tape& tape, std::vector<std::int64_t> counts) const {
+  const std::int64_t ranks = layout_.context_size();
+  if (ranks == 1) return counts;
+  if (tape.device().kind() == device::Kind::meta) {  // peers as this one
+    for (std::int64_t& n : counts) n *= ranks;
+    return counts;
+  }
+  const Tensor all = Tensor::of<std::int64_t>(tape.device(), {std::ssize(counts)}, counts);
+  layout_.context->all_reduce(all, comm::ReduceOp::sum, 1, {.label = path() + " load", .scalar = true})
+      .wait();
+  const Tensor here = tensor::to_host(tape.device(), all);
+  std::copy_n(here.data<std::int64_t>(), counts.size(), counts.begin());
+  return counts;
+}
+
+std::vector<double> Moe::balance_weights(const MicroBatch& of) const {
+  const MoeOptions& o = options_;
+  const bool pooled = o.losses.kind == BalanceLoss::pooled;
+  return parallel::balance_weights(o.losses.kind, pooled ? o.pooled->mean(of.key) : of.n, of.tokens,
+                                   o.routing.top_k, pooled ? o.pooled->layers() : 1);
+}
+
+/// In backward: by then all layers have chosen.
+autograd::RouterLossFactors Moe::loss_factors(const MicroBatch& of) {
+  const MoeOptions& o = options_;
+  autograd::RouterLossFactors out;
+  out.z = o.losses.z / of.tokens;
+  const bool pooled = o.losses.kind == BalanceLoss::pooled;
+  if (!pooled && o.losses.balance == 0) return out;
+  out.balance = balance_weights(of);
+  if (pooled) totals_.balance += o.pooled->layers() * sum_of_products(of.probabilities, out.balance);
+  for (double& weight : out.balance) weight *= o.losses.balance;
+  if (pooled && layer_ == 0) o.pooled->forget(of.key);
+  return out;
+}
+
+void Moe::count(Tape& tape, const Var& logits, const autograd::Routed& routed, MicroBatch& of) {
   RoutingTotals& all = totals_;
   all.per_expert.resize(routed.per_expert.size());
   for (std::size_t e = 0; e < all.per_expert.size(); ++e) all.per_expert[e] += routed.per_expert[e];
-  all.choices += std::ssize(routed.chosen), all.dropped += dropped, ++all.micro_batches;
-  const autograd::RouterLossValues losses =
-      autograd::router_losses(tape, logits.value(), routed, options_.routing);
-  all.balance += losses.balance, all.z += losses.z;
+  all.choices += std::ssize(routed.chosen);
+  if (layout_.context_rank() == 0) ++all.micro_batches;
+  const autograd::RouterSums sums = autograd::router_sums(tape, logits.value(), options_.routing);
+  all.z += sums.z / of.tokens;
+  of.probabilities = sums.probabilities;
+  if (options_.losses.kind != BalanceLoss::pooled)
+    all.balance += sum_of_products(of.probabilities, balance_weights(of));
+}
+
+/// Capacities are those of the whole micro-batch, in whose order of tokens all context ranks' choices lie.
+std::vector<bool> Moe::dropped(Tape& tape, const autograd::Routed& routed, const tensor::Shape& inner) const {
+  const MoeOptions& o = options_;
+  const std::int64_t rows = inner.rank() == 2 ? inner[0] : inner[-2], batch = inner.rows() / rows;
+  const int ranks = layout_.context_size(), k = o.routing.top_k;
+  const std::int64_t capacity = expert_capacity(o, batch * rows * ranks);
+  if (capacity < 0) return {};
+  std::vector<double> weights;
+  if (o.drop == Drop::by_weight) weights = host_values(tape, routed.weights.value());
+  if (ranks == 1) return dropped_choices(routed.chosen, o.experts, k, capacity, o.drop, weights);
+  std::vector<double> own(routed.chosen.begin(), routed.chosen.end());
+  own.insert(own.end(), weights.begin(), weights.end());
+  const std::vector<double> all = gathered(tape, own, *layout_.context, path() + " choices");
+  const std::size_t n = routed.chosen.size(), width = static_cast<std::size_t>(k);
+  std::vector<std::int32_t> chosen(n * static_cast<std::size_t>(ranks));
+  std::vector<double> of_all(weights.empty() ? 0 : chosen.size());
+  std::vector<std::size_t> mine;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const double* from = all.data() + static_cast<std::size_t>(rank) * own.size();
+    const std::vector<std::size_t> places = places_of(layout_, batch, rows, rank);
+    for (std::size_t c = 0; c < n; ++c) {
+      const std::size_t to = places[c / width] * width + c % width;
+      chosen[to] = static_cast<std::int32_t>(from[c]);
+      if (!weights.empty()) of_all[to] = from[n + c];
+      if (rank == layout_.context_rank()) mine.push_back(to);
+    }
+  }
+  const std::vector<bool> gone = dropped_choices(chosen, o.experts, k, capacity, o.drop, of_all);
+  std::vector<bool> out;
+  for (const std::size_t at : mine) out.push_back(gone[at]);
+  return out;
 }
 
 RoutingTotals Moe::take_totals() {
   return std::exchange(totals_, {});
+}
+
+// ---- once per step ----
+
+std::vector<double> Moe::counted() const {
+  const RoutingTotals& t = totals_;
+  std::vector<double> out(t.per_expert.begin(), t.per_expert.end());
+  out.resize(static_cast<std::size_t>(options_.experts));
+  for (const std::int64_t n : {t.choices, t.dropped, t.micro_batches}) out.push_back(static_cast<double>(n));
+  out.push_back(t.balance), out.push_back(t.z);
+  return out;
+}
+
+void Moe::end_step(std::span<const double> sums, bool applied) {
+  const auto experts = static_cast<std::size_t>(options_.experts);
+  require(sums.size() == experts + 5, path(), ": ", sums.size(), " sums of ", experts, " experts");
+  drop_step();
+  RoutingTotals& t = last_step_;
+  t.per_expert.assign(sums.begin(), sums.begin() + options_.experts);
+  const auto count = [&](std::size_t i) { return static_cast<std::int64_t>(sums[experts + i]); };
+  t.choices = count(0), t.dropped = count(1), t.micro_batches = count(2);
+  t.balance = sums[experts + 3], t.z = sums[experts + 4];
+  if (!applied) return;
+  for (std::size_t e = 0; e < bias_.size(); ++e) {
+    const std::int64_t above = t.per_expert[e] * options_.experts - t.choices;  // the mean, times the experts
+    if (above != 0) bias_[e] += static_cast<float>(above < 0 ? options_.bias_update : -options_.bias_update);
+  }
+}
+
+void Moe::drop_step() {
+  totals_ = {};
+  if (options_.pooled) options_.pooled->clear();
+}
+
+void Moe::restore(std::span<const float> values) {
+  require(values.size() == bias_.size(), path(), ": ", values.size(), " biases for ", bias_.size());
+  bias_.assign(values.begin(), values.end());
+}
+
+std::vector<std::pair<std::string, Moe*>> layers_of_experts(nn::Module& model) {
+  std::vector<std::pair<std::string, Moe*>> out;
+  model.for_each([&](nn::Module& module) {
+    if (auto* layer = dynamic_cast<Moe*>(&module)) out.emplace_back(module.path(), layer);
+  });
+  return out;
 }
 
 }  // namespace sherd::parallel

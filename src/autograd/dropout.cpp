@@ -45,6 +45,24 @@ struct Mask {
   }
 };
 
+/// The factors of one tensor's elements, made again where they are needed.
+struct Jitter {
+  double spread;
+  RandomKey key;
+  tensor::Slice elements;
+
+  Tensor times(Tape& tape, const Tensor& x, const Tensor& out) const {
+    const Tensor factors = tape.empty(x.shape(), x.dtype());
+    elements.for_each_run(0, elements.numel(),
+                          [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
+                            tape.kernels().fill_uniform(factors.range(local, local + count), key, logical,
+                                                        1 - spread, 1 + spread);
+                          });
+    tape.kernels().multiply(x, factors, out);
+    return out;
+  }
+};
+
 }  // namespace
 
 Var dropout(const Var& x, float p, RandomKey key, const tensor::Slice& elements) {
@@ -72,6 +90,19 @@ Var dropout_add(const Var& x, const Var& residual, float p, RandomKey key, const
     if (dx) mask.backward(t, dx, dy);
   };
   return tape.record(std::move(out), {x, residual}, std::move(backward));
+}
+
+Var jitter(const Var& x, double spread, RandomKey key, const tensor::Slice& elements) {
+  require(spread >= 0 && spread < 1, "the spread of jitter must be in [0, 1), not ", spread);
+  const Jitter how{spread, key, elements.logical().rank() == 0 ? tensor::Slice::whole(x.shape()) : elements};
+  require(how.elements.numel() == x.shape().numel(), "jitter of ", x.shape().str(), " as elements ",
+          how.elements.str());
+  Tape& tape = x.tape();
+  if (spread == 0 || !tape.training) return x;
+  return tape.record(how.times(tape, x.value(), tape.empty(x.shape(), x.dtype())), {x},
+                     [dx = x.grad_ref(), how](Tape& t, const Tensor& dy) {
+                       t.accumulate(dx, how.times(t, dy, reuse_or_empty(t, dy)));
+                     });
 }
 
 }  // namespace sherd::autograd

@@ -15,5 +15,9 @@ Var dropout(const Var& x, float p, RandomKey key, const tensor::Slice& elements 
 /// residual + dropout(x), in one pass.
 Var dropout_add(const Var& x, const Var& residual, float p, RandomKey key,
                 const tensor::Slice& elements = {});
+/// Each element times a number drawn evenly from [1 − spread, 1 + spread], in x's dtype, likewise by `key`
+/// and the element's index (Fedus et al. 2021, "Switch transformers"). Throws Error{usage} unless 0 <= spread
+/// < 1.
+Var jitter(const Var& x, double spread, RandomKey key, const tensor::Slice& elements = {});
 
 }  // namespace sherd::autograd

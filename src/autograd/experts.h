@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -8,9 +9,10 @@
 // What layers of experts are made of (sharding/parallel/moe.h puts them together).
 namespace sherd::autograd {
 
-/// x·wᵀ in fp32 (fp64 for fp64), whatever their dtype: a router's logits. x: [tokens, in]; w: [experts, in];
-/// the result: [tokens, experts]. Gradients are formed in fp32 too, and round once.
-Var router_logits(const Var& x, const Var& w);
+/// x·wᵀ + b in fp32 (fp64 for fp64), whatever their dtype: a router's logits. x: [tokens, in]; w: [experts,
+/// in]; b: [experts] or undefined; the result: [tokens, experts]. Gradients are formed in fp32 too, and round
+/// once.
+Var router_logits(const Var& x, const Var& w, const Var& b = {});
 
 /// What a router has chosen.
 struct Routed {
@@ -19,24 +21,25 @@ struct Routed {
   std::vector<std::int64_t> per_expert;  ///< how many of these each expert has
 };
 
-/// Factors of the losses that a router adds to a micro-batch's loss, of T tokens among E experts.
-struct RouterLosses {
-  double balance = 0;  ///< of E/(k·T²)·Σ_i n_i·Σ_t P(t, i), n: choices of expert i (Fedus et al. 2021,
-                       ///< "Switch transformers"), P: the softmax, or sigmoids over their sum
-  double z = 0;        ///< of the mean of (log Σ exp logits)² (Zoph et al. 2022, "ST-MoE")
+/// What auxiliary losses that are linear in Σ_t P(t, i), and the z-loss, multiply these sums with. P: the
+/// softmax, or sigmoids over their sum.
+struct RouterLossFactors {
+  std::vector<double> balance;  ///< [experts], of Σ_t P(t, i); empty: none
+  double z = 0;                 ///< of Σ_t (log Σ exp logits)² (Zoph et al. 2022, "ST-MoE")
 };
-/// Both, for one layer's micro-batch, without factors.
-struct RouterLossValues {
-  double balance = 0, z = 0;
+/// These sums over the tokens of logits [tokens, experts].
+struct RouterSums {
+  std::vector<double> probabilities;
+  double z = 0;
 };
-RouterLossValues router_losses(Tape& tape, const Tensor& logits, const Routed& routed,
-                               const tensor::Routing& routing);
+/// Waits for the device; zeros on a meta device.
+RouterSums router_sums(Tape& tape, const Tensor& logits, const tensor::Routing& routing);
 
-/// Chooses experts by logits of [tokens, experts]; `bias` ([experts], may be undefined) counts for the choice
-/// alone. The gradients of `losses` go to the logits in backward, times Tape::loss_seed. Waits for the
-/// device.
+/// Chooses experts by logits of [tokens, experts]; `bias` ([experts] in their dtype, may be undefined) counts
+/// for the choice alone. In backward the gradients of the losses that `losses` tells then go to the logits,
+/// times Tape::loss_seed; null: none. Waits for the device.
 Routed route(const Var& logits, const Tensor& bias, const tensor::Routing& routing,
-             const RouterLosses& losses);
+             std::function<RouterLossFactors()> losses = nullptr);
 
 /// The rows of x that `rows` (int32) names. x: [n, width]; the result: [rows.numel(), width]. Gradients of
 /// one row are added in the order of `rows`.

@@ -3,6 +3,7 @@
 
 #include "autograd/experts.h"
 #include "autograd/gradients.h"
+#include "autograd/linear_parts.h"
 #include "device/meta.h"
 #include "tensor/argument_checks.h"
 
@@ -29,16 +30,12 @@ std::vector<std::int32_t> on_host(device::Device& device, const Tensor& chosen, 
   return out;
 }
 
-/// [experts] in the compute type: what each token's P(t, i) is multiplied by in the balance loss.
-Tensor balance_factors(Tape& tape, const std::vector<std::int64_t>& per_expert, double factor,
-                       std::int64_t choices, std::int64_t tokens, DType dtype) {
-  std::vector<double> values;
-  for (const std::int64_t n : per_expert)
-    values.push_back(factor * static_cast<double>(std::ssize(per_expert)) * static_cast<double>(n) /
-                     (static_cast<double>(choices) * static_cast<double>(tokens)));
-  const tensor::Shape shape{std::ssize(per_expert)};
-  if (dtype == DType::f64) return Tensor::of<double>(tape.device(), shape, values);
-  const std::vector<float> narrow(values.begin(), values.end());
+Tensor scaled_vector(Tape& tape, const std::vector<double>& values, double factor, DType dtype) {
+  std::vector<double> wide;
+  for (const double value : values) wide.push_back(value * factor);
+  const tensor::Shape shape{std::ssize(wide)};
+  if (dtype == DType::f64) return Tensor::of<double>(tape.device(), shape, wide);
+  const std::vector<float> narrow(wide.begin(), wide.end());
   return Tensor::of<float>(tape.device(), shape, narrow);
 }
 
@@ -46,18 +43,18 @@ struct RouteBackward {
   Saved logits;
   Tensor scores, chosen;
   tensor::Routing routing;
-  RouterLosses losses;
-  std::vector<std::int64_t> per_expert;
+  std::function<RouterLossFactors()> losses;
   GradRef dlogits;
 
   void operator()(Tape& tape, const Tensor& dweights) const {
     const Tensor z = logits.get(tape);
-    const std::int64_t tokens = z.shape()[0];
     tensor::RouterLossGradients added;
-    if (losses.balance != 0)
-      added.balance = balance_factors(tape, per_expert, losses.balance * tape.loss_seed, chosen.numel(),
-                                      tokens, z.dtype());
-    if (losses.z != 0) added.z = losses.z * tape.loss_seed / static_cast<double>(tokens);
+    if (losses) {
+      const RouterLossFactors factors = losses();
+      if (!factors.balance.empty())
+        added.balance = scaled_vector(tape, factors.balance, tape.loss_seed, z.dtype());
+      added.z = factors.z * tape.loss_seed;
+    }
     Tensor out = tape.empty(z.shape(), z.dtype());
     tape.kernels().route_backward(z, routing, scores, chosen, dweights, added, out);
     tape.accumulate(dlogits, std::move(out));
@@ -66,7 +63,7 @@ struct RouteBackward {
 
 }  // namespace
 
-Var router_logits(const Var& x, const Var& w) {
+Var router_logits(const Var& x, const Var& w, const Var& b) {
   Tape& tape = x.tape();
   require(x.shape().rank() == 2 && x.dtype() == w.dtype(), "router_logits: inputs must be [tokens, in] of ",
           name_of(w.dtype()), ", not ", name_of(x.dtype()), " ", x.shape().str());
@@ -75,10 +72,15 @@ Var router_logits(const Var& x, const Var& w) {
           " does not take inputs of shape ", x.shape().str());
   const DType compute = tensor::compute_type(x.dtype());
   Tensor out = tape.empty({x.shape()[0], shape[0]}, compute);
-  tape.kernels().matmul({.a = x.value(), .b = w.value(), .c = out, .trans_b = true});
+  tape.kernels().matmul({.a = x.value(),
+                         .b = w.value(),
+                         .c = out,
+                         .trans_b = true,
+                         .bias = b.defined() ? b.value() : Tensor()});
   auto backward = [kx = w.requires_grad() ? Saved(x) : Saved(), kw = x.requires_grad() ? Saved(w) : Saved(),
-                   dx = x.grad_ref(), dw = w.grad_ref(), shape,
+                   dx = x.grad_ref(), dw = w.grad_ref(), db = b.grad_ref(), shape,
                    dtype = x.dtype()](Tape& t, const Tensor& dy) {
+    bias_gradient(t, db, dy);
     if (dw)
       write_kernel_grad(t, dw, shape, dy.dtype(), [&](const Tensor& to, bool add) {
         t.kernels().matmul(
@@ -89,11 +91,11 @@ Var router_logits(const Var& x, const Var& w) {
     t.kernels().matmul({.a = dy, .b = in_type(t, kw.get(t), dy.dtype()), .c = grad});
     t.accumulate(dx, in_type(t, grad, dtype));
   };
-  return tape.record(std::move(out), {x, w}, std::move(backward));
+  return tape.record(std::move(out), {x, w, b}, std::move(backward));
 }
 
 Routed route(const Var& logits, const Tensor& bias, const tensor::Routing& routing,
-             const RouterLosses& losses) {
+             std::function<RouterLossFactors()> losses) {
   Tape& tape = logits.tape();
   require(logits.shape().rank() == 2, "route: logits must be [tokens, experts], not ", logits.shape().str());
   const std::int64_t tokens = logits.shape()[0], experts = logits.shape()[1];
@@ -107,36 +109,32 @@ Routed route(const Var& logits, const Tensor& bias, const tensor::Routing& routi
   for (const std::int32_t expert : out.chosen) ++out.per_expert[static_cast<std::size_t>(expert)];
   out.weights = tape.record(
       std::move(weights), {logits},
-      RouteBackward{logits, std::move(scores), chosen, routing, losses, out.per_expert, logits.grad_ref()});
+      RouteBackward{logits, std::move(scores), chosen, routing, std::move(losses), logits.grad_ref()});
   return out;
 }
 
-RouterLossValues router_losses(Tape& tape, const Tensor& logits, const Routed& routed,
-                               const tensor::Routing& routing) {
-  RouterLossValues out;
-  if (tape.device().kind() == device::Kind::meta || logits.numel() == 0) return out;
+RouterSums router_sums(Tape& tape, const Tensor& logits, const tensor::Routing& routing) {
   const std::int64_t tokens = logits.shape()[0], experts = logits.shape()[1];
+  RouterSums out;
+  out.probabilities.resize(static_cast<std::size_t>(experts));
+  if (tape.device().kind() == device::Kind::meta || logits.numel() == 0) return out;
   Tensor wide = tape.empty(logits.shape(), DType::f64);
   tape.kernels().copy(logits, wide);
   const Tensor here = tensor::to_host(tape.device(), wide);
-  std::vector<double> mean(static_cast<std::size_t>(experts)), p(mean.size());
+  std::vector<double> p(out.probabilities.size());
   for (std::int64_t t = 0; t < tokens; ++t) {
     const double* row = here.data<double>() + t * experts;
     const double top = *std::max_element(row, row + experts);
     double exponentials = 0, sum = 0;
-    for (std::int64_t i = 0; i < experts; ++i) exponentials += std::exp(row[i] - top);
     for (std::size_t i = 0; i < p.size(); ++i) {
-      p[i] = routing.scores == tensor::RouterScores::sigmoid ? 1 / (1 + std::exp(-row[i]))
-                                                             : std::exp(row[i] - top);
-      sum += p[i];
+      const double e = std::exp(row[i] - top);
+      p[i] = routing.scores == tensor::RouterScores::sigmoid ? 1 / (1 + std::exp(-row[i])) : e;
+      exponentials += e, sum += p[i];
     }
-    for (std::size_t i = 0; i < p.size(); ++i) mean[i] += p[i] / sum / static_cast<double>(tokens);
+    for (std::size_t i = 0; i < p.size(); ++i) out.probabilities[i] += p[i] / sum;
     const double lse = top + std::log(exponentials);
-    out.z += lse * lse / static_cast<double>(tokens);
+    out.z += lse * lse;
   }
-  for (std::size_t i = 0; i < mean.size(); ++i)
-    out.balance += static_cast<double>(experts) * mean[i] * static_cast<double>(routed.per_expert[i]) /
-                   static_cast<double>(std::ssize(routed.chosen));
   return out;
 }
 

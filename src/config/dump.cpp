@@ -159,7 +159,12 @@ Json moe_of(const Moe& m) {
           {"capacity_factor", m.capacity_factor},
           {"drop", name_of(m.drop)},
           {"aux_loss", m.aux_loss},
-          {"z_loss", m.z_loss}};
+          {"aux_loss_type", name_of(m.aux_loss_type)},
+          {"z_loss", m.z_loss},
+          {"bias_update", m.bias_update},
+          {"jitter", m.jitter},
+          {"shared_expert_gate", m.shared_expert_gate},
+          {"use_residual", m.use_residual}};
 }
 
 Json model_of(const Model& m) {

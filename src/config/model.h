@@ -18,6 +18,7 @@ inline constexpr std::int64_t most_layers = 2048, most_hidden = 1 << 20, most_ff
 
 enum class Router : std::uint8_t { softmax, softmax_topk, sigmoid };
 enum class DropPolicy : std::uint8_t { weight, position };
+enum class AuxLoss : std::uint8_t { switch_layers, gshard, hf };
 
 /// Section `model.moe`: experts in place of the feed-forward part of some blocks.
 struct Moe {
@@ -35,7 +36,13 @@ struct Moe {
   double capacity_factor = 0;  ///< ≥ 0; of a micro-batch's fair share that an expert takes; 0: all
   DropPolicy drop = DropPolicy::weight;
   double aux_loss = 0.01;  ///< ≥ 0; factor of the balance loss
+  /// Of each layer's choices, of its first choices, or of all layers together.
+  AuxLoss aux_loss_type = AuxLoss::switch_layers;
   double z_loss = 0;       ///< ≥ 0; factor of the router z-loss
+  double bias_update = 0;  ///< [0, 1]; by how much a bias of each expert moves with a step; 0: there is none
+  double jitter = 0;       ///< [0, 0.99]; a router's input is multiplied by [1 − jitter, 1 + jitter]
+  bool shared_expert_gate = false;  ///< the shared part is multiplied by a sigmoid of its own
+  bool use_residual = false;  ///< a dense part of the model's width beside the experts, and a softmax of both
   bool operator==(const Moe&) const = default;
 };
 
@@ -83,5 +90,6 @@ std::string_view name_of(Norm norm);                 ///< "layernorm", "rmsnorm"
 std::string_view name_of(FfnActivation activation);  ///< "gelu_tanh", "gelu", "swiglu"
 std::string_view name_of(Router router);             ///< "softmax", "softmax_topk", "sigmoid"
 std::string_view name_of(DropPolicy policy);         ///< "weight", "position"
+std::string_view name_of(AuxLoss loss);              ///< "switch", "gshard", "hf"
 
 }  // namespace sherd::config

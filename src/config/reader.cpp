@@ -92,10 +92,36 @@ const Synonyms& words_of_others() {
   return words;
 }
 
+/// What to do about arguments of DeepSpeed's MoE layer, and keys of other trainers, in the section model.
+std::string advice_on_experts(const std::string& name) {
+  static const Synonyms own_keys = {{"num_experts", "model.moe.experts"},
+                                    {"num_local_experts", "model.moe.experts"},
+                                    {"n_routed_experts", "model.moe.experts"},
+                                    {"num_moe_experts", "model.moe.experts"},
+                                    {"k", "model.moe.top_k"},
+                                    {"num_experts_per_tok", "model.moe.top_k"},
+                                    {"moe_intermediate_size", "model.moe.ffn_hidden_size"},
+                                    {"n_shared_experts", "model.moe.shared_experts"},
+                                    {"router_aux_loss_coef", "model.moe.aux_loss"},
+                                    {"router_jitter_noise", "model.moe.jitter"},
+                                    {"ep_size", "parallel.expert"}};
+  if (const auto key = own_keys.find(name); key != own_keys.end())
+    return cat("did you mean \"", key->second, "\"?");
+  if (name == "min_capacity")
+    return "\"model.moe.capacity_factor\" alone says how many choices an expert takes";
+  if (name == "eval_capacity_factor") return "\"model.moe.capacity_factor\" holds in evaluations too";
+  if (name == "drop_tokens") return "without \"model.moe.capacity_factor\" nothing is dropped";
+  if (name == "noisy_gate_policy")
+    return "\"model.moe.jitter\" 0.01 is DeepSpeed's \"Jitter\"; its \"RSample\" is not offered";
+  return "";
+}
+
 /// What to do about a key that a section does not know.
 std::string advice(const Value& section, const std::string& name, const std::vector<std::string>& known) {
   constexpr std::size_t longest = 100, most_listed = 24;
   if (known.empty()) return "this section takes no keys";
+  if (section.path.starts_with("model"))
+    if (std::string about = advice_on_experts(name); !about.empty()) return about;
   if (const auto word = words_of_others().find(name); word != words_of_others().end())
     return cat("did you mean \"", word->second, "\"?");
   if (const std::string close = nearest(name, known); !close.empty())

@@ -7,55 +7,6 @@ const std::vector<std::string> model_types = {"gpt2", "llama"};
 
 // ---- model ----
 
-Table<Moe> moe_table() {
-  using T = Moe;
-  Table<T> table;
-  std::vector<Key<T>>& keys = table.keys;
-  keys.push_back(integer("experts", &T::experts, "4", 1, most_experts));
-  keys.push_back(integer("top_k", &T::top_k, "3", 1, most_experts));
-  keys.push_back(integer("ffn_hidden_size", &T::ffn_hidden_size, "24", 1, most_ffn_hidden));
-  keys.push_back(integer("every", &T::every, "2", 1, most_layers));
-  keys.push_back(integer("first_dense", &T::first_dense, "1", 0, most_layers));
-  keys.push_back(integer("shared_experts", &T::shared_experts, "1", 0, most_experts));
-  keys.push_back(choice("router", &T::router, {"softmax", "softmax_topk", "sigmoid"}, "\"sigmoid\""));
-  keys.push_back(boolean("norm_topk", &T::norm_topk));
-  keys.push_back(real("routed_scaling_factor", &T::routed_scaling_factor, "2.5", 0, infinity, true));
-  keys.push_back(integer("groups", &T::groups, "2", 1, 64));
-  keys.push_back(integer("top_groups", &T::top_groups, "2", 1, 64));
-  keys.push_back(real("capacity_factor", &T::capacity_factor, "1.25", 0, infinity));
-  keys.push_back(choice("drop", &T::drop, {"weight", "position"}, "\"position\""));
-  keys.push_back(real("aux_loss", &T::aux_loss, "0.1", 0, infinity));
-  keys.push_back(real("z_loss", &T::z_loss, "1e-3", 0, infinity));
-  return table;
-}
-
-/// `section`: what the file says of it.
-void finish_moe(Moe& moe, const Model& model, const Value& section) {
-  const auto given = [&](const char* name) {
-    const Node* node = section.node.find(name);
-    return node && !node->is(Node::Kind::null);
-  };
-  if (!given("experts")) section.error("needs \"experts\"");
-  if (!given("ffn_hidden_size")) moe.ffn_hidden_size = model.ffn_hidden_size;
-  if (!given("norm_topk")) moe.norm_topk = moe.top_k > 1;
-  if (moe.experts % moe.groups != 0)
-    section.error("groups ", moe.groups, " does not divide ", moe.experts, " experts");
-  if (moe.top_groups > moe.groups)
-    section.error("top_groups ", moe.top_groups, " is more than there are groups, ", moe.groups);
-  if (const std::int64_t open = moe.experts / moe.groups * moe.top_groups; moe.top_k > open)
-    section.error("top_k ", moe.top_k, " is more than the ", open, " experts that a token can take",
-                  moe.groups == 1 ? "" : cat(" in ", moe.top_groups, " of ", moe.groups, " groups"));
-  if (moe.top_k == 1 && (moe.norm_topk || moe.router == Router::softmax_topk))
-    section.error("top_k 1 with ", moe.norm_topk ? "norm_topk" : "router \"softmax_topk\"",
-                  ": the weight of a token's only expert would always be the same, and the router learn "
-                  "nothing; set router to \"softmax\" or \"sigmoid\", and norm_topk to false");
-  if (moe.first_dense + moe.every > model.num_layers)
-    section.error("none of ", model.num_layers, " blocks has experts: the first ", moe.first_dense,
-                  " have none, and behind them one of ", moe.every, " has");
-  if (given("drop") && moe.capacity_factor == 0)
-    section.context.note(join(section.path, "drop"), "no effect: without capacity_factor nothing is dropped");
-}
-
 Table<Model> model_table() {
   using T = Model;
   Table<T> table;
@@ -80,7 +31,7 @@ Table<Model> model_table() {
   keys.push_back(boolean("tie_embeddings", &T::tie_embeddings));
   keys.push_back(boolean("bias", &T::bias));
   keys.push_back(real("init_std", &T::init_std, "0.01", 0, infinity, true));
-  keys.push_back(section("moe", &T::moe, moe_table()));
+  keys.push_back(moe_key());
   return table;
 }
 
@@ -228,14 +179,6 @@ std::string_view name_of(Positions positions) {
 }
 std::string_view name_of(Norm norm) {
   return norm == Norm::rmsnorm ? "rmsnorm" : "layernorm";
-}
-
-std::string_view name_of(Router router) {
-  constexpr std::string_view names[] = {"softmax", "softmax_topk", "sigmoid"};
-  return names[static_cast<std::size_t>(router)];
-}
-std::string_view name_of(DropPolicy policy) {
-  return policy == DropPolicy::position ? "position" : "weight";
 }
 
 std::string_view name_of(FfnActivation activation) {

@@ -15,6 +15,7 @@ Key<Config> zero_key();  // zero_keys.cpp
 /// Offload in the section zero_optimization, deprecated switches included. offload_keys.cpp
 std::vector<Key<Zero>> offload_keys();
 std::vector<Key<Config>> tier_keys();   // offload_keys.cpp: aio, activation_checkpointing
+Key<Model> moe_key();                   // moe_keys.cpp
 std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: model, data, training, parallel, device
 Key<Config> parallel_key();             // parallel_keys.cpp
 Key<Config> device_key();               // device_keys.cpp
@@ -59,6 +60,12 @@ void check_group_rates(const Config& config, const Given& given, Context& contex
 /// What an optimizer whose replicas exchange momentum asks of the rest of the file: who the replicas are, and
 /// fp32 moments. Throws where there would be none. optimizer_keys.cpp
 void check_replicas(Config& config, const Value& file);
+
+/// What follows from the keys of `section`, model.moe, that were given; throws where they contradict each
+/// other. moe_keys.cpp
+void finish_moe(Moe& moe, const Model& model, const Value& section);
+/// Throws where experts do not fit the rest of the file.
+void check_moe(const Config& config, const Value& file);
 
 /// Adds what a table cannot: checks across precision keys once the whole file is read.
 void check_precision(const Config& config, const Given& given);

@@ -27,8 +27,20 @@ TEST_F(GptTest, Gpt2SmallHasItsParameters) {
   EXPECT_EQ(seven.num_parameters(false), 6'738'415'616);  // Llama 2 7B
 }
 
+GptOptions gated() {
+  GptOptions o = test::with_experts(test::tiny_llama());
+  o.experts.shared = 2, o.experts.shared_gate = true, o.experts.first_dense = 1;
+  return o;
+}
+
+GptOptions residual() {
+  GptOptions o = test::with_experts(test::tiny_gpt2());
+  o.experts.residual = true, o.experts.ffn_hidden = 6;
+  return o;
+}
+
 TEST_F(GptTest, CountsMatchWhatIsDeclared) {
-  for (const GptOptions& o : {test::tiny_gpt2(), test::tiny_llama(), GptOptions()}) {
+  for (const GptOptions& o : {test::tiny_gpt2(), test::tiny_llama(), GptOptions(), gated(), residual()}) {
     Gpt model(o);
     std::int64_t declared = 0;
     for (const auto& p : model.parameters()) declared += p->numel();

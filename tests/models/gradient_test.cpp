@@ -130,12 +130,28 @@ GptOptions switch_experts() {
   return o;
 }
 
+/// Qwen2-MoE's dense part.
+GptOptions gated_shared_experts() {
+  GptOptions o = test::with_experts(test::tiny_llama());
+  o.experts.routing.normalize = false, o.experts.shared = 2, o.experts.shared_gate = true;
+  return o;
+}
+
+/// DeepSpeed's Residual-MoE.
+GptOptions residual_experts() {
+  GptOptions o = test::with_experts(test::tiny_gpt2());
+  o.experts.routing = {.top_k = 1}, o.experts.residual = true, o.experts.ffn_hidden = 6;
+  return o;
+}
+
 INSTANTIATE_TEST_SUITE_P(Styles, WholeModel,
                          ::testing::Values(Style{"gpt2", test::tiny_gpt2()},
                                            Style{"llama", test::tiny_llama()},
                                            Style{"gpt2_experts", test::with_experts(test::tiny_gpt2())},
                                            Style{"llama_sigmoid_experts", sigmoid_experts()},
                                            Style{"gpt2_switch", switch_experts()},
+                                           Style{"llama_gated_shared", gated_shared_experts()},
+                                           Style{"gpt2_residual", residual_experts()},
                                            Style{"gpt2_dropout", test::with_dropout(test::tiny_gpt2())},
                                            Style{"llama_dropout", test::with_dropout(test::tiny_llama())}),
                          [](const auto& test) { return std::string(test.param.name); });

@@ -184,7 +184,7 @@ TEST_F(MoeTest, WhatIsDroppedCountsAndGivesNothing) {
 /// The losses go to the router in backward: an even load has a balance of 1.
 TEST_F(MoeTest, LossesReachTheRouterTimesTheSeed) {
   MoeOptions o = options();
-  const auto gradient = [&](const autograd::RouterLosses& losses, double seed, double factor) {
+  const auto gradient = [&](const RouterLosses& losses, double seed, double factor) {
     o.losses = losses;
     Moe layer(o);
     test::PlainParameters all(*cpu_.kernels, layer, DType::f64);

@@ -1,0 +1,462 @@
+// Tiny models with experts, and DeepSeek-V3's router, with Hugging Face's weights against what its
+// transformers says; scripts/make_moe_reference.py made the files and says what they hold.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <numeric>
+
+#include "autograd/elementwise.h"
+#include "comm/process_groups.h"
+#include "models/gpt.h"
+#include "models/hugging_face.h"
+#include "support/logical_gradients.h"
+#include "support/places.h"
+#include "support/reference_file.h"
+
+namespace sherd::models {
+namespace {
+
+using autograd::Var;
+using tensor::RouterScores;
+using tensor::Tensor;
+using Values = std::vector<double>;
+
+double norm(const Values& x) {
+  return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0));
+}
+
+double largest(const Values& x) {
+  double out = 0;
+  for (const double v : x) out = std::max(out, std::abs(v));
+  return out;
+}
+
+Values minus(Values a, const Values& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
+  return a;
+}
+
+/// `whole`: the norm of all that belongs to these values, next to which they may be small.
+void expect_alike(const Values& got, const Values& want, double tolerance, double whole = 0) {
+  ASSERT_EQ(got.size(), want.size());
+  const Values difference = minus(got, want);
+  EXPECT_LE(norm(difference), tolerance * std::max(norm(want), 1e-3 * whole));
+  EXPECT_LE(largest(difference), tolerance * std::max(largest(want), 1.0));
+}
+
+/// fp64 shows what the files round, to fp32.
+struct Precision {
+  DType dtype;
+  double tolerance;
+};
+constexpr Precision precisions[] = {{DType::f32, 1e-5}, {DType::f64, 1e-7}};
+
+class File {
+ public:
+  explicit File(const std::string& name)
+      : tensors_(test::read_reference(SHERD_SOURCE_DIR "/tests/models/reference/" + name + ".safetensors")) {}
+
+  const test::ReferenceTensor& at(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    require(found != tensors_.end(), "the file has no '", name, "'");
+    return found->second;
+  }
+  Values values(const std::string& name) const {
+    const test::ReferenceTensor& stored = at(name);
+    if (stored.dtype == DType::i32) return widened(stored.values<std::int32_t>());
+    return widened(stored.values<float>());
+  }
+  /// Those of several tensors, one behind the other.
+  Values values(const std::string& prefix, const std::vector<std::string>& names) const {
+    Values out;
+    for (const std::string& name : names) {
+      const Values more = values(prefix + name);
+      out.insert(out.end(), more.begin(), more.end());
+    }
+    return out;
+  }
+  Tensor load(test::Cpu& cpu, const std::string& name) const {
+    const test::ReferenceTensor& stored = at(name);
+    Tensor out = Tensor::empty(*cpu.device, stored.shape, stored.dtype);
+    tensor::copy_from_host(*cpu.device, out, stored.bytes.data(), stored.bytes.size());
+    return out;
+  }
+  HostTensorSource source(const std::string& prefix) const {
+    return [this, prefix](const std::string& name) -> std::optional<HostTensor> {
+      const auto found = tensors_.find(prefix + name);
+      if (found == tensors_.end()) return std::nullopt;
+      return HostTensor{found->second.shape, found->second.dtype, found->second.bytes};
+    };
+  }
+
+ private:
+  template <class T>
+  static Values widened(const std::vector<T>& x) {
+    return {x.begin(), x.end()};
+  }
+
+  std::map<std::string, test::ReferenceTensor> tensors_;
+};
+
+/// This rank's part of a parameter.
+void set(test::Cpu& cpu, const autograd::Parameter& p, const Values& whole) {
+  Values local(static_cast<std::size_t>(p.numel()));
+  p.logical_slice().for_each_run(0, p.numel(), [&](std::int64_t to, std::int64_t from, std::int64_t n) {
+    std::copy_n(whole.begin() + from, n, local.begin() + to);
+  });
+  cpu.kernels->copy(Tensor::of<double>(*cpu.device, p.shape, local), p.value);
+}
+
+/// An expert without tokens gets no gradient.
+Values gradient(test::Cpu& cpu, const autograd::Parameter& p) {
+  return p.grad_written ? cpu.values(p.grad) : Values(static_cast<std::size_t>(p.numel()));
+}
+
+/// How many share a model, and its data.
+struct Ranks {
+  int tensor = 1, context = 1, data = 1;
+  int expert = 1;  ///< of context x data
+
+  int all() const { return tensor * context * data; }
+  std::string str() const {
+    return cat("tensor ", tensor, ", context ", context, ", data ", data, ", expert ", expert);
+  }
+};
+
+class MoeReference : public ::testing::TestWithParam<std::string> {
+ protected:
+  MoeReference() : mixtral_(GetParam() == "mixtral"), file_(GetParam()) {
+    options_ = GptOptions::llama();
+    GptOptions& o = options_;
+    o.hidden = 24, o.heads = 4, o.kv_heads = 2, o.max_seq = 32;
+    o.experts.losses = {};
+    if (mixtral_) {
+      o.vocab_size = 37, o.layers = 2, o.norm_eps = 1e-5, o.rotary_base = 1e6;
+      o.ffn_hidden = 14, o.experts.count = 4, o.experts.routing = {.top_k = 2, .normalize = true};
+    } else {
+      o.vocab_size = 43, o.layers = 3, o.norm_eps = 1e-6, o.ffn_hidden = 20;
+      o.experts.ffn_hidden = 12, o.experts.count = 8, o.experts.every = 2;
+      o.experts.routing = {.top_k = 3, .normalize = true};
+    }
+    o = o.resolved();
+  }
+
+  /// The tensors that make up a parameter of experts; none for other parameters.
+  std::vector<std::string> expert_tensors(const std::string& parameter) const {
+    const std::size_t layer = std::strlen("blocks."), mlp = parameter.find(".mlp.");
+    if (mlp == std::string::npos) return {};
+    const std::string at =
+        "model.layers." + parameter.substr(layer, mlp - layer) + (mixtral_ ? ".block_sparse_moe." : ".mlp.");
+    const std::string rest = parameter.substr(mlp + std::strlen(".mlp."));
+    if (rest == "router.weight") return {at + "gate.weight"};
+    if (!rest.starts_with("experts.")) return {};
+    const std::string expert = at + rest.substr(0, rest.find('.', std::strlen("experts.")) + 1);
+    const auto matrix = [&](const char* in_mixtral, const char* in_qwen) {
+      return expert + (mixtral_ ? in_mixtral : in_qwen) + ".weight";
+    };
+    if (rest.ends_with(".up.weight")) return {matrix("w1", "gate_proj"), matrix("w3", "up_proj")};
+    return {matrix("w2", "down_proj")};
+  }
+  /// The whole of a parameter, or with a prefix of its gradient.
+  Values of_parameter(const std::string& parameter, const std::string& prefix = "") const {
+    const std::vector<std::string> tensors = expert_tensors(parameter);
+    if (!tensors.empty()) return file_.values(prefix, tensors);
+    const HostTensor host = HuggingFaceLayout(options_).from(parameter, file_.source(prefix));
+    test::Cpu cpu(1);
+    const Tensor out = Tensor::empty(*cpu.device, host.shape, host.dtype);
+    tensor::copy_from_host(*cpu.device, out, host.bytes.data(), host.bytes.size());
+    return cpu.values(out);
+  }
+  void load_weights(test::Cpu& cpu, const test::PlainParameters& parameters) const {
+    for (const auto& p : parameters.all()) set(cpu, *p, of_parameter(p->name));
+  }
+  void expect_gradients(const std::map<std::string, Values>& got, const std::string& prefix,
+                        double tolerance) const {
+    std::map<std::string, Values> want;
+    double whole = 0;
+    for (const auto& [name, values] : got) {
+      want[name] = of_parameter(name, prefix);
+      whole = std::hypot(whole, norm(want[name]));
+    }
+    EXPECT_GT(whole, 0.1);
+    for (const auto& [name, values] : got) {
+      SCOPED_TRACE(prefix + name);
+      expect_alike(values, want[name], tolerance, whole);
+    }
+  }
+  /// Those of which the gradients are in the file, of each layer. Of a single layer the balance loss of
+  /// transformers is k times Switch's.
+  decltype(ExpertsOptions::losses) router_losses() const {
+    if (mixtral_) return {.balance = 0.02, .z = 0.001};
+    return {.balance = 0.02 * options_.experts.routing.top_k};
+  }
+  std::string with_router_losses() const { return mixtral_ ? "grad_layers." : "grad."; }
+  /// The gradients of a pass by one rank.
+  std::map<std::string, Values> gradients(DType dtype, autograd::Recompute recompute) {
+    Gpt model(options_);
+    const test::PlainParameters parameters(*cpu_.kernels, model, dtype);
+    load_weights(cpu_, parameters);
+    autograd::Tape tape(*cpu_.kernels);
+    tape.recompute = recompute;
+    tape.backward(model(tape, batch()));
+    std::map<std::string, Values> out;
+    for (const auto& p : parameters.all()) out[p->name] = gradient(cpu_, *p);
+    return out;
+  }
+  tensor::Batch batch() {
+    return {{"tokens", file_.load(cpu_, "tokens")}, {"labels", file_.load(cpu_, "labels")}};
+  }
+  /// The columns of logits that are tokens.
+  Values scores(test::Cpu& cpu, const Tensor& logits) const {
+    const Values all = cpu.values(logits);
+    const std::int64_t rows = logits.shape().rows(), padded = options_.padded_vocab();
+    Values out;
+    for (std::int64_t row = 0; row < rows; ++row)
+      out.insert(out.end(), all.begin() + row * padded, all.begin() + row * padded + options_.vocab_size);
+    return out;
+  }
+  /// What one of several data ranks has of the sequences.
+  tensor::Batch batch(test::Cpu& cpu, int rank, int ranks) const {
+    tensor::Batch out;
+    for (const char* name : {"tokens", "labels"}) {
+      const Tensor all = file_.load(cpu, name);
+      const std::int64_t rows = all.shape()[0] / ranks, seq = all.shape()[1];
+      out[name] = all.range(rank * rows * seq, (rank + 1) * rows * seq).reshape({rows, seq});
+    }
+    return out;
+  }
+  /// The gradients of a pass that ranks share; of data ranks, which have as many labels, their mean.
+  std::map<std::string, Values> gradients_over(const Ranks& ranks) const {
+    test::LogicalGradients gradients;
+    comm::run_local(ranks.all(), {.timeout_seconds = 60}, [&](comm::Communicator& world) {
+      const comm::Grid grid(world.size(),
+                            {.tensor = ranks.tensor, .context = ranks.context, .expert = ranks.expert});
+      const comm::ProcessGroups groups(world, grid);
+      const comm::Communicator& data = groups.group(comm::Axis::data);
+      parallel::Layout layout{&groups.group(comm::Axis::tensor), &groups.group(comm::Axis::context)};
+      layout.expert = &groups.group(comm::Axis::expert);
+      layout.expert_data = &groups.group(comm::Axis::expert_data);
+      test::Cpu cpu(1);
+      Gpt model(options_, layout);
+      const test::PlainParameters parameters(*cpu.kernels, model, DType::f32);
+      load_weights(cpu, parameters);
+      autograd::Tape tape(*cpu.kernels);
+      const tensor::Batch mine = batch(cpu, data.rank(), data.size());
+      const Values all = file_.values("logits");
+      const std::ptrdiff_t share = std::ssize(all) / data.size();
+      expect_alike(scores(cpu, model.logits(tape, mine.at("tokens")).value()),
+                   {all.begin() + data.rank() * share, all.begin() + (data.rank() + 1) * share}, 1e-5);
+      tape.clear();
+      tape.backward(model(tape, mine));
+      for (const auto& p : parameters.all()) {
+        if (p->grad_written) continue;
+        cpu.kernels->fill(p->grad, 0);  // an expert without tokens, or of another rank
+        p->grad_written = true;
+      }
+      gradients.add(cpu, parameters, layout);
+    });
+    std::map<std::string, Values> out = gradients.take();
+    for (auto& [name, values] : out)
+      for (double& v : values) v /= ranks.data;
+    return out;
+  }
+
+  test::Cpu cpu_;
+  bool mixtral_;
+  File file_;
+  GptOptions options_;
+};
+
+TEST_P(MoeReference, LogitsAndLoss) {
+  for (const auto& [dtype, tolerance] : precisions) {
+    SCOPED_TRACE(name_of(dtype));
+    Gpt model(options_);
+    const test::PlainParameters parameters(*cpu_.kernels, model, dtype);
+    load_weights(cpu_, parameters);
+    autograd::Tape tape(*cpu_.kernels);
+    expect_alike(scores(cpu_, model.logits(tape, file_.load(cpu_, "tokens")).value()), file_.values("logits"),
+                 tolerance);
+    tape.clear();
+    expect_alike(cpu_.values(model(tape, batch()).value()), file_.values("lm_loss"), tolerance);
+
+    if (mixtral_) continue;  // whose weights always add up to 1
+    GptOptions raw = options_;
+    raw.experts.routing.normalize = false;
+    Gpt other(raw);
+    const test::PlainParameters same(*cpu_.kernels, other, dtype);
+    load_weights(cpu_, same);
+    tape.clear();
+    expect_alike(scores(cpu_, other.logits(tape, file_.load(cpu_, "tokens")).value()),
+                 file_.values("logits_raw"), tolerance);
+  }
+}
+
+TEST_P(MoeReference, EveryGradient) {
+  for (const auto& [dtype, tolerance] : precisions)
+    for (const auto recompute :
+         {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
+      SCOPED_TRACE(name_of(dtype));
+      expect_gradients(gradients(dtype, recompute), "grad_lm.", tolerance);
+    }
+}
+
+TEST_P(MoeReference, EveryGradientWithRouterLosses) {
+  options_.experts.losses = router_losses();
+  const std::string prefix = with_router_losses(), router = "blocks.1.mlp.router.weight";
+  EXPECT_GT(norm(minus(of_parameter(router, prefix), of_parameter(router, "grad_lm."))),
+            1e-2 * norm(of_parameter(router, prefix)));
+  for (const auto& [dtype, tolerance] : precisions)
+    for (const auto recompute : {autograd::Recompute::none, autograd::Recompute::full}) {
+      SCOPED_TRACE(name_of(dtype));
+      expect_gradients(gradients(dtype, recompute), prefix, tolerance);
+    }
+}
+
+TEST_P(MoeReference, TotalsOfRouters) {
+  for (const auto& [dtype, tolerance] : precisions) {
+    SCOPED_TRACE(name_of(dtype));
+    Gpt model(options_);
+    const test::PlainParameters parameters(*cpu_.kernels, model, dtype);
+    load_weights(cpu_, parameters);
+    autograd::Tape tape(*cpu_.kernels);
+    tape.backward(model(tape, batch()));
+    Values balance, z, counts;
+    model.for_each([&](nn::Module& module) {
+      auto* layer = dynamic_cast<parallel::Moe*>(&module);
+      if (!layer) return;
+      const parallel::RoutingTotals totals = layer->take_totals();
+      balance.push_back(totals.balance), z.push_back(totals.z);
+      counts.insert(counts.end(), totals.per_expert.begin(), totals.per_expert.end());
+      EXPECT_EQ(totals.dropped, 0);
+    });
+    EXPECT_EQ(counts, file_.values("layer_counts"));
+    expect_alike(balance, file_.values("layer_balance"), tolerance);
+    expect_alike(z, file_.values("layer_z"), tolerance);
+  }
+}
+
+/// The same numbers where ranks share the model.
+TEST_P(MoeReference, EveryGradientOverRanks) {
+  for (const Ranks& ranks : {Ranks{.tensor = 2},
+                             {.context = 2},
+                             {.tensor = 2, .context = 2},
+                             {.data = 2, .expert = 2},
+                             {.context = 2, .expert = 2},
+                             {.tensor = 2, .data = 2, .expert = 2},
+                             {.context = 2, .data = 2, .expert = 2},
+                             {.context = 2, .data = 2, .expert = 4}}) {
+    SCOPED_TRACE(ranks.str());
+    expect_gradients(gradients_over(ranks), "grad_lm.", 1e-5);
+  }
+}
+
+/// Tensor ranks all route the same tokens, whose losses count once.
+TEST_P(MoeReference, EveryGradientWithRouterLossesOverRanks) {
+  options_.experts.losses = router_losses();
+  expect_gradients(gradients_over({.tensor = 2}), with_router_losses(), 1e-5);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, MoeReference, ::testing::Values("mixtral", "qwen3_moe"),
+                         [](const auto& test) { return test.param; });
+
+/// A layer of experts put together here.
+class DeepSeekMoeReference : public ::testing::Test {
+ protected:
+  static constexpr int k = 4, experts = 16;
+  static tensor::Routing routing() {
+    return {.top_k = k,
+            .scores = RouterScores::sigmoid,
+            .normalize = true,
+            .scale = 2.5,
+            .groups = 4,
+            .top_groups = 2};
+  }
+  Tensor load(const std::string& name, DType dtype) { return cpu_.convert(file_.load(cpu_, name), dtype); }
+  /// [gate; up]
+  Tensor load_both(const std::string& at, DType dtype) {
+    const Tensor gate = load(at + "gate_proj.weight", dtype), up = load(at + "up_proj.weight", dtype);
+    const std::int64_t rows = gate.shape()[0], width = gate.shape()[1];
+    const Tensor out = Tensor::empty(*cpu_.device, {2 * rows, width}, dtype);
+    cpu_.kernels->copy(gate, out.range(0, rows * width).reshape(gate.shape()));
+    cpu_.kernels->copy(up, out.range(rows * width, 2 * rows * width).reshape(up.shape()));
+    return out;
+  }
+  /// The tensors that make up a parameter of the experts.
+  static std::vector<std::string> tensors(const std::string& parameter) {
+    const std::string at = "experts." + parameter.substr(0, parameter.find('.') + 1);
+    if (parameter.ends_with(".up.weight")) return {at + "gate_proj.weight", at + "up_proj.weight"};
+    return {at + "down_proj.weight"};
+  }
+
+  test::Cpu cpu_;
+  File file_{"deepseek_v3_router"};
+};
+
+TEST_F(DeepSeekMoeReference, ChoiceOutputAndEveryGradient) {
+  for (const auto& [dtype, tolerance] : precisions) {
+    SCOPED_TRACE(name_of(dtype));
+    parallel::Experts layer({.hidden = 32, .ffn_hidden = 12, .experts = experts, .gated = true});
+    const test::PlainParameters parameters(*cpu_.kernels, layer, dtype);
+    for (const auto& p : parameters.all()) set(cpu_, *p, file_.values("", tensors(p->name)));
+    autograd::Tape tape(*cpu_.kernels);
+    const Var input = tape.variable(load("input", dtype)), router = tape.variable(load("gate.weight", dtype)),
+              up = tape.variable(load_both("shared_experts.", dtype)),
+              down = tape.variable(load("shared_experts.down_proj.weight", dtype));
+
+    const Var rows = autograd::reshape(input, {22, 32});
+    const autograd::Routed routed = autograd::route(
+        autograd::router_logits(rows, router), load("gate.e_score_correction_bias", dtype), routing(), {});
+    const Var made = layer(tape, rows, routed.weights, parallel::plan_dispatch(routed.chosen, experts, k));
+    const Var shared = autograd::linear(autograd::swiglu(autograd::linear(rows, up)), down);
+    const Var output = autograd::reshape(autograd::add(made, shared), input.shape());
+
+    const Values weights = cpu_.values(routed.weights.value());
+    std::vector<std::pair<std::int32_t, double>> choices;
+    for (std::size_t i = 0; i < weights.size(); ++i) choices.emplace_back(routed.chosen[i], weights[i]);
+    for (auto token = choices.begin(); token != choices.end(); token += k) std::sort(token, token + k);
+    Values chosen, sorted_weights;
+    for (const auto& [expert, weight] : choices) chosen.push_back(expert), sorted_weights.push_back(weight);
+    EXPECT_EQ(chosen, file_.values("chosen"));
+    expect_alike(sorted_weights, file_.values("chosen_weights"), tolerance);
+    expect_alike(cpu_.values(output.value()), file_.values("output"), tolerance);
+    EXPECT_EQ(routed.per_expert[5], 0);
+
+    tape.backward({{output, load("output_gradient", dtype)}});
+    const auto expect_gradient = [&](const Values& got, const std::vector<std::string>& names) {
+      SCOPED_TRACE(names.front());
+      expect_alike(got, file_.values("grad.", names), tolerance);
+    };
+    expect_gradient(cpu_.values(input.grad()), {"input"});
+    expect_gradient(cpu_.values(router.grad()), {"gate.weight"});
+    expect_gradient(cpu_.values(up.grad()),
+                    {"shared_experts.gate_proj.weight", "shared_experts.up_proj.weight"});
+    expect_gradient(cpu_.values(down.grad()), {"shared_experts.down_proj.weight"});
+    for (const auto& p : parameters.all()) expect_gradient(gradient(cpu_, *p), tensors(p->name));
+  }
+}
+
+/// Alone: the layer's result takes no gradient.
+TEST_F(DeepSeekMoeReference, ZLoss) {
+  parallel::MoeOptions options;
+  options.hidden = 32, options.ffn_hidden = 12, options.experts = experts, options.gated = true;
+  options.routing = routing(), options.losses = {.z = 1};
+  for (const auto& [dtype, tolerance] : precisions) {
+    SCOPED_TRACE(name_of(dtype));
+    parallel::Moe layer(options);
+    const test::PlainParameters parameters(*cpu_.kernels, layer, dtype);
+    const nn::ParameterPtr router = parameters.find("router.weight");
+    set(cpu_, *router, file_.values("gate.weight"));
+    autograd::Tape tape(*cpu_.kernels);
+    const Var input = tape.variable(load("input", dtype)), output = layer(tape, input);
+    expect_alike({layer.take_totals().z}, file_.values("z_loss"), tolerance);
+    tape.backward({{output, Tensor::zeros(*cpu_.device, output.shape(), dtype)}});
+    expect_alike(cpu_.values(input.grad()), file_.values("grad_z.input"), tolerance);
+    expect_alike(cpu_.values(router->grad), file_.values("grad_z.gate.weight"), tolerance);
+  }
+}
+
+}  // namespace
+}  // namespace sherd::models

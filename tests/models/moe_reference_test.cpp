@@ -189,10 +189,11 @@ class MoeReference : public ::testing::TestWithParam<std::string> {
   }
   /// Those of which the gradients are in the file, of each layer. Of a single layer the balance loss of
   /// transformers is k times Switch's.
-  decltype(ExpertsOptions::losses) router_losses() const {
+  parallel::RouterLosses router_losses() const {
     if (mixtral_) return {.balance = 0.02, .z = 0.001};
     return {.balance = 0.02 * options_.experts.routing.top_k};
   }
+  static parallel::RouterLosses pooled() { return {.balance = 0.02, .kind = parallel::BalanceLoss::pooled}; }
   std::string with_router_losses() const { return mixtral_ ? "grad_layers." : "grad."; }
   /// The gradients of a pass by one rank.
   std::map<std::string, Values> gradients(DType dtype, autograd::Recompute recompute) {
@@ -338,6 +339,32 @@ TEST_P(MoeReference, TotalsOfRouters) {
   }
 }
 
+/// The loss of all layers together, as the models of transformers have it.
+TEST_P(MoeReference, EveryGradientWithThePooledLoss) {
+  options_.experts.losses = pooled();
+  for (const auto& [dtype, tolerance] : precisions)
+    for (const auto recompute : {autograd::Recompute::none, autograd::Recompute::full}) {
+      SCOPED_TRACE(name_of(dtype));
+      expect_gradients(gradients(dtype, recompute), "grad.", tolerance);
+    }
+}
+
+TEST_P(MoeReference, PooledLoss) {
+  options_.experts.losses = pooled();
+  for (const auto& [dtype, tolerance] : precisions) {
+    SCOPED_TRACE(name_of(dtype));
+    Gpt model(options_);
+    const test::PlainParameters parameters(*cpu_.kernels, model, dtype);
+    load_weights(cpu_, parameters);
+    autograd::Tape tape(*cpu_.kernels);
+    tape.backward(model(tape, batch()));
+    const auto layers = parallel::layers_of_experts(model);
+    double sum = 0;
+    for (const auto& [path, layer] : layers) sum += layer->take_totals().balance;
+    expect_alike({sum / static_cast<double>(layers.size())}, file_.values("aux_loss"), tolerance);
+  }
+}
+
 /// The same numbers where ranks share the model.
 TEST_P(MoeReference, EveryGradientOverRanks) {
   for (const Ranks& ranks : {Ranks{.tensor = 2},
@@ -353,26 +380,35 @@ TEST_P(MoeReference, EveryGradientOverRanks) {
   }
 }
 
-/// Tensor ranks all route the same tokens, whose losses count once.
+/// Losses are those of all tokens of a micro-batch, and count once.
 TEST_P(MoeReference, EveryGradientWithRouterLossesOverRanks) {
-  options_.experts.losses = router_losses();
-  expect_gradients(gradients_over({.tensor = 2}), with_router_losses(), 1e-5);
+  for (const Ranks& ranks :
+       {Ranks{.tensor = 2}, {.context = 2}, {.tensor = 2, .context = 2}, {.context = 2, .expert = 2}}) {
+    SCOPED_TRACE(ranks.str());
+    options_.experts.losses = router_losses();
+    expect_gradients(gradients_over(ranks), with_router_losses(), 1e-5);
+    options_.experts.losses = pooled();
+    expect_gradients(gradients_over(ranks), "grad.", 1e-5);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, MoeReference, ::testing::Values("mixtral", "qwen3_moe"),
                          [](const auto& test) { return test.param; });
 
-/// A layer of experts put together here.
 class DeepSeekMoeReference : public ::testing::Test {
  protected:
-  static constexpr int k = 4, experts = 16;
-  static tensor::Routing routing() {
-    return {.top_k = k,
-            .scores = RouterScores::sigmoid,
-            .normalize = true,
-            .scale = 2.5,
-            .groups = 4,
-            .top_groups = 2};
+  static constexpr int k = 4;
+  static parallel::MoeOptions options() {
+    parallel::MoeOptions o;
+    o.hidden = 32, o.ffn_hidden = 12, o.experts = 16, o.gated = true;
+    o.routing = {.top_k = k,
+                 .scores = RouterScores::sigmoid,
+                 .normalize = true,
+                 .scale = 2.5,
+                 .groups = 4,
+                 .top_groups = 2};
+    o.bias_update = 1e-3;
+    return o;
   }
   Tensor load(const std::string& name, DType dtype) { return cpu_.convert(file_.load(cpu_, name), dtype); }
   /// [gate; up]
@@ -384,35 +420,30 @@ class DeepSeekMoeReference : public ::testing::Test {
     cpu_.kernels->copy(up, out.range(rows * width, 2 * rows * width).reshape(up.shape()));
     return out;
   }
-  /// The tensors that make up a parameter of the experts.
+  /// The tensors that make up a parameter of the layer.
   static std::vector<std::string> tensors(const std::string& parameter) {
-    const std::string at = "experts." + parameter.substr(0, parameter.find('.') + 1);
+    if (parameter == "router.weight") return {"gate.weight"};
+    const std::string at = parameter.substr(0, parameter.find('.', std::strlen("experts.")) + 1);
     if (parameter.ends_with(".up.weight")) return {at + "gate_proj.weight", at + "up_proj.weight"};
     return {at + "down_proj.weight"};
+  }
+  void load_weights(parallel::Moe& layer, const test::PlainParameters& parameters) {
+    for (const auto& p : parameters.all()) set(cpu_, *p, file_.values("", tensors(p->name)));
+    layer.restore(file_.at("gate.e_score_correction_bias").values<float>());
   }
 
   test::Cpu cpu_;
   File file_{"deepseek_v3_router"};
 };
 
-TEST_F(DeepSeekMoeReference, ChoiceOutputAndEveryGradient) {
+TEST_F(DeepSeekMoeReference, ChoiceAndWeights) {
   for (const auto& [dtype, tolerance] : precisions) {
     SCOPED_TRACE(name_of(dtype));
-    parallel::Experts layer({.hidden = 32, .ffn_hidden = 12, .experts = experts, .gated = true});
-    const test::PlainParameters parameters(*cpu_.kernels, layer, dtype);
-    for (const auto& p : parameters.all()) set(cpu_, *p, file_.values("", tensors(p->name)));
     autograd::Tape tape(*cpu_.kernels);
-    const Var input = tape.variable(load("input", dtype)), router = tape.variable(load("gate.weight", dtype)),
-              up = tape.variable(load_both("shared_experts.", dtype)),
-              down = tape.variable(load("shared_experts.down_proj.weight", dtype));
-
-    const Var rows = autograd::reshape(input, {22, 32});
-    const autograd::Routed routed = autograd::route(
-        autograd::router_logits(rows, router), load("gate.e_score_correction_bias", dtype), routing(), {});
-    const Var made = layer(tape, rows, routed.weights, parallel::plan_dispatch(routed.chosen, experts, k));
-    const Var shared = autograd::linear(autograd::swiglu(autograd::linear(rows, up)), down);
-    const Var output = autograd::reshape(autograd::add(made, shared), input.shape());
-
+    const Var rows = tape.input(load("input", dtype).reshape({22, 32}));
+    const autograd::Routed routed =
+        autograd::route(autograd::router_logits(rows, tape.input(load("gate.weight", dtype))),
+                        load("gate.e_score_correction_bias", dtype), options().routing);
     const Values weights = cpu_.values(routed.weights.value());
     std::vector<std::pair<std::int32_t, double>> choices;
     for (std::size_t i = 0; i < weights.size(); ++i) choices.emplace_back(routed.chosen[i], weights[i]);
@@ -421,8 +452,23 @@ TEST_F(DeepSeekMoeReference, ChoiceOutputAndEveryGradient) {
     for (const auto& [expert, weight] : choices) chosen.push_back(expert), sorted_weights.push_back(weight);
     EXPECT_EQ(chosen, file_.values("chosen"));
     expect_alike(sorted_weights, file_.values("chosen_weights"), tolerance);
-    expect_alike(cpu_.values(output.value()), file_.values("output"), tolerance);
     EXPECT_EQ(routed.per_expert[5], 0);
+  }
+}
+
+TEST_F(DeepSeekMoeReference, OutputAndEveryGradient) {
+  for (const auto& [dtype, tolerance] : precisions) {
+    SCOPED_TRACE(name_of(dtype));
+    parallel::Moe layer(options());
+    const test::PlainParameters parameters(*cpu_.kernels, layer, dtype);
+    load_weights(layer, parameters);
+    autograd::Tape tape(*cpu_.kernels);
+    const Var input = tape.variable(load("input", dtype)),
+              up = tape.variable(load_both("shared_experts.", dtype)),
+              down = tape.variable(load("shared_experts.down_proj.weight", dtype));
+    const Var shared = autograd::linear(autograd::swiglu(autograd::linear(input, up)), down);
+    const Var output = autograd::add(layer(tape, input), shared);
+    expect_alike(cpu_.values(output.value()), file_.values("output"), tolerance);
 
     tape.backward({{output, load("output_gradient", dtype)}});
     const auto expect_gradient = [&](const Values& got, const std::vector<std::string>& names) {
@@ -430,7 +476,6 @@ TEST_F(DeepSeekMoeReference, ChoiceOutputAndEveryGradient) {
       expect_alike(got, file_.values("grad.", names), tolerance);
     };
     expect_gradient(cpu_.values(input.grad()), {"input"});
-    expect_gradient(cpu_.values(router.grad()), {"gate.weight"});
     expect_gradient(cpu_.values(up.grad()),
                     {"shared_experts.gate_proj.weight", "shared_experts.up_proj.weight"});
     expect_gradient(cpu_.values(down.grad()), {"shared_experts.down_proj.weight"});
@@ -440,15 +485,14 @@ TEST_F(DeepSeekMoeReference, ChoiceOutputAndEveryGradient) {
 
 /// Alone: the layer's result takes no gradient.
 TEST_F(DeepSeekMoeReference, ZLoss) {
-  parallel::MoeOptions options;
-  options.hidden = 32, options.ffn_hidden = 12, options.experts = experts, options.gated = true;
-  options.routing = routing(), options.losses = {.z = 1};
+  parallel::MoeOptions with_loss = options();
+  with_loss.losses.z = 1;
   for (const auto& [dtype, tolerance] : precisions) {
     SCOPED_TRACE(name_of(dtype));
-    parallel::Moe layer(options);
+    parallel::Moe layer(with_loss);
     const test::PlainParameters parameters(*cpu_.kernels, layer, dtype);
+    load_weights(layer, parameters);
     const nn::ParameterPtr router = parameters.find("router.weight");
-    set(cpu_, *router, file_.values("gate.weight"));
     autograd::Tape tape(*cpu_.kernels);
     const Var input = tape.variable(load("input", dtype)), output = layer(tape, input);
     expect_alike({layer.take_totals().z}, file_.values("z_loss"), tolerance);

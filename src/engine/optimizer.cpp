@@ -201,13 +201,14 @@ bool Optimizer::move_weights(const UpdateView& view, double factor, tensor::Kern
                         optim::update_agreed(run, agreed, used_[group], steps_, device, gpu.check);
                       });
     });
-    return true;
+  } else {
+    std::map<std::size_t, std::vector<optim::SpanUpdate>> by_group;  // a kernel takes spans of one Hyper
+    for_each(view, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, auto) {
+      by_group[group].push_back(span);
+    });
+    for (const auto& [group, spans] : by_group)
+      optim::update(spans, moves_[group], steps_, device, gpu.check);
   }
-  std::map<std::size_t, std::vector<optim::SpanUpdate>> by_group;  // a kernel takes spans of one Hyper
-  for_each(view, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, auto) {
-    by_group[group].push_back(span);
-  });
-  for (const auto& [group, spans] : by_group) optim::update(spans, moves_[group], steps_, device, gpu.check);
   if (view.segment->parameters().stored()) device.synchronize();  // the store is going to read them
   return true;
 }

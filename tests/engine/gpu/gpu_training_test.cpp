@@ -153,6 +153,10 @@ TEST_F(GpuTraining, replicas_exchange_momentum_wherever_it_lies) {
     EXPECT_TRUE(train_local(spec).bits() == expected) << type;
     spec.offload_optimizer = "none";
     EXPECT_TRUE(train_local(spec).bits() == expected) << type;
+    spec.stage = 3, spec.offload_param = "nvme";  // the GPU updates what the store writes
+    spec.offload_param_extra = R"(, "max_in_cpu": 0)";
+    EXPECT_TRUE(train_local(spec).bits() == expected) << type << ", parameters on NVMe";
+    spec.stage = 2, spec.offload_param = "none", spec.offload_param_extra.clear();
     spec.ranks = 1;  // who has nobody to send anything to
     const auto alone = train_local(spec).bits();
     spec.offload_optimizer = "cpu";

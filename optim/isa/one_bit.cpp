@@ -257,16 +257,17 @@ SHERD_INLINE F refresh_block(const FrozenLamb& rule, const FrozenRun& run, std::
   return top;
 }
 
-/// A last block that is not full: a copy, filled up with elements whose ratio is 0.
+/// A last block that is not full: a copy, filled up with elements of infinite variances. Their direction and
+/// update are 0 whatever the signs and eps are, and their ratio is above none.
 template <class Source, class S>
 SHERD_INLINE F refresh_rest(const FrozenLamb& rule, const FrozenRun& run, std::int64_t i, F top,
                             const S* source, std::int64_t in_source) {
   const std::int64_t n = run.n - i;
   const Copy<S> from(source, in_source);
   Copy<float> momentum(run.momentum + i, n), fresh(run.fresh_before + i, n);
-  const Copy<float> variance(run.variance + i, n), weight(run.weight + i, n);
-  Copy<float> error(run.error ? run.error + i : run.momentum + i, n);
-  for (std::int64_t k = n; k < block; ++k) fresh.values[k] = 0x1p100f;
+  Copy<float> variance(run.variance + i, n), error(run.error ? run.error + i : run.momentum + i, n);
+  const Copy<float> weight(run.weight + i, n);
+  for (std::int64_t k = n; k < block; ++k) variance.values[k] = fresh.values[k] = __builtin_inff();
   FrozenRun rest = run;
   rest.source = from.values, rest.error = error.values, rest.momentum = momentum.values;
   rest.variance = variance.values, rest.weight = weight.values;

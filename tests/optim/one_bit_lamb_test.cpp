@@ -14,19 +14,21 @@ namespace {
 
 constexpr std::int64_t word = 64;
 
-Hyper one_bit_lamb() {
+Hyper one_bit_lamb(double eps = 1e-6) {
   Hyper hyper = config::default_rule(config::OptimizerType::onebitlamb);
-  hyper.lr = 0.01, hyper.weight_decay = 0.1, hyper.freeze_step = 3, hyper.eps = 1e-6;
+  hyper.lr = 0.01, hyper.weight_decay = 0.1, hyper.freeze_step = 3, hyper.eps = eps;
   return hyper;
 }
 
-/// All memory of a pass, with signs and errors beside the span. The variance of every 13th element is 0.
+/// All memory of a pass, with signs and errors beside the span. The variance of every 13th element is 0, but
+/// where there is no eps.
 struct Pass {
-  Pass(std::size_t n, DType grads, bool split, Arena& arena)
-      : span(random_span(n, grads, DType::bf16)), fresh(n), error(n), signs((n + 63) / 64) {
+  Pass(std::size_t n, DType grads, bool split, Arena& arena, float small = 1e-6f)
+      : span(random_span(n, grads, DType::bf16)), fresh(n), error(n), signs((n + 63) / 64), eps(small) {
     for (std::size_t i = 0; i < n; ++i) {
-      if (i % 13 == 5) span.second.set(i, 0), span.first.set(i, 0);
-      fresh[i] = i % 13 == 5 ? 0 : std::abs(normal_at({7, 1}, i)) * 1e-4f;
+      const bool varies = i % 13 != 5 || eps == 0;
+      if (!varies) span.second.set(i, 0), span.first.set(i, 0);
+      fresh[i] = varies ? std::abs(normal_at({7, 1}, i)) * 1e-4f : 0;
       error[i] = normal_at({7, 2}, i);
     }
     for (std::size_t i = 0; i < signs.size(); ++i) signs[i] = 0x123456789abcdefull * (i + 1);
@@ -40,17 +42,18 @@ struct Pass {
     update.grad_factor = 0.5;
     const AgreedMomentum momentum{signs.data() + begin / word, 0.25f, error.data() + begin, 0.5f};
     refresh_variance_with(isa, update, agreed ? &momentum : nullptr, fresh.data() + begin, first,
-                          one_bit_lamb(), arena, sums);
+                          one_bit_lamb(eps), arena, sums);
   }
 
   Span span;
   std::vector<float> weights, fresh, error;
   std::vector<std::uint64_t> signs;
+  float eps;
 };
 
-void expect_formulas(std::size_t n, DType grads, bool split, bool agreed, bool first) {
+void expect_formulas(std::size_t n, DType grads, bool split, bool agreed, bool first, float eps = 1e-6f) {
   Arena arena(2);
-  const Pass before(n, grads, split, arena);
+  const Pass before(n, grads, split, arena, eps);
   for (const CpuIsa isa : every_isa()) {
     Pass pass = before;
     NormSums sums;
@@ -68,11 +71,11 @@ void expect_formulas(std::size_t n, DType grads, bool split, bool agreed, bool f
       const float g = (m - 0.9f * old) * static_cast<float>(1 / (1 - 0.9));
       const float fresh = 0.999f * (first ? v : before.fresh[i]) + static_cast<float>(1 - 0.999) * (g * g);
       ASSERT_EQ(pass.fresh[i], fresh) << i;
-      const float denominator = std::sqrt(v) + 1e-6f, direction = m / denominator;
+      const float denominator = std::sqrt(v) + eps, direction = m / denominator;
       directions += static_cast<double>(direction) * direction;
       const float update = direction + 0.1f * before.weights[i];
       updates += static_cast<double>(update) * update;
-      ratio = std::max(ratio, denominator / (std::sqrt(fresh) + 1e-6f));
+      ratio = std::max(ratio, denominator / (std::sqrt(fresh) + eps));
     }
     EXPECT_NEAR(sums.weight.value() / directions, 1, 1e-12);
     EXPECT_NEAR(sums.measured.value() / updates, 1, 1e-12);
@@ -88,6 +91,13 @@ TEST(OneBitLamb, RefreshesTheVarianceAndMeasuresAsAPlainLoop) {
       for (const bool split : {false, true})
         for (const bool agreed : {false, true})
           for (const bool first : {false, true}) expect_formulas(n, grads, split, agreed, first);
+}
+
+/// What fills up the last block is no 0/0.
+TEST(OneBitLamb, MeasuresPartsOfABlockWithoutAnEps) {
+  for (const std::size_t n : {std::size_t{1}, std::size_t{63}, std::size_t{64}, std::size_t{40001}})
+    for (const bool agreed : {false, true})
+      for (const bool first : {false, true}) expect_formulas(n, DType::f32, true, agreed, first, 0);
 }
 
 TEST(OneBitLamb, CutsAndThreadsDoNotShow) {

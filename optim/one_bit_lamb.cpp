@@ -51,6 +51,7 @@ struct Room {
 }  // namespace
 
 void remember(const Hyper& hyper, double trust, TrustMemory& memory) {
+  memory.factor = 1, memory.refreshed = false;
   if (trust != 1) memory.mean = hyper.coeff_beta * memory.mean + (1 - hyper.coeff_beta) * trust;
 }
 
@@ -59,6 +60,7 @@ double frozen_trust(const Hyper& hyper, double direction, double update, double 
   const double near = std::clamp(ratio * part + 1 - part, hyper.factor_min, hyper.factor_max);
   memory.factor = std::clamp(near, memory.factor * (1 - hyper.factor_threshold),
                              memory.factor * (1 + hyper.factor_threshold));
+  memory.refreshed = true;
   return (memory.mean == 0 ? 1 : memory.mean) * memory.factor;
 }
 

@@ -11,13 +11,15 @@ namespace sherd::optim {
 
 /// What is kept of a logical parameter from step to step.
 struct TrustMemory {
-  double mean = 0;    ///< of its trust ratios up to freeze_step; 0: there was none but 1
-  double factor = 1;  ///< on that, of the step before
+  double mean = 0;         ///< of its trust ratios up to freeze_step; 0: there was none but 1
+  double factor = 1;       ///< on that, of the step before
+  bool refreshed = false;  ///< there is a fresh variance, of the step before
   bool operator==(const TrustMemory&) const = default;
 };
 
 /// Up to freeze_step: takes a step's trust ratio into the mean, coeff_beta of which stays. Of 1, which stands
-/// for norms of 0, nothing is learned.
+/// for norms of 0, nothing is learned. What a run that was frozen already has of factor and fresh variance is
+/// dropped: the variance moves on without them.
 void remember(const Hyper& hyper, double trust, TrustMemory& memory);
 
 /// Behind it: mean·f, the trust ratio of this step. From the norms of m/(√v + eps) and of that + wd·p, ρ =
@@ -29,7 +31,8 @@ double frozen_trust(const Hyper& hyper, double direction, double update, double 
 /// The pass that takes the momentum of the step, in place, refreshes the variance, and adds to `sums` what
 /// frozen_trust() needs: squares of directions as those of weights, of updates as measured, and the largest
 /// ratio. The momentum is what replicas `agreed` on, or comes from the span's gradient where that is null.
-/// `fresh`: as many elements as the span; `first`: it begins as the variance.
+/// `fresh`: as many elements as the span; `first`, where memory is not `refreshed`: it begins as the
+/// variance.
 void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh, bool first,
                       const Hyper& hyper, Arena& arena, NormSums& sums);
 

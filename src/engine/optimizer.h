@@ -136,7 +136,7 @@ class Optimizer {
   void for_each_agreed(const PackedMomentum& momentum, const UpdateView& view, const optim::SpanUpdate& span,
                        std::int64_t begin, const Visit& visit) const;
   void refresh_span(const PackedMomentum* momentum, const UpdateView& view, const optim::SpanUpdate& span,
-                    std::int64_t begin, const optim::Hyper& hyper, tensor::Kernels& kernels,
+                    std::int64_t begin, const optim::Hyper& hyper, bool first, tensor::Kernels& kernels,
                     optim::NormSums& sums) const;
   /// Calls visit(parameter group, parameter, span, its first flat element) for what is updated at once of
   /// each parameter in the view.

@@ -150,8 +150,8 @@ void Optimizer::refresh(const UpdateView& view, double factor, tensor::Kernels& 
                   [&](std::size_t group, const autograd::Parameter& parameter, const optim::SpanUpdate& span,
                       std::int64_t begin) {
                     optim::NormSums unused;
-                    refresh_span(momentum, part, span, begin, used_[group], kernels,
-                                 counts ? norms_.of(parameter) : unused);
+                    refresh_span(momentum, part, span, begin, used_[group], !norms_.refreshed(parameter),
+                                 kernels, counts ? norms_.of(parameter) : unused);
                   });
   };
   // All of the view, of which a part is counted here.
@@ -172,9 +172,8 @@ void Optimizer::refresh(const UpdateView& view, double factor, tensor::Kernels& 
 /// The fresh variance is the third of the view's moments.
 void Optimizer::refresh_span(const PackedMomentum* momentum, const UpdateView& view,
                              const optim::SpanUpdate& span, std::int64_t begin, const optim::Hyper& hyper,
-                             tensor::Kernels& kernels, optim::NormSums& sums) const {
+                             bool first, tensor::Kernels& kernels, optim::NormSums& sums) const {
   float* fresh = view.moments[2].data<float>() + (begin - view.begin);
-  const bool first = steps_ == hyper.freeze_step + 1;
   if (!momentum) return optim::refresh_variance(span, nullptr, fresh, first, hyper, kernels, sums);
   for_each_agreed(*momentum, view, span, begin,
                   [&](const optim::SpanUpdate& run, const optim::AgreedMomentum& agreed, std::int64_t at) {

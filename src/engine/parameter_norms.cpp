@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <set>
+#include <string_view>
 
 #include "base/excerpt.h"
 #include "base/random.h"
@@ -88,6 +89,11 @@ void ParameterNorms::share(sharding::ShardedModel& model, device::Device& device
   });
 }
 
+namespace {
+/// Behind the numbers of a parameter that has a fresh variance.
+constexpr std::string_view refreshed_mark = " refreshed";
+}  // namespace
+
 std::map<std::string, std::string> ParameterNorms::save() const {
   std::map<std::string, std::string> out;
   for (const auto& [name, memory] : memories_) {
@@ -95,6 +101,7 @@ std::map<std::string, std::string> ParameterNorms::save() const {
     char* end = std::to_chars(text, text + 31, memory.mean).ptr;
     *end++ = ' ';
     out[name] = std::string(text, std::to_chars(end, text + sizeof text, memory.factor).ptr);
+    if (memory.refreshed) out[name] += refreshed_mark;
   }
   return out;
 }
@@ -106,11 +113,18 @@ void ParameterNorms::restore(const std::map<std::string, std::string>& saved) {
     const char* end = text.data() + text.size();
     const auto mean = std::from_chars(text.data(), end, memory.mean);
     const auto factor = mean.ptr < end ? std::from_chars(mean.ptr + 1, end, memory.factor) : mean;
-    if (mean.ec != std::errc() || factor.ec != std::errc() || factor.ptr != end || !(memory.mean >= 0) ||
-        !(memory.factor >= 0) || std::isinf(memory.mean + memory.factor))
+    const std::string_view rest(factor.ptr, end);
+    memory.refreshed = rest == refreshed_mark;
+    if (mean.ec != std::errc() || factor.ec != std::errc() || (!rest.empty() && !memory.refreshed) ||
+        !(memory.mean >= 0) || !(memory.factor >= 0) || std::isinf(memory.mean + memory.factor))
       fail(ErrorKind::data, "what the optimizer has learned of '", name, "' is '", excerpt(text, 40),
-           "', not two numbers");
+           "', not two numbers, or these and '", refreshed_mark.substr(1), "'");
   }
+}
+
+bool ParameterNorms::refreshed(const autograd::Parameter& parameter) const {
+  const auto found = memories_.find(parameter.name);
+  return found != memories_.end() && found->second.refreshed;
 }
 
 double ParameterNorms::trust(const autograd::Parameter& parameter) const {

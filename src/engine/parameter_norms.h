@@ -31,6 +31,9 @@ class ParameterNorms {
              const HyperOf& hyper_of, bool ratios);
   /// By what the parameter's step is multiplied, from the last share(). 1 before the first.
   double trust(const autograd::Parameter& parameter) const;
+  /// Whether 1-bit LAMB refreshed the parameter's variance in the step before, of this run or of the one that
+  /// saved what it goes on from.
+  bool refreshed(const autograd::Parameter& parameter) const;
 
   /// What 1-bit LAMB keeps from step to step of each parameter that this rank has parts of, as text by the
   /// parameter's name.

@@ -13,11 +13,12 @@ namespace {
 using sherd::testing::TempFolder;
 
 /// Two replicas of two ranks each, which freeze after 4 of 10 steps.
-RunSpec two_by_two(int stage, const std::string& type = "OneBitAdam") {
+RunSpec two_by_two(int stage, const std::string& type = "OneBitAdam", int freeze_step = 4) {
   RunSpec spec;
   spec.stage = stage, spec.ranks = 4, spec.shard_size = 2, spec.steps = 10, spec.layers = 2;
-  spec.optimizer = cat(R"("type": ")", type,
-                       R"(", "params": {"lr": 0.003, "weight_decay": 0.1, "freeze_step": 4, "eps": 1e-4})");
+  spec.optimizer =
+      cat(R"("type": ")", type, R"(", "params": {"lr": 0.003, "weight_decay": 0.1, "freeze_step": )",
+          freeze_step, R"(, "eps": 1e-4})");
   return spec;
 }
 
@@ -70,6 +71,25 @@ TEST_P(OneBit, ResumesToTheBitBeforeAndAfterItFreezes) {
       spec.directory = folder.path().string(), spec.resume_at = step;
       EXPECT_TRUE(train_local(spec).bits() == whole.bits()) << "after step " << step;
     }
+}
+
+/// Resumed with a freeze_step that the checkpoint is past, a run freezes at once, as if that had been its
+/// step.
+TEST_P(OneBit, FreezesOnResumeWhereItsStepHasPassed) {
+  for (const int shard_size : {1, 2, 4}) {
+    const TempFolder folder;
+    const auto run = [&](int freeze_step) {
+      RunSpec spec = two_by_two(2, GetParam(), freeze_step);
+      spec.shard_size = shard_size, spec.directory = folder.path().string();
+      return spec;
+    };
+    train_local(run(100), 0, 4);
+    const RunResult expected = train_local(run(4), 4);
+    RunSpec early = run(2);
+    EXPECT_TRUE(train_local(early, 4).bits() == expected.bits()) << shard_size;
+    early.resume_at = 7;
+    EXPECT_TRUE(train_local(early, 4).bits() == expected.bits()) << shard_size << ", resumed once more";
+  }
 }
 
 TEST_P(OneBit, EveryPrecisionScheduleAndLayout) {

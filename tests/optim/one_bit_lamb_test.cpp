@@ -190,6 +190,20 @@ TEST(OneBitLamb, FollowsVariancesWithinItsBounds) {
   EXPECT_EQ(frozen_trust(hyper, 1, 1, 1, memory), 1) << "nothing was learned";
 }
 
+/// Resumed with a later freeze_step, a run that was frozen warms up again.
+TEST(OneBitLamb, FreezesAnewAfterAnotherWarmUp) {
+  Hyper hyper = one_bit_lamb();
+  hyper.coeff_beta = 0.75;
+  TrustMemory memory{3, 1};
+  frozen_trust(hyper, 1, 1, 0.9, memory);
+  EXPECT_EQ(memory, (TrustMemory{3, 0.9, true}));
+  TrustMemory other = memory;
+  remember(hyper, 1, memory);
+  EXPECT_EQ(memory, (TrustMemory{3, 1, false}));
+  remember(hyper, 7, other);
+  EXPECT_EQ(other, (TrustMemory{4, 1, false}));
+}
+
 TEST(OneBitLamb, RefusesOtherRulesAndStates) {
   Arena arena(1);
   Span span = random_span(8, DType::f32, DType::f32),

@@ -1,5 +1,7 @@
 #include "engine/initialize.h"
 
+#include <utility>
+
 #include "base/excerpt.h"
 
 #include "engine/same_setup.h"
@@ -10,14 +12,13 @@ namespace sherd {
 Initialized initialize(const InitializeOptions& options) {
   Initialized out;
   require(options.dist != nullptr, "an engine needs ranks");
-  const config::Config& asked = options.config.value();
+  config::Config asked = engine::with_rules(options.config.value(), options.parameter_groups);
   const auto groups = options.grid ? options.grid : make_groups(options.dist, asked);
   engine::require_takes_layout(options.grid || options.model.takes_layout(), *groups);
   const auto model = options.model.build(layout_of(*groups, asked));
   require(model != nullptr, "an engine needs a model");
-  out.engine = std::make_unique<Engine>(options.dist, model,
-                                        engine::with_groups(asked, *model, options.parameter_groups), nullptr,
-                                        nullptr, groups);
+  engine::name_parameters(asked, *model, options.parameter_groups);
+  out.engine = std::make_unique<Engine>(options.dist, model, std::move(asked), nullptr, nullptr, groups);
   out.optimizer = out.engine->optimizer();
   out.scheduler = out.engine->scheduler();
   const config::Config& config = out.engine->config();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -147,54 +148,66 @@ std::vector<std::string> describe_groups(const nn::Module& model, const config::
 
 namespace {
 
-/// The parser's checks, for a rule that was made in code.
-void check_rules(const config::Config& config) {
-  config::Config part;
-  part.optimizer = config.optimizer, part.scheduler = config.scheduler;
-  for (const config::OptimizerGroup& group : part.optimizer.groups)
+/// The parser's checks, for rules that were made in code, and what follows from them for other keys.
+void check_rules(config::Config& config) {
+  config::Config asked = config;
+  for (config::OptimizerGroup& group : asked.optimizer.groups) {
     for (const double x : {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum,
                            group.lr_decay, group.initial_accumulator_value})
       if (!std::isfinite(x))
         fail(ErrorKind::config, "parameter_groups: every number of a rule must be finite");
-  if (!(config::parse_text(config::dump(part), "parameter_groups") == part))
+    if (group.match.empty()) group.match = {"*"};
+  }
+  const config::Config read =
+      config::parse_text(config::dump(asked), "the configuration with parameter_groups");
+  if (!(read.optimizer == asked.optimizer && read.scheduler == asked.scheduler))
     fail(ErrorKind::config,
          "parameter_groups: a group sets what its type of optimizer does not have "
          "(momentum of AdamW, for example): give it the type that has it");
+  if (read.parallel.shard_size == config.parallel.shard_size) return;
+  config.parallel.shard_size = read.parallel.shard_size;
+  std::copy_if(read.notes.begin(), read.notes.end(), std::back_inserter(config.notes),
+               [](const std::string& note) { return note.starts_with("parallel.shard_size:"); });
 }
 
 }  // namespace
 
-config::Config with_groups(config::Config config, const nn::Module& model,
-                           const std::vector<ParameterGroup>& groups) {
+config::Config with_rules(config::Config config, const std::vector<ParameterGroup>& groups) {
   if (groups.empty()) return config;
-  const auto all = named_once(model);
-  const std::size_t in_file = config.optimizer.groups.size();
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    const ParameterGroup& group = groups[i];
+  for (const ParameterGroup& group : groups) {
     config::OptimizerGroup& out = config.optimizer.groups.emplace_back();
     static_cast<config::OptimizerRule&>(out) =
         config.optimizer.for_type(group.type.value_or(config.optimizer.type));
     out.lr = group.lr.value_or(out.lr), out.weight_decay = group.weight_decay.value_or(out.weight_decay);
     if (group.with) group.with(out);
-    if (group.parameters.empty()) fail(ErrorKind::config, "parameter_groups[", i, "] has no parameters");
-    for (const nn::ParameterPtr& parameter : group.parameters) {
+  }
+  config.optimizer.given = true;
+  check_rules(config);
+  return config;
+}
+
+void name_parameters(config::Config& config, const nn::Module& model,
+                     const std::vector<ParameterGroup>& groups) {
+  const auto all = named_once(model);
+  std::vector<config::OptimizerGroup>& named = config.optimizer.groups;
+  const std::size_t in_file = named.size() - groups.size();
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (groups[i].parameters.empty()) fail(ErrorKind::config, "parameter_groups[", i, "] has no parameters");
+    for (const nn::ParameterPtr& parameter : groups[i].parameters) {
       const auto found =
           std::find_if(all.begin(), all.end(), [&](const auto& p) { return p.second == parameter; });
       if (found == all.end())
         fail(ErrorKind::config, "parameter_groups[", i, "] has a parameter that the model does not have",
              parameter ? ": its own are those of Module::parameters()" : ", a null pointer");
-      for (std::size_t other = 0; other + 1 < config.optimizer.groups.size(); ++other)
-        if (in_group(config.optimizer.groups[other], found->first))
+      for (std::size_t other = 0; other < in_file + i; ++other)
+        if (in_group(named[other], found->first))
           fail(ErrorKind::config, "parameter_groups[", i, "] has '", found->first, "', which is in ",
                other < in_file ? cat("optimizer.groups[", other, "] of the configuration")
                                : cat("parameter_groups[", other - in_file, "]"),
                " already: leave it out of one of them");
-      out.match.push_back(literally(found->first));
+      named[in_file + i].match.push_back(literally(found->first));
     }
   }
-  config.optimizer.given = true;
-  check_rules(config);
-  return config;
 }
 
 }  // namespace sherd::engine

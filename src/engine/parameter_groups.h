@@ -48,10 +48,15 @@ GroupOf assign_groups(const nn::Module& model, const config::Optimizer& optimize
 std::vector<std::string> describe_groups(const nn::Module& model, const config::Optimizer& optimizer,
                                          const GroupOf& group_of);
 
-/// `config` with `groups` after its own `optimizer.groups`, by the parameters' names. Throws Error{config}
-/// where a group has no parameters, one that is not the model's, or a rule that no configuration could have.
-config::Config with_groups(config::Config config, const nn::Module& model,
-                           const std::vector<ParameterGroup>& groups);
+/// `config` with the rules of `groups` after its own `optimizer.groups`, and with the `parallel.shard_size`
+/// that they ask for where it has none, as if a file had them. They match no parameters before
+/// name_parameters(). Throws Error{config} where no file could have them.
+config::Config with_rules(config::Config config, const std::vector<ParameterGroup>& groups);
+/// Lets the `groups` that with_rules() has put into `config` match their parameters, by the names that these
+/// have in the model. Throws Error{config} where one has no parameters, or some that are not the model's or
+/// are in another group.
+void name_parameters(config::Config& config, const nn::Module& model,
+                     const std::vector<ParameterGroup>& groups);
 
 }  // namespace engine
 

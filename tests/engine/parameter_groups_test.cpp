@@ -15,6 +15,7 @@ using engine::assign_groups;
 using sherd::testing::expect_error;
 using sherd::testing::read_text;
 using sherd::testing::TempFolder;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -195,10 +196,16 @@ TEST(ParameterGroups, ComeFromCodeToo) {
   });
 }
 
+config::Config with_one(config::Config config, const nn::Module& model, const ParameterGroup& group) {
+  config = engine::with_rules(std::move(config), {group});
+  engine::name_parameters(config, model, {group});
+  return config;
+}
+
 TEST(ParameterGroups, FromCodeAreCheckedAsThoseOfFiles) {
   const auto model = std::make_shared<Odd>();
   const auto expect_bad = [&](const ParameterGroup& group, const std::string& message) {
-    expect_error(ErrorKind::config, message, [&] { engine::with_groups({}, *model, {group}); });
+    expect_error(ErrorKind::config, message, [&] { with_one({}, *model, group); });
   };
   expect_bad({}, "parameter_groups[0] has no parameters");
   expect_bad({.parameters = {nullptr}}, "a null pointer");
@@ -210,6 +217,59 @@ TEST(ParameterGroups, FromCodeAreCheckedAsThoseOfFiles) {
               .type = config::OptimizerType::sgd,
               .with = [](config::OptimizerRule& rule) { rule.nesterov = true; }},
              "nesterov needs a momentum");
+}
+
+/// With a section of one type, and a group of another made in code: of which replicas exchange momentum, the
+/// checks are those of the whole configuration.
+config::Config with_code_group(const std::string& section, config::OptimizerType group,
+                               const std::string& more) {
+  const Odd model;
+  return with_one(config::parse_text(cat(R"({"optimizer": {"type": ")", section, "\"}", more, "}")), model,
+                  {.parameters = {model.layer(0).weight()}, .type = group});
+}
+
+TEST(ParameterGroups, FromCodeMayExchangeMomentumAndStandBesideWhatDoes) {
+  using enum config::OptimizerType;
+  const std::string of_two = R"(, "zero_optimization": {"stage": 2}, "parallel": {"shard_size": 2})";
+  for (const auto& [section, group] : {std::pair("AdamW", onebitadam), std::pair("AdamW", onebitlamb),
+                                       std::pair("OneBitAdam", adamw), std::pair("OneBitLamb", onebitadam)}) {
+    EXPECT_EQ(with_code_group(section, group, of_two).parallel.shard_size, 2);
+    const config::Config each_a_replica = with_code_group(section, group, R"(, "parallel": {"context": 2})");
+    EXPECT_EQ(each_a_replica.parallel.shard_size, 2) << "context ranks share states";
+    EXPECT_THAT(each_a_replica.notes, Contains(HasSubstr("parallel.shard_size: 2, as OneBit")));
+    EXPECT_EQ(std::count_if(each_a_replica.notes.begin(), each_a_replica.notes.end(),
+                            [](const std::string& note) { return note.starts_with("parallel."); }),
+              1);
+  }
+  for (const auto group : {onebitadam, onebitlamb}) {
+    const auto refused = [&](const std::string& more, const std::string& message) {
+      expect_error(ErrorKind::config, message, [&] { with_code_group("AdamW", group, more); });
+    };
+    refused(cat(of_two, R"(, "training": {"moments_dtype": "bf16"})"),
+            cat("optimizer: what ", config::name_of(group), " has not sent yet is kept in fp32"));
+    for (const int stage : {1, 2, 3})
+      refused(cat(R"(, "zero_optimization": {"stage": )", stage, "}"),
+              cat("compresses what replicas exchange, and at zero_optimization.stage ", stage,
+                  " all ranks share one replica's states: give parallel.shard_size"));
+  }
+}
+
+TEST(ParameterGroups, FromCodeMakeEachRankAReplicaAtStage0) {
+  launch_ranks(2, [](DistributedPtr dist) {
+    const auto model = std::make_shared<Odd>();
+    const auto made = initialize(
+        {.dist = dist,
+         .model = model,
+         .config = with_groups("[]", "", 0),
+         .parameter_groups = {{.parameters = model->layer(0).parameters(),
+                               .type = config::OptimizerType::onebitadam,
+                               .with = [](config::OptimizerRule& rule) { rule.freeze_step = 1; }}}});
+    EXPECT_EQ(made.engine->config().parallel.shard_size, 1);
+    EXPECT_EQ(made.engine->groups().group(comm::Axis::replica).size(), 2);
+    for (int step = 0; step < 3; ++step)
+      made.engine->train_batch([&] { return odd_batch(*made.engine, step); });
+    EXPECT_EQ(made.engine->global_steps(), 3);
+  });
 }
 
 /// A model whose parameter is called as patterns are.
@@ -226,7 +286,7 @@ class Starred : public nn::Model {
 TEST(ParameterGroups, FromCodeMeanTheirParametersAlone) {
   Starred model;
   for (const nn::ParameterPtr& parameter : model.parameters()) {
-    const config::Config config = engine::with_groups({}, model, {{.parameters = {parameter}}});
+    const config::Config config = with_one({}, model, {.parameters = {parameter}});
     Patterns notes;
     const engine::GroupOf groups = assign_groups(model, config.optimizer, notes);
     ASSERT_EQ(groups.size(), 1u);

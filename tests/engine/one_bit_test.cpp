@@ -3,6 +3,9 @@
 // computed is judged by one_bit_oracle_test.cpp.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "support/equality.h"
 #include "support/temp_folder.h"
 #include "support/whole_tensors.h"
@@ -177,6 +180,47 @@ TEST(OneBitAdam, ReplicasOfOneMindAgreeOnTheSignsOfTheirMomentum) {
       }
   }
   EXPECT_GT(runs, 20u);
+}
+
+/// Of a step out of the checkpoint, the norm of the gradient that the ranks of one replica find without the
+/// others.
+double norm_of_replica(RunSpec spec, int replica) {
+  spec.ranks = spec.shard_size;
+  double out = 0;
+  launch_ranks(spec.ranks, [&](DistributedPtr dist) {
+    const auto engine = make_engine(dist, spec);
+    engine->load_checkpoint(spec.directory);
+    const int reader = replica * spec.shard_size + dist->rank();
+    const double norm =
+        engine->train_batch([&] { return synthetic_batch(engine->device(), 2, 24, 101, 4, reader, 0); })
+            .grad_norm;
+    if (dist->rank() == 0) out = norm;
+  });
+  return out;
+}
+
+/// Where replicas find different gradients, which their exact mean is smaller than.
+TEST_P(OneBit, TheNormIsTheRootOfTheMeanOverReplicas) {
+  for (const int shard_size : {1, 2}) {
+    const TempFolder folder;
+    RunSpec spec = run_at(2);
+    spec.dtype = "fp32", spec.dropout = 0, spec.clipping = 0, spec.steps = 5;
+    spec.shard_size = shard_size, spec.directory = folder.path().string();
+    train_local(spec, 0, 4);
+    const int replicas = spec.ranks / shard_size;
+    double squares = 0, smallest = 1e30, largest = 0;
+    for (int replica = 0; replica < replicas; ++replica) {
+      const double norm = norm_of_replica(spec, replica);
+      squares += norm * norm / replicas;
+      smallest = std::min(smallest, norm), largest = std::max(largest, norm);
+    }
+    ASSERT_GT(largest, 1.001 * smallest);
+    for (const int stage : {1, 2, 3}) {
+      spec.stage = stage;
+      EXPECT_NEAR(train_local(spec, 4).norms.at(0), std::sqrt(squares), 1e-5 * std::sqrt(squares))
+          << shard_size << ", stage " << stage;
+    }
+  }
 }
 
 /// Counted: signs and scales, 1/15.5 of what two replicas send to reduce fp16 gradients.

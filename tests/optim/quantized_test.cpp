@@ -1,4 +1,5 @@
-// Moments in 8 bits against bitsandbytes (make_quantized_traces.py), and the same bits everywhere.
+// Moments in 8 bits against NumPy with bitsandbytes' published map (make_quantized_traces.py), and the same
+// bits everywhere.
 #include "optim/quantized.h"
 
 #include <gtest/gtest.h>
@@ -78,7 +79,7 @@ TEST(Quantized, HasThePublishedMaps) {
     }
 }
 
-TEST(Quantized, TakesTheCodesOfBitsandbytes) {
+TEST(Quantized, TakesTheCodesThatNumPyTakesOfThePublishedMap) {
   Arena arena(1);
   for (const CpuIsa isa : every_isa()) {
     SCOPED_TRACE(name_of(isa));
@@ -199,7 +200,7 @@ void expect_codes(const std::vector<std::uint8_t>& mine, std::span<const std::ui
   EXPECT_LE(others, others_allowed);
 }
 
-TEST(AdamWInEightBits, FollowsBitsandbytesFor50Steps) {
+TEST(AdamWInEightBits, FollowsNumPyWithThePublishedMapFor50Steps) {
   Arena arena(1);
   SpanOfCodes span(elements, DType::f32, DType::f32);
   for (std::int64_t i = 0; i < elements; ++i)

@@ -95,10 +95,11 @@ ParameterReader::Staged ParameterReader::take(const Unit& unit) {
   if (at == ahead_.end() || at->unit != unit.index()) {
     if (unit.on_demand()) {
       std::erase(announced_, unit.index());
-      make_room();
-    } else {
-      forget();
+    } else {  // the order has been left
+      expected_.clear();
+      std::erase_if(ahead_, [&](const Reading& r) { return !on_demand(r.unit); });
     }
+    make_room();
     ahead_.push_front(start(unit));
     at = ahead_.begin();
   }

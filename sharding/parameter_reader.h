@@ -44,8 +44,8 @@ class ParameterReader {
 
   /// Whether take() would find a buffer for `unit`.
   bool can_take(const Unit& unit) const;
-  /// The shards of `unit`, read; waits for them. A unit out of order drops what was read ahead; one on demand
-  /// only what takes the buffer that it needs. Throws Error{io}.
+  /// The shards of `unit`, read; waits for them. A unit out of order drops what was read ahead in
+  /// order; any drops what takes the buffer that it needs. Throws Error{io}.
   Staged take(const Unit& unit);
 
   // ---- units that are outdated (Unit::outdated()) ----

@@ -106,15 +106,16 @@ std::string Experts::label(const char* what) const {
   return cat(path().empty() ? "experts" : path(), " ", what);
 }
 
-/// Of every expert rank, what it sends to each expert.
+/// Of every expert rank, what it sends to each expert. Peers that are not there send as much as this one.
 std::vector<Counts> Experts::gather_counts(Tape& tape, const Counts& own) const {
   const auto ranks = static_cast<std::size_t>(layout_.expert_size());
   std::vector<Counts> out(ranks, own);
-  if (ranks == 1 || tape.device().kind() == device::Kind::meta) return out;  // peers as this one
+  if (ranks == 1) return out;
   const std::int64_t experts = std::ssize(own);
   const Tensor mine = Tensor::of<std::int64_t>(tape.device(), {experts}, own);
   const Tensor all = tape.empty({layout_.expert_size() * experts}, DType::i64);
   layout_.expert->all_gather({{mine, all}}, {.label = label("counts"), .scalar = true}).wait();
+  if (tape.device().kind() == device::Kind::meta) return out;
   const Tensor here = tensor::to_host(tape.device(), all);
   for (std::size_t rank = 0; rank < ranks; ++rank)
     out[rank].assign(here.data<std::int64_t>() + static_cast<std::int64_t>(rank) * experts,
@@ -124,12 +125,14 @@ std::vector<Counts> Experts::gather_counts(Tape& tape, const Counts& own) const 
 
 /// Whether any of the ranks that have the same experts has rows for them.
 std::vector<bool> Experts::in_use(Tape& tape, Counts rows) const {
-  if (!alone(layout_.expert_data) && tape.device().kind() != device::Kind::meta) {
+  if (!alone(layout_.expert_data)) {
     const Tensor all = Tensor::of<std::int64_t>(tape.device(), {std::ssize(rows)}, rows);
     layout_.expert_data->all_reduce(all, comm::ReduceOp::sum, 1, {.label = label("in use"), .scalar = true})
         .wait();
-    const Tensor here = tensor::to_host(tape.device(), all);
-    rows.assign(here.data<std::int64_t>(), here.data<std::int64_t>() + here.numel());
+    if (tape.device().kind() != device::Kind::meta) {
+      const Tensor here = tensor::to_host(tape.device(), all);
+      rows.assign(here.data<std::int64_t>(), here.data<std::int64_t>() + here.numel());
+    }
   }
   std::vector<bool> out;
   for (const std::int64_t n : rows) out.push_back(n > 0);

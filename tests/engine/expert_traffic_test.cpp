@@ -1,0 +1,153 @@
+// What experts move: tokens that leave their rank, and parameters of those that have tokens.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "sharding/parallel/moe.h"
+#include "support/equality.h"
+#include "support/expect_error.h"
+#include "support/temp_folder.h"
+
+namespace sherd::test {
+namespace {
+
+using comm::Axis;
+using sherd::testing::TempFolder;
+
+constexpr int experts = 8, layers = 2, hidden = 32;
+
+RunSpec spec_of(int ranks, int expert) {
+  RunSpec spec;
+  spec.ranks = ranks, spec.expert = expert;
+  spec.stage = 3, spec.layers = layers, spec.hidden = hidden, spec.tied = false;
+  spec.moe = R"("experts": 8, "top_k": 2, "ffn_hidden_size": 48)";
+  return spec;
+}
+
+tensor::Batch batch_of(Engine& engine) {
+  return synthetic_batch(engine.device(), 2, 24, 101, 0, 0, engine.dist().rank());
+}
+
+/// Rows go to their experts and back, and so do their gradients; full recompute runs forward once more.
+TEST(ExpertTraffic, CountsTheTokensThatLeaveOncePerWay) {
+  for (const auto& [recompute, ways] : {std::pair{"none", 4}, {"full", 6}}) {
+    RunSpec spec = spec_of(4, 2);
+    spec.recompute = recompute;
+    std::vector<std::int64_t> left(4), bytes(4);
+    launch_ranks(4, [&](const DistributedPtr& dist) {
+      const auto engine = make_engine(dist, spec);
+      const auto rank = static_cast<std::size_t>(dist->rank());
+      engine->groups().reset_traffic();
+      const autograd::Var loss = engine->forward(batch_of(*engine));
+      engine->backward(loss);
+      for (const auto& [path, layer] : parallel::layers_of_experts(engine->module())) {
+        const parallel::RoutingTotals totals = layer->take_totals();
+        ASSERT_EQ(totals.choices, 2 * 24 * 2);
+        for (int e = 0; e < experts; ++e)
+          if (e / (experts / 2) != dist->rank() % 2)
+            left[rank] += totals.per_expert[static_cast<std::size_t>(e)];
+      }
+      bytes[rank] = static_cast<std::int64_t>(engine->groups().group(Axis::expert).traffic().all_to_all);
+      engine->step();
+    });
+    const std::int64_t rows = left[0] + left[1] + left[2] + left[3];
+    EXPECT_GT(rows, 2 * layers);
+    EXPECT_EQ(bytes[0] + bytes[1] + bytes[2] + bytes[3], ways * rows * hidden * 2) << recompute;
+  }
+}
+
+/// Sends all tokens to experts 0 and 1.
+void choose_two(Engine& engine) {
+  for (const auto& [path, layer] : parallel::layers_of_experts(engine.module())) {
+    std::vector<float> bias(experts);
+    bias[0] = bias[1] = 10;
+    layer->restore(bias);
+  }
+}
+
+/// Bytes of this rank's parameters on NVMe: those that are read, where two experts of each layer are.
+std::uint64_t bytes_in_use(Engine& engine) {
+  std::uint64_t bytes = 0;
+  for (const auto& unit : engine.sharded().units()) {
+    const std::string& name = unit->name();
+    if (unit->on_demand() && !name.ends_with(".0") && !name.ends_with(".1")) continue;
+    for (const auto& segment : unit->segments())
+      if (segment->parameters().stored())
+        bytes += static_cast<std::uint64_t>(segment->layout().shard()) * sizeof(bf16);
+  }
+  return bytes;
+}
+
+TEST(ExpertTraffic, ExpertsWithoutTokensAreNotRead) {
+  for (const auto& [ranks, expert] : {std::pair{1, 1}, {2, 1}, {2, 2}}) {
+    const TempFolder folder;
+    RunSpec spec = spec_of(ranks, expert);
+    spec.moe += R"(, "router": "sigmoid", "bias_update": 1e-3)";
+    spec.offload_param = "nvme", spec.offload_param_extra = R"(, "max_in_cpu": 0)";
+    spec.nvme_path = folder.path();
+    launch_ranks(ranks, [&](const DistributedPtr& dist) {
+      const auto engine = make_engine(dist, spec);
+      choose_two(*engine);
+      const std::uint64_t once = bytes_in_use(*engine), before = engine->io_bytes().read;
+      constexpr std::uint64_t passes = 3;  // of which the first records the order, and later ones read ahead
+      for (std::uint64_t pass = 0; pass < passes; ++pass) engine->eval_batch(batch_of(*engine));
+      EXPECT_EQ(engine->io_bytes().read - before, passes * once) << dist->rank();
+      // In training what backward needs comes again, but for what is in use as it begins.
+      const std::uint64_t trains = engine->io_bytes().read;
+      engine->backward(engine->forward(batch_of(*engine)));
+      EXPECT_GT(engine->io_bytes().read - trains, once) << dist->rank();
+      EXPECT_LE(engine->io_bytes().read - trains, 2 * once) << dist->rank();
+    });
+  }
+}
+
+/// Experts that no token has chosen in a step still decay, as their gradients are zero.
+TEST(ExpertTraffic, ExpertsWithoutTokensAreUpdatedByZeroGradients) {
+  for (const int stage : {1, 3}) {
+    RunSpec spec = spec_of(1, 1);
+    spec.stage = stage, spec.dtype = "fp32", spec.steps = 3;
+    spec.moe += R"(, "router": "sigmoid", "bias_update": 1e-3)";
+    spec.optimizer = R"("type": "SGD", "params": {"lr": 0.1, "weight_decay": 0.5})";
+    RunResult at_first;
+    launch_ranks(1, [&](const DistributedPtr& dist) { collect_weights(*make_engine(dist, spec), at_first); });
+    double left = 1;  // of a weight that only decays
+    spec.between_steps = [&](Engine& engine) { choose_two(engine), left *= 1 - engine.get_lr()[0] * 0.5; };
+    const RunResult trained = train_local(spec);
+    const auto weight = [](const RunResult& run, int expert, std::size_t i) {
+      const std::vector<std::byte>& bytes =
+          run.masters.at(cat("blocks.1.mlp.experts.", expert, ".up.weight"));
+      float value;
+      std::memcpy(&value, bytes.data() + i * sizeof value, sizeof value);
+      return static_cast<double>(value);
+    };
+    for (std::size_t i = 0; i < 100; ++i)
+      ASSERT_NEAR(weight(trained, 5, i), weight(at_first, 5, i) * left, 1e-8) << stage;
+    ASSERT_LT(left, 0.995);
+    EXPECT_GT(std::abs(weight(trained, 1, 7) - weight(at_first, 1, 7) * left), 1e-7);
+  }
+}
+
+TEST(ExpertTraffic, ADeadRankEndsTheOthersWaits) {
+  RunSpec spec = spec_of(2, 2);
+  spec.steps = 3;
+  spec.before_batch = [](int rank, int step) {
+    if (rank == 1 && step == 1) fail(ErrorKind::data, "no more data");
+  };
+  sherd::testing::expect_error(ErrorKind::data, "no more data", [&] { train_local(spec); });
+}
+
+TEST(ExpertTraffic, SizesThatDoNotDivideAreNamed) {
+  RunSpec spec = spec_of(3, 3);
+  sherd::testing::expect_error(ErrorKind::config, "parallel.expert 3 does not divide 8 experts",
+                               [&] { train_local(spec); });
+  spec = spec_of(2, 2);
+  spec.moe.clear();
+  sherd::testing::expect_error(ErrorKind::config, "the model has no experts to share out",
+                               [&] { train_local(spec); });
+  spec = spec_of(4, 2);
+  spec.tensor = 2;
+  spec.optimizer = R"("type": "Muon", "params": {"lr": 0.01})";
+  sherd::testing::expect_error(ErrorKind::config, "Muon takes whole matrices", [&] { train_local(spec); });
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -94,6 +94,13 @@ struct Moe::MicroBatch {
   std::vector<double> probabilities;
 };
 
+void RoutingTotals::add(const RoutingTotals& more) {
+  per_expert.resize(more.per_expert.size());
+  for (std::size_t e = 0; e < per_expert.size(); ++e) per_expert[e] += more.per_expert[e];
+  choices += more.choices, dropped += more.dropped, micro_batches += more.micro_batches;
+  balance += more.balance, z += more.z;
+}
+
 double RoutingTotals::imbalance() const {
   if (choices == 0) return 0;
   return static_cast<double>(*std::max_element(per_expert.begin(), per_expert.end())) *

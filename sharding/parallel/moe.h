@@ -38,6 +38,7 @@ struct RoutingTotals {
   double balance = 0, z = 0;
 
   /// The most loaded expert's choices over the mean; 0 without choices.
+  void add(const RoutingTotals& more);
   double imbalance() const;
   double dropped_share() const;
 };

@@ -38,6 +38,7 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
   engine_ = std::make_unique<Engine>(
       dist_, std::make_shared<models::Gpt>(shape_, layout_of(*groups, request_.config)), request_.config,
       nullptr, nullptr, groups);
+  experts_ = parallel::layers_of_experts(engine_->module());
   const config::Batch& batch = engine_->config().batch;
   train_loader_ = data_->training_loader(engine_->loader_rank(), engine_->device());
   engine_->set_training_data(*train_loader_, data_);
@@ -175,6 +176,14 @@ void Trainer::train_step() {
     total_traffic_[i].axis = step_traffic_[i].axis;
     total_traffic_[i].traffic.add(step_traffic_[i].traffic);
   }
+  step_routing_.clear();
+  total_routing_.resize(experts_.size());
+  for (std::size_t i = 0; i < experts_.size(); ++i) {
+    const auto& [name, layer] = experts_[i];
+    step_routing_.emplace_back(name, layer->last_step());
+    total_routing_[i].first = name;
+    total_routing_[i].second.add(layer->last_step());
+  }
   const engine::IoBytes after = engine_->io_bytes();
   step_io_ = {after.read - before.read, after.written - before.written};
   const config::Training& training = request_.config.training;
@@ -235,6 +244,7 @@ void Trainer::write_metrics() {
   line.step_ms = step_seconds_.back() * 1e3;
   line.tokens_per_s = tokens_per_s_;
   line.mfu = mfu_;
+  line.experts = step_routing_;
   const device::Ledger& ledger = engine_->device().ledger();
   line.mem = {ledger.peak(device::Tier::device), ledger.peak(device::Tier::host),
               ledger.peak(device::Tier::nvme)};
@@ -280,6 +290,8 @@ void Trainer::report() {
   std::printf("\n%s", engine::memory_table(all).c_str());
   if (const std::string layout = layout_shown(); !layout.empty())
     std::printf("\n%s%s\n", counted(dist_->world_size(), "rank").c_str(), layout.c_str());
+  if (steps > 0 && !total_routing_.empty())
+    std::printf("\n%s", engine::experts_table(total_routing_).c_str());
   if (steps > 0 && all.size() > 1) std::printf("\n%s", engine::traffic_table(total_traffic_, steps).c_str());
   if (steps > 0) {
     std::sort(step_seconds_.begin(), step_seconds_.end());

@@ -69,6 +69,8 @@ class Trainer {
   std::vector<comm::ProcessGroups::AxisTraffic> step_traffic_;
   engine::IoBytes step_io_;
   std::vector<comm::ProcessGroups::AxisTraffic> total_traffic_;
+  std::vector<std::pair<std::string, parallel::Moe*>> experts_;  ///< the model's layers of experts
+  std::vector<std::pair<std::string, parallel::RoutingTotals>> step_routing_, total_routing_;
   std::int64_t first_step_ = 0;
 };
 

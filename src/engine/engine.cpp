@@ -12,6 +12,7 @@
 #include "engine/process_grid.h"
 #include "engine/report/step_log.h"
 #include "engine/resources.h"
+#include "engine/step_states.h"
 #include "engine/trace.h"
 #include "engine/train_schedule.h"
 
@@ -37,9 +38,8 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   scheduler_ = engine::make_scheduler(config_, optimizer_);
   if (config_.precision.compute == DType::f16)
     scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
-  const sharding::StateSources sources =
-      resources_->sources(engine::StateGroups(*model_, stages_, this->groups(),
-                                              config_.parallel.reduction == config::Reduction::ordered));
+  const sharding::StateSources sources = resources_->sources(engine::StateGroups(
+      *model_, stages_, this->groups(), config_.parallel.reduction == config::Reduction::ordered));
   sharding::ShardingOptions options = optimizer_->sharding_options(config_);
   options.parts = stages_.all_own();
   options.expert_rank = this->groups().grid().coordinate(comm::Axis::expert, dist_->rank());
@@ -61,9 +61,11 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
     return stages_.stages > 1 ? &this->groups().another(comm::Axis::pipeline) : nullptr;
   };
   comm::Communicator *const up = link(), *const down = link();
+  states_ = std::make_unique<engine::StepStates>(
+      *model_, this->groups().world(), this->groups().group(comm::Axis::tensor).rank() == 0, this->device());
   executor_ = std::make_unique<engine::Executor>(engine::Executor::Parts{
       config_, *model_, *sharded_, this->device(), data_ranks(), this->groups().group(comm::Axis::pipeline),
-      stages_, *update_, counters_, activations_.get(), up, down});
+      stages_, *update_, *states_, counters_, activations_.get(), up, down});
   checkpoints_ = std::make_unique<engine::Checkpoints>(*this);
   if (config_.log_level) set_log_level(*config_.log_level);
   if (dist_->rank() != 0) return;

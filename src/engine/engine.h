@@ -33,6 +33,7 @@ class Executor;
 class Resources;
 class InstructionObserver;
 class NvmeCheckpoints;
+class StepStates;
 class StepUpdate;
 class Trace;
 struct TokenData;
@@ -210,6 +211,7 @@ class Engine {
   std::unique_ptr<optim::LossScaler> scaler_;  ///< fp16 only
   std::unique_ptr<sharding::ShardedModel> sharded_;
   std::unique_ptr<engine::StepUpdate> update_;
+  std::unique_ptr<engine::StepStates> states_;             ///< that modules have beside their parameters
   std::unique_ptr<const engine::TrainSchedule> schedule_;  ///< of train_batch()
   std::unique_ptr<engine::NvmeCheckpoints> activations_;   ///< null where they are not on NVMe
   std::unique_ptr<engine::Executor> executor_;

@@ -323,6 +323,7 @@ void Executor::run_update() {
     PhaseTimer timer(times_.update, "update");
     report_.applied = parts_.update.finish(loss_.mean(), coming_step(), report_, ends_late_);
   }
+  parts_.states.end_step(report_.applied);
   Counters& counters = parts_.counters;
   if (!report_.applied) ++counters.skipped_steps;
   counters.global_samples += parts_.config.batch.train_batch_size;
@@ -349,6 +350,7 @@ void Executor::drop_accumulated() {
   accumulated_ = 0;
   complete_.clear();
   loss_.clear();
+  parts_.states.drop_step();
   parts_.sharded.gradients().clear();
 }
 

@@ -12,6 +12,7 @@
 #include "engine/model_stages.h"
 #include "engine/run_ahead.h"
 #include "engine/step_loss.h"
+#include "engine/step_states.h"
 #include "engine/step_update.h"
 #include "nn/module.h"
 
@@ -32,6 +33,7 @@ class Executor {
     comm::Communicator& stages;  ///< the ranks that hold the stages of this one's model, in order
     const StageLayout& layout;   ///< of these stages
     StepUpdate& update;
+    StepStates& states;                                       ///< that modules have beside their parameters
     Counters& counters;                                       ///< of which it counts micro-batches and steps
     autograd::CheckpointKeeper* checkpoint_keeper = nullptr;  ///< for full recompute, where not on the device
     /// Split from `stages`, for what these pass to each other; null with one stage.

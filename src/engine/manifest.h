@@ -53,6 +53,8 @@ struct Manifest {
   std::string config;  ///< config::dump of the run
   ClientState client;
   DataRecord data;
+  /// What modules have beside their parameters (nn::StepState), by path; at most 4096 values each.
+  std::map<std::string, std::vector<float>> step_states;
   std::map<std::string, std::vector<std::int64_t>> shapes;  ///< logical, of every parameter, by name
   std::map<std::string, FileChecksum> files;
 

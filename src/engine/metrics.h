@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/process_groups.h"
+#include "sharding/parallel/moe.h"
 
 namespace sherd::engine {
 
@@ -25,6 +26,8 @@ struct StepMetrics {
   double tokens_per_s = 0;  ///< all ranks, this step
   std::optional<double>
       mfu;  ///< model FLOP/s over the GEMM rate, of GPUs the peak; null when that is unknown
+  /// Of all ranks, in this step, by the path of each layer of experts; empty: the model has none.
+  std::vector<std::pair<std::string, parallel::RoutingTotals>> experts;
   struct Memory {
     std::uint64_t device_peak = 0, host_peak = 0, nvme_peak = 0;
   } mem;                                               ///< bytes on this rank

@@ -8,6 +8,7 @@
 
 #include "comm/process_groups.h"
 #include "device/device.h"
+#include "sharding/parallel/moe.h"
 
 namespace sherd::engine {
 
@@ -43,5 +44,9 @@ std::string memory_table(std::span<const MemoryReport> ranks);
 /// Bytes by collective, in all and per step, as rank 0 (or whoever's `traffic` it is) sent them. Collectives
 /// that moved nothing are left out.
 std::string traffic_table(const std::vector<comm::ProcessGroups::AxisTraffic>& traffic, std::int64_t steps);
+
+/// What routers have done, by the path of each layer of experts: the share of the choices that the least and
+/// the most loaded expert have, the latter over the mean, the share dropped, and mean losses.
+std::string experts_table(const std::vector<std::pair<std::string, parallel::RoutingTotals>>& layers);
 
 }  // namespace sherd::engine

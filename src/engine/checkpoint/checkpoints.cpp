@@ -18,6 +18,7 @@
 #include "engine/checkpoint/writer.h"
 #include "engine/executor.h"
 #include "engine/gather_results.h"
+#include "engine/step_states.h"
 
 namespace sherd::engine {
 
@@ -59,6 +60,7 @@ Manifest Checkpoints::describe(const ClientState& client) const {
     out.data.position = data_position_->samples();
     out.data.epoch_samples = data_position_->epoch_samples();
   }
+  out.step_states = save_step_states(*engine_.model_);
   out.shapes = shapes_of(*engine_.model_);
   return out;
 }
@@ -285,6 +287,7 @@ CheckpointReader Checkpoints::open(const std::string& directory, const std::stri
     if (tokens_) require_same_tokenizer(*reader, *tokens_);
     require_same_model(*reader, *engine_.model_, &engine_.config_);
     require_states(*reader, engine_.sharded(), Kinds::all);
+    require_step_states(*engine_.model_, reader->manifest().step_states);
     reader->verify_share(engine_.dist_->rank(), engine_.dist_->world_size());
     return stable_hash(reader->manifest().to_json());
   });
@@ -320,6 +323,8 @@ ClientState Checkpoints::load(const std::string& directory, const std::string& t
   });
   publish_all(engine_.sharded());
   restore_counters(reader);
+  for (const std::string& line : restore_step_states(*engine_.model_, reader.manifest().step_states))
+    if (engine_.dist_->rank() == 0) log_warning("resuming ", reader.folder().string(), ": ", line);
   restore_data(reader);
   return reader.manifest().client;
 }

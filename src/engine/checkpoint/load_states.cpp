@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/checkpoint/same_model.h"
+#include "engine/step_states.h"
 
 namespace sherd::engine {
 
@@ -83,7 +84,9 @@ void publish_all(sharding::ShardedModel& model) {
 
 void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model, tensor::Kernels& kernels) {
   require_same_model(reader, model.model(), nullptr);
+  require_step_states(model.model(), reader.manifest().step_states);
   read_states(reader, model, Kinds::weights, kernels.device());
+  restore_step_states(model.model(), reader.manifest().step_states);
   publish_all(model);
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/crc32c.h"
@@ -126,6 +127,22 @@ void read_shapes(const json& root, Manifest& out) {
   }
 }
 
+/// Floats as the doubles that they are.
+void read_step_states(const json& root, Manifest& out) {
+  if (!root.contains("step_states")) return;
+  for (const auto& [path, values] : object_of(root, "step_states").items()) {
+    if (!values.is_array()) fail(ErrorKind::data, "the step state of '", path, "' is not a list");
+    std::vector<float>& to = out.step_states[path];
+    for (const json& value : values) {
+      const double wide = value.is_number() ? value.get<double>() : std::nan("");
+      if (!(std::abs(wide) <= std::numeric_limits<float>::max()) || static_cast<float>(wide) != wide)
+        fail(ErrorKind::data, "the step state of '", path, "' holds ", value.dump().substr(0, 40),
+             ", which is no number in fp32");
+      to.push_back(static_cast<float>(wide));
+    }
+  }
+}
+
 void read_files(const json& root, Manifest& out) {
   for (const auto& [name, value] : object_of(root, "files").items()) {
     if (name.empty() || name.starts_with('.') || name.find('/') != std::string::npos)
@@ -202,6 +219,7 @@ Manifest parse(const std::string& text) {
     read_data(root, out.data);
   else
     read_data_of_client(out.client, out.data);
+  read_step_states(root, out);
   read_shapes(root, out);
   read_files(root, out);
   if (out.format >= first_sliced_format)
@@ -241,6 +259,12 @@ std::string Manifest::to_json() const {
   root["client"] = client;
   root["data"] = to_json_object(data);
   root["config"] = config;
+  if (!step_states.empty()) {
+    json states = json::object();
+    for (const auto& [path, values] : step_states)
+      states[path] = std::vector<double>(values.begin(), values.end());
+    root["step_states"] = states;
+  }
   root["shapes"] = shapes;
   json sums = json::object();  // an ordered one takes quadratic time to fill
   for (const auto& [name, sum] : files) sums[name] = {{"bytes", sum.bytes}, {"crc32c", sum.crc32c}};

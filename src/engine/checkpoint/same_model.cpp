@@ -59,9 +59,15 @@ Keys model_keys(const config::Config& config) {
   constexpr std::array others{"model.dropout",  "model.attention_dropout", "model.embedding_dropout",
                               "model.init_std", "model.norm_epsilon",      "model.rotary_base"};
   Keys out;
-  for (const auto& [key, value] : config::flat_dump(config))
-    if (key.starts_with("model.") && std::find(others.begin(), others.end(), key) == others.end())
-      out[key] = value;
+  constexpr std::array of_experts{"experts",        "ffn_hidden_size",    "every",       "first_dense",
+                                  "shared_experts", "shared_expert_gate", "use_residual"};
+  const std::string moe = "model.moe.";
+  for (const auto& [key, value] : config::flat_dump(config)) {
+    const bool decides = key.starts_with(moe) ? std::find(of_experts.begin(), of_experts.end(),
+                                                          key.substr(moe.size())) != of_experts.end()
+                                              : std::find(others.begin(), others.end(), key) == others.end();
+    if (key.starts_with("model.") && decides) out[key] = value;
+  }
   return out;
 }
 

@@ -24,14 +24,10 @@ namespace {
 class JsonLine {
  public:
   void add(std::string_view key, double value) { begin(key), put(value); }
-  void add(std::string_view key, const std::vector<double>& values) {
+  template <class T>
+  void add(std::string_view key, const std::vector<T>& values) {
     begin(key);
-    text_ += '[';
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      if (i > 0) text_ += ',';
-      put(values[i]);
-    }
-    text_ += ']';
+    put(values);
   }
   void add(std::string_view key, std::int64_t value) { begin(key), text_ += std::to_string(value); }
   void add(std::string_view key, std::uint64_t value) { begin(key), text_ += std::to_string(value); }
@@ -45,6 +41,17 @@ class JsonLine {
     if (!std::exchange(first_, false)) text_ += ',';
     text_ += '"', text_ += key, text_ += "\":";
   }
+  template <class T>
+  void put(const std::vector<T>& values) {
+    text_ += '[';
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (i > 0) text_ += ',';
+      put(values[i]);
+    }
+    text_ += ']';
+  }
+  void put(std::int64_t value) { text_ += std::to_string(value); }
+  void put(const std::string& text) { text_ += nlohmann::json(text).dump(); }
   void put(double value) {
     if (!std::isfinite(value)) {
       text_ += "null";
@@ -79,6 +86,31 @@ std::string lines_before(const fs::path& path, std::int64_t first_step) {
   return kept;
 }
 
+using Experts = std::vector<std::pair<std::string, parallel::RoutingTotals>>;
+
+/// Losses are means over layers, as over micro-batches.
+void add_experts(JsonLine& line, const Experts& layers) {
+  if (layers.empty()) return;
+  double balance = 0, z = 0;
+  std::vector<std::string> names;
+  std::vector<double> imbalance, dropped;
+  std::vector<std::vector<std::int64_t>> tokens;
+  for (const auto& [name, layer] : layers) {
+    const double of_all = static_cast<double>(layer.micro_batches) * static_cast<double>(layers.size());
+    balance += layer.balance / of_all, z += layer.z / of_all;
+    names.push_back(name), tokens.push_back(layer.per_expert);
+    imbalance.push_back(layer.imbalance()), dropped.push_back(layer.dropped_share());
+  }
+  line.open("moe");
+  line.add("balance_loss", balance);
+  line.add("z_loss", z);
+  line.add("layers", names);
+  line.add("imbalance", imbalance);
+  line.add("dropped", dropped);
+  line.add("tokens", tokens);
+  line.close();
+}
+
 }  // namespace
 
 std::string to_json(const StepMetrics& m) {
@@ -96,6 +128,7 @@ std::string to_json(const StepMetrics& m) {
   line.add("step_ms", m.step_ms);
   line.add("tokens_per_s", m.tokens_per_s);
   line.add("mfu", m.mfu.value_or(unknown));
+  add_experts(line, m.experts);
   line.open("mem");
   line.add("device_peak", m.mem.device_peak);
   line.add("host_peak", m.mem.host_peak);

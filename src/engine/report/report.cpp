@@ -179,4 +179,21 @@ std::string traffic_table(const std::vector<comm::ProcessGroups::AxisTraffic>& t
   return format_table(rows);
 }
 
+std::string experts_table(const std::vector<std::pair<std::string, parallel::RoutingTotals>>& layers) {
+  std::vector<std::vector<std::string>> rows{
+      {"experts", "least", "most", "most / mean", "dropped", "balance loss", "z-loss"}};
+  for (const auto& [name, layer] : layers) {
+    if (layer.choices == 0) continue;
+    const auto [least, most] = std::minmax_element(layer.per_expert.begin(), layer.per_expert.end());
+    const auto share = [&](std::int64_t n) {
+      return printed("%.2f %%", 100 * static_cast<double>(n) / static_cast<double>(layer.choices));
+    };
+    const double batches = static_cast<double>(layer.micro_batches);
+    rows.push_back({name, share(*least), share(*most), printed("%.3f", layer.imbalance()),
+                    share(layer.dropped), printed("%.4f", layer.balance / batches),
+                    printed("%.4f", layer.z / batches)});
+  }
+  return format_table(rows);
+}
+
 }  // namespace sherd::engine

@@ -42,6 +42,22 @@ TEST(Manifest, HoldsRatesByParameterGroup) {
   }
 }
 
+TEST(Manifest, HoldsStepStatesToTheBit) {
+  Manifest written = sample_manifest();
+  EXPECT_EQ(written.to_json().find("step_states"), std::string::npos) << "none: as before there were any";
+  written.step_states = {{"blocks.0.mlp", {0, 0.001f, -0.003f, 1e-38f}}, {"blocks.11.mlp", {3.4e38f}}};
+  const std::string good = written.to_json();
+  EXPECT_EQ(Manifest::from_json(good, "m").step_states, written.step_states);
+  const auto with = [&](const std::string& value) {
+    std::string bad = good;
+    const std::size_t at = bad.find("0.0010");
+    return sealed(bad.replace(at, bad.find(',', at) - at, value));
+  };
+  for (const char* value : {"0.001", "1e39", "null", "\"1\"", "[1]"})
+    expect_bad(with(value), "the step state of 'blocks.0.mlp' holds ");
+  EXPECT_EQ(Manifest::from_json(with("0.5"), "m").step_states.at("blocks.0.mlp")[1], 0.5f);
+}
+
 TEST(Manifest, NoByteCanChangeUnnoticed) {
   const std::string good = sample_manifest().to_json();
   for (std::size_t at = 0; at < good.size(); ++at)

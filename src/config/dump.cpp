@@ -216,6 +216,7 @@ Json parallel_of(const Parallel& parallel) {
       {"sequence_parallel", parallel.sequence_parallel},
       {"context", parallel.context},
       {"context_method", parallel.context_method == ContextMethod::ulysses ? "ulysses" : "ring"},
+      {"expert", parallel.expert},
       {"pipeline", parallel.pipeline},
       {"schedule", name_of(parallel.schedule)},
       {"virtual_stages", parallel.virtual_stages},

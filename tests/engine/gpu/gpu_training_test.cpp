@@ -186,6 +186,29 @@ TEST_F(GpuTraining, ranks_that_share_a_model_follow_the_processor) {
   }
 }
 
+/// Routers, and rows that come and go between two ranks' experts.
+TEST_F(GpuTraining, experts_follow_the_processor) {
+  RunSpec spec = on_gpu();
+  spec.dtype = "fp32", spec.dropout = 0, spec.layers = 2, spec.stage = 3;
+  spec.moe = R"("experts": 4, "top_k": 2, "ffn_hidden_size": 64, "capacity_factor": 1.25, "z_loss": 1e-3)";
+  spec.steps = on_emulated_gpu() ? 2 : 10;
+  RunSpec cpu = spec;
+  cpu.device = "cpu";
+  const RunResult here = train_local(cpu), there = train_local(spec);
+  for (std::size_t i = 0; i < here.losses.size(); ++i)
+    EXPECT_NEAR(there.losses[i], here.losses[i], 1e-4 * here.losses[i]) << "step " << i;
+  spec.graphs = true;
+  EXPECT_TRUE(train_local(spec).bits() == there.bits()) << "by graphs";
+  spec.graphs = false;
+  spec.ranks = 2, spec.accumulate_in = "fp32";
+  const RunResult data = train_local(spec);
+  spec.expert = 2;
+  EXPECT_TRUE(train_local(spec).bits() == data.bits()) << "shared out";
+  spec.offload_param = spec.offload_optimizer = "nvme", spec.nvme_path = folder.path();
+  spec.offload_param_extra = R"(, "max_in_cpu": 0)";
+  EXPECT_TRUE(train_local(spec).bits() == data.bits()) << "shared out, on NVMe";
+}
+
 TEST_F(GpuTraining, recompute_and_resume_change_no_bit) {
   RunSpec spec = on_gpu();
   const auto expected = train_local(spec).bits();

@@ -19,11 +19,12 @@ enum class Family {
   embedding,
   loss,
   reduction,
-  movement
+  movement,
+  routing
 };
-inline constexpr std::array<std::string_view, 10> family_names{
-    "gemm",        "attention", "norm", "activation", "dropout",
-    "elementwise", "embedding", "loss", "reduction",  "movement"};
+inline constexpr std::array<std::string_view, 11> family_names{
+    "gemm",      "attention", "norm",      "activation", "dropout", "elementwise",
+    "embedding", "loss",      "reduction", "movement",   "routing"};
 
 /// Kernels that add up the seconds spent in each family and pass every call on. The clock is read twice per
 /// call, which is nothing next to what kernels take.
@@ -153,6 +154,25 @@ class TimedKernels final : public tensor::Kernels {
   void attention_backward(const Tensor& qkv, const tensor::Attention& geometry, const Tensor& out,
                           const Tensor& lse, const Tensor& dout, const Tensor& dqkv) override {
     time(Family::attention, [&] { inner_.attention_backward(qkv, geometry, out, lse, dout, dqkv); });
+  }
+  void route(const Tensor& logits, const Tensor& bias, const tensor::Routing& routing, const Tensor& scores,
+             const Tensor& chosen, const Tensor& weights) override {
+    time(Family::routing, [&] { inner_.route(logits, bias, routing, scores, chosen, weights); });
+  }
+  void route_backward(const Tensor& logits, const tensor::Routing& routing, const Tensor& scores,
+                      const Tensor& chosen, const Tensor& dweights, const tensor::RouterLossGradients& losses,
+                      const Tensor& dlogits) override {
+    time(Family::routing,
+         [&] { inner_.route_backward(logits, routing, scores, chosen, dweights, losses, dlogits); });
+  }
+  void combine_rows(const Tensor& rows, const Tensor& places, const Tensor& weights,
+                    const Tensor& out) override {
+    time(Family::routing, [&] { inner_.combine_rows(rows, places, weights, out); });
+  }
+  void combine_rows_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
+                             const Tensor& dout, const Tensor& drows, const Tensor& dweights) override {
+    time(Family::routing,
+         [&] { inner_.combine_rows_backward(rows, places, weights, dout, drows, dweights); });
   }
   void cross_entropy(const Tensor& logits, const Tensor& targets, const tensor::VocabSlice& slice,
                      std::int32_t ignore_index, const Tensor& lse, const Tensor& picked) override {

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <numeric>
 
+#include "engine/checkpoint.h"
 #include "engine/metrics.h"
 #include "engine/report.h"
 #include "engine/step_states.h"
@@ -159,6 +160,23 @@ TEST(StepStates, ComeBackFromCheckpointsOfAnyLayout) {
   RunSpec resumed = base();
   resumed.directory = folder.path(), resumed.resume_at = 2;
   EXPECT_EQ(run(resumed).back().biases, want.back().biases);
+}
+
+TEST(StepStates, ComeWithWeightsAlone) {
+  const TempFolder folder;
+  RunSpec spec = base();
+  spec.directory = folder.path();
+  (void)run(spec, 0, 3);
+  comm::run_local(1, {}, [&](comm::Communicator& world) {
+    const auto dist = std::make_shared<Distributed>(
+        std::shared_ptr<comm::Communicator>(std::shared_ptr<void>(), &world), 0, 1);
+    const auto made = make_engine(dist, spec);
+    engine::load_weights(engine::CheckpointReader(engine::checkpoint_folder(spec.directory)), made->sharded(),
+                         made->kernels());
+    const std::vector<std::vector<float>> biases = look_at(*made).biases;
+    EXPECT_NE(biases, (std::vector<std::vector<float>>(2, std::vector<float>(4))));
+    EXPECT_EQ(biases, run(base())[3].biases);
+  });
 }
 
 TEST(StepStates, BeginAnewWhereACheckpointHasNone) {

@@ -4,6 +4,7 @@
 
 #include <mutex>
 #include <numeric>
+#include <tuple>
 
 #include "engine/checkpoint.h"
 #include "engine/metrics.h"
@@ -117,6 +118,21 @@ TEST(StepStates, AreTheSameHoweverRanksShareTheWork) {
   check("context ranks", [](RunSpec& s) { s.ranks = 2, s.context = 2; });
   check("tensor ranks", [](RunSpec& s) { s.ranks = 2, s.tensor = 2; });
   check("optimizer on the host", [](RunSpec& s) { s.offload_optimizer = "cpu"; });
+}
+
+/// Also jitter and what lies beside experts.
+TEST(StepStates, LeaveTheBitsAsTheyAreOverDataAndExpertRanks) {
+  for (const char* more : {R"(, "shared_experts": 1, "shared_expert_gate": true, "router": "sigmoid")",
+                           R"(, "use_residual": true, "capacity_factor": 1.0, "aux_loss_type": "gshard")",
+                           R"(, "aux_loss_type": "hf", "aux_loss": 0.1, "z_loss": 1e-3)"}) {
+    RunSpec spec = base();
+    spec.dtype = "bf16", spec.steps = 4, spec.moe += more;
+    const std::vector<std::byte> want = train_local(spec).bits();
+    for (const auto& [ranks, expert, stage] : {std::tuple{2, 1, 3}, {2, 2, 2}, {4, 2, 3}, {4, 4, 2}}) {
+      spec.ranks = ranks, spec.accumulation = 4 / ranks, spec.expert = expert, spec.stage = stage;
+      EXPECT_TRUE(train_local(spec).bits() == want) << more << ' ' << ranks << ' ' << expert << ' ' << stage;
+    }
+  }
 }
 
 TEST(StepStates, OfAllLayersTogetherAreToo) {

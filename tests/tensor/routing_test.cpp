@@ -94,6 +94,8 @@ const RoutingCase cases[] = {
     {65, 6, {.top_k = 2, .scores = RouterScores::sigmoid}},
     {40, 9, {.top_k = 3, .scores = RouterScores::softmax, .scale = 3, .groups = 3, .top_groups = 2}},
     {300, 130, {.top_k = 8, .normalize = true}},
+    {70, 1, {.top_k = 1, .scores = RouterScores::sigmoid}},  // as gates are
+    {70, 2, {.top_k = 2, .scores = RouterScores::softmax}},
 };
 
 std::vector<double> row(const std::vector<double>& all, std::int64_t i, std::int64_t width) {

@@ -128,14 +128,14 @@ void Gradients::fill_missing() {
 
 tensor::ExactSum Gradients::sum_of_squares() {
   fill_missing();
-  std::vector<Tensor> counted, copied, own;
-  int replicas = 1;
+  std::vector<Tensor> counted, copied;
+  std::map<int, std::vector<Tensor>> own;  // by the number of replicas
   const comm::Communicator* copies = nullptr;
   for (const Segment* segment : segments_) {
     const RankGroups& groups = segment->groups();
     if (segment->keeps_own_gradients()) {
-      replicas = groups.replicas();
-      if (!groups.copies || groups.copies->rank() == 0) own.push_back(segment->own_gradients());
+      if (!groups.copies || groups.copies->rank() == 0)
+        own[groups.replicas()].push_back(segment->own_gradients());
     } else if (groups.holder() == 0) {
       counted.push_back(segment->own_gradients());
     }
@@ -145,9 +145,9 @@ tensor::ExactSum Gradients::sum_of_squares() {
   }
   std::array<tensor::ExactSum, 3> sums;  // of all, of every copy, and of these if each were like the first
   kernels_.sum_of_squares(counted, sums[0]);
-  if (!own.empty()) {
+  for (const auto& [replicas, gradients] : own) {
     tensor::ExactSum of_own;
-    kernels_.sum_of_squares(own, of_own);
+    kernels_.sum_of_squares(gradients, of_own);
     for (int i = 0; i < replicas; ++i) sums[0].add(of_own);
   }
   if (model_ranks_.size() == 1) return sums[0];

@@ -33,17 +33,17 @@ class Gradients {
   void set_keeps_own(std::function<bool(const Segment&)> keeps_own) { keeps_own_ = std::move(keeps_own); }
 
   // ---- a micro-batch ----
-  /// Where a parameter's gradient of the micro-batch is: autograd::Parameter::grad_written,
+  /// Where a parameter's gradient of the micro-batch is: autograd::Parameter::grad_written, sources_written,
   /// GradientSum::folded.
-  enum class Written : std::uint8_t { nowhere, apart, folded };
+  enum class Written : std::uint8_t { nowhere, apart, by_source, folded };
   /// One segment's gradients while a micro-batch writes them.
   struct Open {
     /// Where backward writes, each source's by itself unless operations fold them; null: where they last.
     std::shared_ptr<const Tensor> full;
-    std::shared_ptr<const Tensor> sum;   ///< of gradients that leave a GPU: what goes back; may be `full`
-    bool onto = false;                   ///< the step has a sum already
-    std::optional<DType> fold;           ///< operations may fold theirs, rounded so, into where they last;
-                                         ///< of several sources they do
+    std::shared_ptr<const Tensor> sum;  ///< of gradients that leave a GPU: what goes back; may be `full`
+    bool onto = false;                  ///< the step has a sum already
+    std::optional<DType> fold;          ///< operations may fold theirs, rounded so, into where they last;
+                                        ///< of several sources they do
     /// By parameter, as it is to be when this memory is theirs; empty where it stays as it is, for passes
     /// share the memory.
     std::vector<Written> written;

@@ -70,7 +70,10 @@ void ParameterReader::expect(const std::vector<int>& units) {
 }
 
 void ParameterReader::announce(const Unit& unit) {
-  if (unit.stored_segments(group_).empty()) return;
+  const auto is_this = [&](const Reading& r) { return r.unit == unit.index(); };
+  if (unit.stored_segments(group_).empty() || std::any_of(ahead_.begin(), ahead_.end(), is_this) ||
+      std::find(announced_.begin(), announced_.end(), unit.index()) != announced_.end())
+    return;
   announced_.push_back(unit.index());
   read_ahead();
 }
@@ -95,7 +98,9 @@ ParameterReader::Staged ParameterReader::take(const Unit& unit) {
   if (at == ahead_.end() || at->unit != unit.index()) {
     if (unit.on_demand()) {
       std::erase(announced_, unit.index());
-    } else {  // the order has been left
+    } else if (at == ahead_.end() && !expected_.empty() && expected_.front() == unit.index()) {
+      expected_.pop_front();  // units on demand had its buffer
+    } else {                  // the order has been left
       expected_.clear();
       std::erase_if(ahead_, [&](const Reading& r) { return !on_demand(r.unit); });
     }

@@ -175,7 +175,8 @@ void Pass::attach_gradients(Unit& unit) {
     segment->attach_gradients(open.full ? *open.full : segment->gradients().tensor(), open.fold, open.onto);
     for (std::size_t i = 0; i < open.written.size(); ++i) {
       autograd::Parameter& parameter = *segment->layout().parameters()[i];
-      parameter.grad_written = open.written[i] == Gradients::Written::apart;
+      parameter.sources_written = open.written[i] == Gradients::Written::by_source;
+      parameter.grad_written = parameter.sources_written || open.written[i] == Gradients::Written::apart;
       parameter.grad_sum.folded = open.written[i] == Gradients::Written::folded;
     }
     open.written.clear();
@@ -192,9 +193,10 @@ void Pass::detach_gradients(Unit& unit) {
             "other");
     if (open.shared) continue;
     for (const ParameterPtr& parameter : segment->layout().parameters())
-      open.written.push_back(parameter->grad_sum.folded ? Gradients::Written::folded
-                             : parameter->grad_written  ? Gradients::Written::apart
-                                                        : Gradients::Written::nowhere);
+      open.written.push_back(parameter->grad_sum.folded   ? Gradients::Written::folded
+                             : parameter->sources_written ? Gradients::Written::by_source
+                             : parameter->grad_written    ? Gradients::Written::apart
+                                                          : Gradients::Written::nowhere);
   }
 }
 

@@ -49,7 +49,7 @@ void Reducer::push(Item item) {
   if (item.agreement == Agreement::add && chained()) item.sums = sums_of(*item.segment);
   Queue& queue = queue_of(*item.segment);
   if (!queue.items.empty() && queue.items.back().last != item.last) send_buckets(queue);  // one kind to each
-  queue.elements += item.segment->layout().padded();
+  queue.elements += item.segment->layout().padded() * item.segment->sources();
   queue.items.push_back(std::move(item));
   while (queue.elements >= bucket_limit(queue)) send_bucket(queue);
 }
@@ -93,9 +93,10 @@ void Reducer::abandon() {
 }
 
 std::int64_t Reducer::bucket_limit(const Queue& queue) const {
-  const std::int64_t least = layout_alignment * queue.shard.size();
+  const Segment* front = queue.items.empty() ? nullptr : queue.items.front().segment;
+  const std::int64_t least = layout_alignment * queue.shard.size() * (front ? front->sources() : 1);
   if (options_.bucket_elements == 0)
-    return queue.items.empty() ? least : std::max(least, queue.items.front().segment->layout().padded());
+    return front ? std::max(least, front->layout().padded() * front->sources()) : least;
   return std::max(least, options_.bucket_elements);
 }
 
@@ -116,14 +117,15 @@ void Reducer::send_bucket(Queue& queue) {
   flight.shard = &queue.shard;
   std::vector<std::string> names;
   std::int64_t elements = 0;
-  while (!queue.items.empty() && elements + layout_alignment * ranks <= limit) {
+  while (!queue.items.empty()) {
     Item& item = queue.items.front();
-    const std::int64_t shard = item.segment->layout().shard();
-    const std::int64_t room = (limit - elements) / ranks / layout_alignment * layout_alignment;
+    const std::int64_t shard = item.segment->layout().shard(), given = ranks * item.segment->sources();
+    const std::int64_t room = (limit - elements) / given / layout_alignment * layout_alignment;
+    if (room == 0) break;
     const std::int64_t count = std::min(shard - item.sent, room);
     flight.parts.push_back({item, item.sent, item.sent + count});
     if (names.empty() || names.back() != item.segment->name()) names.push_back(item.segment->name());
-    elements += count * ranks;
+    elements += count * given;
     item.sent += count;
     if (item.sent < shard) continue;
     flight.complete.push_back(item.segment);
@@ -224,7 +226,8 @@ void Reducer::issue(Flight& flight) {
 Reducer::BySource Reducer::send_sources(const Part& part, const Tensor& shard, bool onto,
                                         const Flight& flight) {
   const SegmentLayout& layout = part.item.segment->layout();
-  const std::int64_t ranks = layout.ranks(), sources = part.item.segment->sources(), n = part.end - part.begin;
+  const std::int64_t ranks = layout.ranks(), sources = part.item.segment->sources(),
+                     n = part.end - part.begin;
   const auto room = [&] {
     return Tensor::empty(kernels_.device(), {ranks * sources * n}, options_.rounding,
                          device::Category::communication);

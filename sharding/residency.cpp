@@ -145,7 +145,7 @@ void Residency::gather_announced(const Unit& leased) {
   const auto at = std::find(announced_.begin(), announced_.end(), &leased);
   if (at != announced_.end()) announced_.erase(announced_.begin(), at + 1);
   while (!announced_.empty() && announced_.front()->state_ != Unit::State::absent) announced_.pop_front();
-  if (announced_.empty() || announced_.front()->outdated_) return;
+  if (announced_.empty() || announced_.front()->outdated_ || limits_.prefetch_bucket == 0) return;
   Unit& next = *announced_.front();
   if (stats_.live + next.gathered_elements() <= limits_.max_live) gather(next, true);
 }

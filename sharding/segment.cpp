@@ -309,9 +309,12 @@ std::vector<Segment::Range> Segment::close_gradients() {
     const bool folded = parameter.grad_sum.folded;
     const std::int64_t end = layout_.offset(i) + parameter.numel();
     const std::int64_t next = i + 1 < layout_.parameters().size() ? layout_.offset(i + 1) : layout_.padded();
+    const std::size_t further = parameter.source_grads.size();
     parameter.source_grads.push_back(parameter.grad);
-    for (const Tensor& grad : parameter.source_grads) {
-      if (!folded && !parameter.grad_written) kernels_.fill(grad, 0);
+    for (std::size_t source = 0; source <= further; ++source) {
+      const Tensor& grad = parameter.source_grads[source];
+      const bool written = source < further ? parameter.sources_written : parameter.grad_written;
+      if (!folded && !written) kernels_.fill(grad, 0);
       // The gap up to the next parameter takes part in sums over the flat segment.
       const std::size_t after = grad.byte_offset() + grad.bytes();
       kernels_.fill(Tensor::view_of(grad.storage(), after, {next - end}, grad.dtype()), 0);
@@ -321,6 +324,7 @@ std::vector<Segment::Range> Segment::close_gradients() {
     parameter.grad_sum = {};
     parameter.grad_sources = 1;
     parameter.source_grads.clear();
+    parameter.sources_written = false;
   }
   return apart;
 }

@@ -1,5 +1,6 @@
 #include "sharding/parallel/experts.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "autograd/elementwise.h"
@@ -51,7 +52,7 @@ class Experts::Expert : public nn::Module {
                   std::make_shared<RowLinear>(o.ffn_hidden, o.hidden, layout,
                                               nn::LinearOptions{.bias = o.bias, .init = o.output_init}))} {
     for (const nn::ParameterPtr& parameter : parameters()) {
-      parameter->expert_rank = layout.expert_size() > 1 ? expert_rank : -1;
+      parameter->expert_rank = expert_rank;
       parameter->partial_gradient = false;  // tensor ranks have the same rows
     }
     mark_block();
@@ -92,14 +93,24 @@ class Experts::Expert : public nn::Module {
   Projection<RowLinear> down_;
 };
 
-Experts::Experts(const ExpertOptions& options, const Layout& layout) : layout_(layout) {
-  const int ranks = layout.expert_size();
-  if (options.experts % ranks != 0)
-    fail(ErrorKind::config, "parallel.expert ", ranks, " does not divide ", options.experts, " experts");
-  for (std::int64_t e = 0; e < options.experts; ++e)
+namespace {
+/// The group of an axis, apart from what parameters and gradients go by; null where this rank is alone.
+comm::Communicator* group_of(const Layout& layout, comm::Axis axis) {
+  const bool several = layout.groups && layout.groups->grid().size(axis) > 1;
+  return several ? &layout.groups->apart(axis) : nullptr;
+}
+}  // namespace
+
+Experts::Experts(const ExpertOptions& options, const Layout& layout)
+    : expert_(group_of(layout, comm::Axis::expert)), expert_data_(group_of(layout, comm::Axis::expert_data)) {
+  if (expert_) rank_ = expert_->rank(), ranks_ = expert_->size();
+  if (options.experts % ranks_ != 0)
+    fail(ErrorKind::config, "parallel.expert ", ranks_, " does not divide ", options.experts, " experts");
+  for (std::int64_t e = 0; e < options.experts; ++e) {
+    const auto owner = static_cast<int>(e / (options.experts / ranks_));
     all_.push_back(
-        add(std::to_string(e),
-            std::make_shared<Expert>(options, layout, static_cast<int>(e / (options.experts / ranks)))));
+        add(std::to_string(e), std::make_shared<Expert>(options, layout, ranks_ > 1 ? owner : -1)));
+  }
 }
 
 std::string Experts::label(const char* what) const {
@@ -108,13 +119,13 @@ std::string Experts::label(const char* what) const {
 
 /// Of every expert rank, what it sends to each expert. Peers that are not there send as much as this one.
 std::vector<Counts> Experts::gather_counts(Tape& tape, const Counts& own) const {
-  const auto ranks = static_cast<std::size_t>(layout_.expert_size());
+  const auto ranks = static_cast<std::size_t>(ranks_);
   std::vector<Counts> out(ranks, own);
   if (ranks == 1) return out;
   const std::int64_t experts = std::ssize(own);
   const Tensor mine = Tensor::of<std::int64_t>(tape.device(), {experts}, own);
-  const Tensor all = tape.empty({layout_.expert_size() * experts}, DType::i64);
-  layout_.expert->all_gather({{mine, all}}, {.label = label("counts"), .scalar = true}).wait();
+  const Tensor all = tape.empty({ranks_ * experts}, DType::i64);
+  expert_->all_gather({{mine, all}}, {.label = label("counts"), .scalar = true}).wait();
   if (tape.device().kind() == device::Kind::meta) return out;
   const Tensor here = tensor::to_host(tape.device(), all);
   for (std::size_t rank = 0; rank < ranks; ++rank)
@@ -123,12 +134,25 @@ std::vector<Counts> Experts::gather_counts(Tape& tape, const Counts& own) const 
   return out;
 }
 
-/// Whether any of the ranks that have the same experts has rows for them.
-std::vector<bool> Experts::in_use(Tape& tape, Counts rows) const {
-  if (!alone(layout_.expert_data)) {
+/// Whether any of the ranks that have the same experts has rows for them, replicas among them. Where
+/// recompute will run the pass again, that holds what the first run found: in backward replicas may wait for
+/// each other's gradients.
+std::vector<bool> Experts::in_use(Tape& tape, const Counts& rows) {
+  if (!tape.training || alone(expert_data_)) return ask_in_use(tape, rows);
+  const std::pair key{tape.random.seed, tape.random.stream};
+  if (tape.recording()) {
+    const auto known = runs_again_.extract(key);
+    return known.empty() ? ask_in_use(tape, rows) : known.mapped();
+  }
+  constexpr std::size_t most = 4096;  // far more than are under way: others were abandoned
+  if (runs_again_.size() >= most) runs_again_.clear();
+  return runs_again_[key] = ask_in_use(tape, rows);
+}
+
+std::vector<bool> Experts::ask_in_use(Tape& tape, Counts rows) const {
+  if (!alone(expert_data_)) {
     const Tensor all = Tensor::of<std::int64_t>(tape.device(), {std::ssize(rows)}, rows);
-    layout_.expert_data->all_reduce(all, comm::ReduceOp::sum, 1, {.label = label("in use"), .scalar = true})
-        .wait();
+    expert_data_->all_reduce(all, comm::ReduceOp::sum, 1, {.label = label("in use"), .scalar = true}).wait();
     if (tape.device().kind() != device::Kind::meta) {
       const Tensor here = tensor::to_host(tape.device(), all);
       rows.assign(here.data<std::int64_t>(), here.data<std::int64_t>() + here.numel());
@@ -142,7 +166,7 @@ std::vector<bool> Experts::in_use(Tape& tape, Counts rows) const {
 /// `rows`: of this rank's experts, one after the other; `by_source`: how many of each, by where they are
 /// from.
 Var Experts::compute(Tape& tape, const Var& rows, const std::vector<Counts>& by_source) {
-  const std::size_t first = static_cast<std::size_t>(layout_.expert_rank()) * by_source.size();
+  const std::size_t first = static_cast<std::size_t>(rank_) * by_source.size();
   Counts counts;
   for (const Counts& sources : by_source) counts.push_back(sum(sources));
   const std::vector<bool> used = in_use(tape, counts);
@@ -156,11 +180,21 @@ Var Experts::compute(Tape& tape, const Var& rows, const std::vector<Counts>& by_
     else if (used[e])
       all_[first + e]->pass_by(tape);
   }
-  return outputs.empty() ? rows : autograd::join_rows(outputs);
+  Var made = outputs.empty() ? rows : autograd::join_rows(outputs);
+  // Ranks' results take gradients alike, or some would wait for others' in backward: also those that have no
+  // rows for experts that train.
+  const auto trains = [](const auto& expert) {
+    const std::vector<nn::ParameterPtr> all = expert->parameters();
+    return std::any_of(all.begin(), all.end(), [](const auto& parameter) { return parameter->trainable; });
+  };
+  if (ranks_ > 1 && tape.recording() && !made.requires_grad() &&
+      std::any_of(all_.begin(), all_.end(), trains))
+    made = tape.variable(made.value());
+  return made;
 }
 
 Var Experts::operator()(Tape& tape, const Var& rows, const Var& weights, const Dispatch& plan) {
-  const std::size_t ranks = static_cast<std::size_t>(layout_.expert_size()), local = all_.size() / ranks;
+  const std::size_t ranks = static_cast<std::size_t>(ranks_), local = all_.size() / ranks;
   require(plan.counts.size() == all_.size(), "rows for ", plan.counts.size(), " experts, of which there are ",
           all_.size());
   const Tensor places = on_device(tape, {rows.shape()[0], weights.shape()[1]}, plan.places);
@@ -179,17 +213,17 @@ Var Experts::operator()(Tape& tape, const Var& rows, const Var& weights, const D
   std::vector<Counts> arriving, by_source(local);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     sent.push_back(sum(part(plan.counts, rank)));
-    arriving.push_back(part(all[rank], static_cast<std::size_t>(layout_.expert_rank())));
+    arriving.push_back(part(all[rank], static_cast<std::size_t>(rank_)));
     received.push_back(sum(arriving.back()));
     for (std::size_t e = 0; e < local; ++e) by_source[e].push_back(arriving.back()[e]);
   }
   const Arrivals arrivals = plan_arrivals(arriving);
   const Tensor order = on_device(tape, {std::ssize(arrivals.order)}, arrivals.order),
                inverse = on_device(tape, {std::ssize(arrivals.inverse)}, arrivals.inverse);
-  const Var here = all_to_all_rows(sorted, sent, received, layout_.expert, label("rows"));
+  const Var here = all_to_all_rows(sorted, sent, received, expert_, label("rows"));
   const Var made = compute(tape, autograd::permute_rows(here, order, inverse), by_source);
-  const Var back = all_to_all_rows(autograd::permute_rows(made, inverse, order), received, sent,
-                                   layout_.expert, label("results"));
+  const Var back = all_to_all_rows(autograd::permute_rows(made, inverse, order), received, sent, expert_,
+                                   label("results"));
   return autograd::combine_rows(back, places, weights);
 }
 

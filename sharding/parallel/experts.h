@@ -1,7 +1,9 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "autograd/experts.h"
@@ -28,8 +30,8 @@ struct ExpertOptions {
 /// own, gathered where it has rows on any rank, and left alone otherwise (nn::Module::mark_on_demand()).
 ///
 /// Parameters, of expert e: "e.up.weight" [ffn_hidden, or twice that where gated, hidden] and
-/// "e.down.weight" [hidden, ffn_hidden], with biases where asked. Expert ranks (Layout::expert) share experts
-/// out evenly, in order: Parameter::expert_rank. Tensor ranks cut each as they cut dense layers.
+/// "e.down.weight" [hidden, ffn_hidden], with biases where asked. Expert ranks (parallel.expert) share
+/// experts out evenly, in order: Parameter::expert_rank. Tensor ranks cut each as they cut dense layers.
 class Experts : public nn::Module {
  public:
   /// Throws Error{config} for sizes that do not divide.
@@ -46,12 +48,17 @@ class Experts : public nn::Module {
 
   std::vector<std::vector<std::int64_t>> gather_counts(Tape& tape,
                                                        const std::vector<std::int64_t>& own) const;
-  std::vector<bool> in_use(Tape& tape, std::vector<std::int64_t> rows) const;
+  std::vector<bool> in_use(Tape& tape, const std::vector<std::int64_t>& rows);
+  std::vector<bool> ask_in_use(Tape& tape, std::vector<std::int64_t> rows) const;
   Var compute(Tape& tape, const Var& rows, const std::vector<std::vector<std::int64_t>>& by_source);
   std::string label(const char* what) const;
 
-  Layout layout_;
+  comm::Communicator* expert_ = nullptr;       ///< ranks that share experts out; null: this one alone
+  comm::Communicator* expert_data_ = nullptr;  ///< ranks that have the same experts; null: likewise
+  int rank_ = 0, ranks_ = 1;                   ///< among those that share experts out
   std::vector<std::shared_ptr<Expert>> all_;
+  /// By micro-batch that backward will run again: which experts were in use.
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<bool>> runs_again_;
 };
 
 }  // namespace sherd::parallel

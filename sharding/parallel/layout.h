@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "comm/communicator.h"
+#include "comm/process_groups.h"
 #include "tensor/kernels.h"
 #include "tensor/slice.h"
 
@@ -34,16 +34,14 @@ struct Layout {
   comm::Communicator* context = nullptr;  ///< ranks that hold pieces of the same sequences; null: likewise
   bool sequence_parallel = true;          ///< where there are several tensor ranks
   ContextMethod context_method = ContextMethod::ring;
-  comm::Communicator* expert =
-      nullptr;  ///< ranks that share out the experts of a layer; null: this one alone
-  comm::Communicator* expert_data = nullptr;  ///< ranks that have the same experts; null: likewise
+  /// Of which layers of experts take communicators of their own, to exchange tokens by
+  /// (ProcessGroups::apart()); null: this rank has all experts, and no other rank has them too.
+  comm::ProcessGroups* groups = nullptr;
 
   int tensor_size() const { return tensor ? tensor->size() : 1; }
   int tensor_rank() const { return tensor ? tensor->rank() : 0; }
   int context_size() const { return context ? context->size() : 1; }
   int context_rank() const { return context ? context->rank() : 0; }
-  int expert_size() const { return expert ? expert->size() : 1; }
-  int expert_rank() const { return expert ? expert->rank() : 0; }
   /// Sequence parallelism is on.
   bool cuts_stream() const { return sequence_parallel && tensor_size() > 1; }
 

@@ -62,7 +62,7 @@ class BySource {
     }
     parameter.grad = first;
     parameter.grad_sum.folded = summed;
-    parameter.grad_written = !summed;
+    parameter.grad_written = parameter.sources_written = !summed;
   }
 
  private:

@@ -66,6 +66,7 @@ struct Parameter {
   /// first one's goes to `grad`, the others' to `source_grads`, unless all go to `grad_sum` one by one.
   int grad_sources = 1;
   std::vector<tensor::Tensor> source_grads;
+  bool sources_written = false;      ///< all of them; else what `grad` holds is the sum over sources
   std::atomic<bool> stored = false;  ///< somebody shards it; from any thread (sharding/sharded_model.h)
 
   std::int64_t numel() const { return shape.numel(); }

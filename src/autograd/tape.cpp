@@ -377,10 +377,11 @@ void Tape::leave_block(const std::shared_ptr<Scope>& scope) {
   Deferred block = std::move(entered_.back());
   entered_.pop_back();
   scope->post_backward(*this);
-  if (block.compute.empty())
-    scope->gradients_complete(*this);
-  else
+  // All blocks alike, whatever they have put off: ranks close the same gradients at the same time.
+  if (when_ == WeightGradients::later)
     deferred_.push_back(std::move(block));
+  else
+    scope->gradients_complete(*this);
 }
 
 void Tape::run_back_to(std::size_t mark) {

@@ -26,9 +26,9 @@ int cut(const char* key, int size, int whole, const std::string& what, int unit 
 }  // namespace
 
 std::string_view name_of(Axis axis) {
-  constexpr std::string_view names[axis_count] = {"tensor",       "context",  "shard", "replica",
-                                                  "tensor_shard", "pipeline", "data",  "expert",
-                                                  "expert_data", "expert_shard", "expert_replica", "world"};
+  constexpr std::string_view names[axis_count] = {"tensor",       "context",      "shard",          "replica",
+                                                  "tensor_shard", "pipeline",     "data",           "expert",
+                                                  "expert_data",  "expert_shard", "expert_replica", "world"};
   return names[static_cast<std::size_t>(axis)];
 }
 
@@ -48,6 +48,10 @@ Grid::Grid(int ranks, const GridSizes& sizes) {
           sizes.context);
   const int copies = cut("parallel.expert", sizes.expert, sequence, left(sequence, " of context × data"));
 
+  if (shard % sizes.expert != 0)
+    fail(ErrorKind::config, "parallel.shard_size ", shard, " is no multiple of parallel.expert ",
+         sizes.expert, ", whose ranks have one replica's experts together: make it one, or leave it out");
+
   const auto set = [&](Axis axis, int stride, int size) {
     lines_[static_cast<std::size_t>(axis)] = {stride, size};
   };
@@ -61,9 +65,8 @@ Grid::Grid(int ranks, const GridSizes& sizes) {
   set(Axis::pipeline, stage, sizes.pipeline);
   set(Axis::expert, sizes.tensor, sizes.expert);
   set(Axis::expert_data, tensor_expert, copies);
-  const int expert_shard = shard % sizes.expert == 0 ? shard / sizes.expert : 1;
-  set(Axis::expert_shard, tensor_expert, expert_shard);
-  set(Axis::expert_replica, tensor_expert * expert_shard, copies / expert_shard);
+  set(Axis::expert_shard, tensor_expert, shard / sizes.expert);
+  set(Axis::expert_replica, sizes.tensor * shard, replica);
   set(Axis::world, 1, ranks);
 }
 

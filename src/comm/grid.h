@@ -10,16 +10,16 @@ namespace sherd::comm {
 /// The ways in which ranks form groups. Of a group of one axis, ranks differ in that axis alone (of an axis
 /// made of others, in these).
 enum class Axis : std::uint8_t {
-  tensor,        ///< ranks that hold slices of the same layers
-  context,       ///< ranks that hold pieces of the same sequences
-  shard,         ///< ranks that share states: context × a part of data
-  replica,       ///< ranks that hold the same states, one of each shard group
-  tensor_shard,  ///< tensor × shard: of parameters whose gradients are sums over tensor ranks too
-  pipeline,      ///< ranks that hold the stages of one model
-  data,          ///< ranks that see different data
-  expert,        ///< ranks that hold different experts of the same layers
-  expert_data,   ///< ranks that hold the same experts
-  expert_shard,  ///< of these, ranks that share the experts' states
+  tensor,          ///< ranks that hold slices of the same layers
+  context,         ///< ranks that hold pieces of the same sequences
+  shard,           ///< ranks that share states: context × a part of data
+  replica,         ///< ranks that hold the same states, one of each shard group
+  tensor_shard,    ///< tensor × shard: of parameters whose gradients are sums over tensor ranks too
+  pipeline,        ///< ranks that hold the stages of one model
+  data,            ///< ranks that see different data
+  expert,          ///< ranks that hold different experts of the same layers
+  expert_data,     ///< ranks that hold the same experts
+  expert_shard,    ///< of these, ranks that share the experts' states
   expert_replica,  ///< of these, ranks that hold the same states of experts, one of each shard group
   world            ///< all
 };
@@ -31,7 +31,7 @@ std::string_view name_of(Axis axis);
 struct GridSizes {
   int tensor = 1, context = 1, pipeline = 1;
   int expert = 1;  ///< divides context × data
-  int shard = 0;   ///< a multiple of context that divides context × data; 0: all of it
+  int shard = 0;   ///< a multiple of context, and of expert, that divides context × data; 0: all of it
 };
 
 /// The ranks of a world as a grid: pure arithmetic, the same on every rank.
@@ -40,8 +40,7 @@ struct GridSizes {
 /// dense one of tensor × context × data × pipeline, and that of experts, tensor × expert × expert_data ×
 /// pipeline (experts are cut as dense layers are). Context × data is cut further into shard × replica, shard
 /// fastest, so that ranks that share states are neighbours; each shard group holds whole context groups.
-/// expert_data is cut as that cuts it: where a shard group holds whole expert groups, those of its ranks that
-/// have the same experts share their states; else each rank has its experts' states whole.
+/// So are ranks with the same experts, as each shard group holds whole expert groups.
 class Grid {
  public:
   /// Throws Error{config} for a size that the ranks cannot hold, with those that would do; Error{usage} for a

@@ -49,6 +49,11 @@ Communicator& ProcessGroups::another(Axis axis) {
   return *made_.back();
 }
 
+Communicator& ProcessGroups::apart(Axis axis) {
+  const auto known = apart_.find(axis);
+  return known == apart_.end() ? *(apart_[axis] = &another(axis)) : *known->second;
+}
+
 Communicator* ProcessGroups::replicas_on(const std::vector<int>& stages) {
   require(!stages.empty() && std::is_sorted(stages.begin(), stages.end()), "stages are given in order");
   const auto [known, first] = on_stages_.emplace(stages, nullptr);

@@ -34,6 +34,11 @@ class ProcessGroups {
   /// for no others. What it carries is told under `axis`.
   Communicator& another(Axis axis);
 
+  /// Collective over the axis's group: the communicator that another() makes at the first call, which is
+  /// given back at later ones. For layers: what they exchange in the middle of a pass waits for nothing that
+  /// passes have under way, and nothing of that for them.
+  Communicator& apart(Axis axis);
+
   /// Collective: Communicator::bind() of all groups.
   void bind(const std::shared_ptr<device::Device>& device);
 
@@ -63,6 +68,7 @@ class ProcessGroups {
   bool others_exist_;
   std::map<std::vector<int>, Communicator*> on_stages_;  ///< by stages
   std::vector<std::pair<Axis, Communicator*>> further_;  ///< of another()
+  std::map<Axis, Communicator*> apart_;                  ///< of these, the ones of apart()
 };
 
 }  // namespace sherd::comm

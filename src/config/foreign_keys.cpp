@@ -121,7 +121,7 @@ std::vector<Key<Config>> feature_sections() {
               enabled, "there is no inference engine in this build", not_enabled),
       foreign("expert_parallel",
               {"enabled", "autoep_size", "expert_tensor_parallel_size", "preset_model", "use_grouped_mm"},
-              enabled, "expert parallelism is not in this build yet", not_enabled),
+              enabled, "parallel.expert shares out the experts of model.moe", not_enabled),
       foreign("compile",
               {"deepcompile", "enabled", "free_activation", "free_activation_threshold", "offload_activation",
                "offload_activation_pin_memory", "offload_opt_states", "offload_parameters", "double_buffer",
@@ -187,8 +187,8 @@ std::vector<Key<Config>> switches() {
   refuse("managed_gradient_accumulation", "false",
          "Sherd manages it; programs move the boundary with set_gradient_accumulation_boundary()", is_true);
   refuse("data_parallel_size", "2", "it follows from the number of ranks", equals_number(1));
-  refuse("use_data_before_expert_parallelism", "true", "expert parallelism is not in this build yet",
-         is_false);
+  refuse("use_data_before_expert_parallelism", "true",
+         "expert ranks are neighbours, and those with the same experts farther apart", is_false);
   note("prescale_gradients", Holds::boolean, "rank sums run in fp32, which leaves nothing to scale against");
   note("gradient_predivide_factor", Holds::real,
        "rank sums run in fp32, which leaves nothing to scale against");

@@ -24,15 +24,14 @@ std::shared_ptr<comm::ProcessGroups> make_groups(const DistributedPtr& dist, con
   return {owned, &owned->groups};
 }
 
-parallel::Layout layout_of(const comm::ProcessGroups& groups, const config::Config& config) {
+parallel::Layout layout_of(comm::ProcessGroups& groups, const config::Config& config) {
   const auto several = [&](Axis axis) {
     return groups.grid().size(axis) > 1 ? &groups.group(axis) : nullptr;
   };
   parallel::Layout layout;
   layout.tensor = several(Axis::tensor);
   layout.context = several(Axis::context);
-  layout.expert = several(Axis::expert);
-  layout.expert_data = several(Axis::expert_data);
+  layout.groups = &groups;
   layout.sequence_parallel = config.parallel.sequence_parallel;
   layout.context_method = config.parallel.context_method == config::ContextMethod::ulysses
                               ? parallel::ContextMethod::ulysses

@@ -20,7 +20,7 @@ namespace sherd {
 std::shared_ptr<comm::ProcessGroups> make_groups(const DistributedPtr& dist, const config::Config& config);
 
 /// The ranks with which this one computes one model, for its layers; valid as long as the groups.
-parallel::Layout layout_of(const comm::ProcessGroups& groups, const config::Config& config);
+parallel::Layout layout_of(comm::ProcessGroups& groups, const config::Config& config);
 
 namespace engine {
 
@@ -42,7 +42,8 @@ class StateGroups {
   /// Collective: makes a group of each set of stages that have a parameter together (a tied one). `ordered`:
   /// sums have the order of micro-batches.
   StateGroups(nn::Model& model, const StageLayout& layout, comm::ProcessGroups& groups, bool ordered = true);
-  /// Of experts that expert ranks share out, those that have the same ones. Else context and data ranks; of a parameter that all tensor ranks hold and whose gradient is a sum over these
+  /// Of experts that expert ranks share out, those that have the same ones. Else context and data ranks; of a
+  /// parameter that all tensor ranks hold and whose gradient is a sum over these
   /// (Parameter::partial_gradient), tensor ranks too. Replicas of one that several stages have are on all of
   /// these. Of a parameter that this rank's stage has.
   sharding::RankGroups of(const autograd::Parameter& parameter) const;

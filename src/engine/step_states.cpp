@@ -36,12 +36,14 @@ void StepStates::end_step(bool applied) {
     sizes.push_back(own.size());
     sums.insert(sums.end(), own.begin(), own.end());
   }
-  if (ranks_.size() > 1 && device_.kind() != device::Kind::meta) {
+  if (ranks_.size() > 1) {
     if (!first_) sums.assign(sums.size(), 0.0);
     const Tensor all = Tensor::of<double>(device_, {std::ssize(sums)}, sums);
     ranks_.all_reduce(all, comm::ReduceOp::sum, 1, {.label = "states of the step", .scalar = true}).wait();
-    const Tensor here = tensor::to_host(device_, all);
-    sums.assign(here.data<double>(), here.data<double>() + here.numel());
+    if (device_.kind() != device::Kind::meta) {
+      const Tensor here = tensor::to_host(device_, all);
+      sums.assign(here.data<double>(), here.data<double>() + here.numel());
+    }
   }
   std::size_t at = 0;
   for (std::size_t i = 0; i < modules_.size(); at += sizes[i], ++i)

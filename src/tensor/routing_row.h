@@ -101,10 +101,11 @@ SHERD_ROUTING void choose(const RoutingRow<C>& row, const Routing& how) {
   }
 }
 
-/// The sum of the chosen experts' scores; DeepSeek-V3 keeps it from 0.
+/// The sum of the chosen experts' scores; DeepSeek-V3 keeps it from 0, as it has to be where a bias or groups
+/// keep the best experts out.
 template <class C>
 SHERD_ROUTING C chosen_sum(const C* scores, const std::int32_t* chosen, const Routing& how) {
-  C sum = how.scores == RouterScores::sigmoid ? static_cast<C>(1e-20) : C{0};
+  C sum = static_cast<C>(how.scores == RouterScores::sigmoid ? 1e-20 : 1e-30);
   for (int j = 0; j < how.top_k; ++j) sum += scores[chosen[j]];
   return sum;
 }

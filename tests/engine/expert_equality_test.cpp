@@ -4,6 +4,7 @@
 // runs of one rank, which tests/models hold to others' numbers, stand for all.
 #include <gtest/gtest.h>
 
+#include "sharding/parallel/moe.h"
 #include "support/equality.h"
 #include "support/temp_folder.h"
 
@@ -68,14 +69,52 @@ TEST_P(ExpertEquality, AlsoWhereChoicesAreDropped) {
 }
 
 TEST_P(ExpertEquality, InReplicas) {
-  const auto without_accumulation = [&](int shard_size, int expert, int stage) {
-    RunSpec spec = on(4, expert, GetParam(), stage);
+  const auto without_accumulation = [&](int ranks, int shard_size, int expert, int stage) {
+    RunSpec spec = on(ranks, expert, GetParam(), stage);
+    spec.accumulation = 1;
     spec.shard_size = shard_size;
     return spec;
   };
-  const RunResult expected = train_local(without_accumulation(0, 1, 2));
-  for (const auto& [shard_size, expert] : {std::pair{2, 1}, {2, 2}, {2, 4}, {1, 2}, {1, 4}, {4, 2}})
-    for (const int stage : {2, 3}) expect_bits(without_accumulation(shard_size, expert, stage), expected);
+  const RunResult expected = train_local(without_accumulation(4, 0, 1, 2));
+  for (const auto& [shard_size, expert] : {std::pair{1, 1}, {2, 1}, {2, 2}, {4, 2}})
+    for (const int stage : {2, 3})
+      // Buckets that are under way between replicas while experts exchange tokens and counts, in backward
+      // too.
+      for (const bool overlap : {false, true}) {
+        RunSpec spec = without_accumulation(4, shard_size, expert, stage);
+        spec.bucket = 500, spec.overlap = overlap;
+        spec.recompute = overlap ? "full" : "none";
+        expect_bits(spec, expected);
+      }
+}
+
+/// Each rank sends its tokens to other experts than its neighbour: some have none for an expert that others
+/// have, or for any of a rank.
+TEST_P(ExpertEquality, WhereRanksHaveTokensForOtherExperts) {
+  const auto skewed = [&](int ranks, int expert, const char* schedule) {
+    RunSpec spec = on(ranks, expert, GetParam(), 3);
+    spec.moe = R"("experts": 8, "top_k": 2, "ffn_hidden_size": 48, "router": "sigmoid", "bias_update": 1e-3)";
+    spec.tied = false, spec.layers = 4;
+    spec.accumulation = 2;
+    spec.schedule = schedule;
+    if (std::string(schedule) == "zero_bubble") spec.pipeline = 2, spec.ranks *= 2;
+    spec.between_steps = [](Engine& engine) {
+      for (const auto& [path, layer] : parallel::layers_of_experts(engine.module())) {
+        std::vector<float> bias(8);
+        const auto first = static_cast<std::size_t>(engine.data_ranks().rank() % 4 * 2);
+        bias[first] = bias[first + 1] = 10;
+        layer->restore(bias);
+      }
+    };
+    return spec;
+  };
+  for (const int ranks : {2, 4}) {
+    const RunResult expected = train_local(skewed(ranks, 1, "accumulate"));
+    expect_bits(skewed(ranks, 2, "accumulate"), expected);
+    expect_bits(skewed(ranks, ranks, "layered"), expected);
+    expect_bits(skewed(ranks, 1, "zero_bubble"), expected);
+    expect_bits(skewed(ranks, 2, "zero_bubble"), expected);
+  }
 }
 
 TEST_P(ExpertEquality, OnEveryTier) {

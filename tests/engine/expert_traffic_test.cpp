@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "autograd/loss.h"
+#include "engine/process_grid.h"
 #include "sharding/parallel/moe.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
@@ -27,6 +29,13 @@ tensor::Batch batch_of(Engine& engine) {
   return synthetic_batch(engine.device(), 2, 24, 101, 0, 0, engine.dist().rank());
 }
 
+std::int64_t all_to_all_of(Engine& engine) {
+  std::int64_t bytes = 0;
+  for (const auto& [axis, traffic] : engine.groups().traffic())
+    if (axis == Axis::expert) bytes += static_cast<std::int64_t>(traffic.all_to_all);
+  return bytes;
+}
+
 /// Rows go to their experts and back, and so do their gradients; full recompute runs forward once more.
 TEST(ExpertTraffic, CountsTheTokensThatLeaveOncePerWay) {
   for (const auto& [recompute, ways] : {std::pair{"none", 4}, {"full", 6}}) {
@@ -46,7 +55,7 @@ TEST(ExpertTraffic, CountsTheTokensThatLeaveOncePerWay) {
           if (e / (experts / 2) != dist->rank() % 2)
             left[rank] += totals.per_expert[static_cast<std::size_t>(e)];
       }
-      bytes[rank] = static_cast<std::int64_t>(engine->groups().group(Axis::expert).traffic().all_to_all);
+      bytes[rank] = all_to_all_of(*engine);
       engine->step();
     });
     const std::int64_t rows = left[0] + left[1] + left[2] + left[3];
@@ -143,10 +152,60 @@ TEST(ExpertTraffic, SizesThatDoNotDivideAreNamed) {
   spec.moe.clear();
   sherd::testing::expect_error(ErrorKind::config, "the model has no experts to share out",
                                [&] { train_local(spec); });
+  spec = spec_of(4, 4);
+  spec.shard_size = 2;
+  sherd::testing::expect_error(ErrorKind::config, "shard_size 2 is no multiple of parallel.expert 4",
+                               [&] { train_local(spec); });
   spec = spec_of(4, 2);
   spec.tensor = 2;
   spec.optimizer = R"("type": "Muon", "params": {"lr": 0.01})";
   sherd::testing::expect_error(ErrorKind::config, "Muon takes whole matrices", [&] { train_local(spec); });
+}
+
+/// A layer of experts on what takes no gradient, whose tokens all go to the first of two ranks: the other has
+/// nothing to compute, and takes part in backward all the same.
+class OnInput : public nn::Model {
+ public:
+  explicit OnInput(const parallel::Layout& layout) {
+    parallel::MoeOptions options;
+    options.hidden = 8, options.ffn_hidden = 16, options.experts = 4;
+    options.routing = {.top_k = 2, .scores = tensor::RouterScores::sigmoid, .normalize = true};
+    options.bias_update = 1e-3;
+    experts_ = add("experts", std::make_shared<parallel::Moe>(options, layout));
+    experts_->restore(std::vector<float>{10, 10, 0, 0});
+  }
+
+ protected:
+  nn::Var forward(nn::Tape& tape, const tensor::Batch& batch) override {
+    return autograd::mean_squared_error((*experts_)(tape, tape.input(batch.at("x"))), batch.at("y"));
+  }
+
+ private:
+  std::shared_ptr<parallel::Moe> experts_;
+};
+
+TEST(ExpertTraffic, RanksWithoutRowsGoBackWithTheOthers) {
+  std::map<int, double> losses;
+  for (const int expert : {1, 2})
+    launch_ranks(2, [&](const DistributedPtr& dist) {
+      const config::Config config = config::parse_text(cat(
+          R"({"train_micro_batch_size_per_gpu": 3, "zero_optimization": {"stage": 3},
+              "optimizer": {"type": "SGD", "params": {"lr": 0.5}}, "parallel": {"timeout_seconds": 30, "expert": )",
+          expert, "}}"));
+      const auto groups = make_groups(dist, config);
+      Engine engine(dist, std::make_shared<OnInput>(layout_of(*groups, config)), config, nullptr, nullptr,
+                    groups);
+      std::vector<float> x, y;
+      for (int i = 0; i < 48; ++i)
+        x.push_back(std::sin(static_cast<float>(i))), y.push_back(std::cos(x.back()));
+      const tensor::Batch batch{{"x", tensor::Tensor::of<float>(engine.device(), {3, 2, 8}, x)},
+                                {"y", tensor::Tensor::of<float>(engine.device(), {3, 2, 8}, y)}};
+      double loss = 0;
+      for (int step = 0; step < 3; ++step) loss = engine.train_batch([&] { return batch; }).loss;
+      if (dist->rank() == 0) losses[expert] = loss;
+    });
+  EXPECT_EQ(losses[2], losses[1]);
+  EXPECT_LT(losses[1], 0.9);
 }
 
 }  // namespace

@@ -235,11 +235,10 @@ class MoeReference : public ::testing::TestWithParam<std::string> {
     comm::run_local(ranks.all(), {.timeout_seconds = 60}, [&](comm::Communicator& world) {
       const comm::Grid grid(world.size(),
                             {.tensor = ranks.tensor, .context = ranks.context, .expert = ranks.expert});
-      const comm::ProcessGroups groups(world, grid);
+      comm::ProcessGroups groups(world, grid);
       const comm::Communicator& data = groups.group(comm::Axis::data);
       parallel::Layout layout{&groups.group(comm::Axis::tensor), &groups.group(comm::Axis::context)};
-      layout.expert = &groups.group(comm::Axis::expert);
-      layout.expert_data = &groups.group(comm::Axis::expert_data);
+      layout.groups = &groups;
       test::Cpu cpu(1);
       Gpt model(options_, layout);
       const test::PlainParameters parameters(*cpu.kernels, model, DType::f32);

@@ -40,7 +40,7 @@ Manifest Checkpoints::describe(const ClientState& client) const {
   out.world_size = engine_.dist_->world_size();
   using comm::Axis;
   for (const Axis axis :
-       {Axis::tensor, Axis::context, Axis::data, Axis::shard, Axis::replica, Axis::pipeline})
+       {Axis::tensor, Axis::context, Axis::data, Axis::shard, Axis::replica, Axis::pipeline, Axis::expert})
     out.grid[std::string(comm::name_of(axis))] = engine_.groups().grid().size(axis);
   out.micro_steps = engine_.counters_.micro_steps;
   out.global_steps = engine_.counters_.global_steps;

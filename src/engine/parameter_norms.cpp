@@ -112,7 +112,7 @@ void ParameterNorms::restore(const std::map<std::string, std::string>& saved) {
     optim::TrustMemory& memory = memories_[name];
     const char* end = text.data() + text.size();
     const auto mean = std::from_chars(text.data(), end, memory.mean);
-    const auto factor = mean.ptr < end ? std::from_chars(mean.ptr + 1, end, memory.factor) : mean;
+    const auto factor = std::from_chars(std::min(mean.ptr + 1, end), end, memory.factor);
     const std::string_view rest(factor.ptr, end);
     memory.refreshed = rest == refreshed_mark;
     if (mean.ec != std::errc() || factor.ec != std::errc() || (!rest.empty() && !memory.refreshed) ||

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include "support/equality.h"
+#include "support/expect_error.h"
 #include "support/temp_folder.h"
 
 namespace sherd::test {
 namespace {
 
+using sherd::testing::expect_error;
 using sherd::testing::TempFolder;
 
 /// Four rules. LARS has an eps that shows norms which are too large as a whole.
@@ -103,6 +105,23 @@ TEST(ParameterNorms, AnAbandonedStepLeavesNothing) {
   EXPECT_EQ(norms.of(parameter).weight.value(), 4);
   norms.begin();
   EXPECT_EQ(norms.of(parameter).weight.value(), 0);
+}
+
+TEST(ParameterNorms, TakeBackWhatTheyHaveSaved) {
+  engine::ParameterNorms norms;
+  autograd::Parameter parameter;
+  parameter.name = "b";
+  EXPECT_FALSE(norms.refreshed(parameter));
+  const std::map<std::string, std::string> saved{{"a", "1.5 0.875"}, {"b", "0.25 1 refreshed"}};
+  norms.restore(saved);
+  EXPECT_EQ(norms.save(), saved);
+  EXPECT_TRUE(norms.refreshed(parameter));
+  norms.restore({{"b", "0.25 1"}});
+  EXPECT_FALSE(norms.refreshed(parameter));
+  for (const char* text : {"", "1", "1 ", "1 x", "-1 1", "1 nan", "inf 1", "1 1 ", "1 1 1", "1 1 refreshed "})
+    expect_error(ErrorKind::data, cat("learned of 'b' is '", text, "', not two numbers"), [&] {
+      norms.restore({{"b", text}});
+    });
 }
 
 /// Nothing of it can begin before all gradients are there.

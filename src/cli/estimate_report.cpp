@@ -22,13 +22,13 @@ std::string heading(const EstimateReport& r) {
   const comm::Grid grid(r.world.ranks, engine::grid_sizes(r.config));
   const int data = grid.size(comm::Axis::data);
   const config::Batch batch = config::resolve_batch(r.config, data);
-  return cat(config::name_of(r.config.model->type), " with ",
-             engine::human_count(static_cast<double>(r.parameters)), " parameters in ",
-             name_of(r.config.precision.compute), ", ZeRO stage ", r.config.zero.stage, ", ",
-             counted(r.world.ranks, "rank"), " on ", counted(r.world.machines(), "machine"),
-             data == r.world.ranks ? "" : cat(", ", engine::describe(grid)),
-             r.machine.on_gpus ? " with GPUs" : "", ", micro-batches of ", batch.micro_batch_size, " x ",
-             counted(r.config.model->seq_length, "token"), "\n\n");
+  return cat(
+      config::name_of(r.config.model->type), " with ", engine::human_count(static_cast<double>(r.parameters)),
+      " parameters in ", name_of(r.config.precision.compute), ", ZeRO stage ", r.config.zero.stage, ", ",
+      counted(r.world.ranks, "rank"), " on ", counted(r.world.machines(), "machine"),
+      data == r.world.ranks && grid.size(comm::Axis::expert) == 1 ? "" : cat(", ", engine::describe(grid)),
+      r.machine.on_gpus ? " with GPUs" : "", ", micro-batches of ", batch.micro_batch_size, " x ",
+      counted(r.config.model->seq_length, "token"), "\n\n");
 }
 
 std::string stage_shown(const EstimateReport& r) {

@@ -73,10 +73,11 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
                                          request_.config.training.log_interval);
 }
 
-/// ", tensor 2 x context 1 x data 2" where ranks share a model.
+/// ", tensor 2 x context 1 x data 2" where ranks share a model, or its experts.
 std::string Trainer::layout_shown() const {
   const comm::Grid& grid = engine_->groups().grid();
-  return grid.size(comm::Axis::data) == grid.ranks() ? "" : cat(", ", engine::describe(grid));
+  const bool apart = grid.size(comm::Axis::data) == grid.ranks() && grid.size(comm::Axis::expert) == 1;
+  return apart ? "" : cat(", ", engine::describe(grid));
 }
 
 void Trainer::announce() const {

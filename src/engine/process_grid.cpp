@@ -54,14 +54,15 @@ int data_ranks(const config::Config& config, int ranks) {
   return comm::Grid(ranks, grid_sizes(config)).size(Axis::data);
 }
 
-std::string describe(std::int64_t tensor, std::int64_t context, std::int64_t data, std::int64_t pipeline) {
+std::string describe(std::int64_t tensor, std::int64_t context, std::int64_t data, std::int64_t pipeline,
+                     std::int64_t expert) {
   return cat("tensor ", tensor, " x context ", context, " x data ", data,
-             pipeline > 1 ? cat(" x pipeline ", pipeline) : "");
+             pipeline > 1 ? cat(" x pipeline ", pipeline) : "", expert > 1 ? cat(", expert ", expert) : "");
 }
 
 std::string describe(const comm::Grid& grid) {
   return describe(grid.size(Axis::tensor), grid.size(Axis::context), grid.size(Axis::data),
-                  grid.size(Axis::pipeline));
+                  grid.size(Axis::pipeline), grid.size(Axis::expert));
 }
 
 namespace {

@@ -28,9 +28,10 @@ namespace engine {
 comm::GridSizes grid_sizes(const config::Config& config);
 /// How many of `ranks` see different data. Throws Error{config} for sizes that they cannot hold.
 int data_ranks(const config::Config& config, int ranks);
-/// "tensor 2 x context 1 x data 2", and " x pipeline 4" where there is one.
+/// "tensor 2 x context 1 x data 2", and " x pipeline 4" and ", expert 2" where there are any.
 std::string describe(const comm::Grid& grid);
-std::string describe(std::int64_t tensor, std::int64_t context, std::int64_t data, std::int64_t pipeline);
+std::string describe(std::int64_t tensor, std::int64_t context, std::int64_t data, std::int64_t pipeline,
+                     std::int64_t expert);
 
 /// Takes over into `config` the sizes of a grid of the caller's own that it leaves open. Throws Error{config}
 /// where it says others, and for a grid that this build cannot train on.

@@ -157,9 +157,13 @@ TEST(LayoutCheckpoints, NameTheLayout) {
   on_all({.sizes = {2, 2, 2}, .shard = 2},
          [&](Engine& engine) { engine.save_checkpoint(folder.path().string(), "here"); });
   const engine::CheckpointReader reader(folder / "here");
-  EXPECT_EQ(reader.manifest().grid,
-            (std::map<std::string, std::int64_t>{
-                {"tensor", 2}, {"context", 2}, {"data", 2}, {"shard", 2}, {"replica", 2}, {"pipeline", 1}}));
+  EXPECT_EQ(reader.manifest().grid, (std::map<std::string, std::int64_t>{{"tensor", 2},
+                                                                         {"context", 2},
+                                                                         {"data", 2},
+                                                                         {"shard", 2},
+                                                                         {"replica", 2},
+                                                                         {"pipeline", 1},
+                                                                         {"expert", 1}}));
   ::testing::internal::CaptureStderr();
   on_all({.sizes = {1, 2, 1}}, [&](Engine& engine) { engine.load_checkpoint(folder.path().string()); });
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),

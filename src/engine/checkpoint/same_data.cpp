@@ -117,13 +117,14 @@ std::string layout_change(const Manifest& saved, const comm::Grid& grid) {
   };
   const auto differs = [&](Axis axis) { return size_there(axis) != grid.size(axis); };
   const std::int64_t tensor = size_there(Axis::tensor), context = size_there(Axis::context),
-                     pipeline = size_there(Axis::pipeline);
-  const bool same = !differs(Axis::tensor) && !differs(Axis::context) && !differs(Axis::pipeline);
+                     pipeline = size_there(Axis::pipeline), expert = size_there(Axis::expert);
+  const bool same =
+      !differs(Axis::tensor) && !differs(Axis::context) && !differs(Axis::pipeline) && !differs(Axis::expert);
   if (same && saved.world_size == grid.ranks()) return "";
   // Sizes of the layout where ranks share a model on one of the two sides.
-  const bool only_data = same && tensor * context * pipeline == 1;
+  const bool only_data = same && tensor * context * pipeline * expert == 1;
   const std::string there =
-      describe(tensor, context, saved.world_size / (tensor * context * pipeline), pipeline);
+      describe(tensor, context, saved.world_size / (tensor * context * pipeline), pipeline, expert);
   return cat(counted(saved.world_size, "rank"), only_data ? "" : cat(" (", there, ")"),
              " wrote it, and it goes on with ", grid.ranks(),
              only_data ? "" : cat(" (", describe(grid), ")"));

@@ -89,7 +89,8 @@ config::Device device_section(const config::Device& of_run, const std::string& t
 config::Config config_of(const engine::CheckpointReader& reader, const std::vector<std::string>& overrides) {
   std::vector<std::string> all{"parallel.tensor=1",      "parallel.context=1",
                                "parallel.pipeline=1",    "parallel.virtual_stages=1",
-                               "parallel.schedule=auto", "parallel.shard_size=null"};
+                               "parallel.schedule=auto", "parallel.shard_size=null",
+                               "parallel.expert=1"};
   for (const std::string& override : overrides) {
     if (!override.starts_with("parallel."))
       throw UsageError(cat("--set takes keys of the section parallel here, as parallel.tensor=2, not '",
@@ -99,6 +100,9 @@ config::Config config_of(const engine::CheckpointReader& reader, const std::vect
   config::Config config =
       config::parse_text(reader.manifest().config,
                          cat("the configuration in ", (reader.folder() / "manifest.json").string()), all);
+  if (config.parallel.expert != 1)
+    fail(ErrorKind::config, "parallel.expert is ", config.parallel.expert,
+         ": every rank that generates has all experts; generate with tensor and pipeline ranks");
   if (config.parallel.context != 1)
     fail(
         ErrorKind::config, "parallel.context is ", config.parallel.context,

@@ -74,7 +74,8 @@ std::vector<Key<Zero>> refused_keys() {
   add("ignore_unused_parameters", "false", "parameters without a gradient are always allowed", is_true);
   add("elastic_checkpoint", "true", "checkpoints name parameters, not partitions", is_false);
   add("legacy_stage1", "true", "DeepSpeed removed it too", is_false);
-  add("save_muon_momentum_buffer_in_memory", "true", "Muon is not in this build", is_false);
+  add("save_muon_momentum_buffer_in_memory", "true", "Muon's momenta lie where offload_optimizer says",
+      is_false);
   add("stage3_module_granularity_threshold", "5", "mark blocks in the model instead", equals_number(0))
       .aliases.push_back("module_granularity_threshold");
   add("stage3_allgather_sequential", "true", "set stage3_prefetch_bucket_size to 1 instead", is_false)

@@ -108,7 +108,8 @@ class Before final : public engine::InstructionObserver {
 /// Every bit of the outcome, plus the counters by which a test sees that a setting took effect.
 struct RunResult {
   std::vector<double> losses, norms, scales;
-  /// fp32 weights by parameter, of all stages and experts; where tensor ranks hold slices, one after the other.
+  /// fp32 weights by parameter, of all stages and experts; where tensor ranks hold slices, one after the
+  /// other.
   std::map<std::string, std::vector<std::byte>> masters;
   std::map<std::string, std::vector<std::byte>> parameters;  ///< compute parameters
   sharding::ResidencyStats residency;

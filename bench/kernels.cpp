@@ -105,7 +105,7 @@ class KernelCases {
                  rotated = r_.make({tokens_ / seq_, seq_, 3 * width_}, dtype);
     Attention geometry;
     geometry.heads = geometry.kv_heads = heads_;
-    r_.measure({"rotary", {qkv}, {rotated}, [&] { k_.rotary(qkv, geometry, 1e4, false, rotated); }}, dtype);
+    r_.measure({"rotary", {qkv}, {rotated}, [&] { k_.rotary(qkv, geometry, {}, false, rotated); }}, dtype);
   }
 
   void loss(DType dtype) {

@@ -143,9 +143,9 @@ class TimedKernels final : public tensor::Kernels {
                               const tensor::Positions& positions) override {
     time(Family::embedding, [&] { inner_.add_positions_backward(dy, dtable, accumulate, positions); });
   }
-  void rotary(const Tensor& qkv, const tensor::Attention& geometry, double base, bool inverse,
-              const Tensor& out) override {
-    time(Family::embedding, [&] { inner_.rotary(qkv, geometry, base, inverse, out); });
+  void rotary(const Tensor& qkv, const tensor::Attention& geometry, const tensor::Rotary& rotary,
+              bool transposed, const Tensor& out) override {
+    time(Family::embedding, [&] { inner_.rotary(qkv, geometry, rotary, transposed, out); });
   }
   void attention(const Tensor& qkv, const tensor::Attention& geometry, const Tensor& out,
                  const Tensor& lse) override {

@@ -58,7 +58,7 @@ Var SelfAttention::forward(Tape& tape, const Var& x) {
   tensor::Attention geometry = parallel::rank_heads(geometry_, layout_);
   geometry.positions = layout_.inner_positions(qkv.shape()[1]);
   if (tape.training && geometry.dropout > 0) geometry.key = dropout_->key(tape);
-  if (rotary_) qkv = autograd::rotary(qkv, geometry, rotary_base_);
+  if (rotary_) qkv = autograd::rotary(qkv, geometry, {.base = rotary_base_});
   return (*projection_)(tape, parallel::attention(qkv, geometry, layout_));
 }
 

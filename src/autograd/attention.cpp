@@ -28,16 +28,17 @@ Result run(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry) {
 
 }  // namespace
 
-Var rotary(const Var& qkv, const tensor::Attention& geometry, double base) {
+Var rotary(const Var& qkv, const tensor::Attention& geometry, const tensor::Rotary& angles) {
   check("rotary", qkv.shape(), geometry);
   Tape& tape = qkv.tape();
   Tensor out = tape.empty(qkv.shape(), qkv.dtype());
-  tape.kernels().rotary(qkv.value(), geometry, base, false, out);
-  return tape.record(std::move(out), {qkv}, [dx = qkv.grad_ref(), geometry, base](Tape& t, const Tensor& dy) {
-    Tensor grad = reuse_or_empty(t, dy);
-    t.kernels().rotary(dy, geometry, base, true, grad);
-    t.accumulate(dx, std::move(grad));
-  });
+  tape.kernels().rotary(qkv.value(), geometry, angles, false, out);
+  return tape.record(std::move(out), {qkv},
+                     [dx = qkv.grad_ref(), geometry, angles](Tape& t, const Tensor& dy) {
+                       Tensor grad = reuse_or_empty(t, dy);
+                       t.kernels().rotary(dy, geometry, angles, true, grad);
+                       t.accumulate(dx, std::move(grad));
+                     });
 }
 
 Var attention(const Var& qkv, tensor::Attention geometry) {

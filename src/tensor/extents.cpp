@@ -147,13 +147,14 @@ void check_summable(const char* kernel, const Tensor& from, const Tensor& to) {
           " cannot be summed into ", name_of(to.dtype()));
 }
 
-RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, double base, const Tensor& out) {
+RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary,
+                           const Tensor& out) {
   require_alike("rotary", out, {&qkv});
   const int heads = geometry.heads, groups = geometry.kv_heads;
   require(heads >= 1 && groups >= 1 && heads % groups == 0, "rotary: ", heads, " heads cannot share ", groups,
           " key-value heads evenly");
   require(qkv.shape().rank() >= 2, "rotary: qkv must be [batch, seq, width], not ", qkv.shape().str());
-  require(base > 0, "rotary: the base must be positive, not ", base);
+  check(rotary);
   const Count width = qkv.shape().back(), head = geometry.head_dim(width);
   require(head * (heads + 2 * groups) == width && head % 2 == 0, "rotary: a width of ", width,
           " does not hold ", heads, " query and ", groups, " key and value heads of an even size");

@@ -46,7 +46,8 @@ void check_quotient(const Tensor& a, const Tensor& b, const Tensor& out);
 struct RotaryExtents {
   std::int64_t rows, seq, head;
 };
-RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, double base, const Tensor& out);
+RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary,
+                           const Tensor& out);
 
 /// Logits of `rows` rows of `columns`, for the ids from `first` on of `ids`; the first `valid` columns take
 /// part.

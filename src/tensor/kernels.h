@@ -7,6 +7,7 @@
 
 #include "base/random.h"
 #include "tensor/exact_sum.h"
+#include "tensor/rotary.h"
 #include "tensor/routing.h"
 #include "tensor/tensor.h"
 
@@ -184,9 +185,9 @@ class Kernels {
   virtual void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
                                       const Positions& positions = {}) = 0;
   /// Rotates the query and key heads of packed qkv (Attention's layout), half-split pairing (i, i + d/2) as
-  /// in Llama/NeoX, angle = position·base^(-2i/d), by geometry.positions. `inverse` rotates back (the
-  /// gradient). out may be qkv.
-  virtual void rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
+  /// in Llama/NeoX, by position·rotary_frequency(i) of geometry.positions, and multiplies them by
+  /// attention_scale(). `transposed` rotates back and multiplies (the gradient). out may be qkv.
+  virtual void rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool transposed,
                       const Tensor& out) = 0;
 
   // ---- attention ----

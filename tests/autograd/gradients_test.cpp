@@ -123,14 +123,14 @@ TEST_F(Gradients, RotaryAndAttention) {
     Attention geometry{
         .heads = c.heads, .kv_heads = c.kv_heads, .causal = c.causal, .dropout = c.dropout, .key = {7, 8}};
     const Shape qkv{2, c.seq, (c.heads + 2 * c.kv_heads) * c.head_dim};
-    check({normal(qkv, 1)}, [&](Tape&, const Vars& in) { return rotary(in[0], geometry, 100.0); });
+    check({normal(qkv, 1)}, [&](Tape&, const Vars& in) { return rotary(in[0], geometry, {.base = 100}); });
     check({normal(qkv, 1)}, [&](Tape&, const Vars& in) { return attention(in[0], geometry); });
     check({normal(qkv, 1)},
           [&](Tape&, const Vars& in) { return attention(rotary(in[0], geometry), geometry); });
   }
   Attention part;
   part.heads = 2, part.positions = {.first = 3, .count = 1, .second = 9};
-  check({normal({2, 3, 16}, 1)}, [&](Tape&, const Vars& in) { return rotary(in[0], part, 100.0); });
+  check({normal({2, 3, 16}, 1)}, [&](Tape&, const Vars& in) { return rotary(in[0], part, {.base = 100}); });
   Attention scaled;
   scaled.heads = 2, scaled.kv_heads = 1, scaled.scale = 0.3f;
   check({normal({1, 5, 16}, 1)}, [&](Tape&, const Vars& in) { return attention(in[0], scaled); });

@@ -142,9 +142,9 @@ class LazyKernels final : public tensor::Kernels {
                               const tensor::Positions& positions) override {
     later(&Kernels::add_positions_backward, dy, dtable, add, positions);
   }
-  void rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
+  void rotary(const Tensor& qkv, const Attention& geometry, const tensor::Rotary& rotary, bool transposed,
               const Tensor& out) override {
-    later(&Kernels::rotary, qkv, geometry, base, inverse, out);
+    later(&Kernels::rotary, qkv, geometry, rotary, transposed, out);
   }
   void attention(const Tensor& qkv, const Attention& geometry, const Tensor& out,
                  const Tensor& lse) override {

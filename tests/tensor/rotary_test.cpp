@@ -24,9 +24,9 @@ TEST_P(Rotary, turns_query_and_key_heads_by_their_position_and_leaves_values) {
         [&, batch = batch, seq = seq](Machine& m) {
           const Shape shape{batch, seq, width};
           Tensor out = m.empty(shape, dtype), in_place = m.of(shape, dtype, x), back = m.empty(shape, dtype);
-          m.kernels.rotary(in_place, geometry, 10000, false, out);
-          m.kernels.rotary(in_place, geometry, 10000, false, in_place);
-          m.kernels.rotary(out, geometry, 10000, true, back);
+          m.kernels.rotary(in_place, geometry, {}, false, out);
+          m.kernels.rotary(in_place, geometry, {}, false, in_place);
+          m.kernels.rotary(out, geometry, {}, true, back);
           return std::vector<Tensor>{out, in_place, back};
         },
         [&, seq = seq, d = d, per_group = heads / kv_heads + 2](const std::vector<Tensor>& got) {
@@ -72,9 +72,9 @@ TEST_P(Rotary, of_a_part_of_a_sequence_gives_the_bits_of_the_whole) {
         }
       const Tensor turned = m.of({2, part, width}, dtype, some), all = m.of({2, seq, width}, dtype, x);
       geometry.positions = at;
-      m.kernels.rotary(turned, geometry, 10000, false, turned);  // makes the angles that it needs
+      m.kernels.rotary(turned, geometry, {}, false, turned);  // makes the angles that it needs
       geometry.positions = {};
-      m.kernels.rotary(all, geometry, 10000, false, all);
+      m.kernels.rotary(all, geometry, {}, false, all);
       const std::vector<double> whole = values_of(m.host(all));
       for (std::int64_t b = 0; b < 2; ++b)
         for (std::int64_t row = 0; row < part; ++row) {
@@ -92,7 +92,7 @@ TEST(RotaryAngles, follow_a_change_of_geometry) {
   const auto rotate = [](Machine& machine, std::int64_t seq, double base, DType dtype) {
     Tensor x = machine.empty({1, seq, 12}, dtype);
     machine.kernels.fill(x, 1);
-    machine.kernels.rotary(x, {}, base, false, x);
+    machine.kernels.rotary(x, {}, {.base = base}, false, x);
     return values_of(x);
   };
   for (const auto& [seq, base, dtype] : {std::tuple{4, 1e4, DType::f32},
@@ -112,15 +112,15 @@ TEST(RotaryErrors, name_the_geometry) {
   const Tensor x = m.empty({1, 2, 12}, DType::f32);
   using testing::expect_error;
   expect_error(ErrorKind::usage, "3 heads cannot share 2",
-               [&] { m.kernels.rotary(x, geometry, 1e4, false, x); });
+               [&] { m.kernels.rotary(x, geometry, {}, false, x); });
   geometry.kv_heads = 3;
   geometry.positions.first = -1;
   const Tensor nine = m.empty({1, 2, 18}, DType::f32);
   expect_error(ErrorKind::usage, "rotary: positions must not be negative",
-               [&] { m.kernels.rotary(nine, geometry, 1e4, false, nine); });
+               [&] { m.kernels.rotary(nine, geometry, {}, false, nine); });
   geometry.heads = 2, geometry.kv_heads = 1;
   expect_error(ErrorKind::usage, "a width of 12 does not hold 2 query and 1",
-               [&] { m.kernels.rotary(x, geometry, 1e4, false, x); });
+               [&] { m.kernels.rotary(x, geometry, {}, false, x); });
 }
 
 }  // namespace

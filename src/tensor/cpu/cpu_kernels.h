@@ -53,7 +53,7 @@ class CpuKernels final : public Kernels {
                      const Positions& positions) override;
   void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
                               const Positions& positions) override;
-  void rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
+  void rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool transposed,
               const Tensor& out) override;
   void attention(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse) override;
   void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse,
@@ -88,13 +88,13 @@ class CpuKernels final : public Kernels {
   void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) override;
 
  private:
-  /// Cosines and sines of the last geometry asked for: [seq, half] in the compute type, seq grown as needed.
+  /// Cosines and sines of what was last asked for: [seq, half] in the compute type, seq grown as needed.
   struct RotaryAngles {
     std::int64_t seq = 0, half = 0;
-    double base = 0;
+    Rotary rotary;
     Tensor cosine, sine;
   };
-  const RotaryAngles& rotary_angles(std::int64_t seq, std::int64_t half, double base, DType compute);
+  const RotaryAngles& rotary_angles(std::int64_t seq, std::int64_t half, const Rotary& rotary, DType compute);
 
   Device& device_;
   const IsaTable& isa_;

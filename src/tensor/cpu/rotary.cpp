@@ -17,44 +17,44 @@ void rotate_f64(const double* x, const double* cosine, const double* sine, doubl
 }
 
 template <class T>
-void write_angles(Device& device, const Tensor& cosine, const Tensor& sine, double base) {
+void write_angles(Device& device, const Tensor& cosine, const Tensor& sine, const Rotary& rotary) {
   const Count seq = cosine.shape()[0], half = cosine.shape()[1];
+  const double scale = attention_scale(rotary);
   in_chunks(device, seq, row_grain(16 * half), [&](Count begin, Count count) {
     for (Count i = begin * half; i < (begin + count) * half; ++i) {
-      const double frequency = std::pow(base, -static_cast<double>(i % half) / static_cast<double>(half));
-      const double angle = static_cast<double>(i / half) * frequency;
-      cosine.data<T>()[i] = static_cast<T>(std::cos(angle));
-      sine.data<T>()[i] = static_cast<T>(std::sin(angle));
+      const double angle = static_cast<double>(i / half) * rotary_frequency(rotary, i % half, half);
+      cosine.data<T>()[i] = static_cast<T>(std::cos(angle) * scale);
+      sine.data<T>()[i] = static_cast<T>(std::sin(angle) * scale);
     }
   });
 }
 
 }  // namespace
 
-const CpuKernels::RotaryAngles& CpuKernels::rotary_angles(std::int64_t seq, std::int64_t half, double base,
-                                                          DType compute) {
-  if (angles_.cosine && angles_.seq >= seq && angles_.half == half && angles_.base == base &&
+const CpuKernels::RotaryAngles& CpuKernels::rotary_angles(std::int64_t seq, std::int64_t half,
+                                                          const Rotary& rotary, DType compute) {
+  if (angles_.cosine && angles_.seq >= seq && angles_.half == half && angles_.rotary == rotary &&
       angles_.cosine.dtype() == compute)
     return angles_;
   angles_ = {};
-  RotaryAngles made{seq, half, base, Tensor::empty(device_, {seq, half}, compute, Category::workspace),
+  RotaryAngles made{seq, half, rotary, Tensor::empty(device_, {seq, half}, compute, Category::workspace),
                     Tensor::empty(device_, {seq, half}, compute, Category::workspace)};
   if (compute == DType::f64)
-    write_angles<double>(device_, made.cosine, made.sine, base);
+    write_angles<double>(device_, made.cosine, made.sine, rotary);
   else
-    write_angles<float>(device_, made.cosine, made.sine, base);
+    write_angles<float>(device_, made.cosine, made.sine, rotary);
   return angles_ = std::move(made);
 }
 
-void CpuKernels::rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
+void CpuKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool transposed,
                         const Tensor& out) {
-  const auto [rows, seq, head] = check_rotary(qkv, geometry, base, out);
+  const auto [rows, seq, head] = check_rotary(qkv, geometry, rotary, out);
   if (qkv.numel() == 0) return;
   const Count heads = geometry.heads, groups = geometry.kv_heads, width = qkv.shape().back();
   const Count half = head / 2, per_group = heads / groups + 2;
-  const double direction = inverse ? -1 : 1;
+  const double direction = transposed ? -1 : 1;
   const RotaryAngles& angles =
-      rotary_angles(geometry.positions.end(seq), half, base, compute_type(qkv.dtype()));
+      rotary_angles(geometry.positions.end(seq), half, rotary, compute_type(qkv.dtype()));
   in_chunks(device_, rows, row_grain(width), [&](Count begin, Count count) {
     for (Count h = begin * (heads + 2 * groups); h < (begin + count) * (heads + 2 * groups); ++h) {
       const Count row = h / (heads + 2 * groups), from = h * head;

@@ -77,7 +77,7 @@ class CudaKernels final : public Kernels {
                      const Positions& positions) override;
   void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
                               const Positions& positions) override;
-  void rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
+  void rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool transposed,
               const Tensor& out) override;
   void attention(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse) override;
   void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse,
@@ -118,13 +118,13 @@ class CudaKernels final : public Kernels {
   template <class To, class From>
   void copy_narrowing(const Tensor& from, const Tensor& to);
 
-  /// cos and sin of position·base^(-2i/d): [positions, d/2], kept for the geometry last asked for.
+  /// Cosines and sines of positions·frequencies: [positions, d/2], kept for what was last asked for.
   struct RotaryAngles {
     std::int64_t seq = 0, half = 0;
-    double base = 0;
+    Rotary rotary;
     Tensor cosine, sine;
   };
-  const RotaryAngles& rotary_angles(std::int64_t seq, std::int64_t half, double base, DType compute);
+  const RotaryAngles& rotary_angles(std::int64_t seq, std::int64_t half, const Rotary& rotary, DType compute);
 
   Target target_;
   DataErrors errors_;

@@ -4,14 +4,14 @@
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
 
-/// Cosine and sine of position·base^(-i/half), computed in double and rounded once.
+/// Cosine and sine of position·frequency(i), times the scale; computed in double and rounded once.
 template <class C>
-__global__ void angles_kernel(Count seq, Count half, double base, C* cosine, C* sine) {
+__global__ void angles_kernel(Count seq, Count half, Rotary rotary, C* cosine, C* sine) {
+  const double scale = attention_scale(rotary);
   for (Count at = grid_thread(); at < seq * half; at += grid_threads()) {
-    const double frequency = ::pow(base, -static_cast<double>(at % half) / static_cast<double>(half));
-    const double angle = static_cast<double>(at / half) * frequency;
-    cosine[at] = static_cast<C>(::cos(angle));
-    sine[at] = static_cast<C>(::sin(angle));
+    const double angle = static_cast<double>(at / half) * rotary_frequency(rotary, at % half, half);
+    cosine[at] = static_cast<C>(::cos(angle) * scale);
+    sine[at] = static_cast<C>(::sin(angle) * scale);
   }
 }
 
@@ -56,29 +56,30 @@ __global__ void rotary_kernel(RotaryArguments<S> a) {
 
 }  // namespace
 
-const CudaKernels::RotaryAngles& CudaKernels::rotary_angles(Count seq, Count half, double base,
+const CudaKernels::RotaryAngles& CudaKernels::rotary_angles(Count seq, Count half, const Rotary& rotary,
                                                             DType compute) {
-  if (angles_.cosine && angles_.seq >= seq && angles_.half == half && angles_.base == base &&
+  if (angles_.cosine && angles_.seq >= seq && angles_.half == half && angles_.rotary == rotary &&
       angles_.cosine.dtype() == compute)
     return angles_;
   angles_ = {};
-  RotaryAngles made{seq, half, base, Tensor::empty(target_.device, {seq, half}, compute, Category::workspace),
+  RotaryAngles made{seq, half, rotary,
+                    Tensor::empty(target_.device, {seq, half}, compute, Category::workspace),
                     Tensor::empty(target_.device, {seq, half}, compute, Category::workspace)};
   const auto write = [&](auto type) {
     using C = decltype(type);
     launch(angles_kernel<C>, blocks_for(seq * half, element_threads, target_.processors), element_threads, 0,
-           target_.stream, seq, half, base, out<C>(made.cosine), out<C>(made.sine));
+           target_.stream, seq, half, rotary, out<C>(made.cosine), out<C>(made.sine));
   };
   compute == DType::f64 ? write(double{}) : write(float{});
   return angles_ = std::move(made);
 }
 
-void CudaKernels::rotary(const Tensor& qkv, const Attention& geometry, double base, bool inverse,
+void CudaKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool transposed,
                          const Tensor& out) {
-  const auto [rows, seq, head] = check_rotary(qkv, geometry, base, out);
+  const auto [rows, seq, head] = check_rotary(qkv, geometry, rotary, out);
   if (qkv.numel() == 0) return;
   const RotaryAngles& angles =
-      rotary_angles(geometry.positions.end(seq), head / 2, base, compute_type(qkv.dtype()));
+      rotary_angles(geometry.positions.end(seq), head / 2, rotary, compute_type(qkv.dtype()));
   with_floating(qkv.dtype(), [&, rows = rows, seq = seq, half = head / 2](auto type) {
     using S = decltype(type);
     using C = Compute<S>;
@@ -87,7 +88,7 @@ void CudaKernels::rotary(const Tensor& qkv, const Attention& geometry, double ba
                                   SHERD_CUDA::out<S>(out),
                                   in<C>(angles.cosine),
                                   in<C>(angles.sine),
-                                  inverse ? C{-1} : C{1},
+                                  transposed ? C{-1} : C{1},
                                   rows,
                                   seq,
                                   half,

@@ -33,16 +33,17 @@ void MetaKernels::rms_norm_backward(const Tensor& x, const Tensor&, const Tensor
   charge(gpu_ ? cuda::norm_backward_workspace(x, dweight, {}) : cpu::norm_backward_workspace(x, dweight, {}));
 }
 
-void MetaKernels::rotary(const Tensor& qkv, const Attention& geometry, double base, bool, const Tensor&) {
+void MetaKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool,
+                         const Tensor&) {
   const std::int64_t seq = geometry.positions.end(qkv.shape()[-2]),
                      half = geometry.head_dim(qkv.shape().back()) / 2;
   const DType compute = qkv.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  if (angles_ && angles_.shape()[1] >= seq && angles_.shape()[2] == half && angles_base_ == base &&
+  if (angles_ && angles_.shape()[1] >= seq && angles_.shape()[2] == half && rotary_ == rotary &&
       angles_.dtype() == compute)
     return;
   angles_ = {};
   angles_ = Tensor::empty(device_, {2, seq, half}, compute, Category::workspace);  // cosines and sines
-  angles_base_ = base;
+  rotary_ = rotary;
 }
 
 void MetaKernels::attention(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&) {

@@ -47,7 +47,8 @@ class MetaKernels : public Kernels {
                           std::optional<DType>) override;
   void add_positions(const Tensor&, const Tensor&, const Tensor&, const Positions&) override {}
   void add_positions_backward(const Tensor&, const Tensor&, bool, const Positions&) override {}
-  void rotary(const Tensor& qkv, const Attention& geometry, double base, bool, const Tensor&) override;
+  void rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool,
+              const Tensor&) override;
   void attention(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&) override;
   void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&,
                           const Tensor&, const Tensor&) override;
@@ -83,7 +84,7 @@ class MetaKernels : public Kernels {
   CudaOptions options_;
   bool gpu_;       ///< stands for one
   Tensor angles_;  ///< of the last rotary geometry, which kernels keep
-  double angles_base_ = 0;
+  Rotary rotary_;  ///< theirs
 };
 
 }  // namespace sherd::tensor::meta

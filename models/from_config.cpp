@@ -56,6 +56,30 @@ ExpertsOptions experts_for(const config::Moe& moe) {
   return out;
 }
 
+tensor::Rotary rotary_for(const config::Model& model) {
+  const config::RopeScaling& scaling = model.rope_scaling;
+  tensor::Rotary out;
+  out.base = model.rotary_base;
+  switch (scaling.type) {
+    case config::RopeType::none:
+      return out;
+    case config::RopeType::linear:
+      out.scaling = tensor::RotaryScaling::linear;
+      break;
+    case config::RopeType::llama3:
+      out.scaling = tensor::RotaryScaling::llama3;
+      break;
+    case config::RopeType::yarn:
+      out.scaling = tensor::RotaryScaling::yarn;
+      break;
+  }
+  out.factor = scaling.factor, out.original_positions = scaling.original_max_positions;
+  out.low_freq_factor = scaling.low_freq_factor, out.high_freq_factor = scaling.high_freq_factor;
+  out.beta_fast = scaling.beta_fast, out.beta_slow = scaling.beta_slow, out.truncate = scaling.truncate;
+  out.attention_factor = scaling.attention_factor;
+  return out;
+}
+
 }  // namespace
 
 GptOptions gpt_options(const config::Config& config, std::int64_t vocabulary) {
@@ -71,19 +95,20 @@ GptOptions gpt_options(const config::Config& config, std::int64_t vocabulary) {
   GptOptions out;
   out.vocab_size = model.vocab_size > 0 ? model.vocab_size : vocabulary;
   out.vocab_multiple = model.pad_vocab_to_multiple_of;
-  out.max_seq = model.seq_length;
+  out.max_seq = model.seq_length, out.position_rows = model.max_positions;
   out.hidden = model.hidden_size;
   out.layers = model.num_layers;
   out.heads = static_cast<int>(model.num_heads);
-  out.kv_heads = static_cast<int>(model.num_kv_heads);
+  out.kv_heads = static_cast<int>(model.num_kv_heads), out.head_dim = model.head_dim;
   out.ffn_hidden = model.ffn_hidden_size;
   if (model.moe.experts > 0) out.experts = experts_for(model.moe);
   out.norm = model.norm == config::Norm::rmsnorm ? Norm::rms_norm : Norm::layer_norm;
   out.norm_eps = model.norm_epsilon;
   out.positions = model.position == config::Positions::rotary ? PositionKind::rotary : PositionKind::learned;
-  out.rotary_base = model.rotary_base;
+  out.rotary = rotary_for(model);
+  out.sliding_window = model.sliding_window, out.qk_norm = model.qk_norm;
   out.mlp = mlp_for(model.activation);
-  out.bias = model.bias;
+  out.bias = model.bias, out.qkv_bias = model.qkv_bias;
   out.tied_embeddings = model.tie_embeddings;
   out.embedding_dropout = static_cast<float>(model.embedding_dropout);
   out.attention_dropout = static_cast<float>(model.attention_dropout);

@@ -51,8 +51,9 @@ Gpt::Gpt(const GptOptions& options, const parallel::Layout& layout)
   tokens_ = add("tokens", std::make_shared<parallel::VocabEmbedding>(o.padded_vocab(), o.hidden, layout, init,
                                                                      o.vocab_size));
   if (o.positions == PositionKind::learned)
-    positions_ = add("positions",
-                     parallel::on_stream(std::make_shared<nn::Positions>(o.max_seq, o.hidden, init), layout));
+    positions_ =
+        add("positions",
+            parallel::on_stream(std::make_shared<nn::Positions>(o.position_rows, o.hidden, init), layout));
   embedding_dropout_ = add("embedding_dropout", std::make_shared<nn::Dropout>(o.embedding_dropout));
   blocks_ = add("blocks", std::make_shared<nn::LayerList>());
   const auto pooled = o.experts.losses.kind == parallel::BalanceLoss::pooled

@@ -27,6 +27,7 @@ void check_bounds(const GptOptions& o) {
        {Bound{"vocab_size", o.vocab_size, config::most_vocabulary},
         {"vocab_multiple", o.vocab_multiple, config::most_vocabulary},
         {"max_seq", o.max_seq, config::most_positions},
+        {"position_rows", o.position_rows, config::most_positions},
         {"hidden", o.hidden, config::most_hidden},
         {"layers", o.layers, config::most_layers},
         {"heads", o.heads, config::most_heads},
@@ -90,6 +91,11 @@ GptOptions GptOptions::resolved() const {
     o.head_dim = o.hidden / o.heads;
   }
   check(o.head_dim > 0, "head_dim ", o.head_dim, " must be positive");
+  if (o.position_rows == 0) o.position_rows = o.max_seq;
+  check(o.position_rows >= o.max_seq, "sequences of ", o.max_seq, " tokens are longer than the ",
+        o.position_rows, " positions there are");
+  if (o.bias) o.qkv_bias = true;
+  check(o.sliding_window >= 0, "a sliding window of ", o.sliding_window, " tokens makes no sense");
   check(o.positions != PositionKind::rotary || o.head_dim % 2 == 0,
         "rotary positions need an even head_dim, not ", o.head_dim);
   if (o.ffn_hidden == 0) o.ffn_hidden = o.mlp == Mlp::swiglu ? round_up(8 * o.hidden / 3, 64) : 4 * o.hidden;
@@ -99,7 +105,7 @@ GptOptions GptOptions::resolved() const {
     check(p >= 0.0f && p < 1.0f, "a dropout probability must be in [0, 1), not ", p);
   check(o.norm_eps > 0, "norm_eps ", o.norm_eps, " must be positive");
   check(o.init_std > 0, "init_std ", o.init_std, " must be positive");
-  check(o.rotary_base > 1, "rotary_base ", o.rotary_base, " must be above 1");
+  check(o.rotary.base > 1, "a base of rotary positions of ", o.rotary.base, " must be above 1");
   return o;
 }
 
@@ -150,7 +156,8 @@ std::int64_t GptOptions::num_parameters(bool padding) const {
   const std::int64_t norm_size = o.norm == Norm::layer_norm ? 2 * o.hidden : o.hidden;
   const std::int64_t attention_width = o.heads * o.head_dim;
   const std::int64_t weights = o.hidden * (o.qkv_width() + attention_width);
-  const std::int64_t biases = o.bias ? o.qkv_width() + o.hidden : 0;
+  const std::int64_t biases = (o.qkv_bias ? o.qkv_width() : 0) + (o.bias ? o.hidden : 0);
+  const std::int64_t head_gains = o.qk_norm ? 2 * o.head_dim : 0;
   const auto feed_forward = [&](std::int64_t width) {
     return width == 0 ? 0 : feed_forward_weights(o, width) + feed_forward_biases(o, width);
   };
@@ -162,8 +169,8 @@ std::int64_t GptOptions::num_parameters(bool padding) const {
   const std::int64_t networks = (o.layers - with_experts) * feed_forward(o.ffn_hidden) +
                                 with_experts * (e.count * (feed_forward(e.ffn_hidden) + o.hidden) + beside);
   const std::int64_t tables = rows * o.hidden * (o.tied_embeddings ? 1 : 2) +
-                              (o.positions == PositionKind::learned ? o.max_seq * o.hidden : 0);
-  return tables + o.layers * (weights + biases + 2 * norm_size) + networks + norm_size;
+                              (o.positions == PositionKind::learned ? o.position_rows * o.hidden : 0);
+  return tables + o.layers * (weights + biases + head_gains + 2 * norm_size) + networks + norm_size;
 }
 
 double flops_per_token(const GptOptions& options, std::int64_t seq, AttentionFlops convention,
@@ -183,7 +190,11 @@ double flops_per_token(const GptOptions& options, std::int64_t seq, AttentionFlo
           static_cast<double>(feed_forward_weights(o, (e.routing.top_k + e.shared) * e.ffn_hidden) + gates +
                               feed_forward_weights(o, e.residual ? o.ffn_hidden : 0));
   // Scores and their product with the values: one multiply-add each per pair of positions and column.
-  const double pairs = static_cast<double>(seq) * (convention == AttentionFlops::full ? 1.0 : 0.5);
+  // In a window of w of s tokens query i sees min(i + 1, w) keys: w - w²/2s on average.
+  const double s = static_cast<double>(seq), w = static_cast<double>(o.sliding_window);
+  const bool window = o.sliding_window > 0 && o.sliding_window < seq;
+  const double causal = window ? w - w * w / (2 * s) : 0.5 * s;
+  const double pairs = convention == AttentionFlops::causal_half ? causal : window ? 2 * causal : s;
   const double blocks =
       static_cast<double>(o.layers) * (2.0 * products + 2.0 * 2.0 * pairs * attention_width) + 2.0 * networks;
   const double head = 2.0 * h * static_cast<double>(o.vocab_size);

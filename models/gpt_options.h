@@ -46,6 +46,8 @@ struct GptOptions {
   std::int64_t vocab_size = 50257;
   std::int64_t vocab_multiple = 128;  ///< the tables get rows up to a multiple of this; the loss ignores them
   std::int64_t max_seq = 1024;        ///< longest sequence
+  std::int64_t position_rows =
+      0;  ///< of the table of learned positions, of which max_seq are used; 0: max_seq
   std::int64_t hidden = 768;
   std::int64_t layers = 12;
   int heads = 12;
@@ -56,9 +58,12 @@ struct GptOptions {
   Norm norm = Norm::layer_norm;
   double norm_eps = 1e-5;
   PositionKind positions = PositionKind::learned;
-  double rotary_base = 10000.0;
+  tensor::Rotary rotary;
+  std::int64_t sliding_window = 0;  ///< tensor::Attention::window
+  bool qk_norm = false;             ///< RMSNorm of each query and key head before rotary positions (Qwen3)
   Mlp mlp = Mlp::gelu_tanh;
   bool bias = true;             ///< on every linear layer of the blocks
+  bool qkv_bias = false;        ///< on the projection to queries, keys and values in any case (Qwen2)
   bool tied_embeddings = true;  ///< the output projection is the token table
   float embedding_dropout = 0.0f;
   float attention_dropout = 0.0f;  ///< of normalised scores

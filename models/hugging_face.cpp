@@ -1,193 +1,157 @@
 #include "models/hugging_face.h"
 
 #include <cstring>
-#include <numeric>
 
 namespace sherd::models {
 namespace {
 
+using config::ModelType;
 using tensor::Shape;
 
-std::int64_t total_rows(const auto& parts) {
-  std::int64_t rows = 0;
-  for (const auto& part : parts) rows += part.rows;
-  return rows;
+[[noreturn]] void no_such(const std::string& parameter) {
+  fail(ErrorKind::usage, "no parameter of a GPT is named '", parameter, "'");
 }
 
-/// to[c, r] = from[r, c]
-void transpose(const std::byte* from, std::int64_t rows, std::int64_t columns, std::size_t size,
-               std::byte* to) {
-  for (std::int64_t r = 0; r < rows; ++r)
-    for (std::int64_t c = 0; c < columns; ++c)
-      std::memcpy(to + static_cast<std::size_t>(c * rows + r) * size,
-                  from + static_cast<std::size_t>(r * columns + c) * size, size);
+/// One tensor, all of whose rows follow each other in the parameter. `columns` 0: a vector.
+PublishedParameter alone(std::string name, std::int64_t rows, std::int64_t columns, bool transposed = false,
+                         std::int64_t padding = 0) {
+  PublishedParameter out;
+  out.columns = columns == 0 ? 1 : columns;
+  out.tensors.push_back({std::move(name),
+                         columns == 0 ? Shape{rows}
+                         : transposed ? Shape{columns, rows}
+                                      : Shape{rows, columns},
+                         transposed});
+  out.rows.push_back({0, rows, 0, 0});
+  if (padding > 0) out.rows.push_back({rows, padding, -1, 0});
+  return out;
+}
+
+/// Two matrices of as many rows, one behind the other.
+PublishedParameter stacked(std::string first, std::string second, std::int64_t rows, std::int64_t columns) {
+  PublishedParameter out = alone(std::move(first), rows, columns);
+  out.tensors.push_back({std::move(second), {rows, columns}});
+  out.rows.push_back({rows, rows, 1, 0});
+  return out;
+}
+
+ModelType family_of(const GptOptions& o) {
+  const bool gpt2 = o.norm == Norm::layer_norm && o.positions == PositionKind::learned &&
+                    o.mlp != Mlp::swiglu && o.bias && o.kv_heads == o.heads &&
+                    o.head_dim * o.heads == o.hidden && o.experts.count == 0;
+  const bool llama =
+      o.norm == Norm::rms_norm && o.positions == PositionKind::rotary && o.mlp == Mlp::swiglu && !o.bias;
+  if (!gpt2 && !llama)
+    fail(ErrorKind::config,
+         "only GPT-2's shape (LayerNorm, learned positions, GELU, biases, one key-value head per "
+         "head) and Llama's (RMSNorm, rotary positions, SwiGLU, no biases) have a Hugging Face layout");
+  return gpt2 ? ModelType::gpt2 : o.experts.count > 0 ? ModelType::mixtral : ModelType::llama;
 }
 
 }  // namespace
 
-HuggingFaceLayout::HuggingFaceLayout(const GptOptions& options) : options_(options.resolved()) {
+HuggingFaceLayout::HuggingFaceLayout(const GptOptions& options, std::optional<ModelType> family)
+    : options_(options.resolved()),
+      family_(family ? *family : family_of(options_)),
+      gpt2_(family_ == ModelType::gpt2) {}
+
+PublishedParameter HuggingFaceLayout::of_qkv(const std::string& at, const std::string& kind) const {
   const GptOptions& o = options_;
-  const bool gpt2 = o.norm == Norm::layer_norm && o.positions == PositionKind::learned &&
-                    o.mlp != Mlp::swiglu && o.bias && o.kv_heads == o.heads &&
-                    o.head_dim * o.heads == o.hidden && o.tied_embeddings;
-  const bool llama = o.norm == Norm::rms_norm && o.positions == PositionKind::rotary && o.mlp == Mlp::swiglu;
-  if (!gpt2 && !llama)
-    fail(ErrorKind::config,
-         "only GPT-2's shape (LayerNorm, learned positions, GELU, biases, one key-value head per "
-         "head, tied tables) and Llama's (RMSNorm, rotary positions, SwiGLU) have a Hugging Face layout");
-  gpt2_ = gpt2;
+  const bool matrix = kind == "weight";
+  const std::int64_t d = o.head_dim, each = o.heads / o.kv_heads;
+  const std::int64_t starts[3] = {0, o.heads * d, (o.heads + o.kv_heads) * d};
+  PublishedParameter out;
+  out.columns = matrix ? o.hidden : 1;
+  if (gpt2_) {
+    out = alone(at + "attn.c_attn." + kind, o.qkv_width(), matrix ? o.hidden : 0, matrix);
+    out.rows.clear();
+  } else {
+    for (const auto& [name, heads] : {std::pair{"q", o.heads}, {"k", o.kv_heads}, {"v", o.kv_heads}})
+      out.tensors.push_back({at + "self_attn." + name + "_proj." + kind,
+                             matrix ? Shape{heads * d, o.hidden} : Shape{heads * d}});
+  }
+  std::int64_t row = 0;
+  const auto append = [&](int part, std::int64_t first_head, std::int64_t heads) {
+    const std::int64_t first = first_head * d;
+    out.rows.push_back({row, heads * d, gpt2_ ? 0 : part, gpt2_ ? starts[part] + first : first});
+    row += heads * d;
+  };
+  for (std::int64_t g = 0; g < o.kv_heads; ++g) append(0, g * each, each), append(1, g, 1), append(2, g, 1);
+  return out;
 }
 
-HuggingFaceLayout::Entry HuggingFaceLayout::block_entry(const std::string& parameter,
-                                                        const std::string& layer, const std::string& part,
-                                                        const std::string& kind) const {
+PublishedParameter HuggingFaceLayout::of_expert(const std::string& at, const std::string& expert,
+                                                bool up) const {
+  const bool mixtral = family_ == ModelType::mixtral;
+  const std::string in = at + "experts." + expert + ".";
+  const std::int64_t f = options_.experts.ffn_hidden, h = options_.hidden;
+  if (!up) return alone(in + (mixtral ? "w2.weight" : "down_proj.weight"), h, f);
+  return stacked(in + (mixtral ? "w1.weight" : "gate_proj.weight"),
+                 in + (mixtral ? "w3.weight" : "up_proj.weight"), f, h);
+}
+
+std::optional<PublishedParameter> HuggingFaceLayout::of_mlp(const std::string& at, const std::string& part,
+                                                            const std::string& kind) const {
   const GptOptions& o = options_;
-  const std::string at = gpt2_ ? "transformer.h." + layer + "." : "model.layers." + layer + ".";
+  const bool matrix = kind == "weight";
+  const std::string name = at + "mlp.";
+  if (part == "up") {
+    if (gpt2_) return alone(name + "c_fc." + kind, o.ffn_hidden, matrix ? o.hidden : 0, matrix);
+    if (matrix) return stacked(name + "gate_proj.weight", name + "up_proj.weight", o.ffn_hidden, o.hidden);
+  }
+  if (part == "down" && (gpt2_ || matrix))
+    return alone(name + (gpt2_ ? "c_proj." : "down_proj.") + kind, o.hidden, matrix ? o.ffn_hidden : 0,
+                 gpt2_ && matrix);
+  const std::string experts = family_ == ModelType::mixtral ? at + "block_sparse_moe." : name;
+  if (o.experts.count > 0 && part == "router" && matrix)
+    return alone(experts + "gate.weight", o.experts.count, o.hidden);
+  if (const std::size_t dot = part.rfind('.'); matrix && part.starts_with("experts.") && dot > 7)
+    return of_expert(experts, part.substr(8, dot - 8), part.substr(dot + 1) == "up");
+  return std::nullopt;
+}
+
+PublishedParameter HuggingFaceLayout::of_block(const std::string& parameter, const std::string& layer,
+                                               const std::string& part, const std::string& kind) const {
+  const GptOptions& o = options_;
+  const std::string at = (gpt2_ ? "transformer.h." : "model.layers.") + layer + ".";
   const auto named = [&](const char* gpt2_name, const char* llama_name) {
     return at + (gpt2_ ? gpt2_name : llama_name) + "." + kind;
   };
   const bool matrix = kind == "weight";
-  const auto product = [&](std::vector<Part> parts, std::int64_t in, bool qkv = false) {
-    return Entry{std::move(parts), matrix ? in : 1, matrix, gpt2_ && matrix, qkv, 0};
-  };
-  const std::int64_t q = o.heads * o.head_dim, kv = o.kv_heads * o.head_dim, f = o.ffn_hidden;
-  if (part == "norm_1") return {{{named("ln_1", "input_layernorm"), o.hidden}}};
-  if (part == "norm_2") return {{{named("ln_2", "post_attention_layernorm"), o.hidden}}};
-  if (part == "attention.qkv") {
-    if (gpt2_) return product({{named("attn.c_attn", ""), q + 2 * kv}}, o.hidden, true);
-    return product({{named("", "self_attn.q_proj"), q},
-                    {named("", "self_attn.k_proj"), kv},
-                    {named("", "self_attn.v_proj"), kv}},
-                   o.hidden, true);
-  }
-  if (part == "attention.projection")
-    return product({{named("attn.c_proj", "self_attn.o_proj"), o.hidden}}, q);
-  if (part == "mlp.up") {
-    if (gpt2_) return product({{named("mlp.c_fc", ""), f}}, o.hidden);
-    return product({{named("", "mlp.gate_proj"), f}, {named("", "mlp.up_proj"), f}}, o.hidden);
-  }
-  if (part == "mlp.down") return product({{named("mlp.c_proj", "mlp.down_proj"), o.hidden}}, f);
-  fail(ErrorKind::usage, "no parameter of a GPT is named '", parameter, "'");
+  if (!matrix && kind != "bias") no_such(parameter);
+  if (part == "norm_1" && (gpt2_ || matrix)) return alone(named("ln_1", "input_layernorm"), o.hidden, 0);
+  if (part == "norm_2" && (gpt2_ || matrix))
+    return alone(named("ln_2", "post_attention_layernorm"), o.hidden, 0);
+  if (part == "attention.qkv") return of_qkv(at, kind);
+  if (part == "attention.projection" && (gpt2_ || matrix))
+    return alone(named("attn.c_proj", "self_attn.o_proj"), o.hidden, matrix ? o.heads * o.head_dim : 0,
+                 gpt2_ && matrix);
+  if (!gpt2_ && matrix && (part == "attention.q_norm" || part == "attention.k_norm"))
+    return alone(at + "self_attn." + part.substr(part.find('.') + 1) + ".weight", o.head_dim, 0);
+  if (part.starts_with("mlp."))
+    if (auto found = of_mlp(at, part.substr(4), kind)) return *std::move(found);
+  no_such(parameter);
 }
 
-HuggingFaceLayout::Entry HuggingFaceLayout::entry(const std::string& parameter) const {
+PublishedParameter HuggingFaceLayout::published(const std::string& parameter) const {
   const GptOptions& o = options_;
   const std::int64_t padding = o.padded_vocab() - o.vocab_size;
   if (parameter == "tokens.weight")
-    return {{{gpt2_ ? "transformer.wte.weight" : "model.embed_tokens.weight", o.vocab_size}},
-            o.hidden,
-            true,
-            false,
-            false,
-            padding};
+    return alone(gpt2_ ? "transformer.wte.weight" : "model.embed_tokens.weight", o.vocab_size, o.hidden,
+                 false, padding);
   if (parameter == "head.weight" && !o.tied_embeddings)
-    return {{{"lm_head.weight", o.vocab_size}}, o.hidden, true, false, false, padding};
+    return alone("lm_head.weight", o.vocab_size, o.hidden, false, padding);
   if (parameter == "positions.weight" && gpt2_)
-    return {{{"transformer.wpe.weight", o.max_seq}}, o.hidden, true};
+    return alone("transformer.wpe.weight", o.position_rows, o.hidden);
   if (parameter == "norm.weight")
-    return {{{gpt2_ ? "transformer.ln_f.weight" : "model.norm.weight", o.hidden}}};
-  if (parameter == "norm.bias" && gpt2_) return {{{"transformer.ln_f.bias", o.hidden}}};
-  const std::size_t layer = std::strlen("blocks."), rest = parameter.find('.', layer),
-                    last = parameter.rfind('.');
-  require(parameter.starts_with("blocks.") && rest != std::string::npos && last > rest,
-          "no parameter of a GPT is named '", parameter, "'");
-  return block_entry(parameter, parameter.substr(layer, rest - layer),
-                     parameter.substr(rest + 1, last - rest - 1), parameter.substr(last + 1));
-}
-
-std::vector<std::int64_t> HuggingFaceLayout::qkv_rows() const {
-  const std::int64_t d = options_.head_dim, heads = options_.heads, groups = options_.kv_heads;
-  std::vector<std::int64_t> rows;
-  const auto append = [&](std::int64_t head) {
-    for (std::int64_t i = 0; i < d; ++i) rows.push_back(head * d + i);
-  };
-  for (std::int64_t g = 0; g < groups; ++g) {
-    for (std::int64_t h = 0; h < heads / groups; ++h) append(g * (heads / groups) + h);
-    append(heads + g);
-    append(heads + groups + g);
-  }
-  return rows;
-}
-
-std::vector<std::string> HuggingFaceLayout::names(const std::string& parameter) const {
-  std::vector<std::string> out;
-  for (const Part& part : entry(parameter).parts) out.push_back(part.name);
-  return out;
-}
-
-std::vector<std::pair<std::string, HostTensor>> HuggingFaceLayout::to(const std::string& parameter,
-                                                                      const HostTensor& value) const {
-  const Entry e = entry(parameter);
-  const std::int64_t rows = total_rows(e.parts);
-  const std::size_t size = size_of(value.dtype), row_bytes = static_cast<std::size_t>(e.columns) * size;
-  require(value.shape.numel() == (rows + e.padding_rows) * e.columns &&
-              value.bytes.size() == static_cast<std::size_t>(value.shape.numel()) * size,
-          "parameter '", parameter, "' has ", rows + e.padding_rows, " rows of ", e.columns,
-          ", not the shape ", value.shape.str());
-  std::vector<std::byte> plain(
-      value.bytes.begin(),
-      value.bytes.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(rows) * row_bytes));
-  if (e.grouped_qkv) {
-    const std::vector<std::int64_t> source = qkv_rows();
-    for (std::size_t i = 0; i < source.size(); ++i)
-      std::memcpy(plain.data() + static_cast<std::size_t>(source[i]) * row_bytes,
-                  value.bytes.data() + i * row_bytes, row_bytes);
-  }
-  std::vector<std::pair<std::string, HostTensor>> out;
-  const std::byte* from = plain.data();
-  for (const Part& part : e.parts) {
-    HostTensor piece{e.matrix ? Shape{part.rows, e.columns} : Shape{part.rows}, value.dtype, {}};
-    piece.bytes.assign(from, from + static_cast<std::size_t>(part.rows) * row_bytes);
-    if (e.transposed) {
-      transpose(from, part.rows, e.columns, size, piece.bytes.data());
-      piece.shape = {e.columns, part.rows};
-    }
-    from += static_cast<std::size_t>(part.rows) * row_bytes;
-    out.emplace_back(part.name, std::move(piece));
-  }
-  return out;
-}
-
-HostTensor HuggingFaceLayout::piece(const Entry& e, const Part& part, const HostTensorSource& source) const {
-  constexpr std::string_view prefix = "transformer.";
-  std::optional<HostTensor> found = source(part.name);
-  if (!found && part.name.starts_with(prefix)) found = source(part.name.substr(prefix.size()));
-  if (!found) fail(ErrorKind::data, "the state dict has no tensor '", part.name, "'");
-  const Shape want = !e.matrix      ? Shape{part.rows}
-                     : e.transposed ? Shape{e.columns, part.rows}
-                                    : Shape{part.rows, e.columns};
-  const std::size_t size = size_of(found->dtype);
-  if (found->shape != want || found->bytes.size() != static_cast<std::size_t>(want.numel()) * size)
-    fail(ErrorKind::data, "tensor '", part.name, "' has shape ", found->shape.str(),
-         " where the model needs ", want.str());
-  if (!e.transposed) return *std::move(found);
-  HostTensor turned{{part.rows, e.columns}, found->dtype, std::vector<std::byte>(found->bytes.size())};
-  transpose(found->bytes.data(), e.columns, part.rows, size, turned.bytes.data());
-  return turned;
-}
-
-HostTensor HuggingFaceLayout::from(const std::string& parameter, const HostTensorSource& source) const {
-  const Entry e = entry(parameter);
-  const std::int64_t rows = total_rows(e.parts) + e.padding_rows;
-  HostTensor out{e.matrix ? Shape{rows, e.columns} : Shape{rows}, DType::f32, {}};
-  for (const Part& part : e.parts) {
-    const HostTensor found = piece(e, part, source);
-    if (out.bytes.empty()) out.dtype = found.dtype;
-    if (found.dtype != out.dtype)
-      fail(ErrorKind::data, "tensor '", part.name, "' holds ", name_of(found.dtype),
-           " where its siblings hold ", name_of(out.dtype));
-    out.bytes.insert(out.bytes.end(), found.bytes.begin(), found.bytes.end());
-  }
-  const std::size_t row_bytes = static_cast<std::size_t>(e.columns) * size_of(out.dtype);
-  out.bytes.resize(static_cast<std::size_t>(rows) * row_bytes);  // rows that pad are zero
-  if (e.grouped_qkv) {
-    const std::vector<std::byte> ungrouped = out.bytes;
-    const std::vector<std::int64_t> order = qkv_rows();
-    for (std::size_t i = 0; i < order.size(); ++i)
-      std::memcpy(out.bytes.data() + i * row_bytes,
-                  ungrouped.data() + static_cast<std::size_t>(order[i]) * row_bytes, row_bytes);
-  }
-  return out;
+    return alone(gpt2_ ? "transformer.ln_f.weight" : "model.norm.weight", o.hidden, 0);
+  if (parameter == "norm.bias" && gpt2_) return alone("transformer.ln_f.bias", o.hidden, 0);
+  const std::size_t layer = std::strlen("blocks.");
+  if (!parameter.starts_with("blocks.")) no_such(parameter);
+  const std::size_t rest = parameter.find('.', layer), last = parameter.rfind('.');
+  if (rest == std::string::npos || last <= rest) no_such(parameter);
+  return of_block(parameter, parameter.substr(layer, rest - layer),
+                  parameter.substr(rest + 1, last - rest - 1), parameter.substr(last + 1));
 }
 
 }  // namespace sherd::models

@@ -1,66 +1,62 @@
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "config/model.h"
 #include "models/gpt_options.h"
 
 namespace sherd::models {
 
-/// Elements in host memory, as checkpoint files hold them.
-struct HostTensor {
-  tensor::Shape shape;
-  DType dtype = DType::f32;
-  std::vector<std::byte> bytes;
+/// A tensor of a Hugging Face state dict.
+struct PublishedTensor {
+  std::string name;
+  tensor::Shape shape;      ///< as it is published
+  bool transposed = false;  ///< its columns are rows of the parameter (GPT-2's matrices)
 };
 
-/// Finds a tensor of a Hugging Face state dict by name; nothing when there is none.
-using HostTensorSource = std::function<std::optional<HostTensor>(const std::string& name)>;
+/// A parameter of Gpt as rows of published tensors. Vectors have rows of one element.
+struct PublishedParameter {
+  /// Rows [row, row + rows) of the parameter are those of tensor `tensor` from `tensor_row` on, once it is
+  /// not transposed; -1: they pad the vocabulary, and are in none.
+  struct Rows {
+    std::int64_t row, rows;
+    int tensor;
+    std::int64_t tensor_row;
+  };
+  std::vector<PublishedTensor> tensors;
+  std::vector<Rows> rows;  ///< in ascending order, together all
+  std::int64_t columns = 1;
+};
 
-/// Translation between the parameters of Gpt and the state dicts of Hugging Face's GPT2LMHeadModel and
-/// LlamaForCausalLM. Pure: one parameter at a time, any dtype, values only moved. It undoes the grouping of
-/// packed qkv, splits gate and up, transposes GPT-2's matrices and drops the rows that pad the vocabulary.
+/// Where the parameters of Gpt are in the state dicts of Hugging Face's transformers: GPT-2, Llama, Mistral,
+/// Qwen2, Qwen3, Mixtral, Qwen3-MoE, by the names under which models are published. Pure. Packed qkv has its
+/// queries, keys and values apart there, gate and up likewise, GPT-2's matrices are transposed, and rows that
+/// pad the vocabulary are left out.
 class HuggingFaceLayout {
  public:
-  /// Throws Error{config} for options that neither model has (learned positions with RMSNorm, say).
-  explicit HuggingFaceLayout(const GptOptions& options);
+  /// `family`: as which the model is published (config::published_as()); not given: gpt2 or llama by norm and
+  /// positions, mixtral where it has experts. Throws Error{config} for options that none has (learned
+  /// positions with RMSNorm, say).
+  explicit HuggingFaceLayout(const GptOptions& options, std::optional<config::ModelType> family = {});
 
-  /// "gpt2" or "llama", as config.json's model_type.
-  const char* model_type() const { return gpt2_ ? "gpt2" : "llama"; }
-  /// The tensors that hold the parameter named `parameter`. Throws Error{usage} for a name that Gpt does not
-  /// have.
-  std::vector<std::string> names(const std::string& parameter) const;
-  /// The parameter's value as those tensors.
-  std::vector<std::pair<std::string, HostTensor>> to(const std::string& parameter,
-                                                     const HostTensor& value) const;
-  /// The parameter's value from those tensors; rows that pad the vocabulary are zero. GPT-2 names are also
-  /// found without their "transformer." in front, as published files have them. Throws Error{data} naming a
-  /// tensor that is missing or has another shape.
-  HostTensor from(const std::string& parameter, const HostTensorSource& source) const;
+  config::ModelType family() const { return family_; }
+  /// Throws Error{usage} for a name that Gpt does not have.
+  PublishedParameter published(const std::string& parameter) const;
+  /// What published files may lack in front of all names but the head's: "transformer." or "model.".
+  const char* prefix() const { return gpt2_ ? "transformer." : "model."; }
 
  private:
-  struct Part {
-    std::string name;
-    std::int64_t rows = 0;  // of our matrix's rows (after undoing the transposition)
-  };
-  struct Entry {
-    std::vector<Part> parts;
-    std::int64_t columns = 1;
-    bool matrix = false, transposed = false, grouped_qkv = false;
-    std::int64_t padding_rows = 0;
-  };
-  Entry entry(const std::string& parameter) const;
-  Entry block_entry(const std::string& parameter, const std::string& layer, const std::string& part,
-                    const std::string& kind) const;
-  /// One tensor of the source, as rows of our matrix.
-  HostTensor piece(const Entry& entry, const Part& part, const HostTensorSource& source) const;
-  /// Row of [Q; K; V] that each row of the packed projection is.
-  std::vector<std::int64_t> qkv_rows() const;
+  PublishedParameter of_block(const std::string& parameter, const std::string& layer, const std::string& part,
+                              const std::string& kind) const;
+  PublishedParameter of_qkv(const std::string& at, const std::string& kind) const;
+  std::optional<PublishedParameter> of_mlp(const std::string& at, const std::string& part,
+                                           const std::string& kind) const;
+  PublishedParameter of_expert(const std::string& at, const std::string& expert, bool up) const;
 
   GptOptions options_;
+  config::ModelType family_;
   bool gpt2_;
 };
 

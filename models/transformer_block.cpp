@@ -2,6 +2,7 @@
 
 #include "autograd/attention.h"
 #include "autograd/elementwise.h"
+#include "autograd/norm.h"
 
 namespace sherd::models {
 namespace {
@@ -41,24 +42,34 @@ std::shared_ptr<nn::Layer> make_norm(const GptOptions& options, const parallel::
 SelfAttention::SelfAttention(const GptOptions& o, const parallel::Layout& layout)
     : layout_(layout),
       geometry_(o.geometry()),
-      rotary_(o.positions == PositionKind::rotary),
-      rotary_base_(o.rotary_base),
+      rotary_(o.positions == PositionKind::rotary ? std::optional(o.rotary) : std::nullopt),
+      norm_eps_(o.norm_eps),
       qkv_(add("qkv",
-               std::make_shared<parallel::ColumnLinear>(
-                   o.hidden, o.qkv_width(), layout,
-                   nn::LinearOptions{
-                       .bias = o.bias, .init = Init::normal(0, o.init_std), .matrices = qkv_matrices(o)}))),
+               std::make_shared<parallel::ColumnLinear>(o.hidden, o.qkv_width(), layout,
+                                                        nn::LinearOptions{.bias = o.qkv_bias,
+                                                                          .init = Init::normal(0, o.init_std),
+                                                                          .matrices = qkv_matrices(o)}))),
       projection_(add("projection", std::make_shared<parallel::RowLinear>(
                                         o.heads * o.head_dim, o.hidden, layout,
                                         nn::LinearOptions{.bias = o.bias, .init = o.output_init()}))),
-      dropout_(add("dropout", std::make_shared<nn::Dropout>(o.attention_dropout))) {}
+      dropout_(add("dropout", std::make_shared<nn::Dropout>(o.attention_dropout))) {
+  if (!o.qk_norm) return;
+  query_norm_ = add("q_norm", std::make_shared<nn::RmsNorm>(o.head_dim, o.norm_eps));
+  key_norm_ = add("k_norm", std::make_shared<nn::RmsNorm>(o.head_dim, o.norm_eps));
+  // Tensor ranks have other heads each.
+  for (const auto& norm : {query_norm_, key_norm_})
+    norm->weight()->partial_gradient = layout.tensor_size() > 1;
+}
 
 Var SelfAttention::forward(Tape& tape, const Var& x) {
   Var qkv = parallel::exchange_heads((*qkv_)(tape, x), geometry_, layout_);
   tensor::Attention geometry = parallel::rank_heads(geometry_, layout_);
   geometry.positions = layout_.inner_positions(qkv.shape()[1]);
   if (tape.training && geometry.dropout > 0) geometry.key = dropout_->key(tape);
-  if (rotary_) qkv = autograd::rotary(qkv, geometry, {.base = rotary_base_});
+  if (query_norm_)
+    qkv = autograd::head_norm(qkv, tape.parameter(query_norm_->weight()), tape.parameter(key_norm_->weight()),
+                              geometry, norm_eps_);
+  if (rotary_) qkv = autograd::rotary(qkv, geometry, *rotary_);
   return (*projection_)(tape, parallel::attention(qkv, geometry, layout_));
 }
 

@@ -12,7 +12,8 @@ using autograd::Tape;
 using autograd::Var;
 
 /// Causal self-attention with grouped queries. Parts: "qkv" (one packed projection, grouped per key-value
-/// head as tensor::Attention says), "projection", and "dropout" which names the stream of the scores' mask.
+/// head as tensor::Attention says), "projection", and "dropout" which names the stream of the scores' mask,
+/// and with qk_norm "q_norm" and "k_norm".
 /// Tensor ranks have their own heads, context ranks their own queries.
 class SelfAttention : public nn::Layer {
  public:
@@ -25,11 +26,12 @@ class SelfAttention : public nn::Layer {
  private:
   parallel::Layout layout_;
   tensor::Attention geometry_;
-  bool rotary_;
-  double rotary_base_;
+  std::optional<tensor::Rotary> rotary_;
+  double norm_eps_;
   std::shared_ptr<parallel::ColumnLinear> qkv_;
   std::shared_ptr<parallel::RowLinear> projection_;
   std::shared_ptr<nn::Dropout> dropout_;
+  std::shared_ptr<nn::RmsNorm> query_norm_, key_norm_;  ///< null without qk_norm
 };
 
 /// The feed-forward part. Parts: "up" (for SwiGLU [gate; up] fused, gate first) and "down".

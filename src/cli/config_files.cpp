@@ -1,6 +1,7 @@
 #include "cli/config_files.h"
 
 #include "base/error.h"
+#include "cli/weights.h"
 #include "config/given_keys.h"
 
 namespace sherd::cli {
@@ -8,7 +9,7 @@ namespace sherd::cli {
 config::Config ConfigFiles::parse(const std::vector<std::string>& more) const {
   std::vector<std::string> all = overrides;
   all.insert(all.end(), more.begin(), more.end());
-  return config::parse_files(paths, all);
+  return config::parse_files(paths, all, model_section);
 }
 
 void ConfigFiles::in_their_words(const std::function<void()>& run) const {

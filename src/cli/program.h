@@ -41,5 +41,8 @@ void generate_command(const Arguments& arguments);
 void info_command(const Arguments& arguments);
 void plot_command(const Arguments& arguments);
 void prepare_command(const Arguments& arguments);
+void import_command(const Arguments& arguments);
+void export_command(const Arguments& arguments);
+void checkpoint_command(const Arguments& arguments);
 
 }  // namespace sherd::cli

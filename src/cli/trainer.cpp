@@ -9,9 +9,11 @@
 #include "base/atomic_file.h"
 #include "base/excerpt.h"
 #include "base/log.h"
+#include "cli/weights.h"
 #include "device/cuda.h"
 #include "engine/checkpoint.h"
 #include "engine/gather_records.h"
+#include "engine/gather_results.h"
 #include "engine/process_grid.h"
 #include "engine/report.h"
 #include "models/from_config.h"
@@ -55,7 +57,10 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
   }
   if (const auto& folder = request_.config.training.save_dir; !folder.empty())
     engine_->claim_save_folder(folder);
-  if (request_.resume) resume();
+  if (request_.resume)
+    resume();
+  else if (!request_.config.training.init_from.empty())
+    begin_from(request_.config.training.init_from);
   first_step_ = engine_->global_steps();
   if (!request_.trace.empty()) {
     if (speaks()) AtomicFile probe(request_.trace);  // an error now rather than after the last step
@@ -102,6 +107,18 @@ void Trainer::announce() const {
   else
     log_info("the peak of GPU '", device::as_cuda(engine_->device()).gpu().name,
              "' is not known, so MFU is not told: set device.peak_tflops");
+}
+
+void Trainer::begin_from(const std::string& folder) {
+  Weights weights(folder, *engine_->config().model, shape_, engine_->device());
+  engine::gather_results(*dist_, "weights verified", [&] {
+    weights.verify_share(dist_->rank(), dist_->world_size());
+    return true;
+  });
+  engine_->load_weights(weights.source());
+  if (!speaks()) return;
+  log_info("weights from ", folder);
+  for (const std::string& note : weights.notes()) log_info(folder, "/config.json: ", note);
 }
 
 void Trainer::resume() {

@@ -34,6 +34,8 @@ class Trainer {
   bool speaks() const { return dist_->rank() == 0; }
   std::string layout_shown() const;
   void announce() const;
+  /// Takes the weights of training.init_from.
+  void begin_from(const std::string& folder);
   void resume();
   void train_step();
   void rate_step();

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -51,7 +52,9 @@ struct Training {
   std::int64_t eval_steps = 10;    ///< batches (of train_batch_size samples) per evaluation, > 0
   std::string save_dir;            ///< checkpoints go here; empty: none are written
   std::int64_t save_interval = 0;  ///< steps between checkpoints; 0: only at the end
-  std::int64_t keep_last = 0;      ///< checkpoints to keep, oldest deleted first; 0: all
+  std::string
+      init_from;  ///< folder of weights to begin with: Hugging Face's files, or a checkpoint; empty: none
+  std::int64_t keep_last = 0;  ///< checkpoints to keep, oldest deleted first; 0: all
   Recompute recompute = Recompute::none;
   /// `activation_checkpointing.cpu_checkpointing`: what full recompute keeps, the inputs of the blocks, lies
   /// in the host tier (Rajbhandari et al. 2020, ZeRO, P_a+cpu). No effect without full recompute.
@@ -185,7 +188,11 @@ struct Config {
 /// files add sections and override keys. Each override is "a.b.c=VALUE" ("optimizer.groups[0].lr=VALUE" in a
 /// list), VALUE in JSON or else taken as a string. Throws Error{io} for an unreadable file and Error{config}
 /// for everything else, naming file, line, key and the next step.
-Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides = {});
+/// `sections`: gives, as text, the `model` section of the folder that training.init_from names, over which
+/// the files' own is laid; without, the files say all.
+using ModelSections = std::function<std::string(const std::string& folder)>;
+Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides = {},
+                   const ModelSections& sections = nullptr);
 
 /// The same from memory; `name` stands for the file in errors.
 Config parse_text(std::string_view text, const std::string& name = "config",

@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "config/config.h"
+#include "config/hugging_face.h"
 #include "config/tables.h"
 
 namespace sherd::config {
@@ -167,18 +168,34 @@ Json moe_of(const Moe& m) {
           {"use_residual", m.use_residual}};
 }
 
+Json rope_of(const RopeScaling& r) {
+  Json out{{"rope_type", name_of(r.type)}, {"factor", r.factor}};
+  if (r.type != RopeType::linear) out["original_max_position_embeddings"] = r.original_max_positions;
+  if (r.type == RopeType::llama3)
+    out.update({{"low_freq_factor", r.low_freq_factor}, {"high_freq_factor", r.high_freq_factor}});
+  if (r.type == RopeType::yarn) {
+    out.update({{"beta_fast", r.beta_fast}, {"beta_slow", r.beta_slow}, {"truncate", r.truncate}});
+    if (r.attention_factor > 0) out["attention_factor"] = r.attention_factor;
+  }
+  return out;
+}
+
 Json model_of(const Model& m) {
   Json out{{"type", name_of(m.type)},
            {"vocab_size", m.vocab_size},
            {"pad_vocab_to_multiple_of", m.pad_vocab_to_multiple_of},
            {"seq_length", m.seq_length},
+           {"max_positions", m.max_positions},
            {"hidden_size", m.hidden_size},
            {"num_layers", m.num_layers},
            {"num_heads", m.num_heads},
            {"num_kv_heads", m.num_kv_heads},
+           {"head_dim", m.head_dim},
            {"ffn_hidden_size", m.ffn_hidden_size},
            {"position", name_of(m.position)},
            {"rotary_base", m.rotary_base},
+           {"sliding_window", m.sliding_window},
+           {"qk_norm", m.qk_norm},
            {"norm", name_of(m.norm)},
            {"norm_epsilon", m.norm_epsilon},
            {"activation", name_of(m.activation)},
@@ -187,7 +204,9 @@ Json model_of(const Model& m) {
            {"embedding_dropout", m.embedding_dropout},
            {"tie_embeddings", m.tie_embeddings},
            {"bias", m.bias},
+           {"qkv_bias", m.qkv_bias},
            {"init_std", m.init_std}};
+  if (m.rope_scaling.type != RopeType::none) out["rope_scaling"] = rope_of(m.rope_scaling);
   if (m.moe.experts > 0) out["moe"] = moe_of(m.moe);
   return out;
 }
@@ -198,6 +217,7 @@ Json training_of(const Training& t) {
           {"seed", t.seed},
           {"eval_interval", t.eval_interval},
           {"eval_steps", t.eval_steps},
+          {"init_from", t.init_from},
           {"save_dir", t.save_dir},
           {"save_interval", t.save_interval},
           {"keep_last", t.keep_last},
@@ -292,6 +312,10 @@ void flatten(const Json& value, const std::string& path,
 }
 
 }  // namespace
+
+std::string section_of(const Model& model) {
+  return Json{{"model", model_of(model)}}.dump(2);
+}
 
 std::string dump(const Config& config) {
   return whole(config).dump(2);

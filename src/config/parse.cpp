@@ -74,8 +74,20 @@ void note_idle_keys(const Config& config, const Given& given, Context& context) 
     context.note("training.eval_interval", "no effect: data.split leaves nothing for validation");
 }
 
-Config read_config(Node tree, const std::vector<std::string>& overrides, Context& context) {
+/// The files' `model` section goes over that of the weights that they begin with.
+void lay_on_weights(Node& tree, const ModelSections& sections) {
+  const Node* training = tree.find("training");
+  const Node* folder = training ? training->find("init_from") : nullptr;
+  if (!sections || !folder || !folder->is(Node::Kind::string) || folder->text.empty()) return;
+  Node base = parse_tree(sections(folder->text), cat("the model of ", excerpt(folder->text, 200)));
+  merge(base, std::move(tree));
+  tree = std::move(base);
+}
+
+Config read_config(Node tree, const std::vector<std::string>& overrides, Context& context,
+                   const ModelSections& sections = nullptr) {
   for (const std::string& assignment : overrides) apply_override(tree, assignment);
+  lay_on_weights(tree, sections);
   drop_notes(tree);
   Config config;
   context.attempt([&] {
@@ -109,9 +121,10 @@ Node read_trees(const std::vector<std::string>& paths) {
 
 }  // namespace
 
-Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides) {
+Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides,
+                   const ModelSections& sections) {
   Context context;
-  return read_config(read_trees(paths), overrides, context);
+  return read_config(read_trees(paths), overrides, context, sections);
 }
 
 std::string in_given_keys(std::string text, const std::vector<std::string>& paths,

@@ -14,9 +14,13 @@ precision_keys();        // precision_keys.cpp: fp16, bf16, data_types, communic
 Key<Config> zero_key();  // zero_keys.cpp
 /// Offload in the section zero_optimization, deprecated switches included. offload_keys.cpp
 std::vector<Key<Zero>> offload_keys();
-std::vector<Key<Config>> tier_keys();   // offload_keys.cpp: aio, activation_checkpointing
+std::vector<Key<Config>> tier_keys();  // offload_keys.cpp: aio, activation_checkpointing
+Key<Config> model_key();               // model_keys.cpp
+/// `model.rope_scaling`, and what follows from the keys of it that were given. model_keys.cpp
+Table<RopeScaling> rope_table();
+void finish_rope(RopeScaling& rope, const Given& given, const Value& section);
 Key<Model> moe_key();                   // moe_keys.cpp
-std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: model, data, training, parallel, device
+std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: data, training; model, parallel, device
 Key<Config> parallel_key();             // parallel_keys.cpp
 Key<Config> device_key();               // device_keys.cpp
 /// Keys of section parallel that cut a model into stages and order its micro-batches. pipeline_keys.cpp

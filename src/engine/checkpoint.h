@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/dtype.h"
 #include "engine/manifest.h"
@@ -17,6 +18,12 @@ namespace sherd::engine {
 /// The folder that DIR/latest, or `tag`, names. Throws Error{io} when there is none, Error{data} when
 /// DIR/latest holds no name.
 std::filesystem::path checkpoint_folder(const std::filesystem::path& directory, const std::string& tag = "");
+
+/// One state of one parameter in a checkpoint.
+struct CheckpointTensor {
+  std::string kind, parameter;  ///< "fp32", "frozen", "exp_avg", …; what it is of
+  DType dtype = DType::f32;
+};
 
 /// Reads slices of parameters out of a checkpoint's files, however they were cut and by however many ranks.
 class CheckpointReader {
@@ -40,6 +47,8 @@ class CheckpointReader {
                      std::int64_t begin, std::int64_t end, DType dtype) const;
   /// Whether there are elements of KIND.PARAMETER.
   bool holds(const std::string& kind, const std::string& parameter) const;
+  /// All that it holds, each once, by name.
+  std::vector<CheckpointTensor> tensors() const;
   /// What optimizers had learned of whole parameters, by name, as ParameterNorms::save() gave it.
   std::map<std::string, std::string> learned() const;
   /// Local elements [begin, begin + to.numel()) of `slice` of KIND.PARAMETER into `to`, memory of the

@@ -207,6 +207,10 @@ void Engine::save_checkpoint(const std::string& directory, const std::string& ta
   checkpoints_->save(directory, tag.empty() ? cat("global_step", global_steps()) : tag, client);
 }
 
+void Engine::load_weights(nn::WeightSource& source) {
+  checkpoints_->load_weights(source);
+}
+
 engine::ClientState Engine::load_checkpoint(const std::string& directory, const std::string& tag) {
   return checkpoints_->load(directory, tag);
 }

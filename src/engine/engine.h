@@ -16,6 +16,7 @@
 #include "engine/stage_layout.h"
 #include "engine/step_report.h"
 #include "nn/module.h"
+#include "nn/weight_source.h"
 #include "optim/loss_scaler.h"
 #include "sharding/sharded_model.h"
 
@@ -174,6 +175,11 @@ class Engine {
   /// tokenizer. Other settings that change what is trained (another dataset, seed, batch size or number of
   /// ranks) are a line each in rank 0's log. Collective.
   engine::ClientState load_checkpoint(const std::string& directory, const std::string& tag = "");
+  /// Takes the weights of the whole model from `source` (engine::CheckpointWeights,
+  /// models::HuggingFaceWeights, or a caller's own), fp32 masters included; nothing else changes. Each rank
+  /// reads what it holds, from a source of its own. Throws Error{data} naming all that does not fit, before
+  /// anything has changed. Between steps. Collective.
+  void load_weights(nn::WeightSource& source);
 
   // ---- parts ----
   const config::Config& config() const { return config_; }

@@ -23,6 +23,8 @@ class RmsNorm : public Layer {
  public:
   explicit RmsNorm(std::int64_t width, double eps = 1e-5);
 
+  const ParameterPtr& weight() const { return weight_; }
+
  protected:
   Var forward(Tape& tape, const Var& x) override;
 

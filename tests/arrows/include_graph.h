@@ -50,7 +50,7 @@ inline const std::vector<ThirdParty>& third_parties() {
       {{"oneapi/dnnl/", "dnnl"}, {"src/tensor/"}},
       {{"Eigen/", "unsupported/Eigen"}, {"src/tensor/"}},
       {{"mpi.h", "mpi-ext.h"}, {"src/comm/mpi/"}},
-      {{"nlohmann/"}, {"src/config/", "src/data/", "src/engine/", "src/cli/"}},
+      {{"nlohmann/"}, {"src/base/", "src/config/", "src/tensor/", "src/data/", "src/engine/", "src/cli/"}},
       {{"sentencepiece"}, {"src/data/"}},
       {{"cxxopts"}, {"src/cli/"}},
       {{"liburing"}, {"offload/"}},

@@ -97,6 +97,17 @@ TEST_F(Gradients, Norms) {
   }
 }
 
+TEST_F(Gradients, NormsOfHeads) {
+  for (const auto& [heads, kv_heads] : {std::pair{4, 2}, {3, 3}, {4, 1}}) {
+    Attention geometry;
+    geometry.heads = heads, geometry.kv_heads = kv_heads;
+    const std::int64_t width = (heads + 2 * kv_heads) * 6;
+    check({normal({2, 3, width}, 1), normal({6}, 2), normal({6}, 3)}, [&](Tape&, const Vars& in) {
+      return head_norm(in[0], in[1], in[2], geometry, 1e-2);
+    });
+  }
+}
+
 TEST_F(Gradients, Embeddings) {
   const Tensor ids =
       Tensor::of<std::int32_t>(*cpu_.device, {2, 4}, std::vector<std::int32_t>{3, 0, 3, 1, 4, 3, 0, 0});

@@ -11,6 +11,10 @@ namespace sherd::config {
 namespace {
 
 // A valid file in which the key's section is present, so that setting the key is the only difference.
+const char* const llama3 = R"({"model": {"type": "llama", "seq_length": 8, "hidden_size": 96, "num_layers": 2,
+    "num_heads": 4, "rope_scaling": {"rope_type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4,
+    "original_max_position_embeddings": 16}}})";
+
 std::string base_for(const std::string& path) {
   static const std::vector<std::pair<std::string, std::string>> bases = {
       {"optimizer[SGD].params.nesterov", R"({"optimizer": {"type": "SGD", "params": {"momentum": 0.5}}})"},
@@ -32,6 +36,11 @@ std::string base_for(const std::string& path) {
       {"model.moe",
        R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4,
            "moe": {"experts": 6}}})"},
+      {"model.rope_scaling.low_freq", llama3},
+      {"model.rope_scaling.high_freq", llama3},
+      {"model.rope_scaling",
+       R"({"model": {"type": "llama", "seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4,
+           "rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 16}}})"},
       {"model.position",
        R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4}})"},
       {"model",
@@ -95,7 +104,8 @@ TEST(KnownKeys, NullMeansAbsent) {
       if (key.path.ends_with(".type") || key.path == "data.path" ||
           key.path.find(".cycle_m") != std::string::npos || key.path.ends_with("total_num_steps") ||
           (key.path.starts_with("model.") && key.path.ends_with("s")) || key.path == "model.seq_length" ||
-          key.path == "model.hidden_size" || key.path.ends_with("warmup_max_lr"))
+          key.path.starts_with("model.rope_scaling.") || key.path == "model.hidden_size" ||
+          key.path.ends_with("warmup_max_lr"))
         continue;  // required keys, and the one for which null is a value
       ASSERT_NO_THROW(config = with(key, "null"));
     }

@@ -9,7 +9,7 @@
 
 #include "engine/checkpoint.h"
 #include "engine/checkpoint/format.h"
-#include "engine/checkpoint/safetensors.h"
+#include "tensor/safetensors.h"
 #include "engine/estimate.h"
 #include "support/expect_error.h"
 #include "support/full_suite.h"

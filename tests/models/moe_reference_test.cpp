@@ -11,7 +11,7 @@
 #include "autograd/elementwise.h"
 #include "comm/process_groups.h"
 #include "models/gpt.h"
-#include "models/hugging_face.h"
+#include "support/hugging_face_dict.h"
 #include "support/logical_gradients.h"
 #include "support/places.h"
 #include "support/reference_file.h"
@@ -134,7 +134,7 @@ class MoeReference : public ::testing::TestWithParam<std::string> {
     o.hidden = 24, o.heads = 4, o.kv_heads = 2, o.max_seq = 32;
     o.experts.losses = {};
     if (mixtral_) {
-      o.vocab_size = 37, o.layers = 2, o.norm_eps = 1e-5, o.rotary_base = 1e6;
+      o.vocab_size = 37, o.layers = 2, o.norm_eps = 1e-5, o.rotary.base = 1e6;
       o.ffn_hidden = 14, o.experts.count = 4, o.experts.routing = {.top_k = 2, .normalize = true};
     } else {
       o.vocab_size = 43, o.layers = 3, o.norm_eps = 1e-6, o.ffn_hidden = 20;
@@ -144,27 +144,10 @@ class MoeReference : public ::testing::TestWithParam<std::string> {
     o = o.resolved();
   }
 
-  /// The tensors that make up a parameter of experts; none for other parameters.
-  std::vector<std::string> expert_tensors(const std::string& parameter) const {
-    const std::size_t layer = std::strlen("blocks."), mlp = parameter.find(".mlp.");
-    if (mlp == std::string::npos) return {};
-    const std::string at =
-        "model.layers." + parameter.substr(layer, mlp - layer) + (mixtral_ ? ".block_sparse_moe." : ".mlp.");
-    const std::string rest = parameter.substr(mlp + std::strlen(".mlp."));
-    if (rest == "router.weight") return {at + "gate.weight"};
-    if (!rest.starts_with("experts.")) return {};
-    const std::string expert = at + rest.substr(0, rest.find('.', std::strlen("experts.")) + 1);
-    const auto matrix = [&](const char* in_mixtral, const char* in_qwen) {
-      return expert + (mixtral_ ? in_mixtral : in_qwen) + ".weight";
-    };
-    if (rest.ends_with(".up.weight")) return {matrix("w1", "gate_proj"), matrix("w3", "up_proj")};
-    return {matrix("w2", "down_proj")};
-  }
   /// The whole of a parameter, or with a prefix of its gradient.
   Values of_parameter(const std::string& parameter, const std::string& prefix = "") const {
-    const std::vector<std::string> tensors = expert_tensors(parameter);
-    if (!tensors.empty()) return file_.values(prefix, tensors);
-    const HostTensor host = HuggingFaceLayout(options_).from(parameter, file_.source(prefix));
+    const auto family = mixtral_ ? config::ModelType::mixtral : config::ModelType::qwen3_moe;
+    const HostTensor host = from_dict(HuggingFaceLayout(options_, family), parameter, file_.source(prefix));
     test::Cpu cpu(1);
     const Tensor out = Tensor::empty(*cpu.device, host.shape, host.dtype);
     tensor::copy_from_host(*cpu.device, out, host.bytes.data(), host.bytes.size());

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "comm/process_groups.h"
-#include "models/hugging_face.h"
 #include "optim/update_rule.h"
+#include "support/hugging_face_dict.h"
 #include "support/logical_gradients.h"
 #include "support/places.h"
 #include "support/reference_file.h"
@@ -62,7 +62,7 @@ class Reference : public ::testing::TestWithParam<std::string> {
   }
   Tensor load(const std::string& name) { return read(cpu_, name); }
   Tensor translated(const std::string& parameter, const HostTensorSource& from) {
-    const HostTensor host = HuggingFaceLayout(options_).from(parameter, from);
+    const HostTensor host = from_dict(HuggingFaceLayout(options_), parameter, from);
     Tensor out = Tensor::empty(*cpu_.device, host.shape, host.dtype);
     tensor::copy_from_host(*cpu_.device, out, host.bytes.data(), host.bytes.size());
     return out;
@@ -195,7 +195,7 @@ TEST_P(Reference, WeightsSurviveTheWayBack) {
   model.assign_names();
   std::size_t weights = 0;
   for (const auto& p : model.parameters()) {
-    for (const auto& [name, tensor] : layout.to(p->name, layout.from(p->name, source()))) {
+    for (const auto& [name, tensor] : to_dict(layout, p->name, from_dict(layout, p->name, source()))) {
       ++weights;
       ASSERT_TRUE(file_.contains(name)) << name;
       EXPECT_EQ(tensor.shape, file_.at(name).shape) << name;
@@ -222,7 +222,8 @@ TEST_P(Reference, OverTensorAndContextRanks) {
       Gpt model(options_, layout);
       const test::PlainParameters parameters(*cpu.kernels, model, DType::f32);
       for (const auto& p : parameters.all()) {
-        const std::vector<double> whole = host_values(HuggingFaceLayout(options_).from(p->name, source()));
+        const std::vector<double> whole =
+            host_values(from_dict(HuggingFaceLayout(options_), p->name, source()));
         p->logical_slice().for_each_run(
             0, p->numel(), [&](std::int64_t local, std::int64_t logical, std::int64_t n) {
               for (std::int64_t i = 0; i < n; ++i)
@@ -246,7 +247,7 @@ TEST_P(Reference, OverTensorAndContextRanks) {
     double everything = 0;
     std::map<std::string, std::vector<double>> want;
     for (const auto& [name, got] : gradients.take()) {
-      want[name] = host_values(HuggingFaceLayout(options_).from(name, source("grad.")));
+      want[name] = host_values(from_dict(HuggingFaceLayout(options_), name, source("grad.")));
       everything = std::hypot(everything, norm(want[name]));
       EXPECT_LE(norm(minus(got, want[name])), 1e-5 * std::max(norm(want[name]), 1e-2)) << name;
     }

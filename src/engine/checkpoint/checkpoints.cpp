@@ -61,7 +61,7 @@ Manifest Checkpoints::describe(const ClientState& client) const {
     out.data.epoch_samples = data_position_->epoch_samples();
   }
   out.step_states = save_step_states(*engine_.model_);
-  out.shapes = shapes_of(*engine_.model_);
+  out.shapes = shapes_of(engine_.model_->parameters());
   return out;
 }
 
@@ -285,7 +285,7 @@ CheckpointReader Checkpoints::open(const std::string& directory, const std::stri
   const auto read = gather_results(*engine_.dist_, "checkpoint opened", [&] {
     reader.emplace(checkpoint_folder(directory, tag));
     if (tokens_) require_same_tokenizer(*reader, *tokens_);
-    require_same_model(*reader, *engine_.model_, &engine_.config_);
+    require_same_model(*reader, shapes_of(engine_.model_->parameters()), &engine_.config_);
     require_states(*reader, engine_.sharded(), Kinds::all);
     require_step_states(*engine_.model_, reader->manifest().step_states);
     reader->verify_share(engine_.dist_->rank(), engine_.dist_->world_size());
@@ -299,6 +299,36 @@ CheckpointReader Checkpoints::open(const std::string& directory, const std::stri
   return std::move(*reader);
 }
 
+/// Whatever of a step is under way goes, before states change.
+void Checkpoints::drop_step() {
+  engine_.update_->abort(engine_.global_steps() + 1);
+  forget_errors();
+  // Passes that failed are no reason to refuse; the caller's leases are.
+  engine_.sharded().abandon_passes();
+  engine_.sharded().require_no_leases();
+  engine_.executor_->reset();
+}
+
+void Checkpoints::load_weights(nn::WeightSource& source) {
+  const std::exception_ptr failed = end_failed_pass();
+  end_late_update();
+  gather_results(*engine_.dist_, "weights checked", [&] {
+    source.check(engine_.model_->parameters());
+    require_step_states(*engine_.model_, source.step_states());
+    if (failed) std::rethrow_exception(failed);
+    drop_step();
+    return true;
+  });
+  engine_.update_->poison("loading weights has ended half-way");
+  gather_results(*engine_.dist_, "weights read", [&] {
+    read_weights(source, engine_.sharded(), engine_.device());
+    return true;
+  });
+  publish_all(engine_.sharded());
+  engine_.update_->restored();
+  restore_step_states(*engine_.model_, source.step_states());
+}
+
 ClientState Checkpoints::load(const std::string& directory, const std::string& tag) {
   const std::exception_ptr failed = end_failed_pass();
   end_late_update();  // a checkpoint that cannot be loaded leaves whole weights; another replaces lost ones
@@ -306,12 +336,7 @@ ClientState Checkpoints::load(const std::string& directory, const std::string& t
   const CheckpointReader reader = open(directory, tag);
   gather_results(*engine_.dist_, "checkpoint verified", [&] {
     if (failed) std::rethrow_exception(failed);
-    engine_.update_->abort(engine_.global_steps() + 1);
-    forget_errors();
-    engine_.sharded()
-        .abandon_passes();  // passes that failed are no reason to refuse; the caller's leases are
-    engine_.sharded().require_no_leases();
-    engine_.executor_->reset();
+    drop_step();
     return true;
   });
   engine_.update_->poison(cat("loading ", reader.folder().string(), " has ended half-way"));

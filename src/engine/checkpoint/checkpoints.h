@@ -27,6 +27,7 @@ class Checkpoints {
   void claim(const std::string& directory);
   void save(const std::string& directory, const std::string& tag, const ClientState& client);
   ClientState load(const std::string& directory, const std::string& tag);
+  void load_weights(nn::WeightSource& source);
 
  private:
   Manifest describe(const ClientState& client) const;
@@ -35,6 +36,7 @@ class Checkpoints {
   std::string begin_save(const std::filesystem::path& base, const std::string& tag);
   void take_folder(const std::string& directory);
   CheckpointReader open(const std::string& directory, const std::string& tag);
+  void drop_step();
   void forget_errors();
   void restore_counters(const CheckpointReader& reader);
   void restore_data(const CheckpointReader& reader);

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/check_json.h"
 #include "base/excerpt.h"
-#include "engine/checkpoint/check_json.h"
 
 namespace sherd::engine {
 namespace {

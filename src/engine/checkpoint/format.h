@@ -5,9 +5,15 @@
 #include <string_view>
 
 #include "engine/manifest.h"
+#include "tensor/safetensors.h"
 #include "tensor/slice.h"
 
 namespace sherd::engine {
+
+using tensor::SafetensorsEntry;
+using tensor::SafetensorsFile;
+using tensor::SafetensorsSpec;
+using tensor::SafetensorsWriter;
 
 // A checkpoint is a folder:
 //

@@ -4,6 +4,7 @@
 
 #include "engine/checkpoint/same_model.h"
 #include "engine/step_states.h"
+#include "engine/weights.h"
 
 namespace sherd::engine {
 
@@ -76,6 +77,18 @@ void read_states(const CheckpointReader& reader, const sharding::ShardedModel& m
       });
 }
 
+void read_weights(nn::WeightSource& source, const sharding::ShardedModel& model, device::Device& device) {
+  for_each_piece(model, Kinds::weights, Extent::read,
+                 [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
+                   const tensor::Slice slice = parameter.logical_slice();
+                   in_chunks(device, state.dtype, piece.count,
+                             [&](std::int64_t done, const Tensor& elements) {
+                               source.read(parameter.name, slice, piece.parameter_begin + done, elements);
+                               state.write(piece.flat_begin + done, elements);
+                             });
+                 });
+}
+
 void publish_all(sharding::ShardedModel& model) {
   for (const auto& unit : model.units())
     for (const auto& segment : unit->segments()) model.publish(*segment);
@@ -83,9 +96,10 @@ void publish_all(sharding::ShardedModel& model) {
 }
 
 void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model, tensor::Kernels& kernels) {
-  require_same_model(reader, model.model(), nullptr);
+  CheckpointWeights source(reader, kernels.device());
+  source.check(model.model().parameters());
   require_step_states(model.model(), reader.manifest().step_states);
-  read_states(reader, model, Kinds::weights, kernels.device());
+  read_weights(source, model, kernels.device());
   restore_step_states(model.model(), reader.manifest().step_states);
   publish_all(model);
 }

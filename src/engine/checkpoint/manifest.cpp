@@ -4,9 +4,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/check_json.h"
 #include "base/crc32c.h"
 #include "base/excerpt.h"
-#include "engine/checkpoint/check_json.h"
 #include "engine/checkpoint/format.h"
 #include "engine/manifest.h"
 #include "optim/loss_scaler.h"

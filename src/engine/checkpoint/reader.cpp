@@ -8,8 +8,8 @@
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/pieces.h"
-#include "engine/checkpoint/safetensors.h"
 #include "engine/checkpoint/save_folder.h"
+#include "tensor/safetensors.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -185,6 +185,19 @@ void CheckpointReader::require_state(const std::string& kind, const std::string&
 
 bool CheckpointReader::holds(const std::string& kind, const std::string& parameter) const {
   return content_->pieces.holds(kind + "." + parameter);
+}
+
+std::vector<CheckpointTensor> CheckpointReader::tensors() const {
+  std::map<std::string, DType> found;
+  for (const SafetensorsFile& file : content_->files)
+    for (const SafetensorsEntry& entry : file.entries())
+      if (entry.dtype) found.emplace(entry.name, *entry.dtype);
+  std::vector<CheckpointTensor> out;
+  for (const auto& [name, dtype] : found) {
+    const std::size_t dot = name.find('.');
+    out.push_back({name.substr(0, dot), name.substr(dot + 1), dtype});
+  }
+  return out;
 }
 
 std::map<std::string, std::string> CheckpointReader::learned() const {

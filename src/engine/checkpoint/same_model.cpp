@@ -42,9 +42,9 @@ std::string listed(const std::vector<std::string>& all) {
 
 }  // namespace
 
-ParameterShapes shapes_of(const nn::Module& model) {
+ParameterShapes shapes_of(const std::vector<nn::ParameterPtr>& parameters) {
   ParameterShapes out;
-  for (const nn::ParameterPtr& parameter : model.parameters()) {
+  for (const nn::ParameterPtr& parameter : parameters) {
     const tensor::Slice slice = parameter->logical_slice();
     const auto dims = slice.logical().dims();
     out[parameter->name] = {dims.begin(), dims.end()};
@@ -56,16 +56,19 @@ namespace {
 
 /// Of the `model` section, those that decide which parameters there are.
 Keys model_keys(const config::Config& config) {
-  constexpr std::array others{"model.dropout",  "model.attention_dropout", "model.embedding_dropout",
-                              "model.init_std", "model.norm_epsilon",      "model.rotary_base"};
+  constexpr std::array others{"model.dropout",    "model.attention_dropout", "model.embedding_dropout",
+                              "model.init_std",   "model.norm_epsilon",      "model.rotary_base",
+                              "model.seq_length", "model.sliding_window"};
   Keys out;
   constexpr std::array of_experts{"experts",        "ffn_hidden_size",    "every",       "first_dense",
                                   "shared_experts", "shared_expert_gate", "use_residual"};
   const std::string moe = "model.moe.";
   for (const auto& [key, value] : config::flat_dump(config)) {
-    const bool decides = key.starts_with(moe) ? std::find(of_experts.begin(), of_experts.end(),
-                                                          key.substr(moe.size())) != of_experts.end()
-                                              : std::find(others.begin(), others.end(), key) == others.end();
+    const bool decides =
+        key.starts_with(moe)
+            ? std::find(of_experts.begin(), of_experts.end(), key.substr(moe.size())) != of_experts.end()
+            : std::find(others.begin(), others.end(), key) == others.end() &&
+                  !key.starts_with("model.rope_scaling.");
     if (key.starts_with("model.") && decides) out[key] = value;
   }
   return out;
@@ -85,9 +88,9 @@ std::vector<std::string> differing_keys(const Manifest& manifest, const config::
 
 }  // namespace
 
-void require_same_model(const CheckpointReader& reader, const nn::Module& model,
+void require_same_model(const CheckpointReader& reader, const ParameterShapes& shapes,
                         const config::Config* config) {
-  const std::vector<std::string> parameters = differences(reader.manifest().shapes, shapes_of(model));
+  const std::vector<std::string> parameters = differences(reader.manifest().shapes, shapes);
   if (parameters.empty()) return;
   const std::vector<std::string> keys = differing_keys(reader.manifest(), config);
   fail(ErrorKind::data, "checkpoint ", reader.folder().string(),

@@ -13,12 +13,12 @@ namespace sherd::engine {
 
 /// Logical shapes by name.
 using ParameterShapes = std::map<std::string, std::vector<std::int64_t>>;
-ParameterShapes shapes_of(const nn::Module& model);
+ParameterShapes shapes_of(const std::vector<nn::ParameterPtr>& parameters);
 
-/// Throws Error{data} unless the checkpoint has exactly the parameters of `model`, in their logical shapes:
+/// Throws Error{data} unless the checkpoint has exactly these parameters, in their logical shapes:
 /// naming those that differ and, where `config` made the model, the keys of its `model` section that differ
 /// from the saved run's. `config` may be null.
-void require_same_model(const CheckpointReader& reader, const nn::Module& model,
+void require_same_model(const CheckpointReader& reader, const ParameterShapes& shapes,
                         const config::Config* config);
 
 }  // namespace sherd::engine

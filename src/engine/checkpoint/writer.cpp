@@ -6,8 +6,8 @@
 #include "base/atomic_file.h"
 #include "base/crc32c.h"
 #include "engine/checkpoint/format.h"
-#include "engine/checkpoint/safetensors.h"
 #include "engine/checkpoint/states.h"
+#include "tensor/safetensors.h"
 
 namespace sherd::engine {
 

@@ -9,7 +9,7 @@
 #include "engine/checkpoint.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
-#include "engine/checkpoint/safetensors.h"
+#include "tensor/safetensors.h"
 #include "support/temp_folder.h"
 
 namespace sherd::engine {

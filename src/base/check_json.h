@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-namespace sherd::engine {
+namespace sherd {
 
 /// Throws Error{data} saying what is wrong unless `text` is one JSON value in which no object has a key
 /// twice, nothing is nested deeper than 16 levels and no list has more than 4096 items: what nlohmann::json
@@ -10,4 +10,4 @@ namespace sherd::engine {
 /// text's length, but for a logarithm.
 void check_json(std::string_view text);
 
-}  // namespace sherd::engine
+}  // namespace sherd

@@ -15,7 +15,7 @@
 #include "base/dtype.h"
 #include "tensor/tensor.h"
 
-namespace sherd::engine {
+namespace sherd::tensor {
 
 // The safetensors format (https://github.com/huggingface/safetensors): eight bytes with the header's length,
 // little endian; the header, a JSON object padded with spaces; then the elements, packed without gaps.
@@ -77,7 +77,7 @@ class SafetensorsFile {
   void read_bytes(const SafetensorsEntry& entry, std::uint64_t first, std::span<std::byte> to) const;
   /// Copies elements [first, first + to.numel()) of the flattened tensor `name` into `to`, whatever its
   /// shape. Throws Error{data} when the dtypes differ or the tensor has fewer elements.
-  void read(std::string_view name, std::int64_t first, const tensor::Tensor& to) const;
+  void read(std::string_view name, std::int64_t first, const Tensor& to) const;
   const std::filesystem::path& path() const;
 
  private:
@@ -108,7 +108,7 @@ class SafetensorsWriter {
 
   /// Writes the elements of `from` to positions [first, first + from.numel()) of the flattened tensor `name`.
   /// Throws Error{usage} when the dtype differs, the range is outside, or was written before.
-  void write(std::string_view name, std::int64_t first, const tensor::Tensor& from);
+  void write(std::string_view name, std::int64_t first, const Tensor& from);
   /// The same from host memory: `data` holds whole elements of the declared dtype.
   void write(std::string_view name, std::int64_t first, std::span<const std::byte> data);
   /// Throws Error{usage} naming a tensor with elements still missing; otherwise syncs and renames.
@@ -119,4 +119,4 @@ class SafetensorsWriter {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace sherd::engine
+}  // namespace sherd::tensor

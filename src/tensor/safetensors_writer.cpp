@@ -7,9 +7,9 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
-#include "engine/checkpoint/safetensors.h"
+#include "tensor/safetensors.h"
 
-namespace sherd::engine {
+namespace sherd::tensor {
 namespace fs = std::filesystem;
 namespace {
 
@@ -161,7 +161,7 @@ void SafetensorsWriter::State::write(Slot& slot, std::int64_t first, std::int64_
                 static_cast<std::size_t>(count) * width);
 }
 
-void SafetensorsWriter::write(std::string_view name, std::int64_t first, const tensor::Tensor& from) {
+void SafetensorsWriter::write(std::string_view name, std::int64_t first, const Tensor& from) {
   Slot& slot = state_->slot(name);
   require(slot.spec.dtype == from.dtype(), "tensor '", name, "' was declared as ", name_of(slot.spec.dtype),
           " and is written as ", name_of(from.dtype()));
@@ -184,4 +184,4 @@ void SafetensorsWriter::finish() {
   state_->file.commit();
 }
 
-}  // namespace sherd::engine
+}  // namespace sherd::tensor

@@ -1,4 +1,4 @@
-#include "engine/checkpoint/safetensors.h"
+#include "tensor/safetensors.h"
 
 #include <gtest/gtest.h>
 
@@ -12,15 +12,13 @@
 #include "support/expect_error.h"
 #include "support/temp_folder.h"
 
-namespace sherd::engine {
+namespace sherd::tensor {
 namespace {
 
 using sherd::testing::expect_error;
 using sherd::testing::read_text;
 using sherd::testing::TempFolder;
 using sherd::testing::write_text;
-using tensor::Shape;
-using tensor::Tensor;
 
 std::string file_with(const std::string& header, const std::string& payload) {
   std::uint64_t length = header.size();
@@ -230,4 +228,4 @@ TEST_F(Safetensors, DeepAndLongHeadersAreErrors) {
 }
 
 }  // namespace
-}  // namespace sherd::engine
+}  // namespace sherd::tensor

@@ -1,4 +1,4 @@
-#include "engine/checkpoint/check_json.h"
+#include "base/check_json.h"
 
 #include <cstddef>
 #include <nlohmann/json.hpp>
@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace sherd::engine {
+namespace sherd {
 namespace {
 
 using nlohmann::json;
@@ -68,4 +68,4 @@ void check_json(std::string_view text) {
   json::sax_parse(text, &watch);
 }
 
-}  // namespace sherd::engine
+}  // namespace sherd

@@ -12,10 +12,10 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
-#include "engine/checkpoint/check_json.h"
-#include "engine/checkpoint/safetensors.h"
+#include "base/check_json.h"
+#include "tensor/safetensors.h"
 
-namespace sherd::engine {
+namespace sherd::tensor {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
@@ -255,7 +255,7 @@ void SafetensorsFile::read_bytes(const SafetensorsEntry& entry, std::uint64_t fi
   if (!to.empty()) content_->read(content_->payload + entry.offset + first, to);
 }
 
-void SafetensorsFile::read(std::string_view name, std::int64_t first, const tensor::Tensor& to) const {
+void SafetensorsFile::read(std::string_view name, std::int64_t first, const Tensor& to) const {
   const SafetensorsEntry& entry = at(name);
   if (entry.dtype != to.dtype())
     fail(ErrorKind::data, "tensor '", name, "' in '", path().string(), "' holds ", entry.dtype_name, ", not ",
@@ -268,4 +268,4 @@ void SafetensorsFile::read(std::string_view name, std::int64_t first, const tens
              {static_cast<std::byte*>(to.raw()), to.bytes()});
 }
 
-}  // namespace sherd::engine
+}  // namespace sherd::tensor

@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Takes tiny models of every family through `sherd import` and `sherd export` and has transformers read what
+comes out: nothing missing, nothing unexpected, every weight equal to the bit (bf16: rounded to nearest), the
+same logits.
+
+Needs torch and transformers, and the folders that make_hugging_face_reference.py wrote.
+Usage: check_hugging_face.py [--sherd build/sherd] [--dtype fp32|bf16|fp16] [FOLDER...]
+"""
+import argparse
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+import transformers
+
+ROOT = pathlib.Path(__file__).parent.parent
+REFERENCE = ROOT / "tests/models/reference/hugging_face"
+TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def load(folder, dtype="auto"):
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config._attn_implementation = config._experts_implementation = "eager"
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+
+
+def check(sherd, folder, dtype):
+    with tempfile.TemporaryDirectory() as scratch:
+        checkpoint, out = f"{scratch}/checkpoint", f"{scratch}/out"
+        for command in (["import", folder, "--output", checkpoint],
+                        ["export", checkpoint, "--output", out, "--dtype", dtype, "--max-shard-size", "9KB"]):
+            subprocess.run([sherd, *map(str, command)], check=True, stderr=subprocess.DEVNULL)
+        model, info = load(folder)
+        back, back_info = load(out)
+        problems = [f"{kind}: {names}" for kind, names in back_info.items() if names]
+        for (name, a), (other, b) in zip(model.state_dict().items(), back.state_dict().items()):
+            if name != other or b.dtype != TORCH[dtype] or not torch.equal(a.to(b.dtype), b):
+                problems.append(f"{name} differs")
+        tokens = torch.randint(0, model.config.vocab_size, (2, 10))
+        if dtype == "fp32" and not torch.equal(model(tokens, use_cache=False).logits, back(tokens, use_cache=False).logits):
+            problems.append("logits differ")
+        print(f"{folder.name:14} {dtype}: {'ok' if not problems else problems}")
+        return not problems
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sherd", default=ROOT / "build/sherd")
+    parser.add_argument("--dtype", nargs="+", default=list(TORCH), choices=TORCH)
+    parser.add_argument("folders", nargs="*", type=pathlib.Path)
+    options = parser.parse_args()
+    folders = options.folders or sorted(path for path in REFERENCE.iterdir() if path.is_dir())
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    sys.exit(not all([check(options.sherd, folder, dtype) for folder in folders for dtype in options.dtype]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""Makes tests/models/reference/hugging_face/FAMILY/: tiny models of public families as transformers saves them
+(config.json, model.safetensors or shards of it), and in expected.safetensors what transformers makes of them.
+
+All weights are random, and exact in fp32; norms' gains are near 1. expected.safetensors holds `tokens` and
+`labels` (int32 [2, 12]; the label is the token that follows, -100: none), `logits`, `loss` (the mean of the
+labels that are not -100; of families with experts the balance loss too, where output_router_logits asks for it)
+and `grad.NAME` for every weight, in fp32, computed in double.
+
+Between them the families have: tied and untied heads, grouped queries, biases on Q, K, V alone, heads of another
+size than hidden/heads with norms of queries and keys, a sliding window shorter than the sequence, rope scaling
+`linear`, `llama3` and `yarn`, in the older and the newer form of config.json, shards, bf16 and fp16 files.
+
+Needs torch, transformers and safetensors; nothing that Sherd builds, tests or runs needs this file.
+Usage: make_hugging_face_reference.py [OUTPUT_FOLDER]
+"""
+import copy
+import json
+import pathlib
+import shutil
+import sys
+
+import safetensors.torch
+import torch
+import transformers
+
+from make_moe_reference import InDouble
+from make_reference import is_gain
+
+SHARED = dict(vocab_size=37, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=24,
+              use_cache=False)
+LLAMA = dict(SHARED, intermediate_size=20, num_key_value_heads=2)
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+FAMILIES = {
+    "gpt2": (transformers.GPT2LMHeadModel, transformers.GPT2Config(
+        vocab_size=37, n_embd=16, n_layer=2, n_head=4, n_positions=24, n_inner=20, resid_pdrop=0, embd_pdrop=0,
+        attn_pdrop=0), {}),
+    "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig(
+        **LLAMA, rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+                                  "high_freq_factor": 4.0, "original_max_position_embeddings": 8}),
+              {"max_shard_size": "8KB"}),
+    "llama_linear": (transformers.LlamaForCausalLM, transformers.LlamaConfig(
+        **LLAMA, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}), {}),
+    "mistral": (transformers.MistralForCausalLM, transformers.MistralConfig(
+        **LLAMA, sliding_window=5, rope_parameters=DEFAULT_ROPE), {}),
+    "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config(
+        **LLAMA, tie_word_embeddings=True, rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+                         "original_max_position_embeddings": 8}), {}),
+    "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config(
+        **LLAMA, head_dim=6, rope_parameters={"rope_type": "default", "rope_theta": 1e6}), {}),
+    "mixtral": (transformers.MixtralForCausalLM, transformers.MixtralConfig(
+        **LLAMA, num_local_experts=4, num_experts_per_tok=2, sliding_window=None, output_router_logits=True,
+        router_aux_loss_coef=0.02, rope_parameters=DEFAULT_ROPE), {}),
+    "qwen3_moe": (transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig(
+        **LLAMA, head_dim=6, moe_intermediate_size=10, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True,
+        mlp_only_layers=[0], rope_parameters=DEFAULT_ROPE), {}),
+}
+# As transformers 4 wrote config.json.
+OLDER = ("mistral", "llama", "qwen3", "mixtral")
+
+
+def made(kind, config, seed):
+    torch.manual_seed(seed)
+    config._attn_implementation = config._experts_implementation = "eager"
+    model = kind(config).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            noise = torch.randn(p.shape)
+            scale = 0.4 if name.endswith("mlp.gate.weight") else 0.05 if name.endswith("bias") else 0.15
+            p.copy_(1 + 0.1 * noise if is_gain(name) else scale * noise)
+    return model
+
+
+def as_saved(model, values, folder):
+    """What save_pretrained writes of a copy of the model with these values, by published names."""
+    of = copy.deepcopy(model).float()
+    with torch.no_grad():
+        for p, value in zip(of.parameters(), values):
+            p.copy_(value)
+    scratch = folder / "scratch"
+    of.save_pretrained(scratch)
+    out = safetensors.torch.load_file(scratch / "model.safetensors")
+    shutil.rmtree(scratch)
+    return out
+
+
+def in_double(model):
+    wide = copy.deepcopy(model).double()
+    if not hasattr(wide, "model"):
+        return wide  # learned positions
+    with InDouble():
+        rotary = wide.model.rotary_emb
+        kind = model.config.rope_parameters["rope_type"]
+        rotary.inv_freq, rotary.attention_scaling = \
+            rotary.compute_default_rope_parameters(model.config) if kind == "default" else \
+            transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](model.config, torch.device("cpu"))
+    return wide
+
+
+def older_config(folder):
+    """rope_theta and rope_scaling in place of rope_parameters, torch_dtype in place of dtype."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def make(family, kind, config, options, root):
+    folder = root / family
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    model = made(kind, config, 30 + list(FAMILIES).index(family))
+    torch.manual_seed(5)
+    text = torch.randint(0, 37, (2, 13))
+    tokens, labels = text[:, :-1].contiguous(), text[:, 1:].clone()
+    labels[0, 3] = labels[1, -1] = -100
+    wide = in_double(model)
+    with InDouble():
+        result = wide(tokens, use_cache=False)
+        loss = torch.nn.functional.cross_entropy(result.logits.view(-1, 37), labels.view(-1), ignore_index=-100)
+        if getattr(result, "aux_loss", None) is not None:
+            loss = loss + config.router_aux_loss_coef * result.aux_loss
+    loss.backward()
+    grads = as_saved(model, [torch.zeros_like(p) if p.grad is None else p.grad.float() for p in wide.parameters()],
+                     folder)
+    expected = {"tokens": tokens.int(), "labels": labels.int(), "logits": result.logits.detach().float(),
+                "loss": loss.detach().float().reshape(1)}
+    expected.update({f"grad.{name}": value.contiguous() for name, value in grads.items()})
+    safetensors.torch.save_file(expected, folder / "expected.safetensors")
+    model.save_pretrained(folder, **options)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    if family in OLDER:
+        older_config(folder)
+    single = kind.from_pretrained(folder, config=config)(tokens, use_cache=False).logits
+    difference = (single.double() - result.logits).abs().max().item()
+    assert difference < 1e-5, (family, difference)
+    print(f"{family}: loss {loss.item():.6f}, single precision {difference:.1e}, "
+          f"{sum(f.stat().st_size for f in folder.iterdir())} bytes")
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else
+                        pathlib.Path(__file__).parent.parent / "tests/models/reference/hugging_face")
+    for family, (kind, config, options) in FAMILIES.items():
+        make(family, kind, config, options, root)
+
+
+if __name__ == "__main__":
+    main()

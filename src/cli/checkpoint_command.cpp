@@ -1,0 +1,173 @@
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "base/excerpt.h"
+#include "base/log.h"
+#include "cli/command_line.h"
+#include "cli/program.h"
+#include "device/device.h"
+#include "engine/checkpoint.h"
+#include "engine/report.h"
+#include "engine/weights.h"
+
+namespace sherd::cli {
+namespace fs = std::filesystem;
+namespace {
+
+using engine::CheckpointReader;
+
+void put(const std::string& label, const std::string& value) {
+  std::printf("%-14s %s\n", label.c_str(), value.c_str());
+}
+
+/// The whole checkpoints in a folder, the oldest step first.
+std::vector<std::pair<std::int64_t, std::string>> all_tags(const fs::path& folder) {
+  std::vector<std::pair<std::int64_t, std::string>> out;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    std::error_code absent;
+    const std::string tag = at->path().filename().string();
+    if (!fs::exists(at->path() / "manifest.json", absent) || tag.ends_with(".partial") ||
+        tag.ends_with(".removed"))
+      continue;
+    try {
+      out.emplace_back(CheckpointReader(at->path()).manifest().global_steps, tag);
+    } catch (const Error& damaged) {
+      log_warning(tag, ": ", damaged.what());
+    }
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+std::string layout_of(const engine::Manifest& manifest) {
+  std::string out = counted(manifest.world_size, "rank");
+  for (const auto& [axis, size] : manifest.grid)
+    if (size > 1) out += cat(", ", axis, " ", size);
+  return out;
+}
+
+void inspect(const fs::path& given, const std::string& tag) {
+  const CheckpointReader reader(engine::checkpoint_folder(given, tag));
+  const engine::Manifest& manifest = reader.manifest();
+  put("checkpoint", reader.folder().string());
+  if (reader.folder() != given) {
+    std::string tags;
+    for (const auto& [step, name] : all_tags(given)) tags += (tags.empty() ? "" : ", ") + name;
+    put("others there", tags);
+  }
+  put("step", cat(manifest.global_steps, ", ", manifest.global_samples, " samples, ", manifest.skipped_steps,
+                  " skipped"));
+  put("saved by", layout_of(manifest));
+  put("format", cat("sherd-checkpoint-", manifest.format, ", act of saving ", manifest.save_id));
+  std::int64_t parameters = 0;
+  for (const auto& [name, shape] : manifest.shapes) {
+    std::int64_t numel = 1;
+    for (const std::int64_t extent : shape) numel *= extent;
+    parameters += numel;
+  }
+  put("parameters", cat(manifest.shapes.size(), " tensors, ", parameters, " elements, computed in ",
+                        manifest.compute_dtype));
+  std::map<std::string, std::int64_t> kinds;
+  for (const engine::CheckpointTensor& tensor : reader.tensors())
+    ++kinds[cat(tensor.kind, " (", name_of(tensor.dtype), ")")];
+  std::string states;
+  for (const auto& [kind, count] : kinds) states += cat(states.empty() ? "" : ", ", kind, " of ", count);
+  put("holds", states);
+  std::uint64_t bytes = 0;
+  for (const auto& [name, file] : manifest.files) bytes += file.bytes;
+  put("on disk", cat(engine::human_bytes(bytes), " in ",
+                     counted(static_cast<std::int64_t>(manifest.files.size()), "file")));
+  if (!manifest.data.tokenizer.empty())
+    put("tokenizer", cat(manifest.data.tokenizer, ", ", manifest.data.vocab_size, " ids"));
+  if (manifest.data.position) put("data", cat("at sample ", *manifest.data.position));
+  for (const auto& [key, value] : manifest.client) put("client", cat(key, " = ", excerpt(value, 60)));
+}
+
+void list_parameters(const CheckpointReader& reader) {
+  for (const auto& [name, shape] : reader.manifest().shapes)
+    std::printf("%s %s\n", name.c_str(), tensor::Shape{std::span<const std::int64_t>(shape)}.str().c_str());
+}
+
+/// Every file against the manifest, and every element of every state.
+void verify(const CheckpointReader& reader) {
+  std::uint64_t bytes = 0;
+  for (const auto& [file, checksum] : reader.manifest().files) {
+    reader.verify(file);
+    bytes += checksum.bytes;
+  }
+  for (const engine::CheckpointTensor& t : reader.tensors()) {
+    const auto shape = reader.manifest().shapes.find(t.parameter);
+    if (shape == reader.manifest().shapes.end())
+      fail(ErrorKind::data, reader.folder().string(), " holds ", t.kind, " of '", t.parameter,
+           "', which its manifest does not name");
+    const auto whole = tensor::Slice::whole(tensor::Shape{std::span<const std::int64_t>(shape->second)});
+    reader.require_state(t.kind, t.parameter, whole, 0, whole.numel(), t.dtype);
+  }
+  for (const auto& [name, shape] : reader.manifest().shapes)
+    if (!reader.holds("fp32", name) && !reader.holds("frozen", name))
+      fail(ErrorKind::data, reader.folder().string(), " holds no weights of '", name, "'");
+  std::printf("%s: whole; %zu files, %s, %zu parameters\n", reader.folder().c_str(),
+              reader.manifest().files.size(), engine::human_bytes(bytes).c_str(),
+              reader.manifest().shapes.size());
+}
+
+void verify_all(const fs::path& folder) {
+  int damaged = 0;
+  const auto tags = all_tags(folder);
+  if (tags.empty()) verify(CheckpointReader(engine::checkpoint_folder(folder)));
+  for (const auto& [step, tag] : tags) try {
+      verify(CheckpointReader(folder / tag));
+    } catch (const Error& error) {
+      std::printf("%s: DAMAGED: %s\n", (folder / tag).c_str(), error.what());
+      ++damaged;
+    }
+  if (damaged > 0)
+    fail(ErrorKind::data, counted(damaged, "checkpoint"), " of ", tags.size(), " in ", folder.string(),
+         damaged > 1 ? " are damaged" : " is damaged");
+}
+
+}  // namespace
+
+void checkpoint_command(const Arguments& arguments) {
+  CommandLine line("checkpoint",
+                   "Looks at a checkpoint, verifies it, or writes it again for another number of ranks.",
+                   "inspect|verify|convert CKPT [--tag TAG] [--parameters] [--all] [--output D [--ranks N] "
+                   "[--weights-only]]");
+  line.list("what", "inspect|verify|convert CKPT",
+            "what to do, and a run's save_dir or one checkpoint's folder")
+      .value("tag", "TAG", "this checkpoint of the folder instead of its latest")
+      .flag("parameters", "inspect: list parameters and shapes too")
+      .flag("all", "verify: every checkpoint in the folder")
+      .value("output", "D", "convert: folder of checkpoints to write to, under the same tag")
+      .value("ranks", "N", "convert: as if so many ranks had saved, a file each", "1")
+      .flag("weights-only", "convert: without states of the optimizer; for training.init_from and generate")
+      .rest_to("what");
+  if (!line.parse(arguments)) return;
+  const std::vector<std::string> words = line.all("what");
+  const std::vector<std::string> actions = {"inspect", "verify", "convert"};
+  if (words.empty() || std::find(actions.begin(), actions.end(), words[0]) == actions.end())
+    throw UsageError(cat("what to do with the checkpoint is not said; ",
+                         suggest(words.empty() ? "" : words[0], actions), " See 'sherd checkpoint --help'"));
+  if (words.size() != 2) throw UsageError("name one checkpoint. See 'sherd checkpoint --help'");
+  const fs::path folder = words[1];
+  if (words[0] == "verify" && line.has("all")) return verify_all(folder);
+  const CheckpointReader reader(engine::checkpoint_folder(folder, line.text("tag")));
+  if (words[0] == "verify") return verify(reader);
+  if (words[0] == "inspect") {
+    inspect(folder, line.text("tag"));
+    if (line.has("parameters")) list_parameters(reader);
+    return;
+  }
+  for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
+  const std::string tag = reader.folder().filename().string(), output = line.required("output");
+  const auto device = device::make_cpu_device(1);
+  engine::copy_checkpoint(reader, output, tag, static_cast<int>(line.integer("ranks", 1, 4096)),
+                          line.has("weights-only"), *device);
+  log_info("converted ", reader.folder().string(), ": ", (fs::path(output) / tag).string());
+}
+
+}  // namespace sherd::cli

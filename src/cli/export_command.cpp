@@ -1,0 +1,126 @@
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/atomic_file.h"
+#include "base/excerpt.h"
+#include "base/log.h"
+#include "cli/command_line.h"
+#include "cli/program.h"
+#include "cli/weights.h"
+#include "config/hugging_face.h"
+#include "device/device.h"
+#include "models/from_config.h"
+#include "models/gpt.h"
+#include "models/hugging_face_weights.h"
+
+namespace sherd::cli {
+namespace fs = std::filesystem;
+namespace {
+
+std::string read_whole(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  if (!in || !(text << in.rdbuf())) fail(ErrorKind::io, "cannot read '", path.string(), "'");
+  return std::move(text).str();
+}
+
+/// Tokenizer and settings, as the model came with them, or the SentencePiece model that it was trained with.
+/// Returns the text of the config.json among them; empty: none.
+std::string copy_companions(const engine::CheckpointReader& reader, const fs::path& to) {
+  const std::string prefix = companion_prefix;
+  std::string config;
+  bool tokenizer = false;
+  for (const auto& [file, checksum] : reader.manifest().files) {
+    if (!file.starts_with(prefix)) continue;
+    reader.verify(file);
+    const std::string name = file.substr(prefix.size());
+    if (name == "config.json")
+      config = read_whole(reader.folder() / file);
+    else
+      fs::copy_file(reader.folder() / file, to / name);
+    tokenizer = tokenizer || name.starts_with("tokenizer") || name == "vocab.json";
+  }
+  if (!tokenizer && reader.manifest().files.contains(engine::tokenizer_file)) {
+    fs::copy_file(reader.folder() / engine::tokenizer_file, to / engine::tokenizer_file);
+    tokenizer = true;
+  }
+  if (!tokenizer)
+    log_warning("checkpoint ", reader.folder().string(),
+                " holds no tokenizer: copy its files beside the exported weights");
+  return config;
+}
+
+DType dtype_of(const CommandLine& line, const engine::Manifest& manifest) {
+  const std::string name = line.has("dtype") ? line.text("dtype") : manifest.compute_dtype;
+  const std::optional<DType> dtype = parse_dtype(name);
+  if (!dtype || (*dtype != DType::f32 && *dtype != DType::bf16 && *dtype != DType::f16))
+    throw UsageError(cat("--dtype is bf16, fp16 or fp32, not '", excerpt(name), "'"));
+  return *dtype;
+}
+
+const char* torch_name(DType dtype) {
+  return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
+}
+
+}  // namespace
+
+void export_command(const Arguments& arguments) {
+  CommandLine line(
+      "export",
+      "Writes a checkpoint's model as Hugging Face's transformers reads it: config.json, safetensors, "
+      "tokenizer. Any layout's, a part at a time.",
+      "CKPT --output HF_DIR [--tag TAG] [--dtype bf16|fp16|fp32] [--max-shard-size 5GB]");
+  line.list("from", "CKPT", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
+      .value("output", "HF_DIR", "folder to make; it must not be there, or be empty")
+      .value("tag", "TAG", "this checkpoint of the folder instead of its latest")
+      .value("dtype", "T", "of the weights, rounded from fp32; not given: what the run computed in")
+      .value("max-shard-size", "N", "bytes of a file at most, as 5GB; a larger tensor has a file of its own",
+             "5GB")
+      .rest_to("from");
+  if (!line.parse(arguments)) return;
+  if (line.all("from").size() != 1)
+    throw UsageError("name one checkpoint to export. See 'sherd export --help'");
+  const engine::CheckpointReader reader(
+      engine::checkpoint_folder(line.all("from").front(), line.text("tag")));
+  const config::Config config = config::parse_text(
+      reader.manifest().config, cat("the configuration in ", (reader.folder() / "manifest.json").string()));
+  if (!config.model)
+    fail(ErrorKind::config, "checkpoint ", reader.folder().string(),
+         " is of a model of its program's own, which transformers has no class for");
+  const models::GptOptions options = models::gpt_options(config, reader.manifest().data.vocab_size);
+  const models::HuggingFaceLayout layout(options, config::published_as(*config.model));
+  const DType dtype = dtype_of(line, reader.manifest());
+  const auto shard_bytes = static_cast<std::uint64_t>(line.amount("max-shard-size", 1, 1000));
+  const fs::path output = line.required("output");
+  std::error_code error;
+  if (fs::exists(output, error) && !(fs::is_directory(output, error) && fs::is_empty(output, error)))
+    fail(ErrorKind::io, "'", output.string(), "' is there already: name a new folder");
+  for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
+  const auto device = device::make_cpu_device(1);
+  models::Gpt model(options);
+  model.assign_names();
+  engine::CheckpointWeights weights(reader, *device);
+  weights.check(model.parameters());
+  fs::path partial = output;
+  partial += ".partial";
+  fs::remove_all(partial, error);
+  fs::create_directories(partial);
+  try {
+    const std::string original = copy_companions(reader, partial);
+    const std::size_t shards = models::export_to_hugging_face(partial, layout, model.parameters(), weights,
+                                                              *device, {dtype, shard_bytes});
+    write_file_atomically(partial / "config.json", config::to_hugging_face(*config.model, options.vocab_size,
+                                                                           torch_name(dtype), original));
+    fs::remove(output, error);
+    fs::rename(partial, output);
+    log_info("exported ", reader.folder().string(), " as ", config::name_of(layout.family()), " in ",
+             name_of(dtype), ", ", counted(static_cast<std::int64_t>(shards), "file"),
+             " of weights: ", output.string());
+  } catch (...) {
+    fs::remove_all(partial, error);
+    throw;
+  }
+}
+
+}  // namespace sherd::cli

@@ -1,0 +1,83 @@
+#include <filesystem>
+
+#include "base/excerpt.h"
+#include "base/log.h"
+#include "cli/command_line.h"
+#include "cli/program.h"
+#include "cli/weights.h"
+#include "data/tokenizer.h"
+#include "device/device.h"
+#include "engine/report.h"
+#include "models/from_config.h"
+#include "models/gpt.h"
+
+namespace sherd::cli {
+namespace fs = std::filesystem;
+namespace {
+
+/// A SentencePiece model among the files is the checkpoint's tokenizer.
+void take_tokenizer(const std::string& folder, engine::Manifest& manifest, engine::ExtraFiles& files) {
+  const auto found = files.find(cat(companion_prefix, "tokenizer.model"));
+  if (found == files.end()) return;
+  const fs::path path = fs::path(folder) / "tokenizer.model";
+  try {
+    const auto tokenizer = data::load_sentencepiece(path.string());
+    manifest.data.tokenizer = "spm:" + path.string();
+    manifest.data.vocab_size = tokenizer->vocab_size();
+    files[engine::tokenizer_file] = found->second;
+  } catch (const Error& error) {  // Llama 3's, in another format
+    log_warning(path.string(),
+                " is no SentencePiece model, so `sherd generate` will not know this checkpoint's "
+                "tokenizer: ",
+                error.what());
+  }
+}
+
+}  // namespace
+
+void import_command(const Arguments& arguments) {
+  CommandLine line(
+      "import",
+      "Makes a checkpoint of a model in Hugging Face's files: of its weights, in fp32, a part at a "
+      "time. Training begins from either by training.init_from.",
+      "HF_DIR --output D [--tag TAG] [--set model.K=V]... [--dtype bf16|fp16|fp32]");
+  line.list("from", "HF_DIR",
+            "folder with config.json and model.safetensors, or shards of it with their index")
+      .value("output", "D", "folder of checkpoints to write to")
+      .value("tag", "TAG", "name of the checkpoint in it", "imported")
+      .list("set", "model.K=V", "override a key of the model that config.json describes, as model.seq_length")
+      .value("dtype", "T", "what the model computes in where it is used as it is, by `sherd generate`",
+             "bf16")
+      .rest_to("from");
+  if (!line.parse(arguments)) return;
+  if (line.all("from").size() != 1) throw UsageError("name one folder to import. See 'sherd import --help'");
+  const std::string folder = line.all("from").front();
+  if (!is_hugging_face(folder))
+    fail(ErrorKind::io, "'", excerpt(folder, 300), "' has no config.json: name a folder of Hugging Face's");
+  std::vector<std::string> overrides = line.all("set");
+  const std::optional<DType> dtype = parse_dtype(line.text("dtype"));
+  if (!dtype || size_of(*dtype) > 4) throw UsageError("--dtype is bf16, fp16 or fp32");
+  if (*dtype != DType::f32) overrides.push_back(cat(name_of(*dtype), ".enabled=true"));
+  const config::Config config =
+      config::parse_text(model_section(folder), cat("the model of ", folder), overrides);
+  const models::GptOptions options = models::gpt_options(config, config.model->vocab_size);
+  const auto device = device::make_cpu_device(1);
+  models::Gpt model(options);
+  model.assign_names();
+  Weights weights(folder, *config.model, options, *device);
+  weights.source().check(model.parameters());
+  engine::Manifest manifest;
+  manifest.config = config::dump(config);
+  manifest.compute_dtype = name_of(*dtype);
+  engine::ExtraFiles files = companion_files(folder);
+  take_tokenizer(folder, manifest, files);
+  for (const std::string& note : weights.notes()) log_info(folder, "/config.json: ", note);
+  const std::string output = line.required("output"), tag = line.text("tag");
+  engine::write_weights(output, tag, std::move(manifest), model.parameters(), weights.source(), files,
+                        *device);
+  log_info(config::name_of(config.model->type), " with ",
+           engine::human_count(static_cast<double>(options.num_parameters())), " parameters from ", folder,
+           ": ", (fs::path(output) / tag).string());
+}
+
+}  // namespace sherd::cli

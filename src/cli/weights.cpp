@@ -1,0 +1,86 @@
+#include "cli/weights.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/excerpt.h"
+#include "base/log.h"
+#include "config/hugging_face.h"
+#include "models/hugging_face_weights.h"
+
+namespace sherd::cli {
+namespace fs = std::filesystem;
+namespace {
+
+std::string read_file(const fs::path& path) {
+  constexpr std::uintmax_t largest = std::uintmax_t{256} << 20;
+  std::error_code error;
+  if (const std::uintmax_t bytes = fs::file_size(path, error); !error && bytes > largest)
+    fail(ErrorKind::data, "'", path.string(), "' has ", bytes, " bytes, more than any file of its kind");
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  if (!in || !(text << in.rdbuf())) fail(ErrorKind::io, "cannot read '", path.string(), "'");
+  return std::move(text).str();
+}
+
+config::PublishedModel published_in(const std::string& folder) {
+  const std::string name = (fs::path(folder) / "config.json").string();
+  return config::from_hugging_face(read_file(name), name);
+}
+
+bool is_checkpoint(const fs::path& folder) {
+  std::error_code error;
+  return fs::exists(folder / "latest", error) || fs::exists(folder / "manifest.json", error);
+}
+
+}  // namespace
+
+bool is_hugging_face(const std::string& folder) {
+  std::error_code error;
+  return fs::exists(fs::path(folder) / "config.json", error) && !is_checkpoint(folder);
+}
+
+std::string model_section(const std::string& folder) {
+  if (is_hugging_face(folder)) return config::section_of(published_in(folder).model);
+  if (!is_checkpoint(folder))
+    fail(ErrorKind::io, "training.init_from: '", excerpt(folder, 300),
+         "' holds neither a model of Hugging Face's (config.json and model.safetensors) nor checkpoints");
+  const engine::CheckpointReader reader(engine::checkpoint_folder(folder));
+  const config::Config saved = config::parse_text(
+      reader.manifest().config, cat("the configuration in ", (reader.folder() / "manifest.json").string()));
+  if (!saved.model)
+    fail(ErrorKind::config, "training.init_from: checkpoint ", reader.folder().string(),
+         " is of a model of its program's own; load it there, by Engine::load_weights()");
+  return config::section_of(*saved.model);
+}
+
+Weights::Weights(const std::string& folder, const config::Model& model, const models::GptOptions& options,
+                 device::Device& device) {
+  if (is_hugging_face(folder)) {
+    source_ = std::make_unique<models::HuggingFaceWeights>(
+        folder, models::HuggingFaceLayout(options, config::published_as(model)));
+    notes_ = published_in(folder).notes;
+    return;
+  }
+  reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
+  source_ = std::make_unique<engine::CheckpointWeights>(*reader_, device);
+}
+
+void Weights::verify_share(int rank, int ranks) const {
+  if (reader_) reader_->verify_share(rank, ranks);
+}
+
+engine::ExtraFiles companion_files(const std::string& folder) {
+  engine::ExtraFiles out;
+  for (const char* name :
+       {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+        "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja"}) {
+    std::error_code error;
+    const fs::path path = fs::path(folder) / name;
+    if (fs::exists(path, error)) out[cat(companion_prefix, name)] = read_file(path);
+  }
+  return out;
+}
+
+}  // namespace sherd::cli

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "config/config.h"
+#include "engine/checkpoint.h"
+#include "engine/weights.h"
+#include "models/gpt_options.h"
+#include "nn/weight_source.h"
+
+namespace sherd::cli {
+
+// Folders of weights: Hugging Face's (config.json and safetensors) and checkpoints.
+
+/// Whether the folder is one of Hugging Face's transformers.
+bool is_hugging_face(const std::string& folder);
+
+/// The `model` section of either kind, as text. Throws Error{config} or
+/// Error{data} naming what is wrong.
+std::string model_section(const std::string& folder);
+
+/// The weights of either kind, for the model of `config`.
+class Weights {
+ public:
+  Weights(const std::string& folder, const config::Model& model, const models::GptOptions& options,
+          device::Device& device);
+  nn::WeightSource& source() { return *source_; }
+  /// What a config.json says without effect here.
+  const std::vector<std::string>& notes() const { return notes_; }
+  /// Checks the files of a checkpoint against its manifest: this rank's share of them.
+  void verify_share(int rank, int ranks) const;
+
+ private:
+  std::unique_ptr<engine::CheckpointReader> reader_;  ///< null: Hugging Face's
+  std::unique_ptr<nn::WeightSource> source_;
+  std::vector<std::string> notes_;
+};
+
+/// Of a folder of Hugging Face's, what is not weights: config.json, tokenizer and generation settings, by the
+/// names under which a checkpoint keeps them, "hugging_face.NAME".
+engine::ExtraFiles companion_files(const std::string& folder);
+inline constexpr const char* companion_prefix = "hugging_face.";
+
+}  // namespace sherd::cli

@@ -1,0 +1,228 @@
+#include "config/tables.h"
+
+// Section `model`.
+namespace sherd::config {
+namespace {
+
+/// In the order of ModelType.
+const std::vector<std::string> model_types = {"gpt2",  "llama",   "mistral",  "qwen2",
+                                              "qwen3", "mixtral", "qwen3_moe"};
+/// In the order of RopeType.
+const std::vector<std::string> rope_types = {"default", "linear", "llama3", "yarn"};
+
+/// Which types a key of rope_scaling means something for.
+struct RopeKey {
+  const char* name;
+  bool llama3, yarn;
+};
+constexpr RopeKey rope_keys[] = {{"low_freq_factor", true, false},
+                                 {"high_freq_factor", true, false},
+                                 {"beta_fast", false, true},
+                                 {"beta_slow", false, true},
+                                 {"attention_factor", false, true},
+                                 {"truncate", false, true},
+                                 {"original_max_position_embeddings", true, true}};
+
+}  // namespace
+
+Table<RopeScaling> rope_table() {
+  using T = RopeScaling;
+  Table<T> table;
+  std::vector<Key<T>>& keys = table.keys;
+  keys.push_back(choice("rope_type", &T::type, rope_types, "\"linear\"").alias("type"));
+  keys.push_back(real("factor", &T::factor, "8", 1));
+  keys.push_back(real("low_freq_factor", &T::low_freq_factor, "2", 0, infinity, true));
+  keys.push_back(real("high_freq_factor", &T::high_freq_factor, "8", 0, infinity, true));
+  keys.push_back(real("beta_fast", &T::beta_fast, "16", 0, infinity, true));
+  keys.push_back(real("beta_slow", &T::beta_slow, "2", 0, infinity, true));
+  keys.push_back(real("attention_factor", &T::attention_factor, "1.2", 0, infinity, true));
+  keys.push_back(boolean("truncate", &T::truncate));
+  keys.push_back(
+      integer("original_max_position_embeddings", &T::original_max_positions, "32", 1, most_positions));
+  return table;
+}
+
+void finish_rope(RopeScaling& rope, const Given& given, const Value& section) {
+  const std::string type(name_of(rope.type));
+  const auto require_key = [&](const char* name) {
+    if (!given.contains(name)) section.error("needs \"", name, "\"");
+  };
+  require_key("rope_type");
+  if (rope.type != RopeType::none) require_key("factor");
+  for (const RopeKey& key : rope_keys) {
+    const bool used =
+        (key.llama3 && rope.type == RopeType::llama3) || (key.yarn && rope.type == RopeType::yarn);
+    if (!used && given.contains(key.name))
+      section.context.note(join(section.path, key.name), cat("no effect with rope_type \"", type, "\""));
+    if (rope.type == RopeType::llama3 && key.llama3) require_key(key.name);
+  }
+  if (rope.type == RopeType::llama3 && rope.low_freq_factor >= rope.high_freq_factor)
+    section.error("low_freq_factor ", rope.low_freq_factor, " must be below high_freq_factor ",
+                  rope.high_freq_factor);
+  if (rope.type == RopeType::yarn && rope.beta_slow >= rope.beta_fast)
+    section.error("beta_slow ", rope.beta_slow, " must be below beta_fast ", rope.beta_fast);
+  // What has no effect is not kept.
+  RopeScaling used;
+  used.type = rope.type;
+  if (rope.type != RopeType::none) used.factor = rope.factor;
+  if (rope.type == RopeType::llama3)
+    used.low_freq_factor = rope.low_freq_factor, used.high_freq_factor = rope.high_freq_factor;
+  if (rope.type == RopeType::yarn) {
+    used.beta_fast = rope.beta_fast, used.beta_slow = rope.beta_slow, used.truncate = rope.truncate;
+    used.attention_factor = rope.attention_factor;
+  }
+  if (rope.type == RopeType::llama3 || rope.type == RopeType::yarn)
+    used.original_max_positions = rope.original_max_positions;
+  rope = used;
+}
+
+namespace {
+
+Key<Model> rope_key() {
+  Key<Model> key = custom<Model>("rope_scaling", "", [](Model& model, const Value& section) {
+    const Given given = read_section(rope_table(), model.rope_scaling, section);
+    finish_rope(model.rope_scaling, given, section);
+  });
+  key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
+    list_keys(rope_table(), prefix, out);
+  };
+  return key;
+}
+
+Table<Model> model_table() {
+  using T = Model;
+  Table<T> table;
+  std::vector<Key<T>>& keys = table.keys;
+  keys.push_back(choice("type", &T::type, model_types, "\"llama\""));
+  keys.push_back(integer("vocab_size", &T::vocab_size, "50257", 0, most_vocabulary));
+  keys.push_back(integer("pad_vocab_to_multiple_of", &T::pad_vocab_to_multiple_of, "64", 1, 1 << 20));
+  keys.push_back(integer("seq_length", &T::seq_length, "64", 1, most_positions));
+  keys.push_back(integer("max_positions", &T::max_positions, "512", 1, most_positions));
+  keys.push_back(integer("hidden_size", &T::hidden_size, "48", 1, most_hidden));
+  keys.push_back(integer("num_layers", &T::num_layers, "3", 1, most_layers));
+  keys.push_back(integer("num_heads", &T::num_heads, "2", 1, most_heads));
+  keys.push_back(integer("num_kv_heads", &T::num_kv_heads, "2", 1, most_heads));
+  keys.push_back(integer("head_dim", &T::head_dim, "6", 1, most_hidden));
+  keys.push_back(integer("ffn_hidden_size", &T::ffn_hidden_size, "100", 1, most_ffn_hidden));
+  keys.push_back(choice("position", &T::position, {"learned", "rotary"}, "\"rotary\""));
+  keys.push_back(real("rotary_base", &T::rotary_base, "5e5", 1, infinity, true));
+  keys.push_back(rope_key());
+  keys.push_back(integer("sliding_window", &T::sliding_window, "16", 0, most_positions));
+  keys.push_back(boolean("qk_norm", &T::qk_norm));
+  keys.push_back(choice("norm", &T::norm, {"layernorm", "rmsnorm"}, "\"rmsnorm\""));
+  keys.push_back(real("norm_epsilon", &T::norm_epsilon, "1e-6", 0, infinity, true));
+  keys.push_back(choice("activation", &T::activation, {"gelu_tanh", "gelu", "swiglu"}, "\"swiglu\""));
+  keys.push_back(real("dropout", &T::dropout, "0.2", 0, 0.99));
+  keys.push_back(real("attention_dropout", &T::attention_dropout, "0.2", 0, 0.99));
+  keys.push_back(real("embedding_dropout", &T::embedding_dropout, "0.2", 0, 0.99));
+  keys.push_back(boolean("tie_embeddings", &T::tie_embeddings));
+  keys.push_back(boolean("bias", &T::bias));
+  keys.push_back(boolean("qkv_bias", &T::qkv_bias));
+  keys.push_back(real("init_std", &T::init_std, "0.01", 0, infinity, true));
+  keys.push_back(moe_key());
+  return table;
+}
+
+void set_type_defaults(Model& model) {
+  const bool gpt2 = model.type == ModelType::gpt2;
+  model.position = gpt2 ? Positions::learned : Positions::rotary;
+  model.norm = gpt2 ? Norm::layernorm : Norm::rmsnorm;
+  model.activation = gpt2 ? FfnActivation::gelu_tanh : FfnActivation::swiglu;
+  model.dropout = gpt2 ? 0.1 : 0;
+  model.tie_embeddings = model.bias = gpt2;
+  model.qk_norm = model.type == ModelType::qwen3 || model.type == ModelType::qwen3_moe;
+}
+
+std::int64_t default_ffn(const Model& model) {
+  if (model.type == ModelType::gpt2) return 4 * model.hidden_size;
+  return (8 * model.hidden_size / 3 + 63) / 64 * 64;
+}
+
+void fill(Model& model, const Given& given) {
+  if (!given.contains("max_positions")) model.max_positions = model.seq_length;
+  if (!given.contains("num_kv_heads")) model.num_kv_heads = model.num_heads;
+  if (!given.contains("head_dim")) model.head_dim = model.hidden_size / model.num_heads;
+  if (!given.contains("ffn_hidden_size")) model.ffn_hidden_size = default_ffn(model);
+  if (!given.contains("attention_dropout")) model.attention_dropout = model.dropout;
+  if (!given.contains("embedding_dropout")) model.embedding_dropout = model.dropout;
+  if (!given.contains("qkv_bias")) model.qkv_bias = model.bias || model.type == ModelType::qwen2;
+  if (model.rope_scaling.type == RopeType::yarn && model.rope_scaling.original_max_positions == 0)
+    model.rope_scaling.original_max_positions = model.max_positions;
+}
+
+void check(const Model& model, const Given& given, const Value& section) {
+  if (!given.contains("head_dim") && model.hidden_size % model.num_heads != 0)
+    section.error("hidden_size ", model.hidden_size, " is not a multiple of num_heads ", model.num_heads,
+                  "; set head_dim to have them differ");
+  if (model.num_heads % model.num_kv_heads != 0)
+    section.error("num_heads ", model.num_heads, " is not a multiple of num_kv_heads ", model.num_kv_heads);
+  if (model.head_dim > most_ffn_hidden / model.num_heads)
+    section.error("num_heads ", model.num_heads, " x head_dim ", model.head_dim, " is beyond ",
+                  most_ffn_hidden, ", the most there can be");
+  if (model.seq_length > model.max_positions)
+    section.error("seq_length ", model.seq_length, " is longer than the model's max_positions ",
+                  model.max_positions);
+  if (model.position == Positions::rotary && model.head_dim % 2 != 0)
+    section.error("rotary positions need an even head size, not ",
+                  given.contains("head_dim") ? "head_dim = " : "hidden_size/num_heads = ", model.head_dim);
+  for (const char* name : {"rotary_base", "rope_scaling"})
+    if (given.contains(name) && model.position != Positions::rotary)
+      section.context.note(join(section.path, name), "no effect with learned positions");
+  if (model.sliding_window >= model.seq_length)
+    section.context.note(join(section.path, "sliding_window"),
+                         cat("no effect: sequences have ", model.seq_length, " tokens"));
+}
+
+void read_model(Config& config, const Value& section) {
+  section.expect(Node::Kind::object);
+  Model model;
+  if (const Node* type = section.node.find("type"); type && !type->is(Node::Kind::null))
+    model.type =
+        static_cast<ModelType>(Value{*type, join(section.path, "type"), section.context}.choice(model_types));
+  set_type_defaults(model);
+  const Given given = read_section(model_table(), model, section);
+  for (const char* name : {"seq_length", "hidden_size", "num_layers", "num_heads"})
+    if (!given.contains(name)) section.error("needs \"", name, "\"");
+  fill(model, given);
+  check(model, given, section);
+  if (const auto moe = given.find("moe"); moe != given.end())
+    finish_moe(model.moe, model, {*moe->second, join(section.path, "moe"), section.context});
+  config.model = model;
+}
+
+}  // namespace
+
+Key<Config> model_key() {
+  Key<Config> key = custom<Config>("model", "", read_model);
+  key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
+    list_keys(model_table(), prefix, out);
+  };
+  return key;
+}
+
+std::string_view name_of(ModelType type) {
+  return model_types[static_cast<std::size_t>(type)];
+}
+std::string_view name_of(RopeType type) {
+  return rope_types[static_cast<std::size_t>(type)];
+}
+std::string_view name_of(Positions positions) {
+  return positions == Positions::rotary ? "rotary" : "learned";
+}
+std::string_view name_of(Norm norm) {
+  return norm == Norm::rmsnorm ? "rmsnorm" : "layernorm";
+}
+
+std::string_view name_of(FfnActivation activation) {
+  switch (activation) {
+    case FfnActivation::gelu_tanh:
+      return "gelu_tanh";
+    case FfnActivation::gelu:
+      return "gelu";
+    case FfnActivation::swiglu:
+      break;
+  }
+  return "swiglu";
+}
+
+}  // namespace sherd::config

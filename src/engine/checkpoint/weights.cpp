@@ -1,0 +1,157 @@
+#include "engine/weights.h"
+
+#include <functional>
+#include <span>
+
+#include "base/atomic_file.h"
+#include "base/crc32c.h"
+#include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/format.h"
+#include "engine/checkpoint/same_model.h"
+#include "engine/checkpoint/save_folder.h"
+#include "engine/checkpoint/states.h"
+#include "tensor/host_values.h"
+
+namespace sherd::engine {
+namespace fs = std::filesystem;
+
+using tensor::Tensor;
+
+void CheckpointWeights::check(const std::vector<nn::ParameterPtr>& parameters) const {
+  require_same_model(reader_, shapes_of(parameters), nullptr);
+}
+
+void CheckpointWeights::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
+                             const Tensor& to) {
+  // What is frozen here may have been trained there, and the reverse.
+  const bool trained = reader_.holds("fp32", name);
+  const char* kind = trained ? "fp32" : "frozen";
+  const DType dtype = trained ? DType::f32 : parse_dtype(reader_.manifest().compute_dtype).value();
+  if (dtype == to.dtype()) return reader_.read(kind, name, slice, begin, to);
+  const Tensor stored =
+      Tensor::empty(device_, {to.numel()}, dtype, device::Category::workspace, device_.processor_tier());
+  reader_.read(kind, name, slice, begin, stored);
+  const auto bytes = [](const Tensor& t) {
+    return std::span(t.raw(), static_cast<std::size_t>(t.numel()) * size_of(t.dtype()));
+  };
+  tensor::convert_values(bytes(stored), dtype, bytes(to), to.dtype());
+}
+
+std::map<std::string, std::vector<float>> CheckpointWeights::step_states() const {
+  return reader_.manifest().step_states;
+}
+
+namespace {
+
+tensor::Slice whole_of(const std::vector<std::int64_t>& shape) {
+  return tensor::Slice::whole(tensor::Shape{std::span<const std::int64_t>(shape)});
+}
+
+/// One tensor of a file: elements of KIND.PARAMETER, all of whose logical tensor follow each other.
+struct TensorPart {
+  std::string kind, parameter;
+  DType dtype;
+  PieceRecord record;
+};
+
+using ReadPart = std::function<void(const TensorPart& part, std::int64_t begin, const Tensor& to)>;
+
+FileChecksum write_parts(const fs::path& path, std::map<std::string, std::string> metadata,
+                         const std::vector<TensorPart>& parts, const ReadPart& read, device::Device& device) {
+  std::vector<SafetensorsSpec> specs;
+  for (const TensorPart& part : parts) {
+    specs.push_back({part.kind + "." + part.parameter, part.dtype, {part.record.elements.size()}});
+    metadata[specs.back().name] = part.record.to_json();
+  }
+  SafetensorsWriter writer(path, std::move(specs), metadata);
+  for (const TensorPart& part : parts)
+    in_chunks(device, part.dtype, part.record.elements.size(),
+              [&](std::int64_t done, const Tensor& elements) {
+                read(part, part.record.elements.begin + done, elements);
+                writer.write(part.kind + "." + part.parameter, done, elements);
+              });
+  writer.finish();
+  return checksum_file(path);
+}
+
+/// Calls `write` for the folder that becomes DIR/TAG, with the manifest to which it adds its files.
+void publish_offline(const fs::path& directory, const std::string& tag, Manifest manifest,
+                     const std::function<void(const fs::path& partial, Manifest& manifest)>& write) {
+  require_good_tag(tag);
+  const fs::path base = fs::absolute(directory);
+  require_replaceable(base / tag);
+  const SaveFolder folder(base);
+  manifest.save_id = new_save_id();
+  const fs::path partial = partial_folder(base, tag, manifest.save_id);
+  std::error_code error;
+  if (!fs::create_directory(partial, error))
+    fail(ErrorKind::io, "cannot create '", partial.string(), "': ", error.message());
+  try {
+    write(partial, manifest);
+    write_file_atomically(partial / "manifest.json", manifest.to_json());
+    folder.publish(partial, tag);
+  } catch (...) {
+    remove_folder(partial);
+    throw;
+  }
+}
+
+}  // namespace
+
+void write_weights(const fs::path& directory, const std::string& tag, Manifest manifest,
+                   const std::vector<nn::ParameterPtr>& parameters, nn::WeightSource& weights,
+                   const ExtraFiles& files, device::Device& device) {
+  manifest.world_size = 1;
+  manifest.shapes = shapes_of(parameters);
+  manifest.step_states = weights.step_states();
+  std::vector<TensorPart> parts;
+  for (const nn::ParameterPtr& parameter : parameters) {
+    const tensor::Slice slice = whole_of(manifest.shapes.at(parameter->name));
+    parts.push_back({"fp32", parameter->name, DType::f32, {slice, {0, slice.numel()}}});
+  }
+  const auto read = [&](const TensorPart& part, std::int64_t begin, const Tensor& to) {
+    weights.read(part.parameter, part.record.slice, begin, to);
+  };
+  publish_offline(directory, tag, std::move(manifest), [&](const fs::path& partial, Manifest& made) {
+    made.files[rank_file(0)] =
+        write_parts(partial / rank_file(0), {{save_id_key, made.save_id}}, parts, read, device);
+    for (const auto& [name, bytes] : files) {
+      write_file_atomically(partial / name, bytes);
+      made.files[name] = {bytes.size(), crc32c(bytes.data(), bytes.size())};
+    }
+  });
+}
+
+void copy_checkpoint(const CheckpointReader& reader, const fs::path& directory, const std::string& tag,
+                     int ranks, bool weights_only, device::Device& device) {
+  Manifest manifest = reader.manifest();
+  const int saved_ranks = manifest.world_size;
+  for (int rank = 0; rank < saved_ranks; ++rank) manifest.files.erase(rank_file(rank));
+  const std::map<std::string, FileChecksum> extra = manifest.files;
+  manifest.world_size = ranks;
+  manifest.grid = {{"data", ranks}};
+  const auto read = [&](const TensorPart& part, std::int64_t begin, const Tensor& to) {
+    reader.read(part.kind, part.parameter, part.record.slice, begin, to);
+  };
+  publish_offline(directory, tag, std::move(manifest), [&](const fs::path& partial, Manifest& made) {
+    std::map<std::string, std::string> metadata{{save_id_key, made.save_id}};
+    if (!weights_only)
+      for (const auto& [parameter, text] : reader.learned()) metadata[learned_prefix + parameter] = text;
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::vector<TensorPart> parts;
+      for (const CheckpointTensor& t : reader.tensors()) {
+        if (weights_only && t.kind != "fp32" && t.kind != "frozen") continue;
+        const tensor::Slice slice = whole_of(made.shapes.at(t.parameter));
+        const std::int64_t n = slice.numel();
+        parts.push_back({t.kind, t.parameter, t.dtype, {slice, {n * rank / ranks, n * (rank + 1) / ranks}}});
+      }
+      made.files[rank_file(rank)] = write_parts(partial / rank_file(rank), metadata, parts, read, device);
+    }
+    for (const auto& [name, checksum] : extra) {
+      reader.verify(name);
+      fs::copy_file(reader.folder() / name, partial / name);
+    }
+  });
+}
+
+}  // namespace sherd::engine

@@ -1,0 +1,208 @@
+#include "config/hugging_face.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/config.h"
+#include "support/expect_error.h"
+
+namespace sherd::config {
+namespace {
+
+using sherd::testing::expect_error;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+PublishedModel read(const std::string& text) {
+  return from_hugging_face(text, "config.json");
+}
+
+std::string error_in(const std::string& text) {
+  try {
+    read(text);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::config);
+    return error.what();
+  }
+  return {};
+}
+
+/// As published with Llama 3.1 8B, but for tokens' ids.
+const std::string llama3 = R"({
+  "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 128000,
+  "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+  "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama",
+  "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1,
+  "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+  "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+  "transformers_version": "4.43.0.dev0", "use_cache": true, "vocab_size": 128256})";
+
+TEST(HuggingFaceConfig, LlamaThree) {
+  const PublishedModel published = read(llama3);
+  const Model& m = published.model;
+  EXPECT_THAT(published.notes, IsEmpty());
+  EXPECT_EQ(m.type, ModelType::llama);
+  EXPECT_EQ(m.vocab_size, 128256);
+  EXPECT_EQ(m.hidden_size, 4096);
+  EXPECT_EQ(m.ffn_hidden_size, 14336);
+  EXPECT_EQ(m.num_layers, 32);
+  EXPECT_EQ(m.num_heads, 32);
+  EXPECT_EQ(m.num_kv_heads, 8);
+  EXPECT_EQ(m.head_dim, 128);
+  EXPECT_EQ(m.max_positions, 131072);
+  EXPECT_EQ(m.seq_length, 131072);
+  EXPECT_EQ(m.rotary_base, 5e5);
+  EXPECT_EQ(m.rope_scaling.type, RopeType::llama3);
+  EXPECT_EQ(m.rope_scaling.factor, 8);
+  EXPECT_EQ(m.rope_scaling.original_max_positions, 8192);
+  EXPECT_EQ(m.norm_epsilon, 1e-5);
+  EXPECT_FALSE(m.tie_embeddings || m.bias || m.qkv_bias || m.qk_norm);
+  // The parser takes the section as it is, with keys of the run's own over it.
+  EXPECT_EQ(*parse_text(section_of(m)).model, m);
+  EXPECT_EQ(parse_text(section_of(m), "x", {"model.seq_length=512"}).model->seq_length, 512);
+}
+
+TEST(HuggingFaceConfig, AbsentKeysHaveTheirClassesDefaults) {
+  const Model gpt2 = read(R"({"model_type": "gpt2"})").model;
+  EXPECT_EQ(gpt2.hidden_size, 768);
+  EXPECT_EQ(gpt2.ffn_hidden_size, 3072);
+  EXPECT_EQ(gpt2.vocab_size, 50257);
+  EXPECT_EQ(gpt2.dropout, 0.1);
+  EXPECT_EQ(gpt2.activation, FfnActivation::gelu_tanh);
+  EXPECT_TRUE(gpt2.tie_embeddings && gpt2.bias && gpt2.qkv_bias);
+  const Model mistral = read(R"({"model_type": "mistral"})").model;
+  EXPECT_EQ(mistral.sliding_window, 4096);
+  EXPECT_EQ(mistral.num_kv_heads, 8);
+  EXPECT_EQ(mistral.norm_epsilon, 1e-6);
+  const Model qwen2 = read(R"({"model_type": "qwen2"})").model;
+  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.bias);
+  EXPECT_EQ(qwen2.sliding_window, 0);
+  const Model qwen3 = read(R"({"model_type": "qwen3"})").model;
+  EXPECT_TRUE(qwen3.qk_norm);
+  EXPECT_EQ(qwen3.head_dim, 128);
+  const Model mixtral = read(R"({"model_type": "mixtral"})").model;
+  EXPECT_EQ(mixtral.rotary_base, 1e6);
+  EXPECT_EQ(mixtral.moe.experts, 8);
+  EXPECT_EQ(mixtral.moe.aux_loss, 0);
+  const Model moe = read(R"({"model_type": "qwen3_moe"})").model;
+  EXPECT_EQ(moe.moe.experts, 128);
+  EXPECT_EQ(moe.moe.top_k, 8);
+  EXPECT_FALSE(moe.moe.norm_topk);
+}
+
+TEST(HuggingFaceConfig, WhatNullMeans) {
+  EXPECT_EQ(read(R"({"model_type": "mistral", "sliding_window": null})").model.sliding_window, 0);
+  EXPECT_EQ(read(R"({"model_type": "gpt2", "n_inner": null})").model.ffn_hidden_size, 3072);
+  EXPECT_EQ(read(R"({"model_type": "llama", "num_key_value_heads": null})").model.num_kv_heads, 32);
+}
+
+TEST(HuggingFaceConfig, BothFormsOfRotaryScaling) {
+  const Model older = read(R"({"model_type": "qwen2", "rope_theta": 1e6,
+      "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}})")
+                          .model;
+  const Model newer =
+      read(R"({"model_type": "qwen2", "rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn",
+      "factor": 4.0, "original_max_position_embeddings": 32768}})")
+          .model;
+  EXPECT_EQ(older, newer);
+  EXPECT_EQ(older.rope_scaling.type, RopeType::yarn);
+  EXPECT_EQ(older.rotary_base, 1e6);
+  EXPECT_EQ(
+      read(
+          R"({"model_type": "llama", "rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2}})")
+          .model.rope_scaling.type,
+      RopeType::linear);
+}
+
+TEST(HuggingFaceConfig, AWindowIsInAllLayersOrInNone) {
+  const auto qwen = [](const std::string& more) {
+    return cat(R"({"model_type": "qwen2", "num_hidden_layers": 4, "sliding_window": 64, )", more, "}");
+  };
+  EXPECT_EQ(read(qwen(R"("use_sliding_window": false)")).model.sliding_window, 0);
+  EXPECT_EQ(read(qwen(R"("use_sliding_window": true, "max_window_layers": 4)")).model.sliding_window, 0);
+  EXPECT_EQ(read(qwen(R"("use_sliding_window": true, "max_window_layers": 0)")).model.sliding_window, 64);
+  EXPECT_THAT(error_in(qwen(R"("use_sliding_window": true, "max_window_layers": 2)")),
+              HasSubstr("sliding_window in 2 of 4 layers"));
+  EXPECT_THAT(error_in(qwen(R"("layer_types": ["full_attention", "sliding_attention", "full_attention",
+                               "full_attention"])")),
+              HasSubstr("sliding_window in 1 of 4 layers"));
+}
+
+TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
+  const std::pair<const char*, const char*> refused[] = {
+      {R"({"hidden_size": 4})", "model_type is absent"},
+      {R"({"model_type": "bloom"})", "model_type \"bloom\" is not supported"},
+      {R"({"model_type": "llama", "attention_bias": true})", "attention_bias: true is not supported"},
+      {R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias"},
+      {R"({"model_type": "llama", "hidden_act": "relu"})", "hidden_act \"relu\""},
+      {R"({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2}})", "dynamic"},
+      {R"({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8}})", "low_freq_factor"},
+      {R"({"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "factor": 4, "mscale": 1}})",
+       "mscale"},
+      {R"({"model_type": "llama", "partial_rotary_factor": 0.5})", "partial_rotary_factor"},
+      {R"({"model_type": "llama", "quantization_config": {"bits": 4}})", "before it was quantised"},
+      {R"({"model_type": "llama", "logit_scale": 2})", "unknown key \"logit_scale\""},
+      {R"({"model_type": "llama", "hidden_size": 10, "num_attention_heads": 4})",
+       "not a multiple of 4 heads"},
+      {R"({"model_type": "gpt2", "activation_function": "relu"})", "activation_function \"relu\""},
+      {R"({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": true})",
+       "scale_attn_by_inverse_layer_idx"},
+      {R"({"model_type": "gpt2", "scale_attn_weights": false})", "scale_attn_weights"},
+      {R"({"model_type": "gpt2", "add_cross_attention": true})", "add_cross_attention"},
+      {R"({"model_type": "mixtral", "router_jitter_noise": 0.1})", "router_jitter_noise"},
+      {R"({"model_type": "qwen3_moe", "mlp_only_layers": [1]})", "mlp_only_layers"},
+      {R"({"model_type": "qwen3_moe", "mlp_only_layers": [0], "decoder_sparse_step": 2})",
+       "decoder_sparse_step"}};
+  for (const auto& [text, part] : refused) EXPECT_THAT(error_in(text), HasSubstr(part)) << text;
+  // All of them at once.
+  const std::string both = error_in(R"({"model_type": "llama", "mlp_bias": true, "logit_scale": 2})");
+  EXPECT_THAT(both, HasSubstr("mlp_bias"));
+  EXPECT_THAT(both, HasSubstr("logit_scale"));
+}
+
+TEST(HuggingFaceConfig, BalanceLossOnlyWhereTransformersAddsIt) {
+  const PublishedModel off = read(R"({"model_type": "mixtral", "router_aux_loss_coef": 0.02})");
+  EXPECT_EQ(off.model.moe.aux_loss, 0);
+  EXPECT_THAT(off.notes, Contains(StartsWith("router_aux_loss_coef")));
+  const Moe on =
+      read(R"({"model_type": "mixtral", "router_aux_loss_coef": 0.02, "output_router_logits": true})")
+          .model.moe;
+  EXPECT_EQ(on.aux_loss, 0.02);
+  EXPECT_EQ(on.aux_loss_type, AuxLoss::hf);
+}
+
+TEST(HuggingFaceConfig, AModelIsPublishedAsTheFamilyThatCanSayIt) {
+  const auto model = [](const std::string& keys) {
+    return *parse_text(cat(R"({"model": {"type": "llama", "seq_length": 8, "hidden_size": 16, "num_layers": 2,
+        "num_heads": 4)",
+                           keys, "}}"))
+                .model;
+  };
+  EXPECT_EQ(published_as(model("")), ModelType::llama);
+  EXPECT_EQ(published_as(model(R"(, "sliding_window": 4)")), ModelType::mistral);
+  EXPECT_EQ(published_as(model(R"(, "qkv_bias": true)")), ModelType::qwen2);
+  EXPECT_EQ(published_as(model(R"(, "qk_norm": true)")), ModelType::qwen3);
+  EXPECT_EQ(published_as(model(R"(, "moe": {"experts": 4})")), ModelType::mixtral);
+  EXPECT_EQ(published_as(model(R"(, "qk_norm": true, "moe": {"experts": 4, "first_dense": 1})")),
+            ModelType::qwen3_moe);
+  expect_error(ErrorKind::config, "model.moe.shared_experts",
+               [&] { published_as(model(R"(, "moe": {"experts": 4, "shared_experts": 1})")); });
+  expect_error(ErrorKind::config, "model.bias true", [&] { published_as(model(R"(, "bias": true)")); });
+}
+
+TEST(HuggingFaceConfig, KeysOfTheModelsOwnFileStay) {
+  const Model m = read(llama3).model;
+  const std::string text = to_hugging_face(m, 128256, "bfloat16", llama3);
+  EXPECT_THAT(text, HasSubstr("\"eos_token_id\": 128001"));
+  EXPECT_THAT(text, HasSubstr("\"rope_theta\": 500000.0"));
+  EXPECT_EQ(read(text).model, m);
+  Model longer = m;
+  longer.rope_scaling = {};
+  EXPECT_THAT(to_hugging_face(longer, 128256, "float32", llama3), HasSubstr("\"rope_scaling\": null"));
+}
+
+}  // namespace
+}  // namespace sherd::config

@@ -1,0 +1,164 @@
+// Training that begins from the files of public families (tests/models/hugging_face_families_test.cpp), in
+// every layout: the weights after a step against the gradients of transformers.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+
+#include "config/hugging_face.h"
+#include "engine/checkpoint.h"
+#include "engine/initialize.h"
+#include "engine/process_grid.h"
+#include "engine/weights.h"
+#include "models/from_config.h"
+#include "models/gpt.h"
+#include "models/hugging_face_weights.h"
+#include "support/cpu_fixture.h"
+#include "support/expect_error.h"
+#include "support/hugging_face_dict.h"
+#include "support/places.h"
+#include "support/temp_folder.h"
+#include "support/whole_tensors.h"
+
+namespace sherd {
+namespace {
+
+namespace fs = std::filesystem;
+using models::HostTensor;
+using models::HuggingFaceLayout;
+using models::HuggingFaceWeights;
+using tensor::SafetensorsFile;
+using tensor::Tensor;
+using testing::read_text;
+using testing::TempFolder;
+
+struct Setting {
+  const char* name;
+  int ranks, stage;
+  const char* parallel;
+  const char* zero;
+};
+
+constexpr Setting settings[] = {
+    {"alone_stage_0", 1, 0, "{}", ""},
+    {"two_stage_3", 2, 3, "{}", ""},
+    {"four_stage_3_on_host", 4, 3, "{}",
+     R"(, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"})"},
+    {"tensor_2", 2, 0, R"({"tensor": 2})", ""},
+    {"pipeline_2_stage_1", 2, 1, R"({"pipeline": 2})", ""},
+    {"tensor_2_data_2_stage_3", 4, 3, R"({"tensor": 2})", ""}};
+const char* const families[] = {"gpt2",  "llama", "llama_linear", "mistral",
+                                "qwen2", "qwen3", "mixtral",      "qwen3_moe"};
+
+struct Optimizer {
+  const char* text;
+  /// What becomes of a weight with that gradient in the first step.
+  double (*update)(double weight, double gradient);
+};
+const Optimizer sgd{R"({"type": "SGD", "params": {"lr": 0.1, "weight_decay": 0}})",
+                    [](double w, double g) { return w - 0.1 * g; }};
+const Optimizer adamw{
+    R"({"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-3, "weight_decay": 0}})",
+    [](double w, double g) { return w - 0.01 * g / (std::abs(g) + 1e-3); }};
+
+class Begun : public ::testing::TestWithParam<std::tuple<const char*, Setting>> {
+ protected:
+  Begun()
+      : setting_(std::get<1>(GetParam())),
+        folder_(fs::path(SHERD_SOURCE_DIR) / "tests/models/reference/hugging_face" / std::get<0>(GetParam())),
+        expected_(folder_ / "expected.safetensors") {}
+
+  config::Config config_with(const Optimizer& optimizer) const {
+    const auto published = config::from_hugging_face(read_text(folder_ / "config.json"), "config.json");
+    const std::string model = config::section_of(published.model);
+    return config::parse_text(
+        model, "the model",
+        {cat("optimizer=", optimizer.text), cat("parallel=", setting_.parallel), "gradient_clipping=0",
+         cat("zero_optimization={\"stage\": ", setting_.stage, setting_.zero, "}"),
+         "train_micro_batch_size_per_gpu=2", "gradient_accumulation_steps=1", "model.dropout=0",
+         "model.attention_dropout=0", "model.embedding_dropout=0"});
+  }
+  HuggingFaceWeights weights_for(const config::Config& config) const { return {folder_, layout_for(config)}; }
+  static HuggingFaceLayout layout_for(const config::Config& config) {
+    return HuggingFaceLayout(models::gpt_options(config, config.model->vocab_size),
+                             config::published_as(*config.model));
+  }
+  tensor::Batch batch(device::Device& device) const {
+    tensor::Batch out;
+    for (const char* name : {"tokens", "labels"}) {
+      std::vector<std::int32_t> ids(24);
+      expected_.read_bytes(expected_.at(name), 0, std::as_writable_bytes(std::span(ids)));
+      out[name] = Tensor::of<std::int32_t>(device, {2, 12}, ids);
+    }
+    return out;
+  }
+  /// A parameter of what transformers has, "grad." for gradients, as fp32.
+  std::vector<float> published(const HuggingFaceLayout& layout, const std::string& parameter,
+                               bool gradient) const {
+    const tensor::SafetensorsFolder files(folder_);
+    const HostTensor host =
+        models::from_dict(layout, parameter, [&](const std::string& name) -> std::optional<HostTensor> {
+          const auto* entry = gradient ? expected_.find("grad." + name) : files.find(name);
+          if (!entry) return std::nullopt;
+          HostTensor out{tensor::Shape{std::span<const std::int64_t>(entry->shape)}, *entry->dtype,
+                         std::vector<std::byte>(entry->bytes)};
+          gradient ? expected_.read_bytes(*entry, 0, out.bytes) : files.read_bytes(name, 0, out.bytes);
+          return out;
+        });
+    std::vector<float> values(host.bytes.size() / sizeof(float));
+    std::memcpy(values.data(), host.bytes.data(), host.bytes.size());
+    return values;
+  }
+
+  Setting setting_;
+  fs::path folder_;
+  SafetensorsFile expected_;
+};
+
+TEST_P(Begun, AStepMovesTheWeightsAsTheGradientsOfTransformersSay) {
+  for (const Optimizer& optimizer : {sgd, adamw}) {
+    const config::Config config = config_with(optimizer);
+    if (config.model->moe.aux_loss_type == config::AuxLoss::hf && config.parallel.pipeline > 1)
+      GTEST_SKIP() << "stages do not know each other's routers";
+    const TempFolder saved;
+    launch_ranks(setting_.ranks, [&](DistributedPtr dist) {
+      const auto groups = make_groups(dist, config);
+      const auto options = models::gpt_options(config, config.model->vocab_size);
+      Engine engine(dist, std::make_shared<models::Gpt>(options, layout_of(*groups, config)), config, nullptr,
+                    nullptr, groups);
+      HuggingFaceWeights weights = weights_for(config);
+      engine.load_weights(weights);
+      engine.save_checkpoint(saved.path().string(), "begun");
+      engine.train_batch([&] { return batch(engine.device()); });
+      engine.synchronize();
+      engine.save_checkpoint(saved.path().string(), "stepped");
+    });
+    const HuggingFaceLayout layout = layout_for(config);
+    const auto begun = testing::whole_tensors(saved / "begun"),
+               stepped = testing::whole_tensors(saved / "stepped");
+    for (const auto& [name, bytes] : stepped) {
+      if (!name.starts_with("fp32.")) continue;
+      SCOPED_TRACE(name);
+      const std::string parameter = name.substr(5);
+      const std::vector<float> want = published(layout, parameter, false),
+                               g = published(layout, parameter, true);
+      ASSERT_EQ(bytes.size(), want.size() * sizeof(float));
+      EXPECT_EQ(std::memcmp(begun.at(name).data(), want.data(), bytes.size()), 0) << "loaded to the bit";
+      std::vector<float> got(want.size());
+      std::memcpy(got.data(), bytes.data(), bytes.size());
+      for (std::size_t i = 0; i < want.size(); ++i)
+        ASSERT_NEAR(got[i], optimizer.update(want[i], g[i]), 1e-6) << "element " << i;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Begun,
+                         ::testing::Combine(::testing::ValuesIn(families), ::testing::ValuesIn(settings)),
+                         [](const auto& info) {
+                           return cat(std::get<0>(info.param), "_", std::get<1>(info.param).name);
+                         });
+
+}  // namespace
+}  // namespace sherd

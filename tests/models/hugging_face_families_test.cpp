@@ -1,0 +1,320 @@
+// Tiny models of public families, in folders that transformers wrote, against what it makes of them;
+// scripts/make_hugging_face_reference.py made them and says what they hold.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+
+#include "config/config.h"
+#include "config/hugging_face.h"
+#include "models/from_config.h"
+#include "models/gpt.h"
+#include "models/hugging_face_weights.h"
+#include "support/cpu_fixture.h"
+#include "support/expect_error.h"
+#include "support/hugging_face_dict.h"
+#include "support/places.h"
+#include "support/plain_parameters.h"
+#include "support/temp_folder.h"
+#include "tensor/safetensors_folder.h"
+
+namespace sherd::models {
+namespace {
+
+namespace fs = std::filesystem;
+using sherd::testing::expect_error;
+using sherd::testing::read_text;
+using sherd::testing::TempFolder;
+using sherd::testing::write_text;
+using tensor::SafetensorsFile;
+using tensor::Tensor;
+using Values = std::vector<double>;
+
+fs::path folder_of(const std::string& family) {
+  return fs::path(SHERD_SOURCE_DIR) / "tests/models/reference/hugging_face" / family;
+}
+
+config::Config config_in(const fs::path& folder) {
+  const auto published = config::from_hugging_face(read_text(folder / "config.json"), "config.json");
+  return config::parse_text(config::section_of(published.model));
+}
+
+double largest(const Values& x) {
+  double out = 0;
+  for (const double v : x) out = std::max(out, std::abs(v));
+  return out;
+}
+
+void expect_near(const Values& got, const Values& want, double tolerance) {
+  ASSERT_EQ(got.size(), want.size());
+  const double scale = std::max(largest(want), 1e-3);
+  for (std::size_t i = 0; i < got.size(); ++i)
+    ASSERT_NEAR(got[i], want[i], tolerance * scale) << "element " << i;
+}
+
+/// A copy of the family's folder that a test may change.
+class Copy {
+ public:
+  explicit Copy(const std::string& family) {
+    fs::copy(folder_of(family), path_ / "model", fs::copy_options::recursive);
+    fs::remove(folder() / "expected.safetensors");
+  }
+  fs::path folder() const { return path_ / "model"; }
+  /// Writes the tensors again; `change` gets each before.
+  using Dict = std::map<std::string, HostTensor>;
+  void rewrite(const std::function<void(Dict&)>& change) {
+    Dict all;
+    const SafetensorsFile file(folder() / "model.safetensors");
+    for (const auto& entry : file.entries()) {
+      HostTensor host{tensor::Shape{std::span<const std::int64_t>(entry.shape)}, *entry.dtype,
+                      std::vector<std::byte>(entry.bytes)};
+      file.read_bytes(entry, 0, host.bytes);
+      all[entry.name] = std::move(host);
+    }
+    change(all);
+    std::vector<tensor::SafetensorsSpec> specs;
+    for (const auto& [name, host] : all) {
+      const auto dims = host.shape.dims();
+      specs.push_back({name, host.dtype, {dims.begin(), dims.end()}});
+    }
+    tensor::SafetensorsWriter writer(folder() / "model.safetensors", specs);
+    for (const auto& [name, host] : all) writer.write(name, 0, host.bytes);
+    writer.finish();
+  }
+  /// Reading the folder as the model that its config.json describes.
+  void open() const {
+    const config::Config config = config_in(folder());
+    const GptOptions options = gpt_options(config, config.model->vocab_size);
+    Gpt model(options);
+    model.assign_names();
+    HuggingFaceWeights(folder(), HuggingFaceLayout(options, config::published_as(*config.model)))
+        .check(model.parameters());
+  }
+
+ private:
+  TempFolder path_;
+};
+
+class Family : public ::testing::TestWithParam<std::string> {
+ protected:
+  Family()
+      : folder_(folder_of(GetParam())),
+        config_(config_in(folder_)),
+        options_(gpt_options(config_, config_.model->vocab_size)),
+        layout_(options_, config::published_as(*config_.model)),
+        expected_(folder_ / "expected.safetensors") {}
+
+  Values expected(const std::string& name) const {
+    const auto& entry = expected_.at(name);
+    const Tensor out =
+        Tensor::empty(*cpu_.device, tensor::Shape{std::span<const std::int64_t>(entry.shape)}, *entry.dtype);
+    expected_.read(name, 0, out);
+    return cpu_.values(out);
+  }
+  Tensor ids(const std::string& name) const {
+    const Tensor out = Tensor::empty(*cpu_.device, {2, 12}, DType::i32);
+    expected_.read(name, 0, out);
+    return out;
+  }
+  /// The weights of a model on one rank.
+  void load(const test::PlainParameters& parameters, const fs::path& folder) {
+    HuggingFaceWeights weights(folder, layout_);
+    weights.check(parameters.all());
+    for (const auto& p : parameters.all()) weights.read(p->name, p->logical_slice(), 0, p->value);
+  }
+  HostTensorSource gradients() const {
+    return [this](const std::string& name) -> std::optional<HostTensor> {
+      const auto* entry = expected_.find("grad." + name);
+      if (!entry) return std::nullopt;
+      HostTensor out{tensor::Shape{std::span<const std::int64_t>(entry->shape)}, *entry->dtype,
+                     std::vector<std::byte>(entry->bytes)};
+      expected_.read_bytes(*entry, 0, out.bytes);
+      return out;
+    };
+  }
+  Values values_of(const HostTensor& host) const {
+    const Tensor out = Tensor::empty(*cpu_.device, host.shape, host.dtype);
+    tensor::copy_from_host(*cpu_.device, out, host.bytes.data(), host.bytes.size());
+    return cpu_.values(out);
+  }
+
+  fs::path folder_;
+  config::Config config_;
+  GptOptions options_;
+  HuggingFaceLayout layout_;
+  SafetensorsFile expected_;
+  mutable test::Cpu cpu_{2};
+};
+
+TEST_P(Family, GivesTheLogitsLossAndGradientsOfTransformers) {
+  Gpt model(options_);
+  const test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  load(parameters, folder_);
+  autograd::Tape tape(*cpu_.kernels);
+  {
+    autograd::Tape::NoGrad pause(tape);
+    const Values padded = cpu_.values(model.logits(tape, ids("tokens")).value());
+    const std::int64_t columns = options_.padded_vocab();
+    Values logits;
+    for (std::size_t i = 0; i < padded.size(); ++i)
+      if (static_cast<std::int64_t>(i) % columns < options_.vocab_size) logits.push_back(padded[i]);
+    expect_near(logits, expected("logits"), 1e-5);
+  }
+  tape.training = true;
+  const autograd::Var loss = model(tape, {{"tokens", ids("tokens")}, {"labels", ids("labels")}});
+  tape.backward(loss);
+  // The language model's alone; routers' losses go into gradients.
+  if (options_.experts.losses.balance == 0)
+    EXPECT_NEAR(cpu_.values(loss.value())[0], expected("loss")[0], 1e-5);
+  for (const auto& p : parameters.all()) {
+    SCOPED_TRACE(p->name);
+    const Values want = values_of(from_dict(layout_, p->name, gradients()));
+    if (!p->grad_written) {  // an expert without tokens
+      EXPECT_EQ(largest(want), 0);
+      continue;
+    }
+    expect_near(cpu_.values(p->grad), want, 1e-5);
+  }
+}
+
+/// What reads parts of any slice finds the same as what reads all.
+TEST_P(Family, SlicesAndPartsAreReadAlike) {
+  Gpt model(options_);
+  model.assign_names();
+  HuggingFaceWeights weights(folder_, layout_);
+  for (const auto& p : model.parameters()) {
+    SCOPED_TRACE(p->name);
+    const Tensor all = Tensor::empty(*cpu_.device, p->shape, DType::f32);
+    weights.read(p->name, p->logical_slice(), 0, all);
+    const Values want = cpu_.values(all);
+    tensor::Slice::Blocks blocks;
+    for (const std::int64_t extent : p->shape.dims())
+      blocks.push_back({{0, extent / 4}, {extent / 2, (3 * extent + 3) / 4}});
+    const tensor::Slice slice(p->shape, blocks);
+    Values got;
+    for (std::int64_t begin = 0; begin < slice.numel(); begin += 7) {
+      const Tensor part =
+          Tensor::empty(*cpu_.device, {std::min<std::int64_t>(7, slice.numel() - begin)}, DType::f32);
+      weights.read(p->name, slice, begin, part);
+      for (const double v : cpu_.values(part)) got.push_back(v);
+    }
+    Values expected;
+    slice.for_each_run(0, slice.numel(), [&](std::int64_t, std::int64_t logical, std::int64_t count) {
+      expected.insert(expected.end(), want.begin() + logical, want.begin() + logical + count);
+    });
+    EXPECT_EQ(got, expected);
+  }
+}
+
+/// Nothing was trained: every byte comes back, in the family's own layout, and config.json says the same.
+TEST_P(Family, ExportGivesTheFilesBack) {
+  Gpt model(options_);
+  model.assign_names();
+  HuggingFaceWeights weights(folder_, layout_);
+  TempFolder out;
+  export_to_hugging_face(out.path(), layout_, model.parameters(), weights, *cpu_.device,
+                         {DType::f32, GetParam() == "llama" ? std::uint64_t{9000} : std::uint64_t{1} << 30});
+  const tensor::SafetensorsFolder there(folder_), back(out.path());
+  ASSERT_EQ(back.names(), there.names());
+  for (const std::string& name : there.names()) {
+    const auto &a = *there.find(name), &b = *back.find(name);
+    EXPECT_EQ(a.shape, b.shape) << name;
+    std::vector<std::byte> one(a.bytes), other(b.bytes);
+    there.read_bytes(name, 0, one), back.read_bytes(name, 0, other);
+    EXPECT_EQ(one, other) << name;
+  }
+  const std::string original = read_text(folder_ / "config.json");
+  for (const std::string& base : {original, std::string()}) {
+    const std::string text = config::to_hugging_face(*config_.model, 37, "float32", base);
+    EXPECT_EQ(config::from_hugging_face(text, "exported").model, *config_.model) << text;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Family,
+                         ::testing::Values("gpt2", "llama", "llama_linear", "mistral", "qwen2", "qwen3",
+                                           "mixtral", "qwen3_moe"),
+                         [](const auto& info) { return info.param; });
+
+TEST(HuggingFaceFolder, OlderNamesAndBuffersAreFound) {
+  Copy gpt2("gpt2");
+  gpt2.rewrite([](Copy::Dict& all) {
+    Copy::Dict bare;
+    for (auto& [name, host] : all) bare[name.substr(std::strlen("transformer."))] = host;
+    bare["h.0.attn.bias"] = {{1, 1, 24, 24}, DType::u8, std::vector<std::byte>(24 * 24)};
+    bare["h.0.attn.masked_bias"] = {{1}, DType::f32, std::vector<std::byte>(4)};
+    all = std::move(bare);
+  });
+  EXPECT_NO_THROW(gpt2.open());
+  Copy llama("llama_linear");
+  llama.rewrite([](Copy::Dict& all) {
+    all["model.layers.0.self_attn.rotary_emb.inv_freq"] = {{2}, DType::f32, std::vector<std::byte>(8)};
+    all["lm_head.weight"] = all["model.embed_tokens.weight"];
+  });
+  EXPECT_NO_THROW(llama.open());
+}
+
+TEST(HuggingFaceFolder, EveryTensorThatDoesNotFitIsNamed) {
+  Copy copy("qwen3");
+  copy.rewrite([](Copy::Dict& all) {
+    all.erase("model.layers.1.self_attn.q_norm.weight");
+    all["model.layers.0.self_attn.q_proj.bias"] = {{24}, DType::f32, std::vector<std::byte>(96)};
+    all["model.norm.weight"] = {{15}, DType::f32, std::vector<std::byte>(60)};
+    all["lm_head.weight"].dtype = DType::i32;
+  });
+  for (const char* part :
+       {"missing are model.layers.1.self_attn.q_norm.weight", "model.norm.weight [15] for [16]",
+        "lm_head.weight (I32)", "not the model's are model.layers.0.self_attn.q_proj.bias", "qwen3"})
+    expect_error(ErrorKind::data, part, [&] { copy.open(); });
+  Copy untied("qwen2");
+  untied.rewrite([](Copy::Dict& all) {
+    all["lm_head.weight"] = all["model.embed_tokens.weight"];
+    all["lm_head.weight"].bytes[5] ^= std::byte{1};
+  });
+  expect_error(ErrorKind::data, "tie_word_embeddings", [&] { untied.open(); });
+}
+
+TEST(HuggingFaceFolder, FilesThatAreNotThereAreNamed) {
+  TempFolder empty;
+  const auto open = [&] { tensor::SafetensorsFolder unused(empty.path()); };
+  expect_error(ErrorKind::data, "neither model.safetensors nor", open);
+  write_text(empty / "pytorch_model.bin", "x");
+  expect_error(ErrorKind::data, "save_pretrained()", open);
+  Copy shards("llama");
+  fs::remove(shards.folder() / "model-00002-of-00003.safetensors");
+  expect_error(ErrorKind::io, "model-00002-of-00003.safetensors", [&] { shards.open(); });
+  Copy mixed("llama");
+  fs::copy_file(folder_of("gpt2") / "model.safetensors", mixed.folder() / "model-00002-of-00003.safetensors",
+                fs::copy_options::overwrite_existing);
+  expect_error(ErrorKind::data, "which does not have it", [&] { mixed.open(); });
+}
+
+/// bf16 and fp16 files are widened exactly, and what is exported in them is rounded to nearest.
+TEST(HuggingFaceFolder, NarrowTypesRoundOnce) {
+  test::Cpu cpu(1);
+  const config::Config config = config_in(folder_of("llama_linear"));
+  const GptOptions options = gpt_options(config, config.model->vocab_size);
+  const HuggingFaceLayout layout(options, config::ModelType::llama);
+  Gpt model(options);
+  model.assign_names();
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    TempFolder narrow;
+    HuggingFaceWeights wide(folder_of("llama_linear"), layout);
+    export_to_hugging_face(narrow.path(), layout, model.parameters(), wide, *cpu.device, {dtype});
+    HuggingFaceWeights back(narrow.path(), layout);
+    for (const auto& p : model.parameters()) {
+      const Tensor a = Tensor::empty(*cpu.device, p->shape, DType::f32),
+                   b = Tensor::empty(*cpu.device, p->shape, DType::f32);
+      wide.read(p->name, p->logical_slice(), 0, a), back.read(p->name, p->logical_slice(), 0, b);
+      for (std::int64_t i = 0; i < p->numel(); ++i) {
+        const float x = a.data<float>()[i];
+        const float want = dtype == DType::bf16 ? static_cast<float>(bf16(x)) : static_cast<float>(f16(x));
+        ASSERT_EQ(b.data<float>()[i], want);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sherd::models

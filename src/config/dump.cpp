@@ -314,7 +314,13 @@ void flatten(const Json& value, const std::string& path,
 }  // namespace
 
 std::string section_of(const Model& model) {
-  return Json{{"model", model_of(model)}}.dump(2);
+  Json out = model_of(model);
+  // Defaults go, as the parser would note those without effect.
+  const Json defaults = moe_of(Moe());
+  if (out.contains("moe"))
+    for (const char* key : {"drop", "aux_loss_type", "shared_expert_gate"})
+      if (out["moe"][key] == defaults[key]) out["moe"].erase(key);
+  return Json{{"model", std::move(out)}}.dump(2);
 }
 
 std::string dump(const Config& config) {

@@ -56,12 +56,14 @@ struct Optimizer {
   const char* text;
   /// What becomes of a weight with that gradient in the first step.
   double (*update)(double weight, double gradient);
+  double tolerance;
 };
 const Optimizer sgd{R"({"type": "SGD", "params": {"lr": 0.1, "weight_decay": 0}})",
-                    [](double w, double g) { return w - 0.1 * g; }};
+                    [](double w, double g) { return w - 0.1 * g; }, 1e-6};
 const Optimizer adamw{
     R"({"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-3, "weight_decay": 0}})",
-    [](double w, double g) { return w - 0.01 * g / (std::abs(g) + 1e-3); }};
+    [](double w, double g) { return w - 0.01 * g / (std::abs(g) + 1e-3); },
+    2e-6};  // where a gradient is next to zero, its rounding counts 10 times
 
 class Begun : public ::testing::TestWithParam<std::tuple<const char*, Setting>> {
  protected:
@@ -117,11 +119,19 @@ class Begun : public ::testing::TestWithParam<std::tuple<const char*, Setting>> 
   SafetensorsFile expected_;
 };
 
+/// A pipeline is refused where the balance loss is one of all layers together, as Mixtral's.
+std::vector<std::tuple<const char*, Setting>> cases() {
+  std::vector<std::tuple<const char*, Setting>> out;
+  for (const char* family : families)
+    for (const Setting& setting : settings)
+      if (std::string_view(family) != "mixtral" || !std::strstr(setting.parallel, "pipeline"))
+        out.emplace_back(family, setting);
+  return out;
+}
+
 TEST_P(Begun, AStepMovesTheWeightsAsTheGradientsOfTransformersSay) {
   for (const Optimizer& optimizer : {sgd, adamw}) {
     const config::Config config = config_with(optimizer);
-    if (config.model->moe.aux_loss_type == config::AuxLoss::hf && config.parallel.pipeline > 1)
-      GTEST_SKIP() << "stages do not know each other's routers";
     const TempFolder saved;
     launch_ranks(setting_.ranks, [&](DistributedPtr dist) {
       const auto groups = make_groups(dist, config);
@@ -149,16 +159,14 @@ TEST_P(Begun, AStepMovesTheWeightsAsTheGradientsOfTransformersSay) {
       std::vector<float> got(want.size());
       std::memcpy(got.data(), bytes.data(), bytes.size());
       for (std::size_t i = 0; i < want.size(); ++i)
-        ASSERT_NEAR(got[i], optimizer.update(want[i], g[i]), 1e-6) << "element " << i;
+        ASSERT_NEAR(got[i], optimizer.update(want[i], g[i]), optimizer.tolerance) << "element " << i;
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Begun,
-                         ::testing::Combine(::testing::ValuesIn(families), ::testing::ValuesIn(settings)),
-                         [](const auto& info) {
-                           return cat(std::get<0>(info.param), "_", std::get<1>(info.param).name);
-                         });
+INSTANTIATE_TEST_SUITE_P(All, Begun, ::testing::ValuesIn(cases()), [](const auto& info) {
+  return cat(std::get<0>(info.param), "_", std::get<1>(info.param).name);
+});
 
 }  // namespace
 }  // namespace sherd

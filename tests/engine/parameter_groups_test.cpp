@@ -386,7 +386,7 @@ TEST(GroupCheckpoints, SayWhichParameterHasAnotherRule) {
   EXPECT_THAT(resumed(adam, sgd), HasSubstr("lacks elements from 0 on of 'momentum_buffer.layer1.weight'"));
   EXPECT_THAT(resumed(adam, sgd),
               HasSubstr("its optimizer kept the moments exp_avg, exp_avg_sq; resume with the "
-                        "optimizer that it was saved with, and the groups"));
+                        "optimizer that it was saved with, and the groups, or begin anew"));
   EXPECT_THAT(resumed(sgd, adam), HasSubstr("its optimizer kept the moments momentum_buffer; resume"))
       << "although other parameters have exp_avg";
   EXPECT_THAT(resumed(plain, adam), HasSubstr("its optimizer kept no moments; resume"));

@@ -133,7 +133,8 @@ std::string CheckpointReader::Content::advice_on_missing(const std::string& kind
   for (const std::string& name : kinds)
     if (name != "fp32") names += (names.empty() ? " " : ", ") + name;
   return cat("its optimizer kept ", names.empty() ? "no moments" : cat("the moments", excerpt(names, 200)),
-             "; resume with the optimizer that it was saved with, and the groups");
+             "; resume with the optimizer that it was saved with, and the groups, or begin anew from "
+             "its weights with training.init_from");
 }
 
 CheckpointReader::CheckpointReader(fs::path folder)

@@ -1,0 +1,128 @@
+// Runs that begin from weights, and what `sherd import`, `export` and `checkpoint` make of them.
+#include <filesystem>
+
+#include "cli/train_fixture.h"
+
+namespace sherd::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Weights : public Train {
+ protected:
+  std::string in(const std::string& name) const { return (folder_ / name).string(); }
+  std::vector<std::string> with(const std::vector<std::string>& sets, std::vector<std::string> more = {}) const {
+    for (const std::string& set : sets) more.insert(more.end(), {"--set", set});
+    return train(more);
+  }
+  /// The losses of a run with these settings, as text.
+  std::vector<std::string> losses(std::vector<std::string> sets, std::vector<std::string> more = {}) const {
+    more.insert(more.end(), {"--metrics", in("losses.jsonl")});
+    const Outcome got = sherd(with(sets, more));
+    EXPECT_EQ(got.code, 0) << got.err;
+    return metric("losses.jsonl", "loss");
+  }
+  const std::vector<std::string> llama_{"model.type=llama", "model.num_kv_heads=1", "model.qk_norm=true"};
+};
+
+/// From the checkpoint and from what was exported of it the same training begins, over other ranks too.
+TEST_F(Weights, ARunBeginsFromACheckpointOrFromHuggingFacesFiles) {
+  ASSERT_EQ(sherd(with(llama_, {"--ranks", "2"})).code, 0);
+  const Outcome exported = sherd({"export", in("run"), "--output", in("hf"), "--dtype", "fp32"});
+  ASSERT_EQ(exported.code, 0) << exported.err;
+  EXPECT_THAT(exported.err, HasSubstr("as qwen3 in fp32, 1 file"));
+  EXPECT_THAT(read_text(folder_ / "hf" / "config.json"), HasSubstr("\"Qwen3ForCausalLM\""));
+  // The files' own model, with nothing of it in the configuration but what is not the model's.
+  write_text(folder_ / "c.json", cat(R"({"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.003}},
+      "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, "data": {"path": ")", prefix(), R"("},
+      "training": {"steps": 2, "log_interval": 0}, "parallel": {"timeout_seconds": 60}})"));
+  const auto from = [&](const char* folder) { return "training.init_from=" + in(folder); };
+  const std::vector<std::string> here = losses({from("run")}), there = losses({from("hf")}),
+                                 shared = losses({from("hf"), "zero_optimization.stage=2"}, {"--ranks", "2"}),
+                                 cut = losses({from("hf"), "parallel.pipeline=2", "zero_optimization.stage=1"},
+                                              {"--ranks", "2"});
+  ASSERT_EQ(here.size(), 2u);
+  EXPECT_EQ(there, here);
+  EXPECT_EQ(shared, here);
+  EXPECT_EQ(cut, here);
+  std::vector<std::string> anew = llama_;
+  anew.insert(anew.end(), {"model.seq_length=16", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2"});
+  EXPECT_NE(losses(anew), here) << "weights of its own";
+  // Imported, it is a checkpoint like others.
+  const Outcome imported = sherd({"import", in("hf"), "--output", in("imported")});
+  ASSERT_EQ(imported.code, 0) << imported.err;
+  EXPECT_EQ(losses({from("imported")}), here);
+  // Nothing of the model may be said otherwise.
+  const Outcome other = sherd(with({from("hf"), "model.hidden_size=64"}));
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.err, HasSubstr("of another shape than the model's are"));
+}
+
+TEST_F(Weights, AResumedRunGoesOnFromItsOwnCheckpoints) {
+  ASSERT_EQ(sherd(with(llama_)).code, 0);
+  const std::string begin = "training.init_from=" + in("run"), save = "training.save_dir=" + in("second");
+  const std::vector<std::string> whole = losses({begin, save, "training.steps=4"});
+  fs::remove_all(in("second"));
+  ASSERT_EQ(sherd(with({begin, save, "training.steps=2"})).code, 0);
+  const std::vector<std::string> rest = losses({begin, save, "training.steps=4"}, {"--resume"});
+  EXPECT_EQ(rest, std::vector<std::string>(whole.begin() + 2, whole.end()));
+}
+
+TEST_F(Weights, ACheckpointIsInspectedVerifiedAndConverted) {
+  ASSERT_EQ(sherd(with({"training.save_interval=3"}, {"--ranks", "2"})).code, 0);
+  const Outcome shown = sherd({"checkpoint", "inspect", in("run"), "--parameters"});
+  ASSERT_EQ(shown.code, 0) << shown.err;
+  for (const char* part : {"global_step3, global_step6", "6, 24 samples", "2 ranks, data 2, shard 2",
+                           "exp_avg (fp32) of 28", "blocks.0.attention.qkv.weight [96, 32]"})
+    EXPECT_THAT(shown.out, HasSubstr(part));
+  const Outcome verified = sherd({"checkpoint", "verify", in("run"), "--all"});
+  EXPECT_EQ(verified.code, 0) << verified.err;
+  EXPECT_EQ(count(verified.out, ": whole;"), 2u);
+
+  const Outcome converted = sherd({"checkpoint", "convert", in("run"), "--output", in("three"), "--ranks", "3"});
+  ASSERT_EQ(converted.code, 0) << converted.err;
+  EXPECT_TRUE(fs::exists(folder_ / "three" / "global_step6" / "rank_00002.safetensors"));
+  const std::vector<std::string> own = losses({}, {"--resume", "--steps", "8"});
+  EXPECT_EQ(losses({"training.save_dir=" + in("three")}, {"--resume", "--steps", "8"}), own);
+
+  const Outcome weights = sherd({"checkpoint", "convert", in("three"), "--tag", "global_step6", "--output",
+                                 in("weights"), "--weights-only"});
+  ASSERT_EQ(weights.code, 0) << weights.err;
+  EXPECT_THAT(sherd({"checkpoint", "inspect", in("weights")}).out, HasSubstr("fp32 (fp32) of 28\n"));
+  const Outcome resumed = sherd(with({"training.save_dir=" + in("weights")}, {"--resume", "--steps", "8"}));
+  EXPECT_EQ(resumed.code, 1);
+  EXPECT_THAT(resumed.err, HasSubstr("training.init_from"));
+
+  const std::string file = in("run") + "/global_step3/rank_00001.safetensors";
+  std::string bytes = read_text(file);
+  bytes[bytes.size() - 5] ^= 1;
+  write_text(file, bytes);
+  const Outcome damaged = sherd({"checkpoint", "verify", in("run"), "--all"});
+  EXPECT_EQ(damaged.code, 1);
+  EXPECT_THAT(damaged.out, HasSubstr("global_step3: DAMAGED: "));
+  EXPECT_THAT(damaged.err, HasSubstr("1 checkpoint of "));
+  EXPECT_EQ(sherd({"checkpoint", "verify", in("run"), "--tag", "global_step3"}).code, 1);
+}
+
+TEST_F(Weights, MistakesAreNamed) {
+  const auto expect = [&](const std::vector<std::string>& arguments, int code, const char* part) {
+    const Outcome got = sherd(arguments);
+    EXPECT_EQ(got.code, code) << got.err;
+    EXPECT_THAT(got.err, HasSubstr(part));
+  };
+  expect({"checkpoint"}, 2, "inspect");
+  expect({"checkpoint", "verfy", "x"}, 2, "did you mean 'verify'?");
+  expect({"checkpoint", "verify", in("nothing")}, 1, "no checkpoint was completed");
+  expect({"import", in("nothing"), "--output", in("x")}, 1, "config.json");
+  expect({"import", "--output", in("x")}, 2, "name one folder");
+  expect(with({"training.init_from=" + in("nothing")}), 1, "holds neither a model of Hugging Face's");
+  ASSERT_EQ(sherd(train()).code, 0);
+  fs::create_directories(in("full"));
+  write_text(folder_ / "full" / "x", "x");
+  expect({"export", in("run"), "--output", in("full")}, 1, "is there already");
+  expect({"export", in("run"), "--output", in("out"), "--dtype", "int8"}, 2, "--dtype is bf16, fp16 or fp32");
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+}
+
+}  // namespace
+}  // namespace sherd::cli

@@ -11,12 +11,14 @@ namespace fs = std::filesystem;
 class Weights : public Train {
  protected:
   std::string in(const std::string& name) const { return (folder_ / name).string(); }
-  std::vector<std::string> with(const std::vector<std::string>& sets, std::vector<std::string> more = {}) const {
+  std::vector<std::string> with(const std::vector<std::string>& sets,
+                                std::vector<std::string> more = {}) const {
     for (const std::string& set : sets) more.insert(more.end(), {"--set", set});
     return train(more);
   }
   /// The losses of a run with these settings, as text.
   std::vector<std::string> losses(std::vector<std::string> sets, std::vector<std::string> more = {}) const {
+    fs::remove(folder_ / "losses.jsonl");
     more.insert(more.end(), {"--metrics", in("losses.jsonl")});
     const Outcome got = sherd(with(sets, more));
     EXPECT_EQ(got.code, 0) << got.err;
@@ -33,20 +35,25 @@ TEST_F(Weights, ARunBeginsFromACheckpointOrFromHuggingFacesFiles) {
   EXPECT_THAT(exported.err, HasSubstr("as qwen3 in fp32, 1 file"));
   EXPECT_THAT(read_text(folder_ / "hf" / "config.json"), HasSubstr("\"Qwen3ForCausalLM\""));
   // The files' own model, with nothing of it in the configuration but what is not the model's.
-  write_text(folder_ / "c.json", cat(R"({"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.003}},
-      "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, "data": {"path": ")", prefix(), R"("},
+  write_text(
+      folder_ / "c.json",
+      cat(R"({"train_batch_size": 4, "train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.003}},
+      "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, "data": {"path": ")",
+          prefix(), R"("},
       "training": {"steps": 2, "log_interval": 0}, "parallel": {"timeout_seconds": 60}})"));
   const auto from = [&](const char* folder) { return "training.init_from=" + in(folder); };
   const std::vector<std::string> here = losses({from("run")}), there = losses({from("hf")}),
                                  shared = losses({from("hf"), "zero_optimization.stage=2"}, {"--ranks", "2"}),
-                                 cut = losses({from("hf"), "parallel.pipeline=2", "zero_optimization.stage=1"},
-                                              {"--ranks", "2"});
+                                 cut =
+                                     losses({from("hf"), "parallel.pipeline=2", "zero_optimization.stage=2"},
+                                            {"--ranks", "2"});
   ASSERT_EQ(here.size(), 2u);
   EXPECT_EQ(there, here);
   EXPECT_EQ(shared, here);
   EXPECT_EQ(cut, here);
   std::vector<std::string> anew = llama_;
-  anew.insert(anew.end(), {"model.seq_length=16", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2"});
+  anew.insert(anew.end(),
+              {"model.seq_length=16", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2"});
   EXPECT_NE(losses(anew), here) << "weights of its own";
   // Imported, it is a checkpoint like others.
   const Outcome imported = sherd({"import", in("hf"), "--output", in("imported")});
@@ -79,7 +86,8 @@ TEST_F(Weights, ACheckpointIsInspectedVerifiedAndConverted) {
   EXPECT_EQ(verified.code, 0) << verified.err;
   EXPECT_EQ(count(verified.out, ": whole;"), 2u);
 
-  const Outcome converted = sherd({"checkpoint", "convert", in("run"), "--output", in("three"), "--ranks", "3"});
+  const Outcome converted =
+      sherd({"checkpoint", "convert", in("run"), "--output", in("three"), "--ranks", "3"});
   ASSERT_EQ(converted.code, 0) << converted.err;
   EXPECT_TRUE(fs::exists(folder_ / "three" / "global_step6" / "rank_00002.safetensors"));
   const std::vector<std::string> own = losses({}, {"--resume", "--steps", "8"});
@@ -120,8 +128,8 @@ TEST_F(Weights, MistakesAreNamed) {
   fs::create_directories(in("full"));
   write_text(folder_ / "full" / "x", "x");
   expect({"export", in("run"), "--output", in("full")}, 1, "is there already");
-  expect({"export", in("run"), "--output", in("out"), "--dtype", "int8"}, 2, "--dtype is bf16, fp16 or fp32");
-  EXPECT_FALSE(fs::exists(folder_ / "out"));
+  expect({"export", in("run"), "--output", in("hf"), "--dtype", "int8"}, 2, "--dtype is bf16, fp16 or fp32");
+  EXPECT_FALSE(fs::exists(folder_ / "hf"));
 }
 
 }  // namespace

@@ -58,6 +58,20 @@ struct Evaluate {
         0.0, s.cos_min_ratio + (1 - s.cos_min_ratio) * (1 + std::cos(std::numbers::pi * progress)) / 2);
   }
 
+  SchedulePoint operator()(const config::TrainerSchedule& s) const { return {base_lr * factor(s), {}}; }
+
+  double factor(const config::TrainerSchedule& s) const {
+    const auto step = static_cast<double>(t + 1), warmup = static_cast<double>(s.warmup_num_steps);
+    const auto total = static_cast<double>(s.total_num_steps);
+    if (step < warmup) return step / std::max(1.0, warmup);
+    if (s.shape == config::RateShape::constant_with_warmup) return 1;
+    if (s.shape == config::RateShape::linear)
+      return std::max(0.0, (total - step) / std::max(1.0, total - warmup));
+    // Beyond the last step transformers' cosine would rise again.
+    const double progress = std::min(1.0, (step - warmup) / std::max(1.0, total - warmup));
+    return std::max(0.0, 0.5 * (1 + std::cos(std::numbers::pi * progress)));
+  }
+
   SchedulePoint operator()(const config::OneCycle& s) const {
     const bool momentum = s.cycle_momentum && has_betas;
     const auto point = [&](double lr, double beta1) {

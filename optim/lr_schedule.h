@@ -16,9 +16,9 @@ struct SchedulePoint {
   bool operator==(const SchedulePoint&) const = default;
 };
 
-/// The five schedules of DeepSpeed 0.19. The position t starts at −1; step() moves it by one after every
-/// *applied* optimizer step, so that optimizer step i (from 0) runs at t = i − 1. N = max(2,
-/// warmup_num_steps).
+/// The five schedules of DeepSpeed 0.19, and three of transformers'. The position t starts at −1; step()
+/// moves it by one after every *applied* optimizer step, so that optimizer step i (from 0) runs at t = i − 1.
+/// N = max(2, warmup_num_steps).
 ///
 /// - LRRangeTest: min_lr·(1 + step_rate·x), x = (t+1)/step_size, floored with a staircase.
 /// - WarmupLR: min + (max − min)·γ, γ = ln(t+1)/ln N (log) or t/N (linear) while t < N, then 1; min at t =
@@ -31,6 +31,9 @@ struct SchedulePoint {
 ///   steps, down over the second, optionally in stairs; β1 moves the other way and β2 is 0.99; afterwards
 ///   min/(1 + decay_lr_rate·d/decay_step_size) and β1 = max_mom·(1 + decay_mom_rate·d/decay_step_size), kept
 ///   below 1.
+/// - linear, cosine, constant_with_warmup: transformers', at step i = t + 1: lr·i/W while i < W =
+///   warmup_num_steps, then lr·(total − i)/max(1, total − W), lr·(1 + cos(π·(i − W)/max(1, total − W)))/2,
+///   both 0 from step total on, or lr.
 ///
 /// A plain value; not synchronised.
 class LrSchedule {

@@ -2,7 +2,6 @@
 
 #include "base/excerpt.h"
 #include "config/config.h"
-#include "config/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -77,26 +76,6 @@ Batch infer(const Batch& given, std::int64_t ranks) {
 }
 
 }  // namespace
-
-void check_batch_keys(const Value& file) {
-  const auto given = [&](const char* key) -> const Node* {
-    const Node* node = file.node.find(key);
-    return node && !node->is(Node::Kind::null) ? node : nullptr;
-  };
-  const Node* left_open = nullptr;
-  for (const char* key : {tb_key, mb_key, gas_key}) {
-    const Node* node = given(key);
-    if (!node) continue;
-    if (node->is_text("auto"))
-      left_open = left_open ? left_open : node;
-    else if (std::string_view(key) != gas_key)
-      return;
-  }
-  if (left_open)
-    fail(ErrorKind::config, left_open->place.str(), ": no batch size: ", tb_key, " and ", mb_key,
-         " are \"auto\" or not given, and Sherd has no caller that would fill them in; give one of them a "
-         "number");
-}
 
 Batch resolve_batch(const Config& config, int dp_world) {
   require(dp_world >= 1, "resolve_batch: ", dp_world, " data-parallel ranks");

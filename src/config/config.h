@@ -44,7 +44,8 @@ enum class Recompute : std::uint8_t {
   full        ///< every transformer block from its input (Chen et al., "Sublinear memory cost", 2016)
 };
 
-/// Section `training`.
+/// Section `training`. What transformers' Trainer knows too (`learning_rate`, …) has no fields here: it fills
+/// those of the optimizer, the scheduler, the batch and the precision (trainer_keys.cpp).
 struct Training {
   std::int64_t steps = 0;     ///< optimizer steps of the whole run; `sherd train` needs it here or as --steps
   std::uint64_t seed = 1234;  ///< of initial weights and dropout
@@ -151,6 +152,15 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
+/// Sections `tensorboard` and `csv_monitor`: what every step's scalars go to, from rank 0
+/// (engine/monitor.h).
+struct Monitor {
+  bool enabled = false;
+  std::string output_path;                    ///< folder; empty: the one in which the run was started
+  std::string job_name = "DeepSpeedJobName";  ///< the folder in it that gets the files
+  bool operator==(const Monitor&) const = default;
+};
+
 /// One validated configuration: DeepSpeed's keys with the meaning that DeepSpeed 0.19 gives them, and Sherd's
 /// sections `model`, `data`, `training`, `parallel` and `device`. A plain value; every field has its
 /// effective value, except the batch, which needs the number of ranks (resolve_batch).
@@ -167,6 +177,7 @@ struct Config {
   bool wall_clock_breakdown = false;  ///< time forward, backward and step apart, and log them
   bool memory_breakdown = false;      ///< log the ledger at steps_per_print
   bool dump_state = false;            ///< log the whole configuration when the engine starts
+  Monitor tensorboard, csv_monitor;
   std::optional<LogLevel> log_level;  ///< debug | info | warning | error
 
   std::optional<Model> model;  ///< absent: the caller brings a model

@@ -72,6 +72,12 @@ struct SchedulerDump {
     params["warmup_type"] = name_of(s.warmup_type);
     return {{"type", s.total_num_steps ? "WarmupDecayLR" : "WarmupLR"}, {"params", params}};
   }
+  Json operator()(const TrainerSchedule& s) const {
+    constexpr const char* types[] = {"linear", "cosine", "constant_with_warmup"};
+    Json params{{"warmup_num_steps", s.warmup_num_steps}};
+    if (s.shape != RateShape::constant_with_warmup) params["total_num_steps"] = s.total_num_steps;
+    return {{"type", types[static_cast<std::size_t>(s.shape)]}, {"params", params}};
+  }
   Json operator()(const WarmupCosine& s) const {
     return {{"type", "WarmupCosineLR"},
             {"params",
@@ -254,6 +260,13 @@ void put_run(Json& out, const Config& config) {
   out["wall_clock_breakdown"] = config.wall_clock_breakdown;
   out["memory_breakdown"] = config.memory_breakdown;
   out["dump_state"] = config.dump_state;
+  const auto put_monitor = [&](const char* section, const Monitor& monitor) {
+    if (monitor == Monitor{}) return;
+    out[section] = {
+        {"enabled", monitor.enabled}, {"output_path", monitor.output_path}, {"job_name", monitor.job_name}};
+  };
+  put_monitor("tensorboard", config.tensorboard);
+  put_monitor("csv_monitor", config.csv_monitor);
   if (config.log_level) out["log_level"] = levels[static_cast<std::size_t>(*config.log_level)];
 }
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "config/tables.h"
 
 namespace sherd::config {
@@ -51,26 +53,38 @@ std::function<bool(const Value&)> numbers_at_most(double limit, std::vector<std:
   };
 }
 
-std::vector<Key<Config>> monitor_sections() {
-  const std::string reason = "losses and timings go to the file that `sherd train --metrics` names";
-  const std::string enabled = "{\"enabled\": true}";
-  return {
-      foreign("tensorboard", {"enabled", "output_path", "job_name"}, enabled, reason, not_enabled),
-      foreign("wandb", {"enabled", "group", "team", "project"}, enabled, reason, not_enabled),
-      foreign("csv_monitor", {"enabled", "output_path", "job_name"}, enabled, reason, not_enabled),
-      foreign("comet",
-              {"enabled", "samples_log_interval", "project", "workspace", "api_key", "experiment_name",
-               "experiment_key", "online", "mode"},
-              enabled, reason, not_enabled),
-      foreign("flops_profiler",
-              {"enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed",
-               "output_file"},
-              enabled, "--metrics reports the share of peak FLOPs", not_enabled),
-      foreign("comms_logger", {"enabled", "prof_all", "prof_ops", "verbose", "debug"}, enabled,
-              "every byte sent is always counted and reported at the end of a run", not_enabled, true),
-      foreign("timers", {"throughput"}, "{\"throughput\": {\"enabled\": true}}",
-              "throughput is always measured", not_enabled, true),
+/// Nothing below has an "enabled" that is on.
+bool enables_nothing(const Value& value) {
+  const Node& node = value.node;
+  const Node* enabled = node.find("enabled");
+  if (enabled && enabled->is(Node::Kind::boolean) && enabled->boolean) return false;
+  return node.is(Node::Kind::object) &&
+         std::all_of(node.members.begin(), node.members.end(), [&](const auto& member) {
+           const Value below{member.second, join(value.path, member.first), value.context};
+           return !below.node.is(Node::Kind::object) || enables_nothing(below);
+         });
+}
+
+/// Reports, which change no number: what gives the same here.
+std::vector<Key<Config>> report_sections() {
+  const auto report = [](const char* name, const std::vector<std::string>& names, const char* reason) {
+    return foreign(name, names, cat("{\"", names[0], "\": true}"), reason, not_enabled, true);
   };
+  const char* service =
+      "this service is not in this build; the sections tensorboard and csv_monitor, and `sherd train "
+      "--metrics`, write the same to files";
+  return {report("wandb", {"enabled", "group", "team", "project"}, service),
+          report("comet",
+                 {"enabled", "samples_log_interval", "project", "workspace", "api_key", "experiment_name",
+                  "experiment_key", "online", "mode"},
+                 service),
+          report("flops_profiler",
+                 {"enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules",
+                  "detailed", "output_file"},
+                 "`sherd train` always tells the share of peak FLOPs, and --trace what each block takes"),
+          report("comms_logger", {"enabled", "prof_all", "prof_ops", "verbose", "debug"},
+                 "every byte sent is always counted and reported at the end of a run"),
+          report("timers", {"throughput"}, "throughput is always measured")};
 }
 
 std::vector<Key<Config>> feature_sections() {
@@ -152,7 +166,7 @@ std::vector<Key<Config>> training_method_sections() {
               {"weight_quantization", "activation_quantization", "sparse_pruning", "row_pruning",
                "head_pruning", "channel_pruning", "layer_reduction"},
               "{\"layer_reduction\": {\"enabled\": true}}", "there is no compression in this build",
-              is_empty),
+              enables_nothing),
       foreign(
           "quantize_training",
           {"enabled", "quantize_weight_in_forward", "quantize_verbose", "quantize_groups", "quantize_bits",
@@ -197,6 +211,7 @@ std::vector<Key<Config>> switches() {
   note("graph_harvesting", Holds::boolean, "concerns CUDA graphs");
   note("vocabulary_size", Holds::count, "model.pad_vocab_to_multiple_of pads the embedding");
   note("dataloader_drop_last", Holds::boolean, "samples are packed, so every batch is full");
+  for (Key<Config>& key : keys) key.auto_rule = Auto::to_default;
   note("allgather_size", Holds::count, "give zero_optimization.allgather_bucket_size");
   return keys;
 }
@@ -205,7 +220,7 @@ std::vector<Key<Config>> switches() {
 
 std::vector<Key<Config>> foreign_keys() {
   std::vector<Key<Config>> keys = switches();
-  append(keys, monitor_sections());
+  append(keys, report_sections());
   append(keys, feature_sections());
   append(keys, training_method_sections());
   keys.push_back(tensor_parallel_key());

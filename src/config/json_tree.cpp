@@ -288,6 +288,31 @@ void merge(Node& base, Node over) {
   }
 }
 
+Node* find_path(Node& root, std::string_view path) {
+  Node* node = &root;
+  while (node && !path.empty()) {
+    const auto end = std::min(path.find('.'), path.size());
+    node = node->find(path.substr(0, end));
+    path.remove_prefix(std::min(end + 1, path.size()));
+  }
+  return node;
+}
+
+void put_path(Node& root, std::string path, Node value) {
+  // One object per part, innermost first.
+  while (true) {
+    const auto dot = path.rfind('.');
+    Node parent;
+    parent.kind = Node::Kind::object;
+    parent.place = value.place;
+    parent.members.emplace_back(dot == std::string::npos ? path : path.substr(dot + 1), std::move(value));
+    value = std::move(parent);
+    if (dot == std::string::npos) break;
+    path.resize(dot);
+  }
+  merge(root, std::move(value));
+}
+
 namespace {
 
 /// What `part` of a path names in `node`, "groups" or "groups[0]"; null where it is not there.
@@ -333,26 +358,15 @@ void apply_override(Node& root, const std::string& assignment) {
     value.text = text;
   }
   set_place(value, place);
-  // Wrap the value in one object per path component, innermost first, and merge that.
   std::string path = assignment.substr(0, equals);
   Node* target = &root;
   if (const auto close = path.rfind("]."); close != std::string::npos) {
     target = &entry_of(root, path.substr(0, close + 1), place);
     path.erase(0, close + 2);
   }
-  while (true) {
-    const auto dot = path.rfind('.');
-    const std::string name = dot == std::string::npos ? path : path.substr(dot + 1);
-    if (name.empty()) fail(ErrorKind::config, place.str(), ": the key path has an empty part");
-    Node parent;
-    parent.kind = Node::Kind::object;
-    parent.place = place;
-    parent.members.emplace_back(name, std::move(value));
-    value = std::move(parent);
-    if (dot == std::string::npos) break;
-    path.resize(dot);
-  }
-  merge(*target, std::move(value));
+  if (path.empty() || path.front() == '.' || path.back() == '.' || path.find("..") != std::string::npos)
+    fail(ErrorKind::config, place.str(), ": the key path has an empty part");
+  put_path(*target, std::move(path), std::move(value));
 }
 
 }  // namespace sherd::config

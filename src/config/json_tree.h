@@ -61,6 +61,11 @@ void drop_notes(Node& node);
 /// "type" and "params" of its own, those replace the old ones whole, since parameters belong to their type.
 void merge(Node& base, Node over);
 
+/// The value at "a.b.c"; null where there is none.
+Node* find_path(Node& root, std::string_view path);
+/// Merges a value in at "a.b.c", with sections as needed, which get the value's place.
+void put_path(Node& root, std::string path, Node value);
+
 /// Applies "a.b.c=VALUE", or "a.b[0].c=VALUE" to an entry of a list that is there; VALUE is JSON, or else a
 /// string.
 void apply_override(Node& root, const std::string& assignment);

@@ -71,15 +71,11 @@ struct Side {
   std::string name, deprecated;  // keys of zero_optimization
   const Offload& offload;
   Table<Offload> table;
-  int first_stage;
-  const char* stages;
 };
 
 std::vector<Side> sides_of(const Zero& zero) {
-  return {{"offload_param", "cpu_offload_param", zero.offload_param, offload_param_table(), 3,
-           "stage 3, which shards the parameters"},
-          {"offload_optimizer", "cpu_offload", zero.offload_optimizer, offload_optimizer_table(), 1,
-           "stage 1, 2 or 3, which shard the optimizer's states"}};
+  return {{"offload_param", "cpu_offload_param", zero.offload_param, offload_param_table()},
+          {"offload_optimizer", "cpu_offload", zero.offload_optimizer, offload_optimizer_table()}};
 }
 
 void require_one(const Value& side, const char* name, std::int64_t count, const char* whose = "device") {
@@ -105,9 +101,11 @@ void check_side(const Zero& zero, const Given& given, const Value& section, cons
   if (offload.device == OffloadDevice::none) return;
   const Value here = key(old ? side.deprecated : side.name);
   const std::string& device = devices[static_cast<std::size_t>(offload.device)];
-  if (zero.stage < side.first_stage)
-    here.error("device \"", device, "\" needs ", side.stages, ", not stage ", zero.stage,
-               "; set zero_optimization.stage to ", side.first_stage, ", or the device to \"none\"");
+  // Parameters that no stage shards were left where they are by now (zero_keys.cpp).
+  if (zero.stage < 1)
+    here.error("device \"", device,
+               "\" needs stage 1, 2 or 3, which shard the optimizer's states, not stage ", zero.stage,
+               "; set zero_optimization.stage to 1, or the device to \"none\"");
   const auto inner = [&](const char* name) {
     const Node* node = here.node.find(name);
     return Value{node ? *node : here.node, join(here.path, name), section.context};
@@ -192,7 +190,13 @@ Table<Training> activation_checkpointing_table() {
 
 std::vector<Key<Zero>> offload_keys() {
   std::vector<Key<Zero>> keys;
-  keys.push_back(integer("sub_group_size", &Zero::sub_group_size, "1000", 1));
+  keys.push_back(custom<Zero>("sub_group_size", "1000", [](Zero& zero, const Value& value) {
+    const std::int64_t size = value.integer(0);
+    if (size == 0)
+      return value.note(
+          cat("0, a parameter at a time in DeepSpeed, takes the default, ", zero.sub_group_size));
+    zero.sub_group_size = size;
+  }));
   keys.push_back(section("offload_param", &Zero::offload_param, offload_param_table()));
   keys.push_back(section("offload_optimizer", &Zero::offload_optimizer, offload_optimizer_table()));
   keys.push_back(deprecated_switch("cpu_offload", &Zero::offload_optimizer, "offload_optimizer"));

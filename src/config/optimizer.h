@@ -160,8 +160,24 @@ struct WarmupCosine {
   bool operator==(const WarmupCosine&) const = default;
 };
 
+/// How a schedule of transformers' goes on after its linear warmup from 0.
+enum class RateShape : std::uint8_t {
+  linear,               ///< linearly to 0 at the last step
+  cosine,               ///< half a cosine to 0 at the last step
+  constant_with_warmup  ///< stays
+};
+
+/// Scheduler types `linear`, `cosine` and `constant_with_warmup`, which transformers' Trainer calls
+/// `lr_scheduler_type`: factors on the optimizer's lr.
+struct TrainerSchedule {
+  RateShape shape = RateShape::linear;
+  std::int64_t total_num_steps = 0;   ///< required key, steps; not of constant_with_warmup
+  std::int64_t warmup_num_steps = 0;  ///< steps, ≥ 0
+  bool operator==(const TrainerSchedule&) const = default;
+};
+
 /// Section `scheduler`; monostate keeps the optimizer's lr. Formulas: optim/lr_schedule.h.
-using Scheduler = std::variant<std::monostate, LrRangeTest, OneCycle, Warmup, WarmupCosine>;
+using Scheduler = std::variant<std::monostate, LrRangeTest, OneCycle, Warmup, WarmupCosine, TrainerSchedule>;
 
 /// Keys of section `fp16` that steer the loss scale. State machine: optim/loss_scaler.h.
 struct LossScaling {

@@ -53,8 +53,8 @@ void finish_muon(OptimizerRule& rule, const Value& params, const Given& given) {
 void finish_rule(OptimizerRule& rule, const Value& params, const Given& given) {
   // DeepSpeed hands torch_adam to PyTorch's AdamW, whose own default decay is 0.01.
   const Node* torch_adam = params.node.find("torch_adam");
-  if (torch_adam && torch_adam->boolean && rule.decoupled_decay() && !given.contains("weight_decay"))
-    rule.weight_decay = 0.01;
+  const bool of_torch = torch_adam && (torch_adam->boolean || !torch_adam->text.empty());
+  if (of_torch && rule.decoupled_decay() && !given.contains("weight_decay")) rule.weight_decay = 0.01;
   if (rule.type == OptimizerType::muon) finish_muon(rule, params, given);
   if (rule.nesterov && rule.momentum == 0)
     params.error("nesterov needs a momentum above 0; set momentum or drop nesterov");

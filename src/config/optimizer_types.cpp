@@ -86,7 +86,8 @@ std::vector<Param> adam_params(bool decouples_always) {
           without_effect(custom<Rule>(
               "torch_adam", "true",
               [](Rule&, const Value& value) {
-                value.boolean();
+                // DeepSpeed takes any word for true: "torch_impl".
+                if (!value.node.is(Node::Kind::string) || value.node.text.empty()) value.boolean();
                 value.note("Sherd has one Adam; only PyTorch's default weight decay of 0.01 is taken over");
               })),
           no_amsgrad(),

@@ -89,6 +89,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides, Context
   for (const std::string& assignment : overrides) apply_override(tree, assignment);
   lay_on_weights(tree, sections);
   drop_notes(tree);
+  fill_from_trainer(tree, context);
   Config config;
   context.attempt([&] {
     const Given given = read_section(top_table(), config, Value{tree, "", context});
@@ -106,7 +107,6 @@ Config read_config(Node tree, const std::vector<std::string>& overrides, Context
     note_idle_device(config, given, context);
     note_default_optimizer(config, context);
   });
-  context.attempt([&] { check_batch_keys(Value{tree, "", context}); });
   context.raise();
   config.notes = std::move(context.notes);
   return config;
@@ -146,8 +146,9 @@ Config parse_text(std::string_view text, const std::string& name, const std::vec
 bool Config::operator==(const Config& other) const {
   const auto tie = [](const Config& c) {
     return std::tie(c.batch, c.optimizer, c.scheduler, c.precision, c.gradient_clipping, c.zero, c.aio,
-                    c.steps_per_print, c.wall_clock_breakdown, c.memory_breakdown, c.dump_state, c.log_level,
-                    c.model, c.data, c.training, c.parallel, c.device);
+                    c.steps_per_print, c.wall_clock_breakdown, c.memory_breakdown, c.dump_state,
+                    c.tensorboard, c.csv_monitor, c.log_level, c.model, c.data, c.training, c.parallel,
+                    c.device);
   };
   return tie(*this) == tie(other);
 }

@@ -33,6 +33,16 @@ Table<Fp16Section> fp16_table() {
   table.keys.push_back(noted<Fp16Section>("auto_cast", Holds::boolean,
                                           "Tape::input() always casts floating inputs to the model's dtype"));
   table.keys.push_back(refused<Fp16Section>("fp16_master_weights_and_grads", "true", fp32_masters, is_false));
+  table.keys.push_back(noted<Fp16Section>(
+      "opt_level", Holds::text, "apex's, which DeepSpeed reads in the section amp alone; weights are fp16"));
+  table.keys.back().example = "\"O2\"";
+  table.keys.push_back(refused<Fp16Section>("type", "\"bfloat16\"",
+                                            "GPT-NeoX's DeepSpeed then computes in bf16, others in fp16; "
+                                            "give \"bf16\": {\"enabled\": true}, or drop it",
+                                            [](const Value& value) {
+                                              return parse_dtype(value.text()) == DType::f16 ||
+                                                     value.text() == "float16";
+                                            }));
   return table;
 }
 
@@ -122,7 +132,7 @@ std::vector<Key<Config>> precision_keys() {
   keys.push_back(
       custom<Config>("communication_data_type", "\"bf16\"", [](Config& config, const Value& value) {
         config.precision.communication_data_type = read_dtype(value);
-      }));
+      }).with_auto(Auto::to_default));
   keys.push_back(noted<Config>("seq_parallel_communication_data_type", Holds::text,
                                "there is no sequence parallelism in this build")
                      .alias("seq_parallel_comm_data_type"));

@@ -88,7 +88,10 @@ const Synonyms& words_of_others() {
                                  {"tensor_model_parallel_size", "parallel.tensor"},
                                  {"cp", "parallel.context"},
                                  {"cp_size", "parallel.context"},
-                                 {"context_parallel_size", "parallel.context"}};
+                                 {"context_parallel_size", "parallel.context"},
+                                 {"max_grad_norm", "gradient_clipping"},
+                                 {"fp32_allreduce", "communication_data_type"},
+                                 {"gradient_accumulation_dtype", "data_types.grad_accum_dtype"}};
   return words;
 }
 
@@ -116,10 +119,31 @@ std::string advice_on_experts(const std::string& name) {
   return "";
 }
 
+/// Other arguments of transformers' Trainer, in the section training.
+std::string advice_on_training(const std::string& name) {
+  static const Synonyms own_keys = {{"bf16", "training.precision\" \"bf16"},
+                                    {"fp16", "training.precision\" \"fp16"},
+                                    {"output_dir", "training.save_dir"},
+                                    {"save_steps", "training.save_interval"},
+                                    {"save_total_limit", "training.keep_last"},
+                                    {"logging_steps", "training.log_interval"},
+                                    {"max_steps", "training.steps"},
+                                    {"gradient_checkpointing", "training.recompute"},
+                                    {"lr", "training.learning_rate"},
+                                    {"data_seed", "data.seed"}};
+  if (const auto key = own_keys.find(name); key != own_keys.end())
+    return cat("did you mean \"", key->second, "\"?");
+  if (name == "num_train_epochs") return "\"training.steps\" says how long to train";
+  return "";
+}
+
 /// What to do about a key that a section does not know.
 std::string advice(const Value& section, const std::string& name, const std::vector<std::string>& known) {
   constexpr std::size_t longest = 100, most_listed = 24;
   if (known.empty()) return "this section takes no keys";
+  if (section.path == "training")
+    if (std::string about = advice_on_training(name); !about.empty()) return about;
+  if (section.path.starts_with("optimizer") && name == "learning_rate") return "did you mean \"lr\"?";
   if (section.path.starts_with("model"))
     if (std::string about = advice_on_experts(name); !about.empty()) return about;
   if (const auto word = words_of_others().find(name); word != words_of_others().end())
@@ -240,7 +264,7 @@ bool handle_auto(Auto rule, const Value& value) {
   if (rule == Auto::is_a_value || !value.node.is_text("auto")) return false;
   if (rule == Auto::needs_caller)
     value.error(
-        "\"auto\" is for transformers' Trainer to fill in from its own arguments; give a value here or with "
+        "transformers' Trainer has no argument that would fill in \"auto\" here; give a value, or one with "
         "--set ",
         value.path, "=VALUE");
   value.note("\"auto\" takes the default");

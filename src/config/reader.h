@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -199,8 +200,8 @@ Key<T> custom(std::string name, std::string example, std::function<void(T&, cons
 
 template <class T>
 Key<T> boolean(std::string name, bool T::*field) {
-  static const T defaults{};
-  return custom<T>(std::move(name), defaults.*field ? "false" : "true",
+  const auto defaults = std::make_unique<const T>();
+  return custom<T>(std::move(name), (*defaults).*field ? "false" : "true",
                    [field](T& target, const Value& value) { target.*field = value.boolean(); });
 }
 

@@ -3,10 +3,22 @@
 namespace sherd::config {
 namespace {
 
-const std::vector<std::string> type_names = {"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR",
-                                             "WarmupCosineLR"};
-constexpr const char* supported = "LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR and WarmupCosineLR";
-enum class Type { range_test, one_cycle, warmup, warmup_decay, warmup_cosine };
+const std::vector<std::string> type_names = {
+    "LRRangeTest",    "OneCycle", "WarmupLR", "WarmupDecayLR",
+    "WarmupCosineLR", "linear",   "cosine",   "constant_with_warmup"};
+constexpr const char* supported =
+    "LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR, WarmupCosineLR, and transformers' linear, cosine and "
+    "constant_with_warmup";
+enum class Type {
+  range_test,
+  one_cycle,
+  warmup,
+  warmup_decay,
+  warmup_cosine,
+  linear,
+  cosine,
+  constant_with_warmup
+};
 
 const std::vector<std::string> foreign_types = {"StepLR",
                                                 "MultiStepLR",
@@ -58,6 +70,17 @@ Table<OneCycle> table_of(const OneCycle&, bool) {
   return finish(std::move(keys));
 }
 
+// DeepSpeed refuses 0 since 0.19.6; what it makes of it before are 2 steps, as of 1.
+template <class T>
+Key<T> warmup_steps_key(std::int64_t T::*field) {
+  return custom<T>("warmup_num_steps", "10", [field](T& target, const Value& value) {
+    target.*field = value.integer(0);
+    if (target.*field > 0) return;
+    target.*field = 1;
+    value.note("0 means 2, the least that the formulas know, as in DeepSpeed before 0.19.6");
+  });
+}
+
 // null is a value of its own here: the optimizer's lr.
 Key<Warmup> warmup_max_key() {
   Key<Warmup> key = custom<Warmup>("warmup_max_lr", "0.01", [](Warmup& target, const Value& value) {
@@ -72,7 +95,7 @@ Table<Warmup> table_of(const Warmup&, bool decays) {
   if (decays) keys.push_back(integer("total_num_steps", &Warmup::total_num_steps, "5000", 1));
   keys.push_back(real("warmup_min_lr", &Warmup::warmup_min_lr, "1e-6", 0));
   keys.push_back(warmup_max_key());
-  keys.push_back(integer("warmup_num_steps", &Warmup::warmup_num_steps, "10", 1));
+  keys.push_back(warmup_steps_key(&Warmup::warmup_num_steps));
   keys.push_back(choice("warmup_type", &Warmup::warmup_type, {"log", "linear"}, "\"linear\""));
   return finish(std::move(keys));
 }
@@ -82,9 +105,17 @@ Table<WarmupCosine> table_of(const WarmupCosine&, bool) {
   std::vector<Key<T>> keys;
   keys.push_back(integer("total_num_steps", &T::total_num_steps, "5000", 1));
   keys.push_back(real("warmup_min_ratio", &T::warmup_min_ratio, "0.1", 0));
-  keys.push_back(integer("warmup_num_steps", &T::warmup_num_steps, "10", 1));
+  keys.push_back(warmup_steps_key(&T::warmup_num_steps));
   keys.push_back(real("cos_min_ratio", &T::cos_min_ratio, "0.1", 0));
   keys.push_back(choice("warmup_type", &T::warmup_type, {"log", "linear"}, "\"linear\""));
+  return finish(std::move(keys));
+}
+
+Table<TrainerSchedule> table_of(const TrainerSchedule&, bool decays) {
+  using T = TrainerSchedule;
+  std::vector<Key<T>> keys;
+  if (decays) keys.push_back(integer("total_num_steps", &T::total_num_steps, "5000", 1));
+  keys.push_back(integer("warmup_num_steps", &T::warmup_num_steps, "10", 0));
   return finish(std::move(keys));
 }
 
@@ -140,6 +171,17 @@ WarmupCosine read_cosine(const Value& section) {
   return cosine;
 }
 
+TrainerSchedule read_trainer_schedule(const Value& section, RateShape shape) {
+  TrainerSchedule schedule;
+  schedule.shape = shape;
+  const bool ends = shape != RateShape::constant_with_warmup;
+  const Given given = read_params(schedule, section, ends);
+  if (!ends) return schedule;
+  need(section, given, {"total_num_steps"});
+  note_short_total(section, schedule.total_num_steps, schedule.warmup_num_steps);
+  return schedule;
+}
+
 Type read_type(const Value& section) {
   const Node* type = section.node.find("type");
   if (!type) section.error("needs a \"type\"; this build has ", supported);
@@ -173,6 +215,15 @@ void read_scheduler(Config& config, const Value& section) {
     case Type::warmup_cosine:
       config.scheduler = read_cosine(section);
       break;
+    case Type::linear:
+      config.scheduler = read_trainer_schedule(section, RateShape::linear);
+      break;
+    case Type::cosine:
+      config.scheduler = read_trainer_schedule(section, RateShape::cosine);
+      break;
+    case Type::constant_with_warmup:
+      config.scheduler = read_trainer_schedule(section, RateShape::constant_with_warmup);
+      break;
   }
 }
 
@@ -190,6 +241,8 @@ Key<Config> scheduler_key() {
     list_keys(table_of(Warmup{}, false), path(Type::warmup), out);
     list_keys(table_of(Warmup{}, true), path(Type::warmup_decay), out);
     list_keys(table_of(WarmupCosine{}, false), path(Type::warmup_cosine), out);
+    for (const Type type : {Type::linear, Type::cosine, Type::constant_with_warmup})
+      list_keys(table_of(TrainerSchedule{}, type != Type::constant_with_warmup), path(type), out);
   };
   return key;
 }

@@ -64,6 +64,7 @@ Table<Training> training_table() {
     training.moments_dtype = value.choice({"fp32", "bf16"}) == 0 ? DType::f32 : DType::bf16;
   }));
   table.keys.push_back(integer("log_interval", &T::log_interval, "1", 0));
+  append(table.keys, trainer_keys());
   return table;
 }
 

@@ -21,8 +21,13 @@ Table<RopeScaling> rope_table();
 void finish_rope(RopeScaling& rope, const Given& given, const Value& section);
 Key<Model> moe_key();                   // moe_keys.cpp
 std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: data, training; model, parallel, device
-Key<Config> parallel_key();             // parallel_keys.cpp
-Key<Config> device_key();               // device_keys.cpp
+/// Keys of section training that are arguments of transformers' Trainer. trainer_keys.cpp
+std::vector<Key<Training>> trainer_keys();
+/// Takes these out of a file and writes what they say into the sections of DeepSpeed's that say the same, and
+/// into every "auto" there, as transformers does. Problems are the context's.
+void fill_from_trainer(Node& file, Context& context);
+Key<Config> parallel_key();               // parallel_keys.cpp
+Key<Config> device_key();                 // device_keys.cpp
 /// Keys of section parallel that cut a model into stages and order its micro-batches. pipeline_keys.cpp
 std::vector<Key<Parallel>> schedule_keys();
 /// DeepSpeed's section for these.
@@ -76,9 +81,6 @@ void check_precision(const Config& config, const Given& given);
 
 /// Throws where the keys of a schedule contradict each other.
 void check_schedule(const Parallel& parallel, const Value& file);
-
-/// Throws where batch sizes are left to "auto" and none is given, which no number of ranks would mend.
-void check_batch_keys(const Value& file);
 
 /// The rules of offload within the section, as errors, and a note for every key of it that cannot matter.
 void check_offload(const Zero& zero, const Given& given, const Value& section);

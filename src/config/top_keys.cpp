@@ -34,12 +34,18 @@ Table<Nothing> checkpoint_table() {
   validation.effect = Effect::noted, validation.reason = one_tag;
   table.keys.push_back(std::move(validation));
   table.keys.push_back(refused<T>("load_universal", "true", "Sherd reads its own checkpoints", is_false));
-  table.keys.push_back(
-      refused<T>("use_node_local_storage", "true", "ranks write to one shared directory", is_false));
+  table.keys.push_back(noted<T>("use_node_local_storage", Holds::boolean,
+                                "all ranks write into training.save_dir, which machines have to share"));
   table.keys.push_back(noted<T>("parallel_write", Holds::anything, "ranks always write in parallel"));
   table.keys.push_back(noted<T>("checkpoint_serialization", Holds::boolean, "checkpoints are safetensors"));
   table.keys.push_back(refused<T>("writer", "{\"type\": \"FAST\"}", "checkpoints have one writer", is_empty));
   return table;
+}
+
+Table<Monitor> monitor_table() {
+  return {Auto::to_default,
+          {boolean("enabled", &Monitor::enabled), text("output_path", &Monitor::output_path, "\"logs\""),
+           text("job_name", &Monitor::job_name, "\"run\"")}};
 }
 
 std::vector<Key<Config>> run_keys() {
@@ -53,10 +59,14 @@ std::vector<Key<Config>> run_keys() {
     list_keys(checkpoint_table(), prefix, out);
   };
   keys.push_back(std::move(checkpoint));
+  const std::size_t reports = keys.size();
   keys.push_back(integer("steps_per_print", &Config::steps_per_print, "10", 0));
   keys.push_back(boolean("wall_clock_breakdown", &Config::wall_clock_breakdown));
   keys.push_back(boolean("memory_breakdown", &Config::memory_breakdown));
   keys.push_back(boolean("dump_state", &Config::dump_state));
+  for (std::size_t i = reports; i < keys.size(); ++i) keys[i].auto_rule = Auto::to_default;
+  keys.push_back(section("tensorboard", &Config::tensorboard, monitor_table()));
+  keys.push_back(section("csv_monitor", &Config::csv_monitor, monitor_table()));
   keys.push_back(log_level_key());
   return keys;
 }

@@ -47,6 +47,8 @@ std::vector<Key<Zero>> noted_keys() {
   add("pipeline_loading_checkpoint", Holds::boolean, "checkpoints load shard by shard in Sherd");
   add("override_module_apply", Holds::boolean, "concerns PyTorch modules");
   add("log_trace_cache_warnings", Holds::boolean, "Sherd keeps no trace cache");
+  add("load_from_fp32_weights", Holds::boolean, "checkpoints always restore the fp32 masters");
+  add("ignore_unused_parameters", Holds::boolean, "parameters without a gradient are always allowed");
   add("enable_sanity_checks", Holds::boolean, "Sherd's checks are always on");
   add("mics_hierarchical_params_gather", Holds::boolean,
       "one all-gather within the ranks that share states brings parameters");
@@ -66,12 +68,9 @@ std::vector<Key<Zero>> refused_keys() {
     keys.push_back(refused<Zero>(name, example, reason, off));
     return keys.back();
   };
-  const auto is_true = [](const Value& value) { return value.boolean(); };
   const auto at_most = [](double limit) {
     return [limit](const Value& value) { return value.real() <= limit; };
   };
-  add("load_from_fp32_weights", "false", "checkpoints always restore the fp32 masters", is_true);
-  add("ignore_unused_parameters", "false", "parameters without a gradient are always allowed", is_true);
   add("elastic_checkpoint", "true", "checkpoints name parameters, not partitions", is_false);
   add("legacy_stage1", "true", "DeepSpeed removed it too", is_false);
   add("save_muon_momentum_buffer_in_memory", "true", "Muon's momenta lie where offload_optimizer says",
@@ -109,6 +108,16 @@ void note_idle_stage3_keys(const Zero& zero, const Given& given, const Value& se
                            cat("no effect at stage ", zero.stage, ", only at 3"));
 }
 
+/// As DeepSpeed: at lower stages each rank computes with parameters of its own, which stay where they are.
+void drop_offload_param(Zero& zero, const Given& given, const Value& section) {
+  if (zero.offload_param.device == OffloadDevice::none) return;
+  zero.offload_param.device = OffloadDevice::none;
+  section.context.note(
+      join(section.path, given.contains("offload_param") ? "offload_param" : "cpu_offload_param"),
+      cat("no effect at stage ", zero.stage,
+          ": parameters are sharded, and offloaded, at stage 3 only, here as in DeepSpeed"));
+}
+
 void read_zero(Config& config, const Value& section) {
   Zero& zero = config.zero;
   if (section.node.is(Node::Kind::boolean)) {
@@ -118,7 +127,10 @@ void read_zero(Config& config, const Value& section) {
   }
   const Given given = read_section(zero_table(&config), zero, section);
   if (!given.contains("overlap_comm")) zero.overlap_comm = zero.stage == 3;
-  if (zero.stage < 3) note_idle_stage3_keys(zero, given, section);
+  if (zero.stage < 3) {
+    note_idle_stage3_keys(zero, given, section);
+    drop_offload_param(zero, given, section);
+  }
   check_offload(zero, given, section);
 }
 

@@ -42,7 +42,8 @@ TEST(ResolveBatch, ShowsTheFourNumbersAndAFix) {
   EXPECT_EQ(mistake(batch(2, 0, 0), 4),
             "train_batch_size 2, train_micro_batch_size_per_gpu not given, gradient_accumulation_steps not "
             "given and "
-            "4 data-parallel ranks do not fit: that is less than one sample for each of them; set train_batch_size to 4 "
+            "4 data-parallel ranks do not fit: that is less than one sample for each of them; set "
+            "train_batch_size to 4 "
             "(train_micro_batch_size_per_gpu 1, gradient_accumulation_steps 1), or change one of the others");
 }
 

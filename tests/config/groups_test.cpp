@@ -160,10 +160,10 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: optimizer.groups[0].lr: must be a number >= 0, not -1\n"
                 "run.json:1: optimizer.groups[1].betas: must be a list of two numbers such as [0.9, 0.999], "
                 "not […]"},
-        Mistake{R"([{"match": "a", "lr": "auto"}])",
-                "run.json:1: optimizer.groups[0].lr: \"auto\" is for transformers' Trainer to fill in from "
-                "its own "
-                "arguments; give a value here or with --set optimizer.groups[0].lr=VALUE"}));
+        Mistake{
+            R"([{"match": "a", "lr": "auto"}])",
+            "run.json:1: optimizer.groups[0].lr: transformers' Trainer has no argument that would fill in "
+            "\"auto\" here; give a value, or one with --set optimizer.groups[0].lr=VALUE"}));
 
 TEST(OptimizerGroups, KeepTheirProportionsToARate) {
   const std::string scheduler = R"(, "scheduler": {"type": "WarmupLR"})";

@@ -71,8 +71,14 @@ TEST(Offload, EveryStageTakesTheDevicesThatItMay) {
         const std::string text = cat(R"({"zero_optimization": {"stage": )", stage, ", \"",
                                      parameters ? "offload_param" : "offload_optimizer", R"(": {"device": ")",
                                      device, R"(", "nvme_path": "/d"}}})");
-        const bool fine = device == std::string("none") || stage >= (parameters ? 3 : 1);
+        const bool fine = device == std::string("none") || parameters || stage >= 1;
         EXPECT_EQ(error_of(text).empty(), fine) << text;
+        if (!parameters || device == std::string("none")) continue;
+        // As in DeepSpeed, parameters that are not sharded stay where they are.
+        const Config config = parse_text(text);
+        EXPECT_EQ(config.zero.offload_param.device == OffloadDevice::none, stage < 3);
+        EXPECT_EQ(has_note(config, cat("zero_optimization.offload_param: no effect at stage ", stage)),
+                  stage < 3);
       }
 }
 
@@ -123,12 +129,13 @@ TEST(Offload, IdleKeysAreNotedOnce) {
               testing::UnorderedElementsAre(path + R"(optimizer.ratio: no effect with device "none")",
                                             path + R"(optimizer.pin_memory: no effect with device "none")"));
   // Parameters on NVMe pass through the buffers of the update, wherever the optimizer's states are.
-  EXPECT_THAT(notes(zero(R"("stage": 3, "sub_group_size": 1e6, "offload_param": )" + nvme +
-                             R"(, "offload_optimizer": {"device": "cpu", "buffer_count": 6,
+  EXPECT_THAT(
+      notes(zero(R"("stage": 3, "sub_group_size": 1e6, "offload_param": )" + nvme +
+                     R"(, "offload_optimizer": {"device": "cpu", "buffer_count": 6,
                                   "pipeline_read": true})",
-                         R"(, "aio": {"thread_count": 2})")),
-              testing::ElementsAre(path + "param.max_in_cpu: by default, as DeepSpeed's, the first 1000000000 "
-                                          "parameters of each rank stay in host memory; 0 puts all on NVMe"));
+                 R"(, "aio": {"thread_count": 2})")),
+      testing::ElementsAre(path + "param.max_in_cpu: by default, as DeepSpeed's, the first 1000000000 "
+                                  "parameters of each rank stay in host memory; 0 puts all on NVMe"));
 }
 
 TEST(Offload, NvmeNeedsABufferOnBothSides) {

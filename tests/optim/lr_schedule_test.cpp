@@ -4,6 +4,7 @@
 
 #include "config/config.h"
 #include "optim/schedule_traces.h"
+#include "optim/trainer_traces.h"
 #include "support/expect_error.h"
 
 namespace sherd::optim {
@@ -26,6 +27,20 @@ void expect_trace(const double (&want)[25][2], const std::string& type, const st
         << "t = " << schedule.last_batch_iteration();
     schedule.step();
   }
+}
+
+TEST(LrSchedule, FollowsTransformers) {
+  const auto expect = [](const double(&want)[25], const std::string& type, const std::string& params) {
+    SCOPED_TRACE(type + " " + params);
+    LrSchedule schedule(parse(type, params), 0.05, true);
+    for (std::size_t i = 0; i < 25; ++i, schedule.step()) EXPECT_NEAR(schedule.get_lr(), want[i], 1e-17) << i;
+  };
+  using namespace trainer_traces;
+  expect(linear, "linear", R"({"warmup_num_steps": 4, "total_num_steps": 20})");
+  expect(linear_short, "linear", R"({"warmup_num_steps": 30, "total_num_steps": 20})");
+  expect(linear_plain, "linear", R"({"total_num_steps": 23})");
+  expect(trainer_traces::cosine, "cosine", R"({"warmup_num_steps": 5, "total_num_steps": 25})");
+  expect(constant, "constant_with_warmup", R"({"warmup_num_steps": 6})");
 }
 
 TEST(LrSchedule, FollowsDeepSpeed) {

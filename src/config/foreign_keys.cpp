@@ -47,7 +47,9 @@ std::function<bool(const Value&)> numbers_at_most(double limit, std::vector<std:
     for (const std::string& name : names) {
       const Node* node = value.node.find(name);
       if (node && node->is(Node::Kind::object)) node = node->find("tp_size");
-      if (node && (node->number > limit || node->boolean)) return false;
+      if (!node) continue;
+      const Node plain = unquoted({*node, join(value.path, name), value.context});
+      if (plain.number > limit || plain.boolean) return false;
     }
     return true;
   };
@@ -57,7 +59,7 @@ std::function<bool(const Value&)> numbers_at_most(double limit, std::vector<std:
 bool enables_nothing(const Value& value) {
   const Node& node = value.node;
   const Node* enabled = node.find("enabled");
-  if (enabled && enabled->is(Node::Kind::boolean) && enabled->boolean) return false;
+  if (enabled && unquoted({*enabled, join(value.path, "enabled"), value.context}).boolean) return false;
   return node.is(Node::Kind::object) &&
          std::all_of(node.members.begin(), node.members.end(), [&](const auto& member) {
            const Value below{member.second, join(value.path, member.first), value.context};

@@ -60,9 +60,9 @@ Table<Offload> offload_optimizer_table() {
 // DeepSpeed's switches from before the two sections.
 Key<Zero> deprecated_switch(std::string name, Offload Zero::*field, const std::string& section) {
   return custom<Zero>(std::move(name), "true", [=](Zero& zero, const Value& value) {
-    if (value.boolean()) (zero.*field).device = OffloadDevice::cpu;
-    value.note(cat("deprecated; write \"", section, R"(": {"device": ")", value.node.boolean ? "cpu" : "none",
-                   "\"}"));
+    const bool on = value.boolean();
+    if (on) (zero.*field).device = OffloadDevice::cpu;
+    value.note(cat("deprecated; write \"", section, R"(": {"device": ")", on ? "cpu" : "none", "\"}"));
   });
 }
 

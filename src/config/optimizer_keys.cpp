@@ -43,7 +43,7 @@ namespace {
 void finish_muon(OptimizerRule& rule, const Value& params, const Given& given) {
   if (const auto own = given.find("muon_lr"); own != given.end()) {
     rule.adam_lr = rule.adam_lr.value_or(rule.lr);
-    rule.lr = own->second->number;
+    rule.lr = unquoted({*own->second, join(params.path, "muon_lr"), params.context}).number;
   }
   if (rule.momentum >= 1) params.error("momentum ", rule.momentum, " must be below 1: Muon's is a mean");
   if (rule.ns_eps == 0) params.error("ns_eps must be above 0: it divides matrices of zeros");

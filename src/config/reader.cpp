@@ -202,18 +202,31 @@ void Value::expect(Node::Kind kind) const {
   }
 }
 
+Node unquoted(const Value& value) {
+  Node plain;
+  constexpr std::size_t longest = 30;
+  const Node& node = value.node;
+  if (!node.is(Node::Kind::string) || node.text.size() > longest || !parse_value(node.text, plain))
+    return node;
+  if (!plain.is(Node::Kind::boolean) && !plain.is(Node::Kind::integer) && !plain.is(Node::Kind::number))
+    return node;
+  value.note(cat(node.brief(), " is taken for ", node.text, ", without quotes"));
+  return plain;
+}
+
 bool Value::boolean() const {
-  if (node.is_text("true") || node.is_text("false"))
-    error("must be ", node.text, " without quotes, not ", node.brief());
-  if (!node.is(Node::Kind::boolean)) error("must be true or false, not ", node.brief());
-  return node.boolean;
+  const Node plain = unquoted(*this);
+  if (!plain.is(Node::Kind::boolean)) error("must be true or false, not ", node.brief());
+  return plain.boolean;
 }
 
 std::int64_t Value::integer(std::int64_t min, std::int64_t max) const {
-  std::int64_t value = node.integer;
-  bool good = node.is(Node::Kind::integer);
-  if (node.is(Node::Kind::number) && std::abs(node.number) < 0x1p63 && node.number == std::floor(node.number))
-    value = static_cast<std::int64_t>(node.number), good = true;
+  const Node plain = unquoted(*this);
+  std::int64_t value = plain.integer;
+  bool good = plain.is(Node::Kind::integer);
+  if (plain.is(Node::Kind::number) && std::abs(plain.number) < 0x1p63 &&
+      plain.number == std::floor(plain.number))
+    value = static_cast<std::int64_t>(plain.number), good = true;
   if (good && value >= min && value <= max) return value;
   if (min == std::numeric_limits<std::int64_t>::min()) error("must be an integer, not ", node.brief());
   if (max == int64_max || max == std::numeric_limits<int>::max())
@@ -222,8 +235,9 @@ std::int64_t Value::integer(std::int64_t min, std::int64_t max) const {
 }
 
 double Value::real(double min, double max, bool open_min) const {
-  const bool number = node.is(Node::Kind::integer) || node.is(Node::Kind::number);
-  const double value = node.number;
+  const Node plain = unquoted(*this);
+  const bool number = plain.is(Node::Kind::integer) || plain.is(Node::Kind::number);
+  const double value = plain.number;
   if (number && std::isfinite(value) && value <= max && (open_min ? value > min : value >= min)) return value;
   const bool list = node.is(Node::Kind::array);
   error("must be ", range_of(min, max, open_min), ", not ", node.brief(),

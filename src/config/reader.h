@@ -60,6 +60,8 @@ struct Value {
   }
   void note(const std::string& reason) const { context.note(path, reason); }
   void expect(Node::Kind kind) const;
+  /// Booleans and numbers may stand in quotes, as DeepSpeed's own parser takes them in most sections; a note
+  /// says so.
   bool boolean() const;
   /// Integral floats (1e9) count as integers.
   std::int64_t integer(std::int64_t min = std::numeric_limits<std::int64_t>::min(),
@@ -71,6 +73,9 @@ struct Value {
   /// nearest one where one is near.
   std::size_t choice(const std::vector<std::string>& names, const Synonyms& meant = {}) const;
 };
+
+/// The value without its quotes where it is a string that holds a number, true or false; else itself.
+Node unquoted(const Value& value);
 
 /// A value for which DeepSpeed has a key of its own.
 struct Twin {

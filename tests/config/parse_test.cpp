@@ -60,6 +60,39 @@ TEST(Parse, AutoFollowsItsSection) {
   EXPECT_TRUE(has_note(parse_text(R"({"steps_per_print": "auto"})"), "steps_per_print: \"auto\""));
 }
 
+TEST(Parse, NumbersAndBooleansMayStandInQuotes) {
+  const Config config = parse_text(R"({"fp16": {"enabled": "true"}, "gradient_accumulation_steps": "8",
+      "optimizer": {"type": "Muon", "params": {"muon_lr": "2e-2", "lr": "1e-3"}}})");
+  EXPECT_EQ(config.precision.compute, DType::f16);
+  EXPECT_EQ(config.batch.gradient_accumulation_steps, 8);
+  EXPECT_EQ(config.optimizer.lr, 0.02);
+  EXPECT_EQ(config.optimizer.adam_lr, 1e-3);
+  EXPECT_TRUE(has_note(config, "gradient_accumulation_steps: \"8\" is taken for 8, without quotes"));
+}
+
+TEST(Parse, DeepSpeedFilesMaySayWhatChangesNothing) {
+  const Config config = parse_text(R"({"zero_optimization": {"stage": 2, "load_from_fp32_weights": false,
+      "ignore_unused_parameters": false, "sub_group_size": 0, "offload_param": {"device": "cpu"}},
+      "fp16": {"enabled": true, "opt_level": "O2", "type": "fp16"}, "flops_profiler": {"enabled": true},
+      "wandb": {"enabled": true}, "checkpoint": {"use_node_local_storage": true},
+      "compression_training": {"sparse_pruning": {"shared_parameters": {"enabled": false}}},
+      "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}},
+      "optimizer": {"type": "Adam", "params": {"torch_adam": "torch_impl"}}})");
+  Zero zero;
+  zero.stage = 2;
+  EXPECT_TRUE(config.zero == zero);
+  EXPECT_EQ(std::get<Warmup>(config.scheduler).warmup_num_steps, 1);
+  EXPECT_EQ(config.optimizer.weight_decay, 0.01);
+  for (const char* key : {"zero_optimization.load_from_fp32_weights", "zero_optimization.sub_group_size: 0,",
+                          "zero_optimization.offload_param: no effect at stage 2", "fp16.opt_level",
+                          "flops_profiler: `sherd train`", "wandb: ", "checkpoint.use_node_local_storage",
+                          "compression_training: disabled", "scheduler.params.warmup_num_steps: 0 means 2"})
+    EXPECT_TRUE(has_note(config, key)) << key;
+  EXPECT_NE(error_of(R"({"compression_training": {"layer_reduction": {"enabled": true}}})"), "");
+  EXPECT_NE(error_of(R"({"fp16": {"enabled": true, "type": "bfloat16"}})").find("GPT-NeoX"),
+            std::string::npos);
+}
+
 TEST(Parse, AdamIsAdamWUnlessToldOtherwise) {
   const auto decoupled = [](const std::string& body) {
     return parse_text("{\"optimizer\": " + body + "}").optimizer.decoupled_decay();

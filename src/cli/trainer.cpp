@@ -73,6 +73,8 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
   if (!speaks()) return;
   if (!request_.metrics.empty())
     metrics_ = std::make_unique<engine::MetricsWriter>(request_.metrics, first_step_ + 1);
+  monitors_ = std::make_unique<engine::Monitors>(
+      engine_->config(), first_step_ > 0 ? std::optional(engine_->global_samples()) : std::nullopt);
   announce();
   progress_ = std::make_unique<Progress>(STDERR_FILENO, request_.config.training.steps,
                                          request_.config.training.log_interval);
@@ -247,7 +249,7 @@ void Trainer::save() {
 }
 
 void Trainer::write_metrics() {
-  if (!metrics_) return;
+  if (!metrics_ && !(monitors_ && monitors_->enabled())) return;
   const engine::StepReport& step = engine_->last_step();
   engine::StepMetrics line;
   line.step = engine_->global_steps();
@@ -270,7 +272,8 @@ void Trainer::write_metrics() {
   line.axes = step_traffic_;
   line.io.read_bytes = step_io_.read;
   line.io.write_bytes = step_io_.written;
-  metrics_->write(line);
+  if (metrics_) metrics_->write(line);
+  monitors_->write(line, engine_->global_samples());
 }
 
 void Trainer::show(bool evaluated) {

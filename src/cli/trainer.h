@@ -11,6 +11,7 @@
 #include "cli/train.h"
 #include "engine/engine.h"
 #include "engine/metrics.h"
+#include "engine/monitor.h"
 #include "engine/trace.h"
 #include "models/gpt.h"
 
@@ -58,6 +59,7 @@ class Trainer {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<data::Loader> train_loader_, validation_loader_;
   std::unique_ptr<engine::MetricsWriter> metrics_;
+  std::unique_ptr<engine::Monitors> monitors_;
   std::unique_ptr<StopSignals> stop_signals_;  ///< from the first step on
   std::unique_ptr<Progress> progress_;
   double gemm_rate_;

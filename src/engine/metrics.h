@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,6 +39,13 @@ struct StepMetrics {
   } io;  ///< this rank, this step
 };
 
+/// What the routers of a step's layers of experts did, in the mean of layers and micro-batches.
+struct RoutingMeans {
+  double balance = 0, z = 0;  ///< losses
+  double dropped = 0;         ///< share of choices
+};
+RoutingMeans routing_means(const StepMetrics& metrics);
+
 /// The step as one line of JSON without the newline: keys in the order of StepMetrics, doubles with the
 /// fewest digits that read back to the same bits. JSON has no NaN and no infinity; both become null.
 std::string to_json(const StepMetrics& metrics);
@@ -57,8 +65,7 @@ class MetricsWriter {
   void write(const StepMetrics& metrics);
 
  private:
-  std::filesystem::path path_;
-  int descriptor_ = -1;
+  std::unique_ptr<class AppendFile> file_;
 };
 
 }  // namespace sherd::engine

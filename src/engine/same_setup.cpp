@@ -15,6 +15,8 @@ namespace {
 bool is_of_a_machine(std::string_view key) {
   constexpr std::array of_machines{"data.path",
                                    "training.save_dir",
+                                   "tensorboard.output_path",
+                                   "csv_monitor.output_path",
                                    "log_level",
                                    "device.type",
                                    "device.threads_per_rank",

@@ -1,13 +1,8 @@
 #include "engine/metrics.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <array>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -15,6 +10,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "engine/report/append_file.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -65,10 +61,6 @@ class JsonLine {
   bool first_ = true;
 };
 
-[[noreturn]] void fail_errno(const char* action, const fs::path& path) {
-  fail(ErrorKind::io, "cannot ", action, " the metrics file '", path.string(), "': ", std::strerror(errno));
-}
-
 /// The lines of `path` that belong to steps before `first_step`. A last line without its newline is what a
 /// crash left.
 std::string lines_before(const fs::path& path, std::int64_t first_step) {
@@ -88,22 +80,18 @@ std::string lines_before(const fs::path& path, std::int64_t first_step) {
 
 using Experts = std::vector<std::pair<std::string, parallel::RoutingTotals>>;
 
-/// Losses are means over layers, as over micro-batches.
-void add_experts(JsonLine& line, const Experts& layers) {
+void add_experts(JsonLine& line, const Experts& layers, const RoutingMeans& means) {
   if (layers.empty()) return;
-  double balance = 0, z = 0;
   std::vector<std::string> names;
   std::vector<double> imbalance, dropped;
   std::vector<std::vector<std::int64_t>> tokens;
   for (const auto& [name, layer] : layers) {
-    const double of_all = static_cast<double>(layer.micro_batches) * static_cast<double>(layers.size());
-    balance += layer.balance / of_all, z += layer.z / of_all;
     names.push_back(name), tokens.push_back(layer.per_expert);
     imbalance.push_back(layer.imbalance()), dropped.push_back(layer.dropped_share());
   }
   line.open("moe");
-  line.add("balance_loss", balance);
-  line.add("z_loss", z);
+  line.add("balance_loss", means.balance);
+  line.add("z_loss", means.z);
   line.add("layers", names);
   line.add("imbalance", imbalance);
   line.add("dropped", dropped);
@@ -112,6 +100,17 @@ void add_experts(JsonLine& line, const Experts& layers) {
 }
 
 }  // namespace
+
+RoutingMeans routing_means(const StepMetrics& metrics) {
+  RoutingMeans means;
+  const auto layers = static_cast<double>(metrics.experts.size());
+  for (const auto& [name, layer] : metrics.experts) {
+    const double of_all = static_cast<double>(layer.micro_batches) * layers;
+    means.balance += layer.balance / of_all, means.z += layer.z / of_all;
+    means.dropped += layer.dropped_share() / layers;
+  }
+  return means;
+}
 
 std::string to_json(const StepMetrics& m) {
   constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
@@ -128,7 +127,7 @@ std::string to_json(const StepMetrics& m) {
   line.add("step_ms", m.step_ms);
   line.add("tokens_per_s", m.tokens_per_s);
   line.add("mfu", m.mfu.value_or(unknown));
-  add_experts(line, m.experts);
+  add_experts(line, m.experts, routing_means(m));
   line.open("mem");
   line.add("device_peak", m.mem.device_peak);
   line.add("host_peak", m.mem.host_peak);
@@ -152,29 +151,19 @@ std::string to_json(const StepMetrics& m) {
   return line.finish();
 }
 
-MetricsWriter::MetricsWriter(fs::path path, std::int64_t first_step) : path_(std::move(path)) {
+MetricsWriter::MetricsWriter(fs::path path, std::int64_t first_step) {
   if (first_step > 1) {
     // A pipe or device holds nothing to keep and cannot be replaced.
-    if (!fs::exists(path_) || fs::is_regular_file(path_))
-      write_file_atomically(path_, lines_before(path_, first_step));
+    if (!fs::exists(path) || fs::is_regular_file(path))
+      write_file_atomically(path, lines_before(path, first_step));
   }
-  const int mode = first_step > 1 ? O_APPEND : O_TRUNC;
-  descriptor_ = ::open(path_.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC | mode, 0666);
-  if (descriptor_ < 0) fail_errno("open", path_);
+  file_ = std::make_unique<AppendFile>(std::move(path), first_step > 1, "the metrics file");
 }
 
-MetricsWriter::~MetricsWriter() {
-  ::close(descriptor_);
-}
+MetricsWriter::~MetricsWriter() = default;
 
 void MetricsWriter::write(const StepMetrics& metrics) {
-  const std::string line = to_json(metrics) + '\n';
-  for (std::size_t done = 0; done < line.size();) {
-    const ssize_t wrote = ::write(descriptor_, line.data() + done, line.size() - done);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) fail_errno("write to", path_);
-    done += static_cast<std::size_t>(wrote);
-  }
+  file_->write(to_json(metrics) + '\n');
 }
 
 }  // namespace sherd::engine

@@ -1,0 +1,75 @@
+#include "engine/report/csv_files.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <fstream>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+
+namespace sherd::engine {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* prefix = "Train_Samples_";
+constexpr std::string_view names = "step,";
+
+std::string shown(double value) {
+  std::array<char, 32> digits;
+  return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
+}
+
+/// The file's rows up to a step; a last row without its line's end is what a crash left.
+void trim(const fs::path& path, std::int64_t last_step) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) fail(ErrorKind::io, "csv_monitor: cannot read '", path.string(), "', which the run goes on from");
+  std::vector<std::string> rows;
+  std::size_t own = 0;  // the first row of this run
+  std::string row;
+  bool whole = true;
+  while (std::getline(in, row)) {
+    if (!(whole = !in.eof())) break;
+    rows.push_back(row + '\n');
+    if (row.starts_with(names)) own = rows.size();
+  }
+  const auto beyond = [&](const std::string& line) {
+    std::int64_t step = 0;
+    return std::from_chars(line.data(), line.data() + line.size(), step).ec == std::errc() &&
+           step > last_step;
+  };
+  const auto dropped = std::remove_if(rows.begin() + static_cast<std::ptrdiff_t>(own), rows.end(), beyond);
+  if (whole && dropped == rows.end()) return;
+  rows.erase(dropped, rows.end());
+  std::string text;
+  for (const std::string& line : rows) text += line;
+  write_file_atomically(path, text);
+}
+
+}  // namespace
+
+CsvFiles::CsvFiles(fs::path folder, std::optional<std::int64_t> resumed_at)
+    : folder_(std::move(folder)), resumed_(resumed_at.has_value()) {
+  if (!resumed_at) return;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder_))
+    if (entry.path().filename().string().starts_with(prefix) && entry.path().extension() == ".csv")
+      trim(entry.path(), *resumed_at);
+}
+
+void CsvFiles::write(std::int64_t step, const std::vector<Scalar>& scalars) {
+  for (const Scalar& scalar : scalars) {
+    std::unique_ptr<AppendFile>& file = files_[scalar.tag];
+    std::string text;
+    if (!file) {
+      std::string name = scalar.tag;
+      std::replace(name.begin(), name.end(), '/', '_');
+      const fs::path path = folder_ / (name + ".csv");
+      const bool goes_on = resumed_ && fs::exists(path);
+      file = std::make_unique<AppendFile>(path, true, "the CSV file");
+      if (!goes_on) text = cat(names, scalar.tag.substr(scalar.tag.rfind('/') + 1), "\r\n");
+    }
+    file->write(text + cat(step, ",", shown(scalar.value), "\r\n"));
+  }
+}
+
+}  // namespace sherd::engine

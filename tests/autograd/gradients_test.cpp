@@ -142,6 +142,13 @@ TEST_F(Gradients, RotaryAndAttention) {
   Attention part;
   part.heads = 2, part.positions = {.first = 3, .count = 1, .second = 9};
   check({normal({2, 3, 16}, 1)}, [&](Tape&, const Vars& in) { return rotary(in[0], part, {.base = 100}); });
+  using tensor::RotaryScaling;
+  for (const tensor::Rotary& angles :
+       {tensor::Rotary{.base = 50, .scaling = RotaryScaling::linear, .factor = 3},
+        {.base = 50, .scaling = RotaryScaling::llama3, .factor = 3, .original_positions = 20},
+        {.base = 50, .scaling = RotaryScaling::yarn, .factor = 3, .beta_fast = 4, .original_positions = 40},
+        {.base = 50, .attention_factor = 0.7}})
+    check({normal({2, 3, 16}, 1)}, [&](Tape&, const Vars& in) { return rotary(in[0], part, angles); });
   Attention scaled;
   scaled.heads = 2, scaled.kv_heads = 1, scaled.scale = 0.3f;
   check({normal({1, 5, 16}, 1)}, [&](Tape&, const Vars& in) { return attention(in[0], scaled); });

@@ -2,6 +2,7 @@
 
 #include "support/expect_error.h"
 #include "support/kernel_machines.h"
+#include "tensor/rotary_reference.h"
 
 namespace sherd::test {
 namespace {
@@ -87,22 +88,74 @@ TEST_P(Rotary, of_a_part_of_a_sequence_gives_the_bits_of_the_whole) {
     }
 }
 
+TEST(RotaryAngles, are_scaled_as_transformers_scales_them) {
+  for (const RotaryReference& want : rotary_references) {
+    SCOPED_TRACE(want.name);
+    tensor::check(want.rotary);
+    EXPECT_NEAR(attention_scale(want.rotary), want.scale, 1e-15);
+    const auto half = static_cast<std::int64_t>(want.frequencies.size());
+    ASSERT_EQ(2 * half, want.head);
+    for (std::int64_t i = 0; i < half; ++i) {
+      const double frequency = want.frequencies[static_cast<std::size_t>(i)];
+      EXPECT_NEAR(rotary_frequency(want.rotary, i, half), frequency, 2e-6 * frequency) << "pair " << i;
+    }
+  }
+}
+
+TEST_P(Rotary, scaled_turns_a_head_as_transformers_does) {
+  for (const RotaryReference& want : rotary_references) {
+    SCOPED_TRACE(want.name);
+    Attention geometry;
+    geometry.positions = {.first = rotary_reference_position};
+    std::vector<double> x;  // one query, one key and one value head
+    for (int part = 0; part < 3; ++part)
+      for (std::int64_t i = 0; i < want.head; ++i) x.push_back(static_cast<double>(i % 7 - 3));
+    std::vector<double> turned(want.turned);
+    turned.insert(turned.end(), want.turned.begin(), want.turned.end());
+    turned.insert(turned.end(), x.begin(), x.begin() + want.head);
+    on_every_machine(
+        [&](Machine& m) {
+          const Tensor qkv = m.of({1, 1, 3 * want.head}, GetParam(), x),
+                       out = m.empty(qkv.shape(), GetParam()), back = m.empty(qkv.shape(), GetParam());
+          m.kernels.rotary(qkv, geometry, want.rotary, false, out);
+          m.kernels.rotary(out, geometry, want.rotary, true, back);
+          return std::vector<Tensor>{out, back};
+        },
+        [&](const std::vector<Tensor>& got) {
+          // transformers rounds angles to fp32; the largest is 37.
+          const double off = 8 * roundoff(GetParam()) + 4e-6;
+          const std::vector<double> out = values_of(got[0]), back = values_of(got[1]);
+          for (std::size_t i = 0; i < x.size(); ++i) {
+            EXPECT_NEAR(out[i], turned[i], 6 * off) << i;
+            // Turned back, and longer by the factor once more.
+            const double longer = i < 2 * static_cast<std::size_t>(want.head) ? want.scale * want.scale : 1;
+            EXPECT_NEAR(back[i], x[i] * longer, 16 * off) << i;
+          }
+        });
+  }
+}
+
 TEST(RotaryAngles, follow_a_change_of_geometry) {
   Machine m(CpuIsa::portable, 1);
-  const auto rotate = [](Machine& machine, std::int64_t seq, double base, DType dtype) {
+  const auto rotate = [](Machine& machine, std::int64_t seq, const tensor::Rotary& rotary, DType dtype) {
     Tensor x = machine.empty({1, seq, 12}, dtype);
     machine.kernels.fill(x, 1);
-    machine.kernels.rotary(x, {}, {.base = base}, false, x);
+    machine.kernels.rotary(x, {}, rotary, false, x);
     return values_of(x);
   };
-  for (const auto& [seq, base, dtype] : {std::tuple{4, 1e4, DType::f32},
-                                         {9, 1e4, DType::f32},
-                                         {3, 1e4, DType::bf16},
-                                         {9, 5e5, DType::f32},
-                                         {9, 5e5, DType::f64}}) {
+  using tensor::RotaryScaling;
+  const auto check = [&](std::int64_t seq, const tensor::Rotary& rotary, DType dtype) {
     Machine fresh(CpuIsa::portable, 1);
-    EXPECT_EQ(rotate(m, seq, base, dtype), rotate(fresh, seq, base, dtype));
-  }
+    EXPECT_EQ(rotate(m, seq, rotary, dtype), rotate(fresh, seq, rotary, dtype));
+  };
+  check(4, {}, DType::f32);
+  check(9, {}, DType::f32);
+  check(3, {}, DType::bf16);
+  check(9, {.base = 5e5}, DType::f32);
+  check(9, {.base = 5e5, .scaling = RotaryScaling::linear, .factor = 2}, DType::f32);
+  check(9, {.base = 5e5, .scaling = RotaryScaling::linear, .factor = 4}, DType::f32);
+  check(9, {.base = 5e5, .attention_factor = 1.5}, DType::f32);
+  check(9, {.base = 5e5}, DType::f64);
 }
 
 TEST(RotaryErrors, name_the_geometry) {
@@ -121,6 +174,27 @@ TEST(RotaryErrors, name_the_geometry) {
   geometry.heads = 2, geometry.kv_heads = 1;
   expect_error(ErrorKind::usage, "a width of 12 does not hold 2 query and 1",
                [&] { m.kernels.rotary(x, geometry, {}, false, x); });
+}
+
+TEST(RotaryErrors, name_what_makes_no_angles) {
+  using tensor::RotaryScaling;
+  const auto refuses = [](const tensor::Rotary& rotary, const char* text) {
+    testing::expect_error(ErrorKind::usage, text, [&] { tensor::check(rotary); });
+  };
+  refuses({.base = 0}, "the base must be positive, not 0");
+  refuses({.attention_factor = -1}, "attention_factor must not be negative, as -1");
+  refuses({.scaling = RotaryScaling::linear, .factor = 0}, "the factor must be positive, not 0");
+  for (const RotaryScaling scaling : {RotaryScaling::llama3, RotaryScaling::yarn})
+    refuses({.scaling = scaling, .factor = 2}, "need original_positions");
+  refuses({.scaling = RotaryScaling::llama3, .low_freq_factor = 4, .original_positions = 8},
+          "low_freq_factor 4 must be positive and below high_freq_factor 4");
+  refuses({.scaling = RotaryScaling::yarn, .beta_slow = 33, .original_positions = 8},
+          "0 < beta_slow <= beta_fast");
+  refuses({.base = 1, .scaling = RotaryScaling::yarn, .original_positions = 8}, "a base above 1");
+  Machine m(CpuIsa::portable, 1);
+  const Tensor x = m.empty({1, 2, 12}, DType::f32);
+  testing::expect_error(ErrorKind::usage, "the base must be positive, not -1",
+                        [&] { m.kernels.rotary(x, {}, {.base = -1}, false, x); });
 }
 
 }  // namespace

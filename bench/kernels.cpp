@@ -35,8 +35,8 @@ class KernelCases {
       loss(dtype);
       sharding(dtype);
       if (r_.cuda()) products(dtype);  // the processor's: `sherd bench gemm`
+      if (!r_.cuda() || dtype == DType::bf16) attention(dtype);
     }
-    if (r_.cuda()) attention(DType::bf16);
     movement();
   }
 
@@ -184,25 +184,40 @@ class KernelCases {
     if (dtype == DType::f32) product("up_forward_tf32", tokens_, 4 * width_, width_, false, true, *fast_);
   }
 
+  /// A call's geometry, named as its cases are.
+  struct AttentionCase {
+    std::string name;
+    std::int64_t batch, seq;
+    int heads;
+    std::int64_t window = 0;
+  };
+
   void attention(DType dtype) {
-    const std::int64_t batch = tokens_ / seq_, dim = width_ / heads_;
-    const tensor::Attention geometry{.heads = heads_, .kv_heads = heads_, .key = {1, 2}};
-    bool any = false;
-    for (const char* name : {"attention_forward", "attention_backward", "attention_backward_fast"})
-      any = any || r_.wanted(name, dtype);
-    if (!any) return;
-    const Tensor qkv = r_.make({batch, seq_, 3 * width_}, dtype),
-                 dout = r_.make({batch, seq_, width_}, dtype);
+    attention(dtype, {"attention", tokens_ / seq_, seq_, heads_});
+    attention(dtype, {"attention_4096", 1, 4096, 2});
+    attention(dtype, {"attention_4096_window_512", 1, 4096, 2, 512});
+  }
+
+  void attention(DType dtype, const AttentionCase& c) {
+    const std::string forward = c.name + "_forward", backward = c.name + "_backward",
+                      fast = backward + "_fast";
+    if (!r_.wanted(forward, dtype) && !r_.wanted(backward, dtype) && !r_.wanted(fast, dtype)) return;
+    const std::int64_t dim = width_ / heads_;
+    const tensor::Attention geometry{
+        .heads = c.heads, .kv_heads = c.heads, .window = c.window, .key = {1, 2}};
+    const Tensor qkv = r_.make({c.batch, c.seq, 3 * c.heads * dim}, dtype),
+                 dout = r_.make({c.batch, c.seq, c.heads * dim}, dtype);
     const Tensor out = r_.make(dout.shape(), dtype), dqkv = r_.make(qkv.shape(), dtype);
-    const Tensor lse = r_.make({batch, heads_, seq_}, DType::f32);
-    // The causal half of two products, and of five.
-    const auto product = static_cast<double>(batch * heads_ * seq_ * (seq_ + 1) * dim);
+    const Tensor lse = r_.make({c.batch, c.heads, c.seq}, DType::f32);
+    // What the mask leaves of two products, and of five: keys by query.
+    const std::int64_t window = c.window ? c.window : c.seq;
+    const std::int64_t seen = window * (window + 1) / 2 + (c.seq - window) * window;
+    const auto product = static_cast<double>(2 * c.batch * c.heads * seen * dim);
     k_.attention(qkv, geometry, out, lse);  // the backward pass reads its result
-    r_.measure_products("attention_forward", dtype, 2 * product,
-                        [&] { k_.attention(qkv, geometry, out, lse); });
-    r_.measure_products("attention_backward", dtype, 5 * product,
+    r_.measure_products(forward, dtype, 2 * product, [&] { k_.attention(qkv, geometry, out, lse); });
+    r_.measure_products(backward, dtype, 5 * product,
                         [&] { k_.attention_backward(qkv, geometry, out, lse, dout, dqkv); });
-    r_.measure_products("attention_backward_fast", dtype, 5 * product,
+    r_.measure_products(fast, dtype, 5 * product,
                         [&] { fast_->attention_backward(qkv, geometry, out, lse, dout, dqkv); });
   }
 

@@ -92,7 +92,10 @@ Tensor ring_attention_backward(Kernels& kernels, Communicator& ranks, const Tens
   for (const Tensor& sum : dqueries) kernels.fill(sum, 0);
   Tensor dblock = chunks.empty(chunks.block(), compute, Category::communication);
   kernels.fill(dblock, 0);
-  Hop gradients;
+  Hop gradients;  // what ranks before found of a block's gradient, on its way during a product
+  const auto take_gradients = [&] {
+    if (gradients.under_way()) dblock = gradients.wait();
+  };
   {
     const std::array<Tensor, 2> out = chunks.cut(result.out), given = chunks.cut(dout);
     const Tensor packed = chunks.empty(chunks.packed(), qkv.dtype()),
@@ -104,11 +107,11 @@ Tensor ring_attention_backward(Kernels& kernels, Communicator& ranks, const Tens
                   chunks.pack(qkv, block, pair, packed);
                   kernels.attention_backward(packed, pair.geometry, out[query], result.lse[query],
                                              given[query], gradient);
-                  // What ranks before found of this block's gradient came during the product.
-                  if (gradients.under_way()) dblock = gradients.wait();
+                  take_gradients();
                   chunks.copy(chunks.queries(gradient), chunks.of_heads(dqueries[query]), true);
                   chunks.copy(chunks.keys(gradient), chunks.of_block(dblock, pair.key), true);
                 }
+                take_gradients();  // of a block that this rank's windows do not reach
                 gradients = Hop(kernels, ranks, dblock, "ring attention: gradients of keys and values");
               });
   }

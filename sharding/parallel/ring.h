@@ -19,7 +19,8 @@ struct RingResult {
 /// sequence each of c ranks has two chunks, r and 2c − 1 − r of 2c (ContextMethod::ring), as packed qkv
 /// [batch, rows, width]. Keys and values go around the ranks: while a rank attends to those that it has,
 /// chunk by chunk, the next ones are under way; results are merged by their log-sum-exp in the compute type
-/// and round once more. Chunks that a causal mask hides are left out, which leaves all ranks the same work.
+/// and round once more. Chunks that a causal mask hides are left out, which leaves all ranks the same work,
+/// and so are those that lie before all windows.
 ///
 /// A rank sends c − 1 blocks of keys and values, its share of them, and never has more than two.
 /// geometry.scores: which heads these are, and how long sequences are. All ranks call alike. Throws

@@ -21,11 +21,9 @@ std::vector<RingPair> RingChunks::pairs(int from) const {
   for (int query = 0; query < 2; ++query)
     for (int key = 0; key < 2; ++key) {
       const Count own = ring_chunk(rank_, ranks_, query), other = ring_chunk(from, ranks_, key);
-      if (geometry_.causal && own < other) continue;
       RingPair pair{query, key, geometry_};
-      pair.geometry.causal = geometry_.causal && own == other;
       pair.geometry.scores.query = own * tokens_, pair.geometry.scores.key = other * tokens_;
-      all.push_back(pair);
+      if (seen_keys("ring attention", pair.geometry, tokens_).any(tokens_)) all.push_back(pair);
     }
   return all;
 }

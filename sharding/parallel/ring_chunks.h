@@ -13,8 +13,8 @@ namespace sherd::parallel {
 using tensor::Shape;
 using tensor::Tensor;
 
-/// A chunk of this rank's queries and one of the keys that it has, both 0 or 1, as a call of attention: all
-/// of them, or, where they are the same tokens, with the causal mask.
+/// A chunk of this rank's queries and one of the keys that it has, both 0 or 1, as a call of attention, whose
+/// masks count positions of the whole sequence (ScoreIndex).
 struct RingPair {
   int query = 0, key = 0;
   tensor::Attention geometry;

@@ -196,6 +196,17 @@ Count check_cross_entropy_total(const Tensor& lse, const Tensor& picked, const T
   return rows == 0 ? 1 : lse.numel() / rows;
 }
 
+SeenKeys seen_keys(const char* kernel, const Attention& geometry, Count seq) {
+  const Count window = geometry.window, offset = geometry.scores.query - geometry.scores.key;
+  require(window >= 0, kernel, ": a window of ", window, " keys; 0 stands for none");
+  require(window == 0 || geometry.causal, kernel, ": a window of ", window,
+          " keys needs a causal mask: it ends at each query's own position");
+  SeenKeys seen{seq, seq};
+  if (geometry.causal) seen.ahead = std::clamp(offset + 1, -seq, seq);
+  if (window > 0 && window - 1 < seq + offset) seen.behind = std::max(window - 1 - offset, -seq);
+  return seen;
+}
+
 AttentionExtents attention_extents(const char* kernel, const Tensor& qkv, const Attention& geometry) {
   require_floating(kernel, "qkv", qkv);
   AttentionExtents e;
@@ -213,6 +224,7 @@ AttentionExtents attention_extents(const char* kernel, const Tensor& qkv, const 
   require(geometry.dropout >= 0 && geometry.dropout < 1, kernel, ": dropout ", geometry.dropout,
           " is outside [0, 1)");
   number_scores(kernel, geometry.scores, e);
+  e.seen = seen_keys(kernel, geometry, e.seq);
   return e;
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tensor/kernels.h"
+#include "tensor/seen_keys.h"
 
 // What the arguments of rows, embeddings, losses, attention and products say of their extents. The kernels of
 // every device share these; each throws Error{usage} that names the kernel where arguments do not fit.
@@ -63,14 +64,21 @@ void check_cross_entropy_factor(const char* kernel, const Tensor& factor);
 std::int64_t check_cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
                                        const Tensor& lse_all, const Tensor& total);
 
+/// What the queries of a call with `seq` rows see. Throws Error{usage} for a window without a causal mask.
+SeenKeys seen_keys(const char* kernel, const Attention& geometry, std::int64_t seq);
+
 struct AttentionExtents {
   std::int64_t batch = 0, seq = 0, dim = 0;
   std::int64_t heads = 0, kv_heads = 0;
   double scale = 0;
+  SeenKeys seen{};
   /// Of the whole attention, whose scores dropout numbers; the number of the call's first one.
   std::int64_t score_heads = 0, score_seq = 0, first_score = 0;
 
   std::int64_t group() const { return heads / kv_heads; }  ///< query heads per key-value head
+  /// Whether some query does not see all keys that follow it, and all before it.
+  bool causal() const { return seen.ahead < seq; }
+  bool windowed() const { return seen.behind < seq - 1; }
   /// The number of head h's score of the call's first query and key.
   std::int64_t first_score_of(std::int64_t b, std::int64_t h) const {
     return first_score + (b * score_heads + h) * score_seq * score_seq;

@@ -75,9 +75,9 @@ struct StridedRows {
   std::int64_t first = 0, stride = 0;
 };
 
-/// Where the scores of a call of attention lie among those that dropout numbers: of `heads` query heads and
-/// `seq` keys and queries in all, the call's heads begin with `head`, its queries at position `query`, its
-/// keys at `key`. 0 heads or seq: those of the call.
+/// Where a call of attention lies in a larger one, for masks and for the numbers by which dropout knows
+/// scores: of `heads` query heads and `seq` keys and queries in all, the call's heads begin with `head`, its
+/// queries at position `query`, its keys at `key`. 0 heads or seq: those of the call.
 struct ScoreIndex {
   std::int64_t heads = 0, seq = 0;
   std::int64_t head = 0, query = 0, key = 0;
@@ -90,7 +90,10 @@ struct ScoreIndex {
 /// seq, heads·head_dim].
 struct Attention {
   int heads = 1, kv_heads = 1;
-  bool causal = true;
+  bool causal = true;  ///< query i sees keys j <= i alone, both counted as in `scores`
+  /// > 0: and of these only the last ones, i - window < j (`sliding_window` in Hugging Face's
+  /// configurations). Only with causal. One that hides no key of the call changes nothing.
+  std::int64_t window = 0;
   float scale = 0;        ///< multiplies q·k; 0 means 1/√head_dim
   float dropout = 0;      ///< probability of zeroing a normalised score
   RandomKey key;          ///< stream of the dropout mask: element ((b·heads + h)·seq + i)·seq + j
@@ -192,7 +195,8 @@ class Kernels {
 
   // ---- attention ----
   /// lse: [batch, heads, seq] log-sum-exp of the scaled scores, compute type. Never forms a seq×seq matrix
-  /// and skips blocks that the causal mask zeroes (FlashAttention, Dao et al. 2022).
+  /// and skips blocks that no query sees (FlashAttention, Dao et al. 2022). A query that sees no key of the
+  /// call gets zeros, a log-sum-exp of -inf, and gradients of zero.
   virtual void attention(const Tensor& qkv, const Attention& geometry, const Tensor& out,
                          const Tensor& lse) = 0;
   virtual void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out,

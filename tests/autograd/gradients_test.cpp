@@ -149,6 +149,10 @@ TEST_F(Gradients, RotaryAndAttention) {
         {.base = 50, .scaling = RotaryScaling::yarn, .factor = 3, .beta_fast = 4, .original_positions = 40},
         {.base = 50, .attention_factor = 0.7}})
     check({normal({2, 3, 16}, 1)}, [&](Tape&, const Vars& in) { return rotary(in[0], part, angles); });
+  for (const std::int64_t window : {1, 3, 8})
+    check({normal({2, 9, 16}, 1)}, [&](Tape&, const Vars& in) {
+      return attention(in[0], {.heads = 2, .kv_heads = 1, .window = window, .dropout = 0.2f, .key = {7, 8}});
+    });
   Attention scaled;
   scaled.heads = 2, scaled.kv_heads = 1, scaled.scale = 0.3f;
   check({normal({1, 5, 16}, 1)}, [&](Tape&, const Vars& in) { return attention(in[0], scaled); });

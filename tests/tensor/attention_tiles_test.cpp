@@ -19,6 +19,7 @@ struct Shape {
   std::int64_t seq, dim;
   bool causal;
   bool dropout;
+  std::int64_t window = 0;
 };
 
 class Attended {
@@ -31,7 +32,7 @@ class Attended {
     head.stride = head.out_stride = stride();
     head.seq = s_.seq, head.dim = s_.dim;
     head.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(s_.dim)));
-    head.causal = s_.causal;
+    head.seen = {s_.causal ? 1 : s_.seq, s_.window ? s_.window - 1 : s_.seq};
     if (s_.dropout) head.threshold = 1u << 22, head.factor = 4.0f / 3, head.seed = 5, head.stream = 6;
     head.score_row = s_.seq;
     out.resize(in[0].size()), lse.resize(static_cast<std::size_t>(s_.seq));
@@ -84,9 +85,11 @@ TEST(AttentionTiles, AgreeWithProductsOfRegisters) {
                              {130, 80, true, false},
                              {145, 128, false, true},
                              {300, 64, true, true},
-                             {161, 34, false, false}}) {
+                             {161, 34, false, false},
+                             {300, 64, true, true, 70},
+                             {400, 34, true, false, 129}}) {
     SCOPED_TRACE(::testing::Message() << shape.seq << " x " << shape.dim << (shape.causal ? ", causal" : "")
-                                      << (shape.dropout ? ", dropout" : ""));
+                                      << (shape.dropout ? ", dropout" : "") << ", window " << shape.window);
     const Attended got(shape, avx512::attention_amx), expected(shape, avx512::attention_bf16);
     expect_close(got.out, expected.out, "out");
     expect_close(got.lse, expected.lse, "lse");

@@ -23,7 +23,8 @@ struct HeadF64 {
   Count b, g, r;
 
   Count head() const { return g * e.group() + r; }
-  Count keys(Count i) const { return geometry.causal ? i + 1 : e.seq; }
+  Count first(Count i) const { return e.seen.first(i); }
+  Count end(Count i) const { return e.seen.end(i, e.seq); }
   /// The factor that dropout puts on score (i, j).
   double kept(Count i, Count j) const {
     if (geometry.dropout == 0) return 1;
@@ -44,19 +45,19 @@ void forward_f64(const HeadF64& h, const double* qkv, double* out, double* lse) 
   const Extents& e = h.e;
   std::vector<double> scores(static_cast<std::size_t>(e.seq));
   for (Count i = 0; i < e.seq; ++i) {
-    const Count keys = h.keys(i);
+    const Count first = h.first(i), end = h.end(i);
     double top = -INFINITY, total = 0;
-    for (Count j = 0; j < keys; ++j) {
+    for (Count j = first; j < end; ++j) {
       const double s = e.scale * dot(qkv + i * e.width() + e.query_col(h.g, h.r),
                                      qkv + j * e.width() + e.key_col(h.g), e.dim);
       scores[static_cast<std::size_t>(j)] = s;
       top = std::max(top, s);
     }
-    for (Count j = 0; j < keys; ++j) total += std::exp(scores[static_cast<std::size_t>(j)] - top);
+    for (Count j = first; j < end; ++j) total += std::exp(scores[static_cast<std::size_t>(j)] - top);
     lse[i] = top + std::log(total);
     double* row = out + (i * e.heads + h.head()) * e.dim;
     std::fill_n(row, e.dim, 0.0);
-    for (Count j = 0; j < keys; ++j) {
+    for (Count j = first; j < end; ++j) {
       const double p = std::exp(scores[static_cast<std::size_t>(j)] - lse[i]) * h.kept(i, j);
       for (Count d = 0; d < e.dim; ++d) row[d] += p * qkv[j * e.width() + e.value_col(h.g) + d];
     }
@@ -69,7 +70,7 @@ void backward_f64(const HeadF64& h, const double* qkv, const double* out, const 
   for (Count i = 0; i < e.seq; ++i) {
     const Count row = (i * e.heads + h.head()) * e.dim, query = i * e.width() + e.query_col(h.g, h.r);
     const double delta = dot(dout + row, out + row, e.dim);
-    for (Count j = 0; j < h.keys(i); ++j) {
+    for (Count j = h.first(i), end = h.end(i); j < end; ++j) {
       const Count key = j * e.width() + e.key_col(h.g), value = j * e.width() + e.value_col(h.g);
       const double p = std::exp(e.scale * dot(qkv + query, qkv + key, e.dim) - lse[i]), kept = h.kept(i, j);
       const double ds = p * (kept * dot(dout + row, qkv + value, e.dim) - delta) * e.scale;
@@ -122,7 +123,7 @@ class Heads {
     AttentionHead out;
     out.seq = e_.seq, out.dim = dim_;
     out.scale = static_cast<float>(e_.scale);
-    out.causal = geometry_.causal;
+    out.seen = e_.seen;
     if (geometry_.dropout > 0) {
       out.threshold = static_cast<std::uint32_t>(std::ceil(static_cast<double>(geometry_.dropout) * 0x1p24));
       out.factor = 1 / (1 - geometry_.dropout);

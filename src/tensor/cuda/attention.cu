@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionA
   constexpr int r = Shape::r, tile = Shape::tile;
   SHERD_DYNAMIC_SHARED(C, shared);
   C *queries = shared, *keys = queries + tile * a.row, *weights = keys + tile * a.row;
-  const TileIndex index(a.seq, a.heads, tile, a.causal);
+  const TileIndex index(a.seq, a.heads, tile, a.seen.ahead < a.seq);
   const Count q0 = index.first, head = index.batch * a.heads + index.head,
               numbered = a.first_score_of(index.batch, index.head);
   const int ty = static_cast<int>(threadIdx.x) / attention_side,
@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionA
   for (int i = 0; i < r; ++i) top[i] = very_low<C>, total[i] = 0;
   RowSums<Shape, C> sums;
   sums.clear();
-  const Count end = a.causal && q0 + tile < a.seq ? q0 + tile : a.seq;
-  for (Count k0 = 0; k0 < end; k0 += tile) {
+  const Count end = a.seen.end(q0 + tile - 1, a.seq);
+  for (Count k0 = a.seen.first(q0) / tile * tile; k0 < end; k0 += tile) {
     __syncthreads();
     load_tile<Shape, true>(a, rows + k0 * a.width + a.key_col(g), a.width, a.seq - k0, keys);
     __syncthreads();
@@ -61,18 +61,18 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionA
     SHERD_UNROLL
     for (int i = 0; i < r; ++i) {
       const Count query = q0 + ty * r + i, first = k0 + tx * r;
-      const Count seen = a.causal && query + 1 < a.seq ? query + 1 : a.seq;
+      const SeenRange seen = a.seen_by(query);
       C high = top[i];
       SHERD_UNROLL
       for (int c = 0; c < r; ++c) {
         scores[i][c] = scores[i][c] * a.scale;
-        if (first + c < seen) high = scores[i][c] > high ? scores[i][c] : high;
+        if (seen.has(first + c)) high = scores[i][c] > high ? scores[i][c] : high;
       }
       high = fold_columns(high, device::SHERD_CUDA::Larger{});
       C sum = 0;
       SHERD_UNROLL
       for (int c = 0; c < r; ++c) {
-        scores[i][c] = first + c < seen ? exp_for<S>(scores[i][c] - high) : C{0};
+        scores[i][c] = seen.has(first + c) ? exp_for<S>(scores[i][c] - high) : C{0};
         sum += scores[i][c];
       }
       const C fade = exp_for<S>(top[i] - high);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionA
   }
   const Count out_row = Count{a.heads} * a.dim;
   sums.store(a.to + (index.batch * a.seq + q0) * out_row + index.head * a.dim, out_row, a.seq - q0, a.dim,
-             [&](int i) { return C{1} / total[i]; });
+             [&](int i) { return total[i] == C{0} ? C{0} : C{1} / total[i]; });
   SHERD_UNROLL
   for (int i = 0; i < r; ++i)
     if (tx == 0 && q0 + ty * r + i < a.seq)
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(attention_threads) attention_dq_kernel(Attenti
   SHERD_DYNAMIC_SHARED(C, shared);
   C *queries = shared, *douts = queries + tile * a.row, *keys = douts + tile * a.row,
     *slopes = keys + tile * a.row;
-  const TileIndex index(a.seq, a.heads, tile, a.causal);
+  const TileIndex index(a.seq, a.heads, tile, a.seen.ahead < a.seq);
   const Count q0 = index.first, head = index.batch * a.heads + index.head, out_row = Count{a.heads} * a.dim;
   const Count numbered = a.first_score_of(index.batch, index.head);
   const int ty = static_cast<int>(threadIdx.x) / attention_side,
@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(attention_threads) attention_dq_kernel(Attenti
   }
   RowSums<Shape, C> sums;
   sums.clear();
-  const Count end = a.causal && q0 + tile < a.seq ? q0 + tile : a.seq;
-  for (Count k0 = 0; k0 < end; k0 += tile) {
+  const Count end = a.seen.end(q0 + tile - 1, a.seq);
+  for (Count k0 = a.seen.first(q0) / tile * tile; k0 < end; k0 += tile) {
     const S* tile_rows = rows + k0 * a.width;
     C scores[r][r], products[r][r];
     __syncthreads();
@@ -173,12 +173,12 @@ __global__ void __launch_bounds__(attention_threads) attention_dq_kernel(Attenti
     SHERD_UNROLL
     for (int i = 0; i < r; ++i) {
       const Count query = q0 + ty * r + i, first = k0 + tx * r;
-      const Count seen = query >= a.seq ? 0 : a.causal ? query + 1 : a.seq;
+      const SeenRange seen = a.seen_by(query);
       const unsigned kept = a.threshold ? kept_scores<r>(a, numbered, query, first) : ~0u;
       SHERD_UNROLL
       for (int c = 0; c < r; ++c)
         scores[i][c] = differentiate<S>(scores[i][c] * a.scale, products[i][c], lse[i], delta[i],
-                                        first + c < seen, (kept >> c & 1u) != 0, a.factor)
+                                        seen.has(first + c), (kept >> c & 1u) != 0, a.factor)
                            .slope;
     }
     store_scores<Shape>(scores, slopes);
@@ -206,11 +206,12 @@ __global__ void __launch_bounds__(attention_threads) attention_dkv_kernel(Attent
   const S* rows = a.qkv + index.batch * a.seq * a.width;
   load_tile<Shape, false>(a, rows + k0 * a.width + a.key_col(g), a.width, a.seq - k0, keys);
   load_tile<Shape, false>(a, rows + k0 * a.width + a.value_col(g), a.width, a.seq - k0, values);
+  const Count end = a.seen.end_query(k0 + tile - 1, a.seq);
   RowSums<Shape, C> dk, dv;
   dk.clear(), dv.clear();
   for (int own = g * a.group(); own < (g + 1) * a.group(); ++own) {
     const Count head = index.batch * a.heads + own, numbered = a.first_score_of(index.batch, own);
-    for (Count q0 = a.causal ? k0 : 0; q0 < a.seq; q0 += tile) {
+    for (Count q0 = a.seen.first_query(k0) / tile * tile; q0 < end; q0 += tile) {
       const S* query_rows = rows + q0 * a.width + a.query_col(own);
       C scores[r][r], products[r][r];
       __syncthreads();
@@ -225,14 +226,15 @@ __global__ void __launch_bounds__(attention_threads) attention_dkv_kernel(Attent
       SHERD_UNROLL
       for (int c = 0; c < r; ++c) {
         const Count query = q0 + tx * r + c, first = k0 + ty * r;
-        const Count seen = query >= a.seq ? 0 : a.causal ? query + 1 : a.seq;
+        const SeenRange seen = a.seen_by(query);
         const C lse = query < a.seq ? a.lse[head * a.seq + query] : C{0};
         const C delta = query < a.seq ? a.delta[head * a.seq + query] : C{0};
         const unsigned kept = a.threshold ? kept_scores<r>(a, numbered, query, first) : ~0u;
         SHERD_UNROLL
         for (int i = 0; i < r; ++i) {
-          const ScoreGradient<C> made = differentiate<S>(scores[i][c] * a.scale, products[i][c], lse, delta,
-                                                         first + i < seen, (kept >> i & 1u) != 0, a.factor);
+          const ScoreGradient<C> made =
+              differentiate<S>(scores[i][c] * a.scale, products[i][c], lse, delta, seen.has(first + i),
+                               (kept >> i & 1u) != 0, a.factor);
           scores[i][c] = made.weight, products[i][c] = made.slope;
         }
       }
@@ -265,7 +267,7 @@ AttentionArguments<S> arguments(const AttentionCall& call) {
   a.batch = e.batch, a.seq = e.seq, a.dim = e.dim, a.width = e.width();
   a.heads = static_cast<int>(e.heads), a.kv_heads = static_cast<int>(e.kv_heads);
   a.row = (static_cast<int>(e.dim) + vec - 1) / vec * vec + vec;
-  a.scale = static_cast<C>(e.scale), a.causal = call.geometry.causal;
+  a.scale = static_cast<C>(e.scale), a.seen = e.seen;
   // Four elements are read as one access, of 32 bytes in fp64: the device splits it.
   a.packs = e.dim % 4 == 0 && aligned_for_packs(call.qkv.raw(), call.dout ? call.dout.raw() : nullptr) &&
             sizeof(S) <= 4;

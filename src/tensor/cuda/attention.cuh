@@ -20,6 +20,12 @@ struct AttentionShape {
   static constexpr int score_row = tile + vec;                     ///< a row of scores in shared memory
 };
 
+/// The keys that a query sees.
+struct SeenRange {
+  Count first, end;
+  __device__ bool has(Count key) const { return key >= first && key < end; }
+};
+
 /// What every kernel knows of its call.
 template <class S>
 struct AttentionArguments {
@@ -29,7 +35,8 @@ struct AttentionArguments {
   Count batch, seq, dim, width;  ///< width of a packed row
   int heads, kv_heads, row;      ///< row: elements from row to row of a tile in shared memory
   Compute<S> scale;
-  bool causal, packs;       ///< packs: rows can be read by four elements
+  SeenKeys seen;
+  bool packs;               ///< rows can be read by four elements
   std::uint32_t threshold;  ///< of dropout; 0 without
   Compute<S> factor;        ///< 1/(1 - p)
   RandomKey key;
@@ -38,6 +45,10 @@ struct AttentionArguments {
   __device__ int group() const { return heads / kv_heads; }
   __device__ Count query_col(int head) const {
     return (Count{head / group()} * (group() + 2) + head % group()) * dim;
+  }
+  /// None for rows behind the last one.
+  __device__ SeenRange seen_by(Count query) const {
+    return {seen.first(query), query < seq ? seen.end(query, seq) : 0};
   }
   __device__ Count key_col(int g) const { return (Count{g} * (group() + 2) + group()) * dim; }
   __device__ Count value_col(int g) const { return key_col(g) + dim; }

@@ -68,9 +68,12 @@ inline constexpr std::size_t sum_of_squares_workspace = (ExactSum::words + 1) * 
 /// than fit are taken in parts. A little more than 1 GiB, for cuDNN adds a few hundred bytes to what are
 /// powers of two.
 inline constexpr std::size_t most_attention_workspace = (std::size_t{1} << 30) + 4096;
-/// Whether cuDNN is asked for attention. The dropout mask is Sherd's own, so it never is with dropout.
+/// Whether cuDNN is asked for attention. The dropout mask is Sherd's own, so it never is with dropout; nor is
+/// it with masks but that of whole causal sequences.
 inline bool attention_by_library(const AttentionExtents& e, const Attention& geometry, DType dtype) {
-  return size_of(dtype) == 2 && geometry.dropout == 0 && e.dim % 8 == 0 && e.dim <= 256 && e.seq >= 2;
+  const bool known_mask = !e.windowed() && (!e.causal() || e.seen.ahead == 1);
+  return known_mask && size_of(dtype) == 2 && geometry.dropout == 0 && e.dim % 8 == 0 && e.dim <= 256 &&
+         e.seq >= 2;
 }
 
 /// What cuDNN itself wants for one call's gradient, at most, as version 9 counts it (tests/cudnn asks it):

@@ -23,15 +23,21 @@ struct AttentionCase {
   std::int64_t dim;
   bool causal = true;
   float dropout = 0;
+  std::int64_t window = 0;
 
   tensor::Attention geometry() const {
-    return {.heads = heads, .kv_heads = kv_heads, .causal = causal, .dropout = dropout, .key = {11, 12}};
+    return {.heads = heads,
+            .kv_heads = kv_heads,
+            .causal = causal,
+            .window = window,
+            .dropout = dropout,
+            .key = {11, 12}};
   }
   tensor::Shape qkv() const { return {batch, seq, (heads + 2 * kv_heads) * dim}; }
   tensor::Shape out() const { return {batch, seq, heads * dim}; }
   std::string str() const {
     return cat(batch, " x ", seq, ", heads ", heads, "/", kv_heads, " of ", dim,
-               causal ? ", causal" : ", full", ", dropout ", dropout);
+               causal ? ", causal" : ", full", ", dropout ", dropout, ", window ", window);
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "sharding/parallel/attention_ranks.h"
+#include "sharding/parallel/ring_chunks.h"
 #include "support/expect_error.h"
 
 namespace sherd::parallel {
@@ -23,12 +25,18 @@ const std::vector<AttentionCase>& cases() {
                                                  {2, 48, 12, 12, 5, true, 0.2f},
                                                  {2, 24, 24, 12, 3, false, 0.1f},
                                                  {1, 24, 12, 12, 7, false},
-                                                 {1, 600, 4, 4, 16, true, 0.1f}};
+                                                 {1, 600, 4, 4, 16, true, 0.1f},
+                                                 {2, 48, 4, 4, 8, true, 0.2f, 1},
+                                                 {2, 48, 4, 4, 5, true, 0, 7},
+                                                 {1, 48, 4, 4, 8, true, 0.1f, 26},
+                                                 {1, 48, 4, 4, 8, true, 0, 47},
+                                                 {1, 480, 2, 2, 8, true, 0, 150}};
   return all;
 }
 /// Of more query heads than key-value heads, which Ulysses' ranks cannot share.
 const std::vector<AttentionCase>& ring_cases() {
-  static const std::vector<AttentionCase> all = {{2, 48, 6, 2, 5, true, 0.2f}, {1, 72, 3, 1, 7, false, 0.1f}};
+  static const std::vector<AttentionCase> all = {
+      {2, 48, 6, 2, 5, true, 0.2f}, {1, 72, 3, 1, 7, false, 0.1f}, {2, 48, 6, 2, 5, true, 0.2f, 10}};
   return all;
 }
 
@@ -87,9 +95,10 @@ TEST(AttentionOfRanks, NothingIsDroppedOutUnlessTraining) {
 }
 
 TEST(AttentionOfRanks, SendsWhatTheFormulasSay) {
-  const AttentionCase c{2, 48, 12, 12, 5};
   constexpr std::uint64_t size = 2, sum = 4;  // of bf16 and of fp32
-  for (const int ranks : {2, 3, 4}) {
+  // A window leaves out work, but no block.
+  for (const auto& [ranks, window] : {std::pair{2, 0}, {3, 0}, {4, 0}, {4, 3}}) {
+    const AttentionCase c{2, 48, 12, 12, 5, true, 0, window};
     const std::uint64_t rows = 2 * 48 / static_cast<std::uint64_t>(ranks),
                         others = static_cast<std::uint64_t>(ranks) - 1, keys = rows * 12 * 5 * 2,
                         all = static_cast<std::uint64_t>(ranks);
@@ -110,6 +119,24 @@ TEST(AttentionOfRanks, SendsWhatTheFormulasSay) {
       EXPECT_EQ(layout.context->traffic().all_to_all, four);
       EXPECT_EQ(layout.context->traffic().payload(), four);
     });
+  }
+}
+
+TEST(AttentionOfRanks, TheRingAttendsToWhatWindowsReachAlone) {
+  constexpr int ranks = 4, chunk = 6;
+  Cpu cpu(1);
+  const Tensor qkv = cpu.normal({1, 2 * chunk, 3 * 4}, 1);
+  for (const int window : {1, 2, 6, 7, 8, 13, 14, 48, 0}) {
+    int pairs = 0;
+    for (int rank = 0; rank < ranks; ++rank)
+      for (int from = 0; from < ranks; ++from)
+        pairs += static_cast<int>(
+            RingChunks(*cpu.kernels, rank, ranks, qkv, {.window = window, .key = {}}).pairs(from).size());
+    // The first query of a chunk sees window - 1 tokens before it.
+    int expected = 0;
+    for (int own = 0; own < 2 * ranks; ++own)
+      expected += 1 + (window == 0 ? own : std::min(own, (window - 1 + chunk - 1) / chunk));
+    EXPECT_EQ(pairs, expected) << "a window of " << window;
   }
 }
 

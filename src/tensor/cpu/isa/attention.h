@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "tensor/seen_keys.h"
+
 // Attention of one head, compiled once per instruction set. Plain declarations only; see tables.h.
 
 namespace sherd::tensor::cpu {
@@ -14,7 +16,7 @@ struct AttentionHead {
   std::int64_t stride = 0, out_stride = 0;
   std::int64_t seq = 0, dim = 0;
   float scale = 1;  ///< positive
-  bool causal = true;
+  SeenKeys seen{};
   /// Dropout: score (i, j) is kept when the upper 24 bits of word first + i·score_row + j of the Philox
   /// stream are at least `threshold`, and then multiplied by `factor`. Threshold 0: none.
   std::uint32_t threshold = 0;
@@ -26,7 +28,8 @@ struct AttentionHead {
 struct AttentionOps {
   std::int64_t (*forward_scratch)(const AttentionHead& head);   ///< bytes
   std::int64_t (*backward_scratch)(const AttentionHead& head);  ///< bytes
-  /// Writes out, elements [seq, dim] at head.out_stride, and lse[seq].
+  /// Writes out, elements [seq, dim] at head.out_stride, and lse[seq]: zeros and -inf of queries that see no
+  /// key.
   void (*forward)(const AttentionHead& head, void* out, float* lse, void* scratch);
   /// Writes dq, elements [seq, dim], and adds to dk and dv: fp32 [seq, dim] with rows attention_row(dim)
   /// apart, whose memory reaches to the end of the last row, dk less a factor of head.scale.

@@ -9,8 +9,8 @@ template <class Dot>
 struct AttentionBackward : AttentionBase<Dot> {
   using Base = AttentionBase<Dot>;
   using Element = typename Base::Element;
-  using Base::as_units, Base::keys_until, Base::pack_queries, Base::padded, Base::per, Base::precise,
-      Base::transpose_rows, Base::units, Base::write_queries;
+  using Base::as_units, Base::keys_from, Base::keys_until, Base::pack_queries, Base::padded, Base::per,
+      Base::precise, Base::transpose_rows, Base::units, Base::write_queries;
 
   static constexpr int slivers = 2;
   static constexpr Count query_block = slivers * sliver;
@@ -51,7 +51,7 @@ struct AttentionBackward : AttentionBase<Dot> {
                                          Element* gradient_rows, std::uint32_t* gradients) {
     const I query = lane_indices(q0);
     const F slope = all(h.scale * log2_e);
-    const Count seen = h.causal ? q0 + 1 - k0 : keys;
+    const SeenRows seen(h, q0, k0, keys);
     for (Count r = 0; r < block_keys; r += per) {
       F p[2]{}, g[2]{};
 #pragma GCC unroll 2
@@ -59,7 +59,7 @@ struct AttentionBackward : AttentionBase<Dot> {
         const Count row = r + i;
         if (row >= keys) continue;
         p[i] = exp2<precise>(multiply_add(load(scores + row * sliver), slope, -base));
-        if (row >= seen) p[i] = query >= static_cast<std::int32_t>(k0 + row) ? p[i] : F{};
+        if (row < seen.begin || row >= seen.end) p[i] = sees(h, query, k0 + row) ? p[i] : F{};
         F dp = load(products + row * sliver), kept = p[i];
         if (h.threshold) {
           const I keep = keeper.keeps(k0 + row);
@@ -108,9 +108,9 @@ struct AttentionBackward : AttentionBase<Dot> {
     for (Count q0 = 0; q0 < h.seq; q0 += query_block) {
       const Count queries = h.seq - q0 < query_block ? h.seq - q0 : query_block;
       prepare_queries(h, s, q0, queries);
-      const Count all_keys = keys_until(h, q0 + queries);
-      for (Count k0 = 0; k0 < all_keys; k0 += key_block) {
-        const Count keys = all_keys - k0 < key_block ? all_keys - k0 : key_block;
+      const Count end = keys_until(h, q0 + queries);
+      for (Count k0 = keys_from(h, q0); k0 < end; k0 += key_block) {
+        const Count keys = end - k0 < key_block ? end - k0 : key_block;
         for (int i = 0; i < slivers; ++i) backward_tile(h, s, i, q0, k0, keys, lse);
         for (Count d = 0; d < h.dim; d += sliver) {
           const Count at = d * units(query_block);

@@ -76,6 +76,22 @@ SHERD_INLINE I lane_indices(Count q0) {
   return out;
 }
 
+/// Of the keys [k0, k0 + keys) all queries of the register from q0 on see those of the rows [begin, end),
+/// none where that is empty.
+struct SeenRows {
+  Count begin, end;
+  SHERD_INLINE SeenRows(const AttentionHead& h, Count q0, Count k0, Count keys) {
+    const Count first = h.seen.first(q0 + lanes - 1) - k0, behind = h.seen.end(q0, h.seq) - k0;
+    begin = first < 0 ? 0 : first < keys ? first : keys;
+    end = behind < keys ? behind : keys;
+  }
+};
+/// All bits set in the lanes whose query sees `key`.
+SHERD_INLINE I sees(const AttentionHead& h, I query, Count key) {
+  return (query > static_cast<std::int32_t>(key - h.seen.ahead)) &
+         (query <= static_cast<std::int32_t>(key + h.seen.behind));
+}
+
 /// Which scores of the queries of one register dropout keeps, key by key.
 class Keeper {
  public:
@@ -136,8 +152,10 @@ struct AttentionBase {
   static void pack_queries(const Element* from, Count stride, Count rows, Count dim, std::uint32_t* to) {
     transpose_units(as_units(from), stride / per, rows, dim / per, to, sliver, sliver);
   }
-  /// Keys that some query before `end` sees.
-  static Count keys_until(const AttentionHead& h, Count end) { return h.causal && end < h.seq ? end : h.seq; }
+  /// Keys [keys_from(q0), keys_until(q0 + n)) are those that some of the queries [q0, q0 + n) see, and a few
+  /// before: blocks of keys begin where units, random streams and cache lines do.
+  static Count keys_from(const AttentionHead& h, Count q0) { return h.seen.first(q0) / 32 * 32; }
+  static Count keys_until(const AttentionHead& h, Count end) { return h.seen.end(end - 1, h.seq); }
 
   /// Rounds sums[dim, sliver]·factor to elements and writes them as rows of queries.
   static void write_queries(const AttentionHead& h, const float* sums, const F (&factor)[2], Count queries,

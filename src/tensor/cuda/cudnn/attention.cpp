@@ -46,7 +46,7 @@ class CudnnAttention final : public AttentionLibrary, public std::enable_shared_
 
   bool forward(const AttentionCall& call) override {
     return takes(call) &&
-           run(call, {cudnn::slice_of(call.extents), call.qkv.dtype(), call.geometry.causal, false, true});
+           run(call, {cudnn::slice_of(call.extents), call.qkv.dtype(), call.extents.causal(), false, true});
   }
 
   bool backward(const AttentionCall& call, bool deterministic) override {
@@ -56,7 +56,7 @@ class CudnnAttention final : public AttentionLibrary, public std::enable_shared_
     if (!takes(call) || (version_ <= 91500 && partial)) return false;
     if (version_ >= 91100 && version_ < 91300 && long_heads) return false;
     return run(call,
-               {cudnn::slice_of(call.extents), call.qkv.dtype(), call.geometry.causal, true, deterministic});
+               {cudnn::slice_of(call.extents), call.qkv.dtype(), call.extents.causal(), true, deterministic});
   }
 
  private:

@@ -134,6 +134,7 @@ tensor::Attention GptOptions::geometry() const {
   geometry.heads = heads;
   geometry.kv_heads = kv_heads;
   geometry.dropout = attention_dropout;
+  geometry.window = sliding_window;
   return geometry;
 }
 

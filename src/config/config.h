@@ -45,7 +45,7 @@ enum class Recompute : std::uint8_t {
 };
 
 /// Section `training`. What transformers' Trainer knows too (`learning_rate`, …) has no fields here: it fills
-/// those of the optimizer, the scheduler, the batch and the precision (trainer_keys.cpp).
+/// those of the optimizer, the scheduler, the batch and the precision (trainer_fill.cpp).
 struct Training {
   std::int64_t steps = 0;     ///< optimizer steps of the whole run; `sherd train` needs it here or as --steps
   std::uint64_t seed = 1234;  ///< of initial weights and dropout

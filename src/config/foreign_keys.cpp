@@ -40,21 +40,6 @@ bool not_enabled(const Value& value) {
   return !Value{*enabled, value.path + ".enabled", value.context}.boolean();
 }
 
-// Every named integer or flag below the section is absent or at most `limit`.
-std::function<bool(const Value&)> numbers_at_most(double limit, std::vector<std::string> names) {
-  return [=](const Value& value) {
-    value.expect(Node::Kind::object);
-    for (const std::string& name : names) {
-      const Node* node = value.node.find(name);
-      if (node && node->is(Node::Kind::object)) node = node->find("tp_size");
-      if (!node) continue;
-      const Node plain = unquoted({*node, join(value.path, name), value.context});
-      if (plain.number > limit || plain.boolean) return false;
-    }
-    return true;
-  };
-}
-
 /// Nothing below has an "enabled" that is on.
 bool enables_nothing(const Value& value) {
   const Node& node = value.node;
@@ -130,22 +115,38 @@ std::vector<Key<Config>> feature_sections() {
       foreign("nebula",
               {"enabled", "persistent_storage_path", "persistent_time_interval",
                "num_of_version_in_retention", "enable_nebula_load", "load_path"},
-              enabled, "checkpoints go to training.save_dir", not_enabled),
+              enabled, "checkpoints go to training.save_dir", not_enabled, true),
       foreign("hybrid_engine",
               {"enabled", "max_out_tokens", "inference_tp_size", "release_inference_cache", "pin_parameters",
                "tp_gather_partition_size"},
-              enabled, "there is no inference engine in this build", not_enabled),
+              enabled, "concerns generation between steps, which has no engine of its own here", not_enabled,
+              true),
       foreign("expert_parallel",
               {"enabled", "autoep_size", "expert_tensor_parallel_size", "preset_model", "use_grouped_mm"},
               enabled, "parallel.expert shares out the experts of model.moe", not_enabled),
       foreign("compile",
-              {"deepcompile", "enabled", "free_activation", "free_activation_threshold", "offload_activation",
-               "offload_activation_pin_memory", "offload_opt_states", "offload_parameters", "double_buffer",
-               "symmetric_memory", "debug_log", "sync_before_reduce", "sync_after_reduce",
-               "sync_before_allgather", "sync_after_allgather", "keep_int_input_tensors",
-               "keep_all_input_tensors", "passes"},
-              "{\"deepcompile\": true}", "there is no graph compiler in this build",
-              numbers_at_most(0, {"deepcompile", "enabled"})),
+              {"deepcompile",
+               "enabled",
+               "backend",
+               "kwargs",
+               "free_activation",
+               "free_activation_threshold",
+               "offload_activation",
+               "offload_activation_pin_memory",
+               "offload_opt_states",
+               "offload_parameters",
+               "double_buffer",
+               "symmetric_memory",
+               "debug_log",
+               "sync_before_reduce",
+               "sync_after_reduce",
+               "sync_before_allgather",
+               "sync_after_allgather",
+               "keep_int_input_tensors",
+               "keep_all_input_tensors",
+               "passes"},
+              "{\"deepcompile\": true}",
+              "there is no graph compiler in this build, and nothing for one to do", not_enabled, true),
   };
 }
 
@@ -195,7 +196,6 @@ std::vector<Key<Config>> switches() {
   const auto note = [&](const char* name, Holds holds, const char* reason) {
     keys.push_back(noted<Config>(name, holds, reason));
   };
-  refuse("sparse_gradients", "true", "embedding gradients are dense in this build", is_false);
   refuse("disable_allgather", "true", "updated parameters are always gathered", is_false);
   refuse("gradient_allreduce_op", "\"sum\"", "gradients are averaged over ranks", [](const Value& value) {
     return value.choice({"mean", "sum"}) == 0;
@@ -205,6 +205,7 @@ std::vector<Key<Config>> switches() {
   refuse("data_parallel_size", "2", "it follows from the number of ranks", equals_number(1));
   refuse("use_data_before_expert_parallelism", "true",
          "expert ranks are neighbours, and those with the same experts farther apart", is_false);
+  note("sparse_gradients", Holds::boolean, "embedding gradients are exchanged dense, to the same sums");
   note("prescale_gradients", Holds::boolean, "rank sums run in fp32, which leaves nothing to scale against");
   note("gradient_predivide_factor", Holds::real,
        "rank sums run in fp32, which leaves nothing to scale against");

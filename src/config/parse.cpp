@@ -69,6 +69,12 @@ void note_idle_keys(const Config& config, const Given& given, Context& context) 
   for (const auto& [name, on] : {std::pair{"wall_clock_breakdown", config.wall_clock_breakdown},
                                  std::pair{"memory_breakdown", config.memory_breakdown}})
     if (on && config.steps_per_print == 0) context.note(name, "no effect without steps_per_print");
+  for (const auto& [name, monitor] :
+       {std::pair{"tensorboard", &config.tensorboard}, std::pair{"csv_monitor", &config.csv_monitor}})
+    if (given.contains(name) && !monitor->enabled)
+      context.note(name, "not enabled, no effect");
+    else if (monitor->enabled && !config.model)
+      context.note(name, "`sherd train` writes it; a program of its own does with engine::Monitors");
   if (given.contains("training") && given.at("training")->find("eval_interval") && config.data &&
       config.data->split[1] == 0)
     context.note("training.eval_interval", "no effect: data.split leaves nothing for validation");

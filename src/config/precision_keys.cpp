@@ -53,6 +53,11 @@ Table<Bf16Section> bf16_table() {
   table.keys.push_back(boolean("check_grad_overflow", &Bf16Section::check_grad_overflow));
   table.keys.push_back(noted<Bf16Section>("immediate_grad_update", Holds::boolean,
                                           "gradients are always accumulated as backward makes them"));
+  for (const char* name :
+       {"loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"})
+    table.keys.push_back(noted<Bf16Section>(name, Holds::real, "bf16 has no loss scale"));
+  for (const char* name : {"auto_cast", "consecutive_hysteresis"})
+    table.keys.push_back(noted<Bf16Section>(name, Holds::boolean, "of fp16 alone"));
   table.keys.push_back(refused<Bf16Section>(
       "bf16_master_weights_and_grads", "true",
       "masters stay fp32, of which training.split_masters keeps 2 bytes beside the bf16 parameter",

@@ -25,9 +25,9 @@ std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: data, training; model
 std::vector<Key<Training>> trainer_keys();
 /// Takes these out of a file and writes what they say into the sections of DeepSpeed's that say the same, and
 /// into every "auto" there, as transformers does. Problems are the context's.
-void fill_from_trainer(Node& file, Context& context);
-Key<Config> parallel_key();               // parallel_keys.cpp
-Key<Config> device_key();                 // device_keys.cpp
+void fill_from_trainer(Node& file, Context& context);  // trainer_fill.cpp
+Key<Config> parallel_key();                            // parallel_keys.cpp
+Key<Config> device_key();                              // device_keys.cpp
 /// Keys of section parallel that cut a model into stages and order its micro-batches. pipeline_keys.cpp
 std::vector<Key<Parallel>> schedule_keys();
 /// DeepSpeed's section for these.

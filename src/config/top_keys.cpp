@@ -33,7 +33,8 @@ Table<Nothing> checkpoint_table() {
   });
   validation.effect = Effect::noted, validation.reason = one_tag;
   table.keys.push_back(std::move(validation));
-  table.keys.push_back(refused<T>("load_universal", "true", "Sherd reads its own checkpoints", is_false));
+  table.keys.push_back(noted<T>("load_universal", Holds::boolean,
+                                "every checkpoint of Sherd's loads into every layout of ranks"));
   table.keys.push_back(noted<T>("use_node_local_storage", Holds::boolean,
                                 "all ranks write into training.save_dir, which machines have to share"));
   table.keys.push_back(noted<T>("parallel_write", Holds::anything, "ranks always write in parallel"));

@@ -49,6 +49,11 @@ std::vector<Key<Zero>> noted_keys() {
   add("log_trace_cache_warnings", Holds::boolean, "Sherd keeps no trace cache");
   add("load_from_fp32_weights", Holds::boolean, "checkpoints always restore the fp32 masters");
   add("ignore_unused_parameters", Holds::boolean, "parameters without a gradient are always allowed");
+  add("elastic_checkpoint", Holds::boolean, "checkpoints load on any number of ranks");
+  add("leaf_module", Holds::anything, "what is gathered together are the blocks that a model marks");
+  keys.push_back(noted<Zero>("stage3_module_granularity_threshold", Holds::count,
+                             "what is gathered together are the blocks that a model marks")
+                     .alias("module_granularity_threshold"));
   add("enable_sanity_checks", Holds::boolean, "Sherd's checks are always on");
   add("mics_hierarchical_params_gather", Holds::boolean,
       "one all-gather within the ranks that share states brings parameters");
@@ -71,15 +76,11 @@ std::vector<Key<Zero>> refused_keys() {
   const auto at_most = [](double limit) {
     return [limit](const Value& value) { return value.real() <= limit; };
   };
-  add("elastic_checkpoint", "true", "checkpoints name parameters, not partitions", is_false);
   add("legacy_stage1", "true", "DeepSpeed removed it too", is_false);
   add("save_muon_momentum_buffer_in_memory", "true", "Muon's momenta lie where offload_optimizer says",
       is_false);
-  add("stage3_module_granularity_threshold", "5", "mark blocks in the model instead", equals_number(0))
-      .aliases.push_back("module_granularity_threshold");
   add("stage3_allgather_sequential", "true", "set stage3_prefetch_bucket_size to 1 instead", is_false)
       .aliases.push_back("allgather_sequential");
-  add("leaf_module", "{\"classes\": [\"Expert\"]}", "mark blocks in the model instead", is_empty);
   add("zero_hpz_partition_size", "4", zeropp, at_most(1));
   add("zero_quantized_weights", "true", zeropp, is_false);
   add("zero_quantized_nontrainable_weights", "true", zeropp, is_false);

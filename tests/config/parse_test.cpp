@@ -73,7 +73,7 @@ TEST(Parse, NumbersAndBooleansMayStandInQuotes) {
 TEST(Parse, DeepSpeedFilesMaySayWhatChangesNothing) {
   const Config config = parse_text(R"({"zero_optimization": {"stage": 2, "load_from_fp32_weights": false,
       "ignore_unused_parameters": false, "sub_group_size": 0, "offload_param": {"device": "cpu"}},
-      "fp16": {"enabled": true, "opt_level": "O2", "type": "fp16"}, "flops_profiler": {"enabled": true},
+      "fp16": {"enabled": true, "opt_level": "O2", "type": "fp16"}, "bf16": {"loss_scale": 0}, "flops_profiler": {"enabled": true},
       "wandb": {"enabled": true}, "checkpoint": {"use_node_local_storage": true},
       "compression_training": {"sparse_pruning": {"shared_parameters": {"enabled": false}}},
       "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}},
@@ -85,8 +85,9 @@ TEST(Parse, DeepSpeedFilesMaySayWhatChangesNothing) {
   EXPECT_EQ(config.optimizer.weight_decay, 0.01);
   for (const char* key : {"zero_optimization.load_from_fp32_weights", "zero_optimization.sub_group_size: 0,",
                           "zero_optimization.offload_param: no effect at stage 2", "fp16.opt_level",
-                          "flops_profiler: `sherd train`", "wandb: ", "checkpoint.use_node_local_storage",
-                          "compression_training: disabled", "scheduler.params.warmup_num_steps: 0 means 2"})
+                          "bf16.loss_scale: bf16 has no loss scale", "flops_profiler: `sherd train`",
+                          "wandb: ", "checkpoint.use_node_local_storage", "compression_training: disabled",
+                          "scheduler.params.warmup_num_steps: 0 means 2"})
     EXPECT_TRUE(has_note(config, key)) << key;
   EXPECT_NE(error_of(R"({"compression_training": {"layer_reduction": {"enabled": true}}})"), "");
   EXPECT_NE(error_of(R"({"fp16": {"enabled": true, "type": "bfloat16"}})").find("GPT-NeoX"),
@@ -137,9 +138,10 @@ TEST(Parse, DisabledSectionsPassWithANote) {
       "pipeline": {"stages": 1}, "zero_optimization": {"stage": 1, "mics_shard_size": -1,
       "zero_hpz_partition_size": 1, "offload_param": {"device": "none", "pin_memory": true}}})");
   for (const char* start :
-       {"amp: disabled", "elasticity: disabled", "compile: disabled", "tensor_parallel.autotp_size: off",
-        "compression_training: disabled", "prescale_gradients: ", "pipeline.stages: off",
-        "zero_optimization.mics_shard_size: off", "zero_optimization.zero_hpz_partition_size: off",
+       {"amp: disabled", "elasticity: disabled", "compile: there is no graph compiler",
+        "tensor_parallel.autotp_size: off", "compression_training: disabled",
+        "prescale_gradients: ", "pipeline.stages: off", "zero_optimization.mics_shard_size: off",
+        "zero_optimization.zero_hpz_partition_size: off",
         "zero_optimization.offload_param.pin_memory: no effect with device \"none\""})
     EXPECT_TRUE(has_note(config, start)) << start;
 }

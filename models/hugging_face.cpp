@@ -105,7 +105,8 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_mlp(const std::string& a
   const std::string experts = family_ == ModelType::mixtral ? at + "block_sparse_moe." : name;
   if (o.experts.count > 0 && part == "router" && matrix)
     return alone(experts + "gate.weight", o.experts.count, o.hidden);
-  if (const std::size_t dot = part.rfind('.'); matrix && part.starts_with("experts.") && dot > 7)
+  if (const std::size_t dot = part.rfind('.');
+      matrix && o.experts.count > 0 && part.starts_with("experts.") && dot > 7)
     return of_expert(experts, part.substr(8, dot - 8), part.substr(dot + 1) == "up");
   return std::nullopt;
 }

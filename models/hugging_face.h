@@ -42,6 +42,7 @@ class HuggingFaceLayout {
   explicit HuggingFaceLayout(const GptOptions& options, std::optional<config::ModelType> family = {});
 
   config::ModelType family() const { return family_; }
+  bool tied() const { return options_.tied_embeddings; }
   /// Throws Error{usage} for a name that Gpt does not have.
   PublishedParameter published(const std::string& parameter) const;
   /// What published files may lack in front of all names but the head's: "transformer." or "model.".

@@ -41,16 +41,23 @@ void list(std::string& out, const char* what, const std::vector<std::string>& na
   if (names.size() > most) out += cat(" and ", names.size() - most, " more");
 }
 
+constexpr const char* head_name = "lm_head.weight";
 constexpr std::size_t part_bytes = std::size_t{4} << 20;
 
 }  // namespace
 
 HuggingFaceWeights::HuggingFaceWeights(std::filesystem::path folder, HuggingFaceLayout layout)
-    : files_(std::move(folder)),
-      layout_(std::move(layout)),
-      prefixed_(files_.find(layout_.published("tokens.weight").tensors[0].name) != nullptr) {}
+    : files_(std::move(folder)), layout_(std::move(layout)) {
+  const std::vector<std::string> names = files_.names();
+  prefixed_ = std::any_of(names.begin(), names.end(),
+                          [&](const std::string& name) { return name.starts_with(layout_.prefix()); });
+  // A tied table may be stored as the head alone.
+  const std::string own = layout_.published("tokens.weight").tensors[0].name;
+  if (layout_.tied() && !files_.find(found_as(own)) && files_.find(head_name)) table_is_head_ = own;
+}
 
 std::string HuggingFaceWeights::found_as(const std::string& name) const {
+  if (name == table_is_head_) return head_name;
   const std::string prefix = layout_.prefix();
   return !prefixed_ && name.starts_with(prefix) ? name.substr(prefix.size()) : name;
 }
@@ -86,8 +93,7 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
       else if (!is_weight_type(entry->dtype))
         types.push_back(cat(name, " (", entry->dtype_name, ")"));
     }
-  const std::string head = "lm_head.weight",
-                    table = found_as(layout_.published("tokens.weight").tensors[0].name);
+  const std::string head = head_name, table = found_as(layout_.published("tokens.weight").tensors[0].name);
   const bool tied = !expected.contains(head) && files_.find(head) && files_.find(table);
   for (const std::string& name : files_.names())
     if (!expected.contains(name) && !is_buffer(name, *files_.find(name)) && !(tied && name == head))

@@ -10,7 +10,8 @@
 namespace sherd::models {
 
 /// The weights of a Gpt in a folder of Hugging Face's transformers, read as they are asked for: nothing is
-/// held but the matrix at hand where the files have it transposed, or of another dtype a small part of it.
+/// held but the matrix at hand, twice for a moment, where the files have it transposed, or of another dtype a
+/// small part of it.
 class HuggingFaceWeights : public nn::WeightSource {
  public:
   /// Opens the files (SafetensorsFolder). `layout`: of the model that is to have them.
@@ -31,7 +32,8 @@ class HuggingFaceWeights : public nn::WeightSource {
 
   tensor::SafetensorsFolder files_;
   HuggingFaceLayout layout_;
-  bool prefixed_;
+  bool prefixed_ = false;
+  std::string table_is_head_;  ///< the published table's name, where the files have the head in its place
   std::vector<std::byte> part_;  ///< as the file has it
   std::string turned_name_;
   std::vector<std::byte> turned_;  ///< of the transposed tensor of this name, in the file's dtype
@@ -44,7 +46,7 @@ struct ExportOptions {
 };
 
 /// Writes the weights of `parameters`, all of a Gpt's in their order, as model.safetensors or shards of it
-/// into a folder that is there; of a tied table once. Holds one matrix at a time where it is transposed, else
+/// into a folder that is there; of a tied table once. Holds one matrix at a time, twice, where it is transposed, else
 /// a part of it. Returns the number of shards.
 std::size_t export_to_hugging_face(const std::filesystem::path& folder, const HuggingFaceLayout& layout,
                                    const std::vector<nn::ParameterPtr>& parameters, nn::WeightSource& weights,

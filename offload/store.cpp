@@ -118,11 +118,42 @@ Span Store::reserve(std::string name, std::uint64_t bytes, Category category) {
   return span;
 }
 
-Io Store::start(const Span& span, bool write, std::uint64_t offset, std::byte* memory, std::size_t bytes) {
+DeferredRead& DeferredRead::operator=(DeferredRead&& other) noexcept {
+  drop();
+  transfer_ = std::move(other.transfer_);
+  return *this;
+}
+
+DeferredRead::~DeferredRead() {
+  drop();
+}
+
+void DeferredRead::drop() noexcept {
+  if (const auto transfer = std::move(transfer_)) transfer->queue->drop_deferred(transfer);
+}
+
+Io DeferredRead::start(void* to) {
+  const auto transfer = std::move(transfer_);
+  if (!transfer) return {};
+  transfer->queue->start_deferred(transfer, static_cast<std::byte*>(to));
+  return Io(transfer);
+}
+
+DeferredRead Store::defer_read(const Span& span, std::uint64_t offset, std::size_t bytes) {
+  check_range(span, offset, bytes);
+  if (!queue_ || bytes == 0) return {};
+  return DeferredRead(queue_->defer_read(span.extent_, offset, bytes));
+}
+
+void Store::check_range(const Span& span, std::uint64_t offset, std::size_t bytes) const {
   require(!span.extent_ || span.extent_->owner == queue_.get(), "'", span.name(),
           "' is a span of another store");
   require(offset <= span.bytes() && bytes <= span.bytes() - offset, "bytes ", offset, " to ", offset, " + ",
           bytes, " lie outside of '", span.name(), "', which has ", span.bytes());
+}
+
+Io Store::start(const Span& span, bool write, std::uint64_t offset, std::byte* memory, std::size_t bytes) {
+  check_range(span, offset, bytes);
   if (!queue_) {
     (write ? dry_written_ : dry_read_) += bytes;
     return {};

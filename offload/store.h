@@ -86,6 +86,26 @@ class Io {
   explicit Io(std::shared_ptr<Transfer> transfer);
   std::shared_ptr<Transfer> transfer_;
   friend class Store;
+  friend class DeferredRead;
+};
+
+/// A read that was ordered among the transfers before anybody has memory for it; see Store::defer_read(). One
+/// thread at a time. When it goes without start(), nothing is read.
+class DeferredRead {
+ public:
+  DeferredRead() = default;  ///< of nothing
+  DeferredRead(DeferredRead&&) noexcept = default;
+  DeferredRead& operator=(DeferredRead&& other) noexcept;
+  ~DeferredRead();
+
+  /// Reads into `to`, which has room for all bytes; once. As Store::read() otherwise.
+  Io start(void* to);
+
+ private:
+  explicit DeferredRead(std::shared_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
+  void drop() noexcept;
+  std::shared_ptr<Transfer> transfer_;
+  friend class Store;
 };
 
 /// Memory that a store transfers without a copy while this lives; see Store::lend().
@@ -135,6 +155,12 @@ class Store {
   /// Starts to copy bytes [offset, offset + bytes) of the span to memory. Throws Error{usage} for a range
   /// outside of the span, and the error that broke the store.
   Io read(const Span& span, std::uint64_t offset, void* to, std::size_t bytes);
+  /// The bytes [offset, offset + bytes) of the span as they are now, after all writes that were started
+  /// before, to be read later: writes to these pages that are started meanwhile wait until they have been
+  /// read or the DeferredRead goes, at most the deadline. What a checkpoint takes from a store while training
+  /// goes on is read so: without a copy, in no more memory than a buffer. Throws as read(); the result must
+  /// not outlive the store.
+  DeferredRead defer_read(const Span& span, std::uint64_t offset, std::size_t bytes);
   /// Starts to copy memory over bytes [offset, offset + bytes) of the span.
   Io write(const Span& span, std::uint64_t offset, const void* from, std::size_t bytes);
 
@@ -165,6 +191,7 @@ class Store {
 
  private:
   std::shared_ptr<Extent> dry_extent(std::string name, std::uint64_t bytes);
+  void check_range(const Span& span, std::uint64_t offset, std::size_t bytes) const;
   Io start(const Span& span, bool write, std::uint64_t offset, std::byte* memory, std::size_t bytes);
   device::Ledger& ledger_;
   const bool checksums_;

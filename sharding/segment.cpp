@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "device/meta.h"
 #include "optim/split_master.h"
 
 namespace sherd::sharding {
@@ -258,6 +259,47 @@ void Segment::read_masters(std::int64_t begin, const Tensor& to) const {
   low_read.wait();
   high_read.wait();
   optim::join_master(high.raw(), low.data<std::uint16_t>(), to.data<float>(), to.numel(), device.arena());
+}
+
+Frozen Segment::freeze_masters(std::int64_t begin, std::int64_t count, FrozenMemory& memory) const {
+  device::Device& device = kernels_.device();
+  if (master_form_ != MasterForm::split)
+    return Frozen::of(device, masters_ ? masters_ : parameters_, begin, count, memory);
+  if (device::stands_for(device) == device::Kind::cpu && !masters_.stored() && !parameters_.stored()) {
+    const Tensor to = memory.take(count, DType::f32);  // as many bytes as the two halves
+    if (memory.counts() || device.kind() == device::Kind::meta) return {to, nullptr};
+    optim::join_master(parameters_.range(begin, begin + count).raw(),
+                       masters_.range(begin, begin + count).data<std::uint16_t>(), to.data<float>(), count,
+                       device.arena());
+    return {to, nullptr};
+  }
+  memory.note_reading(count);
+  return {{},
+          [low = Frozen::of(device, masters_, begin, count, memory),
+           high = Frozen::of(device, parameters_, begin, count, memory),
+           count](const Tensor& to, FrozenReading& with) {
+            const Tensor lower = low.in(with.in_low(count, DType::u16), with);
+            const Tensor upper = high.in(with.in_high(count, DType::bf16), with);
+            optim::join_master(upper.raw(), lower.data<std::uint16_t>(), to.data<float>(), count, with.arena);
+          }};
+}
+
+Frozen Segment::freeze_state(std::size_t state, std::int64_t begin, std::int64_t count,
+                             FrozenMemory& memory) const {
+  const optim::Code code = states_[state].code;
+  device::Device& device = kernels_.device();
+  Frozen codes = Frozen::of(device, moments_[state], begin, count, memory);
+  if (code == optim::Code::none) return codes;
+  memory.note_reading(count);
+  return {
+      {},
+      [codes = std::move(codes),
+       scales = Frozen::of(device, this->scales(state, begin, begin + count), memory), code, count,
+       skipped = (begin - update_begin()) % optim::quantized_block](const Tensor& to, FrozenReading& with) {
+        const Tensor coded = codes.in(with.in_low(count, DType::u8), with);
+        optim::dequantize(code, {coded.data<std::uint8_t>(), static_cast<std::size_t>(count)}, skipped,
+                          scales.memory.data<float>(), to.data<float>(), with.arena);
+      }};
 }
 
 device::Event Segment::gradients_arrived(std::int64_t end) const {

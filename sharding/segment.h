@@ -7,6 +7,7 @@
 
 #include "device/stream.h"
 #include "optim/description.h"
+#include "sharding/frozen.h"
 #include "sharding/layout.h"
 #include "sharding/placement.h"
 #include "sharding/state.h"
@@ -43,6 +44,7 @@ class Segment {
   const std::string& name() const { return name_; }
   const SegmentKey& key() const { return key_; }
   const RankGroups& groups() const { return key_.groups; }
+  device::Device& device() const { return kernels_.device(); }
   const SegmentLayout& layout() const { return layout_; }
   /// The full parameters come and go: this rank keeps its shard (over one rank, all) outside of what modules
   /// see.
@@ -105,6 +107,9 @@ class Segment {
 
   /// The fp32 weights from flat element `begin` of the update range on, into memory of the processor.
   void read_masters(std::int64_t begin, const Tensor& to) const;
+  /// What read_masters() and read_state() would give now of `count` elements, to be read later.
+  Frozen freeze_masters(std::int64_t begin, std::int64_t count, FrozenMemory& memory) const;
+  Frozen freeze_state(std::size_t state, std::int64_t begin, std::int64_t count, FrozenMemory& memory) const;
   /// Sets the weights from flat element `begin` on, out of any memory: compute parameters where this rank
   /// holds them, rounded as masters are, and masters in the update range.
   void write_values(std::int64_t begin, const Tensor& from);

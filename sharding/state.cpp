@@ -67,9 +67,13 @@ Tensor StateBuffer::range(std::int64_t begin, std::int64_t end) const {
 }
 
 void StateBuffer::check(std::int64_t begin, const Tensor& other) const {
-  require(other.dtype() == dtype_ && begin >= begin_ && begin + other.numel() <= end(), "elements [", begin,
-          ", ", begin + other.numel(), ") of ", name_of(other.dtype()), " asked of a state that holds [",
-          begin_, ", ", end(), ") of ", name_of(dtype_));
+  check(begin, other.numel(), other.dtype());
+}
+
+void StateBuffer::check(std::int64_t begin, std::int64_t count, DType dtype) const {
+  require(dtype == dtype_ && begin >= begin_ && begin + count <= end(), "elements [", begin, ", ",
+          begin + count, ") of ", name_of(dtype), " asked of a state that holds [", begin_, ", ", end(),
+          ") of ", name_of(dtype_));
 }
 
 void StateBuffer::move(std::byte* to, const std::byte* from, std::size_t bytes) const {
@@ -94,6 +98,13 @@ offload::Io StateBuffer::write(std::int64_t begin, const Tensor& from) {
                          from.bytes());
   move(range(begin, begin + from.numel()).raw(), from.raw(), from.bytes());
   return {};
+}
+
+offload::DeferredRead StateBuffer::defer_read(std::int64_t begin, std::int64_t count) const {
+  check(begin, count, dtype_);
+  require(stored(), "a state in memory is copied, not read later");
+  return store_->defer_read(span_, static_cast<std::uint64_t>(begin - begin_) * size_of(dtype_),
+                            static_cast<std::size_t>(count) * size_of(dtype_));
 }
 
 std::shared_ptr<const Tensor> ExchangePool::take(std::int64_t numel, DType dtype) {

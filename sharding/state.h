@@ -27,8 +27,8 @@ struct RankGroups {
   /// Ranks that together hold all of a parameter that tensor ranks cut: the tensor ranks of each shard, one
   /// shard after the other. Null: the shard group does.
   comm::Communicator* whole = nullptr;
-  /// Of how many ranks' micro-batches each rank of the shard group finds the gradients, its own among them: of
-  /// experts, those with which it exchanges tokens. Summed apart, in their order, where sums have that of
+  /// Of how many ranks' micro-batches each rank of the shard group finds the gradients, its own among them:
+  /// of experts, those with which it exchanges tokens. Summed apart, in their order, where sums have that of
   /// micro-batches.
   int sources = 1;
   /// Replicas are of different stages of a pipeline, too, each of which finds a part of every micro-batch's
@@ -109,9 +109,12 @@ class StateBuffer {
   /// reads and writes (Device::processor_tier).
   offload::Io read(std::int64_t begin, const Tensor& to) const;
   offload::Io write(std::int64_t begin, const Tensor& from);
+  /// Of a stored state: `count` elements as they are now, to be read later (Store::defer_read()).
+  offload::DeferredRead defer_read(std::int64_t begin, std::int64_t count) const;
 
  private:
   void check(std::int64_t begin, const Tensor& other) const;
+  void check(std::int64_t begin, std::int64_t count, DType dtype) const;
   void move(std::byte* to, const std::byte* from, std::size_t bytes) const;
 
   device::Device* device_ = nullptr;

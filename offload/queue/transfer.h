@@ -46,6 +46,7 @@ struct Transfer {
   int registered = -1;  // the memory's handle with the backend, where it is a pool's
 
   // Guarded by the queue's lock; `done` may be read without.
+  bool deferred = false;                             // a read that has no memory yet, and must not run
   int blockers = 0;                                  // earlier transfers that must end first
   std::vector<std::shared_ptr<Transfer>> followers;  // whose blocker this is
   std::optional<Failure> failure;                    // set before `done`

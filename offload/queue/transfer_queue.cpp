@@ -117,6 +117,53 @@ void TransferQueue::block_on_earlier(const std::shared_ptr<Transfer>& transfer) 
     }
 }
 
+void TransferQueue::unblock_followers(Transfer& transfer) {
+  for (auto& follower : transfer.followers)
+    if (--follower->blockers == 0 && !follower->deferred) ready_.push_back(std::move(follower));
+  transfer.followers.clear();
+}
+
+std::shared_ptr<Transfer> TransferQueue::defer_read(std::shared_ptr<Extent> extent, std::uint64_t offset,
+                                                    std::size_t bytes) {
+  auto transfer = std::make_shared<Transfer>();
+  transfer->queue = shared_from_this();
+  transfer->extent = std::move(extent);
+  transfer->offset = offset;
+  transfer->bytes = bytes;
+  transfer->deferred = true;
+  std::lock_guard lock(mutex_);
+  if (broken_) broken_->raise();
+  block_on_earlier(transfer);
+  unfinished_.push_back(transfer);
+  return transfer;
+}
+
+void TransferQueue::start_deferred(const std::shared_ptr<Transfer>& transfer, std::byte* memory) {
+  std::shared_ptr<LentMemory> owner;  // as in add()
+  {
+    std::lock_guard lock(mutex_);
+    if (broken_) broken_->raise();
+    transfer->memory = memory;
+    owner = find_lease(*transfer);
+    transfer->deferred = false;
+    if (transfer->blockers > 0) return;
+    ready_.push_back(transfer);
+  }
+  backend->wake();
+}
+
+void TransferQueue::drop_deferred(const std::shared_ptr<Transfer>& transfer) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    if (transfer->done) return;  // with the store
+    std::erase(unfinished_, transfer);
+    unblock_followers(*transfer);
+    transfer->done = true;
+    changed_.notify_all();
+  }
+  backend->wake();
+}
+
 std::shared_ptr<Transfer> TransferQueue::take_ready() {
   std::lock_guard lock(mutex_);
   if (ready_.empty()) return nullptr;
@@ -133,9 +180,7 @@ void TransferQueue::finish(const std::shared_ptr<Transfer>& transfer) {
   std::lock_guard lock(mutex_);
   if (transfer->done) return;
   std::erase(unfinished_, transfer);
-  for (auto& follower : transfer->followers)
-    if (--follower->blockers == 0) ready_.push_back(std::move(follower));
-  transfer->followers.clear();
+  unblock_followers(*transfer);
   if (observer_ && transfer->begun.time_since_epoch().count() > 0)
     observer_({transfer->write, transfer->bytes, transfer->begun, std::chrono::steady_clock::now()});
   transfer->done = true;

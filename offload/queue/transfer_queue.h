@@ -45,6 +45,12 @@ class TransferQueue : public std::enable_shared_from_this<TransferQueue> {
   std::shared_ptr<Extent> extend(std::string name, std::uint64_t bytes);
   std::shared_ptr<Transfer> add(std::shared_ptr<Extent> extent, bool write, std::uint64_t offset,
                                 std::byte* memory, std::size_t bytes);
+  /// A read in the order of the calls, which does not run before it is given memory.
+  std::shared_ptr<Transfer> defer_read(std::shared_ptr<Extent> extent, std::uint64_t offset,
+                                       std::size_t bytes);
+  void start_deferred(const std::shared_ptr<Transfer>& transfer, std::byte* memory);
+  /// Ends it unread.
+  void drop_deferred(const std::shared_ptr<Transfer>& transfer) noexcept;
   /// Waits until the transfer is done, at most the store's deadline; then breaks the store. Throws its
   /// failure.
   void wait(Transfer& transfer);
@@ -91,6 +97,7 @@ class TransferQueue : public std::enable_shared_from_this<TransferQueue> {
   using Transfers = std::vector<std::shared_ptr<Transfer>>;
   std::shared_ptr<LentMemory> find_lease(Transfer& transfer);
   void block_on_earlier(const std::shared_ptr<Transfer>& transfer);
+  void unblock_followers(Transfer& transfer);
   Transfers miss_deadline(std::unique_lock<std::mutex>& lock, const std::string& what);
   /// Returns what it ended, to go when the lock is free: with a transfer its memory may go, which takes the
   /// lock.

@@ -67,6 +67,24 @@ std::uint32_t crc32c(const void* data, std::size_t bytes, std::uint32_t crc) {
   return crc32c_portable(data, bytes, crc);
 }
 
+namespace {
+/// Product of two polynomials modulo CRC-32C's; the highest bit is the coefficient of x^0.
+std::uint32_t product(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t out = 0;
+  for (; a != 0; a <<= 1, b = (b >> 1) ^ (b & 1 ? 0x82f63b78u : 0))
+    if (a & 0x80000000u) out ^= b;
+  return out;
+}
+}  // namespace
+
+std::uint32_t crc32c_joined(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes) {
+  // What follows shifts the first remainder by x^8 for each byte; by squaring.
+  std::uint32_t power = 0x00800000u;
+  for (; second_bytes != 0; second_bytes >>= 1, power = product(power, power))
+    if (second_bytes & 1) first = product(power, first);
+  return first ^ second;
+}
+
 std::uint32_t crc32c_portable(const void* data, std::size_t bytes, std::uint32_t crc) {
   return ~update_portable(~crc, static_cast<const unsigned char*>(data), bytes);
 }

@@ -9,7 +9,9 @@ namespace sherd::cli {
 config::Config ConfigFiles::parse(const std::vector<std::string>& more) const {
   std::vector<std::string> all = overrides;
   all.insert(all.end(), more.begin(), more.end());
-  return config::parse_files(paths, all, model_section);
+  return config::parse_files(paths, all, [&](const std::string& init_from, const std::string& save_dir) {
+    return model_section(resumes && holds_checkpoints(save_dir) ? save_dir : init_from);
+  });
 }
 
 void ConfigFiles::in_their_words(const std::function<void()>& run) const {

@@ -11,6 +11,7 @@ namespace sherd::cli {
 /// The files of --config, with the overrides of --set.
 struct ConfigFiles {
   std::vector<std::string> paths, overrides;
+  bool resumes = false;  ///< the run's own checkpoints go before what it began from
 
   /// With further overrides.
   config::Config parse(const std::vector<std::string>& more = {}) const;

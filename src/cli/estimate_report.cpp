@@ -161,6 +161,13 @@ std::string text_of(const EstimateReport& r) {
       moved += cat(", reads ", human_bytes(before->io.read), " and writes ", human_bytes(before->io.written));
     moved += " per step\n";
   }
+  if (r.estimate().snapshot > 0)
+    moved +=
+        r.estimate().snapshot_fits
+            ? cat("\ncheckpoints are written while training goes on, from a copy in host memory of ",
+                  human_bytes(r.estimate().snapshot), " (training.save_async)\n")
+            : cat("\ncheckpoints are written while training waits: the copy for doing so beside it, ",
+                  human_bytes(r.estimate().snapshot), ", does not fit within device.host_memory_limit\n");
   if (!r.estimate().schedule.empty()) moved += cat("\n", r.estimate().schedule, "\n");
   return heading(r) + rank_table(r) + world_table(r) + moved + verdict(r);
 }
@@ -206,6 +213,8 @@ std::string json_of(const EstimateReport& r) {
                                          {"sent_bytes", before->sent},
                                          {"read_bytes", before->io.read},
                                          {"write_bytes", before->io.written}};
+  if (r.estimate().snapshot > 0)
+    out["snapshot"] = {{"bytes", r.estimate().snapshot}, {"fits", r.estimate().snapshot_fits}};
   out["stages"] = Json::array();
   for (const engine::Estimate& stage : r.stages) {
     Json peaks;

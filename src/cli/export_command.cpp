@@ -1,10 +1,11 @@
 #include <filesystem>
-#include <fstream>
-#include <sstream>
+#include <optional>
 
 #include "base/atomic_file.h"
 #include "base/excerpt.h"
 #include "base/log.h"
+#include "base/read_file.h"
+#include "base/run_lock.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
 #include "cli/weights.h"
@@ -18,13 +19,6 @@ namespace sherd::cli {
 namespace fs = std::filesystem;
 namespace {
 
-std::string read_whole(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  if (!in || !(text << in.rdbuf())) fail(ErrorKind::io, "cannot read '", path.string(), "'");
-  return std::move(text).str();
-}
-
 /// Tokenizer and settings, as the model came with them, or the SentencePiece model that it was trained with.
 /// Returns the text of the config.json among them; empty: none.
 std::string copy_companions(const engine::CheckpointReader& reader, const fs::path& to) {
@@ -36,7 +30,7 @@ std::string copy_companions(const engine::CheckpointReader& reader, const fs::pa
     reader.verify(file);
     const std::string name = file.substr(prefix.size());
     if (name == "config.json")
-      config = read_whole(reader.folder() / file);
+      config = read_file(reader.folder() / file);
     else
       fs::copy_file(reader.folder() / file, to / name);
     tokenizer = tokenizer || name.starts_with("tokenizer") || name == "vocab.json";
@@ -47,9 +41,60 @@ std::string copy_companions(const engine::CheckpointReader& reader, const fs::pa
   }
   if (!tokenizer)
     log_warning("checkpoint ", reader.folder().string(),
-                " holds no tokenizer: copy its files beside the exported weights");
+                " holds no tokenizer: copy its files beside the exported weights, and set bos_token_id, "
+                "eos_token_id and pad_token_id in config.json, which else has its class's");
   return config;
 }
+
+/// A folder that appears when it is complete: until then it is PATH.partial, which one process at a time
+/// writes to. What a dead one left there goes.
+class OutputFolder {
+ public:
+  /// Throws Error{io} where something stands in the way.
+  explicit OutputFolder(const fs::path& path) : path_(without_slash(path)), partial_(path_) {
+    std::error_code error;
+    partial_ += ".partial";
+    if (fs::exists(path_, error) && !(fs::is_directory(path_, error) && fs::is_empty(path_, error)))
+      fail(ErrorKind::io, "'", path_.string(), "' is there already: name a new folder");
+    if (fs::exists(partial_, error) && !fs::exists(partial_ / lock_name, error))
+      fail(ErrorKind::io, "'", partial_.string(),
+           "' is there, and no export made it: move it, or name another --output");
+    fs::create_directories(partial_, error);
+    if (error) fail(ErrorKind::io, "cannot make '", partial_.string(), "': ", error.message());
+    lock_.emplace(partial_ / lock_name, LockUse{path_, "export", "another --output"});
+    for (const auto& entry : fs::directory_iterator(partial_))
+      if (entry.path().filename() != lock_name) fs::remove_all(entry.path(), error);
+  }
+  ~OutputFolder() {
+    if (!lock_) return;
+    std::error_code error;
+    fs::remove_all(partial_, error);
+  }
+  OutputFolder(const OutputFolder&) = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+
+  const fs::path& path() const { return path_; }
+  const fs::path& partial() const { return partial_; }
+  void publish() {
+    lock_->remove();
+    std::error_code error;
+    fs::remove(path_, error);
+    fs::rename(partial_, path_, error);
+    if (error)
+      fail(ErrorKind::io, "cannot rename '", partial_.string(), "' to '", path_.string(),
+           "': ", error.message());
+    lock_.reset();
+  }
+
+ private:
+  static constexpr const char* lock_name = ".sherd-export";
+  static fs::path without_slash(const fs::path& path) {
+    const fs::path plain = path.lexically_normal();
+    return plain.has_filename() ? plain : plain.parent_path();
+  }
+  fs::path path_, partial_;
+  std::optional<RunLock> lock_;  ///< while there is something to clean up
+};
 
 DType dtype_of(const CommandLine& line, const engine::Manifest& manifest) {
   const std::string name = line.has("dtype") ? line.text("dtype") : manifest.compute_dtype;
@@ -92,35 +137,23 @@ void export_command(const Arguments& arguments) {
   const models::HuggingFaceLayout layout(options, config::published_as(*config.model));
   const DType dtype = dtype_of(line, reader.manifest());
   const auto shard_bytes = static_cast<std::uint64_t>(line.amount("max-shard-size", 1, 1000));
-  const fs::path output = line.required("output");
-  std::error_code error;
-  if (fs::exists(output, error) && !(fs::is_directory(output, error) && fs::is_empty(output, error)))
-    fail(ErrorKind::io, "'", output.string(), "' is there already: name a new folder");
+  OutputFolder output(line.required("output"));
   for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
   const auto device = device::make_cpu_device(1);
   models::Gpt model(options);
   model.assign_names();
   engine::CheckpointWeights weights(reader, *device);
   weights.check(model.parameters());
-  fs::path partial = output;
-  partial += ".partial";
-  fs::remove_all(partial, error);
-  fs::create_directories(partial);
-  try {
-    const std::string original = copy_companions(reader, partial);
-    const std::size_t shards = models::export_to_hugging_face(partial, layout, model.parameters(), weights,
-                                                              *device, {dtype, shard_bytes});
-    write_file_atomically(partial / "config.json", config::to_hugging_face(*config.model, options.vocab_size,
-                                                                           torch_name(dtype), original));
-    fs::remove(output, error);
-    fs::rename(partial, output);
-    log_info("exported ", reader.folder().string(), " as ", config::name_of(layout.family()), " in ",
-             name_of(dtype), ", ", counted(static_cast<std::int64_t>(shards), "file"),
-             " of weights: ", output.string());
-  } catch (...) {
-    fs::remove_all(partial, error);
-    throw;
-  }
+  const std::string original = copy_companions(reader, output.partial());
+  const std::size_t shards = models::export_to_hugging_face(output.partial(), layout, model.parameters(),
+                                                            weights, *device, {dtype, shard_bytes});
+  write_file_atomically(
+      output.partial() / "config.json",
+      config::to_hugging_face(*config.model, options.vocab_size, torch_name(dtype), original));
+  output.publish();
+  log_info("exported ", reader.folder().string(), " as ", config::name_of(layout.family()), " in ",
+           name_of(dtype), ", ", counted(static_cast<std::int64_t>(shards), "file"),
+           " of weights: ", output.path().string());
 }
 
 }  // namespace sherd::cli

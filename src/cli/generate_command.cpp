@@ -158,10 +158,12 @@ void generate(const Request& request, const DistributedPtr& dist) {
 }  // namespace
 
 void generate_command(const Arguments& arguments) {
-  CommandLine line("generate", "Continues a text with a trained model.",
-                   "--checkpoint D --prompt T [--max-tokens N] [--temperature X] [--top-k K] [--seed S] "
-                   "[--device T] [--set parallel.tensor=N] [--set parallel.pipeline=N]");
+  CommandLine line(
+      "generate", "Continues a text with a trained model.",
+      "--checkpoint D --prompt T [--tag TAG] [--max-tokens N] [--temperature X] [--top-k K] [--seed S] "
+      "[--device T] [--set parallel.tensor=N] [--set parallel.pipeline=N]");
   line.value("checkpoint", "D", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
+      .value("tag", "TAG", "of a run's checkpoints this one: global_stepN, best; not given: the latest")
       .value("prompt", "T", "the text to continue; empty: from the beginning of a document")
       .value("max-tokens", "N", "at most this many tokens", "100")
       .value("temperature", "X", "0 takes the likeliest token, 1 samples the model's distribution", "0.8")
@@ -171,7 +173,8 @@ void generate_command(const Arguments& arguments) {
       .list("set", "parallel.tensor=N",
             "this many ranks share the model, each on a GPU or a part of the cores of its own");
   if (!line.parse(arguments)) return;
-  const engine::CheckpointReader reader(engine::checkpoint_folder(line.required("checkpoint")));
+  const engine::CheckpointReader reader(
+      engine::checkpoint_folder(line.required("checkpoint"), line.text("tag")));
   for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
   const auto tokenizer = tokenizer_of(reader);
   config::Config config = config_of(reader, line.all("set"));

@@ -43,6 +43,7 @@ class Changes {
   /// `room_is_known`: of the device tier, into which nothing is moved else.
   Changes(const config::Config& config, const World& world, bool room_is_known)
       : config_(config), ranks_(world.ranks), local_ranks_(world.local_ranks), room_is_known_(room_is_known) {
+    checkpoints();
     buckets();
     stages();
     recompute();
@@ -66,6 +67,11 @@ class Changes {
   /// A change that makes a step faster if anything, where there is room.
   void back(std::string reason, std::pair<std::string, std::string> key) {
     all_.push_back({0, std::move(reason), {std::move(key)}, true});
+  }
+
+  void checkpoints() {
+    if (config_.training.save_async && !config_.training.save_dir.empty())
+      add(0.5, "checkpoints are written while training waits", {{"training.save_async", "false"}});
   }
 
   /// What waits to be reduced, and what is gathered ahead; at lower stages they matter once others of the

@@ -31,7 +31,7 @@ void train_command(const Arguments& arguments) {
     throw UsageError("--plot draws what --metrics wrote: give both");
   if (line.has("tag") && !line.has("resume"))
     throw UsageError("--tag names a checkpoint to --resume from: give both");
-  ConfigFiles files{line.all("config"), line.all("set")};
+  ConfigFiles files{line.all("config"), line.all("set"), line.has("resume")};
   if (line.has("steps"))
     files.overrides.push_back("training.steps=" + std::to_string(line.integer("steps", 1)));
   TrainRequest request;

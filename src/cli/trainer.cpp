@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 
 #include "base/atomic_file.h"
 #include "base/excerpt.h"
@@ -55,6 +56,7 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
                   " that all ranks take at once; give data.split a larger share");
     validation_loader_.reset();
   }
+  require_validation();
   if (const auto& folder = request_.config.training.save_dir; !folder.empty())
     engine_->claim_save_folder(folder);
   if (request_.resume)
@@ -78,6 +80,14 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
   announce();
   progress_ = std::make_unique<Progress>(STDERR_FILENO, request_.config.training.steps,
                                          request_.config.training.log_interval);
+}
+
+void Trainer::require_validation() const {
+  const config::Training& training = request_.config.training;
+  if (validation_loader_ || (!training.keep_best && training.patience == 0)) return;
+  fail(
+      ErrorKind::config, training.keep_best ? "training.keep_best" : "training.patience",
+      " goes by the validation loss, and there are no validation data: give data.split a larger second part");
 }
 
 /// ", tensor 2 x context 1 x data 2" where ranks share a model, or its experts.
@@ -111,6 +121,19 @@ void Trainer::announce() const {
              "' is not known, so MFU is not told: set device.peak_tflops");
 }
 
+/// Ids mean nothing to weights that were trained on others'.
+void Trainer::warn_of_other_tokenizer(const engine::ExtraFiles& companions) const {
+  const std::string prefix = companion_prefix;
+  const auto model = companions.find(prefix + "tokenizer.model");
+  const bool other = model != companions.end() && !data_->tokenizer_model.empty()
+                         ? model->second != data_->tokenizer_model
+                         : model != companions.end() || companions.contains(prefix + "tokenizer.json") ||
+                               companions.contains(prefix + "vocab.json");
+  if (other && !data_->tokenizer.empty())
+    log_warning("the weights came with a tokenizer of their own, and the data were made with '",
+                data_->tokenizer, "': ids will mean other text than the weights were trained on");
+}
+
 void Trainer::begin_from(const std::string& folder) {
   Weights weights(folder, *engine_->config().model, shape_, engine_->device());
   engine::gather_results(*dist_, "weights verified", [&] {
@@ -118,19 +141,23 @@ void Trainer::begin_from(const std::string& folder) {
     return true;
   });
   engine_->load_weights(weights.source());
+  if (speaks()) engine_->set_checkpoint_files(weights.companions());
   if (!speaks()) return;
   log_info("weights from ", folder);
+  warn_of_other_tokenizer(weights.companions());
   for (const std::string& note : weights.notes()) log_info(folder, "/config.json: ", note);
 }
 
 void Trainer::resume() {
   const std::string& folder = request_.config.training.save_dir;
-  engine_->load_checkpoint(folder, request_.resume_tag);
-  saved_step_ = engine_->global_steps();
+  best_.restore(engine_->load_checkpoint(folder, request_.resume_tag));
+  saved_step_ = saving_step_ = engine_->global_steps();
   if (!speaks()) return;
   log_info("resumed from ", folder, " at step ", engine_->global_steps());
   if (const auto steps = request_.config.training.steps; engine_->global_steps() >= steps)
     log_info("nothing is left to do: training ends at step ", steps, "; raise training.steps to go on");
+  else if (out_of_patience())
+    log_info("nothing is left to do: training.patience is used up; raise it to go on");
 }
 
 /// The signal that asked a rank to stop; 0 where none was asked.
@@ -148,22 +175,29 @@ int Trainer::stop_signal() {
 int Trainer::train_steps() {
   const config::Training& training = request_.config.training;
   int signal = 0;
-  while (engine_->global_steps() < training.steps && (signal = stop_signal()) == 0) {
+  while (engine_->global_steps() < training.steps && !out_of_patience() && (signal = stop_signal()) == 0) {
     train_step();
-    const std::int64_t step = engine_->global_steps();
-    if (!training.save_dir.empty() && training.save_interval > 0 && step % training.save_interval == 0)
-      save();
+    if (save_is_due()) save(training.save_async);
   }
-  if (!training.save_dir.empty() && saved_step_ != engine_->global_steps()) save();
+  if (!training.save_dir.empty() && saving_step_ != engine_->global_steps()) save(false);
+  engine_->finish_save();
+  note_saved();
   engine_->synchronize();  // a GPU's last update has been looked at only where it was saved or evaluated
   return signal;
 }
 
 /// An error's message with what a person at the command line can do next, unless another rank has said it.
 std::string Trainer::with_next_step(const std::string& message) const {
-  if (saved_step_ < 0 || message.find("--resume") != std::string::npos) return message;
-  return cat(message, "; go on with --resume (checkpoint of step ", saved_step_, " in ",
-             request_.config.training.save_dir, ", or an earlier one with --tag)");
+  if (saving_step_ < 0 || message.find("--resume") != std::string::npos) return message;
+  const std::string& folder = request_.config.training.save_dir;
+  const std::string begun = !engine_->save_under_way()
+                                ? ""
+                                : cat("that of step ", saving_step_, " was being written and may be whole");
+  if (saved_step_ < 0 && begun.empty()) return message;
+  if (saved_step_ < 0)
+    return cat(message, "; go on with --resume if there is a checkpoint in ", folder, ": ", begun);
+  return cat(message, "; go on with --resume (checkpoint of step ", saved_step_, " in ", folder,
+             begun.empty() ? "" : "; ", begun, ", or an earlier one with --tag)");
 }
 
 int Trainer::run() {
@@ -174,20 +208,40 @@ int Trainer::run() {
     throw Error(error.kind(), with_next_step(error.what()));
   }
   if (progress_) progress_->finish();
-  if (signal != 0 && speaks())
-    log_info("stopped by SIG", ::sigabbrev_np(signal), " after step ", engine_->global_steps(),
-             saved_step_ < 0
-                 ? "; nothing was saved because training.save_dir is not set"
-                 : cat("; go on with --resume (checkpoint in ", request_.config.training.save_dir, ")"));
+  if (speaks()) report_end(signal);
   report();
   report_trace();
   return signal;
+}
+
+/// Why training ends before its last step, and what is the best of it.
+void Trainer::report_end(int signal) const {
+  const config::Training& training = request_.config.training;
+  if (signal != 0)
+    log_info("stopped by SIG", ::sigabbrev_np(signal), " after step ", engine_->global_steps(),
+             saved_step_ < 0 ? "; nothing was saved because training.save_dir is not set"
+                             : cat("; go on with --resume (checkpoint in ", training.save_dir, ")"));
+  if (out_of_patience() && engine_->global_steps() > first_step_)
+    log_info("stopped after step ", engine_->global_steps(), ": ",
+             counted(best_.without_improvement(), "evaluation"),
+             " without a lower validation loss (training.patience)",
+             best_.loss() ? cat("; the lowest, ", *best_.loss(), ", was after step ", best_.step()) : "");
+  if (!training.keep_best || training.save_dir.empty() || !best_.loss()) return;
+  const auto folder = std::filesystem::path(training.save_dir) / cat("global_step", best_.step());
+  if (std::filesystem::exists(folder / "manifest.json"))
+    log_info("the best checkpoint is ", folder.string(), ", with validation loss ", *best_.loss());
+}
+
+bool Trainer::out_of_patience() const {
+  const std::int64_t patience = request_.config.training.patience;
+  return patience > 0 && best_.without_improvement() >= patience;
 }
 
 void Trainer::train_step() {
   const auto start = std::chrono::steady_clock::now();
   const engine::IoBytes before = engine_->io_bytes();
   engine_->train_batch([&] { return train_loader_->next(); });
+  note_saved();
   step_seconds_.push_back(seconds_since(start));
   step_traffic_ = engine_->groups().traffic();
   engine_->groups().reset_traffic();
@@ -235,17 +289,36 @@ std::int64_t Trainer::validation_batches() const {
 void Trainer::evaluate() {
   validation_loader_->seek(0);
   val_loss_ = engine_->eval_batches([this] { return validation_loader_->next(); }, validation_batches());
+  best_.see(engine_->global_steps(), *val_loss_);
   engine_->groups().reset_traffic();
 }
 
-void Trainer::save() {
+bool Trainer::save_is_due() const {
   const config::Training& training = request_.config.training;
-  engine_->save_checkpoint(training.save_dir);
-  saved_step_ = engine_->global_steps();
+  if (training.save_dir.empty()) return false;
+  const bool best = training.keep_best && evaluated_ && best_.improved();
+  return best || (training.save_interval > 0 && engine_->global_steps() % training.save_interval == 0);
+}
+
+void Trainer::save(bool async) {
+  const config::Training& training = request_.config.training;
+  engine_->finish_save();
+  note_saved();
+  engine::SaveOptions options;
+  options.async = async;
+  options.best = training.keep_best && evaluated_ && best_.improved();
+  options.keep_last = training.keep_last;
+  if (evaluated_) options.client["val_loss"] = exact(*val_loss_);
+  best_.save(options.client);
+  engine_->save_checkpoint(training.save_dir, options);
+  saving_step_ = engine_->global_steps();
+  note_saved();
   engine_->groups().reset_traffic();
-  if (speaks() && training.keep_last > 0)
-    engine::remove_old_checkpoints(training.save_dir, static_cast<std::size_t>(training.keep_last),
-                                   cat("global_step", engine_->global_steps()));
+}
+
+/// What was being written is whole once the engine, on all ranks alike, is through with it.
+void Trainer::note_saved() {
+  if (!engine_->save_under_way()) saved_step_ = saving_step_;
 }
 
 void Trainer::write_metrics() {

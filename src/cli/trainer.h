@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/best_loss.h"
 #include "cli/progress.h"
 #include "cli/stop_signals.h"
 #include "cli/train.h"
@@ -37,12 +38,18 @@ class Trainer {
   void announce() const;
   /// Takes the weights of training.init_from.
   void begin_from(const std::string& folder);
+  void warn_of_other_tokenizer(const engine::ExtraFiles& companions) const;
   void resume();
   void train_step();
   void rate_step();
   void evaluate();
   std::int64_t validation_batches() const;
-  void save();
+  void require_validation() const;
+  bool save_is_due() const;
+  void save(bool async);
+  void note_saved();
+  bool out_of_patience() const;
+  void report_end(int signal) const;
   void write_metrics();
   void show(bool evaluated);
   void report();
@@ -64,11 +71,13 @@ class Trainer {
   std::unique_ptr<Progress> progress_;
   double gemm_rate_;
   std::function<double(double)> better_rate_;
-  double tokens_per_s_ = 0;         ///< of the newest step
-  std::optional<double> mfu_;       ///< of the newest step, on rank 0
-  std::optional<double> val_loss_;  ///< of the newest evaluation
-  bool evaluated_ = false;          ///< after the newest step
-  std::int64_t saved_step_ = -1;
+  double tokens_per_s_ = 0;           ///< of the newest step
+  std::optional<double> mfu_;         ///< of the newest step, on rank 0
+  std::optional<double> val_loss_;    ///< of the newest evaluation
+  bool evaluated_ = false;            ///< after the newest step
+  BestLoss best_;                     ///< of all evaluations, those before a resume included
+  std::int64_t saved_step_ = -1;      ///< of the newest checkpoint that is whole
+  std::int64_t saving_step_ = -1;     ///< of the newest one that was begun
   std::vector<double> step_seconds_;  ///< of this run's steps
   std::vector<comm::ProcessGroups::AxisTraffic> step_traffic_;
   engine::IoBytes step_io_;

@@ -1,11 +1,9 @@
 #include "cli/weights.h"
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "base/excerpt.h"
-#include "base/log.h"
+#include "base/read_file.h"
 #include "config/hugging_face.h"
 #include "models/hugging_face_weights.h"
 
@@ -13,37 +11,27 @@ namespace sherd::cli {
 namespace fs = std::filesystem;
 namespace {
 
-std::string read_file(const fs::path& path) {
-  constexpr std::uintmax_t largest = std::uintmax_t{256} << 20;
-  std::error_code error;
-  if (const std::uintmax_t bytes = fs::file_size(path, error); !error && bytes > largest)
-    fail(ErrorKind::data, "'", path.string(), "' has ", bytes, " bytes, more than any file of its kind");
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  if (!in || !(text << in.rdbuf())) fail(ErrorKind::io, "cannot read '", path.string(), "'");
-  return std::move(text).str();
-}
-
 config::PublishedModel published_in(const std::string& folder) {
   const std::string name = (fs::path(folder) / "config.json").string();
   return config::from_hugging_face(read_file(name), name);
 }
 
-bool is_checkpoint(const fs::path& folder) {
-  std::error_code error;
-  return fs::exists(folder / "latest", error) || fs::exists(folder / "manifest.json", error);
-}
-
 }  // namespace
+
+bool holds_checkpoints(const std::string& folder) {
+  std::error_code error;
+  return fs::exists(fs::path(folder) / "latest", error) ||
+         fs::exists(fs::path(folder) / "manifest.json", error);
+}
 
 bool is_hugging_face(const std::string& folder) {
   std::error_code error;
-  return fs::exists(fs::path(folder) / "config.json", error) && !is_checkpoint(folder);
+  return fs::exists(fs::path(folder) / "config.json", error) && !holds_checkpoints(folder);
 }
 
 std::string model_section(const std::string& folder) {
   if (is_hugging_face(folder)) return config::section_of(published_in(folder).model);
-  if (!is_checkpoint(folder))
+  if (!holds_checkpoints(folder))
     fail(ErrorKind::io, "training.init_from: '", excerpt(folder, 300),
          "' holds neither a model of Hugging Face's (config.json and model.safetensors) nor checkpoints");
   const engine::CheckpointReader reader(engine::checkpoint_folder(folder));
@@ -56,7 +44,8 @@ std::string model_section(const std::string& folder) {
 }
 
 Weights::Weights(const std::string& folder, const config::Model& model, const models::GptOptions& options,
-                 device::Device& device) {
+                 device::Device& device)
+    : folder_(folder) {
   if (is_hugging_face(folder)) {
     source_ = std::make_unique<models::HuggingFaceWeights>(
         folder, models::HuggingFaceLayout(options, config::published_as(model)));
@@ -69,6 +58,14 @@ Weights::Weights(const std::string& folder, const config::Model& model, const mo
 
 void Weights::verify_share(int rank, int ranks) const {
   if (reader_) reader_->verify_share(rank, ranks);
+}
+
+engine::ExtraFiles Weights::companions() const {
+  if (!reader_) return companion_files(folder_);
+  engine::ExtraFiles out;
+  for (const auto& [name, checksum] : reader_->manifest().files)
+    if (name.starts_with(companion_prefix)) out[name] = read_file(reader_->folder() / name);
+  return out;
 }
 
 engine::ExtraFiles companion_files(const std::string& folder) {

@@ -16,7 +16,10 @@ namespace sherd::cli {
 /// Whether the folder is one of Hugging Face's transformers.
 bool is_hugging_face(const std::string& folder);
 
-/// The `model` section of either kind, as text. Throws Error{config} or
+/// Whether there is a checkpoint, or a folder of them.
+bool holds_checkpoints(const std::string& folder);
+
+/// The `model` section of either kind, as text. Throws Error{io}, Error{config} or
 /// Error{data} naming what is wrong.
 std::string model_section(const std::string& folder);
 
@@ -26,12 +29,15 @@ class Weights {
   Weights(const std::string& folder, const config::Model& model, const models::GptOptions& options,
           device::Device& device);
   nn::WeightSource& source() { return *source_; }
+  /// What came with the weights: companion_files(), or a checkpoint's own.
+  engine::ExtraFiles companions() const;
   /// What a config.json says without effect here.
   const std::vector<std::string>& notes() const { return notes_; }
   /// Checks the files of a checkpoint against its manifest: this rank's share of them.
   void verify_share(int rank, int ranks) const;
 
  private:
+  std::string folder_;
   std::unique_ptr<engine::CheckpointReader> reader_;  ///< null: Hugging Face's
   std::unique_ptr<nn::WeightSource> source_;
   std::vector<std::string> notes_;

@@ -55,7 +55,10 @@ struct Training {
   std::int64_t save_interval = 0;  ///< steps between checkpoints; 0: only at the end
   std::string
       init_from;  ///< folder of weights to begin with: Hugging Face's files, or a checkpoint; empty: none
-  std::int64_t keep_last = 0;  ///< checkpoints to keep, oldest deleted first; 0: all
+  std::int64_t keep_last = 0;      ///< checkpoints to keep, oldest deleted first; 0: all
+  bool save_async = true;          ///< `sherd train` writes checkpoints while it trains on
+  bool keep_best = false;          ///< save where validation finds the lowest loss so far, and keep that one
+  std::int64_t patience = 0;       ///< evaluations without a lower loss after which to stop; 0: never
   Recompute recompute = Recompute::none;
   /// `activation_checkpointing.cpu_checkpointing`: what full recompute keeps, the inputs of the blocks, lies
   /// in the host tier (Rajbhandari et al. 2020, ZeRO, P_a+cpu). No effect without full recompute.
@@ -199,9 +202,10 @@ struct Config {
 /// files add sections and override keys. Each override is "a.b.c=VALUE" ("optimizer.groups[0].lr=VALUE" in a
 /// list), VALUE in JSON or else taken as a string. Throws Error{io} for an unreadable file and Error{config}
 /// for everything else, naming file, line, key and the next step.
-/// `sections`: gives, as text, the `model` section of the folder that training.init_from names, over which
-/// the files' own is laid; without, the files say all.
-using ModelSections = std::function<std::string(const std::string& folder)>;
+/// `sections`: gives, as text, the `model` section of the weights that a run begins from, by
+/// training.init_from and training.save_dir, over which the files' own is laid. It is asked where there is an
+/// init_from; without, the files say all.
+using ModelSections = std::function<std::string(const std::string& init_from, const std::string& save_dir)>;
 Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides = {},
                    const ModelSections& sections = nullptr);
 

@@ -1,6 +1,7 @@
 #include "config/hugging_face.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include "base/excerpt.h"
 #include "config/tables.h"
@@ -14,9 +15,11 @@ struct Published {
   std::string activation;
   bool use_sliding_window = false, router_losses = false;
   std::int64_t window = 0, window_layers = 28;
-  double rope_theta = 0;  ///< 0: not said
+  double rope_theta = 0,
+         inner_theta = 0;  ///< at the top, and in rope_parameters, which goes before; 0: not said
   double router_loss = 0.001;
   RopeScaling rope;
+  bool original_missing = false;  ///< rope says nothing of the positions that it scales
   std::vector<std::string> layer_types;
 };
 
@@ -45,83 +48,40 @@ bool is_true(const Value& value) {
   return value.node.is(Node::Kind::boolean) && value.node.boolean;
 }
 
-/// What transformers keeps in every config.json and what no number of the model depends on.
+bool is_silu(const Value& value) {
+  return value.node.is_text("silu") || value.node.is_text("swiglu");
+}
+
+/// What transformers and others keep in config.json and what no number of the model depends on.
+constexpr const char* idle_keys =
+    "architectures model_type torch_dtype dtype transformers_version use_cache bos_token_id "
+    "eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id forced_bos_token_id "
+    "forced_eos_token_id tokenizer_class prefix id2label label2id num_labels problem_type "
+    "task_specific_params finetuning_task output_attentions output_hidden_states output_scores "
+    "return_dict return_dict_in_generate torchscript use_bfloat16 is_decoder tie_encoder_decoder "
+    "chunk_size_feed_forward gradient_checkpointing pretraining_tp auto_map attn_implementation "
+    "reorder_and_upcast_attn classifier_dropout summary_type summary_use_proj summary_activation "
+    "summary_proj_to_labels summary_first_dropout unsloth_version unsloth_fixed n_ctx temperature "
+    "top_k top_p typical_p do_sample num_beams num_beam_groups diversity_penalty repetition_penalty "
+    "length_penalty early_stopping max_length min_length no_repeat_ngram_size "
+    "encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values "
+    "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
+    "cross_attention_hidden_size rope_interleaved n_special predict_special_tokens output_past "
+    "max_sequence_length is_llama_config transformers.js_config model_max_length eos_token "
+    "bos_token pad_token ";
+
+/// Keys that all families have.
 void put_common(Keys& keys) {
-  for (const char* name : {"architectures",
-                           "model_type",
-                           "torch_dtype",
-                           "dtype",
-                           "transformers_version",
-                           "use_cache",
-                           "bos_token_id",
-                           "eos_token_id",
-                           "pad_token_id",
-                           "sep_token_id",
-                           "unk_token_id",
-                           "decoder_start_token_id",
-                           "forced_bos_token_id",
-                           "forced_eos_token_id",
-                           "tokenizer_class",
-                           "prefix",
-                           "id2label",
-                           "label2id",
-                           "num_labels",
-                           "problem_type",
-                           "task_specific_params",
-                           "finetuning_task",
-                           "output_attentions",
-                           "output_hidden_states",
-                           "output_scores",
-                           "return_dict",
-                           "return_dict_in_generate",
-                           "torchscript",
-                           "use_bfloat16",
-                           "is_decoder",
-                           "tie_encoder_decoder",
-                           "chunk_size_feed_forward",
-                           "gradient_checkpointing",
-                           "pretraining_tp",
-                           "auto_map",
-                           "attn_implementation",
-                           "reorder_and_upcast_attn",
-                           "classifier_dropout",
-                           "summary_type",
-                           "summary_use_proj",
-                           "summary_activation",
-                           "summary_proj_to_labels",
-                           "summary_first_dropout",
-                           "unsloth_version",
-                           "unsloth_fixed",
-                           "n_ctx",
-                           "temperature",
-                           "top_k",
-                           "top_p",
-                           "typical_p",
-                           "do_sample",
-                           "num_beams",
-                           "num_beam_groups",
-                           "diversity_penalty",
-                           "repetition_penalty",
-                           "length_penalty",
-                           "early_stopping",
-                           "max_length",
-                           "min_length",
-                           "no_repeat_ngram_size",
-                           "encoder_no_repeat_ngram_size",
-                           "bad_words_ids",
-                           "num_return_sequences",
-                           "remove_invalid_values",
-                           "exponential_decay_length_penalty",
-                           "suppress_tokens",
-                           "begin_suppress_tokens",
-                           "cross_attention_hidden_size",
-                           "rope_interleaved"})
+  std::istringstream names(idle_keys);
+  for (std::string name; names >> name;)
     keys.push_back(custom<Published>(name, "", [](Published&, const Value&) {}));
   keys.push_back(only("is_encoder_decoder", is_false, "the model has no encoder here"));
   keys.push_back(only("add_cross_attention", is_false, "the model has no encoder here"));
   keys.push_back(only("pruned_heads", is_empty, "all heads are there"));
   keys.push_back(only("quantization_config", never,
                       "take the files of the model before it was quantised, in bf16, fp16 or fp32"));
+  keys.push_back(only("use_mrope", is_false, "positions are those of text"));
+  keys.push_back(only("neftune_noise_alpha", equals_number(0), "embeddings get no noise"));
   keys.push_back(only("text_config", never, "the model reads text alone here"));
 }
 
@@ -157,6 +117,14 @@ void put_rope(Keys& keys) {
   const auto read = [](Published& published, const Value& given_section) {
     // Some files say "type" and "rope_type" alike.
     Node node = given_section.node;
+    const Node* kind = node.find("rope_type") ? node.find("rope_type") : node.find("type");
+    published.original_missing =
+        kind && kind->is_text("llama3") && !node.find("original_max_position_embeddings");
+    if (published.original_missing) {  // transformers takes max_position_embeddings, which may come later
+      Node later = *kind;
+      later.kind = Node::Kind::integer, later.integer = 1, later.number = 1;
+      node.members.emplace_back("original_max_position_embeddings", std::move(later));
+    }
     const Node *old = node.find("type"), *type = node.find("rope_type");
     if (old && type && type->is(Node::Kind::string) && old->is_text(type->text))
       std::erase_if(node.members, [](const auto& member) { return member.first == "type"; });
@@ -168,6 +136,7 @@ void put_rope(Keys& keys) {
     Table<Rope> table;
     for (Key<RopeScaling>& key : rope_table().keys) table.keys.push_back(inside(&Rope::scaling, key));
     table.keys.push_back(real("rope_theta", &Rope::theta, "", 1, infinity, true));
+    table.keys.push_back(custom<Rope>("finetuned", "", [](Rope&, const Value&) {}));
     const auto refused = [&](const char* name, std::function<bool(const Value&)> same, const char* reason) {
       table.keys.push_back(custom<Rope>(name, "", [=](Rope&, const Value& value) {
         if (!same(value)) value.error(value.node.brief(), " is not supported: ", reason);
@@ -178,7 +147,7 @@ void put_rope(Keys& keys) {
     refused("mscale_all_dim", never, "attention_factor says by how much scores grow");
     Rope rope;
     const Given given = read_section(table, rope, section);
-    if (rope.theta > 0) published.rope_theta = rope.theta;
+    if (rope.theta > 0) published.inner_theta = rope.theta;
     if (!given.contains("rope_type")) {
       for (const auto& [name, value] : given)
         if (name != "rope_theta" && name != "partial_rotary_factor") section.error("needs \"rope_type\"");
@@ -214,6 +183,7 @@ void put_experts(Keys& keys, ModelType type) {
   moe(integer("moe_intermediate_size", &Moe::ffn_hidden_size, "", 1, most_ffn_hidden));
   moe(integer("decoder_sparse_step", &Moe::every, "", 1, most_layers));
   moe(boolean("norm_topk_prob", &Moe::norm_topk));
+  keys.push_back(only("shared_expert_intermediate_size", equals_number(0), "there are no shared experts"));
   keys.push_back(custom<Published>("mlp_only_layers", "", [](Published& published, const Value& value) {
     // The first so many layers are dense; a list of others has no key here.
     value.expect(Node::Kind::array);
@@ -251,7 +221,10 @@ Table<Published> decoder_table(ModelType type) {
     window.reads_null = true;
     keys.push_back(std::move(window));
   }
+  if (type == ModelType::llama) keys.push_back(only("activation", is_silu, "the activation is SiLU"));
   if (qwen) {
+    keys.push_back(only("use_qk_norm", type == ModelType::qwen2 ? is_false : is_true, "the family decides"));
+    keys.push_back(only("qkv_bias", type == ModelType::qwen2 ? is_true : is_false, "the family decides"));
     keys.push_back(boolean("use_sliding_window", &Published::use_sliding_window));
     keys.push_back(integer("max_window_layers", &Published::window_layers, "", 0, most_layers));
   }
@@ -322,14 +295,14 @@ FfnActivation activation_of(const Published& p, const Value& file) {
 }
 
 /// Qwen's models see all before in their first layers, or in all.
-void settle_window(Published& p, const Given& given, const Value& file) {
-  const bool qwen = given.contains("use_sliding_window") || p.model.type == ModelType::qwen2 ||
-                    p.model.type == ModelType::qwen3 || p.model.type == ModelType::qwen3_moe;
+void settle_window(Published& p, const Value& file) {
+  const bool qwen = p.model.type == ModelType::qwen2 || p.model.type == ModelType::qwen3 ||
+                    p.model.type == ModelType::qwen3_moe;
+  if (qwen && !p.use_sliding_window) p.window = 0;
   std::int64_t cut = p.model.num_layers;  // layers with a window
-  if (qwen && !p.use_sliding_window) cut = 0;
   if (qwen && p.use_sliding_window && p.model.type != ModelType::qwen3_moe)
     cut = std::max<std::int64_t>(0, p.model.num_layers - p.window_layers);
-  if (!p.layer_types.empty())
+  if (!p.layer_types.empty() && p.model.type != ModelType::qwen3_moe)
     cut = std::count(p.layer_types.begin(), p.layer_types.end(), "sliding_attention");
   for (const std::string& type : p.layer_types)
     if (type != "full_attention" && type != "sliding_attention")
@@ -350,10 +323,12 @@ void settle(Published& p, const Given& given, const Value& file) {
   m.activation = activation_of(p, file);
   m.seq_length = m.max_positions;
   if (p.rope_theta > 0) m.rotary_base = p.rope_theta;
+  if (p.inner_theta > 0) m.rotary_base = p.inner_theta;
   m.rope_scaling = p.rope;
-  if (m.rope_scaling.type == RopeType::yarn && m.rope_scaling.original_max_positions == 0)
+  if (p.original_missing ||
+      (m.rope_scaling.type == RopeType::yarn && m.rope_scaling.original_max_positions == 0))
     m.rope_scaling.original_max_positions = m.max_positions;
-  if (m.type != ModelType::gpt2) settle_window(p, given, file);
+  if (m.type != ModelType::gpt2) settle_window(p, file);
   if (m.moe.experts == 0) return;
   if (m.moe.ffn_hidden_size == 0) m.moe.ffn_hidden_size = m.ffn_hidden_size;
   if (m.moe.first_dense % m.moe.every != 0)
@@ -388,6 +363,8 @@ ModelType type_of(const Value& file) {
 
 PublishedModel from_hugging_face(std::string_view text, const std::string& name) {
   Context context;
+  context.advice =
+      "Sherd does not know whether the model depends on it; where it does not, take it out of the file";
   Node tree = parse_tree(text, name);
   drop_notes(tree);
   const Value file{tree, "", context};

@@ -94,16 +94,14 @@ Json rope_of(const RopeScaling& rope) {
   return out;
 }
 
-/// As the file that the model came from says it; transformers 4 knows the older form alone, 5 both.
+/// transformers 4 knows the older form alone, 5 both, of which the newer goes before: both say the same.
 void put_rope(Json& out, const Model& m, bool newer) {
   Json rope = rope_of(m.rope_scaling);
-  if (newer) {
-    rope["rope_theta"] = m.rotary_base;
-    out["rope_parameters"] = std::move(rope);
-    return;
-  }
   out["rope_theta"] = m.rotary_base;
-  out["rope_scaling"] = m.rope_scaling.type == RopeType::none ? Json(nullptr) : std::move(rope);
+  out["rope_scaling"] = m.rope_scaling.type == RopeType::none ? Json(nullptr) : rope;
+  if (!newer) return;
+  rope["rope_theta"] = m.rotary_base;
+  out["rope_parameters"] = std::move(rope);
 }
 
 void put_experts(Json& out, const Moe& moe, ModelType type) {

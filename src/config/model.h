@@ -68,7 +68,7 @@ struct Moe {
 /// every field may still be set by itself. The section is for `sherd train`; callers with a model of their
 /// own leave it out.
 struct Model {
-  ModelType type = ModelType::gpt2;  ///< gpt2 | llama
+  ModelType type = ModelType::gpt2;  ///< a family
   std::int64_t vocab_size = 0;       ///< token ids; 0 (default): as the dataset's tokenizer says
   /// The embedding's rows are rounded up to a multiple of this; the extra rows take no part in the loss.
   std::int64_t pad_vocab_to_multiple_of = 128;

@@ -83,9 +83,13 @@ void note_idle_keys(const Config& config, const Given& given, Context& context) 
 /// The files' `model` section goes over that of the weights that they begin with.
 void lay_on_weights(Node& tree, const ModelSections& sections) {
   const Node* training = tree.find("training");
-  const Node* folder = training ? training->find("init_from") : nullptr;
-  if (!sections || !folder || !folder->is(Node::Kind::string) || folder->text.empty()) return;
-  Node base = parse_tree(sections(folder->text), cat("the model of ", excerpt(folder->text, 200)));
+  const auto folder = [&](const char* key) {
+    const Node* node = training ? training->find(key) : nullptr;
+    return node && node->is(Node::Kind::string) ? node->text : std::string();
+  };
+  const std::string from = folder("init_from");
+  if (!sections || from.empty()) return;
+  Node base = parse_tree(sections(from, folder("save_dir")), cat("the model of ", excerpt(from, 200)));
   merge(base, std::move(tree));
   tree = std::move(base);
 }

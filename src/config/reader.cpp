@@ -267,7 +267,9 @@ void unknown_key(const Value& section, const std::string& name, const Node& valu
                  const std::vector<std::string>& known) {
   const bool told = section.context.problems.size() < Problems::most;
   fail(ErrorKind::config, value.place.str(), ": unknown key \"", join(section.path, excerpt(name)), "\"; ",
-       told ? advice(section, name, known) : "");
+       !told                            ? ""
+       : section.context.advice.empty() ? advice(section, name, known)
+                                        : section.context.advice);
 }
 
 void given_twice(const Value& value, const std::string& other) {

@@ -56,6 +56,9 @@ Table<Training> training_table() {
   table.keys.push_back(text("save_dir", &T::save_dir, "\"runs/a\""));
   table.keys.push_back(integer("save_interval", &T::save_interval, "50", 0));
   table.keys.push_back(integer("keep_last", &T::keep_last, "2", 0));
+  table.keys.push_back(boolean("save_async", &T::save_async));
+  table.keys.push_back(boolean("keep_best", &T::keep_best));
+  table.keys.push_back(integer("patience", &T::patience, "3", 0));
   table.keys.push_back(custom<T>("recompute", "\"full\"", read_recompute));
   table.keys.push_back(integer("recompute_blocks", &T::recompute_blocks, "2", 0));
   table.keys.push_back(integer("recompute_micro_batches", &T::recompute_micro_batches, "2", 0));
@@ -71,9 +74,14 @@ Table<Training> training_table() {
 void read_training(Config& config, const Value& section) {
   const Given given = read_section(training_table(), config.training, section);
   if (config.training.save_dir.empty())
-    for (const char* name : {"save_interval", "keep_last"})
+    for (const char* name : {"save_interval", "keep_last", "save_async", "keep_best"})
       if (given.contains(name))
         section.context.note(join(section.path, name), "no effect without training.save_dir");
+  const char* by_loss = config.training.keep_best      ? "keep_best"
+                        : config.training.patience > 0 ? "patience"
+                                                       : nullptr;
+  if (by_loss && config.training.eval_interval == 0)
+    section.error(by_loss, " goes by the validation loss: set eval_interval, the steps between evaluations");
 }
 
 template <class T>

@@ -47,6 +47,19 @@ Node pair_of(double first, double second, const Place& place) {
   return node;
 }
 
+/// As it is read where numbers and booleans are: without quotes.
+Node plain(const Node& node) {
+  Node out = node;
+  if (Node inner;
+      node.is(Node::Kind::string) && parse_value(node.text, inner) &&
+      (inner.is(Node::Kind::integer) || inner.is(Node::Kind::number) || inner.is(Node::Kind::boolean))) {
+    inner.place = node.place;
+    return inner;
+  }
+  for (Node& item : out.items) item = plain(item);
+  return out;
+}
+
 /// Of what fills keys: numbers, booleans and lists of numbers.
 bool same(const Node& a, const Node& b) {
   if (a.is(Node::Kind::boolean) || b.is(Node::Kind::boolean))
@@ -102,6 +115,9 @@ class Filler {
   TrainerArguments arguments_;
   Node own_;           ///< what section training held of these keys
   bool used_ = false;  ///< an argument was given, or an "auto" filled
+  /// The Trainer's optimizer and schedule are meant where the file has none: an "auto" was filled, or an
+  /// argument given that they are made of.
+  bool trains_ = false;
 };
 
 /// Takes the Trainer's arguments out of section training.
@@ -123,6 +139,9 @@ void Filler::read_arguments() {
   Given given;
   context_.attempt([&] { given = read_section(table, arguments_, Value{own_, "training", context_}); });
   used_ = !given.empty();
+  for (const char* name : {"learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+                           "warmup_steps", "warmup_ratio", "lr_scheduler_type"})
+    trains_ = trains_ || given.contains(name);
 }
 
 const Place& Filler::place_of(const char* name) const {
@@ -138,7 +157,8 @@ Argument Filler::argument(const char* name, const std::optional<T>& given, T oth
 /// 0 where the files do not say.
 std::int64_t Filler::steps() const {
   const Node* node = find_path(file_, "training.steps");
-  return node && node->number >= 1 ? static_cast<std::int64_t>(node->number) : 0;
+  const double number = node ? plain(*node).number : 0;
+  return number >= 1 ? static_cast<std::int64_t>(number) : 0;
 }
 
 /// As TrainingArguments.get_warmup_steps().
@@ -165,7 +185,7 @@ void Filler::replace(Node& node, const std::string& path, const Argument& argume
   const Place place = node.place;
   node = argument.value;
   node.place = place;
-  used_ = true;
+  used_ = trains_ = true;
   const std::string of = argument.name.empty() ? "" : cat("training.", argument.name);
   context_.note(path, cat("\"auto\" takes ", shown(node),
                           argument.given ? cat(", ", of)
@@ -186,7 +206,7 @@ void Filler::match(const std::string& path, const Argument& argument) {
   Node* node = find_path(file_, path);
   if (is_absent(node)) {
     if (argument.given) put_path(file_, path, argument.value);
-  } else if (argument.given && !same(*node, argument.value)) {
+  } else if (argument.given && !same(plain(*node), argument.value)) {
     const Place& place = argument.value.place;
     if (is_override(node->place) && !is_override(place)) {
       note(argument.name.c_str(), cat("no effect: --set ", path, " goes before it"));
@@ -205,7 +225,7 @@ void Filler::match(const std::string& path, const Argument& argument) {
 void Filler::leave_out(const std::string& path, const std::string& why) {
   if (!is_auto(path)) return;
   std::erase_if(file_.members, [&](const auto& member) { return member.first == path; });
-  used_ = true;
+  used_ = trains_ = true;
   context_.note(path, cat("\"auto\": ", why));
 }
 
@@ -334,8 +354,8 @@ void Filler::make_scheduler() {
 /// Sizes that go by the model's width.
 void Filler::fill_sizes() {
   const Node* width = find_path(file_, "model.hidden_size");
-  if (!width || width->number < 1) return;  // a model of the caller's: DeepSpeed's defaults
-  const double hidden = width->number;
+  const double hidden = width ? plain(*width).number : 0;
+  if (hidden < 1) return;  // a model of the caller's: DeepSpeed's defaults
   const Node* stage = find_path(file_, "zero_optimization.stage");
   const auto fill = [&](const char* key, double size) {
     const std::string path = cat("zero_optimization.", key);
@@ -343,11 +363,11 @@ void Filler::fill_sizes() {
     Node& node = *find_path(file_, path);
     const Place place = node.place;
     node = node_of(std::floor(size), place);
-    used_ = true;
+    used_ = trains_ = true;
     context_.note(path, cat("\"auto\" takes ", node.integer, ", by model.hidden_size"));
   };
   fill("reduce_bucket_size", hidden * hidden);
-  if (!stage || stage->number != 3) return;
+  if (!stage || plain(*stage).number != 3) return;
   for (const char* prefix : {"stage3_", ""}) {
     fill(cat(prefix, "prefetch_bucket_size").c_str(), 0.9 * hidden * hidden);
     fill(cat(prefix, "param_persistence_threshold").c_str(), 10 * hidden);
@@ -359,11 +379,11 @@ void Filler::fill() {
   fill_sizes();
   fill_precision();
   match("gradient_clipping", argument("max_grad_norm", arguments_.max_grad_norm, 1.0));
-  const bool has_scheduler = !is_absent(find_path(file_, "scheduler.type"));
+  const bool has_scheduler = !is_absent(file_.find("scheduler"));
   if (!is_absent(file_.find("optimizer"))) fill_optimizer();
-  if (has_scheduler) fill_scheduler();
+  if (!is_absent(find_path(file_, "scheduler.type"))) fill_scheduler();
   fill_batch();
-  if (!used_) return;
+  if (!trains_) return;
   if (is_absent(file_.find("optimizer"))) fill_optimizer();
   if (!has_scheduler) make_scheduler();
 }

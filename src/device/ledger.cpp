@@ -14,8 +14,9 @@ std::string_view name_of(Tier tier) {
 }
 
 std::string_view name_of(Category category) {
-  constexpr std::array<std::string_view, category_count> names{
-      "parameters", "gradients", "optimizer", "activations", "communication", "workspace", "padding"};
+  constexpr std::array<std::string_view, category_count> names{"parameters",  "gradients",     "optimizer",
+                                                               "activations", "communication", "workspace",
+                                                               "checkpoint",  "padding"};
   return names[static_cast<std::size_t>(category)];
 }
 

@@ -12,7 +12,8 @@ namespace sherd::device {
 enum class Tier : std::uint8_t { device, host, nvme };
 inline constexpr int tier_count = 3;
 
-/// What bytes are for. `padding` is the alignment that layouts add to model states, listed apart.
+/// What bytes are for. `checkpoint` is the copy of states that a save in the background writes; `padding` is
+/// the alignment that layouts add to model states, listed apart.
 enum class Category : std::uint8_t {
   parameters,
   gradients,
@@ -20,9 +21,10 @@ enum class Category : std::uint8_t {
   activations,
   communication,
   workspace,
+  checkpoint,
   padding
 };
-inline constexpr int category_count = 7;
+inline constexpr int category_count = 8;
 
 std::string_view name_of(Tier tier);
 std::string_view name_of(Category category);

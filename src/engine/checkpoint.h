@@ -15,8 +15,9 @@
 
 namespace sherd::engine {
 
-/// The folder that DIR/latest, or `tag`, names. Throws Error{io} when there is none, Error{data} when
-/// DIR/latest holds no name.
+/// The folder that DIR/latest, or `tag`, names; "best" stands for what DIR/best names. DIR may also be the
+/// folder of a checkpoint, or such a file itself: DIR/best. Throws Error{io} when there is none, Error{data}
+/// when DIR/latest holds no name.
 std::filesystem::path checkpoint_folder(const std::filesystem::path& directory, const std::string& tag = "");
 
 /// One state of one parameter in a checkpoint.
@@ -66,7 +67,8 @@ class CheckpointReader {
 /// where names or shapes differ. Collective over the model's group.
 void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model, tensor::Kernels& kernels);
 
-/// Removes all checkpoints called global_stepN but the newest `keep`, of which `newest` is one. By age, not
+/// Removes all checkpoints called global_stepN but the newest `keep`, of which `newest` is one, and that
+/// which DIR/best names. By age, not
 /// by step: after going back to an earlier checkpoint, higher steps are the old ones. Each disappears under
 /// its name at once. What cannot be removed is a warning. For the run that saves there
 /// (Engine::claim_save_folder).

@@ -113,7 +113,13 @@ bool Engine::is_gradient_accumulation_boundary() const {
 autograd::Var Engine::forward(const tensor::Batch& batch) {
   if (!training_) return executor_->evaluate(batch);
   schedule_->require_micro_batches(config_);
+  look_at_save();
   return executor_->forward(batch);
+}
+
+/// Where a step begins.
+void Engine::look_at_save() {
+  if (executor_->idle() && executor_->accumulated() == 0 && !executor_->failed()) checkpoints_->poll();
 }
 
 void Engine::backward(const autograd::Var& loss) {
@@ -140,6 +146,7 @@ const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next
     }
     return last_step();
   }
+  look_at_save();
   executor_->run(make_list(*schedule_, config_, engine::StepUpdate::may_begin_early(config_),
                            engine::StepUpdate::may_end_late(config_, device())),
                  schedule_->layout, next);
@@ -198,13 +205,29 @@ void Engine::set_training_data(const data::Loader& loader, std::shared_ptr<const
   checkpoints_->set_training_data(loader, std::move(tokens));
 }
 
+void Engine::set_checkpoint_files(engine::ExtraFiles files) {
+  checkpoints_->set_files(std::move(files));
+}
+
 void Engine::claim_save_folder(const std::string& directory) {
   checkpoints_->claim(directory);
 }
 
 void Engine::save_checkpoint(const std::string& directory, const std::string& tag,
                              const engine::ClientState& client) {
-  checkpoints_->save(directory, tag.empty() ? cat("global_step", global_steps()) : tag, client);
+  save_checkpoint(directory, engine::SaveOptions{.tag = tag, .client = client});
+}
+
+void Engine::save_checkpoint(const std::string& directory, const engine::SaveOptions& options) {
+  checkpoints_->save(directory, options);
+}
+
+void Engine::finish_save() {
+  checkpoints_->finish();
+}
+
+bool Engine::save_under_way() const {
+  return checkpoints_->under_way();
 }
 
 void Engine::load_weights(nn::WeightSource& source) {

@@ -48,6 +48,20 @@ struct IoBytes {
 /// Strings that a caller wants to find again in a checkpoint.
 using ClientState = std::map<std::string, std::string>;
 
+/// Files that checkpoints hold beside what training made, by name: bytes.
+using ExtraFiles = std::map<std::string, std::string>;
+
+/// How Engine::save_checkpoint() saves, where a tag is not enough.
+struct SaveOptions {
+  std::string tag{};     ///< of the folder; empty: global_stepN
+  ClientState client{};  ///< comes back from load_checkpoint()
+  /// Copies the states, and writes while training goes on. Engine::finish_save() waits for it.
+  bool async = false;
+  /// DIR/best is to name this checkpoint, too; until then remove_old_checkpoints() spares the one before.
+  bool best = false;
+  std::int64_t keep_last = 0;  ///< once it is whole, as remove_old_checkpoints(); 0: nothing is removed
+};
+
 }  // namespace engine
 
 /// Trains one sharded model: forward, backward, step, with DeepSpeed's counters and rules of accumulation.
@@ -161,14 +175,30 @@ class Engine {
   /// again. initialize() calls this. The loader may go before the engine.
   void set_training_data(const data::Loader& loader,
                          std::shared_ptr<const engine::TokenData> tokens = nullptr);
+  /// Files that checkpoints hold from here on as they are: the tokenizer and settings that a model came with.
+  /// load_checkpoint() takes those of the checkpoint, unless this gave some. Rank 0's count.
+  void set_checkpoint_files(engine::ExtraFiles files);
   /// Claims DIR for this run's checkpoints, as the first save_checkpoint() there would, until this engine
   /// ends or saves elsewhere: no other engine can save there meanwhile. Removes what runs that were killed
   /// while they saved there left. Throws Error{io} naming the process that has the folder. Collective.
   void claim_save_folder(const std::string& directory);
   /// Writes DIR/TAG (default global_stepN) whole or not at all, then moves DIR/latest; claims DIR before.
-  /// Replaces nothing but a checkpoint. What fails on one rank is thrown on all, which can go on. Collective.
+  /// Replaces nothing but a checkpoint. What fails on one rank is thrown on all, which can go on. Waits for a
+  /// save under way before, and throws what that failed with. Collective.
   void save_checkpoint(const std::string& directory, const std::string& tag = "",
                        const engine::ClientState& client = {});
+  /// The same as `options` say. With `async` it returns as soon as the states are copied to host memory,
+  /// which the ledger holds from then on (category `checkpoint`); what lies on NVMe is read later, and
+  /// updates wait until it was. A thread of its own writes. The checkpoint has the same bytes. What fails
+  /// then is thrown on all ranks by the next step, before it begins, by finish_save() or by the next save.
+  /// Where a rank has no memory for the copy, all save while they wait, and one says so in the log.
+  void save_checkpoint(const std::string& directory, const engine::SaveOptions& options);
+  /// Waits until the save under way is whole; nothing where none is. Throws what it failed with. Where it is
+  /// not called, the engine's end waits, and what fails is a warning. Collective.
+  void finish_save();
+  /// Whether a checkpoint is being written that is not whole yet, as far as all ranks know since the last
+  /// step began: the same on all.
+  bool save_under_way() const;
   /// Restores everything from DIR/TAG (default: what DIR/latest names), the training loader's position too,
   /// and returns what the caller had saved. Any number of ranks, stage and placement loads what any others
   /// saved. Throws Error{data} or Error{io} naming file and cause, also for training data of another
@@ -206,6 +236,7 @@ class Engine {
   friend class engine::Checkpoints;
 
   void after_update();
+  void look_at_save();
 
   DistributedPtr dist_;
   config::Config config_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "device/meta.h"
+#include "engine/checkpoint/snapshot.h"
 #include "engine/make_device.h"
 #include "engine/process_grid.h"
 #include "engine/train_schedule.h"
@@ -144,6 +145,26 @@ std::vector<ValueForm> forms_of_parts(config::Config config, const ModelSource& 
   return recorder.forms();
 }
 
+/// Whether `sherd train` writes checkpoints while steps go on; the last one it waits for anyway.
+bool saves_beside_steps(const config::Training& training) {
+  return training.save_async && !training.save_dir.empty() &&
+         (training.save_interval > 0 || training.keep_best);
+}
+
+/// The copy is kept from the first save on: it adds to whatever else is held.
+void add_snapshot(const config::Config& config, Engine& engine, Estimate& out) {
+  if (!saves_beside_steps(config.training)) return;
+  out.snapshot = Snapshots(engine.sharded(), engine.device()).bytes();
+  MemoryReport::TierMemory& host = out.peaks.tiers[static_cast<std::size_t>(device::Tier::host)];
+  const std::uint64_t limit = config.device.host_memory_limit;
+  out.snapshot_fits = limit == 0 || host.total_peak + out.snapshot <= limit;
+  if (!out.snapshot_fits) return;
+  const auto category = static_cast<std::size_t>(device::Category::checkpoint);
+  host.peak[category] += out.snapshot;
+  host.total_peak += out.snapshot;
+  out.peaks.held += out.snapshot;
+}
+
 }  // namespace
 
 Estimate estimate(const config::Config& config, const ModelSource& model, const MakeBatch& batch,
@@ -173,6 +194,7 @@ Estimate estimate(const config::Config& config, const ModelSource& model, const 
   for (const auto& [axis, bytes] : moved.traffic) out.traffic.add(bytes);
   out.io = moved.io;
   out.peaks = run.tracked();
+  add_snapshot(config, run.engine(), out);
   Engine& engine = run.engine();
   const TrainSchedule schedule{engine.schedule(), engine.stages()};
   out.schedule = describe_schedule(schedule, engine.config(), engine.module(),

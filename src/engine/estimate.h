@@ -21,7 +21,11 @@ struct Estimate {
   comm::Traffic traffic;  ///< sent by one optimizer step
   std::vector<comm::ProcessGroups::AxisTraffic> traffic_by_axis;  ///< the same apart
   std::uint64_t exchange = 0;  ///< of the host, that exchanging takes untracked (comm/host_memory.h)
-  IoBytes io;                  ///< moved to and from NVMe by one optimizer step
+  /// Of the host tier, what copying states for a save in the background takes, where `sherd train` saves so:
+  /// among the peaks where it fits within device.host_memory_limit; else it saves while training waits.
+  std::uint64_t snapshot = 0;
+  bool snapshot_fits = true;
+  IoBytes io;  ///< moved to and from NVMe by one optimizer step
   /// Where replicas come to exchange momentum: what steps up to the freeze_step send and move; the fields
   /// above are of steps after it.
   struct WarmUp {

@@ -7,17 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "engine/engine.h"
 #include "engine/token_data.h"
 
 namespace sherd::engine {
 
-/// What a manifest keeps of a file; the checksum is sherd::crc32c() of its bytes.
-struct FileChecksum {
-  std::uint64_t bytes = 0;
-  std::uint32_t crc32c = 0;
-  bool operator==(const FileChecksum&) const = default;
-};
+using sherd::FileChecksum;
 
 /// The copy of the SentencePiece model in a checkpoint's folder; one that is there is among the manifest's
 /// files.

@@ -27,9 +27,6 @@ class CheckpointWeights : public nn::WeightSource {
   device::Device& device_;
 };
 
-/// Files that a checkpoint holds beside what training made, by name: bytes.
-using ExtraFiles = std::map<std::string, std::string>;
-
 /// Writes a checkpoint of weights alone, DIR/TAG, whole or not at all, and moves DIR/latest. Offline, in one
 /// file: `parameters` are all of a model's, in their logical shapes, and read from `weights` a part at a time
 /// through memory of `device`. Of `manifest` the caller fills in the configuration, the computing type and

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "engine/manifest.h"
 #include "tensor/tensor.h"
 
 namespace sherd::tensor {
@@ -111,8 +112,9 @@ class SafetensorsWriter {
   void write(std::string_view name, std::int64_t first, const Tensor& from);
   /// The same from host memory: `data` holds whole elements of the declared dtype.
   void write(std::string_view name, std::int64_t first, std::span<const std::byte> data);
-  /// Throws Error{usage} naming a tensor with elements still missing; otherwise syncs and renames.
-  void finish();
+  /// Throws Error{usage} naming a tensor with elements still missing; otherwise syncs and renames. Returns
+  /// what it wrote, summed on the way.
+  FileChecksum finish();
 
  private:
   struct State;

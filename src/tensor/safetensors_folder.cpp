@@ -1,13 +1,12 @@
 #include "tensor/safetensors_folder.h"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "base/atomic_file.h"
 #include "base/check_json.h"
 #include "base/excerpt.h"
+#include "base/read_file.h"
 
 namespace sherd::tensor {
 namespace fs = std::filesystem;
@@ -15,29 +14,15 @@ namespace {
 
 constexpr const char* single_file = "model.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
-/// Enough for the names of a million tensors.
-constexpr std::uintmax_t largest_index = 256 << 20;
 
 bool is_there(const fs::path& path) {
   std::error_code error;
   return fs::exists(path, error);
 }
 
-std::string read_index(const fs::path& path) {
-  std::error_code error;
-  const std::uintmax_t bytes = fs::file_size(path, error);
-  if (error || bytes > largest_index)
-    fail(error ? ErrorKind::io : ErrorKind::data, "cannot read '", path.string(),
-         "': ", error ? error.message() : cat("it has ", bytes, " bytes, more than any index"));
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  if (!(text << in.rdbuf())) fail(ErrorKind::io, "cannot read '", path.string(), "'");
-  return std::move(text).str();
-}
-
 /// The files that an index names.
 std::set<std::string> indexed_files(const fs::path& path, std::map<std::string, std::string>& weights) {
-  const std::string text = read_index(path);
+  const std::string text = read_file(path);
   try {
     check_json(text);
     const nlohmann::json index = nlohmann::json::parse(text);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/atomic_file.h"
+#include "base/crc32c.h"
 #include "base/error.h"
 #include "tensor/safetensors.h"
 
@@ -111,12 +112,15 @@ struct SafetensorsWriter::State {
   explicit State(fs::path path) : file(std::move(path)) {}
   Slot& slot(std::string_view name);
   void write(Slot& slot, std::int64_t first, std::int64_t count, const void* data);
+  void put(std::uint64_t offset, const void* data, std::size_t bytes);
+  FileChecksum checksum() const;
 
   AtomicFile file;
   std::vector<Slot> slots;
   std::unordered_map<std::string_view, std::size_t> index;  // keys point into `slots`
   std::uint64_t payload = 0;                                // where the elements begin
-  std::mutex mutex;                                         // guards each slot's `written`
+  std::map<std::uint64_t, FileChecksum> sums;               // of what was written, by offset in the file
+  std::mutex mutex;                                         // guards each slot's `written`, and `sums`
 };
 
 SafetensorsWriter::SafetensorsWriter(fs::path path, std::vector<SafetensorsSpec> specs,
@@ -134,8 +138,8 @@ SafetensorsWriter::SafetensorsWriter(fs::path path, std::vector<SafetensorsSpec>
   for (const Slot& slot : state_->slots)
     total += static_cast<std::uint64_t>(slot.numel) * size_of(slot.spec.dtype);
   state_->file.reserve(total);
-  state_->file.write(&length, sizeof length);
-  state_->file.write(header.data(), header.size());
+  state_->put(0, &length, sizeof length);
+  state_->put(sizeof length, header.data(), header.size());
 }
 
 SafetensorsWriter::~SafetensorsWriter() = default;
@@ -157,8 +161,23 @@ void SafetensorsWriter::State::write(Slot& slot, std::int64_t first, std::int64_
             ") of tensor '", slot.spec.name, "' were written before");
   }
   const std::uint64_t width = size_of(slot.spec.dtype);
-  file.write_at(payload + slot.offset + static_cast<std::uint64_t>(first) * width, data,
-                static_cast<std::size_t>(count) * width);
+  put(payload + slot.offset + static_cast<std::uint64_t>(first) * width, data,
+      static_cast<std::size_t>(count) * width);
+}
+
+/// Sums while the bytes are in the cache: nobody has to read the file again.
+void SafetensorsWriter::State::put(std::uint64_t offset, const void* data, std::size_t bytes) {
+  file.write_at(offset, data, bytes);
+  const FileChecksum sum{bytes, crc32c(data, bytes)};
+  std::lock_guard lock(mutex);
+  sums[offset] = sum;
+}
+
+FileChecksum SafetensorsWriter::State::checksum() const {
+  FileChecksum whole;
+  for (const auto& [offset, sum] : sums)
+    whole = {whole.bytes + sum.bytes, crc32c_joined(whole.crc32c, sum.crc32c, sum.bytes)};
+  return whole;
 }
 
 void SafetensorsWriter::write(std::string_view name, std::int64_t first, const Tensor& from) {
@@ -176,12 +195,13 @@ void SafetensorsWriter::write(std::string_view name, std::int64_t first, std::sp
   state_->write(slot, first, static_cast<std::int64_t>(data.size() / width), data.data());
 }
 
-void SafetensorsWriter::finish() {
+FileChecksum SafetensorsWriter::finish() {
   for (const Slot& slot : state_->slots)
     require(slot.written.covers(slot.numel), "tensor '", slot.spec.name, "' is not complete in '",
             state_->file.path().string(), "': the element at ", slot.written.first_missing(), " of ",
             slot.numel, " was never written");
   state_->file.commit();
+  return state_->checksum();
 }
 
 }  // namespace sherd::tensor

@@ -20,6 +20,22 @@ TEST(Crc32c, MatchesPublishedValues) {
   }
 }
 
+TEST(Crc32c, SumsOfPartsJoinToThatOfTheWhole) {
+  std::vector<unsigned char> data(100'003);
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<unsigned char>(i * i % 251);
+  const std::uint32_t whole = crc32c(data.data(), data.size());
+  for (const std::size_t cut : {0, 1, 7, 4096, 65'535, 100'002, 100'003})
+    EXPECT_EQ(crc32c_joined(crc32c(data.data(), cut), crc32c(data.data() + cut, data.size() - cut),
+                            data.size() - cut),
+              whole)
+        << cut;
+  // Nothing changes on the way round a third part, however it is cut.
+  const auto of = [&](std::size_t begin, std::size_t end) {
+    return crc32c(data.data() + begin, end - begin);
+  };
+  EXPECT_EQ(crc32c_joined(of(0, 10), crc32c_joined(of(10, 5000), of(5000, 100'003), 95'003), 99'993), whole);
+}
+
 TEST(Crc32c, BothWaysAgreeForEverySplit) {
   std::vector<unsigned char> data(67);
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<unsigned char>(i * i + 7);

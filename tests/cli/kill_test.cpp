@@ -1,6 +1,6 @@
-// `sherd train` killed at any moment, saving included: whatever is left, the newest checkpoint is whole and
-// the run goes on from it to the same bits. SHERD_KILL_ROUNDS sets how often (8 where it is not set, as in
-// CI), SHERD_KILL_SEED when.
+// `sherd train` killed at any moment, half of the times while it saves: whatever is left, the newest
+// checkpoint is whole and the run goes on from it to the same bits. SHERD_KILL_ROUNDS sets how often (8 where
+// it is not set, as in CI), SHERD_KILL_SEED when.
 #include <signal.h>
 
 #include <map>
@@ -9,6 +9,7 @@
 
 #include "cli/train_fixture.h"
 #include "engine/checkpoint.h"
+#include "tensor/safetensors.h"
 
 namespace sherd::cli {
 namespace {
@@ -31,9 +32,13 @@ class Kill : public Train {
                   "device.threads_per_rank=1"});
   }
   /// Two ranks: threads of one process, or processes of which a launcher tells nothing but their places.
-  std::string line(bool launched_ranks, bool resumed) const {
+  std::string line(bool launched_ranks, bool on_nvme, bool resumed) const {
     std::vector<std::string> arguments = run_of("m.jsonl");
     if (resumed) arguments.push_back("--resume");
+    if (on_nvme)
+      arguments.insert(arguments.end(),
+                       {"--set", "zero_optimization.offload_optimizer.device=nvme", "--set",
+                        cat("zero_optimization.offload_optimizer.nvme_path=", folder_.path().string())});
     // Each writes its id down and becomes the program.
     const std::string note = cat("echo $$ >", folder_.path().string(), R"(/pid$RANK; exec "$@")");
     if (launched_ranks)
@@ -68,13 +73,35 @@ class Kill : public Train {
     for (const auto& entry : fs::directory_iterator(folder_ / "run")) out.insert(entry.path().filename());
     return out;
   }
-  /// Runs, and sends `signal` to the processes in `ranks` after a while; the exit code, -1 after a signal.
-  int run_and_kill(bool launched_ranks, int signal, const std::vector<int>& ranks, int milliseconds) {
+  bool saving() const {
+    std::error_code gone;
+    for (fs::directory_iterator at(folder_ / "run", gone), end; !gone && at != end; at.increment(gone))
+      if (at->path().extension() == ".partial" && !left_.contains(at->path().filename())) return true;
+    return false;
+  }
+  /// How a run is started and killed.
+  struct Attempt {
+    bool launched_ranks = false, on_nvme = false;
+    int signal = SIGKILL;
+    std::vector<int> ranks{0};  ///< whose processes are killed
+    int milliseconds = 0;       ///< before that; then, with `saving`,
+    bool saving = false;        ///< when the next checkpoint is being written,
+    int microseconds = 0;       ///< and so long after that
+  };
+  /// The exit code, -1 after a signal.
+  int run_and_kill(const Attempt& attempt) {
     for (const int rank : {0, 1}) fs::remove(folder_ / cat("pid", rank));
-    const pid_t child = start_line(line(launched_ranks, saved()), "kill.err");
-    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-    for (const int rank : ranks)
-      if (const pid_t process = process_of(rank); process > 0) kill(process, signal);
+    left_ = fs::exists(folder_ / "run") ? names() : std::set<std::string>();
+    const pid_t child = start_line(line(attempt.launched_ranks, attempt.on_nvme, saved()), "kill.err");
+    std::this_thread::sleep_for(std::chrono::milliseconds(attempt.milliseconds));
+    if (attempt.saving) {
+      for (int looked = 0; !saving() && looked < 20'000; ++looked)
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      std::this_thread::sleep_for(std::chrono::microseconds(attempt.microseconds));
+    }
+    killed_saving_ += saving();
+    for (const int rank : attempt.ranks)
+      if (const pid_t process = process_of(rank); process > 0) kill(process, attempt.signal);
     // A rank that has not met the others yet waits for them up to a minute.
     int status = 0;
     for (int waited = 0; waitpid(child, &status, WNOHANG) == 0; ++waited) {
@@ -85,6 +112,21 @@ class Kill : public Train {
     }
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
+  /// The weights and states of the newest checkpoint, by name.
+  std::map<std::string, std::vector<std::byte>> states() const {
+    const engine::CheckpointReader reader(engine::checkpoint_folder(folder_ / "run"));
+    std::map<std::string, std::vector<std::byte>> out;
+    for (const auto& [file, checksum] : reader.manifest().files) {
+      if (!file.ends_with(".safetensors")) continue;
+      const engine::SafetensorsFile tensors(reader.folder() / file);
+      for (const engine::SafetensorsEntry& entry : tensors.entries()) {
+        std::vector<std::byte>& bytes = out[file + " " + entry.name];
+        bytes.resize(entry.bytes);
+        tensors.read_bytes(entry, 0, bytes);
+      }
+    }
+    return out;
+  }
   /// Each step's loss is that of the run that nobody disturbed, and of all of them where the run ended.
   void expect_same(const Losses& expected, bool ended) const {
     const Losses got = losses("m.jsonl");
@@ -93,6 +135,9 @@ class Kill : public Train {
       EXPECT_EQ(got.size(), expected.size());
     }
   }
+
+  std::set<std::string> left_;  ///< in the folder when the newest run began
+  int killed_saving_ = 0;
 };
 
 TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameRun) {
@@ -106,22 +151,27 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameRun) {
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
   const Losses expected = losses("whole.jsonl");
   ASSERT_EQ(expected.size(), std::size_t{steps});
+  const auto last_states = states();
+  ASSERT_FALSE(last_states.empty());
   fs::remove_all(folder_ / "run");
 
   const int rounds = from_environment("SHERD_KILL_ROUNDS", 8);
   int killed = 0, partials = 0, runs = 0;
   for (int round = 0; round < rounds && !HasFailure(); ++round) {
-    const bool launched_ranks = random() % 2 == 0;
-    const int signal = random() % 3 == 0 ? SIGTERM : SIGKILL;
+    Attempt attempt;
+    attempt.launched_ranks = random() % 2 == 0, attempt.on_nvme = random() % 2 == 0;
+    attempt.saving = random() % 2 == 0;
+    attempt.signal = random() % 3 == 0 ? SIGTERM : SIGKILL;
     // Processes lose one of them or both.
-    std::vector<int> ranks{0};
-    if (launched_ranks && random() % 2 == 0) ranks = {1};
-    if (launched_ranks && (signal == SIGTERM || random() % 3 == 0)) ranks = {0, 1};
-    const int code = run_and_kill(launched_ranks, signal, ranks,
-                                  static_cast<int>(random() % static_cast<unsigned>(took.count() * 2 / 3)));
+    if (attempt.launched_ranks && random() % 2 == 0) attempt.ranks = {1};
+    if (attempt.launched_ranks && (attempt.signal == SIGTERM || random() % 3 == 0)) attempt.ranks = {0, 1};
+    attempt.milliseconds = static_cast<int>(random() % static_cast<unsigned>(took.count() * 2 / 3));
+    attempt.microseconds = static_cast<int>(random() % 5000);
+    const int code = run_and_kill(attempt);
     const std::string context =
-        cat("round ", round, launched_ranks ? ", processes" : ", threads", ", signal ", signal, ", exit ",
-            code, "\n", read_text(folder_ / "kill.err"));
+        cat("round ", round, attempt.launched_ranks ? ", processes" : ", threads",
+            attempt.on_nvme ? ", NVMe" : "", attempt.saving ? ", saving" : "", ", signal ", attempt.signal,
+            ", exit ", code, "\n", read_text(folder_ / "kill.err"));
     SCOPED_TRACE(context);
     killed += code != 0;
     if (!fs::exists(folder_ / "run")) continue;
@@ -134,11 +184,13 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameRun) {
     expect_same(expected, code == 0);
     if (code != 0) continue;
     ++runs;
+    EXPECT_TRUE(states() == last_states);
     for (const char* left : {"run", "m.jsonl"}) fs::remove_all(folder_ / left);
   }
-  RecordProperty("killed", killed), RecordProperty("leftovers", partials), RecordProperty("completed", runs);
-  std::cout << killed << " of " << rounds << " killed, " << partials << " leftovers seen, " << runs
-            << " runs completed between\n";
+  RecordProperty("killed", killed), RecordProperty("saving", killed_saving_),
+      RecordProperty("leftovers", partials), RecordProperty("completed", runs);
+  std::cout << killed << " of " << rounds << " killed, " << killed_saving_ << " while they saved, "
+            << partials << " leftovers seen, " << runs << " runs completed between\n";
   if (HasFailure()) return;
 
   auto last = run_of("m.jsonl");
@@ -150,6 +202,7 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameRun) {
   EXPECT_EQ(names(),
             (std::set<std::string>{cat("global_step", steps - 2), cat("global_step", steps), "latest"}));
   read_latest();
+  EXPECT_TRUE(states() == last_states);
 }
 
 }  // namespace

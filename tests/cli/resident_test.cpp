@@ -58,6 +58,20 @@ TEST_F(Resident, EverythingOnNvme) {
        "zero_optimization.sub_group_size=2e6", "training.recompute=full"});
 }
 
+TEST_F(Resident, SavesBesideTraining) {
+  const std::string folder = (folder_ / "saved").string();
+  expect_estimated(2, false, {"training.save_dir=" + folder, "training.save_interval=1"});
+}
+
+TEST_F(Resident, SavesBesideTrainingOfWhatIsOnNvme) {
+  const std::string folder = (folder_ / "swap").string();
+  expect_estimated(
+      2, false,
+      {"training.save_dir=" + (folder_ / "saved").string(), "training.save_interval=1",
+       "zero_optimization.offload_optimizer.device=nvme",
+       "zero_optimization.offload_optimizer.nvme_path=" + folder, "zero_optimization.sub_group_size=2e6"});
+}
+
 TEST_F(Resident, FourProcesses) {
   expect_estimated(4, true, {});
 }

@@ -112,6 +112,58 @@ TEST_F(Weights, ACheckpointIsInspectedVerifiedAndConverted) {
   EXPECT_EQ(sherd({"checkpoint", "verify", in("run"), "--tag", "global_step3"}).code, 1);
 }
 
+/// Tokenizer and settings go from the files through the run's checkpoints back into files; and neither a
+/// resumed run nor an export needs the folder that the weights came from.
+TEST_F(Weights, WhatCameWithTheWeightsStaysWithThem) {
+  ASSERT_EQ(sherd(with(llama_)).code, 0);
+  ASSERT_EQ(sherd({"export", in("run"), "--output", in("hf") + "/", "--dtype", "fp32"}).code, 0);
+  std::string settings = read_text(folder_ / "hf" / "config.json");
+  settings.insert(1, "\"eos_token_id\": [7, 9],");
+  write_text(folder_ / "hf" / "config.json", settings);
+  write_text(folder_ / "hf" / "tokenizer.json", "{}");
+  const std::string begin = "training.init_from=" + in("hf"), save = "training.save_dir=" + in("tuned");
+  const std::vector<std::string> whole = losses({begin, save, "training.steps=3"});
+  fs::remove_all(in("tuned"));
+  const Outcome begun = sherd(with({begin, save, "training.steps=2"}));
+  ASSERT_EQ(begun.code, 0) << begun.err;
+  EXPECT_THAT(begun.err, HasSubstr("the weights came with a tokenizer of their own"));
+  fs::remove_all(in("hf"));
+  EXPECT_EQ(losses({begin, save, "training.steps=3"}, {"--resume"}), std::vector<std::string>{whole[2]});
+  const Outcome out = sherd({"export", in("tuned"), "--output", in("mine")});
+  ASSERT_EQ(out.code, 0) << out.err;
+  EXPECT_EQ(out.err.find("tokenizer"), std::string::npos) << out.err;
+  EXPECT_EQ(read_text(folder_ / "mine" / "tokenizer.json"), "{}");
+  const std::string kept = read_text(folder_ / "mine" / "config.json");
+  EXPECT_THAT(kept, HasSubstr("\"eos_token_id\""));
+  EXPECT_THAT(kept, HasSubstr("\"bfloat16\""));
+}
+
+TEST_F(Weights, NothingThatWasSavedIsLost) {
+  ASSERT_EQ(sherd(with(llama_)).code, 0);
+  ASSERT_EQ(sherd({"export", in("run"), "--output", in("hf")}).code, 0);
+  const std::string latest = read_text(folder_ / "run" / "latest");
+  const Outcome imported = sherd({"import", in("hf"), "--output", in("run")});
+  EXPECT_EQ(imported.code, 1);
+  EXPECT_THAT(imported.err, HasSubstr("--resume could not go on"));
+  const Outcome converted =
+      sherd({"checkpoint", "convert", in("run"), "--output", in("run"), "--weights-only"});
+  EXPECT_EQ(converted.code, 1);
+  EXPECT_THAT(converted.err, HasSubstr("--resume could not go on"));
+  EXPECT_EQ(read_text(folder_ / "run" / "latest"), latest);
+  fs::create_directories(in("other.partial"));
+  write_text(folder_ / "other.partial" / "mine", "x");
+  const Outcome exported = sherd({"export", in("run"), "--output", in("other")});
+  EXPECT_EQ(exported.code, 1);
+  EXPECT_THAT(exported.err, HasSubstr("no export made it"));
+  EXPECT_EQ(read_text(folder_ / "other.partial" / "mine"), "x");
+  // What an export left that was killed goes.
+  write_text(folder_ / "other.partial" / ".sherd-export", "");
+  EXPECT_EQ(sherd({"export", in("run"), "--output", in("other")}).code, 0);
+  EXPECT_FALSE(fs::exists(folder_ / "other.partial"));
+  EXPECT_FALSE(fs::exists(folder_ / "other" / "mine"));
+  EXPECT_FALSE(fs::exists(folder_ / "other" / ".sherd-export"));
+}
+
 TEST_F(Weights, MistakesAreNamed) {
   const auto expect = [&](const std::vector<std::string>& arguments, int code, const char* part) {
     const Outcome got = sherd(arguments);

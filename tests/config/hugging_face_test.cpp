@@ -117,18 +117,50 @@ TEST(HuggingFaceConfig, BothFormsOfRotaryScaling) {
       RopeType::linear);
 }
 
+TEST(HuggingFaceConfig, WhatPublishedFilesCarryBesideIsRead) {
+  EXPECT_NO_THROW(
+      read(R"({"model_type": "qwen2", "use_mrope": false, "qkv_bias": true, "rope_theta": 1e6})"));
+  EXPECT_NO_THROW(
+      read(R"({"model_type": "gpt2", "n_special": 0, "predict_special_tokens": true, "output_past": true,
+      "n_ctx": 1024, "summary_type": "cls_index", "task_specific_params": {"text-generation": {"do_sample": true}}})"));
+  EXPECT_NO_THROW(read(R"({"model_type": "llama", "max_sequence_length": 2048, "is_llama_config": true,
+      "transformers.js_config": {"kv_cache_dtype": "x"}, "_name_or_path": "y", "pretraining_tp": 1})"));
+  EXPECT_NO_THROW(
+      read(R"({"model_type": "qwen3_moe", "shared_expert_intermediate_size": 0, "use_qk_norm": true,
+      "qkv_bias": false})"));
+}
+
+TEST(HuggingFaceConfig, TheInnerRotaryBaseGoesBefore) {
+  const Model m =
+      read(R"({"model_type": "llama", "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"},
+      "rope_theta": 1e4})")
+          .model;
+  EXPECT_EQ(m.rotary_base, 5e5);
+  const Model early = read(R"({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8,
+      "low_freq_factor": 1, "high_freq_factor": 4, "finetuned": true}, "max_position_embeddings": 4096})")
+                          .model;
+  EXPECT_EQ(early.rope_scaling.original_max_positions, 4096);
+}
+
 TEST(HuggingFaceConfig, AWindowIsInAllLayersOrInNone) {
   const auto qwen = [](const std::string& more) {
     return cat(R"({"model_type": "qwen2", "num_hidden_layers": 4, "sliding_window": 64, )", more, "}");
   };
   EXPECT_EQ(read(qwen(R"("use_sliding_window": false)")).model.sliding_window, 0);
+  EXPECT_EQ(
+      read(qwen(R"("use_sliding_window": false, "layer_types": ["sliding_attention", "sliding_attention",
+                      "sliding_attention", "sliding_attention"])"))
+          .model.sliding_window,
+      0);
   EXPECT_EQ(read(qwen(R"("use_sliding_window": true, "max_window_layers": 4)")).model.sliding_window, 0);
   EXPECT_EQ(read(qwen(R"("use_sliding_window": true, "max_window_layers": 0)")).model.sliding_window, 64);
   EXPECT_THAT(error_in(qwen(R"("use_sliding_window": true, "max_window_layers": 2)")),
               HasSubstr("sliding_window in 2 of 4 layers"));
-  EXPECT_THAT(error_in(qwen(R"("layer_types": ["full_attention", "sliding_attention", "full_attention",
+  EXPECT_THAT(
+      error_in(qwen(
+          R"("use_sliding_window": true, "layer_types": ["full_attention", "sliding_attention", "full_attention",
                                "full_attention"])")),
-              HasSubstr("sliding_window in 1 of 4 layers"));
+      HasSubstr("sliding_window in 1 of 4 layers"));
 }
 
 TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
@@ -140,6 +172,9 @@ TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
       {R"({"model_type": "llama", "hidden_act": "relu"})", "hidden_act \"relu\""},
       {R"({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2}})", "dynamic"},
       {R"({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8}})", "low_freq_factor"},
+      {R"({"model_type": "qwen3_moe", "shared_expert_intermediate_size": 64})",
+       "shared_expert_intermediate_size"},
+      {R"({"model_type": "qwen2", "use_mrope": true})", "use_mrope"},
       {R"({"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "factor": 4, "mscale": 1}})",
        "mscale"},
       {R"({"model_type": "llama", "partial_rotary_factor": 0.5})", "partial_rotary_factor"},

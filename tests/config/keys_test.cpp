@@ -51,6 +51,8 @@ std::string base_for(const std::string& path) {
       {"model",
        R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4, "position": "rotary"}})"},
       {"parallel.virtual_stages", R"({"parallel": {"schedule": "interleaved"}})"},
+      {"training.keep_best", R"({"training": {"eval_interval": 50, "save_dir": "runs/a"}})"},
+      {"training.patience", R"({"training": {"eval_interval": 50}})"},
       {"data", R"({"data": {"path": "corpus/a"}})"}};
   for (const auto& [prefix, text] : bases)
     if (path.starts_with(prefix) && path[prefix.size()] != '[') return text;

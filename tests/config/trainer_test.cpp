@@ -101,6 +101,37 @@ TEST(Trainer, MakesOptimizerAndScheduleWhereTheFileHasNone) {
                        "scheduler: not given; Trainer's needs training.steps"));
 }
 
+/// What says nothing of rates and rules leaves them alone.
+TEST(Trainer, ArgumentsOfTheBatchMakeNoSchedule) {
+  const Config config =
+      parse(R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})",
+            R"({"steps": 10, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "precision": "bf16"})");
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(config.scheduler));
+  EXPECT_EQ(config.optimizer.lr, 0.01);
+  EXPECT_EQ(config.batch.gradient_accumulation_steps, 2);
+  EXPECT_EQ(config.gradient_clipping, 0.5);
+}
+
+TEST(Trainer, QuotesChangeNothing) {
+  const Config config = parse_text(merged(
+      {R"({"zero_optimization": {"stage": "3", "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"},
+          "optimizer": {"type": "AdamW", "params": {"lr": "1e-3", "betas": ["0.9", 0.95], "eps": "auto"}},
+          "gradient_clipping": "1.0", "bf16": {"enabled": "true"}, "train_micro_batch_size_per_gpu": "2"})",
+       R"({"model": {"seq_length": 8, "num_layers": 1, "num_heads": 1, "hidden_size": "32"}})",
+       R"({"training": {"steps": "6", "learning_rate": 1e-3, "adam_beta2": 0.95, "max_grad_norm": 1.0,
+           "precision": "bf16", "micro_batch_size": 2}})"}));
+  EXPECT_TRUE((std::get<TrainerSchedule>(config.scheduler) == TrainerSchedule{RateShape::linear, 6, 0}));
+  EXPECT_EQ(config.zero.reduce_bucket_size, 32 * 32);
+  EXPECT_EQ(config.zero.prefetch_bucket_size, 921);
+  EXPECT_EQ(config.optimizer.lr, 1e-3);
+}
+
+TEST(Trainer, ASchedulerWithoutTypeIsAnError) {
+  EXPECT_THAT(error_of(with(R"({"scheduler": {"params": {"warmup_num_steps": 5}}})",
+                            R"({"steps": 10, "learning_rate": 1e-3})")),
+              ::testing::HasSubstr("scheduler: needs \"type\""));
+}
+
 TEST(Trainer, ArgumentsReachSectionsThatDoNotSay) {
   const Config config = parse(R"({"optimizer": {"type": "AdamW", "params": {}},
       "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100}}, "fp16": {"loss_scale": 8}})",

@@ -255,6 +255,30 @@ TEST(HuggingFaceFolder, OlderNamesAndBuffersAreFound) {
   EXPECT_NO_THROW(llama.open());
 }
 
+/// transformers ties what it finds; a file may have either name.
+TEST(HuggingFaceFolder, ATiedTableMayBeStoredAsTheHeadAlone) {
+  const std::string table = "model.embed_tokens.weight";
+  Copy copy("qwen2");
+  copy.rewrite([&](Copy::Dict& all) {
+    all["lm_head.weight"] = all[table];
+    all.erase(table);
+  });
+  EXPECT_NO_THROW(copy.open());
+  const config::Config config = config_in(copy.folder());
+  const HuggingFaceLayout layout(gpt_options(config, config.model->vocab_size), config::ModelType::qwen2);
+  test::Cpu cpu(1);
+  HuggingFaceWeights one(copy.folder(), layout), other(folder_of("qwen2"), layout);
+  const Tensor a = Tensor::empty(*cpu.device, {37, 16}, DType::f32),
+               b = Tensor::empty(*cpu.device, {37, 16}, DType::f32);
+  const auto slice = tensor::Slice::whole({37, 16});
+  one.read("tokens.weight", slice, 0, a), other.read("tokens.weight", slice, 0, b);
+  EXPECT_EQ(cpu.values(a), cpu.values(b));
+  // Of a head of its own, nothing is taken for the table.
+  Copy untied("qwen3");
+  untied.rewrite([&](Copy::Dict& all) { all.erase(table); });
+  expect_error(ErrorKind::data, "missing are model.embed_tokens.weight", [&] { untied.open(); });
+}
+
 TEST(HuggingFaceFolder, EveryTensorThatDoesNotFitIsNamed) {
   Copy copy("qwen3");
   copy.rewrite([](Copy::Dict& all) {

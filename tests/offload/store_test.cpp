@@ -104,6 +104,44 @@ TEST_P(StoreTest, transfers_that_share_pages_run_in_the_order_of_the_calls) {
   }
 }
 
+TEST_P(StoreTest, a_deferred_read_gets_what_was_there_and_later_writes_wait_for_it) {
+  Store store(options, ledger);
+  const std::size_t bytes = 5 * 4096;
+  const Span span = store.reserve("s", bytes, Category::optimizer);
+  const auto before = pattern(bytes, 1), after = pattern(bytes, 2);
+  Io first = store.write(span, 0, before.data(), bytes);
+  DeferredRead kept = store.defer_read(span, 100, 2 * 4096);
+  DeferredRead dropped = store.defer_read(span, 3 * 4096 + 8, 4096);
+  first.wait();
+  Io behind_kept = store.write(span, 0, after.data(), 3 * 4096),
+     behind_dropped = store.write(span, 3 * 4096, after.data() + 3 * 4096, 2 * 4096);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(behind_kept.ready());
+  EXPECT_FALSE(behind_dropped.ready());
+  dropped = {};
+  behind_dropped.wait();
+  EXPECT_FALSE(behind_kept.ready());
+  std::vector<unsigned char> got(2 * 4096);
+  kept.start(got.data()).wait();
+  behind_kept.wait();
+  EXPECT_EQ(got, std::vector(before.begin() + 100, before.begin() + 100 + 2 * 4096));
+  EXPECT_EQ(read_all(store, span), after);
+  kept.start(got.data()).wait();  // once
+  EXPECT_EQ(got, std::vector(before.begin() + 100, before.begin() + 100 + 2 * 4096));
+}
+
+TEST_P(StoreTest, a_write_waits_for_a_deferred_read_until_the_deadline) {
+  options.timeout_seconds = 0.2;
+  Store store(options, ledger);
+  const auto bytes = pattern(4096, 1);
+  const Span span = store.reserve("s", 4096, Category::optimizer);
+  DeferredRead forgotten = store.defer_read(span, 0, 4096);
+  Io write = store.write(span, 0, bytes.data(), 4096);
+  expect_error(ErrorKind::io, "did not end within 0.2 s", [&] { write.wait(); });
+  std::vector<unsigned char> got(4096);
+  expect_error(ErrorKind::io, "did not end within 0.2 s", [&] { forgotten.start(got.data()); });
+}
+
 TEST_P(StoreTest, serves_several_threads) {
   options.block_size = 16384;
   Store store(options, ledger);

@@ -5,18 +5,15 @@
 #include <optional>
 #include <utility>
 
-#include "base/atomic_file.h"
-#include "base/excerpt.h"
 #include "base/log.h"
-#include "data/tokenizer.h"
-#include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/background_save.h"
 #include "engine/checkpoint/format.h"
-#include "engine/checkpoint/load_states.h"
-#include "engine/checkpoint/same_data.h"
-#include "engine/checkpoint/same_model.h"
+#include "engine/checkpoint/save_act.h"
 #include "engine/checkpoint/save_folder.h"
+#include "engine/checkpoint/snapshot.h"
 #include "engine/checkpoint/writer.h"
 #include "engine/executor.h"
+#include "engine/gather_records.h"
 #include "engine/gather_results.h"
 #include "engine/step_states.h"
 
@@ -69,10 +66,11 @@ void Checkpoints::take_folder(const std::string& directory) {
   const auto path = std::filesystem::absolute(directory);
   if (save_folder_ && save_folder_->path() == path && !save_folder_->lost()) return;
   save_folder_.reset();
-  save_folder_ = std::make_unique<SaveFolder>(path);
+  save_folder_ = std::make_shared<SaveFolder>(path);
 }
 
 void Checkpoints::claim(const std::string& directory) {
+  finish();
   gather_results(*engine_.dist_, "checkpoint folder", [&] {
     if (engine_.dist_->rank() == 0) take_folder(directory);
     return true;
@@ -114,9 +112,9 @@ std::exception_ptr Checkpoints::end_late_update() {
 }
 
 /// Makes the partial folder of a new act of saving, whose id all ranks return, where all ranks can save.
-std::string Checkpoints::begin_save(const std::filesystem::path& base, const std::string& tag) {
+std::string Checkpoints::begin_save(const std::filesystem::path& base, const std::string& tag,
+                                    std::exception_ptr failed) {
   std::filesystem::path partial;  // of rank 0, once it is there
-  std::exception_ptr failed = end_failed_pass();
   if (!failed) failed = end_late_update();
   try {
     const auto drawn = gather_results(*engine_.dist_, cat("checkpoint ", tag, " begun"), [&] {
@@ -151,207 +149,123 @@ std::string Checkpoints::begin_save(const std::filesystem::path& base, const std
   }
 }
 
-void Checkpoints::save(const std::string& directory, const std::string& tag, const ClientState& client) {
+void Checkpoints::save(const std::string& directory, const SaveOptions& options) {
   require(!directory.empty(), "a checkpoint needs a folder");
   const std::filesystem::path base = std::filesystem::absolute(directory);
-  const int rank = engine_.dist_->rank();
-  const std::string save_id = begin_save(base, tag);
-  const std::filesystem::path partial = partial_folder(base, tag, save_id), mine = partial / rank_file(rank);
+  std::exception_ptr failed = end_failed_pass();
+  finish();
+  SaveAct act;
+  act.options = options;
+  act.tag = options.tag.empty() ? cat("global_step", engine_.global_steps()) : options.tag;
+  act.rank = engine_.dist_->rank(), act.ranks = engine_.dist_->world_size();
+  act.save_id = begin_save(base, act.tag, std::move(failed));
+  act.partial = partial_folder(base, act.tag, act.save_id);
+  const std::filesystem::path partial = act.partial;
   try {
-    const auto sums = gather_results(*engine_.dist_, "checkpoint checksums", [&] {
-      require_shared(partial);
-      write_rank_file(mine, engine_.sharded(), engine_.device(), save_id, engine_.optimizer_->norms().save());
-      return checksum_file(mine);
-    });
-    gather_results(*engine_.dist_, "checkpoint published", [&] {
-      if (rank != 0) return true;
-      Manifest manifest = describe(client);
-      manifest.save_id = save_id;
-      for (int r = 0; r < engine_.dist_->world_size(); ++r)
-        manifest.files[rank_file(r)] = sums[static_cast<std::size_t>(r)];
-      write_tokenizer(partial, tokens_.get(), manifest);
-      write_file_atomically(partial / "manifest.json", manifest.to_json());
-      save_folder_->publish(partial, tag);
-      return true;
-    });
+    if (!options.async || !take_snapshot(act)) return save_now(std::move(act));
+    saving_ = std::make_unique<BackgroundSave>(std::move(act), engine_.config_.parallel.timeout_seconds);
   } catch (...) {
-    if (rank == 0) remove_folder(partial);
+    if (engine_.dist_->rank() == 0) remove_folder(partial);
     throw;
   }
 }
 
-namespace {
-
-/// Where the data's own tokenizer model is gone, the checkpoint's copy is what later checkpoints hold.
-void keep_tokenizer(const CheckpointReader& reader, std::shared_ptr<const TokenData>& tokens) {
-  if (!tokens || !tokens->tokenizer_model.empty() || !reader.manifest().files.contains(tokenizer_file))
-    return;
-  reader.verify(tokenizer_file);
-  auto with_copy = std::make_shared<TokenData>(*tokens);
-  with_copy->tokenizer_model = data::read_model_file((reader.folder() / tokenizer_file).string());
-  tokens = std::move(with_copy);
+/// Takes down what is to be saved beside the states, where this rank can save.
+void Checkpoints::prepare(SaveAct& act) {
+  require_shared(act.partial);
+  act.file.learned = engine_.optimizer_->norms().save();
+  if (act.rank != 0) return;
+  act.folder = save_folder_;
+  act.tokens = tokens_;
+  act.files = files_;
+  act.manifest = describe(act.options.client);
+  act.manifest.save_id = act.save_id;
+  act.manifest.to_json();  // strings that it cannot hold are an error now, not behind the next step
 }
 
-/// The patterns of each parameter group; none of group 0.
-std::vector<std::vector<std::string>> patterns_of(const config::Optimizer& optimizer) {
-  std::vector<std::vector<std::string>> out(1);
-  for (const config::OptimizerGroup& group : optimizer.groups) out.push_back(group.match);
-  return out;
+void Checkpoints::save_now(SaveAct act) {
+  const auto sums = gather_results(*engine_.dist_, "checkpoint checksums", [&] {
+    prepare(act);
+    act.file.tensors = live_tensors(engine_.sharded(), engine_.device());
+    return write_rank_file(act.rank_path(), act.file, act.save_id);
+  });
+  gather_results(*engine_.dist_, "checkpoint published", [&] {
+    if (act.rank == 0) act.publish(sums);
+    return true;
+  });
 }
 
-/// Of the run that saved. A configuration of an older program, or none, tells of group 0 alone.
-std::vector<std::vector<std::string>> saved_patterns(const Manifest& manifest) {
-  try {
-    return patterns_of(config::parse_text(manifest.config, "the checkpoint's configuration").optimizer);
-  } catch (const Error&) {
-    return patterns_of({});
+/// Takes the states for writing them later. False where a rank has no memory for that.
+bool Checkpoints::take_snapshot(SaveAct& act) {
+  if (!snapshots_) snapshots_ = std::make_unique<Snapshots>(engine_.sharded(), engine_.device());
+  std::string missing;
+  const auto fits = gather_results(*engine_.dist_, "checkpoint snapshot", [&] {
+    prepare(act);
+    try {
+      snapshots_->reserve();
+      return true;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::memory) throw;
+      missing = error.what();
+      return false;
+    }
+  });
+  const auto without = std::find(fits.begin(), fits.end(), false);
+  if (without == fits.end()) {
+    gather_results(*engine_.dist_, "checkpoint copied", [&] {
+      act.file.tensors = snapshots_->take();
+      return true;
+    });
+    return true;
   }
+  const bool speaks = without - fits.begin() == act.rank;
+  snapshots_.reset();
+  if (speaks && !std::exchange(said_too_large_, true))
+    log_info(
+        "checkpoints are written while training waits, as there is no memory for a copy of what they "
+        "hold: ",
+        missing, ". training.save_async false says so from the start");
+  return false;
 }
 
-/// Rates that the saved run's caller had set go to the groups that have the same patterns as then. `speaks`:
-/// say so, and of which no group is left.
-void restore_own_lr(const CheckpointReader& reader, const config::Optimizer& here, Optimizer& optimizer,
-                    bool speaks) {
-  const std::vector<std::optional<double>>& saved = reader.manifest().lr;
-  if (saved.empty()) return;
-  const auto then = saved_patterns(reader.manifest());
-  const auto now = patterns_of(here);
-  for (std::size_t group = 0; group < saved.size(); ++group) {
-    if (!saved[group]) continue;
-    const auto same = group < then.size() ? std::find(now.begin(), now.end(), then[group]) : now.end();
-    if (same != now.end()) optimizer.set_lr(static_cast<int>(same - now.begin()), *saved[group]);
-    if (!speaks) continue;
-    const std::string rate =
-        cat("the rate ", *saved[group], " that the saved run's own code had set for group ", group);
-    if (same != now.end())
-      log_info(rate, " holds for group ", same - now.begin(), " until the schedule or set_lr() moves it");
-    else
-      log_warning(rate, " is dropped: no group has its patterns any more");
+void Checkpoints::poll() {
+  if (saving_) agree("checkpoint under way");
+}
+
+void Checkpoints::finish() {
+  if (!saving_) return;
+  saving_->wait_for(BackgroundSave::Progress::written);
+  if (agree("checkpoint written")) return;
+  if (engine_.dist_->rank() == 0) saving_->wait_for(BackgroundSave::Progress::whole);
+  agree("checkpoint published");
+}
+
+/// Whether the checkpoint is whole: then no save is under way any more.
+bool Checkpoints::agree(const char* label) {
+  struct Told {
+    PartOutcome outcome;
+    BackgroundSave::Progress progress;
+  };
+  const std::exception_ptr error = saving_->error();
+  const Told mine{error ? PartOutcome::of(error) : PartOutcome{}, saving_->progress()};
+  const std::vector<Told> all = gather_records(*engine_.dist_, mine, label);
+  const auto failed = std::find_if(all.begin(), all.end(), [](const Told& t) { return t.outcome.failed; });
+  if (failed != all.end()) {
+    give_up();
+    if (error) std::rethrow_exception(error);
+    failed->outcome.rethrow(static_cast<std::size_t>(failed - all.begin()));
   }
+  if (all[0].progress != BackgroundSave::Progress::whole) return false;
+  saving_.reset();
+  return true;
 }
 
-}  // namespace
-
-void Checkpoints::restore_counters(const CheckpointReader& reader) {
-  const Manifest& manifest = reader.manifest();
-  engine_.counters_ = {manifest.micro_steps, manifest.global_steps, manifest.global_samples,
-                       manifest.skipped_steps};
-  // Whatever was under way, after a NaN loss for example, is over.
-  engine_.executor_->reset();
-  engine_.update_->restored();
-  engine_.optimizer_->set_steps(manifest.optimizer_steps);
-  if (engine_.scheduler_ && !manifest.scheduler.empty())
-    engine_.scheduler_->restore(manifest.scheduler);
-  else if (!engine_.scheduler_)
-    engine_.optimizer_->reset_lr();
-  restore_own_lr(reader, engine_.config_.optimizer, *engine_.optimizer_, engine_.dist_->rank() == 0);
-  if (engine_.scaler_ && !manifest.loss_scaler.empty()) engine_.scaler_->restore(manifest.loss_scaler);
-}
-
-void Checkpoints::restore_data(const CheckpointReader& reader) {
-  const DataRecord& data = reader.manifest().data;
-  const std::optional<std::int64_t>& position = data.position;
-  if (data_position_ && position) data_position_->set(*position, data.epoch_samples);
-  if (engine_.dist_->rank() != 0) return;
-  if (data_position_ && !position)
-    log_warning("checkpoint ", reader.folder().string(),
-                " does not say where in the data it stopped: the loader stays at "
-                "sample ",
-                data_position_->samples());
-  if (const std::string change = layout_change(reader.manifest(), engine_.groups().grid()); !change.empty())
-    log_info("resuming ", reader.folder().string(), ": ", change);
-  const std::int64_t batch = engine_.train_batch_size();
-  if (data_position_ && position && data_position_->samples() % batch != 0)
-    log_info("resuming ", reader.folder().string(), ": the data go on at sample ", data_position_->samples(),
-             ", which is no multiple of train_batch_size (", batch,
-             "): steps begin at other samples than in a run with that size from the start");
-  for (const std::string& change : changes_since(reader, engine_.config_, tokens_.get()))
-    log_info("resuming ", reader.folder().string(), ": ", change);
-}
-
-/// What work queued before may still find wrong, with its data or in what it writes, is of the past.
-void Checkpoints::forget_errors() {
-  try {
-    engine_.device().synchronize();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::data) throw;
-  }
-  engine_.optimizer_->finite();
-}
-
-/// The checkpoint, looked at by all ranks: each verifies its share of the files.
-CheckpointReader Checkpoints::open(const std::string& directory, const std::string& tag) {
-  std::optional<CheckpointReader> reader;
-  const auto read = gather_results(*engine_.dist_, "checkpoint opened", [&] {
-    reader.emplace(checkpoint_folder(directory, tag));
-    if (tokens_) require_same_tokenizer(*reader, *tokens_);
-    require_same_model(*reader, shapes_of(engine_.model_->parameters()), &engine_.config_);
-    require_states(*reader, engine_.sharded(), Kinds::all);
-    require_step_states(*engine_.model_, reader->manifest().step_states);
-    reader->verify_share(engine_.dist_->rank(), engine_.dist_->world_size());
-    return stable_hash(reader->manifest().to_json());
-  });
-  const auto other =
-      std::find_if(read.begin(), read.end(), [&](std::uint64_t hash) { return hash != read[0]; });
-  if (other != read.end())
-    fail(ErrorKind::data, "rank ", other - read.begin(), " reads another checkpoint in '", directory,
-         "' than rank 0: all must see the same folder, in which no run saves meanwhile");
-  return std::move(*reader);
-}
-
-/// Whatever of a step is under way goes, before states change.
-void Checkpoints::drop_step() {
-  engine_.update_->abort(engine_.global_steps() + 1);
-  forget_errors();
-  // Passes that failed are no reason to refuse; the caller's leases are.
-  engine_.sharded().abandon_passes();
-  engine_.sharded().require_no_leases();
-  engine_.executor_->reset();
-}
-
-void Checkpoints::load_weights(nn::WeightSource& source) {
-  const std::exception_ptr failed = end_failed_pass();
-  end_late_update();
-  gather_results(*engine_.dist_, "weights checked", [&] {
-    source.check(engine_.model_->parameters());
-    require_step_states(*engine_.model_, source.step_states());
-    if (failed) std::rethrow_exception(failed);
-    drop_step();
-    return true;
-  });
-  engine_.update_->poison("loading weights has ended half-way");
-  gather_results(*engine_.dist_, "weights read", [&] {
-    read_weights(source, engine_.sharded(), engine_.device());
-    return true;
-  });
-  publish_all(engine_.sharded());
-  engine_.update_->restored();
-  restore_step_states(*engine_.model_, source.step_states());
-}
-
-ClientState Checkpoints::load(const std::string& directory, const std::string& tag) {
-  const std::exception_ptr failed = end_failed_pass();
-  end_late_update();  // a checkpoint that cannot be loaded leaves whole weights; another replaces lost ones
-  // What can be wrong with the checkpoint is found before anything of the engine changes.
-  const CheckpointReader reader = open(directory, tag);
-  gather_results(*engine_.dist_, "checkpoint verified", [&] {
-    if (failed) std::rethrow_exception(failed);
-    drop_step();
-    return true;
-  });
-  engine_.update_->poison(cat("loading ", reader.folder().string(), " has ended half-way"));
-  gather_results(*engine_.dist_, "checkpoint read", [&] {
-    read_states(reader, engine_.sharded(), Kinds::all, engine_.device());
-    engine_.optimizer_->norms().restore(reader.learned());
-    keep_tokenizer(reader, tokens_);
-    return true;
-  });
-  publish_all(engine_.sharded());
-  restore_counters(reader);
-  for (const std::string& line : restore_step_states(*engine_.model_, reader.manifest().step_states))
-    if (engine_.dist_->rank() == 0) log_warning("resuming ", reader.folder().string(), ": ", line);
-  restore_data(reader);
-  return reader.manifest().client;
+/// On all ranks: none writes when rank 0 removes the folder.
+void Checkpoints::give_up() {
+  saving_->cancel();
+  gather_records(*engine_.dist_, char{}, "checkpoint given up");
+  saving_->remove_partial();
+  saving_.reset();
 }
 
 }  // namespace sherd::engine

@@ -14,7 +14,10 @@ class LoaderPosition;
 
 namespace sherd::engine {
 
+class BackgroundSave;
 class SaveFolder;
+class Snapshots;
+struct SaveAct;
 
 /// What an engine saves and loads, and where. One per engine, which must outlive it; as the engine's own
 /// methods.
@@ -24,16 +27,30 @@ class Checkpoints {
   ~Checkpoints();
 
   void set_training_data(const data::Loader& loader, std::shared_ptr<const TokenData> tokens);
+  void set_files(ExtraFiles files) { files_ = std::make_shared<const ExtraFiles>(std::move(files)); }
   void claim(const std::string& directory);
-  void save(const std::string& directory, const std::string& tag, const ClientState& client);
+  void save(const std::string& directory, const SaveOptions& options);
   ClientState load(const std::string& directory, const std::string& tag);
   void load_weights(nn::WeightSource& source);
+
+  // ---- a save in the background ----
+  bool under_way() const { return saving_ != nullptr; }
+  /// Tells all ranks how far it is; throws on all of them where it has failed on one. Collective.
+  void poll();
+  /// Waits until it is whole. Collective.
+  void finish();
 
  private:
   Manifest describe(const ClientState& client) const;
   std::exception_ptr end_failed_pass();
   std::exception_ptr end_late_update();
-  std::string begin_save(const std::filesystem::path& base, const std::string& tag);
+  std::string begin_save(const std::filesystem::path& base, const std::string& tag,
+                         std::exception_ptr failed);
+  void prepare(SaveAct& act);
+  bool take_snapshot(SaveAct& act);
+  void save_now(SaveAct act);
+  bool agree(const char* label);
+  void give_up();
   void take_folder(const std::string& directory);
   CheckpointReader open(const std::string& directory, const std::string& tag);
   void drop_step();
@@ -42,10 +59,14 @@ class Checkpoints {
   void restore_data(const CheckpointReader& reader);
 
   Engine& engine_;
-  std::unique_ptr<SaveFolder> save_folder_;  ///< on rank 0, from the first save or claim on
+  std::shared_ptr<SaveFolder> save_folder_;  ///< on rank 0, from the first save or claim on
+  std::unique_ptr<Snapshots> snapshots_;     ///< from the first save in the background on
+  std::unique_ptr<BackgroundSave> saving_;   ///< null: none is under way
+  bool said_too_large_ = false;              ///< that a snapshot does not fit
   std::shared_ptr<data::LoaderPosition>
       data_position_;                        ///< of the training loader; null: the engine knows of none
   std::shared_ptr<const TokenData> tokens_;  ///< null: none, or samples of another kind
+  std::shared_ptr<const ExtraFiles> files_;  ///< null: none
 };
 
 }  // namespace sherd::engine

@@ -51,13 +51,23 @@ std::string there_are(const fs::path& directory) {
 
 fs::path checkpoint_folder(const fs::path& directory, const std::string& tag) {
   if (is_there(directory / "manifest.json")) return directory;  // a tag's own folder was named
+  for (const char* pointer : {latest_pointer, best_pointer}) {
+    std::error_code error;
+    if (tag.empty() && directory.filename() == pointer && fs::is_regular_file(directory, error))
+      return checkpoint_folder(directory.parent_path(), pointer);
+  }
   std::string name = tag;
-  if (name.empty()) {
-    const fs::path latest = directory / "latest";
-    name = read_text(latest, there_are(directory));
-    while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
-    if (!is_plain_name(name))
-      fail(ErrorKind::data, "'", latest.string(),
+  std::error_code error;
+  if (name.empty()) name = latest_pointer;
+  if (name == latest_pointer || (name == best_pointer && !fs::is_directory(directory / name, error))) {
+    const fs::path pointer = directory / name;
+    read_text(pointer, name == best_pointer
+                           ? cat("no checkpoint is the best of a run with training.keep_best there; ",
+                                 there_are(directory))
+                           : there_are(directory));
+    name = pointed_at(pointer);
+    if (name.empty())
+      fail(ErrorKind::data, "'", pointer.string(),
            "' does not hold the name of a checkpoint: resume from one by naming its tag");
   }
   if (!is_there(directory / name / "manifest.json"))

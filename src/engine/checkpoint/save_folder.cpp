@@ -66,6 +66,17 @@ std::string new_save_id() {
   return id;
 }
 
+std::string pointed_at(const fs::path& pointer) {
+  std::error_code error;
+  if (!fs::is_regular_file(pointer, error)) return "";
+  std::string name(4096, '\0');
+  std::ifstream in(pointer, std::ios::binary);
+  in.read(name.data(), static_cast<std::streamsize>(name.size()));
+  name.resize(static_cast<std::size_t>(in.gcount()));
+  while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
+  return is_plain_name(name) ? name : "";
+}
+
 fs::path partial_folder(const fs::path& directory, const std::string& tag, const std::string& save_id) {
   return directory / cat(tag, ".", save_id, ".partial");
 }
@@ -79,8 +90,10 @@ void require_good_tag(const std::string& tag) {
   require(is_plain_name(tag), "a checkpoint cannot be called '", excerpt(tag),
           "': a tag is a file name without '/', control characters, a '.' at "
           "its beginning or a space at its end");
-  require(tag != "latest" && tag != "latest.partial" && !is_leftover(tag), "a checkpoint cannot be called '",
-          tag, "', which is a name of Sherd's own");
+  bool own = is_leftover(tag);
+  for (const std::string& pointer : {std::string(latest_pointer), std::string(best_pointer)})
+    own = own || tag == pointer || tag == pointer + ".partial";
+  require(!own, "a checkpoint cannot be called '", tag, "', which is a name of Sherd's own");
 }
 
 void require_replaceable(const fs::path& place) {
@@ -100,11 +113,13 @@ void remove_folder(const fs::path& folder) noexcept {
 }
 
 void remove_old_checkpoints(const fs::path& directory, std::size_t keep, const std::string& newest) {
+  const std::string best = pointed_at(directory / best_pointer);
   std::vector<std::pair<fs::file_time_type, fs::path>> found;
   for (const fs::path& entry : entries_of(directory)) {
     const std::string name = entry.filename();
     if (!name.starts_with("global_step") || is_leftover(name) || name == newest || !is_checkpoint(entry))
       continue;
+    if (name == best) continue;
     std::error_code absent;
     const fs::file_time_type time = fs::last_write_time(entry / "manifest.json", absent);
     if (!absent) found.emplace_back(time, entry);
@@ -143,7 +158,7 @@ void SaveFolder::remove_leftovers() const {
   }
 }
 
-void SaveFolder::publish(const fs::path& partial, const std::string& tag) const {
+void SaveFolder::publish(const fs::path& partial, const std::string& tag, bool best) const {
   const fs::path final_name = path_ / tag;
   require_replaceable(final_name);
   std::error_code absent;
@@ -157,7 +172,9 @@ void SaveFolder::publish(const fs::path& partial, const std::string& tag) const 
     sync_folder(path_);
     remove_folder(partial);
   }
-  write_file_atomically(path_ / "latest", tag + "\n");
+  // The best first: a run that goes on from an older one comes here again.
+  if (best) write_file_atomically(path_ / best_pointer, tag + "\n");
+  write_file_atomically(path_ / latest_pointer, tag + "\n");
 }
 
 }  // namespace sherd::engine

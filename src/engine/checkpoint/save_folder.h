@@ -29,8 +29,9 @@ class SaveFolder {
   /// Whether others removed the lock, or the folder with it.
   bool lost() const { return lock_.lost(); }
   /// Puts `partial`, complete, in the place of TAG; a checkpoint of that name is exchanged in one step and
-  /// removed after. Then moves DIR/latest. Throws Error{io}, also as require_replaceable() does.
-  void publish(const std::filesystem::path& partial, const std::string& tag) const;
+  /// removed after. Then moves DIR/best, where it is the `best`, and DIR/latest. Throws Error{io}, also as
+  /// require_replaceable() does.
+  void publish(const std::filesystem::path& partial, const std::string& tag, bool best = false) const;
 
  private:
   void remove_leftovers() const;
@@ -38,6 +39,12 @@ class SaveFolder {
   std::filesystem::path path_;
   RunLock lock_;
 };
+
+/// Files that hold a tag, of the newest checkpoint and of that with the lowest validation loss.
+inline constexpr const char *latest_pointer = "latest", *best_pointer = "best";
+
+/// The tag that such a file holds; empty where there is no file, or no tag in it.
+std::string pointed_at(const std::filesystem::path& pointer);
 
 /// Where the files of a checkpoint lie until all are there.
 std::filesystem::path partial_folder(const std::filesystem::path& directory, const std::string& tag,

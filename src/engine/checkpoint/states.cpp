@@ -28,21 +28,27 @@ tensor::Range written_range(const Segment& segment, optim::Held held) {
   return share_of(std::max(begin, served.begin), std::min(end, served.end), copy, copies);
 }
 
-SavedState state_of(std::string kind, sharding::StateBuffer& buffer) {
+SavedState state_of(std::string kind, Segment& segment, sharding::StateBuffer& buffer) {
   return {std::move(kind),
           buffer.dtype(),
           buffer.begin(),
           buffer.end(),
           [&buffer](std::int64_t at, const Tensor& to) { buffer.read(at, to).wait(); },
-          [&buffer](std::int64_t at, const Tensor& from) { buffer.write(at, from).wait(); }};
+          [&buffer](std::int64_t at, const Tensor& from) { buffer.write(at, from).wait(); },
+          [&segment, &buffer](std::int64_t at, std::int64_t count, sharding::FrozenMemory& memory) {
+            return sharding::Frozen::of(segment.device(), buffer, at, count, memory);
+          }};
 }
 
 std::vector<SavedState> states_of(Segment& segment, Kinds kinds) {
-  if (!segment.key().trainable) return {state_of("frozen", segment.parameters())};
+  if (!segment.key().trainable) return {state_of("frozen", segment, segment.parameters())};
   std::vector<SavedState> out{
       {"fp32", DType::f32, segment.update_begin(), segment.update_end(),
        [&segment](std::int64_t at, const Tensor& to) { segment.read_masters(at, to); },
-       [&segment](std::int64_t at, const Tensor& from) { segment.write_values(at, from); }}};
+       [&segment](std::int64_t at, const Tensor& from) { segment.write_values(at, from); },
+       [&segment](std::int64_t at, std::int64_t count, sharding::FrozenMemory& memory) {
+         return segment.freeze_masters(at, count, memory);
+       }}};
   for (std::size_t i = 0; kinds == Kinds::all && i < segment.states().size(); ++i) {
     const optim::State& kept = segment.states()[i];
     const sharding::StateBuffer& buffer = segment.moments()[i];
@@ -50,6 +56,9 @@ std::vector<SavedState> states_of(Segment& segment, Kinds kinds) {
                    buffer.end(),
                    [&segment, i](std::int64_t at, const Tensor& to) { segment.read_state(i, at, to); },
                    [&segment, i](std::int64_t at, const Tensor& from) { segment.write_state(i, at, from); },
+                   [&segment, i](std::int64_t at, std::int64_t count, sharding::FrozenMemory& memory) {
+                     return segment.freeze_state(i, at, count, memory);
+                   },
                    kept.held});
   }
   return out;
@@ -72,11 +81,10 @@ std::string kind_of_replica(const std::string& kind, std::int64_t replica) {
 
 void in_chunks(device::Device& device, DType dtype, std::int64_t count,
                const std::function<void(std::int64_t, const Tensor&)>& visit) {
-  constexpr std::int64_t most = std::int64_t{1} << 20;
-  const Tensor chunk = Tensor::empty(device, {std::min(most, count)}, dtype, device::Category::workspace,
-                                     device.processor_tier());
-  for (std::int64_t done = 0; done < count; done += most)
-    visit(done, chunk.range(0, std::min(most, count - done)));
+  const Tensor chunk = Tensor::empty(device, {std::min(most_at_once, count)}, dtype,
+                                     device::Category::workspace, device.processor_tier());
+  for (std::int64_t done = 0; done < count; done += most_at_once)
+    visit(done, chunk.range(0, std::min(most_at_once, count - done)));
 }
 
 }  // namespace sherd::engine

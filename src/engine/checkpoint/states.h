@@ -18,6 +18,8 @@ struct SavedState {
   DType dtype;
   std::int64_t begin, end;
   std::function<void(std::int64_t, const tensor::Tensor&)> read, write;
+  /// What `read` gives now of so many elements from a flat element on, to be read later.
+  std::function<sharding::Frozen(std::int64_t, std::int64_t, sharding::FrozenMemory&)> freeze;
   optim::Held held = optim::Held::by_all;
   int replica = 0, replicas = 1;  ///< which of how many this rank belongs to
   /// Which of them this rank writes, so that the ranks together write every element once, of what each
@@ -53,7 +55,10 @@ void for_each_piece(const sharding::ShardedModel& model, Kinds kinds, Extent ext
       }
 }
 
-/// Calls visit(done, elements) over `count` elements in pieces that memory hardly notices.
+/// Elements that pass through memory at once: few enough that it hardly notices.
+inline constexpr std::int64_t most_at_once = std::int64_t{1} << 20;
+
+/// Calls visit(done, elements) over `count` elements, in memory of the processor, most_at_once at a time.
 void in_chunks(device::Device& device, DType dtype, std::int64_t count,
                const std::function<void(std::int64_t, const tensor::Tensor&)>& visit);
 

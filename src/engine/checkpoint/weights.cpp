@@ -1,15 +1,16 @@
 #include "engine/weights.h"
 
+#include <algorithm>
 #include <functional>
 #include <span>
 
 #include "base/atomic_file.h"
-#include "base/crc32c.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/same_model.h"
 #include "engine/checkpoint/save_folder.h"
 #include "engine/checkpoint/states.h"
+#include "engine/checkpoint/writer.h"
 #include "tensor/host_values.h"
 
 namespace sherd::engine {
@@ -74,12 +75,28 @@ FileChecksum write_parts(const fs::path& path, std::map<std::string, std::string
   return checksum_file(path);
 }
 
+/// DIR/latest is where a run goes on: it may move ahead, to a checkpoint from which one can.
+void require_no_later_run(const fs::path& base, const Manifest& manifest, bool states) {
+  std::error_code error;
+  if (!fs::exists(base / "latest", error)) return;
+  const CheckpointReader latest(checkpoint_folder(base));
+  const auto there = latest.tensors();
+  const bool resumable = std::any_of(there.begin(), there.end(), [](const CheckpointTensor& t) {
+    return t.kind != "fp32" && t.kind != "frozen";
+  });
+  if (resumable && (!states || manifest.global_steps < latest.manifest().global_steps))
+    fail(ErrorKind::io, "'", base.string(), "' holds the checkpoints of a run, the latest of step ",
+         latest.manifest().global_steps,
+         ", from which --resume could not go on any more: name another folder");
+}
+
 /// Calls `write` for the folder that becomes DIR/TAG, with the manifest to which it adds its files.
-void publish_offline(const fs::path& directory, const std::string& tag, Manifest manifest,
+void publish_offline(const fs::path& directory, const std::string& tag, Manifest manifest, bool states,
                      const std::function<void(const fs::path& partial, Manifest& manifest)>& write) {
   require_good_tag(tag);
   const fs::path base = fs::absolute(directory);
   require_replaceable(base / tag);
+  require_no_later_run(base, manifest, states);
   const SaveFolder folder(base);
   manifest.save_id = new_save_id();
   const fs::path partial = partial_folder(base, tag, manifest.save_id);
@@ -112,13 +129,10 @@ void write_weights(const fs::path& directory, const std::string& tag, Manifest m
   const auto read = [&](const TensorPart& part, std::int64_t begin, const Tensor& to) {
     weights.read(part.parameter, part.record.slice, begin, to);
   };
-  publish_offline(directory, tag, std::move(manifest), [&](const fs::path& partial, Manifest& made) {
+  publish_offline(directory, tag, std::move(manifest), false, [&](const fs::path& partial, Manifest& made) {
     made.files[rank_file(0)] =
         write_parts(partial / rank_file(0), {{save_id_key, made.save_id}}, parts, read, device);
-    for (const auto& [name, bytes] : files) {
-      write_file_atomically(partial / name, bytes);
-      made.files[name] = {bytes.size(), crc32c(bytes.data(), bytes.size())};
-    }
+    write_files(partial, files, made);
   });
 }
 
@@ -133,25 +147,27 @@ void copy_checkpoint(const CheckpointReader& reader, const fs::path& directory, 
   const auto read = [&](const TensorPart& part, std::int64_t begin, const Tensor& to) {
     reader.read(part.kind, part.parameter, part.record.slice, begin, to);
   };
-  publish_offline(directory, tag, std::move(manifest), [&](const fs::path& partial, Manifest& made) {
-    std::map<std::string, std::string> metadata{{save_id_key, made.save_id}};
-    if (!weights_only)
-      for (const auto& [parameter, text] : reader.learned()) metadata[learned_prefix + parameter] = text;
-    for (int rank = 0; rank < ranks; ++rank) {
-      std::vector<TensorPart> parts;
-      for (const CheckpointTensor& t : reader.tensors()) {
-        if (weights_only && t.kind != "fp32" && t.kind != "frozen") continue;
-        const tensor::Slice slice = whole_of(made.shapes.at(t.parameter));
-        const std::int64_t n = slice.numel();
-        parts.push_back({t.kind, t.parameter, t.dtype, {slice, {n * rank / ranks, n * (rank + 1) / ranks}}});
-      }
-      made.files[rank_file(rank)] = write_parts(partial / rank_file(rank), metadata, parts, read, device);
-    }
-    for (const auto& [name, checksum] : extra) {
-      reader.verify(name);
-      fs::copy_file(reader.folder() / name, partial / name);
-    }
-  });
+  publish_offline(
+      directory, tag, std::move(manifest), !weights_only, [&](const fs::path& partial, Manifest& made) {
+        std::map<std::string, std::string> metadata{{save_id_key, made.save_id}};
+        if (!weights_only)
+          for (const auto& [parameter, text] : reader.learned()) metadata[learned_prefix + parameter] = text;
+        for (int rank = 0; rank < ranks; ++rank) {
+          std::vector<TensorPart> parts;
+          for (const CheckpointTensor& t : reader.tensors()) {
+            if (weights_only && t.kind != "fp32" && t.kind != "frozen") continue;
+            const tensor::Slice slice = whole_of(made.shapes.at(t.parameter));
+            const std::int64_t n = slice.numel();
+            parts.push_back(
+                {t.kind, t.parameter, t.dtype, {slice, {n * rank / ranks, n * (rank + 1) / ranks}}});
+          }
+          made.files[rank_file(rank)] = write_parts(partial / rank_file(rank), metadata, parts, read, device);
+        }
+        for (const auto& [name, checksum] : extra) {
+          reader.verify(name);
+          fs::copy_file(reader.folder() / name, partial / name);
+        }
+      });
 }
 
 }  // namespace sherd::engine

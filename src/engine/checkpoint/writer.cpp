@@ -1,12 +1,9 @@
 #include "engine/checkpoint/writer.h"
 
-#include <map>
-#include <vector>
+#include <utility>
 
 #include "base/atomic_file.h"
 #include "base/crc32c.h"
-#include "engine/checkpoint/format.h"
-#include "engine/checkpoint/states.h"
 #include "tensor/safetensors.h"
 
 namespace sherd::engine {
@@ -14,43 +11,64 @@ namespace sherd::engine {
 using sharding::Piece;
 using tensor::Tensor;
 
-void write_rank_file(const std::filesystem::path& path, const sharding::ShardedModel& model,
-                     device::Device& device, const std::string& save_id,
-                     const std::map<std::string, std::string>& learned) {
+void for_each_tensor(const sharding::ShardedModel& model,
+                     const std::function<void(FileTensor, const SavedState&, const Piece&)>& visit) {
+  for_each_piece(
+      model, Kinds::all, Extent::written,
+      [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
+        const std::string kind =
+            state.held == optim::Held::by_each ? kind_of_replica(state.kind, state.replica) : state.kind;
+        visit({cat(kind, ".", parameter.name),
+               state.dtype,
+               piece.count,
+               {parameter.logical_slice(), {piece.parameter_begin, piece.parameter_begin + piece.count}},
+               nullptr},
+              state, piece);
+      });
+}
+
+std::vector<FileTensor> live_tensors(const sharding::ShardedModel& model, device::Device& device) {
+  std::vector<FileTensor> out;
+  for_each_tensor(model, [&](FileTensor tensor, const SavedState& state, const Piece& piece) {
+    tensor.elements = [&device, read = state.read, dtype = state.dtype, piece](const FileTensor::Put& put) {
+      in_chunks(device, dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
+        read(piece.flat_begin + done, elements);
+        put(done, elements);
+      });
+    };
+    out.push_back(std::move(tensor));
+  });
+  return out;
+}
+
+FileChecksum write_rank_file(const std::filesystem::path& path, const RankFile& file,
+                             const std::string& save_id, const std::function<void()>& go_on) {
   std::vector<SafetensorsSpec> specs;
   std::map<std::string, std::string> metadata{{save_id_key, save_id}};
-  for (const auto& [parameter, text] : learned) metadata[learned_prefix + parameter] = text;
-  const auto each = [&](const auto& visit) {
-    for_each_piece(model, Kinds::all, Extent::written,
-                   [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
-                     const std::string kind = state.held == optim::Held::by_each
-                                                  ? kind_of_replica(state.kind, state.replica)
-                                                  : state.kind;
-                     visit(state, kind + "." + parameter.name, parameter, piece);
-                   });
-  };
-  each([&](const SavedState& state, const std::string& name, const autograd::Parameter& parameter,
-           const Piece& piece) {
-    specs.push_back({name, state.dtype, {piece.count}});
-    const PieceRecord record{parameter.logical_slice(),
-                             {piece.parameter_begin, piece.parameter_begin + piece.count}};
-    metadata[specs.back().name] = record.to_json();
-  });
+  for (const auto& [parameter, text] : file.learned) metadata[learned_prefix + parameter] = text;
+  for (const FileTensor& tensor : file.tensors) {
+    specs.push_back({tensor.name, tensor.dtype, {tensor.count}});
+    metadata[tensor.name] = tensor.record.to_json();
+  }
   SafetensorsWriter writer(path, std::move(specs), metadata);
-  each([&](const SavedState& state, const std::string& name, const autograd::Parameter&, const Piece& piece) {
-    in_chunks(device, state.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
-      state.read(piece.flat_begin + done, elements);
-      writer.write(name, done, elements);
+  for (const FileTensor& tensor : file.tensors)
+    tensor.elements([&](std::int64_t done, const Tensor& elements) {
+      if (go_on) go_on();
+      writer.write(tensor.name, done, elements);
     });
-  });
-  writer.finish();
+  return writer.finish();
+}
+
+void write_files(const std::filesystem::path& folder, const ExtraFiles& files, Manifest& manifest) {
+  for (const auto& [name, bytes] : files) {
+    write_file_atomically(folder / name, bytes);
+    manifest.files[name] = {bytes.size(), crc32c(bytes.data(), bytes.size())};
+  }
 }
 
 void write_tokenizer(const std::filesystem::path& folder, const TokenData* tokens, Manifest& manifest) {
   if (!tokens || tokens->tokenizer_model.empty()) return;
-  const std::string& bytes = tokens->tokenizer_model;
-  write_file_atomically(folder / tokenizer_file, bytes);
-  manifest.files[tokenizer_file] = {bytes.size(), crc32c(bytes.data(), bytes.size())};
+  write_files(folder, {{tokenizer_file, tokens->tokenizer_model}}, manifest);
 }
 
 }  // namespace sherd::engine

@@ -1,19 +1,53 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
+#include "engine/checkpoint/format.h"
+#include "engine/checkpoint/states.h"
 #include "engine/manifest.h"
 #include "sharding/sharded_model.h"
 
 namespace sherd::engine {
 
-/// Writes what this rank is to write of the model's states, for the act of saving `save_id`, and what its
-/// optimizer has learned of whole parameters, by name. Throws Error{io}.
-void write_rank_file(const std::filesystem::path& path, const sharding::ShardedModel& model,
-                     device::Device& device, const std::string& save_id,
-                     const std::map<std::string, std::string>& learned = {});
+/// One tensor of a rank's file, and where its elements come from.
+struct FileTensor {
+  /// Is given elements, the first of which has this place in the tensor.
+  using Put = std::function<void(std::int64_t done, const tensor::Tensor& elements)>;
+
+  std::string name;
+  DType dtype = DType::f32;
+  std::int64_t count = 0;
+  PieceRecord record;
+  std::function<void(const Put& put)> elements;  ///< gives all of them, once each, in any cut
+};
+
+/// What is in a rank's file.
+struct RankFile {
+  std::vector<FileTensor> tensors;
+  /// What the optimizer has learned of whole parameters, by name (ParameterNorms::save()).
+  std::map<std::string, std::string> learned;
+};
+
+/// Calls visit(tensor, state, piece) for each tensor that this rank writes, without its elements.
+void for_each_tensor(
+    const sharding::ShardedModel& model,
+    const std::function<void(FileTensor, const SavedState& state, const sharding::Piece& piece)>& visit);
+
+/// The model's states as they are when they are written.
+std::vector<FileTensor> live_tensors(const sharding::ShardedModel& model, device::Device& device);
+
+/// Writes the file for the act of saving `save_id`. `go_on` is called now and then, and may throw. Throws
+/// Error{io}, and what reading the elements throws.
+FileChecksum write_rank_file(const std::filesystem::path& path, const RankFile& file,
+                             const std::string& save_id, const std::function<void()>& go_on = nullptr);
+
+/// Puts files among the checkpoint's.
+void write_files(const std::filesystem::path& folder, const ExtraFiles& files, Manifest& manifest);
 
 /// Puts the tokenizer of the training data, if it is a file, among the checkpoint's. `tokens` may be null.
 void write_tokenizer(const std::filesystem::path& folder, const TokenData* tokens, Manifest& manifest);

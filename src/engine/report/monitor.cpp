@@ -67,8 +67,18 @@ Monitors::~Monitors() = default;
 void Monitors::write(const StepMetrics& metrics, std::int64_t samples) {
   if (!enabled()) return;
   const std::vector<Scalar> scalars = scalars_of(metrics, fp16_);
-  if (events_) events_->write(samples, scalars);
-  if (csv_) csv_->write(samples, scalars);
+  // Training is worth more than a record of it.
+  const auto attempt = [&](const char* section, auto& file) {
+    if (!file) return;
+    try {
+      file->write(samples, scalars);
+    } catch (const Error& error) {
+      file.reset();
+      log_warning(section, ": nothing more is written: ", error.what());
+    }
+  };
+  attempt("tensorboard", events_);
+  attempt("csv_monitor", csv_);
 }
 
 }  // namespace sherd::engine

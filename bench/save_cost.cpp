@@ -1,0 +1,136 @@
+// What saving a checkpoint costs training: the seconds of some steps, and of the same number of steps with a
+// save before them, beside training (training.save_async) and waiting for it, in alternating rounds of one
+// process. Prints one JSON object: medians, and the ratios of medians. One rank; random tokens.
+//
+//   bench_save_cost --path DIR --config F [--config F] [--set a.b.c=V]... [--steps 10] [--rounds 5]
+//   [--warmup 2]
+//
+// DIR needs the room for two checkpoints, and the offload's where the configuration has states on NVMe there.
+#include <unistd.h>
+
+#include <filesystem>
+#include <iostream>
+
+#include "cli/bench/rounds.h"
+#include "config/config.h"
+#include "engine/initialize.h"
+#include "engine/token_data.h"
+#include "models/from_config.h"
+#include "options.h"
+#include "serving.h"
+
+namespace {
+
+using namespace sherd;
+
+struct Settings {
+  std::string path;
+  std::vector<std::string> files, overrides;
+  int steps = 10, rounds = 5, warmup = 2;
+};
+
+class Saving {
+ public:
+  Saving(const Settings& s, const DistributedPtr& dist)
+      : s_(s),
+        config_(config::parse_files(s.files, s.overrides)),
+        shape_(models::gpt_options(config_, engine::vocabulary_size(config_))),
+        folder_(std::filesystem::path(s.path) / cat("save_cost.", ::getpid())) {
+    config_.data.reset();  // which random ids stand for
+    engine_ = initialize({.dist = dist,
+                          .model =
+                              [&](const parallel::Layout& layout) {
+                                return std::make_shared<models::Gpt>(shape_, layout);
+                              },
+                          .config = config_})
+                  .engine;
+    batch_ = {{"tokens", random_ids(1)}, {"labels", random_ids(2)}};
+    steps(s.warmup);
+    save(true);  // takes the memory that is kept
+    engine_->finish_save();
+  }
+  ~Saving() {
+    engine_.reset();
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+  Saving(const Saving&) = delete;
+  Saving& operator=(const Saving&) = delete;
+
+  void measure() {
+    std::vector<double> plain, beside, waiting, call, left;
+    for (int round = 0; round < s_.rounds; ++round) {
+      plain.push_back(bench::seconds_of([&] { steps(s_.steps); }));
+      beside.push_back(bench::seconds_of([&] {
+        call.push_back(bench::seconds_of([&] { save(true); }));
+        steps(s_.steps);
+      }));
+      left.push_back(bench::seconds_of([&] { engine_->finish_save(); }));
+      waiting.push_back(bench::seconds_of([&] {
+        save(false);
+        steps(s_.steps);
+      }));
+    }
+    const double steps = cli::median(plain);
+    std::cout << "{\"bench\": \"save_cost\", \"parameters\": " << shape_.num_parameters(false)
+              << ", \"steps\": " << s_.steps << ", \"rounds\": " << s_.rounds << ", \"steps_s\": " << steps
+              << ", \"beside_s\": " << cli::median(beside) << ", \"waiting_s\": " << cli::median(waiting)
+              << ", \"call_s\": " << cli::median(call) << ", \"left_after_steps_s\": " << cli::median(left)
+              << ", \"beside_ratio\": " << cli::median(beside) / steps
+              << ", \"waiting_ratio\": " << cli::median(waiting) / steps << ", \"host_copy_bytes\": "
+              << engine_->device().ledger().current(device::Tier::host, device::Category::checkpoint) << "}"
+              << std::endl;
+  }
+
+ private:
+  void steps(int count) {
+    for (int i = 0; i < count; ++i) engine_->train_batch([&] { return batch_; });
+    engine_->device().synchronize();
+  }
+  void save(bool async) {
+    engine_->save_checkpoint(folder_.string(), engine::SaveOptions{.async = async, .keep_last = 1});
+  }
+  tensor::Tensor random_ids(std::uint64_t stream) {
+    const tensor::Shape shape{engine_->config().batch.micro_batch_size, shape_.max_seq};
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(shape.numel()));
+    for (std::size_t i = 0; i < ids.size(); ++i)
+      ids[i] = static_cast<std::int32_t>(philox({9, stream}, i)[0] %
+                                         static_cast<std::uint64_t>(shape_.vocab_size));
+    return tensor::Tensor::of<std::int32_t>(engine_->device(), shape, ids);
+  }
+
+  const Settings& s_;
+  config::Config config_;
+  models::GptOptions shape_;
+  std::filesystem::path folder_;
+  std::unique_ptr<Engine> engine_;
+  tensor::Batch batch_;
+};
+
+Settings parse(int argc, char** argv) {
+  Settings s;
+  bench::Options(
+      "bench_save_cost",
+      "--path DIR --config F [--config F] [--set a.b.c=V]... [--steps 10] [--rounds 5] [--warmup 2]")
+      .value("path", s.path)
+      .list("config", s.files)
+      .list("set", s.overrides)
+      .value("steps", s.steps)
+      .value("rounds", s.rounds)
+      .value("warmup", s.warmup)
+      .parse(argc, argv);
+  require(!s.files.empty(), "--config says what to train");
+  require(std::filesystem::is_directory(s.path), "--path '", s.path, "' is no folder");
+  require(s.steps > 0 && s.rounds > 0 && s.warmup >= 0,
+          "--steps and --rounds must be positive, and --warmup not negative");
+  return s;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return bench::guarded("bench_save_cost", [&] {
+    const Settings s = parse(argc, argv);
+    launch_ranks(1, [&](const DistributedPtr& dist) { Saving(s, dist).measure(); });
+  });
+}

@@ -1,0 +1,214 @@
+#include "engine/checkpoint/background_save.h"
+
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <optional>
+#include <utility>
+
+#include "base/arena.h"
+#include "base/atomic_file.h"
+#include "base/log.h"
+
+namespace sherd::engine {
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+struct BackgroundSave::State {
+  State(SaveAct what, double timeout) : act(std::move(what)), timeout_seconds(timeout) {}
+
+  void reach(Progress next) {
+    std::lock_guard lock(mutex);
+    progress = next;
+    changed.notify_all();
+  }
+  /// Sleeps while rank 0 waits for the file of `rank`, which may have `failed`. Throws where it is to end.
+  void wait_for_file(int rank, bool failed, Clock::duration time) {
+    std::unique_lock lock(mutex);
+    changed.wait_for(lock, time, [&] { return cancelled; });
+    if (cancelled) fail(ErrorKind::io, "given up");
+    if (closing && failed) fail(ErrorKind::io, "rank ", rank, " could not write its file");
+    if (Clock::now() >= others_until)
+      fail(ErrorKind::io, "rank ", rank, "'s file did not come to '", act.partial.string(),
+           "' in time: all ranks must see that folder, under the same path");
+  }
+  void go_on() {
+    std::lock_guard lock(mutex);
+    if (cancelled) fail(ErrorKind::io, "given up");
+  }
+
+  SaveAct act;  // the thread's own
+  const double timeout_seconds;
+  const Clock::time_point begun = Clock::now();
+
+  mutable std::mutex mutex;  // guards what follows
+  std::condition_variable changed;
+  Progress progress = Progress::writing;
+  std::exception_ptr error;
+  bool cancelled = false, ended = false;
+  bool closing = false;            // nobody will tell ranks of each other's errors
+  Clock::time_point others_until;  // how long rank 0 waits for the others' files
+};
+
+namespace {
+
+/// Where a rank leaves the checksum of its file, complete, until rank 0 has read it.
+fs::path sum_path(const SaveAct& act, int rank) {
+  return act.partial / (rank_file(rank) + ".crc32c");
+}
+
+/// Computing threads go first, on processors and drives. What the system refuses is left as it is.
+void lower_priority() {
+  constexpr int of_thread = 1, best_effort = 2, lowest = 7, class_shift = 13;
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 10);
+  ::syscall(SYS_ioprio_set, of_thread, 0, best_effort << class_shift | lowest);
+}
+
+/// What a rank that could not write its file leaves in place of the sum.
+constexpr const char* failed_mark = "failed";
+
+/// None where there is no whole sum; then `failed` says whether none will come.
+std::optional<FileChecksum> read_sum(const fs::path& path, bool& failed) {
+  std::ifstream in(path);
+  std::string first;
+  FileChecksum sum;
+  failed = in >> first && first == failed_mark;
+  std::ifstream again(path);
+  if (again >> sum.bytes >> sum.crc32c) return sum;
+  return {};
+}
+
+}  // namespace
+
+BackgroundSave::BackgroundSave(SaveAct act, double timeout_seconds)
+    : state_(std::make_shared<State>(std::move(act), timeout_seconds)), timeout_seconds_(timeout_seconds) {
+  thread_ = std::thread([state = state_] { run(state); });
+}
+
+void BackgroundSave::run(const std::shared_ptr<State>& state) {
+  const ThreadRank rank(state->act.rank);
+  lower_priority();
+  set_flush_denormals();  // as where moments are read by the computing threads
+  std::exception_ptr error;
+  try {
+    write(*state);
+  } catch (...) {
+    error = std::current_exception();
+    if (state->act.rank != 0) std::ofstream(sum_path(state->act, state->act.rank)) << failed_mark << '\n';
+  }
+  state->act.file = {};  // updates of what was not read wait for that
+  std::lock_guard lock(state->mutex);
+  if (!state->error) state->error = error;
+  state->ended = true;
+  state->changed.notify_all();
+}
+
+void BackgroundSave::write(State& state) {
+  SaveAct& act = state.act;
+  const FileChecksum own = write_rank_file(act.rank_path(), act.file, act.save_id, [&] { state.go_on(); });
+  act.file = {};
+  if (act.rank != 0) {
+    write_file_atomically(sum_path(act, act.rank), cat(own.bytes, " ", own.crc32c, "\n"));
+    return state.reach(Progress::written);
+  }
+  state.reach(Progress::written);
+  const std::vector<FileChecksum> sums = gather_sums(state, own);
+  act.publish(sums);
+  state.reach(Progress::whole);
+}
+
+std::vector<FileChecksum> BackgroundSave::gather_sums(State& state, FileChecksum own) {
+  constexpr std::chrono::milliseconds most = 100ms;
+  {
+    std::lock_guard lock(state.mutex);
+    if (!state.closing) state.others_until = Deadline::after_seconds(state.timeout_seconds).at();
+  }
+  std::vector<FileChecksum> sums{own};
+  for (int rank = 1; rank < state.act.ranks; ++rank) {
+    const fs::path path = sum_path(state.act, rank);
+    bool failed = false;
+    std::optional<FileChecksum> sum;
+    for (std::chrono::milliseconds pause = 1ms; !(sum = read_sum(path, failed));
+         pause = std::min(2 * pause, most))
+      state.wait_for_file(rank, failed, pause);
+    sums.push_back(*sum);
+  }
+  for (int rank = 1; rank < state.act.ranks; ++rank) fs::remove(sum_path(state.act, rank));
+  return sums;
+}
+
+BackgroundSave::Progress BackgroundSave::progress() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->progress;
+}
+
+std::exception_ptr BackgroundSave::error() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->error;
+}
+
+void BackgroundSave::wait_for(Progress progress) {
+  State& state = *state_;
+  std::unique_lock lock(state.mutex);
+  if (state.changed.wait_until(lock, Deadline::after_seconds(timeout_seconds_).at(),
+                               [&] { return state.ended || state.progress >= progress; }))
+    return;
+  try {
+    fail(ErrorKind::io, "checkpoint ", state.act.tag, " in '", state.act.partial.string(),
+         "' was not written within ", timeout_seconds_,
+         " s: the drive is stuck or very slow. Check it, or raise parallel.timeout_seconds");
+  } catch (const Error&) {
+    state.error = std::current_exception();
+  }
+  timeout_seconds_ = std::min(timeout_seconds_, 1.0);  // who has waited once does not wait again
+}
+
+bool BackgroundSave::wait_until_ended(Deadline deadline) {
+  std::unique_lock lock(state_->mutex);
+  return state_->changed.wait_until(lock, deadline.at(), [&] { return state_->ended; });
+}
+
+void BackgroundSave::cancel() {
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->cancelled = true;
+    state_->changed.notify_all();
+  }
+  wait_until_ended(Deadline::after_seconds(timeout_seconds_));
+}
+
+void BackgroundSave::remove_partial() const {
+  if (state_->act.rank == 0 && progress() != Progress::whole) remove_folder(state_->act.partial);
+}
+
+BackgroundSave::~BackgroundSave() {
+  State& state = *state_;
+  {
+    std::lock_guard lock(state.mutex);
+    const auto now = Clock::now();
+    state.closing = true;
+    state.others_until = now + std::max<Clock::duration>(2s, 2 * (now - state.begun));
+    state.changed.notify_all();
+  }
+  if (!wait_until_ended(Deadline::after_seconds(timeout_seconds_))) {
+    log_warning("leaving the checkpoint '", state.act.partial.string(),
+                "' behind, which the drive never took in");
+    thread_.detach();  // it keeps what it works with
+    return;
+  }
+  thread_.join();
+  if (!state.error || state.cancelled) return;
+  try {
+    std::rethrow_exception(state.error);
+  } catch (const std::exception& error) {
+    log_warning("checkpoint ", state.act.tag, " was being written and is given up: ", error.what());
+  }
+  remove_partial();
+}
+
+}  // namespace sherd::engine

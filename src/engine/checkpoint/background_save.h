@@ -1,0 +1,59 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "base/deadline.h"
+#include "engine/checkpoint/save_act.h"
+
+namespace sherd::engine {
+
+/// Writes a rank's file on a thread of its own, of low priority, and on rank 0 completes the checkpoint when
+/// all ranks' files are there. The ranks' threads exchange nothing: a rank leaves the checksum of its file
+/// beside it, where rank 0 finds it. So a save can end well when training cannot go on.
+///
+/// Used from the rank's thread.
+class BackgroundSave {
+ public:
+  enum class Progress : std::uint8_t {
+    writing,
+    written,  ///< this rank's file is
+    whole     ///< on rank 0: DIR/latest names the checkpoint
+  };
+
+  /// `timeout_seconds`: deadline of every wait.
+  BackgroundSave(SaveAct act, double timeout_seconds);
+  /// Where it has not ended, writes this rank's file; rank 0 gives the others about as long as it took itself
+  /// for theirs, and then removes what is there of the checkpoint. That it is not whole then is a warning.
+  ~BackgroundSave();
+  BackgroundSave(const BackgroundSave&) = delete;
+  BackgroundSave& operator=(const BackgroundSave&) = delete;
+
+  Progress progress() const;
+  /// What it failed with; null: nothing so far.
+  std::exception_ptr error() const;
+  /// Waits until it is so far or has failed. That the deadline passes is a failure.
+  void wait_for(Progress progress);
+  /// Ends it soon, unless it has ended; returns when the thread writes no more, or at the deadline.
+  void cancel();
+  /// On rank 0: removes what is there of a checkpoint that is not whole.
+  void remove_partial() const;
+
+ private:
+  /// What the thread and its owner share. The thread keeps it where it outlives the owner.
+  struct State;
+  static void run(const std::shared_ptr<State>& state);
+  static void write(State& state);
+  static std::vector<FileChecksum> gather_sums(State& state, FileChecksum own);
+  bool wait_until_ended(Deadline deadline);
+
+  std::shared_ptr<State> state_;
+  double timeout_seconds_;
+  std::thread thread_;
+};
+
+}  // namespace sherd::engine

@@ -15,6 +15,7 @@
 #include "cli/program.h"
 #include "comm/communicator.h"
 #include "comm/library_version.h"
+#include "config/keys.h"
 #include "device/peak_rate.h"
 #include "engine/gemm_probe.h"
 #include "engine/report.h"
@@ -84,9 +85,16 @@ std::string rate_text(DType dtype) {
 }  // namespace
 
 void info_command(const Arguments& arguments) {
-  CommandLine line("info", "Prints versions, processor, memory and the features of this build.", "[--gemm]");
+  CommandLine line("info", "Prints versions, processor, memory and the features of this build.",
+                   "[--gemm | --keys]");
   line.flag("gemm", "also measure the rate of matrix products, and keep it for MFU");
+  line.flag("keys", "print every key of the configuration instead: values, defaults, meanings (Markdown)");
   if (!line.parse(arguments)) return;
+  if (line.has("keys")) {
+    if (line.has("gemm")) throw UsageError("--keys and --gemm are two questions; ask one at a time");
+    std::fputs(config::keys_page().c_str(), stdout);
+    return;
+  }
   std::vector<std::pair<const char*, std::string>> facts{
       {"Sherd", cat(version(), ", ", SHERD_BUILD_TYPE, " build by ", compiler, " ", __VERSION__)},
       {"system", kernel_text()},

@@ -6,8 +6,11 @@
 namespace sherd::config {
 namespace {
 
+constexpr const char* bytes = "bytes, or a string with a unit such as \"512MiB\" or \"8GB\"";
+
 std::uint64_t read_bytes(const Value& value) {
-  if (!value.node.is(Node::Kind::string)) return static_cast<std::uint64_t>(value.integer(0));
+  if (value.node.is(Node::Kind::integer) || value.node.is(Node::Kind::number))
+    return static_cast<std::uint64_t>(value.integer(0));
   static const std::vector<std::pair<std::string, double>> units = {
       {"B", 1},        {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},    {"TB", 1e12},
       {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
@@ -19,8 +22,7 @@ std::uint64_t read_bytes(const Value& value) {
   if (end != text.c_str() && amount >= 0)
     for (const auto& [name, factor] : units)
       if (unit == name && amount * factor < 0x1p63) return static_cast<std::uint64_t>(amount * factor);
-  value.error("must be bytes, or a string with a unit such as \"512MiB\" or \"8GB\", not ",
-              value.node.brief());
+  value.error("must be ", bytes, ", not ", value.node.brief());
 }
 
 Table<Device> device_table() {
@@ -28,21 +30,41 @@ Table<Device> device_table() {
   Table<T> table;
   table.keys.push_back(choice("type", &T::type, {"auto", "cpu", "cuda"}, "\"cpu\"",
                               {{"gpu", "cuda"}, {"gpus", "cuda"}, {"nvidia", "cuda"}}));
+  constexpr int most_threads = 4096;
   table.keys.push_back(custom<T>("threads_per_rank", "3", [](T& device, const Value& value) {
-    device.threads_per_rank = value.node.is_text("auto") ? 0 : static_cast<int>(value.integer(0, 4096));
-  }));
+                         device.threads_per_rank = value.node.is_text("auto")
+                                                       ? 0
+                                                       : static_cast<int>(value.integer(0, most_threads));
+                       }).takes(integers(0, most_threads) + ", or \"auto\""));
   table.keys.push_back(boolean("bind_cores", &T::bind_cores));
   table.keys.push_back(custom<T>("device_memory_limit", "\"512MiB\"", [](T& device, const Value& value) {
-    device.device_memory_limit = read_bytes(value);
-  }));
+                         device.device_memory_limit = read_bytes(value);
+                       }).takes(bytes));
   table.keys.push_back(custom<T>("host_memory_limit", "\"8GB\"", [](T& device, const Value& value) {
-    device.host_memory_limit = read_bytes(value);
-  }));
+                         device.host_memory_limit = read_bytes(value);
+                       }).takes(bytes));
   table.keys.push_back(boolean("tf32", &T::tf32));
   table.keys.push_back(boolean("fused_gelu", &T::fused_gelu));
   table.keys.push_back(boolean("deterministic_attention", &T::deterministic_attention));
   table.keys.push_back(boolean("cuda_graphs", &T::cuda_graphs));
   table.keys.push_back(real("peak_tflops", &T::peak_tflops, "989.4", 0).with_auto(Auto::to_default));
+  describe(
+      table.keys,
+      {{"type", "auto takes GPUs where there are any; cpu leaves them alone, cuda demands them"},
+       {"threads_per_rank", "compute threads; 0 or auto: cores divided by the ranks of this machine"},
+       {"bind_cores", "pins each rank's threads to cores of its own"},
+       {"device_memory_limit",
+        "bytes that a rank may allocate on its device, on CPUs in the tier that plays a "
+        "small GPU; 0: no limit"},
+       {"host_memory_limit",
+        "bytes that a rank may allocate in host memory, of what is offloaded; 0: no limit"},
+       {"tf32", "GPU: products of an fp32 model round their operands to 10 bits of fraction"},
+       {"fused_gelu", "GPU: GELU inside the product, before it rounds; recompute may then change last bits"},
+       {"deterministic_attention",
+        "GPU: attention's gradient repeats to the bit; false lets cuDNN sum atomically, which is faster"},
+       {"cuda_graphs", "GPU: runs what blocks queue as [CUDA graphs](gpu.md)"},
+       {"peak_tflops",
+        "GPU: dense TFLOP/s of one in the model's dtype, for MFU; 0 or auto: the data sheet's"}});
   return table;
 }
 

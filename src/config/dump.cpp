@@ -106,6 +106,12 @@ void put_precision(Json& out, const Precision& precision) {
     out["communication_data_type"] = sherd::name_of(*precision.communication_data_type);
 }
 
+/// Which sections and keys are there.
+enum class Extent {
+  told,  ///< those that say something
+  whole  ///< all that have a value or none, so that each key is found with its default
+};
+
 Json offload_of(const Offload& offload, bool of_optimizer) {
   constexpr const char* devices[] = {"none", "cpu", "nvme"};
   Json out{{"device", devices[static_cast<std::size_t>(offload.device)]},
@@ -134,7 +140,7 @@ Json aio_of(const Aio& aio) {
           {"checksums", aio.checksums}};
 }
 
-Json zero_of(const Zero& zero) {
+Json zero_of(const Zero& zero, Extent extent) {
   Json out{{"stage", zero.stage},
            {"reduce_bucket_size", zero.reduce_bucket_size},
            {"allgather_bucket_size", zero.allgather_bucket_size},
@@ -145,8 +151,9 @@ Json zero_of(const Zero& zero) {
            {"stage3_max_live_parameters", zero.max_live_parameters},
            {"stage3_max_reuse_distance", zero.max_reuse_distance},
            {"sub_group_size", zero.sub_group_size}};
-  if (zero.offload_param != Offload{}) out["offload_param"] = offload_of(zero.offload_param, false);
-  if (zero.offload_optimizer != Offload::of_optimizer())
+  const bool all = extent == Extent::whole;
+  if (all || zero.offload_param != Offload{}) out["offload_param"] = offload_of(zero.offload_param, false);
+  if (all || zero.offload_optimizer != Offload::of_optimizer())
     out["offload_optimizer"] = offload_of(zero.offload_optimizer, true);
   return out;
 }
@@ -256,7 +263,7 @@ Json parallel_of(const Parallel& parallel) {
       {"timeout_seconds", parallel.timeout_seconds}};
 }
 
-void put_run(Json& out, const Config& config) {
+void put_run(Json& out, const Config& config, Extent extent) {
   constexpr const char* levels[] = {"debug", "info", "warning", "error"};
   out["gradient_clipping"] = config.gradient_clipping;
   out["steps_per_print"] = config.steps_per_print;
@@ -264,7 +271,7 @@ void put_run(Json& out, const Config& config) {
   out["memory_breakdown"] = config.memory_breakdown;
   out["dump_state"] = config.dump_state;
   const auto put_monitor = [&](const char* section, const Monitor& monitor) {
-    if (monitor == Monitor{}) return;
+    if (extent == Extent::told && monitor == Monitor{}) return;
     out[section] = {
         {"enabled", monitor.enabled}, {"output_path", monitor.output_path}, {"job_name", monitor.job_name}};
   };
@@ -296,18 +303,20 @@ void put_sherd(Json& out, const Config& config) {
                    {"peak_tflops", config.device.peak_tflops}};
 }
 
-Json whole(const Config& config) {
+Json tree_of(const Config& config, Extent extent = Extent::told) {
+  const bool all = extent == Extent::whole;
   Json out = Json::object();
   put_batch(out, config.batch);
   if (config.optimizer.given) out["optimizer"] = optimizer_of(config.optimizer);
   if (Json scheduler = std::visit(SchedulerDump{}, config.scheduler); !scheduler.is_null())
     out["scheduler"] = std::move(scheduler);
   put_precision(out, config.precision);
-  out["zero_optimization"] = zero_of(config.zero);
-  if (config.aio != Aio{}) out["aio"] = aio_of(config.aio);
-  if (config.training.cpu_checkpointing) out["activation_checkpointing"]["cpu_checkpointing"] = true;
-  if (config.training.nvme_checkpointing) out["activation_checkpointing"]["nvme_checkpointing"] = true;
-  put_run(out, config);
+  out["zero_optimization"] = zero_of(config.zero, extent);
+  if (all || config.aio != Aio{}) out["aio"] = aio_of(config.aio);
+  for (const auto& [key, on] : {std::pair{"cpu_checkpointing", config.training.cpu_checkpointing},
+                                std::pair{"nvme_checkpointing", config.training.nvme_checkpointing}})
+    if (all || on) out["activation_checkpointing"][key] = on;
+  put_run(out, config, extent);
   put_sherd(out, config);
   return out;
 }
@@ -340,13 +349,19 @@ std::string section_of(const Model& model) {
 }
 
 std::string dump(const Config& config) {
-  return whole(config).dump(2);
+  return tree_of(config).dump(2);
 }
 
 std::vector<std::pair<std::string, std::string>> flat_dump(const Config& config) {
   std::vector<std::pair<std::string, std::string>> out;
-  flatten(whole(config), "", out);
+  flatten(tree_of(config), "", out);
   return out;
+}
+
+std::map<std::string, std::string> every_value(const Config& config) {
+  std::vector<std::pair<std::string, std::string>> out;
+  flatten(tree_of(config, Extent::whole), "", out);
+  return {out.begin(), out.end()};
 }
 
 }  // namespace sherd::config

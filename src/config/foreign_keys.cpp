@@ -29,6 +29,7 @@ Key<Config> foreign(const std::string& name, const std::vector<std::string>& nam
   });
   key.effect = noted_only ? Effect::noted : Effect::refused;
   key.reason = reason;
+  key.choices = names, key.values = "section";
   return key;
 }
 
@@ -111,7 +112,9 @@ std::vector<Key<Config>> feature_sections() {
                "mp_size",
                "model_info",
                "model_info_path"},
-              enabled, "there is no autotuner in this build", not_enabled),
+              enabled,
+              "there is no autotuner in this build; `sherd estimate` tells what fits, and what to change",
+              not_enabled),
       foreign("nebula",
               {"enabled", "persistent_storage_path", "persistent_time_interval",
                "num_of_version_in_retention", "enable_nebula_load", "load_path"},
@@ -183,7 +186,53 @@ std::vector<Key<Config>> training_method_sections() {
                "attention", "horizontal_global_attention", "num_different_global_patterns",
                "num_random_blocks", "local_window_blocks", "global_block_indices", "global_block_end_indices",
                "num_sliding_window_blocks"},
-              "{\"mode\": \"fixed\"}", "attention is dense and causal in this build", is_empty),
+              "{\"mode\": \"fixed\"}",
+              "attention is dense and causal in this build; model.sliding_window limits it", is_empty),
+  };
+}
+
+std::vector<Text> switch_texts() {
+  return {
+      {"sparse_gradients", "exchange embedding gradients as indices and values"},
+      {"disable_allgather", "leave updated parameters where they are"},
+      {"gradient_allreduce_op", "mean or sum of the ranks' gradients"},
+      {"managed_gradient_accumulation", "false: the program says where a step ends"},
+      {"data_parallel_size", "ranks of a device mesh"},
+      {"use_data_before_expert_parallelism", "order of data and expert ranks"},
+      {"prescale_gradients", "divide gradients before they are summed"},
+      {"gradient_predivide_factor", "by how much"},
+      {"zero_allow_untested_optimizer", "ZeRO with optimizers that DeepSpeed has not tested"},
+      {"zero_force_ds_cpu_optimizer", "insist on DeepSpeed's CPU Adam with offload"},
+      {"graph_harvesting", "CUDA graphs in the bf16 optimizer; here `device.cuda_graphs`"},
+      {"vocabulary_size", "warn where it is no multiple of 8"},
+      {"dataloader_drop_last", "drop the last batch where it is not full"},
+      {"allgather_size", "elements per all-gather, beside `\"zero_optimization\": true`"},
+  };
+}
+
+std::vector<Text> section_texts() {
+  return {
+      {"wandb", "report to Weights & Biases"},
+      {"comet", "report to Comet"},
+      {"flops_profiler", "count operations of each module"},
+      {"comms_logger", "log what is sent"},
+      {"timers", "measure throughput"},
+      {"amp", "mixed precision by apex"},
+      {"torch_autocast", "mixed precision by PyTorch"},
+      {"elasticity", "batch sizes that many numbers of GPUs divide"},
+      {"autotuning", "search for stage and micro-batch"},
+      {"nebula", "checkpoints to Azure's service"},
+      {"hybrid_engine", "generate while training (RLHF)"},
+      {"expert_parallel", "share out experts of public models"},
+      {"compile", "DeepCompile: ZeRO by a graph compiler"},
+      {"data_efficiency", "sample by difficulty, drop tokens"},
+      {"curriculum_learning", "sequences that grow while training"},
+      {"progressive_layer_drop", "leave out layers at random"},
+      {"eigenvalue", "curvature of layers, for quantised training"},
+      {"compression_training", "quantise and prune while training"},
+      {"quantize_training", "quantise weights while training"},
+      {"weight_quantization", "quantise weights for inference"},
+      {"sparse_attention", "attention to some blocks only"},
   };
 }
 
@@ -216,6 +265,7 @@ std::vector<Key<Config>> switches() {
   note("dataloader_drop_last", Holds::boolean, "samples are packed, so every batch is full");
   for (Key<Config>& key : keys) key.auto_rule = Auto::to_default;
   note("allgather_size", Holds::count, "give zero_optimization.allgather_bucket_size");
+  describe(keys, switch_texts());
   return keys;
 }
 
@@ -226,6 +276,7 @@ std::vector<Key<Config>> foreign_keys() {
   append(keys, report_sections());
   append(keys, feature_sections());
   append(keys, training_method_sections());
+  describe(keys, section_texts());
   keys.push_back(tensor_parallel_key());
   keys.push_back(sequence_parallel_size_key());
   keys.push_back(pipeline_key());

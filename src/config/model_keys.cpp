@@ -39,6 +39,21 @@ Table<RopeScaling> rope_table() {
   keys.push_back(boolean("truncate", &T::truncate));
   keys.push_back(
       integer("original_max_position_embeddings", &T::original_max_positions, "32", 1, most_positions));
+  describe(
+      keys,
+      {required("rope_type", "how positions are scaled; default: not at all"),
+       derived("factor", "required, but with rope_type default", "by how much sequences may be longer"),
+       derived("low_freq_factor", "required with llama3",
+               "llama3: waves longer than the first length over this are scaled in full"),
+       derived("high_freq_factor", "required with llama3",
+               "llama3: waves shorter than the first length over this are not scaled"),
+       {"beta_fast", "yarn: dimensions that turn more often than this in the first length are not scaled"},
+       {"beta_slow",
+        "yarn: dimensions that turn less often than this in the first length are scaled in full"},
+       derived("attention_factor", "0.1 · ln `factor` + 1", "yarn: factor of rotated queries and keys"),
+       {"truncate", "yarn: the bounds between both are whole dimensions"},
+       derived("original_max_position_embeddings", "llama3: required; yarn: `max_positions`",
+               "llama3, yarn: the first length, positions that the model was first trained on")});
   return table;
 }
 
@@ -89,6 +104,45 @@ Key<Model> rope_key() {
   return key;
 }
 
+std::vector<Text> model_texts() {
+  return {
+      {"type",
+       "defaults, and the family as which the model is [exported](hugging_face.md); \"others\" are all that "
+       "are not "
+       "named"},
+      required("seq_length", "tokens per sample"),
+      derived(
+          "max_positions", "`seq_length`",
+          "longest sequence that the model is made for: rows of learned positions, of which samples use the "
+          "first `seq_length`"),
+      required("hidden_size", "width"),
+      required("num_layers", "blocks"),
+      required("num_heads", "query heads"),
+      derived("num_kv_heads", "`num_heads`", "key-value heads (grouped queries); divides `num_heads`"),
+      derived("head_dim", "`hidden_size` / `num_heads`", "size of a head; any, where it is given (Qwen3)"),
+      derived("ffn_hidden_size", "gpt2 4 · `hidden_size`; others 8/3 of it, up to a multiple of 64",
+              "inner width of the MLP"),
+      {"vocab_size", "token ids; 0: the tokenizer's"},
+      {"pad_vocab_to_multiple_of",
+       "the embedding gets rows up to a multiple of this; they take no part in the loss"},
+      {"position", "rotary needs an even head size"},
+      {"rotary_base", "of rotary positions (`rope_theta`)"},
+      {"sliding_window",
+       "tokens that a query sees, itself among them; those before are neither seen nor computed. 0: all"},
+      {"qk_norm", "RMSNorm of each query and key head, before rotary positions"},
+      {"norm", "of blocks, and before the head"},
+      {"norm_epsilon", "added to the variance"},
+      {"activation", "of the MLP; gelu is x·Φ(x), gelu_tanh its approximation, swiglu has a gate"},
+      {"dropout", "share dropped of what blocks add to the residual stream"},
+      derived("attention_dropout", "`dropout`", "of attention's weights"),
+      derived("embedding_dropout", "`dropout`", "of the embeddings' sum"),
+      {"tie_embeddings", "the output projection is the embedding"},
+      {"bias", "of the blocks' linear layers"},
+      derived("qkv_bias", "`bias`; qwen2 `true`", "of the projection to queries, keys and values"),
+      {"init_std", "of normal initial weights; divided by √(2 · layers) where they feed the residual stream"},
+  };
+}
+
 Table<Model> model_table() {
   using T = Model;
   Table<T> table;
@@ -120,6 +174,7 @@ Table<Model> model_table() {
   keys.push_back(boolean("qkv_bias", &T::qkv_bias));
   keys.push_back(real("init_std", &T::init_std, "0.01", 0, infinity, true));
   keys.push_back(moe_key());
+  describe(keys, model_texts());
   return table;
 }
 

@@ -37,10 +37,26 @@ std::vector<Key<Offload>> common_offload_keys() {
   return keys;
 }
 
+std::vector<Text> common_offload_texts() {
+  return {derived("nvme_path", "none; required for nvme",
+                  "folder on the drive that holds the scratch file; of an absolute path only the last folder "
+                  "is made"),
+          {"pin_memory", "page-locked host memory, which GPUs reach faster", "0.16: false by default"}};
+}
+
 Table<Offload> offload_param_table() {
   Table<Offload> table{Auto::to_default, common_offload_keys()};
   table.keys.push_back(integer("buffer_size", &Offload::buffer_size, "1000", 0));
   table.keys.push_back(integer("max_in_cpu", &Offload::max_in_cpu, "1000", 0));
+  describe(table.keys, common_offload_texts());
+  describe(
+      table.keys,
+      {{"device", "tier of the parameters, stage 3 only: device memory, host memory or NVMe"},
+       {"buffer_count", "nvme: staging buffers in host memory, each for one block that is read ahead"},
+       {"buffer_size",
+        "nvme: elements of a staging buffer, at least those of the largest block; checked at "
+        "the start"},
+       {"max_in_cpu", "nvme: parameters per rank that stay in host memory all the same; 0: all on NVMe"}});
   return table;
 }
 
@@ -52,18 +68,38 @@ Table<Offload> offload_optimizer_table() {
   keys.push_back(real("ratio", &Offload::ratio, "0.5", 0, 1));
   keys.push_back(
       noted<Offload>("fast_init", Holds::boolean, "states are always written straight to where they live"));
-  keys.push_back(refused<Offload>("super_offload", "true", "SuperOffload is not in this build", is_false));
+  keys.push_back(refused<Offload>("super_offload", "true",
+                                  "SuperOffload is not in this build; ratio leaves a share on the device",
+                                  is_false));
   keys.push_back(noted<Offload>("cpuadam_cores_perc", Holds::real, "SuperOffload is off"));
+  describe(keys, common_offload_texts());
+  describe(
+      keys,
+      {{"device",
+        "tier of the optimizer's states, stages 1 to 3; at 2 and 3 gradients then lie in host memory",
+        "nvme at stage 3 only"},
+       {"buffer_count",
+        "staging buffers in host memory, each for a chunk of parameters with all their states",
+        "counts tensors: four per chunk with Adam"},
+       {"pipeline_read", "nvme: read the next chunks while one is updated", "false by default"},
+       {"pipeline_write", "nvme: write the last chunks while one is updated", "false by default"},
+       {"ratio", "share of the states to offload; below 1 at stage 3 only", "needs its own CPU Adam below 1"},
+       {"fast_init", "make fp32 masters on NVMe through page-locked buffers"},
+       {"super_offload", "SuperOffload: split the update between GPU and CPU"},
+       {"cpuadam_cores_perc", "SuperOffload: share of the cores that update"}});
   return table;
 }
 
 // DeepSpeed's switches from before the two sections.
 Key<Zero> deprecated_switch(std::string name, Offload Zero::*field, const std::string& section) {
-  return custom<Zero>(std::move(name), "true", [=](Zero& zero, const Value& value) {
-    const bool on = value.boolean();
-    if (on) (zero.*field).device = OffloadDevice::cpu;
-    value.note(cat("deprecated; write \"", section, R"(": {"device": ")", on ? "cpu" : "none", "\"}"));
-  });
+  return custom<Zero>(std::move(name), "true",
+                      [=](Zero& zero, const Value& value) {
+                        const bool on = value.boolean();
+                        if (on) (zero.*field).device = OffloadDevice::cpu;
+                        value.note(cat("deprecated; write \"", section, R"(": {"device": ")",
+                                       on ? "cpu" : "none", "\"}"));
+                      })
+      .takes("true or false");
 }
 
 // One of the two sections, with what the checks need to speak of it.
@@ -145,18 +181,35 @@ Table<Aio> aio_table() {
   Table<Aio> table;
   std::vector<Key<Aio>>& keys = table.keys;
   keys.push_back(custom<Aio>("block_size", "65536", [](Aio& aio, const Value& value) {
-    aio.block_size = value.integer(page, most);
-    if (aio.block_size % page != 0)
-      value.error("must be a multiple of ", page, " bytes, not ", value.node.brief(), "; the next one is ",
-                  (aio.block_size / page + 1) * page);
-  }));
+                   aio.block_size = value.integer(page, most);
+                   if (aio.block_size % page != 0)
+                     value.error("must be a multiple of ", page, " bytes, not ", value.node.brief(),
+                                 "; the next one is ", (aio.block_size / page + 1) * page);
+                 }).takes(integers(page, most) + ", a multiple of 4096"));
   keys.push_back(integer("queue_depth", &Aio::queue_depth, "32", 1, 4096));
   keys.push_back(integer("thread_count", &Aio::thread_count, "4", 1, 256).alias("intra_op_parallelism"));
   keys.push_back(boolean("single_submit", &Aio::single_submit));
   keys.push_back(boolean("overlap_events", &Aio::overlap_events));
-  keys.push_back(refused<Aio>("use_gds", "true", "it needs CUDA's GPUDirect Storage", is_false));
+  keys.push_back(refused<Aio>(
+      "use_gds", "true",
+      "it needs CUDA's GPUDirect Storage, which is not in this build; transfers pass through host memory",
+      is_false));
   keys.push_back(choice("backend", &Aio::backend, {"auto", "io_uring", "threads"}, "\"threads\""));
   keys.push_back(boolean("checksums", &Aio::checksums));
+  describe(keys,
+           {{"block_size", "bytes of one request"},
+            {"queue_depth", "requests under way"},
+            {"thread_count", "threads: how many there are",
+             "0.19 reads `intra_op_parallelism` alone, and not the old "
+             "name"},
+            {"single_submit", "io_uring: hand requests to the kernel one by one"},
+            {"overlap_events", "start requests while others are under way"},
+            {"use_gds", "GPUDirect Storage"},
+            {"backend",
+             "what moves the bytes: io_uring or an error, threads with positional calls, auto: io_uring "
+             "where kernel and file system allow it",
+             "is not there: always libaio"},
+            {"checksums", "CRC-32C of every page, verified by every read", "is not there"}});
   return table;
 }
 
@@ -183,6 +236,18 @@ Table<Training> activation_checkpointing_table() {
   table.keys.push_back(noted<Training>("number_checkpoints", Holds::count, reason));
   table.keys.push_back(boolean("cpu_checkpointing", &Training::cpu_checkpointing));
   table.keys.push_back(boolean("nvme_checkpointing", &Training::nvme_checkpointing));
+  describe(table.keys,
+           {{"partition_activations", "cut kept activations over model-parallel ranks"},
+            {"contiguous_memory_optimization", "copy kept activations into one buffer"},
+            {"synchronize_checkpoint_boundary", "synchronize the device at every block"},
+            {"profile", "time every block"},
+            {"number_checkpoints", "how many blocks are kept"},
+            {"cpu_checkpointing", "what full recompute keeps, the inputs of blocks, lies in host memory",
+             "configures a module that models must call; here `training.recompute` decides"},
+            {"nvme_checkpointing",
+             "the same on NVMe, in the `nvme_path` of `offload_param` or `offload_optimizer`; "
+             "not together",
+             "is not there"}});
   return table;
 }
 
@@ -191,12 +256,12 @@ Table<Training> activation_checkpointing_table() {
 std::vector<Key<Zero>> offload_keys() {
   std::vector<Key<Zero>> keys;
   keys.push_back(custom<Zero>("sub_group_size", "1000", [](Zero& zero, const Value& value) {
-    const std::int64_t size = value.integer(0);
-    if (size == 0)
-      return value.note(
-          cat("0, a parameter at a time in DeepSpeed, takes the default, ", zero.sub_group_size));
-    zero.sub_group_size = size;
-  }));
+                   const std::int64_t size = value.integer(0);
+                   if (size == 0)
+                     return value.note(cat("0, a parameter at a time in DeepSpeed, takes the default, ",
+                                           zero.sub_group_size));
+                   zero.sub_group_size = size;
+                 }).takes(integers(0)));
   keys.push_back(section("offload_param", &Zero::offload_param, offload_param_table()));
   keys.push_back(section("offload_optimizer", &Zero::offload_optimizer, offload_optimizer_table()));
   keys.push_back(deprecated_switch("cpu_offload", &Zero::offload_optimizer, "offload_optimizer"));

@@ -26,11 +26,8 @@ Table<OptimizerGroup> group_keys(OptimizerType type) {
   Table<OptimizerGroup> table{Auto::needs_caller, {}};
   table.keys.push_back(custom<OptimizerGroup>("match", "", read_match).with_auto(Auto::is_a_value));
   table.keys.push_back(custom<OptimizerGroup>("type", "", [](OptimizerGroup&, const Value&) {}));
-  for (const Key<OptimizerRule>& key : optimizer_params(type).keys) {
-    Key<OptimizerGroup> of_group = custom<OptimizerGroup>(key.name, key.example, key.read);
-    of_group.aliases = key.aliases, of_group.reads_null = key.reads_null, of_group.auto_rule = key.auto_rule;
-    table.keys.push_back(std::move(of_group));
-  }
+  for (const Key<OptimizerRule>& key : optimizer_params(type).keys)
+    table.keys.push_back(copied<OptimizerGroup>(key, key.read));
   return table;
 }
 

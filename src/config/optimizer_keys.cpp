@@ -12,22 +12,43 @@ OptimizerType read_type(const Value& section) {
   return read_optimizer_type({*type, join(section.path, "type"), section.context});
 }
 
+/// What the section has beside `params`. read_optimizer() has read the type before, and reads groups later.
+Table<Optimizer> section_table() {
+  const auto later = [](Optimizer&, const Value&) {};
+  Table<Optimizer> table;
+  table.keys.push_back(custom<Optimizer>("type", "\"SGD\"", later).one_of(optimizer_names()));
+  table.keys.push_back(custom<Optimizer>("groups", R"([{"match": "*.bias", "weight_decay": 0.5}])", later)
+                           .takes("list of sections"));
+  table.keys.push_back(
+      noted<Optimizer>("legacy_fusion", Holds::boolean, "concerns DeepSpeed's fp16 wrappers"));
+  describe(
+      table.keys,
+      {derived("type", "required; without the section AdamW with lr 1e-3, or what the caller brings",
+               "the rule of updates ([optimizers](optimizers.md))",
+               "also takes PyTorch's, muP's and 0/1 Adam; has no NVLamb, LARS and AdamW8bit"),
+       derived(
+           "groups", "none",
+           "parameters with a rule of their own: `match` (required: a pattern of full parameter names, or a "
+           "list; shell patterns, whose `*` matches dots too), `type` (default: the section's) and any key "
+           "of "
+           "that type's `params` beside them ([groups](config.md#optimizergroups))",
+           "are given to `initialize()`, not in the file"),
+       {"legacy_fusion", "an older kernel of fp16 Adam"}});
+  return table;
+}
+
 void read_optimizer(Config& config, const Value& section) {
   Optimizer& optimizer = config.optimizer;
   optimizer.given = true;
   section.expect(Node::Kind::object);
   static_cast<OptimizerRule&>(optimizer) = default_rule(read_type(section));
-  Table<Optimizer> table;
-  table.keys.push_back(custom<Optimizer>("type", "", [](Optimizer&, const Value&) {}));
-  table.keys.push_back(
-      noted<Optimizer>("legacy_fusion", Holds::boolean, "concerns DeepSpeed's fp16 wrappers"));
+  Table<Optimizer> table = section_table();
   table.keys.push_back(custom<Optimizer>("params", "", [](Optimizer& target, const Value& params) {
     OptimizerRule& rule = target;
     const Given given = read_section(optimizer_params(rule.type), rule, params);
     finish_rule(rule, params, given);
     note_other_defaults(rule.type, params.path, given, params.context);
   }));
-  table.keys.push_back(custom<Optimizer>("groups", "", [](Optimizer&, const Value&) {}));
   const Given given = read_section(table, optimizer, section);
   if (!given.contains("params"))
     note_other_defaults(optimizer.type, join(section.path, "params"), {}, section.context);
@@ -89,10 +110,7 @@ void check_replicas(Config& config, const Value& file) {
 Key<Config> optimizer_key() {
   Key<Config> key = custom<Config>("optimizer", "", read_optimizer);
   key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
-    out.push_back({prefix + ".type", Effect::effective, "\"SGD\"", ""});
-    out.push_back(
-        {prefix + ".groups", Effect::effective, R"([{"match": "*.bias", "weight_decay": 0.5}])", ""});
-    out.push_back({prefix + ".legacy_fusion", Effect::noted, "true", "concerns DeepSpeed's fp16 wrappers"});
+    list_keys(section_table(), prefix, out);
     for (const OptimizerType type : optimizer_types())
       list_keys(optimizer_params(type), cat(prefix, "[", name_of(type), "].params"), out);
   };

@@ -35,6 +35,71 @@ Param without_effect(Key<Rule> key) {
   return {std::move(key), nullptr};
 }
 
+/// Of every type that has the key.
+std::vector<Text> common_texts() {
+  return {
+      {"lr", "learning rate of a step, where no scheduler sets it"},
+      {"weight_decay", "decay of the weights, but of biases and of the gains and offsets of norms",
+       "decays every parameter of a group; Adagrad's on CPUs acts in the sum of squares alone"},
+      {"max_grad_norm", "largest norm of the gradients"},
+      {"maximize", "climb instead of descend"},
+      {"foreach", "PyTorch: one call for all parameters"},
+      {"fused", "PyTorch: one kernel per step"},
+      {"capturable", "PyTorch: a step that CUDA graphs can hold"},
+      {"differentiable", "PyTorch: a step with a gradient"},
+      {"betas",
+       "shares of the means of gradients and of their squares that stay with a step; Lion: of the momentum "
+       "in the "
+       "step, and of that which stays; Muon: of the AdamW beside it"},
+      {"eps",
+       "added to the root of the second moment; LARS: to its denominator; Muon: of the AdamW beside it"},
+      {"bias_correction", "moments are divided by 1 − βᵗ", "Lamb corrects the rate instead"},
+      {"adam_w_mode", "decoupled decay, as AdamW's; false: L2, in the gradient"},
+      {"torch_adam", "takes over the default `weight_decay` of PyTorch's Adam, 0.01, and nothing else",
+       "takes PyTorch's Adam"},
+      {"amsgrad", "divide by the largest second moment so far"},
+      {"fp32_optimizer_states", "moments in fp32"},
+      {"momentum", "share of the momentum that stays with a step"},
+      {"nesterov", "look ahead along the momentum; needs a momentum above 0"},
+      {"dampening", "how little of the gradient enters the momentum"},
+      {"set_grad_none", "drop gradients rather than zero them"},
+      {"lr_decay", "the rate is divided by 1 + this for each step done"},
+      {"initial_accumulator_value", "the sum of squares begins at this"},
+  };
+}
+
+/// Of few types.
+std::vector<Text> special_texts() {
+  return {
+      {"max_coeff", "largest trust ratio"},
+      {"min_coeff", "smallest trust ratio"},
+      {"eps_inside_sqrt", "add `eps` before the root is taken"},
+      {"normalize_above",
+       "gradients are divided by their global norm where that is larger; 1: apex's version"},
+      {"trust_coefficient", "factor of the trust ratio"},
+      {"clip", "the rate is at most `lr` (LARC)"},
+      {"freeze_step", "steps after which replicas exchange compressed momentum in place of gradients",
+       "counts one more than it updates"},
+      {"cuda_aware", "MPI that reads GPU memory"},
+      {"comm_backend_name", "library by which momentum travels"},
+      {"coeff_beta", "share of the mean of trust ratios that stays with a step"},
+      {"factor_max", "after `freeze_step`: largest factor on that mean"},
+      {"factor_min", "after `freeze_step`: smallest factor on that mean"},
+      {"factor_threshold", "after `freeze_step`: largest relative change of that factor in a step"},
+      {"ns_steps", "Newton–Schulz iterations", "5, always"},
+      {"ns_coefficients", "a, b, c of X ← a·X + b·(X·Xᵀ)·X + c·(X·Xᵀ)²·X", "these, always"},
+      {"ns_eps", "what a matrix's norm is at least taken for; above 0", "1e-7, always"},
+      {"adjust_lr_fn",
+       "the step is multiplied by: original √max(1, rows/columns); match_rms_adamw 0.2·√max(rows, columns), "
+       "which "
+       "makes AdamW's rates fit; spectral_unclamped √(rows/columns)",
+       "original, always"},
+      derived("muon_lr", "`lr`", "rate of the matrices; then `lr` is that of the rest"),
+      derived("adam_lr", "`lr`", "rate of what Muon leaves to AdamW: embeddings, the head, norms, biases"),
+      {"ns_method", "how products are ordered: gram or standard"},
+  };
+}
+
 std::vector<Param> common_params() {
   std::vector<Param> out = {number("lr", &Rule::lr, "0.0003"),
                             number("weight_decay", &Rule::weight_decay, "0.2")};
@@ -61,7 +126,7 @@ void read_betas(Rule& rule, const Value& value) {
 }
 
 Param betas() {
-  return {custom<Rule>("betas", "[0.9, 0.95]", read_betas),
+  return {custom<Rule>("betas", "[0.9, 0.95]", read_betas).takes("two numbers from 0 to below 1"),
           [](const Rule& rule) { return std::pair(rule.beta1, rule.beta2); }};
 }
 
@@ -76,6 +141,17 @@ Param fp32_states() {
                                       [](const Value& value) { return value.boolean(); }));
 }
 
+Key<Rule> torch_adam_key() {
+  Key<Rule> key =
+      custom<Rule>("torch_adam", "true", [](Rule&, const Value& value) {
+        // DeepSpeed takes any word for true: "torch_impl".
+        if (!value.node.is(Node::Kind::string) || value.node.text.empty()) value.boolean();
+        value.note("Sherd has one Adam; only PyTorch's default weight decay of 0.01 is taken over");
+      }).takes("true or false");
+  key.derived = "`false`";  // dump() tells the decay alone
+  return key;
+}
+
 std::vector<Param> adam_params(bool decouples_always) {
   return {betas(),
           number("eps", &Rule::eps, "1e-6"),
@@ -83,13 +159,7 @@ std::vector<Param> adam_params(bool decouples_always) {
           decouples_always ? without_effect(noted<Rule>("adam_w_mode", Holds::boolean,
                                                         "type AdamW decouples the decay whatever it says"))
                            : flag("adam_w_mode", &Rule::adam_w_mode),
-          without_effect(custom<Rule>(
-              "torch_adam", "true",
-              [](Rule&, const Value& value) {
-                // DeepSpeed takes any word for true: "torch_impl".
-                if (!value.node.is(Node::Kind::string) || value.node.text.empty()) value.boolean();
-                value.note("Sherd has one Adam; only PyTorch's default weight decay of 0.01 is taken over");
-              })),
+          without_effect(torch_adam_key()),
           no_amsgrad(),
           fp32_states()};
 }
@@ -128,24 +198,28 @@ std::vector<Param> muon_params() {
   const auto read_nesterov = [](Rule& rule, const Value& value) { rule.nesterov = value.boolean(); };
   // Sorted out by finish_rule(), whatever the order in which they stand.
   const auto read_adam_lr = [](Rule& rule, const Value& value) { rule.adam_lr = value.real(0); };
-  return {number("momentum", &Rule::momentum, "0.9"),
-          {custom<Rule>("nesterov", "false", read_nesterov),  // true by default
-           [](const Rule& rule) { return rule.nesterov; }},
-          {integer("ns_steps", &Rule::ns_steps, "6", 1, 99), [](const Rule& rule) { return rule.ns_steps; }},
-          {custom<Rule>("ns_coefficients", "[2.0, -1.5, 0.5]", read_coefficients),
-           [](const Rule& rule) { return rule.ns_coefficients; }},
-          number("ns_eps", &Rule::ns_eps, "1e-6"),
-          {custom<Rule>("adjust_lr_fn", "\"match_rms_adamw\"", read_scale),
-           [](const Rule& rule) { return muon_scales[static_cast<std::size_t>(rule.adjust_lr_fn)]; }},
-          without_effect(custom<Rule>("muon_lr", "0.02", [](Rule&, const Value& value) { value.real(0); })),
-          {custom<Rule>("adam_lr", "0.0005", read_adam_lr), [](const Rule& rule) { return rule.adam_lr; }},
-          betas(),
-          number("eps", &Rule::eps, "1e-6"),
-          without_effect(refused<Rule>("adam_w_mode", "false",
-                                       "what Muon leaves goes to AdamW, whose decay is decoupled",
-                                       [](const Value& value) { return value.boolean(); })),
-          without_effect(
-              noted<Rule>("ns_method", Holds::text, "Sherd has one way to iterate, the published one"))};
+  return {
+      number("momentum", &Rule::momentum, "0.9"),
+      {custom<Rule>("nesterov", "false", read_nesterov).takes("true or false"),  // true by default
+       [](const Rule& rule) { return rule.nesterov; }},
+      {integer("ns_steps", &Rule::ns_steps, "6", 1, 99), [](const Rule& rule) { return rule.ns_steps; }},
+      {custom<Rule>("ns_coefficients", "[2.0, -1.5, 0.5]", read_coefficients)
+           .takes("three numbers, the last >= 0"),
+       [](const Rule& rule) { return rule.ns_coefficients; }},
+      number("ns_eps", &Rule::ns_eps, "1e-6"),
+      {custom<Rule>("adjust_lr_fn", "\"match_rms_adamw\"", read_scale).one_of(muon_scales),
+       [](const Rule& rule) { return muon_scales[static_cast<std::size_t>(rule.adjust_lr_fn)]; }},
+      without_effect(
+          custom<Rule>("muon_lr", "0.02", [](Rule&, const Value& value) { value.real(0); }).takes(reals(0))),
+      {custom<Rule>("adam_lr", "0.0005", read_adam_lr).takes(reals(0)),
+       [](const Rule& rule) { return rule.adam_lr; }},
+      betas(),
+      number("eps", &Rule::eps, "1e-6"),
+      without_effect(refused<Rule>("adam_w_mode", "false",
+                                   "what Muon leaves goes to AdamW, whose decay is decoupled",
+                                   [](const Value& value) { return value.boolean(); })),
+      without_effect(
+          noted<Rule>("ns_method", Holds::text, "Sherd has one way to iterate, the published one"))};
 }
 
 /// In the order of OptimizerType.
@@ -202,6 +276,16 @@ std::vector<Entry> optimizers() {
       {"AdamW8bit", {.type = adamw8bit}, adam_params(true)}};
 }
 
+void describe(Entry& entry) {
+  for (const std::vector<Text>& texts : {common_texts(), special_texts()})
+    for (const Text& text : texts)
+      for (Param& param : entry.params)
+        if (param.key.name == text.name) config::describe(param.key, text);
+  for (Param& param : entry.params)
+    for (const auto& [key, note] : entry.unlike_deepspeed)
+      if (param.key.name == key) param.key.difference = note;
+}
+
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> all = [] {
     std::vector<Entry> out = optimizers();
@@ -209,6 +293,7 @@ const std::vector<Entry>& entries() {
       std::vector<Param> params = common_params();
       for (Param& param : entry.params) params.push_back(std::move(param));
       entry.params = std::move(params);
+      describe(entry);
     }
     return out;
   }();
@@ -224,16 +309,16 @@ const std::vector<std::string> foreign_types = {"MuAdam", "MuAdamW",    "MuSGD",
                                                 "RAdam",  "Adamax",     "Adadelta", "ASGD",    "Rprop",
                                                 "LBFGS",  "SparseAdam", "Adafactor"};
 
-std::vector<std::string> names() {
+}  // namespace
+
+std::vector<std::string> optimizer_names() {
   std::vector<std::string> out;
   for (const Entry& entry : entries()) out.push_back(entry.name);
   return out;
 }
 
-}  // namespace
-
 std::string known_optimizers() {
-  const std::vector<std::string> all = names();
+  const std::vector<std::string> all = optimizer_names();
   std::string out = all[0];
   for (std::size_t i = 1; i < all.size(); ++i) out += (i + 1 < all.size() ? ", " : " and ") + all[i];
   return out;
@@ -265,7 +350,7 @@ OptimizerType read_optimizer_type(const Value& type) {
   for (const std::string& name : foreign_types)
     if (edit_distance(type.text(), name) == 0)
       type.error(type.node.brief(), " is not in this build; use one of ", known_optimizers());
-  return static_cast<OptimizerType>(type.choice(names()));
+  return static_cast<OptimizerType>(type.choice(optimizer_names()));
 }
 
 Table<OptimizerRule> optimizer_params(OptimizerType type) {

@@ -10,23 +10,73 @@ constexpr Twin context_size{"parallel.context", "sequence_parallel_size",
 constexpr Twin shard_size{"parallel.shard_size", "zero_optimization.mics_shard_size",
                           "the ranks that share states"};
 constexpr const char* context_method = "parallel.context_method";
+const std::vector<std::string> context_methods = {"ring", "ulysses"};
 
 int ranks_of(const Value& value) {
   return static_cast<int>(value.integer(1, std::numeric_limits<int>::max()));
 }
 
+std::vector<Text> parallel_texts() {
+  return {
+      {"tensor", "ranks that hold slices of the same layers", "`tensor_parallel.autotp_size` means the same"},
+      {"sequence_parallel",
+       "with `tensor` above 1: norms, dropout and residuals work on a part of the sequence on each of these "
+       "ranks"},
+      {"context", "ranks that hold pieces of the same sequences",
+       "`sequence_parallel_size` means the same, with `context_method` ulysses"},
+      {"context_method",
+       "how these attend to each other: ring passes keys and values around, ulysses exchanges heads for "
+       "tokens"},
+      {"sequence", "a size of sequence parallelism"},
+      {"expert",
+       "ranks that share out the experts of a layer, and exchange tokens instead of their parameters; "
+       "divides "
+       "`context` × data, and the number of experts ([mixture of experts](moe.md))"},
+      derived("shard_size", "all; with a 1-bit optimizer at stage 0 none but context ranks",
+              "ranks that share states, context ranks among them; each such group holds a replica (hybrid "
+              "sharding). A multiple of `context`, and of `expert`, that divides `context` × data",
+              "`zero_optimization.mics_shard_size` means the same"),
+      {"reduction",
+       "ordered: sums in rank order in fp32, with the same bits everywhere; native: the backend's own "
+       "reduce-scatter and all-reduce where it has them, and one rank accumulates in place: faster, and the "
+       "bits "
+       "are not promised",
+       "sums as NCCL does"},
+      {"timeout_seconds",
+       "deadline of every wait for another rank, a GPU or a drive; while ranks meet, a minute at least. Of "
+       "ranks in "
+       "programs of your own it is what `launch()` was given (`CommOptions::timeout_seconds`)"},
+  };
+}
+
+/// Of DeepSpeed's section.
+std::vector<Text> tensor_parallel_texts() {
+  const char* size = "`parallel.tensor`; 0 and 1: off";
+  const char* cut = "cuts public models' layers by itself; here layers say how they are cut";
+  return {derived("autotp_size", "`parallel.tensor`", size, cut),
+          derived("tp_size", "`parallel.tensor`", size, cut),
+          {"preset_model", "the family whose layers are to be cut"},
+          {"partition_config", "patterns of the layers to cut"},
+          {"injection_policy_tuple", "modules whose sums are to be all-reduced"},
+          {"dtype", "type of the cut parameters"},
+          {"keep_module_on_host", "cut parameters in host memory"},
+          {"replace_with_kernel_inject", "modules of DeepSpeed's own kernels"},
+          {"tp_overlap_comm", "all-reduce beside computation"}};
+}
+
 Table<Parallel> parallel_table() {
   Table<Parallel> table;
   const auto add = [&](const char* name, const char* example, auto read) {
-    table.keys.push_back(custom<Parallel>(name, example, read));
+    table.keys.push_back(custom<Parallel>(name, example, read).takes(integers(1)));
   };
   add("tensor", "2", [](Parallel& p, const Value& v) { set(p.tensor, tensor_size, ranks_of(v), v); });
   table.keys.push_back(boolean("sequence_parallel", &Parallel::sequence_parallel));
   add("context", "2", [](Parallel& p, const Value& v) { set(p.context, context_size, ranks_of(v), v); });
   add("context_method", "\"ulysses\"", [](Parallel& p, const Value& v) {
-    p.context_method = static_cast<ContextMethod>(v.choice({"ring", "ulysses"}));
+    p.context_method = static_cast<ContextMethod>(v.choice(context_methods));
     v.context.given.insert(context_method);
   });
+  table.keys.back().choices = context_methods;
   const auto is_one = [](const Value& value) { return ranks_of(value) == 1; };
   table.keys.push_back(
       refused<Parallel>("sequence", "2",
@@ -38,6 +88,7 @@ Table<Parallel> parallel_table() {
   add("shard_size", "2", [](Parallel& p, const Value& v) { set(p.shard_size, shard_size, v.integer(1), v); });
   table.keys.push_back(choice("reduction", &Parallel::reduction, {"ordered", "native"}, "\"native\""));
   table.keys.push_back(real("timeout_seconds", &Parallel::timeout_seconds, "30", 0, infinity, true));
+  describe(table.keys, parallel_texts());
   return table;
 }
 
@@ -50,9 +101,10 @@ void read_tensor_size(Config& config, const Value& value) {
 
 Table<Config> tensor_parallel_table() {
   Table<Config> table;
-  table.keys.push_back(custom<Config>("autotp_size", "2", read_tensor_size));
-  table.keys.push_back(custom<Config>("tp_size", "2", read_tensor_size));
-  Table<Config> tp{Auto::is_a_value, {custom<Config>("tp_size", "2", read_tensor_size)}};
+  for (const char* name : {"autotp_size", "tp_size"})
+    table.keys.push_back(custom<Config>(name, "2", read_tensor_size).takes(integers(0)));
+  Table<Config> tp{Auto::is_a_value, {table.keys.back()}};
+  describe(tp.keys, {derived("tp_size", "`parallel.tensor`", "the same as `autotp_size`")});
   Key<Config> section = custom<Config>(
       "tp", "{}", [tp](Config& config, const Value& value) { read_section(tp, config, value); });
   section.list = [tp](const std::string& prefix, std::vector<KeyInfo>& out) { list_keys(tp, prefix, out); };
@@ -66,6 +118,7 @@ Table<Config> tensor_parallel_table() {
       noted<Config>("replace_with_kernel_inject", Holds::boolean, "kernels are Sherd's own"));
   table.keys.push_back(
       noted<Config>("tp_overlap_comm", Holds::boolean, "reductions run beside weight gradients anyway"));
+  describe(table.keys, tensor_parallel_texts());
   return table;
 }
 
@@ -96,13 +149,17 @@ Key<Config> tensor_parallel_key() {
 }
 
 Key<Config> sequence_parallel_size_key() {
-  return custom<Config>("sequence_parallel_size", "2", [](Config& config, const Value& value) {
-    const int size = ranks_of(value);
-    if (size == 1) return value.note("off");
-    set(config.parallel.context, context_size, size, value);
-    if (!value.context.given.contains(context_method))
-      config.parallel.context_method = ContextMethod::ulysses;
-  });
+  Key<Config> key = custom<Config>("sequence_parallel_size", "2", [](Config& config, const Value& value) {
+                      const int size = ranks_of(value);
+                      if (size == 1) return value.note("off");
+                      set(config.parallel.context, context_size, size, value);
+                      if (!value.context.given.contains(context_method))
+                        config.parallel.context_method = ContextMethod::ulysses;
+                    }).takes(integers(1));
+  describe(key, derived("sequence_parallel_size", "`parallel.context`",
+                        "`parallel.context`, with `context_method` ulysses unless that is given; 1: off",
+                        "loaders give each rank its piece; here whole sequences, which the model cuts"));
+  return key;
 }
 
 void read_mics_shard_size(Config& config, const Value& value) {

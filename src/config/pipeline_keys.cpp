@@ -13,11 +13,13 @@ constexpr Twin partition{"parallel.partition_method", "pipeline.partition", "how
 const std::vector<std::string> schedules = {"auto", "accumulate",  "layered",    "gpipe",
                                             "1f1b", "interleaved", "zero_bubble"};
 
+const std::vector<std::string> partitions = {"best", "parameters", "uniform", "type:REGEX"};
+const std::vector<std::string> recomputes = {"none", "selective", "full"};  // in the order of Recompute
+
 std::string partition_of(const Value& value) {
   constexpr std::string_view type = "type:";
   const std::string& text = value.text();
-  const std::vector<std::string> names = {"best", "parameters", "uniform", "type:REGEX"};
-  if (!text.starts_with(type)) return names[value.choice(names)];
+  if (!text.starts_with(type)) return partitions[value.choice(partitions)];
   try {
     if (text.size() == type.size()) throw std::regex_error(std::regex_constants::error_brack);
     std::ignore = std::regex(text.substr(type.size()), std::regex::ECMAScript | std::regex::icase);
@@ -45,16 +47,35 @@ void read_interval(Config& config, const Value& value) {
   config.training.recompute = Recompute::full;
 }
 
+std::vector<Text> pipeline_texts() {
+  return {
+      derived("stages", "`parallel.pipeline`", "`parallel.pipeline`; 1: off, auto: leaves it to that",
+              "makes no use of it: its PipelineModule is given `num_stages`"),
+      derived("partition", "`parallel.partition_method`", "`parallel.partition_method`",
+              "makes no use of it: its PipelineModule is given `partition_method`, parameters by default"),
+      derived("activation_checkpoint_interval", "0: as `training.recompute` says",
+              "above 0: `training.recompute` full, here for every model",
+              "recomputes runs of so many layers; here each block from its own input"),
+      {"seed_layers", "seed initial values by layer"},
+      {"pipe_partitioned", "cut what stages send over tensor ranks"},
+      {"grad_partitioned", "cut the gradients that they send over tensor ranks"},
+      {"use_reentrant", "PyTorch's older recompute"}};
+}
+
 Table<Config> pipeline_table() {
   Table<Config> table;
   table.keys.push_back(custom<Config>("stages", "2", [](Config& config, const Value& value) {
-    if (value.node.is_text("auto")) return value.note("\"auto\" leaves it to parallel.pipeline");
-    const int size = static_cast<int>(value.integer(1, std::numeric_limits<int>::max()));
-    if (size == 1) return value.note("off");
-    set(config.parallel.pipeline, stages, size, value);
-  }));
-  table.keys.push_back(custom<Config>("partition", "\"uniform\"", read_partition).alias("partition_method"));
-  table.keys.push_back(custom<Config>("activation_checkpoint_interval", "1", read_interval));
+                         if (value.node.is_text("auto"))
+                           return value.note("\"auto\" leaves it to parallel.pipeline");
+                         const int size = static_cast<int>(value.integer(1, std::numeric_limits<int>::max()));
+                         if (size == 1) return value.note("off");
+                         set(config.parallel.pipeline, stages, size, value);
+                       }).takes(integers(1) + ", or \"auto\""));
+  table.keys.push_back(custom<Config>("partition", "\"uniform\"", read_partition)
+                           .alias("partition_method")
+                           .one_of(partitions));
+  table.keys.push_back(
+      custom<Config>("activation_checkpoint_interval", "1", read_interval).takes(integers(0)));
   table.keys.push_back(noted<Config>("seed_layers", Holds::boolean,
                                      "initial values go by a parameter's name, the same in every cut"));
   for (const char* name : {"pipe_partitioned", "grad_partitioned"})
@@ -62,6 +83,7 @@ Table<Config> pipeline_table() {
         noted<Config>(name, Holds::boolean,
                       "tensor ranks send what they have: their part, with parallel.sequence_parallel"));
   table.keys.push_back(noted<Config>("use_reentrant", Holds::boolean, "concerns PyTorch's recompute"));
+  describe(table.keys, pipeline_texts());
   return table;
 }
 
@@ -70,16 +92,39 @@ Table<Config> pipeline_table() {
 std::vector<Key<Parallel>> schedule_keys() {
   std::vector<Key<Parallel>> keys;
   keys.push_back(custom<Parallel>("pipeline", "2", [](Parallel& parallel, const Value& value) {
-    set(parallel.pipeline, stages, static_cast<int>(value.integer(1, std::numeric_limits<int>::max())),
-        value);
-  }));
+                   set(parallel.pipeline, stages,
+                       static_cast<int>(value.integer(1, std::numeric_limits<int>::max())), value);
+                 }).takes(integers(1)));
   keys.push_back(choice("schedule", &Parallel::schedule, schedules, "\"gpipe\""));
   keys.push_back(integer("virtual_stages", &Parallel::virtual_stages, "2", 1));
   keys.push_back(integer("micro_batch_group", &Parallel::micro_batch_group, "4", 1));
   keys.push_back(
       custom<Parallel>("partition_method", "\"uniform\"", [](Parallel& parallel, const Value& value) {
         set(parallel.partition_method, partition, partition_of(value), value);
-      }));
+      }).one_of(partitions));
+  describe(
+      keys,
+      {{"pipeline", "ranks that hold the stages of one model", "`pipeline.stages` means the same here"},
+       {"schedule",
+        "order of a step's micro-batches. accumulate and layered run without a pipeline, the others with "
+        "one. auto: "
+        "1f1b with a pipeline, interleaved with `virtual_stages`; else, in `train_batch()` and `sherd "
+        "train`, "
+        "layered where parameters would come from other ranks, host memory or NVMe again for each of several "
+        "micro-batches, with full recompute of everything and no parameter shared by parts of the model "
+        "(tied "
+        "embeddings); else accumulate ([offload](offload.md))",
+        "runs 1f1b with a pipeline, else accumulate"},
+       {"virtual_stages", "interleaved: runs of parts that each stage holds"},
+       derived("micro_batch_group", "`pipeline`",
+               "interleaved: so many micro-batches pass a virtual stage before the next one's turn, at least "
+               "`pipeline`"),
+       {"partition_method",
+        "what each stage gets an equal share of: best: parameters that its products multiply with; "
+        "parameters: all, "
+        "as DeepSpeed counts them; uniform: parts; type:REGEX: parts whose class or path matches, case "
+        "ignored",
+        "`pipeline.partition` means the same here"}});
   return keys;
 }
 
@@ -92,7 +137,7 @@ Key<Config> pipeline_key() {
 }
 
 void read_recompute(Training& training, const Value& value) {
-  const auto asked = static_cast<Recompute>(value.choice({"none", "selective", "full"}));
+  const auto asked = static_cast<Recompute>(value.choice(recomputes));
   value.context.given_as.erase(recompute);
   if (value.context.given.contains(recompute) && asked != training.recompute)
     value.error("\"full\" is what pipeline.activation_checkpoint_interval means, and this is ",

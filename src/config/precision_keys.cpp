@@ -15,6 +15,26 @@ struct Bf16Section {
 
 constexpr const char* fp32_masters = "masters stay fp32; training.moments_dtype \"bf16\" halves the moments";
 
+std::vector<Text> fp16_texts() {
+  return {
+      {"enabled", "compute in fp16, with loss scaling, beside fp32 masters; not together with `bf16`"},
+      {"loss_scale", "factor of the loss; 0: dynamic"},
+      {"initial_scale_power", "the dynamic scale begins at 2 to the power of this",
+       "0.16 began at 2³² where no key of the scale was given"},
+      {"loss_scale_window", "steps without an overflow before the scale doubles",
+       "in the step in which it doubles, gradients there are divided by the new scale; here by that which "
+       "they were "
+       "computed with"},
+      {"hysteresis", "overflows before the scale halves"},
+      {"consecutive_hysteresis", "each step without an overflow refills the hysteresis"},
+      {"min_loss_scale", "least dynamic scale; an overflow there ends the run", "takes whole numbers alone"},
+      {"auto_cast", "cast inputs of forward to fp16"},
+      {"fp16_master_weights_and_grads", "masters and their gradients in fp16"},
+      {"opt_level", "apex's level of mixed precision"},
+      {"type", "GPT-NeoX's name of the type to compute in"},
+  };
+}
+
 Table<Fp16Section> fp16_table() {
   const auto scaling = &Fp16Section::scaling;
   Table<Fp16Section> table;
@@ -43,6 +63,7 @@ Table<Fp16Section> fp16_table() {
                                               return parse_dtype(value.text()) == DType::f16 ||
                                                      value.text() == "float16";
                                             }));
+  describe(table.keys, fp16_texts());
   return table;
 }
 
@@ -65,6 +86,19 @@ Table<Bf16Section> bf16_table() {
   table.keys.push_back(refused<Bf16Section>("bf16_optimizer_states", "true",
                                             "give training.moments_dtype \"bf16\" instead; masters stay fp32",
                                             is_false));
+  describe(table.keys, {{"enabled", "compute in bf16 beside fp32 masters; not together with `fp16`"},
+                        {"check_grad_overflow", "skip a step whose gradients hold infinities or NaN",
+                         "checks at stages 1 and 2 alone; 0.16 never"},
+                        {"immediate_grad_update", "add each gradient to the fp32 buffer as it is made"},
+                        {"bf16_master_weights_and_grads", "masters and their gradients in bf16"},
+                        {"bf16_optimizer_states", "moments in bf16"},
+                        {"loss_scale", "`fp16`'s key of this name"},
+                        {"initial_scale_power", "`fp16`'s key of this name"},
+                        {"loss_scale_window", "`fp16`'s key of this name"},
+                        {"hysteresis", "`fp16`'s key of this name"},
+                        {"min_loss_scale", "`fp16`'s key of this name"},
+                        {"auto_cast", "`fp16`'s key of this name"},
+                        {"consecutive_hysteresis", "`fp16`'s key of this name"}});
   return table;
 }
 
@@ -99,23 +133,32 @@ void read_bf16(Config& config, const Value& section) {
     section.note("not enabled, no effect");
 }
 
+const std::vector<std::string> dtypes = {"fp32", "fp16", "bf16"};
+
 DType read_dtype(const Value& value) {
-  static const DType dtypes[] = {DType::f32, DType::f16, DType::bf16};
+  constexpr DType in_order[] = {DType::f32, DType::f16, DType::bf16};
   if (const auto dtype = parse_dtype(value.text()); dtype && size_of(*dtype) <= 4 && is_floating(*dtype))
     return *dtype;
-  return dtypes[value.choice({"fp32", "fp16", "bf16"})];
+  return in_order[value.choice(dtypes)];
 }
 
 Table<Precision> data_types_table() {
   Table<Precision> table;
-  table.keys.push_back(custom<Precision>(
-      "grad_accum_dtype", "\"fp32\"",
-      [](Precision& precision, const Value& value) { precision.grad_accum_dtype = read_dtype(value); }));
+  table.keys.push_back(
+      custom<Precision>("grad_accum_dtype", "\"fp32\"", [](Precision& precision, const Value& value) {
+        precision.grad_accum_dtype = read_dtype(value);
+      }).one_of(dtypes));
   table.keys.push_back(
       noted<Precision>("param_dtype", Holds::text, "follows from the sections fp16 and bf16"));
   table.keys.back().example = "\"fp32\"";
   table.keys.push_back(
       noted<Precision>("buffer_dtype", Holds::text, "Sherd's models hold no floating-point buffers"));
+  describe(table.keys,
+           {derived("grad_accum_dtype", "the model's",
+                    "type in which gradients accumulate: fp32, or the model's own",
+                    "0.16: fp32 for bf16 without ZeRO"),
+            {"param_dtype", "type of the parameters; one that contradicts the model's is an error"},
+            {"buffer_dtype", "type of buffers"}});
   return table;
 }
 
@@ -134,13 +177,21 @@ std::vector<Key<Config>> precision_keys() {
   };
   keys.push_back(std::move(bf16));
   keys.push_back(section("data_types", &Config::precision, data_types_table()));
-  keys.push_back(
-      custom<Config>("communication_data_type", "\"bf16\"", [](Config& config, const Value& value) {
-        config.precision.communication_data_type = read_dtype(value);
-      }).with_auto(Auto::to_default));
+  keys.push_back(custom<Config>("communication_data_type", "\"bf16\"",
+                                [](Config& config, const Value& value) {
+                                  config.precision.communication_data_type = read_dtype(value);
+                                })
+                     .with_auto(Auto::to_default)
+                     .one_of(dtypes));
+  describe(keys.back(),
+           derived("communication_data_type", "the model's",
+                   "type to which each rank's gradients are rounded before they travel; sums are fp32",
+                   "sums are of that type there, in the order of NCCL's algorithm"));
   keys.push_back(noted<Config>("seq_parallel_communication_data_type", Holds::text,
-                               "there is no sequence parallelism in this build")
+                               "activations travel in the model's type, gradients of the ring in fp32")
                      .alias("seq_parallel_comm_data_type"));
+  describe(keys.back(),
+           Text{"seq_parallel_communication_data_type", "type of what sequence-parallel ranks sum"});
   return keys;
 }
 

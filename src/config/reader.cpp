@@ -162,14 +162,20 @@ std::string advice(const Value& section, const std::string& name, const std::vec
   return "no key of this section is like it; remove it, or put \"_\" in front if it is a note";
 }
 
-std::string range_of(double min, double max, bool open_min) {
-  if (min == -infinity && max == infinity) return "a finite number";
-  if (max == infinity) return cat("a number ", open_min ? "> " : ">= ", min);
-  if (min == -infinity) return cat("a number <= ", max);
-  return cat("a number from ", min, " to ", max);
+}  // namespace
+
+std::string integers(std::int64_t min, std::int64_t max) {
+  if (min == std::numeric_limits<std::int64_t>::min()) return "integer";
+  if (max == int64_max || max == std::numeric_limits<int>::max()) return cat("integer >= ", min);
+  return cat("integer from ", min, " to ", max);
 }
 
-}  // namespace
+std::string reals(double min, double max, bool open_min) {
+  if (min == -infinity && max == infinity) return "finite number";
+  if (max == infinity) return cat("number ", open_min ? "> " : ">= ", min);
+  if (min == -infinity) return cat("number <= ", max);
+  return cat("number from ", min, " to ", max);
+}
 
 void Context::attempt(const std::function<void()>& read) {
   try {
@@ -228,10 +234,7 @@ std::int64_t Value::integer(std::int64_t min, std::int64_t max) const {
       plain.number == std::floor(plain.number))
     value = static_cast<std::int64_t>(plain.number), good = true;
   if (good && value >= min && value <= max) return value;
-  if (min == std::numeric_limits<std::int64_t>::min()) error("must be an integer, not ", node.brief());
-  if (max == int64_max || max == std::numeric_limits<int>::max())
-    error("must be an integer >= ", min, ", not ", node.brief());
-  error("must be an integer from ", min, " to ", max, ", not ", node.brief());
+  error("must be an ", integers(min, max), ", not ", node.brief());
 }
 
 double Value::real(double min, double max, bool open_min) const {
@@ -240,7 +243,7 @@ double Value::real(double min, double max, bool open_min) const {
   const double value = plain.number;
   if (number && std::isfinite(value) && value <= max && (open_min ? value > min : value >= min)) return value;
   const bool list = node.is(Node::Kind::array);
-  error("must be ", range_of(min, max, open_min), ", not ", node.brief(),
+  error("must be a ", reals(min, max, open_min), ", not ", node.brief(),
         list ? "; one value serves all parameters here" : "");
 }
 

@@ -75,6 +75,11 @@ struct Value {
   std::size_t choice(const std::vector<std::string>& names, const Synonyms& meant = {}) const;
 };
 
+/// What these take, as errors and the page of keys say it: "integer from 0 to 3", "number > 0".
+std::string integers(std::int64_t min = std::numeric_limits<std::int64_t>::min(),
+                     std::int64_t max = int64_max);
+std::string reals(double min = -infinity, double max = infinity, bool open_min = false);
+
 /// The value without its quotes where it is a string that holds a number, true or false; else itself.
 Node unquoted(const Value& value);
 
@@ -105,11 +110,8 @@ enum class Auto : std::uint8_t {
 };
 
 template <class T>
-struct Key {
+struct Key : KeyFacts {
   std::string name;
-  std::vector<std::string> aliases;
-  Effect effect = Effect::effective;
-  std::string example, reason;
   std::function<void(T&, const Value&)> read;
   /// Lists the keys below, for known_keys().
   std::function<void(const std::string& prefix, std::vector<KeyInfo>&)> list;
@@ -124,7 +126,45 @@ struct Key {
     aliases.push_back(std::move(other));
     return std::move(*this);
   }
+  Key takes(std::string what) && {
+    values = std::move(what);
+    return std::move(*this);
+  }
+  Key one_of(std::vector<std::string> words) && {
+    choices = std::move(words);
+    return std::move(*this);
+  }
 };
+
+/// What the page of keys says of one: a list of them stands beside each table.
+struct Text {
+  const char *name, *meaning, *difference = "", *derived = "";
+  bool required = false;
+};
+/// Of a key whose default is no fixed value: `rule` in words.
+constexpr Text derived(const char* name, const char* rule, const char* meaning, const char* difference = "") {
+  return {name, meaning, difference, rule};
+}
+constexpr Text required(const char* name, const char* meaning, const char* difference = "") {
+  return {name, meaning, difference, "", true};
+}
+
+template <class T>
+void describe(Key<T>& key, const Text& text) {
+  key.meaning = text.meaning, key.difference = text.difference, key.required = text.required;
+  if (*text.derived) key.derived = text.derived;
+}
+
+/// Gives each key the text of its name. Throws for a text without a key; keys without a text fail a test.
+template <class T>
+void describe(std::vector<Key<T>>& keys, const std::vector<Text>& texts) {
+  for (const Text& text : texts) {
+    bool found = false;
+    for (Key<T>& key : keys)
+      if (key.name == text.name) describe(key, text), found = true;
+    require(found, "a text speaks of the key ", text.name, ", which its table does not have");
+  }
+}
 
 template <class T>
 struct Table {
@@ -190,7 +230,7 @@ void list_keys(const Table<T>& table, const std::string& prefix, std::vector<Key
     if (key.list)
       key.list(path, out);
     else
-      out.push_back({path, key.effect, key.example, key.reason});
+      out.push_back({static_cast<const KeyFacts&>(key), path});
   }
 }
 
@@ -208,7 +248,8 @@ template <class T>
 Key<T> boolean(std::string name, bool T::*field) {
   const auto defaults = std::make_unique<const T>();
   return custom<T>(std::move(name), (*defaults).*field ? "false" : "true",
-                   [field](T& target, const Value& value) { target.*field = value.boolean(); });
+                   [field](T& target, const Value& value) { target.*field = value.boolean(); })
+      .takes("true or false");
 }
 
 template <class T, std::integral I>
@@ -217,31 +258,36 @@ Key<T> integer(std::string name, I T::*field, std::string example, std::int64_t 
   max = std::cmp_less(std::numeric_limits<I>::max(), max)
             ? static_cast<std::int64_t>(std::numeric_limits<I>::max())
             : max;
-  return custom<T>(std::move(name), std::move(example), [=](T& target, const Value& value) {
-    target.*field = static_cast<I>(value.integer(min, max));
-  });
+  return custom<T>(
+             std::move(name), std::move(example),
+             [=](T& target, const Value& value) { target.*field = static_cast<I>(value.integer(min, max)); })
+      .takes(integers(min, max));
 }
 
 template <class T>
 Key<T> real(std::string name, double T::*field, std::string example, double min = -infinity,
             double max = infinity, bool open_min = false) {
   return custom<T>(std::move(name), std::move(example),
-                   [=](T& target, const Value& value) { target.*field = value.real(min, max, open_min); });
+                   [=](T& target, const Value& value) { target.*field = value.real(min, max, open_min); })
+      .takes(reals(min, max, open_min));
 }
 
 template <class T>
 Key<T> text(std::string name, std::string T::*field, std::string example) {
   return custom<T>(std::move(name), std::move(example),
-                   [field](T& target, const Value& value) { target.*field = value.text(); });
+                   [field](T& target, const Value& value) { target.*field = value.text(); })
+      .takes("string");
 }
 
 /// An enum whose values are 0, 1, 2, … in the order of `names`.
 template <class T, class E>
 Key<T> choice(std::string name, E T::*field, std::vector<std::string> names, std::string example,
               Synonyms meant = {}) {
-  return custom<T>(std::move(name), std::move(example), [=](T& target, const Value& value) {
-    target.*field = static_cast<E>(value.choice(names, meant));
-  });
+  return custom<T>(std::move(name), std::move(example),
+                   [=](T& target, const Value& value) {
+                     target.*field = static_cast<E>(value.choice(names, meant));
+                   })
+      .one_of(names);
 }
 
 /// A section read by `table` into a field.
@@ -254,14 +300,21 @@ Key<T> section(std::string name, U T::*field, Table<U> table) {
   return key;
 }
 
+/// All that is said of `key`, as a key of T that `read` handles.
+template <class T, class U>
+Key<T> copied(const Key<U>& key, std::function<void(T&, const Value&)> read) {
+  Key<T> out;
+  static_cast<KeyFacts&>(out) = key;
+  out.name = key.name, out.list = key.list, out.reads_null = key.reads_null, out.auto_rule = key.auto_rule;
+  out.read = std::move(read);
+  return out;
+}
+
 /// A key of T's member `field`, as a key of T.
 template <class T, class U>
 Key<T> inside(U T::*field, Key<U> key) {
-  Key<T> out = custom<T>(key.name, key.example, [field, read = key.read](T& target, const Value& value) {
-    read(target.*field, value);
-  });
-  out.aliases = key.aliases, out.effect = key.effect, out.reason = key.reason, out.list = key.list;
-  return out;
+  return copied<T>(key,
+                   [field, read = key.read](T& target, const Value& value) { read(target.*field, value); });
 }
 
 /// What a key without effect must hold, so that a wrong type is still an error.
@@ -287,11 +340,13 @@ void check_holds(Holds holds, const Value& value);
 template <class T>
 Key<T> noted(std::string name, Holds holds, std::string reason) {
   static const char* const examples[] = {"true", "3", "0.5", "\"x\"", "{}"};
+  static const char* const values[] = {"true or false", "integer >= 0", "finite number", "string",
+                                       "anything"};
   Key<T> key = custom<T>(std::move(name), examples[static_cast<int>(holds)], [=](T&, const Value& value) {
     check_holds(holds, value);
     value.note(reason);
   });
-  key.effect = Effect::noted, key.reason = std::move(reason);
+  key.effect = Effect::noted, key.reason = std::move(reason), key.values = values[static_cast<int>(holds)];
   return key;
 }
 

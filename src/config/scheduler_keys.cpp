@@ -36,10 +36,50 @@ const std::vector<std::string> foreign_types = {"StepLR",
                                                 "SequentialLR",
                                                 "ChainedScheduler"};
 
+std::vector<Text> cycle_texts() {
+  return {
+      required("cycle_min_lr", "rate at both ends of the cycle"),
+      required("cycle_max_lr", "rate at its top"),
+      {"decay_lr_rate", "after the cycle: the rate is divided by 1 + this for each `decay_step_size`"},
+      {"cycle_first_step_size", "steps of the way up"},
+      derived("cycle_second_step_size", "`cycle_first_step_size`", "steps of the way down"),
+      {"cycle_first_stair_count", "stairs of the way up; 0: none", "0.16 ignores it"},
+      derived("cycle_second_stair_count", "`cycle_first_stair_count`", "stairs of the way down; 0: none",
+              "0.16 ignores it"),
+      {"decay_step_size", "steps of the decay after the cycle; 0: no decay"},
+      {"cycle_momentum", "β1 moves against the rate, and β2 becomes 0.99, where the optimizer has betas"},
+      {"cycle_min_mom", "β1 at the top of the cycle"},
+      {"cycle_max_mom", "β1 at both ends"},
+      {"decay_mom_rate", "after the cycle: β1 is multiplied by 1 + this for each `decay_step_size`"},
+  };
+}
+
+/// Of any type that has the key.
+std::vector<Text> texts() {
+  return {
+      {"last_batch_iteration", "where the schedule begins"},
+      {"lr_range_test_min_lr", "rate at the start", "also takes a list, one for each group"},
+      {"lr_range_test_step_size", "steps of a stair"},
+      {"lr_range_test_step_rate", "by what share of the start the rate rises in so many steps"},
+      {"lr_range_test_staircase", "rise in stairs"},
+      required("total_num_steps", "steps until the rate has come down"),
+      {"warmup_min_lr", "rate at the start, and of WarmupDecayLR also at the end",
+       "also takes a list, one for each group"},
+      {"warmup_num_steps", "steps of the warmup; the formulas of DeepSpeed's types take 2 for less",
+       "since 0.19.6 refuses 0"},
+      {"warmup_type", "how the rate rises", "takes log for any other word"},
+      {"warmup_min_ratio", "rate at the start, as a share of the optimizer's"},
+      {"cos_min_ratio", "rate at the end, as a share of the optimizer's"},
+  };
+}
+
 template <class T>
 Table<T> finish(std::vector<Key<T>> keys) {
   keys.push_back(refused<T>("last_batch_iteration", "5", "the position comes from the checkpoint on resume",
                             equals_number(-1)));
+  for (const Text& text : texts())
+    for (Key<T>& key : keys)
+      if (key.name == text.name) describe(key, text);
   return {Auto::needs_caller, std::move(keys)};
 }
 
@@ -67,26 +107,32 @@ Table<OneCycle> table_of(const OneCycle&, bool) {
   keys.push_back(real("cycle_min_mom", &T::cycle_min_mom, "0.7", 0, 1));
   keys.push_back(real("cycle_max_mom", &T::cycle_max_mom, "0.95", 0, 1));
   keys.push_back(real("decay_mom_rate", &T::decay_mom_rate, "0.1", 0));
+  describe(keys, cycle_texts());
   return finish(std::move(keys));
 }
 
 // DeepSpeed refuses 0 since 0.19.6; what it makes of it before are 2 steps, as of 1.
 template <class T>
 Key<T> warmup_steps_key(std::int64_t T::*field) {
-  return custom<T>("warmup_num_steps", "10", [field](T& target, const Value& value) {
-    target.*field = value.integer(0);
-    if (target.*field > 0) return;
-    target.*field = 1;
-    value.note("0 means 2, the least that the formulas know, as in DeepSpeed before 0.19.6");
-  });
+  return custom<T>("warmup_num_steps", "10",
+                   [field](T& target, const Value& value) {
+                     target.*field = value.integer(0);
+                     if (target.*field > 0) return;
+                     target.*field = 1;
+                     value.note("0 means 2, the least that the formulas know, as in DeepSpeed before 0.19.6");
+                   })
+      .takes(integers(0));
 }
 
 // null is a value of its own here: the optimizer's lr.
-Key<Warmup> warmup_max_key() {
+Key<Warmup> warmup_max_key(bool decays) {
   Key<Warmup> key = custom<Warmup>("warmup_max_lr", "0.01", [](Warmup& target, const Value& value) {
     target.warmup_max_lr = value.node.is(Node::Kind::null) ? std::nullopt : std::optional(value.real(0));
   });
   key.reads_null = true;
+  key.values = reals(0) + ", or null: the optimizer's `lr`";
+  describe(key, {"warmup_max_lr", "rate after the warmup", "0.16: 0.001 by default, with WarmupLR too"});
+  if (!decays) key.derived = "the optimizer's `lr`";
   return key;
 }
 
@@ -94,7 +140,7 @@ Table<Warmup> table_of(const Warmup&, bool decays) {
   std::vector<Key<Warmup>> keys;
   if (decays) keys.push_back(integer("total_num_steps", &Warmup::total_num_steps, "5000", 1));
   keys.push_back(real("warmup_min_lr", &Warmup::warmup_min_lr, "1e-6", 0));
-  keys.push_back(warmup_max_key());
+  keys.push_back(warmup_max_key(decays));
   keys.push_back(warmup_steps_key(&Warmup::warmup_num_steps));
   keys.push_back(choice("warmup_type", &Warmup::warmup_type, {"log", "linear"}, "\"linear\""));
   return finish(std::move(keys));
@@ -119,6 +165,19 @@ Table<TrainerSchedule> table_of(const TrainerSchedule&, bool decays) {
   return finish(std::move(keys));
 }
 
+/// read_scheduler() has read it before.
+template <class T>
+Key<T> type_key() {
+  Key<T> key = custom<T>("type", "\"WarmupLR\"", [](T&, const Value&) {}).one_of(type_names);
+  describe(
+      key,
+      derived("type", "required; without the section the optimizer's rates stay",
+              "the schedule of rates; linear, cosine and constant_with_warmup are transformers'",
+              "also takes PyTorch's; rates of groups keep their proportion under all types here, there under "
+              "WarmupCosineLR alone"));
+  return key;
+}
+
 void need(const Value& section, const Given& given, std::initializer_list<const char*> names) {
   for (const char* name : names)
     if (!given.contains(name)) section.error("needs \"params.", name, "\"");
@@ -133,7 +192,7 @@ void note_short_total(const Value& section, std::int64_t total, std::int64_t war
 template <class T>
 Given read_params(T& target, const Value& section, bool decays = false) {
   Table<T> table;
-  table.keys.push_back(custom<T>("type", "", [](T&, const Value&) {}));
+  table.keys.push_back(type_key<T>());
   Given given;
   table.keys.push_back(custom<T>("params", "", [&](T& into, const Value& params) {
     given = read_section(table_of(into, decays), into, params);
@@ -232,7 +291,7 @@ void read_scheduler(Config& config, const Value& section) {
 Key<Config> scheduler_key() {
   Key<Config> key = custom<Config>("scheduler", "", read_scheduler);
   key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
-    out.push_back({prefix + ".type", Effect::effective, "\"WarmupLR\"", ""});
+    list_keys(Table<Warmup>{Auto::is_a_value, {type_key<Warmup>()}}, prefix, out);
     const auto path = [&](Type type) {
       return cat(prefix, "[", type_names[static_cast<std::size_t>(type)], "].params");
     };

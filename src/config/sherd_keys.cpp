@@ -29,10 +29,17 @@ Table<Data> data_table() {
   using T = Data;
   Table<T> table;
   table.keys.push_back(text("path", &T::path, "\"corpus/other\""));
-  table.keys.push_back(custom<T>("split", "[0.9, 0.1]", read_split));
-  table.keys.push_back(custom<T>("tokenizer", "\"byte\"", read_tokenizer));
+  table.keys.push_back(custom<T>("split", "[0.9, 0.1]", read_split).takes("two numbers from 0 to 1"));
+  table.keys.push_back(custom<T>("tokenizer", "\"byte\"", read_tokenizer).takes("string"));
   table.keys.push_back(integer("seed", &T::seed, "7", 0));
   table.keys.push_back(boolean("shuffle", &T::shuffle));
+  describe(
+      table.keys,
+      {required("path", "prefix of the dataset that `sherd prepare` wrote: `PREFIX.bin`, `.idx`"),
+       {"split", "fractions for training and validation, of sum 1 at most; [1, 0] leaves validation out"},
+       derived("tokenizer", "the one recorded beside the dataset", "`byte` or `spm:MODEL_FILE`"),
+       {"seed", "of the shuffle"},
+       {"shuffle", "documents and samples, anew in every epoch"}});
   return table;
 }
 
@@ -44,6 +51,66 @@ void read_data(Config& config, const Value& section) {
 }
 
 // ---- training ----
+
+std::vector<Text> training_texts() {
+  return {
+      {"steps",
+       "optimizer steps of the whole run, those before `--resume` included; `sherd train` needs it here or "
+       "as "
+       "`--steps`"},
+      {"seed", "of initial weights and dropout"},
+      {"eval_interval", "steps between evaluations on the validation split; 0: only at the end"},
+      {"eval_steps", "batches of `train_batch_size` samples per evaluation"},
+      {"init_from",
+       "folder of weights to begin with: Hugging Face's files, or checkpoints (of the latest, or one's own "
+       "folder, "
+       "the weights alone); empty: none. It brings the `model` section, over which the file's own keys are "
+       "laid "
+       "([Hugging Face](hugging_face.md)). `--resume` reads `save_dir` instead"},
+      {"save_dir", "folder of checkpoints; empty: nothing is saved"},
+      {"save_async",
+       "write checkpoints while training goes on; false: training waits. The last one it waits for in any "
+       "case "
+       "([more](config.md#writing-while-training))"},
+      {"keep_best",
+       "also save after each evaluation that finds a lower validation loss than all before, and keep that "
+       "checkpoint beside the `keep_last` newest ones; `DIR/best` names it, as `DIR/latest` names the "
+       "newest, and so do `--tag best` and `sherd generate "
+       "--checkpoint DIR/best`. Needs `save_dir`, `eval_interval` and validation data. Lightning's "
+       "`save_top_k=1`"},
+      {"patience",
+       "stop after so many evaluations in a row without a validation loss lower than all before, with a "
+       "checkpoint as at the end; 0: never. A resumed run counts on; an evaluation that gives NaN counts as "
+       "well. Needs `eval_interval` "
+       "and validation data"},
+      {"save_interval", "steps between checkpoints; 0: only at the end (and when a signal stops the run)"},
+      {"keep_last", "`global_stepN` checkpoints to keep, the oldest going first; 0: all"},
+      {"recompute",
+       "what backward makes again: selective drops attention's output, norms and activations, full all but "
+       "the inputs of blocks",
+       "`pipeline.activation_checkpoint_interval` above 0 means full, here for every model"},
+      derived("recompute_blocks", "all",
+              "only the first so many blocks of each pipeline stage recompute, as Megatron-LM's "
+              "`recompute_num_layers` with method `block` (all chunks of a stage count as one; without a "
+              "pipeline: "
+              "blocks of the model). More than there are: all"),
+      derived(
+          "recompute_micro_batches", "all",
+          "only so many of the micro-batches that the fullest pipeline stage has in flight recompute; the "
+          "others keep everything. Stages with fewer in flight keep as many, so that later ones recompute "
+          "less, "
+          "or nothing. With `layered` all micro-batches of a step are in flight, with `accumulate` one "
+          "([more](parallel.md#recompute-of-a-part))"),
+      {"split_masters",
+       "bf16: the optimizer keeps of each fp32 master only the 16 bits that the parameter lacks, to the same "
+       "bits; "
+       "false keeps whole masters"},
+      {"moments_dtype",
+       "type of the optimizer's moments; bf16: half the bytes, rounded stochastically, the same way in every "
+       "run"},
+      {"log_interval", "steps between lines of progress where the output is no terminal; 0: each has one"},
+  };
+}
 
 Table<Training> training_table() {
   using T = Training;
@@ -59,14 +126,17 @@ Table<Training> training_table() {
   table.keys.push_back(boolean("save_async", &T::save_async));
   table.keys.push_back(boolean("keep_best", &T::keep_best));
   table.keys.push_back(integer("patience", &T::patience, "3", 0));
-  table.keys.push_back(custom<T>("recompute", "\"full\"", read_recompute));
+  table.keys.push_back(
+      custom<T>("recompute", "\"full\"", read_recompute).one_of({"none", "selective", "full"}));
   table.keys.push_back(integer("recompute_blocks", &T::recompute_blocks, "2", 0));
   table.keys.push_back(integer("recompute_micro_batches", &T::recompute_micro_batches, "2", 0));
   table.keys.push_back(boolean("split_masters", &T::split_masters));
-  table.keys.push_back(custom<T>("moments_dtype", "\"bf16\"", [](Training& training, const Value& value) {
-    training.moments_dtype = value.choice({"fp32", "bf16"}) == 0 ? DType::f32 : DType::bf16;
-  }));
+  table.keys.push_back(
+      custom<T>("moments_dtype", "\"bf16\"", [](Training& training, const Value& value) {
+        training.moments_dtype = value.choice({"fp32", "bf16"}) == 0 ? DType::f32 : DType::bf16;
+      }).one_of({"fp32", "bf16"}));
   table.keys.push_back(integer("log_interval", &T::log_interval, "1", 0));
+  describe(table.keys, training_texts());
   append(table.keys, trainer_keys());
   return table;
 }

@@ -46,6 +46,7 @@ const Table<Config>& top_table();
 
 // The optimizers. optimizer_types.cpp
 
+std::vector<std::string> optimizer_names();
 /// "Adam, AdamW and SGD", all of them.
 std::string known_optimizers();
 /// The `type` of a section.
@@ -75,6 +76,9 @@ void check_replicas(Config& config, const Value& file);
 void finish_moe(Moe& moe, const Model& model, const Value& section);
 /// Throws where experts do not fit the rest of the file.
 void check_moe(const Config& config, const Value& file);
+
+/// flat_dump() with all sections, also those that say nothing: the defaults of keys_page(). dump.cpp
+std::map<std::string, std::string> every_value(const Config& config);
 
 /// Adds what a table cannot: checks across precision keys once the whole file is read.
 void check_precision(const Config& config, const Given& given);

@@ -2,6 +2,7 @@
 // nowhere.
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <regex>
@@ -79,6 +80,52 @@ std::vector<std::string> dead_references(const fs::path& root) {
     }
   }
   return dead;
+}
+
+/// What links to a heading end with: its letters, digits and hyphens, small, with hyphens for spaces.
+std::string anchor_of(const std::string& heading) {
+  std::string out;
+  for (const char c : heading)
+    if (const auto byte = static_cast<unsigned char>(c); byte == ' ')
+      out += '-';
+    else if (std::isalnum(byte) || byte > 127 || byte == '_' || byte == '-')
+      out += static_cast<char>(std::tolower(byte));
+  return out;
+}
+
+/// "file: link" for each link of a document to a document, or a heading of one, that is not there.
+std::vector<std::string> dead_links(const fs::path& root) {
+  static const std::regex link(R"(\]\(([A-Za-z_/.]*\.md)?(#([^)]*))?\))"), heading(R"((^|\n)#+ ([^\n]*))");
+  std::vector<std::string> dead;
+  for (const std::string& file : project_files(root)) {
+    if (!file.ends_with(".md")) continue;
+    const std::string text = prose_of(root / file);
+    for (std::sregex_iterator m(text.begin(), text.end(), link), end; m != end; ++m) {
+      const fs::path target =
+          (*m)[1].length() == 0 ? root / file : (root / file).parent_path() / (*m)[1].str();
+      bool found = fs::exists(target) && !(*m)[3].matched;
+      const std::string there = fs::exists(target) ? prose_of(target) : "";
+      for (std::sregex_iterator h(there.begin(), there.end(), heading); !found && h != end; ++h)
+        found = anchor_of((*h)[2].str()) == (*m)[3].str();
+      if (!found) dead.push_back(file + ": " + m->str());
+    }
+  }
+  return dead;
+}
+
+TEST(References, LinksLeadToHeadings) {
+  for (const std::string& dead : dead_links(SHERD_SOURCE_DIR)) ADD_FAILURE() << dead;
+}
+
+TEST(References, DeadLinksAreFound) {
+  TempFolder root;
+  fs::create_directories(root / "docs");
+  write_text(root / "README.md", "## It is `there`, now\n[a](docs/b.md), [c](#it-is-there-now)\n");
+  write_text(root / "docs/b.md", "# `model.moe`\n[d](../README.md#it-is-there-now), [e](b.md#modelmoe)\n");
+  EXPECT_TRUE(dead_links(root.path()).empty());
+  write_text(root / "docs/b.md", "# B\n[d](../README.md#it-is-gone), [e](c.md)\n");
+  EXPECT_EQ(dead_links(root.path()),
+            (std::vector<std::string>{"docs/b.md: ](../README.md#it-is-gone)", "docs/b.md: ](c.md)"}));
 }
 
 TEST(References, LeadToFilesAndSectionsThatExist) {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "cli/machine.h"
+#include "config/keys.h"
 #include "device/cuda.h"
 #include "support/temp_folder.h"
 
@@ -129,6 +130,13 @@ TEST(Program, InfoKnowsThisMachine) {
   }
   EXPECT_GT(memory_sizes().total, 0u);
   EXPECT_GE(memory_sizes().total, memory_sizes().available);
+}
+
+TEST(Program, InfoPrintsTheKeysAlone) {
+  const Outcome keys = run({"info", "--keys"});
+  EXPECT_EQ(keys.code, 0) << keys.err;
+  EXPECT_TRUE(keys.out == config::keys_page()) << keys.out.substr(0, 200);
+  expect_failure({"info", "--keys", "--gemm"}, 2, "ask one at a time");
 }
 
 TEST(Program, TellsItsOwnProcessorTimeFromThatOfOthers) {

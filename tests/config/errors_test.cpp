@@ -245,10 +245,10 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: parallel.expert: must be an integer >= 1, not 0"},
         Mistake{"{\"zero_optimization\": {\"zero_quantized_weights\": true}}",
                 "run.json:1: zero_optimization.zero_quantized_weights: Sherd does not support true here: "
-                "ZeRO++ is not in this build"},
+                "ZeRO++ is not in this build; OneBitAdam compresses what replicas exchange"},
         Mistake{"{\"zero_optimization\": {\"zero_hpz_partition_size\": 4}}",
                 "run.json:1: zero_optimization.zero_hpz_partition_size: Sherd does not support 4 here: "
-                "ZeRO++ is not in this build"},
+                "ZeRO++ is not in this build; parallel.shard_size keeps gathers within a machine"},
         Mistake{"{\"parallel\": {\"shard_size\": 0}}",
                 "run.json:1: parallel.shard_size: must be an integer >= 1, not 0"},
         Mistake{"{\"parallel\": {\"reduction\": \"nativ\"}}",
@@ -316,7 +316,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "too; remove one of the two"},
         Mistake{R"({"aio": {"use_gds": true}})",
                 "run.json:1: aio.use_gds: Sherd does not support true here: it needs CUDA's GPUDirect "
-                "Storage"},
+                "Storage, which is not in this build; transfers pass through host memory"},
         Mistake{R"({"aio": {"backend": "libaio"}})",
                 "run.json:1: aio.backend: \"libaio\" is none of auto, io_uring, threads"},
         Mistake{R"({"training": {"moments_dtype": "fp16"}})",
@@ -331,12 +331,14 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"{\"model\": {\"hidden_size\": 64, \"num_layers\": 2, \"num_heads\": 2}}",
                 "run.json:1: model: needs \"seq_length\""},
         Mistake{"{\"model\": {\"seq_length\": 8, \"hidden_size\": 65, \"num_layers\": 2, \"num_heads\": 2}}",
-                "run.json:1: model: hidden_size 65 is not a multiple of num_heads 2; set head_dim to have them differ"},
+                "run.json:1: model: hidden_size 65 is not a multiple of num_heads 2; set head_dim to have "
+                "them differ"},
         Mistake{"{\"model\": {\"seq_length\": 8, \"hidden_size\": 64, \"num_layers\": 2, \"num_heads\": 4, "
                 "\"num_kv_heads\": 3}}",
                 "run.json:1: model: num_heads 4 is not a multiple of num_kv_heads 3"},
         Mistake{"{\"model\": {\"type\": \"lama\"}}",
-                "run.json:1: model.type: \"lama\" is none of gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe; did you mean \"llama\"?"},
+                "run.json:1: model.type: \"lama\" is none of gpt2, llama, mistral, qwen2, qwen3, mixtral, "
+                "qwen3_moe; did you mean \"llama\"?"},
         Mistake{"{\"data\": {}}",
                 "run.json:1: data: needs \"path\", the dataset prefix that `sherd prepare` wrote"},
         Mistake{"{\"data\": {\"path\": \"x\", \"split\": [0.9, 0.2]}}",

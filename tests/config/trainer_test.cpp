@@ -129,7 +129,7 @@ TEST(Trainer, QuotesChangeNothing) {
 TEST(Trainer, ASchedulerWithoutTypeIsAnError) {
   EXPECT_THAT(error_of(with(R"({"scheduler": {"params": {"warmup_num_steps": 5}}})",
                             R"({"steps": 10, "learning_rate": 1e-3})")),
-              ::testing::HasSubstr("scheduler: needs \"type\""));
+              ::testing::HasSubstr("scheduler: needs a \"type\""));
 }
 
 TEST(Trainer, ArgumentsReachSectionsThatDoNotSay) {

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "engine/checkpoint/background_save.h"
 #include "engine/checkpoint/format.h"
+#include "engine/checkpoint/same_model.h"
 #include "engine/checkpoint/save_act.h"
 #include "engine/checkpoint/save_folder.h"
 #include "engine/checkpoint/snapshot.h"

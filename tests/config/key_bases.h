@@ -1,0 +1,69 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+// Files in which single keys are tried.
+namespace sherd::config {
+
+inline const char* const llama3 =
+    R"({"model": {"type": "llama", "seq_length": 8, "hidden_size": 96, "num_layers": 2,
+    "num_heads": 4, "rope_scaling": {"rope_type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4,
+    "original_max_position_embeddings": 16}}})";
+
+/// A valid file in which the key's section is present, so that setting the key is the only difference.
+inline std::string base_for(const std::string& path) {
+  static const std::vector<std::pair<std::string, std::string>> bases = {
+      {"optimizer[SGD].params.nesterov", R"({"optimizer": {"type": "SGD", "params": {"momentum": 0.5}}})"},
+      {"optimizer", R"({"optimizer": {"type": "AdamW"}})"},
+      {"scheduler[LRRangeTest]", R"({"scheduler": {"type": "LRRangeTest"}})"},
+      {"scheduler[OneCycle]",
+       R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3}}})"},
+      {"scheduler[WarmupLR]", R"({"scheduler": {"type": "WarmupLR"}})"},
+      {"scheduler[WarmupDecayLR]",
+       R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 3000}}})"},
+      {"scheduler[WarmupCosineLR]",
+       R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 3000}}})"},
+      {"scheduler[linear]", R"({"scheduler": {"type": "linear", "params": {"total_num_steps": 3000}}})"},
+      {"scheduler[cosine]", R"({"scheduler": {"type": "cosine", "params": {"total_num_steps": 3000}}})"},
+      {"scheduler[constant_with_warmup]", R"({"scheduler": {"type": "constant_with_warmup"}})"},
+      {"training.warmup", R"({"training": {"steps": 100, "learning_rate": 1e-3}})"},
+      {"training.lr_scheduler_type", R"({"training": {"steps": 100, "learning_rate": 1e-3}})"},
+      {"fp16", R"({"fp16": {"enabled": false}})"},
+      {"bf16", R"({"bf16": {"enabled": false}})"},
+      {"zero_optimization", R"({"zero_optimization": {"stage": 3}})"},
+      {"model.moe.top_groups",
+       R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4,
+           "moe": {"experts": 6, "groups": 3}}})"},
+      {"model.moe",
+       R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4,
+           "moe": {"experts": 6}}})"},
+      {"model.rope_scaling.low_freq", llama3},
+      {"model.rope_scaling.high_freq", llama3},
+      {"model.rope_scaling",
+       R"({"model": {"type": "llama", "seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4,
+           "rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 16}}})"},
+      {"model.position",
+       R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4}})"},
+      {"model",
+       R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4, "position": "rotary"}})"},
+      {"parallel.virtual_stages", R"({"parallel": {"schedule": "interleaved"}})"},
+      {"training.keep_best", R"({"training": {"eval_interval": 50, "save_dir": "runs/a"}})"},
+      {"training.patience", R"({"training": {"eval_interval": 50}})"},
+      {"data", R"({"data": {"path": "corpus/a"}})"}};
+  for (const auto& [prefix, text] : bases)
+    if (path.starts_with(prefix) && path[prefix.size()] != '[') return text;
+  if (path.starts_with("optimizer["))
+    return R"({"optimizer": {"type": ")" + path.substr(10, path.find(']') - 10) + R"("}})";
+  return "{}";
+}
+
+/// "scheduler[OneCycle].params.x" → "scheduler.params.x"
+inline std::string plain(std::string path) {
+  const auto open = path.find('['), close = path.find(']');
+  if (open != std::string::npos) path.erase(open, close - open + 1);
+  return path;
+}
+
+}  // namespace sherd::config

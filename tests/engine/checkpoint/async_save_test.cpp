@@ -9,6 +9,7 @@
 #include <set>
 #include <thread>
 
+#include "base/log.h"
 #include "engine/checkpoint.h"
 #include "engine/initialize.h"
 #include "support/equality.h"
@@ -236,6 +237,7 @@ TEST(AsyncSaves, WhatAManifestCannotHoldIsAnErrorAtOnce) {
 }
 
 TEST(AsyncSaves, CopyOnceWithinTheHostsMemoryOrWait) {
+  set_log_level(LogLevel::info);  // other tests of the process may have set another
   TempFolder folder;
   std::uint64_t copied = 0, before = 0;
   const auto save_twice = [&](std::uint64_t limit, bool fits) {

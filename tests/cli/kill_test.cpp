@@ -118,8 +118,8 @@ class Kill : public Train {
     std::map<std::string, std::vector<std::byte>> out;
     for (const auto& [file, checksum] : reader.manifest().files) {
       if (!file.ends_with(".safetensors")) continue;
-      const engine::SafetensorsFile tensors(reader.folder() / file);
-      for (const engine::SafetensorsEntry& entry : tensors.entries()) {
+      const tensor::SafetensorsFile tensors(reader.folder() / file);
+      for (const tensor::SafetensorsEntry& entry : tensors.entries()) {
         std::vector<std::byte>& bytes = out[file + " " + entry.name];
         bytes.resize(entry.bytes);
         tensors.read_bytes(entry, 0, bytes);

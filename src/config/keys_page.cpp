@@ -195,19 +195,20 @@ std::string table(std::vector<std::string> titles, std::vector<std::vector<std::
 
 constexpr const char* introduction = R"(# Keys of the configuration
 
-Every key that a configuration may have. `sherd info --keys` prints this page from the tables by which files are read;
-[Configuration](config.md) tells how files are read and laid over each other, and shows sections.
+Every key that a configuration may have. `sherd info --keys` prints this page from the tables by which files
+are read; [Configuration](config.md) tells how files are read and laid over each other, and shows sections.
 
-- **Values**: what is taken; other values are errors. Words are taken in any case. Elements, tokens and steps are
-  numbers, also as `5e8`; bytes have units where that is said.
-- **Default**: what holds where the key is not given, or null. Where it goes by the type of the model, each is told.
-  Without the section `model` or `data` the program brings these itself.
-- **DeepSpeed**: where DeepSpeed 0.19 does otherwise ([all differences](deepspeed.md)). The sections `model`, `data`,
-  `training`, `parallel` and `device` are Sherd's own: there the column speaks of DeepSpeed's nearest.
-- **`"auto"`** in DeepSpeed's keys takes what the section `training` says, or the default
-  ([which takes what](deepspeed.md#files-made-for-transformers-trainer)).
-- Keys that are [accepted without effect](#accepted-without-effect), and those that are [refused](#refused), stand at
-  the end.
+- **Values**: what is taken; other values are errors. Words are taken in any case. Elements, tokens and
+  steps are numbers, also as `5e8`; bytes have units where that is said.
+- **Default**: what holds where the key is not given, or null. Where it goes by the type of the model, each
+  is told. Without the section `model` or `data` the program brings these itself.
+- **DeepSpeed**: where DeepSpeed 0.19 does otherwise ([all differences](deepspeed.md)). The sections
+  `model`, `data`, `training`, `parallel` and `device` are Sherd's own: there the column speaks of
+  DeepSpeed's nearest.
+- **`"auto"`** in DeepSpeed's keys takes what the section `training` says, or the default ([which takes
+  what](deepspeed.md#files-made-for-transformers-trainer)).
+- Keys that are [accepted without effect](#accepted-without-effect), and those that are [refused](#refused),
+  stand at the end.
 
 )";
 
@@ -219,14 +220,16 @@ The log says in one line why each cannot matter. Sections pass with all their ke
 
 constexpr const char* about_refused = R"(## Refused
 
-An error, unless the value means "off", as in DeepSpeed's defaults: false, 0, nothing, or a section that is not enabled.
-Every other key, in every section, is an error too, with the key that was meant where one is near.
+An error, unless the value means "off", as in DeepSpeed's defaults: false, 0, nothing, or a section that is
+not enabled. Every other key, in every section, is an error too, with the key that was meant where one is
+near.
 
 )";
 
-constexpr const char* about_arguments = R"(They fill DeepSpeed's keys, as Trainer does it
-([more](deepspeed.md#files-made-for-transformers-trainer)): set either, or both alike. Defaults hold where a file says
-`"auto"`, or gives another of them. Where Trainer counts epochs (`num_train_epochs`), here are `steps`.
+constexpr const char* about_arguments =
+    R"(They fill DeepSpeed's keys, as Trainer does it
+([more](deepspeed.md#files-made-for-transformers-trainer)): set either, or both alike. Defaults hold where a file says `"auto"`, or gives another of them. Where Trainer
+counts epochs (`num_train_epochs`), here are `steps`.
 
 )";
 

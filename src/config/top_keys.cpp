@@ -77,7 +77,7 @@ std::vector<Text> run_texts() {
   return {
       {"gradient_clipping",
        "largest global L2 norm of the gradients, by which they are scaled down; 0 or less: off",
-       "before 0.19 off by default"},
+       "0.16: off by default"},
       {"steps_per_print", "optimizer steps between the engine's log lines; 0: none"},
       {"wall_clock_breakdown", "times of forward, backward and step in those lines"},
       {"memory_breakdown", "memory by tier and category in those lines"},

@@ -226,10 +226,10 @@ near.
 
 )";
 
-constexpr const char* about_arguments =
-    R"(They fill DeepSpeed's keys, as Trainer does it
-([more](deepspeed.md#files-made-for-transformers-trainer)): set either, or both alike. Defaults hold where a file says `"auto"`, or gives another of them. Where Trainer
-counts epochs (`num_train_epochs`), here are `steps`.
+constexpr const char* about_arguments = R"(They fill DeepSpeed's keys, as Trainer does it
+([more](deepspeed.md#files-made-for-transformers-trainer)): set either, or both alike. Defaults hold where a
+file says `"auto"`, or gives another of them. Where Trainer counts epochs (`num_train_epochs`), here are
+`steps`.
 
 )";
 

@@ -58,7 +58,7 @@ Defaults::Defaults(const std::vector<KeyInfo>& keys) {
     return every_value(parse_text("{}", "defaults", assignments));
   };
   // Of the types of rope scaling, yarn has most keys.
-  std::vector<std::string> needed = {"model.rope_scaling.factor=2"}, types;
+  std::vector<std::string> needed, types;
   std::map<std::string, std::vector<std::string>> of_section;
   for (const KeyInfo& key : keys) {
     if (key.path == "model.type") types = key.choices;

@@ -42,7 +42,7 @@ Table<RopeScaling> rope_table() {
   describe(
       keys,
       {required("rope_type", "how positions are scaled; default: not at all"),
-       derived("factor", "required, but with rope_type default", "by how much sequences may be longer"),
+       {"factor", "by how much sequences may be longer", "", "required, but with rope_type default", true},
        derived("low_freq_factor", "required with llama3",
                "llama3: waves longer than the first length over this are scaled in full"),
        derived("high_freq_factor", "required with llama3",

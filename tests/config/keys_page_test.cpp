@@ -54,7 +54,7 @@ TEST(KeysPage, ATextWithoutAKeyIsFound) {
 /// What stands where only `more` and what is required is given, in the key's own type of optimizer or
 /// schedule.
 Values values_of(const std::string& type_path, const std::vector<std::string>& more) {
-  std::vector<std::string> given = {"model.rope_scaling.factor=2"};
+  std::vector<std::string> given;
   for (const KeyInfo& key : known_keys())
     if (key.required && (type_of(key.path).empty() || key.path.starts_with(type_path + "].")))
       given.push_back(plain(key.path) + "=" + key.example);
@@ -70,9 +70,8 @@ std::vector<std::string> changes(const std::string& type_path) {
   if (type_path == "scheduler[OneCycle")
     return {"scheduler.params.cycle_first_step_size=7", "scheduler.params.cycle_first_stair_count=3"};
   if (!type_path.empty()) return {"model.dropout=0.25"};
-  return {"model.seq_length=32",       "model.hidden_size=128",      "model.num_heads=4",
-          "model.dropout=0.25",        "model.bias=false",           "model.moe.top_k=1",
-          "zero_optimization.stage=3", "model.rope_scaling.factor=4"};
+  return {"model.seq_length=32", "model.hidden_size=128", "model.num_heads=4",        "model.dropout=0.25",
+          "model.bias=false",    "model.moe.top_k=1",     "zero_optimization.stage=3"};
 }
 
 /// What a key of `section` has in both cases; nothing where dump() has no value.

@@ -164,8 +164,8 @@ TEST_P(Begun, AStepMovesTheWeightsAsTheGradientsOfTransformersSay) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Begun, ::testing::ValuesIn(cases()), [](const auto& info) {
-  return cat(std::get<0>(info.param), "_", std::get<1>(info.param).name);
+INSTANTIATE_TEST_SUITE_P(All, Begun, ::testing::ValuesIn(cases()), [](const auto& test) {
+  return cat(std::get<0>(test.param), "_", std::get<1>(test.param).name);
 });
 
 }  // namespace

@@ -166,8 +166,9 @@ TEST_P(Family, GivesTheLogitsLossAndGradientsOfTransformers) {
   const autograd::Var loss = model(tape, {{"tokens", ids("tokens")}, {"labels", ids("labels")}});
   tape.backward(loss);
   // The language model's alone; routers' losses go into gradients.
-  if (options_.experts.losses.balance == 0)
+  if (options_.experts.losses.balance == 0) {
     EXPECT_NEAR(cpu_.values(loss.value())[0], expected("loss")[0], 1e-5);
+  }
   for (const auto& p : parameters.all()) {
     SCOPED_TRACE(p->name);
     const Values want = values_of(from_dict(layout_, p->name, gradients()));
@@ -235,7 +236,7 @@ TEST_P(Family, ExportGivesTheFilesBack) {
 INSTANTIATE_TEST_SUITE_P(All, Family,
                          ::testing::Values("gpt2", "llama", "llama_linear", "mistral", "qwen2", "qwen3",
                                            "mixtral", "qwen3_moe"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& test) { return test.param; });
 
 TEST(HuggingFaceFolder, OlderNamesAndBuffersAreFound) {
   Copy gpt2("gpt2");

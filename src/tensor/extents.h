@@ -76,7 +76,7 @@ struct AttentionExtents {
   std::int64_t score_heads = 0, score_seq = 0, first_score = 0;
 
   std::int64_t group() const { return heads / kv_heads; }  ///< query heads per key-value head
-  /// Whether some query does not see all keys that follow it, and all before it.
+  /// Whether some query does not see all keys after it; before it.
   bool causal() const { return seen.ahead < seq; }
   bool windowed() const { return seen.behind < seq - 1; }
   /// The number of head h's score of the call's first query and key.

@@ -109,6 +109,7 @@ class TransferQueue : public std::enable_shared_from_this<TransferQueue> {
   std::deque<std::shared_ptr<Transfer>> ready_;
   std::map<const std::byte*, Lent> lent_;  // by address
   std::optional<Failure> broken_;
+  std::chrono::steady_clock::time_point moved_{};  // when a transfer ended last
   std::function<void(const TransferTime&)> observer_;
   bool copying_ = false, stuck_ = false, thread_ended_ = false, refusal_logged_ = false;
   int extents_ = 0;

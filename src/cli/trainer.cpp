@@ -151,6 +151,9 @@ void Trainer::begin_from(const std::string& folder) {
 void Trainer::resume() {
   const std::string& folder = request_.config.training.save_dir;
   best_.restore(engine_->load_checkpoint(folder, request_.resume_tag));
+  // The run may go on from before the best that was found.
+  if (speaks() && request_.config.training.keep_best)
+    engine::point_best(folder, best_.loss() ? cat("global_step", best_.step()) : "");
   saved_step_ = saving_step_ = engine_->global_steps();
   if (!speaks()) return;
   log_info("resumed from ", folder, " at step ", engine_->global_steps());

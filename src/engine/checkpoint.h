@@ -67,6 +67,10 @@ class CheckpointReader {
 /// where names or shapes differ. Collective over the model's group.
 void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model, tensor::Kernels& kernels);
 
+/// Has DIR/best name `tag`, or nothing where there is no such checkpoint (any more). For the run that saves
+/// there. Throws Error{io}.
+void point_best(const std::filesystem::path& directory, const std::string& tag);
+
 /// Removes all checkpoints called global_stepN but the newest `keep`, of which `newest` is one, and that
 /// which DIR/best names. By age, not
 /// by step: after going back to an earlier checkpoint, higher steps are the old ones. Each disappears under

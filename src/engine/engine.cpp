@@ -140,8 +140,9 @@ const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next
   require(training_, "train_batch() needs train() mode");
   if (schedule_->runs_micro_batches(config_, executor_->by_micro_batches())) {
     const std::int64_t before = global_steps();
+    look_at_save();  // before a batch is taken, which would be lost where this throws
     while (global_steps() == before) {
-      backward(forward(next()));
+      backward(executor_->forward(next()));
       step();
     }
     return last_step();

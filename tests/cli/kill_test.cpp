@@ -191,6 +191,10 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameRun) {
       RecordProperty("leftovers", partials), RecordProperty("completed", runs);
   std::cout << killed << " of " << rounds << " killed, " << killed_saving_ << " while they saved, "
             << partials << " leftovers seen, " << runs << " runs completed between\n";
+  EXPECT_GT(killed, 0) << "nothing was tried";
+  if (rounds >= 100) {
+    EXPECT_GT(killed_saving_, 0) << "no run was killed while it saved";
+  }
   if (HasFailure()) return;
 
   auto last = run_of("m.jsonl");

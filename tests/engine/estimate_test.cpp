@@ -364,7 +364,7 @@ TEST(EstimateForGpus, TheFasterAttentionTakesLess) {
   config::Config config = config::parse_text(shape.text("/nowhere"));
   config.device.type = config::DeviceType::cuda;
   config.model->attention_dropout = 0;
-  config.model->seq_length = 4096;
+  config.model->seq_length = config.model->max_positions = 4096;
   const auto attention = [&](bool deterministic) {
     config.device.deterministic_attention = deterministic;
     const auto batch = [](device::Device& device) {

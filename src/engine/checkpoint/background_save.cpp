@@ -33,13 +33,41 @@ struct BackgroundSave::State {
     changed.wait_for(lock, time, [&] { return cancelled; });
     if (cancelled) fail(ErrorKind::io, "given up");
     if (closing && failed) fail(ErrorKind::io, "rank ", rank, " could not write its file");
-    if (Clock::now() >= others_until)
+    if (Clock::now() >= others_until())
       fail(ErrorKind::io, "rank ", rank, "'s file did not come to '", act.partial.string(),
            "' in time: all ranks must see that folder, under the same path");
   }
   void go_on() {
     std::lock_guard lock(mutex);
     if (cancelled) fail(ErrorKind::io, "given up");
+    moved = Clock::now();
+  }
+  /// From here on nothing takes the checkpoint away.
+  void begin_publishing() {
+    std::lock_guard lock(mutex);
+    if (cancelled) fail(ErrorKind::io, "given up");
+    publishing = true;
+  }
+  /// Until when rank 0 waits for the others' files: their deadline; where it is to end, about as long as it
+  /// took itself for its own. Locked.
+  Clock::time_point others_until() const {
+    const Clock::time_point latest = written + seconds(timeout_seconds);
+    if (!closing) return latest;
+    return std::min(latest, std::max(closed, written) + std::max<Clock::duration>(2s, written - begun));
+  }
+  /// Waits until `done`, for the deadline from the last time on that anything was written. False where it
+  /// passes.
+  template <class Done>
+  bool wait(std::unique_lock<std::mutex>& lock, double timeout, const Done& done) {
+    const Clock::time_point asked = Clock::now();
+    for (Clock::time_point seen;;) {
+      seen = moved;
+      if (changed.wait_until(lock, std::max(asked, seen) + seconds(timeout), done)) return true;
+      if (moved == seen) return false;
+    }
+  }
+  static Clock::duration seconds(double count) {
+    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
   }
 
   SaveAct act;  // the thread's own
@@ -51,8 +79,10 @@ struct BackgroundSave::State {
   Progress progress = Progress::writing;
   std::exception_ptr error;
   bool cancelled = false, ended = false;
-  bool closing = false;            // nobody will tell ranks of each other's errors
-  Clock::time_point others_until;  // how long rank 0 waits for the others' files
+  bool publishing = false;            // on rank 0: what follows is not cancelled any more
+  bool closing = false;               // nobody will tell ranks of each other's errors
+  Clock::time_point moved = begun;    // when a part of this rank's file was written last
+  Clock::time_point written, closed;  // when its file was, and when it was to end
 };
 
 namespace {
@@ -118,6 +148,7 @@ void BackgroundSave::write(State& state) {
   }
   state.reach(Progress::written);
   const std::vector<FileChecksum> sums = gather_sums(state, own);
+  state.begin_publishing();
   act.publish(sums);
   state.reach(Progress::whole);
 }
@@ -126,7 +157,7 @@ std::vector<FileChecksum> BackgroundSave::gather_sums(State& state, FileChecksum
   constexpr std::chrono::milliseconds most = 100ms;
   {
     std::lock_guard lock(state.mutex);
-    if (!state.closing) state.others_until = Deadline::after_seconds(state.timeout_seconds).at();
+    state.written = Clock::now();
   }
   std::vector<FileChecksum> sums{own};
   for (int rank = 1; rank < state.act.ranks; ++rank) {
@@ -155,12 +186,10 @@ std::exception_ptr BackgroundSave::error() const {
 void BackgroundSave::wait_for(Progress progress) {
   State& state = *state_;
   std::unique_lock lock(state.mutex);
-  if (state.changed.wait_until(lock, Deadline::after_seconds(timeout_seconds_).at(),
-                               [&] { return state.ended || state.progress >= progress; }))
-    return;
+  if (state.wait(lock, timeout_seconds_, [&] { return state.ended || state.progress >= progress; })) return;
   try {
     fail(ErrorKind::io, "checkpoint ", state.act.tag, " in '", state.act.partial.string(),
-         "' was not written within ", timeout_seconds_,
+         "' did not get on for ", timeout_seconds_,
          " s: the drive is stuck or very slow. Check it, or raise parallel.timeout_seconds");
   } catch (const Error&) {
     state.error = std::current_exception();
@@ -168,36 +197,47 @@ void BackgroundSave::wait_for(Progress progress) {
   timeout_seconds_ = std::min(timeout_seconds_, 1.0);  // who has waited once does not wait again
 }
 
-bool BackgroundSave::wait_until_ended(Deadline deadline) {
+bool BackgroundSave::wait_until_ended() {
   std::unique_lock lock(state_->mutex);
-  return state_->changed.wait_until(lock, deadline.at(), [&] { return state_->ended; });
+  return state_->wait(lock, timeout_seconds_, [&] { return state_->ended; });
 }
 
 void BackgroundSave::cancel() {
   {
     std::lock_guard lock(state_->mutex);
-    state_->cancelled = true;
+    state_->cancelled = !state_->publishing;
     state_->changed.notify_all();
   }
-  wait_until_ended(Deadline::after_seconds(timeout_seconds_));
+  wait_until_ended();
+}
+
+bool BackgroundSave::ended() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->ended;
 }
 
 void BackgroundSave::remove_partial() const {
-  if (state_->act.rank == 0 && progress() != Progress::whole) remove_folder(state_->act.partial);
+  {
+    std::lock_guard lock(state_->mutex);
+    // One that is being published becomes whole, or an error of its own.
+    if (state_->act.rank != 0 || state_->progress == Progress::whole ||
+        (state_->publishing && !state_->ended))
+      return;
+  }
+  remove_folder(state_->act.partial);
 }
 
 BackgroundSave::~BackgroundSave() {
   State& state = *state_;
   {
     std::lock_guard lock(state.mutex);
-    const auto now = Clock::now();
     state.closing = true;
-    state.others_until = now + std::max<Clock::duration>(2s, 2 * (now - state.begun));
+    state.closed = Clock::now();
     state.changed.notify_all();
   }
-  if (!wait_until_ended(Deadline::after_seconds(timeout_seconds_))) {
-    log_warning("leaving the checkpoint '", state.act.partial.string(),
-                "' behind, which the drive never took in");
+  if (!wait_until_ended()) {
+    log_warning("leaving the checkpoint '", state.act.partial.string(), "' behind, which did not get on for ",
+                timeout_seconds_, " s");
     thread_.detach();  // it keeps what it works with
     return;
   }

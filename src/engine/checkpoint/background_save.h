@@ -7,7 +7,6 @@
 #include <mutex>
 #include <thread>
 
-#include "base/deadline.h"
 #include "engine/checkpoint/save_act.h"
 
 namespace sherd::engine {
@@ -25,7 +24,7 @@ class BackgroundSave {
     whole     ///< on rank 0: DIR/latest names the checkpoint
   };
 
-  /// `timeout_seconds`: deadline of every wait.
+  /// `timeout_seconds`: deadline of every wait, from the last part on that was written.
   BackgroundSave(SaveAct act, double timeout_seconds);
   /// Where it has not ended, writes this rank's file; rank 0 gives the others about as long as it took itself
   /// for theirs, and then removes what is there of the checkpoint. That it is not whole then is a warning.
@@ -38,8 +37,11 @@ class BackgroundSave {
   std::exception_ptr error() const;
   /// Waits until it is so far or has failed. That the deadline passes is a failure.
   void wait_for(Progress progress);
-  /// Ends it soon, unless it has ended; returns when the thread writes no more, or at the deadline.
+  /// Ends it soon, unless it has ended or is becoming whole; returns when the thread writes no more, or at
+  /// the deadline.
   void cancel();
+  /// Whether its thread touches nothing any more.
+  bool ended() const;
   /// On rank 0: removes what is there of a checkpoint that is not whole.
   void remove_partial() const;
 
@@ -49,7 +51,7 @@ class BackgroundSave {
   static void run(const std::shared_ptr<State>& state);
   static void write(State& state);
   static std::vector<FileChecksum> gather_sums(State& state, FileChecksum own);
-  bool wait_until_ended(Deadline deadline);
+  bool wait_until_ended();
 
   std::shared_ptr<State> state_;
   double timeout_seconds_;

@@ -266,6 +266,7 @@ void Checkpoints::give_up() {
   saving_->cancel();
   gather_records(*engine_.dist_, char{}, "checkpoint given up");
   saving_->remove_partial();
+  if (!saving_->ended()) snapshots_.reset();  // the thread keeps that memory, which nobody else may use
   saving_.reset();
 }
 

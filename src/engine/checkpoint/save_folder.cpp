@@ -136,6 +136,16 @@ void remove_old_checkpoints(const fs::path& directory, std::size_t keep, const s
   }
 }
 
+void point_best(const fs::path& directory, const std::string& tag) {
+  const fs::path pointer = directory / best_pointer;
+  std::error_code error;
+  if (pointed_at(pointer) == tag) return;
+  if (!tag.empty() && is_checkpoint(directory / tag))
+    write_file_atomically(pointer, tag + "\n");
+  else
+    fs::remove(pointer, error);
+}
+
 SaveFolder::SaveFolder(fs::path directory)
     : path_(std::move(directory)),
       lock_(path_ / ".sherd.lock",
@@ -161,6 +171,9 @@ void SaveFolder::remove_leftovers() const {
 void SaveFolder::publish(const fs::path& partial, const std::string& tag, bool best) const {
   const fs::path final_name = path_ / tag;
   require_replaceable(final_name);
+  // What DIR/best names must not become another checkpoint that is not.
+  std::error_code ignored;
+  if (!best && pointed_at(path_ / best_pointer) == tag) fs::remove(path_ / best_pointer, ignored);
   std::error_code absent;
   if (!fs::exists(fs::symlink_status(final_name, absent))) {
     publish_folder(partial, final_name);

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "base/dtype.h"
-#include "engine/manifest.h"
 #include "tensor/tensor.h"
 
 namespace sherd::tensor {

@@ -81,7 +81,11 @@ std::vector<std::int32_t> generate(Gpt& model, autograd::Tape& tape, std::span<c
   const EvaluationMode mode(tape);
   std::vector<std::int32_t> text(prompt.begin(), prompt.end());
   for (std::int64_t i = 0; i < max_tokens; ++i) {
-    text.push_back(sample_token(next_logits(model, tape, text), sampling, static_cast<std::uint64_t>(i)));
+    const auto logits = next_logits(model, tape, text);
+    const std::size_t ids =
+        sampling.ids > 0 ? std::min(logits.size(), static_cast<std::size_t>(sampling.ids)) : logits.size();
+    text.push_back(
+        sample_token(std::span<const float>(logits).first(ids), sampling, static_cast<std::uint64_t>(i)));
     if (on_token && !on_token(text.back())) break;
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};

@@ -12,6 +12,7 @@ namespace sherd::models {
 struct Sampling {
   double temperature = 1.0;  ///< divides the logits; 0: always the likeliest token
   int top_k = 0;             ///< only among this many likeliest tokens; 0: among all
+  std::int64_t ids = 0;      ///< only among the first so many ids, those that the tokenizer has; 0: among all
   RandomKey key{};           ///< token i draws element i of this stream
 };
 

@@ -150,7 +150,7 @@ void checkpoint_command(const Arguments& arguments) {
   const std::vector<std::string> words = line.all("what");
   const std::vector<std::string> actions = {"inspect", "verify", "convert"};
   if (words.empty() || std::find(actions.begin(), actions.end(), words[0]) == actions.end())
-    throw UsageError(cat("what to do with the checkpoint is not said; ",
+    throw UsageError(cat("what to do with the checkpoint is not known; ",
                          suggest(words.empty() ? "" : words[0], actions), " See 'sherd checkpoint --help'"));
   if (words.size() != 2) throw UsageError("name one checkpoint. See 'sherd checkpoint --help'");
   const fs::path folder = words[1];
@@ -164,6 +164,9 @@ void checkpoint_command(const Arguments& arguments) {
   }
   for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
   const std::string tag = reader.folder().filename().string(), output = line.required("output");
+  std::error_code absent;
+  if (fs::equivalent(fs::path(output) / tag, reader.folder(), absent))
+    fail(ErrorKind::usage, "--output names the checkpoint itself: give another folder");
   const auto device = device::make_cpu_device(1);
   engine::copy_checkpoint(reader, output, tag, static_cast<int>(line.integer("ranks", 1, 4096)),
                           line.has("weights-only"), *device);

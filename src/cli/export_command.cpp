@@ -10,6 +10,7 @@
 #include "cli/program.h"
 #include "cli/weights.h"
 #include "config/hugging_face.h"
+#include "data/tokenizer.h"
 #include "device/device.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
@@ -19,15 +20,23 @@ namespace sherd::cli {
 namespace fs = std::filesystem;
 namespace {
 
+std::int32_t end_of_document(const engine::CheckpointReader& reader) {
+  const engine::Manifest& manifest = reader.manifest();
+  return manifest.files.contains(engine::tokenizer_file)
+             ? data::load_sentencepiece((reader.folder() / engine::tokenizer_file).string())
+                   ->end_of_document()
+             : data::make_tokenizer(manifest.data.tokenizer)->end_of_document();
+}
+
 /// Tokenizer and settings, as the model came with them, or the SentencePiece model that it was trained with.
 /// Returns the text of the config.json among them; empty: none.
 std::string copy_companions(const engine::CheckpointReader& reader, const fs::path& to) {
   const std::string prefix = companion_prefix;
+  const engine::Manifest& manifest = reader.manifest();
   std::string config;
   bool tokenizer = false;
-  for (const auto& [file, checksum] : reader.manifest().files) {
+  for (const auto& [file, checksum] : manifest.files) {
     if (!file.starts_with(prefix)) continue;
-    reader.verify(file);
     const std::string name = file.substr(prefix.size());
     if (name == "config.json")
       config = read_file(reader.folder() / file);
@@ -35,14 +44,25 @@ std::string copy_companions(const engine::CheckpointReader& reader, const fs::pa
       fs::copy_file(reader.folder() / file, to / name);
     tokenizer = tokenizer || name.starts_with("tokenizer") || name == "vocab.json";
   }
-  if (!tokenizer && reader.manifest().files.contains(engine::tokenizer_file)) {
+  const auto own = manifest.files.find(engine::tokenizer_file),
+             came = manifest.files.find(prefix + "tokenizer.model");
+  if (tokenizer && !manifest.data.tokenizer.empty() &&
+      (own == manifest.files.end() || came == manifest.files.end() || !(own->second == came->second)))
+    log_warning("the run's data were made with '", manifest.data.tokenizer,
+                "', and the tokenizer that is exported is the one that the weights came with: its text means "
+                "other ids");
+  if (!tokenizer && own != manifest.files.end()) {
     fs::copy_file(reader.folder() / engine::tokenizer_file, to / engine::tokenizer_file);
     tokenizer = true;
   }
   if (!tokenizer)
-    log_warning("checkpoint ", reader.folder().string(),
-                " holds no tokenizer: copy its files beside the exported weights, and set bos_token_id, "
-                "eos_token_id and pad_token_id in config.json, which else has its class's");
+    log_warning("checkpoint ", reader.folder().string(), " holds no tokenizer files",
+                manifest.data.tokenizer == "byte" ? ", as its ids are bytes" : "",
+                ": transformers will need some beside the weights");
+  // A model of Sherd's own says which id ends a document; transformers would take its class's ids.
+  if (config.empty() && !manifest.data.tokenizer.empty() && manifest.data.vocab_size > 0)
+    config = cat("{\"bos_token_id\": null, \"eos_token_id\": ", end_of_document(reader),
+                 ", \"pad_token_id\": null}");
   return config;
 }
 

@@ -23,7 +23,9 @@ std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointRead
   const engine::Manifest& manifest = reader.manifest();
   if (manifest.data.tokenizer.empty() || manifest.data.vocab_size == 0)
     fail(ErrorKind::data, "checkpoint ", reader.folder().string(),
-         " does not name its tokenizer: it was not trained on a dataset of `sherd prepare`");
+         " does not name its tokenizer: it was not trained on a dataset of `sherd prepare`, and a "
+         "tokenizer.json "
+         "is not read yet. `sherd export` makes files of it that transformers generates with");
   if (!manifest.files.contains(engine::tokenizer_file)) return data::make_tokenizer(manifest.data.tokenizer);
   return data::load_sentencepiece((reader.folder() / engine::tokenizer_file).string());
 }
@@ -184,6 +186,7 @@ void generate_command(const Arguments& arguments) {
   models::Sampling sampling;
   sampling.temperature = line.number("temperature");
   sampling.top_k = static_cast<int>(line.integer("top-k", 0));
+  sampling.ids = tokenizer->vocab_size();  // published models have rows for more
   sampling.key = RandomKey{static_cast<std::uint64_t>(line.integer("seed", 0)), stable_hash("generate")};
   const Request request{reader, *tokenizer, config, prompt, line.integer("max-tokens", 1), sampling};
   // Of these ranks alone: a launcher's variables may be left over, and nobody else would join.

@@ -46,8 +46,9 @@ void import_command(const Arguments& arguments) {
       .value("output", "D", "folder of checkpoints to write to")
       .value("tag", "TAG", "name of the checkpoint in it", "imported")
       .list("set", "model.K=V", "override a key of the model that config.json describes, as model.seq_length")
-      .value("dtype", "T", "what the model computes in where it is used as it is, by `sherd generate`",
-             "bf16")
+      .value("dtype", "T",
+             "what the model computes in where it is used as it is (generate, export); not given: the files' "
+             "type")
       .rest_to("from");
   if (!line.parse(arguments)) return;
   if (line.all("from").size() != 1) throw UsageError("name one folder to import. See 'sherd import --help'");
@@ -55,8 +56,10 @@ void import_command(const Arguments& arguments) {
   if (!is_hugging_face(folder))
     fail(ErrorKind::io, "'", excerpt(folder, 300), "' has no config.json: name a folder of Hugging Face's");
   std::vector<std::string> overrides = line.all("set");
-  const std::optional<DType> dtype = parse_dtype(line.text("dtype"));
-  if (!dtype || size_of(*dtype) > 4) throw UsageError("--dtype is bf16, fp16 or fp32");
+  const std::optional<DType> dtype =
+      line.has("dtype") ? parse_dtype(line.text("dtype")) : published_dtype(folder).value_or(DType::bf16);
+  if (!dtype || (*dtype != DType::f32 && *dtype != DType::bf16 && *dtype != DType::f16))
+    throw UsageError("--dtype is bf16, fp16 or fp32");
   if (*dtype != DType::f32) overrides.push_back(cat(name_of(*dtype), ".enabled=true"));
   const config::Config config =
       config::parse_text(model_section(folder), cat("the model of ", folder), overrides);

@@ -33,7 +33,9 @@ std::string model_section(const std::string& folder) {
   if (is_hugging_face(folder)) return config::section_of(published_in(folder).model);
   if (!holds_checkpoints(folder))
     fail(ErrorKind::io, "training.init_from: '", excerpt(folder, 300),
-         "' holds neither a model of Hugging Face's (config.json and model.safetensors) nor checkpoints");
+         fs::is_directory(folder)
+             ? "' holds neither a model of Hugging Face's (config.json and model.safetensors) nor checkpoints"
+             : "' is no folder here: nothing is downloaded, so give the path of one that was");
   const engine::CheckpointReader reader(engine::checkpoint_folder(folder));
   const config::Config saved = config::parse_text(
       reader.manifest().config, cat("the configuration in ", (reader.folder() / "manifest.json").string()));
@@ -66,6 +68,10 @@ engine::ExtraFiles Weights::companions() const {
   for (const auto& [name, checksum] : reader_->manifest().files)
     if (name.starts_with(companion_prefix)) out[name] = read_file(reader_->folder() / name);
   return out;
+}
+
+std::optional<DType> published_dtype(const std::string& folder) {
+  return parse_dtype(published_in(folder).dtype);
 }
 
 engine::ExtraFiles companion_files(const std::string& folder) {

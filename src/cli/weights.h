@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "config/config.h"
@@ -46,6 +47,8 @@ class Weights {
 /// Of a folder of Hugging Face's, what is not weights: config.json, tokenizer and generation settings, by the
 /// names under which a checkpoint keeps them, "hugging_face.NAME".
 engine::ExtraFiles companion_files(const std::string& folder);
+/// The type of the weights there, by their config.json; none where it does not say.
+std::optional<DType> published_dtype(const std::string& folder);
 inline constexpr const char* companion_prefix = "hugging_face.";
 
 }  // namespace sherd::cli

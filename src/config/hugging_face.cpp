@@ -12,7 +12,7 @@ namespace {
 /// What the tables read. Fields beside the model are keys from which several of its follow.
 struct Published {
   Model model;
-  std::string activation;
+  std::string activation, dtype;
   bool use_sliding_window = false, router_losses = false;
   std::int64_t window = 0, window_layers = 28;
   double rope_theta = 0,
@@ -54,7 +54,7 @@ bool is_silu(const Value& value) {
 
 /// What transformers and others keep in config.json and what no number of the model depends on.
 constexpr const char* idle_keys =
-    "architectures model_type torch_dtype dtype transformers_version use_cache bos_token_id "
+    "architectures model_type transformers_version use_cache bos_token_id "
     "eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id forced_bos_token_id "
     "forced_eos_token_id tokenizer_class prefix id2label label2id num_labels problem_type "
     "task_specific_params finetuning_task output_attentions output_hidden_states output_scores "
@@ -75,6 +75,10 @@ void put_common(Keys& keys) {
   std::istringstream names(idle_keys);
   for (std::string name; names >> name;)
     keys.push_back(custom<Published>(name, "", [](Published&, const Value&) {}));
+  for (const char* name : {"torch_dtype", "dtype"})
+    keys.push_back(custom<Published>(name, "", [](Published& published, const Value& value) {
+      if (value.node.is(Node::Kind::string)) published.dtype = value.text();
+    }));
   keys.push_back(only("is_encoder_decoder", is_false, "the model has no encoder here"));
   keys.push_back(only("add_cross_attention", is_false, "the model has no encoder here"));
   keys.push_back(only("pruned_heads", is_empty, "all heads are there"));
@@ -376,7 +380,7 @@ PublishedModel from_hugging_face(std::string_view text, const std::string& name)
     const Given given =
         read_section(type == ModelType::gpt2 ? gpt2_table() : decoder_table(type), published, file);
     settle(published, given, file);
-    out.model = published.model;
+    out.model = published.model, out.dtype = published.dtype;
   });
   context.raise();
   out.notes = std::move(context.notes);

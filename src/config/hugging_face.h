@@ -14,6 +14,7 @@ namespace sherd::config {
 struct PublishedModel {
   Model model;
   std::vector<std::string> notes;
+  std::string dtype;  ///< "float32", "bfloat16", …, as the file says of its weights; empty: it does not
 };
 
 /// Reads a config.json; `name` stands for the file in errors. Keys of transformers 4 and 5 are known; an

@@ -56,13 +56,14 @@ std::optional<std::string> missing_of(const Model& m, ModelType type) {
     if (m.position != Positions::rotary) return "model.position \"learned\"";
     if (m.activation != FfnActivation::swiglu) return cat("model.activation \"", name_of(m.activation), "\"");
     if (m.bias) return "model.bias true";
-    if (m.qkv_bias != (type == ModelType::qwen2)) return m.qkv_bias ? "model.qkv_bias true" : "no biases";
+    if (m.qkv_bias != (type == ModelType::qwen2))
+      return m.qkv_bias ? "model.qkv_bias true" : "model.qkv_bias false";
   }
-  if (m.qk_norm != has_qk_norm(type)) return m.qk_norm ? "model.qk_norm true" : "heads without a norm";
+  if (m.qk_norm != has_qk_norm(type)) return m.qk_norm ? "model.qk_norm true" : "model.qk_norm false";
   if (m.sliding_window > 0 && (type == ModelType::gpt2 || type == ModelType::llama))
     return "model.sliding_window";
   if ((m.moe.experts > 0) != has_experts(type))
-    return m.moe.experts > 0 ? "model.moe" : "a model without experts";
+    return m.moe.experts > 0 ? "model.moe" : "a model without model.moe";
   return m.moe.experts > 0 ? missing_of_experts(m.moe, type) : std::nullopt;
 }
 
@@ -153,10 +154,14 @@ ModelType published_as(const Model& model) {
   for (const Family& family : families) {
     const std::optional<std::string> missing = missing_of(model, family.type);
     if (!missing) return family.type;
-    reasons += cat(reasons.empty() ? "" : ", ", name_of(family.type), " not ", *missing);
+    // Of families that are something else altogether there is nothing to say.
+    const bool near = (family.type == ModelType::gpt2) == (model.norm == Norm::layernorm) &&
+                      has_experts(family.type) == (model.moe.experts > 0);
+    if (near) reasons += cat(reasons.empty() ? "" : ", ", name_of(family.type), " not with ", *missing);
   }
-  fail(ErrorKind::config, "no family that Hugging Face's transformers knows is this model: ", reasons,
-       ". Its checkpoint stays the way to keep it");
+  fail(ErrorKind::config, "no family that Hugging Face's transformers knows can be this model: ",
+       reasons.empty() ? "none has experts beside LayerNorm" : reasons,
+       ". Train it with other keys to export it; its checkpoints are whole without");
 }
 
 std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::string_view dtype,

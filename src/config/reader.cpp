@@ -130,6 +130,9 @@ std::string advice_on_training(const std::string& name) {
                                     {"max_steps", "training.steps"},
                                     {"gradient_checkpointing", "training.recompute"},
                                     {"lr", "training.learning_rate"},
+                                    {"load_best_model_at_end", "training.keep_best"},
+                                    {"early_stopping_patience", "training.patience"},
+                                    {"report_to", "tensorboard.enabled"},
                                     {"data_seed", "data.seed"}};
   if (const auto key = own_keys.find(name); key != own_keys.end())
     return cat("did you mean \"", key->second, "\"?");

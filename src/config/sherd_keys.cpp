@@ -60,7 +60,8 @@ std::vector<Text> training_texts() {
        "`--steps`"},
       {"seed", "of initial weights and dropout"},
       {"eval_interval", "steps between evaluations on the validation split; 0: only at the end"},
-      {"eval_steps", "batches of `train_batch_size` samples per evaluation"},
+      {"eval_steps", "batches of `train_batch_size` samples per evaluation",
+       "of Trainer's keys this is another: its `eval_steps` is `eval_interval` here"},
       {"init_from",
        "folder of weights to begin with: Hugging Face's files, or checkpoints (of the latest, or one's own "
        "folder, "

@@ -42,6 +42,7 @@ const std::string llama3 = R"({
 
 TEST(HuggingFaceConfig, LlamaThree) {
   const PublishedModel published = read(llama3);
+  EXPECT_EQ(published.dtype, "bfloat16");
   const Model& m = published.model;
   EXPECT_THAT(published.notes, IsEmpty());
   EXPECT_EQ(m.type, ModelType::llama);

@@ -50,6 +50,10 @@ std::string there_are(const fs::path& directory) {
 }  // namespace
 
 fs::path checkpoint_folder(const fs::path& directory, const std::string& tag) {
+  if (is_there(directory / "config.json") && !is_there(directory / "latest") &&
+      !is_there(directory / "manifest.json"))
+    fail(ErrorKind::io, "'", directory.string(),
+         "' is a folder of Hugging Face's, and no checkpoint: `sherd import` makes one of it");
   if (is_there(directory / "manifest.json")) return directory;  // a tag's own folder was named
   for (const char* pointer : {latest_pointer, best_pointer}) {
     std::error_code error;

@@ -118,7 +118,9 @@ TEST_F(Weights, WhatCameWithTheWeightsStaysWithThem) {
   ASSERT_EQ(sherd(with(llama_)).code, 0);
   ASSERT_EQ(sherd({"export", in("run"), "--output", in("hf") + "/", "--dtype", "fp32"}).code, 0);
   std::string settings = read_text(folder_ / "hf" / "config.json");
-  settings.insert(1, "\"eos_token_id\": [7, 9],");
+  const std::string of_bytes = "\"eos_token_id\": 256";  // what ends a document
+  ASSERT_NE(settings.find(of_bytes), std::string::npos) << settings;
+  settings.replace(settings.find(of_bytes), of_bytes.size(), "\"eos_token_id\": [7, 9]");
   write_text(folder_ / "hf" / "config.json", settings);
   write_text(folder_ / "hf" / "tokenizer.json", "{}");
   const std::string begin = "training.init_from=" + in("hf"), save = "training.save_dir=" + in("tuned");
@@ -131,10 +133,10 @@ TEST_F(Weights, WhatCameWithTheWeightsStaysWithThem) {
   EXPECT_EQ(losses({begin, save, "training.steps=3"}, {"--resume"}), std::vector<std::string>{whole[2]});
   const Outcome out = sherd({"export", in("tuned"), "--output", in("mine")});
   ASSERT_EQ(out.code, 0) << out.err;
-  EXPECT_EQ(out.err.find("tokenizer"), std::string::npos) << out.err;
+  EXPECT_THAT(out.err, HasSubstr("data were made with 'byte', and the tokenizer that is exported"));
   EXPECT_EQ(read_text(folder_ / "mine" / "tokenizer.json"), "{}");
   const std::string kept = read_text(folder_ / "mine" / "config.json");
-  EXPECT_THAT(kept, HasSubstr("\"eos_token_id\""));
+  EXPECT_THAT(kept, HasSubstr("7,\n    9"));
   EXPECT_THAT(kept, HasSubstr("\"bfloat16\""));
 }
 
@@ -147,8 +149,8 @@ TEST_F(Weights, NothingThatWasSavedIsLost) {
   EXPECT_THAT(imported.err, HasSubstr("--resume could not go on"));
   const Outcome converted =
       sherd({"checkpoint", "convert", in("run"), "--output", in("run"), "--weights-only"});
-  EXPECT_EQ(converted.code, 1);
-  EXPECT_THAT(converted.err, HasSubstr("--resume could not go on"));
+  EXPECT_EQ(converted.code, 2);
+  EXPECT_THAT(converted.err, HasSubstr("names the checkpoint itself"));
   EXPECT_EQ(read_text(folder_ / "run" / "latest"), latest);
   fs::create_directories(in("other.partial"));
   write_text(folder_ / "other.partial" / "mine", "x");
@@ -175,7 +177,7 @@ TEST_F(Weights, MistakesAreNamed) {
   expect({"checkpoint", "verify", in("nothing")}, 1, "no checkpoint was completed");
   expect({"import", in("nothing"), "--output", in("x")}, 1, "config.json");
   expect({"import", "--output", in("x")}, 2, "name one folder");
-  expect(with({"training.init_from=" + in("nothing")}), 1, "holds neither a model of Hugging Face's");
+  expect(with({"training.init_from=" + in("nothing")}), 1, "nothing is downloaded");
   ASSERT_EQ(sherd(train()).code, 0);
   fs::create_directories(in("full"));
   write_text(folder_ / "full" / "x", "x");

@@ -23,8 +23,6 @@ struct Signature {
 };
 
 constexpr std::array signatures{
-    Signature{0, "\x1f\x8b"sv, "a gzip file", "unpack it: gunzip -k"},
-    Signature{0, "\x28\xb5\x2f\xfd"sv, "a zstd file", "unpack it: unzstd"},
     Signature{0, "\xfd\x37zXZ\0"sv, "an xz file", "unpack it: unxz -k"},
     Signature{0, "\x04\x22\x4d\x18"sv, "an lz4 file", "unpack it: unlz4"},
     Signature{4, "\x31\x41\x59\x26\x53\x59"sv, "a bzip2 file", "unpack it: bunzip2 -k"},

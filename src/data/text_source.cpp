@@ -1,6 +1,5 @@
 #include "data/text_source.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,7 +7,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/error.h"
@@ -41,8 +39,9 @@ InputFile describe(const fs::path& path) {
   if (::access(path.c_str(), R_OK) != 0)
     fail(ErrorKind::io, "input '", path.string(), "': ", std::strerror(errno), "; make it readable");
   const bool regular = S_ISREG(status.st_mode);
+  const bool packed = path.extension() == ".gz" || path.extension() == ".zst";
   return {path, regular ? static_cast<std::uint64_t>(status.st_size) : 0, regular,
-          path.extension() == ".jsonl"};
+          (packed ? path.stem() : path).extension() == ".jsonl"};
 }
 
 void find_in_folder(const fs::path& folder, std::vector<InputFile>& files) {
@@ -91,9 +90,7 @@ std::vector<InputFile> find_inputs(const std::vector<std::string>& inputs) {
 TextSource::TextSource(std::vector<InputFile> files, DocumentRule rule)
     : files_(std::move(files)), rule_(rule), block_(block_bytes) {}
 
-TextSource::~TextSource() {
-  close_file();
-}
+TextSource::~TextSource() = default;
 
 void TextSource::check(std::vector<InputFile> files) {
   std::erase_if(files, [](const InputFile& file) { return !file.regular; });
@@ -102,17 +99,13 @@ void TextSource::check(std::vector<InputFile> files) {
 }
 
 void TextSource::close_file() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-  descriptor_ = -1;
+  closed_bytes_ = bytes_read();
+  in_.reset();
 }
 
 bool TextSource::open_next() {
   if (next_file_ == files_.size()) return false;
-  const std::string name = files_[next_file_++].path.string();
-  descriptor_ = ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor_ < 0)
-    fail(ErrorKind::io, "cannot open '", name, "': ", std::strerror(errno), "; check the path");
-  ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_SEQUENTIAL);
+  in_ = std::make_unique<InputStream>(files_[next_file_++].path);
   line_number_ = 0;
   fill();
   const std::string_view head(block_.data(), end_);
@@ -123,16 +116,8 @@ bool TextSource::open_next() {
 
 /// Reads the next block, which is shorter than block_ only at the end of the file. False when there is none.
 bool TextSource::fill() {
-  at_ = end_ = 0;
-  while (end_ < block_.size()) {
-    const ssize_t got = ::read(descriptor_, block_.data() + end_, block_.size() - end_);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0)
-      fail(ErrorKind::io, "cannot read '", files_[next_file_ - 1].path.string(), "': ", std::strerror(errno));
-    if (got == 0) break;
-    end_ += static_cast<std::size_t>(got);
-  }
-  bytes_read_ += end_;
+  at_ = 0;
+  end_ = in_->read(block_.data(), block_.size());
   return end_ > 0;
 }
 
@@ -204,7 +189,7 @@ bool TextSource::accept_line(TextPiece& piece) {
 
 bool TextSource::next(TextPiece& piece) {
   for (;;) {
-    if (descriptor_ < 0 && !open_next()) return false;
+    if (!in_ && !open_next()) return false;
     if (!line_ready_ && !read_line()) {
       close_file();
       if (!document_open_) continue;
@@ -215,22 +200,6 @@ bool TextSource::next(TextPiece& piece) {
     line_ready_ = true;
     if (accept_line(piece)) return true;
   }
-}
-
-std::string text_of_json(const std::string& line, const std::string& field, const std::filesystem::path& file,
-                         std::int64_t line_number) {
-  nlohmann::json object;
-  try {
-    object = nlohmann::json::parse(line);
-  } catch (const nlohmann::json::exception& error) {
-    fail(ErrorKind::data, "'", file.string(), "', line ", line_number,
-         ", is no JSON: ", excerpt(error.what(), 300), "; a .jsonl file holds one object per line");
-  }
-  const auto text = object.is_object() ? object.find(field) : object.end();
-  if (!object.is_object() || text == object.end() || !text->is_string())
-    fail(ErrorKind::data, "'", file.string(), "', line ", line_number, ", has no string '", excerpt(field),
-         "'; name the field that holds the text");
-  return text->get<std::string>();
 }
 
 }  // namespace sherd::data

@@ -2,9 +2,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "data/input_stream.h"
 
 namespace sherd::data {
 
@@ -18,8 +21,8 @@ enum class DocumentRule {
 /// "blank", "line" or "file". Throws Error{config} for anything else.
 DocumentRule parse_document_rule(const std::string& name);
 
-/// A file to read documents from. A name that ends in .jsonl holds one JSON object per line and one document
-/// in each.
+/// A file to read documents from. A name that ends in .jsonl (or .jsonl.gz, .jsonl.zst) holds one JSON object
+/// per line and one document in each.
 struct InputFile {
   std::filesystem::path path;
   std::uint64_t bytes = 0;  ///< 0 for a pipe
@@ -34,7 +37,7 @@ std::vector<InputFile> find_inputs(const std::vector<std::string>& inputs);
 
 /// A document or, where it is long, a part of one.
 struct TextPiece {
-  std::string text;  ///< of a JSON lines file: the whole line, to be decoded with text_of_json()
+  std::string text;  ///< of a JSON lines file: the whole line, to be read with read_example()
   bool last = true;  ///< ends its document
   bool json = false;
   std::size_t file = 0;   ///< index into the inputs
@@ -43,8 +46,8 @@ struct TextPiece {
 
 /// Streams the documents of some files in order. Holds one piece and one block in memory, whatever the file's
 /// size: a document longer than `piece_bytes` comes in several pieces, cut after a line end, else after a
-/// space, else between characters. Line ends become "\n", a UTF-8 byte order mark is dropped, nothing else is
-/// changed. One thread.
+/// space, else between characters. Files that gzip or zstd packed are unpacked. Line ends become "\n", a
+/// UTF-8 byte order mark is dropped, nothing else is changed. One thread.
 class TextSource {
  public:
   static constexpr std::size_t piece_bytes = std::size_t{256} << 10;
@@ -62,8 +65,8 @@ class TextSource {
   /// of them. Throws as next() does.
   static void check(std::vector<InputFile> files);
 
-  /// Of the files, so far.
-  std::uint64_t bytes_read() const { return bytes_read_; }
+  /// Of the files, as they lie on disk, so far.
+  std::uint64_t bytes_read() const { return closed_bytes_ + (in_ ? in_->bytes_read() : 0); }
   const std::vector<InputFile>& files() const { return files_; }
 
  private:
@@ -77,11 +80,11 @@ class TextSource {
 
   std::vector<InputFile> files_;
   DocumentRule rule_;
-  std::size_t next_file_ = 0;  // the open one is next_file_ - 1
-  int descriptor_ = -1;
-  std::vector<char> block_;  // [at_, end_) is read and not yet split into lines
+  std::size_t next_file_ = 0;        // the open one is next_file_ - 1
+  std::unique_ptr<InputStream> in_;  // null between two files
+  std::vector<char> block_;          // [at_, end_) is read and not yet split into lines
   std::size_t at_ = 0, end_ = 0;
-  std::uint64_t bytes_read_ = 0;
+  std::uint64_t closed_bytes_ = 0;  // of the files before
   std::int64_t line_number_ = 0;
 
   std::string line_;             // a line without its end, or a part of a long one
@@ -99,15 +102,12 @@ class TextSource {
 
 /// Throws Error{data} saying what the file is and what to do, unless it is text or JSON lines as far as
 /// `head`, its first block (`whole`: all of it), tells. Refused are
-///   - compressed files, archives and binary formats, by their first bytes; UTF-16; anything with a NUL in
+///   - archives, binary formats, and packed files but gzip's and zstd's, by their first bytes; UTF-16;
+///   anything with a NUL in
 ///     the first 8000 bytes;
 ///   - one JSON array or object that fills the block, and JSON objects one after the other, unless each is a
 ///     line of a .jsonl file.
 /// Text that only begins like JSON ("[1] Smith", "{sic} he wrote") passes: the block must parse.
 void check_input(const InputFile& file, std::string_view head, bool whole);
-
-/// The string under `field` of a JSON object in one line. Throws Error{data} naming file and line.
-std::string text_of_json(const std::string& line, const std::string& field, const std::filesystem::path& file,
-                         std::int64_t line_number);
 
 }  // namespace sherd::data

@@ -51,7 +51,7 @@ inline const std::vector<ThirdParty>& third_parties() {
       {{"Eigen/", "unsupported/Eigen"}, {"src/tensor/"}},
       {{"mpi.h", "mpi-ext.h"}, {"src/comm/mpi/"}},
       {{"nlohmann/"}, {"src/base/", "src/config/", "src/tensor/", "src/data/", "src/engine/", "src/cli/"}},
-      {{"sentencepiece"}, {"src/data/"}},
+      {{"sentencepiece", "zlib.h", "zstd.h"}, {"src/data/"}},
       {{"cxxopts"}, {"src/cli/"}},
       {{"liburing"}, {"offload/"}},
       {{"cuda", "cublas", "cudnn", "driver_types.h", "nvtx3/", "cub/"},

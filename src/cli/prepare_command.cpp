@@ -42,6 +42,14 @@ void print_report(const data::PrepareReport& report, const std::string& prefix) 
   std::printf("tokenizer %s: vocabulary %lld, %.2f bytes per token, stored as %s\n", info.tokenizer.c_str(),
               static_cast<long long>(info.vocab_size), per_token, info.token_type.c_str());
   std::printf("unigram entropy %.4f nats per token\n", info.unigram_entropy);
+  if (info.masked_tokens > 0)
+    std::printf(
+        "%s to be learned (%.1f %%)%s\n", counted((info.tokens - info.masked_tokens), "token").c_str(),
+        100 * static_cast<double>((info.tokens - info.masked_tokens)) / static_cast<double>(info.tokens),
+        info.chat_template.empty() ? "" : cat("; conversations written as ", info.chat_template).c_str());
+  if (report.left_out > 0)
+    std::fprintf(stderr, "sherd: warning: %s without an answer to learn from left out\n",
+                 counted(report.left_out, "example").c_str());
   if (report.invalid_bytes > 0)
     std::fprintf(stderr, "sherd: warning: %lld bytes of the text are no UTF-8; they were %s\n",
                  static_cast<long long>(report.invalid_bytes),
@@ -53,12 +61,18 @@ void print_report(const data::PrepareReport& report, const std::string& prefix) 
 void prepare_command(const Arguments& arguments) {
   CommandLine line("prepare", "Turns text into a dataset of token ids (Megatron's indexed format).",
                    "--input F... --tokenizer byte|spm:MODEL|spm-train:VOCAB --output PREFIX");
-  line.list("input", "F", "text file, .jsonl file, or folder of them; may be repeated")
+  line.list("input", "F",
+            "text file, .jsonl file, or folder of them, also packed by gzip or zstd; may be repeated")
       .value("tokenizer", "SPEC",
              "byte, spm:MODEL (a SentencePiece model), or spm-train:VOCAB[:unigram|:bpe]", "byte")
-      .value("output", "PREFIX", "writes PREFIX.bin, .idx, .json and, with SentencePiece, .model")
+      .value("output", "PREFIX",
+             "writes PREFIX.bin, .idx, .json; with SentencePiece .model, of answers to learn .mask")
       .value("document", "RULE", "where a text file's documents end: blank (lines), line, or file", "blank")
-      .value("json-field", "NAME", "the text's key in .jsonl files", "text")
+      .value("json-field", "NAME",
+             "the text's key in .jsonl files; not given: messages, prompt and completion, or text")
+      .value("chat-template", "NAME",
+             "how messages are written: chatml, llama3, mistral or plain; not given: as the tokenizer's "
+             "tokens tell")
       .value("threads", "N", "0: all cores", "0")
       .rest_to("input");
   if (!line.parse(arguments)) return;
@@ -69,6 +83,7 @@ void prepare_command(const Arguments& arguments) {
   options.output = line.required("output");
   options.document = data::parse_document_rule(line.text("document"));
   options.json_field = line.text("json-field");
+  options.chat_template = line.text("chat-template");
   options.threads = static_cast<int>(line.integer("threads", 0));
   StatusLine status(STDERR_FILENO);
   options.progress = [&](const PrepareProgress& progress) { status.show(progress_text(progress)); };

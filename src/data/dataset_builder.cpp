@@ -89,7 +89,10 @@ DatasetBuilder::~DatasetBuilder() {
   if (lengths_descriptor_ >= 0) ::close(lengths_descriptor_);
 }
 
-void DatasetBuilder::add(std::span<const std::int32_t> tokens, bool last) {
+void DatasetBuilder::add(std::span<const std::int32_t> tokens, bool last,
+                         std::span<const std::uint8_t> learned) {
+  require(learned.empty() || learned.size() == tokens.size(), learned.size(), " marks for ", tokens.size(),
+          " tokens");
   require(tokens.size() <= static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()),
           "a sequence of ", tokens.size(), " tokens; the format holds fewer than 2^31 in one: split it");
   const std::size_t width = size_of(type_);
@@ -116,7 +119,40 @@ void DatasetBuilder::add(std::span<const std::int32_t> tokens, bool last) {
   length_buffer_.push_back(last ? ~length : length);
   if (length_buffer_.size() == buffer_lengths) flush_lengths();
   document_open_ = !last;
+  counts_.masked += std::count(learned.begin(), learned.end(), std::uint8_t{0});
+  if (mask_file_ || counts_.masked > 0) add_mask(learned);
   counts_.tokens += length, ++counts_.sequences, counts_.documents += last;
+}
+
+/// Bit i of the mask, the lowest of a byte first, is that of token i.
+void DatasetBuilder::put_mask(bool learned) {
+  if (masked_ % 8 == 0) {
+    if (mask_buffer_.size() == buffer_bytes) {
+      mask_file_->write(mask_buffer_.data(), mask_buffer_.size());
+      mask_buffer_.clear();
+    }
+    mask_buffer_.push_back(std::byte{0});
+  }
+  if (learned) mask_buffer_.back() |= std::byte{1} << (masked_ % 8);
+  ++masked_;
+}
+
+/// The marks of what add() has just been given, and of what came before the first that is no target.
+void DatasetBuilder::add_mask(std::span<const std::uint8_t> learned) {
+  if (!mask_file_) mask_file_.emplace(mask_path(prefix_));
+  while (masked_ < counts_.tokens) put_mask(true);
+  for (const std::uint8_t mark : learned) put_mask(mark != 0);
+}
+
+void DatasetBuilder::finish_mask() {
+  if (!mask_file_) {
+    std::error_code ignored;  // an older one that stays is not read: PREFIX.json says that there is none
+    fs::remove(mask_path(prefix_), ignored);
+    return;
+  }
+  while (masked_ < counts_.tokens) put_mask(true);
+  mask_file_->write(mask_buffer_.data(), mask_buffer_.size());
+  mask_file_->commit();
 }
 
 void DatasetBuilder::flush_tokens() {
@@ -160,6 +196,7 @@ void DatasetBuilder::finish_tokens() {
   if (::unlink(index_path(prefix_).c_str()) != 0 && errno != ENOENT)
     fail(ErrorKind::io, "cannot replace '", index_path(prefix_).string(), "': ", std::strerror(errno));
   tokens_file_.commit();
+  finish_mask();
 }
 
 void DatasetBuilder::finish_index() {

@@ -65,17 +65,19 @@ double unigram_entropy(std::span<const std::int64_t> counts) {
 }
 
 void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
-  const ordered_json json = {{"format", format_name},
-                             {"version", 1},
-                             {"tokenizer", to_relative(info.tokenizer, prefix)},
-                             {"vocab_size", info.vocab_size},
-                             {"end_of_document", info.end_of_document},
-                             {"token_type", info.token_type},
-                             {"tokens", info.tokens},
-                             {"sequences", info.sequences},
-                             {"documents", info.documents},
-                             {"text_bytes", info.text_bytes},
-                             {"unigram_entropy_nats", info.unigram_entropy}};
+  ordered_json json = {{"format", format_name},
+                       {"version", 1},
+                       {"tokenizer", to_relative(info.tokenizer, prefix)},
+                       {"vocab_size", info.vocab_size},
+                       {"end_of_document", info.end_of_document},
+                       {"token_type", info.token_type},
+                       {"tokens", info.tokens},
+                       {"sequences", info.sequences},
+                       {"documents", info.documents},
+                       {"text_bytes", info.text_bytes},
+                       {"unigram_entropy_nats", info.unigram_entropy}};
+  if (info.masked_tokens > 0) json["masked_tokens"] = info.masked_tokens;
+  if (!info.chat_template.empty()) json["chat_template"] = info.chat_template;
   write_file_atomically(info_path(prefix), json.dump(2) + "\n");
 }
 
@@ -104,6 +106,8 @@ std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
     info.tokens = count("tokens", 0, any);
     info.sequences = count("sequences", 0, any);
     info.documents = count("documents", 0, any);
+    info.masked_tokens = json.contains("masked_tokens") ? count("masked_tokens", 0, info.tokens) : 0;
+    info.chat_template = json.value("chat_template", "");
     info.text_bytes = count("text_bytes", 0, any);
     info.unigram_entropy = json.at("unigram_entropy_nats").get<double>();
     return info;

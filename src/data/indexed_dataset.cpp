@@ -117,6 +117,9 @@ fs::path index_path(const std::string& prefix) {
 fs::path info_path(const std::string& prefix) {
   return prefix + ".json";
 }
+fs::path mask_path(const std::string& prefix) {
+  return prefix + ".mask";
+}
 fs::path model_path(const std::string& prefix) {
   return prefix + ".model";
 }
@@ -207,7 +210,7 @@ void IndexedDataset::check_documents() const {
          " of ", sequences_, rebuild);
 }
 
-void IndexedDataset::check_info() const {
+void IndexedDataset::check_info() {
   const std::optional<DatasetInfo> info = read_dataset_info(prefix_);
   if (!info) return;  // Megatron writes none
   const auto compare = [&](const char* what, const auto& here, const auto& there) {
@@ -220,6 +223,13 @@ void IndexedDataset::check_info() const {
   compare("sequences", sequences_, info->sequences);
   compare("documents", documents_, info->documents);
   compare("as the type of tokens", name_of(type_), info->token_type);
+  if (info->masked_tokens == 0) return;
+  mask_file_.emplace(existing(mask_path(prefix_)), RandomAccessFile::Access::random);
+  const std::uint64_t expected = (static_cast<std::uint64_t>(tokens()) + 7) / 8;
+  if (mask_file_->size() != expected)
+    fail(ErrorKind::data, "'", mask_file_->path().string(), "' has ", mask_file_->size(),
+         " bytes, but a bit for each of ", tokens(), " tokens takes ", expected,
+         ": it is damaged, or of another dataset", rebuild);
 }
 
 std::int64_t IndexedDataset::document_begin(std::int64_t document) const {
@@ -276,6 +286,25 @@ void IndexedDataset::decode(const std::byte* from, std::span<std::int32_t> out, 
   }
 }
 
+void IndexedDataset::read_mask(std::int64_t sequence, std::int64_t offset,
+                               std::span<std::uint8_t> out) const {
+  require(sequence >= 0 && sequence < sequences_, "sequence ", sequence, " of ", sequences_);
+  const auto count = static_cast<std::int64_t>(out.size());
+  require(offset >= 0 && offset + count <= length(sequence), "tokens ", offset, " to ", offset + count,
+          " of a sequence of ", length(sequence));
+  if (!mask_file_) return void(std::fill(out.begin(), out.end(), std::uint8_t{1}));
+  std::array<std::byte, token_block_bytes> block;
+  auto bit = static_cast<std::uint64_t>(starts_[static_cast<std::size_t>(sequence)] + offset);
+  while (!out.empty()) {
+    const std::uint64_t first = bit / 8;
+    const std::size_t part = std::min<std::uint64_t>(out.size(), block.size() * 8 - bit % 8);
+    mask_file_->read(first, std::span(block).first((bit + part + 7) / 8 - first));
+    for (std::size_t i = 0; i < part; ++i, ++bit)
+      out[i] = static_cast<std::uint8_t>(std::to_integer<unsigned>(block[bit / 8 - first]) >> (bit % 8) & 1);
+    out = out.subspan(part);
+  }
+}
+
 void IndexedDataset::will_need(std::int64_t sequence, std::int64_t offset, std::int64_t count) const {
   tokens_file_.will_need(byte_of(sequence, offset), static_cast<std::uint64_t>(count) * size_of(type_));
 }
@@ -296,13 +325,16 @@ void IndexedDataset::check_ids(std::span<const std::int32_t> tokens, std::int64_
 }
 
 std::uint32_t IndexedDataset::fingerprint() const {
-  const std::uint64_t size = tokens_file_.size();
-  std::vector<std::byte> part(std::min<std::uint64_t>(size, 1 << 20));
   std::uint32_t sum = 0;
-  for (const std::uint64_t offset : {std::uint64_t{0}, size - part.size()}) {
-    tokens_file_.read(offset, part);
-    sum = crc32c(part.data(), part.size(), sum);
-  }
+  const auto add = [&](const RandomAccessFile& file) {
+    std::vector<std::byte> part(std::min<std::uint64_t>(file.size(), 1 << 20));
+    for (const std::uint64_t offset : {std::uint64_t{0}, file.size() - part.size()}) {
+      file.read(offset, part);
+      sum = crc32c(part.data(), part.size(), sum);
+    }
+  };
+  add(tokens_file_);
+  if (mask_file_) add(*mask_file_);
   return sum;
 }
 

@@ -22,10 +22,11 @@ std::string_view name_of(TokenType type);  ///< "uint8", "int32", …
 /// The type that holds every id below `vocab_size`: u16 when it is below 65,500, else i32.
 TokenType token_type_for(std::int64_t vocab_size);
 
-/// PREFIX.bin, PREFIX.idx, PREFIX.json and PREFIX.model.
+/// PREFIX.bin, PREFIX.idx, PREFIX.json, PREFIX.mask and PREFIX.model.
 std::filesystem::path bin_path(const std::string& prefix);
 std::filesystem::path index_path(const std::string& prefix);
 std::filesystem::path info_path(const std::string& prefix);
+std::filesystem::path mask_path(const std::string& prefix);
 std::filesystem::path model_path(const std::string& prefix);
 
 /// The fixed part of PREFIX.idx, little-endian: 9 bytes of magic, u64 version, u8 type code, u64 sequences,
@@ -66,6 +67,12 @@ class IndexedDataset {
   /// Error{io} when it cannot be read.
   void read(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out) const;
 
+  /// Some tokens are no targets of the loss: PREFIX.json says so, and PREFIX.mask which.
+  bool has_mask() const { return mask_file_.has_value(); }
+  /// Reads for tokens [offset, offset + out.size()) of a sequence whether each is a target: 1, else 0. All
+  /// are without a mask. Throws as read() does.
+  void read_mask(std::int64_t sequence, std::int64_t offset, std::span<std::uint8_t> out) const;
+
   /// Asks the kernel to read these tokens ahead.
   void will_need(std::int64_t sequence, std::int64_t offset, std::int64_t count) const;
 
@@ -74,7 +81,8 @@ class IndexedDataset {
   void check_ids(std::span<const std::int32_t> tokens, std::int64_t sequence, std::int64_t offset,
                  std::int64_t vocab_size) const;
 
-  /// CRC-32C of the first and the last MiB of PREFIX.bin: tells datasets of equal size apart at little cost.
+  /// CRC-32C of the first and the last MiB of PREFIX.bin, and of PREFIX.mask: tells datasets of equal size
+  /// apart at little cost.
   std::uint32_t fingerprint() const;
 
   /// Reads the whole dataset and checks every id against the vocabulary.
@@ -85,13 +93,14 @@ class IndexedDataset {
   void read_header();
   void read_sequences();
   void check_documents() const;
-  void check_info() const;
+  void check_info();
   std::uint64_t byte_of(std::int64_t sequence, std::int64_t offset) const;
   void decode(const std::byte* from, std::span<std::int32_t> out, std::int64_t sequence,
               std::int64_t offset) const;
 
   std::string prefix_;
   RandomAccessFile index_file_, tokens_file_;
+  std::optional<RandomAccessFile> mask_file_;
   TokenType type_ = TokenType::i32;
   std::int64_t sequences_ = 0, documents_ = 0;
   std::uint64_t documents_at_ = 0;    // byte of the .idx at which the document bounds begin

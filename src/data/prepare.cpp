@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "base/utf8.h"
 #include "data/dataset_builder.h"
+#include "data/example.h"
 #include "data/tokenizer.h"
 
 namespace sherd::data {
@@ -36,7 +37,8 @@ std::uint64_t total_bytes(const std::vector<InputFile>& files) {
 
 /// True for the files that an earlier run wrote, when the output lies in a folder that is an input.
 bool is_output(const std::filesystem::path& path, const std::string& prefix) {
-  for (const auto& output : {bin_path(prefix), index_path(prefix), info_path(prefix), model_path(prefix)}) {
+  for (const auto& output :
+       {bin_path(prefix), index_path(prefix), info_path(prefix), mask_path(prefix), model_path(prefix)}) {
     std::error_code ignored;
     if (std::filesystem::equivalent(path, output, ignored)) return true;
   }
@@ -79,9 +81,9 @@ class TrainingLines {
       if (taken_ >= 2 * budget_ || !source_.next(piece)) return false;
       if (source_.bytes_read() >= next_report_) report();
     } while (mix_seed(0, index_++) > threshold_);
-    text_ = piece.json
-                ? text_of_json(piece.text, options_.json_field, source_.files()[piece.file].path, piece.line)
-                : std::move(piece.text);
+    text_ = piece.json ? text_of(read_example(piece.text, {options_.json_field, ChatTemplate::chatml},
+                                              source_.files()[piece.file].path, piece.line))
+                       : std::move(piece.text);
     at_ = 0;
     taken_ += static_cast<std::int64_t>(text_.size());
     return true;
@@ -135,8 +137,10 @@ Chosen choose_tokenizer(const PrepareOptions& options, const std::vector<InputFi
 struct Job {
   std::vector<TextPiece> pieces;
   std::vector<std::int32_t> tokens;
+  std::vector<std::uint8_t> learned;                    // a mark per token
   std::vector<std::pair<std::size_t, bool>> sequences;  // length, ends its document
-  std::int64_t text_bytes = 0, invalid_bytes = 0;
+  std::int64_t text_bytes = 0, invalid_bytes = 0, left_out = 0;
+  bool conversations = false;
 };
 
 class Preparation {
@@ -144,6 +148,9 @@ class Preparation {
   Preparation(const PrepareOptions& options, const Tokenizer& tokenizer, std::vector<InputFile> files)
       : options_(options),
         tokenizer_(tokenizer),
+        example_options_{options.json_field, options.chat_template.empty()
+                                                 ? chat_template_of(tokenizer)
+                                                 : parse_chat_template(options.chat_template)},
         source_(std::move(files), options.document),
         total_(total_bytes(source_.files())),
         arena_(options.threads > 0 ? options.threads : available_cores()),
@@ -175,7 +182,9 @@ class Preparation {
               so_far.sequences,
               so_far.documents,
               text_bytes_,
-              unigram_entropy(token_counts_)};
+              unigram_entropy(token_counts_),
+              so_far.masked,
+              conversations_ ? name_of(example_options_.chat_template) : ""};
       if (!model.empty()) write_file_atomically(model_path(options_.output), model);
       write_dataset_info(options_.output, info);
     });
@@ -183,6 +192,7 @@ class Preparation {
   }
 
   std::int64_t invalid_bytes() const { return invalid_bytes_; }
+  std::int64_t left_out() const { return left_out_; }
 
  private:
   /// Fills jobs_ with the next text. False at the end.
@@ -202,32 +212,60 @@ class Preparation {
   }
 
   void encode(Job& job) const {
-    job.tokens.clear(), job.sequences.clear();
-    job.text_bytes = job.invalid_bytes = 0;
-    for (TextPiece& piece : job.pieces) {
-      if (piece.json) {
-        piece.text =
-            text_of_json(piece.text, options_.json_field, source_.files()[piece.file].path, piece.line);
-        if (piece.text.empty()) continue;
-      }
-      const std::size_t before = job.tokens.size();
-      tokenizer_.encode(piece.text, job.tokens);
-      if (piece.last) job.tokens.push_back(tokenizer_.end_of_document());
-      job.sequences.emplace_back(job.tokens.size() - before, piece.last);
-      job.text_bytes += static_cast<std::int64_t>(piece.text.size());
-      job.invalid_bytes += static_cast<std::int64_t>(invalid_utf8_bytes(piece.text));
-    }
+    job.tokens.clear(), job.learned.clear(), job.sequences.clear();
+    job.text_bytes = job.invalid_bytes = job.left_out = 0;
+    job.conversations = false;
+    for (const TextPiece& piece : job.pieces)
+      if (piece.json)
+        encode_line(job, piece);
+      else
+        encode_text(job, piece.text, piece.last);
     job.pieces.clear();
+  }
+
+  void encode_text(Job& job, const std::string& text, bool last) const {
+    const std::size_t before = job.tokens.size();
+    tokenizer_.encode(text, job.tokens);
+    if (last) job.tokens.push_back(tokenizer_.end_of_document());
+    job.learned.resize(job.tokens.size(), 1);
+    close(job, before, text, last);
+  }
+
+  void encode_line(Job& job, const TextPiece& piece) const {
+    const Example example =
+        read_example(piece.text, example_options_, source_.files()[piece.file].path, piece.line);
+    const std::string text = text_of(example);
+    if (!example.marked) return text.empty() ? void() : encode_text(job, text, true);
+    if (!example.teaches()) return void(++job.left_out);
+    const std::size_t before = job.tokens.size();
+    encode_segments(tokenizer_, example.segments, job.tokens, job.learned);
+    // An answer may have ended the document already.
+    std::size_t last = job.tokens.size();
+    while (last > before && job.learned[last - 1] == 0) --last;
+    if (last == before || job.tokens[last - 1] != tokenizer_.end_of_document()) {
+      job.tokens.push_back(tokenizer_.end_of_document());
+      job.learned.push_back(0);
+    }
+    job.conversations = job.conversations || example.conversation;
+    close(job, before, text, true);
+  }
+
+  static void close(Job& job, std::size_t before, const std::string& text, bool last) {
+    job.sequences.emplace_back(job.tokens.size() - before, last);
+    job.text_bytes += static_cast<std::int64_t>(text.size());
+    job.invalid_bytes += static_cast<std::int64_t>(invalid_utf8_bytes(text));
   }
 
   void store(const Job& job) {
     std::span<const std::int32_t> rest = job.tokens;
+    std::span<const std::uint8_t> marks = job.learned;
     for (const auto& [length, last] : job.sequences) {
-      builder_.add(rest.first(length), last);
-      rest = rest.subspan(length);
+      builder_.add(rest.first(length), last, marks.first(length));
+      rest = rest.subspan(length), marks = marks.subspan(length);
     }
     for (const std::int32_t id : job.tokens) ++token_counts_[static_cast<std::size_t>(id)];
-    text_bytes_ += job.text_bytes, invalid_bytes_ += job.invalid_bytes;
+    text_bytes_ += job.text_bytes, invalid_bytes_ += job.invalid_bytes, left_out_ += job.left_out;
+    conversations_ = conversations_ || job.conversations;
   }
 
   void report() const {
@@ -239,6 +277,7 @@ class Preparation {
 
   const PrepareOptions& options_;
   const Tokenizer& tokenizer_;
+  const ExampleOptions example_options_;
   TextSource source_;
   std::uint64_t total_;
   Arena arena_;
@@ -246,7 +285,8 @@ class Preparation {
   std::vector<std::int64_t> token_counts_;
   std::vector<Job> jobs_;
   std::size_t used_ = 0;  // of jobs_, this round
-  std::int64_t text_bytes_ = 0, invalid_bytes_ = 0;
+  std::int64_t text_bytes_ = 0, invalid_bytes_ = 0, left_out_ = 0;
+  bool conversations_ = false;
 };
 
 }  // namespace
@@ -271,6 +311,7 @@ PrepareReport prepare(const PrepareOptions& options) {
   report.info = preparation.finish(chosen.model);
   report.encoding_seconds = seconds_since(encoding);
   report.invalid_bytes = preparation.invalid_bytes();
+  report.left_out = preparation.left_out();
   report.lossless = chosen.tokenizer->lossless();
   return report;
 }

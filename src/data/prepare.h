@@ -25,7 +25,9 @@ struct PrepareOptions {
   std::string tokenizer = "byte";               ///< byte | spm:MODEL | spm-train:VOCAB[:unigram|:bpe]
   std::string output;                           ///< PREFIX of the files to write; its folder must exist
   DocumentRule document = DocumentRule::blank;  ///< of text files
-  std::string json_field = "text";              ///< of .jsonl files
+  std::string json_field;     ///< of .jsonl files; empty: messages, prompt and completion, or text, as
+                              ///< read_example() says
+  std::string chat_template;  ///< of conversations: chatml | llama3 | mistral | plain; empty: the tokenizer's
   std::int64_t tokenizer_sample_bytes = std::int64_t{4} << 20;  ///< about how much text spm-train learns from
   int threads = 0;                                              ///< 0: all cores
   std::function<void(const PrepareProgress&)> progress;  ///< called on the calling thread; may throw to stop
@@ -35,16 +37,18 @@ struct PrepareReport {
   DatasetInfo info;
   std::int64_t files = 0;
   std::int64_t invalid_bytes = 0;  ///< bytes of the text that are no UTF-8
+  std::int64_t left_out = 0;       ///< conversations and completions from which nothing is to be learned
   bool lossless = true;            ///< invalid bytes were kept (as byte ids), not replaced by U+FFFD
   double training_seconds = 0, encoding_seconds = 0;
 };
 
 /// Turns text into an indexed dataset: PREFIX.bin and .idx (Megatron's format), PREFIX.json (DatasetInfo),
-/// and PREFIX.model where the tokenizer is a SentencePiece model, so that the four files are all that
-/// training needs. Every document ends with the tokenizer's end-of-document id; one longer than
-/// TextSource::piece_bytes becomes several sequences. Documents keep their order and the files are the same
-/// bytes for any number of threads. Memory is bounded whatever the size of the text. Nothing appears under
-/// the final names unless all went well.
+/// PREFIX.model where the tokenizer is a SentencePiece model, and PREFIX.mask where some tokens are no
+/// targets of the loss (conversations, completions), so that these files are all that training needs. Every
+/// document ends with the tokenizer's end-of-document id; one longer than TextSource::piece_bytes becomes
+/// several sequences, but for conversations and completions. Documents keep their order and the files are the
+/// same bytes for any number of threads. Memory is bounded whatever the size of the text. Nothing appears
+/// under the final names unless all went well.
 ///
 /// Throws Error{io} for what cannot be read or written, Error{data} for bad content or no text at all,
 /// Error{config} for a bad tokenizer spec, Error{usage} for missing options.

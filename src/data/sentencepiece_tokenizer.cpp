@@ -120,6 +120,11 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::int64_t vocab_size() const override { return std::max<std::int64_t>(pieces_, end_of_document_ + 1); }
   std::int32_t end_of_document() const override { return end_of_document_; }
+  std::optional<std::int32_t> token_id(std::string_view token) const override {
+    const int id = model_.PieceToId({token.data(), token.size()});  // of none there is: the unknown one
+    if (id < 0 || id >= pieces_ || model_.IdToPiece(id) != token) return std::nullopt;
+    return id;
+  }
   bool lossless() const override { return lossless_; }
   const std::string& spec() const override { return spec_; }
 

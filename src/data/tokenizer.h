@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,6 +28,8 @@ class Tokenizer {
   /// Ids are in [0, vocab_size()).
   virtual std::int64_t vocab_size() const = 0;
   virtual std::int32_t end_of_document() const = 0;
+  /// The id of the token that is written `token` in the vocabulary, "<|im_end|>"; nullopt where it has none.
+  virtual std::optional<std::int32_t> token_id(std::string_view token) const = 0;
 
   /// True when every byte of a text survives encoding. SentencePiece models that normalise text or lack byte
   /// pieces are not lossless.

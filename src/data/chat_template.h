@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/tokenizer.h"
+
+namespace sherd::data {
+
+/// What somebody says in a conversation.
+struct Message {
+  std::string role;  ///< system, user or assistant
+  std::string content;
+  /// Of an assistant's message: false where nothing is to be learned from it (OpenAI's `"weight": 0`).
+  bool learned = true;
+};
+
+/// A part of an example's text, one behind the other.
+struct Segment {
+  enum class Kind {
+    text,
+    control,  ///< a token of the template's own, "<|im_end|>": one id where the tokenizer has it, else text
+    end       ///< the tokenizer's end of a document
+  };
+  std::string text;
+  bool learned = false;  ///< its tokens are targets of the loss
+  Kind kind = Kind::text;
+};
+
+/// How conversations are written down, after the templates that the families publish:
+///   chatml   <|im_start|>ROLE\nTEXT<|im_end|>\n (Qwen and many others)
+///   llama3   <|begin_of_text|>, then <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>, texts
+///   trimmed mistral  <s>, then [INST] TEXT [/INST] ANSWER</s>; the system's text before the first user's
+///   plain    for tokenizers without such tokens: SYSTEM\n\n### User:\nTEXT\n\n### Assistant:\nANSWER and the
+///            end of the document
+/// None puts in a system message that the conversation does not have.
+enum class ChatTemplate { chatml, llama3, mistral, plain };
+
+/// By its name, as above. Throws Error{config} for any other.
+ChatTemplate parse_chat_template(const std::string& name);
+const std::string& name_of(ChatTemplate which);
+
+/// The one whose tokens the tokenizer has; plain where it has none's.
+ChatTemplate chat_template_of(const Tokenizer& tokenizer);
+
+/// A whole conversation. Learned are the assistant's texts and what ends each. `to_answer`: instead with the
+/// beginning of an answer of the assistant's behind it, as a prompt. Throws Error{data} for a role that is
+/// none of the three, an order that the template cannot write, or no message.
+std::vector<Segment> render(ChatTemplate which, std::span<const Message> messages, bool to_answer = false);
+
+/// What ends an answer, beside the end of the document; empty: that alone.
+std::string answer_end(ChatTemplate which);
+
+}  // namespace sherd::data

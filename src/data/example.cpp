@@ -1,0 +1,172 @@
+#include "data/example.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/error.h"
+#include "base/excerpt.h"
+
+namespace sherd::data {
+namespace {
+
+using nlohmann::json;
+
+std::string keys_of(const json& object) {
+  std::string keys;
+  for (const auto& [key, value] : object.items()) keys += (keys.empty() ? "'" : ", '") + excerpt(key) + "'";
+  return keys.empty() ? "none" : keys;
+}
+
+/// A string, or the texts of a list of parts ({"type": "text", "text": …}).
+std::string content_of(const json& message) {
+  if (message.contains("tool_calls") && !message["tool_calls"].empty())
+    fail(ErrorKind::data, "a message has 'tool_calls', which no template here writes; leave such lines out");
+  const auto content = message.find("content");
+  if (content != message.end() && content->is_string()) return content->get<std::string>();
+  if (content == message.end() || !content->is_array())
+    fail(ErrorKind::data, "a message has no string 'content'");
+  std::string text;
+  for (const json& part : *content) {
+    if (!part.is_object() || !part.contains("text") || !part["text"].is_string())
+      fail(ErrorKind::data, "a message's 'content' has a part that is no text; models here read text alone");
+    text += part["text"].get<std::string>();
+  }
+  return text;
+}
+
+Message message_of(const json& message, bool learned) {
+  if (!message.is_object() || !message.contains("role") || !message["role"].is_string())
+    fail(ErrorKind::data, "a message is no object with a string 'role'");
+  if (const auto weight = message.find("weight"); weight != message.end()) {
+    if (!weight->is_number() || (*weight != 0 && *weight != 1))
+      fail(ErrorKind::data, "a message's 'weight' is 0 or 1, not ", excerpt(weight->dump()));
+    learned = learned && *weight == 1;
+  }
+  return {message["role"].get<std::string>(), content_of(message), learned};
+}
+
+void append_messages(const json& list, bool learned, std::vector<Message>& messages) {
+  for (const json& message : list) messages.push_back(message_of(message, learned));
+}
+
+Example conversation(const std::vector<Message>& messages, const ExampleOptions& options) {
+  return {render(options.chat_template, messages), true, true};
+}
+
+Example completion(const json& prompt, const json& answer, const ExampleOptions& options) {
+  if (prompt.is_string() && answer.is_string()) {
+    Example example;
+    example.marked = true;
+    example.segments = {{prompt.get<std::string>(), false, Segment::Kind::text},
+                        {answer.get<std::string>(), true, Segment::Kind::text},
+                        {"", true, Segment::Kind::end}};
+    return example;
+  }
+  if (!prompt.is_array() || !answer.is_array())
+    fail(ErrorKind::data, "'prompt' and 'completion' are neither two strings nor two lists of messages");
+  std::vector<Message> messages;
+  append_messages(prompt, false, messages);
+  append_messages(answer, true, messages);
+  return conversation(messages, options);
+}
+
+Example example_of(const json& object, const ExampleOptions& options) {
+  if (!object.is_object()) fail(ErrorKind::data, "is no JSON object");
+  const auto list = object.find("messages");
+  if (options.text_field.empty() && list != object.end()) {
+    if (!list->is_array()) fail(ErrorKind::data, "'messages' is no list");
+    std::vector<Message> messages;
+    append_messages(*list, true, messages);
+    return conversation(messages, options);
+  }
+  if (options.text_field.empty() && object.contains("prompt") && object.contains("completion"))
+    return completion(object["prompt"], object["completion"], options);
+  const std::string field = options.text_field.empty() ? "text" : options.text_field;
+  const auto text = object.find(field);
+  if (text == object.end() || !text->is_string())
+    fail(ErrorKind::data, "has no string '", excerpt(field), "'",
+         options.text_field.empty() ? ", no 'messages' and no 'prompt' with 'completion'" : "",
+         "; name the field that holds the text (keys: ", keys_of(object), ")");
+  return {{{text->get<std::string>(), true, Segment::Kind::text}}};
+}
+
+/// Text between two tokens of the template, with the places at which what is learned changes.
+struct Run {
+  std::string text;
+  std::vector<std::pair<std::size_t, bool>> parts;  // where each ends, whether it is learned
+
+  void append(const Segment& segment) {
+    text += segment.text;
+    if (!parts.empty() && parts.back().second == segment.learned)
+      parts.back().first = text.size();
+    else
+      parts.emplace_back(text.size(), segment.learned);
+  }
+
+  void encode(const Tokenizer& tokenizer, std::vector<std::int32_t>& ids,
+              std::vector<std::uint8_t>& learned) {
+    if (text.empty()) return;
+    const std::size_t first = ids.size();
+    tokenizer.encode(text, ids);
+    std::vector<std::int32_t> before;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      std::size_t end = ids.size();
+      if (i + 1 < parts.size()) {
+        before.clear();
+        tokenizer.encode(std::string_view(text).substr(0, parts[i].first), before);
+        const auto differs = std::mismatch(before.begin(), before.end(),
+                                           ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end());
+        end = std::max(learned.size(), first + static_cast<std::size_t>(differs.first - before.begin()));
+      }
+      learned.resize(end, parts[i].second ? 1 : 0);
+    }
+    text.clear(), parts.clear();
+  }
+};
+
+}  // namespace
+
+bool Example::teaches() const {
+  return std::any_of(segments.begin(), segments.end(), [](const Segment& s) { return s.learned; });
+}
+
+Example read_example(const std::string& line, const ExampleOptions& options,
+                     const std::filesystem::path& file, std::int64_t line_number) {
+  const auto place = [&] { return cat("'", file.string(), "', line ", line_number, ", "); };
+  try {
+    return example_of(json::parse(line), options);
+  } catch (const json::exception& error) {
+    fail(ErrorKind::data, place(), "is no JSON: ", excerpt(error.what(), 300),
+         "; a .jsonl file holds one object per line");
+  } catch (const Error& error) {
+    fail(error.kind(), place(), error.what());
+  }
+}
+
+std::string text_of(const Example& example) {
+  std::string text;
+  for (const Segment& segment : example.segments)
+    if (segment.kind == Segment::Kind::text) text += segment.text;
+  return text;
+}
+
+void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segments,
+                     std::vector<std::int32_t>& ids, std::vector<std::uint8_t>& learned) {
+  Run run;
+  for (const Segment& segment : segments) {
+    std::optional<std::int32_t> id;
+    if (segment.kind == Segment::Kind::end) id = tokenizer.end_of_document();
+    if (segment.kind == Segment::Kind::control) id = tokenizer.token_id(segment.text);
+    if (!id) {
+      run.append(segment);
+      continue;
+    }
+    run.encode(tokenizer, ids, learned);
+    ids.push_back(*id);
+    learned.push_back(segment.learned);
+  }
+  run.encode(tokenizer, ids, learned);
+}
+
+}  // namespace sherd::data

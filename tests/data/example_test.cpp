@@ -1,0 +1,293 @@
+// Conversations and completions: how they are written down, and which of their tokens are targets.
+#include "data/example.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "data/loader.h"
+#include "data/packing.h"
+#include "data/prepare.h"
+#include "data_test_support.h"
+#include "support/expect_error.h"
+
+namespace sherd::data {
+namespace {
+
+using testing::expect_error;
+using ::testing::HasSubstr;
+using testing::TempFolder;
+using testing::write_text;
+
+/// What the segments say, learned ones in ⟦⟧; the end of a document is ∎.
+std::string shown(const std::vector<Segment>& segments) {
+  std::string out;
+  bool open = false;
+  for (const Segment& segment : segments) {
+    if (segment.learned != open) out += segment.learned ? "⟦" : "⟧", open = segment.learned;
+    out += segment.kind == Segment::Kind::end ? "∎" : segment.text;
+  }
+  return out + (open ? "⟧" : "");
+}
+
+const std::vector<Message> talk{{"system", "Be brief."},
+                                {"user", " Hi\n"},
+                                {"assistant", "Hello. "},
+                                {"user", "Bye"},
+                                {"assistant", "Bye.", false}};
+
+// The families' published chat templates (tokenizer_config.json of Qwen2.5, Llama 3 Instruct, Mistral 7B
+// Instruct v0.2), rendered by hand.
+TEST(ChatTemplate, WritesWhatTheFamiliesPublish) {
+  EXPECT_EQ(shown(render(ChatTemplate::chatml, talk)),
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Hi\n<|im_end|>\n"
+            "<|im_start|>assistant\n⟦Hello. <|im_end|>⟧\n<|im_start|>user\nBye<|im_end|>\n"
+            "<|im_start|>assistant\nBye.<|im_end|>\n");
+  EXPECT_EQ(shown(render(ChatTemplate::llama3, talk)),
+            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n⟦Hello.<|eot_id|>⟧"
+            "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\nBye.<|eot_id|>");
+  EXPECT_EQ(shown(render(ChatTemplate::mistral, talk)),
+            "<s>[INST] Be brief.\n\n Hi\n [/INST]⟦ Hello. ∎⟧[INST] Bye [/INST] Bye.∎");
+  EXPECT_EQ(
+      shown(render(ChatTemplate::plain, talk)),
+      "Be brief.\n\n### User:\n Hi\n\n\n### Assistant:\n⟦Hello. ∎⟧### User:\nBye\n\n### Assistant:\nBye.∎");
+}
+
+TEST(ChatTemplate, AsksForAnAnswer) {
+  const std::span<const Message> question(talk.data(), 2);
+  const auto end_of = [&](ChatTemplate which) {
+    const std::string whole = shown(render(which, question, true));
+    const std::string without = shown(render(which, question));
+    EXPECT_TRUE(whole.starts_with(without));
+    return whole.substr(without.size());
+  };
+  EXPECT_EQ(end_of(ChatTemplate::chatml), "<|im_start|>assistant\n");
+  EXPECT_EQ(end_of(ChatTemplate::llama3), "<|start_header_id|>assistant<|end_header_id|>\n\n");
+  EXPECT_EQ(end_of(ChatTemplate::mistral), "");
+  EXPECT_EQ(end_of(ChatTemplate::plain), "### Assistant:\n");
+  expect_error(ErrorKind::data, "nothing to answer", [] { render(ChatTemplate::chatml, talk, true); });
+}
+
+TEST(ChatTemplate, RefusesWhatItCannotWrite) {
+  expect_error(ErrorKind::data, "the role 'tool'; conversations are of system, user and assistant", [] {
+    render(ChatTemplate::chatml, std::vector<Message>{{"tool", "x"}});
+  });
+  expect_error(ErrorKind::data, "without messages", [] { render(ChatTemplate::plain, {}); });
+  expect_error(ErrorKind::data, "before one of the user", [] {
+    render(ChatTemplate::mistral, std::vector<Message>{{"assistant", "x"}});
+  });
+  expect_error(ErrorKind::data, "behind each other", [] {
+    render(ChatTemplate::mistral, std::vector<Message>{{"user", "x"}, {"user", "y"}});
+  });
+  expect_error(ErrorKind::data, "not the first", [] {
+    render(ChatTemplate::mistral, std::vector<Message>{{"user", "x"}, {"system", "y"}});
+  });
+  expect_error(ErrorKind::config, "did you mean 'llama3'?", [] { parse_chat_template("llama-3"); });
+  for (const char* name : {"chatml", "llama3", "mistral", "plain"})
+    EXPECT_EQ(name_of(parse_chat_template(name)), name);
+}
+
+Example read(const std::string& line, const std::string& field = "") {
+  return read_example(line, {field, ChatTemplate::plain}, "in.jsonl", 7);
+}
+
+TEST(Examples, AreWhatTheirKeysSay) {
+  EXPECT_EQ(shown(read(R"({"text": "a"})").segments), "⟦a⟧");
+  EXPECT_EQ(shown(read(R"({"prompt": "a", "completion": "b"})").segments), "a⟦b∎⟧");
+  EXPECT_EQ(
+      shown(read(R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})")
+                .segments),
+      "### User:\na\n\n### Assistant:\n⟦b∎⟧");
+  EXPECT_EQ(shown(read(R"({"prompt": "x", "prompt_id": 1, "messages": [{"role": "assistant", "content":
+                        [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]})")
+                      .segments),
+            "### Assistant:\n⟦ab∎⟧");
+  EXPECT_EQ(
+      shown(read(R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+                           "completion": [{"role": "assistant", "content": "c"}]})")
+                .segments),
+      "### User:\na\n\n### Assistant:\nb∎### Assistant:\n⟦c∎⟧");
+  EXPECT_EQ(shown(read(R"({"messages": [{"role": "assistant", "content": "a", "weight": 0},
+                           {"role": "assistant", "content": "b", "weight": 1}]})")
+                      .segments),
+            "### Assistant:\na∎### Assistant:\n⟦b∎⟧");
+  EXPECT_EQ(shown(read(R"({"messages": "m", "text": "a"})", "text").segments), "⟦a⟧")
+      << "as it was asked for";
+}
+
+TEST(Examples, NameFileLineAndCause) {
+  const auto expect = [](const std::string& line, const std::string& part) {
+    expect_error(ErrorKind::data, "'in.jsonl', line 7, ", [&] { read(line); });
+    expect_error(ErrorKind::data, part, [&] { read(line); });
+  };
+  expect("{", "is no JSON");
+  expect("[1]", "is no JSON object");
+  expect(R"({"prompt": "a", "body": "b"})",
+         "has no string 'text', no 'messages' and no 'prompt' with 'completion'; name the field that holds "
+         "the text "
+         "(keys: 'body', 'prompt')");
+  expect(R"({"messages": "a"})", "'messages' is no list");
+  expect(R"({"messages": []})", "without messages");
+  expect(R"({"messages": [1]})", "no object with a string 'role'");
+  expect(R"({"messages": [{"role": "user"}]})", "no string 'content'");
+  expect(R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", "a part that is no text");
+  expect(R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]})", "'tool_calls'");
+  expect(R"({"messages": [{"role": "assistant", "content": "", "weight": 0.5}]})",
+         "'weight' is 0 or 1, not 0.5");
+  expect(R"({"prompt": "a", "completion": []})", "neither two strings nor two lists");
+}
+
+/// Bytes, but "ab" is one token, 300, and "<|im_end|>" another.
+class Pairs final : public Tokenizer {
+ public:
+  using Tokenizer::encode;
+  void encode(std::string_view text, std::vector<std::int32_t>& ids) const override {
+    for (std::size_t i = 0; i < text.size(); ++i) {
+      const bool pair = text.substr(i).starts_with("ab");
+      ids.push_back(pair ? 300 : static_cast<unsigned char>(text[i]));
+      i += pair;
+    }
+  }
+  std::string decode(std::span<const std::int32_t>) const override { return {}; }
+  std::int64_t vocab_size() const override { return 302; }
+  std::int32_t end_of_document() const override { return 256; }
+  std::optional<std::int32_t> token_id(std::string_view token) const override {
+    return token == "<|im_end|>" ? std::optional(301) : std::nullopt;
+  }
+  bool lossless() const override { return true; }
+  const std::string& spec() const override { return spec_; }
+
+ private:
+  std::string spec_ = "pairs";
+};
+
+using Ids = std::vector<std::int32_t>;
+using Marks = std::vector<std::uint8_t>;
+
+TEST(Examples, AreEncodedAsOneTextBetweenTokensOfTheTemplate) {
+  using Kind = Segment::Kind;
+  const auto encoded = [](const std::vector<Segment>& segments) {
+    std::pair<Ids, Marks> out;
+    encode_segments(Pairs(), segments, out.first, out.second);
+    EXPECT_EQ(out.first.size(), out.second.size());
+    return out;
+  };
+  EXPECT_EQ(encoded({{"xa", false}, {"bc", true}}), std::pair(Ids{'x', 300, 'c'}, Marks{0, 1, 1}))
+      << "a token over the border is the later part's";
+  EXPECT_EQ(encoded({{"xa", true}, {"bc", false}}), std::pair(Ids{'x', 300, 'c'}, Marks{1, 0, 0}));
+  EXPECT_EQ(encoded({{"a", false}, {"<|im_end|>", true, Kind::control}, {"b", false}}),
+            std::pair(Ids{'a', 301, 'b'}, Marks{0, 1, 0}))
+      << "nothing is joined over a token of the template";
+  EXPECT_EQ(encoded({{"a", true}, {"b", true, Kind::control}, {"", true, Kind::end}}),
+            std::pair(Ids{300, 256}, Marks{1, 1}))
+      << "a token that the tokenizer has not is text";
+  EXPECT_EQ(encoded({{"a", false}, {"b", true}, {"a", false}, {"b", true}}),
+            std::pair(Ids{300, 300}, Marks{1, 1}));
+  EXPECT_EQ(encoded({}), std::pair(Ids{}, Marks{}));
+}
+
+TEST(Examples, AreTargetsOfTheLoaderWhereTheyAreLearned) {
+  const TempFolder folder;
+  write_text(folder / "in.jsonl",
+             "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n"
+             "{\"messages\": [{\"role\": \"user\", \"content\": \"only a question\"}]}\n"
+             "{\"text\": \"efg\"}\n"
+             "{\"messages\": [{\"role\": \"assistant\", \"content\": \"h\"}]}\n");
+  PrepareOptions options;
+  options.inputs = {(folder / "in.jsonl").string()};
+  options.output = (folder / "out").string();
+  const PrepareReport report = prepare(options);
+  EXPECT_EQ(report.left_out, 1);
+  EXPECT_EQ(report.info.tokens, 5 + 4 + 15 + 2);
+  EXPECT_EQ(report.info.masked_tokens, 26 - (3 + 4 + 2));
+  EXPECT_EQ(report.info.chat_template, "plain");
+  const auto info = read_dataset_info(options.output);
+  EXPECT_EQ(info->masked_tokens, 17);
+  EXPECT_EQ(info->chat_template, "plain");
+
+  const auto dataset = IndexedDataset::open(options.output);
+  EXPECT_TRUE(dataset->has_mask());
+  EXPECT_EQ(read_all(*dataset).size(), 26u);
+  const auto samples = std::make_shared<PackedSamples>(dataset, SequenceRange{0, 3},
+                                                       PackingOptions{.seq_length = 25, .shuffle = false});
+  const auto device = device::make_cpu_device(1);
+  const tensor::Batch batch = TokenLoader(samples, {.micro_batch = 1}, *device).next();
+  std::string labels;
+  for (std::int64_t i = 0; i < 25; ++i) {
+    const std::int32_t label = batch.at("labels").data<std::int32_t>()[i];
+    labels += label == no_label ? '.' : label == 256 ? '$' : static_cast<char>(label);
+  }
+  EXPECT_EQ(labels, ".cd$efg$...............h$");
+  EXPECT_EQ(*batch.at("target_tokens").data<std::int32_t>(), 9);
+
+  // A dataset of text alone has no mask, and one that lies there from before is gone.
+  write_text(folder / "in.jsonl", "{\"text\": \"efg\"}\n");
+  prepare(options);
+  EXPECT_FALSE(std::filesystem::exists(mask_path(options.output)));
+  EXPECT_FALSE(IndexedDataset::open(options.output)->has_mask());
+}
+
+TEST(Examples, EndADocumentOnce) {
+  const TempFolder folder;
+  PrepareOptions options;
+  options.inputs = {(folder / "in.jsonl").string()};
+  options.output = (folder / "out").string();
+  options.chat_template = "chatml";
+  write_text(folder / "in.jsonl", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"h\"}]}\n");
+  prepare(options);
+  const auto ids = read_all(*IndexedDataset::open(options.output));
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), 256), 1)
+      << "a template that has another end gets the document's";
+  EXPECT_EQ(ids.back(), 256);
+  options.chat_template = "chat";
+  expect_error(ErrorKind::config, "there is no chat template 'chat'", [&] { prepare(options); });
+}
+
+TEST(Masks, LieBesideTheTokensBitByBit) {
+  const TempFolder folder;
+  const std::string prefix = (folder / "data").string();
+  std::vector<Marks> all;
+  {
+    DatasetBuilder builder(prefix, 1000);
+    for (const std::size_t length : {3u, 0u, 21u, 8u, 100000u, 5u}) {
+      Marks marks(length, 1);
+      // The first sequence and the last are learned whole.
+      for (std::size_t i = 0; i < length && length > 5; ++i)
+        marks[i] = static_cast<std::uint8_t>(i * i % 7 % 2);
+      const Ids tokens(length, 1);
+      builder.add(tokens, true,
+                  length == 5 ? std::span<const std::uint8_t>() : std::span<const std::uint8_t>(marks));
+      all.push_back(marks);
+    }
+    DatasetInfo info{"byte", 1000, 0, "uint16", builder.counts().tokens, 6, 6, 0, 0, builder.counts().masked,
+                     ""};
+    builder.finish([&] { write_dataset_info(prefix, info); });
+  }
+  const auto dataset = IndexedDataset::open(prefix);
+  ASSERT_TRUE(dataset->has_mask());
+  for (std::size_t s = 0; s < all.size(); ++s)
+    for (const std::size_t from : {0u, 1u, 7u, 77777u}) {
+      if (from > all[s].size()) continue;
+      Marks got(all[s].size() - from);
+      dataset->read_mask(static_cast<std::int64_t>(s), static_cast<std::int64_t>(from), got);
+      EXPECT_TRUE(std::equal(got.begin(), got.end(), all[s].begin() + static_cast<std::ptrdiff_t>(from)))
+          << s;
+    }
+  std::vector<std::uint8_t> too_many(4);
+  expect_error(ErrorKind::usage, "of a sequence of 3", [&] { dataset->read_mask(0, 0, too_many); });
+  const std::uint32_t print = dataset->fingerprint();
+  std::string mask = testing::read_text(mask_path(prefix));
+  mask[5] = static_cast<char>(mask[5] ^ 4);
+  write_text(mask_path(prefix), mask);
+  EXPECT_NE(IndexedDataset::open(prefix)->fingerprint(), print);
+  write_text(mask_path(prefix), mask.substr(1));
+  expect_error(ErrorKind::data, "data.mask' has 12504 bytes, but a bit for each of 100037 tokens takes 12505",
+               [&] { IndexedDataset::open(prefix); });
+  std::filesystem::remove(mask_path(prefix));
+  expect_error(ErrorKind::io, "data.mask' does not exist", [&] { IndexedDataset::open(prefix); });
+}
+
+}  // namespace
+}  // namespace sherd::data

@@ -1,6 +1,7 @@
 #include "data/loader.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -37,17 +38,31 @@ Loader::Iterator& Loader::Iterator::operator++() {
   return *this;
 }
 
-TokenLoader::TokenLoader(std::shared_ptr<const PackedSamples> samples, LoaderRank rank,
-                         tensor::Device& device, std::int64_t window)
+TokenLoader::TokenLoader(std::shared_ptr<const Samples> samples, LoaderRank rank, tensor::Device& device,
+                         std::int64_t window)
     : Loader(rank),
       samples_(std::move(samples)),
       device_(device),
       window_(std::min(window, samples_->samples_per_round())) {
   require(window >= 0, "a window of ", window, " samples");
-  const auto length = static_cast<std::size_t>(samples_->seq_length());
-  sample_.resize(length + 1);
-  tokens_.resize(static_cast<std::size_t>(rank.micro_batch) * length);
-  labels_.resize(tokens_.size());
+}
+
+/// A small tensor that the processor can read.
+tensor::Tensor TokenLoader::on_processor(const std::vector<std::int32_t>& values) const {
+  const tensor::Tensor out =
+      tensor::Tensor::empty(device_, {static_cast<std::int64_t>(values.size())}, DType::i32,
+                            device::Category::activations, device_.processor_tier());
+  if (device_.kind() != device::Kind::meta) std::copy(values.begin(), values.end(), out.data<std::int32_t>());
+  return out;
+}
+
+void TokenLoader::add_documents(tensor::Batch& batch) const {
+  std::vector<std::int32_t> positions(tokens_.size());
+  for (std::size_t d = 0; d + 1 < documents_.size(); ++d)
+    std::iota(positions.begin() + documents_[d], positions.begin() + documents_[d + 1], 0);
+  batch["documents"] = on_processor(documents_);
+  batch["positions"] =
+      tensor::Tensor::of<std::int32_t>(device_, {rank().micro_batch, samples_->seq_length()}, positions);
 }
 
 tensor::Batch TokenLoader::next() {
@@ -57,15 +72,22 @@ tensor::Batch TokenLoader::next() {
   }
   const std::int64_t first = position() + rank().rank * rank().micro_batch;
   const std::int64_t length = samples_->seq_length();
+  tokens_.clear(), labels_.clear();
+  documents_.assign(1, 0);
   for (std::int64_t i = 0; i < rank().micro_batch; ++i) {
-    samples_->read(wrapped(first + i), sample_);
-    std::copy(sample_.begin(), sample_.end() - 1, tokens_.begin() + i * length);
-    std::copy(sample_.begin() + 1, sample_.end(), labels_.begin() + i * length);
+    samples_->load(wrapped(first + i), row_);
+    const auto begin = static_cast<std::int32_t>(tokens_.size());
+    tokens_.insert(tokens_.end(), row_.tokens.begin(), row_.tokens.end());
+    labels_.insert(labels_.end(), row_.labels.begin(), row_.labels.end());
+    for (const std::int32_t end : row_.ends) documents_.push_back(begin + end);
   }
   const tensor::Shape shape{rank().micro_batch, length};
   tensor::Batch batch;
   batch["tokens"] = tensor::Tensor::of<std::int32_t>(device_, shape, tokens_);
   batch["labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, labels_);
+  batch["target_tokens"] = on_processor({static_cast<std::int32_t>(
+      static_cast<std::ptrdiff_t>(labels_.size()) - std::count(labels_.begin(), labels_.end(), no_label))});
+  if (samples_->keeps_documents_apart()) add_documents(batch);
   advance(global_batch());
   for (std::int64_t i = 0; i < rank().micro_batch; ++i)
     samples_->will_need(wrapped(first + global_batch() + i));

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <memory>
 
-#include "data/packing.h"
+#include "data/samples.h"
 #include "tensor/tensor.h"
 
 namespace sherd::data {
@@ -102,13 +102,17 @@ class Loader {
   std::shared_ptr<LoaderPosition> position_ = std::make_shared<LoaderPosition>();
 };
 
-/// Batches of packed tokens: {"tokens": int32 [b, s], "labels": int32 [b, s]}, labels[i] being the token
-/// after tokens[i]. While a batch is in use the kernel reads the next one ahead.
+/// Batches of samples: {"tokens": int32 [b, s], "labels": int32 [b, s]}, labels[i] being the token after
+/// tokens[i], or no_label where it is no target, and {"target_tokens": int32 [1]}, how many are, where the
+/// processor reads it. Of samples that keep documents apart also {"documents": int32 [n + 1]}, where the
+/// processor reads it: where they begin and end among the b·s rows, behind each other (cu_seqlens of
+/// variable-length attention), and {"positions": int32 [b, s]}, each token's within its document. While a
+/// batch is in use the kernel reads the next one ahead.
 class TokenLoader final : public Loader {
  public:
   /// `window` > 0 walks only the first `window` positions of the samples and begins again: a fixed held-out
   /// set for validation, together with PackingOptions::shuffle = false. The device must outlive the loader.
-  TokenLoader(std::shared_ptr<const PackedSamples> samples, LoaderRank rank, tensor::Device& device,
+  TokenLoader(std::shared_ptr<const Samples> samples, LoaderRank rank, tensor::Device& device,
               std::int64_t window = 0);
 
   /// Throws Error{data} naming file, position and id for a token outside the vocabulary.
@@ -122,10 +126,14 @@ class TokenLoader final : public Loader {
  private:
   std::int64_t wrapped(std::int64_t position) const { return window_ > 0 ? position % window_ : position; }
 
-  std::shared_ptr<const PackedSamples> samples_;
+  std::shared_ptr<const Samples> samples_;
   tensor::Device& device_;
   std::int64_t window_;
-  std::vector<std::int32_t> sample_, tokens_, labels_;
+  void add_documents(tensor::Batch& batch) const;
+  tensor::Tensor on_processor(const std::vector<std::int32_t>& values) const;
+
+  Row row_;
+  std::vector<std::int32_t> tokens_, labels_, documents_;
 };
 
 }  // namespace sherd::data

@@ -33,7 +33,6 @@ std::vector<SequenceRange> split_sequences(std::int64_t sequences, std::span<con
 }
 
 struct PackedSamples::Round {
-  std::int64_t index = 0;
   IndexList sequences;            // empty: in the range's order
   IndexList samples;              // empty: in order
   std::vector<std::int64_t> sum;  // tokens in front of every stride-th sequence of the order
@@ -79,7 +78,6 @@ void PackedSamples::shuffle_round(Round& round, std::uint32_t seed) const {
 
 std::shared_ptr<const PackedSamples::Round> PackedSamples::make_round(std::int64_t index) const {
   auto round = std::make_shared<Round>();
-  round->index = index;
   if (options_.shuffle)
     shuffle_round(*round, static_cast<std::uint32_t>(options_.seed + static_cast<std::uint64_t>(index)));
   const std::int64_t count = range_.size() * epochs_;
@@ -93,13 +91,7 @@ std::shared_ptr<const PackedSamples::Round> PackedSamples::make_round(std::int64
 
 std::shared_ptr<const PackedSamples::Round> PackedSamples::round(std::int64_t index) const {
   if (!options_.shuffle) index = 0;  // all rounds are the same
-  std::lock_guard lock(mutex_);
-  for (const auto& round : recent_)
-    if (round->index == index) return round;
-  auto made = make_round(index);
-  if (recent_.size() == 2) recent_.erase(recent_.begin());
-  recent_.push_back(made);
-  return made;
+  return rounds_.get(index, [&] { return make_round(index); });
 }
 
 /// Calls visit(sequence, offset, count) for the parts that make up a sample, in order.
@@ -134,6 +126,30 @@ void PackedSamples::read(std::int64_t position, std::span<std::int32_t> out) con
     dataset_->read(sequence, offset, part);
     if (options_.vocab_size > 0) dataset_->check_ids(part, sequence, offset, options_.vocab_size);
     out = out.subspan(part.size());
+  });
+}
+
+void PackedSamples::load(std::int64_t position, Row& row) const {
+  const auto length = static_cast<std::size_t>(options_.seq_length);
+  row.tokens.resize(length + 1);
+  read(position, row.tokens);
+  row.labels.assign(row.tokens.begin() + 1, row.tokens.end());
+  row.tokens.resize(length);
+  row.ends.clear();
+  if (!dataset_->has_mask()) return;
+  std::vector<std::uint8_t> mask(length + 1);
+  read_mask(position, mask);
+  for (std::size_t i = 0; i < length; ++i)
+    if (mask[i + 1] == 0) row.labels[i] = no_label;
+}
+
+/// For each of the tokens that read() gives, whether it is a target: 1, else 0.
+void PackedSamples::read_mask(std::int64_t position, std::span<std::uint8_t> out) const {
+  require(static_cast<std::int64_t>(out.size()) == options_.seq_length + 1, "a sample has ",
+          options_.seq_length + 1, " tokens, not ", out.size());
+  for_each_part(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t count) {
+    dataset_->read_mask(sequence, offset, out.first(static_cast<std::size_t>(count)));
+    out = out.subspan(static_cast<std::size_t>(count));
   });
 }
 

@@ -2,12 +2,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "data/indexed_dataset.h"
+#include "data/recent_rounds.h"
+#include "data/samples.h"
 
 namespace sherd::data {
 
@@ -34,36 +35,33 @@ struct PackingOptions {
   std::int64_t vocab_size = 0;  ///< ids are checked against it when a sample is read; 0: they are not
 };
 
-/// An endless sequence of samples of seq_length + 1 tokens, packed from the sequences of a range, which
+/// Samples packed from the sequences of a range, which
 /// follow each other in a shuffled order without regard to document bounds. Sample i of a round reads tokens
 /// [i·s, i·s + s] of that stream, so a sample begins with the token that its predecessor ended with, and a
 /// round of T tokens has (T-1)/s samples. They are taken in a second shuffled order. Position p is a pure
 /// function of dataset, options and p: round p / n, place p mod n; round r is seeded with seed + r. Follows
 /// Megatron Core's GPTDataset; no sample index is stored, only the two orders (4 bytes per sequence and per
 /// sample) and a running sum per 64 sequences.
-///
-/// Safe to share between ranks and threads.
-class PackedSamples {
+class PackedSamples final : public Samples {
  public:
   /// Throws Error{data} when the range has too few tokens for one sample, Error{config} for a bad seq_length.
   /// `what` names the range in that message, "training split" for example.
   PackedSamples(std::shared_ptr<const IndexedDataset> dataset, SequenceRange range, PackingOptions options,
                 std::string what = "dataset");
-  ~PackedSamples();
+  ~PackedSamples() override;
 
-  std::int64_t seq_length() const { return options_.seq_length; }
+  std::int64_t seq_length() const override { return options_.seq_length; }
   /// Tokens in the range: one epoch.
-  std::int64_t tokens() const { return tokens_; }
+  std::int64_t tokens() const override { return tokens_; }
   /// Epochs shuffled together: 1 unless total_samples asks for more.
   std::int64_t epochs_per_round() const { return epochs_; }
-  std::int64_t samples_per_round() const { return samples_; }
+  std::int64_t samples_per_round() const override { return samples_; }
 
-  /// Writes the seq_length + 1 tokens of the sample at `position` ≥ 0. Throws Error{data} naming file, token,
-  /// id for an id outside the vocabulary.
+  bool keeps_documents_apart() const override { return false; }
+  void load(std::int64_t position, Row& row) const override;
+  /// Writes the seq_length + 1 tokens of the sample at `position` ≥ 0, and throws, as load() does.
   void read(std::int64_t position, std::span<std::int32_t> out) const;
-
-  /// Asks the kernel to read that sample ahead.
-  void will_need(std::int64_t position) const;
+  void will_need(std::int64_t position) const override;
 
   /// Which sample of its round lies at `position` (a sample of the unshuffled sample order).
   std::int64_t sample_at(std::int64_t position) const;
@@ -72,6 +70,7 @@ class PackedSamples {
 
  private:
   struct Round;
+  void read_mask(std::int64_t position, std::span<std::uint8_t> out) const;
   std::shared_ptr<const Round> round(std::int64_t index) const;
   std::shared_ptr<const Round> make_round(std::int64_t index) const;
   void shuffle_round(Round& round, std::uint32_t seed) const;
@@ -83,8 +82,7 @@ class PackedSamples {
   PackingOptions options_;
   std::int64_t tokens_ = 0, epochs_ = 1, samples_ = 0;
   bool last_epoch_apart_ = false;
-  mutable std::mutex mutex_;
-  mutable std::vector<std::shared_ptr<const Round>> recent_;  // at most two, newest last; guarded by mutex_
+  RecentRounds<Round> rounds_;
 };
 
 }  // namespace sherd::data

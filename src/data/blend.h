@@ -1,0 +1,45 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "data/samples.h"
+
+namespace sherd::data {
+
+/// Samples of several sources by weight. Position p takes the source whose count so far is furthest behind
+/// its weight's share, as Megatron Core's blending does (build_blending_indices), and that source's next
+/// sample; the first `cycle` choices are repeated, so that a position is found without those before it. Each
+/// source keeps an order and epochs of its own.
+class BlendedSamples final : public Samples {
+ public:
+  static constexpr std::int64_t cycle = std::int64_t{1} << 16;
+
+  /// Weights above 0, of any sum, one per source. Throws Error{config} for a weight so small that `cycle`
+  /// samples hold none of its source, Error{usage} for sources of different sequence lengths.
+  BlendedSamples(std::vector<std::shared_ptr<const Samples>> sources, std::vector<double> weights);
+
+  std::int64_t seq_length() const override { return sources_.front()->seq_length(); }
+  std::int64_t tokens() const override;
+  /// Of all sources.
+  std::int64_t samples_per_round() const override;
+  bool keeps_documents_apart() const override { return sources_.front()->keeps_documents_apart(); }
+  void load(std::int64_t position, Row& row) const override;
+  void will_need(std::int64_t position) const override;
+
+  /// A source, and which of its samples.
+  struct Place {
+    std::size_t source = 0;
+    std::int64_t position = 0;
+    bool operator==(const Place&) const = default;
+  };
+  Place place(std::int64_t position) const;
+
+ private:
+  std::vector<std::shared_ptr<const Samples>> sources_;
+  std::vector<std::uint16_t> choice_;    // of a cycle, the source of each position
+  std::vector<std::int32_t> earlier_;    // and how many before it in the cycle have the same
+  std::vector<std::int64_t> per_cycle_;  // of each source
+};
+
+}  // namespace sherd::data

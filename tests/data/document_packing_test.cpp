@@ -1,0 +1,160 @@
+#include "data/document_packing.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "base/random.h"
+#include "data/loader.h"
+#include "data_test_support.h"
+#include "support/expect_error.h"
+
+namespace sherd::data {
+namespace {
+
+using testing::expect_error;
+using testing::TempFolder;
+using Ids = std::vector<std::int32_t>;
+
+constexpr std::int32_t padding = 1'999'999;
+
+class DocumentPacking : public ::testing::Test {
+ protected:
+  std::shared_ptr<const DocumentSamples> samples(const std::vector<std::int32_t>& lengths,
+                                                 PackingOptions options) {
+    dataset_ = counting_dataset(folder_, lengths, 2'000'000);
+    return std::make_shared<DocumentSamples>(dataset_, SequenceRange{0, dataset_->sequences()}, options,
+                                             padding);
+  }
+  TempFolder folder_;
+  std::shared_ptr<const IndexedDataset> dataset_;
+};
+
+/// What a row has, checked for what holds of every row: pairs of token and label.
+std::vector<std::pair<std::int32_t, std::int32_t>> pairs_of(const Row& row, std::int64_t length) {
+  EXPECT_EQ(row.tokens.size(), static_cast<std::size_t>(length));
+  EXPECT_EQ(row.labels.size(), static_cast<std::size_t>(length));
+  EXPECT_EQ(row.ends.back(), length);
+  std::vector<std::pair<std::int32_t, std::int32_t>> pairs;
+  std::int32_t begin = 0;
+  for (const std::int32_t end : row.ends) {
+    EXPECT_LT(begin, end);
+    const bool is_padding = row.tokens[static_cast<std::size_t>(begin)] == padding;
+    EXPECT_TRUE(!is_padding || end == length) << "padding comes last";
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+      EXPECT_EQ(row.labels[i], is_padding ? no_label : row.tokens[i] + 1) << "of a dataset that counts";
+      if (i > static_cast<std::size_t>(begin) && !is_padding) {
+        EXPECT_EQ(row.tokens[i], row.tokens[i - 1] + 1);
+      }
+      if (!is_padding) pairs.emplace_back(row.tokens[i], row.labels[i]);
+    }
+    begin = end;
+  }
+  return pairs;
+}
+
+TEST_F(DocumentPacking, LearnsEveryTokenBehindAnotherOncePerRound) {
+  const std::vector<std::int32_t> lengths{5, 1, 0, 9, 2, 10, 11, 30, 8, 3, 3, 20, 7, 2};
+  for (const bool shuffle : {false, true}) {
+    const auto packed_samples = samples(lengths, {.seq_length = 9, .seed = 5, .shuffle = shuffle});
+    const DocumentSamples& packed = *packed_samples;
+    std::map<std::int32_t, int> seen;
+    for (std::int64_t p = 0; p < 3 * packed.samples_per_round(); ++p) {
+      Row row;
+      packed.load(p, row);
+      for (const auto& [token, label] : pairs_of(row, 9)) ++seen[token];
+    }
+    std::int32_t token = 0;
+    for (const std::int32_t length : lengths) {
+      for (std::int32_t i = 0; i + 1 < length; ++i) EXPECT_EQ(seen[token + i], 3) << token + i;
+      if (length > 0) {
+        EXPECT_EQ(seen[token + length - 1], 0) << "the last of a document is a label alone";
+      }
+      token += length;
+    }
+  }
+}
+
+TEST_F(DocumentPacking, WastesLittle) {
+  // As instruction data: most are short, a few are longer than a row.
+  std::vector<std::int32_t> lengths;
+  std::int64_t places = 0;
+  for (std::uint64_t i = 0; i < 4000; ++i) {
+    lengths.push_back(2 + static_cast<std::int32_t>(std::exp(5 + normal_at({3, 4}, i))));
+    places += lengths.back() - 1;
+  }
+  const auto packed_samples = samples(lengths, {.seq_length = 1024, .seed = 5});
+  const DocumentSamples& packed = *packed_samples;
+  EXPECT_GE(packed.samples_per_round() * 1024, places);
+  EXPECT_GT(packed.filled(), 0.98);
+  EXPECT_DOUBLE_EQ(packed.filled(),
+                   static_cast<double>(places) / static_cast<double>(packed.samples_per_round() * 1024));
+}
+
+TEST_F(DocumentPacking, IsAFunctionOfThePositionAndMixesAnewEveryRound) {
+  std::vector<std::int32_t> lengths;
+  for (std::uint64_t i = 0; i < 300; ++i)
+    lengths.push_back(2 + static_cast<std::int32_t>(philox({1, 2}, i)[0] % 12));
+  const auto one_samples = samples(lengths, {.seq_length = 32, .seed = 5});
+  const DocumentSamples& one = *one_samples;
+  const DocumentSamples other(dataset_, {0, dataset_->sequences()}, {.seq_length = 32, .seed = 5}, padding);
+  const DocumentSamples seeded(dataset_, {0, dataset_->sequences()}, {.seq_length = 32, .seed = 6}, padding);
+  const std::int64_t n = one.samples_per_round();
+  const auto tokens = [](const DocumentSamples& samples, std::int64_t position) {
+    Row row;
+    samples.load(position, row);
+    return row.tokens;
+  };
+  int same_in_next = 0, same_of_seed = 0;
+  for (std::int64_t p = 0; p < n; ++p) {
+    EXPECT_EQ(tokens(one, p), tokens(other, n - 1 - (n - 1 - p)));
+    same_in_next += tokens(one, p) == tokens(one, n + p);
+    same_of_seed += tokens(one, p) == tokens(seeded, p);
+  }
+  EXPECT_LT(same_in_next, n / 10);
+  EXPECT_LT(same_of_seed, n / 10);
+}
+
+TEST_F(DocumentPacking, WithoutAShuffleGoesByTheFirstDocumentOfARow) {
+  const auto packed_samples = samples({4, 4, 9, 4, 9, 4}, {.seq_length = 8, .shuffle = false});
+  const DocumentSamples& packed = *packed_samples;
+  std::vector<std::int32_t> firsts;
+  for (std::int64_t p = 0; p < packed.samples_per_round(); ++p) {
+    Row row;
+    packed.load(p, row);
+    firsts.push_back(*std::min_element(row.tokens.begin(), row.tokens.end()));
+  }
+  EXPECT_TRUE(std::is_sorted(firsts.begin(), firsts.end()));
+}
+
+TEST_F(DocumentPacking, BatchesSayWhereDocumentsAre) {
+  const auto packed =
+      samples({4, 6, 3, 3, 9}, {.seq_length = 8, .shuffle = false});
+  const auto device = device::make_cpu_device(1);
+  const tensor::Batch batch = TokenLoader(packed, {.micro_batch = 2}, *device).next();
+  const auto values = [&](const char* name) {
+    const tensor::Tensor& x = batch.at(name);
+    return Ids(x.data<std::int32_t>(), x.data<std::int32_t>() + x.numel());
+  };
+  EXPECT_EQ(values("tokens"),
+            (Ids{4, 5, 6, 7, 8, 0, 1, 2, 10, 11, 13, 14, padding, padding, padding, padding}));
+  EXPECT_EQ(values("positions"), (Ids{0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 0, 1, 0, 1, 2, 3}));
+  EXPECT_EQ(values("documents"), (Ids{0, 5, 8, 10, 12, 16}));
+  EXPECT_EQ(values("target_tokens"), Ids{12});
+}
+
+TEST_F(DocumentPacking, RefusesWhatHoldsNothing) {
+  expect_error(ErrorKind::data, "has no document of two tokens or more in 3 sequences", [&] {
+    samples({1, 0, 1}, {.seq_length = 8});
+  });
+  expect_error(ErrorKind::config, "at least 1, not 0", [&] { samples({4}, {.seq_length = 0}); });
+  const auto packed_samples = samples({4, 4}, {.seq_length = 8, .vocab_size = 3});
+  const DocumentSamples& packed = *packed_samples;
+  Row row;
+  expect_error(ErrorKind::data, "beyond the vocabulary of 3", [&] { packed.load(0, row); });
+}
+
+}  // namespace
+}  // namespace sherd::data

@@ -21,6 +21,14 @@ const Tensor& entry(const tensor::Batch& batch, const char* name) {
        keys.empty() ? "nothing" : keys);
 }
 
+/// Null where every row is one text. On a meta device nobody can read them.
+std::shared_ptr<const autograd::Documents> documents_of(Tape& tape, const tensor::Batch& batch) {
+  const auto found = batch.find("documents");
+  if (found == batch.end() || tape.device().kind() == device::Kind::meta) return nullptr;
+  const auto* bounds = found->second.data<std::int32_t>();
+  return std::make_shared<const autograd::Documents>(bounds, bounds + found->second.numel());
+}
+
 }  // namespace
 
 /// What parallel layers would say of their own sizes, in the configuration's words.
@@ -82,10 +90,23 @@ void Gpt::check_tokens(const Tensor& tokens) const {
          options_.max_seq);
 }
 
-Var Gpt::embed(Tape& tape, const Tensor& tokens) {
+Tensor Gpt::stream_ids(tensor::Kernels& kernels, const Tensor& ids) const {
+  const Tensor inner = parallel::inner_part(kernels, ids, layout_);
+  if (!layout_.cuts_stream()) return inner;
+  const std::int64_t batch = inner.shape()[0], all = inner.shape()[1], rows = all / layout_.tensor_size();
+  const Tensor own = Tensor::empty(kernels.device(), {batch, rows}, DType::i32);
+  kernels.copy_rows({inner, layout_.tensor_rank() * rows, all}, {own, 0, rows}, batch, rows);
+  return own;
+}
+
+Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
+  const Tensor& tokens = entry(batch, "tokens");
   check_tokens(tokens);
   Var x = (*tokens_)(tape, parallel::inner_part(tape.kernels(), tokens, layout_));
-  if (positions_) x = positions_->add_to(tape, x, layout_.stream_positions(x.shape()[1]));
+  if (positions_ && tape.documents)
+    x = positions_->add_to(tape, x, stream_ids(tape.kernels(), entry(batch, "positions")));
+  else if (positions_)
+    x = positions_->add_to(tape, x, layout_.stream_positions(x.shape()[1]));
   return embedding_dropout_->apply(tape, x, layout_.stream_slice(x.shape()));
 }
 
@@ -128,7 +149,8 @@ Tensor Gpt::logits_at(Tape& tape, const Tensor& tokens, std::int64_t position) {
 }
 
 Var Gpt::forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) {
-  if (part == 0) return embed(tape, entry(batch, "tokens"));
+  tape.documents = documents_of(tape, batch);
+  if (part == 0) return embed(tape, batch);
   if (part + 1 == parts()) return loss(tape, x, batch);
   return (*blocks_)[part - 1](tape, x);
 }

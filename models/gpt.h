@@ -35,14 +35,18 @@ class Gpt : public nn::LayeredModel {
 
  protected:
   /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s],
-  /// or -100 where none is to be learned. Throws Error{data} for what is missing or does not fit.
+  /// or -100 where none is to be learned. Where there are "documents", int32 [n + 1] that the processor
+  /// reads, the bounds among all rows of documents that do not see each other, "positions", int32 [batch,
+  /// seq], counts each one's tokens. Throws Error{data} for what is missing or does not fit.
   Var forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) override;
 
  private:
   void check_tokens(const tensor::Tensor& tokens) const;
   tensor::Tensor padded(Tape& tape, const tensor::Tensor& tokens) const;
   /// This rank's part of the stream before the blocks.
-  Var embed(Tape& tape, const tensor::Tensor& tokens);
+  Var embed(Tape& tape, const tensor::Batch& batch);
+  /// What of ids [batch, S] this rank's part of the stream has.
+  tensor::Tensor stream_ids(tensor::Kernels& kernels, const tensor::Tensor& ids) const;
   Var loss(Tape& tape, const Var& x, const tensor::Batch& batch);
   /// What `head` makes of the stream behind the blocks, on all ranks.
   Var scores(Tape& tape, const tensor::Tensor& tokens, const std::function<Var(const Var& x)>& head);

@@ -26,18 +26,19 @@ inline double gradient_factor(double norm, double loss_scale, double max_norm) {
   return clip_factor(norm, max_norm) / loss_scale;
 }
 
-/// How the average over N micro-batches comes about: each one's backward starts from `seed`, the gradients
-/// are added up, and the update multiplies their sum by `rest`. The seed is a power of two, so that a
-/// micro-batch's gradients have the same bits whatever N is, and small enough that sums in fp16 overflow no
-/// sooner than averages, but for a factor of two.
+/// How the average over N micro-batches comes about: each one's backward starts from `seed` times the weight
+/// of its loss, the gradients are added up, and the update multiplies their sum by rest(), once it knows what
+/// all weigh together. The seed is a power of two, so that a micro-batch's gradients have the same bits
+/// whatever N is, and small enough that sums in fp16 overflow no sooner than averages, but for a factor of
+/// two.
 struct AverageScale {
   double seed = 1;  ///< 2^−⌊log2 N⌋
-  double rest = 1;  ///< 2^⌊log2 N⌋/N
+  /// 1/(seed·weight), for weights of sum `weight`: N where each is 1.
+  double rest(double weight) const { return 1 / seed / weight; }
 
   static AverageScale over(std::int64_t micro_batches) {
     require(micro_batches > 0, "an average over ", micro_batches, " micro-batches");
-    const double power = static_cast<double>(std::bit_floor(static_cast<std::uint64_t>(micro_batches)));
-    return {1 / power, power / static_cast<double>(micro_batches)};
+    return {1 / static_cast<double>(std::bit_floor(static_cast<std::uint64_t>(micro_batches)))};
   }
 };
 

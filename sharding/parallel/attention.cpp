@@ -145,7 +145,12 @@ Var attention(const Var& qkv, tensor::Attention geometry, const Layout& layout) 
   geometry.scores = {.heads = layout.tensor_size() * e.heads,
                      .seq = layout.context_size() * e.seq,
                      .head = layout.tensor_rank() * e.heads};
-  if (layout.context_size() == 1) return autograd::attention(qkv, geometry);
+  const auto& documents = qkv.tape().documents;
+  if (layout.context_size() == 1) return autograd::attention(qkv, geometry, documents);
+  if (documents)
+    fail(ErrorKind::config,
+         "context ranks hold parts of sequences, and do not keep documents apart: set data.packing "
+         "to \"stream\", or parallel.context to 1");
   if (!qkv.tape().training) geometry.dropout = 0;
   if (layout.context_method == ContextMethod::ring) return ring(qkv, geometry, *layout.context);
   return ulysses(qkv, geometry, *layout.context);

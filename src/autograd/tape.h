@@ -126,6 +126,11 @@ struct OutputGradient {
   Tensor gradient;
 };
 
+/// Where documents begin and end among all rows of a micro-batch's sequences, which lie behind each other: n
+/// + 1 numbers for n documents, from 0 to their number (cu_seqlens of variable-length attention). None goes
+/// from one sequence into the next.
+using Documents = std::vector<std::int64_t>;
+
 /// When the gradients of weights are computed that nothing later in backward needs: as backward passes, or in
 /// continue_weight_gradients(), so that a pipeline's next stage gets its gradients first (Qi et al. 2024,
 /// "Zero bubble pipeline parallelism"). Those of products are; a table that is tied to a product gets its two
@@ -165,7 +170,9 @@ class Tape {
   bool checkpoints_in_host = false;  ///< checkpoint() keeps its inputs in the host tier (cpu_checkpointing)
   CheckpointKeeper* checkpoint_keeper = nullptr;  ///< where it keeps them instead; outlives what is recorded
   RandomKey random;                               ///< stream keyed by seed, step, micro-batch and rank role
-  double loss_seed = 1;              ///< d loss of the backward to come, for losses that operations add
+  double loss_seed = 1;  ///< d loss of the backward to come, for losses that operations add
+  /// Documents of the micro-batch that do not see each other; null: each of its rows is one text.
+  std::shared_ptr<const Documents> documents;
   std::optional<DType> input_dtype;  ///< the dtype of floating inputs; not set: each keeps its own
 
   // ---- leaves ----

@@ -59,6 +59,14 @@ void check_save_dir(const TrainRequest& request) {
          ": go on with --resume, or choose another folder");
 }
 
+bool is_of_data(const config::Data& data, const std::string& file) {
+  std::error_code absent;
+  for (const config::DataSource& source : data.sources)
+    for (const char* ending : {".bin", ".idx", ".json", ".mask", ".model"})
+      if (std::filesystem::equivalent(file, source.path + ending, absent)) return true;
+  return false;
+}
+
 void check(const TrainRequest& request) {
   engine::takes_gpus(request.config);  // throws where it needs one and has none
   const config::Training& training = request.config.training;
@@ -68,12 +76,9 @@ void check(const TrainRequest& request) {
     fail(ErrorKind::config, "--resume reads training.save_dir, which is not set");
   for (const std::string& output : {request.metrics, request.plot}) {
     if (output.empty()) continue;
-    std::error_code absent;
-    for (const char* ending : {".bin", ".idx", ".json", ".model"})
-      if (request.config.data &&
-          std::filesystem::equivalent(output, request.config.data->path + ending, absent))
-        fail(ErrorKind::usage, "'", excerpt(output),
-             "' belongs to the dataset that is trained on: write to another file");
+    if (request.config.data && is_of_data(*request.config.data, output))
+      fail(ErrorKind::usage, "'", excerpt(output),
+           "' belongs to the dataset that is trained on: write to another file");
   }
   if (!request.plot.empty() &&
       std::filesystem::weakly_canonical(request.plot) == std::filesystem::weakly_canonical(request.metrics))

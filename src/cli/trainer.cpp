@@ -108,7 +108,7 @@ void Trainer::announce() const {
   log_info("batch ", config.batch.train_batch_size, " = ", config.batch.micro_batch_size, " per rank x ",
            config.batch.gradient_accumulation_steps, " accumulated x ",
            counted(engine_->data_ranks().size(), "data-parallel rank"), ", ",
-           counted(shape_.max_seq, "token"), " each; data ", config.data->path, ": ",
+           counted(shape_.max_seq, "token"), " each; data ", data_->name(), ": ",
            engine::human_count(static_cast<double>(data_->train->tokens())), " training tokens");
   if (config.training.save_dir.empty()) log_info("nothing will be saved: training.save_dir is not set");
   if (engine_->device().kind() != device::Kind::cuda) return;

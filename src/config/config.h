@@ -26,14 +26,28 @@ struct Batch {
 };
 
 /// Section `data`: what `sherd train` reads.
+/// An entry of `data.sources`.
+struct DataSource {
+  std::string path;   ///< prefix of an indexed dataset (PREFIX.bin, PREFIX.idx), as `sherd prepare` wrote it
+  double weight = 0;  ///< > 0, of any sum; 0 in all of them: each has that of its tokens
+  bool operator==(const DataSource&) const = default;
+};
+
+/// How documents become samples.
+enum class Packing : std::uint8_t {
+  stream,    ///< behind each other, cut where a sample ends (Megatron's)
+  documents  ///< whole ones into each sample, none of which sees another
+};
+
 struct Data {
-  std::string path;  ///< required: prefix of the indexed dataset (PREFIX.bin, PREFIX.idx), as `sherd prepare`
-                     ///< wrote it
+  /// Of what is trained on, as `path` or `sources` name it: at least one. All are of one tokenizer.
+  std::vector<DataSource> sources;
   std::array<double, 2> split = {0.98,
                                  0.02};  ///< fractions for training and validation, each ≥ 0, sum in (0, 1]
   std::string tokenizer;      ///< byte | spm:MODEL; empty (default): the one recorded beside the dataset
   std::uint64_t seed = 1234;  ///< of the shuffle
   bool shuffle = true;        ///< of documents and samples, anew every epoch
+  Packing packing = Packing::stream;
   bool operator==(const Data&) const = default;
 };
 
@@ -42,6 +56,12 @@ enum class Recompute : std::uint8_t {
   none,
   selective,  ///< all but attention's output, norms and activations (after Korthikanti et al. 2022)
   full        ///< every transformer block from its input (Chen et al., "Sublinear memory cost", 2016)
+};
+
+/// What the loss of a step is the mean of, and with it the gradient.
+enum class LossAverage : std::uint8_t {
+  tokens,        ///< all targets of the global batch
+  micro_batches  ///< the means of micro-batches, as DeepSpeed has it
 };
 
 /// Section `training`. What transformers' Trainer knows too (`learning_rate`, …) has no fields here: it fills
@@ -55,10 +75,11 @@ struct Training {
   std::int64_t save_interval = 0;  ///< steps between checkpoints; 0: only at the end
   std::string
       init_from;  ///< folder of weights to begin with: Hugging Face's files, or a checkpoint; empty: none
-  std::int64_t keep_last = 0;      ///< checkpoints to keep, oldest deleted first; 0: all
-  bool save_async = true;          ///< `sherd train` writes checkpoints while it trains on
-  bool keep_best = false;          ///< save where validation finds the lowest loss so far, and keep that one
-  std::int64_t patience = 0;       ///< evaluations without a lower loss after which to stop; 0: never
+  std::int64_t keep_last = 0;  ///< checkpoints to keep, oldest deleted first; 0: all
+  bool save_async = true;      ///< `sherd train` writes checkpoints while it trains on
+  bool keep_best = false;      ///< save where validation finds the lowest loss so far, and keep that one
+  std::int64_t patience = 0;   ///< evaluations without a lower loss after which to stop; 0: never
+  LossAverage loss_average = LossAverage::tokens;
   Recompute recompute = Recompute::none;
   /// `activation_checkpointing.cpu_checkpointing`: what full recompute keeps, the inputs of the blocks, lies
   /// in the host tier (Rajbhandari et al. 2020, ZeRO, P_a+cpu). No effect without full recompute.

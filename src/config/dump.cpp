@@ -237,6 +237,7 @@ Json training_of(const Training& t) {
           {"save_async", t.save_async},
           {"keep_best", t.keep_best},
           {"patience", t.patience},
+          {"loss_average", t.loss_average == LossAverage::tokens ? "tokens" : "micro_batches"},
           {"recompute", recompute[static_cast<std::size_t>(t.recompute)]},
           {"recompute_blocks", t.recompute_blocks >= 0 ? Json(t.recompute_blocks) : Json(nullptr)},
           {"recompute_micro_batches",
@@ -280,15 +281,25 @@ void put_run(Json& out, const Config& config, Extent extent) {
   if (config.log_level) out["log_level"] = levels[static_cast<std::size_t>(*config.log_level)];
 }
 
+Json data_of(const Data& data) {
+  Json out;
+  if (data.sources.size() == 1)
+    out["path"] = data.sources[0].path;
+  else
+    for (const DataSource& source : data.sources) {
+      out["sources"].push_back({{"path", source.path}});
+      if (source.weight > 0) out["sources"].back()["weight"] = source.weight;
+    }
+  out["split"] = data.split, out["tokenizer"] = data.tokenizer;
+  out["seed"] = data.seed, out["shuffle"] = data.shuffle;
+  out["packing"] = data.packing == Packing::stream ? "stream" : "documents";
+  return out;
+}
+
 void put_sherd(Json& out, const Config& config) {
   constexpr const char* devices[] = {"auto", "cpu", "cuda"};
   if (config.model) out["model"] = model_of(*config.model);
-  if (const auto& data = config.data)
-    out["data"] = {{"path", data->path},
-                   {"split", data->split},
-                   {"tokenizer", data->tokenizer},
-                   {"seed", data->seed},
-                   {"shuffle", data->shuffle}};
+  if (config.data) out["data"] = data_of(*config.data);
   out["training"] = training_of(config.training);
   out["parallel"] = parallel_of(config.parallel);
   out["device"] = {{"type", devices[static_cast<std::size_t>(config.device.type)]},

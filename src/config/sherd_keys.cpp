@@ -3,55 +3,6 @@
 namespace sherd::config {
 namespace {
 
-// ---- data ----
-
-void read_split(Data& data, const Value& value) {
-  const std::vector<Node>& items = value.node.items;
-  if (!value.node.is(Node::Kind::array) || items.size() != 2)
-    value.error("must be a list of two fractions, training and validation, such as [0.98, 0.02], not ",
-                value.node.brief());
-  for (std::size_t i = 0; i < 2; ++i)
-    data.split[i] = Value{items[i], cat(value.path, "[", i, "]"), value.context}.real(0, 1);
-  const double sum = data.split[0] + data.split[1];
-  if (data.split[0] <= 0) value.error("leaves nothing to train on");
-  if (sum > 1 + 1e-9) value.error("the fractions sum to ", sum, ", more than 1");
-}
-
-void read_tokenizer(Data& data, const Value& value) {
-  const std::string& name = value.text();
-  const bool model = name.starts_with("spm:") && name.size() > 4;
-  if (!name.empty() && name != "byte" && !model)
-    value.error(value.node.brief(), " is no tokenizer; use \"byte\" or \"spm:MODEL_FILE\"");
-  data.tokenizer = name;
-}
-
-Table<Data> data_table() {
-  using T = Data;
-  Table<T> table;
-  table.keys.push_back(text("path", &T::path, "\"corpus/other\""));
-  table.keys.push_back(custom<T>("split", "[0.9, 0.1]", read_split).takes("two numbers from 0 to 1"));
-  table.keys.push_back(custom<T>("tokenizer", "\"byte\"", read_tokenizer).takes("string"));
-  table.keys.push_back(integer("seed", &T::seed, "7", 0));
-  table.keys.push_back(boolean("shuffle", &T::shuffle));
-  describe(
-      table.keys,
-      {required("path", "prefix of the dataset that `sherd prepare` wrote: `PREFIX.bin`, `.idx`"),
-       {"split", "fractions for training and validation, of sum 1 at most; [1, 0] leaves validation out"},
-       derived("tokenizer", "the one recorded beside the dataset", "`byte` or `spm:MODEL_FILE`"),
-       {"seed", "of the shuffle"},
-       {"shuffle", "documents and samples, anew in every epoch"}});
-  return table;
-}
-
-void read_data(Config& config, const Value& section) {
-  Data data;
-  read_section(data_table(), data, section);
-  if (data.path.empty()) section.error("needs \"path\", the dataset prefix that `sherd prepare` wrote");
-  config.data = data;
-}
-
-// ---- training ----
-
 std::vector<Text> training_texts() {
   return {
       {"steps",
@@ -86,6 +37,13 @@ std::vector<Text> training_texts() {
        "and validation data"},
       {"save_interval", "steps between checkpoints; 0: only at the end (and when a signal stops the run)"},
       {"keep_last", "`global_stepN` checkpoints to keep, the oldest going first; 0: all"},
+      {"loss_average",
+       "what the loss of a step, and its gradient, are the mean of: all tokens of the global batch that are "
+       "targets "
+       "(labels but -100), or the means of its micro-batches. They differ where micro-batches have different "
+       "numbers "
+       "of targets. Programs without a `model` section have the second",
+       "DeepSpeed takes the mean of means; transformers' Trainer, from 4.46 on, the mean over tokens"},
       {"recompute",
        "what backward makes again: selective drops attention's output, norms and activations, full all but "
        "the inputs of blocks",
@@ -128,6 +86,10 @@ Table<Training> training_table() {
   table.keys.push_back(boolean("keep_best", &T::keep_best));
   table.keys.push_back(integer("patience", &T::patience, "3", 0));
   table.keys.push_back(
+      custom<T>("loss_average", "\"micro_batches\"", [](Training& training, const Value& value) {
+        training.loss_average = static_cast<LossAverage>(value.choice({"tokens", "micro_batches"}));
+      }).one_of({"tokens", "micro_batches"}));
+  table.keys.push_back(
       custom<T>("recompute", "\"full\"", read_recompute).one_of({"none", "selective", "full"}));
   table.keys.push_back(integer("recompute_blocks", &T::recompute_blocks, "2", 0));
   table.keys.push_back(integer("recompute_micro_batches", &T::recompute_micro_batches, "2", 0));
@@ -155,21 +117,16 @@ void read_training(Config& config, const Value& section) {
     section.error(by_loss, " goes by the validation loss: set eval_interval, the steps between evaluations");
 }
 
-template <class T>
-Key<Config> with_list(Key<Config> key, Table<T> (*table)()) {
-  key.list = [table](const std::string& prefix, std::vector<KeyInfo>& out) {
-    list_keys(table(), prefix, out);
-  };
-  return key;
-}
-
 }  // namespace
 
 std::vector<Key<Config>> sherd_keys() {
   std::vector<Key<Config>> keys;
   keys.push_back(model_key());
-  keys.push_back(with_list(custom<Config>("data", "", read_data), data_table));
-  keys.push_back(with_list(custom<Config>("training", "", read_training), training_table));
+  keys.push_back(data_key());
+  keys.push_back(custom<Config>("training", "", read_training));
+  keys.back().list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
+    list_keys(training_table(), prefix, out);
+  };
   keys.push_back(parallel_key());
   keys.push_back(device_key());
   return keys;

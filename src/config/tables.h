@@ -20,7 +20,10 @@ Key<Config> model_key();               // model_keys.cpp
 Table<RopeScaling> rope_table();
 void finish_rope(RopeScaling& rope, const Given& given, const Value& section);
 Key<Model> moe_key();                   // moe_keys.cpp
-std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: data, training; model, parallel, device
+std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: training; model, data, parallel, device
+Key<Config> data_key();                 // data_keys.cpp
+/// Throws where documents are to be kept apart on ranks that hold parts of sequences.
+void check_packing(const Config& config, const Value& file);
 /// Keys of section training that are arguments of transformers' Trainer. trainer_keys.cpp
 std::vector<Key<Training>> trainer_keys();
 /// Takes these out of a file and writes what they say into the sections of DeepSpeed's that say the same, and

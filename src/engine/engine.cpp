@@ -7,6 +7,7 @@
 #include "engine/checkpoint/checkpoints.h"
 #include "engine/companion_groups.h"
 #include "engine/executor.h"
+#include "engine/loss_weight.h"
 #include "engine/nvme_checkpoints.h"
 #include "engine/partial_recompute.h"
 #include "engine/process_grid.h"
@@ -86,8 +87,18 @@ Engine::~Engine() = default;
 comm::ProcessGroups& Engine::groups() const {
   return resources_->groups();
 }
+namespace {
+/// Stages of a pipeline between the first and the last need documents' bounds, and labels for what their
+/// routers' losses weigh.
+bool every_stage_reads(const config::Config& config) {
+  return (config.data && config.data->packing == config::Packing::documents) ||
+         (config.model && config.model->moe.experts > 0);
+}
+}  // namespace
+
 data::LoaderRank Engine::loader_rank() const {
-  return {config_.batch.micro_batch_size, data_ranks().rank(), data_ranks().size(), stages_.reads_batches()};
+  return {config_.batch.micro_batch_size, data_ranks().rank(), data_ranks().size(),
+          stages_.reads_batches() || every_stage_reads(config_)};
 }
 device::Device& Engine::device() const {
   return resources_->device();
@@ -186,12 +197,14 @@ double Engine::eval_batches(const std::function<tensor::Batch()>& next, std::int
   require(count > 0, "eval_batches() needs batches, not ", count);
   engine::StepLoss losses(device(), data_ranks(), groups().group(comm::Axis::pipeline), "evaluation loss");
   for (std::int64_t i = 0; i < count; ++i) {
-    const autograd::Var loss = executor_->evaluate(next());
-    losses.add(loss.defined() ? loss.value() : tensor::Tensor());
+    const tensor::Batch batch = next();
+    const autograd::Var loss = executor_->evaluate(batch);
+    losses.add(loss.defined() ? loss.value() : tensor::Tensor(),
+               engine::loss_weight(config_, device(), batch));
     if (loss.defined()) item(loss);  // a GPU is not to be given more than one of them
     update_->require_finite(global_steps());
   }
-  return losses.mean();
+  return losses.mean().value;
 }
 
 double Engine::item(const autograd::Var& loss) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "device/trace_range.h"
+#include "engine/loss_weight.h"
 
 namespace sherd::engine {
 namespace {
@@ -191,6 +192,7 @@ void Executor::set_list(const std::vector<Instruction>& list, const StageLayout&
   layout_ = &layout;
   next_ = nullptr;
   batches_.clear();
+  weights_.clear();
   batches_read_ = 0;
   chunks_.begin(layout, last_);
 }
@@ -264,10 +266,13 @@ const tensor::Batch& Executor::batch_of(std::int64_t micro_batch) {
 void Executor::run_forward(const Instruction& i) {
   PhaseTimer timer(times_.forward, "forward");
   run_ahead_.begin(layout_->own_chunks());
-  loss_of_forward_ = chunks_.forward(i, batch_of(i.micro_batch), random_key(i.micro_batch));
+  const tensor::Batch& batch = batch_of(i.micro_batch);
+  weights_.try_emplace(i.micro_batch, loss_weight(parts_.config, parts_.device, batch));
+  loss_of_forward_ = chunks_.forward(i, batch, random_key(i.micro_batch));
   run_ahead_.end();
   if (i.chunk + 1 == layout_->own_chunks()) {
-    loss_.add(layout_->has_last(i.chunk) ? loss_of_forward_.value() : tensor::Tensor());
+    loss_.add(layout_->has_last(i.chunk) ? loss_of_forward_.value() : tensor::Tensor(),
+              weights_.at(i.micro_batch));
     batches_.erase(i.micro_batch);
   }
   end_phase();
@@ -276,7 +281,7 @@ void Executor::run_forward(const Instruction& i) {
 void Executor::run_backward(const Instruction& i) {
   PhaseTimer timer(times_.backward, "backward");
   run_ahead_.begin(layout_->own_chunks());
-  chunks_.begin_backward(i, parts_.update.seed());
+  chunks_.begin_backward(i, parts_.update.seed() * weights_.at(i.micro_batch));
   failed_ = true;  // until all has ended well: from here on it cannot be tried again
   // Where all gradients are needed before any weight changes, none of them is taken up here.
   while (chunks_.continue_backward(i)) hand_over_complete();

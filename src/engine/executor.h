@@ -128,6 +128,7 @@ class Executor {
   bool ends_late_ = false;  ///< the step after it ends the update
   Next next_;
   std::map<std::int64_t, tensor::Batch> batches_;  ///< that are still needed
+  std::map<std::int64_t, double> weights_;         ///< of the losses of the list's micro-batches
   std::int64_t batches_read_ = 0;
   std::vector<sharding::Segment*> complete_;  ///< that no update has taken up yet
   autograd::Var loss_of_forward_;             ///< what the last forward gave

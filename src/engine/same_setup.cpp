@@ -25,7 +25,8 @@ bool is_of_a_machine(std::string_view key) {
                                    "device.host_memory_limit",
                                    "device.peak_tflops",
                                    "parallel.timeout_seconds"};
-  return key.ends_with(".nvme_path") || key.starts_with("aio.") ||
+  return key.ends_with(".nvme_path") || (key.starts_with("data.sources[") && key.ends_with(".path")) ||
+         key.starts_with("aio.") ||
          std::find(of_machines.begin(), of_machines.end(), key) != of_machines.end();
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/excerpt.h"
 #include "device/cuda.h"
 
 namespace sherd::engine {
@@ -12,8 +13,8 @@ Tensor StepLoss::room(std::int64_t losses, DType dtype) const {
   return Tensor::empty(device_, {losses}, dtype, device::Category::workspace);
 }
 
-void StepLoss::add(const Tensor& loss) {
-  require(!shared_.defined(), "a loss was added after the others had been shared");
+void StepLoss::add(const Tensor& loss, double weight) {
+  require(!shared_.losses.defined(), "a loss was added after the others had been shared");
   if (!has_losses()) {
     ++count_;
     return;
@@ -30,29 +31,33 @@ void StepLoss::add(const Tensor& loss) {
     mine_ = more;
   }
   device_.copy(mine_.range(count_, count_ + 1).raw(), loss.raw(), loss.bytes());
+  weights_.push_back(weight);
   ++count_;
 }
 
 /// This rank's and those of the ranks with other data.
-Tensor StepLoss::gather() {
-  const Tensor own = mine_.range(0, count_);
+StepLoss::Values StepLoss::gather() {
+  const Values own{mine_.range(0, count_), Tensor::of<double>(device_, {count_}, weights_)};
   if (ranks_.size() == 1) return own;
-  const Tensor all = room(count_ * ranks_.size(), own.dtype());
+  const Values all{room(count_ * ranks_.size(), own.losses.dtype()),
+                   room(count_ * ranks_.size(), DType::f64)};
   comm::CallOptions options;
   options.label = label_;
   options.scalar = true;
-  ranks_.all_gather({{own, all}}, options).wait();
+  ranks_.all_gather({{own.losses, all.losses}, {own.weights, all.weights}}, options).wait();
   return all;
 }
 
 void StepLoss::share() {
-  if (shared_.defined() || count_ == 0) return;
-  const Tensor all = has_losses() ? gather() : room(count_ * ranks_.size(), DType::f32);
+  if (shared_.losses.defined() || count_ == 0) return;
+  const std::int64_t losses = count_ * ranks_.size();
+  const Values all = has_losses() ? gather() : Values{room(losses, DType::f32), room(losses, DType::f64)};
   if (stages_.size() > 1) {
     comm::CallOptions options;
     options.label = label_;
     options.scalar = options.async = true;
-    told_ = stages_.broadcast(all, stages_.size() - 1, options);
+    told_ = stages_.broadcast(all.losses, stages_.size() - 1, options);
+    weights_told_ = stages_.broadcast(all.weights, stages_.size() - 1, options);
   }
   shared_ = all;  // last: where this throws, nothing was shared
   if (stages_.size() == 1) bring_here();
@@ -61,41 +66,60 @@ void StepLoss::share() {
 /// Where the processor reads them, once the device's work up to here is done.
 void StepLoss::bring_here() {
   told_.wait();
+  weights_told_.wait();
   here_ = true;
   if (device_.kind() != device::Kind::cuda) return;
-  const Tensor here = Tensor::empty(device_, shared_.shape(), shared_.dtype(), device::Category::workspace,
-                                    device_.processor_tier());
-  device_.copy(here.raw(), shared_.raw(), shared_.bytes());
+  for (Tensor* each : {&shared_.losses, &shared_.weights}) {
+    const Tensor here = Tensor::empty(device_, each->shape(), each->dtype(), device::Category::workspace,
+                                      device_.processor_tier());
+    device_.copy(here.raw(), each->raw(), each->bytes());
+    *each = here;
+  }
   complete_ = device::as_cuda(device_).compute_stream().record();
-  shared_ = here;
 }
 
-double StepLoss::mean() {
+MeanLoss StepLoss::mean() {
   if (mean_) return *mean_;
   share();
   if (!here_) bring_here();
-  if (device_.kind() == device::Kind::meta) return 0;  // of ranks that are not there, perhaps millions
+  if (device_.kind() == device::Kind::meta)  // of ranks that are not there, perhaps millions
+    return {0, static_cast<double>(count_ * ranks_.size())};
   if (device_.kind() == device::Kind::cuda) {
     complete_.wait(device::as_cuda(device_).deadline(), "the forward pass");
     device::as_cuda(device_).check();
   }
-  double sum = 0;
-  for (std::int64_t i = 0; i < count_; ++i)
-    for (std::int64_t rank = 0; rank < ranks_.size(); ++rank)
-      sum += tensor::scalar_value(shared_.range(rank * count_ + i, rank * count_ + i + 1));
-  mean_ = sum / static_cast<double>(count_ * ranks_.size());
+  mean_ = add_up();
   return *mean_;
+}
+
+MeanLoss StepLoss::add_up() const {
+  double sum = 0, weight = 0;
+  for (std::int64_t i = 0; i < count_; ++i)
+    for (std::int64_t rank = 0; rank < ranks_.size(); ++rank) {
+      const std::int64_t at = rank * count_ + i;
+      const double weighs = tensor::scalar_value(shared_.weights.range(at, at + 1));
+      sum += weighs * tensor::scalar_value(shared_.losses.range(at, at + 1));
+      weight += weighs;
+    }
+  if (weight == 0)
+    fail(ErrorKind::data, "none of the tokens of ", counted(count_ * ranks_.size(), "micro-batch"),
+         " is a target of the loss: nothing can be learned from them; give more samples to a step, or look "
+         "at the "
+         "labels (-100 leaves a token out)");
+  return {sum / weight, weight};
 }
 
 void StepLoss::clear() {
   try {
-    if (!here_) told_.wait();  // its memory is about to go
+    if (!here_) told_.wait(), weights_told_.wait();  // their memory is about to go
   } catch (const Error&) {
     // What ended the step tells of it.
   }
-  mine_ = shared_ = {};
+  mine_ = {};
+  shared_ = {};
   complete_ = {};
-  told_ = {};
+  told_ = weights_told_ = {};
+  weights_.clear();
   here_ = false;
   count_ = 0;
   mean_.reset();

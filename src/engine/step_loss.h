@@ -2,14 +2,21 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "device/stream.h"
 
 namespace sherd::engine {
 
-/// The mean of the losses of micro-batches over this rank's and all others', which the device may still be
-/// computing. Ranks add as many. Used from the rank's thread.
+/// The mean loss of some micro-batches, and what they weigh together: their number where each weighs 1.
+struct MeanLoss {
+  double value = 0;
+  double weight = 0;
+};
+
+/// The mean of the losses of micro-batches over this rank's and all others', each by its weight
+/// (LossWeights), which the device may still be computing. Ranks add as many. Used from the rank's thread.
 class StepLoss {
  public:
   /// `ranks`: those that train on different data. `stages`: those that hold the stages of this one's model,
@@ -20,36 +27,42 @@ class StepLoss {
       : device_(device), ranks_(ranks), stages_(stages), label_(label) {}
 
   /// Takes the loss of a micro-batch down, behind the work that makes it; does not wait. Undefined on stages
-  /// but the last.
-  void add(const tensor::Tensor& loss);
+  /// but the last, whose weights count.
+  void add(const tensor::Tensor& loss, double weight = 1);
   /// The losses so far travel to all ranks; on a GPU that is queued, and between stages it goes on beside
   /// this thread. Collective. Nothing on the second call.
   void share();
   /// Shares and waits for the losses, not for work that the device was given later. They are added in the
   /// global order of micro-batches (all ranks' first, then their second …), so that the bits do not depend on
-  /// how many ranks share them. Throws Error{data} for what kernels have found wrong by then. 0 on a meta
-  /// device.
-  double mean();
+  /// how many ranks share them. Throws Error{data} for what kernels have found wrong by then, and where all
+  /// weigh nothing. 0 on a meta device.
+  MeanLoss mean();
   /// The next loss is the first of another mean.
   void clear();
 
  private:
+  /// Losses, and their weights in fp64.
+  struct Values {
+    tensor::Tensor losses, weights;
+  };
   tensor::Tensor room(std::int64_t losses, DType dtype) const;
+  MeanLoss add_up() const;
   bool has_losses() const { return stages_.rank() + 1 == stages_.size(); }
-  tensor::Tensor gather();
+  Values gather();
   void bring_here();
 
   device::Device& device_;
   comm::Communicator& ranks_;
   comm::Communicator& stages_;
   const char* label_;
-  tensor::Tensor mine_;  ///< with room for more than the `count_` that are in it
+  tensor::Tensor mine_;          ///< with room for more than the `count_` that are in it
+  std::vector<double> weights_;  ///< of those
   std::int64_t count_ = 0;
-  tensor::Tensor shared_;  ///< all ranks', one after the other; once `here_` where the processor reads them
+  Values shared_;  ///< all ranks', one after the other; once `here_` where the processor reads them
   bool here_ = false;
-  comm::Work told_;         ///< to the other stages
-  device::Event complete_;  ///< from when on they are there
-  std::optional<double> mean_;
+  comm::Work told_, weights_told_;  ///< to the other stages
+  device::Event complete_;          ///< from when on they are there
+  std::optional<MeanLoss> mean_;
 };
 
 }  // namespace sherd::engine

@@ -58,25 +58,30 @@ void StepUpdate::begin() {
   taken_up_ = false;
   if (!may_begin_early(parts_.config)) return pipeline_.begin(parts_.optimizer, std::nullopt);
   parts_.optimizer.begin_step();
-  pipeline_.begin(parts_.optimizer, average_scale().rest);
+  // What micro-batches weigh is known with the loss, before any gradient is taken up.
+  pipeline_.begin(parts_.optimizer, 1.0);
 }
 
 void StepUpdate::gradients_complete(const std::vector<sharding::Segment*>& segments,
-                                    const std::function<double()>& mean_loss) {
+                                    const std::function<MeanLoss()>& mean_loss) {
   taken_up_ = true;
   for (const sharding::Segment* segment : segments) {
     if (!decided()) return;
     parts_.model.require_no_leases(*segment);
-    if (!std::isfinite(mean_loss())) {  // finish() will say so
+    const MeanLoss mean = mean_loss();
+    if (!std::isfinite(mean.value)) {  // finish() will say so
       pipeline_.abandon();
       parts_.optimizer.abandon_step();
       return;
     }
+    pipeline_.decide(average_scale().rest(mean.weight));
     pipeline_.gradients_complete(*segment);
   }
 }
 
-bool StepUpdate::finish(double mean_loss, std::int64_t step, StepReport& report, bool late) {
+bool StepUpdate::finish(const MeanLoss& mean, std::int64_t step, StepReport& report, bool late) {
+  const double mean_loss = mean.value, rest = average_scale().rest(mean.weight);
+  if (decided()) pipeline_.decide(rest);
   report.lr = decided() ? parts_.optimizer.used_lr() : parts_.optimizer.lr();
   report.loss = mean_loss;
   report.loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
@@ -90,7 +95,6 @@ bool StepUpdate::finish(double mean_loss, std::int64_t step, StepReport& report,
   const tensor::ExactSum squares = parts_.model.gradients().sum_of_squares();
   const bool overflow = squares.non_finite > 0 || !std::isfinite(mean_loss);
   const config::Precision& precision = parts_.config.precision;
-  const double rest = average_scale().rest;
   report.grad_norm = std::sqrt(squares.value()) * rest / report.loss_scale;
   if (parts_.scaler) parts_.scaler->update(overflow);
   if (overflow && !parts_.scaler && !(precision.compute == DType::bf16 && precision.check_grad_overflow))

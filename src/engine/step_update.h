@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "engine/step_loss.h"
 #include "engine/step_report.h"
 #include "engine/update_pipeline.h"
 #include "optim/clipping.h"
@@ -44,12 +45,12 @@ class StepUpdate {
   /// These segments' gradients will not change any more; begins to update them where an update is open,
   /// unless `mean_loss()` is NaN or infinite, which ends it.
   void gradients_complete(const std::vector<sharding::Segment*>& segments,
-                          const std::function<double()>& mean_loss);
+                          const std::function<MeanLoss()>& mean_loss);
   /// The rest of the step: looks for overflow, clips, updates and publishes. False where it was skipped.
   /// Fills in what `report` says of it, but times. `late`: of what is left of the update is done
   /// unit by unit (update_units()), where may_end_late(); weights are whole again after complete().
   /// Collective.
-  bool finish(double mean_loss, std::int64_t step, StepReport& report, bool late = false);
+  bool finish(const MeanLoss& mean_loss, std::int64_t step, StepReport& report, bool late = false);
 
   // ---- what finish() has left for later ----
   // An error here is one of the step that finish() was called for: it says so, and poisons the weights.

@@ -1,16 +1,24 @@
 #include "engine/token_data.h"
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 #include <string_view>
+#include <utility>
 
+#include "base/crc32c.h"
 #include "base/error.h"
+#include "data/blend.h"
+#include "data/document_packing.h"
+#include "data/packing.h"
 #include "data/tokenizer.h"
 
 namespace sherd::engine {
 namespace {
 
 void describe(const config::Config& config, TokenData& data) {
-  data.info = data::read_dataset_info(config.data->path);
+  const std::string& first = config.data->sources.front().path;
+  data.info = data::read_dataset_info(first);
   data.tokenizer = !config.data->tokenizer.empty() ? config.data->tokenizer
                    : data.info                     ? data.info->tokenizer
                                                    : "";
@@ -21,12 +29,13 @@ std::int64_t vocabulary(const config::Config& config, const TokenData& data) {
   std::int64_t known = data.info ? data.info->vocab_size : 0;
   if (known == 0 && !data.tokenizer.empty()) known = data::make_tokenizer(data.tokenizer)->vocab_size();
   if (asked == 0 && known == 0)
-    fail(ErrorKind::config, "model.vocab_size is not given and ", data::info_path(config.data->path).string(),
+    fail(ErrorKind::config, "model.vocab_size is not given and ",
+         data::info_path(config.data->sources.front().path).string(),
          " does not exist to tell it: set model.vocab_size or data.tokenizer, or make the dataset with "
          "`sherd prepare`");
   if (asked > 0 && known > asked)
-    fail(ErrorKind::config, "model.vocab_size is ", asked, ", but the tokenizer of ", config.data->path,
-         " has ", known, " ids: raise it or leave it out");
+    fail(ErrorKind::config, "model.vocab_size is ", asked, ", but the tokenizer of ",
+         config.data->sources.front().path, " has ", known, " ids: raise it or leave it out");
   return asked > 0 ? asked : known;
 }
 
@@ -39,6 +48,59 @@ std::string tokenizer_model(const std::string& spec) {
   } catch (const Error&) {
     return {};
   }
+}
+
+/// A tokenizer by what it does: its kind, its ids and, where it is read from a file, that file's bytes.
+std::uint32_t digest_of(const std::string& spec, std::int64_t vocabulary) {
+  const std::string facts = cat(spec.substr(0, spec.find(':')), ' ', vocabulary, ' ', tokenizer_model(spec));
+  return crc32c(facts.data(), facts.size());
+}
+
+/// Ids mean the same in all sources, as far as their descriptions tell.
+void require_one_tokenizer(const config::Data& section) {
+  std::optional<std::uint32_t> digest;
+  std::string first;
+  for (const config::DataSource& source : section.sources) {
+    const auto info = data::read_dataset_info(source.path);
+    if (!info) continue;
+    const std::uint32_t here = digest_of(info->tokenizer, info->vocab_size);
+    if (!digest) digest = here, first = source.path;
+    if (here != *digest)
+      fail(ErrorKind::config, "data.sources: '", source.path, "' is tokens of another tokenizer (",
+           info->tokenizer, ", ", info->vocab_size, " ids) than '", first,
+           "': prepare both with the same one, as `--tokenizer spm:MODEL`");
+  }
+}
+
+data::PackingOptions packing_of(const config::Config& config, const TokenData& data) {
+  data::PackingOptions packing;
+  packing.seq_length = config.model->seq_length;
+  packing.seed = config.data->seed;
+  packing.vocab_size = data.vocab_size;
+  return packing;
+}
+
+/// One part of every dataset, by weight where they are several; null where none has that part.
+std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config::Data& section,
+                                             std::size_t part, const data::PackingOptions& packing) {
+  static constexpr std::array names{"training split", "validation split"};
+  std::vector<std::shared_ptr<const data::Samples>> parts;
+  std::vector<double> weights;
+  for (std::size_t i = 0; i < data.datasets.size(); ++i) {
+    const data::SequenceRange range =
+        data::split_sequences(data.datasets[i]->sequences(), section.split)[part];
+    if (range.size() == 0 && part > 0) continue;
+    if (section.packing == config::Packing::documents)
+      parts.push_back(std::make_shared<data::DocumentSamples>(
+          data.datasets[i], range, packing, data.info ? data.info->end_of_document : 0, names[part]));
+    else
+      parts.push_back(std::make_shared<data::PackedSamples>(data.datasets[i], range, packing, names[part]));
+    const double given = section.sources[i].weight;
+    weights.push_back(given > 0 ? given : static_cast<double>(parts.back()->tokens()));
+  }
+  if (parts.empty()) return nullptr;
+  if (parts.size() == 1) return parts.front();
+  return std::make_shared<data::BlendedSamples>(std::move(parts), std::move(weights));
 }
 
 }  // namespace
@@ -64,23 +126,37 @@ std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
     fail(ErrorKind::config,
          "there is no `model` section: add one to the configuration or give a further --config");
   auto out = std::make_shared<TokenData>();
-  out->dataset = data::IndexedDataset::open(config.data->path);
-  out->fingerprint = out->dataset->fingerprint();
+  for (const config::DataSource& source : config.data->sources) {
+    out->datasets.push_back(data::IndexedDataset::open(source.path));
+    const std::uint32_t print = out->datasets.back()->fingerprint();
+    out->fingerprint = out->datasets.size() == 1 ? print : crc32c(&print, sizeof print, out->fingerprint);
+  }
+  require_one_tokenizer(*config.data);
   describe(config, *out);
   out->vocab_size = vocabulary(config, *out);
   out->tokenizer_model = tokenizer_model(out->tokenizer);
-  const auto ranges = data::split_sequences(out->dataset->sequences(), config.data->split);
-  data::PackingOptions packing;
-  packing.seq_length = config.model->seq_length;
-  packing.seed = config.data->seed;
+  data::PackingOptions packing = packing_of(config, *out);
   packing.shuffle = config.data->shuffle;
-  packing.vocab_size = out->vocab_size;
-  out->train = std::make_shared<data::PackedSamples>(out->dataset, ranges[0], packing, "training split");
+  out->train = part_of(*out, *config.data, 0, packing);
   packing.shuffle = false;
-  if (ranges[1].size() > 0)
-    out->validation =
-        std::make_shared<data::PackedSamples>(out->dataset, ranges[1], packing, "validation split");
+  out->validation = part_of(*out, *config.data, 1, packing);
   return out;
+}
+
+std::int64_t TokenData::tokens() const {
+  return std::accumulate(datasets.begin(), datasets.end(), std::int64_t{0},
+                         [](std::int64_t sum, const auto& dataset) { return sum + dataset->tokens(); });
+}
+
+std::int64_t TokenData::sequences() const {
+  return std::accumulate(datasets.begin(), datasets.end(), std::int64_t{0},
+                         [](std::int64_t sum, const auto& dataset) { return sum + dataset->sequences(); });
+}
+
+std::string TokenData::name() const {
+  std::string names;
+  for (const auto& dataset : datasets) names += (names.empty() ? "" : " + ") + dataset->prefix();
+  return names;
 }
 
 std::unique_ptr<data::Loader> TokenData::training_loader(const data::LoaderRank& rank,

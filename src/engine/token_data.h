@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "config/config.h"
 #include "data/dataset_info.h"
@@ -11,17 +12,23 @@
 
 namespace sherd::engine {
 
-/// The dataset of a config's `data` section, opened and split. Safe to share between local ranks.
+/// The datasets of a config's `data` section, opened and split. Safe to share between local ranks.
 struct TokenData {
-  std::shared_ptr<const data::IndexedDataset> dataset;
-  std::optional<data::DatasetInfo> info;  ///< absent for datasets that other programs wrote
+  std::vector<std::shared_ptr<const data::IndexedDataset>> datasets;  ///< at least one
+  std::optional<data::DatasetInfo> info;  ///< of the first; absent for datasets that other programs wrote
   std::string tokenizer;                  ///< spec for data::make_tokenizer; empty: unknown
   std::string
       tokenizer_model;  ///< the bytes of "spm:MODEL"; empty for others, and where the file cannot be read
   std::int64_t vocab_size = 0;    ///< ids in the data are below this
   std::uint32_t fingerprint = 0;  ///< of the tokens, when they were opened (IndexedDataset::fingerprint())
-  std::shared_ptr<const data::PackedSamples> train;
-  std::shared_ptr<const data::PackedSamples> validation;  ///< null where data.split leaves it no sequence
+  std::shared_ptr<const data::Samples> train;
+  std::shared_ptr<const data::Samples> validation;  ///< null where data.split leaves it no sequence
+
+  /// Of all datasets.
+  std::int64_t tokens() const;
+  std::int64_t sequences() const;
+  /// The prefixes, for messages.
+  std::string name() const;
 
   /// Batches of this rank from the training split, endless.
   std::unique_ptr<data::Loader> training_loader(const data::LoaderRank& rank, device::Device& device) const;
@@ -31,9 +38,10 @@ struct TokenData {
                                                   device::Device& device) const;
 };
 
-/// Opens what `data.path` names. Throws Error{config} without a `data` or `model` section, or when
-/// model.vocab_size and the data disagree; Error{io} or Error{data} naming the file for a missing or damaged
-/// dataset, or one that has too few tokens for a sample in either split.
+/// Opens what `data.path` or `data.sources` name. Throws Error{config} without a `data` or `model` section,
+/// when model.vocab_size and the data disagree, or sources are of different tokenizers; Error{io} or
+/// Error{data} naming the file for a missing or damaged dataset, or one that has too few tokens for a sample
+/// in either split.
 std::shared_ptr<const TokenData> open_token_data(const config::Config& config);
 
 /// The model's token ids: model.vocab_size, or what the dataset's description or tokenizer says; the dataset

@@ -1,5 +1,6 @@
 #include "nn/embedding.h"
 
+#include "autograd/elementwise.h"
 #include "autograd/embedding.h"
 
 namespace sherd::nn {
@@ -25,6 +26,12 @@ Positions::Positions(std::int64_t max_positions, std::int64_t width, Init init)
 Var Positions::add_to(Tape& tape, const Var& x, const tensor::Positions& positions) {
   return run(tape, {x}, [this, positions](Tape& t, const std::vector<Var>& in) {
     return autograd::add_positions(in[0], t.parameter(weight_), positions);
+  });
+}
+
+Var Positions::add_to(Tape& tape, const Var& x, const tensor::Tensor& ids) {
+  return run(tape, {x}, [this, ids](Tape& t, const std::vector<Var>& in) {
+    return autograd::add(in[0], autograd::embedding(ids, t.parameter(weight_)));
   });
 }
 

@@ -22,6 +22,8 @@ class Positions : public Layer {
   Positions(std::int64_t max_positions, std::int64_t width, Init init = Init::normal(0, 0.02));
   /// Adds row positions.at(s) to x[b, s, :], where x holds those rows of sequences.
   Var add_to(Tape& tape, const Var& x, const tensor::Positions& positions);
+  /// Adds row ids[b, s] to x[b, s, :]; ids: int32 [batch, seq].
+  Var add_to(Tape& tape, const Var& x, const tensor::Tensor& ids);
   const ParameterPtr& weight() const { return weight_; }
 
  protected:

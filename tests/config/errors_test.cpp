@@ -38,6 +38,24 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:2: unknown key \"gradient_cliping\"; did you mean \"gradient_clipping\"?"},
         Mistake{"{\"zero_optimization\": {\n\"stage\": 3,\n\"overlap_com\": true}}",
                 "run.json:3: unknown key \"zero_optimization.overlap_com\"; did you mean \"overlap_comm\"?"},
+        Mistake{"{\"data\": {\"sources\": []}}",
+                "run.json:1: data.sources: needs at least one source, such as {\"path\": \"corpus/a\"}"},
+        Mistake{"{\"data\": {\"path\": \"a\", \"sources\": [{\"path\": \"b\"}]}}",
+                "run.json:1: data: has \"path\" and \"sources\"; name all datasets in \"sources\""},
+        Mistake{"{\"data\": {\"sources\": [{\"path\": \"a\", \"weight\": 1},\n{\"path\": \"b\"}]}}",
+                "run.json:1: data.sources: some sources have a \"weight\" and some have not; give one to "
+                "all, or to none "
+                "(each has then that of its tokens)"},
+        Mistake{"{\"data\": {\"sources\": [{\"path\": \"a\",\n\"weight\": 0}]}}",
+                "run.json:1: data.sources[0]: a weight of 0 would never be drawn from; leave the source out"},
+        Mistake{"{\"data\": {\"sources\": [{\"weight\": 1}]}}",
+                "run.json:1: data.sources[0]: needs \"path\", the dataset prefix that `sherd prepare` wrote"},
+        Mistake{"{\"data\": {\"sources\": [{\"pth\": \"a\"}]}}",
+                "run.json:1: unknown key \"data.sources[0].pth\"; did you mean \"path\"?"},
+        Mistake{
+            "{\"data\": {\"path\": \"a\", \"packing\": \"documents\"}, \"parallel\": {\"context\": 2}}",
+            "run.json:1: data.packing: \"documents\" are kept apart on ranks that have whole sequences, and "
+            "parallel.context is 2; take \"stream\", or set parallel.context to 1"},
         Mistake{"{\"lr\": 0.1}", "run.json:1: unknown key \"lr\"; did you mean \"optimizer.params.lr\"?"},
         Mistake{"{\"training\": {\"lr\": 0.1}}",
                 "run.json:1: unknown key \"training.lr\"; did you mean \"training.learning_rate\"?"},

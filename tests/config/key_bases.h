@@ -51,6 +51,7 @@ inline std::string base_for(const std::string& path) {
       {"parallel.virtual_stages", R"({"parallel": {"schedule": "interleaved"}})"},
       {"training.keep_best", R"({"training": {"eval_interval": 50, "save_dir": "runs/a"}})"},
       {"training.patience", R"({"training": {"eval_interval": 50}})"},
+      {"data.sources", R"({"data": {"sources": [{"path": "corpus/a"}]}})"},
       {"data", R"({"data": {"path": "corpus/a"}})"}};
   for (const auto& [prefix, text] : bases)
     if (path.starts_with(prefix) && path[prefix.size()] != '[') return text;

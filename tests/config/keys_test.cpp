@@ -51,7 +51,7 @@ TEST(KnownKeys, NullMeansAbsent) {
     SCOPED_TRACE(key.path);
     if (key.effect != Effect::refused || !key.path.ends_with("max_grad_norm")) {
       Config config;
-      if (key.path.ends_with(".type") || key.path == "data.path" ||
+      if (key.path.ends_with(".type") || key.path == "data.path" || key.path == "data.sources" ||
           key.path.find(".cycle_m") != std::string::npos || key.path.ends_with("total_num_steps") ||
           (key.path.starts_with("model.") && key.path.ends_with("s")) || key.path == "model.seq_length" ||
           key.path.starts_with("model.rope_scaling.") || key.path == "model.hidden_size" ||

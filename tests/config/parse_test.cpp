@@ -22,7 +22,7 @@ TEST(Parse, AcceptsCommentsTrailingCommasAndIntegralFloats) {
 })");
   EXPECT_EQ(config.batch.train_batch_size, 64);
   EXPECT_EQ(config.zero.reduce_bucket_size, 500'000'000);
-  EXPECT_EQ(config.data->path, "a//b /* no comment */ \"x\"");
+  EXPECT_EQ(config.data->sources.at(0).path, "a//b /* no comment */ \"x\"");
 }
 
 TEST(Parse, DefaultsFollowDeepSpeed19) {

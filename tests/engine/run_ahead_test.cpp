@@ -34,12 +34,12 @@ TEST(StepLoss, waits_for_the_losses_and_for_nothing_later) {
     losses.share();
     bool later = false;
     gpu.submit(gpu.compute_stream(), [&] { later = true; });
-    EXPECT_EQ(losses.mean(), 506.0 / 12);
-    EXPECT_EQ(losses.mean(), 506.0 / 12);
+    EXPECT_EQ(losses.mean().value, 506.0 / 12);
+    EXPECT_EQ(losses.mean().value, 506.0 / 12);
     EXPECT_FALSE(later);
     losses.clear();
     losses.add(loss);
-    EXPECT_EQ(losses.mean(), 121.0);
+    EXPECT_EQ(losses.mean().value, 121.0);
   });
 }
 

@@ -435,7 +435,7 @@ TEST(AverageScale, IsAPowerOfTwoAndARest) {
         << "a power of two leaves the bits of gradients as they are";
     EXPECT_LE(1, n * scale.seed) << "sums are no smaller than averages";
     EXPECT_LT(n * scale.seed, 2) << "nor twice as large";
-    EXPECT_DOUBLE_EQ(n * scale.seed * scale.rest, 1) << n;
+    EXPECT_DOUBLE_EQ(n * scale.seed * scale.rest(n), 1) << n;
   }
   EXPECT_THROW(AverageScale::over(0), Error);
 }

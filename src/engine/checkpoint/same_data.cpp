@@ -15,8 +15,8 @@ DataRecord DataRecord::of(const TokenData& tokens) {
   DataRecord out;
   out.tokenizer = tokens.tokenizer;
   out.vocab_size = tokens.vocab_size;
-  out.tokens = tokens.dataset->tokens();
-  out.sequences = tokens.dataset->sequences();
+  out.tokens = tokens.tokens();
+  out.sequences = tokens.sequences();
   out.fingerprint = tokens.fingerprint;
   return out;
 }
@@ -54,7 +54,7 @@ void require_same_tokenizer(const CheckpointReader& reader, const TokenData& tok
   const bool other_kind = both_named && kind_of(saved.tokenizer) != kind_of(here.tokenizer);
   if (!other_size && !other_kind && !(saved_model && model && *saved_model != *model)) return;
   fail(ErrorKind::data, "checkpoint ", reader.folder().string(), " was trained on tokens of ",
-       described(saved, saved_model), ", and the data here, ", tokens.dataset->prefix(), ", are tokens of ",
+       described(saved, saved_model), ", and the data here, ", tokens.name(), ", are tokens of ",
        described(here, model), ": set data.path to tokens of the checkpoint's tokenizer",
        saved_model ? cat(" (`sherd prepare --tokenizer spm:", (reader.folder() / tokenizer_file).string(),
                          "` makes them)")
@@ -78,6 +78,7 @@ bool is_without_effect(std::string_view key) {
                                    "parallel.context_method"};
   constexpr std::array of_device{"device.tf32", "device.fused_gelu"};
   const auto is = [&](const char* other) { return key == other; };
+  if (key.starts_with("data.sources[") && key.ends_with(".path")) return true;
   if (key.starts_with("training.")) return std::none_of(of_training.begin(), of_training.end(), is);
   if (key.starts_with("parallel.")) return std::none_of(of_parallel.begin(), of_parallel.end(), is);
   if (key.starts_with("device.")) return std::none_of(of_device.begin(), of_device.end(), is);

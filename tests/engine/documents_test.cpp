@@ -1,0 +1,158 @@
+// Several sources of masked documents that are kept apart, over every layout: the same losses and weights as
+// on one rank, from data whose micro-batches have different numbers of targets.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/random.h"
+#include "data/dataset_builder.h"
+#include "data/dataset_info.h"
+#include "engine/initialize.h"
+#include "engine/process_grid.h"
+#include "engine/token_data.h"
+#include "models/from_config.h"
+#include "models/gpt.h"
+#include "support/equality.h"
+#include "support/expect_error.h"
+#include "support/temp_folder.h"
+
+namespace sherd::test {
+namespace {
+
+using sherd::testing::expect_error;
+using sherd::testing::TempFolder;
+
+class DocumentTraining : public ::testing::Test {
+ protected:
+  DocumentTraining() {
+    write("a", 7, 3);
+    write("b", 11, 5);
+  }
+
+  /// Documents of up to `longest` tokens, of which every `nth` is a target.
+  void write(const std::string& name, std::int32_t longest, std::uint64_t nth) const {
+    const std::string prefix = (folder_ / name).string();
+    data::DatasetBuilder builder(prefix, 29);
+    for (std::uint64_t d = 0; d < 200; ++d) {
+      std::vector<std::int32_t> tokens(2 + philox({nth, 1}, d)[0] % static_cast<std::uint32_t>(longest - 1));
+      std::vector<std::uint8_t> learned(tokens.size());
+      for (std::size_t i = 0; i < tokens.size(); ++i) {
+        tokens[i] = static_cast<std::int32_t>(philox({nth, d + 2}, i)[0] % 29);
+        learned[i] = (d + i) % nth == 0;
+      }
+      builder.add(tokens, true, learned);
+    }
+    const data::DatasetInfo info{
+        "byte", 29, 0, "uint16", builder.counts().tokens, 200, 200, 0, 0, builder.counts().masked, ""};
+    builder.finish([&] { data::write_dataset_info(prefix, info); });
+  }
+
+  config::Config config(int stage, int micro, int accumulation, const std::string& more,
+                        const std::string& data = R"(, "packing": "documents")",
+                        const std::string& type = "gpt2") const {
+    return config::parse_text(cat(
+        R"({"model": {"type": ")", type,
+        R"(", "hidden_size": 16, "num_layers": 4, "num_heads": 2, "seq_length": 12, "vocab_size": 29, "dropout": 0},
+        "optimizer": {"type": "SGD", "params": {"lr": 0.5, "momentum": 0.5}}, "gradient_clipping": 1,
+        "train_micro_batch_size_per_gpu": )",
+        micro, R"(, "gradient_accumulation_steps": )", accumulation, R"(, "zero_optimization": {"stage": )",
+        stage, R"(}, "data": {"split": [0.9, 0.1], "sources": [{"path": ")", (folder_ / "a").string(),
+        R"(", "weight": 2}, {"path": ")", (folder_ / "b").string(), R"(", "weight": 1}])", data, "}", more,
+        "}"));
+  }
+
+  static std::vector<double> train(int ranks, const config::Config& config) {
+    std::vector<double> out;
+    const auto data = engine::open_token_data(config);
+    launch_ranks(ranks, [&](DistributedPtr dist) {
+      const auto groups = make_groups(dist, config);
+      Engine engine(
+          dist, std::make_shared<models::Gpt>(models::gpt_options(config, 29), layout_of(*groups, config)),
+          config, nullptr, nullptr, groups);
+      const auto loader = data->training_loader(engine.loader_rank(), engine.device());
+      const auto validation = data->validation_loader(engine.loader_rank(), 8, engine.device());
+      for (int step = 0; step < 4; ++step) {
+        const auto& report = engine.train_batch([&] { return loader->next(); });
+        if (dist->rank() == 0) out.insert(out.end(), {report.loss, report.grad_norm});
+      }
+      const double loss = engine.eval_batches([&] { return validation->next(); },
+                                              8 / engine.data_ranks().size() / config.batch.micro_batch_size);
+      if (dist->rank() == 0) out.push_back(loss);
+    });
+    return out;
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(DocumentTraining, IsThatOfOneRankInEveryLayout) {
+  for (const std::string type : {"gpt2", "llama"}) {
+    const auto with = [&](int stage, int micro, int accumulation, const std::string& more) {
+      return config(stage, micro, accumulation, more, R"(, "packing": "documents")", type);
+    };
+    const std::vector<double> expected = train(1, with(0, 8, 1, ""));
+    EXPECT_NE(expected[6], expected[0]);
+    const auto expect = [&](const char* what, int ranks, const config::Config& setting) {
+      SCOPED_TRACE(cat(type, ", ", what));
+      const std::vector<double> got = train(ranks, setting);
+      ASSERT_EQ(got.size(), expected.size());
+      for (std::size_t i = 0; i < got.size(); ++i)
+        EXPECT_NEAR(got[i], expected[i], 2e-5 * (1 + std::abs(expected[i])));
+    };
+    expect("accumulated", 1, with(1, 1, 8, ""));
+    expect("two ranks, stage 3", 2, with(3, 2, 2, ""));
+    expect("full recompute", 1, with(2, 2, 4, R"(, "training": {"recompute": "full"})"));
+    expect("layered", 1, with(3, 2, 4, R"(, "parallel": {"schedule": "layered"})"));
+    expect("tensor and sequence parallel", 2, with(0, 4, 2, R"(, "parallel": {"tensor": 2})"));
+    expect("pipeline", 2, with(0, 2, 4, R"(, "parallel": {"pipeline": 2})"));
+    expect("four stages", 4, with(0, 1, 8, R"(, "parallel": {"pipeline": 4, "schedule": "gpipe"})"));
+    expect("optimizer on the host, updated early", 2,
+           config::parse_text(config::dump(with(2, 2, 2, "")), "",
+                              {"zero_optimization.offload_optimizer.device=cpu"}));
+  }
+}
+
+TEST_F(DocumentTraining, MeansOfMeansAreAnotherLoss) {
+  const std::string means = R"(, "training": {"loss_average": "micro_batches"})";
+  const double tokens = train(1, config(0, 1, 8, ""))[0], of_means = train(1, config(0, 1, 8, means))[0];
+  EXPECT_GT(std::abs(tokens - of_means), 1e-3);
+  EXPECT_NEAR(train(1, config(0, 8, 1, ""))[0], train(1, config(0, 8, 1, means))[0], 1e-6)
+      << "one micro-batch has one mean";
+}
+
+TEST_F(DocumentTraining, ContextRanksAreRefused) {
+  expect_error(ErrorKind::config,
+               R"(data.packing: "documents" are kept apart on ranks that have whole sequences)",
+               [&] { config(0, 1, 1, R"(, "parallel": {"context": 2})"); });
+}
+
+TEST_F(DocumentTraining, AStepWithoutTargetsIsAnError) {
+  data::DatasetBuilder builder((folder_ / "a").string(), 29);
+  const std::vector<std::int32_t> tokens(400, 1);
+  builder.add(tokens, true, std::vector<std::uint8_t>(400, 0));
+  const data::DatasetInfo info{"byte", 29, 0, "uint16", 400, 1, 1, 0, 0, 400, ""};
+  builder.finish([&] { data::write_dataset_info((folder_ / "a").string(), info); });
+  config::Config alone = config(0, 2, 1, "", "");
+  alone.data->sources.pop_back();
+  alone.data->split = {1, 0};
+  expect_error(ErrorKind::data, "none of the tokens of 1 micro-batch is a target of the loss", [&] {
+    const auto data = engine::open_token_data(alone);
+    launch_ranks(1, [&](DistributedPtr dist) {
+      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(alone, 29)), alone);
+      const auto loader = data->training_loader(engine.loader_rank(), engine.device());
+      engine.train_batch([&] { return loader->next(); });
+    });
+  });
+}
+
+TEST_F(DocumentTraining, SourcesOfDifferentTokenizersAreRefused) {
+  auto info = *data::read_dataset_info((folder_ / "b").string());
+  info.vocab_size = 28;
+  data::write_dataset_info((folder_ / "b").string(), info);
+  expect_error(ErrorKind::config, "is tokens of another tokenizer (byte, 28 ids) than",
+               [&] { engine::open_token_data(config(0, 1, 1, "")); });
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,94 +1,218 @@
 #include "models/generate.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
+#include <chrono>
+#include <deque>
+#include <utility>
+
+#include "autograd/key_cache.h"
 
 namespace sherd::models {
 namespace {
 
-/// Contexts grow to multiples of this, so that few shapes of products need to be prepared. What lies right of
-/// a token cannot reach it through causal attention.
-constexpr std::int64_t context_step = 32;
+/// Prompts are read in rows that are a multiple of this, so that few shapes of products need to be prepared.
+constexpr std::int64_t row_step = 32;
+/// Rows that a pass over prompts takes at most, but for a single longer one: activations stay small.
+constexpr std::int64_t most_rows = 4096;
 
-/// Ids of the `count` likeliest tokens, likeliest first.
-std::vector<std::int32_t> likeliest(std::span<const float> logits, std::size_t count) {
-  std::vector<std::int32_t> ids(logits.size());
-  std::iota(ids.begin(), ids.end(), 0);
-  const auto likelier = [&](std::int32_t a, std::int32_t b) {
-    const float x = logits[static_cast<std::size_t>(a)], y = logits[static_cast<std::size_t>(b)];
-    return x != y ? x > y : a < b;
-  };
-  std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(count), ids.end(), likelier);
-  ids.resize(count);
-  return ids;
-}
+/// A text that has a place in the cache.
+struct Text {
+  std::size_t index;  ///< of the request
+  std::int64_t place;
+  std::vector<std::int32_t> tokens;
+  std::int64_t begin = 0;   ///< the token at position 0
+  std::int64_t stored = 0;  ///< positions whose keys are there
+  std::int64_t made = 0;
 
-class EvaluationMode {
- public:
-  explicit EvaluationMode(autograd::Tape& tape) : tape_(tape), training_(tape.training) {
-    tape.training = false;
-  }
-  ~EvaluationMode() { tape_.training = training_; }
-  EvaluationMode(const EvaluationMode&) = delete;
-  EvaluationMode& operator=(const EvaluationMode&) = delete;
-
- private:
-  autograd::Tape& tape_;
-  bool training_;
+  std::int64_t end() const { return std::ssize(tokens) - begin; }  ///< positions, the unread ones included
+  std::int64_t unread() const { return end() - stored; }
 };
 
-std::vector<float> next_logits(Gpt& model, autograd::Tape& tape, std::span<const std::int32_t> text) {
-  const std::int64_t max_seq = model.options().max_seq;
-  const auto used = std::min(static_cast<std::int64_t>(text.size()), max_seq);
-  const std::int64_t length = std::min((used + context_step - 1) / context_step * context_step, max_seq);
-  std::vector<std::int32_t> context(static_cast<std::size_t>(length), 0);
-  std::copy(text.end() - static_cast<std::ptrdiff_t>(used), text.end(), context.begin());
-  const auto tokens = tensor::Tensor::of<std::int32_t>(tape.device(), {1, length}, context);
-  const tensor::Tensor scores = model.logits_at(tape, tokens, used - 1);
-  tensor::Tensor wide = tape.empty({scores.numel()}, DType::f32);
-  tape.kernels().copy(scores, wide);
-  const tensor::Tensor read = tensor::to_host(tape.device(), wide);
-  return {read.data<float>(), read.data<float>() + model.options().vocab_size};
+/// While it lives, the tape continues texts.
+class WithCache {
+ public:
+  WithCache(Tape& tape, autograd::KeyCache& cache) : tape_(tape), no_grad_(tape) { tape.key_cache = &cache; }
+  ~WithCache() { tape_.key_cache = nullptr; }
+  WithCache(const WithCache&) = delete;
+  WithCache& operator=(const WithCache&) = delete;
+
+ private:
+  Tape& tape_;
+  Tape::NoGrad no_grad_;
+};
+
+/// As many positions as some text needs: the last token is not read.
+std::int64_t positions_for(const Gpt& model, std::span<const TextRequest> texts) {
+  std::int64_t most = 1;
+  for (const TextRequest& text : texts)
+    most = std::max(most, std::ssize(text.prompt) + std::max<std::int64_t>(0, text.max_tokens) - 1);
+  return std::min(most, model.options().max_seq);
 }
+
+class Texts {
+ public:
+  Texts(Gpt& model, const RunPass& run, std::span<const TextRequest> requests, std::int64_t batch,
+        const Sampling& sampling, const OnToken& on_token)
+      : model_(model),
+        run_(run),
+        requests_(requests),
+        sampling_(sampling),
+        on_token_(on_token),
+        cache_(std::min(batch, std::ssize(requests)), positions_for(model, requests)) {
+    for (std::int64_t place = cache_.texts(); place > 0; --place) free_.push_back(place - 1);
+  }
+
+  GenerationStats generate() {
+    while (begin_texts(), !texts_.empty()) {
+      if (const std::vector<Text*> texts = to_read(); !texts.empty())
+        prefill(texts);
+      else
+        decode();
+      std::erase_if(texts_, [](const Text& text) { return text.place < 0; });
+    }
+    stats_.cache_bytes = cache_.bytes();
+    return stats_;
+  }
+
+ private:
+  void begin_texts() {
+    for (; !free_.empty() && next_ < requests_.size(); ++next_) {
+      const TextRequest& request = requests_[next_];
+      if (request.max_tokens <= 0) continue;
+      texts_.push_back({next_, free_.back(), request.prompt});
+      free_.pop_back();
+      Text& text = texts_.back();
+      text.begin = std::max<std::int64_t>(0, text.end() - model_.options().max_seq);
+    }
+  }
+
+  /// Texts none of whose keys are there: as many as a pass over prompts takes.
+  std::vector<Text*> to_read() {
+    std::vector<Text*> out;
+    std::int64_t longest = 0;
+    for (Text& text : texts_) {
+      if (text.stored > 0) continue;
+      longest = std::max(longest, text.end());
+      if (!out.empty() && (std::ssize(out) + 1) * longest > most_rows) break;
+      out.push_back(&text);
+    }
+    return out;
+  }
+
+  void prefill(const std::vector<Text*>& texts) {
+    const auto start = std::chrono::steady_clock::now();
+    std::int64_t longest = 0;
+    for (const Text* text : texts) {
+      longest = std::max(longest, text->unread());
+      stats_.prompt_tokens += text->unread();
+    }
+    const std::int64_t rows = longest == 1 ? 1 : (longest + row_step - 1) / row_step * row_step;
+    pass(texts, std::min(rows, cache_.positions()));
+    ++stats_.prefill_passes;
+    stats_.prefill_seconds += seconds_since(start);
+  }
+
+  void decode() {
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<Text*> texts;
+    for (Text& text : texts_) texts.push_back(&text);
+    pass(texts, 1);
+    ++stats_.decode_passes;
+    stats_.decoded += std::ssize(texts);
+    stats_.decode_seconds += seconds_since(start);
+  }
+
+  static double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  /// Reads what is unread of the texts, in a batch of `rows` rows, and takes a token for each.
+  void pass(const std::vector<Text*>& texts, std::int64_t rows) {
+    std::vector<std::int32_t> ids(texts.size() * static_cast<std::size_t>(rows), 0);
+    std::vector<autograd::KeyCache::Rows> places;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      Text& text = *texts[i];
+      std::copy(text.tokens.end() - text.unread(), text.tokens.end(),
+                ids.begin() + static_cast<std::ptrdiff_t>(i) * rows);
+      places.push_back({text.place, text.stored, text.unread()});
+      text.stored = text.end();
+    }
+    tensor::Tensor logits;
+    run_([&](Tape& tape) {
+      const WithCache continues(tape, cache_);
+      cache_.begin(tape.device(), std::move(places), rows);
+      const auto tokens = tensor::Tensor::of<std::int32_t>(tape.device(), {std::ssize(texts), rows}, ids);
+      const tensor::Tensor scores = model_.next_logits(tape, tokens);
+      const tensor::Tensor wide = tape.empty(scores.shape(), DType::f32);
+      tape.kernels().copy(scores, wide);
+      logits = tensor::to_host(tape.device(), wide);
+    });
+    const auto vocabulary = static_cast<std::size_t>(model_.options().vocab_size);
+    for (std::size_t i = 0; i < texts.size(); ++i)
+      take({logits.data<float>() + static_cast<std::int64_t>(i) * logits.shape()[1], vocabulary}, *texts[i]);
+  }
+
+  void take(std::span<const float> logits, Text& text) {
+    const TextRequest& request = requests_[text.index];
+    Sampling sampling = sampling_;
+    sampling.key = request.key;
+    text.tokens.push_back(sample_token(logits, sampling, static_cast<std::uint64_t>(text.made), text.tokens));
+    ++text.made, ++stats_.tokens;
+    const bool goes_on = on_token_(text.index, text.tokens.back());
+    if (!goes_on || text.made == request.max_tokens) {
+      free_.push_back(text.place);
+      text.place = -1;
+    } else if (text.end() > model_.options().max_seq) {
+      text.begin = std::ssize(text.tokens) - std::max<std::int64_t>(1, model_.options().max_seq / 2);
+      text.stored = 0;
+      ++stats_.reread;
+    }
+  }
+
+  Gpt& model_;
+  const RunPass& run_;
+  std::span<const TextRequest> requests_;
+  const Sampling& sampling_;
+  const OnToken& on_token_;
+  autograd::KeyCache cache_;
+  std::vector<std::int64_t> free_;  ///< places, the next one last
+  std::deque<Text> texts_;
+  std::size_t next_ = 0;
+  GenerationStats stats_;
+};
 
 }  // namespace
 
-std::int32_t sample_token(std::span<const float> logits, const Sampling& sampling, std::uint64_t index) {
-  require(!logits.empty(), "no logits to sample from");
-  require(sampling.temperature >= 0, "the temperature must not be negative, but is ", sampling.temperature);
-  require(sampling.top_k >= 0, "top_k must not be negative, but is ", sampling.top_k);
-  for (const float logit : logits)
-    if (std::isnan(logit)) fail(ErrorKind::numerics, "the model's logits hold NaN: its weights are damaged");
-  if (sampling.temperature == 0) return likeliest(logits, 1).front();
-  const std::size_t count =
-      sampling.top_k == 0 ? logits.size() : std::min(logits.size(), static_cast<std::size_t>(sampling.top_k));
-  const std::vector<std::int32_t> ids = likeliest(logits, count);
-  const double highest = logits[static_cast<std::size_t>(ids.front())];
-  std::vector<double> upto;
-  double sum = 0;
-  for (const std::int32_t id : ids)
-    upto.push_back(sum += std::exp((logits[static_cast<std::size_t>(id)] - highest) / sampling.temperature));
-  const double drawn = uniform_at(sampling.key, index) * sum;
-  const auto chosen = std::upper_bound(upto.begin(), upto.end(), drawn);
-  return chosen == upto.end() ? ids.back() : ids[static_cast<std::size_t>(chosen - upto.begin())];
+GenerationStats generate_texts(Gpt& model, const RunPass& run, std::span<const TextRequest> texts,
+                               std::int64_t batch, const Sampling& sampling, const OnToken& on_token) {
+  require(batch >= 1, "generation takes a text at a time or more, not ", batch);
+  check_sampling(sampling);
+  for (const TextRequest& text : texts)
+    require(!text.prompt.empty(), "generation needs a prompt of at least one token");
+  if (texts.empty()) return {};
+  return Texts(model, run, texts, batch, sampling, on_token).generate();
 }
 
 std::vector<std::int32_t> generate(Gpt& model, autograd::Tape& tape, std::span<const std::int32_t> prompt,
                                    std::int64_t max_tokens, const Sampling& sampling,
                                    const std::function<bool(std::int32_t)>& on_token) {
-  require(!prompt.empty(), "generation needs a prompt of at least one token");
-  const EvaluationMode mode(tape);
-  std::vector<std::int32_t> text(prompt.begin(), prompt.end());
-  for (std::int64_t i = 0; i < max_tokens; ++i) {
-    const auto logits = next_logits(model, tape, text);
-    const std::size_t ids =
-        sampling.ids > 0 ? std::min(logits.size(), static_cast<std::size_t>(sampling.ids)) : logits.size();
-    text.push_back(
-        sample_token(std::span<const float>(logits).first(ids), sampling, static_cast<std::uint64_t>(i)));
-    if (on_token && !on_token(text.back())) break;
-  }
-  return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};
+  const RunPass run = [&](const std::function<void(Tape&)>& body) {
+    const bool training = std::exchange(tape.training, false);
+    try {
+      body(tape);
+    } catch (...) {
+      tape.training = training;
+      throw;
+    }
+    tape.training = training;
+  };
+  std::vector<std::int32_t> out;
+  const TextRequest request{{prompt.begin(), prompt.end()}, max_tokens, sampling.key};
+  generate_texts(model, run, std::span(&request, 1), 1, sampling, [&](std::size_t, std::int32_t token) {
+    out.push_back(token);
+    return !on_token || on_token(token);
+  });
+  return out;
 }
 
 }  // namespace sherd::models

@@ -1,5 +1,6 @@
 #include "models/gpt.h"
 
+#include "autograd/key_cache.h"
 #include "autograd/linear.h"
 #include "base/excerpt.h"
 #include "sharding/parallel/collectives.h"
@@ -125,27 +126,36 @@ Var Gpt::logits(Tape& tape, const Tensor& tokens) {
   });
 }
 
-/// Tokens behind `position` cannot reach it, so they may be any: enough that all ranks get as many.
-Tensor Gpt::padded(Tape& tape, const Tensor& tokens) const {
-  const std::int64_t batch = tokens.shape()[0], seq = tokens.shape()[1];
-  const std::int64_t multiple = layout_.sequence_multiple(), more = (multiple - seq % multiple) % multiple;
-  if (more == 0) return tokens;
-  Tensor out = tape.empty({batch, seq + more}, DType::i32);
-  tape.kernels().fill(out, 0);
-  tape.kernels().copy_rows({tokens, 0, seq}, {out, 0, seq + more}, batch, seq);
+namespace {
+
+/// The last row that counts of each sequence of x [sequences, rows, width].
+Tensor last_rows(Tape& tape, const Tensor& x) {
+  const std::int64_t rows = x.shape()[1], width = x.shape()[2];
+  if (rows == 1) return x.reshape({x.shape()[0], width});
+  const Tensor out = tape.empty({x.shape()[0], width}, x.dtype());
+  std::int64_t b = 0;
+  for (const autograd::KeyCache::Rows& of : tape.key_cache->rows()) {
+    tape.kernels().copy_rows({x, (b * rows + of.count - 1) * width, width}, {out, b * width, width}, 1,
+                             width);
+    ++b;
+  }
   return out;
 }
 
-Tensor Gpt::logits_at(Tape& tape, const Tensor& tokens, std::int64_t position) {
+}  // namespace
+
+Tensor Gpt::next_logits(Tape& tape, const Tensor& tokens) {
   Tape::NoGrad pause(tape);
-  check_tokens(tokens);
-  require(position >= 0 && position < tokens.shape()[1], "position ", position, " of ", tokens.shape()[1]);
+  require(tape.key_cache, "texts are continued on a tape with a key cache");
+  require(!layout_.cuts_stream() && layout_.context_size() == 1,
+          "texts grow by single tokens, which ranks cannot cut: generate without context ranks, and with "
+          "parallel.sequence_parallel off");
   const auto head = [&](const Var& x) {
-    const Tensor row = parallel::stream_row(tape.kernels(), x.value(), position, layout_);
-    const Var own = autograd::linear((*norm_)(tape, tape.input(row)), tape.parameter(head_->weight()));
+    const Var rows = tape.input(last_rows(tape, x.value()));
+    const Var own = autograd::linear((*norm_)(tape, rows), tape.parameter(head_->weight()));
     return parallel::gather(own, 1, layout_.tensor);
   };
-  return scores(tape, padded(tape, tokens), head).value();
+  return scores(tape, tokens, head).value();
 }
 
 Var Gpt::forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) {

@@ -29,9 +29,12 @@ class Gpt : public nn::LayeredModel {
   /// tapes that do not record. Throws Error{data} where seq is not a multiple of the layout's
   /// sequence_multiple().
   Var logits(Tape& tape, const tensor::Tensor& tokens);
-  /// The same after position `position` of every sequence alone: [batch, padded_vocab], for any seq. Not
-  /// recorded.
-  tensor::Tensor logits_at(Tape& tape, const tensor::Tensor& tokens, std::int64_t position);
+  /// Scores of the token that follows each text, whose next rows `tokens`, int32 [sequences, rows], are as
+  /// the tape's key cache was told (autograd/key_cache.h): [sequences, padded_vocab], behind the last row
+  /// that counts. Every rank calls it alike, with a cache of its own, and gets all scores. Not recorded. No
+  /// token is dropped by an expert's capacity. Throws Error{usage} without a key cache, and for layouts that
+  /// cut sequences: context ranks, and parallel.sequence_parallel over tensor ranks.
+  tensor::Tensor next_logits(Tape& tape, const tensor::Tensor& tokens);
 
  protected:
   /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s],
@@ -42,7 +45,6 @@ class Gpt : public nn::LayeredModel {
 
  private:
   void check_tokens(const tensor::Tensor& tokens) const;
-  tensor::Tensor padded(Tape& tape, const tensor::Tensor& tokens) const;
   /// This rank's part of the stream before the blocks.
   Var embed(Tape& tape, const tensor::Batch& batch);
   /// What of ids [batch, S] this rank's part of the stream has.

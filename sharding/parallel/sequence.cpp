@@ -70,20 +70,4 @@ Var gather_sequence(const Var& inner, const Layout& layout) {
                      });
 }
 
-Tensor stream_row(Kernels& kernels, const Tensor& part, std::int64_t position, const Layout& layout) {
-  const std::int64_t batch = part.shape()[0], rows = part.shape()[1], width = part.shape()[2];
-  const Positions at = layout.stream_positions(rows);
-  std::int64_t row = 0;
-  while (row < rows && at.at(row) != position) ++row;
-  Tensor out = Tensor::empty(kernels.device(), {batch, width}, part.dtype());
-  if (row < rows)
-    kernels.copy_rows({part, row * width, rows * width}, {out, 0, width}, batch, width);
-  else
-    kernels.fill(out, 0);
-  // One rank has it, and all others zeros.
-  for (comm::Communicator* group : {layout.cuts_stream() ? layout.tensor : nullptr, layout.context})
-    if (!alone(group)) begin_all_reduce(*group, out, {.label = "one position of the sequences"}).wait();
-  return out;
-}
-
 }  // namespace sherd::parallel

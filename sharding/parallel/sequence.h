@@ -20,8 +20,4 @@ Tensor inner_part(tensor::Kernels& kernels, const Tensor& ids, const Layout& lay
 /// their whole gradient on every context rank, which a training sums: scale that by 1/c, or use none.
 Var gather_sequence(const Var& inner, const Layout& layout);
 
-/// What the stream [batch, S, width], of which this rank has `part`, holds at one position of every sequence:
-/// [batch, width] on all ranks, from the one that has it. Without a gradient.
-Tensor stream_row(tensor::Kernels& kernels, const Tensor& part, std::int64_t position, const Layout& layout);
-
 }  // namespace sherd::parallel

@@ -1,6 +1,7 @@
 #include "autograd/attention.h"
 
 #include "autograd/gradients.h"
+#include "autograd/key_cache.h"
 
 namespace sherd::autograd {
 namespace {
@@ -93,7 +94,12 @@ Var rotary(const Var& qkv, const tensor::Attention& geometry, const tensor::Rota
   check("rotary", qkv.shape(), geometry);
   Tape& tape = qkv.tape();
   Tensor out = tape.empty(qkv.shape(), qkv.dtype());
-  tape.kernels().rotary(qkv.value(), geometry, angles, false, out);
+  for (const SameStart& part : by_start(tape, qkv.shape()[0], geometry.positions)) {
+    tensor::Attention there = geometry;
+    there.positions = part.positions;
+    tape.kernels().rotary(qkv.value().rows(part.begin, part.end), there, angles, false,
+                          out.rows(part.begin, part.end));
+  }
   return tape.record(std::move(out), {qkv},
                      [dx = qkv.grad_ref(), geometry, angles](Tape& t, const Tensor& dy) {
                        Tensor grad = reuse_or_empty(t, dy);
@@ -107,6 +113,7 @@ Var attention(const Var& qkv, tensor::Attention geometry, std::shared_ptr<const 
   if (documents) check_documents(qkv.shape(), *documents);
   Tape& tape = qkv.tape();
   if (!tape.training) geometry.dropout = 0.0f;
+  if (tape.key_cache) return tape.record(tape.key_cache->attend(tape, qkv.value(), geometry), {qkv}, nullptr);
   const Call call{geometry, std::move(documents)};
   auto [out, lse] = call.run(tape, qkv.value());
   if (!tape.recording()) return tape.record(std::move(out), {qkv}, nullptr);

@@ -1,6 +1,7 @@
 #include "autograd/embedding.h"
 
 #include "autograd/gradients.h"
+#include "autograd/key_cache.h"
 
 namespace sherd::autograd {
 
@@ -29,11 +30,13 @@ Var embedding(const Tensor& ids, const Var& table, const tensor::VocabSlice& sli
 Var add_positions(const Var& x, const Var& table, const tensor::Positions& positions) {
   Tape& tape = x.tape();
   require(x.shape().rank() == 3 && table.shape().rank() == 2 && x.shape()[2] == table.shape()[1] &&
-              positions.end(x.shape()[1]) <= table.shape()[0],
+              (tape.key_cache || positions.end(x.shape()[1]) <= table.shape()[0]),
           "add_positions: ", x.shape().str(), " from position ", positions.first,
           " on does not fit a table of positions of shape ", table.shape().str());
   Tensor out = tape.empty(x.shape(), x.dtype());
-  tape.kernels().add_positions(x.value(), table.value(), out, positions);
+  for (const SameStart& part : by_start(tape, x.shape()[0], positions))
+    tape.kernels().add_positions(x.value().rows(part.begin, part.end), table.value(),
+                                 out.rows(part.begin, part.end), part.positions);
   auto backward = [dx = x.grad_ref(), dtable = table.grad_ref(), shape = table.shape(), positions](
                       Tape& t, Tensor dy) {
     if (dtable)

@@ -1,6 +1,7 @@
 #include "autograd/linear.h"
 
 #include "autograd/gradients.h"
+#include "autograd/key_cache.h"
 #include "autograd/linear_parts.h"
 
 namespace sherd::autograd {
@@ -51,7 +52,8 @@ LinearOutput linear_output(Tape& tape, const Tensor& x, const Tensor& w, const T
                          .trans_b = true,
                          .bias = b,
                          .activation = activation,
-                         .pre_activation = made.pre});
+                         .pre_activation = made.pre,
+                         .few_rows = tape.key_cache && tape.key_cache->one_row_each()});
   return made;
 }
 

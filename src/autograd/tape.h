@@ -20,6 +20,7 @@ namespace sherd::autograd {
 
 using tensor::Shape;
 using tensor::Tensor;
+class KeyCache;
 class Tape;
 class Var;
 
@@ -173,6 +174,8 @@ class Tape {
   double loss_seed = 1;  ///< d loss of the backward to come, for losses that operations add
   /// Documents of the micro-batch that do not see each other; null: each of its rows is one text.
   std::shared_ptr<const Documents> documents;
+  /// Set: what runs continues texts, whose keys it has (autograd/key_cache.h). Not while recording.
+  KeyCache* key_cache = nullptr;
   std::optional<DType> input_dtype;  ///< the dtype of floating inputs; not set: each keeps its own
 
   // ---- leaves ----

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "tensor/argument_checks.h"
 
@@ -245,6 +246,24 @@ AttentionExtents check_attention_backward(const char* kernel, const Tensor& qkv,
   return e;
 }
 
+StoredExtents check_attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
+                                  const Tensor& out) {
+  constexpr const char* name = "attend_stored";
+  require(geometry.causal, name, ": texts that grow are causal");
+  StoredExtents e{attention_extents(name, qkv, geometry)};
+  require(store.keys && store.values && store.keys.shape().rank() == 4 &&
+              store.values.shape() == store.keys.shape() && store.keys.dtype() == qkv.dtype() &&
+              store.values.dtype() == qkv.dtype(),
+          name, ": keys and values must be ", name_of(qkv.dtype()), " [texts, kv_heads, capacity, head_dim]");
+  e.texts = store.keys.shape()[0], e.capacity = store.keys.shape()[2];
+  require(store.keys.shape() == Shape({e.texts, e.kv_heads, e.capacity, e.dim}) && e.capacity >= 1, name,
+          ": keys are ", store.keys.shape().str(), ", of ", e.kv_heads, " heads of ", e.dim);
+  require_vector(name, "places", store.places, 3 * e.batch, DType::i32);
+  if (out) require_vector(name, "out", out, e.batch * e.seq * e.heads * e.dim, qkv.dtype());
+  e.window = geometry.window > 0 ? geometry.window : std::numeric_limits<Count>::max();
+  return e;
+}
+
 MergeExtents check_merge_attention(const Tensor& part, const Tensor& part_lse, Count first, const Tensor& out,
                                    const Tensor& lse) {
   constexpr const char* name = "merge_attention";
@@ -293,6 +312,9 @@ MatmulExtents check_matmul(const Matmul& args) {
             " [", e.n, "]");
   require(args.activation == Activation::none || !args.accumulate,
           "matmul: an activation cannot follow accumulate");
+  if (args.few_rows)
+    require(args.trans_b && !args.trans_a && !args.accumulate && !args.fold && c.dtype() == a.dtype(),
+            "matmul: few rows are multiplied by a transposed b, into their own dtype, and not added");
   if (args.fold)
     require(c.dtype() != DType::f64 && !args.bias && !args.pre_activation &&
                 args.activation == Activation::none && is_floating(*args.fold) && *args.fold != DType::f64,

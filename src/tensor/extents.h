@@ -50,6 +50,12 @@ struct RotaryExtents {
 RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary,
                            const Tensor& out);
 
+/// Positions for which a table of angles that holds `held` should grow, to hold `positions`: a text that
+/// grows token by token must not make it anew each time.
+constexpr std::int64_t grown_angles(std::int64_t held, std::int64_t positions) {
+  return positions > 2 * held ? positions : 2 * held;
+}
+
 /// Logits of `rows` rows of `columns`, for the ids from `first` on of `ids`; the first `valid` columns take
 /// part.
 struct LossExtents {
@@ -95,6 +101,14 @@ AttentionExtents check_attention(const char* kernel, const Tensor& qkv, const At
 AttentionExtents check_attention_backward(const char* kernel, const Tensor& qkv, const Attention& geometry,
                                           const Tensor& out, const Tensor& lse, const Tensor& dout,
                                           const Tensor& dqkv);
+
+/// Of attend_stored(); `seq` counts the rows of the call, and `seen` means nothing.
+struct StoredExtents : AttentionExtents {
+  std::int64_t texts = 0, capacity = 0;
+  std::int64_t window = 0;  ///< keys that a row sees at most
+};
+StoredExtents check_attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
+                                  const Tensor& out);
 
 /// `rows` rows of each of `batch` sequences go into rows of `seq`.
 struct MergeExtents {

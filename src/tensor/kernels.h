@@ -33,6 +33,10 @@ struct Matmul {
   Tensor bias{};                ///< optional [n], dtype of a; not with fold
   Activation activation = Activation::none;  ///< not with accumulate
   Tensor pre_activation{};  ///< optional [m,n], dtype of c: receives the value before the activation
+  /// The rows of a are few, and each is multiplied by itself: b is read once, at memory's speed, and a row's
+  /// bits do not depend on how many there are. They may differ from those without, in the last places. With
+  /// trans_b, into c of a's dtype, alone; only processors make use of it.
+  bool few_rows = false;
 };
 
 /// The logical positions of the rows of a tensor [batch.., rows, width] that holds a part of a sequence: up
@@ -101,6 +105,15 @@ struct Attention {
   Positions positions{};      ///< of the rows, for rotary()
   bool lengths_vary = false;  ///< from call to call: a library is not to prepare for this one
   std::int64_t head_dim(std::int64_t width) const { return width / (heads + 2 * kv_heads); }
+};
+
+/// Keys and values of one layer, of texts that are being generated. Token p of a text lies in row p mod
+/// capacity.
+struct KeyStore {
+  Tensor keys, values;  ///< [texts, kv_heads, capacity, head_dim], in the dtype of qkv
+  /// int32 [batch, 3]: of each sequence of the call the text that it continues, the position of its first row
+  /// there, and how many of its rows count. No text twice.
+  Tensor places;
 };
 
 /// The compute kernels of one device. Stateless but for caches; one object per rank, called from that rank's
@@ -202,6 +215,13 @@ class Kernels {
                          const Tensor& lse) = 0;
   virtual void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out,
                                   const Tensor& lse, const Tensor& dout, const Tensor& dqkv) = 0;
+
+  /// Causal attention of rows that continue texts: stores their keys and values, and with `out` defined lets
+  /// each row see those of its text up to itself, the last `window` of them where there is one, row after row
+  /// (so a capacity of `window` is enough; without a window it must hold all positions). out: [batch, rows,
+  /// heads·head_dim], zeros in rows that do not count. Neither dropout nor geometry.scores are looked at.
+  virtual void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
+                             const Tensor& out) = 0;
 
   /// Takes another part of the keys into an attention: out [batch, seq, heads·head_dim] and lse [batch,
   /// heads, seq], both in the compute type, become those of all keys so far. part and part_lse are what

@@ -47,6 +47,9 @@ TEST(SampleToken, BadArgumentsAreRefused) {
   expect_error(ErrorKind::numerics, "NaN", [&] { sample_token(bad, {}, 0); });
   expect_error(ErrorKind::usage, "temperature",
                [&] { sample_token(std::vector<float>{1.0f}, {.temperature = -1}, 0); });
+  expect_error(ErrorKind::usage, "top_p", [&] { sample_token(std::vector<float>{1.0f}, {.top_p = 0}, 0); });
+  expect_error(ErrorKind::usage, "repetition",
+               [&] { sample_token(std::vector<float>{1.0f}, {.repetition_penalty = 0}, 0); });
   expect_error(ErrorKind::usage, "no logits", [&] { sample_token(std::vector<float>{}, {}, 0); });
 }
 
@@ -56,28 +59,87 @@ class Generate : public ::testing::Test {
   autograd::Tape tape_{*cpu_.kernels};
 };
 
-TEST_F(Generate, MatchesAStepByStepReadingAndSlidesPastTheWindow) {
+/// Greedy tokens by reading a text's window afresh for each: from `begin` on, which moves to the last
+/// max_seq/2 tokens whenever max_seq are full.
+std::vector<std::int32_t> read_afresh(test::Cpu& cpu, Gpt& model, autograd::Tape& tape,
+                                      std::vector<std::int32_t> text, int tokens) {
+  const auto max_seq = static_cast<std::size_t>(model.options().max_seq);
+  std::size_t begin = text.size() > max_seq ? text.size() - max_seq : 0;
+  std::vector<std::int32_t> out;
+  for (int i = 0; i < tokens; ++i) {
+    if (text.size() - begin > max_seq) begin = text.size() - max_seq / 2;
+    const auto window = std::span(text).subspan(begin);
+    const auto scores = cpu.values(
+        model.logits(tape, tensor::Tensor::of<std::int32_t>(*cpu.device, {1, std::ssize(window)}, window))
+            .value());
+    const auto last = scores.end() - model.options().padded_vocab();
+    out.push_back(
+        static_cast<std::int32_t>(std::max_element(last, last + model.options().vocab_size) - last));
+    text.push_back(out.back());
+    tape.clear();
+  }
+  return out;
+}
+
+TEST_F(Generate, MatchesAStepByStepReadingAndReadsAgainWhatFillsTheWindow) {
   for (const GptOptions& o :
        {test::with_dropout(test::tiny_gpt2()), test::with_dropout(test::tiny_llama())}) {
     Gpt model(o);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
-    const std::vector<std::int32_t> prompt{3, 1, 4};
-    const auto got = generate(model, tape_, prompt, 12, {.temperature = 0});
-    EXPECT_TRUE(tape_.training);  // as it was
-    ASSERT_EQ(got.size(), 12u);
-    std::vector<std::int32_t> text = prompt;
-    tape_.training = false;
-    for (const std::int32_t token : got) {
-      const std::size_t used = std::min<std::size_t>(text.size(), static_cast<std::size_t>(o.max_seq));
-      const auto window = tensor::Tensor::of<std::int32_t>(*cpu_.device, {1, static_cast<std::int64_t>(used)},
-                                                           std::span(text).last(used));
-      const auto scores = cpu_.values(model.logits(tape_, window).value());
-      const auto last = scores.end() - model.options().padded_vocab();
-      EXPECT_EQ(token, std::max_element(last, last + o.vocab_size) - last);
-      text.push_back(token);
+    for (const std::vector<std::int32_t>& prompt :
+         {std::vector<std::int32_t>{3, 1, 4}, {3}, {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5}}) {
+      const auto got = generate(model, tape_, prompt, 20, {.temperature = 0});
+      EXPECT_TRUE(tape_.training);  // as it was
+      EXPECT_EQ(tape_.key_cache, nullptr);
+      tape_.training = false;
+      EXPECT_EQ(got, read_afresh(cpu_, model, tape_, prompt, 20));
+      tape_.training = true;
     }
-    tape_.training = true;
-    tape_.clear();
+  }
+}
+
+/// Texts of other lengths beside it, that begin and end at other times, are nothing to a text.
+TEST_F(Generate, ATextDoesNotDependOnItsBatch) {
+  for (const GptOptions& o : {test::tiny_gpt2(), test::with_experts(test::tiny_llama())}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      Gpt model(o);
+      test::PlainParameters parameters(*cpu_.kernels, model, dtype);
+      std::vector<TextRequest> requests;
+      for (std::int64_t i = 0; i < 9; ++i) {
+        TextRequest request;
+        for (std::int64_t j = 0; j < 1 + i * 5 % 7; ++j)
+          request.prompt.push_back(static_cast<std::int32_t>((3 * i + j * j) % o.vocab_size));
+        request.max_tokens = i == 4 ? 0 : 1 + i * 3 % 11;
+        request.key = RandomKey{5, 6}.at(static_cast<std::uint64_t>(i));
+        requests.push_back(request);
+      }
+      const RunPass run = [&](const std::function<void(Tape&)>& body) {
+        tape_.training = false;
+        body(tape_);
+      };
+      for (const std::int64_t batch : {1, 2, 4, 20}) {
+        std::vector<std::vector<std::int32_t>> got(requests.size());
+        const GenerationStats stats =
+            generate_texts(model, run, requests, batch, {.temperature = 1.5, .top_p = 0.9},
+                           [&](std::size_t text, std::int32_t token) {
+                             got[text].push_back(token);
+                             return text != 7 || got[text].size() < 2;
+                           });
+        std::int64_t made = 0;
+        for (std::size_t i = 0; i < requests.size(); ++i) {
+          Sampling alone{.temperature = 1.5, .top_p = 0.9, .key = requests[i].key};
+          auto want = generate(model, tape_, requests[i].prompt, requests[i].max_tokens, alone);
+          if (i == 7 && want.size() > 2) want.resize(2);
+          EXPECT_EQ(got[i], want) << i << " in batches of " << batch;
+          made += std::ssize(got[i]);
+        }
+        EXPECT_EQ(stats.tokens, made);
+        EXPECT_GT(stats.cache_bytes, 0u);
+        if (batch == 20) {
+          EXPECT_LE(stats.prefill_passes + stats.decode_passes, 14);
+        }
+      }
+    }
   }
 }
 

@@ -51,6 +51,10 @@ class LazyKernels final : public tensor::Kernels {
   void quotient(const Tensor& a, const Tensor& b, double factor, const Tensor& out) override {
     later(&Kernels::quotient, a, b, factor, out);
   }
+  void attend_stored(const Tensor& qkv, const Attention& geometry, const tensor::KeyStore& store,
+                     const Tensor& out) override {
+    later(&Kernels::attend_stored, qkv, geometry, store, out);
+  }
   void merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first, bool begin,
                        const Tensor& out, const Tensor& lse) override {
     later(&Kernels::merge_attention, part, part_lse, first, begin, out, lse);

@@ -24,9 +24,10 @@ namespace sherd::tensor::cpu {
 const IsaTable& isa_table(CpuIsa isa) {
   static constexpr IsaTable tables[] = {
       {portable::elementwise, portable::convert, portable::norm, portable::softmax, portable::dropout,
-       portable::normals},
-      {avx2::elementwise, avx2::convert, avx2::norm, avx2::softmax, avx2::dropout, avx2::normals},
-      {avx512::elementwise, avx512::convert, avx512::norm, avx512::softmax, avx512::dropout,
+       portable::few_rows, portable::normals},
+      {avx2::elementwise, avx2::convert, avx2::norm, avx2::softmax, avx2::dropout, avx2::few_rows,
+       avx2::normals},
+      {avx512::elementwise, avx512::convert, avx512::norm, avx512::softmax, avx512::dropout, avx512::few_rows,
        avx512::normals}};
   return tables[static_cast<int>(isa)];
 }

@@ -58,6 +58,8 @@ class CpuKernels final : public Kernels {
   void attention(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse) override;
   void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse,
                           const Tensor& dout, const Tensor& dqkv) override;
+  void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
+                     const Tensor& out) override;
   void merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first, bool begin,
                        const Tensor& out, const Tensor& lse) override;
   void route(const Tensor& logits, const Tensor& bias, const Routing& routing, const Tensor& scores,

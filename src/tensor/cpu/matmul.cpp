@@ -40,18 +40,57 @@ void multiply_f64(Kernels& kernels, const Matmul& args, const GemmExtents& e) {
   if (args.activation != Activation::none) kernels.activation(args.activation, args.c, args.c);
 }
 
+/// Rows of a and columns of c that are under way at once: their sums, and as much of b, stay in the caches.
+constexpr Count few_rows = 16, few_cols = 64;
+
+/// What finished sums of one row become, from column `first` on.
+void finish_row(const IsaTable& isa, const Matmul& args, Count element, float* sums, const float* bias,
+                Count n) {
+  if (bias) isa.elementwise[storage_f32].add(sums, bias, sums, n);
+  const StorageIndex storage = storage_index(args.c);
+  std::byte* to = at(args.c, element);
+  isa.convert[storage].store(sums, to, n);
+  if (args.pre_activation) isa.convert[storage].store(sums, at(args.pre_activation, element), n);
+  if (args.activation == Activation::gelu_tanh) isa.elementwise[storage].gelu_tanh(to, to, n);
+  if (args.activation == Activation::gelu_erf) isa.elementwise[storage].gelu_erf(to, to, n);
+}
+
+/// b goes by once; each row has the sums that it would have alone.
+void multiply_few_rows(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& e) {
+  const FewRowsOps& ops = isa.few_rows[storage_index(args.a)];
+  const Count bytes = e.k * static_cast<Count>(size_of(args.b.dtype()));
+  // A chunk is worth a thread's waking, and there are some for each.
+  const Count worth = ceil_div(Count{1} << 15, std::max<Count>(1, bytes));
+  const Count share = ceil_div(e.n, 8 * Count{device.arena().threads()});
+  const Count grain = ceil_div(std::max(worth, share), 4) * 4;
+  in_chunks(device, e.n, grain, [&](Count begin, Count count) {
+    float sums[few_rows * few_cols], bias[few_cols];
+    for (Count j = begin; j < begin + count; j += few_cols) {
+      const Count cols = std::min(few_cols, begin + count - j);
+      if (args.bias) isa.convert[storage_index(args.bias)].load(at(args.bias, j), bias, cols);
+      for (Count i = 0; i < e.m; i += few_rows) {
+        const Count rows = std::min(few_rows, e.m - i);
+        ops.products(at(args.a, i * e.k), e.k, rows, at(args.b, j * e.k), e.k, cols, e.k, sums, few_cols);
+        for (Count r = 0; r < rows; ++r)
+          finish_row(isa, args, (i + r) * e.n + j, sums + r * few_cols, args.bias ? bias : nullptr, cols);
+      }
+    }
+  });
+}
+
 }  // namespace
 
 void CpuKernels::matmul(const Matmul& args) {
   const GemmExtents e = check_matmul(args);
   if (e.m == 0 || e.n == 0) return;
   if (args.a.dtype() == DType::f64) return multiply_f64(*this, args, e);
+  if (args.few_rows) return multiply_few_rows(device_, isa_, args, e);
   multiply_blocked(device_, isa_, args, e);
 }
 
 std::size_t matmul_workspace(Device& device, const Matmul& args) {
   const GemmExtents e = check_matmul(args);
-  if (e.m == 0 || e.n == 0 || args.a.dtype() == DType::f64) return 0;
+  if (e.m == 0 || e.n == 0 || args.few_rows || args.a.dtype() == DType::f64) return 0;
   return blocked_workspace(device, isa_table(cpu_isa()), args, e);
 }
 

@@ -33,9 +33,11 @@ void write_angles(Device& device, const Tensor& cosine, const Tensor& sine, cons
 
 const CpuKernels::RotaryAngles& CpuKernels::rotary_angles(std::int64_t seq, std::int64_t half,
                                                           const Rotary& rotary, DType compute) {
-  if (angles_.cosine && angles_.seq >= seq && angles_.half == half && angles_.rotary == rotary &&
-      angles_.cosine.dtype() == compute)
-    return angles_;
+  if (angles_.cosine && angles_.half == half && angles_.rotary == rotary &&
+      angles_.cosine.dtype() == compute) {
+    if (angles_.seq >= seq) return angles_;
+    seq = grown_angles(angles_.seq, seq);
+  }
   angles_ = {};
   RotaryAngles made{seq, half, rotary, Tensor::empty(device_, {seq, half}, compute, Category::workspace),
                     Tensor::empty(device_, {seq, half}, compute, Category::workspace)};

@@ -14,5 +14,7 @@ std::size_t sum_rows_workspace(const Tensor& x, const Tensor& out);
 std::size_t norm_backward_workspace(const Tensor& x, const Tensor& dweight, const Tensor& dbias);
 std::size_t attention_workspace(Device& device, const Tensor& qkv, const Attention& geometry);
 std::size_t attention_backward_workspace(Device& device, const Tensor& qkv, const Attention& geometry);
+std::size_t attend_stored_workspace(Device& device, const Tensor& qkv, const Attention& geometry,
+                                    const KeyStore& store, const Tensor& out);
 
 }  // namespace sherd::tensor::cpu

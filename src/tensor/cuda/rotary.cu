@@ -58,9 +58,11 @@ __global__ void rotary_kernel(RotaryArguments<S> a) {
 
 const CudaKernels::RotaryAngles& CudaKernels::rotary_angles(Count seq, Count half, const Rotary& rotary,
                                                             DType compute) {
-  if (angles_.cosine && angles_.seq >= seq && angles_.half == half && angles_.rotary == rotary &&
-      angles_.cosine.dtype() == compute)
-    return angles_;
+  if (angles_.cosine && angles_.half == half && angles_.rotary == rotary &&
+      angles_.cosine.dtype() == compute) {
+    if (angles_.seq >= seq) return angles_;
+    seq = grown_angles(angles_.seq, seq);
+  }
   angles_ = {};
   RotaryAngles made{seq, half, rotary,
                     Tensor::empty(target_.device, {seq, half}, compute, Category::workspace),

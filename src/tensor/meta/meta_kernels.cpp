@@ -41,8 +41,10 @@ void MetaKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rot
   if (angles_ && angles_.shape()[1] >= seq && angles_.shape()[2] == half && rotary_ == rotary &&
       angles_.dtype() == compute)
     return;
+  const bool grows = angles_ && angles_.shape()[2] == half && rotary_ == rotary && angles_.dtype() == compute;
+  const std::int64_t rows = grows ? grown_angles(angles_.shape()[1], seq) : seq;
   angles_ = {};
-  angles_ = Tensor::empty(device_, {2, seq, half}, compute, Category::workspace);  // cosines and sines
+  angles_ = Tensor::empty(device_, {2, rows, half}, compute, Category::workspace);  // cosines and sines
   rotary_ = rotary;
 }
 
@@ -54,6 +56,12 @@ void MetaKernels::attention_backward(const Tensor& qkv, const Attention& geometr
                                      const Tensor&, const Tensor&, const Tensor&) {
   charge(gpu_ ? cuda::attention_backward_workspace(qkv, geometry, options_.deterministic_attention)
               : cpu::attention_backward_workspace(device_, qkv, geometry));
+}
+
+void MetaKernels::attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
+                                const Tensor& out) {
+  const std::size_t workspace = cpu::attend_stored_workspace(device_, qkv, geometry, store, out);
+  if (!gpu_) charge(workspace);
 }
 
 void MetaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool,

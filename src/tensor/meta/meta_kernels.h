@@ -52,6 +52,8 @@ class MetaKernels : public Kernels {
   void attention(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&) override;
   void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&,
                           const Tensor&, const Tensor&) override;
+  void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
+                     const Tensor& out) override;
   void merge_attention(const Tensor&, const Tensor&, std::int64_t, bool, const Tensor&,
                        const Tensor&) override {}
   void route(const Tensor&, const Tensor&, const Routing&, const Tensor&, const Tensor&,

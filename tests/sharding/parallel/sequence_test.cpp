@@ -61,34 +61,6 @@ TEST(Sequence, IsPutTogetherInTheOrderOfPositions) {
     });
 }
 
-/// Also of a stream that tensor ranks cut: 2 × 2 ranks.
-TEST(Sequence, OnePositionComesFromWhoeverHasIt) {
-  for (const ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses})
-    for (const bool cut : {false, true})
-      comm::run_local(4, {.timeout_seconds = 30}, [&](comm::Communicator& world) {
-        const comm::ProcessGroups groups(world, comm::Grid(4, {.tensor = 2, .context = 2}));
-        const Layout layout{&groups.group(comm::Axis::tensor), &groups.group(comm::Axis::context), cut,
-                            method};
-        test::Cpu cpu(1);
-        const std::int64_t seq = 3 * layout.sequence_multiple(), rows = seq / (cut ? 4 : 2);
-        const Tensor whole = cpu.normal({batch, seq, width}, 1);
-        const Tensor part = Tensor::empty(*cpu.device, {batch, rows, width}, DType::f64);
-        for (std::int64_t b = 0; b < batch; ++b)
-          for (std::int64_t row = 0; row < rows; ++row)
-            for (std::int64_t i = 0; i < width; ++i)
-              part.data<double>()[(b * rows + row) * width + i] =
-                  whole.data<double>()[(b * seq + layout.stream_positions(rows).at(row)) * width + i];
-        for (std::int64_t position = 0; position < seq; ++position) {
-          const std::vector<double> got = cpu.values(stream_row(*cpu.kernels, part, position, layout));
-          for (std::int64_t b = 0; b < batch; ++b)
-            for (std::int64_t i = 0; i < width; ++i)
-              EXPECT_EQ(got[static_cast<std::size_t>(b * width + i)],
-                        whole.data<double>()[(b * seq + position) * width + i])
-                  << position;
-        }
-      });
-}
-
 TEST(Sequence, ThatCannotBeCutIsADataError) {
   on_ranks(2, [](const Layout& layout, test::Cpu& cpu) {
     testing::expect_error(ErrorKind::data, "a multiple of", [&] {

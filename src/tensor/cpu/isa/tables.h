@@ -81,6 +81,17 @@ struct DropoutOps {
                   std::uint64_t seed, std::uint64_t stream, std::uint32_t threshold, float factor);
 };
 
+/// Products of few rows with many, and sums of many rows. Sums have one order, whatever the instruction set
+/// and the number of rows.
+struct FewRowsOps {
+  /// c[i·c_stride + j] = Σ_p a[i·a_stride + p]·b[j·b_stride + p], p < depth; b is read once.
+  void (*products)(const void* a, Count a_stride, Count rows, const void* b, Count b_stride, Count cols,
+                   Count depth, float* c, Count c_stride);
+  /// out[i·width + d] += Σ_j weights[i·weight_stride + j]·x[j·width + d], j < count, d < width.
+  void (*weighted_sums)(const float* weights, Count weight_stride, Count rows, const void* x, Count count,
+                        Count width, float* out);
+};
+
 /// Elements 4·first … 4·(first + blocks) - 1 of a stream of normal numbers (base/random.h), rarely a NaN in
 /// one's place: these the caller asks normal_at() for.
 using Normals = void(std::uint64_t seed, std::uint64_t stream, std::uint64_t first, Count blocks, float* out);
@@ -92,6 +103,7 @@ struct IsaTable {
   const NormOps* norm;
   const SoftmaxOps* softmax;
   const DropoutOps* dropout;
+  const FewRowsOps* few_rows;
   Normals* normals;
 };
 
@@ -106,6 +118,7 @@ const IsaTable& isa_table(CpuIsa isa);
   extern const NormOps norm[storage_count];               \
   extern const SoftmaxOps softmax[storage_count];         \
   extern const DropoutOps dropout[storage_count];         \
+  extern const FewRowsOps few_rows[storage_count];        \
   Normals normals;                                        \
   }
 SHERD_DECLARE_ISA(portable)

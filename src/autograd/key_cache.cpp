@@ -1,0 +1,84 @@
+#include "autograd/key_cache.h"
+
+#include <algorithm>
+
+namespace sherd::autograd {
+
+KeyCache::KeyCache(std::int64_t texts, std::int64_t positions) : texts_(texts), positions_(positions) {
+  require(texts >= 1 && positions >= 1, "a key cache for ", texts, " texts of ", positions, " tokens");
+}
+
+void KeyCache::begin(tensor::Device& device, std::vector<Rows> rows, std::int64_t width) {
+  require(!rows.empty() && width >= 1, "a pass over a key cache needs rows");
+  std::vector<bool> seen(static_cast<std::size_t>(texts_));
+  std::vector<std::int32_t> places;
+  fresh_ = width > 1;
+  for (const Rows& r : rows) {
+    require(r.text >= 0 && r.text < texts_ && !seen[static_cast<std::size_t>(r.text)], "text ", r.text,
+            " of ", texts_, " in a key cache, twice in a pass or not there");
+    require(r.first >= 0 && r.count >= 1 && r.count <= width && r.first + width <= positions_, "rows ",
+            r.first, " to ", r.first + width, " of a text, of which ", r.count,
+            " count, where a key cache has ", positions_, " positions");
+    seen[static_cast<std::size_t>(r.text)] = true;
+    fresh_ = fresh_ && r.first == 0;
+    for (const std::int64_t n : {r.text, r.first, r.count}) places.push_back(static_cast<std::int32_t>(n));
+  }
+  rows_ = std::move(rows);
+  width_ = width;
+  places_ = Tensor::of<std::int32_t>(device, {std::ssize(rows_), 3}, places);
+  next_ = 0;
+}
+
+const KeyCache::Layer& KeyCache::next_layer(tensor::Device& device, const Tensor& qkv,
+                                            const tensor::Attention& geometry) {
+  if (next_ == layers_.size()) {
+    const std::int64_t rows = geometry.window > 0 ? std::min(geometry.window, positions_) : positions_;
+    const Shape shape{texts_, geometry.kv_heads, rows, geometry.head_dim(qkv.shape()[2])};
+    layers_.push_back({Tensor::empty(device, shape, qkv.dtype()), Tensor::empty(device, shape, qkv.dtype())});
+  }
+  return layers_[next_++];
+}
+
+std::size_t KeyCache::bytes() const {
+  std::size_t sum = 0;
+  for (const Layer& layer : layers_) sum += layer.keys.bytes() + layer.values.bytes();
+  return sum;
+}
+
+Tensor KeyCache::attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry) {
+  require(!tape.recording(), "a key cache is for passes that are not recorded");
+  const Shape& shape = qkv.shape();
+  require(shape[0] == std::ssize(rows_) && shape[1] == width_, "attention got rows ", shape.str(),
+          " in a pass of ", rows_.size(), " sequences of ", width_, " rows that a key cache was told of");
+  const Layer& layer = next_layer(tape.device(), qkv, geometry);
+  Tensor out = tape.empty(shape.with_back(geometry.heads * geometry.head_dim(shape[2])), qkv.dtype());
+  const tensor::KeyStore store{layer.keys, layer.values, places_};
+  if (!fresh_) {
+    tape.kernels().attend_stored(qkv, geometry, store, out);
+    return out;
+  }
+  // Texts that begin see nothing but each other's rows: the kernel for many rows.
+  const Tensor lse =
+      tape.empty({shape[0], geometry.heads, shape[1]}, qkv.dtype() == DType::f64 ? DType::f64 : DType::f32);
+  tape.kernels().attention(qkv, geometry, out, lse);
+  tape.kernels().attend_stored(qkv, geometry, store, {});
+  return out;
+}
+
+std::vector<SameStart> by_start(const Tape& tape, std::int64_t batch, const tensor::Positions& positions) {
+  if (!tape.key_cache) return {{0, batch, positions}};
+  const std::vector<KeyCache::Rows>& rows = tape.key_cache->rows();
+  require(batch == std::ssize(rows) && positions == tensor::Positions{}, "a batch of ", batch,
+          " whole sequences, where a key cache continues ", rows.size(), " texts");
+  std::vector<SameStart> out;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t first = rows[static_cast<std::size_t>(b)].first;
+    if (!out.empty() && out.back().positions.first == first)
+      out.back().end = b + 1;
+    else
+      out.push_back({b, b + 1, {.first = first}});
+  }
+  return out;
+}
+
+}  // namespace sherd::autograd

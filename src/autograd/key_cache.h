@@ -1,0 +1,71 @@
+#pragma once
+
+#include <vector>
+
+#include "autograd/tape.h"
+
+// Generation: what attention keeps of texts between the passes that continue them, and where their rows lie.
+
+namespace sherd::autograd {
+
+/// Keys and values of texts that are under way, of every layer of a model, so that a pass runs the new tokens
+/// alone. A tape that has one (Tape::key_cache) runs a batch of rows [sequences, rows], each sequence the
+/// next rows of some text: attention stores their keys and sees those before, and positions count from the
+/// text's beginning. Layers are told apart by their order in the pass, in which every pass runs them; a
+/// stage of a pipeline has its own. Used from the rank's thread, by one pass at a time; not for recording,
+/// and neither for context-parallel ranks nor for sequence parallelism, which cut the rows.
+///
+/// Memory: activations in the ledger, taken layer by layer in the first pass: 2·texts·positions·kv_heads·
+/// head_dim elements of the layer's dtype, and of a layer with a sliding window min(positions, window) in the
+/// place of positions (rows are a ring).
+class KeyCache {
+ public:
+  /// Rows of the coming pass: `count` rows that count, from position `first` on of text `text`. Rows behind
+  /// them, to where the batch is rectangular, give anything and change nothing.
+  struct Rows {
+    std::int64_t text = 0, first = 0, count = 0;
+  };
+
+  /// Room for texts 0 … texts - 1 of up to `positions` tokens each.
+  KeyCache(std::int64_t texts, std::int64_t positions);
+
+  /// A pass follows, of sequences with these rows, no text twice; `width`: the rows of the batch, counting or
+  /// not. A text's keys from `first` on are forgotten: 0 begins another text in its place. Throws
+  /// Error{usage} for rows that are not among the texts' positions.
+  void begin(tensor::Device& device, std::vector<Rows> rows, std::int64_t width);
+  const std::vector<Rows>& rows() const { return rows_; }
+  /// Every sequence of the pass has one row.
+  bool one_row_each() const { return width_ == 1; }
+  std::int64_t texts() const { return texts_; }
+  std::int64_t positions() const { return positions_; }
+  /// Taken so far.
+  std::size_t bytes() const;
+
+  /// Called by autograd::attention(), once per layer: stores the keys of qkv [sequences, width, …] and gives
+  /// the attention of its rows.
+  Tensor attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry);
+
+ private:
+  struct Layer {
+    Tensor keys, values;
+  };
+  const Layer& next_layer(tensor::Device& device, const Tensor& qkv, const tensor::Attention& geometry);
+
+  std::int64_t texts_, positions_;
+  std::vector<Layer> layers_;
+  std::vector<Rows> rows_;
+  std::int64_t width_ = 0;
+  bool fresh_ = false;  ///< no sequence of the pass has keys yet
+  Tensor places_;
+  std::size_t next_ = 0;
+};
+
+/// Sequences [begin, end) of a batch whose rows have the same positions.
+struct SameStart {
+  std::int64_t begin, end;
+  tensor::Positions positions;
+};
+/// The whole batch at `positions`, or with a key cache its sequences by where they go on.
+std::vector<SameStart> by_start(const Tape& tape, std::int64_t batch, const tensor::Positions& positions);
+
+}  // namespace sherd::autograd

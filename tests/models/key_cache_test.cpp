@@ -1,0 +1,229 @@
+// Texts that grow by what a key cache has of them, against models that read them whole.
+#include "autograd/key_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "support/expect_error.h"
+#include "support/tiny_gpt.h"
+
+namespace sherd::models {
+namespace {
+
+using autograd::KeyCache;
+using tensor::Tensor;
+using Values = std::vector<double>;
+
+struct Family {
+  std::string name;
+  GptOptions options;
+};
+
+GptOptions llama(const std::function<void(GptOptions&)>& change) {
+  GptOptions o = GptOptions::llama();
+  o.vocab_size = 61, o.vocab_multiple = 8, o.max_seq = 40, o.hidden = 24, o.layers = 3, o.heads = 6,
+  o.kv_heads = 2, o.head_dim = 10, o.ffn_hidden = 36, o.init_std = 0.2;
+  change(o);
+  return o;
+}
+
+std::vector<Family> families() {
+  GptOptions gpt2;
+  gpt2.vocab_size = 53, gpt2.vocab_multiple = 8, gpt2.max_seq = 40, gpt2.hidden = 24, gpt2.layers = 3,
+  gpt2.heads = 3, gpt2.init_std = 0.2, gpt2.position_rows = 44;
+  const auto scaled = [](tensor::RotaryScaling scaling) {
+    return llama([&](GptOptions& o) {
+      o.rotary.scaling = scaling, o.rotary.factor = 4, o.rotary.original_positions = 16;
+    });
+  };
+  const auto experts = [](GptOptions& o) {
+    o.experts.count = 4, o.experts.routing.top_k = 2, o.experts.losses = {};
+  };
+  return {{"gpt2", gpt2},
+          {"grouped queries", llama([](GptOptions&) {})},
+          {"one key-value head", llama([](GptOptions& o) { o.kv_heads = 1; })},
+          {"window", llama([](GptOptions& o) { o.sliding_window = 5; })},
+          {"window of one", llama([](GptOptions& o) { o.sliding_window = 1; })},
+          {"qk_norm, biases", llama([](GptOptions& o) { o.qk_norm = o.qkv_bias = true; })},
+          {"linear", scaled(tensor::RotaryScaling::linear)},
+          {"llama3", scaled(tensor::RotaryScaling::llama3)},
+          {"yarn", scaled(tensor::RotaryScaling::yarn)},
+          {"experts", llama(experts)},
+          {"experts beside others", llama([&](GptOptions& o) {
+             experts(o);
+             o.experts.shared = 1, o.experts.shared_gate = true, o.experts.every = 2;
+           })}};
+}
+
+class KeyCacheTest : public ::testing::Test {
+ protected:
+  Values whole(Gpt& model, const Tensor& text) {
+    autograd::Tape tape(*cpu_.kernels);
+    tape.training = false;
+    return cpu_.values(model.logits(tape, text).value());
+  }
+
+  /// The logits behind each of the pieces into which `ends` cuts the texts.
+  Values in_pieces(Gpt& model, const Tensor& text, const std::vector<std::int64_t>& ends) {
+    autograd::Tape tape(*cpu_.kernels);
+    tape.training = false;
+    const std::int64_t texts = text.shape()[0], seq = text.shape()[1];
+    KeyCache cache(texts, model.options().max_seq);
+    tape.key_cache = &cache;
+    Values out;
+    std::int64_t begin = 0;
+    for (const std::int64_t end : ends) {
+      const std::int64_t rows = end - begin;
+      const Tensor ids = Tensor::empty(*cpu_.device, {texts, rows}, DType::i32);
+      cpu_.kernels->copy_rows({text, begin, seq}, {ids, 0, rows}, texts, rows);
+      std::vector<KeyCache::Rows> places;
+      for (std::int64_t t = 0; t < texts; ++t) places.push_back({texts - 1 - t, begin, rows});
+      cache.begin(*cpu_.device, places, rows);
+      const Values got = cpu_.values(model.next_logits(tape, ids));
+      out.insert(out.end(), got.begin(), got.end());
+      begin = end;
+    }
+    return out;
+  }
+
+  test::Cpu cpu_;
+};
+
+/// Of the largest logit.
+double error(const Values& got, const Values& whole, std::int64_t texts, std::int64_t seq,
+             const std::vector<std::int64_t>& ends) {
+  const std::size_t ids = got.size() / (ends.size() * static_cast<std::size_t>(texts));
+  double most = 0, largest = 0;
+  std::size_t at = 0;
+  for (const std::int64_t end : ends)
+    for (std::int64_t t = 0; t < texts; ++t)
+      for (std::size_t i = 0; i < ids; ++i, ++at) {
+        const double want = whole[static_cast<std::size_t>(t * seq + end - 1) * ids + i];
+        most = std::max(most, std::abs(got[at] - want));
+        largest = std::max(largest, std::abs(want));
+      }
+  return most / largest;
+}
+
+TEST_F(KeyCacheTest, GivesTheLogitsOfAWholeReadingOfEveryFamilyAndSplit) {
+  constexpr std::int64_t texts = 3, seq = 23;
+  std::vector<std::vector<std::int64_t>> splits{{seq}, {}, {9}, {1, 8, 9, 20}, {4, 5, 6, 17}};
+  for (std::int64_t end = 1; end <= seq; ++end) splits[1].push_back(end);
+  for (std::int64_t end = 10; end <= seq; ++end) splits[2].push_back(end);
+  for (const Family& family : families()) {
+    for (const auto& [dtype, bound] :
+         {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 0.06}}) {
+      if (dtype == DType::bf16 && family.options.experts.count > 0) continue;  // other experts by a rounding
+      Gpt model(family.options);
+      const test::PlainParameters parameters(*cpu_.kernels, model, dtype);
+      const Tensor text = cpu_.ids({texts, seq}, 3, 50);
+      const Values want = whole(model, text);
+      for (const auto& ends : splits)
+        EXPECT_LE(error(in_pieces(model, text, ends), want, texts, seq, ends), bound)
+            << family.name << ", " << name_of(dtype) << ", pieces: " << ends.size();
+    }
+  }
+}
+
+TEST_F(KeyCacheTest, TextsOfOtherLengthsGoOnSideBySide) {
+  for (const Family& family : families()) {
+    Gpt model(family.options);
+    const test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+    autograd::Tape tape(*cpu_.kernels);
+    tape.training = false;
+    KeyCache cache(3, 30);
+    tape.key_cache = &cache;
+    const std::vector<std::int64_t> prompts{11, 4, 8};
+    const Tensor text = cpu_.ids({3, 16}, 5, 50);
+    const Values want = whole(model, text);
+    const std::size_t ids = static_cast<std::size_t>(model.options().padded_vocab());
+    const double largest = std::abs(*std::max_element(
+        want.begin(), want.end(), [](double a, double b) { return std::abs(a) < std::abs(b); }));
+    std::vector<std::int64_t> ends(3);
+    const auto check = [&](const std::vector<std::int64_t>& which, std::int64_t rows,
+                           const std::vector<std::int64_t>& counts) {
+      std::vector<std::int32_t> tokens(which.size() * static_cast<std::size_t>(rows), 7);
+      std::vector<KeyCache::Rows> places;
+      for (std::size_t i = 0; i < which.size(); ++i) {
+        const std::int64_t t = which[i];
+        places.push_back({t, ends[static_cast<std::size_t>(t)], counts[i]});
+        for (std::int64_t j = 0; j < counts[i]; ++j)
+          tokens[i * static_cast<std::size_t>(rows) + static_cast<std::size_t>(j)] =
+              text.data<std::int32_t>()[t * 16 + places.back().first + j];
+      }
+      cache.begin(*cpu_.device, places, rows);
+      const Values got = cpu_.values(
+          model.next_logits(tape, Tensor::of<std::int32_t>(*cpu_.device, {std::ssize(which), rows}, tokens)));
+      for (std::size_t i = 0; i < which.size(); ++i) {
+        const auto t = static_cast<std::size_t>(which[i]);
+        ends[t] += counts[i];
+        for (std::size_t k = 0; k < ids; ++k)
+          ASSERT_NEAR(got[i * ids + k], want[(t * 16 + static_cast<std::size_t>(ends[t]) - 1) * ids + k],
+                      1e-5 * largest)
+              << family.name << ", text " << t << " at " << ends[t];
+      }
+    };
+    check({0, 1}, 13, {11, 4});
+    check({1, 0}, 1, {1, 1});
+    check({2}, 9, {8});
+    check({2, 0, 1}, 1, {1, 1, 1});
+    check({1, 2}, 3, {3, 1});
+    ends[0] = 0;  // another text in its place
+    check({0}, 6, {5});
+    check({0, 1, 2}, 1, {1, 1, 1});
+  }
+}
+
+/// What one becomes must not depend on the others, of which capacities speak.
+TEST_F(KeyCacheTest, ExpertsDropNoTokens) {
+  GptOptions dropless = test::with_experts(test::tiny_llama()), tight = dropless;
+  tight.experts.capacity_factor = 0.5;
+  Gpt a(dropless), b(tight);
+  const test::PlainParameters of_a(*cpu_.kernels, a, DType::f32), of_b(*cpu_.kernels, b, DType::f32);
+  const Tensor text = cpu_.ids({2, 7}, 3, 11);
+  EXPECT_NE(whole(a, text), whole(b, text));
+  EXPECT_EQ(in_pieces(a, text, {5, 6, 7}), in_pieces(b, text, {5, 6, 7}));
+}
+
+TEST_F(KeyCacheTest, TakesWhatItSays) {
+  const auto held = [&] {
+    return cpu_.device->ledger().current(device::Tier::device, device::Category::activations);
+  };
+  for (const std::int64_t window : {0, 5}) {
+    Gpt model(llama([&](GptOptions& o) { o.sliding_window = window; }));
+    const test::PlainParameters parameters(*cpu_.kernels, model, DType::bf16);
+    const std::uint64_t before = held();
+    autograd::Tape tape(*cpu_.kernels);
+    tape.training = false;
+    KeyCache cache(4, 30);
+    tape.key_cache = &cache;
+    cache.begin(*cpu_.device, {{2, 0, 3}}, 3);
+    (void)model.next_logits(tape, cpu_.ids({1, 3}, 1, 50));
+    const std::size_t want =
+        3 * 2 * 4 * 2 * 10 * 2 * (window ? window : 30);  // layers, K and V, texts, heads …
+    EXPECT_EQ(cache.bytes(), want);
+    EXPECT_GE(held() - before, want);
+    EXPECT_LE(held() - before, want + 7 * 64u);  // rounded up for alignment; and the places
+  }
+}
+
+TEST_F(KeyCacheTest, WhatDoesNotFitIsRefused) {
+  using testing::expect_error;
+  Gpt model(test::tiny_llama());
+  const test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  autograd::Tape tape(*cpu_.kernels);
+  const Tensor one = cpu_.ids({1, 1}, 1, 9);
+  expect_error(ErrorKind::usage, "key cache", [&] { model.next_logits(tape, one); });
+  KeyCache cache(2, 5);
+  tape.key_cache = &cache;
+  expect_error(ErrorKind::usage, "twice", [&] { cache.begin(*cpu_.device, {{1, 0, 1}, {1, 1, 1}}, 1); });
+  expect_error(ErrorKind::usage, "text 2 of 2", [&] { cache.begin(*cpu_.device, {{2, 0, 1}}, 1); });
+  expect_error(ErrorKind::usage, "5 positions", [&] { cache.begin(*cpu_.device, {{0, 5, 1}}, 1); });
+  cache.begin(*cpu_.device, {{0, 0, 2}}, 2);
+  expect_error(ErrorKind::usage, "told of", [&] { model.next_logits(tape, one); });
+}
+
+}  // namespace
+}  // namespace sherd::models

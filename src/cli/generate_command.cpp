@@ -1,19 +1,15 @@
 #include <algorithm>
-#include <cstdio>
+#include <limits>
 #include <optional>
 
 #include "base/excerpt.h"
 #include "cli/command_line.h"
+#include "cli/generate_request.h"
 #include "cli/program.h"
+#include "cli/prompts_file.h"
 #include "comm/communicator.h"
 #include "data/tokenizer.h"
 #include "device/cuda.h"
-#include "engine/checkpoint.h"
-#include "engine/make_device.h"
-#include "engine/model_stages.h"
-#include "engine/process_grid.h"
-#include "models/from_config.h"
-#include "models/generate.h"
 
 namespace sherd::cli {
 namespace {
@@ -29,42 +25,6 @@ std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointRead
   if (!manifest.files.contains(engine::tokenizer_file)) return data::make_tokenizer(manifest.data.tokenizer);
   return data::load_sentencepiece((reader.folder() / engine::tokenizer_file).string());
 }
-
-/// Prints text as tokens complete it: bytes of a character that is still incomplete wait for the next token.
-class Printer {
- public:
-  Printer(const data::Tokenizer& tokenizer, std::vector<std::int32_t> prompt)
-      : tokenizer_(tokenizer), ids_(std::move(prompt)) {
-    put();
-  }
-  void add(std::int32_t id) {
-    ids_.push_back(id);
-    put();
-  }
-
- private:
-  void put() {
-    const std::string text = tokenizer_.decode(ids_);
-    std::size_t end = text.size();
-    // Back to the start of a UTF-8 sequence that is cut off at the end.
-    std::size_t start = end;
-    while (start > printed_ && end - start < 3 &&
-           (static_cast<unsigned char>(text[start - 1]) & 0xc0) == 0x80)
-      --start;
-    if (start > printed_) {
-      const auto lead = static_cast<unsigned char>(text[start - 1]);
-      const std::size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1;
-      if (start - 1 + length > end) end = start - 1;
-    }
-    if (end > printed_) std::fwrite(text.data() + printed_, 1, end - printed_, stdout);
-    printed_ = std::max(printed_, end);
-    std::fflush(stdout);
-  }
-
-  const data::Tokenizer& tokenizer_;
-  std::vector<std::int32_t> ids_;
-  std::size_t printed_ = 0;
-};
 
 /// Where to generate, and how: one rank with all of the machine, whatever share of one each rank had in
 /// training.
@@ -112,91 +72,108 @@ config::Config config_of(const engine::CheckpointReader& reader, const std::vect
   return config;
 }
 
-/// What generates: its checkpoint and tokenizer, and how.
-struct Request {
-  const engine::CheckpointReader& reader;
-  const data::Tokenizer& tokenizer;
-  const config::Config& config;
-  std::vector<std::int32_t> prompt;
-  std::int64_t max_tokens;
-  models::Sampling sampling;
-};
+/// The options of the command.
+CommandLine command_line() {
+  CommandLine line(
+      "generate", "Continues texts with a trained model.",
+      "--checkpoint D (--prompt T | --prompts FILE [--output FILE] [--batch-size N]) [--tag TAG] "
+      "[--max-tokens N] [--temperature X] [--top-k K] [--top-p P] [--repetition-penalty X] [--stop TEXT]... "
+      "[--seed S] [--device T] [--offload cpu|nvme] [--nvme-path DIR] [--set parallel.tensor=N] "
+      "[--set parallel.pipeline=N] [--ranks N] [--device-memory SIZE]");
+  line.value("checkpoint", "D", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
+      .value("tag", "TAG", "of a run's checkpoints this one: global_stepN, best; not given: the latest")
+      .value("prompt", "T", "the text to continue; empty: from the beginning of a document")
+      .value("prompts", "FILE", "texts to continue: a line each, or of a .jsonl the \"prompt\" of each line")
+      .value("output", "FILE", "lines of JSON with prompt, completion, tokens and finish; not given: stdout")
+      .value("batch-size", "N", "texts that are under way at once", "8")
+      .value("max-tokens", "N", "at most this many tokens", "100")
+      .value("temperature", "X", "0 takes the likeliest token, 1 samples the model's distribution", "0.8")
+      .value("top-k", "K", "sample among the K likeliest tokens; 0: all", "40")
+      .value("top-p", "P", "and among the likeliest that together have probability P", "1")
+      .value("repetition-penalty", "X", "divide the logits of tokens that the text has by this; 1: none", "1")
+      .list("stop", "TEXT", "end before this text; may be repeated")
+      .value("seed", "S", "of the sampling", "0")
+      .value("device", "T", "auto, cpu or cuda; not given: what the run's device.type says")
+      .value("offload", "cpu|nvme", "keep the weights there and bring them to the device block by block")
+      .value("nvme-path", "DIR", "a folder on the drive for --offload nvme")
+      .value("device-memory", "SIZE", "an error rather than more device memory than this, as 512MiB; 0: any",
+             "0")
+      .value("ranks", "N", "ranks in all; those beyond tensor x pipeline each keep a share of the weights")
+      .list("set", "parallel.tensor=N",
+            "this many ranks share the model, each on a GPU or a part of the cores of its own");
+  return line;
+}
 
-/// One rank's part: all draw the same tokens, and rank 0 prints them.
-void generate(const Request& request, const DistributedPtr& dist) {
-  const config::Config& config = request.config;
-  const auto device = engine::make_device(config, *dist);
-  const auto kernels = engine::make_kernels(config, *device);
-  const auto groups = make_groups(dist, config);
-  groups->bind(device);
-  const auto model = std::make_shared<models::Gpt>(
-      models::gpt_options(config, request.reader.manifest().data.vocab_size), layout_of(*groups, config));
-  engine::require_cut(*model, *groups, *dist, true);
-  const engine::StageLayout stages = engine::agree_on_stages(*model, config, *groups, *dist, true);
-  const engine::StateGroups state_groups(*model, stages, *groups);
-  sharding::ShardingOptions options;
-  options.placements = sharding::make_placements(0, config.precision.compute, config.precision.compute,
-                                                 config.precision.compute);
-  sharding::StateSources sources{{groups->group(comm::Axis::shard)}, *kernels};
-  sources.model_ranks = &groups->world();
-  sources.groups_of = [&](const autograd::Parameter& parameter) { return state_groups.of(parameter); };
-  options.parts = stages.all_own();
-  sharding::ShardedModel sharded(model, options, sources);
-  engine::load_weights(request.reader, sharded, *kernels);
-  sharding::Pass pass(sharded);
-  std::optional<engine::ModelStages> over_stages;
-  if (stages.stages > 1) over_stages.emplace(*model, stages, groups->group(comm::Axis::pipeline));
-  std::optional<Printer> printer;
-  if (dist->rank() == 0) printer.emplace(request.tokenizer, request.prompt);
-  const bool alone = dist->world_size() == 1;
-  models::generate(*model, pass.tape(), request.prompt, request.max_tokens, request.sampling,
-                   [&](std::int32_t id) {
-                     if (id == request.tokenizer.end_of_document()) return false;
-                     if (printer) printer->add(id);
-                     return !alone || std::ferror(stdout) == 0;  // of which other ranks know nothing
-                   });
+std::vector<std::string> prompts_of(const CommandLine& line) {
+  if (line.has("prompts") == line.has("prompt"))
+    throw UsageError(line.has("prompt") ? "give --prompt or --prompts, not both"
+                                        : "give --prompt T or --prompts FILE: what is to be continued");
+  if (line.has("prompts")) return read_prompts(line.text("prompts"));
+  for (const char* name : {"output", "batch-size"})
+    if (line.has(name)) throw UsageError(cat("--", name, " goes with --prompts FILE"));
+  return {line.text("prompt")};
+}
+
+models::Sampling sampling_of(const CommandLine& line, const data::Tokenizer& tokenizer) {
+  models::Sampling sampling;
+  sampling.temperature = line.number("temperature");
+  sampling.top_k = static_cast<int>(line.integer("top-k", 0, std::numeric_limits<int>::max()));
+  sampling.top_p = line.number("top-p");
+  sampling.repetition_penalty = line.number("repetition-penalty");
+  sampling.ids = tokenizer.vocab_size();  // published models have rows for more
+  sampling.key = RandomKey{static_cast<std::uint64_t>(line.integer("seed", 0)), stable_hash("generate")};
+  models::check_sampling(sampling);
+  return sampling;
+}
+
+WeightsPlace place_of(const CommandLine& line) {
+  WeightsPlace place;
+  const std::string offload = line.text("offload");
+  if (offload == "cpu")
+    place.offload = config::OffloadDevice::cpu;
+  else if (offload == "nvme")
+    place.offload = config::OffloadDevice::nvme;
+  else if (!offload.empty() && offload != "none")
+    throw UsageError(cat("--offload is cpu or nvme, not '", excerpt(offload), "'"));
+  place.nvme_path = line.text("nvme-path");
+  if (!place.nvme_path.empty() && place.offload != config::OffloadDevice::nvme)
+    throw UsageError("--nvme-path goes with --offload nvme");
+  place.device_memory_limit = static_cast<std::uint64_t>(line.amount("device-memory", 0, 1024));
+  return place;
 }
 
 }  // namespace
 
 void generate_command(const Arguments& arguments) {
-  CommandLine line(
-      "generate", "Continues a text with a trained model.",
-      "--checkpoint D --prompt T [--tag TAG] [--max-tokens N] [--temperature X] [--top-k K] [--seed S] "
-      "[--device T] [--set parallel.tensor=N] [--set parallel.pipeline=N]");
-  line.value("checkpoint", "D", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
-      .value("tag", "TAG", "of a run's checkpoints this one: global_stepN, best; not given: the latest")
-      .value("prompt", "T", "the text to continue; empty: from the beginning of a document")
-      .value("max-tokens", "N", "at most this many tokens", "100")
-      .value("temperature", "X", "0 takes the likeliest token, 1 samples the model's distribution", "0.8")
-      .value("top-k", "K", "sample among the K likeliest tokens; 0: all", "40")
-      .value("seed", "S", "of the sampling", "0")
-      .value("device", "T", "auto, cpu or cuda; not given: what the run's device.type says")
-      .list("set", "parallel.tensor=N",
-            "this many ranks share the model, each on a GPU or a part of the cores of its own");
+  CommandLine line = command_line();
   if (!line.parse(arguments)) return;
+  const WeightsPlace place = place_of(line);
   const engine::CheckpointReader reader(
       engine::checkpoint_folder(line.required("checkpoint"), line.text("tag")));
+  std::vector<std::string> prompts = prompts_of(line);
   for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
   const auto tokenizer = tokenizer_of(reader);
   config::Config config = config_of(reader, line.all("set"));
   config.device = device_section(config.device, line.text("device"));
-  std::vector<std::int32_t> prompt = tokenizer->encode(line.text("prompt"));
-  if (prompt.empty()) prompt.push_back(tokenizer->end_of_document());
-  models::Sampling sampling;
-  sampling.temperature = line.number("temperature");
-  sampling.top_k = static_cast<int>(line.integer("top-k", 0));
-  sampling.ids = tokenizer->vocab_size();  // published models have rows for more
-  sampling.key = RandomKey{static_cast<std::uint64_t>(line.integer("seed", 0)), stable_hash("generate")};
-  const Request request{reader, *tokenizer, config, prompt, line.integer("max-tokens", 1), sampling};
+  const int model_ranks = config.parallel.tensor * config.parallel.pipeline;
+  const int ranks = line.has("ranks") ? static_cast<int>(line.integer("ranks", 1, 1 << 16)) : model_ranks;
+  prepare_to_generate(config, place, ranks);
+  Request request{reader,
+                  *tokenizer,
+                  config,
+                  std::move(prompts),
+                  line.all("stop"),
+                  line.integer("max-tokens", 1),
+                  line.integer("batch-size", 1),
+                  sampling_of(line, *tokenizer)};
+  std::optional<CompletionsFile> completions;
+  if (line.has("prompts")) request.completions = &completions.emplace(line.text("output"), request.prompts);
   // Of these ranks alone: a launcher's variables may be left over, and nobody else would join.
-  const int ranks = config.parallel.tensor * config.parallel.pipeline;
   comm::run_local(ranks, {.timeout_seconds = config.parallel.timeout_seconds},
                   [&](comm::Communicator& world) {
                     const std::shared_ptr<comm::Communicator> borrowed(std::shared_ptr<void>(), &world);
                     generate(request, std::make_shared<Distributed>(borrowed, world.rank(), ranks));
                   });
-  std::fputc('\n', stdout);
 }
 
 }  // namespace sherd::cli

@@ -1,0 +1,63 @@
+#include "cli/generate_model.h"
+
+#include <limits>
+
+#include "cli/command_line.h"
+#include "engine/process_grid.h"
+#include "models/from_config.h"
+
+namespace sherd::cli {
+
+void prepare_to_generate(config::Config& config, const WeightsPlace& place, int ranks) {
+  const int model_ranks = config.parallel.tensor * config.parallel.pipeline;
+  if (ranks % model_ranks != 0)
+    fail(ErrorKind::config, ranks, " ranks are not a multiple of the ", model_ranks,
+         " that share the model (parallel.tensor x parallel.pipeline)");
+  if (place.offload == config::OffloadDevice::nvme && place.nvme_path.empty())
+    throw UsageError(
+        "--offload nvme needs --nvme-path DIR: a folder on the drive that is to hold the weights");
+  const bool apart = place.offload != config::OffloadDevice::none || ranks > model_ranks;
+  config.zero.stage = apart ? 3 : 0;
+  config.zero.offload_optimizer = config::Offload::of_optimizer();
+  config::Offload& parameters = config.zero.offload_param = {};
+  parameters.device = place.offload;
+  parameters.nvme_path = place.nvme_path;
+  parameters.max_in_cpu = 0;  // all of them go there
+  parameters.buffer_count = 3;
+  parameters.buffer_size = std::numeric_limits<std::int64_t>::max();
+  config.training.nvme_checkpointing = false;
+  config.training.cpu_checkpointing = false;
+  // Texts grow by single tokens, which ranks cannot cut.
+  config.parallel.sequence_parallel = false;
+  config.batch = {};
+  config.batch.micro_batch_size = config.batch.gradient_accumulation_steps = 1;
+  config.device.device_memory_limit = place.device_memory_limit;
+}
+
+GenerateModel::GenerateModel(const engine::CheckpointReader& reader, config::Config config,
+                             const DistributedPtr& dist)
+    : config_(std::move(config)) {
+  const auto groups = make_groups(dist, config_);
+  resources_ = std::make_unique<engine::Resources>(*dist, config_, nullptr, nullptr, groups);
+  model_ = std::make_shared<models::Gpt>(models::gpt_options(config_, reader.manifest().data.vocab_size),
+                                         layout_of(*groups, config_));
+  // Frozen: neither gradients nor masters. Values come from the checkpoint, and none need be drawn.
+  for (const autograd::ParameterPtr& parameter : model_->parameters()) {
+    parameter->trainable = false;
+    parameter->init = autograd::Init::zeros();
+  }
+  engine::require_cut(*model_, *groups, *dist, true);
+  stages_ =
+      std::make_unique<engine::StageLayout>(engine::agree_on_stages(*model_, config_, *groups, *dist, true));
+  sharding::ShardingOptions options = sharding::make_sharding_options(config_);
+  options.parts = stages_->all_own();
+  sharded_ = std::make_unique<sharding::ShardedModel>(
+      model_, options, resources_->sources(engine::StateGroups(*model_, *stages_, *groups)));
+  engine::load_weights(reader, *sharded_, resources_->kernels());
+  pass_ = std::make_unique<sharding::Pass>(*sharded_);
+  if (stages_->stages > 1) over_stages_.emplace(*model_, *stages_, groups->group(comm::Axis::pipeline));
+}
+
+GenerateModel::~GenerateModel() = default;
+
+}  // namespace sherd::cli

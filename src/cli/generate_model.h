@@ -1,0 +1,54 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "engine/checkpoint.h"
+#include "engine/model_stages.h"
+#include "engine/resources.h"
+#include "models/generate.h"
+#include "sharding/pass.h"
+#include "sharding/sharded_model.h"
+
+namespace sherd::cli {
+
+/// Where the weights of a model that generates lie.
+struct WeightsPlace {
+  config::OffloadDevice offload = config::OffloadDevice::none;  ///< off the device, gathered block by block
+  std::string nvme_path;                                        ///< for nvme
+  std::uint64_t device_memory_limit = 0;                        ///< bytes; 0: none
+};
+
+/// `config` of a run as generation takes it: its weights in the dtype that it computes in, where `place`
+/// says; over `ranks` ranks, of which those beyond tensor × pipeline share the weights out (ZeRO 3). Nothing
+/// of training. Throws Error{config} for ranks that do not divide, UsageError for nvme without a path.
+void prepare_to_generate(config::Config& config, const WeightsPlace& place, int ranks);
+
+/// A checkpoint's model, ready to run: frozen, and gathered block by block where its weights lie elsewhere or
+/// are shared out. One per rank, used from its thread; construction is collective.
+class GenerateModel {
+ public:
+  /// `config`: of prepare_to_generate().
+  GenerateModel(const engine::CheckpointReader& reader, config::Config config, const DistributedPtr& dist);
+  ~GenerateModel();
+  GenerateModel(const GenerateModel&) = delete;
+  GenerateModel& operator=(const GenerateModel&) = delete;
+
+  models::Gpt& model() { return *model_; }
+  device::Device& device() const { return resources_->device(); }
+  /// A pass over the model, for models::generate_texts().
+  models::RunPass run() {
+    return [this](const std::function<void(autograd::Tape&)>& body) { pass_->evaluate(body); };
+  }
+
+ private:
+  config::Config config_;
+  std::unique_ptr<engine::Resources> resources_;
+  std::shared_ptr<models::Gpt> model_;
+  std::unique_ptr<engine::StageLayout> stages_;
+  std::unique_ptr<sharding::ShardedModel> sharded_;
+  std::unique_ptr<sharding::Pass> pass_;
+  std::optional<engine::ModelStages> over_stages_;
+};
+
+}  // namespace sherd::cli

@@ -168,12 +168,19 @@ void generate_command(const Arguments& arguments) {
                   sampling_of(line, *tokenizer)};
   std::optional<CompletionsFile> completions;
   if (line.has("prompts")) request.completions = &completions.emplace(line.text("output"), request.prompts);
-  // Of these ranks alone: a launcher's variables may be left over, and nobody else would join.
-  comm::run_local(ranks, {.timeout_seconds = config.parallel.timeout_seconds},
-                  [&](comm::Communicator& world) {
-                    const std::shared_ptr<comm::Communicator> borrowed(std::shared_ptr<void>(), &world);
-                    generate(request, std::make_shared<Distributed>(borrowed, world.rank(), ranks));
-                  });
+  try {
+    // Of these ranks alone: a launcher's variables may be left over, and nobody else would join.
+    comm::run_local(ranks, {.timeout_seconds = config.parallel.timeout_seconds},
+                    [&](comm::Communicator& world) {
+                      const std::shared_ptr<comm::Communicator> borrowed(std::shared_ptr<void>(), &world);
+                      generate(request, std::make_shared<Distributed>(borrowed, world.rank(), ranks));
+                    });
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::memory) throw;
+    fail(ErrorKind::memory, error.what(),
+         ". Of generation: give --offload nvme --nvme-path DIR (or --offload cpu), a smaller --batch-size, "
+         "fewer --max-tokens, or --ranks that share the weights");
+  }
 }
 
 }  // namespace sherd::cli

@@ -1,5 +1,6 @@
 #include "cli/generate_model.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "cli/command_line.h"
@@ -34,6 +35,20 @@ void prepare_to_generate(config::Config& config, const WeightsPlace& place, int 
   config.device.device_memory_limit = place.device_memory_limit;
 }
 
+namespace {
+/// Elements of the largest part of a model that are gathered at once.
+std::int64_t largest_part(const nn::LayeredModel& model) {
+  std::int64_t most = 0;
+  for (std::size_t part = 0; part < model.parts(); ++part) {
+    std::int64_t elements = 0;
+    for (const auto& module : model.modules(part))
+      for (const autograd::ParameterPtr& parameter : module->parameters()) elements += parameter->numel();
+    most = std::max(most, elements);
+  }
+  return most;
+}
+}  // namespace
+
 GenerateModel::GenerateModel(const engine::CheckpointReader& reader, config::Config config,
                              const DistributedPtr& dist)
     : config_(std::move(config)) {
@@ -50,6 +65,9 @@ GenerateModel::GenerateModel(const engine::CheckpointReader& reader, config::Con
   stages_ =
       std::make_unique<engine::StageLayout>(engine::agree_on_stages(*model_, config_, *groups, *dist, true));
   sharding::ShardingOptions options = sharding::make_sharding_options(config_);
+  // What runs, and as much ahead of it.
+  const std::int64_t largest = largest_part(*model_);
+  options.residency = {.prefetch_bucket = largest, .max_live = 2 * largest, .max_reuse_distance = 0};
   options.parts = stages_->all_own();
   sharded_ = std::make_unique<sharding::ShardedModel>(
       model_, options, resources_->sources(engine::StateGroups(*model_, *stages_, *groups)));

@@ -97,7 +97,7 @@ void generate(const Request& request, const DistributedPtr& dist) {
       models::generate_texts(from.model(), from.run(), texts.texts(), request.batch, request.sampling,
                              [&](std::size_t text, std::int32_t id) { return texts.add(text, id); });
   texts.end();
-  if (dist->rank() == 0) tell(stats, from, texts.texts().size());
+  if (dist->rank() == 0 && request.completions) tell(stats, from, texts.texts().size());
 }
 
 }  // namespace sherd::cli

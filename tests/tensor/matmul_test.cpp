@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -198,6 +199,62 @@ void expect_folds_as_apart(Machine& machine, const Case& size, double std, DType
             << m << "x" << n << "x" << k << (ta ? " T, rounded to " : ", rounded to ") << name_of(rounding)
             << (accumulate ? ", onto a sum of " : ", into ") << name_of(to) << ", values of " << std;
       }
+}
+
+/// As one row gives it, whatever the number of rows, of threads, and the instruction set.
+TEST_P(MatmulOfDType, FewRowsAreEachMultipliedByItself) {
+  const DType dtype = GetParam();
+  for (const auto& [rows, n, k] : {std::array<Count, 3>{1, 1, 1},
+                                   {1, 70, 33},
+                                   {2, 131, 64},
+                                   {3, 5, 31},
+                                   {7, 301, 96},
+                                   {21, 66, 130},
+                                   {1, 1000, 257}}) {
+    const std::vector<double> a = test::normals_in(dtype, rows * k, 1), b = test::normals_in(dtype, n * k, 2),
+                              bias = test::normals_in(dtype, n, 3);
+    const Reference want = multiply(a, b, rows, n, k, false, true);
+    test::on_every_cpu(
+        [&](Machine& m) {
+          const Tensor right = m.of({n, k}, dtype, b), c = m.empty({rows, n}, dtype),
+                       act = m.empty({rows, n}, dtype), pre = m.empty({rows, n}, dtype);
+          m.kernels.matmul(
+              {.a = m.of({rows, k}, dtype, a), .b = right, .c = c, .trans_b = true, .few_rows = true});
+          m.kernels.matmul({.a = m.of({rows, k}, dtype, a),
+                            .b = right,
+                            .c = act,
+                            .trans_b = true,
+                            .bias = m.of({n}, dtype, bias),
+                            .activation = Activation::gelu_tanh,
+                            .pre_activation = pre,
+                            .few_rows = true});
+          const Tensor again = m.empty({rows, n}, dtype);
+          m.kernels.activation(Activation::gelu_tanh, pre, again);
+          EXPECT_EQ(bytes(m, act), bytes(m, again));
+          for (Count i = 0; i < rows && dtype != DType::f64; ++i) {
+            const Tensor alone = m.empty({1, n}, dtype);
+            m.kernels.matmul({.a = m.of({1, k}, dtype, {a.begin() + i * k, a.begin() + (i + 1) * k}),
+                              .b = right,
+                              .c = alone,
+                              .trans_b = true,
+                              .few_rows = true});
+            EXPECT_EQ(bytes(m, alone), bytes(m, c.rows(i, i + 1))) << i << " of " << rows;
+          }
+          return std::vector<Tensor>{c, pre};
+        },
+        [&](const std::vector<Tensor>& got) {
+          for (const bool biased : {false, true}) {
+            const std::vector<double> values = test::values_of(got[biased ? 1 : 0]);
+            for (std::size_t i = 0; i < values.size(); ++i) {
+              const double sum = want.sum[i] + (biased ? bias[i % static_cast<std::size_t>(n)] : 0);
+              ASSERT_NEAR(values[i], sum,
+                          (std::abs(sum) + 1e-3) * 1.01 * unit_roundoff(dtype) + want.magnitude[i] * 1e-6)
+                  << rows << " x " << n << " x " << k << ", element " << i;
+            }
+          }
+        });
+    if (HasFatalFailure()) return;
+  }
 }
 
 TEST_P(MatmulOfDType, FoldsAsIfTheProductHadBeenFormedApart) {

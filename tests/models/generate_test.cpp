@@ -42,6 +42,55 @@ TEST(SampleToken, FrequenciesFollowTheSoftmax) {
   }
 }
 
+/// Probabilities that transformers 5.24's RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper,
+/// TopKLogitsWarper and TopPLogitsWarper leave of these logits behind the text 3 5 5 1, one after the other.
+TEST(SampleToken, DrawsFromWhatTransformersLeaves) {
+  const std::vector<float> logits{1.60655212f,   0.349666774f, 0.177956194f, -1.22743607f,
+                                  0.0923648998f, -2.73651838f, 0.674990177f, 2.02223182f,
+                                  -2.87035871f,  1.95486355f,  1.04409993f,  2.47583342f};
+  const std::vector<std::int32_t> text{3, 5, 5, 1};
+  struct Left {
+    double penalty, temperature;
+    int top_k;
+    double top_p;
+    std::vector<double> probabilities;
+  };
+  for (const Left& left : std::vector<Left>{
+           {1,
+            1,
+            0,
+            0.9,
+            {0.132178, 0.0376098, 0, 0, 0, 0, 0.0520699, 0.2003026, 0, 0.187253, 0.0753163, 0.3152704}},
+           {1, 0.7, 5, 0.8, {0, 0, 0, 0, 0, 0, 0, 0.2617826, 0, 0.2377629, 0, 0.5004545}},
+           {1.3, 1, 0, 0.5, {0, 0, 0, 0, 0, 0, 0, 0.284996, 0, 0.2664287, 0, 0.4485753}},
+           {1.5,
+            2,
+            6,
+            0.95,
+            {0.1575258, 0, 0, 0, 0, 0, 0.0988702, 0.1939168, 0, 0.1874936, 0.1189095, 0.2432841}},
+           {1, 1, 3, 0.3, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}},
+           {0.8,
+            0.5,
+            0,
+            0.97,
+            {0.0871655, 0, 0, 0, 0, 0, 0.013527, 0.2001701, 0, 0.1749379, 0.0283012, 0.4958983}},
+           {1, 1, 4, 1, {0.1582962, 0, 0, 0, 0, 0, 0, 0.2398822, 0, 0.2242541, 0, 0.3775675}}}) {
+    const Sampling sampling{.temperature = left.temperature,
+                            .top_k = left.top_k,
+                            .top_p = left.top_p,
+                            .repetition_penalty = left.penalty,
+                            .key = {1, 2}};
+    std::vector<double> counts(logits.size());
+    constexpr int draws = 20000;
+    for (std::uint64_t i = 0; i < draws; ++i)
+      counts[static_cast<std::size_t>(sample_token(logits, sampling, i, text))] += 1.0 / draws;
+    for (std::size_t id = 0; id < logits.size(); ++id) {
+      EXPECT_NEAR(counts[id], left.probabilities[id], 0.012) << id << " at top_p " << left.top_p;
+      EXPECT_EQ(counts[id] > 0, left.probabilities[id] > 0) << id << " at top_p " << left.top_p;
+    }
+  }
+}
+
 TEST(SampleToken, BadArgumentsAreRefused) {
   const std::vector<float> bad{0.0f, std::numeric_limits<float>::quiet_NaN()};
   expect_error(ErrorKind::numerics, "NaN", [&] { sample_token(bad, {}, 0); });

@@ -49,6 +49,7 @@ std::vector<Case> cases() {
   return {{2, 2, 4, 3, 8, 0, {prompt, next, more}},
           {6, 2, 5, 3, 9, 0, {prompt, next, {3, {{2, 7, 2}, {0, 4, 3}, {1, 0, 1}}}}},
           {4, 1, 64, 3, 12, 0, {prompt, next, more}, 0.3f},
+          {4, 2, 8, 3, 9, 3, {prompt, next, more}},
           {2, 1, 33, 3, 4, 4, {prompt, next, more, {5, {{0, 5, 5}}}}},
           {3, 3, 16, 3, 1, 1, {prompt, next}},
           {2, 2, 100, 1, 60, 0, long_text},

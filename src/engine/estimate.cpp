@@ -101,11 +101,11 @@ class DryRun {
                         {after.read - before.read, after.written - before.written}};
       sum.add(moved, i + 1 < run ? static_cast<std::uint64_t>(micro_batches - 1) : 1);
     }
-    // The boundary gathers a loss of every micro-batch.
+    // The boundary gathers a loss of every micro-batch, and what it weighs.
     const int ranks = engine_->data_ranks().size();
     for (auto& [axis, bytes] : sum.traffic)
       if (&engine_->groups().group(axis) == &engine_->data_ranks())
-        bytes.scalars += static_cast<std::uint64_t>((micro_batches - run) * (ranks - 1)) * loss_bytes;
+        bytes.scalars += static_cast<std::uint64_t>((micro_batches - run) * (ranks - 1)) * (loss_bytes + sizeof(double));
     return sum;
   }
 

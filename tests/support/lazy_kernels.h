@@ -207,6 +207,9 @@ class LazyKernels final : public tensor::Kernels {
   static tensor::StridedRows bare(const tensor::StridedRows& rows) {
     return {bare(rows.tensor), rows.first, rows.stride};
   }
+  static tensor::KeyStore bare(const tensor::KeyStore& store) {
+    return {bare(store.keys), bare(store.values), bare(store.places)};
+  }
   static tensor::RouterLossGradients bare(tensor::RouterLossGradients losses) {
     losses.balance = bare(losses.balance);
     return losses;
@@ -233,12 +236,15 @@ class LazyKernels final : public tensor::Kernels {
   static void note(Key& key, const tensor::StridedRows& rows) {
     note(key, rows.tensor), note(key, rows.first), note(key, rows.stride);
   }
+  static void note(Key& key, const tensor::KeyStore& store) {
+    note(key, store.keys), note(key, store.values), note(key, store.places);
+  }
   static void note(Key& key, const tensor::RouterLossGradients& losses) {
     note(key, losses.balance), note(key, losses.z);
   }
   static void note(Key& key, const tensor::Matmul& args) {
     for (const Tensor* x : {&args.a, &args.b, &args.c, &args.bias, &args.pre_activation}) note(key, *x);
-    for (const bool flag : {args.trans_a, args.trans_b, args.accumulate}) note(key, flag);
+    for (const bool flag : {args.trans_a, args.trans_b, args.accumulate, args.few_rows}) note(key, flag);
     note(key, args.activation);
   }
 

@@ -105,7 +105,7 @@ Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
   check_tokens(tokens);
   Var x = (*tokens_)(tape, parallel::inner_part(tape.kernels(), tokens, layout_));
   if (positions_ && tape.documents)
-    x = positions_->add_to(tape, x, stream_ids(tape.kernels(), entry(batch, "positions")));
+    x = positions_->add_rows(tape, x, stream_ids(tape.kernels(), entry(batch, "positions")));
   else if (positions_)
     x = positions_->add_to(tape, x, layout_.stream_positions(x.shape()[1]));
   return embedding_dropout_->apply(tape, x, layout_.stream_slice(x.shape()));

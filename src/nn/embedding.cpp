@@ -29,7 +29,7 @@ Var Positions::add_to(Tape& tape, const Var& x, const tensor::Positions& positio
   });
 }
 
-Var Positions::add_to(Tape& tape, const Var& x, const tensor::Tensor& ids) {
+Var Positions::add_rows(Tape& tape, const Var& x, const tensor::Tensor& ids) {
   return run(tape, {x}, [this, ids](Tape& t, const std::vector<Var>& in) {
     return autograd::add(in[0], autograd::embedding(ids, t.parameter(weight_)));
   });

@@ -23,7 +23,7 @@ class Positions : public Layer {
   /// Adds row positions.at(s) to x[b, s, :], where x holds those rows of sequences.
   Var add_to(Tape& tape, const Var& x, const tensor::Positions& positions);
   /// Adds row ids[b, s] to x[b, s, :]; ids: int32 [batch, seq].
-  Var add_to(Tape& tape, const Var& x, const tensor::Tensor& ids);
+  Var add_rows(Tape& tape, const Var& x, const tensor::Tensor& ids);
   const ParameterPtr& weight() const { return weight_; }
 
  protected:

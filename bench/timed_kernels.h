@@ -56,6 +56,10 @@ class TimedKernels final : public tensor::Kernels {
   void quotient(const Tensor& a, const Tensor& b, double factor, const Tensor& out) override {
     time(Family::loss, [&] { inner_.quotient(a, b, factor, out); });
   }
+  void attend_stored(const Tensor& qkv, const tensor::Attention& geometry, const tensor::KeyStore& store,
+                     const Tensor& out) override {
+    time(Family::attention, [&] { inner_.attend_stored(qkv, geometry, store, out); });
+  }
   void merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first, bool begin,
                        const Tensor& out, const Tensor& lse) override {
     time(Family::attention, [&] { inner_.merge_attention(part, part_lse, first, begin, out, lse); });

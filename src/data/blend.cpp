@@ -38,8 +38,8 @@ BlendedSamples::BlendedSamples(std::vector<std::shared_ptr<const Samples>> sourc
   }
   for (std::size_t s = 0; s < weights.size(); ++s)
     if (weights[s] * static_cast<double>(cycle) < 1)
-      fail(ErrorKind::config, "data.sources[", s, "].weight is ", weights[s],
-           " of all weights, less than one in ", cycle, " samples: raise it, or leave the source out");
+      fail(ErrorKind::config, "data.sources: a weight is ", weights[s], " of all weights, less than one in ",
+           cycle, " samples: raise it, or leave the source out");
 }
 
 std::int64_t BlendedSamples::tokens() const {

@@ -89,8 +89,8 @@ void write_mistral(Writer& out, std::span<const Message> messages) {
       out.end(is_learned(message));
     } else {
       out.control("[INST]");
-      out.text(" " + system + message.content + " ");
-      out.control("[/INST]");
+      out.text(" " + system + message.content);
+      out.control(" [/INST]");
       system.clear();
     }
   }

@@ -21,8 +21,10 @@ struct Message {
 struct Segment {
   enum class Kind {
     text,
-    control,  ///< a token of the template's own, "<|im_end|>": one id where the tokenizer has it, else text
-    end       ///< the tokenizer's end of a document
+    /// A token of the template's own, "<|im_end|>": one id where the tokenizer has it, else text. A space in
+    /// front of it belongs to the text alone.
+    control,
+    end  ///< the tokenizer's end of a document
   };
   std::string text;
   bool learned = false;  ///< its tokens are targets of the loss
@@ -30,11 +32,13 @@ struct Segment {
 };
 
 /// How conversations are written down, after the templates that the families publish:
-///   chatml   <|im_start|>ROLE\nTEXT<|im_end|>\n (Qwen and many others)
-///   llama3   <|begin_of_text|>, then <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>, texts
-///   trimmed mistral  <s>, then [INST] TEXT [/INST] ANSWER</s>; the system's text before the first user's
-///   plain    for tokenizers without such tokens: SYSTEM\n\n### User:\nTEXT\n\n### Assistant:\nANSWER and the
-///            end of the document
+/// - chatml (Qwen and many others): <|im_start|>ROLE\nTEXT<|im_end|>\n
+/// - llama3: <|begin_of_text|>, then <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>; trimmed
+/// texts
+/// - mistral: <s>, then [INST] TEXT [/INST] ANSWER</s>; the system's text before the first user's; no space
+///   before [/INST] where that is a token of its own
+/// - plain, for tokenizers without such tokens: SYSTEM\n\n### User:\nTEXT\n\n### Assistant:\nANSWER and the
+///   end of the document
 /// None puts in a system message that the conversation does not have.
 enum class ChatTemplate { chatml, llama3, mistral, plain };
 

@@ -157,7 +157,8 @@ void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segmen
   for (const Segment& segment : segments) {
     std::optional<std::int32_t> id;
     if (segment.kind == Segment::Kind::end) id = tokenizer.end_of_document();
-    if (segment.kind == Segment::Kind::control) id = tokenizer.token_id(segment.text);
+    if (segment.kind == Segment::Kind::control)
+      id = tokenizer.token_id(std::string_view(segment.text).substr(segment.text.starts_with(' ')));
     if (!id) {
       run.append(segment);
       continue;

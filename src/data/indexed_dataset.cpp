@@ -212,7 +212,13 @@ void IndexedDataset::check_documents() const {
 
 void IndexedDataset::check_info() {
   const std::optional<DatasetInfo> info = read_dataset_info(prefix_);
-  if (!info) return;  // Megatron writes none
+  if (!info) {  // Megatron writes none
+    std::error_code ignored;
+    if (fs::exists(mask_path(prefix_), ignored))
+      fail(ErrorKind::data, "'", mask_path(prefix_).string(), "' says which tokens are learned, and '",
+           info_path(prefix_).string(), "', which belongs to it, is missing; copy all files of the dataset");
+    return;
+  }
   const auto compare = [&](const char* what, const auto& here, const auto& there) {
     if (here != there)
       fail(ErrorKind::data, "'", index_file_.path().string(), "' and '", info_path(prefix_).string(),

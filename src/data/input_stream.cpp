@@ -133,7 +133,10 @@ class InputStream::Gzip final : public Decoder {
 
 class InputStream::Zstd final : public Decoder {
  public:
-  Zstd() : stream_(::ZSTD_createDStream()) { require(stream_ != nullptr, "zstd cannot begin to unpack"); }
+  Zstd() : stream_(::ZSTD_createDStream()) {
+    require(stream_ != nullptr, "zstd cannot begin to unpack");
+    ::ZSTD_DCtx_setParameter(stream_, ZSTD_d_windowLogMax, 31);  // as `zstd --long=31` packs
+  }
   ~Zstd() override { ::ZSTD_freeDStream(stream_); }
 
   std::size_t read(Source& source, char* to, std::size_t bytes) override {

@@ -8,6 +8,7 @@
 #include "base/arena.h"
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "base/random.h"
 #include "base/utf8.h"
 #include "data/dataset_builder.h"
@@ -165,6 +166,10 @@ class Preparation {
       for (std::size_t i = 0; i < used_; ++i) store(jobs_[i]);
       report();
     }
+    if (builder_.counts().documents == 0 && left_out_ > 0)
+      fail(ErrorKind::data, "none of ", counted(left_out_, "example"),
+           " has an answer to learn from (a message of the assistant's, or a completion); nothing was "
+           "written");
     if (builder_.counts().documents == 0)
       fail(ErrorKind::data, "the ", source_.files().size() == 1 ? "input holds" : "inputs hold",
            " no text (first: '", source_.files().front().path.string(), "'); nothing was written");
@@ -239,15 +244,23 @@ class Preparation {
     if (!example.teaches()) return void(++job.left_out);
     const std::size_t before = job.tokens.size();
     encode_segments(tokenizer_, example.segments, job.tokens, job.learned);
-    // An answer may have ended the document already.
-    std::size_t last = job.tokens.size();
-    while (last > before && job.learned[last - 1] == 0) --last;
-    if (last == before || job.tokens[last - 1] != tokenizer_.end_of_document()) {
+    if (!ends(example)) {
       job.tokens.push_back(tokenizer_.end_of_document());
       job.learned.push_back(0);
     }
     job.conversations = job.conversations || example.conversation;
     close(job, before, text, true);
+  }
+
+  /// Whether the last that is no space is the end of the document.
+  bool ends(const Example& example) const {
+    for (auto at = example.segments.rbegin(); at != example.segments.rend(); ++at) {
+      if (at->kind == Segment::Kind::end) return true;
+      if (at->kind == Segment::Kind::control)
+        return tokenizer_.token_id(at->text) == tokenizer_.end_of_document();
+      if (at->text.find_first_not_of(" \n") != std::string::npos) return false;
+    }
+    return false;
   }
 
   static void close(Job& job, std::size_t before, const std::string& text, bool last) {

@@ -204,7 +204,12 @@ double Engine::eval_batches(const std::function<tensor::Batch()>& next, std::int
     if (loss.defined()) item(loss);  // a GPU is not to be given more than one of them
     update_->require_finite(global_steps());
   }
-  return losses.mean().value;
+  const engine::MeanLoss mean = losses.mean();
+  if (mean.weight == 0)
+    fail(ErrorKind::data,
+         "none of the tokens of an evaluation is a target of the loss: take more batches "
+         "(training.eval_steps), or look at the labels (-100 leaves a token out)");
+  return mean.value;
 }
 
 double Engine::item(const autograd::Var& loss) {

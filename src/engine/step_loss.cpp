@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/excerpt.h"
 #include "device/cuda.h"
 
 namespace sherd::engine {
@@ -83,7 +82,7 @@ MeanLoss StepLoss::mean() {
   share();
   if (!here_) bring_here();
   if (device_.kind() == device::Kind::meta)  // of ranks that are not there, perhaps millions
-    return {0, static_cast<double>(count_ * ranks_.size())};
+    return {0, static_cast<double>(count_ * ranks_.size()), count_ * ranks_.size()};
   if (device_.kind() == device::Kind::cuda) {
     complete_.wait(device::as_cuda(device_).deadline(), "the forward pass");
     device::as_cuda(device_).check();
@@ -101,12 +100,7 @@ MeanLoss StepLoss::add_up() const {
       sum += weighs * tensor::scalar_value(shared_.losses.range(at, at + 1));
       weight += weighs;
     }
-  if (weight == 0)
-    fail(ErrorKind::data, "none of the tokens of ", counted(count_ * ranks_.size(), "micro-batch"),
-         " is a target of the loss: nothing can be learned from them; give more samples to a step, or look "
-         "at the "
-         "labels (-100 leaves a token out)");
-  return {sum / weight, weight};
+  return {weight > 0 ? sum / weight : 0, weight, count_ * ranks_.size()};
 }
 
 void StepLoss::clear() {

@@ -11,8 +11,9 @@ namespace sherd::engine {
 
 /// The mean loss of some micro-batches, and what they weigh together: their number where each weighs 1.
 struct MeanLoss {
-  double value = 0;
+  double value = 0;  ///< 0 where they weigh nothing
   double weight = 0;
+  std::int64_t micro_batches = 0;
 };
 
 /// The mean of the losses of micro-batches over this rank's and all others', each by its weight
@@ -34,8 +35,8 @@ class StepLoss {
   void share();
   /// Shares and waits for the losses, not for work that the device was given later. They are added in the
   /// global order of micro-batches (all ranks' first, then their second …), so that the bits do not depend on
-  /// how many ranks share them. Throws Error{data} for what kernels have found wrong by then, and where all
-  /// weigh nothing. 0 on a meta device.
+  /// how many ranks share them. Throws Error{data} for what kernels have found wrong by then. 0 on a
+  /// meta device.
   MeanLoss mean();
   /// The next loss is the first of another mean.
   void clear();

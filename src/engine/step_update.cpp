@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/excerpt.h"
 #include "device/meta.h"
 
 namespace sherd::engine {
@@ -53,6 +54,14 @@ optim::AverageScale StepUpdate::average_scale() const {
                                    parts_.data_ranks.size());
 }
 
+/// Of a step with fewer micro-batches than it should have, or more, the divisor stays that of a whole one, as
+/// DeepSpeed has it.
+double StepUpdate::rest_of(const MeanLoss& mean) const {
+  const auto whole =
+      static_cast<double>(parts_.config.batch.gradient_accumulation_steps * parts_.data_ranks.size());
+  return average_scale().rest(mean.weight * whole / static_cast<double>(mean.micro_batches));
+}
+
 void StepUpdate::begin() {
   complete();
   taken_up_ = false;
@@ -69,18 +78,24 @@ void StepUpdate::gradients_complete(const std::vector<sharding::Segment*>& segme
     if (!decided()) return;
     parts_.model.require_no_leases(*segment);
     const MeanLoss mean = mean_loss();
-    if (!std::isfinite(mean.value)) {  // finish() will say so
+    if (!std::isfinite(mean.value) || mean.weight == 0) {  // finish() will say so
       pipeline_.abandon();
       parts_.optimizer.abandon_step();
       return;
     }
-    pipeline_.decide(average_scale().rest(mean.weight));
+    pipeline_.decide(rest_of(mean));
     pipeline_.gradients_complete(*segment);
   }
 }
 
 bool StepUpdate::finish(const MeanLoss& mean, std::int64_t step, StepReport& report, bool late) {
-  const double mean_loss = mean.value, rest = average_scale().rest(mean.weight);
+  if (mean.weight == 0)
+    fail(ErrorKind::data, "step ", step, " has no token that is a target of the loss in ",
+         counted(mean.micro_batches, "micro-batch"),
+         ": nothing was updated; give a step more samples (train_batch_size), or look at the labels (-100 "
+         "leaves a "
+         "token out)");
+  const double mean_loss = mean.value, rest = rest_of(mean);
   if (decided()) pipeline_.decide(rest);
   report.lr = decided() ? parts_.optimizer.used_lr() : parts_.optimizer.lr();
   report.loss = mean_loss;

@@ -87,6 +87,7 @@ class StepUpdate {
   /// Weights of the coming step may change.
   bool decided() const { return !pending() && pipeline_.decided(); }
   optim::AverageScale average_scale() const;
+  double rest_of(const MeanLoss& mean) const;
   bool may_have_changed() const;
   [[noreturn]] void fail_poisoned(const Error& error) const;
   void guard_late(const std::function<void()>& body);

@@ -8,6 +8,7 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "data/blend.h"
 #include "data/document_packing.h"
 #include "data/packing.h"
@@ -90,11 +91,17 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
     const data::SequenceRange range =
         data::split_sequences(data.datasets[i]->sequences(), section.split)[part];
     if (range.size() == 0 && part > 0) continue;
-    if (section.packing == config::Packing::documents)
-      parts.push_back(std::make_shared<data::DocumentSamples>(
-          data.datasets[i], range, packing, data.info ? data.info->end_of_document : 0, names[part]));
-    else
-      parts.push_back(std::make_shared<data::PackedSamples>(data.datasets[i], range, packing, names[part]));
+    try {
+      if (section.packing == config::Packing::documents)
+        parts.push_back(std::make_shared<data::DocumentSamples>(
+            data.datasets[i], range, packing, data.info ? data.info->end_of_document : 0, names[part]));
+      else
+        parts.push_back(std::make_shared<data::PackedSamples>(data.datasets[i], range, packing, names[part]));
+    } catch (const Error& error) {
+      if (part == 0 || data.datasets.size() == 1) throw;
+      log_info("not among the data of validation: ", error.what());
+      continue;
+    }
     const double given = section.sources[i].weight;
     weights.push_back(given > 0 ? given : static_cast<double>(parts.back()->tokens()));
   }

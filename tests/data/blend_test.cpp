@@ -74,7 +74,7 @@ TEST_F(Blending, ReadsWhatTheSourceHas) {
 }
 
 TEST_F(Blending, RefusesWhatItCannotMix) {
-  expect_error(ErrorKind::config, "data.sources[1].weight is", [&] { blend({1, 1e-6}); });
+  expect_error(ErrorKind::config, "data.sources: a weight is", [&] { blend({1, 1e-6}); });
   expect_error(ErrorKind::usage, "sources of 4 and 5 tokens", [&] {
     BlendedSamples({source(folder_, "a", 0), source(folder_, "b", 0, 5)}, {1, 1});
   });

@@ -185,6 +185,11 @@ TEST(Examples, AreEncodedAsOneTextBetweenTokensOfTheTemplate) {
       << "a token that the tokenizer has not is text";
   EXPECT_EQ(encoded({{"a", false}, {"b", true}, {"a", false}, {"b", true}}),
             std::pair(Ids{300, 300}, Marks{1, 1}));
+  EXPECT_EQ(encoded({{"a", false}, {" <|im_end|>", true, Kind::control}}),
+            std::pair(Ids{'a', 301}, Marks{0, 1}));
+  EXPECT_EQ(encoded({{"a", false}, {" b", false, Kind::control}}),
+            std::pair(Ids{'a', ' ', 'b'}, Marks{0, 0, 0}))
+      << "the space in front of a token is of the text alone";
   EXPECT_EQ(encoded({}), std::pair(Ids{}, Marks{}));
 }
 
@@ -241,6 +246,14 @@ TEST(Examples, EndADocumentOnce) {
   EXPECT_EQ(std::count(ids.begin(), ids.end(), 256), 1)
       << "a template that has another end gets the document's";
   EXPECT_EQ(ids.back(), 256);
+  options.chat_template = "plain";
+  write_text(folder_ / "in.jsonl",
+             "{\"messages\": [{\"role\": \"assistant\", \"content\": \"h\"}, {\"role\": \"user\", "
+             "\"content\": \"u\"}]}\n");
+  prepare(options);
+  EXPECT_EQ(read_all(*IndexedDataset::open(options.output)).back(), 256) << "a question is no end";
+  write_text(folder_ / "in.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"u\"}]}\n");
+  expect_error(ErrorKind::data, "none of 1 example has an answer to learn from", [&] { prepare(options); });
   options.chat_template = "chat";
   expect_error(ErrorKind::config, "there is no chat template 'chat'", [&] { prepare(options); });
 }

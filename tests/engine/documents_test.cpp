@@ -10,6 +10,7 @@
 #include "data/dataset_info.h"
 #include "engine/initialize.h"
 #include "engine/process_grid.h"
+#include "engine/step_update.h"
 #include "engine/token_data.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
@@ -107,10 +108,22 @@ TEST_F(DocumentTraining, IsThatOfOneRankInEveryLayout) {
     expect("tensor and sequence parallel", 2, with(0, 4, 2, R"(, "parallel": {"tensor": 2})"));
     expect("pipeline", 2, with(0, 2, 4, R"(, "parallel": {"pipeline": 2})"));
     expect("four stages", 4, with(0, 1, 8, R"(, "parallel": {"pipeline": 4, "schedule": "gpipe"})"));
-    expect("optimizer on the host, updated early", 2,
+    expect("optimizer on the host", 2,
            config::parse_text(config::dump(with(2, 2, 2, "")), "",
                               {"zero_optimization.offload_optimizer.device=cpu"}));
   }
+}
+
+/// An update that begins beside backward takes what micro-batches weigh with the loss.
+TEST_F(DocumentTraining, EarlyUpdatesHaveTheBitsOfLateOnes) {
+  const auto setting = [&](const char* device) {
+    return config::parse_text(config::dump(config(2, 2, 2, "")), "",
+                              {"bf16.enabled=true", "bf16.check_grad_overflow=false", "gradient_clipping=0",
+                               cat("zero_optimization.offload_optimizer.device=", device)});
+  };
+  EXPECT_TRUE(engine::StepUpdate::may_begin_early(setting("cpu")));
+  EXPECT_FALSE(engine::StepUpdate::may_begin_early(setting("none")));
+  EXPECT_EQ(train(2, setting("cpu")), train(2, setting("none")));
 }
 
 TEST_F(DocumentTraining, MeansOfMeansAreAnotherLoss) {
@@ -136,7 +149,7 @@ TEST_F(DocumentTraining, AStepWithoutTargetsIsAnError) {
   config::Config alone = config(0, 2, 1, "", "");
   alone.data->sources.pop_back();
   alone.data->split = {1, 0};
-  expect_error(ErrorKind::data, "none of the tokens of 1 micro-batch is a target of the loss", [&] {
+  expect_error(ErrorKind::data, "step 1 has no token that is a target of the loss in 1 micro-batch", [&] {
     const auto data = engine::open_token_data(alone);
     launch_ranks(1, [&](DistributedPtr dist) {
       Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(alone, 29)), alone);

@@ -247,12 +247,12 @@ TEST(Examples, EndADocumentOnce) {
       << "a template that has another end gets the document's";
   EXPECT_EQ(ids.back(), 256);
   options.chat_template = "plain";
-  write_text(folder_ / "in.jsonl",
+  write_text(folder / "in.jsonl",
              "{\"messages\": [{\"role\": \"assistant\", \"content\": \"h\"}, {\"role\": \"user\", "
              "\"content\": \"u\"}]}\n");
   prepare(options);
   EXPECT_EQ(read_all(*IndexedDataset::open(options.output)).back(), 256) << "a question is no end";
-  write_text(folder_ / "in.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"u\"}]}\n");
+  write_text(folder / "in.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"u\"}]}\n");
   expect_error(ErrorKind::data, "none of 1 example has an answer to learn from", [&] { prepare(options); });
   options.chat_template = "chat";
   expect_error(ErrorKind::config, "there is no chat template 'chat'", [&] { prepare(options); });

@@ -13,8 +13,8 @@ Var rotary(const Var& qkv, const tensor::Attention& geometry, const tensor::Rota
 /// dropout mask. Nothing is dropped out unless the tape is training. qkv: [batch, seq, (heads +
 /// 2·kv_heads)·head_dim]; the result: [batch, seq, heads·head_dim]. Keeps qkv, the result and one number per
 /// head and row; selective recompute makes the result again. `documents`: queries see keys of their own
-/// document alone; null: of their sequence. With Tape::key_cache the rows continue texts, and see the keys that
-/// these have there.
+/// document alone; null: of their sequence. With Tape::key_cache the rows continue texts, and see the keys
+/// that these have there.
 Var attention(const Var& qkv, tensor::Attention geometry,
               std::shared_ptr<const Documents> documents = nullptr);
 

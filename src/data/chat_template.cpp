@@ -37,7 +37,7 @@ bool is_learned(const Message& message) {
   return is_answer(message) && message.learned;
 }
 
-void write_chatml(Writer& out, std::span<const Message> messages, bool to_answer) {
+void write_chatml(Writer& out, std::span<const Message> messages) {
   for (const Message& message : messages) {
     out.control("<|im_start|>");
     out.text(message.role + "\n");
@@ -45,12 +45,9 @@ void write_chatml(Writer& out, std::span<const Message> messages, bool to_answer
     out.control("<|im_end|>", is_learned(message));
     out.text("\n");
   }
-  if (!to_answer) return;
-  out.control("<|im_start|>");
-  out.text("assistant\n");
 }
 
-void write_llama3(Writer& out, std::span<const Message> messages, bool to_answer) {
+void write_llama3(Writer& out, std::span<const Message> messages) {
   const auto header = [&](const std::string& role) {
     out.control("<|start_header_id|>");
     out.text(role);
@@ -63,7 +60,6 @@ void write_llama3(Writer& out, std::span<const Message> messages, bool to_answer
     out.text(std::string(trimmed(message.content)), is_learned(message));
     out.control("<|eot_id|>", is_learned(message));
   }
-  if (to_answer) header("assistant");
 }
 
 void write_mistral(Writer& out, std::span<const Message> messages) {
@@ -96,7 +92,7 @@ void write_mistral(Writer& out, std::span<const Message> messages) {
   }
 }
 
-void write_plain(Writer& out, std::span<const Message> messages, bool to_answer) {
+void write_plain(Writer& out, std::span<const Message> messages) {
   for (const Message& message : messages) {
     if (message.role == "system") {
       out.text(message.content + "\n\n");
@@ -108,7 +104,6 @@ void write_plain(Writer& out, std::span<const Message> messages, bool to_answer)
       out.text("### User:\n" + message.content + "\n\n");
     }
   }
-  if (to_answer) out.text("### Assistant:\n");
 }
 
 }  // namespace
@@ -133,43 +128,28 @@ ChatTemplate chat_template_of(const Tokenizer& tokenizer) {
   return ChatTemplate::plain;
 }
 
-std::vector<Segment> render(ChatTemplate which, std::span<const Message> messages, bool to_answer) {
+std::vector<Segment> render(ChatTemplate which, std::span<const Message> messages) {
   if (messages.empty()) fail(ErrorKind::data, "a conversation without messages");
   for (const Message& message : messages)
     if (message.role != "system" && message.role != "user" && message.role != "assistant")
       fail(ErrorKind::data, "a message has the role '", excerpt(message.role),
            "'; conversations are of system, user and assistant");
-  if (to_answer && is_answer(messages.back()))
-    fail(ErrorKind::data, "the last message is the assistant's: there is nothing to answer");
   Writer out;
   switch (which) {
     case ChatTemplate::chatml:
-      write_chatml(out, messages, to_answer);
+      write_chatml(out, messages);
       break;
     case ChatTemplate::llama3:
-      write_llama3(out, messages, to_answer);
+      write_llama3(out, messages);
       break;
     case ChatTemplate::mistral:
       write_mistral(out, messages);
       break;
     case ChatTemplate::plain:
-      write_plain(out, messages, to_answer);
+      write_plain(out, messages);
       break;
   }
   return std::move(out.segments);
-}
-
-std::string answer_end(ChatTemplate which) {
-  switch (which) {
-    case ChatTemplate::chatml:
-      return "<|im_end|>";
-    case ChatTemplate::llama3:
-      return "<|eot_id|>";
-    case ChatTemplate::mistral:
-    case ChatTemplate::plain:
-      break;
-  }
-  return {};
 }
 
 }  // namespace sherd::data

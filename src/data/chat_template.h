@@ -49,12 +49,8 @@ const std::string& name_of(ChatTemplate which);
 /// The one whose tokens the tokenizer has; plain where it has none's.
 ChatTemplate chat_template_of(const Tokenizer& tokenizer);
 
-/// A whole conversation. Learned are the assistant's texts and what ends each. `to_answer`: instead with the
-/// beginning of an answer of the assistant's behind it, as a prompt. Throws Error{data} for a role that is
-/// none of the three, an order that the template cannot write, or no message.
-std::vector<Segment> render(ChatTemplate which, std::span<const Message> messages, bool to_answer = false);
-
-/// What ends an answer, beside the end of the document; empty: that alone.
-std::string answer_end(ChatTemplate which);
+/// A whole conversation. Learned are the assistant's texts and what ends each. Throws Error{data} for a role
+/// that is none of the three, an order that the template cannot write, or no message.
+std::vector<Segment> render(ChatTemplate which, std::span<const Message> messages);
 
 }  // namespace sherd::data

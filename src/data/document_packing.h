@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "data/packing.h"
-#include "data/recent_rounds.h"
 
 namespace sherd::data {
 

@@ -2,12 +2,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/indexed_dataset.h"
-#include "data/recent_rounds.h"
 #include "data/samples.h"
 
 namespace sherd::data {
@@ -33,6 +34,28 @@ struct PackingOptions {
   /// shuffled by itself.
   std::int64_t total_samples = 0;
   std::int64_t vocab_size = 0;  ///< ids are checked against it when a sample is read; 0: they are not
+};
+
+/// The last two rounds of an endless order that were asked for: ranks that share it are at most a round
+/// apart. Safe to share between threads.
+template <class Round>
+class RecentRounds {
+ public:
+  /// Round `index`, made by `make()` unless it is there.
+  template <class Make>
+  std::shared_ptr<const Round> get(std::int64_t index, Make&& make) const {
+    std::lock_guard lock(mutex_);
+    for (const auto& [known, round] : recent_)
+      if (known == index) return round;
+    std::shared_ptr<const Round> made = make();
+    if (recent_.size() == 2) recent_.erase(recent_.begin());
+    recent_.emplace_back(index, made);
+    return made;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::vector<std::pair<std::int64_t, std::shared_ptr<const Round>>> recent_;  // newest last
 };
 
 /// Samples packed from the sequences of a range, which

@@ -105,7 +105,8 @@ class DryRun {
     const int ranks = engine_->data_ranks().size();
     for (auto& [axis, bytes] : sum.traffic)
       if (&engine_->groups().group(axis) == &engine_->data_ranks())
-        bytes.scalars += static_cast<std::uint64_t>((micro_batches - run) * (ranks - 1)) * (loss_bytes + sizeof(double));
+        bytes.scalars +=
+            static_cast<std::uint64_t>((micro_batches - run) * (ranks - 1)) * (loss_bytes + sizeof(double));
     return sum;
   }
 

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "device/trace_range.h"
-#include "engine/loss_weight.h"
 
 namespace sherd::engine {
 namespace {

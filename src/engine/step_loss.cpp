@@ -8,6 +8,15 @@ namespace sherd::engine {
 
 using tensor::Tensor;
 
+double loss_weight(const config::Config& config, device::Device& device, const tensor::Batch& batch) {
+  const auto targets = batch.find("target_tokens");
+  if (targets == batch.end() || !config.model || device.kind() == device::Kind::meta ||
+      config.training.loss_average == config::LossAverage::micro_batches)
+    return 1;
+  return *targets->second.data<std::int32_t>() /
+         (static_cast<double>(config.batch.micro_batch_size) * static_cast<double>(config.model->seq_length));
+}
+
 Tensor StepLoss::room(std::int64_t losses, DType dtype) const {
   return Tensor::empty(device_, {losses}, dtype, device::Category::workspace);
 }

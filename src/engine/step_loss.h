@@ -5,9 +5,20 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "config/config.h"
 #include "device/stream.h"
 
 namespace sherd::engine {
+
+/// What the mean loss of a micro-batch weighs among those of a step, all ranks' together: its share of tokens
+/// that are targets (labels but -100), of train_micro_batch_size_per_gpu sequences whole of them. So a step
+/// is the mean over all targets of its global batch, however they lie in micro-batches; losses that a model
+/// adds to its own, as routers' balance, weigh alike.
+///
+/// The batch says how many there are: "target_tokens", int32 [1] that the processor reads, as
+/// data::TokenLoader has it. 1 without that, without a `model` section, and with `training.loss_average:
+/// micro_batches`, DeepSpeed's mean of means.
+double loss_weight(const config::Config& config, device::Device& device, const tensor::Batch& batch);
 
 /// The mean loss of some micro-batches, and what they weigh together: their number where each weighs 1.
 struct MeanLoss {
@@ -17,7 +28,7 @@ struct MeanLoss {
 };
 
 /// The mean of the losses of micro-batches over this rank's and all others', each by its weight
-/// (LossWeights), which the device may still be computing. Ranks add as many. Used from the rank's thread.
+/// (loss_weight()), which the device may still be computing. Ranks add as many. Used from the rank's thread.
 class StepLoss {
  public:
   /// `ranks`: those that train on different data. `stages`: those that hold the stages of this one's model,

@@ -8,6 +8,7 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/excerpt.h"
 #include "base/log.h"
 #include "data/blend.h"
 #include "data/document_packing.h"
@@ -92,11 +93,15 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
         data::split_sequences(data.datasets[i]->sequences(), section.split)[part];
     if (range.size() == 0 && part > 0) continue;
     try {
-      if (section.packing == config::Packing::documents)
-        parts.push_back(std::make_shared<data::DocumentSamples>(
-            data.datasets[i], range, packing, data.info ? data.info->end_of_document : 0, names[part]));
-      else
+      if (section.packing == config::Packing::documents) {
+        const auto documents = std::make_shared<data::DocumentSamples>(
+            data.datasets[i], range, packing, data.info ? data.info->end_of_document : 0, names[part]);
+        log_info("the ", names[part], " of ", data.datasets[i]->prefix(), " fills ",
+                 100 * documents->filled(), " % of its ", counted(documents->samples_per_round(), "sample"));
+        parts.push_back(documents);
+      } else {
         parts.push_back(std::make_shared<data::PackedSamples>(data.datasets[i], range, packing, names[part]));
+      }
     } catch (const Error& error) {
       if (part == 0 || data.datasets.size() == 1) throw;
       log_info("not among the data of validation: ", error.what());

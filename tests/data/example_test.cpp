@@ -55,21 +55,6 @@ TEST(ChatTemplate, WritesWhatTheFamiliesPublish) {
       "Be brief.\n\n### User:\n Hi\n\n\n### Assistant:\n⟦Hello. ∎⟧### User:\nBye\n\n### Assistant:\nBye.∎");
 }
 
-TEST(ChatTemplate, AsksForAnAnswer) {
-  const std::span<const Message> question(talk.data(), 2);
-  const auto end_of = [&](ChatTemplate which) {
-    const std::string whole = shown(render(which, question, true));
-    const std::string without = shown(render(which, question));
-    EXPECT_TRUE(whole.starts_with(without));
-    return whole.substr(without.size());
-  };
-  EXPECT_EQ(end_of(ChatTemplate::chatml), "<|im_start|>assistant\n");
-  EXPECT_EQ(end_of(ChatTemplate::llama3), "<|start_header_id|>assistant<|end_header_id|>\n\n");
-  EXPECT_EQ(end_of(ChatTemplate::mistral), "");
-  EXPECT_EQ(end_of(ChatTemplate::plain), "### Assistant:\n");
-  expect_error(ErrorKind::data, "nothing to answer", [] { render(ChatTemplate::chatml, talk, true); });
-}
-
 TEST(ChatTemplate, RefusesWhatItCannotWrite) {
   expect_error(ErrorKind::data, "the role 'tool'; conversations are of system, user and assistant", [] {
     render(ChatTemplate::chatml, std::vector<Message>{{"tool", "x"}});

@@ -54,7 +54,8 @@ class DocumentTraining : public ::testing::Test {
                         const std::string& type = "gpt2") const {
     return config::parse_text(cat(
         R"({"model": {"type": ")", type,
-        R"(", "hidden_size": 16, "num_layers": 4, "num_heads": 2, "seq_length": 12, "vocab_size": 29, "dropout": 0},
+        R"(", "hidden_size": 16, "num_layers": 4, "num_heads": 2, "seq_length": 12,
+        "vocab_size": 29, "dropout": 0},
         "optimizer": {"type": "SGD", "params": {"lr": 0.5, "momentum": 0.5}}, "gradient_clipping": 1,
         "train_micro_batch_size_per_gpu": )",
         micro, R"(, "gradient_accumulation_steps": )", accumulation, R"(, "zero_optimization": {"stage": )",

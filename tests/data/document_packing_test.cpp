@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/random.h"
+#include "data/dataset_info.h"
 #include "data/loader.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"
@@ -144,6 +145,20 @@ TEST_F(DocumentPacking, BatchesSayWhereDocumentsAre) {
   EXPECT_EQ(values("positions"), (Ids{0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 0, 1, 0, 1, 2, 3}));
   EXPECT_EQ(values("documents"), (Ids{0, 5, 8, 10, 12, 16}));
   EXPECT_EQ(values("target_tokens"), Ids{12});
+}
+
+TEST_F(DocumentPacking, LeavesOutTheLabelsThatTheMaskLeavesOut) {
+  const std::string prefix = (folder_ / "masked").string();
+  DatasetBuilder builder(prefix, 100);
+  builder.add(Ids{1, 2, 3, 4, 5}, true, std::vector<std::uint8_t>{1, 0, 0, 1, 0});
+  const DatasetInfo info{"byte", 100, 0, "uint16", 5, 1, 1, 0, 0, builder.counts().masked, ""};
+  builder.finish([&] { write_dataset_info(prefix, info); });
+  const DocumentSamples packed(IndexedDataset::open(prefix), {0, 1}, {.seq_length = 4}, padding);
+  Row row;
+  packed.load(0, row);
+  EXPECT_EQ(row.tokens, (Ids{1, 2, 3, 4}));
+  EXPECT_EQ(row.labels, (Ids{no_label, no_label, 4, no_label}))
+      << "a mark is of the label, not of what it follows";
 }
 
 TEST_F(DocumentPacking, RefusesWhatHoldsNothing) {

@@ -52,16 +52,16 @@ class DocumentTraining : public ::testing::Test {
   config::Config config(int stage, int micro, int accumulation, const std::string& more,
                         const std::string& data = R"(, "packing": "documents")",
                         const std::string& type = "gpt2") const {
-    return config::parse_text(cat(
-        R"({"model": {"type": ")", type,
-        R"(", "hidden_size": 16, "num_layers": 4, "num_heads": 2, "seq_length": 12,
+    return config::parse_text(cat(R"({"model": {"type": ")", type,
+                                  R"(", "hidden_size": 16, "num_layers": 4, "num_heads": 2, "seq_length": 12,
         "vocab_size": 29, "dropout": 0},
         "optimizer": {"type": "SGD", "params": {"lr": 0.5, "momentum": 0.5}}, "gradient_clipping": 1,
         "train_micro_batch_size_per_gpu": )",
-        micro, R"(, "gradient_accumulation_steps": )", accumulation, R"(, "zero_optimization": {"stage": )",
-        stage, R"(}, "data": {"split": [0.9, 0.1], "sources": [{"path": ")", (folder_ / "a").string(),
-        R"(", "weight": 2}, {"path": ")", (folder_ / "b").string(), R"(", "weight": 1}])", data, "}", more,
-        "}"));
+                                  micro, R"(, "gradient_accumulation_steps": )", accumulation,
+                                  R"(, "zero_optimization": {"stage": )", stage,
+                                  R"(}, "data": {"split": [0.9, 0.1], "sources": [{"path": ")",
+                                  (folder_ / "a").string(), R"(", "weight": 2}, {"path": ")",
+                                  (folder_ / "b").string(), R"(", "weight": 1}])", data, "}", more, "}"));
   }
 
   static std::vector<double> train(int ranks, const config::Config& config) {
@@ -125,6 +125,27 @@ TEST_F(DocumentTraining, EarlyUpdatesHaveTheBitsOfLateOnes) {
   EXPECT_TRUE(engine::StepUpdate::may_begin_early(setting("cpu")));
   EXPECT_FALSE(engine::StepUpdate::may_begin_early(setting("none")));
   EXPECT_EQ(train(2, setting("cpu")), train(2, setting("none")));
+}
+
+/// As DeepSpeed scales by the configured number of micro-batches, wherever the caller puts the boundary.
+TEST_F(DocumentTraining, AStepThatEndsEarlyKeepsItsDivisor) {
+  const auto norm = [&](int accumulation) {
+    const config::Config setting = config(0, 1, accumulation, "");
+    const auto data = engine::open_token_data(setting);
+    double out = 0;
+    launch_ranks(1, [&](DistributedPtr dist) {
+      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(setting, 29)), setting);
+      const auto loader = data->training_loader(engine.loader_rank(), engine.device());
+      for (int i = 0; i < 2; ++i) {
+        engine.set_gradient_accumulation_boundary(i == 1);
+        engine.backward(engine.forward(loader->next()));
+        engine.step();
+      }
+      out = *engine.get_global_grad_norm();
+    });
+    return out;
+  };
+  EXPECT_NEAR(norm(8), norm(2) / 4, 1e-6 * norm(2));
 }
 
 TEST_F(DocumentTraining, MeansOfMeansAreAnotherLoss) {

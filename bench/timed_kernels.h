@@ -179,8 +179,10 @@ class TimedKernels final : public tensor::Kernels {
          [&] { inner_.combine_rows_backward(rows, places, weights, dout, drows, dweights); });
   }
   void cross_entropy(const Tensor& logits, const Tensor& targets, const tensor::VocabSlice& slice,
-                     std::int32_t ignore_index, const Tensor& lse, const Tensor& picked) override {
-    time(Family::loss, [&] { inner_.cross_entropy(logits, targets, slice, ignore_index, lse, picked); });
+                     std::int32_t ignore_index, const Tensor& lse, const Tensor& picked,
+                     const Tensor& most) override {
+    time(Family::loss,
+         [&] { inner_.cross_entropy(logits, targets, slice, ignore_index, lse, picked, most); });
   }
   void cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
                            std::int32_t ignore_index, const Tensor& lse_all, const Tensor& total,

@@ -28,19 +28,6 @@ struct Text {
   std::int64_t unread() const { return end() - stored; }
 };
 
-/// While it lives, the tape continues texts.
-class WithCache {
- public:
-  WithCache(Tape& tape, autograd::KeyCache& cache) : tape_(tape), no_grad_(tape) { tape.key_cache = &cache; }
-  ~WithCache() { tape_.key_cache = nullptr; }
-  WithCache(const WithCache&) = delete;
-  WithCache& operator=(const WithCache&) = delete;
-
- private:
-  Tape& tape_;
-  Tape::NoGrad no_grad_;
-};
-
 /// As many positions as some text needs: the last token is not read.
 std::int64_t positions_for(const Gpt& model, std::span<const TextRequest> texts) {
   std::int64_t most = 1;
@@ -139,7 +126,7 @@ class Texts {
     }
     tensor::Tensor logits;
     run_([&](Tape& tape) {
-      const WithCache continues(tape, cache_);
+      const autograd::WithKeyCache continues(tape, cache_);
       cache_.begin(tape.device(), std::move(places), rows);
       const auto tokens = tensor::Tensor::of<std::int32_t>(tape.device(), {std::ssize(texts), rows}, ids);
       const tensor::Tensor scores = model_.next_logits(tape, tokens);

@@ -144,16 +144,35 @@ Tensor last_rows(Tape& tape, const Tensor& x) {
 
 }  // namespace
 
+void Gpt::require_whole_texts() const {
+  require(
+      !layout_.cuts_stream() && layout_.context_size() == 1,
+      "texts grow by single tokens, which ranks cannot cut: generate and score without context ranks, and "
+      "with parallel.sequence_parallel off");
+}
+
 Tensor Gpt::next_logits(Tape& tape, const Tensor& tokens) {
   Tape::NoGrad pause(tape);
   require(tape.key_cache, "texts are continued on a tape with a key cache");
-  require(!layout_.cuts_stream() && layout_.context_size() == 1,
-          "texts grow by single tokens, which ranks cannot cut: generate without context ranks, and with "
-          "parallel.sequence_parallel off");
+  require_whole_texts();
   const auto head = [&](const Var& x) {
     const Var rows = tape.input(last_rows(tape, x.value()));
     const Var own = autograd::linear((*norm_)(tape, rows), tape.parameter(head_->weight()));
     return parallel::gather(own, 1, layout_.tensor);
+  };
+  return scores(tape, tokens, head).value();
+}
+
+Tensor Gpt::label_scores(Tape& tape, const Tensor& tokens, const Tensor& rows, const Tensor& labels) {
+  Tape::NoGrad pause(tape);
+  require_whole_texts();
+  const auto head = [&](const Var& x) {
+    const Tensor& all = x.value();
+    const std::int64_t width = all.shape().back(), n = rows.numel();
+    const Var picked = autograd::take_rows(tape.input(all.reshape({all.numel() / width, width})), rows);
+    const Var sequence = tape.input((*norm_)(tape, picked).value().reshape({1, n, width}));
+    return tape.input(parallel::vocab_scores(sequence, tape.parameter(head_->weight()),
+                                             labels.reshape({1, n}), options_.vocab_size, layout_));
   };
   return scores(tape, tokens, head).value();
 }

@@ -35,6 +35,11 @@ class Gpt : public nn::LayeredModel {
   /// token is dropped by an expert's capacity. Throws Error{usage} without a key cache, and for layouts that
   /// cut sequences: context ranks, and parallel.sequence_parallel over tensor ranks.
   tensor::Tensor next_logits(Tape& tape, const tensor::Tensor& tokens);
+  /// What the scores of `labels` are made of, as parallel::vocab_scores() says: labels[i] follows row rows[i]
+  /// of the batch's batch·seq rows; both int32 [n]. Every rank calls it alike, and all get the result. Not
+  /// recorded. Layouts as of next_logits(); with a key cache the batch's rows continue its texts.
+  tensor::Tensor label_scores(Tape& tape, const tensor::Tensor& tokens, const tensor::Tensor& rows,
+                              const tensor::Tensor& labels);
 
  protected:
   /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s],
@@ -45,6 +50,8 @@ class Gpt : public nn::LayeredModel {
 
  private:
   void check_tokens(const tensor::Tensor& tokens) const;
+  /// Every rank has whole sequences, or Error{usage}.
+  void require_whole_texts() const;
   /// This rank's part of the stream before the blocks.
   Var embed(Tape& tape, const tensor::Batch& batch);
   /// What of ids [batch, S] this rank's part of the stream has.

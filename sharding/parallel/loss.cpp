@@ -93,7 +93,7 @@ Tensor add_loss(Tape& tape, const Head& head, const Tensor& logits, const Tensor
   const Shape shape{parts, labels.numel()};
   const Tensor lse = tape.empty(shape, head.compute()), picked = tape.empty(shape, head.compute());
   const Tensor own_lse = lse.rows(mine, mine + 1), own_picked = picked.rows(mine, mine + 1);
-  tape.kernels().cross_entropy(logits, labels, head.slice, head.ignore_index, own_lse, own_picked);
+  tape.kernels().cross_entropy(logits, labels, head.slice, head.ignore_index, own_lse, own_picked, {});
   if (!alone(head.layout.tensor))
     head.layout.tensor
         ->all_gather({{own_lse, lse}, {own_picked, picked}}, {.label = "the loss: parts of the vocabulary"})
@@ -224,6 +224,36 @@ Var vocab_cross_entropy(const Var& x, const Var& weight, const Tensor& labels, s
   Tensor loss = tape.empty({1}, head.compute());
   tape.kernels().quotient(total.range(0, 1), total.range(1, 2), 1, loss);
   return tape.record(std::move(loss), {x, weight}, std::move(backward));
+}
+
+Tensor vocab_scores(const Var& x, const Var& weight, const Tensor& labels, std::int64_t vocabulary,
+                    const Layout& layout, std::int32_t ignore_index) {
+  Tape& tape = x.tape();
+  const Head head = checked(x, weight, labels, vocabulary, layout, ignore_index);
+  const std::int64_t parts = layout.tensor_size(), n = head.rows();
+  const Tensor out = tape.empty({3, parts, n}, head.compute());
+  std::vector<Tensor> own;
+  for (std::int64_t kind = 0; kind < 3; ++kind) {
+    const std::int64_t first = (kind * parts + layout.tensor_rank()) * n;
+    own.push_back(out.range(first, first + n));
+  }
+  const Tensor rows =
+      begin_inner(tape.kernels(), head, x.value(), false).wait().reshape({n, head.w_shape[1]});
+  const std::int64_t step = head.keeps_logits() ? n : head.chunk_rows();
+  for (std::int64_t begin = 0; begin < n; begin += step) {
+    const std::int64_t end = std::min(n, begin + step);
+    tape.kernels().cross_entropy(make_logits(tape, head, rows.rows(begin, end), weight.value()),
+                                 head.labels.range(begin, end), head.slice, ignore_index,
+                                 own[0].range(begin, end), own[1].range(begin, end),
+                                 own[2].range(begin, end));
+  }
+  if (alone(layout.tensor)) return out;
+  std::vector<comm::GatherPiece> pieces;
+  for (std::int64_t kind = 0; kind < 3; ++kind)
+    pieces.push_back(
+        {own[static_cast<std::size_t>(kind)], out.range(kind * parts * n, (kind + 1) * parts * n)});
+  layout.tensor->all_gather(std::move(pieces), {.label = "scores: parts of the vocabulary"}).wait();
+  return out;
 }
 
 }  // namespace sherd::parallel

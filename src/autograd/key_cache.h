@@ -60,6 +60,19 @@ class KeyCache {
   std::size_t next_ = 0;
 };
 
+/// While it lives, what runs on `tape` continues the texts of `cache`, and nothing is recorded.
+class WithKeyCache {
+ public:
+  WithKeyCache(Tape& tape, KeyCache& cache) : tape_(tape), no_grad_(tape) { tape.key_cache = &cache; }
+  ~WithKeyCache() { tape_.key_cache = nullptr; }
+  WithKeyCache(const WithKeyCache&) = delete;
+  WithKeyCache& operator=(const WithKeyCache&) = delete;
+
+ private:
+  Tape& tape_;
+  Tape::NoGrad no_grad_;
+};
+
 /// Sequences [begin, end) of a batch whose rows have the same positions.
 struct SameStart {
   std::int64_t begin, end;

@@ -27,7 +27,7 @@ Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid, std::in
   Tensor loss = tape.empty({1}, compute), lse = tape.empty({shape.rows()}, compute),
          picked = tape.empty({shape.rows()}, compute), total = tape.empty({2}, DType::f64);
   tensor::Kernels& kernels = tape.kernels();
-  kernels.cross_entropy(scores, flat, all, ignore_index, lse, picked);
+  kernels.cross_entropy(scores, flat, all, ignore_index, lse, picked, {});
   kernels.cross_entropy_total(lse, picked, flat, ignore_index, lse, total, false);
   kernels.quotient(total.range(0, 1), total.range(1, 2), 1, loss);
   auto backward = [scores, flat, lse, total, dlogits = logits.grad_ref(), shape, all, ignore_index](

@@ -53,6 +53,9 @@ GenerateModel::GenerateModel(const engine::CheckpointReader& reader, config::Con
                              const DistributedPtr& dist)
     : config_(std::move(config)) {
   const auto groups = make_groups(dist, config_);
+  const auto coordinate = [&](comm::Axis axis) { return groups->grid().coordinate(axis, dist->rank()); };
+  share_ = {coordinate(comm::Axis::data), groups->grid().size(comm::Axis::data)};
+  leads_ = coordinate(comm::Axis::tensor) == 0 && coordinate(comm::Axis::pipeline) == 0;
   resources_ = std::make_unique<engine::Resources>(*dist, config_, nullptr, nullptr, groups);
   model_ = std::make_shared<models::Gpt>(models::gpt_options(config_, reader.manifest().data.vocab_size),
                                          layout_of(*groups, config_));

@@ -6,7 +6,7 @@
 #include "engine/checkpoint.h"
 #include "engine/model_stages.h"
 #include "engine/resources.h"
-#include "models/generate.h"
+#include "models/score.h"
 #include "sharding/pass.h"
 #include "sharding/sharded_model.h"
 
@@ -24,8 +24,9 @@ struct WeightsPlace {
 /// of training. Throws Error{config} for ranks that do not divide, UsageError for nvme without a path.
 void prepare_to_generate(config::Config& config, const WeightsPlace& place, int ranks);
 
-/// A checkpoint's model, ready to run: frozen, and gathered block by block where its weights lie elsewhere or
-/// are shared out. One per rank, used from its thread; construction is collective.
+/// A checkpoint's model, ready to run, to generate or to score texts: frozen, and gathered block by block
+/// where its weights lie elsewhere or are shared out. One per rank, used from its thread; construction is
+/// collective.
 class GenerateModel {
  public:
   /// `config`: of prepare_to_generate().
@@ -36,6 +37,10 @@ class GenerateModel {
 
   models::Gpt& model() { return *model_; }
   device::Device& device() const { return resources_->device(); }
+  /// Which of the texts this rank scores, where data-parallel ranks share them out.
+  models::ScoreShare share() const { return share_; }
+  /// Of the ranks that compute one text together, which all find the same: this is the first.
+  bool leads() const { return leads_; }
   /// A pass over the model, for models::generate_texts().
   models::RunPass run() {
     return [this](const std::function<void(autograd::Tape&)>& body) { pass_->evaluate(body); };
@@ -43,6 +48,8 @@ class GenerateModel {
 
  private:
   config::Config config_;
+  models::ScoreShare share_;
+  bool leads_;
   std::unique_ptr<engine::Resources> resources_;
   std::shared_ptr<models::Gpt> model_;
   std::unique_ptr<engine::StageLayout> stages_;

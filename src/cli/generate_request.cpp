@@ -16,15 +16,15 @@ class RequestTexts {
   RequestTexts(const Request& request, bool writes, bool alone)
       : request_(request), writes_(writes), alone_(alone) {
     for (std::size_t i = 0; i < request.prompts.size(); ++i) {
-      std::vector<std::int32_t> prompt = request.tokenizer.encode(request.prompts[i]);
-      if (prompt.empty()) prompt.push_back(request.tokenizer.end_of_document());
-      growing_.emplace_back(request.tokenizer, prompt, request.stops);
+      std::vector<std::int32_t> prompt = request.from.tokenizer().encode(request.prompts[i]);
+      if (prompt.empty()) prompt.push_back(request.from.tokenizer().end_of_document());
+      growing_.emplace_back(request.from.tokenizer(), prompt, request.stops);
       // The first text has the seed's own stream, as a single one does.
       const RandomKey key = i == 0 ? request.sampling.key : request.sampling.key.at(i);
       texts_.push_back({std::move(prompt), request.max_tokens, key});
     }
     tokens_.resize(texts_.size());
-    if (streams()) print(request.tokenizer.decode(texts_[0].prompt));
+    if (streams()) print(request.from.tokenizer().decode(texts_[0].prompt));
   }
 
   const std::vector<models::TextRequest>& texts() const { return texts_; }
@@ -33,7 +33,7 @@ class RequestTexts {
   bool add(std::size_t text, std::int32_t id) {
     ++tokens_[text];
     GrowingText& growing = growing_[text];
-    const bool ends = id == request_.tokenizer.end_of_document();
+    const bool ends = id == request_.from.tokenizer().end_of_document();
     const bool goes_on = !ends && growing.add(id);
     if (streams()) print(growing.take(!goes_on));
     if (!goes_on || tokens_[text] == request_.max_tokens) finish(text, goes_on ? "length" : "stop");
@@ -91,7 +91,7 @@ void tell(const models::GenerationStats& stats, const GenerateModel& from, std::
 }  // namespace
 
 void generate(const Request& request, const DistributedPtr& dist) {
-  GenerateModel from(request.reader, request.config, dist);
+  GenerateModel from(request.from.reader(), request.from.config(), dist);
   RequestTexts texts(request, dist->rank() == 0, dist->world_size() == 1);
   const models::GenerationStats stats =
       models::generate_texts(from.model(), from.run(), texts.texts(), request.batch, request.sampling,

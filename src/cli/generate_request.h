@@ -3,17 +3,14 @@
 #include <string>
 #include <vector>
 
-#include "cli/generate_model.h"
+#include "cli/inference.h"
 #include "cli/prompts_file.h"
-#include "data/tokenizer.h"
 
 namespace sherd::cli {
 
-/// What generates: its checkpoint and tokenizer, and how.
+/// What generates, and how.
 struct Request {
-  const engine::CheckpointReader& reader;
-  const data::Tokenizer& tokenizer;
-  config::Config config;  ///< of prepare_to_generate()
+  const Inference& from;
   std::vector<std::string> prompts;
   std::vector<std::string> stops;
   std::int64_t max_tokens, batch;

@@ -35,6 +35,7 @@ constexpr Command commands[] = {
     {"train", "train the model that a configuration describes", train_command},
     {"estimate", "what memory a run will take, and what to change when it does not fit", estimate_command},
     {"generate", "continue a text with a trained model", generate_command},
+    {"evaluate", "score a trained model: choices, completions, perplexity", evaluate_command},
     {"import", "make a checkpoint of a model in Hugging Face's files", import_command},
     {"export", "write a checkpoint's model as Hugging Face's files", export_command},
     {"checkpoint", "look at a checkpoint, verify it, or write it for other ranks", checkpoint_command},

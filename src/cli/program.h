@@ -38,6 +38,7 @@ void train_command(const Arguments& arguments);
 void estimate_command(const Arguments& arguments);
 void bench_command(const Arguments& arguments);
 void generate_command(const Arguments& arguments);
+void evaluate_command(const Arguments& arguments);
 void info_command(const Arguments& arguments);
 void plot_command(const Arguments& arguments);
 void prepare_command(const Arguments& arguments);

@@ -258,11 +258,13 @@ class Kernels {
 
   /// What this rank's columns give. logits: [rows, n], the columns of ids [slice.first, slice.first + n), of
   /// which those from slice.ids on are padding and take no part; targets: int32 [rows], ids of the whole
-  /// vocabulary; lse, picked: [rows] in the compute type. lse[i] = log Σ_j exp(logits[i,j]), the least finite
+  /// vocabulary; lse, picked, most: [rows] in the compute type. lse[i] = log Σ_j exp(logits[i,j]), the least finite
   /// value where no column takes part; picked[i] = the target's logit, 0 where another rank has that column;
-  /// both 0 in rows that do not count. A target outside the vocabulary throws Error{data}.
+  /// most, where defined: the row's largest logit, the least finite value where no column takes part. All are
+  /// 0 in rows that do not count. A target outside the vocabulary throws Error{data}.
   virtual void cross_entropy(const Tensor& logits, const Tensor& targets, const VocabSlice& slice,
-                             std::int32_t ignore_index, const Tensor& lse, const Tensor& picked) = 0;
+                             std::int32_t ignore_index, const Tensor& lse, const Tensor& picked,
+                             const Tensor& most) = 0;
   /// What all parts of the vocabulary give together. lse, picked: [parts, rows]; lse_all: [rows], which may
   /// be the first part's; total: fp64 [2], (+)= {sum of -log softmax, number of targets that count}. Parts
   /// and rows are taken in order, so that all ranks get the same bits.

@@ -159,8 +159,9 @@ class LazyKernels final : public tensor::Kernels {
     later(&Kernels::attention_backward, qkv, geometry, out, lse, dout, dqkv);
   }
   void cross_entropy(const Tensor& logits, const Tensor& targets, const tensor::VocabSlice& slice,
-                     std::int32_t ignored, const Tensor& lse, const Tensor& picked) override {
-    later(&Kernels::cross_entropy, logits, targets, slice, ignored, lse, picked);
+                     std::int32_t ignored, const Tensor& lse, const Tensor& picked,
+                     const Tensor& most) override {
+    later(&Kernels::cross_entropy, logits, targets, slice, ignored, lse, picked, most);
   }
   void cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
                            std::int32_t ignored, const Tensor& lse_all, const Tensor& total,

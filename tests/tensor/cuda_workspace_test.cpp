@@ -86,7 +86,7 @@ TEST_P(CudaWorkspace, OfLossesAndEmbeddings) {
         [&](Kernels& k) {
           const Tensor logits = some(k, {rows, 12}, dtype), targets = some(k, {rows}, DType::i32),
                        lse = some(k, {rows}, compute), picked = some(k, {rows}, compute);
-          k.cross_entropy(logits, targets, {0, 12}, -100, lse, picked);
+          k.cross_entropy(logits, targets, {0, 12}, -100, lse, picked, {});
           k.cross_entropy_total(lse, picked, targets, -100, lse, some(k, {2}, DType::f64), false);
           k.cross_entropy_backward(logits, targets, lse, {0, 12}, -100, some(k, {1}, compute));
         },

@@ -40,6 +40,19 @@ Reference cross_entropy(const std::vector<double>& logits, const std::vector<std
   return out;
 }
 
+/// The largest logit of each row that counts among [first, first + columns) of `ids`, 0 for others.
+std::vector<double> largest(const std::vector<double>& logits, const std::vector<std::int32_t>& targets,
+                            std::int64_t ids, std::int64_t first, std::int64_t columns, double none) {
+  std::vector<double> out;
+  for (std::size_t r = 0; r < targets.size(); ++r) {
+    double most = none;
+    for (std::int64_t i = first; i < std::min(ids, first + columns); ++i)
+      most = std::max(most, logits[r * static_cast<std::size_t>(ids) + static_cast<std::size_t>(i)]);
+    out.push_back(targets[r] == ignored ? 0 : most);
+  }
+  return out;
+}
+
 /// Columns [first, first + columns) of `rows` rows of `ids` values; `beyond` behind the last.
 std::vector<double> cut(const std::vector<double>& values, std::size_t rows, std::int64_t ids,
                         std::int64_t first, std::int64_t columns, double beyond) {
@@ -51,8 +64,8 @@ std::vector<double> cut(const std::vector<double>& values, std::size_t rows, std
   return out;
 }
 
-/// What ranks that hold so many columns each find together: the total and the log-sum-exp, and each part's
-/// gradient. Padding is infinite: it must not matter, whatever it holds.
+/// What ranks that hold so many columns each find together: the total and the log-sum-exp, each part's
+/// gradient, and the largest logits of parts. Padding is infinite: it must not matter, whatever it holds.
 std::vector<Tensor> loss_of_parts(Machine& m, DType dtype, const std::vector<double>& logits,
                                   const std::vector<std::int32_t>& targets, std::int64_t ids,
                                   const Columns& parts, double factor) {
@@ -60,7 +73,8 @@ std::vector<Tensor> loss_of_parts(Machine& m, DType dtype, const std::vector<dou
   const auto rows = static_cast<std::int64_t>(targets.size()),
              count = static_cast<std::int64_t>(parts.size());
   const Tensor lse = m.empty({count, rows}, compute), picked = m.empty({count, rows}, compute),
-               lse_all = m.empty({rows}, compute), total = m.empty({2}, DType::f64);
+               most = m.empty({count, rows}, compute), lse_all = m.empty({rows}, compute),
+               total = m.empty({2}, DType::f64);
   const Tensor t = m.ids({rows}, targets);
   std::vector<Tensor> out{total, lse_all};
   std::vector<tensor::VocabSlice> slices;
@@ -71,13 +85,15 @@ std::vector<Tensor> loss_of_parts(Machine& m, DType dtype, const std::vector<dou
     out.push_back(
         m.of({rows, columns}, dtype,
              cut(logits, targets.size(), ids, first, columns, std::numeric_limits<double>::infinity())));
-    m.kernels.cross_entropy(out.back(), t, slices.back(), ignored, lse.rows(p, p + 1), picked.rows(p, p + 1));
+    m.kernels.cross_entropy(out.back(), t, slices.back(), ignored, lse.rows(p, p + 1), picked.rows(p, p + 1),
+                            most.rows(p, p + 1));
     first += columns;
   }
   m.kernels.cross_entropy_total(lse, picked, t, ignored, lse_all, total, false);
   for (std::size_t p = 0; p < parts.size(); ++p)
     m.kernels.cross_entropy_backward(out[2 + p], t, lse_all, slices[p], ignored,
                                      m.of({1}, p % 2 ? DType::f64 : DType::f32, {factor}));
+  out.push_back(most);
   return out;
 }
 
@@ -125,6 +141,17 @@ TEST_P(CrossEntropy, of_any_parts_agrees_with_double_arithmetic_and_across_machi
           for (std::size_t p = 0; p < parts.size(); first += parts[p++])
             expect_close(values_of(got[2 + p]), cut(want.gradient, targets.size(), ids, first, parts[p], 0),
                          dtype, 24, factor, cat("gradient of part ", p));
+          const double none = compute == DType::f64
+                                  ? std::numeric_limits<double>::lowest()
+                                  : static_cast<double>(std::numeric_limits<float>::lowest());
+          std::vector<double> most;
+          first = 0;
+          for (const std::int64_t columns : parts) {
+            const auto of_part = largest(logits, targets, ids, first, columns, none);
+            most.insert(most.end(), of_part.begin(), of_part.end());
+            first += columns;
+          }
+          EXPECT_EQ(values_of(got.back()), most);
         });
     if (HasFatalFailure()) return;
   }
@@ -205,16 +232,16 @@ TEST(CrossEntropyErrors, name_the_target_its_position_and_the_vocabulary) {
       const std::string what = cat("target id ", bad, " at position 1 of [2] is outside the vocabulary of 8");
       const Tensor targets = m.ids({2}, {0, bad});
       expect_error(ErrorKind::data, what, [&] {
-        m.kernels.cross_entropy(x, targets, {first, 8}, ignored, lse, picked);
+        m.kernels.cross_entropy(x, targets, {first, 8}, ignored, lse, picked, {});
       });
       expect_error(ErrorKind::data, what, [&] {
         m.kernels.cross_entropy_backward(x, targets, lse, {first, 8}, ignored, factor);
       });
     }
   expect_error(ErrorKind::usage, "targets must be int32 with 2 elements",
-               [&] { m.kernels.cross_entropy(x, m.ids({1}, {0}), {}, ignored, lse, picked); });
+               [&] { m.kernels.cross_entropy(x, m.ids({1}, {0}), {}, ignored, lse, picked, {}); });
   expect_error(ErrorKind::usage, "a part of the vocabulary from id -1", [&] {
-    m.kernels.cross_entropy(x, m.ids({2}, {0, 1}), {-1, 8}, ignored, lse, picked);
+    m.kernels.cross_entropy(x, m.ids({2}, {0, 1}), {-1, 8}, ignored, lse, picked, {});
   });
   expect_error(ErrorKind::usage, "the factor must be one number", [&] {
     m.kernels.cross_entropy_backward(x, m.ids({2}, {0, 1}), lse, {}, ignored, lse);
@@ -236,7 +263,7 @@ TEST(CrossEntropyErrors, come_with_the_next_wait_where_kernels_run_on_their_own)
     for (const std::int64_t first : {0, 2, 7}) {  // whatever the rank holds
       const std::int64_t ids = std::max<std::int64_t>(first, 2);
       const Tensor targets = m.ids({3}, {1, static_cast<std::int32_t>(ids), ignored});
-      m.kernels.cross_entropy(x, targets, {first, ids}, ignored, lse, picked);
+      m.kernels.cross_entropy(x, targets, {first, ids}, ignored, lse, picked, {});
       expect_error(ErrorKind::data, cat("target ", ids, " at position 1 is outside [0, ", ids, ")"),
                    [&] { m.settle(); });
       m.kernels.cross_entropy_backward(x, targets, lse, {first, ids}, ignored, m.of({1}, DType::f32, {1}));

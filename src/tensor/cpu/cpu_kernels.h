@@ -72,7 +72,8 @@ class CpuKernels final : public Kernels {
   void combine_rows_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
                              const Tensor& dout, const Tensor& drows, const Tensor& dweights) override;
   void cross_entropy(const Tensor& logits, const Tensor& targets, const VocabSlice& slice,
-                     std::int32_t ignore_index, const Tensor& lse, const Tensor& picked) override;
+                     std::int32_t ignore_index, const Tensor& lse, const Tensor& picked,
+                     const Tensor& most) override;
   void cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
                            std::int32_t ignore_index, const Tensor& lse_all, const Tensor& total,
                            bool accumulate) override;

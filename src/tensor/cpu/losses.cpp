@@ -85,15 +85,23 @@ void store_one(const IsaTable& isa, double value, const Tensor& x, Count element
   isa.convert[storage_index(x)].store(&narrow, at(x, element), 1);
 }
 
-/// log Σ exp of n elements from `first` on.
-double log_sum_exp(const IsaTable& isa, const Tensor& x, Count first, Count n) {
-  if (n == 0)
-    return x.dtype() == DType::f64 ? std::numeric_limits<double>::lowest()
-                                   : static_cast<double>(std::numeric_limits<float>::lowest());
-  if (x.dtype() == DType::f64) return log_sum_exp_f64(x.data<double>() + first, n);
+/// Of n elements from `first` on: log Σ exp, and the largest.
+struct RowSum {
+  double lse, most;
+};
+RowSum sum_row(const IsaTable& isa, const Tensor& x, Count first, Count n) {
+  if (n == 0) {
+    const double least = x.dtype() == DType::f64 ? std::numeric_limits<double>::lowest()
+                                                 : static_cast<double>(std::numeric_limits<float>::lowest());
+    return {least, least};
+  }
+  if (x.dtype() == DType::f64) {
+    const double* row = x.data<double>() + first;
+    return {log_sum_exp_f64(row, n), *std::max_element(row, row + n)};
+  }
   float maximum, sum;
   isa.softmax[storage_index(x)].max_and_sum(at(x, first), n, &maximum, &sum);
-  return static_cast<double>(maximum) + std::log(static_cast<double>(sum));
+  return {static_cast<double>(maximum) + std::log(static_cast<double>(sum)), static_cast<double>(maximum)};
 }
 
 /// x = e^(x - lse)·factor, for n elements from `first` on.
@@ -111,9 +119,11 @@ void softmax_in_place(const IsaTable& isa, const Tensor& x, Count first, Count n
 }  // namespace
 
 void CpuKernels::cross_entropy(const Tensor& logits, const Tensor& targets, const VocabSlice& slice,
-                               std::int32_t ignore_index, const Tensor& lse, const Tensor& picked) {
+                               std::int32_t ignore_index, const Tensor& lse, const Tensor& picked,
+                               const Tensor& most) {
   const LossExtents e = check_cross_entropy("cross_entropy", logits, targets, lse, slice);
   require_vector("cross_entropy", "picked", picked, e.rows, compute_type(logits.dtype()));
+  if (most) require_vector("cross_entropy", "most", most, e.rows, compute_type(logits.dtype()));
   check_targets("cross_entropy", targets, e.ids, ignore_index);
   const std::int32_t* target = targets.data<std::int32_t>();
   in_chunks(device_, e.rows, row_grain(e.columns), [&](Count begin, Count count) {
@@ -121,7 +131,9 @@ void CpuKernels::cross_entropy(const Tensor& logits, const Tensor& targets, cons
       const bool counts = target[row] != ignore_index;
       const Count first = row * e.columns, column = target[row] - e.first;
       const bool held = counts && column >= 0 && column < e.valid;
-      store_one(isa_, counts ? log_sum_exp(isa_, logits, first, e.valid) : 0, lse, row);
+      const RowSum sum = counts ? sum_row(isa_, logits, first, e.valid) : RowSum{0, 0};
+      store_one(isa_, sum.lse, lse, row);
+      if (most) store_one(isa_, sum.most, most, row);
       store_one(isa_, held ? load_one(isa_, logits, first + column) : 0, picked, row);
     }
   });

@@ -77,12 +77,16 @@ struct Targets {
 };
 
 template <class S>
-__global__ void cross_entropy_kernel(const S* logits, Targets targets, Compute<S>* lse, Compute<S>* picked) {
+__global__ void cross_entropy_kernel(const S* logits, Targets targets, Compute<S>* lse, Compute<S>* picked,
+                                     Compute<S>* most) {
   using C = Compute<S>;
   const LossExtents& e = targets.extents;
   for (Count row = blockIdx.x; row < e.rows; row += gridDim.x) {
     if (!targets.counts(row)) {
-      if (threadIdx.x == 0) lse[row] = 0, picked[row] = 0;
+      if (threadIdx.x == 0) {
+        lse[row] = 0, picked[row] = 0;
+        if (most) most[row] = 0;
+      }
       continue;
     }
     const S* x = logits + row * e.columns;
@@ -95,6 +99,7 @@ __global__ void cross_entropy_kernel(const S* logits, Targets targets, Compute<S
     lse[row] =
         e.valid == 0 ? lowest<C> : static_cast<C>(static_cast<double>(top) + ::log(static_cast<double>(sum)));
     picked[row] = column < 0 ? C{0} : widen(x[column]);
+    if (most) most[row] = top;
   }
 }
 
@@ -202,16 +207,18 @@ struct ScaledDifference {
 }  // namespace
 
 void CudaKernels::cross_entropy(const Tensor& logits, const Tensor& targets, const VocabSlice& slice,
-                                std::int32_t ignore_index, const Tensor& lse, const Tensor& picked) {
+                                std::int32_t ignore_index, const Tensor& lse, const Tensor& picked,
+                                const Tensor& most) {
   const LossExtents e = check_cross_entropy("cross_entropy", logits, targets, lse, slice);
   require_vector("cross_entropy", "picked", picked, e.rows, compute_type(logits.dtype()));
+  if (most) require_vector("cross_entropy", "most", most, e.rows, compute_type(logits.dtype()));
   if (e.rows == 0) return;
   const Targets wanted{in<std::int32_t>(targets), ignore_index, e, errors_.slot(DataError::loss_target)};
   with_floating(logits.dtype(), [&](auto type) {
     using S = decltype(type);
     using C = Compute<S>;
     launch(cross_entropy_kernel<S>, blocks_for(e.rows, 1, target_.processors, 16), row_threads, 0,
-           target_.stream, in<S>(logits), wanted, out<C>(lse), out<C>(picked));
+           target_.stream, in<S>(logits), wanted, out<C>(lse), out<C>(picked), most ? out<C>(most) : nullptr);
   });
 }
 

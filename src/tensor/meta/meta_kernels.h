@@ -64,7 +64,7 @@ class MetaKernels : public Kernels {
   void combine_rows_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                              const Tensor&) override {}
   void cross_entropy(const Tensor&, const Tensor&, const VocabSlice&, std::int32_t, const Tensor&,
-                     const Tensor&) override {}
+                     const Tensor&, const Tensor&) override {}
   void cross_entropy_total(const Tensor&, const Tensor&, const Tensor&, std::int32_t, const Tensor&,
                            const Tensor&, bool) override {}
   void cross_entropy_backward(const Tensor&, const Tensor&, const Tensor&, const VocabSlice&, std::int32_t,

@@ -1,0 +1,271 @@
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "base/excerpt.h"
+#include "base/log.h"
+#include "cli/evaluation.h"
+#include "cli/inference.h"
+#include "cli/program.h"
+#include "comm/communicator.h"
+#include "data/dataset_info.h"
+#include "data/indexed_dataset.h"
+
+namespace sherd::cli {
+namespace {
+
+/// Examples that are encoded, scored and written together: what a run that is cut short has, is written.
+constexpr std::size_t round_size = 1024;
+
+/// Examples and documents of an evaluation, by number.
+struct Questions {
+  std::vector<Example> examples;
+  std::shared_ptr<const data::IndexedDataset> dataset;  ///< its documents, in place of examples
+  std::size_t limit = 0;                                ///< no more than these; 0: all
+
+  std::size_t size() const {
+    const std::size_t all = dataset ? static_cast<std::size_t>(dataset->documents()) : examples.size();
+    return limit > 0 ? std::min(limit, all) : all;
+  }
+};
+
+/// The windows of one document, behind the end of another; tokens that are no targets do not count.
+std::vector<models::ScoreRequest> document_windows(const data::IndexedDataset& dataset, std::int64_t document,
+                                                   const data::Tokenizer& tokenizer, std::int64_t max_seq) {
+  std::vector<std::int32_t> tokens{tokenizer.end_of_document()};
+  std::vector<bool> counted;
+  for (std::int64_t s = dataset.document_begin(document); s < dataset.document_begin(document + 1); ++s) {
+    const auto length = static_cast<std::size_t>(dataset.length(s)), at = tokens.size();
+    tokens.resize(at + length);
+    const std::span<std::int32_t> read(tokens.data() + at, length);
+    dataset.read(s, 0, read);
+    dataset.check_ids(read, s, 0, tokenizer.vocab_size());
+    if (!dataset.has_mask()) continue;
+    std::vector<std::uint8_t> mask(length);
+    dataset.read_mask(s, 0, mask);
+    counted.insert(counted.end(), mask.begin(), mask.end());
+  }
+  if (tokens.size() < 2) return {};
+  std::vector<models::ScoreRequest> windows = models::score_windows(tokens, 1, max_seq, counted);
+  std::erase_if(windows, [](const models::ScoreRequest& window) {
+    return !window.counted.empty() &&
+           std::find(window.counted.begin(), window.counted.end(), true) == window.counted.end();
+  });
+  return windows;
+}
+
+/// Tokens mean the same to the model, as far as the dataset's description tells.
+void require_same_tokenizer(const data::IndexedDataset& dataset, const data::Tokenizer& tokenizer) {
+  const auto info = data::read_dataset_info(dataset.prefix());
+  if (!info || info->tokenizer.empty() || dataset.sequences() == 0) return;
+  std::vector<std::int32_t> some(static_cast<std::size_t>(std::min(1000, dataset.length(0))));
+  dataset.read(0, 0, some);
+  if (info->vocab_size == tokenizer.vocab_size() &&
+      data::make_tokenizer(info->tokenizer)->decode(some) == tokenizer.decode(some))
+    return;
+  fail(ErrorKind::data, dataset.prefix(), " is tokens of ", info->tokenizer, ", and the model's are of ",
+       tokenizer.spec(), ": prepare the text with that one");
+}
+
+/// Scores questions on one rank; rank 0 judges and tells.
+class Evaluation {
+ public:
+  Evaluation(const Inference& from, const Questions& questions, std::int64_t most_rows, std::ostream* details)
+      : from_(from), questions_(questions), most_rows_(most_rows), details_(details) {}
+
+  /// Collective.
+  void run(const DistributedPtr& dist) {
+    GenerateModel model(from_.reader(), from_.config(), dist);
+    const std::int64_t max_seq = model.model().options().max_seq;
+    for (std::size_t begin = 0; begin < questions_.size(); begin += round_size) {
+      const std::size_t end = std::min(questions_.size(), begin + round_size);
+      std::vector<models::ScoreRequest> windows;
+      std::vector<std::size_t> of;  // the continuation to which each belongs, in order
+      std::size_t continuations = 0;
+      for (std::size_t i = begin; i < end; ++i) ask(i, max_seq, windows, of, continuations);
+      const std::vector<models::Score> scores =
+          models::score_texts(model.model(), model.run(), windows, most_rows_, model.share());
+      gather(*dist, scores, of, continuations, model.leads());
+      if (dist->rank() == 0) judge_round(begin, end);
+    }
+  }
+
+  const std::map<std::string, TaskMetrics>& tasks() const { return tasks_; }
+
+ private:
+  void ask(std::size_t question, std::int64_t max_seq, std::vector<models::ScoreRequest>& windows,
+           std::vector<std::size_t>& of, std::size_t& continuations) const {
+    const auto add = [&](std::vector<models::ScoreRequest> more) {
+      of.insert(of.end(), more.size(), continuations++);
+      std::move(more.begin(), more.end(), std::back_inserter(windows));
+    };
+    if (questions_.dataset)
+      return add(document_windows(*questions_.dataset, static_cast<std::int64_t>(question), from_.tokenizer(),
+                                  max_seq));
+    const Example& example = questions_.examples[question];
+    for (const std::string& continuation : example.continuations)
+      add(windows_of(from_.tokenizer(), example.context, continuation, max_seq));
+  }
+
+  /// Adds what ranks found, whose threads share this object. When it returns on rank 0, all have added
+  /// theirs.
+  void gather(const Distributed& dist, const std::vector<models::Score>& scores,
+              const std::vector<std::size_t>& of, std::size_t continuations, bool leads) {
+    dist.world().barrier({.label = "evaluation: a round begins"});
+    if (leads) {
+      const std::lock_guard lock(mutex_);
+      found_.resize(continuations);
+      for (std::size_t i = 0; i < scores.size(); ++i) {
+        if (scores[i].tokens == 0) continue;
+        found_[of[i]].log_likelihood += scores[i].log_likelihood;
+        found_[of[i]].tokens += scores[i].tokens;
+        found_[of[i]].greedy = found_[of[i]].greedy && scores[i].greedy;
+      }
+    }
+    dist.world().barrier({.label = "evaluation: scores of a round"});
+  }
+
+  void judge_round(std::size_t begin, std::size_t end) {
+    auto next = found_.begin();
+    for (std::size_t i = begin; i < end; ++i) {
+      if (questions_.dataset) {
+        tasks_[questions_.dataset->prefix()].add_tokens(*next++);
+        continue;
+      }
+      const Example& example = questions_.examples[i];
+      const auto last = next + std::ssize(example.continuations);
+      const Verdict verdict = judge(example, {next, last});
+      next = last;
+      tasks_[example.task].add(example, verdict);
+      if (details_) write(example, verdict);
+    }
+    found_.clear();
+    show_progress(end);
+  }
+
+  void write(const Example& example, const Verdict& verdict) {
+    nlohmann::ordered_json line{{"line", example.line}, {"task", example.task}};
+    for (const models::Score& score : verdict.scores) {
+      line["log_likelihoods"].push_back(score.log_likelihood);
+      line["tokens"].push_back(score.tokens);
+      line["greedy"].push_back(score.greedy);
+    }
+    if (example.answer) {
+      line["answer"] = *example.answer;
+      line["choice"] = verdict.choice;
+      line["choice_norm"] = verdict.choice_by_length;
+    }
+    *details_ << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n' << std::flush;
+    if (!*details_) fail(ErrorKind::io, "writing the --output file failed: is the disk full?");
+  }
+
+  void show_progress(std::size_t done) {
+    constexpr std::chrono::seconds apart{10};
+    const auto now = std::chrono::steady_clock::now();
+    if (done < questions_.size() && now - told_ < apart) return;
+    told_ = now;
+    log_info("evaluated ", done, " of ", questions_.size(), questions_.dataset ? " documents" : " examples");
+  }
+
+  const Inference& from_;
+  const Questions& questions_;
+  std::int64_t most_rows_;
+  std::ostream* details_;  ///< null: not asked for
+  std::mutex mutex_;
+  std::vector<models::Score> found_;  ///< of a round's continuations; under mutex_ between the barriers
+  std::map<std::string, TaskMetrics> tasks_;  ///< rank 0's
+  std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
+};
+
+CommandLine command_line() {
+  CommandLine line(
+      "evaluate",
+      "Scores log-likelihoods: choices and completions of tasks, perplexity of texts and datasets.",
+      cat("--checkpoint D (--tasks FILE [--output FILE] | --data PREFIX) [--limit N] "
+          "[--batch-tokens N] [--json] ",
+          inference_synopsis));
+  line.value("tasks", "FILE", "lines of JSON: context and choices and answer; context and completion; text")
+      .value("data", "PREFIX", "a dataset of `sherd prepare`, of which each document is scored")
+      .value("output", "FILE", "what became of each example of --tasks, as lines of JSON")
+      .value("limit", "N", "this many examples or documents only; 0: all", "0")
+      .value("batch-tokens", "N", "tokens that a pass takes at most", "4096")
+      .flag("json", "print one JSON object instead of a table");
+  add_inference_options(line);
+  return line;
+}
+
+Questions questions_of(const CommandLine& line) {
+  if (line.has("tasks") == line.has("data"))
+    throw UsageError(line.has("tasks") ? "give --tasks or --data, not both"
+                                       : "give --tasks FILE or --data PREFIX: what is to be scored");
+  Questions out;
+  out.limit = static_cast<std::size_t>(line.integer("limit", 0));
+  if (line.has("data")) {
+    if (line.has("output")) throw UsageError("--output goes with --tasks FILE");
+    out.dataset = data::IndexedDataset::open(line.text("data"));
+  } else {
+    out.examples = read_examples(line.text("tasks"));
+  }
+  return out;
+}
+
+std::string table_of(const std::map<std::string, TaskMetrics>& tasks) {
+  std::size_t width = 4;
+  for (const auto& [name, task] : tasks) width = std::max(width, name.size());
+  char text[160];
+  std::string out =
+      cat("task", std::string(width - 4, ' '), "  metric                 value     stderr    tokens\n");
+  for (const auto& [name, task] : tasks)
+    for (const Metric& metric : task.metrics()) {
+      const auto fixed = [&](double value) {
+        std::snprintf(text, sizeof text, "%.4f", value);
+        return std::string(text);
+      };
+      const std::string value = fixed(metric.value), error = metric.error ? fixed(*metric.error) : "-";
+      std::snprintf(text, sizeof text, "  %-17s %10s %10s %9lld\n", metric.name.c_str(), value.c_str(),
+                    error.c_str(), static_cast<long long>(task.tokens()));
+      out += name + std::string(width - name.size(), ' ') + text;
+    }
+  return out;
+}
+
+std::string json_of(const std::map<std::string, TaskMetrics>& tasks) {
+  nlohmann::ordered_json out;
+  for (const auto& [name, task] : tasks) {
+    nlohmann::ordered_json& at = out[name] = {{"examples", task.examples()}, {"tokens", task.tokens()}};
+    for (const Metric& metric : task.metrics()) {
+      at[metric.name] = metric.value;
+      if (metric.error) at[metric.name + "_stderr"] = *metric.error;
+    }
+  }
+  return out.dump(2) + "\n";
+}
+
+}  // namespace
+
+void evaluate_command(const Arguments& arguments) {
+  CommandLine line = command_line();
+  if (!line.parse(arguments)) return;
+  const std::int64_t most_rows = line.integer("batch-tokens", 1);
+  const Questions questions = questions_of(line);
+  const Inference inference(line);
+  if (questions.dataset) require_same_tokenizer(*questions.dataset, inference.tokenizer());
+  std::ofstream details;
+  if (line.has("output")) {
+    details.open(line.text("output"), std::ios::binary | std::ios::trunc);
+    if (!details)
+      fail(ErrorKind::io, "cannot write ", line.text("output"), ": is its folder there and writable?");
+  }
+  Evaluation evaluation(inference, questions, most_rows, details.is_open() ? &details : nullptr);
+  inference.run(
+      "Of evaluation: give --offload nvme --nvme-path DIR (or --offload cpu), fewer --batch-tokens, or "
+      "--ranks that share the weights",
+      [&](const DistributedPtr& dist) { evaluation.run(dist); });
+  const std::string report = line.has("json") ? json_of(evaluation.tasks()) : table_of(evaluation.tasks());
+  std::fputs(report.c_str(), stdout);
+}
+
+}  // namespace sherd::cli

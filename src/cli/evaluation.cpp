@@ -1,0 +1,188 @@
+#include "cli/evaluation.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/excerpt.h"
+#include "base/read_file.h"
+
+namespace sherd::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* spaces = " \t\n\r\f\v";
+
+std::string text_at(const Json& object, const char* key, const std::string& where) {
+  const auto found = object.find(key);
+  if (found == object.end()) return {};
+  if (!found->is_string())
+    fail(ErrorKind::data, where, ": \"", key, "\" is no text: ", excerpt(found->dump()));
+  return found->get<std::string>();
+}
+
+std::size_t answer_of(const Json& object, const std::vector<std::string>& choices, const std::string& where) {
+  const auto found = object.find("answer");
+  if (found == object.end())
+    fail(ErrorKind::data, where,
+         " has \"choices\" and no \"answer\": the index, or the text, of the right one");
+  if (found->is_number_integer()) {
+    const auto index = found->get<std::int64_t>();
+    if (index >= 0 && index < std::ssize(choices)) return static_cast<std::size_t>(index);
+    fail(ErrorKind::data, where, ": \"answer\" is ", index, ", and there are choices 0 to ",
+         choices.size() - 1);
+  }
+  const auto at = found->is_string() ? std::find(choices.begin(), choices.end(), found->get<std::string>())
+                                     : choices.end();
+  if (at == choices.end())
+    fail(ErrorKind::data, where, ": \"answer\" is none of the choices: ", excerpt(found->dump()));
+  return static_cast<std::size_t>(at - choices.begin());
+}
+
+std::vector<std::string> choices_of(const Json& choices, const std::string& where) {
+  const auto is_text = [](const Json& choice) {
+    return choice.is_string() && !choice.get_ref<const std::string&>().empty();
+  };
+  if (!choices.is_array() || choices.size() < 2 || !std::all_of(choices.begin(), choices.end(), is_text))
+    fail(ErrorKind::data, where, ": \"choices\" are two texts or more, none of them empty, not ",
+         excerpt(choices.dump()));
+  return choices.get<std::vector<std::string>>();
+}
+
+Example example_of(const Json& object, const std::string& where) {
+  Example out;
+  const int kinds = object.contains("choices") + object.contains("completion") + object.contains("text");
+  if (kinds != 1)
+    fail(ErrorKind::data, where, kinds == 0 ? " has none" : " has more than one",
+         " of \"choices\", \"completion\" and \"text\", of which there must be one");
+  out.task = text_at(object, "task", where);
+  out.context = text_at(object, "context", where);
+  if (object.contains("choices")) {
+    out.continuations = choices_of(object["choices"], where);
+    out.answer = answer_of(object, out.continuations, where);
+    return out;
+  }
+  out.is_text = object.contains("text");
+  if (out.is_text && object.contains("context"))
+    fail(ErrorKind::data, where, ": a \"text\" is scored whole; with a \"context\" it is a \"completion\"");
+  const char* key = out.is_text ? "text" : "completion";
+  out.continuations.push_back(text_at(object, key, where));
+  if (out.continuations[0].empty()) fail(ErrorKind::data, where, ": \"", key, "\" is empty");
+  return out;
+}
+
+/// Characters without white space in front, which is there to part a choice from what it follows.
+double length_of(const std::string& choice) {
+  const std::size_t first = std::min(choice.find_first_not_of(spaces), choice.size());
+  const auto starts = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };
+  return static_cast<double>(std::max<std::ptrdiff_t>(
+      1, std::count_if(choice.begin() + static_cast<std::ptrdiff_t>(first), choice.end(), starts)));
+}
+
+/// Runs of white space, and one: what the common evaluation harness divides by.
+std::int64_t words_of(const std::string& text) {
+  std::int64_t words = 1;
+  bool space = false;
+  for (const char c : text) {
+    const bool now = std::isspace(static_cast<unsigned char>(c)) != 0;
+    words += now && !space;
+    space = now;
+  }
+  return words;
+}
+
+}  // namespace
+
+std::vector<Example> read_examples(const std::filesystem::path& path) {
+  std::istringstream lines(read_file(path));
+  std::vector<Example> out;
+  std::string line;
+  for (std::size_t number = 1; std::getline(lines, line); ++number) {
+    if (line.find_first_not_of(spaces) == std::string::npos) continue;
+    const std::string where = cat(path.string(), ":", number);
+    const Json object = Json::parse(line, nullptr, false);
+    if (!object.is_object()) fail(ErrorKind::data, where, " is no JSON object: '", excerpt(line), "'");
+    out.push_back(example_of(object, where));
+    out.back().line = number;
+    if (out.back().task.empty()) out.back().task = path.stem().string();
+  }
+  if (out.empty()) fail(ErrorKind::data, path.string(), " holds no examples: each is a line of JSON");
+  return out;
+}
+
+std::vector<models::ScoreRequest> windows_of(const data::Tokenizer& tokenizer, const std::string& context,
+                                             const std::string& continuation, std::int64_t max_seq) {
+  const std::size_t kept = context.find_last_not_of(spaces) + 1;  // 0 where there is nothing else
+  const std::string before = context.substr(0, kept);
+  std::vector<std::int32_t> tokens;
+  if (before.empty()) tokens.push_back(tokenizer.end_of_document());
+  const auto start = static_cast<std::int64_t>(before.empty() ? 1 : tokenizer.encode(before).size());
+  tokenizer.encode(context + continuation, tokens);
+  if (tokens.size() < 2)
+    fail(ErrorKind::data, "'", excerpt(context + continuation), "' is one token: there is nothing to score");
+  // Where the two became fewer tokens, the last one has them both.
+  return models::score_windows(tokens, std::clamp<std::int64_t>(start, 1, std::ssize(tokens) - 1), max_seq);
+}
+
+Verdict judge(const Example& example, std::vector<models::Score> scores) {
+  Verdict out{std::move(scores), 0, 0};
+  const auto per_character = [&](std::size_t i) {
+    return out.scores[i].log_likelihood / length_of(example.continuations[i]);
+  };
+  for (std::size_t i = 1; i < out.scores.size(); ++i) {
+    if (out.scores[i].log_likelihood > out.scores[out.choice].log_likelihood) out.choice = i;
+    if (per_character(i) > per_character(out.choice_by_length)) out.choice_by_length = i;
+  }
+  return out;
+}
+
+void TaskMetrics::add(const Example& example, const Verdict& verdict) {
+  ++examples_;
+  if (example.answer) {
+    ++choices_;
+    right_ += verdict.choice == *example.answer;
+    right_by_length_ += verdict.choice_by_length == *example.answer;
+    add_tokens(verdict.scores[*example.answer]);
+    return;
+  }
+  add_tokens(verdict.scores[0]);
+  if (example.is_text) {
+    words_ += words_of(example.continuations[0]);
+    bytes_ += std::ssize(example.continuations[0]);
+  } else {
+    ++completions_;
+    greedy_ += verdict.scores[0].greedy;
+  }
+}
+
+std::vector<Metric> TaskMetrics::metrics() const {
+  std::vector<Metric> out;
+  const auto share = [&](const char* name, std::int64_t right, std::int64_t of) {
+    const double mean = static_cast<double>(right) / static_cast<double>(of);
+    Metric metric{name, mean, {}};
+    if (of > 1) metric.error = std::sqrt(mean * (1 - mean) / static_cast<double>(of - 1));
+    out.push_back(metric);
+  };
+  const auto per = [&](std::int64_t n) { return -likelihood_ / static_cast<double>(n); };
+  if (choices_ > 0) share("acc", right_, choices_), share("acc_norm", right_by_length_, choices_);
+  if (completions_ > 0) {
+    share("acc", greedy_, completions_);
+    out.push_back({"perplexity", std::exp(per(completions_)), {}});
+  }
+  if (bytes_ > 0) {
+    out.push_back({"word_perplexity", std::exp(per(words_)), {}});
+    out.push_back({"byte_perplexity", std::exp(per(bytes_)), {}});
+    out.push_back({"bits_per_byte", per(bytes_) / std::log(2.0), {}});
+  }
+  if (choices_ == 0 && tokens_ > 0) {
+    out.push_back({"token_perplexity", std::exp(per(tokens_)), {}});
+    out.push_back({"loss", per(tokens_), {}});
+  }
+  return out;
+}
+
+}  // namespace sherd::cli

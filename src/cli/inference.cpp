@@ -1,0 +1,130 @@
+#include "cli/inference.h"
+
+#include <algorithm>
+
+#include "base/excerpt.h"
+#include "comm/communicator.h"
+#include "device/cuda.h"
+
+namespace sherd::cli {
+namespace {
+
+/// The checkpoint's own copy, or else, in one that has none, what it names.
+std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointReader& reader) {
+  const engine::Manifest& manifest = reader.manifest();
+  if (manifest.data.tokenizer.empty() || manifest.data.vocab_size == 0)
+    fail(ErrorKind::data, "checkpoint ", reader.folder().string(),
+         " does not name its tokenizer: it was not trained on a dataset of `sherd prepare`, and a "
+         "tokenizer.json "
+         "is not read yet. `sherd export` makes files of it that transformers generates with");
+  if (!manifest.files.contains(engine::tokenizer_file)) return data::make_tokenizer(manifest.data.tokenizer);
+  return data::load_sentencepiece((reader.folder() / engine::tokenizer_file).string());
+}
+
+/// Where to generate, and how: one rank with all of the machine, whatever share of one each rank had in
+/// training.
+config::Device device_section(const config::Device& of_run, const std::string& type) {
+  static const std::vector<std::string> types = {"auto", "cpu", "cuda"};
+  config::Device section;
+  section.type = of_run.type;
+  section.tf32 = of_run.tf32, section.fused_gelu = of_run.fused_gelu;
+  if (type.empty()) {
+    if (section.type == config::DeviceType::cuda)
+      if (const device::CudaStatus status = device::cuda_status(); !status.usable())
+        fail(ErrorKind::config,
+             "the run was made on GPUs, and there is no CUDA device here: ", status.why_not,
+             "; give --device cpu");
+    return section;
+  }
+  const auto found = std::find(types.begin(), types.end(), type);
+  if (found == types.end()) throw UsageError(cat("--device is auto, cpu or cuda, not '", excerpt(type), "'"));
+  section.type = static_cast<config::DeviceType>(found - types.begin());
+  return section;
+}
+
+/// The run's configuration with the layout that is asked for here: one rank, unless `overrides` say else.
+config::Config config_of(const engine::CheckpointReader& reader, const std::vector<std::string>& overrides) {
+  std::vector<std::string> all{"parallel.tensor=1",      "parallel.context=1",
+                               "parallel.pipeline=1",    "parallel.virtual_stages=1",
+                               "parallel.schedule=auto", "parallel.shard_size=null",
+                               "parallel.expert=1"};
+  for (const std::string& override : overrides) {
+    if (!override.starts_with("parallel."))
+      throw UsageError(cat("--set takes keys of the section parallel here, as parallel.tensor=2, not '",
+                           excerpt(override), "'"));
+    all.push_back(override);
+  }
+  config::Config config =
+      config::parse_text(reader.manifest().config,
+                         cat("the configuration in ", (reader.folder() / "manifest.json").string()), all);
+  if (config.parallel.expert != 1)
+    fail(ErrorKind::config, "parallel.expert is ", config.parallel.expert,
+         ": every rank has all experts here; use tensor and pipeline ranks");
+  if (config.parallel.context != 1)
+    fail(ErrorKind::config, "parallel.context is ", config.parallel.context,
+         ": every rank has whole texts; use tensor and pipeline ranks");
+  return config;
+}
+
+WeightsPlace place_of(const CommandLine& line) {
+  WeightsPlace place;
+  const std::string offload = line.text("offload");
+  if (offload == "cpu")
+    place.offload = config::OffloadDevice::cpu;
+  else if (offload == "nvme")
+    place.offload = config::OffloadDevice::nvme;
+  else if (!offload.empty() && offload != "none")
+    throw UsageError(cat("--offload is cpu or nvme, not '", excerpt(offload), "'"));
+  place.nvme_path = line.text("nvme-path");
+  if (!place.nvme_path.empty() && place.offload != config::OffloadDevice::nvme)
+    throw UsageError("--nvme-path goes with --offload nvme");
+  place.device_memory_limit = static_cast<std::uint64_t>(line.amount("device-memory", 0, 1024));
+  return place;
+}
+
+int ranks_of(const CommandLine& line, const config::Config& config) {
+  if (!line.has("ranks")) return config.parallel.tensor * config.parallel.pipeline;
+  return static_cast<int>(line.integer("ranks", 1, 1 << 16));
+}
+
+}  // namespace
+
+void add_inference_options(CommandLine& line) {
+  line.value("checkpoint", "D", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
+      .value("tag", "TAG", "of a run's checkpoints this one: global_stepN, best; not given: the latest")
+      .value("device", "T", "auto, cpu or cuda; not given: what the run's device.type says")
+      .value("offload", "cpu|nvme", "keep the weights there and bring them to the device block by block")
+      .value("nvme-path", "DIR", "a folder on the drive for --offload nvme")
+      .value("device-memory", "SIZE", "an error rather than more device memory than this, as 512MiB; 0: any",
+             "0")
+      .value("ranks", "N", "ranks in all; those beyond tensor x pipeline each keep a share of the weights")
+      .list("set", "parallel.tensor=N",
+            "this many ranks share the model, each on a GPU or a part of the cores of its own");
+}
+
+Inference::Inference(const CommandLine& line)
+    : place_(place_of(line)),
+      reader_(engine::checkpoint_folder(line.required("checkpoint"), line.text("tag"))) {
+  for (const auto& [file, checksum] : reader_.manifest().files) reader_.verify(file);
+  tokenizer_ = tokenizer_of(reader_);
+  config_ = config_of(reader_, line.all("set"));
+  config_.device = device_section(config_.device, line.text("device"));
+  ranks_ = ranks_of(line, config_);
+  prepare_to_generate(config_, place_, ranks_);
+}
+
+void Inference::run(const std::string& advice, const std::function<void(const DistributedPtr&)>& body) const {
+  try {
+    // Of these ranks alone: a launcher's variables may be left over, and nobody else would join.
+    comm::run_local(ranks_, {.timeout_seconds = config_.parallel.timeout_seconds},
+                    [&](comm::Communicator& world) {
+                      const std::shared_ptr<comm::Communicator> borrowed(std::shared_ptr<void>(), &world);
+                      body(std::make_shared<Distributed>(borrowed, world.rank(), ranks_));
+                    });
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::memory) throw;
+    fail(ErrorKind::memory, error.what(), ". ", advice);
+  }
+}
+
+}  // namespace sherd::cli

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "cli/command_line.h"
+#include "cli/generate_model.h"
+#include "data/tokenizer.h"
+
+// What commands that run a trained model have in common: which checkpoint, where, on how many ranks.
+
+namespace sherd::cli {
+
+/// How the usage line names the options of add_inference_options().
+inline constexpr const char* inference_synopsis =
+    "[--tag TAG] [--device T] [--offload cpu|nvme] [--nvme-path DIR] [--device-memory SIZE] "
+    "[--set parallel.tensor=N] [--set parallel.pipeline=N] [--ranks N]";
+
+/// Declares --checkpoint, --tag, --device, --offload, --nvme-path, --device-memory, --ranks and --set.
+void add_inference_options(CommandLine& line);
+
+/// The checkpoint that a command line names, whose files are as they were written, and how it runs.
+class Inference {
+ public:
+  /// Throws UsageError and Error{config} for options that do not fit, Error{io} and Error{data} for a
+  /// checkpoint that is not there, damaged or without a tokenizer.
+  explicit Inference(const CommandLine& line);
+
+  const engine::CheckpointReader& reader() const { return reader_; }
+  const data::Tokenizer& tokenizer() const { return *tokenizer_; }
+  const config::Config& config() const { return config_; }  ///< of prepare_to_generate()
+
+  /// Runs `body` on every rank, on threads of this process. `advice`: what to do where memory does not
+  /// suffice.
+  void run(const std::string& advice, const std::function<void(const DistributedPtr&)>& body) const;
+
+ private:
+  WeightsPlace place_;
+  engine::CheckpointReader reader_;
+  std::shared_ptr<const data::Tokenizer> tokenizer_;
+  config::Config config_;
+  int ranks_;
+};
+
+}  // namespace sherd::cli

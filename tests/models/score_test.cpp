@@ -1,0 +1,182 @@
+#include "models/score.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "support/expect_error.h"
+#include "support/tiny_gpt.h"
+
+namespace sherd::models {
+namespace {
+
+using sherd::testing::expect_error;
+using Ids = std::vector<std::int32_t>;
+
+Ids counting(std::int32_t n) {
+  Ids out(static_cast<std::size_t>(n));
+  std::iota(out.begin(), out.end(), 0);
+  return out;
+}
+
+/// What lm_eval's get_rolling_token_windows() and make_disjoint_window() make of tokens 1 … 11 behind the
+/// prefix token 0, for 4 positions: (context, scored).
+TEST(ScoreWindows, RollAsTheCommonHarnessDoes) {
+  const auto windows = score_windows(counting(12), 1, 4);
+  ASSERT_EQ(windows.size(), 3u);
+  EXPECT_EQ(windows[0].tokens, (Ids{0, 1, 2, 3, 4}));
+  EXPECT_EQ(windows[0].first, 1);
+  EXPECT_EQ(windows[1].tokens, (Ids{4, 5, 6, 7, 8}));
+  EXPECT_EQ(windows[1].first, 1);
+  EXPECT_EQ(windows[2].tokens, (Ids{7, 8, 9, 10, 11}));
+  EXPECT_EQ(windows[2].first, 2);
+}
+
+TEST(ScoreWindows, CutAContextFromItsBeginning) {
+  const auto short_one = score_windows(counting(5), 3, 7);
+  ASSERT_EQ(short_one.size(), 1u);
+  EXPECT_EQ(short_one[0].tokens, counting(5));
+  EXPECT_EQ(short_one[0].first, 3);
+  const auto long_context = score_windows(counting(20), 17, 7);
+  ASSERT_EQ(long_context.size(), 1u);
+  EXPECT_EQ(long_context[0].tokens, (Ids{12, 13, 14, 15, 16, 17, 18, 19}));
+  EXPECT_EQ(long_context[0].first, 5);
+}
+
+TEST(ScoreWindows, ScoreEachTokenOnceWithItsMark) {
+  for (std::int32_t n = 2; n < 40; ++n)
+    for (std::int32_t first = 1; first < n; ++first)
+      for (const std::int64_t max_seq : {1, 2, 7, 64}) {
+        std::vector<bool> counted;
+        for (std::int32_t i = first; i < n; ++i) counted.push_back(i % 3 == 0);
+        Ids scored;
+        for (const ScoreRequest& window : score_windows(counting(n), first, max_seq, counted)) {
+          ASSERT_LE(std::ssize(window.tokens), max_seq + 1);
+          ASSERT_GE(window.first, 1);
+          for (std::size_t i = static_cast<std::size_t>(window.first); i < window.tokens.size(); ++i) {
+            scored.push_back(window.tokens[i]);
+            ASSERT_EQ(window.counted[i - static_cast<std::size_t>(window.first)], window.tokens[i] % 3 == 0);
+            ASSERT_EQ(window.tokens[i], window.tokens[i - 1] + 1);
+          }
+        }
+        const Ids all = counting(n);
+        ASSERT_EQ(scored, Ids(all.begin() + first, all.end()));
+      }
+}
+
+class ScoreTexts : public ::testing::Test {
+ protected:
+  RunPass run() {
+    return [this](const std::function<void(Tape&)>& body) {
+      ++passes_;
+      tape_.training = false;
+      body(tape_);
+    };
+  }
+  static std::vector<ScoreRequest> requests(const GptOptions& o) {
+    std::vector<ScoreRequest> out;
+    for (std::int64_t i = 0; i < 11; ++i) {
+      ScoreRequest text;
+      const std::int64_t tokens = 2 + i * 5 % o.max_seq;
+      for (std::int64_t j = 0; j < tokens; ++j)
+        text.tokens.push_back(static_cast<std::int32_t>((3 * i + j * j) % o.vocab_size));
+      text.first = 1 + i % (tokens - 1);
+      if (i % 3 == 1)
+        for (std::int64_t j = text.first; j < tokens; ++j) text.counted.push_back(j % 2 == 1);
+      out.push_back(text);
+    }
+    return out;
+  }
+
+  test::Cpu cpu_;
+  autograd::Tape tape_{*cpu_.kernels};
+  int passes_ = 0;
+};
+
+/// Against a softmax in double of the logits that the model gives each text alone.
+TEST_F(ScoreTexts, AreTheLogSoftmaxOfTheLogits) {
+  bool seen[2] = {};
+  for (const GptOptions& o : {test::with_dropout(test::tiny_gpt2()), test::tiny_llama()}) {
+    Gpt model(o);
+    test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
+    const std::vector<ScoreRequest> texts = requests(o);
+    const std::vector<Score> got = score_texts(model, run(), texts, 16);
+    for (std::size_t t = 0; t < texts.size(); ++t) {
+      const Ids read(texts[t].tokens.begin(), texts[t].tokens.end() - 1);
+      const std::vector<double> logits = cpu_.values(
+          model.logits(tape_, tensor::Tensor::of<std::int32_t>(*cpu_.device, {1, std::ssize(read)}, read))
+              .value());
+      tape_.clear();
+      Score want;
+      for (std::int64_t i = texts[t].first; i < std::ssize(texts[t].tokens); ++i) {
+        if (!texts[t].counted.empty() && !texts[t].counted[static_cast<std::size_t>(i - texts[t].first)])
+          continue;
+        const double* row = logits.data() + (i - 1) * o.padded_vocab();
+        double sum = 0;
+        for (std::int64_t id = 0; id < o.vocab_size; ++id) sum += std::exp(row[id]);
+        const std::int32_t id = texts[t].tokens[static_cast<std::size_t>(i)];
+        want.log_likelihood += row[id] - std::log(sum);
+        want.greedy = want.greedy && std::max_element(row, row + o.vocab_size) == row + id;
+        ++want.tokens;
+      }
+      EXPECT_NEAR(got[t].log_likelihood, want.log_likelihood, 1e-12 * std::max(1.0, -want.log_likelihood));
+      EXPECT_EQ(got[t].tokens, want.tokens);
+      EXPECT_EQ(got[t].greedy, want.greedy);
+      if (want.tokens > 0) seen[want.greedy] = true;
+    }
+  }
+  EXPECT_TRUE(seen[0] && seen[1]);
+}
+
+TEST_F(ScoreTexts, DoNotDependOnTheirBatchNorOnWhoScoresThem) {
+  GptOptions experts = test::with_experts(test::tiny_llama());
+  experts.experts.capacity_factor = 1;  // drops tokens in training
+  for (const GptOptions& o : {test::tiny_gpt2(), experts})
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      Gpt model(o);
+      test::PlainParameters parameters(*cpu_.kernels, model, dtype);
+      const std::vector<ScoreRequest> texts = requests(o);
+      const std::vector<Score> alone = score_texts(model, run(), texts, 1);
+      for (const std::int64_t most_rows : {14, 30, 1000})
+        for (const int ranks : {1, 2, 3, 20}) {
+          std::vector<Score> got(texts.size());
+          int passes = -1;
+          for (int rank = 0; rank < ranks; ++rank) {
+            passes_ = 0;
+            const std::vector<Score> part = score_texts(model, run(), texts, most_rows, {rank, ranks});
+            EXPECT_TRUE(passes < 0 || passes == passes_) << "ranks must come to the same collectives";
+            passes = passes_;
+            for (std::size_t t = 0; t < texts.size(); ++t) {
+              if (part[t].tokens == 0) continue;
+              EXPECT_EQ(got[t].tokens, 0) << "scored twice";
+              got[t] = part[t];
+            }
+          }
+          for (std::size_t t = 0; t < texts.size(); ++t) {
+            EXPECT_EQ(got[t].log_likelihood, alone[t].log_likelihood) << t;
+            EXPECT_EQ(got[t].tokens, alone[t].tokens) << t;
+            EXPECT_EQ(got[t].greedy, alone[t].greedy) << t;
+          }
+        }
+    }
+}
+
+TEST_F(ScoreTexts, RefuseWhatIsNoText) {
+  Gpt model(test::tiny_gpt2());
+  test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  const auto score = [&](ScoreRequest text) {
+    score_texts(model, run(), std::vector<ScoreRequest>{std::move(text)}, 8);
+  };
+  expect_error(ErrorKind::usage, "2 to 8 tokens, not 1", [&] { score({{1}, 1, {}}); });
+  expect_error(ErrorKind::usage, "2 to 8 tokens, not 9", [&] { score({counting(9), 1, {}}); });
+  expect_error(ErrorKind::usage, "can be scored, not from 0", [&] { score({{1, 2}, 0, {}}); });
+  expect_error(ErrorKind::usage, "can be scored, not from 2", [&] { score({{1, 2}, 2, {}}); });
+  expect_error(ErrorKind::usage, "whether they count", [&] { score({{1, 2, 3}, 1, {true}}); });
+  expect_error(ErrorKind::data, "outside the vocabulary", [&] { score({{1, 13}, 1, {}}); });
+  EXPECT_TRUE(score_texts(model, run(), {}, 8).empty());
+}
+
+}  // namespace
+}  // namespace sherd::models

@@ -7,24 +7,13 @@
 #include "cli/generate_request.h"
 #include "cli/program.h"
 #include "cli/prompts_file.h"
+#include "cli/weights.h"
 #include "comm/communicator.h"
 #include "data/tokenizer.h"
 #include "device/cuda.h"
 
 namespace sherd::cli {
 namespace {
-
-/// The checkpoint's own copy, or else, in one that has none, what it names.
-std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointReader& reader) {
-  const engine::Manifest& manifest = reader.manifest();
-  if (manifest.data.tokenizer.empty() || manifest.data.vocab_size == 0)
-    fail(ErrorKind::data, "checkpoint ", reader.folder().string(),
-         " does not name its tokenizer: it was not trained on a dataset of `sherd prepare`, and a "
-         "tokenizer.json "
-         "is not read yet. `sherd export` makes files of it that transformers generates with");
-  if (!manifest.files.contains(engine::tokenizer_file)) return data::make_tokenizer(manifest.data.tokenizer);
-  return data::load_sentencepiece((reader.folder() / engine::tokenizer_file).string());
-}
 
 /// Where to generate, and how: one rank with all of the machine, whatever share of one each rank had in
 /// training.

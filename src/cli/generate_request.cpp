@@ -10,14 +10,23 @@
 namespace sherd::cli {
 namespace {
 
+/// As the model saw documents begin: with the token that stands in front of all, where the text itself has
+/// none, or behind the end of another.
+std::vector<std::int32_t> prompt_of(const data::Tokenizer& tokenizer, const std::string& text) {
+  std::vector<std::int32_t> prompt = tokenizer.encode(text);
+  const auto begin = tokenizer.begin_of_document();
+  if (begin && (prompt.empty() || prompt[0] != *begin)) prompt.insert(prompt.begin(), *begin);
+  if (prompt.empty()) prompt.push_back(tokenizer.end_of_document());
+  return prompt;
+}
+
 /// The texts of a request on one rank, all of which go through the same tokens; rank 0 writes.
 class RequestTexts {
  public:
   RequestTexts(const Request& request, bool writes, bool alone)
       : request_(request), writes_(writes), alone_(alone) {
     for (std::size_t i = 0; i < request.prompts.size(); ++i) {
-      std::vector<std::int32_t> prompt = request.tokenizer.encode(request.prompts[i]);
-      if (prompt.empty()) prompt.push_back(request.tokenizer.end_of_document());
+      std::vector<std::int32_t> prompt = prompt_of(request.tokenizer, request.prompts[i]);
       growing_.emplace_back(request.tokenizer, prompt, request.stops);
       // The first text has the seed's own stream, as a single one does.
       const RandomKey key = i == 0 ? request.sampling.key : request.sampling.key.at(i);

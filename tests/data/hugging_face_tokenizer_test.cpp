@@ -3,8 +3,11 @@
 #include <sstream>
 #include <thread>
 
+#include "data/example.h"
 #include "data/hugging_face/pattern.h"
 #include "data/hugging_face/unicode.h"
+#include "data/indexed_dataset.h"
+#include "data/prepare.h"
 #include "data/tokenizer.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"
@@ -123,6 +126,76 @@ TEST(HuggingFaceSpec, TextThatGoesOnHasNoPrefix) {
   tokenizer->encode_continued("abc", continued);
   EXPECT_EQ(continued, std::vector(whole.begin() + 1, whole.end()));
   EXPECT_NE(continued, begun);
+}
+
+std::vector<std::int32_t> ids_of(const Tokenizer& tokenizer, const std::vector<Segment>& segments) {
+  std::vector<std::int32_t> ids;
+  std::vector<std::uint8_t> learned;
+  encode_segments(tokenizer, segments, ids, learned);
+  EXPECT_EQ(learned.size(), ids.size());
+  return ids;
+}
+
+/// As transformers encodes what a template wrote: as one text, whose special tokens are found in it.
+TEST(HuggingFaceSpec, ConversationsHaveTheIdsOfTheirText) {
+  const std::vector<Message> messages{{"user", " a b?", true}, {"assistant", "c d", true}};
+  const auto qwen = make_tokenizer(cat("hf:", folder, "qwen.json?eod=<|im_end|>"));
+  EXPECT_EQ(chat_template_of(*qwen), ChatTemplate::chatml);
+  EXPECT_EQ(ids_of(*qwen, render(ChatTemplate::chatml, messages)),
+            qwen->encode("<|im_start|>user\n a b?<|im_end|>\n<|im_start|>assistant\nc d<|im_end|>\n"));
+  for (const char* file : {"mistral.json?eod=</s>", "llama2.json?eod=</s>"}) {
+    const auto tokenizer = make_tokenizer(cat("hf:", folder, file));
+    EXPECT_EQ(ids_of(*tokenizer, render(ChatTemplate::mistral, messages)),
+              tokenizer->encode("<s>[INST]  a b? [/INST] c d</s>"))
+        << file;
+  }
+}
+
+std::vector<std::int32_t> sequence(const IndexedDataset& dataset, std::int64_t index) {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(dataset.length(index)));
+  dataset.read(index, 0, ids);
+  return ids;
+}
+
+TEST(HuggingFaceSpec, DocumentsOfADatasetBeginAndEndWithTheirTokens) {
+  TempFolder root;
+  const std::string long_text = std::string(TextSource::piece_bytes, 'a') + "\nb";
+  write_text(root / "in.txt", "one two\n\n" + long_text);
+  write_text(root / "talk.jsonl",
+             R"({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]})"
+             "\n"
+             R"({"prompt": "p", "completion": " q"})"
+             "\n");
+  PrepareOptions options;
+  options.inputs = {(root / "in.txt").string(), (root / "talk.jsonl").string()};
+  options.output = (root / "out").string();
+  options.tokenizer = cat("hf:", folder, "mistral.json?eod=</s>");
+  options.chat_template = "mistral";
+  options.threads = 3;
+  const PrepareReport report = prepare(options);
+  EXPECT_FALSE(report.lossless);
+  EXPECT_EQ(read_text(root / "out.tokenizer.json"), read_text(folder + "mistral.json"));
+  const auto info = read_dataset_info(options.output);
+  EXPECT_EQ(info->tokenizer, cat("hf:", (root / "out.tokenizer.json").string(), "?eod=</s>&bos=<s>"));
+  const auto tokenizer = make_tokenizer(info->tokenizer);
+  const auto wrapped = [&](std::vector<std::int32_t> ids, bool begins, bool ends) {
+    if (begins) ids.insert(ids.begin(), *tokenizer->token_id("<s>"));
+    if (ends) ids.push_back(*tokenizer->token_id("</s>"));
+    return ids;
+  };
+  const auto dataset = IndexedDataset::open(options.output);
+  ASSERT_EQ(dataset->sequences(), 5);
+  EXPECT_EQ(sequence(*dataset, 0), wrapped(tokenizer->encode("one two"), true, true));
+  const std::vector<std::int32_t> first = sequence(*dataset, 1), second = sequence(*dataset, 2);
+  EXPECT_EQ(first[0], *tokenizer->token_id("<s>"));
+  EXPECT_EQ(tokenizer->decode(first) + tokenizer->decode(second), long_text);
+  EXPECT_EQ(second.back(), *tokenizer->token_id("</s>"));
+  EXPECT_EQ(std::count(second.begin(), second.end(), first[0]), 0);
+  EXPECT_EQ(sequence(*dataset, 3), tokenizer->encode("<s>[INST] x [/INST] y</s>"));
+  EXPECT_EQ(sequence(*dataset, 4), wrapped(tokenizer->encode("p q"), true, true));
+  // A token in front of a prompt is nothing to learn.
+  EXPECT_EQ(info->masked_tokens, report.info.masked_tokens);
+  EXPECT_GT(info->masked_tokens, 0);
 }
 
 /// A tokenizer.json of three tokens, with `more` among its keys.

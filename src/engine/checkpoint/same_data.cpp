@@ -42,6 +42,11 @@ std::string described(const DataRecord& data, const std::optional<FileChecksum>&
              model ? cat(" (a model of ", model->bytes, " bytes with CRC-32C ", model->crc32c, ")") : "");
 }
 
+/// For a shell: tokens that end documents have characters of its own.
+std::string quoted(const std::string& spec) {
+  return spec.starts_with("hf:") ? "'" + spec + "'" : spec;
+}
+
 std::optional<FileChecksum> model_of(const Manifest& manifest) {
   const auto copy = manifest.files.find(manifest.tokenizer_copy());
   return copy == manifest.files.end() ? std::nullopt : std::optional(copy->second);
@@ -63,15 +68,12 @@ void require_same_tokenizer(const CheckpointReader& reader, const TokenData& tok
   const bool other_kind =
       both_named && kind_of_tokenizer(saved.tokenizer) != kind_of_tokenizer(here.tokenizer);
   if (!other_size && !other_kind && !(saved_model && model && *saved_model != *model)) return;
+  const std::string copy = (reader.folder() / reader.manifest().tokenizer_copy()).string(),
+                    spec = data::with_model_file(saved.tokenizer, copy);
   fail(ErrorKind::data, "checkpoint ", reader.folder().string(), " was trained on tokens of ",
        described(saved, saved_model), ", and the data here, ", tokens.name(), ", are tokens of ",
        described(here, model), ": set data.path to tokens of the checkpoint's tokenizer",
-       saved_model
-           ? cat(" (`sherd prepare --tokenizer ",
-                 data::with_model_file(saved.tokenizer,
-                                       (reader.folder() / reader.manifest().tokenizer_copy()).string()),
-                 "` makes them)")
-           : "",
+       saved_model ? cat(" (`sherd prepare --tokenizer ", quoted(spec), "` makes them)") : "",
        ", or train a new model into another folder");
 }
 

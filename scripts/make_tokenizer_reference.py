@@ -90,13 +90,13 @@ def corpus():
     return (SCRIPTS + CODE + SYMBOLS) * 3
 
 
-def gpt2():
+def gpt2(texts, size=700):
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
     tok.post_processor = processors.ByteLevel(trim_offsets=False)
-    tok.train_from_iterator(corpus(), trainers.BpeTrainer(
-        vocab_size=700, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<|endoftext|>"], show_progress=False))
+    tok.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<|endoftext|>"], show_progress=False))
     tok.add_tokens([AddedToken("word", single_word=True), AddedToken("<mask>", lstrip=True, special=True, normalized=False)])
     return tok
 
@@ -105,13 +105,13 @@ LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[
           r"|\s+(?!\S)|\s+")
 
 
-def llama3():
+def llama3(texts, size=800):
     tok = Tokenizer(models.BPE(ignore_merges=True))
     tok.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tok.decoder = decoders.ByteLevel()
-    tok.train_from_iterator(corpus(), trainers.BpeTrainer(
-        vocab_size=800, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tok.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
     tok.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"])
     tok.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(
         single="<|begin_of_text|> $A", pair="<|begin_of_text|> $A <|begin_of_text|> $B",
@@ -119,28 +119,28 @@ def llama3():
     return tok
 
 
-def qwen():
+def qwen(texts, size=700):
     tok = Tokenizer(models.BPE())
     tok.normalizer = normalizers.NFC()
     tok.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(LLAMA3.replace("{1,3}", "")), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tok.decoder = decoders.ByteLevel()
-    tok.train_from_iterator(corpus(), trainers.BpeTrainer(
-        vocab_size=700, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tok.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
     tok.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     tok.add_tokens([AddedToken("naïve", normalized=True), AddedToken("<|x|>", rstrip=True, normalized=False)])
     return tok
 
 
-def llama2(metaspace):
+def llama2(metaspace, texts, size=1100):
     """With Metaspace, or with the normalizers that older files have in its place."""
     tok = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     mark = "\u2581"
     tok.normalizer = normalizers.Replace(" ", mark)
     tok.pre_tokenizer = pre_tokenizers.Split(mark, "merged_with_next")
-    tok.train_from_iterator(corpus(), trainers.BpeTrainer(
-        vocab_size=1100, limit_alphabet=330, special_tokens=["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)],
+    tok.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=size, limit_alphabet=330, special_tokens=["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)],
         show_progress=False))
     state = json.loads(tok.to_str())
     state["added_tokens"] = state["added_tokens"][:3]  # bytes are tokens of the model alone
@@ -161,7 +161,7 @@ def llama2(metaspace):
     return tok
 
 
-def variety():
+def variety(texts):
     """Parts that the others do not have, among them several behaviours of Split."""
     tok = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=False))
     tok.normalizer = normalizers.Sequence([
@@ -172,7 +172,7 @@ def variety():
              pre_tokenizers.Metaspace("_", prepend_scheme="always", split=True)]
     tok.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tok.decoder = decoders.Metaspace("_", prepend_scheme="always")
-    tok.train_from_iterator(corpus(), trainers.BpeTrainer(
+    tok.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=900, limit_alphabet=300, special_tokens=["<unk>", "</s>"], show_progress=False))
     tok.add_tokens([AddedToken("WORD", normalized=True, single_word=True, lstrip=True, rstrip=True)])
     return tok
@@ -181,7 +181,9 @@ def variety():
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent / "tests/data/tokenizers")
     folder.mkdir(parents=True, exist_ok=True)
-    made = {"gpt2": gpt2(), "llama3": llama3(), "qwen": qwen(), "llama2": llama2(False), "mistral": llama2(True), "variety": variety()}
+    texts = corpus()
+    made = {"gpt2": gpt2(texts), "llama3": llama3(texts), "qwen": qwen(texts), "llama2": llama2(False, texts),
+            "mistral": llama2(True, texts), "variety": variety(texts)}
     raw_texts = hard_texts()
     (folder / "texts.txt").write_text("".join(f"{raw.hex() or '-'}\n" for raw in raw_texts))
     for name, tok in made.items():

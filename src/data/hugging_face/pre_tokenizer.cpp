@@ -84,11 +84,10 @@ void split_metaspace(const PreTokenizerStep& step, const Piece& piece, PieceSpac
   const bool begins = piece.text.starts_with(' ') || piece.text.starts_with(step.replacement);
   if (!begins && (step.prepend == Prepend::always || (step.prepend == Prepend::first && piece.at_start)))
     text = step.replacement;
-  for (const char c : piece.text)
-    if (c == ' ')
-      text += step.replacement;
-    else
-      text += c;
+  std::size_t copied = 0;
+  for (std::size_t at; (at = piece.text.find(' ', copied)) != std::string_view::npos; copied = at + 1)
+    text.append(piece.text.substr(copied, at - copied)) += step.replacement;
+  text.append(piece.text.substr(copied));
   const Piece whole{text, piece.at_start};
   std::size_t begin = 0;
   while (step.splits) {

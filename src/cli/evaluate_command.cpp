@@ -32,7 +32,8 @@ struct Questions {
   }
 };
 
-/// The windows of one document, behind the end of another; tokens that are no targets do not count.
+/// The windows of one document, behind the end of another unless it has a token in front of its own; tokens
+/// that are no targets do not count.
 std::vector<models::ScoreRequest> document_windows(const data::IndexedDataset& dataset, std::int64_t document,
                                                    const data::Tokenizer& tokenizer, std::int64_t max_seq) {
   std::vector<std::int32_t> tokens{tokenizer.end_of_document()};
@@ -47,6 +48,10 @@ std::vector<models::ScoreRequest> document_windows(const data::IndexedDataset& d
     std::vector<std::uint8_t> mask(length);
     dataset.read_mask(s, 0, mask);
     counted.insert(counted.end(), mask.begin(), mask.end());
+  }
+  if (tokens.size() > 1 && tokens[1] == tokenizer.begin_of_document()) {
+    tokens.erase(tokens.begin());
+    if (!counted.empty()) counted.erase(counted.begin());
   }
   if (tokens.size() < 2) return {};
   std::vector<models::ScoreRequest> windows = models::score_windows(tokens, 1, max_seq, counted);

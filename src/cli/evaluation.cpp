@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/excerpt.h"
 #include "base/read_file.h"
+#include "cli/inference.h"
 
 namespace sherd::cli {
 namespace {
@@ -118,10 +119,12 @@ std::vector<models::ScoreRequest> windows_of(const data::Tokenizer& tokenizer, c
                                              const std::string& continuation, std::int64_t max_seq) {
   const std::size_t kept = context.find_last_not_of(spaces) + 1;  // 0 where there is nothing else
   const std::string before = context.substr(0, kept);
-  std::vector<std::int32_t> tokens;
-  if (before.empty()) tokens.push_back(tokenizer.end_of_document());
-  const auto start = static_cast<std::int64_t>(before.empty() ? 1 : tokenizer.encode(before).size());
-  tokenizer.encode(context + continuation, tokens);
+  std::vector<std::int32_t> tokens = prompt_of(tokenizer, before);
+  const auto start = std::ssize(tokens);
+  if (before.empty())
+    tokenizer.encode(context + continuation, tokens);
+  else
+    tokens = prompt_of(tokenizer, context + continuation);
   if (tokens.size() < 2)
     fail(ErrorKind::data, "'", excerpt(context + continuation), "' is one token: there is nothing to score");
   // Where the two became fewer tokens, the last one has them both.

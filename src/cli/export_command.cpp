@@ -20,15 +20,7 @@ namespace sherd::cli {
 namespace fs = std::filesystem;
 namespace {
 
-std::int32_t end_of_document(const engine::CheckpointReader& reader) {
-  const engine::Manifest& manifest = reader.manifest();
-  return manifest.files.contains(engine::tokenizer_file)
-             ? data::load_sentencepiece((reader.folder() / engine::tokenizer_file).string())
-                   ->end_of_document()
-             : data::make_tokenizer(manifest.data.tokenizer)->end_of_document();
-}
-
-/// Tokenizer and settings, as the model came with them, or the SentencePiece model that it was trained with.
+/// Tokenizer and settings, as the model came with them, or what it was trained with.
 /// Returns the text of the config.json among them; empty: none.
 std::string copy_companions(const engine::CheckpointReader& reader, const fs::path& to) {
   const std::string prefix = companion_prefix;
@@ -44,15 +36,15 @@ std::string copy_companions(const engine::CheckpointReader& reader, const fs::pa
       fs::copy_file(reader.folder() / file, to / name);
     tokenizer = tokenizer || name.starts_with("tokenizer") || name == "vocab.json";
   }
-  const auto own = manifest.files.find(engine::tokenizer_file),
-             came = manifest.files.find(prefix + "tokenizer.model");
+  const std::string copy = manifest.tokenizer_copy();
+  const auto own = manifest.files.find(copy), came = manifest.files.find(prefix + copy);
   if (tokenizer && !manifest.data.tokenizer.empty() &&
       (own == manifest.files.end() || came == manifest.files.end() || !(own->second == came->second)))
     log_warning("the run's data were made with '", manifest.data.tokenizer,
                 "', and the tokenizer that is exported is the one that the weights came with: its text means "
                 "other ids");
   if (!tokenizer && own != manifest.files.end()) {
-    fs::copy_file(reader.folder() / engine::tokenizer_file, to / engine::tokenizer_file);
+    fs::copy_file(reader.folder() / copy, to / copy);
     tokenizer = true;
   }
   if (!tokenizer)
@@ -61,7 +53,7 @@ std::string copy_companions(const engine::CheckpointReader& reader, const fs::pa
                 ": transformers will need some beside the weights");
   // A model of Sherd's own says which id ends a document; transformers would take its class's ids.
   if (config.empty() && !manifest.data.tokenizer.empty() && manifest.data.vocab_size > 0)
-    config = cat("{\"bos_token_id\": null, \"eos_token_id\": ", end_of_document(reader),
+    config = cat("{\"bos_token_id\": null, \"eos_token_id\": ", tokenizer_of(reader)->end_of_document(),
                  ", \"pad_token_id\": null}");
   return config;
 }

@@ -16,8 +16,7 @@ class RequestTexts {
   RequestTexts(const Request& request, bool writes, bool alone)
       : request_(request), writes_(writes), alone_(alone) {
     for (std::size_t i = 0; i < request.prompts.size(); ++i) {
-      std::vector<std::int32_t> prompt = request.from.tokenizer().encode(request.prompts[i]);
-      if (prompt.empty()) prompt.push_back(request.from.tokenizer().end_of_document());
+      std::vector<std::int32_t> prompt = prompt_of(request.from.tokenizer(), request.prompts[i]);
       growing_.emplace_back(request.from.tokenizer(), prompt, request.stops);
       // The first text has the seed's own stream, as a single one does.
       const RandomKey key = i == 0 ? request.sampling.key : request.sampling.key.at(i);

@@ -15,22 +15,26 @@ namespace sherd::cli {
 namespace fs = std::filesystem;
 namespace {
 
-/// A SentencePiece model among the files is the checkpoint's tokenizer.
+/// The tokenizer among the files becomes the checkpoint's: tokenizer.json, or a SentencePiece model where
+/// that is not there or not supported.
 void take_tokenizer(const std::string& folder, engine::Manifest& manifest, engine::ExtraFiles& files) {
-  const auto found = files.find(cat(companion_prefix, "tokenizer.model"));
-  if (found == files.end()) return;
-  const fs::path path = fs::path(folder) / "tokenizer.model";
-  try {
-    const auto tokenizer = data::load_sentencepiece(path.string());
-    manifest.data.tokenizer = "spm:" + path.string();
-    manifest.data.vocab_size = tokenizer->vocab_size();
-    files[engine::tokenizer_file] = found->second;
-  } catch (const Error& error) {  // Llama 3's, in another format
-    log_warning(path.string(),
-                " is no SentencePiece model, so `sherd generate` will not know this checkpoint's "
-                "tokenizer: ",
-                error.what());
+  std::string why_not;
+  for (const auto& [kind, name] :
+       {std::pair{"hf:", engine::tokenizer_json_file}, std::pair{"spm:", engine::tokenizer_file}}) {
+    const auto found = files.find(cat(companion_prefix, name));
+    if (found == files.end()) continue;
+    try {
+      const auto tokenizer =
+          data::make_tokenizer(cat(kind, (fs::path(folder) / name).string()), found->second);
+      manifest.data.tokenizer = tokenizer->spec();
+      manifest.data.vocab_size = tokenizer->vocab_size();
+      files[name] = found->second;
+      return;
+    } catch (const Error& error) {
+      why_not += cat(why_not.empty() ? "" : "; ", error.what());
+    }
   }
+  if (!why_not.empty()) log_warning("`sherd generate` will not know this checkpoint's tokenizer: ", why_not);
 }
 
 }  // namespace

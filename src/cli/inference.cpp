@@ -3,23 +3,12 @@
 #include <algorithm>
 
 #include "base/excerpt.h"
+#include "cli/weights.h"
 #include "comm/communicator.h"
 #include "device/cuda.h"
 
 namespace sherd::cli {
 namespace {
-
-/// The checkpoint's own copy, or else, in one that has none, what it names.
-std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointReader& reader) {
-  const engine::Manifest& manifest = reader.manifest();
-  if (manifest.data.tokenizer.empty() || manifest.data.vocab_size == 0)
-    fail(ErrorKind::data, "checkpoint ", reader.folder().string(),
-         " does not name its tokenizer: it was not trained on a dataset of `sherd prepare`, and a "
-         "tokenizer.json "
-         "is not read yet. `sherd export` makes files of it that transformers generates with");
-  if (!manifest.files.contains(engine::tokenizer_file)) return data::make_tokenizer(manifest.data.tokenizer);
-  return data::load_sentencepiece((reader.folder() / engine::tokenizer_file).string());
-}
 
 /// Where to generate, and how: one rank with all of the machine, whatever share of one each rank had in
 /// training.
@@ -88,6 +77,14 @@ int ranks_of(const CommandLine& line, const config::Config& config) {
 }
 
 }  // namespace
+
+std::vector<std::int32_t> prompt_of(const data::Tokenizer& tokenizer, const std::string& text) {
+  std::vector<std::int32_t> prompt = tokenizer.encode(text);
+  const auto begin = tokenizer.begin_of_document();
+  if (begin && (prompt.empty() || prompt[0] != *begin)) prompt.insert(prompt.begin(), *begin);
+  if (prompt.empty()) prompt.push_back(tokenizer.end_of_document());
+  return prompt;
+}
 
 void add_inference_options(CommandLine& line) {
   line.value("checkpoint", "D", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")

@@ -20,6 +20,10 @@ inline constexpr const char* inference_synopsis =
 /// Declares --checkpoint, --tag, --device, --offload, --nvme-path, --device-memory, --ranks and --set.
 void add_inference_options(CommandLine& line);
 
+/// The ids of a text as the model saw documents begin: with the token that stands in front of all, where the
+/// text itself has none, or for an empty text behind the end of another. At least one.
+std::vector<std::int32_t> prompt_of(const data::Tokenizer& tokenizer, const std::string& text);
+
 /// The checkpoint that a command line names, whose files are as they were written, and how it runs.
 class Inference {
  public:

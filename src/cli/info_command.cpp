@@ -106,6 +106,7 @@ void info_command(const Arguments& arguments) {
       {"matrix products", tensor::matmul_library()},
       {"threads", "oneTBB " SHERD_TBB_VERSION},
       {"other libraries", "Eigen " SHERD_EIGEN_VERSION ", SentencePiece " SHERD_SENTENCEPIECE_VERSION
+                          ", PCRE2 " SHERD_PCRE2_VERSION ", ICU " SHERD_ICU_VERSION
                           ", nlohmann-json " SHERD_JSON_VERSION ", cxxopts " SHERD_CXXOPTS_VERSION},
       {"communicators", comm::mpi_available() ? "local, tcp, mpi" : "local, tcp (built without MPI)"},
       {"CUDA", cuda_text()},

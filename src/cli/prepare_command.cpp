@@ -60,13 +60,16 @@ void print_report(const data::PrepareReport& report, const std::string& prefix) 
 
 void prepare_command(const Arguments& arguments) {
   CommandLine line("prepare", "Turns text into a dataset of token ids (Megatron's indexed format).",
-                   "--input F... --tokenizer byte|spm:MODEL|spm-train:VOCAB --output PREFIX");
+                   "--input F... --tokenizer byte|spm:MODEL|hf:PATH|spm-train:VOCAB --output PREFIX");
   line.list("input", "F",
             "text file, .jsonl file, or folder of them, also packed by gzip or zstd; may be repeated")
       .value("tokenizer", "SPEC",
-             "byte, spm:MODEL (a SentencePiece model), or spm-train:VOCAB[:unigram|:bpe]", "byte")
+             "byte, spm:MODEL (a SentencePiece model), hf:PATH (a tokenizer.json or its folder), or "
+             "spm-train:VOCAB[:unigram|:bpe]",
+             "byte")
       .value("output", "PREFIX",
-             "writes PREFIX.bin, .idx, .json; with SentencePiece .model, of answers to learn .mask")
+             "writes PREFIX.bin, .idx, .json; of a tokenizer .model or .tokenizer.json; of answers to learn "
+             ".mask")
       .value("document", "RULE", "where a text file's documents end: blank (lines), line, or file", "blank")
       .value("json-field", "NAME",
              "the text's key in .jsonl files; not given: messages, prompt and completion, or text")

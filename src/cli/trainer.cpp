@@ -124,11 +124,13 @@ void Trainer::announce() const {
 /// Ids mean nothing to weights that were trained on others'.
 void Trainer::warn_of_other_tokenizer(const engine::ExtraFiles& companions) const {
   const std::string prefix = companion_prefix;
-  const auto model = companions.find(prefix + "tokenizer.model");
-  const bool other = model != companions.end() && !data_->tokenizer_model.empty()
-                         ? model->second != data_->tokenizer_model
-                         : model != companions.end() || companions.contains(prefix + "tokenizer.json") ||
-                               companions.contains(prefix + "vocab.json");
+  const auto came = companions.find(prefix + engine::tokenizer_file_of(data_->tokenizer));
+  const bool any = companions.contains(prefix + engine::tokenizer_file) ||
+                   companions.contains(prefix + engine::tokenizer_json_file) ||
+                   companions.contains(prefix + "vocab.json");
+  const bool other = came != companions.end() && !data_->tokenizer_model.empty()
+                         ? came->second != data_->tokenizer_model
+                         : any;
   if (other && !data_->tokenizer.empty())
     log_warning("the weights came with a tokenizer of their own, and the data were made with '",
                 data_->tokenizer, "': ids will mean other text than the weights were trained on");

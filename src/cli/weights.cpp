@@ -70,6 +70,19 @@ engine::ExtraFiles Weights::companions() const {
   return out;
 }
 
+std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointReader& reader) {
+  const engine::Manifest& manifest = reader.manifest();
+  if (manifest.data.tokenizer.empty() || manifest.data.vocab_size == 0)
+    fail(
+        ErrorKind::data, "checkpoint ", reader.folder().string(),
+        " does not name its tokenizer: it was not trained on a dataset of `sherd prepare`, nor imported with "
+        "a tokenizer that is read here. `sherd export` makes files of it that transformers generates with");
+  const std::string copy = manifest.tokenizer_copy();
+  if (copy.empty()) return data::make_tokenizer(manifest.data.tokenizer);
+  return data::make_tokenizer(
+      data::with_model_file(manifest.data.tokenizer, (reader.folder() / copy).string()));
+}
+
 std::optional<DType> published_dtype(const std::string& folder) {
   return parse_dtype(published_in(folder).dtype);
 }

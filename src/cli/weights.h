@@ -5,6 +5,7 @@
 #include <string>
 
 #include "config/config.h"
+#include "data/tokenizer.h"
 #include "engine/checkpoint.h"
 #include "engine/weights.h"
 #include "models/gpt_options.h"
@@ -47,6 +48,9 @@ class Weights {
 /// Of a folder of Hugging Face's, what is not weights: config.json, tokenizer and generation settings, by the
 /// names under which a checkpoint keeps them, "hugging_face.NAME".
 engine::ExtraFiles companion_files(const std::string& folder);
+/// The checkpoint's own copy of its tokenizer or, where it has none, what it names. Throws Error{data} where
+/// it names none.
+std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointReader& reader);
 /// The type of the weights there, by their config.json; none where it does not say.
 std::optional<DType> published_dtype(const std::string& folder);
 inline constexpr const char* companion_prefix = "hugging_face.";

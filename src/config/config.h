@@ -44,7 +44,8 @@ struct Data {
   std::vector<DataSource> sources;
   std::array<double, 2> split = {0.98,
                                  0.02};  ///< fractions for training and validation, each ≥ 0, sum in (0, 1]
-  std::string tokenizer;      ///< byte | spm:MODEL; empty (default): the one recorded beside the dataset
+  std::string
+      tokenizer;  ///< byte | spm:MODEL | hf:PATH; empty (default): the one recorded beside the dataset
   std::uint64_t seed = 1234;  ///< of the shuffle
   bool shuffle = true;        ///< of documents and samples, anew every epoch
   Packing packing = Packing::stream;

@@ -20,9 +20,10 @@ void read_split(Data& data, const Value& value) {
 
 void read_tokenizer(Data& data, const Value& value) {
   const std::string& name = value.text();
-  const bool model = name.starts_with("spm:") && name.size() > 4;
+  const bool model =
+      (name.starts_with("spm:") && name.size() > 4) || (name.starts_with("hf:") && name.size() > 3);
   if (!name.empty() && name != "byte" && !model)
-    value.error(value.node.brief(), " is no tokenizer; use \"byte\" or \"spm:MODEL_FILE\"");
+    value.error(value.node.brief(), " is no tokenizer; use \"byte\", \"spm:MODEL_FILE\" or \"hf:PATH\"");
   data.tokenizer = name;
 }
 
@@ -85,7 +86,8 @@ Table<Data> data_table() {
            "come "
            "from each by weight, in the same order on any number of ranks ([more](config.md#datasources))"),
        {"split", "fractions for training and validation, of sum 1 at most; [1, 0] leaves validation out"},
-       derived("tokenizer", "the one recorded beside the dataset", "`byte` or `spm:MODEL_FILE`"),
+       derived("tokenizer", "the one recorded beside the dataset",
+               "`byte`, `spm:MODEL_FILE` or `hf:PATH` (a `tokenizer.json`)"),
        {"seed", "of the shuffle"},
        {"shuffle", "documents and samples, anew in every epoch"},
        {"packing",

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/excerpt.h"
 #include "data/indexed_dataset.h"
+#include "data/tokenizer.h"
 
 namespace sherd::data {
 namespace fs = std::filesystem;
@@ -17,23 +18,21 @@ using nlohmann::ordered_json;
 namespace {
 
 constexpr const char* format_name = "sherd dataset";
-constexpr std::string_view spm = "spm:";
 
 fs::path folder_of(const std::string& prefix) {
   return fs::path(prefix).parent_path();
 }
 
 std::string to_relative(const std::string& spec, const std::string& prefix) {
-  if (!spec.starts_with(spm)) return spec;
-  const fs::path model = spec.substr(spm.size());
-  return model.parent_path() == folder_of(prefix) ? cat(spm, model.filename().string()) : spec;
+  const fs::path model = model_file_of(spec);
+  if (model.empty() || model.parent_path() != folder_of(prefix)) return spec;
+  return with_model_file(spec, model.filename().string());
 }
 
 std::string to_full(const std::string& spec, const std::string& prefix) {
-  if (!spec.starts_with(spm)) return spec;
-  const fs::path model = spec.substr(spm.size());
-  return model.is_absolute() || model.has_parent_path() ? spec
-                                                        : cat(spm, (folder_of(prefix) / model).string());
+  const fs::path model = model_file_of(spec);
+  if (model.empty() || model.is_absolute() || model.has_parent_path()) return spec;
+  return with_model_file(spec, (folder_of(prefix) / model).string());
 }
 
 /// The integer under `key`, from `least` to `most`.

@@ -104,17 +104,21 @@ struct Run {
       parts.emplace_back(text.size(), segment.learned);
   }
 
-  void encode(const Tokenizer& tokenizer, std::vector<std::int32_t>& ids,
+  /// `continued`: behind a token of the template.
+  void encode(const Tokenizer& tokenizer, bool continued, std::vector<std::int32_t>& ids,
               std::vector<std::uint8_t>& learned) {
     if (text.empty()) return;
+    const auto append = [&](std::string_view part, std::vector<std::int32_t>& to) {
+      continued ? tokenizer.encode_continued(part, to) : tokenizer.encode(part, to);
+    };
     const std::size_t first = ids.size();
-    tokenizer.encode(text, ids);
+    append(text, ids);
     std::vector<std::int32_t> before;
     for (std::size_t i = 0; i < parts.size(); ++i) {
       std::size_t end = ids.size();
       if (i + 1 < parts.size()) {
         before.clear();
-        tokenizer.encode(std::string_view(text).substr(0, parts[i].first), before);
+        append(std::string_view(text).substr(0, parts[i].first), before);
         const auto differs = std::mismatch(before.begin(), before.end(),
                                            ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end());
         end = std::max(learned.size(), first + static_cast<std::size_t>(differs.first - before.begin()));
@@ -154,6 +158,7 @@ std::string text_of(const Example& example) {
 void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segments,
                      std::vector<std::int32_t>& ids, std::vector<std::uint8_t>& learned) {
   Run run;
+  bool continued = false;
   for (const Segment& segment : segments) {
     std::optional<std::int32_t> id;
     if (segment.kind == Segment::Kind::end) id = tokenizer.end_of_document();
@@ -163,11 +168,12 @@ void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segmen
       run.append(segment);
       continue;
     }
-    run.encode(tokenizer, ids, learned);
+    run.encode(tokenizer, continued, ids, learned);
+    continued = true;
     ids.push_back(*id);
     learned.push_back(segment.learned);
   }
-  run.encode(tokenizer, ids, learned);
+  run.encode(tokenizer, continued, ids, learned);
 }
 
 }  // namespace sherd::data

@@ -123,6 +123,9 @@ fs::path mask_path(const std::string& prefix) {
 fs::path model_path(const std::string& prefix) {
   return prefix + ".model";
 }
+fs::path tokenizer_path(const std::string& prefix) {
+  return prefix + ".tokenizer.json";
+}
 
 IndexedDataset::IndexedDataset(const std::string& prefix)
     : prefix_(prefix),

@@ -27,7 +27,8 @@ std::filesystem::path bin_path(const std::string& prefix);
 std::filesystem::path index_path(const std::string& prefix);
 std::filesystem::path info_path(const std::string& prefix);
 std::filesystem::path mask_path(const std::string& prefix);
-std::filesystem::path model_path(const std::string& prefix);
+std::filesystem::path model_path(const std::string& prefix);      // SentencePiece's
+std::filesystem::path tokenizer_path(const std::string& prefix);  // a tokenizer.json
 
 /// The fixed part of PREFIX.idx, little-endian: 9 bytes of magic, u64 version, u8 type code, u64 sequences,
 /// u64 documents + 1. Then int32 lengths, int64 byte pointers, int64 document bounds, optional int8 modes.

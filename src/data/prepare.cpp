@@ -38,8 +38,8 @@ std::uint64_t total_bytes(const std::vector<InputFile>& files) {
 
 /// True for the files that an earlier run wrote, when the output lies in a folder that is an input.
 bool is_output(const std::filesystem::path& path, const std::string& prefix) {
-  for (const auto& output :
-       {bin_path(prefix), index_path(prefix), info_path(prefix), mask_path(prefix), model_path(prefix)}) {
+  for (const auto& output : {bin_path(prefix), index_path(prefix), info_path(prefix), mask_path(prefix),
+                             model_path(prefix), tokenizer_path(prefix)}) {
     std::error_code ignored;
     if (std::filesystem::equivalent(path, output, ignored)) return true;
   }
@@ -107,14 +107,13 @@ class TrainingLines {
   std::size_t at_ = 0;
 };
 
-/// A tokenizer and, for SentencePiece, the bytes of the model to store beside the dataset.
+/// A tokenizer and, where it is of a file, that file's bytes, to be stored beside the dataset.
 struct Chosen {
-  std::shared_ptr<const Tokenizer> tokenizer;
+  std::shared_ptr<const Tokenizer> tokenizer;  // names the file as it will be stored
   std::string model;
 };
 
 Chosen choose_tokenizer(const PrepareOptions& options, const std::vector<InputFile>& files) {
-  const std::string stored = model_path(options.output).string();
   TrainTokenizer request;
   if (parse_train_spec(options.tokenizer, request)) {
     for (const InputFile& file : files)
@@ -123,14 +122,17 @@ Chosen choose_tokenizer(const PrepareOptions& options, const std::vector<InputFi
               "give a file, or a trained model as spm:MODEL");
     TrainingLines lines(options, files);
     std::string model = train_sentencepiece(request, [&](std::string& line) { return lines.next(line); });
-    auto tokenizer = make_sentencepiece(model, stored);
+    auto tokenizer = make_sentencepiece(model, model_path(options.output).string());
     return {std::move(tokenizer), std::move(model)};
   }
-  constexpr std::string_view spm = "spm:";
-  if (!options.tokenizer.starts_with(spm)) return {make_tokenizer(options.tokenizer), {}};
-  std::string model = read_model_file(options.tokenizer.substr(spm.size()));
-  make_sentencepiece(model, options.tokenizer.substr(spm.size()));  // errors name the user's file
-  auto tokenizer = make_sentencepiece(model, stored);
+  const std::string given = model_file_of(options.tokenizer);
+  if (given.empty()) return {make_tokenizer(options.tokenizer), {}};
+  std::string model = read_model_file(given);
+  const auto theirs = make_tokenizer(options.tokenizer, model);  // errors name the user's file
+  const bool hugging_face = kind_of_tokenizer(options.tokenizer) == "hf";
+  const std::string stored =
+      (hugging_face ? tokenizer_path(options.output) : model_path(options.output)).string();
+  auto tokenizer = make_tokenizer(with_model_file(theirs->spec(), stored), model);
   return {std::move(tokenizer), std::move(model)};
 }
 
@@ -190,7 +192,7 @@ class Preparation {
               unigram_entropy(token_counts_),
               so_far.masked,
               conversations_ ? name_of(example_options_.chat_template) : ""};
-      if (!model.empty()) write_file_atomically(model_path(options_.output), model);
+      if (!model.empty()) write_file_atomically(model_file_of(tokenizer_.spec()), model);
       write_dataset_info(options_.output, info);
     });
     return info;
@@ -224,13 +226,17 @@ class Preparation {
       if (piece.json)
         encode_line(job, piece);
       else
-        encode_text(job, piece.text, piece.last);
+        encode_text(job, piece.text, piece.first, piece.last);
     job.pieces.clear();
   }
 
-  void encode_text(Job& job, const std::string& text, bool last) const {
+  void encode_text(Job& job, const std::string& text, bool first, bool last) const {
     const std::size_t before = job.tokens.size();
-    tokenizer_.encode(text, job.tokens);
+    if (const auto begin = tokenizer_.begin_of_document(); begin && first) job.tokens.push_back(*begin);
+    if (first)
+      tokenizer_.encode(text, job.tokens);
+    else
+      tokenizer_.encode_continued(text, job.tokens);
     if (last) job.tokens.push_back(tokenizer_.end_of_document());
     job.learned.resize(job.tokens.size(), 1);
     close(job, before, text, last);
@@ -240,10 +246,15 @@ class Preparation {
     const Example example =
         read_example(piece.text, example_options_, source_.files()[piece.file].path, piece.line);
     const std::string text = text_of(example);
-    if (!example.marked) return text.empty() ? void() : encode_text(job, text, true);
+    if (!example.marked) return text.empty() ? void() : encode_text(job, text, true, true);
     if (!example.teaches()) return void(++job.left_out);
     const std::size_t before = job.tokens.size();
     encode_segments(tokenizer_, example.segments, job.tokens, job.learned);
+    if (const auto begin = tokenizer_.begin_of_document();
+        begin && (job.tokens.size() == before || job.tokens[before] != *begin)) {
+      job.tokens.insert(job.tokens.begin() + static_cast<std::ptrdiff_t>(before), *begin);
+      job.learned.insert(job.learned.begin() + static_cast<std::ptrdiff_t>(before), 0);
+    }
     if (!ends(example)) {
       job.tokens.push_back(tokenizer_.end_of_document());
       job.learned.push_back(0);

@@ -22,8 +22,8 @@ struct PrepareProgress {
 struct PrepareOptions {
   std::vector<std::string>
       inputs;  ///< text files, .jsonl files, folders of them; pipes, unless a tokenizer is trained
-  std::string tokenizer = "byte";               ///< byte | spm:MODEL | spm-train:VOCAB[:unigram|:bpe]
-  std::string output;                           ///< PREFIX of the files to write; its folder must exist
+  std::string tokenizer = "byte";  ///< byte | spm:MODEL | hf:PATH | spm-train:VOCAB[:unigram|:bpe]
+  std::string output;              ///< PREFIX of the files to write; its folder must exist
   DocumentRule document = DocumentRule::blank;  ///< of text files
   std::string json_field;     ///< of .jsonl files; empty: messages, prompt and completion, or text, as
                               ///< read_example() says
@@ -43,12 +43,13 @@ struct PrepareReport {
 };
 
 /// Turns text into an indexed dataset: PREFIX.bin and .idx (Megatron's format), PREFIX.json (DatasetInfo),
-/// PREFIX.model where the tokenizer is a SentencePiece model, and PREFIX.mask where some tokens are no
-/// targets of the loss (conversations, completions), so that these files are all that training needs. Every
-/// document ends with the tokenizer's end-of-document id; one longer than TextSource::piece_bytes becomes
-/// several sequences, but for conversations and completions. Documents keep their order and the files are the
-/// same bytes for any number of threads. Memory is bounded whatever the size of the text. Nothing appears
-/// under the final names unless all went well.
+/// PREFIX.model where the tokenizer is a SentencePiece model, PREFIX.tokenizer.json where it is one, and
+/// PREFIX.mask where some tokens are no targets of the loss (conversations, completions), so that these files
+/// are all that training needs. Every document ends with the tokenizer's end-of-document id, and begins with
+/// begin_of_document() where it has one; one longer than TextSource::piece_bytes becomes several sequences,
+/// but for conversations and completions. Documents keep their order and the files are the same bytes for any
+/// number of threads. Memory is bounded whatever the size of the text. Nothing appears under the final names
+/// unless all went well.
 ///
 /// Throws Error{io} for what cannot be read or written, Error{data} for bad content or no text at all,
 /// Error{config} for a bad tokenizer spec, Error{usage} for missing options.

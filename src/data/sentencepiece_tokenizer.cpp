@@ -218,10 +218,10 @@ class SentencePieceTokenizer final : public Tokenizer {
 }  // namespace
 
 std::string read_model_file(const std::string& model_path) {
-  if (model_path.empty()) fail(ErrorKind::config, "tokenizer 'spm:' names no model file; give spm:MODEL");
   std::ifstream in(model_path, std::ios::binary);
   if (!in || std::filesystem::is_directory(model_path))
-    fail(ErrorKind::io, "cannot read the tokenizer model '", model_path, "'; check the path behind 'spm:'");
+    fail(ErrorKind::io, "cannot read the tokenizer model '", model_path,
+         "'; check the path behind 'spm:' or 'hf:'");
   return {std::istreambuf_iterator<char>(in), {}};
 }
 

@@ -156,7 +156,7 @@ bool TextSource::read_line() {
 bool TextSource::emit(TextPiece& piece, bool last) {
   document_open_ = !last;
   const bool continues = std::exchange(document_continues_, !last);
-  piece = {std::exchange(document_, {}), last, false, next_file_ - 1, document_line_};
+  piece = {std::exchange(document_, {}), last, false, next_file_ - 1, document_line_, !continues};
   return continues || !last || !only_space(piece.text);
 }
 

@@ -42,6 +42,7 @@ struct TextPiece {
   bool json = false;
   std::size_t file = 0;   ///< index into the inputs
   std::int64_t line = 0;  ///< 1-based line on which it begins
+  bool first = true;      ///< begins its document
 };
 
 /// Streams the documents of some files in order. Holds one piece and one block in memory, whatever the file's

@@ -2,14 +2,16 @@
 
 #include <array>
 #include <charconv>
+#include <filesystem>
 
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "data/hugging_face/tokenizer.h"
 
 namespace sherd::data {
 namespace {
 
-constexpr std::string_view spm_prefix = "spm:", train_prefix = "spm-train:";
+constexpr std::string_view spm_prefix = "spm:", hf_prefix = "hf:", train_prefix = "spm-train:";
 
 class ByteTokenizer final : public Tokenizer {
  public:
@@ -53,16 +55,49 @@ std::shared_ptr<const Tokenizer> make_byte_tokenizer() {
 
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec) {
   if (spec == "byte") return make_byte_tokenizer();
-  if (spec.starts_with(spm_prefix)) return load_sentencepiece(spec.substr(spm_prefix.size()));
+  if (const std::string file = model_file_of(spec); !file.empty())
+    return make_tokenizer(spec, read_model_file(file));
   if (spec.starts_with(train_prefix))
     fail(ErrorKind::config, "tokenizer '", excerpt(spec),
          "' must be trained first; 'sherd prepare' does so and stores it as ",
          "PREFIX.model, to be named here as spm:PREFIX.model");
-  const std::string close =
-      nearest(spec.substr(0, spec.find(':')), std::array<std::string, 2>{"byte", "spm"});
+  const std::string close = nearest(kind_of_tokenizer(spec), std::array<std::string, 3>{"byte", "spm", "hf"});
+  const char* path = close == "spm" ? ":MODEL" : close == "hf" ? ":PATH" : "";
   fail(ErrorKind::config, "there is no tokenizer '", excerpt(spec),
-       "'; give byte or spm:MODEL (`sherd prepare` also takes spm-train:VOCAB)",
-       close.empty() ? std::string() : cat(" (did you mean '", close, close == "spm" ? ":MODEL" : "", "'?)"));
+       "'; give byte, spm:MODEL or hf:PATH (`sherd prepare` also takes spm-train:VOCAB)",
+       close.empty() ? std::string() : cat(" (did you mean '", close, path, "'?)"));
+}
+
+std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec, const std::string& bytes) {
+  const std::string file = model_file_of(spec);
+  require(!file.empty(), "tokenizer '", spec, "' has no file");
+  if (spec.starts_with(spm_prefix)) return make_sentencepiece(bytes, file);
+  HuggingFaceSpec parts = HuggingFaceSpec::parse(spec);
+  parts.path = file;
+  return make_hugging_face(bytes, std::move(parts));
+}
+
+std::string model_file_of(const std::string& spec) {
+  const bool hugging_face = spec.starts_with(hf_prefix);
+  if (!hugging_face && !spec.starts_with(spm_prefix)) return {};
+  const std::string path = hugging_face ? HuggingFaceSpec::parse(spec).path : spec.substr(spm_prefix.size());
+  if (path.empty())
+    fail(ErrorKind::config, "tokenizer '", spec, "' names no model file; give ",
+         hugging_face ? "hf:PATH" : "spm:MODEL");
+  std::error_code none;
+  if (!hugging_face || !std::filesystem::is_directory(path, none)) return path;
+  return (std::filesystem::path(path) / "tokenizer.json").string();
+}
+
+std::string with_model_file(const std::string& spec, const std::string& path) {
+  if (!spec.starts_with(hf_prefix)) return cat(spm_prefix, path);
+  HuggingFaceSpec parts = HuggingFaceSpec::parse(spec);
+  parts.path = path;
+  return parts.text();
+}
+
+std::string kind_of_tokenizer(const std::string& spec) {
+  return spec.substr(0, spec.find(':'));
 }
 
 bool parse_train_spec(const std::string& spec, TrainTokenizer& request) {

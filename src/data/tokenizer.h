@@ -20,6 +20,11 @@ class Tokenizer {
   /// not.
   virtual void encode(std::string_view text, std::vector<std::int32_t>& ids) const = 0;
   std::vector<std::int32_t> encode(std::string_view text) const;
+  /// The same for text that goes on behind other tokens, where the tokenizer puts a space in front of the
+  /// first text alone.
+  virtual void encode_continued(std::string_view text, std::vector<std::int32_t>& ids) const {
+    encode(text, ids);
+  }
 
   /// The text of `ids`; control ids such as end-of-document stand for nothing. Where lossless(),
   /// decode(encode(x)) == x for any bytes x. Throws Error{usage} for an id outside the vocabulary.
@@ -28,6 +33,8 @@ class Tokenizer {
   /// Ids are in [0, vocab_size()).
   virtual std::int64_t vocab_size() const = 0;
   virtual std::int32_t end_of_document() const = 0;
+  /// What models of this tokenizer expect in front of every document, "<s>"; nullopt: nothing.
+  virtual std::optional<std::int32_t> begin_of_document() const { return std::nullopt; }
   /// The id of the token that is written `token` in the vocabulary, "<|im_end|>"; nullopt where it has none.
   virtual std::optional<std::int32_t> token_id(std::string_view token) const = 0;
 
@@ -35,7 +42,8 @@ class Tokenizer {
   /// pieces are not lossless.
   virtual bool lossless() const = 0;
 
-  /// What make_tokenizer() takes to make this one again: "byte" or "spm:MODEL".
+  /// What make_tokenizer() takes to make this one again, wherever the file then lies: "byte", "spm:MODEL" or
+  /// "hf:FILE?eod=TOKEN&bos=TOKEN".
   virtual const std::string& spec() const = 0;
 };
 
@@ -53,8 +61,23 @@ std::shared_ptr<const Tokenizer> make_sentencepiece(const std::string& bytes, co
 /// The bytes of a model file. Throws Error{io}.
 std::string read_model_file(const std::string& model_path);
 
-/// The tokenizer that a spec names: "byte" or "spm:MODEL". Throws Error{config} for any other text.
+/// The tokenizer that a spec names: "byte", "spm:MODEL" or "hf:PATH", a tokenizer.json or its folder. Of the
+/// latter's kind are byte-level BPE and BPE with byte fallback, whose ids are those of the tokenizers package
+/// with bytes that are no UTF-8 replaced by U+FFFD. The end of a document is the eos_token of the files
+/// beside it, or "hf:PATH?eod=TOKEN"; what begins one is as its post-processor says, or "bos=TOKEN" ("bos=":
+/// nothing). Throws Error{config} for any other text, and where nobody says how a document ends; Error{io}
+/// for a file that cannot be read; Error{data} naming what of it is not supported.
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec);
+
+/// The same of the bytes of its file.
+std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec, const std::string& bytes);
+
+/// The file that a spec names; empty: none.
+std::string model_file_of(const std::string& spec);
+/// The same spec of a file that lies elsewhere.
+std::string with_model_file(const std::string& spec, const std::string& path);
+/// "byte", "spm" or "hf".
+std::string kind_of_tokenizer(const std::string& spec);
 
 /// A request to train a SentencePiece model: "spm-train:VOCAB", "spm-train:VOCAB:unigram" or
 /// "spm-train:VOCAB:bpe".

@@ -15,16 +15,19 @@ namespace sherd::engine {
 
 using sherd::FileChecksum;
 
-/// The copy of the SentencePiece model in a checkpoint's folder; one that is there is among the manifest's
-/// files.
+/// The copies of a SentencePiece model, and of a tokenizer.json, in a checkpoint's folder; one that is there
+/// is among the manifest's files.
 inline constexpr const char* tokenizer_file = "tokenizer.model";
+inline constexpr const char* tokenizer_json_file = "tokenizer.json";
+/// The name of the copy by the tokenizer's spec.
+const char* tokenizer_file_of(const std::string& spec);
 
 /// What a checkpoint says of the data that its run read.
 struct DataRecord {
   /// Of the training loader (LoaderPosition); none: the engine knew of no loader.
   std::optional<std::int64_t> position;
   std::int64_t epoch_samples = 0;  ///< as LoaderPosition::epoch_samples()
-  std::string tokenizer;           ///< "byte", or "spm:MODEL" by its path in that run; empty: unknown
+  std::string tokenizer;           ///< a spec of data::make_tokenizer(), its path that run's; empty: unknown
   std::int64_t vocab_size = 0;     ///< of the token data, as are all that follow; 0: unknown
   std::int64_t tokens = 0, sequences = 0;
   std::uint32_t fingerprint = 0;  ///< IndexedDataset::fingerprint()
@@ -53,6 +56,9 @@ struct Manifest {
   std::map<std::string, std::vector<float>> step_states;
   std::map<std::string, std::vector<std::int64_t>> shapes;  ///< logical, of every parameter, by name
   std::map<std::string, FileChecksum> files;
+
+  /// Which of the files is the tokenizer's; empty: none.
+  std::string tokenizer_copy() const;
 
   /// In the newest format, with its checksum. Throws Error{usage} where a string is not UTF-8.
   std::string to_json() const;

@@ -24,6 +24,12 @@ void describe(const config::Config& config, TokenData& data) {
   data.tokenizer = !config.data->tokenizer.empty() ? config.data->tokenizer
                    : data.info                     ? data.info->tokenizer
                                                    : "";
+  if (config.data->tokenizer.empty() || data::kind_of_tokenizer(data.tokenizer) != "hf") return;
+  try {  // what the files beside it say must not be lost where its copies lie
+    data.tokenizer = data::make_tokenizer(data.tokenizer)->spec();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::io) throw;
+  }
 }
 
 std::int64_t vocabulary(const config::Config& config, const TokenData& data) {
@@ -43,10 +49,9 @@ std::int64_t vocabulary(const config::Config& config, const TokenData& data) {
 
 /// Training needs none, so a file that is missing is no error here; Engine::set_training_data() tells of it.
 std::string tokenizer_model(const std::string& spec) {
-  constexpr std::string_view spm = "spm:";
-  if (!spec.starts_with(spm)) return {};
   try {
-    return data::read_model_file(spec.substr(spm.size()));
+    const std::string file = data::model_file_of(spec);
+    return file.empty() ? file : data::read_model_file(file);
   } catch (const Error&) {
     return {};
   }
@@ -54,7 +59,7 @@ std::string tokenizer_model(const std::string& spec) {
 
 /// A tokenizer by what it does: its kind, its ids and, where it is read from a file, that file's bytes.
 std::uint32_t digest_of(const std::string& spec, std::int64_t vocabulary) {
-  const std::string facts = cat(spec.substr(0, spec.find(':')), ' ', vocabulary, ' ', tokenizer_model(spec));
+  const std::string facts = cat(data::kind_of_tokenizer(spec), ' ', vocabulary, ' ', tokenizer_model(spec));
   return crc32c(facts.data(), facts.size());
 }
 
@@ -70,7 +75,7 @@ void require_one_tokenizer(const config::Data& section) {
     if (here != *digest)
       fail(ErrorKind::config, "data.sources: '", source.path, "' is tokens of another tokenizer (",
            info->tokenizer, ", ", info->vocab_size, " ids) than '", first,
-           "': prepare both with the same one, as `--tokenizer spm:MODEL`");
+           "': prepare both with the same one, as `--tokenizer spm:MODEL` or `hf:PATH`");
   }
 }
 

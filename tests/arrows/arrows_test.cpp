@@ -86,6 +86,8 @@ TEST(ArrowsTest, AStrayThirdPartyIsFound) {
               ElementsAre(HasSubstr("never in headers")));
   EXPECT_THAT(violations_with("src/engine/x.cpp", "#include <sentencepiece_processor.h>\n"),
               ElementsAre(HasSubstr("another room")));
+  EXPECT_THAT(violations_with("src/data/x.cpp", "#include <pcre2.h>\n#include <unicode/uchar.h>\n"),
+              ElementsAre(HasSubstr("another room"), HasSubstr("another room")));
 }
 
 TEST(ArrowsTest, CudaStaysInItsFolders) {

@@ -52,6 +52,7 @@ inline const std::vector<ThirdParty>& third_parties() {
       {{"mpi.h", "mpi-ext.h"}, {"src/comm/mpi/"}},
       {{"nlohmann/"}, {"src/base/", "src/config/", "src/tensor/", "src/data/", "src/engine/", "src/cli/"}},
       {{"sentencepiece", "zlib.h", "zstd.h"}, {"src/data/"}},
+      {{"pcre2", "unicode/"}, {"src/data/hugging_face/"}},
       {{"cxxopts"}, {"src/cli/"}},
       {{"liburing"}, {"offload/"}},
       {{"cuda", "cublas", "cudnn", "driver_types.h", "nvtx3/", "cub/"},

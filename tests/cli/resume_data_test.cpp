@@ -71,6 +71,50 @@ TEST_F(ResumeData, GenerateUsesTheTokenizerThatWasTrainedOn) {
   EXPECT_THAT(refused.err, HasSubstr("tokenizer.model is damaged"));
 }
 
+/// A tokenizer.json goes along as a SentencePiece model does, and into and out of Hugging Face's files.
+TEST_F(ResumeData, ATokenizerJsonGoesWithDataCheckpointsAndExports) {
+  const std::filesystem::path tests = std::filesystem::path(SHERD_SOURCE_DIR) / "tests/data/tokenizers";
+  const std::string json = read_text(tests / "mistral.json"), hf = (folder_ / "hf").string();
+  std::filesystem::create_directory(hf);
+  write_text(folder_ / "hf" / "tokenizer.json", json);
+  write_text(folder_ / "hf" / "tokenizer_config.json", R"({"eos_token": "</s>"})");
+  write_text(folder_ / "a.txt", data::sample_text(20000, 1));
+  const std::string a = prepared("a", "hf:" + hf);
+  EXPECT_EQ(read_text(a + ".tokenizer.json"), json);
+  std::filesystem::remove_all(hf);
+  ASSERT_EQ(train_on(a, {"--steps", "1", "--ranks", "2"}).code, 0);
+  EXPECT_EQ(read_text(folder_ / "run" / "global_step1" / "tokenizer.json"), json);
+
+  write_text(folder_ / "b.txt", data::sample_text(20000, 1));
+  const std::string b = prepared("b", cat("hf:", (tests / "llama2.json").string(), "?eod=</s>"));
+  const Outcome other = train_on(b, {"--steps", "2", "--ranks", "2", "--resume"});
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.err, HasSubstr("was trained on tokens of 'hf:"));
+  EXPECT_THAT(other.err, HasSubstr("(`sherd prepare --tokenizer 'hf:"));
+
+  for (const char* file : {"a.tokenizer.json", "a.json", "a.bin", "a.idx"})
+    std::filesystem::remove(folder_ / file);
+  const Outcome first = generate();
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_TRUE(first.out.starts_with("kato misal")) << first.out;
+  ASSERT_EQ(sherd({"export", (folder_ / "run").string(), "--output", hf}).code, 0);
+  EXPECT_EQ(read_text(folder_ / "hf" / "tokenizer.json"), json);
+  std::filesystem::remove_all(folder_ / "run");
+  const Outcome imported = sherd({"import", hf, "--output", (folder_ / "run").string()});
+  ASSERT_EQ(imported.code, 0) << imported.err;
+  EXPECT_EQ(imported.err.find("will not know"), std::string::npos) << imported.err;
+  const Outcome again = generate();
+  ASSERT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(again.out, first.out);
+  // One that is not supported is named, and leaves a checkpoint that trains.
+  std::filesystem::remove_all(folder_ / "run");
+  write_text(folder_ / "hf" / "tokenizer.json", R"({"model": {"type": "Unigram"}})");
+  const Outcome without = sherd({"import", hf, "--output", (folder_ / "run").string()});
+  EXPECT_EQ(without.code, 0) << without.err;
+  EXPECT_THAT(without.err, HasSubstr("model is of the type 'Unigram'"));
+  EXPECT_THAT(generate().err, HasSubstr("does not name its tokenizer"));
+}
+
 TEST_F(ResumeData, AnotherTokenizerOfEqualSizeIsRefused) {
   const std::string a = tokens("a", 1), b = tokens("b", 2);
   ASSERT_EQ(train_on(a, {"--steps", "1", "--ranks", "2"}).code, 0);

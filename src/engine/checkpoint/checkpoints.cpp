@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "data/tokenizer.h"
 #include "engine/checkpoint/background_save.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/same_model.h"
@@ -27,7 +28,7 @@ void Checkpoints::set_training_data(const data::Loader& loader, std::shared_ptr<
   data_position_ = loader.shared_position();
   tokens_ = std::move(tokens);
   if (engine_.dist_->rank() != 0 || !tokens_) return;
-  if (tokens_->tokenizer.starts_with("spm:") && tokens_->tokenizer_model.empty())
+  if (!data::model_file_of(tokens_->tokenizer).empty() && tokens_->tokenizer_model.empty())
     log_warning("the tokenizer model of '", tokens_->tokenizer,
                 "' cannot be read, so checkpoints will lack it and `sherd generate` will not know it: put it "
                 "back, or name it with data.tokenizer");

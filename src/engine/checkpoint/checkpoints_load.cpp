@@ -22,11 +22,12 @@ namespace {
 
 /// Where the data's own tokenizer model is gone, the checkpoint's copy is what later checkpoints hold.
 void keep_tokenizer(const CheckpointReader& reader, std::shared_ptr<const TokenData>& tokens) {
-  if (!tokens || !tokens->tokenizer_model.empty() || !reader.manifest().files.contains(tokenizer_file))
-    return;
-  reader.verify(tokenizer_file);
+  if (!tokens || !tokens->tokenizer_model.empty()) return;
+  const std::string copy = reader.manifest().tokenizer_copy();
+  if (copy.empty()) return;
+  reader.verify(copy);
   auto with_copy = std::make_shared<TokenData>(*tokens);
-  with_copy->tokenizer_model = data::read_model_file((reader.folder() / tokenizer_file).string());
+  with_copy->tokenizer_model = data::read_model_file((reader.folder() / copy).string());
   tokens = std::move(with_copy);
 }
 
@@ -34,7 +35,7 @@ void keep_tokenizer(const CheckpointReader& reader, std::shared_ptr<const TokenD
 std::shared_ptr<const ExtraFiles> files_in(const CheckpointReader& reader) {
   auto out = std::make_shared<ExtraFiles>();
   for (const auto& [name, checksum] : reader.manifest().files)
-    if (name != tokenizer_file && !name.ends_with(".safetensors")) {
+    if (name != reader.manifest().tokenizer_copy() && !name.ends_with(".safetensors")) {
       reader.verify(name);
       (*out)[name] = read_file(reader.folder() / name);
     }

@@ -21,7 +21,8 @@ using tensor::SafetensorsWriter;
 //   DIR/TAG/manifest.json           counters, schedule, caller's strings, configuration, size and CRC-32C of
 //                                   each file; at its end the CRC-32C of all before
 //   DIR/TAG/rank_RRRRR.safetensors  what rank R owns of every tensor
-//   DIR/TAG/tokenizer.model         the SentencePiece model of the training data, where it has one
+//   DIR/TAG/tokenizer.model         the SentencePiece model of the training data, where it has one, or
+//   DIR/TAG/tokenizer.json          that of its tokenizer
 //   DIR/.sherd.lock                 while a run saves there (engine/checkpoint/save_folder.h)
 //
 // One act of saving writes its own random "save" into the manifest and the metadata of all files, so that

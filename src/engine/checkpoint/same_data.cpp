@@ -7,6 +7,7 @@
 
 #include "base/crc32c.h"
 #include "base/excerpt.h"
+#include "data/tokenizer.h"
 #include "engine/checkpoint.h"
 #include "engine/process_grid.h"
 
@@ -21,11 +22,19 @@ DataRecord DataRecord::of(const TokenData& tokens) {
   return out;
 }
 
+const char* tokenizer_file_of(const std::string& spec) {
+  return data::kind_of_tokenizer(spec) == "hf" ? tokenizer_json_file : tokenizer_file;
+}
+
+std::string Manifest::tokenizer_copy() const {
+  for (const char* name : {tokenizer_file, tokenizer_json_file})
+    if (files.contains(name)) return name;
+  return {};
+}
+
 namespace {
 
-std::string_view kind_of(std::string_view tokenizer) {
-  return tokenizer.substr(0, tokenizer.find(':'));
-}
+using data::kind_of_tokenizer;
 
 std::string described(const DataRecord& data, const std::optional<FileChecksum>& model) {
   return cat(data.tokenizer.empty() ? "an unknown one" : cat("'", data.tokenizer, "'"), " of ",
@@ -33,8 +42,13 @@ std::string described(const DataRecord& data, const std::optional<FileChecksum>&
              model ? cat(" (a model of ", model->bytes, " bytes with CRC-32C ", model->crc32c, ")") : "");
 }
 
+/// For a shell: tokens that end documents have characters of its own.
+std::string quoted(const std::string& spec) {
+  return spec.starts_with("hf:") ? "'" + spec + "'" : spec;
+}
+
 std::optional<FileChecksum> model_of(const Manifest& manifest) {
-  const auto copy = manifest.files.find(tokenizer_file);
+  const auto copy = manifest.files.find(manifest.tokenizer_copy());
   return copy == manifest.files.end() ? std::nullopt : std::optional(copy->second);
 }
 
@@ -51,14 +65,15 @@ void require_same_tokenizer(const CheckpointReader& reader, const TokenData& tok
   const std::optional<FileChecksum> saved_model = model_of(reader.manifest()), model = model_of(tokens);
   const bool other_size = saved.vocab_size > 0 && saved.vocab_size != here.vocab_size;
   const bool both_named = !saved.tokenizer.empty() && !here.tokenizer.empty();
-  const bool other_kind = both_named && kind_of(saved.tokenizer) != kind_of(here.tokenizer);
+  const bool other_kind =
+      both_named && kind_of_tokenizer(saved.tokenizer) != kind_of_tokenizer(here.tokenizer);
   if (!other_size && !other_kind && !(saved_model && model && *saved_model != *model)) return;
+  const std::string copy = (reader.folder() / reader.manifest().tokenizer_copy()).string(),
+                    spec = data::with_model_file(saved.tokenizer, copy);
   fail(ErrorKind::data, "checkpoint ", reader.folder().string(), " was trained on tokens of ",
        described(saved, saved_model), ", and the data here, ", tokens.name(), ", are tokens of ",
        described(here, model), ": set data.path to tokens of the checkpoint's tokenizer",
-       saved_model ? cat(" (`sherd prepare --tokenizer spm:", (reader.folder() / tokenizer_file).string(),
-                         "` makes them)")
-                   : "",
+       saved_model ? cat(" (`sherd prepare --tokenizer ", quoted(spec), "` makes them)") : "",
        ", or train a new model into another folder");
 }
 
@@ -143,7 +158,8 @@ std::vector<std::string> changes_since(const CheckpointReader& reader, const con
                         " sequences (fingerprint ", saved.fingerprint, ") and has ", here.tokens, " in ",
                         here.sequences, " (", here.fingerprint, ")"));
   }
-  if (tokens && kind_of(saved.tokenizer) == "spm" && !(model_of(reader.manifest()) && model_of(*tokens)))
+  if (tokens && !data::model_file_of(saved.tokenizer).empty() &&
+      !(model_of(reader.manifest()) && model_of(*tokens)))
     out.push_back(cat("whether its tokenizer, '", saved.tokenizer, "', is '", tokens->tokenizer,
                       "' cannot be told, as not both model files are there"));
   try {

@@ -68,7 +68,7 @@ void write_files(const std::filesystem::path& folder, const ExtraFiles& files, M
 
 void write_tokenizer(const std::filesystem::path& folder, const TokenData* tokens, Manifest& manifest) {
   if (!tokens || tokens->tokenizer_model.empty()) return;
-  write_files(folder, {{tokenizer_file, tokens->tokenizer_model}}, manifest);
+  write_files(folder, {{tokenizer_file_of(tokens->tokenizer), tokens->tokenizer_model}}, manifest);
 }
 
 }  // namespace sherd::engine

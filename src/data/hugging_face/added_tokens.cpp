@@ -1,0 +1,108 @@
+#include "data/hugging_face/added_tokens.h"
+
+#include <algorithm>
+
+#include "base/utf8.h"
+#include "data/hugging_face/unicode.h"
+
+namespace sherd::data {
+
+void AddedTokens::Trie::add(std::string_view text, std::int32_t token) {
+  if (text.empty()) return;
+  begins[static_cast<unsigned char>(text[0])] = true;
+  std::size_t node = 0;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    auto& next = nodes[node].next;
+    const auto found =
+        std::find_if(next.begin(), next.end(), [&](const auto& edge) { return edge.first == byte; });
+    if (found != next.end()) {
+      node = static_cast<std::size_t>(found->second);
+      continue;
+    }
+    next.emplace_back(byte, static_cast<std::int32_t>(nodes.size()));
+    node = nodes.size();
+    nodes.emplace_back();
+  }
+  nodes[node].token = token;
+}
+
+std::int32_t AddedTokens::Trie::match(std::string_view text, std::size_t& length) const {
+  std::int32_t best = -1;
+  std::size_t node = 0;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    const auto& next = nodes[node].next;
+    const auto found =
+        std::find_if(next.begin(), next.end(), [&](const auto& edge) { return edge.first == byte; });
+    if (found == next.end()) break;
+    node = static_cast<std::size_t>(found->second);
+    if (nodes[node].token >= 0) best = nodes[node].token, length = at + 1;
+  }
+  return best;
+}
+
+AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer* normalizer)
+    : tokens_(std::move(tokens)) {
+  MatchSpace space;
+  std::string storage;
+  for (std::size_t i = 0; i < tokens_.size(); ++i) {
+    const AddedToken& token = tokens_[i];
+    const bool changes = token.normalized && normalizer != nullptr;
+    written_.emplace_back(changes ? normalizer->apply(token.content, storage, space)
+                                  : std::string_view(token.content));
+    by_content_[token.content] = by_id_[token.id] = i;
+    if (token.special) special_.insert(token.content);
+    end_ = std::max(end_, token.id + 1);
+  }
+  // The last of one id counts, as of one content.
+  for (std::size_t i = 0; i < tokens_.size(); ++i)
+    if (by_id_.at(tokens_[i].id) == i)
+      (tokens_[i].normalized ? normalized_ : plain_).add(written_[i], static_cast<std::int32_t>(i));
+}
+
+void AddedTokens::find(std::string_view text, bool normalized, std::vector<Found>& found) const {
+  found.clear();
+  const Trie& trie = normalized ? normalized_ : plain_;
+  if (trie.nodes.size() == 1) return;
+  std::size_t free = 0;  // where what was found last ends, with its white space
+  for (std::size_t at = 0; at < text.size();) {
+    std::size_t length = 0;
+    const std::int32_t which =
+        trie.begins[static_cast<unsigned char>(text[at])] ? trie.match(text.substr(at), length) : -1;
+    if (which < 0) {
+      ++at;
+      continue;
+    }
+    const AddedToken& token = tokens_[static_cast<std::size_t>(which)];
+    std::size_t begin = at, end = at + length;
+    at = end;
+    if (token.single_word && ((begin > 0 && is_word(last_character(text.substr(0, begin)))) ||
+                              (end < text.size() && is_word(first_character(text.substr(end))))))
+      continue;
+    while (token.lstrip && begin > free && is_space(last_character(text.substr(0, begin)))) {
+      do --begin;
+      while ((static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80);
+    }
+    while (token.rstrip && end < text.size() && is_space(first_character(text.substr(end))))
+      end += utf8_length(text.substr(end));
+    found.push_back({&token, std::max(begin, free), end});
+    free = end;
+  }
+}
+
+const AddedToken* AddedTokens::named(std::string_view content) const {
+  const auto found = by_content_.find(std::string(content));
+  return found == by_content_.end() ? nullptr : &tokens_[found->second];
+}
+
+const AddedToken* AddedTokens::of_id(std::int32_t id) const {
+  const auto found = by_id_.find(id);
+  return found == by_id_.end() ? nullptr : &tokens_[found->second];
+}
+
+const std::string& AddedTokens::written(const AddedToken& token) const {
+  return written_[static_cast<std::size_t>(&token - tokens_.data())];
+}
+
+}  // namespace sherd::data

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "data/hugging_face/normalizer.h"
+
+namespace sherd::data {
+
+/// A token that is looked for in the text itself, before the model sees it.
+struct AddedToken {
+  std::int32_t id = 0;
+  std::string content = {};
+  bool single_word = false;             ///< not within a word (is_word())
+  bool lstrip = false, rstrip = false;  ///< takes the white space before, behind it along
+  bool normalized = true;  ///< looked for in what the normalizer makes of the text, else before that
+  bool special = false;    ///< stands for nothing in decoded text
+};
+
+/// Finds added tokens, of several at a place the longest. Immutable.
+class AddedTokens {
+ public:
+  struct Found {
+    const AddedToken* token;
+    std::size_t begin, end;
+  };
+
+  /// `normalizer` may be null.
+  AddedTokens(std::vector<AddedToken> tokens, const Normalizer* normalizer);
+
+  /// All in `text`, from left to right: those with `normalized` as given.
+  void find(std::string_view text, bool normalized, std::vector<Found>& found) const;
+
+  /// By their content; null: none.
+  const AddedToken* named(std::string_view content) const;
+  const AddedToken* of_id(std::int32_t id) const;
+  /// What decoding reads: the content, as normalised where it is looked for so.
+  const std::string& written(const AddedToken& token) const;
+  bool is_special(std::string_view text) const { return special_.contains(std::string(text)); }
+  std::int32_t end() const { return end_; }
+
+ private:
+  /// Of bytes; node 0 is the root.
+  struct Trie {
+    struct Node {
+      std::vector<std::pair<unsigned char, std::int32_t>> next;
+      std::int32_t token = -1;
+    };
+    std::vector<Node> nodes{1};
+    std::array<bool, 256> begins{};
+
+    void add(std::string_view text, std::int32_t token);
+    /// The longest token at the front of `text`, and its length; -1: none.
+    std::int32_t match(std::string_view text, std::size_t& length) const;
+  };
+
+  std::vector<AddedToken> tokens_;
+  std::vector<std::string> written_;  // of each
+  Trie plain_, normalized_;
+  std::unordered_map<std::string, std::size_t> by_content_;
+  std::unordered_map<std::int32_t, std::size_t> by_id_;
+  std::unordered_set<std::string> special_;
+  std::int32_t end_ = 0;
+};
+
+}  // namespace sherd::data

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "data/hugging_face/vocabulary.h"
+#include "data/hugging_face/word_cache.h"
+
+namespace sherd::data {
+
+/// What a model of byte-pair encoding (Sennrich et al. 2016) is made of.
+struct BpeParts {
+  std::vector<std::pair<std::string, std::int32_t>> vocabulary;
+  std::vector<std::pair<std::string, std::string>> merges;  ///< the first is applied first
+  std::string unknown = {};    ///< the token for characters that have none; empty: they vanish
+  bool fuse_unknown = false;   ///< neighbours become one
+  bool byte_fallback = false;  ///< before that, a character's bytes by the tokens "<0xE2>"
+  bool ignore_merges = false;  ///< a piece that is a token is that token
+  bool byte_level = false;     ///< a piece's bytes are written as written_byte() says
+};
+
+/// Turns pieces into ids: characters are tokens, and of all neighbours that merge those merge whose merge has
+/// the lowest rank, of equal ones the left one, until none do. Immutable.
+class Bpe {
+ public:
+  /// What a thread needs.
+  struct Space {
+    struct Symbol {
+      std::int32_t id, previous, next;
+    };
+    struct Candidate {
+      std::uint32_t rank;
+      std::int32_t at, left, right;
+    };
+    std::vector<Symbol> symbols = {};
+    std::vector<Candidate> heap = {};
+    std::vector<std::int32_t> ids = {};
+    std::vector<std::uint64_t> made = {};  ///< of each pair: rank and new id, or none
+    std::string written = {};
+    WordCache cache = {};
+  };
+
+  /// Throws Error{data} for a merge whose parts or result are no tokens, an unknown token that is none.
+  explicit Bpe(const BpeParts& parts);
+
+  /// Appends the ids of a piece of valid UTF-8.
+  void encode(std::string_view piece, Space& space, std::vector<std::int32_t>& ids) const;
+
+  const Vocabulary& vocabulary() const { return vocabulary_; }
+
+ private:
+  static constexpr std::uint64_t no_merge = ~std::uint64_t{0};
+  struct Merge {
+    std::uint64_t pair = no_merge;  // the ids
+    std::uint64_t made = no_merge;  // rank, id
+  };
+  std::uint64_t merge_of(std::int32_t left, std::int32_t right) const;
+  void add_merges(const BpeParts& parts);
+  void find_bytes(const BpeParts& parts);
+  void encode_cached(std::string_view word, Space& space, std::vector<std::int32_t>& ids) const;
+  void encode_word(std::string_view word, Space& space) const;
+  void take_characters(std::string_view word, Space& space) const;
+  void merge_short(Space& space) const;
+  void merge_long(Space& space) const;
+
+  Vocabulary vocabulary_;
+  std::vector<Merge> merges_;              // open addressing
+  std::array<std::int32_t, 256> bytes_{};  // byte level: of each byte; byte fallback: of "<0x..>"; or -1
+  std::int32_t unknown_ = -1;
+  bool fuse_unknown_, byte_fallback_, ignore_merges_, byte_level_;
+  bool all_bytes_ = false;
+  bool by_words_ = false;  // no merge joins what lies before a space mark and the mark
+};
+
+}  // namespace sherd::data

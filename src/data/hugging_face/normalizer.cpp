@@ -1,0 +1,103 @@
+#include "data/hugging_face/normalizer.h"
+
+#include <unicode/bytestream.h>
+#include <unicode/normalizer2.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/utf8.h"
+#include "data/hugging_face/unicode.h"
+
+namespace sherd::data {
+namespace {
+
+using Kind = NormalizerStep::Kind;
+
+bool is_ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+}
+
+/// False where `text` is in that form.
+bool to_form(Kind kind, std::string_view text, std::string& out) {
+  if (is_ascii(text)) return false;
+  UErrorCode status = U_ZERO_ERROR;
+  const icu::Normalizer2* form = kind == Kind::nfc    ? icu::Normalizer2::getNFCInstance(status)
+                                 : kind == Kind::nfd  ? icu::Normalizer2::getNFDInstance(status)
+                                 : kind == Kind::nfkc ? icu::Normalizer2::getNFKCInstance(status)
+                                                      : icu::Normalizer2::getNFKDInstance(status);
+  const icu::StringPiece piece(text.data(), static_cast<std::int32_t>(text.size()));
+  bool done = U_SUCCESS(status) && form->isNormalizedUTF8(piece, status);
+  if (!done && U_SUCCESS(status)) {
+    icu::StringByteSink<std::string> sink(&out, static_cast<std::int32_t>(text.size()));
+    form->normalizeUTF8(0, piece, sink, nullptr, status);
+  }
+  if (U_FAILURE(status)) fail(ErrorKind::data, "ICU cannot normalise a text: ", u_errorName(status));
+  return !done;
+}
+
+bool replace(const NormalizerStep& step, std::string_view text, std::string& out, MatchSpace& space) {
+  std::size_t done = 0;
+  bool changed = false;
+  step.pattern->for_each(text, space, [&](std::size_t begin, std::size_t end) {
+    out.append(text.substr(done, begin - done));
+    out += step.content;
+    done = end, changed = true;
+  });
+  if (changed) out.append(text.substr(done));
+  return changed;
+}
+
+bool lower(std::string_view text, std::string& out) {
+  for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(utf8_length(rest)))
+    append_lower(first_character(rest), out);
+  return true;
+}
+
+/// The part of `text` that stays.
+std::string_view stripped(const NormalizerStep& step, std::string_view text) {
+  while (step.left && !text.empty() && is_space(first_character(text))) text.remove_prefix(utf8_length(text));
+  while (step.right && !text.empty() && is_space(last_character(text))) {
+    std::size_t end = text.size() - 1;
+    while ((static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+    text = text.substr(0, end);
+  }
+  return text;
+}
+
+/// False where the step leaves `text` as it is; else the result is in `out`, which was empty.
+bool run(const NormalizerStep& step, std::string_view text, std::string& out, MatchSpace& space) {
+  if (text.empty()) return false;
+  switch (step.kind) {
+    case Kind::replace:
+      return replace(step, text, out, space);
+    case Kind::prepend:
+      out = step.content;
+      out.append(text);
+      return true;
+    case Kind::lowercase:
+      return lower(text, out);
+    case Kind::strip:
+      out = stripped(step, text);
+      return out.size() != text.size();
+    default:
+      return to_form(step.kind, text, out);
+  }
+}
+
+}  // namespace
+
+std::string_view Normalizer::apply(std::string_view text, std::string& storage, MatchSpace& space) const {
+  constexpr std::size_t longest = std::size_t{1} << 30;  // ICU counts in 32 bits
+  require(text.size() < longest, "a text of ", text.size(), " bytes is too long to normalise; cut it");
+  std::string next;
+  for (const NormalizerStep& step : steps_) {
+    next.clear();
+    if (!run(step, text, next, space)) continue;
+    storage.swap(next);
+    text = storage;
+  }
+  return text;
+}
+
+}  // namespace sherd::data

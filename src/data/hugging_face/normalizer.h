@@ -1,0 +1,32 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/hugging_face/pattern.h"
+
+namespace sherd::data {
+
+struct NormalizerStep {
+  enum class Kind { nfc, nfd, nfkc, nfkd, replace, prepend, lowercase, strip };
+  Kind kind = Kind::nfc;
+  std::shared_ptr<const Pattern> pattern = nullptr;  ///< replace: what goes
+  std::string content = {};          ///< replace: what comes; prepend: in front of what is not empty
+  bool left = false, right = false;  ///< strip: White_Space at which ends
+};
+
+/// What becomes of a text before it is cut, step by step. NFC and its kin are ICU's.
+class Normalizer {
+ public:
+  explicit Normalizer(std::vector<NormalizerStep> steps) : steps_(std::move(steps)) {}
+
+  /// Of valid UTF-8: `text` itself where nothing changes, else what lies in `storage` then.
+  std::string_view apply(std::string_view text, std::string& storage, MatchSpace& space) const;
+
+ private:
+  std::vector<NormalizerStep> steps_;
+};
+
+}  // namespace sherd::data

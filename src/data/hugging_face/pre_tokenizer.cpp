@@ -1,0 +1,119 @@
+#include "data/hugging_face/pre_tokenizer.h"
+
+#include <algorithm>
+
+namespace sherd::data {
+namespace {
+
+using Kind = PreTokenizerStep::Kind;
+using Prepend = PreTokenizerStep::Prepend;
+using Range = PieceSpace::Range;
+
+void push(PieceSpace& space, const Piece& of, std::size_t begin, std::size_t end) {
+  if (end > begin) space.next.push_back({of.text.substr(begin, end - begin), of.at_start && begin == 0});
+}
+
+/// All of a piece, in parts that match and parts that do not.
+void find_ranges(const PreTokenizerStep& step, std::string_view text, PieceSpace& space) {
+  space.ranges.clear();
+  std::size_t done = 0;
+  step.pattern->for_each(text, space.matches, [&](std::size_t begin, std::size_t end) {
+    if (begin > done) space.ranges.push_back({done, begin, step.invert});
+    space.ranges.push_back({begin, end, !step.invert});
+    done = end;
+  });
+  if (done < text.size()) space.ranges.push_back({done, text.size(), step.invert});
+}
+
+/// Joins a range to the one before it where `joins(range, the range before matched)`.
+template <class F>
+void join(std::vector<Range>& ranges, const F& joins) {
+  std::size_t kept = 0;
+  bool previous = false;
+  for (const Range range : ranges) {
+    if (kept > 0 && joins(range.matched, previous)) {
+      ranges[kept - 1].begin = std::min(ranges[kept - 1].begin, range.begin);
+      ranges[kept - 1].end = std::max(ranges[kept - 1].end, range.end);
+    } else {
+      ranges[kept++] = range;
+    }
+    previous = range.matched;
+  }
+  ranges.resize(kept);
+}
+
+void split_by_pattern(const PreTokenizerStep& step, const Piece& piece, PieceSpace& space) {
+  if (step.behavior == SplitBehavior::isolated) {
+    std::size_t done = 0;
+    step.pattern->for_each(piece.text, space.matches, [&](std::size_t begin, std::size_t end) {
+      push(space, piece, done, begin);
+      push(space, piece, begin, end);
+      done = end;
+    });
+    return push(space, piece, done, piece.text.size());
+  }
+  find_ranges(step, piece.text, space);
+  std::vector<Range>& ranges = space.ranges;
+  const auto after_other = [](bool matched, bool previous) { return matched && !previous; };
+  if (step.behavior == SplitBehavior::contiguous)
+    join(ranges, [](bool matched, bool previous) { return matched == previous; });
+  if (step.behavior == SplitBehavior::merged_with_previous) join(ranges, after_other);
+  if (step.behavior == SplitBehavior::merged_with_next) {
+    std::reverse(ranges.begin(), ranges.end());
+    join(ranges, after_other);
+    std::reverse(ranges.begin(), ranges.end());
+  }
+  for (const Range& range : ranges)
+    if (step.behavior != SplitBehavior::removed || !range.matched) push(space, piece, range.begin, range.end);
+}
+
+Piece with_prefix(const std::string& prefix, const Piece& piece, PieceSpace& space) {
+  std::string& written = space.written.emplace_back(prefix);
+  written.append(piece.text);
+  return {written, piece.at_start};
+}
+
+void split_byte_level(const PreTokenizerStep& step, Piece piece, PieceSpace& space) {
+  if (step.prefix_space && !piece.text.starts_with(' ')) piece = with_prefix(" ", piece, space);
+  if (!step.pattern) return space.next.push_back(piece);
+  split_by_pattern(step, piece, space);
+}
+
+void split_metaspace(const PreTokenizerStep& step, const Piece& piece, PieceSpace& space) {
+  std::string& text = space.written.emplace_back();
+  const bool begins = piece.text.starts_with(' ') || piece.text.starts_with(step.replacement);
+  if (!begins && (step.prepend == Prepend::always || (step.prepend == Prepend::first && piece.at_start)))
+    text = step.replacement;
+  std::size_t copied = 0;
+  for (std::size_t at; (at = piece.text.find(' ', copied)) != std::string_view::npos; copied = at + 1)
+    text.append(piece.text.substr(copied, at - copied)) += step.replacement;
+  text.append(piece.text.substr(copied));
+  const Piece whole{text, piece.at_start};
+  std::size_t begin = 0;
+  while (step.splits) {
+    const std::size_t end = text.find(step.replacement, begin + 1);
+    if (end == std::string::npos) break;
+    push(space, whole, begin, end);
+    begin = end;
+  }
+  push(space, whole, begin, text.size());
+}
+
+}  // namespace
+
+void PreTokenizer::split(Piece text, PieceSpace& space) const {
+  space.pieces.clear();
+  space.written.clear();
+  if (!text.text.empty()) space.pieces.push_back(text);
+  for (const PreTokenizerStep& step : steps_) {
+    space.next.clear();
+    for (const Piece& piece : space.pieces) {
+      if (step.kind == Kind::split) split_by_pattern(step, piece, space);
+      if (step.kind == Kind::byte_level) split_byte_level(step, piece, space);
+      if (step.kind == Kind::metaspace) split_metaspace(step, piece, space);
+    }
+    space.pieces.swap(space.next);
+  }
+}
+
+}  // namespace sherd::data

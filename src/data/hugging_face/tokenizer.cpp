@@ -1,0 +1,200 @@
+#include "data/hugging_face/tokenizer.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/excerpt.h"
+#include "data/hugging_face/tokenizer_file.h"
+#include "data/hugging_face/unicode.h"
+
+namespace sherd::data {
+namespace {
+
+constexpr std::string_view end_option = "eod=", begin_option = "bos=";
+
+/// What a thread needs while it encodes.
+struct Space {
+  MatchSpace matches = {};
+  PieceSpace pieces{matches};
+  Bpe::Space words = {};
+  std::string valid = {}, normalized = {};
+  std::vector<AddedTokens::Found> found = {}, found_normalized = {};
+};
+
+/// Spaces that wait for the next call, so that what their caches hold is used again.
+class Spaces {
+ public:
+  std::unique_ptr<Space> take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::make_unique<Space>();
+    auto space = std::move(free_.back());
+    free_.pop_back();
+    return space;
+  }
+  void give_back(std::unique_ptr<Space> space) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(space));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Space>> free_;  // guarded by mutex_
+};
+
+class HuggingFaceTokenizer final : public Tokenizer {
+ public:
+  HuggingFaceTokenizer(TokenizerFile file, const HuggingFaceSpec& spec)
+      : bpe_(file.model),
+        normalizer_(std::move(file.normalizer)),
+        added_(std::move(file.added), &normalizer_),
+        pre_tokenizer_(std::move(file.pre_tokenizer)),
+        spec_(spec.text()) {
+    if (file.decoder) decoder_.emplace(std::move(*file.decoder));
+    end_ = id_named(*spec.end, "eod");
+    if (!spec.begin->empty()) begin_ = id_named(*spec.begin, "bos");
+  }
+
+  using Tokenizer::encode;
+  void encode(std::string_view text, std::vector<std::int32_t>& ids) const override {
+    encode_part(text, true, ids);
+  }
+  void encode_continued(std::string_view text, std::vector<std::int32_t>& ids) const override {
+    encode_part(text, false, ids);
+  }
+
+  std::string decode(std::span<const std::int32_t> ids) const override {
+    std::vector<std::string> tokens;
+    for (const std::int32_t id : ids) {
+      require(id >= 0 && id < vocab_size(), "token ", id, " is outside the vocabulary of ", vocab_size(),
+              " of ", spec_);
+      const AddedToken* added = added_.of_id(id);
+      std::string token = added ? added_.written(*added) : std::string(bpe_.vocabulary().token(id));
+      if (id != end_ && id != begin_ && !token.empty() && !added_.is_special(token))
+        tokens.push_back(std::move(token));
+    }
+    if (decoder_) return decoder_->decode(std::move(tokens));
+    std::string text;
+    for (const std::string& token : tokens) text += cat(&token == tokens.data() ? "" : " ", token);
+    return text;
+  }
+
+  std::int64_t vocab_size() const override { return std::max(bpe_.vocabulary().end(), added_.end()); }
+  std::int32_t end_of_document() const override { return end_; }
+  std::optional<std::int32_t> begin_of_document() const override { return begin_; }
+  std::optional<std::int32_t> token_id(std::string_view token) const override {
+    const AddedToken* added = added_.named(token);
+    return added ? std::optional(added->id) : bpe_.vocabulary().id(token);
+  }
+  bool lossless() const override { return false; }  // bytes that are no UTF-8 become U+FFFD
+  const std::string& spec() const override { return spec_; }
+
+ private:
+  std::int32_t id_named(const std::string& token, const char* option) const {
+    const std::optional<std::int32_t> id = token_id(token);
+    if (!id)
+      fail(ErrorKind::config, "'", spec_, "': ", option, "=", excerpt(token), " is no token of its own");
+    return *id;
+  }
+
+  void encode_part(std::string_view text, bool at_start, std::vector<std::int32_t>& ids) const {
+    std::unique_ptr<Space> space = spaces_.take();
+    text = valid_utf8(text, space->valid);
+    added_.find(text, false, space->found);
+    std::size_t at = 0;
+    for (const AddedTokens::Found& found : space->found) {
+      encode_text({text.substr(at, found.begin - at), at_start && at == 0}, *space, ids);
+      ids.push_back(found.token->id);
+      at = found.end;
+    }
+    encode_text({text.substr(at), at_start && at == 0}, *space, ids);
+    spaces_.give_back(std::move(space));
+  }
+
+  /// Text without tokens of those that are looked for before it is normalised.
+  void encode_text(Piece piece, Space& space, std::vector<std::int32_t>& ids) const {
+    if (piece.text.empty()) return;
+    piece.text = normalizer_.apply(piece.text, space.normalized, space.matches);
+    added_.find(piece.text, true, space.found_normalized);
+    std::size_t at = 0;
+    for (const AddedTokens::Found& found : space.found_normalized) {
+      encode_pieces({piece.text.substr(at, found.begin - at), piece.at_start && at == 0}, space, ids);
+      ids.push_back(found.token->id);
+      at = found.end;
+    }
+    encode_pieces({piece.text.substr(at), piece.at_start && at == 0}, space, ids);
+  }
+
+  void encode_pieces(const Piece& piece, Space& space, std::vector<std::int32_t>& ids) const {
+    pre_tokenizer_.split(piece, space.pieces);
+    for (const Piece& part : space.pieces.pieces) bpe_.encode(part.text, space.words, ids);
+  }
+
+  Bpe bpe_;
+  Normalizer normalizer_;
+  AddedTokens added_;
+  PreTokenizer pre_tokenizer_;
+  std::optional<Decoder> decoder_;
+  std::string spec_;
+  std::int32_t end_ = 0;
+  std::optional<std::int32_t> begin_;
+  mutable Spaces spaces_;
+};
+
+/// What `spec` leaves open, of the file and those beside it.
+void complete(HuggingFaceSpec& spec, const TokenizerFile& file) {
+  if (spec.end && spec.begin) return;
+  const DocumentEnds ends = document_ends_beside(std::filesystem::path(spec.path).parent_path());
+  if (!spec.begin) spec.begin = ends.without_begin ? "" : file.begin;
+  if (spec.end) return;
+  spec.end = ends.end;
+  const auto has_id = [&](const auto& token) { return token == *ends.end_id; };
+  if (ends.end_id) {
+    for (const auto& [token, id] : file.model.vocabulary)
+      if (has_id(id)) spec.end = token;
+    for (const AddedToken& token : file.added)
+      if (has_id(token.id)) spec.end = token.content;
+  }
+  if (spec.end->empty())
+    fail(ErrorKind::config, "'", spec.path,
+         "': no tokenizer_config.json, generation_config.json or config.json beside it says which token "
+         "ends a document (eos_token); give it as hf:",
+         spec.path, "?eod=TOKEN");
+}
+
+}  // namespace
+
+HuggingFaceSpec HuggingFaceSpec::parse(const std::string& spec) {
+  const std::string rest = spec.substr(spec.find(':') + 1);
+  const std::size_t options = std::min(rest.find(cat('?', end_option)), rest.find(cat('?', begin_option)));
+  HuggingFaceSpec out{rest.substr(0, options), std::nullopt, std::nullopt};
+  for (std::size_t at = options; at < rest.size();) {
+    const std::size_t end = std::min(
+        {rest.find(cat('&', end_option), at + 1), rest.find(cat('&', begin_option), at + 1), rest.size()});
+    const bool ends = rest.compare(at + 1, end_option.size(), end_option) == 0;
+    (ends ? out.end : out.begin) = rest.substr(at + 1 + end_option.size(), end - at - 1 - end_option.size());
+    at = end;
+  }
+  return out;
+}
+
+std::string HuggingFaceSpec::text() const {
+  std::string out = "hf:" + path;
+  char mark = '?';
+  if (end) out += cat(std::exchange(mark, '&'), end_option, *end);
+  if (begin) out += cat(mark, begin_option, *begin);
+  return out;
+}
+
+std::shared_ptr<const Tokenizer> make_hugging_face(const std::string& bytes, HuggingFaceSpec spec) {
+  try {
+    TokenizerFile file = parse_tokenizer_file(bytes);
+    complete(spec, file);
+    return std::make_shared<HuggingFaceTokenizer>(std::move(file), spec);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::config) throw;
+    fail(error.kind(), "'", spec.path, "': ", error.what());
+  }
+}
+
+}  // namespace sherd::data

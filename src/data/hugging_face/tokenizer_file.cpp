@@ -1,0 +1,325 @@
+#include "data/hugging_face/tokenizer_file.h"
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/excerpt.h"
+#include "base/utf8.h"
+
+namespace sherd::data {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* gpt2_expression =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+/// An object of the file, whose keys are all known.
+class Fields {
+ public:
+  Fields(const json& object, std::string where, const std::vector<std::string>& known)
+      : object_(object), where_(std::move(where)) {
+    if (!object.is_object()) fail(ErrorKind::data, where_, " is no object");
+    for (const auto& [key, value] : object.items())
+      if (key != "type" && std::find(known.begin(), known.end(), key) == known.end())
+        fail(ErrorKind::data, where_, " has a key '", excerpt(key), "', which is not known here");
+  }
+
+  const std::string& where() const { return where_; }
+  bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
+  const json& value(const char* key) const {
+    if (!has(key)) fail(ErrorKind::data, where_, " has no '", key, "'");
+    return object_[key];
+  }
+  std::string text(const char* key, const char* absent = nullptr) const {
+    if (absent && !has(key)) return absent;
+    if (!value(key).is_string()) fail(ErrorKind::data, where_, ".", key, " is no string");
+    return value(key).get<std::string>();
+  }
+  bool flag(const char* key, bool absent) const {
+    if (!has(key)) return absent;
+    if (!value(key).is_boolean()) fail(ErrorKind::data, where_, ".", key, " is neither true nor false");
+    return value(key).get<bool>();
+  }
+  std::int64_t integer(const char* key) const {
+    if (!value(key).is_number_integer()) fail(ErrorKind::data, where_, ".", key, " is no integer");
+    return value(key).get<std::int64_t>();
+  }
+  const json& list(const char* key) const {
+    if (!value(key).is_array()) fail(ErrorKind::data, where_, ".", key, " is no list");
+    return value(key);
+  }
+
+ private:
+  const json& object_;
+  std::string where_;
+};
+
+std::string type_of(const json& object, const std::string& where) {
+  if (!object.is_object() || !object.contains("type") || !object["type"].is_string())
+    fail(ErrorKind::data, where, " has no 'type'");
+  return object["type"].get<std::string>();
+}
+
+[[noreturn]] void refuse(const std::string& where, const std::string& type, const char* known) {
+  fail(ErrorKind::data, where, " is of the type '", excerpt(type), "', which is not supported; known are ",
+       known);
+}
+
+/// Calls `one` with each step of a part: of a Sequence those in its list `key`.
+void each_step(const json& part, const std::string& where, const char* key,
+               const std::function<void(const json&, const std::string&, const std::string&)>& one) {
+  if (part.is_null()) return;
+  const std::string type = type_of(part, where);
+  if (type != "Sequence") return one(part, type, where);
+  const Fields fields(part, where, {key});
+  std::size_t index = 0;
+  for (const json& step : fields.list(key))
+    each_step(step, cat(where, ".", key, "[", index++, "]"), key, one);
+}
+
+std::shared_ptr<const Pattern> pattern_of(const Fields& step) {
+  const Fields pattern(step.value("pattern"), step.where() + ".pattern", {"String", "Regex"});
+  if (pattern.has("Regex")) return Pattern::expression(pattern.text("Regex"));
+  const std::string text = pattern.text("String");
+  if (text.empty()) fail(ErrorKind::data, pattern.where(), " is empty");
+  return Pattern::literal(text);
+}
+
+NormalizerStep normalizer_step(const json& step, const std::string& type, const std::string& where) {
+  using Kind = NormalizerStep::Kind;
+  if (type == "Replace") {
+    const Fields fields(step, where, {"pattern", "content"});
+    return {Kind::replace, pattern_of(fields), fields.text("content")};
+  }
+  if (type == "Prepend") return {Kind::prepend, nullptr, Fields(step, where, {"prepend"}).text("prepend")};
+  if (type == "Strip") {
+    const Fields fields(step, where, {"strip_left", "strip_right"});
+    return {Kind::strip, nullptr, "", fields.flag("strip_left", false), fields.flag("strip_right", false)};
+  }
+  const Fields none(step, where, {});
+  if (type == "NFC") return {Kind::nfc};
+  if (type == "NFD") return {Kind::nfd};
+  if (type == "NFKC") return {Kind::nfkc};
+  if (type == "NFKD") return {Kind::nfkd};
+  if (type == "Lowercase") return {Kind::lowercase};
+  refuse(where, type, "Sequence, NFC, NFD, NFKC, NFKD, Replace, Prepend, Lowercase and Strip");
+}
+
+SplitBehavior behavior_of(const Fields& step) {
+  const std::string name = step.text("behavior", "Isolated");
+  if (name == "Removed") return SplitBehavior::removed;
+  if (name == "Isolated") return SplitBehavior::isolated;
+  if (name == "MergedWithPrevious") return SplitBehavior::merged_with_previous;
+  if (name == "MergedWithNext") return SplitBehavior::merged_with_next;
+  if (name == "Contiguous") return SplitBehavior::contiguous;
+  fail(ErrorKind::data, step.where(), ".behavior is '", excerpt(name), "', which is not known");
+}
+
+PreTokenizerStep metaspace_step(const json& step, const std::string& where) {
+  const Fields fields(step, where, {"replacement", "add_prefix_space", "prepend_scheme", "split", "str_rep"});
+  PreTokenizerStep out{PreTokenizerStep::Kind::metaspace};
+  out.replacement = fields.text("replacement");
+  if (out.replacement.empty() || utf8_length(out.replacement) != out.replacement.size())
+    fail(ErrorKind::data, where, ".replacement is not one character");
+  const std::string scheme =
+      fields.text("prepend_scheme", fields.flag("add_prefix_space", true) ? "always" : "never");
+  using Prepend = PreTokenizerStep::Prepend;
+  out.prepend = scheme == "never" ? Prepend::never : scheme == "first" ? Prepend::first : Prepend::always;
+  if (scheme != "never" && scheme != "first" && scheme != "always")
+    fail(ErrorKind::data, where, ".prepend_scheme is '", excerpt(scheme), "', which is not known");
+  out.splits = fields.flag("split", true);
+  return out;
+}
+
+PreTokenizerStep pre_tokenizer_step(const json& step, const std::string& type, const std::string& where) {
+  PreTokenizerStep out;
+  if (type == "Metaspace") return metaspace_step(step, where);
+  if (type == "Split") {
+    const Fields fields(step, where, {"pattern", "behavior", "invert"});
+    out.pattern = pattern_of(fields);
+    out.behavior = behavior_of(fields);
+    out.invert = fields.flag("invert", false);
+  } else if (type == "ByteLevel") {
+    const Fields fields(step, where, {"add_prefix_space", "trim_offsets", "use_regex"});
+    out.kind = PreTokenizerStep::Kind::byte_level;
+    out.prefix_space = fields.flag("add_prefix_space", true);
+    if (fields.flag("use_regex", true)) out.pattern = Pattern::expression(gpt2_expression);
+  } else if (type == "Digits") {
+    out.pattern = Pattern::expression("\\p{N}");
+    if (!Fields(step, where, {"individual_digits"}).flag("individual_digits", false))
+      out.behavior = SplitBehavior::contiguous;
+  } else if (type == "Punctuation") {
+    out.pattern = Pattern::expression("[\\p{P}$+<=>^`|~]");
+    out.behavior = behavior_of(Fields(step, where, {"behavior"}));
+  } else {
+    refuse(where, type, "Sequence, Split, ByteLevel, Metaspace, Digits and Punctuation");
+  }
+  return out;
+}
+
+DecoderStep decoder_step(const json& step, const std::string& type, const std::string& where) {
+  using Kind = DecoderStep::Kind;
+  DecoderStep out;
+  if (type == "Replace") {
+    const Fields fields(step, where, {"pattern", "content"});
+    return {Kind::replace, pattern_of(fields), fields.text("content")};
+  }
+  if (type == "Strip") {
+    const Fields fields(step, where, {"content", "start", "stop"});
+    const auto count = [&](const char* key) {
+      return static_cast<std::size_t>(std::max<std::int64_t>(0, fields.integer(key)));
+    };
+    out = {Kind::strip, nullptr, fields.text("content"), count("start"), count("stop")};
+    if (out.content.empty()) fail(ErrorKind::data, where, ".content is empty");
+    return out;
+  }
+  if (type == "Metaspace") {
+    const PreTokenizerStep same = metaspace_step(step, where);
+    out = {Kind::metaspace, nullptr, same.replacement};
+    out.prefix = same.prepend != PreTokenizerStep::Prepend::never;
+    return out;
+  }
+  const Fields fields(step, where, {"add_prefix_space", "trim_offsets", "use_regex"});
+  if (type == "ByteLevel") return {Kind::byte_level};
+  if (type == "ByteFallback") return {Kind::byte_fallback};
+  if (type == "Fuse") return {Kind::fuse};
+  refuse(where, type, "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip and Metaspace");
+}
+
+/// The token in front of a text.
+std::string begin_of(const json& step, const std::string& type, const std::string& where) {
+  if (type == "ByteLevel") return "";  // of offsets
+  if (type != "TemplateProcessing") refuse(where, type, "Sequence, ByteLevel and TemplateProcessing");
+  const Fields fields(step, where, {"single", "pair", "special_tokens"});
+  std::string begin;
+  for (const json& part : fields.list("single")) {
+    if (part.is_object() && part.contains("Sequence")) return begin;
+    const Fields token(part, where + ".single", {"SpecialToken"});
+    if (!begin.empty()) fail(ErrorKind::data, where, " puts more than one token in front of a text");
+    begin = Fields(token.value("SpecialToken"), where + ".single", {"id", "type_id"}).text("id");
+  }
+  fail(ErrorKind::data, where, ".single has no place for the text");
+}
+
+std::pair<std::string, std::string> merge_of(const json& merge) {
+  if (merge.is_string()) {
+    const std::string& text = merge.get_ref<const std::string&>();
+    const std::size_t space = text.find(' ');
+    if (space != std::string::npos && text.find(' ', space + 1) == std::string::npos)
+      return {text.substr(0, space), text.substr(space + 1)};
+  } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+    return {merge[0].get<std::string>(), merge[1].get<std::string>()};
+  }
+  fail(ErrorKind::data, "model.merges has ", excerpt(merge.dump()), ", which is no pair of tokens");
+}
+
+BpeParts model_of(const json& model) {
+  const bool named = model.is_object() && model.contains("type");
+  const std::string type = named ? type_of(model, "model") : "BPE";
+  if (type != "BPE")
+    fail(ErrorKind::data, "model is of the type '", excerpt(type),
+         "', and BPE alone is read; where the model came with a SentencePiece file, give spm:MODEL");
+  const Fields fields(model, "model",
+                      {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+                       "byte_fallback", "ignore_merges", "vocab", "merges"});
+  if (fields.has("dropout") && fields.value("dropout") != 0)
+    fail(ErrorKind::data, "model.dropout is set: a text has many encodings then; set it to null");
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
+    if (!fields.text(key, "").empty())
+      fail(ErrorKind::data, "model.", key, " is set, which is not supported");
+  BpeParts out;
+  out.unknown = fields.text("unk_token", "");
+  out.fuse_unknown = fields.flag("fuse_unk", false);
+  out.byte_fallback = fields.flag("byte_fallback", false);
+  out.ignore_merges = fields.flag("ignore_merges", false);
+  if (!fields.value("vocab").is_object()) fail(ErrorKind::data, "model.vocab is no object");
+  for (const auto& [token, id] : fields.value("vocab").items()) {
+    if (!id.is_number_integer())
+      fail(ErrorKind::data, "model.vocab: '", excerpt(token), "' has no integer id");
+    out.vocabulary.emplace_back(token, id.get<std::int32_t>());
+  }
+  for (const json& merge : fields.list("merges")) out.merges.push_back(merge_of(merge));
+  return out;
+}
+
+AddedToken added_token(const json& token, const std::string& where) {
+  const Fields fields(token, where,
+                      {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+  const bool special = fields.flag("special", false);
+  return {static_cast<std::int32_t>(fields.integer("id")),
+          fields.text("content"),
+          fields.flag("single_word", false),
+          fields.flag("lstrip", false),
+          fields.flag("rstrip", false),
+          fields.flag("normalized", !special),
+          special};
+}
+
+/// The package numbers added tokens itself: as in the vocabulary, else behind it in the order of the file.
+void check_ids(const TokenizerFile& file) {
+  std::unordered_map<std::string, std::int32_t> ids(file.model.vocabulary.begin(),
+                                                    file.model.vocabulary.end());
+  auto next = static_cast<std::int32_t>(ids.size());
+  for (const AddedToken& token : file.added) {
+    const auto [known, fresh] = ids.try_emplace(token.content, next);
+    next += fresh;
+    if (known->second != token.id)
+      fail(ErrorKind::data, "added token '", excerpt(token.content), "' has the id ", token.id,
+           ", and the tokenizers package gives it ", known->second, "; load the file there and save it anew");
+  }
+}
+
+void read_pre_tokenizer(const Fields& root, TokenizerFile& out) {
+  const auto add = [&](const json& step, const std::string& type, const std::string& where) {
+    if (out.model.byte_level) fail(ErrorKind::data, where, " comes behind ByteLevel, which must be last");
+    out.pre_tokenizer.push_back(pre_tokenizer_step(step, type, where));
+    out.model.byte_level = type == "ByteLevel";
+  };
+  if (root.has("pre_tokenizer"))
+    each_step(root.value("pre_tokenizer"), "pre_tokenizer", "pretokenizers", add);
+}
+
+TokenizerFile tokenizer_file_of(const json& object) {
+  const Fields root(object, "the file",
+                    {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+                     "post_processor", "decoder", "model"});
+  if (root.text("version", "1.0") != "1.0")
+    fail(ErrorKind::data, "the file is of version '", excerpt(root.text("version")), "', and 1.0 is read");
+  TokenizerFile out;
+  out.model = model_of(root.value("model"));
+  if (root.has("added_tokens")) {
+    std::size_t index = 0;
+    for (const json& token : root.list("added_tokens"))
+      out.added.push_back(added_token(token, cat("added_tokens[", index++, "]")));
+  }
+  check_ids(out);
+  if (root.has("normalizer"))
+    each_step(root.value("normalizer"), "normalizer", "normalizers",
+              [&](const auto&... step) { out.normalizer.push_back(normalizer_step(step...)); });
+  read_pre_tokenizer(root, out);
+  if (root.has("decoder")) {
+    out.decoder.emplace();
+    each_step(root.value("decoder"), "decoder", "decoders",
+              [&](const auto&... step) { out.decoder->push_back(decoder_step(step...)); });
+  }
+  if (root.has("post_processor"))
+    each_step(root.value("post_processor"), "post_processor", "processors", [&](const auto&... step) {
+      if (const std::string begin = begin_of(step...); !begin.empty()) out.begin = begin;
+    });
+  return out;
+}
+
+}  // namespace
+
+TokenizerFile parse_tokenizer_file(const std::string& bytes) {
+  try {
+    return tokenizer_file_of(json::parse(bytes));
+  } catch (const json::exception& error) {
+    fail(ErrorKind::data, "the file is no JSON: ", excerpt(error.what(), 300));
+  }
+}
+
+}  // namespace sherd::data

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace sherd::data {
+
+/// `text` as valid UTF-8: itself, or in `storage` with U+FFFD for each longest beginning of a sequence that
+/// is cut off, and for each other byte that belongs to none (as Python decodes with errors="replace").
+std::string_view valid_utf8(std::string_view text, std::string& storage);
+
+/// The character at the front of valid UTF-8 that is not empty.
+char32_t first_character(std::string_view text);
+/// And at its end.
+char32_t last_character(std::string_view text);
+
+void append_utf8(char32_t character, std::string& text);
+
+/// White_Space.
+bool is_space(char32_t character);
+/// What \w stands for: Alphabetic, M, Nd, Pc and Join_Control (Unicode Technical Standard 18, annex C).
+bool is_word(char32_t character);
+/// One character in lower case; U+0130 alone becomes two, which are appended.
+void append_lower(char32_t character, std::string& text);
+
+/// The character by which byte-level vocabularies write a byte: itself where it is printable in Latin-1,
+/// else U+0100 and up (GPT-2's bytes_to_unicode).
+char32_t written_byte(unsigned char byte);
+/// The byte that it stands for; -1: none.
+int byte_written(char32_t character);
+
+}  // namespace sherd::data

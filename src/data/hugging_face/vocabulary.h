@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace sherd::data {
+
+/// Tokens and their ids, both ways. Ids may leave gaps.
+class Vocabulary {
+ public:
+  /// Throws Error{data} for an id below 0, or one that two tokens share.
+  explicit Vocabulary(const std::vector<std::pair<std::string, std::int32_t>>& tokens);
+
+  std::optional<std::int32_t> id(std::string_view token) const;
+  /// Empty: no token has that id.
+  std::string_view token(std::int32_t id) const;
+  std::size_t size() const { return size_; }
+  /// Above every id.
+  std::int32_t end() const { return static_cast<std::int32_t>(places_.size()); }
+
+ private:
+  struct Place {
+    std::uint32_t begin = 0, length = 0;
+  };
+  std::size_t slot_of(std::string_view token) const;
+
+  std::string text_;                 // all tokens behind each other
+  std::vector<Place> places_;        // by id
+  std::vector<std::int32_t> slots_;  // open addressing: id, or -1
+  std::size_t size_ = 0;
+};
+
+/// A hash for tables in memory.
+std::uint64_t hash_bytes(std::string_view text);
+
+}  // namespace sherd::data

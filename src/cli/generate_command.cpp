@@ -7,6 +7,7 @@
 #include "cli/generate_request.h"
 #include "cli/program.h"
 #include "cli/prompts_file.h"
+#include "cli/weights.h"
 #include "comm/communicator.h"
 #include "data/tokenizer.h"
 #include "device/cuda.h"
@@ -72,16 +73,29 @@ config::Config config_of(const engine::CheckpointReader& reader, const std::vect
   return config;
 }
 
+/// The adapter of the checkpoint, or that of a folder.
+void take_adapter(config::Config& config, const std::string& folder) {
+  config::Adapter& adapter = config.training.adapter;
+  adapter.init_from.clear();
+  if (folder.empty()) return;
+  adapter = config::parse_text(adapter_section(folder), cat("the adapter of ", excerpt(folder, 200)))
+                .training.adapter;
+  adapter.init_from = folder;
+}
+
 /// The options of the command.
 CommandLine command_line() {
   CommandLine line(
       "generate", "Continues texts with a trained model.",
       "--checkpoint D (--prompt T | --prompts FILE [--output FILE] [--batch-size N]) [--tag TAG] "
+      "[--adapter DIR] "
       "[--max-tokens N] [--temperature X] [--top-k K] [--top-p P] [--repetition-penalty X] [--stop TEXT]... "
       "[--seed S] [--device T] [--offload cpu|nvme] [--nvme-path DIR] [--set parallel.tensor=N] "
       "[--set parallel.pipeline=N] [--ranks N] [--device-memory SIZE]");
   line.value("checkpoint", "D", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("tag", "TAG", "of a run's checkpoints this one: global_stepN, best; not given: the latest")
+      .value("adapter", "DIR",
+             "with this adapter, of PEFT or of a run's checkpoints, in place of its own, if any")
       .value("prompt", "T", "the text to continue; empty: from the beginning of a document")
       .value("prompts", "FILE", "texts to continue: a line each, or of a .jsonl the \"prompt\" of each line")
       .value("output", "FILE", "lines of JSON with prompt, completion, tokens and finish; not given: stdout")
@@ -154,6 +168,7 @@ void generate_command(const Arguments& arguments) {
   for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
   const auto tokenizer = tokenizer_of(reader);
   config::Config config = config_of(reader, line.all("set"));
+  take_adapter(config, line.text("adapter"));
   config.device = device_section(config.device, line.text("device"));
   const int model_ranks = config.parallel.tensor * config.parallel.pipeline;
   const int ranks = line.has("ranks") ? static_cast<int>(line.integer("ranks", 1, 1 << 16)) : model_ranks;

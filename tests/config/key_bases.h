@@ -49,6 +49,8 @@ inline std::string base_for(const std::string& path) {
       {"model",
        R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4, "position": "rotary"}})"},
       {"parallel.virtual_stages", R"({"parallel": {"schedule": "interleaved"}})"},
+      {"training.adapter.type", R"({"training": {"steps": 100}})"},
+      {"training.adapter", R"({"training": {"adapter": {"type": "lora"}}})"},
       {"training.keep_best", R"({"training": {"eval_interval": 50, "save_dir": "runs/a"}})"},
       {"training.patience", R"({"training": {"eval_interval": 50}})"},
       {"data.sources", R"({"data": {"sources": [{"path": "corpus/a"}]}})"},

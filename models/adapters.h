@@ -1,0 +1,82 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/hugging_face.h"
+#include "nn/weight_source.h"
+#include "sharding/parallel/adapters.h"
+
+// Adapters of Gpt's layers, by the modules as which these are published: a weight that packs several gets
+// what PEFT gives each of them.
+namespace sherd::models {
+
+/// Whether a parameter of Gpt is an adapter's: "blocks.0.attention.qkv.adapter.lora_A".
+bool is_adapter(const std::string& parameter);
+
+/// What the adapter trains, and what stays as it is, of a model's parameters.
+std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::ParameterPtr>& all);
+std::vector<nn::ParameterPtr> base_parameters(const std::vector<nn::ParameterPtr>& all);
+
+/// The options that `adapter` asks of the resolved model `options`, published as `family`. Throws
+/// Error{config} for targets that there are not, with a list of those that there are.
+AdapterOptions adapter_options(const config::Adapter& adapter, const GptOptions& options,
+                               config::ModelType family);
+
+/// The adapter of part `part` of a block ("attention.qkv"), whose weight is [out, in]; null where it has
+/// none.
+std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptOptions& options, const std::string& part,
+                                                      const tensor::Shape& weight,
+                                                      parallel::AdaptedLayer::Cut cut,
+                                                      const parallel::Layout& layout,
+                                                      std::vector<std::int64_t> blocks = {});
+
+/// Where PEFT has an adapter's parameter `kind` ("lora_A", "lora_B", "ia3") of a layer with the published
+/// weight `weight`; `of_inputs`: IA³ multiplies what goes in. Throws Error{usage} for another kind.
+PublishedParameter published_adapter(const AdapterOptions& options, const PublishedParameter& weight,
+                                     const std::string& kind, bool of_inputs);
+
+/// The text of PEFT's adapter_config.json for the model; `base`: what it is an adapter of, or empty.
+std::string peft_config(const config::Adapter& adapter, const GptOptions& options, const std::string& base);
+
+/// A model's weights, of which some come from `base` and those of adapters from `adapter`; null: it has none,
+/// and they keep the values that they were drawn with. Both must outlive it.
+class WithAdapter : public nn::WeightSource {
+ public:
+  WithAdapter(nn::WeightSource& base, nn::WeightSource* adapter) : base_(base), adapter_(adapter) {}
+  void check(const std::vector<nn::ParameterPtr>& parameters) const override;
+  bool has(const std::string& name) const override;
+  void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
+            const tensor::Tensor& to) override;
+  std::map<std::string, std::vector<float>> step_states() const override { return base_.step_states(); }
+
+ private:
+  nn::WeightSource& base_;
+  nn::WeightSource* adapter_;
+};
+
+/// The weights of a model without adapters that computes what `source`'s computes with them: W + scale·B·A of
+/// LoRA, and rows or columns times IA³'s factors, in fp32. `source` must outlive it.
+class MergedWeights : public nn::WeightSource {
+ public:
+  /// `options`: of the model with its adapters.
+  MergedWeights(nn::WeightSource& source, const GptOptions& options, device::Device& device);
+  ~MergedWeights() override;
+  void check(const std::vector<nn::ParameterPtr>& parameters) const override;
+  void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
+            const tensor::Tensor& to) override;
+  std::map<std::string, std::vector<float>> step_states() const override { return source_.step_states(); }
+
+ private:
+  struct Layer;
+  const Layer* layer_of(const std::string& name);
+  std::vector<float> whole(const std::string& name, const tensor::Shape& shape);
+
+  nn::WeightSource& source_;
+  GptOptions options_;
+  device::Device& device_;
+  std::unique_ptr<Layer> layer_;  ///< whose parameter was asked for last
+};
+
+}  // namespace sherd::models

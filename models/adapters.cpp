@@ -252,101 +252,19 @@ void WithAdapter::read(const std::string& name, const tensor::Slice& slice, std:
   (is_adapter(name) ? *adapter_ : base_).read(name, slice, begin, to);
 }
 
-// ---- merging ----
-
-/// A layer's adapter, whole, and what it does to each row of the weight.
-struct MergedWeights::Layer {
-  std::string name;  ///< "blocks.0.attention.qkv"; empty: nothing is held
-  bool adapted = false;
-  std::int64_t columns = 0;
-  std::vector<float> a, b, factors;
-  bool of_inputs = false;
-  /// Of each row of the weight, which of lora_B or of the factors it has, and which target's lora_A; -1:
-  /// none.
-  std::vector<std::int64_t> row_of, target_of;
-};
-
-MergedWeights::MergedWeights(nn::WeightSource& source, const GptOptions& options, device::Device& device)
-    : source_(source), options_(options.resolved()), device_(device), layer_(std::make_unique<Layer>()) {}
-MergedWeights::~MergedWeights() = default;
-
-void MergedWeights::check(const std::vector<nn::ParameterPtr>&) const {}
-
-std::vector<float> MergedWeights::whole(const std::string& name, const Shape& shape) {
-  const tensor::Tensor values = tensor::Tensor::empty(device_, {shape.numel()}, DType::f32,
-                                                      device::Category::workspace, device_.processor_tier());
-  source_.read(name, tensor::Slice::whole(shape), 0, values);
-  return {values.data<float>(), values.data<float>() + shape.numel()};
-}
-
-/// The adapter of the layer whose weight or bias that is; null where it has none.
-const MergedWeights::Layer* MergedWeights::layer_of(const std::string& name) {
-  const std::string layer = name.substr(0, name.rfind('.'));
-  if (layer_->name == layer) return layer_->adapted ? layer_.get() : nullptr;
-  *layer_ = {};
-  layer_->name = layer;
+AdaptedWeight adapted_weight(const GptOptions& options, const std::string& layer) {
+  AdaptedWeight out;
   const std::size_t block = std::strlen("blocks.");
-  if (!name.starts_with("blocks.")) return nullptr;
-  const std::size_t dot = layer.find('.', block);
-  const std::string part = dot == std::string::npos ? "" : layer.substr(dot + 1);
-  const std::vector<std::string> parts = parts_of(options_);
-  if (std::find(parts.begin(), parts.end(), part) == parts.end()) return nullptr;
-  const AdapterOptions& o = options_.adapter;
-  const PublishedParameter weight =
-      weight_of(HuggingFaceLayout(options_, o.family), part, layer.substr(block, dot - block));
-  const std::vector<int> tensors = chosen(o, weight);
-  if (tensors.empty()) return nullptr;
-  Layer& out = *layer_;
-  out.adapted = true, out.columns = weight.columns, out.of_inputs = part == down;
-  std::int64_t held = 0;
-  for (const PublishedParameter::Rows& run : weight.rows) {
-    const auto target = std::find(tensors.begin(), tensors.end(), run.tensor);
-    for (std::int64_t i = 0; i < run.rows; ++i) {
-      out.row_of.push_back(target == tensors.end() ? -1 : held++);
-      out.target_of.push_back(target == tensors.end() ? -1 : target - tensors.begin());
-    }
-  }
-  const std::string at = layer + marker;
-  if (o.type == AdapterType::lora) {
-    out.a = whole(at + "lora_A", {std::ssize(tensors) * o.rank, weight.columns});
-    out.b = whole(at + "lora_B", {held, o.rank});
-  } else {
-    out.factors = whole(at + "ia3", {out.of_inputs ? weight.columns : held});
-  }
-  return &out;
-}
-
-void MergedWeights::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
-                         const tensor::Tensor& to) {
-  source_.read(name, slice, begin, to);
-  const Layer* layer = layer_of(name);
-  if (!layer) return;
-  const bool bias = name.ends_with(".bias");
-  if (bias && (layer->factors.empty() || layer->of_inputs)) return;
-  require(to.dtype() == DType::f32 && slice.is_whole(), "weights are merged whole, in fp32");
-  float* values = to.data<float>();
-  const std::int64_t columns = bias ? 1 : layer->columns, rank = options_.adapter.rank;
-  const auto scale = static_cast<float>(options_.adapter.scale);
-  for (std::int64_t i = 0; i < to.numel();) {
-    const std::int64_t row = (begin + i) / columns, first = (begin + i) % columns,
-                       end = std::min(columns, first + to.numel() - i);
-    const std::int64_t held = layer->row_of[static_cast<std::size_t>(row)];
-    float* to_row = values + i - first;
-    if (held >= 0 && layer->factors.empty()) {
-      const float* b = layer->b.data() + held * rank;
-      const float* a = layer->a.data() + layer->target_of[static_cast<std::size_t>(row)] * rank * columns;
-      std::vector<float> sum(static_cast<std::size_t>(end - first));
-      for (std::int64_t k = 0; k < rank; ++k)
-        for (std::int64_t c = first; c < end; ++c)
-          sum[static_cast<std::size_t>(c - first)] += b[k] * a[k * columns + c];
-      for (std::int64_t c = first; c < end; ++c)
-        to_row[c] += scale * sum[static_cast<std::size_t>(c - first)];
-    } else if (held >= 0) {
-      for (std::int64_t c = first; c < end; ++c)
-        to_row[c] *= layer->factors[static_cast<std::size_t>(layer->of_inputs ? c : held)];
-    }
-    i += end - first;
-  }
+  const std::size_t dot = layer.starts_with("blocks.") ? layer.find('.', block) : std::string::npos;
+  if (dot == std::string::npos) return out;
+  const std::string part = layer.substr(dot + 1);
+  const std::vector<std::string> parts = parts_of(options);
+  if (std::find(parts.begin(), parts.end(), part) == parts.end()) return out;
+  out.weight =
+      weight_of(HuggingFaceLayout(options, options.adapter.family), part, layer.substr(block, dot - block));
+  out.tensors = chosen(options.adapter, out.weight);
+  out.of_inputs = part == down;
+  return out;
 }
 
 }  // namespace sherd::models

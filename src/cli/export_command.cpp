@@ -16,6 +16,7 @@
 #include "models/from_config.h"
 #include "models/gpt.h"
 #include "models/hugging_face_weights.h"
+#include "models/merged_weights.h"
 
 namespace sherd::cli {
 namespace fs = std::filesystem;

@@ -12,6 +12,7 @@
 #include "models/from_config.h"
 #include "models/gpt.h"
 #include "models/hugging_face_weights.h"
+#include "models/merged_weights.h"
 #include "support/cpu_fixture.h"
 #include "support/expect_error.h"
 #include "support/hugging_face_dict.h"

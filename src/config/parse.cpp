@@ -64,6 +64,14 @@ void note_precision(const Config& config, const Given& given, Context& context) 
     context.note("training.moments_dtype", "no effect: SGD without momentum keeps no moments");
 }
 
+void note_adapter(const Config& config, Context& context) {
+  if (config.training.adapter.type == AdapterType::none) return;
+  if (!config.model)
+    context.note("training.adapter", "no effect: a program's own model declares what it trains beside it");
+  else if (config.model->moe.bias_update > 0)
+    context.note("model.moe.bias_update", "no effect: with an adapter routers stay as they are");
+}
+
 // Keys that are read, but whose moment cannot come in this run.
 void note_idle_keys(const Config& config, const Given& given, Context& context) {
   for (const auto& [name, on] : {std::pair{"wall_clock_breakdown", config.wall_clock_breakdown},
@@ -121,6 +129,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides, Context
     note_idle_parallel(config, given, context);
     note_idle_schedule(config, given, context);
     note_idle_device(config, given, context);
+    note_adapter(config, context);
     note_default_optimizer(config, context);
   });
   context.raise();

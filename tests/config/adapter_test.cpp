@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "config/config.h"
@@ -70,6 +71,22 @@ TEST(AdapterKeys, InitFromBringsTheSection) {
   EXPECT_EQ(got.rank, 16);
   EXPECT_EQ(got.alpha, 2);
   EXPECT_EQ(got.init_from, "adapters/a");
+}
+
+TEST(AdapterKeys, WhatHasNoEffectIsNoted) {
+  const auto noted = [](const std::string& text, const std::string& start) {
+    const Config config = parse_text(text);
+    return std::any_of(config.notes.begin(), config.notes.end(),
+                       [&](const std::string& note) { return note.starts_with(start); });
+  };
+  const std::string adapter = R"("training": {"adapter": {"type": "lora"}})";
+  const std::string model =
+      R"("model": {"type": "mixtral", "seq_length": 8, "hidden_size": 96, "num_layers": 2,
+      "num_heads": 4, "moe": {"experts": 4, "router": "sigmoid", "bias_update": 0.1}})";
+  EXPECT_TRUE(noted("{" + adapter + "}", "training.adapter: no effect"));
+  EXPECT_TRUE(noted("{" + model + ", " + adapter + "}", "model.moe.bias_update: no effect"));
+  EXPECT_FALSE(noted("{" + model + ", " + adapter + "}", "training.adapter"));
+  EXPECT_FALSE(noted("{" + model + "}", "model.moe.bias_update"));
 }
 
 TEST(PeftConfig, RefusesWhatWouldComputeSomethingElse) {

@@ -118,6 +118,20 @@ TEST_P(AdapterEquality, LayoutsAgreeToRounding) {
     EXPECT_NEAR(stages.losses[i], one.losses[i], 2e-5) << "pipeline, step " << i;
 }
 
+/// A stage may have nothing to train: the embeddings, or norm and head.
+TEST_P(AdapterEquality, StagesWithoutAnAdapterPassGradientsOn) {
+  RunSpec s = spec();
+  s.steps = 6, s.accumulation = 4, s.stage = 1;
+  s.ranks = 1;
+  s.accumulate_in = "fp32";
+  const auto expected = train_local(s);
+  for (const char* schedule : {"1f1b", "zero_bubble", "gpipe"}) {
+    RunSpec p = s;
+    p.ranks = p.pipeline = 5, p.partition = "uniform", p.schedule = schedule;
+    EXPECT_TRUE(train_local(p).bits() == expected.bits()) << schedule;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, AdapterEquality,
     ::testing::Values(Setting{"gpt2_bf16", "bf16", false,

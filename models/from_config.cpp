@@ -1,6 +1,8 @@
 #include "models/from_config.h"
 
 #include "base/error.h"
+#include "config/hugging_face.h"
+#include "models/adapters.h"
 
 namespace sherd::models {
 namespace {
@@ -114,7 +116,13 @@ GptOptions gpt_options(const config::Config& config, std::int64_t vocabulary) {
   out.attention_dropout = static_cast<float>(model.attention_dropout);
   out.hidden_dropout = static_cast<float>(model.dropout);
   out.init_std = model.init_std;
-  return out.resolved();
+  out = out.resolved();
+  const config::Adapter& adapter = config.training.adapter;
+  if (adapter.type != config::AdapterType::none) {
+    out.adapter = adapter_options(adapter, out, config::published_as(model));
+    out.experts.bias_update = 0;  // of a router that stays as it is
+  }
+  return out;
 }
 
 }  // namespace sherd::models

@@ -80,6 +80,12 @@ Gpt::Gpt(const GptOptions& options, const parallel::Layout& layout)
                          : std::vector<std::shared_ptr<nn::Module>>{tokens_, embedding_dropout_});
   for (const auto& [index, block] : blocks_->children()) append_part({block});
   append_part({norm_, head_});
+  if (o.adapter.type == config::AdapterType::none) return;
+  freeze();
+  for_each([](nn::Module& module) {
+    if (dynamic_cast<parallel::LinearAdapter*>(&module))
+      for (const nn::ParameterPtr& parameter : module.parameters()) parameter->trainable = true;
+  });
 }
 
 void Gpt::check_tokens(const Tensor& tokens) const {

@@ -14,7 +14,7 @@ void check_layout(const GptOptions& options, const parallel::Layout& layout, Pro
 /// A decoder-only language model, GPT-2's or Llama's style by its options. Parts: "tokens", "positions"
 /// (learned ones), "embedding_dropout", "blocks", "norm", "head" (whose weight is the token table when tied).
 /// A list of parts: the embeddings, each block, norm and head. Each is a unit of sharding, a block one of
-/// recompute too.
+/// recompute too. With an adapter (GptOptions::adapter) its parameters alone are trainable.
 class Gpt : public nn::LayeredModel {
  public:
   /// `layout`: the ranks with which this one computes the model; by default it is alone. Throws Error{config}

@@ -199,8 +199,10 @@ double flops_per_token(const GptOptions& options, std::int64_t seq, AttentionFlo
   const double blocks =
       static_cast<double>(o.layers) * (2.0 * products + 2.0 * 2.0 * pairs * attention_width) + 2.0 * networks;
   const double head = 2.0 * h * static_cast<double>(o.vocab_size);
-  const double passes = recompute == autograd::Recompute::full ? 4.0 : 3.0;
-  return passes * blocks + 3.0 * head;
+  // Weights that stay as they are have no gradients.
+  const double trained = o.adapter.type == config::AdapterType::none ? 3.0 : 2.0;
+  const double passes = recompute == autograd::Recompute::full ? trained + 1 : trained;
+  return passes * blocks + trained * head;
 }
 
 }  // namespace sherd::models

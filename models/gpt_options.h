@@ -1,8 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "autograd/tape.h"
+#include "config/adapter.h"
+#include "config/model.h"
 #include "sharding/parallel/moe.h"
 
 namespace sherd::models {
@@ -41,6 +45,17 @@ struct ExpertsOptions {
   }
 };
 
+/// What is trained beside a model's own weights, which stay as they are (models/adapters.h).
+struct AdapterOptions {
+  config::AdapterType type = config::AdapterType::none;
+  std::int64_t rank = 8;
+  double scale = 1;   ///< of LoRA's products
+  float dropout = 0;  ///< of what goes into them
+  /// Ends of the names of published modules; at least one where there is an adapter.
+  std::vector<std::string> targets;
+  config::ModelType family = config::ModelType::gpt2;  ///< as which the model is published
+};
+
 /// The shape of a decoder-only transformer. The defaults are GPT-2 small.
 struct GptOptions {
   std::int64_t vocab_size = 50257;
@@ -69,6 +84,7 @@ struct GptOptions {
   float attention_dropout = 0.0f;  ///< of normalised scores
   float hidden_dropout = 0.0f;     ///< of what blocks add to the residual stream
   double init_std = 0.02;
+  AdapterOptions adapter;
 
   /// Llama's style: RMSNorm, rotary positions, SwiGLU, no biases, untied tables.
   static GptOptions llama();
@@ -96,7 +112,8 @@ enum class AttentionFlops : std::uint8_t {
 };
 
 /// Floating-point operations that one token costs in a training step (forward and backward) on sequences of
-/// `seq` tokens, of experts those that a token takes; multiplied by tokens per second this gives model
+/// `seq` tokens, of experts those that a token takes, of a model with an adapter without what the adapter
+/// adds; multiplied by tokens per second this gives model
 /// FLOP/s, the numerator of MFU. With `recompute` full every block's forward counts a second time (hardware
 /// FLOPs); the output projection never does. Padding does not count.
 double flops_per_token(const GptOptions& options, std::int64_t seq, AttentionFlops convention,

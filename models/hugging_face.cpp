@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "models/adapters.h"
+
 namespace sherd::models {
 namespace {
 
@@ -136,6 +138,11 @@ PublishedParameter HuggingFaceLayout::of_block(const std::string& parameter, con
 
 PublishedParameter HuggingFaceLayout::published(const std::string& parameter) const {
   const GptOptions& o = options_;
+  if (const std::size_t at = parameter.find(".adapter."); at != std::string::npos) {
+    const std::string layer = parameter.substr(0, at);
+    return published_adapter(o.adapter, published(layer + ".weight"), parameter.substr(at + 9),
+                             layer.ends_with("mlp.down"));
+  }
   const std::int64_t padding = o.padded_vocab() - o.vocab_size;
   if (parameter == "tokens.weight")
     return alone(gpt2_ ? "transformer.wte.weight" : "model.embed_tokens.weight", o.vocab_size, o.hidden,

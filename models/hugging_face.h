@@ -43,7 +43,8 @@ class HuggingFaceLayout {
 
   config::ModelType family() const { return family_; }
   bool tied() const { return options_.tied_embeddings; }
-  /// Throws Error{usage} for a name that Gpt does not have.
+  /// Of an adapter's parameters: where they are in PEFT's files. Throws Error{usage} for a name that Gpt does
+  /// not have.
   PublishedParameter published(const std::string& parameter) const;
   /// What published files may lack in front of all names but the head's: "transformer." or "model.".
   const char* prefix() const { return gpt2_ ? "transformer." : "model."; }

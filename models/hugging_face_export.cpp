@@ -84,7 +84,7 @@ std::size_t export_to_hugging_face(const std::filesystem::path& folder, const Hu
       const auto dims = tensor.shape.dims();
       specs.push_back({tensor.name, options.dtype, {dims.begin(), dims.end()}});
     }
-  tensor::SafetensorsFolderWriter files(folder, specs, options.shard_bytes, {{"format", "pt"}});
+  tensor::SafetensorsFolderWriter files(folder, specs, options.shard_bytes, {{"format", "pt"}}, options.stem);
   Exporter exporter(files, weights, device, options.dtype);
   for (const nn::ParameterPtr& parameter : parameters)
     exporter.write(parameter->name, tensor::Slice::whole(parameter->logical_slice().logical()),

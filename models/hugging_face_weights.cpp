@@ -46,8 +46,9 @@ constexpr std::size_t part_bytes = std::size_t{4} << 20;
 
 }  // namespace
 
-HuggingFaceWeights::HuggingFaceWeights(std::filesystem::path folder, HuggingFaceLayout layout)
-    : files_(std::move(folder)), layout_(std::move(layout)) {
+HuggingFaceWeights::HuggingFaceWeights(std::filesystem::path folder, HuggingFaceLayout layout,
+                                       const std::string& stem)
+    : files_(std::move(folder), stem), layout_(std::move(layout)) {
   const std::vector<std::string> names = files_.names();
   prefixed_ = std::any_of(names.begin(), names.end(),
                           [&](const std::string& name) { return name.starts_with(layout_.prefix()); });

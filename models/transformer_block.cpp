@@ -3,6 +3,7 @@
 #include "autograd/attention.h"
 #include "autograd/elementwise.h"
 #include "autograd/norm.h"
+#include "models/adapters.h"
 
 namespace sherd::models {
 namespace {
@@ -53,6 +54,10 @@ SelfAttention::SelfAttention(const GptOptions& o, const parallel::Layout& layout
                                         o.heads * o.head_dim, o.hidden, layout,
                                         nn::LinearOptions{.bias = o.bias, .init = o.output_init()}))),
       dropout_(add("dropout", std::make_shared<nn::Dropout>(o.attention_dropout))) {
+  using Cut = parallel::AdaptedLayer::Cut;
+  const std::int64_t width = o.heads * o.head_dim;
+  qkv_->set_adapter(make_adapter(o, "attention.qkv", {o.qkv_width(), o.hidden}, Cut::outputs, layout));
+  projection_->set_adapter(make_adapter(o, "attention.projection", {o.hidden, width}, Cut::inputs, layout));
   if (!o.qk_norm) return;
   query_norm_ = add("q_norm", std::make_shared<nn::RmsNorm>(o.head_dim, o.norm_eps));
   key_norm_ = add("k_norm", std::make_shared<nn::RmsNorm>(o.head_dim, o.norm_eps));
@@ -85,6 +90,15 @@ FeedForward::FeedForward(const GptOptions& o, std::int64_t width, const parallel
       down_(add("down",
                 std::make_shared<parallel::RowLinear>(
                     width, o.hidden, layout, nn::LinearOptions{.bias = o.bias, .init = o.output_init()}))) {}
+
+void FeedForward::set_adapters(const GptOptions& o, const parallel::Layout& layout) {
+  using Cut = parallel::AdaptedLayer::Cut;
+  const std::int64_t width = o.ffn_hidden;
+  const auto blocks = gated_ ? std::vector{width, width} : std::vector<std::int64_t>{};
+  up_->set_adapter(
+      make_adapter(o, "mlp.up", {gated_ ? 2 * width : width, o.hidden}, Cut::outputs, layout, blocks));
+  down_->set_adapter(make_adapter(o, "mlp.down", {o.hidden, width}, Cut::inputs, layout));
+}
 
 Var FeedForward::forward(Tape& tape, const Var& x) {
   Var wide = (*up_)(tape, x);
@@ -146,6 +160,18 @@ Var ExpertsAndShared::forward(Tape& tape, const Var& x) {
   return autograd::add(routed, beside);
 }
 
+namespace {
+
+/// The feed-forward part of a block without experts. Of a model that has some in other blocks adapters are in
+/// the attention alone.
+std::shared_ptr<FeedForward> dense_part(const GptOptions& o, const parallel::Layout& layout) {
+  auto out = std::make_shared<FeedForward>(o, o.ffn_hidden, layout);
+  if (o.experts.count == 0) out->set_adapters(o, layout);
+  return out;
+}
+
+}  // namespace
+
 TransformerBlock::TransformerBlock(const GptOptions& o, std::int64_t index, const parallel::Layout& layout,
                                    std::shared_ptr<parallel::PooledChoices> pooled)
     : layout_(layout),
@@ -157,7 +183,7 @@ TransformerBlock::TransformerBlock(const GptOptions& o, std::int64_t index, cons
   if (o.experts.in(index))
     mlp_ = add("mlp", std::make_shared<ExpertsAndShared>(o, layout, std::move(pooled)));
   else
-    mlp_ = add("mlp", std::make_shared<FeedForward>(o, o.ffn_hidden, layout));
+    mlp_ = add("mlp", dense_part(o, layout));
   mlp_dropout_ = add("mlp_dropout", std::make_shared<nn::Dropout>(o.hidden_dropout));
 }
 

@@ -38,6 +38,8 @@ class SelfAttention : public nn::Layer {
 class FeedForward : public nn::Layer {
  public:
   FeedForward(const GptOptions& options, std::int64_t width, const parallel::Layout& layout);
+  /// Adapters for that of a dense block, as `options` ask for them.
+  void set_adapters(const GptOptions& options, const parallel::Layout& layout);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;

@@ -1,6 +1,7 @@
 #pragma once
 
 // Everything in this room: what it takes to write a model that several ranks share.
+#include "sharding/parallel/adapters.h"
 #include "sharding/parallel/attention.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/embedding.h"

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "autograd/elementwise.h"
 #include "autograd/linear.h"
 #include "autograd/linear_parts.h"
 #include "sharding/parallel/exchanges.h"
@@ -192,10 +193,21 @@ ColumnLinear::ColumnLinear(std::int64_t in, std::int64_t out, const Layout& layo
   hold(bias_ = declare("bias", bias.shape(), init, {.decay = false}), bias);
 }
 
+void ColumnLinear::set_adapter(std::shared_ptr<LinearAdapter> adapter) {
+  if (adapter) adapter_ = add("adapter", std::move(adapter));
+}
+
 Var ColumnLinear::forward(Tape& tape, const Var& x) {
   const Var w = tape.parameter(weight_), b = bias_of(tape, bias_);
-  if (alone(layout_.tensor)) return autograd::linear(x, w, b, activation_);
-  return column_linear(x, w, b, activation_, Place(layout_, *this, "column-parallel linear"));
+  const auto base = [&](const Var& in, Activation activation) {
+    return alone(layout_.tensor)
+               ? autograd::linear(in, w, b, activation)
+               : column_linear(in, w, b, activation, Place(layout_, *this, "column-parallel linear"));
+  };
+  if (!adapter_) return base(x, activation_);
+  const Var in = adapter_->input(tape, x);
+  const Var y = adapter_->output(tape, in, base(in, Activation::none));
+  return activation_ == Activation::none ? y : autograd::activation(y, activation_);
 }
 
 RowLinear::RowLinear(std::int64_t in, std::int64_t out, const Layout& layout, nn::LinearOptions options)
@@ -212,10 +224,19 @@ RowLinear::RowLinear(std::int64_t in, std::int64_t out, const Layout& layout, nn
   bias_->partial_gradient = layout.cuts_stream();
 }
 
+void RowLinear::set_adapter(std::shared_ptr<LinearAdapter> adapter) {
+  if (adapter) adapter_ = add("adapter", std::move(adapter));
+}
+
 Var RowLinear::forward(Tape& tape, const Var& x) {
   const Var w = tape.parameter(weight_), b = bias_of(tape, bias_);
-  if (alone(layout_.tensor)) return autograd::linear(x, w, b);
-  return row_linear(x, w, b, Place(layout_, *this, "row-parallel linear"));
+  const auto base = [&](const Var& in) {
+    return alone(layout_.tensor) ? autograd::linear(in, w, b)
+                                 : row_linear(in, w, b, Place(layout_, *this, "row-parallel linear"));
+  };
+  if (!adapter_) return base(x);
+  const Var in = adapter_->input(tape, x);
+  return adapter_->output(tape, in, base(in));
 }
 
 }  // namespace sherd::parallel

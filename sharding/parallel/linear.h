@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "nn/linear.h"
+#include "sharding/parallel/adapters.h"
 #include "sharding/parallel/layout.h"
 
 // Linear layers that the tensor-parallel ranks of a layout share (Shoeybi et al. 2019, "Megatron-LM"; with
@@ -34,6 +35,8 @@ class ColumnLinear : public nn::Layer {
                std::vector<std::int64_t> blocks = {});
   const nn::ParameterPtr& weight() const { return weight_; }
   const nn::ParameterPtr& bias() const { return bias_; }  ///< null without one
+  /// Has `adapter` stand around the layer, as its part "adapter"; null: none does.
+  void set_adapter(std::shared_ptr<LinearAdapter> adapter);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
@@ -42,6 +45,7 @@ class ColumnLinear : public nn::Layer {
   Layout layout_;
   tensor::Activation activation_;
   nn::ParameterPtr weight_, bias_;
+  std::shared_ptr<LinearAdapter> adapter_;
 };
 
 /// x·weightᵀ + bias, whose inputs are cut over the ranks as a column-parallel layer gives them. x: [...,
@@ -57,6 +61,8 @@ class RowLinear : public nn::Layer {
   RowLinear(std::int64_t in, std::int64_t out, const Layout& layout, nn::LinearOptions options = {});
   const nn::ParameterPtr& weight() const { return weight_; }
   const nn::ParameterPtr& bias() const { return bias_; }  ///< null without one
+  /// Has `adapter` stand around the layer, as its part "adapter"; null: none does.
+  void set_adapter(std::shared_ptr<LinearAdapter> adapter);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
@@ -64,6 +70,7 @@ class RowLinear : public nn::Layer {
  private:
   Layout layout_;
   nn::ParameterPtr weight_, bias_;
+  std::shared_ptr<LinearAdapter> adapter_;
 };
 
 /// `module`, whose parameters all ranks have and apply to the stream, as norms do: where that is cut, each

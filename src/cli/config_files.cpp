@@ -9,9 +9,13 @@ namespace sherd::cli {
 config::Config ConfigFiles::parse(const std::vector<std::string>& more) const {
   std::vector<std::string> all = overrides;
   all.insert(all.end(), more.begin(), more.end());
-  return config::parse_files(paths, all, [&](const std::string& init_from, const std::string& save_dir) {
-    return model_section(resumes && holds_checkpoints(save_dir) ? save_dir : init_from);
-  });
+  // What is resumed needs the folders no more from which it began.
+  const auto of = [&](std::string (*section)(const std::string&)) {
+    return [this, section](const std::string& init_from, const std::string& save_dir) {
+      return section(resumes && holds_checkpoints(save_dir) ? save_dir : init_from);
+    };
+  };
+  return config::parse_files(paths, all, of(model_section), of(adapter_section));
 }
 
 void ConfigFiles::in_their_words(const std::function<void()>& run) const {

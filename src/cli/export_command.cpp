@@ -12,9 +12,11 @@
 #include "config/hugging_face.h"
 #include "data/tokenizer.h"
 #include "device/device.h"
+#include "models/adapters.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
 #include "models/hugging_face_weights.h"
+#include "models/merged_weights.h"
 
 namespace sherd::cli {
 namespace fs = std::filesystem;
@@ -108,8 +110,8 @@ class OutputFolder {
   std::optional<RunLock> lock_;  ///< while there is something to clean up
 };
 
-DType dtype_of(const CommandLine& line, const engine::Manifest& manifest) {
-  const std::string name = line.has("dtype") ? line.text("dtype") : manifest.compute_dtype;
+DType dtype_of(const CommandLine& line, const std::string& otherwise) {
+  const std::string name = line.has("dtype") ? line.text("dtype") : otherwise;
   const std::optional<DType> dtype = parse_dtype(name);
   if (!dtype || (*dtype != DType::f32 && *dtype != DType::bf16 && *dtype != DType::f16))
     throw UsageError(cat("--dtype is bf16, fp16 or fp32, not '", excerpt(name), "'"));
@@ -120,18 +122,69 @@ const char* torch_name(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
 }
 
+/// What is exported, and how.
+struct Exported {
+  const engine::CheckpointReader& reader;
+  const config::Config& config;
+  models::GptOptions options;
+  models::ExportOptions files;
+};
+
+/// The adapter alone, as PEFT keeps it. Returns the number of files of weights.
+std::size_t write_adapter(const Exported& what, const fs::path& folder, device::Device& device) {
+  const config::Adapter& adapter = what.config.training.adapter;
+  if (adapter.type == config::AdapterType::none)
+    fail(ErrorKind::config, "--adapter: checkpoint ", what.reader.folder().string(),
+         " is of a run without training.adapter; without --adapter its model is exported");
+  models::Gpt model(what.options);
+  model.assign_names();
+  engine::CheckpointWeights weights(what.reader, device);
+  weights.check(model.parameters());
+  models::ExportOptions files = what.files;
+  files.stem = "adapter_model";
+  write_file_atomically(folder / "adapter_config.json",
+                        models::peft_config(adapter, what.options, what.config.training.init_from));
+  return models::export_to_hugging_face(
+      folder, models::HuggingFaceLayout(what.options, what.options.adapter.family),
+      models::adapter_parameters(model.parameters()), weights, device, files);
+}
+
+/// The model, into which an adapter is merged.
+std::size_t write_model(const Exported& what, const fs::path& folder, device::Device& device) {
+  models::GptOptions plain = what.options;
+  plain.adapter = {};
+  models::Gpt model(plain), adapted(what.options);
+  model.assign_names(), adapted.assign_names();
+  engine::CheckpointWeights weights(what.reader, device);
+  weights.check(adapted.parameters());
+  const std::string original = copy_companions(what.reader, folder);
+  models::MergedWeights merged(weights, what.options, device);
+  const models::HuggingFaceLayout layout(plain, config::published_as(*what.config.model));
+  const bool adapter = what.options.adapter.type != config::AdapterType::none;
+  const std::size_t shards = models::export_to_hugging_face(
+      folder, layout, model.parameters(), adapter ? static_cast<nn::WeightSource&>(merged) : weights, device,
+      what.files);
+  write_file_atomically(
+      folder / "config.json",
+      config::to_hugging_face(*what.config.model, plain.vocab_size, torch_name(what.files.dtype), original));
+  return shards;
+}
+
 }  // namespace
 
 void export_command(const Arguments& arguments) {
   CommandLine line(
       "export",
       "Writes a checkpoint's model as Hugging Face's transformers reads it: config.json, safetensors, "
-      "tokenizer. Any layout's, a part at a time.",
-      "CKPT --output HF_DIR [--tag TAG] [--dtype bf16|fp16|fp32] [--max-shard-size 5GB]");
+      "tokenizer; or its adapter as PEFT reads it. Any layout's, a part at a time.",
+      "CKPT --output HF_DIR [--tag TAG] [--adapter] [--dtype bf16|fp16|fp32] [--max-shard-size 5GB]");
   line.list("from", "CKPT", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("output", "HF_DIR", "folder to make; it must not be there, or be empty")
       .value("tag", "TAG", "this checkpoint of the folder instead of its latest")
-      .value("dtype", "T", "of the weights, rounded from fp32; not given: what the run computed in")
+      .flag("adapter", "the run's adapter alone, as PEFT keeps it; else it is merged into the model")
+      .value(
+          "dtype", "T",
+          "of the weights, rounded from fp32; not given: what the run computed in, of an adapter alone fp32")
       .value("max-shard-size", "N", "bytes of a file at most, as 5GB; a larger tensor has a file of its own",
              "5GB")
       .rest_to("from");
@@ -145,27 +198,22 @@ void export_command(const Arguments& arguments) {
   if (!config.model)
     fail(ErrorKind::config, "checkpoint ", reader.folder().string(),
          " is of a model of its program's own, which transformers has no class for");
-  const models::GptOptions options = models::gpt_options(config, reader.manifest().data.vocab_size);
-  const models::HuggingFaceLayout layout(options, config::published_as(*config.model));
-  const DType dtype = dtype_of(line, reader.manifest());
-  const auto shard_bytes = static_cast<std::uint64_t>(line.amount("max-shard-size", 1, 1000));
+  const bool adapter = line.has("adapter");
+  Exported what{reader, config, models::gpt_options(config, reader.manifest().data.vocab_size), {}};
+  what.files.dtype = dtype_of(line, adapter ? "fp32" : reader.manifest().compute_dtype);
+  what.files.shard_bytes = static_cast<std::uint64_t>(line.amount("max-shard-size", 1, 1000));
+  config::published_as(*config.model);  // throws where transformers has no class for it
   OutputFolder output(line.required("output"));
   for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
   const auto device = device::make_cpu_device(1);
-  models::Gpt model(options);
-  model.assign_names();
-  engine::CheckpointWeights weights(reader, *device);
-  weights.check(model.parameters());
-  const std::string original = copy_companions(reader, output.partial());
-  const std::size_t shards = models::export_to_hugging_face(output.partial(), layout, model.parameters(),
-                                                            weights, *device, {dtype, shard_bytes});
-  write_file_atomically(
-      output.partial() / "config.json",
-      config::to_hugging_face(*config.model, options.vocab_size, torch_name(dtype), original));
+  const std::size_t shards =
+      adapter ? write_adapter(what, output.partial(), *device) : write_model(what, output.partial(), *device);
   output.publish();
-  log_info("exported ", reader.folder().string(), " as ", config::name_of(layout.family()), " in ",
-           name_of(dtype), ", ", counted(static_cast<std::int64_t>(shards), "file"),
-           " of weights: ", output.path().string());
+  const bool merged = !adapter && what.options.adapter.type != config::AdapterType::none;
+  log_info("exported ", adapter ? "the adapter of " : "", reader.folder().string(),
+           merged ? ", its adapter merged," : "", " as ",
+           config::name_of(config::published_as(*config.model)), " in ", name_of(what.files.dtype), ", ",
+           counted(static_cast<std::int64_t>(shards), "file"), " of weights: ", output.path().string());
 }
 
 }  // namespace sherd::cli

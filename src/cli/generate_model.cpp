@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cli/command_line.h"
+#include "cli/weights.h"
 #include "engine/process_grid.h"
 #include "models/from_config.h"
 
@@ -74,7 +75,9 @@ GenerateModel::GenerateModel(const engine::CheckpointReader& reader, config::Con
   options.parts = stages_->all_own();
   sharded_ = std::make_unique<sharding::ShardedModel>(
       model_, options, resources_->sources(engine::StateGroups(*model_, *stages_, *groups)));
-  engine::load_weights(reader, *sharded_, resources_->kernels());
+  Weights weights(reader.folder().string(), *config_.model, model_->options(), resources_->device(),
+                  config_.training.adapter.init_from);
+  engine::load_weights(weights.source(), *sharded_, resources_->kernels());
   pass_ = std::make_unique<sharding::Pass>(*sharded_);
   if (stages_->stages > 1) over_stages_.emplace(*model_, *stages_, groups->group(comm::Axis::pipeline));
 }

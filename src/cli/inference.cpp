@@ -71,6 +71,16 @@ WeightsPlace place_of(const CommandLine& line) {
   return place;
 }
 
+/// The adapter of the checkpoint, or that of a folder.
+void take_adapter(config::Config& config, const std::string& folder) {
+  config::Adapter& adapter = config.training.adapter;
+  adapter.init_from.clear();
+  if (folder.empty()) return;
+  adapter = config::parse_text(adapter_section(folder), cat("the adapter of ", excerpt(folder, 200)))
+                .training.adapter;
+  adapter.init_from = folder;
+}
+
 int ranks_of(const CommandLine& line, const config::Config& config) {
   if (!line.has("ranks")) return config.parallel.tensor * config.parallel.pipeline;
   return static_cast<int>(line.integer("ranks", 1, 1 << 16));
@@ -89,6 +99,8 @@ std::vector<std::int32_t> prompt_of(const data::Tokenizer& tokenizer, const std:
 void add_inference_options(CommandLine& line) {
   line.value("checkpoint", "D", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("tag", "TAG", "of a run's checkpoints this one: global_stepN, best; not given: the latest")
+      .value("adapter", "DIR",
+             "with this adapter, of PEFT or of a run's checkpoints, in place of its own, if any")
       .value("device", "T", "auto, cpu or cuda; not given: what the run's device.type says")
       .value("offload", "cpu|nvme", "keep the weights there and bring them to the device block by block")
       .value("nvme-path", "DIR", "a folder on the drive for --offload nvme")
@@ -105,6 +117,7 @@ Inference::Inference(const CommandLine& line)
   for (const auto& [file, checksum] : reader_.manifest().files) reader_.verify(file);
   tokenizer_ = tokenizer_of(reader_);
   config_ = config_of(reader_, line.all("set"));
+  take_adapter(config_, line.text("adapter"));
   config_.device = device_section(config_.device, line.text("device"));
   ranks_ = ranks_of(line, config_);
   prepare_to_generate(config_, place_, ranks_);

@@ -14,10 +14,11 @@ namespace sherd::cli {
 
 /// How the usage line names the options of add_inference_options().
 inline constexpr const char* inference_synopsis =
-    "[--tag TAG] [--device T] [--offload cpu|nvme] [--nvme-path DIR] [--device-memory SIZE] "
+    "[--tag TAG] [--adapter DIR] [--device T] [--offload cpu|nvme] [--nvme-path DIR] [--device-memory SIZE] "
     "[--set parallel.tensor=N] [--set parallel.pipeline=N] [--ranks N]";
 
-/// Declares --checkpoint, --tag, --device, --offload, --nvme-path, --device-memory, --ranks and --set.
+/// Declares --checkpoint, --tag, --adapter, --device, --offload, --nvme-path, --device-memory, --ranks and
+/// --set.
 void add_inference_options(CommandLine& line);
 
 /// The ids of a text as the model saw documents begin: with the token that stands in front of all, where the

@@ -63,6 +63,8 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
     resume();
   else if (!request_.config.training.init_from.empty())
     begin_from(request_.config.training.init_from);
+  else
+    require_base();
   first_step_ = engine_->global_steps();
   if (!request_.trace.empty()) {
     if (speaks()) AtomicFile probe(request_.trace);  // an error now rather than after the last step
@@ -80,6 +82,18 @@ Trainer::Trainer(DistributedPtr dist, const TrainRequest& request,
   announce();
   progress_ = std::make_unique<Progress>(STDERR_FILENO, request_.config.training.steps,
                                          request_.config.training.log_interval);
+}
+
+/// An adapter means nothing without the model that it belongs to.
+void Trainer::require_base() const {
+  const config::Adapter& adapter = request_.config.training.adapter;
+  if (!adapter.init_from.empty())
+    fail(ErrorKind::config, "training.adapter.init_from names an adapter, '", adapter.init_from,
+         "', and nothing names the model that it belongs to: give its folder as training.init_from");
+  if (adapter.type != config::AdapterType::none && speaks())
+    log_warning(
+        "training.adapter trains beside weights that stay as they are, and these are drawn by chance: "
+        "give training.init_from");
 }
 
 void Trainer::require_validation() const {
@@ -105,6 +119,14 @@ void Trainer::announce() const {
            " vocabulary) in ", name_of(config.precision.compute), ", ZeRO stage ", config.zero.stage,
            " over ", dist_->world().name(), layout_shown(), ", ",
            counted(engine_->device().arena().threads(), "thread"), " per rank");
+  if (const config::Adapter& adapter = config.training.adapter; adapter.type != config::AdapterType::none) {
+    std::int64_t trained = 0;
+    for (const nn::ParameterPtr& parameter : engine_->module().parameters())
+      if (parameter->trainable) trained += parameter->logical_slice().logical().numel();
+    log_info("trained is an adapter (", config::name_of(adapter.type), ") with ",
+             engine::human_count(static_cast<double>(trained)),
+             " parameters; the model's own stay as they are");
+  }
   log_info("batch ", config.batch.train_batch_size, " = ", config.batch.micro_batch_size, " per rank x ",
            config.batch.gradient_accumulation_steps, " accumulated x ",
            counted(engine_->data_ranks().size(), "data-parallel rank"), ", ",
@@ -137,7 +159,8 @@ void Trainer::warn_of_other_tokenizer(const engine::ExtraFiles& companions) cons
 }
 
 void Trainer::begin_from(const std::string& folder) {
-  Weights weights(folder, *engine_->config().model, shape_, engine_->device());
+  const config::Config& config = engine_->config();
+  Weights weights(folder, *config.model, shape_, engine_->device(), config.training.adapter.init_from);
   engine::gather_results(*dist_, "weights verified", [&] {
     weights.verify_share(dist_->rank(), dist_->world_size());
     return true;

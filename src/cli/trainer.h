@@ -44,6 +44,7 @@ class Trainer {
   void rate_step();
   void evaluate();
   std::int64_t validation_batches() const;
+  void require_base() const;
   void require_validation() const;
   bool save_is_due() const;
   void save(bool async);

@@ -1,10 +1,12 @@
 #include "cli/weights.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "base/excerpt.h"
 #include "base/read_file.h"
 #include "config/hugging_face.h"
+#include "models/adapters.h"
 #include "models/hugging_face_weights.h"
 
 namespace sherd::cli {
@@ -14,6 +16,24 @@ namespace {
 config::PublishedModel published_in(const std::string& folder) {
   const std::string name = (fs::path(folder) / "config.json").string();
   return config::from_hugging_face(read_file(name), name);
+}
+
+constexpr const char* peft_config = "adapter_config.json";
+
+config::Config configuration_of(const engine::CheckpointReader& reader) {
+  return config::parse_text(reader.manifest().config,
+                            cat("the configuration in ", (reader.folder() / "manifest.json").string()));
+}
+
+/// Whether there are parameters of an adapter in it.
+bool holds_adapter(const engine::CheckpointReader& reader) {
+  const auto& shapes = reader.manifest().shapes;
+  return std::any_of(shapes.begin(), shapes.end(),
+                     [](const auto& shape) { return models::is_adapter(shape.first); });
+}
+
+bool is_of_base(const std::string& parameter) {
+  return !models::is_adapter(parameter);
 }
 
 }  // namespace
@@ -29,6 +49,11 @@ bool is_hugging_face(const std::string& folder) {
   return fs::exists(fs::path(folder) / "config.json", error) && !holds_checkpoints(folder);
 }
 
+bool is_peft(const std::string& folder) {
+  std::error_code error;
+  return fs::exists(fs::path(folder) / peft_config, error);
+}
+
 std::string model_section(const std::string& folder) {
   if (is_hugging_face(folder)) return config::section_of(published_in(folder).model);
   if (!holds_checkpoints(folder))
@@ -37,29 +62,71 @@ std::string model_section(const std::string& folder) {
              ? "' holds neither a model of Hugging Face's (config.json and model.safetensors) nor checkpoints"
              : "' is no folder here: nothing is downloaded, so give the path of one that was");
   const engine::CheckpointReader reader(engine::checkpoint_folder(folder));
-  const config::Config saved = config::parse_text(
-      reader.manifest().config, cat("the configuration in ", (reader.folder() / "manifest.json").string()));
+  const config::Config saved = configuration_of(reader);
   if (!saved.model)
     fail(ErrorKind::config, "training.init_from: checkpoint ", reader.folder().string(),
          " is of a model of its program's own; load it there, by Engine::load_weights()");
   return config::section_of(*saved.model);
 }
 
+std::string adapter_section(const std::string& folder) {
+  if (is_peft(folder)) {
+    const std::string name = (fs::path(folder) / peft_config).string();
+    return config::section_of(config::from_peft(read_file(name), name));
+  }
+  if (!holds_checkpoints(folder))
+    fail(ErrorKind::io, "training.adapter.init_from: '", excerpt(folder, 300),
+         fs::is_directory(folder)
+             ? "' holds neither an adapter of PEFT's (adapter_config.json and adapter_model.safetensors) nor "
+               "checkpoints"
+             : "' is no folder here: nothing is downloaded, so give the path of one that was");
+  const engine::CheckpointReader reader(engine::checkpoint_folder(folder));
+  config::Adapter adapter = configuration_of(reader).training.adapter;
+  if (adapter.type == config::AdapterType::none)
+    fail(ErrorKind::config, "training.adapter.init_from: checkpoint ", reader.folder().string(),
+         " is of a run without an adapter; name it with training.init_from");
+  adapter.init_from.clear();
+  return config::section_of(adapter);
+}
+
 Weights::Weights(const std::string& folder, const config::Model& model, const models::GptOptions& options,
-                 device::Device& device)
+                 device::Device& device, const std::string& adapter)
     : folder_(folder) {
   if (is_hugging_face(folder)) {
     source_ = std::make_unique<models::HuggingFaceWeights>(
         folder, models::HuggingFaceLayout(options, config::published_as(model)));
     notes_ = published_in(folder).notes;
-    return;
+  } else {
+    reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
+    if (holds_adapter(*reader_) && options.adapter.type == config::AdapterType::none)
+      fail(
+          ErrorKind::config, "checkpoint ", reader_->folder().string(),
+          " is of a model with an adapter: give training.adapter, with this folder as its init_from, or make "
+          "one model of both with `sherd export`");
+    const bool other = !adapter.empty() || !holds_adapter(*reader_);
+    source_ = std::make_unique<engine::CheckpointWeights>(
+        *reader_, device, other ? is_of_base : engine::CheckpointWeights::Part());
+    if (!other) return;
   }
-  reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
-  source_ = std::make_unique<engine::CheckpointWeights>(*reader_, device);
+  if (options.adapter.type != config::AdapterType::none) add_adapter(adapter, options, device);
+}
+
+void Weights::add_adapter(const std::string& folder, const models::GptOptions& options,
+                          device::Device& device) {
+  if (is_peft(folder)) {
+    adapter_ = std::make_unique<models::HuggingFaceWeights>(
+        folder, models::HuggingFaceLayout(options, options.adapter.family), "adapter_model");
+  } else if (!folder.empty()) {
+    adapter_reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
+    adapter_ = std::make_unique<engine::CheckpointWeights>(*adapter_reader_, device, models::is_adapter);
+  }
+  base_ = std::move(source_);
+  source_ = std::make_unique<models::WithAdapter>(*base_, adapter_.get());
 }
 
 void Weights::verify_share(int rank, int ranks) const {
   if (reader_) reader_->verify_share(rank, ranks);
+  if (adapter_reader_) adapter_reader_->verify_share(rank, ranks);
 }
 
 engine::ExtraFiles Weights::companions() const {

@@ -21,15 +21,24 @@ bool is_hugging_face(const std::string& folder);
 /// Whether there is a checkpoint, or a folder of them.
 bool holds_checkpoints(const std::string& folder);
 
+/// Whether the folder is one of PEFT's.
+bool is_peft(const std::string& folder);
+
 /// The `model` section of either kind, as text. Throws Error{io}, Error{config} or
 /// Error{data} naming what is wrong.
 std::string model_section(const std::string& folder);
 
-/// The weights of either kind, for the model of `config`.
+/// The section training.adapter of PEFT's folder, or of a checkpoint of a run with an adapter, as text.
+/// Throws as model_section().
+std::string adapter_section(const std::string& folder);
+
+/// The weights of either kind, for the model `model`, of `options`. A model with an adapter has its own from
+/// `adapter`, a folder of PEFT's or of checkpoints; where that is empty, from the checkpoint at `folder` if
+/// it holds them, or as they were drawn.
 class Weights {
  public:
   Weights(const std::string& folder, const config::Model& model, const models::GptOptions& options,
-          device::Device& device);
+          device::Device& device, const std::string& adapter = {});
   nn::WeightSource& source() { return *source_; }
   /// What came with the weights: companion_files(), or a checkpoint's own.
   engine::ExtraFiles companions() const;
@@ -40,8 +49,12 @@ class Weights {
 
  private:
   std::string folder_;
+  void add_adapter(const std::string& folder, const models::GptOptions& options, device::Device& device);
+
   std::unique_ptr<engine::CheckpointReader> reader_;  ///< null: Hugging Face's
   std::unique_ptr<nn::WeightSource> source_;
+  std::unique_ptr<engine::CheckpointReader> adapter_reader_;
+  std::unique_ptr<nn::WeightSource> base_, adapter_;  ///< of which source_ is made; null: it is of one piece
   std::vector<std::string> notes_;
 };
 

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "config/adapter.h"
 #include "config/model.h"
 #include "config/optimizer.h"
 #include "config/zero.h"
@@ -97,6 +98,7 @@ struct Training {
   bool split_masters = true;
   /// Of the optimizer's moments: f32, or bf16 rounded stochastically, the same way on every run.
   DType moments_dtype = DType::f32;
+  Adapter adapter;  ///< none: the model's own weights are trained
   std::int64_t log_interval =
       10;  ///< steps between the plain progress lines of `sherd train`; 0: each has one
   bool operator==(const Training&) const = default;
@@ -226,10 +228,11 @@ struct Config {
 /// for everything else, naming file, line, key and the next step.
 /// `sections`: gives, as text, the `model` section of the weights that a run begins from, by
 /// training.init_from and training.save_dir, over which the files' own is laid. It is asked where there is an
-/// init_from; without, the files say all.
-using ModelSections = std::function<std::string(const std::string& init_from, const std::string& save_dir)>;
+/// init_from; without, the files say all. `adapters` gives the section training.adapter likewise, where that
+/// names an adapter to go on from.
+using WeightSections = std::function<std::string(const std::string& init_from, const std::string& save_dir)>;
 Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides = {},
-                   const ModelSections& sections = nullptr);
+                   const WeightSections& sections = nullptr, const WeightSections& adapters = nullptr);
 
 /// The same from memory; `name` stands for the file in errors.
 Config parse_text(std::string_view text, const std::string& name = "config",

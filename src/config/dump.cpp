@@ -224,27 +224,38 @@ Json model_of(const Model& m) {
   return out;
 }
 
+Json adapter_of(const Adapter& a) {
+  Json out{{"type", name_of(a.type)}};
+  if (a.type == AdapterType::lora)
+    out.update({{"rank", a.rank}, {"alpha", a.alpha}, {"use_rslora", a.rslora}, {"dropout", a.dropout}});
+  out["targets"] = a.targets;
+  out["init_from"] = a.init_from;
+  return out;
+}
+
 Json training_of(const Training& t) {
   constexpr const char* recompute[] = {"none", "selective", "full"};
-  return {{"steps", t.steps},
-          {"seed", t.seed},
-          {"eval_interval", t.eval_interval},
-          {"eval_steps", t.eval_steps},
-          {"init_from", t.init_from},
-          {"save_dir", t.save_dir},
-          {"save_interval", t.save_interval},
-          {"keep_last", t.keep_last},
-          {"save_async", t.save_async},
-          {"keep_best", t.keep_best},
-          {"patience", t.patience},
-          {"loss_average", t.loss_average == LossAverage::tokens ? "tokens" : "micro_batches"},
-          {"recompute", recompute[static_cast<std::size_t>(t.recompute)]},
-          {"recompute_blocks", t.recompute_blocks >= 0 ? Json(t.recompute_blocks) : Json(nullptr)},
-          {"recompute_micro_batches",
-           t.recompute_micro_batches >= 0 ? Json(t.recompute_micro_batches) : Json(nullptr)},
-          {"split_masters", t.split_masters},
-          {"moments_dtype", sherd::name_of(t.moments_dtype)},
-          {"log_interval", t.log_interval}};
+  Json out{{"steps", t.steps},
+           {"seed", t.seed},
+           {"eval_interval", t.eval_interval},
+           {"eval_steps", t.eval_steps},
+           {"init_from", t.init_from},
+           {"save_dir", t.save_dir},
+           {"save_interval", t.save_interval},
+           {"keep_last", t.keep_last},
+           {"save_async", t.save_async},
+           {"keep_best", t.keep_best},
+           {"patience", t.patience},
+           {"loss_average", t.loss_average == LossAverage::tokens ? "tokens" : "micro_batches"},
+           {"recompute", recompute[static_cast<std::size_t>(t.recompute)]},
+           {"recompute_blocks", t.recompute_blocks >= 0 ? Json(t.recompute_blocks) : Json(nullptr)},
+           {"recompute_micro_batches",
+            t.recompute_micro_batches >= 0 ? Json(t.recompute_micro_batches) : Json(nullptr)},
+           {"split_masters", t.split_masters},
+           {"moments_dtype", sherd::name_of(t.moments_dtype)},
+           {"log_interval", t.log_interval}};
+  if (t.adapter.type != AdapterType::none) out["adapter"] = adapter_of(t.adapter);
+  return out;
 }
 
 Json parallel_of(const Parallel& parallel) {
@@ -357,6 +368,10 @@ std::string section_of(const Model& model) {
     for (const char* key : {"drop", "aux_loss_type", "shared_expert_gate"})
       if (out["moe"][key] == defaults[key]) out["moe"].erase(key);
   return Json{{"model", std::move(out)}}.dump(2);
+}
+
+std::string section_of(const Adapter& adapter) {
+  return Json{{"training", {{"adapter", adapter_of(adapter)}}}}.dump(2);
 }
 
 std::string dump(const Config& config) {

@@ -64,6 +64,14 @@ void note_precision(const Config& config, const Given& given, Context& context) 
     context.note("training.moments_dtype", "no effect: SGD without momentum keeps no moments");
 }
 
+void note_adapter(const Config& config, Context& context) {
+  if (config.training.adapter.type == AdapterType::none) return;
+  if (!config.model)
+    context.note("training.adapter", "no effect: a program's own model declares what it trains beside it");
+  else if (config.model->moe.bias_update > 0)
+    context.note("model.moe.bias_update", "no effect: with an adapter routers stay as they are");
+}
+
 // Keys that are read, but whose moment cannot come in this run.
 void note_idle_keys(const Config& config, const Given& given, Context& context) {
   for (const auto& [name, on] : {std::pair{"wall_clock_breakdown", config.wall_clock_breakdown},
@@ -80,24 +88,29 @@ void note_idle_keys(const Config& config, const Given& given, Context& context) 
     context.note("training.eval_interval", "no effect: data.split leaves nothing for validation");
 }
 
-/// The files' `model` section goes over that of the weights that they begin with.
-void lay_on_weights(Node& tree, const ModelSections& sections) {
+std::string text_in(const Node* section, const char* key) {
+  const Node* node = section ? section->find(key) : nullptr;
+  return node && node->is(Node::Kind::string) ? node->text : std::string();
+}
+
+/// What the files say goes over what `sections` gives for the weights that init_from names in `place`, of
+/// training or a section in it.
+void lay_on_weights(Node& tree, const WeightSections& sections, const char* place, const char* what) {
   const Node* training = tree.find("training");
-  const auto folder = [&](const char* key) {
-    const Node* node = training ? training->find(key) : nullptr;
-    return node && node->is(Node::Kind::string) ? node->text : std::string();
-  };
-  const std::string from = folder("init_from");
+  const Node* section = training && *place ? training->find(place) : training;
+  const std::string from = text_in(section, "init_from");
   if (!sections || from.empty()) return;
-  Node base = parse_tree(sections(from, folder("save_dir")), cat("the model of ", excerpt(from, 200)));
+  Node base = parse_tree(sections(from, text_in(training, "save_dir")),
+                         cat("the ", what, " of ", excerpt(from, 200)));
   merge(base, std::move(tree));
   tree = std::move(base);
 }
 
 Config read_config(Node tree, const std::vector<std::string>& overrides, Context& context,
-                   const ModelSections& sections = nullptr) {
+                   const WeightSections& sections = nullptr, const WeightSections& adapters = nullptr) {
   for (const std::string& assignment : overrides) apply_override(tree, assignment);
-  lay_on_weights(tree, sections);
+  lay_on_weights(tree, sections, "", "model");
+  lay_on_weights(tree, adapters, "adapter", "adapter");
   drop_notes(tree);
   fill_from_trainer(tree, context);
   Config config;
@@ -116,6 +129,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides, Context
     note_idle_parallel(config, given, context);
     note_idle_schedule(config, given, context);
     note_idle_device(config, given, context);
+    note_adapter(config, context);
     note_default_optimizer(config, context);
   });
   context.raise();
@@ -133,9 +147,9 @@ Node read_trees(const std::vector<std::string>& paths) {
 }  // namespace
 
 Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides,
-                   const ModelSections& sections) {
+                   const WeightSections& sections, const WeightSections& adapters) {
   Context context;
-  return read_config(read_trees(paths), overrides, context, sections);
+  return read_config(read_trees(paths), overrides, context, sections, adapters);
 }
 
 std::string in_given_keys(std::string text, const std::vector<std::string>& paths,

@@ -100,6 +100,7 @@ Table<Training> training_table() {
       }).one_of({"fp32", "bf16"}));
   table.keys.push_back(integer("log_interval", &T::log_interval, "1", 0));
   describe(table.keys, training_texts());
+  table.keys.push_back(adapter_key());
   append(table.keys, trainer_keys());
   return table;
 }

@@ -24,6 +24,7 @@ std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: training; model, data
 Key<Config> data_key();                 // data_keys.cpp
 /// Throws where documents are to be kept apart on ranks that hold parts of sequences.
 void check_packing(const Config& config, const Value& file);
+Key<Training> adapter_key();  // adapter_keys.cpp
 /// Keys of section training that are arguments of transformers' Trainer. trainer_keys.cpp
 std::vector<Key<Training>> trainer_keys();
 /// Takes these out of a file and writes what they say into the sections of DeepSpeed's that say the same, and

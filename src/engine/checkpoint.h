@@ -9,6 +9,7 @@
 
 #include "base/dtype.h"
 #include "engine/manifest.h"
+#include "nn/weight_source.h"
 #include "sharding/sharded_model.h"
 #include "tensor/kernels.h"
 #include "tensor/slice.h"
@@ -63,9 +64,9 @@ class CheckpointReader {
   std::unique_ptr<Content> content_;
 };
 
-/// Reads the weights alone into a model sharded in any way, over any number of ranks. Throws Error{data}
-/// where names or shapes differ. Collective over the model's group.
-void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model, tensor::Kernels& kernels);
+/// Reads the weights of `source` into a model sharded in any way, over any number of ranks. Throws
+/// Error{data} where names or shapes differ. Collective over the model's group.
+void load_weights(nn::WeightSource& source, sharding::ShardedModel& model, tensor::Kernels& kernels);
 
 /// Has DIR/best name `tag`, or nothing where there is no such checkpoint (any more). For the run that saves
 /// there. Throws Error{io}.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -13,9 +14,12 @@ namespace sherd::engine {
 /// The weights that a checkpoint holds, whatever ranks and layout saved it, and no optimizer states.
 class CheckpointWeights : public nn::WeightSource {
  public:
+  /// Which of a checkpoint's parameters are meant, by name.
+  using Part = std::function<bool(const std::string&)>;
   /// Both must outlive it. `device`: through whose memory values go that have another type here than there.
-  CheckpointWeights(const CheckpointReader& reader, device::Device& device)
-      : reader_(reader), device_(device) {}
+  /// `part`: what of the checkpoint is to be had, so that check() asks for no more; null: all.
+  CheckpointWeights(const CheckpointReader& reader, device::Device& device, Part part = nullptr)
+      : reader_(reader), device_(device), part_(std::move(part)) {}
 
   void check(const std::vector<nn::ParameterPtr>& parameters) const override;
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
@@ -25,6 +29,7 @@ class CheckpointWeights : public nn::WeightSource {
  private:
   const CheckpointReader& reader_;
   device::Device& device_;
+  Part part_;
 };
 
 /// Writes a checkpoint of weights alone, DIR/TAG, whole or not at all, and moves DIR/latest. Offline, in one

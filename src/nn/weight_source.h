@@ -17,6 +17,8 @@ class WeightSource {
   /// Throws Error{data} with a list of what is missing, too much or of another shape, unless the source has
   /// the weights of these parameters, which are all of a model's, in their logical shapes.
   virtual void check(const std::vector<ParameterPtr>& parameters) const = 0;
+  /// Whether it has that parameter, which check() let pass; else it stays as it is.
+  virtual bool has(const std::string&) const { return true; }
   /// Copies local elements [begin, begin + to.numel()) of `slice` of parameter `name` to `to`, in the
   /// processor's memory, and rounds once where `to` has fewer bits. Requests come parameter by parameter with
   /// ascending `begin`, so a source need not hold more than one parameter. Called from one thread.

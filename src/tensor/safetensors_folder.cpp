@@ -12,8 +12,12 @@ namespace sherd::tensor {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* single_file = "model.safetensors";
-constexpr const char* index_file = "model.safetensors.index.json";
+std::string single_file(const std::string& stem) {
+  return stem + ".safetensors";
+}
+std::string index_file(const std::string& stem) {
+  return stem + ".safetensors.index.json";
+}
 
 bool is_there(const fs::path& path) {
   std::error_code error;
@@ -41,30 +45,30 @@ std::set<std::string> indexed_files(const fs::path& path, std::map<std::string, 
   }
 }
 
-[[noreturn]] void nothing_there(const fs::path& folder) {
+[[noreturn]] void nothing_there(const fs::path& folder, const std::string& stem) {
   if (!is_there(folder)) fail(ErrorKind::io, "there is no folder '", folder.string(), "'");
   if (is_there(folder / "pytorch_model.bin") || is_there(folder / "pytorch_model.bin.index.json"))
     fail(ErrorKind::data, "'", folder.string(), "' has PyTorch's own files (pytorch_model.bin) and no ",
-         single_file,
+         single_file(stem),
          ": load the model with transformers once and call save_pretrained(), which writes safetensors");
-  fail(ErrorKind::data, "'", folder.string(), "' has neither ", single_file, " nor ", index_file);
+  fail(ErrorKind::data, "'", folder.string(), "' has neither ", single_file(stem), " nor ", index_file(stem));
 }
 
 }  // namespace
 
-SafetensorsFolder::SafetensorsFolder(fs::path folder) : path_(std::move(folder)) {
-  if (is_there(path_ / single_file)) {
-    add(path_ / single_file);
+SafetensorsFolder::SafetensorsFolder(fs::path folder, const std::string& stem) : path_(std::move(folder)) {
+  if (is_there(path_ / single_file(stem))) {
+    add(path_ / single_file(stem));
     return;
   }
-  if (!is_there(path_ / index_file)) nothing_there(path_);
+  const fs::path index = path_ / index_file(stem);
+  if (!is_there(index)) nothing_there(path_, stem);
   std::map<std::string, std::string> weights;
-  for (const std::string& file : indexed_files(path_ / index_file, weights)) add(path_ / file);
+  for (const std::string& file : indexed_files(index, weights)) add(path_ / file);
   for (const auto& [name, file] : weights) {
     const auto found = tensors_.find(name);
     if (found == tensors_.end() || files_[found->second.first]->path().filename() != file)
-      fail(ErrorKind::data, "'", (path_ / index_file).string(), "' names tensor '", excerpt(name), "' in ",
-           excerpt(file),
+      fail(ErrorKind::data, "'", index.string(), "' names tensor '", excerpt(name), "' in ", excerpt(file),
            ", which does not have it: the files are of different models, or one was not copied");
   }
 }
@@ -96,8 +100,9 @@ void SafetensorsFolder::read_bytes(std::string_view name, std::uint64_t first,
 
 SafetensorsFolderWriter::SafetensorsFolderWriter(fs::path folder, const std::vector<SafetensorsSpec>& specs,
                                                  std::uint64_t shard_bytes,
-                                                 const std::map<std::string, std::string>& metadata)
-    : folder_(std::move(folder)) {
+                                                 const std::map<std::string, std::string>& metadata,
+                                                 std::string stem)
+    : folder_(std::move(folder)), stem_(std::move(stem)) {
   std::vector<std::vector<SafetensorsSpec>> shards(1);
   std::uint64_t bytes = 0;
   for (const SafetensorsSpec& spec : specs) {
@@ -108,9 +113,9 @@ SafetensorsFolderWriter::SafetensorsFolderWriter(fs::path folder, const std::vec
     bytes += own, total_bytes_ += own;
   }
   for (std::size_t i = 0; i < shards.size(); ++i) {
-    char name[64];
-    std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
-    files_.push_back(shards.size() == 1 ? single_file : name);
+    char number[64];
+    std::snprintf(number, sizeof number, "-%05zu-of-%05zu.safetensors", i + 1, shards.size());
+    files_.push_back(shards.size() == 1 ? single_file(stem_) : stem_ + number);
     for (const SafetensorsSpec& spec : shards[i]) shard_of_[spec.name] = i;
     writers_.emplace_back(folder_ / files_.back(), std::move(shards[i]), metadata);
   }
@@ -129,7 +134,7 @@ void SafetensorsFolderWriter::finish() {
   nlohmann::ordered_json index;
   index["metadata"]["total_size"] = total_bytes_;
   for (const auto& [name, shard] : shard_of_) index["weight_map"][name] = files_[shard];
-  write_file_atomically(folder_ / index_file, index.dump(2) + "\n");
+  write_file_atomically(folder_ / index_file(stem_), index.dump(2) + "\n");
 }
 
 }  // namespace sherd::tensor

@@ -20,7 +20,8 @@ class SafetensorsFolder {
  public:
   /// Throws Error{io} or Error{data} naming what is missing or wrong; of a folder with PyTorch's own files
   /// alone (pytorch_model.bin), it says so.
-  explicit SafetensorsFolder(std::filesystem::path folder);
+  /// `stem`: of the files' names, in place of "model".
+  explicit SafetensorsFolder(std::filesystem::path folder, const std::string& stem = "model");
 
   const std::filesystem::path& path() const { return path_; }
   /// Of all files, by name.
@@ -44,7 +45,8 @@ class SafetensorsFolderWriter {
  public:
   /// As SafetensorsWriter's.
   SafetensorsFolderWriter(std::filesystem::path folder, const std::vector<SafetensorsSpec>& specs,
-                          std::uint64_t shard_bytes, const std::map<std::string, std::string>& metadata);
+                          std::uint64_t shard_bytes, const std::map<std::string, std::string>& metadata,
+                          std::string stem = "model");
 
   void write(std::string_view name, std::int64_t first, std::span<const std::byte> data);
   /// Finishes the shards, and writes their index where there are several.
@@ -53,6 +55,7 @@ class SafetensorsFolderWriter {
 
  private:
   std::filesystem::path folder_;
+  std::string stem_;
   std::vector<std::string> files_;
   std::vector<SafetensorsWriter> writers_;
   std::map<std::string, std::size_t, std::less<>> shard_of_;

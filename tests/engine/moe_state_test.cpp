@@ -10,6 +10,7 @@
 #include "engine/metrics.h"
 #include "engine/report.h"
 #include "engine/step_states.h"
+#include "engine/weights.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"
@@ -187,8 +188,9 @@ TEST(StepStates, ComeWithWeightsAlone) {
     const auto dist = std::make_shared<Distributed>(
         std::shared_ptr<comm::Communicator>(std::shared_ptr<void>(), &world), 0, 1);
     const auto made = make_engine(dist, spec);
-    engine::load_weights(engine::CheckpointReader(engine::checkpoint_folder(spec.directory)), made->sharded(),
-                         made->kernels());
+    const engine::CheckpointReader reader(engine::checkpoint_folder(spec.directory));
+    engine::CheckpointWeights weights(reader, made->device());
+    engine::load_weights(weights, made->sharded(), made->kernels());
     const std::vector<std::vector<float>> biases = look_at(*made).biases;
     EXPECT_NE(biases, (std::vector<std::vector<float>>(2, std::vector<float>(4))));
     EXPECT_EQ(biases, run(base())[3].biases);

@@ -61,15 +61,16 @@ std::string RunSpec::config() const {
          (nvme_checkpointing ? R"("activation_checkpointing": {"nvme_checkpointing": true},)" : "") +
          R"("model": {"type": ")" + (llama ? "llama" : "gpt2") +
          R"(", "vocab_size": 101, "seq_length": 24, "hidden_size": )" + str(hidden) + R"(, "num_layers": )" +
-         str(layers) + R"(, "num_heads": 4, "num_kv_heads": 2, "dropout": )" + str(dropout) +
-         R"(, "tie_embeddings": )" + flag(tied) + (moe.empty() ? "" : R"(, "moe": {)" + moe + "}") + "}," +
-         R"("training": {"steps": )" + str(steps) +
+         str(layers) + R"(, "num_heads": 4, "num_kv_heads": )" + str(!llama && !adapter.empty() ? 4 : 2) +
+         R"(, "dropout": )" + str(dropout) + R"(, "tie_embeddings": )" + flag(tied) +
+         (moe.empty() ? "" : R"(, "moe": {)" + moe + "}") + "}," + R"("training": {"steps": )" + str(steps) +
          R"(, "seed": 7, "recompute": ")" + recompute +
          (split_masters ? "\"" : R"(", "split_masters": false)") +
          (recompute_blocks >= 0 ? cat(R"(, "recompute_blocks": )", recompute_blocks) : "") +
          (recompute_micro_batches >= 0 ? cat(R"(, "recompute_micro_batches": )", recompute_micro_batches)
                                        : "") +
          (moments == "fp32" ? "" : R"(, "moments_dtype": ")" + moments + "\"") +
+         (adapter.empty() ? "" : R"(, "adapter": {)" + adapter + "}") +
          R"(}, "parallel": {"timeout_seconds": 60)" +
          (shard_size > 0 ? R"(, "shard_size": )" + str(shard_size) : "") +
          (reduction.empty() ? "" : R"(, "reduction": ")" + reduction + "\"") + stages_keys() +

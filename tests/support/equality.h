@@ -50,6 +50,7 @@ struct RunSpec {
   /// Keys of section `optimizer`.
   std::string optimizer =
       R"("type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0.1, "betas": [0.9, 0.95]})";
+  std::string adapter;  ///< keys of training.adapter; empty: none
   bool tied = true;
   bool llama = false;
   int hidden = 32, layers = 3;

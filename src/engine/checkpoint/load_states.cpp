@@ -80,6 +80,7 @@ void read_states(const CheckpointReader& reader, const sharding::ShardedModel& m
 void read_weights(nn::WeightSource& source, const sharding::ShardedModel& model, device::Device& device) {
   for_each_piece(model, Kinds::weights, Extent::read,
                  [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
+                   if (!source.has(parameter.name)) return;
                    const tensor::Slice slice = parameter.logical_slice();
                    in_chunks(device, state.dtype, piece.count,
                              [&](std::int64_t done, const Tensor& elements) {
@@ -95,12 +96,11 @@ void publish_all(sharding::ShardedModel& model) {
   model.end_step();
 }
 
-void load_weights(const CheckpointReader& reader, sharding::ShardedModel& model, tensor::Kernels& kernels) {
-  CheckpointWeights source(reader, kernels.device());
+void load_weights(nn::WeightSource& source, sharding::ShardedModel& model, tensor::Kernels& kernels) {
   source.check(model.model().parameters());
-  require_step_states(model.model(), reader.manifest().step_states);
+  require_step_states(model.model(), source.step_states());
   read_weights(source, model, kernels.device());
-  restore_step_states(model.model(), reader.manifest().step_states);
+  restore_step_states(model.model(), source.step_states());
   publish_all(model);
 }
 

@@ -89,8 +89,10 @@ std::vector<std::string> differing_keys(const Manifest& manifest, const config::
 }  // namespace
 
 void require_same_model(const CheckpointReader& reader, const ParameterShapes& shapes,
-                        const config::Config* config) {
-  const std::vector<std::string> parameters = differences(reader.manifest().shapes, shapes);
+                        const config::Config* config, const std::function<bool(const std::string&)>& part) {
+  ParameterShapes there = reader.manifest().shapes;
+  if (part) std::erase_if(there, [&](const auto& shape) { return !part(shape.first); });
+  const std::vector<std::string> parameters = differences(there, shapes);
   if (parameters.empty()) return;
   const std::vector<std::string> keys = differing_keys(reader.manifest(), config);
   fail(ErrorKind::data, "checkpoint ", reader.folder().string(),

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using tensor::Tensor;
 
 void CheckpointWeights::check(const std::vector<nn::ParameterPtr>& parameters) const {
-  require_same_model(reader_, shapes_of(parameters), nullptr);
+  require_same_model(reader_, shapes_of(parameters), nullptr, part_);
 }
 
 void CheckpointWeights::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Trains adapters of tiny models with `sherd train`, exports them, and has PEFT load them: the logits of PEFT's model
+against those of the model into which `sherd export` merged the adapter, and what both continue a text with against
+`sherd generate`. Then trains on from PEFT's own files.
+
+Needs torch, transformers and peft.
+Usage: check_peft.py [--sherd build/sherd] [CASE...]
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import peft
+import torch
+import transformers
+
+ROOT = pathlib.Path(__file__).parent.parent
+SIZES = dict(vocab_size=257, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
+LLAMA = dict(SIZES, intermediate_size=96, num_key_value_heads=2)
+GPT2 = transformers.GPT2Config(vocab_size=257, n_embd=48, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0, embd_pdrop=0,
+                               attn_pdrop=0)
+CASES = {
+    "gpt2_lora": (GPT2, {"type": "lora", "rank": 4, "targets": "all-linear"}, []),
+    "gpt2_rslora": (GPT2, {"type": "lora", "rank": 4, "alpha": 4, "use_rslora": True}, ["--ranks", "2", "--set",
+                                                                                      "zero_optimization.stage=3"]),
+    "gpt2_ia3": (GPT2, {"type": "ia3"}, []),
+    "llama_lora": (transformers.LlamaConfig(**LLAMA), {"type": "lora", "targets": "all-linear", "dropout": 0.1},
+                   ["--ranks", "2", "--set", "parallel.tensor=2"]),
+    "llama_default": (transformers.LlamaConfig(**LLAMA), {"type": "lora", "alpha": 32}, []),
+    "llama_ia3": (transformers.LlamaConfig(**LLAMA), {"type": "ia3"}, []),
+    "qwen3_lora": (transformers.Qwen3Config(**LLAMA, head_dim=16), {"type": "lora", "targets": ["q_proj", "down_proj"]},
+                   ["--ranks", "2", "--set", "parallel.pipeline=2", "--set", "gradient_accumulation_steps=2"]),
+}
+PROMPT = "Sherd shards "
+
+
+def run(sherd, *arguments):
+    done = subprocess.run([sherd, *map(str, arguments)], capture_output=True)
+    if done.returncode != 0:
+        sys.exit(f"sherd {' '.join(map(str, arguments))}\n{done.stderr.decode(errors='replace')}")
+    return done.stdout
+
+
+def continued(model, tokens):
+    ids = torch.tensor([list(PROMPT.encode())])
+    for _ in range(tokens):
+        logits = model(ids, use_cache=False).logits[0, -1]
+        ids = torch.cat([ids, logits.argmax().reshape(1, 1)], 1)
+    return bytes(i for i in ids[0].tolist() if i < 256)
+
+
+def check(sherd, name, scratch):
+    config, adapter, extra = CASES[name]
+    torch.manual_seed(3)
+    base = transformers.AutoModelForCausalLM.from_config(config)
+    base.save_pretrained(scratch / "base")
+    run(sherd, "prepare", "--input", ROOT / "README.md", ROOT / "docs/config.md", "--output", scratch / "data")
+    settings = {"train_micro_batch_size_per_gpu": 4, "data": {"path": str(scratch / "data"), "split": [1, 0]},
+                "training": {"steps": 40, "learning_rate": 1e-2, "init_from": str(scratch / "base"),
+                             "save_dir": str(scratch / "run"), "adapter": adapter}}
+    (scratch / "config.json").write_text(json.dumps(settings))
+    run(sherd, "train", "--config", scratch / "config.json", "--set", "model.seq_length=48", *extra)
+    run(sherd, "export", scratch / "run", "--output", scratch / "adapter", "--adapter")
+    run(sherd, "export", scratch / "run", "--output", scratch / "merged", "--dtype", "fp32")
+    ours = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(scratch / "base"), scratch / "adapter").eval()
+    merged = transformers.AutoModelForCausalLM.from_pretrained(scratch / "merged").eval()
+    ids = torch.randint(0, 257, (2, 48), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        plain = base.eval()(ids, use_cache=False).logits
+        one, other = ours(ids, use_cache=False).logits, merged(ids, use_cache=False).logits
+        text = continued(ours, 24)
+    said = run(sherd, "generate", "--checkpoint", scratch / "run", "--prompt", PROMPT, "--temperature", "0", "--max-tokens",
+               "24")
+    scale = one.abs().max().item()
+    difference, moved = (one - other).abs().max().item() / scale, (one - plain).abs().max().item() / scale
+    settings["training"].update(steps=3, save_dir=str(scratch / "again"),
+                                adapter={"init_from": str(scratch / "adapter")})
+    (scratch / "again.json").write_text(json.dumps(settings))
+    run(sherd, "train", "--config", scratch / "again.json", "--set", "model.seq_length=48")
+    good = difference < 2e-6 and moved > 0.05 and said.strip() == text.strip()
+    print(f"{name}: merged differs by {difference:.1e}, training moved logits by {moved:.2f}, "
+          f"{'the same text' if said.strip() == text.strip() else (said, text)}: {'ok' if good else 'WRONG'}")
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sherd", default=ROOT / "build/sherd")
+    parser.add_argument("cases", nargs="*", default=list(CASES))
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    good = True
+    for name in options.cases or CASES:
+        with tempfile.TemporaryDirectory() as scratch:
+            good &= check(options.sherd, name, pathlib.Path(scratch))
+    sys.exit(not good)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Makes tests/models/reference/peft/NAME/: adapters of the tiny models that make_hugging_face_reference.py wrote, as
+PEFT saves them (adapter_config.json, adapter_model.safetensors), and in expected.safetensors what PEFT makes of them.
+
+All values of the adapters are random, LoRA's B too; IA3's factors are near 1. expected.safetensors holds `tokens` and
+`labels` of the model's own expected.safetensors, `logits`, `loss` (the mean of the labels that are not -100) and
+`grad.NAME` for every tensor of the adapter, in fp32, computed in double.
+
+Needs torch, transformers, peft and safetensors; nothing that Sherd builds, tests or runs needs this file.
+Usage: make_peft_reference.py [OUTPUT_FOLDER]
+"""
+import pathlib
+import shutil
+import sys
+
+import peft
+import safetensors.torch
+import torch
+import transformers
+
+from make_moe_reference import InDouble
+
+ROOT = pathlib.Path(__file__).parent.parent / "tests/models/reference"
+LORA, IA3 = peft.LoraConfig, peft.IA3Config
+ADAPTERS = {
+    "gpt2_all": ("gpt2", LORA(r=3, lora_alpha=6, target_modules="all-linear", fan_in_fan_out=True)),
+    "gpt2_default": ("gpt2", LORA(r=2, lora_alpha=5, use_rslora=True, fan_in_fan_out=True)),
+    "llama_all": ("llama", LORA(r=2, lora_alpha=3, target_modules="all-linear")),
+    "llama_default": ("llama", LORA(r=4, lora_alpha=4)),
+    "qwen2_some": ("qwen2", LORA(r=2, lora_alpha=8, target_modules=["k_proj", "up_proj", "o_proj"], use_rslora=True)),
+    "qwen3_moe_attention": ("qwen3_moe", LORA(r=2, lora_alpha=2, target_modules=["q_proj", "k_proj", "o_proj"])),
+    "gpt2_ia3": ("gpt2", IA3(fan_in_fan_out=True)),
+    "llama_ia3": ("llama", IA3()),
+    "qwen2_ia3": ("qwen2", IA3(target_modules=["q_proj", "gate_proj", "o_proj"], feedforward_modules=[])),
+}
+
+
+def load(family):
+    folder = ROOT / "hugging_face" / family
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config._attn_implementation = config._experts_implementation = "eager"
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+
+
+def widen(model):
+    """The model in double, its rotary positions too."""
+    inner = model.base_model.model
+    model.double()
+    if hasattr(inner, "model"):
+        with InDouble():
+            rotary, kind = inner.model.rotary_emb, inner.config.rope_parameters["rope_type"]
+            rotary.inv_freq, rotary.attention_scaling = \
+                rotary.compute_default_rope_parameters(inner.config) if kind == "default" else \
+                transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](inner.config, torch.device("cpu"))
+
+
+def make(name, family, config, root):
+    folder = root / name
+    shutil.rmtree(folder, ignore_errors=True)
+    config.task_type, config.base_model_name_or_path = "CAUSAL_LM", family
+    model = peft.get_peft_model(load(family), config).eval()
+    config.base_model_name_or_path = family
+    torch.manual_seed(70 + list(ADAPTERS).index(name))
+    with torch.no_grad():
+        for parameter_name, p in model.named_parameters():
+            if p.requires_grad:
+                noise = torch.randn(p.shape)
+                p.copy_(1 + 0.2 * noise if "ia3" in parameter_name else 0.2 * noise)
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+    of_model = safetensors.torch.load_file(ROOT / "hugging_face" / family / "expected.safetensors")
+    tokens, labels = of_model["tokens"].long(), of_model["labels"].long()
+    single = model(tokens, use_cache=False).logits
+    widen(model)
+    with InDouble():
+        logits = model(tokens, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.view(-1, 37), labels.view(-1), ignore_index=-100)
+    loss.backward()
+    expected = {"tokens": tokens.int(), "labels": labels.int(), "logits": logits.detach().float(),
+                "loss": loss.detach().float().reshape(1)}
+    saved = safetensors.torch.load_file(folder / "adapter_model.safetensors")
+    for parameter_name, p in model.named_parameters():
+        if p.requires_grad:
+            published = parameter_name.replace(".default", "")
+            assert published in saved, published
+            expected[f"grad.{published}"] = p.grad.float().contiguous()
+    safetensors.torch.save_file(expected, folder / "expected.safetensors")
+    difference = (single.double() - logits).abs().max().item()
+    assert difference < 1e-5, (name, difference)
+    print(f"{name}: loss {loss.item():.6f}, single precision {difference:.1e}, {len(saved)} tensors, "
+          f"{sum(f.stat().st_size for f in folder.iterdir())} bytes")
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "peft"
+    transformers.logging.disable_progress_bar()
+    for name, (family, config) in ADAPTERS.items():
+        make(name, family, config, root)
+
+
+if __name__ == "__main__":
+    main()

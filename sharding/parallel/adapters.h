@@ -1,0 +1,87 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "autograd/low_rank.h"
+#include "nn/dropout.h"
+#include "sharding/parallel/layout.h"
+
+// Adapters of linear layers: few parameters that are trained beside weights that stay as they are.
+//
+// A weight may pack several published ones (queries, keys and values; gate and up), of which some have an
+// adapter. Adapters are cut over tensor ranks as their layer is: what belongs to outputs that ranks share out
+// lies with them, likewise of inputs.
+namespace sherd::parallel {
+
+using autograd::Tape;
+using autograd::Var;
+
+/// What stands between a linear layer and those around it. Runs under the layer's lease.
+class LinearAdapter : public nn::Module {
+ public:
+  /// What the layer takes in place of x.
+  virtual Var input(Tape& tape, const Var& x);
+  /// What it gives in place of y, x·wᵀ + b, before an activation. Takes y's memory.
+  virtual Var output(Tape& tape, const Var& x, const Var& y);
+};
+
+/// A layer that has an adapter, and which rows of its weight.
+struct AdaptedLayer {
+  /// Whose dimension is cut over tensor ranks.
+  enum class Cut : std::uint8_t { outputs, inputs };
+  Cut cut;
+  std::int64_t in, out;
+  /// Of each published weight that has an adapter: its (logical) rows, ascending, apart from all others'.
+  std::vector<std::vector<tensor::Range>> targets;
+  std::vector<std::int64_t> blocks;  ///< of outputs, as ColumnLinear's; empty: one
+};
+
+struct LoraOptions {
+  std::int64_t rank = 8;
+  double scale = 1;   ///< alpha/rank, or alpha/√rank
+  float dropout = 0;  ///< of the products' input, the same for all targets of a layer
+};
+
+/// y + scale·dropout(x)·Aᵀ·Bᵀ for each target (Hu et al. 2021, "LoRA: Low-rank adaptation of large language
+/// models"). Parameters: "lora_A", logical [targets·rank, in], one target's behind the other's, at first
+/// uniform in ±1/√in; "lora_B", logical [rows of all targets, rank], in the order of the weight's rows, at
+/// first zero.
+///
+/// Tensor ranks exchange rows of targets·rank elements: once per pass and direction.
+class Lora : public LinearAdapter {
+ public:
+  Lora(AdaptedLayer layer, const LoraOptions& options, const Layout& layout);
+  Var output(Tape& tape, const Var& x, const Var& y) override;
+
+ private:
+  Var exchanged(const Var& x) const;
+  tensor::Slice elements(const tensor::Shape& x) const;
+
+  AdaptedLayer layer_;
+  LoraOptions options_;
+  Layout layout_;
+  nn::ParameterPtr a_, b_;
+  std::shared_ptr<nn::Dropout> dropout_;
+  std::vector<autograd::SpreadRows> runs_;
+  std::int64_t held_out_ = 0;  ///< outputs of this rank
+};
+
+/// Factors for a layer's outputs, or for its inputs (Liu et al. 2022, "Few-shot parameter-efficient
+/// fine-tuning is better and cheaper than in-context learning"). Parameter: "ia3", logical [rows of all
+/// targets], or [in], at first one.
+class Ia3 : public LinearAdapter {
+ public:
+  Ia3(AdaptedLayer layer, bool of_inputs, const Layout& layout);
+  Var input(Tape& tape, const Var& x) override;
+  Var output(Tape& tape, const Var& x, const Var& y) override;
+
+ private:
+  bool of_inputs_;
+  nn::ParameterPtr factors_;
+  std::vector<autograd::SpreadRows> runs_;
+  std::int64_t held_out_ = 0;
+};
+
+}  // namespace sherd::parallel

@@ -1,0 +1,99 @@
+// Adapters as a person trains, exports and uses them.
+#include <filesystem>
+
+#include "cli/train_fixture.h"
+
+namespace sherd::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+class AdapterRuns : public Train {
+ protected:
+  /// A base, trained for 6 steps, in run/ and as published files in hf/.
+  AdapterRuns() {
+    EXPECT_EQ(sherd(train({"--set", "model.dropout=0"})).code, 0);
+    EXPECT_EQ(sherd({"export", in("run"), "--output", in("hf"), "--dtype", "fp32"}).code, 0);
+  }
+  std::string in(const std::string& name) const { return (folder_ / name).string(); }
+  /// A run with an adapter of the base into folder `to`, with these settings.
+  Outcome tune(const std::string& to, std::vector<std::string> sets,
+               std::vector<std::string> more = {}) const {
+    sets.insert(sets.end(),
+                {"model.dropout=0", "training.save_dir=" + in(to), "optimizer.params.lr=0.02"});
+    for (const std::string& set : sets) more.insert(more.end(), {"--set", set});
+    more.insert(more.end(), {"--metrics", in("losses.jsonl")});
+    fs::remove(folder_ / "losses.jsonl");
+    return sherd(train(more));
+  }
+  std::vector<std::string> losses() const { return metric("losses.jsonl", "loss"); }
+  std::string from(const std::string& folder) const { return "training.init_from=" + in(folder); }
+  Outcome said(const std::string& checkpoint, std::vector<std::string> more = {}) const {
+    more.insert(more.begin(), {"generate", "--checkpoint", in(checkpoint), "--prompt", "The ",
+                               "--temperature", "1", "--max-tokens", "40"});
+    return sherd(more);
+  }
+  const std::string lora_ = R"(training.adapter={"type": "lora", "rank": 4, "targets": "all-linear"})";
+};
+
+TEST_F(AdapterRuns, GoFromFilesToFilesAndOn) {
+  const Outcome tuned = tune("tuned", {from("hf"), lora_});
+  ASSERT_EQ(tuned.code, 0) << tuned.err;
+  EXPECT_THAT(tuned.err, HasSubstr("trained is an adapter (lora)"));
+  const auto by_file = losses();
+  ASSERT_EQ(tune("as_well", {from("run"), lora_}).code, 0);
+  EXPECT_EQ(losses(), by_file) << "from the base's checkpoint";
+  // Resumed, from its own checkpoint alone.
+  ASSERT_EQ(tune("resumed", {from("hf"), lora_, "training.steps=3"}).code, 0);
+  ASSERT_EQ(tune("resumed", {from("nowhere"), lora_}, {"--resume"}).code, 0);
+  EXPECT_EQ(losses(), std::vector<std::string>(by_file.begin() + 3, by_file.end()));
+
+  const Outcome exported = sherd({"export", in("tuned"), "--output", in("peft"), "--adapter"});
+  ASSERT_EQ(exported.code, 0) << exported.err;
+  EXPECT_TRUE(fs::exists(folder_ / "peft" / "adapter_model.safetensors"));
+  EXPECT_THAT(read_text(folder_ / "peft" / "adapter_config.json"), HasSubstr("\"fan_in_fan_out\": true"));
+  // The same text from the run, from the base with the files, and with the run's checkpoint as an adapter.
+  const std::string own = said("tuned").out;
+  EXPECT_NE(own, said("run").out);
+  EXPECT_EQ(said("run", {"--adapter", in("peft")}).out, own);
+  EXPECT_EQ(said("run", {"--adapter", in("tuned")}).out, own);
+  // A new run goes on from the files as from the checkpoint.
+  const auto on = [&](const std::string& to, const std::vector<std::string>& sets) {
+    const Outcome got = tune(to, sets);
+    EXPECT_EQ(got.code, 0) << got.err;
+    return losses();
+  };
+  const auto went_on = on("on_files", {from("hf"), "training.adapter.init_from=" + in("peft")});
+  EXPECT_EQ(on("on_checkpoint", {from("run"), "training.adapter.init_from=" + in("tuned")}), went_on);
+  EXPECT_EQ(on("on_both", {from("tuned"), lora_}), went_on) << "a checkpoint brings both";
+  EXPECT_NE(went_on, by_file);
+  // Merged, it is a model like others.
+  ASSERT_EQ(sherd({"export", in("tuned"), "--output", in("merged"), "--dtype", "fp32"}).code, 0);
+  EXPECT_EQ(tune("from_merged", {from("merged"), "training.steps=1"}).code, 0);
+  const double plain = std::stod(went_on[0]), merged = std::stod(losses()[0]);
+  EXPECT_NEAR(merged, plain, 0.01 * plain);
+}
+
+TEST_F(AdapterRuns, WhatDoesNotFitIsSaid) {
+  const auto expect = [](const Outcome& got, const char* text) {
+    EXPECT_EQ(got.code, 1);
+    EXPECT_THAT(got.err, HasSubstr(text));
+  };
+  expect(tune("a", {from("hf"), "training.adapter.type=lora", R"(training.adapter.targets=["q_proj"])"}),
+         "there are attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj");
+  expect(tune("b", {from("hf"), "training.adapter.init_from=" + in("run")}), "a run without an adapter");
+  expect(tune("c", {from("hf"), "training.adapter.init_from=" + in("none")}), "is no folder here");
+  ASSERT_EQ(tune("tuned", {from("hf"), lora_, "training.steps=1"}).code, 0);
+  expect(tune("d", {from("tuned")}), "is of a model with an adapter");
+  expect(tune("e", {"training.adapter.init_from=" + in("tuned")}), "give its folder as training.init_from");
+  expect(tune("f", {from("hf"), "training.adapter.init_from=" + in("tuned"), "training.adapter.rank=5"}),
+         "lora_A");
+  expect(sherd({"export", in("run"), "--output", in("x"), "--adapter"}), "a run without training.adapter");
+  // By chance is not what anybody wants, and may be what a test of speed does.
+  const Outcome drawn = tune("g", {lora_, "training.steps=1"});
+  EXPECT_EQ(drawn.code, 0) << drawn.err;
+  EXPECT_THAT(drawn.err, HasSubstr("these are drawn by chance"));
+}
+
+}  // namespace
+}  // namespace sherd::cli

@@ -1,0 +1,110 @@
+// training.adapter, and PEFT's adapter_config.json.
+#include "config/adapter.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "config/config.h"
+#include "support/expect_error.h"
+#include "support/temp_folder.h"
+
+namespace sherd::config {
+namespace {
+
+using sherd::testing::expect_error;
+
+Config parse(const std::string& adapter) {
+  return parse_text(R"({"training": {"adapter": )" + adapter + "}}");
+}
+
+TEST(AdapterKeys, PeftsNamesAndDefaults) {
+  const Adapter own =
+      parse(R"({"type": "lora", "rank": 4, "alpha": 32, "dropout": 0.1, "targets": ["q_proj", "v_proj"],
+                "use_rslora": true})")
+          .training.adapter;
+  const Adapter pefts = parse(R"({"type": "lora", "r": 4, "lora_alpha": 32, "lora_dropout": 0.1,
+                "target_modules": ["q_proj", "v_proj"], "use_rslora": true})")
+                            .training.adapter;
+  EXPECT_EQ(own, pefts);
+  EXPECT_DOUBLE_EQ(own.scale(), 16);
+  const Adapter plain = parse(R"({"type": "lora"})").training.adapter;
+  EXPECT_EQ(plain.rank, 8);
+  EXPECT_DOUBLE_EQ(plain.scale(), 1);
+  EXPECT_EQ(parse(R"({"type": "lora", "targets": "all-linear"})").training.adapter.targets,
+            std::vector<std::string>{"all-linear"});
+  EXPECT_EQ(parse_text("{}").training.adapter.type, AdapterType::none);
+}
+
+TEST(AdapterKeys, ComeBackFromADump) {
+  for (const char* text : {R"({"type": "lora", "rank": 3, "alpha": 2.5, "targets": ["a"], "dropout": 0.25})",
+                           R"({"type": "ia3", "targets": ["k_proj"], "rank": 3})", R"({"type": "ia3"})"}) {
+    const Config config = parse(text);
+    EXPECT_EQ(parse_text(dump(config)), config) << text;
+    EXPECT_EQ(parse_text(section_of(config.training.adapter)).training.adapter, config.training.adapter);
+  }
+  EXPECT_EQ(dump(parse_text("{}")).find("adapter"), std::string::npos);
+}
+
+TEST(AdapterKeys, WrongValuesAreNamed) {
+  expect_error(ErrorKind::config, "needs a \"type\"", [] { parse(R"({"rank": 8})"); });
+  expect_error(ErrorKind::config, "training.adapter.rank", [] { parse(R"({"type": "lora", "rank": 0})"); });
+  expect_error(ErrorKind::config, "training.adapter.dropout",
+               [] { parse(R"({"type": "lora", "dropout": 1})"); });
+  expect_error(ErrorKind::config, "training.adapter.targets[0]",
+               [] { parse(R"({"type": "lora", "targets": [""]})"); });
+  expect_error(ErrorKind::config, "training.adapter.type", [] { parse(R"({"type": "dora"})"); });
+}
+
+/// The files' own keys go over those of the adapter's folder.
+TEST(AdapterKeys, InitFromBringsTheSection) {
+  const auto sections = [](const std::string& from, const std::string&) {
+    EXPECT_EQ(from, "adapters/a");
+    return section_of(from_peft(R"({"peft_type": "LORA", "r": 16, "lora_alpha": 4})", "peft"));
+  };
+  const sherd::testing::TempFolder folder;
+  sherd::testing::write_text(folder / "a.json",
+                             R"({"training": {"adapter": {"init_from": "adapters/a", "alpha": 2}}})");
+  const Adapter got = parse_files({(folder / "a.json").string()}, {}, nullptr, sections).training.adapter;
+  EXPECT_EQ(got.type, AdapterType::lora);
+  EXPECT_EQ(got.rank, 16);
+  EXPECT_EQ(got.alpha, 2);
+  EXPECT_EQ(got.init_from, "adapters/a");
+}
+
+TEST(AdapterKeys, WhatHasNoEffectIsNoted) {
+  const auto noted = [](const std::string& text, const std::string& start) {
+    const Config config = parse_text(text);
+    return std::any_of(config.notes.begin(), config.notes.end(),
+                       [&](const std::string& note) { return note.starts_with(start); });
+  };
+  const std::string adapter = R"("training": {"adapter": {"type": "lora"}})";
+  const std::string model =
+      R"("model": {"type": "mixtral", "seq_length": 8, "hidden_size": 96, "num_layers": 2,
+      "num_heads": 4, "moe": {"experts": 4, "router": "sigmoid", "bias_update": 0.1}})";
+  EXPECT_TRUE(noted("{" + adapter + "}", "training.adapter: no effect"));
+  EXPECT_TRUE(noted("{" + model + ", " + adapter + "}", "model.moe.bias_update: no effect"));
+  EXPECT_FALSE(noted("{" + model + ", " + adapter + "}", "training.adapter"));
+  EXPECT_FALSE(noted("{" + model + "}", "model.moe.bias_update"));
+}
+
+TEST(PeftConfig, RefusesWhatWouldComputeSomethingElse) {
+  const auto read = [](const std::string& keys) {
+    return from_peft(R"({"peft_type": "LORA", "r": 4)" + keys + "}", "adapter_config.json");
+  };
+  EXPECT_EQ(read(R"(, "use_dora": false, "rank_pattern": {}, "modules_to_save": null, "bias": "none",
+                   "something_new": null, "megatron_core": "megatron.core", "init_lora_weights": true)")
+                .rank,
+            4);
+  for (const char* key :
+       {R"("use_dora": true)", R"("rank_pattern": {"q": 3})", R"("bias": "all")",
+        R"("modules_to_save": ["lm_head"])", R"("layers_to_transform": [1])", R"("something_new": 7)"})
+    expect_error(ErrorKind::config, "Sherd does not have it", [&] { read(cat(", ", key)); });
+  expect_error(ErrorKind::config, "is a pattern", [&] { read(R"(, "target_modules": ".*_proj")"); });
+  expect_error(ErrorKind::config, "peft_type",
+               [] { from_peft(R"({"peft_type": "PREFIX_TUNING"})", "adapter_config.json"); });
+}
+
+}  // namespace
+}  // namespace sherd::config

@@ -19,8 +19,7 @@ class AdapterRuns : public Train {
   /// A run with an adapter of the base into folder `to`, with these settings.
   Outcome tune(const std::string& to, std::vector<std::string> sets,
                std::vector<std::string> more = {}) const {
-    sets.insert(sets.end(),
-                {"model.dropout=0", "training.save_dir=" + in(to), "optimizer.params.lr=0.02"});
+    sets.insert(sets.end(), {"model.dropout=0", "training.save_dir=" + in(to), "optimizer.params.lr=0.02"});
     for (const std::string& set : sets) more.insert(more.end(), {"--set", set});
     more.insert(more.end(), {"--metrics", in("losses.jsonl")});
     fs::remove(folder_ / "losses.jsonl");

@@ -32,6 +32,7 @@ struct Shape {
   std::string device = "cpu", schedule = "auto";
   std::string moe;  ///< keys of model.moe
   int expert = 1;
+  std::string adapter;  ///< keys of training.adapter
 
   std::string text(const std::string& nvme) const {
     const auto offload = [&](const std::string& device, const char* extra) {
@@ -51,7 +52,8 @@ struct Shape {
         R"(, "seq_length": )", seq, R"(, "hidden_size": 128, "num_layers": )", layers,
         R"(, "num_heads": 4, "num_kv_heads": )", llama ? 2 : 4,
         moe.empty() ? "" : cat(R"(, "moe": {)", moe, "}"), R"(}, "training": {"recompute": ")", recompute,
-        R"("}, "activation_checkpointing": {"cpu_checkpointing": )", host_checkpoints ? "true" : "false",
+        "\"", adapter.empty() ? "" : cat(R"(, "adapter": {)", adapter, "}"),
+        R"(}, "activation_checkpointing": {"cpu_checkpointing": )", host_checkpoints ? "true" : "false",
         R"(}, "parallel": {"timeout_seconds": 60, "schedule": ")", schedule, R"(", "expert": )", expert,
         shard_size > 0 ? cat(R"(, "shard_size": )", shard_size) : "", R"(}, "device": {"threads_per_rank": )",
         threads, R"(, "type": ")", device, "\"}}");
@@ -277,6 +279,20 @@ Estimate planned(Shape shape, const char* device) {
 
 std::uint64_t peak(const Estimate& estimate, Tier tier, Category category) {
   return estimate.peaks.tiers[static_cast<std::size_t>(tier)].peak[static_cast<std::size_t>(category)];
+}
+
+/// Of weights that stay as they are nothing but themselves, wherever they lie.
+TEST(EstimateOfAdapters, IsWhatARunBooks) {
+  const std::string lora = R"("type": "lora", "rank": 8, "targets": "all-linear", "dropout": 0.1)";
+  for (const auto& [stage, param, recompute] :
+       {std::tuple{0, "none", "none"}, {2, "none", "selective"}, {3, "nvme", "full"}, {3, "cpu", "none"}})
+    for (const bool llama : {false, true}) {
+      Shape shape;
+      shape.stage = stage, shape.param = param, shape.recompute = recompute, shape.llama = llama;
+      shape.ranks = 2, shape.adapter = lora;
+      SCOPED_TRACE(cat(shape.name(), llama ? " llama" : " gpt2"));
+      expect_alike(shape);
+    }
 }
 
 TEST(EstimateOfGroups, OfTwoRules) {

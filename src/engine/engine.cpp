@@ -220,7 +220,11 @@ engine::MetricMeans Engine::evaluate(
   for (std::int64_t i = 0; i < count; ++i) {
     const tensor::Batch batch = next();
     sums.next_batch();
-    evaluate([&](autograd::Tape& tape) { run(tape, batch, sums); });
+    evaluate([&](autograd::Tape& tape) {
+      tape.enter(model_->scope());  // parameters outside of blocks
+      run(tape, batch, sums);
+      tape.leave(model_->scope());
+    });
     update_->require_finite(global_steps());
   }
   return sums.means(data_ranks(), groups().group(comm::Axis::pipeline));
@@ -243,6 +247,7 @@ tensor::Tensor Engine::predict(
     const std::function<autograd::Var(autograd::Tape&, const tensor::Batch&)>& run) {
   tensor::Tensor out;
   evaluate([&](autograd::Tape& tape) {
+    tape.enter(model_->scope());  // parameters outside of blocks
     const autograd::Var value = run(tape, batch);
     if (stages_.stages > 1) {
       const auto* cut = dynamic_cast<const nn::LayeredModel*>(model_.get());
@@ -253,6 +258,7 @@ tensor::Tensor Engine::predict(
     const tensor::Tensor own = tape.empty(out.shape(), out.dtype());  // parameters and batches may go
     kernels().copy(out, own);
     out = tensor::to_host(device(), own);
+    tape.leave(model_->scope());
   });
   update_->require_finite(global_steps());
   return out;

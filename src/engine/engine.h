@@ -137,7 +137,8 @@ class Engine {
   /// Evaluates more than a loss. Calls `run` for each of `count` batches of this rank, as many on all, on a
   /// tape as evaluate() has it, and gives the means of what it adds to the sums, over all batches of all data
   /// ranks: the same on every rank, whatever number of ranks shares them. On a pipeline what the last stage
-  /// adds counts. Ranks that share a model add the same.
+  /// adds counts. Ranks that share a model add the same. `run` may use blocks, the model's parameters outside
+  /// of blocks, and the model itself.
   engine::MetricMeans evaluate(
       const std::function<tensor::Batch()>& next, std::int64_t count,
       const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run);

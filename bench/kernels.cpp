@@ -114,10 +114,12 @@ class KernelCases {
                  lse = r_.make({tokens_}, DType::f32);
     const Tensor picked = r_.make({tokens_}, DType::f32), total = r_.make({2}, DType::f64),
                  factor = r_.make({1}, DType::f32);
-    r_.measure(
-        {"cross_entropy", {logits}, {}, [&] { k_.cross_entropy(logits, targets, {}, -100, lse, picked); }},
-        dtype);
-    k_.cross_entropy(logits, targets, {}, -100, lse, picked);
+    r_.measure({"cross_entropy",
+                {logits},
+                {},
+                [&] { k_.cross_entropy(logits, targets, {}, -100, lse, picked, {}); }},
+               dtype);
+    k_.cross_entropy(logits, targets, {}, -100, lse, picked, {});
     r_.measure({"cross_entropy_total",
                 {lse, picked},
                 {},

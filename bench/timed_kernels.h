@@ -50,6 +50,41 @@ class TimedKernels final : public tensor::Kernels {
                  std::int64_t columns, bool accumulate) override {
     time(Family::movement, [&] { inner_.copy_rows(from, to, rows, columns, accumulate); });
   }
+  void copy_strided(const Tensor& from, const tensor::Strides& strides, const Tensor& to) override {
+    time(Family::movement, [&] { inner_.copy_strided(from, strides, to); });
+  }
+  void sum_axis(const Tensor& x, const tensor::Axis& axis, double factor, const Tensor& out,
+                bool accumulate) override {
+    time(Family::reduction, [&] { inner_.sum_axis(x, axis, factor, out, accumulate); });
+  }
+  void max_axis(const Tensor& x, const tensor::Axis& axis, const Tensor& out) override {
+    time(Family::reduction, [&] { inner_.max_axis(x, axis, out); });
+  }
+  void max_axis_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const tensor::Axis& axis,
+                         const Tensor& dx) override {
+    time(Family::reduction, [&] { inner_.max_axis_backward(x, y, dy, axis, dx); });
+  }
+  void softmax(const Tensor& x, const tensor::Softmax& args, const Tensor& y) override {
+    time(Family::reduction, [&] { inner_.softmax(x, args, y); });
+  }
+  void softmax_backward(const Tensor& y, const Tensor& dy, const tensor::Softmax& args,
+                        const Tensor& dx) override {
+    time(Family::reduction, [&] { inner_.softmax_backward(y, dy, args, dx); });
+  }
+  void binary_cross_entropy(const Tensor& logits, const Tensor& targets, const Tensor& weights,
+                            const Tensor& total) override {
+    time(Family::loss, [&] { inner_.binary_cross_entropy(logits, targets, weights, total); });
+  }
+  void binary_cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& weights,
+                                     const Tensor& factor, const Tensor& dx) override {
+    time(Family::loss, [&] { inner_.binary_cross_entropy_backward(logits, targets, weights, factor, dx); });
+  }
+  void subtract(const Tensor& a, const Tensor& b, const Tensor& out) override {
+    time(Family::elementwise, [&] { inner_.subtract(a, b, out); });
+  }
+  void divide(const Tensor& a, const Tensor& b, const Tensor& out) override {
+    time(Family::elementwise, [&] { inner_.divide(a, b, out); });
+  }
   void add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to, bool accumulate) override {
     time(Family::elementwise, [&] { inner_.add_scaled(from, factor, to, accumulate); });
   }

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "autograd/arrays.h"
 #include "autograd/dropout.h"
 #include "autograd/elementwise.h"
 #include "base/excerpt.h"

@@ -4,36 +4,74 @@
 
 namespace sherd::autograd {
 
-Var add(const Var& a, const Var& b) {
+namespace {
+
+using Arithmetic = void (tensor::Kernels::*)(const Tensor&, const Tensor&, const Tensor&);
+
+Tensor combined(const char* name, const Var& a, const Var& b, Arithmetic kernel) {
   Tape& tape = a.tape();
-  require(a.shape() == b.shape(), "add: shapes ", a.shape().str(), " and ", b.shape().str(), " differ");
-  Tensor out = tape.empty(a.shape(), a.dtype());
-  tape.kernels().add(a.value(), b.value(), out);
-  return tape.record(std::move(out), {a, b}, [da = a.grad_ref(), db = b.grad_ref()](Tape& t, Tensor dy) {
-    if (da && db) t.accumulate(da, dy);
-    t.accumulate(db ? db : da, std::move(dy));
-  });
+  Tensor out = tape.empty(tensor::broadcast_shape(name, a.shape(), b.shape()), a.dtype());
+  (tape.kernels().*kernel)(a.value(), b.value(), out);
+  return out;
+}
+
+/// dy, or what its memory may be overwritten with, times or over `x`.
+Tensor slope(Tape& tape, const Tensor& dy, const Tensor& x, Arithmetic kernel, bool may_reuse) {
+  Tensor out = may_reuse ? reuse_or_empty(tape, dy) : tape.empty(dy.shape(), dy.dtype());
+  (tape.kernels().*kernel)(dy, x, out);
+  return out;
+}
+
+Tensor negative(Tape& tape, const Tensor& dy) {
+  Tensor out = reuse_or_empty(tape, dy);
+  tape.kernels().scale(dy, -1, out);
+  return out;
+}
+
+}  // namespace
+
+Var add(const Var& a, const Var& b) {
+  return a.tape().record(
+      combined("add", a, b, &tensor::Kernels::add), {a, b},
+      [da = a.grad_ref(), db = b.grad_ref(), sa = a.shape(), sb = b.shape()](Tape& t, Tensor dy) {
+        broadcast_gradient(t, da, sa, dy);
+        broadcast_gradient(t, db, sb, std::move(dy));
+      });
+}
+
+Var subtract(const Var& a, const Var& b) {
+  return a.tape().record(
+      combined("subtract", a, b, &tensor::Kernels::subtract), {a, b},
+      [da = a.grad_ref(), db = b.grad_ref(), sa = a.shape(), sb = b.shape()](Tape& t, Tensor dy) {
+        broadcast_gradient(t, da, sa, dy);
+        if (db) broadcast_gradient(t, db, sb, negative(t, dy));
+      });
 }
 
 Var multiply(const Var& a, const Var& b) {
-  Tape& tape = a.tape();
-  require(a.shape() == b.shape(), "multiply: shapes ", a.shape().str(), " and ", b.shape().str(), " differ");
-  Tensor out = tape.empty(a.shape(), a.dtype());
-  tape.kernels().multiply(a.value(), b.value(), out);
   auto backward = [ka = b.requires_grad() ? Saved(a) : Saved(), kb = a.requires_grad() ? Saved(b) : Saved(),
-                   da = a.grad_ref(), db = b.grad_ref()](Tape& t, const Tensor& dy) {
-    if (da) {
-      Tensor grad = db ? t.empty(dy.shape(), dy.dtype()) : reuse_or_empty(t, dy);
-      t.kernels().multiply(dy, kb.get(t), grad);
-      t.accumulate(da, std::move(grad));
-    }
-    if (db) {
-      Tensor grad = reuse_or_empty(t, dy);
-      t.kernels().multiply(dy, ka.get(t), grad);
-      t.accumulate(db, std::move(grad));
-    }
+                   da = a.grad_ref(), db = b.grad_ref(), sa = a.shape(),
+                   sb = b.shape()](Tape& t, const Tensor& dy) {
+    if (da) broadcast_gradient(t, da, sa, slope(t, dy, kb.get(t), &tensor::Kernels::multiply, !db));
+    if (db) broadcast_gradient(t, db, sb, slope(t, dy, ka.get(t), &tensor::Kernels::multiply, true));
   };
-  return tape.record(std::move(out), {a, b}, std::move(backward));
+  return a.tape().record(combined("multiply", a, b, &tensor::Kernels::multiply), {a, b}, std::move(backward));
+}
+
+Var divide(const Var& a, const Var& b) {
+  auto backward = [ka = b.requires_grad() ? Saved(a) : Saved(), kb = Saved(b), da = a.grad_ref(),
+                   db = b.grad_ref(), sa = a.shape(), sb = b.shape()](Tape& t, const Tensor& dy) {
+    const Tensor divisor = kb.get(t);
+    Tensor grad = slope(t, dy, divisor, &tensor::Kernels::divide, true);
+    if (db) {  // -dy/b·a/b
+      Tensor other = slope(t, grad, ka.get(t), &tensor::Kernels::multiply, !da);
+      t.kernels().divide(other, divisor, other);
+      t.kernels().scale(other, -1, other);
+      broadcast_gradient(t, db, sb, std::move(other));
+    }
+    broadcast_gradient(t, da, sa, std::move(grad));
+  };
+  return a.tape().record(combined("divide", a, b, &tensor::Kernels::divide), {a, b}, std::move(backward));
 }
 
 Var scale(const Var& x, double factor) {
@@ -45,16 +83,6 @@ Var scale(const Var& x, double factor) {
     t.kernels().scale(dy, factor, grad);
     t.accumulate(dx, std::move(grad));
   });
-}
-
-Var reshape(const Var& x, const Shape& shape) {
-  Tensor out = x.value().reshape(shape);
-  return x.tape().record(
-      std::move(out), {x},
-      [dx = x.grad_ref(), before = x.shape()](Tape& t, const Tensor& dy) {
-        t.accumulate(dx, dy.reshape(before));
-      },
-      [kept = Saved(x), shape](Tape& t) { return kept.get(t).reshape(shape); });
 }
 
 namespace {
@@ -98,6 +126,18 @@ Var activation(const Var& x, tensor::Activation kind) {
 
 Var gelu(const Var& x) {
   return activation(x, tensor::Activation::gelu_tanh);
+}
+
+Var sigmoid(const Var& x) {
+  return activation(x, tensor::Activation::sigmoid);
+}
+
+Var exp(const Var& x) {
+  return activation(x, tensor::Activation::exp);
+}
+
+Var log(const Var& x) {
+  return activation(x, tensor::Activation::log);
 }
 
 Var tanh(const Var& x) {

@@ -1,5 +1,7 @@
 #include "autograd/gradients.h"
 
+#include <algorithm>
+#include <functional>
 #include <numeric>
 
 namespace sherd::autograd {
@@ -108,6 +110,46 @@ void write_by_source(
     });
   else
     write_kernel_grad(tape, ref, shape, dtype, [&](const Tensor& to, bool add) { write(all, to, add, {}); });
+}
+
+namespace {
+
+/// The axes, each a run of neighbours, over which an array of shape `from` is summed to become one of `to`;
+/// from the outermost on, each as it lies when those before have gone.
+std::vector<tensor::Axis> summed_axes(const Shape& from, const Shape& to) {
+  std::vector<std::int64_t> dims(from.dims().begin(), from.dims().end());
+  const int missing = from.rank() - to.rank();
+  const auto repeats = [&](int k) { return from[k] != 1 && (k < missing || to[k - missing] == 1); };
+  const auto product = [&](int begin, int end) {
+    return std::accumulate(dims.begin() + begin, dims.begin() + end, std::int64_t{1}, std::multiplies<>());
+  };
+  std::vector<tensor::Axis> out;
+  for (int k = 0; k < from.rank(); ++k) {
+    if (!repeats(k)) continue;
+    int end = k + 1;
+    while (end < from.rank() && (repeats(end) || from[end] == 1)) ++end;
+    out.push_back({product(0, k), product(k, end), product(end, from.rank())});
+    std::fill(dims.begin() + k, dims.begin() + end, 1);
+    k = end - 1;
+  }
+  return out;
+}
+
+}  // namespace
+
+void broadcast_gradient(Tape& tape, const GradRef& ref, const Shape& shape, Tensor dy) {
+  if (!ref) return;
+  const std::vector<tensor::Axis> axes = summed_axes(dy.shape(), shape);
+  if (axes.empty()) return tape.accumulate(ref, dy.shape() == shape ? std::move(dy) : dy.reshape(shape));
+  const DType dtype = dy.dtype(), wide = dtype == DType::f64 ? DType::f64 : DType::f32;
+  for (std::size_t i = 0; i + 1 < axes.size(); ++i) {
+    Tensor part = tape.empty({axes[i].kept()}, wide);
+    tape.kernels().sum_axis(dy, axes[i], 1, part, false);
+    dy = std::move(part);
+  }
+  write_kernel_grad(tape, ref, shape, dtype, [&](const Tensor& to, bool add) {
+    tape.kernels().sum_axis(dy, axes.back(), 1, to, add);
+  });
 }
 
 Tensor reuse_or_empty(Tape& tape, const Tensor& dy) {

@@ -29,6 +29,10 @@ void write_by_source(Tape& tape, const GradRef& ref, const Shape& shape, DType d
                      const std::function<void(const SourceRows& rows, const Tensor& to, bool add,
                                               std::optional<DType> fold)>& write);
 
+/// Adds `dy` to the gradient of a value of shape `shape` that was repeated to dy's
+/// (tensor::broadcast_strides()): the sums over what repeats. Null `ref`: nothing.
+void broadcast_gradient(Tape& tape, const GradRef& ref, const Shape& shape, Tensor dy);
+
 /// `dy` itself when nobody else holds its memory, so that an elementwise gradient may overwrite it; else new
 /// memory.
 Tensor reuse_or_empty(Tape& tape, const Tensor& dy);

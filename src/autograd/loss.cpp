@@ -47,14 +47,47 @@ Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid, std::in
   return tape.record(std::move(loss), {logits}, std::move(backward));
 }
 
+namespace {
+
+/// x in another dtype where it has not got it.
+Tensor as(Tape& tape, const Tensor& x, DType dtype) {
+  if (!x.defined() || x.dtype() == dtype) return x;
+  Tensor out = tape.empty(x.shape(), dtype);
+  tape.kernels().copy(x, out);
+  return out;
+}
+
+}  // namespace
+
+Var binary_cross_entropy(const Var& logits, const Tensor& targets, const Tensor& weights) {
+  Tape& tape = logits.tape();
+  require(targets.shape() == logits.shape(), "binary_cross_entropy: logits ", logits.shape().str(),
+          " and targets ", targets.shape().str(), " differ");
+  require(!weights.defined() || weights.shape() == logits.shape(), "binary_cross_entropy: logits ",
+          logits.shape().str(), " and weights ", weights.shape().str(), " differ");
+  const DType own = logits.dtype(), wide = compute_dtype(own);
+  if (own != targets.dtype() || (weights.defined() && own != weights.dtype()))
+    return binary_cross_entropy(cast(logits, wide), as(tape, targets, wide), as(tape, weights, wide));
+  Tensor loss = tape.empty({1}, wide), total = tape.empty({2}, DType::f64);
+  tape.kernels().binary_cross_entropy(logits.value(), targets, weights, total);
+  tape.kernels().quotient(total.range(0, 1), total.range(1, 2), 1, loss);
+  auto backward = [kept = Saved(logits), targets, weights, total, dx = logits.grad_ref()](Tape& t,
+                                                                                          const Tensor& dy) {
+    const Tensor input = kept.get(t), factor = t.empty({1}, DType::f64);
+    t.kernels().quotient(dy, total.range(1, 2), 1, factor);
+    Tensor grad = t.empty(input.shape(), input.dtype());
+    t.kernels().binary_cross_entropy_backward(input, targets, weights, factor, grad);
+    t.accumulate(dx, std::move(grad));
+  };
+  return tape.record(std::move(loss), {logits}, std::move(backward));
+}
+
 Var mean_squared_error(const Var& x, const Tensor& y) {
   Tape& tape = x.tape();
   require(x.shape() == y.shape(), "mean_squared_error: shapes ", x.shape().str(), " and ", y.shape().str(),
           " differ");
   if (const DType wide = compute_dtype(x.dtype()); x.dtype() != y.dtype()) {
-    Tensor target = y;
-    if (y.dtype() != wide) tape.kernels().copy(y, target = tape.empty(y.shape(), wide));
-    return mean_squared_error(cast(x, wide), target);
+    return mean_squared_error(cast(x, wide), as(tape, y, wide));
   }
   Tensor loss = tape.empty({1}, compute_dtype(x.dtype()));
   tape.kernels().mean_squared_error(x.value(), y, loss);

@@ -14,6 +14,12 @@ namespace sherd::autograd {
 Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid = 0,
                   std::int32_t ignore_index = -100);
 
+/// The mean of -t·log(sigmoid(x)) - (1 - t)·log(1 - sigmoid(x)) over all logits x, formed without overflow,
+/// for targets t of [0, 1]; [1], fp32 (fp64 for fp64). With `weights` it is Σ w·l / Σ w, 0 where they are all
+/// 0 (unlike PyTorch's `weight`, whose mean divides by the number of elements). Targets and weights have the
+/// logits' shape and take no gradient; dtypes may differ as in mean_squared_error().
+Var binary_cross_entropy(const Var& logits, const Tensor& targets, const Tensor& weights = {});
+
 /// mean((x - y)²), [1]; y takes no gradient. Where their dtypes differ (a prediction in bf16, a target in
 /// fp32), both are compared in fp32 (fp64 for fp64 x), and x's gradient comes back in x's dtype.
 Var mean_squared_error(const Var& x, const Tensor& y);

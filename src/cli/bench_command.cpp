@@ -19,8 +19,8 @@
 #include "cli/command_line.h"
 #include "cli/machine.h"
 #include "cli/program.h"
-#include "cli/status_line.h"
-#include "cli/stop_signals.h"
+#include "engine/status_line.h"
+#include "engine/stop_signals.h"
 
 namespace sherd::cli {
 namespace {
@@ -71,7 +71,7 @@ class Status {
 
  private:
   std::string bench_;
-  StatusLine line_{STDERR_FILENO};
+  engine::StatusLine line_{STDERR_FILENO};
 };
 
 void bench_adam(const Arguments& arguments) {
@@ -134,11 +134,11 @@ void bench_nvme(const Arguments& arguments) {
     if (options.bytes / 2 < static_cast<std::uint64_t>(block))
       throw UsageError(
           cat("--bytes must be at least twice the --block-size ", block, ". See 'sherd bench nvme --help'"));
-  const StopSignals stop_signals;  // so that its file goes before the program ends
+  const engine::StopSignals stop_signals;  // so that its file goes before the program ends
   const BenchReport report = watched([&] {
     Status status("nvme");
     return measure_nvme(
-        options, [] { return StopSignals::received() != 0; }, status.tell());
+        options, [] { return engine::StopSignals::received() != 0; }, status.tell());
   });
   print(report, line);
 }

@@ -7,10 +7,10 @@
 #include "base/excerpt.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
-#include "cli/status_line.h"
 #include "data/indexed_dataset.h"
 #include "data/prepare.h"
 #include "engine/report.h"
+#include "engine/status_line.h"
 
 namespace sherd::cli {
 namespace {
@@ -88,7 +88,7 @@ void prepare_command(const Arguments& arguments) {
   options.json_field = line.text("json-field");
   options.chat_template = line.text("chat-template");
   options.threads = static_cast<int>(line.integer("threads", 0));
-  StatusLine status(STDERR_FILENO);
+  engine::StatusLine status(STDERR_FILENO);
   options.progress = [&](const PrepareProgress& progress) { status.show(progress_text(progress)); };
   const data::PrepareReport report = data::prepare(options);
   status.clear();

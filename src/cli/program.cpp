@@ -20,7 +20,7 @@
 #include "base/version.h"
 #include "cli/command_line.h"
 #include "cli/memory_reserve.h"
-#include "cli/stop_signals.h"
+#include "engine/stop_signals.h"
 
 namespace sherd::cli {
 namespace {
@@ -98,8 +98,8 @@ int failed(std::string message, int code) {
 /// A configuration may have several problems, a line each.
 int failed(const Error& error) {
   if (error.kind() == ErrorKind::usage) return failed(error.what(), 2);
-  if (error.kind() == ErrorKind::interrupted && StopSignals::received() != 0)
-    return failed(error.what(), stopped_by(StopSignals::received()));
+  if (error.kind() == ErrorKind::interrupted && engine::StopSignals::received() != 0)
+    return failed(error.what(), stopped_by(engine::StopSignals::received()));
   if (error.kind() != ErrorKind::config) return failed(error.what(), 1);
   std::istringstream lines(error.what());
   for (std::string line; std::getline(lines, line);) failed(line, 1);

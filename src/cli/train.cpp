@@ -13,7 +13,7 @@
 #include "base/excerpt.h"
 #include "base/log.h"
 #include "cli/plot.h"
-#include "cli/trainer.h"
+#include "cli/train_run.h"
 #include "engine/checkpoint.h"
 #include "engine/gemm_probe.h"
 #include "engine/make_device.h"
@@ -125,7 +125,7 @@ int train_launched(const TrainRequest& request, const DistributedPtr& dist) {
   check_fit(request, *data, {dist->world_size(), dist->local_size()}, this_machine(request.config, sharing));
   check_save_dir(request);
   dist->world().barrier({.label = "memory check", .scalar = true});
-  const int signal = Trainer(dist, request, data, known, rate).run();
+  const int signal = TrainRun(dist, request, data, known, rate).run();
   if (dist->rank() == 0) draw(request, *data);
   // A launcher may end all when the first ends with a signal's code.
   dist->world().barrier({.label = "end of training", .scalar = true});
@@ -145,7 +145,7 @@ int train_local(const TrainRequest& request, const comm::CommOptions& options) {
   const double known = rate(0);  // local ranks wait for nobody: before they start
   std::atomic<int> signal{0};
   launch_ranks(
-      ranks, [&](DistributedPtr dist) { signal = Trainer(dist, request, data, known, rate).run(); }, options);
+      ranks, [&](DistributedPtr dist) { signal = TrainRun(dist, request, data, known, rate).run(); }, options);
   draw(request, *data);
   return signal;
 }

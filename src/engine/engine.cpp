@@ -212,6 +212,58 @@ double Engine::eval_batches(const std::function<tensor::Batch()>& next, std::int
   return mean.value;
 }
 
+engine::MetricMeans Engine::evaluate(
+    const std::function<tensor::Batch()>& next, std::int64_t count,
+    const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run) {
+  require(count > 0, "evaluate() needs batches, not ", count);
+  engine::MetricSums sums(device());
+  for (std::int64_t i = 0; i < count; ++i) {
+    const tensor::Batch batch = next();
+    sums.next_batch();
+    evaluate([&](autograd::Tape& tape) {
+      tape.enter(model_->scope());  // parameters outside of blocks
+      run(tape, batch, sums);
+      tape.leave(model_->scope());
+    });
+    update_->require_finite(global_steps());
+  }
+  return sums.means(data_ranks(), groups().group(comm::Axis::pipeline));
+}
+
+engine::MetricMeans Engine::evaluate(
+    data::Loader& loader,
+    const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run) {
+  const std::int64_t before = loader.position(),
+                     together = train_micro_batch_size_per_gpu() * data_ranks().size(),
+                     batches = (loader.samples_per_epoch() + together - 1) / together;
+  loader.seek(0);
+  const engine::MetricMeans means = evaluate([&] { return loader.next(); }, batches, run);
+  loader.seek(before);
+  return means;
+}
+
+tensor::Tensor Engine::predict(
+    const tensor::Batch& batch,
+    const std::function<autograd::Var(autograd::Tape&, const tensor::Batch&)>& run) {
+  tensor::Tensor out;
+  evaluate([&](autograd::Tape& tape) {
+    tape.enter(model_->scope());  // parameters outside of blocks
+    const autograd::Var value = run(tape, batch);
+    if (stages_.stages > 1) {
+      const auto* cut = dynamic_cast<const nn::LayeredModel*>(model_.get());
+      out = cut->stages()->from_last(tape, value.defined() ? value.value() : tensor::Tensor());
+    } else {
+      out = value.value();
+    }
+    const tensor::Tensor own = tape.empty(out.shape(), out.dtype());  // parameters and batches may go
+    kernels().copy(out, own);
+    out = tensor::to_host(device(), own);
+    tape.leave(model_->scope());
+  });
+  update_->require_finite(global_steps());
+  return out;
+}
+
 double Engine::item(const autograd::Var& loss) {
   return tensor::read_scalar(loss.tape().device(), loss.value());
 }

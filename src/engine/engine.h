@@ -12,6 +12,7 @@
 #include "config/config.h"
 #include "device/device.h"
 #include "engine/distributed.h"
+#include "engine/metric_sums.h"
 #include "engine/scheduler.h"
 #include "engine/stage_layout.h"
 #include "engine/step_report.h"
@@ -133,6 +134,22 @@ class Engine {
   /// Runs `run` on a tape that records nothing, with dropout off: the model on inputs of any kind, generation
   /// (models::generate()). Parameters are gathered ahead of use, as in an evaluation. All ranks run the same.
   void evaluate(const std::function<void(autograd::Tape&)>& run);
+  /// Evaluates more than a loss. Calls `run` for each of `count` batches of this rank, as many on all, on a
+  /// tape as evaluate() has it, and gives the means of what it adds to the sums, over all batches of all data
+  /// ranks: the same on every rank, whatever number of ranks shares them. On a pipeline what the last stage
+  /// adds counts. Ranks that share a model add the same. `run` may use blocks, the model's parameters outside
+  /// of blocks, and the model itself.
+  engine::MetricMeans evaluate(
+      const std::function<tensor::Batch()>& next, std::int64_t count,
+      const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run);
+  /// The same over one epoch of `loader`, from its beginning; its position is then what it was.
+  engine::MetricMeans evaluate(
+      data::Loader& loader,
+      const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run);
+  /// What `run` gives of the batch without gradients and dropout, a model's predictions, where the processor
+  /// can read it: each rank's own, on all stages of a pipeline what the last one gives.
+  tensor::Tensor predict(const tensor::Batch& batch,
+                         const std::function<autograd::Var(autograd::Tape&, const tensor::Batch&)>& run);
   /// The number behind a loss, on this rank. Waits for the device.
   static double item(const autograd::Var& loss);
 

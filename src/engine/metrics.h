@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,15 +15,17 @@ namespace sherd::engine {
 
 /// What one optimizer step tells `--metrics`.
 struct StepMetrics {
-  std::int64_t step = 0;           ///< optimizer steps done, this one included: 1, 2, …
-  double loss = 0;                 ///< mean over micro-batches and ranks
-  std::optional<double> val_loss;  ///< only after steps that evaluated
-  double lr = 0;                   ///< of the first parameter group, as this step used it
-  std::vector<double> lrs;         ///< of all parameter groups; only where there are several
-  double grad_norm = 0;            ///< before clipping
+  std::int64_t step = 0;                  ///< optimizer steps done, this one included: 1, 2, …
+  double loss = 0;                        ///< mean over micro-batches and ranks
+  std::optional<double> val_loss;         ///< only after steps that evaluated
+  std::map<std::string, double> metrics;  ///< so too: what a Trainer was given to evaluate beside the loss
+  double lr = 0;                          ///< of the first parameter group, as this step used it
+  std::vector<double> lrs;                ///< of all parameter groups; only where there are several
+  double grad_norm = 0;                   ///< before clipping
   double loss_scale = 1;
-  bool skipped = false;     ///< the step changed nothing, because its gradients overflowed
-  std::int64_t tokens = 0;  ///< all ranks, since the beginning of training
+  bool skipped = false;  ///< the step changed nothing, because its gradients overflowed
+  /// All ranks, since the beginning of training; samples where the model is not known to have tokens.
+  std::int64_t tokens = 0;
   double step_ms = 0;       ///< wall time of this step
   double tokens_per_s = 0;  ///< all ranks, this step
   std::optional<double>

@@ -43,6 +43,7 @@ class LayeredModel : public Model {
   }
   /// Null: this rank has all parts. Must outlive its use; set by the engine.
   void set_stages(Stages* stages) { stages_ = stages; }
+  Stages* stages() const { return stages_; }
 
  protected:
   /// Declares the next part, made of modules that were added before. Modules of parts hold all parameters of
@@ -56,7 +57,6 @@ class LayeredModel : public Model {
   /// Parts [0, end) on whatever ranks have them: the output of part end − 1, on the rank that has part `end`
   /// (or, where that is all, part end − 1); undefined elsewhere.
   Var run_to(Tape& tape, std::size_t end, const tensor::Batch& batch);
-  Stages* stages() const { return stages_; }
   /// All parts; the loss, undefined on ranks without the last part.
   Var forward(Tape& tape, const tensor::Batch& batch) final { return run_to(tape, parts(), batch); }
 

@@ -14,11 +14,15 @@ class SequentialModel : public LayeredModel {
   using Loss = std::function<Var(const Var& y, const tensor::Batch& batch)>;
   /// At least one layer.
   SequentialModel(const std::vector<std::shared_ptr<Layer>>& layers, Input input, Loss loss);
+  /// What the last layer gives, a prediction; undefined on a pipeline's stages but the last.
+  Var outputs(Tape& tape, const tensor::Batch& batch);
 
  protected:
   Var forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) override;
 
  private:
+  Var run_layer(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch);
+
   std::vector<std::shared_ptr<Layer>> layers_;
   Input input_;
   Loss loss_;

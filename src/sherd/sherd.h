@@ -10,6 +10,7 @@
 #include "data/tokenizer.h"
 #include "engine/initialize.h"
 #include "engine/token_data.h"
+#include "engine/trainer.h"
 #include "models/from_config.h"
 #include "models/generate.h"
 #include "models/gpt.h"

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "base/random.h"
+#include "tensor/arrays.h"
 #include "tensor/exact_sum.h"
 #include "tensor/rotary.h"
 #include "tensor/routing.h"
@@ -16,7 +17,10 @@ namespace sherd::tensor {
 enum class Activation : std::uint8_t {
   none,
   gelu_tanh,  ///< 0.5·x·(1 + tanh(√(2/π)(x + 0.044715·x³))); GPT-2's
-  gelu_erf    ///< x·Φ(x)
+  gelu_erf,   ///< x·Φ(x)
+  sigmoid,    ///< 1/(1 + e^-x)
+  exp,        ///< e^x
+  log         ///< the natural logarithm; NaN below 0
 };
 
 /// c[m,n] = act(op(a)·op(b) + bias), or c += op(a)·op(b) when `accumulate`. The activation applies to the sum
@@ -144,14 +148,36 @@ class Kernels {
   /// out[0] = factor·a[0]/b[0], 0 where b[0] is 0, for fp32 and fp64 tensors of one element each.
   virtual void quotient(const Tensor& a, const Tensor& b, double factor, const Tensor& out) = 0;
 
+  /// to = the array that lies in `from` at `strides`, of to's shape and dtype; any dtype.
+  virtual void copy_strided(const Tensor& from, const Strides& strides, const Tensor& to) = 0;
+
   // ---- dense products ----
   virtual void matmul(const Matmul& args) = 0;
   /// out[n] (+)= sum over rows of x[m,n]
   virtual void sum_rows(const Tensor& x, const Tensor& out, bool accumulate) = 0;
 
+  // ---- folds along an axis ----
+  /// out[o][i] (+)= factor·Σ_k x[o][k][i], in one order for a shape. out: any dtype with x's compute type.
+  virtual void sum_axis(const Tensor& x, const Axis& axis, double factor, const Tensor& out,
+                        bool accumulate) = 0;
+  /// out[o][i] = the largest x[o][k][i]; a NaN if one is. out: x's dtype.
+  virtual void max_axis(const Tensor& x, const Axis& axis, const Tensor& out) = 0;
+  /// dx = dy at the first k that has the value y, max_axis() of x; 0 elsewhere.
+  virtual void max_axis_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const Axis& axis,
+                                 const Tensor& dx) = 0;
+  /// y = softmax(scale·x) over the last extent, or its logarithm, of the columns that a row sees; 0 in the
+  /// others, and where it sees none above -infinity. x: y's dtype or its compute type; y may be x.
+  virtual void softmax(const Tensor& x, const Softmax& args, const Tensor& y) = 0;
+  /// dx, of y's dtype, from y. dy: y's dtype or its compute type; dx may be y or dy.
+  virtual void softmax_backward(const Tensor& y, const Tensor& dy, const Softmax& args, const Tensor& dx) = 0;
+
   // ---- elementwise ----
+  // Of two operands either may be smaller than out, and repeats as NumPy has it (broadcast_strides()); such a
+  // one is not to be out.
   virtual void add(const Tensor& a, const Tensor& b, const Tensor& out) = 0;
+  virtual void subtract(const Tensor& a, const Tensor& b, const Tensor& out) = 0;
   virtual void multiply(const Tensor& a, const Tensor& b, const Tensor& out) = 0;
+  virtual void divide(const Tensor& a, const Tensor& b, const Tensor& out) = 0;
   /// out = x·factor
   virtual void scale(const Tensor& x, double factor, const Tensor& out) = 0;
   virtual void activation(Activation kind, const Tensor& x, const Tensor& out) = 0;
@@ -280,6 +306,15 @@ class Kernels {
   virtual void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) = 0;
   virtual void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss,
                                            const Tensor& dx) = 0;
+
+  /// total: fp64 [2] = {Σ w·l, Σ w} for l = max(x, 0) - x·t + log(1 + e^-|x|), the cross-entropy of
+  /// sigmoid(x) with a target t of [0, 1]. targets, and weights unless undefined (1), are as logits.
+  virtual void binary_cross_entropy(const Tensor& logits, const Tensor& targets, const Tensor& weights,
+                                    const Tensor& total) = 0;
+  /// dx = factor[0]·w·(sigmoid(x) - t); factor: [1], fp32 or fp64.
+  virtual void binary_cross_entropy_backward(const Tensor& logits, const Tensor& targets,
+                                             const Tensor& weights, const Tensor& factor,
+                                             const Tensor& dx) = 0;
 
   // ---- what sharding and optimizers need ----
   /// to (+)= `from` rounded to `rounding`: what one rank gives to a sum of gradients. The value, or the sum

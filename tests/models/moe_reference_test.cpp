@@ -8,6 +8,7 @@
 #include <map>
 #include <numeric>
 
+#include "autograd/arrays.h"
 #include "autograd/elementwise.h"
 #include "comm/process_groups.h"
 #include "models/gpt.h"

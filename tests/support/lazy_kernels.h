@@ -45,6 +45,41 @@ class LazyKernels final : public tensor::Kernels {
                  std::int64_t columns, bool add) override {
     later(&Kernels::copy_rows, from, to, rows, columns, add);
   }
+  void copy_strided(const Tensor& from, const tensor::Strides& strides, const Tensor& to) override {
+    later(&Kernels::copy_strided, from, strides, to);
+  }
+  void sum_axis(const Tensor& x, const tensor::Axis& axis, double factor, const Tensor& out,
+                bool add) override {
+    later(&Kernels::sum_axis, x, axis, factor, out, add);
+  }
+  void max_axis(const Tensor& x, const tensor::Axis& axis, const Tensor& out) override {
+    later(&Kernels::max_axis, x, axis, out);
+  }
+  void max_axis_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const tensor::Axis& axis,
+                         const Tensor& dx) override {
+    later(&Kernels::max_axis_backward, x, y, dy, axis, dx);
+  }
+  void softmax(const Tensor& x, const tensor::Softmax& args, const Tensor& y) override {
+    later(&Kernels::softmax, x, args, y);
+  }
+  void softmax_backward(const Tensor& y, const Tensor& dy, const tensor::Softmax& args,
+                        const Tensor& dx) override {
+    later(&Kernels::softmax_backward, y, dy, args, dx);
+  }
+  void binary_cross_entropy(const Tensor& logits, const Tensor& targets, const Tensor& weights,
+                            const Tensor& total) override {
+    later(&Kernels::binary_cross_entropy, logits, targets, weights, total);
+  }
+  void binary_cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& weights,
+                                     const Tensor& factor, const Tensor& dx) override {
+    later(&Kernels::binary_cross_entropy_backward, logits, targets, weights, factor, dx);
+  }
+  void subtract(const Tensor& a, const Tensor& b, const Tensor& out) override {
+    later(&Kernels::subtract, a, b, out);
+  }
+  void divide(const Tensor& a, const Tensor& b, const Tensor& out) override {
+    later(&Kernels::divide, a, b, out);
+  }
   void add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to, bool add) override {
     later(&Kernels::add_scaled, from, factor, to, add);
   }
@@ -211,6 +246,10 @@ class LazyKernels final : public tensor::Kernels {
   static tensor::KeyStore bare(const tensor::KeyStore& store) {
     return {bare(store.keys), bare(store.values), bare(store.places)};
   }
+  static tensor::Softmax bare(tensor::Softmax args) {
+    args.seen = bare(args.seen);
+    return args;
+  }
   static tensor::RouterLossGradients bare(tensor::RouterLossGradients losses) {
     losses.balance = bare(losses.balance);
     return losses;
@@ -236,6 +275,9 @@ class LazyKernels final : public tensor::Kernels {
   }
   static void note(Key& key, const tensor::StridedRows& rows) {
     note(key, rows.tensor), note(key, rows.first), note(key, rows.stride);
+  }
+  static void note(Key& key, const tensor::Softmax& args) {
+    note(key, args.scale), note(key, args.log), note(key, args.seen), note(key, args.causal_rows);
   }
   static void note(Key& key, const tensor::KeyStore& store) {
     note(key, store.keys), note(key, store.values), note(key, store.places);

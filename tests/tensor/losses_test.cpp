@@ -157,6 +157,10 @@ TEST_P(CrossEntropy, of_any_parts_agrees_with_double_arithmetic_and_across_machi
   }
 }
 
+double logistic(double x) {
+  return 1 / (1 + std::exp(-x));
+}
+
 TEST(CrossEntropyCases, survive_masked_and_extreme_logits) {
   const double inf = std::numeric_limits<double>::infinity();
   for (const DType dtype : floating_dtypes)
@@ -299,6 +303,55 @@ TEST(MeanSquaredError, agrees_with_double_arithmetic_and_across_machines) {
           });
       if (HasFatalFailure()) return;
     }
+}
+
+TEST(BinaryCrossEntropy, agrees_with_double_arithmetic_and_across_machines) {
+  for (const DType dtype : floating_dtypes)
+    for (const std::int64_t n : {0, 1, 31, 33, 70001})
+      for (const bool weighted : {false, true}) {
+        SCOPED_TRACE(cat(n, " of ", name_of(dtype), weighted ? ", weighted" : ""));
+        std::vector<double> x = normals_in(dtype, n, 1, 6), t = normals_in(dtype, n, 2),
+                            w = normals_in(dtype, n, 3);
+        for (std::size_t i = 0; i < t.size(); ++i)
+          t[i] = i % 3 == 0 ? 0 : i % 3 == 1 ? 1 : rounded(logistic(t[i]), dtype), w[i] = std::fabs(w[i]);
+        on_every_machine(
+            [&](Machine& m) {
+              const Tensor a = m.of({n}, dtype, x), b = m.of({n}, dtype, t), total = m.empty({2}, DType::f64),
+                           dx = m.empty({n}, dtype), weights = weighted ? m.of({n}, dtype, w) : Tensor();
+              m.kernels.binary_cross_entropy(a, b, weights, total);
+              m.kernels.binary_cross_entropy_backward(a, b, weights, m.of({1}, DType::f64, {2.5}), dx);
+              return std::vector<Tensor>{total, dx};
+            },
+            [&](const std::vector<Tensor>& got) {
+              std::vector<double> total(2), dx;
+              for (std::size_t i = 0; i < x.size(); ++i) {
+                const double by = weighted ? w[i] : 1;  // the two logarithms as the definition has them
+                total[0] -= by * ((t[i] > 0 ? t[i] * -std::log1p(std::exp(-x[i])) : 0) +
+                                  (t[i] < 1 ? (1 - t[i]) * -std::log1p(std::exp(x[i])) : 0));
+                total[1] += by;
+                dx.push_back(2.5 * by * (logistic(x[i]) - t[i]));
+              }
+              const double unit = dtype == DType::f64 ? 1 : 0x1p29;  // terms are formed in fp32
+              expect_close(values_of(got[0]), total, DType::f64, 1e3 + 4 * unit, 1, "total");
+              expect_close(values_of(got[1]), dx, dtype, 8, 16, "dx");
+            });
+        if (HasFatalFailure()) return;
+      }
+}
+
+TEST(BinaryCrossEntropy, keeps_the_digits_of_sure_answers) {
+  for (const auto& machine : one_of_each()) {
+    Machine& m = *machine;
+    const Tensor total = m.empty({2}, DType::f64);
+    for (const double sure : {-30.0, 30.0}) {  // e^-30, next to which 1 and 30 are large
+      m.kernels.binary_cross_entropy(m.of({1}, DType::f32, {sure}),
+                                     m.of({1}, DType::f32, {sure > 0 ? 1.0 : 0.0}), {}, total);
+      EXPECT_NEAR(values_of(m.host(total))[0] / std::exp(-30), 1, 1e-6) << m.name();
+    }
+    m.kernels.binary_cross_entropy(m.of({2}, DType::f32, {-1e30, 1e30}), m.of({2}, DType::f32, {1, 0}), {},
+                                   total);
+    EXPECT_NEAR(values_of(m.host(total))[0], 2e30, 1e24) << m.name();
+  }
 }
 
 }  // namespace

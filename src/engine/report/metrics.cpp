@@ -35,7 +35,7 @@ class JsonLine {
  private:
   void begin(std::string_view key) {
     if (!std::exchange(first_, false)) text_ += ',';
-    text_ += '"', text_ += key, text_ += "\":";
+    text_ += nlohmann::json(key).dump() + ':';
   }
   template <class T>
   void put(const std::vector<T>& values) {
@@ -118,6 +118,11 @@ std::string to_json(const StepMetrics& m) {
   line.add("step", m.step);
   line.add("loss", m.loss);
   if (m.val_loss) line.add("val_loss", *m.val_loss);
+  if (!m.metrics.empty()) {
+    line.open("metrics");
+    for (const auto& [name, value] : m.metrics) line.add(name, value);
+    line.close();
+  }
   line.add("lr", m.lr);
   if (m.lrs.size() > 1) line.add("lrs", m.lrs);
   line.add("grad_norm", m.grad_norm);

@@ -35,6 +35,7 @@ std::vector<Scalar> scalars_of(const StepMetrics& m, bool fp16) {
   add("lr", m.lr);
   if (fp16) add("loss_scale", m.loss_scale);
   if (m.val_loss) add("eval_loss", *m.val_loss);
+  for (const auto& [name, value] : m.metrics) add(("eval_" + name).c_str(), value);
   add("grad_norm", m.grad_norm);
   add("step_ms", m.step_ms);
   add("tokens_per_s", m.tokens_per_s);

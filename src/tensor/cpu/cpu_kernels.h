@@ -21,10 +21,20 @@ class CpuKernels final : public Kernels {
                  bool accumulate) override;
   void add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to, bool accumulate) override;
   void quotient(const Tensor& a, const Tensor& b, double factor, const Tensor& out) override;
+  void copy_strided(const Tensor& from, const Strides& strides, const Tensor& to) override;
   void matmul(const Matmul& args) override;
   void sum_rows(const Tensor& x, const Tensor& out, bool accumulate) override;
+  void sum_axis(const Tensor& x, const Axis& axis, double factor, const Tensor& out,
+                bool accumulate) override;
+  void max_axis(const Tensor& x, const Axis& axis, const Tensor& out) override;
+  void max_axis_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const Axis& axis,
+                         const Tensor& dx) override;
+  void softmax(const Tensor& x, const Softmax& args, const Tensor& y) override;
+  void softmax_backward(const Tensor& y, const Tensor& dy, const Softmax& args, const Tensor& dx) override;
   void add(const Tensor& a, const Tensor& b, const Tensor& out) override;
+  void subtract(const Tensor& a, const Tensor& b, const Tensor& out) override;
   void multiply(const Tensor& a, const Tensor& b, const Tensor& out) override;
+  void divide(const Tensor& a, const Tensor& b, const Tensor& out) override;
   void scale(const Tensor& x, double factor, const Tensor& out) override;
   void activation(Activation kind, const Tensor& x, const Tensor& out) override;
   void activation_backward(Activation kind, const Tensor& x, const Tensor& dy, const Tensor& dx) override;
@@ -83,6 +93,10 @@ class CpuKernels final : public Kernels {
   void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override;
   void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss,
                                    const Tensor& dx) override;
+  void binary_cross_entropy(const Tensor& logits, const Tensor& targets, const Tensor& weights,
+                            const Tensor& total) override;
+  void binary_cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& weights,
+                                     const Tensor& factor, const Tensor& dx) override;
   void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) override;
   bool folds_gradients() const override { return true; }
   using Kernels::sum_of_squares;

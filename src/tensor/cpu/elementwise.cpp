@@ -1,4 +1,5 @@
 #include <cmath>
+#include <cstring>
 #include <numbers>
 
 #include "tensor/cpu/loops.h"
@@ -26,6 +27,10 @@ double normal_density(double x) {
 double logistic(double x) {
   return 1 / (1 + std::exp(-x));
 }
+double logistic_slope(double x) {
+  const double e = std::exp(-std::fabs(x));
+  return e / ((1 + e) * (1 + e));
+}
 
 using Unary = void (*ElementwiseOps::*)(const void*, void*, Count);
 using Binary = void (*ElementwiseOps::*)(const void*, const void*, void*, Count);
@@ -40,6 +45,40 @@ void unary(const char* name, Device& device, const IsaTable& isa, Unary member, 
             [&](Count begin, Count count) { op(at(x, begin), at(out, begin), count); });
 }
 
+/// A run of an operand that repeats one element or follows it, as n elements that lie behind each other.
+const std::byte* run_of(const Tensor& x, Count first, Count stride, Count n, std::byte* repeated) {
+  if (stride != 0) return at(x, first);
+  const std::size_t size = size_of(x.dtype());
+  for (Count i = 0; i < n; ++i)
+    std::memcpy(repeated + static_cast<std::size_t>(i) * size, at(x, first), size);
+  return repeated;
+}
+
+/// Operands of which one repeats along some axes of out.
+template <class Fn>
+void broadcast(const char* name, Device& device, const IsaTable& isa, Binary member, const Fn& f64,
+               const Tensor& a, const Tensor& b, const Tensor& out) {
+  const ArrayLoops loops = check_broadcast(name, a, b, out);
+  const bool wide = out.dtype() == DType::f64;
+  const auto op = wide ? nullptr : isa.elementwise[storage_index(out)].*member;
+  const Count columns = loops.columns(), step_a = loops.stride(0), step_b = loops.stride(1);
+  in_chunks(device, out.numel(), element_grain, [&](Count begin, Count count) {
+    std::byte repeated[4 * stack_block];  // one operand at most repeats along the last axis
+    for (Count i = begin, n = 0; i < begin + count; i += n) {
+      const Count row = i / columns, column = i % columns;
+      n = std::min({columns - column, begin + count - i, stack_block});
+      const Count from_a = loops.row_start(row, 0) + column * step_a,
+                  from_b = loops.row_start(row, 1) + column * step_b;
+      if (!wide) {
+        op(run_of(a, from_a, step_a, n, repeated), run_of(b, from_b, step_b, n, repeated), at(out, i), n);
+        continue;
+      }
+      const double *u = a.data<double>() + from_a, *v = b.data<double>() + from_b;
+      for (Count k = 0; k < n; ++k) out.data<double>()[i + k] = f64(u[k * step_a], v[k * step_b]);
+    }
+  });
+}
+
 template <class Fn>
 void binary(const char* name, Device& device, const IsaTable& isa, Binary member, const Fn& f64,
             const Tensor& a, const Tensor& b, const Tensor& out) {
@@ -50,17 +89,36 @@ void binary(const char* name, Device& device, const IsaTable& isa, Binary member
             [&](Count begin, Count count) { op(at(a, begin), at(b, begin), at(out, begin), count); });
 }
 
+template <class Fn>
+void arithmetic(const char* name, Device& device, const IsaTable& isa, Binary member, const Fn& f64,
+                const Tensor& a, const Tensor& b, const Tensor& out) {
+  const bool alike = a.defined() && b.defined() && a.shape() == out.shape() && b.shape() == out.shape();
+  alike ? binary(name, device, isa, member, f64, a, b, out)
+        : broadcast(name, device, isa, member, f64, a, b, out);
+}
+
 }  // namespace
 
 void CpuKernels::add(const Tensor& a, const Tensor& b, const Tensor& out) {
-  binary(
+  arithmetic(
       "add", device_, isa_, &ElementwiseOps::add, [](double u, double v) { return u + v; }, a, b, out);
 }
 
+void CpuKernels::subtract(const Tensor& a, const Tensor& b, const Tensor& out) {
+  arithmetic(
+      "subtract", device_, isa_, &ElementwiseOps::subtract, [](double u, double v) { return u - v; }, a, b,
+      out);
+}
+
 void CpuKernels::multiply(const Tensor& a, const Tensor& b, const Tensor& out) {
-  binary(
+  arithmetic(
       "multiply", device_, isa_, &ElementwiseOps::multiply, [](double u, double v) { return u * v; }, a, b,
       out);
+}
+
+void CpuKernels::divide(const Tensor& a, const Tensor& b, const Tensor& out) {
+  arithmetic(
+      "divide", device_, isa_, &ElementwiseOps::divide, [](double u, double v) { return u / v; }, a, b, out);
 }
 
 void CpuKernels::scale(const Tensor& x, double factor, const Tensor& out) {
@@ -84,6 +142,14 @@ void CpuKernels::activation(Activation kind, const Tensor& x, const Tensor& out)
       return unary(
           "gelu_erf", device_, isa_, &ElementwiseOps::gelu_erf, [](double u) { return u * normal_cdf(u); }, x,
           out);
+    case Activation::sigmoid:
+      return unary("sigmoid", device_, isa_, &ElementwiseOps::sigmoid, logistic, x, out);
+    case Activation::exp:
+      return unary(
+          "exp", device_, isa_, &ElementwiseOps::exp, [](double u) { return std::exp(u); }, x, out);
+    case Activation::log:
+      return unary(
+          "log", device_, isa_, &ElementwiseOps::log, [](double u) { return std::log(u); }, x, out);
   }
 }
 
@@ -99,6 +165,18 @@ void CpuKernels::activation_backward(Activation kind, const Tensor& x, const Ten
       return binary(
           "gelu_erf_backward", device_, isa_, &ElementwiseOps::gelu_erf_backward,
           [](double u, double g) { return g * (normal_cdf(u) + u * normal_density(u)); }, x, dy, dx);
+    case Activation::sigmoid:
+      return binary(
+          "sigmoid_backward", device_, isa_, &ElementwiseOps::sigmoid_backward,
+          [](double u, double g) { return g * logistic_slope(u); }, x, dy, dx);
+    case Activation::exp:
+      return binary(
+          "exp_backward", device_, isa_, &ElementwiseOps::exp_backward,
+          [](double u, double g) { return g * std::exp(u); }, x, dy, dx);
+    case Activation::log:
+      return binary(
+          "log_backward", device_, isa_, &ElementwiseOps::log_backward,
+          [](double u, double g) { return g / u; }, x, dy, dx);
   }
 }
 

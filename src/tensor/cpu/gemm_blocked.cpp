@@ -51,10 +51,8 @@ class Epilogue {
   const Tensor& before() const { return args_.pre_activation ? args_.pre_activation : args_.c; }
 
   void activate(const std::byte* before, std::byte* out, Count cols) const {
-    if (args_.activation == Activation::gelu_tanh)
-      elementwise_.gelu_tanh(before, out, cols);
-    else if (args_.activation == Activation::gelu_erf)
-      elementwise_.gelu_erf(before, out, cols);
+    if (args_.activation != Activation::none)
+      activation_loop(elementwise_, args_.activation)(before, out, cols);
     else if (before != out)
       std::memcpy(out, before, static_cast<std::size_t>(cols) * size_of(args_.c.dtype()));
   }

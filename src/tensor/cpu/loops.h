@@ -30,6 +30,22 @@ inline StorageIndex storage_index(const Tensor& t) {
   return t.dtype() == DType::f32 ? storage_f32 : t.dtype() == DType::bf16 ? storage_bf16 : storage_f16;
 }
 
+/// The loop of an activation that is one.
+inline auto activation_loop(const ElementwiseOps& ops, Activation kind) {
+  switch (kind) {
+    case Activation::gelu_erf:
+      return ops.gelu_erf;
+    case Activation::sigmoid:
+      return ops.sigmoid;
+    case Activation::exp:
+      return ops.exp;
+    case Activation::log:
+      return ops.log;
+    default:
+      return ops.gelu_tanh;
+  }
+}
+
 /// body(begin, count) over chunks of [0, n).
 template <class Body>
 void in_chunks(Device& device, Count n, Count grain, const Body& body) {

@@ -51,8 +51,8 @@ void finish_row(const IsaTable& isa, const Matmul& args, Count element, float* s
   std::byte* to = at(args.c, element);
   isa.convert[storage].store(sums, to, n);
   if (args.pre_activation) isa.convert[storage].store(sums, at(args.pre_activation, element), n);
-  if (args.activation == Activation::gelu_tanh) isa.elementwise[storage].gelu_tanh(to, to, n);
-  if (args.activation == Activation::gelu_erf) isa.elementwise[storage].gelu_erf(to, to, n);
+  if (args.activation != Activation::none)
+    activation_loop(isa.elementwise[storage], args.activation)(to, to, n);
 }
 
 /// b goes by once; each row has the sums that it would have alone.

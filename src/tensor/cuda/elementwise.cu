@@ -10,6 +10,18 @@ struct Add {
     return a + b;
   }
 };
+struct Subtract {
+  template <class C>
+  __device__ C operator()(C a, C b) const {
+    return a - b;
+  }
+};
+struct Divide {
+  template <class C>
+  __device__ C operator()(C a, C b) const {
+    return a / b;
+  }
+};
 struct Multiply {
   template <class C>
   __device__ C operator()(C a, C b) const {
@@ -60,6 +72,46 @@ struct GeluErfBackward {
   __device__ C operator()(C u, C g) const {
     const Normal<C> d = normal<S>(u);
     return g * (d.cdf + u * d.density);
+  }
+};
+template <class S>
+struct SigmoidOf {
+  template <class C>
+  __device__ C operator()(C u) const {
+    return sigmoid<S>(u).value;
+  }
+};
+template <class S>
+struct SigmoidBackward {
+  template <class C>
+  __device__ C operator()(C u, C g) const {
+    return g * sigmoid<S>(u).slope;
+  }
+};
+template <class S>
+struct Exp {
+  template <class C>
+  __device__ C operator()(C u) const {
+    return exp_anywhere<S>(u);
+  }
+};
+template <class S>
+struct ExpBackward {
+  template <class C>
+  __device__ C operator()(C u, C g) const {
+    return g * exp_anywhere<S>(u);
+  }
+};
+struct Log {
+  template <class C>
+  __device__ C operator()(C u) const {
+    return log_of(u);
+  }
+};
+struct LogBackward {
+  template <class C>
+  __device__ C operator()(C u, C g) const {
+    return g / u;
   }
 };
 struct Tanh {
@@ -124,6 +176,35 @@ void binary(const char* name, const Target& target, const Tensor& a, const Tenso
   });
 }
 
+/// y = op(a, b) where an operand repeats along some axes.
+template <class Op, class S>
+__global__ void broadcast_kernel(Op op, ArrayLoops loops, Count n, const S* a, const S* b, S* y) {
+  for (Count i = grid_thread(); i < n; i += grid_threads()) {
+    Count rest = i, at_a = 0, at_b = 0;
+    for (int axis = loops.rank - 1; axis >= 0; --axis) {
+      const Count extent = loops.extents[axis], index = rest % extent;
+      at_a += index * loops.strides[0][axis];
+      at_b += index * loops.strides[1][axis];
+      rest /= extent;
+    }
+    y[i] = narrow<S>(op(widen(a[at_a]), widen(b[at_b])));
+  }
+}
+
+template <class Op>
+void arithmetic(const char* name, const Target& target, const Op& op, const Tensor& a, const Tensor& b,
+                const Tensor& y) {
+  if (a.defined() && b.defined() && a.shape() == y.shape() && b.shape() == y.shape())
+    return binary(name, target, op, a, b, y);
+  const ArrayLoops loops = check_broadcast(name, a, b, y);
+  if (y.numel() == 0) return;
+  with_floating(y.dtype(), [&](auto type) {
+    using S = decltype(type);
+    launch(broadcast_kernel<Op, S>, blocks_for(y.numel(), element_threads, target.processors, 32),
+           element_threads, 0, target.stream, op, loops, y.numel(), in<S>(a), in<S>(b), out<S>(y));
+  });
+}
+
 /// y[row] = silu(gate[row])·up[row]; a block takes one row after the other.
 template <int width, class S>
 __global__ void swiglu_kernel(Count rows, Count f, const S* x, S* y) {
@@ -175,11 +256,19 @@ struct RowGrid {
 }  // namespace
 
 void CudaKernels::add(const Tensor& a, const Tensor& b, const Tensor& out) {
-  binary("add", target_, Add{}, a, b, out);
+  arithmetic("add", target_, Add{}, a, b, out);
+}
+
+void CudaKernels::subtract(const Tensor& a, const Tensor& b, const Tensor& out) {
+  arithmetic("subtract", target_, Subtract{}, a, b, out);
+}
+
+void CudaKernels::divide(const Tensor& a, const Tensor& b, const Tensor& out) {
+  arithmetic("divide", target_, Divide{}, a, b, out);
 }
 
 void CudaKernels::multiply(const Tensor& a, const Tensor& b, const Tensor& out) {
-  binary("multiply", target_, Multiply{}, a, b, out);
+  arithmetic("multiply", target_, Multiply{}, a, b, out);
 }
 
 void CudaKernels::scale(const Tensor& x, double factor, const Tensor& out) {
@@ -199,6 +288,12 @@ void CudaKernels::activation(Activation kind, const Tensor& x, const Tensor& out
       return unary<GeluTanh>("gelu_tanh", target_, x, out);
     case Activation::gelu_erf:
       return unary<GeluErf>("gelu_erf", target_, x, out);
+    case Activation::sigmoid:
+      return unary<SigmoidOf>("sigmoid", target_, x, out);
+    case Activation::exp:
+      return unary<Exp>("exp", target_, x, out);
+    case Activation::log:
+      return unary("log", target_, Log{}, x, out);
   }
 }
 
@@ -210,6 +305,12 @@ void CudaKernels::activation_backward(Activation kind, const Tensor& x, const Te
       return binary<GeluTanhBackward>("gelu_tanh_backward", target_, x, dy, dx);
     case Activation::gelu_erf:
       return binary<GeluErfBackward>("gelu_erf_backward", target_, x, dy, dx);
+    case Activation::sigmoid:
+      return binary<SigmoidBackward>("sigmoid_backward", target_, x, dy, dx);
+    case Activation::exp:
+      return binary<ExpBackward>("exp_backward", target_, x, dy, dx);
+    case Activation::log:
+      return binary("log_backward", target_, LogBackward{}, x, dy, dx);
   }
 }
 

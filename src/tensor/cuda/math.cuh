@@ -50,6 +50,54 @@ __device__ inline float magnitude(float x) {
   return bits_as<float>(bits_as<std::uint32_t>(x) & 0x7fffffffu);
 }
 
+/// e^x for any x: infinity where fp32 has no number for it.
+template <class S>
+__device__ inline float exp_anywhere(float x) {
+  const bool large = x > 88.0f;  // from where x - 1 is exact
+  const float y = exp_for<S>(large ? x - 1.0f : x) * (large ? 0x1.5bf0a8p1f : 1.0f);
+  return x > 89.0f ? bits_as<float>(0x7f800000u) : y;
+}
+template <class S>
+__device__ inline double exp_anywhere(double x) {
+  return ::exp(x);
+}
+
+/// log(1 + f) for f in [√½ - 1, √2 - 1].
+__device__ inline float log_near_1(float f) {
+  const float s = f / (2.0f + f), z = s * s;
+  float p = 0x1.c71c72p-3f;
+  p = p * z + 0x1.24924ap-2f;
+  p = p * z + 0x1.99999ap-2f;
+  p = p * z + 0x1.555556p-1f;
+  return f - s * (f - p * z);
+}
+
+/// The natural logarithm. Within 2 ulp.
+__device__ inline float log_of(float x) {
+  const auto bits = bits_as<std::uint32_t>(x);
+  const std::int32_t exponent = static_cast<std::int32_t>(bits - 0x3f3504f3u) >> 23;
+  const float mantissa = bits_as<float>(bits - (static_cast<std::uint32_t>(exponent) << 23));
+  const auto n = static_cast<float>(exponent);
+  float y = log_near_1(mantissa - 1.0f);
+  y = n * 0x1.62e4p-1f + (n * 0x1.7f7d1cp-20f + y);
+  y = x < 0x1p-126f ? bits_as<float>(0xff800000u) : y;
+  y = x < -0x1p-127f ? bits_as<float>(0x7fc00000u) : y;
+  return x > 0x1.fffffep127f || x != x ? x : y;
+}
+__device__ inline double log_of(double x) {
+  return ::log(x);
+}
+
+/// log(1 + x) for x in [0, 1]. Within 2 ulp.
+__device__ inline float log_of_1_plus(float x) {
+  const bool far = x > 0.41421354f;
+  const float y = log_near_1(far ? (x - 1.0f) * 0.5f : x);
+  return far ? y + 0x1.62e43p-1f : y;
+}
+__device__ inline double log_of_1_plus(double x) {
+  return ::log1p(x);
+}
+
 /// tanh x. Within 2 ulp.
 __device__ inline float tanh_of(float x) {
   const float a = magnitude(x);

@@ -21,6 +21,10 @@ void MetaKernels::sum_rows(const Tensor& x, const Tensor& out, bool) {
   charge(gpu_ ? cuda::sum_rows_workspace(x, out) : cpu::sum_rows_workspace(x, out));
 }
 
+void MetaKernels::sum_axis(const Tensor& x, const Axis& axis, double factor, const Tensor& out, bool) {
+  if (sums_rows(x, axis, factor, out)) sum_rows(x.reshape({axis.extent, axis.inner}), out, false);
+}
+
 void MetaKernels::layer_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
                                       const Tensor&, const Tensor&, const Tensor& dweight,
                                       const Tensor& dbias, bool) {
@@ -71,6 +75,10 @@ void MetaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const 
 
 void MetaKernels::mean_squared_error(const Tensor& x, const Tensor&, const Tensor&) {
   if (gpu_) charge(cuda::mean_squared_error_workspace(x));
+}
+
+void MetaKernels::binary_cross_entropy(const Tensor& logits, const Tensor&, const Tensor&, const Tensor&) {
+  if (gpu_) charge(2 * cuda::mean_squared_error_workspace(logits));
 }
 
 void MetaKernels::mean_squared_error_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor& dx) {

@@ -20,10 +20,18 @@ class MetaKernels : public Kernels {
   void copy_rows(const StridedRows&, const StridedRows&, std::int64_t, std::int64_t, bool) override {}
   void add_scaled(const Tensor&, const Tensor&, const Tensor&, bool) override {}
   void quotient(const Tensor&, const Tensor&, double, const Tensor&) override {}
+  void copy_strided(const Tensor&, const Strides&, const Tensor&) override {}
   void matmul(const Matmul& args) override;
   void sum_rows(const Tensor& x, const Tensor& out, bool) override;
+  void sum_axis(const Tensor& x, const Axis& axis, double factor, const Tensor& out, bool) override;
+  void max_axis(const Tensor&, const Axis&, const Tensor&) override {}
+  void max_axis_backward(const Tensor&, const Tensor&, const Tensor&, const Axis&, const Tensor&) override {}
+  void softmax(const Tensor&, const Softmax&, const Tensor&) override {}
+  void softmax_backward(const Tensor&, const Tensor&, const Softmax&, const Tensor&) override {}
   void add(const Tensor&, const Tensor&, const Tensor&) override {}
+  void subtract(const Tensor&, const Tensor&, const Tensor&) override {}
   void multiply(const Tensor&, const Tensor&, const Tensor&) override {}
+  void divide(const Tensor&, const Tensor&, const Tensor&) override {}
   void scale(const Tensor&, double, const Tensor&) override {}
   void activation(Activation, const Tensor&, const Tensor&) override {}
   void activation_backward(Activation, const Tensor&, const Tensor&, const Tensor&) override {}
@@ -71,6 +79,9 @@ class MetaKernels : public Kernels {
                               const Tensor&) override {}
   void mean_squared_error(const Tensor& x, const Tensor&, const Tensor&) override;
   void mean_squared_error_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor& dx) override;
+  void binary_cross_entropy(const Tensor& logits, const Tensor&, const Tensor&, const Tensor&) override;
+  void binary_cross_entropy_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                     const Tensor&) override {}
   void fold(const Tensor&, DType, const Tensor&, bool) override {}
   bool folds_gradients() const override { return !gpu_; }
   using Kernels::sum_of_squares;

@@ -16,6 +16,14 @@ struct Loops {
     map(
         n, out(y), [](F u, F v) { return u + v; }, in(a), in(b));
   }
+  static void subtract(const void* a, const void* b, void* y, Count n) {
+    map(
+        n, out(y), [](F u, F v) { return u - v; }, in(a), in(b));
+  }
+  static void divide(const void* a, const void* b, void* y, Count n) {
+    map(
+        n, out(y), [](F u, F v) { return u / v; }, in(a), in(b));
+  }
   static void multiply(const void* a, const void* b, void* y, Count n) {
     map(
         n, out(y), [](F u, F v) { return u * v; }, in(a), in(b));
@@ -56,6 +64,39 @@ struct Loops {
           return g * (d.cdf + u * d.density);
         },
         in(x), in(dy));
+  }
+  static void sigmoid_(const void* x, void* y, Count n) {
+    map(
+        n, out(y), [](F u) { return sigmoid<S>(u).value; }, in(x));
+  }
+  static void sigmoid_backward(const void* x, const void* dy, void* dx, Count n) {
+    map(
+        n, out(dx), [](F u, F g) { return g * sigmoid<S>(u).slope; }, in(x), in(dy));
+  }
+  static void exp_(const void* x, void* y, Count n) {
+    map(
+        n, out(y), [](F u) { return exp_anywhere<S>(u); }, in(x));
+  }
+  static void exp_backward(const void* x, const void* dy, void* dx, Count n) {
+    map(
+        n, out(dx), [](F u, F g) { return g * exp_anywhere<S>(u); }, in(x), in(dy));
+  }
+  static void log_(const void* x, void* y, Count n) {
+    map(
+        n, out(y), [](F u) { return log(u); }, in(x));
+  }
+  static void log_backward(const void* x, const void* dy, void* dx, Count n) {
+    map(
+        n, out(dx), [](F u, F g) { return g / u; }, in(x), in(dy));
+  }
+  static void logistic_loss(const void* x, const void* t, void* y, Count n) {
+    map(
+        n, out(y), [](F u, F v) { return (u < 0.0f ? F{} : u) - u * v + log_of_1_plus(exp_for<S>(-abs(u))); },
+        in(x), in(t));
+  }
+  static void logistic_slope(const void* x, const void* t, void* y, Count n) {
+    map(
+        n, out(y), [](F u, F v) { return sigmoid<S>(u).value - v; }, in(x), in(t));
   }
   static void tanh_(const void* x, void* y, Count n) {
     map(
@@ -137,12 +178,20 @@ template <class S>
 constexpr ElementwiseOps table() {
   using L = Loops<S>;
   return {L::add,
+          L::subtract,
           L::multiply,
+          L::divide,
           L::scale,
           L::gelu_tanh,
           L::gelu_tanh_backward,
           L::gelu_erf,
           L::gelu_erf_backward,
+          L::sigmoid_,
+          L::sigmoid_backward,
+          L::exp_,
+          L::exp_backward,
+          L::log_,
+          L::log_backward,
           L::tanh_,
           L::tanh_backward,
           L::relu,
@@ -150,6 +199,8 @@ constexpr ElementwiseOps table() {
           L::swiglu,
           L::swiglu_backward,
           L::scaled_difference,
+          L::logistic_loss,
+          L::logistic_slope,
           L::rotate};
 }
 

@@ -51,6 +51,45 @@ SHERD_INLINE F exp_for(F x) {
     return short_exp(x);
 }
 
+/// e^x for any x: infinity where fp32 has no number for it. Within 3 ulp for results stored as fp32.
+template <class S>
+SHERD_INLINE F exp_anywhere(F x) {
+  const I large = x > 88.0f;  // from where x - 1 is exact
+  const F y = exp_for<S>(large ? x - 1.0f : x) * (large ? all(0x1.5bf0a8p1f) : all(1.0f));
+  return x > 89.0f ? all(__builtin_inff()) : y;
+}
+
+/// log(1 + f) for f in [√½ - 1, √2 - 1]: f - s·(f - R) with s = f/(2 + f) and R the rest of the series
+/// 2·artanh(s) = 2s + s·R, whose first term left out is below 2^-28 of the value.
+SHERD_INLINE F log_near_1(F f) {
+  const F s = f / (2.0f + f), z = s * s;
+  F p = all(0x1.c71c72p-3f);   // 2/9
+  p = p * z + 0x1.24924ap-2f;  // 2/7
+  p = p * z + 0x1.99999ap-2f;  // 2/5
+  p = p * z + 0x1.555556p-1f;  // 2/3
+  return f - s * (f - p * z);
+}
+
+/// The natural logarithm: -infinity of 0 and of subnormal numbers, NaN below. Within 2 ulp.
+SHERD_INLINE F log(F x) {
+  const U bits = (U)x;
+  const I exponent = (I)(bits - 0x3f3504f3u) >> 23;  // of x in units of √½
+  const F mantissa = (F)(bits - ((U)exponent << 23));
+  const F n = __builtin_convertvector(exponent, F);
+  F y = log_near_1(mantissa - 1.0f);
+  y = n * 0x1.62e4p-1f + (n * 0x1.7f7d1cp-20f + y);  // ln 2 in two parts, the first one's products exact
+  y = x < 0x1p-126f ? all(-__builtin_inff()) : y;
+  y = x < -0x1p-127f ? all(__builtin_nanf("")) : y;
+  return x > 0x1.fffffep127f || x != x ? x : y;
+}
+
+/// log(1 + x) for x in [0, 1]. Within 2 ulp.
+SHERD_INLINE F log_of_1_plus(F x) {
+  const I far = x > 0.41421354f;
+  const F y = log_near_1(far ? (x - 1.0f) * 0.5f : x);
+  return far ? y + 0x1.62e43p-1f : y;
+}
+
 /// tanh x. Within 2 ulp.
 SHERD_INLINE F tanh(F x) {
   const F a = abs(x);

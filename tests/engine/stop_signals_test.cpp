@@ -1,4 +1,4 @@
-#include "cli/stop_signals.h"
+#include "engine/stop_signals.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <csignal>
 
-namespace sherd::cli {
+namespace sherd::engine {
 namespace {
 
 using Handler = void (*)(int);
@@ -83,4 +83,4 @@ TEST(StopSignals, StayIgnoredWhereTheyWere) {
 }
 
 }  // namespace
-}  // namespace sherd::cli
+}  // namespace sherd::engine

@@ -2,21 +2,24 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-namespace sherd::cli {
+namespace sherd::engine {
 
 /// What the bar and the plain lines show after an optimizer step.
 struct ProgressState {
   std::int64_t step = 0, total_steps = 0;  ///< done, and to do in all
   double loss = 0;
-  std::optional<double> val_loss;  ///< the latest
+  std::optional<double> val_loss;         ///< the latest
+  std::map<std::string, double> metrics;  ///< of the same evaluation; plain lines have them
   double lr = 0;
   std::vector<double> lrs;  ///< of all parameter groups; plain lines have them where there are several
   double grad_norm = 0;
-  double tokens_per_s = 0;
+  double per_s = 0;  ///< of `unit`
+  std::string unit = "tok/s";
   std::optional<double> mfu;  ///< 0…1
   double seconds_left = -1;   ///< negative: unknown
 };
@@ -66,4 +69,4 @@ class Progress {
   double seconds_per_step_ = 0;  ///< smoothed; 0: unknown
 };
 
-}  // namespace sherd::cli
+}  // namespace sherd::engine

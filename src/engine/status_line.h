@@ -3,7 +3,7 @@
 #include <chrono>
 #include <string>
 
-namespace sherd::cli {
+namespace sherd::engine {
 
 /// One line that is overwritten in place on a terminal, at most ten times a second; nothing at all elsewhere.
 /// For one thread. Gone when the object goes.
@@ -31,4 +31,4 @@ int terminal_width(int descriptor);
 /// Writes all of `text`; a terminal or pipe that is gone is no error.
 void write_terminal(int descriptor, const std::string& text);
 
-}  // namespace sherd::cli
+}  // namespace sherd::engine

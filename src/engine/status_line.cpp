@@ -1,4 +1,4 @@
-#include "cli/status_line.h"
+#include "engine/status_line.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
-namespace sherd::cli {
+namespace sherd::engine {
 
 bool is_terminal(int descriptor) {
   const char* kind = std::getenv("TERM");
@@ -45,4 +45,4 @@ void StatusLine::clear() {
   shown_ = false;
 }
 
-}  // namespace sherd::cli
+}  // namespace sherd::engine

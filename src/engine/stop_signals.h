@@ -1,6 +1,6 @@
 #pragma once
 
-namespace sherd::cli {
+namespace sherd::engine {
 
 /// While one lives, SIGINT, SIGTERM and SIGHUP ask the program to stop instead of ending it, each once: a
 /// second one of a kind ends it as usual, unless it comes within a second, as from a terminal and a launcher
@@ -19,4 +19,4 @@ class StopSignals {
   static int received();
 };
 
-}  // namespace sherd::cli
+}  // namespace sherd::engine

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-namespace sherd::cli {
+namespace sherd::engine {
 
 /// The lowest validation loss of a run, for training.keep_best and training.patience. The same on all ranks.
 class BestLoss {
@@ -33,4 +33,4 @@ class BestLoss {
 /// With as many digits as it takes to read the same number back.
 std::string exact(double value);
 
-}  // namespace sherd::cli
+}  // namespace sherd::engine

@@ -1,4 +1,4 @@
-#include "cli/stop_signals.h"
+#include "engine/stop_signals.h"
 
 #include <unistd.h>
 
@@ -12,7 +12,7 @@
 #include <ctime>
 #include <mutex>
 
-namespace sherd::cli {
+namespace sherd::engine {
 namespace {
 
 constexpr std::array<int, 3> stopping{SIGINT, SIGTERM, SIGHUP};
@@ -79,4 +79,4 @@ int StopSignals::received() {
   return came.load();
 }
 
-}  // namespace sherd::cli
+}  // namespace sherd::engine

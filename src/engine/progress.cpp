@@ -1,4 +1,4 @@
-#include "cli/progress.h"
+#include "engine/progress.h"
 
 #include <unistd.h>
 
@@ -13,14 +13,11 @@
 #include <vector>
 
 #include "base/error.h"
-#include "cli/status_line.h"
 #include "engine/report.h"
+#include "engine/status_line.h"
 
-namespace sherd::cli {
+namespace sherd::engine {
 namespace {
-
-using engine::human_count;
-using engine::human_seconds;
 
 std::string printed(const char* format, double value) {
   char text[64];
@@ -58,7 +55,7 @@ struct Field {
 std::vector<Field> fields_of(const ProgressState& state) {
   std::vector<Field> fields{{1, printed("loss %.4f", state.loss)}};
   if (state.val_loss) fields.push_back({4, printed("val %.4f", *state.val_loss)});
-  fields.push_back({3, human_count(state.tokens_per_s) + " tok/s"});
+  fields.push_back({3, human_count(state.per_s) + " " + state.unit});
   if (state.mfu) fields.push_back({5, printed("MFU %.0f%%", *state.mfu * 100)});
   if (state.seconds_left >= 0) fields.push_back({2, "ETA " + human_seconds(state.seconds_left)});
   return fields;
@@ -148,11 +145,12 @@ std::string format_bar(const ProgressState& state, int width, bool unicode) {
 std::string format_plain(const ProgressState& state) {
   std::string line = cat("step ", state.step, '/', state.total_steps, printed("  loss %.5f", state.loss));
   if (state.val_loss) line += printed("  val_loss %.5f", *state.val_loss);
+  for (const auto& [name, value] : state.metrics) line += "  " + name + printed(" %.5f", value);
   line += printed("  lr %.3e", state.lr);
   for (std::size_t i = 0; state.lrs.size() > 1 && i < state.lrs.size(); ++i)
     line += printed(i == 0 ? "  lrs %.3e" : ",%.3e", state.lrs[i]);
   line += printed("  grad_norm %.3f", state.grad_norm);
-  line += "  " + human_count(state.tokens_per_s) + " tok/s";
+  line += "  " + human_count(state.per_s) + " " + state.unit;
   if (state.mfu) line += printed("  mfu %.3f", *state.mfu);
   if (state.seconds_left >= 0) line += "  eta " + human_seconds(state.seconds_left);
   return line;
@@ -192,7 +190,8 @@ void Progress::update(ProgressState state, bool evaluated) {
   if (state.seconds_left < 0) state.seconds_left = left;
   state_ = state;
   if (!terminal_) {
-    if (!evaluated) state.val_loss.reset();  // an old figure on a new line of a log misleads
+    if (!evaluated)
+      state.val_loss.reset(), state.metrics.clear();  // an old figure on a new line of a log misleads
     if (evaluated || state.step % every_ == 0 || state.step == total_steps_) put(format_plain(state) + '\n');
     return;
   }
@@ -229,4 +228,4 @@ void Progress::put(const std::string& text) {
   write_terminal(descriptor_, text);
 }
 
-}  // namespace sherd::cli
+}  // namespace sherd::engine

@@ -1,4 +1,4 @@
-#include "cli/best_loss.h"
+#include "engine/best_loss.h"
 
 #include <array>
 #include <charconv>
@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/excerpt.h"
 
-namespace sherd::cli {
+namespace sherd::engine {
 namespace {
 
 constexpr const char *loss_key = "best_val_loss", *step_key = "best_step",
@@ -52,4 +52,4 @@ void BestLoss::restore(const std::map<std::string, std::string>& client) {
   without_ = number_in<std::int64_t>(client, without_key).value_or(0);
 }
 
-}  // namespace sherd::cli
+}  // namespace sherd::engine

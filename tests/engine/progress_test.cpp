@@ -1,4 +1,4 @@
-#include "cli/progress.h"
+#include "engine/progress.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@
 
 #include "support/temp_folder.h"
 
-namespace sherd::cli {
+namespace sherd::engine {
 namespace {
 
 using sherd::testing::read_text;
@@ -27,10 +27,11 @@ ProgressState example() {
           .total_steps = 400,
           .loss = 4.321,
           .val_loss = 4.5,
+          .metrics = {},
           .lr = 3e-4,
           .lrs = {3e-4},
           .grad_norm = 1.25,
-          .tokens_per_s = 12345,
+          .per_s = 12345,
           .mfu = 0.314,
           .seconds_left = 151};
 }
@@ -186,4 +187,4 @@ TEST(Progress, LeavesHandlersOfOthersAlone) {
 }
 
 }  // namespace
-}  // namespace sherd::cli
+}  // namespace sherd::engine

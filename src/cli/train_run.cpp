@@ -1,0 +1,212 @@
+#include "cli/train_run.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/atomic_file.h"
+#include "base/excerpt.h"
+#include "base/log.h"
+#include "cli/weights.h"
+#include "device/cuda.h"
+#include "engine/gather_records.h"
+#include "engine/gather_results.h"
+#include "engine/process_grid.h"
+#include "engine/report.h"
+#include "models/from_config.h"
+
+namespace sherd::cli {
+
+TrainRun::TrainRun(DistributedPtr dist, const TrainRequest& request,
+                   std::shared_ptr<const engine::TokenData> data, double gemm_rate,
+                   std::function<double(double)> better_rate)
+    : dist_(std::move(dist)),
+      request_(request),
+      data_(std::move(data)),
+      shape_(models::gpt_options(request.config, data_->vocab_size)),
+      gemm_rate_(gemm_rate),
+      better_rate_(std::move(better_rate)) {
+  const auto groups = make_groups(dist_, request_.config);
+  engine_ = std::make_unique<Engine>(
+      dist_, std::make_shared<models::Gpt>(shape_, layout_of(*groups, request_.config)), request_.config,
+      nullptr, nullptr, groups);
+  make_loaders();
+  trainer_ = std::make_unique<Trainer>(*engine_, *train_loader_, trainer_options());
+  const std::string& folder = request_.config.training.init_from;
+  if (!request_.resume && !folder.empty())
+    begin_from(folder);
+  else if (!request_.resume)
+    require_base();
+  if (!request_.trace.empty()) {
+    if (speaks()) AtomicFile probe(request_.trace);  // an error now rather than after the last step
+    trace_ = std::make_unique<engine::Trace>();
+    engine_->set_trace(trace_.get());
+  }
+  if (speaks()) announce();
+}
+
+/// An adapter means nothing without the model that it belongs to.
+void TrainRun::require_base() const {
+  const config::Adapter& adapter = request_.config.training.adapter;
+  if (!adapter.init_from.empty())
+    fail(ErrorKind::config, "training.adapter.init_from names an adapter, '", adapter.init_from,
+         "', and nothing names the model that it belongs to: give its folder as training.init_from");
+  if (adapter.type != config::AdapterType::none && speaks())
+    log_warning(
+        "training.adapter trains beside weights that stay as they are, and these are drawn by chance: "
+        "give training.init_from");
+}
+
+void TrainRun::make_loaders() {
+  const config::Batch& batch = engine_->config().batch;
+  train_loader_ = data_->training_loader(engine_->loader_rank(), engine_->device());
+  engine_->set_training_data(*train_loader_, data_);
+  if (!data_->validation) return;
+  validation_loader_ = data_->validation_loader(engine_->loader_rank(),
+                                                request_.config.training.eval_steps * batch.train_batch_size,
+                                                engine_->device());
+  const std::int64_t samples = validation_loader_->samples_per_epoch(),
+                     together = batch.micro_batch_size * engine_->data_ranks().size();
+  if (samples >= together) return;
+  if (speaks())
+    log_warning("no validation: its split has ", counted(samples, "sample"), ", fewer than the ", together,
+                " that all ranks take at once; give data.split a larger share");
+  validation_loader_.reset();
+}
+
+TrainerOptions TrainRun::trainer_options() {
+  TrainerOptions options;
+  options.validation = validation_loader_.get();
+  options.resume = request_.resume;
+  options.resume_tag = request_.resume_tag;
+  options.metrics_file = request_.metrics;
+  options.tokens_per_sample = shape_.max_seq;
+  options.mfu = [this](double samples_per_second) { return mfu(samples_per_second); };
+  options.words = {
+      .resume = "--resume", .tag = "--tag", .validation = "give data.split a larger second part"};
+  return options;
+}
+
+/// What the model computes, next to what the machine can.
+std::optional<double> TrainRun::mfu(double samples_per_second) {
+  if (gemm_rate_ <= 0) return {};
+  const double reached = samples_per_second * static_cast<double>(shape_.max_seq) *
+                         models::flops_per_token(shape_, shape_.max_seq, models::AttentionFlops::causal_half);
+  if (reached > gemm_rate_)
+    gemm_rate_ = better_rate_(reached);  // measured while the machine did other things
+  return reached / gemm_rate_;
+}
+
+int TrainRun::run() {
+  const int signal = trainer_->run();
+  report();
+  report_trace();
+  return signal;
+}
+
+/// ", tensor 2 x context 1 x data 2" where ranks share a model, or its experts.
+std::string TrainRun::layout_shown() const {
+  const comm::Grid& grid = engine_->groups().grid();
+  const bool apart = grid.size(comm::Axis::data) == grid.ranks() && grid.size(comm::Axis::expert) == 1;
+  return apart ? "" : cat(", ", engine::describe(grid));
+}
+
+void TrainRun::announce() const {
+  const config::Config& config = engine_->config();
+  log_info(config::name_of(config.model->type), " with ",
+           engine::human_count(static_cast<double>(shape_.num_parameters())), " parameters (",
+           counted(shape_.layers, "layer"), ", ", shape_.hidden, " hidden, ", shape_.vocab_size,
+           " vocabulary) in ", name_of(config.precision.compute), ", ZeRO stage ", config.zero.stage,
+           " over ", dist_->world().name(), layout_shown(), ", ",
+           counted(engine_->device().arena().threads(), "thread"), " per rank");
+  if (const config::Adapter& adapter = config.training.adapter; adapter.type != config::AdapterType::none) {
+    std::int64_t trained = 0;
+    for (const nn::ParameterPtr& parameter : engine_->module().parameters())
+      if (parameter->trainable) trained += parameter->logical_slice().logical().numel();
+    log_info("trained is an adapter (", config::name_of(adapter.type), ") with ",
+             engine::human_count(static_cast<double>(trained)),
+             " parameters; the model's own stay as they are");
+  }
+  log_info("batch ", config.batch.train_batch_size, " = ", config.batch.micro_batch_size, " per rank x ",
+           config.batch.gradient_accumulation_steps, " accumulated x ",
+           counted(engine_->data_ranks().size(), "data-parallel rank"), ", ",
+           counted(shape_.max_seq, "token"), " each; data ", data_->name(), ": ",
+           engine::human_count(static_cast<double>(data_->train->tokens())), " training tokens");
+  if (config.training.save_dir.empty()) log_info("nothing will be saved: training.save_dir is not set");
+  if (engine_->device().kind() != device::Kind::cuda) return;
+  if (gemm_rate_ > 0)
+    log_info("MFU counts against ", engine::human_count(gemm_rate_),
+             "FLOP/s: ", config.device.peak_tflops > 0 ? "device.peak_tflops" : "the data sheet's dense peak",
+             ", over all GPUs");
+  else
+    log_info("the peak of GPU '", device::as_cuda(engine_->device()).gpu().name,
+             "' is not known, so MFU is not told: set device.peak_tflops");
+}
+
+/// Ids mean nothing to weights that were trained on others'.
+void TrainRun::warn_of_other_tokenizer(const engine::ExtraFiles& companions) const {
+  const std::string prefix = companion_prefix;
+  const auto came = companions.find(prefix + engine::tokenizer_file_of(data_->tokenizer));
+  const bool any = companions.contains(prefix + engine::tokenizer_file) ||
+                   companions.contains(prefix + engine::tokenizer_json_file) ||
+                   companions.contains(prefix + "vocab.json");
+  const bool other = came != companions.end() && !data_->tokenizer_model.empty()
+                         ? came->second != data_->tokenizer_model
+                         : any;
+  if (other && !data_->tokenizer.empty())
+    log_warning("the weights came with a tokenizer of their own, and the data were made with '",
+                data_->tokenizer, "': ids will mean other text than the weights were trained on");
+}
+
+void TrainRun::begin_from(const std::string& folder) {
+  const config::Config& config = engine_->config();
+  Weights weights(folder, *config.model, shape_, engine_->device(), config.training.adapter.init_from);
+  engine::gather_results(*dist_, "weights verified", [&] {
+    weights.verify_share(dist_->rank(), dist_->world_size());
+    return true;
+  });
+  engine_->load_weights(weights.source());
+  if (speaks()) engine_->set_checkpoint_files(weights.companions());
+  if (!speaks()) return;
+  log_info("weights from ", folder);
+  warn_of_other_tokenizer(weights.companions());
+  for (const std::string& note : weights.notes()) log_info(folder, "/config.json: ", note);
+}
+
+void TrainRun::report_trace() {
+  if (!trace_) return;
+  engine_->set_trace(nullptr);
+  const std::vector<engine::TraceTotals> all =
+      engine::gather_records(*dist_, trace_->totals(), "totals of the trace");
+  engine::write_trace(*dist_, *trace_, request_.trace);
+  if (speaks())
+    std::printf("\n%s",
+                engine::trace_table(all, engine_->groups().grid().size(comm::Axis::pipeline)).c_str());
+}
+
+void TrainRun::report() const {
+  const engine::MemoryReport mine = engine::MemoryReport::of(engine_->device());
+  const std::vector<engine::MemoryReport> all = engine::gather_records(*dist_, mine, "memory report");
+  if (!speaks()) return;
+  const Trainer::Totals& totals = trainer_->totals();
+  const auto steps = static_cast<std::int64_t>(totals.step_seconds.size());
+  std::printf("\n%s", engine::memory_table(all).c_str());
+  if (const std::string layout = layout_shown(); !layout.empty())
+    std::printf("\n%s%s\n", counted(dist_->world_size(), "rank").c_str(), layout.c_str());
+  if (steps > 0 && !totals.routing.empty())
+    std::printf("\n%s", engine::experts_table(totals.routing).c_str());
+  if (steps > 0 && all.size() > 1) std::printf("\n%s", engine::traffic_table(totals.traffic, steps).c_str());
+  if (steps > 0) {
+    std::vector<double> seconds = totals.step_seconds;
+    std::sort(seconds.begin(), seconds.end());
+    const double median = seconds[seconds.size() / 2];
+    const std::optional<double>& val_loss = trainer_->validation_loss();
+    std::printf("\nstep %lld: loss %.4f%s; median step %.1f ms, %.0f tokens/s\n",
+                static_cast<long long>(engine_->global_steps()), engine_->last_step().loss,
+                val_loss ? cat(", validation loss ", *val_loss).c_str() : "", median * 1e3,
+                static_cast<double>(engine_->train_batch_size() * shape_.max_seq) / median);
+  }
+  if (data_->info)
+    std::printf("unigram entropy of the corpus: %.4f nats per token\n", data_->info->unigram_entropy);
+}
+
+}  // namespace sherd::cli

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cli/train.h"
+#include "engine/trace.h"
+#include "engine/trainer.h"
+#include "models/gpt.h"
+
+namespace sherd::cli {
+
+/// One rank's training run: data, engine, a Trainer, and what is told of it before and after. Rank 0 speaks.
+class TrainRun {
+ public:
+  /// Collective. `gemm_rate`: FLOP/s that all ranks together can reach, for MFU; 0: unknown. `better_rate`:
+  /// asked by rank 0 when a step reached more, for a rate that is at least as high.
+  TrainRun(DistributedPtr dist, const TrainRequest& request, std::shared_ptr<const engine::TokenData> data,
+           double gemm_rate, std::function<double(double reached)> better_rate);
+
+  /// Collective. Trains (Trainer::run()), after which rank 0 prints its tables. Returns the signal that
+  /// stopped it, the same on all ranks; else 0.
+  int run();
+
+ private:
+  bool speaks() const { return dist_->rank() == 0; }
+  std::string layout_shown() const;
+  void make_loaders();
+  void require_base() const;
+  TrainerOptions trainer_options();
+  void announce() const;
+  /// Takes the weights of training.init_from.
+  void begin_from(const std::string& folder);
+  void warn_of_other_tokenizer(const engine::ExtraFiles& companions) const;
+  std::optional<double> mfu(double samples_per_second);
+  void report() const;
+  void report_trace();
+
+  DistributedPtr dist_;
+  const TrainRequest& request_;
+  std::shared_ptr<const engine::TokenData> data_;
+  models::GptOptions shape_;
+  std::unique_ptr<engine::Trace> trace_;  ///< null: not asked for
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<data::Loader> train_loader_, validation_loader_;
+  std::unique_ptr<Trainer> trainer_;
+  double gemm_rate_;
+  std::function<double(double)> better_rate_;
+};
+
+}  // namespace sherd::cli

@@ -1,0 +1,291 @@
+#include "engine/trainer.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+
+#include "base/excerpt.h"
+#include "base/log.h"
+#include "data/loader.h"
+#include "engine/best_loss.h"
+#include "engine/checkpoint.h"
+#include "engine/monitor.h"
+#include "engine/progress.h"
+#include "engine/stop_signals.h"
+#include "sharding/parallel/moe.h"
+
+namespace sherd {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+Trainer::Trainer(Engine& engine, data::Loader& training, TrainerOptions options)
+    : engine_(engine),
+      training_(training),
+      options_(std::move(options)),
+      best_(std::make_unique<engine::BestLoss>()),
+      experts_(parallel::layers_of_experts(engine.module())) {
+  if (settings().steps < 1) fail(ErrorKind::config, "how long to train is not given: set training.steps");
+  require_validation();
+  if (!settings().save_dir.empty()) engine_.claim_save_folder(settings().save_dir);
+  if (options_.resume) resume();
+  first_step_ = engine_.global_steps();
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::require_validation() const {
+  if (options_.validation) {
+    if (validation_batches() == 0)
+      fail(ErrorKind::config, "validation has ", counted(options_.validation->samples_per_epoch(), "sample"),
+           ", fewer than the ", engine_.train_micro_batch_size_per_gpu() * engine_.data_ranks().size(),
+           " that all ranks take at once: give it more");
+    return;
+  }
+  if (!settings().keep_best && settings().patience == 0) return;
+  fail(ErrorKind::config, settings().keep_best ? "training.keep_best" : "training.patience",
+       " goes by the validation loss, and there are no validation data: ", options_.words.validation);
+}
+
+void Trainer::resume() {
+  const std::string& folder = settings().save_dir;
+  if (folder.empty())
+    fail(ErrorKind::config, options_.words.resume, " reads training.save_dir, which is not set");
+  best_->restore(engine_.load_checkpoint(folder, options_.resume_tag));
+  // The run may go on from before the best that was found.
+  if (speaks() && settings().keep_best)
+    engine::point_best(folder, best_->loss() ? cat("global_step", best_->step()) : "");
+  saved_step_ = saving_step_ = engine_.global_steps();
+  if (!speaks()) return;
+  log_info("resumed from ", folder, " at step ", engine_.global_steps());
+  if (engine_.global_steps() >= settings().steps)
+    log_info("nothing is left to do: training ends at step ", settings().steps,
+             "; raise training.steps to go on");
+  else if (out_of_patience())
+    log_info("nothing is left to do: training.patience is used up; raise it to go on");
+}
+
+void Trainer::open_outputs() {
+  stop_signals_ = std::make_unique<engine::StopSignals>(
+      "\nsherd: stopping after this step, and saving where training.save_dir is set; a second signal ends "
+      "the run at once, unsaved\n");
+  if (!speaks()) return;
+  if (!options_.metrics_file.empty())
+    writer_ = std::make_unique<engine::MetricsWriter>(options_.metrics_file, first_step_ + 1);
+  monitors_ = std::make_unique<engine::Monitors>(
+      engine_.config(), first_step_ > 0 ? std::optional(engine_.global_samples()) : std::nullopt);
+  if (options_.progress)
+    progress_ = std::make_unique<engine::Progress>(STDERR_FILENO, settings().steps, settings().log_interval);
+}
+
+/// The signal that asked a rank to stop; 0 where none was asked.
+int Trainer::stop_signal() {
+  const std::int32_t mine = engine::StopSignals::received();
+  const Distributed& dist = engine_.dist();
+  if (dist.world_size() == 1) return mine;
+  tensor::Tensor flag = tensor::Tensor::of<std::int32_t>(engine_.device(), {1}, std::span(&mine, 1));
+  comm::CallOptions options;
+  options.label = "stop flag";
+  options.scalar = true;
+  dist.world().all_reduce(flag, comm::ReduceOp::max, 1, options).wait();
+  return *tensor::to_host(engine_.device(), flag).data<std::int32_t>();
+}
+
+int Trainer::train_steps() {
+  int signal = 0;
+  while (engine_.global_steps() < settings().steps && !out_of_patience() && (signal = stop_signal()) == 0) {
+    train_step();
+    if (save_is_due()) save(settings().save_async);
+  }
+  if (!settings().save_dir.empty() && saving_step_ != engine_.global_steps()) save(false);
+  engine_.finish_save();
+  note_saved();
+  engine_.synchronize();  // a GPU's last update has been looked at only where it was saved or evaluated
+  return signal;
+}
+
+/// An error's message with what the program's user can do next, unless another rank has said it.
+std::string Trainer::with_next_step(const std::string& message) const {
+  const auto& [resume, tag, validation] = options_.words;
+  if (saving_step_ < 0 || message.find(resume) != std::string::npos) return message;
+  const std::string& folder = settings().save_dir;
+  const std::string begun = !engine_.save_under_way()
+                                ? ""
+                                : cat("that of step ", saving_step_, " was being written and may be whole");
+  if (saved_step_ < 0 && begun.empty()) return message;
+  if (saved_step_ < 0)
+    return cat(message, "; go on with ", resume, " if there is a checkpoint in ", folder, ": ", begun);
+  return cat(message, "; go on with ", resume, " (checkpoint of step ", saved_step_, " in ", folder,
+             begun.empty() ? "" : "; ", begun, ", or an earlier one with ", tag, ")");
+}
+
+int Trainer::run() {
+  open_outputs();
+  int signal = 0;
+  try {
+    signal = train_steps();
+  } catch (const Error& error) {
+    throw Error(error.kind(), with_next_step(error.what()));
+  }
+  if (progress_) progress_->finish();
+  if (speaks()) report_end(signal);
+  return signal;
+}
+
+/// Why training ends before its last step, and what is the best of it.
+void Trainer::report_end(int signal) const {
+  if (signal != 0)
+    log_info("stopped by SIG", ::sigabbrev_np(signal), " after step ", engine_.global_steps(),
+             saved_step_ < 0
+                 ? "; nothing was saved because training.save_dir is not set"
+                 : cat("; go on with ", options_.words.resume, " (checkpoint in ", settings().save_dir, ")"));
+  if (out_of_patience() && engine_.global_steps() > first_step_)
+    log_info("stopped after step ", engine_.global_steps(), ": ",
+             counted(best_->without_improvement(), "evaluation"),
+             " without a lower validation loss (training.patience)",
+             best_->loss() ? cat("; the lowest, ", *best_->loss(), ", was after step ", best_->step()) : "");
+  if (!settings().keep_best || settings().save_dir.empty() || !best_->loss()) return;
+  const auto folder = std::filesystem::path(settings().save_dir) / cat("global_step", best_->step());
+  if (std::filesystem::exists(folder / "manifest.json"))
+    log_info("the best checkpoint is ", folder.string(), ", with validation loss ", *best_->loss());
+}
+
+bool Trainer::out_of_patience() const {
+  return settings().patience > 0 && best_->without_improvement() >= settings().patience;
+}
+
+void Trainer::train_step() {
+  const auto start = std::chrono::steady_clock::now();
+  const engine::IoBytes before = engine_.io_bytes();
+  engine_.train_batch([this] { return training_.next(); });
+  note_saved();
+  totals_.step_seconds.push_back(seconds_since(start));
+  const engine::IoBytes after = engine_.io_bytes();
+  step_io_ = {after.read - before.read, after.written - before.written};
+  add_up_step();
+  const std::int64_t step = engine_.global_steps(), every = settings().eval_interval;
+  evaluated_ = options_.validation && (step == settings().steps || (every > 0 && step % every == 0));
+  if (evaluated_) evaluate();
+  if (speaks() && options_.mfu)
+    mfu_ = options_.mfu(static_cast<double>(engine_.train_batch_size()) / totals_.step_seconds.back());
+  tell();
+}
+
+void Trainer::add_up_step() {
+  step_traffic_ = engine_.groups().traffic();
+  engine_.groups().reset_traffic();
+  totals_.traffic.resize(step_traffic_.size());
+  for (std::size_t i = 0; i < step_traffic_.size(); ++i) {
+    totals_.traffic[i].axis = step_traffic_[i].axis;
+    totals_.traffic[i].traffic.add(step_traffic_[i].traffic);
+  }
+  step_routing_.clear();
+  totals_.routing.resize(experts_.size());
+  for (std::size_t i = 0; i < experts_.size(); ++i) {
+    const auto& [name, layer] = experts_[i];
+    step_routing_.emplace_back(name, layer->last_step());
+    totals_.routing[i].first = name;
+    totals_.routing[i].second.add(layer->last_step());
+  }
+}
+
+/// Of all ranks; what is left over is not looked at.
+std::int64_t Trainer::validation_batches() const {
+  return options_.validation->samples_per_epoch() /
+         (engine_.train_micro_batch_size_per_gpu() * engine_.data_ranks().size());
+}
+
+void Trainer::evaluate() {
+  const auto next = [this] { return options_.validation->next(); };
+  options_.validation->seek(0);
+  val_loss_ = engine_.eval_batches(next, validation_batches());
+  if (options_.metrics) {
+    options_.validation->seek(0);
+    means_ = engine_.evaluate(next, validation_batches(), options_.metrics);
+  }
+  best_->see(engine_.global_steps(), *val_loss_);
+  engine_.groups().reset_traffic();
+}
+
+bool Trainer::save_is_due() const {
+  if (settings().save_dir.empty()) return false;
+  const bool best = settings().keep_best && evaluated_ && best_->improved();
+  return best || (settings().save_interval > 0 && engine_.global_steps() % settings().save_interval == 0);
+}
+
+void Trainer::save(bool async) {
+  engine_.finish_save();
+  note_saved();
+  engine::SaveOptions options;
+  options.async = async;
+  options.best = settings().keep_best && evaluated_ && best_->improved();
+  options.keep_last = settings().keep_last;
+  if (evaluated_) options.client["val_loss"] = engine::exact(*val_loss_);
+  best_->save(options.client);
+  engine_.save_checkpoint(settings().save_dir, options);
+  saving_step_ = engine_.global_steps();
+  note_saved();
+  engine_.groups().reset_traffic();
+}
+
+/// What was being written is whole once the engine, on all ranks alike, is through with it.
+void Trainer::note_saved() {
+  if (!engine_.save_under_way()) saved_step_ = saving_step_;
+}
+
+engine::StepMetrics Trainer::metrics_of_step() const {
+  const engine::StepReport& step = engine_.last_step();
+  engine::StepMetrics line;
+  line.step = engine_.global_steps();
+  line.loss = step.loss;
+  if (evaluated_) line.val_loss = val_loss_, line.metrics = means_;
+  line.lr = step.lr.empty() ? 0 : step.lr.front();
+  line.lrs = step.lr;
+  line.grad_norm = step.grad_norm;
+  line.loss_scale = step.loss_scale;
+  line.skipped = !step.applied;
+  line.tokens = static_cast<std::int64_t>(static_cast<double>(engine_.global_samples()) * units());
+  line.step_ms = totals_.step_seconds.back() * 1e3;
+  line.tokens_per_s = static_cast<double>(engine_.train_batch_size()) * units() / totals_.step_seconds.back();
+  line.mfu = mfu_;
+  line.experts = step_routing_;
+  const device::Ledger& ledger = engine_.device().ledger();
+  line.mem = {ledger.peak(device::Tier::device), ledger.peak(device::Tier::host),
+              ledger.peak(device::Tier::nvme)};
+  for (const auto& [axis, bytes] : step_traffic_) line.comm.add(bytes);
+  line.axes = step_traffic_;
+  line.io.read_bytes = step_io_.read;
+  line.io.write_bytes = step_io_.written;
+  return line;
+}
+
+/// The files, the caller and whoever watches.
+void Trainer::tell() {
+  const engine::StepMetrics line = metrics_of_step();
+  if (writer_) writer_->write(line);
+  if (monitors_ && monitors_->enabled()) monitors_->write(line, engine_.global_samples());
+  if (progress_) {
+    engine::ProgressState state;
+    state.step = line.step;
+    state.total_steps = settings().steps;
+    state.loss = line.loss;
+    state.val_loss = val_loss_;
+    state.metrics = means_;
+    state.lr = line.lr;
+    state.lrs = line.lrs;
+    state.grad_norm = line.grad_norm;
+    state.per_s = line.tokens_per_s;
+    state.unit = options_.tokens_per_sample > 0 ? "tok/s" : "samples/s";
+    state.mfu = mfu_;
+    progress_->update(state, evaluated_);
+  }
+  if (options_.after_step) options_.after_step(line);
+}
+
+}  // namespace sherd

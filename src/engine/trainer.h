@@ -1,0 +1,126 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/metrics.h"
+
+namespace sherd {
+
+namespace engine {
+class BestLoss;
+class Monitors;
+class Progress;
+class StopSignals;
+}  // namespace engine
+
+/// What a Trainer is given beside the configuration, whose section `training` says the rest: steps, when to
+/// evaluate and to save, where, what to keep, when to stop early (docs/config.md).
+struct TrainerOptions {
+  /// One epoch of it is an evaluation, from its beginning; what is left over behind whole batches of all
+  /// ranks is not looked at. Null: nothing is evaluated. Outlives the trainer.
+  data::Loader* validation = nullptr;
+  /// Evaluated beside the loss, with each evaluation, as Engine::evaluate() does.
+  std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)> metrics = nullptr;
+  bool resume = false;         ///< from training.save_dir's latest checkpoint, or `resume_tag`
+  std::string resume_tag{};    ///< another one
+  std::string metrics_file{};  ///< a line of JSON per step (engine::StepMetrics) goes there; empty: nowhere
+  bool progress = true;        ///< rank 0 shows it on standard error: a bar on a terminal, else plain lines
+  /// Rates and counts are in tokens then; 0: in samples.
+  std::int64_t tokens_per_sample = 0;
+  /// Of rank 0's program alone: the share of the machine's speed that so many samples per second are, shown
+  /// and told as MFU.
+  std::function<std::optional<double>(double samples_per_second)> mfu = nullptr;
+  /// Called by every rank after each step, with what the metrics file is told of it on this rank.
+  std::function<void(const engine::StepMetrics&)> after_step = nullptr;
+  /// How the program's user asks for what errors and messages speak of.
+  struct Words {
+    std::string resume = "TrainerOptions::resume", tag = "TrainerOptions::resume_tag",
+                validation = "give TrainerOptions::validation";
+  } words{};
+};
+
+/// Trains an engine on a loader's batches to the end: progress, signals, validation, metrics, monitors,
+/// checkpoints, the best of them and early stopping, as `sherd train` does. One per rank, used from its
+/// thread; rank 0 speaks.
+///
+///   Trainer(*engine, *loader, {.validation = &held_out}).run();
+class Trainer {
+ public:
+  /// What a run added up.
+  struct Totals {
+    std::vector<double> step_seconds;                                      ///< of this run's steps
+    std::vector<comm::ProcessGroups::AxisTraffic> traffic;                 ///< of training, on this rank
+    std::vector<std::pair<std::string, parallel::RoutingTotals>> routing;  ///< by layer of experts
+  };
+
+  /// Claims training.save_dir, and resumes where asked. `training` is the loader that the engine's
+  /// checkpoints know (initialize(), Engine::set_training_data()); both outlive this. Throws Error{config}
+  /// where there are no steps to train, or no validation for what goes by it. Collective.
+  Trainer(Engine& engine, data::Loader& training, TrainerOptions options = {});
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  /// Trains until the last step, until patience is used up, or until a signal asked a rank to stop: then the
+  /// step is finished. In all cases a checkpoint is written where training.save_dir is set. Returns the
+  /// signal, the same on all ranks; else 0. Errors name the checkpoint from which to go on. Once.
+  /// Collective.
+  int run();
+
+  const std::optional<double>& validation_loss() const { return val_loss_; }  ///< of the newest evaluation
+  const engine::MetricMeans& metrics() const { return means_; }               ///< of the newest evaluation
+  const Totals& totals() const { return totals_; }
+
+ private:
+  bool speaks() const { return engine_.dist().rank() == 0; }
+  const config::Training& settings() const { return engine_.config().training; }
+  double units() const {
+    return options_.tokens_per_sample > 0 ? static_cast<double>(options_.tokens_per_sample) : 1.0;
+  }
+  void require_validation() const;
+  void resume();
+  void open_outputs();
+  int train_steps();
+  void train_step();
+  void add_up_step();
+  void evaluate();
+  std::int64_t validation_batches() const;
+  bool save_is_due() const;
+  void save(bool async);
+  void note_saved();
+  bool out_of_patience() const;
+  engine::StepMetrics metrics_of_step() const;
+  void tell();
+  void report_end(int signal) const;
+  std::string with_next_step(const std::string& message) const;
+  int stop_signal();
+
+  Engine& engine_;
+  data::Loader& training_;
+  TrainerOptions options_;
+  std::unique_ptr<engine::BestLoss> best_;  ///< of all evaluations, those before a resume included
+  std::unique_ptr<engine::MetricsWriter> writer_;
+  std::unique_ptr<engine::Monitors> monitors_;
+  std::unique_ptr<engine::StopSignals> stop_signals_;  ///< from the first step on
+  std::unique_ptr<engine::Progress> progress_;
+  std::optional<double> mfu_;       ///< of the newest step, on rank 0
+  std::optional<double> val_loss_;  ///< of the newest evaluation
+  engine::MetricMeans means_;
+  bool evaluated_ = false;         ///< after the newest step
+  std::int64_t saved_step_ = -1;   ///< of the newest checkpoint that is whole
+  std::int64_t saving_step_ = -1;  ///< of the newest one that was begun
+  std::int64_t first_step_ = 0;
+  Totals totals_;
+  std::vector<comm::ProcessGroups::AxisTraffic> step_traffic_;
+  engine::IoBytes step_io_;
+  std::vector<std::pair<std::string, parallel::Moe*>> experts_;  ///< the model's layers of experts
+  std::vector<std::pair<std::string, parallel::RoutingTotals>> step_routing_;
+};
+
+}  // namespace sherd

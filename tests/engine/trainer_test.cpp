@@ -1,0 +1,194 @@
+// A Trainer on a model of one's own: what it saves, resumes, evaluates, tells, and when it stops.
+#include "engine/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "autograd/ops.h"
+#include "engine/checkpoint.h"
+#include "engine/initialize.h"
+#include "nn/layers.h"
+#include "support/expect_error.h"
+#include "support/temp_folder.h"
+
+namespace sherd::test {
+namespace {
+
+using sherd::testing::expect_error;
+using sherd::testing::TempFolder;
+using tensor::Batch;
+using tensor::Tensor;
+namespace fs = std::filesystem;
+
+class Line : public nn::Model {
+ public:
+  Line() : linear_(add("linear", std::make_shared<nn::Linear>(1, 1))) {}
+  nn::Var predict(nn::Tape& tape, const Batch& batch) { return (*linear_)(tape, tape.input(batch.at("x"))); }
+
+ protected:
+  nn::Var forward(nn::Tape& tape, const Batch& batch) override {
+    return autograd::mean_squared_error(predict(tape, batch), batch.at("y"));
+  }
+
+ private:
+  std::shared_ptr<nn::Linear> linear_;
+};
+
+/// Points of y = slope·x - 1.
+std::shared_ptr<const data::Dataset> points(device::Device& host, float slope, std::int64_t count = 64) {
+  std::vector<float> x, y;
+  for (std::int64_t i = 0; i < count; ++i)
+    x.push_back(static_cast<float>(i) / 32.0f - 1), y.push_back(slope * x.back() - 1);
+  return data::make_tensor_dataset(
+      {{"x", Tensor::of<float>(host, {count, 1}, x)}, {"y", Tensor::of<float>(host, {count, 1}, y)}});
+}
+
+/// What ranks saw of a run.
+struct Ran {
+  std::int64_t steps = 0;
+  int signal = -1;
+  double loss = 0;
+  std::optional<double> val_loss;
+  engine::MetricMeans metrics;
+  std::vector<engine::StepMetrics> lines;  ///< of rank 0
+};
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  /// Trains a line on two ranks; it is judged by points of another slope, which it first comes closer to.
+  Ran train(const std::string& training, TrainerOptions options = {}, float judged_by = 0.5f,
+            std::int64_t held_out = 32) {
+    const config::Config config = config::parse_text(
+        cat(R"({"train_batch_size": 8, "optimizer": {"type": "SGD", "params": {"lr": 0.05}}, "training": {)",
+            training, "}}"));
+    Ran ran;
+    std::mutex mutex;
+    launch_ranks(2, [&](DistributedPtr dist) {
+      auto made = initialize({.dist = dist,
+                              .model = [] { return std::make_shared<Line>(); },
+                              .config = config,
+                              .training_data = points(*host_, 2)});
+      Engine& engine = *made.engine;
+      auto& model = dynamic_cast<Line&>(engine.module());
+      data::SampleLoader validation(points(*host_, judged_by, held_out), engine.loader_rank(),
+                                    {.shuffle = false}, engine.device());
+      TrainerOptions own = options;
+      own.progress = false;
+      if (held_out > 0 && judged_by != 0) own.validation = &validation;
+      own.metrics = [&](nn::Tape& tape, const Batch& batch, engine::MetricSums& sums) {
+        const nn::Var y = model.predict(tape, batch);
+        sums.add("loss", model(tape, batch).value());
+        sums.add("mean", autograd::sum(y).value(), static_cast<double>(y.value().numel()));
+      };
+      own.after_step = [&](const engine::StepMetrics& line) {
+        if (options.after_step) options.after_step(line);
+        const std::lock_guard lock(mutex);
+        if (dist->rank() == 0) ran.lines.push_back(line);
+      };
+      Trainer trainer(engine, *made.loader, own);
+      const int signal = trainer.run();
+      const std::lock_guard lock(mutex);
+      if (dist->rank() != 0) return;
+      ran = {engine.global_steps(), signal,   engine.last_step().loss, trainer.validation_loss(),
+             trainer.metrics(),     ran.lines};
+    });
+    return ran;
+  }
+  std::string save_dir() const { return cat(R"("save_dir": ")", (folder_ / "run").string(), R"(", )"); }
+
+  std::shared_ptr<device::Device> host_ = device::make_cpu_device(1);
+  TempFolder folder_;
+};
+
+TEST_F(TrainerTest, TrainsEvaluatesAndTells) {
+  const fs::path file = folder_ / "metrics.jsonl";
+  const Ran ran = train(R"("steps": 12, "eval_interval": 5)", {.metrics_file = file.string()});
+  EXPECT_EQ(ran.steps, 12);
+  EXPECT_EQ(ran.signal, 0);
+  ASSERT_EQ(ran.lines.size(), 12u);
+  ASSERT_TRUE(ran.val_loss.has_value());
+  EXPECT_EQ(ran.metrics.size(), 2u);
+  EXPECT_EQ(ran.metrics.at("loss"), *ran.val_loss);
+  std::ifstream in(file);
+  std::string text;
+  for (std::int64_t step = 1; step <= 12; ++step) {
+    ASSERT_TRUE(std::getline(in, text));
+    const auto line = nlohmann::json::parse(text);
+    const bool evaluated = step % 5 == 0 || step == 12;
+    EXPECT_EQ(line.at("step"), step);
+    EXPECT_EQ(line.at("tokens"), 8 * step) << "samples";
+    EXPECT_EQ(line.contains("val_loss"), evaluated) << step;
+    EXPECT_EQ(line.contains("metrics"), evaluated) << step;
+    if (evaluated) {
+      EXPECT_EQ(line.at("metrics").at("mean"),
+                ran.lines[static_cast<std::size_t>(step - 1)].metrics.at("mean"));
+    }
+  }
+  // The mean prediction of the 32 points in [-1, 0) lies between the mean point's, and where training began.
+  EXPECT_LT(ran.metrics.at("mean"), 0);
+}
+
+TEST_F(TrainerTest, StopsWhenPatienceIsUsedUpAndKeepsTheBest) {
+  const Ran ran = train(save_dir() + R"("steps": 400, "eval_interval": 1, "patience": 3, "keep_best": true)");
+  EXPECT_LT(ran.steps, 400);
+  std::size_t best = 0;
+  for (std::size_t i = 0; i < ran.lines.size(); ++i)
+    if (*ran.lines[i].val_loss < *ran.lines[best].val_loss) best = i;
+  EXPECT_EQ(best + 4, ran.lines.size()) << "three evaluations after the lowest loss";
+  const std::string tag = cat("global_step", best + 1);
+  EXPECT_EQ(testing::read_text(folder_ / "run" / "best").substr(0, tag.size()), tag);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / tag / "manifest.json"));
+  const Ran again = train(
+      save_dir() + R"("steps": 400, "eval_interval": 1, "patience": 3, "keep_best": true)", {.resume = true});
+  EXPECT_EQ(again.steps, ran.steps) << "nothing is left to do";
+}
+
+TEST_F(TrainerTest, GoesOnToTheSameBits) {
+  const Ran whole = train(R"("steps": 30, "eval_interval": 7)");
+  (void)train(save_dir() + R"("steps": 13, "eval_interval": 7)");
+  const Ran rest = train(save_dir() + R"("steps": 30, "eval_interval": 7)", {.resume = true});
+  EXPECT_EQ(rest.lines.size(), 17u);
+  EXPECT_EQ(rest.loss, whole.loss);
+  EXPECT_EQ(rest.val_loss, whole.val_loss);
+  EXPECT_EQ(rest.metrics, whole.metrics);
+}
+
+TEST_F(TrainerTest, EndsTheStepAndSavesOnASignal) {
+  TrainerOptions options;
+  options.after_step = [](const engine::StepMetrics& line) {
+    if (line.step == 4) std::raise(SIGTERM);
+  };
+  const Ran ran = train(save_dir() + R"("steps": 1000)", options);
+  EXPECT_EQ(ran.signal, SIGTERM);
+  EXPECT_EQ(ran.steps, 4);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "global_step4" / "manifest.json"));
+}
+
+TEST_F(TrainerTest, ErrorsNameTheCheckpointToGoOnFrom) {
+  TrainerOptions options;
+  options.after_step = [](const engine::StepMetrics& line) {
+    if (line.step == 5) fail(ErrorKind::data, "a caller's own error");
+  };
+  expect_error(
+      ErrorKind::data, "a caller's own error; go on with TrainerOptions::resume (checkpoint of step 3 in",
+      [&] { train(save_dir() + R"("steps": 9, "save_interval": 3, "save_async": false)", options); });
+}
+
+TEST_F(TrainerTest, SaysWhatIsMissing) {
+  expect_error(ErrorKind::config, "how long to train is not given: set training.steps",
+               [&] { train(R"("eval_interval": 1)"); });
+  expect_error(ErrorKind::config,
+               "training.patience goes by the validation loss, and there are no validation "
+               "data: give TrainerOptions::validation",
+               [&] { train(R"("steps": 3, "patience": 2, "eval_interval": 1)", {}, 0); });
+  expect_error(ErrorKind::config, "TrainerOptions::resume reads training.save_dir, which is not set",
+               [&] { train(R"("steps": 3)", {.resume = true}); });
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -362,7 +362,8 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"{\"data\": {\"path\": \"x\", \"split\": [0.9, 0.2]}}",
                 "run.json:1: data.split: the fractions sum to 1.1, more than 1"},
         Mistake{"{\"data\": {\"path\": \"x\", \"tokenizer\": \"bpe\"}}",
-                "run.json:1: data.tokenizer: \"bpe\" is no tokenizer; use \"byte\", \"spm:MODEL_FILE\" or \"hf:PATH\""},
+                "run.json:1: data.tokenizer: \"bpe\" is no tokenizer; use \"byte\", \"spm:MODEL_FILE\" or "
+                "\"hf:PATH\""},
         Mistake{"{\"device\": {\"device_memory_limit\": \"5 parsecs\"}}",
                 "run.json:1: device.device_memory_limit: must be bytes, or a string with a unit such as "
                 "\"512MiB\" or "

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -137,7 +139,7 @@ class Evaluation {
     auto next = found_.begin();
     for (std::size_t i = begin; i < end; ++i) {
       if (questions_.dataset) {
-        tasks_[questions_.dataset->prefix()].add_tokens(*next++);
+        tasks_[questions_.dataset->prefix()].add_document(*next++);
         continue;
       }
       const Example& example = questions_.examples[i];
@@ -226,7 +228,7 @@ std::string table_of(const std::map<std::string, TaskMetrics>& tasks) {
   for (const auto& [name, task] : tasks)
     for (const Metric& metric : task.metrics()) {
       const auto fixed = [&](double value) {
-        std::snprintf(text, sizeof text, "%.4f", value);
+        std::snprintf(text, sizeof text, std::abs(value) < 1e6 ? "%.4f" : "%.4g", value);
         return std::string(text);
       };
       const std::string value = fixed(metric.value), error = metric.error ? fixed(*metric.error) : "-";
@@ -260,6 +262,9 @@ void evaluate_command(const Arguments& arguments) {
   if (questions.dataset) require_same_tokenizer(*questions.dataset, inference.tokenizer());
   std::ofstream details;
   if (line.has("output")) {
+    std::error_code absent;
+    if (std::filesystem::equivalent(line.text("output"), line.text("tasks"), absent))
+      throw UsageError("--output names the file of --tasks, which would be lost");
     details.open(line.text("output"), std::ios::binary | std::ios::trunc);
     if (!details)
       fail(ErrorKind::io, "cannot write ", line.text("output"), ": is its folder there and writable?");

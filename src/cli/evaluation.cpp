@@ -76,6 +76,10 @@ Example example_of(const Json& object, const std::string& where) {
   return out;
 }
 
+std::string kind_of(const Example& example) {
+  return example.answer ? "choice" : example.is_text ? "text" : "completion";
+}
+
 /// Characters without white space in front, which is there to part a choice from what it follows.
 double length_of(const std::string& choice) {
   const std::size_t first = std::min(choice.find_first_not_of(spaces), choice.size());
@@ -101,6 +105,7 @@ std::int64_t words_of(const std::string& text) {
 std::vector<Example> read_examples(const std::filesystem::path& path) {
   std::istringstream lines(read_file(path));
   std::vector<Example> out;
+  std::map<std::string, std::string> kinds;  // of tasks, whose metrics mean one thing each
   std::string line;
   for (std::size_t number = 1; std::getline(lines, line); ++number) {
     if (line.find_first_not_of(spaces) == std::string::npos) continue;
@@ -110,6 +115,10 @@ std::vector<Example> read_examples(const std::filesystem::path& path) {
     out.push_back(example_of(object, where));
     out.back().line = number;
     if (out.back().task.empty()) out.back().task = path.stem().string();
+    const auto [kind, first] = kinds.try_emplace(out.back().task, kind_of(out.back()));
+    if (!first && kind->second != kind_of(out.back()))
+      fail(ErrorKind::data, where, " has a ", kind_of(out.back()), ", and task '", excerpt(out.back().task),
+           "' lines with a ", kind->second, " before: tell them apart by \"task\"");
   }
   if (out.empty()) fail(ErrorKind::data, path.string(), " holds no examples: each is a line of JSON");
   return out;

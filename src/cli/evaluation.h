@@ -26,8 +26,9 @@ struct Example {
 
 /// Reads JSON lines of three kinds: {"context", "choices": [...], "answer": index or text of a choice},
 /// {"context", "completion"}, {"text"}; each may have a "task", by default the file's name without its
-/// ending. Other keys are left alone. Throws Error{io} where it cannot be read, Error{data} that names the
-/// line.
+/// ending. Lines of
+/// one task are of one kind. Other keys are left alone. Throws Error{io} where it cannot be read, Error{data}
+/// that names the line.
 std::vector<Example> read_examples(const std::filesystem::path& path);
 
 /// The windows of a continuation behind its context, as the common evaluation harness encodes them: spaces at
@@ -56,10 +57,8 @@ Verdict judge(const Example& example, std::vector<models::Score> scores);
 class TaskMetrics {
  public:
   void add(const Example& example, const Verdict& verdict);
-  /// Text without a wording: `score` of so many tokens.
-  void add_tokens(const models::Score& score) {
-    likelihood_ += score.log_likelihood, tokens_ += score.tokens;
-  }
+  /// A document of which tokens are known alone.
+  void add_document(const models::Score& score) { ++examples_, add_tokens(score); }
   std::int64_t examples() const { return examples_; }
   std::int64_t tokens() const { return tokens_; }
   /// Of choices: acc, acc_norm (by likelihood per character). Of completions: acc (no token is likelier than
@@ -68,6 +67,10 @@ class TaskMetrics {
   std::vector<Metric> metrics() const;
 
  private:
+  void add_tokens(const models::Score& score) {
+    likelihood_ += score.log_likelihood, tokens_ += score.tokens;
+  }
+
   std::int64_t examples_ = 0, tokens_ = 0, words_ = 0, bytes_ = 0;
   std::int64_t choices_ = 0, right_ = 0, right_by_length_ = 0;
   std::int64_t completions_ = 0, greedy_ = 0;

@@ -85,8 +85,8 @@ TEST(ExamplesFile, IsReadByKindAndRefusedByLine) {
   const auto all = read(R"({"context": "c", "choices": ["a", "b"], "answer": "b", "id": 7}
 
 {"task": "other", "context": "c", "choices": ["a", "b"], "answer": 0}
-{"context": "c", "completion": "d"}
-{"text": "t"}
+{"task": "ends", "context": "c", "completion": "d"}
+{"task": "texts", "text": "t"}
 )");
   ASSERT_EQ(all.size(), 4u);
   EXPECT_EQ(all[0].task, "quiz");
@@ -109,6 +109,8 @@ TEST(ExamplesFile, IsReadByKindAndRefusedByLine) {
            {"{\"choices\": [\"a\", \"b\"]}", "no \"answer\""},
            {"{\"choices\": [\"a\", \"b\"], \"answer\": 2}", "there are choices 0 to 1"},
            {"{\"choices\": [\"a\", \"b\"], \"answer\": \"c\"}", "none of the choices: \"c\""},
+           {"{\"text\": \"a\"}\n{\"completion\": \"a\"}",
+            ":2 has a completion, and task 'quiz' lines with a text"},
            {"", "holds no examples"}})
     expect_error(ErrorKind::data, what, [&, &line = line] { read(line); });
 }
@@ -189,6 +191,7 @@ TEST_F(EvaluateProgram, ScoresADatasetsDocumentsAsTheirTexts) {
   const std::string prefix = (folder_ / "two").string();
   const Json got = evaluate({"--data", prefix, "--ranks", "2"})[prefix];
   EXPECT_GT(got["tokens"].get<std::size_t>(), text().size() + 12);
+  EXPECT_EQ(got["examples"], 2);
   EXPECT_LT(got["loss"].get<double>(), 3);
   EXPECT_NEAR(got["token_perplexity"].get<double>(), std::exp(got["loss"].get<double>()), 1e-9);
   EXPECT_LT(evaluate({"--data", prefix, "--limit", "1"})[prefix]["tokens"], got["tokens"]);
@@ -215,6 +218,8 @@ TEST_F(EvaluateProgram, RefusesWhatItCannotScore) {
   EXPECT_THAT(evaluate_with({"--data", prefix(), "--output", "x"}).err,
               HasSubstr("--output goes with --tasks"));
   EXPECT_THAT(evaluate_with({"--tasks", tasks, "--output", "/nowhere/x"}).err, HasSubstr("cannot write"));
+  EXPECT_THAT(evaluate_with({"--tasks", tasks, "--output", tasks}).err, HasSubstr("which would be lost"));
+  EXPECT_GT(read_text(tasks).size(), 0u);
   EXPECT_THAT(evaluate_with({"--tasks", tasks, "--set", "parallel.context=2"}).err,
               HasSubstr("parallel.context is 2"));
   std::string numbers;

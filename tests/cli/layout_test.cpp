@@ -74,7 +74,7 @@ TEST_F(LayoutProgram, ResumesAndGeneratesInAnotherLayout) {
   EXPECT_EQ(shared.code, 0) << shared.err;
   EXPECT_EQ(shared.out, alone.out);
   const Outcome refused = sherd(with(generate, {"parallel.context=2"}));
-  EXPECT_THAT(refused.err, HasSubstr("parallel.context is 2: a text grows by one token at a time"));
+  EXPECT_THAT(refused.err, HasSubstr("parallel.context is 2: every rank has whole texts"));
   EXPECT_THAT(sherd(with(generate, {"model.num_layers=3"})).err,
               HasSubstr("--set takes keys of the section parallel here"));
 }

@@ -155,7 +155,10 @@ TEST_F(ScoreTexts, DoNotDependOnTheirBatchNorOnWhoScoresThem) {
             }
           }
           for (std::size_t t = 0; t < texts.size(); ++t) {
-            EXPECT_EQ(got[t].log_likelihood, alone[t].log_likelihood) << t;
+            // Some instruction sets' products round otherwise for another number of rows.
+            EXPECT_NEAR(got[t].log_likelihood, alone[t].log_likelihood,
+                        (dtype == DType::f32 ? 2e-5 : 2e-2) * -alone[t].log_likelihood)
+                << t;
             EXPECT_EQ(got[t].tokens, alone[t].tokens) << t;
             EXPECT_EQ(got[t].greedy, alone[t].greedy) << t;
           }

@@ -87,7 +87,7 @@ int main(int argc, char** argv) {
     };
     Trainer trainer(*engine, *loader, {.validation = &validation, .metrics = accuracy});
     trainer.run();
-    if (dist->rank() == 0)
+    if (dist->rank() == 0 && trainer.validation_loss())
       std::printf("step %lld  validation loss %.4f  accuracy %.3f\n",
                   static_cast<long long>(engine->global_steps()), *trainer.validation_loss(),
                   trainer.metrics().at("accuracy"));

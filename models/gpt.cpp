@@ -1,5 +1,8 @@
 #include "models/gpt.h"
 
+#include <optional>
+#include <utility>
+
 #include "autograd/key_cache.h"
 #include "autograd/linear.h"
 #include "base/excerpt.h"
@@ -169,9 +172,25 @@ Tensor Gpt::next_logits(Tape& tape, const Tensor& tokens) {
   return scores(tape, tokens, head).value();
 }
 
+namespace {
+
+/// While it lives, what is put on a tape keeps its dtype: scores are differences of numbers that the model's
+/// own would round away.
+struct AsTheyAre {
+  explicit AsTheyAre(Tape& on) : tape(on), input_dtype(std::exchange(on.input_dtype, {})) {}
+  ~AsTheyAre() { tape.input_dtype = input_dtype; }
+  AsTheyAre(const AsTheyAre&) = delete;
+  AsTheyAre& operator=(const AsTheyAre&) = delete;
+  Tape& tape;
+  std::optional<DType> input_dtype;
+};
+
+}  // namespace
+
 Tensor Gpt::label_scores(Tape& tape, const Tensor& tokens, const Tensor& rows, const Tensor& labels) {
   Tape::NoGrad pause(tape);
   require_whole_texts();
+  const AsTheyAre keep(tape);
   const auto head = [&](const Var& x) {
     const Tensor& all = x.value();
     const std::int64_t width = all.shape().back(), n = rows.numel();

@@ -122,6 +122,10 @@ class Scorer {
         own += logit[p * n + i];
       }
       for (std::int64_t p = 0; p < parts; ++p) sum += std::exp(lse[p * n + i] - top);
+      if (!std::isfinite(top) || !std::isfinite(sum) || !std::isfinite(own))
+        fail(ErrorKind::numerics,
+             "the model gives a token no finite score: its weights are not finite, or "
+             "its dtype is too narrow");
       Score& score = scores[labels[static_cast<std::size_t>(i)].text];
       score.log_likelihood += own - (top + std::log(sum));
       score.greedy = score.greedy && own >= best;

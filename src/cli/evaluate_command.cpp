@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "base/excerpt.h"
@@ -117,22 +116,22 @@ class Evaluation {
       add(windows_of(from_.tokenizer(), example.context, continuation, max_seq));
   }
 
-  /// Adds what ranks found, whose threads share this object. When it returns on rank 0, all have added
+  /// Takes what ranks found, whose threads share this object. When it returns on rank 0, all have given
   /// theirs.
   void gather(const Distributed& dist, const std::vector<models::Score>& scores,
               const std::vector<std::size_t>& of, std::size_t continuations, bool leads) {
+    if (dist.rank() == 0) windows_.assign(scores.size(), {});
     dist.world().barrier({.label = "evaluation: a round begins"});
-    if (leads) {
-      const std::lock_guard lock(mutex_);
-      found_.resize(continuations);
-      for (std::size_t i = 0; i < scores.size(); ++i) {
-        if (scores[i].tokens == 0) continue;
-        found_[of[i]].log_likelihood += scores[i].log_likelihood;
-        found_[of[i]].tokens += scores[i].tokens;
-        found_[of[i]].greedy = found_[of[i]].greedy && scores[i].greedy;
-      }
-    }
+    for (std::size_t i = 0; leads && i < scores.size(); ++i)
+      if (scores[i].tokens > 0) windows_[i] = scores[i];
     dist.world().barrier({.label = "evaluation: scores of a round"});
+    if (dist.rank() != 0) return;
+    found_.assign(continuations, {});
+    for (std::size_t i = 0; i < windows_.size(); ++i) {  // in one order for any number of ranks
+      found_[of[i]].log_likelihood += windows_[i].log_likelihood;
+      found_[of[i]].tokens += windows_[i].tokens;
+      found_[of[i]].greedy = found_[of[i]].greedy && windows_[i].greedy;
+    }
   }
 
   void judge_round(std::size_t begin, std::size_t end) {
@@ -149,7 +148,6 @@ class Evaluation {
       tasks_[example.task].add(example, verdict);
       if (details_) write(example, verdict);
     }
-    found_.clear();
     show_progress(end);
   }
 
@@ -180,9 +178,9 @@ class Evaluation {
   const Inference& from_;
   const Questions& questions_;
   std::int64_t most_rows_;
-  std::ostream* details_;  ///< null: not asked for
-  std::mutex mutex_;
-  std::vector<models::Score> found_;  ///< of a round's continuations; under mutex_ between the barriers
+  std::ostream* details_;                     ///< null: not asked for
+  std::vector<models::Score> windows_;        ///< of a round; each rank's own between the barriers
+  std::vector<models::Score> found_;          ///< of the round's continuations; rank 0's
   std::map<std::string, TaskMetrics> tasks_;  ///< rank 0's
   std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
 };

@@ -236,10 +236,14 @@ engine::MetricMeans Engine::evaluate(
   const std::int64_t before = loader.position(),
                      together = train_micro_batch_size_per_gpu() * data_ranks().size(),
                      batches = (loader.samples_per_epoch() + together - 1) / together;
+  // Also where `run` throws: training may go on by this loader.
+  struct Back {
+    data::Loader& loader;
+    std::int64_t position;
+    ~Back() { loader.seek(position); }
+  } const back{loader, before};
   loader.seek(0);
-  const engine::MetricMeans means = evaluate([&] { return loader.next(); }, batches, run);
-  loader.seek(before);
-  return means;
+  return evaluate([&] { return loader.next(); }, batches, run);
 }
 
 tensor::Tensor Engine::predict(
@@ -253,6 +257,7 @@ tensor::Tensor Engine::predict(
       const auto* cut = dynamic_cast<const nn::LayeredModel*>(model_.get());
       out = cut->stages()->from_last(tape, value.defined() ? value.value() : tensor::Tensor());
     } else {
+      require(value.defined(), "predict(): what runs gave no value");
       out = value.value();
     }
     const tensor::Tensor own = tape.empty(out.shape(), out.dtype());  // parameters and batches may go

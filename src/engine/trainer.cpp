@@ -131,8 +131,13 @@ int Trainer::run() {
   try {
     signal = train_steps();
   } catch (const Error& error) {
+    stop_signals_.reset();
     throw Error(error.kind(), with_next_step(error.what()));
+  } catch (...) {
+    stop_signals_.reset();
+    throw;
   }
+  stop_signals_.reset();  // what comes after training is stopped as its program says
   if (progress_) progress_->finish();
   if (speaks()) report_end(signal);
   return signal;

@@ -2,6 +2,7 @@
 #include "engine/trainer.h"
 
 #include <gtest/gtest.h>
+#include <atomic>
 
 #include <csignal>
 #include <filesystem>
@@ -160,10 +161,14 @@ TEST_F(TrainerTest, GoesOnToTheSameBits) {
 
 TEST_F(TrainerTest, EndsTheStepAndSavesOnASignal) {
   TrainerOptions options;
-  options.after_step = [](const engine::StepMetrics& line) {
-    if (line.step == 4) std::raise(SIGTERM);
+  std::atomic_flag raised;  // by one of the ranks' threads: a second signal would end the program at once
+  options.after_step = [&](const engine::StepMetrics& line) {
+    if (line.step == 4 && !raised.test_and_set()) std::raise(SIGTERM);
   };
   const Ran ran = train(save_dir() + R"("steps": 1000)", options);
+  struct sigaction after {};
+  ::sigaction(SIGTERM, nullptr, &after);
+  EXPECT_EQ(after.sa_handler, SIG_DFL) << "what comes after training is stopped as ever";
   EXPECT_EQ(ran.signal, SIGTERM);
   EXPECT_EQ(ran.steps, 4);
   EXPECT_TRUE(fs::exists(folder_ / "run" / "global_step4" / "manifest.json"));

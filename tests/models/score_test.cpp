@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "support/expect_error.h"
@@ -164,6 +165,28 @@ TEST_F(ScoreTexts, DoNotDependOnTheirBatchNorOnWhoScoresThem) {
           }
         }
     }
+}
+
+/// As an engine's, whose tape makes inputs what the model computes in.
+TEST_F(ScoreTexts, KeepTheirDigitsOnATapeOfAnEngine) {
+  const GptOptions o = test::tiny_gpt2();
+  Gpt model(o);
+  test::PlainParameters parameters(*cpu_.kernels, model, DType::bf16);
+  const std::vector<ScoreRequest> texts = requests(o);
+  const std::vector<Score> want = score_texts(model, run(), texts, 16);
+  tape_.input_dtype = DType::bf16;
+  const std::vector<Score> got = score_texts(model, run(), texts, 16);
+  EXPECT_EQ(tape_.input_dtype, DType::bf16);
+  for (std::size_t t = 0; t < texts.size(); ++t)
+    EXPECT_EQ(got[t].log_likelihood, want[t].log_likelihood) << t;
+}
+
+TEST_F(ScoreTexts, OfAModelThatIsNotFiniteAreRefused) {
+  Gpt model(test::tiny_gpt2());
+  test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  cpu_.kernels->fill(model.parameters()[0]->value, std::numeric_limits<double>::quiet_NaN());
+  const std::vector<ScoreRequest> texts{{{1, 2}, 1, {}}};
+  expect_error(ErrorKind::numerics, "no finite score", [&] { score_texts(model, run(), texts, 8); });
 }
 
 TEST_F(ScoreTexts, RefuseWhatIsNoText) {

@@ -99,6 +99,8 @@ const OperandCase operand_cases[] = {{{3, 5}, {5}, {3, 5}},
                                      {{2, 3, 1, 2}, {1, 3, 5, 1}, {2, 3, 5, 2}},
                                      {{1}, {6, 7}, {6, 7}},
                                      {{4, 3}, {1, 1, 1}, {1, 4, 3}},
+                                     {{1}, {1, 1}, {1, 1}},
+                                     {{1, 1}, {1}, {1, 1}},
                                      {{0, 3}, {3}, {0, 3}},
                                      {{40, 1500}, {1500}, {40, 1500}},
                                      {{70, 900}, {70, 1}, {70, 900}}};
@@ -337,6 +339,12 @@ TEST(Softmax, gives_zeros_where_nothing_is_seen_and_stays_where_it_is) {
       const Tensor hidden = m.holding<std::uint8_t>({2}, {0, 0});
       m.kernels.softmax(x, {.seen = hidden}, x);
       EXPECT_EQ(values_of(m.host(x)), std::vector<double>(6, 0.0)) << m.name();
+
+      // Logarithms keep the digits that a large offset, added to them first, would round away.
+      const Tensor far = m.of({2, 2}, dtype, {-inf, -inf, 1e4, 1e4});
+      m.kernels.softmax(far, {.log = true}, far);
+      const double half = std::log(0.5);
+      expect_close(values_of(m.host(far)), {0, 0, half, half}, dtype, 4, 1, m.name());
     }
 }
 

@@ -40,9 +40,11 @@ DocumentEnds document_ends_beside(const std::filesystem::path& folder) {
   DocumentEnds out;
   for (const char* name :
        {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"}) {
+    const bool of_tokenizer = name == std::string_view("tokenizer_config.json");
+    if (!of_tokenizer && (!out.end.empty() || out.end_id)) break;
     const json object = object_in(folder / name);
     read_end(object, out);
-    if (name == std::string_view("tokenizer_config.json") && object.is_object())
+    if (of_tokenizer && object.is_object())
       out.without_begin = object.contains("add_bos_token") && object["add_bos_token"] == false;
   }
   return out;

@@ -216,6 +216,14 @@ std::pair<std::string, std::string> merge_of(const json& merge) {
   fail(ErrorKind::data, "model.merges has ", excerpt(merge.dump()), ", which is no pair of tokens");
 }
 
+/// Ids index tables: one that is far beyond any vocabulary is a mistake of the file.
+std::int32_t checked_id(std::int64_t id, const std::string& token) {
+  constexpr std::int64_t most = std::int64_t{1} << 24;
+  if (id < 0 || id >= most)
+    fail(ErrorKind::data, "'", excerpt(token), "' has id ", id, ", and ids are 0 to ", most - 1);
+  return static_cast<std::int32_t>(id);
+}
+
 BpeParts model_of(const json& model) {
   const bool named = model.is_object() && model.contains("type");
   const std::string type = named ? type_of(model, "model") : "BPE";
@@ -239,7 +247,7 @@ BpeParts model_of(const json& model) {
   for (const auto& [token, id] : fields.value("vocab").items()) {
     if (!id.is_number_integer())
       fail(ErrorKind::data, "model.vocab: '", excerpt(token), "' has no integer id");
-    out.vocabulary.emplace_back(token, id.get<std::int32_t>());
+    out.vocabulary.emplace_back(token, checked_id(id.get<std::int64_t>(), token));
   }
   for (const json& merge : fields.list("merges")) out.merges.push_back(merge_of(merge));
   return out;
@@ -249,8 +257,9 @@ AddedToken added_token(const json& token, const std::string& where) {
   const Fields fields(token, where,
                       {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
   const bool special = fields.flag("special", false);
-  return {static_cast<std::int32_t>(fields.integer("id")),
-          fields.text("content"),
+  const std::string content = fields.text("content");
+  return {checked_id(fields.integer("id"), content),
+          content,
           fields.flag("single_word", false),
           fields.flag("lstrip", false),
           fields.flag("rstrip", false),

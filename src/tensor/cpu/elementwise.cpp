@@ -63,14 +63,14 @@ void broadcast(const char* name, Device& device, const IsaTable& isa, Binary mem
   const auto op = wide ? nullptr : isa.elementwise[storage_index(out)].*member;
   const Count columns = loops.columns(), step_a = loops.stride(0), step_b = loops.stride(1);
   in_chunks(device, out.numel(), element_grain, [&](Count begin, Count count) {
-    std::byte repeated[4 * stack_block];  // one operand at most repeats along the last axis
+    std::byte repeated_a[4 * stack_block], repeated_b[4 * stack_block];
     for (Count i = begin, n = 0; i < begin + count; i += n) {
       const Count row = i / columns, column = i % columns;
       n = std::min({columns - column, begin + count - i, stack_block});
       const Count from_a = loops.row_start(row, 0) + column * step_a,
                   from_b = loops.row_start(row, 1) + column * step_b;
       if (!wide) {
-        op(run_of(a, from_a, step_a, n, repeated), run_of(b, from_b, step_b, n, repeated), at(out, i), n);
+        op(run_of(a, from_a, step_a, n, repeated_a), run_of(b, from_b, step_b, n, repeated_b), at(out, i), n);
         continue;
       }
       const double *u = a.data<double>() + from_a, *v = b.data<double>() + from_b;

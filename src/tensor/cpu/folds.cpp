@@ -176,16 +176,17 @@ RowSum sum_scores(const IsaTable& isa, const Tensor& x, Count first, Count seen,
 void softmax_row(const IsaTable& isa, const Tensor& x, Count row, const Softmax& args, const Tensor& y) {
   const Count n = x.shape().back(), first = row * n, seen = args.columns_of(row, n);
   const RowSum row_sum = sum_scores(isa, x, first, seen, args);
-  const auto log_sum = static_cast<float>(static_cast<double>(row_sum.top) + std::log(row_sum.sum));
+  const auto log_sum = static_cast<float>(std::log(row_sum.sum));
   const auto factor = static_cast<float>(row_sum.sum == 0 ? 0 : 1 / row_sum.sum);
   float values[stack_block];
   for (Count i = 0; i < n; i += stack_block) {
     const Count count = std::min(stack_block, n - i), here = std::clamp<Count>(seen - i, 0, count);
     if (here > 0) load_scores(isa, x, first, i, here, args, values);
-    if (args.log)
-      for (Count k = 0; k < here; ++k) values[k] -= log_sum;
-    else if (row_sum.sum == 0)
+    if (row_sum.sum == 0)
       std::fill_n(values, here, 0.0f);
+    else if (args.log)  // one after the other: their sum would round away a small logarithm beside a large
+                        // top
+      for (Count k = 0; k < here; ++k) values[k] = (values[k] - row_sum.top) - log_sum;
     else
       isa.softmax[storage_f32].gradient(values, here, row_sum.top, factor);
     std::fill(values + here, values + count, 0.0f);
@@ -203,7 +204,7 @@ void softmax_row_f64(const double* x, Count row, Count n, const Softmax& args, d
   for (Count i = 0; i < n && top != none; ++i) sum += std::exp(score(i) - top);
   for (Count i = 0; i < n; ++i) {
     const double value = score(i);
-    y[i] = args.log ? value - top - std::log(sum) : top == none ? 0 : std::exp(value - top) / sum;
+    y[i] = top == none ? 0 : args.log ? value - top - std::log(sum) : std::exp(value - top) / sum;
   }
 }
 

@@ -123,10 +123,10 @@ __global__ void softmax_kernel(Scores<In> scores, bool log, Out* y) {
     sum = block_sum(sum);
     const bool none = top == lowest<C>;
     const C factor = none ? C{0} : C{1} / sum;
-    const C log_sum = static_cast<C>(static_cast<double>(top) + ::log(static_cast<double>(sum)));
+    const C log_sum = static_cast<C>(::log(static_cast<double>(sum)));
     for (Count i = threadIdx.x; i < scores.columns; i += blockDim.x) {
       C value = 0;
-      if (i < visible && log) value = scores.at(row, i) - log_sum;
+      if (i < visible && log && !none) value = (scores.at(row, i) - top) - log_sum;
       if (i < visible && !log && !none) value = exp_for<Out>(scores.at(row, i) - top) * factor;
       y[row * scores.columns + i] = narrow<Out>(value);
     }

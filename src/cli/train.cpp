@@ -145,7 +145,8 @@ int train_local(const TrainRequest& request, const comm::CommOptions& options) {
   const double known = rate(0);  // local ranks wait for nobody: before they start
   std::atomic<int> signal{0};
   launch_ranks(
-      ranks, [&](DistributedPtr dist) { signal = TrainRun(dist, request, data, known, rate).run(); }, options);
+      ranks, [&](DistributedPtr dist) { signal = TrainRun(dist, request, data, known, rate).run(); },
+      options);
   draw(request, *data);
   return signal;
 }

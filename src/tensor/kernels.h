@@ -284,8 +284,8 @@ class Kernels {
 
   /// What this rank's columns give. logits: [rows, n], the columns of ids [slice.first, slice.first + n), of
   /// which those from slice.ids on are padding and take no part; targets: int32 [rows], ids of the whole
-  /// vocabulary; lse, picked, most: [rows] in the compute type. lse[i] = log Σ_j exp(logits[i,j]), the least finite
-  /// value where no column takes part; picked[i] = the target's logit, 0 where another rank has that column;
+  /// vocabulary; lse, picked, most: [rows] in the compute type. lse[i] = log Σ_j exp(logits[i,j]), the least
+  /// finite value where no column takes part; picked[i] = the target's logit, 0 where another rank has it;
   /// most, where defined: the row's largest logit, the least finite value where no column takes part. All are
   /// 0 in rows that do not count. A target outside the vocabulary throws Error{data}.
   virtual void cross_entropy(const Tensor& logits, const Tensor& targets, const VocabSlice& slice,

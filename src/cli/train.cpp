@@ -53,10 +53,7 @@ void check_save_dir(const TrainRequest& request) {
   if (error || ::access(folder.c_str(), W_OK | X_OK) != 0)
     fail(ErrorKind::io, "training.save_dir: checkpoints cannot be written to '", folder, "' (",
          error ? error.message() : std::strerror(errno), "): choose another folder");
-  if (!request.resume && std::filesystem::exists(std::filesystem::path(folder) / "latest"))
-    fail(ErrorKind::config, "training.save_dir: '", folder, "' holds checkpoints, the newest ",
-         engine::checkpoint_folder(folder).filename().string(),
-         ": go on with --resume, or choose another folder");
+  if (!request.resume) engine::require_no_checkpoints(folder, "go on with --resume");
 }
 
 bool is_of_data(const config::Data& data, const std::string& file) {

@@ -21,6 +21,10 @@ namespace sherd::engine {
 /// when DIR/latest holds no name.
 std::filesystem::path checkpoint_folder(const std::filesystem::path& directory, const std::string& tag = "");
 
+/// Throws Error{config} where `folder`, in which a run that begins anew is to save, holds checkpoints of
+/// another, which its own would replace. `advice`: what to do, "go on with --resume".
+void require_no_checkpoints(const std::filesystem::path& folder, const std::string& advice);
+
 /// One state of one parameter in a checkpoint.
 struct CheckpointTensor {
   std::string kind, parameter;  ///< "fp32", "frozen", "exp_avg", …; what it is of

@@ -33,7 +33,12 @@ Trainer::Trainer(Engine& engine, data::Loader& training, TrainerOptions options)
       experts_(parallel::layers_of_experts(engine.module())) {
   if (settings().steps < 1) fail(ErrorKind::config, "how long to train is not given: set training.steps");
   require_validation();
-  if (!settings().save_dir.empty()) engine_.claim_save_folder(settings().save_dir);
+  if (!settings().save_dir.empty()) {
+    // An engine that has trained may have loaded one of them.
+    if (!options_.resume && engine_.global_steps() == 0)
+      engine::require_no_checkpoints(settings().save_dir, cat("go on with ", options_.words.resume));
+    engine_.claim_save_folder(settings().save_dir);
+  }
   if (options_.resume) resume();
   first_step_ = engine_.global_steps();
 }

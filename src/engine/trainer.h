@@ -61,7 +61,8 @@ class Trainer {
 
   /// Claims training.save_dir, and resumes where asked. `training` is the loader that the engine's
   /// checkpoints know (initialize(), Engine::set_training_data()); both outlive this. Throws Error{config}
-  /// where there are no steps to train, or no validation for what goes by it. Collective.
+  /// where there are no steps to train, no validation for what goes by it, or a save_dir that holds
+  /// checkpoints from which it does not go on. Collective.
   Trainer(Engine& engine, data::Loader& training, TrainerOptions options = {});
   ~Trainer();
   Trainer(const Trainer&) = delete;

@@ -184,6 +184,14 @@ TEST_F(TrainerTest, ErrorsNameTheCheckpointToGoOnFrom) {
       [&] { train(save_dir() + R"("steps": 9, "save_interval": 3, "save_async": false)", options); });
 }
 
+TEST_F(TrainerTest, LeavesTheCheckpointsOfAnotherRunAlone) {
+  (void)train(save_dir() + R"("steps": 2)");
+  expect_error(ErrorKind::config,
+               "holds checkpoints, the newest global_step2: go on with TrainerOptions::resume",
+               [&] { train(save_dir() + R"("steps": 3)"); });
+  EXPECT_EQ(train(save_dir() + R"("steps": 3)", {.resume = true}).steps, 3);
+}
+
 TEST_F(TrainerTest, SaysWhatIsMissing) {
   expect_error(ErrorKind::config, "how long to train is not given: set training.steps",
                [&] { train(R"("eval_interval": 1)"); });

@@ -80,6 +80,13 @@ fs::path checkpoint_folder(const fs::path& directory, const std::string& tag) {
   return directory / name;
 }
 
+void require_no_checkpoints(const fs::path& folder, const std::string& advice) {
+  std::error_code error;
+  if (!fs::exists(folder / latest_pointer, error)) return;
+  fail(ErrorKind::config, "training.save_dir: '", folder.string(), "' holds checkpoints, the newest ",
+       checkpoint_folder(folder).filename().string(), ": ", advice, ", or choose another folder");
+}
+
 struct CheckpointReader::Content {
   explicit Content(fs::path at);
   void add(SafetensorsFile file);

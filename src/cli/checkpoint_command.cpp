@@ -83,6 +83,7 @@ void inspect(const fs::path& given, const std::string& tag) {
                      counted(static_cast<std::int64_t>(manifest.files.size()), "file")));
   if (!manifest.data.tokenizer.empty())
     put("tokenizer", cat(manifest.data.tokenizer, ", ", manifest.data.vocab_size, " ids"));
+  if (!manifest.data.chat_template.empty()) put("conversations", "written as " + manifest.data.chat_template);
   if (manifest.data.position) put("data", cat("at sample ", *manifest.data.position));
   for (const auto& [key, value] : manifest.client) put("client", cat(key, " = ", excerpt(value, 60)));
 }

@@ -7,6 +7,7 @@
 #include "base/read_file.h"
 #include "base/run_lock.h"
 #include "cli/command_line.h"
+#include "cli/exported_tokenizer.h"
 #include "cli/program.h"
 #include "cli/weights.h"
 #include "config/hugging_face.h"
@@ -40,15 +41,17 @@ std::string copy_companions(const engine::CheckpointReader& reader, const fs::pa
   }
   const std::string copy = manifest.tokenizer_copy();
   const auto own = manifest.files.find(copy), came = manifest.files.find(prefix + copy);
-  if (tokenizer && !manifest.data.tokenizer.empty() &&
-      (own == manifest.files.end() || came == manifest.files.end() || !(own->second == came->second)))
+  const bool kept = own != manifest.files.end();
+  const bool same = kept && (!tokenizer || (came != manifest.files.end() && own->second == came->second));
+  if (tokenizer && !same && !manifest.data.tokenizer.empty())
     log_warning("the run's data were made with '", manifest.data.tokenizer,
                 "', and the tokenizer that is exported is the one that the weights came with: its text means "
                 "other ids");
-  if (!tokenizer && own != manifest.files.end()) {
+  if (!tokenizer && kept) {
     fs::copy_file(reader.folder() / copy, to / copy);
     tokenizer = true;
   }
+  if (same) write_tokenizer_settings(reader, to);
   if (!tokenizer)
     log_warning("checkpoint ", reader.folder().string(), " holds no tokenizer files",
                 manifest.data.tokenizer == "byte" ? ", as its ids are bytes" : "",

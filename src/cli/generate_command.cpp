@@ -1,11 +1,14 @@
+#include <algorithm>
 #include <limits>
 #include <optional>
 
 #include "base/excerpt.h"
+#include "cli/chat.h"
 #include "cli/command_line.h"
 #include "cli/generate_request.h"
 #include "cli/program.h"
 #include "cli/prompts_file.h"
+#include "cli/weights.h"
 
 namespace sherd::cli {
 namespace {
@@ -14,14 +17,24 @@ namespace {
 CommandLine command_line() {
   CommandLine line(
       "generate", "Continues texts with a trained model.",
-      cat("--checkpoint D (--prompt T | --prompts FILE [--output FILE] [--batch-size N]) [--max-tokens N] "
+      cat("--checkpoint D (--prompt T | --prompts FILE [--output FILE] [--batch-size N] | --chat) "
+          "[--chat [--system TEXT] [--chat-template NAME]] [--max-tokens N] "
           "[--temperature X] [--top-k K] [--top-p P] [--repetition-penalty X] [--stop TEXT]... [--seed S] ",
           inference_synopsis));
   line.value("prompt", "T", "the text to continue; empty: from the beginning of a document")
-      .value("prompts", "FILE", "texts to continue: a line each, or of a .jsonl the \"prompt\" of each line")
+      .value("prompts", "FILE",
+             "texts to continue: a line each, or of a .jsonl the \"prompt\" of each line; with --chat also "
+             "\"messages\"")
+      .flag("chat",
+            "answer: prompts are questions, written as the conversations of training were; without any, a "
+            "conversation, whose turns are lines of standard input (/reset, /exit)")
+      .value("system", "TEXT", "of --chat: what a conversation begins with")
+      .value("chat-template", "NAME",
+             "of --chat: chatml, llama3, mistral or plain; not given: that of the run's data, else of the "
+             "model's files")
       .value("output", "FILE", "lines of JSON with prompt, completion, tokens and finish; not given: stdout")
       .value("batch-size", "N", "texts that are under way at once", "8")
-      .value("max-tokens", "N", "at most this many tokens", "100")
+      .value("max-tokens", "N", "at most this many tokens; not given: 100, of an answer 512")
       .value("temperature", "X", "0 takes the likeliest token, 1 samples the model's distribution", "0.8")
       .value("top-k", "K", "sample among the K likeliest tokens; 0: all", "40")
       .value("top-p", "P", "and among the likeliest that together have probability P", "1")
@@ -32,14 +45,33 @@ CommandLine command_line() {
   return line;
 }
 
-std::vector<std::string> prompts_of(const CommandLine& line) {
-  if (line.has("prompts") == line.has("prompt"))
-    throw UsageError(line.has("prompt") ? "give --prompt or --prompts, not both"
-                                        : "give --prompt T or --prompts FILE: what is to be continued");
-  if (line.has("prompts")) return read_prompts(line.text("prompts"));
+/// None: a conversation.
+std::vector<Prompt> prompts_of(const CommandLine& line) {
+  const bool chat = line.has("chat");
+  if (line.has("prompts") && line.has("prompt")) throw UsageError("give --prompt or --prompts, not both");
+  if (!chat && !line.has("prompts") && !line.has("prompt"))
+    throw UsageError(
+        "give --prompt T or --prompts FILE: what is to be continued; or --chat for a conversation");
+  for (const char* name : {"system", "chat-template"})
+    if (line.has(name) && !chat) throw UsageError(cat("--", name, " goes with --chat"));
   for (const char* name : {"output", "batch-size"})
-    if (line.has(name)) throw UsageError(cat("--", name, " goes with --prompts FILE"));
-  return {line.text("prompt")};
+    if (line.has(name) && !line.has("prompts"))
+      throw UsageError(cat("--", name, " goes with --prompts FILE"));
+  if (line.has("prompt")) return {{line.text("prompt"), {}, ""}};
+  if (!line.has("prompts")) return {};
+  std::vector<Prompt> prompts = read_prompts(line.text("prompts"));
+  for (const Prompt& prompt : prompts)
+    if (!chat && !prompt.messages.empty())
+      throw UsageError(cat(prompt.place, " is a conversation: give --chat to have it answered"));
+  return prompts;
+}
+
+ChatStyle style_of(const CommandLine& line, const Inference& inference, std::int64_t max_tokens) {
+  const std::string name = line.text("chat-template");
+  const std::int64_t positions = inference.config().model->seq_length;
+  return {name.empty() ? chat_template_of(inference.reader(), inference.tokenizer())
+                       : data::parse_chat_template(name),
+          line.text("system"), std::max(positions - max_tokens, positions / 2)};
 }
 
 models::Sampling sampling_of(const CommandLine& line, const data::Tokenizer& tokenizer) {
@@ -59,20 +91,39 @@ models::Sampling sampling_of(const CommandLine& line, const data::Tokenizer& tok
 void generate_command(const Arguments& arguments) {
   CommandLine line = command_line();
   if (!line.parse(arguments)) return;
-  std::vector<std::string> prompts = prompts_of(line);
+  const std::vector<Prompt> prompts = prompts_of(line);
+  const bool chat = line.has("chat");
+  const std::int64_t max_tokens = line.has("max-tokens") ? line.integer("max-tokens", 1) : chat ? 512 : 100;
   const Inference inference(line);
+  const data::Tokenizer& tokenizer = inference.tokenizer();
   Request request{inference,
-                  std::move(prompts),
+                  {},
+                  end_ids_of(inference.reader(), tokenizer),
                   line.all("stop"),
-                  line.integer("max-tokens", 1),
+                  max_tokens,
                   line.integer("batch-size", 1),
-                  sampling_of(line, inference.tokenizer())};
+                  sampling_of(line, tokenizer)};
+  std::optional<ChatStyle> style;
+  if (chat) {
+    style = style_of(line, inference, max_tokens);
+    const data::AnswerEnd end = data::answer_end(tokenizer, style->written);
+    request.end_ids.insert(request.end_ids.end(), end.ids.begin(), end.ids.end());
+    request.stops.insert(request.stops.end(), end.texts.begin(), end.texts.end());
+    request.drop = data::before_answer(style->written);
+    request.echo = false;
+  }
+  for (const Prompt& prompt : prompts)
+    request.prompts.push_back(chat ? question_of(inference, *style, prompt)
+                                   : prompt_of(tokenizer, prompt.text));
   std::optional<CompletionsFile> completions;
-  if (line.has("prompts")) request.completions = &completions.emplace(line.text("output"), request.prompts);
+  if (line.has("prompts")) request.completions = &completions.emplace(line.text("output"), prompts);
+  Turns turns;
   inference.run(
       "Of generation: give --offload nvme --nvme-path DIR (or --offload cpu), a smaller --batch-size, "
       "fewer --max-tokens, or --ranks that share the weights",
-      [&](const DistributedPtr& dist) { generate(request, dist); });
+      [&](const DistributedPtr& dist) {
+        prompts.empty() ? converse(request, *style, turns, dist) : generate(request, dist);
+      });
 }
 
 }  // namespace sherd::cli

@@ -1,5 +1,6 @@
 #include "cli/generate_request.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <deque>
 
@@ -16,14 +17,14 @@ class RequestTexts {
   RequestTexts(const Request& request, bool writes, bool alone)
       : request_(request), writes_(writes), alone_(alone) {
     for (std::size_t i = 0; i < request.prompts.size(); ++i) {
-      std::vector<std::int32_t> prompt = prompt_of(request.from.tokenizer(), request.prompts[i]);
-      growing_.emplace_back(request.from.tokenizer(), prompt, request.stops);
+      const std::vector<std::int32_t>& prompt = request.prompts[i];
+      growing_.emplace_back(request.from.tokenizer(), prompt, request.stops, request.drop);
       // The first text has the seed's own stream, as a single one does.
       const RandomKey key = i == 0 ? request.sampling.key : request.sampling.key.at(i);
-      texts_.push_back({std::move(prompt), request.max_tokens, key});
+      texts_.push_back({prompt, request.max_tokens, key});
     }
     tokens_.resize(texts_.size());
-    if (streams()) print(request.from.tokenizer().decode(texts_[0].prompt));
+    if (streams() && request.echo) print(request.from.tokenizer().decode(texts_[0].prompt));
   }
 
   const std::vector<models::TextRequest>& texts() const { return texts_; }
@@ -32,13 +33,16 @@ class RequestTexts {
   bool add(std::size_t text, std::int32_t id) {
     ++tokens_[text];
     GrowingText& growing = growing_[text];
-    const bool ends = id == request_.from.tokenizer().end_of_document();
+    const bool ends =
+        std::find(request_.end_ids.begin(), request_.end_ids.end(), id) != request_.end_ids.end();
     const bool goes_on = !ends && growing.add(id);
     if (streams()) print(growing.take(!goes_on));
     if (!goes_on || tokens_[text] == request_.max_tokens) finish(text, goes_on ? "length" : "stop");
     return goes_on &&
            (!alone_ || !streams() || std::ferror(stdout) == 0);  // of which other ranks know nothing
   }
+
+  const std::string& text(std::size_t text) const { return growing_[text].text(); }
 
   void end() {
     if (!streams()) return;
@@ -89,14 +93,27 @@ void tell(const models::GenerationStats& stats, const GenerateModel& from, std::
 
 }  // namespace
 
-void generate(const Request& request, const DistributedPtr& dist) {
-  GenerateModel from(request.from.reader(), request.from.config(), dist);
-  RequestTexts texts(request, dist->rank() == 0, dist->world_size() == 1);
+namespace {
+models::GenerationStats run(const Request& request, GenerateModel& from, RequestTexts& texts) {
   const models::GenerationStats stats =
       models::generate_texts(from.model(), from.run(), texts.texts(), request.batch, request.sampling,
                              [&](std::size_t text, std::int32_t id) { return texts.add(text, id); });
   texts.end();
+  return stats;
+}
+}  // namespace
+
+void generate(const Request& request, const DistributedPtr& dist) {
+  GenerateModel from(request.from.reader(), request.from.config(), dist);
+  RequestTexts texts(request, dist->rank() == 0, dist->world_size() == 1);
+  const models::GenerationStats stats = run(request, from, texts);
   if (dist->rank() == 0 && request.completions) tell(stats, from, texts.texts().size());
+}
+
+std::string generate_one(const Request& request, GenerateModel& from, const DistributedPtr& dist) {
+  RequestTexts texts(request, dist->rank() == 0, dist->world_size() == 1);
+  run(request, from, texts);
+  return texts.text(0);
 }
 
 }  // namespace sherd::cli

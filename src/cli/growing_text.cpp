@@ -26,8 +26,8 @@ std::size_t complete_end(std::string_view text) {
 }  // namespace
 
 GrowingText::GrowingText(const data::Tokenizer& tokenizer, const std::vector<std::int32_t>& prompt,
-                         std::vector<std::string> stops)
-    : tokenizer_(tokenizer), stops_(std::move(stops)) {
+                         std::vector<std::string> stops, std::string drop)
+    : tokenizer_(tokenizer), stops_(std::move(stops)), drop_(std::move(drop)) {
   const std::size_t ids = std::min(prompt.size(), window_ids);
   window_.assign(prompt.end() - static_cast<std::ptrdiff_t>(ids), prompt.end());
   settled_ = complete_end(tokenizer_.decode(window_));
@@ -41,6 +41,7 @@ bool GrowingText::add(std::int32_t id) {
   const std::size_t end = complete_end(all), from = text_.size();
   if (end > settled_) {
     text_.append(all, settled_, end - settled_);
+    drop();
     settled_ = end;
   }
   if (window_.size() >= 2 * window_ids && end == all.size()) {
@@ -49,6 +50,13 @@ bool GrowingText::add(std::int32_t id) {
   }
   look_for_stops(from);
   return !stopped_;
+}
+
+/// A continuation that is shorter than what may go is not looked at yet.
+void GrowingText::drop() {
+  if (drop_.empty() || text_.size() < drop_.size()) return;
+  if (text_.starts_with(drop_)) text_.erase(0, drop_.size());
+  drop_.clear();
 }
 
 void GrowingText::look_for_stops(std::size_t from) {

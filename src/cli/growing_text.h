@@ -13,9 +13,10 @@ namespace sherd::cli {
 /// token, and the text ends before the first of some strings, wherever tokens cut it.
 class GrowingText {
  public:
-  /// `tokenizer` must outlive it. Empty strings of `stops` are not looked for.
+  /// `tokenizer` must outlive it. Empty strings of `stops` are not looked for. `drop` is taken off the front
+  /// of the continuation where it begins with that.
   GrowingText(const data::Tokenizer& tokenizer, const std::vector<std::int32_t>& prompt,
-              std::vector<std::string> stops);
+              std::vector<std::string> stops, std::string drop = "");
 
   /// False where a stop string has come: the text is complete.
   bool add(std::int32_t id);
@@ -28,12 +29,14 @@ class GrowingText {
 
  private:
   std::size_t held() const;
+  void drop();
   void look_for_stops(std::size_t from);
 
   const data::Tokenizer& tokenizer_;
   std::vector<std::int32_t> window_;  ///< the last ids: how a token reads may depend on those before it
   std::size_t settled_ = 0;           ///< bytes of the window's text that are known
   std::vector<std::string> stops_;
+  std::string drop_;  ///< what may still come of it
   std::string text_;
   std::size_t taken_ = 0;
   bool stopped_ = false;

@@ -7,35 +7,48 @@
 #include "base/error.h"
 #include "base/excerpt.h"
 #include "base/read_file.h"
+#include "data/example.h"
 
 namespace sherd::cli {
 namespace {
 
-std::string prompt_of(const std::string& line, const std::string& where) {
+Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std::size_t number) {
+  const std::string where = cat(path.string(), ":", number);
   const auto object = nlohmann::json::parse(line, nullptr, false);
+  if (object.is_object() && object.contains("messages"))
+    return {"", data::read_messages(line, path, static_cast<std::int64_t>(number)), where};
   const auto found = object.is_object() ? object.find("prompt") : object.end();
   if (!object.is_object() || found == object.end() || !found->is_string())
-    fail(ErrorKind::data, where, " is no JSON object with a text \"prompt\": '", excerpt(line), "'");
-  return found->get<std::string>();
+    fail(ErrorKind::data, where, " is no JSON object with a text \"prompt\" or a list \"messages\": '",
+         excerpt(line), "'");
+  return {found->get<std::string>(), {}, where};
+}
+
+nlohmann::ordered_json described(const Prompt& prompt) {
+  if (prompt.messages.empty()) return {{"prompt", prompt.text}};
+  auto messages = nlohmann::ordered_json::array();
+  for (const data::Message& message : prompt.messages)
+    messages.push_back({{"role", message.role}, {"content", message.content}});
+  return {{"messages", messages}};
 }
 
 }  // namespace
 
-std::vector<std::string> read_prompts(const std::filesystem::path& path) {
+std::vector<Prompt> read_prompts(const std::filesystem::path& path) {
   std::istringstream lines(read_file(path));
   const bool json = path.extension() == ".jsonl";
-  std::vector<std::string> out;
+  std::vector<Prompt> out;
   std::string line;
   for (std::size_t number = 1; std::getline(lines, line); ++number) {
     if (line.ends_with('\r')) line.pop_back();
     if (line.find_first_not_of(" \t") == std::string::npos) continue;
-    out.push_back(json ? prompt_of(line, cat(path.string(), ":", number)) : line);
+    out.push_back(json ? prompt_of(line, path, number) : Prompt{line, {}, cat(path.string(), ":", number)});
   }
   if (out.empty()) fail(ErrorKind::data, path.string(), " holds no prompts: each is a line");
   return out;
 }
 
-CompletionsFile::CompletionsFile(const std::filesystem::path& path, const std::vector<std::string>& prompts)
+CompletionsFile::CompletionsFile(const std::filesystem::path& path, const std::vector<Prompt>& prompts)
     : path_(path), prompts_(prompts), stdout_(std::cout) {
   if (path_.empty()) return;
   file_.open(path_, std::ios::binary | std::ios::trunc);
@@ -45,10 +58,10 @@ CompletionsFile::CompletionsFile(const std::filesystem::path& path, const std::v
 void CompletionsFile::add(std::size_t prompt, Completion completion) {
   waiting_.emplace(prompt, std::move(completion));
   for (auto at = waiting_.find(next_); at != waiting_.end(); at = waiting_.find(++next_)) {
-    const nlohmann::ordered_json line{{"prompt", prompts_[next_]},
-                                      {"completion", at->second.text},
-                                      {"tokens", at->second.tokens},
-                                      {"finish", at->second.finish}};
+    nlohmann::ordered_json line = described(prompts_[next_]);
+    line["completion"] = at->second.text;
+    line["tokens"] = at->second.tokens;
+    line["finish"] = at->second.finish;
     out() << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n' << std::flush;
     if (!out())
       fail(ErrorKind::io, "writing ", path_.empty() ? "stdout" : path_.string(),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "base/excerpt.h"
 #include "base/read_file.h"
@@ -30,6 +31,16 @@ bool holds_adapter(const engine::CheckpointReader& reader) {
   const auto& shapes = reader.manifest().shapes;
   return std::any_of(shapes.begin(), shapes.end(),
                      [](const auto& shape) { return models::is_adapter(shape.first); });
+}
+
+/// A file that the weights came with, where the run kept their tokenizer; empty: none.
+std::string companion(const engine::CheckpointReader& reader, const std::string& name) {
+  const engine::Manifest& manifest = reader.manifest();
+  const std::string copy = manifest.tokenizer_copy(), file = companion_prefix + name;
+  const auto own = manifest.files.find(copy), came = manifest.files.find(companion_prefix + copy);
+  const bool same =
+      own != manifest.files.end() && came != manifest.files.end() && own->second == came->second;
+  return same && manifest.files.contains(file) ? read_file(reader.folder() / file) : std::string();
 }
 
 bool is_of_base(const std::string& parameter) {
@@ -148,6 +159,27 @@ std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointRead
   if (copy.empty()) return data::make_tokenizer(manifest.data.tokenizer);
   return data::make_tokenizer(
       data::with_model_file(manifest.data.tokenizer, (reader.folder() / copy).string()));
+}
+
+std::vector<std::int32_t> end_ids_of(const engine::CheckpointReader& reader,
+                                     const data::Tokenizer& tokenizer) {
+  std::vector<std::int32_t> out{tokenizer.end_of_document()};
+  const auto object =
+      nlohmann::json::parse(companion(reader, "generation_config.json"), nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object() || !object.contains("eos_token_id")) return out;
+  const nlohmann::json& ids = object["eos_token_id"];
+  for (const nlohmann::json& id : ids.is_array() ? ids : nlohmann::json::array({ids}))
+    if (id.is_number_integer() && id != out.front()) out.push_back(id.get<std::int32_t>());
+  return out;
+}
+
+data::ChatTemplate chat_template_of(const engine::CheckpointReader& reader,
+                                    const data::Tokenizer& tokenizer) {
+  const std::string& name = reader.manifest().data.chat_template;
+  if (!name.empty()) return data::parse_chat_template(name);
+  for (const char* file : {"chat_template.jinja", "tokenizer_config.json"})
+    if (const auto named = data::chat_template_of_jinja(companion(reader, file))) return *named;
+  return data::chat_template_of(tokenizer);
 }
 
 std::optional<DType> published_dtype(const std::string& folder) {

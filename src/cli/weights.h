@@ -3,8 +3,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "config/config.h"
+#include "data/chat_template.h"
 #include "data/tokenizer.h"
 #include "engine/checkpoint.h"
 #include "engine/weights.h"
@@ -64,6 +66,13 @@ engine::ExtraFiles companion_files(const std::string& folder);
 /// The checkpoint's own copy of its tokenizer or, where it has none, what it names. Throws Error{data} where
 /// it names none.
 std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointReader& reader);
+/// The tokens that end a text: the tokenizer's end of a document and, of a model that came with them, those
+/// of its generation_config.json.
+std::vector<std::int32_t> end_ids_of(const engine::CheckpointReader& reader,
+                                     const data::Tokenizer& tokenizer);
+/// How the model's conversations are written: as those of its data were, else as the template says that it
+/// came with, else as the tokenizer's tokens tell.
+data::ChatTemplate chat_template_of(const engine::CheckpointReader& reader, const data::Tokenizer& tokenizer);
 /// The type of the weights there, by their config.json; none where it does not say.
 std::optional<DType> published_dtype(const std::string& folder);
 inline constexpr const char* companion_prefix = "hugging_face.";

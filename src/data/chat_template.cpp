@@ -37,28 +37,33 @@ bool is_learned(const Message& message) {
   return is_answer(message) && message.learned;
 }
 
+constexpr const char *chatml_begin = "<|im_start|>", *chatml_end = "<|im_end|>",
+                     *llama3_begin = "<|start_header_id|>", *llama3_end = "<|eot_id|>",
+                     *mistral_begin = "[INST]", *plain_answer = "### Assistant:\n";
+
 void write_chatml(Writer& out, std::span<const Message> messages) {
   for (const Message& message : messages) {
-    out.control("<|im_start|>");
+    out.control(chatml_begin);
     out.text(message.role + "\n");
     out.text(message.content, is_learned(message));
-    out.control("<|im_end|>", is_learned(message));
+    out.control(chatml_end, is_learned(message));
     out.text("\n");
   }
 }
 
+void write_llama3_header(Writer& out, const std::string& role) {
+  out.control(llama3_begin);
+  out.text(role);
+  out.control("<|end_header_id|>");
+  out.text("\n\n");
+}
+
 void write_llama3(Writer& out, std::span<const Message> messages) {
-  const auto header = [&](const std::string& role) {
-    out.control("<|start_header_id|>");
-    out.text(role);
-    out.control("<|end_header_id|>");
-    out.text("\n\n");
-  };
   out.control("<|begin_of_text|>");
   for (const Message& message : messages) {
-    header(message.role);
+    write_llama3_header(out, message.role);
     out.text(std::string(trimmed(message.content)), is_learned(message));
-    out.control("<|eot_id|>", is_learned(message));
+    out.control(llama3_end, is_learned(message));
   }
 }
 
@@ -84,7 +89,7 @@ void write_mistral(Writer& out, std::span<const Message> messages) {
       out.text(" " + message.content, is_learned(message));
       out.end(is_learned(message));
     } else {
-      out.control("[INST]");
+      out.control(mistral_begin);
       out.text(" " + system + message.content);
       out.control(" [/INST]");
       system.clear();
@@ -97,7 +102,7 @@ void write_plain(Writer& out, std::span<const Message> messages) {
     if (message.role == "system") {
       out.text(message.content + "\n\n");
     } else if (is_answer(message)) {
-      out.text("### Assistant:\n");
+      out.text(plain_answer);
       out.text(message.content, is_learned(message));
       out.end(is_learned(message));
     } else {
@@ -122,13 +127,23 @@ const std::string& name_of(ChatTemplate which) {
 }
 
 ChatTemplate chat_template_of(const Tokenizer& tokenizer) {
-  if (tokenizer.token_id("<|im_start|>")) return ChatTemplate::chatml;
-  if (tokenizer.token_id("<|start_header_id|>")) return ChatTemplate::llama3;
-  if (tokenizer.token_id("[INST]")) return ChatTemplate::mistral;
+  if (tokenizer.token_id(chatml_begin)) return ChatTemplate::chatml;
+  if (tokenizer.token_id(llama3_begin)) return ChatTemplate::llama3;
+  if (tokenizer.token_id(mistral_begin)) return ChatTemplate::mistral;
   return ChatTemplate::plain;
 }
 
-std::vector<Segment> render(ChatTemplate which, std::span<const Message> messages) {
+std::optional<ChatTemplate> chat_template_of_jinja(std::string_view text) {
+  const auto has = [&](const char* part) { return text.find(part) != std::string_view::npos; };
+  if (has(chatml_begin)) return ChatTemplate::chatml;
+  if (has(llama3_begin)) return ChatTemplate::llama3;
+  if (has(mistral_begin)) return ChatTemplate::mistral;
+  if (has("### Assistant:")) return ChatTemplate::plain;
+  return std::nullopt;
+}
+
+namespace {
+Writer written(ChatTemplate which, std::span<const Message> messages) {
   if (messages.empty()) fail(ErrorKind::data, "a conversation without messages");
   for (const Message& message : messages)
     if (message.role != "system" && message.role != "user" && message.role != "assistant")
@@ -149,7 +164,60 @@ std::vector<Segment> render(ChatTemplate which, std::span<const Message> message
       write_plain(out, messages);
       break;
   }
+  return out;
+}
+}  // namespace
+
+std::vector<Segment> render(ChatTemplate which, std::span<const Message> messages) {
+  return written(which, messages).segments;
+}
+
+std::vector<Segment> render_question(ChatTemplate which, std::span<const Message> messages) {
+  Writer out = written(which, messages);
+  if (messages.back().role != "user")
+    fail(ErrorKind::data, "a conversation ends with a message of the ", messages.back().role,
+         "; what is to be answered is the user's, and comes last");
+  if (which == ChatTemplate::chatml) {
+    out.control(chatml_begin);
+    out.text("assistant\n");
+  }
+  if (which == ChatTemplate::llama3) write_llama3_header(out, "assistant");
+  if (which == ChatTemplate::plain) out.text(plain_answer);
   return std::move(out.segments);
+}
+
+std::string jinja_of(ChatTemplate which, bool begins) {
+  const std::string each = "{% for message in messages %}", end = "{% endfor %}",
+                    question = "{% if add_generation_prompt %}", begin = begins ? "{{ bos_token }}" : "";
+  switch (which) {
+    case ChatTemplate::chatml:
+      return begin + each +
+             "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}" + end +
+             question + "{{ '<|im_start|>assistant\\n' }}{% endif %}";
+    case ChatTemplate::llama3:
+      return "{{ '<|begin_of_text|>' }}" + each +
+             "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
+             "{{ message['content'] | trim }}{{ '<|eot_id|>' }}" +
+             end + question + "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}";
+    case ChatTemplate::mistral:
+      return "{% set first = namespace(system='') %}{{ '<s>' }}" + each +
+             "{% if message['role'] == 'system' %}{% set first.system = message['content'] + '\\n\\n' %}"
+             "{% elif message['role'] == 'user' %}"
+             "{{ '[INST] ' + first.system + message['content'] + ' [/INST]' }}{% set first.system = '' %}"
+             "{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}" +
+             end;
+    case ChatTemplate::plain:
+      break;
+  }
+  return begin + each +
+         "{% if message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}"
+         "{% elif message['role'] == 'user' %}{{ '### User:\\n' + message['content'] + '\\n\\n' }}"
+         "{% else %}{{ '### Assistant:\\n' + message['content'] + eos_token }}{% endif %}" +
+         end + question + "{{ '### Assistant:\\n' }}{% endif %}";
+}
+
+std::string end_of_answer(ChatTemplate which) {
+  return which == ChatTemplate::chatml ? chatml_end : which == ChatTemplate::llama3 ? llama3_end : "";
 }
 
 }  // namespace sherd::data

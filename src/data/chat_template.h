@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -48,9 +49,21 @@ const std::string& name_of(ChatTemplate which);
 
 /// The one whose tokens the tokenizer has; plain where it has none's.
 ChatTemplate chat_template_of(const Tokenizer& tokenizer);
+/// The one whose tokens the text of a family's own template (jinja) names; nullopt: none's.
+std::optional<ChatTemplate> chat_template_of_jinja(std::string_view text);
 
 /// A whole conversation. Learned are the assistant's texts and what ends each. Throws Error{data} for a role
 /// that is none of the three, an order that the template cannot write, or no message.
 std::vector<Segment> render(ChatTemplate which, std::span<const Message> messages);
+/// The same up to where the assistant's next answer begins (transformers' add_generation_prompt). Throws
+/// Error{data} where the last message is not the user's, too.
+std::vector<Segment> render_question(ChatTemplate which, std::span<const Message> messages);
+
+/// A template in transformers' language (jinja) that writes what render() and render_question() write;
+/// `begins`: documents of the tokenizer begin with a token, which a conversation then has, too.
+std::string jinja_of(ChatTemplate which, bool begins);
+
+/// The token with which an answer ends; empty: the end of the document.
+std::string end_of_answer(ChatTemplate which);
 
 }  // namespace sherd::data

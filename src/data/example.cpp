@@ -1,6 +1,7 @@
 #include "data/example.h"
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -91,6 +92,59 @@ Example example_of(const json& object, const ExampleOptions& options) {
   return {{{text->get<std::string>(), true, Segment::Kind::text}}};
 }
 
+std::optional<std::int32_t> id_of(const Tokenizer& tokenizer, const Segment& segment) {
+  if (segment.kind == Segment::Kind::end) return tokenizer.end_of_document();
+  if (segment.kind == Segment::Kind::text) return std::nullopt;
+  return tokenizer.token_id(std::string_view(segment.text).substr(segment.text.starts_with(' ')));
+}
+
+/// Encodes texts of segments. Special tokens that a conversation spells out are text; a vocabulary may match
+/// the template's own without calling them special, and those are kept from matching by a cut inside.
+class TextEncoder {
+ public:
+  TextEncoder(const Tokenizer& tokenizer, std::span<const Segment> segments, SpelledTokens spelled)
+      : tokenizer_(tokenizer), spelled_(spelled) {
+    if (spelled == SpelledTokens::text)
+      for (const Segment& segment : segments)
+        if (const auto id = id_of(tokenizer, segment); id && segment.kind == Segment::Kind::control)
+          controls_.emplace(segment.text.substr(segment.text.starts_with(' ')), *id);
+  }
+
+  void encode(std::string_view text, EncodeOptions::Behind behind, std::vector<std::int32_t>& ids) const {
+    const std::size_t first = ids.size();
+    const bool special = spelled_ == SpelledTokens::tokens;
+    tokenizer_.encode(text, {behind, special}, ids);
+    if (!has_control(ids, first)) return;
+    ids.resize(first);
+    for (std::size_t at = 0; at < text.size(); behind = EncodeOptions::Behind::text) {
+      const std::size_t end = inside_control(text, at);
+      tokenizer_.encode(text.substr(at, end - at), {behind, special}, ids);
+      at = end;
+    }
+    if (has_control(ids, first))
+      fail(ErrorKind::data, "a message's text becomes a token of the chat template: '", excerpt(text),
+           "'; take that out of the message");
+  }
+
+ private:
+  bool has_control(const std::vector<std::int32_t>& ids, std::size_t first) const {
+    return std::any_of(ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end(), [&](std::int32_t id) {
+      return std::any_of(controls_.begin(), controls_.end(), [&](const auto& c) { return c.second == id; });
+    });
+  }
+  /// The first place behind `at` that lies behind the first byte of a control token's text, else the end.
+  std::size_t inside_control(std::string_view text, std::size_t at) const {
+    std::size_t first = text.size();
+    for (const auto& [control, id] : controls_)
+      first = std::min(first, std::min(text.find(control, at), text.size() - 1) + 1);
+    return first;
+  }
+
+  const Tokenizer& tokenizer_;
+  SpelledTokens spelled_;
+  std::map<std::string, std::int32_t> controls_;
+};
+
 /// Text between two tokens of the template, with the places at which what is learned changes.
 struct Run {
   std::string text;
@@ -104,21 +158,17 @@ struct Run {
       parts.emplace_back(text.size(), segment.learned);
   }
 
-  /// `continued`: behind a token of the template.
-  void encode(const Tokenizer& tokenizer, bool continued, std::vector<std::int32_t>& ids,
+  void encode(const TextEncoder& encoder, EncodeOptions::Behind behind, std::vector<std::int32_t>& ids,
               std::vector<std::uint8_t>& learned) {
     if (text.empty()) return;
-    const auto append = [&](std::string_view part, std::vector<std::int32_t>& to) {
-      continued ? tokenizer.encode_continued(part, to) : tokenizer.encode(part, to);
-    };
     const std::size_t first = ids.size();
-    append(text, ids);
+    encoder.encode(text, behind, ids);
     std::vector<std::int32_t> before;
     for (std::size_t i = 0; i < parts.size(); ++i) {
       std::size_t end = ids.size();
       if (i + 1 < parts.size()) {
         before.clear();
-        append(std::string_view(text).substr(0, parts[i].first), before);
+        encoder.encode(std::string_view(text).substr(0, parts[i].first), behind, before);
         const auto differs = std::mismatch(before.begin(), before.end(),
                                            ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end());
         end = std::max(learned.size(), first + static_cast<std::size_t>(differs.first - before.begin()));
@@ -129,6 +179,20 @@ struct Run {
   }
 };
 
+/// What `read` makes of a line; its errors name the place.
+template <class F>
+auto at_line(const std::filesystem::path& file, std::int64_t line_number, const F& read) {
+  const auto place = [&] { return cat("'", file.string(), "', line ", line_number, ", "); };
+  try {
+    return read();
+  } catch (const json::exception& error) {
+    fail(ErrorKind::data, place(), "is no JSON: ", excerpt(error.what(), 300),
+         "; a .jsonl file holds one object per line");
+  } catch (const Error& error) {
+    fail(error.kind(), place(), error.what());
+  }
+}
+
 }  // namespace
 
 bool Example::teaches() const {
@@ -137,15 +201,19 @@ bool Example::teaches() const {
 
 Example read_example(const std::string& line, const ExampleOptions& options,
                      const std::filesystem::path& file, std::int64_t line_number) {
-  const auto place = [&] { return cat("'", file.string(), "', line ", line_number, ", "); };
-  try {
-    return example_of(json::parse(line), options);
-  } catch (const json::exception& error) {
-    fail(ErrorKind::data, place(), "is no JSON: ", excerpt(error.what(), 300),
-         "; a .jsonl file holds one object per line");
-  } catch (const Error& error) {
-    fail(error.kind(), place(), error.what());
-  }
+  return at_line(file, line_number, [&] { return example_of(json::parse(line), options); });
+}
+
+std::vector<Message> read_messages(const std::string& line, const std::filesystem::path& file,
+                                   std::int64_t line_number) {
+  return at_line(file, line_number, [&] {
+    const json object = json::parse(line);
+    if (!object.is_object() || !object.contains("messages") || !object["messages"].is_array())
+      fail(ErrorKind::data, "has no list 'messages'");
+    std::vector<Message> messages;
+    append_messages(object["messages"], true, messages);
+    return messages;
+  });
 }
 
 std::string text_of(const Example& example) {
@@ -155,25 +223,24 @@ std::string text_of(const Example& example) {
   return text;
 }
 
-void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segments,
+void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segments, SpelledTokens spelled,
                      std::vector<std::int32_t>& ids, std::vector<std::uint8_t>& learned) {
+  using Behind = EncodeOptions::Behind;
+  const TextEncoder encoder(tokenizer, segments, spelled);
   Run run;
-  bool continued = false;
+  Behind behind = Behind::nothing;
   for (const Segment& segment : segments) {
-    std::optional<std::int32_t> id;
-    if (segment.kind == Segment::Kind::end) id = tokenizer.end_of_document();
-    if (segment.kind == Segment::Kind::control)
-      id = tokenizer.token_id(std::string_view(segment.text).substr(segment.text.starts_with(' ')));
+    const std::optional<std::int32_t> id = id_of(tokenizer, segment);
     if (!id) {
       run.append(segment);
       continue;
     }
-    run.encode(tokenizer, continued, ids, learned);
-    continued = true;
+    run.encode(encoder, behind, ids, learned);
+    behind = Behind::token;
     ids.push_back(*id);
     learned.push_back(segment.learned);
   }
-  run.encode(tokenizer, continued, ids, learned);
+  run.encode(encoder, behind, ids, learned);
 }
 
 }  // namespace sherd::data

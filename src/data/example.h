@@ -34,10 +34,19 @@ Example read_example(const std::string& line, const ExampleOptions& options,
 /// The texts of the segments, without the template's own tokens.
 std::string text_of(const Example& example);
 
+/// The list `messages` of such a line. Throws as read_example(), also where the line has none.
+std::vector<Message> read_messages(const std::string& line, const std::filesystem::path& file,
+                                   std::int64_t line_number);
+
+/// Whether the special tokens that the texts of segments spell out are these tokens. Of conversations they
+/// are not: nobody who is quoted in one can end a turn or speak for another.
+enum class SpelledTokens { tokens, text };
+
 /// Appends the ids of the segments to `ids` and, for each, 1 to `learned` where it is a target, else 0. What
 /// lies between two tokens of the template is encoded as one text, as transformers does; of a token that
-/// crosses the border of two segments the later one decides.
-void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segments,
+/// crosses the border of two segments the later one decides. Throws Error{data} where a text becomes a token
+/// of the template, whatever is done.
+void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segments, SpelledTokens spelled,
                      std::vector<std::int32_t>& ids, std::vector<std::uint8_t>& learned);
 
 }  // namespace sherd::data

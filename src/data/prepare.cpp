@@ -66,7 +66,9 @@ class TrainingLines {
     std::size_t end = std::min(text_.find_first_of("\n\t", at_), text_.size());
     if (end - at_ > training_line_bytes) {
       const std::size_t space = text_.rfind(' ', at_ + training_line_bytes);
-      end = space != std::string::npos && space > at_ ? space : at_ + training_line_bytes;
+      end = space != std::string::npos && space > at_
+                ? space
+                : at_ + cut_before(std::string_view(text_).substr(at_), training_line_bytes);
     }
     line.assign(text_, at_, end - at_);
     at_ = end + (end < text_.size() && (text_[end] == '\n' || text_[end] == '\t'));
@@ -233,10 +235,8 @@ class Preparation {
   void encode_text(Job& job, const std::string& text, bool first, bool last) const {
     const std::size_t before = job.tokens.size();
     if (const auto begin = tokenizer_.begin_of_document(); begin && first) job.tokens.push_back(*begin);
-    if (first)
-      tokenizer_.encode(text, job.tokens);
-    else
-      tokenizer_.encode_continued(text, job.tokens);
+    using Behind = EncodeOptions::Behind;
+    tokenizer_.encode(text, {.behind = first ? Behind::nothing : Behind::text}, job.tokens);
     if (last) job.tokens.push_back(tokenizer_.end_of_document());
     job.learned.resize(job.tokens.size(), 1);
     close(job, before, text, last);
@@ -249,7 +249,9 @@ class Preparation {
     if (!example.marked) return text.empty() ? void() : encode_text(job, text, true, true);
     if (!example.teaches()) return void(++job.left_out);
     const std::size_t before = job.tokens.size();
-    encode_segments(tokenizer_, example.segments, job.tokens, job.learned);
+    encode_segments(tokenizer_, example.segments,
+                    example.conversation ? SpelledTokens::text : SpelledTokens::tokens, job.tokens,
+                    job.learned);
     if (const auto begin = tokenizer_.begin_of_document();
         begin && (job.tokens.size() == before || job.tokens[before] != *begin)) {
       job.tokens.insert(job.tokens.begin() + static_cast<std::ptrdiff_t>(before), *begin);

@@ -70,7 +70,11 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   using Tokenizer::encode;
-  void encode(std::string_view text, std::vector<std::int32_t>& ids) const override {
+  void encode(std::string_view text, const EncodeOptions& how,
+              std::vector<std::int32_t>& ids) const override {
+    // The model puts a space in front of all that it is given: it stands for the one at the cut.
+    if (how.behind == EncodeOptions::Behind::text && dummy_prefix_ && text.starts_with(' '))
+      text.remove_prefix(1);
     // SentencePiece would turn bytes that are no UTF-8 into U+FFFD, and a written U+2581 into a space: these
     // go into byte pieces one by one, what lies between goes to the model.
     std::size_t begin = 0;

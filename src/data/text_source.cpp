@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "data/tokenizer.h"
 
 namespace sherd::data {
 namespace fs = std::filesystem;
@@ -20,16 +21,6 @@ constexpr std::size_t block_bytes = std::size_t{1} << 20;
 
 bool only_space(std::string_view text) {
   return text.find_first_not_of(" \t\r\n\v\f") == std::string_view::npos;
-}
-
-/// Where to cut a line that is longer than a piece: in front of a space of its second half, else between
-/// characters.
-std::size_t cut_position(const std::string& line) {
-  const std::size_t space = line.rfind(' ', TextSource::piece_bytes);
-  if (space != std::string::npos && space > TextSource::piece_bytes / 2) return space;
-  std::size_t cut = TextSource::piece_bytes;
-  for (int back = 0; back < 3 && (static_cast<unsigned char>(line[cut]) & 0xC0) == 0x80; ++back) --cut;
-  return cut;
 }
 
 InputFile describe(const fs::path& path) {
@@ -141,7 +132,7 @@ bool TextSource::read_line() {
     at_ += taken + (newline != nullptr);
     line_complete_ = line_newline_ = newline != nullptr;
     if (!newline && !whole && line_.size() > piece_bytes) {
-      const std::size_t cut = cut_position(line_);
+      const std::size_t cut = cut_before(line_, piece_bytes);
       carry_ = line_.substr(cut);
       line_.resize(cut);
       break;
@@ -156,7 +147,11 @@ bool TextSource::read_line() {
 bool TextSource::emit(TextPiece& piece, bool last) {
   document_open_ = !last;
   const bool continues = std::exchange(document_continues_, !last);
-  piece = {std::exchange(document_, {}), last, false, next_file_ - 1, document_line_, !continues};
+  const std::size_t cut = last ? document_.size() : cut_before(document_, document_.size());
+  std::string rest = document_.substr(cut);
+  document_.resize(cut);
+  piece = {
+      std::exchange(document_, std::move(rest)), last, false, next_file_ - 1, document_line_, !continues};
   return continues || !last || !only_space(piece.text);
 }
 
@@ -174,7 +169,8 @@ bool TextSource::accept_text(TextPiece& piece) {
   document_open_ = true;
   line_ready_ = false;
   document_ += line_;
-  if (rule_ == DocumentRule::line) return emit(piece, line_complete_);
+  if (rule_ == DocumentRule::line && (line_complete_ || document_.size() >= piece_bytes))
+    return emit(piece, line_complete_);
   if (line_newline_) document_ += '\n';
   return false;
 }

@@ -46,9 +46,9 @@ struct TextPiece {
 };
 
 /// Streams the documents of some files in order. Holds one piece and one block in memory, whatever the file's
-/// size: a document longer than `piece_bytes` comes in several pieces, cut after a line end, else after a
-/// space, else between characters. Files that gzip or zstd packed are unpacked. Line ends become "\n", a
-/// UTF-8 byte order mark is dropped, nothing else is changed. One thread.
+/// size: a document longer than `piece_bytes` comes in several pieces, cut by cut_before(). Files that gzip
+/// or zstd packed are unpacked. Line ends become "\n", a UTF-8 byte order mark is dropped, nothing else is
+/// changed. One thread.
 class TextSource {
  public:
   static constexpr std::size_t piece_bytes = std::size_t{256} << 10;

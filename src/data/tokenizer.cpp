@@ -1,5 +1,6 @@
 #include "data/tokenizer.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <filesystem>
@@ -15,7 +16,8 @@ constexpr std::string_view spm_prefix = "spm:", hf_prefix = "hf:", train_prefix 
 
 class ByteTokenizer final : public Tokenizer {
  public:
-  void encode(std::string_view text, std::vector<std::int32_t>& ids) const override {
+  using Tokenizer::encode;
+  void encode(std::string_view text, const EncodeOptions&, std::vector<std::int32_t>& ids) const override {
     ids.reserve(ids.size() + text.size());
     for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
   }
@@ -47,6 +49,25 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text) const {
   std::vector<std::int32_t> ids;
   encode(text, ids);
   return ids;
+}
+
+std::size_t cut_before(std::string_view text, std::size_t most) {
+  const auto is_white = [](char c) {
+    return std::string_view(" \t\r\n\v\f").find(c) != std::string_view::npos;
+  };
+  most = std::min(most, text.size());
+  const std::size_t least = most / 2;
+  for (std::size_t at = text.rfind(' ', most); at != std::string_view::npos && at > least;
+       at = text.rfind(' ', at - 1))
+    if (at < text.size() && !is_white(text[at - 1])) return at;
+  const std::size_t line = most > 0 ? text.rfind('\n', most - 1) : std::string_view::npos;
+  if (line != std::string_view::npos && line > least) return line + 1;
+  std::size_t cut = most;
+  for (int back = 0;
+       back < 3 && cut > 0 && cut < text.size() && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80;
+       ++back)
+    --cut;
+  return cut;
 }
 
 std::shared_ptr<const Tokenizer> make_byte_tokenizer() {

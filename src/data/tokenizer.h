@@ -11,6 +11,18 @@
 
 namespace sherd::data {
 
+/// How a text is encoded.
+struct EncodeOptions {
+  /// What stands in front of it: nothing, another token, or more of the same text, which was cut here. Some
+  /// tokenizers put a space in front of the first text, some also behind tokens; none within a text. Where a
+  /// text may be cut without a trace: cut_before().
+  enum class Behind { nothing, token, text };
+  Behind behind = Behind::nothing;
+  /// A special token that the text spells out ("<|im_end|>") is that token; else it is text like any other.
+  /// SentencePiece's control pieces never are in a text.
+  bool special_tokens = true;
+};
+
 /// Text to token ids and back. Immutable; every member may be called from any thread.
 class Tokenizer {
  public:
@@ -18,13 +30,11 @@ class Tokenizer {
 
   /// Appends the ids of `text` to `ids`, without an end-of-document id. Any bytes may come, valid UTF-8 or
   /// not.
-  virtual void encode(std::string_view text, std::vector<std::int32_t>& ids) const = 0;
+  virtual void encode(std::string_view text, const EncodeOptions& how,
+                      std::vector<std::int32_t>& ids) const = 0;
+  /// The same of a whole text.
+  void encode(std::string_view text, std::vector<std::int32_t>& ids) const { encode(text, {}, ids); }
   std::vector<std::int32_t> encode(std::string_view text) const;
-  /// The same for text that goes on behind other tokens, where the tokenizer puts a space in front of the
-  /// first text alone.
-  virtual void encode_continued(std::string_view text, std::vector<std::int32_t>& ids) const {
-    encode(text, ids);
-  }
 
   /// The text of `ids`; control ids such as end-of-document stand for nothing. Where lossless(),
   /// decode(encode(x)) == x for any bytes x. Throws Error{usage} for an id outside the vocabulary.
@@ -46,6 +56,11 @@ class Tokenizer {
   /// "hf:FILE?eod=TOKEN&bos=TOKEN".
   virtual const std::string& spec() const = 0;
 };
+
+/// Where a text of at least `most` bytes, which is cut at `most` at the latest, is cut so that its parts have
+/// the ids of the whole: in front of the last space that follows no white space, where tokenizers cut words
+/// themselves; of a text that has none in its second half, behind a line end, else between two characters.
+std::size_t cut_before(std::string_view text, std::size_t most);
 
 /// One id per byte, and 256 for the end of a document.
 std::shared_ptr<const Tokenizer> make_byte_tokenizer();

@@ -31,6 +31,8 @@ struct DataRecord {
   std::int64_t vocab_size = 0;     ///< of the token data, as are all that follow; 0: unknown
   std::int64_t tokens = 0, sequences = 0;
   std::uint32_t fingerprint = 0;  ///< IndexedDataset::fingerprint()
+  /// A name of data::parse_chat_template(), by which its conversations were written; empty: none were.
+  std::string chat_template;
 
   static DataRecord of(const TokenData& tokens);
 };

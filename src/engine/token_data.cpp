@@ -24,6 +24,9 @@ void describe(const config::Config& config, TokenData& data) {
   data.tokenizer = !config.data->tokenizer.empty() ? config.data->tokenizer
                    : data.info                     ? data.info->tokenizer
                                                    : "";
+  for (const config::DataSource& source : config.data->sources)
+    if (const auto info = data::read_dataset_info(source.path); info && data.chat_template.empty())
+      data.chat_template = info->chat_template;
   if (config.data->tokenizer.empty() || data::kind_of_tokenizer(data.tokenizer) != "hf") return;
   try {  // what the files beside it say must not be lost where its copies lie
     data.tokenizer = data::make_tokenizer(data.tokenizer)->spec();

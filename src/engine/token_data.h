@@ -16,6 +16,7 @@ namespace sherd::engine {
 struct TokenData {
   std::vector<std::shared_ptr<const data::IndexedDataset>> datasets;  ///< at least one
   std::optional<data::DatasetInfo> info;  ///< of the first; absent for datasets that other programs wrote
+  std::string chat_template;              ///< of the first that holds conversations; empty: none does
   std::string tokenizer;                  ///< spec for data::make_tokenizer; empty: unknown
   std::string
       tokenizer_model;  ///< the bytes of its file; empty where it has none, or the file cannot be read

@@ -128,7 +128,7 @@ TEST(Examples, NameFileLineAndCause) {
 class Pairs final : public Tokenizer {
  public:
   using Tokenizer::encode;
-  void encode(std::string_view text, std::vector<std::int32_t>& ids) const override {
+  void encode(std::string_view text, const EncodeOptions&, std::vector<std::int32_t>& ids) const override {
     for (std::size_t i = 0; i < text.size(); ++i) {
       const bool pair = text.substr(i).starts_with("ab");
       ids.push_back(pair ? 300 : static_cast<unsigned char>(text[i]));
@@ -155,7 +155,7 @@ TEST(Examples, AreEncodedAsOneTextBetweenTokensOfTheTemplate) {
   using Kind = Segment::Kind;
   const auto encoded = [](const std::vector<Segment>& segments) {
     std::pair<Ids, Marks> out;
-    encode_segments(Pairs(), segments, out.first, out.second);
+    encode_segments(Pairs(), segments, SpelledTokens::text, out.first, out.second);
     EXPECT_EQ(out.first.size(), out.second.size());
     return out;
   };

@@ -119,12 +119,20 @@ INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceTokenizer,
                                            Sample{"variety", "</s>", ""}),
                          [](const auto& sample) { return std::string(sample.param.name); });
 
+TEST(HuggingFaceSpec, NamesOptionsThatAreNone) {
+  expect_error(ErrorKind::config, "there is no option 'eos'; options are eod=TOKEN",
+               [] { make_tokenizer("hf:/none/x.json?eos=</s>"); });
+  expect_error(ErrorKind::config, "there is no option 'box'",
+               [] { make_tokenizer("hf:/none/x.json?box=<s>&eod=</s>"); });
+  expect_error(ErrorKind::io, "cannot read", [] { make_tokenizer("hf:/none/what?"); });
+}
+
 /// The first texts that go on behind others have no space in front.
 TEST(HuggingFaceSpec, TextThatGoesOnHasNoPrefix) {
   const auto tokenizer = make_tokenizer(cat("hf:", folder, "mistral.json?eod=</s>"));
   const auto whole = tokenizer->encode("</s>abc"), begun = tokenizer->encode("abc");
   std::vector<std::int32_t> continued;
-  tokenizer->encode_continued("abc", continued);
+  tokenizer->encode("abc", {.behind = EncodeOptions::Behind::token}, continued);
   EXPECT_EQ(continued, std::vector(whole.begin() + 1, whole.end()));
   EXPECT_NE(continued, begun);
 }
@@ -132,7 +140,7 @@ TEST(HuggingFaceSpec, TextThatGoesOnHasNoPrefix) {
 std::vector<std::int32_t> ids_of(const Tokenizer& tokenizer, const std::vector<Segment>& segments) {
   std::vector<std::int32_t> ids;
   std::vector<std::uint8_t> learned;
-  encode_segments(tokenizer, segments, ids, learned);
+  encode_segments(tokenizer, segments, SpelledTokens::text, ids, learned);
   EXPECT_EQ(learned.size(), ids.size());
   return ids;
 }
@@ -191,7 +199,7 @@ TEST(HuggingFaceSpec, DocumentsOfADatasetBeginAndEndWithTheirTokens) {
   EXPECT_EQ(first[0], *tokenizer->token_id("<s>"));
   EXPECT_EQ(tokenizer->decode(first) + tokenizer->decode(second), long_text);
   std::vector<std::int32_t> continued;
-  tokenizer->encode_continued(tokenizer->decode(second), continued);
+  tokenizer->encode(tokenizer->decode(second), {.behind = EncodeOptions::Behind::text}, continued);
   EXPECT_EQ(second, wrapped(continued, false, true));
   EXPECT_EQ(std::count(second.begin(), second.end(), first[0]), 0);
   EXPECT_EQ(sequence(*dataset, 3), tokenizer->encode("<s>[INST] x [/INST] y</s>"));
@@ -303,6 +311,22 @@ TEST(HuggingFaceBpe, MergesAcrossSpacesWhereTheFileHasThem) {
   EXPECT_EQ(encode(before + "," + behind, "a b a"), (Ids{3, 2, 0, 1}));
   EXPECT_EQ(encode(behind + "," + before, "a b a"), (Ids{1, 4, 0, 1}));
   EXPECT_EQ(encode(behind, "a b  b"), (Ids{1, 4, 0, 4}));
+}
+
+/// Two space marks meet where what lies between them vanishes.
+TEST(HuggingFaceBpe, NeighboursOfWhatVanishesMerge) {
+  const auto encode = [](const std::string& unknown, const std::string& text) {
+    const std::string file =
+        R"({"model": {"vocab": {"\u2581": 0, "a": 1, "\u2581\u2581": 2, "<unk>": 3, "</s>": 4},)"
+        R"("merges": [["\u2581", "\u2581"]])" +
+        unknown +
+        R"(}, "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581",)"
+        R"("prepend_scheme": "never", "split": false}})";
+    return make_tokenizer("hf:x?eod=</s>", file)->encode(text);
+  };
+  using Ids = std::vector<std::int32_t>;
+  EXPECT_EQ(encode("", "a x a"), (Ids{1, 2, 1}));
+  EXPECT_EQ(encode(R"(, "unk_token": "<unk>")", "a x a"), (Ids{1, 0, 3, 0, 1}));
 }
 
 TEST(HuggingFaceBpe, KeysOfTheModelAreHeeded) {

@@ -307,6 +307,18 @@ TEST_F(Preparing, GivesTheSameFilesForAnyNumberOfThreads) {
   EXPECT_TRUE(joined.ends_with("\n\nlast one\n\n"));
 }
 
+/// A line without a space, longer than what the trainer takes at once.
+TEST_F(Preparing, LearnsATokenizerOfLinesWithoutSpaces) {
+  const std::vector<std::string> words{"日本語", "文章", "世界", "言葉"};
+  std::string text;
+  for (std::size_t i = 0; text.size() < 60000; ++i) text += words[(i * i + i / 7) % words.size()];
+  PrepareOptions job = options({input("in", text)});
+  job.tokenizer = "spm-train:300";
+  prepare(job);
+  EXPECT_EQ(documents(), Texts{text});
+  EXPECT_LT(read_dataset_info(prefix_)->tokens, 20000) << "characters and words are pieces, not bytes alone";
+}
+
 TEST_F(Preparing, StoresTheModelBesideTheDataset) {
   PrepareOptions job = options({input("in", sample_text(100000))});
   job.tokenizer = "spm-train:400:bpe";

@@ -61,7 +61,8 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer* norma
       (tokens_[i].normalized ? normalized_ : plain_).add(written_[i], static_cast<std::int32_t>(i));
 }
 
-void AddedTokens::find(std::string_view text, bool normalized, std::vector<Found>& found) const {
+void AddedTokens::find(std::string_view text, bool normalized, bool special,
+                       std::vector<Found>& found) const {
   found.clear();
   const Trie& trie = normalized ? normalized_ : plain_;
   if (trie.nodes.size() == 1) return;
@@ -77,6 +78,7 @@ void AddedTokens::find(std::string_view text, bool normalized, std::vector<Found
     const AddedToken& token = tokens_[static_cast<std::size_t>(which)];
     std::size_t begin = at, end = at + length;
     at = end;
+    if (!special && token.special) continue;
     if (token.single_word && ((begin > 0 && is_word(last_character(text.substr(0, begin)))) ||
                               (end < text.size() && is_word(first_character(text.substr(end))))))
       continue;

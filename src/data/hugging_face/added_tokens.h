@@ -34,8 +34,9 @@ class AddedTokens {
   /// `normalizer` may be null.
   AddedTokens(std::vector<AddedToken> tokens, const Normalizer* normalizer);
 
-  /// All in `text`, from left to right: those with `normalized` as given.
-  void find(std::string_view text, bool normalized, std::vector<Found>& found) const;
+  /// All in `text`, from left to right: those with `normalized` as given; without `special`, what such a
+  /// token covers stays text.
+  void find(std::string_view text, bool normalized, bool special, std::vector<Found>& found) const;
 
   /// By their content; null: none.
   const AddedToken* named(std::string_view content) const;

@@ -48,11 +48,15 @@ Bpe::Bpe(const BpeParts& parts)
       ignore_merges_(parts.ignore_merges),
       byte_level_(parts.byte_level) {
   if (!parts.unknown.empty()) unknown_ = token_of(vocabulary_, parts.unknown, "the unknown token");
-  add_merges(parts);
+  const bool crosses = add_merges(parts);
   find_bytes(parts);
+  // Where a character has neither a token nor bytes nor the unknown one, it vanishes, and its neighbours
+  // meet.
+  const bool keeps_all = unknown_ >= 0 || (byte_fallback_ && all_bytes_);
+  by_words_ = !byte_level_ && !ignore_merges_ && !crosses && keeps_all && vocabulary_.id(space_mark);
 }
 
-void Bpe::add_merges(const BpeParts& parts) {
+bool Bpe::add_merges(const BpeParts& parts) {
   bool crosses = false;
   std::string result;
   for (std::size_t rank = 0; rank < parts.merges.size(); ++rank) {
@@ -68,7 +72,7 @@ void Bpe::add_merges(const BpeParts& parts) {
       slot = (slot + 1) & (merges_.size() - 1);
     merges_[slot] = {pair, static_cast<std::uint64_t>(rank) << 32 | static_cast<std::uint32_t>(id)};
   }
-  by_words_ = !byte_level_ && !ignore_merges_ && !crosses && vocabulary_.id(space_mark);
+  return crosses;
 }
 
 void Bpe::find_bytes(const BpeParts& parts) {

@@ -59,7 +59,8 @@ class Bpe {
     std::uint64_t made = no_merge;  // rank, id
   };
   std::uint64_t merge_of(std::int32_t left, std::int32_t right) const;
-  void add_merges(const BpeParts& parts);
+  /// Whether one joins what lies before a space mark and the mark.
+  bool add_merges(const BpeParts& parts);
   void find_bytes(const BpeParts& parts);
   void encode_cached(std::string_view word, Space& space, std::vector<std::int32_t>& ids) const;
   void encode_word(std::string_view word, Space& space) const;
@@ -73,7 +74,7 @@ class Bpe {
   std::int32_t unknown_ = -1;
   bool fuse_unknown_, byte_fallback_, ignore_merges_, byte_level_;
   bool all_bytes_ = false;
-  bool by_words_ = false;  // no merge joins what lies before a space mark and the mark
+  bool by_words_ = false;  // what lies before a space mark and the mark never meet in a merge
 };
 
 }  // namespace sherd::data

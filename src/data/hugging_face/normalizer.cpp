@@ -55,8 +55,9 @@ bool lower(std::string_view text, std::string& out) {
 }
 
 /// The part of `text` that stays.
-std::string_view stripped(const NormalizerStep& step, std::string_view text) {
-  while (step.left && !text.empty() && is_space(first_character(text))) text.remove_prefix(utf8_length(text));
+std::string_view stripped(const NormalizerStep& step, std::string_view text, bool goes_on) {
+  while (step.left && !goes_on && !text.empty() && is_space(first_character(text)))
+    text.remove_prefix(utf8_length(text));
   while (step.right && !text.empty() && is_space(last_character(text))) {
     std::size_t end = text.size() - 1;
     while ((static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
@@ -66,19 +67,21 @@ std::string_view stripped(const NormalizerStep& step, std::string_view text) {
 }
 
 /// False where the step leaves `text` as it is; else the result is in `out`, which was empty.
-bool run(const NormalizerStep& step, std::string_view text, std::string& out, MatchSpace& space) {
+bool run(const NormalizerStep& step, std::string_view text, bool goes_on, std::string& out,
+         MatchSpace& space) {
   if (text.empty()) return false;
   switch (step.kind) {
     case Kind::replace:
       return replace(step, text, out, space);
     case Kind::prepend:
+      if (goes_on) return false;
       out = step.content;
       out.append(text);
       return true;
     case Kind::lowercase:
       return lower(text, out);
     case Kind::strip:
-      out = stripped(step, text);
+      out = stripped(step, text, goes_on);
       return out.size() != text.size();
     default:
       return to_form(step.kind, text, out);
@@ -87,13 +90,14 @@ bool run(const NormalizerStep& step, std::string_view text, std::string& out, Ma
 
 }  // namespace
 
-std::string_view Normalizer::apply(std::string_view text, std::string& storage, MatchSpace& space) const {
+std::string_view Normalizer::apply(std::string_view text, std::string& storage, MatchSpace& space,
+                                   bool goes_on) const {
   constexpr std::size_t longest = std::size_t{1} << 30;  // ICU counts in 32 bits
   require(text.size() < longest, "a text of ", text.size(), " bytes is too long to normalise; cut it");
   std::string next;
   for (const NormalizerStep& step : steps_) {
     next.clear();
-    if (!run(step, text, next, space)) continue;
+    if (!run(step, text, goes_on, next, space)) continue;
     storage.swap(next);
     text = storage;
   }

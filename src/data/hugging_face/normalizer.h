@@ -22,8 +22,10 @@ class Normalizer {
  public:
   explicit Normalizer(std::vector<NormalizerStep> steps) : steps_(std::move(steps)) {}
 
-  /// Of valid UTF-8: `text` itself where nothing changes, else what lies in `storage` then.
-  std::string_view apply(std::string_view text, std::string& storage, MatchSpace& space) const;
+  /// Of valid UTF-8: `text` itself where nothing changes, else what lies in `storage` then. `goes_on`: more
+  /// of the same text lies before it, so that nothing is put in front, nor space dropped there.
+  std::string_view apply(std::string_view text, std::string& storage, MatchSpace& space,
+                         bool goes_on = false) const;
 
  private:
   std::vector<NormalizerStep> steps_;

@@ -8,9 +8,11 @@ namespace {
 using Kind = PreTokenizerStep::Kind;
 using Prepend = PreTokenizerStep::Prepend;
 using Range = PieceSpace::Range;
+using Behind = EncodeOptions::Behind;
 
 void push(PieceSpace& space, const Piece& of, std::size_t begin, std::size_t end) {
-  if (end > begin) space.next.push_back({of.text.substr(begin, end - begin), of.at_start && begin == 0});
+  if (end > begin)
+    space.next.push_back({of.text.substr(begin, end - begin), begin == 0 ? of.behind : Behind::token});
 }
 
 /// All of a piece, in parts that match and parts that do not.
@@ -70,11 +72,12 @@ void split_by_pattern(const PreTokenizerStep& step, const Piece& piece, PieceSpa
 Piece with_prefix(const std::string& prefix, const Piece& piece, PieceSpace& space) {
   std::string& written = space.written.emplace_back(prefix);
   written.append(piece.text);
-  return {written, piece.at_start};
+  return {written, piece.behind};
 }
 
 void split_byte_level(const PreTokenizerStep& step, Piece piece, PieceSpace& space) {
-  if (step.prefix_space && !piece.text.starts_with(' ')) piece = with_prefix(" ", piece, space);
+  if (step.prefix_space && piece.behind != Behind::text && !piece.text.starts_with(' '))
+    piece = with_prefix(" ", piece, space);
   if (!step.pattern) return space.next.push_back(piece);
   split_by_pattern(step, piece, space);
 }
@@ -82,13 +85,14 @@ void split_byte_level(const PreTokenizerStep& step, Piece piece, PieceSpace& spa
 void split_metaspace(const PreTokenizerStep& step, const Piece& piece, PieceSpace& space) {
   std::string& text = space.written.emplace_back();
   const bool begins = piece.text.starts_with(' ') || piece.text.starts_with(step.replacement);
-  if (!begins && (step.prepend == Prepend::always || (step.prepend == Prepend::first && piece.at_start)))
+  const bool always = step.prepend == Prepend::always && piece.behind != Behind::text;
+  if (!begins && (always || (step.prepend == Prepend::first && piece.behind == Behind::nothing)))
     text = step.replacement;
   std::size_t copied = 0;
   for (std::size_t at; (at = piece.text.find(' ', copied)) != std::string_view::npos; copied = at + 1)
     text.append(piece.text.substr(copied, at - copied)) += step.replacement;
   text.append(piece.text.substr(copied));
-  const Piece whole{text, piece.at_start};
+  const Piece whole{text, piece.behind};
   std::size_t begin = 0;
   while (step.splits) {
     const std::size_t end = text.find(step.replacement, begin + 1);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/hugging_face/pattern.h"
+#include "data/tokenizer.h"
 
 namespace sherd::data {
 
@@ -31,7 +32,7 @@ struct PreTokenizerStep {
 /// A part of a text that the model reads by itself.
 struct Piece {
   std::string_view text;
-  bool at_start = false;  ///< of the whole text
+  EncodeOptions::Behind behind = EncodeOptions::Behind::token;  ///< which a cut between pieces is, too
 };
 
 /// What a thread needs to cut; pieces lie in what was cut, or in `written`.

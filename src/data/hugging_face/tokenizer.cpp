@@ -56,11 +56,19 @@ class HuggingFaceTokenizer final : public Tokenizer {
   }
 
   using Tokenizer::encode;
-  void encode(std::string_view text, std::vector<std::int32_t>& ids) const override {
-    encode_part(text, true, ids);
-  }
-  void encode_continued(std::string_view text, std::vector<std::int32_t>& ids) const override {
-    encode_part(text, false, ids);
+  void encode(std::string_view text, const EncodeOptions& how,
+              std::vector<std::int32_t>& ids) const override {
+    std::unique_ptr<Space> space = spaces_.take();
+    text = valid_utf8(text, space->valid);
+    added_.find(text, false, how.special_tokens, space->found);
+    std::size_t at = 0;
+    for (const AddedTokens::Found& found : space->found) {
+      encode_text({text.substr(at, found.begin - at), behind(how.behind, at)}, how, *space, ids);
+      ids.push_back(found.token->id);
+      at = found.end;
+    }
+    encode_text({text.substr(at), behind(how.behind, at)}, how, *space, ids);
+    spaces_.give_back(std::move(space));
   }
 
   std::string decode(std::span<const std::int32_t> ids) const override {
@@ -97,32 +105,24 @@ class HuggingFaceTokenizer final : public Tokenizer {
     return *id;
   }
 
-  void encode_part(std::string_view text, bool at_start, std::vector<std::int32_t>& ids) const {
-    std::unique_ptr<Space> space = spaces_.take();
-    text = valid_utf8(text, space->valid);
-    added_.find(text, false, space->found);
-    std::size_t at = 0;
-    for (const AddedTokens::Found& found : space->found) {
-      encode_text({text.substr(at, found.begin - at), at_start && at == 0}, *space, ids);
-      ids.push_back(found.token->id);
-      at = found.end;
-    }
-    encode_text({text.substr(at), at_start && at == 0}, *space, ids);
-    spaces_.give_back(std::move(space));
+  static EncodeOptions::Behind behind(EncodeOptions::Behind of_all, std::size_t at) {
+    return at == 0 ? of_all : EncodeOptions::Behind::token;
   }
 
   /// Text without tokens of those that are looked for before it is normalised.
-  void encode_text(Piece piece, Space& space, std::vector<std::int32_t>& ids) const {
+  void encode_text(Piece piece, const EncodeOptions& how, Space& space,
+                   std::vector<std::int32_t>& ids) const {
     if (piece.text.empty()) return;
-    piece.text = normalizer_.apply(piece.text, space.normalized, space.matches);
-    added_.find(piece.text, true, space.found_normalized);
+    piece.text = normalizer_.apply(piece.text, space.normalized, space.matches,
+                                   piece.behind == EncodeOptions::Behind::text);
+    added_.find(piece.text, true, how.special_tokens, space.found_normalized);
     std::size_t at = 0;
     for (const AddedTokens::Found& found : space.found_normalized) {
-      encode_pieces({piece.text.substr(at, found.begin - at), piece.at_start && at == 0}, space, ids);
+      encode_pieces({piece.text.substr(at, found.begin - at), behind(piece.behind, at)}, space, ids);
       ids.push_back(found.token->id);
       at = found.end;
     }
-    encode_pieces({piece.text.substr(at), piece.at_start && at == 0}, space, ids);
+    encode_pieces({piece.text.substr(at), behind(piece.behind, at)}, space, ids);
   }
 
   void encode_pieces(const Piece& piece, Space& space, std::vector<std::int32_t>& ids) const {
@@ -162,11 +162,23 @@ void complete(HuggingFaceSpec& spec, const TokenizerFile& file) {
          spec.path, "?eod=TOKEN");
 }
 
+/// A path that ends like an option which there is not, and is no file's.
+void refuse_other_options(const std::string& path) {
+  const std::size_t mark = path.rfind('?');
+  const std::size_t equals = path.find('=', mark == std::string::npos ? path.size() : mark);
+  std::error_code none;
+  if (equals == std::string::npos || std::filesystem::exists(path, none)) return;
+  fail(ErrorKind::config, "tokenizer 'hf:", excerpt(path), "': there is no option '",
+       excerpt(path.substr(mark + 1, equals - mark - 1)),
+       "'; options are eod=TOKEN, which ends a document, and bos=TOKEN, which begins one (bos=: none)");
+}
+
 }  // namespace
 
 HuggingFaceSpec HuggingFaceSpec::parse(const std::string& spec) {
   const std::string rest = spec.substr(spec.find(':') + 1);
   const std::size_t options = std::min(rest.find(cat('?', end_option)), rest.find(cat('?', begin_option)));
+  refuse_other_options(rest.substr(0, options));
   HuggingFaceSpec out{rest.substr(0, options), std::nullopt, std::nullopt};
   for (std::size_t at = options; at < rest.size();) {
     const std::size_t end = std::min(

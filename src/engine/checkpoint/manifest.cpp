@@ -165,6 +165,7 @@ void read_data(const json& root, DataRecord& out) {
   if (data.contains("position")) out.position = count("position", data::LoaderPosition::most);
   out.epoch_samples = count("epoch_samples", data::LoaderPosition::most);
   if (data.contains("tokenizer")) out.tokenizer = text_of(data, "tokenizer");
+  if (data.contains("chat_template")) out.chat_template = text_of(data, "chat_template");
   out.vocab_size = count("vocab_size", most);
   out.tokens = count("tokens", most);
   out.sequences = count("sequences", most);
@@ -233,6 +234,7 @@ nlohmann::ordered_json to_json_object(const DataRecord& data) {
   if (data.position) out["position"] = *data.position;
   if (data.epoch_samples > 0) out["epoch_samples"] = data.epoch_samples;
   if (!data.tokenizer.empty()) out["tokenizer"] = data.tokenizer;
+  if (!data.chat_template.empty()) out["chat_template"] = data.chat_template;
   if (data.vocab_size > 0) out["vocab_size"] = data.vocab_size;
   if (data.tokens > 0)
     out["tokens"] = data.tokens, out["sequences"] = data.sequences, out["fingerprint"] = data.fingerprint;

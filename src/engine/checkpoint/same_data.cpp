@@ -19,6 +19,7 @@ DataRecord DataRecord::of(const TokenData& tokens) {
   out.tokens = tokens.tokens();
   out.sequences = tokens.sequences();
   out.fingerprint = tokens.fingerprint;
+  out.chat_template = tokens.chat_template;
   return out;
 }
 

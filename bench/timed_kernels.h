@@ -249,6 +249,9 @@ class TimedKernels final : public tensor::Kernels {
   void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override {
     time(Family::movement, [&] { inner_.fill_normal(x, key, first, mean, std); });
   }
+  void dequantize(const Tensor& blocks, const Tensor& out) override {
+    time(Family::movement, [&] { inner_.dequantize(blocks, out); });
+  }
   void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) override {
     time(Family::movement, [&] { inner_.fill_uniform(x, key, first, low, high); });
   }

@@ -147,6 +147,7 @@ AdapterOptions adapter_options(const config::Adapter& adapter, const GptOptions&
   if (adapter.type == AdapterType::none) return out;
   out.rank = adapter.rank, out.scale = adapter.scale();
   out.dropout = static_cast<float>(adapter.dropout);
+  out.int8_base = adapter.int8_base;
   out.targets = of_all_blocks(adapter.targets, options.layers);
   if (out.targets.empty()) out.targets = defaults(adapter.type, family, options.experts.count > 0);
   out.family = family;

@@ -89,6 +89,11 @@ Gpt::Gpt(const GptOptions& options, const parallel::Layout& layout)
     if (dynamic_cast<parallel::LinearAdapter*>(&module))
       for (const nn::ParameterPtr& parameter : module.parameters()) parameter->trainable = true;
   });
+  if (o.adapter.int8_base)  // tables, the head and routers stay as they are, as with bitsandbytes
+    blocks_->for_each([](nn::Module& module) {
+      if (auto* layer = dynamic_cast<parallel::ColumnLinear*>(&module)) layer->weight()->int8 = true;
+      if (auto* layer = dynamic_cast<parallel::RowLinear*>(&module)) layer->weight()->int8 = true;
+    });
 }
 
 void Gpt::check_tokens(const Tensor& tokens) const {

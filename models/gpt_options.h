@@ -54,6 +54,7 @@ struct AdapterOptions {
   /// Ends of the names of published modules; at least one where there is an adapter.
   std::vector<std::string> targets;
   config::ModelType family = config::ModelType::gpt2;  ///< as which the model is published
+  bool int8_base = false;  ///< weights of the blocks' linear layers that stay as they are are kept in 8 bits
 };
 
 /// The shape of a decoder-only transformer. The defaults are GPT-2 small.

@@ -13,8 +13,8 @@ constexpr std::size_t page = 4096;
 
 /// Shards begin on pages, as their spans do.
 std::size_t room_for(const Segment& segment) {
-  const std::size_t bytes =
-      static_cast<std::size_t>(segment.layout().shard()) * size_of(segment.parameters().dtype());
+  const std::size_t bytes = static_cast<std::size_t>(segment.stored(segment.layout().shard())) *
+                            size_of(segment.parameters().dtype());
   return (bytes + page - 1) / page * page;
 }
 
@@ -144,12 +144,12 @@ ParameterReader::Reading ParameterReader::start(const Unit& unit) {
   for (const Segment* segment : unit.stored_segments(group_)) {
     const std::int64_t shard = segment->layout().shard();
     const Tensor to = Tensor::view_of(buffers_->all[index].storage(), buffers_->all[index].byte_offset() + at,
-                                      {shard}, segment->parameters().dtype());
+                                      {segment->stored(shard)}, segment->parameters().dtype());
     reading.staged.shards.push_back(to);
     if (unit.unchanged() && segment->key().trainable)
       reading.awaited += shard;
     else
-      reading.ios.push_back(segment->parameters().read(segment->own_begin(), to));
+      reading.ios.push_back(segment->parameters().read(segment->stored(segment->own_begin()), to));
     at += room_for(*segment);
   }
   return reading;

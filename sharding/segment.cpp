@@ -1,6 +1,7 @@
 #include "sharding/segment.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -46,9 +47,11 @@ Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> par
       optimizer_sharded_(table.masters.spread == Spread::sharded && key.groups.shards() > 1),
       gather_after_update_(key.trainable && optimizer_sharded_ && !parameters_sharded_),
       master_form_(table.master_form),
+      compute_dtype_(table.parameters.dtype),
       own_begin_(key.groups.shard->rank() * layout_.shard()) {
   Placement compute = table.parameters;
   if (!parameters_sharded_) compute.tier = Tier::device;
+  if (key_.int8) compute.dtype = DType::u8;
   parameters_ = make(sources, Category::parameters, compute, held(parameters_sharded_), true, "parameters");
   if (key_.trainable) {
     gradients_ = make(sources, Category::gradients, table.gradients,
@@ -92,9 +95,12 @@ void Segment::make_moments(const StateSources& sources, const Placement& placeme
 StateBuffer Segment::make(const StateSources& sources, Category category, const Placement& placement,
                           Range range, bool shared, const char* kind) {
   device::Device& device = kernels_.device();
-  const std::int64_t begin = range.begin, numel = range.end - begin;
+  const bool blocks = key_.int8 && category == Category::parameters;
+  const std::int64_t begin = blocks ? stored(range.begin) : range.begin,
+                     numel = (blocks ? stored(range.end) : range.end) - begin;
   const auto padding =
-      static_cast<std::uint64_t>(numel - layout_.payload_in(begin, begin + numel)) * size_of(placement.dtype);
+      static_cast<std::uint64_t>(range.end - range.begin - layout_.payload_in(range.begin, range.end)) *
+      size_of(placement.dtype);
   if (placement.tier == Tier::nvme) {
     offload::Store* store =
         category == Category::parameters ? sources.parameter_store : sources.optimizer_store;
@@ -198,7 +204,7 @@ void draw(const autograd::Parameter& parameter, const Tensor& values, std::int64
 void Segment::draw_initial_values(std::uint64_t seed) {
   // Values are drawn in fp32 and rounded as masters are, chunk by chunk, so that no rank needs more memory
   // than what it will keep.
-  const std::int64_t begin = parameters_.begin(), end = parameters_.end();
+  const auto [begin, end] = held(parameters_sharded_);
   const std::int64_t most = std::min(chunk_elements, end - begin);
   const Tensor chunk = Tensor::empty(kernels_.device(), {most}, DType::f32, Category::workspace);
   // A meta device books memory and holds no values: the first chunk, and the first two of the update range,
@@ -222,6 +228,7 @@ void Segment::write_values(std::int64_t begin, const Tensor& from) {
   // Rounded and split by the processor on every device: rare, and always the same bits.
   device::Device& device = kernels_.device();
   const Tensor values = tensor::to_host(device, from);
+  if (key_.int8) return write_blocks(begin, values);
   Tensor rounded = values;
   if (parameters_.dtype() != DType::f32) {
     rounded = Tensor::empty(device, {from.numel()}, parameters_.dtype(), Category::workspace,
@@ -247,6 +254,25 @@ void Segment::write_values(std::int64_t begin, const Tensor& from) {
     masters_.write(first, kept).wait();
   }
   parameters_written.wait();
+}
+
+void Segment::write_blocks(std::int64_t begin, const Tensor& values) {
+  require(begin % tensor::int8_block == 0, "parameters of '", name_, "' are written from within a block");
+  device::Device& device = kernels_.device();
+  const std::int64_t count = values.numel();
+  const Tensor blocks = room(device, tensor::int8_bytes(count), DType::u8);
+  if (device.kind() != device::Kind::meta &&
+      !tensor::quantize_int8({values.data<float>(), static_cast<std::size_t>(count)}, blocks.raw(),
+                             device.arena()))
+    for (const Piece& piece : layout_.pieces(begin, begin + count)) {
+      const float* first = values.data<float>() + (piece.flat_begin - begin);
+      if (std::any_of(first, first + piece.count, [](float x) { return !std::isfinite(x); }))
+        fail(
+            ErrorKind::data, "weight '", layout_.parameters()[piece.slot]->name,
+            "' holds values that are infinite or no numbers, which 8 bits cannot: give weights without them, "
+            "or set training.adapter.base_dtype to \"compute\"");
+    }
+  parameters_.write(stored(begin), blocks).wait();
 }
 
 void Segment::read_masters(std::int64_t begin, const Tensor& to) const {

@@ -11,6 +11,7 @@
 #include "sharding/layout.h"
 #include "sharding/placement.h"
 #include "sharding/state.h"
+#include "tensor/int8_blocks.h"
 
 namespace sherd::sharding {
 
@@ -25,7 +26,8 @@ struct SegmentKey {
   bool trainable = true;
   bool persistent = false;  ///< stays gathered although parameters are sharded (param_persistence_threshold)
   RankGroups groups;
-  int rule = 0;  ///< which of ShardingOptions::rules updates them
+  int rule = 0;       ///< which of ShardingOptions::rules updates them
+  bool int8 = false;  ///< stay as they are, in 8-bit blocks (tensor/int8_blocks.h); the full ones come and go
   bool operator==(const SegmentKey&) const = default;
 };
 
@@ -49,6 +51,15 @@ class Segment {
   /// The full parameters come and go: this rank keeps its shard (over one rank, all) outside of what modules
   /// see.
   bool parameters_sharded() const { return parameters_sharded_; }
+  /// What modules see them in. parameters() has the same, but uint8 where SegmentKey::int8.
+  DType compute_dtype() const { return compute_dtype_; }
+  /// The place in parameters() of flat element `element`, the first of a block, and how many elements of
+  /// parameters() so many take: bytes where SegmentKey::int8, else the same number.
+  std::int64_t stored(std::int64_t element) const {
+    return key_.int8 ? tensor::int8_bytes(element) : element;
+  }
+  /// The full parameters, compute_dtype(), of all blocks.
+  void dequantize(const Tensor& blocks, const Tensor& full) const { kernels_.dequantize(blocks, full); }
   /// Each micro-batch's gradients are formed from zero and folded onto the lasting ones, which hold this
   /// rank's shard of the sum; else backward accumulates where they last, and what it summed is reduced at the
   /// boundary.
@@ -70,7 +81,8 @@ class Segment {
   std::int64_t update_begin() const { return optimizer_sharded_ ? own_begin_ : 0; }
   std::int64_t update_end() const { return optimizer_sharded_ ? own_end() : layout_.padded(); }
 
-  /// Compute parameters: the whole segment where replicated, else this rank's shard.
+  /// Compute parameters, or their blocks: the whole segment where replicated, else this rank's shard. Places
+  /// in it are stored() ones.
   const StateBuffer& parameters() const { return parameters_; }
   StateBuffer& parameters() { return parameters_; }
   /// Lasting gradients: whole or shard; none when frozen.
@@ -102,7 +114,7 @@ class Segment {
   void read_state(std::size_t state, std::int64_t begin, const Tensor& to) const;
   void write_state(std::size_t state, std::int64_t begin, const Tensor& from);
 
-  Tensor own_parameters() const { return parameters_.range(own_begin(), own_end()); }
+  Tensor own_parameters() const { return parameters_.range(stored(own_begin()), stored(own_end())); }
   Tensor own_gradients() const { return gradients_.range(own_begin(), own_end()); }
 
   /// The fp32 weights from flat element `begin` of the update range on, into memory of the processor.
@@ -111,7 +123,8 @@ class Segment {
   Frozen freeze_masters(std::int64_t begin, std::int64_t count, FrozenMemory& memory) const;
   Frozen freeze_state(std::size_t state, std::int64_t begin, std::int64_t count, FrozenMemory& memory) const;
   /// Sets the weights from flat element `begin` on, out of any memory: compute parameters where this rank
-  /// holds them, rounded as masters are, and masters in the update range.
+  /// holds them, rounded as masters are, and masters in the update range. In 8 bits whole blocks are written,
+  /// but at the end of a parameter; throws Error{data} naming it where a value is not finite.
   void write_values(std::int64_t begin, const Tensor& from);
 
   /// Points the parameters' values into `full` (a flat tensor of the padded segment), or clears them.
@@ -142,6 +155,7 @@ class Segment {
   }
   void make_moments(const StateSources& sources, const Placement& placement);
   void draw_initial_values(std::uint64_t seed);
+  void write_blocks(std::int64_t begin, const Tensor& values);
 
   std::string name_;
   SegmentKey key_;
@@ -149,6 +163,7 @@ class Segment {
   tensor::Kernels& kernels_;
   bool parameters_sharded_, folds_gradients_, gradients_staged_, optimizer_sharded_, gather_after_update_;
   MasterForm master_form_;
+  DType compute_dtype_;
   std::int64_t own_begin_;
   StateBuffer parameters_, gradients_, masters_;
   std::vector<optim::State> states_;

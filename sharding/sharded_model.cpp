@@ -175,6 +175,7 @@ void ShardedModel::find_persistent(const std::vector<BlockParameters>& blocks) {
     for (const ParameterPtr& parameter : block.owned) {
       const std::int64_t elements = parameter->numel();
       if (elements > options_.persistence_threshold || elements > room) continue;
+      if (parameter->int8 && !parameter->trainable) continue;  // their values have no memory of their own
       persistent_.insert(parameter.get());
       room -= elements;
     }
@@ -197,6 +198,7 @@ void ShardedModel::make_segments(Unit& unit, const std::vector<ParameterPtr>& pa
     key.trainable = parameter->trainable;
     key.groups = sources_.groups_of ? sources_.groups_of(*parameter) : sources_.groups;
     key.rule = options_.rule_of && parameter->trainable ? options_.rule_of(*parameter) : 0;
+    key.int8 = parameter->int8 && !parameter->trainable;
     key.persistent = persistent_.contains(parameter.get());
     if (key.persistent) persistent_elements_ += parameter->numel();
     auto same = std::find_if(segments.begin(), segments.end(), [&](const auto& s) { return s.first == key; });

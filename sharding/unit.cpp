@@ -44,7 +44,7 @@ void Unit::start_gather(std::deque<GroupMemory>& memories, bool async) {
       const Segment& segment = *segments_[i];
       if (!segment.parameters_sharded() || segment.groups().shard != &memory.group) continue;
       const StateBuffer& own = segment.parameters();
-      gathered_[i] = memory.pool.take(segment.layout().padded(), own.dtype());
+      gathered_[i] = memory.pool.take(segment.stored(segment.layout().padded()), own.dtype());
       pieces.push_back({own.stored() ? gathering.staged.shards[next++] : own.tensor(), *gathered_[i]});
     }
     if (pieces.empty()) continue;
@@ -64,8 +64,16 @@ void Unit::settle() {
 
 void Unit::finish_gather() {
   settle();
-  for (std::size_t i = 0; i < segments_.size(); ++i)
-    segments_[i]->attach_values(gathered_[i] ? *gathered_[i] : segments_[i]->parameters().tensor());
+  for (std::size_t i = 0; i < segments_.size(); ++i) {
+    const Segment& segment = *segments_[i];
+    if (segment.key().int8) {
+      ExchangePool& pool = residency_.pool(*segment.groups().shard);
+      const auto full = pool.take(segment.layout().padded(), segment.compute_dtype());
+      segment.dequantize(gathered_[i] ? *gathered_[i] : segment.parameters().tensor(), *full);
+      gathered_[i] = full;
+    }
+    segments_[i]->attach_values(gathered_[i] ? *gathered_[i] : segment.parameters().tensor());
+  }
   state_ = State::resident;
 }
 

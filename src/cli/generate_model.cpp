@@ -27,6 +27,9 @@ void prepare_to_generate(config::Config& config, const WeightsPlace& place, int 
   parameters.max_in_cpu = 0;  // all of them go there
   parameters.buffer_count = 3;
   parameters.buffer_size = std::numeric_limits<std::int64_t>::max();
+  // Texts grow token by token: weights on the device are ready to be read, those from elsewhere are half as
+  // many bytes.
+  config.training.adapter.int8_base &= apart;
   config.training.nvme_checkpointing = false;
   config.training.cpu_checkpointing = false;
   // Texts grow by single tokens, which ranks cannot cut.

@@ -21,6 +21,12 @@ std::vector<Text> adapter_texts() {
        "`\"attn.c_proj\"`), or `\"all-linear\"`. Empty: PEFT's choice, `c_attn` of GPT-2 and `q_proj`, "
        "`v_proj` "
        "of the others; for IA³ `c_attn`, `mlp.c_proj`, and `k_proj`, `v_proj`, `down_proj`"},
+      {"base_dtype",
+       "what the model's own weights are kept in: `\"compute\"`, the type that the run computes in; or "
+       "`\"int8\"`, codes with a scale for every 64 of them, in the linear layers of blocks, a little more "
+       "than "
+       "half of bf16's bytes wherever they lie ([more](adapters.md#an-int8-base)). A checkpoint goes on with "
+       "the value that it was saved with"},
       {"init_from",
        "folder of an adapter to go on from: PEFT's (adapter_config.json and adapter_model.safetensors), or "
        "checkpoints of a run with an adapter. It brings this section, over which the file's own keys are "
@@ -63,6 +69,11 @@ Table<Adapter> adapter_table() {
   table.keys.push_back(custom<A>("targets", "[\"q_proj\", \"v_proj\"]", read_targets)
                            .alias("target_modules")
                            .takes("string, or list of strings"));
+  table.keys.push_back(custom<A>("base_dtype", "\"int8\"", [](A& adapter, const Value& value) {
+                         adapter.int8_base = value.choice({"compute", "int8"}) == 1;
+                       }).one_of({"compute", "int8"}));
+  table.keys.push_back(
+      refused<A>("load_in_8bit", "true", "write \"base_dtype\": \"int8\" for a base in 8 bits", is_false));
   table.keys.push_back(text("init_from", &A::init_from, "\"adapters/a\""));
   describe(table.keys, adapter_texts());
   return table;
@@ -73,7 +84,8 @@ void read_adapter(Training& training, const Value& section) {
   if (!given.contains("type")) section.error("needs a \"type\": \"lora\" or \"ia3\"");
   if (training.adapter.type == AdapterType::lora) return;
   const Adapter read = training.adapter;
-  training.adapter = {.type = read.type, .targets = read.targets, .init_from = read.init_from};
+  training.adapter = {
+      .type = read.type, .targets = read.targets, .int8_base = read.int8_base, .init_from = read.init_from};
   for (const char* key : {"rank", "alpha", "use_rslora", "dropout"})
     if (given.contains(key))
       section.context.note(join(section.path, key), "no effect: IA³ has factors alone");

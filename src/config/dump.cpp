@@ -229,6 +229,7 @@ Json adapter_of(const Adapter& a) {
   if (a.type == AdapterType::lora)
     out.update({{"rank", a.rank}, {"alpha", a.alpha}, {"use_rslora", a.rslora}, {"dropout", a.dropout}});
   out["targets"] = a.targets;
+  out["base_dtype"] = a.int8_base ? "int8" : "compute";
   out["init_from"] = a.init_from;
   return out;
 }

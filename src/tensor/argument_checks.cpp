@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 
+#include "tensor/int8_blocks.h"
+
 namespace sherd::tensor {
 
 void require_floating(const char* kernel, const char* name, const Tensor& t) {
@@ -49,6 +51,15 @@ void require_copyable(const Tensor& from, const Tensor& to) {
           " differ in their number of elements");
   require(!is_floating(from.dtype()) || is_floating(to.dtype()), "copy: ", name_of(from.dtype()), " to ",
           name_of(to.dtype()), " would lose fractions");
+}
+
+std::int64_t require_int8_blocks(const Tensor& blocks, const Tensor& out) {
+  require_floating("dequantize", "out", out);
+  require(out.dtype() != DType::f64, "dequantize: values are made in fp32, bf16 or fp16, not fp64");
+  require(blocks.defined() && blocks.dtype() == DType::u8, "dequantize: blocks must be uint8");
+  require(out.numel() % int8_block == 0 && blocks.numel() == int8_bytes(out.numel()),
+          "dequantize: ", blocks.shape().str(), " bytes are not the blocks of ", out.shape().str());
+  return out.numel() / int8_block;
 }
 
 std::int64_t require_swiglu(const char* kernel, const Tensor& x, const Tensor& y) {

@@ -25,6 +25,8 @@ void require_vector(const char* kernel, const char* name, const Tensor& t, std::
 void require_gradient(const char* kernel, const char* name, const Tensor& t, std::int64_t n, DType dtype);
 /// The arguments of sum_rows().
 void require_row_sums(const Tensor& x, const Tensor& out);
+/// The arguments of dequantize(). Returns the number of blocks.
+std::int64_t require_int8_blocks(const Tensor& blocks, const Tensor& out);
 /// The arguments of copy(): as many elements, and no fraction lost.
 void require_copyable(const Tensor& from, const Tensor& to);
 /// x: [rows, 2f] = [gate | up] against y: [rows, f]. Returns f.

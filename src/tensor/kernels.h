@@ -317,6 +317,9 @@ class Kernels {
                                              const Tensor& dx) = 0;
 
   // ---- what sharding and optimizers need ----
+  /// out = the values of `blocks`, uint8 as tensor/int8_blocks.h lays them out, rounded once. out: fp32, bf16
+  /// or fp16, as many elements as the blocks have, a multiple of 64.
+  virtual void dequantize(const Tensor& blocks, const Tensor& out) = 0;
   /// to (+)= `from` rounded to `rounding`: what one rank gives to a sum of gradients. The value, or the sum
   /// in the compute type, rounds once to to's dtype. `from` may be fp32 where `to` is narrower, and the
   /// reverse.

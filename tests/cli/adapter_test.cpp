@@ -73,6 +73,38 @@ TEST_F(AdapterRuns, GoFromFilesToFilesAndOn) {
   EXPECT_NEAR(merged, plain, 0.01 * plain);
 }
 
+/// A base in 8 bits: nearly the losses of the base itself, and the same from any command and place.
+TEST_F(AdapterRuns, ABaseIn8Bits) {
+  const std::string in_8_bits = "training.adapter.base_dtype=int8";
+  ASSERT_EQ(tune("plain", {from("hf"), lora_}).code, 0);
+  const auto plain = losses();
+  const Outcome tuned = tune("tuned", {from("hf"), lora_, in_8_bits});
+  ASSERT_EQ(tuned.code, 0) << tuned.err;
+  const auto by_file = losses();
+  EXPECT_NE(by_file, plain);
+  EXPECT_NEAR(std::stod(by_file[0]), std::stod(plain[0]), 0.01 * std::stod(plain[0]));
+  ASSERT_EQ(tune("resumed", {from("hf"), lora_, in_8_bits, "training.steps=3"}).code, 0);
+  ASSERT_EQ(tune("resumed", {from("nowhere"), lora_, in_8_bits}, {"--resume"}).code, 0);
+  EXPECT_EQ(losses(), std::vector<std::string>(by_file.begin() + 3, by_file.end()));
+  const std::string own = said("tuned").out;
+  EXPECT_EQ(said("tuned", {"--offload", "cpu"}).out, own);
+  EXPECT_EQ(said("tuned", {"--adapter", in("tuned")}).out, own);
+  EXPECT_EQ(said("run", {"--adapter", in("tuned"), "--offload", "cpu"}).out, own)
+      << "quantised as it is read";
+  ASSERT_EQ(sherd({"checkpoint", "verify", in("tuned")}).code, 0);
+  ASSERT_EQ(sherd({"checkpoint", "convert", in("tuned"), "--output", in("for_3"), "--ranks", "3"}).code, 0);
+  EXPECT_EQ(said("for_3").out, own);
+  // A run begins from it, in 8 bits or not.
+  ASSERT_EQ(tune("on", {from("tuned"), "training.steps=1"}).code, 0);
+  const std::string on = losses()[0];
+  ASSERT_EQ(tune("on_plain", {from("tuned"), "training.steps=1", "training.adapter.base_dtype=compute"}).code,
+            0);
+  EXPECT_EQ(losses()[0], on);
+  ASSERT_EQ(sherd({"export", in("tuned"), "--output", in("merged"), "--dtype", "fp32"}).code, 0);
+  ASSERT_EQ(tune("from_merged", {from("merged"), "training.steps=1"}).code, 0);
+  EXPECT_NEAR(std::stod(losses()[0]), std::stod(on), 0.01 * std::stod(on));
+}
+
 TEST_F(AdapterRuns, WhatDoesNotFitIsSaid) {
   const auto expect = [](const Outcome& got, const char* text) {
     EXPECT_EQ(got.code, 1);

@@ -39,6 +39,7 @@ TEST(AdapterKeys, PeftsNamesAndDefaults) {
 
 TEST(AdapterKeys, ComeBackFromADump) {
   for (const char* text : {R"({"type": "lora", "rank": 3, "alpha": 2.5, "targets": ["a"], "dropout": 0.25})",
+                           R"({"type": "ia3", "base_dtype": "int8"})",
                            R"({"type": "ia3", "targets": ["k_proj"], "rank": 3})", R"({"type": "ia3"})"}) {
     const Config config = parse(text);
     EXPECT_EQ(parse_text(dump(config)), config) << text;
@@ -54,6 +55,12 @@ TEST(AdapterKeys, WrongValuesAreNamed) {
                [] { parse(R"({"type": "lora", "dropout": 1})"); });
   expect_error(ErrorKind::config, "training.adapter.targets[0]",
                [] { parse(R"({"type": "lora", "targets": [""]})"); });
+  expect_error(ErrorKind::config, "training.adapter.base_dtype",
+               [] { parse(R"({"type": "lora", "base_dtype": "int4"})"); });
+  expect_error(ErrorKind::config, "write \"base_dtype\": \"int8\"",
+               [] { parse(R"({"type": "lora", "load_in_8bit": true})"); });
+  EXPECT_TRUE(parse(R"({"type": "ia3", "base_dtype": "int8"})").training.adapter.int8_base);
+  EXPECT_FALSE(parse(R"({"type": "lora", "base_dtype": "compute"})").training.adapter.int8_base);
   expect_error(ErrorKind::config, "training.adapter.type", [] { parse(R"({"type": "dora"})"); });
 }
 

@@ -292,6 +292,10 @@ TEST(EstimateOfAdapters, IsWhatARunBooks) {
       shape.ranks = 2, shape.adapter = lora;
       SCOPED_TRACE(cat(shape.name(), llama ? " llama" : " gpt2"));
       expect_alike(shape);
+      if (llama == (stage == 3)) continue;
+      shape.adapter += R"(, "base_dtype": "int8")";
+      SCOPED_TRACE("in 8 bits");
+      expect_alike(shape);
     }
 }
 

@@ -180,8 +180,14 @@ void collect_weights(Engine& engine, RunResult& out) {
                              engine.device().processor_tier());
       };
       const Tensor masters = in_host(layout.shard(), DType::f32);
-      const Tensor parameters = in_host(layout.shard(), segment->parameters().dtype());
-      segment->parameters().read(segment->own_begin(), parameters).wait();
+      const Tensor parameters = in_host(layout.shard(), segment->compute_dtype());
+      if (segment->key().int8) {
+        const Tensor blocks = in_host(segment->stored(layout.shard()), DType::u8);
+        segment->parameters().read(segment->stored(segment->own_begin()), blocks).wait();
+        segment->dequantize(blocks, parameters);
+      } else {
+        segment->parameters().read(segment->own_begin(), parameters).wait();
+      }
       if (segment->key().trainable)
         segment->read_masters(segment->own_begin(), masters);
       else

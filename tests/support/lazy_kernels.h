@@ -226,6 +226,9 @@ class LazyKernels final : public tensor::Kernels {
   void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override {
     later(&Kernels::fill_normal, x, key, first, mean, std);
   }
+  void dequantize(const Tensor& blocks, const Tensor& out) override {
+    later(&Kernels::dequantize, blocks, out);
+  }
   void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) override {
     later(&Kernels::fill_uniform, x, key, first, low, high);
   }

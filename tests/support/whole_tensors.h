@@ -13,7 +13,7 @@ namespace sherd::testing {
 
 /// Puts the tensors of a checkpoint's folder together, whole, by KIND.PARAMETER: an oracle that shares
 /// nothing with the library, neither its reader of safetensors nor its arithmetic of slices. Elements that no
-/// file holds are 0xcc.
+/// file holds are 0xcc; of those in 8 bits their values, in fp32.
 inline std::map<std::string, std::vector<std::byte>> whole_tensors(const std::filesystem::path& folder) {
   using nlohmann::json;
   std::map<std::string, std::vector<std::byte>> out;
@@ -27,7 +27,7 @@ inline std::map<std::string, std::vector<std::byte>> whole_tensors(const std::fi
     for (const auto& [name, entry] : header.items()) {
       if (name == "__metadata__") continue;
       const std::string dtype = entry["dtype"], said = header["__metadata__"][name];
-      const std::size_t size = dtype == "F32" ? 4 : 2;
+      const std::size_t size = dtype == "F32" || dtype == "U8" ? 4 : 2;
       const std::size_t from = entry["data_offsets"][0], end = entry["data_offsets"][1];
       // A number where all of the parameter is cut into runs; else blocks of each dimension.
       const json record = json::parse(said);
@@ -49,6 +49,17 @@ inline std::map<std::string, std::vector<std::byte>> whole_tensors(const std::fi
           record.is_object() ? record["begin"].get<std::size_t>() : record.get<std::size_t>();
       std::vector<std::byte>& whole = out[name];
       whole.resize(numel * size, std::byte{0xcc});
+      if (dtype == "U8") {  // 64 codes and a scale, the last block filled up
+        const char* blocks = &bytes.at(8 + length + from);
+        for (std::size_t i = 0; i < (end - from) / 68 * 64 && begin + i < elements.size(); ++i) {
+          float scale;
+          std::memcpy(&scale, blocks + i / 64 * 68 + 64, 4);
+          const float value =
+              static_cast<float>(static_cast<signed char>(blocks[i / 64 * 68 + i % 64])) * scale;
+          std::memcpy(&whole.at(elements.at(begin + i) * 4), &value, 4);
+        }
+        continue;
+      }
       for (std::size_t i = 0; i < (end - from) / size; ++i)
         std::memcpy(&whole.at(elements.at(begin + i) * size), &bytes.at(8 + length + from + i * size), size);
     }

@@ -7,6 +7,7 @@
 
 #include "base/check_json.h"
 #include "base/excerpt.h"
+#include "tensor/int8_blocks.h"
 
 namespace sherd::engine {
 namespace {
@@ -88,8 +89,20 @@ std::string PieceRecord::to_json() const {
   return root.dump();
 }
 
+namespace {
+
+/// Elements behind `begin` of a slice of `all`, of which a tensor holds so many bytes of blocks of 8 bits.
+std::int64_t elements_in(std::int64_t bytes, std::int64_t begin, std::int64_t all) {
+  if (bytes % tensor::int8_block_bytes != 0 || begin % tensor::int8_block != 0)
+    fail(ErrorKind::data, bytes, " bytes from element ", begin, " on are no blocks of 8 bits");
+  const std::int64_t most = bytes / tensor::int8_block_bytes * tensor::int8_block, left = all - begin;
+  return most - left >= tensor::int8_block ? most : std::min(most, left);  // the last block may be shorter
+}
+
+}  // namespace
+
 PieceRecord PieceRecord::parse(const std::string& text, const Manifest& manifest,
-                               const std::string& parameter, std::int64_t numel) {
+                               const std::string& parameter, std::int64_t numel, std::optional<DType> dtype) {
   const auto shape = manifest.shapes.find(parameter);
   if (shape == manifest.shapes.end()) fail(ErrorKind::data, "the manifest knows no parameter of that name");
   PieceRecord out = [&] {
@@ -99,6 +112,7 @@ PieceRecord PieceRecord::parse(const std::string& text, const Manifest& manifest
       fail(ErrorKind::data, error.what());
     }
   }();
+  if (dtype == DType::u8) numel = elements_in(numel, out.elements.begin, out.slice.numel());
   if (out.elements.begin > out.slice.numel() - numel)
     fail(ErrorKind::data, numel, " elements from ", out.elements.begin, " on are more than its slice, ",
          out.slice.str(), ", has");

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -35,9 +36,12 @@ using tensor::SafetensorsWriter;
 // so a reader can put any slice of any parameter together, whatever the sharding and the layout were.
 // Together the files hold every element; where two hold the same one they agree.
 //
-// Formats before (the manifest's "format"): in sherd-checkpoint-2 the metadata entry is a number alone, the
-// first element, and all slices are whole; sherd-checkpoint-1 has neither checksum of the manifest nor
-// "save".
+// A frozen parameter that a run keeps in 8 bits is a tensor of bytes: the blocks of its elements, from the
+// first of a block of the slice on (tensor/int8_blocks.h). No other has this type.
+//
+// Formats before (the manifest's "format"): sherd-checkpoint-3 has no 8 bits; in sherd-checkpoint-2 the
+// metadata entry is a number alone, the first element, and all slices are whole; sherd-checkpoint-1 has
+// neither checksum of the manifest nor "save".
 
 /// Name in the folder of a checkpoint: "rank_00007.safetensors".
 std::string rank_file(int rank);
@@ -51,7 +55,7 @@ inline constexpr const char* learned_prefix = "sherd.learned.";
 
 /// The formats that a manifest can name, after this; the newest is written.
 inline constexpr std::string_view format_prefix = "sherd-checkpoint-";
-inline constexpr int newest_format = 3, first_sealed_format = 2, first_sliced_format = 3;
+inline constexpr int newest_format = 4, first_sealed_format = 2, first_sliced_format = 3;
 
 /// Which elements of a parameter a tensor of a file holds: local elements [elements.begin, elements.end) of
 /// `slice`.
@@ -62,10 +66,10 @@ struct PieceRecord {
   /// {"shape": [8, 6], "slice": [[[0, 2], [4, 6]], [[0, 6]]], "begin": 12}: the logical shape, the blocks of
   /// each dimension, the first element.
   std::string to_json() const;
-  /// Reads what a file of `manifest` says of `numel` elements of `parameter`. Throws Error{data} saying what
-  /// is wrong.
+  /// Reads what a file of `manifest` says of a tensor of `parameter` with `numel` numbers of `dtype`. Throws
+  /// Error{data} saying what is wrong.
   static PieceRecord parse(const std::string& text, const Manifest& manifest, const std::string& parameter,
-                           std::int64_t numel);
+                           std::int64_t numel, std::optional<DType> dtype = DType::f32);
 };
 
 }  // namespace sherd::engine

@@ -66,7 +66,7 @@ void read_states(const CheckpointReader& reader, const sharding::ShardedModel& m
       [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
         const tensor::Slice slice = parameter.logical_slice();
         const std::vector<std::string> sources = sources_of(reader, state, parameter.name);
-        in_chunks(device, state.dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
+        in_chunks(device, state.value_dtype(), piece.count, [&](std::int64_t done, const Tensor& elements) {
           const Tensor more = sources.size() > 1
                                   ? Tensor::empty(device, {elements.numel()}, state.dtype,
                                                   device::Category::workspace, device.processor_tier())
@@ -82,7 +82,7 @@ void read_weights(nn::WeightSource& source, const sharding::ShardedModel& model,
                  [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
                    if (!source.has(parameter.name)) return;
                    const tensor::Slice slice = parameter.logical_slice();
-                   in_chunks(device, state.dtype, piece.count,
+                   in_chunks(device, state.value_dtype(), piece.count,
                              [&](std::int64_t done, const Tensor& elements) {
                                source.read(parameter.name, slice, piece.parameter_begin + done, elements);
                                state.write(piece.flat_begin + done, elements);

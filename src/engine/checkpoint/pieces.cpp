@@ -4,12 +4,17 @@
 #include <cstring>
 #include <utility>
 
+#include "tensor/int8_blocks.h"
+
 namespace sherd::engine {
 
 using tensor::Range;
 using tensor::Slice;
 
 namespace {
+
+// What lies between two runs is read with them where a call of its own would cost more than its bytes.
+constexpr std::int64_t most_between = 64 << 10, most_at_once = 4 << 20;
 
 /// Logical elements from the first to the last of local elements [begin, end).
 Range span_of(const Slice& slice, std::int64_t begin, std::int64_t end) {
@@ -66,10 +71,30 @@ std::int64_t PieceIndex::for_each_part(
   return missing.empty() ? end : missing.front().begin;
 }
 
+void read_int8_runs(const SafetensorsFile& file, const std::string& name, std::span<const FileRun> runs,
+                    std::int64_t begin, const tensor::Tensor& to) {
+  constexpr std::int64_t block = tensor::int8_block;
+  std::vector<std::byte> blocks;
+  while (!runs.empty()) {
+    const std::int64_t first = runs[0].in_file / block * block;
+    std::int64_t end = runs[0].in_file + runs[0].count;
+    std::size_t together = 1;
+    for (; together < runs.size(); ++together) {
+      const FileRun& next = runs[together];
+      if (next.in_file - end > most_between || next.in_file + next.count - first > most_at_once) break;
+      end = next.in_file + next.count;
+    }
+    blocks.resize(static_cast<std::size_t>(tensor::int8_bytes(end - first)));
+    file.read_bytes(file.at(name), static_cast<std::uint64_t>(tensor::int8_bytes(first)), blocks);
+    for (const FileRun& run : runs.first(together))
+      tensor::dequantize_int8(blocks.data(), run.in_file - first,
+                              {to.data<float>() + (run.local - begin), static_cast<std::size_t>(run.count)});
+    runs = runs.subspan(together);
+  }
+}
+
 void read_runs(const SafetensorsFile& file, const std::string& name, std::span<const FileRun> runs,
                std::int64_t begin, const tensor::Tensor& to) {
-  // What lies between two runs is read with them where a call of its own would cost more than its bytes.
-  constexpr std::int64_t most_between = 64 << 10, most_at_once = 4 << 20;
   const auto bytes_of = [&](std::int64_t elements) {
     return elements * static_cast<std::int64_t>(size_of(to.dtype()));
   };

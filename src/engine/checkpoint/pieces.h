@@ -47,5 +47,8 @@ class PieceIndex {
 /// `begin`. Runs that lie close together in the file are read together. Throws as SafetensorsFile does.
 void read_runs(const SafetensorsFile& file, const std::string& name, std::span<const FileRun> runs,
                std::int64_t begin, const tensor::Tensor& to);
+/// The same of a tensor of blocks of 8 bits, whose values go to `to`, fp32.
+void read_int8_runs(const SafetensorsFile& file, const std::string& name, std::span<const FileRun> runs,
+                    std::int64_t begin, const tensor::Tensor& to);
 
 }  // namespace sherd::engine

@@ -90,13 +90,14 @@ void require_no_checkpoints(const fs::path& folder, const std::string& advice) {
 struct CheckpointReader::Content {
   explicit Content(fs::path at);
   void add(SafetensorsFile file);
-  std::string advice_on_dtype(const std::string& kind) const;
+  std::string advice_on_dtype(const std::string& kind, bool in_8_bits) const;
   std::string advice_on_missing(const std::string& kind, const std::string& parameter) const;
 
   fs::path folder;
   Manifest manifest;
   std::vector<SafetensorsFile> files;
   PieceIndex pieces;
+  std::map<std::string, DType> dtypes;  ///< by KIND.PARAMETER, as one of the files has it
 };
 
 CheckpointReader::Content::Content(fs::path at) : folder(std::move(at)) {
@@ -116,7 +117,8 @@ void CheckpointReader::Content::add(SafetensorsFile file) {
     try {
       if (text == file.metadata().end()) fail(ErrorKind::data, "nothing is said of it");
       pieces.add(entry.name, files.size(),
-                 PieceRecord::parse(text->second, manifest, parameter, entry.numel()));
+                 PieceRecord::parse(text->second, manifest, parameter, entry.numel(), entry.dtype));
+      if (entry.dtype) dtypes.emplace(entry.name, *entry.dtype);
     } catch (const Error& error) {
       fail(ErrorKind::data, "'", file.path().string(),
            "' does not say which elements of its parameter tensor '", excerpt(entry.name),
@@ -127,8 +129,12 @@ void CheckpointReader::Content::add(SafetensorsFile file) {
 }
 
 /// What of the saving run to take up where this run keeps a state in another dtype.
-std::string CheckpointReader::Content::advice_on_dtype(const std::string& kind) const {
+std::string CheckpointReader::Content::advice_on_dtype(const std::string& kind, bool in_8_bits) const {
   if (kind == "fp32") return "no run of Sherd saves it so; resume from another checkpoint by naming its tag";
+  if (kind == "frozen" && in_8_bits)
+    return "a base in 8 bits goes on in 8 bits: resume with the training.adapter.base_dtype that it was "
+           "saved "
+           "with, or begin anew from its weights with training.init_from";
   if (kind == "frozen")
     return cat("a frozen parameter is kept in the precision that the run computes in; resume in ",
                manifest.compute_dtype, ", as it was saved");
@@ -194,7 +200,8 @@ void CheckpointReader::require_state(const std::string& kind, const std::string&
     const SafetensorsEntry& entry = content_->files[file].at(name);
     if (entry.dtype != dtype)
       fail(ErrorKind::data, "checkpoint ", folder().string(), " holds '", name, "' in ", entry.dtype_name,
-           ", and this run keeps it in ", name_of(dtype), ": ", content_->advice_on_dtype(kind));
+           ", and this run keeps it in ", name_of(dtype), ": ",
+           content_->advice_on_dtype(kind, entry.dtype == DType::u8 || dtype == DType::u8));
   };
   for (; begin < end; begin += std::min(most, end - begin)) {
     const std::int64_t stop = begin + std::min(most, end - begin);
@@ -205,17 +212,19 @@ void CheckpointReader::require_state(const std::string& kind, const std::string&
   }
 }
 
+std::optional<DType> CheckpointReader::dtype(const std::string& kind, const std::string& parameter) const {
+  const auto found = content_->dtypes.find(kind + "." + parameter);
+  if (found == content_->dtypes.end()) return {};
+  return found->second;
+}
+
 bool CheckpointReader::holds(const std::string& kind, const std::string& parameter) const {
   return content_->pieces.holds(kind + "." + parameter);
 }
 
 std::vector<CheckpointTensor> CheckpointReader::tensors() const {
-  std::map<std::string, DType> found;
-  for (const SafetensorsFile& file : content_->files)
-    for (const SafetensorsEntry& entry : file.entries())
-      if (entry.dtype) found.emplace(entry.name, *entry.dtype);
   std::vector<CheckpointTensor> out;
-  for (const auto& [name, dtype] : found) {
+  for (const auto& [name, dtype] : content_->dtypes) {
     const std::size_t dot = name.find('.');
     out.push_back({name.substr(0, dot), name.substr(dot + 1), dtype});
   }
@@ -235,11 +244,12 @@ void CheckpointReader::read(const std::string& kind, const std::string& paramete
                             std::int64_t begin, const tensor::Tensor& to) const {
   const std::string name = kind + "." + parameter;
   const std::int64_t end = begin + to.numel();
-  require_state(kind, parameter, slice, begin, end, to.dtype());
-  content_->pieces.for_each_part(name, slice, begin, end,
-                                 [&](std::size_t file, std::span<const FileRun> runs) {
-                                   read_runs(content_->files[file], name, runs, begin, to);
-                                 });
+  const bool int8 = to.dtype() == DType::f32 && dtype(kind, parameter) == DType::u8;
+  require_state(kind, parameter, slice, begin, end, int8 ? DType::u8 : to.dtype());
+  content_->pieces.for_each_part(
+      name, slice, begin, end, [&](std::size_t file, std::span<const FileRun> runs) {
+        (int8 ? read_int8_runs : read_runs)(content_->files[file], name, runs, begin, to);
+      });
 }
 
 }  // namespace sherd::engine

@@ -13,11 +13,11 @@ using tensor::Tensor;
 
 namespace {
 
-/// Calls visit(first, count) over the elements of a piece, most_at_once at a time.
+/// Calls visit(first, count) over `all` elements, most_at_once at a time.
 template <class Visit>
-void in_parts(const Piece& piece, const Visit& visit) {
-  for (std::int64_t done = 0; done < piece.count; done += most_at_once)
-    visit(done, std::min(most_at_once, piece.count - done));
+void in_parts(std::int64_t all, const Visit& visit) {
+  for (std::int64_t done = 0; done < all; done += most_at_once)
+    visit(done, std::min(most_at_once, all - done));
 }
 
 /// What the other thread reads into, behind the copies.
@@ -39,9 +39,9 @@ struct Buffers {
 
 FrozenMemory count(const sharding::ShardedModel& model) {
   FrozenMemory counting;
-  for_each_tensor(model, [&](const FileTensor&, const SavedState& state, const Piece& piece) {
-    in_parts(piece, [&](std::int64_t done, std::int64_t elements) {
-      state.freeze(piece.flat_begin + done, elements, counting);
+  for_each_tensor(model, [&](const FileTensor& tensor, const SavedState& state, const Piece& piece) {
+    in_parts(tensor.count, [&](std::int64_t done, std::int64_t elements) {
+      state.freeze(state.in_file(piece.flat_begin) + done, elements, counting);
     });
   });
   return counting;
@@ -74,10 +74,10 @@ std::vector<FileTensor> Snapshots::take() {
   std::vector<FileTensor> out;
   for_each_tensor(model_, [&](FileTensor tensor, const SavedState& state, const Piece& piece) {
     auto parts = std::make_shared<std::vector<Frozen>>();  // std::function copies what it holds
-    in_parts(piece, [&](std::int64_t done, std::int64_t elements) {
-      parts->push_back(state.freeze(piece.flat_begin + done, elements, memory));
+    in_parts(tensor.count, [&](std::int64_t done, std::int64_t elements) {
+      parts->push_back(state.freeze(state.in_file(piece.flat_begin) + done, elements, memory));
     });
-    tensor.elements = [parts, buffers, arena = arena_, storage = memory_, count = piece.count,
+    tensor.elements = [parts, buffers, arena = arena_, storage = memory_, count = tensor.count,
                        dtype = state.dtype](const FileTensor::Put& put) {
       const bool reads = buffers.elements > 0;
       sharding::FrozenReading with(*arena, reads ? buffers.low(storage) : Tensor(),

@@ -10,10 +10,14 @@ using tensor::Tensor;
 
 namespace {
 
-/// The part of [begin, end) that one of `holders` writes, of those that hold it.
+/// The part of [begin, end) that one of `holders` writes, of those that hold it: whole blocks of 8 bits.
 tensor::Range share_of(std::int64_t begin, std::int64_t end, std::int64_t holder, std::int64_t holders) {
-  const std::int64_t all = std::max<std::int64_t>(0, end - begin);
-  return {begin + all * holder / holders, begin + all * (holder + 1) / holders};
+  constexpr std::int64_t block = tensor::int8_block;
+  const std::int64_t blocks = (std::max<std::int64_t>(0, end - begin) + block - 1) / block;
+  const auto until = [&](std::int64_t parts) {
+    return std::min(begin + blocks * parts / holders * block, std::max(begin, end));
+  };
+  return {until(holder), until(holder + 1)};
 }
 
 /// Of a rank's own shard, what of it is to be written here.
@@ -28,20 +32,24 @@ tensor::Range written_range(const Segment& segment, optim::Held held) {
   return share_of(std::max(begin, served.begin), std::min(end, served.end), copy, copies);
 }
 
-SavedState state_of(std::string kind, Segment& segment, sharding::StateBuffer& buffer) {
-  return {std::move(kind),
+SavedState frozen_state(Segment& segment) {
+  sharding::StateBuffer& buffer = segment.parameters();
+  const bool own = segment.parameters_sharded(), int8 = segment.key().int8;
+  return {"frozen",
           buffer.dtype(),
-          buffer.begin(),
-          buffer.end(),
+          own ? segment.own_begin() : 0,
+          own ? segment.own_end() : segment.layout().padded(),
           [&buffer](std::int64_t at, const Tensor& to) { buffer.read(at, to).wait(); },
-          [&buffer](std::int64_t at, const Tensor& from) { buffer.write(at, from).wait(); },
+          [&segment, &buffer, int8](std::int64_t at, const Tensor& from) {
+            int8 ? segment.write_values(at, from) : buffer.write(at, from).wait();
+          },
           [&segment, &buffer](std::int64_t at, std::int64_t count, sharding::FrozenMemory& memory) {
             return sharding::Frozen::of(segment.device(), buffer, at, count, memory);
           }};
 }
 
 std::vector<SavedState> states_of(Segment& segment, Kinds kinds) {
-  if (!segment.key().trainable) return {state_of("frozen", segment, segment.parameters())};
+  if (!segment.key().trainable) return {frozen_state(segment)};
   std::vector<SavedState> out{
       {"fp32", DType::f32, segment.update_begin(), segment.update_end(),
        [&segment](std::int64_t at, const Tensor& to) { segment.read_masters(at, to); },

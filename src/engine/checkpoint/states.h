@@ -7,24 +7,35 @@
 
 #include "device/device.h"
 #include "sharding/sharded_model.h"
+#include "tensor/int8_blocks.h"
 #include "tensor/slice.h"
 
 namespace sherd::engine {
 
 /// One state of a segment that a checkpoint holds: flat elements [begin, end), and how to read and set them
-/// from a flat element on, in memory of the processor.
+/// in memory of the processor.
 struct SavedState {
   std::string kind;  ///< "fp32", "frozen", "exp_avg", …; of what each replica has, without its number
-  DType dtype;
+  DType dtype;       ///< in files; uint8: bytes of blocks of 8 bits (tensor/int8_blocks.h)
   std::int64_t begin, end;
-  std::function<void(std::int64_t, const tensor::Tensor&)> read, write;
-  /// What `read` gives now of so many elements from a flat element on, to be read later.
+  /// Reads what files hold, from a place on that in_file() gave.
+  std::function<void(std::int64_t, const tensor::Tensor&)> read;
+  /// Sets elements from a flat element on; of blocks, values in fp32, of whole ones but at a parameter's end.
+  std::function<void(std::int64_t, const tensor::Tensor&)> write;
+  /// What `read` gives now of so much from a place on, to be read later.
   std::function<sharding::Frozen(std::int64_t, std::int64_t, sharding::FrozenMemory&)> freeze;
   optim::Held held = optim::Held::by_all;
   int replica = 0, replicas = 1;  ///< which of how many this rank belongs to
   /// Which of them this rank writes, so that the ranks together write every element once, of what each
   /// replica has once for each.
   tensor::Range written{0, 0};
+
+  /// What so many elements, from the first of a block on, are in files, in numbers of `dtype`.
+  std::int64_t in_file(std::int64_t elements) const {
+    return dtype == DType::u8 ? tensor::int8_bytes(elements) : elements;
+  }
+  /// What `write` takes.
+  DType value_dtype() const { return dtype == DType::u8 ? DType::f32 : dtype; }
 };
 
 /// As it is called in files where replica number `replica` has values of its own.

@@ -12,6 +12,7 @@
 #include "engine/checkpoint/states.h"
 #include "engine/checkpoint/writer.h"
 #include "tensor/host_values.h"
+#include "tensor/int8_blocks.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -27,7 +28,8 @@ void CheckpointWeights::read(const std::string& name, const tensor::Slice& slice
   // What is frozen here may have been trained there, and the reverse.
   const bool trained = reader_.holds("fp32", name);
   const char* kind = trained ? "fp32" : "frozen";
-  const DType dtype = trained ? DType::f32 : parse_dtype(reader_.manifest().compute_dtype).value();
+  DType dtype = trained ? DType::f32 : parse_dtype(reader_.manifest().compute_dtype).value();
+  if (reader_.dtype(kind, name) == DType::u8) dtype = DType::f32;
   if (dtype == to.dtype()) return reader_.read(kind, name, slice, begin, to);
   const Tensor stored =
       Tensor::empty(device_, {to.numel()}, dtype, device::Category::workspace, device_.processor_tier());
@@ -53,6 +55,7 @@ struct TensorPart {
   std::string kind, parameter;
   DType dtype;
   PieceRecord record;
+  bool int8() const { return dtype == DType::u8; }  ///< then it is read as fp32
 };
 
 using ReadPart = std::function<void(const TensorPart& part, std::int64_t begin, const Tensor& to)>;
@@ -61,15 +64,23 @@ FileChecksum write_parts(const fs::path& path, std::map<std::string, std::string
                          const std::vector<TensorPart>& parts, const ReadPart& read, device::Device& device) {
   std::vector<SafetensorsSpec> specs;
   for (const TensorPart& part : parts) {
-    specs.push_back({part.kind + "." + part.parameter, part.dtype, {part.record.elements.size()}});
+    const std::int64_t count = part.record.elements.size();
+    specs.push_back(
+        {part.kind + "." + part.parameter, part.dtype, {part.int8() ? tensor::int8_bytes(count) : count}});
     metadata[specs.back().name] = part.record.to_json();
   }
   SafetensorsWriter writer(path, std::move(specs), metadata);
+  std::vector<std::byte> blocks;
   for (const TensorPart& part : parts)
-    in_chunks(device, part.dtype, part.record.elements.size(),
+    in_chunks(device, part.int8() ? DType::f32 : part.dtype, part.record.elements.size(),
               [&](std::int64_t done, const Tensor& elements) {
+                const std::string name = part.kind + "." + part.parameter;
                 read(part, part.record.elements.begin + done, elements);
-                writer.write(part.kind + "." + part.parameter, done, elements);
+                if (!part.int8()) return writer.write(name, done, elements);
+                blocks.resize(static_cast<std::size_t>(tensor::int8_bytes(elements.numel())));
+                tensor::quantize_int8({elements.data<float>(), static_cast<std::size_t>(elements.numel())},
+                                      blocks.data(), device.arena());
+                writer.write(name, tensor::int8_bytes(done), blocks);
               });
   writer.finish();
   return checksum_file(path);
@@ -157,9 +168,10 @@ void copy_checkpoint(const CheckpointReader& reader, const fs::path& directory, 
           for (const CheckpointTensor& t : reader.tensors()) {
             if (weights_only && t.kind != "fp32" && t.kind != "frozen") continue;
             const tensor::Slice slice = whole_of(made.shapes.at(t.parameter));
-            const std::int64_t n = slice.numel();
-            parts.push_back(
-                {t.kind, t.parameter, t.dtype, {slice, {n * rank / ranks, n * (rank + 1) / ranks}}});
+            const std::int64_t n = slice.numel(), block = t.dtype == DType::u8 ? tensor::int8_block : 1,
+                               blocks = (n + block - 1) / block;
+            const auto until = [&](int of) { return std::min(n, blocks * of / ranks * block); };
+            parts.push_back({t.kind, t.parameter, t.dtype, {slice, {until(rank), until(rank + 1)}}});
           }
           made.files[rank_file(rank)] = write_parts(partial / rank_file(rank), metadata, parts, read, device);
         }

@@ -20,7 +20,7 @@ void for_each_tensor(const sharding::ShardedModel& model,
             state.held == optim::Held::by_each ? kind_of_replica(state.kind, state.replica) : state.kind;
         visit({cat(kind, ".", parameter.name),
                state.dtype,
-               piece.count,
+               state.in_file(piece.count),
                {parameter.logical_slice(), {piece.parameter_begin, piece.parameter_begin + piece.count}},
                nullptr},
               state, piece);
@@ -30,9 +30,10 @@ void for_each_tensor(const sharding::ShardedModel& model,
 std::vector<FileTensor> live_tensors(const sharding::ShardedModel& model, device::Device& device) {
   std::vector<FileTensor> out;
   for_each_tensor(model, [&](FileTensor tensor, const SavedState& state, const Piece& piece) {
-    tensor.elements = [&device, read = state.read, dtype = state.dtype, piece](const FileTensor::Put& put) {
-      in_chunks(device, dtype, piece.count, [&](std::int64_t done, const Tensor& elements) {
-        read(piece.flat_begin + done, elements);
+    tensor.elements = [&device, read = state.read, dtype = state.dtype, count = tensor.count,
+                       begin = state.in_file(piece.flat_begin)](const FileTensor::Put& put) {
+      in_chunks(device, dtype, count, [&](std::int64_t done, const Tensor& elements) {
+        read(begin + done, elements);
         put(done, elements);
       });
     };

@@ -21,7 +21,7 @@ struct FileTensor {
 
   std::string name;
   DType dtype = DType::f32;
-  std::int64_t count = 0;
+  std::int64_t count = 0;  ///< in numbers of dtype: of blocks of 8 bits their bytes
   PieceRecord record;
   std::function<void(const Put& put)> elements;  ///< gives all of them, once each, in any cut
 };

@@ -97,6 +97,7 @@ class CpuKernels final : public Kernels {
                             const Tensor& total) override;
   void binary_cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& weights,
                                      const Tensor& factor, const Tensor& dx) override;
+  void dequantize(const Tensor& blocks, const Tensor& out) override;
   void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) override;
   bool folds_gradients() const override { return true; }
   using Kernels::sum_of_squares;

@@ -121,6 +121,7 @@ class CudaKernels final : public Kernels {
                             const Tensor& total) override;
   void binary_cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& weights,
                                      const Tensor& factor, const Tensor& dx) override;
+  void dequantize(const Tensor& blocks, const Tensor& out) override;
   void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) override;
   using Kernels::sum_of_squares;
   void sum_of_squares(std::span<const Tensor> all, ExactSum& sum) override;

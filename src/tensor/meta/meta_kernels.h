@@ -82,6 +82,7 @@ class MetaKernels : public Kernels {
   void binary_cross_entropy(const Tensor& logits, const Tensor&, const Tensor&, const Tensor&) override;
   void binary_cross_entropy_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                      const Tensor&) override {}
+  void dequantize(const Tensor&, const Tensor&) override {}
   void fold(const Tensor&, DType, const Tensor&, bool) override {}
   bool folds_gradients() const override { return !gpu_; }
   using Kernels::sum_of_squares;

@@ -153,6 +153,18 @@ TEST(Pieces, ARecordComesBackAsItWasWritten) {
   EXPECT_EQ(read.elements, written.elements);
   const PieceRecord scalar{Slice(), {0, 1}};
   EXPECT_EQ(PieceRecord::parse(scalar.to_json(), manifest, "scalar", 1).slice, Slice());
+  // Of blocks of 8 bits the bytes count, and the last block of a slice may be shorter.
+  manifest.shapes["long"] = {200};
+  const auto blocks = [&](std::int64_t begin, std::int64_t bytes) {
+    const PieceRecord record{Slice::whole({200}), {begin, begin}};
+    return PieceRecord::parse(record.to_json(), manifest, "long", bytes, DType::u8).elements;
+  };
+  EXPECT_EQ(blocks(64, 68), (tensor::Range{64, 128}));
+  EXPECT_EQ(blocks(128, 2 * 68), (tensor::Range{128, 200}));
+  EXPECT_EQ(blocks(0, 4 * 68), (tensor::Range{0, 200}));
+  expect_error(ErrorKind::data, "are more than its slice", [&] { blocks(0, 5 * 68); });
+  expect_error(ErrorKind::data, "are no blocks of 8 bits", [&] { blocks(32, 68); });
+  expect_error(ErrorKind::data, "are no blocks of 8 bits", [&] { blocks(0, 64); });
   const auto refused = [&](const std::string& text, const std::string& why, std::int64_t numel = 8) {
     expect_error(ErrorKind::data, why, [&] { PieceRecord::parse(text, manifest, "w", numel); });
   };

@@ -4,6 +4,18 @@
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
 
+#if defined(SHERD_ISA_avx512)
+SHERD_INLINE F widen_codes(const std::int8_t* from) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return (F)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, codes));
+}
+#else
+SHERD_INLINE F widen_codes(const std::int8_t* from) {
+  using Codes = std::int8_t __attribute__((vector_size(lanes)));
+  return __builtin_convertvector(__builtin_convertvector(load_as<Codes>(from), I), F);
+}
+#endif
+
 template <class S>
 struct Loops {
   static const S* in(const void* x) { return static_cast<const S*>(x); }
@@ -67,12 +79,24 @@ struct Loops {
     for (int k = 0; k < 32; k += lanes) add_squares(load(rest + k), k, sum);
     return sum.total();
   }
+
+  static void from_int8(const void* blocks, void* y, Count count) {
+    constexpr Count block = 64, bytes = block + 4;  // int8_blocks.h
+    const auto* from = static_cast<const std::int8_t*>(blocks);
+    for (S* to = out(y); count > 0; --count, from += bytes, to += block) {
+      float scale;
+      __builtin_memcpy(&scale, from + block, sizeof scale);
+#pragma GCC unroll 16
+      for (Count k = 0; k < block; k += lanes) store(to + k, widen_codes(from + k) * all(scale));
+    }
+  }
 };
 
 template <class S>
 constexpr ConvertOps table() {
   using L = Loops<S>;
-  return {L::load_, L::store_, L::add_to, L::accumulate, L::blend, L::block_squares, L::squared_difference};
+  return {L::load_,    L::store_, L::add_to, L::accumulate, L::blend, L::block_squares, L::squared_difference,
+          L::from_int8};
 }
 
 }  // namespace

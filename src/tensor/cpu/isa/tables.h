@@ -63,6 +63,8 @@ struct ConvertOps {
   void (*block_squares)(const void* x, double* sums, Count n);
   /// The sum of (x - y)², over lanes of double in a fixed order
   double (*squared_difference)(const void* x, const void* y, Count n);
+  /// The values of so many blocks of tensor/int8_blocks.h
+  void (*from_int8)(const void* blocks, void* out, Count count);
 };
 
 /// One row of n elements. `weight` and `bias` may be null (1 and 0), so may the outputs of the gradients.

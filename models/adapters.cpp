@@ -145,12 +145,19 @@ AdapterOptions adapter_options(const config::Adapter& adapter, const GptOptions&
   AdapterOptions out;
   out.type = adapter.type;
   if (adapter.type == AdapterType::none) return out;
-  out.rank = adapter.rank, out.scale = adapter.scale();
-  out.dropout = static_cast<float>(adapter.dropout);
+  out.family = family;
   out.int8_base = adapter.int8_base;
+  if (adapter.has_prompt()) {
+    const config::PromptKeys& prompt = adapter.prompt;
+    out.virtual_tokens = prompt.virtual_tokens, out.prompts = prompt.prompts();
+    if (adapter.type == AdapterType::p_tuning)
+      out.encoder_hidden = prompt.encoder_hidden_size > 0 ? prompt.encoder_hidden_size : options.hidden;
+    return out;
+  }
+  out.rank = adapter.lora.rank, out.scale = adapter.lora.scale();
+  out.dropout = static_cast<float>(adapter.lora.dropout);
   out.targets = of_all_blocks(adapter.targets, options.layers);
   if (out.targets.empty()) out.targets = defaults(adapter.type, family, options.experts.count > 0);
-  out.family = family;
   check_targets(out, options, HuggingFaceLayout(options, family));
   return out;
 }
@@ -160,7 +167,7 @@ std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptOptions& options,
                                                       const parallel::Layout& layout,
                                                       std::vector<std::int64_t> blocks) {
   const AdapterOptions& adapter = options.adapter;
-  if (adapter.type == AdapterType::none) return nullptr;
+  if (adapter.targets.empty()) return nullptr;
   const PublishedParameter published = weight_of(HuggingFaceLayout(options, adapter.family), part);
   parallel::AdaptedLayer layer{cut, weight[1], weight[0], {}, std::move(blocks)};
   for (const int tensor : chosen(adapter, published)) {
@@ -174,6 +181,24 @@ std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptOptions& options,
     return std::make_shared<parallel::Ia3>(std::move(layer), part == down, layout);
   return std::make_shared<parallel::Lora>(
       std::move(layer), parallel::LoraOptions{adapter.rank, adapter.scale, adapter.dropout}, layout);
+}
+
+std::shared_ptr<parallel::Prompts> make_prompts(const GptOptions& options, const parallel::Layout& layout) {
+  const AdapterOptions& adapter = options.adapter;
+  if (adapter.virtual_tokens == 0) return nullptr;
+  const parallel::PromptOptions prompts{options.padded_vocab(), adapter.prompts * adapter.virtual_tokens,
+                                        options.hidden};
+  if (adapter.type == AdapterType::p_tuning)
+    return std::make_shared<parallel::PromptEncoder>(prompts, adapter.encoder_hidden, layout);
+  return std::make_shared<parallel::Prompts>(prompts, layout);
+}
+
+PublishedParameter published_prompt(const GptOptions& options, const std::string& kind) {
+  require(kind == "prompt", "PEFT's files of prompts hold no '", kind, "'");
+  const std::int64_t rows = options.adapter.prompts * options.adapter.virtual_tokens;
+  return {.tensors = {{"prompt_embeddings", {rows, options.hidden}}},
+          .rows = {{0, rows, 0, 0}},
+          .columns = options.hidden};
 }
 
 namespace {
@@ -226,6 +251,8 @@ PublishedParameter published_adapter(const AdapterOptions& options, const Publis
 }
 
 std::string peft_config(const config::Adapter& adapter, const GptOptions& options, const std::string& base) {
+  if (adapter.has_prompt())
+    return config::to_peft(adapter, {options.hidden, options.layers, options.heads, base});
   const HuggingFaceLayout layout(options, options.adapter.family);
   std::vector<std::string> targets, feedforward;
   bool transposed = false;

@@ -7,6 +7,7 @@
 #include "models/hugging_face.h"
 #include "nn/weight_source.h"
 #include "sharding/parallel/adapters.h"
+#include "sharding/parallel/prompts.h"
 
 // Adapters of Gpt's layers, by the modules as which these are published: a weight that packs several gets
 // what PEFT gives each of them.
@@ -31,6 +32,13 @@ std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptOptions& options,
                                                       parallel::AdaptedLayer::Cut cut,
                                                       const parallel::Layout& layout,
                                                       std::vector<std::int64_t> blocks = {});
+
+/// The prompts of the model's embeddings; null where it has none.
+std::shared_ptr<parallel::Prompts> make_prompts(const GptOptions& options, const parallel::Layout& layout);
+
+/// Where PEFT has a parameter of prompts, "prompt". Throws Error{usage} for another kind: of p-tuning's
+/// network PEFT keeps nothing.
+PublishedParameter published_prompt(const GptOptions& options, const std::string& kind);
 
 /// Where PEFT has an adapter's parameter `kind` ("lora_A", "lora_B", "ia3") of a layer with the published
 /// weight `weight`; `of_inputs`: IA³ multiplies what goes in. Throws Error{usage} for another kind.

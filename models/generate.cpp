@@ -20,11 +20,13 @@ struct Text {
   std::size_t index;  ///< of the request
   std::int64_t place;
   std::vector<std::int32_t> tokens;
-  std::int64_t begin = 0;   ///< the token at position 0
-  std::int64_t stored = 0;  ///< positions whose keys are there
+  std::int64_t virtual_tokens;  ///< in front of them
+  std::int64_t begin = 0;       ///< the token behind these
+  std::int64_t stored = 0;      ///< positions whose keys are there
   std::int64_t made = 0;
 
-  std::int64_t end() const { return std::ssize(tokens) - begin; }  ///< positions, the unread ones included
+  /// Positions, the unread ones included.
+  std::int64_t end() const { return virtual_tokens + std::ssize(tokens) - begin; }
   std::int64_t unread() const { return end() - stored; }
 };
 
@@ -33,7 +35,7 @@ std::int64_t positions_for(const Gpt& model, std::span<const TextRequest> texts)
   std::int64_t most = 1;
   for (const TextRequest& text : texts)
     most = std::max(most, std::ssize(text.prompt) + std::max<std::int64_t>(0, text.max_tokens) - 1);
-  return std::min(most, model.options().max_seq);
+  return model.options().adapter.virtual_tokens + std::min(most, model.options().max_text());
 }
 
 class Texts {
@@ -45,6 +47,7 @@ class Texts {
         requests_(requests),
         sampling_(sampling),
         on_token_(on_token),
+        prompt_(model.options().prompt()),
         cache_(std::min(batch, std::ssize(requests)), positions_for(model, requests)) {
     for (std::int64_t place = cache_.texts(); place > 0; --place) free_.push_back(place - 1);
   }
@@ -66,10 +69,10 @@ class Texts {
     for (; !free_.empty() && next_ < requests_.size(); ++next_) {
       const TextRequest& request = requests_[next_];
       if (request.max_tokens <= 0) continue;
-      texts_.push_back({next_, free_.back(), request.prompt});
+      texts_.push_back({next_, free_.back(), request.prompt, std::ssize(prompt_)});
       free_.pop_back();
       Text& text = texts_.back();
-      text.begin = std::max<std::int64_t>(0, text.end() - model_.options().max_seq);
+      text.begin = std::max<std::int64_t>(0, std::ssize(text.tokens) - model_.options().max_text());
     }
   }
 
@@ -119,8 +122,10 @@ class Texts {
     std::vector<autograd::KeyCache::Rows> places;
     for (std::size_t i = 0; i < texts.size(); ++i) {
       Text& text = *texts[i];
-      std::copy(text.tokens.end() - text.unread(), text.tokens.end(),
-                ids.begin() + static_cast<std::ptrdiff_t>(i) * rows);
+      auto to = ids.begin() + static_cast<std::ptrdiff_t>(i) * rows;
+      std::int64_t unread = text.unread();
+      if (text.stored == 0) to = std::copy(prompt_.begin(), prompt_.end(), to), unread -= std::ssize(prompt_);
+      std::copy(text.tokens.end() - unread, text.tokens.end(), to);
       places.push_back({text.place, text.stored, text.unread()});
       text.stored = text.end();
     }
@@ -150,7 +155,7 @@ class Texts {
       free_.push_back(text.place);
       text.place = -1;
     } else if (text.end() > model_.options().max_seq) {
-      text.begin = std::ssize(text.tokens) - std::max<std::int64_t>(1, model_.options().max_seq / 2);
+      text.begin = std::ssize(text.tokens) - std::max<std::int64_t>(1, model_.options().max_text() / 2);
       text.stored = 0;
       ++stats_.reread;
     }
@@ -161,6 +166,7 @@ class Texts {
   std::span<const TextRequest> requests_;
   const Sampling& sampling_;
   const OnToken& on_token_;
+  std::vector<std::int32_t> prompt_;  ///< virtual tokens, which stay in front of what a text becomes
   autograd::KeyCache cache_;
   std::vector<std::int64_t> free_;  ///< places, the next one last
   std::deque<Text> texts_;

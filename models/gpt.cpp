@@ -6,6 +6,7 @@
 #include "autograd/key_cache.h"
 #include "autograd/linear.h"
 #include "base/excerpt.h"
+#include "models/adapters.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/loss.h"
 #include "sharding/parallel/sequence.h"
@@ -62,6 +63,7 @@ Gpt::Gpt(const GptOptions& options, const parallel::Layout& layout)
   const Init init = Init::normal(0, o.init_std);
   tokens_ = add("tokens", std::make_shared<parallel::VocabEmbedding>(o.padded_vocab(), o.hidden, layout, init,
                                                                      o.vocab_size));
+  if (auto prompts = make_prompts(o, layout)) tokens_->set_adapter(std::move(prompts));
   if (o.positions == PositionKind::learned)
     positions_ =
         add("positions",
@@ -86,7 +88,7 @@ Gpt::Gpt(const GptOptions& options, const parallel::Layout& layout)
   if (o.adapter.type == config::AdapterType::none) return;
   freeze();
   for_each([](nn::Module& module) {
-    if (dynamic_cast<parallel::LinearAdapter*>(&module))
+    if (dynamic_cast<parallel::LinearAdapter*>(&module) || dynamic_cast<parallel::Prompts*>(&module))
       for (const nn::ParameterPtr& parameter : module.parameters()) parameter->trainable = true;
   });
   if (o.adapter.int8_base)  // tables, the head and routers stay as they are, as with bitsandbytes
@@ -105,21 +107,16 @@ void Gpt::check_tokens(const Tensor& tokens) const {
          options_.max_seq);
 }
 
-Tensor Gpt::stream_ids(tensor::Kernels& kernels, const Tensor& ids) const {
-  const Tensor inner = parallel::inner_part(kernels, ids, layout_);
-  if (!layout_.cuts_stream()) return inner;
-  const std::int64_t batch = inner.shape()[0], all = inner.shape()[1], rows = all / layout_.tensor_size();
-  const Tensor own = Tensor::empty(kernels.device(), {batch, rows}, DType::i32);
-  kernels.copy_rows({inner, layout_.tensor_rank() * rows, all}, {own, 0, rows}, batch, rows);
-  return own;
-}
-
 Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
   const Tensor& tokens = entry(batch, "tokens");
   check_tokens(tokens);
   Var x = (*tokens_)(tape, parallel::inner_part(tape.kernels(), tokens, layout_));
   if (positions_ && tape.documents)
-    x = positions_->add_rows(tape, x, stream_ids(tape.kernels(), entry(batch, "positions")));
+    x = positions_->add_rows(
+        tape, x,
+        parallel::stream_part(tape.kernels(),
+                              parallel::inner_part(tape.kernels(), entry(batch, "positions"), layout_),
+                              layout_));
   else if (positions_)
     x = positions_->add_to(tape, x, layout_.stream_positions(x.shape()[1]));
   return embedding_dropout_->apply(tape, x, layout_.stream_slice(x.shape()));

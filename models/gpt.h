@@ -14,7 +14,8 @@ void check_layout(const GptOptions& options, const parallel::Layout& layout, Pro
 /// A decoder-only language model, GPT-2's or Llama's style by its options. Parts: "tokens", "positions"
 /// (learned ones), "embedding_dropout", "blocks", "norm", "head" (whose weight is the token table when tied).
 /// A list of parts: the embeddings, each block, norm and head. Each is a unit of sharding, a block one of
-/// recompute too. With an adapter (GptOptions::adapter) its parameters alone are trainable.
+/// recompute too. With an adapter (GptOptions::adapter) its parameters alone are trainable; a prompt's
+/// virtual tokens are ids behind the padded vocabulary, which callers put in front of texts.
 class Gpt : public nn::LayeredModel {
  public:
   /// `layout`: the ranks with which this one computes the model; by default it is alone. Throws Error{config}
@@ -54,8 +55,6 @@ class Gpt : public nn::LayeredModel {
   void require_whole_texts() const;
   /// This rank's part of the stream before the blocks.
   Var embed(Tape& tape, const tensor::Batch& batch);
-  /// What of ids [batch, S] this rank's part of the stream has.
-  tensor::Tensor stream_ids(tensor::Kernels& kernels, const tensor::Tensor& ids) const;
   Var loss(Tape& tape, const Var& x, const tensor::Batch& batch);
   /// What `head` makes of the stream behind the blocks, on all ranks.
   Var scores(Tape& tape, const tensor::Tensor& tokens, const std::function<Var(const Var& x)>& head);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "config/model.h"
 
@@ -101,6 +102,8 @@ GptOptions GptOptions::resolved() const {
   if (o.ffn_hidden == 0) o.ffn_hidden = o.mlp == Mlp::swiglu ? round_up(8 * o.hidden / 3, 64) : 4 * o.hidden;
   check(o.ffn_hidden > 0, "ffn_hidden ", o.ffn_hidden, " must be positive");
   resolve_experts(o);
+  check(o.adapter.virtual_tokens >= 0 && o.max_text() > 0, "sequences of ", o.max_seq,
+        " tokens leave no room for ", "text behind ", o.adapter.virtual_tokens, " virtual ones");
   for (const float p : {o.embedding_dropout, o.attention_dropout, o.hidden_dropout})
     check(p >= 0.0f && p < 1.0f, "a dropout probability must be in [0, 1), not ", p);
   check(o.norm_eps > 0, "norm_eps ", o.norm_eps, " must be positive");
@@ -111,6 +114,14 @@ GptOptions GptOptions::resolved() const {
 
 std::int64_t GptOptions::padded_vocab() const {
   return round_up(vocab_size, vocab_multiple);
+}
+
+std::vector<std::int32_t> GptOptions::prompt() const {
+  require(adapter.prompts == 1, "texts of a model with ", adapter.prompts,
+          " prompts are continued and scored by a model that has one of them (models::TaskPrompt)");
+  std::vector<std::int32_t> out(static_cast<std::size_t>(adapter.virtual_tokens));
+  std::iota(out.begin(), out.end(), static_cast<std::int32_t>(padded_vocab()));
+  return out;
 }
 
 tensor::Activation fused_activation(Mlp mlp) {

@@ -51,8 +51,11 @@ struct AdapterOptions {
   std::int64_t rank = 8;
   double scale = 1;   ///< of LoRA's products
   float dropout = 0;  ///< of what goes into them
-  /// Ends of the names of published modules; at least one where there is an adapter.
+  /// Ends of the names of published modules; at least one where layers have an adapter.
   std::vector<std::string> targets;
+  std::int64_t virtual_tokens = 0;  ///< of each prompt; 0: there is none
+  std::int64_t prompts = 1;
+  std::int64_t encoder_hidden = 0;                     ///< of p-tuning's network
   config::ModelType family = config::ModelType::gpt2;  ///< as which the model is published
   bool int8_base = false;  ///< weights of the blocks' linear layers that stay as they are are kept in 8 bits
 };
@@ -93,6 +96,11 @@ struct GptOptions {
   /// Fills in what 0 stands for. Throws Error{config} naming the value that does not fit or is too large.
   GptOptions resolved() const;
   std::int64_t padded_vocab() const;
+  /// The longest text that fits behind a prompt.
+  std::int64_t max_text() const { return max_seq - adapter.virtual_tokens; }
+  /// The ids that stand in front of every text, from padded_vocab() on. Throws Error{usage} where there are
+  /// several prompts: TaskPrompt (models/prompt_weights.h) makes a model with one of them.
+  std::vector<std::int32_t> prompt() const;
 
   // ---- of resolved options ----
   std::int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }

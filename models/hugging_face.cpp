@@ -140,6 +140,7 @@ PublishedParameter HuggingFaceLayout::published(const std::string& parameter) co
   const GptOptions& o = options_;
   if (const std::size_t at = parameter.find(".adapter."); at != std::string::npos) {
     const std::string layer = parameter.substr(0, at);
+    if (layer == "tokens") return published_prompt(o, parameter.substr(at + 9));
     return published_adapter(o.adapter, published(layer + ".weight"), parameter.substr(at + 9),
                              layer.ends_with("mlp.down"));
   }

@@ -14,8 +14,9 @@ constexpr std::int64_t row_step = 32;
 
 using Batch = std::vector<std::size_t>;  ///< indices of texts
 
-std::int64_t rows_of(const ScoreRequest& text) {
-  return std::ssize(text.tokens) - 1;  // the last token is scored, not read
+/// Of a text behind so many virtual tokens.
+std::int64_t rows_of(const ScoreRequest& text, std::int64_t before) {
+  return before + std::ssize(text.tokens) - 1;  // the last token is scored, not read
 }
 
 std::int64_t width_of(std::int64_t rows, std::int64_t max_seq) {
@@ -24,27 +25,29 @@ std::int64_t width_of(std::int64_t rows, std::int64_t max_seq) {
 
 /// The longest first, so that a model that does not fit fails at once.
 std::vector<Batch> batches_of(std::span<const ScoreRequest> texts, std::int64_t most_rows,
-                              std::int64_t max_seq) {
+                              const GptOptions& model) {
+  const std::int64_t before = model.adapter.virtual_tokens;
   Batch order(texts.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return rows_of(texts[a]) > rows_of(texts[b]); });
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return texts[a].tokens.size() > texts[b].tokens.size();
+  });
   std::vector<Batch> out;
   std::int64_t width = 0;
   for (const std::size_t text : order) {
     if (out.empty() || (std::ssize(out.back()) + 1) * width > most_rows) {
       out.emplace_back();
-      width = width_of(rows_of(texts[text]), max_seq);
+      width = width_of(rows_of(texts[text], before), model.max_seq);
     }
     out.back().push_back(text);
   }
   return out;
 }
 
-void check(std::span<const ScoreRequest> texts, std::int64_t max_seq) {
+void check(std::span<const ScoreRequest> texts, std::int64_t max_text) {
   for (const ScoreRequest& text : texts) {
     const std::int64_t tokens = std::ssize(text.tokens);
-    require(tokens >= 2 && tokens <= max_seq + 1, "a text to score has 2 to ", max_seq + 1, " tokens, not ",
+    require(tokens >= 2 && tokens <= max_text + 1, "a text to score has 2 to ", max_text + 1, " tokens, not ",
             tokens);
     require(text.first >= 1 && text.first < tokens, "of a text of ", tokens,
             " tokens those from 1 on can be scored, not from ", text.first);
@@ -62,19 +65,21 @@ struct Label {
 class Scorer {
  public:
   Scorer(Gpt& model, const RunPass& run, std::span<const ScoreRequest> texts)
-      : model_(model), run_(run), texts_(texts) {}
+      : model_(model), run_(run), texts_(texts), prompt_(model.options().prompt()) {}
 
   /// Adds to `scores`, where given.
   void score(const Batch& batch, std::vector<Score>* scores) {
-    const std::int64_t width = width_of(rows_of(texts_[batch.front()]), model_.options().max_seq);
+    const std::int64_t width =
+        width_of(rows_of(texts_[batch.front()], std::ssize(prompt_)), model_.options().max_seq);
     std::vector<std::int32_t> ids(batch.size() * static_cast<std::size_t>(width), 0);
     std::vector<autograd::KeyCache::Rows> places;
     std::vector<Label> labels;
     for (const std::size_t index : batch) {
       const ScoreRequest& text = texts_[index];
-      const std::int64_t place = std::ssize(places), begin = place * width;
+      const std::int64_t place = std::ssize(places), begin = place * width + std::ssize(prompt_);
+      std::copy(prompt_.begin(), prompt_.end(), ids.begin() + place * width);
       std::copy(text.tokens.begin(), text.tokens.end() - 1, ids.begin() + begin);
-      places.push_back({place, 0, rows_of(text)});
+      places.push_back({place, 0, rows_of(text, std::ssize(prompt_))});
       for (std::int64_t i = text.first; i < std::ssize(text.tokens); ++i)
         if (text.counted.empty() || text.counted[static_cast<std::size_t>(i - text.first)])
           labels.push_back(
@@ -136,6 +141,7 @@ class Scorer {
   Gpt& model_;
   const RunPass& run_;
   std::span<const ScoreRequest> texts_;
+  std::vector<std::int32_t> prompt_;  ///< virtual tokens in front of each text
 };
 
 }  // namespace
@@ -163,10 +169,9 @@ std::vector<ScoreRequest> score_windows(std::span<const std::int32_t> tokens, st
 
 std::vector<Score> score_texts(Gpt& model, const RunPass& run, std::span<const ScoreRequest> texts,
                                std::int64_t most_rows, ScoreShare share) {
-  const std::int64_t max_seq = model.options().max_seq;
-  check(texts, max_seq);
+  check(texts, model.options().max_text());
   std::vector<Score> scores(texts.size());
-  const std::vector<Batch> batches = batches_of(texts, most_rows, max_seq);
+  const std::vector<Batch> batches = batches_of(texts, most_rows, model.options());
   Scorer scorer(model, run, texts);
   const auto ranks = static_cast<std::size_t>(share.ranks), rank = static_cast<std::size_t>(share.rank);
   for (std::size_t round = 0; round < batches.size(); round += ranks) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Trains adapters of tiny models with `sherd train`, exports them, and has PEFT load them: the logits of PEFT's model
 against those of the model into which `sherd export` merged the adapter, and what both continue a text with against
-`sherd generate`. Then trains on from PEFT's own files.
+`sherd generate`. Then trains on from PEFT's own files. A prompt is merged into nothing: the texts alone are compared,
+of several tasks each one's.
 
 Needs torch, transformers and peft.
 Usage: check_peft.py [--sherd build/sherd] [CASE...]
@@ -34,6 +35,19 @@ CASES = {
     "qwen3_lora": (transformers.Qwen3Config(**LLAMA, head_dim=16), {"type": "lora", "targets": ["q_proj", "down_proj"]},
                    ["--ranks", "2", "--set", "parallel.pipeline=2", "--set", "gradient_accumulation_steps=2"]),
 }
+TASKS = [{"name": "readme", "init_text": "Read me"}, {"name": "keys", "init_text": "Keys and what they mean"}]
+PROMPTS = {
+    "gpt2_prompt": (GPT2, {"type": "prompt_tuning", "virtual_tokens": 8, "init_text": "What it says:"}, []),
+    "llama_prompt": (transformers.LlamaConfig(**LLAMA), {"type": "prompt_tuning", "num_virtual_tokens": 5,
+                                                         "init": "sample_vocab"},
+                     ["--ranks", "2", "--set", "parallel.tensor=2"]),
+    "qwen3_p_tuning": (transformers.Qwen3Config(**LLAMA, head_dim=16), {"type": "p_tuning", "virtual_tokens": 6},
+                       ["--ranks", "2", "--set", "zero_optimization.stage=3", "--set", "data.packing=documents"]),
+    "gpt2_tasks": (GPT2, {"type": "prompt_tuning", "virtual_tokens": 8, "tasks": TASKS},
+                   ["--ranks", "2", "--set", "parallel.pipeline=2", "--set", "gradient_accumulation_steps=2"]),
+    "llama_tasks": (transformers.LlamaConfig(**LLAMA), {"type": "p_tuning", "virtual_tokens": 4, "tasks": TASKS,
+                                                        "encoder_hidden_size": 32}, []),
+}
 PROMPT = "Sherd shards "
 
 
@@ -52,17 +66,64 @@ def continued(model, tokens):
     return bytes(i for i in ids[0].tolist() if i < 256)
 
 
-def check(sherd, name, scratch):
-    config, adapter, extra = CASES[name]
+def train(sherd, config, adapter, extra, scratch):
+    """A base and a run with an adapter of it. Returns both models' settings."""
     torch.manual_seed(3)
     base = transformers.AutoModelForCausalLM.from_config(config)
     base.save_pretrained(scratch / "base")
-    run(sherd, "prepare", "--input", ROOT / "README.md", ROOT / "docs/config.md", "--output", scratch / "data")
-    settings = {"train_micro_batch_size_per_gpu": 4, "data": {"path": str(scratch / "data"), "split": [1, 0]},
+    inputs = [ROOT / "README.md", ROOT / "docs/config.md"]
+    tasks = [task["name"] for task in adapter.get("tasks", [])]
+    data = {"path": str(scratch / "data"), "split": [1, 0]}
+    if tasks:
+        data = {"sources": [{"path": str(scratch / task), "task": task} for task in tasks], "split": [1, 0]}
+    for prefix, files in zip(tasks, [[f] for f in inputs]) if tasks else [("data", inputs)]:
+        run(sherd, "prepare", "--input", *files, "--output", scratch / prefix)
+    settings = {"train_micro_batch_size_per_gpu": 4, "data": data,
                 "training": {"steps": 40, "learning_rate": 1e-2, "init_from": str(scratch / "base"),
                              "save_dir": str(scratch / "run"), "adapter": adapter}}
     (scratch / "config.json").write_text(json.dumps(settings))
     run(sherd, "train", "--config", scratch / "config.json", "--set", "model.seq_length=48", *extra)
+    return base, settings
+
+
+def again(sherd, settings, adapter, scratch):
+    settings["training"].update(steps=3, save_dir=str(scratch / "again"), adapter={"init_from": str(adapter)})
+    (scratch / "again.json").write_text(json.dumps(settings))
+    run(sherd, "train", "--config", scratch / "again.json", "--set", "model.seq_length=48")
+
+
+def check_prompt(sherd, name, scratch):
+    config, adapter, extra = PROMPTS[name]
+    base, settings = train(sherd, config, adapter, extra, scratch)
+    good = True
+    for task in [t["name"] for t in adapter.get("tasks", [])] or [None]:
+        which = ["--task", task] if task else []
+        folder = scratch / f"adapter_{task}"
+        run(sherd, "export", scratch / "run", "--output", folder, "--adapter", *which)
+        ours = peft.PeftModel.from_pretrained(
+            transformers.AutoModelForCausalLM.from_pretrained(scratch / "base"), folder).eval()
+        with torch.no_grad():
+            text, plain = continued(ours, 24), continued(base.eval(), 24)
+        generate = ["generate", "--prompt", PROMPT, "--temperature", "0", "--max-tokens", "24", "--checkpoint"]
+        said = run(sherd, *generate, scratch / "run", *which)
+        said, text = said.strip(), text.strip()
+        same = text.startswith(said) and len(text) - len(said) < 4  # a character's first bytes are not printed
+        good &= same and text != plain.strip()
+        print(f"{name} {task or ''}: {'the same text' if same else (said, text)}, {'moved' if text != plain.strip() else 'STILL'}")
+    # `again` takes the files that PEFT would write, without tasks.
+    if "tasks" not in adapter:
+        again(sherd, settings, folder, scratch)
+    merged = subprocess.run([sherd, "export", str(scratch / "run"), "--output", str(scratch / "x")], capture_output=True)
+    good &= merged.returncode == 1 and b"no part of the weights" in merged.stderr
+    print(f"{name}: {'ok' if good else 'WRONG'}")
+    return good
+
+
+def check(sherd, name, scratch):
+    if name in PROMPTS:
+        return check_prompt(sherd, name, scratch)
+    config, adapter, extra = CASES[name]
+    base, settings = train(sherd, config, adapter, extra, scratch)
     run(sherd, "export", scratch / "run", "--output", scratch / "adapter", "--adapter")
     run(sherd, "export", scratch / "run", "--output", scratch / "merged", "--dtype", "fp32")
     ours = peft.PeftModel.from_pretrained(
@@ -77,10 +138,7 @@ def check(sherd, name, scratch):
                "24")
     scale = one.abs().max().item()
     difference, moved = (one - other).abs().max().item() / scale, (one - plain).abs().max().item() / scale
-    settings["training"].update(steps=3, save_dir=str(scratch / "again"),
-                                adapter={"init_from": str(scratch / "adapter")})
-    (scratch / "again.json").write_text(json.dumps(settings))
-    run(sherd, "train", "--config", scratch / "again.json", "--set", "model.seq_length=48")
+    again(sherd, settings, scratch / "adapter", scratch)
     good = difference < 2e-6 and moved > 0.05 and said.strip() == text.strip()
     print(f"{name}: merged differs by {difference:.1e}, training moved logits by {moved:.2f}, "
           f"{'the same text' if said.strip() == text.strip() else (said, text)}: {'ok' if good else 'WRONG'}")
@@ -90,12 +148,12 @@ def check(sherd, name, scratch):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sherd", default=ROOT / "build/sherd")
-    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument("cases", nargs="*", default=[*CASES, *PROMPTS])
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     good = True
-    for name in options.cases or CASES:
+    for name in options.cases or [*CASES, *PROMPTS]:
         with tempfile.TemporaryDirectory() as scratch:
             good &= check(options.sherd, name, pathlib.Path(scratch))
     sys.exit(not good)

@@ -6,6 +6,10 @@ All values of the adapters are random, LoRA's B too; IA3's factors are near 1. e
 `labels` of the model's own expected.safetensors, `logits`, `loss` (the mean of the labels that are not -100) and
 `grad.NAME` for every tensor of the adapter, in fp32, computed in double.
 
+Of prompts (PROMPTS) `logits` have a row for each virtual token too, and `loss` counts the first token of each text as
+the label of the last of these, as PEFT's own loss does, with which it is compared. Of p-tuning PEFT saves the prompt
+that its network made; `encoder.NAME` and `grad.NAME` are the network's.
+
 Needs torch, transformers, peft and safetensors; nothing that Sherd builds, tests or runs needs this file.
 Usage: make_peft_reference.py [OUTPUT_FOLDER]
 """
@@ -32,6 +36,14 @@ ADAPTERS = {
     "gpt2_ia3": ("gpt2", IA3(fan_in_fan_out=True)),
     "llama_ia3": ("llama", IA3()),
     "qwen2_ia3": ("qwen2", IA3(target_modules=["q_proj", "gate_proj", "o_proj"], feedforward_modules=[])),
+}
+
+
+PROMPTS = {
+    "gpt2_prompt": ("gpt2", peft.PromptTuningConfig(num_virtual_tokens=3)),
+    "llama_prompt": ("llama", peft.PromptTuningConfig(num_virtual_tokens=4)),
+    "gpt2_ptuning": ("gpt2", peft.PromptEncoderConfig(num_virtual_tokens=4, encoder_hidden_size=6)),
+    "llama_ptuning": ("llama", peft.PromptEncoderConfig(num_virtual_tokens=3)),
 }
 
 
@@ -91,11 +103,60 @@ def make(name, family, config, root):
           f"{sum(f.stat().st_size for f in folder.iterdir())} bytes")
 
 
+def make_prompt(name, family, config, root):
+    folder = root / name
+    shutil.rmtree(folder, ignore_errors=True)
+    config.task_type, config.base_model_name_or_path = "CAUSAL_LM", family
+    model = peft.get_peft_model(load(family), config).eval()
+    config.base_model_name_or_path = family
+    encoder = model.prompt_encoder["default"]
+    torch.manual_seed(90 + list(PROMPTS).index(name))
+    with torch.no_grad():
+        for p in encoder.parameters():
+            p.copy_(0.3 * torch.randn(p.shape))
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+    of_model = safetensors.torch.load_file(ROOT / "hugging_face" / family / "expected.safetensors")
+    tokens, labels = of_model["tokens"].long(), of_model["labels"].long()
+    v = config.num_virtual_tokens
+    single = model(tokens, use_cache=False).logits
+    inner = model.base_model
+    model.double()
+    if hasattr(inner, "model"):
+        with InDouble():
+            rotary, kind = inner.model.rotary_emb, inner.config.rope_parameters["rope_type"]
+            rotary.inv_freq, rotary.attention_scaling = \
+                rotary.compute_default_rope_parameters(inner.config) if kind == "default" else \
+                transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](inner.config, torch.device("cpu"))
+    # PEFT's labels are the tokens themselves, which the loss moves by one place.
+    own = torch.cat([tokens[:, :1], labels[:, :-1]], 1)
+    ours = torch.cat([torch.full((2, v - 1), -100), own, labels[:, -1:]], 1)
+    without_last = torch.cat([ours[:, :-1], torch.full((2, 1), -100)], 1)
+    with InDouble():
+        found = model(tokens, labels=own, use_cache=False)
+        entropy = torch.nn.functional.cross_entropy
+        assert abs(found.loss - entropy(found.logits.flatten(0, 1), without_last.flatten(), ignore_index=-100)) < 1e-6
+        loss = entropy(found.logits.flatten(0, 1), ours.flatten(), ignore_index=-100)
+    loss.backward()
+    expected = {"tokens": tokens.int(), "labels": labels.int(), "logits": found.logits.detach().float(),
+                "loss": loss.detach().float().reshape(1)}
+    for parameter_name, p in encoder.named_parameters():
+        expected[f"encoder.{parameter_name}"] = p.detach().float().contiguous()
+        expected[f"grad.{parameter_name}"] = p.grad.float().contiguous()
+    safetensors.torch.save_file(expected, folder / "expected.safetensors")
+    difference = (single.double() - found.logits).abs().max().item()
+    assert difference < 1e-5, (name, difference)
+    print(f"{name}: loss {loss.item():.6f}, single precision {difference:.1e}, "
+          f"{sum(f.stat().st_size for f in folder.iterdir())} bytes")
+
+
 def main():
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "peft"
     transformers.logging.disable_progress_bar()
     for name, (family, config) in ADAPTERS.items():
         make(name, family, config, root)
+    for name, (family, config) in PROMPTS.items():
+        make_prompt(name, family, config, root)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 #include "autograd/embedding.h"
 #include "sharding/parallel/collectives.h"
+#include "sharding/parallel/sequence.h"
 #include "sharding/parallel/slices.h"
 
 namespace sherd::parallel {
@@ -18,12 +19,18 @@ VocabEmbedding::VocabEmbedding(std::int64_t rows, std::int64_t width, const Layo
   held_ = {.first = held.blocks()[0][0].begin, .ids = vocabulary ? vocabulary : rows};
 }
 
+void VocabEmbedding::set_adapter(std::shared_ptr<Prompts> prompts) {
+  held_.ids = prompts->end();
+  adapter_ = add("adapter", std::move(prompts));
+}
+
 Var VocabEmbedding::operator()(Tape& tape, const tensor::Tensor& ids) {
   return run(tape, {}, [this, ids](Tape& t, const std::vector<Var>&) {
     const Var found = autograd::embedding(ids, t.parameter(weight_), held_);
     const std::string label = path().empty() ? "vocabulary-parallel embedding" : path();
-    return layout_.cuts_stream() ? reduce_scatter(found, -2, layout_.tensor, label)
-                                 : all_reduce(found, layout_.tensor, label);
+    const Var x = layout_.cuts_stream() ? reduce_scatter(found, -2, layout_.tensor, label)
+                                        : all_reduce(found, layout_.tensor, label);
+    return adapter_ ? adapter_->add_to(t, x, stream_part(t.kernels(), ids, layout_)) : x;
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include "nn/module.h"
 #include "sharding/parallel/layout.h"
+#include "sharding/parallel/prompts.h"
 
 namespace sherd::parallel {
 
@@ -22,12 +23,15 @@ class VocabEmbedding : public nn::Module {
   /// [batch.., rows, width], of which this rank has a part under sequence parallelism. Throws Error{data} for
   /// an id outside the vocabulary.
   Var operator()(Tape& tape, const tensor::Tensor& ids);
+  /// Has `prompts` stand behind the table, as its part "adapter": their ids are then in the vocabulary, too.
+  void set_adapter(std::shared_ptr<Prompts> prompts);
   const nn::ParameterPtr& weight() const { return weight_; }
 
  private:
   Layout layout_;
   nn::ParameterPtr weight_;
   tensor::VocabSlice held_;
+  std::shared_ptr<Prompts> adapter_;
 };
 
 }  // namespace sherd::parallel

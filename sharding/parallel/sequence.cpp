@@ -48,6 +48,14 @@ Tensor inner_part(Kernels& kernels, const Tensor& ids, const Layout& layout) {
   return part;
 }
 
+Tensor stream_part(Kernels& kernels, const Tensor& inner, const Layout& layout) {
+  if (!layout.cuts_stream()) return inner;
+  const std::int64_t batch = inner.shape()[0], all = inner.shape()[1], rows = all / layout.tensor_size();
+  const Tensor own = Tensor::empty(kernels.device(), {batch, rows}, inner.dtype());
+  kernels.copy_rows({inner, layout.tensor_rank() * rows, all}, {own, 0, rows}, batch, rows);
+  return own;
+}
+
 Var gather_sequence(const Var& inner, const Layout& layout) {
   const int ranks = layout.context_size();
   if (ranks == 1) return inner;

@@ -14,6 +14,9 @@ using tensor::Tensor;
 /// layout.sequence_multiple().
 Tensor inner_part(tensor::Kernels& kernels, const Tensor& ids, const Layout& layout);
 
+/// What of ids [batch, rows] of the inner part this rank's part of the stream has.
+Tensor stream_part(tensor::Kernels& kernels, const Tensor& inner, const Layout& layout);
+
 /// The reverse for values: the inner parts of all context ranks, [batch, rows, width] each, as the whole
 /// sequence [batch, c·rows, width] on every rank, in the order of positions. The gradient of each rank's part
 /// is its part of the gradient: all ranks do the same with the whole. Parameters that are used behind it find

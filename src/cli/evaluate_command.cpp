@@ -85,13 +85,13 @@ class Evaluation {
   /// Collective.
   void run(const DistributedPtr& dist) {
     GenerateModel model(from_.reader(), from_.config(), dist);
-    const std::int64_t max_seq = model.model().options().max_seq;
+    const std::int64_t max_text = model.model().options().max_text();
     for (std::size_t begin = 0; begin < questions_.size(); begin += round_size) {
       const std::size_t end = std::min(questions_.size(), begin + round_size);
       std::vector<models::ScoreRequest> windows;
       std::vector<std::size_t> of;  // the continuation to which each belongs, in order
       std::size_t continuations = 0;
-      for (std::size_t i = begin; i < end; ++i) ask(i, max_seq, windows, of, continuations);
+      for (std::size_t i = begin; i < end; ++i) ask(i, max_text, windows, of, continuations);
       const std::vector<models::Score> scores =
           models::score_texts(model.model(), model.run(), windows, most_rows_, model.share());
       gather(*dist, scores, of, continuations, model.leads());
@@ -102,7 +102,7 @@ class Evaluation {
   const std::map<std::string, TaskMetrics>& tasks() const { return tasks_; }
 
  private:
-  void ask(std::size_t question, std::int64_t max_seq, std::vector<models::ScoreRequest>& windows,
+  void ask(std::size_t question, std::int64_t max_text, std::vector<models::ScoreRequest>& windows,
            std::vector<std::size_t>& of, std::size_t& continuations) const {
     const auto add = [&](std::vector<models::ScoreRequest> more) {
       of.insert(of.end(), more.size(), continuations++);
@@ -110,10 +110,10 @@ class Evaluation {
     };
     if (questions_.dataset)
       return add(document_windows(*questions_.dataset, static_cast<std::int64_t>(question), from_.tokenizer(),
-                                  max_seq));
+                                  max_text));
     const Example& example = questions_.examples[question];
     for (const std::string& continuation : example.continuations)
-      add(windows_of(from_.tokenizer(), example.context, continuation, max_seq));
+      add(windows_of(from_.tokenizer(), example.context, continuation, max_text));
   }
 
   /// Takes what ranks found, whose threads share this object. When it returns on rank 0, all have given

@@ -8,6 +8,7 @@
 #include "base/run_lock.h"
 #include "cli/command_line.h"
 #include "cli/exported_tokenizer.h"
+#include "cli/inference.h"
 #include "cli/program.h"
 #include "cli/weights.h"
 #include "config/hugging_face.h"
@@ -18,6 +19,7 @@
 #include "models/gpt.h"
 #include "models/hugging_face_weights.h"
 #include "models/merged_weights.h"
+#include "models/prompt_weights.h"
 
 namespace sherd::cli {
 namespace fs = std::filesystem;
@@ -131,6 +133,7 @@ struct Exported {
   const config::Config& config;
   models::GptOptions options;
   models::ExportOptions files;
+  std::int64_t prompt = 0;  ///< which one of several
 };
 
 /// The adapter alone, as PEFT keeps it. Returns the number of files of weights.
@@ -147,9 +150,26 @@ std::size_t write_adapter(const Exported& what, const fs::path& folder, device::
   files.stem = "adapter_model";
   write_file_atomically(folder / "adapter_config.json",
                         models::peft_config(adapter, what.options, what.config.training.init_from));
-  return models::export_to_hugging_face(
-      folder, models::HuggingFaceLayout(what.options, what.options.adapter.family),
-      models::adapter_parameters(model.parameters()), weights, device, files);
+  const auto write = [&](const models::Gpt& of, nn::WeightSource& from) {
+    return models::export_to_hugging_face(
+        folder, models::HuggingFaceLayout(of.options(), what.options.adapter.family),
+        models::adapter_parameters(of.parameters()), from, device, files);
+  };
+  if (!adapter.has_prompt()) return write(model, weights);
+  models::Gpt one(models::TaskPrompt::options(what.options));
+  one.assign_names();
+  models::TaskPrompt prompt(weights, what.options, what.prompt, device);
+  return write(one, prompt);
+}
+
+/// Throws for an adapter that is no part of weights.
+void require_merges(const engine::CheckpointReader& reader, const config::Adapter& adapter) {
+  if (adapter.has_prompt())
+    fail(ErrorKind::config, "checkpoint ", reader.folder().string(), " is of a model with a prompt (",
+         config::name_of(adapter.type),
+         "), which stands in front of texts and is no part of the weights: export it with --adapter, beside "
+         "the "
+         "model that it was trained on");
 }
 
 /// The model, into which an adapter is merged.
@@ -180,11 +200,13 @@ void export_command(const Arguments& arguments) {
       "export",
       "Writes a checkpoint's model as Hugging Face's transformers reads it: config.json, safetensors, "
       "tokenizer; or its adapter as PEFT reads it. Any layout's, a part at a time.",
-      "CKPT --output HF_DIR [--tag TAG] [--adapter] [--dtype bf16|fp16|fp32] [--max-shard-size 5GB]");
+      "CKPT --output HF_DIR [--tag TAG] [--adapter [--task NAME]] [--dtype bf16|fp16|fp32] [--max-shard-size "
+      "5GB]");
   line.list("from", "CKPT", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("output", "HF_DIR", "folder to make; it must not be there, or be empty")
       .value("tag", "TAG", "this checkpoint of the folder instead of its latest")
       .flag("adapter", "the run's adapter alone, as PEFT keeps it; else it is merged into the model")
+      .value("task", "NAME", "with --adapter: this task's prompt, where training.adapter.tasks names several")
       .value(
           "dtype", "T",
           "of the weights, rounded from fp32; not given: what the run computed in, of an adapter alone fp32")
@@ -202,9 +224,11 @@ void export_command(const Arguments& arguments) {
     fail(ErrorKind::config, "checkpoint ", reader.folder().string(),
          " is of a model of its program's own, which transformers has no class for");
   const bool adapter = line.has("adapter");
-  Exported what{reader, config, models::gpt_options(config, reader.manifest().data.vocab_size), {}};
+  Exported what{reader, config, models::gpt_options(config, reader.manifest().data.vocab_size), {}, 0};
   what.files.dtype = dtype_of(line, adapter ? "fp32" : reader.manifest().compute_dtype);
   what.files.shard_bytes = static_cast<std::uint64_t>(line.amount("max-shard-size", 1, 1000));
+  if (!adapter) require_merges(reader, config.training.adapter);
+  what.prompt = prompt_index(config.training.adapter, line.text("task"));
   config::published_as(*config.model);  // throws where transformers has no class for it
   OutputFolder output(line.required("output"));
   for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);

@@ -79,7 +79,7 @@ GenerateModel::GenerateModel(const engine::CheckpointReader& reader, config::Con
   sharded_ = std::make_unique<sharding::ShardedModel>(
       model_, options, resources_->sources(engine::StateGroups(*model_, *stages_, *groups)));
   Weights weights(reader.folder().string(), *config_.model, model_->options(), resources_->device(),
-                  config_.training.adapter.init_from);
+                  config_.training.adapter);
   engine::load_weights(weights.source(), *sharded_, resources_->kernels());
   pass_ = std::make_unique<sharding::Pass>(*sharded_);
   if (stages_->stages > 1) over_stages_.emplace(*model_, *stages_, groups->group(comm::Axis::pipeline));

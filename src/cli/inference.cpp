@@ -71,14 +71,20 @@ WeightsPlace place_of(const CommandLine& line) {
   return place;
 }
 
-/// The adapter of the checkpoint, or that of a folder.
-void take_adapter(config::Config& config, const std::string& folder) {
+/// The adapter of the checkpoint, or that of a folder; of prompts the one for `task`, without a network.
+void take_adapter(config::Config& config, const std::string& folder, const std::string& task) {
   config::Adapter& adapter = config.training.adapter;
   adapter.init_from.clear();
-  if (folder.empty()) return;
-  adapter = config::parse_text(adapter_section(folder), cat("the adapter of ", excerpt(folder, 200)))
-                .training.adapter;
-  adapter.init_from = folder;
+  if (!folder.empty()) {
+    adapter = config::parse_text(adapter_section(folder), cat("the adapter of ", excerpt(folder, 200)))
+                  .training.adapter;
+    adapter.init_from = folder;
+  }
+  const std::int64_t prompt = prompt_index(adapter, task);
+  if (!adapter.has_prompt()) return;
+  adapter.type = config::AdapterType::prompt_tuning;
+  if (!adapter.prompt.tasks.empty())
+    adapter.prompt.tasks = {adapter.prompt.tasks[static_cast<std::size_t>(prompt)]};
 }
 
 int ranks_of(const CommandLine& line, const config::Config& config) {
@@ -87,6 +93,19 @@ int ranks_of(const CommandLine& line, const config::Config& config) {
 }
 
 }  // namespace
+
+std::int64_t prompt_index(const config::Adapter& adapter, const std::string& task) {
+  const config::PromptKeys& prompt = adapter.prompt;
+  if (!task.empty() && (!adapter.has_prompt() || prompt.tasks.empty()))
+    throw UsageError(cat("--task ", excerpt(task), ": there are no prompts for several tasks here",
+                         adapter.has_prompt() ? ", but one for all texts" : ""));
+  if (task.empty() && prompt.tasks.size() > 1)
+    throw UsageError(cat("there are prompts for ", prompt.task_names(), ": say which with --task NAME"));
+  const std::int64_t found = task.empty() ? 0 : prompt.find(task);
+  if (found < 0)
+    throw UsageError(cat("no task is called '", excerpt(task), "'; there are ", prompt.task_names()));
+  return found;
+}
 
 std::vector<std::int32_t> prompt_of(const data::Tokenizer& tokenizer, const std::string& text) {
   std::vector<std::int32_t> prompt = tokenizer.encode(text);
@@ -101,6 +120,7 @@ void add_inference_options(CommandLine& line) {
       .value("tag", "TAG", "of a run's checkpoints this one: global_stepN, best; not given: the latest")
       .value("adapter", "DIR",
              "with this adapter, of PEFT or of a run's checkpoints, in place of its own, if any")
+      .value("task", "NAME", "with this task's prompt, where training.adapter.tasks names several")
       .value("device", "T", "auto, cpu or cuda; not given: what the run's device.type says")
       .value("offload", "cpu|nvme", "keep the weights there and bring them to the device block by block")
       .value("nvme-path", "DIR", "a folder on the drive for --offload nvme")
@@ -117,7 +137,7 @@ Inference::Inference(const CommandLine& line)
   for (const auto& [file, checksum] : reader_.manifest().files) reader_.verify(file);
   tokenizer_ = tokenizer_of(reader_);
   config_ = config_of(reader_, line.all("set"));
-  take_adapter(config_, line.text("adapter"));
+  take_adapter(config_, line.text("adapter"), line.text("task"));
   config_.device = device_section(config_.device, line.text("device"));
   ranks_ = ranks_of(line, config_);
   prepare_to_generate(config_, place_, ranks_);

@@ -14,12 +14,18 @@ namespace sherd::cli {
 
 /// How the usage line names the options of add_inference_options().
 inline constexpr const char* inference_synopsis =
-    "[--tag TAG] [--adapter DIR] [--device T] [--offload cpu|nvme] [--nvme-path DIR] [--device-memory SIZE] "
+    "[--tag TAG] [--adapter DIR] [--task NAME] [--device T] [--offload cpu|nvme] [--nvme-path DIR] "
+    "[--device-memory SIZE] "
     "[--set parallel.tensor=N] [--set parallel.pipeline=N] [--ranks N]";
 
-/// Declares --checkpoint, --tag, --adapter, --device, --offload, --nvme-path, --device-memory, --ranks and
+/// Declares --checkpoint, --tag, --adapter, --task, --device, --offload, --nvme-path, --device-memory,
+/// --ranks and
 /// --set.
 void add_inference_options(CommandLine& line);
+
+/// Which of an adapter's prompts is that of `task`, as --task names it; 0 where there is one, and `task` is
+/// empty or its name. Throws UsageError with a list of those that there are.
+std::int64_t prompt_index(const config::Adapter& adapter, const std::string& task);
 
 /// The ids of a text as the model saw documents begin: with the token that stands in front of all, where the
 /// text itself has none, or for an empty text behind the end of another. At least one.

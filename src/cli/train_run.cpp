@@ -6,6 +6,8 @@
 #include "base/atomic_file.h"
 #include "base/excerpt.h"
 #include "base/log.h"
+#include "base/random.h"
+#include "cli/inference.h"
 #include "cli/weights.h"
 #include "device/cuda.h"
 #include "engine/gather_records.h"
@@ -13,6 +15,7 @@
 #include "engine/process_grid.h"
 #include "engine/report.h"
 #include "models/from_config.h"
+#include "models/prompt_weights.h"
 
 namespace sherd::cli {
 
@@ -50,6 +53,11 @@ void TrainRun::require_base() const {
   if (!adapter.init_from.empty())
     fail(ErrorKind::config, "training.adapter.init_from names an adapter, '", adapter.init_from,
          "', and nothing names the model that it belongs to: give its folder as training.init_from");
+  if (adapter.prompt.init != config::PromptInit::random)
+    fail(
+        ErrorKind::config,
+        "training.adapter.init is of vectors of the model's own table, and nothing names the model: give its "
+        "folder as training.init_from, or \"init\": \"random\"");
   if (adapter.type != config::AdapterType::none && speaks())
     log_warning(
         "training.adapter trains beside weights that stay as they are, and these are drawn by chance: "
@@ -157,9 +165,37 @@ void TrainRun::warn_of_other_tokenizer(const engine::ExtraFiles& companions) con
                 data_->tokenizer, "': ids will mean other text than the weights were trained on");
 }
 
+/// Of all prompts' vectors the ids whose vectors they are at first; none: they are drawn.
+std::vector<std::int32_t> TrainRun::prompt_ids() const {
+  const config::PromptKeys& prompt = request_.config.training.adapter.prompt;
+  std::vector<std::int32_t> out;
+  if (prompt.init == config::PromptInit::sample_vocab) {
+    const RandomKey key{request_.config.training.seed, stable_hash("the prompt's ids")};
+    for (std::int64_t i = 0; i < prompt.prompts() * prompt.virtual_tokens; ++i) {
+      const double drawn =
+          uniform_at(key, static_cast<std::uint64_t>(i)) * static_cast<double>(shape_.vocab_size);
+      out.push_back(static_cast<std::int32_t>(
+          std::min<std::int64_t>(static_cast<std::int64_t>(drawn), shape_.vocab_size - 1)));
+    }
+  }
+  if (prompt.init != config::PromptInit::text) return out;
+  if (data_->tokenizer.empty())
+    fail(
+        ErrorKind::config,
+        "training.adapter.init_text is tokenised as the data were, and nothing says how: set data.tokenizer");
+  const auto tokenizer = data::make_tokenizer(data_->tokenizer);
+  for (std::int64_t i = 0; i < prompt.prompts(); ++i) {
+    const std::string own = prompt.tasks.empty() ? "" : prompt.tasks[static_cast<std::size_t>(i)].init_text;
+    const std::vector<std::int32_t> ids =
+        models::repeated(prompt_of(*tokenizer, own.empty() ? prompt.init_text : own), prompt.virtual_tokens);
+    out.insert(out.end(), ids.begin(), ids.end());
+  }
+  return out;
+}
+
 void TrainRun::begin_from(const std::string& folder) {
   const config::Config& config = engine_->config();
-  Weights weights(folder, *config.model, shape_, engine_->device(), config.training.adapter.init_from);
+  Weights weights(folder, *config.model, shape_, engine_->device(), config.training.adapter, prompt_ids());
   engine::gather_results(*dist_, "weights verified", [&] {
     weights.verify_share(dist_->rank(), dist_->world_size());
     return true;

@@ -32,6 +32,7 @@ class TrainRun {
   TrainerOptions trainer_options();
   void announce() const;
   /// Takes the weights of training.init_from.
+  std::vector<std::int32_t> prompt_ids() const;
   void begin_from(const std::string& folder);
   void warn_of_other_tokenizer(const engine::ExtraFiles& companions) const;
   std::optional<double> mfu(double samples_per_second);

@@ -9,6 +9,7 @@
 #include "config/hugging_face.h"
 #include "models/adapters.h"
 #include "models/hugging_face_weights.h"
+#include "models/prompt_weights.h"
 
 namespace sherd::cli {
 namespace fs = std::filesystem;
@@ -101,7 +102,7 @@ std::string adapter_section(const std::string& folder) {
 }
 
 Weights::Weights(const std::string& folder, const config::Model& model, const models::GptOptions& options,
-                 device::Device& device, const std::string& adapter)
+                 device::Device& device, const config::Adapter& adapter, std::vector<std::int32_t> prompt_ids)
     : folder_(folder) {
   if (is_hugging_face(folder)) {
     source_ = std::make_unique<models::HuggingFaceWeights>(
@@ -114,24 +115,60 @@ Weights::Weights(const std::string& folder, const config::Model& model, const mo
           ErrorKind::config, "checkpoint ", reader_->folder().string(),
           " is of a model with an adapter: give training.adapter, with this folder as its init_from, or make "
           "one model of both with `sherd export`");
-    const bool other = !adapter.empty() || !holds_adapter(*reader_);
+    const bool other = !adapter.init_from.empty() || !holds_adapter(*reader_);
     source_ = std::make_unique<engine::CheckpointWeights>(
         *reader_, device, other ? is_of_base : engine::CheckpointWeights::Part());
-    if (!other) return;
+    if (!other) {
+      source_ = one_prompt(*reader_, adapter, options, device, std::move(source_));
+      return;
+    }
   }
-  if (options.adapter.type != config::AdapterType::none) add_adapter(adapter, options, device);
+  if (options.adapter.type != config::AdapterType::none)
+    add_adapter(adapter, options, device, std::move(prompt_ids));
 }
 
-void Weights::add_adapter(const std::string& folder, const models::GptOptions& options,
-                          device::Device& device) {
+/// Of `source`, which is of `reader`, the prompt that a model with one has; `source` itself where it fits.
+std::unique_ptr<nn::WeightSource> Weights::one_prompt(const engine::CheckpointReader& reader,
+                                                      const config::Adapter& adapter,
+                                                      const models::GptOptions& options,
+                                                      device::Device& device,
+                                                      std::unique_ptr<nn::WeightSource> source) {
+  const config::Adapter saved = configuration_of(reader).training.adapter;
+  const bool one = options.adapter.type == config::AdapterType::prompt_tuning && options.adapter.prompts == 1;
+  if (!one || !saved.has_prompt()) return source;
+  const std::string task = adapter.prompt.tasks.empty() ? "" : adapter.prompt.tasks[0].name;
+  const bool several = saved.prompt.tasks.size() > 1;
+  if (saved.type == options.adapter.type && !several) return source;
+  const std::int64_t found = several ? saved.prompt.find(task) : 0;
+  if (found < 0)
+    fail(ErrorKind::config, "checkpoint ", reader.folder().string(), " has prompts for ",
+         saved.prompt.task_names(),
+         task.empty() ? ": say which in training.adapter.tasks" : cat(", and none for ", task));
+  models::GptOptions of_source = options;
+  of_source.adapter = models::adapter_options(saved, options, options.adapter.family);
+  prompts_ = std::move(source);
+  return std::make_unique<models::TaskPrompt>(*prompts_, of_source, found, device);
+}
+
+void Weights::add_adapter(const config::Adapter& adapter, const models::GptOptions& options,
+                          device::Device& device, std::vector<std::int32_t> prompt_ids) {
+  const std::string& folder = adapter.init_from;
+  base_ = std::move(source_);
   if (is_peft(folder)) {
+    if (options.adapter.type == config::AdapterType::p_tuning)
+      fail(ErrorKind::config, "training.adapter.init_from: '", excerpt(folder, 300),
+           "' holds the prompt that p-tuning's network made, not the network: go on from it with type "
+           "\"prompt_tuning\", or from a checkpoint");
     adapter_ = std::make_unique<models::HuggingFaceWeights>(
         folder, models::HuggingFaceLayout(options, options.adapter.family), "adapter_model");
   } else if (!folder.empty()) {
     adapter_reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
-    adapter_ = std::make_unique<engine::CheckpointWeights>(*adapter_reader_, device, models::is_adapter);
+    adapter_ =
+        one_prompt(*adapter_reader_, adapter, options, device,
+                   std::make_unique<engine::CheckpointWeights>(*adapter_reader_, device, models::is_adapter));
+  } else if (!prompt_ids.empty()) {
+    adapter_ = std::make_unique<models::VocabularyPrompt>(*base_, options, std::move(prompt_ids), device);
   }
-  base_ = std::move(source_);
   source_ = std::make_unique<models::WithAdapter>(*base_, adapter_.get());
 }
 

@@ -35,12 +35,15 @@ std::string model_section(const std::string& folder);
 std::string adapter_section(const std::string& folder);
 
 /// The weights of either kind, for the model `model`, of `options`. A model with an adapter has its own from
-/// `adapter`, a folder of PEFT's or of checkpoints; where that is empty, from the checkpoint at `folder` if
-/// it holds them, or as they were drawn.
+/// `adapter.init_from`, a folder of PEFT's or of checkpoints; where that is empty, from the checkpoint at
+/// `folder` if it holds them, or as they were drawn, prompts as `prompt_ids` if there are any. Of a
+/// checkpoint with several prompts, or with p-tuning's network, a model with one prompt has that of
+/// `adapter`'s task.
 class Weights {
  public:
   Weights(const std::string& folder, const config::Model& model, const models::GptOptions& options,
-          device::Device& device, const std::string& adapter = {});
+          device::Device& device, const config::Adapter& adapter = {},
+          std::vector<std::int32_t> prompt_ids = {});
   nn::WeightSource& source() { return *source_; }
   /// What came with the weights: companion_files(), or a checkpoint's own.
   engine::ExtraFiles companions() const;
@@ -50,13 +53,19 @@ class Weights {
   void verify_share(int rank, int ranks) const;
 
  private:
-  std::string folder_;
-  void add_adapter(const std::string& folder, const models::GptOptions& options, device::Device& device);
+  void add_adapter(const config::Adapter& adapter, const models::GptOptions& options, device::Device& device,
+                   std::vector<std::int32_t> prompt_ids);
+  std::unique_ptr<nn::WeightSource> one_prompt(const engine::CheckpointReader& reader,
+                                               const config::Adapter& adapter,
+                                               const models::GptOptions& options, device::Device& device,
+                                               std::unique_ptr<nn::WeightSource> source);
 
+  std::string folder_;
   std::unique_ptr<engine::CheckpointReader> reader_;  ///< null: Hugging Face's
   std::unique_ptr<nn::WeightSource> source_;
   std::unique_ptr<engine::CheckpointReader> adapter_reader_;
   std::unique_ptr<nn::WeightSource> base_, adapter_;  ///< of which source_ is made; null: it is of one piece
+  std::unique_ptr<nn::WeightSource> prompts_;         ///< of which one is taken
   std::vector<std::string> notes_;
 };
 

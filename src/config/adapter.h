@@ -9,40 +9,88 @@ namespace sherd::config {
 
 enum class AdapterType : std::uint8_t {
   none,
-  lora,  ///< low-rank products beside the layers (Hu et al. 2021)
-  ia3    ///< factors for what goes into layers, or comes out of them (Liu et al. 2022)
+  lora,           ///< low-rank products beside the layers (Hu et al. 2021)
+  ia3,            ///< factors for what goes into layers, or comes out of them (Liu et al. 2022)
+  prompt_tuning,  ///< vectors of tokens in front of each text (Lester et al. 2021)
+  p_tuning        ///< these, as a small network makes them (Liu et al. 2021)
 };
 
-inline constexpr std::int64_t most_adapter_rank = 4096;
+inline constexpr std::int64_t most_adapter_rank = 4096, most_virtual_tokens = 4096, most_tasks = 1024;
+
+/// What `lora` alone has.
+struct LoraKeys {
+  std::int64_t rank = 8;  ///< of the products, 1 to most_adapter_rank
+  double alpha = 8;       ///< the products are multiplied by alpha/rank, > 0
+  bool rslora = false;    ///< by alpha/√rank instead (Kalajdzievski 2023)
+  double dropout = 0;     ///< of what goes into the products, [0, 1)
+
+  /// What the products are multiplied by.
+  double scale() const;
+  bool operator==(const LoraKeys&) const = default;
+};
+
+/// What a prompt's vectors are at first.
+enum class PromptInit : std::uint8_t {
+  random,        ///< drawn, normal(0, 1)
+  sample_vocab,  ///< those of ids that are drawn
+  text           ///< those of a text's tokens, repeated or cut
+};
+
+/// A prompt of its own for one of several tasks.
+struct PromptTask {
+  std::string name;       ///< of letters, digits, '_' and '-'
+  std::string init_text;  ///< in place of PromptKeys::init_text; empty: that
+  bool operator==(const PromptTask&) const = default;
+};
+
+/// What `prompt_tuning` and `p_tuning` have.
+struct PromptKeys {
+  std::int64_t virtual_tokens = 20;  ///< of each prompt, 1 to most_virtual_tokens
+  PromptInit init = PromptInit::random;
+  std::string init_text;
+  std::vector<PromptTask> tasks;         ///< empty: one prompt, for all texts
+  std::int64_t encoder_hidden_size = 0;  ///< of p-tuning's network; 0: the model's width
+
+  /// Prompts that there are.
+  std::int64_t prompts() const;
+  /// "a, b", the tasks' names.
+  std::string task_names() const;
+  /// Which of the prompts is that task's; -1: none is.
+  std::int64_t find(const std::string& task) const;
+  bool operator==(const PromptKeys&) const = default;
+};
 
 /// Section `training.adapter`: what is trained beside a model whose own weights stay as they are. Names and
 /// defaults are PEFT's.
 struct Adapter {
   AdapterType type = AdapterType::none;
-  std::int64_t rank = 8;  ///< of LoRA's products, 1 to most_adapter_rank
-  double alpha = 8;       ///< LoRA's products are multiplied by alpha/rank, > 0
-  bool rslora = false;    ///< by alpha/√rank instead (Kalajdzievski 2023)
-  double dropout = 0;     ///< of what goes into LoRA's products, [0, 1)
-  /// Ends of published modules' names ("q_proj", "attn.c_proj"), or "all-linear" alone; empty: the family's
-  /// default.
+  LoraKeys lora;
+  PromptKeys prompt;
+  /// Of lora and ia3: ends of published modules' names ("q_proj", "attn.c_proj"), or "all-linear" alone;
+  /// empty: the family's default.
   std::vector<std::string> targets;
   /// The model's own weights in linear layers are kept in 8 bits (tensor/int8_blocks.h), not in the dtype
   /// that the run computes in.
   bool int8_base = false;
   std::string init_from;  ///< folder of an adapter to go on from: PEFT's, or a checkpoint; empty: none
 
-  /// What LoRA's products are multiplied by.
-  double scale() const;
+  /// Virtual tokens stand in front of texts.
+  bool has_prompt() const { return type == AdapterType::prompt_tuning || type == AdapterType::p_tuning; }
   bool operator==(const Adapter&) const = default;
 };
 
-std::string_view name_of(AdapterType type);  ///< "lora", "ia3"; of none ""
+std::string_view name_of(AdapterType type);  ///< "lora", "ia3", "prompt_tuning", "p_tuning"; of none ""
+/// The first id of the virtual tokens of prompt `prompt`: they lie behind a vocabulary of `vocabulary` ids,
+/// padded to a multiple of `multiple`, one prompt's behind the other's.
+std::int64_t first_virtual_id(const PromptKeys& keys, std::int64_t vocabulary, std::int64_t multiple,
+                              std::int64_t prompt = 0);
 
 /// The section alone, {"training": {"adapter": {…}}}, as text that the parser reads to the same.
 std::string section_of(const Adapter& adapter);
 
 /// Reads PEFT's adapter_config.json; `name` stands for the file in errors. Throws Error{config} naming each
-/// key that would change what the adapter computes and that Sherd does not have.
+/// key that would change what the adapter computes and that Sherd does not have. Of p-tuning PEFT keeps the
+/// computed prompt, without the network: that is an adapter of prompt_tuning.
 Adapter from_peft(std::string_view text, const std::string& name);
 
 /// The adapter as an adapter_config.json. `targets`: ends of the names of all modules that have one, those of
@@ -50,5 +98,13 @@ Adapter from_peft(std::string_view text, const std::string& name);
 /// GPT-2's are; `base`: a name or path of the model, or empty.
 std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targets,
                     const std::vector<std::string>& feedforward, bool transposed, const std::string& base);
+
+/// Of the model with a prompt what its adapter_config.json tells.
+struct PromptedModel {
+  std::int64_t hidden, layers, heads;
+  std::string base;  ///< a name or path of the model, or empty
+};
+/// One prompt as an adapter_config.json.
+std::string to_peft(const Adapter& adapter, const PromptedModel& model);
 
 }  // namespace sherd::config

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "config/adapter.h"
@@ -11,11 +12,24 @@ std::vector<Text> adapter_texts() {
       required(
           "type",
           "what is trained beside the model, whose own weights stay as they are, to the bit: LoRA's low-rank "
-          "products, or IA³'s factors ([more](adapters.md))"),
+          "products, IA³'s factors, or a prompt's vectors, plain or made by a network "
+          "([more](adapters.md))"),
       {"rank", "of LoRA's products"},
       {"alpha", "LoRA's products are multiplied by `alpha` / `rank`"},
       {"use_rslora", "LoRA's products are multiplied by `alpha` / √`rank` instead"},
       {"dropout", "of what goes into LoRA's products"},
+      {"virtual_tokens",
+       "of each prompt, which stands in front of every text: `model.seq_length` counts them"},
+      {"init",
+       "of the prompt's vectors: `random`, normal(0, 1); `sample_vocab`, those of ids that `seed` draws; "
+       "`text`, those of `init_text`"},
+      {"init_text", "its tokens' vectors, repeated or cut to `virtual_tokens`, are the prompt's at first"},
+      {"tasks",
+       "prompts of their own for several tasks, over one frozen model: `{\"name\": NAME, \"init_text\": "
+       "TEXT}`; "
+       "each of `data.sources` names its `task`"},
+      derived("encoder_hidden_size", "`model.hidden_size`", "width within the network of `p_tuning`"),
+      {"encoder_reparameterization_type", "of that network"},
       {"targets",
        "modules that get an adapter: names as they are published, or ends of them (`\"q_proj\"`, "
        "`\"attn.c_proj\"`), or `\"all-linear\"`. Empty: PEFT's choice, `c_attn` of GPT-2 and `q_proj`, "
@@ -49,23 +63,32 @@ void read_targets(Adapter& adapter, const Value& value) {
   }
 }
 
+Table<LoraKeys> lora_table() {
+  using L = LoraKeys;
+  Table<L> table;
+  table.keys.push_back(integer("rank", &L::rank, "16", 1, most_adapter_rank).alias("r"));
+  table.keys.push_back(real("alpha", &L::alpha, "32", 0, infinity, true).alias("lora_alpha"));
+  table.keys.push_back(boolean("use_rslora", &L::rslora));
+  table.keys.push_back(custom<L>("dropout", "0.05",
+                                 [](L& lora, const Value& value) {
+                                   lora.dropout = value.real(0);
+                                   if (lora.dropout >= 1) value.error("must be below 1, not ", lora.dropout);
+                                 })
+                           .alias("lora_dropout")
+                           .takes("number >= 0, below 1"));
+  return table;
+}
+
+const std::vector<std::string> types{"lora", "ia3", "prompt_tuning", "p_tuning"};
+
 Table<Adapter> adapter_table() {
   using A = Adapter;
   Table<A> table;
   table.keys.push_back(custom<A>("type", "\"lora\"", [](A& adapter, const Value& value) {
-                         adapter.type = static_cast<AdapterType>(1 + value.choice({"lora", "ia3"}));
-                       }).one_of({"lora", "ia3"}));
-  table.keys.push_back(integer("rank", &A::rank, "16", 1, most_adapter_rank).alias("r"));
-  table.keys.push_back(real("alpha", &A::alpha, "32", 0, infinity, true).alias("lora_alpha"));
-  table.keys.push_back(boolean("use_rslora", &A::rslora));
-  table.keys.push_back(custom<A>("dropout", "0.05",
-                                 [](A& adapter, const Value& value) {
-                                   adapter.dropout = value.real(0);
-                                   if (adapter.dropout >= 1)
-                                     value.error("must be below 1, not ", adapter.dropout);
-                                 })
-                           .alias("lora_dropout")
-                           .takes("number >= 0, below 1"));
+                         adapter.type = static_cast<AdapterType>(1 + value.choice(types));
+                       }).one_of(types));
+  for (Key<LoraKeys>& key : lora_table().keys) table.keys.push_back(inside(&A::lora, std::move(key)));
+  for (Key<PromptKeys>& key : prompt_keys()) table.keys.push_back(inside(&A::prompt, std::move(key)));
   table.keys.push_back(custom<A>("targets", "[\"q_proj\", \"v_proj\"]", read_targets)
                            .alias("target_modules")
                            .takes("string, or list of strings"));
@@ -79,16 +102,31 @@ Table<Adapter> adapter_table() {
   return table;
 }
 
+/// Whether adapters of that type have the key.
+bool belongs(const std::string& key, AdapterType type) {
+  const auto is_in = [&](const auto& keys) {
+    return std::any_of(keys.begin(), keys.end(), [&](const auto& other) { return other.name == key; });
+  };
+  const bool prompt = type == AdapterType::prompt_tuning || type == AdapterType::p_tuning;
+  if (key == "targets") return !prompt;
+  if (is_in(lora_table().keys)) return type == AdapterType::lora;
+  return !is_in(prompt_keys()) || (prompt && has_prompt_key(type, key));
+}
+
 void read_adapter(Training& training, const Value& section) {
   const Given given = read_section(adapter_table(), training.adapter, section);
-  if (!given.contains("type")) section.error("needs a \"type\": \"lora\" or \"ia3\"");
-  if (training.adapter.type == AdapterType::lora) return;
-  const Adapter read = training.adapter;
-  training.adapter = {
-      .type = read.type, .targets = read.targets, .int8_base = read.int8_base, .init_from = read.init_from};
-  for (const char* key : {"rank", "alpha", "use_rslora", "dropout"})
-    if (given.contains(key))
-      section.context.note(join(section.path, key), "no effect: IA³ has factors alone");
+  if (!given.contains("type"))
+    section.error("needs a \"type\": \"lora\", \"ia3\", \"prompt_tuning\" or \"p_tuning\"");
+  Adapter& adapter = training.adapter;
+  const Adapter read = adapter;
+  for (const auto& [key, node] : given)
+    if (!belongs(key, read.type))
+      section.context.note(join(section.path, key), cat("no effect with type \"", name_of(read.type), "\""));
+  if (read.type != AdapterType::lora) adapter.lora = {};
+  if (!read.has_prompt())
+    adapter.prompt = {};
+  else
+    adapter.targets.clear(), finish_prompt(adapter, given, section);
 }
 
 }  // namespace
@@ -101,7 +139,7 @@ Key<Training> adapter_key() {
   return key;
 }
 
-double Adapter::scale() const {
+double LoraKeys::scale() const {
   const auto r = static_cast<double>(rank);
   return alpha / (rslora ? std::sqrt(r) : r);
 }
@@ -112,6 +150,10 @@ std::string_view name_of(AdapterType type) {
       return "lora";
     case AdapterType::ia3:
       return "ia3";
+    case AdapterType::prompt_tuning:
+      return "prompt_tuning";
+    case AdapterType::p_tuning:
+      return "p_tuning";
     case AdapterType::none:
       break;
   }

@@ -31,6 +31,7 @@ struct Batch {
 struct DataSource {
   std::string path;   ///< prefix of an indexed dataset (PREFIX.bin, PREFIX.idx), as `sherd prepare` wrote it
   double weight = 0;  ///< > 0, of any sum; 0 in all of them: each has that of its tokens
+  std::string task;   ///< of training.adapter.tasks, whose prompt stands in front of its texts
   bool operator==(const DataSource&) const = default;
 };
 

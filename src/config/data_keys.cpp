@@ -32,6 +32,7 @@ Table<DataSource> source_table() {
   Table<T> table;
   table.keys.push_back(text("path", &T::path, ""));
   table.keys.push_back(real("weight", &T::weight, "", 0));
+  table.keys.push_back(text("task", &T::task, ""));
   return table;
 }
 
@@ -64,7 +65,7 @@ Table<Data> data_table() {
   using T = Data;
   Table<T> table;
   table.keys.push_back(custom<T>("path", "\"corpus/other\"", [](Data& data, const Value& value) {
-                         data.sources = {{value.text(), 0}};
+                         data.sources = {{value.text(), 0, ""}};
                        }).takes("string"));
   table.keys.push_back(custom<T>("sources",
                                  R"([{"path": "corpus/a", "weight": 3}, {"path": "corpus/b", "weight": 1}])",
@@ -84,7 +85,8 @@ Table<Data> data_table() {
            "sources", "`path` alone",
            "in place of `path`: datasets of one tokenizer, as `{\"path\": PREFIX, \"weight\": W}`; samples "
            "come "
-           "from each by weight, in the same order on any number of ranks ([more](config.md#datasources))"),
+           "from each by weight, in the same order on any number of ranks ([more](config.md#datasources)). "
+           "With `training.adapter.tasks` also `\"task\": NAME`"),
        {"split", "fractions for training and validation, of sum 1 at most; [1, 0] leaves validation out"},
        derived("tokenizer", "the one recorded beside the dataset",
                "`byte`, `spm:MODEL_FILE` or `hf:PATH` (a `tokenizer.json`)"),

@@ -224,17 +224,38 @@ Json model_of(const Model& m) {
   return out;
 }
 
-Json adapter_of(const Adapter& a) {
+void put_prompt(Json& out, const Adapter& adapter, Extent extent) {
+  constexpr const char* inits[] = {"random", "sample_vocab", "text"};
+  const PromptKeys& prompt = adapter.prompt;
+  const bool whole = extent == Extent::whole;
+  out["virtual_tokens"] = prompt.virtual_tokens;
+  if (whole || adapter.type == AdapterType::prompt_tuning) {
+    out["init"] = inits[static_cast<std::size_t>(prompt.init)];
+    out["init_text"] = prompt.init_text;
+  }
+  if (prompt.encoder_hidden_size > 0) out["encoder_hidden_size"] = prompt.encoder_hidden_size;
+  if (whole) out["tasks"] = Json::array();
+  for (const PromptTask& task : prompt.tasks) {
+    out["tasks"].push_back({{"name", task.name}});
+    if (!task.init_text.empty()) out["tasks"].back()["init_text"] = task.init_text;
+  }
+}
+
+Json adapter_of(const Adapter& a, Extent extent = Extent::told) {
   Json out{{"type", name_of(a.type)}};
-  if (a.type == AdapterType::lora)
-    out.update({{"rank", a.rank}, {"alpha", a.alpha}, {"use_rslora", a.rslora}, {"dropout", a.dropout}});
-  out["targets"] = a.targets;
+  const bool whole = extent == Extent::whole;
+  const LoraKeys& lora = a.lora;
+  if (whole || a.type == AdapterType::lora)
+    out.update(
+        {{"rank", lora.rank}, {"alpha", lora.alpha}, {"use_rslora", lora.rslora}, {"dropout", lora.dropout}});
+  if (whole || a.has_prompt()) put_prompt(out, a, extent);
+  if (whole || !a.has_prompt()) out["targets"] = a.targets;
   out["base_dtype"] = a.int8_base ? "int8" : "compute";
   out["init_from"] = a.init_from;
   return out;
 }
 
-Json training_of(const Training& t) {
+Json training_of(const Training& t, Extent extent) {
   constexpr const char* recompute[] = {"none", "selective", "full"};
   Json out{{"steps", t.steps},
            {"seed", t.seed},
@@ -255,7 +276,7 @@ Json training_of(const Training& t) {
            {"split_masters", t.split_masters},
            {"moments_dtype", sherd::name_of(t.moments_dtype)},
            {"log_interval", t.log_interval}};
-  if (t.adapter.type != AdapterType::none) out["adapter"] = adapter_of(t.adapter);
+  if (t.adapter.type != AdapterType::none) out["adapter"] = adapter_of(t.adapter, extent);
   return out;
 }
 
@@ -295,12 +316,13 @@ void put_run(Json& out, const Config& config, Extent extent) {
 
 Json data_of(const Data& data) {
   Json out;
-  if (data.sources.size() == 1)
+  if (data.sources.size() == 1 && data.sources[0].task.empty())
     out["path"] = data.sources[0].path;
   else
     for (const DataSource& source : data.sources) {
       out["sources"].push_back({{"path", source.path}});
       if (source.weight > 0) out["sources"].back()["weight"] = source.weight;
+      if (!source.task.empty()) out["sources"].back()["task"] = source.task;
     }
   out["split"] = data.split, out["tokenizer"] = data.tokenizer;
   out["seed"] = data.seed, out["shuffle"] = data.shuffle;
@@ -308,11 +330,11 @@ Json data_of(const Data& data) {
   return out;
 }
 
-void put_sherd(Json& out, const Config& config) {
+void put_sherd(Json& out, const Config& config, Extent extent) {
   constexpr const char* devices[] = {"auto", "cpu", "cuda"};
   if (config.model) out["model"] = model_of(*config.model);
   if (config.data) out["data"] = data_of(*config.data);
-  out["training"] = training_of(config.training);
+  out["training"] = training_of(config.training, extent);
   out["parallel"] = parallel_of(config.parallel);
   out["device"] = {{"type", devices[static_cast<std::size_t>(config.device.type)]},
                    {"threads_per_rank", config.device.threads_per_rank},
@@ -340,7 +362,7 @@ Json tree_of(const Config& config, Extent extent = Extent::told) {
                                 std::pair{"nvme_checkpointing", config.training.nvme_checkpointing}})
     if (all || on) out["activation_checkpointing"][key] = on;
   put_run(out, config, extent);
-  put_sherd(out, config);
+  put_sherd(out, config, extent);
   return out;
 }
 

@@ -122,6 +122,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides, Context
     check_schedule(config.parallel, Value{tree, "", context});
     check_moe(config, Value{tree, "", context});
     check_packing(config, Value{tree, "", context});
+    check_prompt(config, Value{tree, "", context});
     check_tiers(config, Value{tree, "", context});
     note_precision(config, given, context);
     note_idle_keys(config, given, context);

@@ -12,14 +12,32 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 /// What no number of the adapter depends on.
-constexpr std::array idle_keys{"auto_mapping",      "base_model_name_or_path",
-                               "inference_mode",    "revision",
-                               "task_type",         "peft_version",
-                               "fan_in_fan_out",    "megatron_core",
-                               "init_lora_weights", "init_ia3_weights",
-                               "runtime_config",    "base_model_class",
-                               "parent_library",    "ensure_weight_tying",
-                               "qalora_group_size"};
+constexpr std::array idle_keys{"auto_mapping",
+                               "base_model_name_or_path",
+                               "inference_mode",
+                               "revision",
+                               "task_type",
+                               "peft_version",
+                               "fan_in_fan_out",
+                               "megatron_core",
+                               "init_lora_weights",
+                               "init_ia3_weights",
+                               "runtime_config",
+                               "base_model_class",
+                               "parent_library",
+                               "ensure_weight_tying",
+                               "qalora_group_size",
+                               "token_dim",
+                               "num_attention_heads",
+                               "num_layers",
+                               "prompt_tuning_init",
+                               "tokenizer_kwargs",
+                               "prompt_tuning_init_text",
+                               "encoder_dropout",
+                               "tokenizer_name_or_path",
+                               "encoder_num_layers",
+                               "encoder_hidden_size",
+                               "encoder_reparameterization_type"};
 
 /// Says that a feature is off, as all of PEFT's do that are.
 bool is_off(const Node& node) {
@@ -45,20 +63,24 @@ std::vector<std::string> names_in(const Value& value) {
 }
 
 void read_peft_key(Adapter& adapter, const std::string& name, const Value& value) {
-  const bool lora = adapter.type == AdapterType::lora;
+  const bool lora = adapter.type == AdapterType::lora, prompt = adapter.has_prompt();
   if (name == "peft_type") return;
-  if (name == "target_modules")
+  if (name == "num_virtual_tokens" && prompt)
+    adapter.prompt.virtual_tokens = value.integer(1, most_virtual_tokens);
+  else if (name == "num_transformer_submodules" && prompt)
+    value.integer(1, 1);
+  else if (name == "target_modules" && !prompt)
     adapter.targets = names_in(value);
-  else if (name == "feedforward_modules" && !lora)
+  else if (name == "feedforward_modules" && adapter.type == AdapterType::ia3)
     return;  // checked against the tensors' shapes
   else if (name == "r" && lora)
-    adapter.rank = value.integer(1, most_adapter_rank);
+    adapter.lora.rank = value.integer(1, most_adapter_rank);
   else if (name == "lora_alpha" && lora)
-    adapter.alpha = value.real(0, infinity, true);
+    adapter.lora.alpha = value.real(0, infinity, true);
   else if (name == "lora_dropout" && lora)
-    adapter.dropout = value.real(0, 0.999);
+    adapter.lora.dropout = value.real(0, 0.999);
   else if (name == "use_rslora" && lora)
-    adapter.rslora = value.boolean();
+    adapter.lora.rslora = value.boolean();
   else if (std::find(idle_keys.begin(), idle_keys.end(), name) == idle_keys.end() && !is_off(value.node))
     value.error(value.node.brief(), " would change what the adapter computes, and Sherd does not have it");
 }
@@ -74,12 +96,16 @@ Adapter from_peft(std::string_view text, const std::string& name) {
   Adapter adapter;
   if (type && type->is_text("LORA")) adapter.type = AdapterType::lora;
   if (type && type->is_text("IA3")) adapter.type = AdapterType::ia3;
+  if (type && (type->is_text("PROMPT_TUNING") || type->is_text("P_TUNING")))
+    adapter.type = AdapterType::prompt_tuning, adapter.prompt.virtual_tokens = 0;
   if (adapter.type == AdapterType::none)
     fail(ErrorKind::config, name, ": peft_type is ", type ? type->brief() : "missing",
-         ": Sherd has LORA and IA3");
+         ": Sherd has LORA, IA3, PROMPT_TUNING and P_TUNING");
   for (const auto& [key, node] : tree.members)
     context.attempt([&] { read_peft_key(adapter, key, {node, key, context}); });
   context.raise();
+  if (adapter.has_prompt() && adapter.prompt.virtual_tokens == 0)
+    fail(ErrorKind::config, name, ": num_virtual_tokens is missing: the file does not describe a prompt");
   return adapter;
 }
 
@@ -94,15 +120,35 @@ std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targ
            {"modules_to_save", nullptr},
            {"fan_in_fan_out", transposed}};
   if (lora)
-    out.update({{"r", adapter.rank},
-                {"lora_alpha", adapter.alpha},
-                {"lora_dropout", adapter.dropout},
-                {"use_rslora", adapter.rslora},
+    out.update({{"r", adapter.lora.rank},
+                {"lora_alpha", adapter.lora.alpha},
+                {"lora_dropout", adapter.lora.dropout},
+                {"use_rslora", adapter.lora.rslora},
                 {"use_dora", false},
                 {"bias", "none"},
                 {"init_lora_weights", true}});
   else
     out.update({{"feedforward_modules", feedforward}, {"init_ia3_weights", true}});
+  return out.dump(2) + "\n";
+}
+
+std::string to_peft(const Adapter& adapter, const PromptedModel& model) {
+  const bool encoded = adapter.type == AdapterType::p_tuning;
+  Json out{{"peft_type", encoded ? "P_TUNING" : "PROMPT_TUNING"},
+           {"task_type", "CAUSAL_LM"},
+           {"base_model_name_or_path", model.base.empty() ? Json(nullptr) : Json(model.base)},
+           {"inference_mode", true},
+           {"num_virtual_tokens", adapter.prompt.virtual_tokens},
+           {"token_dim", model.hidden},
+           {"num_transformer_submodules", 1},
+           {"num_attention_heads", model.heads},
+           {"num_layers", model.layers}};
+  const std::int64_t hidden = adapter.prompt.encoder_hidden_size;
+  if (encoded)
+    out.update({{"encoder_reparameterization_type", "MLP"},
+                {"encoder_hidden_size", hidden > 0 ? hidden : model.hidden}});
+  else
+    out["prompt_tuning_init"] = "RANDOM";
   return out.dump(2) + "\n";
 }
 

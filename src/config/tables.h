@@ -25,6 +25,14 @@ Key<Config> data_key();                 // data_keys.cpp
 /// Throws where documents are to be kept apart on ranks that hold parts of sequences.
 void check_packing(const Config& config, const Value& file);
 Key<Training> adapter_key();  // adapter_keys.cpp
+/// Keys of training.adapter that prompts have, and whether adapters of that type have one of these.
+/// prompt_keys.cpp
+std::vector<Key<PromptKeys>> prompt_keys();
+bool has_prompt_key(AdapterType type, const std::string& key);
+/// What follows from the keys of a prompt that were given; throws where they contradict each other.
+void finish_prompt(Adapter& adapter, const Given& given, const Value& section);
+/// Throws where a prompt does not fit the model, or tasks do not fit the data.
+void check_prompt(const Config& config, const Value& file);
 /// Keys of section training that are arguments of transformers' Trainer. trainer_keys.cpp
 std::vector<Key<Training>> trainer_keys();
 /// Takes these out of a file and writes what they say into the sections of DeepSpeed's that say the same, and

@@ -48,8 +48,9 @@ DocumentSamples::DocumentSamples(std::shared_ptr<const IndexedDataset> dataset, 
     : dataset_(std::move(dataset)), range_(range), options_(options), padding_(padding) {
   require(range.begin >= 0 && range.begin <= range.end && range.end <= dataset_->sequences(), "sequences ",
           range.begin, " to ", range.end, " of ", dataset_->sequences());
-  if (options.seq_length < 1)
-    fail(ErrorKind::config, "the sequence length must be at least 1, not ", options.seq_length);
+  if (room() < 1)
+    fail(ErrorKind::config, "the sequence length must be at least 1, not ", options.seq_length,
+         options.prompt.count > 0 ? cat(" with ", options.prompt.count, " virtual tokens") : "");
   find_pieces();
   if (pieces_.empty())
     fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(),
@@ -59,16 +60,15 @@ DocumentSamples::DocumentSamples(std::shared_ptr<const IndexedDataset> dataset, 
 }
 
 std::int64_t DocumentSamples::places_of(const Piece& piece) const {
-  const std::int64_t left =
-      dataset_->length(range_.begin + piece.sequence) - 1 - piece.chunk * options_.seq_length;
-  return std::min(left, options_.seq_length);
+  const std::int64_t left = dataset_->length(range_.begin + piece.sequence) - 1 - piece.chunk * room();
+  return options_.prompt.count + std::min(left, room());
 }
 
 void DocumentSamples::find_pieces() {
   for (std::int64_t i = range_.begin; i < range_.end; ++i) {
     const std::int64_t length = dataset_->length(i);
     tokens_ += length;
-    for (std::int64_t chunk = 0; chunk * options_.seq_length < length - 1; ++chunk)
+    for (std::int64_t chunk = 0; chunk * room() < length - 1; ++chunk)
       pieces_.push_back({static_cast<std::uint32_t>(i - range_.begin), static_cast<std::uint32_t>(chunk)});
   }
   require(pieces_.size() < std::numeric_limits<std::uint32_t>::max() &&
@@ -140,7 +140,7 @@ std::shared_ptr<const DocumentSamples::Round> DocumentSamples::make_round(std::i
   return out;
 }
 
-/// Calls visit(sequence, offset, places) for the pieces of a row, in order.
+/// Calls visit(sequence, offset, tokens) for the pieces of a row, in order: how many tokens are read.
 template <class Visit>
 void DocumentSamples::for_each_piece(std::int64_t position, Visit&& visit) const {
   require(position >= 0, "sample position ", position);
@@ -148,7 +148,7 @@ void DocumentSamples::for_each_piece(std::int64_t position, Visit&& visit) const
   const std::uint32_t row = at->rows[static_cast<std::size_t>(position % samples_per_round())];
   for (std::uint32_t i = starts_[row]; i < starts_[row + 1]; ++i) {
     const Piece& piece = pieces_[at->pieces[ranks_[i]]];
-    visit(range_.begin + piece.sequence, piece.chunk * options_.seq_length, places_of(piece));
+    visit(range_.begin + piece.sequence, piece.chunk * room(), places_of(piece) - options_.prompt.count);
   }
 }
 
@@ -160,25 +160,24 @@ void DocumentSamples::load(std::int64_t position, Row& row) const {
   std::vector<std::int32_t> ids;
   std::vector<std::uint8_t> mask;
   std::size_t begin = 0;
-  for_each_piece(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t places) {
-    ids.resize(static_cast<std::size_t>(places) + 1);
+  for_each_piece(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t read) {
+    ids.resize(static_cast<std::size_t>(read) + 1);
     dataset_->read(sequence, offset, ids);
     if (options_.vocab_size > 0) dataset_->check_ids(ids, sequence, offset, options_.vocab_size);
     mask.assign(ids.size(), 1);
     if (dataset_->has_mask()) dataset_->read_mask(sequence, offset, mask);
-    for (std::size_t i = 0; i + 1 < ids.size(); ++i) {
-      row.tokens[begin + i] = ids[i];
-      row.labels[begin + i] = mask[i + 1] != 0 ? ids[i + 1] : no_label;
-    }
-    begin += ids.size() - 1;
+    const auto places = static_cast<std::size_t>(options_.prompt.count + read);
+    write_text(options_.prompt, ids, mask, std::span(row.tokens).subspan(begin, places),
+               std::span(row.labels).subspan(begin, places));
+    begin += places;
     row.ends.push_back(static_cast<std::int32_t>(begin));
   });
   if (begin < length) row.ends.push_back(static_cast<std::int32_t>(length));
 }
 
 void DocumentSamples::will_need(std::int64_t position) const {
-  for_each_piece(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t places) {
-    dataset_->will_need(sequence, offset, places + 1);
+  for_each_piece(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t read) {
+    dataset_->will_need(sequence, offset, read + 1);
   });
 }
 

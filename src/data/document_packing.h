@@ -16,6 +16,8 @@ namespace sherd::data {
 /// Improve Language Modeling"); every round puts other documents of the same lengths into the places, and
 /// takes the rows in another order. Here a document is a sequence of the dataset.
 ///
+/// With virtual tokens each piece stands behind its own, which take places of the row.
+///
 /// Held in memory: 12 bytes per document, and as many more per round in use.
 class DocumentSamples final : public Samples {
  public:
@@ -44,6 +46,9 @@ class DocumentSamples final : public Samples {
     std::vector<std::uint32_t> pieces;  // by rank of length: which piece
     std::vector<std::uint32_t> rows;    // by place in the round: which row of the packing
   };
+  /// Tokens of text that a row has room for.
+  std::int64_t room() const { return options_.seq_length - options_.prompt.count; }
+  /// Places of a row, those of virtual tokens included.
   std::int64_t places_of(const Piece& piece) const;
   void find_pieces();
   void pack();

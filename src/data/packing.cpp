@@ -43,8 +43,10 @@ PackedSamples::PackedSamples(std::shared_ptr<const IndexedDataset> dataset, Sequ
     : dataset_(std::move(dataset)), range_(range), options_(options) {
   require(range.begin >= 0 && range.begin <= range.end && range.end <= dataset_->sequences(), "sequences ",
           range.begin, " to ", range.end, " of ", dataset_->sequences());
-  const std::int64_t s = options.seq_length;
-  if (s < 1) fail(ErrorKind::config, "the sequence length must be at least 1, not ", s);
+  const std::int64_t s = options_.seq_length = options.seq_length - options.prompt.count;
+  if (s < 1)
+    fail(ErrorKind::config, "the sequence length must be at least 1, not ", options.seq_length,
+         options.prompt.count > 0 ? cat(" with ", options.prompt.count, " virtual tokens") : "");
   for (std::int64_t i = range.begin; i < range.end; ++i) tokens_ += dataset_->length(i);
   if (tokens_ < s + 1)
     fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(), "' has ", counted(tokens_, "token"),
@@ -130,17 +132,15 @@ void PackedSamples::read(std::int64_t position, std::span<std::int32_t> out) con
 }
 
 void PackedSamples::load(std::int64_t position, Row& row) const {
-  const auto length = static_cast<std::size_t>(options_.seq_length);
-  row.tokens.resize(length + 1);
-  read(position, row.tokens);
-  row.labels.assign(row.tokens.begin() + 1, row.tokens.end());
-  row.tokens.resize(length);
+  const auto text = static_cast<std::size_t>(options_.seq_length),
+             places = static_cast<std::size_t>(seq_length());
+  std::vector<std::int32_t> ids(text + 1);
+  std::vector<std::uint8_t> targets(ids.size(), 1);
+  read(position, ids);
+  if (dataset_->has_mask()) read_mask(position, targets);
+  row.tokens.resize(places), row.labels.resize(places);
+  write_text(options_.prompt, ids, targets, row.tokens, row.labels);
   row.ends.clear();
-  if (!dataset_->has_mask()) return;
-  std::vector<std::uint8_t> mask(length + 1);
-  read_mask(position, mask);
-  for (std::size_t i = 0; i < length; ++i)
-    if (mask[i + 1] == 0) row.labels[i] = no_label;
 }
 
 /// For each of the tokens that read() gives, whether it is a target: 1, else 0.

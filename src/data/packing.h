@@ -26,14 +26,15 @@ struct SequenceRange {
 std::vector<SequenceRange> split_sequences(std::int64_t sequences, std::span<const double> fractions);
 
 struct PackingOptions {
-  std::int64_t seq_length = 0;
-  std::uint64_t seed = 1234;  ///< its low 32 bits seed the shuffles
-  bool shuffle = true;        ///< else documents and samples keep the dataset's order
+  std::int64_t seq_length = 0;  ///< places of a sample, those of `prompt` included
+  std::uint64_t seed = 1234;    ///< its low 32 bits seed the shuffles
+  bool shuffle = true;          ///< else documents and samples keep the dataset's order
   /// How many samples a run will take, if known: as many epochs as that needs are then shuffled together, as
   /// Megatron does, and the last of them apart when less than 80 % of it is needed. 0: every epoch is
   /// shuffled by itself.
   std::int64_t total_samples = 0;
   std::int64_t vocab_size = 0;  ///< ids are checked against it when a sample is read; 0: they are not
+  VirtualTokens prompt = {};    ///< in front of each sample, or of each document where they are kept apart
 };
 
 /// The last two rounds of an endless order that were asked for: ranks that share it are at most a round
@@ -64,7 +65,7 @@ class RecentRounds {
 /// round of T tokens has (T-1)/s samples. They are taken in a second shuffled order. Position p is a pure
 /// function of dataset, options and p: round p / n, place p mod n; round r is seeded with seed + r. Follows
 /// Megatron Core's GPTDataset; no sample index is stored, only the two orders (4 bytes per sequence and per
-/// sample) and a running sum per 64 sequences.
+/// sample) and a running sum per 64 sequences. With virtual tokens s is what they leave of seq_length.
 class PackedSamples final : public Samples {
  public:
   /// Throws Error{data} when the range has too few tokens for one sample, Error{config} for a bad seq_length.
@@ -73,7 +74,7 @@ class PackedSamples final : public Samples {
                 std::string what = "dataset");
   ~PackedSamples() override;
 
-  std::int64_t seq_length() const override { return options_.seq_length; }
+  std::int64_t seq_length() const override { return options_.seq_length + options_.prompt.count; }
   /// Tokens in the range: one epoch.
   std::int64_t tokens() const override { return tokens_; }
   /// Epochs shuffled together: 1 unless total_samples asks for more.
@@ -82,7 +83,7 @@ class PackedSamples final : public Samples {
 
   bool keeps_documents_apart() const override { return false; }
   void load(std::int64_t position, Row& row) const override;
-  /// Writes the seq_length + 1 tokens of the sample at `position` ≥ 0, and throws, as load() does.
+  /// Writes the s + 1 tokens of text of the sample at `position` ≥ 0, and throws, as load() does.
   void read(std::int64_t position, std::span<std::int32_t> out) const;
   void will_need(std::int64_t position) const override;
 
@@ -102,7 +103,7 @@ class PackedSamples final : public Samples {
 
   std::shared_ptr<const IndexedDataset> dataset_;
   SequenceRange range_;
-  PackingOptions options_;
+  PackingOptions options_;  ///< whose seq_length is that of the text
   std::int64_t tokens_ = 0, epochs_ = 1, samples_ = 0;
   bool last_epoch_apart_ = false;
   RecentRounds<Round> rounds_;

@@ -1,12 +1,25 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace sherd::data {
 
 /// What stands in labels for a token that is no target of the loss (PyTorch's ignore_index).
 inline constexpr std::int32_t no_label = -100;
+
+/// What stands in front of each text: ids [first, first + count), which no text has.
+struct VirtualTokens {
+  std::int64_t first = 0, count = 0;
+};
+
+/// Writes a text as a model reads it: the virtual tokens, then all tokens of `ids` but the last, each with
+/// the token after it as its label, or no_label where that is no target; the first token of the text is the
+/// label of the last virtual one. targets: as many as ids. tokens, labels: count + ids.size() - 1 elements.
+void write_text(const VirtualTokens& prompt, std::span<const std::int32_t> ids,
+                std::span<const std::uint8_t> targets, std::span<std::int32_t> tokens,
+                std::span<std::int32_t> labels);
 
 /// A sample as a model takes it.
 struct Row {

@@ -90,9 +90,21 @@ data::PackingOptions packing_of(const config::Config& config, const TokenData& d
   return packing;
 }
 
+/// The virtual tokens in front of the texts of a source.
+data::VirtualTokens prompt_of(const config::Config& config, const TokenData& data,
+                              const config::DataSource& source) {
+  const config::Adapter& adapter = config.training.adapter;
+  if (!adapter.has_prompt()) return {};
+  const std::int64_t task = std::max<std::int64_t>(0, adapter.prompt.find(source.task));
+  return {
+      config::first_virtual_id(adapter.prompt, data.vocab_size, config.model->pad_vocab_to_multiple_of, task),
+      adapter.prompt.virtual_tokens};
+}
+
 /// One part of every dataset, by weight where they are several; null where none has that part.
-std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config::Data& section,
-                                             std::size_t part, const data::PackingOptions& packing) {
+std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config::Config& config,
+                                             std::size_t part, data::PackingOptions packing) {
+  const config::Data& section = *config.data;
   static constexpr std::array names{"training split", "validation split"};
   std::vector<std::shared_ptr<const data::Samples>> parts;
   std::vector<double> weights;
@@ -100,6 +112,7 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
     const data::SequenceRange range =
         data::split_sequences(data.datasets[i]->sequences(), section.split)[part];
     if (range.size() == 0 && part > 0) continue;
+    packing.prompt = prompt_of(config, data, section.sources[i]);
     try {
       if (section.packing == config::Packing::documents) {
         const auto documents = std::make_shared<data::DocumentSamples>(
@@ -157,9 +170,9 @@ std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
   out->tokenizer_model = tokenizer_model(out->tokenizer);
   data::PackingOptions packing = packing_of(config, *out);
   packing.shuffle = config.data->shuffle;
-  out->train = part_of(*out, *config.data, 0, packing);
+  out->train = part_of(*out, config, 0, packing);
   packing.shuffle = false;
-  out->validation = part_of(*out, *config.data, 1, packing);
+  out->validation = part_of(*out, config, 1, packing);
   return out;
 }
 

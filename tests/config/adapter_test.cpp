@@ -28,10 +28,10 @@ TEST(AdapterKeys, PeftsNamesAndDefaults) {
                 "target_modules": ["q_proj", "v_proj"], "use_rslora": true})")
                             .training.adapter;
   EXPECT_EQ(own, pefts);
-  EXPECT_DOUBLE_EQ(own.scale(), 16);
+  EXPECT_DOUBLE_EQ(own.lora.scale(), 16);
   const Adapter plain = parse(R"({"type": "lora"})").training.adapter;
-  EXPECT_EQ(plain.rank, 8);
-  EXPECT_DOUBLE_EQ(plain.scale(), 1);
+  EXPECT_EQ(plain.lora.rank, 8);
+  EXPECT_DOUBLE_EQ(plain.lora.scale(), 1);
   EXPECT_EQ(parse(R"({"type": "lora", "targets": "all-linear"})").training.adapter.targets,
             std::vector<std::string>{"all-linear"});
   EXPECT_EQ(parse_text("{}").training.adapter.type, AdapterType::none);
@@ -75,8 +75,8 @@ TEST(AdapterKeys, InitFromBringsTheSection) {
                              R"({"training": {"adapter": {"init_from": "adapters/a", "alpha": 2}}})");
   const Adapter got = parse_files({(folder / "a.json").string()}, {}, nullptr, sections).training.adapter;
   EXPECT_EQ(got.type, AdapterType::lora);
-  EXPECT_EQ(got.rank, 16);
-  EXPECT_EQ(got.alpha, 2);
+  EXPECT_EQ(got.lora.rank, 16);
+  EXPECT_EQ(got.lora.alpha, 2);
   EXPECT_EQ(got.init_from, "adapters/a");
 }
 
@@ -102,7 +102,7 @@ TEST(PeftConfig, RefusesWhatWouldComputeSomethingElse) {
   };
   EXPECT_EQ(read(R"(, "use_dora": false, "rank_pattern": {}, "modules_to_save": null, "bias": "none",
                    "something_new": null, "megatron_core": "megatron.core", "init_lora_weights": true)")
-                .rank,
+                .lora.rank,
             4);
   for (const char* key :
        {R"("use_dora": true)", R"("rank_pattern": {"q": 3})", R"("bias": "all")",

@@ -12,6 +12,13 @@ inline const char* const llama3 =
     "num_heads": 4, "rope_scaling": {"rope_type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4,
     "original_max_position_embeddings": 16}}})";
 
+inline const char* const adapted =
+    R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4},
+    "training": {"adapter": {"type": "lora"}}})";
+inline const char* const prompted =
+    R"({"model": {"seq_length": 64, "hidden_size": 96, "num_layers": 2, "num_heads": 4},
+    "training": {"adapter": {"type": "prompt_tuning"}}})";
+
 /// A valid file in which the key's section is present, so that setting the key is the only difference.
 inline std::string base_for(const std::string& path) {
   static const std::vector<std::pair<std::string, std::string>> bases = {
@@ -50,9 +57,17 @@ inline std::string base_for(const std::string& path) {
        R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4, "position": "rotary"}})"},
       {"parallel.virtual_stages", R"({"parallel": {"schedule": "interleaved"}})"},
       {"training.adapter.type", R"({"training": {"steps": 100}})"},
+      {"training.adapter.encoder_hidden_size",
+       R"({"model": {"seq_length": 64, "hidden_size": 96, "num_layers": 2, "num_heads": 4},
+           "training": {"adapter": {"type": "p_tuning"}}})"},
+      {"training.adapter.encoder_reparameterization_type",
+       R"({"training": {"adapter": {"type": "p_tuning"}}})"},
+      {"training.adapter.virtual_tokens", prompted},
+      {"training.adapter.init_from", adapted},
+      {"training.adapter.init", prompted},
+      {"training.adapter.tasks", prompted},
       {"training.adapter",
-       R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4},
-           "training": {"adapter": {"type": "lora"}}})"},
+       adapted},
       {"training.keep_best", R"({"training": {"eval_interval": 50, "save_dir": "runs/a"}})"},
       {"training.patience", R"({"training": {"eval_interval": 50}})"},
       {"data.sources", R"({"data": {"sources": [{"path": "corpus/a"}]}})"},

@@ -41,6 +41,7 @@ std::vector<Text> adapter_texts() {
        "than "
        "half of bf16's bytes wherever they lie ([more](adapters.md#an-int8-base)). A checkpoint goes on with "
        "the value that it was saved with"},
+      {"load_in_8bit", "bitsandbytes' name of a base in 8 bits"},
       {"init_from",
        "folder of an adapter to go on from: PEFT's (adapter_config.json and adapter_model.safetensors), or "
        "checkpoints of a run with an adapter. It brings this section, over which the file's own keys are "

@@ -21,7 +21,8 @@
 
 namespace sherd::engine {
 
-Checkpoints::Checkpoints(Engine& engine) : engine_(engine) {}
+Checkpoints::Checkpoints(Engine& engine)
+    : engine_(engine), frozen_(*engine.dist_, engine.sharded(), engine.device()) {}
 Checkpoints::~Checkpoints() = default;
 
 void Checkpoints::set_training_data(const data::Loader& loader, std::shared_ptr<const TokenData> tokens) {
@@ -163,7 +164,9 @@ void Checkpoints::save(const std::string& directory, const SaveOptions& options)
   act.save_id = begin_save(base, act.tag, std::move(failed));
   act.partial = partial_folder(base, act.tag, act.save_id);
   const std::filesystem::path partial = act.partial;
+  place_ = base / act.tag;
   try {
+    frozen_.put(partial, act.save_id);
     if (!options.async || !take_snapshot(act)) return save_now(std::move(act));
     saving_ = std::make_unique<BackgroundSave>(std::move(act), engine_.config_.parallel.timeout_seconds);
   } catch (...) {
@@ -182,19 +185,21 @@ void Checkpoints::prepare(SaveAct& act) {
   act.files = files_;
   act.manifest = describe(act.options.client);
   act.manifest.save_id = act.save_id;
+  frozen_.describe(act.manifest);
   act.manifest.to_json();  // strings that it cannot hold are an error now, not behind the next step
 }
 
 void Checkpoints::save_now(SaveAct act) {
   const auto sums = gather_results(*engine_.dist_, "checkpoint checksums", [&] {
     prepare(act);
-    act.file.tensors = live_tensors(engine_.sharded(), engine_.device());
+    act.file.tensors = live_tensors(engine_.sharded(), engine_.device(), FilePart::trained);
     return write_rank_file(act.rank_path(), act.file, act.save_id);
   });
   gather_results(*engine_.dist_, "checkpoint published", [&] {
     if (act.rank == 0) act.publish(sums);
     return true;
   });
+  frozen_.keep(place_);
 }
 
 /// Takes the states for writing them later. False where a rank has no memory for that.
@@ -259,6 +264,7 @@ bool Checkpoints::agree(const char* label) {
   }
   if (all[0].progress != BackgroundSave::Progress::whole) return false;
   saving_.reset();
+  frozen_.keep(place_);
   return true;
 }
 

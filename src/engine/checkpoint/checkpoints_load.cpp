@@ -2,6 +2,7 @@
 #include "engine/checkpoint/checkpoints.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -172,6 +173,7 @@ void Checkpoints::load_weights(nn::WeightSource& source) {
     return true;
   });
   engine_.update_->poison("loading weights has ended half-way");
+  frozen_.forget();
   gather_results(*engine_.dist_, "weights read", [&] {
     read_weights(source, engine_.sharded(), engine_.device());
     return true;
@@ -198,13 +200,15 @@ ClientState Checkpoints::load(const std::string& directory, const std::string& t
     return true;
   });
   engine_.update_->poison(cat("loading ", reader.folder().string(), " has ended half-way"));
-  gather_results(*engine_.dist_, "checkpoint read", [&] {
+  frozen_.forget();
+  const auto found = gather_results(*engine_.dist_, "checkpoint read", [&] {
     read_states(reader, engine_.sharded(), Kinds::all, engine_.device());
     engine_.optimizer_->norms().restore(reader.learned());
     keep_tokenizer(reader, tokens_);
     if (engine_.dist_->rank() == 0 && !files_) files_ = files_in(reader);
-    return true;
+    return frozen_.find_in(reader);
   });
+  if (std::ranges::all_of(found, std::identity())) frozen_.keep(reader.folder());
   publish_all(engine_.sharded());
   restore_counters(reader);
   for (const std::string& line : restore_step_states(*engine_.model_, reader.manifest().step_states))

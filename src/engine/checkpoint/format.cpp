@@ -71,9 +71,21 @@ PieceRecord read_record(const std::string& text, bool sliced, const Shape& shape
 
 }  // namespace
 
-std::string rank_file(int rank) {
+namespace {
+
+std::string of_rank(int rank, const char* ending) {
   const std::string digits = std::to_string(rank);
-  return "rank_" + std::string(5 - std::min<std::size_t>(5, digits.size()), '0') + digits + ".safetensors";
+  return "rank_" + std::string(5 - std::min<std::size_t>(5, digits.size()), '0') + digits + ending;
+}
+
+}  // namespace
+
+std::string rank_file(int rank) {
+  return of_rank(rank, ".safetensors");
+}
+
+std::string frozen_file(int rank) {
+  return of_rank(rank, ".frozen.safetensors");
 }
 
 std::string PieceRecord::to_json() const {

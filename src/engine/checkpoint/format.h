@@ -21,13 +21,17 @@ using tensor::SafetensorsWriter;
 //   DIR/latest                      the tag to resume from; moved last
 //   DIR/TAG/manifest.json           counters, schedule, caller's strings, configuration, size and CRC-32C of
 //                                   each file; at its end the CRC-32C of all before
-//   DIR/TAG/rank_RRRRR.safetensors  what rank R owns of every tensor
+//   DIR/TAG/rank_RRRRR.safetensors  what rank R owns of every tensor that training changes
+//   DIR/TAG/rank_RRRRR.frozen.safetensors
+//                                   what it owns of those that training leaves as they are; no file: nothing
 //   DIR/TAG/tokenizer.model         the SentencePiece model of the training data, where it has one, or
 //   DIR/TAG/tokenizer.json          that of its tokenizer
 //   DIR/.sherd.lock                 while a run saves there (engine/checkpoint/save_folder.h)
 //
 // One act of saving writes its own random "save" into the manifest and the metadata of all files, so that
-// files of different ones are not taken for one checkpoint.
+// files of different ones are not taken for one checkpoint. Frozen files bear the manifest's "frozen": the id
+// of the first act with what they hold. Those after it have hard links to the same files, or files of the
+// same bytes (engine/checkpoint/frozen_files.h).
 //
 // A tensor of a rank's file is called KIND.PARAMETER: "fp32.NAME" for the master weights of parameter NAME,
 // likewise each of the optimizer's moments ("exp_avg.NAME", …), and "frozen.NAME" for parameters that do not
@@ -39,12 +43,15 @@ using tensor::SafetensorsWriter;
 // A frozen parameter that a run keeps in 8 bits is a tensor of bytes: the blocks of its elements, from the
 // first of a block of the slice on (tensor/int8_blocks.h). No other has this type.
 //
-// Formats before (the manifest's "format"): sherd-checkpoint-3 has no 8 bits; in sherd-checkpoint-2 the
-// metadata entry is a number alone, the first element, and all slices are whole; sherd-checkpoint-1 has
-// neither checksum of the manifest nor "save".
+// Formats before (the manifest's "format"): in sherd-checkpoint-4 frozen tensors are in the ranks' other
+// files; sherd-checkpoint-3 has no 8 bits; in sherd-checkpoint-2 the metadata entry is a number alone, the
+// first element, and all slices are whole; sherd-checkpoint-1 has neither checksum of the manifest nor
+// "save".
 
 /// Name in the folder of a checkpoint: "rank_00007.safetensors".
 std::string rank_file(int rank);
+/// "rank_00007.frozen.safetensors".
+std::string frozen_file(int rank);
 
 /// Key in the metadata of a rank's file of the act of saving.
 inline constexpr const char* save_id_key = "sherd.save";
@@ -55,7 +62,7 @@ inline constexpr const char* learned_prefix = "sherd.learned.";
 
 /// The formats that a manifest can name, after this; the newest is written.
 inline constexpr std::string_view format_prefix = "sherd-checkpoint-";
-inline constexpr int newest_format = 4, first_sealed_format = 2, first_sliced_format = 3;
+inline constexpr int newest_format = 5, first_sealed_format = 2, first_sliced_format = 3;
 
 /// Which elements of a parameter a tensor of a file holds: local elements [elements.begin, elements.end) of
 /// `slice`.

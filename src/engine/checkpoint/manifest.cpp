@@ -153,7 +153,7 @@ void read_files(const json& root, Manifest& out) {
   }
   for (int rank = 0; rank < out.world_size; ++rank)
     if (!out.files.contains(rank_file(rank))) fail(ErrorKind::data, "it names no file of rank ", rank);
-  if (out.files.contains(rank_file(out.world_size)))
+  if (out.files.contains(rank_file(out.world_size)) || out.files.contains(frozen_file(out.world_size)))
     fail(ErrorKind::data, "it names files of more than its ", out.world_size, " ranks");
 }
 
@@ -208,6 +208,7 @@ Manifest parse(const std::string& text) {
   if (!sealed && (root.contains("crc32c") || root.contains("save") || root.contains("data")))
     fail(ErrorKind::data, "its format was changed or damaged after it was written");
   if (sealed) out.save_id = text_of(root, "save");
+  if (root.contains("frozen")) out.frozen_id = text_of(root, "frozen");
   out.compute_dtype = text_of(root, "compute_dtype");
   out.scheduler = text_of(root, "scheduler");
   out.loss_scaler = text_of(root, "loss_scaler");
@@ -247,6 +248,7 @@ std::string Manifest::to_json() const {
   nlohmann::ordered_json root;
   root["format"] = cat(format_prefix, newest_format);
   root["save"] = save_id;
+  if (!frozen_id.empty()) root["frozen"] = frozen_id;
   root["world_size"] = world_size;
   root["grid"] = grid;
   root["compute_dtype"] = compute_dtype;

@@ -89,7 +89,7 @@ void require_no_checkpoints(const fs::path& folder, const std::string& advice) {
 
 struct CheckpointReader::Content {
   explicit Content(fs::path at);
-  void add(SafetensorsFile file);
+  void add(SafetensorsFile file, const std::string& save_id);
   std::string advice_on_dtype(const std::string& kind, bool in_8_bits) const;
   std::string advice_on_missing(const std::string& kind, const std::string& parameter) const;
 
@@ -103,12 +103,16 @@ struct CheckpointReader::Content {
 CheckpointReader::Content::Content(fs::path at) : folder(std::move(at)) {
   const auto path = folder / "manifest.json";
   manifest = Manifest::from_json(read_text(path, "is this a checkpoint's folder?"), path);
-  for (int rank = 0; rank < manifest.world_size; ++rank) add(SafetensorsFile(folder / rank_file(rank)));
+  for (int rank = 0; rank < manifest.world_size; ++rank) {
+    add(SafetensorsFile(folder / rank_file(rank)), manifest.save_id);
+    if (const std::string frozen = frozen_file(rank); manifest.files.contains(frozen))
+      add(SafetensorsFile(folder / frozen), manifest.frozen_id);
+  }
 }
 
-void CheckpointReader::Content::add(SafetensorsFile file) {
+void CheckpointReader::Content::add(SafetensorsFile file, const std::string& save_id) {
   const auto id = file.metadata().find(save_id_key);
-  if ((id == file.metadata().end() ? "" : id->second) != manifest.save_id)
+  if ((id == file.metadata().end() ? "" : id->second) != save_id)
     fail(ErrorKind::data, "'", file.path().string(), "' and the manifest beside it were not saved together: ",
          "resume from another checkpoint by naming its tag");
   for (const SafetensorsEntry& entry : file.entries()) {
@@ -187,7 +191,10 @@ void CheckpointReader::verify(const std::string& file) const {
 }
 
 void CheckpointReader::verify_share(int rank, int ranks) const {
-  for (int file = rank; file < manifest().world_size; file += ranks) verify(rank_file(file));
+  for (int of = rank; of < manifest().world_size; of += ranks) {
+    verify(rank_file(of));
+    if (const std::string frozen = frozen_file(of); manifest().files.contains(frozen)) verify(frozen);
+  }
 }
 
 void CheckpointReader::require_state(const std::string& kind, const std::string& parameter,

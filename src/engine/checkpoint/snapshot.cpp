@@ -13,6 +13,8 @@ using tensor::Tensor;
 
 namespace {
 
+constexpr FilePart changing = FilePart::trained;
+
 /// Calls visit(first, count) over `all` elements, most_at_once at a time.
 template <class Visit>
 void in_parts(std::int64_t all, const Visit& visit) {
@@ -39,11 +41,12 @@ struct Buffers {
 
 FrozenMemory count(const sharding::ShardedModel& model) {
   FrozenMemory counting;
-  for_each_tensor(model, [&](const FileTensor& tensor, const SavedState& state, const Piece& piece) {
-    in_parts(tensor.count, [&](std::int64_t done, std::int64_t elements) {
-      state.freeze(state.in_file(piece.flat_begin) + done, elements, counting);
-    });
-  });
+  for_each_tensor(model, changing,
+                  [&](const FileTensor& tensor, const SavedState& state, const Piece& piece) {
+                    in_parts(tensor.count, [&](std::int64_t done, std::int64_t elements) {
+                      state.freeze(state.in_file(piece.flat_begin) + done, elements, counting);
+                    });
+                  });
   return counting;
 }
 
@@ -72,7 +75,7 @@ std::vector<FileTensor> Snapshots::take() {
   const Buffers buffers{counted.most_read(), counted.bytes()};
   FrozenMemory memory(memory_);
   std::vector<FileTensor> out;
-  for_each_tensor(model_, [&](FileTensor tensor, const SavedState& state, const Piece& piece) {
+  for_each_tensor(model_, changing, [&](FileTensor tensor, const SavedState& state, const Piece& piece) {
     auto parts = std::make_shared<std::vector<Frozen>>();  // std::function copies what it holds
     in_parts(tensor.count, [&](std::int64_t done, std::int64_t elements) {
       parts->push_back(state.freeze(state.in_file(piece.flat_begin) + done, elements, memory));

@@ -9,10 +9,10 @@
 
 namespace sherd::engine {
 
-/// The states that a rank writes as they are at one moment, for a thread that writes them while training goes
-/// on: a copy in the host tier; of states on NVMe only the promise that updates do not overwrite what has not
-/// been read (offload::DeferredRead). The memory is kept from one snapshot to the next, as an allocator would
-/// keep it anyway. Made and taken on the rank's thread.
+/// What training changes of a rank's states, as it is at one moment, for a thread that writes it while
+/// training goes on: a copy in the host tier; of states on NVMe only the promise that updates do not
+/// overwrite what has not been read (offload::DeferredRead). The memory is kept from one snapshot to the
+/// next, as an allocator would keep it anyway. Made and taken on the rank's thread.
 class Snapshots {
  public:
   /// Both must outlive it, and what it takes.

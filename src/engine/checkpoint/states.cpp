@@ -42,9 +42,6 @@ SavedState frozen_state(Segment& segment) {
           [&buffer](std::int64_t at, const Tensor& to) { buffer.read(at, to).wait(); },
           [&segment, &buffer, int8](std::int64_t at, const Tensor& from) {
             int8 ? segment.write_values(at, from) : buffer.write(at, from).wait();
-          },
-          [&segment, &buffer](std::int64_t at, std::int64_t count, sharding::FrozenMemory& memory) {
-            return sharding::Frozen::of(segment.device(), buffer, at, count, memory);
           }};
 }
 

@@ -22,7 +22,8 @@ struct SavedState {
   std::function<void(std::int64_t, const tensor::Tensor&)> read;
   /// Sets elements from a flat element on; of blocks, values in fp32, of whole ones but at a parameter's end.
   std::function<void(std::int64_t, const tensor::Tensor&)> write;
-  /// What `read` gives now of so much from a place on, to be read later.
+  /// What `read` gives now of so much from a place on, to be read later. Null where training does not change
+  /// it.
   std::function<sharding::Frozen(std::int64_t, std::int64_t, sharding::FrozenMemory&)> freeze;
   optim::Held held = optim::Held::by_all;
   int replica = 0, replicas = 1;  ///< which of how many this rank belongs to

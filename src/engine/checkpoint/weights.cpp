@@ -151,7 +151,9 @@ void copy_checkpoint(const CheckpointReader& reader, const fs::path& directory, 
                      int ranks, bool weights_only, device::Device& device) {
   Manifest manifest = reader.manifest();
   const int saved_ranks = manifest.world_size;
-  for (int rank = 0; rank < saved_ranks; ++rank) manifest.files.erase(rank_file(rank));
+  for (int rank = 0; rank < saved_ranks; ++rank)
+    manifest.files.erase(rank_file(rank)), manifest.files.erase(frozen_file(rank));
+  manifest.frozen_id.clear();
   const std::map<std::string, FileChecksum> extra = manifest.files;
   manifest.world_size = ranks;
   manifest.grid = {{"data", ranks}};
@@ -164,16 +166,21 @@ void copy_checkpoint(const CheckpointReader& reader, const fs::path& directory, 
         if (!weights_only)
           for (const auto& [parameter, text] : reader.learned()) metadata[learned_prefix + parameter] = text;
         for (int rank = 0; rank < ranks; ++rank) {
-          std::vector<TensorPart> parts;
+          std::vector<TensorPart> parts, frozen;
           for (const CheckpointTensor& t : reader.tensors()) {
             if (weights_only && t.kind != "fp32" && t.kind != "frozen") continue;
             const tensor::Slice slice = whole_of(made.shapes.at(t.parameter));
             const std::int64_t n = slice.numel(), block = t.dtype == DType::u8 ? tensor::int8_block : 1,
                                blocks = (n + block - 1) / block;
             const auto until = [&](int of) { return std::min(n, blocks * of / ranks * block); };
-            parts.push_back({t.kind, t.parameter, t.dtype, {slice, {until(rank), until(rank + 1)}}});
+            (t.kind == "frozen" ? frozen : parts)
+                .push_back({t.kind, t.parameter, t.dtype, {slice, {until(rank), until(rank + 1)}}});
           }
           made.files[rank_file(rank)] = write_parts(partial / rank_file(rank), metadata, parts, read, device);
+          if (frozen.empty()) continue;
+          made.frozen_id = made.save_id;
+          made.files[frozen_file(rank)] =
+              write_parts(partial / frozen_file(rank), {{save_id_key, made.save_id}}, frozen, read, device);
         }
         for (const auto& [name, checksum] : extra) {
           reader.verify(name);

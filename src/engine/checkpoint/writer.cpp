@@ -11,11 +11,12 @@ namespace sherd::engine {
 using sharding::Piece;
 using tensor::Tensor;
 
-void for_each_tensor(const sharding::ShardedModel& model,
+void for_each_tensor(const sharding::ShardedModel& model, FilePart part,
                      const std::function<void(FileTensor, const SavedState&, const Piece&)>& visit) {
   for_each_piece(
       model, Kinds::all, Extent::written,
       [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
+        if ((state.kind == "frozen") != (part == FilePart::frozen)) return;
         const std::string kind =
             state.held == optim::Held::by_each ? kind_of_replica(state.kind, state.replica) : state.kind;
         visit({cat(kind, ".", parameter.name),
@@ -27,9 +28,10 @@ void for_each_tensor(const sharding::ShardedModel& model,
       });
 }
 
-std::vector<FileTensor> live_tensors(const sharding::ShardedModel& model, device::Device& device) {
+std::vector<FileTensor> live_tensors(const sharding::ShardedModel& model, device::Device& device,
+                                     FilePart part) {
   std::vector<FileTensor> out;
-  for_each_tensor(model, [&](FileTensor tensor, const SavedState& state, const Piece& piece) {
+  for_each_tensor(model, part, [&](FileTensor tensor, const SavedState& state, const Piece& piece) {
     tensor.elements = [&device, read = state.read, dtype = state.dtype, count = tensor.count,
                        begin = state.in_file(piece.flat_begin)](const FileTensor::Put& put) {
       in_chunks(device, dtype, count, [&](std::int64_t done, const Tensor& elements) {

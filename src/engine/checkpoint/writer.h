@@ -26,22 +26,29 @@ struct FileTensor {
   std::function<void(const Put& put)> elements;  ///< gives all of them, once each, in any cut
 };
 
-/// What is in a rank's file.
+/// What is in one of a rank's files.
 struct RankFile {
   std::vector<FileTensor> tensors;
   /// What the optimizer has learned of whole parameters, by name (ParameterNorms::save()).
   std::map<std::string, std::string> learned;
 };
 
-/// Calls visit(tensor, state, piece) for each tensor that this rank writes, without its elements.
+/// Which of a rank's files is meant.
+enum class FilePart : std::uint8_t {
+  trained,  ///< rank_file()
+  frozen    ///< frozen_file()
+};
+
+/// Calls visit(tensor, state, piece) for each tensor that this rank writes there, without its elements.
 void for_each_tensor(
-    const sharding::ShardedModel& model,
+    const sharding::ShardedModel& model, FilePart part,
     const std::function<void(FileTensor, const SavedState& state, const sharding::Piece& piece)>& visit);
 
 /// The model's states as they are when they are written.
-std::vector<FileTensor> live_tensors(const sharding::ShardedModel& model, device::Device& device);
+std::vector<FileTensor> live_tensors(const sharding::ShardedModel& model, device::Device& device,
+                                     FilePart part);
 
-/// Writes the file for the act of saving `save_id`. `go_on` is called now and then, and may throw. Throws
+/// Writes the file of the act of saving `save_id`. `go_on` is called now and then, and may throw. Throws
 /// Error{io}, and what reading the elements throws.
 FileChecksum write_rank_file(const std::filesystem::path& path, const RankFile& file,
                              const std::string& save_id, const std::function<void()>& go_on = nullptr);

@@ -22,7 +22,7 @@ TEST(Manifest, ComesBackAsItWasWritten) {
   const Manifest written = sample_manifest();
   const Manifest read = Manifest::from_json(written.to_json(), "m");
   EXPECT_EQ(read.to_json(), written.to_json());
-  EXPECT_EQ(read.format, 3);
+  EXPECT_EQ(read.format, newest_format);
   EXPECT_EQ(read.grid, (std::map<std::string, std::int64_t>{{"data", 2}}));
   EXPECT_EQ(read.save_id, "0123456789abcdef");
   EXPECT_EQ(read.lr, std::vector<std::optional<double>>{0.003});
@@ -77,21 +77,28 @@ TEST(Manifest, NoByteCanChangeUnnoticed) {
   }
 }
 
+TEST(Manifest, SaysWhatItsFrozenFilesBear) {
+  Manifest written = sample_manifest();
+  EXPECT_EQ(written.to_json().find("frozen"), std::string::npos) << "none: as before there were any";
+  written.frozen_id = "fedcba9876543210";
+  written.files[frozen_file(1)] = {99, 3};
+  const Manifest read = Manifest::from_json(written.to_json(), "m");
+  EXPECT_EQ(read.frozen_id, written.frozen_id);
+  EXPECT_EQ(read.files.at("rank_00001.frozen.safetensors"), (FileChecksum{99, 3}));
+  written.files[frozen_file(2)] = {99, 3};
+  expect_bad(written.to_json(), "files of more than its 2 ranks");
+}
+
 TEST(Manifest, ANewOneWithoutItsChecksumIsRefused) {
   const std::string good = sample_manifest().to_json();
   const std::string body = good.substr(0, good.rfind(",\n \"crc32c\""));
   expect_bad(body + "\n}\n", "its checksum is missing");
-  std::string renamed = good;
-  renamed.replace(renamed.find("checkpoint-3"), 12, "checkpoint-1");
-  expect_bad(renamed, "its format was changed");
-  renamed = good;
-  renamed.replace(renamed.find("checkpoint-3"), 12, "checkpoint-2");
-  expect_bad(renamed, "its checksum does not match");
-  renamed = body + "\n}\n";
-  renamed.replace(renamed.find("checkpoint-3"), 12, "checkpoint-1");
-  expect_bad(renamed, "its format was changed");
-  renamed.replace(renamed.find("checkpoint-1"), 12, "checkpoint-4");
-  expect_bad(renamed, "this build reads sherd-checkpoint-1 to 3");
+  const std::string unsealed = body + "\n}\n";
+  expect_bad(in_format(good, newest_format, 1), "its format was changed");
+  expect_bad(in_format(good, newest_format, 2), "its checksum does not match");
+  expect_bad(in_format(unsealed, newest_format, 1), "its format was changed");
+  expect_bad(in_format(unsealed, newest_format, newest_format + 1),
+             cat("this build reads sherd-checkpoint-1 to ", newest_format));
 }
 
 TEST(Manifest, ThoseOfOlderFormatsAreReadAndTheirValuesHeldToTheirRanges) {

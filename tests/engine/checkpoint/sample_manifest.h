@@ -9,8 +9,8 @@
 #include "engine/checkpoint.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
-#include "tensor/safetensors.h"
 #include "support/temp_folder.h"
+#include "tensor/safetensors.h"
 
 namespace sherd::engine {
 
@@ -43,6 +43,12 @@ inline std::string sealed(std::string text) {
   return cat(text, key, crc32c(text.data(), text.size()), "\n}\n");
 }
 
+/// The same text, of another format.
+inline std::string in_format(std::string text, int from, int to) {
+  const std::string name = cat(format_prefix, from);
+  return text.replace(text.find(name), name.size(), cat(format_prefix, to));
+}
+
 /// Without what stands between the keys `from` and `to`, the second of which stays.
 inline std::string without(std::string text, const std::string& from, const std::string& to) {
   const std::size_t at = text.find(cat("\"", from, "\""));
@@ -51,8 +57,7 @@ inline std::string without(std::string text, const std::string& from, const std:
 
 /// As versions without slices wrote it.
 inline std::string manifest_of_format_2(const Manifest& manifest = sample_manifest()) {
-  std::string text = without(manifest.to_json(), "grid", "compute_dtype");
-  return sealed(text.replace(text.find("checkpoint-3"), 12, "checkpoint-2"));
+  return sealed(in_format(without(manifest.to_json(), "grid", "compute_dtype"), newest_format, 2));
 }
 
 /// As versions without checksum and save id wrote it.
@@ -60,7 +65,7 @@ inline std::string manifest_of_format_1(const Manifest& manifest = sample_manife
   std::string text = without(without(manifest_of_format_2(manifest), "save", "world_size"), "data", "config");
   text.erase(text.rfind(",\n \"crc32c\""));
   text += "\n}\n";
-  return text.replace(text.find("checkpoint-2"), 12, "checkpoint-1");
+  return in_format(text, 2, 1);
 }
 
 /// Writes the files of ranks in a checkpoint's folder anew, as versions without slices did, in format 1

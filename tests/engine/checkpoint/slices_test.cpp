@@ -157,8 +157,9 @@ LogicalStates save(const fs::path& folder, const std::vector<Layout>& layouts, i
   on_all(layouts, ranks, stage, [&](Engine& engine, std::size_t i) {
     fill_moments(engine.sharded(), engine.device());
     const auto file = folder / engine::rank_file(static_cast<int>(i) * ranks + engine.dist().rank());
-    engine::write_rank_file(file, {engine::live_tensors(engine.sharded(), engine.device()), {}},
-                            manifest.save_id);
+    engine::write_rank_file(
+        file, {engine::live_tensors(engine.sharded(), engine.device(), engine::FilePart::trained), {}},
+        manifest.save_id);
     states.add(engine);
   });
   for (int rank = 0; rank < manifest.world_size; ++rank)
@@ -209,7 +210,7 @@ TEST(LogicalSlices, ReplicasWriteEachElementOnce) {
                                        {{*shard, replica.get()}, *kernels});
     fill_moments(model, *device);
     engine::write_rank_file(folder / engine::rank_file(dist->rank()),
-                            {engine::live_tensors(model, *device), {}}, "x");
+                            {engine::live_tensors(model, *device, engine::FilePart::trained), {}}, "x");
   });
   engine::Manifest manifest = engine::sample_manifest();
   manifest.shapes.clear(), manifest.files.clear();

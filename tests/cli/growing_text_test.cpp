@@ -66,12 +66,18 @@ TEST_F(Bytes, WhatMayBeAStopStringIsNotShown) {
   EXPECT_EQ(growing.take(), "<en!");
 }
 
+std::vector<std::string> texts(const std::vector<Prompt>& prompts) {
+  std::vector<std::string> texts;
+  for (const Prompt& prompt : prompts) texts.push_back(prompt.text);
+  return texts;
+}
+
 TEST(Prompts, ComeFromLinesAndFromJson) {
   const TempFolder folder;
   write_text(folder / "a.txt", "one\r\n\n two \nlast");
-  EXPECT_EQ(read_prompts(folder / "a.txt"), (std::vector<std::string>{"one", " two ", "last"}));
+  EXPECT_EQ(texts(read_prompts(folder / "a.txt")), (std::vector<std::string>{"one", " two ", "last"}));
   write_text(folder / "a.jsonl", "{\"prompt\": \"a\\nb\", \"id\": 1}\n\n{\"prompt\": \"\"}\n");
-  EXPECT_EQ(read_prompts(folder / "a.jsonl"), (std::vector<std::string>{"a\nb", ""}));
+  EXPECT_EQ(texts(read_prompts(folder / "a.jsonl")), (std::vector<std::string>{"a\nb", ""}));
   write_text(folder / "b.jsonl", "{\"prompt\": \"a\"}\n{\"text\": \"a\"}\n");
   testing::expect_error(ErrorKind::data, "b.jsonl:2", [&] { read_prompts(folder / "b.jsonl"); });
   write_text(folder / "c.jsonl", "{\"prompt\": 3}\n");
@@ -83,7 +89,7 @@ TEST(Prompts, ComeFromLinesAndFromJson) {
 
 TEST(Prompts, CompletionsAreWrittenInTheirOrder) {
   const TempFolder folder;
-  const std::vector<std::string> prompts{"a", "b\n", "c"};
+  const std::vector<Prompt> prompts{{"a", {}, ""}, {"b\n", {}, ""}, {"c", {}, ""}};
   CompletionsFile file(folder / "out.jsonl", prompts);
   file.add(2, {"3", 1, "length"});
   file.add(0, {"1\xff", 2, "stop"});

@@ -15,8 +15,11 @@ namespace {
 Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std::size_t number) {
   const std::string where = cat(path.string(), ":", number);
   const auto object = nlohmann::json::parse(line, nullptr, false);
-  if (object.is_object() && object.contains("messages"))
-    return {"", data::read_messages(line, path, static_cast<std::int64_t>(number)), where};
+  if (object.is_object() && object.contains("messages")) {
+    Prompt prompt{"", data::read_messages(line, path, static_cast<std::int64_t>(number)), where};
+    if (prompt.messages.empty()) fail(ErrorKind::data, where, " is a conversation without messages");
+    return prompt;
+  }
   const auto found = object.is_object() ? object.find("prompt") : object.end();
   if (!object.is_object() || found == object.end() || !found->is_string())
     fail(ErrorKind::data, where, " is no JSON object with a text \"prompt\" or a list \"messages\": '",

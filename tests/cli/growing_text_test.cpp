@@ -66,18 +66,21 @@ TEST_F(Bytes, WhatMayBeAStopStringIsNotShown) {
   EXPECT_EQ(growing.take(), "<en!");
 }
 
-std::vector<std::string> texts(const std::vector<Prompt>& prompts) {
-  std::vector<std::string> texts;
-  for (const Prompt& prompt : prompts) texts.push_back(prompt.text);
-  return texts;
+std::vector<std::string> texts_of(const std::filesystem::path& path) {
+  std::vector<std::string> out;
+  for (const Prompt& prompt : read_prompts(path)) {
+    EXPECT_TRUE(prompt.messages.empty());
+    out.push_back(prompt.text);
+  }
+  return out;
 }
 
 TEST(Prompts, ComeFromLinesAndFromJson) {
   const TempFolder folder;
   write_text(folder / "a.txt", "one\r\n\n two \nlast");
-  EXPECT_EQ(texts(read_prompts(folder / "a.txt")), (std::vector<std::string>{"one", " two ", "last"}));
+  EXPECT_EQ(texts_of(folder / "a.txt"), (std::vector<std::string>{"one", " two ", "last"}));
   write_text(folder / "a.jsonl", "{\"prompt\": \"a\\nb\", \"id\": 1}\n\n{\"prompt\": \"\"}\n");
-  EXPECT_EQ(texts(read_prompts(folder / "a.jsonl")), (std::vector<std::string>{"a\nb", ""}));
+  EXPECT_EQ(texts_of(folder / "a.jsonl"), (std::vector<std::string>{"a\nb", ""}));
   write_text(folder / "b.jsonl", "{\"prompt\": \"a\"}\n{\"text\": \"a\"}\n");
   testing::expect_error(ErrorKind::data, "b.jsonl:2", [&] { read_prompts(folder / "b.jsonl"); });
   write_text(folder / "c.jsonl", "{\"prompt\": 3}\n");
@@ -85,6 +88,54 @@ TEST(Prompts, ComeFromLinesAndFromJson) {
   write_text(folder / "empty.txt", "\n\n");
   testing::expect_error(ErrorKind::data, "no prompts", [&] { read_prompts(folder / "empty.txt"); });
   testing::expect_error(ErrorKind::io, "none.txt", [&] { read_prompts(folder / "none.txt"); });
+}
+
+TEST(Prompts, MayBeConversations) {
+  const TempFolder folder;
+  write_text(
+      folder / "a.jsonl",
+      R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u\n"}], "prompt": "p"}
+{"messages": [{"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "role": "user"}]}
+{"prompt": "p"}
+)");
+  const std::vector<Prompt> prompts = read_prompts(folder / "a.jsonl");
+  ASSERT_EQ(prompts.size(), 3u);
+  ASSERT_EQ(prompts[0].messages.size(), 2u);
+  EXPECT_EQ(prompts[0].messages[0].role, "system");
+  EXPECT_EQ(prompts[0].messages[1].content, "u\n");
+  EXPECT_TRUE(prompts[0].text.empty()) << "messages go before a prompt, as in training";
+  EXPECT_EQ(prompts[1].messages.at(0).content, "ab");
+  EXPECT_EQ(prompts[2].text, "p");
+  EXPECT_TRUE(prompts[1].place.ends_with("a.jsonl:2")) << prompts[1].place;
+  CompletionsFile file(folder / "out.jsonl", prompts);
+  file.add(0, {"x", 1, "stop"});
+  EXPECT_EQ(
+      read_text(folder / "out.jsonl"),
+      "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"u\\n\"}],"
+      "\"completion\":\"x\",\"tokens\":1,\"finish\":\"stop\"}\n");
+  for (const auto& [line, what] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"messages": "hi"})", "has no list 'messages'"},
+           {R"({"messages": [{"role": "user"}]})", "no string 'content'"},
+           {R"({"messages": [["user", "a"]]})", "no object with a string 'role'"}}) {
+    write_text(folder / "b.jsonl", "{\"prompt\": \"a\"}\n" + line + "\n");
+    testing::expect_error(ErrorKind::data, what, [&] { read_prompts(folder / "b.jsonl"); });
+    testing::expect_error(ErrorKind::data, "line 2", [&] { read_prompts(folder / "b.jsonl"); });
+  }
+}
+
+TEST_F(Bytes, WhatATemplateWritesBeforeAnAnswerIsTakenOff) {
+  const auto grow_without = [&](const std::string& drop, const std::string& more) {
+    GrowingText growing(*tokenizer_, tokenizer_->encode("p"), {}, drop);
+    std::string printed;
+    for (const std::int32_t id : tokenizer_->encode(more)) growing.add(id), printed += growing.take();
+    printed += growing.take(true);
+    EXPECT_EQ(printed, growing.text());
+    return printed;
+  };
+  EXPECT_EQ(grow_without(" ", " yes  no"), "yes  no");
+  EXPECT_EQ(grow_without(" ", "  yes"), " yes") << "once";
+  EXPECT_EQ(grow_without(" ", "yes no"), "yes no");
+  EXPECT_EQ(grow_without("", " yes"), " yes");
 }
 
 TEST(Prompts, CompletionsAreWrittenInTheirOrder) {

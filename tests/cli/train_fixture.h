@@ -65,11 +65,12 @@ class Train : public ::testing::Test {
   std::string prefix() const { return (folder_ / "data").string(); }
   std::string config() const { return (folder_ / "c.json").string(); }
 
-  /// Runs a shell command line with a limit of two minutes; 124 when it took longer.
-  Outcome shell(const std::string& command) const {
+  /// Runs a shell command line, which reads the file `input`, with a limit of two minutes; 124 when it took
+  /// longer.
+  Outcome shell(const std::string& command, const std::string& input = "/dev/null") const {
     const std::string out = (folder_ / "out").string(), err = (folder_ / "err").string();
     const int status = std::system(cat("XDG_CACHE_HOME=", folder_.path().string(), " timeout 120 ", command,
-                                       " >", out, " 2>", err, " </dev/null")
+                                       " >", out, " 2>", err, " <", input)
                                        .c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_text(out), read_text(err)};
   }
@@ -79,7 +80,9 @@ class Train : public ::testing::Test {
     for (const std::string& argument : arguments) line += " '" + argument + "'";
     return line;
   }
-  Outcome sherd(const std::vector<std::string>& arguments) const { return shell(joined(arguments)); }
+  Outcome sherd(const std::vector<std::string>& arguments, const std::string& input = "/dev/null") const {
+    return shell(joined(arguments), input);
+  }
   /// Under mpirun; each rank's exit code ends up on stderr as "exit code N" (with --enable-recovery, without
   /// which the first rank to fail has the others killed before they can speak, mpirun itself always returns
   /// 0).

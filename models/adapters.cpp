@@ -126,6 +126,10 @@ bool is_adapter(const std::string& parameter) {
   return parameter.find(marker) != std::string::npos;
 }
 
+std::string adapter_stem(AdapterType type) {
+  return type == AdapterType::bottleneck ? "adapter" : "adapter_model";
+}
+
 std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::ParameterPtr>& all) {
   std::vector<nn::ParameterPtr> out;
   std::copy_if(all.begin(), all.end(), std::back_inserter(out),
@@ -152,6 +156,18 @@ AdapterOptions adapter_options(const config::Adapter& adapter, const GptOptions&
     out.virtual_tokens = prompt.virtual_tokens, out.prompts = prompt.prompts();
     if (adapter.type == AdapterType::p_tuning)
       out.encoder_hidden = prompt.encoder_hidden_size > 0 ? prompt.encoder_hidden_size : options.hidden;
+    return out;
+  }
+  if (adapter.type == AdapterType::bottleneck) {
+    const config::BottleneckKeys& keys = adapter.bottleneck;
+    out.bottleneck = {.width = options.hidden,
+                      .size = keys.width(options.hidden),
+                      .non_linearity = keys.non_linearity,
+                      .scale = keys.scale,
+                      .attention = keys.attention,
+                      .mlp = keys.mlp,
+                      .of_sum = keys.of_sum};
+    out.name = keys.name;
     return out;
   }
   out.rank = adapter.lora.rank, out.scale = adapter.lora.scale();
@@ -183,6 +199,12 @@ std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptOptions& options,
       std::move(layer), parallel::LoraOptions{adapter.rank, adapter.scale, adapter.dropout}, layout);
 }
 
+std::shared_ptr<parallel::Bottlenecks> make_bottlenecks(const GptOptions& options,
+                                                        const parallel::Layout& layout) {
+  if (options.adapter.type != AdapterType::bottleneck) return nullptr;
+  return std::make_shared<parallel::Bottlenecks>(options.adapter.bottleneck, layout);
+}
+
 std::shared_ptr<parallel::Prompts> make_prompts(const GptOptions& options, const parallel::Layout& layout) {
   const AdapterOptions& adapter = options.adapter;
   if (adapter.virtual_tokens == 0) return nullptr;
@@ -199,6 +221,21 @@ PublishedParameter published_prompt(const GptOptions& options, const std::string
   return {.tensors = {{"prompt_embeddings", {rows, options.hidden}}},
           .rows = {{0, rows, 0, 0}},
           .columns = options.hidden};
+}
+
+PublishedParameter published_bottleneck(const GptOptions& options, const std::string& block,
+                                        const std::string& parameter) {
+  const std::size_t end = parameter.find('_'), dot = parameter.find('.');
+  require(end < dot && dot != std::string::npos, "no parameter of an adapter is called '", parameter, "'");
+  const std::string part = parameter.substr(0, end), way = parameter.substr(end + 1, dot - end - 1),
+                    kind = parameter.substr(dot + 1);
+  const bool goes_down = way == "down";
+  const parallel::BottleneckOptions& o = options.adapter.bottleneck;
+  const std::int64_t rows = goes_down ? o.size : o.width, columns = goes_down ? o.width : o.size;
+  const std::string name = cat(block, part == "mlp" ? "output" : part, "_adapters.adapters.",
+                               options.adapter.name, goes_down ? ".adapter_down.0." : ".adapter_up.", kind);
+  if (kind == "bias") return {.tensors = {{name, {rows}}}, .rows = {{0, rows, 0, 0}}};
+  return {.tensors = {{name, {rows, columns}}}, .rows = {{0, rows, 0, 0}}, .columns = columns};
 }
 
 namespace {
@@ -251,6 +288,9 @@ PublishedParameter published_adapter(const AdapterOptions& options, const Publis
 }
 
 std::string peft_config(const config::Adapter& adapter, const GptOptions& options, const std::string& base) {
+  if (adapter.type == AdapterType::bottleneck)
+    return config::to_adapter_hub(adapter, options.hidden,
+                                  std::string(config::name_of(options.adapter.family)), base);
   if (adapter.has_prompt())
     return config::to_peft(adapter, {options.hidden, options.layers, options.heads, base});
   const HuggingFaceLayout layout(options, options.adapter.family);

@@ -7,6 +7,7 @@
 #include "models/hugging_face.h"
 #include "nn/weight_source.h"
 #include "sharding/parallel/adapters.h"
+#include "sharding/parallel/bottleneck.h"
 #include "sharding/parallel/prompts.h"
 
 // Adapters of Gpt's layers, by the modules as which these are published: a weight that packs several gets
@@ -15,6 +16,9 @@ namespace sherd::models {
 
 /// Whether a parameter of Gpt is an adapter's: "blocks.0.attention.qkv.adapter.lora_A".
 bool is_adapter(const std::string& parameter);
+
+/// The stem of the files' names in which adapters of a type are published: PEFT's, or AdapterHub's.
+std::string adapter_stem(config::AdapterType type);
 
 /// What the adapter trains, and what stays as it is, of a model's parameters.
 std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::ParameterPtr>& all);
@@ -33,12 +37,21 @@ std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptOptions& options,
                                                       const parallel::Layout& layout,
                                                       std::vector<std::int64_t> blocks = {});
 
+/// The networks in a block; null where it has none.
+std::shared_ptr<parallel::Bottlenecks> make_bottlenecks(const GptOptions& options,
+                                                        const parallel::Layout& layout);
+
 /// The prompts of the model's embeddings; null where it has none.
 std::shared_ptr<parallel::Prompts> make_prompts(const GptOptions& options, const parallel::Layout& layout);
 
 /// Where PEFT has a parameter of prompts, "prompt". Throws Error{usage} for another kind: of p-tuning's
 /// network PEFT keeps nothing.
 PublishedParameter published_prompt(const GptOptions& options, const std::string& kind);
+
+/// Where AdapterHub has a parameter of the networks in a block, "mlp_down.weight"; `block`: the block's own
+/// prefix, "model.layers.0.".
+PublishedParameter published_bottleneck(const GptOptions& options, const std::string& block,
+                                        const std::string& parameter);
 
 /// Where PEFT has an adapter's parameter `kind` ("lora_A", "lora_B", "ia3") of a layer with the published
 /// weight `weight`; `of_inputs`: IA³ multiplies what goes in. Throws Error{usage} for another kind.

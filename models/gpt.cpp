@@ -88,7 +88,8 @@ Gpt::Gpt(const GptOptions& options, const parallel::Layout& layout)
   if (o.adapter.type == config::AdapterType::none) return;
   freeze();
   for_each([](nn::Module& module) {
-    if (dynamic_cast<parallel::LinearAdapter*>(&module) || dynamic_cast<parallel::Prompts*>(&module))
+    if (dynamic_cast<parallel::LinearAdapter*>(&module) || dynamic_cast<parallel::Prompts*>(&module) ||
+        dynamic_cast<parallel::Bottlenecks*>(&module))
       for (const nn::ParameterPtr& parameter : module.parameters()) parameter->trainable = true;
   });
   if (o.adapter.int8_base)  // tables, the head and routers stay as they are, as with bitsandbytes

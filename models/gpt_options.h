@@ -7,6 +7,7 @@
 #include "autograd/tape.h"
 #include "config/adapter.h"
 #include "config/model.h"
+#include "sharding/parallel/bottleneck.h"
 #include "sharding/parallel/moe.h"
 
 namespace sherd::models {
@@ -56,6 +57,8 @@ struct AdapterOptions {
   std::int64_t virtual_tokens = 0;  ///< of each prompt; 0: there is none
   std::int64_t prompts = 1;
   std::int64_t encoder_hidden = 0;                     ///< of p-tuning's network
+  parallel::BottleneckOptions bottleneck;              ///< of the networks in blocks
+  std::string name;                                    ///< of these, in files
   config::ModelType family = config::ModelType::gpt2;  ///< as which the model is published
   bool int8_base = false;  ///< weights of the blocks' linear layers that stay as they are are kept in 8 bits
 };

@@ -113,10 +113,14 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_mlp(const std::string& a
   return std::nullopt;
 }
 
+std::string HuggingFaceLayout::at_block(const std::string& block) const {
+  return cat(gpt2_ ? "transformer.h." : "model.layers.", block, ".");
+}
+
 PublishedParameter HuggingFaceLayout::of_block(const std::string& parameter, const std::string& layer,
                                                const std::string& part, const std::string& kind) const {
   const GptOptions& o = options_;
-  const std::string at = (gpt2_ ? "transformer.h." : "model.layers.") + layer + ".";
+  const std::string at = at_block(layer);
   const auto named = [&](const char* gpt2_name, const char* llama_name) {
     return at + (gpt2_ ? gpt2_name : llama_name) + "." + kind;
   };
@@ -141,6 +145,9 @@ PublishedParameter HuggingFaceLayout::published(const std::string& parameter) co
   if (const std::size_t at = parameter.find(".adapter."); at != std::string::npos) {
     const std::string layer = parameter.substr(0, at);
     if (layer == "tokens") return published_prompt(o, parameter.substr(at + 9));
+    const std::size_t block = std::strlen("blocks.");
+    if (layer.find('.', block) == std::string::npos)
+      return published_bottleneck(o, at_block(layer.substr(block)), parameter.substr(at + 9));
     return published_adapter(o.adapter, published(layer + ".weight"), parameter.substr(at + 9),
                              layer.ends_with("mlp.down"));
   }

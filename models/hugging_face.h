@@ -43,13 +43,15 @@ class HuggingFaceLayout {
 
   config::ModelType family() const { return family_; }
   bool tied() const { return options_.tied_embeddings; }
-  /// Of an adapter's parameters: where they are in PEFT's files. Throws Error{usage} for a name that Gpt does
-  /// not have.
+  /// Of an adapter's parameters: where they are in PEFT's files, or AdapterHub's. Throws Error{usage} for a
+  /// name that Gpt does not have.
   PublishedParameter published(const std::string& parameter) const;
   /// What published files may lack in front of all names but the head's: "transformer." or "model.".
   const char* prefix() const { return gpt2_ ? "transformer." : "model."; }
 
  private:
+  /// What stands in front of names in a block.
+  std::string at_block(const std::string& block) const;
   PublishedParameter of_block(const std::string& parameter, const std::string& layer, const std::string& part,
                               const std::string& kind) const;
   PublishedParameter of_qkv(const std::string& at, const std::string& kind) const;

@@ -186,12 +186,22 @@ TransformerBlock::TransformerBlock(const GptOptions& o, std::int64_t index, cons
   else
     mlp_ = add("mlp", dense_part(o, layout));
   mlp_dropout_ = add("mlp_dropout", std::make_shared<nn::Dropout>(o.hidden_dropout));
+  if (auto adapter = make_bottlenecks(o, layout)) adapter_ = add("adapter", std::move(adapter));
+}
+
+Var TransformerBlock::joined(Tape& tape, parallel::Bottlenecks::Part part, const Var& x, const Var& y,
+                             nn::Dropout& dropout) {
+  const tensor::Slice elements = layout_.stream_slice(x.shape());
+  if (!adapter_ || !adapter_->has(part)) return dropout.add_to(tape, y, x, elements);
+  const Var given = dropout.apply(tape, y, elements);
+  return adapter_->add_to(tape, part, autograd::add(x, given), given);
 }
 
 Var TransformerBlock::forward(Tape& tape, const Var& x) {
-  const tensor::Slice elements = layout_.stream_slice(x.shape());
-  Var middle = attention_dropout_->add_to(tape, (*attention_)(tape, (*norm_1_)(tape, x)), x, elements);
-  return mlp_dropout_->add_to(tape, (*mlp_)(tape, (*norm_2_)(tape, middle)), middle, elements);
+  using Part = parallel::Bottlenecks::Part;
+  const Var middle =
+      joined(tape, Part::attention, x, (*attention_)(tape, (*norm_1_)(tape, x)), *attention_dropout_);
+  return joined(tape, Part::mlp, middle, (*mlp_)(tape, (*norm_2_)(tape, middle)), *mlp_dropout_);
 }
 
 }  // namespace sherd::models

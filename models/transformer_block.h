@@ -3,6 +3,7 @@
 #include "models/gpt_options.h"
 #include "nn/layers.h"
 #include "sharding/parallel/attention.h"
+#include "sharding/parallel/bottleneck.h"
 #include "sharding/parallel/linear.h"
 #include "sharding/parallel/moe.h"
 
@@ -67,8 +68,8 @@ class ExpertsAndShared : public parallel::Moe {
 };
 
 /// One pre-norm decoder block: x + attention(norm(x)), then x + mlp(norm(x)). Parts: "norm_1", "attention",
-/// "attention_dropout", "norm_2", "mlp", "mlp_dropout". x and the result: this rank's part of the stream
-/// [batch, seq, hidden] (parallel::Layout).
+/// "attention_dropout", "norm_2", "mlp", "mlp_dropout", and "adapter", bottlenecks behind these. x and the
+/// result: this rank's part of the stream [batch, seq, hidden] (parallel::Layout).
 class TransformerBlock : public nn::Layer {
  public:
   /// `index`: which of the model's blocks, as some may have experts; `pooled`: as GptOptions::moe().
@@ -79,11 +80,15 @@ class TransformerBlock : public nn::Layer {
   Var forward(Tape& tape, const Var& x) override;
 
  private:
+  /// x plus what a part made of it, and what an adapter makes of that.
+  Var joined(Tape& tape, parallel::Bottlenecks::Part part, const Var& x, const Var& y, nn::Dropout& dropout);
+
   parallel::Layout layout_;
   std::shared_ptr<nn::Layer> norm_1_, norm_2_;
   std::shared_ptr<SelfAttention> attention_;
   std::shared_ptr<nn::Layer> mlp_;
   std::shared_ptr<nn::Dropout> attention_dropout_, mlp_dropout_;
+  std::shared_ptr<parallel::Bottlenecks> adapter_;  ///< null: none
 };
 
 /// The norm that `options` asks for, of the stream.

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Trains adapters of tiny models with `sherd train`, exports them, and has PEFT load them: the logits of PEFT's model
 against those of the model into which `sherd export` merged the adapter, and what both continue a text with against
-`sherd generate`. Then trains on from PEFT's own files. A prompt is merged into nothing: the texts alone are compared,
-of several tasks each one's.
+`sherd generate`. Then trains on from PEFT's own files. A prompt is merged into nothing: texts, and the probability of
+one, are compared, of several tasks each one's.
 
 Needs torch, transformers and peft.
 Usage: check_peft.py [--sherd build/sherd] [CASE...]
@@ -18,7 +18,8 @@ import peft
 import torch
 import transformers
 
-ROOT = pathlib.Path(__file__).parent.parent
+from adapter_checks import PROMPT, ROOT, continued, run, says_the_same, scores
+
 SIZES = dict(vocab_size=257, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
 LLAMA = dict(SIZES, intermediate_size=96, num_key_value_heads=2)
 GPT2 = transformers.GPT2Config(vocab_size=257, n_embd=48, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0, embd_pdrop=0,
@@ -48,22 +49,6 @@ PROMPTS = {
     "llama_tasks": (transformers.LlamaConfig(**LLAMA), {"type": "p_tuning", "virtual_tokens": 4, "tasks": TASKS,
                                                         "encoder_hidden_size": 32}, []),
 }
-PROMPT = "Sherd shards "
-
-
-def run(sherd, *arguments):
-    done = subprocess.run([sherd, *map(str, arguments)], capture_output=True)
-    if done.returncode != 0:
-        sys.exit(f"sherd {' '.join(map(str, arguments))}\n{done.stderr.decode(errors='replace')}")
-    return done.stdout
-
-
-def continued(model, tokens):
-    ids = torch.tensor([list(PROMPT.encode())])
-    for _ in range(tokens):
-        logits = model(ids, use_cache=False).logits[0, -1]
-        ids = torch.cat([ids, logits.argmax().reshape(1, 1)], 1)
-    return bytes(i for i in ids[0].tolist() if i < 256)
 
 
 def train(sherd, config, adapter, extra, scratch):
@@ -95,6 +80,7 @@ def again(sherd, settings, adapter, scratch):
 def check_prompt(sherd, name, scratch):
     config, adapter, extra = PROMPTS[name]
     base, settings = train(sherd, config, adapter, extra, scratch)
+    plain = continued(base.eval(), 24)
     good = True
     for task in [t["name"] for t in adapter.get("tasks", [])] or [None]:
         which = ["--task", task] if task else []
@@ -102,18 +88,16 @@ def check_prompt(sherd, name, scratch):
         run(sherd, "export", scratch / "run", "--output", folder, "--adapter", *which)
         ours = peft.PeftModel.from_pretrained(
             transformers.AutoModelForCausalLM.from_pretrained(scratch / "base"), folder).eval()
-        with torch.no_grad():
-            text, plain = continued(ours, 24), continued(base.eval(), 24)
-        generate = ["generate", "--prompt", PROMPT, "--temperature", "0", "--max-tokens", "24", "--checkpoint"]
-        said = run(sherd, *generate, scratch / "run", *which)
-        said, text = said.strip(), text.strip()
-        same = text.startswith(said) and len(text) - len(said) < 4  # a character's first bytes are not printed
-        good &= same and text != plain.strip()
-        print(f"{name} {task or ''}: {'the same text' if same else (said, text)}, {'moved' if text != plain.strip() else 'STILL'}")
+        same, moved = says_the_same(sherd, ours, scratch / "run", *which), continued(ours, 24) != plain
+        found, wanted = scores(sherd, ours, scratch / "run", scratch, *which)
+        good &= same and moved and abs(found - wanted) < 1e-3
+        print(f"{name} {task or ''}: {'the same text' if same else 'OTHER text'}, {'moved' if moved else 'STILL'}, "
+              f"log likelihood {found:.6f} for {wanted:.6f}")
     # `again` takes the files that PEFT would write, without tasks.
     if "tasks" not in adapter:
         again(sherd, settings, folder, scratch)
-    merged = subprocess.run([sherd, "export", str(scratch / "run"), "--output", str(scratch / "x")], capture_output=True)
+    merged = subprocess.run([sherd, "export", str(scratch / "run"), "--output", str(scratch / "x")],
+                            capture_output=True)
     good &= merged.returncode == 1 and b"no part of the weights" in merged.stderr
     print(f"{name}: {'ok' if good else 'WRONG'}")
     return good

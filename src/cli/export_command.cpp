@@ -136,7 +136,7 @@ struct Exported {
   std::int64_t prompt = 0;  ///< which one of several
 };
 
-/// The adapter alone, as PEFT keeps it. Returns the number of files of weights.
+/// The adapter alone, as it is published. Returns the number of files of weights.
 std::size_t write_adapter(const Exported& what, const fs::path& folder, device::Device& device) {
   const config::Adapter& adapter = what.config.training.adapter;
   if (adapter.type == config::AdapterType::none)
@@ -147,7 +147,7 @@ std::size_t write_adapter(const Exported& what, const fs::path& folder, device::
   engine::CheckpointWeights weights(what.reader, device);
   weights.check(model.parameters());
   models::ExportOptions files = what.files;
-  files.stem = "adapter_model";
+  files.stem = models::adapter_stem(adapter.type);
   write_file_atomically(folder / "adapter_config.json",
                         models::peft_config(adapter, what.options, what.config.training.init_from));
   const auto write = [&](const models::Gpt& of, nn::WeightSource& from) {
@@ -164,6 +164,11 @@ std::size_t write_adapter(const Exported& what, const fs::path& folder, device::
 
 /// Throws for an adapter that is no part of weights.
 void require_merges(const engine::CheckpointReader& reader, const config::Adapter& adapter) {
+  if (adapter.type == config::AdapterType::bottleneck)
+    fail(
+        ErrorKind::config, "checkpoint ", reader.folder().string(),
+        " is of a model with bottleneck adapters, whose non-linearity is no part of the weights: export them "
+        "with --adapter, beside the model that they were trained on");
   if (adapter.has_prompt())
     fail(ErrorKind::config, "checkpoint ", reader.folder().string(), " is of a model with a prompt (",
          config::name_of(adapter.type),
@@ -199,13 +204,14 @@ void export_command(const Arguments& arguments) {
   CommandLine line(
       "export",
       "Writes a checkpoint's model as Hugging Face's transformers reads it: config.json, safetensors, "
-      "tokenizer; or its adapter as PEFT reads it. Any layout's, a part at a time.",
+      "tokenizer; or its adapter as PEFT, or AdapterHub, reads it. Any layout's, a part at a time.",
       "CKPT --output HF_DIR [--tag TAG] [--adapter [--task NAME]] [--dtype bf16|fp16|fp32] [--max-shard-size "
       "5GB]");
   line.list("from", "CKPT", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("output", "HF_DIR", "folder to make; it must not be there, or be empty")
       .value("tag", "TAG", "this checkpoint of the folder instead of its latest")
-      .flag("adapter", "the run's adapter alone, as PEFT keeps it; else it is merged into the model")
+      .flag("adapter",
+            "the run's adapter alone, as PEFT or AdapterHub keeps it; else it is merged into the model")
       .value("task", "NAME", "with --adapter: this task's prompt, where training.adapter.tasks names several")
       .value(
           "dtype", "T",

@@ -118,8 +118,9 @@ std::vector<std::int32_t> prompt_of(const data::Tokenizer& tokenizer, const std:
 void add_inference_options(CommandLine& line) {
   line.value("checkpoint", "D", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("tag", "TAG", "of a run's checkpoints this one: global_stepN, best; not given: the latest")
-      .value("adapter", "DIR",
-             "with this adapter, of PEFT or of a run's checkpoints, in place of its own, if any")
+      .value(
+          "adapter", "DIR",
+          "with this adapter, of PEFT, of AdapterHub or of a run's checkpoints, in place of its own, if any")
       .value("task", "NAME", "with this task's prompt, where training.adapter.tasks names several")
       .value("device", "T", "auto, cpu or cuda; not given: what the run's device.type says")
       .value("offload", "cpu|nvme", "keep the weights there and bring them to the device block by block")

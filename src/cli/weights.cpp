@@ -84,7 +84,9 @@ std::string model_section(const std::string& folder) {
 std::string adapter_section(const std::string& folder) {
   if (is_peft(folder)) {
     const std::string name = (fs::path(folder) / peft_config).string();
-    return config::section_of(config::from_peft(read_file(name), name));
+    const std::string text = read_file(name);
+    return config::section_of(config::is_adapter_hub(text, name) ? config::from_adapter_hub(text, name)
+                                                                 : config::from_peft(text, name));
   }
   if (!holds_checkpoints(folder))
     fail(ErrorKind::io, "training.adapter.init_from: '", excerpt(folder, 300),
@@ -160,7 +162,8 @@ void Weights::add_adapter(const config::Adapter& adapter, const models::GptOptio
            "' holds the prompt that p-tuning's network made, not the network: go on from it with type "
            "\"prompt_tuning\", or from a checkpoint");
     adapter_ = std::make_unique<models::HuggingFaceWeights>(
-        folder, models::HuggingFaceLayout(options, options.adapter.family), "adapter_model");
+        folder, models::HuggingFaceLayout(options, options.adapter.family),
+        models::adapter_stem(options.adapter.type));
   } else if (!folder.empty()) {
     adapter_reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
     adapter_ =

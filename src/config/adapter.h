@@ -12,7 +12,8 @@ enum class AdapterType : std::uint8_t {
   lora,           ///< low-rank products beside the layers (Hu et al. 2021)
   ia3,            ///< factors for what goes into layers, or comes out of them (Liu et al. 2022)
   prompt_tuning,  ///< vectors of tokens in front of each text (Lester et al. 2021)
-  p_tuning        ///< these, as a small network makes them (Liu et al. 2021)
+  p_tuning,       ///< these, as a small network makes them (Liu et al. 2021)
+  bottleneck      ///< small networks between a block's parts and the stream (Houlsby et al. 2019)
 };
 
 inline constexpr std::int64_t most_adapter_rank = 4096, most_virtual_tokens = 4096, most_tasks = 1024;
@@ -60,12 +61,39 @@ struct PromptKeys {
   bool operator==(const PromptKeys&) const = default;
 };
 
+/// Of a bottleneck adapter; AdapterHub's names and functions.
+enum class NonLinearity : std::uint8_t {
+  swish,  ///< x·sigmoid(x)
+  relu,
+  gelu,      ///< x·Φ(x)
+  gelu_new,  ///< its tanh approximation
+  tanh
+};
+
+/// What `bottleneck` has. Names are AdapterHub's, and defaults those of its "double_seq_bn" (Houlsby et al.
+/// 2019); "seq_bn" (Pfeiffer et al. 2020) has no mh_adapter, original_ln_before and relu.
+struct BottleneckKeys {
+  bool attention = true;         ///< mh_adapter: behind attention
+  bool mlp = true;               ///< output_adapter: behind the feed-forward part
+  double reduction_factor = 16;  ///< of the stream's width, > 0
+  std::int64_t size = 0;         ///< bottleneck_size, in place of the factor; 0: not given
+  NonLinearity non_linearity = NonLinearity::swish;
+  double scale = 1;              ///< scaling: of what the network gives
+  bool of_sum = false;           ///< original_ln_before: it reads the stream that the part was added to
+  std::string name = "adapter";  ///< what AdapterHub's files call it: letters, digits, '_' and '-'
+
+  /// Features within, of a stream of that width; at least one.
+  std::int64_t width(std::int64_t hidden) const;
+  bool operator==(const BottleneckKeys&) const = default;
+};
+
 /// Section `training.adapter`: what is trained beside a model whose own weights stay as they are. Names and
 /// defaults are PEFT's.
 struct Adapter {
   AdapterType type = AdapterType::none;
   LoraKeys lora;
   PromptKeys prompt;
+  BottleneckKeys bottleneck;
   /// Of lora and ia3: ends of published modules' names ("q_proj", "attn.c_proj"), or "all-linear" alone;
   /// empty: the family's default.
   std::vector<std::string> targets;
@@ -79,7 +107,7 @@ struct Adapter {
   bool operator==(const Adapter&) const = default;
 };
 
-std::string_view name_of(AdapterType type);  ///< "lora", "ia3", "prompt_tuning", "p_tuning"; of none ""
+std::string_view name_of(AdapterType type);  ///< "lora", "ia3", …; of none ""
 /// The first id of the virtual tokens of prompt `prompt`: they lie behind a vocabulary of `vocabulary` ids,
 /// padded to a multiple of `multiple`, one prompt's behind the other's.
 std::int64_t first_virtual_id(const PromptKeys& keys, std::int64_t vocabulary, std::int64_t multiple,
@@ -106,5 +134,18 @@ struct PromptedModel {
 };
 /// One prompt as an adapter_config.json.
 std::string to_peft(const Adapter& adapter, const PromptedModel& model);
+
+/// Whether an adapter_config.json is AdapterHub's, not PEFT's.
+bool is_adapter_hub(std::string_view text, const std::string& name);
+
+/// Reads AdapterHub's adapter_config.json, of `adapters` 1.0 or newer; `name` stands for the file in errors.
+/// Throws Error{config} naming each key that would change what the adapter computes and that Sherd does not
+/// have.
+Adapter from_adapter_hub(std::string_view text, const std::string& name);
+
+/// A bottleneck adapter as AdapterHub's adapter_config.json, for a model of that width and transformers'
+/// model_type; `base`: a name or path of the model, or empty.
+std::string to_adapter_hub(const Adapter& adapter, std::int64_t hidden, const std::string& model_type,
+                           const std::string& base);
 
 }  // namespace sherd::config

@@ -12,7 +12,8 @@ std::vector<Text> adapter_texts() {
       required(
           "type",
           "what is trained beside the model, whose own weights stay as they are, to the bit: LoRA's low-rank "
-          "products, IA³'s factors, or a prompt's vectors, plain or made by a network "
+          "products, IA³'s factors, a prompt's vectors, plain or made by a network, or networks of few "
+          "features in its blocks "
           "([more](adapters.md))"),
       {"rank", "of LoRA's products"},
       {"alpha", "LoRA's products are multiplied by `alpha` / `rank`"},
@@ -30,6 +31,15 @@ std::vector<Text> adapter_texts() {
        "each of `data.sources` names its `task`"},
       derived("encoder_hidden_size", "`model.hidden_size`", "width within the network of `p_tuning`"),
       {"encoder_reparameterization_type", "of that network"},
+      {"mh_adapter", "`bottleneck` adapters behind attention"},
+      {"output_adapter", "`bottleneck` adapters behind the feed-forward part"},
+      {"reduction_factor", "the model's width divided by it is that of a `bottleneck`'s network"},
+      derived("bottleneck_size", "`model.hidden_size` / `reduction_factor`", "features in a `bottleneck`"),
+      {"non_linearity", "within; `gelu_new` is the tanh approximation of `gelu`"},
+      {"scaling", "what a `bottleneck` gives is multiplied by it"},
+      {"original_ln_before",
+       "a `bottleneck` reads the stream that its part of the block was added to, not what the part gave"},
+      {"name", "what AdapterHub's files call the adapter"},
       {"targets",
        "modules that get an adapter: names as they are published, or ends of them (`\"q_proj\"`, "
        "`\"attn.c_proj\"`), or `\"all-linear\"`. Empty: PEFT's choice, `c_attn` of GPT-2 and `q_proj`, "
@@ -43,10 +53,9 @@ std::vector<Text> adapter_texts() {
        "the value that it was saved with"},
       {"load_in_8bit", "bitsandbytes' name of a base in 8 bits"},
       {"init_from",
-       "folder of an adapter to go on from: PEFT's (adapter_config.json and adapter_model.safetensors), or "
-       "checkpoints of a run with an adapter. It brings this section, over which the file's own keys are "
-       "laid; "
-       "empty: LoRA's first product is drawn by `seed`, and the second is zero"},
+       "folder of an adapter to go on from: PEFT's (adapter_config.json and adapter_model.safetensors), "
+       "AdapterHub's (with adapter.safetensors), or checkpoints of a run with an adapter. It brings this "
+       "section, over which the file's own keys are laid; empty: the adapter begins as new"},
   };
 }
 
@@ -80,7 +89,7 @@ Table<LoraKeys> lora_table() {
   return table;
 }
 
-const std::vector<std::string> types{"lora", "ia3", "prompt_tuning", "p_tuning"};
+const std::vector<std::string> types{"lora", "ia3", "prompt_tuning", "p_tuning", "bottleneck"};
 
 Table<Adapter> adapter_table() {
   using A = Adapter;
@@ -90,6 +99,8 @@ Table<Adapter> adapter_table() {
                        }).one_of(types));
   for (Key<LoraKeys>& key : lora_table().keys) table.keys.push_back(inside(&A::lora, std::move(key)));
   for (Key<PromptKeys>& key : prompt_keys()) table.keys.push_back(inside(&A::prompt, std::move(key)));
+  for (Key<BottleneckKeys>& key : bottleneck_keys())
+    table.keys.push_back(inside(&A::bottleneck, std::move(key)));
   table.keys.push_back(custom<A>("targets", "[\"q_proj\", \"v_proj\"]", read_targets)
                            .alias("target_modules")
                            .takes("string, or list of strings"));
@@ -109,25 +120,31 @@ bool belongs(const std::string& key, AdapterType type) {
     return std::any_of(keys.begin(), keys.end(), [&](const auto& other) { return other.name == key; });
   };
   const bool prompt = type == AdapterType::prompt_tuning || type == AdapterType::p_tuning;
-  if (key == "targets") return !prompt;
+  if (key == "targets") return type == AdapterType::lora || type == AdapterType::ia3;
   if (is_in(lora_table().keys)) return type == AdapterType::lora;
+  if (is_in(bottleneck_keys())) return type == AdapterType::bottleneck;
   return !is_in(prompt_keys()) || (prompt && has_prompt_key(type, key));
 }
 
 void read_adapter(Training& training, const Value& section) {
   const Given given = read_section(adapter_table(), training.adapter, section);
   if (!given.contains("type"))
-    section.error("needs a \"type\": \"lora\", \"ia3\", \"prompt_tuning\" or \"p_tuning\"");
+    section.error(R"(needs a "type": "lora", "ia3", "prompt_tuning", "p_tuning" or "bottleneck")");
   Adapter& adapter = training.adapter;
   const Adapter read = adapter;
   for (const auto& [key, node] : given)
     if (!belongs(key, read.type))
       section.context.note(join(section.path, key), cat("no effect with type \"", name_of(read.type), "\""));
+  if (!belongs("targets", read.type)) adapter.targets.clear();
   if (read.type != AdapterType::lora) adapter.lora = {};
-  if (!read.has_prompt())
-    adapter.prompt = {};
+  if (read.type == AdapterType::bottleneck)
+    finish_bottleneck(adapter.bottleneck, given, section);
   else
-    adapter.targets.clear(), finish_prompt(adapter, given, section);
+    adapter.bottleneck = {};
+  if (read.has_prompt())
+    finish_prompt(adapter, given, section);
+  else
+    adapter.prompt = {};
 }
 
 }  // namespace
@@ -155,6 +172,8 @@ std::string_view name_of(AdapterType type) {
       return "prompt_tuning";
     case AdapterType::p_tuning:
       return "p_tuning";
+    case AdapterType::bottleneck:
+      return "bottleneck";
     case AdapterType::none:
       break;
   }

@@ -241,6 +241,20 @@ void put_prompt(Json& out, const Adapter& adapter, Extent extent) {
   }
 }
 
+void put_bottleneck(Json& out, const BottleneckKeys& b) {
+  constexpr const char* kinds[] = {"swish", "relu", "gelu", "gelu_new", "tanh"};
+  out.update({{"mh_adapter", b.attention},
+              {"output_adapter", b.mlp},
+              {"non_linearity", kinds[static_cast<std::size_t>(b.non_linearity)]},
+              {"scaling", b.scale},
+              {"original_ln_before", b.of_sum},
+              {"name", b.name}});
+  if (b.size > 0)
+    out["bottleneck_size"] = b.size;
+  else
+    out["reduction_factor"] = b.reduction_factor;
+}
+
 Json adapter_of(const Adapter& a, Extent extent = Extent::told) {
   Json out{{"type", name_of(a.type)}};
   const bool whole = extent == Extent::whole;
@@ -249,7 +263,8 @@ Json adapter_of(const Adapter& a, Extent extent = Extent::told) {
     out.update(
         {{"rank", lora.rank}, {"alpha", lora.alpha}, {"use_rslora", lora.rslora}, {"dropout", lora.dropout}});
   if (whole || a.has_prompt()) put_prompt(out, a, extent);
-  if (whole || !a.has_prompt()) out["targets"] = a.targets;
+  if (whole || a.type == AdapterType::bottleneck) put_bottleneck(out, a.bottleneck);
+  if (whole || a.type == AdapterType::lora || a.type == AdapterType::ia3) out["targets"] = a.targets;
   out["base_dtype"] = a.int8_base ? "int8" : "compute";
   out["init_from"] = a.init_from;
   return out;

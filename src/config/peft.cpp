@@ -39,15 +39,6 @@ constexpr std::array idle_keys{"auto_mapping",
                                "encoder_hidden_size",
                                "encoder_reparameterization_type"};
 
-/// Says that a feature is off, as all of PEFT's do that are.
-bool is_off(const Node& node) {
-  using Kind = Node::Kind;
-  return node.is(Kind::null) || (node.is(Kind::boolean) && !node.boolean) ||
-         (node.is(Kind::array) && node.items.empty()) || (node.is(Kind::object) && node.members.empty()) ||
-         (node.is(Kind::string) && (node.text.empty() || node.text == "none")) ||
-         (node.is(Kind::integer) && node.integer == 0);
-}
-
 std::vector<std::string> names_in(const Value& value) {
   if (value.node.is(Node::Kind::string)) {
     if (value.text() != "all-linear")
@@ -86,6 +77,14 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
 }
 
 }  // namespace
+
+bool is_off(const Node& node) {
+  using Kind = Node::Kind;
+  return node.is(Kind::null) || (node.is(Kind::boolean) && !node.boolean) ||
+         (node.is(Kind::array) && node.items.empty()) || (node.is(Kind::object) && node.members.empty()) ||
+         (node.is(Kind::string) && (node.text.empty() || node.text == "none")) ||
+         (node.is(Kind::integer) && node.integer == 0) || (node.is(Kind::number) && node.number == 0);
+}
 
 Adapter from_peft(std::string_view text, const std::string& name) {
   const Node tree = parse_tree(text, name);

@@ -31,6 +31,12 @@ std::vector<Key<PromptKeys>> prompt_keys();
 bool has_prompt_key(AdapterType type, const std::string& key);
 /// What follows from the keys of a prompt that were given; throws where they contradict each other.
 void finish_prompt(Adapter& adapter, const Given& given, const Value& section);
+/// Keys of training.adapter that bottleneck adapters have, and what follows from those that were given;
+/// throws where they contradict each other. bottleneck_keys.cpp
+std::vector<Key<BottleneckKeys>> bottleneck_keys();
+void finish_bottleneck(const BottleneckKeys& keys, const Given& given, const Value& section);
+/// Whether a value in an adapter_config.json says that a feature is off. peft.cpp
+bool is_off(const Node& node);
 /// Throws where a prompt does not fit the model, or tasks do not fit the data.
 void check_prompt(const Config& config, const Value& file);
 /// Keys of section training that are arguments of transformers' Trainer. trainer_keys.cpp

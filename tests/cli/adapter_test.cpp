@@ -1,39 +1,8 @@
 // Adapters as a person trains, exports and uses them.
-#include <filesystem>
-
-#include "cli/train_fixture.h"
+#include "cli/adapter_fixture.h"
 
 namespace sherd::cli {
 namespace {
-
-namespace fs = std::filesystem;
-
-class AdapterRuns : public Train {
- protected:
-  /// A base, trained for 6 steps, in run/ and as published files in hf/.
-  AdapterRuns() {
-    EXPECT_EQ(sherd(train({"--set", "model.dropout=0"})).code, 0);
-    EXPECT_EQ(sherd({"export", in("run"), "--output", in("hf"), "--dtype", "fp32"}).code, 0);
-  }
-  std::string in(const std::string& name) const { return (folder_ / name).string(); }
-  /// A run with an adapter of the base into folder `to`, with these settings.
-  Outcome tune(const std::string& to, std::vector<std::string> sets,
-               std::vector<std::string> more = {}) const {
-    sets.insert(sets.end(), {"model.dropout=0", "training.save_dir=" + in(to), "optimizer.params.lr=0.02"});
-    for (const std::string& set : sets) more.insert(more.end(), {"--set", set});
-    more.insert(more.end(), {"--metrics", in("losses.jsonl")});
-    fs::remove(folder_ / "losses.jsonl");
-    return sherd(train(more));
-  }
-  std::vector<std::string> losses() const { return metric("losses.jsonl", "loss"); }
-  std::string from(const std::string& folder) const { return "training.init_from=" + in(folder); }
-  Outcome said(const std::string& checkpoint, std::vector<std::string> more = {}) const {
-    more.insert(more.begin(), {"generate", "--checkpoint", in(checkpoint), "--prompt", "The ",
-                               "--temperature", "1", "--max-tokens", "40"});
-    return sherd(more);
-  }
-  const std::string lora_ = R"(training.adapter={"type": "lora", "rank": 4, "targets": "all-linear"})";
-};
 
 TEST_F(AdapterRuns, GoFromFilesToFilesAndOn) {
   const Outcome tuned = tune("tuned", {from("hf"), lora_});

@@ -19,6 +19,8 @@ inline const char* const prompted =
     R"({"model": {"seq_length": 64, "hidden_size": 96, "num_layers": 2, "num_heads": 4},
     "training": {"adapter": {"type": "prompt_tuning"}}})";
 
+inline const char* const bottlenecked = R"({"training": {"adapter": {"type": "bottleneck"}}})";
+
 /// A valid file in which the key's section is present, so that setting the key is the only difference.
 inline std::string base_for(const std::string& path) {
   static const std::vector<std::pair<std::string, std::string>> bases = {
@@ -66,8 +68,15 @@ inline std::string base_for(const std::string& path) {
       {"training.adapter.init_from", adapted},
       {"training.adapter.init", prompted},
       {"training.adapter.tasks", prompted},
-      {"training.adapter",
-       adapted},
+      {"training.adapter.mh_adapter", bottlenecked},
+      {"training.adapter.output_adapter", bottlenecked},
+      {"training.adapter.reduction_factor", bottlenecked},
+      {"training.adapter.bottleneck_size", bottlenecked},
+      {"training.adapter.non_linearity", bottlenecked},
+      {"training.adapter.scaling", bottlenecked},
+      {"training.adapter.original_ln_before", bottlenecked},
+      {"training.adapter.name", bottlenecked},
+      {"training.adapter", adapted},
       {"training.keep_best", R"({"training": {"eval_interval": 50, "save_dir": "runs/a"}})"},
       {"training.patience", R"({"training": {"eval_interval": 50}})"},
       {"data.sources", R"({"data": {"sources": [{"path": "corpus/a"}]}})"},

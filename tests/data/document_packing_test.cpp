@@ -56,6 +56,41 @@ std::vector<std::pair<std::int32_t, std::int32_t>> pairs_of(const Row& row, std:
   return pairs;
 }
 
+/// Each document of a row has them, and their room.
+TEST_F(DocumentPacking, StandsBehindVirtualTokens) {
+  const std::vector<std::int32_t> lengths{5, 1, 9, 2, 10, 30, 8, 3};
+  const auto packed =
+      samples(lengths, {.seq_length = 11, .shuffle = false, .prompt = {.first = 3'000'000, .count = 3}});
+  std::map<std::int32_t, int> read, learned;
+  for (std::int64_t p = 0; p < packed->samples_per_round(); ++p) {
+    Row row;
+    packed->load(p, row);
+    std::int32_t begin = 0;
+    for (const std::int32_t end : row.ends) {
+      const auto at = [&](std::int32_t i) { return static_cast<std::size_t>(begin + i); };
+      if (row.tokens[at(0)] != padding) {
+        ASSERT_GT(end - begin, 3);
+        for (std::int32_t i = 0; i < 3; ++i) EXPECT_EQ(row.tokens[at(i)], 3'000'000 + i);
+        EXPECT_EQ(row.labels[at(0)], no_label);
+        EXPECT_EQ(row.labels[at(1)], no_label);
+        EXPECT_EQ(row.labels[at(2)], row.tokens[at(3)]) << "the text's first token";
+        for (std::int32_t i = 3; i < end - begin; ++i) ++read[row.tokens[at(i)]];
+        for (std::int32_t i = 2; i < end - begin; ++i) ++learned[row.labels[at(i)]];
+      }
+      begin = end;
+    }
+  }
+  std::int32_t token = 0;
+  for (const std::int32_t length : lengths) {
+    for (std::int32_t i = 0; length > 1 && i < length; ++i) {
+      EXPECT_EQ(read[token + i], i + 1 < length ? 1 : 0) << token + i;
+      // A piece begins with the last target of the one before, and learns it again.
+      EXPECT_EQ(learned[token + i], i > 0 && i % 8 == 0 && i + 1 < length ? 2 : 1) << token + i;
+    }
+    token += length;
+  }
+}
+
 TEST_F(DocumentPacking, LearnsEveryTokenBehindAnotherOncePerRound) {
   const std::vector<std::int32_t> lengths{5, 1, 0, 9, 2, 10, 11, 30, 8, 3, 3, 20, 7, 2};
   for (const bool shuffle : {false, true}) {

@@ -128,6 +128,27 @@ TEST(PackedSamples, ReadsAcrossDocuments) {
     }
 }
 
+/// A sample has fewer tokens of text then, behind the same virtual ones, and one target more.
+TEST(PackedSamples, StandBehindVirtualTokens) {
+  testing::TempFolder folder;
+  const auto dataset = counting_dataset(folder, {7, 12, 9, 30});
+  const PackedSamples plain(dataset, {0, 4}, {.seq_length = 6, .shuffle = false}),
+      prompted(dataset, {0, 4}, {.seq_length = 9, .shuffle = false, .prompt = {.first = 70'000, .count = 3}});
+  EXPECT_EQ(prompted.seq_length(), 9);
+  ASSERT_EQ(prompted.samples_per_round(), plain.samples_per_round());
+  for (std::int64_t p = 0; p < plain.samples_per_round(); ++p) {
+    Row row, want;
+    plain.load(p, want), prompted.load(p, row);
+    want.tokens.insert(want.tokens.begin(), {70'000, 70'001, 70'002});
+    want.labels.insert(want.labels.begin(), {no_label, no_label, want.tokens[3]});
+    EXPECT_EQ(row.tokens, want.tokens);
+    EXPECT_EQ(row.labels, want.labels);
+  }
+  testing::expect_error(ErrorKind::config, "with 6 virtual tokens", [&] {
+    PackedSamples(dataset, {0, 4}, {.seq_length = 6, .prompt = {.first = 70'000, .count = 6}});
+  });
+}
+
 TEST(PackedSamples, RoundsDiffer) {
   TempFolder folder;
   const auto dataset = counting_dataset(folder, lengths);

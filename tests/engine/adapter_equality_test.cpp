@@ -139,7 +139,17 @@ INSTANTIATE_TEST_SUITE_P(
                       Setting{"llama_bf16", "bf16", true, R"("type": "lora", "dropout": 0.1)"},
                       Setting{"llama_fp32", "fp32", true, R"("type": "lora", "targets": "all-linear")"},
                       Setting{"gpt2_ia3_fp32", "fp32", false, R"("type": "ia3")"},
-                      Setting{"llama_ia3_bf16", "bf16", true, R"("type": "ia3")"}),
+                      Setting{"llama_ia3_bf16", "bf16", true, R"("type": "ia3")"},
+                      Setting{"gpt2_bottleneck_bf16", "bf16", false,
+                              R"("type": "bottleneck", "reduction_factor": 5)"},
+                      Setting{"llama_bottleneck_fp32", "fp32", true,
+                              R"("type": "bottleneck", "bottleneck_size": 7, "mh_adapter": false,
+                                 "original_ln_before": true, "non_linearity": "relu", "scaling": 3)"},
+                      Setting{"gpt2_prompts_bf16", "bf16", false,
+                              R"("type": "prompt_tuning", "virtual_tokens": 4,
+                                 "tasks": [{"name": "a"}, {"name": "b"}, {"name": "c"}])"},
+                      Setting{"llama_p_tuning_fp32", "fp32", true,
+                              R"("type": "p_tuning", "virtual_tokens": 6, "encoder_hidden_size": 20)"}),
     [](const auto& test) { return test.param.name; });
 
 }  // namespace

@@ -109,15 +109,17 @@ class Generate : public ::testing::Test {
 };
 
 /// Greedy tokens by reading a text's window afresh for each: from `begin` on, which moves to the last
-/// max_seq/2 tokens whenever max_seq are full.
+/// max_seq/2 tokens whenever max_seq are full. Virtual tokens stay in front, and leave room for fewer.
 std::vector<std::int32_t> read_afresh(test::Cpu& cpu, Gpt& model, autograd::Tape& tape,
                                       std::vector<std::int32_t> text, int tokens) {
-  const auto max_seq = static_cast<std::size_t>(model.options().max_seq);
+  const auto max_seq = static_cast<std::size_t>(model.options().max_text());
+  const std::vector<std::int32_t> prompt = model.options().prompt();
   std::size_t begin = text.size() > max_seq ? text.size() - max_seq : 0;
   std::vector<std::int32_t> out;
   for (int i = 0; i < tokens; ++i) {
     if (text.size() - begin > max_seq) begin = text.size() - max_seq / 2;
-    const auto window = std::span(text).subspan(begin);
+    std::vector<std::int32_t> window = prompt;
+    window.insert(window.end(), text.begin() + static_cast<std::ptrdiff_t>(begin), text.end());
     const auto scores = cpu.values(
         model.logits(tape, tensor::Tensor::of<std::int32_t>(*cpu.device, {1, std::ssize(window)}, window))
             .value());
@@ -131,8 +133,8 @@ std::vector<std::int32_t> read_afresh(test::Cpu& cpu, Gpt& model, autograd::Tape
 }
 
 TEST_F(Generate, MatchesAStepByStepReadingAndReadsAgainWhatFillsTheWindow) {
-  for (const GptOptions& o :
-       {test::with_dropout(test::tiny_gpt2()), test::with_dropout(test::tiny_llama())}) {
+  for (const GptOptions& o : {test::with_dropout(test::tiny_gpt2()), test::with_dropout(test::tiny_llama()),
+                              test::with_prompt(test::tiny_gpt2()), test::with_prompt(test::tiny_llama())}) {
     Gpt model(o);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
     for (const std::vector<std::int32_t>& prompt :
@@ -149,7 +151,8 @@ TEST_F(Generate, MatchesAStepByStepReadingAndReadsAgainWhatFillsTheWindow) {
 
 /// Texts of other lengths beside it, that begin and end at other times, are nothing to a text.
 TEST_F(Generate, ATextDoesNotDependOnItsBatch) {
-  for (const GptOptions& o : {test::tiny_gpt2(), test::with_experts(test::tiny_llama())}) {
+  for (const GptOptions& o :
+       {test::tiny_gpt2(), test::with_experts(test::tiny_llama()), test::with_prompt(test::tiny_gpt2())}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       Gpt model(o);
       test::PlainParameters parameters(*cpu_.kernels, model, dtype);

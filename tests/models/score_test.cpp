@@ -80,7 +80,7 @@ class ScoreTexts : public ::testing::Test {
     std::vector<ScoreRequest> out;
     for (std::int64_t i = 0; i < 11; ++i) {
       ScoreRequest text;
-      const std::int64_t tokens = 2 + i * 5 % o.max_seq;
+      const std::int64_t tokens = 2 + i * 5 % o.max_text();
       for (std::int64_t j = 0; j < tokens; ++j)
         text.tokens.push_back(static_cast<std::int32_t>((3 * i + j * j) % o.vocab_size));
       text.first = 1 + i % (tokens - 1);
@@ -99,13 +99,16 @@ class ScoreTexts : public ::testing::Test {
 /// Against a softmax in double of the logits that the model gives each text alone.
 TEST_F(ScoreTexts, AreTheLogSoftmaxOfTheLogits) {
   bool seen[2] = {};
-  for (const GptOptions& o : {test::with_dropout(test::tiny_gpt2()), test::tiny_llama()}) {
+  for (const GptOptions& o :
+       {test::with_dropout(test::tiny_gpt2()), test::tiny_llama(), test::with_prompt(test::tiny_gpt2())}) {
     Gpt model(o);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
     const std::vector<ScoreRequest> texts = requests(o);
     const std::vector<Score> got = score_texts(model, run(), texts, 16);
     for (std::size_t t = 0; t < texts.size(); ++t) {
-      const Ids read(texts[t].tokens.begin(), texts[t].tokens.end() - 1);
+      Ids read = o.prompt();
+      const auto before = std::ssize(read);
+      read.insert(read.end(), texts[t].tokens.begin(), texts[t].tokens.end() - 1);
       const std::vector<double> logits = cpu_.values(
           model.logits(tape_, tensor::Tensor::of<std::int32_t>(*cpu_.device, {1, std::ssize(read)}, read))
               .value());
@@ -114,7 +117,7 @@ TEST_F(ScoreTexts, AreTheLogSoftmaxOfTheLogits) {
       for (std::int64_t i = texts[t].first; i < std::ssize(texts[t].tokens); ++i) {
         if (!texts[t].counted.empty() && !texts[t].counted[static_cast<std::size_t>(i - texts[t].first)])
           continue;
-        const double* row = logits.data() + (i - 1) * o.padded_vocab();
+        const double* row = logits.data() + (before + i - 1) * o.padded_vocab();
         double sum = 0;
         for (std::int64_t id = 0; id < o.vocab_size; ++id) sum += std::exp(row[id]);
         const std::int32_t id = texts[t].tokens[static_cast<std::size_t>(i)];
@@ -134,7 +137,7 @@ TEST_F(ScoreTexts, AreTheLogSoftmaxOfTheLogits) {
 TEST_F(ScoreTexts, DoNotDependOnTheirBatchNorOnWhoScoresThem) {
   GptOptions experts = test::with_experts(test::tiny_llama());
   experts.experts.capacity_factor = 1;  // drops tokens in training
-  for (const GptOptions& o : {test::tiny_gpt2(), experts})
+  for (const GptOptions& o : {test::tiny_gpt2(), experts, test::with_prompt(test::tiny_gpt2())})
     for (const DType dtype : {DType::f32, DType::bf16}) {
       Gpt model(o);
       test::PlainParameters parameters(*cpu_.kernels, model, dtype);

@@ -109,20 +109,24 @@ std::vector<std::byte> RunResult::bits() const {
 }
 
 tensor::Batch synthetic_batch(device::Device& device, std::int64_t rows, std::int64_t seq, int vocab,
-                              std::int64_t step, int micro, int rank) {
+                              std::int64_t step, int micro, int rank,
+                              const std::function<data::VirtualTokens(std::int64_t row)>& prompt) {
   const RandomKey key = RandomKey{99, 0}
                             .at(static_cast<std::uint64_t>(step))
                             .at(static_cast<std::uint64_t>(micro))
                             .at(static_cast<std::uint64_t>(rank));
   std::vector<std::int32_t> tokens, labels;
-  for (std::int64_t row = 0; row < rows; ++row)
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const data::VirtualTokens before = prompt ? prompt(row) : data::VirtualTokens{};
     for (std::int64_t i = 0; i <= seq; ++i) {
       const auto id =
           static_cast<std::int32_t>(philox(key, static_cast<std::uint64_t>(row * (seq + 1) + i))[0] %
                                     static_cast<std::uint32_t>(vocab));
-      if (i < seq) tokens.push_back(id);
-      if (i > 0) labels.push_back(id);
+      const bool is_virtual = i < before.count;
+      if (i < seq) tokens.push_back(is_virtual ? static_cast<std::int32_t>(before.first + i) : id);
+      if (i > 0) labels.push_back(is_virtual ? data::no_label : id);
     }
+  }
   return {{"tokens", tensor::Tensor::of<std::int32_t>(device, {rows, seq}, tokens)},
           {"labels", tensor::Tensor::of<std::int32_t>(device, {rows, seq}, labels)}};
 }
@@ -238,6 +242,25 @@ std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& spec) {
                                   std::make_unique<testing::LazyKernels>(*gpu), groups);
 }
 
+namespace {
+
+/// Which virtual tokens stand in front of rows of a micro-batch; null: none do.
+std::function<data::VirtualTokens(std::int64_t row)> prompts_of(const RunSpec& spec,
+                                                                const config::Config& config, int step,
+                                                                int micro) {
+  const config::Adapter& adapter = config.training.adapter;
+  if (!adapter.has_prompt()) return nullptr;
+  return [&, step, micro](std::int64_t row) -> data::VirtualTokens {
+    const std::int64_t global = micro * 2 + row;
+    const std::int64_t prompt =
+        spec.prompt_of ? spec.prompt_of(step, global) : global % adapter.prompt.prompts();
+    return {config::first_virtual_id(adapter.prompt, 101, config.model->pad_vocab_to_multiple_of, prompt),
+            adapter.prompt.virtual_tokens};
+  };
+}
+
+}  // namespace
+
 RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from, int last) {
   RunResult out;
   Before before(spec, dist->rank());
@@ -257,7 +280,9 @@ RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from, int l
       if (spec.before_batch) spec.before_batch(dist->rank(), step);
       // By the global index of the micro-batch, so that every number of ranks sees the same data.
       const comm::Communicator& ranks = engine->data_ranks();
-      return synthetic_batch(engine->device(), 2, 24, 101, step, micro++ * ranks.size() + ranks.rank(), 0);
+      const int global = micro++ * ranks.size() + ranks.rank();
+      return synthetic_batch(engine->device(), 2, 24, 101, step, global, 0,
+                             prompts_of(spec, engine->config(), step, global));
     };
     const auto& report = [&]() -> const engine::StepReport& {
       try {

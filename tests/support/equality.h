@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "data/samples.h"
 #include "engine/engine.h"
 #include "engine/instruction_observer.h"
 
@@ -51,6 +52,8 @@ struct RunSpec {
   std::string optimizer =
       R"("type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0.1, "betas": [0.9, 0.95]})";
   std::string adapter;  ///< keys of training.adapter; empty: none
+  /// Of an adapter with prompts the one in front of a row of the step's global batch; null: each in turn.
+  std::function<std::int64_t(int step, std::int64_t row)> prompt_of = nullptr;
   bool tied = true;
   bool llama = false;
   int hidden = 32, layers = 3;
@@ -129,9 +132,11 @@ struct RunResult {
   std::vector<std::byte> bits() const;
 };
 
-/// Tokens as a function of step, micro-batch and rank alone.
+/// Tokens as a function of step, micro-batch and rank alone. `prompt`: the virtual tokens that stand in place
+/// of a row's first ones.
 tensor::Batch synthetic_batch(device::Device& device, std::int64_t rows, std::int64_t seq, int vocab,
-                              std::int64_t step, int micro, int rank);
+                              std::int64_t step, int micro, int rank,
+                              const std::function<data::VirtualTokens(std::int64_t row)>& prompt = nullptr);
 
 /// Whole fp32 weights and compute parameters of every parameter, on every rank. Collective. Throws where
 /// stages hold different copies of one.

@@ -28,6 +28,12 @@ inline models::GptOptions with_dropout(models::GptOptions o) {
   return o;
 }
 
+/// Two virtual tokens in front of texts.
+inline models::GptOptions with_prompt(models::GptOptions o) {
+  o.adapter.type = config::AdapterType::prompt_tuning, o.adapter.virtual_tokens = 2;
+  return o;
+}
+
 /// Experts in its blocks, whose balance loss is no part of the loss that a model gives.
 inline models::GptOptions with_experts(models::GptOptions o) {
   o.experts.count = 4, o.experts.routing.top_k = 2, o.experts.losses = {};

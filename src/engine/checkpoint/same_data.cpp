@@ -88,9 +88,15 @@ bool is_without_effect(std::string_view key) {
   constexpr std::array keys{
       "steps_per_print",  "wall_clock_breakdown",           "memory_breakdown", "dump_state", "log_level",
       "model.vocab_size", "model.pad_vocab_to_multiple_of", "model.init_std"};
-  constexpr std::array of_training{
-      "training.seed",          "training.moments_dtype",   "training.loss_average",
-      "training.adapter.alpha", "training.adapter.dropout", "training.adapter.use_rslora"};
+  constexpr std::array of_training{"training.seed",
+                                   "training.moments_dtype",
+                                   "training.loss_average",
+                                   "training.adapter.alpha",
+                                   "training.adapter.dropout",
+                                   "training.adapter.use_rslora",
+                                   "training.adapter.scaling",
+                                   "training.adapter.non_linearity",
+                                   "training.adapter.original_ln_before"};
   // The order of sums; of tensor, context and pipeline ranks the log tells with the number of ranks.
   constexpr std::array of_parallel{"parallel.reduction", "parallel.shard_size", "parallel.sequence_parallel",
                                    "parallel.context_method"};

@@ -1,0 +1,83 @@
+// Bottleneck adapters that AdapterHub wrote against what it makes of them;
+// scripts/make_bottleneck_reference.py made them.
+#include <gtest/gtest.h>
+
+#include "support/expect_error.h"
+#include "support/peft_reference.h"
+#include "tensor/safetensors_folder.h"
+
+namespace sherd::models {
+namespace {
+
+using sherd::testing::expect_error;
+using sherd::testing::TempFolder;
+using test::expect_near;
+using Values = std::vector<double>;
+
+class Bottleneck : public ::testing::TestWithParam<std::string>, protected test::PeftReference {
+ protected:
+  Bottleneck() : PeftReference(GetParam()) {}
+};
+
+TEST_P(Bottleneck, GivesItsLogitsLossAndGradients) {
+  Gpt model(options);
+  const test::PlainParameters parameters(*cpu.kernels, model, DType::f32);
+  load(parameters, both);
+  expect_near(logits(model, ids("tokens")), expected("logits"), 1e-5);
+  autograd::Tape tape(*cpu.kernels);
+  const autograd::Var loss = model(tape, {{"tokens", ids("tokens")}, {"labels", ids("labels")}});
+  tape.backward(loss);
+  EXPECT_NEAR(cpu.values(loss.value())[0], expected("loss")[0], 1e-5);
+  std::size_t found = 0;
+  for (const auto& p : parameters.all()) {
+    SCOPED_TRACE(p->name);
+    EXPECT_EQ(p->trainable, is_adapter(p->name));
+    if (!p->trainable) continue;
+    ++found;
+    const std::vector<float> want = published(p->name, true);
+    expect_near(cpu.values(p->grad), {want.begin(), want.end()}, 1e-5);
+  }
+  EXPECT_EQ(found, GetParam().ends_with("houlsby") ? 16U : 8U);
+}
+
+/// Nothing was trained: every byte comes back, and the description means the same adapter.
+TEST_P(Bottleneck, ExportGivesTheFilesBack) {
+  Gpt model(options);
+  model.assign_names();
+  TempFolder out;
+  export_to_hugging_face(out.path(), layout, adapter_parameters(model.parameters()), adapter, *cpu.device,
+                         {.dtype = DType::f32, .stem = adapter_stem(options.adapter.type)});
+  const tensor::SafetensorsFolder there(folder, "adapter"), back(out.path(), "adapter");
+  ASSERT_EQ(back.names(), there.names());
+  for (const std::string& name : there.names()) {
+    const auto &a = *there.find(name), &b = *back.find(name);
+    EXPECT_EQ(a.shape, b.shape) << name;
+    std::vector<std::byte> one(a.bytes), other(b.bytes);
+    there.read_bytes(name, 0, one), back.read_bytes(name, 0, other);
+    EXPECT_EQ(one, other) << name;
+  }
+  EXPECT_EQ(config::from_adapter_hub(peft_config(config.training.adapter, options, family), "written"),
+            config.training.adapter);
+}
+
+/// As Houlsby et al. ask for: nothing changes before the first step.
+TEST_P(Bottleneck, BeginsAsTheModelWithoutIt) {
+  GptOptions plain = options;
+  plain.adapter = {};
+  Gpt with(options), without(plain);
+  const test::PlainParameters one(*cpu.kernels, with, DType::f32), other(*cpu.kernels, without, DType::f32);
+  EXPECT_EQ(logits(with, ids("tokens")), logits(without, ids("tokens")));
+  for (const auto& p : adapter_parameters(one.all())) {
+    const Values values = cpu.values(p->value);
+    const bool zero = std::all_of(values.begin(), values.end(), [](double v) { return v == 0; });
+    EXPECT_EQ(zero, !p->name.ends_with("_down.weight")) << p->name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Bottleneck,
+                         ::testing::Values("gpt2_houlsby", "gpt2_pfeiffer", "llama_houlsby", "llama_pfeiffer",
+                                           "mistral_attention"),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace sherd::models

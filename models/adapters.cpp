@@ -5,6 +5,8 @@
 #include <map>
 #include <set>
 
+#include "autograd/elementwise.h"
+
 namespace sherd::models {
 
 using config::AdapterType;
@@ -12,6 +14,25 @@ using tensor::Range;
 using tensor::Shape;
 
 namespace {
+
+using Function = autograd::Var (*)(const autograd::Var&);
+
+Function function_of(config::NonLinearity kind) {
+  using autograd::Var;
+  switch (kind) {
+    case config::NonLinearity::swish:
+      return [](const Var& x) { return autograd::multiply(x, autograd::sigmoid(x)); };
+    case config::NonLinearity::relu:
+      return [](const Var& x) { return autograd::relu(x); };
+    case config::NonLinearity::gelu:
+      return [](const Var& x) { return autograd::activation(x, tensor::Activation::gelu_erf); };
+    case config::NonLinearity::gelu_new:
+      return [](const Var& x) { return autograd::gelu(x); };
+    case config::NonLinearity::tanh:
+      return [](const Var& x) { return autograd::tanh(x); };
+  }
+  fail(ErrorKind::usage, "an unknown non-linearity");
+}
 
 constexpr const char* marker = ".adapter.";
 constexpr const char* down = "mlp.down";
@@ -162,7 +183,7 @@ AdapterOptions adapter_options(const config::Adapter& adapter, const GptOptions&
     const config::BottleneckKeys& keys = adapter.bottleneck;
     out.bottleneck = {.width = options.hidden,
                       .size = keys.width(options.hidden),
-                      .non_linearity = keys.non_linearity,
+                      .non_linearity = function_of(keys.non_linearity),
                       .scale = keys.scale,
                       .attention = keys.attention,
                       .mlp = keys.mlp,

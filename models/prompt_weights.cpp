@@ -57,6 +57,11 @@ void TaskPrompt::check(const std::vector<nn::ParameterPtr>& parameters) const {
   const bool whole = std::any_of(parameters.begin(), parameters.end(),
                                  [](const nn::ParameterPtr& p) { return !is_adapter(p->name); });
   source().check(whole ? model.parameters() : adapter_parameters(model.parameters()));
+  const Shape has{options_.adapter.virtual_tokens, options_.hidden};
+  for (const nn::ParameterPtr& p : parameters)
+    if (p->name == prompt_parameter && p->logical_slice().logical() != has)
+      fail(ErrorKind::config, "training.adapter.virtual_tokens and the hidden size make a prompt ",
+           p->logical_slice().logical().str(), ", and the one to begin with is ", has.str());
 }
 
 std::vector<float> TaskPrompt::layer(const std::vector<float>& x, const char* name, std::int64_t in,

@@ -35,6 +35,9 @@ CASES = {
     "llama_llama3": (transformers.LlamaConfig, LLAMA, "llama3", LLAMA3, "llama3", LLAMA3_ENDS, True),
     "llama_own": (transformers.LlamaConfig, LLAMA, "llama3", LLAMA3, "llama3", LLAMA3_ENDS, False),
     "mistral_mistral": (transformers.MistralConfig, LLAMA, "mistral", [], "mistral", ("<s>", "</s>"), True),
+    "mistral_tokens": (transformers.MistralConfig, LLAMA, "mistral", ["[INST]", "[/INST]"], "mistral",
+                       ("<s>", "</s>"), True),
+    "mistral_plain": (transformers.MistralConfig, LLAMA, "mistral", [], "plain", ("<s>", "</s>"), True),
     "mixtral_plain": (transformers.MixtralConfig, dict(LLAMA, num_local_experts=4), "llama2", [], "plain",
                       ("<s>", "</s>"), False),
 }
@@ -64,11 +67,16 @@ def write_lines(path, objects):
 
 
 def ids_of(sherd, spec, template, talk, scratch):
-    """Those that `sherd prepare` gives a conversation."""
+    """Those that `sherd prepare` gives a conversation, up to the last answer."""
     lines = write_lines(scratch / "one.jsonl", [{"messages": messages_of(talk)}])
     run(sherd, "prepare", "--input", lines, "--tokenizer", spec, "--chat-template", template,
         "--output", scratch / "one")
-    return numpy.fromfile(scratch / "one.bin", dtype=numpy.uint16).tolist()
+    ids = numpy.fromfile(scratch / "one.bin", dtype=numpy.uint16).tolist()
+    learned = numpy.unpackbits(numpy.fromfile(scratch / "one.mask", dtype=numpy.uint8), bitorder="little")[:len(ids)]
+    end = numpy.flatnonzero(learned)[-1]
+    while end and learned[end - 1]:
+        end -= 1
+    return ids[:end]
 
 
 def check(sherd, name, scratch):
@@ -107,7 +115,7 @@ def check(sherd, name, scratch):
         asked = tok.apply_chat_template(messages_of(talk[:-1]), add_generation_prompt=True,
                                         return_tensors="pt", return_dict=True)
         ids = asked["input_ids"][0].tolist()
-        if ids != ids_of(sherd, spec, template, talk, scratch)[:len(ids)]:
+        if ids != ids_of(sherd, spec, template, talk, scratch):
             problems.append(f"ids of {talk[:-1]}")
         with torch.no_grad():
             out = model.generate(**asked, do_sample=False, max_new_tokens=24)[0].tolist()[len(ids):]

@@ -16,7 +16,7 @@ macro(finish_suite)
     # Those with many tests begin first. Skipped: every test of the suite was.
     string(APPEND entries "add_test([==[${name}]==] [==[${PROGRAM}]==] [==[--gtest_filter=${tests}]==])\n"
       "set_tests_properties([==[${name}]==] PROPERTIES COST ${count} ${PROPERTIES}\n"
-      "  SKIP_REGULAR_EXPRESSION [==[PASSED  . 0 tests\\.\n(. SKIPPED . [^\n]*\n)+$]==])\n")
+      "  SKIP_REGULAR_EXPRESSION [==[PASSED  . 0 tests\\.\n(.  SKIPPED . [^\n]*\n)+$]==])\n")
   endif()
   set(tests "")
 endmacro()

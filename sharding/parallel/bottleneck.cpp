@@ -4,31 +4,10 @@
 #include "sharding/parallel/linear.h"
 
 namespace sherd::parallel {
-namespace {
-
-using config::NonLinearity;
-
-Var apply(NonLinearity kind, const Var& x) {
-  switch (kind) {
-    case NonLinearity::swish:
-      return autograd::multiply(x, autograd::sigmoid(x));
-    case NonLinearity::relu:
-      return autograd::relu(x);
-    case NonLinearity::gelu:
-      return autograd::activation(x, tensor::Activation::gelu_erf);
-    case NonLinearity::gelu_new:
-      return autograd::gelu(x);
-    case NonLinearity::tanh:
-      return autograd::tanh(x);
-  }
-  fail(ErrorKind::usage, "an unknown non-linearity");
-}
-
-}  // namespace
 
 Bottlenecks::Bottlenecks(const BottleneckOptions& options, const Layout& layout) : options_(options) {
-  require(options.width > 0 && options.size > 0, "a bottleneck of ", options.size, " features of ",
-          options.width);
+  require(options.width > 0 && options.size > 0 && options.non_linearity, "a bottleneck of ", options.size,
+          " features of ", options.width, options.non_linearity ? "" : " without a non-linearity");
   const auto network = [&](Part part, const char* name, bool there) {
     if (!there) return;
     const auto linear = [&](std::int64_t in, std::int64_t out, nn::Init init) {
@@ -44,7 +23,7 @@ Bottlenecks::Bottlenecks(const BottleneckOptions& options, const Layout& layout)
 
 Var Bottlenecks::add_to(Tape& tape, Part part, const Var& sum, const Var& y) {
   const Network& network = networks_[static_cast<std::size_t>(part)];
-  const Var low = apply(options_.non_linearity, (*network.down)(tape, options_.of_sum ? sum : y));
+  const Var low = options_.non_linearity((*network.down)(tape, options_.of_sum ? sum : y));
   return autograd::add(sum, autograd::scale((*network.up)(tape, low), options_.scale));
 }
 

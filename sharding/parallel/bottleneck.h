@@ -2,7 +2,6 @@
 
 #include <memory>
 
-#include "config/adapter.h"
 #include "nn/linear.h"
 #include "sharding/parallel/layout.h"
 
@@ -14,9 +13,9 @@ using autograd::Tape;
 using autograd::Var;
 
 struct BottleneckOptions {
-  std::int64_t width = 0;  ///< of the stream
-  std::int64_t size = 0;   ///< features within
-  config::NonLinearity non_linearity = config::NonLinearity::swish;
+  std::int64_t width = 0;                      ///< of the stream
+  std::int64_t size = 0;                       ///< features within
+  Var (*non_linearity)(const Var&) = nullptr;  ///< between its two products
   double scale = 1;
   bool attention = true, mlp = true;  ///< behind which parts of a block
   bool of_sum = false;  ///< it reads the stream that the part was added to, not what the part gave

@@ -43,12 +43,19 @@ class Reader {
     std::string line;
     for (;;) {
       if (terminal_) std::fputs("> ", stderr);
-      if (!std::getline(std::cin, line) || line == "/exit") return std::nullopt;
+      if (!std::getline(std::cin, line)) return std::nullopt;
       if (line.ends_with('\r')) line.pop_back();
+      if (line == "/exit") return std::nullopt;
       if (line == "/reset") messages_ = begun(style_);
       if (line == "/reset" || line.find_first_not_of(" \t") == std::string::npos) continue;
       messages_.push_back({"user", line});
-      return ids_of(from_, style_, messages_, "");
+      try {
+        return ids_of(from_, style_, messages_, "");
+      } catch (const Error& error) {
+        if (!terminal_ || error.kind() != ErrorKind::data) throw;
+        std::fprintf(stderr, "%s\n", error.what());  // the person types another
+        messages_.pop_back();
+      }
     }
   }
 
@@ -101,7 +108,7 @@ void converse(const Request& like, const ChatStyle& style, Turns& turns, const D
       if (turns) turns->put(std::nullopt);
     }
   };
-  GenerateModel from(like.from.reader(), like.from.config(), dist);
+  InferenceModel from(like.from.reader(), like.from.config(), dist);
   const Ends ends{dist->rank() == 0 ? &turns : nullptr};
   std::optional<Reader> reader;
   if (dist->rank() == 0) reader.emplace(like.from, style);

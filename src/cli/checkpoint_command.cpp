@@ -96,10 +96,8 @@ void list_parameters(const CheckpointReader& reader) {
 /// Every file against the manifest, and every element of every state.
 void verify(const CheckpointReader& reader) {
   std::uint64_t bytes = 0;
-  for (const auto& [file, checksum] : reader.manifest().files) {
-    reader.verify(file);
-    bytes += checksum.bytes;
-  }
+  reader.verify_all();
+  for (const auto& [file, checksum] : reader.manifest().files) bytes += checksum.bytes;
   for (const engine::CheckpointTensor& t : reader.tensors()) {
     const auto shape = reader.manifest().shapes.find(t.parameter);
     if (shape == reader.manifest().shapes.end())

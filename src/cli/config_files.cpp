@@ -15,7 +15,7 @@ config::Config ConfigFiles::parse(const std::vector<std::string>& more) const {
       return section(resumes && holds_checkpoints(save_dir) ? save_dir : init_from);
     };
   };
-  return config::parse_files(paths, all, of(model_section), of(adapter_section));
+  return config::parse_files(paths, all, of(sections_of), of(adapter_section));
 }
 
 void ConfigFiles::in_their_words(const std::function<void()>& run) const {

@@ -237,7 +237,8 @@ void export_command(const Arguments& arguments) {
   what.prompt = prompt_index(config.training.adapter, line.text("task"));
   config::published_as(*config.model);  // throws where transformers has no class for it
   OutputFolder output(line.required("output"));
-  for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
+  using engine::CheckpointReader;
+  reader.verify_all(adapter ? CheckpointReader::WhatToVerify::trained : CheckpointReader::WhatToVerify::all);
   const auto device = device::make_cpu_device(1);
   const std::size_t shards =
       adapter ? write_adapter(what, output.partial(), *device) : write_model(what, output.partial(), *device);

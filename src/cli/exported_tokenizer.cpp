@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/atomic_file.h"
+#include "base/log.h"
 #include "base/read_file.h"
 #include "cli/weights.h"
 #include "data/conversation.h"
@@ -26,11 +27,13 @@ void write(const fs::path& path, const ordered_json& object) {
 }
 
 /// The token in front of a text is the run's choice, where the file may have another.
-void set_begin(const fs::path& path, const std::string& begin, std::optional<std::int32_t> id) {
+void set_begin(const fs::path& path, const data::HuggingFaceSpec& spec, std::optional<std::int32_t> id) {
+  const std::string begin = spec.begin.value_or("");
+  const data::HuggingFaceSpec of_file{path.string(), spec.end, {}};
+  if (data::make_tokenizer(of_file.text())->begin_of_document() == id) return;
   ordered_json file = object_of(path);
   const ordered_json text{{"Sequence", {{"id", "A"}, {"type_id", 0}}}},
       token{{"SpecialToken", {{"id", begin}, {"type_id", 0}}}};
-  const ordered_json old = file["post_processor"];
   file["post_processor"] = nullptr;
   if (id) {
     ordered_json second = text, second_token = token;
@@ -42,14 +45,14 @@ void set_begin(const fs::path& path, const std::string& begin, std::optional<std
         {"pair", {token, text, second_token, second}},
         {"special_tokens", {{begin, {{"id", begin}, {"ids", {*id}}, {"tokens", {begin}}}}}}};
   }
-  if (old != file["post_processor"]) write_file_atomically(path, file.dump() + "\n");
+  write_file_atomically(path, file.dump() + "\n");
 }
 
 /// Of a run whose weights came without a tokenizer.
 void write_tokenizer_config(const data::Tokenizer& tokenizer, std::int64_t positions, const fs::path& to) {
   const data::HuggingFaceSpec spec = data::HuggingFaceSpec::parse(tokenizer.spec());
   const std::string begin = spec.begin.value_or("");
-  set_begin(to / engine::tokenizer_json_file, begin, tokenizer.begin_of_document());
+  set_begin(to / engine::tokenizer_json_file, spec, tokenizer.begin_of_document());
   write(to / "tokenizer_config.json", {{"tokenizer_class", "PreTrainedTokenizerFast"},
                                        {"bos_token", begin.empty() ? ordered_json() : ordered_json(begin)},
                                        {"eos_token", *spec.end},
@@ -73,19 +76,23 @@ void write_generation_config(const std::vector<std::int32_t>& ends, const data::
 void write_tokenizer_settings(const engine::CheckpointReader& reader, const fs::path& to) {
   const engine::Manifest& manifest = reader.manifest();
   const auto tokenizer = tokenizer_of(reader);
-  if (data::kind_of_tokenizer(tokenizer->spec()) != "hf") return;
+  const std::string& name = manifest.data.chat_template;
+  if (data::kind_of_tokenizer(tokenizer->spec()) != "hf") {
+    if (!name.empty())
+      log_warning("the run's tokenizer (", tokenizer->spec(), ") is no tokenizer.json: the chat template ",
+                  name, " is not written, and what reads the folder must write conversations itself");
+    return;
+  }
   const bool came = fs::exists(to / "tokenizer_config.json");
   if (!came)
     write_tokenizer_config(*tokenizer, config::parse_text(manifest.config, "the run's").model->seq_length,
                            to);
   std::vector<std::int32_t> ends = end_ids_of(reader, *tokenizer);
-  const std::string& name = manifest.data.chat_template;
   if (!name.empty()) {
     const data::ChatTemplate which = data::parse_chat_template(name);
     for (const std::int32_t id : data::answer_end(*tokenizer, which).ids)
       if (std::find(ends.begin(), ends.end(), id) == ends.end()) ends.push_back(id);
-    write_file_atomically(to / "chat_template.jinja",
-                          data::jinja_of(which, tokenizer->begin_of_document().has_value()));
+    write_file_atomically(to / "chat_template.jinja", data::jinja_of(which, *tokenizer));
   }
   if (!came || !name.empty()) write_generation_config(ends, *tokenizer, to);
 }

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <optional>
 
 #include "base/excerpt.h"
+#include "base/log.h"
 #include "cli/chat.h"
 #include "cli/command_line.h"
 #include "cli/generate_request.h"
@@ -60,18 +62,35 @@ std::vector<Prompt> prompts_of(const CommandLine& line) {
   if (line.has("prompt")) return {{line.text("prompt"), {}, ""}};
   if (!line.has("prompts")) return {};
   std::vector<Prompt> prompts = read_prompts(line.text("prompts"));
+  std::error_code absent;
+  if (std::filesystem::equivalent(line.text("output"), line.text("prompts"), absent))
+    throw UsageError("--output names the file of --prompts, which would be lost");
   for (const Prompt& prompt : prompts)
     if (!chat && !prompt.messages.empty())
       throw UsageError(cat(prompt.place, " is a conversation: give --chat to have it answered"));
   return prompts;
 }
 
+/// As --chat-template says, else as the data of the adapter or of the run was written.
+data::ChatTemplate template_of(const CommandLine& line, const Inference& inference) {
+  if (line.has("chat-template")) return data::parse_chat_template(line.text("chat-template"));
+  const std::string adapter = line.text("adapter");
+  if (!adapter.empty() && holds_checkpoints(adapter)) {
+    const engine::CheckpointReader reader(engine::checkpoint_folder(adapter));
+    if (const std::string& name = reader.manifest().data.chat_template; !name.empty())
+      return data::parse_chat_template(name);
+  }
+  return chat_template_of(inference.reader(), inference.tokenizer());
+}
+
 ChatStyle style_of(const CommandLine& line, const Inference& inference, std::int64_t max_tokens) {
-  const std::string name = line.text("chat-template");
-  const std::int64_t positions = inference.config().model->seq_length;
-  return {name.empty() ? chat_template_of(inference.reader(), inference.tokenizer())
-                       : data::parse_chat_template(name),
-          line.text("system"), std::max(positions - max_tokens, positions / 2)};
+  const config::Adapter& adapter = inference.config().training.adapter;
+  const std::int64_t positions =
+      inference.config().model->seq_length - (adapter.has_prompt() ? adapter.prompt.virtual_tokens : 0);
+  const ChatStyle style{template_of(line, inference), line.text("system"),
+                        std::max(positions - max_tokens, positions / 2)};
+  log_info("conversations are written by the template ", data::name_of(style.written));
+  return style;
 }
 
 models::Sampling sampling_of(const CommandLine& line, const data::Tokenizer& tokenizer) {
@@ -109,7 +128,7 @@ void generate_command(const Arguments& arguments) {
     const data::AnswerEnd end = data::answer_end(tokenizer, style->written);
     request.end_ids.insert(request.end_ids.end(), end.ids.begin(), end.ids.end());
     request.stops.insert(request.stops.end(), end.texts.begin(), end.texts.end());
-    request.drop = data::before_answer(style->written);
+    request.drop = data::before_answer(style->written, tokenizer);
     request.echo = false;
   }
   for (const Prompt& prompt : prompts)

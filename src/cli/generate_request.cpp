@@ -79,7 +79,7 @@ std::string rate(std::int64_t tokens, double seconds) {
              seconds > 0 ? cat(" (", fixed(static_cast<double>(tokens) / seconds, 1), " tokens/s)") : "");
 }
 
-void tell(const models::GenerationStats& stats, const GenerateModel& from, std::size_t texts) {
+void tell(const models::GenerationStats& stats, const InferenceModel& from, std::size_t texts) {
   const device::Ledger& ledger = from.device().ledger();
   const auto mib = [](std::uint64_t bytes) { return fixed(static_cast<double>(bytes) / 0x1p20, 1) + " MiB"; };
   log_info(counted(static_cast<std::int64_t>(texts), "text"), ": read ",
@@ -94,7 +94,7 @@ void tell(const models::GenerationStats& stats, const GenerateModel& from, std::
 }  // namespace
 
 namespace {
-models::GenerationStats run(const Request& request, GenerateModel& from, RequestTexts& texts) {
+models::GenerationStats run(const Request& request, InferenceModel& from, RequestTexts& texts) {
   const models::GenerationStats stats =
       models::generate_texts(from.model(), from.run(), texts.texts(), request.batch, request.sampling,
                              [&](std::size_t text, std::int32_t id) { return texts.add(text, id); });
@@ -104,13 +104,13 @@ models::GenerationStats run(const Request& request, GenerateModel& from, Request
 }  // namespace
 
 void generate(const Request& request, const DistributedPtr& dist) {
-  GenerateModel from(request.from.reader(), request.from.config(), dist);
+  InferenceModel from(request.from.reader(), request.from.config(), dist);
   RequestTexts texts(request, dist->rank() == 0, dist->world_size() == 1);
   const models::GenerationStats stats = run(request, from, texts);
   if (dist->rank() == 0 && request.completions) tell(stats, from, texts.texts().size());
 }
 
-std::string generate_one(const Request& request, GenerateModel& from, const DistributedPtr& dist) {
+std::string generate_one(const Request& request, InferenceModel& from, const DistributedPtr& dist) {
   RequestTexts texts(request, dist->rank() == 0, dist->world_size() == 1);
   run(request, from, texts);
   return texts.text(0);

@@ -26,6 +26,6 @@ struct Request {
 void generate(const Request& request, const DistributedPtr& dist);
 
 /// The same of one prompt and a model that is there; returns what continues it, on every rank.
-std::string generate_one(const Request& request, GenerateModel& from, const DistributedPtr& dist);
+std::string generate_one(const Request& request, InferenceModel& from, const DistributedPtr& dist);
 
 }  // namespace sherd::cli

@@ -76,6 +76,9 @@ void take_adapter(config::Config& config, const std::string& folder, const std::
   config::Adapter& adapter = config.training.adapter;
   adapter.init_from.clear();
   if (!folder.empty()) {
+    using engine::CheckpointReader;
+    if (holds_checkpoints(folder))
+      CheckpointReader(engine::checkpoint_folder(folder)).verify_all(CheckpointReader::WhatToVerify::trained);
     adapter = config::parse_text(adapter_section(folder), cat("the adapter of ", excerpt(folder, 200)))
                   .training.adapter;
     adapter.init_from = folder;
@@ -135,13 +138,13 @@ void add_inference_options(CommandLine& line) {
 Inference::Inference(const CommandLine& line)
     : place_(place_of(line)),
       reader_(engine::checkpoint_folder(line.required("checkpoint"), line.text("tag"))) {
-  for (const auto& [file, checksum] : reader_.manifest().files) reader_.verify(file);
+  reader_.verify_all();
   tokenizer_ = tokenizer_of(reader_);
   config_ = config_of(reader_, line.all("set"));
   take_adapter(config_, line.text("adapter"), line.text("task"));
   config_.device = device_section(config_.device, line.text("device"));
   ranks_ = ranks_of(line, config_);
-  prepare_to_generate(config_, place_, ranks_);
+  prepare_for_inference(config_, place_, ranks_);
 }
 
 void Inference::run(const std::string& advice, const std::function<void(const DistributedPtr&)>& body) const {

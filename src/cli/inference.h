@@ -5,7 +5,7 @@
 #include <string>
 
 #include "cli/command_line.h"
-#include "cli/generate_model.h"
+#include "cli/inference_model.h"
 #include "data/tokenizer.h"
 
 // What commands that run a trained model have in common: which checkpoint, where, on how many ranks.
@@ -40,7 +40,7 @@ class Inference {
 
   const engine::CheckpointReader& reader() const { return reader_; }
   const data::Tokenizer& tokenizer() const { return *tokenizer_; }
-  const config::Config& config() const { return config_; }  ///< of prepare_to_generate()
+  const config::Config& config() const { return config_; }  ///< of prepare_for_inference()
 
   /// Runs `body` on every rank, on threads of this process. `advice`: what to do where memory does not
   /// suffice.

@@ -2,12 +2,11 @@
 
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "base/error.h"
 #include "base/excerpt.h"
-#include "base/read_file.h"
 #include "data/example.h"
+#include "data/text_source.h"
 
 namespace sherd::cli {
 namespace {
@@ -38,14 +37,17 @@ nlohmann::ordered_json described(const Prompt& prompt) {
 }  // namespace
 
 std::vector<Prompt> read_prompts(const std::filesystem::path& path) {
-  std::istringstream lines(read_file(path));
-  const bool json = path.extension() == ".jsonl";
+  data::TextSource source(data::find_inputs({path.string()}), data::DocumentRule::line);
   std::vector<Prompt> out;
   std::string line;
-  for (std::size_t number = 1; std::getline(lines, line); ++number) {
-    if (line.ends_with('\r')) line.pop_back();
-    if (line.find_first_not_of(" \t") == std::string::npos) continue;
-    out.push_back(json ? prompt_of(line, path, number) : Prompt{line, {}, cat(path.string(), ":", number)});
+  for (data::TextPiece piece; source.next(piece);) {
+    line += piece.text;
+    if (!piece.last) continue;  // of a long line
+    const std::filesystem::path& file = source.files()[piece.file].path;
+    if (line.find_first_not_of(" \t") != std::string::npos)
+      out.push_back(piece.json ? prompt_of(line, file, static_cast<std::size_t>(piece.line))
+                               : Prompt{line, {}, cat(file.string(), ":", piece.line)});
+    line.clear();
   }
   if (out.empty()) fail(ErrorKind::data, path.string(), " holds no prompts: each is a line");
   return out;

@@ -18,10 +18,10 @@ struct Prompt {
   std::string place;                    ///< file and line, for errors
 };
 
-/// The prompts of a file: a name that ends in .jsonl holds a JSON object with a string "prompt" or a list
-/// "messages" in each line, any other a prompt in each line. Empty lines hold none. Throws Error{io} where it
-/// cannot be read, Error{data} that names the line for one that is no such object, and for a file without
-/// prompts.
+/// The prompts of a file, read as data::TextSource reads (gzip and zstd, too): a name that ends in .jsonl
+/// holds a JSON object with a string "prompt" or a list "messages" in each line, any other a prompt in each
+/// line. Empty lines hold none. Throws Error{io} where it cannot be read, Error{data} that names the line for
+/// one that is no such object, and for a file without prompts.
 std::vector<Prompt> read_prompts(const std::filesystem::path& path);
 
 /// What became of a prompt.

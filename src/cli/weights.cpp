@@ -7,6 +7,7 @@
 #include "base/excerpt.h"
 #include "base/read_file.h"
 #include "config/hugging_face.h"
+#include "engine/checkpoint/same_data.h"
 #include "models/adapters.h"
 #include "models/hugging_face_weights.h"
 #include "models/prompt_weights.h"
@@ -103,6 +104,15 @@ std::string adapter_section(const std::string& folder) {
   return config::section_of(adapter);
 }
 
+std::string sections_of(const std::string& folder) {
+  std::string model = model_section(folder);
+  if (is_hugging_face(folder) || !holds_adapter(engine::CheckpointReader(engine::checkpoint_folder(folder))))
+    return model;
+  auto both = nlohmann::ordered_json::parse(model);
+  both.update(nlohmann::ordered_json::parse(adapter_section(folder)));
+  return both.dump(2);
+}
+
 Weights::Weights(const std::string& folder, const config::Model& model, const models::GptOptions& options,
                  device::Device& device, const config::Adapter& adapter, std::vector<std::int32_t> prompt_ids)
     : folder_(folder) {
@@ -137,6 +147,7 @@ std::unique_ptr<nn::WeightSource> Weights::one_prompt(const engine::CheckpointRe
                                                       std::unique_ptr<nn::WeightSource> source) {
   const config::Adapter saved = configuration_of(reader).training.adapter;
   const bool one = options.adapter.type == config::AdapterType::prompt_tuning && options.adapter.prompts == 1;
+  if (!one) engine::require_same_prompts(reader, adapter);
   if (!one || !saved.has_prompt()) return source;
   const std::string task = adapter.prompt.tasks.empty() ? "" : adapter.prompt.tasks[0].name;
   const bool several = saved.prompt.tasks.size() > 1;
@@ -177,7 +188,8 @@ void Weights::add_adapter(const config::Adapter& adapter, const models::GptOptio
 
 void Weights::verify_share(int rank, int ranks) const {
   if (reader_) reader_->verify_share(rank, ranks);
-  if (adapter_reader_) adapter_reader_->verify_share(rank, ranks);
+  if (adapter_reader_)
+    adapter_reader_->verify_share(rank, ranks, engine::CheckpointReader::WhatToVerify::trained);
 }
 
 engine::ExtraFiles Weights::companions() const {
@@ -213,13 +225,33 @@ std::vector<std::int32_t> end_ids_of(const engine::CheckpointReader& reader,
   return out;
 }
 
+namespace {
+/// The chat template that weights came with; empty: none. A file of settings may hold several, by name.
+std::string published_template(const engine::CheckpointReader& reader) {
+  if (std::string jinja = companion(reader, "chat_template.jinja"); !jinja.empty()) return jinja;
+  const auto settings =
+      nlohmann::json::parse(companion(reader, "tokenizer_config.json"), nullptr, /*allow_exceptions=*/false);
+  if (!settings.is_object() || !settings.contains("chat_template")) return {};
+  const nlohmann::json& found = settings["chat_template"];
+  if (found.is_string()) return found.get<std::string>();
+  if (found.is_array())
+    for (const nlohmann::json& named : found)
+      if (named.is_object() && named.value("name", "") == "default") return named.value("template", "");
+  return {};
+}
+}  // namespace
+
 data::ChatTemplate chat_template_of(const engine::CheckpointReader& reader,
                                     const data::Tokenizer& tokenizer) {
   const std::string& name = reader.manifest().data.chat_template;
   if (!name.empty()) return data::parse_chat_template(name);
-  for (const char* file : {"chat_template.jinja", "tokenizer_config.json"})
-    if (const auto named = data::chat_template_of_jinja(companion(reader, file))) return *named;
-  return data::chat_template_of(tokenizer);
+  const std::string jinja = published_template(reader);
+  if (jinja.empty()) return data::chat_template_of(tokenizer);
+  if (const auto named = data::chat_template_of_jinja(jinja)) return *named;
+  fail(ErrorKind::config,
+       "the chat template that the model came with is none of chatml, llama3, mistral and plain; give "
+       "--chat-template NAME where one is close enough, or write the text of the prompt yourself, without "
+       "--chat");
 }
 
 std::optional<DType> published_dtype(const std::string& folder) {

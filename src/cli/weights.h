@@ -34,6 +34,10 @@ std::string model_section(const std::string& folder);
 /// Throws as model_section().
 std::string adapter_section(const std::string& folder);
 
+/// model_section() and, of a checkpoint of a run with an adapter, adapter_section(): what a run that begins
+/// from it begins with.
+std::string sections_of(const std::string& folder);
+
 /// The weights of either kind, for the model `model`, of `options`. A model with an adapter has its own from
 /// `adapter.init_from`, a folder of PEFT's or of checkpoints; where that is empty, from the checkpoint at
 /// `folder` if it holds them, or as they were drawn, prompts as `prompt_ids` if there are any. Of a
@@ -80,7 +84,8 @@ std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointRead
 std::vector<std::int32_t> end_ids_of(const engine::CheckpointReader& reader,
                                      const data::Tokenizer& tokenizer);
 /// How the model's conversations are written: as those of its data were, else as the template says that it
-/// came with, else as the tokenizer's tokens tell.
+/// came with, else as the tokenizer's tokens tell. Throws Error{config} for a template that is not written
+/// here.
 data::ChatTemplate chat_template_of(const engine::CheckpointReader& reader, const data::Tokenizer& tokenizer);
 /// The type of the weights there, by their config.json; none where it does not say.
 std::optional<DType> published_dtype(const std::string& folder);

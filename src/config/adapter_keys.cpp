@@ -39,6 +39,12 @@ std::vector<Text> adapter_texts() {
       {"scaling", "what a `bottleneck` gives is multiplied by it"},
       {"original_ln_before",
        "a `bottleneck` reads the stream that its part of the block was added to, not what the part gave"},
+      {"original_ln_after", "the block's own norm runs behind a `bottleneck`"},
+      {"residual_before_ln", "a `bottleneck` adds the stream from in front of that norm"},
+      {"is_parallel", "a `bottleneck` reads what its part of the block reads"},
+      {"use_gating", "a learned factor for what a `bottleneck` gives"},
+      {"ln_before", "a norm of its own in front of a `bottleneck`"},
+      {"ln_after", "a norm of its own behind it"},
       {"name", "what AdapterHub's files call the adapter"},
       {"targets",
        "modules that get an adapter: names as they are published, or ends of them (`\"q_proj\"`, "

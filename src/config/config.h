@@ -228,9 +228,10 @@ struct Config {
 /// list), VALUE in JSON or else taken as a string. Throws Error{io} for an unreadable file and Error{config}
 /// for everything else, naming file, line, key and the next step.
 /// `sections`: gives, as text, the `model` section of the weights that a run begins from, by
-/// training.init_from and training.save_dir, over which the files' own is laid. It is asked where there is an
-/// init_from; without, the files say all. `adapters` gives the section training.adapter likewise, where that
-/// names an adapter to go on from.
+/// training.init_from and training.save_dir, over which the files' own is laid, and with it the section
+/// training.adapter of an adapter that is among them, for files that name no other. It is asked where there is
+/// an init_from; without, the files say all. `adapters` gives the section training.adapter likewise, where
+/// that names an adapter to go on from.
 using WeightSections = std::function<std::string(const std::string& init_from, const std::string& save_dir)>;
 Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides = {},
                    const WeightSections& sections = nullptr, const WeightSections& adapters = nullptr);

@@ -93,6 +93,28 @@ std::string text_in(const Node* section, const char* key) {
   return node && node->is(Node::Kind::string) ? node->text : std::string();
 }
 
+/// Takes out of the adapter section of weights what one in the files says by another key, and how a prompt
+/// began; all of it where the files name another adapter.
+void drop_replaced(Node& base, const Node& tree, bool of_adapter) {
+  const auto adapter_of = [](auto& node) {
+    auto* training = node.find("training");
+    return training ? training->find("adapter") : nullptr;
+  };
+  auto* there = adapter_of(base);
+  const Node* here = adapter_of(tree);
+  if (!there || !here) return;
+  const std::string type = text_in(here, "type");
+  if (!of_adapter &&
+      (!text_in(here, "init_from").empty() || (!type.empty() && type != text_in(there, "type"))))
+    return there->members.clear();
+  const auto replaced = [&](const std::string& key) {
+    if (key == "init" || key == "init_text") return true;
+    if (key == "reduction_factor") return here->find("bottleneck_size") != nullptr;
+    return key == "bottleneck_size" && here->find("reduction_factor");
+  };
+  std::erase_if(there->members, [&](const auto& member) { return replaced(member.first); });
+}
+
 /// What the files say goes over what `sections` gives for the weights that init_from names in `place`, of
 /// training or a section in it.
 void lay_on_weights(Node& tree, const WeightSections& sections, const char* place, const char* what) {
@@ -102,6 +124,7 @@ void lay_on_weights(Node& tree, const WeightSections& sections, const char* plac
   if (!sections || from.empty()) return;
   Node base = parse_tree(sections(from, text_in(training, "save_dir")),
                          cat("the ", what, " of ", excerpt(from, 200)));
+  drop_replaced(base, tree, *place != '\0');
   merge(base, std::move(tree));
   tree = std::move(base);
 }

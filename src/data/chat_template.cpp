@@ -1,24 +1,34 @@
 #include "data/chat_template.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "base/utf8.h"
+#include "data/hugging_face/unicode.h"
 
 namespace sherd::data {
 namespace {
 
 const std::array<std::string, 4> names{"chatml", "llama3", "mistral", "plain"};
 
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view space = " \t\r\n\v\f";
-  const std::size_t begin = text.find_first_not_of(space);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(space) - begin + 1);
+/// Without white space at its ends, of which Python, and so jinja, has four characters more than Unicode.
+std::string trimmed(std::string_view text) {
+  const auto space = [](char32_t c) { return (c >= 0x1C && c <= 0x1F) || is_space(c); };
+  std::string storage;
+  text = valid_utf8(text, storage);
+  while (!text.empty() && space(first_character(text))) text.remove_prefix(utf8_length(text));
+  while (!text.empty() && space(last_character(text))) {
+    while ((static_cast<unsigned char>(text.back()) & 0xC0) == 0x80) text.remove_suffix(1);
+    text.remove_suffix(1);
+  }
+  return std::string(text);
 }
 
 /// A conversation that is being written down.
 struct Writer {
+  const Tokenizer& tokenizer;
   std::vector<Segment> segments;
 
   void text(std::string text, bool learned = false) {
@@ -28,6 +38,13 @@ struct Writer {
     segments.push_back({std::move(token), learned, Segment::Kind::control});
   }
   void end(bool learned) { segments.push_back({"", learned, Segment::Kind::end}); }
+  /// What begins every document of the tokenizer; where nothing does, the template's own token, if any.
+  void begin(const char* token = nullptr) {
+    if (tokenizer.begin_of_document())
+      segments.push_back({"", false, Segment::Kind::begin});
+    else if (token)
+      control(token);
+  }
 };
 
 bool is_answer(const Message& message) {
@@ -39,9 +56,34 @@ bool is_learned(const Message& message) {
 
 constexpr const char *chatml_begin = "<|im_start|>", *chatml_end = "<|im_end|>",
                      *llama3_begin = "<|start_header_id|>", *llama3_end = "<|eot_id|>",
-                     *mistral_begin = "[INST]", *plain_answer = "### Assistant:\n";
+                     *llama3_document = "<|begin_of_text|>", *mistral_begin = "[INST]",
+                     *mistral_end = "[/INST]", *mistral_system = "[SYSTEM_PROMPT]",
+                     *mistral_system_end = "[/SYSTEM_PROMPT]", *mistral_document = "<s>",
+                     *plain_answer = "### Assistant:\n";
+
+/// Mistral's ways, by the tokenizer's tokens (mistral-common): without [INST] (v1) a question's ends are
+/// text, with spaces around, and the system's text lies in the first question; with it (v2, v3) no space is
+/// in front of the second, and it lies in the last; with [SYSTEM_PROMPT] (v7) it lies between tokens of its
+/// own. A space begins each text where the tokenizer begins words with one; byte-level ones (Tekken) do not.
+struct MistralForm {
+  bool tokens, system_tokens, space = true;
+
+  explicit MistralForm(const Tokenizer& tokenizer)
+      : tokens(tokenizer.token_id(mistral_begin) && tokenizer.token_id(mistral_end)),
+        system_tokens(tokens && tokenizer.token_id(mistral_system) &&
+                      tokenizer.token_id(mistral_system_end)) {
+    if (!tokens) return;
+    std::vector<std::int32_t> alone, behind;
+    tokenizer.encode("a", {}, alone);
+    tokenizer.encode(" a", {.behind = EncodeOptions::Behind::text}, behind);
+    space = alone == behind;
+  }
+  const char* front() const { return space ? " " : ""; }
+  const char* back() const { return tokens ? "" : " "; }
+};
 
 void write_chatml(Writer& out, std::span<const Message> messages) {
+  out.begin();
   for (const Message& message : messages) {
     out.control(chatml_begin);
     out.text(message.role + "\n");
@@ -59,45 +101,57 @@ void write_llama3_header(Writer& out, const std::string& role) {
 }
 
 void write_llama3(Writer& out, std::span<const Message> messages) {
-  out.control("<|begin_of_text|>");
+  out.begin(llama3_document);
   for (const Message& message : messages) {
     write_llama3_header(out, message.role);
-    out.text(std::string(trimmed(message.content)), is_learned(message));
+    out.text(trimmed(message.content), is_learned(message));
     out.control(llama3_end, is_learned(message));
   }
 }
 
 void write_mistral(Writer& out, std::span<const Message> messages) {
+  const MistralForm form(out.tokenizer);
+  const Message* with_system = nullptr;  // the question in front of which the system's text lies
+  for (const Message& message : messages)
+    if (message.role == "user" && (form.tokens || !with_system)) with_system = &message;
   std::string system;
   bool users_turn = true;
-  out.control("<s>");
+  out.begin(mistral_document);
   for (const Message& message : messages) {
+    const bool is_first = &message == messages.data();
     if (message.role == "system") {
-      if (&message != messages.data())
+      if (!is_first)
         fail(ErrorKind::data,
              "a system message that is not the first, which the template mistral has no "
              "place for");
-      system = message.content + "\n\n";
+      if (form.system_tokens) {
+        out.control(mistral_system);
+        out.text(form.front() + message.content);
+        out.control(mistral_system_end);
+      } else {
+        system = message.content + "\n\n";
+      }
       continue;
     }
     if (is_answer(message) == users_turn)
-      fail(ErrorKind::data, "two messages of the ", message.role,
-           users_turn ? " before one of the user" : " behind each other",
+      fail(ErrorKind::data,
+           users_turn ? "an answer of the assistant before any message of the user"
+                      : cat("two messages of the ", message.role, " behind each other"),
            "; the template mistral takes user and assistant in turn, the user first");
     users_turn = !users_turn;
     if (is_answer(message)) {
-      out.text(" " + message.content, is_learned(message));
+      out.text(form.front() + message.content, is_learned(message));
       out.end(is_learned(message));
     } else {
       out.control(mistral_begin);
-      out.text(" " + system + message.content);
-      out.control(" [/INST]");
-      system.clear();
+      out.text(cat(form.front(), &message == with_system ? system : "", message.content, form.back()));
+      out.control(mistral_end);
     }
   }
 }
 
 void write_plain(Writer& out, std::span<const Message> messages) {
+  out.begin();
   for (const Message& message : messages) {
     if (message.role == "system") {
       out.text(message.content + "\n\n");
@@ -135,6 +189,7 @@ ChatTemplate chat_template_of(const Tokenizer& tokenizer) {
 
 std::optional<ChatTemplate> chat_template_of_jinja(std::string_view text) {
   const auto has = [&](const char* part) { return text.find(part) != std::string_view::npos; };
+  if (has("<<SYS>>")) return std::nullopt;  // Llama 2's
   if (has(chatml_begin)) return ChatTemplate::chatml;
   if (has(llama3_begin)) return ChatTemplate::llama3;
   if (has(mistral_begin)) return ChatTemplate::mistral;
@@ -143,13 +198,13 @@ std::optional<ChatTemplate> chat_template_of_jinja(std::string_view text) {
 }
 
 namespace {
-Writer written(ChatTemplate which, std::span<const Message> messages) {
+Writer written(ChatTemplate which, const Tokenizer& tokenizer, std::span<const Message> messages) {
   if (messages.empty()) fail(ErrorKind::data, "a conversation without messages");
   for (const Message& message : messages)
     if (message.role != "system" && message.role != "user" && message.role != "assistant")
       fail(ErrorKind::data, "a message has the role '", excerpt(message.role),
            "'; conversations are of system, user and assistant");
-  Writer out;
+  Writer out{tokenizer, {}};
   switch (which) {
     case ChatTemplate::chatml:
       write_chatml(out, messages);
@@ -168,12 +223,14 @@ Writer written(ChatTemplate which, std::span<const Message> messages) {
 }
 }  // namespace
 
-std::vector<Segment> render(ChatTemplate which, std::span<const Message> messages) {
-  return written(which, messages).segments;
+std::vector<Segment> render(ChatTemplate which, const Tokenizer& tokenizer,
+                            std::span<const Message> messages) {
+  return written(which, tokenizer, messages).segments;
 }
 
-std::vector<Segment> render_question(ChatTemplate which, std::span<const Message> messages) {
-  Writer out = written(which, messages);
+std::vector<Segment> render_question(ChatTemplate which, const Tokenizer& tokenizer,
+                                     std::span<const Message> messages) {
+  Writer out = written(which, tokenizer, messages);
   if (messages.back().role != "user")
     fail(ErrorKind::data, "a conversation ends with a message of the ", messages.back().role,
          "; what is to be answered is the user's, and comes last");
@@ -186,34 +243,72 @@ std::vector<Segment> render_question(ChatTemplate which, std::span<const Message
   return std::move(out.segments);
 }
 
-std::string jinja_of(ChatTemplate which, bool begins) {
-  const std::string each = "{% for message in messages %}", end = "{% endfor %}",
-                    question = "{% if add_generation_prompt %}", begin = begins ? "{{ bos_token }}" : "";
+namespace {
+/// A text as jinja writes it: what `{{ … }}` holds.
+std::string jinja_string(std::string_view text) {
+  std::string out = "'";
+  for (const char c : text)
+    out += c == '\n' ? "\\n" : c == '\'' || c == '\\' ? cat('\\', c) : std::string(1, c);
+  return out + "'";
+}
+
+std::string mistral_jinja(const Tokenizer& tokenizer, const std::string& begin, const std::string& close) {
+  const MistralForm form(tokenizer);
+  const std::string each = "{% for message in messages %}", last = "{% endfor %}",
+                    content = " + message['content'] + ",
+                    question = jinja_string(cat(mistral_begin, form.front())) +
+                               (form.system_tokens ? "" : " + system") + content +
+                               jinja_string(cat(form.back(), mistral_end)),
+                    answer = jinja_string(form.front()) + content + close;
+  if (form.system_tokens)
+    return begin + each + "{% if message['role'] == 'system' %}{{ " +
+           jinja_string(cat(mistral_system, form.front())) + content + jinja_string(mistral_system_end) +
+           " }}{% elif message['role'] == 'user' %}{{ " + question + " }}{% else %}{{ " + answer +
+           " }}{% endif %}" + last;
+  return "{% set at = namespace(system='', turn=0) %}" + each +
+         "{% if message['role'] == 'system' %}{% set at.system = message['content'] + '\\n\\n' %}"
+         "{% elif message['role'] == 'user'" +
+         (form.tokens ? "" : " and at.turn == 0") + " %}{% set at.turn = loop.index %}{% endif %}" + last +
+         begin + each +
+         "{% if message['role'] == 'user' %}{% set system = at.system if loop.index == at.turn else '' "
+         "%}{{ " +
+         question + " }}{% elif message['role'] == 'assistant' %}{{ " + answer + " }}{% endif %}" + last;
+}
+}  // namespace
+
+std::string jinja_of(ChatTemplate which, const Tokenizer& tokenizer) {
+  const std::string each = "{% for message in messages %}", last = "{% endfor %}",
+                    question = "{% if add_generation_prompt %}",
+                    close = jinja_string(tokenizer.token(tokenizer.end_of_document()));
+  const auto begin = [&](const char* otherwise) {
+    const auto id = tokenizer.begin_of_document();
+    const std::string token = id ? tokenizer.token(*id) : otherwise;
+    return token.empty() ? token : "{{ " + jinja_string(token) + " }}";
+  };
   switch (which) {
     case ChatTemplate::chatml:
-      return begin + each +
-             "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}" + end +
+      return begin("") + each +
+             "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}" + last +
              question + "{{ '<|im_start|>assistant\\n' }}{% endif %}";
     case ChatTemplate::llama3:
-      return "{{ '<|begin_of_text|>' }}" + each +
+      return begin(llama3_document) + each +
              "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
              "{{ message['content'] | trim }}{{ '<|eot_id|>' }}" +
-             end + question + "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}";
+             last + question + "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}";
     case ChatTemplate::mistral:
-      return "{% set first = namespace(system='') %}{{ '<s>' }}" + each +
-             "{% if message['role'] == 'system' %}{% set first.system = message['content'] + '\\n\\n' %}"
-             "{% elif message['role'] == 'user' %}"
-             "{{ '[INST] ' + first.system + message['content'] + ' [/INST]' }}{% set first.system = '' %}"
-             "{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}" +
-             end;
+      return mistral_jinja(tokenizer, begin(mistral_document), close);
     case ChatTemplate::plain:
       break;
   }
-  return begin + each +
+  return begin("") + each +
          "{% if message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}"
          "{% elif message['role'] == 'user' %}{{ '### User:\\n' + message['content'] + '\\n\\n' }}"
-         "{% else %}{{ '### Assistant:\\n' + message['content'] + eos_token }}{% endif %}" +
-         end + question + "{{ '### Assistant:\\n' }}{% endif %}";
+         "{% else %}{{ '### Assistant:\\n' + message['content'] + " +
+         close + " }}{% endif %}" + last + question + "{{ '### Assistant:\\n' }}{% endif %}";
+}
+
+std::string before_answer(ChatTemplate which, const Tokenizer& tokenizer) {
+  return which == ChatTemplate::mistral ? MistralForm(tokenizer).front() : "";
 }
 
 std::string end_of_answer(ChatTemplate which) {

@@ -22,10 +22,9 @@ struct Message {
 struct Segment {
   enum class Kind {
     text,
-    /// A token of the template's own, "<|im_end|>": one id where the tokenizer has it, else text. A space in
-    /// front of it belongs to the text alone.
-    control,
-    end  ///< the tokenizer's end of a document
+    control,  ///< a token of the template's own, "<|im_end|>": one id where the tokenizer has it, else text
+    begin,    ///< what the tokenizer begins documents with; only of one that does
+    end       ///< the tokenizer's end of a document
   };
   std::string text;
   bool learned = false;  ///< its tokens are targets of the loss
@@ -36,11 +35,14 @@ struct Segment {
 /// - chatml (Qwen and many others): <|im_start|>ROLE\nTEXT<|im_end|>\n
 /// - llama3: <|begin_of_text|>, then <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>; trimmed
 /// texts
-/// - mistral: <s>, then [INST] TEXT [/INST] ANSWER</s>; the system's text before the first user's; no space
-///   before [/INST] where that is a token of its own
+/// - mistral: <s>, then [INST] TEXT [/INST] ANSWER</s>; the system's text before the first user's (v0.2).
+///   With tokenizers that have the token [INST], no space before [/INST], and the system's text before the
+///   last user's (v0.3); where they are byte-level, no other space (Nemo); with [SYSTEM_PROMPT], the system's
+///   text between that and its end (Small)
 /// - plain, for tokenizers without such tokens: SYSTEM\n\n### User:\nTEXT\n\n### Assistant:\nANSWER and the
 ///   end of the document
-/// None puts in a system message that the conversation does not have.
+/// What the tokenizer begins documents with stands in front of each, in place of the template's own. None
+/// puts in a system message that the conversation does not have.
 enum class ChatTemplate { chatml, llama3, mistral, plain };
 
 /// By its name, as above. Throws Error{config} for any other.
@@ -49,20 +51,26 @@ const std::string& name_of(ChatTemplate which);
 
 /// The one whose tokens the tokenizer has; plain where it has none's.
 ChatTemplate chat_template_of(const Tokenizer& tokenizer);
-/// The one whose tokens the text of a family's own template (jinja) names; nullopt: none's.
+/// The one whose tokens the text of a family's own template (jinja) names; nullopt: none's, or more than is
+/// written here.
 std::optional<ChatTemplate> chat_template_of_jinja(std::string_view text);
 
-/// A whole conversation. Learned are the assistant's texts and what ends each. Throws Error{data} for a role
-/// that is none of the three, an order that the template cannot write, or no message.
-std::vector<Segment> render(ChatTemplate which, std::span<const Message> messages);
+/// A whole conversation, as `tokenizer` is to encode it. Learned are the assistant's texts and what ends
+/// each. Throws Error{data} for a role that is none of the three, an order that the template cannot write, or
+/// no message.
+std::vector<Segment> render(ChatTemplate which, const Tokenizer& tokenizer,
+                            std::span<const Message> messages);
 /// The same up to where the assistant's next answer begins (transformers' add_generation_prompt). Throws
 /// Error{data} where the last message is not the user's, too.
-std::vector<Segment> render_question(ChatTemplate which, std::span<const Message> messages);
+std::vector<Segment> render_question(ChatTemplate which, const Tokenizer& tokenizer,
+                                     std::span<const Message> messages);
 
-/// A template in transformers' language (jinja) that writes what render() and render_question() write;
-/// `begins`: documents of the tokenizer begin with a token, which a conversation then has, too.
-std::string jinja_of(ChatTemplate which, bool begins);
+/// A template in transformers' language (jinja) that writes what render() and render_question() write for a
+/// tokenizer whose documents end with a token that has a text.
+std::string jinja_of(ChatTemplate which, const Tokenizer& tokenizer);
 
+/// What is written in front of an answer's text, which is no part of it, though the model makes it.
+std::string before_answer(ChatTemplate which, const Tokenizer& tokenizer);
 /// The token with which an answer ends; empty: the end of the document.
 std::string end_of_answer(ChatTemplate which);
 

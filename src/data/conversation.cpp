@@ -11,9 +11,7 @@ std::vector<std::int32_t> encoded(const Tokenizer& tokenizer, ChatTemplate which
                                   std::span<const Message> messages) {
   std::vector<std::int32_t> ids;
   std::vector<std::uint8_t> learned;
-  encode_segments(tokenizer, render_question(which, messages), SpelledTokens::text, ids, learned);
-  const auto begin = tokenizer.begin_of_document();
-  if (begin && (ids.empty() || ids.front() != *begin)) ids.insert(ids.begin(), *begin);
+  encode_segments(tokenizer, render_question(which, tokenizer, messages), SpelledTokens::text, ids, learned);
   return ids;
 }
 
@@ -51,10 +49,6 @@ AnswerEnd answer_end(const Tokenizer& tokenizer, ChatTemplate which) {
   else
     out.texts.push_back(end);
   return out;
-}
-
-std::string_view before_answer(ChatTemplate which) {
-  return which == ChatTemplate::mistral ? " " : "";
 }
 
 }  // namespace sherd::data

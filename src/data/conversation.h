@@ -4,7 +4,6 @@
 #include <limits>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "data/chat_template.h"
@@ -34,8 +33,5 @@ struct AnswerEnd {
   std::vector<std::string> texts;  ///< and these, where the template's token is none of the tokenizer's
 };
 AnswerEnd answer_end(const Tokenizer& tokenizer, ChatTemplate which);
-
-/// What the template writes in front of an answer's text, which is no part of it, though the model makes it.
-std::string_view before_answer(ChatTemplate which);
 
 }  // namespace sherd::data

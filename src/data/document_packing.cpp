@@ -65,11 +65,21 @@ std::int64_t DocumentSamples::places_of(const Piece& piece) const {
 }
 
 void DocumentSamples::find_pieces() {
+  std::vector<std::uint8_t> mask;
   for (std::int64_t i = range_.begin; i < range_.end; ++i) {
     const std::int64_t length = dataset_->length(i);
     tokens_ += length;
-    for (std::int64_t chunk = 0; chunk * room() < length - 1; ++chunk)
+    const bool is_cut = length - 1 > room();
+    cut_ += is_cut;
+    for (std::int64_t chunk = 0; chunk * room() < length - 1; ++chunk) {
+      const std::int64_t begin = chunk * room(), read = std::min(length - 1 - begin, room());
+      if (is_cut && dataset_->has_mask()) {  // a part of a long question has nothing to learn from
+        mask.resize(static_cast<std::size_t>(read));
+        dataset_->read_mask(i, begin + 1, mask);
+        if (std::find(mask.begin(), mask.end(), 1) == mask.end()) continue;
+      }
       pieces_.push_back({static_cast<std::uint32_t>(i - range_.begin), static_cast<std::uint32_t>(chunk)});
+    }
   }
   require(pieces_.size() < std::numeric_limits<std::uint32_t>::max() &&
               range_.size() < std::numeric_limits<std::uint32_t>::max(),

@@ -36,6 +36,8 @@ class DocumentSamples final : public Samples {
 
   /// The share of places that are no padding.
   double filled() const;
+  /// Documents that are longer than a row.
+  std::int64_t cut() const { return cut_; }
 
  private:
   /// Part of a sequence: `places` tokens from `offset` on, and the one behind them.
@@ -61,7 +63,7 @@ class DocumentSamples final : public Samples {
   SequenceRange range_;
   PackingOptions options_;
   std::int32_t padding_;
-  std::int64_t tokens_ = 0;
+  std::int64_t tokens_ = 0, cut_ = 0;
   std::vector<Piece> pieces_;          // in the dataset's order
   std::vector<std::uint32_t> ranks_;   // row by row, ranks of length: 0 is the longest
   std::vector<std::uint32_t> starts_;  // where each row begins in ranks_, and their end

@@ -52,7 +52,7 @@ void append_messages(const json& list, bool learned, std::vector<Message>& messa
 }
 
 Example conversation(const std::vector<Message>& messages, const ExampleOptions& options) {
-  return {render(options.chat_template, messages), true, true};
+  return {render(options.chat_template, options.tokenizer, messages), true, true};
 }
 
 Example completion(const json& prompt, const json& answer, const ExampleOptions& options) {
@@ -93,9 +93,17 @@ Example example_of(const json& object, const ExampleOptions& options) {
 }
 
 std::optional<std::int32_t> id_of(const Tokenizer& tokenizer, const Segment& segment) {
-  if (segment.kind == Segment::Kind::end) return tokenizer.end_of_document();
-  if (segment.kind == Segment::Kind::text) return std::nullopt;
-  return tokenizer.token_id(std::string_view(segment.text).substr(segment.text.starts_with(' ')));
+  switch (segment.kind) {
+    case Segment::Kind::control:
+      return tokenizer.token_id(segment.text);
+    case Segment::Kind::begin:
+      return tokenizer.begin_of_document();
+    case Segment::Kind::end:
+      return tokenizer.end_of_document();
+    case Segment::Kind::text:
+      break;
+  }
+  return std::nullopt;
 }
 
 /// Encodes texts of segments. Special tokens that a conversation spells out are text; a vocabulary may match
@@ -104,10 +112,11 @@ class TextEncoder {
  public:
   TextEncoder(const Tokenizer& tokenizer, std::span<const Segment> segments, SpelledTokens spelled)
       : tokenizer_(tokenizer), spelled_(spelled) {
-    if (spelled == SpelledTokens::text)
-      for (const Segment& segment : segments)
-        if (const auto id = id_of(tokenizer, segment); id && segment.kind == Segment::Kind::control)
-          controls_.emplace(segment.text.substr(segment.text.starts_with(' ')), *id);
+    if (spelled == SpelledTokens::tokens) return;
+    for (const Segment& segment : segments)
+      if (segment.kind == Segment::Kind::control) add_control(tokenizer.token_id(segment.text));
+    add_control(tokenizer.begin_of_document());
+    add_control(tokenizer.end_of_document());
   }
 
   void encode(std::string_view text, EncodeOptions::Behind behind, std::vector<std::int32_t>& ids) const {
@@ -122,11 +131,16 @@ class TextEncoder {
       at = end;
     }
     if (has_control(ids, first))
-      fail(ErrorKind::data, "a message's text becomes a token of the chat template: '", excerpt(text),
-           "'; take that out of the message");
+      fail(ErrorKind::data, "a message's text becomes a token that ends a turn or a text, or begins one: '",
+           excerpt(text), "'; take that out of the message");
   }
 
  private:
+  void add_control(std::optional<std::int32_t> id) {
+    if (!id) return;
+    if (std::string written = tokenizer_.token(*id); !written.empty())
+      controls_.emplace(std::move(written), *id);
+  }
   bool has_control(const std::vector<std::int32_t>& ids, std::size_t first) const {
     return std::any_of(ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end(), [&](std::int32_t id) {
       return std::any_of(controls_.begin(), controls_.end(), [&](const auto& c) { return c.second == id; });
@@ -163,19 +177,29 @@ struct Run {
     if (text.empty()) return;
     const std::size_t first = ids.size();
     encoder.encode(text, behind, ids);
-    std::vector<std::int32_t> before;
+    const std::span<const std::int32_t> all = std::span(ids).subspan(first);
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      std::size_t end = ids.size();
-      if (i + 1 < parts.size()) {
-        before.clear();
-        encoder.encode(std::string_view(text).substr(0, parts[i].first), behind, before);
-        const auto differs = std::mismatch(before.begin(), before.end(),
-                                           ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end());
-        end = std::max(learned.size(), first + static_cast<std::size_t>(differs.first - before.begin()));
-      }
-      learned.resize(end, parts[i].second ? 1 : 0);
+      const bool last = i + 1 == parts.size();
+      const std::size_t end = last ? all.size() : border(encoder, behind, all, parts[i]);
+      learned.resize(std::max(learned.size(), first + end), parts[i].second ? 1 : 0);
     }
     text.clear(), parts.clear();
+  }
+
+ private:
+  /// Tokens of `all` up to the end of a part, with the one that crosses it where the part is learned.
+  std::size_t border(const TextEncoder& encoder, EncodeOptions::Behind behind,
+                     std::span<const std::int32_t> all, std::pair<std::size_t, bool> part) const {
+    std::vector<std::int32_t> side;
+    encoder.encode(std::string_view(text).substr(0, part.first), behind, side);
+    const auto same = static_cast<std::size_t>(
+        std::mismatch(side.begin(), side.end(), all.begin(), all.end()).first - side.begin());
+    if (same == side.size() || !part.second) return same;
+    side.clear();  // those that are the next part's alone are the last
+    encoder.encode(std::string_view(text).substr(part.first), EncodeOptions::Behind::text, side);
+    const auto rest = static_cast<std::size_t>(
+        std::mismatch(side.rbegin(), side.rend(), all.rbegin(), all.rend()).first - side.rbegin());
+    return std::max(same, all.size() - rest);
   }
 };
 

@@ -16,6 +16,7 @@ struct ExampleOptions {
   /// `completion` (two texts, or two lists of messages), or `text`.
   std::string text_field;
   ChatTemplate chat_template = ChatTemplate::plain;
+  const Tokenizer& tokenizer;  ///< which is to encode the examples
 };
 
 /// What a line holds.
@@ -43,9 +44,9 @@ std::vector<Message> read_messages(const std::string& line, const std::filesyste
 enum class SpelledTokens { tokens, text };
 
 /// Appends the ids of the segments to `ids` and, for each, 1 to `learned` where it is a target, else 0. What
-/// lies between two tokens of the template is encoded as one text, as transformers does; of a token that
-/// crosses the border of two segments the later one decides. Throws Error{data} where a text becomes a token
-/// of the template, whatever is done.
+/// lies between two tokens of the template is encoded as one text, as transformers does; a token that crosses
+/// into a part that is learned, or out of one, is learned, too. Throws Error{data} where a text of a
+/// conversation becomes a token of the template, or one that begins or ends documents, whatever is done.
 void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segments, SpelledTokens spelled,
                      std::vector<std::int32_t>& ids, std::vector<std::uint8_t>& learned);
 

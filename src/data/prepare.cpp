@@ -84,9 +84,11 @@ class TrainingLines {
       if (taken_ >= 2 * budget_ || !source_.next(piece)) return false;
       if (source_.bytes_read() >= next_report_) report();
     } while (mix_seed(0, index_++) > threshold_);
-    text_ = piece.json ? text_of(read_example(piece.text, {options_.json_field, ChatTemplate::chatml},
-                                              source_.files()[piece.file].path, piece.line))
-                       : std::move(piece.text);
+    text_ =
+        piece.json
+            ? text_of(read_example(piece.text, {options_.json_field, ChatTemplate::chatml, *any_tokenizer_},
+                                   source_.files()[piece.file].path, piece.line))
+            : std::move(piece.text);
     at_ = 0;
     taken_ += static_cast<std::int64_t>(text_.size());
     return true;
@@ -103,6 +105,7 @@ class TrainingLines {
 
   const PrepareOptions& options_;
   TextSource source_;
+  std::shared_ptr<const Tokenizer> any_tokenizer_ = make_byte_tokenizer();  // there is none yet
   std::uint64_t total_, threshold_ = 0, index_ = 0, next_report_ = 0;
   std::int64_t budget_, taken_ = 0;
   std::string text_;
@@ -153,9 +156,10 @@ class Preparation {
   Preparation(const PrepareOptions& options, const Tokenizer& tokenizer, std::vector<InputFile> files)
       : options_(options),
         tokenizer_(tokenizer),
-        example_options_{options.json_field, options.chat_template.empty()
-                                                 ? chat_template_of(tokenizer)
-                                                 : parse_chat_template(options.chat_template)},
+        example_options_{options.json_field,
+                         options.chat_template.empty() ? chat_template_of(tokenizer)
+                                                       : parse_chat_template(options.chat_template),
+                         tokenizer},
         source_(std::move(files), options.document),
         total_(total_bytes(source_.files())),
         arena_(options.threads > 0 ? options.threads : available_cores()),
@@ -249,9 +253,14 @@ class Preparation {
     if (!example.marked) return text.empty() ? void() : encode_text(job, text, true, true);
     if (!example.teaches()) return void(++job.left_out);
     const std::size_t before = job.tokens.size();
-    encode_segments(tokenizer_, example.segments,
-                    example.conversation ? SpelledTokens::text : SpelledTokens::tokens, job.tokens,
-                    job.learned);
+    try {
+      encode_segments(tokenizer_, example.segments,
+                      example.conversation ? SpelledTokens::text : SpelledTokens::tokens, job.tokens,
+                      job.learned);
+    } catch (const Error& error) {
+      fail(error.kind(), "'", source_.files()[piece.file].path.string(), "', line ", piece.line, ", ",
+           error.what());
+    }
     if (const auto begin = tokenizer_.begin_of_document();
         begin && (job.tokens.size() == before || job.tokens[before] != *begin)) {
       job.tokens.insert(job.tokens.begin() + static_cast<std::ptrdiff_t>(before), *begin);

@@ -72,8 +72,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   using Tokenizer::encode;
   void encode(std::string_view text, const EncodeOptions& how,
               std::vector<std::int32_t>& ids) const override {
-    // The model puts a space in front of all that it is given: it stands for the one at the cut.
-    if (how.behind == EncodeOptions::Behind::text && dummy_prefix_ && text.starts_with(' '))
+    // The model puts a space in front of all that it is given: it stands for the one that is there.
+    if (how.behind != EncodeOptions::Behind::nothing && dummy_prefix_ && text.starts_with(' '))
       text.remove_prefix(1);
     // SentencePiece would turn bytes that are no UTF-8 into U+FFFD, and a written U+2581 into a space: these
     // go into byte pieces one by one, what lies between goes to the model.
@@ -128,6 +128,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     const int id = model_.PieceToId({token.data(), token.size()});  // of none there is: the unknown one
     if (id < 0 || id >= pieces_ || model_.IdToPiece(id) != token) return std::nullopt;
     return id;
+  }
+  std::string token(std::int32_t id) const override {
+    return id >= 0 && id < pieces_ ? model_.IdToPiece(id) : std::string();
   }
   bool lossless() const override { return lossless_; }
   const std::string& spec() const override { return spec_; }

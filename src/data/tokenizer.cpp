@@ -36,6 +36,7 @@ class ByteTokenizer final : public Tokenizer {
   std::int64_t vocab_size() const override { return 257; }
   std::int32_t end_of_document() const override { return 256; }
   std::optional<std::int32_t> token_id(std::string_view) const override { return std::nullopt; }
+  std::string token(std::int32_t) const override { return {}; }
   bool lossless() const override { return true; }
   const std::string& spec() const override { return spec_; }
 

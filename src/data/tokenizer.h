@@ -47,6 +47,8 @@ class Tokenizer {
   virtual std::optional<std::int32_t> begin_of_document() const { return std::nullopt; }
   /// The id of the token that is written `token` in the vocabulary, "<|im_end|>"; nullopt where it has none.
   virtual std::optional<std::int32_t> token_id(std::string_view token) const = 0;
+  /// How the vocabulary writes a token; empty where it does not, or has no such id.
+  virtual std::string token(std::int32_t id) const = 0;
 
   /// True when every byte of a text survives encoding. SentencePiece models that normalise text or lack byte
   /// pieces are not lossless.

@@ -45,9 +45,12 @@ class CheckpointReader {
   const std::filesystem::path& folder() const;
   /// Compares one file's bytes with the manifest's checksum. Throws Error{data}.
   void verify(const std::string& file) const;
-  /// verify() for what `rank` of `ranks` is to verify of the ranks' files, so that together they verify each
+  /// verify() for each file, or for those that hold what trained: adapters are there.
+  enum class WhatToVerify { all, trained };
+  void verify_all(WhatToVerify what = WhatToVerify::all) const;
+  /// The same for what `rank` of `ranks` is to verify of the ranks' files, so that together they verify each
   /// of them once.
-  void verify_share(int rank, int ranks) const;
+  void verify_share(int rank, int ranks, WhatToVerify what = WhatToVerify::all) const;
   /// Throws Error{data} unless local elements [begin, end) of `slice` of KIND.PARAMETER are there, in
   /// `dtype`.
   void require_state(const std::string& kind, const std::string& parameter, const tensor::Slice& slice,

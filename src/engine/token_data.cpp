@@ -24,9 +24,15 @@ void describe(const config::Config& config, TokenData& data) {
   data.tokenizer = !config.data->tokenizer.empty() ? config.data->tokenizer
                    : data.info                     ? data.info->tokenizer
                                                    : "";
-  for (const config::DataSource& source : config.data->sources)
-    if (const auto info = data::read_dataset_info(source.path); info && data.chat_template.empty())
-      data.chat_template = info->chat_template;
+  for (const config::DataSource& source : config.data->sources) {
+    const auto info = data::read_dataset_info(source.path);
+    if (!info || info->chat_template.empty()) continue;
+    if (data.chat_template.empty()) data.chat_template = info->chat_template;
+    if (data.chat_template != info->chat_template)
+      fail(ErrorKind::config, "data.sources: the conversations of '", source.path,
+           "' are written by the template ", info->chat_template, ", others by ", data.chat_template,
+           ": prepare them by one, with --chat-template");
+  }
   if (config.data->tokenizer.empty() || data::kind_of_tokenizer(data.tokenizer) != "hf") return;
   try {  // what the files beside it say must not be lost where its copies lie
     data.tokenizer = data::make_tokenizer(data.tokenizer)->spec();
@@ -119,6 +125,10 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
             data.datasets[i], range, packing, data.info ? data.info->end_of_document : 0, names[part]);
         log_info("the ", names[part], " of ", data.datasets[i]->prefix(), " fills ",
                  100 * documents->filled(), " % of its ", counted(documents->samples_per_round(), "sample"));
+        if (documents->cut() > 0 && data.datasets[i]->has_mask())
+          log_warning(counted(documents->cut(), "document"), " of the ", names[part], " of ",
+                      data.datasets[i]->prefix(), documents->cut() == 1 ? " is" : " are",
+                      " longer than model.seq_length, and learned in pieces that do not see each other");
         parts.push_back(documents);
       } else {
         parts.push_back(std::make_shared<data::PackedSamples>(data.datasets[i], range, packing, names[part]));

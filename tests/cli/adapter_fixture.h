@@ -19,11 +19,12 @@ class AdapterRuns : public Train {
   /// A run with an adapter of the base into folder `to`, with these settings.
   Outcome tune(const std::string& to, std::vector<std::string> sets,
                std::vector<std::string> more = {}) const {
-    sets.insert(sets.end(), {"model.dropout=0", "training.save_dir=" + in(to), "optimizer.params.lr=0.02"});
-    for (const std::string& set : sets) more.insert(more.end(), {"--set", set});
-    more.insert(more.end(), {"--metrics", in("losses.jsonl")});
+    sets.insert(sets.begin(), {"model.dropout=0", "training.save_dir=" + in(to), "optimizer.params.lr=0.02"});
+    std::vector<std::string> all{"--metrics", in("losses.jsonl")};
+    for (const std::string& set : sets) all.insert(all.end(), {"--set", set});
+    all.insert(all.end(), more.begin(), more.end());
     fs::remove(folder_ / "losses.jsonl");
-    return sherd(train(more));
+    return sherd(train(all));
   }
   std::vector<std::string> losses() const { return metric("losses.jsonl", "loss"); }
   std::string from(const std::string& folder) const { return "training.init_from=" + in(folder); }

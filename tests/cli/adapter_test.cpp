@@ -1,5 +1,6 @@
 // Adapters as a person trains, exports and uses them.
 #include "cli/adapter_fixture.h"
+#include "engine/checkpoint.h"
 
 namespace sherd::cli {
 namespace {
@@ -64,7 +65,8 @@ TEST_F(AdapterRuns, ABaseIn8Bits) {
   ASSERT_EQ(sherd({"checkpoint", "convert", in("tuned"), "--output", in("for_3"), "--ranks", "3"}).code, 0);
   EXPECT_EQ(said("for_3").out, own);
   // A run begins from it, in 8 bits or not.
-  ASSERT_EQ(tune("on", {from("tuned"), "training.steps=1"}).code, 0);
+  const Outcome went_on = tune("on", {from("tuned"), "training.steps=1"});
+  ASSERT_EQ(went_on.code, 0) << went_on.err;
   const std::string on = losses()[0];
   ASSERT_EQ(tune("on_plain", {from("tuned"), "training.steps=1", "training.adapter.base_dtype=compute"}).code,
             0);
@@ -72,6 +74,38 @@ TEST_F(AdapterRuns, ABaseIn8Bits) {
   ASSERT_EQ(sherd({"export", in("tuned"), "--output", in("merged"), "--dtype", "fp32"}).code, 0);
   ASSERT_EQ(tune("from_merged", {from("merged"), "training.steps=1"}).code, 0);
   EXPECT_NEAR(std::stod(losses()[0]), std::stod(on), 0.01 * std::stod(on));
+}
+
+/// A file that all checkpoints of a run share, of weights that are elsewhere, takes no adapter with it.
+TEST_F(AdapterRuns, OutliveADamagedBase) {
+  ASSERT_EQ(tune("tuned", {from("hf"), lora_}).code, 0);
+  const std::string own = said("tuned").out;
+  const fs::path folder = engine::checkpoint_folder(folder_ / "tuned");
+  const auto flip = [&](const std::string& file) {
+    std::string bytes = read_text(folder / file);
+    bytes.back() ^= 1;
+    write_text(folder / file, bytes);
+  };
+  flip("rank_00000.frozen.safetensors");
+  const Outcome resumed = tune("tuned", {from("hf"), lora_, "training.steps=9"}, {"--resume"});
+  EXPECT_EQ(resumed.code, 1);
+  EXPECT_THAT(resumed.err, HasSubstr("frozen.safetensors is damaged"));
+  EXPECT_THAT(resumed.err, HasSubstr("begin a new run with training.init_from as this one began"));
+  EXPECT_EQ(said("tuned").code, 1);
+  const Outcome exported = sherd({"export", in("tuned"), "--output", in("peft"), "--adapter"});
+  ASSERT_EQ(exported.code, 0) << exported.err;
+  EXPECT_EQ(said("run", {"--adapter", in("peft")}).out, own);
+  EXPECT_EQ(said("run", {"--adapter", in("tuned")}).out, own);
+  const Outcome on = tune("on", {from("hf"), "training.adapter.init_from=" + in("tuned")});
+  EXPECT_EQ(on.code, 0) << on.err;
+  // The adapter's own are compared, too.
+  flip("rank_00000.safetensors");
+  for (const Outcome& got : {said("run", {"--adapter", in("tuned")}),
+                             sherd({"export", in("tuned"), "--output", in("x"), "--adapter"}),
+                             tune("y", {from("hf"), "training.adapter.init_from=" + in("tuned")})}) {
+    EXPECT_EQ(got.code, 1);
+    EXPECT_THAT(got.err, HasSubstr("rank_00000.safetensors is damaged"));
+  }
 }
 
 TEST_F(AdapterRuns, WhatDoesNotFitIsSaid) {
@@ -84,7 +118,10 @@ TEST_F(AdapterRuns, WhatDoesNotFitIsSaid) {
   expect(tune("b", {from("hf"), "training.adapter.init_from=" + in("run")}), "a run without an adapter");
   expect(tune("c", {from("hf"), "training.adapter.init_from=" + in("none")}), "is no folder here");
   ASSERT_EQ(tune("tuned", {from("hf"), lora_, "training.steps=1"}).code, 0);
-  expect(tune("d", {from("tuned")}), "is of a model with an adapter");
+  const Outcome alone = tune("d", {from("tuned"), "training.steps=1"});
+  EXPECT_EQ(alone.code, 0) << alone.err;
+  EXPECT_THAT(alone.err, HasSubstr("trained is an adapter (lora)")) << "the checkpoint says so";
+  expect(sherd({"import", in("tuned"), "--output", in("x")}), "is of a model with an adapter");
   expect(tune("e", {"training.adapter.init_from=" + in("tuned")}), "give its folder as training.init_from");
   expect(tune("f", {from("hf"), "training.adapter.init_from=" + in("tuned"), "training.adapter.rank=5"}),
          "lora_A");

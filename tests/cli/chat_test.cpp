@@ -82,7 +82,7 @@ TEST_F(ChatProgram, ConversesByLines) {
   EXPECT_EQ(count(alone.err, "> "), 0u) << "nobody to ask: " << alone.err;
   EXPECT_EQ(chat({"--ranks", "2"}, talk).out, said);
   EXPECT_EQ(chat({"--ranks", "2", "--set", "parallel.tensor=2"}, talk).out, said);
-  EXPECT_EQ(chat({}, "two\n/exit\none\n").out, "dos\n");
+  EXPECT_EQ(chat({}, "two\n/exit\r\none\n").out, "dos\n");
   EXPECT_EQ(chat({"--system", "loud"}, "one\n/reset\none\n").out, "UNO\nUNO\n");
   const Outcome nothing = chat({}, "\n");
   EXPECT_EQ(nothing.code, 0) << nothing.err;
@@ -154,6 +154,8 @@ TEST_F(ChatProgram, SaysWhatDoesNotGoTogether) {
   refused({"--chat", "--output", "x"}, 2, "--output goes with --prompts");
   refused({"--chat", "--chat-template", "chatlm"}, 1, "did you mean 'chatml'?");
   refused({}, 2, "or --chat for a conversation");
+  refused({"--prompts", in("talk.jsonl"), "--output", in("talk.jsonl")}, 2,
+          "--output names the file of --prompts");
   write_text(folder_ / "talk.jsonl", json{{"messages", {user("one")}}}.dump() + "\n" +
                                          json{{"messages", {user("one"), assistant("uno")}}}.dump() + "\n");
   refused({"--chat", "--prompts", in("talk.jsonl")}, 1,
@@ -171,7 +173,8 @@ TEST_F(ChatProgram, ExportsWhatAnswersEndWithAndHowTheyAreWritten) {
   EXPECT_TRUE(config["bos_token"].is_null());
   EXPECT_EQ(config["model_max_length"], 64);
   EXPECT_EQ(config["tokenizer_class"], "PreTrainedTokenizerFast");
-  EXPECT_EQ(read_text(folder_ / "hf/chat_template.jinja"), data::jinja_of(data::ChatTemplate::chatml, false));
+  EXPECT_EQ(read_text(folder_ / "hf/chat_template.jinja"),
+            data::jinja_of(data::ChatTemplate::chatml, *data::make_tokenizer(tokenizer_)));
   json generation = json::parse(read_text(folder_ / "hf/generation_config.json"));
   EXPECT_EQ(generation["eos_token_id"], (json{700, 702}));
   EXPECT_EQ(generation["pad_token_id"], 700);
@@ -196,6 +199,15 @@ TEST_F(ChatProgram, ExportsWhatAnswersEndWithAndHowTheyAreWritten) {
   ASSERT_EQ(sherd({"import", in("hf"), "--output", in("single")}).code, 0);
   EXPECT_EQ(finish("single"), "length") << "<|im_end|> is one token of many there";
 
+  // Of a template that is none of those here, nothing is guessed.
+  write_text(folder_ / "hf/chat_template.jinja", "{{ '<|user|>' }}");
+  ASSERT_EQ(sherd({"import", in("hf"), "--output", in("other")}).code, 0);
+  const Outcome other = chat({}, "one\n", "other");
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.err,
+              HasSubstr("is none of chatml, llama3, mistral and plain; give --chat-template NAME"));
+  EXPECT_EQ(chat({"--chat-template", "chatml"}, "one\n", "other").out, "uno\n");
+
   // A run that began with files keeps theirs, but for what ends an answer.
   write_text(folder_ / "hf/tokenizer_config.json", R"({"eos_token": "<|endoftext|>", "mine": 1})");
   write_text(folder_ / "hf/chat_template.jinja", "{{ '<|im_start|>' }}");
@@ -208,7 +220,7 @@ TEST_F(ChatProgram, ExportsWhatAnswersEndWithAndHowTheyAreWritten) {
   EXPECT_EQ(read_text(folder_ / "mine/tokenizer_config.json"),
             read_text(folder_ / "hf/tokenizer_config.json"));
   EXPECT_EQ(read_text(folder_ / "mine/chat_template.jinja"),
-            data::jinja_of(data::ChatTemplate::chatml, false));
+            data::jinja_of(data::ChatTemplate::chatml, *data::make_tokenizer(tokenizer_)));
   const json kept = json::parse(read_text(folder_ / "mine/generation_config.json"));
   EXPECT_EQ(kept["eos_token_id"], (json{700, 702}));
   EXPECT_EQ(kept["temperature"], 0.6);

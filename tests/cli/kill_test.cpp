@@ -1,6 +1,7 @@
 // `sherd train` killed at any moment, half of the times while it saves: whatever is left, the newest
 // checkpoint is whole and the run goes on from it to the same bits. SHERD_KILL_ROUNDS sets how often (8 where
-// it is not set, as in CI), SHERD_KILL_SEED when.
+// it is not set, as in CI), SHERD_KILL_SEED when. An adapter is trained, so that each checkpoint has files of
+// its own and links to those of the one before.
 #include <signal.h>
 
 #include <map>
@@ -29,6 +30,7 @@ class Kill : public Train {
   std::vector<std::string> run_of(const std::string& metrics) const {
     return train({"--steps", std::to_string(steps), "--metrics", (folder_ / metrics).string(), "--set",
                   "training.save_interval=2", "--set", "training.keep_last=2", "--set",
+                  R"(training.adapter={"type": "lora", "rank": 2, "targets": "all-linear"})", "--set",
                   "device.threads_per_rank=1"});
   }
   /// Two ranks: threads of one process, or processes of which a launcher tells nothing but their places.

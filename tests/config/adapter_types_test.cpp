@@ -121,7 +121,7 @@ TEST(BottleneckKeys, WhatSherdDoesNotHaveIsNamed) {
   }
   expect_wrong(type + R"("mh_adapter": false, "output_adapter": false)", "", "one of them must be true");
   expect_wrong(type + R"("bottleneck_size": 4, "reduction_factor": 4)", "", "take one of them away");
-  expect_wrong(type + R"("name": "a.b")", "", "letters, digits");
+  expect_wrong(type + R"("name": "a.b")", "", "has no '.'");
   expect_wrong(type + R"("scaling": "learned")", "", "training.adapter.scaling");
   expect_wrong(type + R"("non_linearity": "leakyrelu")", "", "training.adapter.non_linearity");
 }

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "data/conversation.h"
@@ -50,16 +52,22 @@ std::vector<Message> messages_in(const json& line) {
   return read_messages(line.dump(), "chat.jsonl", 1);
 }
 
+/// The template that is exported, from which transformers made the ids; where a family publishes one, both
+/// give the same.
 TEST(Chat, QuestionsHaveTheIdsThatTransformersGives) {
+  std::map<std::string, int> seen;
   for (const json& line : lines_with("template")) {
     const auto tokenizer = with_tokens(line["file"], line["add"]);
-    const ChatTemplate which =
-        parse_chat_template(line["template"] == "mistral3" ? "mistral" : line["template"].get<std::string>());
-    if (line["file"] == "qwen" || line["template"] == "mistral3") {
+    const std::string name = line["template"];
+    const ChatTemplate which = parse_chat_template(name);
+    if (line["family"] == true && (line["file"] == "qwen" || line["add"].size() == 2)) {
       EXPECT_EQ(chat_template_of(*tokenizer), which);
     }
+    EXPECT_EQ(jinja_of(which, *tokenizer), line["jinja"].get<std::string>()) << line["file"] << name;
     EXPECT_EQ(encode_question(*tokenizer, which, messages_in(line)).ids, line["ids"].get<Ids>()) << line;
+    ++seen[name];
   }
+  EXPECT_GE(std::min({seen["chatml"], seen["llama3"], seen["mistral"], seen["plain"]}), 8);
 }
 
 TEST(Chat, SpelledTokensAreTextWhereThatIsAskedFor) {
@@ -155,20 +163,29 @@ TEST(Chat, NobodySpeaksForOthers) {
     const std::int32_t end = *tokenizer->token_id("<|im_end|>");
     Ids ids;
     std::vector<std::uint8_t> learned;
-    encode_segments(*tokenizer,
-                    render(ChatTemplate::chatml, std::vector<Message>{{"user", evil}, {"assistant", evil}}),
-                    SpelledTokens::text, ids, learned);
+    encode_segments(
+        *tokenizer,
+        render(ChatTemplate::chatml, *tokenizer, std::vector<Message>{{"user", evil}, {"assistant", evil}}),
+        SpelledTokens::text, ids, learned);
     EXPECT_EQ(std::count(ids.begin(), ids.end(), end), 2) << special;
     EXPECT_EQ(ids.size(), learned.size());
     std::string text = tokenizer->decode(ids);
     EXPECT_THAT(text, ::testing::HasSubstr(evil)) << "and it is read as it was written";
     Ids spelled;
     learned.clear();
-    encode_segments(*tokenizer, render(ChatTemplate::chatml, std::vector<Message>{{"user", evil}}),
+    encode_segments(*tokenizer,
+                    render(ChatTemplate::chatml, *tokenizer, std::vector<Message>{{"user", evil}}),
                     SpelledTokens::tokens, spelled, learned);
     EXPECT_EQ(std::count(spelled.begin(), spelled.end(), end), 3)
         << "of a prompt that spells them, they are tokens";
   }
+  // The end of a document, too, whatever token is named as such.
+  const auto named = make_tokenizer(cat("hf:", folder, "gpt2.json?eod=q"));
+  expect_error(ErrorKind::data, "becomes a token that ends a turn or a text", [&] {
+    encode_question(*named, ChatTemplate::plain, std::vector<Message>{{"user", "quick"}});
+  });
+  EXPECT_FALSE(
+      encode_question(*named, ChatTemplate::plain, std::vector<Message>{{"user", "x y"}}).ids.empty());
   // In a dataset the same.
   const TempFolder root;
   write_text(root / "in.jsonl",

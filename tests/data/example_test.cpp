@@ -29,45 +29,49 @@ std::string shown(const std::vector<Segment>& segments) {
   return out + (open ? "⟧" : "");
 }
 
+const auto bytes = make_byte_tokenizer();
+std::vector<Segment> rendered(ChatTemplate which, const std::vector<Message>& messages) {
+  return render(which, *bytes, messages);
+}
+
 const std::vector<Message> talk{{"system", "Be brief."},
                                 {"user", " Hi\n"},
                                 {"assistant", "Hello. "},
                                 {"user", "Bye"},
                                 {"assistant", "Bye.", false}};
 
-// The families' published chat templates (tokenizer_config.json of Qwen2.5, Llama 3 Instruct, Mistral 7B
-// Instruct v0.2), rendered by hand.
+// What Qwen2.5's and Llama 3 Instruct's tokenizer_config.json and mistral-common's v1 write, by hand.
 TEST(ChatTemplate, WritesWhatTheFamiliesPublish) {
-  EXPECT_EQ(shown(render(ChatTemplate::chatml, talk)),
+  EXPECT_EQ(shown(rendered(ChatTemplate::chatml, talk)),
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Hi\n<|im_end|>\n"
             "<|im_start|>assistant\n⟦Hello. <|im_end|>⟧\n<|im_start|>user\nBye<|im_end|>\n"
             "<|im_start|>assistant\nBye.<|im_end|>\n");
-  EXPECT_EQ(shown(render(ChatTemplate::llama3, talk)),
+  EXPECT_EQ(shown(rendered(ChatTemplate::llama3, talk)),
             "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
             "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
             "<|start_header_id|>assistant<|end_header_id|>\n\n⟦Hello.<|eot_id|>⟧"
             "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
             "<|start_header_id|>assistant<|end_header_id|>\n\nBye.<|eot_id|>");
-  EXPECT_EQ(shown(render(ChatTemplate::mistral, talk)),
+  EXPECT_EQ(shown(rendered(ChatTemplate::mistral, talk)),
             "<s>[INST] Be brief.\n\n Hi\n [/INST]⟦ Hello. ∎⟧[INST] Bye [/INST] Bye.∎");
   EXPECT_EQ(
-      shown(render(ChatTemplate::plain, talk)),
+      shown(rendered(ChatTemplate::plain, talk)),
       "Be brief.\n\n### User:\n Hi\n\n\n### Assistant:\n⟦Hello. ∎⟧### User:\nBye\n\n### Assistant:\nBye.∎");
 }
 
 TEST(ChatTemplate, RefusesWhatItCannotWrite) {
   expect_error(ErrorKind::data, "the role 'tool'; conversations are of system, user and assistant", [] {
-    render(ChatTemplate::chatml, std::vector<Message>{{"tool", "x"}});
+    rendered(ChatTemplate::chatml, {{"tool", "x"}});
   });
-  expect_error(ErrorKind::data, "without messages", [] { render(ChatTemplate::plain, {}); });
-  expect_error(ErrorKind::data, "before one of the user", [] {
-    render(ChatTemplate::mistral, std::vector<Message>{{"assistant", "x"}});
+  expect_error(ErrorKind::data, "without messages", [] { rendered(ChatTemplate::plain, {}); });
+  expect_error(ErrorKind::data, "an answer of the assistant before any message of the user", [] {
+    rendered(ChatTemplate::mistral, {{"assistant", "x"}});
   });
   expect_error(ErrorKind::data, "behind each other", [] {
-    render(ChatTemplate::mistral, std::vector<Message>{{"user", "x"}, {"user", "y"}});
+    rendered(ChatTemplate::mistral, {{"user", "x"}, {"user", "y"}});
   });
   expect_error(ErrorKind::data, "not the first", [] {
-    render(ChatTemplate::mistral, std::vector<Message>{{"user", "x"}, {"system", "y"}});
+    rendered(ChatTemplate::mistral, {{"user", "x"}, {"system", "y"}});
   });
   expect_error(ErrorKind::config, "did you mean 'llama3'?", [] { parse_chat_template("llama-3"); });
   for (const char* name : {"chatml", "llama3", "mistral", "plain"})
@@ -75,7 +79,7 @@ TEST(ChatTemplate, RefusesWhatItCannotWrite) {
 }
 
 Example read(const std::string& line, const std::string& field = "") {
-  return read_example(line, {field, ChatTemplate::plain}, "in.jsonl", 7);
+  return read_example(line, {field, ChatTemplate::plain, *bytes}, "in.jsonl", 7);
 }
 
 TEST(Examples, AreWhatTheirKeysSay) {
@@ -141,6 +145,7 @@ class Pairs final : public Tokenizer {
   std::optional<std::int32_t> token_id(std::string_view token) const override {
     return token == "<|im_end|>" ? std::optional(301) : std::nullopt;
   }
+  std::string token(std::int32_t) const override { return {}; }
   bool lossless() const override { return true; }
   const std::string& spec() const override { return spec_; }
 
@@ -160,8 +165,10 @@ TEST(Examples, AreEncodedAsOneTextBetweenTokensOfTheTemplate) {
     return out;
   };
   EXPECT_EQ(encoded({{"xa", false}, {"bc", true}}), std::pair(Ids{'x', 300, 'c'}, Marks{0, 1, 1}))
-      << "a token over the border is the later part's";
-  EXPECT_EQ(encoded({{"xa", true}, {"bc", false}}), std::pair(Ids{'x', 300, 'c'}, Marks{1, 0, 0}));
+      << "a token that crosses into what is learned is learned";
+  EXPECT_EQ(encoded({{"xa", true}, {"bc", false}}), std::pair(Ids{'x', 300, 'c'}, Marks{1, 1, 0}))
+      << "and one that crosses out of it";
+  EXPECT_EQ(encoded({{"x", true}, {"bc", false}}), std::pair(Ids{'x', 'b', 'c'}, Marks{1, 0, 0}));
   EXPECT_EQ(encoded({{"a", false}, {"<|im_end|>", true, Kind::control}, {"b", false}}),
             std::pair(Ids{'a', 301, 'b'}, Marks{0, 1, 0}))
       << "nothing is joined over a token of the template";
@@ -170,11 +177,6 @@ TEST(Examples, AreEncodedAsOneTextBetweenTokensOfTheTemplate) {
       << "a token that the tokenizer has not is text";
   EXPECT_EQ(encoded({{"a", false}, {"b", true}, {"a", false}, {"b", true}}),
             std::pair(Ids{300, 300}, Marks{1, 1}));
-  EXPECT_EQ(encoded({{"a", false}, {" <|im_end|>", true, Kind::control}}),
-            std::pair(Ids{'a', 301}, Marks{0, 1}));
-  EXPECT_EQ(encoded({{"a", false}, {" b", false, Kind::control}}),
-            std::pair(Ids{'a', ' ', 'b'}, Marks{0, 0, 0}))
-      << "the space in front of a token is of the text alone";
   EXPECT_EQ(encoded({}), std::pair(Ids{}, Marks{}));
 }
 

@@ -150,11 +150,11 @@ TEST(HuggingFaceSpec, ConversationsHaveTheIdsOfTheirText) {
   const std::vector<Message> messages{{"user", " a b?", true}, {"assistant", "c d", true}};
   const auto qwen = make_tokenizer(cat("hf:", folder, "qwen.json?eod=<|im_end|>"));
   EXPECT_EQ(chat_template_of(*qwen), ChatTemplate::chatml);
-  EXPECT_EQ(ids_of(*qwen, render(ChatTemplate::chatml, messages)),
+  EXPECT_EQ(ids_of(*qwen, render(ChatTemplate::chatml, *qwen, messages)),
             qwen->encode("<|im_start|>user\n a b?<|im_end|>\n<|im_start|>assistant\nc d<|im_end|>\n"));
   for (const char* file : {"mistral.json?eod=</s>", "llama2.json?eod=</s>"}) {
     const auto tokenizer = make_tokenizer(cat("hf:", folder, file));
-    EXPECT_EQ(ids_of(*tokenizer, render(ChatTemplate::mistral, messages)),
+    EXPECT_EQ(ids_of(*tokenizer, render(ChatTemplate::mistral, *tokenizer, messages)),
               tokenizer->encode("<s>[INST]  a b? [/INST] c d</s>"))
         << file;
   }

@@ -188,7 +188,8 @@ TEST_F(Generate, ATextDoesNotDependOnItsBatch) {
         EXPECT_EQ(stats.tokens, made);
         EXPECT_GT(stats.cache_bytes, 0u);
         if (batch == 20) {
-          EXPECT_LE(stats.prefill_passes + stats.decode_passes, 14);
+          // A prompt leaves less of the window, which is read again once more.
+          EXPECT_LE(stats.prefill_passes + stats.decode_passes, o.adapter.virtual_tokens > 0 ? 15 : 14);
         }
       }
     }

@@ -94,6 +94,10 @@ class HuggingFaceTokenizer final : public Tokenizer {
     const AddedToken* added = added_.named(token);
     return added ? std::optional(added->id) : bpe_.vocabulary().id(token);
   }
+  std::string token(std::int32_t id) const override {
+    const AddedToken* added = added_.of_id(id);
+    return added ? added->content : std::string(bpe_.vocabulary().token(id));
+  }
   bool lossless() const override { return false; }  // bytes that are no UTF-8 become U+FFFD
   const std::string& spec() const override { return spec_; }
 

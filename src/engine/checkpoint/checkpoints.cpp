@@ -80,19 +80,6 @@ void Checkpoints::claim(const std::string& directory) {
   });
 }
 
-namespace {
-
-/// The folder that rank 0 made, which a rank on another machine may lack.
-void require_shared(const std::filesystem::path& partial) {
-  std::error_code error;
-  if (std::filesystem::is_directory(partial, error)) return;
-  fail(ErrorKind::io, "rank 0 made the folder '", partial.string(), "', and this rank does not see it",
-       error ? ": " + error.message() : "",
-       ". Save in a folder (training.save_dir) that all machines share, under the same path");
-}
-
-}  // namespace
-
 /// Ends a backward that an exception left on all ranks, with the transfers that replicas began in it: before
 /// ranks meet, which waits for these. What that fails with is for where they agree.
 std::exception_ptr Checkpoints::end_failed_pass() {
@@ -177,7 +164,6 @@ void Checkpoints::save(const std::string& directory, const SaveOptions& options)
 
 /// Takes down what is to be saved beside the states, where this rank can save.
 void Checkpoints::prepare(SaveAct& act) {
-  require_shared(act.partial);
   act.file.learned = engine_.optimizer_->norms().save();
   if (act.rank != 0) return;
   act.folder = save_folder_;

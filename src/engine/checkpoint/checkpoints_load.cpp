@@ -137,6 +137,7 @@ CheckpointReader Checkpoints::open(const std::string& directory, const std::stri
   const auto read = gather_results(*engine_.dist_, "checkpoint opened", [&] {
     reader.emplace(checkpoint_folder(directory, tag));
     if (tokens_) require_same_tokenizer(*reader, *tokens_);
+    require_same_prompts(*reader, engine_.config_.training.adapter);
     require_same_model(*reader, shapes_of(engine_.model_->parameters()), &engine_.config_);
     require_states(*reader, engine_.sharded(), Kinds::all);
     require_step_states(*engine_.model_, reader->manifest().step_states);

@@ -80,12 +80,18 @@ std::string of_rank(int rank, const char* ending) {
 
 }  // namespace
 
+static constexpr const char* frozen_ending = ".frozen.safetensors";
+
 std::string rank_file(int rank) {
   return of_rank(rank, ".safetensors");
 }
 
 std::string frozen_file(int rank) {
-  return of_rank(rank, ".frozen.safetensors");
+  return of_rank(rank, frozen_ending);
+}
+
+bool is_frozen_file(const std::string& name) {
+  return name.ends_with(frozen_ending);
 }
 
 std::string PieceRecord::to_json() const {

@@ -52,6 +52,8 @@ using tensor::SafetensorsWriter;
 std::string rank_file(int rank);
 /// "rank_00007.frozen.safetensors".
 std::string frozen_file(int rank);
+/// Whether a file of a checkpoint is such a one.
+bool is_frozen_file(const std::string& name);
 
 /// Key in the metadata of a rank's file of the act of saving.
 inline constexpr const char* save_id_key = "sherd.save";

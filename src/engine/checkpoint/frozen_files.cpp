@@ -38,14 +38,26 @@ bool FrozenFiles::link(const fs::path& path) {
   }
   // A checkpoint may go meanwhile, as the user likes.
   if (const int error = errno; error != ENOENT && !std::exchange(said_, true))
-    log_info("parameters that do not train are written with each checkpoint, as '", path.string(),
-             "' cannot be a link to '", kept_.path.string(), "': ", std::strerror(error));
+    log_info("parameters that do not train are written with each checkpoint, while training waits, as '",
+             path.string(), "' cannot be a link to '", kept_.path.string(), "': ", std::strerror(error));
   return false;
 }
+
+namespace {
+/// The folder that rank 0 made, which a rank on another machine may lack.
+void require_shared(const fs::path& partial) {
+  std::error_code error;
+  if (fs::is_directory(partial, error)) return;
+  fail(ErrorKind::io, "rank 0 made the folder '", partial.string(), "', and this rank does not see it",
+       error ? ": " + error.message() : "",
+       ". Save in a folder (training.save_dir) that all machines share, under the same path");
+}
+}  // namespace
 
 void FrozenFiles::put(const fs::path& partial, const std::string& save_id) {
   next_ = {kept_.id.empty() ? save_id : kept_.id, partial / frozen_file(dist_.rank()), {}, {}};
   sums_ = gather_results(dist_, "checkpoint of frozen parameters", [&] {
+    require_shared(partial);
     RankFile file{live_tensors(model_, device_, FilePart::frozen), {}};
     if (file.tensors.empty()) return FileChecksum{};
     next_.sum = link(next_.path) ? kept_.sum : write_rank_file(next_.path, file, next_.id);

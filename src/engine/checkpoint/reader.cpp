@@ -187,14 +187,24 @@ void CheckpointReader::verify(const std::string& file) const {
   if (found == wanted) return;
   fail(ErrorKind::data, (folder() / file).string(), " is damaged: ", found.bytes, " bytes with CRC-32C ",
        found.crc32c, " where the manifest has ", wanted.bytes, " and ", wanted.crc32c,
-       "; resume from an earlier checkpoint by naming its tag");
+       is_frozen_file(file)
+           ? "; other checkpoints of the run share this file, of weights that do not train. What trained is "
+             "elsewhere: begin a new run with training.init_from as this one began, and this checkpoint as "
+             "training.adapter.init_from, or write the adapter with `sherd export --adapter`"
+           : "; resume from an earlier checkpoint by naming its tag");
 }
 
-void CheckpointReader::verify_share(int rank, int ranks) const {
+void CheckpointReader::verify_share(int rank, int ranks, WhatToVerify what) const {
   for (int of = rank; of < manifest().world_size; of += ranks) {
     verify(rank_file(of));
-    if (const std::string frozen = frozen_file(of); manifest().files.contains(frozen)) verify(frozen);
+    const std::string frozen = frozen_file(of);
+    if (what == WhatToVerify::all && manifest().files.contains(frozen)) verify(frozen);
   }
+}
+
+void CheckpointReader::verify_all(WhatToVerify what) const {
+  for (const auto& [file, checksum] : manifest().files)
+    if (what == WhatToVerify::all || !is_frozen_file(file)) verify(file);
 }
 
 void CheckpointReader::require_state(const std::string& kind, const std::string& parameter,

@@ -78,6 +78,20 @@ void require_same_tokenizer(const CheckpointReader& reader, const TokenData& tok
        ", or train a new model into another folder");
 }
 
+void require_same_prompts(const CheckpointReader& reader, const config::Adapter& here) {
+  if (!here.has_prompt()) return;
+  const config::Adapter saved =
+      config::parse_text(reader.manifest().config, "the checkpoint's configuration").training.adapter;
+  if (!saved.has_prompt()) return;  // shapes and names tell
+  if (here.prompt.virtual_tokens != saved.prompt.virtual_tokens)
+    fail(ErrorKind::config, "training.adapter.virtual_tokens is ", here.prompt.virtual_tokens,
+         ", and the prompts in checkpoint ", reader.folder().string(), " have ", saved.prompt.virtual_tokens);
+  if (here.prompt.task_names() != saved.prompt.task_names())
+    fail(ErrorKind::config, "training.adapter.tasks are ", excerpt(here.prompt.task_names(), 200),
+         ", and checkpoint ", reader.folder().string(), " has prompts for ",
+         excerpt(saved.prompt.task_names(), 200), ": name these, in this order");
+}
+
 namespace {
 
 /// Whether a key leaves what is trained as it is, to the bit: where things lie, how much memory and time they

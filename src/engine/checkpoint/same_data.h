@@ -13,6 +13,10 @@ namespace sherd::engine {
 /// by kind, number of ids, and the model file's bytes where both are known.
 void require_same_tokenizer(const CheckpointReader& reader, const TokenData& tokens);
 
+/// Throws Error{config} naming both where `adapter` has prompts of other tasks, in another order or of
+/// another length, than the checkpoint.
+void require_same_prompts(const CheckpointReader& reader, const config::Adapter& adapter);
+
 /// How the ranks that saved differ from those here, in number or in how they share the model; empty: not.
 std::string layout_change(const Manifest& saved, const comm::Grid& grid);
 

@@ -12,28 +12,28 @@
 
 namespace sherd::cli {
 
-/// Where the weights of a model that generates lie.
+/// Where the weights of a model lie that generates or scores texts.
 struct WeightsPlace {
   config::OffloadDevice offload = config::OffloadDevice::none;  ///< off the device, gathered block by block
   std::string nvme_path;                                        ///< for nvme
   std::uint64_t device_memory_limit = 0;                        ///< bytes; 0: none
 };
 
-/// `config` of a run as generation takes it: its weights in the dtype that it computes in, where `place`
+/// `config` of a run as inference takes it: its weights in the dtype that it computes in, where `place`
 /// says; over `ranks` ranks, of which those beyond tensor × pipeline share the weights out (ZeRO 3). Nothing
 /// of training. Throws Error{config} for ranks that do not divide, UsageError for nvme without a path.
-void prepare_to_generate(config::Config& config, const WeightsPlace& place, int ranks);
+void prepare_for_inference(config::Config& config, const WeightsPlace& place, int ranks);
 
 /// A checkpoint's model, ready to run, to generate or to score texts: frozen, and gathered block by block
 /// where its weights lie elsewhere or are shared out. One per rank, used from its thread; construction is
 /// collective.
-class GenerateModel {
+class InferenceModel {
  public:
-  /// `config`: of prepare_to_generate().
-  GenerateModel(const engine::CheckpointReader& reader, config::Config config, const DistributedPtr& dist);
-  ~GenerateModel();
-  GenerateModel(const GenerateModel&) = delete;
-  GenerateModel& operator=(const GenerateModel&) = delete;
+  /// `config`: of prepare_for_inference().
+  InferenceModel(const engine::CheckpointReader& reader, config::Config config, const DistributedPtr& dist);
+  ~InferenceModel();
+  InferenceModel(const InferenceModel&) = delete;
+  InferenceModel& operator=(const InferenceModel&) = delete;
 
   models::Gpt& model() { return *model_; }
   device::Device& device() const { return resources_->device(); }

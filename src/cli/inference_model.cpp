@@ -1,4 +1,4 @@
-#include "cli/generate_model.h"
+#include "cli/inference_model.h"
 
 #include <algorithm>
 #include <limits>
@@ -10,11 +10,11 @@
 
 namespace sherd::cli {
 
-void prepare_to_generate(config::Config& config, const WeightsPlace& place, int ranks) {
+void prepare_for_inference(config::Config& config, const WeightsPlace& place, int ranks) {
   const int model_ranks = config.parallel.tensor * config.parallel.pipeline;
   if (ranks % model_ranks != 0)
-    fail(ErrorKind::config, ranks, " ranks are not a multiple of the ", model_ranks,
-         " that share the model (parallel.tensor x parallel.pipeline)");
+    fail(ErrorKind::config, ranks, ranks == 1 ? " rank is" : " ranks are", " not a multiple of the ",
+         model_ranks, " that share the model (parallel.tensor x parallel.pipeline)");
   if (place.offload == config::OffloadDevice::nvme && place.nvme_path.empty())
     throw UsageError(
         "--offload nvme needs --nvme-path DIR: a folder on the drive that is to hold the weights");
@@ -53,8 +53,8 @@ std::int64_t largest_part(const nn::LayeredModel& model) {
 }
 }  // namespace
 
-GenerateModel::GenerateModel(const engine::CheckpointReader& reader, config::Config config,
-                             const DistributedPtr& dist)
+InferenceModel::InferenceModel(const engine::CheckpointReader& reader, config::Config config,
+                               const DistributedPtr& dist)
     : config_(std::move(config)) {
   const auto groups = make_groups(dist, config_);
   const auto coordinate = [&](comm::Axis axis) { return groups->grid().coordinate(axis, dist->rank()); };
@@ -85,6 +85,6 @@ GenerateModel::GenerateModel(const engine::CheckpointReader& reader, config::Con
   if (stages_->stages > 1) over_stages_.emplace(*model_, *stages_, groups->group(comm::Axis::pipeline));
 }
 
-GenerateModel::~GenerateModel() = default;
+InferenceModel::~InferenceModel() = default;
 
 }  // namespace sherd::cli

@@ -41,7 +41,7 @@ def says_the_same(sherd, model, checkpoint, *more):
 def scores(sherd, model, checkpoint, scratch, *more):
     """The log likelihood of a text given another, by the program and by the model, whose last rows of logits are the
     text's."""
-    context, completion = PROMPT, "parameters, gradients"
+    context, completion = PROMPT.rstrip(), " parameters, gradients"
     (scratch / "tasks.jsonl").write_text(json.dumps({"context": context, "completion": completion}) + "\n")
     run(sherd, "evaluate", "--checkpoint", checkpoint, "--tasks", scratch / "tasks.jsonl", "--output",
         scratch / "scores.jsonl", *more)

@@ -45,7 +45,7 @@ TALKS = [
     [("user", "Hi"), ("assistant", "Hello!")],
     [("system", "Be brief."), ("user", " What is 2 + 2?\n"), ("assistant", "4")],
     [("user", "Name a colour."), ("assistant", "Blue, or\n\nred."), ("user", "  and  then? "),
-     ("assistant", "naïve — 敏捷")],
+     ("assistant", "über — 敏捷")],
     [("user", "a"), ("assistant", "b"), ("user", "c\n"), ("assistant", "d"), ("user", "[x] <y> word"),
      ("assistant", "e f g")],
 ]
@@ -97,7 +97,7 @@ def check(sherd, name, scratch):
         "--output", scratch / "data")
     settings = {"train_micro_batch_size_per_gpu": 4,
                 "data": {"path": str(scratch / "data"), "packing": "documents", "split": [1, 0]},
-                "training": {"steps": 60, "learning_rate": 1e-2, "init_from": str(scratch / "base"),
+                "training": {"steps": 240, "learning_rate": 3e-3, "init_from": str(scratch / "base"),
                              "save_dir": str(scratch / "run")}}
     (scratch / "config.json").write_text(json.dumps(settings))
     run(sherd, "train", "--config", scratch / "config.json")

@@ -20,7 +20,7 @@ struct DatasetInfo {
   /// knows nothing but these.
   double unigram_entropy = 0;
   std::int64_t masked_tokens = 0;  ///< that are no targets of the loss: PREFIX.mask says which
-  std::string chat_template;       ///< by which conversations were written down; empty: there are none
+  std::string chat_template{};     ///< by which conversations were written down; empty: there are none
 };
 
 /// Entropy in nats of the distribution that `counts` describes; 0 for no counts.

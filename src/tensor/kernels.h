@@ -104,7 +104,7 @@ struct Attention {
   std::int64_t window = 0;
   float scale = 0;            ///< multiplies q·k; 0 means 1/√head_dim
   float dropout = 0;          ///< probability of zeroing a normalised score
-  RandomKey key;              ///< stream of the dropout mask: element ((b·heads + h)·seq + i)·seq + j
+  RandomKey key{};            ///< stream of the dropout mask: element ((b·heads + h)·seq + i)·seq + j
   ScoreIndex scores{};        ///< with which b, h, i and j count, where this is a part of a larger attention
   Positions positions{};      ///< of the rows, for rotary()
   bool lengths_vary = false;  ///< from call to call: a library is not to prepare for this one

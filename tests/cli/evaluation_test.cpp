@@ -176,7 +176,9 @@ TEST_F(EvaluateProgram, ScoresTasksAlikeInEveryLayout) {
     EXPECT_NEAR(other["texts"]["loss"].get<double>(), one["texts"]["loss"].get<double>(), 2e-3) << layout[1];
     EXPECT_EQ(other["words"]["acc"], 0.5) << layout[1];
     EXPECT_EQ(other["ends"]["acc"], 1.0) << layout[1];
-    if (layout[0] == "--ranks") EXPECT_EQ(other, one) << "ranks share texts out, and nothing else";
+    if (layout[0] == "--ranks") {
+      EXPECT_EQ(other, one) << "ranks share texts out, and nothing else";
+    }
     EXPECT_EQ(other["ends"]["tokens"], one["ends"]["tokens"]) << layout[1];
   }
   const Outcome table = sherd({"evaluate", "--checkpoint", (folder_ / "run").string(), "--tasks", tasks});

@@ -24,7 +24,7 @@ struct SavedState {
   std::function<void(std::int64_t, const tensor::Tensor&)> write;
   /// What `read` gives now of so much from a place on, to be read later. Null where training does not change
   /// it.
-  std::function<sharding::Frozen(std::int64_t, std::int64_t, sharding::FrozenMemory&)> freeze;
+  std::function<sharding::Frozen(std::int64_t, std::int64_t, sharding::FrozenMemory&)> freeze{};
   optim::Held held = optim::Held::by_all;
   int replica = 0, replicas = 1;  ///< which of how many this rank belongs to
   /// Which of them this rank writes, so that the ranks together write every element once, of what each

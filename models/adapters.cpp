@@ -133,8 +133,12 @@ void check_targets(const AdapterOptions& options, const GptOptions& model, const
     const bool found = std::any_of(modules.begin(), modules.end(),
                                    [&](const std::string& module) { return matches(module, target); });
     if (found && !(experts && target == "all-linear")) continue;
+    std::vector<std::string> names{"all-linear"};
+    for (const std::string& module : modules) names.push_back(short_name(module));
+    const std::string close = target == "all-linear" ? "" : nearest(target, names);
     fail(ErrorKind::config,
          "training.adapter.targets: ", target == "all-linear" ? "" : "no module is called ", "'", target, "'",
+         close.empty() ? "" : cat(" (did you mean '", close, "'?)"),
          target == "all-linear" ? " would be experts' weights too, which have no adapters yet: " : "; ",
          "there are ", there,
          experts && target != "all-linear" ? " (experts' weights have no adapters yet)" : "");

@@ -22,11 +22,14 @@ std::vector<std::int32_t> ids_of(const Inference& from, const ChatStyle& style,
   if (question.left_out > 0)
     log_info(place, "the conversation is too long for model.seq_length: its first ",
              counted(static_cast<std::int64_t>(question.left_out), "message"), " are left out");
+  if (std::ssize(question.ids) >= style.positions)
+    fail(ErrorKind::data, "the question has ", question.ids.size(), " tokens, and the model reads ",
+         style.positions, " (model.seq_length), with the answer: ask shorter");
   if (std::ssize(question.ids) > style.room)
     log_warning(place, "a question of ", question.ids.size(),
                 " tokens has place for few behind it: the model "
                 "reads ",
-                from.config().model->seq_length, " (model.seq_length), and may forget its beginning");
+                style.positions, " (model.seq_length), and may forget its beginning");
   return std::move(question.ids);
 }
 

@@ -18,7 +18,8 @@ namespace sherd::cli {
 struct ChatStyle {
   data::ChatTemplate written;
   std::string system;  ///< what a conversation begins with that has no system message of its own; empty: none
-  std::int64_t room;   ///< ids of a conversation at most, so that the answer has its place behind
+  std::int64_t positions;  ///< ids that the model reads: a conversation and its answer
+  std::int64_t room;       ///< ids of a conversation at most, so that the answer has its place behind
 };
 
 /// The ids of a prompt, up to where the answer begins; a text is the user's only message. Tells of turns that

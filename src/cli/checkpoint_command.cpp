@@ -24,7 +24,8 @@ void put(const std::string& label, const std::string& value) {
 }
 
 /// The whole checkpoints in a folder, the oldest step first.
-std::vector<std::pair<std::int64_t, std::string>> all_tags(const fs::path& folder) {
+std::vector<std::pair<std::int64_t, std::string>> all_tags(const fs::path& folder,
+                                                           std::vector<std::string>* damaged = nullptr) {
   std::vector<std::pair<std::int64_t, std::string>> out;
   std::error_code error;
   for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
@@ -35,8 +36,11 @@ std::vector<std::pair<std::int64_t, std::string>> all_tags(const fs::path& folde
       continue;
     try {
       out.emplace_back(CheckpointReader(at->path()).manifest().global_steps, tag);
-    } catch (const Error& damaged) {
-      log_warning(tag, ": ", damaged.what());
+    } catch (const Error& fault) {
+      if (damaged)
+        damaged->push_back(cat((folder / tag).string(), ": DAMAGED: ", fault.what()));
+      else
+        log_warning(tag, ": ", fault.what());
     }
   }
   std::sort(out.begin(), out.end());
@@ -115,9 +119,11 @@ void verify(const CheckpointReader& reader) {
 }
 
 void verify_all(const fs::path& folder) {
-  int damaged = 0;
-  const auto tags = all_tags(folder);
-  if (tags.empty()) verify(CheckpointReader(engine::checkpoint_folder(folder)));
+  std::vector<std::string> unreadable;
+  const auto tags = all_tags(folder, &unreadable);
+  if (tags.empty() && unreadable.empty()) verify(CheckpointReader(engine::checkpoint_folder(folder)));
+  std::size_t damaged = unreadable.size();
+  for (const std::string& line : unreadable) std::printf("%s\n", line.c_str());
   for (const auto& [step, tag] : tags) try {
       verify(CheckpointReader(folder / tag));
     } catch (const Error& error) {
@@ -125,7 +131,8 @@ void verify_all(const fs::path& folder) {
       ++damaged;
     }
   if (damaged > 0)
-    fail(ErrorKind::data, counted(damaged, "checkpoint"), " of ", tags.size(), " in ", folder.string(),
+    fail(ErrorKind::data, counted(static_cast<std::int64_t>(damaged), "checkpoint"), " of ",
+         tags.size() + unreadable.size(), " in ", folder.string(),
          damaged > 1 ? " are damaged" : " is damaged");
 }
 

@@ -33,8 +33,8 @@ struct Questions {
   }
 };
 
-/// The windows of one document, behind the end of another unless it has a token in front of its own; tokens
-/// that are no targets do not count.
+/// The windows of one document, behind the end of another unless its first token is no target, as in
+/// conversations, or stands in front of all documents; tokens that are no targets do not count.
 std::vector<models::ScoreRequest> document_windows(const data::IndexedDataset& dataset, std::int64_t document,
                                                    const data::Tokenizer& tokenizer, std::int64_t max_seq) {
   std::vector<std::int32_t> tokens{tokenizer.end_of_document()};
@@ -50,7 +50,8 @@ std::vector<models::ScoreRequest> document_windows(const data::IndexedDataset& d
     dataset.read_mask(s, 0, mask);
     counted.insert(counted.end(), mask.begin(), mask.end());
   }
-  if (tokens.size() > 1 && tokens[1] == tokenizer.begin_of_document()) {
+  if (tokens.size() > 1 &&
+      (tokens[1] == tokenizer.begin_of_document() || (!counted.empty() && !counted.front()))) {
     tokens.erase(tokens.begin());
     if (!counted.empty()) counted.erase(counted.begin());
   }

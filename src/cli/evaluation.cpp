@@ -1,6 +1,7 @@
 #include "cli/evaluation.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -54,6 +55,15 @@ std::vector<std::string> choices_of(const Json& choices, const std::string& wher
   return choices.get<std::vector<std::string>>();
 }
 
+/// A context that is called something else would be left out of what is scored.
+void require_no_other_context(const Json& object, const std::string& where) {
+  for (const auto& [key, value] : object.items())
+    if ((key == "prompt" && object.contains("completion")) ||
+        !nearest(key, std::array<std::string, 1>{"context"}).empty())
+      fail(ErrorKind::data, where, " has \"", excerpt(key),
+           "\" and no \"context\": what a choice or a completion ", "is read behind is the \"context\"");
+}
+
 Example example_of(const Json& object, const std::string& where) {
   Example out;
   const int kinds = object.contains("choices") + object.contains("completion") + object.contains("text");
@@ -61,6 +71,7 @@ Example example_of(const Json& object, const std::string& where) {
     fail(ErrorKind::data, where, kinds == 0 ? " has none" : " has more than one",
          " of \"choices\", \"completion\" and \"text\", of which there must be one");
   out.task = text_at(object, "task", where);
+  if (!object.contains("context")) require_no_other_context(object, where);
   out.context = text_at(object, "context", where);
   if (object.contains("choices")) {
     out.continuations = choices_of(object["choices"], where);

@@ -87,7 +87,7 @@ ChatStyle style_of(const CommandLine& line, const Inference& inference, std::int
   const config::Adapter& adapter = inference.config().training.adapter;
   const std::int64_t positions =
       inference.config().model->seq_length - (adapter.has_prompt() ? adapter.prompt.virtual_tokens : 0);
-  const ChatStyle style{template_of(line, inference), line.text("system"),
+  const ChatStyle style{template_of(line, inference), line.text("system"), positions,
                         std::max(positions - max_tokens, positions / 2)};
   log_info("conversations are written by the template ", data::name_of(style.written));
   return style;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -273,7 +274,10 @@ void plot_command(const Arguments& arguments) {
   if (!line.parse(arguments)) return;
   PlotOptions options{.title = line.text("title"), .unigram_entropy = std::nullopt};
   if (line.has("unigram-entropy")) options.unigram_entropy = line.number("unigram-entropy");
-  plot_metrics(line.required("metrics"), line.required("output"), options);
+  const std::string metrics = line.required("metrics"), output = line.required("output");
+  if (std::error_code absent; std::filesystem::equivalent(metrics, output, absent))
+    throw UsageError("--output names the file of --metrics, which would be lost");
+  plot_metrics(metrics, output, options);
 }
 
 }  // namespace sherd::cli

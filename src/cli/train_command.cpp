@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <utility>
 
 #include "cli/command_line.h"
@@ -31,6 +32,10 @@ void train_command(const Arguments& arguments) {
     throw UsageError("--plot draws what --metrics wrote: give both");
   if (line.has("tag") && !line.has("resume"))
     throw UsageError("--tag names a checkpoint to --resume from: give both");
+  for (const char* output : {"metrics", "plot", "trace"})
+    for (const std::string& config : line.all("config"))
+      if (std::error_code absent; std::filesystem::equivalent(line.text(output), config, absent))
+        throw UsageError(cat("--", output, " names the file of --config, which would be lost"));
   ConfigFiles files{line.all("config"), line.all("set"), line.has("resume")};
   if (line.has("steps"))
     files.overrides.push_back("training.steps=" + std::to_string(line.integer("steps", 1)));

@@ -72,6 +72,15 @@ bool has_prompt_key(AdapterType type, const std::string& key) {
   return true;
 }
 
+namespace {
+/// The first task that has no text.
+std::string without_text(const PromptKeys& prompt) {
+  for (const PromptTask& task : prompt.tasks)
+    if (task.init_text.empty()) return task.name;
+  return {};
+}
+}  // namespace
+
 void finish_prompt(Adapter& adapter, const Given& given, const Value& section) {
   PromptKeys& prompt = adapter.prompt;
   if (adapter.type == AdapterType::p_tuning) {
@@ -89,8 +98,9 @@ void finish_prompt(Adapter& adapter, const Given& given, const Value& section) {
                    std::any_of(prompt.tasks.begin(), prompt.tasks.end(),
                                [](const PromptTask& task) { return !task.init_text.empty(); });
   if (any && prompt.init != PromptInit::text)
-    section.error("gives \"init_text\", and ", text ? "init is not \"text\"" : "not for each task",
-                  ": take one of them away, or give all tasks a text");
+    section.error("gives \"init_text\", and ",
+                  text ? "init is not \"text\": take one of them away"
+                       : cat("the task ", without_text(prompt), " has none: give each task one, or none"));
 }
 
 namespace {
@@ -108,6 +118,11 @@ void check_sources(const Config& config, const Value& data) {
                   ", and each of data.sources is of one of them");
     if (prompt.find(task) < 0) value.error("no task is called '", task, "'; there are ", prompt.task_names());
   }
+  for (const PromptTask& task : prompt.tasks)
+    if (tasks && std::none_of(config.data->sources.begin(), config.data->sources.end(),
+                              [&](const DataSource& source) { return source.task == task.name; }))
+      data.context.note("training.adapter.tasks",
+                        cat("none of data.sources is of ", task.name, ", whose prompt learns nothing"));
 }
 
 }  // namespace

@@ -252,10 +252,14 @@ std::string jinja_string(std::string_view text) {
   return out + "'";
 }
 
+/// Each message and its `content`, of which there may be a list of parts.
+constexpr const char* jinja_each =
+    "{% for message in messages %}{% set content = message['content'] if message['content'] is string else "
+    "message['content'] | map(attribute='text') | join %}";
+
 std::string mistral_jinja(const Tokenizer& tokenizer, const std::string& begin, const std::string& close) {
   const MistralForm form(tokenizer);
-  const std::string each = "{% for message in messages %}", last = "{% endfor %}",
-                    content = " + message['content'] + ",
+  const std::string each = jinja_each, last = "{% endfor %}", content = " + content + ",
                     question = jinja_string(cat(mistral_begin, form.front())) +
                                (form.system_tokens ? "" : " + system") + content +
                                jinja_string(cat(form.back(), mistral_end)),
@@ -266,7 +270,7 @@ std::string mistral_jinja(const Tokenizer& tokenizer, const std::string& begin, 
            " }}{% elif message['role'] == 'user' %}{{ " + question + " }}{% else %}{{ " + answer +
            " }}{% endif %}" + last;
   return "{% set at = namespace(system='', turn=0) %}" + each +
-         "{% if message['role'] == 'system' %}{% set at.system = message['content'] + '\\n\\n' %}"
+         "{% if message['role'] == 'system' %}{% set at.system = content + '\\n\\n' %}"
          "{% elif message['role'] == 'user'" +
          (form.tokens ? "" : " and at.turn == 0") + " %}{% set at.turn = loop.index %}{% endif %}" + last +
          begin + each +
@@ -277,8 +281,7 @@ std::string mistral_jinja(const Tokenizer& tokenizer, const std::string& begin, 
 }  // namespace
 
 std::string jinja_of(ChatTemplate which, const Tokenizer& tokenizer) {
-  const std::string each = "{% for message in messages %}", last = "{% endfor %}",
-                    question = "{% if add_generation_prompt %}",
+  const std::string each = jinja_each, last = "{% endfor %}", question = "{% if add_generation_prompt %}",
                     close = jinja_string(tokenizer.token(tokenizer.end_of_document()));
   const auto begin = [&](const char* otherwise) {
     const auto id = tokenizer.begin_of_document();
@@ -287,13 +290,12 @@ std::string jinja_of(ChatTemplate which, const Tokenizer& tokenizer) {
   };
   switch (which) {
     case ChatTemplate::chatml:
-      return begin("") + each +
-             "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}" + last +
-             question + "{{ '<|im_start|>assistant\\n' }}{% endif %}";
+      return begin("") + each + "{{ '<|im_start|>' + message['role'] + '\\n' + content + '<|im_end|>\\n' }}" +
+             last + question + "{{ '<|im_start|>assistant\\n' }}{% endif %}";
     case ChatTemplate::llama3:
       return begin(llama3_document) + each +
              "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
-             "{{ message['content'] | trim }}{{ '<|eot_id|>' }}" +
+             "{{ content | trim }}{{ '<|eot_id|>' }}" +
              last + question + "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}";
     case ChatTemplate::mistral:
       return mistral_jinja(tokenizer, begin(mistral_document), close);
@@ -301,9 +303,9 @@ std::string jinja_of(ChatTemplate which, const Tokenizer& tokenizer) {
       break;
   }
   return begin("") + each +
-         "{% if message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}"
-         "{% elif message['role'] == 'user' %}{{ '### User:\\n' + message['content'] + '\\n\\n' }}"
-         "{% else %}{{ '### Assistant:\\n' + message['content'] + " +
+         "{% if message['role'] == 'system' %}{{ content + '\\n\\n' }}"
+         "{% elif message['role'] == 'user' %}{{ '### User:\\n' + content + '\\n\\n' }}"
+         "{% else %}{{ '### Assistant:\\n' + content + " +
          close + " }}{% endif %}" + last + question + "{{ '### Assistant:\\n' }}{% endif %}";
 }
 

@@ -1,6 +1,7 @@
 #include "data/example.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -39,6 +40,9 @@ std::string content_of(const json& message) {
 Message message_of(const json& message, bool learned) {
   if (!message.is_object() || !message.contains("role") || !message["role"].is_string())
     fail(ErrorKind::data, "a message is no object with a string 'role'");
+  for (const auto& [key, value] : message.items())
+    if (key != "weight" && !nearest(key, std::array<std::string, 1>{"weight"}).empty())
+      fail(ErrorKind::data, "a message has '", excerpt(key), "'; did you mean 'weight'?");
   if (const auto weight = message.find("weight"); weight != message.end()) {
     if (!weight->is_number() || (*weight != 0 && *weight != 1))
       fail(ErrorKind::data, "a message's 'weight' is 0 or 1, not ", excerpt(weight->dump()));

@@ -162,6 +162,7 @@ TEST_F(ChatProgram, SaysWhatDoesNotGoTogether) {
           "talk.jsonl:2: a conversation ends with a message of the assistant");
   write_text(folder_ / "talk.jsonl", "{\"messages\": []}\n");
   refused({"--chat", "--prompts", in("talk.jsonl")}, 1, "a conversation without messages");
+  refused({"--chat", "--prompt", std::string(200, 'x')}, 1, "with the answer: ask shorter");
 }
 
 /// Files of a model, from this run and from one that began with files: each has what ends an answer.

@@ -98,6 +98,8 @@ TEST(ExamplesFile, IsReadByKindAndRefusedByLine) {
   EXPECT_FALSE(all[2].answer || all[2].is_text);
   EXPECT_TRUE(all[3].is_text);
   for (const auto& [line, what] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"contxt": "c", "choices": ["a", "b"], "answer": 0})", R"(has "contxt" and no "context")"},
+           {R"({"prompt": "c", "completion": "d"})", R"(has "prompt" and no "context")"},
            {"[1]", ":1 is no JSON object"},
            {"{\"context\": \"c\"}", "has none of \"choices\", \"completion\" and \"text\""},
            {"{\"text\": \"c\", \"completion\": \"d\"}", "has more than one of"},
@@ -209,6 +211,17 @@ TEST_F(EvaluateProgram, MaskedTokensDoNotCount) {
   const std::string prefix = (folder_ / "pairs").string();
   const Json got = evaluate({"--data", prefix})[prefix];
   EXPECT_EQ(got["tokens"], 8);  // " of jar", and the end of the document
+  // By itself, and not behind the end of another: as the task, and the end.
+  write_text(folder_ / "end.jsonl", R"({"prompt": "The 3 shards of jar", "completion": ""})");
+  ASSERT_EQ(sherd({"prepare", "--input", (folder_ / "end.jsonl").string(), "--tokenizer", "byte", "--output",
+                   (folder_ / "end").string()})
+                .code,
+            0);
+  const std::string end = (folder_ / "end").string(), task = (folder_ / "task.jsonl").string();
+  write_text(task, R"({"context": "The 3 shards", "completion": " of jar"})");
+  const double of_end = evaluate({"--data", end})[end]["loss"].get<double>(),
+               of_task = evaluate({"--tasks", task})["task"]["loss"].get<double>();
+  EXPECT_NEAR(8 * got["loss"].get<double>(), 7 * of_task + of_end, 1e-4);
 }
 
 TEST_F(EvaluateProgram, RefusesWhatItCannotScore) {

@@ -89,6 +89,8 @@ TEST(Program, OtherErrorsEndWithOne) {
   write_text(folder / "two\nlines", "no metrics");
   write_text(folder / "bad.jsonl", "no metrics\n");
   expect_failure({"plot", "--metrics", folder / "bad.jsonl", "--output", folder / "x.svg"}, 1, "line 1");
+  expect_failure({"plot", "--metrics", folder / "bad.jsonl", "--output", folder / "bad.jsonl"}, 2,
+                 "would be lost");
   expect_failure({"plot", "--metrics", folder / "two\nlinez", "--output", folder / "x.svg"}, 1, "two linez");
 }
 

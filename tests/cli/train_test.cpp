@@ -366,6 +366,13 @@ TEST_F(Train, OutputsNeverOverwriteTheDatasetOrEachOther) {
   const Outcome same = sherd(train({"--steps", "1", "--metrics", figures, "--plot", figures}));
   EXPECT_NE(same.code, 0);
   EXPECT_THAT(same.err, HasSubstr("name the same file"));
+  const std::string configuration = read_text(config());
+  for (const char* output : {"--metrics", "--trace"}) {
+    const Outcome got = sherd(train({"--steps", "1", output, config()}));
+    EXPECT_EQ(got.code, 2) << output;
+    EXPECT_THAT(got.err, HasSubstr("names the file of --config, which would be lost"));
+  }
+  EXPECT_EQ(read_text(config()), configuration);
 }
 
 }  // namespace

@@ -137,6 +137,8 @@ TEST_F(UnmergedRuns, TasksHaveTheirOwn) {
   expect(export_prompt("tuned", "x"), 2, "--task NAME");
   expect(tune("x", {from("hf"), tasks, sources("rows", "jar")}), 1, "no task is called 'jar'");
   expect(tune("x", {from("hf"), tasks}), 1, "data.sources[0].task");
+  expect(tune("half", {from("hf"), tasks, sources("rows", "rows"), "training.steps=1"}), 0,
+         "none of data.sources is of jars, whose prompt learns nothing");
   // Prompts lie in the order of their tasks: nobody gets another's.
   std::string turned = tasks;
   const std::string rows = R"({"name": "rows"})", jars = R"({"name": "jars"})";

@@ -110,6 +110,12 @@ TEST_F(Weights, ACheckpointIsInspectedVerifiedAndConverted) {
   EXPECT_THAT(damaged.out, HasSubstr("global_step3: DAMAGED: "));
   EXPECT_THAT(damaged.err, HasSubstr("1 checkpoint of "));
   EXPECT_EQ(sherd({"checkpoint", "verify", in("run"), "--tag", "global_step3"}).code, 1);
+  fs::resize_file(file, 100);  // whose head cannot be read
+  const Outcome cut = sherd({"checkpoint", "verify", in("run"), "--all"});
+  EXPECT_EQ(cut.code, 1);
+  EXPECT_THAT(cut.out, HasSubstr("global_step3: DAMAGED: "));
+  EXPECT_THAT(cut.out, HasSubstr("take another checkpoint of the run, by its tag"));
+  EXPECT_THAT(cut.err, HasSubstr("1 checkpoint of "));
 }
 
 /// Tokenizer and settings go from the files through the run's checkpoints back into files; and neither a
@@ -174,7 +180,11 @@ TEST_F(Weights, MistakesAreNamed) {
   };
   expect({"checkpoint"}, 2, "inspect");
   expect({"checkpoint", "verfy", "x"}, 2, "did you mean 'verify'?");
-  expect({"checkpoint", "verify", in("nothing")}, 1, "no checkpoint was completed");
+  expect({"checkpoint", "verify", in("nothing")}, 1, "there is no such folder");
+  fs::create_directories(folder_ / "runs" / "of_mine");
+  expect({"checkpoint", "verify", in("runs")}, 1, "no checkpoint was completed");
+  write_text(folder_ / "runs" / "of_mine" / "latest", "global_step1");
+  expect({"checkpoint", "verify", in("runs")}, 1, "it is a folder of runs; name one of them: of_mine");
   expect({"import", in("nothing"), "--output", in("x")}, 1, "config.json");
   expect({"import", "--output", in("x")}, 2, "name one folder");
   expect(with({"training.init_from=" + in("nothing")}), 1, "nothing is downloaded");

@@ -66,7 +66,7 @@ TEST(PromptKeys, ContradictionsAreNamed) {
   expect_wrong(type + R"(, "init": "text")", "", "there is no \"init_text\"");
   expect_wrong(type + R"(, "init": "random", "init_text": "a")", "", "init is not \"text\"");
   expect_wrong(type + R"(, "tasks": [{"name": "a", "init_text": "x"}, {"name": "b"}])", "",
-               "not for each task");
+               "has none: give each task one, or none");
   expect_wrong(type + R"(, "tasks": [{"name": "a"}, {"name": "a"}])", "", "a second task is called a");
   expect_wrong(type + R"(, "tasks": [{"init_text": "a"}])", "", "needs \"name\"");
   expect_wrong(type + R"(, "tasks": [{"name": "a b"}])", "", "is of letters, digits");

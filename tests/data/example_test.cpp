@@ -125,6 +125,8 @@ TEST(Examples, NameFileLineAndCause) {
   expect(R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]})", "'tool_calls'");
   expect(R"({"messages": [{"role": "assistant", "content": "", "weight": 0.5}]})",
          "'weight' is 0 or 1, not 0.5");
+  expect(R"({"messages": [{"role": "assistant", "content": "", "wieght": 0}]})",
+         "a message has 'wieght'; did you mean 'weight'?");
   expect(R"({"prompt": "a", "completion": []})", "neither two strings nor two lists");
 }
 

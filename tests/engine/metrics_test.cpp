@@ -75,12 +75,20 @@ TEST(Metrics, WhatJsonCannotSayIsNull) {
 
 TEST(MetricsWriter, StartsANewFile) {
   TempFolder folder;
-  write_text(folder / "m.jsonl", "old\n");
+  write_text(folder / "m.jsonl", to_json(example(7)) + "\n");
   MetricsWriter writer(folder / "m.jsonl");
   writer.write(example(1));
   EXPECT_EQ(read_text(folder / "m.jsonl"), to_json(example(1)) + "\n");  // at once, not when closed
   writer.write(example(2));
   EXPECT_EQ(read_text(folder / "m.jsonl"), to_json(example(1)) + "\n" + to_json(example(2)) + "\n");
+}
+
+TEST(MetricsWriter, ReplacesNoOtherFile) {
+  TempFolder folder;
+  write_text(folder / "config.json", "{\n}\n");
+  expect_error(ErrorKind::data, "is not a line of metrics. Give --metrics another file",
+               [&] { MetricsWriter(folder / "config.json"); });
+  EXPECT_EQ(read_text(folder / "config.json"), "{\n}\n");
 }
 
 TEST(MetricsWriter, ResumingDropsWhatWillBeDoneAgain) {

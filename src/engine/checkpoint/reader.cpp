@@ -36,10 +36,20 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, error);
 }
 
-/// The whole checkpoints in a folder, for errors.
+/// What to do where a checkpoint is not whole any more.
+constexpr const char* another =
+    "take another checkpoint of the run, by its tag: `sherd checkpoint verify FOLDER --all` tells which are "
+    "whole";
+
+/// The whole checkpoints in a folder, or the runs, for errors.
 std::string there_are(const fs::path& directory) {
   std::string names;
   std::error_code error;
+  if (!fs::is_directory(directory, error)) return "there is no such folder";
+  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error))
+    if (is_there(at->path() / latest_pointer))
+      names += (names.empty() ? "" : ", ") + at->path().filename().string();
+  if (!names.empty()) return "it is a folder of runs; name one of them: " + excerpt(names, 300);
   for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error))
     if (is_there(at->path() / "manifest.json"))
       names += (names.empty() ? "" : ", ") + at->path().filename().string();
@@ -103,10 +113,17 @@ struct CheckpointReader::Content {
 CheckpointReader::Content::Content(fs::path at) : folder(std::move(at)) {
   const auto path = folder / "manifest.json";
   manifest = Manifest::from_json(read_text(path, "is this a checkpoint's folder?"), path);
+  const auto file = [&](const std::string& name) {
+    try {
+      return SafetensorsFile(folder / name);
+    } catch (const Error& error) {
+      fail(error.kind(), error.what(), "; ", another);
+    }
+  };
   for (int rank = 0; rank < manifest.world_size; ++rank) {
-    add(SafetensorsFile(folder / rank_file(rank)), manifest.save_id);
+    add(file(rank_file(rank)), manifest.save_id);
     if (const std::string frozen = frozen_file(rank); manifest.files.contains(frozen))
-      add(SafetensorsFile(folder / frozen), manifest.frozen_id);
+      add(file(frozen), manifest.frozen_id);
   }
 }
 
@@ -191,7 +208,7 @@ void CheckpointReader::verify(const std::string& file) const {
            ? "; other checkpoints of the run share this file, of weights that do not train. What trained is "
              "elsewhere: begin a new run with training.init_from as this one began, and this checkpoint as "
              "training.adapter.init_from, or write the adapter with `sherd export --adapter`"
-           : "; resume from an earlier checkpoint by naming its tag");
+           : cat("; ", another));
 }
 
 void CheckpointReader::verify_share(int rank, int ranks, WhatToVerify what) const {

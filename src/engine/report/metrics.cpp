@@ -61,6 +61,15 @@ class JsonLine {
   bool first_ = true;
 };
 
+bool is_metrics(const nlohmann::json& object) {
+  return object.is_object() && object.contains("step") && object["step"].is_number_integer();
+}
+
+[[noreturn]] void refuse(const fs::path& path, std::int64_t line) {
+  fail(ErrorKind::data, "line ", line, " of '", path.string(),
+       "' is not a line of metrics. Give --metrics another file, or move this one away");
+}
+
 /// The lines of `path` that belong to steps before `first_step`. A last line without its newline is what a
 /// crash left.
 std::string lines_before(const fs::path& path, std::int64_t first_step) {
@@ -69,13 +78,20 @@ std::string lines_before(const fs::path& path, std::int64_t first_step) {
   std::string kept, line;
   for (std::int64_t number = 1; std::getline(in, line) && !in.eof(); ++number) {
     const auto object = nlohmann::json::parse(line, nullptr, false);
-    const bool valid = object.is_object() && object.contains("step") && object["step"].is_number_integer();
-    if (!valid)
-      fail(ErrorKind::data, "line ", number, " of '", path.string(),
-           "' is not a line of metrics. Give --metrics another file, or move this one away");
+    if (!is_metrics(object)) refuse(path, number);
     if (object["step"].get<std::int64_t>() < first_step) kept += line, kept += '\n';
   }
   return kept;
+}
+
+/// A run that begins anew replaces metrics of another, and no other file.
+void require_metrics(const fs::path& path) {
+  std::error_code absent;
+  if (!fs::is_regular_file(path, absent)) return;
+  std::ifstream in(path, std::ios::binary);
+  std::string line;
+  if (std::getline(in, line) && !in.eof() && !is_metrics(nlohmann::json::parse(line, nullptr, false)))
+    refuse(path, 1);
 }
 
 using Experts = std::vector<std::pair<std::string, parallel::RoutingTotals>>;
@@ -157,6 +173,7 @@ std::string to_json(const StepMetrics& m) {
 }
 
 MetricsWriter::MetricsWriter(fs::path path, std::int64_t first_step) {
+  if (first_step <= 1) require_metrics(path);
   if (first_step > 1) {
     // A pipe or device holds nothing to keep and cannot be replaced.
     if (!fs::exists(path) || fs::is_regular_file(path))

@@ -110,7 +110,9 @@ void check_sources(const Config& config, const Value& data) {
   const bool tasks = config.training.adapter.has_prompt() && !prompt.tasks.empty();
   for (std::size_t i = 0; i < config.data->sources.size(); ++i) {
     const std::string& task = config.data->sources[i].task;
-    const Value value{data.node, cat("data.sources[", i, "].task"), data.context};
+    const Node* sources = data.node.find("sources");
+    const Node* named = sources && i < sources->items.size() ? sources->items[i].find("task") : nullptr;
+    const Value value{named ? *named : data.node, cat("data.sources[", i, "].task"), data.context};
     if (!tasks && task.empty()) continue;
     if (!tasks) value.error("names the task '", task, "', and training.adapter.tasks names none");
     if (task.empty())
@@ -130,8 +132,9 @@ void check_sources(const Config& config, const Value& data) {
 void check_prompt(const Config& config, const Value& file) {
   const Adapter& adapter = config.training.adapter;
   if (config.model && adapter.has_prompt() && adapter.prompt.virtual_tokens >= config.model->seq_length) {
-    const Node* training = file.node.find("training");
-    Value{*training, "training.adapter.virtual_tokens", file.context}.error(
+    const Node* section = file.node.find("training")->find("adapter");
+    const Node* given = section->find("virtual_tokens");
+    Value{given ? *given : *section, "training.adapter.virtual_tokens", file.context}.error(
         "is ", adapter.prompt.virtual_tokens, ", and model.seq_length, ", config.model->seq_length,
         ", counts them and leaves no token of text: give fewer, or a longer sequence");
   }

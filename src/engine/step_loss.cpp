@@ -113,11 +113,14 @@ MeanLoss StepLoss::add_up() const {
 }
 
 void StepLoss::clear() {
-  try {
-    if (!here_) told_.wait(), weights_told_.wait();  // their memory is about to go
-  } catch (const Error&) {
-    // What ended the step tells of it.
-  }
+  if (!here_)
+    for (comm::Work* each : {&told_, &weights_told_}) {
+      try {
+        each->wait();  // its memory is about to go
+      } catch (const Error&) {
+        // What ended the step tells of it.
+      }
+    }
   mine_ = {};
   shared_ = {};
   complete_ = {};

@@ -168,7 +168,7 @@ void checkpoint_command(const Arguments& arguments) {
     if (line.has("parameters")) list_parameters(reader);
     return;
   }
-  for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
+  reader.verify_all();
   const std::string tag = reader.folder().filename().string(), output = line.required("output");
   std::error_code absent;
   if (fs::equivalent(fs::path(output) / tag, reader.folder(), absent))

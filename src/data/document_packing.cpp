@@ -74,8 +74,9 @@ void DocumentSamples::find_pieces() {
     for (std::int64_t chunk = 0; chunk * room() < length - 1; ++chunk) {
       const std::int64_t begin = chunk * room(), read = std::min(length - 1 - begin, room());
       if (is_cut && dataset_->has_mask()) {  // a part of a long question has nothing to learn from
-        mask.resize(static_cast<std::size_t>(read));
-        dataset_->read_mask(i, begin + 1, mask);
+        const std::int64_t first = options_.prompt.count > 0 ? begin : begin + 1;  // to be predicted
+        mask.resize(static_cast<std::size_t>(begin + read + 1 - first));
+        dataset_->read_mask(i, first, mask);
         if (std::find(mask.begin(), mask.end(), 1) == mask.end()) continue;
       }
       pieces_.push_back({static_cast<std::uint32_t>(i - range_.begin), static_cast<std::uint32_t>(chunk)});

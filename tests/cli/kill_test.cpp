@@ -67,7 +67,7 @@ class Kill : public Train {
   /// Throws where the newest checkpoint is not whole.
   void read_latest() const {
     const engine::CheckpointReader reader(engine::checkpoint_folder(folder_ / "run"));
-    for (const auto& [file, checksum] : reader.manifest().files) reader.verify(file);
+    reader.verify_all();
   }
   bool saved() const { return fs::exists(folder_ / "run" / "latest"); }
   std::set<std::string> names() const {

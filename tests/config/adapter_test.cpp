@@ -80,6 +80,30 @@ TEST(AdapterKeys, InitFromBringsTheSection) {
   EXPECT_EQ(got.init_from, "adapters/a");
 }
 
+/// Keys of the folder that the files' own replace under another name are gone, and with another adapter all.
+TEST(AdapterKeys, WhatTheFilesReplaceGoes) {
+  const sherd::testing::TempFolder folder;
+  const auto laid = [&](const std::string& file, const std::string& section, bool from_weights) {
+    const auto sections = [&](const std::string&, const std::string&) {
+      return R"({"training": {"adapter": {)" + section + "}}}";
+    };
+    sherd::testing::write_text(folder / "a.json", R"({"training": {)" + file + "}}");
+    const WeightSections of_model = from_weights ? WeightSections(sections) : nullptr;
+    return parse_files({(folder / "a.json").string()}, {}, of_model, sections).training.adapter;
+  };
+  const std::string bottleneck = R"("type": "bottleneck", "reduction_factor": 4)",
+                    prompt = R"("type": "prompt_tuning", "virtual_tokens": 3, "init_text": "x")";
+  EXPECT_EQ(laid(R"("adapter": {"init_from": "a", "bottleneck_size": 9})", bottleneck, false).bottleneck.size,
+            9);
+  const Adapter goes_on = laid(R"("adapter": {"init_from": "a", "init": "random"})", prompt, false);
+  EXPECT_EQ(goes_on.prompt.virtual_tokens, 3);
+  EXPECT_EQ(goes_on.prompt.init_text, "");
+  // Of a checkpoint with an adapter, which is begun from.
+  EXPECT_EQ(laid(R"("init_from": "a")", bottleneck, true).bottleneck.reduction_factor, 4);
+  const Adapter other = laid(R"("init_from": "a", "adapter": {"type": "lora"})", bottleneck, true);
+  EXPECT_EQ(other.type, AdapterType::lora);
+}
+
 TEST(AdapterKeys, WhatHasNoEffectIsNoted) {
   const auto noted = [](const std::string& text, const std::string& start) {
     const Config config = parse_text(text);

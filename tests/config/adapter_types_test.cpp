@@ -32,11 +32,10 @@ TEST(PromptKeys, PeftsNamesDoAsWell) {
 }
 
 TEST(PromptKeys, TasksAreFoundByName) {
-  const PromptKeys keys =
-      prompt(
-          R"("virtual_tokens": 4,
+  const PromptKeys keys = prompt(
+                              R"("virtual_tokens": 4,
                  "tasks": [{"name": "a", "init_text": "x"}, {"name": "b", "init_text": "y"}])")
-          .prompt;
+                              .prompt;
   EXPECT_EQ(keys.init, PromptInit::text);
   EXPECT_EQ(keys.prompts(), 2);
   EXPECT_EQ(keys.find("b"), 1);
@@ -48,14 +47,13 @@ TEST(PromptKeys, TasksAreFoundByName) {
 }
 
 TEST(PromptKeys, ComeBackFromADump) {
-  for (
-      const char* keys :
-      {R"("type": "prompt_tuning", "virtual_tokens": 3, "init": "sample_vocab")",
-       R"("type": "prompt_tuning", "init_text": "a",
+  for (const char* keys :
+       {R"("type": "prompt_tuning", "virtual_tokens": 3, "init": "sample_vocab")",
+        R"("type": "prompt_tuning", "init_text": "a",
             "tasks": [{"name": "a"}, {"name": "b", "init_text": "c"}])",
-       R"("type": "p_tuning", "encoder_hidden_size": 7, "tasks": [{"name": "a"}])",
-       R"("type": "bottleneck", "mh_adapter": false, "reduction_factor": 2.5, "name": "x")",
-       R"("type": "bottleneck", "bottleneck_size": 9, "non_linearity": "tanh", "scaling": 3)"}) {
+        R"("type": "p_tuning", "encoder_hidden_size": 7, "tasks": [{"name": "a"}])",
+        R"("type": "bottleneck", "mh_adapter": false, "reduction_factor": 2.5, "name": "x")",
+        R"("type": "bottleneck", "bottleneck_size": 9, "non_linearity": "tanh", "scaling": 3)"}) {
     const Adapter adapter = parse(keys).training.adapter;
     EXPECT_EQ(parse_text(section_of(adapter)).training.adapter, adapter) << keys;
   }
@@ -154,6 +152,18 @@ TEST(AdapterHub, RefusesWhatWouldComputeSomethingElse) {
                              "a")
                 .bottleneck.name,
             "a");
+  // Transformers' other name of a function; a switch that nothing reads without the norm's sum.
+  const auto same =
+      from_adapter_hub(R"({"config": {"mh_adapter": true, "output_adapter": true, "reduction_factor": 4,
+      "non_linearity": "silu", "original_ln_before": false, "residual_before_ln": false}, "name": "a@b",
+      "version": "adapters.1.3.0"})",
+                       "a")
+          .bottleneck;
+  EXPECT_EQ(same.non_linearity, NonLinearity::swish);
+  EXPECT_EQ(same.name, "a@b");
+  expect_error(ErrorKind::config, "residual_before_ln", [&] {
+    from_adapter_hub(file(R"(, "original_ln_before": true, "residual_before_ln": false)"), "a");
+  });
   for (const char* key :
        {R"("leave_out": [1])", R"("phm_layer": true)", R"("dropout": 0.1)", R"("inv_adapter": "nice")",
         R"("is_parallel": true)", R"("something_new": 1)", R"("reduction_factor": {"1": 2})"}) {

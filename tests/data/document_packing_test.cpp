@@ -196,6 +196,27 @@ TEST_F(DocumentPacking, LeavesOutTheLabelsThatTheMaskLeavesOut) {
       << "a mark is of the label, not of what it follows";
 }
 
+/// Of a document that is cut, parts of a long question; those with a target stay, and whole documents.
+TEST_F(DocumentPacking, LeavesOutPiecesWithoutATarget) {
+  const std::string prefix = (folder_ / "long").string();
+  DatasetBuilder builder(prefix, 100);
+  builder.add(Ids{1, 2, 3, 4, 5, 6, 7, 8, 9}, true, std::vector<std::uint8_t>{0, 0, 0, 0, 0, 0, 0, 1, 0});
+  builder.add(Ids{20, 21, 22}, true, std::vector<std::uint8_t>{0, 0, 0});
+  const DatasetInfo info{"byte", 100, 0, "uint16", 12, 2, 2, 0, 0, builder.counts().masked, ""};
+  builder.finish([&] { write_dataset_info(prefix, info); });
+  const DocumentSamples packed(IndexedDataset::open(prefix), {0, 2}, {.seq_length = 4, .shuffle = false},
+                               padding);
+  EXPECT_EQ(packed.cut(), 1);
+  ASSERT_EQ(packed.samples_per_round(), 2);
+  std::set<Ids> rows;
+  for (std::int64_t i = 0; i < 2; ++i) {
+    Row row;
+    packed.load(i, row);
+    rows.insert(row.tokens);
+  }
+  EXPECT_EQ(rows, (std::set<Ids>{{5, 6, 7, 8}, {20, 21, padding, padding}}));
+}
+
 TEST_F(DocumentPacking, RefusesWhatHoldsNothing) {
   expect_error(ErrorKind::data, "has no document of two tokens or more in 3 sequences", [&] {
     samples({1, 0, 1}, {.seq_length = 8});

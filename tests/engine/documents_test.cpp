@@ -189,5 +189,15 @@ TEST_F(DocumentTraining, SourcesOfDifferentTokenizersAreRefused) {
                [&] { engine::open_token_data(config(0, 1, 1, "")); });
 }
 
+TEST_F(DocumentTraining, SourcesOfDifferentTemplatesAreRefused) {
+  for (const auto& [name, written] : {std::pair{"a", "plain"}, {"b", "chatml"}}) {
+    auto info = *data::read_dataset_info((folder_ / name).string());
+    info.chat_template = written;
+    data::write_dataset_info((folder_ / name).string(), info);
+  }
+  expect_error(ErrorKind::config, "are written by the template chatml, others by plain",
+               [&] { engine::open_token_data(config(0, 1, 1, "")); });
+}
+
 }  // namespace
 }  // namespace sherd::test

@@ -173,12 +173,11 @@ std::string to_json(const StepMetrics& m) {
 }
 
 MetricsWriter::MetricsWriter(fs::path path, std::int64_t first_step) {
-  if (first_step <= 1) require_metrics(path);
-  if (first_step > 1) {
-    // A pipe or device holds nothing to keep and cannot be replaced.
-    if (!fs::exists(path) || fs::is_regular_file(path))
-      write_file_atomically(path, lines_before(path, first_step));
-  }
+  // A pipe or device holds nothing to keep and cannot be replaced.
+  if (first_step <= 1)
+    require_metrics(path);
+  else if (!fs::exists(path) || fs::is_regular_file(path))
+    write_file_atomically(path, lines_before(path, first_step));
   file_ = std::make_unique<AppendFile>(std::move(path), first_step > 1, "the metrics file");
 }
 

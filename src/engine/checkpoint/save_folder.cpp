@@ -106,7 +106,12 @@ void require_replaceable(const fs::path& place) {
 
 void remove_folder(const fs::path& folder) noexcept {
   std::error_code error;
-  fs::remove_all(folder, error);
+  // Another rank may still be writing there, and puts and renames files in what is being emptied.
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    error.clear();
+    fs::remove_all(folder, error);
+    if (!error) break;
+  }
   if (error)
     log_warning("cannot remove '", folder.string(), "': ", error.message(),
                 "; the run goes on. Remove it by hand");

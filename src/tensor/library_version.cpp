@@ -22,7 +22,8 @@ std::string matmul_library() {
     default:
       break;
   }
-  return cat("oneDNN ", version->major, '.', version->minor, '.', version->patch, " (", runtime, ")");
+  return cat("own tiles; bf16 on AMX: oneDNN ", version->major, '.', version->minor, '.', version->patch,
+             " (", runtime, ")");
 }
 
 }  // namespace sherd::tensor

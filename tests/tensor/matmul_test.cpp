@@ -181,6 +181,36 @@ TEST_P(MatmulOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
     }
 }
 
+/// Experts on other ranks see other numbers of rows: what each gives must not change with them.
+TEST_P(MatmulOfDType, ARowIsTheSameToTheBitWhateverRowsAreBesideIt) {
+  if (GetParam() == DType::f64) GTEST_SKIP() << "fp64 is for checks of gradients alone";
+  Machine machine(cpu_isa(), 1);
+  for (const auto [m, n, k] : {Case{207, 70, 300}, Case{131, 850, 33}, Case{35, 40, 4500}})
+    for (const bool ta : {false, true})
+      for (const bool tb : {false, true}) {
+        const Tensor a = random(machine, ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
+        const Tensor b = random(machine, tb ? Shape{n, k} : Shape{k, n}, GetParam(), 2);
+        const auto product = [&](const Tensor& rows, Count count) {
+          const Tensor c = machine.empty({count, n}, GetParam());
+          machine.kernels.matmul({.a = rows, .b = b, .c = c, .trans_a = ta, .trans_b = tb});
+          return bytes(machine, c);
+        };
+        const auto element = static_cast<Count>(size_of(GetParam()));
+        const std::vector<std::byte> all = product(a, m);
+        for (const Count count : {1, 2, 3, 4, 5, 6, 7, 11, 13, 34})
+          for (const Count first : {Count{0}, m - count}) {
+            const Tensor rows = machine.empty(ta ? Shape{k, count} : Shape{count, k}, GetParam());
+            for (Count line = 0; line < (ta ? k : count); ++line)
+              std::memcpy(rows.raw() + line * (ta ? count : k) * element,
+                          a.raw() + (ta ? line * m + first : (first + line) * k) * element,
+                          static_cast<std::size_t>((ta ? count : k) * element));
+            const auto from = all.begin() + first * n * element;
+            ASSERT_TRUE(std::equal(from, from + count * n * element, product(rows, count).begin()))
+                << count << " rows from " << first << " of " << m << "x" << n << "x" << k << " " << ta << tb;
+          }
+      }
+}
+
 /// `std`: of a and b; small ones give products and sums on both sides of the smallest normal number.
 void expect_folds_as_apart(Machine& machine, const Case& size, double std, DType dtype, DType to) {
   const auto [m, n, k] = size;
@@ -342,9 +372,10 @@ INSTANTIATE_TEST_SUITE_P(All, MatmulOfDType,
 /// Each product of blocks that this processor can run, whichever the kernels would choose.
 std::vector<std::unique_ptr<cpu::BlockProduct>> block_products() {
   std::vector<std::unique_ptr<cpu::BlockProduct>> all;
-  all.push_back(cpu::make_dnnl_blocks(DType::f32));
+  for (CpuIsa isa = CpuIsa::portable; isa <= cpu_isa(); isa = static_cast<CpuIsa>(static_cast<int>(isa) + 1))
+    all.push_back(cpu::make_f32_tiles(isa));
   if (cpu_has_bf16_products()) {
-    all.push_back(cpu::make_dnnl_blocks(DType::bf16));
+    all.push_back(cpu::make_dnnl_blocks());
     all.push_back(cpu::make_bf16_tiles());
   }
   return all;
@@ -401,8 +432,9 @@ TEST(BlockProduct, EveryOneEqualsTheReference) {
         if (left_bytes == 0) continue;
         const Tensor columns = Tensor::empty(*machine.device, {k, m}, dtype),
                      left = Tensor::empty(*machine.device, {left_bytes}, DType::u8);
+        const auto element = static_cast<Count>(size_of(dtype));
         for (Count i = 0; i < m * k; ++i)
-          std::memcpy(columns.raw() + (i % k * m + i / k) * 2, a.raw() + i * 2, 2);
+          std::memcpy(columns.raw() + (i % k * m + i / k) * element, a.raw() + i * element, size_of(dtype));
         product->pack_left(block, columns.raw(), m, left.raw());
         block.a_stride = 0;
         machine.kernels.fill(c, 1e9);
@@ -411,21 +443,13 @@ TEST(BlockProduct, EveryOneEqualsTheReference) {
       }
 }
 
-TEST(Transpose, PutsEveryUnitAndPairInItsPlaceAndNoneBeyond) {
-  const cpu::TransposeOps& transpose = cpu::transpose_ops();
+TEST(Transpose, PutsEveryPairInItsPlaceAndNoneBeyond) {
+  if (cpu_isa() != CpuIsa::avx512) GTEST_SKIP() << "AMX's processors have AVX-512";
   for (const auto [rows, cols, unused] :
        {Case{1, 1, 0}, Case{15, 17, 0}, Case{16, 16, 0}, Case{32, 48, 0}, Case{33, 70, 0}, Case{64, 31, 0}}) {
     const Count stride = cols + 3, lines = (rows + 1) / 2, to_stride = rows + 5;
     const auto size = static_cast<std::size_t>(std::max(rows * stride, cols * to_stride));
-    std::vector<std::uint32_t> from(size), to(size, 0xdeadbeef), want(size, 0xdeadbeef);
-    for (std::size_t i = 0; i < size; ++i) from[i] = static_cast<std::uint32_t>(i * 2654435761u);
-    for (Count r = 0; r < rows; ++r)
-      for (Count c = 0; c < cols; ++c)
-        want[static_cast<std::size_t>(c * to_stride + r)] = from[static_cast<std::size_t>(r * stride + c)];
-    transpose.units(from.data(), stride, rows, cols, to.data(), to_stride);
-    EXPECT_EQ(to, want) << rows << "x" << cols << " units";
-
-    std::fill(to.begin(), to.end(), 0xdeadbeef), std::fill(want.begin(), want.end(), 0xdeadbeef);
+    std::vector<std::uint32_t> to(size, 0xdeadbeef), want(size, 0xdeadbeef);
     std::vector<std::uint16_t> halves(static_cast<std::size_t>(rows * stride));
     for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i * 40503u);
     for (Count u = 0; u < lines; ++u)
@@ -434,7 +458,7 @@ TEST(Transpose, PutsEveryUnitAndPairInItsPlaceAndNoneBeyond) {
         const std::uint32_t below = 2 * u + 1 < rows ? halves[at + static_cast<std::size_t>(stride)] : 0;
         want[static_cast<std::size_t>(c * to_stride + u)] = halves[at] | below << 16;
       }
-    transpose.pairs(halves.data(), stride, rows, cols, to.data(), to_stride);
+    cpu::avx512::transpose_pairs(halves.data(), stride, rows, cols, to.data(), to_stride);
     EXPECT_EQ(to, want) << rows << "x" << cols << " pairs";
   }
 }

@@ -173,10 +173,10 @@ class BlockedProduct {
   Count rows_bytes(Count count) const {
     GemmBlock shape = block(rows_, panel_, depth_);
     shape.count = count;
-    if (const Count packed = args_.trans_a ? product_.packed_left_bytes(shape) : 0; packed > 0) return packed;
+    if (const Count packed = args_.trans_a ? product_.packed_left_bytes(shape) : 0; packed > 0)
+      return packed + (converts_ ? count * rows_ * 4 : 0);
     const Count stride = a_stride(count), width = static_cast<Count>(size_of(product_.dtype()));
     if (!args_.trans_a) return !converts_ && stride == e_.k ? 0 : rows_ * stride * width;
-    if (product_.dtype() == DType::f32) return rows_ * stride * 4 + (converts_ ? count * rows_ * 4 : 0);
     return rows_ * even_stride(stride, count) * 2;
   }
   static Count even_stride(Count stride, Count count) { return std::max(stride, ceil_div(count, 2) * 2); }
@@ -187,7 +187,10 @@ class BlockedProduct {
     return ceil_div(ceil_div(depth, ceil_div(depth, product_.depth_step())), 64) * 64;
   }
   /// The product can do what becomes of its sums (GemmFinish), up to the activation.
-  bool finishes() const { return !args_.fold || folds_bf16() || *args_.fold == args_.c.dtype(); }
+  bool finishes() const {
+    if (args_.c.dtype() == DType::f16) return false;
+    return !args_.fold || folds_bf16() || *args_.fold == args_.c.dtype();
+  }
   /// What is folded is bf16.
   bool folds_bf16() const {
     if (args_.c.dtype() == DType::bf16) return args_.fold == DType::bf16 || args_.fold == DType::f32;
@@ -243,8 +246,10 @@ class BlockedProduct {
     const std::byte* from = args_.a.raw() + (args_.trans_a ? depth * stride + row : row * stride + depth) *
                                                 static_cast<Count>(element_);
     if (const Count bytes = args_.trans_a ? product_.packed_left_bytes(shape) : 0; bytes > 0) {
+      device::Storage wide;
+      if (converts_) from = copy_lines(from, stride, shape.count, shape.rows, shape.rows, wide);
       copy = scratch(bytes);
-      product_.pack_left(shape, from, stride, copy.data());
+      product_.pack_left(shape, from, converts_ ? shape.rows : stride, copy.data());
       shape.a_stride = 0;
       return copy.data();
     }
@@ -254,20 +259,12 @@ class BlockedProduct {
     return copy_lines(from, stride, shape.rows, shape.count, shape.a_stride, copy);
   }
 
+  /// For the product of bf16 that takes rows alone: on AMX.
   const std::byte* transposed_rows(const GemmBlock& shape, const std::byte* from, Count stride,
                                    device::Storage& copy) {
-    const TransposeOps& transpose = transpose_ops();
-    if (product_.dtype() == DType::f32) {
-      device::Storage wide;
-      if (converts_) from = copy_lines(from, stride, shape.count, shape.rows, shape.rows, wide);
-      copy = scratch(shape.rows * shape.a_stride * 4);
-      transpose.units(from, converts_ ? shape.rows : stride, shape.count, shape.rows, copy.data(),
-                      shape.a_stride);
-      return copy.data();
-    }
     const Count even = even_stride(shape.a_stride, shape.count);
     copy = scratch(shape.rows * even * 2);
-    transpose.pairs(from, stride, shape.count, shape.rows, copy.data(), even / 2);
+    avx512::transpose_pairs(from, stride, shape.count, shape.rows, copy.data(), even / 2);
     if (even != shape.a_stride)
       for (Count i = 1; i < shape.rows; ++i)
         std::memmove(copy.data() + i * shape.a_stride * 2, copy.data() + i * even * 2,
@@ -316,12 +313,14 @@ class BlockedProduct {
       const std::byte* a = rows_of_a(shape, row, d * depth_ + shape.first, copy);
       product_.multiply(shape, a, packed, sums, last && finishes() ? &finish : nullptr);
     }
-    if (d + 1 == depths_ && !finishes())
+    if (d + 1 < depths_) return;
+    if (!finishes()) {
       for (Count i = 0; i < shape.rows; ++i)
         epilogue_.row(sums + i * product_.c_stride(shape.cols), bias, row + i, col, shape.cols);
-    if (d + 1 < depths_ || (args_.activation == Activation::none && !args_.pre_activation)) return;
-    for (Count i = row; i < row + shape.rows; ++i)
-      epilogue_.activate(at(to, i * e_.n + col), at(args_.c, i * e_.n + col), shape.cols);
+    } else if (args_.activation != Activation::none || args_.pre_activation) {
+      for (Count i = row; i < row + shape.rows; ++i)
+        epilogue_.activate(at(to, i * e_.n + col), at(args_.c, i * e_.n + col), shape.cols);
+    }
   }
 
   void multiply_at_once(GemmBlock& shape, Count row, Count col, Count d, const std::byte* packed,

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/cpu_isa.h"
 #include "tensor/cpu/isa/gemm.h"
 #include "tensor/cpu/isa/tables.h"
 #include "tensor/extents.h"
@@ -72,16 +73,18 @@ class BlockProduct {
 /// converted to.
 const BlockProduct& block_product(DType stored);
 
-/// oneDNN, with its OpenMP runtime held to one thread for each call so that it never competes with the arena
-/// for cores. Primitives are made once per thread and shape.
-std::unique_ptr<BlockProduct> make_dnnl_blocks(DType dtype);
+/// oneDNN's products of bf16, with its OpenMP runtime held to one thread for each call so that it never
+/// competes with the arena for cores. Primitives are made once per thread and shape. Not its fp32 ones:
+/// without AVX-512 a row's product depends on how many rows there are, and the kernel keeps its stack pointer
+/// in memory of the heap, where a signal's frame then goes (oneDNN 2.6).
+std::unique_ptr<BlockProduct> make_dnnl_blocks();
 /// True when oneDNN multiplies bf16 on AMX, far beyond what vector registers can.
 bool dnnl_has_amx();
 
 /// Register tiles of AVX512-BF16: 5 to 15 % faster there than oneDNN 2.6 (`sherd bench gemm`).
 std::unique_ptr<BlockProduct> make_bf16_tiles();
-
-const TransposeOps& transpose_ops();
+/// Register tiles of an instruction set's fp32 multiply-adds.
+std::unique_ptr<BlockProduct> make_f32_tiles(CpuIsa isa);
 
 using GemmExtents = MatmulExtents;
 

@@ -77,9 +77,6 @@ auto with_room_for_code(const Make& make) {
 /// thread has made the same primitive, not the lookup by descriptor, which costs more than a small product.
 class Primitives {
  public:
-  explicit Primitives(DType dtype)
-      : type_(dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32) {}
-
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
 
@@ -131,7 +128,7 @@ class Primitives {
     return cache.emplace(key, std::move(made)).first->second;
   }
 
-  memory::data_type type_;
+  static constexpr memory::data_type type_ = memory::data_type::bf16;
   std::map<Key, memory::desc> layouts_;
   std::map<Key, Product> products_;
   std::map<Key, Packing> packings_;
@@ -143,21 +140,19 @@ class DnnlBlocks final : public BlockProduct {
   template <class Body>
   auto run(const GemmBlock& block, Body body) const {
     const OneOpenMpThread one_thread;
-    thread_local std::array<std::unique_ptr<Primitives>, 2> of_dtype;
-    auto& primitives = of_dtype[dtype_ == DType::bf16];
+    thread_local std::unique_ptr<Primitives> primitives;
     try {
-      if (!primitives) primitives = std::make_unique<Primitives>(dtype_);
+      if (!primitives) primitives = std::make_unique<Primitives>();
       return body(*primitives);
     } catch (const dnnl::error& error) {
-      fail(ErrorKind::usage, "matmul: oneDNN refused a ", name_of(dtype_), " product of ", block.rows, "x",
-           block.depth, " by ", block.depth, "x", block.cols, ": ", error.what(),
+      fail(ErrorKind::usage, "matmul: oneDNN refused a bf16 product of ", block.rows, "x", block.depth,
+           " by ", block.depth, "x", block.cols, ": ", error.what(),
            "; unset DNNL_* variables or use another oneDNN build");
     }
   }
 
  public:
-  explicit DnnlBlocks(DType dtype) : dtype_(dtype) {}
-  DType dtype() const override { return dtype_; }
+  DType dtype() const override { return DType::bf16; }
   std::int64_t rows() const override { return 128; }
   std::int64_t a_stride(std::int64_t depth, std::int64_t) const override { return depth; }
   std::int64_t b_stride(std::int64_t depth, std::int64_t stride) const override {
@@ -200,9 +195,6 @@ class DnnlBlocks final : public BlockProduct {
       primitives.stream.wait();
     });
   }
-
- private:
-  DType dtype_;
 };
 
 }  // namespace
@@ -211,8 +203,8 @@ bool dnnl_has_amx() {
   return dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_amx;
 }
 
-std::unique_ptr<BlockProduct> make_dnnl_blocks(DType dtype) {
-  return std::make_unique<DnnlBlocks>(dtype);
+std::unique_ptr<BlockProduct> make_dnnl_blocks() {
+  return std::make_unique<DnnlBlocks>();
 }
 
 }  // namespace sherd::tensor::cpu

@@ -7,16 +7,6 @@
 
 namespace sherd::tensor::cpu {
 
-struct TransposeOps {
-  /// to[c·to_stride + r] = from[r·stride + c] for rows × cols units of 32 bits.
-  void (*units)(const void* from, std::int64_t stride, std::int64_t rows, std::int64_t cols, void* to,
-                std::int64_t to_stride);
-  /// to[c·to_stride + u] = elements (2u, c) and (2u+1, c) of 16 bits, `stride` elements from row to row; a
-  /// missing last row counts as zeros.
-  void (*pairs)(const void* from, std::int64_t stride, std::int64_t rows, std::int64_t cols, void* to,
-                std::int64_t to_stride);
-};
-
 /// What becomes of finished sums: out = round(sums + bias), or out = round(out + sums + bias). With `folds`
 /// the sums themselves are rounded to bf16 before.
 struct GemmFinish {
@@ -34,30 +24,39 @@ struct GemmPart {
 };
 
 struct GemmOps {
-  std::int64_t sliver;  ///< columns that are packed together
+  std::int64_t sliver;       ///< columns of b that are packed together
+  std::int64_t left_sliver;  ///< rows of a that pack_left() puts together
+  std::int64_t per_unit;     ///< elements in a unit
   /// b's columns as rows of units, `stride` apart: [cols, units] to slivers [units, sliver], zeros in missing
   /// columns.
   void (*pack_rows)(const void* b, std::int64_t stride, std::int64_t units, std::int64_t cols, void* packed);
   /// b as [inner, cols], `stride` elements from row to row, to slivers `sliver_units` units apart.
   void (*pack_columns)(const void* b, std::int64_t stride, std::int64_t inner, std::int64_t cols,
                        void* packed, std::int64_t sliver_units);
+  /// A part of a as [inner, rows], `stride` elements from row to row, to slivers of left_sliver rows, one
+  /// behind the other.
+  void (*pack_left)(const void* a, std::int64_t stride, std::int64_t inner, std::int64_t rows, void* packed);
   /// c[rows, cols rounded up to slivers] (+)= a[rows, count]·packed, a and c from the part's first unit; with
   /// `finish` the sums go to its out[rows, cols] instead, and c, which may be null without add, is only read.
-  /// An a_stride of 0 says that a's rows are slivers that pack_columns() made of the part.
+  /// An a_stride of 0 says that a's rows are slivers that pack_left() made of the part.
   void (*multiply)(const void* a, std::int64_t a_stride, std::int64_t rows, const void* packed,
                    const GemmPart& part, std::int64_t cols, float* c, std::int64_t c_stride,
                    const GemmFinish* finish);
 };
 
 namespace portable {
-extern const TransposeOps transpose;
+extern const GemmOps gemm_f32;
 }
 namespace avx2 {
-extern const TransposeOps transpose;
+extern const GemmOps gemm_f32;
 }
 namespace avx512 {
-extern const TransposeOps transpose;
+extern const GemmOps gemm_f32;
 extern const GemmOps gemm_bf16;  ///< needs AVX512-BF16
+/// to[c·to_stride + u] = elements (2u, c) and (2u+1, c) of 16 bits, `stride` elements from row to row; a
+/// missing last row counts as zeros.
+void transpose_pairs(const void* from, std::int64_t stride, std::int64_t rows, std::int64_t cols, void* to,
+                     std::int64_t to_stride);
 }  // namespace avx512
 
 }  // namespace sherd::tensor::cpu

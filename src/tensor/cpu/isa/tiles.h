@@ -110,15 +110,17 @@ struct FirstLeftRows : LeftRows {
   }
 };
 
-/// One that lies in slivers, as pack_columns() leaves a transposed matrix: [rows / sliver][units][sliver].
+/// One that lies in slivers of `width` rows, a multiple of a tile's: [rows / width][units][width].
+template <int width>
 struct LeftSlivers {
+  static_assert(width % tile_rows == 0);
   const std::uint32_t* from;
   Count units;
 
   SHERD_INLINE const std::uint32_t* tile(Count row) const {
-    return from + row / sliver * sliver * units + row % sliver;
+    return from + row / width * width * units + row % width;
   }
-  SHERD_INLINE Count at(int r, Count u) const { return u * sliver + r; }
+  SHERD_INLINE Count at(int r, Count u) const { return u * width + r; }
 };
 
 /// sums[rows, sliver] = sums + left[rows, units]·b[units, sliver] from `row` on, where `sums` says where each
@@ -151,12 +153,32 @@ SHERD_INLINE void multiply_last_rows(Count count, const Left& left, const std::u
   if constexpr (rows > 1) multiply_last_rows<Dot, rows - 1>(count, left, b, units, row, sums);
 }
 
-/// The same for any number of rows.
-template <class Dot, class Left, class Sums>
+/// Nothing is known of what comes behind a sliver.
+struct NothingAhead {
+  SHERD_INLINE void ask(Count, Count) const {}
+};
+
+/// The right operand's next sliver, asked for in equal shares with each of `rows` rows.
+struct SliverAhead {
+  const std::uint32_t* from;
+  Count units, rows;
+
+  SHERD_INLINE void ask(Count begin, Count end) const {
+    constexpr int line = 16;  // units of a cache line
+    for (Count at = begin * units / rows * sliver; at < end * units / rows * sliver; at += line)
+      __builtin_prefetch(from + at, 0, 2);
+  }
+};
+
+/// The same for any number of rows. `ahead` says what to bring to the second-level cache meanwhile.
+template <class Dot, class Left, class Sums, class Ahead = NothingAhead>
 [[gnu::noinline]] void multiply_rows(const Left& left, Count rows, const std::uint32_t* b, Count units,
-                                     const Sums& sums) {
+                                     const Sums& sums, const Ahead& ahead = {}) {
   Count r = 0;
-  for (; r + tile_rows <= rows; r += tile_rows) multiply_tile<Dot, tile_rows>(left, b, units, r, sums);
+  for (; r + tile_rows <= rows; r += tile_rows) {
+    ahead.ask(r, r + tile_rows);
+    multiply_tile<Dot, tile_rows>(left, b, units, r, sums);
+  }
   if (r < rows) multiply_last_rows<Dot, tile_rows - 1>(rows - r, left, b, units, r, sums);
 }
 

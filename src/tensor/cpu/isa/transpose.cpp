@@ -1,13 +1,10 @@
+// For oneDNN's products on AMX.
+#if defined(SHERD_ISA_avx512)
 #include "tensor/cpu/isa/gemm.h"
 #include "tensor/cpu/isa/tiles.h"
 
-namespace sherd::tensor::cpu::SHERD_ISA {
+namespace sherd::tensor::cpu::avx512 {
 namespace {
-
-void units(const void* from, Count stride, Count rows, Count cols, void* to, Count to_stride) {
-  transpose_units(static_cast<const std::uint32_t*>(from), stride, rows, cols,
-                  static_cast<std::uint32_t*>(to), to_stride, rows);
-}
 
 struct Halves {
   using Element = std::uint16_t;
@@ -20,7 +17,9 @@ SHERD_INLINE void prefetch(const std::uint16_t* line, Count stride) {
   __builtin_prefetch(line + stride);
 }
 
-void pairs(const void* from, Count stride, Count rows, Count cols, void* to, Count to_stride) {
+}  // namespace
+
+void transpose_pairs(const void* from, Count stride, Count rows, Count cols, void* to, Count to_stride) {
   const auto* elements = static_cast<const std::uint16_t*>(from);
   const Count lines = (rows + 1) / 2;
   transpose_lines(
@@ -33,8 +32,5 @@ void pairs(const void* from, Count stride, Count rows, Count cols, void* to, Cou
       static_cast<std::uint32_t*>(to), to_stride, lines);
 }
 
-}  // namespace
-
-const TransposeOps transpose = {units, pairs};
-
-}  // namespace sherd::tensor::cpu::SHERD_ISA
+}  // namespace sherd::tensor::cpu::avx512
+#endif

@@ -34,8 +34,10 @@ std::span<const float, 256> dynamic_map(Code code);
 std::uint8_t zero_code(Code code);
 
 /// The codes whose values lie nearest to elements divided by the scales of their blocks, and these: one for
-/// each block, the first of which begins with the first element. Below 2⁻¹²⁰ a scale is 0, and so are the
-/// elements. The same bits with any threads and instruction set.
+/// each block, the first of which begins with the first element. Where there are no signs, a quotient above 0
+/// takes the code of 0 in no case, but the one above it: a second moment of 0 beside a first moment that is
+/// none would leave a step without a bound. Below 2⁻¹²⁰ a scale is 0, and so are the elements. The same bits
+/// with any threads and instruction set.
 void quantize(Code code, std::span<const float> values, std::uint8_t* codes, float* scales, Arena& arena);
 void quantize_with(CpuIsa isa, Code code, std::span<const float> values, std::uint8_t* codes, float* scales,
                    Arena& arena);

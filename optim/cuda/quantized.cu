@@ -35,7 +35,7 @@ struct Map {
     int level = 0;
     while (level + 1 < DynamicMap::levels && size >= begin[level + 1]) ++level;
     int k = static_cast<int>(::rintf(::fminf(size * inverse[level] + offset[level], top[level])));
-    if (!has_signs) return static_cast<std::uint8_t>(k);
+    if (!has_signs) return static_cast<std::uint8_t>(k == 0 && x != 0 ? 1 : k);
     if (bits_as<std::uint32_t>(x) >> 31) k = k < 127 ? -k : -127;
     return static_cast<std::uint8_t>(k + 127);
   }

@@ -23,7 +23,7 @@ struct DynamicMap {
   /// begins, if that is among its numbers; else NaN. The last four bits are the level of the smallest one.
   alignas(64) float next_level[32];
   /// By level: k of a magnitude is inverse·magnitude + offset, rounded to nearest, and at most `top`; k - 1,
-  /// the code, where there are no signs.
+  /// the code, where there are no signs. There a number above 0 whose code would be 0 takes 1.
   alignas(64) float inverse[16], offset[16], top[16];
   float begin[levels];  ///< where each level does
   std::int32_t middle;  ///< the code of k = 0

@@ -75,7 +75,10 @@ struct Encoder {
       bytes = _mm512_maskz_cvtsepi32_epi8(every, _mm512_maskz_cvtps_epi32(every, (__m512)turned));
       bytes = _mm_xor_si128(bytes, _mm_set1_epi8(0x7f));
     } else {
-      bytes = _mm512_maskz_cvtepi32_epi8(every, _mm512_maskz_cvtps_epi32(every, k));
+      // Nothing but zero takes the code of zero.
+      const __mmask16 above_zero = _mm512_cmp_ps_mask((__m512)value, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+      const __m512 least = _mm512_mask_max_ps(k, above_zero, k, _mm512_set1_ps(1));
+      bytes = _mm512_maskz_cvtepi32_epi8(every, _mm512_maskz_cvtps_epi32(every, least));
     }
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), bytes);
   }
@@ -116,6 +119,9 @@ struct Encoder {
     if constexpr (has_signs) {
       const I below_zero = (I)value < 0, most = k < 127 ? k : I{} + 127;
       k = (below_zero ? -most : k) + 127;
+    } else {
+      const I least = -(I)(value != F{});  // nothing but zero takes the code of zero
+      k = k < least ? least : k;
     }
     for (int i = 0; i < lanes; ++i) codes[i] = static_cast<std::uint8_t>(k[i]);
   }

@@ -45,39 +45,68 @@ std::vector<TargetRows> in_order(const AdaptedLayer& layer) {
 struct HeldRows {
   std::int64_t all = 0;      ///< rows of all targets, over all ranks
   std::int64_t outputs = 0;  ///< of the layer, on this rank
+  bool even = true;          ///< each rank has as many; else all hold all of them
   std::vector<Range> held;   ///< of `all`
   std::vector<SpreadRows> runs;
 
   /// The parameter's rows are the outputs, in order.
-  bool is_plain() const { return runs.size() == 1 && runs[0].count == outputs; }
+  bool is_plain() const { return even && runs.size() == 1 && runs[0].count == outputs; }
+  void append(const SpreadRows& run) {
+    SpreadRows* last = runs.empty() ? nullptr : &runs.back();
+    const bool joins = last && last->column == run.column && last->to + last->count == run.to &&
+                       last->from + last->count == run.from;
+    if (joins)
+      last->count += run.count;
+    else
+      runs.push_back(run);
+  }
 };
+
+/// Whether tensor ranks, of which each has the part of each block that this one's `own` is, have as many of
+/// the targets' rows.
+bool shares_evenly(const std::vector<Range>& own, const std::vector<TargetRows>& targets,
+                   const AdaptedLayer& layer, const Layout& layout) {
+  const auto rows_of = [&](int rank) {
+    std::int64_t rows = 0;
+    for (const Range& range : own)
+      for (const TargetRows& target : targets) {
+        const std::int64_t begin = range.begin + (rank - layout.tensor_rank()) * range.size();
+        rows += std::max<std::int64_t>(
+            0, std::min(begin + range.size(), target.rows.end) - std::max(begin, target.rows.begin));
+      }
+    return rows;
+  };
+  if (layer.cut == Cut::inputs) return true;
+  for (int rank = 1; rank < layout.tensor_size(); ++rank)
+    if (rows_of(rank) != rows_of(0)) return false;
+  return true;
+}
 
 HeldRows held_rows(const AdaptedLayer& layer, const std::string& what, const Layout& layout) {
   HeldRows out;
   std::vector<Range> own{{0, layer.out}};
   if (layer.cut == Cut::outputs) own = tensor_slice(what, {layer.out}, 0, layout, layer.blocks).blocks()[0];
   for (const Range& range : own) out.outputs += range.size();
+  const std::vector<TargetRows> targets = in_order(layer);
+  out.even = shares_evenly(own, targets, layer, layout);
   std::int64_t from = 0;
-  for (const TargetRows& target : in_order(layer)) {
+  for (const TargetRows& target : targets) {
     out.all += target.rows.size();
     std::int64_t local = 0;
     for (const Range& range : own) {
       const std::int64_t begin = std::max(range.begin, target.rows.begin),
-                         end = std::min(range.end, target.rows.end);
-      if (begin < end) {
-        const std::int64_t first = target.at + begin - target.rows.begin, to = local + begin - range.begin;
-        out.held.push_back({first, first + end - begin});
-        const bool joins = !out.runs.empty() && out.runs.back().column == target.target &&
-                           out.runs.back().to + out.runs.back().count == to;
-        if (joins)
-          out.runs.back().count += end - begin;
-        else
-          out.runs.push_back({from, to, end - begin, target.target});
-        from += end - begin;
+                         count = std::min(range.end, target.rows.end) - begin;
+      if (count > 0) {
+        const std::int64_t first = target.at + begin - target.rows.begin;
+        out.held.push_back({first, first + count});
+        if (!out.even) from = first;
+        out.append({from, local + begin - range.begin, count, target.target});
+        from += count;
       }
       local += range.size();
     }
   }
+  if (!out.even) out.held = {{0, out.all}};
   return out;
 }
 
@@ -116,13 +145,15 @@ Lora::Lora(AdaptedLayer layer, const LoraOptions& options, const Layout& layout)
   const Slice b({rows.all, r}, {rows.held, {{0, r}}});
   hold(b_ = declare("lora_B", b.shape(), nn::Init::zeros()), b);
   (by_inputs ? b_ : a_)->partial_gradient = layout.cuts_stream();
+  if (!rows.even) b_->partial_gradient = true;
   for (std::int64_t i = 0; targets > 1 && i < targets; ++i) a_->matrices.push_back({{i * r, (i + 1) * r}});
   if (targets > 1) b_->matrices.resize(static_cast<std::size_t>(targets));
   for (const TargetRows& target : in_order(layer_))
     if (targets > 1)
       b_->matrices[static_cast<std::size_t>(target.target)].push_back(
           {target.at, target.at + target.rows.size()});
-  if (targets > 1 || !rows.is_plain()) runs_ = rows.runs;
+  plain_ = targets == 1 && rows.is_plain();
+  runs_ = rows.runs;
   held_out_ = rows.outputs;
 }
 
@@ -151,7 +182,7 @@ Var Lora::output(Tape& tape, const Var& x, const Var& y) {
   const Var in = drops ? dropout_->apply(tape, x, elements(x.shape())) : x;
   const Var low = exchanged(autograd::linear(in, tape.parameter(a_)));
   Var b = tape.parameter(b_);
-  if (!runs_.empty()) b = autograd::spread(b, runs_, held_out_, std::ssize(layer_.targets), 0);
+  if (!plain_) b = autograd::spread(b, runs_, held_out_, std::ssize(layer_.targets), 0);
   return autograd::linear_onto(y, autograd::scale(low, options_.scale), b);
 }
 
@@ -164,11 +195,12 @@ Ia3::Ia3(AdaptedLayer layer, bool of_inputs, const Layout& layout) : of_inputs_(
   hold(factors_ = declare("ia3", factors.shape(), nn::Init::ones(), {.decay = false}), factors);
   // What the stream is multiplied by, all ranks have, and each sees its part of the stream.
   const bool on_stream = (layer.cut == Cut::inputs) != of_inputs;
-  factors_->partial_gradient = on_stream && layout.cuts_stream();
+  factors_->partial_gradient = on_stream ? layout.cuts_stream() : !of_inputs && !rows.even;
   held_out_ = rows.outputs;
   // One column of factors, whichever target they are of.
   for (SpreadRows& run : rows.runs) run.column = 0;
-  if (!of_inputs && !rows.is_plain()) runs_ = std::move(rows.runs);
+  plain_ = rows.is_plain();
+  runs_ = std::move(rows.runs);
 }
 
 Var Ia3::input(Tape& tape, const Var& x) {
@@ -178,7 +210,7 @@ Var Ia3::input(Tape& tape, const Var& x) {
 Var Ia3::output(Tape& tape, const Var&, const Var& y) {
   if (of_inputs_) return y;
   Var factors = tape.parameter(factors_);
-  if (!runs_.empty()) {
+  if (!plain_) {
     const std::int64_t held = factors.shape().numel();
     factors = autograd::spread(autograd::reshape(factors, {held, 1}), runs_, held_out_, 1, 1);
     factors = autograd::reshape(factors, {held_out_});

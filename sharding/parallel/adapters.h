@@ -12,7 +12,9 @@
 //
 // A weight may pack several published ones (queries, keys and values; gate and up), of which some have an
 // adapter. Adapters are cut over tensor ranks as their layer is: what belongs to outputs that ranks share out
-// lies with them, likewise of inputs.
+// lies with them, likewise of inputs. Where that gives them unequal parts, as with queries, keys and values
+// of fewer key-value heads than ranks (exchange_heads()), all ranks hold what belongs to outputs, and each
+// finds the part of its gradient that its own outputs give.
 namespace sherd::parallel {
 
 using autograd::Tape;
@@ -64,6 +66,7 @@ class Lora : public LinearAdapter {
   Layout layout_;
   nn::ParameterPtr a_, b_;
   std::shared_ptr<nn::Dropout> dropout_;
+  bool plain_ = false;  ///< B's rows are the outputs of this rank, in order; else runs_ says where they go
   std::vector<autograd::SpreadRows> runs_;
   std::int64_t held_out_ = 0;  ///< outputs of this rank
 };
@@ -80,6 +83,7 @@ class Ia3 : public LinearAdapter {
  private:
   bool of_inputs_;
   nn::ParameterPtr factors_;
+  bool plain_ = false;  ///< as Lora's
   std::vector<autograd::SpreadRows> runs_;
   std::int64_t held_out_ = 0;
 };

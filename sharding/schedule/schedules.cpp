@@ -73,7 +73,7 @@ void check_group(std::int64_t group, const ScheduleShape& shape) {
       cat("parallel.schedule interleaved: groups of ", group, " micro-batches (",
           shape.group > 0 ? "parallel.micro_batch_group" : "as many as stages",
           ") do not fit gradient_accumulation_steps = ", m,
-          group > m ? ", which is less than one"
+          group > m ? ", which do not fill one"
                     : cat(", for none may be smaller than parallel.pipeline = ", stages));
   const std::int64_t enough = std::max(group, stages);
   if (m < stages)

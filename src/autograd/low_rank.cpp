@@ -55,6 +55,9 @@ Var spread(const Var& x, const std::vector<SpreadRows>& runs, std::int64_t rows,
   return tape.record(std::move(out), {x},
                      [dx = x.grad_ref(), shape = x.shape(), runs](Tape& t, const Tensor& dy) {
                        Tensor gradient = t.empty(shape, dy.dtype());
+                       std::int64_t taken = 0;
+                       for (const SpreadRows& run : runs) taken += run.count;
+                       if (taken < shape[0]) t.kernels().fill(gradient, 0);
                        copy_runs(t.kernels(), gradient, dy, runs, true);
                        t.accumulate(dx, std::move(gradient));
                      });

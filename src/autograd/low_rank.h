@@ -19,7 +19,7 @@ struct SpreadRows {
   std::int64_t column;
 };
 /// The matrix of `rows` rows and `blocks` blocks of x's columns that has these rows of x, and `elsewhere` in
-/// all other elements. x: [r, c]; the result: [rows, blocks·c]. Each row of x goes to one place.
+/// all other elements. x: [r, c]; the result: [rows, blocks·c]. Each row of x goes to one place at most.
 Var spread(const Var& x, const std::vector<SpreadRows>& runs, std::int64_t rows, std::int64_t blocks,
            double elsewhere);
 

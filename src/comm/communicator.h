@@ -202,15 +202,17 @@ std::unique_ptr<Communicator> make_self(const CommOptions& options);
 /// meta device. It has part(), but split() throws, as no other rank says how it splits.
 std::unique_ptr<Communicator> make_dry_world(int rank, int size);
 
-/// What started this process as one rank of several: an MPI launcher (mpirun, srun), or one that says RANK,
-/// WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, as torchrun does.
-enum class Launcher : std::uint8_t { none, mpi, environment };
+/// What started this process as one rank of several: an MPI launcher (mpirun, srun --mpi=pmix), or one that
+/// says RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, as torchrun does. `separate`: one
+/// whose processes this build cannot join, so that each would train by itself.
+enum class Launcher : std::uint8_t { none, mpi, environment, separate };
 
 /// The one that the environment tells of; starts nothing. Under both, torchrun's own word counts, then MPI's
 /// where this build has it.
 Launcher launcher();
 /// How many ranks it says that it started, 0 where it does not say before they have joined; 1 without a
-/// launcher. Throws Error{usage} for variables that are missing or make no sense.
+/// launcher. Throws Error{usage} for variables that are missing or make no sense, and for processes that
+/// cannot be joined: it names what was seen, and which launchers do.
 int launched_ranks();
 
 /// The ranks that a launcher started, and this one's place among those of its machine, which share its cores
@@ -221,7 +223,8 @@ struct LaunchedWorld {
 };
 /// Collective: joins the launcher's ranks, over MPI or over TCP connections that rank 0 arranges on
 /// MASTER_PORT. On one machine they exchange through shared memory either way. Throws Error{usage} without a
-/// launcher and for variables that are missing or make no sense, Error{comm} naming ranks that do not come.
+/// launcher, as launched_ranks() does, and where MPI finds fewer ranks than the launcher started, Error{comm}
+/// naming ranks that do not come.
 LaunchedWorld join_launched_world(const CommOptions& options);
 
 /// True when this build has the mpi backend.

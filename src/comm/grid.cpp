@@ -1,7 +1,8 @@
 #include "comm/grid.h"
 
 #include <algorithm>
-
+#include <initializer_list>
+#include <numeric>
 #include <string>
 
 #include "base/error.h"
@@ -10,15 +11,26 @@
 namespace sherd::comm {
 namespace {
 
-/// Cuts `whole` into parts of `size`, a multiple of `unit` as `whole` is, and returns how many there are.
-int cut(const char* key, int size, int whole, const std::string& what, int unit = 1) {
-  if (size >= 1 && whole % size == 0 && size % unit == 0) return whole / size;
+/// Of sizes that must be multiples of another key's: which, how large, and why.
+struct Unit {
+  const char* key = "";
+  int size = 1;
+  const char* why = "";
+};
+
+/// Cuts `whole` into parts of `size`, a multiple of `units` as `whole` is, and returns how many there are.
+int cut(const char* key, int size, int whole, const std::string& what,
+        std::initializer_list<Unit> units = {}) {
+  int step = 1;
+  for (const Unit& unit : units) step = std::lcm(step, unit.size);
+  if (size >= 1 && whole % size == 0 && size % step == 0) return whole / size;
   std::string would_do;
-  for (int divisor = unit; divisor <= whole; divisor += unit)
+  for (int divisor = step; divisor <= whole; divisor += step)
     if (whole % divisor == 0) would_do += cat(would_do.empty() ? "" : ", ", divisor);
-  if (size >= 1 && whole % size == 0)
-    fail(ErrorKind::config, key, " ", size, " is no multiple of parallel.context ", unit,
-         ", whose ranks share states; sizes that do: ", would_do);
+  for (const Unit& unit : units)
+    if (size >= 1 && whole % size == 0 && size % unit.size != 0)
+      fail(ErrorKind::config, key, " ", size, " is no multiple of ", unit.key, " ", unit.size,
+           ", whose ranks ", unit.why, "; sizes that do: ", would_do);
   fail(ErrorKind::config, key, " ", size, " does not divide ", what, "; sizes that do: ", would_do,
        size > whole ? "; or start more ranks" : "");
 }
@@ -42,15 +54,12 @@ Grid::Grid(int ranks, const GridSizes& sizes) {
       cut("parallel.context", sizes.context, sequence,
           left(sequence, sizes.tensor * sizes.pipeline == 1 ? "" : " that tensor and pipeline leave"));
   const int shard = sizes.shard == 0 ? sequence : sizes.shard;
+  const int copies = cut("parallel.expert", sizes.expert, sequence, left(sequence, " of context × data"));
   const int replica =
       cut("parallel.shard_size", shard, sequence,
           sizes.context == 1 ? counted(data, "data-parallel rank") : left(sequence, " of context × data"),
-          sizes.context);
-  const int copies = cut("parallel.expert", sizes.expert, sequence, left(sequence, " of context × data"));
-
-  if (shard % sizes.expert != 0)
-    fail(ErrorKind::config, "parallel.shard_size ", shard, " is no multiple of parallel.expert ",
-         sizes.expert, ", whose ranks have one replica's experts together: make it one, or leave it out");
+          {{"parallel.context", sizes.context, "share states"},
+           {"parallel.expert", sizes.expert, "have one replica's experts together"}});
 
   const auto set = [&](Axis axis, int stride, int size) {
     lines_[static_cast<std::size_t>(axis)] = {stride, size};

@@ -1,8 +1,7 @@
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
-#include <string_view>
 
+#include "base/excerpt.h"
 #include "comm/processes/process_group.h"
 #include "comm/tcp/tcp_world.h"
 
@@ -15,15 +14,43 @@ const char* from_environment(const char* name) {
 
 /// The first of these variables that is a number, else `otherwise`.
 int number_in(std::initializer_list<const char*> names, int otherwise) {
-  for (const char* name : names) {
-    const char* text = std::getenv(name);
-    if (!text) continue;
-    const std::string_view all = text;
-    int value = 0;
-    const auto [end, error] = std::from_chars(all.begin(), all.end(), value);
-    if (error == std::errc() && end == all.end() && value >= 0) return value;
-  }
+  for (const char* name : names)
+    if (const int value = whole_number(from_environment, name); value >= 0) return value;
   return otherwise;
+}
+
+/// "A and B".
+std::string listed(const std::vector<std::pair<std::string, std::string>>& variables) {
+  std::string out;
+  for (std::size_t i = 0; i < variables.size(); ++i)
+    out += cat(i == 0 ? "" : i + 1 == variables.size() ? " and " : ", ", variables[i].first);
+  return out;
+}
+
+/// `found`: ranks of MPI's world, 0 where this build cannot ask.
+[[noreturn]] void refuse_separate(const ProcessLauncher& by, int found) {
+  std::string seen;
+  for (const auto& [name, value] : by.variables) seen += cat(seen.empty() ? "" : ", ", name, '=', value);
+  const std::string names = listed(by.variables);
+  fail(ErrorKind::usage, by.name, " started this process as one of ",
+       by.ranks > 0 ? counted(by.ranks, "rank") : "several", " (", seen, "), but ",
+       found > 0 ? cat("this build's MPI, which is another, finds ", found)
+       : !by.mpi ? "nothing tells them where to meet"
+                 : "this build has no MPI",
+       ": each would train by itself. Start them with ",
+       mpi_available() ? "OpenMPI's mpirun"
+                       : "a build that has MPI (-DSHERD_WITH_MPI=ON) and OpenMPI's mpirun",
+       ", or with torchrun --no-python",
+       by.mpi ? cat(", or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each and unset ", names)
+              : cat(", or export MASTER_ADDR and MASTER_PORT and put srun sh -c 'RANK=$SLURM_PROCID "
+                    "WORLD_SIZE=$SLURM_NTASKS exec \"$@\"' sh before the command"),
+       "; to train in this process alone, unset ", names);
+}
+
+ProcessLauncher process_launcher() {
+  const auto by = find_process_launcher(from_environment);
+  require(by.has_value(), "no launcher of processes started this one");
+  return *by;
 }
 
 LaunchEnvironment environment() {
@@ -43,16 +70,22 @@ int launched_ranks() {
     case Launcher::none:
       return 1;
     case Launcher::mpi:
-      return number_in({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 0);
+      return process_launcher().ranks;
     case Launcher::environment:
       return environment().world_size;
+    case Launcher::separate:
+      refuse_separate(process_launcher(), 0);
   }
   return 0;
 }
 
 LaunchedWorld join_launched_world(const CommOptions& options) {
-  if (launcher() == Launcher::mpi) {
+  const Launcher kind = launcher();
+  if (kind == Launcher::separate) refuse_separate(process_launcher(), 0);
+  if (kind == Launcher::mpi) {
+    const ProcessLauncher by = process_launcher();
     LaunchedWorld out = join_mpi_world(options);
+    if (const int found = out.world->size(); found < by.ranks || found <= by.rank) refuse_separate(by, found);
     // The launcher knows better where every rank has a container of its own.
     out.local_rank =
         number_in({"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"}, out.local_rank);

@@ -68,7 +68,7 @@ Names patterns_of(const std::set<std::string>& names, const Names& all) {
   return out;
 }
 
-config::OptimizerGroup group_beside(const config::OptimizerRule& rule, Names match) {
+config::OptimizerGroup group_beside(config::OptimizerRule rule, Names match) {
   config::OptimizerGroup out;
   static_cast<config::OptimizerRule&>(out) = *optim::beside(rule);
   out.match = std::move(match);
@@ -122,12 +122,17 @@ config::Optimizer with_companions(config::Optimizer optimizer, nn::Module& model
     else
       left[index].insert(name);
   }
+  // Groups that inherit Muon, and the section beside them, may have what it leaves to AdamW alone.
+  std::size_t family = 0;
+  for (std::size_t i = 0; i < taken.size(); ++i) family += rule_of(i).type == optimizer.type ? taken[i] : 0;
   for (std::size_t i = 0; i < left.size(); ++i) {
     const bool section = i == groups.size();
     if (!left[i].empty()) {
-      if (taken[i] == 0 && rule_of(i).type == config::OptimizerType::muon)
+      config::OptimizerRule rule = rule_of(i);
+      if ((rule.type == optimizer.type ? family : taken[i]) == 0 && rule.type == config::OptimizerType::muon)
         require_matrices(section ? "optimizer" : cat("optimizer.groups[", i, "]"), *left[i].begin());
-      optimizer.groups.push_back(group_beside(rule_of(i), patterns_of(left[i], all)));
+      if (taken[i] == 0 && rule.lr != optimizer.lr && rule.adam_lr == optimizer.adam_lr) rule.adam_lr.reset();
+      optimizer.groups.push_back(group_beside(std::move(rule), patterns_of(left[i], all)));
     }
     if (!section && (taken[i] > 0 || left[i].empty())) optimizer.groups.push_back(groups[i]);
   }

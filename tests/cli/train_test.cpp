@@ -295,6 +295,34 @@ INSTANTIATE_TEST_SUITE_P(All, TrainErrors, ::testing::Range(0, static_cast<int>(
                            return name;
                          });
 
+/// What launchers leave in the environment that do not join the processes they start.
+TEST_F(Train, ProcessesThatNothingJoinsDoNotTrainByThemselves) {
+  const auto under = [&](const std::string& variables, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"--steps", "1"});
+    return shell(cat("env ", variables, ' ', joined(train(more))));
+  };
+  for (const auto& [variables, advice] :
+       {std::pair{"PMI_RANK=0 PMI_SIZE=4", "unset PMI_RANK and PMI_SIZE"},
+        {"SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4", "srun sh -c 'RANK=$SLURM_PROCID"},
+        {"PMIX_RANK=3 SLURM_STEP_NUM_TASKS=4", "torchrun"}}) {
+    const Outcome refused = under(variables);
+    EXPECT_EQ(refused.code, 2) << refused.err;
+    std::string seen = variables;
+    seen.replace(seen.find(' '), 1, ", ");
+    EXPECT_THAT(refused.err, AllOf(HasSubstr(cat("one of 4 ranks (", seen, ")")), HasSubstr("MASTER_ADDR"),
+                                   HasSubstr(advice)));
+    EXPECT_EQ(count(refused.err, "error: "), 1u) << refused.err;
+  }
+  // A batch script, one process of one, and what trains nothing.
+  const Outcome batch = under("SLURM_NTASKS=4 SLURM_PROCID=0", {"--ranks", "2"});
+  EXPECT_EQ(batch.code, 0) << batch.err;
+  const Outcome one = under("PMI_RANK=0 PMI_SIZE=1", {"--resume"});
+  EXPECT_EQ(one.code, 0) << one.err;
+  const Outcome estimate = shell(cat("env PMI_RANK=0 PMI_SIZE=4 SLURM_STEP_NUM_TASKS=4 ",
+                                     joined({"estimate", "--config", config(), "--ranks", "2"})));
+  EXPECT_EQ(estimate.code, 0) << estimate.err;
+}
+
 TEST_F(Train, AnEarlierRunsCheckpointsAreLeftAlone) {
   ASSERT_EQ(sherd(train({"--steps", "2"})).code, 0);
   const Outcome again = sherd(train({"--steps", "1", "--set", "training.keep_last=1"}));

@@ -127,25 +127,25 @@ TEST(Bind, NamesGpuMemoryInMismatches) {
 
 // ---- the plan ----
 
-GpuCard card(std::uint64_t id, bool nccl = true) {
-  return {true, nccl, id};
+GpuCard card(std::uint64_t id, int rank = 0, bool nccl = true) {
+  return {true, nccl, id, rank};
 }
 
 TEST(GpuPlan, TakesTheFastestWayThatAllRanksHave) {
   EXPECT_EQ(plan_gpu_traffic({{}, {}}, false).traffic, GpuTraffic::none);
-  EXPECT_EQ(plan_gpu_traffic({card(0, false)}, true).traffic, GpuTraffic::shared_card);
+  EXPECT_EQ(plan_gpu_traffic({card(0, 0, false)}, true).traffic, GpuTraffic::shared_card);
   EXPECT_EQ(plan_gpu_traffic({card(7), card(7)}, true).traffic, GpuTraffic::shared_card);
   EXPECT_EQ(plan_gpu_traffic({card(7), card(8), card(9)}, false).traffic, GpuTraffic::nccl);
   EXPECT_EQ(plan_gpu_traffic({card(7), card(8)}, true).traffic, GpuTraffic::nccl);
 }
 
 TEST(GpuPlan, SaysWhyTensorsAreStaged) {
-  const GpuPlan shared = plan_gpu_traffic({card(1), card(2), card(1), card(2)}, false);
+  const GpuPlan shared = plan_gpu_traffic({card(1), card(2, 3), card(1, 5), card(2, 7)}, false);
   EXPECT_EQ(shared.traffic, GpuTraffic::staged);
-  EXPECT_THAT(shared.why, HasSubstr("ranks 2, 3 share a GPU"));
-  const GpuPlan bare = plan_gpu_traffic({card(1), card(2, false)}, false);
+  EXPECT_THAT(shared.why, HasSubstr("ranks 5, 7 share a GPU"));
+  const GpuPlan bare = plan_gpu_traffic({card(1), card(2, 4, false)}, false);
   EXPECT_EQ(bare.traffic, GpuTraffic::staged);
-  EXPECT_THAT(bare.why, HasSubstr("NCCL cannot be used on rank 1"));
+  EXPECT_THAT(bare.why, HasSubstr("NCCL cannot be used on rank 4"));
 }
 
 }  // namespace

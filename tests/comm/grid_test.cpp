@@ -211,6 +211,13 @@ TEST(Grid, SizesThatDoAreNamed) {
                         "do: 3, 6, 12"));
   EXPECT_THAT(error(8, {.tensor = 2, .expert = 3}),
               HasSubstr("parallel.expert 3 does not divide the 4 ranks"));
+  EXPECT_THAT(error(8, {.expert = 2, .shard = 1}),
+              HasSubstr("parallel.shard_size 1 is no multiple of parallel.expert 2, whose ranks have one "
+                        "replica's experts together; sizes that do: 2, 4, 8"));
+  EXPECT_THAT(error(8, {.expert = 2, .shard = 3}), HasSubstr("data-parallel ranks; sizes that do: 2, 4, 8"));
+  EXPECT_THAT(error(12, {.context = 2, .expert = 3, .shard = 2}),
+              HasSubstr("parallel.shard_size 2 is no multiple of parallel.expert 3, whose ranks have one "
+                        "replica's experts together; sizes that do: 6, 12"));
   EXPECT_THAT(error(8, {.tensor = 0}), HasSubstr("parallel.tensor 0"));
   EXPECT_THAT(error(8, {.shard = -1}), HasSubstr("parallel.shard_size -1"));
   error_of(ErrorKind::usage, [] { Grid(0); });

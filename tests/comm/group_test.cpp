@@ -31,6 +31,7 @@ class Unmoved final : public Backend {
   explicit Unmoved(Fates& fates) : fates_(fates) {}
   int rank() const override { return 0; }
   int size() const override { return 2; }
+  int world_rank(int rank) const override { return rank; }
   const std::string& name() const override { return name_; }
   double timeout_seconds() const override { return 20; }
   void run(Call&) override {}

@@ -50,11 +50,14 @@ using ::testing::HasSubstr;
 
 using Variables = std::map<std::string, std::string>;
 
-std::optional<LaunchEnvironment> read(const Variables& variables) {
-  return read_launch_environment([&](const char* name) {
+GetVariable getter(const Variables& variables) {
+  return [&](const char* name) {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second.c_str();
-  });
+  };
+}
+std::optional<LaunchEnvironment> read(const Variables& variables) {
+  return read_launch_environment(getter(variables));
 }
 
 const Variables torchrun{{"RANK", "5"},
@@ -116,12 +119,7 @@ TEST(LaunchEnvironment, NamesWhatIsMissingOrWrong) {
 }
 
 Launcher found(const Variables& variables, bool with_mpi) {
-  return find_launcher(
-      [&](const char* name) {
-        const auto at = variables.find(name);
-        return at == variables.end() ? nullptr : at->second.c_str();
-      },
-      with_mpi);
+  return find_launcher(getter(variables), with_mpi);
 }
 
 TEST(FindLauncher, TellsThemApart) {
@@ -129,8 +127,8 @@ TEST(FindLauncher, TellsThemApart) {
   EXPECT_EQ(found({{"MASTER_ADDR", "node0"}}, true), Launcher::none);
   EXPECT_EQ(found(torchrun, true), Launcher::environment);
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"}) {
-    EXPECT_EQ(found({{name, "1"}}, true), Launcher::mpi) << name;
-    EXPECT_EQ(found({{name, "1"}}, false), Launcher::mpi) << "which says that it was not built";
+    EXPECT_EQ(found({{name, "2"}}, true), Launcher::mpi) << name;
+    EXPECT_EQ(found({{name, "2"}}, false), Launcher::separate) << name;
     Variables both = torchrun;
     both[name] = "1";
     EXPECT_EQ(found(both, true), Launcher::mpi) << name;
@@ -138,6 +136,45 @@ TEST(FindLauncher, TellsThemApart) {
     both["TORCHELASTIC_RUN_ID"] = "none";
     EXPECT_EQ(found(both, true), Launcher::environment) << "torchrun started by srun";
   }
+}
+
+/// As Slurm sets them: in a batch script of a job of four tasks, in a step of as many, in the one of a shell.
+const Variables batch_script{{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}};
+Variables with(Variables variables, const Variables& more) {
+  for (const auto& [name, value] : more) variables[name] = value;
+  return variables;
+}
+const Variables step = with(batch_script, {{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}}),
+                shell = with(step, {{"SLURM_STEP_NUM_TASKS", "1"}});
+
+TEST(FindLauncher, KnowsTasksThatNothingJoins) {
+  for (const bool with_mpi : {false, true}) {
+    EXPECT_EQ(found(batch_script, with_mpi), Launcher::none);
+    EXPECT_EQ(found(shell, with_mpi), Launcher::none);
+    EXPECT_EQ(found(step, with_mpi), Launcher::separate);
+    EXPECT_EQ(found({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}}, with_mpi), Launcher::separate);
+    EXPECT_EQ(found(with(step, torchrun), with_mpi), Launcher::environment);
+  }
+  EXPECT_EQ(found(with(step, {{"PMIX_RANK", "0"}}), true), Launcher::mpi) << "srun --mpi=pmix";
+  EXPECT_EQ(found(with(step, {{"PMIX_RANK", "0"}}), false), Launcher::separate);
+  // One process is no fewer than all there are.
+  EXPECT_EQ(found(with(shell, {{"PMIX_RANK", "0"}}), false), Launcher::none);
+  EXPECT_EQ(found({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}, false), Launcher::none);
+  EXPECT_EQ(found({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}, false), Launcher::none);
+}
+
+TEST(FindLauncher, TakesTheNumberOfTheLauncherWithin) {
+  const auto ranks = [](const Variables& variables) {
+    return find_process_launcher(getter(variables)).value_or(ProcessLauncher{}).ranks;
+  };
+  EXPECT_EQ(ranks(step), 4);
+  EXPECT_EQ(ranks(with(step, {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}})), 2);
+  EXPECT_EQ(ranks(with(step, {{"PMIX_RANK", "3"}})), 4);
+  EXPECT_EQ(ranks({{"PMIX_RANK", "3"}}), 0);
+  EXPECT_EQ(ranks(with(shell, {{"PMIX_RANK", "3"}})), 0) << "of the shell in which prterun was called";
+  EXPECT_EQ(
+      ranks(with(step, {{"OMPI_COMM_WORLD_RANK", "5"}, {"OMPI_COMM_WORLD_SIZE", "8"}, {"PMIX_RANK", "5"}})),
+      8);
 }
 
 /// A connection to a machine that is lost ends, one to a process that takes nothing stays.

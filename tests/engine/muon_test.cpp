@@ -93,6 +93,45 @@ TEST(MuonGroups, StandBeforeTheGroupsThatTheyAreOf) {
   EXPECT_EQ(taken_by(types, OptimizerType::lion).size(), 2u);
 }
 
+/// A group that gives no type may be of what Muon leaves to AdamW, which then has the group's values.
+TEST(MuonGroups, OfTablesAndVectorsGoToAdamW) {
+  models::Gpt model(tiny_gpt2());
+  config::Optimizer section = muon_section();
+  section.lr = 0.5, section.adam_lr = 0.25, section.weight_decay = 0.1;
+  const auto add = [&](const char* match) -> config::OptimizerGroup& {
+    config::OptimizerGroup& group = section.groups.emplace_back();
+    static_cast<config::OptimizerRule&>(group) = section;
+    group.match = {match};
+    return group;
+  };
+  add("tokens.*").lr = 0.125;
+  add("*.bias").weight_decay = 0.2;
+  add("positions.*").adam_lr = 0.75;
+  const config::Optimizer got = engine::with_companions(section, model);
+  const auto types = types_of(model, section);
+  EXPECT_EQ(taken_by(types, OptimizerType::muon).size(), 8u);
+  ASSERT_GE(got.groups.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(got.groups[i].type, OptimizerType::adamw);
+  EXPECT_EQ(got.groups[0].lr, 0.125) << "its own";
+  EXPECT_EQ(got.groups[1].lr, 0.25) << "what the section has for AdamW";
+  EXPECT_EQ(got.groups[1].weight_decay, 0.2);
+  EXPECT_EQ(got.groups[2].lr, 0.75);
+  EXPECT_TRUE(engine::with_companions(got, model) == got);
+}
+
+/// The section may leave all matrices to groups of its type, not to others.
+TEST(MuonGroups, MayHaveAllMatricesOfTheSection) {
+  models::Gpt model(tiny_gpt2());
+  config::Optimizer section = muon_section();
+  config::OptimizerGroup& blocks = section.groups.emplace_back();
+  static_cast<config::OptimizerRule&>(blocks) = section;
+  blocks.match = {"blocks.*"};
+  EXPECT_EQ(taken_by(types_of(model, section), OptimizerType::muon).size(), 8u);
+  static_cast<config::OptimizerRule&>(section.groups[0]) = config::default_rule(OptimizerType::adamw);
+  expect_error(ErrorKind::config, "optimizer is of type Muon, which takes matrices of blocks, and has none",
+               [&] { engine::with_companions(section, model); });
+}
+
 TEST(MuonGroups, WithoutAMatrixAreRefused) {
   models::Gpt model(tiny_gpt2());
   config::Optimizer section;

@@ -18,7 +18,6 @@ namespace {
 
 using sharding::Instruction;
 using sherd::testing::TempFolder;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 using Op = Instruction::Op;
@@ -128,10 +127,7 @@ TEST(FailingStages, EndOtherPipelinesToo) {
     };
     const auto errors = errors_of(way, spec, 60);
     for (int rank = 0; rank < 3; ++rank)
-      EXPECT_THAT(errors[static_cast<std::size_t>(rank)],
-                  AnyOf(HasSubstr("rank 3 "), HasSubstr("ranks 2, 3 of the world"),
-                        HasSubstr("ranks 1, 3 of the world")))
-          << "on rank " << rank;
+      EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("rank 3 ")) << "on rank " << rank;
   }
 }
 

@@ -4,7 +4,7 @@
 Numbers, gradients and first weights come from formulas that the test has too. Each step decodes both moments, computes
 AdamW in fp32 with NumPy, and encodes them. Codes are those of the nearest values, as in bitsandbytes' kernels for GPUs:
 its routine for processors goes by a table of evenly spaced numbers, which misses small ones, so it is asked for large
-ones alone, to see that the two agree.
+ones alone, to see that the two agree. Sherd's rule comes on top: a second moment above zero never takes the code of zero.
 
 Needs torch, bitsandbytes and numpy. Usage: make_quantized_traces.py [OUTPUT_FILE]
 """
@@ -43,6 +43,8 @@ def encode(values, kind):
         scales.append(scale)
         part = block / scale if scale > 0 else block
         codes[begin : begin + BLOCK] = np.searchsorted(borders, part)
+        if kind == "unsigned":
+            codes[begin : begin + BLOCK] = np.maximum(codes[begin : begin + BLOCK], part > 0)
     published, state = quantize_blockwise(torch.from_numpy(values), code=MAPS[kind], blocksize=BLOCK)
     large = np.abs(values) > 0.05 * np.repeat(scales, BLOCK)[:N]
     agree = (published.numpy()[large].astype(int) - codes[large].astype(int)) == 0

@@ -20,6 +20,9 @@ class DryWorld final : public Backend {
   const std::string& name() const override { return name_; }
   double timeout_seconds() const override { return 1; }
   bool immediate() const override { return true; }
+  int world_rank(int rank) const override {
+    return members_.empty() ? rank : members_[static_cast<std::size_t>(rank)];
+  }
 
   void run(Call&) override {}
   void start(Call&) override {}

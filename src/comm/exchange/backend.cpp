@@ -59,14 +59,15 @@ Part find_part(const std::vector<std::vector<int>>& parts, int rank, int size) {
 
 std::unique_ptr<Backend> Backend::part(const Part& part) {
   if (!part.alone) return split(part.color, part.key());
-  return part.color < 0 ? nullptr : make_alone({.timeout_seconds = timeout_seconds(), .threads = threads()});
+  return part.color < 0
+             ? nullptr
+             : make_alone({.timeout_seconds = timeout_seconds(), .threads = threads()}, world_rank(rank()));
 }
 
 std::string group_name(const std::string& backend, const std::vector<int>& world_ranks, int world_size) {
   const int size = static_cast<int>(world_ranks.size());
   if (size == world_size) return cat(backend, "(", size, ")");
-  return cat(backend, "(", size, " of ", world_size, ": ranks ", list_ranks(world_ranks),
-             " of the world, numbered from 0 here)");
+  return cat(backend, "(", size, " of ", world_size, ": ranks ", list_ranks(world_ranks), ")");
 }
 
 }  // namespace sherd::comm

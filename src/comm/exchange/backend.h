@@ -81,8 +81,10 @@ class Backend {
   /// thread.
   virtual std::vector<int> not_announced(std::uint64_t) { return {}; }
 
-  /// The number in the world of a rank of this group.
-  virtual int world_rank(int rank) const { return rank; }
+  /// The number in the world of a rank of this group, by which errors name it.
+  virtual int world_rank(int rank) const = 0;
+  /// Group and rank, as errors of this rank begin: "local(2 of 4: ranks 1, 3): rank 3".
+  std::string own_name() const { return cat(name(), ": rank ", world_rank(rank())); }
   /// Lets the ranks of this machine know for whose transfer, by its number in the world, this one's thread
   /// waits, in whatever group; -1: for none. Who waits too long for this rank then names that one. From any
   /// thread.
@@ -100,13 +102,13 @@ struct SplitPlan {
   std::vector<int> members;
   int rank = -1;  ///< of this rank among them; -1 for a negative color
 };
-/// A group of one rank in this process.
-std::unique_ptr<Backend> make_alone(const CommOptions& options);
+/// A group of one rank in this process, which errors name so.
+std::unique_ptr<Backend> make_alone(const CommOptions& options, int world_rank = 0);
 
 /// From the (color, key) words of all ranks, in rank order.
 SplitPlan plan_split(const std::vector<std::int64_t>& words, int rank);
 
-/// "local(4)", or "local(2 of 4: ranks 1, 3 of the world, numbered from 0 here)" for a part of it.
+/// "local(4)", or "local(2 of 4: ranks 1, 3)" for a part of the world, as whose ranks all texts name them.
 std::string group_name(const std::string& backend, const std::vector<int>& world_ranks, int world_size);
 
 /// The Communicator over a backend: checks, traffic, the asynchronous thread and the broken state.

@@ -117,7 +117,7 @@ std::uint64_t Board::announce(const Signature& call) {
   std::vector<int> ranks;
   Signature one;
   for (int r = 0; r < size(); ++r)
-    if (slot(r).announced.read(number, one)) calls.push_back(one), ranks.push_back(in_group(r));
+    if (slot(r).announced.read(number, one)) calls.push_back(one), ranks.push_back(in_world(r));
   if (const std::string wrong = mismatch(calls, ranks); !wrong.empty())
     fail_and_throw(cat(name(), ": ", wrong));
   return number;
@@ -153,12 +153,11 @@ std::string Board::diagnose(const Waited& waited, bool slow_checks) {
   for (const int r : missing) {
     if (r == rank_) continue;
     if (slot(r).departed.load(std::memory_order_acquire))
-      return cat(name(), ": rank ", in_group(r), " has left the group", number_in_world(r), " while rank ",
-                 in_group(rank_), " waited for it in ", describe(call), "; see that rank's own output");
+      return cat(name(), ": rank ", in_world(r), " has left the group while rank ", in_world(rank_),
+                 " waited for it in ", describe(call), "; see that rank's own output");
     if (slow_checks && settings_.gone && settings_.gone(r))
-      return cat(name(), ": rank ", in_group(r), " is dead", number_in_world(r),
-                 ": its process ended while rank ", in_group(rank_), " waited for it in ", describe(call),
-                 "; see that rank's own output");
+      return cat(name(), ": rank ", in_world(r), " is dead: its process ended while rank ", in_world(rank_),
+                 " waited for it in ", describe(call), "; see that rank's own output");
   }
   if (!late || may_hear_more(missing, deadline)) return "";
   return cat(name(), ": ", describe(call), ": ", say_late(missing),
@@ -168,42 +167,28 @@ std::string Board::diagnose(const Waited& waited, bool slow_checks) {
 /// For whom `rank` waits in a transfer, for whom that one, and so on, by their numbers in the world. Empty
 /// where it waits for none, or they wait for each other.
 std::vector<int> Board::waits_behind(int rank) const {
-  std::vector<int> out, seen{world_rank(in_group(rank_)), world_rank(in_group(rank))};
+  std::vector<int> out, seen{in_world(rank_), in_world(rank)};
   for (int at = rank;;) {
     const int next = slot(at).waits_for.load();
     if (next < 0) return out;
     if (std::find(seen.begin(), seen.end(), next) != seen.end()) return {};
     out.push_back(next), seen.push_back(next);
-    const auto here = std::find_if(settings_.ranks.begin(), settings_.ranks.end(),
-                                   [&](int r) { return world_rank(r) == next; });
-    if (here == settings_.ranks.end()) return out;
-    at = static_cast<int>(here - settings_.ranks.begin());
+    for (at = 0; at < size() && in_world(at) != next;) ++at;
+    if (at == size()) return out;
   }
-}
-
-std::string Board::name_in_world(int rank) const {
-  const auto at = std::find(settings_.world.begin(), settings_.world.end(), rank);
-  if (at == settings_.world.end()) return cat("rank ", rank, " of the world");
-  return cat("rank ", at - settings_.world.begin());
-}
-
-/// For texts that name a rank by its number in a part of the world.
-std::string Board::number_in_world(int rank) const {
-  const int number = world_rank(in_group(rank));
-  return number == in_group(rank) ? "" : cat(" (rank ", number, " of the world)");
 }
 
 /// Names those who did not come. Who waits itself for another in a transfer is not to blame.
 std::string Board::say_late(const std::vector<int>& missing) const {
   std::vector<int> numbers;
-  for (const int r : missing) numbers.push_back(in_group(r));
+  for (const int r : missing) numbers.push_back(in_world(r));
   const std::vector<int> behind = missing.size() == 1 ? waits_behind(missing[0]) : std::vector<int>{};
-  const std::string late = behind.empty() ? name_ranks(numbers) : name_in_world(behind.back());
+  const std::string late = behind.empty() ? name_ranks(numbers) : name_ranks({behind.back()});
   std::string text = cat(late, " did not come within ", settings_.timeout_seconds, " s, while rank ",
-                         in_group(rank_), " waited");
+                         in_world(rank_), " waited");
   if (behind.empty()) return text;
   text += cat(" for ", name_ranks(numbers));
-  for (const int r : behind) text += cat(", that for ", name_in_world(r));
+  for (const int r : behind) text += cat(", that for rank ", r);
   return text;
 }
 
@@ -254,8 +239,8 @@ void Board::look_after_peers() noexcept {
   if (!settings_.gone || failed()) return;
   for (int r = 0; r < size(); ++r)
     if (r != rank_ && !slot(r).departed.load(std::memory_order_acquire) && settings_.gone(r))
-      return fail(cat(name(), ": rank ", in_group(r), " is dead", number_in_world(r),
-                      ": its process ended; see that rank's own output"));
+      return fail(
+          cat(name(), ": rank ", in_world(r), " is dead: its process ended; see that rank's own output"));
 }
 
 void Board::depart() noexcept {
@@ -264,7 +249,7 @@ void Board::depart() noexcept {
     // leaving.
     if (failed()) fail(failure());
   } catch (const std::exception&) {
-    fail(cat(name(), ": rank ", in_group(rank_), " left after a failure that it cannot tell"));
+    fail(cat(name(), ": rank ", in_world(rank_), " left after a failure that it cannot tell"));
   }
   slot(rank_).departed.store(1, std::memory_order_release);
   header().met.wake_all();

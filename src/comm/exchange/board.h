@@ -85,7 +85,7 @@ class Board final : public Health {
   /// Constructs the objects in a rank's own segment; before any rank makes its Board.
   static void prepare(std::byte* segment, const BoardLayout& layout);
 
-  /// Ranks count those of the board here and below; errors name them by their numbers in the group.
+  /// Ranks count those of the board here and below; errors name them by their numbers in the world.
   int rank() const { return rank_; }
   int size() const { return layout_.ranks; }
   const std::string& name() const { return settings_.name; }
@@ -154,11 +154,10 @@ class Board final : public Health {
     return segments_[static_cast<std::size_t>(rank)] + offset;
   }
   int in_group(int rank) const { return settings_.ranks[static_cast<std::size_t>(rank)]; }
+  int in_world(int rank) const { return world_rank(in_group(rank)); }
   std::string shared_failure() const;
   void nap(WaitWord& word, std::uint32_t seen, const Deadline& deadline) const;
   std::vector<int> waits_behind(int rank) const;
-  std::string name_in_world(int rank) const;
-  std::string number_in_world(int rank) const;
   std::string say_late(const std::vector<int>& missing) const;
   bool may_hear_more(const std::vector<int>& missing, const Deadline& deadline) const;
   /// The text of the failure that what is waited for and the clock amount to, or empty.

@@ -97,7 +97,7 @@ bool wants_native_sum(const Call& call) {
 
 Signature sign(const Call& call) {
   Signature out;
-  out.kind = call.kind, out.op = call.op, out.rounding = call.rounding, out.peer = call.peer;
+  out.kind = call.kind, out.op = call.op, out.rounding = call.rounding, out.world_peer = call.world_peer;
   out.gpu = call.gpu, out.reduction = call.reduction;
   const bool transfer = call.kind == Collective::send || call.kind == Collective::receive;
   out.layout = mix_seed(std::bit_cast<std::uint64_t>(call.factor), transfer ? 0 : stable_hash(call.label));
@@ -130,12 +130,12 @@ std::string describe(const Signature& s) {
   const char* how = s.reduction == Reduction::native ? "native " : "";
   if (s.kind == Collective::all_reduce) out += cat(" (", how, name_of(s.op), ")");
   if (s.kind == Collective::reduce_scatter && *how) out += " (native sum)";
-  if (s.kind == Collective::broadcast) out += cat(" from rank ", s.peer);
+  if (s.kind == Collective::broadcast) out += cat(" from rank ", s.world_peer);
   if (s.kind == Collective::all_to_all) out += cat(" of ", name_of(s.dtype));
   if (s.kind != Collective::barrier && s.kind != Collective::all_to_all && s.kind != Collective::agree)
     out += cat(" of ", s.elements, " ", name_of(s.dtype));
-  if (s.kind == Collective::send) out += cat(" to rank ", s.peer);
-  if (s.kind == Collective::receive) out += cat(" from rank ", s.peer);
+  if (s.kind == Collective::send) out += cat(" to rank ", s.world_peer);
+  if (s.kind == Collective::receive) out += cat(" from rank ", s.world_peer);
   if (s.gpu) out += s.gpu > 1 ? " on a GPU, through the host" : " on a GPU";
   if (s.pieces > 1) out += cat(" in ", s.pieces, " pieces");
   if (s.label[0] != 0) out += cat(" \"", s.label.data(), "\"");
@@ -200,22 +200,16 @@ std::size_t bytes_moved(const Call& call) {
   return bytes;
 }
 
-std::string mismatch(const std::vector<Signature>& by_rank) {
-  std::vector<int> ranks(by_rank.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return mismatch(by_rank, ranks);
-}
-
-std::string mismatch(const std::vector<Signature>& calls, const std::vector<int>& ranks) {
+std::string mismatch(const std::vector<Signature>& calls, const std::vector<int>& world_ranks) {
   const auto same = [](const Signature& a, const Signature& b) { return std::memcmp(&a, &b, sizeof a) == 0; };
   std::vector<std::pair<Signature, std::vector<int>>> groups;
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const auto it =
         std::find_if(groups.begin(), groups.end(), [&](auto& g) { return same(g.first, calls[i]); });
     if (it != groups.end())
-      it->second.push_back(ranks[i]);
+      it->second.push_back(world_ranks[i]);
     else
-      groups.push_back({calls[i], {ranks[i]}});
+      groups.push_back({calls[i], {world_ranks[i]}});
   }
   if (groups.size() <= 1) return "";
   std::string out = "mismatched calls: ";
@@ -227,26 +221,17 @@ std::string mismatch(const std::vector<Signature>& calls, const std::vector<int>
   return out;
 }
 
-std::string count_mismatch(const std::vector<std::int64_t>& in, const std::vector<std::int64_t>& out,
-                           int size) {
+std::string count_mismatch(const std::vector<std::int64_t>& rows, int size,
+                           const std::function<int(int)>& world_rank) {
   for (int p = 0; p < size; ++p)
     for (int q = 0; q < size; ++q) {
-      const auto sent = in[static_cast<std::size_t>(p * size + q)],
-                 taken = out[static_cast<std::size_t>(q * size + p)];
+      const auto sent = rows[static_cast<std::size_t>(2 * p * size + q)],
+                 taken = rows[static_cast<std::size_t>((2 * q + 1) * size + p)];
       if (sent != taken)
-        return cat("mismatched counts: rank ", p, " has ", sent, " elements for rank ", q, ", which expects ",
-                   taken);
+        return cat("mismatched counts: rank ", world_rank(p), " has ", sent, " elements for rank ",
+                   world_rank(q), ", which expects ", taken);
     }
   return "";
-}
-
-std::string count_mismatch(const std::vector<std::int64_t>& rows, int size) {
-  std::vector<std::int64_t> in, out;
-  for (auto row = rows.begin(); row != rows.end(); row += 2 * size) {
-    in.insert(in.end(), row, row + size);
-    out.insert(out.end(), row + size, row + 2 * size);
-  }
-  return count_mismatch(in, out, size);
 }
 
 std::string list_ranks(const std::vector<int>& ranks) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,7 +60,8 @@ struct Call {
   double factor = 1;            ///< all_reduce
   DType rounding = DType::f32;  ///< reduce_scatter
   Reduction reduction = Reduction::ordered;
-  int peer = -1;  ///< broadcast: the root; send and receive: the other rank
+  int peer = -1;        ///< broadcast: the root; send and receive: the other rank
+  int world_peer = -1;  ///< the same rank by its number in the world, by which errors name it
   std::vector<GatherPiece> gathers;
   std::vector<ReducePiece> reduces;
   Tensor x;    ///< all_reduce, broadcast, send, receive; all_to_all: the input
@@ -98,7 +100,7 @@ struct Signature {
   Collective kind = Collective::none;
   ReduceOp op = ReduceOp::sum;
   DType dtype = DType::f32, rounding = DType::f32;
-  std::int32_t peer = -1;
+  std::int32_t world_peer = -1;
   std::uint32_t pieces = 0;
   Reduction reduction = Reduction::ordered;
   std::array<std::uint8_t, 2> unused{};  ///< no byte may be left to chance: they are compared
@@ -122,7 +124,7 @@ std::string_view name_of(Collective kind);
 std::string_view name_of(ReduceOp op);
 
 Signature sign(const Call& call);
-/// `all_reduce (sum) of 1024 fp32 "loss"`.
+/// `all_reduce (sum) of 1024 fp32 "loss"`. As all texts it names ranks by their numbers in the world.
 std::string describe(const Signature& signature);
 inline std::string describe(const Call& call) {
   return describe(sign(call));
@@ -150,18 +152,15 @@ std::uint64_t bytes_sent(const Call& call, int rank, int size);
 /// The size of the call's full tensors, in bytes: what passes through a rank's caches, roughly.
 std::size_t bytes_moved(const Call& call);
 
-/// What is wrong when the ranks' calls differ, or empty: `mismatched calls: rank 0: …; ranks 1, 2: …`.
-std::string mismatch(const std::vector<Signature>& by_rank);
-/// The same of some ranks' calls.
-std::string mismatch(const std::vector<Signature>& calls, const std::vector<int>& ranks);
+/// What is wrong when the calls of these ranks of the world differ, or empty: `mismatched calls: rank 0
+/// called …; ranks 1, 2 called …`.
+std::string mismatch(const std::vector<Signature>& calls, const std::vector<int>& world_ranks);
 
-/// What is wrong with an all_to_all whose counts are in[p·size + q] (from p to q) and out[q·size + p], or
-/// empty.
-std::string count_mismatch(const std::vector<std::int64_t>& in, const std::vector<std::int64_t>& out,
-                           int size);
-
-/// The same from every rank's in and then out counts, in rank order, as ranks tell each other.
-std::string count_mismatch(const std::vector<std::int64_t>& rows, int size);
+/// What is wrong with an all_to_all, or empty, from every rank's counts of what it has for the others and
+/// then of what it expects of them, in rank order, as ranks tell each other. `world_rank`: the number in the
+/// world of one of the `size` ranks.
+std::string count_mismatch(const std::vector<std::int64_t>& rows, int size,
+                           const std::function<int(int)>& world_rank);
 
 /// "0, 2, 3"
 std::string list_ranks(const std::vector<int>& ranks);

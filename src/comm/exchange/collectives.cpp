@@ -182,7 +182,8 @@ std::vector<std::int64_t> Exchange::open_all_to_all(Call& call) {
   for (int r = 0; !messages_ && r < size(); ++r)
     std::memcpy(work.full + static_cast<std::size_t>(r) * bytes, machine_.words(r, 0), bytes);
   std::memcpy(rows.data(), work.full, rows.size() * sizeof(std::int64_t));
-  if (const std::string wrong = count_mismatch(rows, size()); !wrong.empty())
+  if (const std::string wrong = count_mismatch(rows, size(), [&](int r) { return world_rank(r); });
+      !wrong.empty())
     board_->fail_and_throw(cat(name(), ": ", describe(call), ": ", wrong));
   return rows;
 }

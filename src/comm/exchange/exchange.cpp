@@ -54,7 +54,7 @@ void Exchange::run(Call& call) {
     machine_.worker().abandon();
     // The caller will free the tensors; a peer that came to the round before the failure may be reading them
     // still, or wait for this rank, of which it hears here.
-    board_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
+    board_->fail(cat(own_name(), " failed: ", error.what()));
     if (messages_) abandon_messages(call);
     machine_.memory().leave();
     machine_.memory().outlast_readers();

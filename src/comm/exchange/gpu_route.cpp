@@ -129,8 +129,8 @@ std::vector<GpuCard> exchange_cards(Backend& host, const GpuCard& mine) {
   host.run(call);
   std::vector<GpuCard> all;
   for (std::size_t i = 0; i + 2 < call.words.size(); i += 3)
-    all.push_back(
-        {call.words[i] != 0, call.words[i + 1] != 0, static_cast<std::uint64_t>(call.words[i + 2])});
+    all.push_back({call.words[i] != 0, call.words[i + 1] != 0, static_cast<std::uint64_t>(call.words[i + 2]),
+                   host.world_rank(static_cast<int>(i / 3))});
   return all;
 }
 
@@ -138,12 +138,11 @@ std::vector<GpuCard> exchange_cards(Backend& host, const GpuCard& mine) {
 
 GpuPlan plan_gpu_traffic(const std::vector<GpuCard>& by_rank, bool one_process) {
   std::vector<int> without, sharing, lacking;
-  for (std::size_t r = 0; r < by_rank.size(); ++r) {
-    if (!by_rank[r].present) without.push_back(static_cast<int>(r));
-    if (!by_rank[r].nccl) lacking.push_back(static_cast<int>(r));
-    for (std::size_t q = 0; q < r; ++q)
-      if (by_rank[q].card == by_rank[r].card && (sharing.empty() || sharing.back() != static_cast<int>(r)))
-        sharing.push_back(static_cast<int>(r));
+  for (auto one = by_rank.begin(); one != by_rank.end(); ++one) {
+    if (!one->present) without.push_back(one->rank);
+    if (!one->nccl) lacking.push_back(one->rank);
+    if (std::any_of(by_rank.begin(), one, [&](const GpuCard& before) { return before.card == one->card; }))
+      sharing.push_back(one->rank);
   }
   if (without.size() == by_rank.size()) return {};
   if (!without.empty())

@@ -30,8 +30,7 @@ class Group final : public Communicator {
     }
   }
   void break_group(const std::exception& error) {
-    if (backend_->failure().empty())
-      backend_->fail(cat(name(), ": rank ", rank(), " failed: ", error.what()));
+    if (backend_->failure().empty()) backend_->fail(cat(backend_->own_name(), " failed: ", error.what()));
   }
 
  public:
@@ -51,7 +50,7 @@ class Group final : public Communicator {
       backend_->fail(leaving_because(siblings_->cause()));
     else if (open > 0 && backend_->failure().empty())
       backend_->fail(
-          cat(name(), ": rank ", rank(), " left the group with ", counted(open, "transfer"), " under way"));
+          cat(backend_->own_name(), " left the group with ", counted(open, "transfer"), " under way"));
     {
       std::lock_guard lock(mutex_);
       stopping_ = true;
@@ -153,7 +152,7 @@ class Group final : public Communicator {
   }
 
   void abort(const std::string& reason) noexcept override {
-    backend_->fail(cat(name(), ": rank ", rank(), " failed: ", reason));
+    backend_->fail(cat(backend_->own_name(), " failed: ", reason));
   }
 
   Traffic traffic() const override {
@@ -165,7 +164,7 @@ class Group final : public Communicator {
 
  private:
   std::string leaving_because(const std::string& cause) const {
-    const std::string left = cat(name(), ": rank ", rank(), " left the group because of an error");
+    const std::string left = cat(backend_->own_name(), " left the group because of an error");
     return cause.empty() ? cat(left, "; see its own output") : cat(left, " in another: ", cause);
   }
 
@@ -196,6 +195,7 @@ class Group final : public Communicator {
 
   Work submit(Call call, const CallOptions& options, std::uint64_t Traffic::*book) {
     check_call(call, rank(), size());
+    if (call.peer >= 0) call.world_peer = backend_->world_rank(call.peer);
     throw_if_failed();
     traffic_.*(options.scalar ? &Traffic::scalars : book) += bytes_sent(call, rank(), size());
     if (order_) order_->admit(call);
@@ -243,13 +243,12 @@ class Group final : public Communicator {
 
   std::shared_ptr<Task> make_task(Call call) {
     int peer = -1;
-    if (is_transfer(call))
-      peer = backend_->world_rank(call.peer), call.deadline = std::make_shared<TransferDeadline>();
+    if (is_transfer(call)) peer = call.world_peer, call.deadline = std::make_shared<TransferDeadline>();
     return std::make_shared<Task>(std::move(call), backend_->timeout_seconds(), order_, siblings_, peer);
   }
 
   void run_transfer(Call& call) {
-    const Siblings::Wait told(*siblings_, backend_->world_rank(call.peer));
+    const Siblings::Wait told(*siblings_, call.world_peer);
     call.deadline->begin(backend_->timeout_seconds());
     try {
       start(call);

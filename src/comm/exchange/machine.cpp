@@ -68,8 +68,12 @@ void Machine::compare() {
   for (int r = 0; r < board_->size(); ++r)
     same = same && std::memcmp(&board_->descriptor(r, rounds_).signature, &mine, sizeof mine) == 0;
   if (same) return;
-  for (int r = 0; r < board_->size(); ++r) all.push_back(board_->descriptor(r, rounds_).signature);
-  board_->fail_and_throw(cat(board_->name(), ": ", mismatch(all, topology_.locals())));
+  std::vector<int> ranks;
+  for (int r = 0; r < board_->size(); ++r) {
+    all.push_back(board_->descriptor(r, rounds_).signature);
+    ranks.push_back(board_->world_rank(topology_.locals()[static_cast<std::size_t>(r)]));
+  }
+  board_->fail_and_throw(cat(board_->name(), ": ", mismatch(all, ranks)));
 }
 
 const std::byte* Machine::source(int rank, std::size_t offer) const {

@@ -71,9 +71,9 @@ bool MemoryTransfers::advance_receive(Call& transfer) {
   const MessageSlot& slot = channel.slots[transfer.index % Channel::capacity];
   const Signature mine = sign(transfer);
   if (slot.signature.elements != mine.elements || slot.signature.dtype != mine.dtype)
-    board.fail_and_throw(cat(board.name(), ": mismatched transfer: rank ", transfer.peer, " called ",
-                             describe(slot.signature), "; rank ", topology_.rank(), " called ",
-                             describe(mine)));
+    board.fail_and_throw(cat(board.name(), ": mismatched transfer: rank ", transfer.world_peer, " called ",
+                             describe(slot.signature), "; rank ", board.world_rank(topology_.rank()),
+                             " called ", describe(mine)));
   machine_.cpu().begin(transfer, transfer.x.bytes());
   if (slot.address.region != Address::hidden)
     copy_from_peer(transfer, slot.address);

@@ -228,8 +228,8 @@ void run_local(int ranks, const LocalOptions& options, const std::function<void(
   errors.rethrow();
 }
 
-std::unique_ptr<Backend> make_alone(const CommOptions& options) {
-  return LocalExchange::make(std::make_shared<LocalGroup>(std::vector<int>{0}), 0, 1, false,
+std::unique_ptr<Backend> make_alone(const CommOptions& options, int world_rank) {
+  return LocalExchange::make(std::make_shared<LocalGroup>(std::vector<int>{world_rank}), 0, 1, false,
                              {options, reduce_on_gpu}, nullptr);
 }
 

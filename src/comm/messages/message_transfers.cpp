@@ -69,8 +69,9 @@ void MessageTransfers::send_payload(Call& transfer) {
 void MessageTransfers::take_payload(Call& transfer) {
   const Signature mine = sign(transfer), theirs = transfer.envelope->call;
   if (theirs.elements != mine.elements || theirs.dtype != mine.dtype)
-    board_.fail_and_throw(cat(board_.name(), ": mismatched transfer: rank ", transfer.peer, " called ",
-                              describe(theirs), "; rank ", port_.rank(), " called ", describe(mine)));
+    board_.fail_and_throw(cat(board_.name(), ": mismatched transfer: rank ", transfer.world_peer, " called ",
+                              describe(theirs), "; rank ", board_.world_rank(port_.rank()), " called ",
+                              describe(mine)));
   for_each_message(transfer.x, [&](std::byte* begin, std::size_t bytes) {
     transfer.receives.push_back(port_.receive(begin, bytes, transfer.peer, payload_tag_of(transfer)));
   });

@@ -199,13 +199,15 @@ void Messages::check_peers(const std::vector<int>& peers, const Call& call, bool
     if (!health_->lost(peer, why)) continue;
     if (!grace) grace = Deadline::after_seconds(0.5);
     if (!grace->passed()) return;
-    fail_and_throw(cat("rank ", peer, " ", why, " while rank ", topology_->rank(), " waited for it in ",
-                       describe(call), "; see that rank's own output"));
+    fail_and_throw(cat("rank ", world_rank(peer), " ", why, " while rank ", world_rank(topology_->rank()),
+                       " waited for it in ", describe(call), "; see that rank's own output"));
   }
-  if (late)
-    fail_and_throw(cat(describe(call), ": ", name_ranks(peers), " did not come within ", timeout_seconds_,
-                       " s, while rank ", topology_->rank(),
-                       " waited; raise parallel.timeout_seconds if the work in between takes that long"));
+  if (!late) return;
+  std::vector<int> absent;
+  for (const int peer : peers) absent.push_back(world_rank(peer));
+  fail_and_throw(cat(describe(call), ": ", name_ranks(absent), " did not come within ", timeout_seconds_,
+                     " s, while rank ", world_rank(topology_->rank()),
+                     " waited; raise parallel.timeout_seconds if the work in between takes that long"));
 }
 
 void Messages::look_after_peers() noexcept {
@@ -214,12 +216,12 @@ void Messages::look_after_peers() noexcept {
     if (const std::string wrong = announced_.check(); !wrong.empty())
       return board_->fail(cat(name_, ": ", wrong));
   } catch (const std::exception& error) {
-    return board_->fail(cat(name_, ": rank ", topology_->rank(), " failed: ", error.what()));
+    return board_->fail(cat(name_, ": rank ", world_rank(topology_->rank()), " failed: ", error.what()));
   }
   for (int r = 0; r < topology_->size(); ++r)
     if (r != topology_->rank() && health_->dead(r))
       return board_->fail(
-          cat(name_, ": rank ", r,
+          cat(name_, ": rank ", world_rank(r),
               " is dead: its process or the connection to it ended; see that rank's own output"));
 }
 

@@ -108,6 +108,8 @@ class Messages {
   void look_after_peers() noexcept;
   std::uint64_t announce(const Signature& call);
   std::vector<int> not_announced(std::uint64_t number) { return announced_.absent(number); }
+  /// The number in the world of a rank of the group.
+  int world_rank(int rank) const { return port_->world_ranks()[static_cast<std::size_t>(rank)]; }
 
   /// Payload that this rank has sent by messages, in bytes. From any thread. Transfers count theirs here too.
   std::uint64_t sent_bytes() const { return sent_bytes_; }

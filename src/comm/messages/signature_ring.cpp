@@ -36,7 +36,9 @@ std::string SignatureRing::look() {
     if (!port_->test(one->receive)) break;
     one->receive = -1;
     ++heard_;
-    if (wrong.empty()) wrong = mismatch({one->theirs, one->mine}, {previous_, port_->rank()});
+    const auto in_world = [&](int rank) { return port_->world_ranks()[static_cast<std::size_t>(rank)]; };
+    if (wrong.empty())
+      wrong = mismatch({one->theirs, one->mine}, {in_world(previous_), in_world(port_->rank())});
   }
   while (!open_.empty() && open_.front()->send < 0 && open_.front()->receive < 0) open_.pop_front();
   return wrong;

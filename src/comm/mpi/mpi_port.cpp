@@ -215,7 +215,7 @@ class MpiGroup final : public Port {
   void block(const Patience& patience, const std::function<void()>& call) const {
     mpi::blocking(call, patience, [this] {
       for (int r = 0; r < size(); ++r)
-        if (gone(r)) return r;
+        if (gone(r)) return world_ranks_[static_cast<std::size_t>(r)];
       return -1;
     });
   }

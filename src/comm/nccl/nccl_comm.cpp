@@ -50,8 +50,8 @@ ncclUniqueId agree_on_id(Backend& host) {
   host.run(call);
   const auto status = static_cast<ncclResult_t>(call.words[count]);
   if (status != ncclSuccess)
-    fail(ErrorKind::comm, host.name(),
-         ": NCCL cannot make a unique id on rank 0: ", words_for(status, nullptr));
+    fail(ErrorKind::comm, host.name(), ": NCCL cannot make a unique id on rank ", host.world_rank(0), ": ",
+         words_for(status, nullptr));
   std::memcpy(&id, call.words.data(), sizeof id);
   return id;
 }
@@ -69,8 +69,7 @@ std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<
   ncclConfig_t config = configuration();
   const ncclResult_t status = ncclCommInitRankConfig(&made->comm_, host.size(), id, host.rank(), &config);
   if (!under_way(status))
-    made->give_up(
-        cat(host.name(), ": rank ", host.rank(), " cannot join NCCL's group: ", words_for(status, nullptr)));
+    made->give_up(cat(host.own_name(), " cannot join NCCL's group: ", words_for(status, nullptr)));
   made->settle(cat("joining NCCL's group ", host.name()), setup_seconds(host));
   made->start_watching();
   return made;
@@ -85,8 +84,7 @@ std::unique_ptr<NcclComm> NcclComm::join_pair(Backend& host, const std::shared_p
   std::memcpy(&words, id, sizeof words);
   const ncclResult_t status = ncclCommInitRankConfig(&made->comm_, 2, words, rank, &config);
   if (!under_way(status))
-    made->give_up(cat(host.name(), ": rank ", host.rank(),
-                      " cannot join another rank over NCCL: ", words_for(status, nullptr)));
+    made->give_up(cat(host.own_name(), " cannot join another rank over NCCL: ", words_for(status, nullptr)));
   made->start_watching();
   return made;
 }
@@ -118,7 +116,7 @@ void NcclComm::load() {
     int version = 0;
     ncclGetVersion(&version);
   } catch (const Error& error) {
-    give_up(cat(host_.name(), ": rank ", host_.rank(), ": ", error.what()));
+    give_up(cat(host_.own_name(), ": ", error.what()));
   }
 }
 
@@ -178,8 +176,7 @@ bool NcclComm::settled(const std::string& what, const Deadline& deadline, double
       turns_ = 0;
       return true;
     }
-    if (!under_way(status))
-      give_up(cat(host_.name(), ": rank ", host_.rank(), ": ", what, ": ", words_for(status, comm_)));
+    if (!under_way(status)) give_up(cat(host_.own_name(), ": ", what, ": ", words_for(status, comm_)));
   }
   if (const std::string reason = host_.failure(); !reason.empty()) give_up(reason);
   if (++turns_ % 64 == 0) host_.look_after_peers();
@@ -209,15 +206,18 @@ void NcclComm::break_off(const std::string& reason) noexcept {
 std::string NcclComm::overdue(const std::string& what, const Deadline& deadline, double seconds,
                               std::uint64_t number) {
   const std::string begin = cat(host_.name(), ": ", what, ": ");
+  const int own = host_.world_rank(host_.rank());
   if (number == 0)
-    return cat(begin, "rank ", host_.rank(), " waited ", seconds,
+    return cat(begin, "rank ", own, " waited ", seconds,
                " s for it: see whether all ranks came to it, or raise parallel.timeout_seconds");
-  if (const std::vector<int> absent = host_.not_announced(number); !absent.empty())
-    return cat(begin, name_ranks(absent), " did not come within ", seconds, " s, while rank ", host_.rank(),
+  if (std::vector<int> absent = host_.not_announced(number); !absent.empty()) {
+    for (int& rank : absent) rank = host_.world_rank(rank);
+    return cat(begin, name_ranks(absent), " did not come within ", seconds, " s, while rank ", own,
                " waited; raise parallel.timeout_seconds if the work in between takes that long");
+  }
   if (Deadline::Clock::now() < deadline.at() + 1s) return "";  // a rank may know only of its neighbour
   return cat(
-      begin, "did not end within ", seconds, " s on rank ", host_.rank(),
+      begin, "did not end within ", seconds, " s on rank ", own,
       ", though all ranks that it knows of have come to it: a rank's GPU, or a link between two, takes "
       "longer or hangs "
       "(NCCL_DEBUG=INFO says more); raise parallel.timeout_seconds if the work before it takes that long");
@@ -231,7 +231,7 @@ bool NcclComm::queue_group(const Call& call, const std::function<void(ncclComm*)
   queue(comm_);  // what is wrong with a part of it, ncclGroupEnd() says
   const ncclResult_t status = ncclGroupEnd();
   if (!under_way(status))
-    give_up(cat(host_.name(), ": rank ", host_.rank(), ": ", describe(call), ": ", words_for(status, comm_)));
+    give_up(cat(host_.own_name(), ": ", describe(call), ": ", words_for(status, comm_)));
   return status == ncclSuccess;
 }
 
@@ -281,7 +281,7 @@ void NcclComm::look_on() {
       wake_.wait_for(lock, 20ms, [&] { return stopping_; });
     }
   } catch (const std::exception& error) {
-    break_off(cat(host_.name(), ": rank ", host_.rank(), " failed: ", error.what()));
+    break_off(cat(host_.own_name(), " failed: ", error.what()));
   }
 }
 
@@ -292,7 +292,7 @@ std::string NcclComm::trouble(Watched& front) {
     std::lock_guard lock(nccl_);
     ncclResult_t status = ncclSuccess;
     if (comm_ && ncclCommGetAsyncError(comm_, &status) == ncclSuccess && !under_way(status))
-      return cat(host_.name(), ": rank ", host_.rank(), ": ", front.what, ": ", words_for(status, comm_));
+      return cat(host_.own_name(), ": ", front.what, ": ", words_for(status, comm_));
   }
   if (!front.deadline && front.ready.reached())
     front.deadline = Deadline::after_seconds(host_.timeout_seconds());

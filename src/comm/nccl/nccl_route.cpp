@@ -315,7 +315,7 @@ void NcclRoute::compare_counts(const Call& call) {
   counts.kind = Collective::agree, counts.label = call.label, counts.words = call.in_counts;
   counts.words.insert(counts.words.end(), call.out_counts.begin(), call.out_counts.end());
   host().run(counts);
-  const std::string wrong = count_mismatch(counts.words, size());
+  const std::string wrong = count_mismatch(counts.words, size(), [&](int r) { return host().world_rank(r); });
   if (wrong.empty()) return;
   host().fail(cat(host().name(), ": ", describe(call), ": ", wrong));
   throw Error(ErrorKind::comm, host().failure());

@@ -37,7 +37,8 @@ void NcclTransfers::start(Call& transfer) {
   transfer.phase = greeting;
   transfer.index = way_of(transfer).started++;
   auto greets = std::make_shared<Call>();
-  greets->kind = transfer.kind, greets->peer = transfer.peer, greets->label = transfer.label;
+  greets->kind = transfer.kind, greets->peer = transfer.peer, greets->world_peer = transfer.world_peer,
+  greets->label = transfer.label;
   greets->x = Tensor::empty(*gpu_, {sizeof(Greeting)}, DType::u8, device::Category::communication,
                             device::Tier::host);
   transfer.greeting = std::move(greets);
@@ -49,7 +50,7 @@ void NcclTransfers::greet(Call& transfer) {
   Greeting words{sign(transfer)};
   if (transfer.index == 0)
     if (const ncclResult_t status = ncclGetUniqueId(&words.id); status != ncclSuccess)
-      fail(ErrorKind::comm, host_.name(), ": rank ", host_.rank(), ": ", describe(transfer),
+      fail(ErrorKind::comm, host_.own_name(), ": ", describe(transfer),
            ": NCCL cannot make a unique id: ", ncclGetErrorString(status));
   std::memcpy(transfer.greeting->x.raw(), &words, sizeof words);
 }
@@ -80,8 +81,8 @@ void NcclTransfers::compare(const Call& transfer) const {
   if (transfer.kind == Collective::send) return;
   const Signature mine = sign(transfer), theirs = read(transfer).call;
   if (theirs.elements == mine.elements && theirs.dtype == mine.dtype) return;
-  host_.fail(cat(host_.name(), ": mismatched transfer: rank ", transfer.peer, " called ", describe(theirs),
-                 "; rank ", host_.rank(), " called ", describe(mine)));
+  host_.fail(cat(host_.name(), ": mismatched transfer: rank ", transfer.world_peer, " called ",
+                 describe(theirs), "; rank ", host_.world_rank(host_.rank()), " called ", describe(mine)));
   throw Error(ErrorKind::comm, host_.failure());
 }
 

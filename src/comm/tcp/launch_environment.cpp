@@ -26,15 +26,22 @@ std::string text_of(const GetVariable& get, const char* name) {
 
 int number_of(const GetVariable& get, const char* name, int least, int most) {
   const std::string text = text_of(get, name);
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < least || value > most)
+  const int value = whole_number(get, name);
+  if (value < least || value > most)
     fail(ErrorKind::usage, "the environment's ", name, " must be a whole number of ", least, " to ", most,
          ", not '", text, "'");
   return value;
 }
 
 }  // namespace
+
+int whole_number(const GetVariable& get, const char* name) {
+  if (!is_set(get, name)) return -1;
+  const std::string_view text = get(name);
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && value >= 0 ? value : -1;
+}
 
 std::optional<LaunchEnvironment> read_launch_environment(const GetVariable& get) {
   if (!is_set(get, "RANK") && !is_set(get, "WORLD_SIZE")) return std::nullopt;
@@ -61,14 +68,52 @@ std::optional<LaunchEnvironment> read_launch_environment() {
   return read_launch_environment([](const char* name) { return std::getenv(name); });
 }
 
+namespace {
+
+/// How launchers number the processes they start.
+struct Convention {
+  const char *launcher, *rank, *ranks;  ///< "": it has no variable for that
+  bool mpi;
+};
+// Not SLURM_NTASKS: a batch script has it, too, of which there is one process.
+constexpr const char* step_tasks = "SLURM_STEP_NUM_TASKS";
+constexpr Convention conventions[] = {
+    {"OpenMPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true},
+    {"MPICH's mpiexec or another launcher that speaks PMI", "PMI_RANK", "PMI_SIZE", true},
+    {"a launcher that speaks PMIx", "PMIX_RANK", "", true},
+    {"srun", "SLURM_PROCID", "", false}};
+
+/// A batch script, and the shell that an allocation opens, are task 0 of one.
+bool started_by(const Convention& launcher, const GetVariable& get) {
+  if (launcher.mpi) return is_set(get, launcher.rank) || is_set(get, launcher.ranks);
+  return whole_number(get, launcher.rank) > 0 || whole_number(get, step_tasks) > 1;
+}
+
+}  // namespace
+
+std::optional<ProcessLauncher> find_process_launcher(const GetVariable& get) {
+  for (const Convention& row : conventions) {
+    if (!started_by(row, get)) continue;
+    ProcessLauncher out{row.launcher, {}, whole_number(get, row.rank), 0, row.mpi};
+    for (const char* name : {row.rank, row.ranks, step_tasks}) {
+      if (!is_set(get, name) || out.ranks > 0) continue;
+      out.variables.emplace_back(name, get(name));
+      // Less than its own rank is said of another launcher's processes, around this one.
+      if (name != row.rank && whole_number(get, name) > out.rank) out.ranks = whole_number(get, name);
+    }
+    return out;
+  }
+  return std::nullopt;
+}
+
 Launcher find_launcher(const GetVariable& get, bool with_mpi) {
   const bool environment = is_set(get, "RANK") || is_set(get, "WORLD_SIZE");
   // torchrun may itself have been started by srun or mpirun, whose variables its processes inherit.
   if (environment && is_set(get, "TORCHELASTIC_RUN_ID")) return Launcher::environment;
-  // Set by OpenMPI's mpirun; by PMIx launchers (srun --mpi=pmix, prterun); by PMI-1/2 ones (srun, Hydra).
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"})
-    if (is_set(get, name)) return with_mpi || !environment ? Launcher::mpi : Launcher::environment;
-  return environment ? Launcher::environment : Launcher::none;
+  const auto by = find_process_launcher(get);
+  if (by && by->mpi && with_mpi) return Launcher::mpi;
+  if (environment) return Launcher::environment;
+  return by && by->ranks != 1 ? Launcher::separate : Launcher::none;
 }
 
 }  // namespace sherd::comm

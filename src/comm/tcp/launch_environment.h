@@ -3,6 +3,8 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "comm/communicator.h"
 
@@ -19,7 +21,19 @@ struct LaunchEnvironment {
   std::string run;             ///< tells runs apart that meet at one port; may be empty
 };
 
+/// What launchers of processes that know nothing of RANK say: OpenMPI's mpirun, those that speak PMI or PMIx,
+/// srun.
+struct ProcessLauncher {
+  std::string name;
+  std::vector<std::pair<std::string, std::string>> variables;  ///< by which it is known
+  int rank = -1, ranks = 0;                                    ///< -1 and 0 where it does not say
+  bool mpi = false;                                            ///< MPI may join the ranks
+};
+
 using GetVariable = std::function<const char*(const char*)>;
+
+/// The whole number of 0 and more that a variable holds, -1 where it is not set or holds something else.
+int whole_number(const GetVariable& get, const char* name);
 
 /// Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (the latter two for more than one rank), LOCAL_RANK
 /// and LOCAL_WORLD_SIZE where they are set. Nothing where neither RANK nor WORLD_SIZE is. Throws Error{usage}
@@ -27,6 +41,10 @@ using GetVariable = std::function<const char*(const char*)>;
 std::optional<LaunchEnvironment> read_launch_environment(const GetVariable& get);
 /// Of this process.
 std::optional<LaunchEnvironment> read_launch_environment();
+
+/// The one that started a process with these variables; nothing for a batch script, or the shell of an
+/// allocation, whose tasks srun has yet to start.
+std::optional<ProcessLauncher> find_process_launcher(const GetVariable& get);
 
 /// What started a process with these variables; `with_mpi`: this build could join MPI's ranks.
 Launcher find_launcher(const GetVariable& get, bool with_mpi);

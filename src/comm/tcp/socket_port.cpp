@@ -113,8 +113,8 @@ class SocketPort final : public Port {
         std::memcpy(message.data(), mine.data(), bytes);
       else
         await(r, message, patience, deadline);
-      require(message.size() == bytes, patience.what, ": rank ", r, " sent ", message.size(), " bytes, not ",
-              bytes);
+      require(message.size() == bytes, patience.what, ": rank ", world(r), " sent ", message.size(),
+              " bytes, not ", bytes);
       all.resize(all.size() + mine.size());
       std::memcpy(all.data() + all.size() - mine.size(), message.data(), bytes);
     }
@@ -160,14 +160,14 @@ class SocketPort final : public Port {
       if (const std::string trouble = patience.trouble ? patience.trouble() : ""; !trouble.empty())
         throw Error(ErrorKind::comm, trouble);
       if (deadline.passed())
-        fail(ErrorKind::comm, patience.what, ": rank ", from, " did not come within ", patience.seconds,
-             " s");
+        fail(ErrorKind::comm, patience.what, ": rank ", world(from), " did not come within ",
+             patience.seconds, " s");
       std::this_thread::sleep_for(std::chrono::microseconds(turn < 1000 ? 100 : 2000));
     }
   }
 
-  static std::string dead(int rank) {
-    return cat("rank ", rank,
+  std::string dead(int rank) const {
+    return cat("rank ", world(rank),
                " is dead: its process or the connection to it ended; see that rank's own output");
   }
 
@@ -187,7 +187,7 @@ class SocketPort final : public Port {
       if (word(r, 1) >= 0) fail(ErrorKind::comm, patience.what, ": ", dead(word(r, 1)));
     for (int r = 0; r < size(); ++r)
       if (word(r, 0) != 0)
-        fail(ErrorKind::memory, patience.what, ": rank ", r, " cannot ", what, ": ",
+        fail(ErrorKind::memory, patience.what, ": rank ", world(r), " cannot ", what, ": ",
              std::strerror(word(r, 0)), "; leave it more memory, or lower what is kept in memory");
   }
 

@@ -141,6 +141,54 @@ TEST_P(Conformance, DifferentTransfersAreNamed) {
   });
 }
 
+/// In a part that numbers them from the last on: whatever ranks call, errors say who they are in the world.
+TEST_P(Conformance, RanksOfAPartHaveTheWorldsNumbersInErrors) {
+  if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
+  const int first = ranks() - 1, second = ranks() - 2;  // of the part
+  using Calls = std::function<void(Tensors&)>;
+  const Calls roots = [](Tensors& tensors) {
+    Communicator& part = tensors.comm();
+    const Tensor x = tensors.make(20, DType::f32, false);
+    tensors.zero(x);
+    part.broadcast(x, part.rank() == 0 ? 1 : 0);
+  };
+  const Calls counts = [](Tensors& tensors) {
+    Communicator& part = tensors.comm();
+    const Tensor in = tensors.make(4 * part.size(), DType::f32, false);
+    const Tensor out = tensors.make(4 * part.size() + (part.rank() == 1), DType::f32, false);
+    tensors.zero(in);
+    std::vector<std::int64_t> sent(static_cast<std::size_t>(part.size()), 4), taken = sent;
+    if (part.rank() == 1) taken[0] = 5;
+    part.all_to_all(in, out, sent, taken);
+  };
+  const Calls transfers = [](Tensors& tensors) {
+    Communicator& part = tensors.comm();
+    const Tensor x = tensors.make(part.rank() == 0 ? 8 : 9, DType::f32, false);
+    tensors.zero(x);
+    if (part.rank() == 0) part.send(x, 1);
+    if (part.rank() == 1) part.receive(x, 0);
+    part.barrier();
+  };
+  const Calls aborts = [](Tensors& tensors) {
+    if (tensors.comm().rank() == 0) tensors.comm().abort("byte 17");
+  };
+  const auto named = [](int rank, const char* does) { return cat("rank ", rank, ' ', does); };
+  const std::vector<std::pair<Calls, std::vector<std::string>>> all{
+      {roots, {named(first, "called broadcast from rank "), named(second, "of 20"), named(first, "of 20")}},
+      {counts, {named(first, "has 4 elements for rank "), cat("for rank ", second, ", which expects 5")}},
+      {transfers,
+       {named(first, "called send of 8 fp32 to rank "),
+        named(second, "called receive of 9 fp32 from rank ")}},
+      {aborts, {named(first, "failed: byte 17")}}};
+  for (const auto& [calls, words] : all)
+    run([&, &calls = calls, &words = words](Communicator& comm) {
+      const auto part = comm.split(0, -comm.rank());
+      Tensors tensors(*part, device(*part));
+      expect_mismatch(
+          tensors, [&] { calls(tensors); }, words);
+    });
+}
+
 TEST_P(Conformance, AsynchronousErrorsComeAtWait) {
   if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
   run([&](Communicator& comm) {
@@ -192,12 +240,15 @@ TEST_P(Conformance, ALateRankIsNamedAtTheDeadline) {
   if (!test::full_suite())
     calls = {calls[(GetParam().name.size() + static_cast<std::size_t>(ranks())) % calls.size()]};
   for (const auto& [name, call] : calls)
-    run(options, [&](Communicator& comm) {
+    run(options, [&](Communicator& world) {
+      // Of a part that counts ranks from the last on, they still have the world's numbers.
+      const auto part = world.split(0, -world.rank());
+      Communicator& comm = *part;
       Tensors tensors(comm, device(comm));
       comm.barrier();
       const auto start = steady_clock::now();
       const std::string text = error_of(ErrorKind::comm, [&] {
-        if (comm.rank() == 1) wait_for_failure(comm);
+        if (world.rank() == 1) wait_for_failure(comm);
         call(tensors);
         tensors.finish();
       });
@@ -211,12 +262,15 @@ TEST_P(Conformance, AReceiveWithoutASendEndsAtTheDeadline) {
   if (ranks() != 2 && ranks() != 3) GTEST_SKIP() << "waits, so on two and three ranks only";
   CommOptions options = GetParam().options;
   options.timeout_seconds = 1.5;  // also for all to meet, on a busy machine
-  run(options, [&](Communicator& comm) {
+  run(options, [&](Communicator& world) {
+    const auto part = world.split(0, -world.rank());
+    Communicator& comm = *part;
     Tensors tensors(comm, device(comm));
     const Tensor x = tensors.make(20, DType::f32, false);
     comm.barrier();
-    if (comm.rank() == 0) {
-      const std::string text = error_of(ErrorKind::comm, [&] { comm.receive(x, 1, {.label = "never"}); });
+    if (world.rank() == 0) {
+      const std::string text =
+          error_of(ErrorKind::comm, [&] { comm.receive(x, comm.size() - 2, {.label = "never"}); });
       EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 1 did not come within 1.5 s"),
                                        HasSubstr("receive of 20 fp32 from rank 1"), HasSubstr("\"never\"")));
     } else {
@@ -250,7 +304,7 @@ TEST_P(Conformance, ARankThatLeavesIsNamed) {
   if (ranks() == 1) GTEST_SKIP() << "needs a second rank";
   run([&](Communicator& comm) {
     const auto start = steady_clock::now();
-    auto part = comm.split(0, comm.rank());
+    auto part = comm.split(0, -comm.rank());
     if (comm.rank() == 1)
       part.reset();
     else

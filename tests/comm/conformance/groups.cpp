@@ -172,8 +172,8 @@ TEST_P(Conformance, PartsAreGroupsInTheOrderGiven) {
     std::string members;
     for (const int r : mine) members += cat(members.empty() ? "" : ", ", r);
     if (part->size() > 1) {
-      EXPECT_THAT(part->name(), testing::HasSubstr(cat("(", mine.size(), " of ", comm.size(), ": ranks ",
-                                                       members, " of the world")));
+      EXPECT_THAT(part->name(),
+                  testing::HasSubstr(cat("(", mine.size(), " of ", comm.size(), ": ranks ", members, ")")));
     }
     const Tensor own = tensors.make(100, DType::i32, false),
                  all = tensors.make(100 * part->size(), DType::i32, false);

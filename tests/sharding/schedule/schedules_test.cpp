@@ -189,7 +189,7 @@ TEST(Schedules, ErrorsNameKeysAndValuesThatWouldDo) {
   EXPECT_FALSE(interleaved(shape_of(4, 15, 2, 5)).empty());
   expect_error(
       ErrorKind::config,
-      "gradient_accumulation_steps = 6, which is less than one: set parallel.micro_batch_group to one "
+      "gradient_accumulation_steps = 6, which do not fill one: set parallel.micro_batch_group to one "
       "of 6, or gradient_accumulation_steps to a multiple of 8",
       [] { interleaved(shape_of(4, 6, 2, 8)); });
   expect_error(ErrorKind::config, "set gradient_accumulation_steps to 8 or a multiple",

@@ -66,14 +66,15 @@ void Reducer::send_buckets(Queue& queue) {
 
 void Reducer::settle() {
   for (Queue& queue : queues_) send_buckets(queue);
-  progress(!groups_.replica ||
-           std::none_of(flights_.begin(), flights_.end(), [](const Flight& flight) { return flight.last; }));
+  if (!groups_.replica ||
+      std::none_of(flights_.begin(), flights_.end(), [](const Flight& flight) { return flight.last; }))
+    drain();
 }
 
 void Reducer::finish() {
   for (Queue& queue : queues_) send_buckets(queue);
   if (chained()) send_end();
-  progress(true);
+  drain();
   if (chained() && options_.compare_replicas) compare_replicas();
 }
 
@@ -87,8 +88,13 @@ void Reducer::compare_replicas() {
 
 void Reducer::abandon() {
   for (Queue& queue : queues_) queue.items.clear(), queue.elements = 0;
-  if (failed_) flights_.clear(), issued_ = passed_ = returned_ = 0, failed_ = false;
-  progress(true);
+  if (failed_) {
+    settled_ += flights_.size();
+    flights_.clear();
+    turns_.drain();
+    failed_ = false;
+  }
+  drain();
   summed_.clear();
 }
 
@@ -136,7 +142,6 @@ void Reducer::send_bucket(Queue& queue) {
   stats_.largest_bucket = std::max(stats_.largest_bucket, elements);
   if (flight.last && groups_.replica) agreed_on_ += "; " + flight.label;
   launch(std::move(flight));
-  progress(false);
 }
 
 /// Behind a replica's last bucket goes a transfer of a size that no part of a bucket has: replicas that
@@ -153,41 +158,42 @@ void Reducer::launch(Flight flight) {
   if (flight.last && chained() && !first())
     transfer(Way::receive, groups_.replica_index() - 1, flight, flight.incoming);
   flights_.push_back(std::move(flight));
+  take(turns_.launch());
+  if (!groups_.replica) tell_complete();  // replicas are some buckets apart until all have come
 }
 
-void Reducer::progress(bool drain) {
-  try {
-    move_on(drain);
-  } catch (...) {
-    failed_ = true;
-    throw;
-  }
-  if (groups_.replica && !drain) return;  // replicas are some buckets apart until all have come
+void Reducer::drain() {
+  take(turns_.drain());
+  tell_complete();
+}
+
+void Reducer::tell_complete() {
   complete_.insert(complete_.end(), summed_.begin(), summed_.end());
   summed_.clear();
 }
 
-void Reducer::move_on(bool drain) {
-  // Calls are made at points of the program that are the same on all ranks. A bucket waits one turn for the
-  // sums of the replica before it where the thread need not, and for the result one turn for each replica
-  // behind: whoever waits for a result has then sent all that its maker waits for.
-  const std::size_t turn = options_.overlap ? 1 : 0;
-  const std::size_t issue_lag = groups_.replica ? turn : 0, pass_lag = issue_lag + turn;
-  const auto behind = static_cast<std::size_t>(groups_.replicas() - 1 - groups_.replica_index());
-  const std::size_t kept = groups_.replica ? pass_lag + behind : 2 * turn;
-  const auto due = [&](std::size_t lag) {
-    return drain ? flights_.size() : flights_.size() - std::min(flights_.size(), lag);
-  };
-  while (issued_ < due(issue_lag) || passed_ < due(pass_lag)) {
-    if (issued_ < due(issue_lag)) issue(flights_[issued_++]);
-    if (passed_ < std::min(issued_, due(pass_lag))) pass_on(flights_[passed_++]);
+void Reducer::take(const std::vector<Turn>& turns) {
+  try {
+    for (const Turn& turn : turns) take(turn);
+  } catch (...) {
+    failed_ = true;
+    throw;
   }
-  while (returned_ < due(kept)) pass_back(flights_[returned_++]);
-  while (flights_.size() > (drain ? 0 : kept)) {
-    Flight flight = std::move(flights_.front());
-    flights_.pop_front();
-    --issued_, --passed_, --returned_;
-    settle(flight);
+}
+
+void Reducer::take(const Turn& turn) {
+  Flight& flight = flights_[turn.bucket - settled_];
+  switch (turn.op) {
+    case Turn::Op::issue:
+      return issue(flight);
+    case Turn::Op::pass_on:
+      return pass_on(flight);
+    case Turn::Op::pass_back:
+      return pass_back(flight);
+    case Turn::Op::settle:
+      settle(flight);
+      flights_.pop_front();
+      ++settled_;
   }
 }
 

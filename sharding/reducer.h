@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sharding/segment.h"
+#include "sharding/turns.h"
 
 namespace sherd::sharding {
 
@@ -22,7 +23,7 @@ struct ReducerOptions {
   DType rounding = DType::f32;  ///< each rank's contribution travels as this (communication_data_type)
   std::int64_t bucket_elements =
       500'000'000;       ///< bound of one reduce-scatter; 0 sends each segment by itself
-  bool overlap = false;  ///< on the communicator's thread, at most two at a time
+  bool overlap = false;  ///< on the communicator's thread; how many at a time: Turns
   comm::Reduction reduction = comm::Reduction::ordered;
   bool compare_replicas = false;  ///< they compare what they have exchanged as a step finishes
 };
@@ -38,8 +39,9 @@ struct ReducerOptions {
 /// other in the communicator, as collectives would.
 ///
 /// Of the segments of one RankGroups, or of all that one group of replicas has: these match transfers by
-/// their order, whatever shard groups they are for. Used from the rank's thread; all ranks submit the same
-/// segments in the same order.
+/// their order, whatever shard groups they are for. Used from the rank's thread; all ranks of these groups
+/// submit the same segments in the same order, at the same points of their programs: what some of them leave
+/// out (experts) has a group of replicas of its own. When a bucket is dealt with, Turns says.
 class Reducer {
  public:
   /// `stats` are counted up. To `complete` goes each segment whose last gradients of the step have been
@@ -47,7 +49,12 @@ class Reducer {
   /// replicas, which are some buckets apart until then, from finish() alone.
   Reducer(const RankGroups& groups, tensor::Kernels& kernels, const ReducerOptions& options,
           std::vector<Segment*>& complete, ReducerStats& stats)
-      : groups_(groups), kernels_(kernels), options_(options), complete_(complete), stats_(stats) {}
+      : groups_(groups),
+        kernels_(kernels),
+        options_(options),
+        turns_({groups.replicas(), groups.replica_index(), chained(), options.overlap}),
+        complete_(complete),
+        stats_(stats) {}
 
   /// Folds `full` (this rank's gradients of the padded segment, of each of Segment::sources() one after the
   /// other where they lie apart) over ranks into the segment's lasting
@@ -127,13 +134,14 @@ class Reducer {
   Tensor sums_of(const Segment& segment) const;
   void send_bucket(Queue& queue);
   void send_end();
-  void launch(Flight flight);
   std::int64_t bucket_limit(const Queue& queue) const;
   Queue& queue_of(const Segment& segment);
   void send_buckets(Queue& queue);
-  /// Moves flights on: what is due now, or, when draining, all to their end.
-  void progress(bool drain);
-  void move_on(bool drain);
+  void launch(Flight flight);
+  void drain();
+  void take(const std::vector<Turn>& turns);
+  void take(const Turn& turn);
+  void tell_complete();
   void issue(Flight& flight);
   void pass_on(Flight& flight);
   void pass_back(Flight& flight);
@@ -154,10 +162,11 @@ class Reducer {
   ReducerOptions options_;
   std::string agreed_on_;
   std::deque<Queue> queues_;  ///< in the order in which segments name their groups
+  Turns turns_;
   std::deque<Flight> flights_;
+  std::size_t settled_ = 0;       ///< flights before these
   std::vector<Segment*> summed_;  ///< of whom is to be told
-  bool failed_ = false;           ///< moving flights on has thrown; what they hold is nothing to pass on
-  std::size_t issued_ = 0, passed_ = 0, returned_ = 0;  ///< of flights_, from its front
+  bool failed_ = false;           ///< a turn has thrown; what flights hold is nothing to pass on
   std::vector<Segment*>& complete_;
   ReducerStats& stats_;
 };

@@ -92,6 +92,8 @@ void adopt_grid(config::Config& config, const comm::Grid& grid) {
 StateGroups::StateGroups(nn::Model& model, const StageLayout& layout, comm::ProcessGroups& groups,
                          bool ordered)
     : groups_(&groups), ordered_(ordered) {
+  const bool apart = groups.grid().size(Axis::expert) > 1 && groups.grid().size(Axis::expert_replica) > 1;
+  expert_replicas_ = apart ? &groups.apart(Axis::expert_replica) : &groups.group(Axis::expert_replica);
   if (layout.stages == 1) return;
   const auto stages_of = stages_of_parameters(model, layout);
   for (const autograd::ParameterPtr& parameter : model.parameters())  // in one order on all ranks
@@ -101,7 +103,7 @@ StateGroups::StateGroups(nn::Model& model, const StageLayout& layout, comm::Proc
 
 sharding::RankGroups StateGroups::of_expert(const autograd::Parameter& parameter) const {
   const bool copied = parameter.logical_slice().is_whole();
-  sharding::RankGroups out(groups_->group(Axis::expert_shard), &groups_->group(Axis::expert_replica),
+  sharding::RankGroups out(groups_->group(Axis::expert_shard), expert_replicas_,
                            copied ? &groups_->group(Axis::tensor) : nullptr);
   if (ordered_) out.sources = groups_->grid().size(Axis::expert);
   return out;

@@ -40,8 +40,8 @@ void adopt_grid(config::Config& config, const comm::Grid& grid);
 /// The ranks that share the states of a model's parameters. A plain value; refers to the groups.
 class StateGroups {
  public:
-  /// Collective: makes a group of each set of stages that have a parameter together (a tied one). `ordered`:
-  /// sums have the order of micro-batches.
+  /// Collective: makes a group of each set of stages that have a parameter together (a tied one), and, where
+  /// ranks share experts out, one of the replicas of these. `ordered`: sums have the order of micro-batches.
   StateGroups(nn::Model& model, const StageLayout& layout, comm::ProcessGroups& groups, bool ordered = true);
   /// Of experts that expert ranks share out, those that have the same ones. Else context and data ranks; of a
   /// parameter that all tensor ranks hold and whose gradient is a sum over these
@@ -54,6 +54,9 @@ class StateGroups {
 
   const comm::ProcessGroups* groups_;
   bool ordered_;
+  /// Of experts that expert ranks share out. Each finds others of its own in use, so that what their replicas
+  /// exchange matches no order of what all have.
+  comm::Communicator* expert_replicas_ = nullptr;
   std::map<const autograd::Parameter*, comm::Communicator*> over_stages_;  ///< replicas, of shared ones
 };
 

@@ -75,8 +75,9 @@ void wait_for_signals() {
   for (;;) {
     siginfo_t info{};
     const int signal = ::sigwaitinfo(&taken, &info);
-    if (leaving && info.si_code == SI_TKILL) return;  // sent by leave()
-    if (signal > 0) take(signal);                     // else another signal's handler ran
+    const bool by_leave = info.si_code == SI_QUEUE && info.si_value.sival_ptr == &leaving;
+    if (signal > 0 && !by_leave) take(signal);  // -1: another signal's handler ran
+    if (leaving) return;
   }
 }
 
@@ -84,11 +85,10 @@ void wait_for_signals() {
 void leave() {
   if (!waiting.joinable()) return;
   leaving = true;
+  int any = 0;
   for (const int signal : stop_signals)
-    if (::sigismember(&taken, signal) == 1) {
-      ::pthread_kill(waiting.native_handle(), signal);
-      break;
-    }
+    if (::sigismember(&taken, signal) == 1) any = signal;
+  ::pthread_sigqueue(waiting.native_handle(), any, {.sival_ptr = &leaving});
   waiting.join();
   leaving = false;
 }

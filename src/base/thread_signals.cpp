@@ -1,5 +1,6 @@
 #include "base/thread_signals.h"
 
+#include <pthread.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,51 +11,49 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/error.h"
 #include "base/log.h"
 
 namespace sherd {
 namespace {
-
-/// What handlers get beside what the system puts there of a thread's registers: profilers walk stacks.
-constexpr std::size_t room_of_handlers = 64 << 10;
 
 std::size_t whole_pages(std::size_t bytes) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   return (bytes + page - 1) / page * page;
 }
 
-/// The calling thread's alternate stack, above a page that nobody may touch.
-class SignalStack {
- public:
-  SignalStack() {
-    stack_t now{};
-    if (::sigaltstack(nullptr, &now) != 0 || !(now.ss_flags & SS_DISABLE)) return;
-    // Processors with AMX save more than the constants of C allow for.
-    const auto registers = std::max<std::size_t>(::getauxval(AT_MINSIGSTKSZ), MINSIGSTKSZ);
-    guard_ = whole_pages(1), bytes_ = guard_ + whole_pages(registers + room_of_handlers);
-    void* memory = ::mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) return;
-    memory_ = static_cast<std::byte*>(memory);
-    if (::mprotect(bottom(), bytes_ - guard_, PROT_READ | PROT_WRITE) != 0) return;
-    const stack_t mine{bottom(), 0, bytes_ - guard_};
-    ::sigaltstack(&mine, nullptr);
-  }
-  ~SignalStack() {
-    if (!memory_) return;
-    stack_t now{};
-    const bool mine = ::sigaltstack(nullptr, &now) == 0 && now.ss_sp == bottom();
-    const stack_t none{nullptr, SS_DISABLE, 0};
-    if (!mine || ::sigaltstack(&none, nullptr) == 0) ::munmap(memory_, bytes_);
-  }
-  SignalStack(const SignalStack&) = delete;
-  SignalStack& operator=(const SignalStack&) = delete;
+/// A page below an alternate stack that nobody may touch.
+std::size_t guard_bytes() {
+  return whole_pages(1);
+}
 
- private:
-  std::byte* bottom() const { return memory_ + guard_; }
+std::size_t stack_bytes() {
+  constexpr std::size_t for_handlers = 64 << 10;  // profilers walk stacks
+  // Processors with AMX save more registers than the constants of C allow for.
+  return whole_pages(std::max<std::size_t>(::getauxval(AT_MINSIGSTKSZ), MINSIGSTKSZ) + for_handlers);
+}
 
-  std::byte* memory_ = nullptr;  ///< null: none of ours
-  std::size_t guard_ = 0, bytes_ = 0;
-};
+std::byte* bottom_of(void* memory) {
+  return static_cast<std::byte*>(memory) + guard_bytes();
+}
+
+/// Gives the calling thread's alternate stack back, as it ends.
+void unmap_stack(void* memory) {
+  stack_t now{};
+  const stack_t none{nullptr, SS_DISABLE, 0};
+  const bool in_use = ::sigaltstack(nullptr, &now) == 0 && now.ss_sp == bottom_of(memory);
+  if (!in_use || ::sigaltstack(&none, nullptr) == 0) ::munmap(memory, guard_bytes() + stack_bytes());
+}
+
+/// Where a thread's own is noted: what other things of the thread leave behind comes before it goes.
+pthread_key_t stack_key() {
+  static const pthread_key_t key = [] {
+    pthread_key_t made = 0;
+    require(::pthread_key_create(&made, unmap_stack) == 0, "the system gives out no more thread keys");
+    return made;
+  }();
+  return key;
+}
 
 /// Signals that a thread brings upon itself, at an instruction whose stack is its own.
 bool comes_at_any_moment(int signal) {
@@ -97,12 +96,26 @@ SignalMask::~SignalMask() {
 }
 
 void ensure_signal_stack() {
-  thread_local const SignalStack stack;
+  const pthread_key_t key = stack_key();
+  stack_t now{};
+  if (::pthread_getspecific(key) || ::sigaltstack(nullptr, &now) != 0 || !(now.ss_flags & SS_DISABLE)) return;
+  const std::size_t bytes = guard_bytes() + stack_bytes();
+  void* memory = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return;
+  const stack_t mine{bottom_of(memory), 0, stack_bytes()};
+  if (::mprotect(mine.ss_sp, mine.ss_size, PROT_READ | PROT_WRITE) == 0 &&
+      ::pthread_setspecific(key, memory) == 0)
+    ::sigaltstack(&mine, nullptr);
+  else
+    ::munmap(memory, bytes);
 }
 
 void begin_own_thread() {
   ensure_signal_stack();
-  thread_local const SignalMask blocked(SIG_BLOCK, stop_signal_set());
+  thread_local bool blocked = false;
+  if (std::exchange(blocked, true)) return;
+  const sigset_t all = stop_signal_set();
+  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
 }
 
 void warn_of_handlers_on_threads_stacks() {

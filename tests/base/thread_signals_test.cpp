@@ -57,7 +57,17 @@ TEST(ThreadSignals, OwnThreadsAndCallersHaveAnAlternateStack) {
   }));
 }
 
-/// Both of an arena's threads take a chunk: each waits there until the other has one, too.
+TEST(ThreadSignals, WhoeverMakesAnArenaHasAnAlternateStack) {
+  if (!BorrowedStack::possible) GTEST_SKIP() << "for x86 alone";
+  EXPECT_TRUE(stays_untouched([](BorrowedStack& stack) {
+    return std::thread([&] {
+      const Arena arena(1);
+      stack.spin();
+    });
+  }));
+}
+
+/// Both of an arena's threads take a chunk: neither comes back from its own.
 TEST(ThreadSignals, AllThreadsOfAnArenaHaveAnAlternateStack) {
   if (!BorrowedStack::possible) GTEST_SKIP() << "for x86 alone";
   const IdleHandler handler(SIGPROF, SA_ONSTACK | SA_RESTART);
